@@ -1,0 +1,31 @@
+# How every target of this project is compiled.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, Debug or RelWithDebInfo" FORCE)
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # A precompiled header makes ccache refuse unless it is told that time stamps and macros do not matter in one.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
+endif()
+
+add_library(lockstep_compile_options INTERFACE)
+target_compile_features(lockstep_compile_options INTERFACE cxx_std_20)
+target_compile_options(lockstep_compile_options INTERFACE -Wall -Wextra)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(lockstep_compile_options INTERFACE -fpch-preprocess)  # ccache needs it with precompiled headers
+  # GCC 12 warns wrongly about std::string's own copies, and with sanitizers about torch's optionals.
+  target_compile_options(lockstep_compile_options INTERFACE -Wno-restrict)
+  if(LOCKSTEP_SANITIZE)
+    target_compile_options(lockstep_compile_options INTERFACE -Wno-maybe-uninitialized)
+  endif()
+endif()
+if(LOCKSTEP_WERROR)
+  target_compile_options(lockstep_compile_options INTERFACE -Werror)
+endif()
+if(LOCKSTEP_SANITIZE)
+  target_compile_options(lockstep_compile_options INTERFACE -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -g)
+  target_link_options(lockstep_compile_options INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
+endif()

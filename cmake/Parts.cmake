@@ -1,0 +1,67 @@
+# Finds what the project stands on and remembers it for the summary.
+
+include(LockstepFindTorch)
+
+option(LOCKSTEP_REQUIRE_CUDA "Stop when LibTorch cannot use GPUs" OFF)
+
+# part(NAME FOUND DETAIL REMEDY): a row of the summary.
+function(part name found detail remedy)
+  string(SUBSTRING "${name}            " 0 12 label)
+  if(found)
+    set_property(GLOBAL APPEND_STRING PROPERTY parts_table "  ${label} yes   ${detail}\n")
+  else()
+    set_property(GLOBAL APPEND_STRING PROPERTY parts_table "  ${label} no    ${detail}; to get it: ${remedy}\n")
+    set_property(GLOBAL APPEND_STRING PROPERTY parts_missing "${name}: ${detail}; to get it: ${remedy}\n")
+  endif()
+endfunction()
+
+function(print_parts)
+  get_property(table GLOBAL PROPERTY parts_table)
+  get_property(missing GLOBAL PROPERTY parts_missing)
+  message(STATUS "lockstep ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} "
+                 "${CMAKE_CXX_COMPILER_VERSION}, ${CMAKE_SYSTEM_PROCESSOR}\n${table}")
+  file(WRITE ${CMAKE_BINARY_DIR}/parts_missing.txt "${missing}")  # ./test lists these at the end of a run
+endfunction()
+
+lockstep_find_torch()
+part("LibTorch" TRUE "${Torch_VERSION} in ${TORCH_INSTALL_PREFIX}" "")
+
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(ZLIB REQUIRED)
+part("spdlog" TRUE "${spdlog_VERSION}" "")
+
+find_package(Gloo QUIET CONFIG)
+if(Gloo_FOUND AND NOT TARGET gloo)
+  set(Gloo_FOUND FALSE)
+endif()
+part("Gloo" "${Gloo_FOUND}" "backend gloo: processes on one or several hosts" "apt-get install libgloo-dev")
+
+find_package(MPI QUIET COMPONENTS CXX)
+part("MPI" "${MPI_CXX_FOUND}" "nothing uses it yet" "apt-get install libopenmpi-dev")
+
+find_path(LMDB_INCLUDE_DIR lmdb.h)
+find_library(LMDB_LIBRARY lmdb)
+if(LMDB_INCLUDE_DIR AND LMDB_LIBRARY)
+  set(LMDB_FOUND TRUE)
+else()
+  set(LMDB_FOUND FALSE)
+endif()
+part("LMDB" "${LMDB_FOUND}" "nothing uses it yet" "apt-get install liblmdb-dev")
+
+if(TARGET torch_cuda)
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${TORCH_INSTALL_PREFIX}/../nvidia/nccl/include)
+  if(NCCL_INCLUDE_DIR)
+    set(NCCL_FOUND TRUE)
+  else()
+    set(NCCL_FOUND FALSE)
+  endif()
+  part("CUDA, NCCL" ${NCCL_FOUND} "nothing uses it yet" "apt-get install libnccl-dev")
+else()
+  if(LOCKSTEP_REQUIRE_CUDA)
+    message(FATAL_ERROR "LOCKSTEP_REQUIRE_CUDA is on, but LibTorch ${Torch_VERSION} in ${TORCH_INSTALL_PREFIX} is for "
+                        "CPUs. Set CMAKE_PREFIX_PATH to one that is built for CUDA.")
+  endif()
+  part("CUDA, NCCL" FALSE "this LibTorch is for CPUs" "install a CUDA build of PyTorch or LibTorch")
+endif()

@@ -1,0 +1,130 @@
+// Trains a small convolutional network on Fashion-MNIST, on as many ranks as were started.
+
+#include <chrono>
+#include <iomanip>
+#include <iostream>
+
+#include <lockstep/lockstep.h>
+
+namespace {
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    using torch::nn::Conv2dOptions;
+    conv1 = register_module("conv1", torch::nn::Conv2d(Conv2dOptions(1, 16, 5).stride(2).padding(2)));
+    conv2 = register_module("conv2", torch::nn::Conv2d(Conv2dOptions(16, 32, 3).padding(1)));
+    hidden = register_module("hidden", torch::nn::Linear(32 * 7 * 7, 64));
+    output = register_module("output", torch::nn::Linear(64, 10));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = torch::relu(conv1(x));
+    x = torch::max_pool2d(torch::relu(conv2(x)), 2);
+    return output(torch::relu(hidden(x.flatten(1))));
+  }
+  torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};
+  torch::nn::Linear hidden{nullptr}, output{nullptr};
+};
+TORCH_MODULE(Net);
+
+struct Settings {
+  int epochs = 2;
+  int64_t batch = 64;  // of each rank
+  double learning_rate = 0.05;
+};
+
+torch::Tensor as_index(const std::vector<size_t>& indices) {
+  return torch::tensor(std::vector<int64_t>(indices.begin(), indices.end()));
+}
+
+/// The share of the test images that the model gets right. Each rank looks at its part; none is looked at twice.
+double test_accuracy(Net& net, const lockstep::IdxDataset& test, const lockstep::ProcessGroup& world) {
+  torch::NoGradGuard no_grad;
+  net->eval();
+  lockstep::DistributedSampler sampler(test, world, {.shuffle = false, .tail = lockstep::Tail::kExact});
+  auto right = torch::zeros({1}, torch::kLong);
+  sampler.reset();
+  while (auto batch = sampler.next(500)) {
+    auto index = as_index(*batch);
+    right += net(test.images().index_select(0, index)).argmax(1).eq(test.targets().index_select(0, index)).sum();
+  }
+  world.all_reduce(right);
+  net->train();
+  return right.item<double>() / static_cast<double>(test.images().size(0));
+}
+
+void train(const lockstep::ProcessGroup& world, const Settings& settings) {
+  auto folder = lockstep::find_dataset("fashion-mnist");
+  lockstep::IdxDataset train_set(folder, lockstep::Split::kTrain);
+  lockstep::IdxDataset test_set(folder, lockstep::Split::kTest);
+
+  torch::manual_seed(1);
+  Net net;
+  lockstep::DistributedDataParallel ddp(net, world);
+  torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(settings.learning_rate).momentum(0.9));
+  lockstep::DistributedSampler sampler(train_set, world, {.seed = 1});
+
+  bool speaks = world.rank() == 0;
+  int64_t steps = (sampler.size() + settings.batch - 1) / settings.batch;
+  if (speaks)
+    std::cout << "Training on " << train_set.images().size(0) << " images, " << world.size() << " ranks, backend "
+              << world.backend_name() << ", " << steps << " steps an epoch\n";
+
+  for (int epoch = 0; epoch < settings.epochs; ++epoch) {
+    auto begin = std::chrono::steady_clock::now();
+    sampler.set_epoch(epoch);
+    sampler.reset();
+    auto mean_loss = torch::zeros({1});  // over the last steps and all ranks
+    for (int64_t step = 1; auto batch = sampler.next(settings.batch); ++step) {
+      auto index = as_index(*batch);
+      auto images = train_set.images().index_select(0, index);
+      auto targets = train_set.targets().index_select(0, index);
+      optimizer.zero_grad();
+      auto loss = torch::nn::functional::cross_entropy(ddp(images), targets);
+      loss.backward();  // gradients are averaged over the ranks when this returns
+      optimizer.step();
+
+      mean_loss += loss.detach();
+      if (step % 100 == 0 || step == steps) {
+        int64_t summed = step % 100 == 0 ? 100 : step % 100;
+        world.all_reduce(mean_loss, lockstep::ReduceOp::kAvg);
+        if (speaks)
+          std::cout << "epoch " << epoch + 1 << "  step " << std::setw(4) << step << "/" << steps << "  loss "
+                    << std::fixed << std::setprecision(4) << mean_loss.item<double>() / summed << std::endl;
+        mean_loss.zero_();
+      }
+    }
+    double accuracy = test_accuracy(net, test_set, world);
+    std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    if (speaks)
+      std::cout << "epoch " << epoch + 1 << "  test accuracy " << std::fixed << std::setprecision(2) << 100 * accuracy
+                << " %  (" << std::setprecision(1) << took.count() << " s)" << std::endl;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  int threads = 0;  // ranks as threads of this process and not as processes
+  for (int i = 1; i < argc; ++i) {
+    std::string argument = argv[i];
+    if (argument == "--epochs" && i + 1 < argc) {
+      settings.epochs = std::atoi(argv[++i]);
+    } else if (argument == "--threads" && i + 1 < argc) {
+      threads = std::atoi(argv[++i]);
+    } else {
+      std::cerr << "usage: fashion_mnist [--epochs N] [--threads RANKS]\n";
+      return argument == "--help" ? 0 : 2;
+    }
+  }
+  try {
+    torch::set_num_threads(1);  // one core for each rank
+    if (threads > 0)
+      lockstep::run_threads(threads, [&](lockstep::ProcessGroup world) { train(world, settings); });
+    else
+      train(lockstep::init_process_group(), settings);
+  } catch (const lockstep::Error& error) {
+    std::cerr << "fashion_mnist: " << error.what() << '\n';
+    return 1;
+  }
+}

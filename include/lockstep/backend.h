@@ -1,0 +1,94 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/export.h>
+#include <lockstep/reduce_op.h>
+#include <lockstep/store.h>
+
+namespace lockstep {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// A message between two ranks under way.
+class LOCKSTEP_EXPORT Transfer {
+ public:
+  virtual ~Transfer();
+
+  /// Returns when the memory is free (send) or filled (receive).
+  virtual void wait(Deadline deadline) = 0;
+
+  virtual bool is_done() = 0;
+};
+
+/// What moves bytes between the ranks of one group: implement this and call register_backend to bring your own.
+///
+/// ProcessGroup has checked every argument and stands between this and the user, so an implementation sees only dense,
+/// contiguous tensors on its device, of a dtype in docs/collectives.md, never empty ones, and ranks in range. All ranks
+/// make the same calls in the same order. The collectives and barrier run on one thread at a time; start_send and
+/// start_recv may run beside them, and abort on any thread at any time.
+///
+/// A call returns when the result is in place. It throws PeerError when a rank is gone and TimeoutError after the
+/// deadline; after that the group is broken and every later call may throw. Every rank must get the same bits, on every
+/// run: reduce in the order of ranks. Half and bfloat16 are accumulated in float32.
+class LOCKSTEP_EXPORT Backend {
+ public:
+  virtual ~Backend();
+
+  /// Memory (uint8) that this backend reduces best, in place where it can. Local: other ranks need not call it.
+  virtual at::Tensor allocate(int64_t bytes) = 0;
+
+  /// Wakes every call that waits; it and all later ones throw `cause`. Further aborts change nothing.
+  virtual void abort(std::exception_ptr cause) noexcept = 0;
+
+  virtual void all_reduce(const at::Tensor& data, ReduceOp op, Deadline deadline) = 0;
+
+  /// `data` of the other ranks than root stays as it was.
+  virtual void reduce(const at::Tensor& data, ReduceOp op, int root, Deadline deadline) = 0;
+
+  virtual void broadcast(const at::Tensor& data, int root, Deadline deadline) = 0;
+
+  /// `output` holds the inputs of all ranks, one after the other. `input` may be this rank's part of `output`.
+  virtual void all_gather(const at::Tensor& output, const at::Tensor& input, Deadline deadline) = 0;
+
+  /// `output` becomes this rank's part of the reduced `input`, and may lie at that part of it.
+  virtual void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, Deadline deadline) = 0;
+
+  /// Sends sends[r] to rank r and fills receives[r] from it, for every r, this rank included. Parts may differ in size;
+  /// an undefined tensor stands for nothing to send or receive.
+  virtual void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                        Deadline deadline) = 0;
+
+  virtual void barrier(Deadline deadline) = 0;
+
+  /// Messages of one tag between two ranks arrive in the order they were sent. The tensor is kept by the caller.
+  virtual std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag) = 0;
+  virtual std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag) = 0;
+};
+
+/// What a backend is made of.
+struct BackendContext {
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<Store> store;  // of this group alone
+  bool one_host = true;          // all ranks run on one host
+  std::chrono::milliseconds timeout{};
+};
+
+using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendContext&)>;
+
+/// Makes `name` a value of ProcessGroupOptions::backend. UsageError when the name is taken. Thread-safe.
+LOCKSTEP_EXPORT void register_backend(const std::string& name, BackendFactory factory);
+
+/// The names that init_process_group accepts in this build, "auto" aside.
+LOCKSTEP_EXPORT std::vector<std::string> available_backends();
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <lockstep/export.h>
+
+namespace lockstep {
+
+/// What the plan needs to know of a parameter's gradient.
+struct GradientSpec {
+  int64_t elements = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  c10::Device device{c10::kCPU};
+};
+
+struct BucketLimits {
+  int64_t first_bytes = 1 << 20;  // small, so that the first all-reduce starts early in backward
+  int64_t cap_bytes = 25 << 20;
+};
+
+/// Which gradients are reduced together, as indices into the list of parameters.
+struct BucketPlan {
+  std::vector<std::vector<size_t>> buckets;  // in the order in which they are expected to fill
+};
+
+/// Gradients become ready from the last parameter to the first, so they are put into buckets in that order: of one
+/// dtype and device each, and none above its limit unless a single gradient is. Pure: equal specs give equal plans.
+LOCKSTEP_EXPORT BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const BucketLimits& limits = {});
+
+}  // namespace lockstep

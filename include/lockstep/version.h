@@ -1,0 +1,7 @@
+#pragma once
+
+// The one place that holds the version: CMake reads it from here.
+#define LOCKSTEP_VERSION_MAJOR 0
+#define LOCKSTEP_VERSION_MINOR 1
+#define LOCKSTEP_VERSION_PATCH 0
+#define LOCKSTEP_VERSION_STRING "0.1.0"

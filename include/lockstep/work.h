@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+
+#include <lockstep/export.h>
+
+namespace lockstep {
+
+namespace detail {
+class Completion;
+}
+
+/// An asynchronous call under way. A cheap handle; copies mean the same call.
+///
+/// Thread-safe. A collective goes on when its Work is dropped; the Work of send_async and recv_async must be kept until
+/// wait() has returned, since dropping it withdraws the transfer.
+class LOCKSTEP_EXPORT Work {
+ public:
+  explicit Work(std::shared_ptr<detail::Completion> completion);
+
+  /// Returns when the call is done and its result is in place, or throws what went wrong, every time it is called.
+  void wait() const;
+
+  /// Whether wait() would return, or throw, at once.
+  bool is_done() const;
+
+ private:
+  std::shared_ptr<detail::Completion> completion_;  // constant after construction
+};
+
+}  // namespace lockstep

@@ -1,0 +1,147 @@
+#include <lockstep/logging.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <spdlog/logger.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+
+#include <lockstep/environment.h>
+#include <lockstep/error.h>
+
+#include "base/log.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+struct LevelName {
+  LogLevel level;
+  std::string_view name;
+  spdlog::level::level_enum spdlog_level;
+};
+
+constexpr std::array<LevelName, 5> kLevels{{{LogLevel::kDebug, "debug", spdlog::level::debug},
+                                            {LogLevel::kInfo, "info", spdlog::level::info},
+                                            {LogLevel::kWarning, "warning", spdlog::level::warn},
+                                            {LogLevel::kError, "error", spdlog::level::err},
+                                            {LogLevel::kOff, "off", spdlog::level::off}}};
+
+std::optional<LogLevel> level_named(std::string_view name) {
+  for (const auto& known : kLevels)
+    if (known.name == name) return known.level;
+  return std::nullopt;
+}
+
+spdlog::color_mode color_mode() {
+  const char* no_color = std::getenv("NO_COLOR");
+  const bool refused = no_color != nullptr && *no_color != '\0';
+  return refused ? spdlog::color_mode::never : spdlog::color_mode::automatic;
+}
+
+/// Asked for every line, not once: a process that was forked learns its rank after the fork.
+std::string speaker() {
+  try {
+    const auto environment = Environment::detect();
+    if (environment.source != Environment::kSingleProcess) return text("lockstep rank ", environment.rank);
+  } catch (const UsageError&) {
+    // Whoever needs the rank reports this. A line of the log must not fail for it.
+  }
+  return "lockstep";
+}
+
+class Log {
+ public:
+  Log() : stderr_(std::make_shared<spdlog::sinks::stderr_color_sink_mt>(color_mode())) {
+    stderr_->set_pattern("[%n] %^%l%$: %v");
+    const char* wanted = std::getenv("LOCKSTEP_LOG");
+    if (wanted == nullptr) return;
+    if (const auto level = level_named(wanted)) {
+      level_ = *level;
+    } else {
+      write_stderr(LogLevel::kWarning, text("LOCKSTEP_LOG is \"", wanted,
+                                            "\": it should be debug, info, warning, error or off; taking warning"));
+    }
+  }
+
+  LogLevel level() const { return level_; }
+  void set_level(LogLevel level) { level_ = level; }
+
+  void set_sink(std::function<void(LogLevel, const std::string&)> sink) {
+    auto replacement = sink ? std::make_shared<const Sink>(std::move(sink)) : nullptr;
+    std::lock_guard lock(mutex_);
+    sink_.swap(replacement);
+  }
+
+  void write(LogLevel level, const std::string& message) {
+    if (level < level_) return;
+    std::lock_guard lock(mutex_);
+    if (const auto sink = sink_) {  // a copy: the sink may replace itself
+      try {
+        return (*sink)(level, message);
+      } catch (...) {
+        // A line of the log must not fail; it is written below.
+      }
+    }
+    write_stderr(level, message);
+  }
+
+ private:
+  using Sink = std::function<void(LogLevel, const std::string&)>;
+
+  /// spdlog fixes a logger's name when it is made, and the name carries the rank.
+  void write_stderr(LogLevel level, const std::string& message) {
+    spdlog::logger logger(speaker(), stderr_);
+    logger.set_level(spdlog::level::trace);
+    logger.log(kLevels[static_cast<size_t>(level)].spdlog_level, spdlog::string_view_t(message));
+  }
+
+  const std::shared_ptr<spdlog::sinks::stderr_color_sink_mt> stderr_;  // constant after construction
+  std::atomic<LogLevel> level_{LogLevel::kWarning};
+  std::recursive_mutex mutex_;        // recursive: a sink may call what logs
+  std::shared_ptr<const Sink> sink_;  // guarded by mutex_; none: stderr
+};
+
+/// Never destroyed: destructors of the program's static objects may still log.
+Log& process_log() {
+  static Log& log = *new Log;
+  return log;
+}
+
+}  // namespace
+
+void set_log_level(LogLevel level) {
+  process_log().set_level(level);
+}
+
+LogLevel log_level() {
+  return process_log().level();
+}
+
+void set_log_sink(std::function<void(LogLevel level, const std::string& message)> sink) {
+  process_log().set_sink(std::move(sink));
+}
+
+void log_debug(const std::string& message) {
+  process_log().write(LogLevel::kDebug, message);
+}
+
+void log_info(const std::string& message) {
+  process_log().write(LogLevel::kInfo, message);
+}
+
+void log_warning(const std::string& message) {
+  process_log().write(LogLevel::kWarning, message);
+}
+
+void log_error(const std::string& message) {
+  process_log().write(LogLevel::kError, message);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#include "base/rethrow.h"
+
+#include <lockstep/error.h>
+
+namespace lockstep {
+namespace {
+
+template <class Kind>
+void rethrow_kind(const Error& error, const std::string& message) {
+  if (dynamic_cast<const Kind*>(&error)) throw Kind(message);
+}
+
+}  // namespace
+
+void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& original) {
+    std::string message = prefix + original.what();
+    rethrow_kind<UsageError>(original, message);
+    rethrow_kind<PeerError>(original, message);
+    rethrow_kind<TimeoutError>(original, message);
+    rethrow_kind<MismatchError>(original, message);
+    rethrow_kind<CheckpointError>(original, message);
+    rethrow_kind<SystemError>(original, message);
+    throw Error(message);
+  } catch (const std::exception& original) {
+    std::throw_with_nested(Error(prefix + original.what()));
+  } catch (...) {
+    std::throw_with_nested(Error(prefix + message_of(error)));
+  }
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& original) {
+    return original.what();
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+
+}  // namespace lockstep

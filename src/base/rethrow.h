@@ -1,0 +1,15 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace lockstep {
+
+/// Throws `error` again with `prefix` before its message: lockstep's errors keep their kind, others become an Error
+/// that holds the original nested.
+[[noreturn]] void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix);
+
+/// The message of an exception, whatever its type.
+std::string message_of(const std::exception_ptr& error);
+
+}  // namespace lockstep

@@ -1,0 +1,257 @@
+#include "comm/collectives.h"
+
+#include <ATen/MemoryOverlap.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/dense.h"
+#include "comm/reduction.h"
+
+namespace lockstep::detail {
+namespace {
+
+bool is_movable(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+    case c10::ScalarType::Double:
+    case c10::ScalarType::Half:
+    case c10::ScalarType::BFloat16:
+    case c10::ScalarType::Byte:
+    case c10::ScalarType::Char:
+    case c10::ScalarType::Short:
+    case c10::ScalarType::Int:
+    case c10::ScalarType::Long:
+    case c10::ScalarType::Bool:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// The checks of one call: every message begins with who calls what.
+class Checker {
+ public:
+  Checker(const Membership& me, const char* call) : me_(me), call_(call) {}
+
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... parts) const {
+    throw UsageError(text("rank ", me_.rank, ": ", call_, ": ", parts...));
+  }
+
+  void readable(const at::Tensor& tensor, const char* role) const {
+    if (!tensor.defined()) fail(role, " is an undefined tensor; give one with data");
+    if (tensor.layout() != c10::kStrided) fail(role, " is ", tensor.layout(), "; only dense tensors can be sent");
+    if (tensor.device().type() != me_.device.type())
+      fail(role, " is on ", tensor.device(), ", but this group's backend '", me_.backend_name, "' moves ",
+           me_.device.type(), " tensors; call .to(world.device())");
+    if (!is_movable(tensor.scalar_type()))
+      fail(role, " is ", tensor.scalar_type(), "; docs/collectives.md lists the dtypes that can be sent");
+  }
+
+  void writable(const at::Tensor& tensor, const char* role) const {
+    readable(tensor, role);
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+      fail(role, " has elements that share memory (an expanded tensor?); call .contiguous() first");
+  }
+
+  void reducible(const at::Tensor& tensor, ReduceOp op) const {
+    if (!is_reducible(op, tensor.scalar_type()))
+      fail("operation ", name_of(op), " has no meaning for ", tensor.scalar_type(),
+           op == ReduceOp::kAvg ? "; use sum, or a floating-point tensor" : "; use an integer or bool tensor");
+  }
+
+  void same_dtype(const at::Tensor& a, const at::Tensor& b) const {
+    if (a.scalar_type() != b.scalar_type())
+      fail("the output is ", a.scalar_type(), " and the input ", b.scalar_type(), "; they must be the same");
+  }
+
+  void rank_in_group(int rank, const char* role) const {
+    if (rank < 0 || rank >= me_.size) fail(role, " is rank ", rank, "; this group has ranks 0 to ", me_.size - 1);
+  }
+
+  void one_for_each_rank(const std::vector<at::Tensor>& tensors, const char* role) const {
+    if (static_cast<int>(tensors.size()) != me_.size)
+      fail(role, " has ", tensors.size(), " tensors; give ", me_.size, ", one for each rank");
+  }
+
+  void none(const std::vector<at::Tensor>& tensors, const char* role, int root) const {
+    if (!tensors.empty()) fail(role, " has ", tensors.size(), " tensors; only rank ", root, " gives them here");
+  }
+
+  void parts_of(const at::Tensor& whole, const char* whole_role, const at::Tensor& part, const char* part_role) const {
+    if (whole.numel() != part.numel() * me_.size)
+      fail(whole_role, " has ", whole.numel(), " elements and ", part_role, " ", part.numel(), "; it must have ",
+           me_.size, " times as many, ", part.numel() * me_.size);
+  }
+
+ private:
+  const Membership& me_;
+  const char* call_;
+};
+
+void check_own_part(const Checker& check, const at::Tensor& output, const at::Tensor& input) {
+  if (output.numel() != input.numel())
+    check.fail("this rank's own part is ", input.numel(), " elements as input and ", output.numel(), " as output");
+}
+
+}  // namespace
+
+Group::Call all_reduce_call(const Membership& me, const at::Tensor& tensor, ReduceOp op) {
+  Checker check(me, "all_reduce");
+  check.writable(tensor, "the tensor");
+  check.reducible(tensor, op);
+  return [tensor, op](Backend& backend, Deadline deadline) {
+    auto dense = dense_input(tensor);
+    if (dense.defined()) backend.all_reduce(dense, op, deadline);
+    store(tensor, dense);
+  };
+}
+
+Group::Call reduce_call(const Membership& me, const at::Tensor& tensor, int root, ReduceOp op) {
+  Checker check(me, "reduce");
+  check.writable(tensor, "the tensor");
+  check.reducible(tensor, op);
+  check.rank_in_group(root, "dst");
+  return [tensor, op, root, is_root = me.rank == root](Backend& backend, Deadline deadline) {
+    auto dense = dense_input(tensor);
+    if (dense.defined()) backend.reduce(dense, op, root, deadline);
+    if (is_root) store(tensor, dense);
+  };
+}
+
+Group::Call broadcast_call(const Membership& me, const at::Tensor& tensor, int root) {
+  Checker check(me, "broadcast");
+  check.rank_in_group(root, "src");
+  bool is_root = me.rank == root;
+  is_root ? check.readable(tensor, "the tensor") : check.writable(tensor, "the tensor");
+  return [tensor, root, is_root](Backend& backend, Deadline deadline) {
+    auto dense = is_root ? dense_input(tensor) : dense_output(tensor);
+    if (dense.defined()) backend.broadcast(dense, root, deadline);
+    if (!is_root) store(tensor, dense);
+  };
+}
+
+Group::Call all_gather_call(const Membership& me, const at::Tensor& output, const at::Tensor& input) {
+  Checker check(me, "all_gather");
+  check.writable(output, "the output");
+  check.readable(input, "the input");
+  check.same_dtype(output, input);
+  check.parts_of(output, "the output", input, "the input");
+  return [output, input](Backend& backend, Deadline deadline) {
+    auto to = dense_output(output);
+    if (to.defined()) backend.all_gather(to, dense_input(input), deadline);
+    store(output, to);
+  };
+}
+
+Group::Call all_gather_call(const Membership& me, const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
+  Checker check(me, "all_gather");
+  check.one_for_each_rank(outputs, "the list of outputs");
+  check.readable(input, "the input");
+  for (const auto& output : outputs) {
+    check.writable(output, "an output");
+    check.same_dtype(output, input);
+  }
+  check_own_part(check, outputs[me.rank], input);
+  return [outputs, input, size = me.size](Backend& backend, Deadline deadline) {
+    auto to = dense_outputs(outputs);
+    backend.exchange(to, std::vector<at::Tensor>(size, dense_input(input)), deadline);
+    store(outputs, to);
+  };
+}
+
+Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                        int root) {
+  Checker check(me, "gather");
+  check.rank_in_group(root, "dst");
+  check.readable(input, "the input");
+  if (me.rank == root) {
+    check.one_for_each_rank(outputs, "the list of outputs");
+    for (const auto& output : outputs) {
+      check.writable(output, "an output");
+      check.same_dtype(output, input);
+    }
+    check_own_part(check, outputs[me.rank], input);
+  } else {
+    check.none(outputs, "the list of outputs", root);
+  }
+  return [outputs, input, root, size = me.size](Backend& backend, Deadline deadline) {
+    std::vector<at::Tensor> to = dense_outputs(outputs);
+    to.resize(size);
+    std::vector<at::Tensor> from(size);
+    from[root] = dense_input(input);
+    backend.exchange(to, from, deadline);
+    store(outputs, to);
+  };
+}
+
+Group::Call scatter_call(const Membership& me, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                         int root) {
+  Checker check(me, "scatter");
+  check.rank_in_group(root, "src");
+  check.writable(output, "the output");
+  if (me.rank == root) {
+    check.one_for_each_rank(inputs, "the list of inputs");
+    for (const auto& input : inputs) {
+      check.readable(input, "an input");
+      check.same_dtype(output, input);
+    }
+    check_own_part(check, output, inputs[me.rank]);
+  } else {
+    check.none(inputs, "the list of inputs", root);
+  }
+  return [output, inputs, root, size = me.size](Backend& backend, Deadline deadline) {
+    std::vector<at::Tensor> from = dense_inputs(inputs);
+    from.resize(size);
+    std::vector<at::Tensor> to(size);
+    to[root] = dense_output(output);
+    backend.exchange(to, from, deadline);
+    store(output, to[root]);
+  };
+}
+
+Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+  Checker check(me, "reduce_scatter");
+  check.writable(output, "the output");
+  check.readable(input, "the input");
+  check.same_dtype(output, input);
+  check.reducible(input, op);
+  check.parts_of(input, "the input", output, "the output");
+  return [output, input, op](Backend& backend, Deadline deadline) {
+    auto to = dense_output(output);
+    if (to.defined()) backend.reduce_scatter(to, dense_input(input), op, deadline);
+    store(output, to);
+  };
+}
+
+Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>& outputs,
+                            const std::vector<at::Tensor>& inputs) {
+  Checker check(me, "all_to_all");
+  check.one_for_each_rank(outputs, "the list of outputs");
+  check.one_for_each_rank(inputs, "the list of inputs");
+  for (int r = 0; r < me.size; ++r) {
+    check.writable(outputs[r], "an output");
+    check.readable(inputs[r], "an input");
+    check.same_dtype(outputs[r], inputs[r]);
+  }
+  check_own_part(check, outputs[me.rank], inputs[me.rank]);
+  return [outputs, inputs](Backend& backend, Deadline deadline) {
+    auto to = dense_outputs(outputs);
+    backend.exchange(to, dense_inputs(inputs), deadline);
+    store(outputs, to);
+  };
+}
+
+Group::Call barrier_call() {
+  return [](Backend& backend, Deadline deadline) { backend.barrier(deadline); };
+}
+
+void check_message(const Membership& me, const char* call, const at::Tensor& tensor, int peer, bool is_written) {
+  Checker check(me, call);
+  is_written ? check.writable(tensor, "the tensor") : check.readable(tensor, "the tensor");
+  check.rank_in_group(peer, is_written ? "src" : "dst");
+  if (peer == me.rank) check.fail("a rank cannot send to itself; copy the tensor");
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,49 @@
+#include "comm/dense.h"
+
+#include <ATen/ATen.h>
+
+namespace lockstep::detail {
+namespace {
+
+template <class Convert>
+std::vector<at::Tensor> each(const std::vector<at::Tensor>& tensors, Convert convert) {
+  std::vector<at::Tensor> result;
+  result.reserve(tensors.size());
+  for (const auto& tensor : tensors) result.push_back(convert(tensor));
+  return result;
+}
+
+}  // namespace
+
+at::Tensor dense_input(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  at::NoGradGuard no_grad;
+  return tensor.detach().contiguous().view({-1});
+}
+
+at::Tensor dense_output(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  at::NoGradGuard no_grad;
+  if (tensor.is_contiguous()) return tensor.detach().view({-1});
+  return at::empty({tensor.numel()}, tensor.options().requires_grad(false));
+}
+
+void store(const at::Tensor& tensor, const at::Tensor& dense) {
+  if (!dense.defined() || tensor.data_ptr() == dense.data_ptr()) return;
+  at::NoGradGuard no_grad;
+  tensor.detach().copy_(dense.view(tensor.sizes()));
+}
+
+std::vector<at::Tensor> dense_inputs(const std::vector<at::Tensor>& tensors) {
+  return each(tensors, dense_input);
+}
+
+std::vector<at::Tensor> dense_outputs(const std::vector<at::Tensor>& tensors) {
+  return each(tensors, dense_output);
+}
+
+void store(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& dense) {
+  for (size_t i = 0; i < tensors.size(); ++i) store(tensors[i], dense[i]);
+}
+
+}  // namespace lockstep::detail

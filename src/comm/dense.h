@@ -1,0 +1,25 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::detail {
+
+/// One-dimensional, contiguous stand-ins for the user's tensors, as backends want them: the tensors' own memory where
+/// it is contiguous, else a copy. Empty tensors become undefined ones. Recorded by no autograd.
+
+/// For reading.
+at::Tensor dense_input(const at::Tensor& tensor);
+
+/// For writing, contents undefined where `tensor` is not contiguous: store() brings the result home.
+at::Tensor dense_output(const at::Tensor& tensor);
+
+/// Copies `dense` into `tensor` unless they share memory.
+void store(const at::Tensor& tensor, const at::Tensor& dense);
+
+std::vector<at::Tensor> dense_inputs(const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor> dense_outputs(const std::vector<at::Tensor>& tensors);
+void store(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& dense);
+
+}  // namespace lockstep::detail

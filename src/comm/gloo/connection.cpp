@@ -1,0 +1,151 @@
+#include "comm/gloo/connection.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <gloo/common/error.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep::gloo_backend {
+namespace {
+
+/// Our store, as Gloo wants to see it.
+class GlooStore final : public ::gloo::rendezvous::Store {
+ public:
+  GlooStore(lockstep::Store& store, std::chrono::milliseconds timeout) : store_(store), timeout_(timeout) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    store_.set(key, std::string(data.begin(), data.end()));
+  }
+
+  std::vector<char> get(const std::string& key) override {
+    std::string value = store_.get(key, timeout_);
+    return {value.begin(), value.end()};
+  }
+
+  void wait(const std::vector<std::string>& keys) override { store_.wait(keys, timeout_); }
+
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    store_.wait(keys, timeout);
+  }
+
+ private:
+  lockstep::Store& store_;
+  const std::chrono::milliseconds timeout_;
+};
+
+// One host talks over loopback, where nobody else can listen in; several over the address that this host's name has,
+// or over the interface that the user names.
+std::shared_ptr<::gloo::transport::Device> open_device(bool one_host) {
+  ::gloo::transport::tcp::attr attributes;
+  if (const char* interface = std::getenv("LOCKSTEP_INTERFACE"); interface && *interface) {
+    attributes.iface = interface;
+  } else if (one_host) {
+    attributes.hostname = "127.0.0.1";
+  } else {
+    char name[256] = {};
+    ::gethostname(name, sizeof name - 1);
+    attributes.hostname = name;
+  }
+  try {
+    return ::gloo::transport::tcp::CreateDevice(attributes);
+  } catch (const std::exception& error) {
+    throw SystemError(
+        text("gloo cannot listen on ",
+             attributes.iface.empty() ? "address " + attributes.hostname : "interface " + attributes.iface, ": ",
+             error.what(), ". Set LOCKSTEP_INTERFACE to an interface that the other hosts can reach"));
+  }
+}
+
+constexpr auto kAbortWake = std::chrono::milliseconds(1);
+constexpr uint64_t kAbortSlot = ~uint64_t{0};
+
+}  // namespace
+
+Shipment::Shipment(::gloo::Context& context, Direction direction, const Parcel& parcel, uint64_t slot)
+    : peer_(parcel.peer), direction_(direction), buffer_(context.createUnboundBuffer(parcel.data, parcel.bytes)) {
+  direction == Direction::kSend ? buffer_->send(parcel.peer, slot) : buffer_->recv(parcel.peer, slot);
+}
+
+Connection::Connection(const BackendContext& context) : rank_(context.rank), size_(context.size) {
+  if (size_ == 1) return;
+  auto device = open_device(context.one_host);
+  auto connected = std::make_shared<::gloo::rendezvous::Context>(rank_, size_);
+  connected->setTimeout(context.timeout);
+  GlooStore store(*context.store, context.timeout);
+  try {
+    connected->connectFullMesh(store, device);
+  } catch (const ::gloo::Exception& error) {
+    throw PeerError(text("rank ", rank_, ": gloo could not connect all ", size_, " ranks: ", error.what()));
+  }
+  context_ = std::move(connected);
+}
+
+void Connection::throw_if_aborted() {
+  std::lock_guard lock(mutex_);
+  if (cause_) std::rethrow_exception(cause_);
+}
+
+Shipment Connection::start_send(const Parcel& parcel, uint64_t slot) {
+  throw_if_aborted();
+  try {
+    return Shipment(*context_, Shipment::Direction::kSend, parcel, slot);
+  } catch (const ::gloo::Exception& error) {
+    throw PeerError(text("rank ", parcel.peer, " is gone: ", error.what()));
+  }
+}
+
+Shipment Connection::start_recv(const Parcel& parcel, uint64_t slot) {
+  throw_if_aborted();
+  try {
+    return Shipment(*context_, Shipment::Direction::kRecv, parcel, slot);
+  } catch (const ::gloo::Exception& error) {
+    throw PeerError(text("rank ", parcel.peer, " is gone: ", error.what()));
+  }
+}
+
+void Connection::finish(Shipment& shipment, Deadline deadline) {
+  auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  auto limit = deadline == Deadline::max() ? ::gloo::kNoTimeout : std::max(left, std::chrono::milliseconds(1));
+  bool is_send = shipment.direction() == Shipment::Direction::kSend;
+  try {
+    bool done = is_send ? shipment.buffer().waitSend(limit) : shipment.buffer().waitRecv(limit);
+    if (!done)
+      throw PeerError(text("the message ", is_send ? "to" : "from", " rank ", shipment.peer(), " was withdrawn"));
+  } catch (const ::gloo::Exception& error) {
+    throw_if_aborted();
+    if (std::chrono::steady_clock::now() >= deadline)
+      throw TimeoutError(text("time-out: rank ", shipment.peer(), is_send ? " did not take" : " did not send",
+                              " its part of this call"));
+    throw PeerError(text("rank ", shipment.peer(), " is gone: ", error.what()));
+  }
+}
+
+void Connection::abort(std::exception_ptr cause) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    if (cause_) return;
+    cause_ = cause;
+  }
+  if (!context_) return;
+  // A wait that times out fails every pair of the context, and with them every other wait: Gloo has no other way to
+  // wake a thread that waits in it.
+  try {
+    char nothing = 0;
+    int peer = rank_ == 0 ? 1 : 0;
+    auto buffer = context_->createUnboundBuffer(&nothing, 1);
+    buffer->recv(peer, kAbortSlot);
+    buffer->waitRecv(kAbortWake);
+  } catch (const std::exception&) {
+    // as intended
+  }
+}
+
+}  // namespace lockstep::gloo_backend

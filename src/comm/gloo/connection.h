@@ -1,0 +1,64 @@
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <gloo/rendezvous/context.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <lockstep/backend.h>
+
+namespace lockstep::gloo_backend {
+
+/// Bytes that go to or come from one peer.
+struct Parcel {
+  int peer = 0;
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+/// Bytes under way to or from one peer.
+class Shipment {
+ public:
+  enum class Direction { kSend, kRecv };
+
+  Shipment(::gloo::Context& context, Direction direction, const Parcel& parcel, uint64_t slot);
+
+  int peer() const { return peer_; }
+  ::gloo::transport::UnboundBuffer& buffer() { return *buffer_; }
+  Direction direction() const { return direction_; }
+
+ private:
+  int peer_;
+  Direction direction_;
+  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
+};
+
+/// The TCP connections of one rank to all others of a group. Thread-safe, except that close belongs to the destructor.
+class Connection {
+ public:
+  /// Collective: connects every rank with every other.
+  explicit Connection(const BackendContext& context);
+
+  /// Starts the transfer; messages of one slot between two ranks arrive in order.
+  Shipment start_send(const Parcel& parcel, uint64_t slot);
+  Shipment start_recv(const Parcel& parcel, uint64_t slot);
+
+  /// Returns when the shipment is done; throws PeerError, TimeoutError or what abort was given.
+  void finish(Shipment& shipment, Deadline deadline);
+
+  void abort(std::exception_ptr cause) noexcept;
+
+ private:
+  void throw_if_aborted();
+
+  const int rank_;
+  const int size_;
+  std::shared_ptr<::gloo::rendezvous::Context> context_;  // constant after construction; none for a single rank
+  std::mutex mutex_;
+  std::exception_ptr cause_;  // guarded by mutex_
+};
+
+}  // namespace lockstep::gloo_backend

@@ -1,0 +1,73 @@
+#include <lockstep/run_threads.h>
+
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include <lockstep/error.h>
+
+#include "base/rethrow.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+/// The error that came first, and the groups to wake when it comes.
+class FirstFailure {
+ public:
+  void joined(const ProcessGroup& group) {
+    std::lock_guard lock(mutex_);
+    groups_.push_back(group);
+    if (error_) group.abort(reason());
+  }
+
+  void failed(int rank, std::exception_ptr error) {
+    std::lock_guard lock(mutex_);
+    if (error_) return;
+    error_ = error;
+    rank_ = rank;
+    for (const auto& group : groups_) group.abort(reason());
+  }
+
+  void rethrow() const {
+    if (!error_) return;
+    std::string prefix = text("rank ", rank_, ": ");
+    rethrow_with_prefix(error_, message_of(error_).starts_with(prefix) ? "" : prefix);
+  }
+
+ private:
+  std::string reason() const { return text("rank ", rank_, " failed: ", message_of(error_)); }
+
+  std::mutex mutex_;
+  std::vector<ProcessGroup> groups_;  // guarded by mutex_
+  std::exception_ptr error_;          // guarded by mutex_ until the threads are joined
+  int rank_ = 0;                      // guarded by mutex_ until the threads are joined
+};
+
+}  // namespace
+
+void run_threads(int world_size, const std::function<void(ProcessGroup)>& rank_main, const RunThreadsOptions& options) {
+  if (world_size < 1) throw UsageError(text("run_threads: world_size is ", world_size, "; it must be at least 1"));
+  auto store = make_memory_store();
+  FirstFailure failure;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      try {
+        auto group = init_process_group({.backend = options.backend,
+                                         .rank = rank,
+                                         .world_size = world_size,
+                                         .timeout = options.timeout,
+                                         .store = store});
+        failure.joined(group);
+        rank_main(group);
+      } catch (...) {
+        failure.failed(rank, std::current_exception());
+      }
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  failure.rethrow();
+}
+
+}  // namespace lockstep

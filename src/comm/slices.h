@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+struct Slice {
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+/// Part `index` of `count` elements cut into `parts` whose sizes differ by at most one.
+inline Slice slice_of(int64_t count, int parts, int index) {
+  int64_t base = count / parts;
+  int64_t longer = count % parts;
+  int64_t begin = base * index + (index < longer ? index : longer);
+  return {begin, base + (index < longer ? 1 : 0)};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "comm/completion.h"
+
+namespace lockstep::detail {
+
+/// Runs tasks one at a time in the order they came: on the caller's thread where it can, else on a thread of its own,
+/// which starts with the first asynchronous task. Thread-safe.
+class WorkQueue {
+ public:
+  using Task = std::function<void()>;
+
+  WorkQueue() = default;
+  /// Waits for the tasks that are left: end what they wait for first.
+  ~WorkQueue();
+  WorkQueue(const WorkQueue&) = delete;
+  WorkQueue& operator=(const WorkQueue&) = delete;
+
+  /// Runs the task after all earlier ones, and returns or throws as it does.
+  void run(const Task& task);
+
+  /// Queues the task; errors come out of the completion.
+  std::shared_ptr<Completion> submit(Task task);
+
+  /// Tasks that have not finished.
+  size_t pending() const;
+
+ private:
+  struct Entry;
+  void work();
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Entry>> queue_;  // guarded by mutex_
+  bool busy_ = false;                         // guarded by mutex_: a task runs, here or on a caller's thread
+  bool closing_ = false;                      // guarded by mutex_
+  std::thread thread_;                        // guarded by mutex_ until closing_
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,236 @@
+#include <lockstep/distributed_sampler.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/serialize/archive.h>
+
+#include <lockstep/error.h>
+#include <lockstep/process_group.h>
+
+#include "base/log.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+size_t samples_of_rank(size_t dataset_size, int rank, int num_replicas, Tail tail) {
+  const auto replicas = static_cast<size_t>(num_replicas);
+  const size_t whole = dataset_size / replicas;
+  const size_t rest = dataset_size % replicas;
+  switch (tail) {
+    case Tail::kPad:
+      return whole + (rest > 0 ? 1 : 0);
+    case Tail::kDrop:
+      return whole;
+    case Tail::kExact:
+      return whole + (static_cast<size_t>(rank) < rest ? 1 : 0);
+  }
+  throw UsageError(text("tail is ", static_cast<int>(tail), "; use Tail::kPad, Tail::kDrop or Tail::kExact"));
+}
+
+void check_dataset_size(size_t dataset_size, int num_replicas, Tail tail) {
+  if (dataset_size == 0) {
+    throw UsageError(
+        "DistributedSampler: the dataset has 0 samples, expected at least 1; check where it was loaded from");
+  }
+  if (tail == Tail::kDrop && dataset_size < static_cast<size_t>(num_replicas)) {
+    throw UsageError(
+        text("DistributedSampler: Tail::kDrop of ", dataset_size, " samples among ", num_replicas,
+             " replicas leaves nothing, expected at least one sample each; use Tail::kPad or fewer ranks"));
+  }
+}
+
+void check_rank(int rank, int num_replicas) {
+  if (num_replicas < 1) {
+    throw UsageError(text("DistributedSampler: num_replicas is ", num_replicas,
+                          ", expected 1 or more; pass the number of ranks in the group"));
+  }
+  if (rank < 0 || rank >= num_replicas) {
+    throw UsageError(text("DistributedSampler: rank is ", rank, ", expected 0 to ", num_replicas - 1,
+                          " (num_replicas is ", num_replicas, "); pass the rank inside the group"));
+  }
+}
+
+int64_t read_number(torch::serialize::InputArchive& archive, const std::string& key) {
+  c10::IValue value;
+  if (!archive.try_read(key, value) || !value.isInt()) {
+    throw UsageError(text("DistributedSampler: the archive has no whole number '", key,
+                          "', expected what DistributedSampler::save wrote; load it from where it was saved"));
+  }
+  return value.toInt();
+}
+
+// Numbers that must be equal for a position inside an epoch to mean the same samples.
+void check_same(const std::string& what, int64_t saved, int64_t mine) {
+  if (saved != mine) {
+    throw UsageError(text("DistributedSampler: the saved position is inside an epoch with ", what, " ", saved,
+                          ", this sampler has ", mine, "; resume with the same, or from the end of an epoch"));
+  }
+}
+
+}  // namespace
+
+std::vector<size_t> distributed_indices(size_t dataset_size, int rank, int num_replicas,
+                                        const DistributedSamplerOptions& options, int64_t epoch) {
+  std::vector<size_t> mine(samples_of_rank(dataset_size, rank, num_replicas, options.tail));
+  // The order of the whole dataset is endless, repeating itself; the ranks take turns.
+  size_t turn = static_cast<size_t>(rank);
+  for (size_t& index : mine) {
+    index = turn % dataset_size;
+    turn += static_cast<size_t>(num_replicas);
+  }
+  if (!options.shuffle || mine.empty()) return mine;
+
+  const auto generator = at::detail::createCPUGenerator(options.seed + static_cast<uint64_t>(epoch));
+  const at::Tensor order = at::randperm(static_cast<int64_t>(dataset_size), generator, at::kLong);
+  const int64_t* shuffled = order.data_ptr<int64_t>();
+  for (size_t& index : mine) index = static_cast<size_t>(shuffled[index]);
+  return mine;
+}
+
+struct DistributedSampler::State {
+  std::mutex mutex;
+  // Guarded by mutex.
+  size_t dataset_size = 0;
+  int64_t epoch = 0;
+  int64_t dealt_epoch = 0;    // The epoch of `dealt`, which set_epoch() leaves behind until reset().
+  std::vector<size_t> dealt;  // What next() hands out.
+  size_t position = 0;        // How much of it has been handed out.
+  bool resumed = false;       // load() put us inside an epoch: a reset() that comes first keeps the position.
+  bool was_reset = false;
+  bool knows_set_epoch = false;
+  bool warned = false;
+};
+
+DistributedSampler::DistributedSampler(size_t dataset_size, int rank, int num_replicas,
+                                       DistributedSamplerOptions options)
+    : rank_(rank), num_replicas_(num_replicas), options_(options), state_(std::make_shared<State>()) {
+  check_rank(rank, num_replicas);
+  check_dataset_size(dataset_size, num_replicas, options.tail);
+  state_->dataset_size = dataset_size;
+  state_->dealt = deal(dataset_size, 0);
+}
+
+DistributedSampler::DistributedSampler(size_t dataset_size, const ProcessGroup& group,
+                                       DistributedSamplerOptions options)
+    : DistributedSampler(dataset_size, group.rank(), group.size(), options) {}
+
+DistributedSampler::~DistributedSampler() = default;
+
+size_t DistributedSampler::known_size(torch::optional<size_t> size) {
+  if (size.has_value()) return *size;
+  throw UsageError("DistributedSampler: the dataset does not know its size, expected a number of samples; pass one");
+}
+
+std::vector<size_t> DistributedSampler::deal(size_t dataset_size, int64_t epoch) const {
+  return distributed_indices(dataset_size, rank_, num_replicas_, options_, epoch);
+}
+
+void DistributedSampler::set_epoch(int64_t epoch) {
+  if (epoch < 0) {
+    throw UsageError(text("DistributedSampler: set_epoch(", epoch, "), expected 0 or more; count epochs from 0"));
+  }
+  const std::lock_guard lock(state_->mutex);
+  state_->epoch = epoch;
+  state_->knows_set_epoch = true;
+}
+
+int64_t DistributedSampler::epoch() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->epoch;
+}
+
+size_t DistributedSampler::size() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->dealt.size();
+}
+
+std::vector<size_t> DistributedSampler::indices() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->epoch == state_->dealt_epoch ? state_->dealt : deal(state_->dataset_size, state_->epoch);
+}
+
+void DistributedSampler::reset(torch::optional<size_t> new_size) {
+  bool warn = false;
+  {
+    const std::lock_guard lock(state_->mutex);
+    State& state = *state_;
+    const size_t dataset_size = new_size.value_or(state.dataset_size);
+    check_dataset_size(dataset_size, num_replicas_, options_.tail);
+    const bool same_list = dataset_size == state.dataset_size && state.epoch == state.dealt_epoch;
+    if (!same_list) state.dealt = deal(dataset_size, state.epoch);
+    if (!same_list || !state.resumed) state.position = 0;
+    state.dataset_size = dataset_size;
+    state.dealt_epoch = state.epoch;
+    state.resumed = false;
+    // All ranks run the same program: one of them says it for all.
+    warn = options_.shuffle && rank_ == 0 && state.was_reset && !state.knows_set_epoch && !state.warned;
+    state.was_reset = true;
+    state.warned = state.warned || warn;
+  }
+  if (warn) {
+    log_warning("DistributedSampler: every epoch has the same order; call sampler.set_epoch(epoch) before each epoch");
+  }
+}
+
+torch::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
+  if (batch_size == 0) throw UsageError("DistributedSampler: batch size is 0, expected 1 or more; set batch_size");
+  const std::lock_guard lock(state_->mutex);
+  state_->resumed = false;
+  const size_t count = std::min(batch_size, state_->dealt.size() - state_->position);
+  if (count == 0) return torch::nullopt;
+  const auto first = state_->dealt.begin() + static_cast<std::ptrdiff_t>(state_->position);
+  state_->position += count;
+  return std::vector<size_t>(first, first + static_cast<std::ptrdiff_t>(count));
+}
+
+void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
+  const std::lock_guard lock(state_->mutex);
+  // After set_epoch() the old epoch is over, even if it was left early.
+  const size_t position = state_->epoch == state_->dealt_epoch ? state_->position : 0;
+  const auto write = [&archive](const std::string& key, int64_t value) { archive.write(key, c10::IValue(value)); };
+  write("epoch", state_->epoch);
+  write("position", static_cast<int64_t>(position));
+  write("finished", position == state_->dealt.size() ? 1 : 0);
+  write("dataset_size", static_cast<int64_t>(state_->dataset_size));
+  write("num_replicas", num_replicas_);
+  write("shuffle", options_.shuffle ? 1 : 0);
+  write("seed", static_cast<int64_t>(options_.seed));
+  write("tail", static_cast<int64_t>(options_.tail));
+}
+
+void DistributedSampler::load(torch::serialize::InputArchive& archive) {
+  const int64_t epoch = read_number(archive, "epoch");
+  const int64_t position = read_number(archive, "position");
+  const int64_t dataset_size = read_number(archive, "dataset_size");
+  const bool finished = read_number(archive, "finished") != 0;
+
+  const std::lock_guard lock(state_->mutex);
+  if (dataset_size != static_cast<int64_t>(state_->dataset_size)) {
+    throw UsageError(text("DistributedSampler: saved with a dataset of ", dataset_size, " samples, this one has ",
+                          state_->dataset_size, "; resume with the dataset it was saved with"));
+  }
+  if (position > 0 && !finished) {
+    check_same("num_replicas", read_number(archive, "num_replicas"), num_replicas_);
+    check_same("shuffle", read_number(archive, "shuffle"), options_.shuffle ? 1 : 0);
+    check_same("seed", read_number(archive, "seed"), static_cast<int64_t>(options_.seed));
+    check_same("tail", read_number(archive, "tail"), static_cast<int64_t>(options_.tail));
+  }
+  // With Tail::kExact the rank that saved may have had one sample more than this one, so compare with the first rank.
+  const size_t longest = samples_of_rank(state_->dataset_size, 0, num_replicas_, options_.tail);
+  if (epoch < 0 || position < 0 || (!finished && static_cast<size_t>(position) >= longest)) {
+    throw UsageError(text("DistributedSampler: saved at epoch ", epoch, ", position ", position,
+                          ", expected an epoch of 0 or more and a position of 0 to ", longest - 1,
+                          "; the archive is damaged, use another"));
+  }
+  state_->dealt = deal(state_->dataset_size, epoch);
+  state_->epoch = state_->dealt_epoch = epoch;
+  state_->position = finished ? state_->dealt.size() : static_cast<size_t>(position);
+  state_->resumed = !finished;
+}
+
+}  // namespace lockstep

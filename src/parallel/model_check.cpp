@@ -1,0 +1,101 @@
+#include "parallel/model_check.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include <torch/torch.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/strings.h"
+
+namespace lockstep {
+namespace {
+
+TensorSpec describe(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined()) return {text(kind, " '", name, "'"), "undefined"};
+  return {text(kind, " '", name, "'"),
+          text(tensor.sizes(), ' ', tensor.scalar_type(), tensor.requires_grad() ? ", trained" : ", not trained")};
+}
+
+// A line each: names of parameters cannot contain a tab or a line break that would matter to equality.
+std::string write(const std::vector<TensorSpec>& specs) {
+  std::string result;
+  for (const auto& spec : specs) result += spec.name + '\t' + spec.description + '\n';
+  return result;
+}
+
+std::vector<TensorSpec> read(const std::string& lines) {
+  std::vector<TensorSpec> specs;
+  std::istringstream in(lines);
+  for (std::string line; std::getline(in, line);) {
+    size_t tab = line.find('\t');
+    specs.push_back({line.substr(0, tab), line.substr(tab + 1)});
+  }
+  return specs;
+}
+
+}  // namespace
+
+std::vector<TensorSpec> describe_model(const torch::nn::Module& module) {
+  std::vector<TensorSpec> specs;
+  for (const auto& item : module.named_parameters()) specs.push_back(describe("parameter", item.key(), item.value()));
+  for (const auto& item : module.named_buffers()) specs.push_back(describe("buffer", item.key(), item.value()));
+  return specs;
+}
+
+std::string first_difference(const std::vector<TensorSpec>& mine, int my_rank, const std::vector<TensorSpec>& theirs,
+                             int their_rank) {
+  constexpr const char* kRemedy = "; build the same model on every rank";
+  size_t common = std::min(mine.size(), theirs.size());
+  for (size_t i = 0; i < common; ++i) {
+    if (mine[i] == theirs[i]) continue;
+    if (mine[i].name == theirs[i].name)
+      return text("rank ", my_rank, ": ", mine[i].name, " is ", mine[i].description, ", rank ", their_rank, " has ",
+                  theirs[i].description, kRemedy);
+    return text("rank ", my_rank, ": number ", i, " of the model's tensors is ", mine[i].name, ", on rank ", their_rank,
+                " it is ", theirs[i].name, kRemedy);
+  }
+  if (mine.size() > common)
+    return text("rank ", my_rank, ": has ", mine[common].name, ", which rank ", their_rank, " has not", kRemedy);
+  if (theirs.size() > common)
+    return text("rank ", my_rank, ": lacks ", theirs[common].name, ", which rank ", their_rank, " has", kRemedy);
+  return {};
+}
+
+std::string why_not_trainable(const torch::nn::Module& module, const ProcessGroup& group) {
+  auto because = [&](const auto&... parts) {
+    return text("rank ", group.rank(), ": DistributedDataParallel: ", parts...);
+  };
+  bool trains = false;
+  for (const auto& item : module.named_parameters()) {
+    const auto& parameter = item.value();
+    trains = trains || parameter.requires_grad();
+    if (parameter.device() != group.device())
+      return because("parameter '", item.key(), "' is on ", parameter.device(), ", the group works on ", group.device(),
+                     "; call model->to(world.device()) before wrapping");
+    if (parameter.requires_grad() && !c10::isFloatingType(parameter.scalar_type()))
+      return because("parameter '", item.key(), "' is ", parameter.scalar_type(),
+                     "; gradients of this dtype cannot be averaged");
+  }
+  if (!trains)
+    return because(
+        "no parameter of the model requires a gradient, so there is nothing to average; use the model as it is, or "
+        "call "
+        "requires_grad_() on what is to be trained");
+  return {};
+}
+
+void check_model(const torch::nn::Module& module, const ProcessGroup& group) {
+  for (const auto& reason : all_gather_strings(group, why_not_trainable(module, group)))
+    if (!reason.empty()) throw UsageError(reason);
+
+  constexpr int kReference = 0;
+  auto mine = describe_model(module);
+  auto reference = read(broadcast_string(group, write(mine), kReference));
+  for (const auto& difference : all_gather_strings(group, first_difference(mine, group.rank(), reference, kReference)))
+    if (!difference.empty()) throw MismatchError(difference);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+#include "base/rethrow.h"
+
+#include <gtest/gtest.h>
+
+#include <lockstep/error.h>
+
+namespace lockstep {
+namespace {
+
+template <class Kind>
+void keeps_its_kind() {
+  try {
+    rethrow_with_prefix(std::make_exception_ptr(Kind("broken")), "rank 1: ");
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "rank 1: broken");
+    EXPECT_EQ(typeid(error), typeid(Kind));
+  }
+}
+
+TEST(Rethrow, ErrorsKeepTheirKind) {
+  keeps_its_kind<Error>();
+  keeps_its_kind<UsageError>();
+  keeps_its_kind<PeerError>();
+  keeps_its_kind<TimeoutError>();
+  keeps_its_kind<MismatchError>();
+  keeps_its_kind<CheckpointError>();
+  keeps_its_kind<SystemError>();
+}
+
+TEST(Rethrow, ForeignExceptionsAreNested) {
+  try {
+    rethrow_with_prefix(std::make_exception_ptr(std::out_of_range("far")), "rank 1: ");
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "rank 1: far");
+    EXPECT_THROW(std::rethrow_if_nested(error), std::out_of_range);
+  }
+  try {
+    rethrow_with_prefix(std::make_exception_ptr(42), "rank 1: ");
+  } catch (const Error& error) {
+    EXPECT_THROW(std::rethrow_if_nested(error), int);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

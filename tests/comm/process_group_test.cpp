@@ -1,0 +1,220 @@
+#include <lockstep/process_group.h>
+
+#include <atomic>
+#include <future>
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/error.h>
+#include <lockstep/run_threads.h>
+
+#include "support/messages.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+ProcessGroup alone(const std::string& backend = "auto") {
+  return init_process_group({.backend = backend, .rank = 0, .world_size = 1});
+}
+
+TEST(ProcessGroup, OneRankAloneNeedsNobody) {
+  for (const std::string backend : {"auto", "threads"}) {
+    auto world = alone(backend);
+    EXPECT_EQ(world.rank(), 0);
+    EXPECT_EQ(world.size(), 1);
+    EXPECT_EQ(world.local_rank(), 0);
+    EXPECT_EQ(world.device(), c10::Device("cpu"));
+    auto tensor = at::arange(5, at::kFloat);
+    world.all_reduce(tensor, ReduceOp::kAvg);
+    EXPECT_TRUE(at::equal(tensor, at::arange(5, at::kFloat)));
+  }
+}
+
+TEST(ProcessGroup, CopiesAreTheSameGroup) {
+  auto world = alone();
+  auto copy = world;
+  EXPECT_EQ(copy, world);
+  EXPECT_NE(alone(), world);
+}
+
+TEST(ProcessGroup, BadArgumentsAreNamedAndTheGroupGoesOn) {
+  run_threads(2, [](ProcessGroup world) {
+    auto good = at::ones({4});
+    auto me = "rank " + std::to_string(world.rank());
+    expect_error<UsageError>([&] { world.all_reduce(at::Tensor()); }, me, "all_reduce", "undefined");
+    expect_error<UsageError>([&] { world.all_reduce(at::empty({2}, at::device(at::kMeta))); }, "meta", "cpu",
+                             "world.device()");
+    expect_error<UsageError>([&] { world.all_reduce(at::ones({2}, at::kComplexFloat)); }, "ComplexFloat", "dtypes");
+    expect_error<UsageError>([&] { world.all_reduce(at::ones({2}).to_sparse()); }, "Sparse", "dense");
+    expect_error<UsageError>([&] { world.all_reduce(at::ones({1}).expand({4})); }, "share memory", "contiguous()");
+    expect_error<UsageError>([&] { world.all_reduce(at::ones({2}, at::kInt), ReduceOp::kAvg); }, "avg", "Int",
+                             "use sum");
+    expect_error<UsageError>([&] { world.all_reduce(good, ReduceOp::kXor); }, "xor", "Float", "integer");
+    expect_error<UsageError>([&] { world.broadcast(good, 2); }, "src is rank 2", "0 to 1");
+    expect_error<UsageError>([&] { world.reduce(good, -1); }, "dst is rank -1");
+    expect_error<UsageError>([&] { world.all_gather(at::ones({7}), good); }, "7", "4", "8");
+    expect_error<UsageError>([&] { world.all_gather(at::ones({8}, at::kInt), good); }, "Int", "Float");
+    expect_error<UsageError>([&] { world.reduce_scatter(good, at::ones({9})); }, "9", "8");
+    expect_error<UsageError>([&] { world.all_to_all({good}, {good, good}); }, "1 tensors", "give 2");
+    expect_error<UsageError>([&] { world.send(good, world.rank()); }, "itself");
+    expect_error<UsageError>([&] { world.recv(good, 5); }, "src is rank 5");
+    int other = 1 - world.rank();
+    expect_error<UsageError>([&] { world.gather({good, good}, good, other); }, "only rank " + std::to_string(other));
+    expect_error<UsageError>([&] { world.scatter(good, {good}, world.rank()); }, "1 tensors", "give 2");
+    expect_error<UsageError>([&] { auto work = world.all_reduce_async(at::Tensor()); }, "undefined");
+
+    world.all_reduce(good);
+    EXPECT_TRUE(at::equal(good, at::full({4}, 2.0f)));
+  });
+}
+
+TEST(ProcessGroup, TensorsThatRequireGradAreChangedInPlace) {
+  run_threads(2, [](ProcessGroup world) {
+    auto parameter = at::full({2, 3}, world.rank() + 1.0).requires_grad_();
+    world.all_reduce(parameter);
+    world.all_reduce(parameter.t(), ReduceOp::kAvg);
+    EXPECT_TRUE(at::equal(parameter.detach(), at::full({2, 3}, 3.0)));
+    EXPECT_TRUE(parameter.is_leaf());
+  });
+}
+
+TEST(ProcessGroup, UnknownBackendsAreRefusedWithThoseThereAre) {
+  expect_error<UsageError>([] { alone("smoke"); }, "'smoke'", "threads", "auto");
+  expect_error<UsageError>([] { alone("nccl"); }, "'nccl'", "summary");
+}
+
+TEST(ProcessGroup, SenselessOptionsAreRefused) {
+  expect_error<UsageError>([] { init_process_group({.rank = 3, .world_size = 2}); }, "rank 3 of 2");
+  expect_error<UsageError>([] { init_process_group({.rank = 0}); }, "rank is given without world_size");
+  expect_error<UsageError>(
+      [] { init_process_group({.backend = "threads", .init_method = "tcp://x:1", .rank = 0, .world_size = 2}); },
+      "tcp://x:1", "file:///path");
+  expect_error<UsageError>([] { init_process_group({.rank = 0, .world_size = 1, .device = c10::Device("cuda:0")}); },
+                           "cuda:0");
+}
+
+TEST(ProcessGroup, AGroupInTheWrongBackendSaysSo) {
+  // Ranks that do not share a process cannot share the memory of one: simulated by what rank 0 would have written.
+  auto store = make_memory_store();
+  store->set("world/hub", "1 4096");
+  store->set("roll_call/0",
+             "2\n"
+             "0.1.0\n"
+             "1\n"
+             "elsewhere\n"
+             "elsewhere\n");
+  expect_error<UsageError>(
+      [&] { init_process_group({.backend = "threads", .rank = 1, .world_size = 2, .store = store}); },
+      "threads of one process", "rank 0 is process 1");
+}
+
+// Rank 2 stays away until the others have given it up.
+TEST(ProcessGroup, ALateRankIsNamedByTheTimeOut) {
+  for (const auto& backend : backends_under_test()) {
+    std::atomic<int> gave_up{0};
+    std::promise<void> all_gave_up;
+    auto run = [&](ProcessGroup world) {
+      if (world.rank() == 2) return all_gave_up.get_future().wait();
+      try {
+        world.all_reduce(at::ones({4}));
+        ADD_FAILURE() << "all_reduce returned without rank 2";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("all_reduce")) << backend;
+        if (++gave_up == 2) all_gave_up.set_value();
+        throw;
+      }
+    };
+    // The rank that times out first is the one whose error comes out; it may take the other along.
+    expect_error<TimeoutError>(
+        [&] { run_threads(3, run, {.backend = backend, .timeout = std::chrono::milliseconds(300)}); }, "all_reduce",
+        "time-out", "rank 2");
+  }
+}
+
+TEST(ProcessGroup, ABrokenGroupStaysBrokenAndSaysWhy) {
+  auto world = alone();
+  world.abort("the disk is full");
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    expect_error<PeerError>([&] { world.all_reduce(at::ones({1})); }, "all_reduce", "the disk is full");
+    expect_error<PeerError>([&] { world.barrier(); }, "barrier", "the disk is full");
+  }
+}
+
+TEST(ProcessGroup, DroppedWorkIsStillDone) {
+  run_threads(2, [](ProcessGroup world) {
+    auto tensor = at::ones({1000});
+    { auto dropped = world.all_reduce_async(tensor); }
+    world.barrier();
+    EXPECT_TRUE(at::equal(tensor, at::full({1000}, 2.0f)));
+  });
+}
+
+TEST(ProcessGroup, WorkOutlivesTheGroup) {
+  auto tensor = at::ones({1});
+  auto work = std::make_unique<Work>(alone().all_reduce_async(tensor));
+  try {
+    work->wait();  // done before the group went, or given up with it: either way no hang and no crash
+  } catch (const PeerError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("destroyed"));
+  }
+  EXPECT_TRUE(work->is_done());
+}
+
+TEST(RunThreads, RethrowsTheFirstFailureWithItsRank) {
+  for (const auto& backend : backends_under_test()) {
+    expect_error<UsageError>(
+        [&] {
+          run_threads(3,
+                      [](ProcessGroup world) {
+                        if (world.rank() == 1) throw UsageError("no such file");
+                        world.barrier();  // would wait forever
+                      },
+                      {.backend = backend});
+        },
+        "rank 1", "no such file");
+  }
+}
+
+TEST(RunThreads, WakesTheOthersWithPeerError) {
+  for (const auto& backend : backends_under_test()) {
+    std::atomic<int> woken{0};
+    EXPECT_THROW(run_threads(3,
+                             [&](ProcessGroup world) {
+                               if (world.rank() == 2) throw std::runtime_error("boom");
+                               try {
+                                 world.all_reduce(at::ones({100000}));
+                               } catch (const PeerError& error) {
+                                 if (std::string(error.what()).find("rank 2") != std::string::npos) ++woken;
+                                 throw;
+                               }
+                             },
+                             {.backend = backend}),
+                 Error);
+    EXPECT_EQ(woken, 2) << backend;
+  }
+}
+
+TEST(RunThreads, KeepsForeignExceptionsNested) {
+  try {
+    run_threads(2, [](ProcessGroup world) {
+      if (world.rank() == 0) throw std::out_of_range("beyond the end");
+      world.barrier();
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "rank 0: beyond the end");
+    EXPECT_THROW(std::rethrow_if_nested(error), std::out_of_range);
+  }
+}
+
+TEST(RunThreads, RefusesSenselessSizes) {
+  expect_error<UsageError>([] { run_threads(0, [](ProcessGroup) {}); }, "world_size is 0");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,1 @@
+#include <torch/nn/module.h>

@@ -1,0 +1,1 @@
+#include "optim/shard_plan.h"

@@ -1,0 +1,27 @@
+# Builds and runs the consumer against the installed package or against the source tree. Its build directory is kept, so
+# that a second run builds only what changed.
+
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "failed with ${result}: ${ARGN}")
+  endif()
+endfunction()
+
+set(build ${WORK}/${WAY})
+if(WAY STREQUAL "installed")
+  run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
+  set(where -D CMAKE_PREFIX_PATH=${WORK}/prefix)
+else()
+  set(where -D LOCKSTEP_SOURCE=${SOURCE})
+endif()
+run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${build} -G Ninja -D CMAKE_BUILD_TYPE=Release
+    -D Torch_DIR=${TORCH_DIR} "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}" ${where})
+run(${CMAKE_COMMAND} --build ${build})
+run(${build}/consumer)
+
+# A guest in another project builds no tests, examples or benchmarks.
+file(STRINGS ${build}/CMakeCache.txt guest REGEX "^LOCKSTEP_(TESTS|EXAMPLES|BENCHMARKS):BOOL=ON")
+if(guest)
+  message(FATAL_ERROR "as a subdirectory, these should default to OFF: ${guest}")
+endif()

@@ -1,0 +1,75 @@
+#include <lockstep/bucket_plan.h>
+
+#include <algorithm>
+#include <random>
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+using Buckets = std::vector<std::vector<size_t>>;
+
+GradientSpec floats(int64_t elements) {
+  return {elements, c10::ScalarType::Float, c10::Device(c10::kCPU)};
+}
+
+TEST(BucketPlan, GoesFromTheLastParameterToTheFirst) {
+  auto plan = plan_buckets({floats(10), floats(20), floats(30)});
+  EXPECT_EQ(plan.buckets, (Buckets{{2, 1, 0}}));
+}
+
+TEST(BucketPlan, ClosesABucketBeforeItsLimitIsPassed) {
+  auto plan =
+      plan_buckets({floats(1), floats(2), floats(2), floats(2), floats(1)}, {.first_bytes = 8, .cap_bytes = 16});
+  EXPECT_EQ(plan.buckets, (Buckets{{4}, {3, 2}, {1, 0}}));
+}
+
+TEST(BucketPlan, AGradientAboveTheLimitIsAlone) {
+  auto plan = plan_buckets({floats(1), floats(100), floats(1)}, {.first_bytes = 16, .cap_bytes = 16});
+  EXPECT_EQ(plan.buckets, (Buckets{{2}, {1}, {0}}));
+}
+
+TEST(BucketPlan, KeepsDtypesAndDevicesApart) {
+  auto half = floats(1);
+  half.dtype = c10::ScalarType::Half;
+  auto elsewhere = floats(1);
+  elsewhere.device = c10::Device(c10::kCUDA, 1);
+  auto plan = plan_buckets({floats(1), half, elsewhere, floats(1), half});
+  EXPECT_EQ(plan.buckets, (Buckets{{2}, {4, 1}, {3, 0}}));
+}
+
+TEST(BucketPlan, NothingNeedsNoBucket) {
+  EXPECT_TRUE(plan_buckets({}).buckets.empty());
+}
+
+TEST(BucketPlan, HoldsEveryGradientOnceWhateverTheSizes) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<GradientSpec> gradients(random() % 40 + 1);
+    for (auto& gradient : gradients) {
+      gradient = floats(random() % 3000);
+      if (random() % 3 == 0) gradient.dtype = c10::ScalarType::BFloat16;
+    }
+    BucketLimits limits{.first_bytes = static_cast<int64_t>(random() % 4000),
+                        .cap_bytes = static_cast<int64_t>(random() % 9000)};
+    auto plan = plan_buckets(gradients, limits);
+    std::vector<int> seen(gradients.size());
+    for (const auto& bucket : plan.buckets) {
+      ASSERT_FALSE(bucket.empty());
+      int64_t bytes = 0;
+      for (size_t index : bucket) {
+        ++seen[index];
+        EXPECT_EQ(gradients[index].dtype, gradients[bucket[0]].dtype);
+        bytes += gradients[index].elements * static_cast<int64_t>(c10::elementSize(gradients[index].dtype));
+      }
+      EXPECT_TRUE(std::is_sorted(bucket.rbegin(), bucket.rend()));
+      EXPECT_TRUE(bucket.size() == 1 || bytes <= std::max(limits.first_bytes, limits.cap_bytes));
+    }
+    EXPECT_EQ(seen, std::vector<int>(gradients.size(), 1));
+    EXPECT_EQ(plan.buckets, plan_buckets(gradients, limits).buckets);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,171 @@
+#include <lockstep/store.h>
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include <lockstep/error.h>
+
+#include "support/messages.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// A path for one store, gone with the object.
+class TemporaryPath {
+ public:
+  TemporaryPath() : folder_(std::filesystem::temp_directory_path() / ("lockstep_store_" + std::to_string(::getpid()))) {
+    static int count = 0;
+    folder_ += "_" + std::to_string(count++);
+    std::filesystem::create_directories(folder_);
+  }
+  ~TemporaryPath() { std::filesystem::remove_all(folder_); }
+  std::string file() const { return (folder_ / "store").string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+/// Two handles of one store, as two ranks have them.
+struct Pair {
+  std::shared_ptr<Store> one, two;
+};
+
+class Stores : public testing::TestWithParam<std::string> {
+ protected:
+  Pair open() {
+    if (GetParam() == "file") return {open_file_store(path_.file()), open_file_store(path_.file())};
+    auto memory = make_memory_store();
+    if (GetParam() == "memory") return {memory, memory};
+    return {with_prefix(memory, "a/"), with_prefix(memory, "a/")};
+  }
+  TemporaryPath path_;
+};
+
+TEST_P(Stores, WhatOneRankSetsAnotherGets) {
+  auto [one, two] = open();
+  std::string bytes("any\0bytes\n\xff", 11);
+  one->set("key", bytes);
+  EXPECT_EQ(two->get("key", 1s), bytes);
+  one->set("key", "");
+  EXPECT_EQ(two->get("key", 1s), "");
+  two->set(std::string("k\0ey", 4), "other");
+  EXPECT_EQ(one->get(std::string("k\0ey", 4), 1s), "other");
+  EXPECT_EQ(one->get("key", 1s), "");
+}
+
+TEST_P(Stores, GetWaitsForTheValue) {
+  auto [one, two] = open();
+  std::thread setter([store = two] { store->set("later", "here"); });
+  EXPECT_EQ(one->get("later", 10s), "here");
+  setter.join();
+}
+
+TEST_P(Stores, WaitingEndsWithTheNamesOfTheKeysThatDidNotCome) {
+  auto [one, two] = open();
+  two->set("present", "1");
+  expect_error<TimeoutError>([&] { one->wait({"present", "absent", "gone"}, 20ms); }, "absent and", "gone", "20 ms");
+  expect_error<TimeoutError>([&] { one->get("absent", 20ms); }, "absent");
+}
+
+TEST_P(Stores, AddCountsFromZeroOverAllRanks) {
+  auto [one, two] = open();
+  EXPECT_EQ(one->add("n", 5), 5);
+  EXPECT_EQ(two->add("n", -7), -2);
+  EXPECT_EQ(one->get("n", 1s), "-2");
+  one->set("word", "five");
+  expect_error<UsageError>([&] { two->add("word", 1); }, "word", "five");
+}
+
+TEST_P(Stores, AddLosesNothingWhenManyAddAtOnce) {
+  auto [one, two] = open();
+  std::vector<std::thread> threads;
+  for (auto store : {one, two, one, two})
+    threads.emplace_back([store] {
+      for (int i = 0; i < 100; ++i) store->add("n", 1);
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(one->add("n", 0), 400);
+}
+
+TEST_P(Stores, CompareSetChangesOnlyWhatWasExpected) {
+  auto [one, two] = open();
+  EXPECT_EQ(one->compare_set("k", "wrong", "x"), "");
+  EXPECT_FALSE(two->check({"k"}));
+  EXPECT_EQ(one->compare_set("k", "", "first"), "first");
+  EXPECT_EQ(two->compare_set("k", "", "second"), "first");
+  EXPECT_EQ(two->compare_set("k", "first", "second"), "second");
+  EXPECT_EQ(one->get("k", 1s), "second");
+}
+
+TEST_P(Stores, CheckAndErase) {
+  auto [one, two] = open();
+  one->set("a", "1");
+  EXPECT_TRUE(two->check({"a"}));
+  EXPECT_FALSE(two->check({"a", "b"}));
+  EXPECT_TRUE(two->check({}));
+  EXPECT_TRUE(two->erase("a"));
+  EXPECT_FALSE(one->erase("a"));
+  EXPECT_FALSE(one->check({"a"}));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Stores, testing::Values("memory", "file", "prefix"),
+                         [](auto& info) { return info.param; });
+
+TEST(PrefixStore, KeepsPrefixesApart) {
+  auto memory = make_memory_store();
+  with_prefix(memory, "a/")->set("k", "1");
+  EXPECT_FALSE(with_prefix(memory, "b/")->check({"k"}));
+  EXPECT_EQ(memory->get("a/k", 1s), "1");
+}
+
+TEST(FileStore, IsRemovedByTheLastToCloseIt) {
+  TemporaryPath path;
+  auto one = open_file_store(path.file());
+  auto two = open_file_store(path.file());
+  one.reset();
+  EXPECT_TRUE(std::filesystem::exists(path.file()));
+  two.reset();
+  EXPECT_FALSE(std::filesystem::exists(path.file()));
+}
+
+TEST(FileStore, IsForItsOwnerOnly) {
+  TemporaryPath path;
+  auto store = open_file_store(path.file());
+  auto permissions = std::filesystem::status(path.file()).permissions();
+  EXPECT_EQ(permissions, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
+TEST(FileStore, ForgetsARecordThatADyingProcessLeftUnfinished) {
+  TemporaryPath path;
+  auto store = open_file_store(path.file());
+  store->set("before", "1");
+  auto whole = std::filesystem::file_size(path.file());
+  store->set("unfinished", "a value that will be cut");
+  auto end = std::filesystem::file_size(path.file());
+  for (auto cut = whole + 1; cut < end; ++cut) {
+    TemporaryPath copy;
+    std::filesystem::copy_file(path.file(), copy.file());
+    std::filesystem::resize_file(copy.file(), cut);
+    auto reopened = open_file_store(copy.file());
+    EXPECT_TRUE(reopened->check({"before"})) << cut;
+    EXPECT_FALSE(reopened->check({"unfinished"})) << cut;
+    reopened->set("after", "2");
+    EXPECT_EQ(open_file_store(copy.file())->get("after", 1s), "2") << cut;
+  }
+}
+
+TEST(FileStore, SaysWhichFileItCannotOpen) {
+  expect_error<SystemError>([] { open_file_store("/nonexistent/folder/store"); }, "open", "/nonexistent/folder/store",
+                            "No such file");
+}
+
+}  // namespace
+}  // namespace lockstep
