@@ -23,6 +23,8 @@ function(print_parts)
   file(WRITE ${CMAKE_BINARY_DIR}/parts_missing.txt "${missing}")  # ./test lists these at the end of a run
 endfunction()
 
+# Torch's targets must reach a project that adds this one as a subdirectory.
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 lockstep_find_torch()
 part("LibTorch" TRUE "${Torch_VERSION} in ${TORCH_INSTALL_PREFIX}" "")
 

@@ -119,6 +119,7 @@ int main(int argc, char** argv) {
   }
   try {
     torch::set_num_threads(1);  // one core for each rank
+    lockstep::prefer_fast_convolutions();
     if (threads > 0)
       lockstep::run_threads(threads, [&](lockstep::ProcessGroup world) { train(world, settings); });
     else

@@ -14,5 +14,6 @@
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
 #include <lockstep/store.h>
+#include <lockstep/torch_version.h>
 #include <lockstep/version.h>
 #include <lockstep/work.h>

@@ -3,6 +3,7 @@
 #include <map>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 namespace lockstep {
 namespace {
@@ -11,7 +12,7 @@ constexpr int64_t kChunkBytes = 25 << 20;
 
 void broadcast_chunk(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root) {
   if (tensors.size() == 1) return group.broadcast(tensors[0], root);
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   std::vector<at::Tensor> flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.detach().reshape({-1}));
   auto chunk = at::cat(flat);

@@ -1,6 +1,7 @@
 #include "comm/dense.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 namespace lockstep::detail {
 namespace {
@@ -17,20 +18,20 @@ std::vector<at::Tensor> each(const std::vector<at::Tensor>& tensors, Convert con
 
 at::Tensor dense_input(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return {};
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   return tensor.detach().contiguous().view({-1});
 }
 
 at::Tensor dense_output(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return {};
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   if (tensor.is_contiguous()) return tensor.detach().view({-1});
   return at::empty({tensor.numel()}, tensor.options().requires_grad(false));
 }
 
 void store(const at::Tensor& tensor, const at::Tensor& dense) {
   if (!dense.defined() || tensor.data_ptr() == dense.data_ptr()) return;
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   tensor.detach().copy_(dense.view(tensor.sizes()));
 }
 

@@ -19,26 +19,21 @@ Group::~Group() {
   abort(std::make_exception_ptr(PeerError("the process group was destroyed on this rank")));
 }
 
-void Group::throw_if_broken(const char* name) {
-  std::exception_ptr failure;
-  {
-    std::lock_guard lock(mutex_);
-    failure = failure_;
-  }
-  if (failure)
-    rethrow_with_prefix(failure,
-                        text("rank ", membership_.rank, ": ", name, ": the group is broken by an earlier error: "));
+std::exception_ptr Group::failure() {
+  std::lock_guard lock(mutex_);
+  return failure_;
 }
 
 void Group::guard(const char* name, const std::function<void(Deadline)>& body) {
-  throw_if_broken(name);
+  std::string call = text("rank ", membership_.rank, ": ", name, ": ");
+  if (auto earlier = failure()) rethrow_with_prefix(earlier, call + "the group is broken by an earlier error: ");
   try {
     body(std::chrono::steady_clock::now() + membership_.timeout);
   } catch (...) {
     // The other ranks may be in the middle of this call, so that none after it can succeed: the group is over.
-    auto cause = std::current_exception();
-    abort(cause);
-    rethrow_with_prefix(cause, text("rank ", membership_.rank, ": ", name, ": "));
+    auto cause = mark_broken(std::current_exception());
+    wake();
+    rethrow_with_prefix(cause, call);
   }
 }
 
@@ -52,12 +47,18 @@ Work Group::submit(const char* name, Call call) {
 }
 
 void Group::abort(std::exception_ptr cause) {
-  {
-    std::lock_guard lock(mutex_);
-    if (failure_) return;
-    failure_ = cause;
-  }
-  backend_->abort(cause);
+  mark_broken(std::move(cause));
+  wake();
+}
+
+std::exception_ptr Group::mark_broken(std::exception_ptr cause) {
+  std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = std::move(cause);
+  return failure_;
+}
+
+void Group::wake() {
+  backend_->abort(failure());
 }
 
 }  // namespace lockstep::detail

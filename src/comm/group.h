@@ -45,11 +45,16 @@ class Group {
   /// For calls outside the order of collectives: runs `body` now, and breaks the group when it throws.
   void guard(const char* name, const std::function<void(Deadline)>& body);
 
-  /// Breaks the group: see Backend::abort.
+  /// Breaks the group: see Backend::abort. In two steps for those who break several groups at once, so that none takes
+  /// the closed connections of another for the cause.
   void abort(std::exception_ptr cause);
+  /// Calls fail from here on with the cause, or with the earlier one that there is; returns which.
+  std::exception_ptr mark_broken(std::exception_ptr cause);
+  /// Wakes the calls that wait.
+  void wake();
 
  private:
-  void throw_if_broken(const char* name);
+  std::exception_ptr failure();
 
   const Membership membership_;
   const std::shared_ptr<Store> store_;  // kept open for as long as the group lives

@@ -8,17 +8,19 @@
 
 #include "base/rethrow.h"
 #include "base/text.h"
+#include "comm/group.h"
+#include "comm/join.h"
 
 namespace lockstep {
 namespace {
 
-/// The error that came first, and the groups to wake when it comes.
+/// The error that came first, and the groups to break when it comes.
 class FirstFailure {
  public:
-  void joined(const ProcessGroup& group) {
+  void joined(const std::shared_ptr<detail::Group>& group) {
     std::lock_guard lock(mutex_);
     groups_.push_back(group);
-    if (error_) group.abort(reason());
+    if (error_) group->abort(consequence());
   }
 
   void failed(int rank, std::exception_ptr error) {
@@ -26,7 +28,8 @@ class FirstFailure {
     if (error_) return;
     error_ = error;
     rank_ = rank;
-    for (const auto& group : groups_) group.abort(reason());
+    for (const auto& group : groups_) group->mark_broken(consequence());
+    for (const auto& group : groups_) group->wake();
   }
 
   void rethrow() const {
@@ -36,12 +39,14 @@ class FirstFailure {
   }
 
  private:
-  std::string reason() const { return text("rank ", rank_, " failed: ", message_of(error_)); }
+  std::exception_ptr consequence() const {
+    return std::make_exception_ptr(PeerError(text("rank ", rank_, " failed: ", message_of(error_))));
+  }
 
   std::mutex mutex_;
-  std::vector<ProcessGroup> groups_;  // guarded by mutex_
-  std::exception_ptr error_;          // guarded by mutex_ until the threads are joined
-  int rank_ = 0;                      // guarded by mutex_ until the threads are joined
+  std::vector<std::shared_ptr<detail::Group>> groups_;  // guarded by mutex_
+  std::exception_ptr error_;                            // guarded by mutex_ until the threads are joined
+  int rank_ = 0;                                        // guarded by mutex_ until the threads are joined
 };
 
 }  // namespace
@@ -54,13 +59,13 @@ void run_threads(int world_size, const std::function<void(ProcessGroup)>& rank_m
   for (int rank = 0; rank < world_size; ++rank) {
     ranks.emplace_back([&, rank] {
       try {
-        auto group = init_process_group({.backend = options.backend,
-                                         .rank = rank,
-                                         .world_size = world_size,
-                                         .timeout = options.timeout,
-                                         .store = store});
+        auto group = detail::join({.backend = options.backend,
+                                   .rank = rank,
+                                   .world_size = world_size,
+                                   .timeout = options.timeout,
+                                   .store = store});
         failure.joined(group);
-        rank_main(group);
+        rank_main(ProcessGroup(group));
       } catch (...) {
         failure.failed(rank, std::current_exception());
       }

@@ -1,6 +1,7 @@
 #include "parallel/bucket.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 namespace lockstep {
 namespace {
@@ -16,7 +17,7 @@ int64_t aligned(int64_t elements, int64_t element_bytes) {
 
 Bucket::Bucket(const ProcessGroup& group, const std::vector<at::Tensor>& parameters, int64_t extra)
     : group_(group), missing_(parameters.size()) {
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   int64_t width = static_cast<int64_t>(parameters.front().element_size());
   int64_t total = extra;
   for (const auto& parameter : parameters) total += aligned(parameter.numel(), width);

@@ -116,7 +116,7 @@ void Reducer::begin() {
 
 // Copies the gradient, unless autograd has accumulated into the bucket's memory already.
 void Reducer::put_in_bucket(size_t parameter) {
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   const auto& gradient = parameters_[parameter].tensor.grad();
   const auto& view = view_of(parameter);
   if (!gradient.defined()) {
@@ -147,7 +147,7 @@ void Reducer::mark_use() {
 
 void Reducer::finish() {
   std::lock_guard lock(mutex_);
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   // What got no gradient goes in as it stands, so that the buckets can leave and no rank waits for this one. Where its
   // old gradient lies in the bucket, the reduction writes over it: keep it.
   std::vector<at::Tensor> kept(parameters_.size());

@@ -20,6 +20,8 @@
 #include <lockstep/logging.h>
 #include <lockstep/run_threads.h>
 
+#include "support/temporary_folder.h"
+
 namespace {
 
 using lockstep::distributed_indices;
@@ -137,8 +139,8 @@ TEST(DistributedIndices, AreThoseOfPython) {
   if (python == nullptr || *python == '\0') {
     GTEST_SKIP() << "needs Python's torch: apt-get install python3-torch, and set LOCKSTEP_TEST_PYTHON to python3";
   }
-  const auto folder = std::filesystem::temp_directory_path() / ("lockstep_oracle_" + std::to_string(::getpid()));
-  std::filesystem::create_directory(folder);
+  const TemporaryFolder temporary;
+  const auto& folder = temporary.path();
   const std::vector<OracleCase> cases = oracle_cases();
   {
     std::ofstream in(folder / "in");
@@ -157,7 +159,6 @@ TEST(DistributedIndices, AreThoseOfPython) {
     const Indices expected{std::istream_iterator<size_t>(numbers), std::istream_iterator<size_t>()};
     ASSERT_EQ(distributed_indices(c.n, c.rank, c.replicas, c.options, c.epoch), expected) << c;
   }
-  std::filesystem::remove_all(folder);
   RecordProperty("cases", static_cast<int>(cases.size()));
 }
 

@@ -15,6 +15,8 @@
 
 #include <lockstep/error.h>
 
+#include "support/temporary_folder.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -36,13 +38,10 @@ Bytes header(int type, const std::vector<uint32_t>& extents) {
 class Idx : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("lockstep_idx_" + std::to_string(::getpid()));
-    fs::create_directory(folder_);
     if (const char* data = std::getenv("LOCKSTEP_DATA")) data_before_ = data;
     ::unsetenv("LOCKSTEP_DATA");
   }
   void TearDown() override {
-    fs::remove_all(folder_);
     if (!data_before_.empty()) ::setenv("LOCKSTEP_DATA", data_before_.c_str(), 1);
   }
 
@@ -89,7 +88,8 @@ class Idx : public testing::Test {
     EXPECT_NE(message.find(file.string()), std::string::npos) << message;
   }
 
-  fs::path folder_;
+  TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
   std::string data_before_;
 };
 

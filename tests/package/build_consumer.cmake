@@ -16,7 +16,7 @@ else()
   set(where -D LOCKSTEP_SOURCE=${SOURCE})
 endif()
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${build} -G Ninja -D CMAKE_BUILD_TYPE=Release
-    -D Torch_DIR=${TORCH_DIR} "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}" ${where})
+    -D Torch_DIR=${TORCH_DIR} ${where})
 run(${CMAKE_COMMAND} --build ${build})
 run(${build}/consumer)
 

@@ -249,8 +249,8 @@ TEST(DistributedDataParallel, RefusesAModelItCannotTrainOnEveryRank) {
     expect_error<UsageError>([&] { DistributedDataParallel ddp(frozen, world); }, "rank 1", "nothing to average");
     Mlp elsewhere;
     if (world.rank() == 1) elsewhere->register_parameter("extra", torch::empty({2}, torch::kMeta));
-    expect_error<UsageError>([&] { DistributedDataParallel ddp(elsewhere, world); }, "rank 1",
-                             "'extra' is on meta", "model->to(world.device())");
+    expect_error<UsageError>([&] { DistributedDataParallel ddp(elsewhere, world); }, "rank 1", "'extra' is on meta",
+                             "model->to(world.device())");
     expect_error<UsageError>([&] { DistributedDataParallel ddp(std::shared_ptr<MlpImpl>(), world); }, "empty");
   });
 }

@@ -17,6 +17,7 @@
 
 #include "parallel/models.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -109,8 +110,6 @@ TEST(Parity, EqualsOneProcessOnTheConcatenatedBatch) {
 class PythonOracle {
  public:
   PythonOracle(const std::string& python, int size, const Setting& setting) {
-    folder_ = std::filesystem::temp_directory_path() / ("lockstep_oracle_" + std::to_string(::getpid()));
-    std::filesystem::create_directories(folder_);
     std::string script = LOCKSTEP_TEST_SOURCE_DIR "/parallel/ddp_oracle.py";
     std::vector<pid_t> pids;
     for (int rank = 0; rank < size; ++rank) {
@@ -120,7 +119,7 @@ class PythonOracle {
                                      std::to_string(size),
                                      setting.optimizer,
                                      setting.dtype == at::kDouble ? "float64" : "float32",
-                                     folder_.string()};
+                                     folder_.path().string()};
       std::vector<char*> arguments;
       for (auto& word : words) arguments.push_back(word.data());
       arguments.push_back(nullptr);
@@ -135,10 +134,8 @@ class PythonOracle {
       if (status != 0) throw std::runtime_error("the Python oracle failed with status " + std::to_string(status));
     }
   }
-  ~PythonOracle() { std::filesystem::remove_all(folder_); }
-
   std::vector<double> values() const {
-    std::ifstream file(folder_ / "result", std::ios::binary);
+    std::ifstream file(folder_.path() / "result", std::ios::binary);
     std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
     std::vector<double> result(bytes.size() / sizeof(double));
     std::copy_n(bytes.data(), result.size() * sizeof(double), reinterpret_cast<char*>(result.data()));
@@ -146,7 +143,7 @@ class PythonOracle {
   }
 
  private:
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 TEST(Parity, EqualsPythonsDistributedDataParallel) {

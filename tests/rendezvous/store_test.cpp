@@ -12,25 +12,20 @@
 #include <lockstep/error.h>
 
 #include "support/messages.h"
+#include "support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
 
 using namespace std::chrono_literals;
 
-/// A path for one store, gone with the object.
+/// A path for one store.
 class TemporaryPath {
  public:
-  TemporaryPath() : folder_(std::filesystem::temp_directory_path() / ("lockstep_store_" + std::to_string(::getpid()))) {
-    static int count = 0;
-    folder_ += "_" + std::to_string(count++);
-    std::filesystem::create_directories(folder_);
-  }
-  ~TemporaryPath() { std::filesystem::remove_all(folder_); }
-  std::string file() const { return (folder_ / "store").string(); }
+  std::string file() const { return (folder_.path() / "store").string(); }
 
  private:
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 /// Two handles of one store, as two ranks have them.

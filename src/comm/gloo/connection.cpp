@@ -64,7 +64,7 @@ std::shared_ptr<::gloo::transport::Device> open_device(bool one_host) {
   }
 }
 
-constexpr auto kAbortWake = std::chrono::milliseconds(1);
+constexpr auto kAbortWait = std::chrono::milliseconds(1);
 constexpr uint64_t kAbortSlot = ~uint64_t{0};
 
 }  // namespace
@@ -72,6 +72,14 @@ constexpr uint64_t kAbortSlot = ~uint64_t{0};
 Shipment::Shipment(::gloo::Context& context, Direction direction, const Parcel& parcel, uint64_t slot)
     : peer_(parcel.peer), direction_(direction), buffer_(context.createUnboundBuffer(parcel.data, parcel.bytes)) {
   direction == Direction::kSend ? buffer_->send(parcel.peer, slot) : buffer_->recv(parcel.peer, slot);
+}
+
+bool Shipment::wait(std::chrono::milliseconds limit) {
+  return is_send() ? buffer_->waitSend(limit) : buffer_->waitRecv(limit);
+}
+
+void Shipment::interrupt() {
+  is_send() ? buffer_->abortWaitSend() : buffer_->abortWaitRecv();
 }
 
 Connection::Connection(const BackendContext& context) : rank_(context.rank), size_(context.size) {
@@ -111,19 +119,35 @@ Shipment Connection::start_recv(const Parcel& parcel, uint64_t slot) {
   }
 }
 
+bool Connection::wait(Shipment& shipment, std::chrono::milliseconds limit) {
+  {
+    std::lock_guard lock(mutex_);
+    if (cause_) std::rethrow_exception(cause_);
+    waited_for_.push_back(&shipment);
+  }
+  struct Release {
+    Connection& connection;
+    Shipment* shipment;
+    ~Release() {
+      std::lock_guard lock(connection.mutex_);
+      std::erase(connection.waited_for_, shipment);
+    }
+  } release{*this, &shipment};
+  return shipment.wait(limit);
+}
+
 void Connection::finish(Shipment& shipment, Deadline deadline) {
   auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   auto limit = deadline == Deadline::max() ? ::gloo::kNoTimeout : std::max(left, std::chrono::milliseconds(1));
-  bool is_send = shipment.direction() == Shipment::Direction::kSend;
   try {
-    bool done = is_send ? shipment.buffer().waitSend(limit) : shipment.buffer().waitRecv(limit);
-    if (!done)
-      throw PeerError(text("the message ", is_send ? "to" : "from", " rank ", shipment.peer(), " was withdrawn"));
+    if (wait(shipment, limit)) return;
+    throw_if_aborted();
+    throw PeerError(text("the message of rank ", shipment.peer(), " was withdrawn on this rank"));
   } catch (const ::gloo::Exception& error) {
     throw_if_aborted();
     if (std::chrono::steady_clock::now() >= deadline)
-      throw TimeoutError(text("time-out: rank ", shipment.peer(), is_send ? " did not take" : " did not send",
-                              " its part of this call"));
+      throw TimeoutError(text("time-out: rank ", shipment.peer(),
+                              shipment.is_send() ? " did not take" : " did not send", " its part of this call"));
     throw PeerError(text("rank ", shipment.peer(), " is gone: ", error.what()));
   }
 }
@@ -133,18 +157,21 @@ void Connection::abort(std::exception_ptr cause) noexcept {
     std::lock_guard lock(mutex_);
     if (cause_) return;
     cause_ = cause;
+    for (Shipment* shipment : waited_for_) shipment->interrupt();
   }
   if (!context_) return;
-  // A wait that times out fails every pair of the context, and with them every other wait: Gloo has no other way to
-  // wake a thread that waits in it.
-  try {
-    char nothing = 0;
-    int peer = rank_ == 0 ? 1 : 0;
-    auto buffer = context_->createUnboundBuffer(&nothing, 1);
-    buffer->recv(peer, kAbortSlot);
-    buffer->waitRecv(kAbortWake);
-  } catch (const std::exception&) {
-    // as intended
+  // The other ranks must see this one gone. Gloo closes connections for good when a wait on any of them times out; one
+  // that is broken already refuses the receive at once, so try until one does wait.
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    try {
+      char nothing = 0;
+      auto buffer = context_->createUnboundBuffer(&nothing, 1);
+      buffer->recv(peer, kAbortSlot);
+      buffer->waitRecv(kAbortWait);
+    } catch (const std::exception&) {
+      // as intended
+    }
   }
 }
 

@@ -27,8 +27,12 @@ class Shipment {
   Shipment(::gloo::Context& context, Direction direction, const Parcel& parcel, uint64_t slot);
 
   int peer() const { return peer_; }
-  ::gloo::transport::UnboundBuffer& buffer() { return *buffer_; }
-  Direction direction() const { return direction_; }
+  bool is_send() const { return direction_ == Direction::kSend; }
+
+  /// As Gloo's: false when interrupted, an exception after the limit, which also fails all pairs of the context.
+  bool wait(std::chrono::milliseconds limit);
+  /// Ends the wait that is under way, or else the next.
+  void interrupt();
 
  private:
   int peer_;
@@ -53,12 +57,14 @@ class Connection {
 
  private:
   void throw_if_aborted();
+  bool wait(Shipment& shipment, std::chrono::milliseconds limit);
 
   const int rank_;
   const int size_;
   std::shared_ptr<::gloo::rendezvous::Context> context_;  // constant after construction; none for a single rank
   std::mutex mutex_;
-  std::exception_ptr cause_;  // guarded by mutex_
+  std::exception_ptr cause_;           // guarded by mutex_
+  std::vector<Shipment*> waited_for_;  // guarded by mutex_: what threads wait for now
 };
 
 }  // namespace lockstep::gloo_backend

@@ -40,8 +40,7 @@ class GlooTransfer final : public Transfer {
 
   ~GlooTransfer() override {
     if (!waiter_.valid()) return;
-    auto& buffer = shipment_.buffer();
-    shipment_.direction() == Shipment::Direction::kSend ? buffer.abortWaitSend() : buffer.abortWaitRecv();
+    shipment_.interrupt();
     waiter_.wait();
   }
 

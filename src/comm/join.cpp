@@ -1,3 +1,5 @@
+#include "comm/join.h"
+
 #include <algorithm>
 
 #include <lockstep/environment.h>
@@ -7,7 +9,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/backend_registry.h"
-#include "comm/group.h"
 #include "rendezvous/roll_call.h"
 
 namespace lockstep {
@@ -80,7 +81,7 @@ c10::Device choose_device(const ProcessGroupOptions& options) {
 
 }  // namespace
 
-ProcessGroup init_process_group(const ProcessGroupOptions& options) {
+std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) {
   auto device = choose_device(options);
   auto [rank, world_size] = find_place(options);
   auto backend_name = choose_backend(options.backend, world_size);
@@ -93,7 +94,11 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
   detail::Membership membership{rank, world_size, local_rank_of(peers, rank), device, backend_name, options.timeout};
   auto backend = make_backend({rank, world_size, with_prefix(store, "world/"), on_one_host(peers), options.timeout});
   log_info(text("rank ", rank, " of ", world_size, " joined, backend ", backend_name));
-  return ProcessGroup(std::make_shared<detail::Group>(std::move(membership), std::move(store), std::move(backend)));
+  return std::make_shared<Group>(std::move(membership), std::move(store), std::move(backend));
+}
+
+ProcessGroup init_process_group(const ProcessGroupOptions& options) {
+  return ProcessGroup(detail::join(options));
 }
 
 }  // namespace lockstep
