@@ -7,8 +7,12 @@ has_command() { command -v "$1" >/dev/null 2>&1; }
 has_header() { printf '#include <%s>\n' "$1" | c++ -std=c++20 -E -x c++ - >/dev/null 2>&1; }
 wheel_torch() { "$1" -c 'import torch, os; assert os.path.isdir(torch.utils.cmake_prefix_path)' 2>/dev/null; }
 has_libtorch() {
-  [ -n "${CMAKE_PREFIX_PATH:-}${Torch_DIR:-}" ] || has_header torch/version.h || has_header torch/csrc/api/include/torch/version.h ||
-    wheel_torch python3 || wheel_torch /usr/bin/python3
+  local folder
+  [ -e "${Torch_DIR:-}/TorchConfig.cmake" ] && return
+  for folder in $(tr ':;' '  ' <<<"${CMAKE_PREFIX_PATH:-}"); do
+    [ -e "$folder/share/cmake/Torch/TorchConfig.cmake" ] && return
+  done
+  has_header torch/csrc/api/include/torch/version.h || wheel_torch python3 || wheel_torch /usr/bin/python3
 }
 has_python_torch() { python3 -c 'import torch' 2>/dev/null || /usr/bin/python3 -c 'import torch' 2>/dev/null; }
 has_fashion_mnist() {
@@ -16,9 +20,10 @@ has_fashion_mnist() {
 }
 
 # need WHAT PACKAGES CHECK...: without it nothing can be built. want: the same for what we can do without.
-required=() optional=() packages=()
-need() { local what=$1 debs=$2; shift 2; "$@" || { required+=("$what"); packages+=($debs); }; }
-want() { local what=$1 debs=$2; shift 2; "$@" || { optional+=("$what"); packages+=($debs); }; }
+required=() required_packages=() optional=() optional_packages=()
+need() { local what=$1 debs=$2; shift 2; "$@" || { required+=("$what"); required_packages+=($debs); }; }
+want() { local what=$1 debs=$2; shift 2; "$@" || { optional+=("$what"); optional_packages+=($debs); }; }
+listed() { printf '%s, ' "$@" | sed 's/, $//'; }
 
 # For building the library at all.
 need_library() {
@@ -32,27 +37,28 @@ need_library() {
   want 'ccache (faster second builds)' ccache has_command ccache
 }
 
-# Installs what is missing, if it can; without apt it goes on when only optional parts are missing.
+as_root() { if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi; }
+apt_install() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"; }
+
+# Installs what is missing, if it can; goes on when only optional parts stay missing.
 install_missing() {
-  [ ${#packages[@]} -gt 0 ] || { say 'All parts are installed.'; return; }
-  say "Missing on this machine: $(printf '%s, ' "${required[@]}" "${optional[@]}" | sed 's/, $//')"
-  local root=()
-  [ "$(id -u)" -eq 0 ] || root=(sudo)
+  [ $((${#required[@]} + ${#optional[@]})) -gt 0 ] || { say 'All parts are installed.'; return; }
+  say "Missing on this machine: $(listed "${required[@]}" "${optional[@]}")"
   if has_command apt-get && { [ "$(id -u)" -eq 0 ] || has_command sudo; }; then
-    say "Installing with apt-get: ${packages[*]}"
-    if "${root[@]}" apt-get update -qq &&
-      "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${packages[@]}"; then
-      return
-    fi
-    say 'apt-get could not install them.'
+    say "Installing with apt-get: ${required_packages[*]} ${optional_packages[*]}"
+    as_root apt-get update -qq || true
+    if apt_install "${required_packages[@]}" "${optional_packages[@]}"; then return; fi
+    # A package that this release does not have must not keep the others out.
+    [ ${#required[@]} -eq 0 ] || { apt_install "${required_packages[@]}" && required=(); }
+    say 'apt-get could not install all of them.'
   else
     say 'They cannot be installed here: there is no apt-get, or no right to use it.'
   fi
   if [ ${#required[@]} -gt 0 ]; then
-    say "lockstep cannot be built without: $(printf '%s, ' "${required[@]}" | sed 's/, $//')"
+    say "lockstep cannot be built without: $(listed "${required[@]}")"
     exit 1
   fi
-  say 'Going on without them.'
+  say 'Going on with what there is.'
 }
 
 # configure TESTS: the release build in build/, with or without tests.

@@ -18,7 +18,7 @@ namespace lockstep {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// A message between two ranks under way.
+/// A message between two ranks under way. Thread-safe.
 class LOCKSTEP_EXPORT Transfer {
  public:
   virtual ~Transfer();

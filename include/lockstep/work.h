@@ -13,7 +13,7 @@ class Completion;
 /// An asynchronous call under way. A cheap handle; copies mean the same call.
 ///
 /// Thread-safe. A collective goes on when its Work is dropped; the Work of send_async and recv_async must be kept until
-/// wait() has returned, since dropping it withdraws the transfer.
+/// it is done, since a message cannot be taken back: on some backends dropping it breaks the group.
 class LOCKSTEP_EXPORT Work {
  public:
   explicit Work(std::shared_ptr<detail::Completion> completion);

@@ -23,11 +23,21 @@ void rethrow_with_prefix(const std::exception_ptr& error, const std::string& pre
     rethrow_kind<MismatchError>(original, message);
     rethrow_kind<CheckpointError>(original, message);
     rethrow_kind<SystemError>(original, message);
-    throw Error(message);
+    std::throw_with_nested(Error(message));  // what an earlier pass has nested must not be lost
   } catch (const std::exception& original) {
     std::throw_with_nested(Error(prefix + original.what()));
   } catch (...) {
     std::throw_with_nested(Error(prefix + message_of(error)));
+  }
+}
+
+bool is_ours(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error&) {
+    return true;
+  } catch (...) {
+    return false;
   }
 }
 

@@ -9,6 +9,9 @@ namespace lockstep {
 /// that holds the original nested.
 [[noreturn]] void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix);
 
+/// Whether it is a lockstep::Error.
+bool is_ours(const std::exception_ptr& error);
+
 /// The message of an exception, whatever its type.
 std::string message_of(const std::exception_ptr& error);
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <locale>
 #include <ostream>
 #include <sstream>
 #include <string>
@@ -10,6 +11,7 @@ namespace lockstep {
 template <class... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());  // what ranks compare must not depend on where a rank was started
   (out << ... << parts);
   return out.str();
 }

@@ -16,7 +16,7 @@ Group::~Group() {
   if (pending == 0) return;
   log_warning(text("rank ", membership_.rank, ": the process group was destroyed with ", pending,
                    " calls pending; wait() for each asynchronous call before the group goes"));
-  abort(std::make_exception_ptr(PeerError("the process group was destroyed on this rank")));
+  abort(std::make_exception_ptr(PeerError(text("the process group was destroyed on rank ", membership_.rank))));
 }
 
 std::exception_ptr Group::failure() {
@@ -33,6 +33,7 @@ void Group::guard(const char* name, const std::function<void(Deadline)>& body) {
     // The other ranks may be in the middle of this call, so that none after it can succeed: the group is over.
     auto cause = mark_broken(std::current_exception());
     wake();
+    if (!is_ours(cause)) std::rethrow_exception(cause);
     rethrow_with_prefix(cause, call);
   }
 }

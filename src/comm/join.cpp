@@ -79,10 +79,18 @@ c10::Device choose_device(const ProcessGroupOptions& options) {
   return device;
 }
 
+// Longer than a year counts as never: a deadline must stay within what the clock can count.
+std::chrono::milliseconds checked_timeout(const ProcessGroupOptions& options) {
+  if (options.timeout <= std::chrono::milliseconds(0))
+    throw UsageError(text("init_process_group: timeout is ", options.timeout.count(), " ms; it must be above 0"));
+  return std::min<std::chrono::milliseconds>(options.timeout, std::chrono::hours(24 * 365));
+}
+
 }  // namespace
 
 std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) {
   auto device = choose_device(options);
+  auto timeout = checked_timeout(options);
   auto [rank, world_size] = find_place(options);
   auto backend_name = choose_backend(options.backend, world_size);
   auto make_backend = find_backend(backend_name);
@@ -90,9 +98,9 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
   std::shared_ptr<Store> store = options.store     ? options.store
                                  : world_size == 1 ? make_memory_store()
                                                    : meet_at(options.init_method, world_size);
-  auto peers = call_roll(*store, rank, world_size, options.timeout);
-  detail::Membership membership{rank, world_size, local_rank_of(peers, rank), device, backend_name, options.timeout};
-  auto backend = make_backend({rank, world_size, with_prefix(store, "world/"), on_one_host(peers), options.timeout});
+  auto peers = call_roll(*store, {rank, world_size, backend_name}, timeout);
+  detail::Membership membership{rank, world_size, local_rank_of(peers, rank), device, backend_name, timeout};
+  auto backend = make_backend({rank, world_size, with_prefix(store, "world/"), on_one_host(peers), timeout});
   log_info(text("rank ", rank, " of ", world_size, " joined, backend ", backend_name));
   return std::make_shared<Group>(std::move(membership), std::move(store), std::move(backend));
 }

@@ -7,6 +7,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/text.h"
 #include "comm/collectives.h"
 #include "comm/dense.h"
 #include "comm/group.h"
@@ -32,19 +33,26 @@ class Message final : public detail::Completion {
   }
 
   void wait() override {
+    auto transfer = current();
+    if (!transfer) return;
+    group_->guard(name(), [&](Deadline deadline) { transfer->wait(deadline); });
     std::lock_guard lock(mutex_);
-    if (!transfer_) return;
-    group_->guard(name(), [&](Deadline deadline) { transfer_->wait(deadline); });
+    if (!transfer_) return;  // another thread has waited too
     transfer_.reset();
     if (direction_ == Direction::kRecv) detail::store(tensor_, dense_);
   }
 
   bool is_done() override {
-    std::lock_guard lock(mutex_);
-    return !transfer_ || transfer_->is_done();
+    auto transfer = current();
+    return !transfer || transfer->is_done();
   }
 
  private:
+  std::shared_ptr<Transfer> current() {
+    std::lock_guard lock(mutex_);
+    return transfer_;
+  }
+
   const char* name() const { return direction_ == Direction::kSend ? "send" : "recv"; }
 
   const std::shared_ptr<detail::Group> group_;
@@ -52,7 +60,7 @@ class Message final : public detail::Completion {
   const Direction direction_;
   at::Tensor dense_;  // constant after construction
   std::mutex mutex_;
-  std::unique_ptr<Transfer> transfer_;  // guarded by mutex_; empty when done
+  std::shared_ptr<Transfer> transfer_;  // guarded by mutex_; empty when done
 };
 
 }  // namespace
@@ -187,7 +195,7 @@ at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) c
 }
 
 void ProcessGroup::abort(const std::string& reason) const {
-  group_->abort(std::make_exception_ptr(PeerError(reason)));
+  group_->abort(std::make_exception_ptr(PeerError(text("rank ", rank(), " gave up: ", reason))));
 }
 
 }  // namespace lockstep

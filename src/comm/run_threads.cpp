@@ -1,7 +1,7 @@
 #include <lockstep/run_threads.h>
 
 #include <mutex>
-#include <optional>
+#include <system_error>
 #include <thread>
 
 #include <lockstep/error.h>
@@ -56,7 +56,7 @@ void run_threads(int world_size, const std::function<void(ProcessGroup)>& rank_m
   auto store = make_memory_store();
   FirstFailure failure;
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < world_size; ++rank) {
+  auto start = [&](int rank) {
     ranks.emplace_back([&, rank] {
       try {
         auto group = detail::join({.backend = options.backend,
@@ -70,6 +70,14 @@ void run_threads(int world_size, const std::function<void(ProcessGroup)>& rank_m
         failure.failed(rank, std::current_exception());
       }
     });
+  };
+  for (int rank = 0; rank < world_size; ++rank) {
+    try {
+      start(rank);
+    } catch (const std::system_error& error) {
+      failure.failed(rank, std::make_exception_ptr(SystemError(text("cannot start a thread: ", error.what()))));
+      break;
+    }
   }
   for (auto& rank : ranks) rank.join();
   failure.rethrow();

@@ -21,6 +21,15 @@ std::vector<NamedParameter> trained_parameters(const torch::nn::Module& module) 
   return result;
 }
 
+/// The options that must be equal on all ranks, or they would reduce different things.
+std::vector<ModelFact> facts_of(const DistributedDataParallelOptions& options) {
+  auto word = [](bool on) { return on ? "true" : "false"; };
+  return {
+      {"option broadcast_buffers", word(options.broadcast_buffers)},
+      {"option find_unused_parameters", word(options.find_unused_parameters)},
+      {"option buckets", text("first_bytes ", options.buckets.first_bytes, ", cap_bytes ", options.buckets.cap_bytes)}};
+}
+
 }  // namespace
 
 /// This rank's copy of the model, kept equal to the others'.
@@ -28,7 +37,7 @@ class Replica {
  public:
   Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group, const DistributedDataParallelOptions& options)
       : module_(std::move(module)), group_(std::move(group)), options_(options) {
-    check_model(*module_, group_);
+    check_model(*module_, facts_of(options), group_);
     broadcast_coalesced(group_, module_->parameters(), kSource);
     broadcast_coalesced(group_, module_->buffers(), kSource);
     reducer_ = std::make_unique<Reducer>(trained_parameters(*module_), group_,

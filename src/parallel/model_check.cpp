@@ -13,21 +13,23 @@
 namespace lockstep {
 namespace {
 
-TensorSpec describe(const char* kind, const std::string& name, const at::Tensor& tensor) {
+ModelFact describe(const char* kind, const std::string& name, const at::Tensor& tensor) {
   if (!tensor.defined()) return {text(kind, " '", name, "'"), "undefined"};
+  // Gradients are laid out as their parameters are, so strides count too.
   return {text(kind, " '", name, "'"),
-          text(tensor.sizes(), ' ', tensor.scalar_type(), tensor.requires_grad() ? ", trained" : ", not trained")};
+          text(tensor.sizes(), ' ', tensor.scalar_type(), tensor.requires_grad() ? ", trained" : ", not trained",
+               tensor.is_contiguous() ? "" : text(", strides ", tensor.strides()))};
 }
 
 // A line each: names of parameters cannot contain a tab or a line break that would matter to equality.
-std::string write(const std::vector<TensorSpec>& specs) {
+std::string write(const std::vector<ModelFact>& specs) {
   std::string result;
   for (const auto& spec : specs) result += spec.name + '\t' + spec.description + '\n';
   return result;
 }
 
-std::vector<TensorSpec> read(const std::string& lines) {
-  std::vector<TensorSpec> specs;
+std::vector<ModelFact> read(const std::string& lines) {
+  std::vector<ModelFact> specs;
   std::istringstream in(lines);
   for (std::string line; std::getline(in, line);) {
     size_t tab = line.find('\t');
@@ -38,16 +40,16 @@ std::vector<TensorSpec> read(const std::string& lines) {
 
 }  // namespace
 
-std::vector<TensorSpec> describe_model(const torch::nn::Module& module) {
-  std::vector<TensorSpec> specs;
+std::vector<ModelFact> describe_model(const torch::nn::Module& module) {
+  std::vector<ModelFact> specs;
   for (const auto& item : module.named_parameters()) specs.push_back(describe("parameter", item.key(), item.value()));
   for (const auto& item : module.named_buffers()) specs.push_back(describe("buffer", item.key(), item.value()));
   return specs;
 }
 
-std::string first_difference(const std::vector<TensorSpec>& mine, int my_rank, const std::vector<TensorSpec>& theirs,
+std::string first_difference(const std::vector<ModelFact>& mine, int my_rank, const std::vector<ModelFact>& theirs,
                              int their_rank) {
-  constexpr const char* kRemedy = "; build the same model on every rank";
+  constexpr const char* kRemedy = "; build the same model, with the same options, on every rank";
   size_t common = std::min(mine.size(), theirs.size());
   for (size_t i = 0; i < common; ++i) {
     if (mine[i] == theirs[i]) continue;
@@ -87,12 +89,13 @@ std::string why_not_trainable(const torch::nn::Module& module, const ProcessGrou
   return {};
 }
 
-void check_model(const torch::nn::Module& module, const ProcessGroup& group) {
+void check_model(const torch::nn::Module& module, const std::vector<ModelFact>& options, const ProcessGroup& group) {
   for (const auto& reason : all_gather_strings(group, why_not_trainable(module, group)))
     if (!reason.empty()) throw UsageError(reason);
 
   constexpr int kReference = 0;
-  auto mine = describe_model(module);
+  auto mine = options;
+  for (auto& spec : describe_model(module)) mine.push_back(std::move(spec));
   auto reference = read(broadcast_string(group, write(mine), kReference));
   for (const auto& difference : all_gather_strings(group, first_difference(mine, group.rank(), reference, kReference)))
     if (!difference.empty()) throw MismatchError(difference);

@@ -1,5 +1,7 @@
 #include "parallel/reducer.h"
 
+#include <utility>
+
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -162,10 +164,10 @@ void Reducer::finish() {
   in_backward_ = false;
 
   auto marks = buckets_.back().extra().to(at::kCPU, at::kFloat).view({2, -1});
-  if (!options_.allow_unused) throw_unused(marks[1]);
+  auto used = std::exchange(used_, std::vector<char>(used_.size()));
+  if (!options_.allow_unused) throw_unused(used, marks[1]);
   const float* used_anywhere = marks[0].data_ptr<float>();
   for (size_t i = 0; i < parameters_.size(); ++i) restore_or_adopt(i, used_anywhere[i] > 0, kept[i]);
-  std::fill(used_.begin(), used_.end(), false);
 }
 
 void Reducer::restore_or_adopt(size_t parameter, bool used_somewhere, const at::Tensor& kept) {
@@ -178,12 +180,12 @@ void Reducer::restore_or_adopt(size_t parameter, bool used_somewhere, const at::
   }
 }
 
-void Reducer::throw_unused(const at::Tensor& unused_anywhere) const {
+void Reducer::throw_unused(const std::vector<char>& used, const at::Tensor& unused_anywhere) const {
   const float* marks = unused_anywhere.data_ptr<float>();
   std::vector<std::string> here;
   std::vector<std::string> elsewhere;
   for (size_t i = 0; i < parameters_.size(); ++i)
-    if (marks[i] > 0) (used_[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
+    if (marks[i] > 0) (used[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
   if (here.empty() && elsewhere.empty()) return;
   auto sentence = [](const std::vector<std::string>& names, const char* where) {
     return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");

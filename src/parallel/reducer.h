@@ -60,7 +60,7 @@ class Reducer {
   void mark_use();
   void finish();
   void restore_or_adopt(size_t parameter, bool used_somewhere, const at::Tensor& kept);
-  void throw_unused(const at::Tensor& unused_anywhere) const;
+  void throw_unused(const std::vector<char>& used, const at::Tensor& unused_anywhere) const;
 
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;

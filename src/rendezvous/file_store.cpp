@@ -24,6 +24,7 @@ namespace {
 constexpr std::chrono::seconds kLockLimit(
     30);  // a holder needs microseconds: after this it is stopped or the lock broken
 constexpr const char* kMembers = "lockstep/file_store/members";
+constexpr std::string_view kMagic = "lockstep store 1\n";  // before all records: no other file is touched
 
 struct RecordHeader {
   uint32_t erases;
@@ -171,9 +172,22 @@ class FileStore final : public Store {
     return true;
   }
 
+  void begin(off_t size) {
+    std::string magic(kMagic.size(), '\0');
+    if (size == 0) {
+      write_at(std::string(kMagic), 0);
+    } else if (!read_at(magic.data(), magic.size(), 0) || magic != kMagic) {
+      throw UsageError(text("store: ", path_,
+                            " exists and is not a store; file:// needs the path of a file that does not "
+                            "exist yet"));
+    }
+    read_to_ = static_cast<off_t>(kMagic.size());
+  }
+
   void replay() {
     struct stat status {};
     if (::fstat(file_, &status) != 0) fail("fstat");
+    if (read_to_ == 0) begin(status.st_size);
     while (read_to_ < status.st_size) {
       RecordHeader header{};
       off_t body = read_to_ + static_cast<off_t>(sizeof header);
@@ -201,15 +215,19 @@ class FileStore final : public Store {
     std::string record(reinterpret_cast<const char*>(&header), sizeof header);
     record += key;
     record += value;
+    write_at(record, read_to_);
+    read_to_ += static_cast<off_t>(record.size());
+  }
+
+  void write_at(const std::string& bytes, off_t offset) {
     size_t written = 0;
-    while (written < record.size()) {
+    while (written < bytes.size()) {
       ssize_t put =
-          ::pwrite(file_, record.data() + written, record.size() - written, read_to_ + static_cast<off_t>(written));
+          ::pwrite(file_, bytes.data() + written, bytes.size() - written, offset + static_cast<off_t>(written));
       if (put < 0 && errno == EINTR) continue;
       if (put < 0) fail("write");
       written += static_cast<size_t>(put);
     }
-    read_to_ += static_cast<off_t>(record.size());
   }
 
   std::vector<std::string> missing_now(const std::vector<std::string>& keys) {

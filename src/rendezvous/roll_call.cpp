@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <random>
 #include <sstream>
 
 #include <lockstep/error.h>
@@ -15,9 +16,10 @@ namespace lockstep {
 namespace {
 
 struct Announcement {
+  Enrolment enrolment;
   Peer peer;
-  int world_size = 0;
   std::string version;
+  std::string nonce;  // tells this process's call from any other, whatever pid and host they have
 };
 
 std::string host_name() {
@@ -37,18 +39,32 @@ std::string key_of(int rank) {
   return text("roll_call/", rank);
 }
 
-// One line for each field, so that any host name survives.
+std::string random_nonce() {
+  std::random_device random;
+  return text(random(), '-', random(), '-', random(), '-', random());
+}
+
+// One line for each field, so that any name survives.
 std::string write(const Announcement& a) {
-  return text(a.world_size, '\n', a.version, '\n', a.peer.pid, '\n', a.peer.host, '\n', a.peer.host_id, '\n');
+  return text(a.version, '\n', a.enrolment.world_size, '\n', a.enrolment.backend, '\n', a.peer.pid, '\n', a.peer.host,
+              '\n', a.peer.host_id, '\n', a.nonce, '\n');
 }
 
 Announcement read(int rank, const std::string& value) {
-  Announcement a;
   std::istringstream in(value);
+  auto line = [&] {
+    std::string next;
+    std::getline(in, next);
+    return next;
+  };
+  Announcement a;
+  a.version = line();
+  a.enrolment = {rank, std::atoi(line().c_str()), line()};
   a.peer.rank = rank;
-  in >> a.world_size >> a.version >> a.peer.pid >> std::ws;
-  std::getline(in, a.peer.host);
-  std::getline(in, a.peer.host_id);
+  a.peer.pid = std::atoll(line().c_str());
+  a.peer.host = line();
+  a.peer.host_id = line();
+  a.nonce = line();
   return a;
 }
 
@@ -56,52 +72,56 @@ std::string describe(const Peer& peer) {
   return text("rank ", peer.rank, " (pid ", peer.pid, " on ", peer.host, ")");
 }
 
-void check_agreement(int rank, int world_size, const Announcement& other) {
-  if (other.world_size != world_size)
-    throw MismatchError(text("rank ", rank, ": world size is ", world_size, " here, but ", other.world_size, " for ",
-                             describe(other.peer), "; start all ranks with the same WORLD_SIZE"));
+void check_agreement(const Enrolment& mine, const Announcement& other) {
+  auto differ = [&](const char* what, const auto& here, const auto& there, const char* remedy) {
+    throw MismatchError(text("rank ", mine.rank, ": ", what, " is ", here, " here, but ", there, " for ",
+                             describe(other.peer), "; ", remedy));
+  };
   if (other.version != LOCKSTEP_VERSION_STRING)
-    throw MismatchError(text("rank ", rank, ": lockstep is ", LOCKSTEP_VERSION_STRING, " here, but ", other.version,
-                             " for ", describe(other.peer), "; install the same version everywhere"));
+    differ("lockstep", LOCKSTEP_VERSION_STRING, other.version, "install the same version everywhere");
+  if (other.enrolment.world_size != mine.world_size)
+    differ("world size", mine.world_size, other.enrolment.world_size, "start all ranks with the same WORLD_SIZE");
+  if (other.enrolment.backend != mine.backend)
+    differ("the backend", mine.backend, other.enrolment.backend, "choose the same backend on all ranks");
 }
 
-[[noreturn]] void throw_missing(Store& store, int rank, int world_size, std::chrono::milliseconds timeout) {
+[[noreturn]] void throw_missing(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout) {
   std::vector<int> missing;
-  for (int r = 0; r < world_size; ++r) {
+  for (int r = 0; r < mine.world_size; ++r) {
     if (store.check({key_of(r)}))
-      check_agreement(rank, world_size, read(r, store.get(key_of(r), timeout)));  // a better reason than absence
+      check_agreement(mine, read(r, store.get(key_of(r), timeout)));  // a better reason than absence
     else
       missing.push_back(r);
   }
-  throw TimeoutError(text("rank ", rank, ": ", world_size - static_cast<int>(missing.size()), " of ", world_size,
-                          " ranks joined within ", timeout.count(), " ms; missing: rank ", enumerate(missing),
-                          ". Were they started, with the same WORLD_SIZE and init_method?"));
+  throw TimeoutError(text("rank ", mine.rank, ": ", mine.world_size - static_cast<int>(missing.size()), " of ",
+                          mine.world_size, " ranks joined within ", timeout.count(), " ms; missing: rank ",
+                          enumerate(missing), ". Were they started, with the same WORLD_SIZE and init_method?"));
 }
 
 }  // namespace
 
-std::vector<Peer> call_roll(Store& store, int rank, int world_size, std::chrono::milliseconds timeout) {
-  Announcement mine{{rank, host_name(), host_id(), ::getpid()}, world_size, LOCKSTEP_VERSION_STRING};
-  std::string standing = store.compare_set(key_of(rank), "", write(mine));
-  if (standing != write(mine)) {
-    throw MismatchError(text("rank ", rank, ": pid ", mine.peer.pid, " on ", mine.peer.host, " wants to join, but ",
-                             describe(read(rank, standing).peer),
+std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout) {
+  Announcement own{mine, {mine.rank, host_name(), host_id(), ::getpid()}, LOCKSTEP_VERSION_STRING, random_nonce()};
+  std::string standing = store.compare_set(key_of(mine.rank), "", write(own));
+  if (standing != write(own)) {
+    throw MismatchError(text("rank ", mine.rank, ": pid ", own.peer.pid, " on ", own.peer.host, " wants to join, but ",
+                             describe(read(mine.rank, standing).peer),
                              " has already joined. Either two processes were started with the same rank, or this is a "
                              "store that an earlier job left behind: use a fresh one (for file://, remove the file)"));
   }
 
   std::vector<std::string> keys;
-  for (int r = 0; r < world_size; ++r) keys.push_back(key_of(r));
+  for (int r = 0; r < mine.world_size; ++r) keys.push_back(key_of(r));
   try {
     store.wait(keys, timeout);
   } catch (const TimeoutError&) {
-    throw_missing(store, rank, world_size, timeout);
+    throw_missing(store, mine, timeout);
   }
 
   std::vector<Peer> peers;
-  for (int r = 0; r < world_size; ++r) {
+  for (int r = 0; r < mine.world_size; ++r) {
     Announcement other = read(r, store.get(keys[r], timeout));
-    check_agreement(rank, world_size, other);
+    check_agreement(mine, other);
     peers.push_back(other.peer);
   }
   return peers;

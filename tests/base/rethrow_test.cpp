@@ -18,13 +18,33 @@ void keeps_its_kind() {
 }
 
 TEST(Rethrow, ErrorsKeepTheirKind) {
-  keeps_its_kind<Error>();
   keeps_its_kind<UsageError>();
   keeps_its_kind<PeerError>();
   keeps_its_kind<TimeoutError>();
   keeps_its_kind<MismatchError>();
   keeps_its_kind<CheckpointError>();
   keeps_its_kind<SystemError>();
+}
+
+TEST(Rethrow, ASecondPassKeepsWhatTheFirstHasNested) {
+  std::exception_ptr once;
+  try {
+    rethrow_with_prefix(std::make_exception_ptr(std::out_of_range("far")), "all_reduce: ");
+  } catch (...) {
+    once = std::current_exception();
+  }
+  try {
+    rethrow_with_prefix(once, "rank 1: ");
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "rank 1: all_reduce: far");
+    try {
+      std::rethrow_if_nested(error);
+      FAIL() << "nothing is nested";
+    } catch (const Error& inner) {
+      EXPECT_THROW(std::rethrow_if_nested(inner), std::out_of_range);
+    }
+  }
 }
 
 TEST(Rethrow, ForeignExceptionsAreNested) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <random>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -356,6 +357,29 @@ TEST_P(ConformanceOnce, AHalfSumIsRoundedOnceAndAnAverageDoesNotOverflow) {
     auto tensor = at::full({2000}, world.rank() == 0 ? 2048.0 : 1.0, at::kHalf);
     world.all_reduce(tensor);
     EXPECT_TRUE(at::equal(tensor, at::full({2000}, 2048.0 + world.size() - 1, at::kFloat).to(at::kHalf)));
+  });
+}
+
+// Asking must neither wait nor break anything, however long the other rank takes.
+TEST_P(ConformanceOnce, AMessageCanBeAskedWhetherItIsDone) {
+  on_every_rank([&](ProcessGroup world) {
+    if (world.size() == 1) return;
+    if (world.rank() == 0) {
+      auto early = at::zeros({1000});
+      auto receive = world.recv_async(early, 1, 5);
+      EXPECT_FALSE(receive.is_done());
+      world.send(at::ones({1}), 1);  // only now may rank 1 begin
+      while (!receive.is_done()) std::this_thread::yield();
+      receive.wait();
+      EXPECT_TRUE(at::equal(early, at::ones({1000})));
+    } else if (world.rank() == 1) {
+      auto go = at::zeros({1});
+      world.recv(go, 0);
+      auto sent = world.send_async(at::ones({1000}), 0, 5);
+      while (!sent.is_done()) std::this_thread::yield();
+      sent.wait();
+    }
+    world.barrier();
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include <lockstep/error.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/version.h>
 
 #include "support/messages.h"
 #include "support/ranks.h"
@@ -98,16 +99,20 @@ TEST(ProcessGroup, SenselessOptionsAreRefused) {
                            "cuda:0");
 }
 
+TEST(ProcessGroup, TimeOutsAreCheckedAndMayBeForever) {
+  using std::chrono::milliseconds;
+  expect_error<UsageError>([] { init_process_group({.rank = 0, .world_size = 1, .timeout = milliseconds(0)}); },
+                           "0 ms");
+  auto world = init_process_group({.rank = 0, .world_size = 1, .timeout = milliseconds::max()});
+  world.all_reduce(at::ones({1}));
+  EXPECT_GT(world.timeout(), std::chrono::hours(1000));
+}
+
 TEST(ProcessGroup, AGroupInTheWrongBackendSaysSo) {
   // Ranks that do not share a process cannot share the memory of one: simulated by what rank 0 would have written.
   auto store = make_memory_store();
   store->set("world/hub", "1 4096");
-  store->set("roll_call/0",
-             "2\n"
-             "0.1.0\n"
-             "1\n"
-             "elsewhere\n"
-             "elsewhere\n");
+  store->set("roll_call/0", LOCKSTEP_VERSION_STRING "\n2\nthreads\n1\nelsewhere\nelsewhere\nnonce\n");
   expect_error<UsageError>(
       [&] { init_process_group({.backend = "threads", .rank = 1, .world_size = 2, .store = store}); },
       "threads of one process", "rank 0 is process 1");

@@ -12,7 +12,7 @@ STEPS, BATCH = 8, 5
 class ConvNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.conv = nn.Conv2d(1, 4, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(4)
         self.head = nn.Linear(4 * 3 * 3, 4)
 

@@ -195,8 +195,11 @@ TEST(DistributedDataParallel, NamesTheParametersThatGotNoGradientOnEveryRank) {
     expect_error<UsageError>([&] { backward_with(ddp, world.rank(), true, !unused_here); },
                              "rank " + std::to_string(world.rank()), "'right.weight' and 'right.bias'",
                              unused_here ? "on this rank" : "on another rank", "find_unused_parameters");
+    // What was used then counts no more, and the group goes on.
     model->zero_grad();
-    backward_with(ddp, world.rank(), true, true);  // and the group goes on
+    expect_error<UsageError>([&] { backward_with(ddp, world.rank(), false, true); }, "'left.weight' and 'left.bias'");
+    model->zero_grad();
+    backward_with(ddp, world.rank(), true, true);
     EXPECT_TRUE(model->right->weight.grad().defined());
   });
 }
@@ -240,6 +243,23 @@ TEST(DistributedDataParallel, NamesTheFirstDifferenceBetweenTheModels) {
             "which rank 0 has not");
   differing([](MlpImpl& m) { m.unregister_module("third"); }, "lacks parameter 'third.weight'", "which rank 0 has");
   differing([](MlpImpl& m) { m.register_buffer("steps", torch::zeros({1})); }, "has buffer 'steps'", "has not");
+  differing(
+      [](MlpImpl& m) {
+        m.first->weight.set_data(torch::ones({6, 16}).t());
+      },
+      "'first.weight' is [16, 6] Float", "strides [1, 16]");
+}
+
+TEST(DistributedDataParallel, NamesTheOptionThatDiffers) {
+  run_threads(2, [&](ProcessGroup world) {
+    Mlp model;
+    expect_error<MismatchError>(
+        [&] { DistributedDataParallel ddp(model, world, {.find_unused_parameters = world.rank() == 1}); },
+        "rank 1: option find_unused_parameters is true", "rank 0 has false");
+    expect_error<MismatchError>(
+        [&] { DistributedDataParallel ddp(model, world, {.buckets = {.cap_bytes = 100 + world.rank()}}); },
+        "option buckets", "cap_bytes 101", "rank 0 has first_bytes 1048576, cap_bytes 100");
+  });
 }
 
 TEST(DistributedDataParallel, RefusesAModelItCannotTrainOnEveryRank) {

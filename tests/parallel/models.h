@@ -16,10 +16,11 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-/// With buffers: running statistics.
+/// With buffers: running statistics. The convolution has no bias, since normalisation would make its gradient zero but
+/// for rounding.
 struct ConvNetImpl : torch::nn::Module {
   ConvNetImpl() {
-    conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3).padding(1)));
+    conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3).padding(1).bias(false)));
     norm = register_module("norm", torch::nn::BatchNorm2d(4));
     head = register_module("head", torch::nn::Linear(4 * 3 * 3, 4));
   }

@@ -157,6 +157,16 @@ TEST(FileStore, ForgetsARecordThatADyingProcessLeftUnfinished) {
   }
 }
 
+TEST(FileStore, LeavesFilesOfOthersAlone) {
+  for (const std::string content : {"epoch,loss\n1,0.5\n", "x"}) {
+    TemporaryPath path;
+    std::ofstream(path.file()) << content;
+    expect_error<UsageError>([&] { open_file_store(path.file()); }, path.file(), "not a store");
+    std::ifstream in(path.file());
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), content);
+  }
+}
+
 TEST(FileStore, SaysWhichFileItCannotOpen) {
   expect_error<SystemError>([] { open_file_store("/nonexistent/folder/store"); }, "open", "/nonexistent/folder/store",
                             "No such file");

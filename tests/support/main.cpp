@@ -6,12 +6,15 @@ namespace {
 
 // A skipped test says why on a line that ./test collects: no test is skipped silently.
 class SkipReporter final : public testing::EmptyTestEventListener {
-  void OnTestPartResult(const testing::TestPartResult& result) override {
-    if (!result.skipped()) return;
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    std::cout << "could not run: " << (test ? std::string(test->test_suite_name()) + "." + test->name() : "a suite")
-              << ": " << result.message() << std::endl;
+  void OnTestStart(const testing::TestInfo& test) override {
+    name_ = std::string(test.test_suite_name()) + "." + test.name();
   }
+  // Must not ask GoogleTest for anything: it holds its lock here.
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    if (result.skipped()) std::cout << "could not run: " << name_ << ": " << result.message() << std::endl;
+  }
+
+  std::string name_;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 
 #include <gloo/common/error.h>
@@ -32,9 +33,7 @@ class GlooStore final : public ::gloo::rendezvous::Store {
 
   void wait(const std::vector<std::string>& keys) override { store_.wait(keys, timeout_); }
 
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
-    store_.wait(keys, timeout);
-  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override { wait(keys); }
 
  private:
   lockstep::Store& store_;
@@ -64,6 +63,14 @@ std::shared_ptr<::gloo::transport::Device> open_device(bool one_host) {
   }
 }
 
+// Gloo writes to sockets without asking for errors instead of signals: a peer that is gone would end this process
+// without a word. A program that handles the signal itself keeps its handler.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
+constexpr std::chrono::hours kForever(24 * 365);  // Gloo counts in nanoseconds
 constexpr auto kAbortWait = std::chrono::milliseconds(1);
 constexpr uint64_t kAbortSlot = ~uint64_t{0};
 
@@ -84,14 +91,18 @@ void Shipment::interrupt() {
 
 Connection::Connection(const BackendContext& context) : rank_(context.rank), size_(context.size) {
   if (size_ == 1) return;
+  ignore_broken_pipes();
   auto device = open_device(context.one_host);
   auto connected = std::make_shared<::gloo::rendezvous::Context>(rank_, size_);
-  connected->setTimeout(context.timeout);
+  connected->setTimeout(
+      std::max(context.timeout / 5, std::chrono::milliseconds(1)));  // it takes five of them to connect
   GlooStore store(*context.store, context.timeout);
   try {
     connected->connectFullMesh(store, device);
   } catch (const ::gloo::Exception& error) {
     throw PeerError(text("rank ", rank_, ": gloo could not connect all ", size_, " ranks: ", error.what()));
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(text("rank ", rank_, ": gloo could not connect all ", size_, " ranks: ", error.what()));
   }
   context_ = std::move(connected);
 }
@@ -138,7 +149,7 @@ bool Connection::wait(Shipment& shipment, std::chrono::milliseconds limit) {
 
 void Connection::finish(Shipment& shipment, Deadline deadline) {
   auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-  auto limit = deadline == Deadline::max() ? ::gloo::kNoTimeout : std::max(left, std::chrono::milliseconds(1));
+  auto limit = std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(1), kForever);
   try {
     if (wait(shipment, limit)) return;
     throw_if_aborted();

@@ -40,7 +40,7 @@ class Shipment {
   std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
 };
 
-/// The TCP connections of one rank to all others of a group. Thread-safe, except that close belongs to the destructor.
+/// The TCP connections of one rank to all others of a group. Thread-safe.
 class Connection {
  public:
   /// Collective: connects every rank with every other.

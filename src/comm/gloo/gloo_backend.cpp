@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <mutex>
-#include <optional>
 
 #include <ATen/ATen.h>
 
@@ -12,59 +12,74 @@
 
 #include "base/text.h"
 #include "comm/gloo/connection.h"
+#include "comm/gloo/pieces.h"
 #include "comm/reduction.h"
-#include "comm/slices.h"
 
 // Every pair of ranks talks directly, in one or two rounds. An all-reduce is a reduce-scatter, after which each rank
 // has reduced its slice of the tensor in the order of ranks, and an all-gather of the slices: the same bytes on the
-// wire as a ring, fewer rounds, one rounding, and the same bits everywhere.
+// wire as a ring, fewer rounds, one rounding, and the same bits everywhere. Slices go in pieces, several of them under
+// way, so that receiving, reducing and sending overlap.
 
 namespace lockstep {
 namespace {
 
 using gloo_backend::Connection;
 using gloo_backend::Parcel;
+using gloo_backend::Piece;
+using gloo_backend::Pieces;
 using gloo_backend::Shipment;
 
-constexpr int64_t kSmallBytes = 16 << 10;       // up to this, one round with everything to everyone is faster than two
-constexpr int64_t kPieceBytes = 1 << 20;        // of a slice: what is received while the piece before is reduced
+constexpr int64_t kSmallBytes = 32 << 10;  // up to this, one round with everything to everyone is faster than two
+constexpr int64_t kPieceBytes = 1 << 20;
+constexpr int64_t kPiecesAhead = 4;             // under way while one is reduced
 constexpr uint64_t kMessageSlots = 1ull << 62;  // point to point; collectives count from 0
 
 char* bytes_of(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.data_ptr());
 }
 
+/// Gloo can only wait, and a wait that fails takes all connections along: who asks whether a transfer is done has
+/// another thread wait for it.
 class GlooTransfer final : public Transfer {
  public:
   GlooTransfer(Connection& connection, Shipment shipment) : connection_(connection), shipment_(std::move(shipment)) {}
 
+  // Gloo cannot take a message back: the connection would be stuck behind it.
   ~GlooTransfer() override {
-    if (!waiter_.valid()) return;
-    shipment_.interrupt();
-    waiter_.wait();
+    if (done_.valid() && done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return;
+    connection_.abort(
+        std::make_exception_ptr(PeerError(text("the Work of a send_async or recv_async with rank ", shipment_.peer(),
+                                               " was dropped before it was done; keep it and wait() for it"))));
+    if (done_.valid()) done_.wait();
   }
 
   void wait(Deadline deadline) override {
-    if (waiter_.valid()) {
-      if (waiter_.wait_until(deadline) != std::future_status::ready)
-        throw TimeoutError(text("time-out: rank ", shipment_.peer(), " did not come to this message"));
-      waiter_.get();
+    std::unique_lock lock(mutex_);
+    if (!done_.valid()) {
+      std::packaged_task<void()> waiting([&] { connection_.finish(shipment_, deadline); });
+      done_ = waiting.get_future().share();
+      lock.unlock();
+      waiting();
     } else {
-      connection_.finish(shipment_, deadline);
+      lock.unlock();
+      if (done_.wait_until(deadline) != std::future_status::ready)
+        throw TimeoutError(text("time-out: rank ", shipment_.peer(), " did not come to this message"));
     }
+    done_.get();
   }
 
-  // Gloo can only wait, and a wait that fails takes the connections along: somebody else has to do it.
   bool is_done() override {
-    if (!waiter_.valid())
-      waiter_ = std::async(std::launch::async, [this] { connection_.finish(shipment_, Deadline::max()); }).share();
-    return waiter_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    std::lock_guard lock(mutex_);
+    if (!done_.valid())
+      done_ = std::async(std::launch::async, [this] { connection_.finish(shipment_, Deadline::max()); }).share();
+    return done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }
 
  private:
   Connection& connection_;
   Shipment shipment_;
-  std::shared_future<void> waiter_;
+  std::mutex mutex_;
+  std::shared_future<void> done_;  // guarded by mutex_ until valid, then constant
 };
 
 class GlooBackend final : public Backend {
@@ -79,81 +94,100 @@ class GlooBackend final : public Backend {
   void all_reduce(const at::Tensor& data, ReduceOp op, Deadline deadline) override {
     if (static_cast<int64_t>(data.nbytes()) <= kSmallBytes) {
       auto all = gather_everything(data, deadline);
-      reduce_rows(bytes_of(data), bytes_of(data), all, data, op);
+      reduce_rows(bytes_of(data), bytes_of(data), bytes_of(all), data.nbytes(), data.scalar_type(), op);
       return;
     }
-    Slice mine = slice_of(data.numel(), size_, rank_);
-    reduce_slices(bytes_of(data) + mine.begin * data.element_size(), data, op, deadline);
-    share_slices(data, deadline);
+    Pieces pieces(data, size_, kPieceBytes);
+    Round gathered = expect_reduced(pieces);
+    reduce_slices(pieces.slice(rank_).data, data, op, deadline, [&](Piece reduced) {
+      for (int peer : others()) send(gathered, {peer, reduced.data, reduced.bytes});
+    });
+    finish(gathered, deadline);
   }
 
+  // The root's own slice is reduced in place; the others send it theirs.
   void reduce(const at::Tensor& data, ReduceOp op, int root, Deadline deadline) override {
-    Slice mine = slice_of(data.numel(), size_, rank_);
-    size_t mine_bytes = mine.size * data.element_size();
+    Pieces pieces(data, size_, kPieceBytes);
     if (rank_ == root) {
-      reduce_slices(bytes_of(data) + mine.begin * data.element_size(), data, op, deadline);
-      round({}, others([&](int peer) { return part_of(data, peer); }), deadline);
+      Round gathered = expect_reduced(pieces);
+      reduce_slices(pieces.slice(rank_).data, data, op, deadline, [](Piece) {});
+      finish(gathered, deadline);
     } else {
-      auto reduced = at::empty({static_cast<int64_t>(mine_bytes)}, at::kByte);
-      reduce_slices(bytes_of(reduced), data, op, deadline);
-      round({{root, bytes_of(reduced), mine_bytes}}, {}, deadline);
+      Round sent = open_round();
+      auto slice = at::empty({static_cast<int64_t>(pieces.slice(rank_).bytes)}, at::kByte);
+      reduce_slices(bytes_of(slice), data, op, deadline, [&](Piece reduced) {
+        send(sent, {root, reduced.data, reduced.bytes});
+      });
+      finish(sent, deadline);
     }
   }
 
   void broadcast(const at::Tensor& data, int root, Deadline deadline) override {
+    bool is_root = rank_ == root;
+    Round first = open_round();
     if (static_cast<int64_t>(data.nbytes()) <= kSmallBytes) {
       Parcel whole{root, bytes_of(data), data.nbytes()};
-      if (rank_ == root)
-        round(others([&](int peer) { return Parcel{peer, whole.data, whole.bytes}; }), {}, deadline);
-      else
-        round({}, {whole}, deadline);
+      if (!is_root) receive(first, whole);
+      for (int peer : others())
+        if (is_root) send(first, {peer, whole.data, whole.bytes});
+      finish(first, deadline);
       return;
     }
-    // Each rank gets its slice from the root and passes it on, so that the root sends the data about twice, not once to
-    // everyone.
-    Parcel mine = part_of(data, rank_);
-    mine.peer = root;
-    if (rank_ == root)
-      round(others([&](int peer) { return part_of(data, peer); }), {}, deadline);
-    else
-      round({}, {mine}, deadline);
-    share_slices(data, deadline);
+    // Each rank gets its slice from the root and passes it on, so that the root sends the data about twice and not once
+    // to everyone; it keeps its own slice to send to all.
+    Pieces pieces(data, size_, kPieceBytes);
+    auto parcel = [&](int peer, int slice) {
+      return Parcel{peer, pieces.slice(slice).data, pieces.slice(slice).bytes};
+    };
+    if (!is_root) receive(first, parcel(root, rank_));
+    for (int peer : others())
+      if (is_root) send(first, parcel(peer, peer));
+    finish(first, deadline);
+
+    Round second = open_round();
+    for (int peer : others()) {
+      if (!is_root) receive(second, parcel(peer, peer));
+      if (peer != root) send(second, parcel(peer, rank_));
+    }
+    finish(second, deadline);
   }
 
   void all_gather(const at::Tensor& output, const at::Tensor& input, Deadline deadline) override {
-    char* own = bytes_of(output) + rank_ * input.nbytes();
-    if (own != bytes_of(input)) std::memcpy(own, bytes_of(input), input.nbytes());
-    round(others([&](int peer) {
-            return Parcel{peer, own, input.nbytes()};
-          }),
-          others([&](int peer) {
-            return Parcel{peer, bytes_of(output) + peer * input.nbytes(), input.nbytes()};
-          }),
-          deadline);
+    size_t bytes = input.nbytes();
+    char* own = bytes_of(output) + rank_ * bytes;
+    if (own != bytes_of(input)) std::memcpy(own, bytes_of(input), bytes);
+    Round round = open_round();
+    for (int peer : others()) receive(round, {peer, bytes_of(output) + peer * bytes, bytes});
+    for (int peer : others()) send(round, {peer, own, bytes});
+    finish(round, deadline);
   }
 
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, Deadline deadline) override {
-    reduce_slices(bytes_of(output), input, op, deadline);
+    reduce_slices(bytes_of(output), input, op, deadline, [](Piece) {});
   }
 
   void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
                 Deadline deadline) override {
-    if (sends[rank_].defined()) std::memcpy(bytes_of(receives[rank_]), bytes_of(sends[rank_]), sends[rank_].nbytes());
-    auto parcel_in = [](const std::vector<at::Tensor>& tensors) {
-      return [&tensors](int peer) {
-        const auto& tensor = tensors[peer];
-        return tensor.defined() ? Parcel{peer, tensor.data_ptr(), tensor.nbytes()} : Parcel{peer, nullptr, 0};
-      };
-    };
-    round(others(parcel_in(sends)), others(parcel_in(receives)), deadline);
+    if (sends[rank_].defined() && bytes_of(receives[rank_]) != bytes_of(sends[rank_]))
+      std::memcpy(bytes_of(receives[rank_]), bytes_of(sends[rank_]), sends[rank_].nbytes());
+    Round round = open_round();
+    for (int peer : others())
+      if (receives[peer].defined()) receive(round, {peer, bytes_of(receives[peer]), receives[peer].nbytes()});
+    for (int peer : others())
+      if (sends[peer].defined()) send(round, {peer, bytes_of(sends[peer]), sends[peer].nbytes()});
+    finish(round, deadline);
   }
 
   // Dissemination: in round k every rank hears from the one 2^k before it, and so, in the end, from all.
   void barrier(Deadline deadline) override {
     char token = 0;
     char heard = 0;
-    for (int distance = 1; distance < size_; distance *= 2)
-      round({{(rank_ + distance) % size_, &token, 1}}, {{(rank_ - distance + size_) % size_, &heard, 1}}, deadline);
+    for (int distance = 1; distance < size_; distance *= 2) {
+      Round round = open_round();
+      receive(round, {(rank_ - distance + size_) % size_, &heard, 1});
+      send(round, {(rank_ + distance) % size_, &token, 1});
+      finish(round, deadline);
+    }
   }
 
   std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag) override {
@@ -167,120 +201,97 @@ class GlooBackend final : public Backend {
   }
 
  private:
-  /// Messages of a round that are under way.
+  /// Messages under way that share a slot: between two ranks they arrive in the order in which they were started.
   struct Round {
+    uint64_t slot = 0;
     std::vector<Shipment> receives;
     std::vector<Shipment> sends;
   };
 
-  // One parcel for each other rank, beginning with the next one so that not all ranks turn to the same peer at once.
-  template <class MakeParcel>
-  std::vector<Parcel> others(MakeParcel make) const {
-    std::vector<Parcel> parcels;
-    for (int step = 1; step < size_; ++step) parcels.push_back(make((rank_ + step) % size_));
-    return parcels;
-  }
-
-  Parcel part_of(const at::Tensor& data, int peer) const {
-    Slice slice = slice_of(data.numel(), size_, peer);
-    size_t width = data.element_size();
-    return {peer, bytes_of(data) + slice.begin * width, slice.size * width};
-  }
+  Round open_round() { return {next_slot_++, {}, {}}; }
 
   // Empty parcels are not sent: both sides know their sizes.
-  Round start(const std::vector<Parcel>& sends, const std::vector<Parcel>& receives) {
-    Round round;
-    uint64_t slot = next_slot_++;
-    for (const auto& parcel : receives)
-      if (parcel.bytes > 0) round.receives.push_back(connection_.start_recv(parcel, slot));
-    for (const auto& parcel : sends)
-      if (parcel.bytes > 0) round.sends.push_back(connection_.start_send(parcel, slot));
-    return round;
+  void receive(Round& round, const Parcel& parcel) {
+    if (parcel.bytes > 0) round.receives.push_back(connection_.start_recv(parcel, round.slot));
   }
-
+  void send(Round& round, const Parcel& parcel) {
+    if (parcel.bytes > 0) round.sends.push_back(connection_.start_send(parcel, round.slot));
+  }
   void finish(Round& round, Deadline deadline) {
     for (auto& shipment : round.receives) connection_.finish(shipment, deadline);
     for (auto& shipment : round.sends) connection_.finish(shipment, deadline);
   }
 
-  void round(const std::vector<Parcel>& sends, const std::vector<Parcel>& receives, Deadline deadline) {
-    auto under_way = start(sends, receives);
-    finish(under_way, deadline);
+  // The other ranks, beginning with the next one so that not all turn to the same peer at once.
+  std::vector<int> others() const {
+    std::vector<int> result;
+    for (int step = 1; step < size_; ++step) result.push_back((rank_ + step) % size_);
+    return result;
   }
 
   at::Tensor gather_everything(const at::Tensor& data, Deadline deadline) {
     size_t bytes = data.nbytes();
     auto all = at::empty({static_cast<int64_t>(bytes) * size_}, at::kByte);
-    round(others([&](int peer) {
-            return Parcel{peer, bytes_of(data), bytes};
-          }),
-          others([&](int peer) {
-            return Parcel{peer, bytes_of(all) + peer * bytes, bytes};
-          }),
-          deadline);
+    Round round = open_round();
+    for (int peer : others()) receive(round, {peer, bytes_of(all) + peer * bytes, bytes});
+    for (int peer : others()) send(round, {peer, bytes_of(data), bytes});
+    finish(round, deadline);
     return all;
   }
 
-  // `rows` holds what came from each rank, as wide as `own`, which stands in for this rank's row.
-  void reduce_rows(void* output, const void* own, const at::Tensor& rows, const at::Tensor& like, ReduceOp op,
-                   std::optional<int64_t> count = std::nullopt) const {
-    int64_t elements = count.value_or(like.numel());
+  // `rows` holds `bytes` from each rank, one rank after the other; `own` stands in for this rank's.
+  void reduce_rows(void* output, const void* own, const char* rows, size_t bytes, at::ScalarType dtype,
+                   ReduceOp op) const {
     std::vector<const void*> inputs;
-    for (int r = 0; r < size_; ++r)
-      inputs.push_back(r == rank_ ? own : bytes_of(rows) + r * elements * like.element_size());
-    reduce_elements(output, inputs, elements, like.scalar_type(), op);
+    for (int r = 0; r < size_; ++r) inputs.push_back(r == rank_ ? own : rows + r * bytes);
+    reduce_elements(output, inputs, static_cast<int64_t>(bytes / c10::elementSize(dtype)), dtype, op);
   }
 
-  // Writes this rank's slice of `data`, reduced over all ranks, to `output`. Slices go in pieces: the next one is on
-  // its way while one is reduced.
-  void reduce_slices(char* output, const at::Tensor& data, ReduceOp op, Deadline deadline) {
-    const int64_t width = data.element_size();
-    const int64_t longest = slice_of(data.numel(), size_, 0).size;
-    const int64_t piece = std::max<int64_t>(1, kPieceBytes / width);
-    const Slice mine = slice_of(data.numel(), size_, rank_);
-    const int64_t pieces = (longest + piece - 1) / piece;
-    auto rows = at::empty({2, size_ * std::min(piece, longest) * width}, at::kByte);
-
-    auto within = [&](Slice slice, int64_t index) {
-      return Slice{slice.begin + index * piece, std::clamp<int64_t>(slice.size - index * piece, 0, piece)};
-    };
-    auto start_piece = [&](int64_t index) {
-      Slice own = within(mine, index);
-      char* to = bytes_of(rows[index % 2]);
-      return start(others([&](int peer) {
-                     Slice part = within(slice_of(data.numel(), size_, peer), index);
-                     return Parcel{peer, bytes_of(data) + part.begin * width, static_cast<size_t>(part.size * width)};
-                   }),
-                   others([&](int peer) {
-                     return Parcel{peer, to + peer * own.size * width, static_cast<size_t>(own.size * width)};
-                   }));
-    };
-
-    auto current = start_piece(0);
-    for (int64_t index = 0; index < pieces; ++index) {
-      std::optional<Round> next;
-      if (index + 1 < pieces) next = start_piece(index + 1);
-      finish(current, deadline);
-      Slice own = within(mine, index);
-      reduce_rows(output + index * piece * width, bytes_of(data) + own.begin * width, rows[index % 2], data, op,
-                  own.size);
-      if (next) current = std::move(*next);
+  // Starts to receive the others' slices, reduced, where they belong.
+  Round expect_reduced(const Pieces& pieces) {
+    Round round = open_round();
+    for (int64_t index = 0; index < pieces.count(); ++index) {
+      for (int peer : others()) {
+        Piece piece = pieces.piece(peer, index);
+        receive(round, {peer, piece.data, piece.bytes});
+      }
     }
+    return round;
   }
 
-  // Every rank sends its slice of `data` to all others.
-  void share_slices(const at::Tensor& data, Deadline deadline) {
-    Parcel mine = part_of(data, rank_);
-    round(others([&](int peer) {
-            return Parcel{peer, mine.data, mine.bytes};
-          }),
-          others([&](int peer) { return part_of(data, peer); }), deadline);
+  // Writes this rank's slice of `data`, reduced over all ranks, to `output`, and shows `done` each piece of it.
+  template <class Done>
+  void reduce_slices(char* output, const at::Tensor& data, ReduceOp op, Deadline deadline, Done done) {
+    const Pieces pieces(data, size_, kPieceBytes);
+    const int64_t ahead = std::min(kPiecesAhead, pieces.count());
+    const int64_t rows_bytes = size_ * static_cast<int64_t>(pieces.piece(0, 0).bytes);
+    auto rows = at::empty({ahead, rows_bytes}, at::kByte);
+    auto rows_of = [&](int64_t index) { return bytes_of(rows) + index % ahead * rows_bytes; };
+    auto start_piece = [&](int64_t index) {
+      Round round = open_round();
+      size_t bytes = pieces.piece(rank_, index).bytes;
+      for (int peer : others()) receive(round, {peer, rows_of(index) + peer * bytes, bytes});
+      for (int peer : others()) send(round, {peer, pieces.piece(peer, index).data, pieces.piece(peer, index).bytes});
+      return round;
+    };
+
+    std::deque<Round> under_way;
+    for (int64_t index = 0; index < ahead; ++index) under_way.push_back(start_piece(index));
+    for (int64_t index = 0; index < pieces.count(); ++index) {
+      finish(under_way.front(), deadline);
+      under_way.pop_front();
+      Piece own = pieces.piece(rank_, index);
+      reduce_rows(output, own.data, rows_of(index), own.bytes, data.scalar_type(), op);
+      done(Piece{output, own.bytes});
+      output += own.bytes;
+      if (index + ahead < pieces.count()) under_way.push_back(start_piece(index + ahead));
+    }
   }
 
   const int rank_;
   const int size_;
   Connection connection_;
-  uint64_t next_slot_ = 0;  // only the thread that makes collective calls
+  uint64_t next_slot_ = 0;  // only the thread that makes collective calls; the same on all ranks
 };
 
 }  // namespace

@@ -86,13 +86,13 @@ void Hub::deliver(const Route& route) {
   if (box.sends.empty() && box.receives.empty()) mailboxes_.erase(route);
 }
 
-void Hub::wait(const Post& post, Deadline deadline) {
+void Hub::wait(const Post& post, int peer, Deadline deadline) {
   std::unique_lock lock(mutex_);
   bool in_time = changed_.wait_until(lock, deadline, [&] { return post.is_done || cause_; });
   if (post.error) std::rethrow_exception(post.error);
   if (post.is_done) return;
   if (cause_) std::rethrow_exception(cause_);
-  if (!in_time) throw TimeoutError("time-out: the other rank did not come to this message");
+  if (!in_time) throw TimeoutError(text("time-out: rank ", peer, " did not come to this message"));
 }
 
 bool Hub::is_done(const Post& post) {

@@ -39,8 +39,8 @@ class Hub {
 
   void post_send(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post);
   void post_recv(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post);
-  /// Returns when the post is done.
-  void wait(const Post& post, Deadline deadline);
+  /// Returns when the post is done. `peer` is whom it is with.
+  void wait(const Post& post, int peer, Deadline deadline);
   bool is_done(const Post& post);
   /// Takes the post back unless it is done: nobody touches its memory after this.
   void withdraw(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post);

@@ -26,17 +26,18 @@ char* bytes_of(const at::Tensor& tensor) {
 
 class ThreadsTransfer final : public Transfer {
  public:
-  ThreadsTransfer(std::shared_ptr<Hub> hub, int from, int to, uint32_t tag, std::shared_ptr<Post> post)
-      : hub_(std::move(hub)), from_(from), to_(to), tag_(tag), post_(std::move(post)) {}
+  ThreadsTransfer(std::shared_ptr<Hub> hub, int from, int to, uint32_t tag, int peer, std::shared_ptr<Post> post)
+      : hub_(std::move(hub)), from_(from), to_(to), tag_(tag), peer_(peer), post_(std::move(post)) {}
   ~ThreadsTransfer() override { hub_->withdraw(from_, to_, tag_, post_); }
 
-  void wait(Deadline deadline) override { hub_->wait(*post_, deadline); }
+  void wait(Deadline deadline) override { hub_->wait(*post_, peer_, deadline); }
   bool is_done() override { return hub_->is_done(*post_); }
 
  private:
   const std::shared_ptr<Hub> hub_;
   const int from_, to_;
   const uint32_t tag_;
+  const int peer_;
   const std::shared_ptr<Post> post_;
 };
 
@@ -110,13 +111,13 @@ class ThreadsBackend final : public Backend {
   std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag) override {
     auto post = std::make_shared<Post>(Post{data.data_ptr(), static_cast<int64_t>(data.nbytes()), false, nullptr});
     hub_->post_send(rank_, to, tag, post);
-    return std::make_unique<ThreadsTransfer>(hub_, rank_, to, tag, post);
+    return std::make_unique<ThreadsTransfer>(hub_, rank_, to, tag, to, post);
   }
 
   std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag) override {
     auto post = std::make_shared<Post>(Post{data.data_ptr(), static_cast<int64_t>(data.nbytes()), false, nullptr});
     hub_->post_recv(from, rank_, tag, post);
-    return std::make_unique<ThreadsTransfer>(hub_, from, rank_, tag, post);
+    return std::make_unique<ThreadsTransfer>(hub_, from, rank_, tag, from, post);
   }
 
  private:
