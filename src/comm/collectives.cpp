@@ -66,6 +66,20 @@ class Checker {
       fail("the output is ", a.scalar_type(), " and the input ", b.scalar_type(), "; they must be the same");
   }
 
+  // Ranks read each other's inputs while outputs are written.
+  void apart(const at::Tensor& output, const at::Tensor& input) const {
+    auto status = at::get_overlap_status(output.unsafeGetTensorImpl(), input.unsafeGetTensorImpl());
+    if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial)
+      fail("an output and an input share memory; give tensors of their own");
+  }
+
+  // Where a rank's own part may lie in the whole: exactly at its place.
+  void apart_or_in_place(const at::Tensor& whole, const at::Tensor& part) const {
+    auto* place = static_cast<char*>(whole.data_ptr()) + me_.rank * part.nbytes();
+    if (whole.is_contiguous() && part.is_contiguous() && part.data_ptr() == place) return;
+    apart(whole, part);
+  }
+
   void rank_in_group(int rank, const char* role) const {
     if (rank < 0 || rank >= me_.size) fail(role, " is rank ", rank, "; this group has ranks 0 to ", me_.size - 1);
   }
@@ -138,6 +152,7 @@ Group::Call all_gather_call(const Membership& me, const at::Tensor& output, cons
   check.readable(input, "the input");
   check.same_dtype(output, input);
   check.parts_of(output, "the output", input, "the input");
+  check.apart_or_in_place(output, input);
   return [output, input](Backend& backend, Deadline deadline) {
     auto to = dense_output(output);
     if (to.defined()) backend.all_gather(to, dense_input(input), deadline);
@@ -154,6 +169,8 @@ Group::Call all_gather_call(const Membership& me, const std::vector<at::Tensor>&
     check.same_dtype(output, input);
   }
   check_own_part(check, outputs[me.rank], input);
+  for (int r = 0; r < me.size; ++r)
+    if (r != me.rank || !outputs[r].is_same(input)) check.apart(outputs[r], input);
   return [outputs, input, size = me.size](Backend& backend, Deadline deadline) {
     auto to = dense_outputs(outputs);
     backend.exchange(to, std::vector<at::Tensor>(size, dense_input(input)), deadline);
@@ -173,6 +190,8 @@ Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& out
       check.same_dtype(output, input);
     }
     check_own_part(check, outputs[me.rank], input);
+    for (const auto& output : outputs)
+      if (!output.is_same(input)) check.apart(output, input);
   } else {
     check.none(outputs, "the list of outputs", root);
   }
@@ -198,6 +217,8 @@ Group::Call scatter_call(const Membership& me, const at::Tensor& output, const s
       check.same_dtype(output, input);
     }
     check_own_part(check, output, inputs[me.rank]);
+    for (const auto& input : inputs)
+      if (!input.is_same(output)) check.apart(output, input);
   } else {
     check.none(inputs, "the list of inputs", root);
   }
@@ -218,6 +239,7 @@ Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, 
   check.same_dtype(output, input);
   check.reducible(input, op);
   check.parts_of(input, "the input", output, "the output");
+  check.apart_or_in_place(input, output);
   return [output, input, op](Backend& backend, Deadline deadline) {
     auto to = dense_output(output);
     if (to.defined()) backend.reduce_scatter(to, dense_input(input), op, deadline);
@@ -236,6 +258,8 @@ Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>&
     check.same_dtype(outputs[r], inputs[r]);
   }
   check_own_part(check, outputs[me.rank], inputs[me.rank]);
+  for (const auto& output : outputs)
+    for (const auto& input : inputs) check.apart(output, input);
   return [outputs, inputs](Backend& backend, Deadline deadline) {
     auto to = dense_outputs(outputs);
     backend.exchange(to, dense_inputs(inputs), deadline);

@@ -68,6 +68,11 @@ TEST(ProcessGroup, BadArgumentsAreNamedAndTheGroupGoesOn) {
     expect_error<UsageError>([&] { world.gather({good, good}, good, other); }, "only rank " + std::to_string(other));
     expect_error<UsageError>([&] { world.scatter(good, {good}, world.rank()); }, "1 tensors", "give 2");
     expect_error<UsageError>([&] { auto work = world.all_reduce_async(at::Tensor()); }, "undefined");
+    auto pair = at::ones({2, 4});
+    expect_error<UsageError>([&] { world.all_gather(pair, pair[other]); }, "share memory");
+    expect_error<UsageError>([&] { world.reduce_scatter(pair[other], pair); }, "share memory");
+    expect_error<UsageError>([&] { world.all_to_all({pair[0], pair[1]}, {pair[0], pair[1]}); }, "share memory");
+    expect_error<UsageError>([&] { world.all_gather({pair[0], pair[1]}, pair[other]); }, "share memory");
 
     world.all_reduce(good);
     EXPECT_TRUE(at::equal(good, at::full({4}, 2.0f)));

@@ -99,7 +99,8 @@ class ThreadsBackend final : public Backend {
         size_t expected = receives[r].defined() ? receives[r].nbytes() : 0;
         if (sent != expected)
           throw MismatchError(text("rank ", r, " sends ", sent, " bytes, but rank ", rank_, " expects ", expected));
-        if (sent > 0) std::memcpy(bytes_of(receives[r]), bytes_of(part), sent);
+        if (sent > 0 && bytes_of(receives[r]) != bytes_of(part))
+          std::memcpy(bytes_of(receives[r]), bytes_of(part), sent);
       }
     });
   }
