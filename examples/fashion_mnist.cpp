@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
       lockstep::run_threads(threads, [&](lockstep::ProcessGroup world) { train(world, settings); });
     else
       train(lockstep::init_process_group(), settings);
-  } catch (const lockstep::Error& error) {
+  } catch (const std::exception& error) {
     std::cerr << "fashion_mnist: " << error.what() << '\n';
     return 1;
   }
