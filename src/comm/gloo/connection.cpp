@@ -112,19 +112,10 @@ void Connection::throw_if_aborted() {
   if (cause_) std::rethrow_exception(cause_);
 }
 
-Shipment Connection::start_send(const Parcel& parcel, uint64_t slot) {
+Shipment Connection::start(Direction direction, const Parcel& parcel, uint64_t slot) {
   throw_if_aborted();
   try {
-    return Shipment(*context_, Shipment::Direction::kSend, parcel, slot);
-  } catch (const ::gloo::Exception& error) {
-    throw PeerError(text("rank ", parcel.peer, " is gone: ", error.what()));
-  }
-}
-
-Shipment Connection::start_recv(const Parcel& parcel, uint64_t slot) {
-  throw_if_aborted();
-  try {
-    return Shipment(*context_, Shipment::Direction::kRecv, parcel, slot);
+    return Shipment(*context_, direction, parcel, slot);
   } catch (const ::gloo::Exception& error) {
     throw PeerError(text("rank ", parcel.peer, " is gone: ", error.what()));
   }

@@ -19,11 +19,11 @@ struct Parcel {
   size_t bytes = 0;
 };
 
+enum class Direction { kSend, kRecv };
+
 /// Bytes under way to or from one peer.
 class Shipment {
  public:
-  enum class Direction { kSend, kRecv };
-
   Shipment(::gloo::Context& context, Direction direction, const Parcel& parcel, uint64_t slot);
 
   int peer() const { return peer_; }
@@ -47,8 +47,7 @@ class Connection {
   explicit Connection(const BackendContext& context);
 
   /// Starts the transfer; messages of one slot between two ranks arrive in order.
-  Shipment start_send(const Parcel& parcel, uint64_t slot);
-  Shipment start_recv(const Parcel& parcel, uint64_t slot);
+  Shipment start(Direction direction, const Parcel& parcel, uint64_t slot);
 
   /// Returns when the shipment is done; throws PeerError, TimeoutError or what abort was given.
   void finish(Shipment& shipment, Deadline deadline);

@@ -24,6 +24,7 @@ namespace lockstep {
 namespace {
 
 using gloo_backend::Connection;
+using gloo_backend::Direction;
 using gloo_backend::Parcel;
 using gloo_backend::Piece;
 using gloo_backend::Pieces;
@@ -192,12 +193,14 @@ class GlooBackend final : public Backend {
 
   std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag) override {
     Parcel parcel{to, data.data_ptr(), data.nbytes()};
-    return std::make_unique<GlooTransfer>(connection_, connection_.start_send(parcel, kMessageSlots + tag));
+    return std::make_unique<GlooTransfer>(connection_,
+                                          connection_.start(Direction::kSend, parcel, kMessageSlots + tag));
   }
 
   std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag) override {
     Parcel parcel{from, data.data_ptr(), data.nbytes()};
-    return std::make_unique<GlooTransfer>(connection_, connection_.start_recv(parcel, kMessageSlots + tag));
+    return std::make_unique<GlooTransfer>(connection_,
+                                          connection_.start(Direction::kRecv, parcel, kMessageSlots + tag));
   }
 
  private:
@@ -212,10 +215,10 @@ class GlooBackend final : public Backend {
 
   // Empty parcels are not sent: both sides know their sizes.
   void receive(Round& round, const Parcel& parcel) {
-    if (parcel.bytes > 0) round.receives.push_back(connection_.start_recv(parcel, round.slot));
+    if (parcel.bytes > 0) round.receives.push_back(connection_.start(Direction::kRecv, parcel, round.slot));
   }
   void send(Round& round, const Parcel& parcel) {
-    if (parcel.bytes > 0) round.sends.push_back(connection_.start_send(parcel, round.slot));
+    if (parcel.bytes > 0) round.sends.push_back(connection_.start(Direction::kSend, parcel, round.slot));
   }
   void finish(Round& round, Deadline deadline) {
     for (auto& shipment : round.receives) connection_.finish(shipment, deadline);
