@@ -219,7 +219,15 @@ std::string warning_on_a_terminal() {
   return bytes;
 }
 
+/// Some containers have no pseudo-terminals.
+bool has_terminals() {
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  if (terminal >= 0) close(terminal);
+  return terminal >= 0;
+}
+
 TEST_F(Logging, ColoursTheLevelOnATerminal) {
+  if (!has_terminals()) GTEST_SKIP() << "needs a pseudo-terminal: mount devpts at /dev/pts";
   EXPECT_EXIT(
       {
         const std::string line = warning_on_a_terminal();
@@ -230,6 +238,7 @@ TEST_F(Logging, ColoursTheLevelOnATerminal) {
 }
 
 TEST_F(Logging, DoesNotColourWithNoColor) {
+  if (!has_terminals()) GTEST_SKIP() << "needs a pseudo-terminal: mount devpts at /dev/pts";
   EXPECT_EXIT(
       {
         setenv("NO_COLOR", "1", 1);
