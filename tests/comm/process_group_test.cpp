@@ -164,6 +164,30 @@ TEST(ProcessGroup, DroppedWorkIsStillDone) {
   });
 }
 
+#ifdef LOCKSTEP_HAVE_GLOO
+// Gloo cannot take a message back, so the group ends with a reason and not with a connection that is stuck.
+TEST(ProcessGroup, AMessageDroppedBeforeItIsDoneBreaksAGlooGroup) {
+  auto run = [](ProcessGroup world) {
+    if (world.rank() == 0) {
+      { auto dropped = world.recv_async(at::zeros({4}), 1); }
+    }
+    world.barrier();
+  };
+  EXPECT_THROW(run_threads(2, run, {.backend = "gloo"}), PeerError);
+  expect_error<PeerError>(
+      [] {
+        run_threads(2,
+                    [](ProcessGroup world) {
+                      if (world.rank() == 1) return;
+                      { auto dropped = world.recv_async(at::zeros({4}), 1); }
+                      world.barrier();
+                    },
+                    {.backend = "gloo"});
+      },
+      "rank 0: barrier", "with rank 1 was dropped", "wait() for it");
+}
+#endif
+
 TEST(ProcessGroup, WorkOutlivesTheGroup) {
   auto tensor = at::ones({1});
   auto work = std::make_unique<Work>(alone().all_reduce_async(tensor));

@@ -114,8 +114,8 @@ class GlooBackend final : public Backend {
       reduce_slices(pieces.slice(rank_).data, data, op, deadline, [](Piece) {});
       finish(gathered, deadline);
     } else {
-      Round sent = open_round();
       auto slice = at::empty({static_cast<int64_t>(pieces.slice(rank_).bytes)}, at::kByte);
+      Round sent = open_round();  // after the memory it sends, so that it goes first when something throws
       reduce_slices(bytes_of(slice), data, op, deadline, [&](Piece reduced) {
         send(sent, {root, reduced.data, reduced.bytes});
       });
