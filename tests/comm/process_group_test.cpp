@@ -1,6 +1,7 @@
 #include <lockstep/process_group.h>
 
 #include <atomic>
+#include <csignal>
 #include <future>
 #include <thread>
 
@@ -185,6 +186,18 @@ TEST(ProcessGroup, AMessageDroppedBeforeItIsDoneBreaksAGlooGroup) {
                     {.backend = "gloo"});
       },
       "rank 0: barrier", "with rank 1 was dropped", "wait() for it");
+}
+
+// A write to a peer that is gone must be an error here and not the end of the process.
+TEST(ProcessGroup, JoiningOverGlooIgnoresBrokenPipesUnlessTheProgramHandlesThem) {
+  auto handler_after_joining = [](void (*before)(int)) {
+    ::signal(SIGPIPE, before);
+    run_threads(2, [](ProcessGroup world) { world.barrier(); }, {.backend = "gloo"});
+    return ::signal(SIGPIPE, SIG_IGN);
+  };
+  EXPECT_EQ(handler_after_joining(SIG_DFL), SIG_IGN);
+  void (*own)(int) = [](int) {};
+  EXPECT_EQ(handler_after_joining(own), own);
 }
 #endif
 
