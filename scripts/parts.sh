@@ -32,6 +32,7 @@ need_library() {
   need Ninja ninja-build has_command ninja
   need LibTorch 'libtorch-dev libopenblas0-pthread' has_libtorch
   need spdlog 'libspdlog-dev libfmt-dev' has_header spdlog/spdlog.h
+  need OpenSSL libssl-dev has_header openssl/ssl.h
   need zlib zlib1g-dev has_header zlib.h
   want 'Gloo (ranks as processes)' libgloo-dev has_header gloo/context.h
   want 'ccache (faster second builds)' ccache has_command ccache

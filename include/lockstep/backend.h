@@ -18,6 +18,14 @@ namespace lockstep {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
+/// What a backend is told about a call beside its arguments.
+struct CallInfo {
+  Deadline deadline{};
+  /// Equal on all ranks when they make the same call: operation, dtype, element count, reduce operation, root, and its
+  /// place in the order of calls.
+  uint64_t fingerprint = 0;
+};
+
 /// A message between two ranks under way. Thread-safe.
 class LOCKSTEP_EXPORT Transfer {
  public:
@@ -36,6 +44,10 @@ class LOCKSTEP_EXPORT Transfer {
 /// make the same calls in the same order. The collectives and barrier run on one thread at a time; start_send and
 /// start_recv may run beside them, and abort on any thread at any time.
 ///
+/// Data must not move between ranks whose fingerprints differ. A backend that sees the difference throws MismatchError;
+/// one that lets such calls wait, as Gloo's does by using the fingerprint as the address of its messages, may leave it
+/// to the group, which finds out what the ranks are doing and aborts.
+///
 /// A call returns when the result is in place. It throws PeerError when a rank is gone and TimeoutError after the
 /// deadline; after that the group is broken and every later call may throw. Every rank must get the same bits, on every
 /// run: reduce in the order of ranks. Half and bfloat16 are accumulated in float32.
@@ -49,29 +61,31 @@ class LOCKSTEP_EXPORT Backend {
   /// Wakes every call that waits; it and all later ones throw `cause`. Further aborts change nothing.
   virtual void abort(std::exception_ptr cause) noexcept = 0;
 
-  virtual void all_reduce(const at::Tensor& data, ReduceOp op, Deadline deadline) = 0;
+  virtual void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) = 0;
 
   /// `data` of the other ranks than root stays as it was.
-  virtual void reduce(const at::Tensor& data, ReduceOp op, int root, Deadline deadline) = 0;
+  virtual void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) = 0;
 
-  virtual void broadcast(const at::Tensor& data, int root, Deadline deadline) = 0;
+  virtual void broadcast(const at::Tensor& data, int root, const CallInfo& call) = 0;
 
   /// `output` holds the inputs of all ranks, one after the other. `input` may be this rank's part of `output`.
-  virtual void all_gather(const at::Tensor& output, const at::Tensor& input, Deadline deadline) = 0;
+  virtual void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) = 0;
 
   /// `output` becomes this rank's part of the reduced `input`, and may lie at that part of it.
-  virtual void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, Deadline deadline) = 0;
+  virtual void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) = 0;
 
   /// Sends sends[r] to rank r and fills receives[r] from it, for every r, this rank included. Parts may differ in size;
   /// an undefined tensor stands for nothing to send or receive.
   virtual void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
-                        Deadline deadline) = 0;
+                        const CallInfo& call) = 0;
 
-  virtual void barrier(Deadline deadline) = 0;
+  virtual void barrier(const CallInfo& call) = 0;
 
-  /// Messages of one tag between two ranks arrive in the order they were sent. The tensor is kept by the caller.
-  virtual std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag) = 0;
-  virtual std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag) = 0;
+  /// Messages of one tag between two ranks arrive in the order they were sent. The tensor is kept by the caller. The
+  /// fingerprint is equal on both ends of a message, and of no other under way between the two ranks.
+  virtual std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag, uint64_t fingerprint) = 0;
+  virtual std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag,
+                                               uint64_t fingerprint) = 0;
 };
 
 /// What a backend is made of.
@@ -80,7 +94,11 @@ struct BackendContext {
   int size = 1;
   std::shared_ptr<Store> store;  // of this group alone
   bool one_host = true;          // all ranks run on one host
+  std::string address{};         // of this host, on the way to the others; empty when it is not known
   std::chrono::milliseconds timeout{};
+  /// For factories that wait for other ranks elsewhere than in the store: calls the function, from another thread, when
+  /// the job fails, until the returned object goes. May be empty.
+  std::function<std::shared_ptr<void>(std::function<void(std::exception_ptr)>)> on_failure{};
 };
 
 using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendContext&)>;

@@ -4,16 +4,19 @@
 
 #include <lockstep/backend.h>
 #include <lockstep/bucket_plan.h>
+#include <lockstep/call_options.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/environment.h>
 #include <lockstep/error.h>
+#include <lockstep/group_layout.h>
 #include <lockstep/idx.h>
 #include <lockstep/logging.h>
 #include <lockstep/process_group.h>
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
 #include <lockstep/store.h>
+#include <lockstep/tcp_store.h>
 #include <lockstep/torch_version.h>
 #include <lockstep/version.h>
 #include <lockstep/work.h>

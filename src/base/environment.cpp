@@ -1,13 +1,14 @@
 #include <lockstep/environment.h>
 
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
 
 #include <lockstep/error.h>
 
+#include "base/number.h"
 #include "base/text.h"
+#include "base/variables.h"
 
 namespace lockstep {
 namespace {
@@ -33,29 +34,6 @@ struct Place {
   int rank;
   int size;
 };
-
-[[noreturn]] void refuse(const std::string& variable, const std::string& value, const std::string& expected) {
-  throw UsageError(text(variable, " is \"", value, "\": it should be ", expected));
-}
-
-/// All of `value` as a number; none for anything else, blanks, signs other than '-' and overflow included.
-template <class Integer>
-std::optional<Integer> parse(std::string_view value) {
-  Integer number = 0;
-  const char* end = value.data() + value.size();
-  auto result = std::from_chars(value.data(), end, number);
-  if (result.ec != std::errc() || result.ptr != end) return std::nullopt;
-  return number;
-}
-
-std::optional<int> read_number(const Lookup& lookup, const std::string& variable, int least, int most) {
-  auto value = lookup(variable);
-  if (!value) return std::nullopt;
-  auto number = parse<int>(*value);
-  if (!number || *number < least || *number > most)
-    refuse(variable, *value, text("a whole number from ", least, " to ", most));
-  return number;
-}
 
 [[noreturn]] void refuse_unset(const std::string& variable, const std::string& because) {
   throw UsageError(text(variable, " is not set but ", because,
@@ -136,7 +114,7 @@ void read_mpi_local(const Lookup& lookup, const Launcher& launcher, Environment&
 std::optional<std::string> slurm_size_variable(const Lookup& lookup) {
   constexpr int64_t kFirstReservedStep = 0xfffffff0;  // batch scripts, interactive shells
   auto step = lookup("SLURM_STEP_ID");
-  if (step && parse<int64_t>(*step).value_or(0) >= kFirstReservedStep) return std::nullopt;
+  if (step && parse_number<int64_t>(*step).value_or(0) >= kFirstReservedStep) return std::nullopt;
   if (lookup("SLURM_STEP_NUM_TASKS")) return "SLURM_STEP_NUM_TASKS";
   if (step && lookup("SLURM_PROCID") && lookup("SLURM_NTASKS")) return "SLURM_NTASKS";
   return std::nullopt;
@@ -157,7 +135,7 @@ bool take(std::string_view& list, std::string_view token) {
 std::optional<int> take_count(std::string_view& list) {
   auto digits = list.substr(0, list.find_first_not_of("0123456789"));
   list.remove_prefix(digits.size());
-  auto count = parse<int>(digits);
+  auto count = parse_number<int>(digits);
   return count && *count > 0 ? count : std::nullopt;
 }
 
@@ -204,7 +182,8 @@ void read_slurm_local(const Lookup& lookup, const std::string& size_variable, En
   if (!list) refuse_unset(variable, "SLURM_PROCID");
   auto tasks = tasks_at(*list, node);
   if (!tasks)
-    refuse(variable, *list, text("the tasks of every node, like \"2(x3),1\", with an entry for SLURM_NODEID ", node));
+    refuse_value(variable, *list,
+                 text("the tasks of every node, like \"2(x3),1\", with an entry for SLURM_NODEID ", node));
   const std::string entry = text(variable, " for node ", node);
   set_local(found, checked("SLURM_LOCALID", local_rank, entry, *tasks), entry, size_variable);
 }
@@ -215,7 +194,7 @@ void read_slurm_address(const Lookup& lookup, Environment& found) {
   auto list = lookup(variable);
   if (!list) return;
   auto host = first_host(*list);
-  if (!host) refuse(variable, *list, "a list of hosts, like \"node[01-03,07],other\"; or set MASTER_ADDR");
+  if (!host) refuse_value(variable, *list, "a list of hosts, like \"node[01-03,07],other\"; or set MASTER_ADDR");
   found.master_addr = *host;
 }
 
@@ -241,7 +220,7 @@ Environment Environment::detect() {
 Environment Environment::detect(const Lookup& lookup) {
   Environment found;
   if (auto address = lookup("MASTER_ADDR")) {
-    if (address->empty()) refuse("MASTER_ADDR", *address, "the name or address of rank 0's host");
+    if (address->empty()) refuse_value("MASTER_ADDR", *address, "the name or address of rank 0's host");
     found.master_addr = *address;
   }
   found.master_port = read_number(lookup, "MASTER_PORT", 1, 65535).value_or(0);

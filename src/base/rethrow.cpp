@@ -12,11 +12,11 @@ void rethrow_kind(const Error& error, const std::string& message) {
 
 }  // namespace
 
-void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix) {
+void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix, const std::string& suffix) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& original) {
-    std::string message = prefix + original.what();
+    std::string message = prefix + original.what() + suffix;
     rethrow_kind<UsageError>(original, message);
     rethrow_kind<PeerError>(original, message);
     rethrow_kind<TimeoutError>(original, message);
@@ -25,9 +25,9 @@ void rethrow_with_prefix(const std::exception_ptr& error, const std::string& pre
     rethrow_kind<SystemError>(original, message);
     std::throw_with_nested(Error(message));  // what an earlier pass has nested must not be lost
   } catch (const std::exception& original) {
-    std::throw_with_nested(Error(prefix + original.what()));
+    std::throw_with_nested(Error(prefix + original.what() + suffix));
   } catch (...) {
-    std::throw_with_nested(Error(prefix + message_of(error)));
+    std::throw_with_nested(Error(prefix + message_of(error) + suffix));
   }
 }
 

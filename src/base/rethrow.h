@@ -5,9 +5,10 @@
 
 namespace lockstep {
 
-/// Throws `error` again with `prefix` before its message: lockstep's errors keep their kind, others become an Error
-/// that holds the original nested.
-[[noreturn]] void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix);
+/// Throws `error` again with `prefix` before its message and `suffix` after it: lockstep's errors keep their kind,
+/// others become an Error that holds the original nested.
+[[noreturn]] void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix,
+                                      const std::string& suffix = "");
 
 /// Whether it is a lockstep::Error.
 bool is_ours(const std::exception_ptr& error);

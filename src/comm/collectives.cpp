@@ -109,17 +109,30 @@ void check_own_part(const Checker& check, const at::Tensor& output, const at::Te
     check.fail("this rank's own part is ", input.numel(), " elements as input and ", output.numel(), " as output");
 }
 
+std::vector<int64_t> elements_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> result;
+  for (const auto& tensor : tensors) result.push_back(tensor.numel());
+  return result;
+}
+
+std::vector<int64_t> at_rank(int rank, int size, const at::Tensor& tensor) {
+  std::vector<int64_t> result(size, 0);
+  result[rank] = tensor.numel();
+  return result;
+}
+
 }  // namespace
 
 Group::Call all_reduce_call(const Membership& me, const at::Tensor& tensor, ReduceOp op) {
   Checker check(me, "all_reduce");
   check.writable(tensor, "the tensor");
   check.reducible(tensor, op);
-  return [tensor, op](Backend& backend, Deadline deadline) {
-    auto dense = dense_input(tensor);
-    if (dense.defined()) backend.all_reduce(dense, op, deadline);
-    store(tensor, dense);
-  };
+  Fingerprint fingerprint{"all_reduce", tensor.scalar_type(), tensor.numel(), op};
+  return {fingerprint, [tensor, op](Backend& backend, const CallInfo& call) {
+            auto dense = dense_input(tensor);
+            if (dense.defined()) backend.all_reduce(dense, op, call);
+            store(tensor, dense);
+          }};
 }
 
 Group::Call reduce_call(const Membership& me, const at::Tensor& tensor, int root, ReduceOp op) {
@@ -127,11 +140,12 @@ Group::Call reduce_call(const Membership& me, const at::Tensor& tensor, int root
   check.writable(tensor, "the tensor");
   check.reducible(tensor, op);
   check.rank_in_group(root, "dst");
-  return [tensor, op, root, is_root = me.rank == root](Backend& backend, Deadline deadline) {
-    auto dense = dense_input(tensor);
-    if (dense.defined()) backend.reduce(dense, op, root, deadline);
-    if (is_root) store(tensor, dense);
-  };
+  Fingerprint fingerprint{"reduce", tensor.scalar_type(), tensor.numel(), op, root};
+  return {fingerprint, [tensor, op, root, is_root = me.rank == root](Backend& backend, const CallInfo& call) {
+            auto dense = dense_input(tensor);
+            if (dense.defined()) backend.reduce(dense, op, root, call);
+            if (is_root) store(tensor, dense);
+          }};
 }
 
 Group::Call broadcast_call(const Membership& me, const at::Tensor& tensor, int root) {
@@ -139,11 +153,12 @@ Group::Call broadcast_call(const Membership& me, const at::Tensor& tensor, int r
   check.rank_in_group(root, "src");
   bool is_root = me.rank == root;
   is_root ? check.readable(tensor, "the tensor") : check.writable(tensor, "the tensor");
-  return [tensor, root, is_root](Backend& backend, Deadline deadline) {
-    auto dense = is_root ? dense_input(tensor) : dense_output(tensor);
-    if (dense.defined()) backend.broadcast(dense, root, deadline);
-    if (!is_root) store(tensor, dense);
-  };
+  Fingerprint fingerprint{"broadcast", tensor.scalar_type(), tensor.numel(), {}, root};
+  return {fingerprint, [tensor, root, is_root](Backend& backend, const CallInfo& call) {
+            auto dense = is_root ? dense_input(tensor) : dense_output(tensor);
+            if (dense.defined()) backend.broadcast(dense, root, call);
+            if (!is_root) store(tensor, dense);
+          }};
 }
 
 Group::Call all_gather_call(const Membership& me, const at::Tensor& output, const at::Tensor& input) {
@@ -153,11 +168,12 @@ Group::Call all_gather_call(const Membership& me, const at::Tensor& output, cons
   check.same_dtype(output, input);
   check.parts_of(output, "the output", input, "the input");
   check.apart_or_in_place(output, input);
-  return [output, input](Backend& backend, Deadline deadline) {
-    auto to = dense_output(output);
-    if (to.defined()) backend.all_gather(to, dense_input(input), deadline);
-    store(output, to);
-  };
+  Fingerprint fingerprint{"all_gather", input.scalar_type(), input.numel()};
+  return {fingerprint, [output, input](Backend& backend, const CallInfo& call) {
+            auto to = dense_output(output);
+            if (to.defined()) backend.all_gather(to, dense_input(input), call);
+            store(output, to);
+          }};
 }
 
 Group::Call all_gather_call(const Membership& me, const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
@@ -171,11 +187,14 @@ Group::Call all_gather_call(const Membership& me, const std::vector<at::Tensor>&
   check_own_part(check, outputs[me.rank], input);
   for (int r = 0; r < me.size; ++r)
     if (r != me.rank || !outputs[r].is_same(input)) check.apart(outputs[r], input);
-  return [outputs, input, size = me.size](Backend& backend, Deadline deadline) {
-    auto to = dense_outputs(outputs);
-    backend.exchange(to, std::vector<at::Tensor>(size, dense_input(input)), deadline);
-    store(outputs, to);
-  };
+  Fingerprint fingerprint{
+      "all_gather",        input.scalar_type(), {}, {}, {}, "", std::vector<int64_t>(me.size, input.numel()),
+      elements_of(outputs)};
+  return {fingerprint, [outputs, input, size = me.size](Backend& backend, const CallInfo& call) {
+            auto to = dense_outputs(outputs);
+            backend.exchange(to, std::vector<at::Tensor>(size, dense_input(input)), call);
+            store(outputs, to);
+          }};
 }
 
 Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& outputs, const at::Tensor& input,
@@ -195,14 +214,16 @@ Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& out
   } else {
     check.none(outputs, "the list of outputs", root);
   }
-  return [outputs, input, root, size = me.size](Backend& backend, Deadline deadline) {
-    std::vector<at::Tensor> to = dense_outputs(outputs);
-    to.resize(size);
-    std::vector<at::Tensor> from(size);
-    from[root] = dense_input(input);
-    backend.exchange(to, from, deadline);
-    store(outputs, to);
-  };
+  Fingerprint fingerprint{
+      "gather", input.scalar_type(), {}, {}, root, "", at_rank(root, me.size, input), elements_of(outputs)};
+  return {fingerprint, [outputs, input, root, size = me.size](Backend& backend, const CallInfo& call) {
+            std::vector<at::Tensor> to = dense_outputs(outputs);
+            to.resize(size);
+            std::vector<at::Tensor> from(size);
+            from[root] = dense_input(input);
+            backend.exchange(to, from, call);
+            store(outputs, to);
+          }};
 }
 
 Group::Call scatter_call(const Membership& me, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
@@ -222,14 +243,16 @@ Group::Call scatter_call(const Membership& me, const at::Tensor& output, const s
   } else {
     check.none(inputs, "the list of inputs", root);
   }
-  return [output, inputs, root, size = me.size](Backend& backend, Deadline deadline) {
-    std::vector<at::Tensor> from = dense_inputs(inputs);
-    from.resize(size);
-    std::vector<at::Tensor> to(size);
-    to[root] = dense_output(output);
-    backend.exchange(to, from, deadline);
-    store(output, to[root]);
-  };
+  Fingerprint fingerprint{"scatter",           output.scalar_type(),          {}, {}, root, "",
+                          elements_of(inputs), at_rank(root, me.size, output)};
+  return {fingerprint, [output, inputs, root, size = me.size](Backend& backend, const CallInfo& call) {
+            std::vector<at::Tensor> from = dense_inputs(inputs);
+            from.resize(size);
+            std::vector<at::Tensor> to(size);
+            to[root] = dense_output(output);
+            backend.exchange(to, from, call);
+            store(output, to[root]);
+          }};
 }
 
 Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
@@ -240,11 +263,12 @@ Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, 
   check.reducible(input, op);
   check.parts_of(input, "the input", output, "the output");
   check.apart_or_in_place(input, output);
-  return [output, input, op](Backend& backend, Deadline deadline) {
-    auto to = dense_output(output);
-    if (to.defined()) backend.reduce_scatter(to, dense_input(input), op, deadline);
-    store(output, to);
-  };
+  Fingerprint fingerprint{"reduce_scatter", input.scalar_type(), input.numel(), op};
+  return {fingerprint, [output, input, op](Backend& backend, const CallInfo& call) {
+            auto to = dense_output(output);
+            if (to.defined()) backend.reduce_scatter(to, dense_input(input), op, call);
+            store(output, to);
+          }};
 }
 
 Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>& outputs,
@@ -260,15 +284,17 @@ Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>&
   check_own_part(check, outputs[me.rank], inputs[me.rank]);
   for (const auto& output : outputs)
     for (const auto& input : inputs) check.apart(output, input);
-  return [outputs, inputs](Backend& backend, Deadline deadline) {
-    auto to = dense_outputs(outputs);
-    backend.exchange(to, dense_inputs(inputs), deadline);
-    store(outputs, to);
-  };
+  Fingerprint fingerprint{"all_to_all",        inputs[0].scalar_type(), {}, {}, {}, "",
+                          elements_of(inputs), elements_of(outputs)};
+  return {fingerprint, [outputs, inputs](Backend& backend, const CallInfo& call) {
+            auto to = dense_outputs(outputs);
+            backend.exchange(to, dense_inputs(inputs), call);
+            store(outputs, to);
+          }};
 }
 
 Group::Call barrier_call() {
-  return [](Backend& backend, Deadline deadline) { backend.barrier(deadline); };
+  return {{"barrier"}, [](Backend& backend, const CallInfo& call) { backend.barrier(call); }};
 }
 
 void check_message(const Membership& me, const char* call, const at::Tensor& tensor, int peer, bool is_written) {

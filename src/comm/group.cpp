@@ -1,5 +1,9 @@
 #include "comm/group.h"
 
+#include <algorithm>
+
+#include <ATen/record_function.h>
+
 #include <lockstep/error.h>
 
 #include "base/log.h"
@@ -7,59 +11,356 @@
 #include "base/text.h"
 
 namespace lockstep::detail {
+namespace {
 
-Group::Group(Membership membership, std::shared_ptr<Store> store, std::unique_ptr<Backend> backend)
-    : membership_(std::move(membership)), store_(std::move(store)), backend_(std::move(backend)) {}
+using Clock = std::chrono::steady_clock;
 
-Group::~Group() {
-  size_t pending = queue_.pending();
-  if (pending == 0) return;
-  log_warning(text("rank ", membership_.rank, ": the process group was destroyed with ", pending,
-                   " calls pending; wait() for each asynchronous call before the group goes"));
-  abort(std::make_exception_ptr(PeerError(text("the process group was destroyed on rank ", membership_.rank))));
+// A call that waits this long asks the other ranks what they are doing, then after twice as long again, and so on.
+constexpr auto kPatience = std::chrono::milliseconds(300);
+constexpr auto kMostPatience = std::chrono::seconds(30);
+
+template <class Kind>
+bool is_a(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Kind&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
 }
 
-std::exception_ptr Group::failure() {
+// Longer than a year counts as never: a deadline must stay within what the clock can count.
+constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
+
+}  // namespace
+
+Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend)
+    : membership_(std::move(membership)), parts_(std::make_shared<Parts>(Parts{std::move(job), std::move(backend)})) {
+  if (parts_->backend) parts_->job->subscribe(membership_.name, *this);
+}
+
+Group::~Group() {
+  auto parts = parts_if_any();
+  if (!parts) return;
+  if (size_t pending = queue_.pending(); pending > 0) {
+    log_warning(text("rank ", membership_.rank, ": the process group was destroyed with ", pending,
+                     " calls pending; wait() for each asynchronous call before the group goes"));
+    abort(std::make_exception_ptr(PeerError(text("the process group was destroyed on rank ", membership_.rank))));
+  }
+  leave(parts);
+}
+
+void Group::leave(const std::shared_ptr<Parts>& parts) {
+  if (!parts->backend) return;
+  parts->job->unsubscribe(*this);
+  std::lock_guard lock(mutex_);
+  parts->job->leave(membership_.name, calls_);
+}
+
+void Group::destroy() {
+  queue_.run([this] {
+    auto parts = parts_if_any();
+    if (!parts) return;
+    leave(parts);
+    std::lock_guard lock(mutex_);
+    parts_.reset();
+  });
+}
+
+std::shared_ptr<Group::Parts> Group::parts_if_any() const {
+  std::lock_guard lock(mutex_);
+  return parts_;
+}
+
+std::shared_ptr<Group::Parts> Group::parts() const {
+  auto parts = parts_if_any();
+  if (!parts) throw UsageError(text("group '", membership_.name, "' was destroyed; make a new one"));
+  return parts;
+}
+
+std::shared_ptr<Backend> Group::backend() const {
+  auto parts = this->parts();
+  if (!parts->backend)
+    throw UsageError(text("rank ", parts->job->rank(), " of the job is not in group '", membership_.name,
+                          "', which has ranks ", enumerate(ranks_in_job(membership_)),
+                          "; ask contains_me() before calling"));
+  return parts->backend;
+}
+
+int Group::next_child() {
+  std::lock_guard lock(mutex_);
+  return ++children_;
+}
+
+std::exception_ptr Group::failure() const {
   std::lock_guard lock(mutex_);
   return failure_;
 }
 
-void Group::guard(const char* name, const std::function<void(Deadline)>& body) {
-  std::string call = text("rank ", membership_.rank, ": ", name, ": ");
-  if (auto earlier = failure()) rethrow_with_prefix(earlier, call + "the group is broken by an earlier error: ");
+std::chrono::milliseconds Group::timeout_of(const CallOptions& options) const {
+  auto timeout = options.timeout.value_or(membership_.timeout);
+  if (timeout <= std::chrono::milliseconds(0))
+    throw UsageError(
+        text("rank ", membership_.rank, ": the time-out of a call is ", timeout.count(), " ms; it must be above 0"));
+  return std::min(timeout, kNever);
+}
+
+// --- making calls
+
+void Group::run(Call call, const CallOptions& options) {
+  timeout_of(options);
+  queue_.run([&] { execute(call, options); });
+}
+
+Work Group::submit(Call call, const CallOptions& options) {
+  timeout_of(options);
+  return Work(queue_.submit([this, call = std::move(call), options] { execute(call, options); }));
+}
+
+void Group::execute(const Call& call, const CallOptions& options) {
+  auto parts = this->parts();
+  int64_t number = 0;
+  {
+    std::lock_guard lock(mutex_);
+    number = ++calls_;
+  }
+  CallRecord record{0, membership_.name, text("call ", number), call.fingerprint, options.site};
+  record.ticket = parts->job->recorder().begin(record.group, record.subject, record.call, record.site);
+  RECORD_FUNCTION("lockstep::" + call.fingerprint.operation, std::vector<c10::IValue>());
+  this->guard(record, number, timeout_of(options), [&](const CallInfo& info) { call.body(*parts->backend, info); });
+  parts->job->recorder().change(record.ticket, CallRecord::State::kDone);
+}
+
+void Group::run_aside(const char* operation, const CallOptions& options,
+                      const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body) {
+  auto timeout = timeout_of(options);
+  queue_.run([&] {
+    auto parts = this->parts();
+    if (auto earlier = failure())
+      rethrow_with_prefix(
+          earlier, text("rank ", membership_.rank, ": ", operation, ": the group is broken by an earlier error: "));
+    int64_t number = 0;
+    {
+      std::lock_guard lock(mutex_);
+      number = ++aside_[operation];
+    }
+    CallRecord record{0, membership_.name, text(operation, ' ', number), {operation}, options.site};
+    auto& recorder = parts->job->recorder();
+    record.ticket = recorder.begin(record.group, record.subject, record.call, record.site);
+    try {
+      body(record, timeout);
+    } catch (...) {
+      recorder.change(record.ticket, CallRecord::State::kFailed);
+      throw;
+    }
+    recorder.change(record.ticket, CallRecord::State::kDone);
+  });
+}
+
+void Group::guard(const CallRecord& record, std::optional<int64_t> number, std::chrono::milliseconds timeout,
+                  const std::function<void(const CallInfo&)>& body) {
+  auto parts = this->parts();
+  auto now = Clock::now();
+  Watched watched{record, number, now + kPatience, kPatience};
   try {
-    body(std::chrono::steady_clock::now() + membership_.timeout);
+    if (auto departure = departure_before(number); departure && !failure()) on_failure(departure);
+    if (auto earlier = failure()) {
+      rethrow_with_prefix(
+          earlier,
+          text("rank ", membership_.rank, ": ", record.call.operation, ": the group is broken by an earlier error: "),
+          flight_suffix(earlier));
+    }
+    struct Watch {
+      Watch(Group& group, Watched& watched) : group(group), watched(watched) {
+        std::lock_guard lock(group.mutex_);
+        group.watched_.push_back(&watched);
+      }
+      ~Watch() {
+        std::lock_guard lock(group.mutex_);
+        std::erase(group.watched_, &watched);
+      }
+      Group& group;
+      Watched& watched;
+    } watch(*this, watched);
+    try {
+      body({now + timeout, hash(record.call, record.subject)});
+    } catch (...) {
+      fail(record, timeout, std::current_exception());
+    }
   } catch (...) {
-    // The other ranks may be in the middle of this call, so that none after it can succeed: the group is over.
-    auto cause = mark_broken(std::current_exception());
-    wake();
-    if (!is_ours(cause)) std::rethrow_exception(cause);
-    rethrow_with_prefix(cause, call);
+    parts->job->recorder().change(record.ticket, CallRecord::State::kFailed);
+    throw;
   }
 }
 
-void Group::run(const char* name, const Call& call) {
-  queue_.run([&] { guard(name, [&](Deadline deadline) { call(*backend_, deadline); }); });
+// The other ranks may be in the middle of this call, so that none after it can succeed: the group is over.
+void Group::fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error) {
+  bool is_local = !is_ours(error);
+  auto known = failure();
+  auto cause = mark_broken(known ? known : diagnose(record, timeout, error));
+  std::string flight = flight_suffix(cause);
+  wake();
+  if (is_local && !known) std::rethrow_exception(error);
+  std::string me = text("rank ", membership_.rank, ": ");
+  bool says_so_already = message_of(cause).starts_with(me);
+  rethrow_with_prefix(cause, says_so_already ? "" : text(me, record.call.operation, ": "), flight);
 }
 
-Work Group::submit(const char* name, Call call) {
-  return Work(queue_.submit(
-      [this, name, call = std::move(call)] { guard(name, [&](Deadline deadline) { call(*backend_, deadline); }); }));
+std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::milliseconds timeout,
+                                   const std::exception_ptr& error) {
+  auto job = this->job();
+  std::string me = text("rank ", membership_.rank, ": ");
+  bool is_timeout = is_a<TimeoutError>(error);
+  if (is_timeout || is_a<MismatchError>(error)) {
+    job->announce_report(membership_.name);
+    auto answers = job->ask(membership_.name, record.subject);
+    auto mismatch = find_mismatch(membership_, record, answers);
+    Failure failure = mismatch ? Failure{"MismatchError", me + *mismatch}
+                      : is_timeout
+                          ? Failure{"TimeoutError", text(me, describe(record), " did not finish within ",
+                                                         timeout.count(), " ms. ", name_the_late(membership_, answers))}
+                          : Failure{"MismatchError", text(me, describe(record), ": ", message_of(error))};
+    return to_exception(job->report(membership_.name, failure, Job::Certainty::kCertain));
+  }
+  bool is_symptom = is_a<PeerError>(error);
+  Failure failure{"PeerError", text(me, describe(record), ": ", message_of(error))};
+  auto cause = job->report(membership_.name, failure, is_symptom ? Job::Certainty::kSymptom : Job::Certainty::kCertain);
+  if (auto departure = departure_before(calls_begun()); is_symptom && departure) return departure;
+  return to_exception(cause);
 }
 
-void Group::abort(std::exception_ptr cause) {
-  mark_broken(std::move(cause));
+int64_t Group::calls_begun() const {
+  std::lock_guard lock(mutex_);
+  return calls_;
+}
+
+std::string Group::flight_suffix(const std::exception_ptr& cause) const {
+  auto parts = parts_if_any();
+  if (!parts || membership_.size == 1) return "";
+  return text(". Flight recorder: ", parts->job->dump_flight(message_of(cause)));
+}
+
+// --- messages
+
+Group::Message::Message(std::shared_ptr<Group> group, int from, int to, uint32_t tag, Fingerprint call,
+                        const CallOptions& options, const Start& start)
+    : group_(std::move(group)), job_(group_->job()), timeout_(group_->timeout_of(options)) {
+  int64_t number = 0;
+  {
+    std::lock_guard lock(group_->mutex_);
+    number = ++group_->messages_[{from, to, tag}];
+  }
+  record_ = {0, group_->membership_.name,
+             text("message ", number, " from rank ", from, " to rank ", to, " with tag ", tag), std::move(call),
+             options.site};
+  record_.ticket =
+      job_->recorder().begin(record_.group, record_.subject, record_.call, record_.site, CallRecord::State::kPosted);
+  group_->guard(record_, std::nullopt, timeout_,
+                [&](const CallInfo& info) { transfer_ = start(*group_->backend(), info.fingerprint); });
+}
+
+Group::Message::~Message() {
+  if (transfer_) job_->recorder().change(record_.ticket, CallRecord::State::kFailed);
+}
+
+void Group::Message::wait() {
+  std::shared_ptr<Transfer> transfer;
+  {
+    std::lock_guard lock(mutex_);
+    transfer = transfer_;
+  }
+  if (!transfer) return;
+  job_->recorder().change(record_.ticket, CallRecord::State::kRunning);
+  group_->guard(record_, std::nullopt, timeout_, [&](const CallInfo& info) { transfer->wait(info.deadline); });
+  job_->recorder().change(record_.ticket, CallRecord::State::kDone);
+  std::lock_guard lock(mutex_);
+  transfer_.reset();
+}
+
+bool Group::Message::is_done() {
+  std::lock_guard lock(mutex_);
+  return !transfer_ || transfer_->is_done();
+}
+
+// --- what breaks the group
+
+void Group::abort(const std::exception_ptr& cause) {
+  mark_broken(cause);
+  if (auto parts = parts_if_any(); parts && parts->backend) parts->job->proclaim(membership_.name, to_failure(cause));
   wake();
 }
 
-std::exception_ptr Group::mark_broken(std::exception_ptr cause) {
+std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
   std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = std::move(cause);
+  if (!failure_) failure_ = cause;
   return failure_;
 }
 
 void Group::wake() {
-  backend_->abort(failure());
+  auto parts = parts_if_any();
+  if (parts && parts->backend) parts->backend->abort(failure());
+}
+
+void Group::on_failure(std::exception_ptr cause) {
+  mark_broken(cause);
+  wake();
+}
+
+void Group::on_left(int rank_in_job, int64_t calls) {
+  int rank = rank_in_group(membership_, rank_in_job);
+  if (rank == Membership::kNotAMember) return;
+  std::optional<int64_t> running;
+  {
+    std::lock_guard lock(mutex_);
+    if (!departure_ || calls < departure_->calls) departure_ = {calls, describe_rank(membership_, rank)};
+    for (const Watched* watched : watched_)
+      if (watched->number) running = watched->number;
+  }
+  if (auto cause = departure_before(running)) on_failure(cause);
+}
+
+std::exception_ptr Group::departure_before(std::optional<int64_t> number) const {
+  std::lock_guard lock(mutex_);
+  if (!departure_ || !number || *number <= departure_->calls) return nullptr;
+  return std::make_exception_ptr(
+      PeerError(text(departure_->who, " has left group '", membership_.name, "' after ", departure_->calls,
+                     " calls, and this is call ", *number, ": its program destroyed the group, or ended")));
+}
+
+// --- finding out why a call takes long
+
+void Group::on_tick() {
+  auto now = Clock::now();
+  std::vector<std::string> subjects;
+  std::shared_ptr<Parts> parts;
+  {
+    std::lock_guard lock(mutex_);
+    parts = parts_;
+    if (failure_) return;
+    for (Watched* watched : watched_) {
+      if (now < watched->next_look) continue;
+      watched->pause = std::min<std::chrono::milliseconds>(watched->pause * 2, kMostPatience);
+      watched->next_look = now + watched->pause;
+      subjects.push_back(watched->record.subject);
+    }
+  }
+  for (const auto& subject : subjects) parts->job->ask(*this, membership_.name, subject);
+}
+
+void Group::on_answers(const std::string& subject, const std::vector<Answer>& answers) {
+  std::optional<std::string> mismatch;
+  std::shared_ptr<Parts> parts;
+  {
+    std::lock_guard lock(mutex_);
+    parts = parts_;
+    if (failure_) return;
+    for (const Watched* watched : watched_)
+      if (watched->record.subject == subject) mismatch = find_mismatch(membership_, watched->record, answers);
+  }
+  if (!mismatch) return;
+  Failure failure{"MismatchError", text("rank ", membership_.rank, ": ", *mismatch)};
+  parts->job->report(*this, membership_.name, failure);
 }
 
 }  // namespace lockstep::detail

@@ -2,66 +2,141 @@
 
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
-
-#include <c10/core/Device.h>
+#include <tuple>
+#include <vector>
 
 #include <lockstep/backend.h>
+#include <lockstep/call_options.h>
 #include <lockstep/work.h>
 
+#include "comm/fingerprint.h"
+#include "comm/job.h"
+#include "comm/membership.h"
 #include "comm/work_queue.h"
 
 namespace lockstep::detail {
 
-/// Constant facts about a rank's place in a group.
-struct Membership {
-  int rank = 0;
-  int size = 1;
-  int local_rank = 0;
-  c10::Device device{c10::kCPU};
-  std::string backend_name;
-  std::chrono::milliseconds timeout{};
-};
-
 /// What all handles of one group share: the backend, the order of calls, and whether the group still works.
-/// Thread-safe.
-class Group {
+///
+/// A call has a subject that all ranks know it by: collectives are numbered ("call 7"), messages between two ranks too
+/// ("message 3 from rank 0 to rank 2 with tag 0"). Ranks that wait long ask each other about the subject, and so find
+/// out who makes another call, or none. Thread-safe.
+class Group final : private JobListener {
  public:
-  /// A checked call, ready to be made. It must not hold a handle of the group, which would then outlive its last user.
-  using Call = std::function<void(Backend&, Deadline)>;
+  /// A checked call, ready to be made. Its body must not hold a handle of the group, which would then outlive its last
+  /// user.
+  struct Call {
+    Fingerprint fingerprint;
+    std::function<void(Backend&, const CallInfo&)> body;
+  };
 
-  Group(Membership membership, std::shared_ptr<Store> store, std::unique_ptr<Backend> backend);
-  ~Group();
+  /// A rank that is not a member has no backend.
+  Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend);
+  ~Group() override;
 
   const Membership& membership() const { return membership_; }
-  Backend& backend() { return *backend_; }
 
-  /// Makes the call in its turn. `name` must be a literal.
-  void run(const char* name, const Call& call);
-  Work submit(const char* name, Call call);
+  /// Both: UsageError when the group was destroyed or this rank is not a member.
+  std::shared_ptr<Job> job() const { return parts()->job; }
+  std::shared_ptr<Backend> backend() const;
 
-  /// For calls outside the order of collectives: runs `body` now, and breaks the group when it throws.
-  void guard(const char* name, const std::function<void(Deadline)>& body);
+  /// Makes the call in its turn.
+  void run(Call call, const CallOptions& options);
+  Work submit(Call call, const CallOptions& options);
+
+  /// Makes a call that does not go through the backend, in its turn. When it throws, the group goes on.
+  void run_aside(const char* operation, const CallOptions& options,
+                 const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body);
+
+  /// A message, which is no part of the order of collectives: `start` begins it; wait() returns when it is done.
+  class Message {
+   public:
+    using Start = std::function<std::unique_ptr<Transfer>(Backend&, uint64_t fingerprint)>;
+
+    Message(std::shared_ptr<Group> group, int from, int to, uint32_t tag, Fingerprint call, const CallOptions& options,
+            const Start& start);
+    ~Message();
+
+    void wait();
+    bool is_done();
+
+   private:
+    const std::shared_ptr<Group> group_;
+    const std::shared_ptr<Job> job_;
+    const std::chrono::milliseconds timeout_;
+    CallRecord record_;
+    std::mutex mutex_;
+    std::shared_ptr<Transfer> transfer_;  // guarded by mutex_; empty when done
+  };
+
+  /// How many groups have been made of this one; counts on.
+  int next_child();
+
+  /// Waits for the calls that are pending and leaves the group: the others may go on until they need this rank.
+  void destroy();
 
   /// Breaks the group: see Backend::abort. In two steps for those who break several groups at once, so that none takes
   /// the closed connections of another for the cause.
-  void abort(std::exception_ptr cause);
+  void abort(const std::exception_ptr& cause);
   /// Calls fail from here on with the cause, or with the earlier one that there is; returns which.
-  std::exception_ptr mark_broken(std::exception_ptr cause);
+  std::exception_ptr mark_broken(const std::exception_ptr& cause);
   /// Wakes the calls that wait.
   void wake();
 
  private:
-  std::exception_ptr failure();
+  struct Parts {
+    std::shared_ptr<Job> job;
+    std::shared_ptr<Backend> backend;
+  };
+  /// A call that somebody waits for.
+  struct Watched {
+    CallRecord record;
+    std::optional<int64_t> number;  // of a collective
+    std::chrono::steady_clock::time_point next_look;
+    std::chrono::milliseconds pause;
+  };
+  struct Departure {
+    int64_t calls;  // that it made
+    std::string who;
+  };
+
+  std::shared_ptr<Parts> parts() const;
+  std::shared_ptr<Parts> parts_if_any() const;
+  void leave(const std::shared_ptr<Parts>& parts);
+  std::exception_ptr failure() const;
+  int64_t calls_begun() const;
+  std::chrono::milliseconds timeout_of(const CallOptions& options) const;
+
+  void execute(const Call& call, const CallOptions& options);
+  void guard(const CallRecord& record, std::optional<int64_t> number, std::chrono::milliseconds timeout,
+             const std::function<void(const CallInfo&)>& body);
+  [[noreturn]] void fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error);
+  std::exception_ptr diagnose(const CallRecord& record, std::chrono::milliseconds timeout,
+                              const std::exception_ptr& error);
+  std::exception_ptr departure_before(std::optional<int64_t> number) const;
+  std::string flight_suffix(const std::exception_ptr& cause) const;
+
+  void on_failure(std::exception_ptr cause) override;
+  void on_left(int rank_in_job, int64_t calls) override;
+  void on_answers(const std::string& subject, const std::vector<Answer>& answers) override;
+  void on_tick() override;
 
   const Membership membership_;
-  const std::shared_ptr<Store> store_;  // kept open for as long as the group lives
-  std::mutex mutex_;
-  std::exception_ptr failure_;  // guarded by mutex_
-  const std::unique_ptr<Backend> backend_;
-  WorkQueue queue_;  // last: its tasks use all of the above
+  mutable std::mutex mutex_;
+  std::shared_ptr<Parts> parts_;                                // guarded by mutex_; none once destroyed
+  std::exception_ptr failure_;                                  // guarded by mutex_
+  std::vector<Watched*> watched_;                               // guarded by mutex_
+  std::optional<Departure> departure_;                          // guarded by mutex_: the one with the fewest calls
+  std::map<std::tuple<int, int, uint32_t>, int64_t> messages_;  // guarded by mutex_: from, to, tag: how many so far
+  std::map<std::string, int64_t> aside_;                        // guarded by mutex_: calls aside, by operation
+  int children_ = 0;                                            // guarded by mutex_
+  int64_t calls_ = 0;                                           // guarded by mutex_: collectives begun
+  WorkQueue queue_;                                             // last: its tasks use all of the above
 };
 
 }  // namespace lockstep::detail

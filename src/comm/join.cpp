@@ -6,13 +6,23 @@
 #include <lockstep/error.h>
 #include <lockstep/process_group.h>
 
-#include "base/log.h"
+#include "base/rethrow.h"
 #include "base/text.h"
+#include "base/variables.h"
 #include "comm/backend_registry.h"
+#include "comm/make_group.h"
+#include "rendezvous/line_store.h"
+#include "rendezvous/meeting_place.h"
 #include "rendezvous/roll_call.h"
+#include "rendezvous/secret.h"
 
 namespace lockstep {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// --- what is asked for
 
 struct Place {
   int rank = 0;
@@ -37,21 +47,6 @@ Place find_place(const ProcessGroupOptions& options) {
   return place;
 }
 
-std::shared_ptr<Store> meet_at(const std::string& init_method, int world_size) {
-  constexpr std::string_view kFile = "file://";
-  if (init_method.starts_with(kFile) && init_method.size() > kFile.size())
-    return open_file_store(init_method.substr(kFile.size()));
-  if (init_method == "env://") {
-    const char* place = std::getenv("LOCKSTEP_INIT_METHOD");
-    if (place && std::string(place) != "env://") return meet_at(place, world_size);
-    throw UsageError(
-        text("init_process_group: world size is ", world_size,
-             " and LOCKSTEP_INIT_METHOD is not set, so the ranks cannot find each other; set it to the same "
-             "file:///path on all of them, a file that does not exist yet"));
-  }
-  throw UsageError(text("init_process_group: init_method is '", init_method, "'; use file:///path or env://"));
-}
-
 std::string choose_backend(const std::string& asked, int world_size) {
   if (asked != "auto") return asked;
   if (world_size == 1) return "threads";
@@ -59,17 +54,6 @@ std::string choose_backend(const std::string& asked, int world_size) {
   if (std::find(available.begin(), available.end(), "gloo") != available.end()) return "gloo";
   throw UsageError(text("init_process_group: this build has no backend that joins processes (it has ",
                         enumerate(available), "); install libgloo-dev and build again, or use run_threads"));
-}
-
-int local_rank_of(const std::vector<Peer>& peers, int rank) {
-  auto before_me = peers.begin() + rank;
-  return static_cast<int>(
-      std::count_if(peers.begin(), before_me, [&](const Peer& peer) { return peer.host_id == before_me->host_id; }));
-}
-
-bool on_one_host(const std::vector<Peer>& peers) {
-  return std::all_of(peers.begin(), peers.end(),
-                     [&](const Peer& peer) { return peer.host_id == peers.front().host_id; });
 }
 
 c10::Device choose_device(const ProcessGroupOptions& options) {
@@ -80,29 +64,168 @@ c10::Device choose_device(const ProcessGroupOptions& options) {
 }
 
 // Longer than a year counts as never: a deadline must stay within what the clock can count.
-std::chrono::milliseconds checked_timeout(const ProcessGroupOptions& options) {
-  if (options.timeout <= std::chrono::milliseconds(0))
-    throw UsageError(text("init_process_group: timeout is ", options.timeout.count(), " ms; it must be above 0"));
-  return std::min<std::chrono::milliseconds>(options.timeout, std::chrono::hours(24 * 365));
+milliseconds checked(const char* option, milliseconds value) {
+  if (value <= milliseconds(0))
+    throw UsageError(text("init_process_group: ", option, " is ", value.count(), " ms; it must be above 0"));
+  return std::min<milliseconds>(value, std::chrono::hours(24 * 365));
+}
+
+// --- coming together
+
+/// What a rank has in hand once all are there.
+struct Meeting {
+  std::vector<Peer> peers;
+  std::shared_ptr<Store> store;
+  std::shared_ptr<Line> line{};
+  std::unique_ptr<StoreServer> server{};
+};
+
+class Arrival {
+ public:
+  Arrival(const Enrolment& mine, milliseconds timeout, milliseconds heartbeat_limit)
+      : mine_(mine), timeout_(timeout), heartbeat_limit_(heartbeat_limit), deadline_(Clock::now() + timeout) {}
+
+  Meeting alone() const {
+    auto store = make_memory_store();
+    return {call_roll(*store, mine_, timeout_), store};
+  }
+
+  // The store at the port is the job's from the first word on: a rank that dies while others still come is noticed.
+  Meeting at_port(const MeetingPort& place) const {
+    Meeting meeting;
+    auto secret = find_secret(is_loopback(place.endpoint.host), process_variable);
+    if (mine_.rank == 0 && place.rank_zero_hosts) meeting.server = host(place.endpoint, secret);
+    connect(meeting, place.endpoint, secret);
+    try {
+      meeting.peers =
+          call_roll(*meeting.store, mine_, time_left(),
+                    [&](const std::string& key, const std::string& value) { return enrol(*meeting.line, key, value); });
+    } catch (...) {
+      give_up(*meeting.line);
+    }
+    return meeting;
+  }
+
+  // The ranks meet elsewhere, in a file or in a store of the user's; then rank 0 hosts the job's store and tells the
+  // others there where it is and by what secret.
+  Meeting by_way_of(Store& elsewhere) const {
+    Meeting meeting;
+    meeting.peers = call_roll(elsewhere, mine_, time_left());
+    constexpr const char* kJobStore = "job_store";
+    if (mine_.rank == 0) {
+      auto secret = Secret::random();
+      Endpoint endpoint{own_address(meeting.peers), 0};
+      meeting.server = host(endpoint, secret);
+      endpoint.port = meeting.server->port();
+      elsewhere.set(kJobStore, pack({to_string(endpoint), secret.bytes()}));
+      connect(meeting, endpoint, secret);
+    } else {
+      auto told = unpack(elsewhere.get(kJobStore, time_left()));
+      connect(meeting, parse_endpoint(told.at(0)), Secret::from_bytes(told.at(1)));
+    }
+    try {
+      std::vector<std::string> keys;
+      for (int rank = 0; rank < mine_.world_size; ++rank) keys.push_back(text("enrolled/", rank));
+      enrol(*meeting.line, keys[mine_.rank], "here");
+      try {
+        meeting.store->wait(keys, time_left());
+      } catch (const TimeoutError& error) {
+        throw TimeoutError(
+            text("not all ranks that announced themselves have connected to the job's store: ", error.what()));
+      }
+    } catch (...) {
+      give_up(*meeting.line);
+    }
+    return meeting;
+  }
+
+ private:
+  milliseconds time_left() const {
+    return std::max(std::chrono::ceil<milliseconds>(deadline_ - Clock::now()), milliseconds(1));
+  }
+
+  std::string prefix() const { return text("start/", mine_.generation, "/"); }
+
+  std::unique_ptr<StoreServer> host(const Endpoint& endpoint, const Secret& secret) const {
+    return std::make_unique<StoreServer>(StoreServer::Options{endpoint, secret, mine_.generation, "rank 0"});
+  }
+
+  void connect(Meeting& meeting, Endpoint endpoint, const Secret& secret) const {
+    try {
+      meeting.line = std::make_shared<Line>(
+          Line::Options{endpoint, secret.key(mine_.generation), mine_.generation, deadline_, heartbeat_limit_});
+    } catch (const TimeoutError& error) {
+      throw TimeoutError(text("rank ", mine_.rank, ": missing: the host of the job's store (rank 0, or the launcher). ",
+                              error.what()));
+    }
+    meeting.store = with_prefix(make_line_store(meeting.line), prefix());
+  }
+
+  std::string enrol(Line& line, const std::string& key, const std::string& value) const {
+    auto me = this_process();
+    return line
+        .call(Verb::kEnrol, {prefix() + key, value, std::to_string(mine_.rank), me.host, me.host_id,
+                             std::to_string(me.pid), std::to_string(heartbeat_limit_.count())})
+        .at(0);
+  }
+
+  // Those who wait for this rank are told why it does not come.
+  [[noreturn]] static void give_up(Line& line) {
+    line.say_goodbye(message_of(std::current_exception()));
+    throw;
+  }
+
+  static std::string own_address(const std::vector<Peer>& peers) {
+    const auto& mine = peers.front().process;
+    bool one_host =
+        std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) { return peer.process.host_id == mine.host_id; });
+    if (one_host) return "127.0.0.1";
+    std::string address = process_variable("MASTER_ADDR").value_or(mine.host);
+    if (is_loopback(address))
+      throw UsageError(text("rank 0: this host's name, ", address,
+                            ", means loopback here, where the other hosts cannot come; set MASTER_ADDR to an address "
+                            "of rank 0's host that they reach"));
+    return address;
+  }
+
+  const Enrolment mine_;
+  const milliseconds timeout_;
+  const milliseconds heartbeat_limit_;
+  const Clock::time_point deadline_;
+};
+
+Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int world_size) {
+  if (options.store) return arrival.by_way_of(*options.store);
+  if (world_size == 1) return arrival.alone();
+  // Only env:// looks at what the launcher says; ranks that are told everything need none.
+  bool is_told = options.rank && options.init_method != "env://";
+  auto environment = is_told ? Environment() : Environment::detect();
+  auto place = find_meeting_place(options.init_method, environment, process_variable);
+  if (auto* file = std::get_if<MeetingFile>(&place)) return arrival.by_way_of(*open_file_store(file->path));
+  return arrival.at_port(std::get<MeetingPort>(place));
 }
 
 }  // namespace
 
 std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) {
   auto device = choose_device(options);
-  auto timeout = checked_timeout(options);
+  auto timeout = checked("timeout", options.timeout);
+  auto heartbeat_limit = checked("heartbeat_limit", options.heartbeat_limit);
   auto [rank, world_size] = find_place(options);
   auto backend_name = choose_backend(options.backend, world_size);
-  auto make_backend = find_backend(backend_name);
+  find_backend(backend_name);
 
-  std::shared_ptr<Store> store = options.store     ? options.store
-                                 : world_size == 1 ? make_memory_store()
-                                                   : meet_at(options.init_method, world_size);
-  auto peers = call_roll(*store, {rank, world_size, backend_name}, timeout);
-  detail::Membership membership{rank, world_size, local_rank_of(peers, rank), device, backend_name, timeout};
-  auto backend = make_backend({rank, world_size, with_prefix(store, "world/"), on_one_host(peers), timeout});
-  log_info(text("rank ", rank, " of ", world_size, " joined, backend ", backend_name));
-  return std::make_shared<Group>(std::move(membership), std::move(store), std::move(backend));
+  Enrolment mine{rank, world_size, backend_name, job_name(process_variable), restart_count(process_variable)};
+  auto [peers, store, line, server] = meet(options, {mine, timeout, heartbeat_limit}, world_size);
+  auto job = std::make_shared<Job>(std::move(peers), rank, std::move(store), std::move(line), std::move(server));
+  std::vector<int> everyone(world_size);
+  for (int r = 0; r < world_size; ++r) everyone[r] = r;
+  try {
+    return make_group(job, {"world", std::move(everyone), backend_name, device, timeout});
+  } catch (...) {
+    job->give_up(message_of(std::current_exception()));
+    throw;
+  }
 }
 
 ProcessGroup init_process_group(const ProcessGroupOptions& options) {

@@ -18,49 +18,42 @@ namespace {
 enum class Direction { kSend, kRecv };
 
 /// A message under way, with the user's tensor and its dense stand-in.
-class Message final : public detail::Completion {
+class MessageInFlight final : public detail::Completion {
  public:
-  Message(std::shared_ptr<detail::Group> group, const at::Tensor& tensor, Direction direction, int peer, uint32_t tag)
-      : group_(std::move(group)), tensor_(tensor), direction_(direction) {
+  MessageInFlight(const std::shared_ptr<detail::Group>& group, const at::Tensor& tensor, Direction direction, int peer,
+                  uint32_t tag, const CallOptions& options)
+      : tensor_(tensor), direction_(direction) {
     bool sends = direction == Direction::kSend;
-    detail::check_message(group_->membership(), name(), tensor, peer, !sends);
+    const char* name = sends ? "send" : "recv";
+    int me = group->membership().rank;
+    detail::check_message(group->membership(), name, tensor, peer, !sends);
     dense_ = sends ? detail::dense_input(tensor) : detail::dense_output(tensor);
-    if (!dense_.defined()) return;
-    group_->guard(name(), [&](Deadline) {
-      auto& backend = group_->backend();
-      transfer_ = sends ? backend.start_send(dense_, peer, tag) : backend.start_recv(dense_, peer, tag);
-    });
+    message_ = std::make_unique<detail::Group::Message>(
+        group, sends ? me : peer, sends ? peer : me, tag,
+        detail::Fingerprint{name, tensor.scalar_type(), tensor.numel()}, options,
+        [&](Backend& backend, uint64_t fingerprint) -> std::unique_ptr<Transfer> {
+          if (!dense_.defined()) return nullptr;
+          return sends ? backend.start_send(dense_, peer, tag, fingerprint)
+                       : backend.start_recv(dense_, peer, tag, fingerprint);
+        });
   }
 
   void wait() override {
-    auto transfer = current();
-    if (!transfer) return;
-    group_->guard(name(), [&](Deadline deadline) { transfer->wait(deadline); });
+    message_->wait();
     std::lock_guard lock(mutex_);
-    if (!transfer_) return;  // another thread has waited too
-    transfer_.reset();
-    if (direction_ == Direction::kRecv) detail::store(tensor_, dense_);
+    if (direction_ == Direction::kRecv && !is_stored_) detail::store(tensor_, dense_);
+    is_stored_ = true;
   }
 
-  bool is_done() override {
-    auto transfer = current();
-    return !transfer || transfer->is_done();
-  }
+  bool is_done() override { return message_->is_done(); }
 
  private:
-  std::shared_ptr<Transfer> current() {
-    std::lock_guard lock(mutex_);
-    return transfer_;
-  }
-
-  const char* name() const { return direction_ == Direction::kSend ? "send" : "recv"; }
-
-  const std::shared_ptr<detail::Group> group_;
   const at::Tensor tensor_;
   const Direction direction_;
-  at::Tensor dense_;  // constant after construction
+  at::Tensor dense_;                                 // constant after construction
+  std::unique_ptr<detail::Group::Message> message_;  // constant after construction
   std::mutex mutex_;
-  std::shared_ptr<Transfer> transfer_;  // guarded by mutex_; empty when done
+  bool is_stored_ = false;  // guarded by mutex_
 };
 
 }  // namespace
@@ -91,111 +84,155 @@ std::chrono::milliseconds ProcessGroup::timeout() const {
   return group_->membership().timeout;
 }
 
-void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
-  group_->run("all_reduce", all_reduce_call(group_->membership(), tensor, op));
+const std::string& ProcessGroup::name() const {
+  return group_->membership().name;
 }
 
-Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
-  return group_->submit("all_reduce", all_reduce_call(group_->membership(), tensor, op));
+bool ProcessGroup::contains_me() const {
+  return rank() != detail::Membership::kNotAMember;
 }
 
-void ProcessGroup::reduce(const at::Tensor& tensor, int dst, ReduceOp op) const {
-  group_->run("reduce", reduce_call(group_->membership(), tensor, dst, op));
+std::vector<int> ProcessGroup::global_ranks() const {
+  return ranks_in_job(group_->membership());
 }
 
-Work ProcessGroup::reduce_async(const at::Tensor& tensor, int dst, ReduceOp op) const {
-  return group_->submit("reduce", reduce_call(group_->membership(), tensor, dst, op));
+int ProcessGroup::global_rank(int group_rank) const {
+  if (group_rank < 0 || group_rank >= size())
+    throw UsageError(text("group '", name(), "' has ranks 0 to ", size() - 1, ", not ", group_rank));
+  return group_->membership().peers[group_rank].rank;
 }
 
-void ProcessGroup::broadcast(const at::Tensor& tensor, int src) const {
-  group_->run("broadcast", broadcast_call(group_->membership(), tensor, src));
+int ProcessGroup::group_rank(int global_rank) const {
+  return rank_in_group(group_->membership(), global_rank);
 }
 
-Work ProcessGroup::broadcast_async(const at::Tensor& tensor, int src) const {
-  return group_->submit("broadcast", broadcast_call(group_->membership(), tensor, src));
+// The group, for a call that only members may make.
+detail::Group& ProcessGroup::member() const {
+  group_->backend();
+  return *group_;
 }
 
-void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input) const {
-  group_->run("all_gather", all_gather_call(group_->membership(), output, input));
+void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
+  member().run(all_reduce_call(member().membership(), tensor, op), options);
 }
 
-Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& input) const {
-  return group_->submit("all_gather", all_gather_call(group_->membership(), output, input));
+Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
+  return member().submit(all_reduce_call(member().membership(), tensor, op), options);
 }
 
-void ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input) const {
-  group_->run("all_gather", all_gather_call(group_->membership(), outputs, input));
+void ProcessGroup::reduce(const at::Tensor& tensor, int dst, ReduceOp op, const CallOptions& options) const {
+  member().run(reduce_call(member().membership(), tensor, dst, op), options);
 }
 
-Work ProcessGroup::all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input) const {
-  return group_->submit("all_gather", all_gather_call(group_->membership(), outputs, input));
+Work ProcessGroup::reduce_async(const at::Tensor& tensor, int dst, ReduceOp op, const CallOptions& options) const {
+  return member().submit(reduce_call(member().membership(), tensor, dst, op), options);
 }
 
-void ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst) const {
-  group_->run("gather", gather_call(group_->membership(), outputs, input, dst));
+void ProcessGroup::broadcast(const at::Tensor& tensor, int src, const CallOptions& options) const {
+  member().run(broadcast_call(member().membership(), tensor, src), options);
 }
 
-Work ProcessGroup::gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst) const {
-  return group_->submit("gather", gather_call(group_->membership(), outputs, input, dst));
+Work ProcessGroup::broadcast_async(const at::Tensor& tensor, int src, const CallOptions& options) const {
+  return member().submit(broadcast_call(member().membership(), tensor, src), options);
 }
 
-void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src) const {
-  group_->run("scatter", scatter_call(group_->membership(), output, inputs, src));
+void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
+  member().run(all_gather_call(member().membership(), output, input), options);
 }
 
-Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src) const {
-  return group_->submit("scatter", scatter_call(group_->membership(), output, inputs, src));
+Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& input,
+                                    const CallOptions& options) const {
+  return member().submit(all_gather_call(member().membership(), output, input), options);
 }
 
-void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
-  group_->run("reduce_scatter", reduce_scatter_call(group_->membership(), output, input, op));
+void ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                              const CallOptions& options) const {
+  member().run(all_gather_call(member().membership(), outputs, input), options);
 }
 
-Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
-  return group_->submit("reduce_scatter", reduce_scatter_call(group_->membership(), output, input, op));
+Work ProcessGroup::all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                                    const CallOptions& options) const {
+  return member().submit(all_gather_call(member().membership(), outputs, input), options);
 }
 
-void ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const {
-  group_->run("all_to_all", all_to_all_call(group_->membership(), outputs, inputs));
+void ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
+                          const CallOptions& options) const {
+  member().run(gather_call(member().membership(), outputs, input, dst), options);
 }
 
-Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs,
-                                    const std::vector<at::Tensor>& inputs) const {
-  return group_->submit("all_to_all", all_to_all_call(group_->membership(), outputs, inputs));
+Work ProcessGroup::gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
+                                const CallOptions& options) const {
+  return member().submit(gather_call(member().membership(), outputs, input, dst), options);
 }
 
-void ProcessGroup::send(const at::Tensor& tensor, int dst, uint32_t tag) const {
-  send_async(tensor, dst, tag).wait();
+void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
+                           const CallOptions& options) const {
+  member().run(scatter_call(member().membership(), output, inputs, src), options);
 }
 
-Work ProcessGroup::send_async(const at::Tensor& tensor, int dst, uint32_t tag) const {
-  return Work(std::make_shared<Message>(group_, tensor, Direction::kSend, dst, tag));
+Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
+                                 const CallOptions& options) const {
+  return member().submit(scatter_call(member().membership(), output, inputs, src), options);
 }
 
-void ProcessGroup::recv(const at::Tensor& tensor, int src, uint32_t tag) const {
-  recv_async(tensor, src, tag).wait();
+void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                  const CallOptions& options) const {
+  member().run(reduce_scatter_call(member().membership(), output, input, op), options);
 }
 
-Work ProcessGroup::recv_async(const at::Tensor& tensor, int src, uint32_t tag) const {
-  return Work(std::make_shared<Message>(group_, tensor, Direction::kRecv, src, tag));
+Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                        const CallOptions& options) const {
+  return member().submit(reduce_scatter_call(member().membership(), output, input, op), options);
 }
 
-void ProcessGroup::barrier() const {
-  group_->run("barrier", detail::barrier_call());
+void ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                              const CallOptions& options) const {
+  member().run(all_to_all_call(member().membership(), outputs, inputs), options);
 }
 
-Work ProcessGroup::barrier_async() const {
-  return group_->submit("barrier", detail::barrier_call());
+Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                                    const CallOptions& options) const {
+  return member().submit(all_to_all_call(member().membership(), outputs, inputs), options);
+}
+
+void ProcessGroup::send(const at::Tensor& tensor, int dst, uint32_t tag, const CallOptions& options) const {
+  send_async(tensor, dst, tag, options).wait();
+}
+
+Work ProcessGroup::send_async(const at::Tensor& tensor, int dst, uint32_t tag, const CallOptions& options) const {
+  member();
+  return Work(std::make_shared<MessageInFlight>(group_, tensor, Direction::kSend, dst, tag, options));
+}
+
+void ProcessGroup::recv(const at::Tensor& tensor, int src, uint32_t tag, const CallOptions& options) const {
+  recv_async(tensor, src, tag, options).wait();
+}
+
+Work ProcessGroup::recv_async(const at::Tensor& tensor, int src, uint32_t tag, const CallOptions& options) const {
+  member();
+  return Work(std::make_shared<MessageInFlight>(group_, tensor, Direction::kRecv, src, tag, options));
+}
+
+void ProcessGroup::barrier(const CallOptions& options) const {
+  member().run(detail::barrier_call(), options);
+}
+
+Work ProcessGroup::barrier_async(const CallOptions& options) const {
+  return member().submit(detail::barrier_call(), options);
 }
 
 at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) const {
   int64_t elements = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
   int64_t bytes = elements * static_cast<int64_t>(c10::elementSize(dtype));
-  return group_->backend().allocate(bytes).view(dtype).view(sizes);
+  return group_->backend()->allocate(bytes).view(dtype).view(sizes);
+}
+
+void ProcessGroup::destroy() const {
+  group_->destroy();
 }
 
 void ProcessGroup::abort(const std::string& reason) const {
-  group_->abort(std::make_exception_ptr(PeerError(text("rank ", rank(), " gave up: ", reason))));
+  member().abort(std::make_exception_ptr(PeerError(text("rank ", rank(), " gave up: ", reason))));
 }
 
 }  // namespace lockstep

@@ -1,39 +1,30 @@
 #include "rendezvous/roll_call.h"
 
-#include <unistd.h>
+#include <elf.h>
+#include <link.h>
 
 #include <cstdlib>
-#include <fstream>
+#include <cstring>
 #include <random>
 #include <sstream>
 
 #include <lockstep/error.h>
 #include <lockstep/version.h>
 
+#include "base/log.h"
 #include "base/text.h"
 
 namespace lockstep {
 namespace {
 
+constexpr const char* kFirstComer = "roll_call/first";
+
 struct Announcement {
-  Enrolment enrolment;
-  Peer peer;
-  std::string version;
-  std::string nonce;  // tells this process's call from any other, whatever pid and host they have
+  Enrolment enrolment{};
+  Peer peer{};
+  std::string version{};
+  std::string nonce{};  // tells this process's call from any other, whatever pid and host they have
 };
-
-std::string host_name() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof name - 1) != 0) return "unknown-host";
-  return name;
-}
-
-std::string host_id() {
-  if (const char* set = std::getenv("LOCKSTEP_HOST_ID"); set && *set) return set;
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id.empty() ? host_name() : id;
-}
 
 std::string key_of(int rank) {
   return text("roll_call/", rank);
@@ -44,68 +35,138 @@ std::string random_nonce() {
   return text(random(), '-', random(), '-', random(), '-', random());
 }
 
-// One line for each field, so that any name survives.
-std::string write(const Announcement& a) {
-  return text(a.version, '\n', a.enrolment.world_size, '\n', a.enrolment.backend, '\n', a.peer.pid, '\n', a.peer.host,
-              '\n', a.peer.host_id, '\n', a.nonce, '\n');
+// The program comes first among the loaded objects; the linker has left a hash of it in one of its notes.
+int read_build_id(dl_phdr_info* object, size_t, void* result) {
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const auto& segment = object->dlpi_phdr[i];
+    if (segment.p_type != PT_NOTE) continue;
+    const char* at = reinterpret_cast<const char*>(object->dlpi_addr + segment.p_vaddr);
+    const char* end = at + segment.p_memsz;
+    while (at + sizeof(ElfW(Nhdr)) <= end) {
+      ElfW(Nhdr) note;
+      std::memcpy(&note, at, sizeof note);
+      auto padded = [](size_t size) { return (size + 3) & ~size_t{3}; };
+      const char* name = at + sizeof note;
+      const char* bytes = name + padded(note.n_namesz);
+      at = bytes + padded(note.n_descsz);
+      if (at > end || note.n_type != NT_GNU_BUILD_ID ||
+          std::string_view(name, note.n_namesz) != std::string_view("GNU", 4))
+        continue;
+      std::ostringstream hex;
+      for (size_t b = 0; b < note.n_descsz; ++b)
+        hex << "0123456789abcdef"[(bytes[b] >> 4) & 15] << "0123456789abcdef"[bytes[b] & 15];
+      *static_cast<std::string*>(result) = hex.str();
+    }
+  }
+  return 1;  // the first object only
 }
 
-Announcement read(int rank, const std::string& value) {
+std::string build_id() {
+  std::string id;
+  ::dl_iterate_phdr(read_build_id, &id);
+  return id;
+}
+
+// One line for each field, so that any name survives.
+std::string write(const Announcement& a) {
+  return text(a.version, '\n', a.enrolment.world_size, '\n', a.enrolment.backend, '\n', a.enrolment.job, '\n',
+              a.enrolment.generation, '\n', a.enrolment.rank, '\n', a.peer.process.pid, '\n', a.peer.process.host, '\n',
+              a.peer.process.host_id, '\n', a.peer.build_id, '\n', a.nonce, '\n');
+}
+
+Announcement read(const std::string& value) {
   std::istringstream in(value);
   auto line = [&] {
     std::string next;
     std::getline(in, next);
     return next;
   };
+  auto number = [&] { return std::atoll(line().c_str()); };
   Announcement a;
   a.version = line();
-  a.enrolment = {rank, std::atoi(line().c_str()), line()};
-  a.peer.rank = rank;
-  a.peer.pid = std::atoll(line().c_str());
-  a.peer.host = line();
-  a.peer.host_id = line();
+  a.enrolment.world_size = static_cast<int>(number());
+  a.enrolment.backend = line();
+  a.enrolment.job = line();
+  a.enrolment.generation = static_cast<int>(number());
+  a.peer.rank = a.enrolment.rank = static_cast<int>(number());
+  a.peer.process.pid = number();
+  a.peer.process.host = line();
+  a.peer.process.host_id = line();
+  a.peer.build_id = line();
   a.nonce = line();
   return a;
 }
 
-std::string describe(const Peer& peer) {
-  return text("rank ", peer.rank, " (pid ", peer.pid, " on ", peer.host, ")");
-}
-
-void check_agreement(const Enrolment& mine, const Announcement& other) {
+void check_agreement(const Announcement& mine, const Announcement& other) {
   auto differ = [&](const char* what, const auto& here, const auto& there, const char* remedy) {
-    throw MismatchError(text("rank ", mine.rank, ": ", what, " is ", here, " here, but ", there, " for ",
-                             describe(other.peer), "; ", remedy));
+    throw MismatchError(text("rank ", mine.peer.rank, " (", describe(mine.peer.process), "): ", what, " is ", here,
+                             " here, but ", there, " for ", describe(other.peer), "; ", remedy));
   };
-  if (other.version != LOCKSTEP_VERSION_STRING)
-    differ("lockstep", LOCKSTEP_VERSION_STRING, other.version, "install the same version everywhere");
-  if (other.enrolment.world_size != mine.world_size)
-    differ("world size", mine.world_size, other.enrolment.world_size, "start all ranks with the same WORLD_SIZE");
-  if (other.enrolment.backend != mine.backend)
-    differ("the backend", mine.backend, other.enrolment.backend, "choose the same backend on all ranks");
+  const Enrolment& here = mine.enrolment;
+  const Enrolment& there = other.enrolment;
+  if (other.version != mine.version)
+    differ("lockstep", mine.version, other.version, "install the same version everywhere");
+  if (!here.job.empty() && !there.job.empty() && here.job != there.job)
+    differ("the job", here.job, there.job, "two jobs use the same meeting place: give one another port or file");
+  if (here.generation != there.generation)
+    differ("the restart count", here.generation, there.generation, "a process of an earlier start is still running");
+  if (here.world_size != there.world_size)
+    differ("world size", here.world_size, there.world_size, "start all ranks with the same WORLD_SIZE");
+  if (here.backend != there.backend)
+    differ("the backend", here.backend, there.backend, "choose the same backend on all ranks");
 }
 
-[[noreturn]] void throw_missing(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout) {
+// The first to come says what the job is. One that does not fit still shows itself, so that those who wait for its rank
+// learn why it does not come.
+void compare_with_first(Store& store, const Announcement& own) {
+  auto first = read(store.compare_set(kFirstComer, "", write(own)));
+  try {
+    check_agreement(own, first);
+  } catch (const MismatchError&) {
+    store.compare_set(key_of(own.peer.rank), "", write(own));
+    throw;
+  }
+}
+
+[[noreturn]] void throw_missing(Store& store, const Announcement& own, std::chrono::milliseconds timeout) {
+  const int world_size = own.enrolment.world_size;
   std::vector<int> missing;
-  for (int r = 0; r < mine.world_size; ++r) {
+  for (int r = 0; r < world_size; ++r) {
     if (store.check({key_of(r)}))
-      check_agreement(mine, read(r, store.get(key_of(r), timeout)));  // a better reason than absence
+      check_agreement(own, read(store.get(key_of(r), timeout)));  // a better reason than absence
     else
       missing.push_back(r);
   }
-  throw TimeoutError(text("rank ", mine.rank, ": ", mine.world_size - static_cast<int>(missing.size()), " of ",
-                          mine.world_size, " ranks joined within ", timeout.count(), " ms; missing: rank ",
+  throw TimeoutError(text("rank ", own.peer.rank, ": ", world_size - static_cast<int>(missing.size()), " of ",
+                          world_size, " ranks joined within ", timeout.count(), " ms; missing: rank ",
                           enumerate(missing), ". Were they started, with the same WORLD_SIZE and init_method?"));
+}
+
+void warn_of_other_programs(const Announcement& own, const std::vector<Peer>& peers) {
+  if (own.peer.rank != 0 || own.peer.build_id.empty()) return;
+  std::vector<std::string> others;
+  for (const auto& peer : peers)
+    if (!peer.build_id.empty() && peer.build_id != own.peer.build_id) others.push_back(describe(peer));
+  if (!others.empty())
+    log_warning(text(enumerate(others),
+                     " run another build of the program than rank 0; if that is not meant, copy the "
+                     "same one to every host"));
 }
 
 }  // namespace
 
-std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout) {
-  Announcement own{mine, {mine.rank, host_name(), host_id(), ::getpid()}, LOCKSTEP_VERSION_STRING, random_nonce()};
-  std::string standing = store.compare_set(key_of(mine.rank), "", write(own));
+std::string describe(const Peer& peer) {
+  return text("rank ", peer.rank, " (", describe(peer.process), ")");
+}
+
+std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout, Claim claim) {
+  if (!claim) claim = [&](const auto& key, const auto& value) { return store.compare_set(key, "", value); };
+  Announcement own{mine, {mine.rank, this_process(), build_id()}, LOCKSTEP_VERSION_STRING, random_nonce()};
+  compare_with_first(store, own);
+  std::string standing = claim(key_of(mine.rank), write(own));
   if (standing != write(own)) {
-    throw MismatchError(text("rank ", mine.rank, ": pid ", own.peer.pid, " on ", own.peer.host, " wants to join, but ",
-                             describe(read(mine.rank, standing).peer),
+    throw MismatchError(text("rank ", mine.rank, ": ", describe(own.peer.process), " wants to join, but ",
+                             describe(read(standing).peer),
                              " has already joined. Either two processes were started with the same rank, or this is a "
                              "store that an earlier job left behind: use a fresh one (for file://, remove the file)"));
   }
@@ -115,15 +176,16 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   try {
     store.wait(keys, timeout);
   } catch (const TimeoutError&) {
-    throw_missing(store, mine, timeout);
+    throw_missing(store, own, timeout);
   }
 
   std::vector<Peer> peers;
   for (int r = 0; r < mine.world_size; ++r) {
-    Announcement other = read(r, store.get(keys[r], timeout));
-    check_agreement(mine, other);
+    Announcement other = read(store.get(keys[r], timeout));
+    check_agreement(own, other);
     peers.push_back(other.peer);
   }
+  warn_of_other_programs(own, peers);
   return peers;
 }
 

@@ -1,32 +1,44 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include <lockstep/store.h>
+
+#include "rendezvous/host.h"
 
 namespace lockstep {
 
 /// One rank as the others know it.
 struct Peer {
   int rank = 0;
-  std::string host;     // its name, for people
-  std::string host_id;  // equal exactly for ranks of one host: LOCKSTEP_HOST_ID, else the kernel's boot id
-  int64_t pid = 0;
+  ProcessId process{};
+  std::string build_id{};  // of its program; empty when it has none
 };
+
+/// "rank 3 (pid 4711 on node2)".
+std::string describe(const Peer& peer);
 
 /// What a rank is started as, and must be equal on all but for the rank.
 struct Enrolment {
   int rank = 0;
   int world_size = 1;
-  std::string backend;
+  std::string backend{};
+  std::string job{};   // see job_name(); empty on any side: not compared
+  int generation = 0;  // see restart_count()
 };
+
+/// Sets the key if it has no value, and returns the value it has then.
+using Claim = std::function<std::string(const std::string& key, const std::string& value)>;
 
 /// Announces this rank in the store and waits until all of them are there; the peers in order of rank.
 ///
-/// Collective. Throws TimeoutError naming the ranks that did not come, MismatchError when a rank came twice, is of
-/// another world size or backend, or runs another version of lockstep: both sides named.
-std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout);
+/// Collective. `claim` takes the rank's place in the store, for stores that can do more than compare_set. Throws
+/// TimeoutError naming the ranks that did not come; MismatchError, both sides named, when a rank came twice, is of
+/// another job, start, world size or backend, or runs another version of lockstep. Programs that differ are worth a
+/// warning.
+std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout, Claim claim = {});
 
 }  // namespace lockstep

@@ -21,7 +21,11 @@ int64_t Table::sum(const std::string& key, int64_t amount) const {
   auto [end, status] = std::from_chars(value->data(), value->data() + value->size(), number);
   if (status != std::errc() || end != value->data() + value->size())
     throw UsageError(text("store: add to key '", key, "', which holds '", *value, "' and not a number"));
-  return number + amount;
+  int64_t sum = 0;
+  if (__builtin_add_overflow(number, amount, &sum))
+    throw UsageError(text("store: add ", amount, " to key '", key, "', which holds ", number,
+                          ": the sum does not fit into 64 bits"));
+  return sum;
 }
 
 bool Table::matches(const std::string& key, const std::string& expected) const {

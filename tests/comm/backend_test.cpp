@@ -29,22 +29,22 @@ class RecordingBackend final : public Backend {
     return at::empty({bytes}, at::kByte);
   }
   void abort(std::exception_ptr) noexcept override { record_.calls.push_back("abort"); }
-  void all_reduce(const at::Tensor& data, ReduceOp, Deadline) override {
+  void all_reduce(const at::Tensor& data, ReduceOp, const CallInfo&) override {
     note("all_reduce", data);
     if (data.numel() == 13) throw std::runtime_error("thirteen");
   }
-  void reduce(const at::Tensor& data, ReduceOp, int, Deadline) override { note("reduce", data); }
-  void broadcast(const at::Tensor& data, int, Deadline) override { note("broadcast", data); }
-  void all_gather(const at::Tensor& output, const at::Tensor&, Deadline) override { note("all_gather", output); }
-  void reduce_scatter(const at::Tensor& output, const at::Tensor&, ReduceOp, Deadline) override {
+  void reduce(const at::Tensor& data, ReduceOp, int, const CallInfo&) override { note("reduce", data); }
+  void broadcast(const at::Tensor& data, int, const CallInfo&) override { note("broadcast", data); }
+  void all_gather(const at::Tensor& output, const at::Tensor&, const CallInfo&) override { note("all_gather", output); }
+  void reduce_scatter(const at::Tensor& output, const at::Tensor&, ReduceOp, const CallInfo&) override {
     note("reduce_scatter", output);
   }
-  void exchange(const std::vector<at::Tensor>&, const std::vector<at::Tensor>&, Deadline) override {
+  void exchange(const std::vector<at::Tensor>&, const std::vector<at::Tensor>&, const CallInfo&) override {
     record_.calls.push_back("exchange");
   }
-  void barrier(Deadline) override { record_.calls.push_back("barrier"); }
-  std::unique_ptr<Transfer> start_send(const at::Tensor&, int, uint32_t) override { return nullptr; }
-  std::unique_ptr<Transfer> start_recv(const at::Tensor&, int, uint32_t) override { return nullptr; }
+  void barrier(const CallInfo&) override { record_.calls.push_back("barrier"); }
+  std::unique_ptr<Transfer> start_send(const at::Tensor&, int, uint32_t, uint64_t) override { return nullptr; }
+  std::unique_ptr<Transfer> start_recv(const at::Tensor&, int, uint32_t, uint64_t) override { return nullptr; }
 
  private:
   void note(const char* call, const at::Tensor& data) {

@@ -12,7 +12,7 @@ for round in 1 2 3 4 5 6; do
   killed=$?
   wait "$pid0"
   survived=$?
-  if [ $killed -ne 137 ] || [ $survived -ne 0 ] || ! grep -q 'PeerError: rank 0: all_reduce: rank 1 is gone' "$folder/0.log"; then
+  if [ $killed -ne 137 ] || [ $survived -ne 0 ] || ! grep -q 'PeerError: rank 0: all_reduce: .*rank 1 (pid .*) is gone: ' "$folder/0.log"; then
     echo "round $round: rank 1 ended with $killed, rank 0 with $survived:"
     cat "$folder/0.log"
     exit 1

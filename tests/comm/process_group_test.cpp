@@ -99,8 +99,8 @@ TEST(ProcessGroup, SenselessOptionsAreRefused) {
   expect_error<UsageError>([] { init_process_group({.rank = 3, .world_size = 2}); }, "rank 3 of 2");
   expect_error<UsageError>([] { init_process_group({.rank = 0}); }, "rank is given without world_size");
   expect_error<UsageError>(
-      [] { init_process_group({.backend = "threads", .init_method = "tcp://x:1", .rank = 0, .world_size = 2}); },
-      "tcp://x:1", "file:///path");
+      [] { init_process_group({.backend = "threads", .init_method = "udp://x:1", .rank = 0, .world_size = 2}); },
+      "udp://x:1", "file:///path");
   expect_error<UsageError>([] { init_process_group({.rank = 0, .world_size = 1, .device = c10::Device("cuda:0")}); },
                            "cuda:0");
 }
@@ -112,16 +112,6 @@ TEST(ProcessGroup, TimeOutsAreCheckedAndMayBeForever) {
   auto world = init_process_group({.rank = 0, .world_size = 1, .timeout = milliseconds::max()});
   world.all_reduce(at::ones({1}));
   EXPECT_GT(world.timeout(), std::chrono::hours(1000));
-}
-
-TEST(ProcessGroup, AGroupInTheWrongBackendSaysSo) {
-  // Ranks that do not share a process cannot share the memory of one: simulated by what rank 0 would have written.
-  auto store = make_memory_store();
-  store->set("world/hub", "1 4096");
-  store->set("roll_call/0", LOCKSTEP_VERSION_STRING "\n2\nthreads\n1\nelsewhere\nelsewhere\nnonce\n");
-  expect_error<UsageError>(
-      [&] { init_process_group({.backend = "threads", .rank = 1, .world_size = 2, .store = store}); },
-      "threads of one process", "rank 0 is process 1");
 }
 
 // Rank 2 stays away until the others have given it up.
@@ -143,7 +133,7 @@ TEST(ProcessGroup, ALateRankIsNamedByTheTimeOut) {
     // The rank that times out first is the one whose error comes out; it may take the other along.
     expect_error<TimeoutError>(
         [&] { run_threads(3, run, {.backend = backend, .timeout = std::chrono::milliseconds(300)}); }, "all_reduce",
-        "time-out", "rank 2");
+        "did not finish within 300 ms", "Late: rank 2", "outside of any call", "Flight recorder");
   }
 }
 

@@ -6,8 +6,10 @@
 #include <thread>
 
 #include <lockstep/error.h>
+#include <lockstep/logging.h>
 #include <lockstep/version.h>
 
+#include "base/text.h"
 #include "support/messages.h"
 
 namespace lockstep {
@@ -16,9 +18,20 @@ namespace {
 using namespace std::chrono_literals;
 
 /// What another process, number 4711, would have written.
-std::string announced(const std::string& version, const std::string& world_size, const std::string& backend) {
-  return version + "\n" + world_size + "\n" + backend + "\n4711\nelsewhere\nid\nnonce\n";
-}
+struct Announced {
+  int rank = 0;
+  std::string version = LOCKSTEP_VERSION_STRING;
+  int world_size = 2;
+  std::string backend = "gloo";
+  std::string job{};
+  int generation = 0;
+  std::string build_id{};
+
+  std::string text() const {
+    return lockstep::text(version, '\n', world_size, '\n', backend, '\n', job, '\n', generation, '\n', rank,
+                          "\n4711\nelsewhere\nid\n", build_id, "\nnonce\n");
+  }
+};
 
 TEST(RollCall, EveryRankLearnsOfEveryOther) {
   auto store = make_memory_store();
@@ -31,9 +44,10 @@ TEST(RollCall, EveryRankLearnsOfEveryOther) {
     ASSERT_EQ(peers.size(), 3u);
     for (int r = 0; r < 3; ++r) {
       EXPECT_EQ(peers[r].rank, r);
-      EXPECT_EQ(peers[r].pid, ::getpid());
-      EXPECT_FALSE(peers[r].host.empty());
-      EXPECT_EQ(peers[r].host_id, peers[0].host_id);
+      EXPECT_EQ(peers[r].process.pid, ::getpid());
+      EXPECT_FALSE(peers[r].process.host.empty());
+      EXPECT_EQ(peers[r].build_id, peers[0].build_id);
+      EXPECT_EQ(peers[r].process.host_id, peers[0].process.host_id);
     }
   }
 }
@@ -51,7 +65,7 @@ TEST(RollCall, NamesTheRanksThatDidNotCome) {
 
 TEST(RollCall, RefusesARankThatIsThereAlready) {
   auto store = make_memory_store();
-  store->set("roll_call/0", announced(LOCKSTEP_VERSION_STRING, "2", "gloo"));
+  store->set("roll_call/0", Announced{.rank = 0}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 2, "gloo"}, 50ms);
@@ -61,7 +75,7 @@ TEST(RollCall, RefusesARankThatIsThereAlready) {
 
 TEST(RollCall, RefusesAnotherWorldSizeEvenWhenRanksAreMissing) {
   auto store = make_memory_store();
-  store->set("roll_call/1", announced(LOCKSTEP_VERSION_STRING, "2", "gloo"));
+  store->set("roll_call/1", Announced{.rank = 1}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 4, "gloo"}, 50ms);
@@ -71,7 +85,7 @@ TEST(RollCall, RefusesAnotherWorldSizeEvenWhenRanksAreMissing) {
 
 TEST(RollCall, RefusesAnotherVersion) {
   auto store = make_memory_store();
-  store->set("roll_call/1", announced("9.9.9", "2", "gloo"));
+  store->set("roll_call/1", Announced{.rank = 1, .version = "9.9.9"}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 2, "gloo"}, 50ms);
@@ -81,12 +95,77 @@ TEST(RollCall, RefusesAnotherVersion) {
 
 TEST(RollCall, RefusesAnotherBackend) {
   auto store = make_memory_store();
-  store->set("roll_call/1", announced(LOCKSTEP_VERSION_STRING, "2", "shm"));
+  store->set("roll_call/1", Announced{.rank = 1, .backend = "shm"}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 2, "gloo"}, 50ms);
       },
       "backend is gloo here", "shm for rank 1");
+}
+
+TEST(RollCall, RefusesAnotherJob) {
+  auto store = make_memory_store();
+  store->set("roll_call/1", Announced{.rank = 1, .job = "slurm 8"}.text());
+  expect_error<MismatchError>(
+      [&] {
+        call_roll(*store, {0, 2, "gloo", "slurm 7"}, 50ms);
+      },
+      "slurm 7 here", "slurm 8 for rank 1", "port");
+}
+
+TEST(RollCall, DoesNotCompareJobsThatHaveNoName) {
+  auto store = make_memory_store();
+  store->set("roll_call/1", Announced{.rank = 1, .job = ""}.text());
+  EXPECT_EQ(call_roll(*store, {0, 2, "gloo", "slurm 7"}, 1s).size(), 2u);
+}
+
+TEST(RollCall, RefusesAProcessOfAnEarlierStart) {
+  auto store = make_memory_store();
+  store->set("roll_call/1", Announced{.rank = 1, .generation = 3}.text());
+  expect_error<MismatchError>(
+      [&] {
+        call_roll(*store, {0, 2, "gloo", "", 4}, 50ms);
+      },
+      "restart count is 4 here", "3 for rank 1", "pid 4711 on elsewhere", "earlier start");
+}
+
+// The one that came first says what the job is: others need not wait for the time-out to learn that they do not fit.
+TEST(RollCall, ARankThatDoesNotFitIsRefusedAtOnceAndTheOthersLearnWhy) {
+  auto store = make_memory_store();
+  std::thread first([&] {
+    expect_error<MismatchError>(
+        [&] {
+          call_roll(*store, {0, 2, "gloo"}, 60s);
+        },
+        "world size is 2 here", "3 for rank 1", std::to_string(::getpid()));
+  });
+  store->get("roll_call/0", 10s);
+  expect_error<MismatchError>([&] { call_roll(*store, {1, 3, "gloo"}, 60s); }, "world size is 3 here", "2 for rank 0");
+  first.join();
+}
+
+TEST(RollCall, TakesAPlaceTheWayItIsTold) {
+  auto store = make_memory_store();
+  std::string key;
+  auto peers = call_roll(*store, {0, 1, "gloo"}, 1s, [&](const std::string& wanted, const std::string& value) {
+    key = wanted;
+    return store->compare_set(wanted, "", value);
+  });
+  EXPECT_EQ(key, "roll_call/0");
+  EXPECT_EQ(peers.size(), 1u);
+}
+
+TEST(RollCall, WarnsOfAnotherBuildOfTheProgram) {
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, const std::string& line) { lines.push_back(line); });
+  auto store = make_memory_store();
+  store->set("roll_call/1", Announced{.rank = 1, .build_id = "0123abcd"}.text());
+  auto peers = call_roll(*store, {0, 2, "gloo"}, 1s);
+  set_log_sink(nullptr);
+  if (peers[0].build_id.empty()) GTEST_SKIP() << "the linker gave this program no build id";
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], testing::AllOf(testing::HasSubstr("rank 1 (pid 4711 on elsewhere)"),
+                                       testing::HasSubstr("another build")));
 }
 
 // As after a restart in a container, where pid and host are what they were.
@@ -101,7 +180,7 @@ TEST(RollCall, TakesTheHostIdThatIsSet) {
   auto store = make_memory_store();
   auto peers = call_roll(*store, {0, 1, "gloo"}, 1s);
   ::unsetenv("LOCKSTEP_HOST_ID");
-  EXPECT_EQ(peers[0].host_id, "rack 7");
+  EXPECT_EQ(peers[0].process.host_id, "rack 7");
 }
 
 }  // namespace

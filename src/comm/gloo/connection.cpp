@@ -7,47 +7,28 @@
 #include <cstdlib>
 
 #include <gloo/common/error.h>
-#include <gloo/rendezvous/store.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
 #include <gloo/transport/tcp/device.h>
 
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "rendezvous/wire.h"
 
 namespace lockstep::gloo_backend {
 namespace {
 
-/// Our store, as Gloo wants to see it.
-class GlooStore final : public ::gloo::rendezvous::Store {
- public:
-  GlooStore(lockstep::Store& store, std::chrono::milliseconds timeout) : store_(store), timeout_(timeout) {}
-
-  void set(const std::string& key, const std::vector<char>& data) override {
-    store_.set(key, std::string(data.begin(), data.end()));
-  }
-
-  std::vector<char> get(const std::string& key) override {
-    std::string value = store_.get(key, timeout_);
-    return {value.begin(), value.end()};
-  }
-
-  void wait(const std::vector<std::string>& keys) override { store_.wait(keys, timeout_); }
-
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override { wait(keys); }
-
- private:
-  lockstep::Store& store_;
-  const std::chrono::milliseconds timeout_;
-};
-
-// One host talks over loopback, where nobody else can listen in; several over the address that this host's name has,
-// or over the interface that the user names.
-std::shared_ptr<::gloo::transport::Device> open_device(bool one_host) {
+// One host talks over loopback, where nobody else can listen in; several over the interface that the user names, or the
+// address by which this host reaches the job's store, or the one that its name has.
+std::shared_ptr<::gloo::transport::Device> open_device(const BackendContext& context) {
   ::gloo::transport::tcp::attr attributes;
   if (const char* interface = std::getenv("LOCKSTEP_INTERFACE"); interface && *interface) {
     attributes.iface = interface;
-  } else if (one_host) {
+  } else if (context.one_host) {
     attributes.hostname = "127.0.0.1";
+  } else if (!context.address.empty()) {
+    attributes.hostname = context.address;
   } else {
     char name[256] = {};
     ::gethostname(name, sizeof name - 1);
@@ -89,22 +70,63 @@ void Shipment::interrupt() {
   is_send() ? buffer_->abortWaitSend() : buffer_->abortWaitRecv();
 }
 
+/// A context that connects its ranks by our store, and lets go when the job fails meanwhile.
+class Connection::Mesh final : public ::gloo::Context {
+ public:
+  Mesh(const BackendContext& facts, const std::shared_ptr<::gloo::transport::Device>& device)
+      : ::gloo::Context(facts.rank, facts.size) {
+    auto patience = std::max(facts.timeout / 5, std::chrono::milliseconds(1));  // it takes five of them to connect
+    setTimeout(patience);
+    device_ = device;
+    transportContext_ = device->createContext(rank, size);
+    transportContext_->setTimeout(patience);
+  }
+
+  void connect(const BackendContext& facts) {
+    auto deadline = std::chrono::steady_clock::now() + facts.timeout;
+    std::vector<std::string> mine(size);
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      auto address = transportContext_->createPair(peer)->address().bytes();
+      mine[peer].assign(address.begin(), address.end());
+    }
+    std::mutex mutex;
+    std::exception_ptr cause;
+    auto give_up = [&](std::exception_ptr error) {
+      std::lock_guard lock(mutex);
+      cause = error;
+      for (int peer = 0; peer < size; ++peer)
+        if (peer != rank) getPair(peer)->close();
+    };
+    auto alarm = facts.on_failure ? facts.on_failure(give_up) : nullptr;
+    auto key = [](int peer) { return text("gloo/", peer); };
+    facts.store->set(key(rank), pack(mine));
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      std::string error;
+      auto address = unpack(facts.store->get(key(peer), facts.timeout)).at(rank);
+      try {
+        getPair(peer)->connect({address.begin(), address.end()});
+      } catch (const ::gloo::Exception& exception) {
+        error = exception.what();
+      }
+      std::lock_guard lock(mutex);
+      if (cause) std::rethrow_exception(cause);
+      if (error.empty()) continue;
+      if (std::chrono::steady_clock::now() >= deadline)
+        throw TimeoutError(
+            text("gloo could not connect to rank ", peer, " within ", facts.timeout.count(), " ms: ", error));
+      throw PeerError(text("gloo could not connect to rank ", peer, ": ", error));
+    }
+  }
+};
+
 Connection::Connection(const BackendContext& context) : rank_(context.rank), size_(context.size) {
   if (size_ == 1) return;
   ignore_broken_pipes();
-  auto device = open_device(context.one_host);
-  auto connected = std::make_shared<::gloo::rendezvous::Context>(rank_, size_);
-  connected->setTimeout(
-      std::max(context.timeout / 5, std::chrono::milliseconds(1)));  // it takes five of them to connect
-  GlooStore store(*context.store, context.timeout);
-  try {
-    connected->connectFullMesh(store, device);
-  } catch (const ::gloo::Exception& error) {
-    throw PeerError(text("rank ", rank_, ": gloo could not connect all ", size_, " ranks: ", error.what()));
-  } catch (const TimeoutError& error) {
-    throw TimeoutError(text("rank ", rank_, ": gloo could not connect all ", size_, " ranks: ", error.what()));
-  }
-  context_ = std::move(connected);
+  auto mesh = std::make_shared<Mesh>(context, open_device(context));
+  mesh->connect(context);
+  context_ = std::move(mesh);
 }
 
 void Connection::throw_if_aborted() {

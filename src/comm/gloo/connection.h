@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include <gloo/rendezvous/context.h>
+#include <gloo/context.h>
 #include <gloo/transport/unbound_buffer.h>
 
 #include <lockstep/backend.h>
@@ -55,12 +55,14 @@ class Connection {
   void abort(std::exception_ptr cause) noexcept;
 
  private:
+  class Mesh;
+
   void throw_if_aborted();
   bool wait(Shipment& shipment, std::chrono::milliseconds limit);
 
   const int rank_;
   const int size_;
-  std::shared_ptr<::gloo::rendezvous::Context> context_;  // constant after construction; none for a single rank
+  std::shared_ptr<::gloo::Context> context_;  // constant after construction; none for a single rank
   std::mutex mutex_;
   std::exception_ptr cause_;           // guarded by mutex_
   std::vector<Shipment*> waited_for_;  // guarded by mutex_: what threads wait for now

@@ -32,8 +32,25 @@ using gloo_backend::Shipment;
 
 constexpr int64_t kSmallBytes = 32 << 10;  // up to this, one round with everything to everyone is faster than two
 constexpr int64_t kPieceBytes = 1 << 20;
-constexpr int64_t kPiecesAhead = 4;             // under way while one is reduced
-constexpr uint64_t kMessageSlots = 1ull << 62;  // point to point; collectives count from 0
+constexpr int64_t kPiecesAhead = 4;  // under way while one is reduced
+
+// Gloo brings a message to the receive of the same slot, and keeps what has none waiting. Slots are made of the call's
+// fingerprint, so that ranks that make different calls wait and nothing is mixed up. Collectives have the upper bit
+// clear and their rounds in the lower 20, messages have it set.
+constexpr uint64_t kUpperBit = 1ull << 63;
+constexpr uint64_t kRounds = (1ull << 20) - 1;
+
+uint64_t first_slot(uint64_t fingerprint) {
+  return fingerprint & ~kUpperBit & ~kRounds;
+}
+
+uint64_t message_slot(uint64_t fingerprint) {
+  return fingerprint | kUpperBit;
+}
+
+uint64_t sized_slot(uint64_t fingerprint, uint64_t bytes) {
+  return (fingerprint ^ ((bytes + 1) * 0x9e3779b97f4a7c15)) & ~kUpperBit;
+}
 
 char* bytes_of(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.data_ptr());
@@ -92,38 +109,41 @@ class GlooBackend final : public Backend {
 
   void abort(std::exception_ptr cause) noexcept override { connection_.abort(cause); }
 
-  void all_reduce(const at::Tensor& data, ReduceOp op, Deadline deadline) override {
+  void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
+    begin(call);
     if (static_cast<int64_t>(data.nbytes()) <= kSmallBytes) {
-      auto all = gather_everything(data, deadline);
+      auto all = gather_everything(data, call.deadline);
       reduce_rows(bytes_of(data), bytes_of(data), bytes_of(all), data.nbytes(), data.scalar_type(), op);
       return;
     }
     Pieces pieces(data, size_, kPieceBytes);
     Round gathered = expect_reduced(pieces);
-    reduce_slices(pieces.slice(rank_).data, data, op, deadline, [&](Piece reduced) {
+    reduce_slices(pieces.slice(rank_).data, data, op, call.deadline, [&](Piece reduced) {
       for (int peer : others()) send(gathered, {peer, reduced.data, reduced.bytes});
     });
-    finish(gathered, deadline);
+    finish(gathered, call.deadline);
   }
 
   // The root's own slice is reduced in place; the others send it theirs.
-  void reduce(const at::Tensor& data, ReduceOp op, int root, Deadline deadline) override {
+  void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
+    begin(call);
     Pieces pieces(data, size_, kPieceBytes);
     if (rank_ == root) {
       Round gathered = expect_reduced(pieces);
-      reduce_slices(pieces.slice(rank_).data, data, op, deadline, [](Piece) {});
-      finish(gathered, deadline);
+      reduce_slices(pieces.slice(rank_).data, data, op, call.deadline, [](Piece) {});
+      finish(gathered, call.deadline);
     } else {
       auto slice = at::empty({static_cast<int64_t>(pieces.slice(rank_).bytes)}, at::kByte);
       Round sent = open_round();  // after the memory it sends, so that it goes first when something throws
-      reduce_slices(bytes_of(slice), data, op, deadline, [&](Piece reduced) {
+      reduce_slices(bytes_of(slice), data, op, call.deadline, [&](Piece reduced) {
         send(sent, {root, reduced.data, reduced.bytes});
       });
-      finish(sent, deadline);
+      finish(sent, call.deadline);
     }
   }
 
-  void broadcast(const at::Tensor& data, int root, Deadline deadline) override {
+  void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
+    begin(call);
     bool is_root = rank_ == root;
     Round first = open_round();
     if (static_cast<int64_t>(data.nbytes()) <= kSmallBytes) {
@@ -131,7 +151,7 @@ class GlooBackend final : public Backend {
       if (!is_root) receive(first, whole);
       for (int peer : others())
         if (is_root) send(first, {peer, whole.data, whole.bytes});
-      finish(first, deadline);
+      finish(first, call.deadline);
       return;
     }
     // Each rank gets its slice from the root and passes it on, so that the root sends the data about twice and not once
@@ -143,64 +163,73 @@ class GlooBackend final : public Backend {
     if (!is_root) receive(first, parcel(root, rank_));
     for (int peer : others())
       if (is_root) send(first, parcel(peer, peer));
-    finish(first, deadline);
+    finish(first, call.deadline);
 
     Round second = open_round();
     for (int peer : others()) {
       if (!is_root) receive(second, parcel(peer, peer));
       if (peer != root) send(second, parcel(peer, rank_));
     }
-    finish(second, deadline);
+    finish(second, call.deadline);
   }
 
-  void all_gather(const at::Tensor& output, const at::Tensor& input, Deadline deadline) override {
+  void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
+    begin(call);
     size_t bytes = input.nbytes();
     char* own = bytes_of(output) + rank_ * bytes;
     if (own != bytes_of(input)) std::memcpy(own, bytes_of(input), bytes);
     Round round = open_round();
     for (int peer : others()) receive(round, {peer, bytes_of(output) + peer * bytes, bytes});
     for (int peer : others()) send(round, {peer, own, bytes});
-    finish(round, deadline);
+    finish(round, call.deadline);
   }
 
-  void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, Deadline deadline) override {
-    reduce_slices(bytes_of(output), input, op, deadline, [](Piece) {});
+  void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
+    begin(call);
+    reduce_slices(bytes_of(output), input, op, call.deadline, [](Piece) {});
   }
 
   void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
-                Deadline deadline) override {
+                const CallInfo& call) override {
+    begin(call);
     if (sends[rank_].defined() && bytes_of(receives[rank_]) != bytes_of(sends[rank_]))
       std::memcpy(bytes_of(receives[rank_]), bytes_of(sends[rank_]), sends[rank_].nbytes());
     Round round = open_round();
-    for (int peer : others())
-      if (receives[peer].defined()) receive(round, {peer, bytes_of(receives[peer]), receives[peer].nbytes()});
-    for (int peer : others())
-      if (sends[peer].defined()) send(round, {peer, bytes_of(sends[peer]), sends[peer].nbytes()});
-    finish(round, deadline);
+    // Both ends of a message must mean the same size: it is part of its address.
+    auto swap = [&](Direction direction, const at::Tensor& part, int peer) {
+      if (!part.defined()) return;
+      auto& side = direction == Direction::kSend ? round.sends : round.receives;
+      side.push_back(connection_.start(direction, {peer, bytes_of(part), part.nbytes()},
+                                       sized_slot(call.fingerprint, part.nbytes())));
+    };
+    for (int peer : others()) swap(Direction::kRecv, receives[peer], peer);
+    for (int peer : others()) swap(Direction::kSend, sends[peer], peer);
+    finish(round, call.deadline);
   }
 
   // Dissemination: in round k every rank hears from the one 2^k before it, and so, in the end, from all.
-  void barrier(Deadline deadline) override {
+  void barrier(const CallInfo& call) override {
+    begin(call);
     char token = 0;
     char heard = 0;
     for (int distance = 1; distance < size_; distance *= 2) {
       Round round = open_round();
       receive(round, {(rank_ - distance + size_) % size_, &heard, 1});
       send(round, {(rank_ + distance) % size_, &token, 1});
-      finish(round, deadline);
+      finish(round, call.deadline);
     }
   }
 
-  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag) override {
+  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t, uint64_t fingerprint) override {
     Parcel parcel{to, data.data_ptr(), data.nbytes()};
     return std::make_unique<GlooTransfer>(connection_,
-                                          connection_.start(Direction::kSend, parcel, kMessageSlots + tag));
+                                          connection_.start(Direction::kSend, parcel, message_slot(fingerprint)));
   }
 
-  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag) override {
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t, uint64_t fingerprint) override {
     Parcel parcel{from, data.data_ptr(), data.nbytes()};
     return std::make_unique<GlooTransfer>(connection_,
-                                          connection_.start(Direction::kRecv, parcel, kMessageSlots + tag));
+                                          connection_.start(Direction::kRecv, parcel, message_slot(fingerprint)));
   }
 
  private:
@@ -211,6 +240,8 @@ class GlooBackend final : public Backend {
     std::vector<Shipment> sends;
   };
 
+  // The rounds of one call have addresses of their own, which ranks that make another call do not know.
+  void begin(const CallInfo& call) { next_slot_ = first_slot(call.fingerprint); }
   Round open_round() { return {next_slot_++, {}, {}}; }
 
   // Empty parcels are not sent: both sides know their sizes.
@@ -294,7 +325,7 @@ class GlooBackend final : public Backend {
   const int rank_;
   const int size_;
   Connection connection_;
-  uint64_t next_slot_ = 0;  // only the thread that makes collective calls; the same on all ranks
+  uint64_t next_slot_ = 0;  // only the thread that makes collective calls
 };
 
 }  // namespace

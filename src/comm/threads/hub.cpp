@@ -9,12 +9,17 @@
 
 namespace lockstep::threads {
 
-Hub::Hub(int size) : rounds_(size, 0), boards_(size, nullptr) {}
+Hub::Hub(int size) : rounds_(size, 0), boards_(size, nullptr), fingerprints_(size, 0) {}
 
-void Hub::share(int rank, const void* board, Deadline deadline, const std::function<void()>& use) {
+void Hub::share(int rank, const void* board, const CallInfo& call, const std::function<void()>& use) {
   boards_[rank] = board;
+  fingerprints_[rank] = call.fingerprint;
   std::unique_lock lock(mutex_);
-  meet(lock, rank, deadline);
+  meet(lock, rank, call.deadline);
+  if (std::any_of(fingerprints_.begin(), fingerprints_.end(), [&](uint64_t f) { return f != call.fingerprint; })) {
+    if (!cause_) cause_ = std::make_exception_ptr(MismatchError("the ranks make different calls"));
+    leave(lock);
+  }
   ++users_;
   lock.unlock();
   std::exception_ptr error;
@@ -26,7 +31,7 @@ void Hub::share(int rank, const void* board, Deadline deadline, const std::funct
   lock.lock();
   --users_;
   if (error && !cause_) cause_ = error;
-  meet(lock, rank, deadline);
+  meet(lock, rank, call.deadline);
 }
 
 void Hub::meet(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline) {

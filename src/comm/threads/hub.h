@@ -28,8 +28,9 @@ class Hub {
   explicit Hub(int size);
 
   /// Shows `board` to all ranks, runs `use` when all have done the same, and returns when all have finished using what
-  /// they were shown. `use` may read every board and what it points to, and must not block.
-  void share(int rank, const void* board, Deadline deadline, const std::function<void()>& use);
+  /// they were shown. `use` may read every board and what it points to, and must not block. MismatchError when the
+  /// ranks come with different fingerprints.
+  void share(int rank, const void* board, const CallInfo& call, const std::function<void()>& use);
 
   /// The board of a rank, as that rank's type; only inside `use`.
   template <class Board>
@@ -62,6 +63,7 @@ class Hub {
   std::condition_variable changed_;
   std::vector<uint64_t> rounds_;        // guarded by mutex_: how often each rank has come to a meeting
   std::vector<const void*> boards_;     // written before a meeting, read after it
+  std::vector<uint64_t> fingerprints_;  // the same
   int users_ = 0;                       // guarded by mutex_: ranks that run `use` now
   std::exception_ptr cause_;            // guarded by mutex_: set once aborted
   std::map<Route, Mailbox> mailboxes_;  // guarded by mutex_

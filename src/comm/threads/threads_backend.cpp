@@ -50,8 +50,8 @@ class ThreadsBackend final : public Backend {
   void abort(std::exception_ptr cause) noexcept override { hub_->abort(cause); }
 
   // Every rank reduces its slice of all tensors and writes the result into all of them.
-  void all_reduce(const at::Tensor& data, ReduceOp op, Deadline deadline) override {
-    hub_->share(rank_, &data, deadline, [&] {
+  void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
+    hub_->share(rank_, &data, call, [&] {
       Slice mine = slice_of(data.numel(), size_, rank_);
       auto parts = all_from(mine.begin);
       reduce_elements(parts[0], {parts.data(), parts.size()}, mine.size, data.scalar_type(), op);
@@ -59,22 +59,22 @@ class ThreadsBackend final : public Backend {
     });
   }
 
-  void reduce(const at::Tensor& data, ReduceOp op, int root, Deadline deadline) override {
-    hub_->share(rank_, &data, deadline, [&] {
+  void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
+    hub_->share(rank_, &data, call, [&] {
       Slice mine = slice_of(data.numel(), size_, rank_);
       auto parts = all_from(mine.begin);
       reduce_elements(parts[root], {parts.data(), parts.size()}, mine.size, data.scalar_type(), op);
     });
   }
 
-  void broadcast(const at::Tensor& data, int root, Deadline deadline) override {
-    hub_->share(rank_, &data, deadline, [&] {
+  void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
+    hub_->share(rank_, &data, call, [&] {
       if (rank_ != root) std::memcpy(bytes_of(data), bytes_of(hub_->board<at::Tensor>(root)), data.nbytes());
     });
   }
 
-  void all_gather(const at::Tensor& output, const at::Tensor& input, Deadline deadline) override {
-    hub_->share(rank_, &input, deadline, [&] {
+  void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
+    hub_->share(rank_, &input, call, [&] {
       for (int r = 0; r < size_; ++r) {
         const char* from = bytes_of(hub_->board<at::Tensor>(r));
         char* to = bytes_of(output) + r * input.nbytes();
@@ -83,16 +83,16 @@ class ThreadsBackend final : public Backend {
     });
   }
 
-  void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, Deadline deadline) override {
-    hub_->share(rank_, &input, deadline, [&] {
+  void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
+    hub_->share(rank_, &input, call, [&] {
       auto parts = all_from(rank_ * output.numel());
       reduce_elements(bytes_of(output), {parts.data(), parts.size()}, output.numel(), output.scalar_type(), op);
     });
   }
 
   void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
-                Deadline deadline) override {
-    hub_->share(rank_, &sends, deadline, [&] {
+                const CallInfo& call) override {
+    hub_->share(rank_, &sends, call, [&] {
       for (int r = 0; r < size_; ++r) {
         const at::Tensor& part = hub_->board<std::vector<at::Tensor>>(r)[rank_];
         size_t sent = part.defined() ? part.nbytes() : 0;
@@ -105,17 +105,17 @@ class ThreadsBackend final : public Backend {
     });
   }
 
-  void barrier(Deadline deadline) override {
-    hub_->share(rank_, nullptr, deadline, [] {});
+  void barrier(const CallInfo& call) override {
+    hub_->share(rank_, nullptr, call, [] {});
   }
 
-  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag) override {
+  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag, uint64_t) override {
     auto post = std::make_shared<Post>(Post{data.data_ptr(), static_cast<int64_t>(data.nbytes()), false, nullptr});
     hub_->post_send(rank_, to, tag, post);
     return std::make_unique<ThreadsTransfer>(hub_, rank_, to, tag, to, post);
   }
 
-  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag) override {
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag, uint64_t) override {
     auto post = std::make_shared<Post>(Post{data.data_ptr(), static_cast<int64_t>(data.nbytes()), false, nullptr});
     hub_->post_recv(from, rank_, tag, post);
     return std::make_unique<ThreadsTransfer>(hub_, from, rank_, tag, from, post);

@@ -1,0 +1,68 @@
+#include "comm/census.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "rendezvous/wire.h"
+
+namespace lockstep::detail {
+namespace {
+
+std::string site_of(const CallRecord& record) {
+  return text(record.site.file, ':', record.site.line);
+}
+
+}  // namespace
+
+std::string answer(const FlightRecorder& recorder, const std::string& group, const std::string& subject) {
+  auto record = recorder.find(group, subject);
+  if (!record) return pack({"", "", "", recorder.doing()});
+  bool is_over = record->state == CallRecord::State::kDone || record->state == CallRecord::State::kFailed;
+  return pack({write(record->call), site_of(*record), is_over ? "over" : "", recorder.doing()});
+}
+
+std::vector<Answer> read_answers(const std::vector<std::string>& fields) {
+  std::vector<Answer> answers;
+  for (size_t i = 0; i + 1 < fields.size(); i += 2) {
+    Answer answer{static_cast<int>(to_number(fields[i]))};
+    auto parts = unpack(fields[i + 1]);
+    if (parts.size() != 4) continue;  // it has just joined, or is about to leave
+    if (!parts[0].empty()) answer.call = read_fingerprint(parts[0]);
+    answer.site = parts[1];
+    answer.is_over = parts[2] == "over";
+    answer.doing = parts[3];
+    answers.push_back(std::move(answer));
+  }
+  return answers;
+}
+
+std::optional<std::string> find_mismatch(const Membership& group, const CallRecord& mine,
+                                         const std::vector<Answer>& answers) {
+  for (const auto& answer : answers) {
+    int other = rank_in_group(group, answer.rank_in_job);
+    if (other == Membership::kNotAMember || other == group.rank || !answer.call) continue;
+    auto what = difference(mine.call, group.rank, *answer.call, other);
+    if (!what) continue;
+    return text("as ", mine.subject, " of group '", group.name, "', ", describe_rank(group, group.rank), " makes ",
+                describe(mine.call), " at ", site_of(mine), ", but ", describe_rank(group, other), " makes ",
+                describe(*answer.call), " at ", answer.site, ": ", *what,
+                " differs. Make the same calls in the same order on all ranks");
+  }
+  return std::nullopt;
+}
+
+std::string name_the_late(const Membership& group, const std::vector<Answer>& answers) {
+  std::vector<std::string> late;
+  for (int rank = 0; rank < group.size; ++rank) {
+    auto found = std::find_if(answers.begin(), answers.end(),
+                              [&](const Answer& a) { return a.rank_in_job == group.peers[rank].rank; });
+    if (found == answers.end())
+      late.push_back(text(describe_rank(group, rank), ", which does not answer"));
+    else if (!found->call)
+      late.push_back(text(describe_rank(group, rank), ", which is ", found->doing));
+  }
+  if (late.empty()) return "All ranks have come to this call: it is slow, or the network is";
+  return "Late: " + enumerate(late);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,129 @@
+#include "comm/fingerprint.h"
+
+#include "base/text.h"
+#include "comm/reduction.h"
+#include "rendezvous/wire.h"
+
+namespace lockstep::detail {
+namespace {
+
+/// FNV-1a, spread at the end so that every bit counts wherever a part of the number is used.
+class Hasher {
+ public:
+  void add(std::string_view bytes) {
+    add(static_cast<int64_t>(bytes.size()));
+    for (char byte : bytes) mix(static_cast<unsigned char>(byte));
+  }
+  void add(int64_t number) {
+    for (int shift = 0; shift < 64; shift += 8) mix(static_cast<unsigned char>(number >> shift));
+  }
+  uint64_t result() const {
+    uint64_t h = state_;
+    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9;
+    h = (h ^ (h >> 27)) * 0x94d049bb133111eb;
+    return h ^ (h >> 31);
+  }
+
+ private:
+  void mix(unsigned char byte) { state_ = (state_ ^ byte) * 0x100000001b3; }
+
+  uint64_t state_ = 0xcbf29ce484222325;
+};
+
+template <class Value>
+int64_t number(const std::optional<Value>& value) {
+  return value ? static_cast<int64_t>(*value) : -1;
+}
+
+template <class Value>
+std::optional<Value> optional_of(int64_t number) {
+  if (number < 0) return std::nullopt;
+  return static_cast<Value>(number);
+}
+
+std::string write_list(const std::vector<int64_t>& list) {
+  std::vector<std::string> fields;
+  for (int64_t item : list) fields.push_back(std::to_string(item));
+  return pack(fields);
+}
+
+std::vector<int64_t> read_list(const std::string& bytes) {
+  std::vector<int64_t> list;
+  for (const auto& field : unpack(bytes)) list.push_back(to_number(field));
+  return list;
+}
+
+// The two ends of a message are one call.
+std::string_view common_name(const std::string& operation) {
+  return operation == "send" || operation == "recv" ? std::string_view("message") : operation;
+}
+
+int64_t at_or_zero(const std::vector<int64_t>& list, int rank) {
+  return rank >= 0 && static_cast<size_t>(rank) < list.size() ? list[rank] : 0;
+}
+
+}  // namespace
+
+std::string describe(const Fingerprint& call) {
+  std::vector<std::string> parts;
+  if (call.reduce_op) parts.push_back(name_of(*call.reduce_op));
+  if (call.dtype) parts.push_back(call.elements ? text(*call.dtype, '[', *call.elements, ']') : text(*call.dtype));
+  if (call.root) parts.push_back(text("root ", *call.root));
+  if (!call.detail.empty()) parts.push_back(call.detail);
+  auto list = [](const std::vector<int64_t>& counts) {
+    std::string joined;
+    for (size_t r = 0; r < counts.size() && r < 8; ++r) joined += text(r ? " " : "", counts[r]);
+    return joined + (counts.size() > 8 ? " ..." : "");
+  };
+  if (!call.sends.empty()) parts.push_back(text("sends ", list(call.sends)));
+  if (!call.receives.empty()) parts.push_back(text("receives ", list(call.receives)));
+  std::string joined;
+  for (const auto& part : parts) joined += (joined.empty() ? "" : ", ") + part;
+  return text(call.operation, '(', joined, ')');
+}
+
+uint64_t hash(const Fingerprint& call, const std::string& subject) {
+  Hasher hasher;
+  hasher.add(subject);
+  hasher.add(common_name(call.operation));
+  hasher.add(number(call.dtype));
+  hasher.add(number(call.elements));
+  hasher.add(number(call.reduce_op));
+  hasher.add(number(call.root));
+  hasher.add(call.detail);
+  return hasher.result();
+}
+
+std::optional<std::string> difference(const Fingerprint& call, int rank, const Fingerprint& other, int other_rank) {
+  if (common_name(call.operation) != common_name(other.operation)) return "the operation";
+  if (call.reduce_op != other.reduce_op) return "the reduce operation";
+  if (call.dtype != other.dtype) return "the dtype";
+  if (call.elements != other.elements) return "the number of elements";
+  if (call.root != other.root) return "the root";
+  if (call.detail != other.detail) return "what is asked for";
+  if (at_or_zero(call.sends, other_rank) != at_or_zero(other.receives, rank) ||
+      at_or_zero(call.receives, other_rank) != at_or_zero(other.sends, rank))
+    return "the number of elements between the two";
+  return std::nullopt;
+}
+
+std::string write(const Fingerprint& call) {
+  auto field = [](const auto& value) { return std::to_string(number(value)); };
+  return pack({call.operation, field(call.dtype), field(call.elements), field(call.reduce_op), field(call.root),
+               call.detail, write_list(call.sends), write_list(call.receives)});
+}
+
+Fingerprint read_fingerprint(const std::string& bytes) {
+  auto fields = unpack(bytes);
+  if (fields.size() != 8) throw ProtocolError("this is no fingerprint");
+  return {fields[0],
+          optional_of<c10::ScalarType>(to_number(fields[1])),
+          optional_of<int64_t>(to_number(fields[2])),
+          optional_of<ReduceOp>(to_number(fields[3])),
+          optional_of<int>(to_number(fields[4])),
+          fields[5],
+          read_list(fields[6]),
+          read_list(fields[7])};
+}
+
+}  // namespace lockstep::detail

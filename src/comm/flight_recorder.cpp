@@ -1,0 +1,142 @@
+#include "comm/flight_recorder.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <iomanip>
+
+#include <lockstep/version.h>
+
+#include "base/text.h"
+#include "rendezvous/host.h"
+#include "rendezvous/socket.h"
+
+namespace lockstep::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::duration time) {
+  return static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(time).count()) / 1000;
+}
+
+const char* name_of(CallRecord::State state) {
+  switch (state) {
+    case CallRecord::State::kPosted:
+      return "posted";
+    case CallRecord::State::kRunning:
+      return "running";
+    case CallRecord::State::kDone:
+      return "done";
+    case CallRecord::State::kFailed:
+      return "failed";
+  }
+  return "";
+}
+
+bool is_over(const CallRecord& record) {
+  return record.state == CallRecord::State::kDone || record.state == CallRecord::State::kFailed;
+}
+
+std::string quoted(const std::string& value) {
+  std::ostringstream out;
+  out << '"';
+  for (unsigned char c : value) {
+    if (c == '"' || c == '\\')
+      out << '\\' << c;
+    else if (c < 0x20)
+      out << "\\u00" << std::hex << std::setw(2) << std::setfill('0') << int{c} << std::dec;
+    else
+      out << c;
+  }
+  out << '"';
+  return out.str();
+}
+
+std::string to_json(const CallRecord& record, Clock::time_point now) {
+  return text("{\"ticket\": ", record.ticket, ", \"group\": ", quoted(record.group),
+              ", \"call\": ", quoted(record.subject), ", \"operation\": ", quoted(record.call.operation),
+              ", \"what\": ", quoted(describe(record.call)), ", \"state\": \"", name_of(record.state),
+              "\", \"site\": ", quoted(text(record.site.file, ':', record.site.line)),
+              ", \"started_s_ago\": ", seconds(now - record.started),
+              ", \"took_s\": ", is_over(record) ? text(seconds(record.ended - record.started)) : "null", "}");
+}
+
+}  // namespace
+
+std::string describe(const CallRecord& record) {
+  return text(describe(record.call), ", ", record.subject, " of group '", record.group, "' at ", record.site.file, ':',
+              record.site.line);
+}
+
+uint64_t FlightRecorder::begin(const std::string& group, const std::string& subject, const Fingerprint& call,
+                               CallSite site, CallRecord::State state) {
+  std::lock_guard lock(mutex_);
+  uint64_t ticket = ++tickets_;
+  CallRecord record{ticket, group, subject, call, site, state, Clock::now(), {}};
+  if (ring_.size() < kCalls)
+    ring_.push_back(std::move(record));
+  else
+    ring_[(ticket - 1) % kCalls] = std::move(record);
+  return ticket;
+}
+
+void FlightRecorder::change(uint64_t ticket, CallRecord::State state) {
+  std::lock_guard lock(mutex_);
+  auto& record = ring_[(ticket - 1) % kCalls];
+  if (record.ticket != ticket) return;  // so many calls later, it is forgotten
+  record.state = state;
+  if (is_over(record)) record.ended = Clock::now();
+}
+
+std::optional<CallRecord> FlightRecorder::find(const std::string& group, const std::string& subject) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& record : ring_)
+    if (record.subject == subject && record.group == group) return record;
+  return std::nullopt;
+}
+
+std::vector<CallRecord> FlightRecorder::records() const {
+  std::lock_guard lock(mutex_);
+  std::vector<CallRecord> result;
+  for (uint64_t ticket = tickets_ - ring_.size() + 1; ticket <= tickets_; ++ticket)
+    result.push_back(ring_[(ticket - 1) % kCalls]);
+  return result;
+}
+
+std::string FlightRecorder::doing() const {
+  auto now = Clock::now();
+  std::lock_guard lock(mutex_);
+  const CallRecord* running = nullptr;
+  const CallRecord* last = nullptr;
+  for (const auto& record : ring_) {
+    if (record.state == CallRecord::State::kRunning && (!running || record.ticket > running->ticket)) running = &record;
+    if (is_over(record) && (!last || record.ended > last->ended)) last = &record;
+  }
+  if (running) return text("in ", describe(*running), " for ", seconds(now - running->started), " s");
+  if (last) return text("outside of any call for ", seconds(now - last->ended), " s; its last was ", describe(*last));
+  return "outside of any call, having made none yet";
+}
+
+std::string dump(const FlightRecorder& recorder, int rank, const std::string& reason) {
+  const char* folder = std::getenv("LOCKSTEP_FLIGHT_DIR");
+  if (!folder || !*folder) folder = std::getenv("TMPDIR");
+  if (!folder || !*folder) folder = "/tmp";
+  std::string path = text(folder, "/lockstep-flight-", ::getpid(), "-rank", rank, ".jsonl");
+  auto now = Clock::now();
+  auto process = this_process();
+  std::string content =
+      text("{\"lockstep\": \"", LOCKSTEP_VERSION_STRING, "\", \"rank\": ", rank, ", \"host\": ", quoted(process.host),
+           ", \"pid\": ", process.pid, ", \"time\": ", std::time(nullptr), ", \"reason\": ", quoted(reason), "}\n");
+  for (const auto& record : recorder.records()) content += to_json(record, now) + "\n";
+  FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
+  bool is_written =
+      file.is_open() && ::write(file.get(), content.data(), content.size()) == static_cast<ssize_t>(content.size());
+  return is_written ? path : text("(could not be written to ", path, ": ", std::strerror(errno), ")");
+}
+
+}  // namespace lockstep::detail

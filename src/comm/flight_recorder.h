@@ -1,0 +1,68 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/call_options.h>
+
+#include "comm/fingerprint.h"
+
+namespace lockstep::detail {
+
+/// One call, as it is remembered.
+struct CallRecord {
+  enum class State {
+    kPosted,  // a message that nobody waits for yet
+    kRunning,
+    kDone,
+    kFailed,
+  };
+
+  uint64_t ticket = 0;  // counts all calls of this rank, from 1
+  std::string group{};
+  std::string subject{};  // what the ranks of the group call this call: see Group
+  Fingerprint call{};
+  CallSite site{"", 0};
+  State state = State::kRunning;
+  std::chrono::steady_clock::time_point started{};
+  std::chrono::steady_clock::time_point ended{};
+};
+
+/// "all_reduce(sum, Float[4]), call 5 of group 'world' at train.cpp:40".
+std::string describe(const CallRecord& record);
+
+/// The last calls of one rank, over all groups. Thread-safe.
+class FlightRecorder {
+ public:
+  static constexpr size_t kCalls = 256;
+
+  /// The ticket is for end() and change().
+  uint64_t begin(const std::string& group, const std::string& subject, const Fingerprint& call, CallSite site,
+                 CallRecord::State state = CallRecord::State::kRunning);
+  void change(uint64_t ticket, CallRecord::State state);
+
+  /// The call of that subject, if it is remembered.
+  std::optional<CallRecord> find(const std::string& group, const std::string& subject) const;
+
+  /// What the rank is doing now, for people: "in barrier(), call 7 ... for 0.2 s" or "outside of any call for 3 s,
+  /// ...".
+  std::string doing() const;
+
+  /// Oldest first.
+  std::vector<CallRecord> records() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<CallRecord> ring_;  // guarded by mutex_: ticket t is at (t - 1) % kCalls
+  uint64_t tickets_ = 0;          // guarded by mutex_
+};
+
+/// Writes the calls as JSON, one object a line after a header, into LOCKSTEP_FLIGHT_DIR or else the folder for
+/// temporary files. Returns the path, or why there is none.
+std::string dump(const FlightRecorder& recorder, int rank, const std::string& reason);
+
+}  // namespace lockstep::detail

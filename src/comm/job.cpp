@@ -1,0 +1,125 @@
+#include "comm/job.h"
+
+#include <lockstep/error.h>
+
+#include "base/log.h"
+#include "base/text.h"
+
+namespace lockstep::detail {
+
+Job::Job(std::vector<Peer> peers, int rank, std::shared_ptr<Store> store, std::shared_ptr<Line> line,
+         std::unique_ptr<StoreServer> server)
+    : peers_(std::move(peers)),
+      rank_(rank),
+      server_(std::move(server)),
+      line_(std::move(line)),
+      store_(std::move(store)) {
+  if (line_) line_->listen(this);
+}
+
+Job::~Job() {
+  if (!line_) return;
+  line_->stop_listening();
+  line_->say_goodbye(std::uncaught_exceptions() > 0 ? "an exception ended its work" : "");
+}
+
+void Job::give_up(const std::string& reason) noexcept {
+  if (line_) line_->say_goodbye(reason);
+}
+
+void Job::subscribe(const std::string& group, JobListener& listener) {
+  std::lock_guard lock(mutex_);
+  listeners_.emplace(&listener, group);
+  if (failure_) listener.on_failure(failure_);
+}
+
+void Job::unsubscribe(JobListener& listener) {
+  std::lock_guard lock(mutex_);
+  listeners_.erase(&listener);
+}
+
+Failure Job::report(const std::string& group, const Failure& failure, Certainty certainty) {
+  if (!line_) return failure;
+  try {
+    auto cause = line_->call(Verb::kReport, {group, failure.kind, failure.message,
+                                             certainty == Certainty::kSymptom ? "symptom" : "certain"});
+    return {cause.at(0), cause.at(1)};
+  } catch (const Error& error) {
+    // The store is gone. When that is why, it is the cause; when it ended in order, it says nothing about the group.
+    std::lock_guard lock(mutex_);
+    return failure_ ? to_failure(failure_) : failure;
+  }
+}
+
+void Job::proclaim(const std::string& group, const Failure& failure) noexcept {
+  if (line_) line_->say(Verb::kReport, {group, failure.kind, failure.message, "certain"});
+}
+
+void Job::announce_report(const std::string& group) {
+  if (line_) line_->say(Verb::kAnnounce, {group});
+}
+
+std::vector<Answer> Job::ask(const std::string& group, const std::string& subject) {
+  if (!line_) return {};
+  try {
+    return read_answers(line_->call(Verb::kAsk, {group, subject}));
+  } catch (const std::exception&) {
+    return {};  // nobody is left to relay the question
+  }
+}
+
+// Answers may come when the listener is gone.
+void Job::tell(JobListener& listener, const std::function<void()>& news) {
+  std::lock_guard lock(mutex_);
+  if (listeners_.contains(&listener)) news();
+}
+
+void Job::ask(JobListener& listener, const std::string& group, const std::string& subject) {
+  if (!line_) return;
+  line_->call(Verb::kAsk, {group, subject}, [this, &listener, subject](std::optional<Line::Fields> fields) {
+    if (fields) tell(listener, [&] { listener.on_answers(subject, read_answers(*fields)); });
+  });
+}
+
+void Job::report(JobListener& listener, const std::string& group, const Failure& failure) {
+  if (!line_) return;
+  line_->call(Verb::kReport, {group, failure.kind, failure.message, "certain"},
+              [this, &listener](std::optional<Line::Fields> fields) {
+                if (fields) tell(listener, [&] { listener.on_failure(to_exception({fields->at(0), fields->at(1)})); });
+              });
+}
+
+std::string Job::dump_flight(const std::string& reason) {
+  std::lock_guard lock(flight_mutex_);
+  if (flight_path_.empty()) flight_path_ = dump(recorder_, rank_, reason);
+  return flight_path_;
+}
+
+void Job::leave(const std::string& group, int64_t calls) noexcept {
+  if (line_) line_->say(Verb::kLeave, {group, std::to_string(calls)});
+}
+
+void Job::on_failure(const std::string& group, const Failure& failure) {
+  std::lock_guard lock(mutex_);
+  auto cause = to_exception(failure);
+  if (group.empty() && !failure_) failure_ = cause;
+  for (const auto& [listener, name] : listeners_)
+    if (group.empty() || group == name) listener->on_failure(cause);
+}
+
+void Job::on_left(int rank, const std::string& group, int64_t calls) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [listener, name] : listeners_)
+    if (group == name) listener->on_left(rank, calls);
+}
+
+std::string Job::on_question(const std::string& group, const std::string& subject) {
+  return answer(recorder_, group, subject);
+}
+
+void Job::on_tick() {
+  std::lock_guard lock(mutex_);
+  for (const auto& [listener, name] : listeners_) listener->on_tick();
+}
+
+}  // namespace lockstep::detail

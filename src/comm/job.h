@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/census.h"
+#include "comm/flight_recorder.h"
+#include "rendezvous/line.h"
+#include "rendezvous/roll_call.h"
+#include "rendezvous/store_server.h"
+
+namespace lockstep::detail {
+
+/// What a group, or one that is being made, wants to know of the job. Called on a thread of the job, which must not be
+/// kept waiting, and never after unsubscribing.
+class JobListener {
+ public:
+  virtual ~JobListener() = default;
+  /// The group is over.
+  virtual void on_failure(std::exception_ptr cause) = 0;
+  /// A rank of the job has left the group, in order, after so many calls.
+  virtual void on_left(int /*rank_in_job*/, int64_t /*calls*/) {}
+  /// What it has asked about is answered.
+  virtual void on_answers(const std::string& /*subject*/, const std::vector<Answer>& /*answers*/) {}
+  virtual void on_tick() {}
+};
+
+/// What all groups of one rank share: who the others are, the store, the life line, and the record of calls.
+/// Thread-safe.
+class Job final : private LineListener {
+ public:
+  /// A rank alone has neither line nor server, and a rank that does not host the store has no server.
+  Job(std::vector<Peer> peers, int rank, std::shared_ptr<Store> store, std::shared_ptr<Line> line,
+      std::unique_ptr<StoreServer> server);
+  /// Leaves the job in order; if an exception is on its way, the others are told that this rank failed.
+  ~Job() override;
+
+  /// Leaves the job, telling the others why this rank failed.
+  void give_up(const std::string& reason) noexcept;
+
+  int rank() const { return rank_; }
+  const std::vector<Peer>& peers() const { return peers_; }
+  const std::shared_ptr<Store>& store() const { return store_; }
+  FlightRecorder& recorder() { return recorder_; }
+  /// This host's address on the way to the other hosts; empty for a rank alone.
+  std::string address() const { return line_ ? line_->local_address() : std::string(); }
+
+  /// Until unsubscribed, the listener hears what happens to the group. A job that is over already is told at once.
+  /// The two must not be called by a listener.
+  void subscribe(const std::string& group, JobListener& listener);
+  void unsubscribe(JobListener& listener);
+
+  enum class Certainty {
+    kSymptom,  // something else may be the cause: wait for it a little
+    kCertain,
+  };
+  /// Says that a group is over, and returns the first cause that the store knows.
+  Failure report(const std::string& group, const Failure& failure, Certainty certainty);
+  /// The same without waiting: the listener hears the cause by on_failure.
+  void report(JobListener& listener, const std::string& group, const Failure& failure);
+  /// The same without an answer.
+  void proclaim(const std::string& group, const Failure& failure) noexcept;
+  /// Says that a report will follow: nothing that others take for the cause comes before it.
+  void announce_report(const std::string& group);
+
+  /// Asks all ranks about a call.
+  std::vector<Answer> ask(const std::string& group, const std::string& subject);
+  /// The same without waiting: the listener hears by on_answers.
+  void ask(JobListener& listener, const std::string& group, const std::string& subject);
+
+  /// Writes down the last calls of this rank, once, and returns the path of the file, or why there is none.
+  std::string dump_flight(const std::string& reason);
+
+  /// This rank leaves the group.
+  void leave(const std::string& group, int64_t calls) noexcept;
+
+ private:
+  void on_failure(const std::string& group, const Failure& failure) override;
+  void on_left(int rank, const std::string& group, int64_t calls) override;
+  std::string on_question(const std::string& group, const std::string& subject) override;
+  std::string doing() override { return recorder_.doing(); }
+  void on_tick() override;
+  void tell(JobListener& listener, const std::function<void()>& news);
+
+  const std::vector<Peer> peers_;
+  const int rank_;
+  const std::unique_ptr<StoreServer> server_;  // outlives the line
+  const std::shared_ptr<Line> line_;
+  const std::shared_ptr<Store> store_;
+  FlightRecorder recorder_;
+
+  std::mutex mutex_;                               // held while listeners are called
+  std::map<JobListener*, std::string> listeners_;  // guarded by mutex_: and their groups
+  std::exception_ptr failure_;                     // guarded by mutex_: why the whole job is over
+  std::mutex flight_mutex_;
+  std::string flight_path_;  // guarded by flight_mutex_: empty until there is one
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,82 @@
+#include "comm/make_group.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "base/rethrow.h"
+#include "base/text.h"
+#include "comm/backend_registry.h"
+
+namespace lockstep::detail {
+namespace {
+
+/// Until it goes, tells the maker of a backend when the job fails.
+class Alarm final : public JobListener {
+ public:
+  Alarm(std::shared_ptr<Job> job, const std::string& group, std::function<void(std::exception_ptr)> ring)
+      : job_(std::move(job)), ring_(std::move(ring)) {
+    job_->subscribe(group, *this);
+  }
+  ~Alarm() override { job_->unsubscribe(*this); }
+
+ private:
+  void on_failure(std::exception_ptr cause) override { ring_(cause); }
+
+  const std::shared_ptr<Job> job_;
+  const std::function<void(std::exception_ptr)> ring_;
+};
+
+Membership membership_of(const Job& job, const GroupSpec& spec) {
+  Membership result{spec.name,
+                    Membership::kNotAMember,
+                    static_cast<int>(spec.ranks_in_job.size()),
+                    0,
+                    spec.device,
+                    spec.backend_name,
+                    spec.timeout,
+                    {}};
+  for (int rank : spec.ranks_in_job) result.peers.push_back(job.peers().at(rank));
+  result.rank = rank_in_group(result, job.rank());
+  if (result.rank == Membership::kNotAMember) return result;
+  auto me = result.peers.begin() + result.rank;
+  result.local_rank = static_cast<int>(std::count_if(
+      result.peers.begin(), me, [&](const Peer& peer) { return peer.process.host_id == me->process.host_id; }));
+  return result;
+}
+
+bool on_one_host(const std::vector<Peer>& peers) {
+  return std::all_of(peers.begin(), peers.end(),
+                     [&](const Peer& peer) { return peer.process.host_id == peers.front().process.host_id; });
+}
+
+}  // namespace
+
+std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSpec& spec) {
+  auto membership = membership_of(*job, spec);
+  auto make_backend = find_backend(spec.backend_name);
+  std::unique_ptr<Backend> backend;
+  if (membership.rank != Membership::kNotAMember) {
+    BackendContext context;
+    context.rank = membership.rank;
+    context.size = membership.size;
+    context.store = with_prefix(job->store(), text("group/", spec.name, "/"));
+    context.one_host = on_one_host(membership.peers);
+    context.address = job->address();
+    context.timeout = spec.timeout;
+    context.on_failure = [&](std::function<void(std::exception_ptr)> ring) -> std::shared_ptr<void> {
+      return std::make_shared<Alarm>(job, spec.name, std::move(ring));
+    };
+    try {
+      backend = make_backend(context);
+    } catch (...) {
+      if (!is_ours(std::current_exception())) throw;
+      rethrow_with_prefix(std::current_exception(), text("rank ", membership.rank, ": backend ", spec.backend_name,
+                                                         " of group '", spec.name, "': "));
+    }
+    log_info(text("rank ", membership.rank, " of ", membership.size, " is in group '", spec.name, "', backend ",
+                  spec.backend_name));
+  }
+  return std::make_shared<Group>(std::move(membership), job, std::move(backend));
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include "rendezvous/roll_call.h"
+
+namespace lockstep::detail {
+
+/// Constant facts about a rank's place in a group.
+struct Membership {
+  static constexpr int kNotAMember = -1;
+
+  std::string name;  // of the group: "world", "world/1"
+  int rank = 0;      // in the group; kNotAMember for a rank that is not in it
+  int size = 1;
+  int local_rank = 0;  // among the ranks of the group on this host
+  c10::Device device{c10::kCPU};
+  std::string backend_name;
+  std::chrono::milliseconds timeout{};
+  std::vector<Peer> peers;  // by rank in the group; their own rank is the one in the job
+};
+
+/// "rank 1 (pid 4711 on node2)", and in a group that is not the whole job "rank 1 (rank 3 of the job, pid 4711 ...)".
+std::string describe_rank(const Membership& group, int rank);
+
+/// The rank in the group of a rank of the job; kNotAMember when it is not in it.
+int rank_in_group(const Membership& group, int rank_in_job);
+
+/// The members' ranks in the job.
+std::vector<int> ranks_in_job(const Membership& group);
+
+}  // namespace lockstep::detail

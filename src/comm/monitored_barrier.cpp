@@ -1,0 +1,51 @@
+#include <lockstep/error.h>
+#include <lockstep/process_group.h>
+
+#include "base/text.h"
+#include "comm/census.h"
+#include "comm/group.h"
+
+// Every rank leaves a mark in the store. The first that sees all marks, or whose time is up, writes the verdict that
+// counts for all: nobody passes a barrier at which others gave up.
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kPassed = "passed";
+
+std::string verdict_of(detail::Group& group, const std::string& subject, std::chrono::milliseconds timeout,
+                       const detail::CallRecord& record) {
+  const auto& me = group.membership();
+  auto store = with_prefix(group.job()->store(), text("group/", me.name, "/", subject, "/"));
+  std::vector<std::string> marks;
+  for (int rank = 0; rank < me.size; ++rank) marks.push_back(std::to_string(rank));
+  store->set(marks[me.rank], "");
+  std::string verdict = kPassed;
+  try {
+    store->wait(marks, timeout);
+  } catch (const TimeoutError&) {
+    verdict = text(describe(record), " was not reached by all ranks within ", timeout.count(), " ms. ",
+                   name_the_late(me, group.job()->ask(me.name, subject)));
+  }
+  verdict = store->compare_set("verdict", "", verdict);
+  if (store->add("seen", 1) == me.size) {  // nobody looks any more
+    for (const auto& mark : marks) store->erase(mark);
+    store->erase("verdict");
+    store->erase("seen");
+  }
+  return verdict;
+}
+
+}  // namespace
+
+void ProcessGroup::monitored_barrier(const CallOptions& options) const {
+  auto& group = member();
+  if (size() == 1) return;
+  group.run_aside("monitored_barrier", options,
+                  [&](const detail::CallRecord& record, std::chrono::milliseconds timeout) {
+                    auto verdict = verdict_of(group, record.subject, timeout, record);
+                    if (verdict != kPassed) throw TimeoutError(text("rank ", rank(), ": ", verdict));
+                  });
+}
+
+}  // namespace lockstep

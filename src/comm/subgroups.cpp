@@ -1,0 +1,101 @@
+#include <algorithm>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include <lockstep/error.h>
+#include <lockstep/group_layout.h>
+#include <lockstep/process_group.h>
+
+#include "base/text.h"
+#include "comm/backend_registry.h"
+#include "comm/make_group.h"
+
+namespace lockstep {
+namespace {
+
+using detail::Group;
+using detail::GroupSpec;
+
+// Sorted, as PyTorch does: two ranks that list them in another order mean the same group.
+std::vector<int> checked_ranks(const detail::Membership& parent, std::vector<int> ranks) {
+  auto fail = [&](const auto&... parts) {
+    throw UsageError(text("rank ", parent.rank, ": new_group of '", parent.name, "': ", parts...));
+  };
+  if (ranks.empty()) fail("a group needs one rank at least");
+  std::sort(ranks.begin(), ranks.end());
+  if (auto twice = std::adjacent_find(ranks.begin(), ranks.end()); twice != ranks.end())
+    fail("rank ", *twice, " is listed twice");
+  for (int rank : ranks)
+    if (rank < 0 || rank >= parent.size) fail("rank ", rank, " is listed; there are ranks 0 to ", parent.size - 1);
+  return ranks;
+}
+
+std::string list(const std::vector<std::vector<int>>& groups) {
+  std::ostringstream out;
+  for (const auto& ranks : groups) {
+    const char* before = " {";
+    for (int rank : ranks) out << std::exchange(before, ", ") << rank;
+    out << '}';
+  }
+  return out.str();
+}
+
+// All ranks of the parent come, and with the same arguments: so the name that each counts up to is the same.
+std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector<std::vector<int>>& groups,
+                                                const char* call, const NewGroupOptions& options) {
+  const auto& here = parent.membership();
+  auto backend = options.backend.value_or(here.backend_name);
+  auto timeout = options.timeout.value_or(here.timeout);
+  find_backend(backend);
+  if (timeout <= std::chrono::milliseconds(0))
+    throw UsageError(
+        text("rank ", here.rank, ": ", call, ": the time-out is ", timeout.count(), " ms; it must be above 0"));
+  std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list(groups));
+  parent.run({{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
+             {timeout, options.site});
+
+  std::vector<std::shared_ptr<Group>> result;
+  for (const auto& ranks : groups) {
+    std::vector<int> ranks_in_job;
+    for (int rank : ranks) ranks_in_job.push_back(here.peers[rank].rank);
+    result.push_back(make_group(parent.job(), {text(here.name, '/', parent.next_child()), std::move(ranks_in_job),
+                                               backend, here.device, timeout}));
+  }
+  return result;
+}
+
+}  // namespace
+
+ProcessGroup ProcessGroup::new_group(std::vector<int> ranks, const NewGroupOptions& options) const {
+  auto& parent = member();
+  return ProcessGroup(
+      make_groups(parent, {checked_ranks(parent.membership(), std::move(ranks))}, "new_group", options)[0]);
+}
+
+ProcessGroup ProcessGroup::new_subgroups(int group_size, const NewGroupOptions& options) const {
+  auto& parent = member();
+  GroupLayout layout(*this, group_size);
+  return ProcessGroup(make_groups(parent, layout.groups(), "new_subgroups", options)[layout.group_rank()]);
+}
+
+ProcessGroup ProcessGroup::new_subgroups_by_enumeration(const std::vector<std::vector<int>>& groups,
+                                                        const NewGroupOptions& options) const {
+  auto& parent = member();
+  if (groups.empty()) throw UsageError(text("rank ", rank(), ": new_subgroups_by_enumeration: there are no groups"));
+  std::vector<std::vector<int>> checked;
+  std::set<int> seen;
+  for (const auto& group : groups) {
+    checked.push_back(checked_ranks(parent.membership(), group));
+    for (int member : group)
+      if (!seen.insert(member).second)
+        throw UsageError(text("rank ", rank(), ": new_subgroups_by_enumeration: rank ", member,
+                              " is in two groups; make them with new_group, one by one"));
+  }
+  auto made = make_groups(parent, checked, "new_subgroups_by_enumeration", options);
+  for (const auto& group : made)
+    if (group->membership().rank != detail::Membership::kNotAMember) return ProcessGroup(group);
+  return ProcessGroup(made[0]);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <string>
+
+#include <lockstep/environment.h>
+
+namespace lockstep {
+
+/// What the processes of one job know and nobody else: at least 32 bytes. Never printed, never in argv.
+class Secret {
+ public:
+  Secret(const Secret&) = default;
+  Secret(Secret&&) = default;
+  Secret& operator=(Secret other) {
+    bytes_.swap(other.bytes_);
+    return *this;
+  }
+  ~Secret();  ///< wipes the bytes
+
+  /// 32 fresh bytes.
+  static Secret random();
+
+  /// The bytes as they are, for a secret that came over an authenticated way. UsageError when there are less than 32.
+  static Secret from_bytes(std::string bytes);
+
+  /// The whole contents of a file, a newline at the end included: nothing is stripped. UsageError when it is missing,
+  /// shorter than 32 bytes, no regular file, readable by others than its owner, or owned by another user than this one
+  /// or root.
+  static Secret from_file(const std::string& path);
+
+  const std::string& bytes() const { return bytes_; }
+
+  /// The key (32 bytes) of the job's `generation`-th start, by HKDF-SHA256: what an earlier start knows opens nothing.
+  std::string key(int generation) const;
+
+ private:
+  explicit Secret(std::string bytes);
+
+  std::string bytes_;
+};
+
+/// The secret of this job: the file that LOCKSTEP_SECRET_FILE names. Without it, when the job's store is on loopback,
+/// a file of this user's own, created on first use (mode 0600): $XDG_STATE_HOME/lockstep/secret, else
+/// $HOME/.local/state/lockstep/secret, else lockstep-UID/secret in the folder for temporary files. Beyond loopback:
+/// UsageError with the remedy.
+Secret find_secret(bool on_loopback, const Environment::Lookup& lookup);
+
+}  // namespace lockstep

@@ -1,0 +1,216 @@
+#include "rendezvous/socket.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include <lockstep/error.h>
+
+#include "base/number.h"
+#include "base/text.h"
+#include "rendezvous/address.h"
+#include "rendezvous/port_owner.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstPause(5);
+constexpr milliseconds kLongestPause(100);
+// The kernel repeats unanswered packets ever more slowly: a host that starts up is found sooner by trying anew.
+constexpr milliseconds kAttempt(3000);
+
+[[noreturn]] void fail(const std::string& call, int error) {
+  throw SystemError(text(call, ": ", std::strerror(error)));
+}
+
+void enable(const FileDescriptor& socket, int level, int option) {
+  const int on = 1;
+  if (::setsockopt(socket.get(), level, option, &on, sizeof on) != 0) fail("setsockopt of a socket", errno);
+}
+
+/// Not open, with errno, where the system knows no such family of addresses.
+FileDescriptor open_socket(const Endpoint& endpoint, int family) {
+  FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (socket.is_open()) {
+    enable(socket, IPPROTO_TCP, TCP_NODELAY);  // what a listening socket accepts inherits it
+  } else if (errno != EAFNOSUPPORT) {
+    fail(text("socket for ", to_string(endpoint)), errno);
+  }
+  return socket;
+}
+
+[[noreturn]] void refuse_port_in_use(const Endpoint& endpoint, const Address& address) {
+  std::string owner = port_owner(address);
+  if (owner.empty())
+    owner = text("a process that cannot be seen from here (find it as root: ss -ltnp 'sport = :", endpoint.port, "')");
+  throw SystemError(text("listen at ", to_string(endpoint), ": the port is in use by ", owner,
+                         "; end that process or choose another MASTER_PORT, the same on all ranks"));
+}
+
+[[noreturn]] void refuse_to_listen(const Endpoint& endpoint, const std::string& reason, int error) {
+  const char* remedy = "MASTER_ADDR must be a name or an address of the host that listens";
+  if (error == EACCES) remedy = "ports below 1024 are reserved: choose another MASTER_PORT";
+  if (error == EADDRNOTAVAIL) remedy = "this host has no such address: start rank 0 on the host that MASTER_ADDR names";
+  throw SystemError(text("listen at ", to_string(endpoint), ": ", reason, "; ", remedy));
+}
+
+Address own_address(const FileDescriptor& socket) {
+  Address address;
+  if (::getsockname(socket.get(), address.get(), &address.bytes) != 0) fail("getsockname of a socket", errno);
+  return address;
+}
+
+/// The system may choose the very port that nobody listens on, and the connection then ends in itself.
+bool is_its_own_peer(const FileDescriptor& socket, const Address& peer) {
+  const Address own = own_address(socket);
+  return own.port() == peer.port() && own.host() == peer.host();
+}
+
+/// 0 when the connection is made, else the error.
+int finish_connecting(const FileDescriptor& socket, Clock::time_point deadline) {
+  for (;;) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    pollfd waiting{socket.get(), POLLOUT, 0};
+    const int ready = ::poll(&waiting, 1, static_cast<int>(std::max(left, milliseconds(0)).count()));
+    if (ready == 0) return ETIMEDOUT;
+    if (ready > 0) break;
+    if (errno != EINTR) fail("poll of a socket", errno);
+  }
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) fail("getsockopt of a socket", errno);
+  return error;
+}
+
+int connect_once(const FileDescriptor& socket, const Address& address, Clock::time_point deadline) {
+  int error = ::connect(socket.get(), address.get(), address.bytes) == 0 ? 0 : errno;
+  if (error == EINPROGRESS || error == EINTR) error = finish_connecting(socket, deadline);
+  if (error == 0 && is_its_own_peer(socket, address)) error = ECONNREFUSED;
+  return error;
+}
+
+/// What passes when the other side starts; anything else is this side's own trouble.
+bool may_pass(int error) {
+  for (int passing : {ECONNREFUSED, ECONNRESET, ECONNABORTED, ETIMEDOUT, EHOSTUNREACH, EHOSTDOWN, ENETUNREACH, ENETDOWN,
+                      EADDRNOTAVAIL, EAFNOSUPPORT})
+    if (error == passing) return true;
+  return false;
+}
+
+/// One try at every address. Not open, with `reason` updated, when nobody listens at any.
+FileDescriptor connect_to_any(const Endpoint& endpoint, Clock::time_point deadline, std::string& reason) {
+  const auto resolution = resolve(endpoint.host, endpoint.port);
+  if (resolution.addresses.empty()) reason = resolution.failure;
+  for (const auto& address : resolution.addresses) {
+    auto socket = open_socket(endpoint, address.family());
+    const int error =
+        socket.is_open() ? connect_once(socket, address, std::min(deadline, Clock::now() + kAttempt)) : EAFNOSUPPORT;
+    if (error == 0) return socket;
+    if (!may_pass(error)) fail(text("connect to ", to_string(endpoint)), error);
+    // A try that the deadline cut short says less than the one before.
+    if (reason.empty() || Clock::now() < deadline) reason = std::strerror(error);
+  }
+  return {};
+}
+
+}  // namespace
+
+FileDescriptor::~FileDescriptor() {
+  if (is_open()) ::close(number_);
+}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  if (this == &other) return *this;
+  if (is_open()) ::close(number_);
+  number_ = std::exchange(other.number_, -1);
+  return *this;
+}
+
+Endpoint parse_endpoint(const std::string& written) {
+  const auto colon = written.rfind(':');
+  if (colon != written.npos) {
+    std::string host = written.substr(0, colon);
+    const auto port = parse_number<int>(written.substr(colon + 1));
+    const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+    if (bracketed) host = host.substr(1, host.size() - 2);
+    const bool named = !host.empty() && host.find_first_of("[]:/@?# \t\r\n") == host.npos;
+    if ((bracketed ? is_ipv6(host) : named) && port && *port >= 1 && *port <= 65535) return {host, *port};
+  }
+  throw UsageError(text("\"", written, "\" is not the place of a socket: it should be host:port with a port from 1 to ",
+                        "65535, like node1:29500, 192.0.2.1:29500 or [2001:db8::1]:29500"));
+}
+
+std::string to_string(const Endpoint& endpoint) {
+  const bool bare = is_ipv6(endpoint.host);
+  return text(bare ? "[" : "", endpoint.host, bare ? "]:" : ":", endpoint.port);
+}
+
+bool is_loopback(const std::string& host) {
+  const auto addresses = resolve(host, 0).addresses;
+  return !addresses.empty() && std::all_of(addresses.begin(), addresses.end(), std::mem_fn(&Address::is_loopback));
+}
+
+FileDescriptor listen_at(const Endpoint& endpoint) {
+  const auto resolution = resolve(endpoint.host, endpoint.port);
+  int error = 0;
+  for (const auto& address : resolution.addresses) {
+    auto socket = open_socket(endpoint, address.family());
+    if (socket.is_open()) {
+      enable(socket, SOL_SOCKET, SO_REUSEADDR);  // a restart finds the port free at once
+      if (address.family() == AF_INET6) enable(socket, IPPROTO_IPV6, IPV6_V6ONLY);
+      if (::bind(socket.get(), address.get(), address.bytes) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
+        return socket;
+    }
+    error = errno;
+    // Not the next address: whoever connects by this name would reach the other process.
+    if (error == EADDRINUSE) refuse_port_in_use(endpoint, address);
+  }
+  refuse_to_listen(endpoint, resolution.addresses.empty() ? resolution.failure : std::strerror(error), error);
+}
+
+int port_of(const FileDescriptor& socket) {
+  return own_address(socket).port();
+}
+
+FileDescriptor connect_to(const Endpoint& endpoint, Clock::time_point deadline) {
+  const auto start = Clock::now();
+  std::string reason;
+  for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+    auto socket = connect_to_any(endpoint, deadline, reason);
+    if (socket.is_open()) return socket;
+    const auto now = Clock::now();
+    if (now >= deadline) {
+      const auto waited = std::chrono::duration_cast<milliseconds>(now - start);
+      throw TimeoutError(
+          text("nobody listens at ", to_string(endpoint), " after ", waited.count(), " ms: ", reason,
+               "; is rank 0 or the launcher started, and do MASTER_ADDR and MASTER_PORT name its host and a port that "
+               "this host can reach?"));
+    }
+    std::this_thread::sleep_until(std::min(now + pause, deadline));
+  }
+}
+
+std::string local_address(const FileDescriptor& socket) {
+  return own_address(socket).host();
+}
+
+std::string peer_of(const FileDescriptor& socket) {
+  Address address;
+  // Asked for messages about connections that broke: no error of its own.
+  if (::getpeername(socket.get(), address.get(), &address.bytes) != 0) return "a peer that is gone";
+  return to_string(Endpoint{address.host(), address.port()});
+}
+
+}  // namespace lockstep

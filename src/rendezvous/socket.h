@@ -1,0 +1,62 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+
+/// An open file descriptor, closed with the object.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int number) : number_(number) {}
+  ~FileDescriptor();
+  FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+
+  int get() const { return number_; }
+  bool is_open() const { return number_ >= 0; }
+
+ private:
+  int number_ = -1;
+};
+
+/// Where a socket is: a name or a numeric address, and a port.
+struct Endpoint {
+  std::string host;
+  int port = 0;
+
+  bool operator==(const Endpoint&) const = default;
+};
+
+/// Reads "host:port", "192.0.2.1:port" or "[2001:db8::1]:port" with a port from 1 to 65535; UsageError, quoting the
+/// text, for anything else.
+Endpoint parse_endpoint(const std::string& text);
+
+/// As parse_endpoint reads it: an IPv6 address stands in brackets.
+std::string to_string(const Endpoint& endpoint);
+
+/// Whether the name or address means this host and no other can reach it. A name that does not resolve does not.
+bool is_loopback(const std::string& host);
+
+/// A socket that listens at this address and no other; port 0 lets the system choose. Nonblocking, and what it accepts
+/// has no delays for small messages. Of a name's several addresses, the first that this host has.
+/// SystemError when it cannot: for a port in use, naming the process that has it where that can be seen.
+FileDescriptor listen_at(const Endpoint& endpoint);
+
+/// The socket's own port.
+int port_of(const FileDescriptor& socket);
+
+/// A connected nonblocking socket without delays for small messages. While nobody listens there it tries again, and
+/// throws TimeoutError naming the endpoint and the last reason when nobody has by the deadline; a name that does not
+/// resolve yet counts as nobody. Tries once at least. The system may take seconds past the deadline to resolve a name.
+FileDescriptor connect_to(const Endpoint& endpoint, std::chrono::steady_clock::time_point deadline);
+
+/// This end's numeric address: the one that reaches the other end.
+std::string local_address(const FileDescriptor& socket);
+
+/// The other end, for people: "192.0.2.1:4711", or "a peer that is gone".
+std::string peer_of(const FileDescriptor& socket);
+
+}  // namespace lockstep

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "rendezvous/secret.h"
+#include "rendezvous/socket.h"
+
+namespace lockstep {
+
+/// Hosts the store of one job: a thread that listens on a port and speaks only with those who know the job's secret.
+///
+/// Before a connection has proved that, it may send 4 KiB and take 2 s, and there may be 64 such; of more, the oldest
+/// goes. None can delay another: nothing here waits for one connection alone. Thread-safe.
+class StoreServer {
+ public:
+  struct Options {
+    Endpoint endpoint;  // the address to listen at, and no other; port 0: the system chooses
+    Secret secret;
+    int generation = 0;              // the key's: see Secret::key
+    std::string role = "the store";  // who hosts it, for people: "rank 0", "lockstep run"
+  };
+
+  /// SystemError when it cannot listen there: for a port in use, naming the owner.
+  explicit StoreServer(Options options);
+  /// Tells all that the store ends in order, and waits half a second at most for them to let go.
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+  int port() const;
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+  std::thread thread_;
+};
+
+/// What both sides call the key of a generation.
+std::string key_identity(int generation);
+
+}  // namespace lockstep

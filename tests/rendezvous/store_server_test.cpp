@@ -1,0 +1,402 @@
+#include "rendezvous/store_server.h"
+
+#include <sys/resource.h>
+
+#include <future>
+#include <list>
+
+#include <lockstep/error.h>
+#include <lockstep/tcp_store.h>
+
+#include "support/child_process.h"
+#include "support/eventually.h"
+#include "support/log_lines.h"
+#include "support/loopback.h"
+#include "support/messages.h"
+#include "support/store_host.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using Clock = std::chrono::steady_clock;
+
+TEST(StoreServer, ServesManyThreadsOfManyClients) {
+  StoreHost host;
+  std::vector<std::shared_ptr<Store>> stores;
+  for (int client = 0; client < 4; ++client) stores.push_back(host.open());
+  std::vector<std::future<void>> threads;
+  for (int thread = 0; thread < 8; ++thread)
+    threads.push_back(std::async(std::launch::async, [&, thread] {
+      auto& store = *stores[static_cast<size_t>(thread) % stores.size()];
+      for (int round = 0; round < 50; ++round) {
+        const auto key = std::to_string(thread) + "/" + std::to_string(round);
+        store.add("sum", 1);
+        store.set(key, std::string(static_cast<size_t>(round) * 100, 'x'));
+        ASSERT_EQ(store.get(key, 10s).size(), static_cast<size_t>(round) * 100);
+        // Its neighbour may be ahead or behind.
+        store.wait({std::to_string((thread + 1) % 8) + "/" + std::to_string(round)}, 20s);
+        ASSERT_TRUE(store.check({key}));
+        ASSERT_EQ(store.compare_set("turn", "", "taken"), "taken");
+      }
+    }));
+  for (auto& thread : threads) thread.get();
+  EXPECT_EQ(stores[0]->add("sum", 0), 400);
+  EXPECT_TRUE(stores[1]->erase("0/0"));
+  EXPECT_FALSE(stores[2]->erase("0/0"));
+}
+
+TEST(StoreServer, CarriesValuesOfMegabytes) {
+  StoreHost host;
+  auto one = host.open(), two = host.open();
+  const std::string large(20 << 20, 'x');
+  one->set("large", large);
+  EXPECT_TRUE(two->get("large", 20s) == large);
+  one->set("large 2", large);
+  one->set("large 3", large);
+  one->set("large 4", large);
+  // One after the other; not in one answer, which would be too long.
+  expect_error<UsageError>([&] { two->wait({"large", "large 2", "large 3", "large 4"}, 20s); }, "64 MiB");
+  EXPECT_TRUE(two->get("large 4", 20s) == large);
+  expect_error<UsageError>([&] { one->set("too large", std::string(64 << 20, 'x')); }, "64 MiB");
+  EXPECT_FALSE(two->check({"too large"}));
+}
+
+TEST(StoreServer, EndsAWaitWithTheKeysThatDidNotCome) {
+  StoreHost host;
+  auto store = host.open();
+  store->set("there", "1");
+  const auto start = Clock::now();
+  expect_error<TimeoutError>([&] { store->wait({"there", "one", "two"}, 50ms); }, "one and two", "50 ms");
+  EXPECT_GE(Clock::now() - start, 50ms);
+  EXPECT_LT(Clock::now() - start, 5s);
+  expect_error<TimeoutError>([&] { store->get("one", 0ms); }, "one");
+  EXPECT_EQ(store->get("there", 0ms), "1");
+}
+
+TEST(StoreServer, TellsTheOthersWhenALifeLineBreaks) {
+  Ear ear;
+  StoreHost host;
+  auto watcher = host.connect();
+  watcher->listen(&ear);
+  enrol(*watcher, 0);
+  Relay relay(host.server.port());
+  Ear own_ear("in all_reduce 12");
+  Line victim(line_options(relay.port()));
+  victim.listen(&own_ear);
+  enrol(victim, 1);
+  ASSERT_TRUE(own_ear.hears_ticks());
+  const auto pid = std::to_string(this_process().pid);
+  const auto start = Clock::now();
+  relay.cut();
+  const auto failure = ear.failure_within(5s);
+  EXPECT_LT(Clock::now() - start, 1s);
+  EXPECT_THAT(failure, AllOf(HasSubstr(": PeerError: rank 1 (pid " + pid), HasSubstr("its connection was closed")));
+  EXPECT_THAT(own_ear.failure_within(5s),
+              AllOf(HasSubstr("PeerError: rank 0 (pid " + pid), HasSubstr("which hosts the job's store is gone")));
+  expect_error<PeerError>([&] { make_line_store(watcher)->get("never", 20s); }, "rank 1");
+}
+
+TEST(StoreServer, TellsWhoWasKilledAndWhatItWasDoing) {
+  ChildProcess child([](const ChildProcess::Parent& test) {
+    Ear ear("in all_reduce 12");
+    Line line(line_options(std::stoi(test.read_line()), 500ms));
+    line.listen(&ear);
+    enrol(line, 3);
+    ear.hears_ticks();
+    test.write_line("ready");
+    test.read_line();
+  });
+  Ear ear;
+  StoreHost host;
+  auto watcher = host.connect();
+  watcher->listen(&ear);
+  child.write_line(std::to_string(host.server.port()));
+  ASSERT_EQ(child.read_line(), "ready");
+  const auto start = Clock::now();
+  child.kill(SIGKILL);
+  EXPECT_THAT(ear.failure_within(5s), AllOf(HasSubstr("rank 3 (pid " + std::to_string(child.pid()) + " on "),
+                                            HasSubstr("is gone"), HasSubstr("in all_reduce 12")));
+  EXPECT_LT(Clock::now() - start, 1s);
+}
+
+TEST(StoreServer, TellsWhoIsStoppedOnceItsLimitIsOver) {
+  ChildProcess child([](const ChildProcess::Parent& test) {
+    Line line(line_options(std::stoi(test.read_line()), 500ms));
+    enrol(line, 3, 500ms);
+    test.write_line("ready");
+    test.read_line();
+  });
+  Ear ear;
+  StoreHost host;
+  auto watcher = host.connect();
+  watcher->listen(&ear);
+  child.write_line(std::to_string(host.server.port()));
+  ASSERT_EQ(child.read_line(), "ready");
+  const auto start = Clock::now();
+  child.kill(SIGSTOP);
+  EXPECT_THAT(ear.failure_within(10s), AllOf(HasSubstr("rank 3 (pid " + std::to_string(child.pid()) + " on "),
+                                             HasSubstr("has not been heard of"), HasSubstr("it was joining")));
+  EXPECT_LT(Clock::now() - start, 2s);
+}
+
+/// A store in a process of its own, which ends in order at the end of its input. Writes its port, then its log.
+void host_store(const ChildProcess::Parent& test) {
+  set_log_sink([&](LogLevel, const std::string& line) { test.write_line(line); });
+  StoreHost host;
+  test.write_line(std::to_string(host.server.port()));
+  test.read_line();
+}
+
+TEST(Line, TellsWhenTheHostOfTheStoreIsKilled) {
+  ChildProcess child(host_store);
+  Ear ear;
+  Line line(line_options(std::stoi(child.read_line())));
+  line.listen(&ear);
+  auto waiting = std::async(std::launch::async, [&] { line.call(Verb::kGet, {"never"}); });
+  const auto start = Clock::now();
+  child.kill(SIGKILL);
+  EXPECT_THAT(ear.failure_within(5s), AllOf(HasSubstr(": PeerError: rank 0 (pid " + std::to_string(child.pid())),
+                                            HasSubstr("hosts the job's store is gone")));
+  EXPECT_LT(Clock::now() - start, 1s);
+  expect_error<PeerError>([&] { waiting.get(); }, "rank 0", "hosts the job's store");
+  expect_error<PeerError>([&] { line.call(Verb::kCheck, {}); }, "rank 0", "hosts the job's store");
+}
+
+TEST(Line, TellsWhenTheHostOfTheStoreIsStopped) {
+  ChildProcess child(host_store);
+  Ear ear;
+  auto line = std::make_unique<Line>(line_options(std::stoi(child.read_line()), 500ms));
+  line->listen(&ear);
+  auto start = Clock::now();
+  child.kill(SIGSTOP);
+  EXPECT_THAT(
+      ear.failure_within(10s),
+      AllOf(HasSubstr("rank 0"), HasSubstr("hosts the job's store has not been heard of"), HasSubstr("stopped")));
+  EXPECT_LT(Clock::now() - start, 2s);
+  start = Clock::now();
+  line.reset();
+  EXPECT_LT(Clock::now() - start, 1s);
+}
+
+TEST(Line, KnowsAnEndInOrderFromAFailure) {
+  Ear ear;
+  auto host = std::make_unique<StoreHost>();
+  auto line = host->connect();
+  line->listen(&ear);
+  enrol(*line, 0);
+  auto other = host->connect();
+  enrol(*other, 1);
+  auto waiting = std::async(std::launch::async, [&] { make_line_store(line)->get("never", 20s); });
+  const auto start = Clock::now();
+  host.reset();
+  EXPECT_LT(Clock::now() - start, 1s);
+  expect_error<PeerError>([&] { waiting.get(); }, "rank 0", "has ended");
+  expect_error<PeerError>([&] { make_line_store(line)->set("key", "value"); }, "rank 0", "has ended");
+  expect_error<PeerError>([&] { make_line_store(other)->add("key", 1); }, "rank 0", "has ended");
+  EXPECT_EQ(ear.failures(), 0u);
+}
+
+TEST(StoreServer, EndsAtOnceWhenTheOthersLetGo) {
+  auto host = std::make_unique<StoreHost>();
+  auto line = host->connect();
+  enrol(*line, 0);
+  const auto start = Clock::now();
+  host.reset();
+  EXPECT_LT(Clock::now() - start, 400ms);
+}
+
+TEST(Line, GoesWithoutTroubleForTheOthers) {
+  Ear ear;
+  StoreHost host;
+  auto line = host.connect();
+  line->listen(&ear);
+  auto leaving = host.connect();
+  enrol(*leaving, 1);
+  leaving->say(Verb::kLeave, {"world", "12"});
+  EXPECT_EQ(ear.left_within(5s), "1 left world after 12");
+  const auto start = Clock::now();
+  leaving.reset();
+  EXPECT_LT(Clock::now() - start, 400ms);
+  ASSERT_TRUE(ear.hears_ticks());
+  EXPECT_EQ(ear.failures(), 0u);
+}
+
+TEST(Line, TellsTheOthersWhyItGaveUp) {
+  Ear ear;
+  StoreHost host;
+  auto line = host.connect();
+  line->listen(&ear);
+  auto leaving = host.connect();
+  enrol(*leaving, 1);
+  leaving->say_goodbye("its data is missing");
+  EXPECT_THAT(ear.failure_within(5s), AllOf(HasSubstr("rank 1"), HasSubstr("gave up: its data is missing")));
+}
+
+TEST(Line, AsksAndAnswers) {
+  Ear ear;
+  StoreHost host;
+  auto one = host.connect(), two = host.connect();
+  one->listen(&ear);
+  enrol(*one, 0);
+  enrol(*two, 1);  // it has no listener, and nothing to say
+  auto answers = one->call(Verb::kAsk, {"world", "call 7"});
+  ASSERT_EQ(answers.size(), 4u);
+  EXPECT_EQ(answers[answers[0] == "0" ? 1 : 3], "about call 7 of world");
+  std::promise<std::optional<Line::Fields>> later;
+  one->call(Verb::kCheck, {}, [&](std::optional<Line::Fields> fields) { later.set_value(fields); });
+  EXPECT_EQ(later.get_future().get(), Line::Fields{"1"});
+}
+
+// Between enrolling and listening a rank may wait for the others, and one of them may die.
+TEST(Line, TellsAListenerWhatHappenedBeforeItListened) {
+  Ear ear, late_ear;
+  StoreHost host;
+  auto line = host.connect();
+  enrol(*line, 0);
+  Relay relay(host.server.port());
+  Line victim(line_options(relay.port()));
+  enrol(victim, 1);
+  relay.cut();
+  expect_error<PeerError>([&] { make_line_store(line)->get("never", 20s); }, "rank 1");
+  line->listen(&ear);
+  EXPECT_THAT(ear.failure_within(2s), HasSubstr("rank 1"));
+  ASSERT_TRUE(eventually([&] {
+    try {
+      victim.call(Verb::kCheck, {});
+      return false;
+    } catch (const PeerError&) {
+      return true;
+    }
+  }));
+  victim.listen(&late_ear);
+  EXPECT_THAT(late_ear.failure_within(2s), HasSubstr("hosts the job's store is gone"));
+}
+
+/// Expects a client to be refused quickly with these words.
+template <class... Parts>
+void expect_refusal(Line::Options options, const Parts&... parts) {
+  const auto start = Clock::now();
+  expect_error<PeerError>([&] { Line{options}; }, to_string(options.endpoint), parts...);
+  EXPECT_LT(Clock::now() - start, 2s);
+}
+
+TEST(Line, IsRefusedWithAnotherSecretOrGeneration) {
+  StoreHost host;
+  auto options = line_options(host.server.port());
+  options.key = Secret::random().key(0);
+  expect_refusal(options, "do not have the same secret", "LOCKSTEP_SECRET_FILE");
+  options.key = test_secret().key(1);
+  expect_refusal(options, "do not have the same secret");
+  options.generation = 1;
+  expect_refusal(options, "do not have the same secret");
+}
+
+TEST(Line, RefusesWhateverElseListensThere) {
+  SideServer echo([](const FileDescriptor& socket) {
+    std::array<char, 4096> bytes;
+    while (is_readable(socket, 1s)) {
+      const ssize_t got = ::recv(socket.get(), bytes.data(), bytes.size(), 0);
+      if (got <= 0 || ::send(socket.get(), bytes.data(), static_cast<size_t>(got), MSG_NOSIGNAL) < 0) return;
+    }
+  });
+  expect_refusal(line_options(echo.port()), "no store of lockstep", "another job use this port");
+  SideServer web([](const FileDescriptor& socket) {
+    std::array<char, 4096> bytes;
+    if (is_readable(socket, 1s)) ::recv(socket.get(), bytes.data(), bytes.size(), 0);
+    const std::string_view answer = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
+    ::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+  });
+  expect_refusal(line_options(web.port()), "no store of lockstep", "another job use this port");
+}
+
+// A store that is full drops connections too, so this may pass; but the port of another must not be hammered.
+TEST(Line, TriesAgainAtALeisurelyPaceWhereItIsDropped) {
+  SideServer hermit([](const FileDescriptor&) {});
+  const auto options = line_options(hermit.port(), 5s, 500ms);
+  expect_error<TimeoutError>([&] { Line{options}; }, to_string(options.endpoint), "did not take this process in");
+  EXPECT_GE(hermit.accepted(), 2);
+  EXPECT_LE(hermit.accepted(), 100);
+}
+
+TEST(Line, DoesNotWaitForeverForOneThatSaysNothing) {
+  SideServer silent([](const FileDescriptor& socket) {
+    std::array<char, 4096> bytes;
+    while (is_readable(socket, 1s) && ::recv(socket.get(), bytes.data(), bytes.size(), 0) > 0) continue;
+  });
+  const auto start = Clock::now();
+  expect_error<TimeoutError>([&] { Line(line_options(silent.port(), 5s, 300ms)); }, "it did not answer");
+  EXPECT_LT(Clock::now() - start, 2s);
+}
+
+TEST(StoreServer, NamesTheProcessThatHasItsPort) {
+  StoreHost host;
+  expect_error<SystemError>(
+      [&] {
+        StoreServer({{"127.0.0.1", host.server.port()}, test_secret(), 0, "rank 0"});
+      },
+      ":" + std::to_string(host.server.port()), "in use by pid " + std::to_string(::getpid()));
+}
+
+TEST(StoreServer, GetsAPortFromTheSystem) {
+  StoreHost one, two;
+  EXPECT_GT(one.server.port(), 0);
+  EXPECT_NE(one.server.port(), two.server.port());
+}
+
+TEST(StoreServer, WorksOverIpv6) {
+  try {
+    listen_at({"::1", 0});
+  } catch (const SystemError&) {
+    GTEST_SKIP() << "this machine has no ::1";
+  }
+  StoreServer server({{"::1", 0}, test_secret(), 0, "rank 0"});
+  auto options = line_options(server.port());
+  options.endpoint.host = "::1";
+  auto line = std::make_shared<Line>(options);
+  EXPECT_EQ(line->local_address(), "::1");
+  make_line_store(line)->set("key", "value");
+  EXPECT_EQ(make_line_store(line)->get("key", 10s), "value");
+}
+
+// No descriptors are left for a while: whoever is connected is served, and there is room again when one goes.
+TEST(StoreServer, SurvivesWithoutFileDescriptors) {
+  ChildProcess child([](const ChildProcess::Parent& test) {
+    const rlimit few{32, 32};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    host_store(test);
+  });
+  const int port = std::stoi(child.read_line());
+  std::list<std::shared_ptr<Store>> stores;
+  // Strangers make room.
+  std::vector<Stranger> strangers;
+  for (int i = 0; i < 40; ++i) strangers.emplace_back(port);
+  stores.push_back(make_line_store(std::make_shared<Line>(line_options(port))));
+  EXPECT_THAT(child.read_line(), HasSubstr("turned away"));
+  strangers.clear();
+  // Those who know the secret do not.
+  for (bool has_room = true; has_room && stores.size() < 40;) try {
+      stores.push_back(make_line_store(std::make_shared<Line>(line_options(port, 5s, 300ms))));
+    } catch (const TimeoutError&) {
+      has_room = false;
+    }
+  EXPECT_GT(stores.size(), 5u);
+  EXPECT_LT(stores.size(), 32u);
+  std::string line;
+  do line = child.read_line();
+  while (line.find("turned away") != line.npos);
+  EXPECT_THAT(line, AllOf(HasSubstr("cannot accept"), HasSubstr("Too many open files"), HasSubstr("ulimit -n")));
+  for (auto& store : stores) EXPECT_GT(store->add("n", 1), 0);
+  stores.pop_front();
+  stores.push_back(make_line_store(std::make_shared<Line>(line_options(port))));
+  EXPECT_GT(stores.back()->add("n", 1), 0);
+  child.end_input();
+  EXPECT_EQ(child.wait(), 0);
+  for (auto& store : stores) EXPECT_THROW(store->add("n", 1), PeerError);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,210 @@
+#include "rendezvous/switchboard.h"
+
+#include "support/messages.h"
+#include "support/switchboard_test.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using Fields = std::vector<std::string>;
+using Connection = Switchboard::Connection;
+
+TEST_F(SwitchboardTest, TellsEveryoneTheFirstCause) {
+  enrol_all();
+  report(1, "certain", "first", 1);
+  auto messages = heard();
+  EXPECT_EQ(messages[1], std::vector{done(1, {"PeerError", "first"})});
+  const Message notice{Verb::kNotice, 0, {"world", "PeerError", "first"}};
+  EXPECT_EQ(messages[2], std::vector{notice});
+  EXPECT_EQ(messages[3], std::vector{notice});
+  report(2, "certain", "second", 2);
+  EXPECT_EQ(answer_to(2), done(2, {"PeerError", "first"}));
+  report(3, "symptom", "third", 3);
+  EXPECT_EQ(answer_to(3), done(3, {"PeerError", "first"}));
+  report(3, "certain", "of another group", 4, "halves");
+  EXPECT_EQ(heard()[3], std::vector{done(4, {"PeerError", "of another group"})});
+}
+
+TEST_F(SwitchboardTest, AnswersReportsAfterADeathWithTheDeath) {
+  enrol_all();
+  lose(2);
+  heard();
+  for (const std::string certainty : {"certain", "symptom"}) {
+    report(1, certainty, "the connection to rank 1 broke", 1);
+    EXPECT_THAT(answer_to(1).fields.at(1), HasSubstr("rank 1 (pid 4001 on node1) is gone"));
+  }
+}
+
+TEST_F(SwitchboardTest, HoldsASymptomUntilTheDeathThatExplainsIt) {
+  enrol_all();
+  report(1, "symptom", "the connection to rank 1 broke", 1);
+  pass(Switchboard::kDiagnosis - 1ms);
+  EXPECT_THAT(heard(), IsEmpty());
+  lose(2);
+  auto messages = heard();
+  ASSERT_EQ(messages[1].size(), 2u);
+  EXPECT_EQ(messages[1][0].verb, Verb::kNotice);
+  EXPECT_EQ(messages[1][1].verb, Verb::kDone);
+  EXPECT_EQ(messages[1][1].id, 1u);
+  EXPECT_THAT(messages[1][1].fields, ElementsAre("PeerError", HasSubstr("rank 1 (pid 4001 on node1) is gone")));
+  pass(1h);
+  EXPECT_THAT(heard()[1], IsEmpty());
+}
+
+TEST_F(SwitchboardTest, TakesASymptomForTheCauseWhenNothingFollows) {
+  enrol(1, 0, 1h);
+  report(1, "symptom", "first", 1);
+  report(2, "symptom", "second", 2);
+  report(2, "symptom", "of another group", 3, "halves");
+  pass(Switchboard::kDiagnosis);
+  auto messages = heard();
+  EXPECT_EQ(messages[1].at(0), done(1, {"PeerError", "first"}));
+  EXPECT_THAT(messages[2], testing::Contains(done(2, {"PeerError", "first"})));
+  EXPECT_THAT(messages[2], testing::Contains(done(3, {"PeerError", "of another group"})));
+  EXPECT_THAT(messages[3], testing::Contains(Message{Verb::kNotice, 0, {"world", "PeerError", "first"}}));
+}
+
+TEST_F(SwitchboardTest, AnswersASymptomWithTheCertainReportThatFollows) {
+  report(1, "symptom", "symptom", 1);
+  report(2, "certain", "cause", 2);
+  EXPECT_THAT(heard()[1], testing::Contains(done(1, {"PeerError", "cause"})));
+}
+
+TEST_F(SwitchboardTest, ForgetsTheSymptomOfOneWhoIsLost) {
+  report(1, "symptom", "symptom", 1);
+  lose(1);
+  pass(1h);
+  EXPECT_THAT(heard(), IsEmpty());
+}
+
+TEST_F(SwitchboardTest, LetsAnAnnouncedReportGoBeforeSymptoms) {
+  enrol(3, 2, 1h);
+  say(1, Verb::kAnnounce, {"world"});
+  report(2, "symptom", "symptom", 2);
+  pass(Switchboard::kAnnounced - 1ms);
+  EXPECT_THAT(heard(), IsEmpty());
+  report(1, "certain", "cause", 1);
+  auto messages = heard();
+  EXPECT_EQ(messages[1].at(0), done(1, {"PeerError", "cause"}));
+  EXPECT_THAT(messages[2], testing::Contains(done(2, {"PeerError", "cause"})));
+  EXPECT_EQ(messages[3].at(0).fields.at(2), "cause");
+}
+
+TEST_F(SwitchboardTest, WaitsForAnAnnouncedReportNoLongerThanItMay) {
+  say(1, Verb::kAnnounce, {"world"});
+  report(2, "symptom", "symptom", 2);
+  pass(Switchboard::kAnnounced);
+  EXPECT_EQ(heard()[2].at(0), done(2, {"PeerError", "symptom"}));
+}
+
+TEST_F(SwitchboardTest, AnnouncesForOneGroupOnly) {
+  say(1, Verb::kAnnounce, {"halves"});
+  report(2, "symptom", "symptom", 2);
+  pass(Switchboard::kDiagnosis);
+  EXPECT_EQ(heard()[2].at(0), done(2, {"PeerError", "symptom"}));
+}
+
+TEST_F(SwitchboardTest, AsksAllRanksAndGivesTheirAnswers) {
+  enrol_all();
+  board_.connected(4);
+  heard();
+  say(4, Verb::kAsk, {"world", "call 7"}, 9);
+  auto questions = heard();
+  EXPECT_EQ(questions.size(), 3u);
+  for (Connection name : {1, 2, 3}) {
+    EXPECT_EQ(questions[name].at(0).verb, Verb::kQuestion);
+    EXPECT_THAT(questions[name].at(0).fields, ElementsAre("world", "call 7"));
+  }
+  const auto id = std::to_string(questions[1].at(0).id);
+  say(3, Verb::kAnswer, {id, "not there yet"});
+  say(1, Verb::kAnswer, {id, "waiting"});
+  say(1, Verb::kAnswer, {id, "again"});     // one answer each
+  say(4, Verb::kAnswer, {id, "stranger"});  // of those asked
+  EXPECT_THAT(heard(), IsEmpty());
+  say(2, Verb::kAnswer, {id, ""});
+  EXPECT_EQ(answer_to(4), done(9, {"2", "not there yet", "0", "waiting", "1", ""}));
+  say(3, Verb::kAnswer, {id, "too late"});
+  EXPECT_THAT(heard(), IsEmpty());
+}
+
+TEST_F(SwitchboardTest, AnswersAQuestionWithoutThoseWhoAreTooSlow) {
+  enrol_all();
+  say(1, Verb::kAsk, {"world", "call 7"}, 9);
+  const auto id = std::to_string(heard()[2].at(0).id);
+  say(2, Verb::kAnswer, {id, "waiting"});
+  pass(Switchboard::kAnswerLimit - 1ms);
+  EXPECT_THAT(heard(), IsEmpty());
+  pass(1ms);
+  EXPECT_EQ(answer_to(1), done(9, {"1", "waiting"}));
+}
+
+TEST_F(SwitchboardTest, AnswersAQuestionWithoutThoseWhoAreLostMeanwhile) {
+  enrol_all();
+  say(1, Verb::kAsk, {"world", "call 7"}, 9);
+  const auto id = std::to_string(heard()[2].at(0).id);
+  say(1, Verb::kAnswer, {id, "waiting"});
+  say(2, Verb::kAnswer, {id, "waiting too"});
+  lose(3);
+  EXPECT_THAT(heard()[1], testing::Contains(done(9, {"0", "waiting", "1", "waiting too"})));
+}
+
+TEST_F(SwitchboardTest, AnswersAQuestionAtOnceWhenThereIsNobodyToAsk) {
+  say(1, Verb::kAsk, {"world", "call 7"}, 9);
+  EXPECT_EQ(answer_to(1), done(9, {}));
+}
+
+TEST_F(SwitchboardTest, ForgetsTheQuestionOfOneWhoIsLost) {
+  enrol(2, 1);
+  say(1, Verb::kAsk, {"world", "call 7"}, 9);
+  const auto id = std::to_string(heard()[2].at(0).id);
+  lose(1);
+  say(2, Verb::kAnswer, {id, "waiting"});
+  EXPECT_THAT(heard(), IsEmpty());
+}
+
+TEST_F(SwitchboardTest, TellsTheOthersWhoHasLeftAGroup) {
+  enrol_all();
+  say(2, Verb::kLeave, {"world", "12"});
+  auto messages = heard();
+  const Message left{Verb::kLeft, 0, {"1", "world", "12"}};
+  EXPECT_EQ(messages.size(), 2u);
+  EXPECT_EQ(messages[1], std::vector{left});
+  EXPECT_EQ(messages[3], std::vector{left});
+}
+
+TEST_F(SwitchboardTest, LetsARankGoThatSaysGoodbye) {
+  enrol_all();
+  say(2, Verb::kGoodbye, {""});
+  EXPECT_EQ(answer_to(2), Message{Verb::kClosing});
+  EXPECT_EQ(board_.members(), 2u);
+  lose(2);
+  EXPECT_THAT(heard(), IsEmpty());
+}
+
+TEST_F(SwitchboardTest, TellsAllWhyARankGaveUp) {
+  enrol_all();
+  say(2, Verb::kGoodbye, {"its data is missing"});
+  auto messages = heard();
+  for (Connection name : {1, 3})
+    EXPECT_THAT(messages[name].at(0).fields,
+                ElementsAre("", "PeerError", AllOf(HasSubstr("rank 1 (pid 4001 on node1) gave up: its data"))));
+  EXPECT_EQ(messages[2].back(), Message{Verb::kClosing});
+}
+
+TEST_F(SwitchboardTest, KeepsHalfAnAnswerToItself) {
+  enrol(1, 0);
+  say(2, Verb::kAsk, {"world", "call 7"}, 9);
+  const auto id = std::to_string(heard()[1].at(0).id);
+  EXPECT_THROW(say(1, Verb::kAnswer, {id}), ProtocolError);
+  lose(1);
+  EXPECT_THAT(heard()[2], testing::Contains(done(9, {})));
+}
+
+}  // namespace
+}  // namespace lockstep

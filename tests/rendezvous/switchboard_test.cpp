@@ -1,0 +1,277 @@
+#include "rendezvous/switchboard.h"
+
+#include <limits>
+
+#include "support/messages.h"
+#include "support/switchboard_test.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using Fields = std::vector<std::string>;
+using Connection = Switchboard::Connection;
+
+TEST_F(SwitchboardTest, WelcomesWithTheNameOfTheHost) {
+  board_.connected(4);
+  EXPECT_EQ(answer_to(4), (Message{Verb::kWelcome, 0, {"rank 0", "node0", "boot", "4000"}}));
+}
+
+TEST_F(SwitchboardTest, AnswersEveryRequestWithItsId) {
+  say(1, Verb::kSet, {"key", "value"}, 11);
+  EXPECT_EQ(answer_to(1), done(11, {}));
+  say(2, Verb::kGet, {"key"}, 12);
+  EXPECT_EQ(answer_to(2), done(12, {"value"}));
+  say(2, Verb::kGet, {}, 13);
+  EXPECT_EQ(answer_to(2), done(13, {}));
+  say(2, Verb::kAdd, {"n", "5"}, 14);
+  EXPECT_EQ(answer_to(2), done(14, {"5"}));
+  say(3, Verb::kAdd, {"n", "-7"}, 15);
+  EXPECT_EQ(answer_to(3), done(15, {"-2"}));
+  say(3, Verb::kCompareSet, {"key", "other", "x"}, 16);
+  EXPECT_EQ(answer_to(3), done(16, {"value"}));
+  say(3, Verb::kCompareSet, {"key", "value", "x"}, 17);
+  EXPECT_EQ(answer_to(3), done(17, {"x"}));
+  say(3, Verb::kCompareSet, {"none", "y", "x"}, 18);
+  EXPECT_EQ(answer_to(3), done(18, {""}));
+  say(3, Verb::kCheck, {"key", "n"}, 19);
+  EXPECT_EQ(answer_to(3), done(19, {"1"}));
+  say(3, Verb::kCheck, {"key", "none"}, 20);
+  EXPECT_EQ(answer_to(3), done(20, {"0"}));
+  say(3, Verb::kErase, {"key"}, 21);
+  EXPECT_EQ(answer_to(3), done(21, {"1"}));
+  say(3, Verb::kErase, {"key"}, 22);
+  EXPECT_EQ(answer_to(3), done(22, {"0"}));
+}
+
+TEST_F(SwitchboardTest, AnswersThoseWhoWaitOnceAllTheirKeysAreThere) {
+  say(1, Verb::kGet, {"a", "b"}, 1);
+  say(2, Verb::kGet, {"b"}, 2);
+  pass(1h);
+  EXPECT_THAT(heard(), IsEmpty());
+  say(3, Verb::kSet, {"b", "B"}, 3);
+  EXPECT_EQ(heard()[2], std::vector{done(2, {"B"})});
+  say(3, Verb::kCompareSet, {"a", "", "A"}, 4);
+  EXPECT_EQ(heard()[1], std::vector{done(1, {"A", "B"})});
+  say(3, Verb::kSet, {"a", "again"}, 5);
+  EXPECT_EQ(answer_to(3), done(5, {}));  // who was answered waits no more
+}
+
+TEST_F(SwitchboardTest, WakesThoseWhoWaitForANumberOrARank) {
+  say(1, Verb::kGet, {"n"}, 1);
+  say(2, Verb::kAdd, {"n", "3"}, 2);
+  EXPECT_EQ(heard()[1], std::vector{done(1, {"3"})});
+  say(1, Verb::kGet, {"rank/1"}, 3);
+  say(2, Verb::kEnrol, {"rank/1", "here", "1", "node1", "id", "4001", "5000"}, 4);
+  EXPECT_EQ(heard()[1], std::vector{done(3, {"here"})});
+}
+
+TEST_F(SwitchboardTest, TellsOneWhoGivesUpWhatIsMissing) {
+  say(1, Verb::kSet, {"a", "A"}, 1);
+  say(1, Verb::kGet, {"a", "b", "c"}, 2);
+  say(2, Verb::kGet, {"b"}, 2);
+  heard();
+  say(1, Verb::kCancel, {"2"});
+  EXPECT_EQ(answer_to(1), (Message{Verb::kLate, 2, {"b", "c"}}));
+  say(3, Verb::kSet, {"b", "B"}, 3);
+  auto messages = heard();
+  EXPECT_EQ(messages[2], std::vector{done(2, {"B"})});  // another's request of the same number still waits
+  EXPECT_THAT(messages[1], IsEmpty());
+}
+
+TEST_F(SwitchboardTest, IsNotConfusedByOneWhoGivesUpAfterTheAnswer) {
+  say(1, Verb::kSet, {"a", "A"}, 1);
+  say(1, Verb::kGet, {"a"}, 2);
+  heard();
+  say(1, Verb::kCancel, {"2"});
+  say(1, Verb::kCancel, {"777"});
+  EXPECT_THAT(heard(), IsEmpty());
+}
+
+TEST_F(SwitchboardTest, ForgetsWhatALostConnectionWaitedFor) {
+  say(1, Verb::kGet, {"a"}, 1);
+  lose(1);
+  say(2, Verb::kSet, {"a", "A"}, 2);
+  EXPECT_EQ(answer_to(2), done(2, {}));
+}
+
+TEST_F(SwitchboardTest, RefusesToAddToWhatIsNoNumber) {
+  say(1, Verb::kSet, {"word", "five"}, 1);
+  heard();
+  say(1, Verb::kAdd, {"word", "1"}, 2);
+  auto answer = answer_to(1);
+  EXPECT_EQ(answer.verb, Verb::kRefused);
+  EXPECT_EQ(answer.id, 2u);
+  EXPECT_THAT(answer.fields, ElementsAre(AllOf(HasSubstr("word"), HasSubstr("five"))));
+}
+
+TEST_F(SwitchboardTest, RefusesASumThatIsTooLarge) {
+  const auto most = std::to_string(std::numeric_limits<int64_t>::max());
+  say(1, Verb::kAdd, {"n", most}, 1);
+  EXPECT_EQ(answer_to(1), done(1, {most}));
+  say(1, Verb::kAdd, {"n", "1"}, 2);
+  EXPECT_EQ(answer_to(1).verb, Verb::kRefused);
+  say(1, Verb::kGet, {"n"}, 3);
+  EXPECT_EQ(answer_to(1), done(3, {most}));
+}
+
+TEST_F(SwitchboardTest, GivesARankToTheFirstWhoClaimsIt) {
+  say(1, Verb::kEnrol, {"rank/0", "first", "0", "node0", "id", "4000", "5000"}, 1);
+  EXPECT_EQ(answer_to(1), done(1, {"first"}));
+  EXPECT_EQ(board_.members(), 1u);
+  say(2, Verb::kEnrol, {"rank/0", "second", "0", "node1", "id", "4001", "5000"}, 2);
+  EXPECT_EQ(answer_to(2), done(2, {"first"}));
+  EXPECT_EQ(board_.members(), 1u);
+  lose(2);  // who has no rank may go
+  EXPECT_THAT(heard(), IsEmpty());
+}
+
+TEST_F(SwitchboardTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
+  enrol_all();
+  board_.connected(4);
+  heard();
+  say(4, Verb::kGet, {"never"}, 7);
+  say(2, Verb::kBeat, {"in all_reduce 12", ""});
+  EXPECT_EQ(answer_to(2).verb, Verb::kBeatBack);
+  now_ += 250ms;
+  lose(2);
+  auto messages = heard();
+  EXPECT_EQ(board_.members(), 2u);
+  EXPECT_THAT(messages[2], IsEmpty());
+  for (Connection name : {1, 3, 4}) {
+    const auto& notice = messages[name].at(0);
+    EXPECT_EQ(notice.verb, Verb::kNotice);
+    ASSERT_EQ(notice.fields.size(), 3u);
+    EXPECT_EQ(notice.fields[0], "");
+    EXPECT_EQ(notice.fields[1], "PeerError");
+    EXPECT_THAT(notice.fields[2],
+                AllOf(HasSubstr("rank 1"), HasSubstr("pid 4001 on node1"), HasSubstr("its connection was closed"),
+                      HasSubstr("0.25 s before"), HasSubstr("in all_reduce 12")));
+  }
+  const auto& failure = messages[4].at(1);
+  EXPECT_EQ(failure.verb, Verb::kFailed);
+  EXPECT_EQ(failure.id, 7u);
+  EXPECT_THAT(failure.fields, ElementsAre("PeerError", HasSubstr("rank 1")));
+}
+
+TEST_F(SwitchboardTest, RemembersTheLastThatARankSaidItWasDoing) {
+  enrol_all();
+  say(2, Verb::kBeat, {"", ""});  // it has begun nothing yet
+  lose(2);
+  EXPECT_THAT(heard()[1].at(0).fields.at(2), HasSubstr("it was joining"));
+}
+
+TEST_F(SwitchboardTest, AnswersLateComersOfAFailedJobAtOnce) {
+  enrol_all();
+  say(1, Verb::kSet, {"there", "value"}, 1);
+  lose(2);
+  heard();
+  say(1, Verb::kGet, {"never"}, 2);
+  EXPECT_EQ(answer_to(1).verb, Verb::kFailed);
+  say(1, Verb::kGet, {"there"}, 3);
+  EXPECT_EQ(answer_to(1), done(3, {"value"}));
+  board_.connected(4);
+  heard();
+  say(4, Verb::kEnrol, {"rank/3", "here", "3", "node3", "id", "4003", "5000"}, 4);
+  EXPECT_EQ(answer_to(4).verb, Verb::kFailed);
+  EXPECT_EQ(board_.members(), 2u);
+}
+
+TEST_F(SwitchboardTest, NamesARankThatIsSilentBeyondItsLimit) {
+  enrol(1, 0, 5s);
+  enrol(2, 1, 2s);
+  say(2, Verb::kBeat, {"in broadcast 3", ""});
+  heard();
+  pass(1999ms);
+  EXPECT_THAT(heard(), IsEmpty());
+  pass(1ms);
+  auto notice = heard()[1].at(0);
+  EXPECT_EQ(notice.verb, Verb::kNotice);
+  EXPECT_THAT(notice.fields.at(2), AllOf(HasSubstr("rank 1"), HasSubstr("not been heard of for 2 s"),
+                                         HasSubstr("in broadcast 3"), HasSubstr("stopped")));
+  pass(10s);
+  EXPECT_THAT(heard(), IsEmpty());  // once is enough
+}
+
+TEST_F(SwitchboardTest, TakesAnyMessageForASignOfLife) {
+  enrol(1, 0, 2s);
+  for (int round = 0; round < 5; ++round) {
+    pass(1900ms);
+    say(1, Verb::kCheck, {"key"}, 1);
+    EXPECT_EQ(answer_to(1).verb, Verb::kDone);
+  }
+}
+
+TEST_F(SwitchboardTest, DoesNotMissARankThatADebuggerHolds) {
+  enrol(1, 0, 2s);
+  say(1, Verb::kBeat, {"in step 1", "traced"});
+  heard();
+  pass(1h);
+  EXPECT_THAT(heard(), IsEmpty());
+  say(1, Verb::kBeat, {"in step 1", ""});
+  heard();
+  pass(2s);
+  EXPECT_EQ(heard()[1].at(0).verb, Verb::kNotice);
+}
+
+TEST_F(SwitchboardTest, ExcusesTheSilenceThatItsOwnSleepCaused) {
+  enrol(1, 0, 2s);
+  now_ += 1h;
+  board_.excuse_silence(now_);
+  board_.tick(now_);
+  pass(1999ms);
+  EXPECT_THAT(heard(), IsEmpty());
+  pass(1ms);
+  EXPECT_EQ(heard()[1].at(0).verb, Verb::kNotice);
+}
+
+TEST_F(SwitchboardTest, TakesLimitsThatNoClockReaches) {
+  enrol(1, 0, std::chrono::milliseconds::max());
+  pass(1h);
+  EXPECT_THAT(heard(), IsEmpty());
+}
+
+TEST_F(SwitchboardTest, RefusesWhatMakesNoSense) {
+  enrol(1, 0);
+  say(1, Verb::kAsk, {"world", "call 7"}, 9);
+  const auto question = std::to_string(heard()[1].at(0).id);
+  const std::vector<std::pair<Verb, Fields>> senseless{
+      {Verb::kSet, {}},
+      {Verb::kSet, {"key"}},
+      {Verb::kCancel, {}},
+      {Verb::kCancel, {"one"}},
+      {Verb::kAdd, {"key"}},
+      {Verb::kAdd, {"key", "1.5"}},
+      {Verb::kCompareSet, {"key", ""}},
+      {Verb::kErase, {}},
+      {Verb::kEnrol, {"rank/1"}},
+      {Verb::kEnrol, {"rank/1", "here", "one", "node1", "id", "4001", "5000"}},
+      {Verb::kEnrol, {"rank/1", "here", "1", "node1", "id", "4001"}},
+      {Verb::kReport, {"world", "PeerError", "message"}},
+      {Verb::kAsk, {"world"}},
+      {Verb::kBeat, {"in step 1"}},
+      {Verb::kAnswer, {}},
+      {Verb::kAnswer, {question}},
+      {Verb::kAnnounce, {}},
+      {Verb::kLeave, {"world"}},
+      {Verb::kGoodbye, {}},
+      {Verb::kDone, {}},
+      {Verb::kWelcome, {"rank 0", "node0", "boot", "1"}},
+      {Verb::kNotice, {"", "PeerError", "rank 1 is gone"}},
+      {static_cast<Verb>(0), {}},
+      {static_cast<Verb>(255), {}}};
+  for (const auto& [verb, fields] : senseless)
+    EXPECT_THROW(say(1, verb, fields), ProtocolError) << static_cast<int>(verb) << " of " << fields.size() << " fields";
+  say(1, Verb::kCheck, {"rank/1"}, 10);
+  EXPECT_EQ(answer_to(1), done(10, {"0"}));  // half a claim is none
+  lose(1);
+  EXPECT_THAT(heard()[2], testing::Each(testing::Field(&Message::verb, Verb::kNotice)));
+}
+
+}  // namespace
+}  // namespace lockstep

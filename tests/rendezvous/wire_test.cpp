@@ -1,0 +1,145 @@
+#include "rendezvous/wire.h"
+
+#include <limits>
+
+#include <lockstep/error.h>
+
+#include "support/messages.h"
+
+namespace lockstep {
+namespace {
+
+std::string all_bytes() {
+  std::string bytes;
+  for (int byte = 0; byte < 256; ++byte) bytes.push_back(static_cast<char>(byte));
+  return bytes;
+}
+
+std::vector<Message> some_messages() {
+  return {{Verb::kBeatBack, 0, {}},
+          {Verb::kSet, 1, {"key", "value"}},
+          {Verb::kSet, std::numeric_limits<uint64_t>::max(), {"", ""}},
+          {Verb::kGet, 0x0123456789abcdef, std::vector<std::string>(1000, "k")},
+          {Verb::kNotice, 2, {all_bytes(), std::string(1, '\0'), std::string(100000, 'x')}},
+          {Verb::kClosing, 3, {""}}};
+}
+
+std::vector<Message> drain(Decoder& decoder) {
+  std::vector<Message> messages;
+  while (auto message = decoder.next()) messages.push_back(*message);
+  return messages;
+}
+
+std::vector<Message> decode(const std::string& bytes) {
+  Decoder decoder;
+  decoder.feed(bytes);
+  return drain(decoder);
+}
+
+std::string little_endian(uint32_t number) {
+  std::string bytes;
+  for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<char>(number >> shift));
+  return bytes;
+}
+
+TEST(Wire, WhatIsEncodedIsDecoded) {
+  for (const auto& message : some_messages()) EXPECT_EQ(decode(encode(message)), std::vector<Message>{message});
+}
+
+TEST(Wire, HasTheFormThatItsContractSays) {
+  const std::string bytes("\x0f\0\0\0\x01\x02\x01\0\0\0\0\0\0\x02\0\0\0hi", 19);
+  EXPECT_EQ(encode({Verb::kSet, 0x0102, {"hi"}}), bytes);
+}
+
+TEST(Decoder, NeedsNoWholeMessagesAtOnce) {
+  std::string stream;
+  for (const auto& message : some_messages()) stream += encode(message);
+  Decoder decoder;
+  std::vector<Message> messages;
+  for (char byte : stream) {
+    decoder.feed({&byte, 1});
+    for (auto& message : drain(decoder)) messages.push_back(std::move(message));
+  }
+  EXPECT_EQ(messages, some_messages());
+}
+
+TEST(Decoder, CutsSeveralMessagesOutOfOneFeed) {
+  std::string stream;
+  for (const auto& message : some_messages()) stream += encode(message);
+  EXPECT_EQ(decode(stream), some_messages());
+  for (size_t cut : {size_t{1}, size_t{5}, stream.size() / 2, stream.size() - 1}) {
+    Decoder decoder;
+    decoder.feed(std::string_view(stream).substr(0, cut));
+    auto messages = drain(decoder);
+    decoder.feed(std::string_view(stream).substr(cut));
+    for (auto& message : drain(decoder)) messages.push_back(std::move(message));
+    EXPECT_EQ(messages, some_messages()) << cut;
+  }
+}
+
+TEST(Decoder, SaysNothingBeforeTheLastByte) {
+  const auto bytes = encode({Verb::kSet, 7, {"key", "value"}});
+  for (size_t size = 0; size < bytes.size(); ++size) EXPECT_THAT(decode(bytes.substr(0, size)), testing::IsEmpty());
+}
+
+// Before the bytes have come: a length alone must not make it wait, or set memory aside, for what is no message.
+TEST(Decoder, RefusesLengthsThatNoMessageHas) {
+  for (uint32_t length : {uint32_t{0}, uint32_t{8}, static_cast<uint32_t>(Decoder::kMostBytes) + 1, ~uint32_t{0}})
+    expect_error<ProtocolError>([&] { decode(little_endian(length)); }, std::to_string(length) + " bytes");
+  EXPECT_THAT(decode(little_endian(9)), testing::IsEmpty());
+  EXPECT_THAT(decode(little_endian(Decoder::kMostBytes)), testing::IsEmpty());
+}
+
+TEST(Decoder, RefusesFieldsThatReachBeyondTheMessage) {
+  const std::string header = std::string("\x01", 1) + std::string(8, '\0');
+  for (const std::string& fields : {std::string("\x05\0\0\0four", 8), std::string("\x01\0\0", 3),
+                                    std::string("\xff\xff\xff\xff", 4), std::string("\x01\0\0\0ax", 6)}) {
+    // What follows would be enough: it belongs to the next message.
+    const auto bytes = little_endian(static_cast<uint32_t>(header.size() + fields.size())) + header + fields;
+    expect_error<ProtocolError>([&] { decode(bytes + std::string(64, '\0')); }, "too early");
+  }
+}
+
+TEST(Decoder, RefusesMoreFieldsThanAnyMessageHas) {
+  const std::vector<std::string> most(1 << 20);
+  const auto packed = pack(most);
+  EXPECT_EQ(unpack(packed).size(), most.size());
+  expect_error<ProtocolError>([&] { unpack(packed + pack({""})); }, "too many fields");
+}
+
+TEST(Encoding, RefusesWhatNoDecoderTakes) {
+  const size_t overhead = 9 + 4;
+  const auto largest = encode({Verb::kSet, 0, {std::string(Decoder::kMostBytes - overhead, 'x')}});
+  Decoder decoder;
+  decoder.feed(largest);
+  ASSERT_TRUE(decoder.next().has_value());
+  expect_error<UsageError>(
+      [&] {
+        encode({Verb::kSet, 0, {std::string(Decoder::kMostBytes - overhead + 1, 'x')}});
+      },
+      "64 MiB", "process group");
+}
+
+TEST(Packing, IsUndoneByUnpacking) {
+  for (const std::vector<std::string>& list :
+       {std::vector<std::string>{}, {""}, {"", ""}, {"a", "", all_bytes()}, std::vector<std::string>(5000, "x")})
+    EXPECT_EQ(unpack(pack(list)), list);
+}
+
+TEST(Packing, RefusesWhatItDidNotMake) {
+  const auto bytes = pack({"one", "two"});
+  for (size_t size = 1; size < bytes.size(); ++size)
+    if (size != pack({"one"}).size())
+      expect_error<ProtocolError>([&] { unpack(std::string_view(bytes).substr(0, size)); }, "too early");
+}
+
+TEST(Number, IsTheWholeField) {
+  EXPECT_EQ(to_number("0"), 0);
+  EXPECT_EQ(to_number("-9223372036854775808"), std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(to_number("9223372036854775807"), std::numeric_limits<int64_t>::max());
+  for (const char* field : {"", " 1", "1 ", "+1", "1.0", "0x1", "one", "9223372036854775808", "--1"})
+    expect_error<ProtocolError>([&] { to_number(field); }, "a number was expected");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/store.h>
+
+#include "rendezvous/line_store.h"
+#include "rendezvous/store_server.h"
+
+namespace lockstep {
+
+inline Secret test_secret() {
+  return Secret::from_bytes("a secret of the tests, 32 bytes.");
+}
+
+inline Line::Options line_options(int port, std::chrono::milliseconds heartbeat_limit = std::chrono::seconds(5),
+                                  std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  return {{"127.0.0.1", port},
+          test_secret().key(0),
+          0,
+          std::chrono::steady_clock::now() + timeout,
+          std::chrono::milliseconds(heartbeat_limit)};
+}
+
+/// A store in this process, on loopback.
+struct StoreHost {
+  StoreServer server{{{"127.0.0.1", 0}, test_secret(), 0, "rank 0"}};
+
+  std::shared_ptr<Line> connect() const { return std::make_shared<Line>(line_options(server.port())); }
+  std::shared_ptr<Store> open() const { return make_line_store(connect()); }
+};
+
+/// Makes the line the life line of a rank; what the store has for the rank's key afterwards.
+inline std::string enrol(Line& line, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
+  const auto me = this_process();
+  return line
+      .call(Verb::kEnrol, {"rank/" + std::to_string(rank), "here", std::to_string(rank), me.host, me.host_id,
+                           std::to_string(me.pid), std::to_string(limit.count())})
+      .at(0);
+}
+
+/// Remembers what a rank is told.
+class Ear : public LineListener {
+ public:
+  explicit Ear(std::string doing = "in a test") : doing_(std::move(doing)) {}
+
+  void on_failure(const std::string& group, const Failure& failure) override {
+    std::lock_guard lock(mutex_);
+    failures_.push_back(group + ": " + failure.kind + ": " + failure.message);
+    changed_.notify_all();
+  }
+  void on_left(int rank, const std::string& group, int64_t calls) override {
+    std::lock_guard lock(mutex_);
+    left_.push_back(std::to_string(rank) + " left " + group + " after " + std::to_string(calls));
+    changed_.notify_all();
+  }
+  std::string on_question(const std::string& group, const std::string& subject) override {
+    return "about " + subject + " of " + group;
+  }
+  std::string doing() override { return doing_; }
+  void on_tick() override {
+    std::lock_guard lock(mutex_);
+    ++ticks_;
+    changed_.notify_all();
+  }
+
+  /// The first failure; empty when none comes in time.
+  std::string failure_within(std::chrono::milliseconds limit) { return first_within(failures_, limit); }
+  std::string left_within(std::chrono::milliseconds limit) { return first_within(left_, limit); }
+  size_t failures() {
+    std::lock_guard lock(mutex_);
+    return failures_.size();
+  }
+  /// Returns when the line's thread has been around twice more.
+  bool hears_ticks() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(10), [this, wanted = ticks_ + 2] { return ticks_ >= wanted; });
+  }
+
+ private:
+  std::string first_within(const std::vector<std::string>& list, std::chrono::milliseconds limit) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, limit, [&] { return !list.empty(); });
+    return list.empty() ? "" : list.front();
+  }
+
+  const std::string doing_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> failures_, left_;  // guarded by mutex_
+  int ticks_ = 0;                             // guarded by mutex_
+};
+
+}  // namespace lockstep
