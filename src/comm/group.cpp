@@ -54,6 +54,7 @@ Group::~Group() {
 void Group::leave(const std::shared_ptr<Parts>& parts) {
   if (!parts->backend) return;
   parts->job->unsubscribe(*this);
+  if (std::uncaught_exceptions() > 0) return;  // not in order: the job's end says so
   std::lock_guard lock(mutex_);
   parts->job->leave(membership_.name, calls_);
 }

@@ -20,11 +20,14 @@ Job::Job(std::vector<Peer> peers, int rank, std::shared_ptr<Store> store, std::s
 Job::~Job() {
   if (!line_) return;
   line_->stop_listening();
-  line_->say_goodbye(std::uncaught_exceptions() > 0 ? "an exception ended its work" : "");
+  if (std::uncaught_exceptions() > 0)
+    line_->say_goodbye(Failure{"PeerError", "an exception ended its work"});
+  else
+    line_->say_goodbye(std::nullopt);
 }
 
-void Job::give_up(const std::string& reason) noexcept {
-  if (line_) line_->say_goodbye(reason);
+void Job::give_up(const std::exception_ptr& error) noexcept {
+  if (line_) line_->say_goodbye(to_failure(error));
 }
 
 void Job::subscribe(const std::string& group, JobListener& listener) {

@@ -42,7 +42,7 @@ class Job final : private LineListener {
   ~Job() override;
 
   /// Leaves the job, telling the others why this rank failed.
-  void give_up(const std::string& reason) noexcept;
+  void give_up(const std::exception_ptr& error) noexcept;
 
   int rank() const { return rank_; }
   const std::vector<Peer>& peers() const { return peers_; }

@@ -171,7 +171,7 @@ class Arrival {
 
   // Those who wait for this rank are told why it does not come.
   [[noreturn]] static void give_up(Line& line) {
-    line.say_goodbye(message_of(std::current_exception()));
+    line.say_goodbye(to_failure(std::current_exception()));
     throw;
   }
 
@@ -216,14 +216,22 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
   find_backend(backend_name);
 
   Enrolment mine{rank, world_size, backend_name, job_name(process_variable), restart_count(process_variable)};
-  auto [peers, store, line, server] = meet(options, {mine, timeout, heartbeat_limit}, world_size);
+  auto [peers, store, line, server] = [&] {
+    try {
+      return meet(options, {mine, timeout, heartbeat_limit}, world_size);
+    } catch (const Error& error) {
+      std::string me = text("rank ", rank, ":");
+      bool says_so_already = std::string_view(error.what()).starts_with(me.substr(0, me.size() - 1));
+      rethrow_with_prefix(std::current_exception(), says_so_already ? "" : me + " joining: ");
+    }
+  }();
   auto job = std::make_shared<Job>(std::move(peers), rank, std::move(store), std::move(line), std::move(server));
   std::vector<int> everyone(world_size);
   for (int r = 0; r < world_size; ++r) everyone[r] = r;
   try {
     return make_group(job, {"world", std::move(everyone), backend_name, device, timeout});
   } catch (...) {
-    job->give_up(message_of(std::current_exception()));
+    job->give_up(std::current_exception());
     throw;
   }
 }

@@ -49,6 +49,14 @@ bool on_one_host(const std::vector<Peer>& peers) {
                      [&](const Peer& peer) { return peer.process.host_id == peers.front().process.host_id; });
 }
 
+// A backend may be made on this rank before the others have theirs: the group begins when all have.
+void await_all(const BackendContext& context) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < context.size; ++rank) keys.push_back(text("made/", rank));
+  context.store->set(keys[context.rank], "");
+  context.store->wait(keys, context.timeout);
+}
+
 }  // namespace
 
 std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSpec& spec) {
@@ -68,6 +76,7 @@ std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSp
     };
     try {
       backend = make_backend(context);
+      await_all(context);
     } catch (...) {
       if (!is_ours(std::current_exception())) throw;
       rethrow_with_prefix(std::current_exception(), text("rank ", membership.rank, ": backend ", spec.backend_name,

@@ -51,7 +51,7 @@ Line::~Line() {
     Lock lock(mutex_);
     if (!is_over_) {
       lock.unlock();
-      say_goodbye("");
+      say_goodbye(std::nullopt);
       lock.lock();
     }
     changed_.wait_for(lock, kFarewell, [&] { return broken_ != nullptr; });
@@ -126,7 +126,7 @@ bool Line::handshake(Deadline deadline, std::string& reason) {
 }
 
 std::string Line::describe_host() const {
-  return text(host_role_, " (", describe(host_), "), which hosts the job's store");
+  return text(host_role_, " (", describe(host_), "), which hosts the job's store,");
 }
 
 // --- requests
@@ -193,8 +193,9 @@ void Line::say(Verb verb, Fields fields) noexcept {
   }
 }
 
-void Line::say_goodbye(const std::string& reason) noexcept {
-  say(Verb::kGoodbye, {reason});  // nothing the second time
+void Line::say_goodbye(const std::optional<Failure>& failure) noexcept {
+  auto said = failure.value_or(Failure{});
+  say(Verb::kGoodbye, {said.kind, said.message});  // nothing the second time
   Lock lock(mutex_);
   is_over_ = true;
 }

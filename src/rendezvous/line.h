@@ -77,8 +77,8 @@ class Line {
   void listen(LineListener* listener);
   void stop_listening();
 
-  /// Ends the life line: the others are told the reason, or that all went well when it is empty.
-  void say_goodbye(const std::string& reason) noexcept;
+  /// Ends the life line: the others are told why this process failed, if it did.
+  void say_goodbye(const std::optional<Failure>& failure) noexcept;
 
   /// This host's address on the way to the store.
   const std::string& local_address() const { return local_address_; }

@@ -175,8 +175,12 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   for (int r = 0; r < mine.world_size; ++r) keys.push_back(key_of(r));
   try {
     store.wait(keys, timeout);
-  } catch (const TimeoutError&) {
-    throw_missing(store, own, timeout);
+  } catch (const TimeoutError& late) {
+    try {
+      throw_missing(store, own, timeout);
+    } catch (const PeerError&) {  // the store has ended meanwhile
+      throw late;
+    }
   }
 
   std::vector<Peer> peers;

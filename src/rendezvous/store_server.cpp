@@ -129,6 +129,13 @@ class StoreServer::Loop {
     if (::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) fail("epoll_ctl");
   }
 
+  // Closing alone ends nothing while a process that was forked from this one has the socket too.
+  void end(std::unordered_map<Connection, Peer>::iterator peer) {
+    ::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, peer->second.socket.get(), nullptr);
+    ::shutdown(peer->second.socket.get(), SHUT_RDWR);
+    peers_.erase(peer);
+  }
+
   bool should_end() const { return is_stopping_ && (peers_.empty() || Clock::now() >= farewell_ends_); }
 
   void handle(const epoll_event& event, Clock::time_point now) {
@@ -152,7 +159,7 @@ class StoreServer::Loop {
       peer.session.send(encode({Verb::kClosing}));
       peer.unsent += peer.session.take_output();
     }
-    for (Connection name : strangers) peers_.erase(name);
+    for (Connection name : strangers) end(peers_.find(name));
     std::vector<Connection> known;
     for (auto& [name, peer] : peers_) known.push_back(name);
     for (Connection name : known) flush(name, now);
@@ -174,9 +181,9 @@ class StoreServer::Loop {
     for (int turn = 0; turn < kAcceptsInARow && may_accept(now); ++turn) {
       FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket.is_open()) {
-        if (errno == EAGAIN) return;
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) run_out(now);
+        const int error = errno;
         if (!somebody_waits()) return;
+        if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) run_out(error, now);
         continue;
       }
       if (strangers_ >= kMostStrangers) drop_oldest_stranger("too many connections at once that prove nothing", now);
@@ -186,16 +193,15 @@ class StoreServer::Loop {
     }
   }
 
-  // Linux looks for a free descriptor before it looks for a connection, and complains although there is none.
+  // Linux looks for a free descriptor first, and complains of none although nobody needs one.
   bool somebody_waits() const {
     pollfd waiting{listener_.get(), POLLIN, 0};
     return ::poll(&waiting, 1, 0) > 0;
   }
 
   // No descriptors left: those who have proved nothing make room first.
-  void run_out(Clock::time_point now) {
-    std::string why = text(std::strerror(errno), "; raise the limit of open files (ulimit -n)");
-    if (!somebody_waits()) return;
+  void run_out(int error, Clock::time_point now) {
+    std::string why = text(std::strerror(error), "; raise the limit of open files (ulimit -n)");
     if (strangers_ > 0) return drop_oldest_stranger(why, now);
     log_warning(text("the store cannot accept connections: ", why));
     accept_again_ = now + std::chrono::seconds(1);
@@ -230,7 +236,7 @@ class StoreServer::Loop {
   void turn_away(Connection name, const std::string& why, Clock::time_point now) {
     auto found = peers_.find(name);
     turned_away_.count(found->second.name, why, now);
-    peers_.erase(found);
+    end(found);
     --strangers_;
   }
 
@@ -240,7 +246,7 @@ class StoreServer::Loop {
     auto found = peers_.find(name);
     if (found == peers_.end()) return;
     if (!found->second.is_known) return turn_away(name, how, now);
-    peers_.erase(found);
+    end(found);
     if (!is_stopping_) switchboard_.lost(name, how, now);
   }
 

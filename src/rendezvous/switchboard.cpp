@@ -100,7 +100,7 @@ void Switchboard::received(Connection connection, const Message& message, Time n
                  connection);
       return;
     case Verb::kGoodbye:
-      return goodbye(connection, field(message, 0));
+      return goodbye(connection, {field(message, 0), field(message, 1)});
     default:
       throw ProtocolError("a request that is none");
   }
@@ -209,10 +209,10 @@ void Switchboard::lost(Connection connection, const std::string& how, Time now) 
   finish_reports(now);
 }
 
-void Switchboard::goodbye(Connection connection, const std::string& reason) {
+void Switchboard::goodbye(Connection connection, const Failure& failure) {
   auto member = members_.extract(connection);
-  if (!member.empty() && !reason.empty())
-    fail_job({"PeerError", text(describe_member(member.mapped()), " gave up: ", reason)});
+  if (!member.empty() && !failure.kind.empty())
+    fail_job({failure.kind, text(describe_member(member.mapped()), " gave up: ", failure.message)});
   send(connection, {Verb::kClosing});
 }
 

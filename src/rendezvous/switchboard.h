@@ -98,7 +98,7 @@ class Switchboard {
   void take_answer(Connection connection, const Message& message);
   void finish_questions(Time now);
   void finish_reports(Time now);
-  void goodbye(Connection connection, const std::string& reason);
+  void goodbye(Connection connection, const Failure& failure);
   void find_silent(Time now);
 
   void settle(const Report& report);

@@ -30,7 +30,7 @@ enum class Verb : uint8_t {
   kAnswer = 21,    // the id of a kQuestion, the answer
   kAnnounce = 24,  // group: a report follows, before which no symptom of another is taken for the cause
   kLeave = 22,     // group, number of calls made on it
-  kGoodbye = 23,   // reason why it failed, or "" when all went well: ends the life line
+  kGoodbye = 23,   // kind, message of its failure, both "" when all went well: ends the life line
 
   // The store answers.
   kDone = 40,     // as said above

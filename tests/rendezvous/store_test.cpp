@@ -2,14 +2,14 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <functional>
+#include <limits>
 #include <thread>
 
 #include <lockstep/error.h>
+#include <lockstep/tcp_store.h>
 
 #include "support/messages.h"
 #include "support/temporary_folder.h"
@@ -28,6 +28,26 @@ class TemporaryPath {
   TemporaryFolder folder_;
 };
 
+/// A store over TCP on loopback: one hosts it, the other connects.
+class TcpPair {
+ public:
+  TcpPair() {
+    std::ofstream(secret_, std::ios::binary) << "a secret of the tests, 32 bytes.";
+    std::filesystem::permissions(secret_, std::filesystem::perms::owner_read);
+  }
+
+  std::shared_ptr<TcpStore> host() const {
+    return std::make_shared<TcpStore>(TcpStoreOptions{.is_host = true, .secret_file = secret_});
+  }
+  std::shared_ptr<TcpStore> connect(int port) const {
+    return std::make_shared<TcpStore>(TcpStoreOptions{.port = port, .secret_file = secret_, .timeout = 10s});
+  }
+
+ private:
+  TemporaryFolder folder_;
+  const std::string secret_ = (folder_.path() / "secret").string();
+};
+
 /// Two handles of one store, as two ranks have them.
 struct Pair {
   std::shared_ptr<Store> one, two;
@@ -37,11 +57,16 @@ class Stores : public testing::TestWithParam<std::string> {
  protected:
   Pair open() {
     if (GetParam() == "file") return {open_file_store(path_.file()), open_file_store(path_.file())};
+    if (GetParam() == "tcp") {
+      auto host = tcp_.host();
+      return {host, tcp_.connect(host->port())};
+    }
     auto memory = make_memory_store();
     if (GetParam() == "memory") return {memory, memory};
     return {with_prefix(memory, "a/"), with_prefix(memory, "a/")};
   }
   TemporaryPath path_;
+  TcpPair tcp_;
 };
 
 TEST_P(Stores, WhatOneRankSetsAnotherGets) {
@@ -79,6 +104,14 @@ TEST_P(Stores, AddCountsFromZeroOverAllRanks) {
   expect_error<UsageError>([&] { two->add("word", 1); }, "word", "five");
 }
 
+TEST_P(Stores, AddRefusesASumThatIsTooLarge) {
+  auto [one, two] = open();
+  const auto most = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(one->add("n", most), most);
+  expect_error<UsageError>([&] { two->add("n", 1); }, "n'", std::to_string(most), "64 bits");
+  EXPECT_EQ(two->add("n", 0), most);
+}
+
 TEST_P(Stores, AddLosesNothingWhenManyAddAtOnce) {
   auto [one, two] = open();
   std::vector<std::thread> threads;
@@ -111,7 +144,7 @@ TEST_P(Stores, CheckAndErase) {
   EXPECT_FALSE(one->check({"a"}));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Stores, testing::Values("memory", "file", "prefix"),
+INSTANTIATE_TEST_SUITE_P(All, Stores, testing::Values("memory", "file", "prefix", "tcp"),
                          [](auto& info) { return info.param; });
 
 TEST(PrefixStore, KeepsPrefixesApart) {
@@ -119,6 +152,27 @@ TEST(PrefixStore, KeepsPrefixesApart) {
   with_prefix(memory, "a/")->set("k", "1");
   EXPECT_FALSE(with_prefix(memory, "b/")->check({"k"}));
   EXPECT_EQ(memory->get("a/k", 1s), "1");
+}
+
+TEST(TcpStore, SaysThatItsHostIsGone) {
+  TcpPair tcp;
+  auto host = tcp.host();
+  auto other = tcp.connect(host->port());
+  EXPECT_EQ(other->port(), host->port());
+  host.reset();
+  expect_error<PeerError>([&] { other->set("key", "value"); }, "pid " + std::to_string(::getpid()), "has ended");
+}
+
+TEST(TcpStore, RefusesOneWithAnotherSecretAndAPortInUse) {
+  TcpPair tcp;
+  auto host = tcp.host();
+  TemporaryFolder folder;
+  const auto another = (folder.path() / "secret").string();
+  std::ofstream(another, std::ios::binary) << std::string(32, 'x');
+  std::filesystem::permissions(another, std::filesystem::perms::owner_read);
+  expect_error<PeerError>([&] { TcpStore({.port = host->port(), .secret_file = another}); }, "same secret");
+  expect_error<SystemError>([&] { TcpStore({.port = host->port(), .is_host = true, .secret_file = another}); },
+                            "in use by pid " + std::to_string(::getpid()));
 }
 
 TEST(FileStore, IsRemovedByTheLastToCloseIt) {

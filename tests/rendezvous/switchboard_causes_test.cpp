@@ -180,7 +180,7 @@ TEST_F(SwitchboardTest, TellsTheOthersWhoHasLeftAGroup) {
 
 TEST_F(SwitchboardTest, LetsARankGoThatSaysGoodbye) {
   enrol_all();
-  say(2, Verb::kGoodbye, {""});
+  say(2, Verb::kGoodbye, {"", ""});
   EXPECT_EQ(answer_to(2), Message{Verb::kClosing});
   EXPECT_EQ(board_.members(), 2u);
   lose(2);
@@ -189,11 +189,11 @@ TEST_F(SwitchboardTest, LetsARankGoThatSaysGoodbye) {
 
 TEST_F(SwitchboardTest, TellsAllWhyARankGaveUp) {
   enrol_all();
-  say(2, Verb::kGoodbye, {"its data is missing"});
+  say(2, Verb::kGoodbye, {"TimeoutError", "its data is missing"});
   auto messages = heard();
   for (Connection name : {1, 3})
     EXPECT_THAT(messages[name].at(0).fields,
-                ElementsAre("", "PeerError", AllOf(HasSubstr("rank 1 (pid 4001 on node1) gave up: its data"))));
+                ElementsAre("", "TimeoutError", "rank 1 (pid 4001 on node1) gave up: its data is missing"));
   EXPECT_EQ(messages[2].back(), Message{Verb::kClosing});
 }
 

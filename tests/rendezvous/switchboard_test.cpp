@@ -259,7 +259,7 @@ TEST_F(SwitchboardTest, RefusesWhatMakesNoSense) {
       {Verb::kAnswer, {question}},
       {Verb::kAnnounce, {}},
       {Verb::kLeave, {"world"}},
-      {Verb::kGoodbye, {}},
+      {Verb::kGoodbye, {"PeerError"}},
       {Verb::kDone, {}},
       {Verb::kWelcome, {"rank 0", "node0", "boot", "1"}},
       {Verb::kNotice, {"", "PeerError", "rank 1 is gone"}},

@@ -62,7 +62,12 @@ class Ear : public LineListener {
   std::string on_question(const std::string& group, const std::string& subject) override {
     return "about " + subject + " of " + group;
   }
-  std::string doing() override { return doing_; }
+  std::string doing() override {
+    std::lock_guard lock(mutex_);
+    ++beats_;
+    changed_.notify_all();
+    return doing_;
+  }
   void on_tick() override {
     std::lock_guard lock(mutex_);
     ++ticks_;
@@ -75,6 +80,11 @@ class Ear : public LineListener {
   size_t failures() {
     std::lock_guard lock(mutex_);
     return failures_.size();
+  }
+  /// Whether a heartbeat has been sent: it has when the next is prepared.
+  bool has_told() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(10), [this, wanted = beats_ + 2] { return beats_ >= wanted; });
   }
   /// Returns when the line's thread has been around twice more.
   bool hears_ticks() {
@@ -93,7 +103,7 @@ class Ear : public LineListener {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> failures_, left_;  // guarded by mutex_
-  int ticks_ = 0;                             // guarded by mutex_
+  int ticks_ = 0, beats_ = 0;                 // guarded by mutex_
 };
 
 }  // namespace lockstep

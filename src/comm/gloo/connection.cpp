@@ -107,7 +107,7 @@ class Connection::Mesh final : public ::gloo::Context {
       auto address = unpack(facts.store->get(key(peer), facts.timeout)).at(rank);
       try {
         getPair(peer)->connect({address.begin(), address.end()});
-      } catch (const ::gloo::Exception& exception) {
+      } catch (const std::exception& exception) {  // closed in the middle, Gloo throws more than its own
         error = exception.what();
       }
       std::lock_guard lock(mutex);

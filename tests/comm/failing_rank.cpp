@@ -1,0 +1,284 @@
+// A rank of the tests in failures_test.cpp: failing_rank SCENARIO. It prints what it comes to, one line each, and ends
+// with the error it was given: "PeerError: ..." and exit code 3, or "done" and 0.
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/lockstep.h>
+
+#include "comm/backend_registry.h"
+
+namespace {
+
+using lockstep::ProcessGroup;
+using lockstep::ProcessGroupOptions;
+using std::chrono::milliseconds;
+
+void print(const std::string& line) {
+  std::cout << line + "\n" << std::flush;
+}
+
+void wait_for_word() {
+  std::string word;
+  std::getline(std::cin, word);
+}
+
+int number(const char* variable, int otherwise) {
+  const char* value = std::getenv(variable);
+  return value ? std::atoi(value) : otherwise;
+}
+
+ProcessGroupOptions options() {
+  ProcessGroupOptions result;
+  if (const char* backend = std::getenv("TEST_BACKEND")) result.backend = backend;
+  result.timeout = milliseconds(number("TEST_TIMEOUT_MS", 60000));
+  result.heartbeat_limit = milliseconds(number("TEST_HEARTBEAT_MS", 5000));
+  return result;
+}
+
+ProcessGroup join() {
+  auto world = lockstep::init_process_group(options());
+  print("joined");
+  return world;
+}
+
+void reduce_for_ever(const ProcessGroup& world, int64_t elements) {
+  auto tensor = at::ones({elements});
+  for (int step = 0;; ++step) {
+    if (step == 3) print("running");
+    world.all_reduce(tensor, lockstep::ReduceOp::kAvg);
+  }
+}
+
+void small_calls() {
+  reduce_for_ever(join(), 8);
+}
+
+void large_calls() {
+  reduce_for_ever(join(), 32 << 20);
+}
+
+// Makes its next call when it is told to.
+void waits_between_calls() {
+  auto world = join();
+  world.barrier();
+  print("idle");
+  wait_for_word();
+  world.barrier();
+}
+
+void messages() {
+  auto world = join();
+  world.barrier();
+  print("running");
+  auto tensor = at::ones({4});
+  int peer = (world.rank() + 1) % world.size();
+  world.recv(tensor, peer);  // nobody sends
+}
+
+void joins_only() {
+  auto world = join();
+}
+
+// Rank 1 throws when it is told to, and its group is destroyed on the way.
+void throws() {
+  auto world = join();
+  world.barrier();
+  print("running");
+  if (world.rank() == 1) {
+    wait_for_word();
+    throw std::runtime_error("out of luck");
+  }
+  world.barrier();
+}
+
+void exits_early() {
+  auto world = join();
+  world.barrier();
+  print("running");
+  if (world.rank() == 1) {
+    wait_for_word();
+    std::exit(0);
+  }
+  world.barrier();
+}
+
+void returns_early() {
+  auto world = join();
+  world.barrier();
+  print("running");
+  if (world.rank() == 1) return wait_for_word();
+  world.barrier();
+}
+
+// The others still receive what the first to leave has sent.
+void leaves_after_its_part() {
+  auto world = join();
+  auto tensor = at::full({1}, world.rank() + 1.0);
+  std::vector<at::Tensor> all;
+  if (world.rank() == 0)
+    for (int r = 0; r < world.size(); ++r) all.push_back(at::zeros({1}));
+  if (world.rank() == 2) wait_for_word();
+  world.gather(all, tensor, 0);
+  if (world.rank() == 1) {
+    world.destroy();
+    print("left");
+    wait_for_word();
+  }
+  if (world.rank() == 0 && (all[1].item<float>() != 2 || all[2].item<float>() != 3)) throw std::runtime_error("wrong");
+}
+
+void straggler() {
+  auto world = join();
+  world.barrier();
+  print("running");
+  if (world.rank() == 1) wait_for_word();
+  world.all_reduce(at::ones({16}), lockstep::ReduceOp::kSum, {.timeout = milliseconds(1500)});
+}
+
+void other_shapes() {
+  auto world = join();
+  world.barrier();
+  print("running");
+  if (world.rank() == 1)
+    world.all_reduce(at::ones({5}));
+  else
+    world.all_reduce(at::ones({4}));
+}
+
+void forgets_a_group() {
+  auto world = join();
+  if (world.rank() == 1) {
+    world.barrier();
+  } else {
+    world.new_group({0, 2});
+  }
+}
+
+void barrier_with_names() {
+  auto world = join();
+  if (world.rank() == 1) wait_for_word();
+  try {
+    world.monitored_barrier({.timeout = milliseconds(1000)});
+  } catch (const lockstep::TimeoutError& error) {
+    print(std::string("TimeoutError: ") + error.what());
+  }
+  wait_for_word();
+  world.monitored_barrier();
+  world.barrier();
+}
+
+// Goes on until rank 0 is told to stop.
+void counts() {
+  auto world = join();
+  std::atomic<bool> is_told{false};
+  std::thread listener;
+  if (world.rank() == 0) listener = std::thread([&] { (wait_for_word(), is_told = true); });
+  for (int64_t step = 1;; ++step) {
+    auto tensor = at::full({256}, world.rank() == 0 && is_told ? 1.0 : 0.0);
+    world.all_reduce(tensor);
+    if (step == 3) print("running");
+    if (tensor[0].item<float>() > 0) break;
+  }
+  if (listener.joinable()) listener.join();
+}
+
+/// The job's store, stopping in the middle of the backend's making: after this rank's address is known.
+class StopsAfterPublishing final : public lockstep::Store {
+ public:
+  explicit StopsAfterPublishing(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(key, value);
+    print("published");
+    wait_for_word();
+  }
+  std::string get(const std::string& key, milliseconds timeout) override { return store_->get(key, timeout); }
+  int64_t add(const std::string& key, int64_t amount) override { return store_->add(key, amount); }
+  std::string compare_set(const std::string& key, const std::string& old, const std::string& value) override {
+    return store_->compare_set(key, old, value);
+  }
+  void wait(const std::vector<std::string>& keys, milliseconds timeout) override { store_->wait(keys, timeout); }
+  bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
+  bool erase(const std::string& key) override { return store_->erase(key); }
+
+ private:
+  const std::shared_ptr<Store> store_;
+};
+
+void stops_while_connecting() {
+  lockstep::register_backend("slow", [](const lockstep::BackendContext& context) {
+    auto changed = context;
+    print("connecting");
+    if (context.rank == 1) changed.store = std::make_shared<StopsAfterPublishing>(context.store);
+    return lockstep::find_backend("gloo")(changed);
+  });
+  join();
+}
+
+void without_descriptors() {
+  rlimit few;
+  few.rlim_cur = few.rlim_max = 9;
+  ::setrlimit(RLIMIT_NOFILE, &few);
+  join();
+}
+
+void without_threads() {
+  rlimit few;
+  few.rlim_cur = few.rlim_max = 1;
+  ::setrlimit(RLIMIT_NPROC, &few);
+  if (::setgid(65534) != 0 || ::setuid(65534) != 0) throw std::runtime_error("setuid");
+  join();
+}
+
+const std::map<std::string, std::function<void()>> kScenarios{
+    {"small_calls", small_calls},
+    {"large_calls", large_calls},
+    {"waits_between_calls", waits_between_calls},
+    {"messages", messages},
+    {"joins_only", joins_only},
+    {"throws", throws},
+    {"exits_early", exits_early},
+    {"returns_early", returns_early},
+    {"leaves_after_its_part", leaves_after_its_part},
+    {"straggler", straggler},
+    {"other_shapes", other_shapes},
+    {"forgets_a_group", forgets_a_group},
+    {"barrier_with_names", barrier_with_names},
+    {"counts", counts},
+    {"stops_while_connecting", stops_while_connecting},
+    {"without_descriptors", without_descriptors},
+    {"without_threads", without_threads},
+};
+
+}  // namespace
+
+int main(int, char** argv) {
+  try {
+    kScenarios.at(argv[1])();
+    print("done");
+    return 0;
+  } catch (const lockstep::PeerError& error) {
+    print(std::string("PeerError: ") + error.what());
+  } catch (const lockstep::TimeoutError& error) {
+    print(std::string("TimeoutError: ") + error.what());
+  } catch (const lockstep::MismatchError& error) {
+    print(std::string("MismatchError: ") + error.what());
+  } catch (const lockstep::UsageError& error) {
+    print(std::string("UsageError: ") + error.what());
+  } catch (const lockstep::SystemError& error) {
+    print(std::string("SystemError: ") + error.what());
+  } catch (const std::exception& error) {
+    print(std::string("other: ") + error.what());
+    return 4;
+  }
+  return 3;
+}
