@@ -222,7 +222,10 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
                           ? Failure{"TimeoutError", text(me, describe(record), " did not finish within ",
                                                          timeout.count(), " ms. ", name_the_late(membership_, answers))}
                           : Failure{"MismatchError", text(me, describe(record), ": ", message_of(error))};
-    return to_exception(job->report(membership_.name, failure, Job::Certainty::kCertain));
+    // A rank that cannot tell how the calls differ leaves the word to one that can.
+    bool is_certain = mismatch || is_timeout;
+    return to_exception(
+        job->report(membership_.name, failure, is_certain ? Job::Certainty::kCertain : Job::Certainty::kSymptom));
   }
   bool is_symptom = is_a<PeerError>(error);
   Failure failure{"PeerError", text(me, describe(record), ": ", message_of(error))};

@@ -310,9 +310,7 @@ void Line::handle(const Message& message) {
     case Verb::kBeatBack:
       return;
     case Verb::kClosing:
-      break_down("has ended: nobody keeps the job's values any more", true);
-      ::shutdown(socket_.get(), SHUT_RDWR);  // it waits for us to let go
-      return;
+      return break_down("has ended: nobody keeps the job's values any more", true);
     case Verb::kNotice: {
       std::lock_guard listening(listener_mutex_);
       return tell_failure(field(0), {field(1), field(2)});

@@ -94,7 +94,7 @@ TEST(StoreServer, TellsTheOthersWhenALifeLineBreaks) {
   relay.cut();
   const auto failure = ear.failure_within(5s);
   EXPECT_LT(Clock::now() - start, 1s);
-  EXPECT_THAT(failure, AllOf(HasSubstr(": PeerError: rank 1 (pid " + pid), HasSubstr("its connection was closed")));
+  EXPECT_THAT(failure, AllOf(HasSubstr(": PeerError: rank 1 (pid " + pid), HasSubstr("is gone: its connection")));
   EXPECT_THAT(own_ear.failure_within(5s),
               AllOf(HasSubstr("PeerError: rank 0 (pid " + pid), HasSubstr("which hosts the job's store, is gone")));
   expect_error<PeerError>([&] { make_line_store(watcher)->get("never", 20s); }, "rank 1");
@@ -336,11 +336,8 @@ TEST(Line, DoesNotWaitForeverForOneThatSaysNothing) {
 
 TEST(StoreServer, NamesTheProcessThatHasItsPort) {
   StoreHost host;
-  expect_error<SystemError>(
-      [&] {
-        StoreServer({{"127.0.0.1", host.server.port()}, test_secret(), 0, "rank 0"});
-      },
-      ":" + std::to_string(host.server.port()), "in use by pid " + std::to_string(::getpid()));
+  expect_error<SystemError>([&] { StoreServer(host_options("127.0.0.1", host.server.port())); },
+                            ":" + std::to_string(host.server.port()), "in use by pid " + std::to_string(::getpid()));
 }
 
 TEST(StoreServer, GetsAPortFromTheSystem) {
@@ -355,7 +352,7 @@ TEST(StoreServer, WorksOverIpv6) {
   } catch (const SystemError&) {
     GTEST_SKIP() << "this machine has no ::1";
   }
-  StoreServer server({{"::1", 0}, test_secret(), 0, "rank 0"});
+  StoreServer server(host_options("::1"));
   auto options = line_options(server.port());
   options.endpoint.host = "::1";
   auto line = std::make_shared<Line>(options);

@@ -41,6 +41,16 @@ TEST_F(SwitchboardTest, AnswersReportsAfterADeathWithTheDeath) {
   }
 }
 
+TEST_F(SwitchboardTest, KeepsTheFirstDeathForTheCause) {
+  enrol_all();
+  lose(2);
+  heard();
+  lose(3);  // as a consequence, perhaps
+  EXPECT_THAT(heard(), IsEmpty());
+  say(1, Verb::kGet, {"never"}, 1);
+  EXPECT_THAT(answer_to(1).fields.at(1), HasSubstr("rank 1"));
+}
+
 TEST_F(SwitchboardTest, HoldsASymptomUntilTheDeathThatExplainsIt) {
   enrol_all();
   report(1, "symptom", "the connection to rank 1 broke", 1);

@@ -27,9 +27,14 @@ inline Line::Options line_options(int port, std::chrono::milliseconds heartbeat_
           std::chrono::milliseconds(heartbeat_limit)};
 }
 
+inline StoreServer::Options host_options(const std::string& host = "127.0.0.1", int port = 0) {
+  const Endpoint endpoint{host, port};
+  return {endpoint, test_secret(), 0, "rank 0"};
+}
+
 /// A store in this process, on loopback.
 struct StoreHost {
-  StoreServer server{{{"127.0.0.1", 0}, test_secret(), 0, "rank 0"}};
+  StoreServer server{host_options()};
 
   std::shared_ptr<Line> connect() const { return std::make_shared<Line>(line_options(server.port())); }
   std::shared_ptr<Store> open() const { return make_line_store(connect()); }

@@ -1,0 +1,214 @@
+#include <lockstep/process_group.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/error.h>
+#include <lockstep/group_layout.h>
+#include <lockstep/run_threads.h>
+
+#include "support/messages.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using Ranks = std::vector<int>;
+
+class Groups : public testing::TestWithParam<std::string> {
+ protected:
+  void on_ranks(int size, const std::function<void(ProcessGroup)>& body) {
+    run_threads(size, body, {.backend = GetParam(), .timeout = 60s});
+  }
+};
+
+float sum_over(const ProcessGroup& group, double value) {
+  auto tensor = at::full({3}, value);
+  group.all_reduce(tensor);
+  return tensor[2].item<float>();
+}
+
+TEST_P(Groups, AGroupOfSomeRanksIsTheirsAlone) {
+  on_ranks(4, [](ProcessGroup world) {
+    auto group = world.new_group({3, 1});
+    bool is_in = world.rank() == 1 || world.rank() == 3;
+    EXPECT_EQ(group.contains_me(), is_in);
+    EXPECT_EQ(group.size(), 2);
+    EXPECT_EQ(group.name(), "world/1");
+    EXPECT_EQ(group.global_ranks(), (Ranks{1, 3})) << "in order, as in PyTorch";
+    EXPECT_EQ(group.global_rank(1), 3);
+    EXPECT_EQ(group.group_rank(3), 1);
+    EXPECT_EQ(group.group_rank(0), -1);
+    expect_error<UsageError>([&] { group.global_rank(2); }, "world/1", "0 to 1", "2");
+    EXPECT_EQ(group.rank(), is_in ? world.rank() / 2 : -1);
+    if (!is_in) {
+      expect_error<UsageError>([&] { group.barrier(); }, "rank " + std::to_string(world.rank()), "world/1", "1 and 3",
+                               "contains_me()");
+      expect_error<UsageError>([&] { group.allocate({2}, at::kFloat); }, "contains_me()");
+      expect_error<UsageError>([&] { group.new_group({0}); }, "contains_me()");
+      return;
+    }
+    EXPECT_EQ(sum_over(group, world.rank()), 4);
+    auto tensor = at::full({2}, world.rank() + 1.0);
+    group.broadcast(tensor, /*src=*/1);
+    EXPECT_EQ(tensor[0].item<float>(), 4) << "the group's rank 1 is rank 3 of the job";
+  });
+}
+
+TEST_P(Groups, ConsecutiveSubgroupsOfOneSize) {
+  on_ranks(6, [](ProcessGroup world) {
+    auto mine = world.new_subgroups(3);
+    GroupLayout layout(world, 3);
+    EXPECT_EQ(mine.global_ranks(), layout.group());
+    EXPECT_EQ(mine.rank(), layout.local_group_rank());
+    EXPECT_EQ(sum_over(mine, world.rank()), world.rank() < 3 ? 3 : 12);
+    expect_error<UsageError>([&] { world.new_subgroups(4); }, "groups of 4", "6 ranks", "divide",
+                             "new_subgroups_by_enumeration");
+  });
+}
+
+// One group of neighbours to broadcast data in, one across them to reduce the model over.
+TEST_P(Groups, BroadcastAndModelGroupsCross) {
+  on_ranks(6, [](ProcessGroup world) {
+    auto data = world.new_subgroups(3);
+    auto model = world.new_subgroups_by_enumeration({{0, 3}, {1, 4}, {2, 5}});
+    EXPECT_EQ(model.global_ranks(), GroupLayout(world, 3).across());
+    EXPECT_EQ(sum_over(model, world.rank()), 2 * (world.rank() % 3) + 3);
+    auto batch = at::full({2}, data.rank() == 0 ? world.rank() + 10.0 : 0.0);
+    data.broadcast(batch, 0);
+    EXPECT_EQ(batch[0].item<float>(), world.rank() < 3 ? 10 : 13);
+    EXPECT_EQ(sum_over(world, 1), 6) << "the world goes on";
+  });
+}
+
+TEST_P(Groups, ARankThatIsInNoneOfTheListedGroupsGetsOneThatIsNotIts) {
+  on_ranks(3, [](ProcessGroup world) {
+    auto mine = world.new_subgroups_by_enumeration({{0}, {2}});
+    EXPECT_EQ(mine.contains_me(), world.rank() != 1);
+    if (mine.contains_me()) {
+      EXPECT_EQ(sum_over(mine, 5), 5);
+    }
+  });
+}
+
+TEST_P(Groups, GroupsOfGroupsCountInTheirParents) {
+  on_ranks(4, [](ProcessGroup world) {
+    auto upper = world.new_group({1, 2, 3});
+    if (!upper.contains_me()) return;
+    auto ends = upper.new_group({0, 2});
+    EXPECT_EQ(ends.name(), "world/1/1");
+    EXPECT_EQ(ends.global_ranks(), (Ranks{1, 3}));
+    if (ends.contains_me()) {
+      EXPECT_EQ(sum_over(ends, world.rank()), 4);
+    }
+  });
+}
+
+TEST_P(Groups, SeveralGroupsWorkAtOnce) {
+  on_ranks(4, [](ProcessGroup world) {
+    auto pairs = world.new_subgroups(2);
+    auto across = world.new_subgroups_by_enumeration({{0, 2}, {1, 3}});
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int round = 0; round < 20; ++round) {
+      for (const auto* group : {&world, &pairs, &across}) {
+        tensors.push_back(at::full({1000}, world.rank() + 1.0));
+        works.push_back(group->all_reduce_async(tensors.back()));
+      }
+    }
+    for (auto& work : works) work.wait();
+    for (int round = 0; round < 20; ++round) {
+      EXPECT_EQ(tensors[3 * round][7].item<float>(), 10);
+      EXPECT_EQ(tensors[3 * round + 1][7].item<float>(), world.rank() < 2 ? 3 : 7);
+      EXPECT_EQ(tensors[3 * round + 2][7].item<float>(), world.rank() % 2 == 0 ? 4 : 6);
+    }
+  });
+}
+
+TEST_P(Groups, SenselessGroupsAreRefusedAndTheParentGoesOn) {
+  on_ranks(2, [](ProcessGroup world) {
+    expect_error<UsageError>([&] { world.new_group({}); }, "one rank at least");
+    expect_error<UsageError>([&] { world.new_group({0, 0}); }, "rank 0 is listed twice");
+    expect_error<UsageError>([&] { world.new_group({0, 2}); }, "rank 2", "0 to 1");
+    expect_error<UsageError>([&] { world.new_group({0}, {.backend = "pigeons"}); }, "pigeons", "threads");
+    expect_error<UsageError>([&] { world.new_group({0}, {.timeout = 0ms}); }, "0 ms");
+    expect_error<UsageError>([&] { world.new_subgroups_by_enumeration({}); }, "no groups");
+    expect_error<UsageError>([&] { world.new_subgroups_by_enumeration({{0, 1}, {1}}); }, "rank 1 is in two groups");
+    EXPECT_EQ(sum_over(world, 1), 2);
+  });
+}
+
+TEST_P(Groups, AGroupHasItsOwnTimeOut) {
+  on_ranks(2, [](ProcessGroup world) {
+    auto group = world.new_group({0, 1}, {.timeout = 1234ms});
+    EXPECT_EQ(group.timeout(), 1234ms);
+    EXPECT_EQ(group.backend_name(), world.backend_name());
+    EXPECT_EQ(world.new_group({0, 1}).timeout(), world.timeout());
+  });
+}
+
+TEST_P(Groups, DestroyEndsOneGroupAndNotTheOthers) {
+  on_ranks(2, [](ProcessGroup world) {
+    auto group = world.new_group({0, 1});
+    auto copy = group;
+    auto tensor = at::ones({4});
+    auto work = group.all_reduce_async(tensor);
+    group.destroy();
+    work.wait();
+    EXPECT_EQ(tensor[0].item<float>(), 2) << "what was pending is done";
+    expect_error<UsageError>([&] { copy.barrier(); }, "world/1", "destroyed");
+    expect_error<UsageError>([&] { copy.new_group({0}); }, "destroyed");
+    EXPECT_NO_THROW(group.destroy()) << "once more changes nothing";
+    EXPECT_EQ(sum_over(world, 1), 2);
+  });
+}
+
+TEST_P(Groups, AFailureInOneGroupLeavesTheOthers) {
+  on_ranks(2, [](ProcessGroup world) {
+    auto group = world.new_group({0, 1});
+    if (world.rank() == 0) group.abort("this was enough");
+    expect_error<PeerError>([&] { group.barrier(); }, "barrier", "rank 0 gave up: this was enough");
+    EXPECT_EQ(sum_over(world, 1), 2);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Groups, testing::ValuesIn(backends_under_test()),
+                         [](const auto& info) { return info.param; });
+
+#ifdef LOCKSTEP_HAVE_GLOO
+TEST(Groups, GroupsMayHaveDifferentBackends) {
+  run_threads(3,
+              [](ProcessGroup world) {
+                auto quick = world.new_group({0, 2}, {.backend = "threads"});
+                EXPECT_EQ(world.backend_name(), "gloo");
+                EXPECT_EQ(quick.backend_name(), "threads");
+                if (quick.contains_me()) {
+                  EXPECT_EQ(sum_over(quick, world.rank() + 1), 4);
+                }
+                EXPECT_EQ(sum_over(world, 1), 3);
+              },
+              {.backend = "gloo", .timeout = 60s});
+}
+#endif
+
+TEST(GroupLayout, KnowsWhoIsWhere) {
+  GroupLayout layout(4, 6, 3);
+  EXPECT_EQ(layout.group_count(), 2);
+  EXPECT_EQ(layout.group_rank(), 1);
+  EXPECT_EQ(layout.local_group_rank(), 1);
+  EXPECT_EQ(layout.group_rank_base(), 3);
+  EXPECT_EQ(layout.group(), (Ranks{3, 4, 5}));
+  EXPECT_EQ(layout.across(), (Ranks{1, 4}));
+  EXPECT_EQ(layout.groups(), (std::vector<Ranks>{{0, 1, 2}, {3, 4, 5}}));
+  EXPECT_EQ(layout.groups_across(), (std::vector<Ranks>{{0, 3}, {1, 4}, {2, 5}}));
+}
+
+TEST(GroupLayout, RefusesWhatDoesNotDivide) {
+  expect_error<UsageError>([] { GroupLayout(0, 6, 4); }, "groups of 4", "6 ranks");
+  expect_error<UsageError>([] { GroupLayout(0, 6, 0); }, "groups of 0");
+  expect_error<UsageError>([] { GroupLayout(6, 6, 3); }, "rank 6 of 6");
+}
+
+}  // namespace
+}  // namespace lockstep
