@@ -126,7 +126,7 @@ void Group::execute(const Call& call, const CallOptions& options) {
     std::lock_guard lock(mutex_);
     number = ++calls_;
   }
-  CallRecord record{0, membership_.name, text("call ", number), call.fingerprint, options.site};
+  CallRecord record{0, membership_.name, "call " + std::to_string(number), call.fingerprint, options.site};
   record.ticket = parts->job->recorder().begin(record.group, record.subject, record.call, record.site);
   RECORD_FUNCTION("lockstep::" + call.fingerprint.operation, std::vector<c10::IValue>());
   this->guard(record, number, timeout_of(options), [&](const CallInfo& info) { call.body(*parts->backend, info); });

@@ -101,7 +101,7 @@ class Arrival {
           call_roll(*meeting.store, mine_, time_left(),
                     [&](const std::string& key, const std::string& value) { return enrol(*meeting.line, key, value); });
     } catch (...) {
-      give_up(*meeting.line);
+      give_up(meeting);
     }
     return meeting;
   }
@@ -134,7 +134,7 @@ class Arrival {
             text("not all ranks that announced themselves have connected to the job's store: ", error.what()));
       }
     } catch (...) {
-      give_up(*meeting.line);
+      give_up(meeting);
     }
     return meeting;
   }
@@ -169,9 +169,12 @@ class Arrival {
         .at(0);
   }
 
-  // Those who wait for this rank are told why it does not come.
-  [[noreturn]] static void give_up(Line& line) {
-    line.say_goodbye(to_failure(std::current_exception()));
+  // Those who wait for this rank are told why it does not come. A host keeps the store up until they know, or a second.
+  [[noreturn]] static void give_up(Meeting& meeting) {
+    meeting.line->say_goodbye(to_failure(std::current_exception()));
+    meeting.line.reset();
+    meeting.store.reset();
+    if (meeting.server) meeting.server->await_departures(std::chrono::seconds(1));
     throw;
   }
 

@@ -22,6 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kTick = std::chrono::milliseconds(100);
+constexpr auto kBeat = std::chrono::milliseconds(250);  // so old at most is what others know of this rank
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr auto kStall = std::chrono::seconds(1);       // longer between two looks: it was this process that did not run
 constexpr auto kHandshake = std::chrono::seconds(10);  // for one try
@@ -346,7 +347,7 @@ void Line::handle(const Message& message) {
 void Line::beat() {
   auto now = Clock::now();
   if (now < next_beat_) return;
-  next_beat_ = now + options_.heartbeat_limit / 10;
+  next_beat_ = now + std::min(options_.heartbeat_limit / 10, kBeat);
   std::string doing;
   {
     std::lock_guard listening(listener_mutex_);
@@ -357,7 +358,11 @@ void Line::beat() {
 
 void Line::check_silence() {
   auto silence = Clock::now() - last_heard_;
-  if (silence < options_.heartbeat_limit || is_traced(host_)) return;
+  if (silence < options_.heartbeat_limit) return;
+  if (is_traced(host_)) {
+    last_heard_ = Clock::now();  // when the debugger lets go, it has the whole time again
+    return;
+  }
   break_down(text("has not been heard of for ", std::chrono::duration<double>(silence).count(),
                   " s: the process is stopped, or its host or network is"),
              false);

@@ -67,7 +67,8 @@ class Line {
   Fields call(Verb verb, Fields fields);
   /// The same for a kGet, which may wait; none when the deadline comes first, with the keys that are missing in `late`.
   std::optional<Fields> call(Verb verb, Fields fields, Deadline deadline, Fields& late);
-  /// The same without waiting: `done` gets the answer on the line's thread, or nothing when there is none.
+  /// The same without waiting: `done` gets the answer on the line's thread, or nothing when there is none; nothing and
+  /// at once when the line is broken.
   void call(Verb verb, Fields fields, std::function<void(std::optional<Fields>)> done);
   /// Says something that needs no answer. Nothing happens when the line is broken.
   void say(Verb verb, Fields fields) noexcept;

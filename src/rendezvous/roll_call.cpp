@@ -116,15 +116,18 @@ void check_agreement(const Announcement& mine, const Announcement& other) {
     differ("the backend", here.backend, there.backend, "choose the same backend on all ranks");
 }
 
-// The first to come says what the job is. One that does not fit still shows itself, so that those who wait for its rank
-// learn why it does not come.
-void compare_with_first(Store& store, const Announcement& own) {
+// The first to come says what the job is. One that does not fit but has a rank that the others wait for takes its place
+// all the same, so that they learn why it does not come.
+void compare_with_first(Store& store, const Announcement& own, const Claim& claim) {
   auto first = read(store.compare_set(kFirstComer, "", write(own)));
   try {
     check_agreement(own, first);
-  } catch (const MismatchError&) {
-    store.compare_set(key_of(own.peer.rank), "", write(own));
-    throw;
+  } catch (const MismatchError& mismatch) {
+    try {
+      if (own.peer.rank < first.enrolment.world_size) claim(key_of(own.peer.rank), write(own));
+    } catch (const Error&) {  // they have given up already
+    }
+    throw mismatch;
   }
 }
 
@@ -162,7 +165,7 @@ std::string describe(const Peer& peer) {
 std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout, Claim claim) {
   if (!claim) claim = [&](const auto& key, const auto& value) { return store.compare_set(key, "", value); };
   Announcement own{mine, {mine.rank, this_process(), build_id()}, LOCKSTEP_VERSION_STRING, random_nonce()};
-  compare_with_first(store, own);
+  compare_with_first(store, own, claim);
   std::string standing = claim(key_of(mine.rank), write(own));
   if (standing != write(own)) {
     throw MismatchError(text("rank ", mine.rank, ": ", describe(own.peer.process), " wants to join, but ",

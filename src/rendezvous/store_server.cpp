@@ -9,7 +9,9 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <unordered_map>
 
 #include <lockstep/error.h>
@@ -96,6 +98,11 @@ class StoreServer::Loop {
   }
 
   int port() const { return port_of(listener_); }
+
+  void await_departures(std::chrono::milliseconds limit) {
+    std::unique_lock lock(mutex_);
+    departed_.wait_for(lock, limit, [&] { return known_ == 0; });
+  }
 
   void stop() {
     uint64_t one = 1;
@@ -187,9 +194,13 @@ class StoreServer::Loop {
         continue;
       }
       if (strangers_ >= kMostStrangers) drop_oldest_stranger("too many connections at once that prove nothing", now);
-      watch(socket.get(), next_name_, EPOLLIN);
-      peers_.try_emplace(next_name_++, std::move(socket), tls_);
-      ++strangers_;
+      try {
+        watch(socket.get(), next_name_, EPOLLIN);
+        peers_.try_emplace(next_name_++, std::move(socket), tls_);
+        ++strangers_;
+      } catch (const SystemError& error) {  // no room for one more
+        log_warning(error.what());
+      }
     }
   }
 
@@ -242,12 +253,19 @@ class StoreServer::Loop {
 
   // --- those who know the secret
 
+  void count_known(int change) {
+    std::lock_guard lock(mutex_);
+    known_ += change;
+    departed_.notify_all();
+  }
+
   void lose(Connection name, const std::string& how, Clock::time_point now) {
     auto found = peers_.find(name);
     if (found == peers_.end()) return;
     if (!found->second.is_known) return turn_away(name, how, now);
     end(found);
     if (!is_stopping_) switchboard_.lost(name, how, now);
+    count_known(-1);
   }
 
   void receive(Connection name, Clock::time_point now) {
@@ -278,6 +296,7 @@ class StoreServer::Loop {
       if (peer.session.is_authenticated()) {
         peer.is_known = true;
         --strangers_;
+        count_known(1);
         if (is_stopping_) return lose(name, "the store ends", now);
         switchboard_.connected(name);
       } else if (peer.bytes_before_proof >= kStrangerBytes) {
@@ -343,6 +362,9 @@ class StoreServer::Loop {
   const FileDescriptor stopper_;
   const FileDescriptor poller_;
   const TlsContext tls_;
+  std::mutex mutex_;
+  std::condition_variable departed_;
+  int known_ = 0;  // guarded by mutex_: connections that know the secret
 
   // All below: the loop's thread.
   Switchboard switchboard_;
@@ -363,6 +385,10 @@ StoreServer::StoreServer(Options options) : loop_(std::make_unique<Loop>(options
 StoreServer::~StoreServer() {
   loop_->stop();
   thread_.join();
+}
+
+void StoreServer::await_departures(std::chrono::milliseconds limit) const {
+  loop_->await_departures(limit);
 }
 
 int StoreServer::port() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -30,6 +31,10 @@ class StoreServer {
   StoreServer& operator=(const StoreServer&) = delete;
 
   int port() const;
+
+  /// Waits until nobody who knows the secret is connected, or the time is up: for a host that gives up, so that the
+  /// others can still find out why.
+  void await_departures(std::chrono::milliseconds limit) const;
 
  private:
   class Loop;

@@ -92,7 +92,7 @@ void Switchboard::received(Connection connection, const Message& message, Time n
     case Verb::kAnswer:
       return take_answer(connection, message);
     case Verb::kAnnounce:
-      announced_.emplace(field(message, 0), now + kAnnounced);
+      announced_.insert_or_assign(field(message, 0), now + kAnnounced);
       return;
     case Verb::kLeave:
       if (member != members_.end())
@@ -217,8 +217,12 @@ void Switchboard::goodbye(Connection connection, const Failure& failure) {
 }
 
 void Switchboard::find_silent(Time now) {
-  for (const auto& [connection, member] : members_) {
-    if (now - member.heard < member.limit || member.traced || is_traced(member.process)) continue;
+  for (auto& [connection, member] : members_) {
+    if (now - member.heard < member.limit) continue;
+    if (member.traced || is_traced(member.process)) {
+      member.heard = now;  // when the debugger lets go, it has the whole time again
+      continue;
+    }
     return fail_job(
         {"PeerError", text(describe_member(member), " has not been heard of for ", seconds(now - member.heard),
                            " s: the process is stopped, or its host or network is. Last it was ", member.doing)});

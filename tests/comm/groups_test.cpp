@@ -1,6 +1,10 @@
 #include <lockstep/process_group.h>
 
+#include <cstdlib>
+#include <random>
+
 #include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/error.h>
@@ -171,6 +175,110 @@ TEST_P(Groups, AFailureInOneGroupLeavesTheOthers) {
     expect_error<PeerError>([&] { group.barrier(); }, "barrier", "rank 0 gave up: this was enough");
     EXPECT_EQ(sum_over(world, 1), 2);
   });
+}
+
+/// Calls on groups that come and go, the same on every rank, each compared with what its members must get.
+class RandomCalls {
+ public:
+  RandomCalls(ProcessGroup world, unsigned seed) : world_(world), random_(seed), groups_{world} {}
+
+  void make(int number) {
+    if (below(12) == 0) return change_groups();
+    auto& group = groups_[below(static_cast<int>(groups_.size()))];
+    int root = below(group.size());
+    int64_t elements = below(below(6) == 0 ? 40000 : 50);
+    int kind = below(6);
+    if (!group.contains_me()) return;
+    auto value = [&](int global_rank) { return static_cast<double>(number % 97 + 3 * global_rank); };
+    double mine = value(world_.rank());
+    double sum = 0;
+    for (int rank : group.global_ranks()) sum += value(rank);
+    auto tensor = at::full({elements}, mine, at::kDouble);
+    switch (kind) {
+      case 0:
+        group.all_reduce(tensor);
+        return expect(tensor, sum, number);
+      case 1:
+        pending_.push_back({group.all_reduce_async(tensor), tensor, sum, number});
+        return pending_.size() > 10 ? finish() : void();
+      case 2:
+        group.broadcast(tensor, root);
+        return expect(tensor, value(group.global_rank(root)), number);
+      case 3: {
+        auto all = at::empty({group.size() * elements}, at::kDouble);
+        group.all_gather(all, tensor);
+        for (int rank = 0; rank < group.size(); ++rank)
+          expect(all.narrow(0, rank * elements, elements), value(group.global_rank(rank)), number);
+        return;
+      }
+      case 4: {
+        if (group.size() == 1) return;
+        auto received = at::empty({elements}, at::kDouble);
+        int next = (group.rank() + 1) % group.size();
+        int previous = (group.rank() + group.size() - 1) % group.size();
+        auto sent = group.send_async(tensor, next, static_cast<uint32_t>(number % 3));
+        group.recv(received, previous, static_cast<uint32_t>(number % 3));
+        sent.wait();
+        return expect(received, value(group.global_rank(previous)), number);
+      }
+      default:
+        EXPECT_EQ(group.broadcast_object(static_cast<int64_t>(mine), root).toInt(),
+                  static_cast<int64_t>(value(group.global_rank(root))));
+    }
+  }
+
+  void finish() {
+    for (auto& [work, tensor, expected, number] : pending_) {
+      work.wait();
+      expect(tensor, expected, number);
+    }
+    pending_.clear();
+  }
+
+ private:
+  struct Pending {
+    Work work;
+    at::Tensor tensor;
+    double expected;
+    int number;
+  };
+
+  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+
+  static void expect(const at::Tensor& tensor, double value, int number) {
+    EXPECT_TRUE(at::equal(tensor, at::full_like(tensor, value))) << "call " << number;
+  }
+
+  void change_groups() {
+    finish();
+    if (groups_.size() > 5) {
+      size_t gone = 1 + below(static_cast<int>(groups_.size()) - 1);
+      if (below(2) == 0) groups_[gone].destroy();
+      groups_.erase(groups_.begin() + gone);
+    }
+    std::vector<int> ranks;
+    for (int rank = 0; rank < world_.size(); ++rank)
+      if (below(2) == 0) ranks.push_back(rank);
+    if (ranks.empty()) ranks.push_back(below(world_.size()));
+    groups_.push_back(world_.new_group(ranks));
+  }
+
+  const ProcessGroup world_;
+  std::mt19937 random_;
+  std::vector<ProcessGroup> groups_;
+  std::vector<Pending> pending_;
+};
+
+TEST_P(Groups, RandomCallsOnRandomGroupsComeOutRight) {
+  const char* count = std::getenv("LOCKSTEP_TEST_RANDOM_CALLS");
+  int calls = count ? std::atoi(count) : 150;
+  for (int size : {2, 3, 5}) {
+    on_ranks(size, [&](ProcessGroup world) {
+      RandomCalls random(world, 20261115 + static_cast<unsigned>(size));
+      for (int number = 0; number < calls; ++number) random.make(number);
+      random.finish();
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Groups, testing::ValuesIn(backends_under_test()),
