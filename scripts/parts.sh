@@ -34,6 +34,8 @@ need_library() {
   need spdlog 'libspdlog-dev libfmt-dev' has_header spdlog/spdlog.h
   need OpenSSL libssl-dev has_header openssl/ssl.h
   need zlib zlib1g-dev has_header zlib.h
+  need CLI11 libcli11-dev has_header CLI/CLI.hpp
+  need nlohmann-json nlohmann-json3-dev has_header nlohmann/json.hpp
   want 'Gloo (ranks as processes)' libgloo-dev has_header gloo/context.h
   want 'ccache (faster second builds)' ccache has_command ccache
 }

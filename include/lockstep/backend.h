@@ -58,7 +58,8 @@ class LOCKSTEP_EXPORT Backend {
   /// Memory (uint8) that this backend reduces best, in place where it can. Local: other ranks need not call it.
   virtual at::Tensor allocate(int64_t bytes) = 0;
 
-  /// Wakes every call that waits; it and all later ones throw `cause`. Further aborts change nothing.
+  /// Wakes every call that waits; it and all later ones throw `cause`. Further aborts change nothing. Must return soon:
+  /// the thread that calls it watches over the job.
   virtual void abort(std::exception_ptr cause) noexcept = 0;
 
   virtual void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) = 0;

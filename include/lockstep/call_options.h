@@ -16,7 +16,8 @@ struct CallSite {
   }
 };
 
-/// What may be said about a single call. The last argument of every collective.
+/// What may be said about a single call. The last argument of every collective: write it there, so that the site is the
+/// call's.
 struct CallOptions {
   /// How long this call may take; the group's time-out when not given.
   std::optional<std::chrono::milliseconds> timeout{};

@@ -30,7 +30,8 @@ class LOCKSTEP_EXPORT PeerError : public Error {
   ~PeerError() override;
 };
 
-/// A call did not finish in time. The message says who is late and in which call. The group cannot be used any more.
+/// A call did not finish in time. The message says who is late and in which call. When a collective throws it, the
+/// group cannot be used any more; a store and monitored_barrier go on.
 class LOCKSTEP_EXPORT TimeoutError : public Error {
  public:
   using Error::Error;

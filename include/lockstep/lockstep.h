@@ -15,6 +15,7 @@
 #include <lockstep/process_group.h>
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/spawn.h>
 #include <lockstep/store.h>
 #include <lockstep/tcp_store.h>
 #include <lockstep/torch_version.h>

@@ -68,7 +68,7 @@ class LOCKSTEP_EXPORT ProcessGroup {
   /// Whether this process is in the group. If not, its collectives are not for it and throw UsageError.
   bool contains_me() const;
   /// The members as ranks of the job, by their rank here; and translations of one: -1 for a rank that is not here,
-  /// UsageError for one that cannot be.
+  /// UsageError for one that cannot be. (GroupLayout's group_rank is the number of a group.)
   std::vector<int> global_ranks() const;
   int global_rank(int group_rank) const;
   int group_rank(int global_rank) const;

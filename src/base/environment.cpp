@@ -1,7 +1,6 @@
 #include <lockstep/environment.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 
 #include <lockstep/error.h>
@@ -210,11 +209,7 @@ void read_slurm(const Lookup& lookup, Environment& found) {
 }  // namespace
 
 Environment Environment::detect() {
-  return detect([](const std::string& variable) -> std::optional<std::string> {
-    const char* value = std::getenv(variable.c_str());
-    if (value == nullptr) return std::nullopt;
-    return value;
-  });
+  return detect(process_variable);
 }
 
 Environment Environment::detect(const Lookup& lookup) {

@@ -32,13 +32,7 @@ void rethrow_with_prefix(const std::exception_ptr& error, const std::string& pre
 }
 
 bool is_ours(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
+  return is_a<Error>(error);
 }
 
 std::string message_of(const std::exception_ptr& error) {

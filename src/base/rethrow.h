@@ -10,6 +10,18 @@ namespace lockstep {
 [[noreturn]] void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix,
                                       const std::string& suffix = "");
 
+/// Whether it is an exception of this kind.
+template <class Kind>
+bool is_a(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Kind&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 /// Whether it is a lockstep::Error.
 bool is_ours(const std::exception_ptr& error);
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -78,31 +79,40 @@ uint64_t FlightRecorder::begin(const std::string& group, const std::string& subj
   std::lock_guard lock(mutex_);
   uint64_t ticket = ++tickets_;
   CallRecord record{ticket, group, subject, call, site, state, Clock::now(), {}};
-  if (ring_.size() < kCalls)
+  if (ring_.size() < kCalls) {
     ring_.push_back(std::move(record));
-  else
-    ring_[(ticket - 1) % kCalls] = std::move(record);
+  } else {
+    auto& place = ring_[(ticket - 1) % kCalls];
+    if (!is_over(place)) aside_.push_back(std::move(place));
+    place = std::move(record);
+  }
   return ticket;
 }
 
 void FlightRecorder::change(uint64_t ticket, CallRecord::State state) {
   std::lock_guard lock(mutex_);
-  auto& record = ring_[(ticket - 1) % kCalls];
-  if (record.ticket != ticket) return;  // so many calls later, it is forgotten
+  auto& place = ring_[(ticket - 1) % kCalls];
+  auto old =
+      std::find_if(aside_.begin(), aside_.end(), [&](const CallRecord& record) { return record.ticket == ticket; });
+  if (place.ticket != ticket && old == aside_.end()) return;  // so many calls later, it is forgotten
+  auto& record = place.ticket == ticket ? place : *old;
   record.state = state;
-  if (is_over(record)) record.ended = Clock::now();
+  if (!is_over(record)) return;
+  record.ended = Clock::now();
+  if (old != aside_.end()) aside_.erase(old);
 }
 
 std::optional<CallRecord> FlightRecorder::find(const std::string& group, const std::string& subject) const {
   std::lock_guard lock(mutex_);
-  for (const auto& record : ring_)
-    if (record.subject == subject && record.group == group) return record;
+  for (const auto* records : {&ring_, &aside_})
+    for (const auto& record : *records)
+      if (record.subject == subject && record.group == group) return record;
   return std::nullopt;
 }
 
 std::vector<CallRecord> FlightRecorder::records() const {
   std::lock_guard lock(mutex_);
-  std::vector<CallRecord> result;
+  std::vector<CallRecord> result = aside_;
   for (uint64_t ticket = tickets_ - ring_.size() + 1; ticket <= tickets_; ++ticket)
     result.push_back(ring_[(ticket - 1) % kCalls]);
   return result;
@@ -113,6 +123,8 @@ std::string FlightRecorder::doing() const {
   std::lock_guard lock(mutex_);
   const CallRecord* running = nullptr;
   const CallRecord* last = nullptr;
+  for (const auto& record : aside_)
+    if (record.state == CallRecord::State::kRunning) running = &record;
   for (const auto& record : ring_) {
     if (record.state == CallRecord::State::kRunning && (!running || record.ticket > running->ticket)) running = &record;
     if (is_over(record) && (!last || record.ended > last->ended)) last = &record;

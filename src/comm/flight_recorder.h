@@ -35,12 +35,12 @@ struct CallRecord {
 /// "all_reduce(sum, Float[4]), call 5 of group 'world' at train.cpp:40".
 std::string describe(const CallRecord& record);
 
-/// The last calls of one rank, over all groups. Thread-safe.
+/// The last calls of one rank, over all groups, and older ones that still run. Thread-safe.
 class FlightRecorder {
  public:
   static constexpr size_t kCalls = 256;
 
-  /// The ticket is for end() and change().
+  /// The ticket is for change().
   uint64_t begin(const std::string& group, const std::string& subject, const Fingerprint& call, CallSite site,
                  CallRecord::State state = CallRecord::State::kRunning);
   void change(uint64_t ticket, CallRecord::State state);
@@ -57,8 +57,9 @@ class FlightRecorder {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<CallRecord> ring_;  // guarded by mutex_: ticket t is at (t - 1) % kCalls
-  uint64_t tickets_ = 0;          // guarded by mutex_
+  std::vector<CallRecord> ring_;   // guarded by mutex_: ticket t is at (t - 1) % kCalls
+  std::vector<CallRecord> aside_;  // guarded by mutex_: older ones that have not ended
+  uint64_t tickets_ = 0;           // guarded by mutex_
 };
 
 /// Writes the calls as JSON, one object a line after a header, into LOCKSTEP_FLIGHT_DIR or else the folder for

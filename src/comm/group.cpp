@@ -6,6 +6,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/deadline.h"
 #include "base/log.h"
 #include "base/rethrow.h"
 #include "base/text.h"
@@ -19,20 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPatience = std::chrono::milliseconds(300);
 constexpr auto kMostPatience = std::chrono::seconds(30);
 
-template <class Kind>
-bool is_a(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Kind&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
-// Longer than a year counts as never: a deadline must stay within what the clock can count.
-constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
-
 }  // namespace
 
 Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend)
@@ -44,7 +31,7 @@ Group::~Group() {
   auto parts = parts_if_any();
   if (!parts) return;
   if (size_t pending = queue_.pending(); pending > 0) {
-    log_warning(text("rank ", membership_.rank, ": the process group was destroyed with ", pending,
+    log_warning(text(speaker(membership_), ": the process group was destroyed with ", pending,
                      " calls pending; wait() for each asynchronous call before the group goes"));
     abort(std::make_exception_ptr(PeerError(text("the process group was destroyed on rank ", membership_.rank))));
   }
@@ -54,7 +41,9 @@ Group::~Group() {
 void Group::leave(const std::shared_ptr<Parts>& parts) {
   if (!parts->backend) return;
   parts->job->unsubscribe(*this);
-  if (std::uncaught_exceptions() > 0) return;  // not in order: the job's end says so
+  if (std::uncaught_exceptions() > 0)  // not in order
+    return parts->job->proclaim(membership_.name, {"PeerError", text(describe_rank(membership_, membership_.rank),
+                                                                     " gave up: an exception ended its work")});
   std::lock_guard lock(mutex_);
   parts->job->leave(membership_.name, calls_);
 }
@@ -103,8 +92,8 @@ std::chrono::milliseconds Group::timeout_of(const CallOptions& options) const {
   auto timeout = options.timeout.value_or(membership_.timeout);
   if (timeout <= std::chrono::milliseconds(0))
     throw UsageError(
-        text("rank ", membership_.rank, ": the time-out of a call is ", timeout.count(), " ms; it must be above 0"));
-  return std::min(timeout, kNever);
+        text(speaker(membership_), ": the time-out of a call is ", timeout.count(), " ms; it must be above 0"));
+  return timeout;
 }
 
 // --- making calls
@@ -139,8 +128,8 @@ void Group::run_aside(const char* operation, const CallOptions& options,
   queue_.run([&] {
     auto parts = this->parts();
     if (auto earlier = failure())
-      rethrow_with_prefix(
-          earlier, text("rank ", membership_.rank, ": ", operation, ": the group is broken by an earlier error: "));
+      rethrow_with_prefix(earlier,
+                          text(speaker(membership_), ": ", operation, ": the group is broken by an earlier error: "));
     int64_t number = 0;
     {
       std::lock_guard lock(mutex_);
@@ -165,13 +154,6 @@ void Group::guard(const CallRecord& record, std::optional<int64_t> number, std::
   auto now = Clock::now();
   Watched watched{record, number, now + kPatience, kPatience};
   try {
-    if (auto departure = departure_before(number); departure && !failure()) on_failure(departure);
-    if (auto earlier = failure()) {
-      rethrow_with_prefix(
-          earlier,
-          text("rank ", membership_.rank, ": ", record.call.operation, ": the group is broken by an earlier error: "),
-          flight_suffix(earlier));
-    }
     struct Watch {
       Watch(Group& group, Watched& watched) : group(group), watched(watched) {
         std::lock_guard lock(group.mutex_);
@@ -184,8 +166,15 @@ void Group::guard(const CallRecord& record, std::optional<int64_t> number, std::
       Group& group;
       Watched& watched;
     } watch(*this, watched);
+    if (auto departure = departure_before(number); departure && !failure()) on_failure(departure);
+    if (auto earlier = failure()) {
+      rethrow_with_prefix(
+          earlier,
+          text(speaker(membership_), ": ", record.call.operation, ": the group is broken by an earlier error: "),
+          flight_suffix(earlier));
+    }
     try {
-      body({now + timeout, hash(record.call, record.subject)});
+      body({deadline_after(timeout), hash(record.call, record.subject)});
     } catch (...) {
       fail(record, timeout, std::current_exception());
     }
@@ -197,13 +186,15 @@ void Group::guard(const CallRecord& record, std::optional<int64_t> number, std::
 
 // The other ranks may be in the middle of this call, so that none after it can succeed: the group is over.
 void Group::fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error) {
-  bool is_local = !is_ours(error);
+  bool is_foreign = !is_ours(error);
+  bool is_local = is_foreign || is_a<UsageError>(error) || is_a<SystemError>(error);  // about this rank alone
   auto known = failure();
   auto cause = mark_broken(known ? known : diagnose(record, timeout, error));
   std::string flight = flight_suffix(cause);
   wake();
-  if (is_local && !known) std::rethrow_exception(error);
-  std::string me = text("rank ", membership_.rank, ": ");
+  if (is_foreign && !known) std::rethrow_exception(error);
+  if (is_local && !known) cause = error;
+  std::string me = text(speaker(membership_), ": ");
   bool says_so_already = message_of(cause).starts_with(me);
   rethrow_with_prefix(cause, says_so_already ? "" : text(me, record.call.operation, ": "), flight);
 }
@@ -211,7 +202,7 @@ void Group::fail(const CallRecord& record, std::chrono::milliseconds timeout, st
 std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::milliseconds timeout,
                                    const std::exception_ptr& error) {
   auto job = this->job();
-  std::string me = text("rank ", membership_.rank, ": ");
+  std::string me = text(speaker(membership_), ": ");
   bool is_timeout = is_a<TimeoutError>(error);
   if (is_timeout || is_a<MismatchError>(error)) {
     job->announce_report(membership_.name);
@@ -245,46 +236,9 @@ std::string Group::flight_suffix(const std::exception_ptr& cause) const {
   return text(". Flight recorder: ", parts->job->dump_flight(message_of(cause)));
 }
 
-// --- messages
-
-Group::Message::Message(std::shared_ptr<Group> group, int from, int to, uint32_t tag, Fingerprint call,
-                        const CallOptions& options, const Start& start)
-    : group_(std::move(group)), job_(group_->job()), timeout_(group_->timeout_of(options)) {
-  int64_t number = 0;
-  {
-    std::lock_guard lock(group_->mutex_);
-    number = ++group_->messages_[{from, to, tag}];
-  }
-  record_ = {0, group_->membership_.name,
-             text("message ", number, " from rank ", from, " to rank ", to, " with tag ", tag), std::move(call),
-             options.site};
-  record_.ticket =
-      job_->recorder().begin(record_.group, record_.subject, record_.call, record_.site, CallRecord::State::kPosted);
-  group_->guard(record_, std::nullopt, timeout_,
-                [&](const CallInfo& info) { transfer_ = start(*group_->backend(), info.fingerprint); });
-}
-
-Group::Message::~Message() {
-  if (transfer_) job_->recorder().change(record_.ticket, CallRecord::State::kFailed);
-}
-
-void Group::Message::wait() {
-  std::shared_ptr<Transfer> transfer;
-  {
-    std::lock_guard lock(mutex_);
-    transfer = transfer_;
-  }
-  if (!transfer) return;
-  job_->recorder().change(record_.ticket, CallRecord::State::kRunning);
-  group_->guard(record_, std::nullopt, timeout_, [&](const CallInfo& info) { transfer->wait(info.deadline); });
-  job_->recorder().change(record_.ticket, CallRecord::State::kDone);
-  std::lock_guard lock(mutex_);
-  transfer_.reset();
-}
-
-bool Group::Message::is_done() {
-  std::lock_guard lock(mutex_);
-  return !transfer_ || transfer_->is_done();
+void Group::check_working() const {
+  if (auto earlier = failure())
+    rethrow_with_prefix(earlier, text(speaker(membership_), ": the group is broken: "), flight_suffix(earlier));
 }
 
 // --- what breaks the group
@@ -363,7 +317,7 @@ void Group::on_answers(const std::string& subject, const std::vector<Answer>& an
       if (watched->record.subject == subject) mismatch = find_mismatch(membership_, watched->record, answers);
   }
   if (!mismatch) return;
-  Failure failure{"MismatchError", text("rank ", membership_.rank, ": ", *mismatch)};
+  Failure failure{"MismatchError", text(speaker(membership_), ": ", *mismatch)};
   parts->job->report(*this, membership_.name, failure);
 }
 

@@ -68,11 +68,15 @@ class Group final : private JobListener {
    private:
     const std::shared_ptr<Group> group_;
     const std::shared_ptr<Job> job_;
+    const std::shared_ptr<Backend> backend_;  // outlives the transfer, even when the group is destroyed
     const std::chrono::milliseconds timeout_;
     CallRecord record_;
     std::mutex mutex_;
     std::shared_ptr<Transfer> transfer_;  // guarded by mutex_; empty when done
   };
+
+  /// Throws why the group is broken, if it is.
+  void check_working() const;
 
   /// How many groups have been made of this one; counts on.
   int next_child();

@@ -6,6 +6,11 @@
 #include "base/text.h"
 
 namespace lockstep::detail {
+namespace {
+
+constexpr auto kLinger = std::chrono::seconds(1);
+
+}  // namespace
 
 Job::Job(std::vector<Peer> peers, int rank, std::shared_ptr<Store> store, std::shared_ptr<Line> line,
          std::unique_ptr<StoreServer> server)
@@ -20,10 +25,15 @@ Job::Job(std::vector<Peer> peers, int rank, std::shared_ptr<Store> store, std::s
 Job::~Job() {
   if (!line_) return;
   line_->stop_listening();
-  if (std::uncaught_exceptions() > 0)
+  bool is_failing = std::uncaught_exceptions() > 0;
+  if (is_failing)
     line_->say_goodbye(Failure{"PeerError", "an exception ended its work"});
   else
     line_->say_goodbye(std::nullopt);
+  line_.reset();
+  store_.reset();
+  // The others may be about to end too: with the store they lose who watches over them.
+  if (server_ && !is_failing && !failure_) server_->await_departures(kLinger);
 }
 
 void Job::give_up(const std::exception_ptr& error) noexcept {
@@ -34,6 +44,7 @@ void Job::subscribe(const std::string& group, JobListener& listener) {
   std::lock_guard lock(mutex_);
   listeners_.emplace(&listener, group);
   if (failure_) listener.on_failure(failure_);
+  for (const auto& [rank, calls] : departures_[group]) listener.on_left(rank, calls);
 }
 
 void Job::unsubscribe(JobListener& listener) {
@@ -47,10 +58,9 @@ Failure Job::report(const std::string& group, const Failure& failure, Certainty 
     auto cause = line_->call(Verb::kReport, {group, failure.kind, failure.message,
                                              certainty == Certainty::kSymptom ? "symptom" : "certain"});
     return {cause.at(0), cause.at(1)};
-  } catch (const Error& error) {
+  } catch (const Error&) {
     // The store is gone. When that is why, it is the cause; when it ended in order, it says nothing about the group.
-    std::lock_guard lock(mutex_);
-    return failure_ ? to_failure(failure_) : failure;
+    return line_->over().value_or(failure);
   }
 }
 
@@ -112,6 +122,7 @@ void Job::on_failure(const std::string& group, const Failure& failure) {
 
 void Job::on_left(int rank, const std::string& group, int64_t calls) {
   std::lock_guard lock(mutex_);
+  departures_[group].emplace_back(rank, calls);
   for (const auto& [listener, name] : listeners_)
     if (group == name) listener->on_left(rank, calls);
 }

@@ -38,7 +38,8 @@ class Job final : private LineListener {
   /// A rank alone has neither line nor server, and a rank that does not host the store has no server.
   Job(std::vector<Peer> peers, int rank, std::shared_ptr<Store> store, std::shared_ptr<Line> line,
       std::unique_ptr<StoreServer> server);
-  /// Leaves the job in order; if an exception is on its way, the others are told that this rank failed.
+  /// Leaves the job in order; if an exception is on its way, the others are told that this rank failed. The host of the
+  /// store gives the others a second to leave too.
   ~Job() override;
 
   /// Leaves the job, telling the others why this rank failed.
@@ -91,13 +92,14 @@ class Job final : private LineListener {
   const std::vector<Peer> peers_;
   const int rank_;
   const std::unique_ptr<StoreServer> server_;  // outlives the line
-  const std::shared_ptr<Line> line_;
-  const std::shared_ptr<Store> store_;
+  std::shared_ptr<Line> line_;                 // constant but for the destructor
+  std::shared_ptr<Store> store_;               // constant but for the destructor
   FlightRecorder recorder_;
 
-  std::mutex mutex_;                               // held while listeners are called
-  std::map<JobListener*, std::string> listeners_;  // guarded by mutex_: and their groups
-  std::exception_ptr failure_;                     // guarded by mutex_: why the whole job is over
+  std::mutex mutex_;                                                        // held while listeners are called
+  std::map<JobListener*, std::string> listeners_;                           // guarded by mutex_: and their groups
+  std::map<std::string, std::vector<std::pair<int, int64_t>>> departures_;  // guarded by mutex_: by group: rank, calls
+  std::exception_ptr failure_;  // guarded by mutex_: why the whole job is over
   std::mutex flight_mutex_;
   std::string flight_path_;  // guarded by flight_mutex_: empty until there is one
 };

@@ -6,6 +6,7 @@
 #include <lockstep/error.h>
 #include <lockstep/process_group.h>
 
+#include "base/deadline.h"
 #include "base/rethrow.h"
 #include "base/text.h"
 #include "base/variables.h"
@@ -63,11 +64,11 @@ c10::Device choose_device(const ProcessGroupOptions& options) {
   return device;
 }
 
-// Longer than a year counts as never: a deadline must stay within what the clock can count.
-milliseconds checked(const char* option, milliseconds value) {
-  if (value <= milliseconds(0))
-    throw UsageError(text("init_process_group: ", option, " is ", value.count(), " ms; it must be above 0"));
-  return std::min<milliseconds>(value, std::chrono::hours(24 * 365));
+milliseconds checked(const char* option, milliseconds value, milliseconds least) {
+  if (value < least)
+    throw UsageError(
+        text("init_process_group: ", option, " is ", value.count(), " ms; it must be at least ", least.count(), " ms"));
+  return value;
 }
 
 // --- coming together
@@ -83,7 +84,7 @@ struct Meeting {
 class Arrival {
  public:
   Arrival(const Enrolment& mine, milliseconds timeout, milliseconds heartbeat_limit)
-      : mine_(mine), timeout_(timeout), heartbeat_limit_(heartbeat_limit), deadline_(Clock::now() + timeout) {}
+      : mine_(mine), timeout_(timeout), heartbeat_limit_(heartbeat_limit), deadline_(deadline_after(timeout)) {}
 
   Meeting alone() const {
     auto store = make_memory_store();
@@ -212,8 +213,8 @@ Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int wor
 
 std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) {
   auto device = choose_device(options);
-  auto timeout = checked("timeout", options.timeout);
-  auto heartbeat_limit = checked("heartbeat_limit", options.heartbeat_limit);
+  auto timeout = checked("timeout", options.timeout, milliseconds(1));
+  auto heartbeat_limit = checked("heartbeat_limit", options.heartbeat_limit, milliseconds(500));
   auto [rank, world_size] = find_place(options);
   auto backend_name = choose_backend(options.backend, world_size);
   find_backend(backend_name);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <lockstep/error.h>
+
 #include "base/log.h"
 #include "base/rethrow.h"
 #include "base/text.h"
@@ -49,12 +51,35 @@ bool on_one_host(const std::vector<Peer>& peers) {
                      [&](const Peer& peer) { return peer.process.host_id == peers.front().process.host_id; });
 }
 
-// A backend may be made on this rank before the others have theirs: the group begins when all have.
-void await_all(const BackendContext& context) {
+std::string key_of(int rank) {
+  return text("made/", rank);
+}
+
+// A backend may be made on this rank before the others have theirs: the group begins when all have. One that could not
+// make its own says why.
+void await_all(const BackendContext& context, const Membership& group) {
   std::vector<std::string> keys;
-  for (int rank = 0; rank < context.size; ++rank) keys.push_back(text("made/", rank));
-  context.store->set(keys[context.rank], "");
-  context.store->wait(keys, context.timeout);
+  for (int rank = 0; rank < context.size; ++rank) keys.push_back(key_of(rank));
+  context.store->set(key_of(context.rank), "");
+  try {
+    context.store->wait(keys, context.timeout);
+  } catch (const TimeoutError&) {
+    std::vector<std::string> late;
+    for (int rank = 0; rank < context.size; ++rank)
+      if (!context.store->check({key_of(rank)})) late.push_back(describe_rank(group, rank));
+    throw TimeoutError(text("not made by ", enumerate(late), " within ", context.timeout.count(), " ms"));
+  }
+  for (int rank = 0; rank < context.size; ++rank) {
+    auto error = context.store->get(key_of(rank), context.timeout);
+    if (!error.empty()) throw PeerError(text(describe_rank(group, rank), " could not make its own: ", error));
+  }
+}
+
+void tell_others(const BackendContext& context, const std::string& error) {
+  try {
+    context.store->set(key_of(context.rank), error);
+  } catch (const Error&) {  // there is no store any more: they know
+  }
 }
 
 }  // namespace
@@ -76,11 +101,16 @@ std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSp
     };
     try {
       backend = make_backend(context);
-      await_all(context);
+      await_all(context, membership);
     } catch (...) {
-      if (!is_ours(std::current_exception())) throw;
-      rethrow_with_prefix(std::current_exception(), text("rank ", membership.rank, ": backend ", spec.backend_name,
-                                                         " of group '", spec.name, "': "));
+      auto error = std::current_exception();
+      tell_others(context, message_of(error));
+      if (!is_ours(error)) throw;
+      // A connection that cannot be made is a symptom: the other rank may have died.
+      if (is_a<PeerError>(error))
+        error = to_exception(job->report(spec.name, to_failure(error), Job::Certainty::kSymptom));
+      rethrow_with_prefix(error,
+                          text(speaker(membership), ": backend ", spec.backend_name, " of group '", spec.name, "': "));
     }
     log_info(text("rank ", membership.rank, " of ", membership.size, " is in group '", spec.name, "', backend ",
                   spec.backend_name));

@@ -10,6 +10,12 @@ std::string describe_rank(const Membership& group, int rank) {
   return text("rank ", rank, " (rank ", peer.rank, " of the job, ", describe(peer.process), ")");
 }
 
+std::string speaker(const Membership& group) {
+  if (group.rank == Membership::kNotAMember || group.peers.empty() || group.peers[group.rank].rank == group.rank)
+    return text("rank ", group.rank);
+  return text("rank ", group.rank, " of group '", group.name, "' (rank ", group.peers[group.rank].rank, " of the job)");
+}
+
 int rank_in_group(const Membership& group, int rank_in_job) {
   for (size_t r = 0; r < group.peers.size(); ++r)
     if (group.peers[r].rank == rank_in_job) return static_cast<int>(r);

@@ -27,6 +27,10 @@ struct Membership {
 /// "rank 1 (pid 4711 on node2)", and in a group that is not the whole job "rank 1 (rank 3 of the job, pid 4711 ...)".
 std::string describe_rank(const Membership& group, int rank);
 
+/// Who says something: "rank 1", and in a group that is not the whole job "rank 1 of group 'world/2' (rank 3 of the
+/// job)".
+std::string speaker(const Membership& group);
+
 /// The rank in the group of a rank of the job; kNotAMember when it is not in it.
 int rank_in_group(const Membership& group, int rank_in_job);
 

@@ -1,6 +1,9 @@
+#include <algorithm>
+
 #include <lockstep/error.h>
 #include <lockstep/process_group.h>
 
+#include "base/deadline.h"
 #include "base/text.h"
 #include "comm/census.h"
 #include "comm/group.h"
@@ -13,6 +16,21 @@ namespace {
 
 constexpr const char* kPassed = "passed";
 
+// In short waits, to notice a group that breaks meanwhile. Whether all have come by the deadline.
+bool wait_for_all(const detail::Group& group, Store& store, const std::vector<std::string>& marks, Deadline deadline) {
+  constexpr auto kLook = std::chrono::milliseconds(200);
+  for (;;) {
+    auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    try {
+      store.wait(marks, std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(1), kLook));
+      return true;
+    } catch (const TimeoutError&) {
+      group.check_working();
+      if (left <= kLook) return false;
+    }
+  }
+}
+
 std::string verdict_of(detail::Group& group, const std::string& subject, std::chrono::milliseconds timeout,
                        const detail::CallRecord& record) {
   const auto& me = group.membership();
@@ -21,9 +39,7 @@ std::string verdict_of(detail::Group& group, const std::string& subject, std::ch
   for (int rank = 0; rank < me.size; ++rank) marks.push_back(std::to_string(rank));
   store->set(marks[me.rank], "");
   std::string verdict = kPassed;
-  try {
-    store->wait(marks, timeout);
-  } catch (const TimeoutError&) {
+  if (!wait_for_all(group, *store, marks, deadline_after(timeout))) {
     verdict = text(describe(record), " was not reached by all ranks within ", timeout.count(), " ms. ",
                    name_the_late(me, group.job()->ask(me.name, subject)));
   }
@@ -44,7 +60,7 @@ void ProcessGroup::monitored_barrier(const CallOptions& options) const {
   group.run_aside("monitored_barrier", options,
                   [&](const detail::CallRecord& record, std::chrono::milliseconds timeout) {
                     auto verdict = verdict_of(group, record.subject, timeout, record);
-                    if (verdict != kPassed) throw TimeoutError(text("rank ", rank(), ": ", verdict));
+                    if (verdict != kPassed) throw TimeoutError(text(speaker(group.membership()), ": ", verdict));
                   });
 }
 

@@ -23,6 +23,12 @@ class FirstFailure {
     if (error_) group->abort(consequence());
   }
 
+  /// The rank has done its work: its group goes with the last handle, and so those who still need it are told.
+  void returned(const std::shared_ptr<detail::Group>& group) {
+    std::lock_guard lock(mutex_);
+    std::erase(groups_, group);
+  }
+
   void failed(int rank, std::exception_ptr error) {
     std::lock_guard lock(mutex_);
     if (error_) return;
@@ -32,7 +38,8 @@ class FirstFailure {
     for (const auto& group : groups_) group->wake();
   }
 
-  void rethrow() const {
+  void rethrow() {
+    while (!groups_.empty()) groups_.pop_back();  // rank 0, which hosts the store, last
     if (!error_) return;
     std::string prefix = text("rank ", rank_, ": ");
     rethrow_with_prefix(error_, message_of(error_).starts_with(prefix) ? "" : prefix);
@@ -66,6 +73,7 @@ void run_threads(int world_size, const std::function<void(ProcessGroup)>& rank_m
                                    .store = store});
         failure.joined(group);
         rank_main(ProcessGroup(group));
+        failure.returned(group);
       } catch (...) {
         failure.failed(rank, std::current_exception());
       }

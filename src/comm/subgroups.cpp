@@ -52,16 +52,21 @@ std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector
     throw UsageError(
         text("rank ", here.rank, ": ", call, ": the time-out is ", timeout.count(), " ms; it must be above 0"));
   std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list(groups));
-  parent.run({{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
-             {timeout, options.site});
+  auto meet = [&] {
+    parent.run({{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
+               {timeout, options.site});
+  };
+  meet();
+  std::vector<std::string> names;  // all of them first: a group that fails must not move the names of the next
+  for (size_t i = 0; i < groups.size(); ++i) names.push_back(text(here.name, '/', parent.next_child()));
 
   std::vector<std::shared_ptr<Group>> result;
-  for (const auto& ranks : groups) {
+  for (size_t i = 0; i < groups.size(); ++i) {
     std::vector<int> ranks_in_job;
-    for (int rank : ranks) ranks_in_job.push_back(here.peers[rank].rank);
-    result.push_back(make_group(parent.job(), {text(here.name, '/', parent.next_child()), std::move(ranks_in_job),
-                                               backend, here.device, timeout}));
+    for (int rank : groups[i]) ranks_in_job.push_back(here.peers[rank].rank);
+    result.push_back(make_group(parent.job(), {names[i], std::move(ranks_in_job), backend, here.device, timeout}));
   }
+  meet();  // nobody goes on, or ends, while others still make theirs
   return result;
 }
 

@@ -2,6 +2,8 @@
 
 #include <exception>
 
+#include "base/start_thread.h"
+
 namespace lockstep::detail {
 
 struct WorkQueue::Entry final : Completion {
@@ -74,8 +76,8 @@ void WorkQueue::run(const Task& task) {
 std::shared_ptr<Completion> WorkQueue::submit(Task task) {
   auto entry = std::make_shared<Entry>(std::move(task));
   std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) thread_ = start_thread("asynchronous calls", [this] { work(); });
   queue_.push_back(entry);
-  if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
   changed_.notify_all();
   return entry;
 }

@@ -10,6 +10,7 @@
 #include <lockstep/error.h>
 #include <lockstep/store.h>
 
+#include "base/deadline.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "rendezvous/table.h"
@@ -78,7 +79,7 @@ class FileStore final : public Store {
   }
 
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
-    auto deadline = std::chrono::steady_clock::now() + timeout;
+    auto deadline = deadline_after(timeout);
     auto pause = std::chrono::milliseconds(1);
     for (;;) {
       auto missing = missing_now(keys);

@@ -23,6 +23,16 @@ std::string host_id() {
   return id.empty() ? host_name() : id;
 }
 
+bool has_tracer(const std::string& status_file) {
+  std::ifstream status(status_file);
+  for (std::string word; status >> word;)
+    if (word == "TracerPid:") {
+      int64_t tracer = 0;
+      return status >> tracer && tracer != 0;
+    }
+  return false;
+}
+
 }  // namespace
 
 ProcessId this_process() {
@@ -34,14 +44,11 @@ std::string describe(const ProcessId& process) {
 }
 
 bool is_traced(const ProcessId& process) {
-  if (process.host_id != host_id()) return false;
-  std::ifstream status(text("/proc/", process.pid, "/status"));
-  for (std::string word; status >> word;)
-    if (word == "TracerPid:") {
-      int64_t tracer = 0;
-      return status >> tracer && tracer != 0;
-    }
-  return false;
+  return process.host_id == host_id() && has_tracer(text("/proc/", process.pid, "/status"));
+}
+
+bool is_this_process_traced() {
+  return has_tracer("/proc/self/status");
 }
 
 }  // namespace lockstep

@@ -23,4 +23,7 @@ std::string describe(const ProcessId& process);
 /// Whether a debugger holds the process. Only processes of this host can be seen: false for others.
 bool is_traced(const ProcessId& process);
 
+/// The same of this process. Reads no environment: from any thread at any time.
+bool is_this_process_traced();
+
 }  // namespace lockstep

@@ -47,6 +47,10 @@ Line::Line(const Options& options)
 }
 
 Line::~Line() {
+  if (is_forked()) {  // there is no such thread here, and the connection is the parent's
+    thread_.detach();
+    return;
+  }
   stop_listening();
   {
     Lock lock(mutex_);
@@ -186,6 +190,7 @@ void Line::call(Verb verb, Fields fields, std::function<void(std::optional<Field
 }
 
 void Line::say(Verb verb, Fields fields) noexcept {
+  if (is_forked()) return;
   try {
     Lock lock(mutex_);
     if (!broken_ && !is_over_) send_locked({verb, 0, std::move(fields)});
@@ -233,6 +238,11 @@ void Line::stop_listening() {
   listener_ = nullptr;
   Lock lock(mutex_);
   for (auto& [id, pending] : pending_) pending->done = nullptr;
+}
+
+std::optional<Failure> Line::over() {
+  std::lock_guard lock(listener_mutex_);
+  return over_;
 }
 
 void Line::wake() {
@@ -353,7 +363,7 @@ void Line::beat() {
     std::lock_guard listening(listener_mutex_);
     if (listener_) doing = listener_->doing();
   }
-  say(Verb::kBeat, {doing, is_traced(this_process()) ? "traced" : ""});
+  say(Verb::kBeat, {doing, is_this_process_traced() ? "traced" : ""});
 }
 
 void Line::check_silence() {
@@ -363,9 +373,11 @@ void Line::check_silence() {
     last_heard_ = Clock::now();  // when the debugger lets go, it has the whole time again
     return;
   }
-  break_down(text("has not been heard of for ", std::chrono::duration<double>(silence).count(),
-                  " s: the process is stopped, or its host or network is"),
-             false);
+  std::string how = text("has not been heard of for ", std::chrono::duration<double>(silence).count(),
+                         " s: the process is stopped, or its host or network is");
+  // Should it hear this one day, it must not take us for dead.
+  say(Verb::kGoodbye, {"PeerError", text(describe_host(), " ", how)});
+  break_down(how, false);
 }
 
 void Line::break_down(const std::string& how, bool in_order) {

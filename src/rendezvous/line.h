@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -81,6 +83,9 @@ class Line {
   /// Ends the life line: the others are told why this process failed, if it did.
   void say_goodbye(const std::optional<Failure>& failure) noexcept;
 
+  /// Why the whole job is over, if it is; not for the listener to ask.
+  std::optional<Failure> over();
+
   /// This host's address on the way to the store.
   const std::string& local_address() const { return local_address_; }
   const ProcessId& host() const { return host_; }
@@ -112,8 +117,10 @@ class Line {
   void break_down(const std::string& how, bool in_order);
   void tell_failure(const std::string& group, const Failure& failure);
   std::string describe_host() const;
+  bool is_forked() const { return ::getpid() != owner_; }
 
   const Options options_;
+  const pid_t owner_ = ::getpid();  // a child that it forks has the object, but not the thread
   const TlsContext tls_;
   FileDescriptor socket_;      // constant after construction
   FileDescriptor waker_;       // constant after construction

@@ -1,5 +1,6 @@
 #include "rendezvous/line_store.h"
 
+#include "base/deadline.h"
 #include "rendezvous/table.h"
 
 namespace lockstep {
@@ -34,7 +35,7 @@ class LineStore final : public Store {
  private:
   Line::Fields wait_for(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
     Line::Fields late;
-    auto values = line_->call(Verb::kGet, keys, std::chrono::steady_clock::now() + timeout, late);
+    auto values = line_->call(Verb::kGet, keys, deadline_after(timeout), late);
     if (!values) throw_keys_late(late, timeout.count());
     return *values;
   }

@@ -3,6 +3,7 @@
 
 #include <lockstep/store.h>
 
+#include "base/deadline.h"
 #include "rendezvous/table.h"
 
 namespace lockstep {
@@ -60,7 +61,7 @@ class MemoryStore final : public Store {
  private:
   void wait_locked(std::unique_lock<std::mutex>& lock, const std::vector<std::string>& keys,
                    std::chrono::milliseconds timeout) {
-    auto deadline = std::chrono::steady_clock::now() + timeout;
+    auto deadline = deadline_after(timeout);
     if (!changed_.wait_until(lock, deadline, [&] { return table_.missing(keys).empty(); }))
       throw_keys_late(table_.missing(keys), timeout.count());
   }

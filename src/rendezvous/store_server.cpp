@@ -37,7 +37,7 @@ constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr auto kStall = std::chrono::seconds(1);  // longer between two looks: it was this process that did not run
 
 constexpr uint64_t kListener = 0;
-constexpr uint64_t kStopper = 1;
+constexpr uint64_t kWaker = 1;
 
 [[noreturn]] void fail(const char* call) {
   throw SystemError(text("the store cannot run: ", call, ": ", std::strerror(errno)));
@@ -88,13 +88,13 @@ class StoreServer::Loop {
  public:
   explicit Loop(const Options& options)
       : listener_(listen_at(options.endpoint)),
-        stopper_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         poller_(::epoll_create1(EPOLL_CLOEXEC)),
         tls_(TlsContext::Side::kServer, key_identity(options.generation), options.secret.key(options.generation)),
         switchboard_(options.role, this_process()) {
-    if (!stopper_.is_open() || !poller_.is_open()) fail("eventfd or epoll_create1");
+    if (!waker_.is_open() || !poller_.is_open()) fail("eventfd or epoll_create1");
     watch(listener_.get(), kListener, EPOLLIN);
-    watch(stopper_.get(), kStopper, EPOLLIN);
+    watch(waker_.get(), kWaker, EPOLLIN);
   }
 
   int port() const { return port_of(listener_); }
@@ -105,8 +105,24 @@ class StoreServer::Loop {
   }
 
   void stop() {
-    uint64_t one = 1;
-    [[maybe_unused]] auto written = ::write(stopper_.get(), &one, sizeof one);
+    {
+      std::lock_guard lock(mutex_);
+      should_stop_ = true;
+    }
+    wake();
+  }
+
+  FirstCause end_job(const FirstCause& cause) {
+    std::unique_lock lock(mutex_);
+    if (!ending_) ending_ = cause;
+    wake();
+    told_.wait(lock, [&] { return all_told_; });
+    return *first_cause_;
+  }
+
+  std::optional<FirstCause> first_cause() {
+    std::lock_guard lock(mutex_);
+    return first_cause_;
   }
 
   void run() {
@@ -121,7 +137,10 @@ class StoreServer::Loop {
       for (int i = 0; i < count; ++i) handle(events[i], now);
       if (is_accepting_ != may_accept(now)) pause_accepting(now);
       switchboard_.tick(now);
+      // After the connections: a rank that is gone has a better story than the one who saw its process end.
+      end_job_if_asked(now);
       deliver(now);
+      publish_first_cause();
       drop_slow_strangers(now);
     }
   }
@@ -147,14 +166,43 @@ class StoreServer::Loop {
 
   void handle(const epoll_event& event, Clock::time_point now) {
     if (event.data.u64 == kListener) return accept_some(now);
-    if (event.data.u64 == kStopper) return begin_stopping(now);
+    if (event.data.u64 == kWaker) return wake_up(now);
     if (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(event.data.u64, now);
     if (event.events & EPOLLOUT) flush(event.data.u64, now);
   }
 
-  void begin_stopping(Clock::time_point now) {
+  void wake() {
+    uint64_t one = 1;
+    [[maybe_unused]] auto written = ::write(waker_.get(), &one, sizeof one);
+  }
+
+  void wake_up(Clock::time_point now) {
     uint64_t count = 0;
-    [[maybe_unused]] auto read = ::read(stopper_.get(), &count, sizeof count);
+    [[maybe_unused]] auto read = ::read(waker_.get(), &count, sizeof count);
+    std::unique_lock lock(mutex_);
+    if (!should_stop_ || is_stopping_) return;
+    lock.unlock();
+    begin_stopping(now);
+  }
+
+  void end_job_if_asked(Clock::time_point now) {
+    std::lock_guard lock(mutex_);
+    if (!ending_ || is_ending_) return;
+    is_ending_ = true;
+    switchboard_.end_job(ending_->failure, ending_->rank);
+    switchboard_.ask_for_signs(now);
+  }
+
+  void publish_first_cause() {
+    if (!switchboard_.job_failure()) return;
+    std::lock_guard lock(mutex_);
+    if (!first_cause_) first_cause_ = FirstCause{*switchboard_.job_failure(), switchboard_.failed_rank()};
+    if (!is_ending_ || all_told_ || !switchboard_.has_signs()) return;
+    all_told_ = true;
+    told_.notify_all();
+  }
+
+  void begin_stopping(Clock::time_point now) {
     is_stopping_ = true;
     farewell_ends_ = now + kFarewell;
     std::vector<Connection> strangers;
@@ -359,12 +407,17 @@ class StoreServer::Loop {
   }
 
   const FileDescriptor listener_;
-  const FileDescriptor stopper_;
+  const FileDescriptor waker_;
   const FileDescriptor poller_;
   const TlsContext tls_;
   std::mutex mutex_;
   std::condition_variable departed_;
-  int known_ = 0;  // guarded by mutex_: connections that know the secret
+  std::condition_variable told_;
+  int known_ = 0;                          // guarded by mutex_: connections that know the secret
+  bool should_stop_ = false;               // guarded by mutex_
+  std::optional<FirstCause> ending_;       // guarded by mutex_: what end_job was asked for
+  std::optional<FirstCause> first_cause_;  // guarded by mutex_
+  bool all_told_ = false;                  // guarded by mutex_: the ranks know it, after end_job
 
   // All below: the loop's thread.
   Switchboard switchboard_;
@@ -374,21 +427,34 @@ class StoreServer::Loop {
   TurnedAway turned_away_;
   bool is_accepting_ = true;
   Clock::time_point accept_again_{};
+  bool is_ending_ = false;  // end_job was asked for
   bool is_stopping_ = false;
   Clock::time_point farewell_ends_{};
 };
 
-StoreServer::StoreServer(Options options) : loop_(std::make_unique<Loop>(options)) {
+StoreServer::StoreServer(Options options) : owner_(::getpid()), loop_(std::make_unique<Loop>(options)) {
   thread_ = start_thread("the job's store", [this] { loop_->run(); });
 }
 
 StoreServer::~StoreServer() {
+  if (::getpid() != owner_) {
+    thread_.detach();
+    return;
+  }
   loop_->stop();
   thread_.join();
 }
 
 void StoreServer::await_departures(std::chrono::milliseconds limit) const {
   loop_->await_departures(limit);
+}
+
+StoreServer::FirstCause StoreServer::end_job(const FirstCause& cause) {
+  return loop_->end_job(cause);
+}
+
+std::optional<StoreServer::FirstCause> StoreServer::first_cause() const {
+  return loop_->first_cause();
 }
 
 int StoreServer::port() const {

@@ -1,10 +1,15 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "rendezvous/failure.h"
 #include "rendezvous/secret.h"
 #include "rendezvous/socket.h"
 
@@ -23,6 +28,12 @@ class StoreServer {
     std::string role = "the store";  // who hosts it, for people: "rank 0", "lockstep run"
   };
 
+  /// Why the job is over, and which rank failed first, where it was a rank.
+  struct FirstCause {
+    Failure failure;
+    std::optional<int64_t> rank{};
+  };
+
   /// SystemError when it cannot listen there: for a port in use, naming the owner.
   explicit StoreServer(Options options);
   /// Tells all that the store ends in order, and waits half a second at most for them to let go.
@@ -32,12 +43,19 @@ class StoreServer {
 
   int port() const;
 
+  /// Tells all ranks that the job is over, unless they know already. Returns the first cause when all ranks know it, or
+  /// after a second: some may be frozen.
+  FirstCause end_job(const FirstCause& cause);
+  /// None while the job goes on.
+  std::optional<FirstCause> first_cause() const;
+
   /// Waits until nobody who knows the secret is connected, or the time is up: for a host that gives up, so that the
   /// others can still find out why.
   void await_departures(std::chrono::milliseconds limit) const;
 
  private:
   class Loop;
+  const pid_t owner_;  // a child that it forks has the object, but not the thread
   std::unique_ptr<Loop> loop_;
   std::thread thread_;
 };

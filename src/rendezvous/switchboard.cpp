@@ -113,9 +113,17 @@ void Switchboard::get(Connection connection, const Message& message) {
   wake_waiters();
 }
 
+// Looks at few keys: all ranks wait for all ranks, and each that comes would make every waiter look at every key.
+bool Switchboard::is_satisfied(Waiter& waiter) const {
+  while (waiter.next < waiter.keys.size() && table_.contains(waiter.keys[waiter.next])) ++waiter.next;
+  if (waiter.next < waiter.keys.size()) return false;
+  waiter.next = 0;  // one may have been erased meanwhile
+  return table_.missing(waiter.keys).empty();
+}
+
 void Switchboard::wake_waiters() {
-  waiters_.remove_if([&](const Waiter& waiter) {
-    if (!table_.missing(waiter.keys).empty()) return false;
+  waiters_.remove_if([&](Waiter& waiter) {
+    if (!is_satisfied(waiter)) return false;
     std::vector<std::string> values;
     for (const auto& key : waiter.keys) values.push_back(*table_.find(key));
     answer(waiter.connection, waiter.id, std::move(values));
@@ -179,9 +187,10 @@ void Switchboard::finish_reports(Time now) {
   });
 }
 
-void Switchboard::fail_job(const Failure& failure) {
+void Switchboard::end_job(const Failure& failure, std::optional<int64_t> rank) {
   if (job_failure_) return;
   job_failure_ = failure;
+  failed_rank_ = rank;
   tell_all({Verb::kNotice, 0, {"", failure.kind, failure.message}});
   for (const auto& waiter : waiters_)
     send(waiter.connection, {Verb::kFailed, waiter.id, {failure.kind, failure.message}});
@@ -201,9 +210,10 @@ void Switchboard::lost(Connection connection, const std::string& how, Time now) 
   auto member = members_.extract(connection);
   if (!member.empty()) {
     const Member& gone = member.mapped();
-    fail_job({"PeerError", text(describe_member(gone), " is gone: ", how,
-                                ". It crashed, was killed, or ended without destroying its process group; ",
-                                seconds(now - gone.heard), " s before, it was ", gone.doing)});
+    end_job({"PeerError", text(describe_member(gone), " is gone: ", how,
+                               ". It crashed, was killed, or ended without destroying its process group; ",
+                               seconds(now - gone.heard), " s before, it was ", gone.doing)},
+            gone.rank);
   }
   finish_questions(now);
   finish_reports(now);
@@ -212,7 +222,8 @@ void Switchboard::lost(Connection connection, const std::string& how, Time now) 
 void Switchboard::goodbye(Connection connection, const Failure& failure) {
   auto member = members_.extract(connection);
   if (!member.empty() && !failure.kind.empty())
-    fail_job({failure.kind, text(describe_member(member.mapped()), " gave up: ", failure.message)});
+    end_job({failure.kind, text(describe_member(member.mapped()), " gave up: ", failure.message)},
+            member.mapped().rank);
   send(connection, {Verb::kClosing});
 }
 
@@ -223,9 +234,10 @@ void Switchboard::find_silent(Time now) {
       member.heard = now;  // when the debugger lets go, it has the whole time again
       continue;
     }
-    return fail_job(
+    return end_job(
         {"PeerError", text(describe_member(member), " has not been heard of for ", seconds(now - member.heard),
-                           " s: the process is stopped, or its host or network is. Last it was ", member.doing)});
+                           " s: the process is stopped, or its host or network is. Last it was ", member.doing)},
+        member.rank);
   }
 }
 
@@ -248,6 +260,12 @@ void Switchboard::ask(Connection connection, const Message& message, Time now) {
   }
   questions_.emplace(id, std::move(question));
   finish_questions(now);
+}
+
+// A rank takes in messages in order, so any answer is a sign. Nobody is connection 0: the answers go nowhere.
+void Switchboard::ask_for_signs(Time now) {
+  signs_ = next_question_;
+  ask(0, {Verb::kAsk, 0, {"", ""}}, now);
 }
 
 void Switchboard::take_answer(Connection connection, const Message& message) {

@@ -50,6 +50,16 @@ class Switchboard {
   /// The owner did not look at messages for a while: silence until now means nothing.
   void excuse_silence(Time now);
 
+  /// The job is over, for this reason and because of this rank, if it is not already.
+  void end_job(const Failure& failure, std::optional<int64_t> rank);
+  /// Asks the ranks for a sign that they have taken in what they were told so far.
+  void ask_for_signs(Time now);
+  /// Whether all have given it, or have had the time to.
+  bool has_signs() const { return !questions_.contains(signs_); }
+  /// Why the job is over, and the rank that was the first to fail where one was.
+  const std::optional<Failure>& job_failure() const { return job_failure_; }
+  std::optional<int64_t> failed_rank() const { return failed_rank_; }
+
   /// What is to be sent, in order.
   std::vector<Outgoing> take_outgoing();
 
@@ -61,6 +71,7 @@ class Switchboard {
     Connection connection;
     uint64_t id;
     std::vector<std::string> keys;
+    size_t next = 0;  // those before it had a value when last looked
   };
   struct Member {
     int64_t rank;
@@ -91,6 +102,7 @@ class Switchboard {
 
   void get(Connection connection, const Message& message);
   void cancel(Connection connection, uint64_t id);
+  bool is_satisfied(Waiter& waiter) const;
   void wake_waiters();
   void enrol(Connection connection, const Message& message, Time now);
   void report(Connection connection, const Message& message, Time now);
@@ -102,7 +114,6 @@ class Switchboard {
   void find_silent(Time now);
 
   void settle(const Report& report);
-  void fail_job(const Failure& failure);
   std::string describe_member(const Member& member) const;
 
   const Message welcome_;
@@ -111,11 +122,13 @@ class Switchboard {
   std::list<Waiter> waiters_;
   std::map<Connection, Member> members_;
   std::optional<Failure> job_failure_;
+  std::optional<int64_t> failed_rank_;
   std::map<std::string, Failure> group_failures_;
   std::list<Report> reports_;
   std::map<std::string, Time> announced_;  // groups that a report was announced for, and until when it is waited for
   std::map<uint64_t, Question> questions_;
   uint64_t next_question_ = 1;
+  uint64_t signs_ = 0;  // the question that asks for signs
   std::vector<Outgoing> outgoing_;
 };
 

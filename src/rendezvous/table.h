@@ -14,6 +14,7 @@ class Table {
   void set(const std::string& key, const std::string& value) { values_[key] = value; }
   bool erase(const std::string& key) { return values_.erase(key) > 0; }
 
+  bool contains(const std::string& key) const { return values_.contains(key); }
   std::optional<std::string> find(const std::string& key) const;
 
   /// The sum that add() would store.

@@ -1,5 +1,9 @@
 #include <lockstep/tcp_store.h>
 
+#include <lockstep/error.h>
+
+#include "base/deadline.h"
+#include "base/text.h"
 #include "base/variables.h"
 #include "rendezvous/line_store.h"
 #include "rendezvous/secret.h"
@@ -9,6 +13,10 @@ namespace lockstep {
 namespace {
 
 Secret secret_of(const TcpStoreOptions& options) {
+  if (options.port < (options.is_host ? 0 : 1) || options.port > 65535)
+    throw UsageError(
+        text("TcpStore: port is ", options.port,
+             options.is_host ? "; it must be from 0 to 65535" : "; it must be the host's, from 1 to 65535"));
   if (!options.secret_file.empty()) return Secret::from_file(options.secret_file);
   return find_secret(is_loopback(options.host), process_variable);
 }
@@ -32,7 +40,7 @@ TcpStore::TcpStore(const TcpStoreOptions& options)
               StoreServer::Options{{options.host, options.port}, secret, 0, "another process"});
         int port = host ? host->port() : options.port;
         auto line = std::make_shared<Line>(
-            Line::Options{{options.host, port}, secret.key(0), 0, std::chrono::steady_clock::now() + options.timeout});
+            Line::Options{{options.host, port}, secret.key(0), 0, deadline_after(options.timeout)});
         return new Parts{std::move(secret), std::move(host), port, make_line_store(std::move(line))};
       }()) {}
 

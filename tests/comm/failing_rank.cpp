@@ -88,6 +88,26 @@ void messages() {
   world.recv(tensor, peer);  // nobody sends
 }
 
+// Forward, backward with its reductions, and a step, over and over.
+void training() {
+  auto world = join();
+  torch::nn::Sequential net(torch::nn::Linear(256, 1024), torch::nn::ReLU(), torch::nn::Linear(1024, 1024),
+                            torch::nn::ReLU(), torch::nn::Linear(1024, 10));
+  struct Model : torch::nn::Module {
+    explicit Model(torch::nn::Sequential inner) : net(register_module("net", inner)) {}
+    torch::Tensor forward(torch::Tensor input) { return net->forward(input); }
+    torch::nn::Sequential net;
+  };
+  lockstep::DistributedDataParallel ddp(std::make_shared<Model>(net), world);
+  torch::optim::SGD optimizer(ddp.parameters(), 0.01);
+  for (int step = 0;; ++step) {
+    if (step == 3) print("running");
+    optimizer.zero_grad();
+    torch::nn::functional::cross_entropy(ddp(torch::randn({64, 256})), torch::randint(10, {64})).backward();
+    optimizer.step();
+  }
+}
+
 void joins_only() {
   auto world = join();
 }
@@ -246,6 +266,7 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"large_calls", large_calls},
     {"waits_between_calls", waits_between_calls},
     {"messages", messages},
+    {"training", training},
     {"joins_only", joins_only},
     {"throws", throws},
     {"exits_early", exits_early},

@@ -28,6 +28,11 @@ using testing::MatchesRegex;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kExitAfterError = 3;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kSlowness = 10;
+#else
+constexpr int kSlowness = 1;
+#endif
 constexpr int kKilled = 128 + SIGKILL;
 
 class Failures : public testing::Test {
@@ -60,9 +65,12 @@ void expect_survivors_told(JobProcesses& job, int victim, const std::string& kin
     auto line = job[rank].expect_line(kind, 60s);
     auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
     EXPECT_THAT(line, AllOf(HasSubstr("rank " + std::to_string(rank) + ":"), HasSubstr(parts)...));
-    EXPECT_LT(took, limit) << line;
-    EXPECT_EQ(job[rank].wait(), kExitAfterError);
+    EXPECT_LT(took, limit * kSlowness) << line;
   }
+  for (int rank = 0; rank < job.size(); ++rank)
+    if (rank != victim) {
+      EXPECT_EQ(job[rank].wait(), kExitAfterError);
+    }
 }
 
 // --- killed
@@ -85,6 +93,17 @@ TEST_F(Failures, ARankKilledInTheMiddleOfALargeCallIsNamedWithinASecond) {
   for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
   ranks[1].signal(SIGKILL);
   expect_survivors_told(ranks, 1, "PeerError", 1s, who(ranks, 1) + " is gone", "all_reduce(avg, Float[33554432])");
+}
+
+TEST_F(Failures, ARankKilledWhileTrainingIsNamedWithinASecond) {
+  for (auto delay : {0ms, 3ms, 7ms, 11ms}) {  // somewhere in forward, backward, a reduction or a step
+    auto ranks = job("training", 3, {{"OMP_NUM_THREADS", "1"}});
+    ranks.start_all();
+    for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
+    std::this_thread::sleep_for(delay);
+    ranks[2].signal(SIGKILL);
+    expect_survivors_told(ranks, 2, "PeerError", 1s, who(ranks, 2) + " is gone");
+  }
 }
 
 TEST_F(Failures, ARankKilledWhileOthersWaitForAMessageIsNamedWithinASecond) {
@@ -120,9 +139,8 @@ TEST_F(Failures, ARankKilledDuringTheRollCallIsNamedAtOnce) {
   ranks.start(1);
   // A look at the job's own store tells when rank 1 has enrolled; rank 2 never comes.
   ::setenv("XDG_STATE_HOME", folder_.path().c_str(), 1);
-  TcpStore store({.port = ranks.port(), .timeout = 30s});
+  TcpStore({.port = ranks.port(), .timeout = 30s}).wait({"start/0/roll_call/0", "start/0/roll_call/1"}, 30s);
   ::unsetenv("XDG_STATE_HOME");
-  store.wait({"start/0/roll_call/0", "start/0/roll_call/1"}, 30s);
   auto begin = Clock::now();
   ranks[1].signal(SIGKILL);
   EXPECT_THAT(ranks[0].expect_line("PeerError"), HasSubstr(who(ranks, 1) + " is gone"));

@@ -16,7 +16,8 @@ using testing::HasSubstr;
 TEST(FlightRecorder, RemembersTheLast256CallsInOrder) {
   FlightRecorder recorder;
   for (int number = 1; number <= 300; ++number)
-    recorder.begin("world", "call " + std::to_string(number), {"barrier"}, {"a.cpp", number});
+    recorder.change(recorder.begin("world", "call " + std::to_string(number), {"barrier"}, {"a.cpp", number}),
+                    CallRecord::State::kDone);
   auto records = recorder.records();
   ASSERT_EQ(records.size(), FlightRecorder::kCalls);
   EXPECT_EQ(records.front().subject, "call 45");
@@ -26,13 +27,19 @@ TEST(FlightRecorder, RemembersTheLast256CallsInOrder) {
   EXPECT_FALSE(recorder.find("another", "call 45"));
 }
 
-TEST(FlightRecorder, ForgetsWithoutMixingUp) {
+TEST(FlightRecorder, KeepsACallThatRunsWhileHundredsCome) {
   FlightRecorder recorder;
-  auto first = recorder.begin("world", "call 1", {"barrier"}, {"a.cpp", 1});
-  for (int number = 2; number <= 257; ++number)
-    recorder.begin("world", "call " + std::to_string(number), {"barrier"}, {"a.cpp", number});
-  recorder.change(first, CallRecord::State::kDone);  // its place is another's now
-  EXPECT_EQ(recorder.find("world", "call 257")->state, CallRecord::State::kRunning);
+  auto stuck = recorder.begin("slow", "call 1", {"barrier"}, {"a.cpp", 1});
+  for (int number = 1; number <= 600; ++number)
+    recorder.change(recorder.begin("world", "call " + std::to_string(number), {"barrier"}, {"b.cpp", number}),
+                    CallRecord::State::kDone);
+  ASSERT_TRUE(recorder.find("slow", "call 1"));
+  EXPECT_THAT(recorder.doing(), HasSubstr("in barrier(), call 1 of group 'slow'"));
+  EXPECT_EQ(recorder.records().front().group, "slow");
+  recorder.change(stuck, CallRecord::State::kDone);  // its place is another's now
+  EXPECT_FALSE(recorder.find("slow", "call 1"));
+  EXPECT_EQ(recorder.records().size(), FlightRecorder::kCalls);
+  EXPECT_THAT(recorder.doing(), HasSubstr("outside of any call"));
 }
 
 TEST(FlightRecorder, SaysWhatTheRankIsDoing) {

@@ -151,6 +151,18 @@ TEST_P(MismatchedMessage, BothEndsAreToldBothSides) {
               {.backend = GetParam(), .timeout = 60s});
 }
 
+TEST_P(MismatchedMessage, AnotherDtypeOfTheSameSizeIsNotTaken) {
+  run_threads(2,
+              [](ProcessGroup world) {
+                auto received = at::zeros({4}, at::kInt);
+                expect_error<MismatchError>(
+                    [&] { world.rank() == 0 ? world.send(at::ones({4}), 1) : world.recv(received, 0); }, "rank 0",
+                    "rank 1");
+                EXPECT_TRUE(at::equal(received, at::zeros({4}, at::kInt)));
+              },
+              {.backend = GetParam(), .timeout = 60s});
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, MismatchedMessage, testing::ValuesIn(backends_under_test()),
                          [](const auto& info) { return info.param; });
 

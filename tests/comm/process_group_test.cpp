@@ -114,6 +114,60 @@ TEST(ProcessGroup, TimeOutsAreCheckedAndMayBeForever) {
   EXPECT_GT(world.timeout(), std::chrono::hours(1000));
 }
 
+TEST(ProcessGroup, ARankAsThreadThatReturnsHasLeft) {
+  for (const auto& backend : backends_under_test()) {
+    auto begin = std::chrono::steady_clock::now();
+    expect_error<PeerError>(
+        [&] {
+          run_threads(2,
+                      [](ProcessGroup world) {
+                        if (world.rank() == 0) world.barrier();
+                      },
+                      {.backend = backend});
+        },
+        "rank 0: barrier", "rank 1 (pid ", "has left group 'world' after 0 calls");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5)) << backend;
+  }
+}
+
+TEST(ProcessGroup, AMonitoredBarrierIsWokenWhenTheGroupBreaks) {
+  for (const auto& backend : backends_under_test()) {
+    std::promise<void> told;
+    run_threads(2,
+                [&](ProcessGroup world) {
+                  if (world.rank() == 1) {
+                    world.abort("enough");
+                    return told.get_future().wait();
+                  }
+                  expect_error<PeerError>([&] { world.monitored_barrier(); }, "rank 1 gave up: enough");
+                  told.set_value();
+                },
+                {.backend = backend});
+  }
+}
+
+TEST(ProcessGroup, TimeOutsOfGroupsAndCallsMayBeForever) {
+  static constexpr auto kForever = std::chrono::milliseconds::max();
+  for (const auto& backend : backends_under_test()) {
+    run_threads(2,
+                [](ProcessGroup world) {
+                  auto group = world.new_group({0, 1}, {.timeout = kForever});
+                  auto tensor = at::ones({2});
+                  group.all_reduce(tensor, ReduceOp::kSum, {.timeout = kForever});
+                  group.monitored_barrier({.timeout = kForever});
+                  EXPECT_EQ(tensor[0].item<float>(), 2);
+                  expect_error<UsageError>([&] { group.barrier({.timeout = std::chrono::milliseconds(0)}); }, "0 ms");
+                },
+                {.backend = backend});
+  }
+}
+
+TEST(ProcessGroup, AHeartbeatLimitTooShortToKeepIsRefused) {
+  expect_error<UsageError>(
+      [] { init_process_group({.rank = 0, .world_size = 1, .heartbeat_limit = std::chrono::milliseconds(5)}); },
+      "heartbeat_limit is 5 ms", "500 ms");
+}
+
 // Rank 2 stays away until the others have given it up.
 TEST(ProcessGroup, ALateRankIsNamedByTheTimeOut) {
   for (const auto& backend : backends_under_test()) {
@@ -165,17 +219,28 @@ TEST(ProcessGroup, AMessageDroppedBeforeItIsDoneBreaksAGlooGroup) {
     world.barrier();
   };
   EXPECT_THROW(run_threads(2, run, {.backend = "gloo"}), PeerError);
-  expect_error<PeerError>(
-      [] {
-        run_threads(2,
-                    [](ProcessGroup world) {
-                      if (world.rank() == 1) return;
-                      { auto dropped = world.recv_async(at::zeros({4}), 1); }
-                      world.barrier();
-                    },
-                    {.backend = "gloo"});
-      },
-      "rank 0: barrier", "with rank 1 was dropped", "wait() for it");
+  std::promise<void> told;
+  run_threads(2,
+              [&](ProcessGroup world) {
+                if (world.rank() == 1) return told.get_future().wait();
+                { auto dropped = world.recv_async(at::zeros({4}), 1); }
+                expect_error<PeerError>([&] { world.barrier(); }, "rank 0: barrier", "with rank 1 was dropped",
+                                        "wait() for it");
+                told.set_value();
+              },
+              {.backend = "gloo"});
+}
+
+TEST(ProcessGroup, AMessageMayOutliveItsGroup) {
+  for (const auto& backend : backends_under_test()) {
+    run_threads(2,
+                [](ProcessGroup world) {
+                  auto pending = world.recv_async(at::zeros({4}), 1 - world.rank());
+                  world.destroy();
+                  expect_error<UsageError>([&] { pending.wait(); }, "destroyed");
+                },
+                {.backend = backend});
+  }
 }
 
 // A write to a peer that is gone must be an error here and not the end of the process.

@@ -362,6 +362,26 @@ TEST(StoreServer, WorksOverIpv6) {
 }
 
 // A process that was forked has all sockets too, so that closing one does not end it.
+TEST(Line, IsLeftToItsParentByAForkedChild) {
+  StoreHost host;
+  Ear ear;
+  auto line = host.connect();
+  auto other = host.connect();
+  ASSERT_EQ(enrol(*line, 0), "here");
+  other->listen(&ear);
+  pid_t child = ::fork();
+  if (child == 0) {
+    line.reset();
+    ::_exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  for (int i = 0; i < 10; ++i) line->call(Verb::kSet, {"key", "value"});
+  EXPECT_EQ(ear.failures(), 0u);
+  other->stop_listening();
+}
+
 TEST(StoreServer, IsNotKeptBusyByAForkOfItsProcess) {
   StoreHost host;
   auto leaving = host.open(), staying = host.open();

@@ -13,6 +13,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/deadline.h"
 #include "base/text.h"
 #include "rendezvous/wire.h"
 
@@ -75,7 +76,8 @@ class Connection::Mesh final : public ::gloo::Context {
  public:
   Mesh(const BackendContext& facts, const std::shared_ptr<::gloo::transport::Device>& device)
       : ::gloo::Context(facts.rank, facts.size) {
-    auto patience = std::max(facts.timeout / 5, std::chrono::milliseconds(1));  // it takes five of them to connect
+    auto patience = std::clamp<std::chrono::milliseconds>(facts.timeout / 5, std::chrono::milliseconds(1),
+                                                          kForever);  // it takes five of them to connect
     setTimeout(patience);
     device_ = device;
     transportContext_ = device->createContext(rank, size);
@@ -83,7 +85,7 @@ class Connection::Mesh final : public ::gloo::Context {
   }
 
   void connect(const BackendContext& facts) {
-    auto deadline = std::chrono::steady_clock::now() + facts.timeout;
+    auto deadline = deadline_after(facts.timeout);
     std::vector<std::string> mine(size);
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;

@@ -77,13 +77,13 @@ void Hub::deliver(const Route& route) {
     auto received = box.receives.front();
     box.sends.pop_front();
     box.receives.pop_front();
-    if (sent->bytes == received->bytes) {
+    if (sent->bytes == received->bytes && sent->fingerprint == received->fingerprint) {
       std::memcpy(received->data, sent->data, static_cast<size_t>(sent->bytes));
     } else {
       auto [from, to, tag] = route;
-      sent->error = received->error =
-          std::make_exception_ptr(MismatchError(text("rank ", from, " sends ", sent->bytes, " bytes with tag ", tag,
-                                                     ", but rank ", to, " expects ", received->bytes)));
+      sent->error = received->error = std::make_exception_ptr(
+          MismatchError(text("rank ", from, " sends ", sent->bytes, " bytes with tag ", tag, ", but rank ", to,
+                             " expects ", received->bytes, sent->bytes == received->bytes ? " of another dtype" : "")));
     }
     sent->is_done = received->is_done = true;
     changed_.notify_all();

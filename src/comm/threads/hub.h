@@ -18,6 +18,7 @@ namespace lockstep::threads {
 struct Post {
   void* data = nullptr;
   int64_t bytes = 0;
+  uint64_t fingerprint = 0;  // of the message: equal on both ends
   bool is_done = false;      // guarded by the hub's mutex
   std::exception_ptr error;  // guarded by the hub's mutex
 };

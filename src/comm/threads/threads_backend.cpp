@@ -109,14 +109,16 @@ class ThreadsBackend final : public Backend {
     hub_->share(rank_, nullptr, call, [] {});
   }
 
-  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag, uint64_t) override {
-    auto post = std::make_shared<Post>(Post{data.data_ptr(), static_cast<int64_t>(data.nbytes()), false, nullptr});
+  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag, uint64_t fingerprint) override {
+    auto post =
+        std::make_shared<Post>(Post{data.data_ptr(), static_cast<int64_t>(data.nbytes()), fingerprint, false, nullptr});
     hub_->post_send(rank_, to, tag, post);
     return std::make_unique<ThreadsTransfer>(hub_, rank_, to, tag, to, post);
   }
 
-  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag, uint64_t) override {
-    auto post = std::make_shared<Post>(Post{data.data_ptr(), static_cast<int64_t>(data.nbytes()), false, nullptr});
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag, uint64_t fingerprint) override {
+    auto post =
+        std::make_shared<Post>(Post{data.data_ptr(), static_cast<int64_t>(data.nbytes()), fingerprint, false, nullptr});
     hub_->post_recv(from, rank_, tag, post);
     return std::make_unique<ThreadsTransfer>(hub_, from, rank_, tag, from, post);
   }

@@ -1,0 +1,332 @@
+#include <lockstep/spawn.h>
+
+#include <cxxabi.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <typeinfo>
+
+#include <lockstep/error.h>
+
+#include "base/rethrow.h"
+#include "base/text.h"
+#include "base/variables.h"
+#include "rendezvous/failure.h"
+#include "rendezvous/store_server.h"
+#include "rendezvous/wire.h"
+
+extern char** environ;
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr const char* kCall = "LOCKSTEP_SPAWN_CALL";      // which call of spawn() this rank is for
+constexpr const char* kParent = "LOCKSTEP_SPAWN_PARENT";  // the process that started it
+constexpr const char* kReport = "LOCKSTEP_SPAWN_REPORT";  // the descriptor on which it says how it ended
+
+// How many calls of spawn() this process has made: the same number means the same call in a rank and its parent.
+int calls_so_far = 0;
+
+int number_in(const char* variable) {
+  return read_number(process_variable, variable, 0, std::numeric_limits<int>::max()).value_or(-1);
+}
+
+// --- in a rank
+
+std::string type_of(const std::exception& error) {
+  int status = 0;
+  const char* raw = typeid(error).name();
+  std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(raw, nullptr, nullptr, &status), std::free);
+  return status == 0 ? name.get() : raw;
+}
+
+// What the parent is told: the kind of a lockstep error, or "Error" and the type in the message.
+std::vector<std::string> describe_error() {
+  try {
+    throw;
+  } catch (const UsageError& error) {
+    return {"UsageError", error.what()};
+  } catch (const CheckpointError& error) {
+    return {"CheckpointError", error.what()};
+  } catch (const SystemError& error) {
+    return {"SystemError", error.what()};
+  } catch (const PeerError& error) {
+    return {"PeerError", error.what()};
+  } catch (const Error& error) {
+    auto failure = to_failure(std::current_exception());
+    return {failure.kind == "PeerError" ? "Error" : failure.kind, error.what()};
+  } catch (const std::exception& error) {
+    return {"Error", text(type_of(error), ": ", error.what())};
+  } catch (...) {
+    return {"Error", message_of(std::current_exception())};
+  }
+}
+
+[[noreturn]] void run_as_rank(const std::function<void(ProcessGroup)>& rank_main, const SpawnOptions& options) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != number_in(kParent)) ::_exit(1);  // it died before it could be watched
+  int report = number_in(kReport);
+  ::fcntl(report, F_SETFD, FD_CLOEXEC);
+  std::vector<std::string> ending;
+  try {
+    rank_main(init_process_group({.backend = options.backend, .timeout = options.timeout}));
+    ending = {"", ""};
+  } catch (...) {
+    ending = describe_error();
+  }
+  auto said = pack(ending);
+  [[maybe_unused]] auto written = ::write(report, said.data(), said.size());
+  std::exit(ending[0].empty() ? 0 : 1);
+}
+
+// --- in the parent
+
+/// A folder with the job's secret, which only this user can read.
+class SecretFile {
+ public:
+  explicit SecretFile(const Secret& secret) {
+    const char* folder = std::getenv("TMPDIR");
+    folder_ = text(folder && *folder ? folder : "/tmp", "/lockstep-spawn-XXXXXX");
+    if (!::mkdtemp(folder_.data())) throw SystemError(text("mkdtemp ", folder_, ": ", std::strerror(errno)));
+    FileDescriptor file(::open(path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    const auto& bytes = secret.bytes();
+    if (!file.is_open() || ::write(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
+      throw SystemError(text("write ", path(), ": ", std::strerror(errno)));
+  }
+  ~SecretFile() {
+    ::unlink(path().c_str());
+    ::rmdir(folder_.c_str());
+  }
+  SecretFile(const SecretFile&) = delete;
+  SecretFile& operator=(const SecretFile&) = delete;
+
+  std::string path() const { return folder_ + "/secret"; }
+
+ private:
+  std::string folder_;
+};
+
+struct Ending {
+  std::string kind;
+  std::string message;
+};
+
+/// One rank's process, killed with the object.
+class Child {
+ public:
+  Child(int rank, int world_size, int call, int port, const std::string& secret_file) : rank_(rank) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError(text("pipe2: ", std::strerror(errno)));
+    report_ = FileDescriptor(ends[0]);
+    FileDescriptor theirs(ends[1]);
+    auto environment = inherited();
+    auto set = [&](const char* name, const auto& value) { environment.push_back(text(name, '=', value)); };
+    set("RANK", rank);
+    set("LOCAL_RANK", rank);
+    set("WORLD_SIZE", world_size);
+    set("LOCAL_WORLD_SIZE", world_size);
+    set("MASTER_ADDR", "127.0.0.1");
+    set("MASTER_PORT", port);
+    set("LOCKSTEP_STORE_HOSTED", 1);
+    set("LOCKSTEP_SECRET_FILE", secret_file);
+    set(kCall, call);
+    set(kParent, ::getpid());
+    constexpr int kTheirReport = 3;
+    set(kReport, kTheirReport);
+    auto arguments = own_arguments();
+    auto argv = pointers(arguments);
+    auto envp = pointers(environment);
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), kTheirReport);
+    int failure = ::posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv.data(), envp.data());
+    ::posix_spawn_file_actions_destroy(&actions);
+    if (failure != 0) throw SystemError(text("cannot start rank ", rank, ": ", std::strerror(failure)));
+  }
+
+  ~Child() {
+    if (ending_) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  int rank() const { return rank_; }
+  int report() const { return report_.get(); }
+  const std::optional<Ending>& ending() const { return ending_; }
+
+  /// Call when its report can be read: takes in what it says, and at its end how it ended.
+  void listen() {
+    char bytes[4096];
+    ssize_t got = ::read(report_.get(), bytes, sizeof bytes);
+    if (got > 0) {
+      said_.append(bytes, static_cast<size_t>(got));
+      return;
+    }
+    int status = 0;
+    ::waitpid(pid_, &status, 0);  // the end of its report is the end of its last thread
+    ending_ = read_ending(status);
+  }
+
+ private:
+  // What a launcher says about this process does not hold for those it starts.
+  static std::vector<std::string> inherited() {
+    std::vector<std::string> result;
+    for (char** entry = environ; *entry; ++entry) {
+      std::string name(*entry, std::strcspn(*entry, "="));
+      bool is_replaced = name == "RANK" || name == "WORLD_SIZE" || name == "LOCAL_RANK" || name == "LOCAL_WORLD_SIZE" ||
+                         name == "MASTER_ADDR" || name == "MASTER_PORT" || name == "LOCKSTEP_STORE_HOSTED" ||
+                         name == "LOCKSTEP_SECRET_FILE" || name == "LOCKSTEP_INIT_METHOD" || name == kCall ||
+                         name == kParent || name == kReport || name.starts_with("TORCHELASTIC_");
+      if (!is_replaced) result.emplace_back(*entry);
+    }
+    return result;
+  }
+
+  static std::vector<std::string> own_arguments() {
+    std::ifstream file("/proc/self/cmdline");
+    std::vector<std::string> result;
+    for (std::string argument; std::getline(file, argument, '\0');) result.push_back(argument);
+    return result;
+  }
+
+  static std::vector<char*> pointers(std::vector<std::string>& strings) {
+    std::vector<char*> result;
+    for (auto& string : strings) result.push_back(string.data());
+    result.push_back(nullptr);
+    return result;
+  }
+
+  Ending read_ending(int status) const {
+    if (WIFSIGNALED(status))
+      return {"PeerError", text("its process (pid ", pid_, ") was killed by signal ", WTERMSIG(status), " (",
+                                ::strsignal(WTERMSIG(status)), ")")};
+    try {
+      auto fields = unpack(said_);
+      if (fields.size() == 2) return {fields[0], fields[1]};
+    } catch (const ProtocolError&) {
+    }
+    return {"PeerError", text("its process (pid ", pid_, ") exited with code ", WEXITSTATUS(status),
+                              " before its function returned")};
+  }
+
+  const int rank_;
+  pid_t pid_ = -1;
+  FileDescriptor report_;
+  std::string said_;
+  std::optional<Ending> ending_;
+};
+
+[[noreturn]] void throw_ending(int rank, const Ending& ending) {
+  std::string prefix = text("rank ", rank, ": ");
+  std::string message = ending.message.starts_with(prefix) ? ending.message : prefix + ending.message;
+  if (ending.kind == "UsageError") throw UsageError(message);
+  if (ending.kind == "CheckpointError") throw CheckpointError(message);
+  if (ending.kind == "SystemError") throw SystemError(message);
+  if (ending.kind == "Error") throw Error(message);
+  std::rethrow_exception(to_exception({ending.kind, message}));
+}
+
+/// The ranks, and what has gone wrong with them.
+class Family {
+ public:
+  Family(int world_size, int call, int port, const std::string& secret_file) {
+    for (int rank = 0; rank < world_size; ++rank)
+      children_.push_back(std::make_unique<Child>(rank, world_size, call, port, secret_file));
+  }
+
+  void wait(const SpawnOptions& options) {
+    auto deadline = options.join_timeout.count() > 0 ? Clock::now() + options.join_timeout : Clock::time_point::max();
+    for (auto running = this->running(); !running.empty(); running = this->running()) {
+      if (!listen(running, deadline)) {
+        if (failed_ < 0)
+          throw TimeoutError(text("spawn: ", list(running), " still running after ", options.join_timeout.count(),
+                                  " ms; they are killed"));
+        break;  // the grace time is over
+      }
+      for (Child* child : running) note(*child, options, deadline);
+    }
+    if (failed_ >= 0) throw_ending(failed_, cause_);
+  }
+
+ private:
+  std::vector<Child*> running() const {
+    std::vector<Child*> result;
+    for (const auto& child : children_)
+      if (!child->ending()) result.push_back(child.get());
+    return result;
+  }
+
+  static std::string list(const std::vector<Child*>& children) {
+    std::vector<std::string> names;
+    for (const Child* child : children) names.push_back(text("rank ", child->rank()));
+    return text(enumerate(names), names.size() == 1 ? " is" : " are");
+  }
+
+  // False when the deadline comes first.
+  static bool listen(const std::vector<Child*>& running, Clock::time_point deadline) {
+    std::vector<pollfd> ready;
+    for (Child* child : running) ready.push_back({child->report(), POLLIN, 0});
+    auto left =
+        std::chrono::ceil<milliseconds>(std::min<Clock::duration>(deadline - Clock::now(), std::chrono::hours(1)));
+    if (left.count() <= 0) return false;
+    ::poll(ready.data(), ready.size(), static_cast<int>(left.count()));
+    for (size_t i = 0; i < ready.size(); ++i)
+      if (ready[i].revents != 0) running[i]->listen();
+    return true;
+  }
+
+  // The first failure counts, unless it is that of a rank that only found another one gone.
+  void note(const Child& child, const SpawnOptions& options, Clock::time_point& deadline) {
+    if (!child.ending() || child.ending()->kind.empty()) return;
+    bool is_consequence = child.ending()->kind == "PeerError" && !child.ending()->message.starts_with("its process");
+    if (failed_ < 0) deadline = std::min(deadline, Clock::now() + options.grace);
+    if (failed_ >= 0 && (is_consequence || !is_consequence_)) return;
+    failed_ = child.rank();
+    cause_ = *child.ending();
+    is_consequence_ = is_consequence;
+  }
+
+  std::vector<std::unique_ptr<Child>> children_;
+  int failed_ = -1;
+  Ending cause_;
+  bool is_consequence_ = false;
+};
+
+}  // namespace
+
+bool is_spawned() {
+  return std::getenv(kCall) != nullptr;
+}
+
+void spawn(int world_size, const std::function<void(ProcessGroup)>& rank_main, const SpawnOptions& options) {
+  if (world_size < 1) throw UsageError(text("spawn: world_size is ", world_size, "; it must be at least 1"));
+  int call = ++calls_so_far;
+  if (is_spawned()) {
+    if (call < number_in(kCall)) return;  // an earlier call, whose ranks have come and gone
+    if (call > number_in(kCall))
+      throw UsageError("spawn: this process is a rank that spawn has started; it cannot spawn");
+    run_as_rank(rank_main, options);
+  }
+  auto secret = Secret::random();
+  SecretFile secret_file(secret);
+  const Endpoint loopback{"127.0.0.1", 0};
+  StoreServer store({loopback, secret, 0, "spawn's caller"});
+  Family(world_size, call, store.port(), secret_file.path()).wait(options);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,192 @@
+#include "launch/attempt.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/text.h"
+#include "rendezvous/host.h"
+
+namespace lockstep {
+namespace {
+
+std::string prefix_of(const std::string& role, int rank) {
+  return role.empty() ? text("[", rank, "] ") : text("[", role, " ", rank, "] ");
+}
+
+double seconds_since(std::chrono::steady_clock::time_point then) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - then).count();
+}
+
+}  // namespace
+
+Attempt::Attempt(const Options& options, Cluster* cluster, Signals* signals, Console* console)
+    : options_(options), cluster_(cluster), signals_(signals), console_(console) {}
+
+Verdict Attempt::run() {
+  start_all();
+  while (!has_ended()) watch();
+  crew_->end_all();
+  finish_output();
+  cluster_->tell_outcome(outcome_);
+  while (!cluster_->verdict()) watch();
+  return *cluster_->verdict();
+}
+
+std::string Attempt::log_folder(int worker) const {
+  if (options_.launch.log_dir.empty()) return "";
+  return text(options_.launch.log_dir, "/", options_.layout.generation, "/", options_.layout.first_rank + worker);
+}
+
+void Attempt::start_all() {
+  memory_kills_ = machine_.out_of_memory_kills().value_or(0);
+  crew_ = std::make_unique<Crew>(options_.secret);
+  for (int index = 0; index < options_.plan.workers; ++index) {
+    auto spec = worker_spec(options_.launch, options_.plan, options_.layout, index, options_.secret_file);
+    auto [out, err] = crew_->start(index, spec);
+    auto& worker = workers_.emplace_back();
+    worker.started = Clock::now();
+    const auto& routes = options_.plan.routes[static_cast<size_t>(index)];
+    const int rank = options_.layout.first_rank + index;
+    const auto prefix = prefix_of(options_.launch.role, rank);
+    const auto folder = log_folder(index);
+    worker.out = std::make_unique<StreamOutput>(
+        std::move(out),
+        StreamOutput::Options{Console::Stream::kOut, routes.out, prefix, rank, folder + "/stdout", nullptr}, console_);
+    worker.err = std::make_unique<StreamOutput>(
+        std::move(err),
+        StreamOutput::Options{Console::Stream::kErr, routes.err, prefix, rank, folder + "/stderr", &worker.memory},
+        console_);
+  }
+}
+
+int Attempt::time_left() const {
+  if (!kill_at_ || has_ended()) return -1;
+  auto left = std::chrono::ceil<std::chrono::milliseconds>(*kill_at_ - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000));
+}
+
+// Everything that can happen while workers run, or while other nodes' still do.
+void Attempt::watch() {
+  std::vector<pollfd> files{{signals_->fd(), POLLIN, 0},
+                            {has_ended() ? -1 : crew_->fd(), POLLIN, 0},
+                            {cluster_->fd(), POLLIN, 0},
+                            {console_->waits_for(), POLLOUT, 0}};
+  const size_t fixed = files.size();
+  for (const auto& worker : workers_)
+    for (const auto* stream : {worker.out.get(), worker.err.get()})
+      files.push_back({console_->is_full() ? -1 : stream->fd(), POLLIN, 0});
+  ::poll(files.data(), files.size(), time_left());
+
+  for (size_t i = 0; i < workers_.size(); ++i) {  // first: what a worker said last comes before its end
+    if (files[fixed + 2 * i].revents != 0) workers_[i].out->read_some();
+    if (files[fixed + 2 * i + 1].revents != 0) workers_[i].err->read_some();
+  }
+  if (files[3].revents != 0) console_->write_some();
+  while (auto number = signals_->next()) on_signal(*number);
+  if (files[2].revents != 0)
+    while (auto order = cluster_->next_order()) stop(*order);
+  if (files[1].revents != 0 && !has_ended())
+    for (const auto& event : crew_->read_events()) on_event(event);
+  if (time_left() == 0)
+    kill_rest(text("killed: it did not end within the grace time of ",
+                   std::chrono::duration<double>(options_.launch.grace).count(), " s"));
+}
+
+void Attempt::on_event(const Crew::Event& event) {
+  using Kind = Crew::Event::Kind;
+  if (has_ended()) return;
+  if (event.kind == Kind::kWardenGone) {
+    if (outcome_.broken.empty())
+      outcome_.broken =
+          text("the warden of the workers (pid ", crew_->warden(), ") was killed or failed: all were ended");
+    return kill_rest("killed: its warden was gone");
+  }
+  auto& worker = workers_.at(static_cast<size_t>(event.worker));
+  if (event.kind == Kind::kStarted) {
+    worker.pid = event.value;
+    worker.started = Clock::now();
+    return;
+  }
+  if (event.kind == Kind::kRefused) return on_end(event.worker, 127 << 8, std::strerror(event.value));
+  bool out_of_memory = false;
+  if (WIFSIGNALED(event.value) && WTERMSIG(event.value) == SIGKILL) {
+    const int64_t kills = machine_.out_of_memory_kills().value_or(0);
+    out_of_memory = kills > memory_kills_;
+    memory_kills_ = std::min(kills, memory_kills_ + 1);
+  }
+  on_end(event.worker, event.value, describe_status(event.value, out_of_memory));
+}
+
+void Attempt::on_end(int index, int status, const std::string& how) {
+  auto& worker = workers_.at(static_cast<size_t>(index));
+  if (worker.has_ended) return;
+  worker.has_ended = true;
+  WorkerEnd end;
+  end.rank = options_.layout.first_rank + index;
+  end.host = this_process().host;
+  end.pid = worker.pid;
+  end.status = status;
+  end.how = how;
+  end.logs = log_folder(index);
+  end.seconds = seconds_since(worker.started);
+  end.after_stop = is_stopping_;
+  outcome_.ends.push_back(end);
+  if (!end.failed() || is_stopping_) return;
+  auto who = end.pid == 0 ? text("rank ", end.rank, " on ", end.host)
+                          : text("rank ", end.rank, " (pid ", end.pid, " on ", end.host, ")");
+  cluster_->tell_failure({{"PeerError", text(who, " has failed: ", how)}, end.rank});
+  stop(0);
+}
+
+void Attempt::on_signal(int number) {
+  if (number == SIGTSTP) {  // Ctrl-Z holds the job, fg goes on
+    crew_->signal_all(SIGSTOP);
+    ::raise(SIGSTOP);
+    return crew_->signal_all(SIGCONT);
+  }
+  if (number == SIGINT && outcome_.signal) {
+    if (!has_ended()) say("stopping at once");
+    return kill_rest("killed: Ctrl-C twice");
+  }
+  cluster_->tell_signal(number);
+  if (number == SIGINT && !has_ended()) say("stopping; Ctrl-C again stops at once");
+  stop(number);
+}
+
+// Asks the workers to end: by the signal that this launcher got, or after a failure, which is 0.
+void Attempt::stop(int number) {
+  if (number != 0 && !outcome_.signal) outcome_.signal = number;
+  crew_->signal_all(number == 0 || number == SIGHUP ? SIGTERM : number);
+  is_stopping_ = true;
+  // USR1 comes long before the end: a worker finishes what it does and ends by itself.
+  if (number != SIGUSR1 && !kill_at_) kill_at_ = Clock::now() + options_.launch.grace;
+}
+
+void Attempt::kill_rest(const std::string& why) {
+  crew_->end_all();
+  is_stopping_ = true;
+  for (size_t index = 0; index < workers_.size(); ++index) on_end(static_cast<int>(index), SIGKILL, why);
+}
+
+void Attempt::finish_output() {
+  for (auto& worker : workers_) {
+    worker.out->finish();
+    worker.err->finish();
+  }
+  for (auto& end : outcome_.ends) {
+    const auto& memory = workers_.at(static_cast<size_t>(end.rank - options_.layout.first_rank)).memory;
+    end.uncaught = memory.uncaught();
+    end.tail.assign(memory.tail().begin(), memory.tail().end());
+  }
+}
+
+void Attempt::say(const std::string& line) {
+  console_->put(Console::Stream::kErr, text("lockstep run: ", line, "\n"));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,148 @@
+#include "launch/crew.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include <lockstep/error.h>
+#include <lockstep/launcher.h>
+
+#include "base/number.h"
+#include "base/text.h"
+#include "launch/process_tree.h"
+#include "launch/warden.h"
+
+extern char** environ;
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kWardenCommand = "__warden";
+constexpr auto kKillLimit = std::chrono::seconds(10);
+
+[[noreturn]] void fail(const std::string& call, int error) {
+  const char* remedy = error == EMFILE || error == ENFILE ? "; raise the limit of open files (ulimit -n)"
+                       : error == EAGAIN || error == ENOMEM
+                           ? "; raise the limit of processes (ulimit -u) or free memory"
+                           : "";
+  throw SystemError(text(call, ": ", std::strerror(error), remedy));
+}
+
+/// This program once more, with `end` open and as its second argument.
+pid_t start_warden(const FileDescriptor& end) {
+  posix_spawn_file_actions_t files;
+  ::posix_spawn_file_actions_init(&files);
+  ::posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&files, end.get(), end.get());  // onto itself: open after exec
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  sigset_t defaults;
+  ::sigemptyset(&defaults);
+  ::sigaddset(&defaults, SIGPIPE);  // which the launcher ignores and workers may want
+  ::posix_spawnattr_setsigdefault(&attributes, &defaults);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  std::string name = "lockstep", command = kWardenCommand, number = std::to_string(end.get());
+  char* argv[] = {name.data(), command.data(), number.data(), nullptr};
+  pid_t pid = -1;
+  const int error = ::posix_spawn(&pid, "/proc/self/exe", &files, &attributes, argv, environ);
+  ::posix_spawn_file_actions_destroy(&files);
+  ::posix_spawnattr_destroy(&attributes);
+  if (error != 0) fail("posix_spawn of this program as the workers' warden", error);
+  return pid;
+}
+
+std::pair<FileDescriptor, FileDescriptor> make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail("pipe for a worker's output", errno);
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  ::fcntl(ends[0], F_SETPIPE_SZ, 1 << 20);  // fewer turns for loud workers; a refusal does not matter
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+}  // namespace
+
+std::optional<int> run_as_warden(int argc, char** argv) {
+  if (argc != 3 || std::string_view(argv[1]) != kWardenCommand) return std::nullopt;
+  auto end = parse_number<int>(argv[2]);
+  int type = 0;
+  socklen_t size = sizeof type;
+  if (!end || ::getsockopt(*end, SOL_SOCKET, SO_TYPE, &type, &size) != 0) return static_cast<int>(LaunchExit::kUsage);
+  ::fcntl(*end, F_SETFD, FD_CLOEXEC);  // not for the workers: the line ends with this process
+  try {
+    return run_warden(Channel(FileDescriptor(*end)));
+  } catch (const std::exception& error) {
+    const std::string line = text("lockstep: ", error.what(), "\n");
+    [[maybe_unused]] auto told = ::write(STDERR_FILENO, line.data(), line.size());
+    kill_descendants(kKillLimit);
+    return static_cast<int>(LaunchExit::kInternal);
+  }
+}
+
+Crew::Crew(const std::string& secret) : channel_{FileDescriptor()} {
+  auto [mine, theirs] = Channel::make_ends();
+  warden_ = start_warden(theirs);
+  channel_ = Channel(std::move(mine));
+  if (!secret.empty()) channel_.send({"secret", secret});
+}
+
+Crew::~Crew() {
+  end_all();
+}
+
+std::pair<FileDescriptor, FileDescriptor> Crew::start(int worker, const WorkerSpec& spec) {
+  auto [out, out_end] = make_pipe();
+  auto [err, err_end] = make_pipe();
+  std::vector<std::string> cores;
+  for (int core : spec.cores) cores.push_back(std::to_string(core));
+  channel_.send({"start", std::to_string(worker), pack(spec.command), pack(spec.environment), pack(cores)},
+                {out_end.get(), err_end.get()});
+  return {std::move(out), std::move(err)};
+}
+
+void Crew::signal_all(int number) {
+  channel_.send({"signal", std::to_string(number)});
+}
+
+void Crew::end_all() {
+  if (is_over_) return;
+  is_over_ = true;
+  ::shutdown(channel_.fd(), SHUT_WR);  // the warden hears that as our end
+  reap_warden();
+}
+
+void Crew::reap_warden() {
+  int status = 0;
+  while (::waitpid(warden_, &status, 0) < 0 && errno == EINTR) {
+  }
+  // A warden that was killed leaves its descendants to this process.
+  if (WIFSIGNALED(status)) kill_descendants(kKillLimit);
+  remove_secret_folder(folder_);
+}
+
+std::vector<Crew::Event> Crew::read_events() {
+  std::vector<Event> events;
+  const bool is_there = channel_.read_some(false);
+  while (auto said = channel_.next()) {
+    const auto& fields = *said;
+    if (fields.at(0) == "folder") {
+      folder_ = fields.at(1);
+      continue;
+    }
+    auto kind = fields.at(0) == "started"   ? Event::Kind::kStarted
+                : fields.at(0) == "refused" ? Event::Kind::kRefused
+                                            : Event::Kind::kEnded;
+    events.push_back({kind, static_cast<int>(to_number(fields.at(1))), static_cast<int>(to_number(fields.at(2)))});
+  }
+  if (!is_there) events.push_back({Event::Kind::kWardenGone});
+  return events;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,140 @@
+#include <lockstep/launcher.h>
+
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <iomanip>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "base/variables.h"
+#include "launch/attempt.h"
+#include "rendezvous/host.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kLongestDelay = std::chrono::minutes(1);
+
+std::string absolute(const std::string& path) {
+  char resolved[PATH_MAX];
+  return ::realpath(path.c_str(), resolved) ? resolved : path;
+}
+
+class Launch {
+ public:
+  explicit Launch(const LaunchOptions& options)
+      : options_(with_secret(options)), plan_(make_plan(options_, Machine(), process_variable)) {}
+
+  LaunchExit run() {
+    if (options_.dry_run) return show_plan();
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a warden that was killed leaves behind comes here
+    auto cluster = (options_.nodes == 1 ? make_single_node : make_several_nodes)(options_, plan_, find_secret());
+    const auto begin = Clock::now();
+    for (int generation = 0;; ++generation) {
+      auto verdict = attempt(*cluster, generation);
+      if (verdict.restart && !pause(verdict, generation)) {
+        verdict.restart = false;
+        verdict.report.exit = LaunchExit::kPreempted;
+      }
+      if (verdict.restart) continue;
+      verdict.report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      return conclude(verdict.report);
+    }
+  }
+
+ private:
+  static LaunchOptions with_secret(LaunchOptions options) {
+    if (options.secret_file.empty()) options.secret_file = process_variable("LOCKSTEP_SECRET_FILE").value_or("");
+    if (!options.secret_file.empty()) options.secret_file = absolute(options.secret_file);
+    return options;
+  }
+
+  Secret find_secret() const {
+    if (!options_.secret_file.empty()) return Secret::from_file(options_.secret_file);
+    if (options_.nodes == 1) return secret_;
+    throw UsageError(
+        "several nodes need a common secret: create a file by (umask 077 && head -c 32 /dev/urandom > "
+        "FILE), copy it to every node and say --secret-file FILE");
+  }
+
+  LaunchExit show_plan() {
+    Layout layout{options_.node_rank * plan_.workers, options_.nodes * plan_.workers, 0, plan_.store, plan_.job_id};
+    console_.put(Console::Stream::kOut, describe_plan(options_, plan_, layout));
+    console_.flush(signals_.fd());
+    return LaunchExit::kSuccess;
+  }
+
+  Verdict attempt(Cluster& cluster, int generation) {
+    auto layout = cluster.begin(generation, signals_);
+    if (!layout) {
+      Verdict stopped;
+      stopped.report.exit = LaunchExit::kPreempted;
+      stopped.report.message = "stopped while waiting for other nodes";
+      return stopped;
+    }
+    Attempt attempt(
+        {options_, plan_, *layout, options_.secret_file.empty() ? secret_.bytes() : "", options_.secret_file}, &cluster,
+        &signals_, &console_);
+    return attempt.run();
+  }
+
+  /// Says why, and waits before a restart; false when a signal came.
+  bool pause(const Verdict& verdict, int generation) {
+    auto delay = options_.restart_delay;
+    for (int i = 0; i < generation && delay < kLongestDelay; ++i) delay *= 2;
+    delay = std::min<std::chrono::milliseconds>(delay, kLongestDelay);
+    const auto& culprit = *verdict.report.culprit;
+    say(text("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed: ", culprit.how,
+             culprit.uncaught.empty() ? "" : ", " + culprit.uncaught, "; restart ", generation + 1, " of ",
+             options_.max_restarts, " in ", std::chrono::duration<double>(delay).count(), " s"));
+    console_.flush(signals_.fd());
+    return !signals_.wait_for(delay);
+  }
+
+  LaunchExit conclude(const LaunchReport& report) {
+    console_.put(Console::Stream::kErr, options_.json ? report_to_json(report) : describe_report(report));
+    console_.flush(signals_.fd());
+    return report.exit;
+  }
+
+  void say(const std::string& line) { console_.put(Console::Stream::kErr, text("lockstep run: ", line, "\n")); }
+
+  const LaunchOptions options_;
+  const Plan plan_;
+  const Secret secret_ = Secret::random();
+  Signals signals_;
+  Console console_;
+};
+
+int refuse(LaunchExit code, const std::exception& error) {
+  Console console;
+  console.put(Console::Stream::kErr, text("lockstep run: ", error.what(), "\n"));
+  console.flush(-1);
+  return static_cast<int>(code);
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options) {
+  try {
+    return static_cast<int>(Launch(options).run());
+  } catch (const UsageError& error) {
+    return refuse(LaunchExit::kUsage, error);
+  } catch (const MismatchError& error) {  // nodes that were started differently
+    return refuse(LaunchExit::kUsage, error);
+  } catch (const TimeoutError& error) {
+    return refuse(LaunchExit::kTimedOut, error);
+  } catch (const PeerError& error) {
+    return refuse(LaunchExit::kTimedOut, error);
+  } catch (const std::exception& error) {
+    return refuse(LaunchExit::kInternal, error);
+  }
+}
+
+}  // namespace lockstep

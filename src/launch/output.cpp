@@ -1,0 +1,137 @@
+#include "launch/output.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include <lockstep/error.h>
+
+#include "base/log.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+/// mkdir -p for the folders above `path`. Not std::filesystem, whose functions some libraries export in versions that
+/// do not fit.
+void make_folders(const std::string& path) {
+  for (auto slash = path.find('/', 1); slash != path.npos; slash = path.find('/', slash + 1))
+    if (::mkdir(path.substr(0, slash).c_str(), 0777) != 0 && errno != EEXIST)
+      throw SystemError(text("mkdir ", path.substr(0, slash), ": ", std::strerror(errno),
+                             "; set --log-dir to a folder that you may write"));
+}
+
+FileDescriptor create_file(const std::string& path) {
+  make_folders(path);
+  FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
+  if (!file.is_open())
+    throw SystemError(
+        text("create ", path, ": ", std::strerror(errno), "; set --log-dir to a folder that you may write"));
+  return file;
+}
+
+bool write_all(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    ssize_t put = ::write(file, bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(put));
+  }
+  return true;
+}
+
+std::string coloured(const std::string& prefix, int colour) {
+  return text("\033[", 31 + colour % 6, "m", prefix.substr(0, prefix.size() - 1), "\033[0m ");
+}
+
+}  // namespace
+
+std::vector<std::string> LineCutter::feed(std::string_view bytes) {
+  std::vector<std::string> lines;
+  for (size_t end; (end = bytes.find('\n')) != bytes.npos; bytes.remove_prefix(end + 1)) {
+    lines.push_back(partial_ + std::string(bytes.substr(0, end)));
+    partial_.clear();
+  }
+  partial_ += bytes;
+  if (partial_.size() >= kLongest) lines.push_back(take_rest());
+  return lines;
+}
+
+std::string LineCutter::take_rest() {
+  return std::exchange(partial_, {});
+}
+
+void StderrMemory::add(const std::string& line) {
+  tail_.push_back(line);
+  if (tail_.size() > kLines) tail_.pop_front();
+  auto after = [&](std::string_view beginning) -> std::optional<std::string> {
+    if (!line.starts_with(beginning)) return std::nullopt;
+    return line.substr(beginning.size());
+  };
+  if (auto type = after("terminate called after throwing an instance of '")) {  // libstdc++'s words
+    type_ = type->substr(0, type->rfind('\''));
+    what_.clear();
+  } else if (auto what = after("  what():  ")) {
+    what_ = *what;
+  } else if (auto both = after("libc++abi: terminating with uncaught exception of type ")) {
+    auto colon = both->find(": ");
+    type_ = both->substr(0, colon);
+    what_ = colon == both->npos ? "" : both->substr(colon + 2);
+  }
+}
+
+std::string StderrMemory::uncaught() const {
+  return what_.empty() ? type_ : text(type_, ": ", what_);
+}
+
+StreamOutput::StreamOutput(FileDescriptor pipe, Options options, Console* console)
+    : pipe_(std::move(pipe)),
+      options_(std::move(options)),
+      prefix_(console->has_colour(options_.stream) ? coloured(options_.prefix, options_.colour) : options_.prefix),
+      console_(console) {
+  if (options_.route.to_file) file_ = create_file(options_.path);
+}
+
+bool StreamOutput::pass_on() {
+  std::array<char, 64 << 10> bytes;
+  ssize_t got = ::read(pipe_.get(), bytes.data(), bytes.size());
+  if (got < 0 && errno == EINTR) return true;
+  if (got < 0 && errno == EAGAIN) return false;
+  if (got <= 0) {
+    pipe_ = FileDescriptor();
+    return false;
+  }
+  std::string_view some(bytes.data(), static_cast<size_t>(got));
+  if (file_.is_open() && !write_all(file_.get(), some)) {
+    log_warning(text("write ", options_.path, ": ", std::strerror(errno), "; nothing more is written to this file"));
+    file_ = FileDescriptor();
+  }
+  show(cutter_.feed(some));
+  return true;
+}
+
+void StreamOutput::read_some() {
+  pass_on();
+}
+
+void StreamOutput::finish() {
+  while (pipe_.is_open() && pass_on()) {
+  }
+  pipe_ = FileDescriptor();
+  if (auto rest = cutter_.take_rest(); !rest.empty()) show({rest});
+}
+
+void StreamOutput::show(const std::vector<std::string>& lines) {
+  std::string shown;
+  for (const auto& line : lines) {
+    if (options_.memory) options_.memory->add(line);
+    if (options_.route.to_console) shown += text(prefix_, line, "\n");
+  }
+  console_->put(options_.stream, shown);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+#include "launch/process_tree.h"
+
+#include <dirent.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "base/number.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+struct Entry {
+  pid_t parent = 0;
+  char state = '?';
+};
+
+/// From /proc/PID/stat: "pid (name) state parent ..."; the name may hold anything, brackets and blanks included.
+bool read_entry(const char* pid, Entry& entry) {
+  std::ifstream file(text("/proc/", pid, "/stat"));
+  std::string line{std::istreambuf_iterator<char>(file), {}};
+  auto end = line.rfind(')');
+  if (end == line.npos) return false;
+  return static_cast<bool>(std::istringstream(line.substr(end + 1)) >> entry.state >> entry.parent);
+}
+
+}  // namespace
+
+std::vector<pid_t> descendants_of(pid_t process) {
+  std::multimap<pid_t, std::pair<pid_t, char>> children;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), &::closedir);
+  while (const dirent* found = folder ? ::readdir(folder.get()) : nullptr) {
+    auto pid = parse_number<pid_t>(found->d_name);
+    Entry entry;
+    if (pid && read_entry(found->d_name, entry)) children.emplace(entry.parent, std::pair(*pid, entry.state));
+  }
+  std::vector<pid_t> result, open{process};
+  while (!open.empty()) {
+    auto [first, last] = children.equal_range(open.back());
+    open.pop_back();
+    for (; first != last; ++first) {
+      auto [pid, state] = first->second;
+      open.push_back(pid);
+      if (state != 'Z') result.push_back(pid);
+    }
+  }
+  return result;
+}
+
+bool kill_descendants(std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    pid_t reaped = 0;
+    do reaped = ::waitpid(-1, nullptr, WNOHANG);
+    while (reaped > 0);
+    if (reaped < 0 && errno == ECHILD) return true;  // orphans come to this process: no children, no descendants
+    for (pid_t pid : descendants_of(::getpid())) ::kill(pid, SIGKILL);
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    ::poll(nullptr, 0, 1);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,143 @@
+#include "launch/report.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iomanip>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+std::string in_words(int exit_code) {
+  if (exit_code == 126) return " (the program could not be executed)";
+  if (exit_code == 127) return " (a shell says so when a command is not found, the loader when a library is)";
+  const int signal = exit_code - 128;
+  const char* name = signal > 0 && signal < 32 ? ::sigabbrev_np(signal) : nullptr;
+  return name ? text(" (a shell says so when its command was ended by SIG", name, ")") : "";
+}
+
+std::string seconds(double number) {
+  return text(std::fixed, std::setprecision(1), number, " s");
+}
+
+std::string describe_others(const std::vector<WorkerEnd>& ends) {
+  std::vector<std::string> parts;
+  for (const auto& end : ends) parts.push_back(text(end.rank, " (", end.how, ")"));
+  return text(parts.size() == 1 ? "rank " : "ranks ", enumerate(parts));
+}
+
+nlohmann::ordered_json to_json(const WorkerEnd& end) {
+  nlohmann::ordered_json json{{"rank", end.rank}, {"host", end.host}, {"pid", end.pid}, {"how", end.how}};
+  if (WIFSIGNALED(end.status))
+    json["signal"] = WTERMSIG(end.status);
+  else
+    json["exit_code"] = WEXITSTATUS(end.status);
+  json["uncaught"] = end.uncaught;
+  json["stderr_tail"] = end.tail;
+  json["logs"] = end.logs;
+  json["seconds"] = end.seconds;
+  return json;
+}
+
+nlohmann::ordered_json to_json(const std::vector<WorkerEnd>& ends) {
+  auto json = nlohmann::ordered_json::array();
+  for (const auto& end : ends) json.push_back(to_json(end));
+  return json;
+}
+
+/// Output of workers may hold any bytes.
+std::string dump(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string describe_status(int status, bool out_of_memory) {
+  if (WIFEXITED(status)) return text("exit code ", WEXITSTATUS(status), in_words(WEXITSTATUS(status)));
+  const int signal = WTERMSIG(status);
+  if (signal == SIGKILL && out_of_memory) return "killed: out of memory (the kernel's choice; see the memory limit)";
+  const char* name = ::sigabbrev_np(signal);
+  const char* words = ::sigdescr_np(signal);
+  return text("killed by SIG", name ? name : std::to_string(signal), " (", words ? words : "a signal",
+              WCOREDUMP(status) ? ", core dumped" : "", ")");
+}
+
+LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64_t> named_rank,
+                         const std::string& notice) {
+  LaunchReport report;
+  report.notice = notice;
+  auto is_named = [&](const WorkerEnd& end) { return end.failed() && end.rank == named_rank; };
+  auto culprit = std::find_if(ends.begin(), ends.end(), is_named);
+  if (culprit == ends.end())
+    culprit = std::find_if(ends.begin(), ends.end(), [](const WorkerEnd& end) { return end.failed(); });
+  if (culprit == ends.end()) return report;
+  report.culprit = *culprit;
+  report.exit = WIFSIGNALED(culprit->status) ? LaunchExit::kWorkerKilled : LaunchExit::kWorkerFailed;
+  for (auto end = ends.begin(); end != ends.end(); ++end) {
+    if (end != culprit && end->failed()) report.consequences.push_back(*end);
+    if (!end->failed() && !end->after_stop) report.ended_before.push_back(*end);
+  }
+  return report;
+}
+
+std::string describe_report(const LaunchReport& report) {
+  std::string out;
+  auto line = [&](const auto&... parts) { out += text("lockstep run: ", parts..., "\n"); };
+  if (!report.message.empty()) line(report.message);
+  if (report.culprit) {
+    const auto& culprit = *report.culprit;
+    if (culprit.pid == 0)
+      line("rank ", culprit.rank, " on ", culprit.host, " could not be started: ", culprit.how);
+    else
+      line("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed first, after ",
+           seconds(culprit.seconds), ": ", culprit.how);
+    if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
+    if (!report.notice.empty() && !report.notice.ends_with(culprit.how))  // more than the launcher's own words
+      line("  the ranks were told: ", report.notice);
+    if (!culprit.tail.empty()) line("  last lines of its stderr:");
+    for (const auto& last : culprit.tail) out += text("    | ", last, "\n");
+    if (!culprit.logs.empty()) line("  its output: ", culprit.logs);
+  }
+  if (!report.ended_before.empty()) line("  ended before it: ", describe_others(report.ended_before));
+  if (!report.consequences.empty()) line("  failed as a consequence: ", describe_others(report.consequences));
+  if (report.culprit && report.restarts > 0)
+    line("  failed ", report.restarts + 1, " times, restarted ", report.restarts, " times: no restart is left");
+  return out;
+}
+
+std::string report_to_json(const LaunchReport& report) {
+  nlohmann::ordered_json json{{"exit_code", static_cast<int>(report.exit)},
+                              {"restarts", report.restarts},
+                              {"seconds", report.seconds},
+                              {"message", report.message}};
+  json["culprit"] = report.culprit ? to_json(*report.culprit) : nlohmann::ordered_json();
+  json["notice"] = report.notice;
+  json["consequences"] = to_json(report.consequences);
+  json["ended_before"] = to_json(report.ended_before);
+  return dump(json) + "\n";
+}
+
+std::string pack_ends(const std::vector<WorkerEnd>& ends) {
+  auto json = to_json(ends);
+  for (size_t i = 0; i < ends.size(); ++i) {
+    json[i]["status"] = ends[i].status;
+    json[i]["after_stop"] = ends[i].after_stop;
+  }
+  return dump(json);
+}
+
+std::vector<WorkerEnd> unpack_ends(const std::string& packed) {
+  std::vector<WorkerEnd> ends;
+  for (const auto& json : nlohmann::json::parse(packed))
+    ends.push_back({json.at("rank"), json.at("host"), json.at("pid"), json.at("status"), json.at("how"),
+                    json.at("uncaught"), json.at("stderr_tail"), json.at("logs"), json.at("seconds"),
+                    json.at("after_stop")});
+  return ends;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,399 @@
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <deque>
+#include <mutex>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "launch/cluster.h"
+#include "rendezvous/line.h"
+
+// The launchers' store has these keys, G being the generation and K a node:
+//   launch/node/K        who came: host, pid, workers, nodes, job
+//   launch/G/store       the port of the ranks' store, from node 0
+//   launch/G/failure     the first failure that a node saw: kind, message, rank
+//   launch/G/told        set by node 0 when the ranks know of it: now the workers are stopped
+//   launch/G/signals     how many signals launchers got; launch/G/signal/1 and so on: number, node
+//   launch/G/outcome/K   how the attempt ended on a node
+//   launch/G/verdict     from node 0, when all have: all outcomes as one, the first cause, how many restarts there are
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Fields = Line::Fields;
+
+constexpr int kLaunchers = -1;  // in the place of a generation: their key is none that ranks ever had
+constexpr auto kSlice = std::chrono::milliseconds(100);  // between two looks for signals
+constexpr auto kSilence = std::chrono::seconds(30);      // of a launcher, until it counts as gone
+constexpr auto kTellLimit = std::chrono::seconds(2);     // the ranks have one
+constexpr auto kFarewell = std::chrono::seconds(5);
+
+/// What a launcher's end sounds like in the words that the store has for a rank's.
+std::string about_launchers(std::string message) {
+  if (message.starts_with("rank ")) message = "the launcher of node " + message.substr(5);
+  return message.substr(0, message.find(". It crashed"));
+}
+
+class SeveralNodes final : public Cluster, private LineListener {
+ public:
+  SeveralNodes(const LaunchOptions& options, const Plan& plan, const Secret& secret)
+      : options_(options), plan_(plan), secret_(secret), waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!waker_.is_open()) throw SystemError(text("eventfd: ", ::strerror(errno)));
+    if (options_.node_rank == 0) control_ = host_store(plan_.store, kLaunchers, "the launcher of node 0");
+  }
+
+  ~SeveralNodes() override {
+    if (line_) line_->stop_listening();
+    if (line_ && !is_over_) line_->say_goodbye(Failure{"PeerError", "it was told to stop, or could not go on"});
+    line_.reset();
+    if (control_) control_->await_departures(kFarewell);  // the others read the verdict there
+  }
+
+  std::optional<Layout> begin(int generation, Signals& signals) override {
+    {
+      std::lock_guard lock(mutex_);
+      generation_ = generation;
+      orders_.clear();
+      verdict_.reset();
+    }
+    try {
+      if (!line_ && !join(signals)) return std::nullopt;
+      if (!open_store(signals)) return std::nullopt;
+    } catch (const PeerError& error) {
+      throw PeerError(about_launchers(error.what()));
+    } catch (const TimeoutError& error) {
+      throw TimeoutError(about_launchers(error.what()));
+    }
+    layout_.generation = generation;
+    subscribe();
+    return layout_;
+  }
+
+  void tell_failure(const StoreServer::FirstCause& cause) override {
+    const Fields failure{key("failure"), "",
+                         pack({cause.failure.kind, cause.failure.message, std::to_string(cause.rank.value_or(-1))})};
+    try {
+      if (store_) return tell_ranks(cause);
+      Fields late;
+      line_->call(Verb::kCompareSet, failure);
+      line_->call(Verb::kGet, {key("told")}, Clock::now() + kTellLimit, late);
+    } catch (const Error&) {
+      // Node 0 is gone, which the line's thread says too.
+    }
+  }
+
+  void tell_signal(int number) override {
+    line_->call(Verb::kAdd, {key("signals"), "1"}, [this, number, base = key("signal/")](std::optional<Fields> count) {
+      if (count) line_->call(Verb::kSet, {base + count->at(0), pack({std::to_string(number), me()})}, ignore);
+    });
+  }
+
+  int fd() const override { return waker_.get(); }
+
+  std::optional<int> next_order() override {
+    uint64_t count = 0;
+    [[maybe_unused]] auto read = ::read(waker_.get(), &count, sizeof count);
+    act_as_first_node();
+    std::lock_guard lock(mutex_);
+    if (orders_.empty()) return std::nullopt;
+    const int order = orders_.front();
+    orders_.pop_front();
+    return order;
+  }
+
+  void tell_outcome(const Outcome& outcome) override {
+    line_->call(Verb::kSet, {key("outcome/" + me()), pack_outcome(outcome)}, ignore);
+  }
+
+  std::optional<Verdict> verdict() override {
+    std::unique_lock lock(mutex_);
+    if (verdict_) {
+      is_over_ = !verdict_->restart;
+      return verdict_;
+    }
+    if (lost_.empty()) return std::nullopt;
+    const std::string heard = lost_;
+    lock.unlock();
+    Verdict lost;
+    lost.report.exit = LaunchExit::kTimedOut;
+    lost.report.message = why_broken().value_or(heard);
+    lost.report.restarts = generation_;
+    return lost;
+  }
+
+ private:
+  static void ignore(const std::optional<Fields>&) {}
+
+  std::string me() const { return std::to_string(options_.node_rank); }
+  std::string key(const std::string& name) const { return text("launch/", generation_.load(), "/", name); }
+  static std::string node_key(int node) { return text("launch/node/", node); }
+
+  std::unique_ptr<StoreServer> host_store(const Endpoint& endpoint, int generation, const std::string& role) const {
+    const StoreServer::Options options{endpoint, secret_, generation, role};
+    return std::make_unique<StoreServer>(options);
+  }
+
+  // --- meeting
+
+  bool join(Signals& signals) {
+    const auto deadline = Clock::now() + options_.join_timeout;
+    if (!connect(signals, deadline)) return false;
+    line_->listen(this);
+    const auto process = this_process();
+    const std::string mine = pack({process.host, std::to_string(process.pid), std::to_string(plan_.workers),
+                                   std::to_string(options_.nodes), plan_.job_id});
+    const auto found =
+        line_->call(Verb::kEnrol, {node_key(options_.node_rank), mine, me(), process.host, process.host_id,
+                                   std::to_string(process.pid), std::to_string(to_ms(kSilence))});
+    if (found.at(0) != mine) {
+      const auto other = unpack(found.at(0));
+      is_over_ = true;  // not a member: nobody else must hear of this
+      throw MismatchError(text("--node-rank ", me(), " is taken by pid ", other.at(1), " on ", other.at(0),
+                               ": give every node another"));
+    }
+    Fields keys;
+    for (int node = 0; node < options_.nodes; ++node) keys.push_back(node_key(node));
+    auto values = wait_for(keys, signals, deadline);
+    if (values) compare(*values);
+    return values.has_value();
+  }
+
+  bool connect(Signals& signals, Clock::time_point deadline) {
+    for (;;) {
+      const auto slice = std::min(Clock::now() + kSlice, deadline);
+      try {
+        line_ =
+            std::make_unique<Line>(Line::Options{plan_.store, secret_.key(kLaunchers), kLaunchers, slice, kSilence});
+        return true;
+      } catch (const TimeoutError&) {
+        if (signals.next()) return false;
+        if (Clock::now() >= deadline)
+          throw TimeoutError(text("node 0 did not come within ", seconds(options_.join_timeout),
+                                  " s: nobody listens at ", to_string(plan_.store),
+                                  "; is lockstep run started there, with --node-rank 0, and can "
+                                  "this node reach it?"));
+      }
+    }
+  }
+
+  /// The values; none when a signal came. TimeoutError when nodes are missing.
+  std::optional<Fields> wait_for(const Fields& keys, Signals& signals, std::optional<Clock::time_point> deadline) {
+    for (;;) {
+      Fields late;
+      if (auto values = line_->call(Verb::kGet, keys, Clock::now() + kSlice, late)) return values;
+      if (signals.next()) return std::nullopt;
+      if (deadline && Clock::now() >= *deadline) refuse_missing(late);
+    }
+  }
+
+  [[noreturn]] void refuse_missing(const Fields& keys) {
+    std::vector<std::string> nodes;
+    for (const auto& missing : keys) nodes.push_back(missing.substr(node_key(0).size() - 1));
+    const auto message =
+        text(nodes.size() == 1 ? "node " : "nodes ", enumerate(nodes), " of ", options_.nodes, " did not come within ",
+             seconds(options_.join_timeout), " s; is lockstep run started there, with its --node-rank?");
+    line_->say_goodbye(Failure{"TimeoutError", message});
+    is_over_ = true;
+    throw TimeoutError(message);
+  }
+
+  void compare(const Fields& values) {
+    layout_ = {};
+    layout_.world_size = 0;
+    for (int node = 0; node < options_.nodes; ++node) {
+      const auto value = unpack(values.at(static_cast<size_t>(node)));
+      const int workers = static_cast<int>(to_number(value.at(2)));
+      if (value.at(3) != std::to_string(options_.nodes))
+        throw MismatchError(text("node ", node, " on ", value.at(0), " was started with --nnodes ", value.at(3),
+                                 ", node ", me(), " with ", options_.nodes, ": give all the same"));
+      if (node < options_.node_rank) layout_.first_rank += workers;
+      layout_.world_size += workers;
+      if (node == 0) layout_.job_id = value.at(4);
+    }
+  }
+
+  bool open_store(Signals& signals) {
+    if (options_.node_rank == 0) {
+      store_.reset();
+      store_ = host_store({plan_.store.host, 0}, generation_, "lockstep run of node 0");
+      line_->call(Verb::kSet, {key("store"), std::to_string(store_->port())});
+    }
+    const auto port = wait_for({key("store")}, signals, std::nullopt);
+    if (port) layout_.store = {plan_.store.host, static_cast<int>(to_number(port->at(0)))};
+    return port.has_value();
+  }
+
+  // --- hearing of others, on the line's thread
+
+  void subscribe() {
+    if (options_.node_rank == 0) {
+      when(key("failure"), [this](const std::string& value) { failure_ = value; });
+      Fields outcomes;
+      for (int node = 0; node < options_.nodes; ++node) outcomes.push_back(key(text("outcome/", node)));
+      line_->call(Verb::kGet, outcomes, [this, generation = generation_.load()](std::optional<Fields> values) {
+        std::lock_guard lock(mutex_);
+        if (values && generation == generation_) outcomes_ = *values;
+        wake();
+      });
+    }
+    when(key("told"), [this](const std::string& by) {
+      if (by != me()) orders_.push_back(0);
+    });
+    when(key("verdict"), [this](const std::string& value) { verdict_ = unpack_verdict(value); });
+    listen_for_signal(key("signal/"), 1);
+  }
+
+  void listen_for_signal(const std::string& base, int count) {
+    when(
+        base + std::to_string(count),
+        [this](const std::string& value) {
+          const auto signal = unpack(value);
+          if (signal.at(1) != me()) orders_.push_back(static_cast<int>(to_number(signal.at(0))));
+        },
+        [this, base, count] { listen_for_signal(base, count + 1); });
+  }
+
+  /// Calls `then` with mutex_, and `after` without, when the key has a value and its generation is still the one.
+  void when(const std::string& name, std::function<void(const std::string&)> then, std::function<void()> after = {}) {
+    line_->call(Verb::kGet, {name},
+                [this, then = std::move(then), after = std::move(after),
+                 generation = generation_.load()](std::optional<Fields> values) {
+                  std::unique_lock lock(mutex_);
+                  if (generation != generation_) return;
+                  if (values)
+                    then(values->at(0));
+                  else if (lost_.empty() && !verdict_)
+                    lose("the launcher of node 0 is gone");  // verdict() asks the line for more
+                  wake();
+                  lock.unlock();
+                  if (values && after) after();
+                });
+  }
+
+  void lose(const std::string& why) {  // with mutex_
+    lost_ = why;
+    orders_.push_back(0);
+  }
+
+  void on_failure(const std::string&, const Failure& failure) override {
+    std::lock_guard lock(mutex_);
+    if (lost_.empty() && !verdict_) lose(about_launchers(failure.message));
+    wake();
+  }
+  void on_left(int, const std::string&, int64_t) override {}
+  std::string on_question(const std::string&, const std::string&) override { return ""; }
+  std::string doing() override { return "launching"; }
+  void on_tick() override {}
+
+  void wake() {
+    uint64_t one = 1;
+    [[maybe_unused]] auto written = ::write(waker_.get(), &one, sizeof one);
+  }
+
+  /// What the line has to say for itself, when it ended.
+  std::optional<std::string> why_broken() const {
+    try {
+      line_->call(Verb::kCheck, {node_key(0)});
+      return std::nullopt;
+    } catch (const Error& error) {
+      return about_launchers(error.what());
+    }
+  }
+
+  // --- node 0
+
+  void act_as_first_node() {
+    std::optional<std::string> failure;
+    std::optional<Fields> outcomes;
+    {
+      std::lock_guard lock(mutex_);
+      failure.swap(failure_);
+      outcomes.swap(outcomes_);
+    }
+    if (failure) {
+      const auto fields = unpack(*failure);
+      tell_ranks({{fields.at(0), fields.at(1)}, to_number(fields.at(2))});
+      std::lock_guard lock(mutex_);
+      orders_.push_back(0);
+    }
+    if (outcomes) judge(*outcomes);
+  }
+
+  void tell_ranks(const StoreServer::FirstCause& cause) {
+    store_->end_job(cause);
+    line_->call(Verb::kSet, {key("told"), me()}, ignore);
+  }
+
+  void judge(const Fields& outcomes) {
+    Outcome all;
+    for (const auto& packed : outcomes) {
+      auto outcome = unpack_outcome(packed);
+      all.ends.insert(all.ends.end(), outcome.ends.begin(), outcome.ends.end());
+      if (outcome.signal && !all.signal) all.signal = outcome.signal;
+      if (all.broken.empty()) all.broken = outcome.broken;
+    }
+    const auto cause = store_->first_cause();
+    line_->call(Verb::kSet,
+                {key("verdict"),
+                 pack({pack_outcome(all), std::to_string(options_.max_restarts), cause ? cause->failure.message : "",
+                       std::to_string(cause ? cause->rank.value_or(-1) : -1)})},
+                ignore);
+  }
+
+  // --- what travels
+
+  static std::string pack_outcome(const Outcome& outcome) {
+    return pack({pack_ends(outcome.ends), std::to_string(outcome.signal.value_or(0)), outcome.broken});
+  }
+
+  static Outcome unpack_outcome(const std::string& packed) {
+    const auto fields = unpack(packed);
+    Outcome outcome;
+    outcome.ends = unpack_ends(fields.at(0));
+    if (const auto signal = static_cast<int>(to_number(fields.at(1))); signal != 0) outcome.signal = signal;
+    outcome.broken = fields.at(2);
+    return outcome;
+  }
+
+  Verdict unpack_verdict(const std::string& packed) const {  // the same on all nodes
+    const auto fields = unpack(packed);
+    std::optional<StoreServer::FirstCause> cause;
+    if (!fields.at(2).empty()) cause = {{"PeerError", fields.at(2)}, to_number(fields.at(3))};
+    return decide(unpack_outcome(fields.at(0)), cause, generation_, static_cast<int>(to_number(fields.at(1))));
+  }
+
+  static int64_t to_ms(std::chrono::milliseconds time) { return time.count(); }
+  static double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
+  const LaunchOptions options_;
+  const Plan plan_;
+  const Secret secret_;
+  const FileDescriptor waker_;
+  std::unique_ptr<StoreServer> control_;  // node 0's, constant after construction: for the launchers
+  std::unique_ptr<StoreServer> store_;    // node 0's: for the ranks of this attempt
+  Layout layout_;
+  bool is_over_ = false;  // the others expect this launcher to leave
+
+  std::atomic<int> generation_ = 0;  // set by the main thread
+  std::mutex mutex_;
+  std::deque<int> orders_;              // guarded by mutex_
+  std::optional<std::string> failure_;  // guarded by mutex_: that another node saw, for node 0
+  std::optional<Fields> outcomes_;      // guarded by mutex_: of all nodes, for node 0
+  std::optional<Verdict> verdict_;      // guarded by mutex_
+  std::string lost_;                    // guarded by mutex_: why the nodes cannot go on together
+  std::unique_ptr<Line> line_;          // last, so that its thread ends first
+};
+
+}  // namespace
+
+std::unique_ptr<Cluster> make_several_nodes(const LaunchOptions& options, const Plan& plan, const Secret& secret) {
+  return std::make_unique<SeveralNodes>(options, plan, secret);
+}
+
+}  // namespace lockstep

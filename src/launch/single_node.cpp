@@ -1,0 +1,74 @@
+#include <string.h>
+
+#include "base/text.h"
+#include "launch/cluster.h"
+
+namespace lockstep {
+namespace {
+
+class SingleNode final : public Cluster {
+ public:
+  SingleNode(const LaunchOptions& options, const Plan& plan, const Secret& secret)
+      : max_restarts_(options.max_restarts),
+        workers_(plan.workers),
+        endpoint_(plan.store),
+        job_id_(plan.job_id),
+        secret_(secret) {}
+
+  std::optional<Layout> begin(int generation, Signals&) override {
+    generation_ = generation;
+    verdict_.reset();
+    store_.reset();  // its port first
+    store_ = std::make_unique<StoreServer>(StoreServer::Options{endpoint_, secret_, generation, "lockstep run"});
+    return Layout{0, workers_, generation, {endpoint_.host, store_->port()}, job_id_};
+  }
+
+  void tell_failure(const StoreServer::FirstCause& cause) override { store_->end_job(cause); }
+  void tell_signal(int) override {}
+  int fd() const override { return -1; }
+  std::optional<int> next_order() override { return std::nullopt; }
+
+  void tell_outcome(const Outcome& outcome) override {
+    verdict_ = decide(outcome, store_->first_cause(), generation_, max_restarts_);
+  }
+  std::optional<Verdict> verdict() override { return verdict_; }
+
+ private:
+  const int max_restarts_;
+  const int workers_;
+  const Endpoint endpoint_;
+  const std::string job_id_;
+  const Secret secret_;
+  int generation_ = 0;
+  std::unique_ptr<StoreServer> store_;
+  std::optional<Verdict> verdict_;
+};
+
+}  // namespace
+
+Verdict decide(const Outcome& outcome, const std::optional<StoreServer::FirstCause>& cause, int generation,
+               int max_restarts) {
+  Verdict verdict;
+  auto& report = verdict.report;
+  report.restarts = generation;
+  if (!outcome.broken.empty()) {
+    report.exit = LaunchExit::kInternal;
+    report.message = outcome.broken;
+    return verdict;
+  }
+  if (outcome.signal) {
+    report.exit = LaunchExit::kPreempted;
+    report.message = text("stopped by SIG", ::sigabbrev_np(*outcome.signal));
+    return verdict;
+  }
+  report = make_report(outcome.ends, cause ? cause->rank : std::nullopt, cause ? cause->failure.message : "");
+  report.restarts = generation;
+  verdict.restart = report.exit != LaunchExit::kSuccess && generation < max_restarts;
+  return verdict;
+}
+
+std::unique_ptr<Cluster> make_single_node(const LaunchOptions& options, const Plan& plan, const Secret& secret) {
+  return std::make_unique<SingleNode>(options, plan, secret);
+}
+
+}  // namespace lockstep

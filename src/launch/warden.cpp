@@ -1,0 +1,179 @@
+#include "launch/warden.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <map>
+
+#include <lockstep/error.h>
+
+#include "base/number.h"
+#include "base/text.h"
+#include "launch/process_tree.h"
+
+namespace lockstep {
+namespace {
+
+/// A process that does not die of SIGKILL hangs in the kernel: nothing can be done about it.
+constexpr auto kKillLimit = std::chrono::seconds(10);
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (auto& string : strings) result.push_back(string.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+class Warden {
+ public:
+  explicit Warden(Channel channel) : channel_(std::move(channel)) {
+    ::setsid();  // away from the terminal, which would signal it
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+    sigset_t all;
+    ::sigfillset(&all);
+    ::sigprocmask(SIG_SETMASK, &all, nullptr);
+    sigset_t ends;
+    ::sigemptyset(&ends);
+    ::sigaddset(&ends, SIGCHLD);
+    ends_ = FileDescriptor(::signalfd(-1, &ends, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+
+  ~Warden() { remove_secret_folder(folder_); }
+
+  int run() {
+    while (watch()) {
+    }
+    return kill_descendants(kKillLimit) ? 0 : 1;
+  }
+
+ private:
+  bool watch() {
+    std::array<pollfd, 2> ready{{{channel_.fd(), POLLIN, 0}, {ends_.get(), POLLIN, 0}}};
+    ::poll(ready.data(), ready.size(), -1);
+    if (ready[1].revents != 0) reap();
+    if (ready[0].revents == 0) return true;
+    bool is_there = channel_.read_some(false);
+    while (auto order = channel_.next()) obey(*order);
+    return is_there;
+  }
+
+  void obey(const Channel::Fields& order) {
+    const auto& verb = order.at(0);
+    if (verb == "secret") return keep_secret(order.at(1));
+    if (verb == "start") return start(order);
+    if (verb == "signal") return signal_all(parse_number<int>(order.at(1)).value_or(0));
+  }
+
+  void keep_secret(const std::string& bytes) {
+    const char* place = std::getenv("TMPDIR");
+    std::string folder = text(place && *place ? place : "/tmp", "/lockstep-XXXXXX");
+    if (!::mkdtemp(folder.data())) throw SystemError(text("mkdtemp ", folder, ": ", std::strerror(errno)));
+    folder_ = folder;
+    channel_.send({"folder", folder_});
+    std::string path = folder_ + "/secret";
+    FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!file.is_open() || ::write(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
+      throw SystemError(text("write ", path, ": ", std::strerror(errno)));
+  }
+
+  void start(const Channel::Fields& order) {
+    FileDescriptor out = channel_.take_file();
+    FileDescriptor err = channel_.take_file();
+    auto arguments = unpack(order.at(2));
+    auto environment = unpack(order.at(3));
+    if (!folder_.empty()) environment.push_back(text(kSecretVariable, "=", folder_, "/secret"));
+    auto argv = pointers(arguments);
+    auto envp = pointers(environment);
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    for (const auto& core : unpack(order.at(4))) CPU_SET(parse_number<size_t>(core).value_or(0), &cores);
+    int refusal[2];
+    if (::pipe2(refusal, O_CLOEXEC) != 0) return refuse(order.at(1), errno);
+    FileDescriptor told(refusal[0]), tell(refusal[1]);
+    const pid_t warden = ::getpid();
+    const pid_t pid = ::fork();
+    if (pid < 0) return refuse(order.at(1), errno);
+    if (pid == 0) {
+      become(warden, out.get(), err.get(), cores);
+      ::execvpe(argv[0], argv.data(), envp.data());
+      const int error = errno;
+      [[maybe_unused]] auto written = ::write(tell.get(), &error, sizeof error);
+      ::_exit(127);
+    }
+    ::setpgid(pid, pid);  // here too: a signal may come before the child has had its turn
+    tell = FileDescriptor();
+    int error = 0;
+    if (::read(told.get(), &error, sizeof error) == sizeof error) {
+      ::waitpid(pid, nullptr, 0);
+      return refuse(order.at(1), error);
+    }
+    workers_[pid] = order.at(1);
+    channel_.send({"started", order.at(1), std::to_string(pid)});
+  }
+
+  /// In the child: what a worker has of its own.
+  static void become(pid_t warden, int out, int err, const cpu_set_t& cores) {
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != warden) ::_exit(127);
+    if (CPU_COUNT(&cores) > 0) ::sched_setaffinity(0, sizeof cores, &cores);
+    int in = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ::dup2(in, 0);
+    ::dup2(out, 1);
+    ::dup2(err, 2);
+    for (int number : {SIGINT, SIGTERM, SIGUSR1}) ::signal(number, SIG_DFL);  // a shell's "&" ignores the first
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  }
+
+  void refuse(const std::string& index, int error) { channel_.send({"refused", index, std::to_string(error)}); }
+
+  void signal_all(int number) {
+    for (const auto& [pid, index] : workers_) {
+      ::kill(-pid, number);
+      if (number == SIGTERM) ::kill(-pid, SIGCONT);  // one that is stopped would not hear it
+    }
+  }
+
+  void reap() {
+    signalfd_siginfo ignored[8];
+    while (::read(ends_.get(), ignored, sizeof ignored) > 0) {
+    }
+    int status = 0;
+    for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+      auto worker = workers_.extract(pid);
+      if (!worker.empty()) channel_.send({"ended", worker.mapped(), std::to_string(status)});
+    }
+  }
+
+  Channel channel_;
+  FileDescriptor ends_;
+  std::string folder_;
+  std::map<pid_t, std::string> workers_;  // that have not ended, by pid, with the index the launcher gave them
+};
+
+}  // namespace
+
+int run_warden(Channel channel) {
+  return Warden(std::move(channel)).run();
+}
+
+void remove_secret_folder(const std::string& folder) {
+  if (folder.empty()) return;
+  ::unlink((folder + "/secret").c_str());
+  ::rmdir(folder.c_str());
+}
+
+}  // namespace lockstep

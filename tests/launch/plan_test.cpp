@@ -1,0 +1,301 @@
+#include "launch/plan.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/error.h>
+
+#include "launch/cluster.h"
+#include "launch/output.h"
+#include "launch/report.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+std::optional<std::string> nothing(const std::string& name) {
+  return name == "PATH" ? std::optional<std::string>("/usr/bin:/bin") : std::nullopt;
+}
+
+Environment::Lookup with(const std::string& variable, const std::string& value) {
+  return [=](const std::string& name) { return name == variable ? std::optional(value) : nothing(name); };
+}
+
+LaunchOptions options_for(const std::string& workers) {
+  LaunchOptions options;
+  options.command = {"true"};
+  options.workers_per_node = workers;
+  return options;
+}
+
+template <class Function>
+std::string refusal(Function&& function) {
+  try {
+    function();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+/// A host of files, as the kernel would show it.
+class FakeHost {
+ public:
+  void write(const std::string& path, const std::string& text) const {
+    auto full = folder_.path() / path;
+    std::filesystem::create_directories(full.parent_path());
+    std::ofstream(full) << text;
+  }
+  Machine machine() const { return Machine(folder_.path().string()); }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+// --- the host
+
+TEST(Machine, CountsTheCoresThatAControlGroupOfVersionTwoLeaves) {
+  FakeHost host;
+  host.write("proc/self/cgroup", "0::/job/step\n");
+  host.write("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
+  const int all = host.machine().usable_cores();
+  EXPECT_EQ(all, static_cast<int>(host.machine().cores().size()));
+  host.write("sys/fs/cgroup/job/cpu.max", "150000 100000\n");  // of the group around it
+  EXPECT_EQ(host.machine().usable_cores(), 1);
+  host.write("sys/fs/cgroup/job/cpu.max", "5000 100000\n");
+  EXPECT_EQ(host.machine().usable_cores(), 1) << "never none";
+}
+
+TEST(Machine, CountsTheCoresThatAControlGroupOfVersionOneLeaves) {
+  FakeHost host;
+  host.write("proc/self/cgroup", "3:cpu,cpuacct:/docker/1\n");
+  host.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n");  // in a container, at the top
+  host.write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(host.machine().usable_cores(), 1);
+  host.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(host.machine().usable_cores(), static_cast<int>(host.machine().cores().size()));
+}
+
+TEST(Machine, CountsProcessesKilledForWantOfMemoryInBothVersions) {
+  FakeHost host;
+  EXPECT_EQ(host.machine().out_of_memory_kills(), std::nullopt);
+  host.write("proc/self/cgroup", "4:memory:/a\n0::/b\n");
+  host.write("sys/fs/cgroup/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n");
+  EXPECT_EQ(host.machine().out_of_memory_kills(), 7);
+  host.write("sys/fs/cgroup/b/memory.events", "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\n");
+  EXPECT_EQ(host.machine().out_of_memory_kills(), 2);
+}
+
+TEST(Machine, CountsGpusByDeviceUnlessTheEnvironmentChooses) {
+  FakeHost host;
+  EXPECT_EQ(host.machine().gpus(nothing), 0);
+  for (const char* device : {"nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"})
+    host.write(std::string("dev/") + device, "");
+  EXPECT_EQ(host.machine().gpus(nothing), 3);
+  EXPECT_EQ(host.machine().gpus(with("CUDA_VISIBLE_DEVICES", "1,2")), 2);
+  EXPECT_EQ(host.machine().gpus(with("CUDA_VISIBLE_DEVICES", "0,-1,2")), 1);
+  EXPECT_EQ(host.machine().gpus(with("CUDA_VISIBLE_DEVICES", "")), 0);
+}
+
+TEST(DealCores, GivesDisjointSetsOfEvenSize) {
+  EXPECT_THAT(deal_cores({0, 1, 2, 3, 6}, 2), ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3, 6)));
+  EXPECT_THAT(deal_cores({4, 5}, 2), ElementsAre(ElementsAre(4), ElementsAre(5)));
+  EXPECT_THAT(deal_cores({4}, 2), ElementsAre(IsEmpty(), IsEmpty()));
+}
+
+// --- the plan
+
+TEST(Plan, CountsWorkersByNumberCoresOrGpus) {
+  FakeHost host;
+  auto workers = [&](const std::string& written) {
+    return make_plan(options_for(written), host.machine(), nothing).workers;
+  };
+  const int cores = host.machine().usable_cores();
+  EXPECT_EQ(workers("3"), 3);
+  EXPECT_EQ(workers("cpu"), cores);
+  EXPECT_EQ(workers("auto"), cores);
+  EXPECT_THAT(refusal([&] { workers("gpu"); }), HasSubstr("no GPU is visible"));
+  for (int gpu = 0; gpu < 5; ++gpu) host.write("dev/nvidia" + std::to_string(gpu), "");
+  EXPECT_EQ(workers("gpu"), 5);
+  EXPECT_EQ(workers("auto"), 5);
+  for (const char* wrong : {"0", "-1", "many", "", "5000"})
+    EXPECT_THAT(refusal([&] { workers(wrong); }), HasSubstr("auto, cpu or gpu")) << wrong;
+}
+
+TEST(Plan, SharesTheCoresAmongTheThreadsOfWorkersUnlessToldOtherwise) {
+  FakeHost host;
+  const int cores = host.machine().usable_cores();
+  auto options = options_for("1");
+  EXPECT_EQ(make_plan(options, host.machine(), nothing).threads, cores);
+  options.workers_per_node = "64";
+  EXPECT_EQ(make_plan(options, host.machine(), nothing).threads, std::max(1, cores / 64));
+  EXPECT_EQ(make_plan(options, host.machine(), with("OMP_NUM_THREADS", "5")).threads, 0) << "left alone";
+  options.omp_threads = 7;
+  EXPECT_EQ(make_plan(options, host.machine(), nothing).threads, 7);
+}
+
+TEST(Plan, RefusesWhatMakesNoSenseAndSaysTheRemedy) {
+  auto refused = [](auto change) {
+    auto options = options_for("2");
+    change(options);
+    return refusal([&] { make_plan(options, Machine(), nothing); });
+  };
+  EXPECT_THAT(refused([](auto& o) { o.command.clear(); }), HasSubstr("no program to run"));
+  EXPECT_THAT(refused([](auto& o) { o.command = {"no-such-program"}; }),
+              HasSubstr("no program no-such-program in PATH"));
+  EXPECT_THAT(refused([](auto& o) { o.command = {"/no/such"}; }), HasSubstr("cannot run /no/such"));
+  EXPECT_THAT(refused([](auto& o) { o.command = {"/etc/passwd"}; }), HasSubstr("chmod +x /etc/passwd"));
+  EXPECT_THAT(refused([](auto& o) { o.nodes = 0; }), HasSubstr("--nnodes is 0"));
+  EXPECT_THAT(refused([](auto& o) { o.nodes = 2, o.node_rank = 2; }), HasSubstr("from 0 to 1"));
+  EXPECT_THAT(refused([](auto& o) { o.nodes = 2; }), HasSubstr("--master-addr"));
+  EXPECT_THAT(refused([](auto& o) { o.standalone = true, o.nodes = 2; }), HasSubstr("--standalone"));
+  EXPECT_THAT(refused([](auto& o) { o.master_port = 70000; }), HasSubstr("--master-port is 70000"));
+  EXPECT_THAT(refused([](auto& o) { o.max_restarts = -1; }), HasSubstr("--max-restarts"));
+  EXPECT_THAT(refused([](auto& o) { o.redirects = "3"; }), HasSubstr("--log-dir"));
+  EXPECT_THAT(refused([](auto& o) { o.log_dir = "x", o.tee = "4"; }), HasSubstr("--tee is \"4\""));
+  EXPECT_THAT(refused([](auto& o) { o.log_dir = "x", o.tee = "2:1"; }), HasSubstr("--tee is \"2:1\""));
+  EXPECT_THAT(refused([](auto& o) { o.shown_ranks = {2}; }), HasSubstr("local rank 2"));
+  EXPECT_THAT(refused([](auto& o) { o.bind = true, o.workers_per_node = "4000"; }), HasSubstr("--bind"));
+}
+
+TEST(Plan, RoutesStreamsToTheConsoleAndToFiles) {
+  auto options = options_for("3");
+  auto routes = [&] { return make_plan(options, Machine(), nothing).routes; };
+  EXPECT_EQ(routes()[0].out, (Route{true, false}));
+  options.log_dir = "logs";
+  EXPECT_EQ(routes()[0].out, (Route{true, true}));
+  options.redirects = "3";
+  options.tee = "0:1,2:2";
+  EXPECT_EQ(routes()[0].out, (Route{true, true}));
+  EXPECT_EQ(routes()[0].err, (Route{false, true}));
+  EXPECT_EQ(routes()[1].err, (Route{false, true}));
+  EXPECT_EQ(routes()[2].err, (Route{true, true}));
+  options.shown_ranks = {2};
+  EXPECT_EQ(routes()[0].out, (Route{false, true}));
+  EXPECT_EQ(routes()[2].err, (Route{true, true}));
+}
+
+TEST(Plan, NamesTheRankTheNodeAndTheGenerationInTheEnvironment) {
+  auto options = options_for("2");
+  options.nodes = 2;
+  options.node_rank = 1;
+  options.master_addr = "node0";
+  const auto plan = make_plan(options, Machine(), with("LOCKSTEP_JOB_ID", "job7"));
+  EXPECT_EQ(plan.job_id, "job7");
+  Layout layout;
+  layout.first_rank = 3;
+  layout.world_size = 5;
+  layout.generation = 2;
+  layout.store = {"node0", 4711};
+  layout.job_id = "job7";
+  auto variables = worker_variables(options, plan, layout, 1, "/s");
+  EXPECT_EQ(variables["RANK"], "4");
+  EXPECT_EQ(variables["LOCAL_RANK"], "1");
+  EXPECT_EQ(variables["WORLD_SIZE"], "5");
+  EXPECT_EQ(variables["LOCAL_WORLD_SIZE"], "2");
+  EXPECT_EQ(variables["GROUP_RANK"], "1");
+  EXPECT_EQ(variables["NODE_RANK"], "1");
+  EXPECT_EQ(variables["MASTER_ADDR"], "node0");
+  EXPECT_EQ(variables["MASTER_PORT"], "4711");
+  EXPECT_EQ(variables["LOCKSTEP_STORE_HOSTED"], "1");
+  EXPECT_EQ(variables["LOCKSTEP_JOB_ID"], "job7");
+  EXPECT_EQ(variables["LOCKSTEP_RESTART_COUNT"], "2");
+  EXPECT_EQ(variables["TORCHELASTIC_RESTART_COUNT"], "2");
+  EXPECT_EQ(variables["LOCKSTEP_SECRET_FILE"], "/s");
+  EXPECT_FALSE(variables.contains("CUDA_VISIBLE_DEVICES"));
+  EXPECT_FALSE(variables.contains("ROLE_NAME"));
+}
+
+// --- lines
+
+TEST(LineCutter, KeepsWhatHasNoEndYet) {
+  LineCutter cutter;
+  EXPECT_THAT(cutter.feed("ab"), IsEmpty());
+  EXPECT_THAT(cutter.feed("c\n\nd"), ElementsAre("abc", ""));
+  EXPECT_EQ(cutter.take_rest(), "d");
+  EXPECT_EQ(cutter.take_rest(), "");
+}
+
+TEST(StderrMemory, RemembersTheLastLinesAndWhatNobodyCaught) {
+  StderrMemory memory;
+  for (int line = 0; line < 30; ++line) memory.add(std::to_string(line));
+  EXPECT_EQ(memory.tail().size(), 20u);
+  EXPECT_EQ(memory.tail().front(), "10");
+  EXPECT_EQ(memory.uncaught(), "");
+  memory.add("terminate called after throwing an instance of 'std::runtime_error'");
+  EXPECT_EQ(memory.uncaught(), "std::runtime_error");
+  memory.add("  what():  no data");
+  EXPECT_EQ(memory.uncaught(), "std::runtime_error: no data");
+  memory.add("libc++abi: terminating with uncaught exception of type lockstep::PeerError: gone: far");
+  EXPECT_EQ(memory.uncaught(), "lockstep::PeerError: gone: far");
+}
+
+// --- the report
+
+WorkerEnd end_of(int rank, int status) {
+  WorkerEnd end;
+  end.rank = rank;
+  end.pid = 100 + rank;
+  end.host = "h";
+  end.status = status;
+  end.how = describe_status(status, false);
+  return end;
+}
+
+TEST(Report, SaysInWordsHowAProcessEnded) {
+  EXPECT_EQ(describe_status(3 << 8, false), "exit code 3");
+  EXPECT_THAT(describe_status(139 << 8, false), HasSubstr("exit code 139 (a shell says so when its command was ended"));
+  EXPECT_EQ(describe_status(SIGSEGV, false), "killed by SIGSEGV (Segmentation fault)");
+  EXPECT_EQ(describe_status(SIGKILL, false), "killed by SIGKILL (Killed)");
+  EXPECT_THAT(describe_status(SIGKILL, true), HasSubstr("killed: out of memory"));
+}
+
+TEST(Report, BlamesTheRankThatTheStoreNamedElseTheFirst) {
+  const std::vector<WorkerEnd> ends{end_of(3, 0), end_of(0, 1 << 8), end_of(1, 1 << 8), end_of(2, SIGKILL)};
+  auto report = make_report(ends, std::nullopt, "");
+  EXPECT_EQ(report.culprit->rank, 0);
+  EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
+  EXPECT_EQ(report.ended_before.at(0).rank, 3);
+  EXPECT_EQ(report.consequences.size(), 2u);
+  report = make_report(ends, 2, "rank 2 is gone");
+  EXPECT_EQ(report.culprit->rank, 2);
+  EXPECT_EQ(report.exit, LaunchExit::kWorkerKilled);
+  EXPECT_EQ(make_report(ends, 3, "").culprit->rank, 0) << "one that ended well is not to blame";
+  EXPECT_EQ(make_report({end_of(0, 0)}, std::nullopt, "").exit, LaunchExit::kSuccess);
+}
+
+TEST(Report, TravelsBetweenNodesWithAnyBytes) {
+  auto end = end_of(1, SIGSEGV);
+  end.tail = {"tab\t", "\xff\xfe", "quote \""};
+  end.uncaught = "E: w";
+  end.after_stop = true;
+  const auto back = unpack_ends(pack_ends({end}));
+  ASSERT_EQ(back.size(), 1u);
+  EXPECT_EQ(back[0].status, SIGSEGV);
+  EXPECT_EQ(back[0].tail[0], "tab\t");
+  EXPECT_EQ(back[0].tail.size(), 3u);
+  EXPECT_TRUE(back[0].after_stop);
+}
+
+TEST(Decide, RestartsAfterAFailureWhileRestartsAreLeftAndNeverWhenToldToStop) {
+  Outcome failed;
+  failed.ends = {end_of(0, 1 << 8)};
+  EXPECT_TRUE(decide(failed, std::nullopt, 0, 1).restart);
+  EXPECT_FALSE(decide(failed, std::nullopt, 1, 1).restart);
+  EXPECT_EQ(decide(failed, std::nullopt, 1, 1).report.restarts, 1);
+  failed.signal = SIGTERM;
+  EXPECT_FALSE(decide(failed, std::nullopt, 0, 1).restart);
+  EXPECT_EQ(decide(failed, std::nullopt, 0, 1).report.exit, LaunchExit::kPreempted);
+  failed.broken = "it is";
+  EXPECT_EQ(decide(failed, std::nullopt, 0, 1).report.exit, LaunchExit::kInternal);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,175 @@
+#include "judge_torch.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "run_program.h"
+#include "support/temporary_folder.h"
+#include "tools/doctor_facts.h"
+
+namespace lockstep::tool {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+using testing::Not;
+
+TEST(Doctor, JudgesLibTorch) {
+  auto some = probe();
+  expect_ok(judge_torch(some), "2.4.0, a Python wheel's: /opt/venv");
+  some.torch_library = "/usr/lib/aarch64-linux-gnu/libtorch_cpu.so.1.13";
+  expect_ok(judge_torch(some), "the distribution's");
+  some.torch_library = "/opt/libtorch/lib/libtorch_cpu.so";
+  expect_ok(judge_torch(some), "installed by hand");
+  some.lockstep_version = "0.0.1";
+  expect_error(judge_torch(some), "/opt/lockstep-probe is of lockstep 0.0.1, this is " LOCKSTEP_VERSION_STRING,
+               "from one build");
+  some.failure = "/opt/lockstep-probe ended with code 127";
+  expect_error(judge_torch(some), "could not be asked: /opt/lockstep-probe ended with code 127", "ldd");
+  some.program = "";
+  expect_error(judge_torch(some), "could not be asked", "--probe");
+}
+
+TEST(Doctor, JudgesTheBlas) {
+  auto some = probe();
+  auto arm = machine();
+  arm.architecture = "aarch64";
+  expect_ok(judge_blas(some, arm), "MKL, a part of LibTorch");
+  some.has_mkl = false;
+  expect_ok(judge_blas(some, arm), "a part of LibTorch");
+  some.blas_libraries = {"/usr/lib/a/openblas-pthread/libblas.so.3", "/usr/lib/a/openblas-pthread/libopenblasp.so"};
+  EXPECT_EQ(judge_blas(some, arm), (Finding{"BLAS", Status::kOk, "/usr/lib/a/openblas-pthread/libopenblasp.so"}));
+  some.blas_libraries = {"/usr/lib/a/openblas-serial/libopenblas.so"};
+  expect_warning(judge_blas(some, arm), "without threads", "libopenblas0-pthread");
+  some.blas_libraries = {"/usr/lib/a/blas/libblas.so.3.11.0"};
+  expect_warning(judge_blas(some, arm), "the reference BLAS", "--config libblas.so.3-aarch64-linux-gnu");
+  some.blas_libraries = {"/opt/intel/libmkl_core.so.2"};
+  expect_ok(judge_blas(some, arm), "/opt/intel/libmkl_core.so.2");
+}
+
+TEST(Doctor, JudgesConvolutionsByTheirTimes) {
+  auto some = probe();
+  auto arm = machine();
+  arm.architecture = "aarch64";
+  expect_ok(judge_convolutions(some, arm), "without MKL-DNN");
+  some.has_mkldnn = true;
+  some.convolution_ms = 4;
+  expect_ok(judge_convolutions(some, arm), "MKL-DNN is off");
+  some.uses_mkldnn = true;
+  some.convolution_without_mkldnn_ms = 3;
+  expect_ok(judge_convolutions(some, arm), "4.0 ms with MKL-DNN, 3.0 ms without");
+  some.convolution_ms = 12;
+  expect_warning(judge_convolutions(some, arm), "12.0 ms with MKL-DNN", "setUserEnabledMkldnn(false)");
+  some.torch_version = "1.13.0";
+  expect_warning(judge_convolutions(some, arm), "12.0 ms with MKL-DNN", "lockstep::prefer_fast_convolutions()");
+  expect_warning(judge_convolutions(some, machine()), "12.0 ms with MKL-DNN", "setUserEnabledMkldnn(false)");
+}
+
+TEST(Doctor, JudgesTheGpus) {
+  auto some = probe();
+  auto here = machine();
+  expect_ok(judge_gpus(some, here, 4, std::nullopt), "ranks compute on the CPU");
+  here.has_nvidia_driver = true;
+  expect_warning(judge_gpus(some, here, 1, std::nullopt), "this LibTorch is for CPUs", "CMAKE_PREFIX_PATH");
+  some.has_cuda = true;
+  some.cuda_version = "12.1";
+  expect_warning(judge_gpus(some, here, 1, std::nullopt), "none seen by a LibTorch for CUDA 12.1", "nvidia-smi");
+  expect_warning(judge_gpus(some, here, 1, "7"), "CUDA_VISIBLE_DEVICES is \"7\"", "unset CUDA_VISIBLE_DEVICES");
+  here.has_nvidia_driver = false;
+  expect_warning(judge_gpus(some, here, 1, std::nullopt), "driver is missing", "--gpus all");
+  some.gpus = {{"H200", 139 * kGibibyte}, {"H200", 139 * kGibibyte}};
+  expect_ok(judge_gpus(some, here, 2, std::nullopt), "2 x H200, 139 GiB each (CUDA 12.1)");
+  expect_warning(judge_gpus(some, here, 3, std::nullopt), "for 3 ranks: they compute on the CPU", "at most 2");
+  some.gpus[1] = {"T4", 16 * kGibibyte};
+  expect_ok(judge_gpus(some, here, 2, std::nullopt), "H200 (139 GiB), T4 (16 GiB)");
+}
+
+TEST(Doctor, JudgesNccl) {
+  auto some = probe();
+  expect_ok(judge_nccl(some), "no GPUs that need it");
+  some.gpus = {{"H200", kGibibyte}};
+  expect_ok(judge_nccl(some), "one GPU does without");
+  some.gpus.push_back({"H200", kGibibyte});
+  expect_warning(judge_nccl(some), "none, and 2 GPUs", "libnccl2");
+  some.has_cuda = true;
+  some.nccl_version = "2.18.5";
+  EXPECT_EQ(judge_nccl(some).found, "2.18.5");
+}
+
+TEST(Doctor, JudgesTheBackends) {
+  auto some = probe();
+  expect(judge_backends(some), Status::kOk, "gloo, threads", "libopenmpi-dev for mpi");
+  EXPECT_THAT(judge_backends(some).remedy, Not(HasSubstr("nccl")));
+  some.has_cuda = true;
+  some.gpus = {{"H200", kGibibyte}, {"H200", kGibibyte}};
+  expect_warning(judge_backends(some), "no nccl", "libnccl-dev for nccl");
+  some.backends = {"mpi", "nccl", "threads"};
+  expect_warning(judge_backends(some), "no gloo", "apt-get install libgloo-dev for gloo; then build lockstep again");
+  some.backends = {"gloo", "mpi", "nccl", "threads"};
+  EXPECT_EQ(judge_backends(some), (Finding{"backends", Status::kOk, "gloo, mpi, nccl, threads"}));
+  some.backends = {"threads"};
+  expect_error(judge_backends(some), "none connects processes", "libgloo-dev");
+}
+
+std::string make_script(const TemporaryFolder& folder, const std::string& text) {
+  const std::string path = folder.path() / "script";
+  std::ofstream(path) << "#!/bin/sh\n" << text << '\n';
+  ::chmod(path.c_str(), 0755);
+  return path;
+}
+
+TEST(RunProgram, ReturnsWhatWasPrinted) {
+  const auto ran = run_program({"/bin/sh", "-c", "cat; echo out; echo err >&2"}, 10s);
+  EXPECT_EQ(ran.output, "out\n");
+  EXPECT_EQ(ran.failure, "");
+}
+
+TEST(RunProgram, SaysHowAProgramFailed) {
+  EXPECT_EQ(run_program({"/nowhere"}, 10s).failure, "could not be started: No such file or directory");
+  EXPECT_EQ(run_program({"/bin/sh", "-c", "echo first >&2; echo last >&2; exit 3"}, 10s).failure,
+            "ended with code 3: last");
+  EXPECT_EQ(run_program({"/bin/sh", "-c", "kill -11 $$"}, 10s).failure, "was ended by signal 11 (Segmentation fault)");
+}
+
+TEST(RunProgram, KillsWhatTakesTooLong) {
+  for (const auto* script : {"sleep 30", "sleep 30 & sleep 30", "exec >&- 2>&-; sleep 30"}) {
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(run_program({"/bin/sh", "-c", script}, 200ms).failure, "did not end within 0.2 s") << script;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 5s) << script;
+  }
+}
+
+TEST(Probe, QuotesWhatIsNoAnswer) {
+  EXPECT_THAT(parse_probe("hello\nworld").failure, HasSubstr("printed \"hello\""));
+  EXPECT_THAT(parse_probe("{}").failure, HasSubstr("'lockstep' not found"));
+  EXPECT_THAT(parse_probe("[]").failure, HasSubstr("printed \"[]\""));
+}
+
+TEST(Probe, NamesTheProgramThatFailed) {
+  TemporaryFolder folder;
+  const auto script = make_script(folder, "echo 'libtorch.so: cannot open' >&2; exit 127");
+  const auto asked = ask_probe(script);
+  EXPECT_EQ(asked.failure, script + " ended with code 127: libtorch.so: cannot open");
+  EXPECT_EQ(asked.program, script);
+  EXPECT_EQ(ask_probe(make_script(folder, "sleep 30"), 100ms).failure, script + " did not end within 0.1 s");
+  const auto missing = ask_probe("");  // not beside the tests
+  EXPECT_THAT(missing.failure, HasSubstr("neither beside lockstep nor in ../libexec/lockstep"));
+}
+
+TEST(Probe, AnswersForThisBuildOfLibTorch) {
+  const auto asked = ask_probe(LOCKSTEP_PROBE);
+  EXPECT_EQ(asked.failure, "");
+  EXPECT_EQ(asked.lockstep_version, LOCKSTEP_VERSION_STRING);
+  EXPECT_TRUE(std::filesystem::exists(asked.torch_library)) << asked.torch_library;
+  EXPECT_GE(asked.threads, 1);
+  EXPECT_GT(asked.convolution_ms.value_or(0), 0);
+  EXPECT_THAT(asked.backends, testing::Contains("threads"));
+}
+
+}  // namespace
+}  // namespace lockstep::tool

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+/// Each adds one command to `lockstep`. When it is chosen, parsing runs it and sets the exit code.
+void add_run(CLI::App& app, const std::vector<std::string>& program, int& exit_code);
+void add_doctor(CLI::App& app, int& exit_code);
+void add_env(CLI::App& app, int& exit_code);

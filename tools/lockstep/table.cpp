@@ -1,0 +1,108 @@
+#include "table.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "doctor.h"
+
+namespace lockstep::tool {
+namespace {
+
+constexpr const char* kBold = "1";
+constexpr const char* kFaint = "2";
+constexpr int kStatusColumns = 7;  // "warning"
+
+const char* colour_of(Status status) {
+  if (status == Status::kOk) return "32";
+  return status == Status::kWarning ? "1;33" : "1;31";
+}
+
+std::string painted(const std::string& text, const char* colour, const TableStyle& style) {
+  return style.colour ? fmt::format("\033[{}m{}\033[0m", colour, text) : text;
+}
+
+/// What of a word longer than a line goes onto this one: up to a slash, or all of it where there is none.
+size_t part_that_fits(const std::string& word, size_t columns) {
+  if (word.size() <= columns) return word.size();
+  const auto slash = word.rfind('/', columns - 1);
+  return slash == std::string::npos || slash == 0 ? word.size() : slash + 1;
+}
+
+/// Lines of at most `columns`, broken between words and, in paths that are longer, behind slashes.
+std::vector<std::string> wrap(const std::string& text, size_t columns) {
+  std::vector<std::string> lines{""};
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!lines.back().empty() && lines.back().size() + 1 + word.size() <= columns) {
+      lines.back() += " " + word;
+      continue;
+    }
+    while (!word.empty()) {
+      const size_t size = part_that_fits(word, columns);
+      if (!lines.back().empty()) lines.emplace_back();
+      lines.back() = word.substr(0, size);
+      word.erase(0, size);
+    }
+  }
+  return lines;
+}
+
+std::string row(const Finding& finding, int check_columns, const TableStyle& style) {
+  const int indent = 2 + kStatusColumns + 2 + check_columns + 2;
+  const size_t columns = static_cast<size_t>(std::max(style.columns - indent, 30));
+  std::string text = fmt::format(
+      "  {}  {:<{}}  ",
+      painted(fmt::format("{:<{}}", name_of(finding.status), kStatusColumns), colour_of(finding.status), style),
+      finding.check, check_columns);
+  const auto found = wrap(finding.found, columns);
+  for (size_t line = 0; line < found.size(); ++line)
+    text += fmt::format("{:{}}{}\n", "", line == 0 ? 0 : indent, found[line]);
+  if (finding.remedy.empty()) return text;
+  const auto remedy = wrap(finding.remedy, columns - 3);
+  const char* colour = finding.status == Status::kOk ? kFaint : "36";
+  for (size_t line = 0; line < remedy.size(); ++line)
+    text += fmt::format("{:{}}{}\n", "", indent, painted((line == 0 ? "-> " : "   ") + remedy[line], colour, style));
+  return text;
+}
+
+std::string summary(const std::vector<Section>& sections, const TableStyle& style) {
+  const int warnings = count(sections, Status::kWarning);
+  const int errors = count(sections, Status::kError);
+  const std::string text = fmt::format("{} ok, {} warning{}, {} error{}", count(sections, Status::kOk), warnings,
+                                       warnings == 1 ? "" : "s", errors, errors == 1 ? "" : "s");
+  const Status worst = errors > 0 ? Status::kError : warnings > 0 ? Status::kWarning : Status::kOk;
+  return painted(text, colour_of(worst), style) + "\n";
+}
+
+}  // namespace
+
+std::string to_table(const std::vector<Section>& sections, const TableStyle& style) {
+  size_t check_columns = 0;
+  for (const auto& section : sections)
+    for (const auto& finding : section.findings) check_columns = std::max(check_columns, finding.check.size());
+  std::string text;
+  for (const auto& section : sections) {
+    text += painted(section.title, kBold, style) + "\n";
+    for (const auto& finding : section.findings) text += row(finding, static_cast<int>(check_columns), style);
+    text += "\n";
+  }
+  return text + summary(sections, style);
+}
+
+TableStyle style_of_stdout() {
+  TableStyle style;
+  if (::isatty(STDOUT_FILENO) == 0) return style;
+  const char* no_colour = std::getenv("NO_COLOR");
+  style.colour = !no_colour || *no_colour == '\0';
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) style.columns = size.ws_col;
+  return style;
+}
+
+}  // namespace lockstep::tool

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "finding.h"
+
+namespace lockstep::tool {
+
+struct TableStyle {
+  int columns = 100;
+  bool colour = false;
+};
+
+/// The findings with their remedies below them, in lines that fit, and a summary: "12 ok, 2 warnings, 0 errors". A path
+/// that is longer than a line is broken behind a slash.
+std::string to_table(const std::vector<Section>& sections, const TableStyle& style);
+
+/// As wide as the terminal; without one, 100 columns. Coloured on a terminal unless NO_COLOR is set and not empty.
+TableStyle style_of_stdout();
+
+}  // namespace lockstep::tool
