@@ -31,9 +31,9 @@ struct LOCKSTEP_EXPORT LaunchOptions {
   int master_port = 0;      ///< 0: the system chooses on one node, 29500 on several
   bool standalone = false;  ///< one node, on loopback, at a port that the system chooses
 
-  int max_restarts = 0;                                           ///< of all workers, after one failed
-  std::chrono::milliseconds restart_delay{1000};                  ///< before the first restart; then twice as long each
-  std::chrono::milliseconds grace = std::chrono::seconds(30);     ///< between asking workers to end and SIGKILL
+  int max_restarts = 0;                                        ///< of all workers, after one failed
+  std::chrono::milliseconds restart_delay{1000};               ///< before the first restart; then twice as long each
+  std::chrono::milliseconds grace = std::chrono::seconds(30);  ///< between asking workers to end and SIGKILL
   std::chrono::milliseconds join_timeout{std::chrono::minutes(5)};  ///< for the other nodes to come
 
   std::string log_dir;             ///< files ATTEMPT/RANK/stdout and stderr there; empty: none

@@ -30,6 +30,8 @@ int run_command(std::vector<std::string> arguments) {
   int exit_code = 0;
   std::vector<std::string> program;
   add_run(app, program, exit_code);
+  add_doctor(app, exit_code);
+  add_env(app, exit_code);
   try {
     check_command(app, arguments);
     if (!arguments.empty() && arguments[0] == "run") {
