@@ -1,5 +1,7 @@
 // `lockstep run` as a user sees it: flags, environment, output, exit codes.
 
+#include <sched.h>
+
 #include <fcntl.h>
 #include <sys/wait.h>
 
@@ -41,7 +43,14 @@ TEST(Run, StartsEachRankWithItsEnvironment) {
 
 TEST(Run, SetsThreadsUnlessTheyAreSet) {
   const std::vector<std::string> show{"-n", "4", "sh", "-c", "echo $OMP_NUM_THREADS"};
+  cpu_set_t all, one;  // four ranks on one core, whatever this machine has
+  ASSERT_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+  CPU_ZERO(&one);
+  for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++core)
+    if (CPU_ISSET(core, &all)) CPU_SET(core, &one);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
   EXPECT_THAT(run_launcher(show).output, HasSubstr("[3] 1\n"));
+  ASSERT_EQ(::sched_setaffinity(0, sizeof all, &all), 0);
   EXPECT_THAT(run_launcher(show, {{"OMP_NUM_THREADS", "7"}}).output, HasSubstr("[3] 7\n"));
   EXPECT_THAT(run_launcher({"--omp_threads=5", "sh", "-c", "echo $OMP_NUM_THREADS"}, {{"OMP_NUM_THREADS", "7"}}).output,
               HasSubstr("[0] 5\n"));
