@@ -44,6 +44,7 @@ void Job::subscribe(const std::string& group, JobListener& listener) {
   std::lock_guard lock(mutex_);
   listeners_.emplace(&listener, group);
   if (failure_) listener.on_failure(failure_);
+  if (auto found = group_failures_.find(group); found != group_failures_.end()) listener.on_failure(found->second);
   for (const auto& [rank, calls] : departures_[group]) listener.on_left(rank, calls);
 }
 
@@ -116,6 +117,7 @@ void Job::on_failure(const std::string& group, const Failure& failure) {
   std::lock_guard lock(mutex_);
   auto cause = to_exception(failure);
   if (group.empty() && !failure_) failure_ = cause;
+  if (!group.empty()) group_failures_.emplace(group, cause);  // this rank may not have made its end of the group yet
   for (const auto& [listener, name] : listeners_)
     if (group.empty() || group == name) listener->on_failure(cause);
 }

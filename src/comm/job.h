@@ -99,6 +99,7 @@ class Job final : private LineListener {
   std::mutex mutex_;                                                        // held while listeners are called
   std::map<JobListener*, std::string> listeners_;                           // guarded by mutex_: and their groups
   std::map<std::string, std::vector<std::pair<int, int64_t>>> departures_;  // guarded by mutex_: by group: rank, calls
+  std::map<std::string, std::exception_ptr> group_failures_;                // guarded by mutex_: by group, the first
   std::exception_ptr failure_;  // guarded by mutex_: why the whole job is over
   std::mutex flight_mutex_;
   std::string flight_path_;  // guarded by flight_mutex_: empty until there is one
