@@ -2,13 +2,13 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/network_host.h"
 #include "support/rank_process.h"
 #include "support/temporary_folder.h"
 
@@ -20,47 +20,11 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-bool run(const std::string& command) {
-  return std::system((command + " 2>/dev/null").c_str()) == 0;
-}
-
-/// A network namespace with its loopback up; it goes with the object.
-class Host {
- public:
-  explicit Host(const std::string& role) : name_("lockstep" + std::to_string(::getpid()) + role) {
-    is_made_ = run("ip netns add " + name_) && inside("ip link set lo up");
-  }
-  ~Host() { run("ip netns delete " + name_); }
-  Host(const Host&) = delete;
-  Host& operator=(const Host&) = delete;
-
-  const std::string& name() const { return name_; }
-  bool is_made() const { return is_made_; }
-  bool inside(const std::string& command) const { return run("ip netns exec " + name_ + " " + command); }
-
- private:
-  const std::string name_;
-  bool is_made_ = false;
-};
-
-/// A cable between two hosts; each end has an address.
-bool connect(const Host& a, const std::string& interface_a, const std::string& address_a, const Host& b,
-             const std::string& interface_b, const std::string& address_b) {
-  auto set_up = [](const Host& host, const std::string& interface, const std::string& address) {
-    std::string nodad = address.find(':') != std::string::npos ? " nodad" : "";
-    return host.inside("ip address add " + address + " dev " + interface + nodad) &&
-           host.inside("ip link set " + interface + " up");
-  };
-  return run("ip link add " + interface_a + " netns " + a.name() + " type veth peer name " + interface_b + " netns " +
-             b.name()) &&
-         set_up(a, interface_a, address_a) && set_up(b, interface_b, address_b);
-}
-
 class TwoHosts : public testing::Test {
  protected:
   void SetUp() override {
     if (::getuid() != 0) GTEST_SKIP() << "only root can make network namespaces";
-    if (!run("ip -V >/dev/null")) GTEST_SKIP() << "there is no ip: apt-get install iproute2";
+    if (!run_quietly("ip -V >/dev/null")) GTEST_SKIP() << "there is no ip: apt-get install iproute2";
     if (!a_.is_made() || !b_.is_made()) GTEST_SKIP() << "this machine makes no network namespaces";
     std::ofstream(secret()) << std::string(32, 's');
     std::filesystem::permissions(secret(), std::filesystem::perms::owner_read);
@@ -72,7 +36,7 @@ class TwoHosts : public testing::Test {
   void start(const std::string& scenario, const std::string& master_addr,
              std::map<std::string, std::string> variables = {}) {
     for (int rank = 0; rank < 4; ++rank) {
-      const Host& host = rank < 2 ? a_ : b_;
+      const NetworkHost& host = rank < 2 ? a_ : b_;
       auto all = variables;
       all.insert({{"RANK", std::to_string(rank)},
                   {"WORLD_SIZE", "4"},
@@ -101,13 +65,13 @@ class TwoHosts : public testing::Test {
 
   static constexpr int kPort = 29512;
   TemporaryFolder folder_;
-  Host a_{"a"};
-  Host b_{"b"};
+  NetworkHost a_{"a"};
+  NetworkHost b_{"b"};
   std::vector<std::unique_ptr<RankProcess>> ranks_;
 };
 
 TEST_F(TwoHosts, TrainOverACable) {
-  ASSERT_TRUE(connect(a_, "va", "10.77.0.1/24", b_, "vb", "10.77.0.2/24"));
+  ASSERT_TRUE(connect_hosts(a_, "va", "10.77.0.1/24", b_, "vb", "10.77.0.2/24"));
   start("counts", "10.77.0.1");
   for (auto& rank : ranks_) rank->expect_line("running");
   std::string port = std::to_string(kPort);
@@ -122,21 +86,21 @@ TEST_F(TwoHosts, TrainOverACable) {
 }
 
 TEST_F(TwoHosts, TrainOverIpv6) {
-  ASSERT_TRUE(connect(a_, "va", "fd77::1/64", b_, "vb", "fd77::2/64"));
+  ASSERT_TRUE(connect_hosts(a_, "va", "fd77::1/64", b_, "vb", "fd77::2/64"));
   expect_a_job_runs("fd77::1");
 }
 
 TEST_F(TwoHosts, ReachEachOtherThroughARouter) {
-  Host router("r");
-  ASSERT_TRUE(connect(a_, "va", "10.77.1.1/24", router, "ra", "10.77.1.254/24"));
-  ASSERT_TRUE(connect(b_, "vb", "10.77.2.1/24", router, "rb", "10.77.2.254/24"));
+  NetworkHost router("r");
+  ASSERT_TRUE(connect_hosts(a_, "va", "10.77.1.1/24", router, "ra", "10.77.1.254/24"));
+  ASSERT_TRUE(connect_hosts(b_, "vb", "10.77.2.1/24", router, "rb", "10.77.2.254/24"));
   ASSERT_TRUE(router.inside("sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'"));
   ASSERT_TRUE(a_.inside("ip route add default via 10.77.1.254") && b_.inside("ip route add default via 10.77.2.254"));
   expect_a_job_runs("10.77.1.1");
 }
 
 TEST_F(TwoHosts, ALinkThatGoesDownIsNoticedOnBothSides) {
-  ASSERT_TRUE(connect(a_, "va", "10.77.0.1/24", b_, "vb", "10.77.0.2/24"));
+  ASSERT_TRUE(connect_hosts(a_, "va", "10.77.0.1/24", b_, "vb", "10.77.0.2/24"));
   start("small_calls", "10.77.0.1", {{"TEST_HEARTBEAT_MS", "1500"}});
   for (auto& rank : ranks_) rank->expect_line("running");
   auto begin = Clock::now();
@@ -149,7 +113,7 @@ TEST_F(TwoHosts, ALinkThatGoesDownIsNoticedOnBothSides) {
 }
 
 TEST_F(TwoHosts, ASecretIsNeededBeyondLoopback) {
-  ASSERT_TRUE(connect(a_, "va", "10.77.0.1/24", b_, "vb", "10.77.0.2/24"));
+  ASSERT_TRUE(connect_hosts(a_, "va", "10.77.0.1/24", b_, "vb", "10.77.0.2/24"));
   start("joins_only", "10.77.0.1", {{"LOCKSTEP_SECRET_FILE", ""}});
   for (auto& rank : ranks_)
     EXPECT_THAT(rank->expect_line("UsageError"), AllOf(HasSubstr("LOCKSTEP_SECRET_FILE"), HasSubstr("every host")));
