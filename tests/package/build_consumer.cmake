@@ -1,5 +1,5 @@
-# Builds and runs the consumer against the installed package or against the source tree. Its build directory is kept, so
-# that a second run builds only what changed.
+# Builds and runs the consumer against the installed package or against the source tree. What it compiled is kept for the
+# next run; what it found is not, so that a package we forgot to look for cannot hide in a cache.
 
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result)
@@ -15,6 +15,7 @@ if(WAY STREQUAL "installed")
 else()
   set(where -D LOCKSTEP_SOURCE=${SOURCE})
 endif()
+file(REMOVE ${build}/CMakeCache.txt)
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${build} -G Ninja -D CMAKE_BUILD_TYPE=Release
     -D Torch_DIR=${TORCH_DIR} ${where})
 run(${CMAKE_COMMAND} --build ${build})
