@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "helper_program.h"
 #include "run_program.h"
 
 namespace lockstep::tool {
@@ -49,14 +50,6 @@ Probe failed(const std::string& failure) {
   return probe;
 }
 
-fs::path find_program() {
-  std::error_code error;
-  const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
-  for (const fs::path& place : {here / kName, here / "../libexec/lockstep" / kName})
-    if (fs::exists(place, error)) return place.lexically_normal();
-  return {};
-}
-
 }  // namespace
 
 Probe parse_probe(const std::string& printed) {
@@ -70,7 +63,7 @@ Probe parse_probe(const std::string& printed) {
 }
 
 Probe ask_probe(const fs::path& program, std::chrono::milliseconds limit) {
-  const fs::path found = program.empty() ? find_program() : program;
+  const fs::path found = program.empty() ? find_helper_program(kName) : program;
   if (found.empty()) return failed(fmt::format("{} is neither beside lockstep nor in ../libexec/lockstep", kName));
   const auto ran = run_program({found.string()}, limit);
   Probe probe = ran.failure.empty() ? parse_probe(ran.output) : failed(ran.failure);
