@@ -1,0 +1,108 @@
+#include "bench/ranks.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include <lockstep/error.h>
+
+namespace lockstep::bench {
+namespace {
+
+/// An open file that other processes of this user reach by its path.
+class SharedFile {
+ public:
+  SharedFile(int file, const char* call) : file_(file) {
+    if (file_ < 0) throw SystemError(fmt::format("{}: {}", call, std::strerror(errno)));
+  }
+  ~SharedFile() { close(); }
+  SharedFile(const SharedFile&) = delete;
+  SharedFile& operator=(const SharedFile&) = delete;
+
+  int get() const { return file_; }
+  std::string path() const { return fmt::format("/proc/{}/fd/{}", ::getpid(), file_); }
+  void close() {
+    if (file_ >= 0) ::close(file_);
+    file_ = -1;
+  }
+
+ private:
+  int file_;
+};
+
+/// Calls for each whole line until every writer is gone.
+void read_lines(int file, const std::function<void(const std::string&)>& on_line) {
+  std::string lines;
+  char bytes[4096];
+  for (ssize_t got; (got = ::read(file, bytes, sizeof bytes)) != 0;) {
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return;
+    lines.append(bytes, static_cast<size_t>(got));
+    for (size_t end; (end = lines.find('\n')) != lines.npos; lines.erase(0, end + 1)) on_line(lines.substr(0, end));
+  }
+}
+
+/// A thread that no signal interrupts: they are the launcher's.
+std::thread start_quietly(const std::function<void()>& body) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread(body);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
+/// What our launcher tells its one worker, mpirun, about ranks: its own ranks must not hear it.
+std::vector<std::string> mpirun_command(const Plan& plan, const RankOptions& options) {
+  std::vector<std::string> command{"mpirun", "-n", std::to_string(plan.ranks)};
+  if (plan.is_crowded) command.push_back("--oversubscribe");
+  command.insert(command.end(), {"--bind-to", options.bind ? "core" : "none"});
+  if (::geteuid() == 0) command.push_back("--allow-run-as-root");
+  command.push_back("env");
+  for (const char* variable : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
+    command.insert(command.end(), {"-u", variable});
+  return command;
+}
+
+}  // namespace
+
+LaunchOptions rank_launch(const Plan& plan, const RankOptions& options) {
+  const bool by_mpirun = std::find(plan.backends.begin(), plan.backends.end(), "mpi") != plan.backends.end();
+  LaunchOptions launch;
+  launch.standalone = true;
+  launch.omp_threads = options.threads;
+  launch.workers_per_node = by_mpirun ? "1" : std::to_string(plan.ranks);
+  launch.bind = options.bind && !by_mpirun;
+  if (by_mpirun) launch.command = mpirun_command(plan, options);
+  launch.command.insert(launch.command.end(), {options.program, to_text(plan)});
+  return launch;
+}
+
+int run_ranks(Plan plan, const RankOptions& options, const std::function<void(const Message&)>& on_message) {
+  SharedFile page(::memfd_create("lockstep-bench", MFD_CLOEXEC), "memfd_create");
+  if (::ftruncate(page.get(), page_bytes(plan.ranks)) != 0)
+    throw SystemError(fmt::format("ftruncate of {} bytes: {}", page_bytes(plan.ranks), std::strerror(errno)));
+  int ends[2];
+  const int made = ::pipe2(ends, O_CLOEXEC);
+  SharedFile to_read(made == 0 ? ends[0] : -1, "pipe"), to_write(ends[1], "pipe");
+  plan.page = page.path();
+  plan.results = to_write.path();
+
+  auto reader = start_quietly(
+      [&] { read_lines(to_read.get(), [&](const std::string& line) { on_message(message_from(line)); }); });
+  const int code = launch(rank_launch(plan, options));
+  to_write.close();  // the last writer: the reader ends
+  reader.join();
+  return code;
+}
+
+}  // namespace lockstep::bench

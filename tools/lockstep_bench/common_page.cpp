@@ -1,0 +1,108 @@
+#include "common_page.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include <lockstep/error.h>
+
+#include "bench/plan.h"
+
+namespace lockstep::bench {
+namespace {
+
+enum Place { kArrived, kGeneration, kServe, kReturn, kFirstRank = 8 };
+
+void relax() {
+#if defined(__aarch64__)
+  asm volatile("isb");
+#elif defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+CommonPage::CommonPage(const std::string& path, int rank, int ranks, bool is_crowded)
+    : rank_(rank), ranks_(ranks), patience_(is_crowded ? 0 : 5000) {
+  static_assert(sizeof(Line) == 128 && std::atomic<uint64_t>::is_always_lock_free);
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const auto bytes = static_cast<size_t>(page_bytes(ranks));
+  void* memory = file < 0 ? MAP_FAILED : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (memory == MAP_FAILED)
+    throw SystemError(fmt::format("the ranks' common page {} cannot be mapped: {}", path, std::strerror(errno)));
+  ::close(file);
+  lines_ = static_cast<Line*>(memory);
+}
+
+CommonPage::~CommonPage() {
+  ::munmap(lines_, static_cast<size_t>(page_bytes(ranks_)));
+}
+
+void CommonPage::wait_until(const Line& line, uint64_t value) const {
+  for (int looked = 0; line.value.load(std::memory_order_acquire) != value; ++looked) {
+    if (looked < patience_)
+      relax();
+    else
+      ::sched_yield();
+  }
+}
+
+void CommonPage::meet() {
+  const uint64_t generation = lines_[kGeneration].value.load(std::memory_order_acquire);
+  if (lines_[kArrived].value.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint64_t>(ranks_)) {
+    lines_[kArrived].value.store(0, std::memory_order_relaxed);
+    lines_[kGeneration].value.store(generation + 1, std::memory_order_release);
+  } else {
+    wait_until(lines_[kGeneration], generation + 1);
+  }
+}
+
+double CommonPage::largest(double mine) {
+  lines_[kFirstRank + rank_].value.store(std::bit_cast<uint64_t>(mine), std::memory_order_relaxed);
+  meet();
+  double most = mine;
+  for (int rank = 0; rank < ranks_; ++rank)
+    most = std::max(most, std::bit_cast<double>(lines_[kFirstRank + rank].value.load(std::memory_order_relaxed)));
+  meet();  // all have read
+  return most;
+}
+
+int64_t CommonPage::sum(int64_t mine) {
+  lines_[kFirstRank + rank_].value.store(static_cast<uint64_t>(mine), std::memory_order_relaxed);
+  meet();
+  int64_t total = 0;
+  for (int rank = 0; rank < ranks_; ++rank)
+    total += static_cast<int64_t>(lines_[kFirstRank + rank].value.load(std::memory_order_relaxed));
+  meet();
+  return total;
+}
+
+int64_t CommonPage::decided(int64_t mine) {
+  return sum(rank_ == 0 ? mine : 0);
+}
+
+double CommonPage::bounce(int times) {
+  const uint64_t before = lines_[kReturn].value.load(std::memory_order_acquire);
+  meet();
+  const auto begin = std::chrono::steady_clock::now();
+  for (uint64_t ball = before + 1; ranks_ > 1 && rank_ < 2 && ball <= before + static_cast<uint64_t>(times); ++ball) {
+    if (rank_ == 0) lines_[kServe].value.store(ball, std::memory_order_release);
+    wait_until(lines_[rank_ == 0 ? kReturn : kServe], ball);
+    if (rank_ == 1) lines_[kReturn].value.store(ball, std::memory_order_release);
+  }
+  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+  meet();
+  return ranks_ > 1 ? took.count() / times : 0;
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace lockstep::bench {
+
+/// A page of memory that all ranks have in common: by it they start together and compare times, so that nothing of what
+/// is measured takes part in the measuring. Every function is collective, and one thread of a rank calls them.
+class CommonPage {
+ public:
+  /// Maps a file of page_bytes(ranks), zeros at first. SystemError when that fails. `is_crowded`: there are more ranks
+  /// than cores, so that who waits should let others run at once.
+  CommonPage(const std::string& path, int rank, int ranks, bool is_crowded);
+  ~CommonPage();
+  CommonPage(const CommonPage&) = delete;
+  CommonPage& operator=(const CommonPage&) = delete;
+
+  int rank() const { return rank_; }
+
+  /// Returns when all ranks have called it, on all of them at nearly the same time.
+  void meet();
+
+  /// The largest of what the ranks give, on every rank.
+  double largest(double mine);
+  /// The sum of what the ranks give, on every rank.
+  int64_t sum(int64_t mine);
+  /// What rank 0 gives, on every rank.
+  int64_t decided(int64_t mine);
+
+  /// How long a flag takes from rank 0 to rank 1 and back, in microseconds on rank 0, from so many in a row. With one
+  /// rank: 0.
+  double bounce(int times);
+
+ private:
+  struct alignas(128) Line {  // two cache lines: processors fetch neighbours together
+    std::atomic<uint64_t> value;
+  };
+
+  void wait_until(const Line& line, uint64_t value) const;
+
+  const int rank_;
+  const int ranks_;
+  const int patience_;  // how often to look before letting others run
+  Line* lines_ = nullptr;
+};
+
+}  // namespace lockstep::bench
