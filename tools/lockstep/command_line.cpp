@@ -33,6 +33,7 @@ CommandLine::CommandLine() : app_("lockstep: distributed data-parallel training 
   add_run(app_, program_, exit_code_);
   add_doctor(app_, exit_code_);
   add_env(app_, exit_code_);
+  add_test(app_, exit_code_);
   add_bench(app_, exit_code_);
 }
 

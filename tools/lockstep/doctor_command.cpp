@@ -40,14 +40,17 @@ int run(Arguments arguments) {
   if (!arguments.checkpoint_folder.empty()) arguments.options.checkpoint_folder = arguments.checkpoint_folder;
   const Facts facts = gather_facts(process_variable, arguments.options);
   const auto sections = examine(facts);
+  const bool has_errors = count(sections, Status::kError) > 0;
   if (arguments.json) {
     std::cout << printed(to_json(sections)) << std::endl;
   } else {
     std::cout << fmt::format("lockstep {} on {}: {}, {}\n\n", LOCKSTEP_VERSION_STRING, facts.network.host.name,
                              facts.machine.system, facts.machine.architecture)
-              << to_table(sections, style_of_stdout()) << std::flush;
+              << to_table(sections, style_of_stdout());
+    if (!has_errors) std::cout << "\n`lockstep test` tries the backends with real ranks.\n";
+    std::cout << std::flush;
   }
-  return count(sections, Status::kError) > 0 ? 1 : 0;
+  return has_errors ? 1 : 0;
 }
 
 }  // namespace

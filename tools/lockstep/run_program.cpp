@@ -1,66 +1,22 @@
 #include "run_program.h"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <spawn.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <thread>
-
 #include <fmt/format.h>
+
+#include "captured_process.h"
 
 extern char** environ;
 
 namespace lockstep::tool {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-/// The reading end of a pipe, whose writing end the child gets.
-class Pipe {
- public:
-  Pipe() {
-    if (::pipe2(ends_, O_CLOEXEC) != 0) ends_[0] = ends_[1] = -1;
-  }
-  ~Pipe() {
-    close_end(0);
-    close_end(1);
-  }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
-
-  bool is_open() const { return ends_[0] >= 0; }
-  int to_read() const { return ends_[0]; }
-  int to_write() const { return ends_[1]; }
-  void close_writing() { close_end(1); }
-
-  /// False at the end, which is also closed.
-  bool read_some(std::string& into) {
-    char bytes[4096];
-    const ssize_t got = ::read(ends_[0], bytes, sizeof bytes);
-    if (got < 0 && errno == EINTR) return true;
-    if (got <= 0)
-      close_end(0);
-    else
-      into.append(bytes, static_cast<size_t>(got));
-    return got > 0;
-  }
-
- private:
-  void close_end(int end) {
-    if (ends_[end] >= 0) ::close(ends_[end]);
-    ends_[end] = -1;
-  }
-
-  int ends_[2];
-};
-
 /// The child's pid, or minus the error.
-pid_t start(const std::vector<std::string>& arguments, const Pipe& output, const Pipe& errors) {
+pid_t start(const std::vector<std::string>& arguments, int out, int err) {
   std::vector<char*> words;
   for (const auto& argument : arguments) words.push_back(const_cast<char*>(argument.c_str()));
   words.push_back(nullptr);
@@ -68,8 +24,8 @@ pid_t start(const std::vector<std::string>& arguments, const Pipe& output, const
   posix_spawnattr_t attributes;
   ::posix_spawn_file_actions_init(&files);
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&files, output.to_write(), STDOUT_FILENO);
-  ::posix_spawn_file_actions_adddup2(&files, errors.to_write(), STDERR_FILENO);
+  ::posix_spawn_file_actions_adddup2(&files, out, STDOUT_FILENO);
+  ::posix_spawn_file_actions_adddup2(&files, err, STDERR_FILENO);
   ::posix_spawnattr_init(&attributes);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   ::posix_spawnattr_setpgroup(&attributes, 0);
@@ -78,28 +34,6 @@ pid_t start(const std::vector<std::string>& arguments, const Pipe& output, const
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&files);
   return error == 0 ? child : -error;
-}
-
-/// False when the deadline came before both ended.
-bool read_both(Pipe& output, std::string& said, Pipe& errors, std::string& complained, Clock::time_point deadline) {
-  while (output.to_read() >= 0 || errors.to_read() >= 0) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    pollfd ready[] = {{output.to_read(), POLLIN, 0}, {errors.to_read(), POLLIN, 0}};
-    if (left <= 0 || ::poll(ready, 2, static_cast<int>(left)) == 0) return false;
-    if (ready[0].revents != 0) output.read_some(said);
-    if (ready[1].revents != 0) errors.read_some(complained);
-  }
-  return true;
-}
-
-/// False when the deadline came first. A program may close its output long before its end.
-bool wait_for(pid_t child, int& status, Clock::time_point deadline) {
-  for (;;) {
-    const pid_t ended = ::waitpid(child, &status, WNOHANG);
-    if (ended == child) return true;
-    if ((ended < 0 && errno != EINTR) || Clock::now() >= deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
 }
 
 /// The last line that says something.
@@ -123,26 +57,11 @@ std::string describe_end(int status, const std::string& complained) {
 }  // namespace
 
 ProgramOutput run_program(const std::vector<std::string>& arguments, std::chrono::milliseconds limit) {
-  Pipe output, errors;
-  if (!output.is_open() || !errors.is_open()) return {.failure = fmt::format("pipe: {}", ::strerror(errno))};
-  const pid_t child = start(arguments, output, errors);
-  if (child < 0) return {.failure = fmt::format("could not be started: {}", ::strerror(-child))};
-  output.close_writing();
-  errors.close_writing();
-
-  ProgramOutput result;
-  std::string complained;
-  int status = 0;
-  const auto deadline = Clock::now() + limit;
-  const bool is_in_time =
-      read_both(output, result.output, errors, complained, deadline) && wait_for(child, status, deadline);
-  if (!is_in_time) {
-    ::kill(-child, SIGKILL);
-    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
-  }
-  result.failure = is_in_time ? describe_end(status, complained)
-                              : fmt::format("did not end within {} s", static_cast<double>(limit.count()) / 1000);
-  return result;
+  const auto ran = capture([&](int out, int err) { return start(arguments, out, err); }, limit);
+  if (!ran.refusal.empty()) return {.failure = ran.refusal};
+  if (ran.is_late)
+    return {ran.output, fmt::format("did not end within {} s", static_cast<double>(limit.count()) / 1000)};
+  return {ran.output, describe_end(ran.status, ran.errors)};
 }
 
 }  // namespace lockstep::tool

@@ -53,7 +53,18 @@ std::vector<std::string> wrap(const std::string& text, size_t columns) {
   return lines;
 }
 
-std::string row(const Finding& finding, int check_columns, const TableStyle& style) {
+std::string summary(const std::vector<Section>& sections, const TableStyle& style) {
+  const int warnings = count(sections, Status::kWarning);
+  const int errors = count(sections, Status::kError);
+  const std::string text = fmt::format("{} ok, {} warning{}, {} error{}", count(sections, Status::kOk), warnings,
+                                       warnings == 1 ? "" : "s", errors, errors == 1 ? "" : "s");
+  const Status worst = errors > 0 ? Status::kError : warnings > 0 ? Status::kWarning : Status::kOk;
+  return painted(text, colour_of(worst), style) + "\n";
+}
+
+}  // namespace
+
+std::string to_row(const Finding& finding, int check_columns, const TableStyle& style) {
   const int indent = 2 + kStatusColumns + 2 + check_columns + 2;
   const size_t columns = static_cast<size_t>(std::max(style.columns - indent, 30));
   std::string text = fmt::format(
@@ -71,17 +82,6 @@ std::string row(const Finding& finding, int check_columns, const TableStyle& sty
   return text;
 }
 
-std::string summary(const std::vector<Section>& sections, const TableStyle& style) {
-  const int warnings = count(sections, Status::kWarning);
-  const int errors = count(sections, Status::kError);
-  const std::string text = fmt::format("{} ok, {} warning{}, {} error{}", count(sections, Status::kOk), warnings,
-                                       warnings == 1 ? "" : "s", errors, errors == 1 ? "" : "s");
-  const Status worst = errors > 0 ? Status::kError : warnings > 0 ? Status::kWarning : Status::kOk;
-  return painted(text, colour_of(worst), style) + "\n";
-}
-
-}  // namespace
-
 std::string to_table(const std::vector<Section>& sections, const TableStyle& style) {
   size_t check_columns = 0;
   for (const auto& section : sections)
@@ -89,7 +89,7 @@ std::string to_table(const std::vector<Section>& sections, const TableStyle& sty
   std::string text;
   for (const auto& section : sections) {
     text += painted(section.title, kBold, style) + "\n";
-    for (const auto& finding : section.findings) text += row(finding, static_cast<int>(check_columns), style);
+    for (const auto& finding : section.findings) text += to_row(finding, static_cast<int>(check_columns), style);
     text += "\n";
   }
   return text + summary(sections, style);

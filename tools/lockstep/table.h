@@ -16,6 +16,9 @@ struct TableStyle {
 /// that is longer than a line is broken behind a slash.
 std::string to_table(const std::vector<Section>& sections, const TableStyle& style);
 
+/// One of its rows, with a column of so many letters for the checks' names.
+std::string to_row(const Finding& finding, int check_columns, const TableStyle& style);
+
 /// As wide as the terminal; without one, 100 columns. Coloured on a terminal unless NO_COLOR is set and not empty.
 TableStyle style_of_stdout();
 
