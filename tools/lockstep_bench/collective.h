@@ -10,7 +10,7 @@
 
 namespace lockstep::bench {
 
-/// Calls of one collective of one backend on messages of one size, in one kind of memory.
+/// Calls of one collective, a barrier excepted, of one backend on messages of one size, in one kind of memory.
 std::unique_ptr<Side> make_collective(const Plan& plan, const ProcessGroup& group, Memory memory, int64_t bytes);
 
 /// Whether the group's memory is another than LibTorch's own.

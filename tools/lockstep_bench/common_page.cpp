@@ -20,8 +20,6 @@
 namespace lockstep::bench {
 namespace {
 
-enum Place { kArrived, kGeneration, kServe, kReturn, kFirstRank = 8 };
-
 void relax() {
 #if defined(__aarch64__)
   asm volatile("isb");
@@ -68,21 +66,19 @@ void CommonPage::meet() {
 }
 
 double CommonPage::largest(double mine) {
-  lines_[kFirstRank + rank_].value.store(std::bit_cast<uint64_t>(mine), std::memory_order_relaxed);
+  post(std::bit_cast<int64_t>(mine));
   meet();
   double most = mine;
-  for (int rank = 0; rank < ranks_; ++rank)
-    most = std::max(most, std::bit_cast<double>(lines_[kFirstRank + rank].value.load(std::memory_order_relaxed)));
+  for (int rank = 0; rank < ranks_; ++rank) most = std::max(most, std::bit_cast<double>(posted(rank)));
   meet();  // all have read
   return most;
 }
 
 int64_t CommonPage::sum(int64_t mine) {
-  lines_[kFirstRank + rank_].value.store(static_cast<uint64_t>(mine), std::memory_order_relaxed);
+  post(mine);
   meet();
   int64_t total = 0;
-  for (int rank = 0; rank < ranks_; ++rank)
-    total += static_cast<int64_t>(lines_[kFirstRank + rank].value.load(std::memory_order_relaxed));
+  for (int rank = 0; rank < ranks_; ++rank) total += posted(rank);
   meet();
   return total;
 }

@@ -7,7 +7,8 @@
 namespace lockstep::bench {
 
 /// A page of memory that all ranks have in common: by it they start together and compare times, so that nothing of what
-/// is measured takes part in the measuring. Every function is collective, and one thread of a rank calls them.
+/// is measured takes part in the measuring. The functions are collective unless they say otherwise; one
+/// thread of a rank calls them.
 class CommonPage {
  public:
   /// Maps a file of page_bytes(ranks), zeros at first. SystemError when that fails. `is_crowded`: there are more ranks
@@ -22,6 +23,10 @@ class CommonPage {
   /// Returns when all ranks have called it, on all of them at nearly the same time.
   void meet();
 
+  /// Not collective: leaves a number for the others to see; and the one that a rank has left.
+  void post(int64_t number) { lines_[kFirstRank + rank_].value.store(static_cast<uint64_t>(number)); }
+  int64_t posted(int rank) const { return static_cast<int64_t>(lines_[kFirstRank + rank].value.load()); }
+
   /// The largest of what the ranks give, on every rank.
   double largest(double mine);
   /// The sum of what the ranks give, on every rank.
@@ -34,6 +39,7 @@ class CommonPage {
   double bounce(int times);
 
  private:
+  enum Place { kArrived, kGeneration, kServe, kReturn, kFirstRank = 8 };
   struct alignas(128) Line {  // two cache lines: processors fetch neighbours together
     std::atomic<uint64_t> value;
   };

@@ -2,9 +2,6 @@
 //   lockstep-bench --backends   prints what this build has, as a JSON array
 //   lockstep-bench PLAN         carries out a plan, one JSON object; rank 0 writes to the file that it names
 
-#include <signal.h>
-#include <sys/prctl.h>
-
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -37,7 +34,6 @@ void carry_out(const lockstep::bench::Plan& plan) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody else would read the figures
   const std::string argument = argc == 2 ? argv[1] : "";
   if (argument == "--backends")
     std::cout << nlohmann::json(lockstep::available_backends()).dump() << std::endl;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <numeric>
 
+#include "barrier.h"
 #include "bench/sizes.h"
 #include "collective.h"
 #include "memory_stream.h"
@@ -37,9 +38,9 @@ std::vector<Contender> make_contenders(const Plan& plan, const ProcessGroup& wor
   for (size_t i = 0; i < plan.backends.size(); ++i) {
     const auto group = i == 0 ? world : world.new_group(all, {.backend = plan.backends[i]});
     const bool is_barrier = plan.operation == Operation::kBarrier;  // no memory at all
-    if (!is_barrier && (plan.memory == Memory::kAllocated || (plan.memory == Memory::kBoth && has_own_memory(group))))
+    if (plan.memory == Memory::kAllocated || (plan.memory == Memory::kBoth && !is_barrier && has_own_memory(group)))
       contenders.push_back({group, Memory::kAllocated});
-    if (is_barrier || plan.memory != Memory::kAllocated) contenders.push_back({group, Memory::kOrdinary});
+    if (plan.memory != Memory::kAllocated) contenders.push_back({group, Memory::kOrdinary});
   }
   return contenders;
 }
@@ -75,14 +76,18 @@ class Measurement {
     const int calls = calls_per_sample(bytes);
     std::vector<Turn> turns;
     turns.push_back({{"", "", bytes, calls, 0, {}}, std::make_unique<MemoryStream>(bytes, calls)});
-    for (const auto& [group, memory] : contenders)
-      turns.push_back(
-          {{group.backend_name(), name_of(memory), bytes, calls, 0, {}}, make_collective(plan_, group, memory, bytes)});
+    for (const auto& [group, memory] : contenders) {
+      const bool is_barrier = plan_.operation == Operation::kBarrier;
+      turns.push_back({{group.backend_name(), is_barrier ? "none" : name_of(memory), bytes, calls, 0, {}},
+                       is_barrier ? make_barrier(group, page_) : make_collective(plan_, group, memory, bytes)});
+    }
     return turns;
   }
 
   void take_turns(std::vector<Turn>& turns) {
     for (auto& turn : turns) {
+      turn.side->prepare(++turns_taken_);
+      turn.side->warm_up();
       turn.side->prepare(++turns_taken_);
       page_.meet();
       const auto begin = Clock::now();

@@ -17,8 +17,12 @@ namespace {
 
 constexpr size_t kHugePage = 2 << 20;
 
-void scale(float* values, int64_t count, float factor) {
-  for (int64_t i = 0; i < count; ++i) values[i] *= factor;
+/// Two streams: one alone leaves a third of the bandwidth of some processors unused.
+void scale(float* __restrict first, float* __restrict second, int64_t count, float factor) {
+  for (int64_t i = 0; i < count; ++i) {
+    first[i] *= factor;
+    second[i] *= factor;
+  }
 }
 
 }  // namespace
@@ -43,8 +47,15 @@ void MemoryStream::prepare(int64_t turn) {
 }
 
 void MemoryStream::run() {
+  for (int call = 0; call < calls_; ++call) stream(memory_ + call * stride_);
+}
+
+void MemoryStream::stream(float* slot) const {
   volatile float one = 1;  // unknown to the compiler, which would leave the loop out
-  for (int call = 0; call < calls_; ++call) scale(memory_ + call * stride_, count_, one);
+  const float factor = one;
+  const int64_t half = count_ / 2;
+  scale(slot, slot + half, half, factor);
+  if (count_ % 2 != 0) slot[count_ - 1] *= factor;
 }
 
 }  // namespace lockstep::bench

@@ -17,10 +17,13 @@ class MemoryStream final : public Side {
   MemoryStream& operator=(const MemoryStream&) = delete;
 
   void prepare(int64_t turn) override;
+  void warm_up() override { stream(memory_); }
   void run() override;
   int64_t count_wrong() override { return 0; }
 
  private:
+  void stream(float* slot) const;
+
   const int64_t count_;   // floats in a buffer
   const int64_t stride_;  // floats from one to the next
   const int calls_;

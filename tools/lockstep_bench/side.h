@@ -12,6 +12,9 @@ class Side {
   /// Rewrites the buffers, other than the last time: `turn` counts. Local, and not timed.
   virtual void prepare(int64_t turn) = 0;
 
+  /// One call, not timed, so that what other sides have left of caches and clocks does not count. Collective.
+  virtual void warm_up() = 0;
+
   /// The calls of one sample, which are timed. Collective.
   virtual void run() = 0;
 

@@ -1,5 +1,9 @@
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 
@@ -12,12 +16,10 @@
 #include <lockstep/launcher.h>
 #include <lockstep/version.h>
 
+#include "bench/plot.h"
+#include "bench/printer.h"
 #include "bench/ranks.h"
 #include "bench/request.h"
-#include "bench/row.h"
-#include "bench/sizes.h"
-#include "bench/statistics.h"
-#include "bench/table.h"
 #include "commands.h"
 #include "helper_program.h"
 #include "machine.h"
@@ -30,19 +32,23 @@ constexpr const char* kProgram = "lockstep-bench";
 constexpr int kWrongResults = 1;
 
 constexpr const char* kFooter = R"(
-Sizes are in bytes; K, M and G are powers of 1024. In each size the backends take turns, round by round.
-The columns are those of nccl-tests; floor says how near a time is to what memory and caches allow.
+Sizes are in bytes; K, M and G are powers of 1024. In each size the backends take turns, round by round, and their
+results are compared element by element with what they should be. The columns are those of nccl-tests; floor is the part
+of a time that memory and caches need in any case. Other programs that run meanwhile are measured, too.
 
 Examples:
   lockstep bench all-reduce
   lockstep bench all-reduce --backends gloo -n 4 --sizes 4,64K,25M --json
-  lockstep bench reduce-scatter --dtype bfloat16 --op avg --min 1M --max 64M
+  lockstep bench reduce-scatter --dtype bfloat16 --op avg --min 1M --max 64M --plot times.svg
 
 Exit codes:
   0   measured, and every result was right
-  1   measured, and some results were wrong
+  1   measured, but some results were wrong
   2   wrong usage: nothing was started
-  3 to 70, as of lockstep run: a rank failed, was killed, or the run was stopped
+  3   a rank failed: the first to fail ended with an exit code
+  4   a rank was killed: the first to fail was ended by a signal
+  6   stopped by a signal
+  70  the system refused something, or an internal error
 )";
 
 struct Arguments {
@@ -50,65 +56,7 @@ struct Arguments {
   int threads = 1;
   bool no_bind = false;
   bool json = false;
-};
-
-/// Prints what the ranks say, as they say it.
-class Printer {
- public:
-  Printer(const Plan& plan, bool json) : plan_(plan), json_(json), shows_progress_(::isatty(STDERR_FILENO) != 0) {}
-
-  void operator()(const Message& message) {
-    std::visit([this](const auto& kind) { take(kind); }, message);
-  }
-
-  void finish() {
-    clear_progress();
-    if (!json_) std::cout << ratio_table(rows_) << std::flush;
-  }
-
-  bool has_wrong() const {
-    for (const auto& row : rows_)
-      if (row.wrong.value_or(0) != 0) return true;
-    return false;
-  }
-
- private:
-  void take(const Progress& progress) {
-    if (!shows_progress_) return;
-    ++sizes_begun_;
-    std::cerr << fmt::format("\r\033[K{} {}: size {} of {}", name_of(plan_.operation), written_bytes(progress.bytes),
-                             sizes_begun_, plan_.sizes.size())
-              << std::flush;
-  }
-
-  void take(const RoundTrip& round_trip) {
-    floor_.round_trip_us = median(round_trip.times_us);
-    if (!json_)
-      std::cout << fmt::format("# a flag from one rank to another and back: {:.3f} us\n", floor_.round_trip_us)
-                << table_header() << std::flush;
-  }
-
-  void take(const Stream& stream) {
-    floor_.bytes = stream.bytes;
-    floor_.stream_us = median(stream.times_us);
-  }
-
-  void take(const Samples& samples) {
-    clear_progress();
-    rows_.push_back(make_row(plan_, samples, floor_));
-    std::cout << (json_ ? to_json_line(rows_.back()) + "\n" : table_line(rows_.back())) << std::flush;
-  }
-
-  void clear_progress() {
-    if (shows_progress_) std::cerr << "\r\033[K" << std::flush;
-  }
-
-  const Plan& plan_;
-  const bool json_;
-  const bool shows_progress_;
-  size_t sizes_begun_ = 0;
-  Floor floor_;
-  std::vector<Row> rows_;
+  std::string plot_file{};
 };
 
 std::vector<std::string> ask_backends(const std::string& program) {
@@ -127,12 +75,28 @@ void check_memory(const Plan& plan, const tool::Machine& machine) {
                     tool::bytes_in_words(needed), plan.ranks, tool::bytes_in_words(usable)));
 }
 
-void print_heading(const Plan& plan, const RankOptions& options, const tool::Machine& machine) {
-  std::cout << fmt::format("# lockstep {} bench {}: {} on {} ranks, {} {} a rank, {}, {} cores ({})\n",
-                           LOCKSTEP_VERSION_STRING, name_of(plan.operation), fmt::join(plan.backends, ", "), plan.ranks,
-                           options.threads, options.threads == 1 ? "thread" : "threads",
-                           options.bind ? "pinned" : "not pinned", machine.allowed_cores, machine.cpu_model)
-            << std::flush;
+std::string conditions(const Plan& plan, const RankOptions& options, const tool::Machine& machine) {
+  return fmt::format("{} {} of {} {} on {} of {}, {}", plan.ranks, plan.ranks == 1 ? "rank" : "ranks", options.threads,
+                     options.threads == 1 ? "thread" : "threads", fmt::format("{} cores", machine.allowed_cores),
+                     machine.cpu_model, options.bind ? "pinned" : "not pinned");
+}
+
+/// Before minutes of measuring.
+void check_plot(const std::string& file, const Plan& plan) {
+  if (plan.operation == Operation::kBarrier)
+    throw UsageError("--plot draws time over size, but a barrier has no size: leave it out");
+  const auto folder = std::filesystem::absolute(file).parent_path();
+  if (std::filesystem::is_directory(file)) throw UsageError(fmt::format("--plot is {}, a folder: name a file", file));
+  if (::access(folder.c_str(), W_OK) != 0)
+    throw UsageError(
+        fmt::format("--plot is {}, but nothing can be written to {}: {}", file, folder.string(), std::strerror(errno)));
+}
+
+void write_plot(const std::string& file, const std::vector<Row>& rows, const Plan& plan, const std::string& where) {
+  const std::string what = reduces(plan.operation) ? fmt::format("{} {}", plan.redop, plan.dtype) : plan.dtype;
+  std::ofstream stream(file);
+  stream << plot_svg(rows, {fmt::format("{}, {}", name_of(plan.operation), what), where}) << std::flush;
+  if (!stream) throw SystemError(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
 }
 
 int measure(const Arguments& arguments) {
@@ -146,11 +110,16 @@ int measure(const Arguments& arguments) {
   plan.is_crowded = plan.ranks > tool::usable_cores(machine);
   options.threads = arguments.threads;
   options.bind = !arguments.no_bind && plan.ranks <= machine.allowed_cores;
-  if (!arguments.json) print_heading(plan, options, machine);
+  const auto where = conditions(plan, options, machine);
+  if (!arguments.plot_file.empty()) check_plot(arguments.plot_file, plan);
+  if (!arguments.json)
+    std::cout << fmt::format("# lockstep {} bench {}: {}\n", LOCKSTEP_VERSION_STRING, name_of(plan.operation), where)
+              << std::flush;
 
-  Printer printer(plan, arguments.json);
-  const int code = run_ranks(plan, options, [&](const Message& message) { printer(message); });
+  Printer printer(plan, {.json = arguments.json, .shows_progress = ::isatty(STDERR_FILENO) != 0}, std::cout, std::cerr);
+  const int code = run_ranks(plan, options, [&](const Message& message) { printer.take(message); });
   printer.finish();
+  if (!arguments.plot_file.empty() && code == 0) write_plot(arguments.plot_file, printer.rows(), plan, where);
   return code == 0 && printer.has_wrong() ? kWrongResults : code;
 }
 
@@ -162,44 +131,53 @@ int run(const Arguments& arguments) try { return measure(arguments); } catch (co
   return static_cast<int>(LaunchExit::kInternal);
 }
 
+std::string alternatives(const std::vector<std::string>& names) {
+  return fmt::format("{}", fmt::join(names, "|"));
+}
+
 void add_message_options(CLI::App& command, Request& request) {
-  command.add_option("operation", request.operation, fmt::format("{}", fmt::join(operation_names(), ", ")))
+  command.add_option("operation", request.operation, "The collective to measure")
       ->required()
-      ->type_name("OPERATION");
-  command.add_option("--min", request.least, "The smallest message")->type_name("BYTES")->capture_default_str();
-  command.add_option("--max", request.most, "The largest message")->type_name("BYTES")->capture_default_str();
-  command.add_option("--factor", request.factor, "From one size to the next")->capture_default_str();
+      ->type_name(alternatives(operation_names()));
+  command.add_option("--min", request.least, "The smallest message")->type_name("BYTES")->default_str(kDefaultLeast);
+  command.add_option("--max", request.most, "The largest message")->type_name("BYTES")->default_str(kDefaultMost);
+  command.add_option("--factor", request.factor, "From one size to the next")
+      ->check(CLI::PositiveNumber)
+      ->default_str(std::to_string(kDefaultFactor));
   command.add_option("--sizes", request.sizes, "These sizes and no others, as in 4,1K,25M")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("BYTES,...")
       ->excludes("--min", "--max", "--factor");
-  command.add_option("--dtype", request.dtype, fmt::format("{}", fmt::join(dtype_names(), ", ")))
-      ->capture_default_str()
-      ->type_name("NAME");
-  command.add_option("--op", request.redop, fmt::format("How values are reduced: {}", fmt::join(redop_names(), ", ")))
-      ->capture_default_str()
-      ->type_name("NAME");
+  command.add_option("--dtype", request.dtype, "Of the elements")
+      ->type_name(alternatives(dtype_names()))
+      ->default_str(Plan().dtype);
+  command.add_option("--op", request.redop, "How all-reduce and reduce-scatter reduce")
+      ->type_name(alternatives(redop_names()))
+      ->default_str(Plan().redop);
+  command
+      .add_option("--memory", request.memory,
+                  "allocated: tensors from ProcessGroup::allocate; ordinary: LibTorch's own; both, where they differ")
+      ->type_name("allocated|ordinary|both")
+      ->default_str(name_of(Plan().memory));
 }
 
 void add_run_options(CLI::App& command, Arguments& arguments) {
   auto& request = arguments.request;
   command.add_option("-n,--nproc-per-node", request.ranks, "Ranks, all on this host")->capture_default_str();
-  command.add_option("--backends", request.backends, "Backends to compare, the first with each other (all there are)")
+  command.add_option("--backends", request.backends, "Backends that take turns, as in shm,gloo (all that there are)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAME,...");
-  command.add_option("--memory", request.memory, "allocated: tensors from ProcessGroup::allocate; ordinary; both")
-      ->capture_default_str()
-      ->type_name("KIND");
-  command.add_option("--rounds", request.rounds, "Samples of each backend in each size (what fits into a minute)");
+  command.add_option("--rounds", request.rounds, "Samples of each backend in each size (what fits into a minute)")
+      ->check(CLI::PositiveNumber);
   command.add_option("--omp-threads", arguments.threads, "OMP_NUM_THREADS of each rank")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_flag("--no-bind", arguments.no_bind, "Leave ranks free to move between cores");
-  command.add_flag("--check,!--no-check", arguments.request.check,
-                   "Compare every element with what it should be (the default)");
+  command.add_flag("--no-bind", arguments.no_bind, "Leave ranks free to move between cores, also where cores suffice");
+  command.add_flag("--check,!--no-check", request.check, "Compare results with what they should be: the default");
   command.add_flag("--json", arguments.json, "Print one object a line");
+  command.add_option("--plot", arguments.plot_file, "Draw time over size into this file, as SVG")->type_name("FILE");
 }
 
 }  // namespace

@@ -15,30 +15,43 @@ namespace {
 constexpr int kFewestRounds = 5;
 constexpr int kMostRanks = 1024;
 
-/// Those whose ranks are processes: the others cannot be started here.
-std::vector<std::string> measurable(std::vector<std::string> backends) {
-  std::erase(backends, "threads");
+bool has(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+std::string said_or(const std::string& said, const char* otherwise) {
+  return said.empty() ? otherwise : said;
+}
+
+/// As they are expected to be on one host, since all others are compared with the first.
+std::vector<std::string> fastest_first(std::vector<std::string> backends) {
+  static constexpr const char* kOrder[] = {"shm", "nccl", "mpi", "gloo"};
+  const auto place = [](const std::string& name) { return std::find(std::begin(kOrder), std::end(kOrder), name); };
+  std::stable_sort(backends.begin(), backends.end(),
+                   [&](const std::string& a, const std::string& b) { return place(a) < place(b); });
   return backends;
 }
 
-std::vector<std::string> choose_backends(const std::vector<std::string>& wanted,
-                                         const std::vector<std::string>& available) {
-  const auto known = measurable(available);
-  if (known.empty()) throw UsageError("this build has no backend whose ranks are processes: build it with Gloo");
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    if (std::find(known.begin(), known.end(), wanted[i]) == known.end())
+std::vector<std::string> choose_backends(const std::vector<std::string>& wanted, std::vector<std::string> available) {
+  std::erase(available, "threads");  // its ranks are no processes
+  if (available.empty()) throw UsageError("this build has no backend whose ranks are processes: build it with Gloo");
+  if (wanted.empty()) return fastest_first(available);
+  std::vector<std::string> chosen;
+  for (const auto& name : wanted) {
+    if (!has(available, name))
       throw UsageError(
-          fmt::format("--backends: there is no '{}' to measure; this build has {}", wanted[i], fmt::join(known, ", ")));
-    if (std::find(wanted.begin(), wanted.begin() + static_cast<ptrdiff_t>(i), wanted[i]) !=
-        wanted.begin() + static_cast<ptrdiff_t>(i))
-      throw UsageError(fmt::format("--backends names '{}' twice: once is enough", wanted[i]));
+          fmt::format("--backends: there is no '{}' to measure; this build has {}", name, fmt::join(available, ", ")));
+    if (has(chosen, name)) throw UsageError(fmt::format("--backends names '{}' twice: once is enough", name));
+    chosen.push_back(name);
   }
-  return wanted.empty() ? known : wanted;
+  return chosen;
 }
 
 std::vector<int64_t> choose_sizes(const Request& request) {
   if (request.sizes.empty())
-    return stepped_sizes(parse_bytes("--min", request.least), parse_bytes("--max", request.most), request.factor);
+    return stepped_sizes(parse_bytes("--min", said_or(request.least, kDefaultLeast)),
+                         parse_bytes("--max", said_or(request.most, kDefaultMost)),
+                         request.factor == 0 ? kDefaultFactor : request.factor);
   std::vector<int64_t> sizes;
   for (const auto& written : request.sizes) sizes.push_back(parse_bytes("--sizes", written));
   return sizes;
@@ -50,23 +63,35 @@ Memory memory_named(const std::string& name) {
   throw UsageError(fmt::format("--memory is \"{}\": it should be allocated, ordinary or both", name));
 }
 
+/// Refuses what would have no effect.
+void check_meaning(const Request& request, Operation operation) {
+  if (!request.redop.empty() && !reduces(operation))
+    throw UsageError(
+        fmt::format("--op is for all-reduce and reduce-scatter: {} reduces nothing, leave it out", name_of(operation)));
+  if (operation != Operation::kBarrier) return;
+  if (!request.least.empty() || !request.most.empty() || request.factor != 0 || !request.sizes.empty() ||
+      !request.dtype.empty() || !request.memory.empty())
+    throw UsageError("a barrier carries no data: leave out --min, --max, --factor, --sizes, --dtype and --memory");
+}
+
 }  // namespace
 
 Plan make_plan(const Request& request, const std::vector<std::string>& available) {
   Plan plan;
   plan.operation = operation_named(request.operation);
+  check_meaning(request, plan.operation);
   plan.backends = choose_backends(request.backends, available);
   if (request.ranks < 1 || request.ranks > kMostRanks)
     throw UsageError(fmt::format("-n is {}: it should be a number of ranks from 1 to {}", request.ranks, kMostRanks));
   plan.ranks = request.ranks;
-  plan.dtype = request.dtype;
+  plan.dtype = said_or(request.dtype, plan.dtype.c_str());
   const int bytes = element_bytes(plan.dtype);
-  if (reduces(plan.operation)) check_reduction(request.redop, plan.dtype);
-  plan.redop = reduces(plan.operation) ? request.redop : "none";
+  plan.redop = reduces(plan.operation) ? said_or(request.redop, plan.redop.c_str()) : "none";
+  if (reduces(plan.operation)) check_reduction(plan.redop, plan.dtype);
   plan.sizes = {0};
   if (plan.operation != Operation::kBarrier)
     plan.sizes = whole_sizes(plan.operation, choose_sizes(request), bytes, plan.ranks);
-  plan.memory = memory_named(request.memory);
+  plan.memory = memory_named(said_or(request.memory, name_of(plan.memory)));
   if (request.rounds != 0 && request.rounds < kFewestRounds)
     throw UsageError(
         fmt::format("--rounds is {}: it should be {} or more, or left out", request.rounds, kFewestRounds));
@@ -77,7 +102,8 @@ Plan make_plan(const Request& request, const std::vector<std::string>& available
 
 int64_t memory_bytes(const Plan& plan) {
   const int64_t kinds = plan.memory == Memory::kBoth ? 2 : 1;
-  // Two of each side: what is given and what is gotten, or what a backend keeps for itself. One for the floor.
+  // Two for each backend and kind: what is given and what is gotten, or what a backend keeps for itself. One for the
+  // floor.
   const int64_t buffers = 2 * kinds * static_cast<int64_t>(plan.backends.size()) + 1;
   return buffers * plan.ranks * *std::max_element(plan.sizes.begin(), plan.sizes.end());
 }

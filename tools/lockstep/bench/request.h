@@ -8,23 +8,29 @@
 
 namespace lockstep::bench {
 
-/// What the user wrote.
+/// What the user wrote. Empty or 0: not said.
 struct Request {
   std::string operation{};
-  std::vector<std::string> backends{};  // empty: all that there are
+  std::vector<std::string> backends{};
   int ranks = 2;
-  std::string least = "4";
-  std::string most = "256M";
-  int64_t factor = 2;
-  std::vector<std::string> sizes{};  // in place of least, most and factor
-  std::string dtype = "float32";
-  std::string redop = "sum";
-  std::string memory = "both";
-  int rounds = 0;  // 0: not said
+  std::string least{};
+  std::string most{};
+  int64_t factor = 0;
+  std::vector<std::string> sizes{};
+  std::string dtype{};
+  std::string redop{};
+  std::string memory{};
+  int rounds = 0;
   bool check = true;
 };
 
-/// Pure. `available` are the backends that this build has. UsageError, naming the option, what came, what was expected.
+/// What holds where nothing is said.
+inline constexpr const char* kDefaultLeast = "4";
+inline constexpr const char* kDefaultMost = "256M";
+inline constexpr int64_t kDefaultFactor = 2;
+
+/// Pure. `available` are the backends that this build has. UsageError naming the option, what came and what it should
+/// be, also for an option that says nothing about the operation.
 Plan make_plan(const Request& request, const std::vector<std::string>& available);
 
 /// How much memory all ranks together need for the largest size, at most.

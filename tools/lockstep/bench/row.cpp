@@ -8,9 +8,19 @@
 #include "bench/statistics.h"
 
 namespace lockstep::bench {
+namespace {
 
-double floor_us(Operation operation, int ranks, const Floor& floor) {
-  if (ranks == 1) return 0;
+using json = nlohmann::ordered_json;
+
+template <class Number>
+json or_null(const std::optional<Number>& number) {
+  return number ? json(*number) : json();
+}
+
+}  // namespace
+
+std::optional<double> floor_us(Operation operation, int ranks, const Floor& floor) {
+  if (ranks == 1) return std::nullopt;
   const double streamed = 2.0 * ranks * static_cast<double>(floor.bytes);
   const double memory_us = streamed > 0 ? floor_traffic(operation, ranks, floor.bytes) * floor.stream_us / streamed : 0;
   return std::max(memory_us, floor.round_trip_us / 2);
@@ -23,7 +33,7 @@ Row make_row(const Plan& plan, const Samples& samples, const Floor& floor) {
   row.memory = samples.memory;
   row.ranks = plan.ranks;
   row.bytes = samples.bytes;
-  row.dtype = plan.dtype;
+  row.dtype = plan.operation == Operation::kBarrier ? "none" : plan.dtype;
   row.redop = plan.redop;
   if (plan.operation != Operation::kBarrier)
     row.count = count_of(plan.operation, samples.bytes, element_bytes(plan.dtype), plan.ranks);
@@ -34,23 +44,31 @@ Row make_row(const Plan& plan, const Samples& samples, const Floor& floor) {
   row.busbw_gbps = row.algbw_gbps * bus_factor(plan.operation, plan.ranks);
   row.wrong = samples.wrong;
   row.floor_us = floor_us(plan.operation, plan.ranks, floor);
-  row.floor_fraction = row.time_us > 0 ? row.floor_us / row.time_us : 0;
+  if (row.floor_us && row.time_us > 0) row.floor_fraction = *row.floor_us / row.time_us;
   row.rounds = samples.times_us.size();
   row.calls = samples.calls;
   return row;
 }
 
 std::string to_json_line(const Row& row) {
-  using json = nlohmann::ordered_json;
-  const json object{{"op", name_of(row.operation)}, {"backend", row.backend},
-                    {"memory", row.memory},         {"ranks", row.ranks},
-                    {"bytes", row.bytes},           {"count", row.count},
-                    {"dtype", row.dtype},           {"redop", row.redop},
-                    {"time_us", row.time_us},       {"p10_us", row.p10_us},
-                    {"p90_us", row.p90_us},         {"algbw_gbps", row.algbw_gbps},
-                    {"busbw_gbps", row.busbw_gbps}, {"wrong", row.wrong ? json(*row.wrong) : json()},
-                    {"floor_us", row.floor_us},     {"floor_fraction", row.floor_fraction},
-                    {"rounds", row.rounds},         {"calls", row.calls}};
+  const json object{{"op", name_of(row.operation)},
+                    {"backend", row.backend},
+                    {"memory", row.memory},
+                    {"ranks", row.ranks},
+                    {"bytes", row.bytes},
+                    {"count", row.count},
+                    {"dtype", row.dtype},
+                    {"redop", row.redop},
+                    {"time_us", row.time_us},
+                    {"p10_us", row.p10_us},
+                    {"p90_us", row.p90_us},
+                    {"algbw_gbps", row.algbw_gbps},
+                    {"busbw_gbps", row.busbw_gbps},
+                    {"wrong", or_null(row.wrong)},
+                    {"floor_us", or_null(row.floor_us)},
+                    {"floor_fraction", or_null(row.floor_fraction)},
+                    {"rounds", row.rounds},
+                    {"calls", row.calls}};
   return object.dump();
 }
 

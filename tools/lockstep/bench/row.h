@@ -17,9 +17,9 @@ struct Floor {
   int64_t bytes = 0;         // of that message
 };
 
-/// The larger of two times: for the bytes that must move through memory, and for one flag to reach another rank. 0 when
-/// there is nothing to wait for: one rank alone.
-double floor_us(Operation operation, int ranks, const Floor& floor);
+/// The larger of two times: for the bytes that must move through memory, and for one flag to reach another rank. None
+/// for one rank alone, which moves nothing.
+std::optional<double> floor_us(Operation operation, int ranks, const Floor& floor);
 
 /// One line of the table: a backend with messages of one size in one kind of memory.
 struct Row {
@@ -37,8 +37,8 @@ struct Row {
   double algbw_gbps = 0;
   double busbw_gbps = 0;
   std::optional<int64_t> wrong{};
-  double floor_us = 0;
-  double floor_fraction = 0;  // of the speed that the floor allows
+  std::optional<double> floor_us{};
+  std::optional<double> floor_fraction{};  // the floor's time as a part of this one
   size_t rounds = 0;
   int calls = 1;
 };

@@ -1,0 +1,202 @@
+#include "bench/plot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "bench/log_axis.h"
+#include "bench/series.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr double kWidth = 960, kHeight = 580;
+constexpr double kLeft = 92, kRight = 730, kTop = 84, kBottom = 504;  // of the area that is drawn in
+constexpr double kLegend = kRight + 24;
+
+constexpr const char* kInk = "#222222";
+constexpr const char* kFaint = "#666666";
+constexpr const char* kGrid = "#e2e2e2";
+/// Told apart also by the colour-blind (Okabe and Ito).
+constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"};
+
+struct Point {
+  double x, y;
+};
+
+std::string escaped(const std::string& text) {
+  std::string safe;
+  for (char letter : text) {
+    if (letter == '&')
+      safe += "&amp;";
+    else if (letter == '<')
+      safe += "&lt;";
+    else if (letter == '>')
+      safe += "&gt;";
+    else
+      safe += letter;
+  }
+  return safe;
+}
+
+std::string line(Point from, Point to, const std::string& style) {
+  return fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" {}/>\n", from.x, from.y, to.x, to.y,
+                     style);
+}
+
+std::string label(Point at, const std::string& text, const std::string& style) {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", at.x, at.y, style, escaped(text));
+}
+
+std::string joined(const std::vector<Point>& points) {
+  std::string text;
+  for (const auto& [x, y] : points) text += fmt::format("{}{:.1f},{:.1f}", text.empty() ? "" : " ", x, y);
+  return text;
+}
+
+/// A series with how it looks.
+struct Curve {
+  Series series;
+  std::string colour;
+  bool is_hollow = false;  // its markers: ordinary memory
+};
+
+std::vector<Curve> curves_of(const std::vector<Row>& rows) {
+  std::map<std::string, std::string> colours;
+  std::vector<Curve> curves;
+  for (auto& series : series_of(rows)) {
+    std::sort(series.rows.begin(), series.rows.end(), [](const Row& a, const Row& b) { return a.bytes < b.bytes; });
+    const auto colour = colours.emplace(series.backend, kColours[colours.size() % std::size(kColours)]).first->second;
+    const bool is_hollow = series.memory == "ordinary";
+    curves.push_back({std::move(series), colour, is_hollow});
+  }
+  return curves;
+}
+
+class Plot {
+ public:
+  explicit Plot(const std::vector<Row>& rows) : curves_(curves_of(rows)), x_(size_axis(rows)), y_(time_axis(rows)) {}
+
+  std::string draw(const PlotText& text) const {
+    std::string svg = fmt::format(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
+        "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"15\" fill=\"{2}\">\n"
+        "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
+        kWidth, kHeight, kInk);
+    svg += label({kLeft, 34}, text.title, "font-size=\"20\" font-weight=\"bold\"");
+    svg += label({kLeft, 58}, text.subtitle, fmt::format("font-size=\"14\" fill=\"{}\"", kFaint));
+    svg += draw_axes();
+    for (const auto& curve : curves_) svg += draw_band(curve);
+    svg += draw_floor();
+    for (const auto& curve : curves_) svg += draw_line(curve);
+    return svg + draw_legend() + "</svg>\n";
+  }
+
+ private:
+  static LogAxis size_axis(const std::vector<Row>& rows) {
+    const auto [least, most] =
+        std::minmax_element(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.bytes < b.bytes; });
+    return LogAxis::of_bytes(static_cast<double>(least->bytes), static_cast<double>(most->bytes), {kLeft, kRight});
+  }
+
+  static LogAxis time_axis(const std::vector<Row>& rows) {
+    double least = rows[0].p10_us, most = rows[0].p90_us;
+    for (const auto& row : rows) {
+      least = std::min({least, row.p10_us, row.floor_us.value_or(row.p10_us)});
+      most = std::max({most, row.p90_us, row.floor_us.value_or(row.p90_us)});
+    }
+    return LogAxis::of_microseconds(least, most, {kBottom, kTop});
+  }
+
+  Point at(const Row& row, double time_us) const { return {x_.at(static_cast<double>(row.bytes)), y_.at(time_us)}; }
+
+  std::string draw_axes() const {
+    const std::string grid = fmt::format("stroke=\"{}\"", kGrid);
+    std::string svg;
+    for (const auto& [value, name] : x_.ticks()) {
+      svg += line({x_.at(value), kTop}, {x_.at(value), kBottom}, grid);
+      svg += label({x_.at(value), kBottom + 24}, name, "text-anchor=\"middle\"");
+    }
+    for (const auto& [value, name] : y_.ticks()) {
+      svg += line({kLeft, y_.at(value)}, {kRight, y_.at(value)}, grid);
+      svg += label({kLeft - 10, y_.at(value) + 5}, name, "text-anchor=\"end\"");
+    }
+    const std::string axis = fmt::format("stroke=\"{}\" stroke-width=\"1.2\"", kInk);
+    svg += line({kLeft, kBottom}, {kRight, kBottom}, axis) + line({kLeft, kTop}, {kLeft, kBottom}, axis);
+    svg += label({(kLeft + kRight) / 2, kBottom + 56}, "message size (bytes)", "text-anchor=\"middle\"");
+    const double middle = (kTop + kBottom) / 2;
+    return svg + label({22, middle}, "time of a call (seconds)",
+                       fmt::format("text-anchor=\"middle\" transform=\"rotate(-90 22 {})\"", middle));
+  }
+
+  std::string draw_band(const Curve& curve) const {
+    std::vector<Point> outline;
+    for (const auto& row : curve.series.rows) outline.push_back(at(row, row.p90_us));
+    for (auto row = curve.series.rows.rbegin(); row != curve.series.rows.rend(); ++row)
+      outline.push_back(at(*row, row->p10_us));
+    return fmt::format("<polygon points=\"{}\" fill=\"{}\" fill-opacity=\"0.14\"/>\n", joined(outline), curve.colour);
+  }
+
+  std::string draw_line(const Curve& curve) const {
+    std::vector<Point> points;
+    for (const auto& row : curve.series.rows) points.push_back(at(row, row.time_us));
+    std::string svg = fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n",
+                                  joined(points), curve.colour);
+    for (const auto& point : points) svg += draw_marker(point, curve);
+    return svg;
+  }
+
+  static std::string draw_marker(Point point, const Curve& curve) {
+    return fmt::format(
+        "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.6\" fill=\"{}\" stroke=\"{}\" stroke-width=\"1.6\"/>\n", point.x,
+        point.y, curve.is_hollow ? "white" : curve.colour, curve.colour);
+  }
+
+  std::string draw_floor() const {
+    std::vector<Point> points;
+    for (const auto& row : curves_[0].series.rows)
+      if (row.floor_us && *row.floor_us > 0) points.push_back(at(row, *row.floor_us));
+    if (points.empty()) return "";
+    return fmt::format("<polyline points=\"{}\" fill=\"none\" {}/>\n", joined(points), floor_style());
+  }
+
+  static std::string floor_style() {
+    return fmt::format("stroke=\"{}\" stroke-width=\"2\" stroke-dasharray=\"7 5\"", kFaint);
+  }
+
+  /// Beside the area, from the slowest at the largest size to the fastest, as the lines end.
+  std::string draw_legend() const {
+    auto curves = curves_;
+    std::stable_sort(curves.begin(), curves.end(), [](const Curve& a, const Curve& b) {
+      return a.series.rows.back().time_us > b.series.rows.back().time_us;
+    });
+    std::string svg;
+    double y = kTop + 12;
+    for (const auto& curve : curves) {
+      svg += line({kLegend, y}, {kLegend + 32, y}, fmt::format("stroke=\"{}\" stroke-width=\"2\"", curve.colour));
+      svg += draw_marker({kLegend + 16, y}, curve) + label({kLegend + 42, y + 5}, curve.series.name(), "");
+      y += 26;
+    }
+    const std::string small = fmt::format("font-size=\"13\" fill=\"{}\"", kFaint);
+    if (curves_[0].series.rows[0].floor_us) {
+      svg += line({kLegend, y}, {kLegend + 32, y}, floor_style()) + label({kLegend + 42, y + 5}, "floor", "");
+      y += 26;
+    }
+    return svg + label({kLegend, y + 14}, "lines: median", small) +
+           label({kLegend, y + 32}, "bands: 10th to 90th percentile", small);
+  }
+
+  const std::vector<Curve> curves_;
+  const LogAxis x_;
+  const LogAxis y_;
+};
+
+}  // namespace
+
+std::string plot_svg(const std::vector<Row>& rows, const PlotText& text) {
+  return Plot(rows).draw(text);
+}
+
+}  // namespace lockstep::bench
