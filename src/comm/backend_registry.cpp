@@ -6,6 +6,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "comm/shm/shm_backend.h"
 #include "comm/threads/threads_backend.h"
 #ifdef LOCKSTEP_HAVE_GLOO
 #include "comm/gloo/gloo_backend.h"
@@ -28,6 +29,7 @@ Registry& registry() {
   static Registry instance{{},
                            {
                                {"threads", make_threads_backend},
+                               {"shm", make_shm_backend},
 #ifdef LOCKSTEP_HAVE_GLOO
                                {"gloo", make_gloo_backend},
 #endif

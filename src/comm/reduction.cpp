@@ -1,6 +1,7 @@
 #include "comm/reduction.h"
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include <c10/util/BFloat16.h>
@@ -12,6 +13,9 @@
 
 namespace lockstep {
 namespace {
+
+using Outputs = std::span<void* const>;
+using Inputs = std::span<const void* const>;
 
 constexpr int64_t kBlock = 1024;  // accumulators stay in the first-level cache
 
@@ -82,57 +86,65 @@ struct Identity {
 };
 
 template <class T, class A, class Combine, class Finish>
-void reduce_typed(void* output, std::span<const void* const> inputs, int64_t count, Combine combine, Finish finish) {
+void reduce_typed(Outputs outputs, Inputs inputs, int64_t count, Combine combine, Finish finish) {
   A sums[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
-    int64_t n = std::min(kBlock, count - begin);
-    const T* first = static_cast<const T*>(inputs[0]) + begin;
-    for (int64_t i = 0; i < n; ++i) sums[i] = static_cast<A>(first[i]);
-    for (const void* input : inputs.subspan(1)) {
-      const T* next = static_cast<const T*>(input) + begin;
+    const int64_t n = std::min(kBlock, count - begin);
+    auto input = [&](size_t rank) { return static_cast<const T*>(inputs[rank]) + begin; };
+    auto output = [&](size_t rank) { return static_cast<T*>(outputs[rank]) + begin; };
+    const T* first = input(0);
+    if (inputs.size() == 1) {
+      for (int64_t i = 0; i < n; ++i) sums[i] = static_cast<A>(first[i]);
+    } else {
+      const T* second = input(1);
+      for (int64_t i = 0; i < n; ++i) sums[i] = combine(static_cast<A>(first[i]), static_cast<A>(second[i]));
+    }
+    for (size_t rank = 2; rank < inputs.size(); ++rank) {
+      const T* next = input(rank);
       for (int64_t i = 0; i < n; ++i) sums[i] = combine(sums[i], static_cast<A>(next[i]));
     }
-    T* to = static_cast<T*>(output) + begin;
+    T* to = output(0);
     for (int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(finish(sums[i]));
+    for (size_t rank = 1; rank < outputs.size(); ++rank) std::memcpy(output(rank), to, n * sizeof(T));
   }
 }
 
 template <class T, class A>
-void reduce_floating(void* output, std::span<const void* const> inputs, int64_t count, ReduceOp op) {
+void reduce_floating(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
   A share = A(1) / static_cast<A>(inputs.size());
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_typed<T, A>(output, inputs, count, Sum(), Identity());
+      return reduce_typed<T, A>(outputs, inputs, count, Sum(), Identity());
     case ReduceOp::kAvg:
-      return reduce_typed<T, A>(output, inputs, count, Sum(), [share](A a) { return a * share; });
+      return reduce_typed<T, A>(outputs, inputs, count, Sum(), [share](A a) { return a * share; });
     case ReduceOp::kProduct:
-      return reduce_typed<T, A>(output, inputs, count, Product(), Identity());
+      return reduce_typed<T, A>(outputs, inputs, count, Product(), Identity());
     case ReduceOp::kMin:
-      return reduce_typed<T, A>(output, inputs, count, Min(), Identity());
+      return reduce_typed<T, A>(outputs, inputs, count, Min(), Identity());
     case ReduceOp::kMax:
-      return reduce_typed<T, A>(output, inputs, count, Max(), Identity());
+      return reduce_typed<T, A>(outputs, inputs, count, Max(), Identity());
     default:
       throw UsageError(text("reduce operation ", name_of(op), " on floating point"));
   }
 }
 
 template <class T>
-void reduce_integers(void* output, std::span<const void* const> inputs, int64_t count, ReduceOp op) {
+void reduce_integers(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_typed<T, T>(output, inputs, count, Sum(), Identity());
+      return reduce_typed<T, T>(outputs, inputs, count, Sum(), Identity());
     case ReduceOp::kProduct:
-      return reduce_typed<T, T>(output, inputs, count, Product(), Identity());
+      return reduce_typed<T, T>(outputs, inputs, count, Product(), Identity());
     case ReduceOp::kMin:
-      return reduce_typed<T, T>(output, inputs, count, Min(), Identity());
+      return reduce_typed<T, T>(outputs, inputs, count, Min(), Identity());
     case ReduceOp::kMax:
-      return reduce_typed<T, T>(output, inputs, count, Max(), Identity());
+      return reduce_typed<T, T>(outputs, inputs, count, Max(), Identity());
     case ReduceOp::kAnd:
-      return reduce_typed<T, T>(output, inputs, count, And(), Identity());
+      return reduce_typed<T, T>(outputs, inputs, count, And(), Identity());
     case ReduceOp::kOr:
-      return reduce_typed<T, T>(output, inputs, count, Or(), Identity());
+      return reduce_typed<T, T>(outputs, inputs, count, Or(), Identity());
     case ReduceOp::kXor:
-      return reduce_typed<T, T>(output, inputs, count, Xor(), Identity());
+      return reduce_typed<T, T>(outputs, inputs, count, Xor(), Identity());
     case ReduceOp::kAvg:
       throw UsageError("reduce operation avg on integers");
   }
@@ -181,29 +193,29 @@ bool is_reducible(ReduceOp op, c10::ScalarType dtype) {
   return c10::isFloatingType(dtype) ? !bitwise : op != ReduceOp::kAvg;
 }
 
-void reduce_elements(void* output, std::span<const void* const> inputs, int64_t count, c10::ScalarType dtype,
+void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarType dtype,
                      ReduceOp op) {
   switch (dtype) {
     case c10::ScalarType::Float:
-      return reduce_floating<float, float>(output, inputs, count, op);
+      return reduce_floating<float, float>(outputs, inputs, count, op);
     case c10::ScalarType::Double:
-      return reduce_floating<double, double>(output, inputs, count, op);
+      return reduce_floating<double, double>(outputs, inputs, count, op);
     case c10::ScalarType::Half:
-      return reduce_floating<c10::Half, float>(output, inputs, count, op);
+      return reduce_floating<c10::Half, float>(outputs, inputs, count, op);
     case c10::ScalarType::BFloat16:
-      return reduce_floating<c10::BFloat16, float>(output, inputs, count, op);
+      return reduce_floating<c10::BFloat16, float>(outputs, inputs, count, op);
     case c10::ScalarType::Byte:
-      return reduce_integers<uint8_t>(output, inputs, count, op);
+      return reduce_integers<uint8_t>(outputs, inputs, count, op);
     case c10::ScalarType::Char:
-      return reduce_integers<int8_t>(output, inputs, count, op);
+      return reduce_integers<int8_t>(outputs, inputs, count, op);
     case c10::ScalarType::Short:
-      return reduce_integers<int16_t>(output, inputs, count, op);
+      return reduce_integers<int16_t>(outputs, inputs, count, op);
     case c10::ScalarType::Int:
-      return reduce_integers<int32_t>(output, inputs, count, op);
+      return reduce_integers<int32_t>(outputs, inputs, count, op);
     case c10::ScalarType::Long:
-      return reduce_integers<int64_t>(output, inputs, count, op);
+      return reduce_integers<int64_t>(outputs, inputs, count, op);
     case c10::ScalarType::Bool:
-      return reduce_integers<uint8_t>(output, inputs, count, as_byte_op(op));
+      return reduce_integers<uint8_t>(outputs, inputs, count, as_byte_op(op));
     default:
       throw UsageError(text("reduction of dtype ", c10::toString(dtype)));
   }

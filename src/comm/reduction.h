@@ -15,9 +15,14 @@ const char* name_of(ReduceOp op);
 /// Whether docs/collectives.md has a result for the operation on this dtype.
 bool is_reducible(ReduceOp op, c10::ScalarType dtype);
 
-/// output[i] = op over inputs[0][i], inputs[1][i], ..., in that order; kAvg divides by the number of inputs.
-/// The output may be one of the inputs. Requires is_reducible(op, dtype).
-void reduce_elements(void* output, std::span<const void* const> inputs, int64_t count, c10::ScalarType dtype,
-                     ReduceOp op);
+/// Every output[i] = op over inputs[0][i], inputs[1][i], ..., in that order; kAvg divides by the number of inputs.
+/// Outputs may be inputs. Requires is_reducible(op, dtype).
+void reduce_elements(std::span<void* const> outputs, std::span<const void* const> inputs, int64_t count,
+                     c10::ScalarType dtype, ReduceOp op);
+
+inline void reduce_elements(void* output, std::span<const void* const> inputs, int64_t count, c10::ScalarType dtype,
+                            ReduceOp op) {
+  reduce_elements({&output, 1}, inputs, count, dtype, op);
+}
 
 }  // namespace lockstep

@@ -13,9 +13,9 @@
 /// The backends of this build that can join ranks.
 inline std::vector<std::string> backends_under_test() {
 #ifdef LOCKSTEP_HAVE_GLOO
-  return {"threads", "gloo"};
+  return {"threads", "shm", "gloo"};
 #else
-  return {"threads"};
+  return {"threads", "shm"};
 #endif
 }
 
