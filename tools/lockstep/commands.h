@@ -9,5 +9,7 @@
 void add_run(CLI::App& app, const std::vector<std::string>& program, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
 void add_env(CLI::App& app, int& exit_code);
-void add_test(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
+void add_test(CLI::App& app, int& exit_code);
+void add_completion(CLI::App& app, int& exit_code);
+void add_man(CLI::App& app, int& exit_code);

@@ -67,14 +67,18 @@ void add_doctor(CLI::App& app, int& exit_code) {
       ->add_option("--probe", arguments->options.probe_program,
                    "The program that asks LibTorch, when it is not beside lockstep")
       ->type_name("FILE");
-  command->add_flag("--json", arguments->json, "Print an array of {check, status, found, remedy}");
+  command->add_flag("--json", arguments->json, "Print a JSON array of {check, status, found, remedy}");
   command->footer(
       "Judges by the environment it is started in: set MASTER_ADDR and the rest, or start it as the job would be.\n"
-      "Exit code: 0 without errors, warnings or not; 1 with errors.\n\n"
+      "\n"
       "Examples:\n"
       "  lockstep doctor\n"
       "  lockstep doctor --checkpoint-dir /data/run7\n"
       "  MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 lockstep doctor\n"
-      "  srun --ntasks-per-node=1 lockstep doctor --json");
+      "  srun --ntasks-per-node=1 lockstep doctor --json\n\n"
+      "Exit codes:\n"
+      "  0   no errors; there may be warnings\n"
+      "  1   something is an error\n"
+      "  2   wrong usage");
   command->callback([arguments, &exit_code] { exit_code = lockstep::tool::run(*arguments); });
 }

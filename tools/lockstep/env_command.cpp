@@ -40,12 +40,15 @@ void add_env(CLI::App& app, int& exit_code) {
       ->add_option("--probe", arguments->probe_program,
                    "The program that asks LibTorch, when it is not beside lockstep")
       ->type_name("FILE");
-  command->add_flag("--json", arguments->json, "Print one object");
+  command->add_flag("--json", arguments->json, "Print one JSON object");
   command->footer(
       "Variables whose names speak of a secret, token, key or password are shown without their values.\n\n"
       "Examples:\n"
       "  lockstep env\n"
-      "  lockstep env --json > environment.json");
+      "  lockstep env --json > environment.json\n\n"
+      "Exit codes:\n"
+      "  0   the report was printed\n"
+      "  2   wrong usage");
   command->callback([arguments, &exit_code] {
     lockstep::tool::print_report(*arguments);
     exit_code = 0;

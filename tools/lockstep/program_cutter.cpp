@@ -44,12 +44,14 @@ std::vector<std::string> cut_program(const CLI::App& run, std::vector<std::strin
       throw CLI::ParseError("run: no option " + name + "." + suggestion(name, names_of(run)) +
                                 " Options of the program stand behind its name.",
                             CLI::ExitCodes::ExtrasError);
-    const bool is_optional = name == "--tee" || name == "-t" || name == "--redirects" || name == "-r";
-    if (is_optional && value.empty())
-      value = at < arguments.size() && is_streams(arguments[at]) ? "=" + arguments[at++] : "=3";
-    if (is_optional && name.size() == 2) name = name == "-t" ? "--tee" : "--redirects";
+    const bool has_value = option->get_items_expected_max() > 0;
+    if (has_value && option->get_expected_min() == 0) {
+      if (value.empty()) value = at < arguments.size() && is_streams(arguments[at]) ? arguments[at++] : "3";
+      ours.push_back("--" + option->get_lnames()[0] + (value.starts_with('=') ? "" : "=") + value);
+      continue;
+    }
     ours.push_back(name + value);
-    if (value.empty() && option->get_items_expected_max() > 0 && at < arguments.size()) ours.push_back(arguments[at++]);
+    if (value.empty() && has_value && at < arguments.size()) ours.push_back(arguments[at++]);
   }
   std::vector<std::string> program(arguments.begin() + static_cast<ptrdiff_t>(at), arguments.end());
   arguments = std::move(ours);

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <sstream>
 
 #include <fmt/format.h>
 
 #include "doctor.h"
+#include "wrap.h"
 
 namespace lockstep::tool {
 namespace {
@@ -25,32 +25,6 @@ const char* colour_of(Status status) {
 
 std::string painted(const std::string& text, const char* colour, const TableStyle& style) {
   return style.colour ? fmt::format("\033[{}m{}\033[0m", colour, text) : text;
-}
-
-/// What of a word longer than a line goes onto this one: up to a slash, or all of it where there is none.
-size_t part_that_fits(const std::string& word, size_t columns) {
-  if (word.size() <= columns) return word.size();
-  const auto slash = word.rfind('/', columns - 1);
-  return slash == std::string::npos || slash == 0 ? word.size() : slash + 1;
-}
-
-/// Lines of at most `columns`, broken between words and, in paths that are longer, behind slashes.
-std::vector<std::string> wrap(const std::string& text, size_t columns) {
-  std::vector<std::string> lines{""};
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    if (!lines.back().empty() && lines.back().size() + 1 + word.size() <= columns) {
-      lines.back() += " " + word;
-      continue;
-    }
-    while (!word.empty()) {
-      const size_t size = part_that_fits(word, columns);
-      if (!lines.back().empty()) lines.emplace_back();
-      lines.back() = word.substr(0, size);
-      word.erase(0, size);
-    }
-  }
-  return lines;
 }
 
 std::string summary(const std::vector<Section>& sections, const TableStyle& style) {

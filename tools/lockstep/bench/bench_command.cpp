@@ -39,7 +39,8 @@ of a time that memory and caches need in any case. Other programs that run meanw
 Examples:
   lockstep bench all-reduce
   lockstep bench all-reduce --backends gloo -n 4 --sizes 4,64K,25M --json
-  lockstep bench reduce-scatter --dtype bfloat16 --op avg --min 1M --max 64M --plot times.svg
+  lockstep bench reduce-scatter --dtype bfloat16 --op avg --min 1M --max 64M \
+      --plot times.svg
 
 Exit codes:
   0   measured, and every result was right

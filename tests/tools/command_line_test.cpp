@@ -1,0 +1,50 @@
+// What `lockstep` says to a line that it cannot carry out.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "run_program.h"
+
+namespace lockstep::tool {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+/// Both streams, and on the last line the exit code.
+std::string said_to(const std::string& line) {
+  const auto ran =
+      run_program({"/bin/sh", "-c", LOCKSTEP_TOOL " " + line + " 2>&1; echo $?"}, std::chrono::seconds(60));
+  EXPECT_EQ(ran.failure, "");
+  return ran.output;
+}
+
+TEST(CommandLine, NamesTheCommandsWhenNoneIsGiven) {
+  EXPECT_THAT(said_to(""), AllOf(StartsWith("lockstep: a command is required: run, doctor, env"),
+                                 HasSubstr("See lockstep --help.\n2\n")));
+}
+
+TEST(CommandLine, SuggestsTheNearestCommand) {
+  EXPECT_EQ(said_to("docter"), "lockstep: no command docter. Did you mean doctor? See lockstep --help.\n2\n");
+}
+
+TEST(CommandLine, PointsToTheHelpOfTheCommandThatWasGiven) {
+  EXPECT_EQ(said_to("completion"), "lockstep: shell is required. See lockstep completion --help.\n2\n");
+  EXPECT_THAT(said_to("env --nothing"), AllOf(HasSubstr("--nothing"), HasSubstr("See lockstep env --help.\n2\n")));
+}
+
+TEST(CommandLine, PrintsHelpForLockstepAndForEachCommand) {
+  EXPECT_THAT(said_to("--help"), AllOf(HasSubstr("\nUsage: lockstep COMMAND [OPTIONS]\n"), HasSubstr("\n0\n")));
+  EXPECT_THAT(said_to("run -h"),
+              AllOf(HasSubstr("\nUsage: lockstep run [OPTIONS] PROGRAM [ARGUMENT...]\n"), HasSubstr("\n0\n")));
+}
+
+TEST(CommandLine, TakesStreamsInEverySpelling) {
+  for (const auto* spelling : {"-t1", "-t 1", "-t=1", "--tee 1", "--tee=1", "-t", "--tee"})
+    EXPECT_THAT(said_to(std::string("run --dry-run --log-dir logs ") + spelling + " true"), HasSubstr("\n0\n"))
+        << spelling;
+}
+
+}  // namespace
+}  // namespace lockstep::tool
