@@ -25,10 +25,11 @@ struct LOCKSTEP_EXPORT LaunchOptions {
   std::vector<std::string> command;    ///< the program and its arguments
   std::string workers_per_node = "1";  ///< a number; "cpu": the usable cores; "gpu": the visible GPUs; "auto": GPUs
                                        ///< where there are any, else cores
-  int nodes = 1;
-  int node_rank = 0;        ///< 0 to nodes - 1; node 0 has the store and decides
-  std::string master_addr;  ///< the name or address of node 0; empty: loopback, for one node only
-  int master_port = 0;      ///< 0: the system chooses on one node, 29500 on several
+  // What is left open among these four is taken from srun, mpirun or Kubernetes: docs/multi_node.md.
+  std::optional<int> nodes;      ///< none: as many as srun or mpirun started launchers, else 1
+  std::optional<int> node_rank;  ///< 0 to nodes - 1; node 0 has the store and decides
+  std::string master_addr;       ///< the name or address of node 0; empty: loopback on one node
+  int master_port = 0;           ///< 0: the system chooses on one node; on several one for the job, else 29500
   bool standalone = false;  ///< one node, on loopback, at a port that the system chooses
 
   int max_restarts = 0;                                        ///< of all workers, after one failed

@@ -34,7 +34,7 @@ class Launch {
   LaunchExit run() {
     if (options_.dry_run) return show_plan();
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a warden that was killed leaves behind comes here
-    auto cluster = (options_.nodes == 1 ? make_single_node : make_several_nodes)(options_, plan_, find_secret());
+    auto cluster = (plan_.node.nodes == 1 ? make_single_node : make_several_nodes)(options_, plan_, find_secret());
     const auto begin = Clock::now();
     for (int generation = 0;; ++generation) {
       auto verdict = attempt(*cluster, generation);
@@ -57,14 +57,14 @@ class Launch {
 
   Secret find_secret() const {
     if (!options_.secret_file.empty()) return Secret::from_file(options_.secret_file);
-    if (options_.nodes == 1) return secret_;
+    if (plan_.node.nodes == 1) return secret_;
     throw UsageError(
         "several nodes need a common secret: create a file by (umask 077 && head -c 32 /dev/urandom > "
-        "FILE), copy it to every node and say --secret-file FILE");
+        "FILE), copy it to every node and say --secret-file FILE; for a job of this node alone, say --standalone");
   }
 
   LaunchExit show_plan() {
-    Layout layout{options_.node_rank * plan_.workers, options_.nodes * plan_.workers, 0, plan_.store, plan_.job_id};
+    Layout layout{plan_.node.rank * plan_.workers, plan_.node.nodes * plan_.workers, 0, plan_.node.store, plan_.job_id};
     console_.put(Console::Stream::kOut, describe_plan(options_, plan_, layout));
     console_.flush(signals_.fd());
     return LaunchExit::kSuccess;

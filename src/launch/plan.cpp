@@ -22,8 +22,6 @@ namespace lockstep {
 namespace {
 
 constexpr int kMostWorkers = 4096;
-constexpr int kDefaultPort = 29500;  // torchrun's
-constexpr const char* kLoopback = "127.0.0.1";
 constexpr int kStdout = 1, kStderr = 2;  // torchrun's numbers for streams
 
 int count_workers(const std::string& written, const Machine& machine, const Environment::Lookup& lookup) {
@@ -87,23 +85,6 @@ std::vector<Routes> route_streams(const LaunchOptions& options, int workers) {
   return routes;
 }
 
-Endpoint place_store(const LaunchOptions& options) {
-  if (options.nodes < 1) throw UsageError(text("--nnodes is ", options.nodes, ": it should be 1 or more"));
-  if (options.node_rank < 0 || options.node_rank >= options.nodes)
-    throw UsageError(text("--node-rank is ", options.node_rank, ", but with --nnodes ", options.nodes,
-                          " it goes from 0 to ", options.nodes - 1));
-  if (options.master_port < 0 || options.master_port > 65535)
-    throw UsageError(text("--master-port is ", options.master_port, ": it should be a number from 0 to 65535"));
-  if (options.standalone && (options.nodes > 1 || !options.master_addr.empty() || options.master_port != 0))
-    throw UsageError(
-        "--standalone is for one node at an address of its own choice: leave out --nnodes, --master-addr "
-        "and --master-port, or leave out --standalone");
-  if (options.nodes == 1) return {options.master_addr.empty() ? kLoopback : options.master_addr, options.master_port};
-  if (options.master_addr.empty())
-    throw UsageError("with --nnodes above 1, --master-addr must give the name or address of node 0, the same on all");
-  return {options.master_addr, options.master_port == 0 ? kDefaultPort : options.master_port};
-}
-
 void find_program(const std::string& program, const Environment::Lookup& lookup) {
   auto is_program = [](const std::string& path) { return ::access(path.c_str(), X_OK) == 0; };
   if (program.find('/') != program.npos) {
@@ -134,7 +115,7 @@ Plan make_plan(const LaunchOptions& options, const Machine& machine, const Envir
   if (options.command.empty())
     throw UsageError("no program to run: lockstep run [options] PROGRAM [arguments]; see lockstep run --help");
   Plan plan;
-  plan.store = place_store(options);
+  plan.node = find_node(options, lookup);
   plan.workers = count_workers(options.workers_per_node, machine, lookup);
   if (options.max_restarts < 0)
     throw UsageError(text("--max-restarts is ", options.max_restarts, ": it should be 0 or more"));
@@ -165,8 +146,8 @@ std::map<std::string, std::string> worker_variables(const LaunchOptions& options
       {"LOCAL_RANK", std::to_string(local_rank)},
       {"WORLD_SIZE", std::to_string(layout.world_size)},
       {"LOCAL_WORLD_SIZE", std::to_string(plan.workers)},
-      {"GROUP_RANK", std::to_string(options.node_rank)},
-      {"NODE_RANK", std::to_string(options.node_rank)},
+      {"GROUP_RANK", std::to_string(plan.node.rank)},
+      {"NODE_RANK", std::to_string(plan.node.rank)},
       {"MASTER_ADDR", layout.store.host},
       {"MASTER_PORT", std::to_string(layout.store.port)},
       {"LOCKSTEP_STORE_HOSTED", "1"},
@@ -205,8 +186,8 @@ WorkerSpec worker_spec(const LaunchOptions& options, const Plan& plan, const Lay
 std::string describe_plan(const LaunchOptions& options, const Plan& plan, const Layout& layout) {
   auto command_of = [&](int rank) { return worker_spec(options, plan, layout, rank, options.secret_file).command; };
   if (options.json) {
-    nlohmann::ordered_json json{{"node_rank", options.node_rank},
-                                {"nodes", options.nodes},
+    nlohmann::ordered_json json{{"node_rank", plan.node.rank},
+                                {"nodes", plan.node.nodes},
                                 {"store", to_string(layout.store)},
                                 {"max_restarts", options.max_restarts},
                                 {"workers", nlohmann::json::array()}};

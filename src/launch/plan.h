@@ -10,6 +10,7 @@
 
 #include "launch/crew.h"
 #include "launch/machine.h"
+#include "launch/nodes.h"
 #include "rendezvous/socket.h"
 
 namespace lockstep {
@@ -32,7 +33,7 @@ struct Plan {
   int threads = 0;                      // OMP_NUM_THREADS of each; 0: left as it is
   std::vector<std::vector<int>> cores;  // of each
   std::vector<Routes> routes;           // of each
-  Endpoint store;                       // where node 0 listens; port 0: the system chooses
+  NodePlace node;                       // this one among all
   std::string job_id;
 };
 

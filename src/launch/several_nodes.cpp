@@ -45,7 +45,7 @@ class SeveralNodes final : public Cluster, private LineListener {
   SeveralNodes(const LaunchOptions& options, const Plan& plan, const Secret& secret)
       : options_(options), plan_(plan), secret_(secret), waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!waker_.is_open()) throw SystemError(text("eventfd: ", ::strerror(errno)));
-    if (options_.node_rank == 0) control_ = host_store(plan_.store, kLaunchers, "the launcher of node 0");
+    if (plan_.node.rank == 0) control_ = host_store(plan_.node.store, kLaunchers, "the launcher of node 0");
   }
 
   ~SeveralNodes() override {
@@ -130,7 +130,7 @@ class SeveralNodes final : public Cluster, private LineListener {
  private:
   static void ignore(const std::optional<Fields>&) {}
 
-  std::string me() const { return std::to_string(options_.node_rank); }
+  std::string me() const { return std::to_string(plan_.node.rank); }
   std::string key(const std::string& name) const { return text("launch/", generation_.load(), "/", name); }
   static std::string node_key(int node) { return text("launch/node/", node); }
 
@@ -147,10 +147,9 @@ class SeveralNodes final : public Cluster, private LineListener {
     line_->listen(this);
     const auto process = this_process();
     const std::string mine = pack({process.host, std::to_string(process.pid), std::to_string(plan_.workers),
-                                   std::to_string(options_.nodes), plan_.job_id});
-    const auto found =
-        line_->call(Verb::kEnrol, {node_key(options_.node_rank), mine, me(), process.host, process.host_id,
-                                   std::to_string(process.pid), std::to_string(to_ms(kSilence))});
+                                   std::to_string(plan_.node.nodes), plan_.job_id});
+    const auto found = line_->call(Verb::kEnrol, {node_key(plan_.node.rank), mine, me(), process.host, process.host_id,
+                                                  std::to_string(process.pid), std::to_string(to_ms(kSilence))});
     if (found.at(0) != mine) {
       const auto other = unpack(found.at(0));
       is_over_ = true;  // not a member: nobody else must hear of this
@@ -158,7 +157,7 @@ class SeveralNodes final : public Cluster, private LineListener {
                                ": give every node another"));
     }
     Fields keys;
-    for (int node = 0; node < options_.nodes; ++node) keys.push_back(node_key(node));
+    for (int node = 0; node < plan_.node.nodes; ++node) keys.push_back(node_key(node));
     auto values = wait_for(keys, signals, deadline);
     if (values) compare(*values);
     return values.has_value();
@@ -168,14 +167,14 @@ class SeveralNodes final : public Cluster, private LineListener {
     for (;;) {
       const auto slice = std::min(Clock::now() + kSlice, deadline);
       try {
-        line_ =
-            std::make_unique<Line>(Line::Options{plan_.store, secret_.key(kLaunchers), kLaunchers, slice, kSilence});
+        line_ = std::make_unique<Line>(
+            Line::Options{plan_.node.store, secret_.key(kLaunchers), kLaunchers, slice, kSilence});
         return true;
       } catch (const TimeoutError&) {
         if (signals.next()) return false;
         if (Clock::now() >= deadline)
           throw TimeoutError(text("node 0 did not come within ", seconds(options_.join_timeout),
-                                  " s: nobody listens at ", to_string(plan_.store),
+                                  " s: nobody listens at ", to_string(plan_.node.store),
                                   "; is lockstep run started there, with --node-rank 0, and can "
                                   "this node reach it?"));
       }
@@ -195,9 +194,9 @@ class SeveralNodes final : public Cluster, private LineListener {
   [[noreturn]] void refuse_missing(const Fields& keys) {
     std::vector<std::string> nodes;
     for (const auto& missing : keys) nodes.push_back(missing.substr(node_key(0).size() - 1));
-    const auto message =
-        text(nodes.size() == 1 ? "node " : "nodes ", enumerate(nodes), " of ", options_.nodes, " did not come within ",
-             seconds(options_.join_timeout), " s; is lockstep run started there, with its --node-rank?");
+    const auto message = text(nodes.size() == 1 ? "node " : "nodes ", enumerate(nodes), " of ", plan_.node.nodes,
+                              " did not come within ", seconds(options_.join_timeout),
+                              " s; is lockstep run started there, with its --node-rank?");
     line_->say_goodbye(Failure{"TimeoutError", message});
     is_over_ = true;
     throw TimeoutError(message);
@@ -206,36 +205,36 @@ class SeveralNodes final : public Cluster, private LineListener {
   void compare(const Fields& values) {
     layout_ = {};
     layout_.world_size = 0;
-    for (int node = 0; node < options_.nodes; ++node) {
+    for (int node = 0; node < plan_.node.nodes; ++node) {
       const auto value = unpack(values.at(static_cast<size_t>(node)));
       const int workers = static_cast<int>(to_number(value.at(2)));
-      if (value.at(3) != std::to_string(options_.nodes))
+      if (value.at(3) != std::to_string(plan_.node.nodes))
         throw MismatchError(text("node ", node, " on ", value.at(0), " was started with --nnodes ", value.at(3),
-                                 ", node ", me(), " with ", options_.nodes, ": give all the same"));
-      if (node < options_.node_rank) layout_.first_rank += workers;
+                                 ", node ", me(), " with ", plan_.node.nodes, ": give all the same"));
+      if (node < plan_.node.rank) layout_.first_rank += workers;
       layout_.world_size += workers;
       if (node == 0) layout_.job_id = value.at(4);
     }
   }
 
   bool open_store(Signals& signals) {
-    if (options_.node_rank == 0) {
+    if (plan_.node.rank == 0) {
       store_.reset();
-      store_ = host_store({plan_.store.host, 0}, generation_, "lockstep run of node 0");
+      store_ = host_store({plan_.node.store.host, 0}, generation_, "lockstep run of node 0");
       line_->call(Verb::kSet, {key("store"), std::to_string(store_->port())});
     }
     const auto port = wait_for({key("store")}, signals, std::nullopt);
-    if (port) layout_.store = {plan_.store.host, static_cast<int>(to_number(port->at(0)))};
+    if (port) layout_.store = {plan_.node.store.host, static_cast<int>(to_number(port->at(0)))};
     return port.has_value();
   }
 
   // --- hearing of others, on the line's thread
 
   void subscribe() {
-    if (options_.node_rank == 0) {
+    if (plan_.node.rank == 0) {
       when(key("failure"), [this](const std::string& value) { failure_ = value; });
       Fields outcomes;
-      for (int node = 0; node < options_.nodes; ++node) outcomes.push_back(key(text("outcome/", node)));
+      for (int node = 0; node < plan_.node.nodes; ++node) outcomes.push_back(key(text("outcome/", node)));
       line_->call(Verb::kGet, outcomes, [this, generation = generation_.load()](std::optional<Fields> values) {
         std::lock_guard lock(mutex_);
         if (values && generation == generation_) outcomes_ = *values;

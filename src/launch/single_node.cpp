@@ -11,7 +11,7 @@ class SingleNode final : public Cluster {
   SingleNode(const LaunchOptions& options, const Plan& plan, const Secret& secret)
       : max_restarts_(options.max_restarts),
         workers_(plan.workers),
-        endpoint_(plan.store),
+        endpoint_(plan.node.store),
         job_id_(plan.job_id),
         secret_(secret) {}
 

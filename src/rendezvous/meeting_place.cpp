@@ -13,7 +13,6 @@ namespace {
 
 using Lookup = Environment::Lookup;
 
-constexpr int kDefaultPort = 29500;  // PyTorch's
 // Below 32768, where Linux begins to choose ports for those that ask for any.
 constexpr int kFirstDerivedPort = 20000;
 constexpr int kDerivedPorts = 10000;
@@ -74,10 +73,7 @@ std::string find_host(const Environment& environment) {
 
 int find_port(const Environment& environment, const Lookup& lookup, bool hosted) {
   const int given = environment.master_port;
-  if (given == 0) {
-    const std::string job = job_name(lookup);
-    return job.empty() ? kDefaultPort : derive_port(job);
-  }
+  if (given == 0) return job_port(lookup);
   if (hosted || lookup("TORCHELASTIC_USE_AGENT_STORE") != "True") return given;
   // torchrun's agent listens there.
   const int port = derive_port(text(given, " ", value_of(lookup, "TORCHELASTIC_RUN_ID")));
@@ -109,6 +105,11 @@ std::string job_name(const Lookup& lookup) {
   const auto job = value_of(lookup, "SLURM_JOB_ID");
   const auto step = value_of(lookup, "SLURM_STEP_ID");
   return job.empty() || step.empty() ? "" : text(job, ".", step);
+}
+
+int job_port(const Lookup& lookup) {
+  const std::string job = job_name(lookup);
+  return job.empty() ? kDefaultPort : derive_port(job);
 }
 
 int restart_count(const Lookup& lookup) {

@@ -44,6 +44,12 @@ MeetingPlace find_meeting_place(const std::string& init_method, const Environmen
 /// SLURM_JOB_ID with SLURM_STEP_ID; empty when nothing does.
 std::string job_name(const Environment::Lookup& lookup);
 
+/// Where jobs meet that are told no port: PyTorch's.
+inline constexpr int kDefaultPort = 29500;
+
+/// A port from 20000 to 29999 that is derived from the job's name, the same on all ranks; kDefaultPort without a name.
+int job_port(const Environment::Lookup& lookup);
+
 /// How often the job was restarted: LOCKSTEP_RESTART_COUNT, else TORCHELASTIC_RESTART_COUNT, else 0.
 int restart_count(const Environment::Lookup& lookup);
 

@@ -108,6 +108,15 @@ void training() {
   }
 }
 
+void sums() {
+  auto world = join();
+  auto tensor = at::full({100000}, world.rank() + 1.0);
+  world.all_reduce(tensor);
+  if (!at::equal(tensor, at::full_like(tensor, tensor[0].item()))) throw std::runtime_error("wrong");
+  print("rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()) + ": sum " +
+        std::to_string(tensor[0].item<int>()));
+}
+
 void joins_only() {
   auto world = join();
 }
@@ -267,6 +276,7 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"waits_between_calls", waits_between_calls},
     {"messages", messages},
     {"training", training},
+    {"sums", sums},
     {"joins_only", joins_only},
     {"throws", throws},
     {"exits_early", exits_early},

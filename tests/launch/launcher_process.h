@@ -20,9 +20,10 @@ inline std::vector<std::string> run_command(std::vector<std::string> arguments) 
 }
 
 inline std::map<std::string, std::string> clean_environment(std::map<std::string, std::string> variables = {}) {
-  for (const char* name :
-       {"OMP_NUM_THREADS", "LOCKSTEP_SECRET_FILE", "LOCKSTEP_JOB_ID", "LOCKSTEP_INIT_METHOD", "RANK", "WORLD_SIZE",
-        "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "NO_COLOR"})
+  for (const char* name : {"OMP_NUM_THREADS", "LOCKSTEP_SECRET_FILE", "LOCKSTEP_JOB_ID", "LOCKSTEP_INIT_METHOD", "RANK",
+                           "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                           "CUDA_VISIBLE_DEVICES", "NO_COLOR", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                           "PMI_RANK", "PMI_SIZE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "JOB_COMPLETION_INDEX"})
     variables.emplace(name, "");
   return variables;
 }

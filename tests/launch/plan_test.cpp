@@ -11,11 +11,13 @@
 #include "launch/cluster.h"
 #include "launch/output.h"
 #include "launch/report.h"
+#include "rendezvous/meeting_place.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -211,6 +213,125 @@ TEST(Plan, NamesTheRankTheNodeAndTheGenerationInTheEnvironment) {
   EXPECT_EQ(variables["LOCKSTEP_SECRET_FILE"], "/s");
   EXPECT_FALSE(variables.contains("CUDA_VISIBLE_DEVICES"));
   EXPECT_FALSE(variables.contains("ROLE_NAME"));
+}
+
+// --- which node this is
+
+using Variables = std::map<std::string, std::string>;
+
+NodePlace node_of(const Variables& variables, const LaunchOptions& options = {}) {
+  return find_node(options, [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+const Variables kSrun{{"SLURM_PROCID", "2"},
+                      {"SLURM_STEP_NUM_TASKS", "3"},
+                      {"SLURM_LOCALID", "0"},
+                      {"SLURM_NODEID", "2"},
+                      {"SLURM_STEP_TASKS_PER_NODE", "1(x3)"},
+                      {"SLURM_STEP_NODELIST", "node[07-09]"},
+                      {"SLURM_JOB_ID", "41"},
+                      {"SLURM_STEP_ID", "0"}};
+
+const Variables kMpirun{{"OMPI_COMM_WORLD_RANK", "1"},
+                        {"OMPI_COMM_WORLD_SIZE", "2"},
+                        {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                        {"PMIX_NAMESPACE", "591200257"}};
+
+Variables with(Variables variables, const Variables& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+
+TEST(Nodes, AreOneAtAPortOfTheSystemsWhenNobodySaysOtherwise) {
+  EXPECT_EQ(node_of({}), (NodePlace{1, 0, {"127.0.0.1", 0}}));
+  EXPECT_EQ(node_of({{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "tcp://10.0.0.1:29500"}}),
+            (NodePlace{1, 0, {"127.0.0.1", 0}}))
+      << "what one node does not need may be anything";
+  EXPECT_EQ(node_of({{"JOB_COMPLETION_INDEX", "3"}}), (NodePlace{1, 0, {"127.0.0.1", 0}}))
+      << "pods that know nothing of each other";
+}
+
+TEST(Nodes, AreTheTasksOfSrun) {
+  const auto place = node_of(kSrun);
+  EXPECT_EQ(place.nodes, 3);
+  EXPECT_EQ(place.rank, 2);
+  EXPECT_EQ(place.store.host, "node07");
+  EXPECT_EQ(place.store.port, job_port([](const std::string& name) {
+              return name == "LOCKSTEP_JOB_ID" ? std::optional<std::string>("41.0") : std::nullopt;
+            }));
+  EXPECT_NE(place.store.port, node_of(with(kSrun, {{"SLURM_STEP_ID", "1"}})).store.port);
+  const Variables batch_script{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "3"}, {"SLURM_JOB_ID", "41"}};
+  EXPECT_EQ(node_of(batch_script).nodes, 1) << "srun has not started it";
+  EXPECT_EQ(node_of(with(kSrun, {{"SLURM_PROCID", "0"},
+                                 {"SLURM_NODEID", "0"},
+                                 {"SLURM_STEP_NUM_TASKS", "1"},
+                                 {"SLURM_STEP_TASKS_PER_NODE", "1"}})),
+            (NodePlace{1, 0, {"127.0.0.1", 0}}));
+}
+
+TEST(Nodes, AreTheProcessesOfMpirun) {
+  auto place = node_of(with(kMpirun, {{"MASTER_ADDR", "node7"}}));
+  EXPECT_EQ(place.nodes, 2);
+  EXPECT_EQ(place.rank, 1);
+  EXPECT_EQ(place.store.host, "node7");
+  EXPECT_EQ(node_of(with(kMpirun, {{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "4711"}})).store,
+            (Endpoint{"node7", 4711}));
+  EXPECT_EQ(node_of(with(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}})).store.host, "127.0.0.1");
+  EXPECT_THAT(refusal([&] { node_of(kMpirun); }),
+              AllOf(HasSubstr("of 2 launchers that Open MPI started only 1 are on this host"),
+                    HasSubstr("--master-addr"), HasSubstr("MASTER_ADDR")));
+}
+
+TEST(Nodes, AreNumberedByKubernetesWhereTheirNumberIsSaid) {
+  LaunchOptions options;
+  options.nodes = 4;
+  const Variables pod{{"JOB_COMPLETION_INDEX", "3"}, {"MASTER_ADDR", "train-0.train"}};
+  EXPECT_EQ(node_of(pod, options), (NodePlace{4, 3, {"train-0.train", 29500}}));
+  options.nodes = 3;
+  EXPECT_THAT(refusal([&] { node_of(pod, options); }),
+              AllOf(HasSubstr("JOB_COMPLETION_INDEX is 3"), HasSubstr("from 0 to 2"), HasSubstr("completions")));
+  EXPECT_THAT(refusal([&] {
+                node_of({{"JOB_COMPLETION_INDEX", "x"}, {"MASTER_ADDR", "a"}}, options);
+              }),
+              HasSubstr("JOB_COMPLETION_INDEX is \"x\""));
+}
+
+TEST(Nodes, AreAsTheOptionsSayWhateverStartedThem) {
+  LaunchOptions options;
+  options.node_rank = 0;
+  options.master_addr = "other";
+  options.master_port = 5;
+  EXPECT_EQ(node_of(kSrun, options), (NodePlace{3, 0, {"other", 5}}));
+  options.nodes = 7;
+  options.node_rank = 6;
+  EXPECT_EQ(node_of(with(kMpirun, {{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "4711"}}), options),
+            (NodePlace{7, 6, {"other", 5}}));
+  options = {};
+  options.nodes = 1;
+  EXPECT_EQ(node_of(kSrun, options), (NodePlace{1, 0, {"127.0.0.1", 0}}));
+  options = {};
+  options.standalone = true;
+  EXPECT_EQ(node_of(kMpirun, options), (NodePlace{1, 0, {"127.0.0.1", 0}}));
+  options = {};
+  options.nodes = 4;
+  EXPECT_THAT(refusal([&] { node_of(kSrun, options); }),
+              AllOf(HasSubstr("--nnodes is 4, but Slurm started 3 launchers"), HasSubstr("--node-rank")));
+}
+
+TEST(Nodes, AreNotThoseOfTheLauncherWhoseWorkerThisIs) {
+  EXPECT_EQ(node_of(with(kMpirun, {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "node7"}})),
+            (NodePlace{1, 0, {"127.0.0.1", 0}}));
+}
+
+TEST(Nodes, AreRefusedWhereTheVariablesAreHalfSet) {
+  EXPECT_THAT(refusal([&] {
+                node_of({{"OMPI_COMM_WORLD_SIZE", "2"}});
+              }),
+              AllOf(HasSubstr("OMPI_COMM_WORLD_RANK is not set"), HasSubstr("--standalone")));
 }
 
 // --- lines

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <memory>
 
 #include <gmock/gmock.h>
@@ -59,6 +60,41 @@ class RunNodes : public testing::Test {
   std::string address_ = "127.0.0.1";
   std::vector<std::unique_ptr<RankProcess>> nodes_;
 };
+
+// As srun and Kubernetes start them, but that all are on loopback.
+TEST_F(RunNodes, TakeTheirPlaceFromWhatStartedThem) {
+  using Variables = std::map<std::string, std::string>;
+  using Starter = std::function<Variables(int node)>;
+  const Starter srun = [](int node) -> Variables {
+    return {{"SLURM_PROCID", std::to_string(node)},
+            {"SLURM_NODEID", std::to_string(node)},
+            {"SLURM_LOCALID", "0"},
+            {"SLURM_STEP_NUM_TASKS", "2"},
+            {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+            {"SLURM_STEP_NODELIST", "localhost,node1"},
+            {"SLURM_JOB_ID", std::to_string(::getpid())},
+            {"SLURM_STEP_ID", "0"}};
+  };
+  const Starter kubernetes = [&](int node) -> Variables {
+    return {{"JOB_COMPLETION_INDEX", std::to_string(node)},
+            {"PET_NNODES", "2"},
+            {"MASTER_ADDR", "localhost"},
+            {"MASTER_PORT", std::to_string(port_)}};
+  };
+  for (const auto& starter : {srun, kubernetes}) {
+    nodes_.clear();
+    for (int node : {0, 1}) {
+      auto variables = starter(node);
+      variables["LOCKSTEP_SECRET_FILE"] = secret();
+      nodes_.push_back(std::make_unique<RankProcess>(
+          run_command({"-n", "2", "sh", "-c", "echo $RANK of $WORLD_SIZE on node $NODE_RANK at $MASTER_ADDR"}),
+          clean_environment(variables)));
+    }
+    for (auto& node : nodes_) EXPECT_EQ(node->wait(), 0) << node->output();
+    EXPECT_THAT(nodes_[0]->output(), HasSubstr("[1] 1 of 4 on node 0 at localhost\n"));
+    EXPECT_THAT(nodes_[1]->output(), HasSubstr("[3] 3 of 4 on node 1 at localhost\n"));
+  }
+}
 
 TEST_F(RunNodes, NumberTheRanksOfAllAndShareOneJob) {
   const std::vector<std::string> show{

@@ -67,18 +67,22 @@ void add_workers(CLI::App& run, Arguments& arguments) {
 void add_nodes(CLI::App& run, Arguments& arguments) {
   auto& options = arguments.options;
   run.option_defaults()->group("Nodes");
-  run.add_option("--nnodes", options.nodes, "How many nodes the job has; start this command on each")
+  run.add_option("--nnodes", options.nodes,
+                 "How many nodes the job has; start this command on each (else what srun or mpirun says, else 1)")
       ->type_name("N")
-      ->envname("PET_NNODES")
-      ->capture_default_str();
-  run.add_option("--node-rank", options.node_rank, "Which of them this is: node 0 has the store")
+      ->envname("PET_NNODES");
+  run.add_option("--node-rank", options.node_rank,
+                 "Which of them this is: node 0 has the store (else what srun, mpirun or Kubernetes says, else 0)")
       ->type_name("K")
-      ->envname("PET_NODE_RANK")
-      ->capture_default_str();
-  run.add_option("--master-addr", options.master_addr, "Name or address of node 0 (one node: 127.0.0.1)")
+      ->envname("PET_NODE_RANK");
+  run.add_option(
+         "--master-addr", options.master_addr,
+         "Name or address of node 0 (else, on several nodes: MASTER_ADDR, or what srun says; on one: 127.0.0.1)")
       ->type_name("HOST")
       ->envname("PET_MASTER_ADDR");
-  run.add_option("--master-port", options.master_port, "Its port (one node: any free one; several: 29500)")
+  run.add_option("--master-port", options.master_port,
+                 "Its port (else, on several nodes: MASTER_PORT, or one for the job under srun and mpirun, or 29500; "
+                 "on one: any free one)")
       ->type_name("PORT")
       ->envname("PET_MASTER_PORT");
   run.add_flag("--standalone", options.standalone, "One node, at an address of its own choice")
