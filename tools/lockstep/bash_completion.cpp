@@ -1,7 +1,7 @@
+#include "completion.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-
-#include "completion.h"
 
 namespace lockstep::tool {
 namespace {
