@@ -6,6 +6,11 @@
 namespace lockstep::detail {
 namespace {
 
+// Most tensors are: each detour through LibTorch's dispatcher takes longer than a small collective.
+bool is_fit(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.requires_grad();
+}
+
 template <class Convert>
 std::vector<at::Tensor> each(const std::vector<at::Tensor>& tensors, Convert convert) {
   std::vector<at::Tensor> result;
@@ -18,14 +23,16 @@ std::vector<at::Tensor> each(const std::vector<at::Tensor>& tensors, Convert con
 
 at::Tensor dense_input(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return {};
+  if (is_fit(tensor)) return tensor;
   c10::NoGradGuard no_grad;
-  return tensor.detach().contiguous().view({-1});
+  return tensor.detach().contiguous();
 }
 
 at::Tensor dense_output(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return {};
+  if (is_fit(tensor)) return tensor;
   c10::NoGradGuard no_grad;
-  if (tensor.is_contiguous()) return tensor.detach().view({-1});
+  if (tensor.is_contiguous()) return tensor.detach();
   return at::empty({tensor.numel()}, tensor.options().requires_grad(false));
 }
 

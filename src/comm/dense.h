@@ -6,8 +6,8 @@
 
 namespace lockstep::detail {
 
-/// One-dimensional, contiguous stand-ins for the user's tensors, as backends want them: the tensors' own memory where
-/// it is contiguous, else a copy. Empty tensors become undefined ones. Recorded by no autograd.
+/// Contiguous stand-ins for the user's tensors, as backends want them: the tensors themselves or their memory where that
+/// is contiguous, else a copy. Empty tensors become undefined ones. Recorded by no autograd.
 
 /// For reading.
 at::Tensor dense_input(const at::Tensor& tensor);

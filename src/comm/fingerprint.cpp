@@ -1,5 +1,8 @@
 #include "comm/fingerprint.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "base/text.h"
 #include "comm/reduction.h"
 #include "rendezvous/wire.h"
@@ -7,27 +10,27 @@
 namespace lockstep::detail {
 namespace {
 
-/// FNV-1a, spread at the end so that every bit counts wherever a part of the number is used.
+/// Takes in whole words, each spread over all bits, since any part of the number may be used alone.
 class Hasher {
  public:
   void add(std::string_view bytes) {
     add(static_cast<int64_t>(bytes.size()));
-    for (char byte : bytes) mix(static_cast<unsigned char>(byte));
+    for (; !bytes.empty(); bytes.remove_prefix(std::min(bytes.size(), sizeof(int64_t)))) {
+      int64_t word = 0;
+      std::memcpy(&word, bytes.data(), std::min(bytes.size(), sizeof(word)));
+      add(word);
+    }
   }
   void add(int64_t number) {
-    for (int shift = 0; shift < 64; shift += 8) mix(static_cast<unsigned char>(number >> shift));
-  }
-  uint64_t result() const {
-    uint64_t h = state_;
+    uint64_t h = (state_ ^ static_cast<uint64_t>(number)) + 0x9e3779b97f4a7c15;
     h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9;
     h = (h ^ (h >> 27)) * 0x94d049bb133111eb;
-    return h ^ (h >> 31);
+    state_ = h ^ (h >> 31);
   }
+  uint64_t result() const { return state_; }
 
  private:
-  void mix(unsigned char byte) { state_ = (state_ ^ byte) * 0x100000001b3; }
-
-  uint64_t state_ = 0xcbf29ce484222325;
+  uint64_t state_ = 0;
 };
 
 template <class Value>

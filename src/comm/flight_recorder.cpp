@@ -74,18 +74,14 @@ std::string describe(const CallRecord& record) {
               record.site.line);
 }
 
-uint64_t FlightRecorder::begin(const std::string& group, const std::string& subject, const Fingerprint& call,
-                               CallSite site, CallRecord::State state) {
+uint64_t FlightRecorder::begin(const CallRecord& record) {
   std::lock_guard lock(mutex_);
   uint64_t ticket = ++tickets_;
-  CallRecord record{ticket, group, subject, call, site, state, Clock::now(), {}};
-  if (ring_.size() < kCalls) {
-    ring_.push_back(std::move(record));
-  } else {
-    auto& place = ring_[(ticket - 1) % kCalls];
-    if (!is_over(place)) aside_.push_back(std::move(place));
-    place = std::move(record);
-  }
+  if (ring_.size() < kCalls) ring_.emplace_back();
+  auto& place = ring_[(ticket - 1) % kCalls];
+  if (place.ticket != 0 && !is_over(place)) aside_.push_back(std::move(place));
+  place = record;
+  place.ticket = ticket;
   return ticket;
 }
 

@@ -28,7 +28,7 @@ struct CallRecord {
   Fingerprint call{};
   CallSite site{"", 0};
   State state = State::kRunning;
-  std::chrono::steady_clock::time_point started{};
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point ended{};
 };
 
@@ -40,9 +40,8 @@ class FlightRecorder {
  public:
   static constexpr size_t kCalls = 256;
 
-  /// The ticket is for change().
-  uint64_t begin(const std::string& group, const std::string& subject, const Fingerprint& call, CallSite site,
-                 CallRecord::State state = CallRecord::State::kRunning);
+  /// Remembers the call, and gives it its ticket, for change().
+  uint64_t begin(const CallRecord& record);
   void change(uint64_t ticket, CallRecord::State state);
 
   /// The call of that subject, if it is remembered.

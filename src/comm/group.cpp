@@ -65,8 +65,12 @@ std::shared_ptr<Group::Parts> Group::parts_if_any() const {
 
 std::shared_ptr<Group::Parts> Group::parts() const {
   auto parts = parts_if_any();
-  if (!parts) throw UsageError(text("group '", membership_.name, "' was destroyed; make a new one"));
+  if (!parts) refuse_destroyed();
   return parts;
+}
+
+void Group::refuse_destroyed() const {
+  throw UsageError(text("group '", membership_.name, "' was destroyed; make a new one"));
 }
 
 std::shared_ptr<Backend> Group::backend() const {
@@ -109,16 +113,21 @@ Work Group::submit(Call call, const CallOptions& options) {
 }
 
 void Group::execute(const Call& call, const CallOptions& options) {
-  auto parts = this->parts();
-  int64_t number = 0;
+  CallRecord record{0, membership_.name, "", call.fingerprint, options.site};
+  Watched watched(*this, record, record.started);
+  std::shared_ptr<Parts> parts;
   {
     std::lock_guard lock(mutex_);
-    number = ++calls_;
+    parts = parts_;
+    watched.number = ++calls_;
+    record.subject = "call " + std::to_string(calls_);
+    watch(watched);
   }
-  CallRecord record{0, membership_.name, "call " + std::to_string(number), call.fingerprint, options.site};
-  record.ticket = parts->job->recorder().begin(record.group, record.subject, record.call, record.site);
+  if (!parts) refuse_destroyed();
+  record.ticket = parts->job->recorder().begin(record);
   RECORD_FUNCTION("lockstep::" + call.fingerprint.operation, std::vector<c10::IValue>());
-  this->guard(record, number, timeout_of(options), [&](const CallInfo& info) { call.body(*parts->backend, info); });
+  this->guard(*parts, watched, timeout_of(options),
+              [&](const CallInfo& info) { call.body(*parts->backend, info); });
   parts->job->recorder().change(record.ticket, CallRecord::State::kDone);
 }
 
@@ -137,7 +146,7 @@ void Group::run_aside(const char* operation, const CallOptions& options,
     }
     CallRecord record{0, membership_.name, text(operation, ' ', number), {operation}, options.site};
     auto& recorder = parts->job->recorder();
-    record.ticket = recorder.begin(record.group, record.subject, record.call, record.site);
+    record.ticket = recorder.begin(record);
     try {
       body(record, timeout);
     } catch (...) {
@@ -148,38 +157,39 @@ void Group::run_aside(const char* operation, const CallOptions& options,
   });
 }
 
-void Group::guard(const CallRecord& record, std::optional<int64_t> number, std::chrono::milliseconds timeout,
+Group::Watched::Watched(Group& group, const CallRecord& record, Clock::time_point begin)
+    : group(group), record(record), begin(begin), next_look(begin + kPatience), pause(kPatience) {}
+
+Group::Watched::~Watched() {
+  std::lock_guard lock(group.mutex_);
+  std::erase(group.watched_, this);
+}
+
+// With mutex_ held.
+void Group::watch(Watched& watched) {
+  if (!failure_) failure_ = departure_before(watched.number);
+  watched.refusal = failure_;
+  watched_.push_back(&watched);
+}
+
+void Group::guard(const Parts& parts, const Watched& watched, std::chrono::milliseconds timeout,
                   const std::function<void(const CallInfo&)>& body) {
-  auto parts = this->parts();
-  auto now = Clock::now();
-  Watched watched{record, number, now + kPatience, kPatience};
+  const CallRecord& record = watched.record;
   try {
-    struct Watch {
-      Watch(Group& group, Watched& watched) : group(group), watched(watched) {
-        std::lock_guard lock(group.mutex_);
-        group.watched_.push_back(&watched);
-      }
-      ~Watch() {
-        std::lock_guard lock(group.mutex_);
-        std::erase(group.watched_, &watched);
-      }
-      Group& group;
-      Watched& watched;
-    } watch(*this, watched);
-    if (auto departure = departure_before(number); departure && !failure()) on_failure(departure);
-    if (auto earlier = failure()) {
+    if (watched.refusal) {
+      wake();  // those who still wait, when a departure is what broke the group
       rethrow_with_prefix(
-          earlier,
+          watched.refusal,
           text(speaker(membership_), ": ", record.call.operation, ": the group is broken by an earlier error: "),
-          flight_suffix(earlier));
+          flight_suffix(watched.refusal));
     }
     try {
-      body({deadline_after(timeout), hash(record.call, record.subject)});
+      body({deadline_after(timeout, watched.begin), hash(record.call, record.subject)});
     } catch (...) {
       fail(record, timeout, std::current_exception());
     }
   } catch (...) {
-    parts->job->recorder().change(record.ticket, CallRecord::State::kFailed);
+    parts.job->recorder().change(record.ticket, CallRecord::State::kFailed);
     throw;
   }
 }
@@ -221,13 +231,9 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
   bool is_symptom = is_a<PeerError>(error);
   Failure failure{"PeerError", text(me, describe(record), ": ", message_of(error))};
   auto cause = job->report(membership_.name, failure, is_symptom ? Job::Certainty::kSymptom : Job::Certainty::kCertain);
-  if (auto departure = departure_before(calls_begun()); is_symptom && departure) return departure;
-  return to_exception(cause);
-}
-
-int64_t Group::calls_begun() const {
   std::lock_guard lock(mutex_);
-  return calls_;
+  if (auto departure = departure_before(calls_); is_symptom && departure) return departure;
+  return to_exception(cause);
 }
 
 std::string Group::flight_suffix(const std::exception_ptr& cause) const {
@@ -268,18 +274,18 @@ void Group::on_failure(std::exception_ptr cause) {
 void Group::on_left(int rank_in_job, int64_t calls) {
   int rank = rank_in_group(membership_, rank_in_job);
   if (rank == Membership::kNotAMember) return;
-  std::optional<int64_t> running;
+  std::exception_ptr cause;
   {
     std::lock_guard lock(mutex_);
     if (!departure_ || calls < departure_->calls) departure_ = {calls, describe_rank(membership_, rank)};
     for (const Watched* watched : watched_)
-      if (watched->number) running = watched->number;
+      if (watched->number) cause = departure_before(watched->number);
   }
-  if (auto cause = departure_before(running)) on_failure(cause);
+  if (cause) on_failure(cause);
 }
 
+// With mutex_ held: why a call of this number cannot succeed, if a rank has left before it.
 std::exception_ptr Group::departure_before(std::optional<int64_t> number) const {
-  std::lock_guard lock(mutex_);
   if (!departure_ || !number || *number <= departure_->calls) return nullptr;
   return std::make_exception_ptr(
       PeerError(text(departure_->who, " has left group '", membership_.name, "' after ", departure_->calls,

@@ -66,6 +66,8 @@ class Group final : private JobListener {
     bool is_done();
 
    private:
+    void guard(std::chrono::steady_clock::time_point begin, const std::function<void(const CallInfo&)>& body);
+
     const std::shared_ptr<Group> group_;
     const std::shared_ptr<Job> job_;
     const std::shared_ptr<Backend> backend_;  // outlives the transfer, even when the group is destroyed
@@ -97,10 +99,16 @@ class Group final : private JobListener {
     std::shared_ptr<Job> job;
     std::shared_ptr<Backend> backend;
   };
-  /// A call that somebody waits for.
+  /// A call that somebody waits for, from watch() until it goes. Guarded by mutex_.
   struct Watched {
-    CallRecord record;
-    std::optional<int64_t> number;  // of a collective
+    Watched(Group& group, const CallRecord& record, std::chrono::steady_clock::time_point begin);
+    ~Watched();
+
+    Group& group;
+    const CallRecord& record;
+    const std::chrono::steady_clock::time_point begin;
+    std::optional<int64_t> number{};  // of a collective
+    std::exception_ptr refusal{};     // why the group was broken before
     std::chrono::steady_clock::time_point next_look;
     std::chrono::milliseconds pause;
   };
@@ -111,13 +119,14 @@ class Group final : private JobListener {
 
   std::shared_ptr<Parts> parts() const;
   std::shared_ptr<Parts> parts_if_any() const;
+  [[noreturn]] void refuse_destroyed() const;
   void leave(const std::shared_ptr<Parts>& parts);
   std::exception_ptr failure() const;
-  int64_t calls_begun() const;
   std::chrono::milliseconds timeout_of(const CallOptions& options) const;
 
   void execute(const Call& call, const CallOptions& options);
-  void guard(const CallRecord& record, std::optional<int64_t> number, std::chrono::milliseconds timeout,
+  void watch(Watched& watched);
+  void guard(const Parts& parts, const Watched& watched, std::chrono::milliseconds timeout,
              const std::function<void(const CallInfo&)>& body);
   [[noreturn]] void fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error);
   std::exception_ptr diagnose(const CallRecord& record, std::chrono::milliseconds timeout,

@@ -17,10 +17,19 @@ Group::Message::Message(std::shared_ptr<Group> group, int from, int to, uint32_t
   record_ = {0, group_->membership_.name,
              text("message ", number, " from rank ", from, " to rank ", to, " with tag ", tag), std::move(call),
              options.site};
-  record_.ticket =
-      job_->recorder().begin(record_.group, record_.subject, record_.call, record_.site, CallRecord::State::kPosted);
-  group_->guard(record_, std::nullopt, timeout_,
-                [&](const CallInfo& info) { transfer_ = start(*backend_, info.fingerprint); });
+  record_.state = CallRecord::State::kPosted;
+  record_.ticket = job_->recorder().begin(record_);
+  guard(record_.started, [&](const CallInfo& info) { transfer_ = start(*backend_, info.fingerprint); });
+}
+
+void Group::Message::guard(std::chrono::steady_clock::time_point begin,
+                           const std::function<void(const CallInfo&)>& body) {
+  Watched watched(*group_, record_, begin);
+  {
+    std::lock_guard lock(group_->mutex_);
+    group_->watch(watched);
+  }
+  group_->guard(*group_->parts(), watched, timeout_, body);
 }
 
 Group::Message::~Message() {
@@ -35,7 +44,7 @@ void Group::Message::wait() {
   }
   if (!transfer) return;
   job_->recorder().change(record_.ticket, CallRecord::State::kRunning);
-  group_->guard(record_, std::nullopt, timeout_, [&](const CallInfo& info) { transfer->wait(info.deadline); });
+  guard(std::chrono::steady_clock::now(), [&](const CallInfo& info) { transfer->wait(info.deadline); });
   job_->recorder().change(record_.ticket, CallRecord::State::kDone);
   std::lock_guard lock(mutex_);
   transfer_.reset();

@@ -108,7 +108,7 @@ int ProcessGroup::group_rank(int global_rank) const {
 
 // The group, for a call that only members may make.
 detail::Group& ProcessGroup::member() const {
-  group_->backend();
+  if (group_->membership().rank == detail::Membership::kNotAMember) group_->backend();  // says so
   return *group_;
 }
 

@@ -98,8 +98,8 @@ std::vector<Answer> answers_of(const std::vector<const FlightRecorder*>& recorde
 
 TEST(Census, FindsTheRankThatMakesAnotherCall) {
   FlightRecorder same, other;
-  same.begin("world", "call 7", sum_of(4), {"a.cpp", 1});
-  other.begin("world", "call 7", sum_of(5), {"b.cpp", 2});
+  same.begin({0, "world", "call 7", sum_of(4), {"a.cpp", 1}});
+  other.begin({0, "world", "call 7", sum_of(5), {"b.cpp", 2}});
   CallRecord mine{1, "world", "call 7", sum_of(4), {"a.cpp", 1}};
   EXPECT_EQ(find_mismatch(trio(0), mine, answers_of({&same, &same, nullptr}, "call 7")), std::nullopt);
   auto found = find_mismatch(trio(0), mine, answers_of({&same, &same, &other}, "call 7"));
@@ -112,8 +112,8 @@ TEST(Census, FindsTheRankThatMakesAnotherCall) {
 
 TEST(Census, ARankThatHasFinishedTheCallIsNotLate) {
   FlightRecorder done, away, none;
-  done.change(done.begin("world", "call 7", sum_of(4), {"a.cpp", 1}), CallRecord::State::kDone);
-  away.change(away.begin("world", "call 6", {"barrier"}, {"a.cpp", 9}), CallRecord::State::kDone);
+  done.change(done.begin({0, "world", "call 7", sum_of(4), {"a.cpp", 1}}), CallRecord::State::kDone);
+  away.change(away.begin({0, "world", "call 6", {"barrier"}, {"a.cpp", 9}}), CallRecord::State::kDone);
   auto text = name_the_late(trio(0), answers_of({&done, &away, nullptr}, "call 7"));
   EXPECT_THAT(text, testing::Not(testing::HasSubstr("rank 0")));
   EXPECT_THAT(text, testing::AllOf(testing::HasSubstr("rank 1 (pid 101 on node), which is outside of any call for 0"),
@@ -124,7 +124,7 @@ TEST(Census, ARankThatHasFinishedTheCallIsNotLate) {
 
 TEST(Census, RanksOfTheJobOutsideTheGroupDoNotCount) {
   FlightRecorder other;
-  other.begin("world", "call 7", sum_of(5), {"b.cpp", 2});
+  other.begin({0, "world", "call 7", sum_of(5), {"b.cpp", 2}});
   Membership pair = trio(0);
   pair.size = 2;
   pair.peers = {pair.peers[0], pair.peers[2]};

@@ -16,7 +16,7 @@ using testing::HasSubstr;
 TEST(FlightRecorder, RemembersTheLast256CallsInOrder) {
   FlightRecorder recorder;
   for (int number = 1; number <= 300; ++number)
-    recorder.change(recorder.begin("world", "call " + std::to_string(number), {"barrier"}, {"a.cpp", number}),
+    recorder.change(recorder.begin({0, "world", "call " + std::to_string(number), {"barrier"}, {"a.cpp", number}}),
                     CallRecord::State::kDone);
   auto records = recorder.records();
   ASSERT_EQ(records.size(), FlightRecorder::kCalls);
@@ -29,9 +29,9 @@ TEST(FlightRecorder, RemembersTheLast256CallsInOrder) {
 
 TEST(FlightRecorder, KeepsACallThatRunsWhileHundredsCome) {
   FlightRecorder recorder;
-  auto stuck = recorder.begin("slow", "call 1", {"barrier"}, {"a.cpp", 1});
+  auto stuck = recorder.begin({0, "slow", "call 1", {"barrier"}, {"a.cpp", 1}});
   for (int number = 1; number <= 600; ++number)
-    recorder.change(recorder.begin("world", "call " + std::to_string(number), {"barrier"}, {"b.cpp", number}),
+    recorder.change(recorder.begin({0, "world", "call " + std::to_string(number), {"barrier"}, {"b.cpp", number}}),
                     CallRecord::State::kDone);
   ASSERT_TRUE(recorder.find("slow", "call 1"));
   EXPECT_THAT(recorder.doing(), HasSubstr("in barrier(), call 1 of group 'slow'"));
@@ -45,9 +45,9 @@ TEST(FlightRecorder, KeepsACallThatRunsWhileHundredsCome) {
 TEST(FlightRecorder, SaysWhatTheRankIsDoing) {
   FlightRecorder recorder;
   EXPECT_THAT(recorder.doing(), HasSubstr("having made none yet"));
-  auto outer = recorder.begin("world", "call 1", {"barrier"}, {"a.cpp", 7});
+  auto outer = recorder.begin({0, "world", "call 1", {"barrier"}, {"a.cpp", 7}});
   EXPECT_THAT(recorder.doing(), HasSubstr("in barrier(), call 1 of group 'world' at a.cpp:7 for 0"));
-  auto posted = recorder.begin("world", "message 1", {"recv"}, {"a.cpp", 8}, CallRecord::State::kPosted);
+  auto posted = recorder.begin({0, "world", "message 1", {"recv"}, {"a.cpp", 8}, CallRecord::State::kPosted});
   EXPECT_THAT(recorder.doing(), HasSubstr("in barrier()")) << "nobody waits for the message yet";
   recorder.change(posted, CallRecord::State::kRunning);
   EXPECT_THAT(recorder.doing(), HasSubstr("in recv()"));
@@ -61,8 +61,8 @@ TEST(FlightRecorder, IsWrittenDownAsJson) {
   TemporaryFolder folder;
   ::setenv("LOCKSTEP_FLIGHT_DIR", folder.path().c_str(), 1);
   FlightRecorder recorder;
-  recorder.change(recorder.begin("world", "call 1", {"barrier"}, {"dir/a \"b\".cpp", 7}), CallRecord::State::kDone);
-  recorder.begin("world", "call 2", {"all_reduce", c10::ScalarType::Float, 4, ReduceOp::kSum}, {"a.cpp", 8});
+  recorder.change(recorder.begin({0, "world", "call 1", {"barrier"}, {"dir/a \"b\".cpp", 7}}), CallRecord::State::kDone);
+  recorder.begin({0, "world", "call 2", {"all_reduce", c10::ScalarType::Float, 4, ReduceOp::kSum}, {"a.cpp", 8}});
   auto path = dump(recorder, 3, "a \"reason\"\n");
   ::unsetenv("LOCKSTEP_FLIGHT_DIR");
   EXPECT_THAT(path, testing::StartsWith(folder.path().string()));

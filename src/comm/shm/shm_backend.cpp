@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include <ATen/ATen.h>
+#include <c10/util/SmallVector.h>
 
 #include <lockstep/error.h>
 
@@ -225,7 +226,7 @@ class ShmBackend final : public Backend {
   }
 
  private:
-  using Pointers = std::vector<void*>;
+  using Pointers = c10::SmallVector<void*, 16>;
 
   template <class Where>
   Pointers everyone(const Where& where) const {
