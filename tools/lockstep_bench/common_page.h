@@ -21,7 +21,7 @@ class CommonPage {
   int rank() const { return rank_; }
 
   /// Returns when all ranks have called it, on all of them at nearly the same time.
-  void meet();
+  void meet() { meet(patience_); }
 
   /// Not collective: leaves a number for the others to see; and the one that a rank has left.
   void post(int64_t number) { lines_[kFirstRank + rank_].value.store(static_cast<uint64_t>(number)); }
@@ -44,7 +44,8 @@ class CommonPage {
     std::atomic<uint64_t> value;
   };
 
-  void wait_until(const Line& line, uint64_t value) const;
+  void meet(int patience);
+  void wait_until(const Line& line, uint64_t value, int patience) const;
 
   const int rank_;
   const int ranks_;

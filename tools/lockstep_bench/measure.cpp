@@ -8,6 +8,7 @@
 #include "bench/sizes.h"
 #include "collective.h"
 #include "memory_stream.h"
+#include "pinning.h"
 
 namespace lockstep::bench {
 namespace {
@@ -130,6 +131,7 @@ class Measurement {
 
 void measure(const Plan& plan, const ProcessGroup& world, CommonPage& page, const Report& report) {
   const auto contenders = make_contenders(plan, world);
+  if (plan.bind) pin_this_thread(world.rank(), world.size());  // behind the threads of all backends
   Measurement measurement(plan, page, report);
   measurement.measure_round_trip();
   for (int64_t bytes : plan.sizes) measurement.measure_size(bytes, contenders);

@@ -79,7 +79,7 @@ void check_memory(const Plan& plan, const tool::Machine& machine) {
 std::string conditions(const Plan& plan, const RankOptions& options, const tool::Machine& machine) {
   return fmt::format("{} {} of {} {} on {} of {}, {}", plan.ranks, plan.ranks == 1 ? "rank" : "ranks", options.threads,
                      options.threads == 1 ? "thread" : "threads", fmt::format("{} cores", machine.allowed_cores),
-                     machine.cpu_model, options.bind ? "pinned" : "not pinned");
+                     machine.cpu_model, plan.bind ? "pinned" : "not pinned");
 }
 
 /// Before minutes of measuring.
@@ -94,7 +94,7 @@ void check_plot(const std::string& file, const Plan& plan) {
 }
 
 void write_plot(const std::string& file, const std::vector<Row>& rows, const Plan& plan, const std::string& where) {
-  const std::string what = reduces(plan.operation) ? fmt::format("{} {}", plan.redop, plan.dtype) : plan.dtype;
+  const std::string what = reduces(plan.operation) ? fmt::format("{} of {}", plan.redop, plan.dtype) : plan.dtype;
   std::ofstream stream(file);
   stream << plot_svg(rows, {fmt::format("{}, {}", name_of(plan.operation), what), where}) << std::flush;
   if (!stream) throw SystemError(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
@@ -110,7 +110,7 @@ int measure(const Arguments& arguments) {
   check_memory(plan, machine);
   plan.is_crowded = plan.ranks > tool::usable_cores(machine);
   options.threads = arguments.threads;
-  options.bind = !arguments.no_bind && plan.ranks <= machine.allowed_cores;
+  plan.bind = !arguments.no_bind && plan.ranks * arguments.threads <= machine.allowed_cores;
   const auto where = conditions(plan, options, machine);
   if (!arguments.plot_file.empty()) check_plot(arguments.plot_file, plan);
   if (!arguments.json)

@@ -41,7 +41,7 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Operation, {{Operation::kAllReduce, "all-reduce"},
                                          {Operation::kAllGather, "all-gather"},
                                          {Operation::kBroadcast, "broadcast"},
                                          {Operation::kBarrier, "barrier"}})
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, operation, backends, ranks, sizes, dtype, redop, memory, rounds, check,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, operation, backends, ranks, sizes, dtype, redop, memory, rounds, check, bind,
                                    is_crowded, page, results)
 
 const char* name_of(Memory memory) {

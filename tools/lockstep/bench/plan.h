@@ -30,6 +30,7 @@ struct Plan {
   Memory memory = Memory::kBoth;
   int rounds = 0;  // 0: as many as fit into about a minute for all sizes, 5 at least
   bool check = true;
+  bool bind = false;        // give each rank cores of its own
   bool is_crowded = false;  // more ranks than cores: who waits lets others run at once
   std::string page{};       // a file of page_bytes(ranks), zeros, that all ranks map
   std::string results{};    // a file that rank 0 writes a line of JSON to for each Message of messages.h

@@ -185,7 +185,7 @@ class Plot {
       y += 26;
     }
     return svg + label({kLegend, y + 14}, "lines: median", small) +
-           label({kLegend, y + 32}, "bands: 10th to 90th percentile", small);
+           label({kLegend, y + 32}, "bands: 10th to 90th", small) + label({kLegend, y + 50}, "percentile", small);
   }
 
   const std::vector<Curve> curves_;

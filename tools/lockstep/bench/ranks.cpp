@@ -62,10 +62,9 @@ std::thread start_quietly(const std::function<void()>& body) {
 }
 
 /// What our launcher tells its one worker, mpirun, about ranks: its own ranks must not hear it.
-std::vector<std::string> mpirun_command(const Plan& plan, const RankOptions& options) {
+std::vector<std::string> mpirun_command(const Plan& plan) {
   std::vector<std::string> command{"mpirun", "-n", std::to_string(plan.ranks)};
-  if (plan.is_crowded) command.push_back("--oversubscribe");
-  command.insert(command.end(), {"--bind-to", options.bind ? "core" : "none"});
+  command.insert(command.end(), {"--oversubscribe", "--bind-to", "none"});  // ranks find their cores themselves
   if (::geteuid() == 0) command.push_back("--allow-run-as-root");
   command.push_back("env");
   for (const char* variable : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
@@ -81,8 +80,7 @@ LaunchOptions rank_launch(const Plan& plan, const RankOptions& options) {
   launch.standalone = true;
   launch.omp_threads = options.threads;
   launch.workers_per_node = by_mpirun ? "1" : std::to_string(plan.ranks);
-  launch.bind = options.bind && !by_mpirun;
-  if (by_mpirun) launch.command = mpirun_command(plan, options);
+  if (by_mpirun) launch.command = mpirun_command(plan);
   launch.command.insert(launch.command.end(), {options.program, to_text(plan)});
   return launch;
 }

@@ -14,7 +14,6 @@ namespace lockstep::bench {
 struct RankOptions {
   std::string program{};  // lockstep-bench
   int threads = 1;        // of each rank
-  bool bind = false;      // give each rank cores of its own
 };
 
 /// How the ranks are started: by our launcher, or by mpirun under it when `mpi` is to be measured, which can be started

@@ -1,0 +1,145 @@
+#include <fstream>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "support/rank_process.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+struct Finished {
+  int code = -1;
+  std::string output;  // of both streams
+};
+
+std::vector<std::string> bench_command(const std::string& arguments) {
+  std::vector<std::string> command{LOCKSTEP_TOOL, "bench"};
+  std::istringstream words(arguments);
+  for (std::string word; words >> word;) command.push_back(word);
+  return command;
+}
+
+/// Without what an outer launcher may have set.
+const std::map<std::string, std::string> kClean{
+    {"OMP_NUM_THREADS", ""}, {"LOCKSTEP_SECRET_FILE", ""}, {"RANK", ""},
+    {"WORLD_SIZE", ""},      {"MASTER_ADDR", ""},          {"MASTER_PORT", ""}};
+
+Finished run_bench(const std::string& arguments) {
+  RankProcess process(bench_command(arguments), kClean);
+  Finished finished;
+  finished.code = process.wait(std::chrono::minutes(3));
+  finished.output = process.output();
+  return finished;
+}
+
+std::vector<json> objects_in(const std::string& output) {
+  std::vector<json> objects;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);) objects.push_back(json::parse(line));
+  return objects;
+}
+
+void expect_sound(const json& row) {
+  for (const char* field :
+       {"op", "backend", "memory", "ranks", "bytes", "count", "dtype", "redop", "time_us", "p10_us", "p90_us",
+        "algbw_gbps", "busbw_gbps", "wrong", "floor_us", "floor_fraction", "rounds", "calls"})
+    EXPECT_TRUE(row.contains(field)) << field;
+  EXPECT_EQ(row["wrong"], 0);
+  EXPECT_EQ(row["rounds"], 5);
+  EXPECT_GT(row["p10_us"], 0.0);
+  EXPECT_LE(row["p10_us"], row["time_us"]);
+  EXPECT_LE(row["time_us"], row["p90_us"]);
+  EXPECT_GT(row["floor_us"], 0.0);
+}
+
+TEST(BenchCommand, PrintsOneCheckedObjectForEachSize) {
+  const auto ran = run_bench("all-reduce --backends gloo -n 2 --sizes 4,1K,300K --rounds 5 --json");
+  ASSERT_EQ(ran.code, 0) << ran.output;
+  const auto rows = objects_in(ran.output);
+  ASSERT_EQ(rows.size(), 3U) << ran.output;
+  for (const auto& row : rows) {
+    expect_sound(row);
+    EXPECT_EQ(row["op"], "all-reduce");
+    EXPECT_EQ(row["backend"], "gloo");
+    EXPECT_EQ(row["memory"], "ordinary");
+    EXPECT_EQ(row["ranks"], 2);
+    EXPECT_EQ(row["dtype"], "float32");
+    EXPECT_EQ(row["redop"], "sum");
+    EXPECT_DOUBLE_EQ(row["algbw_gbps"], row["busbw_gbps"]);  // of two ranks
+  }
+  EXPECT_EQ(rows[1]["bytes"], 1024);
+  EXPECT_EQ(rows[2]["count"], 76800);
+}
+
+TEST(BenchCommand, ComparesBackendsInOneRun) {
+  const auto ran =
+      run_bench("reduce-scatter --backends shm,gloo -n 3 --sizes 64K --rounds 5 --dtype bfloat16 --op avg");
+  ASSERT_EQ(ran.code, 0) << ran.output;
+  EXPECT_THAT(ran.output, testing::StartsWith("# lockstep "));
+  EXPECT_THAT(ran.output, testing::ContainsRegex("65532 +10922 bfloat16 +avg +shm +allocated "));
+  EXPECT_THAT(ran.output, testing::ContainsRegex("65532 +10922 bfloat16 +avg +gloo +ordinary "));
+  EXPECT_THAT(ran.output, HasSubstr("# 5 rounds a size; all right\n"));
+  EXPECT_THAT(ran.output, HasSubstr("# times as multiples of those of shm, allocated\n"));
+  EXPECT_THAT(ran.output, Not(HasSubstr("\033")));  // no progress on a pipe
+}
+
+TEST(BenchCommand, MeasuresEveryOperation) {
+  for (const char* arguments : {"all-gather --sizes 1K --dtype int8", "broadcast --sizes 100K --dtype float64",
+                                "barrier", "all-reduce --sizes 4 --op max --dtype int64"}) {
+    const auto ran = run_bench(std::string(arguments) + " --backends gloo -n 2 --rounds 5 --json");
+    ASSERT_EQ(ran.code, 0) << arguments << "\n" << ran.output;
+    const auto rows = objects_in(ran.output);
+    ASSERT_EQ(rows.size(), 1U) << ran.output;
+    expect_sound(rows[0]);
+  }
+}
+
+TEST(BenchCommand, DrawsAPlot) {
+  TemporaryFolder folder;
+  const auto file = (folder.path() / "times.svg").string();
+  const auto ran = run_bench("broadcast --backends gloo --sizes 4,64K --rounds 5 --no-check --plot " + file);
+  ASSERT_EQ(ran.code, 0) << ran.output;
+  EXPECT_THAT(ran.output, HasSubstr("results not checked"));
+  std::ostringstream svg;
+  svg << std::ifstream(file).rdbuf();
+  EXPECT_THAT(svg.str(), testing::StartsWith("<svg "));
+  EXPECT_THAT(svg.str(), HasSubstr(">gloo, ordinary<"));
+  EXPECT_THAT(svg.str(), testing::EndsWith("</svg>\n"));
+}
+
+void expect_usage_error(const std::string& arguments, const std::string& part) {
+  const auto ran = run_bench(arguments);
+  EXPECT_EQ(ran.code, 2) << arguments << "\n" << ran.output;
+  EXPECT_THAT(ran.output, HasSubstr(part)) << arguments;
+}
+
+TEST(BenchCommand, SaysWhatIsWrongWithItsArguments) {
+  expect_usage_error("", "operation is required");
+  expect_usage_error("all_reduce", "there is no operation 'all_reduce' to measure");
+  expect_usage_error("all-reduce --backends tpu", "there is no 'tpu' to measure; this build has ");
+  expect_usage_error("all-reduce --sizes 4,x", "--sizes is \"x\"");
+  expect_usage_error("all-reduce --sizes 4 --max 8", "--max");
+  expect_usage_error("all-reduce -n 0", "-n is 0");
+  expect_usage_error("all-reduce --sizes 512G", "give a smaller --max");
+  expect_usage_error("all-reduce --plot /nowhere/a.svg", "nothing can be written to /nowhere");
+  expect_usage_error("barrier --plot a.svg", "a barrier has no size");
+}
+
+TEST(BenchCommand, StopsWhenItIsTold) {
+  RankProcess process(bench_command("all-reduce --backends gloo --sizes 4 --rounds 100000000"), kClean);
+  process.expect_line("# a flag from one rank to another");  // the ranks are at work
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait(std::chrono::seconds(20)), 6) << process.output();
+  EXPECT_THAT(process.output(), HasSubstr("stopped by SIGTERM"));
+}
+
+}  // namespace
+}  // namespace lockstep
