@@ -42,8 +42,7 @@ void Group::leave(const std::shared_ptr<Parts>& parts) {
   if (!parts->backend) return;
   parts->job->unsubscribe(*this);
   if (std::uncaught_exceptions() > 0)  // not in order
-    return parts->job->proclaim(membership_.name, {"PeerError", text(describe_rank(membership_, membership_.rank),
-                                                                     " gave up: an exception ended its work")});
+    return parts->job->give_up_group(membership_.name, describe_rank(membership_, membership_.rank));
   std::lock_guard lock(mutex_);
   parts->job->leave(membership_.name, calls_);
 }
@@ -167,7 +166,10 @@ Group::Watched::~Watched() {
 
 // With mutex_ held.
 void Group::watch(Watched& watched) {
-  if (!failure_) failure_ = departure_before(watched.number);
+  if (!failure_) {
+    failure_ = departure_before(watched.number);
+    watched.breaks_group = failure_ != nullptr;
+  }
   watched.refusal = failure_;
   watched_.push_back(&watched);
 }
@@ -177,7 +179,7 @@ void Group::guard(const Parts& parts, const Watched& watched, std::chrono::milli
   const CallRecord& record = watched.record;
   try {
     if (watched.refusal) {
-      wake();  // those who still wait, when a departure is what broke the group
+      if (watched.breaks_group) wake();
       rethrow_with_prefix(
           watched.refusal,
           text(speaker(membership_), ": ", record.call.operation, ": the group is broken by an earlier error: "),

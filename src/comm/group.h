@@ -109,6 +109,7 @@ class Group final : private JobListener {
     const std::chrono::steady_clock::time_point begin;
     std::optional<int64_t> number{};  // of a collective
     std::exception_ptr refusal{};     // why the group was broken before
+    bool breaks_group = false;        // it is broken only now: a rank has left that this call needs
     std::chrono::steady_clock::time_point next_look;
     std::chrono::milliseconds pause;
   };

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@
 #include "rendezvous/store_server.h"
 
 namespace lockstep::detail {
+
+/// The name of the group of all ranks.
+inline constexpr const char* kWorld = "world";
 
 /// What a group, or one that is being made, wants to know of the job. Called on a thread of the job, which must not be
 /// kept waiting, and never after unsubscribing.
@@ -35,8 +39,9 @@ class JobListener {
 /// Thread-safe.
 class Job final : private LineListener {
  public:
-  /// A rank alone has neither line nor server, and a rank that does not host the store has no server.
-  Job(std::vector<Peer> peers, int rank, std::shared_ptr<Store> store, std::shared_ptr<Line> line,
+  /// A rank alone has neither line nor server, and a rank that does not host the store has no server. `joins_before`
+  /// (see count_join) tells what is said about groups of this join from what is said about those of another.
+  Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store, std::shared_ptr<Line> line,
       std::unique_ptr<StoreServer> server);
   /// Leaves the job in order; if an exception is on its way, the others are told that this rank failed. The host of the
   /// store gives the others a second to leave too.
@@ -44,6 +49,8 @@ class Job final : private LineListener {
 
   /// Leaves the job, telling the others why this rank failed.
   void give_up(const std::exception_ptr& error) noexcept;
+  /// An exception ends this rank's part in the group, and with the world all of its work.
+  void give_up_group(const std::string& group, const std::string& who) noexcept;
 
   int rank() const { return rank_; }
   const std::vector<Peer>& peers() const { return peers_; }
@@ -88,9 +95,12 @@ class Job final : private LineListener {
   std::string doing() override { return recorder_.doing(); }
   void on_tick() override;
   void tell(JobListener& listener, const std::function<void()>& news);
+  std::string on_wire(const std::string& group) const { return prefix_ + group; }
+  std::optional<std::string> from_wire(const std::string& group) const;
 
   const std::vector<Peer> peers_;
   const int rank_;
+  const std::string prefix_;                   // of the names of groups, on the line
   const std::unique_ptr<StoreServer> server_;  // outlives the line
   std::shared_ptr<Line> line_;                 // constant but for the destructor
   std::shared_ptr<Store> store_;               // constant but for the destructor

@@ -1,6 +1,7 @@
 #include "comm/join.h"
 
 #include <algorithm>
+#include <thread>
 
 #include <lockstep/environment.h>
 #include <lockstep/error.h>
@@ -79,6 +80,7 @@ struct Meeting {
   std::shared_ptr<Store> store;
   std::shared_ptr<Line> line{};
   std::unique_ptr<StoreServer> server{};
+  int joins_before = 0;  // of this process, at this store
 };
 
 class Arrival {
@@ -96,14 +98,18 @@ class Arrival {
     Meeting meeting;
     auto secret = find_secret(is_loopback(place.endpoint.host), process_variable);
     if (mine_.rank == 0 && place.rank_zero_hosts) meeting.server = host(place.endpoint, secret);
-    connect(meeting, place.endpoint, secret);
+    connect_to_fresh(meeting, place, secret);
+    auto mine = mine_;
+    mine.joins_before = meeting.joins_before;
     try {
       meeting.peers =
-          call_roll(*meeting.store, mine_, time_left(),
+          call_roll(*meeting.store, mine, time_left(),
                     [&](const std::string& key, const std::string& value) { return enrol(*meeting.line, key, value); });
     } catch (...) {
       give_up(meeting);
     }
+    // What an earlier group of this process has left in the store is not for this one.
+    meeting.store = with_prefix(meeting.store, text("join/", meeting.joins_before, "/"));
     return meeting;
   }
 
@@ -160,6 +166,25 @@ class Arrival {
                               error.what()));
     }
     meeting.store = with_prefix(make_line_store(meeting.line), prefix());
+  }
+
+  // A store that rank 0 hosts is for one group: while the one that this process has left is up, the next is yet to
+  // come.
+  void connect_to_fresh(Meeting& meeting, const MeetingPort& place, const Secret& secret) const {
+    constexpr milliseconds kPause(20);
+    for (;; std::this_thread::sleep_for(kPause)) {
+      connect(meeting, place.endpoint, secret);
+      try {
+        meeting.joins_before = count_join(*meeting.store, mine_.rank);
+        if (meeting.joins_before == 0 || !place.rank_zero_hosts) return;
+      } catch (const PeerError&) {
+        if (meeting.line->over() || !place.rank_zero_hosts) throw;  // else it has just ended, in order
+      }
+      if (Clock::now() + kPause >= deadline_)
+        throw TimeoutError(text("rank ", mine_.rank, ": this process has joined at ", to_string(place.endpoint),
+                                " before, and rank 0 still hosts that group's store: destroy the group on rank 0 too, "
+                                "and call init_process_group there as often as here"));
+    }
   }
 
   std::string enrol(Line& line, const std::string& key, const std::string& value) const {
@@ -220,7 +245,7 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
   find_backend(backend_name);
 
   Enrolment mine{rank, world_size, backend_name, job_name(process_variable), restart_count(process_variable)};
-  auto [peers, store, line, server] = [&] {
+  auto [peers, store, line, server, joins_before] = [&] {
     try {
       return meet(options, {mine, timeout, heartbeat_limit}, world_size);
     } catch (const Error& error) {
@@ -229,11 +254,12 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
       rethrow_with_prefix(std::current_exception(), says_so_already ? "" : me + " joining: ");
     }
   }();
-  auto job = std::make_shared<Job>(std::move(peers), rank, std::move(store), std::move(line), std::move(server));
+  auto job =
+      std::make_shared<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(line), std::move(server));
   std::vector<int> everyone(world_size);
   for (int r = 0; r < world_size; ++r) everyone[r] = r;
   try {
-    return make_group(job, {"world", std::move(everyone), backend_name, device, timeout});
+    return make_group(job, {kWorld, std::move(everyone), backend_name, device, timeout});
   } catch (...) {
     job->give_up(std::current_exception());
     throw;

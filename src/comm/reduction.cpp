@@ -4,12 +4,10 @@
 #include <cstring>
 #include <type_traits>
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "comm/narrow_floats.h"
 
 namespace lockstep {
 namespace {
@@ -17,7 +15,7 @@ namespace {
 using Outputs = std::span<void* const>;
 using Inputs = std::span<const void* const>;
 
-constexpr int64_t kBlock = 1024;  // accumulators stay in the first-level cache
+constexpr int64_t kBlock = 1024;  // elements whose sums stay in the first-level cache
 
 // Integers are added and multiplied as unsigned, where wrapping around is defined.
 template <class T>
@@ -85,44 +83,110 @@ struct Identity {
   }
 };
 
-template <class T, class A, class Combine, class Finish>
-void reduce_typed(Outputs outputs, Inputs inputs, int64_t count, Combine combine, Finish finish) {
-  A sums[kBlock];
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t n = std::min(kBlock, count - begin);
-    auto input = [&](size_t rank) { return static_cast<const T*>(inputs[rank]) + begin; };
-    auto output = [&](size_t rank) { return static_cast<T*>(outputs[rank]) + begin; };
-    const T* first = input(0);
-    if (inputs.size() == 1) {
-      for (int64_t i = 0; i < n; ++i) sums[i] = static_cast<A>(first[i]);
-    } else {
-      const T* second = input(1);
-      for (int64_t i = 0; i < n; ++i) sums[i] = combine(static_cast<A>(first[i]), static_cast<A>(second[i]));
-    }
-    for (size_t rank = 2; rank < inputs.size(); ++rank) {
-      const T* next = input(rank);
-      for (int64_t i = 0; i < n; ++i) sums[i] = combine(sums[i], static_cast<A>(next[i]));
-    }
-    T* to = output(0);
-    for (int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(finish(sums[i]));
-    for (size_t rank = 1; rank < outputs.size(); ++rank) std::memcpy(output(rank), to, n * sizeof(T));
+/// What elements of a type are in memory, and what they are added up as.
+template <class T>
+struct Element {
+  using Sum = T;
+  static Sum widen(T value) { return value; }
+  static T narrow(Sum sum) { return sum; }
+};
+template <>
+struct Element<Float16> {
+  using Sum = float;
+  static Sum widen(Float16 value) { return lockstep::widen(value); }
+  static Float16 narrow(Sum sum) { return narrow_to_half(sum); }
+};
+template <>
+struct Element<BrainFloat16> {
+  using Sum = float;
+  static Sum widen(BrainFloat16 value) { return lockstep::widen(value); }
+  static BrainFloat16 narrow(Sum sum) { return narrow_to_brain(sum); }
+};
+
+template <class T>
+using SumOf = typename Element<T>::Sum;
+
+// All loops below: outputs are inputs, or lie apart from them, so that no element is written before it is read.
+
+// Two inputs and two outputs, in one pass: what two ranks need.
+template <class T, class Combine, class Finish>
+void reduce_pair(T* to, T* also_to, const T* a, const T* b, int64_t count, Combine combine, Finish finish) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    T result = Element<T>::narrow(finish(combine(Element<T>::widen(a[i]), Element<T>::widen(b[i]))));
+    to[i] = result;
+    also_to[i] = result;
   }
 }
 
-template <class T, class A>
+// sums = a op b op c op d
+template <class T, class Combine>
+void fold(SumOf<T>* sums, const T* a, const T* b, const T* c, const T* d, int64_t count, Combine combine) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    auto front = combine(Element<T>::widen(a[i]), Element<T>::widen(b[i]));
+    sums[i] = combine(combine(front, Element<T>::widen(c[i])), Element<T>::widen(d[i]));
+  }
+}
+
+// sums = sums op a op b op c
+template <class T, class Combine>
+void fold_more(SumOf<T>* sums, const T* a, const T* b, const T* c, int64_t count, Combine combine) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    auto front = combine(combine(sums[i], Element<T>::widen(a[i])), Element<T>::widen(b[i]));
+    sums[i] = combine(front, Element<T>::widen(c[i]));
+  }
+}
+
+template <class T, class Combine>
+void fold_one(SumOf<T>* sums, const T* a, int64_t count, Combine combine) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) sums[i] = combine(sums[i], Element<T>::widen(a[i]));
+}
+
+template <class T, class Combine, class Finish>
+void reduce_typed(Outputs outputs, Inputs inputs, int64_t count, Combine combine, Finish finish) {
+  auto input = [&](size_t rank, int64_t begin) { return static_cast<const T*>(inputs[rank]) + begin; };
+  auto output = [&](size_t rank, int64_t begin) { return static_cast<T*>(outputs[rank]) + begin; };
+  if (inputs.size() == 2)
+    return reduce_pair(output(0, 0), output(outputs.size() - 1, 0), input(0, 0), input(1, 0), count, combine, finish);
+  SumOf<T> sums[kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t n = std::min(kBlock, count - begin);
+    size_t rank = 0;
+    if (inputs.size() >= 4) {
+      fold(sums, input(0, begin), input(1, begin), input(2, begin), input(3, begin), n, combine);
+      rank = 4;
+    } else {
+      const T* first = input(0, begin);
+      for (int64_t i = 0; i < n; ++i) sums[i] = Element<T>::widen(first[i]);
+      rank = 1;
+    }
+    for (; rank + 3 <= inputs.size(); rank += 3)
+      fold_more(sums, input(rank, begin), input(rank + 1, begin), input(rank + 2, begin), n, combine);
+    for (; rank < inputs.size(); ++rank) fold_one(sums, input(rank, begin), n, combine);
+    T* to = output(0, begin);
+    for (int64_t i = 0; i < n; ++i) to[i] = Element<T>::narrow(finish(sums[i]));
+    for (size_t other = 1; other < outputs.size(); ++other) std::memcpy(output(other, begin), to, n * sizeof(T));
+  }
+}
+
+template <class T>
 void reduce_floating(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
+  using A = SumOf<T>;
   A share = A(1) / static_cast<A>(inputs.size());
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_typed<T, A>(outputs, inputs, count, Sum(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Sum(), Identity());
     case ReduceOp::kAvg:
-      return reduce_typed<T, A>(outputs, inputs, count, Sum(), [share](A a) { return a * share; });
+      return reduce_typed<T>(outputs, inputs, count, Sum(), [share](A a) { return a * share; });
     case ReduceOp::kProduct:
-      return reduce_typed<T, A>(outputs, inputs, count, Product(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Product(), Identity());
     case ReduceOp::kMin:
-      return reduce_typed<T, A>(outputs, inputs, count, Min(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Min(), Identity());
     case ReduceOp::kMax:
-      return reduce_typed<T, A>(outputs, inputs, count, Max(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Max(), Identity());
     default:
       throw UsageError(text("reduce operation ", name_of(op), " on floating point"));
   }
@@ -132,19 +196,19 @@ template <class T>
 void reduce_integers(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_typed<T, T>(outputs, inputs, count, Sum(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Sum(), Identity());
     case ReduceOp::kProduct:
-      return reduce_typed<T, T>(outputs, inputs, count, Product(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Product(), Identity());
     case ReduceOp::kMin:
-      return reduce_typed<T, T>(outputs, inputs, count, Min(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Min(), Identity());
     case ReduceOp::kMax:
-      return reduce_typed<T, T>(outputs, inputs, count, Max(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Max(), Identity());
     case ReduceOp::kAnd:
-      return reduce_typed<T, T>(outputs, inputs, count, And(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, And(), Identity());
     case ReduceOp::kOr:
-      return reduce_typed<T, T>(outputs, inputs, count, Or(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Or(), Identity());
     case ReduceOp::kXor:
-      return reduce_typed<T, T>(outputs, inputs, count, Xor(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Xor(), Identity());
     case ReduceOp::kAvg:
       throw UsageError("reduce operation avg on integers");
   }
@@ -197,13 +261,13 @@ void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarT
                      ReduceOp op) {
   switch (dtype) {
     case c10::ScalarType::Float:
-      return reduce_floating<float, float>(outputs, inputs, count, op);
+      return reduce_floating<float>(outputs, inputs, count, op);
     case c10::ScalarType::Double:
-      return reduce_floating<double, double>(outputs, inputs, count, op);
+      return reduce_floating<double>(outputs, inputs, count, op);
     case c10::ScalarType::Half:
-      return reduce_floating<c10::Half, float>(outputs, inputs, count, op);
+      return reduce_floating<Float16>(outputs, inputs, count, op);
     case c10::ScalarType::BFloat16:
-      return reduce_floating<c10::BFloat16, float>(outputs, inputs, count, op);
+      return reduce_floating<BrainFloat16>(outputs, inputs, count, op);
     case c10::ScalarType::Byte:
       return reduce_integers<uint8_t>(outputs, inputs, count, op);
     case c10::ScalarType::Char:

@@ -50,7 +50,7 @@ class RecordingBackend final : public Backend {
   void note(const char* call, const at::Tensor& data) {
     record_.calls.push_back(call);
     record_.threads.push_back(std::this_thread::get_id());
-    record_.contiguous.push_back(data.is_contiguous() && data.dim() == 1);
+    record_.contiguous.push_back(data.is_contiguous());
   }
   Record& record_;
 };

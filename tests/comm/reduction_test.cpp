@@ -1,8 +1,13 @@
 #include "comm/reduction.h"
 
+#include <cmath>
+#include <cstring>
+#include <random>
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "comm/narrow_floats.h"
 #include "comm/oracle.h"
 #include "comm/slices.h"
 
@@ -26,6 +31,74 @@ TEST(Reduction, AgreesWithAPlainLoopAroundTheBlockSize) {
       }
     }
   }
+}
+
+// As all-reduce does in shared memory: every input becomes the result, whatever their number.
+TEST(Reduction, WritesToAllInputsAtOnce) {
+  for (auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt}) {
+    for (int ranks = 1; ranks <= 9; ++ranks) {
+      auto inputs = values_of_all(ranks, dtype, {2500});
+      auto expected = reduced(inputs, ReduceOp::kSum);
+      std::vector<void*> pointers;
+      for (const auto& input : inputs) pointers.push_back(input.data_ptr());
+      reduce_elements(std::span<void* const>(pointers), {pointers.data(), pointers.size()}, 2500, dtype,
+                      ReduceOp::kSum);
+      for (const auto& input : inputs)
+        EXPECT_TRUE(at::equal(input, expected)) << ranks << " ranks, " << at::toString(dtype);
+    }
+  }
+}
+
+template <class Narrow>
+Narrow from_bits(uint16_t bits) {
+  Narrow value{};
+  std::memcpy(&value, &bits, sizeof(bits));
+  return value;
+}
+
+template <class Narrow>
+uint16_t to_bits(Narrow value) {
+  uint16_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+TEST(NarrowFloats, WidenAsLibTorchDoes) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    float half = static_cast<float>(from_bits<c10::Half>(static_cast<uint16_t>(bits)));
+    float brain = static_cast<float>(from_bits<c10::BFloat16>(static_cast<uint16_t>(bits)));
+    float our_half = widen(from_bits<Float16>(static_cast<uint16_t>(bits)));
+    float our_brain = widen(from_bits<BrainFloat16>(static_cast<uint16_t>(bits)));
+    if (std::isnan(half)) {
+      EXPECT_TRUE(std::isnan(our_half)) << bits;
+    } else {
+      EXPECT_EQ(std::bit_cast<uint32_t>(our_half), std::bit_cast<uint32_t>(half)) << bits;
+    }
+    if (std::isnan(brain)) {
+      EXPECT_TRUE(std::isnan(our_brain)) << bits;
+    } else {
+      EXPECT_EQ(std::bit_cast<uint32_t>(our_brain), std::bit_cast<uint32_t>(brain)) << bits;
+    }
+  }
+}
+
+// Every exponent with the mantissas around which rounding changes, and a few million others.
+TEST(NarrowFloats, NarrowAsLibTorchDoes) {
+  auto check = [](uint32_t bits) {
+    auto value = std::bit_cast<float>(bits);
+    if (std::isnan(value)) {
+      EXPECT_TRUE(std::isnan(widen(narrow_to_half(value)))) << bits;
+      EXPECT_TRUE(std::isnan(widen(narrow_to_brain(value)))) << bits;
+      return;
+    }
+    ASSERT_EQ(to_bits(narrow_to_half(value)), c10::Half(value).x) << bits << ", " << value;
+    ASSERT_EQ(to_bits(narrow_to_brain(value)), c10::BFloat16(value).x) << bits << ", " << value;
+  };
+  for (uint32_t top = 0; top < 0x10000; ++top)
+    for (uint32_t low : {0x0u, 0x1u, 0xfffu, 0x1000u, 0x1001u, 0x2fffu, 0x3000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      check(top << 16 | low);
+  std::mt19937 random(1);
+  for (int i = 0; i < 2'000'000; ++i) check(static_cast<uint32_t>(random()));
 }
 
 TEST(Reduction, EveryDtypeHasExactlyTheOperationsOfTheTable) {
