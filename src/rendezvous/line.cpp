@@ -69,7 +69,7 @@ Line::~Line() {
 
 // --- connecting
 
-// A store that is full of strangers, or not quite up yet, drops the connection: that is a reason to try again. One that
+// A store that is full of strangers, not quite up yet, or about to end drops the connection: a reason to try again. One that
 // answers and does not accept our key will not accept it later.
 void Line::connect() {
   std::string reason;
@@ -122,6 +122,10 @@ bool Line::handshake(Deadline deadline, std::string& reason) {
     decoder_.feed(session_->receive({bytes.data(), static_cast<size_t>(got)}));
     auto welcome = decoder_.next();
     if (!welcome) continue;
+    if (welcome->verb == Verb::kClosing) {
+      reason = "it was about to end";  // another may follow at the same place
+      return false;
+    }
     if (welcome->verb != Verb::kWelcome || welcome->fields.size() != 4)
       throw TlsError("it does not begin as a store does");
     host_role_ = welcome->fields[0];

@@ -2,6 +2,7 @@
 
 #include <elf.h>
 #include <link.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -17,8 +18,6 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* kFirstComer = "roll_call/first";
-
 struct Announcement {
   Enrolment enrolment{};
   Peer peer{};
@@ -26,8 +25,12 @@ struct Announcement {
   std::string nonce{};  // tells this process's call from any other, whatever pid and host they have
 };
 
-std::string key_of(int rank) {
-  return text("roll_call/", rank);
+std::string key_of(const Enrolment& enrolment, int rank) {
+  return text("roll_call/", enrolment.joins_before, "/", rank);
+}
+
+std::string first_comer_key(const Enrolment& enrolment) {
+  return text("roll_call/", enrolment.joins_before, "/first");
 }
 
 std::string random_nonce() {
@@ -119,30 +122,37 @@ void check_agreement(const Announcement& mine, const Announcement& other) {
 // The first to come says what the job is. One that does not fit but has a rank that the others wait for takes its place
 // all the same, so that they learn why it does not come.
 void compare_with_first(Store& store, const Announcement& own, const Claim& claim) {
-  auto first = read(store.compare_set(kFirstComer, "", write(own)));
+  auto first = read(store.compare_set(first_comer_key(own.enrolment), "", write(own)));
   try {
     check_agreement(own, first);
   } catch (const MismatchError& mismatch) {
     try {
-      if (own.peer.rank < first.enrolment.world_size) claim(key_of(own.peer.rank), write(own));
+      if (own.peer.rank < first.enrolment.world_size) claim(key_of(own.enrolment, own.peer.rank), write(own));
     } catch (const Error&) {  // they have given up already
     }
     throw mismatch;
   }
 }
 
+std::string why_missing(int joins_before) {
+  if (joins_before == 0) return "Were they started, with the same WORLD_SIZE and init_method?";
+  return text("They came to join ", joins_before, " and not to this one, join ", joins_before + 1,
+              ": call init_process_group equally often on all ranks");
+}
+
 [[noreturn]] void throw_missing(Store& store, const Announcement& own, std::chrono::milliseconds timeout) {
   const int world_size = own.enrolment.world_size;
   std::vector<int> missing;
   for (int r = 0; r < world_size; ++r) {
-    if (store.check({key_of(r)}))
-      check_agreement(own, read(store.get(key_of(r), timeout)));  // a better reason than absence
+    const auto key = key_of(own.enrolment, r);
+    if (store.check({key}))
+      check_agreement(own, read(store.get(key, timeout)));  // a better reason than absence
     else
       missing.push_back(r);
   }
   throw TimeoutError(text("rank ", own.peer.rank, ": ", world_size - static_cast<int>(missing.size()), " of ",
                           world_size, " ranks joined within ", timeout.count(), " ms; missing: rank ",
-                          enumerate(missing), ". Were they started, with the same WORLD_SIZE and init_method?"));
+                          enumerate(missing), ". ", why_missing(own.enrolment.joins_before)));
 }
 
 void warn_of_other_programs(const Announcement& own, const std::vector<Peer>& peers) {
@@ -162,11 +172,16 @@ std::string describe(const Peer& peer) {
   return text("rank ", peer.rank, " (", describe(peer.process), ")");
 }
 
+int count_join(Store& store, int rank) {
+  static const std::string process = random_nonce();  // pid and host may be those of another, in another container
+  return static_cast<int>(store.add(text("joins/", rank, "/", process, "/", ::getpid()), 1)) - 1;
+}
+
 std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout, Claim claim) {
   if (!claim) claim = [&](const auto& key, const auto& value) { return store.compare_set(key, "", value); };
   Announcement own{mine, {mine.rank, this_process(), build_id()}, LOCKSTEP_VERSION_STRING, random_nonce()};
   compare_with_first(store, own, claim);
-  std::string standing = claim(key_of(mine.rank), write(own));
+  std::string standing = claim(key_of(mine, mine.rank), write(own));
   if (standing != write(own)) {
     throw MismatchError(text("rank ", mine.rank, ": ", describe(own.peer.process), " wants to join, but ",
                              describe(read(standing).peer),
@@ -175,7 +190,7 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   }
 
   std::vector<std::string> keys;
-  for (int r = 0; r < mine.world_size; ++r) keys.push_back(key_of(r));
+  for (int r = 0; r < mine.world_size; ++r) keys.push_back(key_of(mine, r));
   try {
     store.wait(keys, timeout);
   } catch (const TimeoutError& late) {

@@ -26,9 +26,14 @@ struct Enrolment {
   int rank = 0;
   int world_size = 1;
   std::string backend{};
-  std::string job{};   // see job_name(); empty on any side: not compared
-  int generation = 0;  // see restart_count()
+  std::string job{};     // see job_name(); empty on any side: not compared
+  int generation = 0;    // see restart_count()
+  int joins_before = 0;  // see count_join(); of equal ones a roll is called
 };
+
+/// Counts a join of this process at this store, as this rank: how many it has made there before. Ranks that leave and
+/// join again at a store that outlives their group agree on it, as long as all do so equally often.
+int count_join(Store& store, int rank);
 
 /// Sets the key if it has no value, and returns the value it has then.
 using Claim = std::function<std::string(const std::string& key, const std::string& value)>;

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
@@ -115,6 +116,73 @@ void sums() {
   if (!at::equal(tensor, at::full_like(tensor, tensor[0].item()))) throw std::runtime_error("wrong");
   print("rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()) + ": sum " +
         std::to_string(tensor[0].item<int>()));
+}
+
+void reduce(const ProcessGroup& world, const std::string& name) {
+  auto tensor = at::full({1000}, world.rank() + 1.0);
+  for (int call = 0; call < 5; ++call) world.all_reduce(tensor, lockstep::ReduceOp::kAvg);
+  print(name + ": mean " + std::to_string(tensor[999].item<float>()).substr(0, 3));
+}
+
+void joins_again() {
+  for (int join = 1; join <= 4; ++join) {
+    auto world = lockstep::init_process_group(options());
+    reduce(world, "join " + std::to_string(join));
+    world.destroy();
+  }
+}
+
+// Rank 1 leaves the first group when all are in the second, and the others make more calls there than in the first.
+void leaves_late() {
+  auto first = lockstep::init_process_group(options());
+  first.barrier();
+  if (first.rank() == 0) first.destroy();
+  auto second = lockstep::init_process_group(options());
+  if (second.rank() == 1) first.destroy();
+  second.monitored_barrier();  // by way of the store: rank 0 has heard of it
+  reduce(second, "second");
+}
+
+// The first group breaks, in a call to which rank 1 does not come.
+void breaks_and_joins_again() {
+  auto first = lockstep::init_process_group(options());
+  try {
+    if (first.rank() == 0) first.all_reduce(at::ones({1}), lockstep::ReduceOp::kSum, {.timeout = milliseconds(300)});
+    for (;;) try {
+        first.monitored_barrier({.timeout = milliseconds(50)});
+      } catch (const lockstep::TimeoutError& error) {
+        if (std::string(error.what()).find("broken") != std::string::npos) throw;
+      }
+  } catch (const lockstep::TimeoutError& error) {
+    print(std::string("first: ") + error.what());
+  }
+  first.destroy();
+  auto second = lockstep::init_process_group(options());
+  reduce(second, "second");
+  second.barrier();
+  if (second.rank() == 1) throw std::runtime_error("out of luck");
+  second.barrier();
+}
+
+void dies_between_two_joins() {
+  join().destroy();
+  if (number("RANK", 0) == 1) ::raise(SIGKILL);
+  ::signal(SIGTERM, SIG_IGN);  // it comes when this rank has been told, and before it has said so
+  join();
+}
+
+void joins_once_too_few() {
+  join().destroy();
+  if (number("RANK", 0) == 1) ::pause();
+  join();
+}
+
+// Rank 0 keeps its group, and with it the store.
+void joins_again_without_rank_zero() {
+  auto world = join();
+  if (world.rank() == 0) return wait_for_word();
+  world.destroy();
+  join();
 }
 
 void joins_only() {
@@ -277,6 +345,12 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"messages", messages},
     {"training", training},
     {"sums", sums},
+    {"joins_again", joins_again},
+    {"leaves_late", leaves_late},
+    {"breaks_and_joins_again", breaks_and_joins_again},
+    {"dies_between_two_joins", dies_between_two_joins},
+    {"joins_once_too_few", joins_once_too_few},
+    {"joins_again_without_rank_zero", joins_again_without_rank_zero},
     {"joins_only", joins_only},
     {"throws", throws},
     {"exits_early", exits_early},

@@ -1,5 +1,6 @@
 #include "rendezvous/roll_call.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -65,7 +66,7 @@ TEST(RollCall, NamesTheRanksThatDidNotCome) {
 
 TEST(RollCall, RefusesARankThatIsThereAlready) {
   auto store = make_memory_store();
-  store->set("roll_call/0", Announced{.rank = 0}.text());
+  store->set("roll_call/0/0", Announced{.rank = 0}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 2, "gloo"}, 50ms);
@@ -75,7 +76,7 @@ TEST(RollCall, RefusesARankThatIsThereAlready) {
 
 TEST(RollCall, RefusesAnotherWorldSizeEvenWhenRanksAreMissing) {
   auto store = make_memory_store();
-  store->set("roll_call/1", Announced{.rank = 1}.text());
+  store->set("roll_call/0/1", Announced{.rank = 1}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 4, "gloo"}, 50ms);
@@ -85,7 +86,7 @@ TEST(RollCall, RefusesAnotherWorldSizeEvenWhenRanksAreMissing) {
 
 TEST(RollCall, RefusesAnotherVersion) {
   auto store = make_memory_store();
-  store->set("roll_call/1", Announced{.rank = 1, .version = "9.9.9"}.text());
+  store->set("roll_call/0/1", Announced{.rank = 1, .version = "9.9.9"}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 2, "gloo"}, 50ms);
@@ -95,7 +96,7 @@ TEST(RollCall, RefusesAnotherVersion) {
 
 TEST(RollCall, RefusesAnotherBackend) {
   auto store = make_memory_store();
-  store->set("roll_call/1", Announced{.rank = 1, .backend = "shm"}.text());
+  store->set("roll_call/0/1", Announced{.rank = 1, .backend = "shm"}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 2, "gloo"}, 50ms);
@@ -105,7 +106,7 @@ TEST(RollCall, RefusesAnotherBackend) {
 
 TEST(RollCall, RefusesAnotherJob) {
   auto store = make_memory_store();
-  store->set("roll_call/1", Announced{.rank = 1, .job = "slurm 8"}.text());
+  store->set("roll_call/0/1", Announced{.rank = 1, .job = "slurm 8"}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 2, "gloo", "slurm 7"}, 50ms);
@@ -115,13 +116,13 @@ TEST(RollCall, RefusesAnotherJob) {
 
 TEST(RollCall, DoesNotCompareJobsThatHaveNoName) {
   auto store = make_memory_store();
-  store->set("roll_call/1", Announced{.rank = 1, .job = ""}.text());
+  store->set("roll_call/0/1", Announced{.rank = 1, .job = ""}.text());
   EXPECT_EQ(call_roll(*store, {0, 2, "gloo", "slurm 7"}, 1s).size(), 2u);
 }
 
 TEST(RollCall, RefusesAProcessOfAnEarlierStart) {
   auto store = make_memory_store();
-  store->set("roll_call/1", Announced{.rank = 1, .generation = 3}.text());
+  store->set("roll_call/0/1", Announced{.rank = 1, .generation = 3}.text());
   expect_error<MismatchError>(
       [&] {
         call_roll(*store, {0, 2, "gloo", "", 4}, 50ms);
@@ -139,7 +140,7 @@ TEST(RollCall, ARankThatDoesNotFitIsRefusedAtOnceAndTheOthersLearnWhy) {
         },
         "world size is 2 here", "3 for rank 1", std::to_string(::getpid()));
   });
-  store->get("roll_call/0", 10s);
+  store->get("roll_call/0/0", 10s);
   expect_error<MismatchError>([&] { call_roll(*store, {1, 3, "gloo"}, 60s); }, "world size is 3 here", "2 for rank 0");
   first.join();
 }
@@ -151,7 +152,7 @@ TEST(RollCall, TakesAPlaceTheWayItIsTold) {
     key = wanted;
     return store->compare_set(wanted, "", value);
   });
-  EXPECT_EQ(key, "roll_call/0");
+  EXPECT_EQ(key, "roll_call/0/0");
   EXPECT_EQ(peers.size(), 1u);
 }
 
@@ -159,7 +160,7 @@ TEST(RollCall, WarnsOfAnotherBuildOfTheProgram) {
   std::vector<std::string> lines;
   set_log_sink([&](LogLevel, const std::string& line) { lines.push_back(line); });
   auto store = make_memory_store();
-  store->set("roll_call/1", Announced{.rank = 1, .build_id = "0123abcd"}.text());
+  store->set("roll_call/0/1", Announced{.rank = 1, .build_id = "0123abcd"}.text());
   auto peers = call_roll(*store, {0, 2, "gloo"}, 1s);
   set_log_sink(nullptr);
   if (peers[0].build_id.empty()) GTEST_SKIP() << "the linker gave this program no build id";
@@ -173,6 +174,33 @@ TEST(RollCall, RefusesItsOwnAnnouncementOfAnEarlierJob) {
   auto store = make_memory_store();
   call_roll(*store, {0, 1, "gloo"}, 1s);
   expect_error<MismatchError>([&] { call_roll(*store, {0, 1, "gloo"}, 1s); }, "already joined", "earlier job");
+}
+
+TEST(RollCall, CountsTheJoinsOfThisProcessForEachRankAndStore) {
+  auto store = make_memory_store(), other = make_memory_store();
+  EXPECT_EQ(count_join(*store, 0), 0);
+  EXPECT_EQ(count_join(*store, 0), 1);
+  EXPECT_EQ(count_join(*store, 1), 0) << "a rank that is another thread of this process";
+  EXPECT_EQ(count_join(*other, 0), 0);
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(count_join(*store, 0));
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "another process";
+}
+
+TEST(RollCall, IsCalledAnewForEachJoin) {
+  auto store = make_memory_store();
+  for (int join = 0; join < 3; ++join) {
+    std::thread other([&] { call_roll(*store, {1, 2, "gloo", "", 0, join}, 10s); });
+    EXPECT_EQ(call_roll(*store, {0, 2, "gloo", "", 0, join}, 10s).size(), 2u);
+    other.join();
+  }
+  expect_error<TimeoutError>(
+      [&] {
+        call_roll(*store, {0, 2, "gloo", "", 0, 3}, 50ms);
+      },
+      "missing: rank 1", "came to join 3 and not to this one, join 4", "equally often");
 }
 
 TEST(RollCall, TakesTheHostIdThatIsSet) {

@@ -1,0 +1,91 @@
+#include "comm/job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/eventually.h"
+#include "support/store_host.h"
+
+namespace lockstep::detail {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+
+/// A rank of two, at the store of a host.
+struct Rank {
+  Rank(const StoreHost& host, int rank, int joins_before) : line(host.connect()) {
+    enrol(*line, 10 * joins_before + rank);  // a key of its own
+    job = std::make_unique<Job>(std::vector<Peer>(2), rank, joins_before, make_line_store(line), line, nullptr);
+  }
+  std::shared_ptr<Line> line;
+  std::unique_ptr<Job> job;
+};
+
+class Hearing : public JobListener {
+ public:
+  void on_failure(std::exception_ptr) override { ++failures; }
+  void on_left(int, int64_t) override { ++departures; }
+  std::atomic<int> failures = 0, departures = 0;
+};
+
+TEST(Job, ToldOfAnotherJoinKnowsThatItIsNotMeant) {
+  StoreHost host;
+  Rank old_rank(host, 1, 0), other(host, 1, 1), mine(host, 0, 1);
+  Hearing hearing;
+  mine.job->subscribe("world", hearing);
+  old_rank.job->leave("world", 3);
+  old_rank.job->report("world", {"TimeoutError", "too late"}, Job::Certainty::kCertain);
+  old_rank.line->call(Verb::kCheck, {});
+  mine.line->call(Verb::kCheck, {});  // what was told before has been heard
+  EXPECT_EQ(hearing.failures, 0);
+  EXPECT_EQ(hearing.departures, 0);
+  // The first cause of one is not that of the other.
+  EXPECT_EQ(other.job->report("world", {"PeerError", "gone"}, Job::Certainty::kCertain).message, "gone");
+  other.job->leave("world", 3);
+  other.line->call(Verb::kCheck, {});
+  mine.line->call(Verb::kCheck, {});
+  EXPECT_EQ(hearing.failures, 1);
+  EXPECT_EQ(hearing.departures, 1);
+  mine.job->unsubscribe(hearing);
+}
+
+TEST(Job, AsksOnlyAboutItsOwnJoin) {
+  StoreHost host;
+  Rank old_rank(host, 1, 0), mine(host, 0, 1);
+  CallRecord record;
+  record.group = "world";
+  record.subject = "call 1";
+  old_rank.job->recorder().begin(record);
+  const auto answers = mine.job->ask("world", "call 1");
+  ASSERT_EQ(answers.size(), 2u);
+  for (const auto& answer : answers) EXPECT_FALSE(answer.call) << answer.rank_in_job;
+}
+
+// The others are woken by it and give up too; the first must be known by then.
+TEST(Job, IsOverAtOnceWhenAnExceptionEndsTheWorld) {
+  StoreHost host;
+  Ear ear;
+  auto watcher = host.connect();
+  watcher->listen(&ear);
+  Rank failing(host, 1, 0);
+  failing.job->give_up_group("world", "rank 1");
+  EXPECT_THAT(ear.failure_within(5s), AllOf(testing::StartsWith(": PeerError: rank 1"), HasSubstr("gave up")));
+  ASSERT_TRUE(eventually([&] { return host.server.first_cause().has_value(); }));
+  EXPECT_EQ(host.server.first_cause()->rank, 1);
+}
+
+TEST(Job, GoesOnWhenAnExceptionEndsASmallerGroup) {
+  StoreHost host;
+  Ear ear;
+  auto watcher = host.connect();
+  watcher->listen(&ear);
+  Rank failing(host, 1, 0);
+  failing.job->give_up_group("world/1", "rank 1");
+  EXPECT_THAT(ear.failure_within(5s), AllOf(testing::StartsWith("0/world/1: PeerError: rank 1 gave up")));
+  EXPECT_FALSE(host.server.first_cause());
+}
+
+}  // namespace
+}  // namespace lockstep::detail
