@@ -163,6 +163,21 @@ TEST(BenchCollective, FindsOutABackendThatDoesNothing) {
       EXPECT_GT(wrong_on("idle", operation, 3, bytes), bytes / 4) << name_of(operation);
 }
 
+TEST(BenchCollective, FindsOutWhatAnEarlierTurnHasLeft) {
+  run_threads(2, [](const ProcessGroup& world) {
+    for (Operation operation : {Operation::kReduceScatter, Operation::kAllGather}) {
+      Plan plan;
+      plan.operation = operation;
+      const auto side = make_collective(plan, world, Memory::kOrdinary, 100000);
+      side->prepare(1);
+      side->run();
+      EXPECT_EQ(side->count_wrong(), 0) << name_of(operation);
+      side->prepare(2);
+      EXPECT_GT(side->count_wrong(), 10000) << name_of(operation);
+    }
+  });
+}
+
 TEST(BenchCollective, KnowsWhoHasMemoryOfItsOwn) {
   register_idle();
   run_threads(2, [](const ProcessGroup& world) {
