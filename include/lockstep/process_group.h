@@ -202,6 +202,9 @@ struct ProcessGroupOptions {
 /// disagree about the job (both named), UsageError when the environment or an option makes no sense.
 ///
 /// Rank 0's process, or the launcher, hosts the store that the ranks share: let it end last.
+///
+/// A process may destroy its group and join again, equally often on all ranks, where the ranks meet at a port (env://,
+/// tcp://). A file or a store of yours is good for one join.
 LOCKSTEP_EXPORT ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
 
 }  // namespace lockstep

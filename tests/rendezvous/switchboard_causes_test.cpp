@@ -178,6 +178,41 @@ TEST_F(SwitchboardTest, ForgetsTheQuestionOfOneWhoIsLost) {
   EXPECT_THAT(heard(), IsEmpty());
 }
 
+TEST_F(SwitchboardTest, HasSignsWhenEveryRankHasAnswered) {
+  enrol_all();
+  board_.end_job({"PeerError", "it is over"}, 1);
+  board_.ask_for_signs(now_);
+  const auto messages = heard();
+  for (Connection rank : {1, 2, 3}) {
+    ASSERT_EQ(messages.at(rank).size(), 2u);
+    EXPECT_EQ(messages.at(rank)[0].verb, Verb::kNotice) << "first";
+    EXPECT_EQ(messages.at(rank)[1].verb, Verb::kQuestion);
+    EXPECT_FALSE(board_.has_signs());
+    say(rank, Verb::kAnswer, {std::to_string(messages.at(rank)[1].id), ""});
+  }
+  EXPECT_TRUE(board_.has_signs());
+  EXPECT_THAT(heard(), testing::Not(testing::Contains(testing::Key(testing::Ne(0u))))) << "nobody asked";
+}
+
+TEST_F(SwitchboardTest, DoesNotWaitForSignsOfThoseWhoAreFrozenOrLost) {
+  enrol_all();
+  board_.ask_for_signs(now_);
+  const auto question = std::to_string(heard()[1].at(0).id);
+  say(1, Verb::kAnswer, {question, ""});
+  lose(2);
+  EXPECT_FALSE(board_.has_signs()) << "rank 2 may still answer";
+  pass(Switchboard::kAnswerLimit - 1ms);
+  EXPECT_FALSE(board_.has_signs());
+  pass(1ms);
+  EXPECT_TRUE(board_.has_signs());
+}
+
+TEST_F(SwitchboardTest, HasSignsAtOnceWhenThereIsNoRank) {
+  EXPECT_TRUE(board_.has_signs()) << "none were asked for";
+  board_.ask_for_signs(now_);
+  EXPECT_TRUE(board_.has_signs());
+}
+
 TEST_F(SwitchboardTest, TellsTheOthersWhoHasLeftAGroup) {
   enrol_all();
   say(2, Verb::kLeave, {"world", "12"});
