@@ -67,9 +67,9 @@ TEST(BenchTable, ComparesTheFirstWithEachOther) {
   EXPECT_EQ(ratio_table(some_rows()),
             "#\n"
             "# times as multiples of those of shm, allocated\n"
-            "#       size      shm, ordinary     gloo, ordinary\n"
-            "           4              2.00x              1000x\n"
-            "         25M              2.00x              20.0x\n");
+            "#       size  shm, ordinary  gloo, ordinary\n"
+            "           4          2.00x           1000x\n"
+            "         25M          2.00x           20.0x\n");
   EXPECT_EQ(ratio_table({row("gloo", "ordinary", 4, 1)}), "");
 }
 
@@ -92,7 +92,7 @@ TEST(BenchPrinter, PrintsTheTableAndHowBackendsCompare) {
   tell(printer, 0);
   EXPECT_THAT(printed.out.str(), testing::StartsWith("# a flag from one rank to another and back: 0.200 us\n#"));
   EXPECT_THAT(printed.out.str(), HasSubstr("# 3 rounds a size; all right\n"));
-  EXPECT_THAT(printed.out.str(), testing::EndsWith("            100x\n"));
+  EXPECT_THAT(printed.out.str(), testing::EndsWith("          100x\n"));
   EXPECT_EQ(printed.progress.str(), "");
   EXPECT_FALSE(printer.has_wrong());
 }
@@ -159,6 +159,17 @@ TEST(BenchPlot, NamesTheSlowestFirstBesideTheLines) {
   const auto svg = plot_svg(some_rows(), {});
   EXPECT_LT(svg.find(">gloo, ordinary<"), svg.find(">shm, ordinary<"));
   EXPECT_LT(svg.find(">shm, ordinary<"), svg.find(">shm, allocated<"));
+}
+
+TEST(BenchPlot, IsAsWideAsItsLongestName) {
+  const auto width_of = [](const std::string& backend) {
+    double width = 0;
+    const auto svg = plot_svg({row(backend, "ordinary", 4, 1)}, {});
+    EXPECT_EQ(std::sscanf(svg.c_str() + svg.find("width="), "width=\"%lf\"", &width), 1);
+    return width;
+  };
+  EXPECT_GT(width_of("hierarchical"), 754 + 42 + 8 * 22);
+  EXPECT_GT(width_of("a backend with a long name"), width_of("hierarchical") + 100);
 }
 
 TEST(BenchPlot, KeepsEveryPointInItsArea) {

@@ -12,7 +12,7 @@
 namespace lockstep::bench {
 namespace {
 
-constexpr double kWidth = 960, kHeight = 580;
+constexpr double kHeight = 580;
 constexpr double kLeft = 92, kRight = 730, kTop = 84, kBottom = 504;  // of the area that is drawn in
 constexpr double kLegend = kRight + 24;
 
@@ -84,7 +84,7 @@ class Plot {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
         "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"15\" fill=\"{2}\">\n"
         "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-        kWidth, kHeight, kInk);
+        width(), kHeight, kInk);
     svg += label({kLeft, 34}, text.title, "font-size=\"20\" font-weight=\"bold\"");
     svg += label({kLeft, 58}, text.subtitle, fmt::format("font-size=\"14\" fill=\"{}\"", kFaint));
     svg += draw_axes();
@@ -95,6 +95,14 @@ class Plot {
   }
 
  private:
+  /// The longest name of the legend fits.
+  double width() const {
+    constexpr double kLeastLetters = 18, kLetter = 8.6;
+    double letters = kLeastLetters;
+    for (const auto& curve : curves_) letters = std::max(letters, static_cast<double>(curve.series.name().size()));
+    return std::ceil(kLegend + 42 + letters * kLetter + 12);
+  }
+
   static LogAxis size_axis(const std::vector<Row>& rows) {
     const auto [least, most] =
         std::minmax_element(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.bytes < b.bytes; });

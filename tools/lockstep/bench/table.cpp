@@ -56,13 +56,14 @@ std::string ratio_table(const std::vector<Row>& rows) {
   const auto series = series_of(rows);
   if (series.size() < 2) return "";
   std::string text = fmt::format("#\n# times as multiples of those of {}\n# {:>10}", series[0].name(), "size");
-  for (size_t i = 1; i < series.size(); ++i) text += fmt::format(" {:>18}", series[i].name());
+  for (size_t i = 1; i < series.size(); ++i) text += fmt::format("  {:>8}", series[i].name());
   text += "\n";
   for (const Row& first : series[0].rows) {
     text += fmt::format("  {:>10}", written_bytes(first.bytes));
     for (size_t i = 1; i < series.size(); ++i) {
       const Row* other = series[i].find(first.bytes);
-      text += fmt::format(" {:>18}", other && first.time_us > 0 ? multiple(other->time_us / first.time_us) : "-");
+      text += fmt::format("  {:>{}}", other && first.time_us > 0 ? multiple(other->time_us / first.time_us) : "-",
+                          std::max<size_t>(series[i].name().size(), 8));
     }
     text += "\n";
   }
