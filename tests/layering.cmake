@@ -22,7 +22,7 @@ set(never_modules comm)
 
 # The public headers of each room.
 set(base_headers environment error export logging version)
-set(rendezvous_headers store tcp_store)
+set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launcher)
 set(comm_headers backend call_options group_layout process_group reduce_op run_threads spawn torch_version work)
 set(parallel_headers bucket_plan distributed_data_parallel)

@@ -12,6 +12,7 @@
 #include <lockstep/group_layout.h>
 #include <lockstep/idx.h>
 #include <lockstep/logging.h>
+#include <lockstep/meeting_place.h>
 #include <lockstep/process_group.h>
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>

@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "base/variables.h"
+#include "rendezvous/socket.h"
 
 namespace lockstep {
 namespace {

@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include <lockstep/meeting_place.h>
+
 namespace lockstep {
 
 /// An open file descriptor, closed with the object.
@@ -20,14 +22,6 @@ class FileDescriptor {
 
  private:
   int number_ = -1;
-};
-
-/// Where a socket is: a name or a numeric address, and a port.
-struct Endpoint {
-  std::string host;
-  int port = 0;
-
-  bool operator==(const Endpoint&) const = default;
 };
 
 /// Reads "host:port", "192.0.2.1:port" or "[2001:db8::1]:port" with a port from 1 to 65535; UsageError, quoting the

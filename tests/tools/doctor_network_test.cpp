@@ -53,11 +53,19 @@ TEST(Meeting, TakesTheInitMethodBeforeTheAddress) {
 TEST(Meeting, KnowsPortsThatALauncherServesAndThatAreDerived) {
   auto variables = kTwoHosts;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
-  EXPECT_TRUE(meeting_of(variables).port_is_served);
-  EXPECT_TRUE(meeting_of({{"MASTER_PORT", "1"}, {"LOCKSTEP_STORE_HOSTED", "1"}}).port_is_served);
+  EXPECT_FALSE(meeting_of(variables).port_is_served) << "the agent has MASTER_PORT, and ours is another";
+  EXPECT_NE(meeting_of(variables).port, 29500);
+  EXPECT_EQ(meeting_of(variables).port_source, "derived from MASTER_PORT");
+  auto hosted = kTwoHosts;
+  hosted["LOCKSTEP_STORE_HOSTED"] = "1";
+  EXPECT_TRUE(meeting_of(hosted).port_is_served);
   EXPECT_FALSE(meeting_of(kTwoHosts).port_is_served);
-  EXPECT_EQ(meeting_of({{"LOCKSTEP_JOB_ID", "a"}}).port, 0);
-  EXPECT_EQ(meeting_of({{"SLURM_JOB_ID", "1"}, {"SLURM_STEP_ID", "0"}}).port, 0);
+  for (const auto& named : std::vector<std::map<std::string, std::string>>{
+           {{"LOCKSTEP_JOB_ID", "a"}}, {{"SLURM_JOB_ID", "1"}, {"SLURM_STEP_ID", "0"}}}) {
+    EXPECT_GE(meeting_of(named).port, 20000);
+    EXPECT_LE(meeting_of(named).port, 29999);
+    EXPECT_EQ(meeting_of(named).port_source, "derived from the job's name");
+  }
 }
 
 TEST(Meeting, KeepsWhatJoiningWouldRefuse) {
@@ -67,6 +75,8 @@ TEST(Meeting, KeepsWhatJoiningWouldRefuse) {
            {{{"LOCKSTEP_INIT_METHOD", "udp://x"}}, "LOCKSTEP_INIT_METHOD is \"udp://x\""},
            {{{"LOCKSTEP_INIT_METHOD", "tcp://x:0"}}, "tcp://host:port"},
            {{{"LOCKSTEP_INIT_METHOD", "tcp://x:65536"}}, "tcp://host:port"},
+           {{{"LOCKSTEP_STORE_HOSTED", "1"}, {"MASTER_PORT", "1"}}, "MASTER_ADDR is not set"},
+           {{{"LOCKSTEP_STORE_HOSTED", "yes"}}, "LOCKSTEP_STORE_HOSTED is \"yes\""},
            {{{"OMPI_COMM_WORLD_RANK", "0"},
              {"OMPI_COMM_WORLD_SIZE", "2"},
              {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
@@ -211,9 +221,12 @@ TEST(Doctor, JudgesThePort) {
   variables["RANK"] = "1";
   variables["LOCAL_RANK"] = "1";
   expect_ok(judge_port(meeting_of(variables), network), "rank 0 listens");
-  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  variables["LOCKSTEP_STORE_HOSTED"] = "1";
   expect_ok(judge_port(meeting_of(variables), network), "the launcher listens");
-  expect_ok(judge_port(meeting_of({{"LOCKSTEP_JOB_ID", "a"}}), network), "derived");
+  expect_error(judge_port(meeting_of({{"LOCKSTEP_JOB_ID", "a"}}), network), "(derived from the job's name) cannot",
+               "set MASTER_PORT");
+  network.bind_failure.clear();
+  expect_ok(judge_port(meeting_of({{"LOCKSTEP_JOB_ID", "a"}}), network), ", derived from the job's name, free");
 }
 
 TEST(Doctor, WarnsOfPortsThatTheSystemGivesAway) {

@@ -139,7 +139,7 @@ TEST(DoctorCommand, QuotesVariablesThatAreNoUtf8) {
   const auto ran = run_command("doctor --json --probe /nowhere");
   ::unsetenv("LOCKSTEP_INIT_METHOD");
   EXPECT_EQ(finding_of(json::parse(ran.output), "launcher")["found"],
-            "LOCKSTEP_INIT_METHOD is \"\ufffd\": it should be tcp://host:port or file:///path");
+            "LOCKSTEP_INIT_METHOD is \"\ufffd\": it should be file:///path or tcp://host:port");
 }
 
 TEST(DoctorCommand, PrintsATableThatEndsWithTheCounts) {

@@ -128,7 +128,6 @@ Finding judge_interface(const Meeting& meeting, const Network& network, const st
 
 Finding judge_port(const Meeting& meeting, const Network& network) {
   const int port = meeting.port;
-  if (port == 0) return {"port", Status::kOk, "one from 20000 to 29999, derived from the job's name"};
   if (meeting.port_is_served) return {"port", Status::kOk, fmt::format("{}, where the launcher listens", port)};
   if (!network.bind_failure.empty() && meeting.job.rank > 0)
     return {"port", Status::kOk, fmt::format("{}, in use: rank 0 listens there", port)};
@@ -148,7 +147,8 @@ Finding judge_port(const Meeting& meeting, const Network& network) {
             fmt::format("set MASTER_PORT to one from 1024 to {}", network.first_passing_port - 1)};
   if (!network.is_meeting_host)
     return {"port", Status::kOk, fmt::format("{} on another host", port), "run lockstep doctor there too"};
-  return {"port", Status::kOk, fmt::format("{}, free", port)};
+  const bool is_derived = meeting.port_source.starts_with("derived");
+  return {"port", Status::kOk, fmt::format("{}{}, free", port, is_derived ? ", " + meeting.port_source : "")};
 }
 
 }  // namespace lockstep::tool

@@ -13,11 +13,11 @@ struct Meeting {
   Kind kind = Kind::kAddress;
   std::string host{"127.0.0.1"};  // of kAddress: a name or an address, without brackets
   std::string host_source{};      // the variable or launcher that gave it; empty: nothing did
-  int port = 0;                   // of kAddress; 0: derived from the job's name
-  std::string port_source{};      // empty: nothing gave it
+  int port = 0;                   // of kAddress
+  std::string port_source{};      // the variable, or what it is derived from; empty: nothing gave it
   bool port_is_served = false;    // the launcher that set the variables listens on the port itself
   std::string file{};             // of kFile
-  Environment job{};              // rank 0 of 1 for kUnknown
+  Environment job{};              // rank 0 of 1 where the variables make no sense
   std::string refusal{};          // of kUnknown: what is wrong with the variables
 };
 

@@ -121,11 +121,11 @@ bool has(const std::vector<Interface>& interfaces, const std::string& address) {
 }
 
 /// The first address that this host has is where the store would listen.
-void try_port(const addrinfo* list, int port, Network& network) {
+void try_port(const addrinfo* list, Network& network) {
   for (const addrinfo* entry = list; entry; entry = entry->ai_next) {
     if (!has(network.interfaces, numeric(entry->ai_addr, entry->ai_addrlen))) continue;
     network.is_meeting_host = true;
-    if (port != 0) network.bind_failure = try_to_listen(*entry);
+    network.bind_failure = try_to_listen(*entry);
     return;
   }
 }
@@ -144,11 +144,10 @@ Network read_network(const Meeting& meeting) {
     network.last_passing_port = last;
   }
   if (meeting.kind != Meeting::Kind::kAddress) return network;
-  // Routes do not depend on the port, but connecting to port 0 is refused by some systems.
-  const auto answer = resolve(meeting.host, meeting.port == 0 ? 1 : meeting.port);
+  const auto answer = resolve(meeting.host, meeting.port);
   network.meeting = answer.lookup;
   find_way(answer.list.get(), network);
-  try_port(answer.list.get(), meeting.port, network);
+  try_port(answer.list.get(), network);
   return network;
 }
 
