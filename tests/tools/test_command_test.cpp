@@ -114,6 +114,23 @@ TEST_F(TestCommand, SurvivesACrashOfOneBackend) {
                                 HasSubstr("  ok       good   2 processes"), HasSubstr("1 passed, 1 failed\n")));
 }
 
+// As it is with mpi, but over a backend that every build has.
+TEST_F(TestCommand, StartsRanksByMpirunWhereTheBackendNeedsIt) {
+  const auto program = write_program("[ $1 = --list ] && echo gloo mpirun && exit\nexec " SELFTEST " \"$@\"\n");
+  const auto missing = run({"--selftest", program}, {{"PATH", "/nowhere"}});
+  EXPECT_EQ(missing.code, 1);
+  EXPECT_THAT(missing.output, AllOf(HasSubstr("no program mpirun in PATH"), HasSubstr("-> install Open MPI")));
+  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << "mpirun is not installed (apt-get install openmpi-bin)";
+  const auto ran = run({"--selftest", program, "-n", "3"});
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  EXPECT_THAT(ran.output, HasSubstr("  ok       gloo  3 processes of mpirun, "));
+  const auto broken = run({"--selftest", program, "--json"}, {{"LOCKSTEP_INTERFACE", "nosuch0"}});
+  EXPECT_EQ(broken.code, 1);
+  EXPECT_THAT(broken.output, HasSubstr("\"failure\":\"rank "));
+  EXPECT_THAT(broken.output, HasSubstr("gloo cannot listen on interface nosuch0"));
+}
+
 TEST_F(TestCommand, KillsRanksThatDoNotEndInTime) {
   const auto program = write_program("[ $1 = --list ] && echo slow processes && exit\nexec sleep 60\n");
   const auto ran = run({"--selftest", program, "--timeout", "0.5"});

@@ -15,6 +15,8 @@
 
 #include <lockstep/launcher.h>
 
+#include "mpirun_command.h"
+
 namespace lockstep::tool {
 namespace {
 
@@ -88,7 +90,11 @@ std::string last_words(const std::string& errors) {
 std::vector<TestableBackend> parse_backends(const std::string& printed) {
   std::vector<TestableBackend> backends;
   std::istringstream lines(printed);
-  for (std::string name, ranks; lines >> name >> ranks;) backends.push_back({name, ranks == "threads"});
+  using Ranks = TestableBackend::Ranks;
+  for (std::string name, ranks; lines >> name >> ranks;)
+    backends.push_back({name, ranks == "threads"  ? Ranks::kThreads
+                              : ranks == "mpirun" ? Ranks::kMpirun
+                                                  : Ranks::kProcesses});
   return backends;
 }
 
@@ -115,7 +121,9 @@ BackendResult judge_launch(const CapturedProcess& launcher, milliseconds limit) 
     judge_culprit(report.at("culprit"), result);
   } else {
     result.failure = report.is_object() ? report.at("message").get<std::string>() : last_words(errors);
-    result.remedy = "`lockstep doctor` checks what may be wrong here";
+    result.remedy = result.failure.starts_with("no program mpirun")
+                        ? "install Open MPI (apt-get install openmpi-bin), or leave this backend out with --backends"
+                        : "`lockstep doctor` checks what may be wrong here";
   }
   return result;
 }
@@ -125,8 +133,10 @@ BackendResult test_backend(const std::filesystem::path& program, const TestableB
   // Before all are killed, the rank that waits has the time to say for whom.
   const milliseconds call_limit = std::max(limit * 3 / 4, milliseconds(1));
   LaunchOptions options;
-  options.command = {program.string(), backend.name, std::to_string(ranks), std::to_string(call_limit.count())};
-  options.workers_per_node = std::to_string(backend.has_threads ? 1 : ranks);
+  if (backend.ranks == TestableBackend::Ranks::kMpirun) options.command = mpirun_command(ranks);
+  for (const auto& word : {program.string(), backend.name, std::to_string(ranks), std::to_string(call_limit.count())})
+    options.command.push_back(word);
+  options.workers_per_node = std::to_string(backend.ranks == TestableBackend::Ranks::kProcesses ? ranks : 1);
   options.standalone = true;
   options.json = true;
   const auto start = std::chrono::steady_clock::now();

@@ -11,8 +11,10 @@ namespace lockstep::tool {
 
 /// A backend that the program lockstep-selftest was built with.
 struct TestableBackend {
+  enum class Ranks { kProcesses, kThreads, kMpirun };  // kThreads: of one process. kMpirun: processes that it starts
+
   std::string name{};
-  bool has_threads = false;  // its ranks are threads of one process, and no processes
+  Ranks ranks = Ranks::kProcesses;
 
   bool operator==(const TestableBackend&) const = default;
 };

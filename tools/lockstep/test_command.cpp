@@ -87,8 +87,11 @@ class Report {
 
  private:
   std::string ranks_of(const TestableBackend& backend) const {
-    if (backend.has_threads) return fmt::format("{} thread{} of one process", ranks_, ranks_ == 1 ? "" : "s");
-    return ranks_ == 1 ? "1 process" : fmt::format("{} processes", ranks_);
+    using Ranks = TestableBackend::Ranks;
+    if (backend.ranks == Ranks::kThreads)
+      return fmt::format("{} thread{} of one process", ranks_, ranks_ == 1 ? "" : "s");
+    const std::string processes = ranks_ == 1 ? "1 process" : fmt::format("{} processes", ranks_);
+    return backend.ranks == Ranks::kMpirun ? processes + " of mpirun" : processes;
   }
 
   const int ranks_;

@@ -1,5 +1,5 @@
 // lockstep-selftest: one rank of `lockstep test`, or with --list the backends that this build has, one a line, each
-// with what its ranks are: "processes", or "threads" of one process.
+// with what its ranks are: "processes", "threads" of one process, or processes that "mpirun" must start.
 //
 // A rank checks an all-reduce and a training in step. It ends with 0, or says what is wrong in one line on stderr.
 
@@ -18,6 +18,7 @@ using lockstep::ProcessGroup;
 using std::chrono::milliseconds;
 
 constexpr const char* kThreads = "threads";  // the backend whose ranks share one process
+constexpr const char* kMpi = "mpi";          // the one whose ranks only mpirun can start
 constexpr int kSteps = 5;
 constexpr int64_t kBatch = 4;  // of each rank
 constexpr double kTolerance = 1e-5;
@@ -116,7 +117,7 @@ void check(const ProcessGroup& world) {
 
 void list_backends() {
   for (const auto& name : lockstep::available_backends())
-    std::cout << name << ' ' << (name == kThreads ? "threads" : "processes") << '\n';
+    std::cout << name << ' ' << (name == kThreads ? "threads" : name == kMpi ? "mpirun" : "processes") << '\n';
 }
 
 int to_number(const char* text) {

@@ -15,6 +15,8 @@
 
 #include <lockstep/error.h>
 
+#include "mpirun_command.h"
+
 namespace lockstep::bench {
 namespace {
 
@@ -61,17 +63,6 @@ std::thread start_quietly(const std::function<void()>& body) {
   return thread;
 }
 
-/// What our launcher tells its one worker, mpirun, about ranks: its own ranks must not hear it.
-std::vector<std::string> mpirun_command(const Plan& plan) {
-  std::vector<std::string> command{"mpirun", "-n", std::to_string(plan.ranks)};
-  command.insert(command.end(), {"--oversubscribe", "--bind-to", "none"});  // ranks find their cores themselves
-  if (::geteuid() == 0) command.push_back("--allow-run-as-root");
-  command.push_back("env");
-  for (const char* variable : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
-    command.insert(command.end(), {"-u", variable});
-  return command;
-}
-
 }  // namespace
 
 LaunchOptions rank_launch(const Plan& plan, const RankOptions& options) {
@@ -80,7 +71,7 @@ LaunchOptions rank_launch(const Plan& plan, const RankOptions& options) {
   launch.standalone = true;
   launch.omp_threads = options.threads;
   launch.workers_per_node = by_mpirun ? "1" : std::to_string(plan.ranks);
-  if (by_mpirun) launch.command = mpirun_command(plan);
+  if (by_mpirun) launch.command = tool::mpirun_command(plan.ranks);  // ranks find their cores themselves
   launch.command.insert(launch.command.end(), {options.program, to_text(plan)});
   return launch;
 }
