@@ -48,8 +48,9 @@ if(Gloo_FOUND AND NOT TARGET gloo)
 endif()
 part("Gloo" "${Gloo_FOUND}" "backend gloo: processes on one or several hosts" "apt-get install libgloo-dev")
 
+set(MPI_CXX_SKIP_MPICXX ON)  # its bindings for C++, which are deprecated
 find_package(MPI QUIET COMPONENTS CXX)
-part("MPI" "${MPI_CXX_FOUND}" "nothing uses it yet" "apt-get install libopenmpi-dev")
+part("MPI" "${MPI_CXX_FOUND}" "backend mpi: processes that mpirun starts" "apt-get install openmpi-bin libopenmpi-dev")
 
 find_path(LMDB_INCLUDE_DIR lmdb.h)
 find_library(LMDB_LIBRARY lmdb)

@@ -10,6 +10,10 @@
 #include "comm/threads/threads_backend.h"
 #ifdef LOCKSTEP_HAVE_GLOO
 #include "comm/gloo/gloo_backend.h"
+#include "comm/hierarchical/hierarchical_backend.h"
+#endif
+#ifdef LOCKSTEP_HAVE_MPI
+#include "comm/mpi/mpi_backend.h"
 #endif
 
 namespace lockstep {
@@ -32,6 +36,10 @@ Registry& registry() {
                                {"shm", make_shm_backend},
 #ifdef LOCKSTEP_HAVE_GLOO
                                {"gloo", make_gloo_backend},
+                               {"hierarchical", make_hierarchical_backend},
+#endif
+#ifdef LOCKSTEP_HAVE_MPI
+                               {"mpi", make_mpi_backend},
 #endif
                            }};
   return instance;

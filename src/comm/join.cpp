@@ -49,15 +49,6 @@ Place find_place(const ProcessGroupOptions& options) {
   return place;
 }
 
-std::string choose_backend(const std::string& asked, int world_size) {
-  if (asked != "auto") return asked;
-  if (world_size == 1) return "threads";
-  auto available = available_backends();
-  if (std::find(available.begin(), available.end(), "gloo") != available.end()) return "gloo";
-  throw UsageError(text("init_process_group: this build has no backend that joins processes (it has ",
-                        enumerate(available), "); install libgloo-dev and build again, or use run_threads"));
-}
-
 c10::Device choose_device(const ProcessGroupOptions& options) {
   c10::Device device = options.device.value_or(c10::Device(c10::kCPU));
   if (device.type() != c10::kCPU)
@@ -241,10 +232,9 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
   auto timeout = checked("timeout", options.timeout, milliseconds(1));
   auto heartbeat_limit = checked("heartbeat_limit", options.heartbeat_limit, milliseconds(500));
   auto [rank, world_size] = find_place(options);
-  auto backend_name = choose_backend(options.backend, world_size);
-  find_backend(backend_name);
+  if (options.backend != "auto") find_backend(options.backend);
 
-  Enrolment mine{rank, world_size, backend_name, job_name(process_variable), restart_count(process_variable)};
+  Enrolment mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
   auto [peers, store, line, server, joins_before] = [&] {
     try {
       return meet(options, {mine, timeout, heartbeat_limit}, world_size);
@@ -259,7 +249,7 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
   std::vector<int> everyone(world_size);
   for (int r = 0; r < world_size; ++r) everyone[r] = r;
   try {
-    return make_group(job, {kWorld, std::move(everyone), backend_name, device, timeout});
+    return make_group(job, {kWorld, std::move(everyone), options.backend, device, timeout});
   } catch (...) {
     job->give_up(std::current_exception());
     throw;

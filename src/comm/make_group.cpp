@@ -8,6 +8,8 @@
 #include "base/rethrow.h"
 #include "base/text.h"
 #include "comm/backend_registry.h"
+#include "comm/choose_backend.h"
+#include "comm/shm/shm_backend.h"
 
 namespace lockstep::detail {
 namespace {
@@ -34,7 +36,8 @@ Membership membership_of(const Job& job, const GroupSpec& spec) {
                     static_cast<int>(spec.ranks_in_job.size()),
                     0,
                     spec.device,
-                    spec.backend_name,
+                    spec.backend,
+                    spec.backend,
                     spec.timeout,
                     {}};
   for (int rank : spec.ranks_in_job) result.peers.push_back(job.peers().at(rank));
@@ -82,38 +85,70 @@ void tell_others(const BackendContext& context, const std::string& error) {
   }
 }
 
+BackendContext context_of(const std::shared_ptr<Job>& job, const GroupSpec& spec, const Membership& membership,
+                          const std::string& backend) {
+  BackendContext context;
+  context.rank = membership.rank;
+  context.size = membership.size;
+  context.store = with_prefix(job->store(), text("group/", spec.name, "/", backend, "/"));
+  context.one_host = on_one_host(membership.peers);
+  context.address = job->address();
+  context.timeout = spec.timeout;
+  context.on_failure = [job, name = spec.name](std::function<void(std::exception_ptr)> ring) -> std::shared_ptr<void> {
+    return std::make_shared<Alarm>(job, name, std::move(ring));
+  };
+  return context;
+}
+
+std::unique_ptr<Backend> make_backend(const std::shared_ptr<Job>& job, const GroupSpec& spec,
+                                      const Membership& membership) {
+  const auto context = context_of(job, spec, membership, membership.backend_name);
+  try {
+    auto backend = find_backend(membership.backend_name)(context);
+    await_all(context, membership);
+    return backend;
+  } catch (const NoSharedMemory&) {  // all ranks know
+    throw;
+  } catch (...) {
+    auto error = std::current_exception();
+    tell_others(context, message_of(error));
+    if (!is_ours(error)) throw;
+    // A connection that cannot be made is a symptom: the other rank may have died.
+    if (is_a<PeerError>(error))
+      error = to_exception(job->report(spec.name, to_failure(error), Job::Certainty::kSymptom));
+    rethrow_with_prefix(
+        error, text(speaker(membership), ": backend ", membership.backend_name, " of group '", spec.name, "': "));
+  }
+}
+
+// Takes the first that works; only shared memory may be found not to.
+std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, const GroupSpec& spec,
+                                             Membership& membership) {
+  std::vector<std::string> hosts;
+  for (const auto& peer : membership.peers) hosts.push_back(peer.process.host_id);
+  auto choice = spec.backend == "auto" ? choose_backends(hosts, available_backends()) : std::vector{spec.backend};
+  for (const auto& name : choice) {
+    membership.backend_name = name;
+    try {
+      return make_backend(job, spec, membership);
+    } catch (const NoSharedMemory& error) {
+      if (name == choice.back())
+        throw UsageError(text(speaker(membership), ": backend ", name, " of group '", spec.name, "': ", error.what()));
+      log_info(text(speaker(membership), ": group '", spec.name, "' does without backend ", name, ": ", error.what()));
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSpec& spec) {
   auto membership = membership_of(*job, spec);
-  auto make_backend = find_backend(spec.backend_name);
   std::unique_ptr<Backend> backend;
   if (membership.rank != Membership::kNotAMember) {
-    BackendContext context;
-    context.rank = membership.rank;
-    context.size = membership.size;
-    context.store = with_prefix(job->store(), text("group/", spec.name, "/"));
-    context.one_host = on_one_host(membership.peers);
-    context.address = job->address();
-    context.timeout = spec.timeout;
-    context.on_failure = [&](std::function<void(std::exception_ptr)> ring) -> std::shared_ptr<void> {
-      return std::make_shared<Alarm>(job, spec.name, std::move(ring));
-    };
-    try {
-      backend = make_backend(context);
-      await_all(context, membership);
-    } catch (...) {
-      auto error = std::current_exception();
-      tell_others(context, message_of(error));
-      if (!is_ours(error)) throw;
-      // A connection that cannot be made is a symptom: the other rank may have died.
-      if (is_a<PeerError>(error))
-        error = to_exception(job->report(spec.name, to_failure(error), Job::Certainty::kSymptom));
-      rethrow_with_prefix(error,
-                          text(speaker(membership), ": backend ", spec.backend_name, " of group '", spec.name, "': "));
-    }
+    backend = make_chosen_backend(job, spec, membership);
     log_info(text("rank ", membership.rank, " of ", membership.size, " is in group '", spec.name, "', backend ",
-                  spec.backend_name));
+                  membership.backend_name));
   }
   return std::make_shared<Group>(std::move(membership), job, std::move(backend));
 }

@@ -19,7 +19,8 @@ struct Membership {
   int size = 1;
   int local_rank = 0;  // among the ranks of the group on this host
   c10::Device device{c10::kCPU};
-  std::string backend_name;
+  std::string backend_asked;  // may be "auto"
+  std::string backend_name;   // what that came to
   std::chrono::milliseconds timeout{};
   std::vector<Peer> peers;  // by rank in the group; their own rank is the one in the job
 };

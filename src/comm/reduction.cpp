@@ -214,6 +214,13 @@ void reduce_integers(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op)
   }
 }
 
+template <class T>
+void scale_typed(void* data, int64_t count, int ranks) {
+  const SumOf<T> share = SumOf<T>(1) / static_cast<SumOf<T>>(ranks);
+  T* elements = static_cast<T*>(data);
+  for (int64_t i = 0; i < count; ++i) elements[i] = Element<T>::narrow(Element<T>::widen(elements[i]) * share);
+}
+
 // A bool is a byte of 0 or 1, on which "or" is the maximum and "and" the minimum.
 ReduceOp as_byte_op(ReduceOp op) {
   switch (op) {
@@ -282,6 +289,21 @@ void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarT
       return reduce_integers<uint8_t>(outputs, inputs, count, as_byte_op(op));
     default:
       throw UsageError(text("reduction of dtype ", c10::toString(dtype)));
+  }
+}
+
+void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return scale_typed<float>(data, count, ranks);
+    case c10::ScalarType::Double:
+      return scale_typed<double>(data, count, ranks);
+    case c10::ScalarType::Half:
+      return scale_typed<Float16>(data, count, ranks);
+    case c10::ScalarType::BFloat16:
+      return scale_typed<BrainFloat16>(data, count, ranks);
+    default:
+      throw UsageError(text("average of dtype ", c10::toString(dtype)));
   }
 }
 

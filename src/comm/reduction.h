@@ -25,4 +25,7 @@ inline void reduce_elements(void* output, std::span<const void* const> inputs, i
   reduce_elements({&output, 1}, inputs, count, dtype, op);
 }
 
+/// Multiplies by 1 / `ranks`, as kAvg does after the sum. Requires a floating-point dtype.
+void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks);
+
 }  // namespace lockstep

@@ -45,9 +45,9 @@ std::string list(const std::vector<std::vector<int>>& groups) {
 std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector<std::vector<int>>& groups,
                                                 const char* call, const NewGroupOptions& options) {
   const auto& here = parent.membership();
-  auto backend = options.backend.value_or(here.backend_name);
+  auto backend = options.backend.value_or(here.backend_asked);
   auto timeout = options.timeout.value_or(here.timeout);
-  find_backend(backend);
+  if (backend != "auto") find_backend(backend);
   if (timeout <= std::chrono::milliseconds(0))
     throw UsageError(
         text("rank ", here.rank, ": ", call, ": the time-out is ", timeout.count(), " ms; it must be above 0"));

@@ -231,7 +231,11 @@ TEST_P(Conformance, AllocatedMemoryIsReducedLikeAnyOther) {
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const auto& backend : backends_under_test())
+  auto backends = backends_under_test();
+#ifdef LOCKSTEP_HAVE_GLOO
+  backends.push_back("hierarchical");
+#endif
+  for (const auto& backend : backends)
     for (int size : {1, 2, 3, 4, 7})
       for (auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar, at::kShort, at::kInt,
                          at::kLong, at::kBool})

@@ -81,7 +81,7 @@ TEST(Fingerprint, IsDescribedAsItIsWritten) {
 // --- what ranks say when they are asked
 
 Membership trio(int me) {
-  Membership group{"world", me, 3, me, c10::Device(c10::kCPU), "gloo", std::chrono::seconds(1), {}};
+  Membership group{"world", me, 3, me, c10::Device(c10::kCPU), "gloo", "gloo", std::chrono::seconds(1), {}};
   for (int rank = 0; rank < 3; ++rank) group.peers.push_back({rank, {"node", "id", 100 + rank}, ""});
   return group;
 }

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -8,7 +12,7 @@
 
 /// What the collectives should give, by a plain loop over the ranks' tensors.
 
-inline at::Tensor reduced(const std::vector<at::Tensor>& inputs, lockstep::ReduceOp op) {
+inline at::Tensor reduced_in_order(const std::vector<at::Tensor>& inputs, lockstep::ReduceOp op) {
   using lockstep::ReduceOp;
   auto dtype = inputs[0].scalar_type();
   bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
@@ -47,6 +51,47 @@ inline at::Tensor reduced(const std::vector<at::Tensor>& inputs, lockstep::Reduc
       result = result * at::full({}, 1.0f / static_cast<float>(inputs.size()), at::kFloat);
   }
   return result.to(dtype);
+}
+
+/// The same as a hierarchy of hosts does it: inside each host, and then over the hosts.
+inline at::Tensor reduced_by_hosts(const std::vector<at::Tensor>& inputs, lockstep::ReduceOp op,
+                                   const std::vector<std::string>& host_of_rank) {
+  using lockstep::ReduceOp;
+  auto dtype = inputs[0].scalar_type();
+  if (dtype == at::kHalf || dtype == at::kBFloat16) {
+    std::vector<at::Tensor> wide;
+    for (const auto& input : inputs) wide.push_back(input.to(at::kFloat));
+    return reduced_by_hosts(wide, op, host_of_rank).to(dtype);
+  }
+  auto sum = op == ReduceOp::kAvg ? ReduceOp::kSum : op;
+  std::vector<std::string> hosts;
+  for (const auto& host : host_of_rank)
+    if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
+  std::vector<at::Tensor> of_hosts;
+  for (const auto& host : hosts) {
+    std::vector<at::Tensor> inside;
+    for (size_t rank = 0; rank < inputs.size(); ++rank)
+      if (host_of_rank[rank] == host) inside.push_back(inputs[rank]);
+    of_hosts.push_back(reduced_in_order(inside, sum));
+  }
+  auto result = reduced_in_order(of_hosts, sum);
+  if (op != ReduceOp::kAvg) return result;
+  if (dtype == at::kDouble) return result * (1.0 / static_cast<double>(inputs.size()));
+  return result * at::full({}, 1.0f / static_cast<float>(inputs.size()), at::kFloat);
+}
+
+/// The hosts that the ranks of this test believe to be on: LOCKSTEP_TEST_HOSTS, as in "a,a,b". Empty: on one.
+inline std::vector<std::string> hosts_of_ranks() {
+  std::vector<std::string> hosts;
+  const char* value = std::getenv("LOCKSTEP_TEST_HOSTS");
+  std::istringstream list(value ? value : "");
+  for (std::string host; std::getline(list, host, ',');) hosts.push_back(host);
+  return hosts;
+}
+
+inline at::Tensor reduced(const std::vector<at::Tensor>& inputs, lockstep::ReduceOp op) {
+  auto hosts = hosts_of_ranks();
+  return hosts.empty() ? reduced_in_order(inputs, op) : reduced_by_hosts(inputs, op, hosts);
 }
 
 inline std::vector<lockstep::ReduceOp> reduce_ops_for(at::ScalarType dtype) {

@@ -10,20 +10,29 @@
 #include <lockstep/environment.h>
 #include <lockstep/run_threads.h>
 
-/// The backends of this build that can join ranks.
-inline std::vector<std::string> backends_under_test() {
-#ifdef LOCKSTEP_HAVE_GLOO
-  return {"threads", "shm", "gloo"};
-#else
-  return {"threads", "shm"};
-#endif
+/// Whether this is one of several test processes that were started together.
+inline bool ranks_are_processes() {
+  return std::getenv("LOCKSTEP_TEST_PROCESSES") != nullptr;
 }
 
-/// Runs `body` on every rank of a group of `size`: as threads of this process, or, when this is one of several test
-/// processes started together (LOCKSTEP_TEST_PROCESSES), as this process's rank.
+/// The backends of this build that can join ranks: as threads of this process, or as processes where that is what they
+/// are. MPI knows no ranks but processes.
+inline std::vector<std::string> backends_under_test() {
+  std::vector<std::string> backends{"threads", "shm"};
+#ifdef LOCKSTEP_HAVE_GLOO
+  backends.push_back("gloo");
+#endif
+#ifdef LOCKSTEP_HAVE_MPI
+  if (ranks_are_processes()) backends.push_back("mpi");
+#endif
+  return backends;
+}
+
+/// Runs `body` on every rank of a group of `size`: as threads of this process, or, when ranks are processes, as
+/// this one's rank.
 inline void on_every_rank(const std::string& backend, int size,
                           const std::function<void(lockstep::ProcessGroup)>& body) {
-  if (!std::getenv("LOCKSTEP_TEST_PROCESSES")) {
+  if (!ranks_are_processes()) {
     lockstep::run_threads(size, body, {.backend = backend, .timeout = std::chrono::minutes(2)});
     return;
   }

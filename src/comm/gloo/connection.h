@@ -10,16 +10,12 @@
 
 #include <lockstep/backend.h>
 
+#include "comm/direct/link.h"
+
 namespace lockstep::gloo_backend {
 
-/// Bytes that go to or come from one peer.
-struct Parcel {
-  int peer = 0;
-  void* data = nullptr;
-  size_t bytes = 0;
-};
-
-enum class Direction { kSend, kRecv };
+using direct::Direction;
+using direct::Parcel;
 
 /// Bytes under way to or from one peer.
 class Shipment {

@@ -1,12 +1,13 @@
 #include "comm/shm/introduction.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <random>
 
 #include "base/log.h"
 #include "base/text.h"
+#include "comm/agree.h"
+#include "comm/shm/shm_backend.h"
 #include "rendezvous/wire.h"
 
 namespace lockstep::shm {
@@ -17,18 +18,18 @@ class Attempt {
  public:
   Attempt(const BackendContext& context, SharedMemory::Way way)
       : context_(context),
-        store_(with_prefix(context.store, way == SharedMemory::Way::kUnnamed ? "unnamed/" : "named/")),
+        way_(way == SharedMemory::Way::kUnnamed ? "unnamed/" : "named/"),
         arena_(way == SharedMemory::Way::kUnnamed ? Arena::of_process() : std::make_shared<Arena>(way)) {}
 
   /// None, with the reason in `failure`, when some rank cannot see another: on all ranks alike.
   std::unique_ptr<Circle> make(std::string& failure) {
     Desk* mine = make_desk();
-    store_->set(text("desk/", context_.rank), offer(*mine));
+    context_.store->set(text(way_, "desk/", context_.rank), offer(*mine));
     std::vector<Circle::Member> members(context_.size);
     std::string trouble;
     for (int rank = 0; rank < context_.size && trouble.empty(); ++rank)
       trouble = rank == context_.rank ? (members[rank] = member(*mine), "") : find(rank, members[rank]);
-    failure = agree(trouble);
+    failure = agree(context_, way_ + "sees", trouble);
     arena_->memory().unlink();
     if (failure.empty()) return std::make_unique<Circle>(context_.rank, std::move(members), arena_);
     arena_->free(reinterpret_cast<char*>(mine));
@@ -54,7 +55,7 @@ class Attempt {
 
   // Returns why the desk of the rank cannot be seen, or nothing.
   std::string find(int rank, Circle::Member& member) const {
-    auto offer = unpack(store_->get(text("desk/", rank), context_.timeout));
+    auto offer = unpack(context_.store->get(text(way_, "desk/", rank), context_.timeout));
     try {
       Address address{offer.at(0), offer.at(1), static_cast<size_t>(to_number(offer.at(2)))};
       member.memory = SharedMemory::open(address);
@@ -67,18 +68,8 @@ class Attempt {
     }
   }
 
-  std::string agree(const std::string& trouble) const {
-    store_->set(text("sees/", context_.rank), trouble);
-    std::string first;
-    for (int rank = 0; rank < context_.size; ++rank) {
-      auto theirs = store_->get(text("sees/", rank), context_.timeout);
-      if (first.empty() && !theirs.empty()) first = text("rank ", rank, ": ", theirs);
-    }
-    return first;
-  }
-
   const BackendContext& context_;
-  const std::shared_ptr<Store> store_;
+  const std::string way_;
   const std::shared_ptr<Arena> arena_;
 };
 

@@ -3,8 +3,15 @@
 #include <memory>
 
 #include <lockstep/backend.h>
+#include <lockstep/error.h>
 
 namespace lockstep {
+
+/// The ranks are on one host, but cannot map each other's memory: thrown on all of them.
+class NoSharedMemory : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
 
 /// Joins processes, or threads, of one host through memory that they share.
 ///

@@ -7,7 +7,7 @@
 
 #include "comm/slices.h"
 
-namespace lockstep::gloo_backend {
+namespace lockstep::direct {
 
 struct Piece {
   char* data = nullptr;
@@ -46,4 +46,4 @@ class Pieces {
   const int ranks_;
 };
 
-}  // namespace lockstep::gloo_backend
+}  // namespace lockstep::direct

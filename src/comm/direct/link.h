@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lockstep::direct {
+
+enum class Direction { kSend, kRecv };
+
+/// Bytes that go to or come from one peer.
+struct Parcel {
+  int peer = 0;
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+/// Between two ranks, messages of one address arrive in the order they were started, and never at another address, so
+/// that ranks that make different calls wait and nothing is mixed up.
+struct Address {
+  enum class Lane { kInputs, kResults };
+
+  uint64_t fingerprint = 0;
+  Lane lane = Lane::kInputs;
+};
+
+}  // namespace lockstep::direct
