@@ -59,7 +59,7 @@ TEST_F(ReadManual, KnowsNamesDefaultsAndVariables) {
   const auto manual = read_manual(app_);
   EXPECT_EQ(manual.name, "all");
   EXPECT_EQ(manual.description, "Of all kinds");
-  const auto& number = option_of(manual, "-n");
+  const auto number = option_of(manual, "-n");
   EXPECT_THAT(number.names, ElementsAre("-n", "--number"));
   EXPECT_EQ(number.description, "A number");
   EXPECT_EQ(number.default_value, "7");
