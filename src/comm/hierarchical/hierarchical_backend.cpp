@@ -1,5 +1,7 @@
 #include "comm/hierarchical/hierarchical_backend.h"
 
+#include <future>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/error.h>
@@ -7,6 +9,7 @@
 #include "base/text.h"
 #include "comm/agree.h"
 #include "comm/gloo/gloo_backend.h"
+#include "comm/hierarchical/columns.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/reduction.h"
 #include "comm/shm/shm_backend.h"
@@ -15,6 +18,8 @@
 namespace lockstep {
 namespace {
 
+using hierarchical::Columns;
+using hierarchical::cut_into_stretches;
 using hierarchical::HostLayout;
 
 HostLayout find_layout(const BackendContext& context) {
@@ -68,16 +73,16 @@ class HierarchicalBackend final : public Backend {
       return;
     }
     Stages inside(call), between(call);
-    const ReduceOp sum = op == ReduceOp::kAvg ? ReduceOp::kSum : op;
-    const Columns columns(data, layout_.columns());
-    reduce_inside(columns, sum, inside);
-    if (has_column()) {
-      for (const auto& part : columns.parts_of(index_)) {
-        between_->all_reduce(part, sum, between.next());
-        if (op == ReduceOp::kAvg) scale(part);
-      }
+    const auto stretches = cut_into_stretches(data, layout_.columns(), kStretchBytes);
+    const auto policy = stretches.size() > 1 ? std::launch::async : std::launch::deferred;
+    std::future<void> crossing;  // waited for however this ends: nothing may write to the tensor afterwards
+    for (size_t i = 0; i <= stretches.size(); ++i) {
+      const Columns* next = i < stretches.size() ? &stretches[i] : nullptr;
+      if (next) reduce_inside(*next, without_average(op), inside);
+      if (i > 0) crossing.get();
+      if (next) crossing = std::async(policy, [&, next] { reduce_between(*next, op, between); });
+      if (i > 0) spread_inside(stretches[i - 1], inside);
     }
-    spread_inside(columns, inside);
   }
 
   // Through a copy: those who are not the root keep their data.
@@ -131,7 +136,7 @@ class HierarchicalBackend final : public Backend {
     auto copy = scratch(input.numel(), input.scalar_type()).view({layout_.ranks(), part});
     // Ordered by index and then by host, so that the part of each column lies in one piece.
     Stages inside(call), between(call);
-    const ReduceOp sum = op == ReduceOp::kAvg ? ReduceOp::kSum : op;
+    const ReduceOp sum = without_average(op);
     for (int rank = 0; rank < layout_.ranks(); ++rank)
       copy[layout_.local_index_of(rank) * layout_.hosts() + layout_.host_of(rank)].copy_(parts[rank]);
     auto column = copy.view({host_size_, layout_.hosts() * part})[index_];
@@ -156,32 +161,8 @@ class HierarchicalBackend final : public Backend {
   }
 
  private:
-  /// Elements cut into equal parts, one for each column, and a rest, which is small and which all columns have.
-  class Columns {
-   public:
-    Columns(const at::Tensor& data, int columns)
-        : flat_(data.view({-1})), columns_(columns), each_(flat_.numel() / columns) {}
-
-    int count() const { return columns_; }
-    bool has_parts() const { return each_ > 0; }
-    at::Tensor all_parts() const { return flat_.narrow(0, 0, each_ * columns_); }
-    at::Tensor part(int column) const { return flat_.narrow(0, each_ * column, each_); }
-    bool has_rest() const { return flat_.numel() > each_ * columns_; }
-    at::Tensor rest() const { return flat_.narrow(0, each_ * columns_, flat_.numel() - each_ * columns_); }
-
-    /// What goes between hosts in a column.
-    std::vector<at::Tensor> parts_of(int column) const {
-      std::vector<at::Tensor> result;
-      if (has_parts()) result.push_back(part(column));
-      if (has_rest()) result.push_back(rest());
-      return result;
-    }
-
-   private:
-    at::Tensor flat_;
-    int columns_;
-    int64_t each_;
-  };
+  // While one crosses between hosts, the next is reduced inside, and the one before it spread.
+  static constexpr int64_t kStretchBytes = int64_t{4} << 20;
 
   static BackendContext part(const BackendContext& context, const std::string& name, int rank, int size,
                              bool one_host) {
@@ -232,6 +213,15 @@ class HierarchicalBackend final : public Backend {
       inside_->reduce(columns.part(column), op, column, inside.next());
   }
 
+  // After it the rank of each column has its part, and the rest, reduced over all hosts.
+  void reduce_between(const Columns& columns, ReduceOp op, Stages& between) {
+    if (!has_column()) return;
+    for (const auto& part : columns.parts_of(index_)) {
+      between_->all_reduce(part, without_average(op), between.next());
+      if (op == ReduceOp::kAvg) scale(part);
+    }
+  }
+
   // After it every rank of this host has the parts of all columns, and the rest.
   void spread_inside(const Columns& columns, Stages& inside) {
     if (columns.has_rest() && columns.count() < host_size_) inside_->broadcast(columns.rest(), 0, inside.next());
@@ -242,7 +232,8 @@ class HierarchicalBackend final : public Backend {
       inside_->broadcast(columns.part(column), column, inside.next());
   }
 
-  // Divides once, by the number of all ranks.
+  // An average is a sum in every stage, and divided once, by the number of all ranks.
+  static ReduceOp without_average(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }
   void scale(const at::Tensor& sum) const {
     scale_elements(sum.data_ptr(), sum.numel(), sum.scalar_type(), layout_.ranks());
   }
