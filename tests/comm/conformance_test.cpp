@@ -220,12 +220,39 @@ TEST_P(Conformance, AsynchronousCallsRunInOrderAndSynchronousOnesWaitTheirTurn) 
   });
 }
 
-TEST_P(Conformance, AllocatedMemoryIsReducedLikeAnyOther) {
+// On every rank, on some, or in a part of it: where a tensor lies is each rank's own affair. Small ones and large ones.
+TEST_P(Conformance, AllocatedMemoryIsLikeAnyOther) {
   on_every_rank([&](ProcessGroup world) {
-    auto tensor = world.allocate({3, 700}, GetParam().dtype);
-    tensor.copy_(mine(world.rank(), {3, 700}));
-    world.all_reduce(tensor);
-    EXPECT_TRUE(at::equal(tensor, reduced(all({3, 700}), ReduceOp::kSum)));
+    for (int64_t n : {21, 20011}) {
+      for (int allocating : {0, 1}) {  // from this rank on
+        auto make = [&](at::IntArrayRef sizes) {
+          return world.rank() >= allocating ? world.allocate(sizes, GetParam().dtype) : blank(sizes);
+        };
+        auto what = "from rank " + std::to_string(allocating) + " on, " + std::to_string(n) + " elements";
+        auto tensor = make({n}).copy_(mine(world.rank(), {n}));
+        world.all_reduce(tensor);
+        EXPECT_TRUE(at::equal(tensor, reduced(all({n}), ReduceOp::kSum))) << what;
+
+        tensor.copy_(mine(world.rank(), {n}));
+        world.reduce(tensor, size() - 1);
+        auto expected =
+            world.rank() == size() - 1 ? reduced(all({n}), ReduceOp::kSum) : mine(world.rank(), {n});
+        EXPECT_TRUE(at::equal(tensor, expected)) << what;
+
+        tensor.copy_(mine(world.rank(), {n}));
+        world.broadcast(tensor, size() - 1);
+        EXPECT_TRUE(at::equal(tensor, mine(size() - 1, {n}))) << what;
+
+        auto whole = make({size(), n}).zero_();
+        whole[world.rank()].copy_(mine(world.rank(), {n}));
+        world.all_gather(whole, whole[world.rank()]);
+        EXPECT_TRUE(at::equal(whole, at::stack(all({n})))) << what;
+
+        whole.copy_(mine(world.rank(), {size(), n}, 3));
+        world.reduce_scatter(whole[world.rank()], whole);
+        EXPECT_TRUE(at::equal(whole[world.rank()], reduced(all({size(), n}, 3), ReduceOp::kSum)[world.rank()])) << what;
+      }
+    }
   });
 }
 
@@ -325,7 +352,7 @@ TEST_P(ConformanceOnce, EveryRankGetsTheSameBitsEveryTime) {
   on_every_rank([&](ProcessGroup world) {
     for (int64_t n : {100, 70001}) {
       at::Tensor first;
-      for (int run = 0; run < 3; ++run) {
+      for (int run = 0; run < 100; ++run) {
         auto tensor = values_of(world.rank(), at::kFloat, {n});
         world.all_reduce(tensor, ReduceOp::kAvg);
         auto everyone = at::zeros({world.size(), n});

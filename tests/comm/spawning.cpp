@@ -87,7 +87,7 @@ void exits() {
 
 void takes_too_long() {
   auto limited = options();
-  limited.join_timeout = milliseconds(3000);
+  limited.join_timeout = milliseconds(8000);
   lockstep::spawn(
       2,
       [](ProcessGroup world) {

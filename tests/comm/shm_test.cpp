@@ -1,0 +1,193 @@
+// The memory under the shm backend. What the backend does with it is in the conformance suite.
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/error.h>
+
+#include "comm/shm/arena.h"
+#include "support/messages.h"
+
+namespace lockstep::shm {
+namespace {
+
+std::vector<std::string> names_in_dev_shm() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    auto name = entry.path().filename().string();
+    if (name.starts_with("lockstep-")) names.push_back(name);
+  }
+  return names;
+}
+
+/// Sets the variable until the object goes.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Variable() { ::unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+/// Runs the body in a process of its own; true when it returns so.
+bool in_child(const std::function<bool()>& body) {
+  pid_t child = ::fork();
+  if (child == 0) ::_exit(body() ? 0 : 1);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST(SharedMemory, IsSeenByAnotherProcessThroughItsAddress) {
+  for (auto way : {SharedMemory::Way::kUnnamed, SharedMemory::Way::kNamed}) {
+    auto memory = SharedMemory::create(way, 1 << 20);
+    std::strcpy(memory->begin() + 5000, "hello");
+    auto address = memory->address();
+    address.id += " as another process knows it";  // so that it is mapped anew
+    EXPECT_TRUE(in_child([&] {
+      auto same = SharedMemory::open(address);
+      bool is_there = std::strcmp(same->begin() + 5000, "hello") == 0;
+      std::strcpy(same->begin() + 5000, "answer");
+      return is_there && same->begin() != memory->begin();
+    }));
+    EXPECT_STREQ(memory->begin() + 5000, "answer");
+    memory->unlink();
+  }
+}
+
+TEST(SharedMemory, IsMappedOnceInAProcess) {
+  auto memory = SharedMemory::create(SharedMemory::Way::kUnnamed, 1 << 20);
+  EXPECT_EQ(SharedMemory::open(memory->address()), memory);
+}
+
+TEST(SharedMemory, LeavesNoNameBehind) {
+  auto before = names_in_dev_shm();
+  auto unnamed = SharedMemory::create(SharedMemory::Way::kUnnamed, 1 << 20);
+  EXPECT_EQ(names_in_dev_shm(), before);
+  auto named = SharedMemory::create(SharedMemory::Way::kNamed, 1 << 20);
+  EXPECT_EQ(names_in_dev_shm().size(), before.size() + 1);
+  named->unlink();
+  EXPECT_EQ(names_in_dev_shm(), before);
+}
+
+TEST(SharedMemory, OfAProcessThatIsGoneCannotBeOpened) {
+  Address address{"/proc/4194303/fd/3", "nobody", 1 << 20};
+  expect_error<SystemError>([&] { SharedMemory::open(address); }, "/proc/4194303/fd/3", "No such file");
+}
+
+TEST(SharedMemory, OfAnotherSizeIsRefused) {
+  auto memory = SharedMemory::create(SharedMemory::Way::kUnnamed, 1 << 20);
+  auto address = memory->address();
+  address.id += " of another";
+  address.bytes *= 2;
+  expect_error<UsageError>([&] { SharedMemory::open(address); }, "1048576", "2097152", "another process");
+}
+
+TEST(SharedMemory, GivesMemoryBack) {
+  auto memory = SharedMemory::create(SharedMemory::Way::kUnnamed, 64 << 20);
+  auto resident = [&] {
+    std::vector<unsigned char> pages((64 << 20) / 4096);
+    ::mincore(memory->begin(), 64 << 20, pages.data());
+    return std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; });
+  };
+  memory->populate(0, 32 << 20);
+  EXPECT_GE(resident(), (32 << 20) / 4096);
+  memory->release(0, 32 << 20);
+  EXPECT_EQ(resident(), 0);
+}
+
+// Docker's /dev/shm has 64 MB. The memory that needs none of it is not bounded; the other kind says what is needed.
+TEST(SharedMemory, ATooSmallDevShmIsAnErrorWithTheSizeNeeded) {
+  bool can_mount = in_child([] { return ::unshare(CLONE_NEWNS) == 0; });
+  if (!can_mount) {
+    std::cout << "could not run: a small /dev/shm: only root can mount one; to get it: run as root\n";
+    return;
+  }
+  EXPECT_TRUE(in_child([] {
+    ::unshare(CLONE_NEWNS);
+    ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+    if (::mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m") != 0) return false;
+    auto unnamed = SharedMemory::create(SharedMemory::Way::kUnnamed, 8 << 20);
+    unnamed->populate(0, 8 << 20);
+    auto named = SharedMemory::create(SharedMemory::Way::kNamed, 8 << 20);
+    try {
+      named->populate(0, 8 << 20);
+    } catch (const SystemError& error) {
+      std::string what = error.what();
+      return what.find("8388608 bytes") != std::string::npos && what.find("--shm-size") != std::string::npos;
+    }
+    return false;
+  }));
+}
+
+TEST(Arena, BlocksLieApartAndAreUsedAgain) {
+  Arena arena(SharedMemory::Way::kUnnamed);
+  char* first = arena.allocate(100);
+  char* second = arena.allocate(1 << 20);
+  char* third = arena.allocate(1);
+  for (char* block : {first, second, third}) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % Arena::kAlignment, 0u);
+    EXPECT_GT(arena.offset_of(block).value(), 0u);
+  }
+  EXPECT_GE(second, first + 100);
+  EXPECT_GE(third, second + (1 << 20));
+  arena.free(second);
+  EXPECT_EQ(arena.allocate(1 << 20), second);
+  arena.free(first);
+  arena.free(second);
+  EXPECT_EQ(arena.allocate((1 << 20) + 50), first) << "neighbours that are free become one";
+  arena.free(first);
+  arena.free(third);
+}
+
+TEST(Arena, KnowsItsOwnMemoryOnly) {
+  Arena arena(SharedMemory::Way::kUnnamed);
+  char elsewhere = 0;
+  EXPECT_FALSE(arena.offset_of(&elsewhere));
+  char* block = arena.allocate(1000);
+  EXPECT_EQ(arena.offset_of(block + 7).value(), arena.offset_of(block).value() + 7);
+}
+
+TEST(Arena, RetiredBlocksStayUntilNobodyReadsThem) {
+  Arena arena(SharedMemory::Way::kUnnamed);
+  bool is_unused = false;
+  char* block = arena.allocate(1000);
+  arena.retire({block}, [&] { return is_unused; });
+  EXPECT_NE(arena.allocate(1000), block);
+  is_unused = true;
+  EXPECT_EQ(arena.allocate(1000), block);
+}
+
+TEST(Arena, IsOneForTheProcess) {
+  auto arena = Arena::of_process();
+  EXPECT_EQ(Arena::of_process(), arena);
+  EXPECT_TRUE(in_child([&] { return Arena::of_process() != arena; })) << "a forked child has its own";
+}
+
+TEST(Arena, SaysWhenThereIsNoRoom) {
+  Variable bytes("LOCKSTEP_SHM_BYTES", "33554432");
+  Arena arena(SharedMemory::Way::kUnnamed);
+  char* half = arena.allocate(16 << 20);
+  expect_error<SystemError>([&] { arena.allocate(20 << 20); }, "20971520 bytes", "33554432", "LOCKSTEP_SHM_BYTES");
+  arena.free(half);
+  EXPECT_NE(arena.allocate(20 << 20), nullptr);
+}
+
+TEST(Arena, RefusesASizeThatIsNone) {
+  Variable bytes("LOCKSTEP_SHM_BYTES", "much");
+  expect_error<UsageError>([] { Arena arena(SharedMemory::Way::kUnnamed); }, "LOCKSTEP_SHM_BYTES", "\"much\"");
+}
+
+}  // namespace
+}  // namespace lockstep::shm
