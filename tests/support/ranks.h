@@ -28,6 +28,12 @@ inline std::vector<std::string> backends_under_test() {
   return backends;
 }
 
+/// These; where ranks are processes, as many as were started.
+inline std::vector<int> world_sizes(std::vector<int> sizes) {
+  if (ranks_are_processes()) sizes = {lockstep::Environment::detect().world_size};
+  return sizes;
+}
+
 /// Runs `body` on every rank of a group of `size`: as threads of this process, or, when ranks are processes, as
 /// this one's rank.
 inline void on_every_rank(const std::string& backend, int size,

@@ -25,15 +25,16 @@ namespace lockstep::direct {
 /// way, so that receiving, reducing and sending overlap.
 ///
 /// A Link has:
-///   kSmallBytes          up to this, one round with everything to everyone is faster than two
-///   kPieceBytes          of a piece
-///   kMostBytes           of a message
-///   Shipment             a message under way, movable; withdrawn when it goes before it is finished
+///   kSmallBytes                         up to this, one round with everything to everyone is faster than two
+///   kPieceBytes                         of a piece
+///   part_bytes(bytes, Lane)             of the messages that these bytes are sent in
+///   pieces_ahead()                      under way while one is reduced
+///   Shipment                            a message under way, movable; withdrawn when it goes before it is finished
 ///   start(Direction, Parcel, Address)   starts one
 ///   finish(Shipment&, Deadline)         returns when its memory is free or filled; throws as Backend's calls do
 ///   start_message(Direction, tensor, peer, tag, fingerprint)   as Backend's start_send and start_recv
-///   abort(cause)         as Backend's
-///   keep(tensor)         told, of each tensor of a failed call, in case that a withdrawn shipment may still use it
+///   abort(cause)                        as Backend's
+///   keep(tensor)                        of a failed call, in case that a withdrawn shipment may still use it
 template <class Link>
 class DirectBackend final : public Backend {
  public:
@@ -120,7 +121,6 @@ class DirectBackend final : public Backend {
  private:
   using Shipments = std::vector<typename Link::Shipment>;
 
-  static constexpr int64_t kPiecesAhead = 4;               // under way while one is reduced
   static constexpr int64_t kKeptBytes = int64_t{16} << 20;  // room for what arrives is kept for the next call up to this
 
   // Beginning with the next one so that not all turn to the same peer at once.
@@ -137,15 +137,16 @@ class DirectBackend final : public Backend {
 
   static Address inputs(const CallInfo& call) { return {call.fingerprint, Address::Lane::kInputs}; }
   static Address results(const CallInfo& call) { return {call.fingerprint, Address::Lane::kResults}; }
+  static Address one_way(const CallInfo& call) { return {call.fingerprint, Address::Lane::kOneWay}; }
   // Both ends of a message must mean the same size: it is part of its address.
   static Address sized(const CallInfo& call, const at::Tensor& part) {
-    return {call.fingerprint ^ ((part.nbytes() + 1) * 0x9e3779b97f4a7c15), Address::Lane::kInputs};
+    return {call.fingerprint ^ ((part.nbytes() + 1) * 0x9e3779b97f4a7c15), Address::Lane::kOneWay};
   }
 
   // Empty parcels are not sent: both sides know their sizes.
   void start(Shipments& shipments, Direction direction, Parcel parcel, const Address& address) {
-    while (parcel.bytes > 0) {
-      size_t bytes = std::min(parcel.bytes, Link::kMostBytes);
+    for (const size_t most = Link::part_bytes(parcel.bytes, address.lane); parcel.bytes > 0;) {
+      size_t bytes = std::min(parcel.bytes, most);
       shipments.push_back(link_.start(direction, {parcel.peer, parcel.data, bytes}, address));
       parcel.data = static_cast<char*>(parcel.data) + bytes;
       parcel.bytes -= bytes;
@@ -239,9 +240,9 @@ class DirectBackend final : public Backend {
 
   void broadcast_at_once(const at::Tensor& data, int root, const CallInfo& call) {
     Shipments all;
-    if (rank_ != root) receive(all, {root, bytes_of(data), data.nbytes()}, inputs(call));
+    if (rank_ != root) receive(all, {root, bytes_of(data), data.nbytes()}, one_way(call));
     for (int peer : others_)
-      if (rank_ == root) send(all, {peer, bytes_of(data), data.nbytes()}, inputs(call));
+      if (rank_ == root) send(all, {peer, bytes_of(data), data.nbytes()}, one_way(call));
     finish(all, call.deadline);
   }
 
@@ -255,9 +256,9 @@ class DirectBackend final : public Backend {
     Shipments first, second;
     for (int peer : others_)
       if (rank_ != root) receive(second, parcel(peer, peer), results(call));
-    if (rank_ != root) receive(first, parcel(root, rank_), inputs(call));
+    if (rank_ != root) receive(first, parcel(root, rank_), one_way(call));
     for (int peer : others_)
-      if (rank_ == root) send(first, parcel(peer, peer), inputs(call));
+      if (rank_ == root) send(first, parcel(peer, peer), one_way(call));
     if (rank_ != root) finish(first, call.deadline);
     for (int peer : others_)
       if (peer != root) send(second, parcel(peer, rank_), results(call));
@@ -288,7 +289,7 @@ class DirectBackend final : public Backend {
   void reduce_slices(char* output, const at::Tensor& data, ReduceOp op, const CallInfo& call, const Started& started,
                      const Reduced& reduced) {
     const Pieces pieces(data, size_, Link::kPieceBytes);
-    const int64_t ahead = std::min(kPiecesAhead, pieces.count());
+    const int64_t ahead = std::min(link_.pieces_ahead(), pieces.count());
     const int64_t rows_bytes = size_ * static_cast<int64_t>(pieces.piece(0, 0).bytes);
     auto rows = room(ahead * rows_bytes);
     auto rows_of = [&](int64_t index) { return bytes_of(rows) + index % ahead * rows_bytes; };

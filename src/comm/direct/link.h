@@ -17,7 +17,12 @@ struct Parcel {
 /// Between two ranks, messages of one address arrive in the order they were started, and never at another address, so
 /// that ranks that make different calls wait and nothing is mixed up.
 struct Address {
-  enum class Lane { kInputs, kResults };
+  enum class Lane {
+    kInputs,
+    kResults,
+    kOneWay,  // nothing comes back, so that a send is over only when it has been received: else who sends to a rank that
+              // makes another call would never know
+  };
 
   uint64_t fingerprint = 0;
   Lane lane = Lane::kInputs;

@@ -1,7 +1,6 @@
 #include "comm/gloo/gloo_backend.h"
 
 #include <future>
-#include <limits>
 #include <mutex>
 
 #include <lockstep/error.h>
@@ -18,12 +17,13 @@ using direct::Direction;
 using direct::Parcel;
 using gloo_backend::Connection;
 
-// Gloo brings a message to the receive of the same slot, in order, and keeps what has none waiting. Collectives have the
-// upper bit of the slot clear and their lane in the lowest, messages have the upper bit set.
+// Gloo brings a message to the receive of the same slot, in order, and keeps what has none waiting, on the sender's side.
+// Collectives have the upper bit of the slot clear and their lane in the lowest two, messages have the upper bit set.
 constexpr uint64_t kUpperBit = 1ull << 63;
+constexpr uint64_t kLaneBits = 3;
 
 uint64_t collective_slot(const Address& address) {
-  return (address.fingerprint & ~kUpperBit & ~1ull) | static_cast<uint64_t>(address.lane);
+  return (address.fingerprint & ~kUpperBit & ~kLaneBits) | static_cast<uint64_t>(address.lane);
 }
 
 uint64_t message_slot(uint64_t fingerprint) {
@@ -81,7 +81,8 @@ class GlooLink {
 
   static constexpr int64_t kSmallBytes = 32 << 10;
   static constexpr int64_t kPieceBytes = 1 << 20;
-  static constexpr size_t kMostBytes = std::numeric_limits<size_t>::max();
+  static size_t part_bytes(size_t bytes, Address::Lane) { return bytes; }
+  static int64_t pieces_ahead() { return 4; }
 
   explicit GlooLink(const BackendContext& context) : connection_(context) {}
 

@@ -113,7 +113,8 @@ Communicators make_communicators(const BackendContext& context) {
   const auto ranks = introduce(context);
   Library::of_process().begin(context);
   auto made = std::make_shared<Communicators>();  // outlives a wait that was given up
-  await(run_apart("MPI_Comm_create_group", [=] { *made = create(ranks); }), context, "MPI_Comm_create_group");
+  await(run_apart("MPI_Comm_create_group", [=] { *made = create(ranks); }), context, "MPI_Comm_create_group",
+        "it waits for the ranks of the group");
   return *made;
 }
 

@@ -1,5 +1,7 @@
 #include "comm/mpi/library.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 
 #include <lockstep/error.h>
@@ -43,7 +45,8 @@ std::shared_future<void> run_apart(const char* purpose, std::function<void()> bo
   return task->get_future().share();
 }
 
-void await(const std::shared_future<void>& future, const BackendContext& context, const std::string& what) {
+void await(const std::shared_future<void>& future, const BackendContext& context, const char* call,
+           const char* remedy) {
   auto deadline = deadline_after(context.timeout);
   std::mutex mutex;
   std::exception_ptr cause;  // guarded by mutex
@@ -56,7 +59,7 @@ void await(const std::shared_future<void>& future, const BackendContext& context
     std::lock_guard lock(mutex);
     if (cause) std::rethrow_exception(cause);
     if (std::chrono::steady_clock::now() >= deadline)
-      throw TimeoutError(text(what, " did not return within ", context.timeout.count(), " ms"));
+      throw TimeoutError(text(call, " did not return within ", context.timeout.count(), " ms; ", remedy));
   }
   future.get();
 }
@@ -73,9 +76,9 @@ void Library::begin(const BackendContext& context) {
     if (!begun_.valid()) begun_ = run_apart("MPI_Init_thread", [this] { init(); });
     begun = begun_;
   }
-  await(begun, context,
-        "MPI_Init_thread, which waits for every process that mpirun started: let them all make a group of backend "
-        "'mpi', or call MPI_Init_thread themselves. It");
+  await(begun, context, "MPI_Init_thread",
+        "it waits for every process that mpirun started: let all of them be in a group of backend 'mpi', as the world is "
+        "when it is made with it");
   if (answer(MPI_Finalized)) throw UsageError("MPI_Finalize was called before this group was made; call it last");
 }
 
@@ -89,6 +92,7 @@ void Library::init() {
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   {
     std::lock_guard lock(mutex_);
+    process_ = ::getpid();
     is_ours_ = !is_begun;
     mover_ = start_thread("MPI's messages", [this] { move_messages(); });
     std::atexit([] { of_process().on_exit(); });
@@ -134,8 +138,9 @@ void Library::move_messages() {
   }
 }
 
-// Groups that static variables hold are destroyed after this.
+// Groups that static variables hold are destroyed after this. A process that was forked has neither the thread nor MPI.
 void Library::on_exit() {
+  if (::getpid() != process_) return;
   std::unique_lock lock(mutex_);
   is_exiting_ = true;
   changed_.notify_all();

@@ -49,6 +49,7 @@ class Library {
   std::thread mover_;               // guarded by mutex_
   int groups_ = 0;                  // guarded by mutex_
   bool is_moving_ = false;          // guarded by mutex_: the mover is inside MPI
+  int process_ = 0;                 // constant once groups are made: whose MPI this is
   bool is_ours_ = false;            // constant once groups are made: we began MPI, and shall end it
   bool has_failed_ = false;         // guarded by mutex_ until the last group is left: some was not left in order
   bool is_exiting_ = false;         // guarded by mutex_
@@ -56,8 +57,9 @@ class Library {
 };
 
 /// Waits for what was started elsewhere, but no longer than the group's time-out, nor when the job fails meanwhile:
-/// MPI itself would wait for ever for a rank that is gone. `what` goes into the TimeoutError.
-void await(const std::shared_future<void>& future, const BackendContext& context, const std::string& what);
+/// MPI itself would wait for ever for a rank that is gone. The TimeoutError names `call` and the remedy.
+void await(const std::shared_future<void>& future, const BackendContext& context, const char* call,
+           const char* remedy);
 
 /// Runs `body`, which may wait inside MPI, on a thread that can be left behind.
 std::shared_future<void> run_apart(const char* purpose, std::function<void()> body);

@@ -24,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLooks = 2000;  // some hundred microseconds
 constexpr auto kYielding = std::chrono::microseconds(500);
 constexpr auto kLongestSleep = std::chrono::milliseconds(1);
+constexpr int kLaneBits = 2;
 constexpr int kUserTagBits = 16;
 
 [[noreturn]] void throw_error(int code, int peer) {
@@ -65,17 +66,18 @@ bool MpiLink::Shipment::is_done() {
   return true;
 }
 
-/// A message of the user's.
+/// A message of the user's. A send is over when it is received.
 class MpiLink::Message final : public Transfer {
  public:
   Message(MpiLink& link, Direction direction, const at::Tensor& data, int peer, int tag)
       : link_(link), direction_(direction), peer_(peer), data_(data) {
     char* begin = static_cast<char*>(data.data_ptr());
-    for (size_t sent = 0, left = data.nbytes(); left > 0;) {
-      const Parcel parcel{peer, begin + sent, std::min(left, kMostBytes)};
-      shipments_.push_back(link_.start(direction, parcel, tag, link_.communicators_.messages));
-      sent += parcel.bytes;
-      left -= parcel.bytes;
+    const MPI_Comm communicator = link_.communicators_.messages;
+    const size_t most = part_bytes(data.nbytes(), Address::Lane::kOneWay);
+    for (size_t done = 0; done < data.nbytes(); done += most) {
+      const Parcel parcel{peer, begin + done, std::min(data.nbytes() - done, most)};
+      shipments_.push_back(direction == Direction::kSend ? link_.start_send(parcel, tag, communicator, MPI_Issend)
+                                                         : link_.start_receive(parcel, tag, communicator));
     }
   }
 
@@ -107,7 +109,8 @@ class MpiLink::Message final : public Transfer {
 // --- the link
 
 MpiLink::MpiLink(const BackendContext& context)
-    : looks_(context.size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kLooks : 1) {
+    : is_on_one_host_(context.one_host),
+      looks_(context.size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kLooks : 1) {
   if (context.size == 1) return;
   communicators_ = make_communicators(context);
   Library::of_process().enter();
@@ -124,8 +127,8 @@ MpiLink::~MpiLink() {
 // Tags have fewer bits than fingerprints. Ranks that make the same calls send and receive in the same order, so that
 // equal tags of different calls do no harm; the bits are for ranks that make different ones.
 int MpiLink::collective_tag(const Address& address) const {
-  const int bits = communicators_.tag_bits - 1;
-  return static_cast<int>(address.fingerprint >> (64 - bits)) << 1 | static_cast<int>(address.lane);
+  const int bits = communicators_.tag_bits - kLaneBits;
+  return static_cast<int>(address.fingerprint >> (64 - bits)) << kLaneBits | static_cast<int>(address.lane);
 }
 
 // Messages of different tags may be received in another order than they were sent: the user's tag must be there whole.
@@ -139,17 +142,26 @@ int MpiLink::message_tag(uint32_t tag, uint64_t fingerprint) const {
 }
 
 MpiLink::Shipment MpiLink::start(Direction direction, const Parcel& parcel, const Address& address) {
-  return start(direction, parcel, collective_tag(address), communicators_.collectives);
+  const int tag = collective_tag(address);
+  if (direction == Direction::kRecv) return start_receive(parcel, tag, communicators_.collectives);
+  return start_send(parcel, tag, communicators_.collectives,
+                    address.lane == Address::Lane::kOneWay ? MPI_Issend : MPI_Isend);
 }
 
-MpiLink::Shipment MpiLink::start(Direction direction, const Parcel& parcel, int tag, MPI_Comm communicator) {
+MpiLink::Shipment MpiLink::start_receive(const Parcel& parcel, int tag, MPI_Comm communicator) {
   throw_if_aborted();
-  Shipment shipment(*this, direction, parcel);
-  const int bytes = static_cast<int>(parcel.bytes);
+  Shipment shipment(*this, Direction::kRecv, parcel);
+  const int code = MPI_Irecv(parcel.data, static_cast<int>(parcel.bytes), MPI_BYTE, parcel.peer, tag, communicator,
+                             &shipment.request_);
+  if (code != MPI_SUCCESS) throw_error(code, parcel.peer);
+  return shipment;
+}
+
+MpiLink::Shipment MpiLink::start_send(const Parcel& parcel, int tag, MPI_Comm communicator, Send send) {
+  throw_if_aborted();
+  Shipment shipment(*this, Direction::kSend, parcel);
   const int code =
-      direction == Direction::kSend
-          ? MPI_Isend(parcel.data, bytes, MPI_BYTE, parcel.peer, tag, communicator, &shipment.request_)
-          : MPI_Irecv(parcel.data, bytes, MPI_BYTE, parcel.peer, tag, communicator, &shipment.request_);
+      send(parcel.data, static_cast<int>(parcel.bytes), MPI_BYTE, parcel.peer, tag, communicator, &shipment.request_);
   if (code != MPI_SUCCESS) throw_error(code, parcel.peer);
   return shipment;
 }

@@ -22,7 +22,14 @@ class MpiLink {
 
   static constexpr int64_t kSmallBytes = 32 << 10;
   static constexpr int64_t kPieceBytes = 256 << 10;
-  static constexpr size_t kMostBytes = size_t{1} << 30;  // MPI counts in int
+  /// Short ones go in messages that MPI sends at once, before the receiver asks for them; none is longer than MPI's int
+  /// can count.
+  static size_t part_bytes(size_t bytes, direct::Address::Lane lane) {
+    return bytes <= 16 << 10 && lane != direct::Address::Lane::kOneWay ? 4000 : size_t{1} << 30;
+  }
+
+  /// On one host it is this process that copies what arrives: best when it is about to reduce it.
+  int64_t pieces_ahead() const { return is_on_one_host_ ? 1 : 4; }
 
   /// Collective.
   explicit MpiLink(const BackendContext& context);
@@ -42,7 +49,10 @@ class MpiLink {
  private:
   class Message;
 
-  Shipment start(direct::Direction direction, const direct::Parcel& parcel, int tag, MPI_Comm communicator);
+  using Send = decltype(&MPI_Isend);
+
+  Shipment start_receive(const direct::Parcel& parcel, int tag, MPI_Comm communicator);
+  Shipment start_send(const direct::Parcel& parcel, int tag, MPI_Comm communicator, Send send);
   int collective_tag(const direct::Address& address) const;
   int message_tag(uint32_t tag, uint64_t fingerprint) const;
   template <class IsDone>
@@ -50,6 +60,7 @@ class MpiLink {
   void throw_if_aborted();
 
   Communicators communicators_;  // constant after construction; null for a single rank
+  const bool is_on_one_host_;
   const int looks_;              // before a thread that waits lets others run
   std::atomic<bool> is_aborted_{false};
   std::atomic<bool> has_orphans_{false};  // requests that could not be withdrawn
