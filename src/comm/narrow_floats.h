@@ -41,12 +41,18 @@ inline Float16 narrow_to_half(float value) {
 
 #else
 
+/// `a` where the condition holds, else `b`: a choice that compilers do not make a jump of.
+inline int32_t choose(bool condition, int32_t a, int32_t b) {
+  const int32_t mask = -static_cast<int32_t>(condition);
+  return (a & mask) | (b & ~mask);
+}
+
 inline float widen(Float16 value) {
   const int32_t magnitude = (value.bits & 0x7fff) << 13;  // as the bits of a float 2^112 times smaller
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
   const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;  // exact, and right for subnormal numbers too
   const int32_t special = magnitude | 0x7f800000;                   // infinity or NaN
-  const int32_t bits = magnitude >= 0x0f800000 ? special : std::bit_cast<int32_t>(scaled);
+  const int32_t bits = choose(magnitude >= 0x0f800000, special, std::bit_cast<int32_t>(scaled));
   return std::bit_cast<float>(static_cast<uint32_t>(bits) | sign);
 }
 
@@ -57,9 +63,9 @@ inline Float16 narrow_to_half(float value) {
   const int32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;  // to nearest, ties to even
   // Adding a half moves the bits of a subnormal result to the end of the sum, where the processor has rounded it.
   const int32_t subnormal = std::bit_cast<int32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
-  const int32_t finite = magnitude < 0x38800000 ? subnormal : normal;
-  const int32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
-  const int32_t result = magnitude >= 0x47800000 ? special : finite;  // 65536 and more are infinity
+  const int32_t finite = choose(magnitude < 0x38800000, subnormal, normal);
+  const int32_t special = choose(magnitude > 0x7f800000, 0x7e00, 0x7c00);
+  const int32_t result = choose(magnitude >= 0x47800000, special, finite);  // 65536 and more are infinity
   return {static_cast<uint16_t>(static_cast<uint32_t>(result) | sign >> 16)};
 }
 

@@ -1,5 +1,8 @@
 #include <lockstep/distributed_data_parallel.h>
 
+#include <atomic>
+#include <future>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -376,12 +379,17 @@ TEST(DistributedDataParallel, AnInterruptedBackwardIsNotTakenForTheNext) {
 
 TEST(DistributedDataParallel, AFailingPeerEndsBackwardWithAPeerError) {
   std::atomic<int> told{0};
+  std::promise<void> ready;  // the other rank is through with its forward, which the failure would end, too
   EXPECT_THROW(run_threads(2,
                            [&](ProcessGroup world) {
                              auto model = filled_mlp();
                              DistributedDataParallel ddp(model, world);
                              auto loss = ddp(input_of(world.rank())).sum();
-                             if (world.rank() == 1) throw std::runtime_error("bad sample");
+                             if (world.rank() == 1) {
+                               ready.get_future().wait();
+                               throw std::runtime_error("bad sample");
+                             }
+                             ready.set_value();
                              try {
                                loss.backward();
                              } catch (const PeerError&) {
