@@ -1,6 +1,7 @@
 // MPI's own all-reduce, for comparison with `lockstep bench all-reduce`: mpirun -n 16 mpi_all_reduce BYTES...
 //
-// float32 maxima in place; ranks released together, buffers rewritten, the slowest rank counts, medians, results checked.
+// float32 maxima in place; ranks released together, buffers rewritten, the slowest rank counts, medians, results
+// checked.
 
 #include <mpi.h>
 

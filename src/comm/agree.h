@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// Whether all ranks can go on: each tells what keeps it from that, or nothing, and all get the same answer: the trouble
-/// of the first rank that has any. Collective; `subject` is used once in the life of a group.
+/// Whether all ranks can go on: each tells what keeps it from that, or nothing, and all get the same answer: the
+/// trouble of the first rank that has any. Collective; `subject` is used once in the life of a group.
 inline std::string agree(const BackendContext& context, const std::string& subject, const std::string& trouble) {
   context.store->set(text(subject, '/', context.rank), trouble);
   std::string first;

@@ -125,8 +125,7 @@ void Group::execute(const Call& call, const CallOptions& options) {
   if (!parts) refuse_destroyed();
   record.ticket = parts->job->recorder().begin(record);
   RECORD_FUNCTION("lockstep::" + call.fingerprint.operation, std::vector<c10::IValue>());
-  this->guard(*parts, watched, timeout_of(options),
-              [&](const CallInfo& info) { call.body(*parts->backend, info); });
+  this->guard(*parts, watched, timeout_of(options), [&](const CallInfo& info) { call.body(*parts->backend, info); });
   parts->job->recorder().change(record.ticket, CallRecord::State::kDone);
 }
 

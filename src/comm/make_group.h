@@ -15,7 +15,7 @@ namespace lockstep::detail {
 struct GroupSpec {
   std::string name;
   std::vector<int> ranks_in_job;  // in order
-  std::string backend;  // may be "auto"
+  std::string backend;            // may be "auto"
   c10::Device device{c10::kCPU};
   std::chrono::milliseconds timeout{};
 };

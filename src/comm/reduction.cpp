@@ -264,8 +264,7 @@ bool is_reducible(ReduceOp op, c10::ScalarType dtype) {
   return c10::isFloatingType(dtype) ? !bitwise : op != ReduceOp::kAvg;
 }
 
-void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarType dtype,
-                     ReduceOp op) {
+void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarType dtype, ReduceOp op) {
   switch (dtype) {
     case c10::ScalarType::Float:
       return reduce_floating<float>(outputs, inputs, count, op);

@@ -235,8 +235,7 @@ TEST_P(Conformance, AllocatedMemoryIsLikeAnyOther) {
 
         tensor.copy_(mine(world.rank(), {n}));
         world.reduce(tensor, size() - 1);
-        auto expected =
-            world.rank() == size() - 1 ? reduced(all({n}), ReduceOp::kSum) : mine(world.rank(), {n});
+        auto expected = world.rank() == size() - 1 ? reduced(all({n}), ReduceOp::kSum) : mine(world.rank(), {n});
         EXPECT_TRUE(at::equal(tensor, expected)) << what;
 
         tensor.copy_(mine(world.rank(), {n}));

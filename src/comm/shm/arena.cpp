@@ -13,7 +13,7 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr size_t kPopulated = 64 * 1024;        // smaller blocks find out when they are touched
+constexpr size_t kPopulated = 64 * 1024;         // smaller blocks find out when they are touched
 constexpr size_t kGivenBack = 64 * 1024 * 1024;  // smaller blocks keep their memory for the next
 constexpr size_t kMostBytes = size_t{1} << 40;   // of address space, so that hundreds of ranks find room
 

@@ -49,8 +49,11 @@ class Attempt {
 
   std::string offer(const Desk& desk) const {
     const Address& address = arena_->memory().address();
-    return pack({address.path, address.id, std::to_string(address.bytes),
-                 std::to_string(arena_->offset_of(&desk).value()), {desk.token.data(), desk.token.size()}});
+    return pack({address.path,
+                 address.id,
+                 std::to_string(address.bytes),
+                 std::to_string(arena_->offset_of(&desk).value()),
+                 {desk.token.data(), desk.token.size()}});
   }
 
   // Returns why the desk of the rank cannot be seen, or nothing.

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <new>
 
-
 namespace lockstep::shm {
 namespace {
 
@@ -72,8 +71,7 @@ class Mail::Receiving final : public Transfer {
   bool is_done_ = false;  // guarded by the mail's mutex
 };
 
-Mail::Mail(Circle& circle)
-    : circle_(circle), sent_(circle.size()), arrived_(circle.size()), last_seen_(circle.size()) {
+Mail::Mail(Circle& circle) : circle_(circle), sent_(circle.size()), arrived_(circle.size()), last_seen_(circle.size()) {
   circle_.waiting().meanwhile([this] { fetch_what_is_there(); });
 }
 

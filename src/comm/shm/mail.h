@@ -15,8 +15,8 @@ namespace lockstep::shm {
 /// Messages between two ranks: the sender leaves a copy in its arena, and the receiver fetches it from there. A send is
 /// done when it is fetched.
 ///
-/// No thread works at this on its own: a message is fetched while the receiving rank waits for it, or for anything else in
-/// its circle, or asks whether it is done. Thread-safe.
+/// No thread works at this on its own: a message is fetched while the receiving rank waits for it, or for anything else
+/// in its circle, or asks whether it is done. Thread-safe.
 class Mail {
  public:
   explicit Mail(Circle& circle);

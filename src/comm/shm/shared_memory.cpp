@@ -22,8 +22,8 @@ namespace {
 
 constexpr const char* kNamePrefix = "shm:";
 
-/// What this process has mapped, by id. Ranks that are threads, and groups with the same neighbours, share mappings: the
-/// address space of a machine is large, but not endless.
+/// What this process has mapped, by id. Ranks that are threads, and groups with the same neighbours, share mappings:
+/// the address space of a machine is large, but not endless.
 struct Mapped {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<SharedMemory>> by_id;  // guarded by mutex
@@ -105,12 +105,12 @@ SharedMemory::SharedMemory(FileDescriptor file, Address address)
   if (::fstat(file_.get(), &status) != 0 || static_cast<size_t>(status.st_size) != address_.bytes)
     throw UsageError(text("the shared memory ", address_.path, " has ", status.st_size, " bytes instead of ",
                           address_.bytes, ": it belongs to another process now"));
-  void* place =
-      ::mmap(nullptr, address_.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+  void* place = ::mmap(nullptr, address_.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
   if (place == MAP_FAILED)
-    fail(text("mmap: cannot map shared memory of ", address_.bytes >> 20,
-              " MiB, which takes address space only; raise `ulimit -v`, or set LOCKSTEP_SHM_BYTES to less on all ranks"),
-         errno);
+    fail(
+        text("mmap: cannot map shared memory of ", address_.bytes >> 20,
+             " MiB, which takes address space only; raise `ulimit -v`, or set LOCKSTEP_SHM_BYTES to less on all ranks"),
+        errno);
   begin_ = static_cast<char*>(place);
   ::madvise(begin_, address_.bytes, MADV_HUGEPAGE);  // where the system allows it for shared memory
 }

@@ -63,7 +63,8 @@ class ShmBackend final : public Backend {
   at::Tensor allocate(int64_t bytes) override {
     auto arena = circle_->arena();
     char* block = arena->allocate(static_cast<size_t>(bytes));
-    return at::from_blob(block, {bytes}, [arena, block](void*) { arena->free(block); }, at::kByte);
+    return at::from_blob(
+        block, {bytes}, [arena, block](void*) { arena->free(block); }, at::kByte);
   }
 
   void abort(std::exception_ptr cause) noexcept override { circle_->waiting().abort(std::move(cause)); }
@@ -193,8 +194,8 @@ class ShmBackend final : public Backend {
     for (int rank = 0; rank < size_; ++rank) {
       longest = std::max(longest, *std::max_element(sent_by(rank), sent_by(rank) + size_));
       if (sent_by(rank)[rank_] != bytes(receives[rank]))
-        throw MismatchError(text("rank ", rank, " sends ", sent_by(rank)[rank_], " bytes, but rank ", rank_, " expects ",
-                                 bytes(receives[rank])));
+        throw MismatchError(text("rank ", rank, " sends ", sent_by(rank)[rank_], " bytes, but rank ", rank_,
+                                 " expects ", bytes(receives[rank])));
     }
     if (sent[rank_] > 0 && bytes_of(receives[rank_]) != bytes_of(sends[rank_]))
       std::memcpy(bytes_of(receives[rank_]), bytes_of(sends[rank_]), sends[rank_].nbytes());
@@ -288,9 +289,7 @@ class ShmBackend final : public Backend {
   char* result_slot(int rank, uint64_t slot) const { return circle_->desk(rank).slots[slot].result.data(); }
 
   // In a slot, for pieces to or from each rank.
-  int64_t room_for_each() const {
-    return static_cast<int64_t>(kChunkBytes) / size_ / kCacheLine * kCacheLine;
-  }
+  int64_t room_for_each() const { return static_cast<int64_t>(kChunkBytes) / size_ / kCacheLine * kCacheLine; }
 
   // Each rank reduces its share of every chunk for those who get the result.
   void reduce_in_chunks(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool gets_result) {

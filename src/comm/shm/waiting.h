@@ -12,8 +12,8 @@
 
 namespace lockstep::shm {
 
-/// How the threads of one rank wait for what other ranks write: they look a while, then let others run, then sleep until
-/// the bell of their desk rings. Thread-safe.
+/// How the threads of one rank wait for what other ranks write: they look a while, then let others run, then sleep
+/// until the bell of their desk rings. Thread-safe.
 class Waiting {
  public:
   /// `ranks` share this machine's cores.
@@ -22,7 +22,8 @@ class Waiting {
   /// What threads that wait long do now and then. Before any waits.
   void meanwhile(std::function<void()> errand) { errand_ = std::move(errand); }
 
-  /// Returns when `is_ready` says so. TimeoutError naming `peer` after the deadline; what abort was given, once aborted.
+  /// Returns when `is_ready` says so. TimeoutError naming `peer` after the deadline; what abort was given, once
+  /// aborted.
   template <class IsReady>
   void until(const IsReady& is_ready, int peer, Deadline deadline) {
     for (int look = 0; look < looks_; ++look) {
@@ -34,8 +35,9 @@ class Waiting {
 
   void abort(std::exception_ptr cause);
 
-  /// Wakes the threads that sleep at a desk. Call after writing what they wait for. It must be written, and looked at by
-  /// `is_ready`, in sequentially consistent order: then the writer sees the sleeper, or the sleeper what was written.
+  /// Wakes the threads that sleep at a desk. Call after writing what they wait for. It must be written, and looked at
+  /// by `is_ready`, in sequentially consistent order: then the writer sees the sleeper, or the sleeper what was
+  /// written.
   static void ring(Desk& desk) {
     if (desk.sleepers.load() > 0) ring_aloud(desk);
   }

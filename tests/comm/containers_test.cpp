@@ -1,0 +1,69 @@
+// Ranks that are on one host but in containers of their own: what they still share decides about shared memory.
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/rank_process.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+
+/// Two ranks that cannot see each other's processes, and with `own_shm` nor each other's /dev/shm.
+class Containers : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can make namespaces";
+  }
+
+  std::unique_ptr<RankProcess> start(const std::string& backend, bool own_shm) {
+    std::string mounts = own_shm ? "mount -t tmpfs tmpfs /dev/shm && " : "";
+    std::vector<std::string> command{LOCKSTEP_TOOL,  "run",        "-n",      "2",
+                                     "unshare",      "--pid",      "--mount", "--fork",
+                                     "--mount-proc", "bash",       "-c",      mounts + "exec \"$@\"",
+                                     "rank",         FAILING_RANK, "sums"};
+    return std::make_unique<RankProcess>(
+        command, std::map<std::string, std::string>{{"TEST_BACKEND", backend}, {"LOCKSTEP_LOG", "info"}});
+  }
+
+  static size_t names_left() {
+    size_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+      count += entry.path().filename().string().starts_with("lockstep-");
+    return count;
+  }
+};
+
+TEST_F(Containers, ThatShareDevShmUseItAndLeaveNothingThere) {
+  const size_t before = names_left();
+  auto ranks = start("shm", false);
+  EXPECT_EQ(ranks->wait(60s), 0) << ranks->output();
+  EXPECT_THAT(ranks->output(), AllOf(HasSubstr("trying named shared memory"), HasSubstr("rank 0 of 2: sum 3"),
+                                     HasSubstr("rank 1 of 2: sum 3")));
+  EXPECT_EQ(names_left(), before);
+}
+
+TEST_F(Containers, ThatShareNothingAreToldWhy) {
+  auto ranks = start("shm", true);
+  EXPECT_EQ(ranks->wait(60s), 3) << ranks->output();
+  EXPECT_THAT(ranks->output(), AllOf(HasSubstr("UsageError: rank 0: backend shm"), HasSubstr("different containers"),
+                                     HasSubstr("backend 'gloo'")));
+}
+
+TEST_F(Containers, ThatShareNothingGetGlooByDefault) {
+  auto ranks = start("auto", true);
+  EXPECT_EQ(ranks->wait(60s), 0) << ranks->output();
+  EXPECT_THAT(ranks->output(), AllOf(HasSubstr("does without backend shm"), HasSubstr("backend gloo"),
+                                     HasSubstr("rank 0 of 2: sum 3"), HasSubstr("rank 1 of 2: sum 3")));
+}
+
+}  // namespace
+}  // namespace lockstep
