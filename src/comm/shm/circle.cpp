@@ -7,12 +7,23 @@
 #include "base/text.h"
 
 namespace lockstep::shm {
+namespace {
+
+// Ranks that are bound have few cores each, but enough together.
+Waiting::Cores count_cores(const std::vector<Circle::Member>& members) {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const auto& member : members) CPU_OR(&all, &all, &member.desk->cores);
+  return static_cast<int>(members.size()) <= CPU_COUNT(&all) ? Waiting::Cores::kEnough : Waiting::Cores::kTooFew;
+}
+
+}  // namespace
 
 Circle::Circle(int rank, std::vector<Member> members, std::shared_ptr<Arena> arena)
     : rank_(rank),
       members_(std::move(members)),
       arena_(std::move(arena)),
-      waiting_(desk(rank_), static_cast<int>(members_.size())) {}
+      waiting_(desk(rank_), count_cores(members_)) {}
 
 Circle::~Circle() {
   for (const auto& member : members_) member.desk->users.fetch_sub(1);

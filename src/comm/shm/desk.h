@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sched.h>
+
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -54,6 +56,7 @@ struct alignas(kLine) Slot {
 /// Chunks of data go through three slots: see Circle::pipeline.
 struct Desk {
   std::array<char, kLine> token;                  // whoever maps the right memory reads the right token
+  cpu_set_t cores;                                // that this rank may run on
   alignas(kLine) std::atomic<uint32_t> bell{0};   // a futex of this rank's threads
   std::atomic<uint32_t> sleepers{0};              // threads of this rank that wait for the bell
   alignas(kLine) std::atomic<uint32_t> users{0};  // ranks that still read here

@@ -41,6 +41,8 @@ class Attempt {
     Desk* desk = new (arena_->reserve(sizeof(Desk))) Desk;
     std::random_device random;
     for (char& byte : desk->token) byte = static_cast<char>(random());
+    CPU_ZERO(&desk->cores);
+    ::sched_getaffinity(0, sizeof(desk->cores), &desk->cores);
     desk->users = static_cast<uint32_t>(context_.size);
     return desk;
   }

@@ -22,12 +22,6 @@ constexpr int kLooks = 2000;  // some tens of microseconds
 constexpr auto kYielding = std::chrono::microseconds(200);
 constexpr auto kLongestSleep = std::chrono::seconds(60);
 
-int usable_cores() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  return ::sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-}
-
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds limit) {
   auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
   timespec time{static_cast<time_t>(seconds.count()), static_cast<long>((limit - seconds).count())};
@@ -36,7 +30,7 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nan
 
 }  // namespace
 
-Waiting::Waiting(Desk& mine, int ranks) : mine_(mine), looks_(ranks <= usable_cores() ? kLooks : 1) {}
+Waiting::Waiting(Desk& mine, Cores cores) : mine_(mine), looks_(cores == Cores::kEnough ? kLooks : 1) {}
 
 void Waiting::ring_aloud(Desk& desk) {
   desk.bell.fetch_add(1);

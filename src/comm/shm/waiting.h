@@ -16,8 +16,10 @@ namespace lockstep::shm {
 /// until the bell of their desk rings. Thread-safe.
 class Waiting {
  public:
-  /// `ranks` share this machine's cores.
-  Waiting(Desk& mine, int ranks);
+  /// Whether there is a core for every rank: else looking longer would keep others from running.
+  enum class Cores { kEnough, kTooFew };
+
+  Waiting(Desk& mine, Cores cores);
 
   /// What threads that wait long do now and then. Before any waits.
   void meanwhile(std::function<void()> errand) { errand_ = std::move(errand); }
