@@ -1,16 +1,9 @@
 // Two hosts on one machine: network namespaces that the test makes itself, with a cable or a router between them.
 
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "support/network_host.h"
-#include "support/rank_process.h"
-#include "support/temporary_folder.h"
+#include "support/two_hosts.h"
 
 namespace lockstep {
 namespace {
@@ -20,37 +13,13 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-class TwoHosts : public testing::Test {
+class TwoHosts : public lockstep::TwoHosts {
  protected:
-  void SetUp() override {
-    if (::getuid() != 0) GTEST_SKIP() << "only root can make network namespaces";
-    if (!run_quietly("ip -V >/dev/null")) GTEST_SKIP() << "there is no ip: apt-get install iproute2";
-    if (!a_.is_made() || !b_.is_made()) GTEST_SKIP() << "this machine makes no network namespaces";
-    std::ofstream(secret()) << std::string(32, 's');
-    std::filesystem::permissions(secret(), std::filesystem::perms::owner_read);
-  }
-
-  std::string secret() const { return (folder_.path() / "secret").string(); }
-
   /// Four ranks, two on each host.
   void start(const std::string& scenario, const std::string& master_addr,
              std::map<std::string, std::string> variables = {}) {
-    for (int rank = 0; rank < 4; ++rank) {
-      const NetworkHost& host = rank < 2 ? a_ : b_;
-      auto all = variables;
-      all.insert({{"RANK", std::to_string(rank)},
-                  {"WORLD_SIZE", "4"},
-                  {"LOCAL_RANK", std::to_string(rank % 2)},
-                  {"LOCAL_WORLD_SIZE", "2"},
-                  {"MASTER_ADDR", master_addr},
-                  {"MASTER_PORT", std::to_string(kPort)},
-                  {"LOCKSTEP_HOST_ID", host.name()},
-                  {"LOCKSTEP_SECRET_FILE", secret()},
-                  {"LOCKSTEP_FLIGHT_DIR", folder_.path().string()},
-                  {"TEST_BACKEND", "gloo"}});
-      ranks_.push_back(std::make_unique<RankProcess>(
-          std::vector<std::string>{"ip", "netns", "exec", host.name(), FAILING_RANK, scenario}, all));
-    }
+    variables.insert({"TEST_BACKEND", "gloo"});
+    lockstep::TwoHosts::start("aabb", {FAILING_RANK, scenario}, master_addr, variables);
   }
 
   void expect_a_job_runs(const std::string& master_addr) {
@@ -62,12 +31,6 @@ class TwoHosts : public testing::Test {
       EXPECT_EQ(rank->wait(), 0);
     }
   }
-
-  static constexpr int kPort = 29512;
-  TemporaryFolder folder_;
-  NetworkHost a_{"a"};
-  NetworkHost b_{"b"};
-  std::vector<std::unique_ptr<RankProcess>> ranks_;
 };
 
 TEST_F(TwoHosts, TrainOverACable) {
