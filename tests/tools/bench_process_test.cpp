@@ -32,8 +32,9 @@ const std::map<std::string, std::string> kClean{
     {"OMP_NUM_THREADS", ""}, {"LOCKSTEP_SECRET_FILE", ""}, {"RANK", ""},
     {"WORLD_SIZE", ""},      {"MASTER_ADDR", ""},          {"MASTER_PORT", ""}};
 
-Finished run_bench(const std::string& arguments) {
-  RankProcess process(bench_command(arguments), kClean);
+Finished run_bench(const std::string& arguments, std::map<std::string, std::string> variables = {}) {
+  variables.insert(kClean.begin(), kClean.end());
+  RankProcess process(bench_command(arguments), variables);
   Finished finished;
   finished.code = process.wait(std::chrono::minutes(3));
   finished.output = process.output();
@@ -140,6 +141,19 @@ TEST(BenchCommand, StopsWhenItIsTold) {
   EXPECT_EQ(process.wait(std::chrono::seconds(20)), 6) << process.output();
   EXPECT_THAT(process.output(), HasSubstr("stopped by SIGTERM"));
 }
+
+#ifdef LOCKSTEP_HAVE_MPI
+TEST(BenchCommand, DoesWithoutMpiWhereThereIsNoMpirun) {
+  TemporaryFolder nothing;
+  const std::map<std::string, std::string> variables{{"PATH", nothing.path().string()}};
+  const auto all = run_bench("all-reduce --sizes 4 --rounds 5", variables);
+  EXPECT_EQ(all.code, 0) << all.output;
+  EXPECT_THAT(all.output, HasSubstr("mpi is left out: its ranks are started by mpirun, which is not in PATH"));
+  const auto asked = run_bench("all-reduce --sizes 4 --rounds 5 --backends shm,mpi", variables);
+  EXPECT_EQ(asked.code, 2) << asked.output;
+  EXPECT_THAT(asked.output, HasSubstr("--backends: mpi cannot be measured: its ranks are started by mpirun"));
+}
+#endif
 
 }  // namespace
 }  // namespace lockstep

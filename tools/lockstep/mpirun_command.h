@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,14 @@ inline std::vector<std::string> mpirun_command(int ranks) {
   for (const char* variable : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
     command.insert(command.end(), {"-u", variable});
   return command;
+}
+
+inline bool has_mpirun() {
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path ? path : "");
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (::access((folder + "/mpirun").c_str(), X_OK) == 0) return true;
+  return false;
 }
 
 }  // namespace lockstep::tool

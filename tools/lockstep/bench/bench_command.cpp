@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -23,6 +24,7 @@
 #include "commands.h"
 #include "helper_program.h"
 #include "machine.h"
+#include "mpirun_command.h"
 #include "run_program.h"
 
 namespace lockstep::bench {
@@ -66,6 +68,18 @@ std::vector<std::string> ask_backends(const std::string& program) {
   return nlohmann::json::parse(answer.output);
 }
 
+/// Without mpirun the ranks of mpi cannot be started: an error where it was asked for.
+void require_mpirun(const Request& request, std::vector<std::string>& backends) {
+  const auto mpi = std::find(backends.begin(), backends.end(), "mpi");
+  const auto& asked = request.backends;
+  const bool is_asked_for = std::find(asked.begin(), asked.end(), "mpi") != asked.end();
+  if (mpi == backends.end() || tool::has_mpirun() || (!asked.empty() && !is_asked_for)) return;
+  constexpr const char* kReason = "its ranks are started by mpirun, which is not in PATH (apt-get install openmpi-bin)";
+  if (is_asked_for) throw UsageError(fmt::format("--backends: mpi cannot be measured: {}", kReason));
+  std::cerr << fmt::format("lockstep bench: mpi is left out: {}\n", kReason);
+  backends.erase(mpi);
+}
+
 void check_memory(const Plan& plan, const tool::Machine& machine) {
   const auto needed = static_cast<uint64_t>(memory_bytes(plan));
   const auto usable = tool::usable_memory_bytes(machine);
@@ -105,7 +119,9 @@ int measure(const Arguments& arguments) {
   options.program = tool::find_helper_program(kProgram).string();
   if (options.program.empty())
     throw SystemError(fmt::format("{} is neither beside lockstep nor in ../libexec/lockstep", kProgram));
-  Plan plan = make_plan(arguments.request, ask_backends(options.program));
+  auto backends = ask_backends(options.program);
+  require_mpirun(arguments.request, backends);
+  Plan plan = make_plan(arguments.request, backends);
   const auto machine = tool::read_machine();
   check_memory(plan, machine);
   plan.is_crowded = plan.ranks > tool::usable_cores(machine);
