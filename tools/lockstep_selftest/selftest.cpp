@@ -150,6 +150,6 @@ int main(int argc, char** argv) try {
     check(lockstep::init_process_group({.backend = backend, .timeout = timeout}));
   return 0;
 } catch (const std::exception& error) {
-  std::cerr << "lockstep-selftest: " << first_line(error.what()) << std::endl;
+  std::cerr << "lockstep-selftest: " + first_line(error.what()) + "\n";  // in one piece: mpirun mixes what ranks write
   return 1;
 }
