@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -62,10 +62,8 @@ Sample sample(const ProcessGroup& world, const Side& side, const at::Tensor& uni
   world.barrier();
   auto most = at::tensor({took, bytes_sent() - sent}, at::kDouble);
   world.all_reduce(most, lockstep::ReduceOp::kMax);
-  if (!at::equal(tensor, unit * (world.size() * (world.size() + 1) / 2))) {
-    std::fprintf(stderr, "rank %d: %s gave a wrong result\n", world.rank(), side.name.c_str());
-    std::exit(1);
-  }
+  if (!at::equal(tensor, unit * (world.size() * (world.size() + 1) / 2)))
+    throw std::runtime_error("rank " + std::to_string(world.rank()) + ": wrong result of " + side.name);
   return {most[0].item<double>(), most[1].item<double>()};
 }
 
@@ -125,6 +123,16 @@ void reduce_in_ring(const std::shared_ptr<gloo::Context>& ring, const at::Tensor
   gloo::allreduce(options);
 }
 
+void measure(const std::string& folder) {
+  auto world = lockstep::init_process_group({.backend = "gloo"});
+  auto hierarchy = world.new_group({0, 1, 2, 3}, {.backend = "hierarchical"});
+  auto ring = connect_ring(world, folder);
+  compare(world, {{"hierarchical", [&](const at::Tensor& tensor) { hierarchy.all_reduce(tensor); }},
+                  {"gloo", [&](const at::Tensor& tensor) { world.all_reduce(tensor); }},
+                  {"Gloo's ring", [&](const at::Tensor& tensor) { reduce_in_ring(ring, tensor); }}});
+  world.barrier();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -133,11 +141,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   at::set_num_threads(1);
-  auto world = lockstep::init_process_group({.backend = "gloo"});
-  auto hierarchy = world.new_group({0, 1, 2, 3}, {.backend = "hierarchical"});
-  auto ring = connect_ring(world, argv[1]);
-  compare(world, {{"hierarchical", [&](const at::Tensor& tensor) { hierarchy.all_reduce(tensor); }},
-                  {"gloo", [&](const at::Tensor& tensor) { world.all_reduce(tensor); }},
-                  {"Gloo's ring", [&](const at::Tensor& tensor) { reduce_in_ring(ring, tensor); }}});
-  world.barrier();
+  try {
+    measure(argv[1]);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
 }
