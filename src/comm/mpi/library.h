@@ -32,6 +32,10 @@ class Library {
   void enter();
   void leave(bool in_order) noexcept;
 
+  /// From one to the other a message between two ranks is under way, which should not take long.
+  void begin_message();
+  void end_message() noexcept;
+
   /// Keeps the tensor until the process ends: MPI may still use its memory.
   void keep(const at::Tensor& tensor);
 
@@ -48,6 +52,7 @@ class Library {
   std::shared_future<void> begun_;  // guarded by mutex_
   std::thread mover_;               // guarded by mutex_
   int groups_ = 0;                  // guarded by mutex_
+  int messages_ = 0;                // guarded by mutex_
   bool is_moving_ = false;          // guarded by mutex_: the mover is inside MPI
   int process_ = 0;                 // constant once groups are made: whose MPI this is
   bool is_ours_ = false;            // constant once groups are made: we began MPI, and shall end it

@@ -79,9 +79,11 @@ class MpiLink::Message final : public Transfer {
       shipments_.push_back(direction == Direction::kSend ? link_.start_send(parcel, tag, communicator, MPI_Issend)
                                                          : link_.start_receive(parcel, tag, communicator));
     }
+    Library::of_process().begin_message();
   }
 
   ~Message() override {
+    Library::of_process().end_message();
     if (shipments_.empty()) return;
     shipments_.clear();
     link_.keep(data_);
