@@ -121,7 +121,8 @@ class DirectBackend final : public Backend {
  private:
   using Shipments = std::vector<typename Link::Shipment>;
 
-  static constexpr int64_t kKeptBytes = int64_t{16} << 20;  // room for what arrives is kept for the next call up to this
+  static constexpr int64_t kKeptBytes = int64_t{16}
+                                        << 20;  // room for what arrives is kept for the next call up to this
 
   // Beginning with the next one so that not all turn to the same peer at once.
   static std::vector<int> others(const BackendContext& context) {
@@ -206,8 +207,7 @@ class DirectBackend final : public Backend {
     const Pieces pieces(data, size_, Link::kPieceBytes);
     Shipments gathered;
     reduce_slices(
-        pieces.slice(rank_).data, data, op, call,
-        [&](int64_t index) { expect_reduced(gathered, pieces, index, call); },
+        pieces.slice(rank_).data, data, op, call, [&](int64_t index) { expect_reduced(gathered, pieces, index, call); },
         [&](const Piece& reduced) {
           for (int peer : others_) send(gathered, {peer, reduced.data, reduced.bytes}, results(call));
         });
@@ -219,8 +219,8 @@ class DirectBackend final : public Backend {
     const Pieces pieces(data, size_, Link::kPieceBytes);
     Shipments gathered;
     reduce_slices(
-        pieces.slice(rank_).data, data, op, call,
-        [&](int64_t index) { expect_reduced(gathered, pieces, index, call); }, [](const Piece&) {});
+        pieces.slice(rank_).data, data, op, call, [&](int64_t index) { expect_reduced(gathered, pieces, index, call); },
+        [](const Piece&) {});
     finish(gathered, call.deadline);
   }
 
@@ -232,7 +232,9 @@ class DirectBackend final : public Backend {
           Shipments sent;
           reduce_slices(
               bytes_of(slice), data, op, call, [](int64_t) {},
-              [&](const Piece& reduced) { send(sent, {root, reduced.data, reduced.bytes}, results(call)); });
+              [&](const Piece& reduced) {
+                send(sent, {root, reduced.data, reduced.bytes}, results(call));
+              });
           finish(sent, call.deadline);
         },
         data, slice);

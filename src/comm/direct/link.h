@@ -20,8 +20,8 @@ struct Address {
   enum class Lane {
     kInputs,
     kResults,
-    kOneWay,  // nothing comes back, so that a send is over only when it has been received: else who sends to a rank that
-              // makes another call would never know
+    kOneWay,  // nothing comes back, so that a send is over only when it has been received: else who sends to a rank
+              // that makes another call would never know
   };
 
   uint64_t fingerprint = 0;

@@ -17,8 +17,9 @@ using direct::Direction;
 using direct::Parcel;
 using gloo_backend::Connection;
 
-// Gloo brings a message to the receive of the same slot, in order, and keeps what has none waiting, on the sender's side.
-// Collectives have the upper bit of the slot clear and their lane in the lowest two, messages have the upper bit set.
+// Gloo brings a message to the receive of the same slot, in order, and keeps what has none waiting, on the sender's
+// side. Collectives have the upper bit of the slot clear and their lane in the lowest two, messages have the upper bit
+// set.
 constexpr uint64_t kUpperBit = 1ull << 63;
 constexpr uint64_t kLaneBits = 3;
 
@@ -34,7 +35,8 @@ uint64_t message_slot(uint64_t fingerprint) {
 /// another thread wait for it.
 class GlooTransfer final : public Transfer {
  public:
-  GlooTransfer(Connection& connection, gloo_backend::Shipment shipment) : connection_(connection), shipment_(std::move(shipment)) {}
+  GlooTransfer(Connection& connection, gloo_backend::Shipment shipment)
+      : connection_(connection), shipment_(std::move(shipment)) {}
 
   // Gloo cannot take a message back: the connection would be stuck behind it.
   ~GlooTransfer() override {
@@ -95,8 +97,7 @@ class GlooLink {
   std::unique_ptr<Transfer> start_message(Direction direction, const at::Tensor& data, int peer, uint32_t,
                                           uint64_t fingerprint) {
     Parcel parcel{peer, data.data_ptr(), data.nbytes()};
-    return std::make_unique<GlooTransfer>(connection_,
-                                          connection_.start(direction, parcel, message_slot(fingerprint)));
+    return std::make_unique<GlooTransfer>(connection_, connection_.start(direction, parcel, message_slot(fingerprint)));
   }
 
   void abort(std::exception_ptr cause) noexcept { connection_.abort(cause); }

@@ -40,8 +40,10 @@ Identity identify(const BackendContext& context) {
   }
   const auto rank = first_of({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"});
   if (rank.empty())
-    throw UsageError(text("backend 'mpi' needs processes that MPI's launcher started, and this one was not: start with "
-                          "mpirun -n ", context.size, " PROGRAM, or use another backend"));
+    throw UsageError(
+        text("backend 'mpi' needs processes that MPI's launcher started, and this one was not: start with "
+             "mpirun -n ",
+             context.size, " PROGRAM, or use another backend"));
   result.rank = static_cast<int>(to_number(rank));
   return result;
 }

@@ -78,9 +78,10 @@ void Library::begin(const BackendContext& context) {
     if (!begun_.valid()) begun_ = run_apart("MPI_Init_thread", [this] { init(); });
     begun = begun_;
   }
-  await(begun, context, "MPI_Init_thread",
-        "it waits for every process that mpirun started: let all of them be in a group of backend 'mpi', as the world is "
-        "when it is made with it");
+  await(
+      begun, context, "MPI_Init_thread",
+      "it waits for every process that mpirun started: let all of them be in a group of backend 'mpi', as the world is "
+      "when it is made with it");
   if (answer(MPI_Finalized)) throw UsageError("MPI_Finalize was called before this group was made; call it last");
 }
 
@@ -100,9 +101,10 @@ void Library::init() {
     std::atexit([] { of_process().on_exit(); });
   }
   if (level == MPI_THREAD_MULTIPLE) return;
-  throw UsageError(is_begun ? "the program began MPI without MPI_THREAD_MULTIPLE; call MPI_Init_thread with it, or leave "
-                              "that to lockstep"
-                            : "this MPI was built without support for threads (MPI_THREAD_MULTIPLE); use another");
+  throw UsageError(is_begun
+                       ? "the program began MPI without MPI_THREAD_MULTIPLE; call MPI_Init_thread with it, or leave "
+                         "that to lockstep"
+                       : "this MPI was built without support for threads (MPI_THREAD_MULTIPLE); use another");
 }
 
 void Library::enter() {

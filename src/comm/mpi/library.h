@@ -63,8 +63,7 @@ class Library {
 
 /// Waits for what was started elsewhere, but no longer than the group's time-out, nor when the job fails meanwhile:
 /// MPI itself would wait for ever for a rank that is gone. The TimeoutError names `call` and the remedy.
-void await(const std::shared_future<void>& future, const BackendContext& context, const char* call,
-           const char* remedy);
+void await(const std::shared_future<void>& future, const BackendContext& context, const char* call, const char* remedy);
 
 /// Runs `body`, which may wait inside MPI, on a thread that can be left behind.
 std::shared_future<void> run_apart(const char* purpose, std::function<void()> body);

@@ -111,8 +111,7 @@ class MpiLink::Message final : public Transfer {
 // --- the link
 
 MpiLink::MpiLink(const BackendContext& context)
-    : is_on_one_host_(context.one_host),
-      looks_(context.size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kLooks : 1) {
+    : is_on_one_host_(context.one_host), looks_(context.size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kLooks : 1) {
   if (context.size == 1) return;
   communicators_ = make_communicators(context);
   Library::of_process().enter();
@@ -186,7 +185,8 @@ void MpiLink::wait(const IsDone& is_done, int peer, Direction direction, Deadlin
     throw_if_aborted();
     const auto now = Clock::now();
     if (now >= deadline)
-      throw TimeoutError(text("time-out: rank ", peer, direction == Direction::kSend ? " did not take" : " did not send",
+      throw TimeoutError(text("time-out: rank ", peer,
+                              direction == Direction::kSend ? " did not take" : " did not send",
                               " its part of this call"));
     const auto waited = now - begin;
     if (waited < kYielding)

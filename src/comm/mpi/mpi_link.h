@@ -61,7 +61,7 @@ class MpiLink {
 
   Communicators communicators_;  // constant after construction; null for a single rank
   const bool is_on_one_host_;
-  const int looks_;              // before a thread that waits lets others run
+  const int looks_;  // before a thread that waits lets others run
   std::atomic<bool> is_aborted_{false};
   std::atomic<bool> has_orphans_{false};  // requests that could not be withdrawn
   std::mutex mutex_;
