@@ -25,10 +25,15 @@ struct BucketLimits {
 /// Which gradients are reduced together, as indices into the list of parameters.
 struct BucketPlan {
   std::vector<std::vector<size_t>> buckets;  // in the order in which they are expected to fill
+
+  friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
 };
 
-/// Gradients become ready from the last parameter to the first, so they are put into buckets in that order: of one
-/// dtype and device each, and none above its limit unless a single gradient is. Pure: equal specs give equal plans.
+/// Puts gradients into buckets in the order in which they become ready: of one dtype and device each, and none above
+/// its limit unless a single gradient is. Pure: equal arguments give equal plans. `order` holds every index once.
+LOCKSTEP_EXPORT BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const BucketLimits& limits,
+                                        const std::vector<size_t>& order);
+/// The order of a model whose modules are used as they were registered: from the last parameter to the first.
 LOCKSTEP_EXPORT BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const BucketLimits& limits = {});
 
 }  // namespace lockstep

@@ -1,5 +1,7 @@
 #include "parallel/bucket.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
@@ -15,33 +17,62 @@ int64_t aligned(int64_t elements, int64_t element_bytes) {
 
 }  // namespace
 
-Bucket::Bucket(const ProcessGroup& group, const std::vector<at::Tensor>& parameters, int64_t extra)
+Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra)
     : group_(group), missing_(parameters.size()) {
   c10::NoGradGuard no_grad;
   int64_t width = static_cast<int64_t>(parameters.front().element_size());
-  int64_t total = extra;
+  int64_t total = 0;
   for (const auto& parameter : parameters) total += aligned(parameter.numel(), width);
-  memory_ = group.allocate({total}, parameters.front().scalar_type()).zero_();  // the gaps take part in the reduction
+  memory_ = group.allocate({total + extra}, parameters.front().scalar_type()).zero_();  // the gaps are reduced, too
 
   int64_t offset = 0;
+  std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters) {
     auto part = memory_.narrow(0, offset, parameter.numel());
     bool dense = parameter.is_non_overlapping_and_dense();
-    gradients_.push_back(
+    gradients.push_back(
         (dense ? part.as_strided(parameter.sizes(), parameter.strides()) : part.view(parameter.sizes())).detach());
     offset += aligned(parameter.numel(), width);
   }
-  extra_ = memory_.narrow(0, offset, extra);
+  contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters};
+  extra_ = memory_.narrow(0, total, extra);
 }
 
-void Bucket::start_average() {
-  average_ = group_.all_reduce_async(memory_, ReduceOp::kAvg);
+void Bucket::reset() {
+  missing_ = contents_.gradients.size();
 }
 
-void Bucket::finish_average() {
-  auto average = std::move(*average_);
-  average_.reset();
-  average.wait();
+void Bucket::fill() {
+  if (--missing_ == 0) times_.full = Clock::now();
+}
+
+void Bucket::start(const CommHook& hook) {
+  times_.started = Clock::now();
+  if (hook) {
+    finish_hook_ = hook(contents_, group_);
+    if (contents_.is_last) average_ = group_.all_reduce_async(extra_, ReduceOp::kAvg);
+  } else {
+    average_ = group_.all_reduce_async(memory_, ReduceOp::kAvg);
+  }
+}
+
+void Bucket::finish() {
+  auto finish_hook = std::exchange(finish_hook_, nullptr);
+  auto average = std::exchange(average_, std::nullopt);
+  if (finish_hook) finish_hook();
+  if (average) average->wait();
+  times_.reduced = Clock::now();
+}
+
+void Bucket::reduce(const CommHook& hook) {
+  if (hook) {
+    start(hook);
+    finish();
+  } else {
+    times_.started = Clock::now();
+    group_.all_reduce(memory_, ReduceOp::kAvg);
+    times_.reduced = Clock::now();
+  }
 }
 
 }  // namespace lockstep

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
 
 namespace lockstep {
@@ -12,32 +14,51 @@ namespace lockstep {
 /// Gradients that are reduced together, in one piece of the backend's memory. Not thread-safe.
 class Bucket {
  public:
+  using Clock = std::chrono::steady_clock;
+
+  /// When things happened in the last reduction.
+  struct Times {
+    Clock::time_point full;
+    Clock::time_point started;
+    Clock::time_point reduced;
+  };
+
   /// `parameters` of one dtype and device; `extra` more elements follow the gradients.
-  Bucket(const ProcessGroup& group, const std::vector<at::Tensor>& parameters, int64_t extra);
+  Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra);
 
   /// A tensor of the shape and strides of parameter `slot` in the bucket's memory. Not an autograd view: optimizers
   /// detach gradients in place, which those refuse.
-  const at::Tensor& gradient(size_t slot) const { return gradients_[slot]; }
+  const at::Tensor& gradient(size_t slot) const { return contents_.gradients[slot]; }
 
-  /// The elements after the gradients.
+  /// The elements after the gradients. A hook does not get them: they travel beside it.
   const at::Tensor& extra() const { return extra_; }
+  /// All of it is zero.
+  void clear() { memory_.zero_(); }
 
   /// All gradients are missing again.
-  void reset() { missing_ = gradients_.size(); }
+  void reset();
   /// One more gradient is in place.
-  void fill() { --missing_; }
+  void fill();
   bool is_full() const { return missing_ == 0; }
 
-  void start_average();
-  void finish_average();
+  /// Averages the bucket, or does what the hook does if there is one. Collective.
+  void start(const CommHook& hook);
+  void finish();
+  /// Both at once, on the calling thread where it can.
+  void reduce(const CommHook& hook);
+
+  const GradientBucket& contents() const { return contents_; }
+  const Times& times() const { return times_; }
 
  private:
   ProcessGroup group_;
-  at::Tensor memory_;
-  std::vector<at::Tensor> gradients_;
+  at::Tensor memory_;  // the gradients, then the extra elements
   at::Tensor extra_;
+  GradientBucket contents_;
   size_t missing_ = 0;
-  std::optional<Work> average_;
+  std::optional<Work> average_;    // of a reduction under way
+  FinishReduction finish_hook_{};  // of a reduction under way
+  Times times_{};
 };
 
 }  // namespace lockstep

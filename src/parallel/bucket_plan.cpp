@@ -10,34 +10,44 @@ namespace {
 struct OpenBucket {
   std::vector<size_t> gradients;
   int64_t bytes = 0;
+  size_t full_at = 0;  // when the last of its gradients comes
 };
 
 }  // namespace
 
-BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const BucketLimits& limits) {
+BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const BucketLimits& limits,
+                        const std::vector<size_t>& order) {
   using Kind = std::tuple<c10::ScalarType, c10::DeviceType, c10::DeviceIndex>;
   std::map<Kind, OpenBucket> open;
-  BucketPlan plan;
+  std::vector<OpenBucket> closed;
   auto close = [&](OpenBucket& bucket) {
-    plan.buckets.push_back(std::move(bucket.gradients));
+    closed.push_back(std::move(bucket));
     bucket = {};
   };
 
-  for (size_t index = gradients.size(); index-- > 0;) {
-    const auto& gradient = gradients[index];
+  for (size_t at = 0; at < order.size(); ++at) {
+    const auto& gradient = gradients[order[at]];
     int64_t bytes = gradient.elements * static_cast<int64_t>(c10::elementSize(gradient.dtype));
     auto& bucket = open[{gradient.dtype, gradient.device.type(), gradient.device.index()}];
-    int64_t limit = plan.buckets.empty() ? limits.first_bytes : limits.cap_bytes;
+    int64_t limit = closed.empty() ? limits.first_bytes : limits.cap_bytes;
     if (!bucket.gradients.empty() && bucket.bytes + bytes > limit) close(bucket);
-    bucket.gradients.push_back(index);
+    bucket.gradients.push_back(order[at]);
     bucket.bytes += bytes;
+    bucket.full_at = at;
   }
   for (auto& [kind, bucket] : open)
     if (!bucket.gradients.empty()) close(bucket);
 
-  // A bucket is full when the first of its parameters is done.
-  std::sort(plan.buckets.begin(), plan.buckets.end(), [](const auto& a, const auto& b) { return a.back() > b.back(); });
+  std::sort(closed.begin(), closed.end(), [](const auto& a, const auto& b) { return a.full_at < b.full_at; });
+  BucketPlan plan;
+  for (auto& bucket : closed) plan.buckets.push_back(std::move(bucket.gradients));
   return plan;
+}
+
+BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const BucketLimits& limits) {
+  std::vector<size_t> order;
+  for (size_t index = gradients.size(); index-- > 0;) order.push_back(index);
+  return plan_buckets(gradients, limits, order);
 }
 
 }  // namespace lockstep

@@ -1,65 +1,21 @@
 #include <lockstep/distributed_data_parallel.h>
 
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <ostream>
+
 #include <torch/torch.h>
 
 #include <lockstep/error.h>
 
 #include "base/text.h"
-#include "comm/coalesced.h"
-#include "parallel/model_check.h"
-#include "parallel/reducer.h"
+#include "comm/strings.h"
+#include "parallel/logging_data.h"
+#include "parallel/replica.h"
 
-namespace lockstep::detail {
-namespace {
-
-constexpr int kSource = 0;  // the rank whose parameters and buffers everyone takes
-
-std::vector<NamedParameter> trained_parameters(const torch::nn::Module& module) {
-  std::vector<NamedParameter> result;
-  for (const auto& item : module.named_parameters())
-    if (item.value().requires_grad()) result.push_back({item.key(), item.value()});
-  return result;
-}
-
-/// The options that must be equal on all ranks, or they would reduce different things.
-std::vector<ModelFact> facts_of(const DistributedDataParallelOptions& options) {
-  auto word = [](bool on) { return on ? "true" : "false"; };
-  return {
-      {"option broadcast_buffers", word(options.broadcast_buffers)},
-      {"option find_unused_parameters", word(options.find_unused_parameters)},
-      {"option buckets", text("first_bytes ", options.buckets.first_bytes, ", cap_bytes ", options.buckets.cap_bytes)}};
-}
-
-}  // namespace
-
-/// This rank's copy of the model, kept equal to the others'.
-class Replica {
- public:
-  Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group, const DistributedDataParallelOptions& options)
-      : module_(std::move(module)), group_(std::move(group)), options_(options) {
-    check_model(*module_, facts_of(options), group_);
-    broadcast_coalesced(group_, module_->parameters(), kSource);
-    broadcast_coalesced(group_, module_->buffers(), kSource);
-    reducer_ = std::make_unique<Reducer>(trained_parameters(*module_), group_,
-                                         ReducerOptions{options.buckets, options.find_unused_parameters});
-  }
-
-  // Evaluation sends nothing, so that ranks may evaluate different numbers of batches, or one rank alone.
-  void before_forward() {
-    reducer_->check_finished();
-    if (options_.broadcast_buffers && module_->is_training() && torch::GradMode::is_enabled() && reducer_->is_enabled())
-      broadcast_coalesced(group_, module_->buffers(), kSource);
-  }
-
-  Reducer& reducer() { return *reducer_; }
-  const Reducer& reducer() const { return *reducer_; }
-
- private:
-  const std::shared_ptr<torch::nn::Module> module_;
-  const ProcessGroup group_;
-  const DistributedDataParallelOptions options_;
-  std::unique_ptr<Reducer> reducer_;  // constant after construction
-};
+namespace lockstep {
+namespace detail {
 
 NoSync::NoSync(std::shared_ptr<Replica> replica)
     : replica_(std::move(replica)), was_enabled_(replica_->reducer().is_enabled()) {
@@ -70,18 +26,155 @@ NoSync::~NoSync() {
   replica_->reducer().set_enabled(was_enabled_);
 }
 
-std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
-                                      const DistributedDataParallelOptions& options) {
+}  // namespace detail
+
+namespace {
+
+std::shared_ptr<detail::Replica> make_replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+                                              const DistributedDataParallelOptions& options) {
   if (!module) throw UsageError(text("rank ", group.rank(), ": DistributedDataParallel: the module is empty"));
-  return std::make_shared<Replica>(std::move(module), std::move(group), options);
+  return std::make_shared<detail::Replica>(std::move(module), std::move(group), options);
 }
 
-void before_forward(Replica& replica) {
-  replica.before_forward();
+}  // namespace
+
+DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+                                                         const DistributedDataParallelOptions& options)
+    : replica_(make_replica(std::move(module), std::move(group), options)) {}
+
+std::vector<at::Tensor> DistributedDataParallelBase::parameters() const {
+  std::vector<at::Tensor> result;
+  for (const auto& [name, tensor] : replica_->wrapped().all_parameters()) result.push_back(tensor);
+  return result;
 }
 
-const BucketPlan& bucket_plan(const Replica& replica) {
-  return replica.reducer().plan();
+std::vector<std::pair<std::string, at::Tensor>> DistributedDataParallelBase::named_parameters() const {
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (const auto& [name, tensor] : replica_->wrapped().all_parameters()) result.emplace_back(name, tensor);
+  return result;
 }
 
-}  // namespace lockstep::detail
+void DistributedDataParallelBase::train(bool on) {
+  replica_->wrapped().module().train(on);
+}
+
+void DistributedDataParallelBase::eval() {
+  train(false);
+}
+
+detail::NoSync DistributedDataParallelBase::no_sync() const {
+  return detail::NoSync(replica_);
+}
+
+void DistributedDataParallelBase::set_batch_weight(double samples) {
+  replica_->set_batch_weight(samples);
+}
+
+void DistributedDataParallelBase::join(const std::function<void()>& loop, const JoinOptions& options) {
+  lockstep::join({this}, options, loop);
+}
+
+void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
+  if (!hook) throw UsageError(text("rank ", replica_->group().rank(), ": register_comm_hook: the hook is empty"));
+  replica_->reducer().set_hook(std::move(hook));
+}
+
+void DistributedDataParallelBase::set_static_graph() {
+  replica_->reducer().set_static_graph();
+}
+
+void DistributedDataParallelBase::sync_buffers() {
+  replica_->broadcast_buffers(0);
+}
+
+void DistributedDataParallelBase::sync_parameters_and_buffers() {
+  replica_->broadcast_parameters_and_buffers(0);
+}
+
+void DistributedDataParallelBase::check_replicas() const {
+  replica_->check_replicas();
+}
+
+BucketPlan DistributedDataParallelBase::bucket_plan() const {
+  return replica_->reducer().plan();
+}
+
+// --- what it tells of itself
+
+DdpLoggingData DistributedDataParallelBase::logging_data() const {
+  const auto& group = replica_->group();
+  DdpLoggingData data{.rank = group.rank(),
+                      .world_size = group.size(),
+                      .backend = group.backend_name(),
+                      .module = replica_->wrapped().module().name()};
+  for (const auto& [name, tensor] : replica_->reducer().parameters()) {
+    ++data.parameters;
+    data.bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  data.is_static_graph = replica_->reducer().is_static_graph();
+  const auto steps = replica_->recorder().steps();
+  if (!steps.empty()) describe_step(steps.back(), data);
+  return data;
+}
+
+void DistributedDataParallelBase::write_trace(const std::string& path) const {
+  const auto& group = replica_->group();
+  const auto all = gather_strings(group, trace_events(group.rank(), replica_->recorder().steps()), 0);
+  if (group.rank() != 0) return;
+  std::ofstream file(path);
+  file << trace_file(all) << std::flush;
+  if (!file) throw SystemError(text("rank 0: cannot write the trace to ", path, ": ", std::strerror(errno)));
+}
+
+std::string DistributedDataParallelBase::to_string() const {
+  const auto data = logging_data();
+  return text("DistributedDataParallel(", data.module, ", rank ", data.rank, " of ", data.world_size, ", ",
+              data.backend, ", ", data.parameters, " parameters, ", data.bytes, " bytes in ",
+              bucket_plan().buckets.size(), " buckets)");
+}
+
+std::ostream& operator<<(std::ostream& out, const DistributedDataParallelBase& ddp) {
+  return out << ddp.to_string();
+}
+
+// --- for forward
+
+void DistributedDataParallelBase::before_forward() const {
+  replica_->before_forward();
+}
+
+void DistributedDataParallelBase::after_forward(const std::vector<at::Tensor>& outputs) const {
+  replica_->after_forward(outputs);
+}
+
+const std::optional<c10::Device>& DistributedDataParallelBase::input_device() const {
+  return replica_->input_device();
+}
+
+const std::optional<c10::Device>& DistributedDataParallelBase::output_device() const {
+  return replica_->options().output_device;
+}
+
+// --- Joinable
+
+ProcessGroup DistributedDataParallelBase::join_group() const {
+  return replica_->group();
+}
+
+void DistributedDataParallelBase::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
+  replica_->enter_join(std::move(context), is_first);
+}
+
+void DistributedDataParallelBase::shadow(const JoinRound& round) {
+  replica_->shadow(round);
+}
+
+void DistributedDataParallelBase::take_state_from(int source) {
+  replica_->broadcast_parameters_and_buffers(source);
+}
+
+void DistributedDataParallelBase::leave_join() noexcept {
+  replica_->leave_join();
+}
+
+}  // namespace lockstep

@@ -14,7 +14,6 @@ namespace lockstep {
 namespace {
 
 ModelFact describe(const char* kind, const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.defined()) return {text(kind, " '", name, "'"), "undefined"};
   // Gradients are laid out as their parameters are, so strides count too.
   return {text(kind, " '", name, "'"),
           text(tensor.sizes(), ' ', tensor.scalar_type(), tensor.requires_grad() ? ", trained" : ", not trained",
@@ -38,14 +37,44 @@ std::vector<ModelFact> read(const std::string& lines) {
   return specs;
 }
 
-}  // namespace
-
-std::vector<ModelFact> describe_model(const torch::nn::Module& module) {
-  std::vector<ModelFact> specs;
-  for (const auto& item : module.named_parameters()) specs.push_back(describe("parameter", item.key(), item.value()));
-  for (const auto& item : module.named_buffers()) specs.push_back(describe("buffer", item.key(), item.value()));
-  return specs;
+/// The options that must be equal on all ranks, or they would reduce different things.
+std::vector<ModelFact> facts_of(const DistributedDataParallelOptions& options) {
+  auto word = [](bool on) { return on ? "true" : "false"; };
+  return {
+      {"option broadcast_buffers", word(options.broadcast_buffers)},
+      {"option find_unused_parameters", word(options.find_unused_parameters)},
+      {"option static_graph", word(options.static_graph)},
+      {"option check_finite", word(options.check_finite)},
+      {"option check_replicas_every", text(options.check_replicas_every)},
+      {"option buckets", text("first_bytes ", options.buckets.first_bytes, ", cap_bytes ", options.buckets.cap_bytes)}};
 }
+
+std::string why_not_trainable(const WrappedModule& model, const std::optional<c10::Device>& device,
+                              const ProcessGroup& group) {
+  auto because = [&](const auto&... parts) {
+    return text("rank ", group.rank(), ": DistributedDataParallel: ", parts...);
+  };
+  if (device && *device != group.device())
+    return because("option device_ids is ", *device, ", the group works on ", group.device(),
+                   "; give the group's device, or none");
+  bool trains = false;
+  for (const auto& [name, tensor] : model.parameters()) {
+    trains = trains || tensor.requires_grad();
+    if (tensor.device() != group.device())
+      return because("parameter '", name, "' is on ", tensor.device(), ", the group works on ", group.device(),
+                     "; call model->to(world.device()) before wrapping");
+    if (tensor.requires_grad() && !c10::isFloatingType(tensor.scalar_type()))
+      return because("parameter '", name, "' is ", tensor.scalar_type(),
+                     "; gradients of this dtype cannot be averaged");
+  }
+  if (!trains)
+    return because(
+        "no parameter of the model requires a gradient, so there is nothing to average; use the model as it is, or "
+        "call requires_grad_() on what is to be trained");
+  return {};
+}
+
+}  // namespace
 
 std::string first_difference(const std::vector<ModelFact>& mine, int my_rank, const std::vector<ModelFact>& theirs,
                              int their_rank) {
@@ -66,36 +95,17 @@ std::string first_difference(const std::vector<ModelFact>& mine, int my_rank, co
   return {};
 }
 
-std::string why_not_trainable(const torch::nn::Module& module, const ProcessGroup& group) {
-  auto because = [&](const auto&... parts) {
-    return text("rank ", group.rank(), ": DistributedDataParallel: ", parts...);
-  };
-  bool trains = false;
-  for (const auto& item : module.named_parameters()) {
-    const auto& parameter = item.value();
-    trains = trains || parameter.requires_grad();
-    if (parameter.device() != group.device())
-      return because("parameter '", item.key(), "' is on ", parameter.device(), ", the group works on ", group.device(),
-                     "; call model->to(world.device()) before wrapping");
-    if (parameter.requires_grad() && !c10::isFloatingType(parameter.scalar_type()))
-      return because("parameter '", item.key(), "' is ", parameter.scalar_type(),
-                     "; gradients of this dtype cannot be averaged");
-  }
-  if (!trains)
-    return because(
-        "no parameter of the model requires a gradient, so there is nothing to average; use the model as it is, or "
-        "call "
-        "requires_grad_() on what is to be trained");
-  return {};
+void check_trainable(const WrappedModule& model, const std::optional<c10::Device>& device, const ProcessGroup& group) {
+  for (const auto& reason : all_gather_strings(group, why_not_trainable(model, device, group)))
+    if (!reason.empty()) throw UsageError(reason);
 }
 
-void check_model(const torch::nn::Module& module, const std::vector<ModelFact>& options, const ProcessGroup& group) {
-  for (const auto& reason : all_gather_strings(group, why_not_trainable(module, group)))
-    if (!reason.empty()) throw UsageError(reason);
-
+void check_same_model(const WrappedModule& model, const DistributedDataParallelOptions& options,
+                      const ProcessGroup& group) {
   constexpr int kReference = 0;
-  auto mine = options;
-  for (auto& spec : describe_model(module)) mine.push_back(std::move(spec));
+  auto mine = facts_of(options);
+  for (const auto& [name, tensor] : model.parameters()) mine.push_back(describe("parameter", name, tensor));
+  for (const auto& [name, tensor] : model.buffers()) mine.push_back(describe("buffer", name, tensor));
   auto reference = read(broadcast_string(group, write(mine), kReference));
   for (const auto& difference : all_gather_strings(group, first_difference(mine, group.rank(), reference, kReference)))
     if (!difference.empty()) throw MismatchError(difference);

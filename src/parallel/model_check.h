@@ -1,11 +1,13 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
-#include <torch/nn/module.h>
-
+#include <lockstep/distributed_data_parallel.h>
 #include <lockstep/process_group.h>
+
+#include "parallel/wrapped_module.h"
 
 namespace lockstep {
 
@@ -17,17 +19,17 @@ struct ModelFact {
   friend bool operator==(const ModelFact&, const ModelFact&) = default;
 };
 
-std::vector<ModelFact> describe_model(const torch::nn::Module& module);
-
 /// How the first difference between two ranks' models reads; empty when there is none.
 std::string first_difference(const std::vector<ModelFact>& mine, int my_rank, const std::vector<ModelFact>& theirs,
                              int their_rank);
 
-/// Why this group cannot train the model on this rank; empty when it can.
-std::string why_not_trainable(const torch::nn::Module& module, const ProcessGroup& group);
+/// UsageError when some rank's model cannot be trained by this group, or is not on `device` where one is given.
+/// Collective, and throws on all ranks or on none.
+void check_trainable(const WrappedModule& model, const std::optional<c10::Device>& device, const ProcessGroup& group);
 
-/// Collective, and throws on all ranks or on none: UsageError when the model cannot be trained on some rank,
-/// MismatchError naming the first difference unless all ranks have the same model and the same options.
-void check_model(const torch::nn::Module& module, const std::vector<ModelFact>& options, const ProcessGroup& group);
+/// MismatchError naming the first difference unless all ranks have the same model and the same options. Collective, and
+/// throws on all ranks or on none.
+void check_same_model(const WrappedModule& model, const DistributedDataParallelOptions& options,
+                      const ProcessGroup& group);
 
 }  // namespace lockstep

@@ -1,5 +1,7 @@
 #include "parallel/reducer.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -10,9 +12,13 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "comm/strings.h"
 
 namespace lockstep {
 namespace {
+
+constexpr int kReference = 0;             // the rank by whose gradients the buckets are planned
+constexpr size_t kSmallBytes = 64 << 10;  // below, LibTorch's copy takes longer to call than to do
 
 std::vector<GradientSpec> specs_of(const std::vector<NamedParameter>& parameters) {
   std::vector<GradientSpec> specs;
@@ -21,8 +27,20 @@ std::vector<GradientSpec> specs_of(const std::vector<NamedParameter>& parameters
   return specs;
 }
 
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
+  return a.data_ptr() == b.data_ptr() && same_layout(a, b);
+}
+
+void write(const at::Tensor& to, const at::Tensor& from) {
+  if (to.nbytes() <= kSmallBytes && to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type() &&
+      same_layout(to, from) && to.is_non_overlapping_and_dense())
+    std::memcpy(to.data_ptr(), from.data_ptr(), to.nbytes());
+  else
+    to.copy_(from);
 }
 
 }  // namespace
@@ -42,25 +60,16 @@ class Reducer::Hook final : public torch::autograd::FunctionPostHook {
   const size_t parameter_;
 };
 
-Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options)
+Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
+                 BatchWeight& weight, StepRecorder& recorder)
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(options),
+      weight_(weight),
+      recorder_(recorder),
       plan_(plan_buckets(specs_of(parameters_), options.limits)),
-      places_(parameters_.size()),
-      got_(parameters_.size()),
-      used_(parameters_.size()) {
-  // The last bucket also carries, for each parameter, whether it is used and whether it is unused: averaged over the
-  // ranks, a mark above zero means "on some rank", in any floating-point type.
-  int64_t marks = 2 * static_cast<int64_t>(parameters_.size());
-  for (size_t b = 0; b < plan_.buckets.size(); ++b) {
-    std::vector<at::Tensor> members;
-    for (size_t parameter : plan_.buckets[b]) {
-      places_[parameter] = {b, members.size()};
-      members.push_back(parameters_[parameter].tensor);
-    }
-    buckets_.emplace_back(group_, members, b + 1 == plan_.buckets.size() ? marks : 0);
-  }
+      states_(parameters_.size()) {
+  make_buckets();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i].tensor));
     hook_keys_.push_back(accumulators_[i]->add_post_hook(std::make_unique<Hook>(*this, i)));
@@ -69,6 +78,22 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
 
 Reducer::~Reducer() {
   for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
+}
+
+// The last bucket also carries, for each parameter, whether it is used and whether it is unused, and whether a gradient
+// is not finite: averaged over the ranks, a mark above zero means "on some rank", in any floating-point type.
+void Reducer::make_buckets() {
+  const auto marks = 2 * static_cast<int64_t>(parameters_.size()) + 1;
+  buckets_.clear();
+  for (size_t b = 0; b < plan_.buckets.size(); ++b) {
+    std::vector<at::Tensor> members;
+    for (size_t parameter : plan_.buckets[b]) {
+      states_[parameter].bucket = b;
+      states_[parameter].slot = members.size();
+      members.push_back(parameters_[parameter].tensor);
+    }
+    buckets_.emplace_back(group_, b, members, b + 1 == plan_.buckets.size() ? marks : 0);
+  }
 }
 
 void Reducer::set_enabled(bool enabled) {
@@ -81,118 +106,321 @@ bool Reducer::is_enabled() const {
   return enabled_;
 }
 
+bool Reducer::has_unsynchronised() const {
+  std::lock_guard lock(mutex_);
+  return has_unsynchronised_;
+}
+
+void Reducer::set_static_graph() {
+  std::lock_guard lock(mutex_);
+  if (reductions_ > 0 && !options_.static_graph)
+    throw UsageError(
+        text("rank ", group_.rank(),
+             ": set_static_graph after the first backward, in which the graph is recorded; call it before, or "
+             "wrap with {.static_graph = true}"));
+  options_.static_graph = true;
+}
+
+bool Reducer::is_static_graph() const {
+  std::lock_guard lock(mutex_);
+  return options_.static_graph;
+}
+
+void Reducer::set_hook(CommHook hook) {
+  std::lock_guard lock(mutex_);
+  if (hook_)
+    throw UsageError(
+        text("rank ", group_.rank(), ": a comm hook is registered already; there can be one for each wrapper"));
+  hook_ = std::move(hook);
+}
+
 void Reducer::check_finished() const {
   std::lock_guard lock(mutex_);
   if (in_backward_)
     throw UsageError(text("rank ", group_.rank(),
                           ": the last backward broke off, so this rank has left the others in the middle of a "
-                          "reduction; end the job and resume from a checkpoint"));
+                          "reduction; end the job and resume from a checkpoint. (Where all of a model is recomputed in "
+                          "backward: call forward on the wrapper and return tensors from it.)"));
+}
+
+BucketPlan Reducer::plan() const {
+  std::lock_guard lock(mutex_);
+  return plan_;
 }
 
 const at::Tensor& Reducer::view_of(size_t parameter) const {
-  return buckets_[places_[parameter].bucket].gradient(places_[parameter].slot);
+  return buckets_[states_[parameter].bucket].gradient(states_[parameter].slot);
 }
+
+// --- while backward runs
 
 void Reducer::on_gradient(size_t parameter) {
   std::lock_guard lock(mutex_);
-  used_[parameter] = true;
-  if (!enabled_) return;
-  if (!in_backward_) begin();
-  if (got_[parameter])
-    throw UsageError(
-        text("rank ", group_.rank(), ": parameter '", parameters_[parameter].name,
-             "' got a second gradient in one backward, after its first was already on its way to the other "
-             "ranks; run such backward passes under no_sync() but for the last"));
-  got_[parameter] = true;
+  states_[parameter].used = true;
+  if (!enabled_) {
+    has_unsynchronised_ = true;
+    return;
+  }
+  attend(current_backward_task());
+  arrivals_.push_back(parameter);
+  if (!is_complete(parameter)) return;
   put_in_bucket(parameter);
   start_full_buckets();
 }
 
+void Reducer::on_output_gradient() {
+  std::lock_guard lock(mutex_);
+  const auto task = current_backward_task();
+  if (enabled_ && !task.is_partial) attend(task);
+}
+
+// Recomputed segments of a model run backward inside of backward. The engine tells the end of each task only to those
+// who asked for it from inside of that task.
+void Reducer::attend(const BackwardTask& task) {
+  if (!in_backward_) begin();
+  if (std::find(tasks_.begin(), tasks_.end(), task.id) != tasks_.end()) return;
+  tasks_.push_back(task.id);
+  torch::autograd::Engine::get_default_engine().queue_callback([this, task] { on_task_end(task); });
+}
+
+void Reducer::on_task_end(const BackwardTask& task) {
+  std::lock_guard lock(mutex_);
+  std::erase(tasks_, task.id);
+  if (!in_backward_) return;
+  const bool nothing_can_follow = tasks_.empty() && in_ == parameters_.size();
+  if (task.depth == 0 || nothing_can_follow) finish();
+}
+
 void Reducer::begin() {
   in_backward_ = true;
+  began_ = StepTimes::Clock::now();
+  factor_ = weight_.factor();
   started_ = 0;
-  std::fill(got_.begin(), got_.end(), false);
+  in_ = 0;
+  arrivals_.clear();
+  tasks_.clear();
+  not_finite_.clear();
   for (auto& bucket : buckets_) bucket.reset();
-  torch::autograd::Engine::get_default_engine().queue_callback([this] { finish(); });
+  for (auto& state : states_) {
+    state.is_in = false;
+    state.gradients = 0;
+  }
+  if (!knows_graph()) return;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (states_[i].expected == 0) put_in_as_it_stands(i);
+}
+
+/// Whether the parameter's gradient, of which one more part has come, is all there.
+bool Reducer::is_complete(size_t parameter) {
+  auto& state = states_[parameter];
+  ++state.gradients;
+  if (is_recording()) return false;
+  if (knows_graph()) {
+    if (state.gradients > state.expected)
+      throw UsageError(text("rank ", group_.rank(), ": parameter '", parameters_[parameter].name, "' got ",
+                            state.gradients, " gradients in one backward, in the first there were ", state.expected,
+                            "; the graph is not static: wrap without static_graph"));
+    return state.gradients == state.expected;
+  }
+  if (state.gradients > 1)
+    throw UsageError(
+        text("rank ", group_.rank(), ": parameter '", parameters_[parameter].name,
+             "' got a second gradient in one backward, after its first was already on its way to the other "
+             "ranks; run such backward passes under no_sync() but for the last, or wrap with "
+             "{.static_graph = true} when segments that share it are recomputed in backward"));
+  return true;
 }
 
 // Copies the gradient, unless autograd has accumulated into the bucket's memory already.
 void Reducer::put_in_bucket(size_t parameter) {
   c10::NoGradGuard no_grad;
-  const auto& gradient = parameters_[parameter].tensor.grad();
+  const auto& [name, tensor] = parameters_[parameter];
+  const auto& gradient = tensor.grad();
   const auto& view = view_of(parameter);
   if (!gradient.defined()) {
     view.zero_();
   } else if (gradient.layout() != c10::kStrided) {
-    throw UsageError(text("rank ", group_.rank(), ": the gradient of parameter '", parameters_[parameter].name, "' is ",
-                          gradient.layout(),
+    throw UsageError(text("rank ", group_.rank(), ": the gradient of parameter '", name, "' is ", gradient.layout(),
                           "; only dense gradients can be averaged (for Embedding, set sparse to false)"));
+  } else if (factor_ != 1) {
+    at::Tensor out = view;
+    at::mul_out(out, gradient, at::scalar_tensor(factor_, at::kDouble));
   } else if (!same_memory(gradient, view)) {
-    view.copy_(gradient);
+    write(view, gradient);
   }
-  buckets_[places_[parameter].bucket].fill();
+  if (options_.check_finite && not_finite_.empty() && !at::isfinite(view).all().item<bool>()) not_finite_ = name;
+  states_[parameter].is_in = true;
+  ++in_;
+  buckets_[states_[parameter].bucket].fill();
 }
 
-// In the order of the plan, which is the same on all ranks, whatever order the gradients come in.
+// What got no gradient goes in as it stands, so that the bucket can leave and no rank waits for this one. Where its old
+// gradient lies in the bucket, the reduction writes over it: keep it.
+void Reducer::put_in_as_it_stands(size_t parameter) {
+  const auto& gradient = parameters_[parameter].tensor.grad();
+  if (gradient.defined() && same_memory(gradient, view_of(parameter))) states_[parameter].kept = gradient.clone();
+  put_in_bucket(parameter);
+}
+
+// In the order of the plan, which is the same on all ranks, whatever order the gradients come in. The last bucket waits
+// for the end of backward, which is near: there it is reduced on the same thread, without waking another.
 void Reducer::start_full_buckets() {
-  for (; started_ < buckets_.size() && buckets_[started_].is_full(); ++started_) {
-    if (started_ + 1 == buckets_.size()) mark_use();
-    buckets_[started_].start_average();
+  for (; started_ + 1 < buckets_.size() && buckets_[started_].is_full(); ++started_) buckets_[started_].start(hook_);
+}
+
+// --- at its end
+
+void Reducer::finish() {
+  c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& state = states_[i];
+    if (is_recording()) state.expected = state.gradients;
+    if (state.is_in) continue;
+    state.gradients > 0 ? put_in_bucket(i) : put_in_as_it_stands(i);
   }
+  mark_use();
+  const auto computed = StepTimes::Clock::now();
+  reduce_the_rest();
+  in_backward_ = false;
+  learn_use();
+  for (size_t i = 0; i < parameters_.size(); ++i) adopt(i);
+  ++reductions_;
+  has_unsynchronised_ = false;
+
+  const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
+  for (auto& state : states_) state.used = false;
+  if (!unused.empty()) throw UsageError(unused);
+  plan_anew();
+  StepTimes step{.backward_begin = began_, .computed = computed, .backward_end = StepTimes::Clock::now()};
+  for (const auto& bucket : buckets_)
+    step.buckets.push_back({static_cast<int64_t>(bucket.contents().buffer.nbytes()), bucket.contents().gradients.size(),
+                            bucket.times().full, bucket.times().started, bucket.times().reduced});
+  recorder_.add(std::move(step));
+  if (is_not_finite_somewhere_) throw_not_finite();
+}
+
+void Reducer::reduce_the_rest() {
+  start_full_buckets();
+  buckets_.back().reduce(hook_);
+  for (size_t b = 0; b + 1 < buckets_.size(); ++b) buckets_[b].finish();
 }
 
 void Reducer::mark_use() {
-  auto used = at::empty({static_cast<int64_t>(used_.size())}, at::kFloat);
-  for (size_t i = 0; i < used_.size(); ++i) used.data_ptr<float>()[i] = used_[i] ? 1.0f : 0.0f;
-  buckets_.back().extra().copy_(at::cat({used, 1 - used}));
+  if (knows_graph() && !options_.check_finite) return;
+  const size_t count = states_.size();
+  auto marks = at::zeros({static_cast<int64_t>(2 * count + 1)}, at::kFloat);
+  float* mark = marks.data_ptr<float>();
+  for (size_t i = 0; i < count; ++i) mark[states_[i].used ? i : count + i] = 1;
+  mark[2 * count] = not_finite_.empty() ? 0 : 1;
+  buckets_.back().extra().copy_(marks);
 }
 
-void Reducer::finish() {
-  std::lock_guard lock(mutex_);
-  c10::NoGradGuard no_grad;
-  // What got no gradient goes in as it stands, so that the buckets can leave and no rank waits for this one. Where its
-  // old gradient lies in the bucket, the reduction writes over it: keep it.
-  std::vector<at::Tensor> kept(parameters_.size());
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (got_[i]) continue;
-    const auto& gradient = parameters_[i].tensor.grad();
-    if (gradient.defined()) kept[i] = gradient.clone();
-    put_in_bucket(i);
+void Reducer::learn_use() {
+  if (knows_graph() && !options_.check_finite) return;
+  const auto marks = buckets_.back().extra().to(at::kCPU, at::kFloat).contiguous();
+  const float* mark = marks.data_ptr<float>();
+  const size_t count = states_.size();
+  for (size_t i = 0; i < count; ++i) {
+    states_[i].used_somewhere = mark[i] > 0;
+    states_[i].unused_somewhere = mark[count + i] > 0;
   }
-  start_full_buckets();
-  for (auto& bucket : buckets_) bucket.finish_average();
-  in_backward_ = false;
-
-  auto marks = buckets_.back().extra().to(at::kCPU, at::kFloat).view({2, -1});
-  auto used = std::exchange(used_, std::vector<char>(used_.size()));
-  if (!options_.allow_unused) throw_unused(used, marks[1]);
-  const float* used_anywhere = marks[0].data_ptr<float>();
-  for (size_t i = 0; i < parameters_.size(); ++i) restore_or_adopt(i, used_anywhere[i] > 0, kept[i]);
+  is_not_finite_somewhere_ = mark[2 * count] > 0;
 }
 
-void Reducer::restore_or_adopt(size_t parameter, bool used_somewhere, const at::Tensor& kept) {
+void Reducer::adopt(size_t parameter) {
+  auto& state = states_[parameter];
   auto& gradient = parameters_[parameter].tensor.mutable_grad();
   const auto& view = view_of(parameter);
-  if (used_somewhere) {
-    if (!gradient.defined() || !same_memory(gradient, view)) gradient = view;
-  } else if (kept.defined()) {
-    gradient.copy_(kept);
+  const auto kept = std::exchange(state.kept, at::Tensor());
+  if (!state.used_somewhere) {
+    if (kept.defined()) gradient.copy_(kept);
+  } else if (!options_.gradient_as_bucket_view) {
+    if (gradient.defined())
+      write(gradient, view);
+    else
+      gradient = view.clone();
+  } else if (!gradient.defined() || !same_memory(gradient, view)) {
+    gradient = view;
   }
 }
 
-void Reducer::throw_unused(const std::vector<char>& used, const at::Tensor& unused_anywhere) const {
-  const float* marks = unused_anywhere.data_ptr<float>();
+// Rank 0's order counts, since the buckets must be the same everywhere.
+void Reducer::plan_anew() {
+  if (std::exchange(is_planned_anew_, true) || buckets_.size() < 2) return;
+  std::vector<int64_t> order;
+  std::vector<char> is_in(parameters_.size());
+  auto add = [&](size_t parameter) {
+    if (!std::exchange(is_in[parameter], true)) order.push_back(static_cast<int64_t>(parameter));
+  };
+  for (size_t i = 0; i < parameters_.size(); ++i)  // backwards: those without a gradient come last
+    if (states_[i].gradients == 0) add(i);
+  std::for_each(arrivals_.rbegin(), arrivals_.rend(), add);
+  std::reverse(order.begin(), order.end());
+  auto agreed = at::tensor(order).to(group_.device());
+  group_.broadcast(agreed, kReference);
+  agreed = agreed.cpu();
+  const auto* index = agreed.data_ptr<int64_t>();
+
+  auto plan = plan_buckets(specs_of(parameters_), options_.limits, {index, index + agreed.numel()});
+  if (plan == plan_) return;
+  plan_ = std::move(plan);
+  std::vector<at::Tensor> old;
+  for (size_t i = 0; i < parameters_.size(); ++i) old.push_back(view_of(i));
+  make_buckets();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& gradient = parameters_[i].tensor.mutable_grad();
+    if (!gradient.defined() || !same_memory(gradient, old[i])) continue;
+    write(view_of(i), old[i]);
+    gradient = view_of(i);
+  }
+}
+
+void Reducer::shadow() {
+  std::lock_guard lock(mutex_);
+  c10::NoGradGuard no_grad;
+  started_ = 0;
+  arrivals_.clear();
+  for (auto& bucket : buckets_) {
+    bucket.clear();
+    bucket.start(hook_);
+  }
+  for (auto& bucket : buckets_) bucket.finish();
+  learn_use();
+  ++reductions_;
+  not_finite_.clear();
+  for (auto& state : states_) state.used = true;  // whatever is unused, is so elsewhere
+  const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
+  for (auto& state : states_) state.used = false;
+  if (!unused.empty()) throw UsageError(unused);
+  plan_anew();
+  if (is_not_finite_somewhere_) throw_not_finite();
+}
+
+/// Empty when every parameter was used on every rank.
+std::string Reducer::describe_unused() const {
   std::vector<std::string> here;
   std::vector<std::string> elsewhere;
   for (size_t i = 0; i < parameters_.size(); ++i)
-    if (marks[i] > 0) (used[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
-  if (here.empty() && elsewhere.empty()) return;
+    if (states_[i].unused_somewhere)
+      (states_[i].used ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
+  if (here.empty() && elsewhere.empty()) return {};
   auto sentence = [](const std::vector<std::string>& names, const char* where) {
     return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");
   };
-  throw UsageError(text("rank ", group_.rank(), ": backward gave ", sentence(here, "on this rank"),
-                        sentence(elsewhere, "on another rank"),
-                        "use every parameter in the loss, or wrap with {.find_unused_parameters = true}"));
+  return text("rank ", group_.rank(), ": backward gave ", sentence(here, "on this rank"),
+              sentence(elsewhere, "on another rank"),
+              "use every parameter in the loss, or wrap with {.find_unused_parameters = true}");
+}
+
+// Collective: all ranks know that there is one, and not where.
+void Reducer::throw_not_finite() const {
+  const auto names = all_gather_strings(group_, not_finite_);
+  std::vector<std::string> findings;
+  for (size_t rank = 0; rank < names.size(); ++rank)
+    if (!names[rank].empty()) findings.push_back(text("of parameter '", names[rank], "' on rank ", rank));
+  throw Error(text("rank ", group_.rank(), ": backward number ", reductions_,
+                   " gave gradients that are NaN or infinite: ", enumerate(findings),
+                   " (the first of each rank); lower the learning rate, clip, or look at the input"));
 }
 
 }  // namespace lockstep

@@ -9,9 +9,13 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <lockstep/bucket_plan.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
 
+#include "parallel/backward_task.h"
+#include "parallel/batch_weight.h"
 #include "parallel/bucket.h"
+#include "parallel/step_recorder.h"
 
 namespace lockstep {
 
@@ -21,17 +25,23 @@ struct NamedParameter {
 };
 
 struct ReducerOptions {
-  BucketLimits limits;
+  BucketLimits limits{};
   bool allow_unused = false;
+  bool static_graph = false;
+  bool gradient_as_bucket_view = true;
+  bool check_finite = false;
 };
 
 /// Averages gradients over the ranks while backward runs. A hook on each parameter copies its gradient into a bucket; a
 /// full bucket starts its all-reduce at once; when backward ends, every .grad() is the average, in the bucket's memory.
 ///
-/// Each backward while enabled is one reduction, and collective. Hooks may come from several autograd threads.
+/// Each outermost backward while enabled is one reduction, and collective. After the first the buckets are planned
+/// anew, in the order in which rank 0's gradients came. Hooks may come from several autograd threads.
 class Reducer {
  public:
-  Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options);
+  /// `parameters` are different tensors. `weight` and `recorder` outlive the reducer.
+  Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
+          BatchWeight& weight, StepRecorder& recorder);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -39,44 +49,92 @@ class Reducer {
   /// While disabled, gradients accumulate on this rank alone.
   void set_enabled(bool enabled);
   bool is_enabled() const;
+  /// Whether gradients have accumulated on this rank alone since the last reduction.
+  bool has_unsynchronised() const;
+
+  /// UsageError after the first reduction, in which the graph is recorded.
+  void set_static_graph();
+  bool is_static_graph() const;
+  /// UsageError when there is one already.
+  void set_hook(CommHook hook);
+
+  /// A backward that the calling thread is in has come to what the model returned: it will end with a reduction, even
+  /// if no parameter gets a gradient.
+  void on_output_gradient();
+
+  /// Takes part in the others' reduction with nothing of its own, on a rank that has no input left.
+  void shadow();
 
   /// UsageError when the last backward broke off, since this rank has then left the others in the middle of it.
   void check_finished() const;
 
-  const BucketPlan& plan() const { return plan_; }
+  BucketPlan plan() const;
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
 
  private:
-  struct Place {
-    size_t bucket;
-    size_t slot;
+  struct State {
+    size_t bucket = 0;
+    size_t slot = 0;
+    bool is_in = false;             // in this backward
+    bool used = false;              // since the last reduction, under no_sync included
+    int gradients = 0;              // in this backward: several where segments of it are recomputed
+    int expected = 0;               // of them, with a static graph
+    bool used_somewhere = true;     // in the last reduction, on some rank
+    bool unused_somewhere = false;  // in the last reduction, on some rank
+    at::Tensor kept{};              // the old gradient, where the reduction writes over it
   };
   class Hook;
 
+  void make_buckets();
+  bool is_recording() const { return options_.static_graph && reductions_ == 0; }
+  bool knows_graph() const { return options_.static_graph && reductions_ > 0; }
   const at::Tensor& view_of(size_t parameter) const;
+
   void on_gradient(size_t parameter);
+  void attend(const BackwardTask& task);
+  void on_task_end(const BackwardTask& task);
   void begin();
+  bool is_complete(size_t parameter);
   void put_in_bucket(size_t parameter);
+  void put_in_as_it_stands(size_t parameter);
   void start_full_buckets();
-  void mark_use();
+  void reduce_the_rest();
   void finish();
-  void restore_or_adopt(size_t parameter, bool used_somewhere, const at::Tensor& kept);
-  void throw_unused(const std::vector<char>& used, const at::Tensor& unused_anywhere) const;
+  void record();
+  void mark_use();
+  void learn_use();
+  void adopt(size_t parameter);
+  void plan_anew();
+  std::string describe_unused() const;
+  void throw_not_finite() const;
 
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
-  const ReducerOptions options_;
-  const BucketPlan plan_;
-  std::vector<Place> places_;                                         // constant after construction
+  ReducerOptions options_;  // guarded by mutex_
+  BatchWeight& weight_;
+  StepRecorder& recorder_;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // kept alive: autograd holds them weakly
   std::vector<uintptr_t> hook_keys_;                                  // constant after construction
 
-  mutable std::mutex mutex_;
-  std::vector<Bucket> buckets_;  // guarded by mutex_
-  std::vector<char> got_;        // guarded by mutex_: gradients of this backward
-  std::vector<char> used_;       // guarded by mutex_: gradients since the last reduction, those of no_sync included
-  size_t started_ = 0;           // guarded by mutex_: buckets whose all-reduce has started
-  bool in_backward_ = false;     // guarded by mutex_
-  bool enabled_ = true;          // guarded by mutex_
+  mutable std::mutex mutex_;  // guards all that follows
+  BucketPlan plan_;
+  std::vector<Bucket> buckets_;
+  std::vector<State> states_;  // of the parameters
+  CommHook hook_;
+  bool enabled_ = true;
+  bool has_unsynchronised_ = false;
+  int64_t reductions_ = 0;
+  bool is_planned_anew_ = false;
+  bool is_not_finite_somewhere_ = false;  // in the last reduction
+  // Of the backward that runs:
+  bool in_backward_ = false;
+  double factor_ = 1;  // on this rank's gradients
+  StepTimes::Clock::time_point began_{};
+  size_t started_ = 0;              // buckets whose reduction has started
+  size_t in_ = 0;                   // gradients that are in their buckets
+  std::vector<size_t> arrivals_;    // parameters, in the order of their gradients
+  std::vector<const void*> tasks_;  // whose end will be told
+  std::string not_finite_;          // the first parameter whose gradient is not
 };
 
 }  // namespace lockstep

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+namespace lockstep {
+
+/// The tensors in what a module takes or returns: `visit` calls the function with a reference to each. Tensors are
+/// found in tuples, pairs, vectors, arrays, optionals and maps of them, to any depth; specialise this for a struct of
+/// yours to have its tensors found, too.
+template <class T>
+struct TensorsIn {
+  static constexpr bool kAny = false;
+  template <class Visit>
+  static void visit(T&, const Visit&) {}
+};
+
+template <>
+struct TensorsIn<at::Tensor> {
+  static constexpr bool kAny = true;
+  template <class Visit>
+  static void visit(at::Tensor& tensor, const Visit& function) {
+    if (tensor.defined()) function(tensor);
+  }
+};
+
+template <class... Items>
+struct TensorsIn<std::tuple<Items...>> {
+  static constexpr bool kAny = (TensorsIn<Items>::kAny || ...);
+  template <class Visit>
+  static void visit(std::tuple<Items...>& items, const Visit& function) {
+    std::apply([&](Items&... item) { (TensorsIn<Items>::visit(item, function), ...); }, items);
+  }
+};
+
+template <class First, class Second>
+struct TensorsIn<std::pair<First, Second>> {
+  static constexpr bool kAny = TensorsIn<First>::kAny || TensorsIn<Second>::kAny;
+  template <class Visit>
+  static void visit(std::pair<First, Second>& pair, const Visit& function) {
+    TensorsIn<First>::visit(pair.first, function);
+    TensorsIn<Second>::visit(pair.second, function);
+  }
+};
+
+namespace detail {
+
+template <class Range, class Item>
+struct TensorsInRange {
+  static constexpr bool kAny = TensorsIn<Item>::kAny;
+  template <class Visit>
+  static void visit(Range& items, const Visit& function) {
+    if constexpr (kAny)
+      for (auto& item : items) TensorsIn<Item>::visit(item, function);
+  }
+};
+
+}  // namespace detail
+
+template <class Item>
+struct TensorsIn<std::vector<Item>> : detail::TensorsInRange<std::vector<Item>, Item> {};
+template <class Item, size_t size>
+struct TensorsIn<std::array<Item, size>> : detail::TensorsInRange<std::array<Item, size>, Item> {};
+
+template <class Item>
+struct TensorsIn<std::optional<Item>> {
+  static constexpr bool kAny = TensorsIn<Item>::kAny;
+  template <class Visit>
+  static void visit(std::optional<Item>& item, const Visit& function) {
+    if (item) TensorsIn<Item>::visit(*item, function);
+  }
+};
+
+template <class Key, class Item>
+struct TensorsIn<std::map<Key, Item>> {
+  static constexpr bool kAny = TensorsIn<Item>::kAny;
+  template <class Visit>
+  static void visit(std::map<Key, Item>& items, const Visit& function) {
+    for (auto& [key, item] : items) TensorsIn<Item>::visit(item, function);
+  }
+};
+
+namespace detail {
+
+/// An argument as it is given to a module: a copy, with its tensors on the device, when it has tensors; else itself.
+template <class Arg>
+using Placed = std::conditional_t<TensorsIn<std::decay_t<Arg>>::kAny, std::decay_t<Arg>, Arg&&>;
+
+template <class Arg>
+Placed<Arg> place(Arg&& arg, c10::Device device) {
+  if constexpr (TensorsIn<std::decay_t<Arg>>::kAny) {
+    std::decay_t<Arg> copy(std::forward<Arg>(arg));
+    TensorsIn<std::decay_t<Arg>>::visit(copy, [&](at::Tensor& tensor) { tensor = tensor.to(device); });
+    return copy;
+  } else {
+    return std::forward<Arg>(arg);
+  }
+}
+
+}  // namespace detail
+
+}  // namespace lockstep

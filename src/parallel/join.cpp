@@ -1,0 +1,102 @@
+#include <lockstep/join.h>
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+
+InputsExhausted::~InputsExhausted() = default;
+Joinable::~Joinable() = default;
+
+int JoinRound::trains() const {
+  return static_cast<int>(std::count_if(weights.begin(), weights.end(), [](double weight) { return weight > 0; }));
+}
+
+int JoinRound::last_rank() const {
+  for (int rank = static_cast<int>(weights.size()) - 1; rank >= 0; --rank)
+    if (weights[rank] > 0) return rank;
+  return -1;
+}
+
+JoinContext::JoinContext(ProcessGroup group, JoinOptions options) : group_(std::move(group)), options_(options) {}
+
+const JoinRound& JoinContext::next_round(double weight, bool is_synchronised) {
+  // Of each rank its weight, then how many ranks synchronise.
+  auto sum = at::zeros({group_.size() + 1}, at::kDouble);
+  sum.data_ptr<double>()[group_.rank()] = weight;
+  sum.data_ptr<double>()[group_.size()] = weight > 0 && is_synchronised ? 1 : 0;
+  sum = sum.to(group_.device());
+  group_.all_reduce(sum);
+  sum = sum.cpu();
+  const double* value = sum.data_ptr<double>();
+  round_ = {{value, value + group_.size()}, value[group_.size()] > 0};
+
+  const int trains = round_.trains();
+  if (options_.throw_on_early_termination && trains > 0 && trains < group_.size()) {
+    std::vector<int> out;
+    for (int rank = 0; rank < group_.size(); ++rank)
+      if (round_.weights[rank] == 0) out.push_back(rank);
+    throw InputsExhausted(text("rank ", group_.rank(), ": ", out.size() == 1 ? "rank " : "ranks ", enumerate(out),
+                               out.size() == 1 ? " has" : " have", " no inputs left; all ranks stop here"));
+  }
+  const auto synchronised = static_cast<int>(value[group_.size()]);
+  if (synchronised != 0 && synchronised != trains)
+    throw MismatchError(
+        text("rank ", group_.rank(), ": ", synchronised, " of the ", trains,
+             " ranks that train average their gradients in this iteration, the others are under no_sync; "
+             "use no_sync in the same iterations on every rank"));
+  return round_;
+}
+
+namespace {
+
+/// Members are in the join as long as it lives.
+class Membership {
+ public:
+  Membership(const std::vector<Joinable*>& members, const std::shared_ptr<JoinContext>& context) : members_(members) {
+    for (auto* member : members_) member->enter_join(context, member == members_.front());
+  }
+  ~Membership() {
+    for (auto* member : members_) member->leave_join();
+  }
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+ private:
+  const std::vector<Joinable*>& members_;
+};
+
+void check(const std::vector<Joinable*>& members) {
+  if (members.empty() || std::find(members.begin(), members.end(), nullptr) != members.end())
+    throw UsageError("join needs members: give it {&ddp}, the wrapper whose loop it runs");
+  for (const auto* member : members)
+    if (member->join_group().global_ranks() != members.front()->join_group().global_ranks())
+      throw UsageError(text("rank ", members.front()->join_group().rank(),
+                            ": the members of a join must be on the same ranks; run one join for each group"));
+}
+
+}  // namespace
+
+void join(const std::vector<Joinable*>& members, const JoinOptions& options, const std::function<void()>& loop) {
+  check(members);
+  const auto group = members.front()->join_group();
+  const auto context = std::make_shared<JoinContext>(group, options);
+  const Membership membership(members, context);
+  loop();
+  int source = group.size() - 1;
+  if (context->round().trains() > 0) source = context->round().last_rank();
+  while (context->next_round(0, false).trains() > 0) {
+    source = context->round().last_rank();
+    for (auto* member : members) member->shadow(context->round());
+  }
+  for (auto* member : members) member->take_state_from(source);
+}
+
+void join(const std::vector<Joinable*>& members, const std::function<void()>& loop) {
+  join(members, {}, loop);
+}
+
+}  // namespace lockstep

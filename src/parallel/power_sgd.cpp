@@ -1,0 +1,169 @@
+#include <lockstep/comm_hook.h>
+
+#include <map>
+#include <memory>
+
+#include <torch/torch.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+/// A gradient as the matrix that is approximated by p * q^T.
+struct Matrix {
+  at::Tensor gradient;  // n x m, a part of the bucket
+  at::Tensor p;         // n x rank, a part of ps
+  at::Tensor q;         // m x rank, a part of qs
+};
+
+/// One bucket between its steps. The factors of all its matrices lie together, so that each kind is one all-reduce.
+struct Approximation {
+  at::Tensor buffer;  // whose it is
+  std::vector<Matrix> matrices;
+  std::vector<at::Tensor> whole;  // gradients that travel as they are, flat
+  at::Tensor ps, qs, wholes;      // memory of the group
+  at::Tensor error;               // what the last step lost
+  int64_t reductions = 0;
+};
+
+/// Factors are computed in float32 at least: LibTorch multiplies half matrices on few processors.
+at::ScalarType factor_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// Makes the columns orthonormal, by Gram and Schmidt. A column of zeros stays one.
+void orthonormalise(const at::Tensor& matrix) {
+  for (int64_t i = 0; i < matrix.size(1); ++i) {
+    auto column = matrix.select(1, i);
+    if (i > 0) {
+      const auto before = matrix.narrow(1, 0, i);
+      column.sub_(at::mv(before, at::mv(before.t(), column)));
+    }
+    column.div_(column.norm().clamp_min(1e-30));
+  }
+}
+
+class PowerSgd {
+ public:
+  explicit PowerSgd(const PowerSgdOptions& options) : options_(options) {}
+
+  FinishReduction start(const GradientBucket& bucket, const ProcessGroup& group) {
+    torch::NoGradGuard no_grad;
+    auto& state = states_[bucket.index];
+    if (!state.buffer.is_same(bucket.buffer)) state = plan(bucket, group, state.reductions);
+    if (state.reductions++ < options_.start_iteration)
+      return [work = group.all_reduce_async(bucket.buffer, ReduceOp::kAvg)] { work.wait(); };
+
+    if (options_.use_error_feedback) {
+      if (state.error.defined()) bucket.buffer.add_(state.error);
+      state.error = bucket.buffer.clone();
+    }
+    std::vector<Work> works;
+    if (!state.whole.empty()) {
+      at::cat_out(state.wholes, state.whole);
+      works.push_back(group.all_reduce_async(state.wholes, ReduceOp::kAvg));
+    }
+    for (auto& matrix : state.matrices) {
+      orthonormalise(matrix.q);
+      at::Tensor p = matrix.p;
+      at::mm_out(p, matrix.gradient.to(p.scalar_type()), matrix.q);
+    }
+    if (!state.matrices.empty()) works.push_back(group.all_reduce_async(state.ps, ReduceOp::kAvg));
+    return [this, &state, group, works] {
+      for (const auto& work : works) work.wait();
+      finish(state, group);
+    };
+  }
+
+ private:
+  Approximation plan(const GradientBucket& bucket, const ProcessGroup& group, int64_t reductions) const {
+    Approximation state;
+    state.buffer = bucket.buffer;
+    state.reductions = reductions;
+    int64_t p_elements = 0, q_elements = 0, whole_elements = 0;
+    for (const auto& gradient : bucket.gradients) {
+      const bool is_matrix = gradient.dim() > 1 && gradient.is_contiguous();
+      const int64_t n = is_matrix ? gradient.size(0) : 1,
+                    m = is_matrix ? gradient.numel() / std::max<int64_t>(n, 1) : 1;
+      const auto rank = std::min({options_.rank, n, m});
+      if (!is_matrix ||
+          static_cast<double>(rank * (n + m)) * options_.min_compression_rate > static_cast<double>(gradient.numel())) {
+        state.whole.push_back(flat(gradient));
+        whole_elements += gradient.numel();
+        continue;
+      }
+      state.matrices.push_back({gradient.view({n, m}), at::empty({n, rank}), at::empty({m, rank})});
+      p_elements += n * rank;
+      q_elements += m * rank;
+    }
+    const auto dtype = factor_dtype(bucket.buffer.scalar_type());
+    state.ps = group.allocate({p_elements}, dtype);
+    state.qs = group.allocate({q_elements}, dtype);
+    fill(state.qs, bucket.index);
+    state.wholes = group.allocate({whole_elements}, bucket.buffer.scalar_type());
+    int64_t p_at = 0, q_at = 0;
+    for (auto& matrix : state.matrices) {
+      matrix.p = state.ps.narrow(0, p_at, matrix.p.numel()).view(matrix.p.sizes());
+      matrix.q = state.qs.narrow(0, q_at, matrix.q.numel()).view(matrix.q.sizes());
+      p_at += matrix.p.numel();
+      q_at += matrix.q.numel();
+    }
+    return state;
+  }
+
+  /// All elements of a gradient of any layout, as a view of the bucket.
+  static at::Tensor flat(const at::Tensor& gradient) { return gradient.as_strided({gradient.numel()}, {1}); }
+
+  /// The same random numbers on every rank.
+  void fill(const at::Tensor& tensor, size_t bucket) const {
+    auto generator = at::detail::createCPUGenerator(options_.seed + bucket);
+    tensor.copy_(at::randn(tensor.sizes(), generator, tensor.scalar_type()));
+  }
+
+  void finish(Approximation& state, const ProcessGroup& group) const {
+    torch::NoGradGuard no_grad;
+    if (!state.matrices.empty()) {
+      for (auto& matrix : state.matrices) {
+        orthonormalise(matrix.p);
+        at::Tensor q = matrix.q;
+        at::mm_out(q, matrix.gradient.to(q.scalar_type()).t(), matrix.p);
+      }
+      group.all_reduce(state.qs, ReduceOp::kAvg);
+      for (auto& matrix : state.matrices) matrix.gradient.copy_(at::mm(matrix.p, matrix.q.t()));
+    }
+    if (options_.use_error_feedback) lose(state);
+    int64_t at = 0;
+    for (const auto& part : state.whole) {
+      part.copy_(state.wholes.narrow(0, at, part.numel()));
+      at += part.numel();
+    }
+    if (!options_.warm_start) fill(state.qs, static_cast<size_t>(state.reductions) << 20);
+  }
+
+  /// Leaves in `error` what the approximation is off the gradient that this rank gave; whole gradients lose nothing.
+  static void lose(const Approximation& state) {
+    state.error.sub_(state.buffer);
+    for (const auto& part : state.whole) {
+      const auto offset = part.storage_offset() - state.buffer.storage_offset();
+      state.error.narrow(0, offset, part.numel()).zero_();
+    }
+  }
+
+  const PowerSgdOptions options_;
+  std::map<size_t, Approximation> states_;  // by bucket
+};
+
+}  // namespace
+
+CommHook power_sgd(const PowerSgdOptions& options) {
+  if (options.rank < 1) throw UsageError(text("power_sgd: rank is ", options.rank, "; it must be 1 or more"));
+  if (options.start_iteration < 0)
+    throw UsageError(text("power_sgd: start_iteration is ", options.start_iteration, "; it must be 0 or more"));
+  auto state = std::make_shared<PowerSgd>(options);
+  return [state](const GradientBucket& bucket, const ProcessGroup& group) { return state->start(bucket, group); };
+}
+
+}  // namespace lockstep

@@ -1,0 +1,164 @@
+#include "parallel/replica.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/torch.h>
+
+#include <lockstep/error.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "comm/coalesced.h"
+#include "parallel/model_check.h"
+#include "parallel/replica_hash.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr int kSource = 0;  // the rank whose parameters and buffers everyone takes
+
+/// Tells the reducer that backward has come to what the model returned.
+class OutputHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OutputHook(std::weak_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    if (auto reducer = reducer_.lock()) reducer->on_output_gradient();
+    return gradients;
+  }
+
+ private:
+  const std::weak_ptr<Reducer> reducer_;
+};
+
+std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& items) {
+  std::vector<at::Tensor> result;
+  for (const auto& item : items) result.push_back(item.tensor);
+  return result;
+}
+
+std::optional<c10::Device> only_device(const std::vector<c10::Device>& devices) {
+  if (devices.size() > 1)
+    throw UsageError(text("DistributedDataParallel: option device_ids has ", devices.size(),
+                          " devices; a rank trains on one: start a rank for each device"));
+  return devices.empty() ? std::nullopt : std::optional(devices[0]);
+}
+
+}  // namespace
+
+Replica::Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+                 const DistributedDataParallelOptions& options)
+    : group_(std::move(group)),
+      options_(options),
+      wrapped_(std::move(module), options.ignore),
+      input_device_(only_device(options.device_ids)),
+      weight_(group_) {
+  check_trainable(wrapped_, input_device_, group_);
+  if (options.init_sync) {
+    check_same_model(wrapped_, options, group_);
+    broadcast_parameters_and_buffers(kSource);
+  }
+  reducer_ =
+      std::make_shared<Reducer>(wrapped_.trained(), group_,
+                                ReducerOptions{options.buckets, options.find_unused_parameters, options.static_graph,
+                                               options.gradient_as_bucket_view, options.check_finite},
+                                weight_, recorder_);
+  version_ = wrapped_.version();
+}
+
+bool Replica::is_training() const {
+  return wrapped_.module().is_training() && torch::GradMode::is_enabled();
+}
+
+// Evaluation sends nothing, so that ranks may evaluate different numbers of batches, or one rank alone.
+void Replica::before_forward() {
+  recorder_.begin_forward();
+  reducer_->check_finished();
+  check_unchanged();
+  if (!is_training()) return;
+  warn_of_lone_step();
+  int source = kSource;
+  if (join_) {
+    if (leads_join_) join_->next_round(weight_.samples(), reducer_->is_enabled());
+    weigh(join_->round());
+    source = join_->round().last_rank();
+  } else if (options_.check_replicas_every > 0 && iterations_++ % options_.check_replicas_every == 0) {
+    check_replicas();
+  }
+  // Where gradients accumulate over several iterations, as PyTorch does it: before the first of them.
+  if (options_.broadcast_buffers && std::exchange(buffers_are_due_, reducer_->is_enabled())) broadcast_buffers(source);
+}
+
+void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
+  recorder_.end_forward();
+  if (!torch::GradMode::is_enabled()) return;
+  for (const auto& output : outputs)
+    if (const auto& node = output.grad_fn()) node->add_pre_hook(std::make_unique<OutputHook>(reducer_));
+}
+
+void Replica::check_unchanged() const {
+  const auto change = wrapped_.describe_change();
+  if (!change.empty())
+    throw UsageError(text("rank ", group_.rank(), ": ", change,
+                          "; the wrapper averages what it was given: change the model first, then wrap it (again)"));
+}
+
+// An optimizer changes parameters in place, which counts.
+void Replica::warn_of_lone_step() {
+  const auto version = wrapped_.version();
+  const bool is_changed = std::exchange(version_, version) != version;
+  if (!is_changed || !reducer_->has_unsynchronised() || std::exchange(has_warned_, true)) return;
+  log_warning(
+      text("rank ", group_.rank(),
+           ": parameters changed after a backward under no_sync() and none outside of it, so that this rank "
+           "stepped by gradients of its own and the replicas have come apart; let the last backward before each "
+           "step be outside of no_sync()"));
+}
+
+void Replica::set_batch_weight(double samples) {
+  weight_.choose(samples);
+  if (!join_) weight_.add_up();  // else the join does
+}
+
+void Replica::broadcast_buffers(int source) const {
+  if (!wrapped_.buffers().empty()) broadcast_coalesced(group_, tensors_of(wrapped_.buffers()), source);
+}
+
+void Replica::broadcast_parameters_and_buffers(int source) const {
+  broadcast_coalesced(group_, tensors_of(wrapped_.parameters()), source);
+  broadcast_buffers(source);
+}
+
+void Replica::check_replicas() const {
+  check_equal(wrapped_.parameters(), group_);
+}
+
+// --- in a join
+
+void Replica::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
+  join_ = std::move(context);
+  leads_join_ = is_first;
+}
+
+void Replica::leave_join() noexcept {
+  join_.reset();
+  weight_.reset();
+}
+
+void Replica::weigh(const JoinRound& round) {
+  const bool is_weighted =
+      std::any_of(round.weights.begin(), round.weights.end(), [](double weight) { return weight != 0 && weight != 1; });
+  const bool by_all = join_->options().divide_by_initial_world_size && !is_weighted;
+  weight_.set_sum(by_all ? group_.size() : std::accumulate(round.weights.begin(), round.weights.end(), 0.0));
+}
+
+void Replica::shadow(const JoinRound& round) {
+  if (options_.broadcast_buffers && std::exchange(buffers_are_due_, round.is_synchronised))
+    broadcast_buffers(round.last_rank());
+  if (round.is_synchronised) reducer_->shadow();
+}
+
+}  // namespace lockstep::detail

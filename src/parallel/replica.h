@@ -1,0 +1,62 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/distributed_data_parallel.h>
+
+#include "parallel/batch_weight.h"
+#include "parallel/reducer.h"
+#include "parallel/step_recorder.h"
+#include "parallel/wrapped_module.h"
+
+namespace lockstep::detail {
+
+/// This rank's copy of the model, kept equal to the others'. Not thread-safe, but for its reducer.
+class Replica {
+ public:
+  Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group, const DistributedDataParallelOptions& options);
+
+  void before_forward();
+  void after_forward(const std::vector<at::Tensor>& outputs);
+
+  void set_batch_weight(double samples);
+  void broadcast_buffers(int source) const;
+  void broadcast_parameters_and_buffers(int source) const;
+  void check_replicas() const;
+
+  void enter_join(std::shared_ptr<JoinContext> context, bool is_first);
+  void shadow(const JoinRound& round);
+  void leave_join() noexcept;
+
+  const WrappedModule& wrapped() const { return wrapped_; }
+  const ProcessGroup& group() const { return group_; }
+  const DistributedDataParallelOptions& options() const { return options_; }
+  const StepRecorder& recorder() const { return recorder_; }
+  Reducer& reducer() const { return *reducer_; }
+  const std::optional<c10::Device>& input_device() const { return input_device_; }
+
+ private:
+  void check_unchanged() const;
+  void warn_of_lone_step();
+  bool is_training() const;
+  void weigh(const JoinRound& round);
+
+  const ProcessGroup group_;
+  const DistributedDataParallelOptions options_;
+  const WrappedModule wrapped_;
+  std::optional<c10::Device> input_device_;  // constant after construction
+  BatchWeight weight_;
+  StepRecorder recorder_;
+  std::shared_ptr<Reducer> reducer_;  // constant after construction; graphs may outlive this
+  bool buffers_are_due_ = true;       // as the last iteration averaged gradients
+  int64_t iterations_ = 0;
+  uint64_t version_ = 0;  // of the parameters at the last forward
+  bool has_warned_ = false;
+  std::shared_ptr<JoinContext> join_;  // while in one
+  bool leads_join_ = false;
+};
+
+}  // namespace lockstep::detail
