@@ -66,7 +66,6 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                                 ReducerOptions{options.buckets, options.find_unused_parameters, options.static_graph,
                                                options.gradient_as_bucket_view, options.check_finite},
                                 weight_, recorder_);
-  version_ = wrapped_.version();
 }
 
 bool Replica::is_training() const {
@@ -106,11 +105,13 @@ void Replica::check_unchanged() const {
                           "; the wrapper averages what it was given: change the model first, then wrap it (again)"));
 }
 
-// An optimizer changes parameters in place, which counts.
+// Only where gradients accumulate on this rank is there anything to look for.
 void Replica::warn_of_lone_step() {
-  const auto version = wrapped_.version();
-  const bool is_changed = std::exchange(version_, version) != version;
-  if (!is_changed || !reducer_->has_unsynchronised() || std::exchange(has_warned_, true)) return;
+  const bool has_unsynchronised = reducer_->has_unsynchronised();
+  if (has_warned_ || (reducer_->is_enabled() && !has_unsynchronised)) return;
+  const auto before = std::exchange(glance_, wrapped_.glance());
+  if (!has_unsynchronised || before == glance_) return;
+  has_warned_ = true;
   log_warning(
       text("rank ", group_.rank(),
            ": parameters changed after a backward under no_sync() and none outside of it, so that this rank "

@@ -53,7 +53,7 @@ class Replica {
   std::shared_ptr<Reducer> reducer_;  // constant after construction; graphs may outlive this
   bool buffers_are_due_ = true;       // as the last iteration averaged gradients
   int64_t iterations_ = 0;
-  uint64_t version_ = 0;  // of the parameters at the last forward
+  uint64_t glance_ = 0;  // at the parameters, at the last forward of those that accumulate
   bool has_warned_ = false;
   std::shared_ptr<JoinContext> join_;  // while in one
   bool leads_join_ = false;

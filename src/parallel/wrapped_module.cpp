@@ -1,6 +1,7 @@
 #include "parallel/wrapped_module.h"
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include <torch/torch.h>
@@ -95,9 +96,18 @@ std::string WrappedModule::describe_change() const {
   return "a parameter was removed after the model was wrapped";
 }
 
-uint64_t WrappedModule::version() const {
+// LibTorch counts changes in place, but not those that SGD makes, through data(). On a GPU looking at values would wait
+// for it.
+uint64_t WrappedModule::glance() const {
   uint64_t sum = 0;
-  for (const auto& item : parameters_) sum += item.tensor._version();
+  for (const auto& [name, tensor] : parameters_) {
+    sum += tensor._version();
+    if (!tensor.is_cpu() || tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) continue;
+    const auto bytes = std::min<size_t>(tensor.element_size(), sizeof(uint64_t));
+    uint64_t last = 0;
+    std::memcpy(&last, static_cast<const char*>(tensor.data_ptr()) + tensor.nbytes() - bytes, bytes);
+    sum = sum * 31 + last;
+  }
   return sum;
 }
 

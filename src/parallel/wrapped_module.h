@@ -29,8 +29,8 @@ class WrappedModule {
   /// when nothing did. Costs a few nanoseconds a parameter.
   std::string describe_change() const;
 
-  /// Counts changes of the parameters' values in place.
-  uint64_t version() const;
+  /// Differs, most likely, when an optimizer has stepped since.
+  uint64_t glance() const;
 
  private:
   /// What must not change under the wrapper.

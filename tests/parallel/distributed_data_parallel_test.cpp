@@ -9,46 +9,12 @@
 #include <lockstep/error.h>
 #include <lockstep/run_threads.h>
 
+#include "parallel/gradients.h"
 #include "parallel/models.h"
 #include "support/messages.h"
 
 namespace lockstep {
 namespace {
-
-torch::Tensor input_of(int rank) {
-  return torch::randn({5, 6}, at::detail::createCPUGenerator(100 + rank));
-}
-
-/// The mean over all ranks of what each rank's gradient is by itself.
-std::vector<torch::Tensor> mean_gradients(int size) {
-  std::vector<torch::Tensor> sums;
-  for (int rank = 0; rank < size; ++rank) {
-    Mlp model;
-    fill_parameters(*model, 1);
-    model(input_of(rank)).square().sum().backward();
-    auto parameters = model->parameters();
-    sums.resize(parameters.size());
-    for (size_t i = 0; i < parameters.size(); ++i)
-      sums[i] = sums[i].defined() ? sums[i] + parameters[i].grad() : parameters[i].grad();
-  }
-  for (auto& sum : sums) sum = sum / size;
-  return sums;
-}
-
-void expect_gradients(const torch::nn::Module& model, const std::vector<torch::Tensor>& expected, double factor = 1) {
-  auto parameters = model.parameters();
-  ASSERT_EQ(parameters.size(), expected.size());
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    ASSERT_TRUE(parameters[i].grad().defined()) << "parameter " << i;
-    EXPECT_LE(relative_difference(parameters[i].grad(), expected[i] * factor), 1e-6) << "parameter " << i;
-  }
-}
-
-Mlp filled_mlp() {
-  Mlp model;
-  fill_parameters(*model, 1);
-  return model;
-}
 
 TEST(DistributedDataParallel, AveragesGradientsByTheTimeBackwardReturns) {
   auto expected = mean_gradients(3);
