@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "support/rank_process.h"
+#include "bench_process.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -14,39 +14,6 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 using testing::Not;
-
-struct Finished {
-  int code = -1;
-  std::string output;  // of both streams
-};
-
-std::vector<std::string> bench_command(const std::string& arguments) {
-  std::vector<std::string> command{LOCKSTEP_TOOL, "bench"};
-  std::istringstream words(arguments);
-  for (std::string word; words >> word;) command.push_back(word);
-  return command;
-}
-
-/// Without what an outer launcher may have set.
-const std::map<std::string, std::string> kClean{
-    {"OMP_NUM_THREADS", ""}, {"LOCKSTEP_SECRET_FILE", ""}, {"RANK", ""},
-    {"WORLD_SIZE", ""},      {"MASTER_ADDR", ""},          {"MASTER_PORT", ""}};
-
-Finished run_bench(const std::string& arguments, std::map<std::string, std::string> variables = {}) {
-  variables.insert(kClean.begin(), kClean.end());
-  RankProcess process(bench_command(arguments), variables);
-  Finished finished;
-  finished.code = process.wait(std::chrono::minutes(3));
-  finished.output = process.output();
-  return finished;
-}
-
-std::vector<json> objects_in(const std::string& output) {
-  std::vector<json> objects;
-  std::istringstream lines(output);
-  for (std::string line; std::getline(lines, line);) objects.push_back(json::parse(line));
-  return objects;
-}
 
 void expect_sound(const json& row) {
   for (const char* field :
@@ -116,12 +83,6 @@ TEST(BenchCommand, DrawsAPlot) {
   EXPECT_THAT(svg.str(), testing::EndsWith("</svg>\n"));
 }
 
-void expect_usage_error(const std::string& arguments, const std::string& part) {
-  const auto ran = run_bench(arguments);
-  EXPECT_EQ(ran.code, 2) << arguments << "\n" << ran.output;
-  EXPECT_THAT(ran.output, HasSubstr(part)) << arguments;
-}
-
 TEST(BenchCommand, SaysWhatIsWrongWithItsArguments) {
   expect_usage_error("", "operation is required");
   expect_usage_error("all_reduce", "there is no operation 'all_reduce' to measure");
@@ -132,6 +93,7 @@ TEST(BenchCommand, SaysWhatIsWrongWithItsArguments) {
   expect_usage_error("all-reduce --sizes 512G", "give a smaller --max");
   expect_usage_error("all-reduce --plot /nowhere/a.svg", "nothing can be written to /nowhere");
   expect_usage_error("barrier --plot a.svg", "a barrier has no size");
+  expect_usage_error("all-reduce --models cnn", "--models, --against and --backend are for ddp");
 }
 
 TEST(BenchCommand, StopsWhenItIsTold) {

@@ -1,7 +1,3 @@
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <atomic>
 
 #include <ATen/ATen.h>
@@ -14,6 +10,7 @@
 #include "barrier.h"
 #include "collective.h"
 #include "measure.h"
+#include "page_file.h"
 #include "pattern.h"
 #include "pinning.h"
 
@@ -114,19 +111,6 @@ void register_idle() {
   }();
   ASSERT_TRUE(is_done);
 }
-
-/// The ranks' page, as lockstep makes it.
-class PageFile {
- public:
-  explicit PageFile(int ranks) : file_(::memfd_create("bench_test", MFD_CLOEXEC)) {
-    if (::ftruncate(file_, page_bytes(ranks)) != 0) throw std::runtime_error("ftruncate");
-  }
-  ~PageFile() { ::close(file_); }
-  std::string path() const { return "/proc/self/fd/" + std::to_string(file_); }
-
- private:
-  int file_;
-};
 
 constexpr Operation kWithData[] = {Operation::kAllReduce, Operation::kReduceScatter, Operation::kAllGather,
                                    Operation::kBroadcast};

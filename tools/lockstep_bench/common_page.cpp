@@ -1,8 +1,10 @@
 #include "common_page.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,14 +60,29 @@ void CommonPage::wait_until(const Line& line, uint64_t value, int patience) cons
   }
 }
 
+/// Whether this rank is the last, which begins the next generation.
+bool CommonPage::arrive(uint64_t generation) {
+  if (lines_[kArrived].value.fetch_add(1, std::memory_order_acq_rel) + 1 != static_cast<uint64_t>(ranks_)) return false;
+  lines_[kArrived].value.store(0, std::memory_order_relaxed);
+  lines_[kGeneration].value.store(generation + 1, std::memory_order_release);
+  return true;
+}
+
 void CommonPage::meet(int patience) {
   const uint64_t generation = lines_[kGeneration].value.load(std::memory_order_acquire);
-  if (lines_[kArrived].value.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint64_t>(ranks_)) {
-    lines_[kArrived].value.store(0, std::memory_order_relaxed);
-    lines_[kGeneration].value.store(generation + 1, std::memory_order_release);
-  } else {
-    wait_until(lines_[kGeneration], generation + 1, patience);
+  if (!arrive(generation)) wait_until(lines_[kGeneration], generation + 1, patience);
+}
+
+void CommonPage::meet_asleep() {
+  static_assert(std::endian::native == std::endian::little);  // a futex is the lower half of a number
+  auto& line = lines_[kGeneration].value;
+  const uint64_t generation = line.load(std::memory_order_acquire);
+  if (arrive(generation)) {
+    ::syscall(SYS_futex, &line, FUTEX_WAKE, ranks_, nullptr, nullptr, 0);
+    return;
   }
+  while (line.load(std::memory_order_acquire) == generation)
+    ::syscall(SYS_futex, &line, FUTEX_WAIT, static_cast<uint32_t>(generation), nullptr, nullptr, 0);
 }
 
 double CommonPage::largest(double mine) {

@@ -22,6 +22,8 @@ class CommonPage {
 
   /// Returns when all ranks have called it, on all of them at nearly the same time.
   void meet() { meet(patience_); }
+  /// The same, but who waits sleeps and leaves its core to others; it takes microseconds longer.
+  void meet_asleep();
 
   /// Not collective: leaves a number for the others to see; and the one that a rank has left.
   void post(int64_t number) { lines_[kFirstRank + rank_].value.store(static_cast<uint64_t>(number)); }
@@ -45,6 +47,7 @@ class CommonPage {
   };
 
   void meet(int patience);
+  bool arrive(uint64_t generation);
   void wait_until(const Line& line, uint64_t value, int patience) const;
 
   const int rank_;

@@ -1,6 +1,7 @@
 // lockstep-bench: one rank of `lockstep bench`, which starts it, so that lockstep itself need not load LibTorch.
 //   lockstep-bench --backends   prints what this build has, as a JSON array
-//   lockstep-bench PLAN         carries out a plan, one JSON object; rank 0 writes to the file that it names
+//   lockstep-bench PLAN         measures a collective by a Plan, one JSON object; rank 0 writes to the file that it
+//   names lockstep-bench --ddp PLAN   trains models by a DdpPlan, likewise
 
 #include <fstream>
 #include <iostream>
@@ -11,36 +12,51 @@
 #include <lockstep/backend.h>
 #include <lockstep/error.h>
 #include <lockstep/process_group.h>
+#include <lockstep/torch_version.h>
 
+#include "ddp/measure.h"
 #include "measure.h"
 
+namespace lockstep::bench {
 namespace {
 
-void carry_out(const lockstep::bench::Plan& plan) {
-  const auto world = lockstep::init_process_group({.backend = plan.backends.at(0)});
+void carry_out(const RunPlan& plan, const std::string& backend, const auto& measure) {
+  const auto world = init_process_group({.backend = backend});
   if (world.size() != plan.ranks)
-    throw lockstep::UsageError("there are " + std::to_string(world.size()) + " ranks, but the plan is for " +
-                               std::to_string(plan.ranks));
-  lockstep::bench::CommonPage page(plan.page, world.rank(), world.size(), plan.is_crowded);
+    throw UsageError("there are " + std::to_string(world.size()) + " ranks, but the plan is for " +
+                     std::to_string(plan.ranks));
+  CommonPage page(plan.page, world.rank(), world.size(), plan.is_crowded);
   std::ofstream results;
   if (world.rank() == 0) results.open(plan.results);
-  lockstep::bench::measure(plan, world, page, [&](const lockstep::bench::Message& message) {
-    results << lockstep::bench::to_line(message) << std::endl;
-    if (!results) throw lockstep::SystemError("cannot write to " + plan.results);
+  measure(world, page, [&](const auto& message) {
+    results << to_line(message) << std::endl;
+    if (!results) throw SystemError("cannot write to " + plan.results);
   });
   page.meet();  // rank 0 is needed to the end
 }
 
+void run(const std::string& option, const std::string& text) {
+  if (option == "--backends") {
+    std::cout << nlohmann::json(available_backends()).dump() << std::endl;
+  } else if (option == "--ddp") {
+    prefer_fast_convolutions();
+    const auto plan = ddp_plan_from(text);
+    carry_out(plan, plan.backend,
+              [&](const auto& world, auto& page, const auto& say) { measure_ddp(plan, world, page, say); });
+  } else if (option.starts_with('{')) {
+    const auto plan = plan_from(option);
+    carry_out(plan, plan.backends.at(0),
+              [&](const auto& world, auto& page, const auto& say) { measure(plan, world, page, say); });
+  } else {
+    throw UsageError("this program belongs to lockstep bench, which starts it");
+  }
+}
+
 }  // namespace
+}  // namespace lockstep::bench
 
 int main(int argc, char** argv) try {
-  const std::string argument = argc == 2 ? argv[1] : "";
-  if (argument == "--backends")
-    std::cout << nlohmann::json(lockstep::available_backends()).dump() << std::endl;
-  else if (argument.starts_with('{'))
-    carry_out(lockstep::bench::plan_from(argument));
-  else
-    throw lockstep::UsageError("this program belongs to lockstep bench, which starts it");
+  lockstep::bench::run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");
 } catch (const std::exception& error) {
   std::cerr << "lockstep-bench: " << error.what() << '\n';
   return 1;

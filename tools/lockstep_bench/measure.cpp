@@ -1,6 +1,5 @@
 #include "measure.h"
 
-#include <algorithm>
 #include <chrono>
 #include <numeric>
 
@@ -9,22 +8,14 @@
 #include "collective.h"
 #include "memory_stream.h"
 #include "pinning.h"
+#include "rounds.h"
 
 namespace lockstep::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Report = std::function<void(const Message&)>;
 
-constexpr int kWarmUps = 2;
-constexpr int kFewestRounds = 5, kMostRounds = 101;
 constexpr std::chrono::duration<double> kAllSizes{60};  // so long may all rounds of all sizes take
-
-/// Who takes turns in one size, and what came of it.
-struct Turn {
-  Samples samples;  // without a backend: memory itself
-  std::unique_ptr<Side> side;
-};
 
 /// A backend with one kind of memory.
 struct Contender {
@@ -48,7 +39,8 @@ std::vector<Contender> make_contenders(const Plan& plan, const ProcessGroup& wor
 
 class Measurement {
  public:
-  Measurement(const Plan& plan, CommonPage& page, const Report& report) : plan_(plan), page_(page), report_(report) {}
+  Measurement(const Plan& plan, CommonPage& page, const Report& report)
+      : plan_(plan), page_(page), report_(report), rounds_(plan, page) {}
 
   void measure_round_trip() {
     constexpr int kTimes = 1000, kRounds = 21;
@@ -60,70 +52,30 @@ class Measurement {
 
   void measure_size(int64_t bytes, const std::vector<Contender>& contenders) {
     say(Progress{bytes});
-    auto turns = make_turns(bytes, contenders);
-    Clock::time_point begin;
-    for (int round = 0; round < kWarmUps; ++round) {
-      begin = Clock::now();
-      take_turns(turns);
-    }
-    const int rounds = choose_rounds(Clock::now() - begin);
-    for (auto& turn : turns) turn.samples.times_us.clear();
-    for (int round = 0; round < rounds; ++round) take_turns(turns);
-    report_turns(turns);
+    std::vector<Turn> turns;
+    turns.push_back({std::make_unique<MemoryStream>(bytes, calls_per_sample(bytes)), calls_per_sample(bytes), {}, 0});
+    for (const auto& contender : contenders)
+      turns.push_back({make_side(contender, bytes), calls_per_sample(bytes), {}, 0});
+    rounds_.take(turns, kAllSizes / static_cast<double>(plan_.sizes.size()));
+    say(Stream{bytes, turns[0].times_us});
+    for (size_t i = 0; i < contenders.size(); ++i) report_turn(bytes, contenders[i], turns[i + 1]);
   }
 
  private:
-  std::vector<Turn> make_turns(int64_t bytes, const std::vector<Contender>& contenders) const {
-    const int calls = calls_per_sample(bytes);
-    std::vector<Turn> turns;
-    turns.push_back({{"", "", bytes, calls, 0, {}}, std::make_unique<MemoryStream>(bytes, calls)});
-    for (const auto& [group, memory] : contenders) {
-      const bool is_barrier = plan_.operation == Operation::kBarrier;
-      turns.push_back({{group.backend_name(), is_barrier ? "none" : name_of(memory), bytes, calls, 0, {}},
-                       is_barrier ? make_barrier(group, page_) : make_collective(plan_, group, memory, bytes)});
-    }
-    return turns;
+  std::unique_ptr<Side> make_side(const Contender& contender, int64_t bytes) const {
+    if (plan_.operation == Operation::kBarrier) return make_barrier(contender.group, page_);
+    return make_collective(plan_, contender.group, contender.memory, bytes);
   }
 
-  void take_turns(std::vector<Turn>& turns) {
-    for (auto& turn : turns) {
-      turn.side->prepare(++turns_taken_);
-      turn.side->warm_up();
-      turn.side->prepare(++turns_taken_);
-      page_.meet();
-      const auto begin = Clock::now();
-      turn.side->run();
-      turn.samples.times_us.push_back(compare(begin, Clock::now()) / turn.samples.calls);
-      if (plan_.check) *turn.samples.wrong += turn.side->count_wrong();
-    }
-  }
-
-  /// The slowest rank's time. Where ranks share cores, one may begin when another has long ended: then all of it, from
-  /// the first to begin to the last to end.
-  double compare(Clock::time_point begin, Clock::time_point end) {
-    const auto since_boot = [](Clock::time_point time) {
-      return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
-    };
-    if (plan_.is_crowded) return page_.largest(since_boot(end)) + page_.largest(-since_boot(begin));
-    return page_.largest(since_boot(end) - since_boot(begin));
-  }
-
-  int choose_rounds(std::chrono::duration<double> one) {
-    if (plan_.rounds > 0) return plan_.rounds;
-    const double fit = kAllSizes.count() / static_cast<double>(plan_.sizes.size()) / one.count();
-    const auto mine = std::clamp(fit, static_cast<double>(kFewestRounds), static_cast<double>(kMostRounds));
-    return static_cast<int>(page_.decided(static_cast<int64_t>(mine)));
-  }
-
-  void report_turns(std::vector<Turn>& turns) {
-    for (auto& [samples, side] : turns) {
-      const int64_t wrong = page_.sum(*samples.wrong);
-      samples.wrong = plan_.check ? std::optional(wrong) : std::nullopt;
-      if (samples.backend.empty())
-        say(Stream{samples.bytes, samples.times_us});
-      else
-        say(samples);
-    }
+  void report_turn(int64_t bytes, const Contender& contender, const Turn& turn) {
+    Samples samples;
+    samples.backend = contender.group.backend_name();
+    samples.memory = plan_.operation == Operation::kBarrier ? "none" : name_of(contender.memory);
+    samples.bytes = bytes;
+    samples.calls = turn.calls;
+    samples.times_us = turn.times_us;
+    if (plan_.check) samples.wrong = page_.sum(turn.wrong);
+    say(samples);
   }
 
   void say(const Message& message) {
@@ -133,14 +85,15 @@ class Measurement {
   const Plan& plan_;
   CommonPage& page_;
   const Report& report_;
-  int64_t turns_taken_ = 0;
+  Rounds rounds_;
 };
 
 }  // namespace
 
 void measure(const Plan& plan, const ProcessGroup& world, CommonPage& page, const Report& report) {
   const auto contenders = make_contenders(plan, world);
-  if (plan.bind) pin_this_thread(world.rank(), world.size());  // behind the threads of all backends
+  std::optional<Pinning> pinning;
+  if (plan.bind) pinning.emplace(world.rank(), world.size());  // behind the threads of all backends
   Measurement measurement(plan, page, report);
   measurement.measure_round_trip();
   for (int64_t bytes : plan.sizes) measurement.measure_size(bytes, contenders);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sched.h>
+
 #include <vector>
 
 namespace lockstep::bench {
@@ -8,9 +10,21 @@ namespace lockstep::bench {
 /// cores than ranks. Pure.
 std::vector<int> share_of(const std::vector<int>& cores, int rank, int ranks);
 
-/// Keeps the calling thread, and those that it starts from now on, on its share of the cores of this process. Threads
-/// that backends have started before stay free: on one core with the thread that they work for, each would wait for the
+/// The cores that the calling thread may run on.
+std::vector<int> allowed_cores();
+
+/// While it lives, the thread that made it, and those that it starts, stay on its share of the cores. Threads that
+/// backends have started before stay free: on one core with the thread that they work for, each would wait for the
 /// other. SystemError when the system refuses.
-void pin_this_thread(int rank, int ranks);
+class Pinning {
+ public:
+  Pinning(int rank, int ranks);
+  ~Pinning();
+  Pinning(const Pinning&) = delete;
+  Pinning& operator=(const Pinning&) = delete;
+
+ private:
+  cpu_set_t before_;  // constant after construction
+};
 
 }  // namespace lockstep::bench

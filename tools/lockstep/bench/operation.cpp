@@ -34,6 +34,7 @@ Operation operation_named(const std::string& name) {
 std::vector<std::string> operation_names() {
   std::vector<std::string> names;
   for (const auto& [operation, name] : kNames) names.emplace_back(name);
+  names.emplace_back(kDdp);
   return names;
 }
 

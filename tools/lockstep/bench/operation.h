@@ -11,10 +11,14 @@ enum class Operation { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarr
 /// "all-reduce", as users write it.
 const char* name_of(Operation operation);
 
-/// UsageError for another name.
+/// The collective of this name. UsageError for another name.
 Operation operation_named(const std::string& name);
 
+/// All that users may write: the collectives, and kDdp.
 std::vector<std::string> operation_names();
+
+/// Training of models, which is no collective: ddp/plan.h.
+inline constexpr const char* kDdp = "ddp";
 
 /// Whether it combines values, so that a reduce operation belongs to it.
 bool reduces(Operation operation);

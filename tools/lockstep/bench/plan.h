@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "bench/operation.h"
+#include "bench/run_plan.h"
 
 namespace lockstep::bench {
 
@@ -19,21 +20,15 @@ enum class Memory {
 
 const char* name_of(Memory memory);
 
-/// What the ranks are to measure: decided by lockstep, carried out by lockstep-bench, which gets it as JSON.
-struct Plan {
+/// A collective to measure: decided by lockstep, carried out by lockstep-bench, which gets it as JSON. Rank 0's results
+/// are the Messages of messages.h.
+struct Plan : RunPlan {
   Operation operation = Operation::kAllReduce;
   std::vector<std::string> backends{};
-  int ranks = 2;
   std::vector<int64_t> sizes{};  // in bytes; of a barrier one, 0
   std::string dtype = "float32";
   std::string redop = "sum";  // "none" where nothing is reduced
   Memory memory = Memory::kBoth;
-  int rounds = 0;  // 0: as many as fit into about a minute for all sizes, 5 at least
-  bool check = true;
-  bool bind = false;        // give each rank cores of its own
-  bool is_crowded = false;  // more ranks than cores: who waits lets others run at once
-  std::string page{};       // a file of page_bytes(ranks), zeros, that all ranks map
-  std::string results{};    // a file that rank 0 writes a line of JSON to for each Message of messages.h
 
   bool operator==(const Plan&) const = default;
 };

@@ -2,44 +2,22 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include <lockstep/error.h>
 
+#include "bench/plan.h"
+#include "bench/shared_file.h"
 #include "mpirun_command.h"
 
 namespace lockstep::bench {
 namespace {
-
-/// An open file that other processes of this user reach by its path.
-class SharedFile {
- public:
-  SharedFile(int file, const char* call) : file_(file) {
-    if (file_ < 0) throw SystemError(fmt::format("{}: {}", call, std::strerror(errno)));
-  }
-  ~SharedFile() { close(); }
-  SharedFile(const SharedFile&) = delete;
-  SharedFile& operator=(const SharedFile&) = delete;
-
-  int get() const { return file_; }
-  std::string path() const { return fmt::format("/proc/{}/fd/{}", ::getpid(), file_); }
-  void close() {
-    if (file_ >= 0) ::close(file_);
-    file_ = -1;
-  }
-
- private:
-  int file_;
-};
 
 /// Calls for each whole line until every writer is gone.
 void read_lines(int file, const std::function<void(const std::string&)>& on_line) {
@@ -65,19 +43,20 @@ std::thread start_quietly(const std::function<void()>& body) {
 
 }  // namespace
 
-LaunchOptions rank_launch(const Plan& plan, const RankOptions& options) {
-  const bool by_mpirun = std::find(plan.backends.begin(), plan.backends.end(), "mpi") != plan.backends.end();
+LaunchOptions rank_launch(int ranks, const std::string& plan, const RankOptions& options) {
   LaunchOptions launch;
   launch.standalone = true;
   launch.omp_threads = options.threads;
-  launch.workers_per_node = by_mpirun ? "1" : std::to_string(plan.ranks);
-  if (by_mpirun) launch.command = tool::mpirun_command(plan.ranks);  // ranks find their cores themselves
-  launch.command.insert(launch.command.end(), {options.program, to_text(plan)});
+  launch.workers_per_node = options.by_mpirun ? "1" : std::to_string(ranks);
+  if (options.by_mpirun) launch.command = tool::mpirun_command(ranks);  // ranks find their cores themselves
+  launch.command.insert(launch.command.end(), options.command.begin(), options.command.end());
+  launch.command.push_back(plan);
   return launch;
 }
 
-int run_ranks(Plan plan, const RankOptions& options, const std::function<void(const Message&)>& on_message) {
-  SharedFile page(::memfd_create("lockstep-bench", MFD_CLOEXEC), "memfd_create");
+int run_ranks(RunPlan& plan, const std::function<std::string()>& text, const RankOptions& options,
+              const std::function<void(const std::string&)>& on_line) {
+  SharedFile page = SharedFile::in_memory();
   if (::ftruncate(page.get(), page_bytes(plan.ranks)) != 0)
     throw SystemError(fmt::format("ftruncate of {} bytes: {}", page_bytes(plan.ranks), std::strerror(errno)));
   int ends[2];
@@ -86,9 +65,8 @@ int run_ranks(Plan plan, const RankOptions& options, const std::function<void(co
   plan.page = page.path();
   plan.results = to_write.path();
 
-  auto reader = start_quietly(
-      [&] { read_lines(to_read.get(), [&](const std::string& line) { on_message(message_from(line)); }); });
-  const int code = launch(rank_launch(plan, options));
+  auto reader = start_quietly([&] { read_lines(to_read.get(), on_line); });
+  const int code = launch(rank_launch(plan.ranks, text(), options));
   to_write.close();  // the last writer: the reader ends
   reader.join();
   return code;

@@ -6,22 +6,24 @@
 
 #include <lockstep/launcher.h>
 
-#include "bench/messages.h"
-#include "bench/plan.h"
+#include "bench/run_plan.h"
 
 namespace lockstep::bench {
 
 struct RankOptions {
-  std::string program{};  // lockstep-bench
-  int threads = 1;        // of each rank
+  std::vector<std::string> command{};  // lockstep-bench, and what stands before the plan
+  int threads = 1;                     // of each rank
+  bool by_mpirun = false;              // the ranks of `mpi` can be started in no other way
 };
 
-/// How the ranks are started: by our launcher, or by mpirun under it when `mpi` is to be measured, which can be started
-/// in no other way. Our launcher hosts the store in both cases. Pure.
-LaunchOptions rank_launch(const Plan& plan, const RankOptions& options);
+/// How `ranks` ranks are started with this plan: by our launcher, or by mpirun under it. Our launcher hosts the store
+/// in both cases. Pure.
+LaunchOptions rank_launch(int ranks, const std::string& plan, const RankOptions& options);
 
-/// Runs the plan. `on_message` gets what rank 0 says, on a thread of its own, before this returns. Returns the
-/// launcher's exit code; says on stderr what went wrong.
-int run_ranks(Plan plan, const RankOptions& options, const std::function<void(const Message&)>& on_message);
+/// Gives the plan its page and its results, and runs ranks with what `text` then makes of it. `on_line` gets what rank
+/// 0 says, on a thread of its own, before this returns. Returns the launcher's exit code; says on stderr what went
+/// wrong.
+int run_ranks(RunPlan& plan, const std::function<std::string()>& text, const RankOptions& options,
+              const std::function<void(const std::string&)>& on_line);
 
 }  // namespace lockstep::bench

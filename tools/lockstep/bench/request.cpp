@@ -65,6 +65,11 @@ Memory memory_named(const std::string& name) {
 
 /// Refuses what would have no effect.
 void check_meaning(const Request& request, Operation operation) {
+  if (!request.models.empty() || !request.against.empty() || !request.backend.empty())
+    throw UsageError(
+        fmt::format("--models, --against and --backend are for {}: {} trains no model, leave them out (--backends says "
+                    "what is measured)",
+                    kDdp, name_of(operation)));
   if (!request.redop.empty() && !reduces(operation))
     throw UsageError(
         fmt::format("--op is for all-reduce and reduce-scatter: {} reduces nothing, leave it out", name_of(operation)));
@@ -76,14 +81,24 @@ void check_meaning(const Request& request, Operation operation) {
 
 }  // namespace
 
+RunPlan make_run_plan(const Request& request) {
+  if (request.ranks < 1 || request.ranks > kMostRanks)
+    throw UsageError(fmt::format("-n is {}: it should be a number of ranks from 1 to {}", request.ranks, kMostRanks));
+  if (request.rounds != 0 && request.rounds < kFewestRounds)
+    throw UsageError(
+        fmt::format("--rounds is {}: it should be {} or more, or left out", request.rounds, kFewestRounds));
+  RunPlan plan;
+  plan.ranks = request.ranks;
+  plan.rounds = request.rounds;
+  plan.check = request.check;
+  return plan;
+}
+
 Plan make_plan(const Request& request, const std::vector<std::string>& available) {
-  Plan plan;
+  Plan plan{make_run_plan(request)};
   plan.operation = operation_named(request.operation);
   check_meaning(request, plan.operation);
   plan.backends = choose_backends(request.backends, available);
-  if (request.ranks < 1 || request.ranks > kMostRanks)
-    throw UsageError(fmt::format("-n is {}: it should be a number of ranks from 1 to {}", request.ranks, kMostRanks));
-  plan.ranks = request.ranks;
   plan.dtype = said_or(request.dtype, plan.dtype.c_str());
   const int bytes = element_bytes(plan.dtype);
   plan.redop = reduces(plan.operation) ? said_or(request.redop, plan.redop.c_str()) : "none";
@@ -92,11 +107,6 @@ Plan make_plan(const Request& request, const std::vector<std::string>& available
   if (plan.operation != Operation::kBarrier)
     plan.sizes = whole_sizes(plan.operation, choose_sizes(request), bytes, plan.ranks);
   plan.memory = memory_named(said_or(request.memory, name_of(plan.memory)));
-  if (request.rounds != 0 && request.rounds < kFewestRounds)
-    throw UsageError(
-        fmt::format("--rounds is {}: it should be {} or more, or left out", request.rounds, kFewestRounds));
-  plan.rounds = request.rounds;
-  plan.check = request.check;
   return plan;
 }
 

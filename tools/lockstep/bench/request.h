@@ -20,6 +20,9 @@ struct Request {
   std::string dtype{};
   std::string redop{};
   std::string memory{};
+  std::vector<std::string> models{};
+  std::string backend{};
+  std::string against{};
   int rounds = 0;
   bool check = true;
 };
@@ -32,6 +35,9 @@ inline constexpr int64_t kDefaultFactor = 2;
 /// Pure. `available` are the backends that this build has. UsageError naming the option, what came and what it should
 /// be, also for an option that says nothing about the operation.
 Plan make_plan(const Request& request, const std::vector<std::string>& available);
+
+/// The ranks, the rounds and whether results are checked. UsageError for a number out of range.
+RunPlan make_run_plan(const Request& request);
 
 /// How much memory all ranks together need for the largest size, at most.
 int64_t memory_bytes(const Plan& plan);

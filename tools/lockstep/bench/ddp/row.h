@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/ddp/messages.h"
+#include "bench/ddp/plan.h"
+
+namespace lockstep::bench {
+
+/// Of one side's steps, in milliseconds.
+struct StepTimes {
+  double median_ms = 0;
+  double p10_ms = 0;
+  double p90_ms = 0;
+};
+
+/// One model, and how its sides compare.
+struct DdpRow {
+  std::string model{};
+  int ranks = 2;
+  DdpSetting setting{};
+  StepTimes local{};  // all ranks at the same time, none talks
+  StepTimes ddp{};
+  StepTimes alone{};                  // one rank, while the others sleep
+  std::optional<StepTimes> python{};  // PyTorch's own
+  size_t rounds = 0;
+  int steps = 1;                   // in each sample
+  std::optional<int64_t> wrong{};  // none: not checked
+
+  /// What talking adds to a step: the part of it that computing does not hide.
+  double exposed_ms() const { return ddp.median_ms - local.median_ms; }
+  double exposed_fraction() const { return exposed_ms() / ddp.median_ms; }
+  double ratio_to_local() const { return ddp.median_ms / local.median_ms; }
+  /// How many times as fast as PyTorch's own.
+  std::optional<double> ratio_to_python() const;
+  /// What is left of a rank's speed when all of them train together.
+  double efficiency() const { return alone.median_ms / ddp.median_ms; }
+};
+
+DdpRow make_ddp_row(const DdpPlan& plan, const DdpSetting& setting, const DdpSamples& samples);
+
+/// One object without a line end.
+std::string to_json_line(const DdpRow& row);
+
+}  // namespace lockstep::bench

@@ -1,0 +1,54 @@
+#include "bench/ddp/table.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+namespace lockstep::bench {
+namespace {
+
+constexpr const char* kTimes = "{} {:<6} {:<7} {:>8} {:>8} {:>8} {:>5}\n";
+constexpr const char* kComparison = "{} {:<6} {:>8} {:>8} {:>10} {:>11} {:>11}\n";
+
+/// Four digits, and all of those before the point.
+std::string milliseconds(double value) {
+  const int before = value < 10 ? 1 : static_cast<int>(std::log10(value)) + 1;
+  return fmt::format("{:.{}f}", value, std::clamp(4 - before, 0, 3));
+}
+
+std::string multiple(double value) {
+  return fmt::format("{:.2f}x", value);
+}
+
+std::string line(const DdpRow& row, const char* side, const StepTimes& times, const std::string& wrong) {
+  return fmt::format(kTimes, " ", row.model, side, milliseconds(times.median_ms), milliseconds(times.p10_ms),
+                     milliseconds(times.p90_ms), wrong);
+}
+
+}  // namespace
+
+std::string ddp_header() {
+  return fmt::format(kTimes, "#", "model", "side", "time", "p10", "p90", "wrong") +
+         fmt::format(kTimes, "#", "", "", "(ms)", "(ms)", "(ms)", "");
+}
+
+std::string ddp_lines(const DdpRow& row) {
+  return line(row, "local", row.local, "") + line(row, "ddp", row.ddp, row.wrong ? std::to_string(*row.wrong) : "N/A") +
+         line(row, "alone", row.alone, "") + (row.python ? line(row, "python", *row.python, "") : "");
+}
+
+std::string ddp_comparison(const std::vector<DdpRow>& rows) {
+  std::string text =
+      "#\n" + fmt::format(kComparison, "#", "model", "exposed", "exposed", "ddp/local", "python/ddp", "efficiency") +
+      fmt::format(kComparison, "#", "", "(ms)", "(%)", "", "", "(%)");
+  for (const auto& row : rows) {
+    const auto to_python = row.ratio_to_python();
+    text += fmt::format(kComparison, " ", row.model, fmt::format("{:.3f}", row.exposed_ms()),
+                        fmt::format("{:.1f}", 100 * row.exposed_fraction()), multiple(row.ratio_to_local()),
+                        to_python ? multiple(*to_python) : "-", fmt::format("{:.1f}", 100 * row.efficiency()));
+  }
+  return text;
+}
+
+}  // namespace lockstep::bench

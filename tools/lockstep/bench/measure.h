@@ -1,0 +1,15 @@
+#pragma once
+
+#include "bench/arguments.h"
+
+namespace lockstep::bench {
+
+/// Ended in time, but some results were not what they should be.
+inline constexpr int kWrongResults = 1;
+
+/// Each carries out what the arguments ask for, prints it and returns lockstep's exit code. UsageError when nothing was
+/// started.
+int measure_collective(const Arguments& arguments);
+int measure_ddp(const Arguments& arguments);
+
+}  // namespace lockstep::bench
