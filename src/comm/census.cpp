@@ -55,10 +55,10 @@ std::optional<std::string> find_mismatch(const Membership& group, const CallReco
     for (size_t b = a + 1; b < known.size(); ++b) {
       auto what = difference(*known[a].call, known[a].rank, *known[b].call, known[b].rank);
       if (!what) continue;
-      return text("as ", mine.subject, " of group '", group.name, "', ", describe_rank(group, known[a].rank), " makes ",
-                  describe(*known[a].call), " at ", known[a].site, ", but ", describe_rank(group, known[b].rank),
-                  " makes ", describe(*known[b].call), " at ", known[b].site, ": ", *what,
-                  " differs. Make the same calls in the same order on all ranks");
+      return text("as ", describe(mine.subject), " of group '", group.name, "', ", describe_rank(group, known[a].rank),
+                  " makes ", describe(*known[a].call), " at ", known[a].site, ", but ",
+                  describe_rank(group, known[b].rank), " makes ", describe(*known[b].call), " at ", known[b].site, ": ",
+                  *what, " differs. Make the same calls in the same order on all ranks");
     }
   return std::nullopt;
 }

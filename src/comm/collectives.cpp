@@ -32,11 +32,11 @@ bool is_movable(c10::ScalarType dtype) {
 /// The checks of one call: every message begins with who calls what.
 class Checker {
  public:
-  Checker(const Membership& me, const char* call) : me_(me), call_(call) {}
+  Checker(const Membership& me, Operation call) : me_(me), call_(call) {}
 
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... parts) const {
-    throw UsageError(text("rank ", me_.rank, ": ", call_, ": ", parts...));
+    throw UsageError(text("rank ", me_.rank, ": ", name_of(call_), ": ", parts...));
   }
 
   void readable(const at::Tensor& tensor, const char* role) const {
@@ -101,7 +101,7 @@ class Checker {
 
  private:
   const Membership& me_;
-  const char* call_;
+  const Operation call_;
 };
 
 void check_own_part(const Checker& check, const at::Tensor& output, const at::Tensor& input) {
@@ -124,60 +124,62 @@ std::vector<int64_t> at_rank(int rank, int size, const at::Tensor& tensor) {
 }  // namespace
 
 Group::Call all_reduce_call(const Membership& me, const at::Tensor& tensor, ReduceOp op) {
-  Checker check(me, "all_reduce");
+  Checker check(me, Operation::kAllReduce);
   check.writable(tensor, "the tensor");
   check.reducible(tensor, op);
-  Fingerprint fingerprint{"all_reduce", tensor.scalar_type(), tensor.numel(), op};
-  return {fingerprint, [tensor, op](Backend& backend, const CallInfo& call) {
+  Fingerprint fingerprint{Operation::kAllReduce, tensor.scalar_type(), tensor.numel(), op};
+  return {std::move(fingerprint), [&tensor, op](Backend& backend, const CallInfo& call) {
             auto dense = dense_input(tensor);
-            if (dense.defined()) backend.all_reduce(dense, op, call);
-            store(tensor, dense);
+            if (dense->defined()) backend.all_reduce(*dense, op, call);
+            store(tensor, *dense);
           }};
 }
 
 Group::Call reduce_call(const Membership& me, const at::Tensor& tensor, int root, ReduceOp op) {
-  Checker check(me, "reduce");
+  Checker check(me, Operation::kReduce);
   check.writable(tensor, "the tensor");
   check.reducible(tensor, op);
   check.rank_in_group(root, "dst");
-  Fingerprint fingerprint{"reduce", tensor.scalar_type(), tensor.numel(), op, root};
-  return {fingerprint, [tensor, op, root, is_root = me.rank == root](Backend& backend, const CallInfo& call) {
+  Fingerprint fingerprint{Operation::kReduce, tensor.scalar_type(), tensor.numel(), op, root};
+  return {std::move(fingerprint),
+          [&tensor, op, root, is_root = me.rank == root](Backend& backend, const CallInfo& call) {
             auto dense = dense_input(tensor);
-            if (dense.defined()) backend.reduce(dense, op, root, call);
-            if (is_root) store(tensor, dense);
+            if (dense->defined()) backend.reduce(*dense, op, root, call);
+            if (is_root) store(tensor, *dense);
           }};
 }
 
 Group::Call broadcast_call(const Membership& me, const at::Tensor& tensor, int root) {
-  Checker check(me, "broadcast");
+  Checker check(me, Operation::kBroadcast);
   check.rank_in_group(root, "src");
   bool is_root = me.rank == root;
   is_root ? check.readable(tensor, "the tensor") : check.writable(tensor, "the tensor");
-  Fingerprint fingerprint{"broadcast", tensor.scalar_type(), tensor.numel(), {}, root};
-  return {fingerprint, [tensor, root, is_root](Backend& backend, const CallInfo& call) {
+  Fingerprint fingerprint{Operation::kBroadcast, tensor.scalar_type(), tensor.numel(), {}, root};
+  return {std::move(fingerprint), [&tensor, root, is_root](Backend& backend, const CallInfo& call) {
             auto dense = is_root ? dense_input(tensor) : dense_output(tensor);
-            if (dense.defined()) backend.broadcast(dense, root, call);
-            if (!is_root) store(tensor, dense);
+            if (dense->defined()) backend.broadcast(*dense, root, call);
+            if (!is_root) store(tensor, *dense);
           }};
 }
 
 Group::Call all_gather_call(const Membership& me, const at::Tensor& output, const at::Tensor& input) {
-  Checker check(me, "all_gather");
+  Checker check(me, Operation::kAllGather);
   check.writable(output, "the output");
   check.readable(input, "the input");
   check.same_dtype(output, input);
   check.parts_of(output, "the output", input, "the input");
   check.apart_or_in_place(output, input);
-  Fingerprint fingerprint{"all_gather", input.scalar_type(), input.numel()};
-  return {fingerprint, [output, input](Backend& backend, const CallInfo& call) {
+  Fingerprint fingerprint{Operation::kAllGather, input.scalar_type(), input.numel()};
+  return {std::move(fingerprint), [&output, &input](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
-            if (to.defined()) backend.all_gather(to, dense_input(input), call);
-            store(output, to);
+            if (to->defined()) backend.all_gather(*to, *dense_input(input), call);
+            store(output, *to);
           }};
 }
 
-Group::Call all_gather_call(const Membership& me, const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
-  Checker check(me, "all_gather");
+Group::Call all_gather_list_call(const Membership& me, const std::vector<at::Tensor>& outputs,
+                                 const at::Tensor& input) {
+  Checker check(me, Operation::kAllGather);
   check.one_for_each_rank(outputs, "the list of outputs");
   check.readable(input, "the input");
   for (const auto& output : outputs) {
@@ -188,18 +190,18 @@ Group::Call all_gather_call(const Membership& me, const std::vector<at::Tensor>&
   for (int r = 0; r < me.size; ++r)
     if (r != me.rank || !outputs[r].is_same(input)) check.apart(outputs[r], input);
   Fingerprint fingerprint{
-      "all_gather",        input.scalar_type(), {}, {}, {}, "", std::vector<int64_t>(me.size, input.numel()),
+      Operation::kAllGather, input.scalar_type(), {}, {}, {}, "", std::vector<int64_t>(me.size, input.numel()),
       elements_of(outputs)};
-  return {fingerprint, [outputs, input, size = me.size](Backend& backend, const CallInfo& call) {
+  return {std::move(fingerprint), [&outputs, &input, size = me.size](Backend& backend, const CallInfo& call) {
             auto to = dense_outputs(outputs);
-            backend.exchange(to, std::vector<at::Tensor>(size, dense_input(input)), call);
+            backend.exchange(to, std::vector<at::Tensor>(size, *dense_input(input)), call);
             store(outputs, to);
           }};
 }
 
 Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                         int root) {
-  Checker check(me, "gather");
+  Checker check(me, Operation::kGather);
   check.rank_in_group(root, "dst");
   check.readable(input, "the input");
   if (me.rank == root) {
@@ -214,13 +216,13 @@ Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& out
   } else {
     check.none(outputs, "the list of outputs", root);
   }
-  Fingerprint fingerprint{
-      "gather", input.scalar_type(), {}, {}, root, "", at_rank(root, me.size, input), elements_of(outputs)};
-  return {fingerprint, [outputs, input, root, size = me.size](Backend& backend, const CallInfo& call) {
+  Fingerprint fingerprint{Operation::kGather,  input.scalar_type(), {}, {}, root, "", at_rank(root, me.size, input),
+                          elements_of(outputs)};
+  return {std::move(fingerprint), [&outputs, &input, root, size = me.size](Backend& backend, const CallInfo& call) {
             std::vector<at::Tensor> to = dense_outputs(outputs);
             to.resize(size);
             std::vector<at::Tensor> from(size);
-            from[root] = dense_input(input);
+            from[root] = *dense_input(input);
             backend.exchange(to, from, call);
             store(outputs, to);
           }};
@@ -228,7 +230,7 @@ Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& out
 
 Group::Call scatter_call(const Membership& me, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                          int root) {
-  Checker check(me, "scatter");
+  Checker check(me, Operation::kScatter);
   check.rank_in_group(root, "src");
   check.writable(output, "the output");
   if (me.rank == root) {
@@ -243,37 +245,37 @@ Group::Call scatter_call(const Membership& me, const at::Tensor& output, const s
   } else {
     check.none(inputs, "the list of inputs", root);
   }
-  Fingerprint fingerprint{"scatter",           output.scalar_type(),          {}, {}, root, "",
+  Fingerprint fingerprint{Operation::kScatter, output.scalar_type(),          {}, {}, root, "",
                           elements_of(inputs), at_rank(root, me.size, output)};
-  return {fingerprint, [output, inputs, root, size = me.size](Backend& backend, const CallInfo& call) {
+  return {std::move(fingerprint), [&output, &inputs, root, size = me.size](Backend& backend, const CallInfo& call) {
             std::vector<at::Tensor> from = dense_inputs(inputs);
             from.resize(size);
             std::vector<at::Tensor> to(size);
-            to[root] = dense_output(output);
+            to[root] = *dense_output(output);
             backend.exchange(to, from, call);
             store(output, to[root]);
           }};
 }
 
 Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
-  Checker check(me, "reduce_scatter");
+  Checker check(me, Operation::kReduceScatter);
   check.writable(output, "the output");
   check.readable(input, "the input");
   check.same_dtype(output, input);
   check.reducible(input, op);
   check.parts_of(input, "the input", output, "the output");
   check.apart_or_in_place(input, output);
-  Fingerprint fingerprint{"reduce_scatter", input.scalar_type(), input.numel(), op};
-  return {fingerprint, [output, input, op](Backend& backend, const CallInfo& call) {
+  Fingerprint fingerprint{Operation::kReduceScatter, input.scalar_type(), input.numel(), op};
+  return {std::move(fingerprint), [&output, &input, op](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
-            if (to.defined()) backend.reduce_scatter(to, dense_input(input), op, call);
-            store(output, to);
+            if (to->defined()) backend.reduce_scatter(*to, *dense_input(input), op, call);
+            store(output, *to);
           }};
 }
 
 Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>& outputs,
                             const std::vector<at::Tensor>& inputs) {
-  Checker check(me, "all_to_all");
+  Checker check(me, Operation::kAllToAll);
   check.one_for_each_rank(outputs, "the list of outputs");
   check.one_for_each_rank(inputs, "the list of inputs");
   for (int r = 0; r < me.size; ++r) {
@@ -284,9 +286,9 @@ Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>&
   check_own_part(check, outputs[me.rank], inputs[me.rank]);
   for (const auto& output : outputs)
     for (const auto& input : inputs) check.apart(output, input);
-  Fingerprint fingerprint{"all_to_all",        inputs[0].scalar_type(), {}, {}, {}, "",
-                          elements_of(inputs), elements_of(outputs)};
-  return {fingerprint, [outputs, inputs](Backend& backend, const CallInfo& call) {
+  Fingerprint fingerprint{Operation::kAllToAll, inputs[0].scalar_type(), {}, {}, {}, "",
+                          elements_of(inputs),  elements_of(outputs)};
+  return {std::move(fingerprint), [&outputs, &inputs](Backend& backend, const CallInfo& call) {
             auto to = dense_outputs(outputs);
             backend.exchange(to, dense_inputs(inputs), call);
             store(outputs, to);
@@ -294,11 +296,12 @@ Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>&
 }
 
 Group::Call barrier_call() {
-  return {{"barrier"}, [](Backend& backend, const CallInfo& call) { backend.barrier(call); }};
+  return {{Operation::kBarrier}, [](Backend& backend, const CallInfo& call) { backend.barrier(call); }};
 }
 
-void check_message(const Membership& me, const char* call, const at::Tensor& tensor, int peer, bool is_written) {
+void check_message(const Membership& me, Operation call, const at::Tensor& tensor, int peer) {
   Checker check(me, call);
+  bool is_written = call == Operation::kRecv;
   is_written ? check.writable(tensor, "the tensor") : check.readable(tensor, "the tensor");
   check.rank_in_group(peer, is_written ? "src" : "dst");
   if (peer == me.rank) check.fail("a rank cannot send to itself; copy the tensor");

@@ -10,13 +10,14 @@
 
 namespace lockstep::detail {
 
-/// Each function checks the arguments of one collective, throwing UsageError, and returns the call that carries it out.
+/// Each function checks the arguments of one collective, throwing UsageError, and returns the call that carries it out,
+/// which refers to the tensors it was given.
 
 Group::Call all_reduce_call(const Membership& me, const at::Tensor& tensor, ReduceOp op);
 Group::Call reduce_call(const Membership& me, const at::Tensor& tensor, int root, ReduceOp op);
 Group::Call broadcast_call(const Membership& me, const at::Tensor& tensor, int root);
 Group::Call all_gather_call(const Membership& me, const at::Tensor& output, const at::Tensor& input);
-Group::Call all_gather_call(const Membership& me, const std::vector<at::Tensor>& outputs, const at::Tensor& input);
+Group::Call all_gather_list_call(const Membership& me, const std::vector<at::Tensor>& outputs, const at::Tensor& input);
 Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                         int root);
 Group::Call scatter_call(const Membership& me, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
@@ -26,7 +27,7 @@ Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>&
                             const std::vector<at::Tensor>& inputs);
 Group::Call barrier_call();
 
-/// Checks for point to point.
-void check_message(const Membership& me, const char* call, const at::Tensor& tensor, int peer, bool is_written);
+/// Checks for point to point: of kSend or kRecv.
+void check_message(const Membership& me, Operation call, const at::Tensor& tensor, int peer);
 
 }  // namespace lockstep::detail

@@ -15,29 +15,29 @@ template <class Convert>
 std::vector<at::Tensor> each(const std::vector<at::Tensor>& tensors, Convert convert) {
   std::vector<at::Tensor> result;
   result.reserve(tensors.size());
-  for (const auto& tensor : tensors) result.push_back(convert(tensor));
+  for (const auto& tensor : tensors) result.push_back(*convert(tensor));
   return result;
 }
 
 }  // namespace
 
-at::Tensor dense_input(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return {};
-  if (is_fit(tensor)) return tensor;
+DenseTensor dense_input(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return DenseTensor();
+  if (is_fit(tensor)) return DenseTensor::borrowed(tensor);
   c10::NoGradGuard no_grad;
-  return tensor.detach().contiguous();
+  return DenseTensor::owned(tensor.detach().contiguous());
 }
 
-at::Tensor dense_output(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return {};
-  if (is_fit(tensor)) return tensor;
+DenseTensor dense_output(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return DenseTensor();
+  if (is_fit(tensor)) return DenseTensor::borrowed(tensor);
   c10::NoGradGuard no_grad;
-  if (tensor.is_contiguous()) return tensor.detach();
-  return at::empty({tensor.numel()}, tensor.options().requires_grad(false));
+  if (tensor.is_contiguous()) return DenseTensor::owned(tensor.detach());
+  return DenseTensor::owned(at::empty({tensor.numel()}, tensor.options().requires_grad(false)));
 }
 
 void store(const at::Tensor& tensor, const at::Tensor& dense) {
-  if (!dense.defined() || tensor.data_ptr() == dense.data_ptr()) return;
+  if (!dense.defined() || dense.is_same(tensor) || tensor.data_ptr() == dense.data_ptr()) return;
   c10::NoGradGuard no_grad;
   tensor.detach().copy_(dense.view(tensor.sizes()));
 }

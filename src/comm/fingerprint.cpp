@@ -38,6 +38,10 @@ int64_t number(const std::optional<Value>& value) {
   return value ? static_cast<int64_t>(*value) : -1;
 }
 
+int64_t join(int64_t high, int64_t low) {
+  return high << 32 | (low & 0xffffffff);
+}
+
 template <class Value>
 std::optional<Value> optional_of(int64_t number) {
   if (number < 0) return std::nullopt;
@@ -57,8 +61,8 @@ std::vector<int64_t> read_list(const std::string& bytes) {
 }
 
 // The two ends of a message are one call.
-std::string_view common_name(const std::string& operation) {
-  return operation == "send" || operation == "recv" ? std::string_view("message") : operation;
+Operation common(Operation operation) {
+  return operation == Operation::kRecv ? Operation::kSend : operation;
 }
 
 int64_t at_or_zero(const std::vector<int64_t>& list, int rank) {
@@ -82,23 +86,27 @@ std::string describe(const Fingerprint& call) {
   if (!call.receives.empty()) parts.push_back(text("receives ", list(call.receives)));
   std::string joined;
   for (const auto& part : parts) joined += (joined.empty() ? "" : ", ") + part;
-  return text(call.operation, '(', joined, ')');
+  return text(name_of(call.operation), '(', joined, ')');
 }
 
-uint64_t hash(const Fingerprint& call, const std::string& subject) {
+uint64_t hash(const Fingerprint& call, const Subject& subject) {
   Hasher hasher;
-  hasher.add(subject);
-  hasher.add(common_name(call.operation));
-  hasher.add(number(call.dtype));
+  hasher.add(subject.number);
+  if (subject.message) {
+    hasher.add(join(subject.message->from, subject.message->to));
+    hasher.add(subject.message->tag);
+  }
+  if (!call.detail.empty()) hasher.add(call.detail);
   hasher.add(number(call.elements));
-  hasher.add(number(call.reduce_op));
-  hasher.add(number(call.root));
-  hasher.add(call.detail);
+  // One word: there are fewer than 255 operations, dtypes and reduce operations.
+  int64_t kinds =
+      static_cast<int64_t>(common(call.operation)) | (number(call.dtype) + 1) << 8 | (number(call.reduce_op) + 1) << 16;
+  hasher.add(join(kinds, number(call.root)));
   return hasher.result();
 }
 
 std::optional<std::string> difference(const Fingerprint& call, int rank, const Fingerprint& other, int other_rank) {
-  if (common_name(call.operation) != common_name(other.operation)) return "the operation";
+  if (common(call.operation) != common(other.operation)) return "the operation";
   if (call.reduce_op != other.reduce_op) return "the reduce operation";
   if (call.dtype != other.dtype) return "the dtype";
   if (call.elements != other.elements) return "the number of elements";
@@ -112,14 +120,18 @@ std::optional<std::string> difference(const Fingerprint& call, int rank, const F
 
 std::string write(const Fingerprint& call) {
   auto field = [](const auto& value) { return std::to_string(number(value)); };
-  return pack({call.operation, field(call.dtype), field(call.elements), field(call.reduce_op), field(call.root),
-               call.detail, write_list(call.sends), write_list(call.receives)});
+  return pack({std::to_string(static_cast<int>(call.operation)), field(call.dtype), field(call.elements),
+               field(call.reduce_op), field(call.root), call.detail, write_list(call.sends),
+               write_list(call.receives)});
 }
 
 Fingerprint read_fingerprint(const std::string& bytes) {
   auto fields = unpack(bytes);
   if (fields.size() != 8) throw ProtocolError("this is no fingerprint");
-  return {fields[0],
+  int64_t operation = to_number(fields[0]);
+  if (operation < 0 || operation >= static_cast<int64_t>(kOperationNames.size()))
+    throw ProtocolError(text("there is no operation ", operation));
+  return {static_cast<Operation>(operation),
           optional_of<c10::ScalarType>(to_number(fields[1])),
           optional_of<int64_t>(to_number(fields[2])),
           optional_of<ReduceOp>(to_number(fields[3])),

@@ -9,11 +9,13 @@
 
 #include <lockstep/reduce_op.h>
 
+#include "comm/subject.h"
+
 namespace lockstep::detail {
 
 /// What a call is: all ranks must agree on it before data moves.
 struct Fingerprint {
-  std::string operation{};  // "all_reduce"
+  Operation operation{};
   std::optional<c10::ScalarType> dtype{};
   std::optional<int64_t> elements{};  // where every rank must have as many
   std::optional<ReduceOp> reduce_op{};
@@ -29,7 +31,7 @@ struct Fingerprint {
 std::string describe(const Fingerprint& call);
 
 /// A number that is, for all that ranks compare, equal exactly when the fingerprints and what they are for are.
-uint64_t hash(const Fingerprint& call, const std::string& subject);
+uint64_t hash(const Fingerprint& call, const Subject& subject);
 
 /// How the call of `rank` and that of `other_rank` differ, in a word ("the dtype"); none when they fit together.
 std::optional<std::string> difference(const Fingerprint& call, int rank, const Fingerprint& other, int other_rank);

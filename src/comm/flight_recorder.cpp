@@ -60,7 +60,8 @@ std::string quoted(const std::string& value) {
 
 std::string to_json(const CallRecord& record, Clock::time_point now) {
   return text("{\"ticket\": ", record.ticket, ", \"group\": ", quoted(record.group),
-              ", \"call\": ", quoted(record.subject), ", \"operation\": ", quoted(record.call.operation),
+              ", \"call\": ", quoted(describe(record.subject)),
+              ", \"operation\": ", quoted(name_of(record.call.operation)),
               ", \"what\": ", quoted(describe(record.call)), ", \"state\": \"", name_of(record.state),
               "\", \"site\": ", quoted(text(record.site.file, ':', record.site.line)),
               ", \"started_s_ago\": ", seconds(now - record.started),
@@ -70,12 +71,11 @@ std::string to_json(const CallRecord& record, Clock::time_point now) {
 }  // namespace
 
 std::string describe(const CallRecord& record) {
-  return text(describe(record.call), ", ", record.subject, " of group '", record.group, "' at ", record.site.file, ':',
-              record.site.line);
+  return text(describe(record.call), ", ", describe(record.subject), " of group '", record.group, "' at ",
+              record.site.file, ':', record.site.line);
 }
 
 uint64_t FlightRecorder::begin(const CallRecord& record) {
-  std::lock_guard lock(mutex_);
   uint64_t ticket = ++tickets_;
   if (ring_.size() < kCalls) ring_.emplace_back();
   auto& place = ring_[(ticket - 1) % kCalls];
@@ -86,7 +86,6 @@ uint64_t FlightRecorder::begin(const CallRecord& record) {
 }
 
 void FlightRecorder::change(uint64_t ticket, CallRecord::State state) {
-  std::lock_guard lock(mutex_);
   auto& place = ring_[(ticket - 1) % kCalls];
   auto old =
       std::find_if(aside_.begin(), aside_.end(), [&](const CallRecord& record) { return record.ticket == ticket; });
@@ -99,10 +98,8 @@ void FlightRecorder::change(uint64_t ticket, CallRecord::State state) {
 }
 
 std::optional<CallRecord> FlightRecorder::find(const std::string& group, const std::string& subject) const {
-  std::lock_guard lock(mutex_);
-  for (const auto* records : {&ring_, &aside_})
-    for (const auto& record : *records)
-      if (record.subject == subject && record.group == group) return record;
+  for (auto& record : records())
+    if (record.group == group && describe(record.subject) == subject) return std::move(record);
   return std::nullopt;
 }
 

@@ -24,7 +24,7 @@ struct CallRecord {
 
   uint64_t ticket = 0;  // counts all calls of this rank, from 1
   std::string group{};
-  std::string subject{};  // what the ranks of the group call this call: see Group
+  Subject subject{};
   Fingerprint call{};
   CallSite site{"", 0};
   State state = State::kRunning;
@@ -35,12 +35,16 @@ struct CallRecord {
 /// "all_reduce(sum, Float[4]), call 5 of group 'world' at train.cpp:40".
 std::string describe(const CallRecord& record);
 
-/// The last calls of one rank, over all groups, and older ones that still run. Thread-safe.
+/// The last calls of one rank, over all groups, and older ones that still run. Thread-safe but for begin() and
+/// change().
 class FlightRecorder {
  public:
   static constexpr size_t kCalls = 256;
 
-  /// Remembers the call, and gives it its ticket, for change().
+  /// Guards the records, and all that groups note when a call begins and ends, which so takes one lock each.
+  std::mutex& mutex() const { return mutex_; }
+
+  /// Remembers the call, and gives it its ticket, for change(). Both with the mutex held.
   uint64_t begin(const CallRecord& record);
   void change(uint64_t ticket, CallRecord::State state);
 

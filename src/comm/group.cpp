@@ -23,7 +23,10 @@ constexpr auto kMostPatience = std::chrono::seconds(30);
 }  // namespace
 
 Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend)
-    : membership_(std::move(membership)), parts_(std::make_shared<Parts>(Parts{std::move(job), std::move(backend)})) {
+    : membership_(std::move(membership)),
+      recorder_(job->recorder()),
+      mutex_(recorder_->mutex()),
+      parts_(std::make_shared<Parts>(Parts{std::move(job), std::move(backend)})) {
   if (parts_->backend) parts_->job->subscribe(membership_.name, *this);
 }
 
@@ -43,17 +46,18 @@ void Group::leave(const std::shared_ptr<Parts>& parts) {
   parts->job->unsubscribe(*this);
   if (std::uncaught_exceptions() > 0)  // not in order
     return parts->job->give_up_group(membership_.name, describe_rank(membership_, membership_.rank));
-  std::lock_guard lock(mutex_);
-  parts->job->leave(membership_.name, calls_);
+  parts->job->leave(membership_.name, calls());
 }
 
 void Group::destroy() {
-  queue_.run([this] {
-    auto parts = parts_if_any();
+  queue_.run([this](WorkQueue::Lock& lock) {
+    auto parts = parts_;
+    lock.unlock();
     if (!parts) return;
     leave(parts);
-    std::lock_guard lock(mutex_);
+    lock.lock();
     parts_.reset();
+    lock.unlock();  // the parts go without it
   });
 }
 
@@ -81,6 +85,11 @@ std::shared_ptr<Backend> Group::backend() const {
   return parts->backend;
 }
 
+int64_t Group::calls() const {
+  std::lock_guard lock(mutex_);
+  return calls_;
+}
+
 int Group::next_child() {
   std::lock_guard lock(mutex_);
   return ++children_;
@@ -101,97 +110,88 @@ std::chrono::milliseconds Group::timeout_of(const CallOptions& options) const {
 
 // --- making calls
 
-void Group::run(Call call, const CallOptions& options) {
-  timeout_of(options);
-  queue_.run([&] { execute(call, options); });
+void Group::run(const Call& call, const CallOptions& options) {
+  auto timeout = timeout_of(options);
+  queue_.run([&](WorkQueue::Lock& lock) { execute(lock, call, options, timeout); });
 }
 
 Work Group::submit(Call call, const CallOptions& options) {
-  timeout_of(options);
-  return Work(queue_.submit([this, call = std::move(call), options] { execute(call, options); }));
+  auto timeout = timeout_of(options);
+  return Work(queue_.submit([this, call = std::move(call), options, timeout](WorkQueue::Lock& lock) {
+    execute(lock, call, options, timeout);
+  }));
 }
 
-void Group::execute(const Call& call, const CallOptions& options) {
-  CallRecord record{0, membership_.name, "", call.fingerprint, options.site};
-  Watched watched(*this, record, record.started);
-  std::shared_ptr<Parts> parts;
-  {
-    std::lock_guard lock(mutex_);
-    parts = parts_;
-    watched.number = ++calls_;
-    record.subject = "call " + std::to_string(calls_);
-    watch(watched);
-  }
-  if (!parts) refuse_destroyed();
-  record.ticket = parts->job->recorder().begin(record);
-  RECORD_FUNCTION("lockstep::" + call.fingerprint.operation, std::vector<c10::IValue>());
-  this->guard(*parts, watched, timeout_of(options), [&](const CallInfo& info) { call.body(*parts->backend, info); });
-  parts->job->recorder().change(record.ticket, CallRecord::State::kDone);
+void Group::execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& options,
+                    std::chrono::milliseconds timeout) {
+  if (!parts_) refuse_destroyed();
+  Backend& backend = *parts_->backend;  // stays for this turn: destroy() waits for one of its own
+  CallRecord record{0, membership_.name, {++calls_}, call.fingerprint, options.site};
+  record.ticket = recorder_->begin(record);
+  Watched watched(*this, lock, record, record.started);
+  lock.unlock();
+  std::optional<at::RecordFunction> profile;
+  if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION))
+    profile.emplace(std::move(*callbacks)).before(text("lockstep::", name_of(call.fingerprint.operation)));
+  guard(watched, timeout, [&](const CallInfo& info) { call.body(backend, info); });
+  watched.outcome = CallRecord::State::kDone;
 }
 
-void Group::run_aside(const char* operation, const CallOptions& options,
+void Group::run_aside(Operation operation, const CallOptions& options,
                       const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body) {
   auto timeout = timeout_of(options);
-  queue_.run([&] {
-    auto parts = this->parts();
-    if (auto earlier = failure())
-      rethrow_with_prefix(earlier,
-                          text(speaker(membership_), ": ", operation, ": the group is broken by an earlier error: "));
-    int64_t number = 0;
-    {
-      std::lock_guard lock(mutex_);
-      number = ++aside_[operation];
-    }
-    CallRecord record{0, membership_.name, text(operation, ' ', number), {operation}, options.site};
-    auto& recorder = parts->job->recorder();
-    record.ticket = recorder.begin(record);
+  queue_.run([&](WorkQueue::Lock& lock) {
+    if (!parts_) refuse_destroyed();
+    if (failure_)
+      rethrow_with_prefix(failure_, text(speaker(membership_), ": ", name_of(operation),
+                                         ": the group is broken by an earlier error: "));
+    CallRecord record{0, membership_.name, {++aside_[operation], {}, operation}, {operation}, options.site};
+    record.ticket = recorder_->begin(record);
+    auto end = [&](CallRecord::State state) {
+      lock.lock();
+      recorder_->change(record.ticket, state);
+    };
+    lock.unlock();
     try {
       body(record, timeout);
     } catch (...) {
-      recorder.change(record.ticket, CallRecord::State::kFailed);
+      end(CallRecord::State::kFailed);
       throw;
     }
-    recorder.change(record.ticket, CallRecord::State::kDone);
+    end(CallRecord::State::kDone);
   });
 }
 
-Group::Watched::Watched(Group& group, const CallRecord& record, Clock::time_point begin)
-    : group(group), record(record), begin(begin), next_look(begin + kPatience), pause(kPatience) {}
+Group::Watched::Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& record, Clock::time_point begin)
+    : group(group), lock(lock), record(record), begin(begin), next_look(begin + kPatience), pause(kPatience) {
+  if (!group.failure_) {
+    group.failure_ = group.departure_before(record.subject);
+    breaks_group = group.failure_ != nullptr;
+  }
+  refusal = group.failure_;
+  group.watched_.push_back(this);
+}
 
 Group::Watched::~Watched() {
-  std::lock_guard lock(group.mutex_);
+  if (!lock.owns_lock()) lock.lock();
+  group.recorder_->change(record.ticket, outcome);
   std::erase(group.watched_, this);
 }
 
-// With mutex_ held.
-void Group::watch(Watched& watched) {
-  if (!failure_) {
-    failure_ = departure_before(watched.number);
-    watched.breaks_group = failure_ != nullptr;
-  }
-  watched.refusal = failure_;
-  watched_.push_back(&watched);
-}
-
-void Group::guard(const Parts& parts, const Watched& watched, std::chrono::milliseconds timeout,
+void Group::guard(const Watched& watched, std::chrono::milliseconds timeout,
                   const std::function<void(const CallInfo&)>& body) {
   const CallRecord& record = watched.record;
+  if (watched.refusal) {
+    if (watched.breaks_group) wake();
+    rethrow_with_prefix(
+        watched.refusal,
+        text(speaker(membership_), ": ", name_of(record.call.operation), ": the group is broken by an earlier error: "),
+        flight_suffix(watched.refusal));
+  }
   try {
-    if (watched.refusal) {
-      if (watched.breaks_group) wake();
-      rethrow_with_prefix(
-          watched.refusal,
-          text(speaker(membership_), ": ", record.call.operation, ": the group is broken by an earlier error: "),
-          flight_suffix(watched.refusal));
-    }
-    try {
-      body({deadline_after(timeout, watched.begin), hash(record.call, record.subject)});
-    } catch (...) {
-      fail(record, timeout, std::current_exception());
-    }
+    body({deadline_after(timeout, watched.begin), hash(record.call, record.subject)});
   } catch (...) {
-    parts.job->recorder().change(record.ticket, CallRecord::State::kFailed);
-    throw;
+    fail(record, timeout, std::current_exception());
   }
 }
 
@@ -207,7 +207,7 @@ void Group::fail(const CallRecord& record, std::chrono::milliseconds timeout, st
   if (is_local && !known) cause = error;
   std::string me = text(speaker(membership_), ": ");
   bool says_so_already = message_of(cause).starts_with(me);
-  rethrow_with_prefix(cause, says_so_already ? "" : text(me, record.call.operation, ": "), flight);
+  rethrow_with_prefix(cause, says_so_already ? "" : text(me, name_of(record.call.operation), ": "), flight);
 }
 
 std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::milliseconds timeout,
@@ -217,7 +217,7 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
   bool is_timeout = is_a<TimeoutError>(error);
   if (is_timeout || is_a<MismatchError>(error)) {
     job->announce_report(membership_.name);
-    auto answers = job->ask(membership_.name, record.subject);
+    auto answers = job->ask(membership_.name, describe(record.subject));
     auto mismatch = find_mismatch(membership_, record, answers);
     Failure failure = mismatch ? Failure{"MismatchError", me + *mismatch}
                       : is_timeout
@@ -233,7 +233,7 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
   Failure failure{"PeerError", text(me, describe(record), ": ", message_of(error))};
   auto cause = job->report(membership_.name, failure, is_symptom ? Job::Certainty::kSymptom : Job::Certainty::kCertain);
   std::lock_guard lock(mutex_);
-  if (auto departure = departure_before(calls_); is_symptom && departure) return departure;
+  if (auto departure = departure_before({calls_}); is_symptom && departure) return departure;
   return to_exception(cause);
 }
 
@@ -280,17 +280,17 @@ void Group::on_left(int rank_in_job, int64_t calls) {
     std::lock_guard lock(mutex_);
     if (!departure_ || calls < departure_->calls) departure_ = {calls, describe_rank(membership_, rank)};
     for (const Watched* watched : watched_)
-      if (watched->number) cause = departure_before(watched->number);
+      if (auto departure = departure_before(watched->record.subject)) cause = departure;
   }
   if (cause) on_failure(cause);
 }
 
-// With mutex_ held: why a call of this number cannot succeed, if a rank has left before it.
-std::exception_ptr Group::departure_before(std::optional<int64_t> number) const {
-  if (!departure_ || !number || *number <= departure_->calls) return nullptr;
+// With mutex_ held: why a collective cannot succeed, if a rank has left before it.
+std::exception_ptr Group::departure_before(const Subject& subject) const {
+  if (!departure_ || subject.message || subject.number <= departure_->calls) return nullptr;
   return std::make_exception_ptr(
       PeerError(text(departure_->who, " has left group '", membership_.name, "' after ", departure_->calls,
-                     " calls, and this is call ", *number, ": its program destroyed the group, or ended")));
+                     " calls, and this is call ", subject.number, ": its program destroyed the group, or ended")));
 }
 
 // --- finding out why a call takes long
@@ -307,7 +307,7 @@ void Group::on_tick() {
       if (now < watched->next_look) continue;
       watched->pause = std::min<std::chrono::milliseconds>(watched->pause * 2, kMostPatience);
       watched->next_look = now + watched->pause;
-      subjects.push_back(watched->record.subject);
+      subjects.push_back(describe(watched->record.subject));
     }
   }
   for (const auto& subject : subjects) parts->job->ask(*this, membership_.name, subject);
@@ -321,7 +321,7 @@ void Group::on_answers(const std::string& subject, const std::vector<Answer>& an
     parts = parts_;
     if (failure_) return;
     for (const Watched* watched : watched_)
-      if (watched->record.subject == subject) mismatch = find_mismatch(membership_, watched->record, answers);
+      if (describe(watched->record.subject) == subject) mismatch = find_mismatch(membership_, watched->record, answers);
   }
   if (!mismatch) return;
   Failure failure{"MismatchError", text(speaker(membership_), ": ", *mismatch)};

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <lockstep/backend.h>
@@ -28,8 +27,8 @@ namespace lockstep::detail {
 /// out who makes another call, or none. Thread-safe.
 class Group final : private JobListener {
  public:
-  /// A checked call, ready to be made. Its body must not hold a handle of the group, which would then outlive its last
-  /// user.
+  /// A checked call, ready to be made. Its body may refer to the tensors it was made of, and must not hold a handle of
+  /// the group, which would then outlive its last user.
   struct Call {
     Fingerprint fingerprint;
     std::function<void(Backend&, const CallInfo&)> body;
@@ -46,11 +45,11 @@ class Group final : private JobListener {
   std::shared_ptr<Backend> backend() const;
 
   /// Makes the call in its turn.
-  void run(Call call, const CallOptions& options);
+  void run(const Call& call, const CallOptions& options);
   Work submit(Call call, const CallOptions& options);
 
   /// Makes a call that does not go through the backend, in its turn. When it throws, the group goes on.
-  void run_aside(const char* operation, const CallOptions& options,
+  void run_aside(Operation operation, const CallOptions& options,
                  const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body);
 
   /// A message, which is no part of the order of collectives: `start` begins it; wait() returns when it is done.
@@ -58,7 +57,7 @@ class Group final : private JobListener {
    public:
     using Start = std::function<std::unique_ptr<Transfer>(Backend&, uint64_t fingerprint)>;
 
-    Message(std::shared_ptr<Group> group, int from, int to, uint32_t tag, Fingerprint call, const CallOptions& options,
+    Message(std::shared_ptr<Group> group, const Route& route, Fingerprint call, const CallOptions& options,
             const Start& start);
     ~Message();
 
@@ -66,11 +65,12 @@ class Group final : private JobListener {
     bool is_done();
 
    private:
-    void guard(std::chrono::steady_clock::time_point begin, const std::function<void(const CallInfo&)>& body);
+    void guard(WorkQueue::Lock& lock, std::chrono::steady_clock::time_point begin, CallRecord::State outcome,
+               const std::function<void(const CallInfo&)>& body);
 
     const std::shared_ptr<Group> group_;
-    const std::shared_ptr<Job> job_;
-    const std::shared_ptr<Backend> backend_;  // outlives the transfer, even when the group is destroyed
+    const std::shared_ptr<Job> job_;          // outlives the transfer, even when the group is destroyed
+    const std::shared_ptr<Backend> backend_;  // the same
     const std::chrono::milliseconds timeout_;
     CallRecord record_;
     std::mutex mutex_;
@@ -99,19 +99,20 @@ class Group final : private JobListener {
     std::shared_ptr<Job> job;
     std::shared_ptr<Backend> backend;
   };
-  /// A call that somebody waits for, from watch() until it goes. Guarded by mutex_.
+  /// A recorded call that somebody waits for. Made with mutex_ held, which it takes again when it goes.
   struct Watched {
-    Watched(Group& group, const CallRecord& record, std::chrono::steady_clock::time_point begin);
+    Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& record, std::chrono::steady_clock::time_point begin);
     ~Watched();
 
     Group& group;
+    WorkQueue::Lock& lock;
     const CallRecord& record;
     const std::chrono::steady_clock::time_point begin;
-    std::optional<int64_t> number{};  // of a collective
-    std::exception_ptr refusal{};     // why the group was broken before
-    bool breaks_group = false;        // it is broken only now: a rank has left that this call needs
-    std::chrono::steady_clock::time_point next_look;
-    std::chrono::milliseconds pause;
+    std::exception_ptr refusal{};  // constant: why the group was broken before
+    bool breaks_group = false;     // constant: it is broken only now, by a rank that left too early
+    CallRecord::State outcome = CallRecord::State::kFailed;  // its thread's: noted in the end
+    std::chrono::steady_clock::time_point next_look;         // guarded by mutex_
+    std::chrono::milliseconds pause;                         // guarded by mutex_
   };
   struct Departure {
     int64_t calls;  // that it made
@@ -123,16 +124,16 @@ class Group final : private JobListener {
   [[noreturn]] void refuse_destroyed() const;
   void leave(const std::shared_ptr<Parts>& parts);
   std::exception_ptr failure() const;
+  int64_t calls() const;
   std::chrono::milliseconds timeout_of(const CallOptions& options) const;
 
-  void execute(const Call& call, const CallOptions& options);
-  void watch(Watched& watched);
-  void guard(const Parts& parts, const Watched& watched, std::chrono::milliseconds timeout,
+  void execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& options, std::chrono::milliseconds timeout);
+  void guard(const Watched& watched, std::chrono::milliseconds timeout,
              const std::function<void(const CallInfo&)>& body);
   [[noreturn]] void fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error);
   std::exception_ptr diagnose(const CallRecord& record, std::chrono::milliseconds timeout,
                               const std::exception_ptr& error);
-  std::exception_ptr departure_before(std::optional<int64_t> number) const;
+  std::exception_ptr departure_before(const Subject& subject) const;
   std::string flight_suffix(const std::exception_ptr& cause) const;
 
   void on_failure(std::exception_ptr cause) override;
@@ -141,16 +142,17 @@ class Group final : private JobListener {
   void on_tick() override;
 
   const Membership membership_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<Parts> parts_;                                // guarded by mutex_; none once destroyed
-  std::exception_ptr failure_;                                  // guarded by mutex_
-  std::vector<Watched*> watched_;                               // guarded by mutex_
-  std::optional<Departure> departure_;                          // guarded by mutex_: the one with the fewest calls
-  std::map<std::tuple<int, int, uint32_t>, int64_t> messages_;  // guarded by mutex_: from, to, tag: how many so far
-  std::map<std::string, int64_t> aside_;                        // guarded by mutex_: calls aside, by operation
-  int children_ = 0;                                            // guarded by mutex_
-  int64_t calls_ = 0;                                           // guarded by mutex_: collectives begun
-  WorkQueue queue_;                                             // last: its tasks use all of the above
+  const std::shared_ptr<FlightRecorder> recorder_;
+  std::mutex& mutex_;                   // the recorder's
+  std::shared_ptr<Parts> parts_;        // guarded by mutex_; none once destroyed
+  std::exception_ptr failure_;          // guarded by mutex_
+  std::vector<Watched*> watched_;       // guarded by mutex_
+  std::optional<Departure> departure_;  // guarded by mutex_: the one with the fewest calls
+  std::map<Route, int64_t> messages_;   // guarded by mutex_: how many so far
+  std::map<Operation, int64_t> aside_;  // guarded by mutex_: calls aside, by operation
+  int children_ = 0;                    // guarded by mutex_
+  int64_t calls_ = 0;                   // guarded by mutex_: collectives begun
+  WorkQueue queue_{mutex_};             // last: its tasks use all of the above
 };
 
 }  // namespace lockstep::detail

@@ -118,7 +118,7 @@ void Job::report(JobListener& listener, const std::string& group, const Failure&
 
 std::string Job::dump_flight(const std::string& reason) {
   std::lock_guard lock(flight_mutex_);
-  if (flight_path_.empty()) flight_path_ = dump(recorder_, rank_, reason);
+  if (flight_path_.empty()) flight_path_ = dump(*recorder_, rank_, reason);
   return flight_path_;
 }
 
@@ -149,7 +149,7 @@ void Job::on_left(int rank, const std::string& wire_group, int64_t calls) {
 
 // About a group of another join this rank knows nothing, but says what it does.
 std::string Job::on_question(const std::string& wire_group, const std::string& subject) {
-  return answer(recorder_, from_wire(wire_group).value_or(wire_group), subject);
+  return answer(*recorder_, from_wire(wire_group).value_or(wire_group), subject);
 }
 
 void Job::on_tick() {

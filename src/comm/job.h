@@ -55,7 +55,7 @@ class Job final : private LineListener {
   int rank() const { return rank_; }
   const std::vector<Peer>& peers() const { return peers_; }
   const std::shared_ptr<Store>& store() const { return store_; }
-  FlightRecorder& recorder() { return recorder_; }
+  const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
   /// This host's address on the way to the other hosts; empty for a rank alone.
   std::string address() const { return line_ ? line_->local_address() : std::string(); }
 
@@ -92,7 +92,7 @@ class Job final : private LineListener {
   void on_failure(const std::string& group, const Failure& failure) override;
   void on_left(int rank, const std::string& group, int64_t calls) override;
   std::string on_question(const std::string& group, const std::string& subject) override;
-  std::string doing() override { return recorder_.doing(); }
+  std::string doing() override { return recorder_->doing(); }
   void on_tick() override;
   void tell(JobListener& listener, const std::function<void()>& news);
   std::string on_wire(const std::string& group) const { return prefix_ + group; }
@@ -104,7 +104,7 @@ class Job final : private LineListener {
   const std::unique_ptr<StoreServer> server_;  // outlives the line
   std::shared_ptr<Line> line_;                 // constant but for the destructor
   std::shared_ptr<Store> store_;               // constant but for the destructor
-  FlightRecorder recorder_;
+  const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
 
   std::mutex mutex_;                                                        // held while listeners are called
   std::map<JobListener*, std::string> listeners_;                           // guarded by mutex_: and their groups

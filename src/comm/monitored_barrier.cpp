@@ -57,9 +57,9 @@ std::string verdict_of(detail::Group& group, const std::string& subject, std::ch
 void ProcessGroup::monitored_barrier(const CallOptions& options) const {
   auto& group = member();
   if (size() == 1) return;
-  group.run_aside("monitored_barrier", options,
+  group.run_aside(detail::Operation::kMonitoredBarrier, options,
                   [&](const detail::CallRecord& record, std::chrono::milliseconds timeout) {
-                    auto verdict = verdict_of(group, record.subject, timeout, record);
+                    auto verdict = verdict_of(group, describe(record.subject), timeout, record);
                     if (verdict != kPassed) throw TimeoutError(text(speaker(group.membership()), ": ", verdict));
                   });
 }

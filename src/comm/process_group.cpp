@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <numeric>
+#include <tuple>
 
 #include <ATen/ATen.h>
 
@@ -15,22 +16,31 @@
 namespace lockstep {
 namespace {
 
-enum class Direction { kSend, kRecv };
+using detail::Operation;
+
+// A call refers to its arguments; an asynchronous one may outlive the caller's, and gets its own.
+template <class... Parameters, class... Arguments>
+Work submit(detail::Group& group, const CallOptions& options,
+            detail::Group::Call (*make)(const detail::Membership&, Parameters...), const Arguments&... arguments) {
+  auto kept = std::make_shared<std::tuple<Arguments...>>(arguments...);
+  auto call = std::apply([&](const auto&... own) { return make(group.membership(), own...); }, *kept);
+  call.body = [kept, body = std::move(call.body)](Backend& backend, const CallInfo& info) { body(backend, info); };
+  return group.submit(std::move(call), options);
+}
 
 /// A message under way, with the user's tensor and its dense stand-in.
 class MessageInFlight final : public detail::Completion {
  public:
-  MessageInFlight(const std::shared_ptr<detail::Group>& group, const at::Tensor& tensor, Direction direction, int peer,
+  MessageInFlight(const std::shared_ptr<detail::Group>& group, const at::Tensor& tensor, Operation direction, int peer,
                   uint32_t tag, const CallOptions& options)
       : tensor_(tensor), direction_(direction) {
-    bool sends = direction == Direction::kSend;
-    const char* name = sends ? "send" : "recv";
+    bool sends = direction == Operation::kSend;
     int me = group->membership().rank;
-    detail::check_message(group->membership(), name, tensor, peer, !sends);
-    dense_ = sends ? detail::dense_input(tensor) : detail::dense_output(tensor);
+    detail::check_message(group->membership(), direction, tensor, peer);
+    dense_ = sends ? *detail::dense_input(tensor) : *detail::dense_output(tensor);
     message_ = std::make_unique<detail::Group::Message>(
-        group, sends ? me : peer, sends ? peer : me, tag,
-        detail::Fingerprint{name, tensor.scalar_type(), tensor.numel()}, options,
+        group, sends ? detail::Route{me, peer, tag} : detail::Route{peer, me, tag},
+        detail::Fingerprint{direction, tensor.scalar_type(), tensor.numel()}, options,
         [&](Backend& backend, uint64_t fingerprint) -> std::unique_ptr<Transfer> {
           if (!dense_.defined()) return nullptr;
           return sends ? backend.start_send(dense_, peer, tag, fingerprint)
@@ -41,7 +51,7 @@ class MessageInFlight final : public detail::Completion {
   void wait() override {
     message_->wait();
     std::lock_guard lock(mutex_);
-    if (direction_ == Direction::kRecv && !is_stored_) detail::store(tensor_, dense_);
+    if (direction_ == Operation::kRecv && !is_stored_) detail::store(tensor_, dense_);
     is_stored_ = true;
   }
 
@@ -49,7 +59,7 @@ class MessageInFlight final : public detail::Completion {
 
  private:
   const at::Tensor tensor_;
-  const Direction direction_;
+  const Operation direction_;
   at::Tensor dense_;                                 // constant after construction
   std::unique_ptr<detail::Group::Message> message_;  // constant after construction
   std::mutex mutex_;
@@ -117,7 +127,7 @@ void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallO
 }
 
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
-  return member().submit(all_reduce_call(member().membership(), tensor, op), options);
+  return submit(member(), options, detail::all_reduce_call, tensor, op);
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, int dst, ReduceOp op, const CallOptions& options) const {
@@ -125,7 +135,7 @@ void ProcessGroup::reduce(const at::Tensor& tensor, int dst, ReduceOp op, const 
 }
 
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, int dst, ReduceOp op, const CallOptions& options) const {
-  return member().submit(reduce_call(member().membership(), tensor, dst, op), options);
+  return submit(member(), options, detail::reduce_call, tensor, dst, op);
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, int src, const CallOptions& options) const {
@@ -133,7 +143,7 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, int src, const CallOption
 }
 
 Work ProcessGroup::broadcast_async(const at::Tensor& tensor, int src, const CallOptions& options) const {
-  return member().submit(broadcast_call(member().membership(), tensor, src), options);
+  return submit(member(), options, detail::broadcast_call, tensor, src);
 }
 
 void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
@@ -142,17 +152,17 @@ void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input,
 
 Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& input,
                                     const CallOptions& options) const {
-  return member().submit(all_gather_call(member().membership(), output, input), options);
+  return submit(member(), options, detail::all_gather_call, output, input);
 }
 
 void ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                               const CallOptions& options) const {
-  member().run(all_gather_call(member().membership(), outputs, input), options);
+  member().run(all_gather_list_call(member().membership(), outputs, input), options);
 }
 
 Work ProcessGroup::all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                     const CallOptions& options) const {
-  return member().submit(all_gather_call(member().membership(), outputs, input), options);
+  return submit(member(), options, detail::all_gather_list_call, outputs, input);
 }
 
 void ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
@@ -162,7 +172,7 @@ void ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tens
 
 Work ProcessGroup::gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
                                 const CallOptions& options) const {
-  return member().submit(gather_call(member().membership(), outputs, input, dst), options);
+  return submit(member(), options, detail::gather_call, outputs, input, dst);
 }
 
 void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
@@ -172,7 +182,7 @@ void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tenso
 
 Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
                                  const CallOptions& options) const {
-  return member().submit(scatter_call(member().membership(), output, inputs, src), options);
+  return submit(member(), options, detail::scatter_call, output, inputs, src);
 }
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
@@ -182,7 +192,7 @@ void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& in
 
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                         const CallOptions& options) const {
-  return member().submit(reduce_scatter_call(member().membership(), output, input, op), options);
+  return submit(member(), options, detail::reduce_scatter_call, output, input, op);
 }
 
 void ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
@@ -192,7 +202,7 @@ void ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs, const std:
 
 Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                                     const CallOptions& options) const {
-  return member().submit(all_to_all_call(member().membership(), outputs, inputs), options);
+  return submit(member(), options, detail::all_to_all_call, outputs, inputs);
 }
 
 void ProcessGroup::send(const at::Tensor& tensor, int dst, uint32_t tag, const CallOptions& options) const {
@@ -201,7 +211,7 @@ void ProcessGroup::send(const at::Tensor& tensor, int dst, uint32_t tag, const C
 
 Work ProcessGroup::send_async(const at::Tensor& tensor, int dst, uint32_t tag, const CallOptions& options) const {
   member();
-  return Work(std::make_shared<MessageInFlight>(group_, tensor, Direction::kSend, dst, tag, options));
+  return Work(std::make_shared<MessageInFlight>(group_, tensor, Operation::kSend, dst, tag, options));
 }
 
 void ProcessGroup::recv(const at::Tensor& tensor, int src, uint32_t tag, const CallOptions& options) const {
@@ -210,7 +220,7 @@ void ProcessGroup::recv(const at::Tensor& tensor, int src, uint32_t tag, const C
 
 Work ProcessGroup::recv_async(const at::Tensor& tensor, int src, uint32_t tag, const CallOptions& options) const {
   member();
-  return Work(std::make_shared<MessageInFlight>(group_, tensor, Direction::kRecv, src, tag, options));
+  return Work(std::make_shared<MessageInFlight>(group_, tensor, Operation::kRecv, src, tag, options));
 }
 
 void ProcessGroup::barrier(const CallOptions& options) const {

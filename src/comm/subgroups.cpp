@@ -16,6 +16,7 @@ namespace {
 
 using detail::Group;
 using detail::GroupSpec;
+using detail::Operation;
 
 // Sorted, as PyTorch does: two ranks that list them in another order mean the same group.
 std::vector<int> checked_ranks(const detail::Membership& parent, std::vector<int> ranks) {
@@ -43,14 +44,14 @@ std::string list(const std::vector<std::vector<int>>& groups) {
 
 // All ranks of the parent come, and with the same arguments: so the name that each counts up to is the same.
 std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector<std::vector<int>>& groups,
-                                                const char* call, const NewGroupOptions& options) {
+                                                Operation call, const NewGroupOptions& options) {
   const auto& here = parent.membership();
   auto backend = options.backend.value_or(here.backend_asked);
   auto timeout = options.timeout.value_or(here.timeout);
   if (backend != "auto") find_backend(backend);
   if (timeout <= std::chrono::milliseconds(0))
-    throw UsageError(
-        text("rank ", here.rank, ": ", call, ": the time-out is ", timeout.count(), " ms; it must be above 0"));
+    throw UsageError(text("rank ", here.rank, ": ", name_of(call), ": the time-out is ", timeout.count(),
+                          " ms; it must be above 0"));
   std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list(groups));
   auto meet = [&] {
     parent.run({{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
@@ -75,13 +76,13 @@ std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector
 ProcessGroup ProcessGroup::new_group(std::vector<int> ranks, const NewGroupOptions& options) const {
   auto& parent = member();
   return ProcessGroup(
-      make_groups(parent, {checked_ranks(parent.membership(), std::move(ranks))}, "new_group", options)[0]);
+      make_groups(parent, {checked_ranks(parent.membership(), std::move(ranks))}, Operation::kNewGroup, options)[0]);
 }
 
 ProcessGroup ProcessGroup::new_subgroups(int group_size, const NewGroupOptions& options) const {
   auto& parent = member();
   GroupLayout layout(*this, group_size);
-  return ProcessGroup(make_groups(parent, layout.groups(), "new_subgroups", options)[layout.group_rank()]);
+  return ProcessGroup(make_groups(parent, layout.groups(), Operation::kNewSubgroups, options)[layout.group_rank()]);
 }
 
 ProcessGroup ProcessGroup::new_subgroups_by_enumeration(const std::vector<std::vector<int>>& groups,
@@ -97,7 +98,7 @@ ProcessGroup ProcessGroup::new_subgroups_by_enumeration(const std::vector<std::v
         throw UsageError(text("rank ", rank(), ": new_subgroups_by_enumeration: rank ", member,
                               " is in two groups; make them with new_group, one by one"));
   }
-  auto made = make_groups(parent, checked, "new_subgroups_by_enumeration", options);
+  auto made = make_groups(parent, checked, Operation::kNewSubgroupsByEnumeration, options);
   for (const auto& group : made)
     if (group->membership().rank != detail::Membership::kNotAMember) return ProcessGroup(group);
   return ProcessGroup(made[0]);

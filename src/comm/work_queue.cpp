@@ -9,12 +9,13 @@ namespace lockstep::detail {
 struct WorkQueue::Entry final : Completion {
   explicit Entry(Task task) : task_(std::move(task)) {}
 
-  void execute() {
+  void execute(Lock& lock) {
     try {
-      task_();
+      task_(lock);
     } catch (...) {
       error_ = std::current_exception();
     }
+    if (lock.owns_lock()) lock.unlock();
     task_ = nullptr;  // lets go of the tensors before anyone is told
   }
 
@@ -52,27 +53,6 @@ WorkQueue::~WorkQueue() {
   if (thread_.joinable()) thread_.join();
 }
 
-void WorkQueue::run(const Task& task) {
-  {
-    std::unique_lock lock(mutex_);
-    if (busy_ || !queue_.empty()) {
-      lock.unlock();
-      submit(task)->wait();
-      return;
-    }
-    busy_ = true;
-  }
-  struct Release {
-    WorkQueue& queue;
-    ~Release() {
-      std::lock_guard lock(queue.mutex_);
-      queue.busy_ = false;
-      queue.changed_.notify_all();
-    }
-  } release{*this};
-  task();
-}
-
 std::shared_ptr<Completion> WorkQueue::submit(Task task) {
   auto entry = std::make_shared<Entry>(std::move(task));
   std::lock_guard lock(mutex_);
@@ -88,20 +68,18 @@ size_t WorkQueue::pending() const {
 }
 
 void WorkQueue::work() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return !busy_ && (!queue_.empty() || closing_); });
     if (queue_.empty()) return;
     auto entry = std::move(queue_.front());
     queue_.pop_front();
-    busy_ = true;
+    {
+      Turn turn(*this, lock);
+      entry->execute(lock);
+    }
     lock.unlock();
-    entry->execute();
-    lock.lock();
-    busy_ = false;
-    changed_.notify_all();
-    lock.unlock();
-    entry->announce();  // after busy_ is false: a waiter's next synchronous call then runs on its own thread
+    entry->announce();  // after its turn: a waiter's next synchronous call then runs on its own thread
     entry.reset();
     lock.lock();
   }

@@ -15,16 +15,28 @@ namespace lockstep::detail {
 /// which starts with the first asynchronous task. Thread-safe.
 class WorkQueue {
  public:
-  using Task = std::function<void()>;
+  using Lock = std::unique_lock<std::mutex>;
+  /// Called with the mutex held, which it lets go of while it works: so that what must be written down when its turn
+  /// begins and ends takes no further lock.
+  using Task = std::function<void(Lock&)>;
 
-  WorkQueue() = default;
+  explicit WorkQueue(std::mutex& mutex) : mutex_(mutex) {}
   /// Waits for the tasks that are left: end what they wait for first.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
   /// Runs the task after all earlier ones, and returns or throws as it does.
-  void run(const Task& task);
+  template <class AnyTask>
+  void run(const AnyTask& task) {
+    Lock lock(mutex_);
+    if (busy_ || !queue_.empty()) {
+      lock.unlock();
+      return submit(std::ref(task))->wait();
+    }
+    Turn turn(*this, lock);
+    task(lock);
+  }
 
   /// Queues the task; errors come out of the completion.
   std::shared_ptr<Completion> submit(Task task);
@@ -34,9 +46,22 @@ class WorkQueue {
 
  private:
   struct Entry;
+
+  /// From its beginning to its end no other task runs. Both with the mutex held.
+  struct Turn {
+    Turn(WorkQueue& queue, Lock& lock) : queue(queue), lock(lock) { queue.busy_ = true; }
+    ~Turn() {
+      if (!lock.owns_lock()) lock.lock();
+      queue.busy_ = false;
+      queue.changed_.notify_all();
+    }
+    WorkQueue& queue;
+    Lock& lock;
+  };
+
   void work();
 
-  mutable std::mutex mutex_;
+  std::mutex& mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Entry>> queue_;  // guarded by mutex_
   bool busy_ = false;                         // guarded by mutex_: a task runs, here or on a caller's thread

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/eventually.h"
+#include "support/recording.h"
 #include "support/store_host.h"
 
 namespace lockstep::detail {
@@ -56,8 +57,8 @@ TEST(Job, AsksOnlyAboutItsOwnJoin) {
   Rank old_rank(host, 1, 0), mine(host, 0, 1);
   CallRecord record;
   record.group = "world";
-  record.subject = "call 1";
-  old_rank.job->recorder().begin(record);
+  record.subject = {1};
+  begin(*old_rank.job->recorder(), record);
   const auto answers = mine.job->ask("world", "call 1");
   ASSERT_EQ(answers.size(), 2u);
   for (const auto& answer : answers) EXPECT_FALSE(answer.call) << answer.rank_in_job;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/error.h>
@@ -207,6 +208,47 @@ TEST(ProcessGroup, DroppedWorkIsStillDone) {
     world.barrier();
     EXPECT_TRUE(at::equal(tensor, at::full({1000}, 2.0f)));
   });
+}
+
+TEST(ProcessGroup, AnAsynchronousCallOutlivesTheCallersArguments) {
+  run_threads(2, [](ProcessGroup world) {
+    auto mine = at::full({1000}, world.rank() + 1.0f);
+    auto all = at::zeros({2, 1000});
+    std::vector<Work> works;
+    {
+      std::vector<at::Tensor> outputs{all[0], all[1]};
+      at::Tensor input = mine.clone();
+      works.push_back(world.all_gather_async(outputs, input));
+      at::Tensor tensor = mine.view({10, 100});
+      works.push_back(world.all_reduce_async(tensor));
+      outputs.clear();
+      input = tensor = at::Tensor();
+    }
+    for (auto& work : works) work.wait();
+    EXPECT_TRUE(at::equal(mine, at::full({1000}, 3.0f)));
+    EXPECT_TRUE(at::equal(all.sum(1), at::tensor({1000.0f, 2000.0f})));
+  });
+}
+
+// What the callbacks below have seen; a callback of LibTorch may hold nothing itself.
+std::vector<std::string> seen_by_the_profiler;
+
+TEST(ProcessGroup, ACallIsARangeInAProfile) {
+  auto world = alone();
+  auto tensor = at::ones({4});
+  auto begin = [](const at::RecordFunction& range) -> std::unique_ptr<at::ObserverContext> {
+    seen_by_the_profiler.push_back(std::string("begin ") + range.name());
+    return nullptr;
+  };
+  auto end = [](const at::RecordFunction& range, at::ObserverContext*) {
+    seen_by_the_profiler.push_back(std::string("end ") + range.name());
+  };
+  seen_by_the_profiler.clear();
+  auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(begin, end).scopes({at::RecordScope::FUNCTION}));
+  world.all_reduce(tensor);
+  at::removeCallback(handle);
+  world.barrier();
+  EXPECT_EQ(seen_by_the_profiler, (std::vector<std::string>{"begin lockstep::all_reduce", "end lockstep::all_reduce"}));
 }
 
 #ifdef LOCKSTEP_HAVE_GLOO
