@@ -1,13 +1,5 @@
-// Training on several ranks equals one process on the concatenated batch, and Python's DistributedDataParallel.
-
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-#include <mutex>
+// Training on several ranks equals one process on the concatenated batch, whatever the model, the options and the
+// backend.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,41 +8,53 @@
 #include <lockstep/run_threads.h>
 
 #include "parallel/models.h"
+#include "parallel/training.h"
 #include "support/ranks.h"
-#include "support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kSteps = 8;
-constexpr int kBatch = 5;  // of one rank
+constexpr int kSteps = 50;
 
-torch::Tensor inputs_of(int step, int rank, at::IntArrayRef sample, at::ScalarType dtype) {
-  auto generator = at::detail::createCPUGenerator(1000 + 10 * step + rank);
-  std::vector<int64_t> sizes{kBatch};
-  sizes.insert(sizes.end(), sample.begin(), sample.end());
-  return torch::randn(sizes, generator, torch::kDouble).to(dtype);
-}
+/// A token model: embedding, one block of self-attention, a head.
+struct AttentionImpl : torch::nn::Module {
+  AttentionImpl() {
+    table = register_module("table", torch::nn::Embedding(11, 8));
+    attention = register_module("attention", torch::nn::MultiheadAttention(8, 2));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})));
+    head = register_module("head", torch::nn::Linear(8, 4));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    auto tokens = (x.narrow(1, 0, 6) * 3).floor().to(torch::kLong).remainder(11).t();
+    auto h = table(tokens);
+    h = norm(h + std::get<0>(attention(h, h, h)));
+    return head(h.mean(0));
+  }
+  torch::nn::Embedding table{nullptr};
+  torch::nn::MultiheadAttention attention{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Attention);
 
-torch::Tensor targets_of(int step, int rank) {
-  auto generator = at::detail::createCPUGenerator(5000 + 10 * step + rank);
-  return torch::randint(0, 4, {kBatch}, generator, torch::kLong);
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
-                                                        std::vector<torch::Tensor> parameters) {
-  if (name == "adam") return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.01));
-  return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
+/// With statistics that are not of one rank's batch alone, which would be another function on each rank.
+ConvNet evaluating_convnet() {
+  ConvNet model;
+  model->norm->eval();
+  model->norm->running_var.fill_(0.7);
+  return model;
 }
 
 template <class Forward>
 void train(Forward&& forward, torch::optim::Optimizer& optimizer,
-           const std::function<std::pair<torch::Tensor, torch::Tensor>(int)>& batch) {
+           const std::function<std::pair<torch::Tensor, torch::Tensor>(int)>& batch,
+           const std::function<void()>& after_step) {
   for (int step = 0; step < kSteps; ++step) {
     auto [data, target] = batch(step);
     optimizer.zero_grad();
     torch::nn::functional::cross_entropy(forward(data), target).backward();
     optimizer.step();
+    after_step();
   }
 }
 
@@ -60,126 +64,84 @@ struct Setting {
   double tolerance;
 };
 
-const std::vector<Setting> kSettings{{"sgd", at::kFloat, 1e-6}, {"adam", at::kDouble, 1e-10}};
+const std::vector<Setting> kSettings{
+    {"sgd", at::kFloat, 1e-6}, {"momentum", at::kDouble, 1e-12}, {"adam", at::kDouble, 1e-10}};
 
-TEST(Parity, EqualsOneProcessOnTheConcatenatedBatch) {
-  for (const auto& [name, dtype, tolerance] : kSettings) {
-    for (int size : {2, 3, 4}) {
-      Mlp alone;
-      fill_parameters(*alone, 1);
-      alone->to(dtype);
-      auto optimizer = make_optimizer(name, alone->parameters());
-      train([&](torch::Tensor x) { return alone(x); }, *optimizer,
-            [&](int step) {
-              std::vector<torch::Tensor> data, targets;
-              for (int rank = 0; rank < size; ++rank) {
-                data.push_back(inputs_of(step, rank, {6}, dtype));
-                targets.push_back(targets_of(step, rank));
-              }
-              return std::pair(torch::cat(data), torch::cat(targets));
-            });
+// Buckets of about one parameter each, so that several reductions overlap backward.
+constexpr BucketLimits kSmall{.first_bytes = 64, .cap_bytes = 512};
 
-      for (const auto& backend : backends_under_test()) {
-        run_threads(size,
-                    [&](ProcessGroup world) {
-                      Mlp model;
-                      fill_parameters(*model, 1 + world.rank());  // different ones: wrapping must take rank 0's
-                      model->to(dtype);
-                      // Buckets of about one parameter each, so that several reductions overlap backward.
-                      DistributedDataParallel ddp(model, world, {.buckets = {.first_bytes = 64, .cap_bytes = 512}});
-                      EXPECT_GE(ddp.bucket_plan().buckets.size(), 3u);
-                      auto mine = make_optimizer(name, ddp.parameters());
-                      train([&](torch::Tensor x) { return ddp(x); }, *mine,
-                            [&](int step) {
-                              return std::pair(inputs_of(step, world.rank(), {6}, dtype),
-                                               targets_of(step, world.rank()));
-                            });
-                      auto expected = alone->parameters();
-                      auto actual = ddp.parameters();
-                      for (size_t i = 0; i < expected.size(); ++i)
-                        EXPECT_LE(relative_difference(actual[i], expected[i]), tolerance)
-                            << backend << ", " << name << ", " << size << " ranks, parameter " << i;
-                    },
-                    {.backend = backend});
-      }
-    }
-  }
-}
-
-/// Runs the oracle as `size` processes of Python's torch.distributed and reads what rank 0 ended with.
-class PythonOracle {
- public:
-  PythonOracle(const std::string& python, int size, const Setting& setting) {
-    std::string script = LOCKSTEP_TEST_SOURCE_DIR "/parallel/ddp_oracle.py";
-    std::vector<pid_t> pids;
-    for (int rank = 0; rank < size; ++rank) {
-      std::vector<std::string> words{python,
-                                     script,
-                                     std::to_string(rank),
-                                     std::to_string(size),
-                                     setting.optimizer,
-                                     setting.dtype == at::kDouble ? "float64" : "float32",
-                                     folder_.path().string()};
-      std::vector<char*> arguments;
-      for (auto& word : words) arguments.push_back(word.data());
-      arguments.push_back(nullptr);
-      pid_t pid = 0;
-      int failed = ::posix_spawnp(&pid, python.c_str(), nullptr, nullptr, arguments.data(), environ);
-      if (failed) throw std::runtime_error("could not start " + python);
-      pids.push_back(pid);
-    }
-    for (pid_t pid : pids) {
-      int status = 0;
-      ::waitpid(pid, &status, 0);
-      if (status != 0) throw std::runtime_error("the Python oracle failed with status " + std::to_string(status));
-    }
-  }
-  std::vector<double> values() const {
-    std::ifstream file(folder_.path() / "result", std::ios::binary);
-    std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
-    std::vector<double> result(bytes.size() / sizeof(double));
-    std::copy_n(bytes.data(), result.size() * sizeof(double), reinterpret_cast<char*>(result.data()));
-    return result;
-  }
-
- private:
-  TemporaryFolder folder_;
+const std::vector<DistributedDataParallelOptions> kOptions{
+    {.buckets = kSmall},
+    {.find_unused_parameters = true, .buckets = kSmall},
+    {.static_graph = true, .buckets = kSmall},
+    {.gradient_as_bucket_view = false},
+    {.broadcast_buffers = false, .check_finite = true, .check_replicas_every = 10},
 };
 
-TEST(Parity, EqualsPythonsDistributedDataParallel) {
-  const char* python = std::getenv("LOCKSTEP_TEST_PYTHON");
-  if (!python || !*python) GTEST_SKIP() << "needs Python's torch: apt-get install python3-torch";
-  for (const auto& setting : kSettings) {
-    for (int size : {2, 3, 4}) {
-      auto expected = PythonOracle(python, size, setting).values();
-      run_threads(size, [&](ProcessGroup world) {
-        ConvNet model;
-        fill_parameters(*model, 1);
-        model->to(setting.dtype);
-        DistributedDataParallel ddp(model, world);
-        auto optimizer = make_optimizer(setting.optimizer, ddp.parameters());
-        train(
-            [&](torch::Tensor x) { return ddp(x); }, *optimizer,
-            [&](int step) {
-              return std::pair(inputs_of(step, world.rank(), {1, 6, 6}, setting.dtype), targets_of(step, world.rank()));
-            });
-        if (world.rank() != 0) return;
-        size_t at = 0;
-        auto compare = [&](const std::string& name, const torch::Tensor& actual) {
-          ASSERT_LE(at + actual.numel(), expected.size()) << "Python has fewer values";
-          auto reference = torch::from_blob(expected.data() + at, {actual.numel()}, torch::kDouble);
-          EXPECT_LE(relative_difference(actual.flatten(), reference), setting.tolerance)
-              << setting.optimizer << ", " << size << " ranks, " << name;
-          at += actual.numel();
-        };
-        for (const auto& item : model->named_parameters()) compare(item.key(), item.value());
-        compare("running mean", model->norm->running_mean);
-        compare("running variance", model->norm->running_var);
-        EXPECT_EQ(at, expected.size()) << "Python has more values";
-      });
+/// Trains a model on `size` ranks with every option and compares it with one process.
+template <class MakeModel>
+void expect_parity(const std::string& backend, int size, const std::vector<int64_t>& sample, MakeModel&& make) {
+  for (const auto& [optimizer_name, dtype, tolerance] : kSettings) {
+    auto alone = make();
+    fill_parameters(*alone, 1);
+    alone->to(dtype);
+    auto optimizer = make_optimizer(optimizer_name, alone->parameters());
+    auto whole_batch = [&, dtype = dtype](int step) {
+      std::vector<torch::Tensor> data, targets;
+      for (int rank = 0; rank < size; ++rank) {
+        data.push_back(inputs_of(step, rank, sample, dtype));
+        targets.push_back(targets_of(step, rank));
+      }
+      return std::pair(torch::cat(data), torch::cat(targets));
+    };
+    train([&](torch::Tensor x) { return alone(x); }, *optimizer, whole_batch, [] {});
+
+    for (size_t option = 0; option < kOptions.size(); ++option) {
+      run_threads(size,
+                  [&, &name = optimizer_name, dtype = dtype, tolerance = tolerance](ProcessGroup world) {
+                    auto model = make();
+                    fill_parameters(*model, 1 + world.rank());  // different ones: wrapping must take rank 0's
+                    model->to(dtype);
+                    DistributedDataParallel ddp(model, world, kOptions[option]);
+                    auto mine = make_optimizer(name, ddp.parameters());
+                    auto batch = [&](int step) {
+                      return std::pair(inputs_of(step, world.rank(), sample, dtype), targets_of(step, world.rank()));
+                    };
+                    train([&](torch::Tensor x) { return ddp(x); }, *mine, batch, [&] { ddp.check_replicas(); });
+                    auto expected = alone->parameters(), actual = ddp.parameters();
+                    for (size_t i = 0; i < expected.size(); ++i)
+                      EXPECT_LE(relative_difference(actual[i], expected[i]), tolerance)
+                          << backend << ", " << name << ", " << size << " ranks, options " << option << ", parameter "
+                          << i;
+                  },
+                  {.backend = backend});
     }
   }
 }
+
+class Parity : public testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  const std::string backend = std::get<0>(GetParam());
+  const int size = std::get<1>(GetParam());
+};
+
+TEST_P(Parity, OfAPerceptron) {
+  expect_parity(backend, size, {6}, [] { return Mlp(); });
+}
+
+TEST_P(Parity, OfAConvolutionalNetwork) {
+  expect_parity(backend, size, {1, 6, 6}, evaluating_convnet);
+}
+
+TEST_P(Parity, OfEmbeddingAndAttention) {
+  expect_parity(backend, size, {6}, [] { return Attention(); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Parity,
+                         testing::Combine(testing::ValuesIn(backends_under_test()), testing::Values(2, 3, 4)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_" + std::to_string(std::get<1>(info.param));
+                         });
 
 }  // namespace
 }  // namespace lockstep
