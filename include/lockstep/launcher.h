@@ -13,7 +13,7 @@ namespace lockstep {
 enum class LaunchExit : int {
   kSuccess = 0,       // every worker ended with exit code 0
   kUsage = 2,         // the options make no sense, or the program cannot be found; nothing was started
-  kWorkerFailed = 3,  // the first worker to fail ended with an exit code
+  kWorkerFailed = 3,  // the first worker to fail ended with an exit code, or gave up or hung until it was stopped
   kWorkerKilled = 4,  // the first worker to fail was ended by a signal: a crash, an abort, a kill, out of memory
   kTimedOut = 5,      // a node did not come in time, or its launcher is gone
   kPreempted = 6,     // the launcher was told to stop: SIGTERM, SIGUSR1, SIGHUP or Ctrl-C
@@ -30,7 +30,7 @@ struct LOCKSTEP_EXPORT LaunchOptions {
   std::optional<int> node_rank;  ///< 0 to nodes - 1; node 0 has the store and decides
   std::string master_addr;       ///< the name or address of node 0; empty: loopback on one node
   int master_port = 0;           ///< 0: the system chooses on one node; on several one for the job, else 29500
-  bool standalone = false;  ///< one node, on loopback, at a port that the system chooses
+  bool standalone = false;       ///< one node, on loopback, at a port that the system chooses
 
   int max_restarts = 0;                                        ///< of all workers, after one failed
   std::chrono::milliseconds restart_delay{1000};               ///< before the first restart; then twice as long each

@@ -112,17 +112,17 @@ void Attempt::on_event(const Crew::Event& event) {
     worker.started = Clock::now();
     return;
   }
-  if (event.kind == Kind::kRefused) return on_end(event.worker, 127 << 8, std::strerror(event.value));
+  if (event.kind == Kind::kRefused) return on_end(event.worker, {127 << 8, std::strerror(event.value)});
   bool out_of_memory = false;
   if (WIFSIGNALED(event.value) && WTERMSIG(event.value) == SIGKILL) {
     const int64_t kills = machine_.out_of_memory_kills().value_or(0);
     out_of_memory = kills > memory_kills_;
     memory_kills_ = std::min(kills, memory_kills_ + 1);
   }
-  on_end(event.worker, event.value, describe_status(event.value, out_of_memory));
+  on_end(event.worker, {event.value, describe_status(event.value, out_of_memory), event.was_stopped});
 }
 
-void Attempt::on_end(int index, int status, const std::string& how) {
+void Attempt::on_end(int index, const Ending& ending) {
   auto& worker = workers_.at(static_cast<size_t>(index));
   if (worker.has_ended) return;
   worker.has_ended = true;
@@ -130,16 +130,17 @@ void Attempt::on_end(int index, int status, const std::string& how) {
   end.rank = options_.layout.first_rank + index;
   end.host = this_process().host;
   end.pid = worker.pid;
-  end.status = status;
-  end.how = how;
+  end.status = ending.status;
+  end.how = ending.how;
   end.logs = log_folder(index);
   end.seconds = seconds_since(worker.started);
   end.after_stop = is_stopping_;
+  end.was_stopped = ending.was_stopped;
   outcome_.ends.push_back(end);
   if (!end.failed() || is_stopping_) return;
   auto who = end.pid == 0 ? text("rank ", end.rank, " on ", end.host)
                           : text("rank ", end.rank, " (pid ", end.pid, " on ", end.host, ")");
-  cluster_->tell_failure({{"PeerError", text(who, " has failed: ", how)}, end.rank});
+  cluster_->tell_failure({{"PeerError", text(who, " has failed: ", end.how)}, end.rank});
   stop(0);
 }
 
@@ -170,7 +171,8 @@ void Attempt::stop(int number) {
 void Attempt::kill_rest(const std::string& why) {
   crew_->end_all();
   is_stopping_ = true;
-  for (size_t index = 0; index < workers_.size(); ++index) on_end(static_cast<int>(index), SIGKILL, why);
+  for (size_t index = 0; index < workers_.size(); ++index)
+    on_end(static_cast<int>(index), {.status = SIGKILL, .how = why, .was_stopped = true});
 }
 
 void Attempt::finish_output() {

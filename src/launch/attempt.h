@@ -41,6 +41,11 @@ class Attempt {
     StderrMemory memory;
     std::unique_ptr<StreamOutput> out, err;
   };
+  struct Ending {
+    int status = 0;
+    std::string how;
+    bool was_stopped = false;
+  };
 
   void start_all();
   std::string log_folder(int worker) const;
@@ -49,7 +54,7 @@ class Attempt {
   void watch();
   int time_left() const;
   void on_event(const Crew::Event& event);
-  void on_end(int worker, int status, const std::string& how);
+  void on_end(int worker, const Ending& ending);
   void on_signal(int number);
   void stop(int number);
   void kill_rest(const std::string& why);

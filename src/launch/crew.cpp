@@ -139,7 +139,9 @@ std::vector<Crew::Event> Crew::read_events() {
     auto kind = fields.at(0) == "started"   ? Event::Kind::kStarted
                 : fields.at(0) == "refused" ? Event::Kind::kRefused
                                             : Event::Kind::kEnded;
-    events.push_back({kind, static_cast<int>(to_number(fields.at(1))), static_cast<int>(to_number(fields.at(2)))});
+    const bool was_stopped = kind == Event::Kind::kEnded && fields.at(3) == "stopped";
+    events.push_back(
+        {kind, static_cast<int>(to_number(fields.at(1))), static_cast<int>(to_number(fields.at(2))), was_stopped});
   }
   if (!is_there) events.push_back({Event::Kind::kWardenGone});
   return events;

@@ -23,8 +23,9 @@ class Crew {
  public:
   struct Event {
     enum class Kind { kStarted, kRefused, kEnded, kWardenGone } kind;
-    int worker = 0;  // its index
-    int value = 0;   // its pid; the errno; the status as waitpid has it
+    int worker = 0;            // its index
+    int value = 0;             // its pid; the errno; the status as waitpid has it
+    bool was_stopped = false;  // it ended by a signal of signal_all
   };
 
   /// Starts the warden: this very program again, whose main() must begin with run_as_warden. The secret is written to a

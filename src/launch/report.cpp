@@ -71,13 +71,18 @@ LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64
                          const std::string& notice) {
   LaunchReport report;
   report.notice = notice;
-  auto is_named = [&](const WorkerEnd& end) { return end.failed() && end.rank == named_rank; };
-  auto culprit = std::find_if(ends.begin(), ends.end(), is_named);
-  if (culprit == ends.end())
-    culprit = std::find_if(ends.begin(), ends.end(), [](const WorkerEnd& end) { return end.failed(); });
-  if (culprit == ends.end()) return report;
+  auto innocence = [&](const WorkerEnd& end) {
+    if (!end.failed()) return 3;
+    return end.rank == named_rank ? 0 : end.after_stop ? 2 : 1;
+  };
+  auto culprit = std::min_element(ends.begin(), ends.end(),
+                                  [&](const WorkerEnd& a, const WorkerEnd& b) { return innocence(a) < innocence(b); });
+  if (culprit == ends.end() || !culprit->failed()) return report;
   report.culprit = *culprit;
-  report.exit = WIFSIGNALED(culprit->status) ? LaunchExit::kWorkerKilled : LaunchExit::kWorkerFailed;
+  // One that gave up, or is frozen, may be stopped before it ends by itself.
+  if (culprit->was_stopped) report.culprit->how = text("stopped with the others (", culprit->how, ")");
+  const bool was_killed = WIFSIGNALED(culprit->status) && !culprit->was_stopped;
+  report.exit = was_killed ? LaunchExit::kWorkerKilled : LaunchExit::kWorkerFailed;
   for (auto end = ends.begin(); end != ends.end(); ++end) {
     if (end != culprit && end->failed()) report.consequences.push_back(*end);
     if (!end->failed() && !end->after_stop) report.ended_before.push_back(*end);
@@ -127,6 +132,7 @@ std::string pack_ends(const std::vector<WorkerEnd>& ends) {
   for (size_t i = 0; i < ends.size(); ++i) {
     json[i]["status"] = ends[i].status;
     json[i]["after_stop"] = ends[i].after_stop;
+    json[i]["was_stopped"] = ends[i].was_stopped;
   }
   return dump(json);
 }
@@ -136,7 +142,7 @@ std::vector<WorkerEnd> unpack_ends(const std::string& packed) {
   for (const auto& json : nlohmann::json::parse(packed))
     ends.push_back({json.at("rank"), json.at("host"), json.at("pid"), json.at("status"), json.at("how"),
                     json.at("uncaught"), json.at("stderr_tail"), json.at("logs"), json.at("seconds"),
-                    json.at("after_stop")});
+                    json.at("after_stop"), json.at("was_stopped")});
   return ends;
 }
 

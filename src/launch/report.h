@@ -21,6 +21,7 @@ struct WorkerEnd {
   std::string logs;               // the folder with its output; empty: none
   double seconds = 0;             // that it ran
   bool after_stop = false;        // it ended when the launcher had begun to stop the workers
+  bool was_stopped = false;       // by the launcher: how it ended says nothing about why
 
   bool failed() const { return status != 0 || pid == 0; }
 };
@@ -41,7 +42,7 @@ struct LaunchReport {
 };
 
 /// Sorts out who failed first: the rank that the store named, if it failed; else the first of `ends`, which are in the
-/// order in which the workers ended.
+/// order in which the workers of each node ended, that did so before the launcher stopped them.
 LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64_t> named_rank,
                          const std::string& notice);
 

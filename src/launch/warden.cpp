@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include <lockstep/error.h>
 
@@ -58,6 +59,11 @@ class Warden {
   }
 
  private:
+  struct Worker {
+    std::string index;      // that the launcher gave it
+    std::set<int> signals;  // that it was sent
+  };
+
   bool watch() {
     std::array<pollfd, 2> ready{{{channel_.fd(), POLLIN, 0}, {ends_.get(), POLLIN, 0}}};
     ::poll(ready.data(), ready.size(), -1);
@@ -118,7 +124,7 @@ class Warden {
       ::waitpid(pid, nullptr, 0);
       return refuse(order.at(1), error);
     }
-    workers_[pid] = order.at(1);
+    workers_[pid] = {order.at(1), {}};
     channel_.send({"started", order.at(1), std::to_string(pid)});
   }
 
@@ -141,8 +147,10 @@ class Warden {
   void refuse(const std::string& index, int error) { channel_.send({"refused", index, std::to_string(error)}); }
 
   void signal_all(int number) {
-    for (const auto& [pid, index] : workers_) {
+    reap();  // those that have ended by themselves were not stopped
+    for (auto& [pid, worker] : workers_) {
       ::kill(-pid, number);
+      worker.signals.insert(number);
       if (number == SIGTERM) ::kill(-pid, SIGCONT);  // one that is stopped would not hear it
     }
   }
@@ -153,15 +161,18 @@ class Warden {
     }
     int status = 0;
     for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
-      auto worker = workers_.extract(pid);
-      if (!worker.empty()) channel_.send({"ended", worker.mapped(), std::to_string(status)});
+      auto found = workers_.extract(pid);
+      if (found.empty()) continue;
+      const auto& worker = found.mapped();
+      bool was_stopped = WIFSIGNALED(status) && worker.signals.contains(WTERMSIG(status));
+      channel_.send({"ended", worker.index, std::to_string(status), was_stopped ? "stopped" : ""});
     }
   }
 
   Channel channel_;
   FileDescriptor ends_;
   std::string folder_;
-  std::map<pid_t, std::string> workers_;  // that have not ended, by pid, with the index the launcher gave them
+  std::map<pid_t, Worker> workers_;  // that have not ended
 };
 
 }  // namespace

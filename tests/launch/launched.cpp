@@ -129,12 +129,13 @@ int meet(int rank, bool is_victim, const std::string& way) {
   Member member(rank);
   if (is_victim) {
     if (way == "kill") ::raise(SIGKILL);
+    if (way == "die_of_sigterm") ::raise(SIGTERM);
     if (way == "leave") ::_exit(0);
     if (way == "exit") ::_exit(9);
     if (way == "stop") ::raise(SIGSTOP);
-    if (way == "give_up") {  // the others know long before this process ends
+    if (way.starts_with("give_up")) {  // the others know long before this process ends
       member.line->say_goodbye(Failure{"PeerError", "no data"});
-      ::signal(SIGTERM, [](int) { ::_exit(11); });
+      if (way == "give_up") ::signal(SIGTERM, [](int) { ::_exit(11); });
       wait_for_the_end();
     }
   }

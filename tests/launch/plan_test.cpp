@@ -392,17 +392,33 @@ TEST(Report, BlamesTheRankThatTheStoreNamedElseTheFirst) {
   EXPECT_EQ(make_report({end_of(0, 0)}, std::nullopt, "").exit, LaunchExit::kSuccess);
 }
 
+TEST(Report, DoesNotTakeTheWayAWorkerWasStoppedForTheCause) {
+  auto stopped = end_of(1, SIGTERM);
+  stopped.after_stop = stopped.was_stopped = true;
+  auto report = make_report({end_of(0, 1 << 8), stopped}, 1, "rank 1 gave up");
+  EXPECT_EQ(report.culprit->rank, 1);
+  EXPECT_EQ(report.culprit->how, "stopped with the others (killed by SIGTERM (Terminated))");
+  EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
+  auto killed = end_of(1, SIGTERM);
+  killed.after_stop = true;  // its end was heard of late
+  EXPECT_EQ(make_report({end_of(0, 1 << 8), killed}, 1, "rank 1 is gone").exit, LaunchExit::kWorkerKilled);
+  report = make_report({stopped, end_of(2, 1 << 8)}, std::nullopt, "");  // of two nodes
+  EXPECT_EQ(report.culprit->rank, 2);
+  EXPECT_EQ(report.consequences.at(0).rank, 1);
+}
+
 TEST(Report, TravelsBetweenNodesWithAnyBytes) {
   auto end = end_of(1, SIGSEGV);
   end.tail = {"tab\t", "\xff\xfe", "quote \""};
   end.uncaught = "E: w";
-  end.after_stop = true;
+  end.after_stop = end.was_stopped = true;
   const auto back = unpack_ends(pack_ends({end}));
   ASSERT_EQ(back.size(), 1u);
   EXPECT_EQ(back[0].status, SIGSEGV);
   EXPECT_EQ(back[0].tail[0], "tab\t");
   EXPECT_EQ(back[0].tail.size(), 3u);
   EXPECT_TRUE(back[0].after_stop);
+  EXPECT_TRUE(back[0].was_stopped);
 }
 
 TEST(Decide, RestartsAfterAFailureWhileRestartsAreLeftAndNeverWhenToldToStop) {

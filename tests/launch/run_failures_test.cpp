@@ -84,8 +84,24 @@ TEST(RunFailures, BlamesTheRankThatGaveUpAndNotThoseThatEndedBeforeItsProcessDid
   EXPECT_THAT(run.output, HasSubstr("gave up: no data"));
 }
 
+TEST(RunFailures, ARankThatGaveUpHasFailedAlsoWhenItIsStoppedBeforeItEnds) {
+  auto run = run_launcher({"-n", "3", LAUNCHED, "meet", "give_up_and_hang"});
+  EXPECT_EQ(run.code, 3);
+  EXPECT_THAT(run.output,
+              AllOf(ContainsRegex("lockstep run: rank 2 \\(pid [0-9]+ on " + host() +
+                                  "\\) failed first, after [0-9.]+ s: stopped with the others .killed by SIGTERM"),
+                    HasSubstr("gave up: no data"), HasSubstr("failed as a consequence: ranks")));
+}
+
+TEST(RunFailures, ARankThatDiesOfASigtermFromElsewhereWasKilled) {
+  auto run = run_launcher({"-n", "3", LAUNCHED, "meet", "die_of_sigterm"});
+  EXPECT_EQ(run.code, 4);
+  EXPECT_THAT(run.output, ContainsRegex("lockstep run: rank 2 .* failed first, after [0-9.]+ s: killed by SIGTERM"));
+}
+
 TEST(RunFailures, BlamesARankThatIsFrozen) {
   auto run = run_launcher({"-n", "2", "--grace", "1", LAUNCHED, "meet", "stop"});
+  EXPECT_EQ(run.code, 3);
   EXPECT_THAT(run.output, AllOf(HasSubstr("told: PeerError: rank 1"), HasSubstr("has not been heard of for 5"),
                                 ContainsRegex("lockstep run: rank 1 .*failed first")));
 }

@@ -25,7 +25,7 @@ Examples:
 Exit codes:
   0   every worker ended with exit code 0
   2   wrong usage: nothing was started
-  3   a worker failed: the first to fail ended with an exit code
+  3   a worker failed: the first to fail had an exit code, gave up or hung
   4   a worker was killed: the first to fail was ended by a signal
   5   a node did not come in time, or its launcher is gone
   6   preempted: the launcher was told to stop
