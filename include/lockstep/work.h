@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include <lockstep/export.h>
@@ -23,6 +24,9 @@ class LOCKSTEP_EXPORT Work {
 
   /// Whether wait() would return, or throw, at once.
   bool is_done() const;
+
+  /// When the call was done, for measuring; of a message, when that was found out. After wait().
+  std::chrono::steady_clock::time_point done_at() const;
 
  private:
   std::shared_ptr<detail::Completion> completion_;  // constant after construction

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+
 namespace lockstep::detail {
 
 /// What stands behind a Work. Thread-safe.
@@ -8,6 +10,8 @@ class Completion {
   virtual ~Completion() = default;
   virtual void wait() = 0;
   virtual bool is_done() = 0;
+  /// When it was, once it is.
+  virtual std::chrono::steady_clock::time_point done_at() = 0;
 };
 
 }  // namespace lockstep::detail

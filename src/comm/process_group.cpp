@@ -51,11 +51,18 @@ class MessageInFlight final : public detail::Completion {
   void wait() override {
     message_->wait();
     std::lock_guard lock(mutex_);
-    if (direction_ == Operation::kRecv && !is_stored_) detail::store(tensor_, dense_);
+    if (is_stored_) return;
+    if (direction_ == Operation::kRecv) detail::store(tensor_, dense_);
     is_stored_ = true;
+    done_at_ = std::chrono::steady_clock::now();
   }
 
   bool is_done() override { return message_->is_done(); }
+
+  std::chrono::steady_clock::time_point done_at() override {
+    std::lock_guard lock(mutex_);
+    return done_at_;
+  }
 
  private:
   const at::Tensor tensor_;
@@ -63,7 +70,8 @@ class MessageInFlight final : public detail::Completion {
   at::Tensor dense_;                                 // constant after construction
   std::unique_ptr<detail::Group::Message> message_;  // constant after construction
   std::mutex mutex_;
-  bool is_stored_ = false;  // guarded by mutex_
+  bool is_stored_ = false;                           // guarded by mutex_
+  std::chrono::steady_clock::time_point done_at_{};  // guarded by mutex_
 };
 
 }  // namespace

@@ -14,4 +14,8 @@ bool Work::is_done() const {
   return completion_->is_done();
 }
 
+std::chrono::steady_clock::time_point Work::done_at() const {
+  return completion_->done_at();
+}
+
 }  // namespace lockstep

@@ -22,6 +22,7 @@ struct WorkQueue::Entry final : Completion {
   void announce() {
     std::lock_guard lock(mutex_);
     done_ = true;
+    done_at_ = std::chrono::steady_clock::now();
     changed_.notify_all();
   }
 
@@ -36,12 +37,18 @@ struct WorkQueue::Entry final : Completion {
     return done_;
   }
 
+  std::chrono::steady_clock::time_point done_at() override {
+    std::lock_guard lock(mutex_);
+    return done_at_;
+  }
+
  private:
   Task task_;                 // the executing thread's
   std::exception_ptr error_;  // the executing thread's until done_, then constant
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool done_ = false;  // guarded by mutex_
+  bool done_ = false;                                // guarded by mutex_
+  std::chrono::steady_clock::time_point done_at_{};  // guarded by mutex_
 };
 
 WorkQueue::~WorkQueue() {

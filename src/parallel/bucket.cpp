@@ -61,7 +61,7 @@ void Bucket::finish() {
   auto average = std::exchange(average_, std::nullopt);
   if (finish_hook) finish_hook();
   if (average) average->wait();
-  times_.reduced = Clock::now();
+  times_.reduced = finish_hook ? Clock::now() : average->done_at();
 }
 
 void Bucket::reduce(const CommHook& hook) {

@@ -165,6 +165,8 @@ void Reducer::on_gradient(size_t parameter) {
   arrivals_.push_back(parameter);
   if (!is_complete(parameter)) return;
   put_in_bucket(parameter);
+  // At once, so that the gradient's memory, still in the cache, is free for the next one that autograd makes.
+  if (options_.gradient_as_bucket_view) parameters_[parameter].tensor.mutable_grad() = view_of(parameter);
   start_full_buckets();
 }
 
