@@ -25,7 +25,7 @@ set(base_headers environment error export logging version)
 set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launcher)
 set(comm_headers backend call_options group_layout process_group reduce_op run_threads spawn torch_version work)
-set(parallel_headers bucket_plan distributed_data_parallel)
+set(parallel_headers bucket_plan comm_hook ddp_logging_data distributed_data_parallel join tensors_in)
 set(data_headers distributed_sampler idx)
 
 function(violation file include why)
