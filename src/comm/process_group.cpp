@@ -18,6 +18,12 @@ namespace {
 
 using detail::Operation;
 
+template <class... Parameters, class... Arguments>
+void run(detail::Group& group, const CallOptions& options,
+         detail::Group::Call (*make)(const detail::Membership&, Parameters...), const Arguments&... arguments) {
+  group.run(make(group.membership(), arguments...), options);
+}
+
 // A call refers to its arguments; an asynchronous one may outlive the caller's, and gets its own.
 template <class... Parameters, class... Arguments>
 Work submit(detail::Group& group, const CallOptions& options,
@@ -131,7 +137,7 @@ detail::Group& ProcessGroup::member() const {
 }
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
-  member().run(all_reduce_call(member().membership(), tensor, op), options);
+  run(member(), options, detail::all_reduce_call, tensor, op);
 }
 
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
@@ -139,7 +145,7 @@ Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op, const
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, int dst, ReduceOp op, const CallOptions& options) const {
-  member().run(reduce_call(member().membership(), tensor, dst, op), options);
+  run(member(), options, detail::reduce_call, tensor, dst, op);
 }
 
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, int dst, ReduceOp op, const CallOptions& options) const {
@@ -147,7 +153,7 @@ Work ProcessGroup::reduce_async(const at::Tensor& tensor, int dst, ReduceOp op, 
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, int src, const CallOptions& options) const {
-  member().run(broadcast_call(member().membership(), tensor, src), options);
+  run(member(), options, detail::broadcast_call, tensor, src);
 }
 
 Work ProcessGroup::broadcast_async(const at::Tensor& tensor, int src, const CallOptions& options) const {
@@ -155,7 +161,7 @@ Work ProcessGroup::broadcast_async(const at::Tensor& tensor, int src, const Call
 }
 
 void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
-  member().run(all_gather_call(member().membership(), output, input), options);
+  run(member(), options, detail::all_gather_call, output, input);
 }
 
 Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& input,
@@ -165,7 +171,7 @@ Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& 
 
 void ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                               const CallOptions& options) const {
-  member().run(all_gather_list_call(member().membership(), outputs, input), options);
+  run(member(), options, detail::all_gather_list_call, outputs, input);
 }
 
 Work ProcessGroup::all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
@@ -175,7 +181,7 @@ Work ProcessGroup::all_gather_async(const std::vector<at::Tensor>& outputs, cons
 
 void ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
                           const CallOptions& options) const {
-  member().run(gather_call(member().membership(), outputs, input, dst), options);
+  run(member(), options, detail::gather_call, outputs, input, dst);
 }
 
 Work ProcessGroup::gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
@@ -185,7 +191,7 @@ Work ProcessGroup::gather_async(const std::vector<at::Tensor>& outputs, const at
 
 void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
                            const CallOptions& options) const {
-  member().run(scatter_call(member().membership(), output, inputs, src), options);
+  run(member(), options, detail::scatter_call, output, inputs, src);
 }
 
 Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
@@ -195,7 +201,7 @@ Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at:
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                   const CallOptions& options) const {
-  member().run(reduce_scatter_call(member().membership(), output, input, op), options);
+  run(member(), options, detail::reduce_scatter_call, output, input, op);
 }
 
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
@@ -205,7 +211,7 @@ Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tens
 
 void ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                               const CallOptions& options) const {
-  member().run(all_to_all_call(member().membership(), outputs, inputs), options);
+  run(member(), options, detail::all_to_all_call, outputs, inputs);
 }
 
 Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
