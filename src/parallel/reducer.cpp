@@ -43,6 +43,11 @@ void write(const at::Tensor& to, const at::Tensor& from) {
     to.copy_(from);
 }
 
+/// Whether its elements can be read and written without LibTorch.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat;
+}
+
 }  // namespace
 
 class Reducer::Hook final : public torch::autograd::FunctionPostHook {
@@ -309,19 +314,24 @@ void Reducer::reduce_the_rest() {
 
 void Reducer::mark_use() {
   if (knows_graph() && !options_.check_finite) return;
+  const auto& extra = buckets_.back().extra();
   const size_t count = states_.size();
-  auto marks = at::zeros({static_cast<int64_t>(2 * count + 1)}, at::kFloat);
+  const auto marks = is_plain(extra) ? extra : at::empty(extra.sizes(), at::kFloat);
   float* mark = marks.data_ptr<float>();
-  for (size_t i = 0; i < count; ++i) mark[states_[i].used ? i : count + i] = 1;
+  for (size_t i = 0; i < count; ++i) {
+    mark[i] = states_[i].used ? 1 : 0;
+    mark[count + i] = states_[i].used ? 0 : 1;
+  }
   mark[2 * count] = not_finite_.empty() ? 0 : 1;
-  buckets_.back().extra().copy_(marks);
+  if (!is_plain(extra)) extra.copy_(marks);
 }
 
 void Reducer::learn_use() {
   if (knows_graph() && !options_.check_finite) return;
-  const auto marks = buckets_.back().extra().to(at::kCPU, at::kFloat).contiguous();
-  const float* mark = marks.data_ptr<float>();
+  const auto& extra = buckets_.back().extra();
   const size_t count = states_.size();
+  const auto marks = is_plain(extra) ? extra : extra.to(at::kCPU, at::kFloat);
+  const float* mark = marks.data_ptr<float>();
   for (size_t i = 0; i < count; ++i) {
     states_[i].used_somewhere = mark[i] > 0;
     states_[i].unused_somewhere = mark[count + i] > 0;
