@@ -64,15 +64,10 @@ void Bucket::finish() {
   times_.reduced = finish_hook ? Clock::now() : average->done_at();
 }
 
-void Bucket::reduce(const CommHook& hook) {
-  if (hook) {
-    start(hook);
-    finish();
-  } else {
-    times_.started = Clock::now();
-    group_.all_reduce(memory_, ReduceOp::kAvg);
-    times_.reduced = Clock::now();
-  }
+void Bucket::reduce() {
+  times_.started = Clock::now();
+  group_.all_reduce(memory_, ReduceOp::kAvg);
+  times_.reduced = Clock::now();
 }
 
 }  // namespace lockstep

@@ -43,9 +43,10 @@ class Bucket {
 
   /// Averages the bucket, or does what the hook does if there is one. Collective.
   void start(const CommHook& hook);
+  bool is_under_way() const { return average_ || finish_hook_; }
   void finish();
-  /// Both at once, on the calling thread where it can.
-  void reduce(const CommHook& hook);
+  /// Averages it without a hook, on the calling thread where that can be.
+  void reduce();
 
   const GradientBucket& contents() const { return contents_; }
   const Times& times() const { return times_; }

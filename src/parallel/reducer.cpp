@@ -297,19 +297,31 @@ void Reducer::finish() {
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
   for (auto& state : states_) state.used = false;
   if (!unused.empty()) throw UsageError(unused);
+  record_step(computed);
   plan_anew();
-  StepTimes step{.backward_begin = began_, .computed = computed, .backward_end = StepTimes::Clock::now()};
-  for (const auto& bucket : buckets_)
-    step.buckets.push_back({static_cast<int64_t>(bucket.contents().buffer.nbytes()), bucket.contents().gradients.size(),
-                            bucket.times().full, bucket.times().started, bucket.times().reduced});
-  recorder_.add(std::move(step));
   if (is_not_finite_somewhere_) throw_not_finite();
 }
 
 void Reducer::reduce_the_rest() {
   start_full_buckets();
-  buckets_.back().reduce(hook_);
-  for (size_t b = 0; b + 1 < buckets_.size(); ++b) buckets_[b].finish();
+  if (hook_)
+    buckets_.back().start(hook_);
+  else
+    buckets_.back().reduce();
+  finish_all();
+}
+
+void Reducer::finish_all() {
+  for (auto& bucket : buckets_)
+    if (bucket.is_under_way()) bucket.finish();
+}
+
+void Reducer::record_step(StepTimes::Clock::time_point computed) {
+  StepTimes step{.backward_begin = began_, .computed = computed, .backward_end = StepTimes::Clock::now()};
+  for (const auto& bucket : buckets_)
+    step.buckets.push_back({static_cast<int64_t>(bucket.contents().buffer.nbytes()), bucket.contents().gradients.size(),
+                            bucket.times().full, bucket.times().started, bucket.times().reduced});
+  recorder_.add(std::move(step));
 }
 
 void Reducer::mark_use() {
@@ -396,7 +408,7 @@ void Reducer::shadow() {
     bucket.clear();
     bucket.start(hook_);
   }
-  for (auto& bucket : buckets_) bucket.finish();
+  finish_all();
   learn_use();
   ++reductions_;
   not_finite_.clear();

@@ -99,8 +99,9 @@ class Reducer {
   void put_in_as_it_stands(size_t parameter);
   void start_full_buckets();
   void reduce_the_rest();
+  void finish_all();
   void finish();
-  void record();
+  void record_step(StepTimes::Clock::time_point computed);
   void mark_use();
   void learn_use();
   void adopt(size_t parameter);
