@@ -105,25 +105,19 @@ void train(const lockstep::ProcessGroup& world, const Settings& settings) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  int threads = 0;  // ranks as threads of this process and not as processes
   for (int i = 1; i < argc; ++i) {
     std::string argument = argv[i];
     if (argument == "--epochs" && i + 1 < argc) {
       settings.epochs = std::atoi(argv[++i]);
-    } else if (argument == "--threads" && i + 1 < argc) {
-      threads = std::atoi(argv[++i]);
     } else {
-      std::cerr << "usage: fashion_mnist [--epochs N] [--threads RANKS]\n";
+      std::cerr << "usage: fashion_mnist [--epochs N]\n";
       return argument == "--help" ? 0 : 2;
     }
   }
   try {
     torch::set_num_threads(1);  // one core for each rank
     lockstep::prefer_fast_convolutions();
-    if (threads > 0)
-      lockstep::run_threads(threads, [&](lockstep::ProcessGroup world) { train(world, settings); });
-    else
-      train(lockstep::init_process_group(), settings);
+    train(lockstep::init_process_group(), settings);
   } catch (const std::exception& error) {
     std::cerr << "fashion_mnist: " << error.what() << '\n';
     return 1;
