@@ -29,7 +29,8 @@ using FinishReduction = std::function<void()>;
 /// returns is called at the end of backward, bucket by bucket in the same order.
 ///
 /// The hook decides what becomes of the gradients, the division by the number of ranks included. It may keep state by
-/// the bucket's index, but the buckets are made anew once, after the first backward: compare sizes.
+/// the bucket's index, but the buckets are made anew once, after the first backward: compare sizes. It must not call
+/// the wrapper, which waits for it. Those made by the functions below keep state: make one for each wrapper.
 using CommHook = std::function<FinishReduction(const GradientBucket& bucket, const ProcessGroup& group)>;
 
 /// The average, as without a hook.

@@ -22,7 +22,7 @@
 
 namespace lockstep {
 
-/// Equal on all ranks, or wrapping throws MismatchError.
+/// /// Those that decide what is sent must be equal on all ranks, or wrapping throws MismatchError.
 struct DistributedDataParallelOptions {
   /// Before each forward in training, every rank takes rank 0's buffers (running statistics and the like).
   bool broadcast_buffers = true;
@@ -40,7 +40,8 @@ struct DistributedDataParallelOptions {
   BucketLimits buckets{};
   /// Names of parameters and buffers that the wrapper leaves alone: each rank has its own.
   std::vector<std::string> ignore{};
-  /// The one device of the model, or none: tensors among the arguments of forward are then moved to it.
+  /// The one device of the model, or none: arguments of forward that hold tensors are then copied, with the tensors on
+  /// it.
   std::vector<c10::Device> device_ids{};
   /// Where tensors that forward returns by value are moved to; where they are when not given.
   std::optional<c10::Device> output_device{};

@@ -27,8 +27,10 @@ class LOCKSTEP_EXPORT InputsExhausted : public Error {
 
 /// One iteration of the ranks in a join, as all of them know it.
 struct JoinRound {
-  std::vector<double> weights;  // by rank; 0 for those that have no inputs left
-  bool is_synchronised = true;  // gradients are averaged in this iteration: it is not under no_sync
+  std::vector<double> weights;   // by rank; 0 for those that have no inputs left
+  bool is_weighted = false;      // some rank's weight was set by set_batch_weight
+  bool is_synchronised = false;  // gradients are averaged in this iteration: it is not under no_sync
+  bool is_training = false;      // the model is in training mode
 
   int trains() const;     // how many ranks do
   int last_rank() const;  // the highest that does; -1 for none
@@ -39,9 +41,16 @@ class LOCKSTEP_EXPORT JoinContext {
  public:
   JoinContext(ProcessGroup group, JoinOptions options);
 
-  /// Begins an iteration: with a weight above 0 on a rank that trains, with 0 on one that shadows. Collective. The
-  /// first of the members calls it, once in each iteration.
-  const JoinRound& next_round(double weight, bool is_synchronised);
+  /// What a rank that trains says of its iteration. One that has no inputs left says nothing: weight 0.
+  struct Turn {
+    double weight = 0;
+    bool is_weighted = false;
+    bool is_synchronised = false;
+    bool is_training = false;
+  };
+
+  /// Begins an iteration. Collective. The first of the members calls it, once in each iteration.
+  const JoinRound& next_round(const Turn& turn);
 
   /// The iteration that runs.
   const JoinRound& round() const { return round_; }
@@ -75,11 +84,14 @@ class LOCKSTEP_EXPORT Joinable {
 };
 
 /// Runs `loop`, a training loop over inputs of which ranks have different numbers. A rank that returns from it goes on
-/// making the others' collectives until the last one is done; in the end all ranks have the same state. Collective.
+/// making the others' collectives until the last one is done; in the end all ranks have the state of one of the last to
+/// train, as far as it is the members': a plain optimizer's momentum is not, so begin with a new one after a join, or
+/// use one that can join. Collective.
 ///
 /// Each iteration calls forward on the first member once; the calls of the members come in the order of the list.
-/// Other collectives than theirs must not stand in the loop. Under no_sync forward and backward both belong into its
-/// scope.
+/// set_batch_weight on the first member, before its forward, counts for all. Other collectives than theirs must not
+/// stand in the loop. Under no_sync forward and backward both belong into its scope, and what a rank has accumulated
+/// there when it runs out of inputs is lost.
 LOCKSTEP_EXPORT void join(const std::vector<Joinable*>& members, const JoinOptions& options,
                           const std::function<void()>& loop);
 LOCKSTEP_EXPORT void join(const std::vector<Joinable*>& members, const std::function<void()>& loop);

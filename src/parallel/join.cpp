@@ -23,16 +23,21 @@ int JoinRound::last_rank() const {
 
 JoinContext::JoinContext(ProcessGroup group, JoinOptions options) : group_(std::move(group)), options_(options) {}
 
-const JoinRound& JoinContext::next_round(double weight, bool is_synchronised) {
-  // Of each rank its weight, then how many ranks synchronise.
-  auto sum = at::zeros({group_.size() + 1}, at::kDouble);
-  sum.data_ptr<double>()[group_.rank()] = weight;
-  sum.data_ptr<double>()[group_.size()] = weight > 0 && is_synchronised ? 1 : 0;
+const JoinRound& JoinContext::next_round(const Turn& turn) {
+  // Of each rank its weight, then of how many ranks each of three things holds.
+  auto sum = at::zeros({group_.size() + 3}, at::kDouble);
+  double* value = sum.data_ptr<double>();
+  double* flags = value + group_.size();
+  value[group_.rank()] = turn.weight;
+  flags[0] = turn.is_weighted;
+  flags[1] = turn.is_synchronised;
+  flags[2] = turn.is_training;
   sum = sum.to(group_.device());
   group_.all_reduce(sum);
   sum = sum.cpu();
-  const double* value = sum.data_ptr<double>();
-  round_ = {{value, value + group_.size()}, value[group_.size()] > 0};
+  value = sum.data_ptr<double>();
+  flags = value + group_.size();
+  round_ = {{value, flags}, flags[0] > 0, flags[1] > 0, flags[2] > 0};
 
   const int trains = round_.trains();
   if (options_.throw_on_early_termination && trains > 0 && trains < group_.size()) {
@@ -42,12 +47,13 @@ const JoinRound& JoinContext::next_round(double weight, bool is_synchronised) {
     throw InputsExhausted(text("rank ", group_.rank(), ": ", out.size() == 1 ? "rank " : "ranks ", enumerate(out),
                                out.size() == 1 ? " has" : " have", " no inputs left; all ranks stop here"));
   }
-  const auto synchronised = static_cast<int>(value[group_.size()]);
-  if (synchronised != 0 && synchronised != trains)
-    throw MismatchError(
-        text("rank ", group_.rank(), ": ", synchronised, " of the ", trains,
-             " ranks that train average their gradients in this iteration, the others are under no_sync; "
-             "use no_sync in the same iterations on every rank"));
+  auto check_agreed = [&](double count, const char* what, const char* remedy) {
+    if (count != 0 && count != trains)
+      throw MismatchError(text("rank ", group_.rank(), ": ", count, " of the ", trains, " ranks that train ", what,
+                               " in this iteration, the others do not; ", remedy));
+  };
+  check_agreed(flags[1], "average their gradients", "use no_sync in the same iterations on every rank");
+  check_agreed(flags[2], "have their model in training mode", "call train() and eval() alike on every rank");
   return round_;
 }
 
@@ -88,7 +94,7 @@ void join(const std::vector<Joinable*>& members, const JoinOptions& options, con
   loop();
   int source = group.size() - 1;
   if (context->round().trains() > 0) source = context->round().last_rank();
-  while (context->next_round(0, false).trains() > 0) {
+  while (context->next_round({}).trains() > 0) {
     source = context->round().last_rank();
     for (auto* member : members) member->shadow(context->round());
   }

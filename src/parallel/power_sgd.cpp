@@ -34,16 +34,9 @@ at::ScalarType factor_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// Makes the columns orthonormal, by Gram and Schmidt. A column of zeros stays one.
+/// Makes the columns orthonormal, also those that are zero: else a gradient that is zero once would be lost for ever.
 void orthonormalise(const at::Tensor& matrix) {
-  for (int64_t i = 0; i < matrix.size(1); ++i) {
-    auto column = matrix.select(1, i);
-    if (i > 0) {
-      const auto before = matrix.narrow(1, 0, i);
-      column.sub_(at::mv(before, at::mv(before.t(), column)));
-    }
-    column.div_(column.norm().clamp_min(1e-30));
-  }
+  matrix.copy_(std::get<0>(at::linalg_qr(matrix)));
 }
 
 class PowerSgd {

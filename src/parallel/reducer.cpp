@@ -141,11 +141,20 @@ void Reducer::set_hook(CommHook hook) {
 
 void Reducer::check_finished() const {
   std::lock_guard lock(mutex_);
-  if (in_backward_)
-    throw UsageError(text("rank ", group_.rank(),
-                          ": the last backward broke off, so this rank has left the others in the middle of a "
-                          "reduction; end the job and resume from a checkpoint. (Where all of a model is recomputed in "
-                          "backward: call forward on the wrapper and return tensors from it.)"));
+  if (in_backward_) throw_broken_off();
+}
+
+void Reducer::throw_broken_off() const {
+  throw UsageError(
+      text("rank ", group_.rank(),
+           ": the last backward broke off, so this rank has left the others in the middle of a reduction; "
+           "end the job and resume from a checkpoint. (Where all of a model is recomputed in backward: call "
+           "forward on the wrapper and return tensors from it.)"));
+}
+
+int64_t Reducer::reductions() const {
+  std::lock_guard lock(mutex_);
+  return reductions_;
 }
 
 BucketPlan Reducer::plan() const {
@@ -186,6 +195,7 @@ void Reducer::on_output_gradient() {
 void Reducer::attend(const BackwardTask& task) {
   if (!in_backward_) begin();
   if (std::find(tasks_.begin(), tasks_.end(), task.id) != tasks_.end()) return;
+  if (task.depth == 0 && std::exchange(has_outermost_, true)) throw_broken_off();
   tasks_.push_back(task.id);
   torch::autograd::Engine::get_default_engine().queue_callback([this, task] { on_task_end(task); });
 }
@@ -206,6 +216,7 @@ void Reducer::begin() {
   in_ = 0;
   arrivals_.clear();
   tasks_.clear();
+  has_outermost_ = false;
   not_finite_.clear();
   for (auto& bucket : buckets_) bucket.reset();
   for (auto& state : states_) {
@@ -291,6 +302,7 @@ void Reducer::finish() {
   in_backward_ = false;
   learn_use();
   for (size_t i = 0; i < parameters_.size(); ++i) adopt(i);
+  has_recorded_ = true;
   ++reductions_;
   has_unsynchronised_ = false;
 
@@ -325,7 +337,7 @@ void Reducer::record_step(StepTimes::Clock::time_point computed) {
 }
 
 void Reducer::mark_use() {
-  if (knows_graph() && !options_.check_finite) return;
+  if (!needs_marks()) return;
   const auto& extra = buckets_.back().extra();
   const size_t count = states_.size();
   const auto marks = is_plain(extra) ? extra : at::empty(extra.sizes(), at::kFloat);
@@ -339,7 +351,7 @@ void Reducer::mark_use() {
 }
 
 void Reducer::learn_use() {
-  if (knows_graph() && !options_.check_finite) return;
+  if (!needs_marks()) return;
   const auto& extra = buckets_.back().extra();
   const size_t count = states_.size();
   const auto marks = is_plain(extra) ? extra : extra.to(at::kCPU, at::kFloat);
@@ -411,6 +423,7 @@ void Reducer::shadow() {
   finish_all();
   learn_use();
   ++reductions_;
+  has_unsynchronised_ = false;
   not_finite_.clear();
   for (auto& state : states_) state.used = true;  // whatever is unused, is so elsewhere
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();

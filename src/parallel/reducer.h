@@ -68,6 +68,8 @@ class Reducer {
   /// UsageError when the last backward broke off, since this rank has then left the others in the middle of it.
   void check_finished() const;
 
+  /// So far, equal on all ranks.
+  int64_t reductions() const;
   BucketPlan plan() const;
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
 
@@ -86,8 +88,11 @@ class Reducer {
   class Hook;
 
   void make_buckets();
-  bool is_recording() const { return options_.static_graph && reductions_ == 0; }
-  bool knows_graph() const { return options_.static_graph && reductions_ > 0; }
+  // A rank that has no input in the first iteration of a join records later than the others; whether marks travel must
+  // be the same everywhere.
+  bool is_recording() const { return options_.static_graph && !has_recorded_; }
+  bool knows_graph() const { return options_.static_graph && has_recorded_; }
+  bool needs_marks() const { return !options_.static_graph || reductions_ == 0 || options_.check_finite; }
   const at::Tensor& view_of(size_t parameter) const;
 
   void on_gradient(size_t parameter);
@@ -106,6 +111,7 @@ class Reducer {
   void learn_use();
   void adopt(size_t parameter);
   void plan_anew();
+  [[noreturn]] void throw_broken_off() const;
   std::string describe_unused() const;
   void throw_not_finite() const;
 
@@ -125,6 +131,7 @@ class Reducer {
   bool enabled_ = true;
   bool has_unsynchronised_ = false;
   int64_t reductions_ = 0;
+  bool has_recorded_ = false;  // with a static graph: a backward of this rank
   bool is_planned_anew_ = false;
   bool is_not_finite_somewhere_ = false;  // in the last reduction
   // Of the backward that runs:
@@ -135,6 +142,7 @@ class Reducer {
   size_t in_ = 0;                   // gradients that are in their buckets
   std::vector<size_t> arrivals_;    // parameters, in the order of their gradients
   std::vector<const void*> tasks_;  // whose end will be told
+  bool has_outermost_ = false;      // among them
   std::string not_finite_;          // the first parameter whose gradient is not
 };
 

@@ -1,6 +1,5 @@
 #include "parallel/replica.h"
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -68,27 +67,32 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                                 weight_, recorder_);
 }
 
-bool Replica::is_training() const {
-  return wrapped_.module().is_training() && torch::GradMode::is_enabled();
-}
-
 // Evaluation sends nothing, so that ranks may evaluate different numbers of batches, or one rank alone.
 void Replica::before_forward() {
   recorder_.begin_forward();
   reducer_->check_finished();
   check_unchanged();
-  if (!is_training()) return;
-  warn_of_lone_step();
+  if (!torch::GradMode::is_enabled()) return;
+  const bool is_training = wrapped_.module().is_training();
   int source = kSource;
   if (join_) {
-    if (leads_join_) join_->next_round(weight_.samples(), reducer_->is_enabled());
+    if (leads_join_)
+      join_->next_round({weight_.samples_in_join(), weight_.is_set(), reducer_->is_enabled(), is_training});
     weigh(join_->round());
     source = join_->round().last_rank();
-  } else if (options_.check_replicas_every > 0 && iterations_++ % options_.check_replicas_every == 0) {
-    check_replicas();
   }
-  // Where gradients accumulate over several iterations, as PyTorch does it: before the first of them.
-  if (options_.broadcast_buffers && std::exchange(buffers_are_due_, reducer_->is_enabled())) broadcast_buffers(source);
+  if (!is_training) return;
+  warn_of_lone_step();
+  if (options_.check_replicas_every > 0 && !join_ && iterations_++ % options_.check_replicas_every == 0)
+    check_replicas();
+  take_buffers_if_due(source);
+}
+
+// Once for each reduction: where several forwards go before it, whether their gradients accumulate or one backward runs
+// through all of them, the first does it. A buffer that changed between them would break that backward.
+void Replica::take_buffers_if_due(int source) {
+  const auto now = reducer_->reductions();
+  if (options_.broadcast_buffers && std::exchange(buffers_taken_at_, now) != now) broadcast_buffers(source);
 }
 
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
@@ -120,8 +124,7 @@ void Replica::warn_of_lone_step() {
 }
 
 void Replica::set_batch_weight(double samples) {
-  weight_.choose(samples);
-  if (!join_) weight_.add_up();  // else the join does
+  join_ ? weight_.set_in_join(samples) : weight_.set(samples);
 }
 
 void Replica::broadcast_buffers(int source) const {
@@ -146,19 +149,17 @@ void Replica::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
 
 void Replica::leave_join() noexcept {
   join_.reset();
-  weight_.reset();
+  weight_.leave_join();
 }
 
 void Replica::weigh(const JoinRound& round) {
-  const bool is_weighted =
-      std::any_of(round.weights.begin(), round.weights.end(), [](double weight) { return weight != 0 && weight != 1; });
-  const bool by_all = join_->options().divide_by_initial_world_size && !is_weighted;
-  weight_.set_sum(by_all ? group_.size() : std::accumulate(round.weights.begin(), round.weights.end(), 0.0));
+  const bool by_all = join_->options().divide_by_initial_world_size && !round.is_weighted;
+  const double sum = std::accumulate(round.weights.begin(), round.weights.end(), 0.0);
+  weight_.begin_round(round.weights[group_.rank()], by_all ? group_.size() : sum);
 }
 
 void Replica::shadow(const JoinRound& round) {
-  if (options_.broadcast_buffers && std::exchange(buffers_are_due_, round.is_synchronised))
-    broadcast_buffers(round.last_rank());
+  if (round.is_training) take_buffers_if_due(round.last_rank());
   if (round.is_synchronised) reducer_->shadow();
 }
 

@@ -41,7 +41,7 @@ class Replica {
  private:
   void check_unchanged() const;
   void warn_of_lone_step();
-  bool is_training() const;
+  void take_buffers_if_due(int source);
   void weigh(const JoinRound& round);
 
   const ProcessGroup group_;
@@ -51,7 +51,7 @@ class Replica {
   BatchWeight weight_;
   StepRecorder recorder_;
   std::shared_ptr<Reducer> reducer_;  // constant after construction; graphs may outlive this
-  bool buffers_are_due_ = true;       // as the last iteration averaged gradients
+  int64_t buffers_taken_at_ = -1;     // how many reductions there had been
   int64_t iterations_ = 0;
   uint64_t glance_ = 0;  // at the parameters, at the last forward of those that accumulate
   bool has_warned_ = false;

@@ -46,10 +46,14 @@ void check_names(const torch::nn::Module& module, const std::vector<std::string>
 }  // namespace
 
 WrappedModule::Form::Form(const at::Tensor& tensor)
-    : elements(tensor.numel()), dtype(tensor.scalar_type()), device(tensor.device()) {}
+    : sizes(tensor.sizes().vec()), dtype(tensor.scalar_type()), device(tensor.device()) {}
+
+bool WrappedModule::Form::is_that_of(const at::Tensor& tensor) const {
+  return tensor.sizes() == at::IntArrayRef(sizes) && tensor.scalar_type() == dtype && tensor.device() == device;
+}
 
 std::string WrappedModule::Form::describe() const {
-  return text(dtype, " with ", elements, " elements on ", device);
+  return text(at::IntArrayRef(sizes), ' ', dtype, " on ", device);
 }
 
 WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, const std::vector<std::string>& ignored)
@@ -81,7 +85,7 @@ std::string WrappedModule::describe_change() const {
     if (tensor.requires_grad() != trains_[i])
       return text("parameter '", name, "' was ", trains_[i] ? "trained" : "frozen",
                   " when the model was wrapped and is ", trains_[i] ? "frozen" : "trained", " now");
-    if (const auto& then = as_wrapped_[i]; !(then == Form(tensor)))
+    if (const auto& then = as_wrapped_[i]; !then.is_that_of(tensor))
       return text("parameter '", name, "' was ", then.describe(), " when the model was wrapped and is ",
                   Form(tensor).describe(), " now");
   }

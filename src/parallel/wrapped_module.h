@@ -36,10 +36,10 @@ class WrappedModule {
   /// What must not change under the wrapper.
   struct Form {
     explicit Form(const at::Tensor& tensor);
+    bool is_that_of(const at::Tensor& tensor) const;
     std::string describe() const;
-    friend bool operator==(const Form&, const Form&) = default;
 
-    int64_t elements;
+    std::vector<int64_t> sizes;
     c10::ScalarType dtype;
     c10::Device device;
   };

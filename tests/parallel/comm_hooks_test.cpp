@@ -175,7 +175,20 @@ TEST(PowerSgd, FeedsBackWhatItLostSoThatSumsOfGradientsAreRight) {
   });
 }
 
-TEST(PowerSgd, TrainsAsWellInHalfTheBytesOrLess) {
+TEST(PowerSgd, AGradientThatIsZeroOnceComesBack) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    ddp.register_comm_hook(power_sgd({.start_iteration = 0, .min_compression_rate = 1, .use_error_feedback = false}));
+    for (double factor : {0.0, 1.0}) {
+      model->zero_grad();
+      (ddp(input_of(world.rank())).square().sum() * factor).backward();
+    }
+    EXPECT_GT(model->second->weight.grad().norm().item<double>(), 1e-3 * mean_gradients(2)[2].norm().item<double>());
+  });
+}
+
+TEST(PowerSgd, TrainsAboutAsWell) {
   run_threads(2, [&](ProcessGroup world) {
     auto loss_after = [&](const std::function<void(DistributedDataParallel<MlpImpl>&)>& prepare) {
       auto model = filled_mlp();

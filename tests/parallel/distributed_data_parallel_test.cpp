@@ -286,6 +286,7 @@ TEST(DistributedDataParallel, MixesDtypesAndLayouts) {
 }
 
 TEST(DistributedDataParallel, SparseGradientsAreRefusedByName) {
+  std::atomic<int> got_there{0};
   EXPECT_THROW(run_threads(2,
                            [&](ProcessGroup world) {
                              torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 3).sparse(true));
@@ -295,9 +296,11 @@ TEST(DistributedDataParallel, SparseGradientsAreRefusedByName) {
                                    ddp(torch::tensor({1, 2})).sum().backward();
                                  },
                                  "'weight'", "Sparse", "sparse to false");
+                             ++got_there;
                              throw Error("as expected");
                            }),
                Error);
+  EXPECT_EQ(got_there, 2);
 }
 
 TEST(DistributedDataParallel, ReachesTheModuleAndMayBeMoved) {

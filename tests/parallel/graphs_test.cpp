@@ -1,6 +1,8 @@
 // Whatever graph backward runs through: recomputed segments, shared parameters, several outputs, partial backward
 // passes.
 
+#include <atomic>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -152,6 +154,7 @@ TEST(Graphs, AStaticGraphMayGiveAParameterSeveralGradients) {
 }
 
 TEST(Graphs, OtherwiseASecondGradientInOneBackwardIsRefusedByName) {
+  std::atomic<int> got_there{0};
   EXPECT_THROW(run_threads(2,
                            [&](ProcessGroup world) {
                              Twice model;
@@ -159,9 +162,11 @@ TEST(Graphs, OtherwiseASecondGradientInOneBackwardIsRefusedByName) {
                              expect_error<UsageError>(
                                  [&] { ddp(input_of(world.rank()), true).square().sum().backward(); }, "'layer.",
                                  "second gradient", "static_graph = true", "no_sync");
+                             ++got_there;
                              throw Error("as expected");
                            }),
                Error);
+  EXPECT_EQ(got_there, 2);
 }
 
 struct TiedImpl : torch::nn::Module {
@@ -278,6 +283,19 @@ TEST(Graphs, AGradientPenaltyIsNotTakenForABackward) {
     DistributedDataParallel ddp(model, world);
     loss_of(ddp, world.rank()).backward();
     EXPECT_LE(relative_difference(model->first->weight.grad(), expected), 1e-6);
+  });
+}
+
+TEST(Graphs, OneBackwardMayRunThroughSeveralForwardsOfAModelWithBuffers) {
+  run_threads(3, [&](ProcessGroup world) {
+    ConvNet model;
+    fill_parameters(*model, 1);
+    DistributedDataParallel ddp(model, world);
+    for (int step = 0; step < 2; ++step) {
+      auto image = torch::randn({2, 1, 6, 6}, at::detail::createCPUGenerator(world.rank()));
+      (ddp(image).sum() + ddp(image * 2).sum()).backward();
+    }
+    EXPECT_EQ(model->norm->num_batches_tracked.item<int64_t>(), 4);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/run_threads.h>
 
@@ -97,6 +98,83 @@ TEST(Join, CountsSamplesWhereBatchesHaveWeights) {
       }
     });
     EXPECT_LE(relative_difference(model->first->weight, alone->first->weight), 1e-6);
+  });
+}
+
+// Before the join, on the first member only, and of exactly one sample: whatever is set counts, and no longer than it
+// should.
+TEST(Join, WeightsHoldForAllMembersAndAfterIt) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp(), other = filled_mlp();
+    DistributedDataParallel a(model, world), b(other, world);
+    a.set_batch_weight(world.rank() == 0 ? 1 : 3);
+    auto mean_of = [](double first, double second) {
+      auto sum = filled_mlp(), more = filled_mlp();
+      sum(input_of(0)).square().mean().backward();
+      more(input_of(1)).square().mean().backward();
+      return (first * sum->first->weight.grad() + second * more->first->weight.grad()) / (first + second);
+    };
+    auto backward = [&](auto& ddp) {
+      ddp.module()->zero_grad();
+      ddp(input_of(world.rank())).square().mean().backward();
+    };
+    join({&a, &b}, [&] {
+      backward(a);
+      backward(b);
+      EXPECT_LE(relative_difference(model->first->weight.grad(), mean_of(1, 3)), 1e-6) << "set before the join";
+      EXPECT_LE(relative_difference(other->first->weight.grad(), mean_of(1, 3)), 1e-6) << "of the first member";
+      a.set_batch_weight(world.rank() == 0 ? 5 : 1);
+      backward(a);
+      backward(b);
+      EXPECT_LE(relative_difference(model->first->weight.grad(), mean_of(5, 1)), 1e-6) << "set inside";
+      if (world.rank() == 1) return;
+      a.set_batch_weight(1);
+      backward(a);
+      backward(b);
+      EXPECT_LE(relative_difference(model->first->weight.grad(), mean_of(1, 0)), 1e-6) << "alone, with one sample";
+    });
+    backward(a);
+    EXPECT_LE(relative_difference(model->first->weight.grad(), mean_of(1, 3)), 1e-6) << "as before the join";
+    backward(b);
+    EXPECT_LE(relative_difference(other->first->weight.grad(), mean_of(1, 1)), 1e-6) << "had none";
+  });
+}
+
+TEST(Join, RepeatsWhatAHookSends) {
+  run_threads(3, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world, {.buckets = {.first_bytes = 300, .cap_bytes = 700}});
+    ddp.register_comm_hook(power_sgd({.start_iteration = 0, .min_compression_rate = 1}));
+    ddp.join([&] { train(ddp, world.rank(), 1 + 2 * world.rank()); });
+    ddp.check_replicas();
+  });
+}
+
+TEST(Join, ARankWithoutInputsAtFirstRecordsAStaticGraphLater) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world, {.static_graph = true});
+    ddp.join([&] { train(ddp, world.rank(), 3 * world.rank()); });
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      ddp(input_of(world.rank())).square().mean().backward();
+    }
+    auto largest = model->first->weight.grad().clone();
+    world.all_reduce(largest, ReduceOp::kMax);
+    EXPECT_TRUE(torch::equal(largest, model->first->weight.grad()));
+  });
+}
+
+TEST(Join, WorksInEvaluationModeToo) {
+  run_threads(2, [&](ProcessGroup world) {
+    ConvNet model;
+    fill_parameters(*model, 1);
+    DistributedDataParallel ddp(model, world);
+    ddp.eval();  // fine-tuning with frozen statistics
+    ddp.join([&] {
+      for (int i = 0; i < 1 + world.rank(); ++i) ddp(torch::ones({2, 1, 6, 6})).sum().backward();
+    });
+    ddp.check_replicas();
   });
 }
 

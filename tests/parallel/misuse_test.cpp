@@ -43,7 +43,7 @@ TEST(Misuse, AReplacedParameterIsNamed) {
 }
 
 TEST(Misuse, AMovedParameterIsNamed) {
-  expect_refused([](MlpImpl& m) { m.to(torch::kDouble); }, "'first.weight' was Float", "is Double");
+  expect_refused([](MlpImpl& m) { m.to(torch::kDouble); }, "'first.weight' was [16, 6] Float", "is [16, 6] Double");
 }
 
 TEST(Misuse, AFrozenOrThawedParameterIsNamed) {

@@ -31,6 +31,10 @@ struct ConvNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ConvNet);
 
+/// LibTorch makes its generator when the first module wants it; ThreadSanitizer cannot see that it is careful when
+/// several ranks want it at once.
+inline const auto kGenerator = at::detail::getDefaultCPUGenerator();
+
 inline void fill_parameters(torch::nn::Module& module, uint64_t seed) {
   torch::NoGradGuard no_grad;
   auto generator = at::detail::createCPUGenerator(seed);

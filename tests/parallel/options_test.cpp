@@ -1,5 +1,7 @@
 // What the options of DistributedDataParallel do, one by one.
 
+#include <atomic>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -101,6 +103,7 @@ TEST(Options, AStaticGraphRemembersWhichParametersAreUnused) {
     torch::Tensor forward(torch::Tensor x, bool both) { return both ? used(x) + unused(x) : used(x); }
     torch::nn::Linear used{nullptr}, unused{nullptr};
   };
+  std::atomic<int> got_there{0};
   EXPECT_THROW(run_threads(2,
                            [&](ProcessGroup world) {
                              auto model = std::make_shared<PartlyImpl>();
@@ -118,9 +121,11 @@ TEST(Options, AStaticGraphRemembersWhichParametersAreUnused) {
                              EXPECT_TRUE(ddp.logging_data().is_static_graph);
                              expect_error<UsageError>([&] { ddp(input_of(world.rank()), true).sum().backward(); },
                                                       "'unused.", "in the first there were 0", "not static");
+                             ++got_there;
                              throw Error("as expected");
                            }),
                Error);
+  EXPECT_EQ(got_there, 2);
 }
 
 TEST(Options, AStaticGraphIsSaidBeforeTheFirstBackward) {
