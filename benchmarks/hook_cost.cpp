@@ -17,7 +17,7 @@ constexpr int kRounds = 201;
 struct ManyImpl : torch::nn::Module {
   ManyImpl() {
     for (int i = 0; i < kParameters; ++i)
-      parameters_of_mine.push_back(register_parameter("p" + std::to_string(i), torch::randn({64})));
+      parameters_of_mine.push_back(register_parameter(std::to_string(i), torch::randn({64})));
   }
   torch::Tensor forward(const torch::Tensor& x) { return torch::cat(parameters_of_mine).dot(x); }
 
