@@ -24,7 +24,8 @@ namespace lockstep {
 
 /// /// Those that decide what is sent must be equal on all ranks, or wrapping throws MismatchError.
 struct DistributedDataParallelOptions {
-  /// Before each forward in training, every rank takes rank 0's buffers (running statistics and the like).
+  /// Before the first forward of each step, in training, every rank takes rank 0's buffers (running statistics and the
+  /// like).
   bool broadcast_buffers = true;
   /// Parameters that get no gradient on a rank count as zero there, and one that gets none anywhere keeps its old
   /// gradient. Otherwise a parameter without a gradient is an error on every rank.
