@@ -168,12 +168,14 @@ void Switchboard::report(Connection connection, const Message& message, Time now
   reports_.push_back(std::move(report));
 }
 
+// Who reports is told like all others, and before it gets its answer: the answer goes to a thread that may wake late, when
+// the next notice has been taken in already.
 void Switchboard::settle(const Report& report) {
   bool is_first = false;
   if (!job_failure_) is_first = group_failures_.emplace(report.group, report.failure).second;
   const Failure& cause = job_failure_ ? *job_failure_ : group_failures_.at(report.group);
+  if (is_first) tell_all({Verb::kNotice, 0, {report.group, cause.kind, cause.message}});
   answer(report.connection, report.id, {cause.kind, cause.message});
-  if (is_first) tell_all({Verb::kNotice, 0, {report.group, cause.kind, cause.message}}, report.connection);
 }
 
 void Switchboard::finish_reports(Time now) {
