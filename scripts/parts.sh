@@ -71,7 +71,7 @@ configure() {
   say 'Configuring (build/)'
   local log
   log=$(mktemp)
-  cmake --preset release -DLOCKSTEP_TESTS="$1" -DLOCKSTEP_BENCHMARKS="$1" -Wno-dev >"$log" 2>&1 || {
+  cmake --preset release -DLOCKSTEP_TESTS="$1" -Wno-dev >"$log" 2>&1 || {
     cat "$log"
     rm -f "$log"
     exit 1

@@ -1,7 +1,5 @@
 // What the options of DistributedDataParallel do, one by one.
 
-#include <atomic>
-
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -12,6 +10,7 @@
 #include "parallel/gradients.h"
 #include "parallel/models.h"
 #include "support/messages.h"
+#include "support/ranks.h"
 
 namespace lockstep {
 namespace {
@@ -103,29 +102,23 @@ TEST(Options, AStaticGraphRemembersWhichParametersAreUnused) {
     torch::Tensor forward(torch::Tensor x, bool both) { return both ? used(x) + unused(x) : used(x); }
     torch::nn::Linear used{nullptr}, unused{nullptr};
   };
-  std::atomic<int> got_there{0};
-  EXPECT_THROW(run_threads(2,
-                           [&](ProcessGroup world) {
-                             auto model = std::make_shared<PartlyImpl>();
-                             fill_parameters(*model, 1);
-                             DistributedDataParallel ddp(model, world, {.buckets = kSmall});
-                             ddp.set_static_graph();
-                             torch::Tensor first;
-                             for (int step = 0; step < 3; ++step) {
-                               model->zero_grad();
-                               ddp(input_of(world.rank()), false).sum().backward();
-                               EXPECT_FALSE(model->unused->weight.grad().defined());
-                               if (step == 0) first = model->used->weight.grad().clone();
-                               EXPECT_TRUE(torch::equal(model->used->weight.grad(), first));
-                             }
-                             EXPECT_TRUE(ddp.logging_data().is_static_graph);
-                             expect_error<UsageError>([&] { ddp(input_of(world.rank()), true).sum().backward(); },
-                                                      "'unused.", "in the first there were 0", "not static");
-                             ++got_there;
-                             throw Error("as expected");
-                           }),
-               Error);
-  EXPECT_EQ(got_there, 2);
+  run_threads_into_an_error(2, [&](ProcessGroup world) {
+    auto model = std::make_shared<PartlyImpl>();
+    fill_parameters(*model, 1);
+    DistributedDataParallel ddp(model, world, {.buckets = kSmall});
+    ddp.set_static_graph();
+    torch::Tensor first;
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      ddp(input_of(world.rank()), false).sum().backward();
+      EXPECT_FALSE(model->unused->weight.grad().defined());
+      if (step == 0) first = model->used->weight.grad().clone();
+      EXPECT_TRUE(torch::equal(model->used->weight.grad(), first));
+    }
+    EXPECT_TRUE(ddp.logging_data().is_static_graph);
+    expect_error<UsageError>([&] { ddp(input_of(world.rank()), true).sum().backward(); }, "'unused.",
+                             "in the first there were 0", "not static");
+  });
 }
 
 TEST(Options, AStaticGraphIsSaidBeforeTheFirstBackward) {

@@ -1,13 +1,16 @@
 #pragma once
 
+#include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <latch>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <lockstep/environment.h>
+#include <lockstep/error.h>
 #include <lockstep/run_threads.h>
 
 /// Whether this is one of several test processes that were started together.
@@ -46,4 +49,24 @@ inline void on_every_rank(const std::string& backend, int size,
   ASSERT_EQ(world.size(), size) << "started with another number of processes than the filter selects";
   world.barrier();
   body(world);
+}
+
+/// Runs a body that expects an error which leaves the group unusable, on `size` ranks. No rank leaves before all have
+/// seen theirs: the first to leave would end the calls of those still on their way.
+inline void run_threads_into_an_error(int size, const std::function<void(lockstep::ProcessGroup)>& body) {
+  std::atomic<int> got_there{0};
+  std::latch all_are_done(size);
+  auto rank_main = [&](lockstep::ProcessGroup world) {
+    try {
+      body(world);
+    } catch (...) {
+      all_are_done.count_down();
+      throw;
+    }
+    ++got_there;
+    all_are_done.arrive_and_wait();
+    throw lockstep::Error("as expected");
+  };
+  EXPECT_THROW(lockstep::run_threads(size, rank_main), lockstep::Error);
+  EXPECT_EQ(got_there, size);
 }
