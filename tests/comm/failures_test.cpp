@@ -1,8 +1,6 @@
 // Real processes that are killed, stopped, late or wrong, in every phase: what each survivor is told, and how soon.
 
-#include <arpa/inet.h>
 #include <sys/ptrace.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,8 +14,7 @@
 
 #include <lockstep/tcp_store.h>
 
-#include "support/rank_process.h"
-#include "support/temporary_folder.h"
+#include "comm/failing_job.h"
 
 namespace lockstep {
 namespace {
@@ -29,58 +26,7 @@ using testing::HasSubstr;
 using testing::MatchesRegex;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kExitAfterError = 3;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kSlowness = 10;
-#else
-constexpr int kSlowness = 1;
-#endif
-constexpr int kKilled = 128 + SIGKILL;
-
-class Failures : public testing::Test {
- protected:
-  /// Ranks, over shared memory or over TEST_BACKEND, that keep what they write, their secret included, in a folder of
-  /// this test.
-  JobProcesses job(const std::string& scenario, int world_size, std::map<std::string, std::string> variables = {}) {
-    variables.emplace("TEST_BACKEND", backend());
-    variables.emplace("XDG_STATE_HOME", folder_.path().string());
-    variables.emplace("LOCKSTEP_FLIGHT_DIR", folder_.path().string());
-    return {FAILING_RANK, world_size, {scenario}, std::move(variables)};
-  }
-
-  static std::string backend() {
-    const char* chosen = std::getenv("TEST_BACKEND");
-    return chosen ? chosen : "shm";
-  }
-
-  TemporaryFolder folder_;
-};
-
-std::string who(JobProcesses& job, int rank) {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
-  return "rank " + std::to_string(rank) + " (pid " + std::to_string(job[rank].pid()) + " on " + host + ")";
-}
-
-/// Every rank but one ends with an error of this kind that says all this, and soon.
-template <class... Parts>
-void expect_survivors_told(JobProcesses& job, int victim, const std::string& kind, std::chrono::milliseconds limit,
-                           const Parts&... parts) {
-  auto begin = Clock::now();
-  for (int rank = 0; rank < job.size(); ++rank) {
-    if (rank == victim) continue;
-    SCOPED_TRACE("rank " + std::to_string(rank));
-    auto line = job[rank].expect_line(kind, 60s);
-    auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
-    std::string me = "rank " + std::to_string(rank);
-    EXPECT_THAT(line, AllOf(AnyOf(HasSubstr(me + ":"), HasSubstr("(" + me + " of the job):")), HasSubstr(parts)...));
-    EXPECT_LT(took, limit * kSlowness) << line;
-  }
-  for (int rank = 0; rank < job.size(); ++rank)
-    if (rank != victim) {
-      EXPECT_EQ(job[rank].wait(), kExitAfterError);
-    }
-}
+using Failures = FailingJob;
 
 // --- killed
 
@@ -361,140 +307,6 @@ TEST_F(Failures, AMonitoredBarrierNamesWhoIsMissing) {
     ranks[rank].expect_line("done");
     EXPECT_EQ(ranks[rank].wait(), 0);
   }
-}
-
-// --- joining goes wrong
-
-TEST_F(Failures, EveryRankThatCameSaysWhoDidNot) {
-  auto ranks = job("joins_only", 4, {{"TEST_TIMEOUT_MS", "1500"}});
-  ranks.start(0);
-  ranks.start(2);
-  for (int rank : {0, 2})
-    EXPECT_THAT(ranks[rank].expect_line("TimeoutError"),
-                AllOf(HasSubstr("2 of 4 ranks joined within"), HasSubstr("missing: rank 1 and 3")));
-}
-
-TEST_F(Failures, AMissingHostOfTheStoreIsSaidToBeMissing) {
-  auto ranks = job("joins_only", 2, {{"TEST_TIMEOUT_MS", "800"}});
-  ranks.start(1);
-  EXPECT_THAT(ranks[1].expect_line("TimeoutError"),
-              AllOf(HasSubstr("rank 1: missing: the host of the job's store (rank 0"),
-                    HasSubstr("127.0.0.1:" + std::to_string(ranks.port()))));
-}
-
-TEST_F(Failures, ADuplicateRankIsRefusedAndTheJobGoesOn) {
-  auto ranks = job("counts", 2);
-  ranks.start_all();
-  for (int rank = 0; rank < 2; ++rank) ranks[rank].expect_line("running");
-  RankProcess twin({FAILING_RANK, "joins_only"}, {{"RANK", "1"},
-                                                  {"WORLD_SIZE", "2"},
-                                                  {"MASTER_ADDR", "127.0.0.1"},
-                                                  {"MASTER_PORT", std::to_string(ranks.port())},
-                                                  {"TEST_BACKEND", backend()},
-                                                  {"XDG_STATE_HOME", folder_.path().string()}});
-  EXPECT_THAT(twin.expect_line("MismatchError"),
-              AllOf(HasSubstr("pid " + std::to_string(twin.pid())), HasSubstr(who(ranks, 1) + " has already joined")));
-  ranks[0].say("enough");
-  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(ranks[rank].wait(), 0) << ranks[rank].output();
-}
-
-TEST_F(Failures, AnotherWorldSizeIsRefusedOnBothSides) {
-  auto ranks = job("joins_only", 2);
-  ranks.start(0);
-  ranks.variables()["WORLD_SIZE"] = "3";
-  ranks.start(1);
-  // Whichever comes second finds out; the first is told what it found.
-  for (int rank = 0; rank < 2; ++rank)
-    EXPECT_THAT(ranks[rank].expect_line("MismatchError"), AllOf(HasSubstr("world size is "), HasSubstr("WORLD_SIZE"),
-                                                                HasSubstr("pid " + std::to_string(ranks[0].pid())),
-                                                                HasSubstr("pid " + std::to_string(ranks[1].pid()))));
-}
-
-TEST_F(Failures, AProcessOfAnEarlierStartHasNoKey) {
-  auto ranks = job("joins_only", 2, {{"TEST_TIMEOUT_MS", "5000"}, {"LOCKSTEP_RESTART_COUNT", "1"}});
-  ranks.start(0);
-  ranks.variables()["LOCKSTEP_RESTART_COUNT"] = "0";
-  ranks.start(1);
-  EXPECT_THAT(ranks[1].expect_line("PeerError"), HasSubstr("do not have the same secret"));
-  ranks.variables()["LOCKSTEP_RESTART_COUNT"] = "1";
-  ranks.start(1);
-  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(ranks[rank].wait(), 0) << ranks[rank].output();
-}
-
-TEST_F(Failures, AnotherJobsSecretOpensNothing) {
-  auto ranks = job("joins_only", 2, {{"TEST_TIMEOUT_MS", "2000"}});
-  ranks.start(0);
-  TemporaryFolder other;
-  ranks.variables()["XDG_STATE_HOME"] = other.path().string();
-  ranks.start(1);
-  EXPECT_THAT(ranks[1].expect_line("PeerError"), HasSubstr("do not have the same secret"));
-  EXPECT_THAT(ranks[0].expect_line("TimeoutError"), HasSubstr("missing: rank 1"));
-}
-
-TEST_F(Failures, APortInUseNamesItsOwner) {
-  auto ranks = job("joins_only", 2);
-  TcpStore owner({.port = ranks.port(), .is_host = true, .secret_file = [&] {
-                    auto path = folder_.path() / "secret";
-                    std::ofstream(path) << std::string(32, 'x');
-                    std::filesystem::permissions(path, std::filesystem::perms::owner_read);
-                    return path.string();
-                  }()});
-  ranks.start(0);
-  EXPECT_THAT(ranks[0].expect_line("SystemError"),
-              AllOf(HasSubstr(std::to_string(ranks.port())), HasSubstr("pid " + std::to_string(::getpid()))));
-}
-
-TEST_F(Failures, BackendThreadsRefusesProcesses) {
-  auto ranks = job("joins_only", 2, {{"TEST_BACKEND", "threads"}});
-  ranks.start_all();
-  EXPECT_THAT(ranks[1].expect_line("UsageError"),
-              AllOf(HasSubstr("joins threads of one process"), HasSubstr(std::to_string(ranks[0].pid()))));
-  EXPECT_THAT(ranks[0].expect_line("PeerError"), HasSubstr(who(ranks, 1) + " gave up: rank 1: backend threads"));
-}
-
-TEST_F(Failures, RunningOutOfDescriptorsIsAClearError) {
-  auto ranks = job("without_descriptors", 3, {{"TEST_TIMEOUT_MS", "5000"}});
-  ranks.start_all();
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks[rank].wait(), kExitAfterError) << ranks[rank].output();
-  EXPECT_THAT(ranks[0].output() + ranks[1].output() + ranks[2].output(), HasSubstr("Too many open files"));
-}
-
-TEST_F(Failures, RunningOutOfThreadsIsAClearError) {
-  if (::getuid() != 0) GTEST_SKIP() << "only root can become a user without threads";
-  auto ranks =
-      job("without_threads", 2, {{"TEST_TIMEOUT_MS", "3000"}, {"XDG_STATE_HOME", "/tmp/lockstep-test-nobody"}});
-  ranks.start(0);
-  EXPECT_THAT(ranks[0].expect_line("SystemError"), AllOf(HasSubstr("cannot start a thread"), HasSubstr("ulimit -u")));
-}
-
-// --- strangers
-
-TEST_F(Failures, StrangersOnThePortDoNotDisturbTheJob) {
-  auto ranks = job("counts", 2);
-  ranks.start_all();
-  for (int rank = 0; rank < 2; ++rank) ranks[rank].expect_line("running");
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(ranks.port()));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::vector<int> silent;
-  for (int i = 0; i < 2000; ++i) {
-    int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ASSERT_EQ(::connect(stranger, reinterpret_cast<sockaddr*>(&address), sizeof address), 0) << i;
-    std::string garbage(i % 7 == 0 ? 3000 : 0, static_cast<char>(i));
-    if (!garbage.empty()) (void)!::send(stranger, garbage.data(), garbage.size(), MSG_NOSIGNAL);
-    silent.push_back(stranger);
-    if (silent.size() < 200) continue;
-    for (int old : silent) ::close(old);
-    silent.clear();
-  }
-  ranks[0].say("enough");
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks[rank].expect_line("done");
-    EXPECT_EQ(ranks[rank].wait(), 0);
-  }
-  EXPECT_THAT(ranks[0].output(), HasSubstr("turned away"));
-  for (int old : silent) ::close(old);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/failing_job.h"
 #include "support/two_hosts.h"
 
 namespace lockstep {
@@ -15,13 +16,6 @@ using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-constexpr int kExitAfterError = 3;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kSlowness = 10;
-#else
-constexpr int kSlowness = 1;
-#endif
 
 class Hierarchy : public TwoHosts {
  protected:

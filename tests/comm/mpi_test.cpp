@@ -3,9 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/failing_job.h"
 #include "launch/launcher_process.h"
-#include "support/rank_process.h"
-#include "support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -15,13 +14,6 @@ using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-constexpr int kExitAfterError = 3;
-#if defined(__SANITIZE_ADDRESS__)
-constexpr int kSlowness = 10;
-#else
-constexpr int kSlowness = 1;
-#endif
 
 class Mpi : public testing::Test {
  protected:

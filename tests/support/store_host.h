@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/logging.h>
 #include <lockstep/store.h>
 
 #include "rendezvous/line_store.h"
 #include "rendezvous/store_server.h"
+#include "support/child_process.h"
 
 namespace lockstep {
 
@@ -39,6 +41,14 @@ struct StoreHost {
   std::shared_ptr<Line> connect() const { return std::make_shared<Line>(line_options(server.port())); }
   std::shared_ptr<Store> open() const { return make_line_store(connect()); }
 };
+
+/// A store in a process of its own, which ends in order at the end of its input. Writes its port, then its log.
+inline void host_store(const ChildProcess::Parent& test) {
+  set_log_sink([&](LogLevel, const std::string& line) { test.write_line(line); });
+  StoreHost host;
+  test.write_line(std::to_string(host.server.port()));
+  test.read_line();
+}
 
 /// Makes the line the life line of a rank; what the store has for the rank's key afterwards.
 inline std::string enrol(Line& line, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {

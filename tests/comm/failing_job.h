@@ -1,0 +1,79 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/rank_process.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep {
+
+/// How a rank of failing_rank ends that was told of an error.
+constexpr int kExitAfterError = 3;
+/// How much longer everything may take under a sanitizer.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kSlowness = 10;
+#else
+constexpr int kSlowness = 1;
+#endif
+/// How a rank ends that was killed.
+constexpr int kKilled = 128 + SIGKILL;
+
+/// Ranks of failing_rank, one of which is killed, stopped, late or wrong.
+class FailingJob : public testing::Test {
+ protected:
+  /// Ranks, over shared memory or over TEST_BACKEND, that keep what they write, their secret included, in a folder of
+  /// this test.
+  JobProcesses job(const std::string& scenario, int world_size, std::map<std::string, std::string> variables = {}) {
+    variables.emplace("TEST_BACKEND", backend());
+    variables.emplace("XDG_STATE_HOME", folder_.path().string());
+    variables.emplace("LOCKSTEP_FLIGHT_DIR", folder_.path().string());
+    return {FAILING_RANK, world_size, {scenario}, std::move(variables)};
+  }
+
+  static std::string backend() {
+    const char* chosen = std::getenv("TEST_BACKEND");
+    return chosen ? chosen : "shm";
+  }
+
+  TemporaryFolder folder_;
+};
+
+inline std::string who(JobProcesses& job, int rank) {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(job[rank].pid()) + " on " + host + ")";
+}
+
+/// Every rank but one ends with an error of this kind that says all this, and soon.
+template <class... Parts>
+void expect_survivors_told(JobProcesses& job, int victim, const std::string& kind, std::chrono::milliseconds limit,
+                           const Parts&... parts) {
+  using namespace std::chrono_literals;
+  using testing::HasSubstr;
+  auto begin = std::chrono::steady_clock::now();
+  for (int rank = 0; rank < job.size(); ++rank) {
+    if (rank == victim) continue;
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    auto line = job[rank].expect_line(kind, 60s);
+    auto took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+    std::string me = "rank " + std::to_string(rank);
+    EXPECT_THAT(line, testing::AllOf(testing::AnyOf(HasSubstr(me + ":"), HasSubstr("(" + me + " of the job):")),
+                                     HasSubstr(parts)...));
+    EXPECT_LT(took, limit * kSlowness) << line;
+  }
+  for (int rank = 0; rank < job.size(); ++rank)
+    if (rank != victim) {
+      EXPECT_EQ(job[rank].wait(), kExitAfterError);
+    }
+}
+
+}  // namespace lockstep
