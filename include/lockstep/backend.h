@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <lockstep/export.h>
 #include <lockstep/reduce_op.h>
@@ -37,6 +38,21 @@ class LOCKSTEP_EXPORT Transfer {
   virtual bool is_done() = 0;
 };
 
+/// A call that a backend has put on a device's stream, where it may still wait or run. Thread-safe.
+class LOCKSTEP_EXPORT QueuedCall {
+ public:
+  virtual ~QueuedCall();
+
+  /// What the calling thread puts on its current stream from here on runs after the call. Does not wait for it.
+  virtual void order_current_stream() = 0;
+
+  /// Returns when the device is done with the call, also where that is because it was aborted.
+  virtual void synchronize() = 0;
+
+  /// Throws PeerError when the backend knows that it never will be.
+  virtual bool is_done() = 0;
+};
+
 /// What moves bytes between the ranks of one group: implement this and call register_backend to bring your own.
 ///
 /// ProcessGroup has checked every argument and stands between this and the user, so an implementation sees only dense,
@@ -48,7 +64,8 @@ class LOCKSTEP_EXPORT Transfer {
 /// one that lets such calls wait, as Gloo's does by using the fingerprint as the address of its messages, may leave it
 /// to the group, which finds out what the ranks are doing and aborts.
 ///
-/// A call returns when the result is in place. It throws PeerError when a rank is gone and TimeoutError after the
+/// A call returns when the result is in place, or, with a backend that queues its calls on a device, once it is queued
+/// (see queue). It throws PeerError when a rank is gone and TimeoutError after the
 /// deadline; after that the group is broken and every later call may throw. Every rank must get the same bits, on every
 /// run: reduce in the order of ranks. Half and bfloat16 are accumulated in float32.
 class LOCKSTEP_EXPORT Backend {
@@ -82,6 +99,17 @@ class LOCKSTEP_EXPORT Backend {
 
   virtual void barrier(const CallInfo& call) = 0;
 
+  /// Where a backend whose calls return while a device still works on them (is_queueing) puts them.
+  enum class Stream {
+    kCurrent,  // of the calling thread
+    kOwn,      // the backend's: it runs beside the current one, after what that one was given so far
+  };
+  virtual bool is_queueing() const { return false; }
+  /// Only for such a backend: runs `call`, which makes one of the calls above and copies what must be copied for it,
+  /// with that stream as the current one, and returns what stands for all of it; none when it is done already. The
+  /// calls of a backend run on the device in the order in which they were made, whatever their streams.
+  virtual std::shared_ptr<QueuedCall> queue(const std::function<void()>& call, Stream stream);
+
   /// Messages of one tag between two ranks arrive in the order they were sent. The tensor is kept by the caller. The
   /// fingerprint is equal on both ends of a message, and of no other under way between the two ranks.
   virtual std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag, uint64_t fingerprint) = 0;
@@ -94,8 +122,9 @@ struct BackendContext {
   int rank = 0;
   int size = 1;
   std::shared_ptr<Store> store;  // of this group alone
-  bool one_host = true;          // all ranks run on one host
-  std::string address{};         // of this host, on the way to the others; empty when it is not known
+  c10::Device device{c10::kCPU};
+  bool one_host = true;   // all ranks run on one host
+  std::string address{};  // of this host, on the way to the others; empty when it is not known
   std::chrono::milliseconds timeout{};
   /// For factories that wait for other ranks elsewhere than in the store: calls the function, from another thread, when
   /// the job fails, until the returned object goes. May be empty.

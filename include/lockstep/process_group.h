@@ -27,7 +27,7 @@ class Group;
 }
 
 struct NewGroupOptions {
-  /// One of available_backends(); the parent's when not given.
+  /// As in ProcessGroupOptions; the parent's when not given.
   std::optional<std::string> backend{};
   /// For making the group, and for each of its calls; the parent's when not given.
   std::optional<std::chrono::milliseconds> timeout{};
@@ -60,7 +60,10 @@ class LOCKSTEP_EXPORT ProcessGroup {
   int size() const;
   int local_rank() const;  // among the ranks of the group on this host
   c10::Device device() const;
-  const std::string& backend_name() const;
+  /// "nccl", or "cpu:shm,cuda:nccl" of a group that moves tensors of both devices.
+  std::string backend_name() const;
+  /// Whether tensors on such a device can be given to its calls.
+  bool moves(c10::DeviceType type) const;
   std::chrono::milliseconds timeout() const;
   /// "world" for the group of all ranks, "world/1" for the first that was made of it.
   const std::string& name() const;
@@ -139,6 +142,9 @@ class LOCKSTEP_EXPORT ProcessGroup {
   [[nodiscard]] Work recv_async(const at::Tensor& tensor, int src, uint32_t tag = 0,
                                 const CallOptions& options = {}) const;
 
+  /// Returns when the calls of this rank are done, on a GPU too; throws when one of them failed.
+  void synchronize() const;
+
   /// Returns when every rank has called it.
   void barrier(const CallOptions& options = {}) const;
   [[nodiscard]] Work barrier_async(const CallOptions& options = {}) const;
@@ -177,7 +183,8 @@ class LOCKSTEP_EXPORT ProcessGroup {
 };
 
 struct ProcessGroupOptions {
-  /// "auto", or one of available_backends().
+  /// "auto", one of available_backends(), or one for each device: "cpu:gloo,cuda:nccl". With "auto" the best there is:
+  /// shared memory, or Gloo between hosts, for CPU tensors, and NCCL for CUDA tensors.
   std::string backend = "auto";
   /// Where the ranks meet: "tcp://host:port", at which rank 0 listens; "file:///path", a file that does not exist yet
   /// and that all ranks can open; or "env://", which takes it from MASTER_ADDR and MASTER_PORT or from what else the
@@ -188,7 +195,8 @@ struct ProcessGroupOptions {
   std::optional<int> world_size{};
   /// For joining, and for each call of the group.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  /// Where this rank's tensors live.
+  /// Where this rank's tensors live: its GPU, by its local rank, when there is one for each rank of this host and the
+  /// backend takes them, else the CPU.
   std::optional<c10::Device> device{};
   /// Meet in this store and not by init_method.
   std::shared_ptr<Store> store{};

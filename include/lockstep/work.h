@@ -19,13 +19,19 @@ class LOCKSTEP_EXPORT Work {
  public:
   explicit Work(std::shared_ptr<detail::Completion> completion);
 
-  /// Returns when the call is done and its result is in place, or throws what went wrong, every time it is called.
+  /// Returns when the call is done and its result is in place, or throws what went wrong, every time it is called. A
+  /// call on CUDA tensors is not waited for: what is put on the current stream from here on runs after it.
   void wait() const;
 
-  /// Whether wait() would return, or throw, at once.
+  /// wait(), and where that does not wait: returns when the device is done with the call. Throws what went wrong until
+  /// then.
+  void synchronize() const;
+
+  /// Whether synchronize() would return, or throw, at once.
   bool is_done() const;
 
-  /// When the call was done, for measuring; of a message, when that was found out. After wait().
+  /// When the call was done, for measuring; of a message, or on CUDA tensors, when that was found out. After
+  /// synchronize().
   std::chrono::steady_clock::time_point done_at() const;
 
  private:

@@ -15,11 +15,20 @@
 #ifdef LOCKSTEP_HAVE_MPI
 #include "comm/mpi/mpi_backend.h"
 #endif
+#ifdef LOCKSTEP_HAVE_NCCL
+#include "comm/nccl/nccl_backend.h"
+#endif
 
 namespace lockstep {
 
 Transfer::~Transfer() = default;
+QueuedCall::~QueuedCall() = default;
 Backend::~Backend() = default;
+
+std::shared_ptr<QueuedCall> Backend::queue(const std::function<void()>& call, Stream /*stream*/) {
+  call();
+  return nullptr;
+}
 
 namespace {
 
@@ -40,6 +49,9 @@ Registry& registry() {
 #endif
 #ifdef LOCKSTEP_HAVE_MPI
                                {"mpi", make_mpi_backend},
+#endif
+#ifdef LOCKSTEP_HAVE_NCCL
+                               {"nccl", make_nccl_backend},
 #endif
                            }};
   return instance;

@@ -42,9 +42,9 @@ class Checker {
   void readable(const at::Tensor& tensor, const char* role) const {
     if (!tensor.defined()) fail(role, " is an undefined tensor; give one with data");
     if (tensor.layout() != c10::kStrided) fail(role, " is ", tensor.layout(), "; only dense tensors can be sent");
-    if (tensor.device().type() != me_.device.type())
-      fail(role, " is on ", tensor.device(), ", but this group's backend '", me_.backend_name, "' moves ",
-           me_.device.type(), " tensors; call .to(world.device())");
+    if (tensor.device() != me_.device)
+      fail(role, " is on ", tensor.device(), ", but this group's backend '", me_.backend_name, "' moves tensors on ",
+           me_.device, "; call .to(world.device())");
     if (!is_movable(tensor.scalar_type()))
       fail(role, " is ", tensor.scalar_type(), "; docs/collectives.md lists the dtypes that can be sent");
   }

@@ -16,18 +16,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A call that waits this long asks the other ranks what they are doing, then after twice as long again, and so on.
-constexpr auto kPatience = std::chrono::milliseconds(300);
-constexpr auto kMostPatience = std::chrono::seconds(30);
-
 }  // namespace
 
 Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend)
     : membership_(std::move(membership)),
       recorder_(job->recorder()),
+      is_queueing_(backend && backend->is_queueing()),
       mutex_(recorder_->mutex()),
       parts_(std::make_shared<Parts>(Parts{std::move(job), std::move(backend)})) {
   if (parts_->backend) parts_->job->subscribe(membership_.name, *this);
+}
+
+void Group::take_partner(std::shared_ptr<Group> for_cpu) {
+  partner_ = std::move(for_cpu);
+  partner_->partner_of_ = weak_from_this();
+}
+
+Group& Group::for_device(c10::DeviceType type) {
+  return partner_ && partner_->membership_.device.type() == type ? *partner_ : *this;
 }
 
 Group::~Group() {
@@ -38,6 +44,7 @@ Group::~Group() {
                      " calls pending; wait() for each asynchronous call before the group goes"));
     abort(std::make_exception_ptr(PeerError(text("the process group was destroyed on rank ", membership_.rank))));
   }
+  if (!failure() && std::uncaught_exceptions() == 0) queued_.synchronize();
   leave(parts);
 }
 
@@ -50,10 +57,12 @@ void Group::leave(const std::shared_ptr<Parts>& parts) {
 }
 
 void Group::destroy() {
+  if (partner_) partner_->destroy();
   queue_.run([this](WorkQueue::Lock& lock) {
     auto parts = parts_;
     lock.unlock();
     if (!parts) return;
+    if (!failure()) queued_.synchronize();
     leave(parts);
     lock.lock();
     parts_.reset();
@@ -112,18 +121,71 @@ std::chrono::milliseconds Group::timeout_of(const CallOptions& options) const {
 
 void Group::run(const Call& call, const CallOptions& options) {
   auto timeout = timeout_of(options);
-  queue_.run([&](WorkQueue::Lock& lock) { execute(lock, call, options, timeout); });
+  queue_.run([&](WorkQueue::Lock& lock) { execute(lock, call, options, timeout, Backend::Stream::kCurrent, nullptr); });
 }
 
 Work Group::submit(Call call, const CallOptions& options) {
   auto timeout = timeout_of(options);
+  if (is_queueing_) return queue(std::make_shared<const Call>(std::move(call)), options, timeout);
   return Work(queue_.submit([this, call = std::move(call), options, timeout](WorkQueue::Lock& lock) {
-    execute(lock, call, options, timeout);
+    execute(lock, call, options, timeout, Backend::Stream::kCurrent, nullptr);
   }));
 }
 
-void Group::execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& options,
-                    std::chrono::milliseconds timeout) {
+/// What stands behind the Work of a call on a device.
+class Group::QueuedWork final : public Completion {
+ public:
+  QueuedWork(std::shared_ptr<Group> group, std::shared_ptr<QueuedCall> call)
+      : group_(std::move(group)), call_(std::move(call)) {}
+
+  void wait() override {
+    group_->check_working();
+    if (!call_) return;
+    call_->order_current_stream();
+    group_->queued_.release_tensors(*call_);
+  }
+
+  void synchronize() override {
+    wait();
+    if (call_) call_->synchronize();
+    group_->check_working();
+    std::lock_guard lock(mutex_);
+    if (done_at_ == Clock::time_point()) done_at_ = Clock::now();
+  }
+
+  bool is_done() override { return !call_ || group_->failure() || call_->is_done(); }
+
+  Clock::time_point done_at() override {
+    std::lock_guard lock(mutex_);
+    return done_at_;
+  }
+
+ private:
+  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<QueuedCall> call_;
+  std::mutex mutex_;
+  Clock::time_point done_at_{};  // guarded by mutex_
+};
+
+// Nothing here waits for other ranks, so that it needs no thread of its own.
+Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& options,
+                  std::chrono::milliseconds timeout) {
+  std::shared_ptr<QueuedCall> queued;
+  queue_.run(
+      [&](WorkQueue::Lock& lock) { queued = execute(lock, *call, options, timeout, Backend::Stream::kOwn, call); });
+  return Work(std::make_shared<QueuedWork>(shared_from_this(), std::move(queued)));
+}
+
+void Group::synchronize() {
+  if (partner_) partner_->synchronize();
+  queue_.run([](WorkQueue::Lock&) {});  // after those that a thread makes
+  queued_.synchronize();
+  check_working();
+}
+
+std::shared_ptr<QueuedCall> Group::execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& options,
+                                           std::chrono::milliseconds timeout, Backend::Stream stream,
+                                           std::shared_ptr<const void> kept) {
   if (!parts_) refuse_destroyed();
   Backend& backend = *parts_->backend;  // stays for this turn: destroy() waits for one of its own
   CallRecord record{0, membership_.name, {++calls_}, call.fingerprint, options.site};
@@ -133,8 +195,14 @@ void Group::execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& 
   std::optional<at::RecordFunction> profile;
   if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION))
     profile.emplace(std::move(*callbacks)).before(text("lockstep::", name_of(call.fingerprint.operation)));
-  guard(watched, timeout, [&](const CallInfo& info) { call.body(backend, info); });
-  watched.outcome = CallRecord::State::kDone;
+  std::shared_ptr<QueuedCall> queued;
+  guard(watched, timeout, [&](const CallInfo& info) {
+    if (!is_queueing_) return call.body(backend, info);
+    queued = backend.queue([&] { call.body(backend, info); }, stream);
+    if (queued) queued_.add({record, queued, std::move(kept), timeout, Patience(record.started, info.deadline)});
+  });
+  watched.outcome = queued ? CallRecord::State::kRunning : CallRecord::State::kDone;
+  return queued;
 }
 
 void Group::run_aside(Operation operation, const CallOptions& options,
@@ -163,7 +231,7 @@ void Group::run_aside(Operation operation, const CallOptions& options,
 }
 
 Group::Watched::Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& record, Clock::time_point begin)
-    : group(group), lock(lock), record(record), begin(begin), next_look(begin + kPatience), pause(kPatience) {
+    : group(group), lock(lock), record(record), begin(begin), patience(begin) {
   if (!group.failure_) {
     group.failure_ = group.departure_before(record.subject);
     breaks_group = group.failure_ != nullptr;
@@ -174,7 +242,7 @@ Group::Watched::Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& r
 
 Group::Watched::~Watched() {
   if (!lock.owns_lock()) lock.lock();
-  group.recorder_->change(record.ticket, outcome);
+  if (outcome != CallRecord::State::kRunning) group.recorder_->change(record.ticket, outcome);  // else it goes on
   std::erase(group.watched_, this);
 }
 
@@ -219,11 +287,9 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
     job->announce_report(membership_.name);
     auto answers = job->ask(membership_.name, describe(record.subject));
     auto mismatch = find_mismatch(membership_, record, answers);
-    Failure failure = mismatch ? Failure{"MismatchError", me + *mismatch}
-                      : is_timeout
-                          ? Failure{"TimeoutError", text(me, describe(record), " did not finish within ",
-                                                         timeout.count(), " ms. ", name_the_late(membership_, answers))}
-                          : Failure{"MismatchError", text(me, describe(record), ": ", message_of(error))};
+    Failure failure = mismatch     ? Failure{"MismatchError", me + *mismatch}
+                      : is_timeout ? timeout_failure(record, timeout, answers)
+                                   : Failure{"MismatchError", text(me, describe(record), ": ", message_of(error))};
     // A rank that cannot tell how the calls differ leaves the word to one that can.
     bool is_certain = mismatch || is_timeout;
     return to_exception(
@@ -235,6 +301,12 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
   std::lock_guard lock(mutex_);
   if (auto departure = departure_before({calls_}); is_symptom && departure) return departure;
   return to_exception(cause);
+}
+
+Failure Group::timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
+                               const std::vector<Answer>& answers) const {
+  return {"TimeoutError", text(speaker(membership_), ": ", describe(record), " did not finish within ", timeout.count(),
+                               " ms. ", name_the_late(membership_, answers))};
 }
 
 std::string Group::flight_suffix(const std::exception_ptr& cause) const {
@@ -257,14 +329,20 @@ void Group::abort(const std::exception_ptr& cause) {
 }
 
 std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
-  std::lock_guard lock(mutex_);
+  const auto other = partner_ ? partner_ : partner_of_.lock();
+  std::lock_guard lock(mutex_);  // that of all groups of the job
   if (!failure_) failure_ = cause;
+  if (other && !other->failure_) other->failure_ = cause;
   return failure_;
 }
 
 void Group::wake() {
-  auto parts = parts_if_any();
-  if (parts && parts->backend) parts->backend->abort(failure());
+  const auto other = partner_ ? partner_ : partner_of_.lock();
+  for (Group* group : {this, other.get()}) {
+    if (!group) continue;
+    auto parts = group->parts_if_any();
+    if (parts && parts->backend) parts->backend->abort(group->failure());
+  }
 }
 
 void Group::on_failure(std::exception_ptr cause) {
@@ -281,6 +359,8 @@ void Group::on_left(int rank_in_job, int64_t calls) {
     if (!departure_ || calls < departure_->calls) departure_ = {calls, describe_rank(membership_, rank)};
     for (const Watched* watched : watched_)
       if (auto departure = departure_before(watched->record.subject)) cause = departure;
+    for (const auto& queued : queued_.entries())
+      if (auto departure = departure_before(queued.record.subject)) cause = departure;
   }
   if (cause) on_failure(cause);
 }
@@ -295,7 +375,18 @@ std::exception_ptr Group::departure_before(const Subject& subject) const {
 
 // --- finding out why a call takes long
 
+void Group::retire_queued() {
+  if (failure()) return;
+  try {
+    queued_.retire();
+  } catch (const Error& error) {
+    if (auto parts = parts_if_any())
+      parts->job->report(*this, membership_.name, {"PeerError", text(speaker(membership_), ": ", error.what())});
+  }
+}
+
 void Group::on_tick() {
+  retire_queued();
   auto now = Clock::now();
   std::vector<std::string> subjects;
   std::shared_ptr<Parts> parts;
@@ -303,29 +394,33 @@ void Group::on_tick() {
     std::lock_guard lock(mutex_);
     parts = parts_;
     if (failure_) return;
-    for (Watched* watched : watched_) {
-      if (now < watched->next_look) continue;
-      watched->pause = std::min<std::chrono::milliseconds>(watched->pause * 2, kMostPatience);
-      watched->next_look = now + watched->pause;
-      subjects.push_back(describe(watched->record.subject));
-    }
+    for (Watched* watched : watched_)
+      if (watched->patience.is_over(now)) subjects.push_back(describe(watched->record.subject));
+    if (auto* oldest = queued_.oldest(); oldest && oldest->patience.is_over(now))
+      subjects.push_back(describe(oldest->record.subject));
   }
   for (const auto& subject : subjects) parts->job->ask(*this, membership_.name, subject);
 }
 
 void Group::on_answers(const std::string& subject, const std::vector<Answer>& answers) {
-  std::optional<std::string> mismatch;
+  std::optional<Failure> failure;
   std::shared_ptr<Parts> parts;
+  auto me = text(speaker(membership_), ": ");
+  auto look_at = [&](const CallRecord& record) {
+    if (describe(record.subject) != subject) return false;
+    if (auto mismatch = find_mismatch(membership_, record, answers)) failure = {"MismatchError", me + *mismatch};
+    return true;
+  };
   {
     std::lock_guard lock(mutex_);
     parts = parts_;
     if (failure_) return;
-    for (const Watched* watched : watched_)
-      if (describe(watched->record.subject) == subject) mismatch = find_mismatch(membership_, watched->record, answers);
+    for (const Watched* watched : watched_) look_at(watched->record);
+    auto* oldest = queued_.oldest();  // nobody waits for it who could notice that its time is up
+    if (oldest && look_at(oldest->record) && !failure && oldest->patience.is_time_up(Clock::now()))
+      failure = timeout_failure(oldest->record, oldest->timeout, answers);
   }
-  if (!mismatch) return;
-  Failure failure{"MismatchError", text(speaker(membership_), ": ", *mismatch)};
-  parts->job->report(*this, membership_.name, failure);
+  if (failure) parts->job->report(*this, membership_.name, *failure);
 }
 
 }  // namespace lockstep::detail

@@ -16,6 +16,8 @@
 #include "comm/fingerprint.h"
 #include "comm/job.h"
 #include "comm/membership.h"
+#include "comm/patience.h"
+#include "comm/queued_calls.h"
 #include "comm/work_queue.h"
 
 namespace lockstep::detail {
@@ -25,7 +27,7 @@ namespace lockstep::detail {
 /// A call has a subject that all ranks know it by: collectives are numbered ("call 7"), messages between two ranks too
 /// ("message 3 from rank 0 to rank 2 with tag 0"). Ranks that wait long ask each other about the subject, and so find
 /// out who makes another call, or none. Thread-safe.
-class Group final : private JobListener {
+class Group final : public std::enable_shared_from_this<Group>, private JobListener {
  public:
   /// A checked call, ready to be made. Its body may refer to the tensors it was made of, and must not hold a handle of
   /// the group, which would then outlive its last user.
@@ -40,6 +42,14 @@ class Group final : private JobListener {
 
   const Membership& membership() const { return membership_; }
 
+  /// The same ranks, for tensors on the CPU: the two are broken, and end, together. Before the first call.
+  void take_partner(std::shared_ptr<Group> for_cpu);
+  /// The group for tensors of that device: this one, unless its partner is for it.
+  Group& for_device(c10::DeviceType type);
+  /// The group by which ranks agree about what is no data of the user's: for the CPU where there is one.
+  Group& for_control() { return for_device(c10::kCPU); }
+  const std::shared_ptr<Group>& partner() const { return partner_; }
+
   /// Both: UsageError when the group was destroyed or this rank is not a member.
   std::shared_ptr<Job> job() const { return parts()->job; }
   std::shared_ptr<Backend> backend() const;
@@ -47,6 +57,9 @@ class Group final : private JobListener {
   /// Makes the call in its turn.
   void run(const Call& call, const CallOptions& options);
   Work submit(Call call, const CallOptions& options);
+
+  /// Returns when the calls so far are done, on a device too, or throws why the group is broken.
+  void synchronize();
 
   /// Makes a call that does not go through the backend, in its turn. When it throws, the group goes on.
   void run_aside(Operation operation, const CallOptions& options,
@@ -111,9 +124,9 @@ class Group final : private JobListener {
     std::exception_ptr refusal{};  // constant: why the group was broken before
     bool breaks_group = false;     // constant: it is broken only now, by a rank that left too early
     CallRecord::State outcome = CallRecord::State::kFailed;  // its thread's: noted in the end
-    std::chrono::steady_clock::time_point next_look;         // guarded by mutex_
-    std::chrono::milliseconds pause;                         // guarded by mutex_
+    Patience patience;                                       // guarded by mutex_
   };
+  class QueuedWork;
   struct Departure {
     int64_t calls;  // that it made
     std::string who;
@@ -127,12 +140,19 @@ class Group final : private JobListener {
   int64_t calls() const;
   std::chrono::milliseconds timeout_of(const CallOptions& options) const;
 
-  void execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& options, std::chrono::milliseconds timeout);
+  /// Returns what goes on after it, where the backend queues its calls.
+  std::shared_ptr<QueuedCall> execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& options,
+                                      std::chrono::milliseconds timeout, Backend::Stream stream,
+                                      std::shared_ptr<const void> kept);
+  Work queue(const std::shared_ptr<const Call>& call, const CallOptions& options, std::chrono::milliseconds timeout);
+  void retire_queued();
   void guard(const Watched& watched, std::chrono::milliseconds timeout,
              const std::function<void(const CallInfo&)>& body);
   [[noreturn]] void fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error);
   std::exception_ptr diagnose(const CallRecord& record, std::chrono::milliseconds timeout,
                               const std::exception_ptr& error);
+  Failure timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
+                          const std::vector<Answer>& answers) const;
   std::exception_ptr departure_before(const Subject& subject) const;
   std::string flight_suffix(const std::exception_ptr& cause) const;
 
@@ -143,7 +163,11 @@ class Group final : private JobListener {
 
   const Membership membership_;
   const std::shared_ptr<FlightRecorder> recorder_;
-  std::mutex& mutex_;                   // the recorder's
+  const bool is_queueing_;           // the backend is
+  std::shared_ptr<Group> partner_;   // constant after take_partner: for the CPU
+  std::weak_ptr<Group> partner_of_;  // constant after take_partner: whose it is
+  std::mutex& mutex_;                // the recorder's
+  QueuedCalls queued_{*recorder_};
   std::shared_ptr<Parts> parts_;        // guarded by mutex_; none once destroyed
   std::exception_ptr failure_;          // guarded by mutex_
   std::vector<Watched*> watched_;       // guarded by mutex_

@@ -11,7 +11,7 @@
 #include "base/rethrow.h"
 #include "base/text.h"
 #include "base/variables.h"
-#include "comm/backend_registry.h"
+#include "comm/choose_device.h"
 #include "comm/make_group.h"
 #include "rendezvous/line_store.h"
 #include "rendezvous/meeting_place.h"
@@ -47,13 +47,6 @@ Place find_place(const ProcessGroupOptions& options) {
     throw UsageError(text("init_process_group: rank ", place.rank, " of ", place.world_size,
                           " makes no sense; ranks count from 0 to world_size - 1"));
   return place;
-}
-
-c10::Device choose_device(const ProcessGroupOptions& options) {
-  c10::Device device = options.device.value_or(c10::Device(c10::kCPU));
-  if (device.type() != c10::kCPU)
-    throw UsageError(text("init_process_group: device is ", device, "; this build moves cpu tensors only"));
-  return device;
 }
 
 milliseconds checked(const char* option, milliseconds value, milliseconds least) {
@@ -228,11 +221,10 @@ Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int wor
 }  // namespace
 
 std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) {
-  auto device = choose_device(options);
+  auto device = choose_device(options, parse_backends(options.backend));
   auto timeout = checked("timeout", options.timeout, milliseconds(1));
   auto heartbeat_limit = checked("heartbeat_limit", options.heartbeat_limit, milliseconds(500));
   auto [rank, world_size] = find_place(options);
-  if (options.backend != "auto") find_backend(options.backend);
 
   Enrolment mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
   auto [peers, store, line, server, joins_before] = [&] {

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/rethrow.h"
 #include "base/text.h"
+#include "comm/backend_names.h"
 #include "comm/backend_registry.h"
 #include "comm/choose_backend.h"
 #include "comm/shm/shm_backend.h"
@@ -30,13 +31,13 @@ class Alarm final : public JobListener {
   const std::function<void(std::exception_ptr)> ring_;
 };
 
-Membership membership_of(const Job& job, const GroupSpec& spec) {
+Membership membership_of(const Job& job, const GroupSpec& spec, const std::string& backend_asked) {
   Membership result{spec.name,
                     Membership::kNotAMember,
                     static_cast<int>(spec.ranks_in_job.size()),
                     0,
                     spec.device,
-                    spec.backend,
+                    backend_asked,
                     spec.backend,
                     spec.timeout,
                     {}};
@@ -91,6 +92,7 @@ BackendContext context_of(const std::shared_ptr<Job>& job, const GroupSpec& spec
   context.rank = membership.rank;
   context.size = membership.size;
   context.store = with_prefix(job->store(), text("group/", spec.name, "/", backend, "/"));
+  context.device = spec.device;
   context.one_host = on_one_host(membership.peers);
   context.address = job->address();
   context.timeout = spec.timeout;
@@ -126,7 +128,9 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
                                              Membership& membership) {
   std::vector<std::string> hosts;
   for (const auto& peer : membership.peers) hosts.push_back(peer.process.host_id);
-  auto choice = spec.backend == "auto" ? choose_backends(hosts, available_backends()) : std::vector{spec.backend};
+  auto choice = std::vector{spec.backend};
+  if (spec.backend == "auto")
+    choice = spec.device.is_cuda() ? std::vector<std::string>{"nccl"} : choose_backends(hosts, available_backends());
   for (const auto& name : choice) {
     membership.backend_name = name;
     try {
@@ -140,10 +144,10 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
   return nullptr;
 }
 
-}  // namespace
-
-std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSpec& spec) {
-  auto membership = membership_of(*job, spec);
+// For the tensors of one device.
+std::shared_ptr<Group> make_part(const std::shared_ptr<Job>& job, const GroupSpec& spec,
+                                 const std::string& backend_asked) {
+  auto membership = membership_of(*job, spec, backend_asked);
   std::unique_ptr<Backend> backend;
   if (membership.rank != Membership::kNotAMember) {
     backend = make_chosen_backend(job, spec, membership);
@@ -151,6 +155,26 @@ std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSp
                   membership.backend_name));
   }
   return std::make_shared<Group>(std::move(membership), job, std::move(backend));
+}
+
+}  // namespace
+
+std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSpec& spec) {
+  const auto names = parse_backends(spec.backend);
+  auto part = spec;
+  part.backend = spec.device.is_cuda() ? names.cuda : names.cpu;
+  if (part.backend.empty())
+    throw UsageError(text("group '", spec.name, "' is for tensors on ", spec.device, ", which backend ", spec.backend,
+                          " does not move; name one that does, or use auto"));
+  if (spec.device.is_cpu() || names.cpu.empty()) return make_part(job, part, spec.backend);
+  auto for_cpu = spec;
+  for_cpu.name += ":cpu";
+  for_cpu.device = c10::kCPU;
+  for_cpu.backend = names.cpu;
+  auto partner = make_part(job, for_cpu, spec.backend);
+  auto group = make_part(job, part, spec.backend);
+  group->take_partner(std::move(partner));
+  return group;
 }
 
 }  // namespace lockstep::detail

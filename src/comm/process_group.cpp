@@ -18,16 +18,37 @@ namespace {
 
 using detail::Operation;
 
+const at::Tensor* tensor_of(const at::Tensor& tensor) {
+  return tensor.defined() ? &tensor : nullptr;
+}
+const at::Tensor* tensor_of(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() ? nullptr : tensor_of(tensors.front());
+}
+template <class Other>
+const at::Tensor* tensor_of(const Other&) {
+  return nullptr;
+}
+
+// The part of the group that moves tensors of the arguments' device.
+template <class... Arguments>
+detail::Group& part_for(detail::Group& group, const Arguments&... arguments) {
+  const at::Tensor* some = nullptr;
+  ((some = some ? some : tensor_of(arguments)), ...);
+  return some ? group.for_device(some->device().type()) : group;
+}
+
 template <class... Parameters, class... Arguments>
-void run(detail::Group& group, const CallOptions& options,
+void run(detail::Group& whole, const CallOptions& options,
          detail::Group::Call (*make)(const detail::Membership&, Parameters...), const Arguments&... arguments) {
+  auto& group = part_for(whole, arguments...);
   group.run(make(group.membership(), arguments...), options);
 }
 
 // A call refers to its arguments; an asynchronous one may outlive the caller's, and gets its own.
 template <class... Parameters, class... Arguments>
-Work submit(detail::Group& group, const CallOptions& options,
+Work submit(detail::Group& whole, const CallOptions& options,
             detail::Group::Call (*make)(const detail::Membership&, Parameters...), const Arguments&... arguments) {
+  auto& group = part_for(whole, arguments...);
   auto kept = std::make_shared<std::tuple<Arguments...>>(arguments...);
   auto call = std::apply([&](const auto&... own) { return make(group.membership(), own...); }, *kept);
   call.body = [kept, body = std::move(call.body)](Backend& backend, const CallInfo& info) { body(backend, info); };
@@ -100,8 +121,14 @@ c10::Device ProcessGroup::device() const {
   return group_->membership().device;
 }
 
-const std::string& ProcessGroup::backend_name() const {
-  return group_->membership().backend_name;
+std::string ProcessGroup::backend_name() const {
+  const auto& mine = group_->membership().backend_name;
+  const auto& partner = group_->partner();
+  return partner ? text("cpu:", partner->membership().backend_name, ",cuda:", mine) : mine;
+}
+
+bool ProcessGroup::moves(c10::DeviceType type) const {
+  return group_->for_device(type).membership().device.type() == type;
 }
 
 std::chrono::milliseconds ProcessGroup::timeout() const {
@@ -225,7 +252,8 @@ void ProcessGroup::send(const at::Tensor& tensor, int dst, uint32_t tag, const C
 
 Work ProcessGroup::send_async(const at::Tensor& tensor, int dst, uint32_t tag, const CallOptions& options) const {
   member();
-  return Work(std::make_shared<MessageInFlight>(group_, tensor, Operation::kSend, dst, tag, options));
+  return Work(std::make_shared<MessageInFlight>(part_for(*group_, tensor).shared_from_this(), tensor, Operation::kSend,
+                                                dst, tag, options));
 }
 
 void ProcessGroup::recv(const at::Tensor& tensor, int src, uint32_t tag, const CallOptions& options) const {
@@ -234,15 +262,20 @@ void ProcessGroup::recv(const at::Tensor& tensor, int src, uint32_t tag, const C
 
 Work ProcessGroup::recv_async(const at::Tensor& tensor, int src, uint32_t tag, const CallOptions& options) const {
   member();
-  return Work(std::make_shared<MessageInFlight>(group_, tensor, Operation::kRecv, src, tag, options));
+  return Work(std::make_shared<MessageInFlight>(part_for(*group_, tensor).shared_from_this(), tensor, Operation::kRecv,
+                                                src, tag, options));
+}
+
+void ProcessGroup::synchronize() const {
+  member().synchronize();
 }
 
 void ProcessGroup::barrier(const CallOptions& options) const {
-  member().run(detail::barrier_call(), options);
+  member().for_control().run(detail::barrier_call(), options);
 }
 
 Work ProcessGroup::barrier_async(const CallOptions& options) const {
-  return member().submit(detail::barrier_call(), options);
+  return member().for_control().submit(detail::barrier_call(), options);
 }
 
 at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) const {

@@ -7,33 +7,46 @@
 namespace lockstep {
 namespace {
 
+// Where strings travel.
+c10::Device device_of(const ProcessGroup& group) {
+  return group.moves(c10::kCPU) ? c10::Device(c10::kCPU) : group.device();
+}
+
 at::Tensor to_bytes(const std::string& text, c10::Device device) {
   auto bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   if (!text.empty()) std::memcpy(bytes.data_ptr(), text.data(), text.size());
   return bytes.to(device);
 }
 
-std::string to_string(const at::Tensor& bytes) {
-  auto local = bytes.cpu();
+// What a call that was aborted leaves on a GPU must not be taken for a result.
+at::Tensor read_back(const ProcessGroup& group, const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  group.synchronize();
+  return tensor.cpu();
+}
+
+std::string to_string(const ProcessGroup& group, const at::Tensor& bytes) {
+  auto local = read_back(group, bytes);
   return {static_cast<const char*>(local.data_ptr()), static_cast<size_t>(local.numel())};
 }
 
 // On the ranks where they arrive.
-std::vector<at::Tensor> room_for(const at::Tensor& lengths) {
+std::vector<at::Tensor> room_for(const ProcessGroup& group, const at::Tensor& lengths) {
   std::vector<at::Tensor> parts;
-  for (int64_t rank = 0; rank < lengths.numel(); ++rank)
-    parts.push_back(at::empty({lengths[rank].item<int64_t>()}, lengths.options().dtype(at::kByte)));
+  const auto known = read_back(group, lengths);
+  for (int64_t rank = 0; rank < known.numel(); ++rank)
+    parts.push_back(at::empty({known[rank].item<int64_t>()}, lengths.options().dtype(at::kByte)));
   return parts;
 }
 
-std::vector<std::string> to_strings(const std::vector<at::Tensor>& parts) {
+std::vector<std::string> to_strings(const ProcessGroup& group, const std::vector<at::Tensor>& parts) {
   std::vector<std::string> strings;
-  for (const auto& part : parts) strings.push_back(to_string(part));
+  for (const auto& part : parts) strings.push_back(to_string(group, part));
   return strings;
 }
 
 at::Tensor gather_lengths(const ProcessGroup& group, size_t mine, const CallOptions& options) {
-  auto lengths = at::empty({group.size()}, at::TensorOptions(at::kLong).device(group.device()));
+  auto lengths = at::empty({group.size()}, at::TensorOptions(at::kLong).device(device_of(group)));
   group.all_gather(lengths, at::full({1}, static_cast<int64_t>(mine), lengths.options()), options);
   return lengths;
 }
@@ -42,26 +55,27 @@ at::Tensor gather_lengths(const ProcessGroup& group, size_t mine, const CallOpti
 
 std::vector<std::string> all_gather_strings(const ProcessGroup& group, const std::string& mine,
                                             const CallOptions& options) {
-  auto parts = room_for(gather_lengths(group, mine.size(), options));
-  group.all_gather(parts, to_bytes(mine, group.device()), options);
-  return to_strings(parts);
+  auto parts = room_for(group, gather_lengths(group, mine.size(), options));
+  group.all_gather(parts, to_bytes(mine, device_of(group)), options);
+  return to_strings(group, parts);
 }
 
 std::string broadcast_string(const ProcessGroup& group, const std::string& mine, int root, const CallOptions& options) {
-  auto length = at::full({1}, static_cast<int64_t>(mine.size()), at::TensorOptions(at::kLong).device(group.device()));
+  auto length = at::full({1}, static_cast<int64_t>(mine.size()), at::TensorOptions(at::kLong).device(device_of(group)));
   group.broadcast(length, root, options);
-  auto bytes = group.rank() == root ? to_bytes(mine, group.device())
-                                    : at::empty({length.item<int64_t>()}, length.options().dtype(at::kByte));
+  auto bytes = group.rank() == root
+                   ? to_bytes(mine, device_of(group))
+                   : at::empty({read_back(group, length).item<int64_t>()}, length.options().dtype(at::kByte));
   group.broadcast(bytes, root, options);
-  return to_string(bytes);
+  return to_string(group, bytes);
 }
 
 std::vector<std::string> gather_strings(const ProcessGroup& group, const std::string& mine, int root,
                                         const CallOptions& options) {
   auto lengths = gather_lengths(group, mine.size(), options);
-  auto parts = group.rank() == root ? room_for(lengths) : std::vector<at::Tensor>();
-  group.gather(parts, to_bytes(mine, group.device()), root, options);
-  return to_strings(parts);
+  auto parts = group.rank() == root ? room_for(group, lengths) : std::vector<at::Tensor>();
+  group.gather(parts, to_bytes(mine, device_of(group)), root, options);
+  return to_strings(group, parts);
 }
 
 std::string scatter_strings(const ProcessGroup& group, const std::vector<std::string>& all, int root,
@@ -71,13 +85,13 @@ std::string scatter_strings(const ProcessGroup& group, const std::vector<std::st
   if (group.rank() == root)
     for (size_t r = 0; r < all.size(); ++r) {
       lengths[r] = static_cast<int64_t>(all[r].size());
-      parts.push_back(to_bytes(all[r], group.device()));
+      parts.push_back(to_bytes(all[r], device_of(group)));
     }
-  lengths = lengths.to(group.device());
+  lengths = lengths.to(device_of(group));
   group.broadcast(lengths, root, options);
-  auto mine = at::empty({lengths[group.rank()].item<int64_t>()}, lengths.options().dtype(at::kByte));
+  auto mine = at::empty({read_back(group, lengths)[group.rank()].item<int64_t>()}, lengths.options().dtype(at::kByte));
   group.scatter(mine, parts, root, options);
-  return to_string(mine);
+  return to_string(group, mine);
 }
 
 }  // namespace lockstep

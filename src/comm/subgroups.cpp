@@ -8,7 +8,7 @@
 #include <lockstep/process_group.h>
 
 #include "base/text.h"
-#include "comm/backend_registry.h"
+#include "comm/backend_names.h"
 #include "comm/make_group.h"
 
 namespace lockstep {
@@ -48,14 +48,15 @@ std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector
   const auto& here = parent.membership();
   auto backend = options.backend.value_or(here.backend_asked);
   auto timeout = options.timeout.value_or(here.timeout);
-  if (backend != "auto") find_backend(backend);
+  detail::parse_backends(backend);  // says what is wrong with it
   if (timeout <= std::chrono::milliseconds(0))
     throw UsageError(text("rank ", here.rank, ": ", name_of(call), ": the time-out is ", timeout.count(),
                           " ms; it must be above 0"));
   std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list(groups));
   auto meet = [&] {
-    parent.run({{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
-               {timeout, options.site});
+    parent.for_control().run(
+        {{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
+        {timeout, options.site});
   };
   meet();
   std::vector<std::string> names;  // all of them first: a group that fails must not move the names of the next

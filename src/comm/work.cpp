@@ -10,6 +10,10 @@ void Work::wait() const {
   completion_->wait();
 }
 
+void Work::synchronize() const {
+  completion_->synchronize();
+}
+
 bool Work::is_done() const {
   return completion_->is_done();
 }

@@ -1,0 +1,102 @@
+#include "comm/nccl/communicator.h"
+
+#include <cstring>
+#include <thread>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/nccl/nccl.h"
+
+namespace lockstep::nccl {
+namespace {
+
+constexpr auto kPause = std::chrono::microseconds(50);
+constexpr auto kLongestCall = std::chrono::seconds(1);
+
+std::string fresh_id() {
+  ncclUniqueId id;
+  check(ncclGetUniqueId(&id), "making a communicator");
+  return {id.internal, sizeof(id.internal)};
+}
+
+ncclUniqueId to_id(const std::string& bytes) {
+  ncclUniqueId id;
+  if (bytes.size() != sizeof(id.internal)) throw MismatchError("the id of an NCCL communicator has another size here");
+  std::memcpy(id.internal, bytes.data(), bytes.size());
+  return id;
+}
+
+}  // namespace
+
+Communicator::Communicator(std::shared_ptr<Store> store, std::string key, int rank, int size)
+    : store_(std::move(store)), key_(std::move(key)), rank_(rank), size_(size) {
+  if (rank_ == 0) store_->set(key_, fresh_id());
+}
+
+Communicator::~Communicator() {
+  if (raw_ && !cause_) ncclCommDestroy(raw_);
+}
+
+void Communicator::throw_if_aborted() const {
+  if (cause_) std::rethrow_exception(cause_);
+}
+
+bool Communicator::is_ready() {
+  std::lock_guard lock(mutex_);
+  throw_if_aborted();
+  if (is_ready_) return true;
+  if (!raw_) {
+    if (!store_->check({key_})) return false;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    auto result = ncclCommInitRankConfig(&raw_, size_, to_id(store_->get(key_, std::chrono::seconds(10))), rank_, &config);
+    if (result != ncclSuccess && result != ncclInProgress) fail(result, "making a communicator", nullptr);
+  }
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(raw_, &state), "making a communicator", raw_);
+  if (state != ncclSuccess && state != ncclInProgress) fail(state, "making a communicator", raw_);
+  is_ready_ = state == ncclSuccess;
+  return is_ready_;
+}
+
+void Communicator::await(Deadline deadline) {
+  while (!is_ready()) {
+    if (std::chrono::steady_clock::now() >= deadline)
+      throw TimeoutError("NCCL: not all ranks have joined the communicator in time");
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+void Communicator::call(const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
+  std::unique_lock lock(mutex_);
+  throw_if_aborted();
+  auto result = calls(raw_);
+  while (result == ncclInProgress) {  // the first calls connect the ranks
+    lock.unlock();
+    std::this_thread::sleep_for(kPause);
+    lock.lock();
+    throw_if_aborted();
+    check(ncclCommGetAsyncError(raw_, &result), doing, raw_);
+  }
+  check(result, doing, raw_);
+}
+
+void Communicator::check_health() {
+  std::lock_guard lock(mutex_);
+  throw_if_aborted();
+  if (!is_ready_) return;
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(raw_, &state), "asking for errors", raw_);
+  if (state != ncclSuccess && state != ncclInProgress) fail(state, "a call under way", raw_);
+}
+
+void Communicator::abort(std::exception_ptr cause) noexcept {
+  // A thread may be stuck in a call of NCCL because the device takes no more work, until this ends what it works on.
+  std::unique_lock lock(mutex_, kLongestCall);
+  if (cause_) return;
+  cause_ = std::move(cause);
+  if (raw_) ncclCommAbort(raw_);
+}
+
+}  // namespace lockstep::nccl

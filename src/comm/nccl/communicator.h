@@ -1,0 +1,52 @@
+#pragma once
+
+#include <nccl.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include <lockstep/backend.h>
+
+namespace lockstep::nccl {
+
+/// Some ranks, each with its GPU, as NCCL sees them. Made without waiting, so that a rank that does not come can be
+/// given up. Thread-safe.
+class Communicator {
+ public:
+  /// The ranks meet in the store, under a key that is theirs alone. The calling thread's current GPU is this rank's.
+  Communicator(std::shared_ptr<Store> store, std::string key, int rank, int size);
+  /// Waits for what the device still does for it, unless it is aborted.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  /// Whether all ranks have come; gets on with meeting them.
+  bool is_ready();
+  /// Returns when they have. TimeoutError after the deadline.
+  void await(Deadline deadline);
+
+  /// Makes calls of NCCL, once ready; `doing` is for errors.
+  void call(const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls);
+  /// Throws when NCCL has found out that something is wrong since.
+  void check_health();
+
+  /// Ends what waits, here and on the device; all of the above throw `cause` from then on. May take a while.
+  void abort(std::exception_ptr cause) noexcept;
+
+ private:
+  void throw_if_aborted() const;
+
+  const std::shared_ptr<Store> store_;
+  const std::string key_;
+  const int rank_;
+  const int size_;
+  std::timed_mutex mutex_;
+  ncclComm_t raw_ = nullptr;  // guarded by mutex_
+  bool is_ready_ = false;     // guarded by mutex_
+  std::exception_ptr cause_;  // guarded by mutex_: why it is aborted
+};
+
+}  // namespace lockstep::nccl

@@ -1,0 +1,254 @@
+#include "comm/nccl/nccl_backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <tuple>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <lockstep/error.h>
+
+#include "base/start_thread.h"
+#include "base/text.h"
+#include "comm/nccl/communicator.h"
+#include "comm/nccl/fold.h"
+#include "comm/nccl/gpu.h"
+#include "comm/nccl/nccl.h"
+#include "comm/nccl/queued_on_stream.h"
+#include "comm/nccl/route.h"
+#include "rendezvous/host.h"
+#include "rendezvous/wire.h"
+
+namespace lockstep {
+namespace {
+
+using namespace nccl;
+
+constexpr int64_t kFoldBytes = 64 << 20;  // of all ranks' parts together, at a time
+constexpr auto kPause = std::chrono::microseconds(20);
+
+cudaStream_t current_stream() {
+  return c10::cuda::getCurrentCUDAStream();
+}
+
+// NCCL would say so, too, when the first call connects the ranks, but not who.
+void refuse_shared_gpus(const BackendContext& context) {
+  const char* host = std::getenv("NCCL_HOSTID");  // what NCCL takes for the host, where it is given
+  auto key = [](int rank) { return text("gpu/", rank); };
+  context.store->set(key(context.rank), pack({host ? host : this_process().host_id, bus_id(context.device)}));
+  std::map<std::string, int> owners;
+  for (int rank = 0; rank < context.size; ++rank) {
+    const auto gpu = context.store->get(key(rank), context.timeout);
+    const auto [owner, is_new] = owners.emplace(gpu, rank);
+    if (!is_new)
+      throw UsageError(text("ranks ", owner->second, " and ", rank, " have the same GPU (", unpack(gpu).at(1),
+                            "), and NCCL joins one rank for each; start as many ranks on a host as it has GPUs, or use "
+                            ".device = cpu"));
+  }
+}
+
+class NcclBackend final : public Backend {
+ public:
+  explicit NcclBackend(const BackendContext& context)
+      : rank_(context.rank),
+        size_(context.size),
+        device_(context.device),
+        store_(context.store),
+        own_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())) {
+    refuse_shared_gpus(context);
+    c10::cuda::CUDAGuard guard(device_);
+    communicator_ = std::make_shared<Communicator>(store_, "communicator", rank_, size_);
+  }
+
+  ~NcclBackend() override {
+    if (aborter_.joinable()) aborter_.join();
+  }
+
+  at::Tensor allocate(int64_t bytes) override {
+    return at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
+  }
+
+  void abort(std::exception_ptr cause) noexcept override {
+    std::lock_guard lock(mutex_);
+    if (cause_) return;
+    cause_ = cause;
+    try {
+      aborter_ = start_thread("ending NCCL's calls", [this, cause] {
+        communicator_->abort(cause);
+        std::lock_guard lock(mutex_);
+        for (auto& [key, route] : routes_) route->abort(cause);
+      });
+    } catch (const Error&) {  // no thread to be had: it takes the caller's time
+      communicator_->abort(cause);
+    }
+  }
+
+  // --- streams
+
+  bool is_queueing() const override { return true; }
+
+  std::shared_ptr<QueuedCall> queue(const std::function<void()>& call, Stream where) override {
+    c10::cuda::CUDAGuard guard(device_);
+    const auto current = c10::cuda::getCurrentCUDAStream();
+    const auto& stream = where == Stream::kOwn ? own_stream_ : current;
+    if (where == Stream::kOwn) {
+      fork_.record(current);
+      fork_.block(own_stream_);
+    }
+    if (last_) last_->end().order(stream);
+    c10::cuda::CUDAStreamGuard stream_guard(stream);
+    call();
+    last_ = std::make_shared<QueuedOnStream>(stream, communicator_);
+    return last_;
+  }
+
+  // --- collectives, on the current stream
+
+  void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
+    if (!reduces(op, data.scalar_type())) return fold_everywhere(data, op, call, true);
+    with_ranks(call, "all_reduce", [&](ncclComm_t ranks) {
+      return ncclAllReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()), operation(op),
+                           ranks, current_stream());
+    });
+  }
+
+  void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
+    if (!reduces(op, data.scalar_type())) return fold_everywhere(data, op, call, rank_ == root);
+    with_ranks(call, "reduce", [&](ncclComm_t ranks) {
+      return ncclReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()), operation(op),
+                        root, ranks, current_stream());
+    });
+  }
+
+  void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
+    with_ranks(call, "broadcast", [&](ncclComm_t ranks) {
+      return ncclBroadcast(data.data_ptr(), data.data_ptr(), data.nbytes(), ncclInt8, root, ranks, current_stream());
+    });
+  }
+
+  void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
+    with_ranks(call, "all_gather", [&](ncclComm_t ranks) {
+      return ncclAllGather(input.data_ptr(), output.data_ptr(), input.nbytes(), ncclInt8, ranks, current_stream());
+    });
+  }
+
+  void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
+    if (reduces(op, input.scalar_type()))
+      return with_ranks(call, "reduce_scatter", [&](ncclComm_t ranks) {
+        return ncclReduceScatter(input.data_ptr(), output.data_ptr(), output.numel(), data_type(input.scalar_type()),
+                                 operation(op), ranks, current_stream());
+      });
+    c10::NoGradGuard no_grad;
+    auto rows = at::empty({size_, output.numel()}, output.options());
+    exchange(rows.unbind(), input.view({size_, -1}).unbind(), call);
+    output.view({-1}).copy_(fold(rows, op));
+  }
+
+  void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                const CallInfo& call) override {
+    if (receives[rank_].defined() && !receives[rank_].is_same(sends[rank_])) {
+      c10::NoGradGuard no_grad;
+      receives[rank_].view({-1}).copy_(sends[rank_].view({-1}));
+    }
+    with_ranks(call, "an exchange", [&](ncclComm_t ranks) {
+      check(ncclGroupStart(), "an exchange");
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        const auto& out = sends[peer];
+        const auto& in = receives[peer];
+        if (out.defined()) ncclSend(out.data_ptr(), out.nbytes(), ncclInt8, peer, ranks, current_stream());
+        if (in.defined()) ncclRecv(in.data_ptr(), in.nbytes(), ncclInt8, peer, ranks, current_stream());
+      }
+      return ncclGroupEnd();
+    });
+  }
+
+  // The one call that the host waits for.
+  void barrier(const CallInfo& call) override {
+    auto token = at::zeros({1}, at::TensorOptions(at::kByte).device(device_));
+    all_reduce(token, ReduceOp::kSum, call);
+    QueuedOnStream end(c10::cuda::getCurrentCUDAStream(), communicator_);
+    while (!end.is_done()) {
+      throw_if_aborted();
+      if (std::chrono::steady_clock::now() >= call.deadline) throw TimeoutError("not all ranks have come in time");
+      std::this_thread::sleep_for(kPause);
+    }
+    throw_if_aborted();
+  }
+
+  // --- messages
+
+  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag,
+                                       uint64_t /*fingerprint*/) override {
+    return route(rank_, to, tag).post(data);
+  }
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag,
+                                       uint64_t /*fingerprint*/) override {
+    return route(from, rank_, tag).post(data);
+  }
+
+ private:
+  void throw_if_aborted() {
+    std::lock_guard lock(mutex_);
+    if (cause_) std::rethrow_exception(cause_);
+  }
+
+  void with_ranks(const CallInfo& call, const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
+    communicator_->await(call.deadline);
+    communicator_->call(doing, calls);
+  }
+
+  // Every rank gets the parts of all and reduces them itself.
+  void fold_everywhere(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool keeps_result) {
+    c10::NoGradGuard no_grad;
+    const auto flat = data.view({-1});
+    const auto width = static_cast<int64_t>(data.element_size());
+    const int64_t piece = std::max<int64_t>(kFoldBytes / width / size_, 1);
+    for (int64_t begin = 0; begin < flat.numel(); begin += piece) {
+      auto part = flat.narrow(0, begin, std::min(piece, flat.numel() - begin));
+      auto rows = at::empty({size_, part.numel()}, part.options());
+      all_gather(rows, part, call);
+      if (keeps_result) part.copy_(fold(rows, op));
+    }
+  }
+
+  Route& route(int from, int to, uint32_t tag) {
+    std::lock_guard lock(mutex_);
+    if (cause_) std::rethrow_exception(cause_);
+    auto& route = routes_[{from, to, tag}];
+    if (!route)
+      route = std::make_unique<Route>(store_, text("route/", from, '/', to, '/', tag), device_,
+                                      rank_ == from ? Route::End::kSender : Route::End::kReceiver);
+    return *route;
+  }
+
+  const int rank_;
+  const int size_;
+  const c10::Device device_;
+  const std::shared_ptr<Store> store_;
+  const c10::cuda::CUDAStream own_stream_;
+  std::shared_ptr<Communicator> communicator_;  // constant after construction
+  at::cuda::CUDAEvent fork_;                    // the thread's whose turn it is
+  std::shared_ptr<QueuedOnStream> last_;        // the thread's whose turn it is
+  std::mutex mutex_;
+  std::exception_ptr cause_;                                                 // guarded by mutex_
+  std::map<std::tuple<int, int, uint32_t>, std::unique_ptr<Route>> routes_;  // guarded by mutex_
+  std::thread aborter_;                                                      // guarded by mutex_; none until an abort
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_nccl_backend(const BackendContext& context) {
+  if (!context.device.is_cuda())
+    throw UsageError(
+        "backend 'nccl' moves CUDA tensors, and this group is for the CPU; leave .device to itself or set it");
+  return std::make_unique<NcclBackend>(context);
+}
+
+}  // namespace lockstep

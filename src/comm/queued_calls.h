@@ -1,0 +1,47 @@
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include <lockstep/backend.h>
+
+#include "comm/flight_recorder.h"
+#include "comm/patience.h"
+
+namespace lockstep::detail {
+
+/// The calls of a group that a device still works on, oldest first: each waits for the one before it. Thread-safe; what
+/// is noted about calls is guarded by the recorder's mutex.
+class QueuedCalls {
+ public:
+  struct Entry {
+    CallRecord record;
+    std::shared_ptr<QueuedCall> call;
+    std::shared_ptr<const void> kept;  // its tensors
+    std::chrono::milliseconds timeout;
+    Patience patience;
+  };
+
+  explicit QueuedCalls(FlightRecorder& recorder) : recorder_(recorder) {}
+
+  void add(Entry entry);
+  /// Notes that calls are done which are, and lets go of their tensors. Throws as QueuedCall::is_done does.
+  void retire();
+  /// Lets go of the tensors of a call that the stream which may use their memory next is ordered after.
+  void release_tensors(const QueuedCall& call);
+  /// Returns when the device is done with all calls so far.
+  void synchronize();
+
+  /// Both with the recorder's mutex held.
+  Entry* oldest() { return entries_.empty() ? nullptr : &entries_.front(); }
+  const std::deque<Entry>& entries() const { return entries_; }
+
+ private:
+  FlightRecorder& recorder_;
+  std::deque<Entry> entries_;  // guarded by the recorder's mutex
+};
+
+}  // namespace lockstep::detail
