@@ -30,7 +30,7 @@ class LOCKSTEP_EXPORT Work {
   /// Whether synchronize() would return, or throw, at once.
   bool is_done() const;
 
-  /// When the call was done, for measuring; of a message, or on CUDA tensors, when that was found out. After
+  /// When the call was done, for measuring; of a message, or on CUDA tensors, when it was waited for. After
   /// synchronize().
   std::chrono::steady_clock::time_point done_at() const;
 

@@ -139,18 +139,15 @@ class Group::QueuedWork final : public Completion {
       : group_(std::move(group)), call_(std::move(call)) {}
 
   void wait() override {
-    group_->check_working();
-    if (!call_) return;
-    call_->order_current_stream();
-    group_->queued_.release_tensors(*call_);
+    order();
+    note_done();
   }
 
   void synchronize() override {
-    wait();
+    order();
     if (call_) call_->synchronize();
     group_->check_working();
-    std::lock_guard lock(mutex_);
-    if (done_at_ == Clock::time_point()) done_at_ = Clock::now();
+    note_done();
   }
 
   bool is_done() override { return !call_ || group_->failure() || call_->is_done(); }
@@ -161,6 +158,18 @@ class Group::QueuedWork final : public Completion {
   }
 
  private:
+  void order() {
+    group_->check_working();
+    if (!call_) return;
+    call_->order_current_stream();
+    group_->queued_.release_tensors(*call_);
+  }
+
+  void note_done() {
+    std::lock_guard lock(mutex_);
+    if (done_at_ == Clock::time_point()) done_at_ = Clock::now();
+  }
+
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<QueuedCall> call_;
   std::mutex mutex_;

@@ -26,19 +26,33 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << c.backend << ", " << c.size << " ranks, " << at::toString(c.dtype);
 }
 
-class Conformance : public testing::TestWithParam<Case> {
+bool equal(const at::Tensor& a, const at::Tensor& b) {
+  return at::equal(a.cpu(), b.cpu());
+}
+
+/// The ranks of a case, and tensors where they have theirs.
+class OnEveryRank : public testing::TestWithParam<Case> {
  protected:
-  void on_every_rank(const std::function<void(ProcessGroup)>& body) {
-    ::on_every_rank(GetParam().backend, GetParam().size, body);
+  void SetUp() override {
+    if (device().is_cuda() && !at::hasCUDA()) GTEST_SKIP() << "backend nccl: this machine has no GPU";
   }
+  void on_every_rank(const std::function<void(ProcessGroup)>& body) {
+    ::on_every_rank(GetParam().backend, GetParam().size, body, device());
+  }
+  c10::Device device() const { return GetParam().backend == "nccl" ? c10::Device(c10::kCUDA, 0) : c10::kCPU; }
+  at::Tensor here(const at::Tensor& tensor) const { return tensor.to(device()); }
+};
+
+class Conformance : public OnEveryRank {
+ protected:
   int size() const { return GetParam().size; }
   at::Tensor mine(int rank, at::IntArrayRef sizes, uint64_t key = 0) const {
-    return values_of(rank, GetParam().dtype, sizes, key);
+    return here(values_of(rank, GetParam().dtype, sizes, key));
   }
   std::vector<at::Tensor> all(at::IntArrayRef sizes, uint64_t key = 0) const {
     return values_of_all(size(), GetParam().dtype, sizes, key);
   }
-  at::Tensor blank(at::IntArrayRef sizes) const { return at::zeros(sizes, GetParam().dtype); }
+  at::Tensor blank(at::IntArrayRef sizes) const { return here(at::zeros(sizes, GetParam().dtype)); }
 };
 
 TEST_P(Conformance, AllReduceGivesEveryRankTheReductionInTheOrderOfRanks) {
@@ -48,8 +62,7 @@ TEST_P(Conformance, AllReduceGivesEveryRankTheReductionInTheOrderOfRanks) {
       for (int64_t n : {1, 5, 1000, 20011}) {
         auto tensor = mine(world.rank(), {n}, ++key);
         world.all_reduce(tensor, op);
-        EXPECT_TRUE(at::equal(tensor, reduced(all({n}, key), op)))
-            << n << " elements, operation " << static_cast<int>(op);
+        EXPECT_TRUE(equal(tensor, reduced(all({n}, key), op))) << n << " elements, operation " << static_cast<int>(op);
       }
     }
   });
@@ -63,7 +76,7 @@ TEST_P(Conformance, ReduceGivesTheResultToOneRankAndLeavesTheOthersAlone) {
         auto tensor = mine(world.rank(), {n}, key);
         world.reduce(tensor, root);
         auto expected = world.rank() == root ? reduced(all({n}, key), ReduceOp::kSum) : mine(world.rank(), {n}, key);
-        EXPECT_TRUE(at::equal(tensor, expected)) << "root " << root << ", " << n << " elements";
+        EXPECT_TRUE(equal(tensor, expected)) << "root " << root << ", " << n << " elements";
       }
     }
   });
@@ -75,7 +88,7 @@ TEST_P(Conformance, BroadcastCopiesTheSourceEverywhere) {
       for (int64_t n : {1, 30011}) {
         auto tensor = mine(world.rank(), {n}, 7);
         world.broadcast(tensor, root);
-        EXPECT_TRUE(at::equal(tensor, mine(root, {n}, 7))) << "root " << root << ", " << n << " elements";
+        EXPECT_TRUE(equal(tensor, mine(root, {n}, 7))) << "root " << root << ", " << n << " elements";
       }
     }
   });
@@ -85,12 +98,12 @@ TEST_P(Conformance, AllGatherLaysTheInputsOneAfterTheOther) {
   on_every_rank([&](ProcessGroup world) {
     auto output = blank({size(), 11, 3});
     world.all_gather(output, mine(world.rank(), {11, 3}));
-    EXPECT_TRUE(at::equal(output, at::stack(all({11, 3}))));
+    EXPECT_TRUE(equal(output, at::stack(all({11, 3}))));
 
     auto in_place = blank({size(), 50});
     in_place[world.rank()].copy_(mine(world.rank(), {50}, 1));
     world.all_gather(in_place, in_place[world.rank()]);
-    EXPECT_TRUE(at::equal(in_place, at::stack(all({50}, 1))));
+    EXPECT_TRUE(equal(in_place, at::stack(all({50}, 1))));
   });
 }
 
@@ -104,16 +117,16 @@ TEST_P(Conformance, PartsOfDifferentSizesArrive) {
       outputs.push_back(blank({r * 3}));
     }
     world.all_gather(outputs, expected[me]);
-    for (int r = 0; r < size(); ++r) EXPECT_TRUE(at::equal(outputs[r], expected[r])) << "all_gather, rank " << r;
+    for (int r = 0; r < size(); ++r) EXPECT_TRUE(equal(outputs[r], expected[r])) << "all_gather, rank " << r;
 
     for (int root = 0; root < size(); ++root) {
       for (auto& output : outputs) output.zero_();
       world.gather(me == root ? outputs : std::vector<at::Tensor>{}, expected[me], root);
-      for (int r = 0; me == root && r < size(); ++r) EXPECT_TRUE(at::equal(outputs[r], expected[r])) << "gather " << r;
+      for (int r = 0; me == root && r < size(); ++r) EXPECT_TRUE(equal(outputs[r], expected[r])) << "gather " << r;
 
       auto part = blank({me * 3});
       world.scatter(part, me == root ? expected : std::vector<at::Tensor>{}, root);
-      EXPECT_TRUE(at::equal(part, expected[me])) << "scatter from " << root;
+      EXPECT_TRUE(equal(part, expected[me])) << "scatter from " << root;
     }
 
     std::vector<at::Tensor> to_each, from_each;
@@ -123,7 +136,7 @@ TEST_P(Conformance, PartsOfDifferentSizesArrive) {
     }
     world.all_to_all(from_each, to_each);
     for (int r = 0; r < size(); ++r)
-      EXPECT_TRUE(at::equal(from_each[r], mine(r * 100 + me, {r + 2 * me}))) << "all_to_all from " << r;
+      EXPECT_TRUE(equal(from_each[r], mine(r * 100 + me, {r + 2 * me}))) << "all_to_all from " << r;
   });
 }
 
@@ -134,11 +147,11 @@ TEST_P(Conformance, ReduceScatterGivesEachRankItsPartOfTheReduction) {
       auto expected = reduced(all({size(), n}, n), ReduceOp::kSum)[world.rank()];
       auto output = blank({n});
       world.reduce_scatter(output, input);
-      EXPECT_TRUE(at::equal(output, expected)) << n << " elements";
-      EXPECT_TRUE(at::equal(input, mine(world.rank(), {size(), n}, n))) << "the input changed";
+      EXPECT_TRUE(equal(output, expected)) << n << " elements";
+      EXPECT_TRUE(equal(input, mine(world.rank(), {size(), n}, n))) << "the input changed";
 
       world.reduce_scatter(input[world.rank()], input);
-      EXPECT_TRUE(at::equal(input[world.rank()], expected)) << n << " elements, in place";
+      EXPECT_TRUE(equal(input[world.rank()], expected)) << n << " elements, in place";
     }
   });
 }
@@ -156,7 +169,7 @@ TEST_P(Conformance, MessagesArriveByTagAndInOrder) {
     for (uint32_t tag : {2, 0, 1}) {
       received.push_back(at::zeros_like(sent(previous, tag)));
       world.recv(received.back(), previous, tag);
-      EXPECT_TRUE(at::equal(received.back(), sent(previous, tag))) << "tag " << tag;
+      EXPECT_TRUE(equal(received.back(), sent(previous, tag))) << "tag " << tag;
     }
     for (auto& one : work) one.wait();
 
@@ -167,8 +180,8 @@ TEST_P(Conformance, MessagesArriveByTagAndInOrder) {
     world.send(mine(world.rank(), {10}, 9), next);
     receive_second.wait();
     receive_first.wait();
-    EXPECT_TRUE(at::equal(first, mine(previous, {10}, 8)));
-    EXPECT_TRUE(at::equal(second, mine(previous, {10}, 9)));
+    EXPECT_TRUE(equal(first, mine(previous, {10}, 8)));
+    EXPECT_TRUE(equal(second, mine(previous, {10}, 9)));
   });
 }
 
@@ -179,7 +192,7 @@ TEST_P(Conformance, AnyLayoutWorks) {
       auto base = mine(world.rank(), {6, 8});
       auto part = view(base);
       world.all_reduce(part);
-      EXPECT_TRUE(at::equal(view(base), view(whole))) << what;
+      EXPECT_TRUE(equal(view(base), view(whole))) << what;
     };
     check("transposed", [](at::Tensor t) { return t.t(); });
     check("every second column", [](at::Tensor t) { return t.slice(1, 0, 8, 2); });
@@ -191,7 +204,7 @@ TEST_P(Conformance, AnyLayoutWorks) {
     world.all_gather(columns, mine(world.rank(), {8, 2}, 1).t());
     std::vector<at::Tensor> expected;
     for (const auto& tensor : all({8, 2}, 1)) expected.push_back(tensor.t());
-    EXPECT_TRUE(at::equal(columns, at::cat(expected)));
+    EXPECT_TRUE(equal(columns, at::cat(expected)));
 
     if (size() > 1) {
       int next = (world.rank() + 1) % size(), previous = (world.rank() + size() - 1) % size();
@@ -199,7 +212,7 @@ TEST_P(Conformance, AnyLayoutWorks) {
       auto received = world.recv_async(target, previous);
       world.send(mine(world.rank(), {5, 4}, 2).t(), next);
       received.wait();
-      EXPECT_TRUE(at::equal(target, mine(previous, {5, 4}, 2).t()));
+      EXPECT_TRUE(equal(target, mine(previous, {5, 4}, 2).t()));
     }
   });
 }
@@ -213,10 +226,10 @@ TEST_P(Conformance, AsynchronousCallsRunInOrderAndSynchronousOnesWaitTheirTurn) 
     work.push_back(world.barrier_async());
     world.all_reduce(tensor, ReduceOp::kMin);
     for (auto& one : work) {
-      one.wait();
+      one.synchronize();
       EXPECT_TRUE(one.is_done());
     }
-    EXPECT_TRUE(at::equal(tensor, mine(0, {4000})));  // the maximum of equal tensors, and the minimum of those
+    EXPECT_TRUE(equal(tensor, mine(0, {4000})));  // the maximum of equal tensors, and the minimum of those
   });
 }
 
@@ -231,25 +244,25 @@ TEST_P(Conformance, AllocatedMemoryIsLikeAnyOther) {
         auto what = "from rank " + std::to_string(allocating) + " on, " + std::to_string(n) + " elements";
         auto tensor = make({n}).copy_(mine(world.rank(), {n}));
         world.all_reduce(tensor);
-        EXPECT_TRUE(at::equal(tensor, reduced(all({n}), ReduceOp::kSum))) << what;
+        EXPECT_TRUE(equal(tensor, reduced(all({n}), ReduceOp::kSum))) << what;
 
         tensor.copy_(mine(world.rank(), {n}));
         world.reduce(tensor, size() - 1);
         auto expected = world.rank() == size() - 1 ? reduced(all({n}), ReduceOp::kSum) : mine(world.rank(), {n});
-        EXPECT_TRUE(at::equal(tensor, expected)) << what;
+        EXPECT_TRUE(equal(tensor, expected)) << what;
 
         tensor.copy_(mine(world.rank(), {n}));
         world.broadcast(tensor, size() - 1);
-        EXPECT_TRUE(at::equal(tensor, mine(size() - 1, {n}))) << what;
+        EXPECT_TRUE(equal(tensor, mine(size() - 1, {n}))) << what;
 
         auto whole = make({size(), n}).zero_();
         whole[world.rank()].copy_(mine(world.rank(), {n}));
         world.all_gather(whole, whole[world.rank()]);
-        EXPECT_TRUE(at::equal(whole, at::stack(all({n})))) << what;
+        EXPECT_TRUE(equal(whole, at::stack(all({n})))) << what;
 
         whole.copy_(mine(world.rank(), {size(), n}, 3));
         world.reduce_scatter(whole[world.rank()], whole);
-        EXPECT_TRUE(at::equal(whole[world.rank()], reduced(all({size(), n}, 3), ReduceOp::kSum)[world.rank()])) << what;
+        EXPECT_TRUE(equal(whole[world.rank()], reduced(all({size(), n}, 3), ReduceOp::kSum)[world.rank()])) << what;
       }
     }
   });
@@ -260,6 +273,9 @@ std::vector<Case> all_cases() {
   auto backends = backends_under_test();
 #ifdef LOCKSTEP_HAVE_GLOO
   backends.push_back("hierarchical");
+#endif
+#ifdef LOCKSTEP_HAVE_NCCL
+  backends.push_back("nccl");
 #endif
   for (const auto& backend : backends)
     for (int size : {1, 2, 3, 4, 7})
@@ -276,12 +292,7 @@ std::string name_of_case(const testing::TestParamInfo<Case>& info) {
 INSTANTIATE_TEST_SUITE_P(All, Conformance, testing::ValuesIn(all_cases()), name_of_case);
 
 /// The checks that do not depend on the dtype, or would take too long for each.
-class ConformanceOnce : public testing::TestWithParam<Case> {
- protected:
-  void on_every_rank(const std::function<void(ProcessGroup)>& body) {
-    ::on_every_rank(GetParam().backend, GetParam().size, body);
-  }
-};
+class ConformanceOnce : public OnEveryRank {};
 
 // Random calls on random shapes, the same on every rank, each compared with a plain loop.
 TEST_P(ConformanceOnce, RandomCallsOnRandomShapesAgreeWithAPlainLoop) {
@@ -300,35 +311,35 @@ TEST_P(ConformanceOnce, RandomCallsOnRandomShapesAgreeWithAPlainLoop) {
       for (int d = below(4); d > 0; --d) sizes.push_back(below(below(8) == 0 ? 90 : 12));
       int root = below(world.size());
       uint64_t key = static_cast<uint64_t>(call);
-      auto tensor = values_of(world.rank(), dtype, sizes, key);
+      auto tensor = here(values_of(world.rank(), dtype, sizes, key));
       auto everyone = values_of_all(world.size(), dtype, sizes, key);
       auto stacked = sizes;
       stacked.insert(stacked.begin(), world.size());
       switch (below(5)) {
         case 0:
           world.all_reduce(tensor, op);
-          EXPECT_TRUE(at::equal(tensor, reduced(everyone, op))) << "call " << call;
+          EXPECT_TRUE(equal(tensor, reduced(everyone, op))) << "call " << call;
           break;
         case 1:
           world.broadcast(tensor, root);
-          EXPECT_TRUE(at::equal(tensor, everyone[root])) << "call " << call;
+          EXPECT_TRUE(equal(tensor, everyone[root])) << "call " << call;
           break;
         case 2: {
-          auto output = at::zeros(stacked, dtype);
+          auto output = here(at::zeros(stacked, dtype));
           world.all_gather(output, tensor);
-          EXPECT_TRUE(at::equal(output, at::stack(everyone))) << "call " << call;
+          EXPECT_TRUE(equal(output, at::stack(everyone))) << "call " << call;
           break;
         }
         case 3: {
-          auto output = at::zeros(sizes, dtype);
-          world.reduce_scatter(output, values_of(world.rank(), dtype, stacked, key), op);
+          auto output = here(at::zeros(sizes, dtype));
+          world.reduce_scatter(output, here(values_of(world.rank(), dtype, stacked, key)), op);
           auto expected = reduced(values_of_all(world.size(), dtype, stacked, key), op)[world.rank()];
-          EXPECT_TRUE(at::equal(output, expected)) << "call " << call;
+          EXPECT_TRUE(equal(output, expected)) << "call " << call;
           break;
         }
         case 4:
           world.reduce(tensor, root, op);
-          EXPECT_TRUE(at::equal(tensor, world.rank() == root ? reduced(everyone, op) : everyone[world.rank()]))
+          EXPECT_TRUE(equal(tensor, world.rank() == root ? reduced(everyone, op) : everyone[world.rank()]))
               << "call " << call;
           break;
       }
@@ -339,11 +350,11 @@ TEST_P(ConformanceOnce, RandomCallsOnRandomShapesAgreeWithAPlainLoop) {
 TEST_P(ConformanceOnce, LargeTensorsGoInPieces) {
   on_every_rank([&](ProcessGroup world) {
     int64_t n = (9 << 20) / 4 + 5;  // several pieces for each rank, and a remainder
-    auto tensor = values_of(world.rank(), at::kFloat, {n});
+    auto tensor = here(values_of(world.rank(), at::kFloat, {n}));
     world.all_reduce(tensor, ReduceOp::kAvg);
-    EXPECT_TRUE(at::equal(tensor, reduced(values_of_all(world.size(), at::kFloat, {n}), ReduceOp::kAvg)));
+    EXPECT_TRUE(equal(tensor, reduced(values_of_all(world.size(), at::kFloat, {n}), ReduceOp::kAvg)));
     world.broadcast(tensor.fill_(world.rank()), world.size() - 1);
-    EXPECT_TRUE(at::equal(tensor, at::full_like(tensor, world.size() - 1)));
+    EXPECT_TRUE(equal(tensor, at::full_like(tensor, world.size() - 1)));
   });
 }
 
@@ -352,13 +363,13 @@ TEST_P(ConformanceOnce, EveryRankGetsTheSameBitsEveryTime) {
     for (int64_t n : {100, 70001}) {
       at::Tensor first;
       for (int run = 0; run < 100; ++run) {
-        auto tensor = values_of(world.rank(), at::kFloat, {n});
+        auto tensor = here(values_of(world.rank(), at::kFloat, {n}));
         world.all_reduce(tensor, ReduceOp::kAvg);
-        auto everyone = at::zeros({world.size(), n});
+        auto everyone = here(at::zeros({world.size(), n}));
         world.all_gather(everyone, tensor);
-        for (int r = 0; r < world.size(); ++r) EXPECT_TRUE(at::equal(everyone[r], tensor)) << "rank " << r;
+        for (int r = 0; r < world.size(); ++r) EXPECT_TRUE(equal(everyone[r], tensor)) << "rank " << r;
         if (run == 0) first = tensor;
-        EXPECT_TRUE(at::equal(first, tensor)) << "run " << run;
+        EXPECT_TRUE(equal(first, tensor)) << "run " << run;
       }
     }
   });
@@ -368,7 +379,7 @@ TEST_P(ConformanceOnce, MinAndMaxOfANanIsNan) {
   on_every_rank([&](ProcessGroup world) {
     for (auto op : {ReduceOp::kMin, ReduceOp::kMax}) {
       for (int culprit = 0; culprit < world.size(); ++culprit) {
-        auto tensor = at::full({3}, static_cast<float>(world.rank()));
+        auto tensor = here(at::full({3}, static_cast<float>(world.rank())));
         if (world.rank() == culprit) tensor[1] = std::nan("");
         world.all_reduce(tensor, op);
         EXPECT_FALSE(tensor.isnan()[0].item<bool>());
@@ -380,13 +391,13 @@ TEST_P(ConformanceOnce, MinAndMaxOfANanIsNan) {
 
 TEST_P(ConformanceOnce, AHalfSumIsRoundedOnceAndAnAverageDoesNotOverflow) {
   on_every_rank([&](ProcessGroup world) {
-    auto big = at::full({2000}, 60000.0, at::kHalf);
+    auto big = here(at::full({2000}, 60000.0, at::kHalf));
     world.all_reduce(big, ReduceOp::kAvg);
-    EXPECT_TRUE(at::allclose(big.to(at::kFloat), at::full({2000}, 60000.0f), 1e-3));
+    EXPECT_TRUE(at::allclose(big.to(at::kCPU, at::kFloat), at::full({2000}, 60000.0f), 1e-3));
     // 2048 + 1 + 1 + ...: each addend alone is lost to rounding in half precision.
-    auto tensor = at::full({2000}, world.rank() == 0 ? 2048.0 : 1.0, at::kHalf);
+    auto tensor = here(at::full({2000}, world.rank() == 0 ? 2048.0 : 1.0, at::kHalf));
     world.all_reduce(tensor);
-    EXPECT_TRUE(at::equal(tensor, at::full({2000}, 2048.0 + world.size() - 1, at::kFloat).to(at::kHalf)));
+    EXPECT_TRUE(equal(tensor, at::full({2000}, 2048.0 + world.size() - 1, at::kFloat).to(at::kHalf)));
   });
 }
 
@@ -395,17 +406,17 @@ TEST_P(ConformanceOnce, AMessageCanBeAskedWhetherItIsDone) {
   on_every_rank([&](ProcessGroup world) {
     if (world.size() == 1) return;
     if (world.rank() == 0) {
-      auto early = at::zeros({1000});
+      auto early = here(at::zeros({1000}));
       auto receive = world.recv_async(early, 1, 5);
       EXPECT_FALSE(receive.is_done());
-      world.send(at::ones({1}), 1);  // only now may rank 1 begin
+      world.send(here(at::ones({1})), 1);  // only now may rank 1 begin
       while (!receive.is_done()) std::this_thread::yield();
       receive.wait();
-      EXPECT_TRUE(at::equal(early, at::ones({1000})));
+      EXPECT_TRUE(equal(early, at::ones({1000})));
     } else if (world.rank() == 1) {
-      auto go = at::zeros({1});
+      auto go = here(at::zeros({1}));
       world.recv(go, 0);
-      auto sent = world.send_async(at::ones({1000}), 0, 5);
+      auto sent = world.send_async(here(at::ones({1000})), 0, 5);
       while (!sent.is_done()) std::this_thread::yield();
       sent.wait();
     }
@@ -441,7 +452,7 @@ class BeyondTwoGigabytes : public ConformanceOnce {};
 TEST_P(BeyondTwoGigabytes, TensorsArriveWhole) {
   on_every_rank([&](ProcessGroup world) {
     int64_t n = (int64_t{1} << 31) + 4097;
-    auto tensor = at::full({n}, world.rank() + 1, at::kByte);
+    auto tensor = here(at::full({n}, world.rank() + 1, at::kByte));
     tensor[n - 1] = 10 * (world.rank() + 1);
     world.all_reduce(tensor);
     EXPECT_EQ(tensor[n - 1].item<int>(), 30);

@@ -39,13 +39,13 @@ inline std::vector<int> world_sizes(std::vector<int> sizes) {
 
 /// Runs `body` on every rank of a group of `size`: as threads of this process, or, when ranks are processes, as
 /// this one's rank.
-inline void on_every_rank(const std::string& backend, int size,
-                          const std::function<void(lockstep::ProcessGroup)>& body) {
+inline void on_every_rank(const std::string& backend, int size, const std::function<void(lockstep::ProcessGroup)>& body,
+                          c10::Device device = c10::kCPU) {
   if (!ranks_are_processes()) {
     lockstep::run_threads(size, body, {.backend = backend, .timeout = std::chrono::minutes(2)});
     return;
   }
-  static lockstep::ProcessGroup world = lockstep::init_process_group({.backend = backend});
+  static lockstep::ProcessGroup world = lockstep::init_process_group({.backend = backend, .device = device});
   ASSERT_EQ(world.size(), size) << "started with another number of processes than the filter selects";
   world.barrier();
   body(world);

@@ -1,0 +1,74 @@
+// DistributedDataParallel with ranks as processes that share one GPU.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/distributed_data_parallel.h>
+
+#include "parallel/models.h"
+#include "parallel/training.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using Options = DistributedDataParallelOptions;
+
+constexpr int kSteps = 10;
+const torch::Device kGpu(torch::kCUDA, 0);
+
+class Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "this machine has no GPU";
+    at::globalContext().setAllowTF32CuDNN(false);
+  }
+};
+
+/// A step's inputs and targets: of one rank, or of all of them one after the other.
+std::pair<torch::Tensor, torch::Tensor> batch(int step, int first_rank, int ranks) {
+  std::vector<torch::Tensor> inputs, targets;
+  for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+    inputs.push_back(inputs_of(step, rank, {6}, torch::kFloat));
+    targets.push_back(targets_of(step, rank));
+  }
+  return {torch::cat(inputs).to(kGpu), torch::cat(targets).to(kGpu)};
+}
+
+TEST_F(Cuda, TrainsAsOneProcessDoesOnAllOfTheBatch) {
+  for (const auto* optimizer : {"momentum", "adam"}) {
+    for (const auto& options : {Options{}, Options{.static_graph = true}, Options{.buckets = {100, 200}},
+                                Options{.gradient_as_bucket_view = false}}) {
+      on_every_rank(
+          "nccl", 2,
+          [&](ProcessGroup world) {
+            Mlp alone, shared;
+            for (Mlp model : {alone, shared}) {
+              fill_parameters(*model, 1);
+              model->to(kGpu);
+            }
+            DistributedDataParallel ddp(shared, world, options);
+            auto alone_optimizer = make_optimizer(optimizer, alone->parameters());
+            auto shared_optimizer = make_optimizer(optimizer, shared->parameters());
+            for (int step = 0; step < kSteps; ++step) {
+              auto [all_inputs, all_targets] = batch(step, 0, world.size());
+              alone_optimizer->zero_grad();
+              torch::cross_entropy_loss(alone(all_inputs), all_targets).backward();
+              alone_optimizer->step();
+              auto [inputs, targets] = batch(step, world.rank(), 1);
+              shared_optimizer->zero_grad();
+              torch::cross_entropy_loss(ddp(inputs), targets).backward();
+              shared_optimizer->step();
+            }
+            auto expected = alone->parameters();
+            auto parameters = shared->parameters();
+            for (size_t i = 0; i < expected.size(); ++i)
+              EXPECT_LE(relative_difference(parameters[i], expected[i]), 1e-5) << optimizer << ", parameter " << i;
+          },
+          kGpu);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
