@@ -1,6 +1,8 @@
 #pragma once
 
-#include <ATen/Context.h>
+#include <vector>
+
+#include <ATen/ATen.h>
 #include <torch/version.h>
 
 // Everything that differs between the versions of LibTorch we build with stands here, so that no other file asks.
@@ -14,5 +16,18 @@ inline void prefer_fast_convolutions() {
   at::globalContext().setUserEnabledMkldnn(false);
 #endif
 }
+
+namespace detail {
+
+/// Copies each tensor into the one of the same place, on a GPU in few steps.
+inline void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 2)
+  at::_foreach_copy_(to, from, /*non_blocking=*/true);
+#else
+  for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i], /*non_blocking=*/true);
+#endif
+}
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -63,7 +63,7 @@ c10::Device choose(const ProcessGroupOptions& options, const BackendNames& backe
 }  // namespace
 
 c10::Device choose_device(const ProcessGroupOptions& options, const BackendNames& backends) {
-  const auto device = options.device.value_or(choose(options, backends));
+  const auto device = options.device ? *options.device : choose(options, backends);
   if (!device.is_cpu() && !device.is_cuda())
     throw UsageError(text("init_process_group: device is ", device, "; backends move cpu and cuda tensors"));
   if ((device.is_cpu() ? backends.cpu : backends.cuda).empty())

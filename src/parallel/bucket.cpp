@@ -5,6 +5,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <lockstep/torch_version.h>
+
+#include "parallel/gradient_memory.h"
+
 namespace lockstep {
 namespace {
 
@@ -42,11 +46,36 @@ void Bucket::reset() {
   missing_ = contents_.gradients.size();
 }
 
-void Bucket::fill() {
+void Bucket::put(size_t slot, const at::Tensor& gradient, double factor) {
+  auto place = contents_.gradients[slot];
+  if (!gradient.defined()) {
+    place.zero_();
+  } else if (place.is_cuda() && !same_memory(gradient, place)) {
+    factor_ = factor;
+    places_.push_back(place);
+    values_.push_back(gradient);
+  } else if (factor != 1) {
+    at::mul_out(place, gradient, at::scalar_tensor(factor, at::kDouble));
+  } else if (!same_memory(gradient, place)) {
+    write(place, gradient);
+  }
   if (--missing_ == 0) times_.full = Clock::now();
 }
 
+void Bucket::put_extra(const at::Tensor& values) {
+  extra_.copy_(values);
+}
+
+void Bucket::settle() {
+  if (places_.empty()) return;
+  detail::copy_together(places_, values_);
+  if (factor_ != 1) at::_foreach_mul_(places_, factor_);
+  places_.clear();
+  values_.clear();
+}
+
 void Bucket::start(const CommHook& hook) {
+  settle();
   times_.started = Clock::now();
   if (hook) {
     finish_hook_ = hook(contents_, group_);
@@ -65,6 +94,7 @@ void Bucket::finish() {
 }
 
 void Bucket::reduce() {
+  settle();
   times_.started = Clock::now();
   group_.all_reduce(memory_, ReduceOp::kAvg);
   times_.reduced = Clock::now();

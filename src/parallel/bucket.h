@@ -37,8 +37,13 @@ class Bucket {
 
   /// All gradients are missing again.
   void reset();
-  /// One more gradient is in place.
-  void fill();
+  /// One more gradient is there: times `factor`, or zero when it is undefined. On a GPU it is copied with the others
+  /// when the bucket leaves, and kept until then.
+  void put(size_t slot, const at::Tensor& gradient, double factor);
+  /// The same for the elements after the gradients.
+  void put_extra(const at::Tensor& values);
+  /// What was put is in the bucket's memory.
+  void settle();
   bool is_full() const { return missing_ == 0; }
 
   /// Averages the bucket, or does what the hook does if there is one. Collective.
@@ -57,8 +62,10 @@ class Bucket {
   at::Tensor extra_;
   GradientBucket contents_;
   size_t missing_ = 0;
-  std::optional<Work> average_;    // of a reduction under way
-  FinishReduction finish_hook_{};  // of a reduction under way
+  std::vector<at::Tensor> places_, values_;  // to be copied together, on a GPU
+  double factor_ = 1;                        // on those values that are gradients
+  std::optional<Work> average_;              // of a reduction under way
+  FinishReduction finish_hook_{};            // of a reduction under way
   Times times_{};
 };
 

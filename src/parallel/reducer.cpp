@@ -1,7 +1,6 @@
 #include "parallel/reducer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -13,39 +12,18 @@
 
 #include "base/text.h"
 #include "comm/strings.h"
+#include "parallel/gradient_memory.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kReference = 0;             // the rank by whose gradients the buckets are planned
-constexpr size_t kSmallBytes = 64 << 10;  // below, LibTorch's copy takes longer to call than to do
+constexpr int kReference = 0;  // the rank by whose gradients the buckets are planned
 
 std::vector<GradientSpec> specs_of(const std::vector<NamedParameter>& parameters) {
   std::vector<GradientSpec> specs;
   for (const auto& [name, tensor] : parameters)
     specs.push_back({tensor.numel(), tensor.scalar_type(), tensor.device()});
   return specs;
-}
-
-bool same_layout(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.strides() == b.strides();
-}
-
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.data_ptr() == b.data_ptr() && same_layout(a, b);
-}
-
-void write(const at::Tensor& to, const at::Tensor& from) {
-  if (to.nbytes() <= kSmallBytes && to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type() &&
-      same_layout(to, from) && to.is_non_overlapping_and_dense())
-    std::memcpy(to.data_ptr(), from.data_ptr(), to.nbytes());
-  else
-    to.copy_(from);
-}
-
-/// Whether its elements can be read and written without LibTorch.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat;
 }
 
 }  // namespace
@@ -73,7 +51,9 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       weight_(weight),
       recorder_(recorder),
       plan_(plan_buckets(specs_of(parameters_), options.limits)),
-      states_(parameters_.size()) {
+      states_(parameters_.size()),
+      used_(parameters_.size()),
+      marks_(parameters_.size()) {
   make_buckets();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i].tensor));
@@ -85,10 +65,8 @@ Reducer::~Reducer() {
   for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
 }
 
-// The last bucket also carries, for each parameter, whether it is used and whether it is unused, and whether a gradient
-// is not finite: averaged over the ranks, a mark above zero means "on some rank", in any floating-point type.
+// The last bucket also carries the marks.
 void Reducer::make_buckets() {
-  const auto marks = 2 * static_cast<int64_t>(parameters_.size()) + 1;
   buckets_.clear();
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
     std::vector<at::Tensor> members;
@@ -97,7 +75,7 @@ void Reducer::make_buckets() {
       states_[parameter].slot = members.size();
       members.push_back(parameters_[parameter].tensor);
     }
-    buckets_.emplace_back(group_, b, members, b + 1 == plan_.buckets.size() ? marks : 0);
+    buckets_.emplace_back(group_, b, members, b + 1 == plan_.buckets.size() ? marks_.elements() : 0);
   }
 }
 
@@ -170,7 +148,7 @@ const at::Tensor& Reducer::view_of(size_t parameter) const {
 
 void Reducer::on_gradient(size_t parameter) {
   std::lock_guard lock(mutex_);
-  states_[parameter].used = true;
+  used_[parameter] = 1;
   if (!enabled_) {
     has_unsynchronised_ = true;
     return;
@@ -254,22 +232,17 @@ void Reducer::put_in_bucket(size_t parameter) {
   c10::NoGradGuard no_grad;
   const auto& [name, tensor] = parameters_[parameter];
   const auto& gradient = tensor.grad();
-  const auto& view = view_of(parameter);
-  if (!gradient.defined()) {
-    view.zero_();
-  } else if (gradient.layout() != c10::kStrided) {
+  if (gradient.defined() && gradient.layout() != c10::kStrided)
     throw UsageError(text("rank ", group_.rank(), ": the gradient of parameter '", name, "' is ", gradient.layout(),
                           "; only dense gradients can be averaged (for Embedding, set sparse to false)"));
-  } else if (factor_ != 1) {
-    at::Tensor out = view;
-    at::mul_out(out, gradient, at::scalar_tensor(factor_, at::kDouble));
-  } else if (!same_memory(gradient, view)) {
-    write(view, gradient);
+  auto& bucket = buckets_[states_[parameter].bucket];
+  bucket.put(states_[parameter].slot, gradient, factor_);
+  if (options_.check_finite && not_finite_.empty()) {
+    bucket.settle();
+    if (!at::isfinite(view_of(parameter)).all().item<bool>()) not_finite_ = name;
   }
-  if (options_.check_finite && not_finite_.empty() && !at::isfinite(view).all().item<bool>()) not_finite_ = name;
   states_[parameter].is_in = true;
   ++in_;
-  buckets_[states_[parameter].bucket].fill();
 }
 
 // What got no gradient goes in as it stands, so that the bucket can leave and no rank waits for this one. Where its old
@@ -296,7 +269,7 @@ void Reducer::finish() {
     if (state.is_in) continue;
     state.gradients > 0 ? put_in_bucket(i) : put_in_as_it_stands(i);
   }
-  mark_use();
+  if (needs_marks()) marks_.write(buckets_.back(), used_, not_finite_.empty());
   const auto computed = StepTimes::Clock::now();
   reduce_the_rest();
   in_backward_ = false;
@@ -307,11 +280,11 @@ void Reducer::finish() {
   has_unsynchronised_ = false;
 
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
-  for (auto& state : states_) state.used = false;
+  std::fill(used_.begin(), used_.end(), 0);
   if (!unused.empty()) throw UsageError(unused);
   record_step(computed);
   plan_anew();
-  if (is_not_finite_somewhere_) throw_not_finite();
+  if (marks_.is_not_finite_somewhere()) throw_not_finite();
 }
 
 void Reducer::reduce_the_rest() {
@@ -336,31 +309,11 @@ void Reducer::record_step(StepTimes::Clock::time_point computed) {
   recorder_.add(std::move(step));
 }
 
-void Reducer::mark_use() {
-  if (!needs_marks()) return;
-  const auto& extra = buckets_.back().extra();
-  const size_t count = states_.size();
-  const auto marks = is_plain(extra) ? extra : at::empty(extra.sizes(), at::kFloat);
-  float* mark = marks.data_ptr<float>();
-  for (size_t i = 0; i < count; ++i) {
-    mark[i] = states_[i].used ? 1 : 0;
-    mark[count + i] = states_[i].used ? 0 : 1;
-  }
-  mark[2 * count] = not_finite_.empty() ? 0 : 1;
-  if (!is_plain(extra)) extra.copy_(marks);
-}
-
+// Where this rank used every parameter, it need not know at once whether the others did.
 void Reducer::learn_use() {
   if (!needs_marks()) return;
-  const auto& extra = buckets_.back().extra();
-  const size_t count = states_.size();
-  const auto marks = is_plain(extra) ? extra : extra.to(at::kCPU, at::kFloat);
-  const float* mark = marks.data_ptr<float>();
-  for (size_t i = 0; i < count; ++i) {
-    states_[i].used_somewhere = mark[i] > 0;
-    states_[i].unused_somewhere = mark[count + i] > 0;
-  }
-  is_not_finite_somewhere_ = mark[2 * count] > 0;
+  const bool has_unused = std::find(used_.begin(), used_.end(), 0) != used_.end();
+  marks_.learn(buckets_.back(), has_unused || options_.check_finite);
 }
 
 void Reducer::adopt(size_t parameter) {
@@ -368,7 +321,7 @@ void Reducer::adopt(size_t parameter) {
   auto& gradient = parameters_[parameter].tensor.mutable_grad();
   const auto& view = view_of(parameter);
   const auto kept = std::exchange(state.kept, at::Tensor());
-  if (!state.used_somewhere) {
+  if (!marks_.used_somewhere(parameter)) {
     if (kept.defined()) gradient.copy_(kept);
   } else if (!options_.gradient_as_bucket_view) {
     if (gradient.defined())
@@ -425,12 +378,12 @@ void Reducer::shadow() {
   ++reductions_;
   has_unsynchronised_ = false;
   not_finite_.clear();
-  for (auto& state : states_) state.used = true;  // whatever is unused, is so elsewhere
+  std::fill(used_.begin(), used_.end(), 1);  // whatever is unused, is so elsewhere
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
-  for (auto& state : states_) state.used = false;
+  std::fill(used_.begin(), used_.end(), 0);
   if (!unused.empty()) throw UsageError(unused);
   plan_anew();
-  if (is_not_finite_somewhere_) throw_not_finite();
+  if (marks_.is_not_finite_somewhere()) throw_not_finite();
 }
 
 /// Empty when every parameter was used on every rank.
@@ -438,8 +391,7 @@ std::string Reducer::describe_unused() const {
   std::vector<std::string> here;
   std::vector<std::string> elsewhere;
   for (size_t i = 0; i < parameters_.size(); ++i)
-    if (states_[i].unused_somewhere)
-      (states_[i].used ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
+    if (marks_.unused_somewhere(i)) (used_[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
   if (here.empty() && elsewhere.empty()) return {};
   auto sentence = [](const std::vector<std::string>& names, const char* where) {
     return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");

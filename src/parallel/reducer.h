@@ -16,6 +16,7 @@
 #include "parallel/batch_weight.h"
 #include "parallel/bucket.h"
 #include "parallel/step_recorder.h"
+#include "parallel/use_marks.h"
 
 namespace lockstep {
 
@@ -77,13 +78,10 @@ class Reducer {
   struct State {
     size_t bucket = 0;
     size_t slot = 0;
-    bool is_in = false;             // in this backward
-    bool used = false;              // since the last reduction, under no_sync included
-    int gradients = 0;              // in this backward: several where segments of it are recomputed
-    int expected = 0;               // of them, with a static graph
-    bool used_somewhere = true;     // in the last reduction, on some rank
-    bool unused_somewhere = false;  // in the last reduction, on some rank
-    at::Tensor kept{};              // the old gradient, where the reduction writes over it
+    bool is_in = false;  // in this backward
+    int gradients = 0;   // in this backward: several where segments of it are recomputed
+    int expected = 0;    // of them, with a static graph
+    at::Tensor kept{};   // the old gradient, where the reduction writes over it
   };
   class Hook;
 
@@ -107,7 +105,6 @@ class Reducer {
   void finish_all();
   void finish();
   void record_step(StepTimes::Clock::time_point computed);
-  void mark_use();
   void learn_use();
   void adopt(size_t parameter);
   void plan_anew();
@@ -127,13 +124,14 @@ class Reducer {
   BucketPlan plan_;
   std::vector<Bucket> buckets_;
   std::vector<State> states_;  // of the parameters
+  std::vector<char> used_;     // which parameters are, since the last reduction, under no_sync included
+  UseMarks marks_;
   CommHook hook_;
   bool enabled_ = true;
   bool has_unsynchronised_ = false;
   int64_t reductions_ = 0;
   bool has_recorded_ = false;  // with a static graph: a backward of this rank
   bool is_planned_anew_ = false;
-  bool is_not_finite_somewhere_ = false;  // in the last reduction
   // Of the backward that runs:
   bool in_backward_ = false;
   double factor_ = 1;  // on this rank's gradients

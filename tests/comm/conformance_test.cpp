@@ -26,7 +26,7 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << c.backend << ", " << c.size << " ranks, " << at::toString(c.dtype);
 }
 
-bool equal(const at::Tensor& a, const at::Tensor& b) {
+bool same_values(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(a.cpu(), b.cpu());
 }
 
@@ -62,7 +62,7 @@ TEST_P(Conformance, AllReduceGivesEveryRankTheReductionInTheOrderOfRanks) {
       for (int64_t n : {1, 5, 1000, 20011}) {
         auto tensor = mine(world.rank(), {n}, ++key);
         world.all_reduce(tensor, op);
-        EXPECT_TRUE(equal(tensor, reduced(all({n}, key), op))) << n << " elements, operation " << static_cast<int>(op);
+        EXPECT_TRUE(same_values(tensor, reduced(all({n}, key), op))) << n << " elements, operation " << static_cast<int>(op);
       }
     }
   });
@@ -76,7 +76,7 @@ TEST_P(Conformance, ReduceGivesTheResultToOneRankAndLeavesTheOthersAlone) {
         auto tensor = mine(world.rank(), {n}, key);
         world.reduce(tensor, root);
         auto expected = world.rank() == root ? reduced(all({n}, key), ReduceOp::kSum) : mine(world.rank(), {n}, key);
-        EXPECT_TRUE(equal(tensor, expected)) << "root " << root << ", " << n << " elements";
+        EXPECT_TRUE(same_values(tensor, expected)) << "root " << root << ", " << n << " elements";
       }
     }
   });
@@ -88,7 +88,7 @@ TEST_P(Conformance, BroadcastCopiesTheSourceEverywhere) {
       for (int64_t n : {1, 30011}) {
         auto tensor = mine(world.rank(), {n}, 7);
         world.broadcast(tensor, root);
-        EXPECT_TRUE(equal(tensor, mine(root, {n}, 7))) << "root " << root << ", " << n << " elements";
+        EXPECT_TRUE(same_values(tensor, mine(root, {n}, 7))) << "root " << root << ", " << n << " elements";
       }
     }
   });
@@ -98,12 +98,12 @@ TEST_P(Conformance, AllGatherLaysTheInputsOneAfterTheOther) {
   on_every_rank([&](ProcessGroup world) {
     auto output = blank({size(), 11, 3});
     world.all_gather(output, mine(world.rank(), {11, 3}));
-    EXPECT_TRUE(equal(output, at::stack(all({11, 3}))));
+    EXPECT_TRUE(same_values(output, at::stack(all({11, 3}))));
 
     auto in_place = blank({size(), 50});
     in_place[world.rank()].copy_(mine(world.rank(), {50}, 1));
     world.all_gather(in_place, in_place[world.rank()]);
-    EXPECT_TRUE(equal(in_place, at::stack(all({50}, 1))));
+    EXPECT_TRUE(same_values(in_place, at::stack(all({50}, 1))));
   });
 }
 
@@ -117,16 +117,16 @@ TEST_P(Conformance, PartsOfDifferentSizesArrive) {
       outputs.push_back(blank({r * 3}));
     }
     world.all_gather(outputs, expected[me]);
-    for (int r = 0; r < size(); ++r) EXPECT_TRUE(equal(outputs[r], expected[r])) << "all_gather, rank " << r;
+    for (int r = 0; r < size(); ++r) EXPECT_TRUE(same_values(outputs[r], expected[r])) << "all_gather, rank " << r;
 
     for (int root = 0; root < size(); ++root) {
       for (auto& output : outputs) output.zero_();
       world.gather(me == root ? outputs : std::vector<at::Tensor>{}, expected[me], root);
-      for (int r = 0; me == root && r < size(); ++r) EXPECT_TRUE(equal(outputs[r], expected[r])) << "gather " << r;
+      for (int r = 0; me == root && r < size(); ++r) EXPECT_TRUE(same_values(outputs[r], expected[r])) << "gather " << r;
 
       auto part = blank({me * 3});
       world.scatter(part, me == root ? expected : std::vector<at::Tensor>{}, root);
-      EXPECT_TRUE(equal(part, expected[me])) << "scatter from " << root;
+      EXPECT_TRUE(same_values(part, expected[me])) << "scatter from " << root;
     }
 
     std::vector<at::Tensor> to_each, from_each;
@@ -136,7 +136,7 @@ TEST_P(Conformance, PartsOfDifferentSizesArrive) {
     }
     world.all_to_all(from_each, to_each);
     for (int r = 0; r < size(); ++r)
-      EXPECT_TRUE(equal(from_each[r], mine(r * 100 + me, {r + 2 * me}))) << "all_to_all from " << r;
+      EXPECT_TRUE(same_values(from_each[r], mine(r * 100 + me, {r + 2 * me}))) << "all_to_all from " << r;
   });
 }
 
@@ -147,11 +147,11 @@ TEST_P(Conformance, ReduceScatterGivesEachRankItsPartOfTheReduction) {
       auto expected = reduced(all({size(), n}, n), ReduceOp::kSum)[world.rank()];
       auto output = blank({n});
       world.reduce_scatter(output, input);
-      EXPECT_TRUE(equal(output, expected)) << n << " elements";
-      EXPECT_TRUE(equal(input, mine(world.rank(), {size(), n}, n))) << "the input changed";
+      EXPECT_TRUE(same_values(output, expected)) << n << " elements";
+      EXPECT_TRUE(same_values(input, mine(world.rank(), {size(), n}, n))) << "the input changed";
 
       world.reduce_scatter(input[world.rank()], input);
-      EXPECT_TRUE(equal(input[world.rank()], expected)) << n << " elements, in place";
+      EXPECT_TRUE(same_values(input[world.rank()], expected)) << n << " elements, in place";
     }
   });
 }
@@ -169,7 +169,7 @@ TEST_P(Conformance, MessagesArriveByTagAndInOrder) {
     for (uint32_t tag : {2, 0, 1}) {
       received.push_back(at::zeros_like(sent(previous, tag)));
       world.recv(received.back(), previous, tag);
-      EXPECT_TRUE(equal(received.back(), sent(previous, tag))) << "tag " << tag;
+      EXPECT_TRUE(same_values(received.back(), sent(previous, tag))) << "tag " << tag;
     }
     for (auto& one : work) one.wait();
 
@@ -180,8 +180,8 @@ TEST_P(Conformance, MessagesArriveByTagAndInOrder) {
     world.send(mine(world.rank(), {10}, 9), next);
     receive_second.wait();
     receive_first.wait();
-    EXPECT_TRUE(equal(first, mine(previous, {10}, 8)));
-    EXPECT_TRUE(equal(second, mine(previous, {10}, 9)));
+    EXPECT_TRUE(same_values(first, mine(previous, {10}, 8)));
+    EXPECT_TRUE(same_values(second, mine(previous, {10}, 9)));
   });
 }
 
@@ -192,7 +192,7 @@ TEST_P(Conformance, AnyLayoutWorks) {
       auto base = mine(world.rank(), {6, 8});
       auto part = view(base);
       world.all_reduce(part);
-      EXPECT_TRUE(equal(view(base), view(whole))) << what;
+      EXPECT_TRUE(same_values(view(base), view(whole))) << what;
     };
     check("transposed", [](at::Tensor t) { return t.t(); });
     check("every second column", [](at::Tensor t) { return t.slice(1, 0, 8, 2); });
@@ -204,7 +204,7 @@ TEST_P(Conformance, AnyLayoutWorks) {
     world.all_gather(columns, mine(world.rank(), {8, 2}, 1).t());
     std::vector<at::Tensor> expected;
     for (const auto& tensor : all({8, 2}, 1)) expected.push_back(tensor.t());
-    EXPECT_TRUE(equal(columns, at::cat(expected)));
+    EXPECT_TRUE(same_values(columns, at::cat(expected)));
 
     if (size() > 1) {
       int next = (world.rank() + 1) % size(), previous = (world.rank() + size() - 1) % size();
@@ -212,7 +212,7 @@ TEST_P(Conformance, AnyLayoutWorks) {
       auto received = world.recv_async(target, previous);
       world.send(mine(world.rank(), {5, 4}, 2).t(), next);
       received.wait();
-      EXPECT_TRUE(equal(target, mine(previous, {5, 4}, 2).t()));
+      EXPECT_TRUE(same_values(target, mine(previous, {5, 4}, 2).t()));
     }
   });
 }
@@ -229,7 +229,7 @@ TEST_P(Conformance, AsynchronousCallsRunInOrderAndSynchronousOnesWaitTheirTurn) 
       one.synchronize();
       EXPECT_TRUE(one.is_done());
     }
-    EXPECT_TRUE(equal(tensor, mine(0, {4000})));  // the maximum of equal tensors, and the minimum of those
+    EXPECT_TRUE(same_values(tensor, mine(0, {4000})));  // the maximum of equal tensors, and the minimum of those
   });
 }
 
@@ -244,25 +244,25 @@ TEST_P(Conformance, AllocatedMemoryIsLikeAnyOther) {
         auto what = "from rank " + std::to_string(allocating) + " on, " + std::to_string(n) + " elements";
         auto tensor = make({n}).copy_(mine(world.rank(), {n}));
         world.all_reduce(tensor);
-        EXPECT_TRUE(equal(tensor, reduced(all({n}), ReduceOp::kSum))) << what;
+        EXPECT_TRUE(same_values(tensor, reduced(all({n}), ReduceOp::kSum))) << what;
 
         tensor.copy_(mine(world.rank(), {n}));
         world.reduce(tensor, size() - 1);
         auto expected = world.rank() == size() - 1 ? reduced(all({n}), ReduceOp::kSum) : mine(world.rank(), {n});
-        EXPECT_TRUE(equal(tensor, expected)) << what;
+        EXPECT_TRUE(same_values(tensor, expected)) << what;
 
         tensor.copy_(mine(world.rank(), {n}));
         world.broadcast(tensor, size() - 1);
-        EXPECT_TRUE(equal(tensor, mine(size() - 1, {n}))) << what;
+        EXPECT_TRUE(same_values(tensor, mine(size() - 1, {n}))) << what;
 
         auto whole = make({size(), n}).zero_();
         whole[world.rank()].copy_(mine(world.rank(), {n}));
         world.all_gather(whole, whole[world.rank()]);
-        EXPECT_TRUE(equal(whole, at::stack(all({n})))) << what;
+        EXPECT_TRUE(same_values(whole, at::stack(all({n})))) << what;
 
         whole.copy_(mine(world.rank(), {size(), n}, 3));
         world.reduce_scatter(whole[world.rank()], whole);
-        EXPECT_TRUE(equal(whole[world.rank()], reduced(all({size(), n}, 3), ReduceOp::kSum)[world.rank()])) << what;
+        EXPECT_TRUE(same_values(whole[world.rank()], reduced(all({size(), n}, 3), ReduceOp::kSum)[world.rank()])) << what;
       }
     }
   });
@@ -318,28 +318,28 @@ TEST_P(ConformanceOnce, RandomCallsOnRandomShapesAgreeWithAPlainLoop) {
       switch (below(5)) {
         case 0:
           world.all_reduce(tensor, op);
-          EXPECT_TRUE(equal(tensor, reduced(everyone, op))) << "call " << call;
+          EXPECT_TRUE(same_values(tensor, reduced(everyone, op))) << "call " << call;
           break;
         case 1:
           world.broadcast(tensor, root);
-          EXPECT_TRUE(equal(tensor, everyone[root])) << "call " << call;
+          EXPECT_TRUE(same_values(tensor, everyone[root])) << "call " << call;
           break;
         case 2: {
           auto output = here(at::zeros(stacked, dtype));
           world.all_gather(output, tensor);
-          EXPECT_TRUE(equal(output, at::stack(everyone))) << "call " << call;
+          EXPECT_TRUE(same_values(output, at::stack(everyone))) << "call " << call;
           break;
         }
         case 3: {
           auto output = here(at::zeros(sizes, dtype));
           world.reduce_scatter(output, here(values_of(world.rank(), dtype, stacked, key)), op);
           auto expected = reduced(values_of_all(world.size(), dtype, stacked, key), op)[world.rank()];
-          EXPECT_TRUE(equal(output, expected)) << "call " << call;
+          EXPECT_TRUE(same_values(output, expected)) << "call " << call;
           break;
         }
         case 4:
           world.reduce(tensor, root, op);
-          EXPECT_TRUE(equal(tensor, world.rank() == root ? reduced(everyone, op) : everyone[world.rank()]))
+          EXPECT_TRUE(same_values(tensor, world.rank() == root ? reduced(everyone, op) : everyone[world.rank()]))
               << "call " << call;
           break;
       }
@@ -352,9 +352,9 @@ TEST_P(ConformanceOnce, LargeTensorsGoInPieces) {
     int64_t n = (9 << 20) / 4 + 5;  // several pieces for each rank, and a remainder
     auto tensor = here(values_of(world.rank(), at::kFloat, {n}));
     world.all_reduce(tensor, ReduceOp::kAvg);
-    EXPECT_TRUE(equal(tensor, reduced(values_of_all(world.size(), at::kFloat, {n}), ReduceOp::kAvg)));
+    EXPECT_TRUE(same_values(tensor, reduced(values_of_all(world.size(), at::kFloat, {n}), ReduceOp::kAvg)));
     world.broadcast(tensor.fill_(world.rank()), world.size() - 1);
-    EXPECT_TRUE(equal(tensor, at::full_like(tensor, world.size() - 1)));
+    EXPECT_TRUE(same_values(tensor, at::full_like(tensor, world.size() - 1)));
   });
 }
 
@@ -367,9 +367,9 @@ TEST_P(ConformanceOnce, EveryRankGetsTheSameBitsEveryTime) {
         world.all_reduce(tensor, ReduceOp::kAvg);
         auto everyone = here(at::zeros({world.size(), n}));
         world.all_gather(everyone, tensor);
-        for (int r = 0; r < world.size(); ++r) EXPECT_TRUE(equal(everyone[r], tensor)) << "rank " << r;
+        for (int r = 0; r < world.size(); ++r) EXPECT_TRUE(same_values(everyone[r], tensor)) << "rank " << r;
         if (run == 0) first = tensor;
-        EXPECT_TRUE(equal(first, tensor)) << "run " << run;
+        EXPECT_TRUE(same_values(first, tensor)) << "run " << run;
       }
     }
   });
@@ -397,7 +397,7 @@ TEST_P(ConformanceOnce, AHalfSumIsRoundedOnceAndAnAverageDoesNotOverflow) {
     // 2048 + 1 + 1 + ...: each addend alone is lost to rounding in half precision.
     auto tensor = here(at::full({2000}, world.rank() == 0 ? 2048.0 : 1.0, at::kHalf));
     world.all_reduce(tensor);
-    EXPECT_TRUE(equal(tensor, at::full({2000}, 2048.0 + world.size() - 1, at::kFloat).to(at::kHalf)));
+    EXPECT_TRUE(same_values(tensor, at::full({2000}, 2048.0 + world.size() - 1, at::kFloat).to(at::kHalf)));
   });
 }
 
@@ -412,7 +412,7 @@ TEST_P(ConformanceOnce, AMessageCanBeAskedWhetherItIsDone) {
       world.send(here(at::ones({1})), 1);  // only now may rank 1 begin
       while (!receive.is_done()) std::this_thread::yield();
       receive.wait();
-      EXPECT_TRUE(equal(early, at::ones({1000})));
+      EXPECT_TRUE(same_values(early, at::ones({1000})));
     } else if (world.rank() == 1) {
       auto go = here(at::zeros({1}));
       world.recv(go, 0);

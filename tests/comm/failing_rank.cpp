@@ -44,6 +44,11 @@ int number(const char* variable, int otherwise) {
 ProcessGroupOptions options() {
   ProcessGroupOptions result;
   if (const char* backend = std::getenv("TEST_BACKEND")) result.backend = backend;
+  if (result.backend == "nccl") {  // ranks that share a GPU, for which NCCL must believe that each has its own host
+    result.device = at::Device(at::kCUDA, 0);
+    ::setenv("NCCL_HOSTID", std::getenv("RANK"), 1);
+    ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  }
   result.timeout = milliseconds(number("TEST_TIMEOUT_MS", 60000));
   result.heartbeat_limit = milliseconds(number("TEST_HEARTBEAT_MS", 5000));
   return result;
@@ -56,10 +61,11 @@ ProcessGroup join() {
 }
 
 void reduce_for_ever(const ProcessGroup& world, int64_t elements) {
-  auto tensor = at::ones({elements});
+  auto tensor = at::ones({elements}, world.device());
   auto begin = std::chrono::steady_clock::now();
   for (bool is_known = false;;) {
     world.all_reduce(tensor, lockstep::ReduceOp::kAvg);
+    if (tensor.is_cuda()) world.synchronize();
     // By then the others have heard what this rank does.
     if (is_known || std::chrono::steady_clock::now() - begin < milliseconds(700)) continue;
     print("running");
@@ -186,7 +192,7 @@ void messages() {
   auto world = join();
   world.barrier();
   print("running");
-  auto tensor = at::ones({4});
+  auto tensor = at::ones({4}, world.device());
   int peer = (world.rank() + 1) % world.size();
   world.recv(tensor, peer);  // nobody sends
 }
@@ -201,12 +207,16 @@ void training() {
     torch::Tensor forward(torch::Tensor input) { return net->forward(input); }
     torch::nn::Sequential net;
   };
-  lockstep::DistributedDataParallel ddp(std::make_shared<Model>(net), world);
+  auto model = std::make_shared<Model>(net);
+  model->to(world.device());
+  lockstep::DistributedDataParallel ddp(model, world);
   torch::optim::SGD optimizer(ddp.parameters(), 0.01);
   for (int step = 0;; ++step) {
     if (step == 3) print("running");
     optimizer.zero_grad();
-    torch::nn::functional::cross_entropy(ddp(torch::randn({64, 256})), torch::randint(10, {64})).backward();
+    auto inputs = torch::randn({64, 256}, world.device());
+    auto targets = torch::randint(10, {64}, at::TensorOptions(at::kLong).device(world.device()));
+    torch::nn::functional::cross_entropy(ddp(inputs), targets).backward();
     optimizer.step();
   }
 }
@@ -344,7 +354,8 @@ void straggler() {
   world.barrier();
   print("running");
   if (world.rank() == 1) wait_for_word();
-  world.all_reduce(at::ones({16}), lockstep::ReduceOp::kSum, {.timeout = milliseconds(1500)});
+  world.all_reduce(at::ones({16}, world.device()), lockstep::ReduceOp::kSum, {.timeout = milliseconds(1500)});
+  world.synchronize();
 }
 
 void other_shapes() {

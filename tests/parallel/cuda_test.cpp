@@ -1,5 +1,11 @@
 // DistributedDataParallel with ranks as processes that share one GPU.
 
+#include <optional>
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -68,6 +74,73 @@ TEST_F(Cuda, TrainsAsOneProcessDoesOnAllOfTheBatch) {
           kGpu);
     }
   }
+}
+
+/// While it lives, LibTorch refuses whatever makes the host wait for the GPU.
+struct NoWaiting {
+  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
+  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
+};
+
+TEST_F(Cuda, AStepDoesNotMakeTheHostWait) {
+  on_every_rank(
+      "nccl", 2,
+      [&](ProcessGroup world) {
+        Mlp model;
+        model->to(kGpu);
+        DistributedDataParallel ddp(model, world, {.buckets = {100, 200}});
+        auto optimizer = make_optimizer("momentum", model->parameters());
+        auto [inputs, targets] = batch(0, world.rank(), 1);
+        for (int step = 0; step < 6; ++step) {
+          std::optional<NoWaiting> no_waiting;
+          if (step >= 2) no_waiting.emplace();  // the first plans the buckets anew
+          optimizer->zero_grad();
+          torch::cross_entropy_loss(ddp(inputs), targets).backward();
+          optimizer->step();
+        }
+        EXPECT_EQ(ddp.logging_data().steps, 6);
+      },
+      kGpu);
+}
+
+TEST_F(Cuda, AStepCanBeCapturedInAGraph) {
+  on_every_rank(
+      "nccl", 2,
+      [&](ProcessGroup world) {
+        Mlp captured, eager;
+        for (Mlp model : {captured, eager}) {
+          fill_parameters(*model, 1);
+          model->to(kGpu);
+        }
+        DistributedDataParallel eager_ddp(eager, world);
+        auto captured_optimizer = make_optimizer("momentum", captured->parameters());
+        auto eager_optimizer = make_optimizer("momentum", eager->parameters());
+        auto [inputs, targets] = batch(0, world.rank(), 1);
+        auto step = [&](auto& ddp, auto& optimizer) {
+          optimizer->zero_grad();
+          torch::cross_entropy_loss(ddp(inputs), targets).backward();
+          optimizer->step();
+        };
+        constexpr int kWarmUp = 4, kReplays = 5;
+        for (int i = 0; i < kWarmUp + kReplays; ++i) step(eager_ddp, eager_optimizer);
+
+        // Autograd accumulates on the stream that a model is wrapped on, so it must be one that can be captured.
+        torch::cuda::synchronize();
+        c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+        DistributedDataParallel captured_ddp(captured, world);
+        for (int i = 0; i < kWarmUp; ++i) step(captured_ddp, captured_optimizer);
+        torch::cuda::synchronize();
+        at::cuda::CUDAGraph graph;
+        graph.capture_begin();
+        step(captured_ddp, captured_optimizer);
+        graph.capture_end();
+        for (int i = 0; i < kReplays; ++i) graph.replay();
+        torch::cuda::synchronize();
+        auto expected = eager->parameters(), parameters = captured->parameters();
+        for (size_t i = 0; i < expected.size(); ++i)
+          EXPECT_LE(relative_difference(parameters[i], expected[i]), 1e-6) << "parameter " << i;
+      },
+      kGpu);
 }
 
 }  // namespace

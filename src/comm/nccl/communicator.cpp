@@ -50,7 +50,8 @@ bool Communicator::is_ready() {
     if (!store_->check({key_})) return false;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    auto result = ncclCommInitRankConfig(&raw_, size_, to_id(store_->get(key_, std::chrono::seconds(10))), rank_, &config);
+    auto result =
+        ncclCommInitRankConfig(&raw_, size_, to_id(store_->get(key_, std::chrono::seconds(10))), rank_, &config);
     if (result != ncclSuccess && result != ncclInProgress) fail(result, "making a communicator", nullptr);
   }
   ncclResult_t state = ncclSuccess;

@@ -5,7 +5,6 @@
 #include <map>
 #include <mutex>
 #include <thread>
-#include <tuple>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -19,9 +18,9 @@
 #include "comm/nccl/communicator.h"
 #include "comm/nccl/fold.h"
 #include "comm/nccl/gpu.h"
+#include "comm/nccl/mail.h"
 #include "comm/nccl/nccl.h"
 #include "comm/nccl/queued_on_stream.h"
-#include "comm/nccl/route.h"
 #include "rendezvous/host.h"
 #include "rendezvous/wire.h"
 
@@ -60,7 +59,8 @@ class NcclBackend final : public Backend {
         size_(context.size),
         device_(context.device),
         store_(context.store),
-        own_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())) {
+        own_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())),
+        mail_(store_, rank_, device_) {
     refuse_shared_gpus(context);
     c10::cuda::CUDAGuard guard(device_);
     communicator_ = std::make_shared<Communicator>(store_, "communicator", rank_, size_);
@@ -81,11 +81,11 @@ class NcclBackend final : public Backend {
     try {
       aborter_ = start_thread("ending NCCL's calls", [this, cause] {
         communicator_->abort(cause);
-        std::lock_guard lock(mutex_);
-        for (auto& [key, route] : routes_) route->abort(cause);
+        mail_.abort(cause);
       });
     } catch (const Error&) {  // no thread to be had: it takes the caller's time
       communicator_->abort(cause);
+      mail_.abort(cause);
     }
   }
 
@@ -186,11 +186,11 @@ class NcclBackend final : public Backend {
 
   std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag,
                                        uint64_t /*fingerprint*/) override {
-    return route(rank_, to, tag).post(data);
+    return mail_.send(data, to, tag);
   }
   std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag,
                                        uint64_t /*fingerprint*/) override {
-    return route(from, rank_, tag).post(data);
+    return mail_.receive(data, from, tag);
   }
 
  private:
@@ -218,28 +218,18 @@ class NcclBackend final : public Backend {
     }
   }
 
-  Route& route(int from, int to, uint32_t tag) {
-    std::lock_guard lock(mutex_);
-    if (cause_) std::rethrow_exception(cause_);
-    auto& route = routes_[{from, to, tag}];
-    if (!route)
-      route = std::make_unique<Route>(store_, text("route/", from, '/', to, '/', tag), device_,
-                                      rank_ == from ? Route::End::kSender : Route::End::kReceiver);
-    return *route;
-  }
-
   const int rank_;
   const int size_;
   const c10::Device device_;
   const std::shared_ptr<Store> store_;
   const c10::cuda::CUDAStream own_stream_;
   std::shared_ptr<Communicator> communicator_;  // constant after construction
-  at::cuda::CUDAEvent fork_;                    // the thread's whose turn it is
-  std::shared_ptr<QueuedOnStream> last_;        // the thread's whose turn it is
+  Mail mail_;
+  at::cuda::CUDAEvent fork_;              // the thread's whose turn it is
+  std::shared_ptr<QueuedOnStream> last_;  // the thread's whose turn it is
   std::mutex mutex_;
-  std::exception_ptr cause_;                                                 // guarded by mutex_
-  std::map<std::tuple<int, int, uint32_t>, std::unique_ptr<Route>> routes_;  // guarded by mutex_
-  std::thread aborter_;                                                      // guarded by mutex_; none until an abort
+  std::exception_ptr cause_;  // guarded by mutex_
+  std::thread aborter_;       // guarded by mutex_; none until an abort
 };
 
 }  // namespace

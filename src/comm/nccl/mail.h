@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <lockstep/backend.h>
+
+namespace lockstep::nccl {
+
+/// The messages of one rank. NCCL knows no tags and matches messages in the order of its calls, so that those of one
+/// tag from one rank to another have a communicator and a stream of their own, a route, and no route can hold up
+/// another. The first message of a route connects its two ranks, while each of them is in wait() or is_done() of any
+/// message. Thread-safe.
+class Mail {
+ public:
+  Mail(std::shared_ptr<Store> store, int rank, c10::Device device);
+  ~Mail();
+
+  /// After what the current stream was given so far. The transfer must not outlive the mail.
+  std::unique_ptr<Transfer> send(const at::Tensor& data, int to, uint32_t tag);
+  std::unique_ptr<Transfer> receive(const at::Tensor& data, int from, uint32_t tag);
+
+  /// Ends what waits; all of the above throw `cause` from then on. May take a while.
+  void abort(std::exception_ptr cause) noexcept;
+
+ private:
+  struct Message;
+  class Route;
+  class MessageTransfer;
+  using Key = std::tuple<int, int, uint32_t>;  // from, to, tag
+
+  std::unique_ptr<Transfer> post(const Key& key, const at::Tensor& data);
+  bool is_done(const Message& message);
+
+  const std::shared_ptr<Store> store_;
+  const int rank_;
+  const c10::Device device_;
+  std::mutex mutex_;
+  std::map<Key, std::shared_ptr<Route>> routes_;  // guarded by mutex_, and so are they but for abort()
+  std::exception_ptr cause_;                      // guarded by mutex_: why it is aborted
+};
+
+}  // namespace lockstep::nccl
