@@ -58,6 +58,8 @@ function(check_include file room include)
     violation(${file} ${include} "no room owns this header; add it to tests/layering.cmake")
   elseif(include STREQUAL "mpi.h" AND NOT file MATCHES "/src/comm/mpi/")
     violation(${file} ${include} "MPI stays in src/comm/mpi")
+  elseif(include MATCHES "^(nccl|cuda.*)\\.h$|^(ATen|c10)/cuda/" AND NOT file MATCHES "/src/comm/nccl/")
+    violation(${file} ${include} "CUDA stays in src/comm/nccl")
   elseif(include MATCHES "^(torch|ATen|c10)/" AND room IN_LIST never_torch)
     violation(${file} ${include} "${room} never sees torch")
   elseif(include MATCHES "^torch/" AND NOT include MATCHES "^torch/(version|csrc/jit/serialization/pickle)\\.h$" AND

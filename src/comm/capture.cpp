@@ -1,16 +1,15 @@
 #include "comm/capture.h"
 
 #ifdef LOCKSTEP_HAVE_NCCL
-#include "comm/nccl/queued_on_stream.h"
+#include "comm/nccl/gpu.h"
 #endif
 
 namespace lockstep::detail {
 
-bool is_capturing(c10::Device device) {
+bool is_capturing([[maybe_unused]] c10::Device device) {
 #ifdef LOCKSTEP_HAVE_NCCL
-  if (device.is_cuda()) return nccl::capture_of(c10::cuda::getCurrentCUDAStream(device.index())) != 0;
+  if (device.is_cuda()) return nccl::is_capturing(device);
 #endif
-  (void)device;
   return false;
 }
 

@@ -54,7 +54,7 @@ c10::Device choose(const ProcessGroupOptions& options, const BackendNames& backe
     throw UsageError(text("init_process_group: backend nccl wants a GPU for each rank, and ",
                           environment.local_world_size, " ranks on this host see ", gpus,
                           "; start fewer, or set .device when each sees its own"));
-  if (gpus > 0)
+  if (environment.local_rank == 0)
     log_warning(text("rank ", environment.rank, ": ", environment.local_world_size, " ranks on this host see ", gpus,
                      " GPUs: they train on the CPU. Start as many ranks as there are GPUs to train on those"));
   return c10::kCPU;

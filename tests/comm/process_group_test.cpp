@@ -22,7 +22,7 @@ namespace {
 using testing::HasSubstr;
 
 ProcessGroup alone(const std::string& backend = "auto") {
-  return init_process_group({.backend = backend, .rank = 0, .world_size = 1});
+  return init_process_group({.backend = backend, .rank = 0, .world_size = 1, .device = c10::Device(c10::kCPU)});
 }
 
 TEST(ProcessGroup, OneRankAloneNeedsNobody) {

@@ -4,6 +4,7 @@
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 namespace lockstep::nccl {
@@ -20,6 +21,12 @@ std::string bus_id(c10::Device gpu) {
 
 void make_current(c10::Device gpu) {
   c10::cuda::set_device(gpu.index());
+}
+
+bool is_capturing(c10::Device gpu) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(gpu.index()), &status));
+  return status != cudaStreamCaptureStatusNone;
 }
 
 }  // namespace lockstep::nccl

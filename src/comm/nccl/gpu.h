@@ -15,4 +15,7 @@ std::string bus_id(c10::Device gpu);
 /// Makes it the calling thread's current device.
 void make_current(c10::Device gpu);
 
+/// Whether the calling thread's current stream is being captured into a CUDA graph.
+bool is_capturing(c10::Device gpu);
+
 }  // namespace lockstep::nccl

@@ -1,0 +1,55 @@
+#include "comm/backend_names.h"
+
+#include <gtest/gtest.h>
+
+#include <lockstep/error.h>
+#include <lockstep/process_group.h>
+
+#include "support/messages.h"
+
+namespace lockstep::detail {
+namespace {
+
+void expect_names(const std::string& asked, const std::string& cpu, const std::string& cuda) {
+  const auto names = parse_backends(asked);
+  EXPECT_EQ(names.cpu, cpu) << asked;
+  EXPECT_EQ(names.cuda, cuda) << asked;
+}
+
+TEST(BackendNames, OneNameIsForTheDeviceThatTheBackendMoves) {
+  expect_names("shm", "shm", "");
+  expect_names("threads", "threads", "");
+  expect_names("auto", "auto", "auto");
+#ifdef LOCKSTEP_HAVE_NCCL
+  expect_names("nccl", "", "nccl");
+  expect_names("cpu:shm,cuda:nccl", "shm", "nccl");
+#endif
+}
+
+TEST(BackendNames, EachDeviceMayHaveItsOwn) {
+  expect_names("cpu:shm", "shm", "");
+  expect_names("cpu:shm,cuda:auto", "shm", "auto");
+  expect_names("cuda:auto,cpu:threads", "threads", "auto");
+}
+
+TEST(BackendNames, WhatMakesNoSenseIsRefusedWithAnExample) {
+  for (const char* asked : {"gpu:shm", "cpu:shm,cpu:threads", "cpu:shm,threads", ":"})
+    expect_error<UsageError>([&] { parse_backends(asked); }, asked, "cpu:gloo,cuda:nccl");
+  expect_error<UsageError>([] { parse_backends("cpu:carrier_pigeon"); }, "no backend 'carrier_pigeon'");
+  expect_error<UsageError>([] { parse_backends("cuda:shm"); }, "shm moves CPU tensors", "use nccl");
+}
+
+TEST(ChooseDevice, ADeviceThatTheBackendDoesNotMoveIsRefused) {
+  auto join = [](const std::string& backend, c10::Device device) {
+    return [=] { init_process_group({.backend = backend, .rank = 0, .world_size = 1, .device = device}); };
+  };
+  expect_error<UsageError>(join("threads", c10::Device("cuda:0")), "cuda:0",
+                           "backend threads does not move tensors there");
+  expect_error<UsageError>(join("auto", c10::Device("xpu:0")), "xpu:0", "cpu and cuda");
+#ifndef LOCKSTEP_HAVE_NCCL
+  expect_error<UsageError>(join("auto", c10::Device("cuda:0")), "cuda:0", "why nccl is not in it");
+#endif
+}
+
+}  // namespace
+}  // namespace lockstep::detail
