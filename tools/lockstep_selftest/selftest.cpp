@@ -19,6 +19,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kThreads = "threads";  // the backend whose ranks share one process
 constexpr const char* kMpi = "mpi";          // the one whose ranks only mpirun can start
+constexpr const char* kNccl = "nccl";
 constexpr int kSteps = 5;
 constexpr int64_t kBatch = 4;  // of each rank
 constexpr double kTolerance = 1e-5;
@@ -115,9 +116,11 @@ void check(const ProcessGroup& world) {
 
 // --- the program
 
+/// nccl wants a GPU for each rank, so that on fewer than two it cannot show anything.
 void list_backends() {
   for (const auto& name : lockstep::available_backends())
-    std::cout << name << ' ' << (name == kThreads ? "threads" : name == kMpi ? "mpirun" : "processes") << '\n';
+    if (name != kNccl || torch::cuda::device_count() > 1)
+      std::cout << name << ' ' << (name == kThreads ? "threads" : name == kMpi ? "mpirun" : "processes") << '\n';
 }
 
 int to_number(const char* text) {
