@@ -41,11 +41,13 @@ double test_accuracy(Net& net, const lockstep::IdxDataset& test, const lockstep:
   torch::NoGradGuard no_grad;
   net->eval();
   lockstep::DistributedSampler sampler(test, world, {.shuffle = false, .tail = lockstep::Tail::kExact});
-  auto right = torch::zeros({1}, torch::kLong);
+  auto right = torch::zeros({1}, torch::TensorOptions(torch::kLong).device(world.device()));
   sampler.reset();
   while (auto batch = sampler.next(500)) {
     auto index = as_index(*batch);
-    right += net(test.images().index_select(0, index)).argmax(1).eq(test.targets().index_select(0, index)).sum();
+    auto images = test.images().index_select(0, index).to(world.device());
+    auto targets = test.targets().index_select(0, index).to(world.device());
+    right += net(images).argmax(1).eq(targets).sum();
   }
   world.all_reduce(right);
   net->train();
@@ -59,6 +61,7 @@ void train(const lockstep::ProcessGroup& world, const Settings& settings) {
 
   torch::manual_seed(1);
   Net net;
+  net->to(world.device());
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(settings.learning_rate).momentum(0.9));
   lockstep::DistributedSampler sampler(train_set, world, {.seed = 1});
@@ -73,11 +76,11 @@ void train(const lockstep::ProcessGroup& world, const Settings& settings) {
     auto begin = std::chrono::steady_clock::now();
     sampler.set_epoch(epoch);
     sampler.reset();
-    auto mean_loss = torch::zeros({1});  // over the last steps and all ranks
+    auto mean_loss = torch::zeros({1}, world.device());  // over the last steps and all ranks
     for (int64_t step = 1; auto batch = sampler.next(settings.batch); ++step) {
       auto index = as_index(*batch);
-      auto images = train_set.images().index_select(0, index);
-      auto targets = train_set.targets().index_select(0, index);
+      auto images = train_set.images().index_select(0, index).to(world.device());
+      auto targets = train_set.targets().index_select(0, index).to(world.device());
       optimizer.zero_grad();
       auto loss = torch::nn::functional::cross_entropy(ddp(images), targets);
       loss.backward();  // gradients are averaged over the ranks when this returns

@@ -121,7 +121,7 @@ class BenchDdpAgainstPython : public testing::Test {
 };
 
 TEST_F(BenchDdpAgainstPython, MeasuresBothInOneRun) {
-  const auto ran = run_bench("ddp -n 2 --models small,cnn,mlp --rounds 1 --against python --json", variables_);
+  const auto ran = run_bench("ddp -n 2 --models small,cnn,mlp --rounds 5 --against python --json", variables_);
   ASSERT_EQ(ran.code, 0) << ran.output;
   const auto rows = objects_in(ran.output);
   ASSERT_EQ(rows.size(), 3U) << ran.output;

@@ -1,11 +1,12 @@
 // lockstep-bench: one rank of `lockstep bench`, which starts it, so that lockstep itself need not load LibTorch.
-//   lockstep-bench --backends   prints what this build has, as a JSON array
-//   lockstep-bench PLAN         measures a collective by a Plan, one JSON object; rank 0 writes to the file that it
-//   names lockstep-bench --ddp PLAN   trains models by a DdpPlan, likewise
+//   lockstep-bench --backends   prints what this build has for CPU tensors, as a JSON array
+//   lockstep-bench PLAN         measures a collective by a Plan, one JSON object; rank 0 writes to the file it names
+//   lockstep-bench --ddp PLAN   trains models by a DdpPlan, likewise
 
 #include <fstream>
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -20,8 +21,14 @@
 namespace lockstep::bench {
 namespace {
 
+std::vector<std::string> backends_for_the_cpu() {
+  auto names = available_backends();
+  std::erase(names, "nccl");
+  return names;
+}
+
 void carry_out(const RunPlan& plan, const std::string& backend, const auto& measure) {
-  const auto world = init_process_group({.backend = backend});
+  const auto world = init_process_group({.backend = backend, .device = c10::Device(c10::kCPU)});
   if (world.size() != plan.ranks)
     throw UsageError("there are " + std::to_string(world.size()) + " ranks, but the plan is for " +
                      std::to_string(plan.ranks));
@@ -37,7 +44,7 @@ void carry_out(const RunPlan& plan, const std::string& backend, const auto& meas
 
 void run(const std::string& option, const std::string& text) {
   if (option == "--backends") {
-    std::cout << nlohmann::json(available_backends()).dump() << std::endl;
+    std::cout << nlohmann::json(backends_for_the_cpu()).dump() << std::endl;
   } else if (option == "--ddp") {
     prefer_fast_convolutions();
     const auto plan = ddp_plan_from(text);
