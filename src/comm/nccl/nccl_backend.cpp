@@ -21,6 +21,7 @@
 #include "comm/nccl/mail.h"
 #include "comm/nccl/nccl.h"
 #include "comm/nccl/queued_on_stream.h"
+#include "comm/shm/ledger.h"
 #include "rendezvous/host.h"
 #include "rendezvous/wire.h"
 
@@ -64,6 +65,7 @@ class NcclBackend final : public Backend {
     refuse_shared_gpus(context);
     c10::cuda::CUDAGuard guard(device_);
     communicator_ = std::make_shared<Communicator>(store_, "communicator", rank_, size_);
+    ledger_ = std::make_unique<shm::Ledger>(context);
   }
 
   ~NcclBackend() override {
@@ -200,6 +202,7 @@ class NcclBackend final : public Backend {
   }
 
   void with_ranks(const CallInfo& call, const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
+    ledger_->write(call.fingerprint);
     communicator_->await(call.deadline);
     communicator_->call(doing, calls);
   }
@@ -224,6 +227,7 @@ class NcclBackend final : public Backend {
   const std::shared_ptr<Store> store_;
   const c10::cuda::CUDAStream own_stream_;
   std::shared_ptr<Communicator> communicator_;  // constant after construction
+  std::unique_ptr<shm::Ledger> ledger_;         // the thread's whose turn it is; constant after construction
   Mail mail_;
   at::cuda::CUDAEvent fork_;              // the thread's whose turn it is
   std::shared_ptr<QueuedOnStream> last_;  // the thread's whose turn it is
