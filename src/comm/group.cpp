@@ -29,7 +29,6 @@ Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Ba
 
 void Group::take_partner(std::shared_ptr<Group> for_cpu) {
   partner_ = std::move(for_cpu);
-  partner_->partner_of_ = weak_from_this();
 }
 
 Group& Group::for_device(c10::DeviceType type) {
@@ -338,20 +337,14 @@ void Group::abort(const std::exception_ptr& cause) {
 }
 
 std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
-  const auto other = partner_ ? partner_ : partner_of_.lock();
-  std::lock_guard lock(mutex_);  // that of all groups of the job
+  std::lock_guard lock(mutex_);
   if (!failure_) failure_ = cause;
-  if (other && !other->failure_) other->failure_ = cause;
   return failure_;
 }
 
 void Group::wake() {
-  const auto other = partner_ ? partner_ : partner_of_.lock();
-  for (Group* group : {this, other.get()}) {
-    if (!group) continue;
-    auto parts = group->parts_if_any();
-    if (parts && parts->backend) parts->backend->abort(group->failure());
-  }
+  auto parts = parts_if_any();
+  if (parts && parts->backend) parts->backend->abort(failure());
 }
 
 void Group::on_failure(std::exception_ptr cause) {

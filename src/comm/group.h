@@ -42,7 +42,8 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
 
   const Membership& membership() const { return membership_; }
 
-  /// The same ranks, for tensors on the CPU: the two are broken, and end, together. Before the first call.
+  /// The same ranks, for tensors on the CPU: the two are broken (see family_of), and end, together. Before the first
+  /// call.
   void take_partner(std::shared_ptr<Group> for_cpu);
   /// The group for tensors of that device: this one, unless its partner is for it.
   Group& for_device(c10::DeviceType type);
@@ -163,10 +164,9 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
 
   const Membership membership_;
   const std::shared_ptr<FlightRecorder> recorder_;
-  const bool is_queueing_;           // the backend is
-  std::shared_ptr<Group> partner_;   // constant after take_partner: for the CPU
-  std::weak_ptr<Group> partner_of_;  // constant after take_partner: whose it is
-  std::mutex& mutex_;                // the recorder's
+  const bool is_queueing_;          // the backend is
+  std::shared_ptr<Group> partner_;  // constant after take_partner: for the CPU
+  std::mutex& mutex_;               // the recorder's
   QueuedCalls queued_{*recorder_};
   std::shared_ptr<Parts> parts_;        // guarded by mutex_; none once destroyed
   std::exception_ptr failure_;          // guarded by mutex_

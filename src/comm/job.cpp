@@ -13,6 +13,10 @@ constexpr const char* kException = "an exception ended its work";
 
 }  // namespace
 
+std::string family_of(const std::string& group) {
+  return group.substr(0, group.find(':'));
+}
+
 Job::Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store, std::shared_ptr<Line> line,
          std::unique_ptr<StoreServer> server)
     : peers_(std::move(peers)),
@@ -57,7 +61,8 @@ void Job::subscribe(const std::string& group, JobListener& listener) {
   std::lock_guard lock(mutex_);
   listeners_.emplace(&listener, group);
   if (failure_) listener.on_failure(failure_);
-  if (auto found = group_failures_.find(group); found != group_failures_.end()) listener.on_failure(found->second);
+  if (auto found = group_failures_.find(family_of(group)); found != group_failures_.end())
+    listener.on_failure(found->second);
   for (const auto& [rank, calls] : departures_[group]) listener.on_left(rank, calls);
 }
 
@@ -133,9 +138,10 @@ void Job::on_failure(const std::string& wire_group, const Failure& failure) {
   std::lock_guard lock(mutex_);
   auto cause = to_exception(failure);
   if (is_job && !failure_) failure_ = cause;
-  if (!is_job) group_failures_.emplace(*group, cause);  // this rank may not have made its end of the group yet
+  if (!is_job)
+    group_failures_.emplace(family_of(*group), cause);  // this rank may not have made its end of the group yet
   for (const auto& [listener, name] : listeners_)
-    if (is_job || *group == name) listener->on_failure(cause);
+    if (is_job || family_of(*group) == family_of(name)) listener->on_failure(cause);
 }
 
 void Job::on_left(int rank, const std::string& wire_group, int64_t calls) {

@@ -21,6 +21,10 @@ namespace lockstep::detail {
 /// The name of the group of all ranks.
 inline constexpr const char* kWorld = "world";
 
+/// What the names of a group for one device and its partner for another, "world" and "world:cpu", have in common: a
+/// failure of one is a failure of both.
+std::string family_of(const std::string& group);
+
 /// What a group, or one that is being made, wants to know of the job. Called on a thread of the job, which must not be
 /// kept waiting, and never after unsubscribing.
 class JobListener {
@@ -109,7 +113,7 @@ class Job final : private LineListener {
   std::mutex mutex_;                                                        // held while listeners are called
   std::map<JobListener*, std::string> listeners_;                           // guarded by mutex_: and their groups
   std::map<std::string, std::vector<std::pair<int, int64_t>>> departures_;  // guarded by mutex_: by group: rank, calls
-  std::map<std::string, std::exception_ptr> group_failures_;                // guarded by mutex_: by group, the first
+  std::map<std::string, std::exception_ptr> group_failures_;                // guarded by mutex_: by family, the first
   std::exception_ptr failure_;  // guarded by mutex_: why the whole job is over
   std::mutex flight_mutex_;
   std::string flight_path_;  // guarded by flight_mutex_: empty until there is one

@@ -52,6 +52,24 @@ TEST(Job, ToldOfAnotherJoinKnowsThatItIsNotMeant) {
   mine.job->unsubscribe(hearing);
 }
 
+// A group for the tensors of one device, and its partner for those of another.
+TEST(Job, AFailureOfAGroupIsOneOfItsPartnerToo) {
+  StoreHost host;
+  Rank other(host, 1, 0), mine(host, 0, 0);
+  Hearing group, partner, stranger, late;
+  mine.job->subscribe("world", group);
+  mine.job->subscribe("world:cpu", partner);
+  mine.job->subscribe("world/1", stranger);
+  other.job->report("world:cpu", {"TimeoutError", "too late"}, Job::Certainty::kCertain);
+  mine.line->call(Verb::kCheck, {});  // what was told before has been heard
+  EXPECT_EQ(group.failures, 1);
+  EXPECT_EQ(partner.failures, 1);
+  EXPECT_EQ(stranger.failures, 0);
+  mine.job->subscribe("world", late);
+  EXPECT_EQ(late.failures, 1) << "it is told what happened before";
+  for (auto* listener : {&group, &partner, &stranger, &late}) mine.job->unsubscribe(*listener);
+}
+
 TEST(Job, AsksOnlyAboutItsOwnJoin) {
   StoreHost host;
   Rank old_rank(host, 1, 0), mine(host, 0, 1);
