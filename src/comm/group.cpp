@@ -240,11 +240,14 @@ void Group::run_aside(Operation operation, const CallOptions& options,
 
 Group::Watched::Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& record, Clock::time_point begin)
     : group(group), lock(lock), record(record), begin(begin), patience(begin) {
-  if (!group.failure_) {
-    group.failure_ = group.departure_before(record.subject);
-    breaks_group = group.failure_ != nullptr;
-  }
   refusal = group.failure_;
+  // A rank that has left is why the others gave up who were in this call already.
+  if (!refusal || group.departure_came_first_)
+    if (auto departure = group.departure_before(record.subject)) refusal = departure;
+  if (!group.failure_ && refusal) {
+    group.failure_ = refusal;
+    breaks_group = true;
+  }
   group.watched_.push_back(this);
 }
 
@@ -338,7 +341,10 @@ void Group::abort(const std::exception_ptr& cause) {
 
 std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
   std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = cause;
+  if (!failure_) {
+    failure_ = cause;
+    departure_came_first_ = departure_.has_value();
+  }
   return failure_;
 }
 

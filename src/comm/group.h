@@ -172,6 +172,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   std::exception_ptr failure_;          // guarded by mutex_
   std::vector<Watched*> watched_;       // guarded by mutex_
   std::optional<Departure> departure_;  // guarded by mutex_: the one with the fewest calls
+  bool departure_came_first_ = false;   // guarded by mutex_: before what broke the group
   std::map<Route, int64_t> messages_;   // guarded by mutex_: how many so far
   std::map<Operation, int64_t> aside_;  // guarded by mutex_: calls aside, by operation
   int children_ = 0;                    // guarded by mutex_

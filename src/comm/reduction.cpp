@@ -265,6 +265,11 @@ bool is_reducible(ReduceOp op, c10::ScalarType dtype) {
 }
 
 void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarType dtype, ReduceOp op) {
+  if (inputs.size() == 1) {  // a rank alone
+    for (void* output : outputs)
+      if (output != inputs[0]) std::memcpy(output, inputs[0], static_cast<size_t>(count) * c10::elementSize(dtype));
+    return;
+  }
   switch (dtype) {
     case c10::ScalarType::Float:
       return reduce_floating<float>(outputs, inputs, count, op);

@@ -329,6 +329,7 @@ void returns_early() {
   world.barrier();
   print("running");
   if (world.rank() == 1) return wait_for_word();
+  if (world.rank() == number("TEST_LATE_RANK", -1)) wait_for_word();
   world.barrier();
 }
 

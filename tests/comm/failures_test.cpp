@@ -249,6 +249,18 @@ TEST_F(Failures, ARankThatLeavesInOrderIsNamedByThoseWhoStillNeedIt) {
   EXPECT_EQ(ranks[1].wait(), 0);
 }
 
+TEST_F(Failures, ARankThatLeavesInOrderIsNamedAlsoWhenAnotherHasGivenUpForIt) {
+  auto ranks = job("returns_early", 3, {{"TEST_LATE_RANK", "2"}});
+  ranks.start_all();
+  for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
+  ranks[1].say("now");
+  const auto left = who(ranks, 1) + " has left group 'world' after 1 calls, and this is call 2";
+  EXPECT_THAT(ranks[0].expect_line("PeerError"), HasSubstr(left));
+  EXPECT_EQ(ranks[0].wait(), kExitAfterError);
+  ranks[2].say("now");
+  EXPECT_THAT(ranks[2].expect_line("PeerError"), HasSubstr(left));
+}
+
 TEST_F(Failures, ARankMayLeaveWhenItHasDoneItsPart) {
   auto ranks = job("leaves_after_its_part", 3);
   ranks.start_all();
