@@ -131,66 +131,6 @@ Work Group::submit(Call call, const CallOptions& options) {
   }));
 }
 
-/// What stands behind the Work of a call on a device.
-class Group::QueuedWork final : public Completion {
- public:
-  QueuedWork(std::shared_ptr<Group> group, std::shared_ptr<QueuedCall> call)
-      : group_(std::move(group)), call_(std::move(call)) {}
-
-  void wait() override {
-    order();
-    note_done();
-  }
-
-  void synchronize() override {
-    order();
-    if (call_) call_->synchronize();
-    group_->check_working();
-    note_done();
-  }
-
-  bool is_done() override { return !call_ || group_->failure() || call_->is_done(); }
-
-  Clock::time_point done_at() override {
-    std::lock_guard lock(mutex_);
-    return done_at_;
-  }
-
- private:
-  void order() {
-    group_->check_working();
-    if (!call_) return;
-    call_->order_current_stream();
-    group_->queued_.release_tensors(*call_);
-  }
-
-  void note_done() {
-    std::lock_guard lock(mutex_);
-    if (done_at_ == Clock::time_point()) done_at_ = Clock::now();
-  }
-
-  const std::shared_ptr<Group> group_;
-  const std::shared_ptr<QueuedCall> call_;
-  std::mutex mutex_;
-  Clock::time_point done_at_{};  // guarded by mutex_
-};
-
-// Nothing here waits for other ranks, so that it needs no thread of its own.
-Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& options,
-                  std::chrono::milliseconds timeout) {
-  std::shared_ptr<QueuedCall> queued;
-  queue_.run(
-      [&](WorkQueue::Lock& lock) { queued = execute(lock, *call, options, timeout, Backend::Stream::kOwn, call); });
-  return Work(std::make_shared<QueuedWork>(shared_from_this(), std::move(queued)));
-}
-
-void Group::synchronize() {
-  if (partner_) partner_->synchronize();
-  queue_.run([](WorkQueue::Lock&) {});  // after those that a thread makes
-  queued_.synchronize();
-  check_working();
-}
-
 std::shared_ptr<QueuedCall> Group::execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& options,
                                            std::chrono::milliseconds timeout, Backend::Stream stream,
                                            std::shared_ptr<const void> kept) {
@@ -382,16 +322,6 @@ std::exception_ptr Group::departure_before(const Subject& subject) const {
 }
 
 // --- finding out why a call takes long
-
-void Group::retire_queued() {
-  if (failure()) return;
-  try {
-    queued_.retire();
-  } catch (const Error& error) {
-    if (auto parts = parts_if_any())
-      parts->job->report(*this, membership_.name, {"PeerError", text(speaker(membership_), ": ", error.what())});
-  }
-}
 
 void Group::on_tick() {
   retire_queued();
