@@ -143,9 +143,13 @@ std::shared_ptr<QueuedCall> Group::execute(WorkQueue::Lock& lock, const Call& ca
   std::optional<at::RecordFunction> profile;
   if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION))
     profile.emplace(std::move(*callbacks)).before(text("lockstep::", name_of(call.fingerprint.operation)));
+  if (!is_queueing_) {
+    guard(watched, timeout, [&](const CallInfo& info) { call.body(backend, info); });
+    watched.outcome = CallRecord::State::kDone;
+    return nullptr;
+  }
   std::shared_ptr<QueuedCall> queued;
   guard(watched, timeout, [&](const CallInfo& info) {
-    if (!is_queueing_) return call.body(backend, info);
     queued = backend.queue([&] { call.body(backend, info); }, stream);
     if (queued) queued_.add({record, queued, std::move(kept), timeout, Patience(record.started, info.deadline)});
   });
