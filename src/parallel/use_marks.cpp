@@ -22,7 +22,7 @@ UseMarks::UseMarks(size_t parameters) : used_somewhere_(parameters, 1), unused_s
 void UseMarks::write(Bucket& bucket, const std::vector<char>& used, bool is_finite) {
   const auto& place = bucket.extra();
   const bool is_usual = is_finite && std::find(used.begin(), used.end(), 0) == used.end();
-  if (place.is_cuda() && is_usual && all_used_.defined()) return bucket.put_extra(all_used_);
+  if (is_usual && all_used_.defined()) return bucket.put_extra(all_used_);
   const auto marks = is_plain(place) ? place : at::empty(place.sizes(), at::kFloat);
   float* mark = marks.data_ptr<float>();
   for (size_t i = 0; i < used.size(); ++i) {
@@ -31,8 +31,9 @@ void UseMarks::write(Bucket& bucket, const std::vector<char>& used, bool is_fini
   }
   mark[2 * used.size()] = is_finite ? 0 : 1;
   if (is_plain(place)) return;
-  bucket.put_extra(marks.to(place.options()));
-  if (place.is_cuda() && is_usual) all_used_ = marks.to(place.options());
+  const auto there = marks.to(place.options());
+  bucket.put_extra(there);
+  if (is_usual) all_used_ = there;
 }
 
 void UseMarks::learn(const Bucket& bucket, bool now) {

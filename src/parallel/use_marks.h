@@ -38,7 +38,7 @@ class UseMarks {
   std::vector<char> used_somewhere_;
   std::vector<char> unused_somewhere_;
   bool is_not_finite_somewhere_ = false;
-  at::Tensor all_used_;                // on a GPU: the marks of a rank that used every parameter
+  at::Tensor all_used_;                // where marks must be converted or moved: those of a rank that used all
   at::Tensor arriving_;                // on a GPU: page-locked memory of the host
   std::optional<c10::Event> arrival_;  // while marks are on their way there
 };

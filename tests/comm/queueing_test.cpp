@@ -4,7 +4,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <latch>
 #include <mutex>
 #include <thread>
 
@@ -156,96 +155,92 @@ class QueueingBackend final : public Backend {
   Device device_;
 };
 
-/// Runs ranks over a backend of its own, so that tests do not share devices.
-void run_on_devices(int size, Devices& devices, const std::function<void(ProcessGroup)>& rank_main) {
+/// A backend over these devices, under a name of its own, so that tests do not share them.
+RunThreadsOptions on(Devices& devices) {
   static std::atomic<int> count{0};
-  const auto name = "queueing_" + std::to_string(++count);
-  register_backend(name,
+  RunThreadsOptions options{.backend = "queueing_" + std::to_string(++count)};
+  register_backend(options.backend,
                    [&](const BackendContext& context) { return std::make_unique<QueueingBackend>(devices, context); });
-  run_threads(size, rank_main, {.backend = name});
+  return options;
 }
 
 TEST(Queueing, ACallReturnsBeforeItsDeviceIsDone) {
   Devices devices;
-  run_on_devices(2, devices, [&](ProcessGroup world) {
-    Device& device = *devices.of[world.rank()];
-    device.hold(true);
-    auto tensor = at::ones({4});
-    auto work = world.all_reduce_async(tensor);
-    work.wait();
-    EXPECT_FALSE(work.is_done());
-    device.hold(false);
-    work.synchronize();
-    EXPECT_TRUE(work.is_done());
-    EXPECT_TRUE(at::equal(tensor, at::full({4}, 2.0f)));
+  run_threads(
+      2,
+      [&](ProcessGroup world) {
+        Device& device = *devices.of[world.rank()];
+        device.hold(true);
+        auto tensor = at::ones({4});
+        auto work = world.all_reduce_async(tensor);
+        work.wait();
+        EXPECT_FALSE(work.is_done());
+        device.hold(false);
+        work.synchronize();
+        EXPECT_TRUE(work.is_done());
+        EXPECT_TRUE(at::equal(tensor, at::full({4}, 2.0f)));
 
-    world.all_reduce(tensor);
-    world.synchronize();
-    EXPECT_TRUE(at::equal(tensor, at::full({4}, 4.0f)));
-  });
+        world.all_reduce(tensor);
+        world.synchronize();
+        EXPECT_TRUE(at::equal(tensor, at::full({4}, 4.0f)));
+      },
+      on(devices));
   EXPECT_GE(devices.ordered, 4) << "twice on each rank";
 }
 
 TEST(Queueing, AnAsynchronousCallKeepsItsTensorsUntilTheyAreFree) {
   Devices devices;
-  run_on_devices(1, devices, [&](ProcessGroup world) {
-    Device& device = *devices.of[0];
-    device.hold(true);
-    auto tensor = at::ones({4});
-    auto work = world.all_reduce_async(tensor);
-    EXPECT_GT(tensor.use_count(), 2) << "the device has one, and the group another";
-    const auto with_group = tensor.use_count();
-    work.wait();
-    EXPECT_LT(tensor.use_count(), with_group) << "whatever uses the memory next comes after the call";
-    device.hold(false);
-  });
+  run_threads(
+      1,
+      [&](ProcessGroup world) {
+        Device& device = *devices.of[0];
+        device.hold(true);
+        auto tensor = at::ones({4});
+        auto work = world.all_reduce_async(tensor);
+        EXPECT_GT(tensor.use_count(), 2) << "the device has one, and the group another";
+        const auto with_group = tensor.use_count();
+        work.wait();
+        EXPECT_LT(tensor.use_count(), with_group) << "whatever uses the memory next comes after the call";
+        device.hold(false);
+      },
+      on(devices));
 }
 
 TEST(Queueing, ManyCallsLeaveNothingBehind) {
   Devices devices;
-  run_on_devices(2, devices, [&](ProcessGroup world) {
-    auto tensor = at::ones({1});
-    for (int i = 0; i < 200; ++i) {
-      auto work = world.all_reduce_async(tensor, ReduceOp::kMax);
-      if (i % 20 == 19) world.synchronize();
-    }
-    world.synchronize();
-    world.all_reduce_async(tensor, ReduceOp::kMax).synchronize();
-    EXPECT_TRUE(eventually([&] { return tensor.use_count() == 1; })) << tensor.use_count();
-  });
+  run_threads(
+      2,
+      [&](ProcessGroup world) {
+        auto tensor = at::ones({1});
+        for (int i = 0; i < 200; ++i) {
+          auto work = world.all_reduce_async(tensor, ReduceOp::kMax);
+          if (i % 20 == 19) world.synchronize();
+        }
+        world.synchronize();
+        world.all_reduce_async(tensor, ReduceOp::kMax).synchronize();
+        EXPECT_TRUE(eventually([&] { return tensor.use_count() == 1; })) << tensor.use_count();
+      },
+      on(devices));
 }
 
 TEST(Queueing, ACallThatTheOthersDoNotMakeEndsWhenItsTimeIsUp) {
   Devices devices;
-  std::latch is_over(2);
-  std::atomic<int> told{0};
   auto rank_main = [&](ProcessGroup world) {
-    if (world.rank() == 0) {
-      auto work = world.all_reduce_async(at::ones({4}), ReduceOp::kSum, {.timeout = 700ms});
-      expect_error<TimeoutError>([&] { work.synchronize(); }, "all_reduce(sum, Float[4])", "700 ms", "rank 1");
-      expect_error<TimeoutError>([&] { world.all_reduce(at::ones({4})); }, "broken by an earlier error");
-      ++told;
-    }
-    is_over.arrive_and_wait();
-    throw Error("as expected");
+    if (world.rank() == 1) return;
+    auto work = world.all_reduce_async(at::ones({4}), ReduceOp::kSum, {.timeout = 700ms});
+    expect_error<TimeoutError>([&] { work.synchronize(); }, "all_reduce(sum, Float[4])", "700 ms", "rank 1");
+    expect_error<TimeoutError>([&] { world.all_reduce(at::ones({4})); }, "broken by an earlier error");
   };
-  EXPECT_THROW(run_on_devices(2, devices, rank_main), Error);
-  EXPECT_EQ(told, 1);
+  run_threads_into_an_error(2, rank_main, on(devices));
 }
 
 TEST(Queueing, RanksThatDisagreeAreToldThoughNobodyWaits) {
   Devices devices;
-  std::latch is_over(2);
-  std::atomic<int> told{0};
   auto rank_main = [&](ProcessGroup world) {
     auto work = world.all_reduce_async(at::ones({4 + world.rank()}));
     expect_error<MismatchError>([&] { work.synchronize(); }, "Float[4]", "Float[5]");
-    ++told;
-    is_over.arrive_and_wait();
-    throw Error("as expected");
   };
-  EXPECT_THROW(run_on_devices(2, devices, rank_main), Error);
-  EXPECT_EQ(told, 2);
+  run_threads_into_an_error(2, rank_main, on(devices));
 }
 
 TEST(Queueing, AFailingPeerEndsWhatTheDeviceWaitsFor) {
@@ -256,7 +251,7 @@ TEST(Queueing, AFailingPeerEndsWhatTheDeviceWaitsFor) {
     expect_error<PeerError>([&] { world.all_reduce_async(at::ones({4})).synchronize(); }, "rank 1", "bad sample");
     ++told;
   };
-  EXPECT_THROW(run_on_devices(2, devices, rank_main), std::exception);
+  EXPECT_THROW(run_threads(2, rank_main, on(devices)), std::exception);
   EXPECT_EQ(told, 1);
 }
 

@@ -2,18 +2,13 @@
 
 #include "rendezvous/line.h"
 
-#include <sys/resource.h>
-
-#include <ctime>
 #include <future>
-#include <list>
 
 #include <lockstep/error.h>
 #include <lockstep/tcp_store.h>
 
 #include "support/child_process.h"
 #include "support/eventually.h"
-#include "support/log_lines.h"
 #include "support/loopback.h"
 #include "support/messages.h"
 #include "support/store_host.h"
@@ -24,7 +19,6 @@ namespace {
 using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::IsEmpty;
 using Clock = std::chrono::steady_clock;
 
 TEST(Line, TellsWhenTheHostOfTheStoreIsKilled) {

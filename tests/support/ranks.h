@@ -53,7 +53,8 @@ inline void on_every_rank(const std::string& backend, int size, const std::funct
 
 /// Runs a body that expects an error which leaves the group unusable, on `size` ranks. No rank leaves before all have
 /// seen theirs: the first to leave would end the calls of those still on their way.
-inline void run_threads_into_an_error(int size, const std::function<void(lockstep::ProcessGroup)>& body) {
+inline void run_threads_into_an_error(int size, const std::function<void(lockstep::ProcessGroup)>& body,
+                                      const lockstep::RunThreadsOptions& options = {}) {
   std::atomic<int> got_there{0};
   std::latch all_are_done(size);
   auto rank_main = [&](lockstep::ProcessGroup world) {
@@ -67,6 +68,6 @@ inline void run_threads_into_an_error(int size, const std::function<void(lockste
     all_are_done.arrive_and_wait();
     throw lockstep::Error("as expected");
   };
-  EXPECT_THROW(lockstep::run_threads(size, rank_main), lockstep::Error);
+  EXPECT_THROW(lockstep::run_threads(size, rank_main, options), lockstep::Error);
   EXPECT_EQ(got_there, size);
 }
