@@ -17,6 +17,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Whoever waits for a driver that hangs does not even die when killed: it is left behind.
+constexpr std::chrono::seconds kLastMoments{2};
+
 /// The reading end of a pipe, whose writing end the child gets.
 class Pipe {
  public:
@@ -99,7 +102,7 @@ CapturedProcess capture(const std::function<pid_t(int out, int err)>& start, std
       !read_both(output, result.output, errors, result.errors, deadline) || !wait_for(child, result.status, deadline);
   if (result.is_late) {
     ::kill(-child, SIGKILL);
-    while (::waitpid(child, &result.status, 0) < 0 && errno == EINTR) continue;
+    wait_for(child, result.status, Clock::now() + kLastMoments);
   }
   return result;
 }

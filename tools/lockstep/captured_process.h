@@ -19,7 +19,7 @@ struct CapturedProcess {
 
 /// Starts a child and waits for its end. `start` gets the descriptors that the child's stdout and stderr shall be, and
 /// returns its pid, or minus the error; the child must lead a process group of its own. After `limit` it is killed, and
-/// with it all that it started and that still has its process group.
+/// with it all that it started and that still has its process group; one that a driver keeps from dying is left behind.
 CapturedProcess capture(const std::function<pid_t(int out, int err)>& start, std::chrono::milliseconds limit);
 
 }  // namespace lockstep::tool
