@@ -78,6 +78,31 @@ inline Probe probe() {
   return probe;
 }
 
+/// Of a build for GPUs that sees two.
+inline Probe cuda_probe() {
+  Probe some = probe();
+  some.has_cuda = true;
+  some.cuda_version = "12.1";
+  some.gpus = {{"NVIDIA H200", 140 * kGibibyte}, {"NVIDIA H200", 140 * kGibibyte}};
+  some.nccl_version = "2.18.5";
+  some.backends = {"gloo", "mpi", "nccl", "shm", "threads"};
+  return some;
+}
+
+/// The two, as nvidia-smi lists them.
+inline Gpus gpus() {
+  Gpus gpus;
+  gpus.has_driver = gpus.has_smi = true;
+  gpus.device_files = 2;
+  for (int index = 0; index < 2; ++index)
+    gpus.installed.push_back({.index = index,
+                              .gpu = {"NVIDIA H200", 140 * kGibibyte},
+                              .bus_id = index == 0 ? "00000000:19:00.0" : "00000000:3B:00.0",
+                              .driver_version = "550.54.15",
+                              .compute_mode = "Default"});
+  return gpus;
+}
+
 inline void expect(const Finding& finding, Status status, const std::string& found, const std::string& remedy) {
   EXPECT_EQ(name_of(finding.status), std::string(name_of(status))) << finding.found;
   EXPECT_THAT(finding.found, testing::HasSubstr(found));

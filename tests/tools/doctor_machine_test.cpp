@@ -61,13 +61,15 @@ TEST(Doctor, JudgesTheNumaNodes) {
 
 TEST(Doctor, JudgesTheSharedMemory) {
   auto some = machine();
-  expect_ok(judge_shared_memory(some), "16 GiB of 16 GiB");
+  expect_ok(judge_shared_memory(some, true), "16 GiB of 16 GiB");
   some.shared_memory = Space{64 * kMebibyte, 64 * kMebibyte};
-  expect_warning(judge_shared_memory(some), "64 MiB of 64 MiB free, Docker's default", "--shm-size=1g");
+  expect_warning(judge_shared_memory(some, true), "64 MiB of 64 MiB free, Docker's default", "--shm-size=1g");
+  expect_ok(judge_shared_memory(some, false), "64 MiB of 64 MiB free");
   some.shared_memory = Space{kGibibyte, kMebibyte};
-  expect_warning(judge_shared_memory(some), "1 MiB of 1 GiB", "remove what ended programs left");
+  expect_warning(judge_shared_memory(some, true), "1 MiB of 1 GiB", "remove what ended programs left");
+  expect_warning(judge_shared_memory(some, true), "too little for NCCL", "or NCCL_SHM_DISABLE=1");
   some.shared_memory.reset();
-  expect_warning(judge_shared_memory(some), "/dev/shm is missing", "--ipc=host");
+  expect_warning(judge_shared_memory(some, false), "/dev/shm is missing", "--ipc=host");
 }
 
 TEST(Doctor, JudgesTheLimits) {

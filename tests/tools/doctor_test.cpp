@@ -15,6 +15,7 @@
 #include "support/temporary_folder.h"
 #include "table.h"
 #include "tools/doctor_facts.h"
+#include "tools/script.h"
 
 namespace lockstep::tool {
 namespace {
@@ -68,7 +69,7 @@ TEST(Doctor, LeavesOutWhatItCouldNotFindOut) {
   facts.meeting = meeting_of({{"MASTER_PORT", "0"}});
   facts.probe.failure = "no probe";
   auto sections = examine(facts);
-  ASSERT_EQ(sections.size(), 5U);
+  ASSERT_EQ(sections.size(), 6U);
   EXPECT_THAT(checks_of(sections[0]), testing::ElementsAre("launcher", "secret"));
   EXPECT_THAT(checks_of(sections[1]), testing::ElementsAre("host name"));
   EXPECT_THAT(checks_of(sections[2]), testing::ElementsAre("cores", "threads", "memory", "NUMA", "shared memory",
@@ -81,7 +82,53 @@ TEST(Doctor, LeavesOutWhatItCouldNotFindOut) {
   sections = examine(facts);
   EXPECT_THAT(checks_of(sections[1]), testing::ElementsAre("host name", "meeting address", "interface", "port"));
   EXPECT_THAT(checks_of(sections[3]),
-              testing::ElementsAre("LibTorch", "BLAS", "convolutions", "GPUs", "NCCL", "backends"));
+              testing::ElementsAre("LibTorch", "BLAS", "convolutions", "backends"));
+}
+
+Section gpu_section(const Facts& facts) {
+  return examine(facts)[4];
+}
+
+TEST(Doctor, SaysOneNeutralLineWhereNothingSpeaksOfGpus) {
+  Facts facts;
+  facts.probe = probe();
+  facts.probe.has_cuda = true;  // PyTorch's wheel brings it wherever it is installed
+  facts.gpus.visible_devices = "";
+  facts.nccl_variables = {{"NCCL_SOCKET_IFNAME", "ib0"}};
+  EXPECT_EQ(gpu_section(facts).findings,
+            (std::vector<Finding>{{"GPUs", Status::kOk, "none; ranks train on the CPU"}}));
+}
+
+TEST(Doctor, SaysOfGpusWhatTheBuildCanDoWithThem) {
+  Facts facts;
+  facts.gpus = gpus();
+  facts.probe = cuda_probe();
+  EXPECT_THAT(checks_of(gpu_section(facts)),
+              testing::ElementsAre("driver", "GPUs", "NCCL", "compute mode", "NCCL variables"));
+  facts.nccl_variables = {{"NCCL_SOCKET_IFNAME", "lo"}};
+  EXPECT_THAT(checks_of(gpu_section(facts)), testing::Contains("NCCL's network"));
+  facts.probe = probe();
+  EXPECT_THAT(checks_of(gpu_section(facts)), testing::ElementsAre("driver", "GPUs", "NCCL"));
+  facts.probe = Probe{.failure = "no probe"};
+  EXPECT_THAT(checks_of(gpu_section(facts)), testing::ElementsAre("driver", "GPUs"));
+  facts.gpus = Gpus{};
+  facts.probe = cuda_probe();
+  facts.probe.gpus.clear();
+  EXPECT_THAT(checks_of(gpu_section(facts)), testing::ElementsAre("driver"));
+}
+
+TEST(Doctor, WarnsOfLittleSharedMemoryWhereNcclSharesIt) {
+  Facts facts;
+  facts.machine = machine();
+  facts.machine.shared_memory = Space{64 * kMebibyte, 64 * kMebibyte};
+  facts.probe = cuda_probe();
+  const auto shared_memory = [&] { return examine(facts)[2].findings[4]; };
+  expect_warning(shared_memory(), "too little for NCCL", "--ipc=host");
+  facts.nccl_variables = {{"NCCL_SHM_DISABLE", "1"}};
+  expect_ok(shared_memory(), "64 MiB");
+  facts.nccl_variables.clear();
+  facts.probe.gpus.pop_back();
+  expect_ok(shared_memory(), "64 MiB");
 }
 
 struct Ran {
@@ -125,6 +172,18 @@ TEST(DoctorCommand, PrintsJsonAboutThisMachine) {
   EXPECT_EQ(finding_of(findings, "LibTorch")["status"], "ok");
   EXPECT_EQ(finding_of(findings, "checkpoints")["status"], "ok");
   EXPECT_EQ(ran.exit_code, has_error(findings) ? 1 : 0);
+}
+
+TEST(DoctorCommand, AsksTheNvidiaSmiThatIsFirstInPath) {
+  TemporaryFolder folder;
+  make_script(folder, "nvidia-smi", "echo '0, NVIDIA T4, 00000000:00:1E.0, 15360 MiB, 550.54.15, Default'");
+  const std::string path = std::getenv("PATH");
+  ::setenv("PATH", (folder.path().string() + ":" + path).c_str(), 1);
+  const auto ran = run_command("doctor --json --probe /nowhere");
+  ::setenv("PATH", path.c_str(), 1);
+  const auto findings = json::parse(ran.output);
+  EXPECT_EQ(finding_of(findings, "driver")["found"], "550.54.15");
+  EXPECT_THAT(finding_of(findings, "GPUs")["found"], HasSubstr("1 x NVIDIA T4, 15 GiB"));
 }
 
 TEST(DoctorCommand, EndsWithOneWhenSomethingIsWrong) {

@@ -1,9 +1,6 @@
 #include "judge_torch.h"
 
-#include <sys/stat.h>
-
 #include <filesystem>
-#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,13 +8,13 @@
 #include "run_program.h"
 #include "support/temporary_folder.h"
 #include "tools/doctor_facts.h"
+#include "tools/script.h"
 
 namespace lockstep::tool {
 namespace {
 
 using namespace std::chrono_literals;
 using testing::HasSubstr;
-using testing::Not;
 
 TEST(Doctor, JudgesLibTorch) {
   auto some = probe();
@@ -70,57 +67,16 @@ TEST(Doctor, JudgesConvolutionsByTheirTimes) {
   expect_warning(judge_convolutions(some, machine()), "12.0 ms with MKL-DNN", "setUserEnabledMkldnn(false)");
 }
 
-TEST(Doctor, JudgesTheGpus) {
-  auto some = probe();
-  auto here = machine();
-  expect_ok(judge_gpus(some, here, 4, std::nullopt), "ranks compute on the CPU");
-  here.has_nvidia_driver = true;
-  expect_warning(judge_gpus(some, here, 1, std::nullopt), "this LibTorch is for CPUs", "CMAKE_PREFIX_PATH");
-  some.has_cuda = true;
-  some.cuda_version = "12.1";
-  expect_warning(judge_gpus(some, here, 1, std::nullopt), "none seen by a LibTorch for CUDA 12.1", "nvidia-smi");
-  expect_warning(judge_gpus(some, here, 1, "7"), "CUDA_VISIBLE_DEVICES is \"7\"", "unset CUDA_VISIBLE_DEVICES");
-  here.has_nvidia_driver = false;
-  expect_warning(judge_gpus(some, here, 1, std::nullopt), "driver is missing", "--gpus all");
-  some.gpus = {{"H200", 139 * kGibibyte}, {"H200", 139 * kGibibyte}};
-  expect_ok(judge_gpus(some, here, 2, std::nullopt), "2 x H200, 139 GiB each (CUDA 12.1)");
-  expect_warning(judge_gpus(some, here, 3, std::nullopt), "for 3 ranks: they compute on the CPU", "at most 2");
-  some.gpus[1] = {"T4", 16 * kGibibyte};
-  expect_ok(judge_gpus(some, here, 2, std::nullopt), "H200 (139 GiB), T4 (16 GiB)");
-}
-
-TEST(Doctor, JudgesNccl) {
-  auto some = probe();
-  expect_ok(judge_nccl(some), "no GPUs that need it");
-  some.gpus = {{"H200", kGibibyte}};
-  expect_ok(judge_nccl(some), "one GPU does without");
-  some.gpus.push_back({"H200", kGibibyte});
-  expect_warning(judge_nccl(some), "none, and 2 GPUs", "libnccl2");
-  some.has_cuda = true;
-  some.nccl_version = "2.18.5";
-  EXPECT_EQ(judge_nccl(some).found, "2.18.5");
-}
-
 TEST(Doctor, JudgesTheBackends) {
   auto some = probe();
-  expect(judge_backends(some), Status::kOk, "gloo, threads", "libopenmpi-dev for mpi");
-  EXPECT_THAT(judge_backends(some).remedy, Not(HasSubstr("nccl")));
-  some.has_cuda = true;
-  some.gpus = {{"H200", kGibibyte}, {"H200", kGibibyte}};
-  expect_warning(judge_backends(some), "no nccl", "libnccl-dev for nccl");
+  EXPECT_EQ(judge_backends(some), (Finding{"backends", Status::kOk, "gloo, threads",
+                                           "apt-get install libopenmpi-dev for mpi; then build lockstep again"}));
   some.backends = {"mpi", "nccl", "threads"};
   expect_warning(judge_backends(some), "no gloo", "apt-get install libgloo-dev for gloo; then build lockstep again");
-  some.backends = {"gloo", "mpi", "nccl", "threads"};
-  EXPECT_EQ(judge_backends(some), (Finding{"backends", Status::kOk, "gloo, mpi, nccl, threads"}));
+  some.backends = {"gloo", "mpi", "threads"};
+  EXPECT_EQ(judge_backends(some), (Finding{"backends", Status::kOk, "gloo, mpi, threads"}));
   some.backends = {"threads"};
   expect_error(judge_backends(some), "none connects processes", "libgloo-dev");
-}
-
-std::string make_script(const TemporaryFolder& folder, const std::string& text) {
-  const std::string path = folder.path() / "script";
-  std::ofstream(path) << "#!/bin/sh\n" << text << '\n';
-  ::chmod(path.c_str(), 0755);
-  return path;
 }
 
 TEST(RunProgram, ReturnsWhatWasPrinted) {
@@ -152,11 +108,11 @@ TEST(Probe, QuotesWhatIsNoAnswer) {
 
 TEST(Probe, NamesTheProgramThatFailed) {
   TemporaryFolder folder;
-  const auto script = make_script(folder, "echo 'libtorch.so: cannot open' >&2; exit 127");
+  const auto script = make_script(folder, "script", "echo 'libtorch.so: cannot open' >&2; exit 127");
   const auto asked = ask_probe(script);
   EXPECT_EQ(asked.failure, script + " ended with code 127: libtorch.so: cannot open");
   EXPECT_EQ(asked.program, script);
-  EXPECT_EQ(ask_probe(make_script(folder, "sleep 30"), 100ms).failure, script + " did not end within 0.1 s");
+  EXPECT_EQ(ask_probe(make_script(folder, "script", "sleep 30"), 100ms).failure, script + " did not end within 0.1 s");
   const auto missing = ask_probe("");  // not beside the tests
   EXPECT_THAT(missing.failure, HasSubstr("neither beside lockstep nor in ../libexec/lockstep"));
 }

@@ -1,10 +1,11 @@
 #include "doctor.h"
 
 #include <algorithm>
-#include <cstdlib>
 
+#include "judge_gpus.h"
 #include "judge_job.h"
 #include "judge_machine.h"
+#include "judge_nccl.h"
 #include "judge_network.h"
 #include "judge_torch.h"
 
@@ -25,25 +26,51 @@ Section examine_network(const Facts& facts) {
   return section;
 }
 
+bool shares_by_nccl(const Facts& facts) {
+  return has_backend(facts.probe, "nccl") && facts.probe.gpus.size() > 1 &&
+         !is_on(facts.nccl_variables, "NCCL_SHM_DISABLE");
+}
+
 Section examine_machine(const Facts& facts) {
   const auto& machine = facts.machine;
   const int ranks = facts.meeting.job.local_world_size;
   const bool beyond = spans_hosts(facts.meeting) || meets_beyond_loopback(facts.meeting, facts.network);
   return {"Machine",
           {judge_cores(machine, ranks), judge_threads(machine, ranks, facts.omp_num_threads),
-           judge_memory(machine, ranks), judge_numa(machine, ranks), judge_shared_memory(machine),
-           judge_open_files(machine, facts.meeting.job.world_size), judge_processes(machine, ranks),
-           judge_locked_memory(machine), judge_clock(machine, beyond)}};
+           judge_memory(machine, ranks), judge_numa(machine, ranks),
+           judge_shared_memory(machine, shares_by_nccl(facts)), judge_open_files(machine, facts.meeting.job.world_size),
+           judge_processes(machine, ranks), judge_locked_memory(machine), judge_clock(machine, beyond)}};
 }
 
 Section examine_torch(const Facts& facts) {
   const auto& probe = facts.probe;
   Section section{"LibTorch", {judge_torch(probe)}};
   if (!probe.failure.empty()) return section;
-  for (auto& finding : {judge_blas(probe, facts.machine), judge_convolutions(probe, facts.machine),
-                        judge_gpus(probe, facts.machine, facts.meeting.job.local_world_size, facts.visible_devices),
-                        judge_nccl(probe), judge_backends(probe)})
+  for (auto& finding :
+       {judge_blas(probe, facts.machine), judge_convolutions(probe, facts.machine), judge_backends(probe)})
     section.findings.push_back(finding);
+  return section;
+}
+
+void examine_nccl(const Facts& facts, std::vector<Finding>& findings) {
+  const auto& nccl = facts.nccl_variables;
+  findings.push_back(judge_nccl(facts.probe));
+  if (!has_backend(facts.probe, "nccl")) return;
+  if (!facts.gpus.installed.empty()) findings.push_back(judge_compute_modes(facts.gpus));
+  if (const auto named = nccl.find("NCCL_SOCKET_IFNAME"); named != nccl.end() && !named->second.empty())
+    findings.push_back(judge_nccl_interface(named->second, facts.network, spans_hosts(facts.meeting)));
+  findings.push_back(judge_nccl_variables(nccl, facts.probe.gpus.size(), facts.machine.has_infiniband));
+}
+
+Section examine_gpus(const Facts& facts) {
+  const auto& gpus = facts.gpus;
+  const auto& probe = facts.probe;
+  if (!speaks_of_gpus(gpus, probe)) return {"GPUs", {{"GPUs", Status::kOk, "none; ranks train on the CPU"}}};
+  Section section{"GPUs", {judge_driver(gpus, probe)}};
+  const bool has_answer = section.findings[0].status == Status::kOk;
+  if (!has_answer && gpus.installed.empty() && probe.gpus.empty()) return section;
+  section.findings.push_back(judge_gpus(gpus, probe, facts.meeting.job.local_world_size));
+  if (probe.failure.empty()) examine_nccl(facts, section.findings);
   return section;
 }
 
@@ -55,7 +82,11 @@ Section examine_folders(const Facts& facts) {
 
 }  // namespace
 
-Facts gather_facts(const Environment::Lookup& lookup, const DoctorOptions& options) {
+Facts gather_facts(const Variables& variables, const DoctorOptions& options) {
+  const auto lookup = [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  };
   Facts facts;
   facts.meeting = find_meeting(lookup);
   facts.network = read_network(facts.meeting);
@@ -63,15 +94,16 @@ Facts gather_facts(const Environment::Lookup& lookup, const DoctorOptions& optio
   facts.folders = try_folders(lookup, facts.meeting, options.checkpoint_folder);
   facts.machine = read_machine();
   facts.probe = ask_probe(options.probe_program);
+  facts.gpus = read_gpus(lookup);
+  facts.nccl_variables = nccl_variables(variables);
   facts.omp_num_threads = lookup("OMP_NUM_THREADS");
   facts.interface = lookup("LOCKSTEP_INTERFACE");
-  facts.visible_devices = lookup("CUDA_VISIBLE_DEVICES");
   return facts;
 }
 
 std::vector<Section> examine(const Facts& facts) {
-  return {examine_job(facts), examine_network(facts), examine_machine(facts), examine_torch(facts),
-          examine_folders(facts)};
+  return {examine_job(facts),   examine_network(facts), examine_machine(facts),
+          examine_torch(facts), examine_gpus(facts),    examine_folders(facts)};
 }
 
 int count(const std::vector<Section>& sections, Status status) {
@@ -80,12 +112,6 @@ int count(const std::vector<Section>& sections, Status status) {
     number += static_cast<int>(std::count_if(section.findings.begin(), section.findings.end(),
                                              [&](const Finding& finding) { return finding.status == status; }));
   return number;
-}
-
-std::optional<std::string> process_variable(const std::string& variable) {
-  const char* value = std::getenv(variable.c_str());
-  if (value == nullptr) return std::nullopt;
-  return value;
 }
 
 }  // namespace lockstep::tool

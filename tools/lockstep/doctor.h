@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/environment.h>
-
 #include "finding.h"
+#include "gpus.h"
 #include "machine.h"
 #include "meeting.h"
 #include "network.h"
 #include "probe.h"
 #include "storage.h"
+#include "variables.h"
 
 namespace lockstep::tool {
 
@@ -23,9 +23,10 @@ struct Facts {
   std::vector<Folder> folders{};
   Machine machine{};
   Probe probe{};
+  Gpus gpus{};
+  Variables nccl_variables{};  // those that are set
   std::optional<std::string> omp_num_threads{};
-  std::optional<std::string> interface {};       // LOCKSTEP_INTERFACE
-  std::optional<std::string> visible_devices{};  // CUDA_VISIBLE_DEVICES
+  std::optional<std::string> interface {};  // LOCKSTEP_INTERFACE
 };
 
 struct DoctorOptions {
@@ -33,17 +34,14 @@ struct DoctorOptions {
   std::optional<std::string> checkpoint_folder{};  // none: not looked at
 };
 
-/// Looks at this machine with the variables that `lookup` answers. May take seconds: it resolves names and loads
-/// LibTorch in a helper program.
-Facts gather_facts(const Environment::Lookup& lookup, const DoctorOptions& options);
+/// Looks at this machine with the variables that are given. May take seconds: it resolves names, asks nvidia-smi, and
+/// loads LibTorch in a helper program.
+Facts gather_facts(const Variables& variables, const DoctorOptions& options);
 
 /// Pure: all findings, by subject.
 std::vector<Section> examine(const Facts& facts);
 
 /// How many findings have this status.
 int count(const std::vector<Section>& sections, Status status);
-
-/// The variable's value in this process: a lookup.
-std::optional<std::string> process_variable(const std::string& variable);
 
 }  // namespace lockstep::tool

@@ -38,7 +38,7 @@ std::string printed(const nlohmann::ordered_json& json) {
 
 int run(Arguments arguments) {
   if (!arguments.checkpoint_folder.empty()) arguments.options.checkpoint_folder = arguments.checkpoint_folder;
-  const Facts facts = gather_facts(process_variable, arguments.options);
+  const Facts facts = gather_facts(process_variables(), arguments.options);
   const auto sections = examine(facts);
   const bool has_errors = count(sections, Status::kError) > 0;
   if (arguments.json) {

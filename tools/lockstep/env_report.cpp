@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstring>
 #include <vector>
 
 #include <fmt/format.h>
@@ -10,31 +9,10 @@
 
 #include <lockstep/version.h>
 
-extern char** environ;
-
 namespace lockstep::tool {
 namespace {
 
 using nlohmann::ordered_json;
-
-bool is_telling(const std::string& name) {
-  for (const char* prefix : {"LOCKSTEP_", "MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_",
-                             "NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES"})
-    if (name.starts_with(prefix)) return true;
-  for (const char* exact :
-       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "ROLE_RANK",
-        "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR"})
-    if (name == exact) return true;
-  return false;
-}
-
-bool is_secret(std::string name) {
-  if (name == "LOCKSTEP_SECRET_FILE") return false;  // a path
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });
-  for (const char* part : {"SECRET", "TOKEN", "KEY", "PASSWORD", "PASSWD", "CREDENTIAL", "JWT"})
-    if (name.find(part) != std::string::npos) return true;
-  return false;
-}
 
 ordered_json or_null(const std::string& text) {
   return text.empty() ? ordered_json() : ordered_json(text);
@@ -90,20 +68,6 @@ std::vector<std::string> lines_of(const ordered_json& value) {
 }
 
 }  // namespace
-
-Variables telling_variables(const Variables& all) {
-  Variables telling;
-  for (const auto& [name, value] : all)
-    if (is_telling(name)) telling[name] = is_secret(name) ? "(hidden)" : value;
-  return telling;
-}
-
-Variables process_variables() {
-  Variables variables;
-  for (char** entry = environ; entry && *entry; ++entry)
-    if (char* equals = std::strchr(*entry, '=')) variables[std::string(*entry, equals)] = equals + 1;
-  return variables;
-}
 
 ordered_json describe(const std::string& host, const Machine& machine, const Probe& probe, const Variables& variables) {
   ordered_json report;

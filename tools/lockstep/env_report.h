@@ -1,23 +1,14 @@
 #pragma once
 
-#include <map>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "machine.h"
 #include "probe.h"
+#include "variables.h"
 
 namespace lockstep::tool {
-
-using Variables = std::map<std::string, std::string>;
-
-/// Of a process's variables those that decide how a job runs: lockstep's, the launchers', NCCL's, OpenMP's, the
-/// loader's. The values of those that may hold a secret, going by their names, are replaced.
-Variables telling_variables(const Variables& all);
-
-/// This process's.
-Variables process_variables();
 
 /// All that a bug report needs, as it is printed.
 nlohmann::ordered_json describe(const std::string& host, const Machine& machine, const Probe& probe,

@@ -89,7 +89,7 @@ Finding judge_numa(const Machine& machine, int ranks) {
           "lockstep run --bind, or numactl --cpunodebind: memory of another node is slower"};
 }
 
-Finding judge_shared_memory(const Machine& machine) {
+Finding judge_shared_memory(const Machine& machine, bool serves_nccl) {
   const std::string remedy = "docker run --shm-size=1g, or --ipc=host; elsewhere mount -o remount,size=1g /dev/shm";
   if (!machine.shared_memory)
     return {"shared memory", Status::kWarning, "/dev/shm is missing: ranks in different containers, and NCCL, need it",
@@ -97,10 +97,13 @@ Finding judge_shared_memory(const Machine& machine) {
   const auto& space = *machine.shared_memory;
   const std::string found =
       fmt::format("/dev/shm has {} of {} free", bytes_in_words(space.free_bytes), bytes_in_words(space.total_bytes));
+  if (!serves_nccl) return {"shared memory", Status::kOk, found};
+  const std::string without = "; or NCCL_SHM_DISABLE=1, which is slower";
   if (space.total_bytes <= 64 * kMebibyte)
-    return {"shared memory", Status::kWarning, found + ", Docker's default: too little for NCCL", remedy};
+    return {"shared memory", Status::kWarning, found + ", Docker's default: too little for NCCL", remedy + without};
   if (space.free_bytes < 64 * kMebibyte)
-    return {"shared memory", Status::kWarning, found, "remove what ended programs left in /dev/shm; or " + remedy};
+    return {"shared memory", Status::kWarning, found + ": too little for NCCL",
+            "remove what ended programs left in /dev/shm; or " + remedy + without};
   return {"shared memory", Status::kOk, found};
 }
 

@@ -18,7 +18,10 @@ Finding judge_threads(const Machine& machine, int ranks, const std::optional<std
 
 Finding judge_memory(const Machine& machine, int ranks);
 Finding judge_numa(const Machine& machine, int ranks);
-Finding judge_shared_memory(const Machine& machine);
+
+/// `serves_nccl`: whether NCCL's ranks on this host would use it.
+Finding judge_shared_memory(const Machine& machine, bool serves_nccl);
+
 Finding judge_open_files(const Machine& machine, int world_size);
 Finding judge_processes(const Machine& machine, int ranks);
 Finding judge_locked_memory(const Machine& machine);

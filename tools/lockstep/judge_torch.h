@@ -1,15 +1,12 @@
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include "finding.h"
 #include "machine.h"
 #include "probe.h"
 
 namespace lockstep::tool {
 
-// Facts in, a finding out: pure, and tested with facts that are made up. `ranks` are those on this host.
+// Facts in, a finding out: pure, and tested with facts that are made up.
 
 /// Whether LibTorch could be asked, and which it is. The others are about a probe that has no failure.
 Finding judge_torch(const Probe& probe);
@@ -19,11 +16,6 @@ Finding judge_blas(const Probe& probe, const Machine& machine);
 /// Whether convolutions are faster without MKL-DNN, as with Debian's LibTorch 1.13 for arm64.
 Finding judge_convolutions(const Probe& probe, const Machine& machine);
 
-/// `visible_devices`: the value of CUDA_VISIBLE_DEVICES.
-Finding judge_gpus(const Probe& probe, const Machine& machine, int ranks,
-                   const std::optional<std::string>& visible_devices);
-
-Finding judge_nccl(const Probe& probe);
 Finding judge_backends(const Probe& probe);
 
 }  // namespace lockstep::tool

@@ -150,7 +150,6 @@ Machine read_machine() {
   machine.locked_memory = read_ulimit(RLIMIT_MEMLOCK);
   machine.is_root = ::geteuid() == 0;
   machine.has_infiniband = has_entries("/sys/class/infiniband");
-  machine.has_nvidia_driver = fs::exists("/proc/driver/nvidia/version") || fs::exists("/dev/nvidiactl");
   machine.shared_memory = space_at("/dev/shm");
   machine.clock = read_clock();
   return machine;

@@ -43,7 +43,6 @@ struct Machine {
   Ulimit locked_memory;  // in bytes
   bool is_root = false;  // whom the limit of processes does not hold
   bool has_infiniband = false;
-  bool has_nvidia_driver = false;
   std::optional<Space> shared_memory;  // /dev/shm; none when it is missing
   Clock clock;
 };

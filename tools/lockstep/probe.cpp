@@ -1,5 +1,7 @@
 #include "probe.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -51,6 +53,10 @@ Probe failed(const std::string& failure) {
 }
 
 }  // namespace
+
+bool has_backend(const Probe& probe, const std::string& name) {
+  return std::find(probe.backends.begin(), probe.backends.end(), name) != probe.backends.end();
+}
 
 Probe parse_probe(const std::string& printed) {
   try {

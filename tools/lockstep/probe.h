@@ -38,6 +38,9 @@ struct Probe {
   std::vector<std::string> backends{};
 };
 
+/// Whether this build of lockstep has the backend. Of a probe that failed: no.
+bool has_backend(const Probe& probe, const std::string& name);
+
 /// Reads what lockstep-probe printed; a failure that quotes it when it is something else.
 Probe parse_probe(const std::string& printed);
 
