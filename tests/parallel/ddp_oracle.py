@@ -1,14 +1,20 @@
-# The scenarios of oracle_test.cpp by Python's DistributedDataParallel:
-#   ddp_oracle.py RANK SIZE FOLDER
-# For each, rank 0 writes parameters and buffers as float64, one after the other, to FOLDER/NAME.
+# The scenarios of oracle_scenarios.h by Python's DistributedDataParallel:
+#   ddp_oracle.py RANK SIZE FOLDER DEVICE
+# DEVICE is cpu, for gloo and float64, or cuda:0, for NCCL and float32. For each scenario, every rank writes parameters and
+# buffers as float64, one after the other, to FOLDER/NAME.RANK.
 import sys
+from array import array
 from contextlib import nullcontext
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+RANK, SIZE, FOLDER, DEVICE = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], torch.device(sys.argv[4])
+DTYPE = torch.float32 if DEVICE.type == "cuda" else torch.float64
 STEPS, BATCH = 20, 5
 
 
@@ -44,20 +50,25 @@ def generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def inputs_of(step, rank, sample, dtype):
-    return torch.randn((BATCH, *sample), generator=generator(1000 + 10 * step + rank), dtype=torch.float64).to(dtype)
+def inputs_of(step, sample, dtype):
+    seeded = generator(1000 + 10 * step + RANK)
+    return torch.randn((BATCH, *sample), generator=seeded, dtype=torch.float64).to(DEVICE, dtype)
 
 
-def targets_of(step, rank):
-    return torch.randint(0, 4, (BATCH,), generator=generator(5000 + 10 * step + rank))
+def image_of(step, dtype=DTYPE):
+    return inputs_of(step, (1, 6, 6), dtype)
 
 
-def filled(model, dtype):
+def targets_of(step):
+    return torch.randint(0, 4, (BATCH,), generator=generator(5000 + 10 * step + RANK)).to(DEVICE)
+
+
+def filled(model, dtype=DTYPE):
     seeded = generator(1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=seeded, dtype=torch.float64) * 0.3)
-    return model.to(dtype)
+    return model.to(DEVICE, dtype)
 
 
 def zero(model):
@@ -70,86 +81,116 @@ def result(model):
     return list(model.parameters()) + [b for name, b in model.named_buffers() if not name.endswith("num_batches_tracked")]
 
 
-def loss(output, step, rank):
-    return nn.functional.cross_entropy(output, targets_of(step, rank))
+def loss(output, step):
+    return nn.functional.cross_entropy(output, targets_of(step))
 
 
-def plain(rank, size, dtype, make_optimizer):
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
+
+
+def plain(make_optimizer, dtype=DTYPE, hook=None, **options):
     model = filled(ConvNet(), dtype)
-    ddp = DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model, **options)
+    if hook:
+        ddp.register_comm_hook(None, hook)
     optimizer = make_optimizer(ddp.parameters())
     for step in range(STEPS):
         zero(model)
-        loss(ddp(inputs_of(step, rank, (1, 6, 6), dtype)), step, rank).backward()
+        loss(ddp(image_of(step, dtype)), step).backward()
         optimizer.step()
     return result(model)
 
 
-def sgd(rank, size):
-    return plain(rank, size, torch.float32, lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9))
+def sgd():
+    return plain(momentum, torch.float32)
 
 
-def adam(rank, size):
-    return plain(rank, size, torch.float64, lambda p: torch.optim.Adam(p, lr=0.01))
+def adam():
+    return plain(lambda parameters: torch.optim.Adam(parameters, lr=0.01))
 
 
-def unused(rank, size):
-    model = filled(TwoHeads(), torch.float64)
-    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+def bucket_view():
+    return plain(momentum, gradient_as_bucket_view=True)
+
+
+def fp16():
+    return plain(momentum, torch.float32, fp16_compress_hook)
+
+
+def two_heads(heads_of, **options):
+    model = filled(TwoHeads())
+    ddp = DistributedDataParallel(model, **options)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     for step in range(STEPS):
         if step % 4 != 3:  # in the other steps gradients add up
             zero(model)
-        output = ddp(inputs_of(step, rank, (6,), torch.float64), (step + rank) % 2 == 0, step % 3 == 0)
-        loss(output, step, rank).backward()
+        loss(ddp(inputs_of(step, (6,), DTYPE), *heads_of(step)), step).backward()
         optimizer.step()
     return result(model)
 
 
-def no_sync(rank, size):
-    model = filled(ConvNet(), torch.float64)
+def unused():
+    return two_heads(lambda step: ((step + RANK) % 2 == 0, step % 3 == 0), find_unused_parameters=True)
+
+
+def static_graph():
+    return two_heads(lambda step: (True, False), static_graph=True)
+
+
+def no_sync():
+    model = filled(ConvNet())
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     for step in range(STEPS):
         with ddp.no_sync() if step % 3 != 2 else nullcontext():
-            loss(ddp(inputs_of(step, rank, (1, 6, 6), torch.float64)), step, rank).backward()
+            loss(ddp(image_of(step)), step).backward()
         if step % 3 == 2:
             optimizer.step()
             zero(model)
     return result(model)
 
 
-def uneven(rank, size, divide_by_initial_world_size):
-    model = filled(ConvNet(), torch.float64)
+def uneven(divide_by_initial_world_size):
+    model = filled(ConvNet())
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     with ddp.join(divide_by_initial_world_size=divide_by_initial_world_size):
-        for step in range(3 + 2 * ((rank + 1) % size)):
+        for step in range(3 + 2 * ((RANK + 1) % SIZE)):
             zero(model)
-            loss(ddp(inputs_of(step, rank, (1, 6, 6), torch.float64)), step, rank).backward()
+            loss(ddp(image_of(step)), step).backward()
             optimizer.step()
     return result(model)
 
 
-def join(rank, size):
-    return uneven(rank, size, True)
+def join():
+    return uneven(True)
 
 
-def join_by_current(rank, size):
-    return uneven(rank, size, False)
+def join_by_current():
+    return uneven(False)
 
 
 def main():
-    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    for scenario in (sgd, adam, unused, no_sync, join, join_by_current):
-        tensors = scenario(rank, size)
-        if rank == 0:
-            flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
-            with open(f"{folder}/{scenario.__name__}", "wb") as file:
-                file.write(bytes(flat.numpy().tobytes()))
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
+    dist.init_process_group(
+        "nccl" if DEVICE.type == "cuda" else "gloo",
+        init_method=f"file://{FOLDER}/store",
+        rank=RANK,
+        world_size=SIZE,
+        timeout=timedelta(minutes=1),
+    )
+    for scenario in (sgd, adam, bucket_view, fp16, unused, static_graph, no_sync, join, join_by_current):
+        flat = torch.cat([tensor.detach().double().flatten() for tensor in scenario()])
+        with open(f"{FOLDER}/{scenario.__name__}.{RANK}", "wb") as file:
+            array("d", flat.tolist()).tofile(file)
     dist.barrier()
+    dist.destroy_process_group()
 
 
 main()
