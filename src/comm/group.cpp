@@ -43,7 +43,11 @@ Group::~Group() {
                      " calls pending; wait() for each asynchronous call before the group goes"));
     abort(std::make_exception_ptr(PeerError(text("the process group was destroyed on rank ", membership_.rank))));
   }
-  if (!failure() && std::uncaught_exceptions() == 0) queued_.synchronize();
+  try {
+    if (!failure() && std::uncaught_exceptions() == 0) queued_.synchronize();
+  } catch (const std::exception& error) {
+    log_warning(text(speaker(membership_), ": the device did not end its last calls: ", error.what()));
+  }
   leave(parts);
 }
 

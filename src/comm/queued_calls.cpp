@@ -1,6 +1,7 @@
 #include "comm/queued_calls.h"
 
 #include <utility>
+#include <vector>
 
 namespace lockstep::detail {
 namespace {
@@ -46,12 +47,13 @@ void QueuedCalls::release_tensors(const QueuedCall& call) {
 }
 
 void QueuedCalls::synchronize() {
-  std::shared_ptr<QueuedCall> last;
+  std::vector<std::shared_ptr<QueuedCall>> calls;
   {
     std::lock_guard lock(recorder_.mutex());
-    if (!entries_.empty()) last = entries_.back().call;
+    for (const auto& entry : entries_) calls.push_back(entry.call);
   }
-  if (last) last->synchronize();
+  for (const auto& call : calls)
+    if (!call->is_done()) call->synchronize();
 }
 
 }  // namespace lockstep::detail

@@ -1,4 +1,5 @@
 #include <mutex>
+#include <utility>
 
 #include <lockstep/error.h>
 
@@ -11,8 +12,9 @@ namespace lockstep::detail {
 /// What stands behind the Work of a call on a device.
 class Group::QueuedWork final : public Completion {
  public:
-  QueuedWork(std::shared_ptr<Group> group, std::shared_ptr<QueuedCall> call)
-      : group_(std::move(group)), call_(std::move(call)) {}
+  /// `kept` are its tensors.
+  QueuedWork(std::shared_ptr<Group> group, std::shared_ptr<QueuedCall> call, std::shared_ptr<const void> kept)
+      : group_(std::move(group)), call_(std::move(call)), kept_(std::move(kept)) {}
 
   void wait() override {
     order();
@@ -45,6 +47,9 @@ class Group::QueuedWork final : public Completion {
     if (!call_) return;
     call_->order_current_stream();
     group_->queued_.release_tensors(*call_);
+    std::shared_ptr<const void> kept;  // goes without the mutex
+    std::lock_guard lock(mutex_);
+    kept = std::exchange(kept_, nullptr);
   }
 
   void note_done() {
@@ -55,6 +60,7 @@ class Group::QueuedWork final : public Completion {
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<QueuedCall> call_;
   std::mutex mutex_;
+  std::shared_ptr<const void> kept_;  // guarded by mutex_: also where the group need not look after the call
   std::chrono::steady_clock::time_point done_at_{};  // guarded by mutex_
 };
 
@@ -64,7 +70,7 @@ Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& op
   std::shared_ptr<QueuedCall> queued;
   queue_.run(
       [&](WorkQueue::Lock& lock) { queued = execute(lock, *call, options, timeout, Backend::Stream::kOwn, call); });
-  return Work(std::make_shared<QueuedWork>(shared_from_this(), std::move(queued)));
+  return Work(std::make_shared<QueuedWork>(shared_from_this(), std::move(queued), call));
 }
 
 void Group::synchronize() {

@@ -93,7 +93,9 @@ TEST(ProcessGroup, TensorsThatRequireGradAreChangedInPlace) {
 
 TEST(ProcessGroup, UnknownBackendsAreRefusedWithThoseThereAre) {
   expect_error<UsageError>([] { alone("smoke"); }, "'smoke'", "threads", "auto");
+#ifndef LOCKSTEP_HAVE_NCCL
   expect_error<UsageError>([] { alone("nccl"); }, "'nccl'", "summary");
+#endif
 }
 
 TEST(ProcessGroup, SenselessOptionsAreRefused) {
@@ -102,8 +104,8 @@ TEST(ProcessGroup, SenselessOptionsAreRefused) {
   expect_error<UsageError>(
       [] { init_process_group({.backend = "threads", .init_method = "udp://x:1", .rank = 0, .world_size = 2}); },
       "udp://x:1", "file:///path");
-  expect_error<UsageError>([] { init_process_group({.rank = 0, .world_size = 1, .device = c10::Device("cuda:0")}); },
-                           "cuda:0");
+  expect_error<UsageError>([] { init_process_group({.rank = 0, .world_size = 1, .device = c10::Device("cuda:64")}); },
+                           "cuda:64");
 }
 
 TEST(ProcessGroup, TimeOutsAreCheckedAndMayBeForever) {

@@ -104,6 +104,7 @@ class Device {
 struct Devices {
   std::atomic<Device*> of[4] = {};
   std::atomic<int> ordered{0};
+  std::atomic<bool> capture{false};  // calls are written down, and not made
 };
 
 class QueueingBackend final : public Backend {
@@ -115,6 +116,7 @@ class QueueingBackend final : public Backend {
 
   bool is_queueing() const override { return true; }
   std::shared_ptr<QueuedCall> queue(const std::function<void()>& call, Stream) override {
+    if (devices_.capture) return std::make_shared<Captured>();
     call();
     return std::make_shared<Queued>(*this, device_.put_so_far());
   }
@@ -141,6 +143,11 @@ class QueueingBackend final : public Backend {
   std::unique_ptr<Transfer> start_recv(const at::Tensor&, int, uint32_t, uint64_t) override { return nullptr; }
 
  private:
+  struct Captured final : QueuedCall {
+    void order_current_stream() override {}
+    void synchronize() override { throw UsageError("it is captured"); }
+    bool is_done() override { return true; }
+  };
   struct Queued final : QueuedCall {
     Queued(QueueingBackend& backend, int64_t number) : backend(backend), number(number) {}
     void order_current_stream() override { ++backend.devices_.ordered; }
@@ -202,6 +209,30 @@ TEST(Queueing, AnAsynchronousCallKeepsItsTensorsUntilTheyAreFree) {
         work.wait();
         EXPECT_LT(tensor.use_count(), with_group) << "whatever uses the memory next comes after the call";
         device.hold(false);
+      },
+      on(devices));
+}
+
+TEST(Queueing, ACapturedCallKeepsItsTensorsAndHoldsUpNobody) {
+  Devices devices;
+  run_threads(
+      1,
+      [&](ProcessGroup world) {
+        Device& device = *devices.of[0];
+        auto made = at::ones({4}), captured = at::ones({4});
+        device.hold(true);
+        auto before = world.all_reduce_async(made);
+        devices.capture = true;
+        auto work = world.all_reduce_async(captured);
+        EXPECT_TRUE(work.is_done());
+        EXPECT_GT(captured.use_count(), 1);
+        expect_error<UsageError>([&] { work.synchronize(); }, "it is captured");
+        work.wait();
+        EXPECT_TRUE(eventually([&] { return captured.use_count() == 1; })) << captured.use_count();
+        device.hold(false);
+        world.synchronize();
+        EXPECT_TRUE(before.is_done());
+        world.all_reduce_async(captured).wait();  // the last before the group goes
       },
       on(devices));
 }

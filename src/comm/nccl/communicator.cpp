@@ -12,7 +12,7 @@ namespace lockstep::nccl {
 namespace {
 
 constexpr auto kPause = std::chrono::microseconds(50);
-constexpr auto kLongestCall = std::chrono::seconds(1);
+constexpr auto kLongestCall = std::chrono::milliseconds(100);
 
 std::string fresh_id() {
   ncclUniqueId id;
@@ -38,7 +38,8 @@ Communicator::~Communicator() {
   if (raw_ && !cause_) ncclCommDestroy(raw_);
 }
 
-void Communicator::throw_if_aborted() const {
+void Communicator::throw_if_aborted() {
+  std::lock_guard lock(cause_mutex_);
   if (cause_) std::rethrow_exception(cause_);
 }
 
@@ -80,23 +81,28 @@ void Communicator::call(const char* doing, const std::function<ncclResult_t(nccl
     throw_if_aborted();
     check(ncclCommGetAsyncError(raw_, &result), doing, raw_);
   }
+  throw_if_aborted();
   check(result, doing, raw_);
 }
 
 void Communicator::check_health() {
-  std::lock_guard lock(mutex_);
   throw_if_aborted();
-  if (!is_ready_) return;
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || !is_ready_) return;  // a call under way looks itself, and may be stuck until an abort
+  throw_if_aborted();
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(raw_, &state), "asking for errors", raw_);
   if (state != ncclSuccess && state != ncclInProgress) fail(state, "a call under way", raw_);
 }
 
 void Communicator::abort(std::exception_ptr cause) noexcept {
+  {
+    std::lock_guard lock(cause_mutex_);
+    if (cause_) return;
+    cause_ = std::move(cause);
+  }
   // A thread may be stuck in a call of NCCL because the device takes no more work, until this ends what it works on.
   std::unique_lock lock(mutex_, kLongestCall);
-  if (cause_) return;
-  cause_ = std::move(cause);
   if (raw_) ncclCommAbort(raw_);
 }
 

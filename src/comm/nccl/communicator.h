@@ -30,23 +30,24 @@ class Communicator {
 
   /// Makes calls of NCCL, once ready; `doing` is for errors.
   void call(const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls);
-  /// Throws when NCCL has found out that something is wrong since.
+  /// Throws when NCCL has found out that something is wrong since. Never waits.
   void check_health();
 
   /// Ends what waits, here and on the device; all of the above throw `cause` from then on. May take a while.
   void abort(std::exception_ptr cause) noexcept;
 
  private:
-  void throw_if_aborted() const;
+  void throw_if_aborted();
 
   const std::shared_ptr<Store> store_;
   const std::string key_;
   const int rank_;
   const int size_;
   std::timed_mutex mutex_;
-  ncclComm_t raw_ = nullptr;  // guarded by mutex_
+  ncclComm_t raw_ = nullptr;  // guarded by mutex_, but for an abort that has waited for it long enough
   bool is_ready_ = false;     // guarded by mutex_
-  std::exception_ptr cause_;  // guarded by mutex_: why it is aborted
+  std::mutex cause_mutex_;
+  std::exception_ptr cause_;  // guarded by cause_mutex_: why it is aborted
 };
 
 }  // namespace lockstep::nccl

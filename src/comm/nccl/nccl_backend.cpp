@@ -1,9 +1,9 @@
 #include "comm/nccl/nccl_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <map>
-#include <mutex>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -61,33 +61,28 @@ class NcclBackend final : public Backend {
         device_(context.device),
         store_(context.store),
         own_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())),
-        mail_(store_, rank_, device_) {
+        mail_(std::make_shared<Mail>(store_, rank_, device_)) {
     refuse_shared_gpus(context);
     c10::cuda::CUDAGuard guard(device_);
     communicator_ = std::make_shared<Communicator>(store_, "communicator", rank_, size_);
     ledger_ = std::make_unique<shm::Ledger>(context);
   }
 
-  ~NcclBackend() override {
-    if (aborter_.joinable()) aborter_.join();
-  }
-
   at::Tensor allocate(int64_t bytes) override {
     return at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
   }
 
+  // NCCL may take a second for it, which nobody should have to wait for who is told of a failure.
   void abort(std::exception_ptr cause) noexcept override {
-    std::lock_guard lock(mutex_);
-    if (cause_) return;
-    cause_ = cause;
+    if (is_aborted_.exchange(true)) return;
+    const auto end_calls = [communicator = communicator_, mail = mail_, cause] {
+      communicator->abort(cause);
+      mail->abort(cause);
+    };
     try {
-      aborter_ = start_thread("ending NCCL's calls", [this, cause] {
-        communicator_->abort(cause);
-        mail_.abort(cause);
-      });
-    } catch (const Error&) {  // no thread to be had: it takes the caller's time
-      communicator_->abort(cause);
-      mail_.abort(cause);
+      join_at_exit(start_thread("ending NCCL's calls", end_calls));
+    } catch (const std::exception&) {  // no thread to be had: it takes the caller's time
+      end_calls();
     }
   }
 
@@ -159,7 +154,7 @@ class NcclBackend final : public Backend {
       receives[rank_].view({-1}).copy_(sends[rank_].view({-1}));
     }
     with_ranks(call, "an exchange", [&](ncclComm_t ranks) {
-      check(ncclGroupStart(), "an exchange");
+      check(ncclGroupStart(), "an exchange");  // what fails from here on, the end of the group returns
       for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         const auto& out = sends[peer];
@@ -177,30 +172,24 @@ class NcclBackend final : public Backend {
     all_reduce(token, ReduceOp::kSum, call);
     QueuedOnStream end(c10::cuda::getCurrentCUDAStream(), communicator_);
     while (!end.is_done()) {
-      throw_if_aborted();
       if (std::chrono::steady_clock::now() >= call.deadline) throw TimeoutError("not all ranks have come in time");
       std::this_thread::sleep_for(kPause);
     }
-    throw_if_aborted();
+    communicator_->check_health();  // what an abort has ended is done, too
   }
 
   // --- messages
 
   std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag,
                                        uint64_t /*fingerprint*/) override {
-    return mail_.send(data, to, tag);
+    return mail_->send(data, to, tag);
   }
   std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag,
                                        uint64_t /*fingerprint*/) override {
-    return mail_.receive(data, from, tag);
+    return mail_->receive(data, from, tag);
   }
 
  private:
-  void throw_if_aborted() {
-    std::lock_guard lock(mutex_);
-    if (cause_) std::rethrow_exception(cause_);
-  }
-
   void with_ranks(const CallInfo& call, const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
     ledger_->write(call.fingerprint);
     communicator_->await(call.deadline);
@@ -228,12 +217,10 @@ class NcclBackend final : public Backend {
   const c10::cuda::CUDAStream own_stream_;
   std::shared_ptr<Communicator> communicator_;  // constant after construction
   std::unique_ptr<shm::Ledger> ledger_;         // the thread's whose turn it is; constant after construction
-  Mail mail_;
+  const std::shared_ptr<Mail> mail_;
   at::cuda::CUDAEvent fork_;              // the thread's whose turn it is
   std::shared_ptr<QueuedOnStream> last_;  // the thread's whose turn it is
-  std::mutex mutex_;
-  std::exception_ptr cause_;  // guarded by mutex_
-  std::thread aborter_;       // guarded by mutex_; none until an abort
+  std::atomic<bool> is_aborted_ = false;
 };
 
 }  // namespace
