@@ -63,7 +63,12 @@ void Bucket::put(size_t slot, const at::Tensor& gradient, double factor) {
 }
 
 void Bucket::put_extra(const at::Tensor& values) {
-  extra_.copy_(values);
+  if (places_.empty() || factor_ != 1) {
+    extra_.copy_(values);
+  } else {
+    places_.push_back(extra_);
+    values_.push_back(values);
+  }
 }
 
 void Bucket::settle() {

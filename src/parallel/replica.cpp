@@ -54,6 +54,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
       options_(options),
       wrapped_(std::move(module), options.ignore),
       input_device_(only_device(options.device_ids)),
+      buffers_(group_, tensors_of(wrapped_.buffers())),
       weight_(group_) {
   check_trainable(wrapped_, input_device_, group_);
   if (options.init_sync) {
@@ -127,11 +128,11 @@ void Replica::set_batch_weight(double samples) {
   join_ ? weight_.set_in_join(samples) : weight_.set(samples);
 }
 
-void Replica::broadcast_buffers(int source) const {
-  if (!wrapped_.buffers().empty()) broadcast_coalesced(group_, tensors_of(wrapped_.buffers()), source);
+void Replica::broadcast_buffers(int source) {
+  buffers_.run(source);
 }
 
-void Replica::broadcast_parameters_and_buffers(int source) const {
+void Replica::broadcast_parameters_and_buffers(int source) {
   broadcast_coalesced(group_, tensors_of(wrapped_.parameters()), source);
   broadcast_buffers(source);
 }

@@ -8,6 +8,7 @@
 #include <lockstep/distributed_data_parallel.h>
 
 #include "parallel/batch_weight.h"
+#include "parallel/packed_broadcast.h"
 #include "parallel/reducer.h"
 #include "parallel/step_recorder.h"
 #include "parallel/wrapped_module.h"
@@ -23,8 +24,8 @@ class Replica {
   void after_forward(const std::vector<at::Tensor>& outputs);
 
   void set_batch_weight(double samples);
-  void broadcast_buffers(int source) const;
-  void broadcast_parameters_and_buffers(int source) const;
+  void broadcast_buffers(int source);
+  void broadcast_parameters_and_buffers(int source);
   void check_replicas() const;
 
   void enter_join(std::shared_ptr<JoinContext> context, bool is_first);
@@ -48,6 +49,7 @@ class Replica {
   const DistributedDataParallelOptions options_;
   const WrappedModule wrapped_;
   std::optional<c10::Device> input_device_;  // constant after construction
+  PackedBroadcast buffers_;
   BatchWeight weight_;
   StepRecorder recorder_;
   std::shared_ptr<Reducer> reducer_;  // constant after construction; graphs may outlive this

@@ -10,6 +10,8 @@
 namespace lockstep {
 namespace {
 
+constexpr int64_t kLookEvery = 8;  // looking takes a copy and an event, in a step that may be short
+
 /// Whether its elements can be read and written without LibTorch.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat;
@@ -56,7 +58,7 @@ void UseMarks::take(const at::Tensor& marks) {
 // One set of marks is on its way at a time. A graph that is captured is not looked at: its replays are not seen here.
 void UseMarks::learn_later(const at::Tensor& marks) {
   std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // here
-  if (detail::is_capturing(marks.device())) return;
+  if (reductions_++ % kLookEvery != 0 || detail::is_capturing(marks.device())) return;
   if (arrival_) {
     if (!arrival_->query()) return;
     take(arriving_.to(at::kFloat));

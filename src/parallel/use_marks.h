@@ -23,7 +23,7 @@ class UseMarks {
   void write(Bucket& bucket, const std::vector<char>& used, bool is_finite);
 
   /// After it was. On a GPU the host waits for the marks only where this rank must know them now: otherwise it learns,
-  /// now or in a later call, what has come from an earlier reduction, in which this rank used every parameter.
+  /// every few calls, what has come from an earlier reduction, in which this rank used every parameter.
   void learn(const Bucket& bucket, bool now);
 
   /// In what was learnt last.
@@ -39,6 +39,7 @@ class UseMarks {
   std::vector<char> unused_somewhere_;
   bool is_not_finite_somewhere_ = false;
   at::Tensor all_used_;                // where marks must be converted or moved: those of a rank that used all
+  int64_t reductions_ = 0;             // of which this rank need not know at once
   at::Tensor arriving_;                // on a GPU: page-locked memory of the host
   std::optional<c10::Event> arrival_;  // while marks are on their way there
 };

@@ -82,10 +82,11 @@ TEST(BenchOperation, HasTheFactorsOfNcclTests) {
 TEST(BenchOperation, IsFoundByItsName) {
   auto collectives = operation_names();
   std::erase(collectives, kDdp);
+  std::erase(collectives, kGpu);
   for (const auto& name : collectives) EXPECT_EQ(name_of(operation_named(name)), name);
   expect_error<UsageError>([] { operation_named("allreduce"); },
                            "no operation 'allreduce' to measure: it should be one of all-reduce, reduce-scatter",
-                           "barrier, ddp");
+                           "barrier, ddp, gpu");
 }
 
 TEST(BenchFloor, IsTheMemorysTimeForLargeMessages) {
@@ -168,7 +169,7 @@ TEST(BenchRequest, RefusesWhatWouldHaveNoEffect) {
   expect_refusal(asked, "a barrier carries no data");
   asked = request("all-reduce");
   asked.models = {"cnn"};
-  expect_refusal(asked, "--models, --against and --backend are for ddp: all-reduce trains no model");
+  expect_refusal(asked, "--models, --against and --backend are for ddp and gpu: all-reduce trains no model");
   EXPECT_THAT(make_plan(request("barrier"), {"gloo"}).sizes, ElementsAre(0));
 }
 

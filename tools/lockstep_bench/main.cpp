@@ -2,6 +2,8 @@
 //   lockstep-bench --backends   prints what this build has for CPU tensors, as a JSON array
 //   lockstep-bench PLAN         measures a collective by a Plan, one JSON object; rank 0 writes to the file it names
 //   lockstep-bench --ddp PLAN   trains models by a DdpPlan, likewise
+//   lockstep-bench --gpus       prints the names of those that this build can use, as a JSON array
+//   lockstep-bench --gpu SIDE   trains on the first of them what it is told on stdin: a Trainer
 
 #include <fstream>
 #include <iostream>
@@ -16,6 +18,9 @@
 #include <lockstep/torch_version.h>
 
 #include "ddp/measure.h"
+#ifdef LOCKSTEP_BENCH_GPU
+#include "gpu/trainer.h"
+#endif
 #include "measure.h"
 
 namespace lockstep::bench {
@@ -26,6 +31,16 @@ std::vector<std::string> backends_for_the_cpu() {
   std::erase(names, "nccl");
   return names;
 }
+
+#ifndef LOCKSTEP_BENCH_GPU
+std::vector<std::string> usable_gpus() {
+  return {};
+}
+
+void serve_trainer(const std::string&) {
+  throw UsageError("this build trains on no GPU");
+}
+#endif
 
 void carry_out(const RunPlan& plan, const std::string& backend, const auto& measure) {
   const auto world = init_process_group({.backend = backend, .device = c10::Device(c10::kCPU)});
@@ -50,6 +65,10 @@ void run(const std::string& option, const std::string& text) {
     const auto plan = ddp_plan_from(text);
     carry_out(plan, plan.backend,
               [&](const auto& world, auto& page, const auto& say) { measure_ddp(plan, world, page, say); });
+  } else if (option == "--gpus") {
+    std::cout << nlohmann::json(usable_gpus()).dump() << std::endl;
+  } else if (option == "--gpu") {
+    serve_trainer(text);
   } else if (option.starts_with('{')) {
     const auto plan = plan_from(option);
     carry_out(plan, plan.backends.at(0),

@@ -10,6 +10,7 @@
 
 #include "bench/arguments.h"
 #include "bench/ddp/plan.h"
+#include "bench/gpu/plan.h"
 #include "bench/measure.h"
 #include "commands.h"
 
@@ -25,12 +26,16 @@ ddp measures a step of training: of ranks that do not talk (local), with Distrib
 the others sleep (alone) and, if asked for, with Python's DistributedDataParallel over Gloo (python). It prints what
 talking adds to a step (exposed), and what is left of a rank's speed when all train together (efficiency).
 
+gpu measures a step of one rank on one GPU: of the module by itself (plain), with DistributedDataParallel over NCCL (ddp)
+and, if asked for, the same in Python (python plain, python ddp, and python best with the settings that cost least).
+
 Examples:
   lockstep bench all-reduce
   lockstep bench all-reduce --backends gloo -n 4 --sizes 4,64K,25M --json
   lockstep bench reduce-scatter --dtype bfloat16 --op avg --min 1M --max 64M \
       --plot times.svg
   lockstep bench ddp -n 2 --models cnn,mlp --against python
+  lockstep bench gpu --against python --json
 
 Exit codes:
   0   measured, and every result was right
@@ -43,7 +48,12 @@ Exit codes:
 )";
 
 int run(const Arguments& arguments) try {
-  return arguments.request.operation == kDdp ? measure_ddp(arguments) : measure_collective(arguments);
+  if (arguments.request.operation == kDdp) return measure_ddp(arguments);
+  if (arguments.request.operation == kGpu) return measure_gpu(arguments);
+  return measure_collective(arguments);
+} catch (const PeerError& error) {
+  std::cerr << "lockstep bench: " << error.what() << "\n";
+  return static_cast<int>(LaunchExit::kWorkerFailed);
 } catch (const UsageError& error) {
   std::cerr << "lockstep bench: " << error.what() << "\n";
   return static_cast<int>(LaunchExit::kUsage);
@@ -58,10 +68,12 @@ std::string alternatives(const std::vector<std::string>& names) {
 
 void add_run_options(CLI::App& command, Arguments& arguments) {
   auto& request = arguments.request;
-  command.add_option("operation", request.operation, "The collective to measure; ddp: a step of training")
+  command
+      .add_option("operation", request.operation, "The collective to measure; ddp: a step of training; gpu: on a GPU")
       ->required()
       ->type_name(alternatives(operation_names()));
-  command.add_option("-n,--nproc-per-node", request.ranks, "Ranks, all on this host")->capture_default_str();
+  command.add_option("-n,--nproc-per-node", request.ranks, "Ranks, all on this host")
+      ->default_str(std::to_string(kDefaultRanks));
   command
       .add_option("--rounds", request.rounds,
                   "Samples of each backend in each size, of each side of each model (what fits into a minute)")
@@ -120,15 +132,16 @@ void add_message_options(CLI::App& command, Arguments& arguments) {
 }
 
 void add_ddp_options(CLI::App& command, Request& request) {
-  constexpr const char* kGroup = "Options of ddp";
+  constexpr const char* kGroup = "Options of ddp and gpu";
   command
       .add_option("--models", request.models,
-                  fmt::format("Models to train, as in {}: the default", fmt::join(model_names(), ",")))
+                  fmt::format("Models to train, as in {}: the default; gpu: {}", fmt::join(model_names(), ","),
+                              fmt::join(gpu_model_names(), ",")))
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAME,...")
       ->group(kGroup);
-  command.add_option("--backend", request.backend, "Over which gradients are averaged")
+  command.add_option("--backend", request.backend, "Over which ddp averages gradients")
       ->type_name("NAME")
       ->default_str(DdpPlan().backend)
       ->group(kGroup);

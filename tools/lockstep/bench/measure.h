@@ -11,5 +11,6 @@ inline constexpr int kWrongResults = 1;
 /// started.
 int measure_collective(const Arguments& arguments);
 int measure_ddp(const Arguments& arguments);
+int measure_gpu(const Arguments& arguments);
 
 }  // namespace lockstep::bench

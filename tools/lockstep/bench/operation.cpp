@@ -35,6 +35,7 @@ std::vector<std::string> operation_names() {
   std::vector<std::string> names;
   for (const auto& [operation, name] : kNames) names.emplace_back(name);
   names.emplace_back(kDdp);
+  names.emplace_back(kGpu);
   return names;
 }
 

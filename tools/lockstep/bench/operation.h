@@ -14,11 +14,12 @@ const char* name_of(Operation operation);
 /// The collective of this name. UsageError for another name.
 Operation operation_named(const std::string& name);
 
-/// All that users may write: the collectives, and kDdp.
+/// All that users may write: the collectives, kDdp and kGpu.
 std::vector<std::string> operation_names();
 
-/// Training of models, which is no collective: ddp/plan.h.
+/// Training of models, which is no collective: ddp/plan.h, and gpu/plan.h.
 inline constexpr const char* kDdp = "ddp";
+inline constexpr const char* kGpu = "gpu";
 
 /// Whether it combines values, so that a reduce operation belongs to it.
 bool reduces(Operation operation);

@@ -66,10 +66,10 @@ Memory memory_named(const std::string& name) {
 /// Refuses what would have no effect.
 void check_meaning(const Request& request, Operation operation) {
   if (!request.models.empty() || !request.against.empty() || !request.backend.empty())
-    throw UsageError(
-        fmt::format("--models, --against and --backend are for {}: {} trains no model, leave them out (--backends says "
-                    "what is measured)",
-                    kDdp, name_of(operation)));
+    throw UsageError(fmt::format(
+        "--models, --against and --backend are for {} and {}: {} trains no model, leave them out (--backends "
+        "says what is measured)",
+        kDdp, kGpu, name_of(operation)));
   if (!request.redop.empty() && !reduces(operation))
     throw UsageError(
         fmt::format("--op is for all-reduce and reduce-scatter: {} reduces nothing, leave it out", name_of(operation)));
@@ -82,13 +82,14 @@ void check_meaning(const Request& request, Operation operation) {
 }  // namespace
 
 RunPlan make_run_plan(const Request& request) {
-  if (request.ranks < 1 || request.ranks > kMostRanks)
-    throw UsageError(fmt::format("-n is {}: it should be a number of ranks from 1 to {}", request.ranks, kMostRanks));
+  const int ranks = request.ranks.value_or(kDefaultRanks);
+  if (ranks < 1 || ranks > kMostRanks)
+    throw UsageError(fmt::format("-n is {}: it should be a number of ranks from 1 to {}", ranks, kMostRanks));
   if (request.rounds != 0 && request.rounds < kFewestRounds)
     throw UsageError(
         fmt::format("--rounds is {}: it should be {} or more, or left out", request.rounds, kFewestRounds));
   RunPlan plan;
-  plan.ranks = request.ranks;
+  plan.ranks = ranks;
   plan.rounds = request.rounds;
   plan.check = request.check;
   return plan;

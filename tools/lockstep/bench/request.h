@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ namespace lockstep::bench {
 struct Request {
   std::string operation{};
   std::vector<std::string> backends{};
-  int ranks = 2;
+  std::optional<int> ranks{};
   std::string least{};
   std::string most{};
   int64_t factor = 0;
@@ -28,6 +29,7 @@ struct Request {
 };
 
 /// What holds where nothing is said.
+inline constexpr int kDefaultRanks = 2;
 inline constexpr const char* kDefaultLeast = "4";
 inline constexpr const char* kDefaultMost = "256M";
 inline constexpr int64_t kDefaultFactor = 2;

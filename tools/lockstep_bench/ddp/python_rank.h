@@ -1,16 +1,14 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <string>
 #include <vector>
 
+#include "bench/companion.h"
 #include "side.h"
 
 namespace lockstep::bench {
 
-/// One rank of PyTorch's own DistributedDataParallel: a process of its own that runs python_rank.py, and is blocked
-/// while nobody asks it for anything. It does not outlive the object.
+/// One rank of PyTorch's own DistributedDataParallel: a process of its own that runs python_rank.py.
 class PythonRank {
  public:
   struct Options {
@@ -22,34 +20,21 @@ class PythonRank {
     std::vector<int> cores{};  // for its main thread; empty: all
   };
 
-  /// Returns when all ranks have met. SystemError when that fails.
+  /// Returns when all ranks have met. SystemError when it cannot be started.
   explicit PythonRank(const Options& options);
-  ~PythonRank();
-  PythonRank(const PythonRank&) = delete;
-  PythonRank& operator=(const PythonRank&) = delete;
 
-  /// Collective: Python's ranks talk. Each returns when it is done. SystemError when the process has ended.
-  void take_model(const std::string& model) { ask("model " + model); }
-  void train(int steps) { ask("train " + std::to_string(steps)); }
+  /// Collective: Python's ranks talk. Each returns when it is done. PeerError when the process has ended.
+  void take_model(const std::string& model) { process_.ask("model " + model); }
+  void train(int steps) { process_.ask("train " + std::to_string(steps)); }
 
   /// It ends when its parameters are not those of the other ranks.
-  void check() { ask("check"); }
+  void check() { process_.ask("check"); }
 
   /// Back to the weights that the model began with. Not collective.
-  void reset() { ask("reset"); }
+  void reset() { process_.ask("reset"); }
 
  private:
-  struct Child {
-    pid_t pid;
-    int line;  // a socket: its stdin and stdout
-  };
-  PythonRank(int rank, Child child) : rank_(rank), child_(child) {}
-  static Child start(const Options& options);
-  void ask(const std::string& request);
-  void await_answer();
-
-  const int rank_;
-  const Child child_;
+  Companion process_;
 };
 
 /// So many of its steps in a sample.

@@ -10,9 +10,9 @@
 
 #include "bench/conditions.h"
 #include "bench/ddp/printer.h"
-#include "bench/ddp/python.h"
 #include "bench/ddp/request.h"
 #include "bench/measure.h"
+#include "bench/python.h"
 #include "bench/ranks.h"
 #include "bench/shared_file.h"
 
@@ -27,7 +27,7 @@ int measure_ddp(const Arguments& arguments) {
   const auto machine = tool::read_machine();
   settle_on_cores(plan, arguments, machine);
   std::optional<Python> python;
-  if (!arguments.request.against.empty()) python = find_python();
+  if (!arguments.request.against.empty()) python = find_python("Gloo");
   const auto store = SharedFile::in_memory();
   if (python) plan.python = python->program;
   plan.python_store = store.path();

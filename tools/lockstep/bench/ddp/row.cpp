@@ -2,16 +2,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "bench/statistics.h"
-
 namespace lockstep::bench {
 namespace {
 
 using json = nlohmann::ordered_json;
-
-StepTimes times_of(const std::vector<double>& times_us) {
-  return {median(times_us) / 1000, percentile(times_us, 0.1) / 1000, percentile(times_us, 0.9) / 1000};
-}
 
 template <class Number>
 json or_null(const std::optional<Number>& number) {
@@ -36,10 +30,10 @@ DdpRow make_ddp_row(const DdpPlan& plan, const DdpSetting& setting, const DdpSam
   row.model = samples.model;
   row.ranks = plan.ranks;
   row.setting = setting;
-  row.local = times_of(samples.local_us);
-  row.ddp = times_of(samples.ddp_us);
-  row.alone = times_of(samples.alone_us);
-  if (!samples.python_us.empty()) row.python = times_of(samples.python_us);
+  row.local = step_times(samples.local_us);
+  row.ddp = step_times(samples.ddp_us);
+  row.alone = step_times(samples.alone_us);
+  if (!samples.python_us.empty()) row.python = step_times(samples.python_us);
   row.rounds = samples.ddp_us.size();
   row.steps = samples.steps;
   if (plan.check) row.wrong = samples.wrong;

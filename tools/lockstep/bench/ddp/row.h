@@ -7,15 +7,9 @@
 
 #include "bench/ddp/messages.h"
 #include "bench/ddp/plan.h"
+#include "bench/step_times.h"
 
 namespace lockstep::bench {
-
-/// Of one side's steps, in milliseconds.
-struct StepTimes {
-  double median_ms = 0;
-  double p10_ms = 0;
-  double p90_ms = 0;
-};
 
 /// One model, and how its sides compare.
 struct DdpRow {

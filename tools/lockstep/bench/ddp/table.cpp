@@ -1,8 +1,5 @@
 #include "bench/ddp/table.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include <fmt/format.h>
 
 namespace lockstep::bench {
@@ -10,16 +7,6 @@ namespace {
 
 constexpr const char* kTimes = "{} {:<6} {:<7} {:>8} {:>8} {:>8} {:>5}\n";
 constexpr const char* kComparison = "{} {:<6} {:>8} {:>8} {:>10} {:>11} {:>11}\n";
-
-/// Four digits, and all of those before the point.
-std::string milliseconds(double value) {
-  const int before = value < 10 ? 1 : static_cast<int>(std::log10(value)) + 1;
-  return fmt::format("{:.{}f}", value, std::clamp(4 - before, 0, 3));
-}
-
-std::string multiple(double value) {
-  return fmt::format("{:.2f}x", value);
-}
 
 std::string line(const DdpRow& row, const char* side, const StepTimes& times, const std::string& wrong) {
   return fmt::format(kTimes, " ", row.model, side, milliseconds(times.median_ms), milliseconds(times.p10_ms),

@@ -1,0 +1,146 @@
+// `lockstep bench gpu` without a GPU: what is asked for, who is asked, and what is made of the figures.
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/error.h>
+
+#include "bench/companion.h"
+#include "bench/gpu/plan.h"
+#include "bench/gpu/row.h"
+#include "bench/operation.h"
+#include "support/messages.h"
+
+namespace lockstep::bench {
+namespace {
+
+using testing::ContainsRegex;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Request request() {
+  Request request;
+  request.operation = kGpu;
+  return request;
+}
+
+void expect_refusal(const Request& asked, const std::string& part) {
+  expect_error<UsageError>([&] { make_gpu_plan(asked, {"a GPU"}); }, part);
+}
+
+TEST(BenchGpuRequest, TrainsAllModels) {
+  const auto plan = make_gpu_plan(request(), {"a GPU"});
+  EXPECT_THAT(plan.models, ElementsAre("mlp-small", "cnn", "gpt-6x384", "gpt-124m"));
+  EXPECT_EQ(plan.rounds, 0);
+  EXPECT_TRUE(plan.check);
+}
+
+TEST(BenchGpuRequest, KeepsWhatIsAskedFor) {
+  auto asked = request();
+  asked.models = {"gpt-124m", "cnn"};
+  asked.rounds = 9;
+  asked.check = false;
+  asked.ranks = 1;
+  const auto plan = make_gpu_plan(asked, {"a GPU"});
+  EXPECT_THAT(plan.models, ElementsAre("gpt-124m", "cnn"));
+  EXPECT_EQ(plan.rounds, 9);
+  EXPECT_FALSE(plan.check);
+}
+
+TEST(BenchGpuRequest, RefusesWhatItCannotMeasure) {
+  expect_error<UsageError>([] { make_gpu_plan(request(), {}); }, "gpu needs a GPU", "nvidia-smi");
+  auto asked = request();
+  asked.models = {"small"};
+  expect_refusal(asked, "there is no 'small' to train; it should be among mlp-small, cnn");
+  asked = request();
+  asked.ranks = 2;
+  expect_refusal(asked, "-n is 2: gpu measures");
+  asked = request();
+  asked.backend = "nccl";
+  expect_refusal(asked, "leave out --backend");
+  asked = request();
+  asked.sizes = {"4"};
+  expect_refusal(asked, "gpu trains models, it has no messages to choose: leave out --sizes");
+  asked = request();
+  asked.rounds = 2;
+  expect_refusal(asked, "--rounds is 2");
+  asked = request();
+  asked.against = "jax";
+  expect_refusal(asked, "--against is \"jax\"");
+}
+
+/// A step takes 10 ms, with DistributedDataParallel 11, and in Python 12, 22 and 16.
+GpuRow some_row() {
+  GpuRow row{.model = "cnn", .gpu = "a GPU", .rounds = 5, .steps = 7};
+  row.samples = {{GpuSide::kPlain, {10, 9, 12}, 100 << 20, 2.0},
+                 {GpuSide::kDdp, {11, 10, 13}, 110 << 20, 2.01},
+                 {GpuSide::kPythonPlain, {12, 11, 14}, 100 << 20, 1.99},
+                 {GpuSide::kPythonDdp, {22, 20, 23}, 120 << 20, 2.0},
+                 {GpuSide::kPythonBest, {16, 15, 17}, 110 << 20, 2.0}};
+  return row;
+}
+
+TEST(BenchGpuRow, ComparesTheSides) {
+  const auto object = nlohmann::json::parse(to_json_line(some_row()));
+  EXPECT_EQ(object["op"], "gpu");
+  EXPECT_EQ(object["model"], "cnn");
+  EXPECT_EQ(object["gpu"], "a GPU");
+  EXPECT_EQ(object["steps"], 7);
+  EXPECT_EQ(object["plain_ms"], 10);
+  EXPECT_EQ(object["ddp_p90_ms"], 13);
+  EXPECT_EQ(object["python_best_peak_bytes"], 110 << 20);
+  EXPECT_EQ(object["python_plain_loss"], 1.99);
+  EXPECT_DOUBLE_EQ(object["ratio_to_plain"], 1.1);
+  EXPECT_DOUBLE_EQ(object["ratio_to_python"], 2);
+  EXPECT_DOUBLE_EQ(object["ratio_to_python_best"], 16.0 / 11);
+  EXPECT_DOUBLE_EQ(object["memory_to_python"], 1);
+  EXPECT_EQ(object["wrong"], 0);
+}
+
+TEST(BenchGpuRow, HasNothingOfPythonWhereItWasNotAsked) {
+  auto row = some_row();
+  row.samples.resize(2);
+  row.is_checked = false;
+  const auto object = nlohmann::json::parse(to_json_line(row));
+  for (const char* field : {"python_plain_ms", "python_ddp_loss", "python_best_peak_bytes", "ratio_to_python",
+                            "ratio_to_python_best", "memory_to_python", "wrong"})
+    EXPECT_TRUE(object.at(field).is_null()) << field;
+  EXPECT_THAT(gpu_comparison({row}), ContainsRegex("cnn +1.10x +- +- +- +-\n"));
+}
+
+TEST(BenchGpuRow, FindsLossesThatDiffer) {
+  auto row = some_row();
+  EXPECT_EQ(row.wrong(), 0);
+  row.samples[1].loss = 2.03;
+  row.samples[4].loss = std::nan("");
+  EXPECT_EQ(row.wrong(), 2);
+}
+
+TEST(BenchGpuTable, HasALineForEachSide) {
+  const auto lines = gpu_lines(some_row());
+  for (const char* line : {"  cnn +plain +10.00 +9.000 +12.00 +100.0 +2.0000\n", "  cnn +ddp +11.00 ",
+                           "  cnn +python plain +12.00 ", "  cnn +python ddp +22.00 ", "  cnn +python best +16.00 "})
+    EXPECT_THAT(lines, ContainsRegex(line));
+  EXPECT_THAT(gpu_comparison({some_row()}), ContainsRegex("cnn +1.10x +2.00x +1.45x +1.20x +1.00x\n"));
+  EXPECT_THAT(gpu_header(), HasSubstr("peak"));
+}
+
+TEST(BenchCompanion, AnswersLineByLine) {
+  Companion companion("the echo",
+                      {"/bin/sh", "-c", "echo ready; while read -r line; do echo \"you said $line\"; done"});
+  EXPECT_EQ(companion.await_answer(), "ready");
+  EXPECT_EQ(companion.ask("this"), "you said this");
+  EXPECT_EQ(companion.ask("that and more"), "you said that and more");
+}
+
+TEST(BenchCompanion, IsMissedWhenItHasEnded) {
+  Companion companion("the short one", {"/bin/sh", "-c", "read -r line; exit 1"});
+  expect_error<PeerError>([&] { companion.ask("anything"); }, "the short one has ended");
+  expect_error<SystemError>([] { Companion("nobody", {"/there/is/no/such/program"}); }, "/there/is/no/such/program");
+}
+
+}  // namespace
+}  // namespace lockstep::bench

@@ -1,0 +1,161 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <iostream>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/error.h>
+#include <lockstep/launcher.h>
+#include <lockstep/version.h>
+
+#include "bench/conditions.h"
+#include "bench/gpu/plan.h"
+#include "bench/gpu/row.h"
+#include "bench/gpu/trainer.h"
+#include "bench/measure.h"
+#include "bench/operation.h"
+#include "bench/python.h"
+#include "helper_program.h"
+#include "run_program.h"
+
+namespace lockstep::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+constexpr int kCheckedSteps = 20;  // from the first weights
+constexpr int kWarmUps = 2;
+constexpr int kFewestRounds = 5, kMostRounds = 101;
+constexpr Seconds kAllModels{60};  // so long may all rounds of all models take
+constexpr Seconds kSample{0.25};   // so long should a sample take, at least
+
+std::vector<std::string> ask_gpus(const std::string& program) {
+  const auto answer = tool::run_program({program, "--gpus"}, std::chrono::seconds(60));
+  if (!answer.failure.empty()) throw SystemError(fmt::format("{} {}", program, answer.failure));
+  return nlohmann::json::parse(answer.output);
+}
+
+Seconds time_of(Trainer& trainer, int steps) {
+  const auto begin = Clock::now();
+  trainer.train(steps);
+  return Clock::now() - begin;
+}
+
+class GpuMeasurement {
+ public:
+  GpuMeasurement(const GpuPlan& plan, std::string gpu, std::deque<Trainer>& trainers)
+      : plan_(plan), gpu_(std::move(gpu)), trainers_(trainers) {}
+
+  GpuRow measure_model(const std::string& model) {
+    GpuRow row{.model = model, .gpu = gpu_, .is_checked = plan_.check};
+    for (auto& trainer : trainers_) {
+      trainer.take_model(model);
+      row.samples.push_back({.side = trainer.side(), .loss = trainer.train(kCheckedSteps)});
+    }
+    row.steps =
+        std::max(1, static_cast<int>(std::ceil(kCheckedSteps * (kSample / time_of(trainers_[0], kCheckedSteps)))));
+    const auto times_us = take_rounds(row.steps);
+    row.rounds = times_us[0].size();
+    for (size_t i = 0; i < trainers_.size(); ++i) {
+      row.samples[i].times = step_times(times_us[i]);
+      row.samples[i].peak_bytes = trainers_[i].peak_bytes();
+      trainers_[i].drop_model();
+    }
+    return row;
+  }
+
+ private:
+  /// For each trainer the time of a step in each round. They take turns, so that all see the same machine.
+  std::vector<std::vector<double>> take_rounds(int steps) {
+    std::vector<std::vector<double>> times_us(trainers_.size());
+    const auto take_one = [&] {
+      for (size_t i = 0; i < trainers_.size(); ++i) {
+        trainers_[i].train(1);
+        times_us[i].push_back(std::chrono::duration<double, std::micro>(time_of(trainers_[i], steps)).count() / steps);
+      }
+    };
+    Clock::time_point begin;
+    for (int round = 0; round < kWarmUps; ++round) {
+      begin = Clock::now();
+      take_one();
+    }
+    const Seconds limit = kAllModels / static_cast<double>(plan_.models.size());
+    const int fitting = std::clamp(static_cast<int>(limit / (Clock::now() - begin)), kFewestRounds, kMostRounds);
+    for (auto& times : times_us) times.clear();
+    for (int round = 0; round < (plan_.rounds > 0 ? plan_.rounds : fitting); ++round) take_one();
+    return times_us;
+  }
+
+  const GpuPlan& plan_;
+  const std::string gpu_;
+  std::deque<Trainer>& trainers_;
+};
+
+std::deque<Trainer> start_trainers(const std::string& program, const std::optional<Python>& python) {
+  std::deque<Trainer> trainers;
+  trainers.emplace_back(GpuSide::kPlain, std::vector<std::string>{program, "--gpu", "plain"});
+  trainers.emplace_back(GpuSide::kDdp, std::vector<std::string>{program, "--gpu", "ddp"});
+  if (python) {
+    const auto script = tool::find_helper_program("gpu_trainer.py").string();
+    if (script.empty()) throw SystemError("gpu_trainer.py is neither beside lockstep nor in ../libexec/lockstep");
+    const auto start = [&](GpuSide side, const char* name) {
+      trainers.emplace_back(side, std::vector<std::string>{python->program, script, name});
+    };
+    start(GpuSide::kPythonPlain, "plain");
+    start(GpuSide::kPythonDdp, "ddp");
+    start(GpuSide::kPythonBest, "best");
+  }
+  for (auto& trainer : trainers) trainer.await_ready();
+  return trainers;
+}
+
+void print_conditions(const std::string& gpu, const std::optional<Python>& python) {
+  std::cout << fmt::format("# lockstep {} bench {}: one rank on {}; AdamW, fused\n", LOCKSTEP_VERSION_STRING, kGpu,
+                           gpu);
+  if (python)
+    std::cout << fmt::format(
+        "# python: PyTorch {} of {}; best: gradient_as_bucket_view, static_graph, no broadcast of buffers\n",
+        python->torch, python->program);
+  std::cout << gpu_header() << std::flush;
+}
+
+}  // namespace
+
+int measure_gpu(const Arguments& arguments) {
+  if (!arguments.plot_file.empty()) throw UsageError("--plot draws time over size, but gpu has no sizes: leave it out");
+  const auto program = find_program();
+  const auto gpus = ask_gpus(program);
+  const auto plan = make_gpu_plan(arguments.request, gpus);
+  std::optional<Python> python;
+  if (!arguments.request.against.empty()) python = find_python("NCCL");
+  for (int stop : {SIGINT, SIGTERM, SIGHUP})  // whoever trains ends when this process does
+    ::signal(stop, [](int) { ::_exit(static_cast<int>(LaunchExit::kPreempted)); });
+  auto trainers = start_trainers(program, python);
+  if (!arguments.json) print_conditions(gpus[0], python);
+
+  GpuMeasurement measurement(plan, gpus[0], trainers);
+  std::vector<GpuRow> rows;
+  for (const auto& model : plan.models) {
+    rows.push_back(measurement.measure_model(model));
+    std::cout << (arguments.json ? to_json_line(rows.back()) + "\n" : gpu_lines(rows.back())) << std::flush;
+  }
+  const bool is_wrong =
+      plan.check && std::any_of(rows.begin(), rows.end(), [](const GpuRow& row) { return row.wrong() != 0; });
+  if (!arguments.json)
+    std::cout << fmt::format("# {} rounds a model; {}\n", rows.back().rounds,
+                             !plan.check ? "losses not compared"
+                             : is_wrong  ? "SOME LOSSES ARE WRONG"
+                                         : "all losses agree")
+              << gpu_comparison(rows) << std::flush;
+  return is_wrong ? kWrongResults : 0;
+}
+
+}  // namespace lockstep::bench

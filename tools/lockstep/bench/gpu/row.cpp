@@ -1,0 +1,132 @@
+#include "bench/gpu/row.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "bench/operation.h"
+
+namespace lockstep::bench {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr double kRounding = 0.01;  // of a loss, after steps in bfloat16 or TF32 by whichever kernels
+constexpr GpuSide kSides[] = {GpuSide::kPlain, GpuSide::kDdp, GpuSide::kPythonPlain, GpuSide::kPythonDdp,
+                              GpuSide::kPythonBest};
+constexpr const char* kTimes = "{} {:<10} {:<12} {:>8} {:>8} {:>8} {:>9} {:>8}\n";
+constexpr const char* kComparison = "{} {:<10} {:>10} {:>12} {:>14} {:>12} {:>14}\n";
+
+bool is_wrong(const GpuSample& sample, const GpuSample& plain) {
+  return !(std::abs(sample.loss - plain.loss) <= kRounding * std::abs(plain.loss));  // NaN, too
+}
+
+std::string prefix_of(GpuSide side) {
+  std::string prefix = name_of(side);
+  std::replace(prefix.begin(), prefix.end(), ' ', '_');
+  return prefix;
+}
+
+/// How many times as long as ddp another side takes.
+std::optional<double> ratio(const GpuRow& row, GpuSide side) {
+  const auto* other = row.find(side);
+  if (!other) return std::nullopt;
+  return other->times.median_ms / row.find(GpuSide::kDdp)->times.median_ms;
+}
+
+/// ddp's memory as a multiple of the least that Python's DistributedDataParallel needs.
+std::optional<double> memory_ratio(const GpuRow& row) {
+  const auto *by_default = row.find(GpuSide::kPythonDdp), *best = row.find(GpuSide::kPythonBest);
+  if (!by_default || !best) return std::nullopt;
+  const auto least = std::min(by_default->peak_bytes, best->peak_bytes);
+  return static_cast<double>(row.find(GpuSide::kDdp)->peak_bytes) / static_cast<double>(least);
+}
+
+std::string or_dash(const std::optional<double>& value) {
+  return value ? multiple(*value) : "-";
+}
+
+json or_null(const std::optional<double>& value) {
+  return value ? json(*value) : json();
+}
+
+}  // namespace
+
+const char* name_of(GpuSide side) {
+  switch (side) {
+    case GpuSide::kPlain:
+      return "plain";
+    case GpuSide::kDdp:
+      return "ddp";
+    case GpuSide::kPythonPlain:
+      return "python plain";
+    case GpuSide::kPythonDdp:
+      return "python ddp";
+    default:
+      return "python best";
+  }
+}
+
+const GpuSample* GpuRow::find(GpuSide side) const {
+  const auto found =
+      std::find_if(samples.begin(), samples.end(), [&](const GpuSample& sample) { return sample.side == side; });
+  return found == samples.end() ? nullptr : &*found;
+}
+
+int64_t GpuRow::wrong() const {
+  return std::count_if(samples.begin(), samples.end(),
+                       [&](const GpuSample& sample) { return is_wrong(sample, samples[0]); });
+}
+
+std::string to_json_line(const GpuRow& row) {
+  json object{{"op", kGpu}, {"model", row.model}, {"gpu", row.gpu}, {"rounds", row.rounds}, {"steps", row.steps}};
+  for (GpuSide side : kSides) {
+    const auto prefix = prefix_of(side);
+    const auto* sample = row.find(side);
+    object[prefix + "_ms"] = sample ? json(sample->times.median_ms) : json();
+    object[prefix + "_p10_ms"] = sample ? json(sample->times.p10_ms) : json();
+    object[prefix + "_p90_ms"] = sample ? json(sample->times.p90_ms) : json();
+    object[prefix + "_peak_bytes"] = sample ? json(sample->peak_bytes) : json();
+    object[prefix + "_loss"] = sample ? json(sample->loss) : json();
+  }
+  object["ratio_to_plain"] = 1 / *ratio(row, GpuSide::kPlain);
+  object["ratio_to_python"] = or_null(ratio(row, GpuSide::kPythonDdp));
+  object["ratio_to_python_best"] = or_null(ratio(row, GpuSide::kPythonBest));
+  object["memory_to_python"] = or_null(memory_ratio(row));
+  object["wrong"] = row.is_checked ? json(row.wrong()) : json();
+  return object.dump();
+}
+
+std::string gpu_header() {
+  return fmt::format(kTimes, "#", "model", "side", "time", "p10", "p90", "peak", "loss") +
+         fmt::format(kTimes, "#", "", "", "(ms)", "(ms)", "(ms)", "(MiB)", "");
+}
+
+std::string gpu_lines(const GpuRow& row) {
+  std::string lines;
+  for (const auto& sample : row.samples)
+    lines += fmt::format(kTimes, " ", row.model, name_of(sample.side), milliseconds(sample.times.median_ms),
+                         milliseconds(sample.times.p10_ms), milliseconds(sample.times.p90_ms),
+                         fmt::format("{:.1f}", static_cast<double>(sample.peak_bytes) / (1 << 20)),
+                         fmt::format("{:.4f}", sample.loss));
+  return lines;
+}
+
+std::string gpu_comparison(const std::vector<GpuRow>& rows) {
+  std::string text = "#\n" + fmt::format(kComparison, "#", "model", "ddp/plain", "python/ddp", "best/ddp",
+                                         "plain/plain", "peak/python's");
+  for (const auto& row : rows) {
+    const auto* python_plain = row.find(GpuSide::kPythonPlain);
+    std::optional<double> plains;
+    if (python_plain) plains = python_plain->times.median_ms / row.find(GpuSide::kPlain)->times.median_ms;
+    text += fmt::format(kComparison, " ", row.model, multiple(1 / *ratio(row, GpuSide::kPlain)),
+                        or_dash(ratio(row, GpuSide::kPythonDdp)), or_dash(ratio(row, GpuSide::kPythonBest)),
+                        or_dash(plains), or_dash(memory_ratio(row)));
+  }
+  return text;
+}
+
+}  // namespace lockstep::bench

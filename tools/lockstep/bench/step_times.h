@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::bench {
+
+/// Of one side's steps, in milliseconds.
+struct StepTimes {
+  double median_ms = 0;
+  double p10_ms = 0;
+  double p90_ms = 0;
+};
+
+/// Of samples in microseconds, each of one step.
+StepTimes step_times(const std::vector<double>& times_us);
+
+/// Four digits, and all of those before the point.
+std::string milliseconds(double value);
+
+/// "1.25x".
+std::string multiple(double value);
+
+}  // namespace lockstep::bench

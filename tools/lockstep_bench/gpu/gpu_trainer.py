@@ -1,0 +1,160 @@
+"""Trains on one GPU, beside which `lockstep bench gpu` measures: it starts this.
+
+    gpu_trainer.py plain|ddp|best
+
+plain is the module by itself, ddp is DistributedDataParallel over NCCL as it comes, best with the settings that cost
+least. Answers each line on stdin by one on stdout, and the first one unasked, when it has the GPU:
+
+    model NAME    takes this model, with its first weights
+    train STEPS   trains it, and answers the loss of the last step
+    peak          answers the most bytes that PyTorch's allocator had given out
+    drop          gives the model's memory back
+"""
+
+import gc
+import os
+import sys
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from python_rank import make_model
+
+SEED, DATA_SEED = 1, 2
+IMAGES, CLASSES = 64, 10
+IMAGE_MODELS = {"mlp-small": "small", "cnn": "cnn"}
+GPTS = {
+    "gpt-6x384": dict(layers=6, width=384, heads=6, context=256, vocabulary=96, batch=64),
+    "gpt-124m": dict(layers=12, width=768, heads=12, context=1024, vocabulary=50304, batch=8),
+}
+
+
+def make_embedding(count, width):
+    embedding = nn.Embedding(count, width)
+    nn.init.normal_(embedding.weight, 0, 0.02)
+    return embedding
+
+
+class Block(nn.Module):
+    """The layers of Block in model.cpp."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def attend(self, qkv):
+        batch, context, width = qkv.size(0), qkv.size(1), qkv.size(2) // 3
+        q, k, v = qkv.view(batch, context, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return attended.transpose(1, 2).reshape(batch, context, width)
+
+    def forward(self, x):
+        x = x + self.projection(self.attend(self.qkv(self.norm1(x))))
+        return x + self.narrow(F.gelu(self.widen(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """The layers of Gpt in model.cpp."""
+
+    def __init__(self, layers, width, heads, context, vocabulary, batch):
+        super().__init__()
+        self.tokens = make_embedding(vocabulary, width)
+        self.places = make_embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.size(1), device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight).flatten(0, 1)
+
+
+def make_task(name):
+    """The model, a batch and its targets, on the CPU: make_gpu_task in model.cpp."""
+    torch.manual_seed(SEED)
+    if name in IMAGE_MODELS:
+        model = make_model(IMAGE_MODELS[name])
+        torch.manual_seed(DATA_SEED)
+        shape = (1, 28, 28) if name == "cnn" else (784,)
+        return model, torch.randn(IMAGES, *shape), torch.randint(CLASSES, (IMAGES,))
+    size = GPTS[name]
+    model = Gpt(**size)
+    torch.manual_seed(DATA_SEED)
+    tokens = torch.randint(size["vocabulary"], (size["batch"], size["context"]))
+    return model, tokens, torch.randint(size["vocabulary"], (size["batch"] * size["context"],))
+
+
+class Training:
+    def __init__(self, name, side):
+        model, data, target = make_task(name)
+        model = model.cuda()
+        self.data, self.target = data.cuda(), target.cuda()
+        self.in_bfloat16 = name in GPTS
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+        if side == "ddp":
+            model = DistributedDataParallel(model, device_ids=[0])
+        elif side == "best":
+            model = DistributedDataParallel(
+                model, device_ids=[0], gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
+            )
+        self.model = model
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16) if self.in_bfloat16 else nullcontext():
+            loss = F.cross_entropy(self.model(self.data), self.target)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def train(self, steps):
+        for _ in range(steps):
+            loss = self.step()
+        last = loss.item()
+        torch.cuda.synchronize()
+        return last
+
+
+def free_memory():
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def main(side):
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    torch.set_float32_matmul_precision("high")
+    torch.cuda.set_device(0)
+    if side != "plain":
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
+    os.write(answers, b"\n")
+    training = None
+    for line in iter(sys.stdin.readline, ""):
+        command, *argument = line.split()
+        answer = ""
+        if command == "train":
+            answer = training.train(*map(int, argument))
+        elif command == "peak":
+            answer = torch.cuda.max_memory_allocated()
+        else:
+            training = None
+            free_memory()
+            if command == "model":
+                training = Training(*argument, side)
+        os.write(answers, f"{answer}\n".encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,123 @@
+#include "gpu/trainer.h"
+
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <torch/cuda.h>
+#include <torch/version.h>
+
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/error.h>
+#include <lockstep/process_group.h>
+
+#include "gpu/adamw.h"
+#include "gpu/model.h"
+
+namespace lockstep::bench {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+const at::Device kGpu(at::kCUDA, 0);
+
+/// While it lives, this thread computes in bfloat16 what that is good enough for.
+class Autocast {
+ public:
+  Autocast() {
+    at::autocast::increment_nesting();
+    at::autocast::set_autocast_dtype(at::kCUDA, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCUDA, true);
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCUDA, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+};
+
+/// One model with its optimizer, on the GPU, with DistributedDataParallel where there is a group.
+class GpuTraining {
+ public:
+  GpuTraining(GpuTask task, const std::optional<ProcessGroup>& group) : task_(std::move(task)) {
+    task_.model->to(kGpu);
+    task_.input = task_.input.to(kGpu);
+    task_.target = task_.target.to(kGpu);
+    if (group) ddp_.emplace(task_.model, *group);
+    optimizer_ = std::make_unique<FusedAdamW>(task_.model->parameters());
+  }
+
+  double train(int steps) {
+    at::Tensor loss;
+    for (int i = 0; i < steps; ++i) loss = step();
+    const auto last = loss.item<double>();
+    torch::cuda::synchronize();
+    return last;
+  }
+
+ private:
+  at::Tensor step() {
+    optimizer_->release_gradients();
+    auto loss = forward();
+    loss.backward();
+    optimizer_->step();
+    return loss.detach();
+  }
+
+  at::Tensor forward() {
+    std::optional<Autocast> autocast;
+    if (task_.in_bfloat16) autocast.emplace();
+    return at::cross_entropy_loss(ddp_ ? (*ddp_)(task_.input) : task_.model->forward(task_.input), task_.target);
+  }
+
+  GpuTask task_;
+  std::optional<DistributedDataParallel<torch::nn::SequentialImpl>> ddp_;
+  std::unique_ptr<FusedAdamW> optimizer_;
+};
+
+int64_t peak_bytes() {
+  return allocator::getDeviceStats(0).allocated_bytes[0].peak;  // 0: of all pools together
+}
+
+std::string carry_out(const std::string& request, const std::optional<ProcessGroup>& group,
+                      std::unique_ptr<GpuTraining>& training) {
+  std::istringstream words(request);
+  std::string command, argument;
+  words >> command >> argument;
+  if (command == "train") return std::to_string(training->train(std::stoi(argument)));
+  if (command == "peak") return std::to_string(peak_bytes());
+  if (command != "model" && command != "drop") throw UsageError("there is no request " + command);
+  training.reset();
+  allocator::emptyCache();
+  allocator::resetPeakStats(0);
+  if (command == "model") training = std::make_unique<GpuTraining>(make_gpu_task(argument), group);
+  return "";
+}
+
+}  // namespace
+
+std::vector<std::string> usable_gpus() {
+  std::vector<std::string> names;
+  for (int i = 0; i < static_cast<int>(torch::cuda::device_count()); ++i)
+    names.emplace_back(at::cuda::getDeviceProperties(i)->name);
+  return names;
+}
+
+void serve_trainer(const std::string& side) {
+  at::globalContext().setFloat32MatmulPrecision("high");
+  at::zeros({1}, kGpu);  // makes the allocator ready to be asked
+  std::optional<ProcessGroup> group;
+  if (side == "ddp") group = init_process_group({.backend = "nccl", .rank = 0, .world_size = 1, .device = kGpu});
+  std::unique_ptr<GpuTraining> training;
+  std::cout << std::endl;
+  for (std::string request; std::getline(std::cin, request);)
+    std::cout << carry_out(request, group, training) << std::endl;
+}
+
+}  // namespace lockstep::bench
