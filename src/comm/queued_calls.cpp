@@ -6,7 +6,7 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr size_t kMany = 16;  // from there on, whoever adds a call looks which are done
+constexpr size_t kMany = 64;  // from there on, whoever adds a call looks which are done
 
 }  // namespace
 

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int64_t kAlignBytes = 64;  // a gradient begins on a cache line, so that vector loops need no special start
 
+constexpr size_t kLargeBytes = 1 << 20;  // so much memory is worth a copy of its own, after which it is free
+
 int64_t aligned(int64_t elements, int64_t element_bytes) {
   int64_t step = kAlignBytes / element_bytes;
   return (elements + step - 1) / step * step;
@@ -50,6 +52,8 @@ void Bucket::put(size_t slot, const at::Tensor& gradient, double factor) {
   auto place = contents_.gradients[slot];
   if (!gradient.defined()) {
     place.zero_();
+  } else if (place.is_cuda() && factor == 1 && place.nbytes() >= kLargeBytes && !same_memory(gradient, place)) {
+    place.copy_(gradient, /*non_blocking=*/true);
   } else if (place.is_cuda() && !same_memory(gradient, place)) {
     factor_ = factor;
     places_.push_back(place);

@@ -37,7 +37,7 @@ class Bucket {
 
   /// All gradients are missing again.
   void reset();
-  /// One more gradient is there: times `factor`, or zero when it is undefined. On a GPU it is copied with the others
+  /// One more gradient is there: times `factor`, or zero when it is undefined. On a GPU small ones are copied together
   /// when the bucket leaves, and kept until then.
   void put(size_t slot, const at::Tensor& gradient, double factor);
   /// The same for the elements after the gradients.

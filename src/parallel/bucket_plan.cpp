@@ -13,11 +13,26 @@ struct OpenBucket {
   size_t full_at = 0;  // when the last of its gradients comes
 };
 
+int64_t bytes_of(const GradientSpec& gradient) {
+  return gradient.elements * static_cast<int64_t>(c10::elementSize(gradient.dtype));
+}
+
+/// To send a bucket on its way costs a GPU's host more than a little of overlap gains.
+int64_t first_limit(const std::vector<GradientSpec>& gradients, const BucketLimits& limits) {
+  int64_t all = 0;
+  for (const auto& gradient : gradients) {
+    if (!gradient.device.is_cuda()) return limits.first_bytes;
+    all += bytes_of(gradient);
+  }
+  return all <= 2 * limits.first_bytes ? all : limits.first_bytes;
+}
+
 }  // namespace
 
 BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const BucketLimits& limits,
                         const std::vector<size_t>& order) {
   using Kind = std::tuple<c10::ScalarType, c10::DeviceType, c10::DeviceIndex>;
+  const int64_t first_bytes = first_limit(gradients, limits);
   std::map<Kind, OpenBucket> open;
   std::vector<OpenBucket> closed;
   auto close = [&](OpenBucket& bucket) {
@@ -27,9 +42,9 @@ BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const Bucket
 
   for (size_t at = 0; at < order.size(); ++at) {
     const auto& gradient = gradients[order[at]];
-    int64_t bytes = gradient.elements * static_cast<int64_t>(c10::elementSize(gradient.dtype));
+    const int64_t bytes = bytes_of(gradient);
     auto& bucket = open[{gradient.dtype, gradient.device.type(), gradient.device.index()}];
-    int64_t limit = closed.empty() ? limits.first_bytes : limits.cap_bytes;
+    const int64_t limit = closed.empty() ? first_bytes : limits.cap_bytes;
     if (!bucket.gradients.empty() && bucket.bytes + bytes > limit) close(bucket);
     bucket.gradients.push_back(order[at]);
     bucket.bytes += bytes;

@@ -39,6 +39,16 @@ TEST(BucketPlan, KeepsDtypesAndDevicesApart) {
   EXPECT_EQ(plan.buckets, (Buckets{{2}, {4, 1}, {3, 0}}));
 }
 
+TEST(BucketPlan, LittleOnAGpuGoesTogether) {
+  auto plan_for = [](c10::Device device, int64_t elements) {
+    GradientSpec gradient{elements, c10::ScalarType::Float, device};
+    return plan_buckets({gradient, gradient}, {.first_bytes = 400, .cap_bytes = 10000}).buckets.size();
+  };
+  EXPECT_EQ(plan_for(c10::Device(c10::kCUDA, 0), 100), 1U);
+  EXPECT_EQ(plan_for(c10::Device(c10::kCUDA, 0), 101), 2U);
+  EXPECT_EQ(plan_for(c10::Device(c10::kCPU), 100), 2U);
+}
+
 TEST(BucketPlan, NothingNeedsNoBucket) {
   EXPECT_TRUE(plan_buckets({}).buckets.empty());
 }

@@ -72,14 +72,14 @@ TEST(BenchGpuRequest, RefusesWhatItCannotMeasure) {
   expect_refusal(asked, "--against is \"jax\"");
 }
 
-/// A step takes 10 ms, with DistributedDataParallel 11, and in Python 12, 22 and 16.
+/// A step takes 10 ms, with DistributedDataParallel 11, and in Python 12, 22 and 16.5.
 GpuRow some_row() {
-  GpuRow row{.model = "cnn", .gpu = "a GPU", .rounds = 5, .steps = 7};
-  row.samples = {{GpuSide::kPlain, {10, 9, 12}, 100 << 20, 2.0},
-                 {GpuSide::kDdp, {11, 10, 13}, 110 << 20, 2.01},
-                 {GpuSide::kPythonPlain, {12, 11, 14}, 100 << 20, 1.99},
-                 {GpuSide::kPythonDdp, {22, 20, 23}, 120 << 20, 2.0},
-                 {GpuSide::kPythonBest, {16, 15, 17}, 110 << 20, 2.0}};
+  GpuRow row{.model = "cnn", .gpu = "a GPU", .rounds = 3, .steps = 7};
+  row.samples = {{GpuSide::kPlain, {9000, 10000, 12000}, 100 << 20, 2.0},
+                 {GpuSide::kDdp, {9900, 11000, 13200}, 110 << 20, 2.01},
+                 {GpuSide::kPythonPlain, {10800, 12000, 14400}, 100 << 20, 1.99},
+                 {GpuSide::kPythonDdp, {19800, 22000, 26400}, 120 << 20, 2.0},
+                 {GpuSide::kPythonBest, {14850, 16500, 19800}, 110 << 20, 2.0}};
   return row;
 }
 
@@ -90,14 +90,21 @@ TEST(BenchGpuRow, ComparesTheSides) {
   EXPECT_EQ(object["gpu"], "a GPU");
   EXPECT_EQ(object["steps"], 7);
   EXPECT_EQ(object["plain_ms"], 10);
-  EXPECT_EQ(object["ddp_p90_ms"], 13);
+  EXPECT_DOUBLE_EQ(object["ddp_p90_ms"], 12.76);
   EXPECT_EQ(object["python_best_peak_bytes"], 110 << 20);
   EXPECT_EQ(object["python_plain_loss"], 1.99);
   EXPECT_DOUBLE_EQ(object["ratio_to_plain"], 1.1);
   EXPECT_DOUBLE_EQ(object["ratio_to_python"], 2);
-  EXPECT_DOUBLE_EQ(object["ratio_to_python_best"], 16.0 / 11);
+  EXPECT_DOUBLE_EQ(object["ratio_to_python_best"], 1.5);
   EXPECT_DOUBLE_EQ(object["memory_to_python"], 1);
   EXPECT_EQ(object["wrong"], 0);
+}
+
+TEST(BenchGpuRow, ComparesRoundByRound) {
+  auto row = some_row();
+  row.samples[0].times_us = {10000, 20000, 40000};  // the machine slows down
+  row.samples[1].times_us = {11000, 22000, 60000};
+  EXPECT_DOUBLE_EQ(row.ratio(GpuSide::kDdp, GpuSide::kPlain).value(), 1.1);
 }
 
 TEST(BenchGpuRow, HasNothingOfPythonWhereItWasNotAsked) {
@@ -121,10 +128,10 @@ TEST(BenchGpuRow, FindsLossesThatDiffer) {
 
 TEST(BenchGpuTable, HasALineForEachSide) {
   const auto lines = gpu_lines(some_row());
-  for (const char* line : {"  cnn +plain +10.00 +9.000 +12.00 +100.0 +2.0000\n", "  cnn +ddp +11.00 ",
-                           "  cnn +python plain +12.00 ", "  cnn +python ddp +22.00 ", "  cnn +python best +16.00 "})
+  for (const char* line : {"  cnn +plain +10.00 +9.200 +11.60 +100.0 +2.0000\n", "  cnn +ddp +11.00 ",
+                           "  cnn +python plain +12.00 ", "  cnn +python ddp +22.00 ", "  cnn +python best +16.50 "})
     EXPECT_THAT(lines, ContainsRegex(line));
-  EXPECT_THAT(gpu_comparison({some_row()}), ContainsRegex("cnn +1.10x +2.00x +1.45x +1.20x +1.00x\n"));
+  EXPECT_THAT(gpu_comparison({some_row()}), ContainsRegex("cnn +1.10x +2.00x +1.50x +1.20x +1.00x\n"));
   EXPECT_THAT(gpu_header(), HasSubstr("peak"));
 }
 

@@ -32,10 +32,11 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kCheckedSteps = 20;  // from the first weights
-constexpr int kWarmUps = 2;
+constexpr int kWarmUps = 2;        // rounds that do not count
+constexpr int kWarmUpShare = 5;    // so much of a sample goes before it: whoever trains has slept for a while
 constexpr int kFewestRounds = 5, kMostRounds = 101;
 constexpr Seconds kAllModels{60};  // so long may all rounds of all models take
-constexpr Seconds kSample{0.25};   // so long should a sample take, at least
+constexpr Seconds kSample{0.1};    // so long should a sample take, at least
 
 std::vector<std::string> ask_gpus(const std::string& program) {
   const auto answer = tool::run_program({program, "--gpus"}, std::chrono::seconds(60));
@@ -62,10 +63,8 @@ class GpuMeasurement {
     }
     row.steps =
         std::max(1, static_cast<int>(std::ceil(kCheckedSteps * (kSample / time_of(trainers_[0], kCheckedSteps)))));
-    const auto times_us = take_rounds(row.steps);
-    row.rounds = times_us[0].size();
+    take_rounds(row);
     for (size_t i = 0; i < trainers_.size(); ++i) {
-      row.samples[i].times = step_times(times_us[i]);
       row.samples[i].peak_bytes = trainers_[i].peak_bytes();
       trainers_[i].drop_model();
     }
@@ -73,25 +72,26 @@ class GpuMeasurement {
   }
 
  private:
-  /// For each trainer the time of a step in each round. They take turns, so that all see the same machine.
-  std::vector<std::vector<double>> take_rounds(int steps) {
-    std::vector<std::vector<double>> times_us(trainers_.size());
-    const auto take_one = [&] {
-      for (size_t i = 0; i < trainers_.size(); ++i) {
-        trainers_[i].train(1);
-        times_us[i].push_back(std::chrono::duration<double, std::micro>(time_of(trainers_[i], steps)).count() / steps);
-      }
-    };
+  /// They take turns, so that all see the same machine.
+  void take_rounds(GpuRow& row) {
     Clock::time_point begin;
     for (int round = 0; round < kWarmUps; ++round) {
       begin = Clock::now();
-      take_one();
+      take_round(row);
     }
     const Seconds limit = kAllModels / static_cast<double>(plan_.models.size());
     const int fitting = std::clamp(static_cast<int>(limit / (Clock::now() - begin)), kFewestRounds, kMostRounds);
-    for (auto& times : times_us) times.clear();
-    for (int round = 0; round < (plan_.rounds > 0 ? plan_.rounds : fitting); ++round) take_one();
-    return times_us;
+    row.rounds = static_cast<size_t>(plan_.rounds > 0 ? plan_.rounds : fitting);
+    for (auto& sample : row.samples) sample.times_us.clear();
+    for (size_t round = 0; round < row.rounds; ++round) take_round(row);
+  }
+
+  void take_round(GpuRow& row) {
+    for (size_t i = 0; i < trainers_.size(); ++i) {
+      trainers_[i].train(std::max(1, row.steps / kWarmUpShare));
+      row.samples[i].times_us.push_back(
+          std::chrono::duration<double, std::micro>(time_of(trainers_[i], row.steps)).count() / row.steps);
+    }
   }
 
   const GpuPlan& plan_;

@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/operation.h"
+#include "bench/statistics.h"
+#include "bench/step_times.h"
 
 namespace lockstep::bench {
 namespace {
@@ -28,13 +30,6 @@ std::string prefix_of(GpuSide side) {
   std::string prefix = name_of(side);
   std::replace(prefix.begin(), prefix.end(), ' ', '_');
   return prefix;
-}
-
-/// How many times as long as ddp another side takes.
-std::optional<double> ratio(const GpuRow& row, GpuSide side) {
-  const auto* other = row.find(side);
-  if (!other) return std::nullopt;
-  return other->times.median_ms / row.find(GpuSide::kDdp)->times.median_ms;
 }
 
 /// ddp's memory as a multiple of the least that Python's DistributedDataParallel needs.
@@ -76,6 +71,14 @@ const GpuSample* GpuRow::find(GpuSide side) const {
   return found == samples.end() ? nullptr : &*found;
 }
 
+std::optional<double> GpuRow::ratio(GpuSide side, GpuSide base) const {
+  const auto *above = find(side), *below = find(base);
+  if (!above || !below) return std::nullopt;
+  std::vector<double> ratios;
+  for (size_t i = 0; i < above->times_us.size(); ++i) ratios.push_back(above->times_us[i] / below->times_us[i]);
+  return median(ratios);
+}
+
 int64_t GpuRow::wrong() const {
   return std::count_if(samples.begin(), samples.end(),
                        [&](const GpuSample& sample) { return is_wrong(sample, samples[0]); });
@@ -86,15 +89,16 @@ std::string to_json_line(const GpuRow& row) {
   for (GpuSide side : kSides) {
     const auto prefix = prefix_of(side);
     const auto* sample = row.find(side);
-    object[prefix + "_ms"] = sample ? json(sample->times.median_ms) : json();
-    object[prefix + "_p10_ms"] = sample ? json(sample->times.p10_ms) : json();
-    object[prefix + "_p90_ms"] = sample ? json(sample->times.p90_ms) : json();
+    const auto times = sample ? step_times(sample->times_us) : StepTimes();
+    object[prefix + "_ms"] = sample ? json(times.median_ms) : json();
+    object[prefix + "_p10_ms"] = sample ? json(times.p10_ms) : json();
+    object[prefix + "_p90_ms"] = sample ? json(times.p90_ms) : json();
     object[prefix + "_peak_bytes"] = sample ? json(sample->peak_bytes) : json();
     object[prefix + "_loss"] = sample ? json(sample->loss) : json();
   }
-  object["ratio_to_plain"] = 1 / *ratio(row, GpuSide::kPlain);
-  object["ratio_to_python"] = or_null(ratio(row, GpuSide::kPythonDdp));
-  object["ratio_to_python_best"] = or_null(ratio(row, GpuSide::kPythonBest));
+  object["ratio_to_plain"] = or_null(row.ratio(GpuSide::kDdp, GpuSide::kPlain));
+  object["ratio_to_python"] = or_null(row.ratio(GpuSide::kPythonDdp, GpuSide::kDdp));
+  object["ratio_to_python_best"] = or_null(row.ratio(GpuSide::kPythonBest, GpuSide::kDdp));
   object["memory_to_python"] = or_null(memory_ratio(row));
   object["wrong"] = row.is_checked ? json(row.wrong()) : json();
   return object.dump();
@@ -107,25 +111,24 @@ std::string gpu_header() {
 
 std::string gpu_lines(const GpuRow& row) {
   std::string lines;
-  for (const auto& sample : row.samples)
-    lines += fmt::format(kTimes, " ", row.model, name_of(sample.side), milliseconds(sample.times.median_ms),
-                         milliseconds(sample.times.p10_ms), milliseconds(sample.times.p90_ms),
+  for (const auto& sample : row.samples) {
+    const auto times = step_times(sample.times_us);
+    lines += fmt::format(kTimes, " ", row.model, name_of(sample.side), milliseconds(times.median_ms),
+                         milliseconds(times.p10_ms), milliseconds(times.p90_ms),
                          fmt::format("{:.1f}", static_cast<double>(sample.peak_bytes) / (1 << 20)),
                          fmt::format("{:.4f}", sample.loss));
+  }
   return lines;
 }
 
 std::string gpu_comparison(const std::vector<GpuRow>& rows) {
   std::string text = "#\n" + fmt::format(kComparison, "#", "model", "ddp/plain", "python/ddp", "best/ddp",
                                          "plain/plain", "peak/python's");
-  for (const auto& row : rows) {
-    const auto* python_plain = row.find(GpuSide::kPythonPlain);
-    std::optional<double> plains;
-    if (python_plain) plains = python_plain->times.median_ms / row.find(GpuSide::kPlain)->times.median_ms;
-    text += fmt::format(kComparison, " ", row.model, multiple(1 / *ratio(row, GpuSide::kPlain)),
-                        or_dash(ratio(row, GpuSide::kPythonDdp)), or_dash(ratio(row, GpuSide::kPythonBest)),
-                        or_dash(plains), or_dash(memory_ratio(row)));
-  }
+  for (const auto& row : rows)
+    text += fmt::format(kComparison, " ", row.model, or_dash(row.ratio(GpuSide::kDdp, GpuSide::kPlain)),
+                        or_dash(row.ratio(GpuSide::kPythonDdp, GpuSide::kDdp)),
+                        or_dash(row.ratio(GpuSide::kPythonBest, GpuSide::kDdp)),
+                        or_dash(row.ratio(GpuSide::kPythonPlain, GpuSide::kPlain)), or_dash(memory_ratio(row)));
   return text;
 }
 

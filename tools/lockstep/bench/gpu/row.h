@@ -1,10 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
-
-#include "bench/step_times.h"
 
 namespace lockstep::bench {
 
@@ -17,9 +16,9 @@ const char* name_of(GpuSide side);
 /// What a side came to.
 struct GpuSample {
   GpuSide side = GpuSide::kPlain;
-  StepTimes times{};
-  int64_t peak_bytes = 0;  // the most that LibTorch's allocator had given out
-  double loss = 0;         // after the first steps, from the same weights and on the same batch
+  std::vector<double> times_us{};  // of a step, for each round
+  int64_t peak_bytes = 0;          // the most that LibTorch's allocator had given out
+  double loss = 0;                 // after the first steps, from the same weights and on the same batch
 };
 
 /// One model, and how its sides compare.
@@ -32,6 +31,9 @@ struct GpuRow {
   std::vector<GpuSample> samples{};  // plain first, then ddp
 
   const GpuSample* find(GpuSide side) const;
+  /// How many times as long as `base` a side takes: the median over the rounds, in which they follow each other, so
+  /// that what disturbs a machine for longer than a round disturbs both. None where either was not measured.
+  std::optional<double> ratio(GpuSide side, GpuSide base) const;
   /// How many sides' losses are not plain's, by more than the rounding of other kernels explains.
   int64_t wrong() const;
 };
