@@ -46,7 +46,7 @@ ProcessGroupOptions options() {
   if (const char* backend = std::getenv("TEST_BACKEND")) result.backend = backend;
   if (result.backend == "nccl") {  // ranks that share a GPU, for which NCCL must believe that each has its own host
     result.device = at::Device(at::kCUDA, 0);
-    ::setenv("NCCL_HOSTID", std::getenv("RANK"), 1);
+    if (number("TEST_ONE_HOST", 0) == 0) ::setenv("NCCL_HOSTID", std::getenv("RANK"), 1);
     ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   }
   result.timeout = milliseconds(number("TEST_TIMEOUT_MS", 60000));
@@ -289,9 +289,10 @@ void other_shapes() {
   world.barrier();
   print("running");
   if (world.rank() == 1)
-    world.all_reduce(at::ones({5}));
+    world.all_reduce(at::ones({5}, world.device()));
   else
-    world.all_reduce(at::ones({4}));
+    world.all_reduce(at::ones({4}, world.device()));
+  world.synchronize();
 }
 
 void forgets_a_group() {

@@ -297,6 +297,20 @@ TEST_F(Failures, RanksThatDisagreeAreAllToldBothSides) {
                         "makes all_reduce(sum, Float[4]) at", "failing_rank.cpp:", "the number of elements differs");
 }
 
+/// Over nccl alone.
+class SharedGpu : public FailingJob {};
+
+TEST_F(SharedGpu, IsRefusedOnBothRanks) {
+  auto ranks = job("joins_only", 2, {{"TEST_ONE_HOST", "1"}});
+  ranks.start_all();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(ranks[rank].expect_line("UsageError", 60s),
+                testing::AllOf(HasSubstr("ranks 0 and 1 have the same GPU"),
+                               HasSubstr("start as many ranks on a host as it has GPUs"), HasSubstr(".device = cpu")));
+    EXPECT_EQ(ranks[rank].wait(), kExitAfterError);
+  }
+}
+
 TEST_F(Failures, ARankThatForgetsToMakeAGroupIsNamed) {
   auto ranks = job("forgets_a_group", 3);
   ranks.start_all();
