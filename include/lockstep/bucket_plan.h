@@ -19,7 +19,7 @@ struct GradientSpec {
 
 struct BucketLimits {
   int64_t first_bytes = 1 << 20;  // small, so that the first all-reduce starts early in backward; on a GPU, where all
-                                  // gradients together are not twice as much, they go in one bucket
+                                  // gradients together are at most twice as much, they go in one bucket
   int64_t cap_bytes = 25 << 20;
 };
 

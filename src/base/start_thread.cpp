@@ -1,9 +1,11 @@
 #include "base/start_thread.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <lockstep/error.h>
 
@@ -12,19 +14,26 @@
 namespace lockstep {
 namespace {
 
-class Threads {
- public:
-  ~Threads() {
-    for (auto& thread : threads_) thread.join();
-  }
-  void add(std::thread thread) {
-    std::lock_guard lock(mutex_);
-    threads_.push_back(std::move(thread));
-  }
+constexpr auto kLongestWaitAtExit = std::chrono::seconds(2);
 
- private:
-  std::mutex mutex_;
-  std::vector<std::thread> threads_;  // guarded by mutex_, but for the destructor
+struct Background {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int running = 0;  // guarded by mutex
+
+  void count(int more) {
+    std::lock_guard lock(mutex);
+    running += more;
+    changed.notify_all();
+  }
+};
+
+struct WaitAtExit {
+  ~WaitAtExit() {
+    std::unique_lock lock(background->mutex);
+    background->changed.wait_for(lock, kLongestWaitAtExit, [&] { return background->running == 0; });
+  }
+  const std::shared_ptr<Background> background = std::make_shared<Background>();  // threads may outlive this
 };
 
 }  // namespace
@@ -38,9 +47,19 @@ std::thread start_thread(const char* purpose, std::function<void()> body) {
   }
 }
 
-void join_at_exit(std::thread thread) {
-  static Threads threads;
-  threads.add(std::move(thread));
+void run_in_background(const char* purpose, std::function<void()> body) {
+  static const WaitAtExit exit;
+  const auto background = exit.background;
+  background->count(1);
+  try {
+    start_thread(purpose, [background, body = std::move(body)] {
+      body();
+      background->count(-1);
+    }).detach();
+  } catch (const Error&) {
+    background->count(-1);
+    throw;
+  }
 }
 
 }  // namespace lockstep

@@ -8,7 +8,8 @@ namespace lockstep {
 /// A thread that runs `body`; SystemError, naming what it was for and the remedy, when the system has none left.
 std::thread start_thread(const char* purpose, std::function<void()> body);
 
-/// Nobody waits for this thread but the end of the process.
-void join_at_exit(std::thread thread);
+/// Runs `body`, which throws nothing, on a thread that nobody waits for but the end of the process, and that not for
+/// long. SystemError when the system has no thread left.
+void run_in_background(const char* purpose, std::function<void()> body);
 
 }  // namespace lockstep

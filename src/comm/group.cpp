@@ -213,7 +213,7 @@ void Group::guard(const Watched& watched, std::chrono::milliseconds timeout,
     rethrow_with_prefix(
         watched.refusal,
         text(speaker(membership_), ": ", name_of(record.call.operation), ": the group is broken by an earlier error: "),
-        flight_suffix(watched.refusal));
+        last_words(watched.refusal));
   }
   try {
     body({deadline_after(timeout, watched.begin), hash(record.call, record.subject)});
@@ -228,7 +228,7 @@ void Group::fail(const CallRecord& record, std::chrono::milliseconds timeout, st
   bool is_local = is_foreign || is_a<UsageError>(error) || is_a<SystemError>(error);  // about this rank alone
   auto known = failure();
   auto cause = mark_broken(known ? known : diagnose(record, timeout, error));
-  std::string flight = flight_suffix(cause);
+  std::string flight = last_words(cause);
   wake();
   if (is_foreign && !known) std::rethrow_exception(error);
   if (is_local && !known) cause = error;
@@ -268,15 +268,17 @@ Failure Group::timeout_failure(const CallRecord& record, std::chrono::millisecon
                                " ms. ", name_the_late(membership_, answers))};
 }
 
-std::string Group::flight_suffix(const std::exception_ptr& cause) const {
+// Whoever is told may free, or use, what the device was given.
+std::string Group::last_words(const std::exception_ptr& cause) {
+  queued_.await_end();
   auto parts = parts_if_any();
   if (!parts || membership_.size == 1) return "";
   return text(". Flight recorder: ", parts->job->dump_flight(message_of(cause)));
 }
 
-void Group::check_working() const {
+void Group::check_working() {
   if (auto earlier = failure())
-    rethrow_with_prefix(earlier, text(speaker(membership_), ": the group is broken: "), flight_suffix(earlier));
+    rethrow_with_prefix(earlier, text(speaker(membership_), ": the group is broken: "), last_words(earlier));
 }
 
 // --- what breaks the group

@@ -92,7 +92,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   };
 
   /// Throws why the group is broken, if it is.
-  void check_working() const;
+  void check_working();
 
   /// How many groups have been made of this one; counts on.
   int next_child();
@@ -155,7 +155,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   Failure timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
                           const std::vector<Answer>& answers) const;
   std::exception_ptr departure_before(const Subject& subject) const;
-  std::string flight_suffix(const std::exception_ptr& cause) const;
+  std::string last_words(const std::exception_ptr& cause);
 
   void on_failure(std::exception_ptr cause) override;
   void on_left(int rank_in_job, int64_t calls) override;

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kPassed = "passed";
 
 // In short waits, to notice a group that breaks meanwhile. Whether all have come by the deadline.
-bool wait_for_all(const detail::Group& group, Store& store, const std::vector<std::string>& marks, Deadline deadline) {
+bool wait_for_all(detail::Group& group, Store& store, const std::vector<std::string>& marks, Deadline deadline) {
   constexpr auto kLook = std::chrono::milliseconds(200);
   for (;;) {
     auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());

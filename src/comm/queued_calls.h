@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include <lockstep/backend.h>
 
@@ -13,8 +14,8 @@
 
 namespace lockstep::detail {
 
-/// The calls of a group that a device still works on, oldest first: each waits for the one before it. Thread-safe; what
-/// is noted about calls is guarded by the recorder's mutex.
+/// The calls of a group that a device still works on, oldest first: each waits for the one before it, unless a graph
+/// captures it. Thread-safe; what is noted about calls is guarded by the recorder's mutex.
 class QueuedCalls {
  public:
   struct Entry {
@@ -34,12 +35,17 @@ class QueuedCalls {
   void release_tensors(const QueuedCall& call);
   /// Returns when the device is done with all calls so far.
   void synchronize();
+  /// After an abort: returns when the device has let go of all of them, so that their memory may be used again, or when
+  /// it should have.
+  void await_end();
 
   /// Both with the recorder's mutex held.
   Entry* oldest() { return entries_.empty() ? nullptr : &entries_.front(); }
   const std::deque<Entry>& entries() const { return entries_; }
 
  private:
+  std::vector<std::shared_ptr<QueuedCall>> calls();
+
   FlightRecorder& recorder_;
   std::deque<Entry> entries_;  // guarded by the recorder's mutex
 };

@@ -24,7 +24,7 @@ int64_t first_limit(const std::vector<GradientSpec>& gradients, const BucketLimi
     if (!gradient.device.is_cuda()) return limits.first_bytes;
     all += bytes_of(gradient);
   }
-  return all <= 2 * limits.first_bytes ? all : limits.first_bytes;
+  return all <= std::min(2 * limits.first_bytes, limits.cap_bytes) ? all : limits.first_bytes;
 }
 
 }  // namespace

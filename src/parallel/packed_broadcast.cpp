@@ -1,6 +1,6 @@
 #include "parallel/packed_broadcast.h"
 
-#include <utility>
+#include <algorithm>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -16,53 +16,63 @@ namespace {
 constexpr int64_t kMuch = 25 << 20;
 constexpr int64_t kAlignBytes = 64;  // of every dtype
 
-int64_t aligned(size_t bytes) {
-  return (static_cast<int64_t>(bytes) + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+int64_t aligned_bytes(const at::Tensor& tensor) {
+  return (static_cast<int64_t>(tensor.nbytes()) + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
 }
 
-void copy(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
-  if (to[0].is_cuda()) return detail::copy_together(to, from);
-  for (size_t i = 0; i < to.size(); ++i) write(to[i], from[i]);
+void pack(const std::vector<at::Tensor>& inside, const std::vector<at::Tensor>& outside) {
+  if (inside[0].is_cuda()) return detail::copy_together(inside, outside);
+  for (size_t i = 0; i < inside.size(); ++i) write(inside[i], outside[i]);
+}
+
+/// By LibTorch's own copies, which autograd hears of.
+void unpack(const std::vector<at::Tensor>& outside, const std::vector<at::Tensor>& inside) {
+  if (inside[0].is_cuda()) return detail::copy_together(outside, inside);
+  for (size_t i = 0; i < inside.size(); ++i) outside[i].copy_(inside[i]);
 }
 
 }  // namespace
 
-PackedBroadcast::PackedBroadcast(ProcessGroup group, std::vector<at::Tensor> tensors) : group_(std::move(group)) {
-  for (auto& tensor : tensors)
-    if (tensor.numel() > 0) tensors_.push_back(std::move(tensor));
-  for (const auto& tensor : tensors_) bytes_ += aligned(tensor.nbytes());
-}
-
 void PackedBroadcast::run(int root) {
-  if (tensors_.size() <= 1 || bytes_ > kMuch) return broadcast_coalesced(group_, tensors_, root);
   c10::NoGradGuard no_grad;
   if (!is_laid_out()) lay_out();
-  if (group_.rank() == root) copy(inside_, outside_);
+  if (!memory_.defined()) return broadcast_coalesced(group_, tensors_, root);
+  if (group_.rank() == root) pack(inside_, outside_);
   group_.broadcast(memory_, root);
-  if (group_.rank() != root) copy(outside_, inside_);
+  if (group_.rank() != root) unpack(outside_, inside_);
+}
+
+bool PackedBroadcast::is_laid_out() const {
+  return std::equal(
+      tensors_.begin(), tensors_.end(), seen_.begin(), seen_.end(), [](const auto& now, const auto& then) {
+        return now.layout() == c10::kStrided && now.scalar_type() == then.scalar_type() && same_memory(now, then);
+      });
 }
 
 // Bytes are copied together where values of several dtypes would not be.
 void PackedBroadcast::lay_out() {
-  memory_ = group_.allocate({bytes_}, at::kByte).zero_();  // the gaps travel, too
+  seen_.clear();
   outside_.clear();
   inside_.clear();
+  memory_.reset();
+  for (const auto& tensor : tensors_) seen_.push_back(tensor.detach());
+  int64_t bytes = 0;
+  for (const auto& tensor : seen_) {
+    if (tensor.layout() != c10::kStrided) return;
+    bytes += aligned_bytes(tensor);
+  }
+  if (bytes == 0 || bytes > kMuch) return;
+
+  memory_ = group_.allocate({bytes}, at::kByte).zero_();  // the gaps travel, too
   int64_t offset = 0;
-  for (const auto& tensor : tensors_) {
+  for (const auto& tensor : seen_) {
+    if (tensor.numel() == 0) continue;
     const auto place = memory_.narrow(0, offset, static_cast<int64_t>(tensor.nbytes()));
     const bool is_dense = tensor.is_contiguous();
-    outside_.push_back(is_dense ? tensor.detach().view({-1}).view(at::kByte) : tensor.detach());
+    outside_.push_back(is_dense ? tensor.view({-1}).view(at::kByte) : tensor);
     inside_.push_back(is_dense ? place : place.view(tensor.scalar_type()).view(tensor.sizes()));
-    offset += aligned(tensor.nbytes());
+    offset += aligned_bytes(tensor);
   }
-}
-
-/// A tensor may have been given other memory.
-bool PackedBroadcast::is_laid_out() const {
-  if (!memory_.defined()) return false;
-  for (size_t i = 0; i < tensors_.size(); ++i)
-    if (tensors_[i].data_ptr() != outside_[i].data_ptr()) return false;
-  return true;
 }
 
 }  // namespace lockstep

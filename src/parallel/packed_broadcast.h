@@ -1,5 +1,6 @@
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -12,20 +13,21 @@ namespace lockstep {
 /// it is much. Not thread-safe.
 class PackedBroadcast {
  public:
-  PackedBroadcast(ProcessGroup group, std::vector<at::Tensor> tensors);
+  PackedBroadcast(ProcessGroup group, std::vector<at::Tensor> tensors)
+      : group_(std::move(group)), tensors_(std::move(tensors)) {}
 
   /// Every rank has root's values. Collective.
   void run(int root);
 
  private:
-  void lay_out();
   bool is_laid_out() const;
+  void lay_out();
 
   const ProcessGroup group_;
-  std::vector<at::Tensor> tensors_;  // constant after construction
-  int64_t bytes_ = 0;                // of all of them, one after the other
-  at::Tensor memory_;                // for all of them; undefined until the first run
-  std::vector<at::Tensor> outside_;  // each as it is, as bytes where that can be
+  const std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> seen_;     // as they were laid out: a tensor may be given other memory, or another size
+  at::Tensor memory_;                // for all of them; undefined where they are not packed
+  std::vector<at::Tensor> outside_;  // each that has elements, as bytes where that can be
   std::vector<at::Tensor> inside_;   // and in the memory
 };
 

@@ -58,6 +58,7 @@ void UseMarks::take(const at::Tensor& marks) {
 // One set of marks is on its way at a time. A graph that is captured is not looked at: its replays are not seen here.
 void UseMarks::learn_later(const at::Tensor& marks) {
   std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // here
+  std::fill(unused_somewhere_.begin(), unused_somewhere_.end(), 0);
   if (reductions_++ % kLookEvery != 0 || detail::is_capturing(marks.device())) return;
   if (arrival_) {
     if (!arrival_->query()) return;

@@ -49,7 +49,7 @@ class Device {
   }
   bool has_done(int64_t number) {
     std::lock_guard lock(mutex_);
-    return done_ >= number;
+    return done_ >= number || is_ended_;
   }
   void wait_for(int64_t number) {
     std::unique_lock lock(mutex_);

@@ -40,12 +40,13 @@ TEST(BucketPlan, KeepsDtypesAndDevicesApart) {
 }
 
 TEST(BucketPlan, LittleOnAGpuGoesTogether) {
-  auto plan_for = [](c10::Device device, int64_t elements) {
+  auto plan_for = [](c10::Device device, int64_t elements, int64_t cap_bytes = 10000) {
     GradientSpec gradient{elements, c10::ScalarType::Float, device};
-    return plan_buckets({gradient, gradient}, {.first_bytes = 400, .cap_bytes = 10000}).buckets.size();
+    return plan_buckets({gradient, gradient}, {.first_bytes = 400, .cap_bytes = cap_bytes}).buckets.size();
   };
   EXPECT_EQ(plan_for(c10::Device(c10::kCUDA, 0), 100), 1U);
   EXPECT_EQ(plan_for(c10::Device(c10::kCUDA, 0), 101), 2U);
+  EXPECT_EQ(plan_for(c10::Device(c10::kCUDA, 0), 100, 400), 2U);
   EXPECT_EQ(plan_for(c10::Device(c10::kCPU), 100), 2U);
 }
 

@@ -27,7 +27,8 @@ TEST(BenchGpuCommand, MeasuresAllSidesInOneRun) {
       EXPECT_LE(row[side + "_p10_ms"], row[side + "_p90_ms"]) << side;
       EXPECT_GT(row[side + "_peak_bytes"], 1 << 20) << side;
     }
-    EXPECT_DOUBLE_EQ(row["ratio_to_python"], row["python_ddp_ms"].get<double>() / row["ddp_ms"].get<double>());
+    for (const char* ratio : {"ratio_to_plain", "ratio_to_python", "ratio_to_python_best", "memory_to_python"})
+      EXPECT_GT(row[ratio], 0.0) << ratio;
   }
 }
 

@@ -3,8 +3,11 @@
 #include <cstring>
 #include <thread>
 
+#include <c10/cuda/CUDAFunctions.h>
+
 #include <lockstep/error.h>
 
+#include "base/start_thread.h"
 #include "base/text.h"
 #include "comm/nccl/nccl.h"
 
@@ -12,7 +15,7 @@ namespace lockstep::nccl {
 namespace {
 
 constexpr auto kPause = std::chrono::microseconds(50);
-constexpr auto kLongestCall = std::chrono::milliseconds(100);
+constexpr auto kLongestCall = std::chrono::milliseconds(250);
 
 std::string fresh_id() {
   ncclUniqueId id;
@@ -30,12 +33,27 @@ ncclUniqueId to_id(const std::string& bytes) {
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<Store> store, std::string key, int rank, int size)
-    : store_(std::move(store)), key_(std::move(key)), rank_(rank), size_(size) {
+    : store_(std::move(store)), key_(std::move(key)), rank_(rank), size_(size), gpu_(c10::cuda::current_device()) {
   if (rank_ == 0) store_->set(key_, fresh_id());
 }
 
+// NCCL needs half a second for it, and as long as a graph lives in which its calls are captured.
 Communicator::~Communicator() {
-  if (raw_ && !cause_) ncclCommDestroy(raw_);
+  if (!raw_ || cause_) return;
+  const auto destroy = [raw = raw_.load(), gpu = gpu_] {
+    c10::cuda::set_device(gpu);
+    ncclCommDestroy(raw);
+  };
+  try {
+    run_in_background("ending an NCCL communicator", destroy);
+  } catch (const Error&) {  // no thread to be had: it takes the caller's time
+    destroy();
+  }
+}
+
+bool Communicator::is_aborted() {
+  std::lock_guard lock(cause_mutex_);
+  return cause_ != nullptr;
 }
 
 void Communicator::throw_if_aborted() {
@@ -51,9 +69,13 @@ bool Communicator::is_ready() {
     if (!store_->check({key_})) return false;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    ncclComm_t made = nullptr;
     auto result =
-        ncclCommInitRankConfig(&raw_, size_, to_id(store_->get(key_, std::chrono::seconds(10))), rank_, &config);
+        ncclCommInitRankConfig(&made, size_, to_id(store_->get(key_, std::chrono::seconds(10))), rank_, &config);
     if (result != ncclSuccess && result != ncclInProgress) fail(result, "making a communicator", nullptr);
+    raw_ = made;
+    if (is_aborted()) ncclCommAbort(made);  // by a thread that had not seen it
+    throw_if_aborted();
   }
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(raw_, &state), "making a communicator", raw_);
@@ -103,6 +125,7 @@ void Communicator::abort(std::exception_ptr cause) noexcept {
   }
   // A thread may be stuck in a call of NCCL because the device takes no more work, until this ends what it works on.
   std::unique_lock lock(mutex_, kLongestCall);
+  c10::cuda::set_device(gpu_);
   if (raw_) ncclCommAbort(raw_);
 }
 

@@ -2,11 +2,14 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+
+#include <c10/core/Device.h>
 
 #include <lockstep/backend.h>
 
@@ -18,7 +21,7 @@ class Communicator {
  public:
   /// The ranks meet in the store, under a key that is theirs alone. The calling thread's current GPU is this rank's.
   Communicator(std::shared_ptr<Store> store, std::string key, int rank, int size);
-  /// Waits for what the device still does for it, unless it is aborted.
+  /// What the device still does for it goes on.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -37,15 +40,17 @@ class Communicator {
   void abort(std::exception_ptr cause) noexcept;
 
  private:
+  bool is_aborted();
   void throw_if_aborted();
 
   const std::shared_ptr<Store> store_;
   const std::string key_;
   const int rank_;
   const int size_;
+  const c10::DeviceIndex gpu_;
   std::timed_mutex mutex_;
-  ncclComm_t raw_ = nullptr;  // guarded by mutex_, but for an abort that has waited for it long enough
-  bool is_ready_ = false;     // guarded by mutex_
+  std::atomic<ncclComm_t> raw_ = nullptr;  // guarded by mutex_, but for an abort that has waited for it long enough
+  bool is_ready_ = false;                  // guarded by mutex_
   std::mutex cause_mutex_;
   std::exception_ptr cause_;  // guarded by cause_mutex_: why it is aborted
 };

@@ -1,7 +1,6 @@
 #include "comm/nccl/mail.h"
 
 #include <thread>
-#include <vector>
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -96,10 +95,8 @@ std::unique_ptr<Transfer> Mail::receive(const at::Tensor& data, int from, uint32
 
 std::unique_ptr<Transfer> Mail::post(const Key& key, const at::Tensor& data) {
   c10::cuda::CUDAGuard guard(device_);
-  std::lock_guard lock(mutex_);
-  if (cause_) std::rethrow_exception(cause_);
-  auto& route = routes_[key];
-  if (!route) route = std::make_shared<Route>(store_, key, std::get<0>(key) == rank_, device_);
+  std::lock_guard work(work_mutex_);
+  const auto route = route_of(key);
   auto message = std::make_shared<Message>(Message{route, data});
   message->begin.record(c10::cuda::getCurrentCUDAStream());
   route->post(message);
@@ -110,12 +107,27 @@ std::unique_ptr<Transfer> Mail::post(const Key& key, const at::Tensor& data) {
 // Whoever waits for one message gets on with all of them: another rank may wait for those.
 bool Mail::is_done(const Message& message) {
   c10::cuda::CUDAGuard guard(device_);
-  std::lock_guard lock(mutex_);
-  if (cause_) std::rethrow_exception(cause_);
-  for (auto& [key, route] : routes_) route->advance();
+  std::lock_guard work(work_mutex_);
+  for (const auto& route : routes()) route->advance();
   if (message.is_on_its_way && message.end.query()) return true;
   message.route->ranks().check_health();
   return false;
+}
+
+std::shared_ptr<Mail::Route> Mail::route_of(const Key& key) {
+  std::lock_guard lock(mutex_);
+  if (cause_) std::rethrow_exception(cause_);
+  auto& route = routes_[key];
+  if (!route) route = std::make_shared<Route>(store_, key, std::get<0>(key) == rank_, device_);
+  return route;
+}
+
+std::vector<std::shared_ptr<Mail::Route>> Mail::routes() {
+  std::lock_guard lock(mutex_);
+  if (cause_) std::rethrow_exception(cause_);
+  std::vector<std::shared_ptr<Route>> result;
+  for (const auto& [key, route] : routes_) result.push_back(route);
+  return result;
 }
 
 void Mail::abort(std::exception_ptr cause) noexcept {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -38,13 +39,16 @@ class Mail {
   using Key = std::tuple<int, int, uint32_t>;  // from, to, tag
 
   std::unique_ptr<Transfer> post(const Key& key, const at::Tensor& data);
+  std::shared_ptr<Route> route_of(const Key& key);
+  std::vector<std::shared_ptr<Route>> routes();
   bool is_done(const Message& message);
 
   const std::shared_ptr<Store> store_;
   const int rank_;
   const c10::Device device_;
+  std::mutex work_mutex_;  // whose holder moves messages, and may be stuck until an abort
   std::mutex mutex_;
-  std::map<Key, std::shared_ptr<Route>> routes_;  // guarded by mutex_, and so are they but for abort()
+  std::map<Key, std::shared_ptr<Route>> routes_;  // guarded by mutex_; they by work_mutex_, but for abort()
   std::exception_ptr cause_;                      // guarded by mutex_: why it is aborted
 };
 

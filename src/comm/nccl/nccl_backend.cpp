@@ -72,7 +72,7 @@ class NcclBackend final : public Backend {
     return at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
   }
 
-  // NCCL may take a second for it, which nobody should have to wait for who is told of a failure.
+  // NCCL takes its time, which nobody should have to wait for who is told of a failure.
   void abort(std::exception_ptr cause) noexcept override {
     if (is_aborted_.exchange(true)) return;
     const auto end_calls = [communicator = communicator_, mail = mail_, cause] {
@@ -80,8 +80,8 @@ class NcclBackend final : public Backend {
       mail->abort(cause);
     };
     try {
-      join_at_exit(start_thread("ending NCCL's calls", end_calls));
-    } catch (const std::exception&) {  // no thread to be had: it takes the caller's time
+      run_in_background("ending NCCL's calls", end_calls);
+    } catch (const Error&) {  // no thread to be had: it takes the caller's time
       end_calls();
     }
   }

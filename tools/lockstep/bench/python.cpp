@@ -42,10 +42,10 @@ Python find_python(const std::string& library) {
     }
     lacking += fmt::format("\n  {} {}", name, answer.failure);
   }
-  throw UsageError(
-      fmt::format("--against python needs a python3 that has torch: apt-get install python3-torch, or put one first in "
-                  "PATH. These were tried:{}",
-                  lacking));
+  throw UsageError(fmt::format(
+      "--against python needs a python3 that has torch with {}: {}. These were tried:{}", library,
+      library == "Gloo" ? "apt-get install python3-torch, or put one first in PATH" : "put one first in PATH",
+      lacking));
 }
 
 }  // namespace lockstep::bench

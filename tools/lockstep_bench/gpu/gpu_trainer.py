@@ -3,7 +3,7 @@
     gpu_trainer.py plain|ddp|best
 
 plain is the module by itself, ddp is DistributedDataParallel over NCCL as it comes, best with the settings that cost
-least. Answers each line on stdin by one on stdout, and the first one unasked, when it has the GPU:
+least. Answers each line on stdin by one on stdout, and the first one unasked, by its version, when it has the GPU:
 
     model NAME    takes this model, with its first weights
     train STEPS   trains it, and answers the loss of the last step
@@ -13,6 +13,7 @@ least. Answers each line on stdin by one on stdout, and the first one unasked, w
 
 import gc
 import os
+import signal
 import sys
 from contextlib import nullcontext
 
@@ -106,7 +107,7 @@ class Training:
             model = DistributedDataParallel(model, device_ids=[0])
         elif side == "best":
             model = DistributedDataParallel(
-                model, device_ids=[0], gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
+                model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
             )
         self.model = model
 
@@ -133,13 +134,15 @@ def free_memory():
 
 
 def main(side):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when its stdin does
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever else is printed is no answer
     torch.set_float32_matmul_precision("high")
     torch.cuda.set_device(0)
     if side != "plain":
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
-    os.write(answers, b"\n")
+    os.write(answers, f"{torch.__version__}\n".encode())
     training = None
     for line in iter(sys.stdin.readline, ""):
         command, *argument = line.split()

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <deque>
 #include <iostream>
 #include <optional>
@@ -113,18 +114,26 @@ std::deque<Trainer> start_trainers(const std::string& program, const std::option
     start(GpuSide::kPythonDdp, "ddp");
     start(GpuSide::kPythonBest, "best");
   }
-  for (auto& trainer : trainers) trainer.await_ready();
   return trainers;
 }
 
-void print_conditions(const std::string& gpu, const std::optional<Python>& python) {
-  std::cout << fmt::format("# lockstep {} bench {}: one rank on {}; AdamW, fused\n", LOCKSTEP_VERSION_STRING, kGpu,
-                           gpu);
+void print_conditions(const std::string& gpu, const std::string& libtorch, const std::optional<Python>& python) {
+  std::cout << fmt::format("# lockstep {} bench {}: one rank on {}; LibTorch {}; AdamW, fused\n",
+                           LOCKSTEP_VERSION_STRING, kGpu, gpu, libtorch);
   if (python)
     std::cout << fmt::format(
         "# python: PyTorch {} of {}; best: gradient_as_bucket_view, static_graph, no broadcast of buffers\n",
         python->torch, python->program);
   std::cout << gpu_header() << std::flush;
+}
+
+void print_verdict(const GpuPlan& plan, const std::vector<GpuRow>& rows, bool is_wrong) {
+  const auto [fewest, most] = std::minmax_element(rows.begin(), rows.end(),
+                                                  [](const GpuRow& a, const GpuRow& b) { return a.rounds < b.rounds; });
+  const auto rounds = fewest->rounds == most->rounds ? fmt::format("{}", most->rounds)
+                                                     : fmt::format("{} to {}", fewest->rounds, most->rounds);
+  const char* verdict = !plan.check ? "losses not compared" : is_wrong ? "SOME LOSSES ARE WRONG" : "all losses agree";
+  std::cout << fmt::format("# {} rounds a model; {}\n", rounds, verdict) << gpu_comparison(rows) << std::flush;
 }
 
 }  // namespace
@@ -136,10 +145,16 @@ int measure_gpu(const Arguments& arguments) {
   const auto plan = make_gpu_plan(arguments.request, gpus);
   std::optional<Python> python;
   if (!arguments.request.against.empty()) python = find_python("NCCL");
-  for (int stop : {SIGINT, SIGTERM, SIGHUP})  // whoever trains ends when this process does
+  ::setenv("OMP_NUM_THREADS", std::to_string(arguments.threads).c_str(), 1);
+  for (int stop : {SIGINT, SIGTERM})  // whoever trains ends when this process does
     ::signal(stop, [](int) { ::_exit(static_cast<int>(LaunchExit::kPreempted)); });
   auto trainers = start_trainers(program, python);
-  if (!arguments.json) print_conditions(gpus[0], python);
+  std::string libtorch;
+  for (auto& trainer : trainers) {
+    const auto version = trainer.await_ready();
+    if (trainer.side() == GpuSide::kPlain) libtorch = version;
+  }
+  if (!arguments.json) print_conditions(gpus[0], libtorch, python);
 
   GpuMeasurement measurement(plan, gpus[0], trainers);
   std::vector<GpuRow> rows;
@@ -149,12 +164,7 @@ int measure_gpu(const Arguments& arguments) {
   }
   const bool is_wrong =
       plan.check && std::any_of(rows.begin(), rows.end(), [](const GpuRow& row) { return row.wrong() != 0; });
-  if (!arguments.json)
-    std::cout << fmt::format("# {} rounds a model; {}\n", rows.back().rounds,
-                             !plan.check ? "losses not compared"
-                             : is_wrong  ? "SOME LOSSES ARE WRONG"
-                                         : "all losses agree")
-              << gpu_comparison(rows) << std::flush;
+  if (!arguments.json) print_verdict(plan, rows, is_wrong);
   return is_wrong ? kWrongResults : 0;
 }
 

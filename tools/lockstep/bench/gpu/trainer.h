@@ -15,8 +15,8 @@ class Trainer {
 
   GpuSide side() const { return side_; }
 
-  /// Returns when it has a GPU. All of these throw PeerError when the process has ended.
-  void await_ready() { process_.await_answer(); }
+  /// Returns when it has a GPU: the version of its torch. All of these throw PeerError when the process has ended.
+  std::string await_ready() { return process_.await_answer(); }
   /// From its first weights, with as much memory as it then needs.
   void take_model(const std::string& model) { process_.ask("model " + model); }
   /// Returns when the GPU is done: the loss of the last step.

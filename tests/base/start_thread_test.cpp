@@ -1,0 +1,47 @@
+#include "base/start_thread.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+class InBackground : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+TEST_F(InBackground, ABodyRunsThoughNobodyWaits) {
+  std::promise<void> ran;
+  run_in_background("a test", [&] { ran.set_value(); });
+  EXPECT_EQ(ran.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
+}
+
+TEST_F(InBackground, TheEndOfTheProcessWaitsForIt) {
+  const auto end = [] {
+    run_in_background("a test", [] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // what it has to do
+      std::fputs("it is done", stderr);
+    });
+    std::exit(0);
+  };
+  EXPECT_EXIT(end(), testing::ExitedWithCode(0), "it is done");
+}
+
+TEST_F(InBackground, TheEndOfTheProcessDoesNotWaitForEver) {
+  const auto end = [] {
+    static std::promise<void> never;
+    run_in_background("a test", [] { never.get_future().wait(); });
+    std::exit(0);
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EXIT(end(), testing::ExitedWithCode(0), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+}  // namespace
+}  // namespace lockstep
