@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kAlignBytes = 64;  // a gradient begins on a cache line, so that vector loops need no special start
 
-constexpr size_t kLargeBytes = 1 << 20;  // so much memory is worth a copy of its own, after which it is free
+constexpr size_t kLargeBytes = 1 << 20;
 
 int64_t aligned(int64_t elements, int64_t element_bytes) {
   int64_t step = kAlignBytes / element_bytes;
@@ -52,7 +52,7 @@ void Bucket::put(size_t slot, const at::Tensor& gradient, double factor) {
   auto place = contents_.gradients[slot];
   if (!gradient.defined()) {
     place.zero_();
-  } else if (place.is_cuda() && factor == 1 && place.nbytes() >= kLargeBytes && !same_memory(gradient, place)) {
+  } else if (place.is_cuda() && factor == 1 && is_most_of_it(place) && !same_memory(gradient, place)) {
     place.copy_(gradient, /*non_blocking=*/true);
   } else if (place.is_cuda() && !same_memory(gradient, place)) {
     factor_ = factor;
@@ -64,6 +64,11 @@ void Bucket::put(size_t slot, const at::Tensor& gradient, double factor) {
     write(place, gradient);
   }
   if (--missing_ == 0) times_.full = Clock::now();
+}
+
+/// Then its memory is worth a copy of its own, after which it is free.
+bool Bucket::is_most_of_it(const at::Tensor& place) const {
+  return place.nbytes() >= kLargeBytes && 2 * place.nbytes() >= memory_.nbytes();
 }
 
 void Bucket::put_extra(const at::Tensor& values) {

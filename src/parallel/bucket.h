@@ -37,8 +37,8 @@ class Bucket {
 
   /// All gradients are missing again.
   void reset();
-  /// One more gradient is there: times `factor`, or zero when it is undefined. On a GPU small ones are copied together
-  /// when the bucket leaves, and kept until then.
+  /// One more gradient is there: times `factor`, or zero when it is undefined. On a GPU they are copied together when
+  /// the bucket leaves, and kept until then, but for one that takes up most of it.
   void put(size_t slot, const at::Tensor& gradient, double factor);
   /// The same for the elements after the gradients.
   void put_extra(const at::Tensor& values);
@@ -57,6 +57,8 @@ class Bucket {
   const Times& times() const { return times_; }
 
  private:
+  bool is_most_of_it(const at::Tensor& place) const;
+
   ProcessGroup group_;
   at::Tensor memory_;  // the gradients, then the extra elements
   at::Tensor extra_;

@@ -33,6 +33,7 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kCheckedSteps = 20;  // from the first weights
+constexpr int kFewestSteps = 10;   // in a sample: before the first the GPU has nothing to do, unlike in training
 constexpr int kWarmUps = 2;        // rounds that do not count
 constexpr int kWarmUpShare = 5;    // so much of a sample goes before it: whoever trains has slept for a while
 constexpr int kFewestRounds = 5, kMostRounds = 101;
@@ -62,8 +63,8 @@ class GpuMeasurement {
       trainer.take_model(model);
       row.samples.push_back({.side = trainer.side(), .loss = trainer.train(kCheckedSteps)});
     }
-    row.steps =
-        std::max(1, static_cast<int>(std::ceil(kCheckedSteps * (kSample / time_of(trainers_[0], kCheckedSteps)))));
+    row.steps = std::max(kFewestSteps,
+                         static_cast<int>(std::ceil(kCheckedSteps * (kSample / time_of(trainers_[0], kCheckedSteps)))));
     take_rounds(row);
     for (size_t i = 0; i < trainers_.size(); ++i) {
       row.samples[i].peak_bytes = trainers_[i].peak_bytes();
@@ -89,7 +90,7 @@ class GpuMeasurement {
 
   void take_round(GpuRow& row) {
     for (size_t i = 0; i < trainers_.size(); ++i) {
-      trainers_[i].train(std::max(1, row.steps / kWarmUpShare));
+      trainers_[i].train(row.steps / kWarmUpShare);
       row.samples[i].times_us.push_back(
           std::chrono::duration<double, std::micro>(time_of(trainers_[i], row.steps)).count() / row.steps);
     }
