@@ -24,14 +24,17 @@ class Groups : public testing::TestWithParam<std::string> {
  protected:
   void on_ranks(int size, const std::function<void(ProcessGroup)>& body) {
     if (!ranks_are_processes()) return run_threads(size, body, {.backend = GetParam(), .timeout = 60s});
-    auto world = init_process_group({.backend = GetParam(), .timeout = 60s});
+    const bool has_gpu = GetParam().find("nccl") != std::string::npos;
+    auto world = init_process_group({.backend = GetParam(),
+                                     .timeout = 60s,
+                                     .device = has_gpu ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU)});
     ASSERT_EQ(world.size(), size) << "started with another number of processes than the filter selects";
     body(world);
   }
 };
 
 float sum_over(const ProcessGroup& group, double value) {
-  auto tensor = at::full({3}, value);
+  auto tensor = at::full({3}, value, group.device());
   group.all_reduce(tensor);
   return tensor[2].item<float>();
 }
@@ -57,7 +60,7 @@ TEST_P(Groups, AGroupOfSomeRanksIsTheirsAlone) {
       return;
     }
     EXPECT_EQ(sum_over(group, world.rank()), 4);
-    auto tensor = at::full({2}, world.rank() + 1.0);
+    auto tensor = at::full({2}, world.rank() + 1.0, world.device());
     group.broadcast(tensor, /*src=*/1);
     EXPECT_EQ(tensor[0].item<float>(), 4) << "the group's rank 1 is rank 3 of the job";
   });
@@ -82,7 +85,7 @@ TEST_P(Groups, BroadcastAndModelGroupsCross) {
     auto model = world.new_subgroups_by_enumeration({{0, 3}, {1, 4}, {2, 5}});
     EXPECT_EQ(model.global_ranks(), GroupLayout(world, 3).across());
     EXPECT_EQ(sum_over(model, world.rank()), 2 * (world.rank() % 3) + 3);
-    auto batch = at::full({2}, data.rank() == 0 ? world.rank() + 10.0 : 0.0);
+    auto batch = at::full({2}, data.rank() == 0 ? world.rank() + 10.0 : 0.0, world.device());
     data.broadcast(batch, 0);
     EXPECT_EQ(batch[0].item<float>(), world.rank() < 3 ? 10 : 13);
     EXPECT_EQ(sum_over(world, 1), 6) << "the world goes on";
@@ -120,7 +123,7 @@ TEST_P(Groups, SeveralGroupsWorkAtOnce) {
     std::vector<Work> works;
     for (int round = 0; round < 20; ++round) {
       for (const auto* group : {&world, &pairs, &across}) {
-        tensors.push_back(at::full({1000}, world.rank() + 1.0));
+        tensors.push_back(at::full({1000}, world.rank() + 1.0, world.device()));
         works.push_back(group->all_reduce_async(tensors.back()));
       }
     }
@@ -159,7 +162,7 @@ TEST_P(Groups, DestroyEndsOneGroupAndNotTheOthers) {
   on_ranks(2, [](ProcessGroup world) {
     auto group = world.new_group({0, 1});
     auto copy = group;
-    auto tensor = at::ones({4});
+    auto tensor = at::ones({4}, world.device());
     auto work = group.all_reduce_async(tensor);
     group.destroy();
     work.wait();
@@ -196,7 +199,8 @@ class RandomCalls {
     double mine = value(world_.rank());
     double sum = 0;
     for (int rank : group.global_ranks()) sum += value(rank);
-    auto tensor = at::full({elements}, mine, at::kDouble);
+    const auto doubles = at::TensorOptions(at::kDouble).device(group.device());
+    auto tensor = at::full({elements}, mine, doubles);
     switch (kind) {
       case 0:
         group.all_reduce(tensor);
@@ -208,7 +212,7 @@ class RandomCalls {
         group.broadcast(tensor, root);
         return expect(tensor, value(group.global_rank(root)), number);
       case 3: {
-        auto all = at::empty({group.size() * elements}, at::kDouble);
+        auto all = at::empty({group.size() * elements}, doubles);
         group.all_gather(all, tensor);
         for (int rank = 0; rank < group.size(); ++rank)
           expect(all.narrow(0, rank * elements, elements), value(group.global_rank(rank)), number);
@@ -216,7 +220,7 @@ class RandomCalls {
       }
       case 4: {
         if (group.size() == 1) return;
-        auto received = at::empty({elements}, at::kDouble);
+        auto received = at::empty({elements}, doubles);
         int next = (group.rank() + 1) % group.size();
         int previous = (group.rank() + group.size() - 1) % group.size();
         auto sent = group.send_async(tensor, next, static_cast<uint32_t>(number % 3));
@@ -284,8 +288,17 @@ TEST_P(Groups, RandomCallsOnRandomGroupsComeOutRight) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Groups, testing::ValuesIn(backends_under_test()),
-                         [](const auto& info) { return info.param; });
+std::vector<std::string> backends_of_groups() {
+  auto backends = backends_under_test();
+#ifdef LOCKSTEP_HAVE_NCCL
+  if (ranks_are_processes()) backends.insert(backends.end(), {"nccl", "cpu:shm,cuda:nccl"});
+#endif
+  return backends;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Groups, testing::ValuesIn(backends_of_groups()), [](const auto& info) {
+  return info.param.find(',') == std::string::npos ? info.param : "both";
+});
 
 #ifdef LOCKSTEP_HAVE_GLOO
 TEST(Groups, GroupsMayHaveDifferentBackends) {

@@ -13,7 +13,12 @@
 #include <set>
 #include <string>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/GradMode.h>
+#include <torch/cuda.h>
+#include <torch/version.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/backend.h>
@@ -55,7 +60,7 @@ std::set<std::string> mapped(std::initializer_list<const char*> names) {
 }
 
 json blas() {
-  torch::mm(torch::rand({64, 64}), torch::rand({64, 64}));  // some libraries are loaded when they are first needed
+  at::mm(at::rand({64, 64}), at::rand({64, 64}));  // some libraries are loaded when they are first needed
   return {
       {"mkl", at::hasMKL()},
       {"libraries", mapped({"libopenblas", "libmkl_", "libblas", "libblis", "libatlas", "libarmpl", "libnvpl_blas"})}};
@@ -64,12 +69,12 @@ json blas() {
 double time_convolution(bool with_mkldnn) {
   const bool before = at::globalContext().userEnabledMkldnn();
   at::globalContext().setUserEnabledMkldnn(with_mkldnn);
-  const auto images = torch::rand({8, 32, 28, 28});
-  const auto weights = torch::rand({64, 32, 3, 3});
+  const auto images = at::rand({8, 32, 28, 28});
+  const auto weights = at::rand({64, 32, 3, 3});
   auto best = std::chrono::steady_clock::duration::max();
   for (int round = 0; round < 5; ++round) {
     const auto start = std::chrono::steady_clock::now();
-    torch::conv2d(images, weights, {}, 1, 1);
+    at::conv2d(images, weights, {}, 1, 1);
     best = std::min(best, std::chrono::steady_clock::now() - start);
   }
   at::globalContext().setUserEnabledMkldnn(before);
@@ -77,7 +82,7 @@ double time_convolution(bool with_mkldnn) {
 }
 
 json mkldnn() {
-  torch::NoGradGuard no_gradients;
+  c10::NoGradGuard no_gradients;
   const bool built_in = at::hasMKLDNN();
   const bool enabled = built_in && at::globalContext().userEnabledMkldnn();
   json times{{"built_in", built_in}, {"enabled", enabled}, {"convolution_ms", time_convolution(enabled)}};

@@ -8,7 +8,10 @@
 #include <iostream>
 #include <string>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
+#include <torch/cuda.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include <lockstep/lockstep.h>
 
@@ -32,11 +35,11 @@ constexpr double kTolerance = 1e-5;
 
 /// Whole numbers, which floats add exactly in any order.
 void check_all_reduce(const ProcessGroup& world, int64_t elements) {
-  const auto base = torch::arange(elements, torch::kLong).remainder(1000).to(torch::kFloat).to(world.device());
+  const auto base = at::arange(elements, at::kLong).remainder(1000).to(at::kFloat).to(world.device());
   auto tensor = base + static_cast<float>(world.rank() + 1);
   world.all_reduce(tensor);
   const auto expected = base * world.size() + static_cast<float>(world.size() * (world.size() + 1) / 2);
-  if (torch::equal(tensor, expected)) return;
+  if (at::equal(tensor, expected)) return;
   const auto wrong = (tensor != expected).nonzero()[0].item<int64_t>();
   refuse_result(c10::str("rank ", world.rank(), ": all_reduce of ", elements, " floats: element ", wrong, " is ",
                          tensor[wrong].item<float>(), " and not ", expected[wrong].item<float>()));
@@ -45,18 +48,18 @@ void check_all_reduce(const ProcessGroup& world, int64_t elements) {
 // --- a training
 
 /// Numbers without a generator, which ranks that are threads would share.
-torch::Tensor wave(at::IntArrayRef sizes, double phase) {
+at::Tensor wave(at::IntArrayRef sizes, double phase) {
   const auto count = c10::multiply_integers(sizes);
-  return torch::arange(count, torch::kFloat).mul(0.7).add(phase).sin().mul(0.5).view(sizes);
+  return at::arange(count, at::kFloat).mul(0.7).add(phase).sin().mul(0.5).view(sizes);
 }
 
 struct Net : torch::nn::Module {
-  Net(double phase, torch::Device device) {
-    torch::NoGradGuard no_gradients;
+  Net(double phase, at::Device device) {
+    c10::NoGradGuard no_gradients;
     for (auto& parameter : parameters()) parameter.copy_(wave(parameter.sizes(), phase));
     to(device);
   }
-  torch::Tensor forward(const torch::Tensor& input) { return output->forward(torch::tanh(hidden->forward(input))); }
+  at::Tensor forward(const at::Tensor& input) { return output->forward(at::tanh(hidden->forward(input))); }
 
   torch::nn::Linear hidden{register_module("hidden", torch::nn::Linear(8, 32))};
   torch::nn::Linear output{register_module("output", torch::nn::Linear(32, 4))};
@@ -64,24 +67,24 @@ struct Net : torch::nn::Module {
 
 /// All parameters in a row after the training.
 template <class Model>
-torch::Tensor train(Model&& forward, const std::vector<torch::Tensor>& parameters, const torch::Tensor& inputs,
-                    const torch::Tensor& targets) {
+at::Tensor train(Model&& forward, const std::vector<at::Tensor>& parameters, const at::Tensor& inputs,
+                    const at::Tensor& targets) {
   torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
-    torch::nn::functional::mse_loss(forward(inputs), targets).backward();
+    at::mse_loss(forward(inputs), targets).backward();
     optimizer.step();
   }
-  std::vector<torch::Tensor> flat;
+  std::vector<at::Tensor> flat;
   for (const auto& parameter : parameters) flat.push_back(parameter.detach().flatten());
-  return torch::cat(flat);
+  return at::cat(flat);
 }
 
-void check_equal_on_all(const ProcessGroup& world, const torch::Tensor& mine) {
-  auto all = torch::empty({world.size(), mine.numel()}, mine.options());
+void check_equal_on_all(const ProcessGroup& world, const at::Tensor& mine) {
+  auto all = at::empty({world.size(), mine.numel()}, mine.options());
   world.all_gather(all, mine);
   for (int rank = 1; rank < world.size(); ++rank)
-    if (!torch::equal(all[0], all[rank]))
+    if (!at::equal(all[0], all[rank]))
       refuse_result(c10::str("after ", kSteps, " steps of DistributedDataParallel the parameters of rank ", rank,
                              " differ from those of rank 0 by up to ", (all[0] - all[rank]).abs().max().item<float>()));
 }
@@ -91,7 +94,7 @@ void check_training(const ProcessGroup& world) {
   const auto device = world.device();
   const auto inputs = wave({kBatch * world.size(), 8}, 0.3).to(device);
   const auto targets = wave({kBatch * world.size(), 4}, 1.1).to(device);
-  const auto part = [&](const torch::Tensor& whole) { return whole.narrow(0, kBatch * world.rank(), kBatch); };
+  const auto part = [&](const at::Tensor& whole) { return whole.narrow(0, kBatch * world.rank(), kBatch); };
 
   lockstep::DistributedDataParallel ddp(std::make_shared<Net>(world.rank(), device), world);
   const auto together =
