@@ -1,5 +1,9 @@
 #include "comm/choose_device.h"
 
+#include <dirent.h>
+
+#include <memory>
+
 #include <lockstep/error.h>
 
 #include "base/log.h"
@@ -22,6 +26,15 @@ int visible_gpus() {
 void make_current(c10::Device) {}
 constexpr bool kHasNccl = false;
 #endif
+
+/// Also those that this process does not see.
+int gpus_on_host() {
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/driver/nvidia/gpus"), ::closedir);
+  int count = 0;
+  while (const auto* entry = folder ? ::readdir(folder.get()) : nullptr)
+    if (entry->d_name[0] != '.') ++count;
+  return count;
+}
 
 c10::Device checked_gpu(c10::Device device) {
   if (!kHasNccl)
@@ -48,8 +61,9 @@ c10::Device choose(const ProcessGroupOptions& options, const BackendNames& backe
         "they tell which GPU is this rank's");
   }
   const auto environment = options.rank ? Environment() : Environment::detect();
-  if (gpus >= environment.local_world_size && gpus > 0)
-    return {c10::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank)};
+  const GpuCount count{.visible = gpus, .on_host = gpus_on_host()};
+  if (const auto gpu = gpu_of_rank(count, environment.local_rank, environment.local_world_size))
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(*gpu)};
   if (backends.cpu.empty())
     throw UsageError(text("init_process_group: backend nccl wants a GPU for each rank, and ",
                           environment.local_world_size, " ranks on this host see ", gpus,
@@ -61,6 +75,12 @@ c10::Device choose(const ProcessGroupOptions& options, const BackendNames& backe
 }
 
 }  // namespace
+
+std::optional<int> gpu_of_rank(const GpuCount& gpus, int local_rank, int local_ranks) {
+  if (gpus.visible >= local_ranks && gpus.visible > 0) return local_rank;
+  if (gpus.visible == 1 && gpus.on_host >= local_ranks) return 0;
+  return std::nullopt;
+}
 
 c10::Device choose_device(const ProcessGroupOptions& options, const BackendNames& backends) {
   const auto device = options.device ? *options.device : choose(options, backends);

@@ -1,4 +1,5 @@
 #include "comm/backend_names.h"
+#include "comm/choose_device.h"
 
 #include <gtest/gtest.h>
 
@@ -37,6 +38,16 @@ TEST(BackendNames, WhatMakesNoSenseIsRefusedWithAnExample) {
     expect_error<UsageError>([&] { parse_backends(asked); }, asked, "cpu:gloo,cuda:nccl");
   expect_error<UsageError>([] { parse_backends("cpu:carrier_pigeon"); }, "no backend 'carrier_pigeon'");
   expect_error<UsageError>([] { parse_backends("cuda:shm"); }, "shm moves CPU tensors", "use nccl");
+}
+
+TEST(ChooseDevice, ARankTakesTheGpuOfItsLocalRankOrTheOneThatItIsShown) {
+  EXPECT_EQ(gpu_of_rank({.visible = 8, .on_host = 8}, 3, 8), 3);
+  EXPECT_EQ(gpu_of_rank({.visible = 8, .on_host = 8}, 1, 2), 1);
+  EXPECT_EQ(gpu_of_rank({.visible = 1, .on_host = 1}, 0, 1), 0);
+  EXPECT_EQ(gpu_of_rank({.visible = 1, .on_host = 8}, 5, 8), 0) << "its own";
+  EXPECT_EQ(gpu_of_rank({.visible = 1, .on_host = 1}, 1, 2), std::nullopt) << "shared";
+  EXPECT_EQ(gpu_of_rank({.visible = 2, .on_host = 8}, 1, 4), std::nullopt);
+  EXPECT_EQ(gpu_of_rank({}, 0, 1), std::nullopt);
 }
 
 TEST(ChooseDevice, ADeviceThatTheBackendDoesNotMoveIsRefused) {

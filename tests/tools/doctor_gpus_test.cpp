@@ -83,6 +83,13 @@ TEST(Doctor, SaysWhenLibTorchSeesFewerGpusThanThereAre) {
 TEST(Doctor, SaysWhenThereAreMoreRanksThanGpus) {
   expect_ok(judge_gpus(gpus(), cuda_probe(), 2), "2 x NVIDIA H200");
   expect_warning(judge_gpus(gpus(), cuda_probe(), 3), "2 for 3 ranks, which train on the CPU", "at most 2 here");
+  auto one = gpus();
+  one.installed.pop_back();
+  auto build = cuda_probe();
+  build.gpus.pop_back();
+  expect_warning(judge_gpus(one, build, 8), "1 for 8 ranks, which train on the CPU", "at most 1 here");
+  one.on_host = 8;  // each rank is shown its own
+  expect_ok(judge_gpus(one, build, 8), "1 x NVIDIA H200");
 }
 
 TEST(Doctor, JudgesTheComputeModes) {
@@ -179,6 +186,9 @@ TEST(Gpus, AreLookedForInDevAndProc) {
     std::ofstream(root.path() / file) << '\n';
   EXPECT_TRUE(read().has_driver);
   EXPECT_EQ(read().device_files, 2);
+  EXPECT_EQ(read().on_host, 0);
+  std::filesystem::create_directories(root.path() / "proc/driver/nvidia/gpus/0000:41:00.0");
+  EXPECT_EQ(read().on_host, 1);
   EXPECT_TRUE(speaks_of_gpus(read(), probe()));
 }
 

@@ -79,6 +79,8 @@ Gpus read_gpus(const Environment::Lookup& lookup, std::chrono::milliseconds limi
   gpus.has_driver = fs::exists(root / "proc/driver/nvidia/version", missing);
   for (const auto& entry : fs::directory_iterator(root / "dev", missing))
     gpus.device_files += is_gpu(entry.path().filename()) ? 1 : 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(root / "proc/driver/nvidia/gpus", missing))
+    ++gpus.on_host;
   const std::string smi = find_in_path("nvidia-smi", lookup);
   gpus.has_smi = !smi.empty();
   if (gpus.has_smi) ask_smi(smi, limit, gpus);

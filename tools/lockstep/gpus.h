@@ -27,6 +27,7 @@ struct InstalledGpu {
 struct Gpus {
   bool has_driver = false;      // the kernel has loaded it
   int device_files = 0;         // /dev/nvidia0 and so on
+  int on_host = 0;              // that the driver has, also such as this process may not use
   bool has_smi = false;         // nvidia-smi is in PATH
   std::string smi_complaint{};  // how it failed, and what it said
   std::vector<InstalledGpu> installed{};

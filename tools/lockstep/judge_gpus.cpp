@@ -89,7 +89,8 @@ Finding judge_gpus(const Gpus& gpus, const Probe& probe, int ranks) {
             fmt::format("is the driver older than CUDA {} wants? nvidia-smi names the newest that it knows; does "
                         "CUDA_VISIBLE_DEVICES hide some, or MIG?",
                         probe.cuda_version)};
-  if (static_cast<size_t>(ranks) > seen)
+  const bool is_shown_its_own = seen == 1 && gpus.on_host >= ranks;  // as gpu_of_rank in src/comm sees it
+  if (static_cast<size_t>(ranks) > seen && !is_shown_its_own)
     return {"GPUs", Status::kWarning, fmt::format("{}: {} for {} ranks, which train on the CPU", found, seen, ranks),
             fmt::format("start at most {} here; where each rank sees only its own GPU, set .device = cuda:0", seen)};
   return {"GPUs", Status::kOk, found};
