@@ -31,3 +31,9 @@ if(LOCKSTEP_SANITIZE)
   target_compile_options(lockstep_compile_options INTERFACE ${sanitize} -fno-omit-frame-pointer -g)
   target_link_options(lockstep_compile_options INTERFACE ${sanitize})
 endif()
+
+# For folders whose programs need not be fast: less optimization, in releases, from here on.
+macro(prefer_short_builds)
+  string(REPLACE "-O3" "-O1" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
+  string(REPLACE "-O2" "-O1" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")
+endmacro()
