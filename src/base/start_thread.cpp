@@ -52,8 +52,8 @@ void run_in_background(const char* purpose, std::function<void()> body) {
   const auto background = exit.background;
   background->count(1);
   try {
-    start_thread(purpose, [background, body = std::move(body)] {
-      body();
+    start_thread(purpose, [background, body = std::move(body)]() mutable {
+      std::exchange(body, nullptr)();  // what it holds goes before it counts as done
       background->count(-1);
     }).detach();
   } catch (const Error&) {

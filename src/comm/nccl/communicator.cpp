@@ -74,7 +74,7 @@ bool Communicator::is_ready() {
         ncclCommInitRankConfig(&made, size_, to_id(store_->get(key_, std::chrono::seconds(10))), rank_, &config);
     if (result != ncclSuccess && result != ncclInProgress) fail(result, "making a communicator", nullptr);
     raw_ = made;
-    if (is_aborted()) ncclCommAbort(made);  // by a thread that had not seen it
+    if (is_aborted()) end();  // whoever aborted it has not seen it
     throw_if_aborted();
   }
   ncclResult_t state = ncclSuccess;
@@ -126,7 +126,11 @@ void Communicator::abort(std::exception_ptr cause) noexcept {
   // A thread may be stuck in a call of NCCL because the device takes no more work, until this ends what it works on.
   std::unique_lock lock(mutex_, kLongestCall);
   c10::cuda::set_device(gpu_);
-  if (raw_) ncclCommAbort(raw_);
+  end();
+}
+
+void Communicator::end() {
+  if (auto raw = raw_.exchange(nullptr)) ncclCommAbort(raw);
 }
 
 }  // namespace lockstep::nccl

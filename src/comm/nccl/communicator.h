@@ -42,6 +42,7 @@ class Communicator {
  private:
   bool is_aborted();
   void throw_if_aborted();
+  void end();
 
   const std::shared_ptr<Store> store_;
   const std::string key_;
