@@ -23,10 +23,12 @@ TEST_F(InBackground, ABodyRunsThoughNobodyWaits) {
 
 TEST_F(InBackground, TheEndOfTheProcessWaitsForIt) {
   const auto end = [] {
+    static std::promise<void> exiting;
     run_in_background("a test", [] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // what it has to do
+      exiting.get_future().wait();
       std::fputs("it is done", stderr);
     });
+    std::atexit([] { exiting.set_value(); });  // the last to be registered is the first to be called
     std::exit(0);
   };
   EXPECT_EXIT(end(), testing::ExitedWithCode(0), "it is done");

@@ -74,7 +74,7 @@ TEST(BenchGpuRequest, RefusesWhatItCannotMeasure) {
 
 /// A step takes 10 ms, with DistributedDataParallel 11, and in Python 12, 22 and 16.5.
 GpuRow some_row() {
-  GpuRow row{.model = "cnn", .gpu = "a GPU", .rounds = 3, .steps = 7};
+  GpuRow row{.model = "cnn", .gpu = "a GPU", .steps = 7};
   row.samples = {{GpuSide::kPlain, {9000, 10000, 12000}, 100 << 20, 2.0},
                  {GpuSide::kDdp, {9900, 11000, 13200}, 110 << 20, 2.01},
                  {GpuSide::kPythonPlain, {10800, 12000, 14400}, 100 << 20, 1.99},
@@ -89,6 +89,7 @@ TEST(BenchGpuRow, ComparesTheSides) {
   EXPECT_EQ(object["model"], "cnn");
   EXPECT_EQ(object["gpu"], "a GPU");
   EXPECT_EQ(object["steps"], 7);
+  EXPECT_EQ(object["rounds"], 3);
   EXPECT_EQ(object["plain_ms"], 10);
   EXPECT_DOUBLE_EQ(object["ddp_p90_ms"], 12.76);
   EXPECT_EQ(object["python_best_peak_bytes"], 110 << 20);

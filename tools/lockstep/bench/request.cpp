@@ -15,10 +15,6 @@ namespace {
 constexpr int kFewestRounds = 5;
 constexpr int kMostRanks = 1024;
 
-bool has(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 std::string said_or(const std::string& said, const char* otherwise) {
   return said.empty() ? otherwise : said;
 }
@@ -80,6 +76,10 @@ void check_meaning(const Request& request, Operation operation) {
 }
 
 }  // namespace
+
+bool has(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 RunPlan make_run_plan(const Request& request) {
   const int ranks = request.ranks.value_or(kDefaultRanks);

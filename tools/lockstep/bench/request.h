@@ -38,6 +38,9 @@ inline constexpr int64_t kDefaultFactor = 2;
 /// be, also for an option that says nothing about the operation.
 Plan make_plan(const Request& request, const std::vector<std::string>& available);
 
+/// Whether the name is among them.
+bool has(const std::vector<std::string>& names, const std::string& name);
+
 /// The ranks, the rounds and whether results are checked. UsageError for a number out of range.
 RunPlan make_run_plan(const Request& request);
 

@@ -18,6 +18,10 @@ std::string milliseconds(double value) {
   return fmt::format("{:.{}f}", value, std::clamp(4 - before, 0, 3));
 }
 
+std::string range(size_t fewest, size_t most) {
+  return fewest == most ? fmt::format("{}", most) : fmt::format("{} to {}", fewest, most);
+}
+
 std::string multiple(double value) {
   return fmt::format("{:.2f}x", value);
 }

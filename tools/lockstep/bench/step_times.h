@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ StepTimes step_times(const std::vector<double>& times_us);
 
 /// Four digits, and all of those before the point.
 std::string milliseconds(double value);
+
+/// "7", or "7 to 9".
+std::string range(size_t fewest, size_t most);
 
 /// "1.25x".
 std::string multiple(double value);

@@ -1,21 +1,11 @@
 #include "bench/training_request.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/error.h>
 
 namespace lockstep::bench {
-namespace {
-
-bool has(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-}  // namespace
-
 void refuse_message_options(const Request& request) {
   const std::pair<const char*, bool> kForMessages[] = {
       {"--min", !request.least.empty()},    {"--max", !request.most.empty()},    {"--factor", request.factor != 0},

@@ -21,9 +21,8 @@ void DdpPrinter::finish() {
   const char* verdict = !plan_.check ? "results not checked" : has_wrong() ? "SOME RESULTS ARE WRONG" : "all right";
   const auto [fewest, most] = std::minmax_element(rows_.begin(), rows_.end(),
                                                   [](const DdpRow& a, const DdpRow& b) { return a.rounds < b.rounds; });
-  const auto rounds = fewest->rounds == most->rounds ? fmt::format("{}", most->rounds)
-                                                     : fmt::format("{} to {}", fewest->rounds, most->rounds);
-  out_ << fmt::format("# {} rounds a model; {}\n", rounds, verdict) << ddp_comparison(rows_) << std::flush;
+  out_ << fmt::format("# {} rounds a model; {}\n", range(fewest->rounds, most->rounds), verdict)
+       << ddp_comparison(rows_) << std::flush;
 }
 
 bool DdpPrinter::has_wrong() const {

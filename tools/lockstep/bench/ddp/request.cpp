@@ -12,10 +12,6 @@
 namespace lockstep::bench {
 namespace {
 
-bool has(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 std::string choose_backend(const std::string& wanted, std::vector<std::string> available) {
   std::erase(available, "threads");  // its ranks are no processes
   available.insert(available.begin(), DdpPlan().backend);

@@ -23,6 +23,7 @@
 #include "bench/measure.h"
 #include "bench/operation.h"
 #include "bench/python.h"
+#include "bench/step_times.h"
 #include "helper_program.h"
 #include "run_program.h"
 
@@ -83,9 +84,8 @@ class GpuMeasurement {
     }
     const Seconds limit = kAllModels / static_cast<double>(plan_.models.size());
     const int fitting = std::clamp(static_cast<int>(limit / (Clock::now() - begin)), kFewestRounds, kMostRounds);
-    row.rounds = static_cast<size_t>(plan_.rounds > 0 ? plan_.rounds : fitting);
     for (auto& sample : row.samples) sample.times_us.clear();
-    for (size_t round = 0; round < row.rounds; ++round) take_round(row);
+    for (int round = 0; round < (plan_.rounds > 0 ? plan_.rounds : fitting); ++round) take_round(row);
   }
 
   void take_round(GpuRow& row) {
@@ -129,12 +129,11 @@ void print_conditions(const std::string& gpu, const std::string& libtorch, const
 }
 
 void print_verdict(const GpuPlan& plan, const std::vector<GpuRow>& rows, bool is_wrong) {
-  const auto [fewest, most] = std::minmax_element(rows.begin(), rows.end(),
-                                                  [](const GpuRow& a, const GpuRow& b) { return a.rounds < b.rounds; });
-  const auto rounds = fewest->rounds == most->rounds ? fmt::format("{}", most->rounds)
-                                                     : fmt::format("{} to {}", fewest->rounds, most->rounds);
+  const auto [fewest, most] = std::minmax_element(
+      rows.begin(), rows.end(), [](const GpuRow& a, const GpuRow& b) { return a.rounds() < b.rounds(); });
   const char* verdict = !plan.check ? "losses not compared" : is_wrong ? "SOME LOSSES ARE WRONG" : "all losses agree";
-  std::cout << fmt::format("# {} rounds a model; {}\n", rounds, verdict) << gpu_comparison(rows) << std::flush;
+  std::cout << fmt::format("# {} rounds a model; {}\n", range(fewest->rounds(), most->rounds()), verdict)
+            << gpu_comparison(rows) << std::flush;
 }
 
 }  // namespace

@@ -21,9 +21,7 @@ GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gp
         fmt::format("-n is {}: gpu measures what DistributedDataParallel adds to a step of one rank on one "
                     "GPU, leave it out",
                     *request.ranks));
-  auto one_rank = request;
-  one_rank.ranks = 1;
-  const auto run = make_run_plan(one_rank);
+  const auto run = make_run_plan(request);
   GpuPlan plan{choose_models(request.models, gpu_model_names()), run.rounds, run.check};
   if (gpus.empty())
     throw UsageError(

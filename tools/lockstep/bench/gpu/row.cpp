@@ -85,7 +85,7 @@ int64_t GpuRow::wrong() const {
 }
 
 std::string to_json_line(const GpuRow& row) {
-  json object{{"op", kGpu}, {"model", row.model}, {"gpu", row.gpu}, {"rounds", row.rounds}, {"steps", row.steps}};
+  json object{{"op", kGpu}, {"model", row.model}, {"gpu", row.gpu}, {"rounds", row.rounds()}, {"steps", row.steps}};
   for (GpuSide side : kSides) {
     const auto prefix = prefix_of(side);
     const auto* sample = row.find(side);

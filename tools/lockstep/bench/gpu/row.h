@@ -25,11 +25,11 @@ struct GpuSample {
 struct GpuRow {
   std::string model{};
   std::string gpu{};
-  size_t rounds = 0;
   int steps = 1;  // in each sample
   bool is_checked = true;
   std::vector<GpuSample> samples{};  // plain first, then ddp
 
+  size_t rounds() const { return samples.at(0).times_us.size(); }
   const GpuSample* find(GpuSide side) const;
   /// How many times as long as `base` a side takes: the median over the rounds, in which they follow each other, so
   /// that what disturbs a machine for longer than a round disturbs both. None where either was not measured.
