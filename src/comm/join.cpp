@@ -156,19 +156,26 @@ class Arrival {
   // come.
   void connect_to_fresh(Meeting& meeting, const MeetingPort& place, const Secret& secret) const {
     constexpr milliseconds kPause(20);
-    for (;; std::this_thread::sleep_for(kPause)) {
-      connect(meeting, place.endpoint, secret);
+    bool has_seen_the_last = false;
+    do {
+      try {
+        connect(meeting, place.endpoint, secret);
+      } catch (const TimeoutError&) {
+        if (!has_seen_the_last) throw;
+        break;
+      }
       try {
         meeting.joins_before = count_join(*meeting.store, mine_.rank);
         if (meeting.joins_before == 0 || !place.rank_zero_hosts) return;
+        has_seen_the_last = true;
       } catch (const PeerError&) {
         if (meeting.line->over() || !place.rank_zero_hosts) throw;  // else it has just ended, in order
       }
-      if (Clock::now() + kPause >= deadline_)
-        throw TimeoutError(text("rank ", mine_.rank, ": this process has joined at ", to_string(place.endpoint),
-                                " before, and rank 0 still hosts that group's store: destroy the group on rank 0 too, "
-                                "and call init_process_group there as often as here"));
-    }
+      std::this_thread::sleep_for(kPause);
+    } while (Clock::now() < deadline_);
+    throw TimeoutError(text("rank ", mine_.rank, ": this process has joined at ", to_string(place.endpoint),
+                            " before, and rank 0 has not opened a store for the next group there: destroy the group on "
+                            "rank 0 too, and call init_process_group there as often as here"));
   }
 
   std::string enrol(Line& line, const std::string& key, const std::string& value) const {
