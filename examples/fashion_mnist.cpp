@@ -28,27 +28,18 @@ TORCH_MODULE(Net);
 
 struct Settings {
   int epochs = 2;
-  int64_t batch = 64;  // of each rank
+  size_t batch = 64;  // of each rank
   double learning_rate = 0.05;
 };
-
-torch::Tensor as_index(const std::vector<size_t>& indices) {
-  return torch::tensor(std::vector<int64_t>(indices.begin(), indices.end()));
-}
 
 /// The share of the test images that the model gets right. Each rank looks at its part; none is looked at twice.
 double test_accuracy(Net& net, const lockstep::IdxDataset& test, const lockstep::ProcessGroup& world) {
   torch::NoGradGuard no_grad;
   net->eval();
   lockstep::DistributedSampler sampler(test, world, {.shuffle = false, .tail = lockstep::Tail::kExact});
+  lockstep::DataLoader loader(test, sampler, {.batch_size = 500, .device = world.device()});
   auto right = torch::zeros({1}, torch::TensorOptions(torch::kLong).device(world.device()));
-  sampler.reset();
-  while (auto batch = sampler.next(500)) {
-    auto index = as_index(*batch);
-    auto images = test.images().index_select(0, index).to(world.device());
-    auto targets = test.targets().index_select(0, index).to(world.device());
-    right += net(images).argmax(1).eq(targets).sum();
-  }
+  for (auto& batch : loader) right += net(batch.data).argmax(1).eq(batch.target).sum();
   world.all_reduce(right);
   net->train();
   return right.item<double>() / static_cast<double>(test.images().size(0));
@@ -65,9 +56,10 @@ void train(const lockstep::ProcessGroup& world, const Settings& settings) {
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(settings.learning_rate).momentum(0.9));
   lockstep::DistributedSampler sampler(train_set, world, {.seed = 1});
+  lockstep::DataLoader loader(train_set, sampler, {.batch_size = settings.batch, .device = world.device()});
 
   bool speaks = world.rank() == 0;
-  int64_t steps = (sampler.size() + settings.batch - 1) / settings.batch;
+  auto steps = static_cast<int64_t>(loader.size());
   if (speaks)
     std::cout << "Training on " << train_set.images().size(0) << " images, " << world.size() << " ranks, backend "
               << world.backend_name() << ", " << steps << " steps an epoch\n";
@@ -75,14 +67,11 @@ void train(const lockstep::ProcessGroup& world, const Settings& settings) {
   for (int epoch = 0; epoch < settings.epochs; ++epoch) {
     auto begin = std::chrono::steady_clock::now();
     sampler.set_epoch(epoch);
-    sampler.reset();
     auto mean_loss = torch::zeros({1}, world.device());  // over the last steps and all ranks
-    for (int64_t step = 1; auto batch = sampler.next(settings.batch); ++step) {
-      auto index = as_index(*batch);
-      auto images = train_set.images().index_select(0, index).to(world.device());
-      auto targets = train_set.targets().index_select(0, index).to(world.device());
+    for (int64_t step = 0; auto& batch : loader) {
+      ++step;
       optimizer.zero_grad();
-      auto loss = torch::nn::functional::cross_entropy(ddp(images), targets);
+      auto loss = torch::nn::functional::cross_entropy(ddp(batch.data), batch.target);
       loss.backward();  // gradients are averaged over the ranks when this returns
       optimizer.step();
 
@@ -100,7 +89,9 @@ void train(const lockstep::ProcessGroup& world, const Settings& settings) {
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     if (speaks)
       std::cout << "epoch " << epoch + 1 << "  test accuracy " << std::fixed << std::setprecision(2) << 100 * accuracy
-                << " %  (" << std::setprecision(1) << took.count() << " s)" << std::endl;
+                << " %  (" << std::setprecision(1) << took.count() << " s, "
+                << 100 * std::chrono::duration<double>(loader.waited()) / took << " % of it waiting for data)"
+                << std::endl;
   }
 }
 

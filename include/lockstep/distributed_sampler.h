@@ -66,6 +66,16 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   /// How many samples this rank gets in an epoch.
   size_t size() const;
 
+  /// How many of them next() has dealt out in the epoch that reset() began.
+  size_t position() const;
+
+  /// How many samples all ranks share.
+  size_t dataset_size() const;
+
+  int rank() const { return rank_; }
+  int num_replicas() const { return num_replicas_; }
+  const DistributedSamplerOptions& options() const { return options_; }
+
   /// All samples of this rank in epoch(), whatever has been dealt out already.
   std::vector<size_t> indices() const;
 
@@ -76,7 +86,8 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   /// The next samples: `batch_size` of them, fewer at the end, then nullopt until reset().
   torch::optional<std::vector<size_t>> next(size_t batch_size) override;
 
-  /// Writes the epoch and how far next() has come in it. A loader that prefetches is ahead of the training loop.
+  /// Writes the epoch and how far next() has come in it. lockstep's DataLoader calls it as the training loop goes on;
+  /// LibTorch's, which prefetches, is ahead of the loop.
   void save(torch::serialize::OutputArchive& archive) const override;
 
   /// Continues where the saved sampler was. set_epoch() with another epoch discards the position. All ranks may load

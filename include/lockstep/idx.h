@@ -38,6 +38,9 @@ class LOCKSTEP_EXPORT IdxDataset : public torch::data::datasets::Dataset<IdxData
   /// Image float32 [1, H, W] from 0 to 1, target int64 scalar. Throws UsageError for an index past the end.
   torch::data::Example<> get(size_t index) override;
 
+  /// Images float32 [n, 1, H, W] and targets int64 [n], copied. Throws UsageError for an index past the end.
+  torch::data::Example<> gather(torch::ArrayRef<size_t> indices) const;
+
   torch::optional<size_t> size() const override;
 
   /// All images, float32 [N, 1, H, W] from 0 to 1.
@@ -47,6 +50,8 @@ class LOCKSTEP_EXPORT IdxDataset : public torch::data::datasets::Dataset<IdxData
   const at::Tensor& targets() const;
 
  private:
+  void check_index(size_t index) const;
+
   // Constant after construction.
   at::Tensor images_;
   at::Tensor targets_;

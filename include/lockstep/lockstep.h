@@ -5,7 +5,9 @@
 #include <lockstep/backend.h>
 #include <lockstep/bucket_plan.h>
 #include <lockstep/call_options.h>
+#include <lockstep/collate.h>
 #include <lockstep/comm_hook.h>
+#include <lockstep/data_loader.h>
 #include <lockstep/ddp_logging_data.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/distributed_sampler.h>

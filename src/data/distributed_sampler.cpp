@@ -149,6 +149,16 @@ size_t DistributedSampler::size() const {
   return state_->dealt.size();
 }
 
+size_t DistributedSampler::position() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->position;
+}
+
+size_t DistributedSampler::dataset_size() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->dataset_size;
+}
+
 std::vector<size_t> DistributedSampler::indices() const {
   const std::lock_guard lock(state_->mutex);
   return state_->epoch == state_->dealt_epoch ? state_->dealt : deal(state_->dataset_size, state_->epoch);

@@ -264,13 +264,27 @@ IdxDataset::IdxDataset(const fs::path& folder, Split split) {
 
 IdxDataset::~IdxDataset() = default;
 
-torch::data::Example<> IdxDataset::get(size_t index) {
+void IdxDataset::check_index(size_t index) const {
   const auto count = static_cast<size_t>(targets_.size(0));
   if (index >= count) {
     throw UsageError(text("IdxDataset: index ", index, ", expected less than ", count, "; check the sampler's size"));
   }
+}
+
+torch::data::Example<> IdxDataset::get(size_t index) {
+  check_index(index);
   const auto i = static_cast<int64_t>(index);
   return {images_.select(0, i), targets_.select(0, i)};
+}
+
+torch::data::Example<> IdxDataset::gather(torch::ArrayRef<size_t> indices) const {
+  auto rows = at::empty({static_cast<int64_t>(indices.size())}, at::kLong);
+  auto* row = rows.data_ptr<int64_t>();
+  for (size_t index : indices) {
+    check_index(index);
+    *row++ = static_cast<int64_t>(index);
+  }
+  return {images_.index_select(0, rows), targets_.index_select(0, rows)};
 }
 
 torch::optional<size_t> IdxDataset::size() const {

@@ -20,6 +20,7 @@
 #include <lockstep/logging.h>
 #include <lockstep/run_threads.h>
 
+#include "data/through_archive.h"
 #include "support/temporary_folder.h"
 
 namespace {
@@ -28,6 +29,7 @@ using lockstep::distributed_indices;
 using lockstep::DistributedSampler;
 using lockstep::DistributedSamplerOptions;
 using lockstep::Tail;
+using lockstep::through_archive;
 using Indices = std::vector<size_t>;
 
 constexpr DistributedSamplerOptions kInOrder = {.shuffle = false};
@@ -45,17 +47,6 @@ std::string error_of(const std::function<void()>& call) {
     return error.what();
   }
   return "no UsageError";
-}
-
-template <class Writer, class Reader>
-void through_archive(const Writer& writer, Reader& reader) {
-  std::stringstream stream;
-  torch::serialize::OutputArchive out;
-  writer.save(out);
-  out.save_to(stream);
-  torch::serialize::InputArchive in;
-  in.load_from(stream);
-  reader.load(in);
 }
 
 TEST(DistributedIndices, PadRepeatsTheStartSoThatEveryRankGetsAsMany) {

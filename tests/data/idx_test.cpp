@@ -226,6 +226,11 @@ TEST_F(Idx, DatasetScalesImagesAndWidensLabels) {
   EXPECT_EQ(first.target.dim(), 0);
   EXPECT_EQ(first.target.item<int64_t>(), 7);
   EXPECT_NE(error_of([&] { dataset.get(2); }).find("index 2, expected less than 2"), std::string::npos);
+
+  const auto both = dataset.gather({1, 0, 1});
+  EXPECT_TRUE(torch::equal(both.data, torch::stack({dataset.get(1).data, first.data, dataset.get(1).data})));
+  EXPECT_TRUE(torch::equal(both.target, torch::stack({dataset.get(1).target, first.target, dataset.get(1).target})));
+  EXPECT_NE(error_of([&] { dataset.gather({0, 2}); }).find("index 2, expected less than 2"), std::string::npos);
 }
 
 TEST_F(Idx, DatasetRefusesFilesThatDoNotBelongTogether) {

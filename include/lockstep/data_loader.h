@@ -1,0 +1,298 @@
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
+
+#include <lockstep/collate.h>
+#include <lockstep/distributed_sampler.h>
+#include <lockstep/export.h>
+#include <lockstep/tensors_in.h>
+
+namespace lockstep {
+
+struct DataLoaderOptions {
+  size_t batch_size = 1;    ///< Of this rank.
+  bool drop_last = false;   ///< Leave out a last batch that is smaller.
+  int workers = 1;          ///< Threads that read ahead of the loop. With 0 the loop reads, when it needs a batch.
+  int prefetch = 2;         ///< How many batches each worker may be ahead of the loop.
+  bool pin_memory = false;  ///< Deliver in memory that a GPU copies from without waiting. Nothing without CUDA.
+  std::optional<c10::Device> device{};  ///< Where batches are delivered; the copy to a GPU is pinned and does not wait.
+};
+
+namespace detail {
+
+/// What a loader does whatever its samples are: deals out a sampler's samples in batches, which are made on threads.
+class LOCKSTEP_EXPORT LoaderCore {
+ public:
+  using Samples = std::vector<size_t>;
+  using Batch = std::shared_ptr<void>;
+  using Make = std::function<Batch(int worker, const Samples& samples, int64_t epoch)>;
+
+  LoaderCore(DistributedSampler sampler, const DataLoaderOptions& options, std::optional<size_t> dataset_size,
+             bool finds_tensors, Make make);
+  ~LoaderCore();
+
+  uint64_t begin();           // the number of the loop that begins
+  Batch next(uint64_t loop);  // none at the end
+  size_t size() const;
+  std::chrono::nanoseconds waited() const;
+  bool pins_memory() const;
+  const DataLoaderOptions& options() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The seed of a sample's generator: another one for each seed of the sampler, epoch and sample.
+LOCKSTEP_EXPORT uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample);
+
+/// Throws the current exception again, saying which samples it is about.
+[[noreturn]] LOCKSTEP_EXPORT void rethrow_about(c10::ArrayRef<size_t> samples);
+
+template <class Data>
+concept ReadsWithGenerator = requires(Data& data, at::Generator& random) {
+  data.get(size_t{}, random);
+};
+template <class Data>
+concept Gathers = requires(Data& data, c10::ArrayRef<size_t> samples) {
+  data.gather(samples);
+};
+template <class Data>
+concept ReadsSamples = requires(Data& data) {
+  data.get(size_t{});
+};
+template <class Data>
+concept ReadsBatches = requires(Data& data, c10::ArrayRef<size_t> samples) {
+  data.get_batch(samples);
+};
+
+/// A dataset, or what a shared pointer to one points to.
+template <class Data>
+Data& dataset_in(Data& data) {
+  return data;
+}
+template <class Data>
+Data& dataset_in(std::shared_ptr<Data>& data) {
+  return *data;
+}
+template <class Data>
+using DatasetIn = std::remove_reference_t<decltype(dataset_in(std::declval<Data&>()))>;
+
+template <class Data>
+auto read_sample(Data& data, size_t sample, at::Generator& random, uint64_t seed) {
+  try {
+    if constexpr (ReadsWithGenerator<Data>) {
+      random.set_current_seed(seed);
+      return data.get(sample, random);
+    } else {
+      return data.get(sample);
+    }
+  } catch (...) {
+    rethrow_about(sample);
+  }
+}
+
+template <class Data, class Collate>
+auto read_batch(Data& data, c10::ArrayRef<size_t> samples) {
+  try {
+    if constexpr (Gathers<Data> && std::is_same_v<Collate, Stack>)
+      return data.gather(samples);
+    else
+      return data.get_batch(samples);
+  } catch (...) {
+    rethrow_about(samples);
+  }
+}
+
+template <class Data, class Collate>
+constexpr bool kReadsOneByOne = ReadsWithGenerator<Data> ||
+                                (ReadsSamples<Data> && !(Gathers<Data> && std::is_same_v<Collate, Stack>));
+
+/// What the dataset has: a vector of samples or, if it makes batches itself, a batch.
+template <class Data, class Collate>
+auto read_samples(Data& data, const std::vector<size_t>& samples, uint64_t seed, int64_t epoch) {
+  if constexpr (kReadsOneByOne<Data, Collate>) {
+    at::Generator random;
+    if constexpr (ReadsWithGenerator<Data>) random = at::detail::createCPUGenerator();
+    std::vector<decltype(read_sample(data, 0, random, 0))> read;
+    read.reserve(samples.size());
+    for (size_t sample : samples) read.push_back(read_sample(data, sample, random, sample_seed(seed, epoch, sample)));
+    return read;
+  } else {
+    return read_batch<Data, Collate>(data, samples);
+  }
+}
+
+template <class Data, class Collate>
+using SamplesOf = decltype(read_samples<Data, Collate>(std::declval<Data&>(), {}, 0, 0));
+
+template <class Samples, class Collate>
+struct Collated {
+  using Batch = Samples;
+  static Batch make(Collate&, Samples samples) { return samples; }
+};
+template <class Sample, class Collate>
+struct Collated<std::vector<Sample>, Collate> {
+  using Batch = std::invoke_result_t<Collate&, std::vector<Sample>>;
+  static Batch make(Collate& collate, std::vector<Sample> samples) { return collate(std::move(samples)); }
+};
+
+}  // namespace detail
+
+/// Reads the samples that a sampler deals out to this rank, ahead of the training loop, and makes batches of them:
+///
+///     lockstep::DataLoader loader(dataset, sampler, {.batch_size = 64, .workers = 2});
+///     for (int epoch = 0; epoch < epochs; ++epoch) {
+///       sampler.set_epoch(epoch);
+///       for (auto& batch : loader) train(batch.data, batch.target);
+///     }
+///
+/// What is delivered, and in which order, depends neither on the workers nor on time. A dataset has one of
+///   - `get(size_t index, at::Generator& random)`: `random` begins anew for each sample, from the sampler's seed, the
+///     epoch and the index. What a dataset draws from it, to augment images for instance, is the same with any number
+///     of workers and ranks, and after a resume;
+///   - `gather(ArrayRef<size_t>)`: the whole batch, for data in memory, where reading each sample costs more than its
+///     bytes. It is asked unless there is a `collate`;
+///   - `get(size_t index)`, as torch::data::datasets::Dataset;
+///   - `get_batch(ArrayRef<size_t>)`, as torch::data::datasets::BatchDataset and what `.map(...)` makes: a vector of
+///     samples, or anything else, which then is the batch.
+/// Samples become a batch by `collate`, by default Stack. Each worker reads a copy of the dataset, so `get` need not be
+/// thread-safe; of a std::shared_ptr to a dataset the workers share what it points to. Autograd is off where samples
+/// are read, and what LibTorch computes there uses the worker's thread alone.
+///
+/// The sampler's position is that of the loop, not of the workers: a sampler that is saved in the loop and loaded
+/// before another continues with the batch after the one that the loop had. Leaving a loop early and beginning another
+/// starts the epoch again.
+///
+/// What a dataset throws reaches the loop when the batch's turn comes, naming rank, epoch and sample: lockstep's errors
+/// as their kind, others as an Error that holds them nested; the loop is over then. Throws UsageError for options that
+/// make no sense, and for a sampler of another number of samples than the dataset has.
+///
+/// One thread at a time may use a loader, in one loop at a time; a loop in which another has begun throws UsageError.
+template <class Data, class Collate = Stack>
+class DataLoader {
+  using Dataset = detail::DatasetIn<Data>;
+  static_assert(std::copy_constructible<Data>,
+                "Each worker reads a copy of the dataset: pass a std::shared_ptr to it.");
+  static_assert(detail::ReadsWithGenerator<Dataset> || detail::ReadsSamples<Dataset> || detail::ReadsBatches<Dataset>,
+                "A dataset has get(size_t, at::Generator&), get(size_t) or get_batch(ArrayRef<size_t>).");
+  using Samples = detail::LoaderCore::Samples;
+  using Read = detail::SamplesOf<Dataset, Collate>;
+  using Collated = detail::Collated<Read, Collate>;
+
+ public:
+  using Batch = typename Collated::Batch;
+
+  explicit DataLoader(Data dataset, DistributedSampler sampler, DataLoaderOptions options = {})
+      : DataLoader(std::move(dataset), std::move(sampler), Collate(), options) {}
+
+  /// `collate` is called with a std::vector of samples, on several threads at a time.
+  DataLoader(Data dataset, DistributedSampler sampler, Collate collate, DataLoaderOptions options = {})
+      : seed_(sampler.options().seed),
+        collate_(std::move(collate)),
+        datasets_(static_cast<size_t>(options.workers > 1 ? options.workers : 1), std::move(dataset)),
+        core_(std::move(sampler), options, known_size(), TensorsIn<Batch>::kAny,
+              [this](int worker, const Samples& samples, int64_t epoch) { return make(worker, samples, epoch); }) {}
+
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
+
+  /// The batches of a loop, to be gone through once.
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+    using pointer = Batch*;
+    using reference = Batch&;
+
+    Batch& operator*() const { return *batch_; }
+    Batch* operator->() const { return batch_.get(); }
+    Iterator& operator++() {
+      batch_.reset();
+      batch_ = loader_->next(loop_);
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return !batch_; }
+
+   private:
+    friend DataLoader;
+    explicit Iterator(DataLoader* loader) : loader_(loader), loop_(loader->core_.begin()) { ++*this; }
+
+    DataLoader* loader_;
+    uint64_t loop_;
+    std::shared_ptr<Batch> batch_{};
+  };
+
+  /// Begins the sampler's epoch or, after its load(), continues it.
+  Iterator begin() { return Iterator(this); }
+  std::default_sentinel_t end() const { return {}; }
+
+  /// How many batches a whole epoch has on this rank.
+  size_t size() const { return core_.size(); }
+
+  /// How long this loop, or the last, has waited for batches in all: where it is much of the time that training takes,
+  /// use more workers.
+  std::chrono::nanoseconds waited() const { return core_.waited(); }
+
+ private:
+  std::optional<size_t> known_size() {
+    if constexpr (SizedDataset<Dataset>) {
+      const torch::optional<size_t> size = detail::dataset_in(datasets_.front()).size();
+      if (size.has_value()) return *size;
+    }
+    return std::nullopt;
+  }
+
+  std::shared_ptr<void> make(int worker, const Samples& samples, int64_t epoch) {
+    auto& dataset = detail::dataset_in(datasets_[static_cast<size_t>(worker)]);
+    auto read = detail::read_samples<Dataset, Collate>(dataset, samples, seed_, epoch);
+    auto batch = std::make_shared<Batch>(collated(std::move(read), samples));
+    if (core_.pins_memory())
+      TensorsIn<Batch>::visit(*batch, [](at::Tensor& tensor) {
+        if (tensor.device().is_cpu()) tensor = tensor.pin_memory();
+      });
+    return batch;
+  }
+
+  Batch collated(Read read, const Samples& samples) {
+    try {
+      return Collated::make(collate_, std::move(read));
+    } catch (...) {
+      detail::rethrow_about(samples);
+    }
+  }
+
+  std::shared_ptr<Batch> next(uint64_t loop) {
+    auto batch = std::static_pointer_cast<Batch>(core_.next(loop));
+    if (const auto& device = core_.options().device; batch && device)
+      TensorsIn<Batch>::visit(*batch, [&](at::Tensor& tensor) { tensor = tensor.to(*device, /*non_blocking=*/true); });
+    return batch;
+  }
+
+  // Constant after construction, but for the datasets, each of which belongs to a worker.
+  const uint64_t seed_;
+  Collate collate_;
+  std::vector<Data> datasets_;
+  detail::LoaderCore core_;  // last: its workers use the others
+};
+
+template <class Data>
+DataLoader(Data, DistributedSampler, DataLoaderOptions) -> DataLoader<Data>;
+
+}  // namespace lockstep

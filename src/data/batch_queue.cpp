@@ -1,0 +1,125 @@
+#include "data/batch_queue.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+
+#include "base/start_thread.h"
+
+namespace lockstep::detail {
+namespace {
+
+// A worker is one of several: what it computes shall not start threads of its own. at::set_num_threads would say so for
+// the whole process, OpenMP's own function does for this thread.
+void compute_on_one_thread() {
+  at::get_num_threads();  // LibTorch sets the number when a thread first asks for it
+  if (auto* set = reinterpret_cast<void (*)(int)>(::dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(1);
+}
+
+}  // namespace
+
+// What start() began. Guarded by mutex_, but for `make`, which is constant.
+struct BatchQueue::Run {
+  struct Made {
+    Batch batch;
+    std::exception_ptr error;
+  };
+
+  Made made_by(int worker, size_t number) const {
+    const at::NoGradGuard no_grad;
+    try {
+      return {make(worker, number), nullptr};
+    } catch (...) {
+      return {nullptr, std::current_exception()};
+    }
+  }
+
+  Make make;
+  size_t count = 0;
+  size_t next_to_make = 0;
+  size_t next_to_take = 0;
+  std::map<size_t, Made> made{};
+};
+
+BatchQueue::BatchQueue(int workers, size_t ahead) : ahead_(ahead) {
+  try {
+    for (int worker = 0; worker < workers; ++worker)
+      threads_.push_back(start_thread("a worker of DataLoader", [this, worker] { work(worker); }));
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+BatchQueue::~BatchQueue() {
+  stop();
+}
+
+void BatchQueue::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  changed_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void BatchQueue::start(size_t count, Make make) {
+  auto run = std::make_shared<Run>(Run{std::move(make), count});
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(run_, run);  // the old one goes after the lock
+  }
+  waited_ = {};
+  changed_.notify_all();
+}
+
+BatchQueue::Batch BatchQueue::next() {
+  const auto begin = std::chrono::steady_clock::now();
+  auto batch = take();
+  waited_ += std::chrono::steady_clock::now() - begin;
+  return batch;
+}
+
+BatchQueue::Batch BatchQueue::take() {
+  std::unique_lock lock(mutex_);
+  if (!run_ || run_->next_to_take == run_->count) return nullptr;
+  Run::Made made;
+  if (threads_.empty()) {
+    made = run_->made_by(0, run_->next_to_take);
+  } else {
+    changed_.wait(lock, [&] { return run_->made.contains(run_->next_to_take); });
+    made = std::move(run_->made.extract(run_->next_to_take).mapped());
+  }
+  ++run_->next_to_take;
+  if (made.error) run_ = nullptr;
+  lock.unlock();
+  changed_.notify_all();
+  if (made.error) std::rethrow_exception(made.error);
+  return made.batch;
+}
+
+void BatchQueue::work(int worker) {
+  compute_on_one_thread();
+  std::unique_lock lock(mutex_);
+  const auto has_work = [&] { return run_ && run_->next_to_make < std::min(run_->count, run_->next_to_take + ahead_); };
+  for (;;) {
+    changed_.wait(lock, [&] { return is_stopping_ || has_work(); });
+    if (is_stopping_) return;
+    auto run = run_;
+    const size_t number = run->next_to_make++;
+    lock.unlock();
+    auto made = run->made_by(worker, number);
+    lock.lock();
+    if (run == run_) run->made.emplace(number, std::move(made));
+    changed_.notify_all();
+  }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,152 @@
+#include <lockstep/data_loader.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+
+#include <ATen/Context.h>
+
+#include <lockstep/error.h>
+
+#include "base/rethrow.h"
+#include "base/text.h"
+#include "data/batch_queue.h"
+
+namespace lockstep::detail {
+namespace {
+
+DataLoaderOptions checked(const DataLoaderOptions& options, const DistributedSampler& sampler,
+                          std::optional<size_t> dataset_size, bool finds_tensors) {
+  const auto fail = [&](auto... parts) { throw UsageError(text("rank ", sampler.rank(), ": DataLoader: ", parts...)); };
+  if (options.batch_size == 0) fail("batch_size is 0, expected 1 or more");
+  if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
+  if (options.prefetch < 1) fail("prefetch is ", options.prefetch, ", expected 1 or more");
+  if (dataset_size && *dataset_size != sampler.dataset_size())
+    fail("the sampler deals out ", sampler.dataset_size(), " samples and the dataset has ", *dataset_size,
+         "; make the sampler from this dataset");
+  if (options.drop_last && sampler.size() < options.batch_size)
+    fail("drop_last leaves no batch: this rank has ", sampler.size(), " samples an epoch, batch_size is ",
+         options.batch_size, "; use a smaller one");
+  if ((options.device || options.pin_memory) && !finds_tensors)
+    fail(
+        "device or pin_memory is set, but no tensors are found in this type of batch; specialise lockstep::TensorsIn "
+        "for it, or copy batches in the loop");
+  return options;
+}
+
+// One round of splitmix64, which gives neighbouring numbers nothing in common.
+uint64_t mix(uint64_t number) {
+  number += 0x9e3779b97f4a7c15;
+  number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9;
+  number = (number ^ (number >> 27)) * 0x94d049bb133111eb;
+  return number ^ (number >> 31);
+}
+
+}  // namespace
+
+uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample) {
+  return mix(mix(mix(seed) + static_cast<uint64_t>(epoch)) + sample);
+}
+
+void rethrow_about(c10::ArrayRef<size_t> samples) {
+  constexpr size_t kNamed = 8;
+  std::string named = samples.size() == 1 ? "sample" : "samples";
+  for (size_t sample : samples.slice(0, std::min(kNamed, samples.size()))) named += text(" ", sample);
+  if (samples.size() > kNamed) named += text(" and ", samples.size() - kNamed, " more");
+  rethrow_with_prefix(std::current_exception(), named + ": ");
+}
+
+struct LoaderCore::State {
+  State(DistributedSampler dealer, const DataLoaderOptions& said, std::optional<size_t> dataset_size,
+        bool finds_tensors, Make how)
+      : sampler(std::move(dealer)),
+        options(checked(said, sampler, dataset_size, finds_tensors)),
+        pins_memory(at::hasCUDA() && (options.pin_memory || (options.device && options.device->is_cuda()))),
+        make(std::move(how)),
+        queue(options.workers, static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch)) {}
+
+  size_t batches_of(size_t samples) const {
+    return options.drop_last ? samples / options.batch_size : (samples + options.batch_size - 1) / options.batch_size;
+  }
+
+  Samples batch_of(const Samples& samples, size_t number) const {
+    const auto first = samples.begin() + static_cast<std::ptrdiff_t>(number * options.batch_size);
+    const auto left = static_cast<size_t>(samples.end() - first);
+    return {first, first + static_cast<std::ptrdiff_t>(std::min(options.batch_size, left))};
+  }
+
+  // What the loop gets is dealt out now, and not when a worker asked for it.
+  void advance_sampler() {
+    const auto expected = batch_of(*samples, delivered++);
+    const auto dealt = sampler.next(expected.size());
+    if (!dealt || *dealt != expected)
+      throw UsageError(text("rank ", sampler.rank(),
+                            ": DataLoader: somebody else has called next(), reset() or load() of its sampler since the "
+                            "loop began; let one sampler drive one loader"));
+    if (delivered == batches_of(samples->size()) && samples->size() % options.batch_size != 0 && options.drop_last)
+      sampler.next(options.batch_size);  // the rest is left out: the epoch is over
+  }
+
+  DistributedSampler sampler;
+  const DataLoaderOptions options;
+  const bool pins_memory;
+  const Make make;
+  uint64_t loop = 0;
+  std::shared_ptr<const Samples> samples{};  // of this loop
+  size_t delivered = 0;                      // batches of this loop
+  BatchQueue queue;                          // last: its workers use the others
+};
+
+LoaderCore::LoaderCore(DistributedSampler sampler, const DataLoaderOptions& options, std::optional<size_t> dataset_size,
+                       bool finds_tensors, Make make)
+    : state_(std::make_unique<State>(std::move(sampler), options, dataset_size, finds_tensors, std::move(make))) {}
+
+LoaderCore::~LoaderCore() = default;
+
+uint64_t LoaderCore::begin() {
+  State& state = *state_;
+  state.sampler.reset();
+  const int64_t epoch = state.sampler.epoch();
+  auto samples = state.sampler.indices();
+  samples.erase(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(state.sampler.position()));
+  state.samples = std::make_shared<const Samples>(std::move(samples));
+  state.delivered = 0;
+  state.queue.start(state.batches_of(state.samples->size()),
+                    [&state, epoch, samples = state.samples](int worker, size_t number) {
+                      try {
+                        return state.make(worker, state.batch_of(*samples, number), epoch);
+                      } catch (...) {
+                        rethrow_with_prefix(std::current_exception(),
+                                            text("rank ", state.sampler.rank(), ": DataLoader: epoch ", epoch, ": "));
+                      }
+                    });
+  return ++state.loop;
+}
+
+LoaderCore::Batch LoaderCore::next(uint64_t loop) {
+  State& state = *state_;
+  if (loop != state.loop)
+    throw UsageError(text("rank ", state.sampler.rank(),
+                          ": DataLoader: another loop over this loader has begun; use a loader for each"));
+  auto batch = state.queue.next();
+  if (batch) state.advance_sampler();
+  return batch;
+}
+
+size_t LoaderCore::size() const {
+  return state_->batches_of(state_->sampler.size());
+}
+
+std::chrono::nanoseconds LoaderCore::waited() const {
+  return state_->queue.waited();
+}
+
+bool LoaderCore::pins_memory() const {
+  return state_->pins_memory;
+}
+
+const DataLoaderOptions& LoaderCore::options() const {
+  return state_->options;
+}
+
+}  // namespace lockstep::detail
