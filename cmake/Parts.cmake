@@ -59,7 +59,7 @@ if(LMDB_INCLUDE_DIR AND LMDB_LIBRARY)
 else()
   set(LMDB_FOUND FALSE)
 endif()
-part("LMDB" "${LMDB_FOUND}" "nothing uses it yet" "apt-get install liblmdb-dev")
+part("LMDB" "${LMDB_FOUND}" "LmdbReader, LmdbDataset and LmdbWriter" "apt-get install liblmdb-dev")
 
 if(TARGET torch_cuda)
   # PyTorch's wheel brings NCCL in a package beside it, without the name that a linker looks for.

@@ -15,6 +15,7 @@ has_libtorch() {
   has_header torch/csrc/api/include/torch/version.h || wheel_torch python3 || wheel_torch /usr/bin/python3
 }
 has_python_torch() { python3 -c 'import torch' 2>/dev/null || /usr/bin/python3 -c 'import torch' 2>/dev/null; }
+has_python_lmdb() { python3 -c 'import lmdb' 2>/dev/null || /usr/bin/python3 -c 'import lmdb' 2>/dev/null; }
 has_mpi() { has_command mpirun && has_command mpicxx; }
 has_fashion_mnist() {
   [ -e /usr/share/datasets/fashion-mnist ] || [ -n "${LOCKSTEP_DATA:-}" ]
@@ -39,6 +40,7 @@ need_library() {
   need nlohmann-json nlohmann-json3-dev has_header nlohmann/json.hpp
   want 'Gloo (ranks as processes)' libgloo-dev has_header gloo/context.h
   want 'Open MPI (mpirun)' 'openmpi-bin libopenmpi-dev' has_mpi
+  want 'LMDB (datasets)' liblmdb-dev has_header lmdb.h
   want 'ccache (faster second builds)' ccache has_command ccache
 }
 

@@ -16,11 +16,13 @@
 #include <lockstep/group_layout.h>
 #include <lockstep/idx.h>
 #include <lockstep/join.h>
+#include <lockstep/lmdb.h>
 #include <lockstep/logging.h>
 #include <lockstep/meeting_place.h>
 #include <lockstep/process_group.h>
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/safetensors.h>
 #include <lockstep/spawn.h>
 #include <lockstep/store.h>
 #include <lockstep/tcp_store.h>

@@ -18,7 +18,7 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 bool are_alike(const at::Tensor& one, const at::Tensor& other) {
-  if (!one.defined() || !other.defined()) return false;
+  if (!one.defined() || !other.defined()) return one.defined() == other.defined();
   return one.sizes() == other.sizes() && one.scalar_type() == other.scalar_type() && one.device() == other.device();
 }
 
@@ -42,6 +42,7 @@ at::Tensor stack_memory(const std::vector<at::Tensor>& tensors) {
   return stacked;
 }
 
+// None of no tensors: a sample need not have a target.
 at::Tensor stack(const std::vector<at::Tensor>& tensors, const char* what) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!are_alike(tensors[i], tensors[0])) {
@@ -50,6 +51,7 @@ at::Tensor stack(const std::vector<at::Tensor>& tensors, const char* what) {
                             "; return tensors of one kind, or give DataLoader a function that makes the batch"));
     }
   }
+  if (!tensors.at(0).defined()) return {};
   return std::all_of(tensors.begin(), tensors.end(), is_plain_memory) ? stack_memory(tensors) : at::stack(tensors);
 }
 

@@ -1,0 +1,267 @@
+#include <lockstep/lmdb.h>
+
+#include <fcntl.h>
+#include <lmdb.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr mdb_mode_t kFileMode = 0666;  // less what the umask takes
+
+// LMDB's own errors are negative and mean the file or its use; others are the system's.
+void check(int result, const char* call, const fs::path& path) {
+  if (result == MDB_SUCCESS) return;
+  if (result < 0) throw UsageError(text(path, ": ", ::mdb_strerror(result), " (", call, ")"));
+  throw SystemError(text(call, " of ", path, ": ", std::strerror(result)));
+}
+
+struct CloseEnvironment {
+  void operator()(MDB_env* environment) const { ::mdb_env_close(environment); }
+};
+struct AbortTransaction {
+  void operator()(MDB_txn* transaction) const { ::mdb_txn_abort(transaction); }
+};
+using Environment = std::unique_ptr<MDB_env, CloseEnvironment>;
+using Transaction = std::unique_ptr<MDB_txn, AbortTransaction>;
+
+Environment open_environment(const fs::path& path, unsigned flags) {
+  MDB_env* created = nullptr;
+  check(::mdb_env_create(&created), "mdb_env_create", path);
+  Environment environment(created);
+  check(::mdb_env_open(created, path.c_str(), flags, kFileMode), "mdb_env_open", path);
+  return environment;
+}
+
+Transaction begin(MDB_env* environment, unsigned flags, const fs::path& path) {
+  MDB_txn* transaction = nullptr;
+  check(::mdb_txn_begin(environment, nullptr, flags, &transaction), "mdb_txn_begin", path);
+  return Transaction(transaction);
+}
+
+MDB_val as_value(std::string_view bytes) {
+  return {bytes.size(), const_cast<char*>(bytes.data())};  // LMDB does not write there
+}
+
+std::string_view as_text(const MDB_val& value) {
+  return {static_cast<const char*>(value.mv_data), value.mv_size};
+}
+
+// The key of a number: sorted as bytes, keys are sorted as numbers.
+std::string key_of(uint64_t number) {
+  std::string key(8, '\0');
+  for (size_t i = key.size(); i-- > 0; number >>= 8) key[i] = static_cast<char>(number & 0xff);
+  return key;
+}
+
+}  // namespace
+
+struct LmdbReader::State {
+  State(const fs::path& where, LmdbOptions options) : path(where) {
+    struct stat status = {};
+    if (::stat(path.c_str(), &status) != 0)
+      throw UsageError(text("LMDB: there is no ", path, ": ", std::strerror(errno), "; check the path"));
+    const bool is_folder = S_ISDIR(status.st_mode);
+    environment = open_environment(path, MDB_RDONLY | MDB_NOLOCK | MDB_NOTLS | (is_folder ? 0 : MDB_NOSUBDIR) |
+                                             (options.read_ahead ? 0 : MDB_NORDAHEAD));
+    refuse_cut_short(is_folder ? path / "data.mdb" : path);
+
+    auto transaction = begin(environment.get(), MDB_RDONLY, path);
+    check(::mdb_dbi_open(transaction.get(), nullptr, 0, &database), "mdb_dbi_open", path);
+    MDB_stat statistics = {};
+    check(::mdb_stat(transaction.get(), database, &statistics), "mdb_stat", path);
+    count = statistics.ms_entries;
+    if (count > 0 && !is_numbered(transaction.get())) read_keys(transaction.get());
+    check(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", path);  // which keeps the handle open
+  }
+
+  // Pages beyond the file's end would end the process when they are touched.
+  void refuse_cut_short(const fs::path& file) const {
+    MDB_envinfo info = {};
+    MDB_stat statistics = {};
+    check(::mdb_env_info(environment.get(), &info), "mdb_env_info", path);
+    check(::mdb_env_stat(environment.get(), &statistics), "mdb_env_stat", path);
+    struct stat status = {};
+    if (::stat(file.c_str(), &status) != 0) throw SystemError(text("stat of ", file, ": ", std::strerror(errno)));
+    const uint64_t expected = (info.me_last_pgno + 1) * uint64_t{statistics.ms_psize};
+    if (static_cast<uint64_t>(status.st_size) < expected)
+      throw UsageError(
+          text(file, " was cut short: it has ", status.st_size, " bytes, expected ", expected, "; copy it again"));
+  }
+
+  // Whether the keys are the numbers from 0 on: n different keys, sorted, the first 0 and the last n - 1.
+  bool is_numbered(MDB_txn* transaction) const {
+    return key_at(transaction, MDB_FIRST) == key_of(0) && key_at(transaction, MDB_LAST) == key_of(count - 1);
+  }
+
+  std::string key_at(MDB_txn* transaction, MDB_cursor_op place) const {
+    MDB_val key = {}, value = {};
+    walk(transaction,
+         [&](MDB_cursor* cursor) { check(::mdb_cursor_get(cursor, &key, &value, place), "mdb_cursor_get", path); });
+    return std::string(as_text(key));
+  }
+
+  void read_keys(MDB_txn* transaction) {
+    keys.reserve(count);
+    walk(transaction, [&](MDB_cursor* cursor) {
+      MDB_val key = {}, value = {};
+      int result = ::mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
+      for (; result == MDB_SUCCESS; result = ::mdb_cursor_get(cursor, &key, &value, MDB_NEXT_NODUP))
+        keys.emplace_back(as_text(key));
+      if (result != MDB_NOTFOUND) check(result, "mdb_cursor_get", path);
+    });
+    count = keys.size();
+  }
+
+  template <class Use>
+  void walk(MDB_txn* transaction, const Use& use) const {
+    MDB_cursor* opened = nullptr;
+    check(::mdb_cursor_open(transaction, database, &opened), "mdb_cursor_open", path);
+    const std::unique_ptr<MDB_cursor, void (*)(MDB_cursor*)> cursor(opened, ::mdb_cursor_close);
+    use(opened);
+  }
+
+  const fs::path path;
+  Environment environment;
+  MDB_dbi database = 0;
+  size_t count = 0;
+  std::vector<std::string> keys{};  // empty where they are numbers
+};
+
+LmdbReader::LmdbReader(const fs::path& path, LmdbOptions options)
+    : state_(std::make_shared<const State>(path, options)) {}
+
+LmdbReader::~LmdbReader() = default;
+
+size_t LmdbReader::size() const {
+  return state_->count;
+}
+
+void LmdbReader::read(size_t index, const std::function<void(std::string_view, std::string_view)>& use) const {
+  const State& state = *state_;
+  if (index >= state.count)
+    throw UsageError(
+        text(state.path, ": index ", index, ", expected less than ", state.count, "; check the sampler's size"));
+  const std::string key = state.keys.empty() ? key_of(index) : state.keys[index];
+  const auto transaction = begin(state.environment.get(), MDB_RDONLY, state.path);
+  MDB_val wanted = as_value(key), value = {};
+  check(::mdb_get(transaction.get(), state.database, &wanted, &value), "mdb_get", state.path);
+  use(key, as_text(value));
+}
+
+struct LmdbWriter::State {
+  // Where transactions end, so that their pages need not all be in memory.
+  static constexpr size_t kTransactionBytes = size_t{64} << 20;
+
+  explicit State(fs::path final_place)
+      : file(std::move(final_place)), partial(text(file.native(), ".partial-", std::random_device()())) {
+    if (::access(file.c_str(), F_OK) == 0)
+      throw UsageError(text("LMDB: ", file, " exists already; remove it, or write to another place"));
+    environment = open_environment(partial, MDB_NOSUBDIR | MDB_NOLOCK | MDB_NOSYNC);
+  }
+  ~State() {
+    transaction.reset();
+    environment.reset();
+    if (!is_finished) ::unlink(partial.c_str());
+  }
+
+  // Room in the map for what the next transaction will write, the pages around it included.
+  void make_room(size_t bytes) {
+    MDB_envinfo info = {};
+    MDB_stat statistics = {};
+    check(::mdb_env_info(environment.get(), &info), "mdb_env_info", file);
+    check(::mdb_env_stat(environment.get(), &statistics), "mdb_env_stat", file);
+    const size_t used = (info.me_last_pgno + 1) * size_t{statistics.ms_psize};
+    const size_t needed = used + 4 * (kTransactionBytes + bytes);
+    if (needed > info.me_mapsize)
+      check(::mdb_env_set_mapsize(environment.get(), std::max(needed, 2 * size_t{info.me_mapsize})),
+            "mdb_env_set_mapsize", file);
+  }
+
+  void put(std::string_view value) {
+    if (transaction && uncommitted + value.size() > kTransactionBytes) commit();
+    if (!transaction) {
+      make_room(value.size());
+      transaction = begin(environment.get(), 0, file);
+      check(::mdb_dbi_open(transaction.get(), nullptr, 0, &database), "mdb_dbi_open", file);
+    }
+    const std::string number = key_of(count);
+    MDB_val key = as_value(number), data = as_value(value);
+    check(::mdb_put(transaction.get(), database, &key, &data, MDB_APPEND), "mdb_put", file);
+    uncommitted += value.size() + number.size();
+    ++count;
+  }
+
+  void commit() {
+    if (transaction) check(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", file);
+    uncommitted = 0;
+  }
+
+  void finish() {
+    commit();
+    check(::mdb_env_sync(environment.get(), 1), "mdb_env_sync", file);
+    environment.reset();
+    is_finished = true;  // what is whole is not removed, whatever happens to its name
+    int result = ::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, file.c_str(), RENAME_NOREPLACE);
+    if (result != 0 && errno == EINVAL) result = ::rename(partial.c_str(), file.c_str());  // a file system without it
+    if (result != 0)
+      throw SystemError(text("rename to ", file, ": ", std::strerror(errno), "; all that was added is in ", partial));
+    sync_folder();
+  }
+
+  void sync_folder() const {
+    const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+    const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool is_synced = descriptor >= 0 && ::fsync(descriptor) == 0;
+    const int error = errno;
+    if (descriptor >= 0) ::close(descriptor);
+    if (!is_synced) throw SystemError(text("fsync of ", folder, ": ", std::strerror(error)));
+  }
+
+  const fs::path file;
+  const fs::path partial;
+  Environment environment;
+  Transaction transaction;
+  MDB_dbi database = 0;
+  size_t count = 0;
+  size_t uncommitted = 0;  // bytes
+  bool is_finished = false;
+};
+
+LmdbWriter::LmdbWriter(fs::path file) : state_(std::make_unique<State>(std::move(file))) {}
+
+LmdbWriter::~LmdbWriter() = default;
+
+void LmdbWriter::add(std::string_view value) {
+  if (!state_->environment) throw UsageError(text(state_->file, " is finished; nothing can be added any more"));
+  if (value.size() > std::numeric_limits<uint32_t>::max())
+    throw UsageError(text(state_->file, ": a record of ", value.size(), " bytes, expected at most 4 GiB"));
+  state_->put(value);
+}
+
+size_t LmdbWriter::size() const {
+  return state_->count;
+}
+
+void LmdbWriter::finish() {
+  if (state_->environment) state_->finish();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,154 @@
+#include <lockstep/safetensors.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
+
+constexpr std::pair<at::ScalarType, const char*> kTypes[] = {
+    {at::kBool, "BOOL"}, {at::kByte, "U8"},  {at::kChar, "I8"},       {at::kShort, "I16"}, {at::kInt, "I32"},
+    {at::kLong, "I64"},  {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kFloat, "F32"}, {at::kDouble, "F64"}};
+
+constexpr size_t kPrefixBytes = 8;  // the length of the header
+constexpr size_t kAlignment = 8;    // of the tensors, by spaces behind the header
+constexpr const char* kMetadata = "__metadata__";
+
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  throw UsageError(text("these bytes are no safetensors: ", parts...));
+}
+
+const char* name_of(at::ScalarType type) {
+  for (const auto& [known, name] : kTypes)
+    if (known == type) return name;
+  throw UsageError(text("safetensors have no type for tensors of ", type, "; convert them first"));
+}
+
+at::ScalarType type_named(const std::string& name, const std::string& tensor) {
+  for (const auto& [type, known] : kTypes)
+    if (name == known) return type;
+  refuse("tensor '", tensor, "' is of type '", name, "', which LibTorch and lockstep do not share");
+}
+
+// How many bytes a tensor of this shape has, if not more than `limit`.
+size_t bytes_of(const std::vector<int64_t>& shape, size_t element_bytes, size_t limit, const std::string& name) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) limit = 0;  // whatever the others are
+  size_t bytes = limit == 0 ? 0 : element_bytes;
+  for (int64_t extent : shape) {
+    if (extent < 0) refuse("tensor '", name, "' has an extent of ", extent);
+    if (bytes > 0 && static_cast<size_t>(extent) > limit / bytes)
+      refuse("tensor '", name, "' claims more than the ", limit, " bytes that are there");
+    bytes *= static_cast<size_t>(extent);
+  }
+  return bytes;
+}
+
+struct Place {
+  std::string name;
+  at::ScalarType type;
+  std::vector<int64_t> shape;
+  size_t begin;
+  size_t end;
+};
+
+Place read_place(const std::string& name, const json& entry, size_t data_bytes) {
+  try {
+    const auto type = type_named(entry.at("dtype").get<std::string>(), name);
+    const auto offsets = entry.at("data_offsets").get<std::vector<uint64_t>>();
+    Place place{name, type, entry.at("shape").get<std::vector<int64_t>>(), offsets.at(0), offsets.at(1)};
+    const size_t expected = bytes_of(place.shape, c10::elementSize(type), data_bytes, name);
+    if (offsets.size() != 2 || place.begin > place.end || place.end > data_bytes || place.end - place.begin != expected)
+      refuse("tensor '", name, "' of ", expected, " bytes lies at ", entry.at("data_offsets").dump(), " of ",
+             data_bytes);
+    return place;
+  } catch (const json::exception& error) {
+    refuse("tensor '", name, "': ", error.what());
+  } catch (const std::out_of_range&) {
+    refuse("tensor '", name, "' has no begin and end");
+  }
+}
+
+// In the order of their bytes, which they share without holes.
+std::vector<Place> read_header(std::string_view header, size_t data_bytes) {
+  std::vector<Place> places;
+  json parsed;
+  try {
+    parsed = json::parse(header);
+  } catch (const json::exception& error) {
+    refuse("the header cannot be read: ", error.what());
+  }
+  if (!parsed.is_object()) refuse("the header is no JSON object");
+  for (const auto& [name, entry] : parsed.items())
+    if (name != kMetadata) places.push_back(read_place(name, entry, data_bytes));
+  std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) {
+    return std::pair(one.begin, one.end) < std::pair(other.begin, other.end);
+  });
+  size_t next = 0;
+  for (const auto& place : places) {
+    if (place.begin != next) refuse("tensor '", place.name, "' begins at ", place.begin, ", expected ", next);
+    next = place.end;
+  }
+  if (next != data_bytes) refuse("tensors end at ", next, " of ", data_bytes, " bytes");
+  return places;
+}
+
+}  // namespace
+
+std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors) {
+  ordered_json header = ordered_json::object();
+  std::vector<at::Tensor> parts;
+  size_t data_bytes = 0;
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.defined()) throw UsageError(text("to_safetensors: '", name, "' is no tensor; leave it out"));
+    const auto& part = parts.emplace_back(tensor.detach().cpu().contiguous().resolve_conj().resolve_neg());
+    header[name] = {{"dtype", name_of(part.scalar_type())},
+                    {"shape", part.sizes().vec()},
+                    {"data_offsets", {data_bytes, data_bytes + part.nbytes()}}};
+    data_bytes += part.nbytes();
+  }
+  std::string text_of_header = header.dump();
+  text_of_header.resize((text_of_header.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
+
+  std::string bytes(kPrefixBytes + text_of_header.size() + data_bytes, '\0');
+  const uint64_t length = text_of_header.size();
+  std::memcpy(bytes.data(), &length, kPrefixBytes);
+  char* next = std::copy(text_of_header.begin(), text_of_header.end(), bytes.data() + kPrefixBytes);
+  for (const auto& part : parts)
+    if (part.nbytes() > 0) next = std::copy_n(static_cast<const char*>(part.data_ptr()), part.nbytes(), next);
+  return bytes;
+}
+
+std::map<std::string, at::Tensor> from_safetensors(std::string_view bytes) {
+  if (bytes.size() < kPrefixBytes) refuse("there are ", bytes.size(), ", expected ", kPrefixBytes, " or more");
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), kPrefixBytes);
+  bytes.remove_prefix(kPrefixBytes);
+  if (length > bytes.size()) refuse("the header has ", length, " bytes of ", bytes.size());
+  const auto data = bytes.substr(length);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& place : read_header(bytes.substr(0, length), data.size())) {
+    auto tensor = at::empty(place.shape, place.type);
+    if (place.end > place.begin) std::memcpy(tensor.data_ptr(), data.data() + place.begin, place.end - place.begin);
+    tensors.emplace(place.name, std::move(tensor));
+  }
+  return tensors;
+}
+
+}  // namespace lockstep
