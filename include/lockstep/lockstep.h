@@ -24,6 +24,7 @@
 #include <lockstep/run_threads.h>
 #include <lockstep/safetensors.h>
 #include <lockstep/spawn.h>
+#include <lockstep/stage.h>
 #include <lockstep/store.h>
 #include <lockstep/tcp_store.h>
 #include <lockstep/tensors_in.h>

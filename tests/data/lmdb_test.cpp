@@ -144,7 +144,7 @@ TEST_F(Lmdb, IsReadAndWrittenByPythonToo) {
   if (python.empty() || std::system((python + " -c 'import lmdb, numpy' 2>/dev/null").c_str()) != 0)
     GTEST_SKIP() << "needs Python's lmdb and numpy: apt-get install python3-lmdb python3-numpy";
   LmdbWriter writer(file_);
-  for (int i = 0; i < 20; ++i) writer.add(Example<>(torch::full({2, 3}, double(i), torch::kFloat), torch::tensor(i)));
+  for (int i = 0; i < 20; ++i) writer.add({torch::full({2, 3}, double(i), torch::kFloat), torch::tensor(i)});
   writer.finish();
   const auto said = folder_.path() / "said", theirs = folder_.path() / "theirs";
   const std::string command = python + " " + LOCKSTEP_TEST_SOURCE_DIR + "/data/lmdb_oracle.py " + file_.string() + " " +

@@ -1,0 +1,152 @@
+#include "data/staging.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kPieceBytes = size_t{4} << 20;
+constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // less what the umask takes
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  const int error = errno;
+  throw SystemError(text(parts..., ": ", std::strerror(error)));
+}
+
+bool is_same(const struct stat& one, const struct stat& other) {
+  return one.st_size == other.st_size && one.st_mtim.tv_sec == other.st_mtim.tv_sec &&
+         one.st_mtim.tv_nsec == other.st_mtim.tv_nsec;
+}
+
+void make_folder(const fs::path& folder) {
+  if (::mkdir(folder.c_str(), kFolderMode) == 0) return;
+  if (errno == ENOENT && folder.has_relative_path()) {
+    make_folder(folder.parent_path());
+    if (::mkdir(folder.c_str(), kFolderMode) == 0) return;
+  }
+  struct stat status = {};
+  if (errno == EEXIST && ::stat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) return;
+  fail("the folder ", folder, " cannot be made");
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.c_str()), ::closedir);
+  if (!opened) fail("the folder ", folder, " cannot be read");
+  std::vector<std::string> names;
+  while (const auto* entry = ::readdir(opened.get())) {
+    std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(std::move(name));
+  }
+  return names;
+}
+
+}  // namespace
+
+OpenFile::OpenFile(const fs::path& path, int flags) : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, kFileMode)) {
+  if (descriptor_ < 0) fail(path, " cannot be opened");
+}
+
+OpenFile::~OpenFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+Staging::Staging(fs::path source, fs::path target) {
+  folders_.push_back(target.parent_path());
+  list(source, target);
+  for (const auto& folder : folders_) make_folder(folder);
+  require_room(target.parent_path());
+}
+
+Staging::~Staging() {
+  if (copy_) ::unlink(copy_->partial.c_str());
+}
+
+void Staging::list(const fs::path& from, const fs::path& to) {
+  struct stat source = {}, target = {};
+  if (::stat(from.c_str(), &source) != 0) fail(from, " cannot be read");
+  if (S_ISDIR(source.st_mode)) {
+    folders_.push_back(to);
+    for (const auto& name : names_in(from)) list(from / name, to / name);
+  } else if (S_ISREG(source.st_mode)) {
+    if (::stat(to.c_str(), &target) == 0 && is_same(source, target)) return;
+    missing_.push_back({from, to, source});
+    missing_bytes_ += static_cast<uint64_t>(source.st_size);
+  } else {
+    throw SystemError(text(from, " is neither a file nor a folder"));
+  }
+}
+
+void Staging::require_room(const fs::path& folder) const {
+  struct statvfs room = {};
+  if (missing_bytes_ == 0 || ::statvfs(folder.c_str(), &room) != 0) return;
+  const uint64_t free = uint64_t{room.f_bavail} * room.f_frsize;
+  if (free < missing_bytes_)
+    throw SystemError(
+        text(folder, " has room for ", free, " bytes, expected ", missing_bytes_, "; choose another disk"));
+}
+
+void Staging::run_for(std::chrono::milliseconds time) {
+  const auto end = Clock::now() + time;
+  while (!is_done()) {
+    if (!copy_) copy_.emplace(begin());
+    copy_piece();
+    if (Clock::now() >= end) return;
+  }
+}
+
+Staging::Copy Staging::begin() const {
+  const File& file = missing_[next_];
+  const fs::path partial = text(file.to.native(), ".partial-", std::random_device()());
+  return {OpenFile(file.from, O_RDONLY), OpenFile(partial, O_WRONLY | O_CREAT | O_EXCL), partial};
+}
+
+void Staging::copy_piece() {
+  const File& file = missing_[next_];
+  buffer_.resize(kPieceBytes);
+  ssize_t got = 0;
+  do {
+    got = ::read(copy_->from.get(), buffer_.data(), buffer_.size());
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) fail(file.from, " cannot be read");
+  for (ssize_t written = 0; written < got;) {
+    const ssize_t step = ::write(copy_->to.get(), buffer_.data() + written, static_cast<size_t>(got - written));
+    if (step < 0 && errno == EINTR) continue;
+    if (step < 0) fail(copy_->partial, " cannot be written");
+    written += step;
+  }
+  copy_->copied += static_cast<uint64_t>(got);
+  if (got == 0) finish();
+}
+
+void Staging::finish() {
+  const File& file = missing_[next_];
+  struct stat now = {};
+  if (::fstat(copy_->from.get(), &now) != 0) fail(file.from, " cannot be read");
+  if (!is_same(now, file.status) || copy_->copied != static_cast<uint64_t>(file.status.st_size))
+    throw SystemError(text(file.from, " has changed while it was copied; try again when nobody writes it"));
+  const struct timespec times[] = {file.status.st_atim, file.status.st_mtim};
+  if (::futimens(copy_->to.get(), times) != 0 || ::fsync(copy_->to.get()) != 0 ||
+      ::rename(copy_->partial.c_str(), file.to.c_str()) != 0)
+    fail(file.to, " cannot be written");
+  copy_.reset();
+  ++next_;
+}
+
+}  // namespace lockstep
