@@ -26,7 +26,7 @@ set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launcher)
 set(comm_headers backend call_options group_layout process_group reduce_op run_threads spawn tensors_in torch_version work)
 set(parallel_headers bucket_plan comm_hook ddp_logging_data distributed_data_parallel join)
-set(data_headers collate data_loader distributed_sampler idx lmdb safetensors stage)
+set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb safetensors stage)
 
 function(violation file include why)
   message("layering: ${file} includes ${include}: ${why}")

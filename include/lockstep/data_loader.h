@@ -16,6 +16,7 @@
 #include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
 
+#include <lockstep/batch_iterator.h>
 #include <lockstep/collate.h>
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/export.h>
@@ -56,6 +57,9 @@ class LOCKSTEP_EXPORT LoaderCore {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// How many batches so many samples make.
+LOCKSTEP_EXPORT size_t batches_in(size_t samples, const DataLoaderOptions& options);
 
 /// The seed of a sample's generator: another one for each seed of the sampler, epoch and sample.
 LOCKSTEP_EXPORT uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample);
@@ -211,36 +215,10 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  /// The batches of a loop, to be gone through once.
-  class Iterator {
-   public:
-    using iterator_category = std::input_iterator_tag;
-    using value_type = Batch;
-    using difference_type = std::ptrdiff_t;
-    using pointer = Batch*;
-    using reference = Batch&;
-
-    Batch& operator*() const { return *batch_; }
-    Batch* operator->() const { return batch_.get(); }
-    Iterator& operator++() {
-      batch_.reset();
-      batch_ = loader_->next(loop_);
-      return *this;
-    }
-    void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t) const { return !batch_; }
-
-   private:
-    friend DataLoader;
-    explicit Iterator(DataLoader* loader) : loader_(loader), loop_(loader->core_.begin()) { ++*this; }
-
-    DataLoader* loader_;
-    uint64_t loop_;
-    std::shared_ptr<Batch> batch_{};
-  };
+  using Iterator = BatchIterator<DataLoader>;
 
   /// Begins the sampler's epoch or, after its load(), continues it.
-  Iterator begin() { return Iterator(this); }
+  Iterator begin() { return Iterator(this, core_.begin()); }
   std::default_sentinel_t end() const { return {}; }
 
   /// How many batches a whole epoch has on this rank.
@@ -251,6 +229,8 @@ class DataLoader {
   std::chrono::nanoseconds waited() const { return core_.waited(); }
 
  private:
+  friend Iterator;
+
   std::optional<size_t> known_size() {
     if constexpr (SizedDataset<Dataset>) {
       const torch::optional<size_t> size = detail::dataset_in(datasets_.front()).size();

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/backend.h>
+#include <lockstep/batch_iterator.h>
 #include <lockstep/bucket_plan.h>
 #include <lockstep/call_options.h>
 #include <lockstep/collate.h>
@@ -14,6 +15,7 @@
 #include <lockstep/environment.h>
 #include <lockstep/error.h>
 #include <lockstep/group_layout.h>
+#include <lockstep/group_loader.h>
 #include <lockstep/idx.h>
 #include <lockstep/join.h>
 #include <lockstep/lmdb.h>

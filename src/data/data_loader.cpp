@@ -44,6 +44,11 @@ uint64_t mix(uint64_t number) {
 
 }  // namespace
 
+size_t batches_in(size_t samples, const DataLoaderOptions& options) {
+  const size_t whole = samples / options.batch_size;
+  return options.drop_last || samples % options.batch_size == 0 ? whole : whole + 1;
+}
+
 uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample) {
   return mix(mix(mix(seed) + static_cast<uint64_t>(epoch)) + sample);
 }
@@ -65,9 +70,7 @@ struct LoaderCore::State {
         make(std::move(how)),
         queue(options.workers, static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch)) {}
 
-  size_t batches_of(size_t samples) const {
-    return options.drop_last ? samples / options.batch_size : (samples + options.batch_size - 1) / options.batch_size;
-  }
+  size_t batches_of(size_t samples) const { return batches_in(samples, options); }
 
   Samples batch_of(const Samples& samples, size_t number) const {
     const auto first = samples.begin() + static_cast<std::ptrdiff_t>(number * options.batch_size);
