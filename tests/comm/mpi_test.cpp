@@ -5,6 +5,7 @@
 
 #include "comm/failing_job.h"
 #include "launch/launcher_process.h"
+#include "support/send_signal.h"
 
 namespace lockstep {
 namespace {
@@ -150,7 +151,7 @@ TEST_F(Mpi, ARankThatIsKilledIsNamed) {
     auto job = start(3, {FAILING_RANK, scenario}, kGoOn);
     await_all_running(*job, 3);
     const auto victim = pid_of(*job, 1);
-    ASSERT_EQ(::kill(victim, SIGKILL), 0);
+    ASSERT_TRUE(send_signal(victim, SIGKILL));
     const auto begin = Clock::now();
     for (int survivor = 0; survivor < 2; ++survivor)
       EXPECT_THAT(job->expect_line("PeerError"), HasSubstr("rank 1 (pid " + std::to_string(victim)));
@@ -162,7 +163,7 @@ TEST_F(Mpi, ARankThatIsKilledIsNamed) {
 TEST_F(Mpi, MpirunEndsAllWhenARankIsKilled) {
   auto job = start(3, {FAILING_RANK, "small_calls"});
   await_all_running(*job, 3);
-  ASSERT_EQ(::kill(pid_of(*job, 1), SIGKILL), 0);
+  ASSERT_TRUE(send_signal(pid_of(*job, 1), SIGKILL));
   EXPECT_EQ(job->wait(60s), 128 + SIGKILL);
 }
 
@@ -189,7 +190,7 @@ TEST_F(Mpi, RanksThatMakeDifferentCallsAreAllTold) {
 TEST_F(Mpi, ProgramsEndThoughARankIsFrozen) {
   auto job = start(3, {FAILING_RANK, "small_calls"});
   await_all_running(*job, 3);
-  ASSERT_EQ(::kill(pid_of(*job, 1), SIGSTOP), 0);
+  ASSERT_TRUE(send_signal(pid_of(*job, 1), SIGSTOP));
   for (int survivor = 0; survivor < 2; ++survivor)
     EXPECT_THAT(job->expect_line("PeerError"), HasSubstr("has not been heard of"));
   EXPECT_EQ(job->wait(60s), kExitAfterError);

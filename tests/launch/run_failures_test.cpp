@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/launcher_process.h"
+#include "support/send_signal.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -129,7 +130,7 @@ TEST(RunFailures, KillsThoseThatDoNotEndWithinTheGraceTime) {
 TEST(RunFailures, ReportsAWorkerThatIsKilled) {
   RankProcess launcher(run_command({"-n", "2", "sh", "-c", "echo pid $$; exec sleep 60"}), clean_environment());
   const int victim = std::stoi(launcher.expect_line("[1] pid ").substr(8));
-  ::kill(victim, SIGKILL);
+  ASSERT_TRUE(send_signal(victim, SIGKILL));
   EXPECT_EQ(launcher.wait(), 4);
   EXPECT_THAT(launcher.output(), AllOf(HasSubstr("rank 1 (pid " + std::to_string(victim)),
                                        HasSubstr("killed by SIGKILL (Killed)"), Not(HasSubstr("out of memory"))));
@@ -203,7 +204,7 @@ TEST(RunRestarts, RestartsWhenOneWorkerAloneIsSignalled) {
   RankProcess launcher(run_command({"-n", "2", "--max-restarts", "1", "--restart-delay", "0", "sh", "-c",
                                     "echo pid $$; [ $LOCKSTEP_RESTART_COUNT = 1 ] || exec sleep 60"}),
                        clean_environment());
-  ::kill(std::stoi(launcher.expect_line("[0] pid ").substr(8)), SIGTERM);
+  ASSERT_TRUE(send_signal(std::stoi(launcher.expect_line("[0] pid ").substr(8)), SIGTERM));
   EXPECT_EQ(launcher.wait(), 0) << launcher.output();
 }
 

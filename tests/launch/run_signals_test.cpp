@@ -11,6 +11,7 @@
 
 #include "launch/launcher_process.h"
 #include "support/eventually.h"
+#include "support/send_signal.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -159,8 +160,7 @@ TEST(RunOrphans, NothingOutlivesALauncherThatIsKilled) {
 
 TEST(RunOrphans, NothingOutlivesAWardenThatIsKilled) {
   Family family(-2);
-  ASSERT_GT(family.warden(), 0);
-  ::kill(family.warden(), SIGKILL);
+  ASSERT_TRUE(send_signal(family.warden(), SIGKILL));
   expect_all_gone(family, "the warden");
   EXPECT_EQ(family.launcher().wait(), 70);
   EXPECT_THAT(family.launcher().output(), HasSubstr("the warden of the workers"));
@@ -184,8 +184,7 @@ TEST(RunOrphans, NothingIsLeftAfterRandomKills) {
     const char* names[] = {"the launcher", "the warden", "a worker"};
     const int which = static_cast<int>(random() % 3);
     const int victims[] = {family.launcher().pid(), family.warden(), family.worker()};
-    ASSERT_GT(victims[which], 0);
-    ::kill(victims[which], SIGKILL);
+    ASSERT_TRUE(send_signal(victims[which], SIGKILL));
     expect_all_gone(family, names[which]);
     EXPECT_EQ(family.launcher().wait(), which == 0 ? 128 + SIGKILL : which == 1 ? 70 : 4);
   }

@@ -6,6 +6,7 @@
 
 #include "bench_process.h"
 #include "support/eventually.h"
+#include "support/send_signal.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -152,7 +153,7 @@ TEST_F(BenchDdpAgainstPython, SaysThatARankOfPythonIsGone) {
   const auto process = start_long_run();
   const auto ranks = running("python_rank.py");
   ASSERT_FALSE(ranks.empty());
-  ::kill(ranks[0], SIGKILL);
+  ASSERT_TRUE(send_signal(ranks[0], SIGKILL));
   EXPECT_EQ(process->wait(), 3) << process->output();
   EXPECT_THAT(process->output(), HasSubstr("of PyTorch's own has ended"));
   EXPECT_THAT(running(""), testing::IsEmpty());

@@ -9,6 +9,7 @@
 
 #include "launch/launcher_process.h"
 #include "support/eventually.h"
+#include "support/send_signal.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -42,12 +43,14 @@ class TestCommand : public testing::Test {
   /// The rank's process, as soon as it is there.
   int pid_of(int rank) const {
     int pid = 0;
-    EXPECT_TRUE(eventually([&] {
-      const auto ranks = processes_with("RANK=" + std::to_string(rank));
-      for (int one : processes())
-        if (std::find(ranks.begin(), ranks.end(), one) != ranks.end()) pid = one;
-      return pid != 0;
-    }));
+    EXPECT_TRUE(eventually(
+        [&] {
+          const auto ranks = processes_with("RANK=" + std::to_string(rank));
+          for (int one : processes())
+            if (std::find(ranks.begin(), ranks.end(), one) != ranks.end()) pid = one;
+          return pid != 0;
+        },
+        60s));
     return pid;
   }
 
@@ -95,7 +98,7 @@ TEST_F(TestCommand, SaysWhatIsWrongWithABackendAndGoesOnToTheNext) {
 TEST_F(TestCommand, NamesTheRankThatWasKilled) {
   auto command = start({"--backends", "gloo", "--json"});
   const int victim = pid_of(1);
-  ASSERT_EQ(::kill(victim, SIGKILL), 0);
+  ASSERT_TRUE(send_signal(victim, SIGKILL));
   EXPECT_EQ(command->wait(), 1);
   const auto line = json::parse(command->expect_line("{"));
   EXPECT_THAT(line["failure"].get<std::string>(),
