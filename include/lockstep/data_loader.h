@@ -50,13 +50,30 @@ class LOCKSTEP_EXPORT LoaderCore {
   Batch next(uint64_t loop);  // none at the end
   size_t size() const;
   std::chrono::nanoseconds waited() const;
-  bool pins_memory() const;
-  const DataLoaderOptions& options() const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Whether batches go through pinned memory.
+LOCKSTEP_EXPORT bool pins_memory(const DataLoaderOptions& options);
+
+/// Where a batch is made, and where the loop gets it.
+template <class Batch>
+void pin(Batch& batch, const DataLoaderOptions& options) {
+  if (!pins_memory(options)) return;
+  TensorsIn<Batch>::visit(batch, [](at::Tensor& tensor) {
+    if (tensor.device().is_cpu()) tensor = tensor.pin_memory();
+  });
+}
+template <class Batch>
+void place_on(Batch& batch, const DataLoaderOptions& options) {
+  if (!options.device) return;
+  TensorsIn<Batch>::visit(batch, [&](at::Tensor& tensor) {
+    tensor = tensor.to(*options.device, /*non_blocking=*/options.device->is_cuda());
+  });
+}
 
 /// How many batches so many samples make.
 LOCKSTEP_EXPORT size_t batches_in(size_t samples, const DataLoaderOptions& options);
@@ -110,10 +127,14 @@ auto read_sample(Data& data, size_t sample, at::Generator& random, uint64_t seed
   }
 }
 
+/// Who is to make batches in another way needs the samples.
+template <class Data, class Collate>
+constexpr bool kGathers = Gathers<Data>&& std::is_same_v<Collate, Stack>;
+
 template <class Data, class Collate>
 auto read_batch(Data& data, c10::ArrayRef<size_t> samples) {
   try {
-    if constexpr (Gathers<Data> && std::is_same_v<Collate, Stack>)
+    if constexpr (kGathers<Data, Collate>)
       return data.gather(samples);
     else
       return data.get_batch(samples);
@@ -122,14 +143,10 @@ auto read_batch(Data& data, c10::ArrayRef<size_t> samples) {
   }
 }
 
-template <class Data, class Collate>
-constexpr bool kReadsOneByOne = ReadsWithGenerator<Data> ||
-                                (ReadsSamples<Data> && !(Gathers<Data> && std::is_same_v<Collate, Stack>));
-
 /// What the dataset has: a vector of samples or, if it makes batches itself, a batch.
 template <class Data, class Collate>
 auto read_samples(Data& data, const std::vector<size_t>& samples, uint64_t seed, int64_t epoch) {
-  if constexpr (kReadsOneByOne<Data, Collate>) {
+  if constexpr (ReadsWithGenerator<Data> || (ReadsSamples<Data> && !kGathers<Data, Collate>)) {
     at::Generator random;
     if constexpr (ReadsWithGenerator<Data>) random = at::detail::createCPUGenerator();
     std::vector<decltype(read_sample(data, 0, random, 0))> read;
@@ -176,7 +193,7 @@ struct Collated<std::vector<Sample>, Collate> {
 ///     samples, or anything else, which then is the batch.
 /// Samples become a batch by `collate`, by default Stack. Each worker reads a copy of the dataset, so `get` need not be
 /// thread-safe; of a std::shared_ptr to a dataset the workers share what it points to. Autograd is off where samples
-/// are read, and what LibTorch computes there uses the worker's thread alone.
+/// are read, and LibTorch's loops there do not spread over threads.
 ///
 /// The sampler's position is that of the loop, not of the workers: a sampler that is saved in the loop and loaded
 /// before another continues with the batch after the one that the loop had. Leaving a loop early and beginning another
@@ -192,8 +209,10 @@ class DataLoader {
   using Dataset = detail::DatasetIn<Data>;
   static_assert(std::copy_constructible<Data>,
                 "Each worker reads a copy of the dataset: pass a std::shared_ptr to it.");
-  static_assert(detail::ReadsWithGenerator<Dataset> || detail::ReadsSamples<Dataset> || detail::ReadsBatches<Dataset>,
-                "A dataset has get(size_t, at::Generator&), get(size_t) or get_batch(ArrayRef<size_t>).");
+  static_assert(detail::ReadsWithGenerator<Dataset> || detail::kGathers<Dataset, Collate> ||
+                    detail::ReadsSamples<Dataset> || detail::ReadsBatches<Dataset>,
+                "A dataset has get(size_t, at::Generator&), gather(ArrayRef<size_t>), get(size_t) or "
+                "get_batch(ArrayRef<size_t>).");
   using Samples = detail::LoaderCore::Samples;
   using Read = detail::SamplesOf<Dataset, Collate>;
   using Collated = detail::Collated<Read, Collate>;
@@ -201,16 +220,14 @@ class DataLoader {
  public:
   using Batch = typename Collated::Batch;
 
-  explicit DataLoader(Data dataset, DistributedSampler sampler, DataLoaderOptions options = {})
-      : DataLoader(std::move(dataset), std::move(sampler), Collate(), options) {}
+  explicit DataLoader(Data dataset, DistributedSampler sampler,
+                      DataLoaderOptions options = {}) requires std::is_same_v<Collate, Stack>
+      : DataLoader(Made(), std::move(dataset), std::move(sampler), Stack(), options) {}
 
   /// `collate` is called with a std::vector of samples, on several threads at a time.
-  DataLoader(Data dataset, DistributedSampler sampler, Collate collate, DataLoaderOptions options = {})
-      : seed_(sampler.options().seed),
-        collate_(std::move(collate)),
-        datasets_(static_cast<size_t>(options.workers > 1 ? options.workers : 1), std::move(dataset)),
-        core_(std::move(sampler), options, known_size(), TensorsIn<Batch>::kAny,
-              [this](int worker, const Samples& samples, int64_t epoch) { return make(worker, samples, epoch); }) {}
+  DataLoader(Data dataset, DistributedSampler sampler, Collate collate,
+             DataLoaderOptions options = {}) requires(!std::is_same_v<Collate, Stack>)
+      : DataLoader(Made(), std::move(dataset), std::move(sampler), std::move(collate), options) {}
 
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
@@ -230,6 +247,15 @@ class DataLoader {
 
  private:
   friend Iterator;
+  struct Made {};
+
+  DataLoader(Made, Data dataset, DistributedSampler sampler, Collate collate, const DataLoaderOptions& options)
+      : options_(options),
+        seed_(sampler.options().seed),
+        collate_(std::move(collate)),
+        datasets_(static_cast<size_t>(options.workers > 1 ? options.workers : 1), std::move(dataset)),
+        core_(std::move(sampler), options, known_size(), TensorsIn<Batch>::kAny,
+              [this](int worker, const Samples& samples, int64_t epoch) { return make(worker, samples, epoch); }) {}
 
   std::optional<size_t> known_size() {
     if constexpr (SizedDataset<Dataset>) {
@@ -243,10 +269,7 @@ class DataLoader {
     auto& dataset = detail::dataset_in(datasets_[static_cast<size_t>(worker)]);
     auto read = detail::read_samples<Dataset, Collate>(dataset, samples, seed_, epoch);
     auto batch = std::make_shared<Batch>(collated(std::move(read), samples));
-    if (core_.pins_memory())
-      TensorsIn<Batch>::visit(*batch, [](at::Tensor& tensor) {
-        if (tensor.device().is_cpu()) tensor = tensor.pin_memory();
-      });
+    detail::pin(*batch, options_);
     return batch;
   }
 
@@ -260,12 +283,12 @@ class DataLoader {
 
   std::shared_ptr<Batch> next(uint64_t loop) {
     auto batch = std::static_pointer_cast<Batch>(core_.next(loop));
-    if (const auto& device = core_.options().device; batch && device)
-      TensorsIn<Batch>::visit(*batch, [&](at::Tensor& tensor) { tensor = tensor.to(*device, /*non_blocking=*/true); });
+    if (batch) detail::place_on(*batch, options_);
     return batch;
   }
 
   // Constant after construction, but for the datasets, each of which belongs to a worker.
+  const DataLoaderOptions options_;
   const uint64_t seed_;
   Collate collate_;
   std::vector<Data> datasets_;

@@ -63,6 +63,9 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   void set_epoch(int64_t epoch);
   int64_t epoch() const;
 
+  /// With which epoch training goes on after load(): epoch() or, if all of it had been dealt out, the one after.
+  int64_t next_epoch() const;
+
   /// How many samples this rank gets in an epoch.
   size_t size() const;
 
@@ -86,8 +89,8 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   /// The next samples: `batch_size` of them, fewer at the end, then nullopt until reset().
   torch::optional<std::vector<size_t>> next(size_t batch_size) override;
 
-  /// Writes the epoch and how far next() has come in it. lockstep's DataLoader calls it as the training loop goes on;
-  /// LibTorch's, which prefetches, is ahead of the loop.
+  /// Writes the epoch and how far next() has come in it. lockstep's DataLoader calls next() as the training loop goes
+  /// on; LibTorch's, which prefetches, is ahead of the loop.
   void save(torch::serialize::OutputArchive& archive) const override;
 
   /// Continues where the saved sampler was. set_epoch() with another epoch discards the position. All ranks may load

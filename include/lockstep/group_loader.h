@@ -53,15 +53,20 @@ class LOCKSTEP_EXPORT GroupReading {
   std::vector<DistributedSampler> samplers() const;  // of those for whom this rank reads
   void agree(const std::string& error) const;        // throws on all ranks where a reader has one
 
-  uint64_t begin(std::vector<DistributedSampler>& samplers);  // the number of the loop that begins
+  uint64_t begin();                                             // the number of the loop that begins
+  void place(std::vector<DistributedSampler>& samplers) const;  // where this rank's is
+  void require_current(uint64_t loop) const;
   /// This rank's parcel, of one for each rank for which this rank reads.
-  Parcel exchange(uint64_t loop, std::vector<Parcel> parcels);
+  Parcel exchange(std::vector<Parcel> parcels);
   size_t size() const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// What the exception that is being handled says.
+LOCKSTEP_EXPORT std::string message_of_current();
 
 /// A batch as named tensors, and back.
 template <class Batch>
@@ -75,11 +80,7 @@ struct Packing<at::Tensor> {
   static at::Tensor batch(std::map<std::string, at::Tensor> tensors) { return tensors.at("data"); }
 };
 template <>
-struct Packing<torch::data::TensorExample> {
-  static constexpr bool kKnown = true;
-  static std::map<std::string, at::Tensor> tensors(const at::Tensor& batch) { return {{"data", batch}}; }
-  static torch::data::TensorExample batch(std::map<std::string, at::Tensor> tensors) { return tensors.at("data"); }
-};
+struct Packing<torch::data::TensorExample> : Packing<at::Tensor> {};
 template <>
 struct Packing<torch::data::Example<>> {
   static constexpr bool kKnown = true;
@@ -139,28 +140,13 @@ class GroupLoader {
   using Iterator = BatchIterator<GroupLoader>;
   static_assert(detail::Packing<Batch>::kKnown, "GroupLoader moves tensors, and LibTorch's Examples of tensors.");
 
-  GroupLoader(Open open, DistributedSampler sampler, ReadingGroups groups, DataLoaderOptions options = {})
-      : GroupLoader(std::move(open), std::move(sampler), std::move(groups), Collate(), options) {}
+  GroupLoader(Open open, DistributedSampler sampler, ReadingGroups groups,
+              DataLoaderOptions options = {}) requires std::is_same_v<Collate, Stack>
+      : GroupLoader(Made(), std::move(open), std::move(sampler), std::move(groups), Stack(), options) {}
 
   GroupLoader(Open open, DistributedSampler sampler, ReadingGroups groups, Collate collate,
-              DataLoaderOptions options = {})
-      : device_(options.device),
-        reading_(std::move(groups), std::move(sampler), options),
-        samplers_(reading_.samplers()) {
-    options.device.reset();
-    options.pin_memory = false;
-    std::string error;
-    if (reading_.reads()) {
-      try {
-        const Data dataset = open();
-        for (const auto& each : samplers_)
-          loaders_.push_back(std::make_unique<Loader>(dataset, each, detail::Packer<Collate>{collate}, options));
-      } catch (const std::exception& thrown) {
-        error = thrown.what();
-      }
-    }
-    reading_.agree(error);
-  }
+              DataLoaderOptions options = {}) requires(!std::is_same_v<Collate, Stack>)
+      : GroupLoader(Made(), std::move(open), std::move(sampler), std::move(groups), std::move(collate), options) {}
 
   GroupLoader(const GroupLoader&) = delete;
   GroupLoader& operator=(const GroupLoader&) = delete;
@@ -169,7 +155,7 @@ class GroupLoader {
   Iterator begin() {
     batches_.clear();
     waited_ = {};
-    return Iterator(this, reading_.begin(samplers_));
+    return Iterator(this, reading_.begin());
   }
   std::default_sentinel_t end() const { return {}; }
 
@@ -181,14 +167,36 @@ class GroupLoader {
 
  private:
   friend Iterator;
+  struct Made {};
+
+  GroupLoader(Made, Open open, DistributedSampler sampler, ReadingGroups groups, Collate collate,
+              const DataLoaderOptions& options)
+      : options_(options), reading_(std::move(groups), std::move(sampler), options), samplers_(reading_.samplers()) {
+    std::string error;
+    if (reading_.reads()) {
+      try {
+        auto for_readers = options;
+        for_readers.device.reset();
+        for_readers.pin_memory = false;
+        const Data dataset = open();
+        for (const auto& each : samplers_)
+          loaders_.push_back(std::make_unique<Loader>(dataset, each, detail::Packer<Collate>{collate}, for_readers));
+      } catch (...) {
+        error = detail::message_of_current();
+      }
+    }
+    reading_.agree(error);
+  }
 
   std::shared_ptr<Batch> next(uint64_t loop) {
+    reading_.require_current(loop);
     const auto begin = std::chrono::steady_clock::now();
-    auto parcel = reading_.exchange(loop, read());
+    auto parcel = reading_.exchange(read());
     waited_ += std::chrono::steady_clock::now() - begin;
     if (parcel.kind == detail::Parcel::Kind::kEnd) return nullptr;
     auto batch = std::make_shared<Batch>(detail::Packing<Batch>::batch(from_safetensors(parcel.bytes)));
-    if (device_) TensorsIn<Batch>::visit(*batch, [&](at::Tensor& tensor) { tensor = tensor.to(*device_); });
+    detail::pin(*batch, options_);
+    detail::place_on(*batch, options_);
     return batch;
   }
 
@@ -196,6 +204,7 @@ class GroupLoader {
   std::vector<detail::Parcel> read() {
     std::vector<detail::Parcel> parcels;
     try {
+      if (batches_.empty()) reading_.place(samplers_);
       for (size_t i = 0; i < loaders_.size(); ++i) {
         if (i == batches_.size())
           batches_.push_back(loaders_[i]->begin());
@@ -203,13 +212,13 @@ class GroupLoader {
           ++batches_[i];
         parcels.push_back(batches_[i] == loaders_[i]->end() ? detail::Parcel() : std::move(*batches_[i]));
       }
-    } catch (const std::exception& error) {
-      parcels.assign(loaders_.size(), {detail::Parcel::Kind::kError, 0, error.what()});
+    } catch (...) {
+      parcels.assign(loaders_.size(), {detail::Parcel::Kind::kError, 0, detail::message_of_current()});
     }
     return parcels;
   }
 
-  std::optional<c10::Device> device_;
+  const DataLoaderOptions options_;
   std::chrono::nanoseconds waited_{0};
   detail::GroupReading reading_;
   std::vector<DistributedSampler> samplers_;

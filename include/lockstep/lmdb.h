@@ -55,12 +55,12 @@ LOCKSTEP_EXPORT torch::data::Example<> example_of_record(std::string_view key, s
 template <class Sample = torch::data::Example<>>
 class LmdbDataset {
  public:
-  using Decode = std::function<Sample(std::string_view key, std::string_view value)>;
-
   explicit LmdbDataset(const std::filesystem::path& path,
                        LmdbOptions options = {}) requires std::is_same_v<Sample, torch::data::Example<>>
       : LmdbDataset(path, example_of_record, options) {}
-  LmdbDataset(const std::filesystem::path& path, Decode decode, LmdbOptions options = {})
+  template <class Function>
+  requires std::is_invocable_r_v<Sample, Function&, std::string_view, std::string_view> LmdbDataset(
+      const std::filesystem::path& path, Function decode, LmdbOptions options = {})
       : reader_(path, options), decode_(std::move(decode)) {}
 
   Sample get(size_t index) const {
@@ -72,7 +72,7 @@ class LmdbDataset {
 
  private:
   LmdbReader reader_;
-  Decode decode_;
+  std::function<Sample(std::string_view key, std::string_view value)> decode_;
 };
 
 template <class Decode>

@@ -10,7 +10,7 @@ class ProcessGroup;
 
 /// Copies a file, or a folder and all in it, from a file system that the hosts share to a disk of each host, and
 /// returns where the copy is: `folder`, which is made if need be, and the name of `source`. Every rank of the group
-/// calls it; one on each host copies, and all return when all have it.
+/// calls it; one on each host copies, and all return when all have it. The group must move CPU tensors.
 ///
 /// A file that is there already, with the same size and time of change, is not copied again. A file appears when all of
 /// it is on disk, so that a job which is ended leaves no half; nothing else in `folder` is touched. However long it

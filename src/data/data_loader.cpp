@@ -44,6 +44,10 @@ uint64_t mix(uint64_t number) {
 
 }  // namespace
 
+bool pins_memory(const DataLoaderOptions& options) {
+  return at::hasCUDA() && (options.pin_memory || (options.device && options.device->is_cuda()));
+}
+
 size_t batches_in(size_t samples, const DataLoaderOptions& options) {
   const size_t whole = samples / options.batch_size;
   return options.drop_last || samples % options.batch_size == 0 ? whole : whole + 1;
@@ -66,7 +70,6 @@ struct LoaderCore::State {
         bool finds_tensors, Make how)
       : sampler(std::move(dealer)),
         options(checked(said, sampler, dataset_size, finds_tensors)),
-        pins_memory(at::hasCUDA() && (options.pin_memory || (options.device && options.device->is_cuda()))),
         make(std::move(how)),
         queue(options.workers, static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch)) {}
 
@@ -92,7 +95,6 @@ struct LoaderCore::State {
 
   DistributedSampler sampler;
   const DataLoaderOptions options;
-  const bool pins_memory;
   const Make make;
   uint64_t loop = 0;
   std::shared_ptr<const Samples> samples{};  // of this loop
@@ -142,14 +144,6 @@ size_t LoaderCore::size() const {
 
 std::chrono::nanoseconds LoaderCore::waited() const {
   return state_->queue.waited();
-}
-
-bool LoaderCore::pins_memory() const {
-  return state_->pins_memory;
-}
-
-const DataLoaderOptions& LoaderCore::options() const {
-  return state_->options;
 }
 
 }  // namespace lockstep::detail

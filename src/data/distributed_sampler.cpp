@@ -144,6 +144,12 @@ int64_t DistributedSampler::epoch() const {
   return state_->epoch;
 }
 
+int64_t DistributedSampler::next_epoch() const {
+  const std::lock_guard lock(state_->mutex);
+  const bool is_over = state_->epoch == state_->dealt_epoch && state_->position == state_->dealt.size();
+  return state_->epoch + (is_over ? 1 : 0);
+}
+
 size_t DistributedSampler::size() const {
   const std::lock_guard lock(state_->mutex);
   return state_->dealt.size();

@@ -1,7 +1,6 @@
 #include <lockstep/group_loader.h>
 
-#include <algorithm>
-#include <array>
+#include <exception>
 #include <sstream>
 
 #include <ATen/ATen.h>
@@ -9,6 +8,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/rethrow.h"
 #include "base/text.h"
 
 namespace lockstep::detail {
@@ -20,9 +20,22 @@ std::optional<ProcessGroup> if_member(const std::optional<ProcessGroup>& group) 
   return group && group->contains_me() ? group : std::nullopt;
 }
 
-at::Tensor header_of(const Parcel& parcel) {
-  return at::tensor({static_cast<int64_t>(parcel.kind), parcel.samples, static_cast<int64_t>(parcel.bytes.size())},
-                    at::kLong);
+// A parcel's numbers, and where the sampler of its reader was.
+struct Header {
+  enum { kKind, kSamples, kBytes, kEpoch, kPosition, kCount };
+  at::Tensor numbers = at::empty({kCount}, at::kLong);
+
+  int64_t& operator[](int which) const { return numbers.data_ptr<int64_t>()[which]; }
+};
+
+Header header_of(const Parcel& parcel, const DistributedSampler& sampler) {
+  const Header header;
+  header[Header::kKind] = static_cast<int64_t>(parcel.kind);
+  header[Header::kSamples] = parcel.samples;
+  header[Header::kBytes] = static_cast<int64_t>(parcel.bytes.size());
+  header[Header::kEpoch] = sampler.epoch();
+  header[Header::kPosition] = static_cast<int64_t>(sampler.position());
+  return header;
 }
 
 // The memory of the bytes themselves.
@@ -30,28 +43,33 @@ at::Tensor tensor_of(std::string& bytes) {
   return at::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
-Parcel with_room(const at::Tensor& header) {
-  const auto* numbers = header.data_ptr<int64_t>();
-  return {static_cast<Kind>(numbers[0]), numbers[1], std::string(static_cast<size_t>(numbers[2]), '\0')};
+// For what a header announces, from a reader whose sampler is where this rank's is.
+Parcel with_room(const Header& header, const DistributedSampler& mine) {
+  if (header[Header::kEpoch] != mine.epoch() || header[Header::kPosition] != static_cast<int64_t>(mine.position()))
+    throw MismatchError(text("rank ", mine.rank(), ": GroupLoader: the sampler of the rank that reads is in epoch ",
+                             header[Header::kEpoch], " at ", header[Header::kPosition], ", this one in epoch ",
+                             mine.epoch(), " at ", mine.position(), "; call set_epoch and load on all ranks"));
+  return {static_cast<Kind>(header[Header::kKind]), header[Header::kSamples],
+          std::string(static_cast<size_t>(header[Header::kBytes]), '\0')};
 }
 
-Parcel scatter(const ProcessGroup& group, std::vector<Parcel> parcels) {
+Parcel scatter(const ProcessGroup& group, std::vector<Parcel> parcels, const DistributedSampler& sampler) {
   std::vector<at::Tensor> headers, bodies;
   for (auto& parcel : parcels) {
-    headers.push_back(header_of(parcel));
+    headers.push_back(header_of(parcel, sampler).numbers);
     bodies.push_back(tensor_of(parcel.bytes));
   }
-  auto header = at::empty({3}, at::kLong);
-  group.scatter(header, headers, 0);
-  auto mine = with_room(header);
+  const Header header;
+  group.scatter(header.numbers, headers, 0);
+  auto mine = with_room(header, sampler);
   group.scatter(tensor_of(mine.bytes), bodies, 0);
   return mine;
 }
 
-Parcel broadcast(const ProcessGroup& group, Parcel parcel) {
-  auto header = header_of(parcel);
-  group.broadcast(header, 0);
-  if (group.rank() != 0) parcel = with_room(header);
+Parcel broadcast(const ProcessGroup& group, Parcel parcel, const DistributedSampler& sampler) {
+  const auto header = header_of(parcel, sampler);
+  group.broadcast(header.numbers, 0);
+  if (group.rank() != 0) parcel = with_room(header, sampler);
   group.broadcast(tensor_of(parcel.bytes), 0);
   return parcel;
 }
@@ -63,13 +81,21 @@ std::string describe(const DistributedSampler& sampler, const DataLoaderOptions&
               options.drop_last);
 }
 
-void require_equal(const ProcessGroup& group, const std::string& mine, const char* what) {
+// How the first rank that differs from rank 0 does so; empty where none does. Every rank hears the same.
+std::string difference(const ProcessGroup& group, const std::string& mine, const char* what) {
   const auto all = group.all_gather_object(c10::IValue(mine));
   for (size_t rank = 1; rank < all.size(); ++rank)
     if (all[rank].toStringRef() != all[0].toStringRef())
-      throw MismatchError(text("GroupLoader: ranks of the group that ", what, " differ: rank 0 has ",
-                               all[0].toStringRef(), "; rank ", rank, " has ", all[rank].toStringRef(),
-                               "; give all of them the same"));
+      return text("GroupLoader: ranks of the group that ", what, " differ: rank 0 has ", all[0].toStringRef(),
+                  "; rank ", rank, " has ", all[rank].toStringRef(), "; give all of them the same");
+  return "";
+}
+
+// The first that is not empty, on every rank of the group.
+std::string first_of_all(const ProcessGroup& group, const std::string& mine) {
+  for (const auto& each : group.all_gather_object(c10::IValue(mine)))
+    if (!each.toStringRef().empty()) return each.toStringRef();
+  return "";
 }
 
 // Puts a sampler where another is: in the same epoch, at the same position.
@@ -85,18 +111,36 @@ void follow(DistributedSampler& sampler, const DistributedSampler& leader) {
 }
 
 // All end together, or one of them would wait for parcels that do not come.
-void refuse_unequal_ends(std::vector<Parcel>& parcels) {
-  const auto ended =
-      std::count_if(parcels.begin(), parcels.end(), [](const Parcel& it) { return it.kind == Kind::kEnd; });
-  if (ended == 0 || ended == static_cast<std::ptrdiff_t>(parcels.size())) return;
-  const std::string why = text(ended, " of ", parcels.size(),
-                               " ranks have no more batches and the others have; use Tail::kPad or Tail::kDrop");
-  for (auto& parcel : parcels) parcel = {Kind::kError, 0, why};
+std::string unequal_batches(const DistributedSampler& mine, const std::vector<int>& ranks,
+                            const DataLoaderOptions& options) {
+  const auto batches_of = [&](int rank) {
+    return batches_in(DistributedSampler(mine.dataset_size(), rank, mine.num_replicas(), mine.options()).size(),
+                      options);
+  };
+  for (int rank : ranks)
+    if (options.batch_size > 0 && batches_of(rank) != batches_of(ranks[0]))
+      return text("GroupLoader: rank ", ranks[0], " has ", batches_of(ranks[0]), " batches an epoch and rank ", rank,
+                  " ", batches_of(rank), "; use Tail::kPad or Tail::kDrop");
+  return "";
 }
 
 }  // namespace
 
 struct GroupReading::State {
+  // Throws what all ranks of the groups throw, when all of them have heard of it: one that leaves sooner would end the
+  // call in which the others hear it.
+  template <class Kind>
+  [[noreturn]] void throw_together(const std::string& error) const {
+    for (const auto& group : {groups.broadcast, groups.scatter}) {
+      try {
+        if (group) group->barrier();
+      } catch (const Error&) {
+        // they have more to worry about
+      }
+    }
+    throw Kind(error);
+  }
+
   ReadingGroups groups;
   DistributedSampler sampler;
   DataLoaderOptions options;
@@ -111,20 +155,30 @@ GroupReading::GroupReading(ReadingGroups groups, DistributedSampler sampler, con
   State& state = *state_;
   const auto& [scattering, broadcasting] = state.groups;
   const int rank = state.sampler.rank();
-  if (scattering && broadcasting && broadcasting->rank() != 0)
-    throw UsageError(
-        text("GroupLoader: rank ", broadcasting->rank(),
-             " of the group that broadcasts is in the group that scatters, too; scatter over their ranks 0"));
   state.reads = scattering ? scattering->rank() == 0 : !broadcasting || broadcasting->rank() == 0;
   state.ranks = {rank};
+
+  // Whatever is wrong on one rank, all that it is connected with must hear of it: inside the groups that broadcast,
+  // then among those that scatter, then inside again.
   const std::string mine = describe(state.sampler, options);
+  std::string error;
+  if (scattering && broadcasting && broadcasting->rank() != 0)
+    error = text("GroupLoader: rank ", broadcasting->rank(),
+                 " of the group that broadcasts is in the group that scatters, too; scatter over their ranks 0");
+  if (broadcasting) {
+    const auto unequal = difference(*broadcasting, text(mine, ", rank ", rank), "broadcasts");
+    error = first_of_all(*broadcasting, error.empty() ? unequal : error);
+  }
   if (scattering) {
-    require_equal(*scattering, mine, "scatters");
+    const auto unequal = difference(*scattering, mine, "scatters");
+    error = first_of_all(*scattering, error.empty() ? unequal : error);
     state.ranks.clear();
     for (const auto& each : scattering->all_gather_object(c10::IValue(int64_t{rank})))
       state.ranks.push_back(static_cast<int>(each.toInt()));
+    if (error.empty()) error = unequal_batches(state.sampler, state.ranks, options);
   }
-  if (broadcasting) require_equal(*broadcasting, text(mine, ", rank ", rank), "broadcasts");
+  if (broadcasting) error = first_of_all(*broadcasting, error);
+  if (!error.empty()) state.throw_together<MismatchError>(error);
 }
 
 GroupReading::~GroupReading() = default;
@@ -147,35 +201,44 @@ void GroupReading::agree(const std::string& error) const {
   std::string said = error;
   if (scattering) said = scattering->broadcast_object(c10::IValue(said), 0).toStringRef();
   if (broadcasting) said = broadcasting->broadcast_object(c10::IValue(said), 0).toStringRef();
-  if (!said.empty()) throw Error(text("GroupLoader: where it reads: ", said));
+  if (!said.empty()) state_->throw_together<Error>(text("GroupLoader: where it reads: ", said));
 }
 
-uint64_t GroupReading::begin(std::vector<DistributedSampler>& samplers) {
-  State& state = *state_;
-  state.sampler.reset();
-  for (auto& sampler : samplers) follow(sampler, state.sampler);
-  return ++state.loop;
+uint64_t GroupReading::begin() {
+  state_->sampler.reset();
+  return ++state_->loop;
 }
 
-Parcel GroupReading::exchange(uint64_t loop, std::vector<Parcel> parcels) {
-  State& state = *state_;
-  if (loop != state.loop)
+void GroupReading::place(std::vector<DistributedSampler>& samplers) const {
+  for (auto& sampler : samplers) follow(sampler, state_->sampler);
+}
+
+void GroupReading::require_current(uint64_t loop) const {
+  if (loop != state_->loop)
     throw UsageError("GroupLoader: another loop over this loader has begun; use a loader for each");
+}
+
+Parcel GroupReading::exchange(std::vector<Parcel> parcels) {
+  State& state = *state_;
   const auto& [scattering, broadcasting] = state.groups;
-  refuse_unequal_ends(parcels);
   Parcel mine;
   if (scattering)
-    mine = scatter(*scattering, std::move(parcels));
+    mine = scatter(*scattering, std::move(parcels), state.sampler);
   else if (state.reads)
     mine = std::move(parcels.front());
-  if (broadcasting) mine = broadcast(*broadcasting, std::move(mine));
+  if (broadcasting) mine = broadcast(*broadcasting, std::move(mine), state.sampler);
 
-  if (mine.kind == Kind::kError) throw Error(text("GroupLoader: where it reads: ", mine.bytes));
+  if (mine.kind == Kind::kError) state.throw_together<Error>(text("GroupLoader: where it reads: ", mine.bytes));
   if (mine.kind == Kind::kBatch)
     state.sampler.next(static_cast<size_t>(mine.samples));
   else if (state.sampler.position() < state.sampler.size())
     state.sampler.next(state.options.batch_size);  // what drop_last leaves out: the epoch is over
   return mine;
+}
+
+std::string message_of_current() {
+  const auto said = message_of(std::current_exception());
+  return said.empty() ? "an exception without a message" : said;
 }
 
 size_t GroupReading::size() const {

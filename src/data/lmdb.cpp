@@ -79,9 +79,12 @@ struct LmdbReader::State {
     if (::stat(path.c_str(), &status) != 0)
       throw UsageError(text("LMDB: there is no ", path, ": ", std::strerror(errno), "; check the path"));
     const bool is_folder = S_ISDIR(status.st_mode);
+    const fs::path file = is_folder ? path / "data.mdb" : path;
+    if (::stat(file.c_str(), &status) != 0 || status.st_size == 0)
+      throw UsageError(text("LMDB: ", path, " is no database: there is nothing in ", file, "; check the path"));
     environment = open_environment(path, MDB_RDONLY | MDB_NOLOCK | MDB_NOTLS | (is_folder ? 0 : MDB_NOSUBDIR) |
                                              (options.read_ahead ? 0 : MDB_NORDAHEAD));
-    refuse_cut_short(is_folder ? path / "data.mdb" : path);
+    refuse_cut_short(file);
 
     auto transaction = begin(environment.get(), MDB_RDONLY, path);
     check(::mdb_dbi_open(transaction.get(), nullptr, 0, &database), "mdb_dbi_open", path);
@@ -102,8 +105,8 @@ struct LmdbReader::State {
     if (::stat(file.c_str(), &status) != 0) throw SystemError(text("stat of ", file, ": ", std::strerror(errno)));
     const uint64_t expected = (info.me_last_pgno + 1) * uint64_t{statistics.ms_psize};
     if (static_cast<uint64_t>(status.st_size) < expected)
-      throw UsageError(
-          text(file, " was cut short: it has ", status.st_size, " bytes, expected ", expected, "; copy it again"));
+      throw UsageError(text(file, " was cut short: it has ", status.st_size, " bytes, expected ", expected,
+                            "; copy it again, or, if this is the original, by mdb_copy -c"));
   }
 
   // Whether the keys are the numbers from 0 on: n different keys, sorted, the first 0 and the last n - 1.
@@ -210,20 +213,30 @@ struct LmdbWriter::State {
   }
 
   void commit() {
+    is_broken = true;  // until it has worked: records that were added may be lost
     if (transaction) check(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", file);
+    is_broken = false;
     uncommitted = 0;
+  }
+
+  void require_whole() const {
+    if (is_broken) throw UsageError(text(file, ": a write has failed before; begin anew with another writer"));
   }
 
   void finish() {
     commit();
     check(::mdb_env_sync(environment.get(), 1), "mdb_env_sync", file);
     environment.reset();
-    is_finished = true;  // what is whole is not removed, whatever happens to its name
+    is_finished = is_broken = true;  // what is whole is not removed, whatever happens to its name
     int result = ::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, file.c_str(), RENAME_NOREPLACE);
-    if (result != 0 && errno == EINVAL) result = ::rename(partial.c_str(), file.c_str());  // a file system without it
+    if (result != 0 && errno == EINVAL) {  // a file system without it
+      result = ::link(partial.c_str(), file.c_str());
+      if (result == 0) ::unlink(partial.c_str());
+    }
     if (result != 0)
       throw SystemError(text("rename to ", file, ": ", std::strerror(errno), "; all that was added is in ", partial));
     sync_folder();
+    is_broken = false;
   }
 
   void sync_folder() const {
@@ -243,6 +256,7 @@ struct LmdbWriter::State {
   size_t count = 0;
   size_t uncommitted = 0;  // bytes
   bool is_finished = false;
+  bool is_broken = false;
 };
 
 LmdbWriter::LmdbWriter(fs::path file) : state_(std::make_unique<State>(std::move(file))) {}
@@ -250,6 +264,7 @@ LmdbWriter::LmdbWriter(fs::path file) : state_(std::make_unique<State>(std::move
 LmdbWriter::~LmdbWriter() = default;
 
 void LmdbWriter::add(std::string_view value) {
+  state_->require_whole();
   if (!state_->environment) throw UsageError(text(state_->file, " is finished; nothing can be added any more"));
   if (value.size() > std::numeric_limits<uint32_t>::max())
     throw UsageError(text(state_->file, ": a record of ", value.size(), " bytes, expected at most 4 GiB"));
@@ -261,6 +276,7 @@ size_t LmdbWriter::size() const {
 }
 
 void LmdbWriter::finish() {
+  state_->require_whole();
   if (state_->environment) state_->finish();
 }
 

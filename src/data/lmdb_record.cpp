@@ -1,9 +1,9 @@
 // What LmdbWriter and LmdbDataset do with records, whether or not there is LMDB.
 
-#include <map>
-#include <string>
+#include <utility>
 
 #include <lockstep/error.h>
+#include <lockstep/group_loader.h>
 #include <lockstep/lmdb.h>
 #include <lockstep/safetensors.h>
 
@@ -16,13 +16,11 @@ torch::data::Example<> example_of_record(std::string_view, std::string_view valu
   if (!tensors.contains("data"))
     throw UsageError(
         text("LMDB: the record has no tensor 'data'; give LmdbDataset a function that decodes its records"));
-  return {tensors["data"], tensors["target"]};
+  return detail::Packing<torch::data::Example<>>::batch(std::move(tensors));
 }
 
 void LmdbWriter::add(const torch::data::Example<>& sample) {
-  std::map<std::string, at::Tensor> tensors{{"data", sample.data}};
-  if (sample.target.defined()) tensors.emplace("target", sample.target);
-  add(to_safetensors(tensors));
+  add(to_safetensors(detail::Packing<torch::data::Example<>>::tensors(sample)));
 }
 
 }  // namespace lockstep

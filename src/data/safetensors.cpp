@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -47,16 +49,28 @@ at::ScalarType type_named(const std::string& name, const std::string& tensor) {
   refuse("tensor '", tensor, "' is of type '", name, "', which LibTorch and lockstep do not share");
 }
 
-// How many bytes a tensor of this shape has, if not more than `limit`.
-size_t bytes_of(const std::vector<int64_t>& shape, size_t element_bytes, size_t limit, const std::string& name) {
-  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) limit = 0;  // whatever the others are
-  size_t bytes = limit == 0 ? 0 : element_bytes;
-  for (int64_t extent : shape) {
-    if (extent < 0) refuse("tensor '", name, "' has an extent of ", extent);
-    if (bytes > 0 && static_cast<size_t>(extent) > limit / bytes)
-      refuse("tensor '", name, "' claims more than the ", limit, " bytes that are there");
-    bytes *= static_cast<size_t>(extent);
+std::vector<int64_t> whole_numbers(const json& entry) {
+  std::vector<int64_t> numbers;
+  for (const auto& number : entry) {
+    if (!number.is_number_unsigned()) throw std::invalid_argument(number.dump() + " is no whole number");
+    numbers.push_back(number.get<int64_t>());
   }
+  return numbers;
+}
+
+// How many bytes a tensor of this shape has. One with no elements may have extents, but none that LibTorch could not
+// count.
+size_t bytes_of(const std::vector<int64_t>& shape, size_t element_bytes, size_t limit, const std::string& name) {
+  constexpr auto kMost = static_cast<size_t>(std::numeric_limits<int64_t>::max());
+  const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  size_t bytes = element_bytes;
+  for (int64_t extent : shape) {
+    if (extent < 0 || static_cast<size_t>(extent) > kMost / bytes)
+      refuse("tensor '", name, "' has an extent of ", extent);
+    if (extent > 0) bytes *= static_cast<size_t>(extent);
+  }
+  if (is_empty) return 0;
+  if (bytes > limit) refuse("tensor '", name, "' claims ", bytes, " bytes of the ", limit, " that are there");
   return bytes;
 }
 
@@ -71,8 +85,9 @@ struct Place {
 Place read_place(const std::string& name, const json& entry, size_t data_bytes) {
   try {
     const auto type = type_named(entry.at("dtype").get<std::string>(), name);
-    const auto offsets = entry.at("data_offsets").get<std::vector<uint64_t>>();
-    Place place{name, type, entry.at("shape").get<std::vector<int64_t>>(), offsets.at(0), offsets.at(1)};
+    const auto offsets = whole_numbers(entry.at("data_offsets"));
+    Place place{name, type, whole_numbers(entry.at("shape")), static_cast<size_t>(offsets.at(0)),
+                static_cast<size_t>(offsets.at(1))};
     const size_t expected = bytes_of(place.shape, c10::elementSize(type), data_bytes, name);
     if (offsets.size() != 2 || place.begin > place.end || place.end > data_bytes || place.end - place.begin != expected)
       refuse("tensor '", name, "' of ", expected, " bytes lies at ", entry.at("data_offsets").dump(), " of ",
@@ -82,6 +97,8 @@ Place read_place(const std::string& name, const json& entry, size_t data_bytes) 
     refuse("tensor '", name, "': ", error.what());
   } catch (const std::out_of_range&) {
     refuse("tensor '", name, "' has no begin and end");
+  } catch (const std::invalid_argument& error) {
+    refuse("tensor '", name, "': ", error.what());
   }
 }
 
@@ -117,13 +134,19 @@ std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors) {
   size_t data_bytes = 0;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.defined()) throw UsageError(text("to_safetensors: '", name, "' is no tensor; leave it out"));
+    if (name == kMetadata) throw UsageError(text("to_safetensors: no tensor may be called ", kMetadata));
     const auto& part = parts.emplace_back(tensor.detach().cpu().contiguous().resolve_conj().resolve_neg());
     header[name] = {{"dtype", name_of(part.scalar_type())},
                     {"shape", part.sizes().vec()},
                     {"data_offsets", {data_bytes, data_bytes + part.nbytes()}}};
     data_bytes += part.nbytes();
   }
-  std::string text_of_header = header.dump();
+  std::string text_of_header;
+  try {
+    text_of_header = header.dump();
+  } catch (const ordered_json::exception& error) {
+    throw UsageError(text("to_safetensors: a name is not UTF-8: ", error.what()));
+  }
   text_of_header.resize((text_of_header.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
 
   std::string bytes(kPrefixBytes + text_of_header.size() + data_bytes, '\0');

@@ -57,15 +57,21 @@ class Part {
     for (size_t rank = 0; rank < errors.size(); ++rank)
       if (const auto& error = errors[rank].toStringRef(); !error.empty())
         all += text(all.empty() ? "" : "; ", "rank ", rank, ": ", error);
-    if (!all.empty()) throw SystemError(text("stage: ", all));
+    if (all.empty()) return;
+    try {
+      group_.barrier();  // one that leaves sooner would end the call in which the others hear it
+    } catch (const Error&) {
+      // they have more to worry about
+    }
+    throw SystemError(text("stage: ", all));
   }
 
  private:
   void attempt(const std::function<void()>& action) {
     try {
       action();
-    } catch (const SystemError& error) {
-      error_ = error.what();
+    } catch (const std::exception& error) {
+      error_ = text(error.what(), error.what()[0] == '\0' ? "an exception" : "");
     }
   }
 

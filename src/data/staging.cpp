@@ -2,9 +2,11 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -22,12 +24,41 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kPieceBytes = size_t{4} << 20;
+constexpr uint64_t kSyncBytes = uint64_t{64} << 20;     // so that no turn has to wait for all of a file to be on disk
 constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // less what the umask takes
 
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   const int error = errno;
   throw SystemError(text(parts..., ": ", std::strerror(error)));
+}
+
+FileDescriptor open_file(const fs::path& path, int flags) {
+  FileDescriptor file(::open(path.c_str(), flags | O_CLOEXEC, kFileMode));
+  if (!file.is_open()) fail(path, " cannot be opened");
+  return file;
+}
+
+// Whether the name still leads to the file that is open.
+bool is_called(const fs::path& path, const FileDescriptor& file) {
+  struct stat named = {}, open = {};
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(file.get(), &open) == 0 && named.st_dev == open.st_dev &&
+         named.st_ino == open.st_ino;
+}
+
+// A file to write to, beside where it will be. What a job that was ended has left there is written over; where another
+// is writing just now, the file gets another name.
+std::pair<FileDescriptor, fs::path> open_partial(const fs::path& target) {
+  fs::path partial = text(target.native(), ".partial");
+  for (;;) {
+    auto file = open_file(partial, O_WRONLY | O_CREAT);
+    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+      partial = text(target.native(), ".partial-", std::random_device()());
+    } else if (is_called(partial, file)) {
+      if (::ftruncate(file.get(), 0) != 0) fail(partial, " cannot be written");
+      return {std::move(file), partial};
+    }  // else it has got its final name meanwhile
+  }
 }
 
 bool is_same(const struct stat& one, const struct stat& other) {
@@ -50,26 +81,22 @@ std::vector<std::string> names_in(const fs::path& folder) {
   const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.c_str()), ::closedir);
   if (!opened) fail("the folder ", folder, " cannot be read");
   std::vector<std::string> names;
-  while (const auto* entry = ::readdir(opened.get())) {
+  for (;;) {
+    errno = 0;
+    const auto* entry = ::readdir(opened.get());
+    if (!entry && errno != 0) fail("the folder ", folder, " cannot be read");
+    if (!entry) return names;
     std::string name = entry->d_name;
     if (name != "." && name != "..") names.push_back(std::move(name));
   }
-  return names;
 }
 
 }  // namespace
 
-OpenFile::OpenFile(const fs::path& path, int flags) : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, kFileMode)) {
-  if (descriptor_ < 0) fail(path, " cannot be opened");
-}
-
-OpenFile::~OpenFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
 Staging::Staging(fs::path source, fs::path target) {
   folders_.push_back(target.parent_path());
-  list(source, target);
+  std::vector<Inode> inside;
+  list(source, target, inside);
   for (const auto& folder : folders_) make_folder(folder);
   require_room(target.parent_path());
 }
@@ -78,12 +105,17 @@ Staging::~Staging() {
   if (copy_) ::unlink(copy_->partial.c_str());
 }
 
-void Staging::list(const fs::path& from, const fs::path& to) {
+void Staging::list(const fs::path& from, const fs::path& to, std::vector<Inode>& inside) {
   struct stat source = {}, target = {};
   if (::stat(from.c_str(), &source) != 0) fail(from, " cannot be read");
   if (S_ISDIR(source.st_mode)) {
+    const Inode inode(source.st_dev, source.st_ino);
+    if (std::find(inside.begin(), inside.end(), inode) != inside.end())
+      throw SystemError(text(from, " is a link to a folder that it lies in"));
+    inside.push_back(inode);
     folders_.push_back(to);
-    for (const auto& name : names_in(from)) list(from / name, to / name);
+    for (const auto& name : names_in(from)) list(from / name, to / name, inside);
+    inside.pop_back();
   } else if (S_ISREG(source.st_mode)) {
     if (::stat(to.c_str(), &target) == 0 && is_same(source, target)) return;
     missing_.push_back({from, to, source});
@@ -113,8 +145,9 @@ void Staging::run_for(std::chrono::milliseconds time) {
 
 Staging::Copy Staging::begin() const {
   const File& file = missing_[next_];
-  const fs::path partial = text(file.to.native(), ".partial-", std::random_device()());
-  return {OpenFile(file.from, O_RDONLY), OpenFile(partial, O_WRONLY | O_CREAT | O_EXCL), partial};
+  auto from = open_file(file.from, O_RDONLY);
+  auto [to, partial] = open_partial(file.to);
+  return {std::move(from), std::move(to), std::move(partial)};
 }
 
 void Staging::copy_piece() {
@@ -132,6 +165,10 @@ void Staging::copy_piece() {
     written += step;
   }
   copy_->copied += static_cast<uint64_t>(got);
+  if (copy_->copied - copy_->on_disk >= kSyncBytes) {
+    if (::fdatasync(copy_->to.get()) != 0) fail(copy_->partial, " cannot be written");
+    copy_->on_disk = copy_->copied;
+  }
   if (got == 0) finish();
 }
 

@@ -10,24 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_descriptor.h"
+
 namespace lockstep {
-
-/// A file descriptor that is closed with the object.
-class OpenFile {
- public:
-  /// SystemError, naming the path, when it cannot be opened.
-  OpenFile(const std::filesystem::path& path, int flags);
-  ~OpenFile();
-  OpenFile(OpenFile&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  OpenFile& operator=(OpenFile&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  int get() const { return descriptor_; }
-
- private:
-  int descriptor_;
-};
 
 /// Copies the files of a source that a target lacks, a while at a time. See lockstep/stage.h for what it promises.
 class Staging {
@@ -52,13 +37,16 @@ class Staging {
     struct stat status;
   };
   struct Copy {  // of missing_[next_]
-    OpenFile from;
-    OpenFile to;
+    FileDescriptor from;
+    FileDescriptor to;
     std::filesystem::path partial;
     uint64_t copied = 0;
+    uint64_t on_disk = 0;
   };
 
-  void list(const std::filesystem::path& from, const std::filesystem::path& to);
+  using Inode = std::pair<dev_t, ino_t>;
+
+  void list(const std::filesystem::path& from, const std::filesystem::path& to, std::vector<Inode>& inside);
   void require_room(const std::filesystem::path& folder) const;
   Copy begin() const;
   void copy_piece();

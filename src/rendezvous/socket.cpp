@@ -127,17 +127,6 @@ FileDescriptor connect_to_any(const Endpoint& endpoint, Clock::time_point deadli
 
 }  // namespace
 
-FileDescriptor::~FileDescriptor() {
-  if (is_open()) ::close(number_);
-}
-
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this == &other) return *this;
-  if (is_open()) ::close(number_);
-  number_ = std::exchange(other.number_, -1);
-  return *this;
-}
-
 Endpoint parse_endpoint(const std::string& written) {
   const auto colon = written.rfind(':');
   if (colon != written.npos) {

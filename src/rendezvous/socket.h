@@ -2,27 +2,12 @@
 
 #include <chrono>
 #include <string>
-#include <utility>
 
 #include <lockstep/meeting_place.h>
 
+#include "base/file_descriptor.h"
+
 namespace lockstep {
-
-/// An open file descriptor, closed with the object.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int number) : number_(number) {}
-  ~FileDescriptor();
-  FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-
-  int get() const { return number_; }
-  bool is_open() const { return number_ >= 0; }
-
- private:
-  int number_ = -1;
-};
 
 /// Reads "host:port", "192.0.2.1:port" or "[2001:db8::1]:port" with a port from 1 to 65535; UsageError, quoting the
 /// text, for anything else.

@@ -152,11 +152,13 @@ TEST_P(DataLoaderWorkers, ContinueAfterTheBatchThatTheLoopHad) {
   ASSERT_EQ(rest.size(), 3u);
 
   DataLoader resumed(Augmented(), second, options);
+  EXPECT_EQ(second.next_epoch(), 6);
   second.set_epoch(6);  // the loop's own call changes nothing
   size_t next = 0;
   for (auto& batch : resumed) EXPECT_TRUE(torch::equal(batch, rest.at(next++)));
   EXPECT_EQ(next, 3u);
   EXPECT_EQ(second.position(), 20u);
+  EXPECT_EQ(second.next_epoch(), 7);
   for (auto& batch : resumed) next += static_cast<size_t>(batch.size(0));
   EXPECT_EQ(next, 23u) << "the loop after that has a whole epoch";
 }
@@ -262,25 +264,29 @@ TEST(DataLoader, ReadsOnSeveralThreadsAtATime) {
   EXPECT_EQ(most, 3);
 }
 
-// Not safe on several threads: the copies tell each other apart by their addresses.
-struct OneThreadOnly {
+// Notes which copy of it each thread reads.
+struct Copied {
+  struct Seen {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::map<const void*, std::thread::id> readers;
+  };
   at::Tensor get(size_t) {
-    const std::lock_guard lock(*mutex);
-    EXPECT_EQ(users->emplace(this, std::this_thread::get_id()).first->second, std::this_thread::get_id());
+    std::unique_lock lock(seen->mutex);
+    EXPECT_EQ(seen->readers.emplace(this, std::this_thread::get_id()).first->second, std::this_thread::get_id());
+    seen->changed.notify_all();
+    seen->changed.wait_for(lock, 30s, [&] { return seen->readers.size() == 4; });  // until all workers are here
     return torch::tensor(0);
   }
-  std::shared_ptr<std::mutex> mutex = std::make_shared<std::mutex>();
-  std::shared_ptr<std::map<const void*, std::thread::id>> users =
-      std::make_shared<std::map<const void*, std::thread::id>>();
+  std::shared_ptr<Seen> seen = std::make_shared<Seen>();
 };
 
 TEST(DataLoader, GivesEachWorkerItsOwnCopy) {
-  OneThreadOnly dataset;
-  DataLoader loader(dataset, DistributedSampler(200, 0, 1), {.workers = 4});
+  const Copied dataset;
+  DataLoader loader(dataset, DistributedSampler(40, 0, 1), {.workers = 4});
   for ([[maybe_unused]] auto& batch : loader) {
   }
-  EXPECT_GE(dataset.users->size(), 1u);
-  EXPECT_FALSE(dataset.users->contains(&dataset));
+  EXPECT_EQ(dataset.seen->readers.size(), 4u);
 }
 
 TEST(DataLoader, SharesWhatAPointerPointsTo) {
@@ -347,8 +353,15 @@ TEST(DataLoader, AsksForTheWholeBatchUnlessItIsToMakeIt) {
     at::Tensor gather(torch::ArrayRef<size_t> samples) { return torch::full({2}, double(samples.at(1))); }
   };
   const DistributedSampler sampler(2, 0, 1, kInOrder);
+  DataLoader by_default(Gathered(), DistributedSampler(2, 0, 1), {});
+  EXPECT_EQ(by_default.size(), 2u);
   DataLoader whole(Gathered(), sampler, {.batch_size = 2});
   for (at::Tensor& batch : whole) EXPECT_EQ(numbers_in(batch), (Indices{1, 1}));
+  struct GathersAlone {
+    at::Tensor gather(torch::ArrayRef<size_t> samples) { return torch::full({3}, double(samples.at(0))); }
+  };
+  DataLoader alone(GathersAlone(), sampler, {.batch_size = 2});
+  for (at::Tensor& batch : alone) EXPECT_EQ(numbers_in(batch), (Indices{0, 0, 0}));
   const auto first = [](std::vector<at::Tensor> samples) { return samples.at(0).item<int>(); };
   DataLoader made(Gathered(), sampler, first, {.batch_size = 2});
   for (int& batch : made) EXPECT_EQ(batch, -1);
@@ -401,17 +414,20 @@ TEST(DataLoader, DeliversPinnedMemoryAndOnAGpu) {
 }
 
 TEST(DataLoader, TellsHowLongTheLoopHasWaited) {
-  Told<at::Tensor> slow{[](size_t) {
-    std::this_thread::sleep_for(10ms);
+  int left = 4;  // that are slow
+  Told<at::Tensor> dataset{[&](size_t) {
+    if (left-- > 0) std::this_thread::sleep_for(50ms);
     return torch::tensor(0);
   }};
-  DataLoader loader(slow, DistributedSampler(4, 0, 1), {.workers = 0});
+  DataLoader loader(dataset, DistributedSampler(4, 0, 1, kInOrder), {.workers = 0});
   for ([[maybe_unused]] auto& batch : loader) {
   }
-  EXPECT_GE(loader.waited(), 40ms);
-  loader.begin();
-  EXPECT_GE(loader.waited(), 10ms);
-  EXPECT_LT(loader.waited(), 40ms) << "of the last loop alone";
+  const auto slow = loader.waited();
+  EXPECT_GE(slow, 200ms);
+  for ([[maybe_unused]] auto& batch : loader) {
+  }
+  EXPECT_GT(loader.waited(), 0ms);
+  EXPECT_LT(loader.waited(), slow) << "of the last loop alone";
 }
 
 TEST(DataLoader, EndsWhileItsWorkersAreBusy) {

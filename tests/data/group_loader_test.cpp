@@ -66,7 +66,7 @@ std::vector<std::string> errors_of(int ranks, const std::function<void(ProcessGr
   return errors;
 }
 
-constexpr DataLoaderOptions kBatches{.batch_size = 3};
+const DataLoaderOptions kBatches{.batch_size = 3};
 
 TEST(GroupLoader, ScattersWhatEachRankWouldHaveRead) {
   const LogLines log;
@@ -216,7 +216,50 @@ TEST(GroupLoader, RefusesSamplersThatDoNotFit) {
                           for ([[maybe_unused]] auto& batch : loader) {
                           }
                         }),
-              Each(HasSubstr("1 of 2 ranks have no more batches and the others have; use Tail::kPad")));
+              Each(HasSubstr("rank 0 has 2 batches an epoch and rank 1 1; use Tail::kPad")));
+
+  // With both kinds of groups, ranks that have nothing to do with what is wrong hear of it, too.
+  const auto among_six = [](auto make_sampler) {
+    return errors_of(6, [=](ProcessGroup world) {
+      const SixRanks ranks(world);
+      const ReadingGroups groups{.scatter = ranks.firsts, .broadcast = ranks.three};
+      GroupLoader loader([] { return Drawn(); }, make_sampler(world), groups, kBatches);
+    });
+  };
+  EXPECT_THAT(
+      among_six([](auto world) { return DistributedSampler(24, world.rank() / 3, 2, {.seed = world.rank() / 3u}); }),
+      Each(HasSubstr("that scatters differ")));
+  EXPECT_THAT(
+      among_six([](auto world) { return DistributedSampler(24, world.rank() / 3, 2, {.seed = world.rank() / 5u}); }),
+      Each(HasSubstr("that broadcasts differ")));
+  EXPECT_THAT(errors_of(4,
+                        [](ProcessGroup world) {
+                          const auto two = world.new_subgroups(2);
+                          GroupLoader loader([] { return Drawn(); }, DistributedSampler(24, world.rank() / 2, 2),
+                                             {.scatter = world, .broadcast = two}, kBatches);
+                        }),
+              Each(HasSubstr("scatter over their ranks 0")));
+}
+
+TEST(GroupLoader, RefusesARankInAnotherEpoch) {
+  const auto errors = errors_of(2, [](ProcessGroup world) {
+    DistributedSampler sampler(24, world);
+    GroupLoader loader([] { return Drawn(); }, sampler, {.scatter = world}, kBatches);
+    if (world.rank() == 0) sampler.set_epoch(3);
+    for ([[maybe_unused]] auto& batch : loader) {
+    }
+  });
+  EXPECT_THAT(errors[1], HasSubstr("the sampler of the rank that reads is in epoch 3 at 0, this one in epoch 0 at 0"));
+}
+
+TEST(GroupLoader, RefusesTwoLoopsAtATime) {
+  DistributedSampler sampler(24, 0, 1, {.shuffle = false});
+  GroupLoader loader([] { return Drawn(); }, sampler, {}, kBatches);
+  auto first = loader.begin();
+  auto second = loader.begin();
+  EXPECT_THROW(++first, UsageError);
+  ++second;
+  EXPECT_EQ(second->data[0].item<int>(), 3) << "a batch was skipped";
 }
 
 }  // namespace

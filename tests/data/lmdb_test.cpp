@@ -1,6 +1,7 @@
 #include <lockstep/lmdb.h>
 
-#include <dirent.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -169,6 +170,25 @@ TEST_F(Lmdb, LeavesNothingUnlessItIsFinished) {
   EXPECT_TRUE(files().empty());
 }
 
+TEST_F(Lmdb, PublishesNothingWhenAWriteHasFailed) {
+  struct rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto ignored = ::signal(SIGXFSZ, SIG_IGN);
+  LmdbWriter writer(file_);
+  const std::string value(1 << 20, 'x');
+  const struct rlimit full { 8 << 20, before.rlim_max };
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  const auto error = error_of<Error>([&] {
+    for (int i = 0; i < 100; ++i) writer.add(value);
+  });
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, ignored);
+  EXPECT_THAT(error, HasSubstr("mdb_txn_commit"));
+  EXPECT_THAT(error_of<UsageError>([&] { writer.add(value); }), HasSubstr("a write has failed before"));
+  EXPECT_THAT(error_of<UsageError>([&] { writer.finish(); }), HasSubstr("begin anew"));
+  EXPECT_FALSE(files().contains("samples.lmdb"));
+}
+
 TEST_F(Lmdb, OverwritesNothing) {
   LmdbWriter first(file_);
   auto second = std::make_unique<LmdbWriter>(file_);
@@ -176,6 +196,7 @@ TEST_F(Lmdb, OverwritesNothing) {
   second->add("second");
   first.finish();
   const auto error = error_of<SystemError>([&] { second->finish(); });
+  EXPECT_THAT(error_of<UsageError>([&] { second->finish(); }), HasSubstr("a write has failed before"));
   second.reset();
   EXPECT_THAT(error, AllOf(HasSubstr("File exists"), HasSubstr("all that was added is in")));
   EXPECT_EQ(record(LmdbReader(file_), 0).second, "first");
@@ -190,6 +211,11 @@ TEST_F(Lmdb, RefusesWhatIsNoWholeDatabase) {
   std::ofstream(file_) << std::string(10000, 'x');
   EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(file_); }), HasSubstr("not an LMDB file"));
   ::unlink(file_.c_str());
+  std::ofstream(file_).flush();
+  EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(file_); }),
+              HasSubstr("is no database: there is nothing in"));
+  ::unlink(file_.c_str());
+  EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(folder_.path()); }), HasSubstr("data.mdb"));
 
   LmdbWriter writer(file_);
   for (int i = 0; i < 100; ++i) writer.add(std::string(4000, 'a'));

@@ -8,6 +8,8 @@
 
 #include <lockstep/error.h>
 
+#include "base/text.h"
+
 namespace lockstep {
 namespace {
 
@@ -78,17 +80,25 @@ TEST(Safetensors, RefuseWhatIsNone) {
   EXPECT_THAT(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,9]})"), HasSubstr("lies at [0,9] of 8"));
   EXPECT_THAT(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), HasSubstr("end at 4 of 8"));
   EXPECT_THAT(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})"), HasSubstr("begins at 4, expected 0"));
-  EXPECT_THAT(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), HasSubstr("an extent of -2"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), HasSubstr("-2 is no whole number"));
   EXPECT_THAT(one(R"({"dtype":"F32","shape":[4294967296,4294967297],"data_offsets":[0,8]})"),
-              HasSubstr("claims more than the 8 bytes"));
+              HasSubstr("has an extent of 4294967297"));
   EXPECT_THAT(one(R"({"dtype":"F32","shape":[9223372036854775807,0,9223372036854775807],"data_offsets":[0,8]})"),
-              HasSubstr("of 0 bytes lies at"));
+              HasSubstr("has an extent of 9223372036854775807"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[0,7],"data_offsets":[0,8]})"), HasSubstr("of 0 bytes lies at"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), HasSubstr("claims 12 bytes of the 8"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})"), HasSubstr("2.0 is no whole number"));
+  for (const char* shape : {"[1000000000]", "[]"})  // with no bytes at all
+    EXPECT_THAT(one(text(R"({"dtype":"F32","shape":)", shape, R"(,"data_offsets":[0,0]})"), ""),
+                HasSubstr("bytes of the 0 that are there"));
   EXPECT_THAT(refusal_of(safetensors(R"({"x":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)"
                                      R"("y":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",
                                      "12345678")),
               HasSubstr("begins at 0, expected 8"));
   EXPECT_THROW(to_safetensors({{"x", torch::zeros({1}, torch::kComplexFloat)}}), UsageError);
   EXPECT_THROW(to_safetensors({{"x", at::Tensor()}}), UsageError);
+  EXPECT_THROW(to_safetensors({{"__metadata__", torch::ones({1})}}), UsageError);
+  EXPECT_THROW(to_safetensors({{"\xff", torch::ones({1})}}), UsageError);
 }
 
 TEST(Safetensors, GiveTensorsOrAnErrorForAnyCorruption) {
