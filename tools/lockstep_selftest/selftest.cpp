@@ -13,7 +13,11 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <lockstep/lockstep.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/error.h>
+#include <lockstep/process_group.h>
+#include <lockstep/run_threads.h>
+#include <lockstep/version.h>
 
 namespace {
 
