@@ -113,6 +113,7 @@ void follow(DistributedSampler& sampler, const DistributedSampler& leader) {
 // All end together, or one of them would wait for parcels that do not come.
 std::string unequal_batches(const DistributedSampler& mine, const std::vector<int>& ranks,
                             const DataLoaderOptions& options) {
+  if (mine.options().tail != Tail::kExact) return "";  // else all have as many samples
   const auto batches_of = [&](int rank) {
     return batches_in(DistributedSampler(mine.dataset_size(), rank, mine.num_replicas(), mine.options()).size(),
                       options);

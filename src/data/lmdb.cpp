@@ -17,6 +17,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/file_descriptor.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -241,11 +242,9 @@ struct LmdbWriter::State {
 
   void sync_folder() const {
     const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-    const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const bool is_synced = descriptor >= 0 && ::fsync(descriptor) == 0;
-    const int error = errno;
-    if (descriptor >= 0) ::close(descriptor);
-    if (!is_synced) throw SystemError(text("fsync of ", folder, ": ", std::strerror(error)));
+    const FileDescriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!opened.is_open() || ::fsync(opened.get()) != 0)
+      throw SystemError(text("fsync of ", folder, ": ", std::strerror(errno)));
   }
 
   const fs::path file;

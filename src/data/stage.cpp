@@ -1,5 +1,6 @@
 #include <lockstep/stage.h>
 
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include <lockstep/process_group.h>
 
 #include "base/log.h"
+#include "base/rethrow.h"
 #include "base/text.h"
 #include "data/staging.h"
 
@@ -70,8 +72,8 @@ class Part {
   void attempt(const std::function<void()>& action) {
     try {
       action();
-    } catch (const std::exception& error) {
-      error_ = text(error.what(), error.what()[0] == '\0' ? "an exception" : "");
+    } catch (...) {
+      error_ = text("cannot be copied: ", message_of(std::current_exception()));  // never empty
     }
   }
 
