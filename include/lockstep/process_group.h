@@ -29,7 +29,8 @@ class Group;
 struct NewGroupOptions {
   /// As in ProcessGroupOptions; the parent's when not given.
   std::optional<std::string> backend{};
-  /// For making the group, and for each of its calls; the parent's when not given.
+  /// For each of its calls, and for its members to find each other; the parent's when not given. That all ranks of the
+  /// parent come is a call of the parent, and has the parent's time-out if that is longer.
   std::optional<std::chrono::milliseconds> timeout{};
   /// Where the call stands; filled in by itself.
   CallSite site = CallSite::here();

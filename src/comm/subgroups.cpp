@@ -53,10 +53,10 @@ std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector
     throw UsageError(text("rank ", here.rank, ": ", name_of(call), ": the time-out is ", timeout.count(),
                           " ms; it must be above 0"));
   std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list(groups));
-  auto meet = [&] {
+  auto meet = [&] {  // a call of the parent: a group with a short time-out must not break it
     parent.for_control().run(
         {{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
-        {timeout, options.site});
+        {std::max(timeout, here.timeout), options.site});
   };
   meet();
   std::vector<std::string> names;  // all of them first: a group that fails must not move the names of the next

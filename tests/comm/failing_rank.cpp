@@ -284,6 +284,17 @@ void straggler() {
   world.synchronize();
 }
 
+// Its first call of this kind, for which a backend may have to connect the ranks anew.
+void straggler_in_an_exchange() {
+  auto world = join();
+  world.barrier();
+  print("running");
+  if (world.rank() == 1) wait_for_word();
+  auto received = at::zeros({world.size()}, world.device());
+  world.all_to_all(received.split(1), at::ones_like(received).split(1), {.timeout = milliseconds(1500)});
+  world.synchronize();
+}
+
 void other_shapes() {
   auto world = join();
   world.barrier();
@@ -398,6 +409,7 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"returns_early", returns_early},
     {"leaves_after_its_part", leaves_after_its_part},
     {"straggler", straggler},
+    {"straggler_in_an_exchange", straggler_in_an_exchange},
     {"other_shapes", other_shapes},
     {"forgets_a_group", forgets_a_group},
     {"barrier_with_names", barrier_with_names},

@@ -288,6 +288,14 @@ TEST_F(Failures, AStragglerIsNamedWithWhatItDoesWhenTimeIsUp) {
                         "its last was barrier(), call 1 of group 'world'");
 }
 
+TEST_F(Failures, AStragglerInTheFirstCallOfItsKindIsNamed) {
+  auto ranks = job("straggler_in_an_exchange", 3);
+  ranks.start_all();
+  for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
+  expect_survivors_told(ranks, 1, "TimeoutError", 4s, "all_to_all(", "did not finish within 1500 ms",
+                        "Late: " + who(ranks, 1));
+}
+
 TEST_F(Failures, RanksThatDisagreeAreAllToldBothSides) {
   auto ranks = job("other_shapes", 3);
   ranks.start_all();

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <random>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
@@ -155,6 +156,15 @@ TEST_P(Groups, AGroupHasItsOwnTimeOut) {
     EXPECT_EQ(group.timeout(), 1234ms);
     EXPECT_EQ(group.backend_name(), world.backend_name());
     EXPECT_EQ(world.new_group({0, 1}).timeout(), world.timeout());
+  });
+}
+
+TEST_P(Groups, AShortTimeOutOfAGroupIsNotThatOfMeetingToMakeIt) {
+  on_ranks(2, [](ProcessGroup world) {
+    if (world.rank() == 1) std::this_thread::sleep_for(700ms);
+    auto group = world.new_group({0}, {.timeout = 300ms});
+    EXPECT_EQ(group.timeout(), 300ms);
+    EXPECT_EQ(sum_over(world, 1), 2);
   });
 }
 

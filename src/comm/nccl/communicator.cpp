@@ -92,19 +92,31 @@ void Communicator::await(Deadline deadline) {
   }
 }
 
-void Communicator::call(const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
-  std::unique_lock lock(mutex_);
+void Communicator::begin(const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
+  std::lock_guard lock(mutex_);
   throw_if_aborted();
-  auto result = calls(raw_);
-  while (result == ncclInProgress) {  // the first calls connect the ranks
-    lock.unlock();
+  const auto result = calls(raw_);
+  throw_if_aborted();
+  if (result != ncclInProgress) check(result, doing, raw_);
+}
+
+bool Communicator::has_begun(const char* doing) {
+  std::lock_guard lock(mutex_);
+  throw_if_aborted();
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(raw_, &state), doing, raw_);
+  if (state == ncclInProgress) return false;
+  check(state, doing, raw_);
+  return true;
+}
+
+void Communicator::call(const char* doing, Deadline deadline, const std::function<ncclResult_t(ncclComm_t)>& calls) {
+  begin(doing, calls);
+  while (!has_begun(doing)) {
+    if (std::chrono::steady_clock::now() >= deadline)
+      throw TimeoutError("NCCL: not all ranks have made the call that connects them in time");
     std::this_thread::sleep_for(kPause);
-    lock.lock();
-    throw_if_aborted();
-    check(ncclCommGetAsyncError(raw_, &result), doing, raw_);
   }
-  throw_if_aborted();
-  check(result, doing, raw_);
 }
 
 void Communicator::check_health() {

@@ -31,8 +31,12 @@ class Communicator {
   /// Returns when they have. TimeoutError after the deadline.
   void await(Deadline deadline);
 
-  /// Makes calls of NCCL, once ready; `doing` is for errors.
-  void call(const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls);
+  /// Makes calls of NCCL, once ready; `doing` is for errors. The first ones connect the ranks, for which the others
+  /// must make theirs: only when has_begun() says so does the device have them, and more may be made.
+  void begin(const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls);
+  bool has_begun(const char* doing);
+  /// Both, one after the other. TimeoutError after the deadline.
+  void call(const char* doing, Deadline deadline, const std::function<ncclResult_t(ncclComm_t)>& calls);
   /// Throws when NCCL has found out that something is wrong since. Never waits.
   void check_health();
 

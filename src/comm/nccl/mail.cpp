@@ -1,6 +1,7 @@
 #include "comm/nccl/mail.h"
 
 #include <thread>
+#include <utility>
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -37,17 +38,14 @@ class Mail::Route {
 
   void post(std::shared_ptr<Message> message) { waiting_.push_back(std::move(message)); }
 
-  /// Sends on their way what can be.
+  /// Sends on their way what can be. Never waits for the other rank, which may wait for another route.
   void advance() {
     if (waiting_.empty() || !ranks_.is_ready()) return;
     for (; !waiting_.empty(); waiting_.pop_front()) {
       auto& message = *waiting_.front();
-      message.begin.block(stream_);
-      ranks_.call("a message", [&](ncclComm_t ranks) {
-        const auto& data = message.data;
-        return is_sender_ ? ncclSend(data.data_ptr(), data.nbytes(), ncclInt8, 1, ranks, stream_)
-                          : ncclRecv(data.data_ptr(), data.nbytes(), ncclInt8, 0, ranks, stream_);
-      });
+      if (!std::exchange(is_beginning_, true)) begin(message);
+      if (!ranks_.has_begun(kDoing)) return;
+      is_beginning_ = false;
       message.end.record(stream_);
       message.is_on_its_way = true;
     }
@@ -56,10 +54,22 @@ class Mail::Route {
   Communicator& ranks() { return ranks_; }
 
  private:
+  static constexpr const char* kDoing = "a message";
+
+  void begin(Message& message) {
+    message.begin.block(stream_);
+    ranks_.begin(kDoing, [&](ncclComm_t ranks) {
+      const auto& data = message.data;
+      return is_sender_ ? ncclSend(data.data_ptr(), data.nbytes(), ncclInt8, 1, ranks, stream_)
+                        : ncclRecv(data.data_ptr(), data.nbytes(), ncclInt8, 0, ranks, stream_);
+    });
+  }
+
   const bool is_sender_;
   const c10::cuda::CUDAStream stream_;
   Communicator ranks_;
   std::deque<std::shared_ptr<Message>> waiting_;  // for the connection
+  bool is_beginning_ = false;                     // the first of them
 };
 
 class Mail::MessageTransfer final : public Transfer {

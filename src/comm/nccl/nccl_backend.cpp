@@ -110,16 +110,16 @@ class NcclBackend final : public Backend {
   void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
     if (!reduces(op, data.scalar_type())) return fold_everywhere(data, op, call, true);
     with_ranks(call, "all_reduce", [&](ncclComm_t ranks) {
-      return ncclAllReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()), operation(op),
-                           ranks, current_stream());
+      return ncclAllReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()),
+                           operation_over_ranks(op), ranks, current_stream());
     });
   }
 
   void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
     if (!reduces(op, data.scalar_type())) return fold_everywhere(data, op, call, rank_ == root);
     with_ranks(call, "reduce", [&](ncclComm_t ranks) {
-      return ncclReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()), operation(op),
-                        root, ranks, current_stream());
+      return ncclReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()),
+                        operation_over_ranks(op), root, ranks, current_stream());
     });
   }
 
@@ -139,7 +139,7 @@ class NcclBackend final : public Backend {
     if (reduces(op, input.scalar_type()))
       return with_ranks(call, "reduce_scatter", [&](ncclComm_t ranks) {
         return ncclReduceScatter(input.data_ptr(), output.data_ptr(), output.numel(), data_type(input.scalar_type()),
-                                 operation(op), ranks, current_stream());
+                                 operation_over_ranks(op), ranks, current_stream());
       });
     c10::NoGradGuard no_grad;
     auto rows = at::empty({size_, output.numel()}, output.options());
@@ -190,10 +190,15 @@ class NcclBackend final : public Backend {
   }
 
  private:
+  // Alone, NCCL reads and writes all of the data for an average, and nothing for a sum.
+  ncclRedOp_t operation_over_ranks(ReduceOp op) const {
+    return operation(size_ == 1 && op == ReduceOp::kAvg ? ReduceOp::kSum : op);
+  }
+
   void with_ranks(const CallInfo& call, const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
     ledger_->write(call.fingerprint);
     communicator_->await(call.deadline);
-    communicator_->call(doing, calls);
+    communicator_->call(doing, call.deadline, calls);
   }
 
   // Every rank gets the parts of all and reduces them itself.
