@@ -22,7 +22,7 @@
 
 namespace lockstep {
 
-/// /// Those that decide what is sent must be equal on all ranks, or wrapping throws MismatchError.
+/// Those that decide what is sent must be equal on all ranks, or wrapping throws MismatchError.
 struct DistributedDataParallelOptions {
   /// Before the first forward of each step, in training, every rank takes rank 0's buffers (running statistics and the
   /// like).

@@ -28,6 +28,7 @@
 #include <lockstep/spawn.h>
 #include <lockstep/stage.h>
 #include <lockstep/store.h>
+#include <lockstep/sync_batch_norm.h>
 #include <lockstep/tcp_store.h>
 #include <lockstep/tensors_in.h>
 #include <lockstep/torch_version.h>

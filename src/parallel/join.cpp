@@ -62,14 +62,16 @@ namespace {
 /// Members are in the join as long as it lives.
 class Membership {
  public:
-  Membership(const std::vector<Joinable*>& members, const std::shared_ptr<JoinContext>& context) : members_(members) {
-    for (auto* member : members_) member->enter_join(context, member == members_.front());
-  }
+  explicit Membership(const std::vector<Joinable*>& members) : members_(members) {}
   ~Membership() {
     for (auto* member : members_) member->leave_join();
   }
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
+
+  void enter(const std::shared_ptr<JoinContext>& context) const {
+    for (auto* member : members_) member->enter_join(context, member == members_.front());
+  }
 
  private:
   const std::vector<Joinable*>& members_;
@@ -90,7 +92,8 @@ void join(const std::vector<Joinable*>& members, const JoinOptions& options, con
   check(members);
   const auto group = members.front()->join_group();
   const auto context = std::make_shared<JoinContext>(group, options);
-  const Membership membership(members, context);
+  const Membership membership(members);
+  membership.enter(context);
   loop();
   int source = group.size() - 1;
   if (context->round().trains() > 0) source = context->round().last_rank();

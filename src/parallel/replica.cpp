@@ -13,6 +13,7 @@
 #include "comm/coalesced.h"
 #include "parallel/model_check.h"
 #include "parallel/replica_hash.h"
+#include "parallel/sync_batch_norm.h"
 
 namespace lockstep::detail {
 namespace {
@@ -125,6 +126,11 @@ void Replica::warn_of_lone_step() {
 }
 
 void Replica::set_batch_weight(double samples) {
+  const auto layer = weight_.is_set() ? std::nullopt : synced_batch_norm_in(wrapped_.module());
+  if (layer)  // its backward adds up gradients of all ranks, before they could be weighted
+    throw UsageError(text("rank ", group_.rank(), ": set_batch_weight: layer '", *layer,
+                          "' is a SyncBatchNorm, which sums over the ranks inside of backward; divide each rank's "
+                          "summed loss by the mean number of samples of a rank instead"));
   join_ ? weight_.set_in_join(samples) : weight_.set(samples);
 }
 
@@ -144,6 +150,11 @@ void Replica::check_replicas() const {
 // --- in a join
 
 void Replica::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
+  const auto layer = synced_batch_norm_in(wrapped_.module());
+  if (layer && !context->options().throw_on_early_termination)
+    throw UsageError(text("rank ", group_.rank(), ": join: layer '", *layer,
+                          "' is a SyncBatchNorm, whose collectives a rank without inputs cannot make up for; set "
+                          "throw_on_early_termination, or give all ranks as many inputs"));
   join_ = std::move(context);
   leads_join_ = is_first;
 }

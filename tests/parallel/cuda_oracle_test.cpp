@@ -30,7 +30,9 @@ TEST(CudaOracle, TrainingEqualsPythonsDistributedDataParallel) {
   on_every_rank(
       "nccl", kRanks,
       [&](ProcessGroup world) {
-        for (const auto& scenario : oracle::kScenarios) {
+        auto scenarios = oracle::kScenarios;
+        scenarios.insert(scenarios.end(), oracle::kGpuScenarios.begin(), oracle::kGpuScenarios.end());
+        for (const auto& scenario : scenarios) {
           const auto values = python_ranks ? c10::IValue(python_ranks->values(scenario.name)) : c10::IValue();
           const auto expected = world.broadcast_object(values, 0).toTensor();
           const auto actual = scenario.run(world, {kGpu, at::kFloat});

@@ -3,7 +3,6 @@
 #include <optional>
 
 #include <ATen/cuda/CUDAGraph.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
@@ -12,6 +11,7 @@
 #include <lockstep/distributed_data_parallel.h>
 
 #include "parallel/models.h"
+#include "parallel/no_waiting.h"
 #include "parallel/training.h"
 #include "support/ranks.h"
 
@@ -75,12 +75,6 @@ TEST_F(Cuda, TrainsAsOneProcessDoesOnAllOfTheBatch) {
     }
   }
 }
-
-/// While it lives, LibTorch refuses whatever makes the host wait for the GPU.
-struct NoWaiting {
-  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
-  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
-};
 
 TEST_F(Cuda, AStepDoesNotMakeTheHostWait) {
   on_every_rank(

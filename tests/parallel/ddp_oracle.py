@@ -89,8 +89,7 @@ def momentum(parameters):
     return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
 
 
-def plain(make_optimizer, dtype=DTYPE, hook=None, **options):
-    model = filled(ConvNet(), dtype)
+def train(model, make_optimizer, dtype=DTYPE, hook=None, **options):
     ddp = DistributedDataParallel(model, **options)
     if hook:
         ddp.register_comm_hook(None, hook)
@@ -100,6 +99,14 @@ def plain(make_optimizer, dtype=DTYPE, hook=None, **options):
         loss(ddp(image_of(step, dtype)), step).backward()
         optimizer.step()
     return result(model)
+
+
+def plain(make_optimizer, dtype=DTYPE, hook=None, **options):
+    return train(filled(ConvNet(), dtype), make_optimizer, dtype, hook, **options)
+
+
+def sync_batch_norm():
+    return train(nn.SyncBatchNorm.convert_sync_batchnorm(filled(ConvNet())), momentum)
 
 
 def sgd():
@@ -185,7 +192,10 @@ def main():
         world_size=SIZE,
         timeout=timedelta(minutes=1),
     )
-    for scenario in (sgd, adam, bucket_view, fp16, unused, static_graph, no_sync, join, join_by_current):
+    scenarios = [sgd, adam, bucket_view, fp16, unused, static_graph, no_sync, join, join_by_current]
+    if DEVICE.type == "cuda":
+        scenarios.append(sync_batch_norm)
+    for scenario in scenarios:
         flat = torch.cat([tensor.detach().double().flatten() for tensor in scenario()])
         with open(f"{FOLDER}/{scenario.__name__}.{RANK}", "wb") as file:
             array("d", flat.tolist()).tofile(file)

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/sync_batch_norm.h>
 
 #include "parallel/models.h"
 #include "parallel/training.h"
@@ -57,9 +58,8 @@ Model filled(const Place& place) {
   return model;
 }
 
-inline Named plain(const ProcessGroup& world, const Place& place, const std::string& optimizer_name,
+inline Named train(ConvNet model, const ProcessGroup& world, const Place& place, const std::string& optimizer_name,
                    const Options& options = {}, const CommHook& hook = {}) {
-  auto model = filled<ConvNet>(place);
   DistributedDataParallel ddp(model, world, options);
   if (hook) ddp.register_comm_hook(hook);
   auto optimizer = make_optimizer(optimizer_name, ddp.parameters());
@@ -69,6 +69,17 @@ inline Named plain(const ProcessGroup& world, const Place& place, const std::str
     optimizer->step();
   }
   return result_of(*model);
+}
+
+inline Named plain(const ProcessGroup& world, const Place& place, const std::string& optimizer_name,
+                   const Options& options = {}, const CommHook& hook = {}) {
+  return train(filled<ConvNet>(place), world, place, optimizer_name, options, hook);
+}
+
+inline Named sync_batch_norm(const ProcessGroup& world, const Place& place) {
+  auto model = filled<ConvNet>(place);
+  convert_sync_batch_norm(*model, world);
+  return train(model, world, place, "momentum");
 }
 
 struct TwoHeadsImpl : torch::nn::Module {
@@ -190,6 +201,11 @@ inline const std::vector<Scenario> kScenarios{
     {"join", "default", [](auto& world, auto& place) { return uneven(world, place, {}); }},
     {"join_by_current", "default",
      [](auto& world, auto& place) { return uneven(world, place, {.divide_by_initial_world_size = false}); }},
+};
+
+/// Those that Python has on GPUs only.
+inline const std::vector<Scenario> kGpuScenarios{
+    {"sync_batch_norm", "default", [](auto& world, auto& place) { return sync_batch_norm(world, place); }},
 };
 
 /// How far rounding alone may move a tensor, relative to its norm.

@@ -1,0 +1,130 @@
+// SyncBatchNorm with two ranks as processes that share one GPU.
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/sync_batch_norm.h>
+
+#include "parallel/models.h"
+#include "parallel/no_waiting.h"
+#include "parallel/normalizing.h"
+#include "parallel/training.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+const torch::Device kGpu(torch::kCUDA, 0);
+
+class CudaSyncBatchNorm : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "this machine has no GPU";
+    at::globalContext().setAllowTF32CuDNN(false);
+  }
+  void on_both(const std::function<void(ProcessGroup)>& body) { on_every_rank("nccl", 2, body, kGpu); }
+};
+
+/// What 16 bits round away is the same in `expected`, which is of 32.
+void expect_as_alone(const ProcessGroup& world, const std::vector<int64_t>& sizes, const BatchNormOptions& options,
+                     at::ScalarType dtype, at::MemoryFormat layout, double tolerance) {
+  const auto input = random({sizes[0] + sizes[1], 3, 4, 5}, 1, dtype).to(kGpu);
+  const auto gradient = random({sizes[0] + sizes[1], 3, 4, 5}, 2, dtype).to(kGpu);
+  const auto stats = dtype == torch::kDouble ? torch::kDouble : torch::kFloat;
+  auto alone = filled<torch::nn::BatchNorm2d>(options, stats);
+  auto layer = filled<torch::nn::BatchNorm2d>(options, stats);
+  alone->to(kGpu);
+  layer->to(kGpu);
+  convert_sync_batch_norm(*layer, world);
+  const auto expected = pass(alone, input.to(stats), gradient.to(stats));
+  const auto share = share_of(sizes, world.rank());
+  const auto actual = pass(layer, part(input, share).contiguous(layout), part(gradient, share).contiguous(layout));
+  if (share.size > 0) {
+    EXPECT_EQ(actual.output.scalar_type(), dtype);
+    EXPECT_LE(relative_difference(actual.output, part(expected.output, share)), tolerance);
+    EXPECT_LE(relative_difference(actual.input_gradient, part(expected.input_gradient, share)), tolerance);
+  }
+  expect_near(actual.running_mean, expected.running_mean, tolerance, "running mean");
+  expect_near(actual.running_var, expected.running_var, tolerance, "running variance");
+  for (auto [mine, all] : {std::pair(actual.weight_gradient, expected.weight_gradient),
+                           std::pair(actual.bias_gradient, expected.bias_gradient)}) {
+    if (mine.defined()) world.all_reduce(mine);
+    expect_near(mine, all, tolerance, "weight's or bias's gradient");
+  }
+}
+
+TEST_F(CudaSyncBatchNorm, NormalisesByTheBatchesOfBothRanks) {
+  on_both([](ProcessGroup world) {
+    for (const auto& options : {BatchNormOptions(3), BatchNormOptions(3).affine(false),
+                                BatchNormOptions(3).track_running_stats(false).eps(0.3)})
+      for (const auto& sizes : {std::vector<int64_t>{4, 4}, {7, 2}, {0, 5}, {5, 0}})
+        for (auto layout : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
+          for (auto [dtype, tolerance] : {std::pair(torch::kDouble, 1e-12), std::pair(torch::kFloat, 2e-6),
+                                          std::pair(torch::kHalf, 2e-3), std::pair(torch::kBFloat16, 2e-2)})
+            expect_as_alone(world, sizes, options, dtype, layout, tolerance);
+  });
+}
+
+struct NormedImpl : torch::nn::Module {
+  NormedImpl() {
+    first = register_module("first", torch::nn::Linear(6, 16));
+    norm = register_module("norm", torch::nn::BatchNorm1d(16));
+    head = register_module("head", torch::nn::Linear(16, 4));
+  }
+  torch::Tensor forward(torch::Tensor x) { return head(torch::relu(norm(first(x)))); }
+  torch::nn::Linear first{nullptr}, head{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Normed);
+
+Normed filled_model(const ProcessGroup& world) {
+  Normed model;
+  fill_parameters(*model, 1);
+  model->to(kGpu);
+  convert_sync_batch_norm(*model, world);
+  return model;
+}
+
+TEST_F(CudaSyncBatchNorm, AStepDoesNotMakeTheHostWaitAndCanBeCapturedInAGraph) {
+  on_both([](ProcessGroup world) {
+    auto captured = filled_model(world), eager = filled_model(world);
+    const auto inputs = inputs_of(0, world.rank(), {6}, torch::kFloat).to(kGpu);
+    const auto targets = targets_of(0, world.rank()).to(kGpu);
+    auto step = [&](auto& ddp, auto& optimizer) {
+      optimizer->zero_grad();
+      torch::cross_entropy_loss(ddp(inputs), targets).backward();
+      optimizer->step();
+    };
+    constexpr int kWarmUp = 4, kReplays = 5;
+    DistributedDataParallel eager_ddp(eager, world);
+    auto eager_optimizer = make_optimizer("momentum", eager->parameters());
+    for (int i = 0; i < kWarmUp; ++i) step(eager_ddp, eager_optimizer);
+    {
+      NoWaiting no_waiting;
+      for (int i = 0; i < kReplays; ++i) step(eager_ddp, eager_optimizer);
+    }
+    torch::cuda::synchronize();
+    c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+    DistributedDataParallel captured_ddp(captured, world);
+    auto captured_optimizer = make_optimizer("momentum", captured->parameters());
+    for (int i = 0; i < kWarmUp; ++i) step(captured_ddp, captured_optimizer);
+    torch::cuda::synchronize();
+    at::cuda::CUDAGraph graph;
+    graph.capture_begin();
+    step(captured_ddp, captured_optimizer);
+    graph.capture_end();
+    for (int i = 0; i < kReplays; ++i) graph.replay();
+    torch::cuda::synchronize();
+    const auto expected = eager->named_parameters(), parameters = captured->named_parameters();
+    for (const auto& item : expected)
+      EXPECT_LE(relative_difference(parameters[item.key()], item.value()), 1e-6) << item.key();
+    EXPECT_LE(relative_difference(captured->norm->running_var, eager->norm->running_var), 1e-6);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
