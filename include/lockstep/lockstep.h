@@ -9,6 +9,7 @@
 #include <lockstep/collate.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/data_loader.h>
+#include <lockstep/data_parallel.h>
 #include <lockstep/ddp_logging_data.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/distributed_sampler.h>

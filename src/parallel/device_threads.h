@@ -1,0 +1,39 @@
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+namespace lockstep {
+
+/// A thread for each device but the first, whose work is the caller's. Not thread-safe.
+class DeviceThreads {
+ public:
+  explicit DeviceThreads(std::vector<c10::Device> devices);
+  ~DeviceThreads();
+  DeviceThreads(const DeviceThreads&) = delete;
+  DeviceThreads& operator=(const DeviceThreads&) = delete;
+
+  /// Calls the body for each of the first `count` devices at the same time: each with its device and the caller's
+  /// stream for it current, and the caller's gradient mode. Returns when all are done, or throws what the first of them
+  /// threw.
+  void run(size_t count, const std::function<void(size_t)>& body);
+
+ private:
+  void serve(size_t index);
+
+  const std::vector<c10::Device> devices_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::function<void()>> tasks_;  // guarded by mutex_: by device; empty when there is nothing to do
+  size_t running_ = 0;                        // guarded by mutex_
+  bool ends_ = false;                         // guarded by mutex_
+  std::vector<std::thread> threads_;          // last: they use all of the above
+};
+
+}  // namespace lockstep
