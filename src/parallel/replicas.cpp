@@ -70,7 +70,7 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, const DataParallel
   if (dim_ < 0) throw UsageError(text("DataParallel: dim is ", dim_, "; it must be 0 or above"));
   if (const auto layer = synced_batch_norm_in(*module_))
     throw UsageError(text("DataParallel: layer '", *layer, "' is a SyncBatchNorm, which is for ranks, one for each ",
-                          "device; use DistributedDataParallel, or wrap before converting"));
+                          "device; use DistributedDataParallel"));
   replicate();
 }
 
@@ -117,7 +117,6 @@ void Replicas::replicate() {
     const auto sum = parameter.requires_grad() ? std::make_shared<SumOfReplicas>(parameter) : nullptr;
     for (auto& copy : copies) {
       auto& replica = copy.parameters[i];
-      if (!replica.is_leaf()) continue;  // it has two names
       if (replica.device() == parameter.device()) replica.set_data(parameter.variable_data());  // the same memory
       replica.set_requires_grad(false);
       if (sum) torch::autograd::set_history(replica, sum);

@@ -221,11 +221,19 @@ TEST(DataParallelTest, ReplicasFollowTheModule) {
     module->to(torch::kFloat);
     EXPECT_EQ(dp(batch.to(torch::kFloat)).scalar_type(), torch::kFloat);
     module->to(torch::kDouble);
+    expect_alike("precision");
 
     module->first->weight.set_requires_grad(false);
+    dp.replicate();
     dp(batch).sum().backward();
     EXPECT_FALSE(module->first->weight.grad().defined());
     EXPECT_TRUE(module->second->weight.grad().defined());
+    module->first->weight.set_requires_grad(true);
+    dp(batch).sum().backward();
+    const auto gradient = module->first->weight.grad().clone();
+    module->zero_grad();
+    module(batch).sum().backward();
+    EXPECT_LE(relative_difference(gradient.cpu(), module->first->weight.grad().cpu()), 1e-12) << "trains again";
   }
 }
 
@@ -236,10 +244,13 @@ TEST(DataParallelTest, RunningStatisticsAreThoseOfTheFirstPart) {
     dp.train();
     alone->train();
     const auto batch = inputs(8, 0, devices[0]);
-    const auto first = alone(batch.narrow(0, 0, (8 + devices.size() - 1) / devices.size()));
+    const auto parts = at::tensor_split(batch, static_cast<int64_t>(devices.size()));
+    const auto first = alone(parts.front());
     const auto output = dp(batch);
     EXPECT_LE(relative_difference(module->norm->running_mean.cpu(), alone->norm->running_mean.cpu()), 1e-12);
     EXPECT_LE(relative_difference(output.narrow(0, 0, first.size(0)).cpu(), first.cpu()), 1e-12);
+    const auto last = alone(parts.back());
+    EXPECT_LE(relative_difference(output.narrow(0, 8 - last.size(0), last.size(0)).cpu(), last.cpu()), 1e-12);
     dp.eval();
     EXPECT_FALSE(module->norm->is_training());
     EXPECT_LE(relative_difference(dp(batch).cpu(), module(batch).cpu()), 1e-12) << "replicas are in evaluation, too";

@@ -115,7 +115,8 @@ TEST(SyncBatchNormTest, TakesInputsOfAnyLayout) {
 }
 
 TEST(SyncBatchNormTest, TheModuleTakesOneValueForEachChannel) {
-  for (const auto& options : {BatchNormOptions(3), BatchNormOptions(3).affine(false).track_running_stats(false)})
+  for (const auto& options : {BatchNormOptions(3), BatchNormOptions(3).momentum(torch::nullopt),
+                              BatchNormOptions(3).affine(false).track_running_stats(false)})
     expect_as_alone("threads", {1, 1, 1}, {3}, torch::kDouble, 1e-12, filled<torch::nn::BatchNorm1d>(options),
                     [&](const ProcessGroup& world) {
                       SyncBatchNorm layer(options, world);
@@ -180,6 +181,15 @@ TEST(SyncBatchNormTest, AModelTrainsAsOneProcessDoesOnAllOfTheBatch) {
   expect_trains_as_alone<ConvNet>({1, 6, 6}, 1);
   expect_trains_as_alone<FirstLayer>({6}, 1);
   expect_trains_as_alone<Mlp>({6}, 0);
+}
+
+TEST(SyncBatchNormTest, BackwardIsCollectiveOnlyWhereTheInputNeedsAGradient) {
+  run_threads(2, [](ProcessGroup world) {
+    auto layer = converted<torch::nn::BatchNorm1d>(BatchNormOptions(3), world);
+    const auto output = layer(random({4, 3}, 1));
+    if (world.rank() == 0) output.sum().backward();  // the other rank makes no call
+    EXPECT_EQ(layer->weight.grad().defined(), world.rank() == 0);
+  });
 }
 
 TEST(SyncBatchNormTest, InEvaluationEachRankIsOnItsOwn) {
