@@ -19,11 +19,18 @@ constexpr auto kLongestWaitAtExit = std::chrono::seconds(2);
 struct Background {
   std::mutex mutex;
   std::condition_variable changed;
-  int running = 0;  // guarded by mutex
+  int running = 0;       // guarded by mutex
+  bool is_over = false;  // guarded by mutex
 
-  void count(int more) {
+  /// Counts one more, unless it is too late.
+  bool begin() {
     std::lock_guard lock(mutex);
-    running += more;
+    if (!is_over) ++running;
+    return !is_over;
+  }
+  void end() {
+    std::lock_guard lock(mutex);
+    --running;
     changed.notify_all();
   }
 };
@@ -32,9 +39,18 @@ struct WaitAtExit {
   ~WaitAtExit() {
     std::unique_lock lock(background->mutex);
     background->changed.wait_for(lock, kLongestWaitAtExit, [&] { return background->running == 0; });
+    background->is_over = true;
   }
   const std::shared_ptr<Background> background = std::make_shared<Background>();  // threads may outlive this
 };
+
+const std::shared_ptr<Background>& background() {
+  static const auto& result = *new std::shared_ptr<Background>([] {  // may be asked for when the process ends
+    static const WaitAtExit exit;
+    return exit.background;
+  }());
+  return result;
+}
 
 }  // namespace
 
@@ -47,17 +63,20 @@ std::thread start_thread(const char* purpose, std::function<void()> body) {
   }
 }
 
+void prepare_background() {
+  background();
+}
+
 void run_in_background(const char* purpose, std::function<void()> body) {
-  static const WaitAtExit exit;
-  const auto background = exit.background;
-  background->count(1);
+  const auto& here = background();
+  if (!here->begin()) return;
   try {
-    start_thread(purpose, [background, body = std::move(body)]() mutable {
+    start_thread(purpose, [here, body = std::move(body)]() mutable {
       std::exchange(body, nullptr)();  // what it holds goes before it counts as done
-      background->count(-1);
+      here->end();
     }).detach();
   } catch (const Error&) {
-    background->count(-1);
+    here->end();
     throw;
   }
 }

@@ -290,6 +290,7 @@ void Group::abort(const std::exception_ptr& cause) {
 }
 
 std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
+  if (partner_) partner_->mark_broken(cause);
   std::lock_guard lock(mutex_);
   if (!failure_) {
     failure_ = cause;
@@ -299,6 +300,7 @@ std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
 }
 
 void Group::wake() {
+  if (partner_) partner_->wake();
   auto parts = parts_if_any();
   if (parts && parts->backend) parts->backend->abort(failure());
 }

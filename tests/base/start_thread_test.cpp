@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <future>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -32,6 +33,38 @@ TEST_F(InBackground, TheEndOfTheProcessWaitsForIt) {
     std::exit(0);
   };
   EXPECT_EXIT(end(), testing::ExitedWithCode(0), "it is done");
+}
+
+/// Ends in the background, and says what came of it.
+struct EndsInBackground {
+  EndsInBackground() { prepare_background(); }
+  ~EndsInBackground() {
+    run_in_background("a test", [] { std::fputs("it is done", stderr); });
+  }
+};
+
+TEST_F(InBackground, TheEndOfTheProcessWaitsForWhatAStaticVariableBegins) {
+  const auto end = [] {
+    static const EndsInBackground last;
+    run_in_background("a test", [] {});  // the first use is after it
+    std::exit(0);
+  };
+  EXPECT_EXIT(end(), testing::ExitedWithCode(0), "^it is done$");
+}
+
+TEST_F(InBackground, NothingBeginsAfterTheEndOfTheProcessHasWaited) {
+  const auto end = [] {
+    struct Late {
+      ~Late() {
+        run_in_background("a test", [] { std::fputs("too late", stderr); });
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it would have begun
+      }
+    };
+    static const Late late;
+    prepare_background();
+    std::exit(0);
+  };
+  EXPECT_EXIT(end(), testing::ExitedWithCode(0), "^$");
 }
 
 TEST_F(InBackground, TheEndOfTheProcessDoesNotWaitForEver) {

@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/error.h>
+
+#include "comm/group.h"
 #include "support/eventually.h"
+#include "support/messages.h"
 #include "support/recording.h"
 #include "support/store_host.h"
 
@@ -68,6 +72,21 @@ TEST(Job, AFailureOfAGroupIsOneOfItsPartnerToo) {
   mine.job->subscribe("world", late);
   EXPECT_EQ(late.failures, 1) << "it is told what happened before";
   for (auto* listener : {&group, &partner, &stranger, &late}) mine.job->unsubscribe(*listener);
+}
+
+TEST(Job, WhatBreaksAGroupHereBreaksItsPartnerBeforeAnybodyIsAsked) {
+  StoreHost host;
+  Rank mine(host, 0, 0);
+  const std::shared_ptr<Job> job = std::move(mine.job);
+  const auto make = [&](const std::string& name) {
+    Membership membership;
+    membership.name = name;
+    return std::make_shared<Group>(membership, job, nullptr);
+  };
+  const auto group = make("world"), partner = make("world:cpu");
+  group->take_partner(partner);
+  group->abort(std::make_exception_ptr(PeerError("enough")));
+  expect_error<PeerError>([&] { partner->check_working(); }, "enough");
 }
 
 TEST(Job, AsksOnlyAboutItsOwnJoin) {

@@ -34,10 +34,12 @@ ncclUniqueId to_id(const std::string& bytes) {
 
 Communicator::Communicator(std::shared_ptr<Store> store, std::string key, int rank, int size)
     : store_(std::move(store)), key_(std::move(key)), rank_(rank), size_(size), gpu_(c10::cuda::current_device()) {
+  prepare_background();
   if (rank_ == 0) store_->set(key_, fresh_id());
 }
 
-// NCCL needs half a second for it, and as long as a graph lives in which its calls are captured.
+// NCCL needs half a second for it, and as long as a graph lives in which its calls are captured. At the end of the
+// process it may be too late for it.
 Communicator::~Communicator() {
   if (!raw_ || cause_) return;
   const auto destroy = [raw = raw_.load(), gpu = gpu_] {
