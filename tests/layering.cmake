@@ -25,7 +25,8 @@ set(base_headers environment error export logging version)
 set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launcher)
 set(comm_headers backend call_options group_layout process_group reduce_op run_threads spawn tensors_in torch_version work)
-set(parallel_headers bucket_plan comm_hook ddp_logging_data distributed_data_parallel join)
+set(parallel_headers
+  bucket_plan comm_hook data_parallel ddp_logging_data distributed_data_parallel join sync_batch_norm)
 set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb safetensors stage)
 
 function(violation file include why)

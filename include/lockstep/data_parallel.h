@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -43,8 +44,8 @@ class LOCKSTEP_EXPORT DataParallelBase {
   void train(bool on = true);
   void eval();
 
-  /// Makes the replicas anew. Only what is neither a parameter nor a buffer nor the training mode needs it to follow
-  /// the module.
+  /// Makes the replicas anew, for what they do not follow the module in by themselves: whatever is no layer, parameter,
+  /// buffer or training mode.
   void replicate();
 
  protected:
@@ -57,6 +58,8 @@ class LOCKSTEP_EXPORT DataParallelBase {
   at::Tensor part(const at::Tensor& input, size_t index, size_t parts) const;
   /// Calls `body` for each of the first `parts` replicas at the same time, and returns when all are done.
   void run(size_t parts, const std::function<void(size_t index, torch::nn::Module& replica)>& body);
+  /// UsageError unless all replicas have returned as many tensors.
+  void check_counts(const std::vector<std::vector<at::Tensor>>& tensors) const;
   at::Tensor gather(const std::vector<at::Tensor>& parts) const;
 
  private:
@@ -104,10 +107,13 @@ class DataParallel : public DataParallelBase {
     static_assert(TensorsIn<Result>::kAny, "what runs on replicas must return tensors, which can be gathered");
     std::vector<at::Tensor> inputs;
     (add_tensors(inputs, args), ...);
-    const size_t parts = count_parts(inputs);
-    std::vector<std::optional<Result>> results(parts);
-    run(parts, [&](size_t index, torch::nn::Module& replica) {
-      results[index].emplace(function(dynamic_cast<Module&>(replica), part_of(args, index, parts)...));
+    const size_t count = count_parts(inputs);
+    std::vector<std::tuple<Args...>> parts;
+    for (size_t index = 0; index < count; ++index) parts.emplace_back(part_of(args, index, count)...);
+    std::vector<std::optional<Result>> results(count);
+    run(count, [&](size_t index, torch::nn::Module& replica) {
+      results[index].emplace(std::apply(
+          [&](auto&... part) { return function(dynamic_cast<Module&>(replica), std::move(part)...); }, parts[index]));
     });
     return gathered(results);
   }
@@ -132,11 +138,12 @@ class DataParallel : public DataParallelBase {
   Result gathered(const std::vector<std::optional<Result>>& results) const {
     std::vector<std::vector<at::Tensor>> tensors(results.size());
     for (size_t index = 0; index < results.size(); ++index) add_tensors(tensors[index], *results[index]);
+    check_counts(tensors);
     Result all = *results.front();
     size_t place = 0;
     TensorsIn<Result>::visit(all, [&](at::Tensor& tensor) {
       std::vector<at::Tensor> parts;
-      for (const auto& of_replica : tensors) parts.push_back(of_replica.at(place));
+      for (const auto& of_replica : tensors) parts.push_back(of_replica[place]);
       tensor = gather(parts);
       ++place;
     });

@@ -18,17 +18,15 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend)
+Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend,
+             std::shared_ptr<Group> partner)
     : membership_(std::move(membership)),
       recorder_(job->recorder()),
       is_queueing_(backend && backend->is_queueing()),
+      partner_(std::move(partner)),
       mutex_(recorder_->mutex()),
       parts_(std::make_shared<Parts>(Parts{std::move(job), std::move(backend)})) {
   if (parts_->backend) parts_->job->subscribe(membership_.name, *this);
-}
-
-void Group::take_partner(std::shared_ptr<Group> for_cpu) {
-  partner_ = std::move(for_cpu);
 }
 
 Group& Group::for_device(c10::DeviceType type) {
@@ -209,7 +207,7 @@ void Group::guard(const Watched& watched, std::chrono::milliseconds timeout,
                   const std::function<void(const CallInfo&)>& body) {
   const CallRecord& record = watched.record;
   if (watched.refusal) {
-    if (watched.breaks_group) wake();
+    if (watched.breaks_group) on_failure(watched.refusal);
     rethrow_with_prefix(
         watched.refusal,
         text(speaker(membership_), ": ", name_of(record.call.operation), ": the group is broken by an earlier error: "),

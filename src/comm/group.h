@@ -36,15 +36,14 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     std::function<void(Backend&, const CallInfo&)> body;
   };
 
-  /// A rank that is not a member has no backend.
-  Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend);
+  /// A rank that is not a member has no backend. The partner is of the same ranks, for tensors on the CPU: the two are
+  /// broken (see family_of), and end, together.
+  Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend,
+        std::shared_ptr<Group> partner = nullptr);
   ~Group() override;
 
   const Membership& membership() const { return membership_; }
 
-  /// The same ranks, for tensors on the CPU: the two are broken (see family_of), and end, together. Before the first
-  /// call.
-  void take_partner(std::shared_ptr<Group> for_cpu);
   /// The group for tensors of that device: this one, unless its partner is for it.
   Group& for_device(c10::DeviceType type);
   /// The group by which ranks agree about what is no data of the user's: for the CPU where there is one.
@@ -164,9 +163,9 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
 
   const Membership membership_;
   const std::shared_ptr<FlightRecorder> recorder_;
-  const bool is_queueing_;          // the backend is
-  std::shared_ptr<Group> partner_;  // constant after take_partner: for the CPU
-  std::mutex& mutex_;               // the recorder's
+  const bool is_queueing_;  // the backend is
+  const std::shared_ptr<Group> partner_;
+  std::mutex& mutex_;  // the recorder's
   QueuedCalls queued_{*recorder_};
   std::shared_ptr<Parts> parts_;        // guarded by mutex_; none once destroyed
   std::exception_ptr failure_;          // guarded by mutex_

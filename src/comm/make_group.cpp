@@ -146,7 +146,7 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
 
 // For the tensors of one device.
 std::shared_ptr<Group> make_part(const std::shared_ptr<Job>& job, const GroupSpec& spec,
-                                 const std::string& backend_asked) {
+                                 const std::string& backend_asked, std::shared_ptr<Group> partner = nullptr) {
   auto membership = membership_of(*job, spec, backend_asked);
   std::unique_ptr<Backend> backend;
   if (membership.rank != Membership::kNotAMember) {
@@ -154,7 +154,7 @@ std::shared_ptr<Group> make_part(const std::shared_ptr<Job>& job, const GroupSpe
     log_info(text("rank ", membership.rank, " of ", membership.size, " is in group '", spec.name, "', backend ",
                   membership.backend_name));
   }
-  return std::make_shared<Group>(std::move(membership), job, std::move(backend));
+  return std::make_shared<Group>(std::move(membership), job, std::move(backend), std::move(partner));
 }
 
 }  // namespace
@@ -171,10 +171,7 @@ std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSp
   for_cpu.name += ":cpu";
   for_cpu.device = c10::kCPU;
   for_cpu.backend = names.cpu;
-  auto partner = make_part(job, for_cpu, spec.backend);
-  auto group = make_part(job, part, spec.backend);
-  group->take_partner(std::move(partner));
-  return group;
+  return make_part(job, part, spec.backend, make_part(job, for_cpu, spec.backend));
 }
 
 }  // namespace lockstep::detail

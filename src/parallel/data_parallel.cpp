@@ -12,9 +12,9 @@
 namespace lockstep {
 namespace {
 
-/// The host waits for what comes to it, and for nothing else.
+/// The host waits where its memory is read or written.
 at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
-  return tensor.to(device, /*non_blocking=*/!device.is_cpu());
+  return tensor.to(device, /*non_blocking=*/!tensor.is_cpu() && !device.is_cpu());
 }
 
 }  // namespace
@@ -76,6 +76,14 @@ at::Tensor DataParallelBase::part(const at::Tensor& input, size_t index, size_t 
 
 void DataParallelBase::run(size_t parts, const std::function<void(size_t, torch::nn::Module&)>& body) {
   replicas_->run(parts, body);
+}
+
+void DataParallelBase::check_counts(const std::vector<std::vector<at::Tensor>>& tensors) const {
+  for (size_t index = 1; index < tensors.size(); ++index)
+    if (tensors[index].size() != tensors[0].size())
+      throw UsageError(text("DataParallel: replica ", index, " returned ", tensors[index].size(),
+                            " tensors, and replica 0 ", tensors[0].size(),
+                            "; return as many for each part of a batch"));
 }
 
 at::Tensor DataParallelBase::gather(const std::vector<at::Tensor>& parts) const {

@@ -1,11 +1,14 @@
 #include "parallel/device_threads.h"
 
-#include <optional>
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ThreadLocalState.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <lockstep/error.h>
 
 #include "base/rethrow.h"
 #include "base/start_thread.h"
@@ -14,19 +17,34 @@
 namespace lockstep {
 namespace {
 
-std::optional<c10::Stream> current_stream(c10::Device device) {
-  if (device.is_cpu()) return {};
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+/// The current streams of all devices that have some.
+std::vector<c10::Stream> current_streams(const std::vector<c10::Device>& devices) {
+  std::vector<c10::Stream> result;
+  for (const auto device : devices) {
+    if (device.is_cpu()) continue;
+    const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    if (std::find(result.begin(), result.end(), stream) == result.end()) result.push_back(stream);
+  }
+  return result;
 }
 
 }  // namespace
 
 DeviceThreads::DeviceThreads(std::vector<c10::Device> devices) : devices_(std::move(devices)), tasks_(devices_.size()) {
-  for (size_t index = 1; index < devices_.size(); ++index)
-    threads_.push_back(start_thread("a replica", [this, index] { serve(index); }));
+  try {
+    for (size_t index = 1; index < devices_.size(); ++index)
+      threads_.push_back(start_thread("a replica", [this, index] { serve(index); }));
+  } catch (const Error&) {
+    end();
+    throw;
+  }
 }
 
 DeviceThreads::~DeviceThreads() {
+  end();
+}
+
+void DeviceThreads::end() {
   {
     std::lock_guard lock(mutex_);
     ends_ = true;
@@ -51,11 +69,14 @@ void DeviceThreads::serve(size_t index) {
 }
 
 void DeviceThreads::run(size_t count, const std::function<void(size_t)>& body) {
+  if (count == 1) return body(0);
   std::vector<std::exception_ptr> errors(count);
-  const auto attempt = [&](size_t index, const std::optional<c10::Stream>& stream) {
+  const auto streams = current_streams(devices_);
+  const auto attempt = [&](size_t index) {
     try {
-      c10::OptionalStreamGuard guard;
-      if (stream) guard.reset_stream(*stream);
+      const c10::MultiStreamGuard stream_guard(streams);
+      c10::OptionalDeviceGuard device_guard;
+      if (!devices_[index].is_cpu()) device_guard.reset_device(devices_[index]);
       body(index);
     } catch (...) {
       errors[index] = std::current_exception();
@@ -66,13 +87,13 @@ void DeviceThreads::run(size_t count, const std::function<void(size_t)>& body) {
     std::lock_guard lock(mutex_);
     running_ = count - 1;
     for (size_t index = 1; index < count; ++index)
-      tasks_[index] = [&, index, stream = current_stream(devices_[index])] {
+      tasks_[index] = [&, index] {
         const at::ThreadLocalStateGuard guard(state);
-        attempt(index, stream);
+        attempt(index);
       };
   }
   changed_.notify_all();
-  attempt(0, current_stream(devices_[0]));
+  attempt(0);
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return running_ == 0; });

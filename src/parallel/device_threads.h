@@ -19,13 +19,14 @@ class DeviceThreads {
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
-  /// Calls the body for each of the first `count` devices at the same time: each with its device and the caller's
-  /// stream for it current, and the caller's gradient mode. Returns when all are done, or throws what the first of them
-  /// threw.
+  /// Calls the body for each of the first `count` devices at the same time: each with its device current, and the
+  /// caller's streams, gradient mode and the like. Returns when all are done, or throws what the first of them threw,
+  /// with its number before it where there are several.
   void run(size_t count, const std::function<void(size_t)>& body);
 
  private:
   void serve(size_t index);
+  void end();
 
   const std::vector<c10::Device> devices_;
   std::mutex mutex_;

@@ -59,22 +59,23 @@ const JoinRound& JoinContext::next_round(const Turn& turn) {
 
 namespace {
 
-/// Members are in the join as long as it lives.
+/// Those who have entered the join are in it as long as this lives.
 class Membership {
  public:
-  explicit Membership(const std::vector<Joinable*>& members) : members_(members) {}
+  Membership() = default;
   ~Membership() {
     for (auto* member : members_) member->leave_join();
   }
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  void enter(const std::shared_ptr<JoinContext>& context) const {
-    for (auto* member : members_) member->enter_join(context, member == members_.front());
+  void enter(Joinable* member, const std::shared_ptr<JoinContext>& context) {
+    member->enter_join(context, members_.empty());
+    members_.push_back(member);
   }
 
  private:
-  const std::vector<Joinable*>& members_;
+  std::vector<Joinable*> members_;
 };
 
 void check(const std::vector<Joinable*>& members) {
@@ -92,8 +93,8 @@ void join(const std::vector<Joinable*>& members, const JoinOptions& options, con
   check(members);
   const auto group = members.front()->join_group();
   const auto context = std::make_shared<JoinContext>(group, options);
-  const Membership membership(members);
-  membership.enter(context);
+  Membership membership;
+  for (auto* member : members) membership.enter(member, context);
   loop();
   int source = group.size() - 1;
   if (context->round().trains() > 0) source = context->round().last_rank();

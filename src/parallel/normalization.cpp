@@ -13,6 +13,17 @@ int64_t count_of(const at::Tensor& input) {
   return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
 }
 
+/// LibTorch's kernels do not take 16 bits everywhere, and counts do not fit in them.
+at::Tensor widened(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.element_size() == 2 ? tensor.to(at::kFloat) : tensor;
+}
+
+void check_total(double total, const ProcessGroup& group) {
+  if (total < 2)
+    throw UsageError(text("rank ", group.rank(), ": the batches of all ranks together have ", total,
+                          " values for each channel; training needs 2 at least, call eval() or give larger batches"));
+}
+
 /// The rows of all ranks, one below the other.
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroup& group) {
   auto rows = at::empty({group.size(), row.numel()}, row.options());
@@ -21,11 +32,6 @@ at::Tensor gather_rows(const at::Tensor& row, const ProcessGroup& group) {
 }
 
 // --- on a CPU, by what LibTorch has for evaluation: the moments of all ranks take the place of running statistics
-
-/// LibTorch's kernels for the CPU do not take 16 bits everywhere.
-at::Tensor widened(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.element_size() == 2 ? tensor.to(at::kFloat) : tensor;
-}
 
 at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                      const BatchMoments& moments, double eps) {
@@ -54,9 +60,7 @@ Normalized normalize_on_cpu(const at::Tensor& original, const NormalizingLayer& 
   const auto variances = rows.narrow(1, channels, channels);
   const auto counts = rows.narrow(1, 2 * channels, 1);
   const double total = counts.sum().item<double>();
-  if (total < 2)
-    throw UsageError(text("the batches of all ranks together have ", total,
-                          " values for each channel; training needs 2 at least, call eval() or give larger batches"));
+  check_total(total, group);
   const auto mean = (means * counts).sum(0) / total;
   const auto variance = ((variances + (means - mean).square()) * counts).sum(0) / total;
   update_running(layer.running_mean, mean, layer.momentum);
@@ -89,7 +93,7 @@ NormalizationGradients gradients_on_cpu(const at::Tensor& output_gradient, const
 
 // --- on a GPU, by what LibTorch has for Python's SyncBatchNorm
 
-// A batch without values must not be one in the sums of LibTorch's kernel, which divides by the values so far.
+// The kernel divides by the number of values so far, which must not be 0 when the first ranks have none.
 constexpr double kNoValues = 1e-30;
 
 /// In memory as the kernels want it.
@@ -106,20 +110,27 @@ Normalized normalize_on_gpu(const at::Tensor& original, const NormalizingLayer& 
   if (count > 0) std::tie(mean, invstd) = at::batch_norm_stats(input, layer.eps);
   const auto counted = at::full({1}, count > 0 ? static_cast<double>(count) : kNoValues, floats);
   const auto rows = gather_rows(at::cat({mean, invstd, counted}), group);
-  auto counts = rows.narrow(1, 2 * channels, 1).flatten();
-  if (layer.running_mean.defined()) counts = counts.to(layer.running_mean.scalar_type());
-  std::tie(mean, invstd) =
-      at::batch_norm_gather_stats_with_counts(input, rows.narrow(1, 0, channels), rows.narrow(1, channels, channels),
-                                              layer.running_mean, layer.running_var, layer.momentum, layer.eps, counts);
-  auto output = count > 0 ? at::batch_norm_elemt(input, layer.weight, layer.bias, mean, invstd, layer.eps)
-                          : at::empty_like(input);
+  const auto counts = rows.narrow(1, 2 * channels, 1).flatten();
+  if (count < 2) check_total(counts.sum().item<double>(), group);  // only those with so few could have as few in all
+  const auto running_mean = widened(layer.running_mean), running_var = widened(layer.running_var);
+  std::tie(mean, invstd) =  // the first argument tells the dtype of the others
+      at::batch_norm_gather_stats_with_counts(mean, rows.narrow(1, 0, channels), rows.narrow(1, channels, channels),
+                                              running_mean, running_var, layer.momentum, layer.eps, counts);
+  if (!running_mean.is_same(layer.running_mean)) {
+    layer.running_mean.copy_(running_mean);
+    layer.running_var.copy_(running_var);
+  }
+  auto output = count > 0
+                    ? at::batch_norm_elemt(input, widened(layer.weight), widened(layer.bias), mean, invstd, layer.eps)
+                    : at::empty_like(input);
   return {output, {mean, invstd, counts}};
 }
 
 NormalizationGradients gradients_on_gpu(const at::Tensor& output_gradient, const at::Tensor& original,
-                                        const at::Tensor& weight, const BatchMoments& moments, bool wants_input,
-                                        const ProcessGroup& group) {
+                                        const at::Tensor& original_weight, const BatchMoments& moments,
+                                        bool wants_input, const ProcessGroup& group) {
   const auto input = dense(original, original);
+  const auto weight = widened(original_weight);
   const auto gradient = dense(output_gradient, input);
   const auto& [mean, invstd, counts] = moments;
   auto by_mean = at::zeros_like(mean), by_spread = at::zeros_like(mean);
@@ -127,10 +138,11 @@ NormalizationGradients gradients_on_gpu(const at::Tensor& output_gradient, const
   const bool has_values = input.numel() > 0;
   const bool has_weight = weight.defined();
   if (has_values)
-    std::tie(by_mean, by_spread, result.weight, result.bias) =
-        at::batch_norm_backward_reduce(gradient, input, mean, invstd, weight, wants_input, has_weight, has_weight);
+    std::tie(by_mean, by_spread, result.weight, result.bias) = at::batch_norm_backward_reduce(
+        gradient, input, mean, invstd, weight, wants_input || !has_weight, has_weight, has_weight);
+  if (!has_weight) result.bias = by_mean;
   if (!wants_input) return result;
-  const auto sums = at::stack({by_mean, by_spread});
+  const auto sums = at::stack({by_mean, by_spread});  // a copy: the bias's gradient stays this rank's
   group.all_reduce(sums);
   result.input = has_values ? at::batch_norm_backward_elemt(gradient, input, mean, invstd, weight, sums[0], sums[1],
                                                             counts.to(at::kInt))

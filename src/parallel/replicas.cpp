@@ -1,5 +1,8 @@
 #include "parallel/replicas.h"
 
+#include <mutex>
+#include <typeinfo>
+
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/torch.h>
 
@@ -15,21 +18,47 @@ namespace {
 class SumOfReplicas final : public torch::autograd::Node {
  public:
   explicit SumOfReplicas(const at::Tensor& parameter)
-      : Node(torch::autograd::edge_list{torch::autograd::impl::gradient_edge(parameter)}),
-        device_(parameter.device()) {}
+      : Node(torch::autograd::edge_list{torch::autograd::impl::gradient_edge(parameter)}) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     at::Tensor sum;
-    for (const auto& gradient : gradients) {
-      if (!gradient.defined()) continue;
-      const auto here = gradient.to(device_);
-      sum = sum.defined() ? sum + here : here;
-    }
+    for (const auto& gradient : gradients)
+      if (gradient.defined()) sum = sum.defined() ? sum + gradient : gradient;
     return {sum};
+  }
+};
+
+/// Brings the gradient of one replica there. A node of its own, since a node runs on the device of its inputs.
+class WayHome final : public torch::autograd::Node {
+ public:
+  WayHome(const std::shared_ptr<SumOfReplicas>& sum, const at::Tensor& parameter)
+      : Node(torch::autograd::edge_list{{sum, sum->add_input_metadata(parameter)}}), device_(parameter.device()) {}
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    return {gradients[0].defined() ? gradients[0].to(device_) : at::Tensor()};
   }
 
  private:
   const c10::Device device_;
+};
+
+/// While it lives, random numbers may be drawn that nobody will miss.
+class RandomNumbersKept {
+ public:
+  RandomNumbersKept() {
+    std::lock_guard lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  ~RandomNumbersKept() {
+    std::lock_guard lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+  RandomNumbersKept(const RandomNumbersKept&) = delete;
+  RandomNumbersKept& operator=(const RandomNumbersKept&) = delete;
+
+ private:
+  at::Generator generator_ = at::detail::getDefaultCPUGenerator();
+  at::Tensor state_;
 };
 
 c10::Device with_index(c10::Device device) {
@@ -68,9 +97,6 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, const DataParallel
       dim_(options.dim),
       threads_(devices_) {
   if (dim_ < 0) throw UsageError(text("DataParallel: dim is ", dim_, "; it must be 0 or above"));
-  if (const auto layer = synced_batch_norm_in(*module_))
-    throw UsageError(text("DataParallel: layer '", *layer, "' is a SyncBatchNorm, which is for ranks, one for each ",
-                          "device; use DistributedDataParallel"));
   replicate();
 }
 
@@ -81,7 +107,10 @@ std::vector<Replicas::Form> Replicas::forms() const {
   return result;
 }
 
-void Replicas::check_place() const {
+void Replicas::check_module() const {
+  if (const auto layer = synced_batch_norm_in(*module_))
+    throw UsageError(text("DataParallel: layer '", *layer, "' is a SyncBatchNorm, which is for ranks, one for each ",
+                          "device; use DistributedDataParallel"));
   const auto check = [&](const auto& tensors) {
     for (const auto& item : tensors)
       if (item.value().device() != devices_.front())
@@ -93,24 +122,47 @@ void Replicas::check_place() const {
   check(module_->named_buffers());
 }
 
-std::shared_ptr<torch::nn::Module> Replicas::clone(c10::Device device) const {
+Replicas::Copy Replicas::make_copy(c10::Device device) const {
+  const auto refuse = [](const auto&... parts) {
+    throw UsageError(text("DataParallel: the module cannot be cloned: ", parts...,
+                          "; derive it and its submodules from torch::nn::Cloneable of their own class, and make what ",
+                          "they hold in reset()"));
+  };
+  std::shared_ptr<torch::nn::Module> clone;
   try {
-    return module_->clone(device);
+    clone = module_->clone(device);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
   } catch (const c10::Error& error) {
-    throw UsageError(
-        text("DataParallel: the module cannot be cloned: derive it from torch::nn::Cloneable, and make its ",
-             "parameters and submodules in reset(): ", error.what_without_backtrace()));
+    refuse(error.what_without_backtrace());
   }
+  Copy copy;
+  const auto pair = [&](const auto& originals, const auto& others, std::vector<at::Tensor>& tensors) {
+    for (const auto& item : originals) {
+      const auto* other = others.find(item.key());
+      if (!other) refuse("'", item.key(), "' is missing in the clone");
+      if (other->device() != device) refuse("'", item.key(), "' of the clone is on ", other->device());
+      tensors.push_back(*other);
+    }
+  };
+  pair(module_->named_parameters(), clone->named_parameters(), copy.parameters);
+  pair(module_->named_buffers(), clone->named_buffers(), copy.buffers);
+  const auto layers = clone->named_modules("module");
+  for (const auto& item : module_->named_modules("module")) {
+    const auto* other = layers.find(item.key());
+    if (!other || typeid(**other) != typeid(*item.value()))
+      refuse("layer '", item.key(), "' of the clone is ", other ? "of another class" : "missing");
+    copy.layers.push_back(*other);
+  }
+  return copy;
 }
 
 void Replicas::replicate() {
-  check_place();
+  check_module();
   torch::NoGradGuard no_grad;
+  const RandomNumbersKept kept;
   std::vector<Copy> copies;
-  for (size_t index = 1; index < devices_.size(); ++index) {
-    auto copy = clone(devices_[index]);
-    copies.push_back({copy, copy->parameters(), copy->buffers(), copy->modules()});
-  }
+  for (size_t index = 1; index < devices_.size(); ++index) copies.push_back(make_copy(devices_[index]));
   const auto parameters = module_->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& parameter = parameters[i];
@@ -119,25 +171,27 @@ void Replicas::replicate() {
       auto& replica = copy.parameters[i];
       if (replica.device() == parameter.device()) replica.set_data(parameter.variable_data());  // the same memory
       replica.set_requires_grad(false);
-      if (sum) torch::autograd::set_history(replica, sum);
+      if (sum) torch::autograd::set_history(replica, std::make_shared<WayHome>(sum, parameter));
     }
   }
   copies_ = std::move(copies);
   made_of_ = forms();
+  made_of_layers_ = module_->modules();
 }
 
 /// What the module's tensors and layers are now, the first replicas are, too.
 void Replicas::follow(size_t count) {
   if (count < 2) return;
-  if (forms() != made_of_) replicate();
-  torch::NoGradGuard no_grad;
-  const auto parameters = module_->parameters(), buffers = module_->buffers();
   const auto layers = module_->modules();
+  if (forms() != made_of_ || layers != made_of_layers_) replicate();
+  check_module();
+  torch::NoGradGuard no_grad;
+  const auto take = [](const at::Tensor& replica, const at::Tensor& original) {  // a graph that has it keeps working
+    replica.variable_data().copy_(original, /*non_blocking=*/!replica.is_cpu() && !original.is_cpu());
+  };
+  const auto parameters = module_->parameters(), buffers = module_->buffers();
   for (size_t index = 0; index + 1 < count; ++index) {
     auto& copy = copies_[index];
-    const auto take = [](const at::Tensor& replica, const at::Tensor& original) {  // a graph that has it keeps working
-      replica.variable_data().copy_(original, /*non_blocking=*/!replica.is_cpu());
-    };
     for (size_t i = 0; i < parameters.size(); ++i)
       if (copy.parameters[i].device() != parameters[i].device()) take(copy.parameters[i], parameters[i]);
     for (size_t i = 0; i < buffers.size(); ++i) take(copy.buffers[i], buffers[i]);
@@ -148,7 +202,7 @@ void Replicas::follow(size_t count) {
 
 void Replicas::run(size_t count, const std::function<void(size_t, torch::nn::Module&)>& body) {
   follow(count);
-  threads_.run(count, [&](size_t index) { body(index, index == 0 ? *module_ : *copies_[index - 1].module); });
+  threads_.run(count, [&](size_t index) { body(index, index == 0 ? *module_ : *copies_[index - 1].layers.front()); });
 }
 
 }  // namespace lockstep::detail

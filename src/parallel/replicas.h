@@ -25,10 +25,12 @@ class Replicas {
   void run(size_t count, const std::function<void(size_t, torch::nn::Module&)>& body);
 
  private:
+  using Layers = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+  /// In the order of the module's own.
   struct Copy {
-    std::shared_ptr<torch::nn::Module> module;
     std::vector<at::Tensor> parameters, buffers;
-    std::vector<std::shared_ptr<torch::nn::Module>> layers;
+    Layers layers;  // the copy itself first
   };
   /// What a tensor of the module was when the replicas were made.
   struct Form {
@@ -43,8 +45,8 @@ class Replicas {
   };
 
   std::vector<Form> forms() const;
-  void check_place() const;
-  std::shared_ptr<torch::nn::Module> clone(c10::Device device) const;
+  void check_module() const;
+  Copy make_copy(c10::Device device) const;
   void follow(size_t count);
 
   const std::shared_ptr<torch::nn::Module> module_;
@@ -52,6 +54,7 @@ class Replicas {
   const c10::Device output_device_;
   const int64_t dim_;
   std::vector<Form> made_of_;
+  Layers made_of_layers_;
   std::vector<Copy> copies_;  // for each device but the first
   DeviceThreads threads_;
 };

@@ -1,6 +1,7 @@
 #include <lockstep/sync_batch_norm.h>
 
 #include <ostream>
+#include <set>
 
 #include <ATen/ops/batch_norm_native.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -35,7 +36,7 @@ OptionalTensor if_defined(const Tensor& tensor) {
 /// Who normalises over which ranks.
 struct Ranks {
   ProcessGroup group;
-  std::string layer;  // its name, for errors
+  std::string layer;  // for errors: "SyncBatchNorm 'first.norm'"
 
   /// Does what needs all of them.
   template <class Function>
@@ -43,10 +44,18 @@ struct Ranks {
     try {
       return function(group);
     } catch (const Error&) {
-      rethrow_with_prefix(std::current_exception(), text("SyncBatchNorm '", layer, "': "));
+      rethrow_with_prefix(std::current_exception(), text(layer, ": "));
     }
   }
 };
+
+/// LibTorch's kernels rely on it.
+void check_channels(const Tensor& input, const NormalizingLayer& layer, const Ranks& ranks) {
+  for (const auto& tensor : {layer.weight, layer.bias, layer.running_mean, layer.running_var})
+    if (tensor.defined() && (input.dim() < 2 || input.size(1) != tensor.numel()))
+      throw UsageError(text("rank ", ranks.group.rank(), ": ", ranks.layer, ": expected an input of shape [N, ",
+                            tensor.numel(), ", ...], and got ", input.sizes()));
+}
 
 class SyncedNormalization : public torch::autograd::Function<SyncedNormalization> {
  public:
@@ -64,9 +73,9 @@ class SyncedNormalization : public torch::autograd::Function<SyncedNormalization
     const auto capsule = context->saved_data["kept"].toCapsule();
     const auto& kept = static_cast<const Kept&>(*capsule);
     if (torch::GradMode::is_enabled())
-      throw UsageError(text("SyncBatchNorm '", kept.ranks.layer,
-                            "': backward was called with create_graph, and second ",
-                            "derivatives over several ranks are not computed"));
+      throw UsageError(text("rank ", kept.ranks.group.rank(), ": ", kept.ranks.layer,
+                            ": backward was called with create_graph, and second derivatives over several ranks are ",
+                            "not computed; call eval() on the layer for what needs them"));
     const auto saved = context->get_saved_variables();
     const auto& input = saved[0];
     const auto& weight = saved[1];
@@ -90,10 +99,15 @@ class SyncedNormalization : public torch::autograd::Function<SyncedNormalization
 };
 
 Tensor normalize(const Tensor& input, const NormalizingLayer& layer, const Ranks& ranks) {
+  check_channels(input, layer, ranks);
   return SyncedNormalization::apply(input, if_defined(layer.weight), if_defined(layer.bias), layer, ranks);
 }
 
 // --- conversion
+
+bool has_hooks(const Tensor& tensor) {
+  return torch::autograd::impl::get_autograd_meta(tensor) && !torch::autograd::impl::hooks(tensor).empty();
+}
 
 /// What makes a layer's calls recognisable: it stands among the hooks of the layer's running mean, or of its weight,
 /// and goes with that tensor. As a hook it does nothing.
@@ -102,7 +116,7 @@ class Conversion final : public torch::autograd::FunctionPreHook {
   Conversion(torch::nn::Module& layer, Ranks ranks) : layer_(layer.weak_from_this()), ranks_(std::move(ranks)) {}
 
   static Conversion* find(const Tensor& tensor) {
-    if (!tensor.defined() || !torch::autograd::impl::get_autograd_meta(tensor)) return nullptr;
+    if (!tensor.defined() || !has_hooks(tensor)) return nullptr;
     for (const auto& hook : torch::autograd::impl::hooks(tensor))
       if (auto* conversion = dynamic_cast<Conversion*>(hook.get())) return conversion;
     return nullptr;
@@ -164,10 +178,13 @@ struct Layer {
   Tensor mark;
 };
 
+/// Each once, under its first name.
 std::vector<Layer> batch_norms_of(torch::nn::Module& module) {
   std::vector<Layer> result;
+  std::set<torch::nn::Module*> seen;
   module.apply([&](const std::string& name, torch::nn::Module& layer) {
-    if (const auto mark = mark_of(layer)) result.push_back({name, &layer, *mark});
+    const auto mark = mark_of(layer);
+    if (mark && seen.insert(&layer).second) result.push_back({name, &layer, *mark});
   });
   return result;
 }
@@ -182,18 +199,26 @@ void check_member(const ProcessGroup& group, const char* call) {
 int64_t convert_sync_batch_norm(torch::nn::Module& module, const ProcessGroup& group) {
   check_member(group, "convert_sync_batch_norm");
   const auto layers = batch_norms_of(module);
-  for (const auto& layer : layers)
+  for (const auto& layer : layers) {
+    const auto refuse = [&](const char* why) {
+      throw UsageError(text("rank ", group.rank(), ": convert_sync_batch_norm: layer '", layer.name, "' ", why));
+    };
     if (!layer.mark.defined())
-      throw UsageError(
-          text("rank ", group.rank(), ": convert_sync_batch_norm: layer '", layer.name,
-               "' has neither running statistics nor a weight, so that its calls cannot be told from those ",
-               "of others; make it a lockstep::SyncBatchNorm, or set affine or track_running_stats"));
+      refuse(
+          "has neither running statistics nor a weight, so that its calls cannot be told from those of others; make it "
+          "a lockstep::SyncBatchNorm, or set affine or track_running_stats");
+    if (has_hooks(layer.mark) && !Conversion::find(layer.mark))
+      refuse(
+          "has no running statistics, and its weight has hooks, beside which LibTorch allows no mark; make it a "
+          "lockstep::SyncBatchNorm, or set track_running_stats");
+  }
   intercept_batch_norm();
   for (const auto& [name, layer, mark] : layers) {
+    const Ranks ranks{group, name.empty() ? "SyncBatchNorm" : text("SyncBatchNorm '", name, "'")};
     if (auto* conversion = Conversion::find(mark))
-      conversion->change({group, name});
+      conversion->change(ranks);
     else
-      torch::autograd::impl::add_hook(mark, std::make_unique<Conversion>(*layer, Ranks{group, name}));
+      torch::autograd::impl::add_hook(mark, std::make_unique<Conversion>(*layer, ranks));
   }
   return static_cast<int64_t>(layers.size());
 }
@@ -221,6 +246,10 @@ void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
   if (input.dim() < 2 || input.size(1) != options.num_features())
     throw UsageError(text("rank ", group_.rank(), ": SyncBatchNorm: expected an input of shape [N, ",
                           options.num_features(), ", ...], and got ", input.sizes()));
+  if (is_training() && group_.size() == 1 && input.numel() < 2 * input.size(1))
+    throw UsageError(text("rank ", group_.rank(), ": SyncBatchNorm: the batch of the only rank has ",
+                          input.numel() / input.size(1),
+                          " values for each channel; training needs 2 at least, call eval() or give larger batches"));
 }
 
 Tensor SyncBatchNormImpl::forward(const Tensor& input) {
@@ -231,7 +260,8 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
     if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();
   }
   if (is_training() && group_.size() > 1)
-    return normalize(input, {weight, bias, running_mean, running_var, momentum, options.eps()}, {group_, name()});
+    return normalize(input, {weight, bias, running_mean, running_var, momentum, options.eps()},
+                     {group_, text("SyncBatchNorm of ", options.num_features(), " channels")});
   return torch::batch_norm(input, weight, bias, running_mean, running_var, is_training() || !running_mean.defined(),
                            momentum, options.eps(), at::globalContext().userEnabledCuDNN());
 }

@@ -78,13 +78,12 @@ TEST(Job, WhatBreaksAGroupHereBreaksItsPartnerBeforeAnybodyIsAsked) {
   StoreHost host;
   Rank mine(host, 0, 0);
   const std::shared_ptr<Job> job = std::move(mine.job);
-  const auto make = [&](const std::string& name) {
+  const auto make = [&](const std::string& name, std::shared_ptr<Group> partner) {
     Membership membership;
     membership.name = name;
-    return std::make_shared<Group>(membership, job, nullptr);
+    return std::make_shared<Group>(membership, job, nullptr, std::move(partner));
   };
-  const auto group = make("world"), partner = make("world:cpu");
-  group->take_partner(partner);
+  const auto partner = make("world:cpu", nullptr), group = make("world", partner);
   group->abort(std::make_exception_ptr(PeerError("enough")));
   expect_error<PeerError>([&] { partner->check_working(); }, "enough");
 }

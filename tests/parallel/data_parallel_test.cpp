@@ -257,6 +257,38 @@ TEST(DataParallelTest, RunningStatisticsAreThoseOfTheFirstPart) {
   }
 }
 
+TEST(DataParallelTest, LayersAndTheirOrderMayChange) {
+  auto module = make_net();
+  DataParallel dp(module, {.devices = {kCpu, kCpu}});
+  dp(inputs(4));
+  module->register_module("dropout", torch::nn::Dropout());
+  EXPECT_THROW(dp(inputs(4)), UsageError) << "reset() does not make it";
+  module->unregister_module("dropout");
+  const auto first = module->first;
+  module->unregister_module("first");
+  module->register_module("first", first);  // now the last
+  EXPECT_LE(relative_difference(dp(inputs(4)), module(inputs(4))), 1e-12);
+}
+
+TEST(DataParallelTest, DrawsNoRandomNumbers) {
+  torch::manual_seed(3);
+  const auto expected = torch::rand({4});
+  auto module = make_net();
+  torch::manual_seed(3);
+  DataParallel dp(module, {.devices = {kCpu, kCpu}});
+  dp.replicate();
+  EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
+}
+
+TEST(DataParallelTest, GathersWhereItIsAskedTo) {
+  for (const auto& devices : places())
+    for (const auto& output : devices) {
+      DataParallel dp(make_net(devices[0]), {.devices = devices, .output_device = output});
+      EXPECT_EQ(dp(inputs(5, 0, devices[0])).device(), output);
+      EXPECT_EQ(dp(inputs(1, 0, devices[0])).device(), output) << "of one part";
+    }
+}
+
 TEST(DataParallelTest, OneDeviceIsTheModuleItself) {
   auto module = make_net();
   DataParallel dp(module, {.devices = {kCpu}});
@@ -303,7 +335,47 @@ TEST(DataParallelTest, AnErrorOfAReplicaNamesItAndTheNextBatchWorks) {
   DataParallel dp(Picky(), {.devices = {kCpu, kCpu, kCpu}});
   for (int i = 0; i < 3; ++i) {
     expect_error<Error>([&] { dp(torch::tensor({1.0, 2.0, -1.0})); }, "replica 2 on cpu", "negative");
+    expect_error<std::runtime_error>([&] { dp(torch::tensor({-1.0})); }, "negative");  // of one part: as it is
     EXPECT_EQ(dp(torch::ones({3})).sum().item<float>(), 3);
+  }
+}
+
+/// Returns as many tensors as there are rows.
+struct RowsImpl : torch::nn::Cloneable<RowsImpl> {
+  void reset() override {}
+  std::vector<torch::Tensor> forward(torch::Tensor x) { return x.unbind(); }
+};
+TORCH_MODULE(Rows);
+
+/// Is cloned as what it is derived from.
+struct DerivedNetImpl : NetImpl {
+  torch::Tensor forward(torch::Tensor x) { return 2 * NetImpl::forward(x); }
+};
+
+/// Has a part that is not cloned.
+struct HalfClonedImpl : torch::nn::Cloneable<HalfClonedImpl> {
+  HalfClonedImpl() { reset(); }
+  void reset() override { part = register_module("part", std::make_shared<MlpImpl>()); }
+  torch::Tensor forward(torch::Tensor x) { return part->forward(x); }
+  std::shared_ptr<MlpImpl> part;
+};
+
+TEST(DataParallelTest, WhatCannotBeClonedOrGatheredIsRefused) {
+  DataParallel rows(Rows(), {.devices = {kCpu, kCpu}});
+  EXPECT_EQ(rows(torch::ones({4, 2})).size(), 2) << "of each part";
+  expect_error<UsageError>([&] { rows(torch::ones({3, 2})); }, "replica 1 returned 1 tensors", "replica 0 2");
+  expect_error<UsageError>(
+      [] {
+        DataParallel(std::make_shared<DerivedNetImpl>(), {.devices = {kCpu, kCpu}});
+      },
+      "layer 'module'", "another class", "torch::nn::Cloneable");
+  if (torch::cuda::is_available()) {
+    const torch::Device gpu("cuda:0");
+    expect_error<UsageError>(
+        [&] {
+          DataParallel(std::make_shared<HalfClonedImpl>(), {.devices = {kCpu, gpu}});
+        },
+        "'part.first.weight' of the clone is on cpu", "torch::nn::Cloneable");
   }
 }
 
@@ -331,6 +403,10 @@ TEST(DataParallelTest, SaysWhatIsWrong) {
     auto net = make_net();
     convert_sync_batch_norm(*net, world);
     expect_error<UsageError>([&] { DataParallel(net, {.devices = {kCpu, kCpu}}); }, "layer 'norm'", "SyncBatchNorm");
+    auto later = make_net();
+    DataParallel wrapped(later, {.devices = {kCpu, kCpu}});
+    convert_sync_batch_norm(*later, world);
+    expect_error<UsageError>([&] { wrapped(inputs(4)); }, "layer 'norm'", "SyncBatchNorm");
   });
 }
 

@@ -7,12 +7,14 @@
 #include <torch/torch.h>
 
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/error.h>
 #include <lockstep/sync_batch_norm.h>
 
 #include "parallel/models.h"
 #include "parallel/no_waiting.h"
 #include "parallel/normalizing.h"
 #include "parallel/training.h"
+#include "support/messages.h"
 #include "support/ranks.h"
 
 namespace lockstep {
@@ -29,14 +31,14 @@ class CudaSyncBatchNorm : public testing::Test {
   void on_both(const std::function<void(ProcessGroup)>& body) { on_every_rank("nccl", 2, body, kGpu); }
 };
 
-/// What 16 bits round away is the same in `expected`, which is of 32.
+/// What 16 bits round away is the same in `expected`, which is of 32. The layer has its inputs' dtype, or wider ones.
 void expect_as_alone(const ProcessGroup& world, const std::vector<int64_t>& sizes, const BatchNormOptions& options,
-                     at::ScalarType dtype, at::MemoryFormat layout, double tolerance) {
+                     at::ScalarType dtype, bool is_mixed, at::MemoryFormat layout, double tolerance) {
   const auto input = random({sizes[0] + sizes[1], 3, 4, 5}, 1, dtype).to(kGpu);
   const auto gradient = random({sizes[0] + sizes[1], 3, 4, 5}, 2, dtype).to(kGpu);
   const auto stats = dtype == torch::kDouble ? torch::kDouble : torch::kFloat;
   auto alone = filled<torch::nn::BatchNorm2d>(options, stats);
-  auto layer = filled<torch::nn::BatchNorm2d>(options, stats);
+  auto layer = filled<torch::nn::BatchNorm2d>(options, is_mixed ? stats : dtype);
   alone->to(kGpu);
   layer->to(kGpu);
   convert_sync_batch_norm(*layer, world);
@@ -48,12 +50,17 @@ void expect_as_alone(const ProcessGroup& world, const std::vector<int64_t>& size
     EXPECT_LE(relative_difference(actual.output, part(expected.output, share)), tolerance);
     EXPECT_LE(relative_difference(actual.input_gradient, part(expected.input_gradient, share)), tolerance);
   }
-  expect_near(actual.running_mean, expected.running_mean, tolerance, "running mean");
-  expect_near(actual.running_var, expected.running_var, tolerance, "running variance");
-  for (auto [mine, all] : {std::pair(actual.weight_gradient, expected.weight_gradient),
-                           std::pair(actual.bias_gradient, expected.bias_gradient)}) {
-    if (mine.defined()) world.all_reduce(mine);
-    expect_near(mine, all, tolerance, "weight's or bias's gradient");
+  if (options.track_running_stats()) {
+    EXPECT_LE(relative_difference(actual.running_mean, expected.running_mean), tolerance);
+    EXPECT_LE(relative_difference(actual.running_var, expected.running_var), tolerance);
+  }
+  if (options.affine()) {
+    for (auto [mine, all] : {std::pair(actual.weight_gradient, expected.weight_gradient),
+                             std::pair(actual.bias_gradient, expected.bias_gradient)}) {
+      auto sum = mine.to(stats);
+      world.all_reduce(sum);
+      EXPECT_LE(relative_difference(sum, all), tolerance);
+    }
   }
 }
 
@@ -65,7 +72,27 @@ TEST_F(CudaSyncBatchNorm, NormalisesByTheBatchesOfBothRanks) {
         for (auto layout : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
           for (auto [dtype, tolerance] : {std::pair(torch::kDouble, 1e-12), std::pair(torch::kFloat, 2e-6),
                                           std::pair(torch::kHalf, 2e-3), std::pair(torch::kBFloat16, 2e-2)})
-            expect_as_alone(world, sizes, options, dtype, layout, tolerance);
+            for (bool is_mixed : {false, true})
+              expect_as_alone(world, sizes, options, dtype, is_mixed, layout, tolerance);
+  });
+}
+
+TEST_F(CudaSyncBatchNorm, TheModuleTakesOneValueForEachChannelAndRefusesOneInAll) {
+  on_both([](ProcessGroup world) {
+    SyncBatchNorm layer(BatchNormOptions(3).momentum(torch::nullopt), world);
+    torch::nn::BatchNorm1d alone(BatchNormOptions(3).momentum(torch::nullopt));
+    layer->to(kGpu);
+    alone->to(kGpu);
+    const auto input = random({2, 3}, 1, torch::kFloat).to(kGpu);  // needs no gradient
+    const auto expected = alone(input).narrow(0, world.rank(), 1);
+    const auto output = layer(input.narrow(0, world.rank(), 1));
+    EXPECT_LE(relative_difference(output, expected), 1e-5);
+    EXPECT_LE(relative_difference(layer->running_var, alone->running_var), 1e-5);
+    output.sum().backward();
+    EXPECT_TRUE(layer->weight.grad().defined());
+    const auto running_var = layer->running_var.clone();
+    expect_error<UsageError>([&] { layer(input.narrow(0, 0, 1 - world.rank())); }, "1 values for each channel");
+    EXPECT_TRUE(torch::equal(layer->running_var, running_var));
   });
 }
 

@@ -94,6 +94,9 @@ TEST(SyncBatchNormTest, WorksInOtherPrecisions) {
       EXPECT_LE(relative_difference(actual.output, part(expected.output, share)), tolerance);
       EXPECT_LE(relative_difference(actual.input_gradient, part(expected.input_gradient, share)), tolerance);
       EXPECT_LE(relative_difference(actual.running_var, expected.running_var), tolerance);
+      auto weight_gradient = actual.weight_gradient.to(torch::kFloat);
+      world.all_reduce(weight_gradient);
+      EXPECT_LE(relative_difference(weight_gradient, expected.weight_gradient), tolerance);
     });
   }
 }
@@ -264,18 +267,47 @@ TEST(SyncBatchNormTest, LayersThatCannotBeRecognisedAreRefusedByNameAndNoneIsCon
   });
 }
 
+TEST(SyncBatchNormTest, AWeightWithHooksCannotBeMarked) {
+  run_threads(1, [](ProcessGroup world) {
+    torch::nn::BatchNorm1d layer(BatchNormOptions(3).track_running_stats(false));
+    layer->weight.register_hook([](const torch::Tensor& gradient) { return 2 * gradient; });
+    expect_error<UsageError>([&] { convert_sync_batch_norm(*layer, world); }, "weight has hooks",
+                             "track_running_stats");
+  });
+}
+
+TEST(SyncBatchNormTest, ALayerWithTwoNamesIsOne) {
+  run_threads(1, [](ProcessGroup world) {
+    torch::nn::BatchNorm1d layer(3);
+    EXPECT_EQ(convert_sync_batch_norm(*torch::nn::Sequential(layer, layer), world), 1);
+  });
+}
+
 TEST(SyncBatchNormTest, SaysWhatIsWrongWithAnInput) {
   run_threads(2, [](ProcessGroup world) {
     SyncBatchNorm layer(3, world);
     const auto me = "rank " + std::to_string(world.rank());
+    torch::nn::Sequential model(torch::nn::BatchNorm1d(3));
+    convert_sync_batch_norm(*model, world);
+    for (int64_t channels : {1, 2, 4})
+      expect_error<UsageError>(
+          [&] {
+            model->forward(torch::zeros({4, channels}));
+          },
+          me, "SyncBatchNorm '0'", "[N, 3, ...]", "[4, " + std::to_string(channels) + "]");
     expect_error<UsageError>([&] { layer(torch::zeros({4, 5})); }, me, "[N, 3, ...]", "[4, 5]");
     expect_error<UsageError>([&] { layer(torch::zeros({3})); }, me, "[N, 3, ...]", "[3]");
+    const auto one_in_all = torch::zeros({1 - world.rank(), 3});
+    expect_error<UsageError>([&] { layer(one_in_all); }, "SyncBatchNorm of 3 channels", me, "1 values for each channel",
+                             "2 at least");
+    EXPECT_EQ(layer(torch::ones({1, 3})).size(0), 1) << "the group goes on";
+  });
+  run_threads(1, [](ProcessGroup world) {
     expect_error<UsageError>(
         [&] {
-          layer(torch::zeros({1 - world.rank(), 3}));
+          SyncBatchNorm(3, world)(torch::zeros({1, 3}));
         },
-        "1 values for each channel", "2 at least");
-    EXPECT_EQ(layer(torch::ones({1, 3})).size(0), 1) << "the group goes on";
+        "only rank", "1 values for each channel");
   });
 }
 
@@ -298,7 +330,7 @@ TEST(SyncBatchNormTest, SecondDerivativesAreRefused) {
     const auto input = random({4, 3}, 1, torch::kFloat).requires_grad_();
     const auto loss = model->forward(input).square().sum();
     expect_error<UsageError>([&] { torch::autograd::grad({loss}, {input}, {}, {}, /*create_graph=*/true); },
-                             "SyncBatchNorm '0'", "create_graph");
+                             "rank " + std::to_string(world.rank()), "SyncBatchNorm '0'", "create_graph", "eval()");
   });
 }
 

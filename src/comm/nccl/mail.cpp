@@ -1,7 +1,6 @@
 #include "comm/nccl/mail.h"
 
 #include <thread>
-#include <utility>
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -43,7 +42,8 @@ class Mail::Route {
     if (waiting_.empty() || !ranks_.is_ready()) return;
     for (; !waiting_.empty(); waiting_.pop_front()) {
       auto& message = *waiting_.front();
-      if (!std::exchange(is_beginning_, true)) begin(message);
+      if (!is_beginning_) begin(message);
+      is_beginning_ = true;
       if (!ranks_.has_begun(kDoing)) return;
       is_beginning_ = false;
       message.end.record(stream_);
