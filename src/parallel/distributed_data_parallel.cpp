@@ -5,7 +5,7 @@
 #include <fstream>
 #include <ostream>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <lockstep/error.h>
 

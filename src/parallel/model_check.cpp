@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <lockstep/error.h>
 

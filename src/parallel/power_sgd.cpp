@@ -3,7 +3,8 @@
 #include <map>
 #include <memory>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/error.h>
 
@@ -44,7 +45,7 @@ class PowerSgd {
   explicit PowerSgd(const PowerSgdOptions& options) : options_(options) {}
 
   FinishReduction start(const GradientBucket& bucket, const ProcessGroup& group) {
-    torch::NoGradGuard no_grad;
+    c10::NoGradGuard no_grad;
     auto& state = states_[bucket.index];
     if (!state.buffer.is_same(bucket.buffer)) state = plan(bucket, group, state.reductions);
     if (state.reductions++ < options_.start_iteration)
@@ -117,7 +118,7 @@ class PowerSgd {
   }
 
   void finish(Approximation& state, const ProcessGroup& group) const {
-    torch::NoGradGuard no_grad;
+    c10::NoGradGuard no_grad;
     if (!state.matrices.empty()) {
       for (auto& matrix : state.matrices) {
         orthonormalise(matrix.p);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/torch.h>
 
 #include <lockstep/error.h>
 

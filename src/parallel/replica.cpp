@@ -3,8 +3,9 @@
 #include <numeric>
 #include <utility>
 
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/torch.h>
 
 #include <lockstep/error.h>
 
@@ -74,7 +75,7 @@ void Replica::before_forward() {
   recorder_.begin_forward();
   reducer_->check_finished();
   check_unchanged();
-  if (!torch::GradMode::is_enabled()) return;
+  if (!c10::GradMode::is_enabled()) return;
   const bool is_training = wrapped_.module().is_training();
   int source = kSource;
   if (join_) {
@@ -99,7 +100,7 @@ void Replica::take_buffers_if_due(int source) {
 
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
-  if (!torch::GradMode::is_enabled()) return;
+  if (!c10::GradMode::is_enabled()) return;
   for (const auto& output : outputs)
     if (const auto& node = output.grad_fn()) node->add_pre_hook(std::make_unique<OutputHook>(reducer_));
 }

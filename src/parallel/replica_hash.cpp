@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <lockstep/error.h>
 

@@ -3,8 +3,13 @@
 #include <mutex>
 #include <typeinfo>
 
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/cuda.h>
 
 #include <lockstep/error.h>
 
@@ -159,7 +164,7 @@ Replicas::Copy Replicas::make_copy(c10::Device device) const {
 
 void Replicas::replicate() {
   check_module();
-  torch::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   const RandomNumbersKept kept;
   std::vector<Copy> copies;
   for (size_t index = 1; index < devices_.size(); ++index) copies.push_back(make_copy(devices_[index]));
@@ -185,7 +190,7 @@ void Replicas::follow(size_t count) {
   const auto layers = module_->modules();
   if (forms() != made_of_ || layers != made_of_layers_) replicate();
   check_module();
-  torch::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   const auto take = [](const at::Tensor& replica, const at::Tensor& original) {  // a graph that has it keeps working
     replica.variable_data().copy_(original, /*non_blocking=*/!replica.is_cpu() && !original.is_cpu());
   };

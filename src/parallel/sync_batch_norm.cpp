@@ -3,10 +3,14 @@
 #include <ostream>
 #include <set>
 
+#include <ATen/ATen.h>
 #include <ATen/ops/batch_norm_native.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
-#include <torch/torch.h>
 
 #include <lockstep/error.h>
 
@@ -72,7 +76,7 @@ class SyncedNormalization : public torch::autograd::Function<SyncedNormalization
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto capsule = context->saved_data["kept"].toCapsule();
     const auto& kept = static_cast<const Kept&>(*capsule);
-    if (torch::GradMode::is_enabled())
+    if (c10::GradMode::is_enabled())
       throw UsageError(text("rank ", kept.ranks.group.rank(), ": ", kept.ranks.layer,
                             ": backward was called with create_graph, and second derivatives over several ranks are ",
                             "not computed; call eval() on the layer for what needs them"));
@@ -262,7 +266,7 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
   if (is_training() && group_.size() > 1)
     return normalize(input, {weight, bias, running_mean, running_var, momentum, options.eps()},
                      {group_, text("SyncBatchNorm of ", options.num_features(), " channels")});
-  return torch::batch_norm(input, weight, bias, running_mean, running_var, is_training() || !running_mean.defined(),
+  return at::batch_norm(input, weight, bias, running_mean, running_var, is_training() || !running_mean.defined(),
                            momentum, options.eps(), at::globalContext().userEnabledCuDNN());
 }
 

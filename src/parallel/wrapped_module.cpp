@@ -4,7 +4,7 @@
 #include <cstring>
 #include <set>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <lockstep/error.h>
 
