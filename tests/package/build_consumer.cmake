@@ -1,6 +1,6 @@
-# Builds and runs the consumer against the installed package or against the source tree (WAY); with TARGET it builds only
-# that part of the source tree. What it compiled is kept for the next run; what it found is not, so that a package we forgot
-# to look for cannot hide in a cache.
+# Builds and runs the consumer against the installed package or against the source tree (WAY); with CONFIGURE_ONLY it stops
+# before building. What it compiled is kept for the next run; what it found is not, so that a package we forgot to look for
+# cannot hide in a cache.
 
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result)
@@ -25,9 +25,7 @@ endif()
 file(REMOVE ${build}/CMakeCache.txt)
 # No build type: what is proven here is not speed, and code that is not optimised is soon built.
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${build} -G Ninja -D Torch_DIR=${TORCH_DIR} ${where})
-if(TARGET)
-  run(${CMAKE_COMMAND} --build ${build} --target ${TARGET})
-else()
+if(NOT CONFIGURE_ONLY)
   run(${CMAKE_COMMAND} --build ${build})
   run(${build}/consumer)
 endif()

@@ -1,5 +1,6 @@
 #include <lockstep/sync_batch_norm.h>
 
+#include <numeric>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -141,38 +142,49 @@ struct FirstLayerImpl : torch::nn::Module {
 };
 TORCH_MODULE(FirstLayer);
 
+/// Ranks whose batches have these sizes, of 5 samples at most, against one process that has them all. The loss is
+/// summed, and divided by the mean number of samples of a rank.
 template <class Model>
-void expect_trains_as_alone(const std::vector<int64_t>& sample, int64_t layers) {
-  constexpr int kRanks = 3, kSteps = 10;
+void expect_trains_as_alone(const std::vector<int64_t>& sample, const std::vector<int64_t>& sizes, int64_t layers) {
+  constexpr int kSteps = 10;
+  const auto ranks = static_cast<int>(sizes.size());
+  const double total = std::accumulate(sizes.begin(), sizes.end(), 0.0);
   const auto filled_model = [] {
     Model model;
     fill_parameters(*model, 1);
     model->to(torch::kDouble);
     return model;
   };
+  const auto batch_of = [&](int step, int rank) {
+    const Share share{0, sizes[rank]};
+    return std::pair(part(inputs_of(step, rank, sample, torch::kDouble), share), part(targets_of(step, rank), share));
+  };
   const auto step_on = [](auto&& forward, torch::optim::Optimizer& optimizer, const torch::Tensor& inputs,
-                          const torch::Tensor& targets) {
+                          const torch::Tensor& targets, double samples) {
     optimizer.zero_grad();
-    torch::nn::functional::cross_entropy(forward(inputs), targets).backward();
+    (torch::cross_entropy_loss(forward(inputs), targets, {}, at::Reduction::Sum) / samples).backward();
     optimizer.step();
   };
   auto alone = filled_model();
   auto alone_optimizer = make_optimizer("momentum", alone->parameters());
   for (int step = 0; step < kSteps; ++step) {
-    std::vector<torch::Tensor> inputs, targets;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      inputs.push_back(inputs_of(step, rank, sample, torch::kDouble));
-      targets.push_back(targets_of(step, rank));
+    std::vector<torch::Tensor> all_inputs, all_targets;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto [inputs, targets] = batch_of(step, rank);
+      all_inputs.push_back(inputs);
+      all_targets.push_back(targets);
     }
-    step_on(alone, *alone_optimizer, torch::cat(inputs), torch::cat(targets));
+    step_on(alone, *alone_optimizer, torch::cat(all_inputs), torch::cat(all_targets), total);
   }
-  run_threads(kRanks, [&](ProcessGroup world) {
+  run_threads(ranks, [&](ProcessGroup world) {
     auto model = filled_model();
     EXPECT_EQ(convert_sync_batch_norm(*model, world), layers);
     DistributedDataParallel ddp(model, world, {.buckets = {100, 200}});
     auto optimizer = make_optimizer("momentum", ddp.parameters());
-    for (int step = 0; step < kSteps; ++step)
-      step_on(ddp, *optimizer, inputs_of(step, world.rank(), sample, torch::kDouble), targets_of(step, world.rank()));
+    for (int step = 0; step < kSteps; ++step) {
+      const auto [inputs, targets] = batch_of(step, world.rank());
+      step_on(ddp, *optimizer, inputs, targets, total / ranks);
+    }
     for (const auto& item : alone->named_parameters())
       EXPECT_LE(relative_difference(model->named_parameters()[item.key()], item.value()), 1e-12) << item.key();
     for (const auto& item : alone->named_buffers())
@@ -181,9 +193,10 @@ void expect_trains_as_alone(const std::vector<int64_t>& sample, int64_t layers) 
 }
 
 TEST(SyncBatchNormTest, AModelTrainsAsOneProcessDoesOnAllOfTheBatch) {
-  expect_trains_as_alone<ConvNet>({1, 6, 6}, 1);
-  expect_trains_as_alone<FirstLayer>({6}, 1);
-  expect_trains_as_alone<Mlp>({6}, 0);
+  expect_trains_as_alone<ConvNet>({1, 6, 6}, {5, 5, 5}, 1);
+  expect_trains_as_alone<ConvNet>({1, 6, 6}, {2, 5, 3}, 1);
+  expect_trains_as_alone<FirstLayer>({6}, {4, 4, 4}, 1);
+  expect_trains_as_alone<Mlp>({6}, {5, 5, 5}, 0);
 }
 
 TEST(SyncBatchNormTest, BackwardIsCollectiveOnlyWhereTheInputNeedsAGradient) {
