@@ -18,12 +18,6 @@ at::Tensor widened(const at::Tensor& tensor) {
   return tensor.defined() && tensor.element_size() == 2 ? tensor.to(at::kFloat) : tensor;
 }
 
-void check_total(double total, const ProcessGroup& group) {
-  if (total < 2)
-    throw UsageError(text("rank ", group.rank(), ": the batches of all ranks together have ", total,
-                          " values for each channel; training needs 2 at least, call eval() or give larger batches"));
-}
-
 /// The rows of all ranks, one below the other.
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroup& group) {
   auto rows = at::empty({group.size(), row.numel()}, row.options());
@@ -151,6 +145,12 @@ NormalizationGradients gradients_on_gpu(const at::Tensor& output_gradient, const
 }
 
 }  // namespace
+
+void check_total(double total, const ProcessGroup& group) {
+  if (total < 2)
+    throw UsageError(text("rank ", group.rank(), ": the batches of all ranks together have ", total,
+                          " values for each channel; training needs 2 at least, call eval() or give larger batches"));
+}
 
 Normalized normalize_over_ranks(const at::Tensor& input, const NormalizingLayer& layer, const ProcessGroup& group) {
   return input.is_cuda() ? normalize_on_gpu(input, layer, group) : normalize_on_cpu(input, layer, group);

@@ -26,6 +26,9 @@ struct Normalized {
   BatchMoments moments;  // backward needs them
 };
 
+/// UsageError unless the batches of all ranks have two values for each channel, as variances need.
+void check_total(double total, const ProcessGroup& group);
+
 /// Normalises the input by the batches of all ranks and updates the running statistics. Collective.
 Normalized normalize_over_ranks(const at::Tensor& input, const NormalizingLayer& layer, const ProcessGroup& group);
 

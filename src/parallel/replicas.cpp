@@ -112,10 +112,13 @@ std::vector<Replicas::Form> Replicas::forms() const {
   return result;
 }
 
-void Replicas::check_module() const {
+void Replicas::refuse_synced_layers() const {
   if (const auto layer = synced_batch_norm_in(*module_))
     throw UsageError(text("DataParallel: layer '", *layer, "' is a SyncBatchNorm, which is for ranks, one for each ",
                           "device; use DistributedDataParallel"));
+}
+
+void Replicas::check_place() const {
   const auto check = [&](const auto& tensors) {
     for (const auto& item : tensors)
       if (item.value().device() != devices_.front())
@@ -163,7 +166,8 @@ Replicas::Copy Replicas::make_copy(c10::Device device) const {
 }
 
 void Replicas::replicate() {
-  check_module();
+  refuse_synced_layers();
+  check_place();
   c10::NoGradGuard no_grad;
   const RandomNumbersKept kept;
   std::vector<Copy> copies;
@@ -189,7 +193,7 @@ void Replicas::follow(size_t count) {
   if (count < 2) return;
   const auto layers = module_->modules();
   if (forms() != made_of_ || layers != made_of_layers_) replicate();
-  check_module();
+  refuse_synced_layers();  // it may have been converted since
   c10::NoGradGuard no_grad;
   const auto take = [](const at::Tensor& replica, const at::Tensor& original) {  // a graph that has it keeps working
     replica.variable_data().copy_(original, /*non_blocking=*/!replica.is_cpu() && !original.is_cpu());

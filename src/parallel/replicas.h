@@ -45,7 +45,8 @@ class Replicas {
   };
 
   std::vector<Form> forms() const;
-  void check_module() const;
+  void refuse_synced_layers() const;
+  void check_place() const;
   Copy make_copy(c10::Device device) const;
   void follow(size_t count);
 

@@ -250,10 +250,6 @@ void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
   if (input.dim() < 2 || input.size(1) != options.num_features())
     throw UsageError(text("rank ", group_.rank(), ": SyncBatchNorm: expected an input of shape [N, ",
                           options.num_features(), ", ...], and got ", input.sizes()));
-  if (is_training() && group_.size() == 1 && input.numel() < 2 * input.size(1))
-    throw UsageError(text("rank ", group_.rank(), ": SyncBatchNorm: the batch of the only rank has ",
-                          input.numel() / input.size(1),
-                          " values for each channel; training needs 2 at least, call eval() or give larger batches"));
 }
 
 Tensor SyncBatchNormImpl::forward(const Tensor& input) {
@@ -263,11 +259,15 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
     num_batches_tracked += 1;
     if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();
   }
+  const Ranks ranks{group_, text("SyncBatchNorm of ", options.num_features(), " channels")};
   if (is_training() && group_.size() > 1)
-    return normalize(input, {weight, bias, running_mean, running_var, momentum, options.eps()},
-                     {group_, text("SyncBatchNorm of ", options.num_features(), " channels")});
+    return normalize(input, {weight, bias, running_mean, running_var, momentum, options.eps()}, ranks);
+  if (is_training())
+    ranks.together([&](const ProcessGroup& group) {
+      check_total(static_cast<double>(input.numel() / options.num_features()), group);
+    });
   return at::batch_norm(input, weight, bias, running_mean, running_var, is_training() || !running_mean.defined(),
-                           momentum, options.eps(), at::globalContext().userEnabledCuDNN());
+                        momentum, options.eps(), at::globalContext().userEnabledCuDNN());
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {

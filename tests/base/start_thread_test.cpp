@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <future>
-#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -56,8 +55,10 @@ TEST_F(InBackground, NothingBeginsAfterTheEndOfTheProcessHasWaited) {
   const auto end = [] {
     struct Late {
       ~Late() {
-        run_in_background("a test", [] { std::fputs("too late", stderr); });
-        std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it would have begun
+        static std::promise<void> began;
+        run_in_background("a test", [] { began.set_value(); });
+        if (began.get_future().wait_for(std::chrono::milliseconds(200)) == std::future_status::ready)
+          std::fputs("too late", stderr);
       }
     };
     static const Late late;

@@ -2,7 +2,6 @@
 
 #include <optional>
 
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 
 #include <lockstep/distributed_data_parallel.h>
 
+#include "parallel/captured_step.h"
 #include "parallel/models.h"
 #include "parallel/no_waiting.h"
 #include "parallel/training.h"
@@ -123,13 +123,7 @@ TEST_F(Cuda, AStepCanBeCapturedInAGraph) {
         c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
         DistributedDataParallel captured_ddp(captured, world);
         for (int i = 0; i < kWarmUp; ++i) step(captured_ddp, captured_optimizer);
-        torch::cuda::synchronize();
-        at::cuda::CUDAGraph graph;
-        graph.capture_begin();
-        step(captured_ddp, captured_optimizer);
-        graph.capture_end();
-        for (int i = 0; i < kReplays; ++i) graph.replay();
-        torch::cuda::synchronize();
+        capture_and_replay([&] { step(captured_ddp, captured_optimizer); }, kReplays);
         auto expected = eager->parameters(), parameters = captured->parameters();
         for (size_t i = 0; i < expected.size(); ++i)
           EXPECT_LE(relative_difference(parameters[i], expected[i]), 1e-6) << "parameter " << i;

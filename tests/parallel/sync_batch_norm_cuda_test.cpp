@@ -1,6 +1,5 @@
 // SyncBatchNorm with two ranks as processes that share one GPU.
 
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 #include <lockstep/error.h>
 #include <lockstep/sync_batch_norm.h>
 
+#include "parallel/captured_step.h"
 #include "parallel/models.h"
 #include "parallel/no_waiting.h"
 #include "parallel/normalizing.h"
@@ -139,13 +139,7 @@ TEST_F(CudaSyncBatchNorm, AStepDoesNotMakeTheHostWaitAndCanBeCapturedInAGraph) {
     DistributedDataParallel captured_ddp(captured, world);
     auto captured_optimizer = make_optimizer("momentum", captured->parameters());
     for (int i = 0; i < kWarmUp; ++i) step(captured_ddp, captured_optimizer);
-    torch::cuda::synchronize();
-    at::cuda::CUDAGraph graph;
-    graph.capture_begin();
-    step(captured_ddp, captured_optimizer);
-    graph.capture_end();
-    for (int i = 0; i < kReplays; ++i) graph.replay();
-    torch::cuda::synchronize();
+    capture_and_replay([&] { step(captured_ddp, captured_optimizer); }, kReplays);
     const auto expected = eager->named_parameters(), parameters = captured->named_parameters();
     for (const auto& item : expected)
       EXPECT_LE(relative_difference(parameters[item.key()], item.value()), 1e-6) << item.key();

@@ -200,6 +200,39 @@ TEST(SyncBatchNormTest, AModelTrainsAsOneProcessDoesOnAllOfTheBatch) {
   expect_trains_as_alone<Mlp>({6}, {5, 5, 5}, 0);
 }
 
+/// A layer behind which one parameter is used, or not.
+struct MayUseImpl : torch::nn::Module {
+  MayUseImpl() {
+    first = register_module("first", torch::nn::Linear(6, 6));
+    norm = register_module("norm", torch::nn::BatchNorm1d(6));
+    last = register_module("last", torch::nn::Linear(6, 6));
+  }
+  torch::Tensor forward(torch::Tensor x, bool uses_last) {
+    x = norm(first(x));
+    return uses_last ? last(x) : x;
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(MayUse);
+
+TEST(SyncBatchNormTest, InAGroupOfItsOwnItDoesNotMindWhatRanksLeaveOut) {
+  run_threads(2, [](ProcessGroup world) {
+    MayUse model;
+    fill_parameters(*model, 1);
+    model->to(torch::kDouble);
+    convert_sync_batch_norm(*model, world.new_group({0, 1}));
+    DistributedDataParallel ddp(model, world, {.find_unused_parameters = true, .buckets = {64, 64}});
+    for (int step = 0; step < 4; ++step) {  // from the second on, buckets are reduced as gradients come
+      const bool uses_last = (world.rank() + step) % 2 == 0;
+      ddp(inputs_of(step, world.rank(), {6}, torch::kDouble), uses_last).square().sum().backward();
+      auto gradient = model->first->weight.grad().clone();
+      world.broadcast(gradient, 0);
+      EXPECT_TRUE(torch::equal(gradient, model->first->weight.grad()));
+    }
+  });
+}
+
 TEST(SyncBatchNormTest, BackwardIsCollectiveOnlyWhereTheInputNeedsAGradient) {
   run_threads(2, [](ProcessGroup world) {
     auto layer = converted<torch::nn::BatchNorm1d>(BatchNormOptions(3), world);
@@ -325,7 +358,7 @@ TEST(SyncBatchNormTest, SaysWhatIsWrongWithAnInput) {
         [&] {
           SyncBatchNorm(3, world)(torch::zeros({1, 3}));
         },
-        "only rank", "1 values for each channel");
+        "SyncBatchNorm of 3 channels: rank 0", "1 values for each channel");
   });
 }
 
