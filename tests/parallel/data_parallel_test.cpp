@@ -397,7 +397,7 @@ TEST(DataParallelTest, SaysWhatIsWrong) {
                            "GPU", "CUDA_VISIBLE_DEVICES");
   if (torch::cuda::is_available()) {
     expect_error<UsageError>([] { DataParallel(make_net(), {.devices = {torch::Device("cuda:0")}}); },
-                             "'first.weight' is on cpu", "cuda:0", "model->to()");
+                             "'unused' is on cpu", "cuda:0", "model->to()");
   }
   run_threads(1, [](ProcessGroup world) {
     auto net = make_net();
