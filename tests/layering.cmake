@@ -24,9 +24,11 @@ set(never_modules comm)
 set(base_headers environment error export logging version)
 set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launcher)
-set(comm_headers backend call_options group_layout process_group reduce_op run_threads spawn tensors_in torch_version work)
+set(comm_headers
+  backend call_options group_layout join process_group reduce_op run_threads spawn tensors_in torch_version work)
 set(parallel_headers
-  bucket_plan comm_hook data_parallel ddp_logging_data distributed_data_parallel join sync_batch_norm)
+  bucket_plan captured_step comm_hook data_parallel ddp_logging_data distributed_data_parallel sync_batch_norm)
+set(optim_headers fused_optimizers gradient_tools optimizer_state shard_plan zero_redundancy_optimizer)
 set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb safetensors stage)
 
 function(violation file include why)

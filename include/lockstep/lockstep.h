@@ -6,6 +6,7 @@
 #include <lockstep/batch_iterator.h>
 #include <lockstep/bucket_plan.h>
 #include <lockstep/call_options.h>
+#include <lockstep/captured_step.h>
 #include <lockstep/collate.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/data_loader.h>
@@ -15,6 +16,8 @@
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/environment.h>
 #include <lockstep/error.h>
+#include <lockstep/fused_optimizers.h>
+#include <lockstep/gradient_tools.h>
 #include <lockstep/group_layout.h>
 #include <lockstep/group_loader.h>
 #include <lockstep/idx.h>
@@ -22,10 +25,12 @@
 #include <lockstep/lmdb.h>
 #include <lockstep/logging.h>
 #include <lockstep/meeting_place.h>
+#include <lockstep/optimizer_state.h>
 #include <lockstep/process_group.h>
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
 #include <lockstep/safetensors.h>
+#include <lockstep/shard_plan.h>
 #include <lockstep/spawn.h>
 #include <lockstep/stage.h>
 #include <lockstep/store.h>
@@ -35,3 +40,4 @@
 #include <lockstep/torch_version.h>
 #include <lockstep/version.h>
 #include <lockstep/work.h>
+#include <lockstep/zero_redundancy_optimizer.h>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,9 +23,12 @@ struct IValue;
 
 namespace lockstep {
 
+class ProcessGroup;
+
 namespace detail {
 class Group;
-}
+void run_captured(const ProcessGroup& group, const std::function<void()>& replay, const CallOptions& options);
+}  // namespace detail
 
 struct NewGroupOptions {
   /// As in ProcessGroupOptions; the parent's when not given.
@@ -178,6 +182,7 @@ class LOCKSTEP_EXPORT ProcessGroup {
   friend bool operator==(const ProcessGroup&, const ProcessGroup&) = default;
 
  private:
+  friend void detail::run_captured(const ProcessGroup&, const std::function<void()>&, const CallOptions&);
   detail::Group& member() const;
 
   std::shared_ptr<detail::Group> group_;  // constant after construction

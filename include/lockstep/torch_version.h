@@ -28,6 +28,54 @@ inline void copy_together(const std::vector<at::Tensor>& to, const std::vector<a
 #endif
 }
 
+/// Multiplies all of them by a 0-dimensional tensor of their device, on a GPU in few steps.
+inline void multiply_together(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 1)
+  at::_foreach_mul_(tensors, factor);
+#else
+  for (auto tensor : tensors) tensor.mul_(factor);
+#endif
+}
+
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
+inline constexpr bool kFusesOnGpu = true;
+#else
+inline constexpr bool kFusesOnGpu = false;
+#endif
+
+/// All parameters of one dtype and GPU.
+struct FusedLists {
+  std::vector<at::Tensor> parameters, gradients, first, second, largest, steps;
+};
+
+/// Only where kFusesOnGpu. `first` and `second` are the moments, `largest` is AMSGrad's.
+inline void fused_adam([[maybe_unused]] const FusedLists& lists, [[maybe_unused]] const at::Tensor& lr,
+                       [[maybe_unused]] double beta1, [[maybe_unused]] double beta2,
+                       [[maybe_unused]] double weight_decay, [[maybe_unused]] double eps,
+                       [[maybe_unused]] bool is_decoupled) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
+  const bool amsgrad = !lists.largest.empty();
+  const auto& [parameters, gradients, first, second, largest, steps] = lists;
+  if (is_decoupled)
+    at::_fused_adamw_(parameters, gradients, first, second, largest, steps, lr, beta1, beta2, weight_decay, eps,
+                      amsgrad, /*maximize=*/false);
+  else
+    at::_fused_adam_(parameters, gradients, first, second, largest, steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
+                     /*maximize=*/false);
+#endif
+}
+
+/// Only where kFusesOnGpu. `first` is the momentum, and empty where there is none.
+inline void fused_sgd([[maybe_unused]] const FusedLists& lists, [[maybe_unused]] const at::Tensor& lr,
+                      [[maybe_unused]] double momentum, [[maybe_unused]] double dampening,
+                      [[maybe_unused]] double weight_decay, [[maybe_unused]] bool nesterov,
+                      [[maybe_unused]] bool is_first) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
+  at::_fused_sgd_(lists.parameters, lists.gradients, lists.first, weight_decay, momentum, lr, dampening, nesterov,
+                  /*maximize=*/false, is_first);
+#endif
+}
+
 }  // namespace detail
 
 }  // namespace lockstep

@@ -1,10 +1,47 @@
 #include "comm/capture.h"
 
+#include <lockstep/error.h>
+
+#include "comm/group.h"
 #ifdef LOCKSTEP_HAVE_NCCL
 #include "comm/nccl/gpu.h"
+#include "comm/nccl/graph.h"
 #endif
 
 namespace lockstep::detail {
+namespace {
+
+thread_local Recording* current = nullptr;
+
+}  // namespace
+
+CaptureStream::~CaptureStream() = default;
+
+std::unique_ptr<CaptureStream> make_capture_stream([[maybe_unused]] c10::Device device) {
+#ifdef LOCKSTEP_HAVE_NCCL
+  return nccl::make_capture_stream(device);
+#else
+  throw UsageError("this lockstep was built without CUDA");
+#endif
+}
+
+void run_captured(const ProcessGroup& group, const std::function<void()>& replay, const CallOptions& options) {
+  group.member()
+      .for_device(group.device().type())
+      .run({{Operation::kCapturedStep}, [&](Backend&, const CallInfo&) { replay(); }}, options);
+}
+
+Recording::Recording() {
+  current = this;
+}
+
+Recording::~Recording() {
+  current = nullptr;
+}
+
+void Recording::before_replay(std::function<void()> call) {
+  if (current) current->before_replay_.push_back(std::move(call));
+}
 
 bool is_capturing([[maybe_unused]] c10::Device device) {
 #ifdef LOCKSTEP_HAVE_NCCL

@@ -1,10 +1,55 @@
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <vector>
+
 #include <c10/core/Device.h>
+
+#include <lockstep/call_options.h>
+#include <lockstep/process_group.h>
 
 namespace lockstep::detail {
 
 /// Whether the calling thread's current stream on that device is being captured into a CUDA graph.
 bool is_capturing(c10::Device device);
+
+/// A stream of a GPU beside the current one, on which work is tried, and then captured in a CUDA graph, which the
+/// current stream repeats. The default stream cannot be captured. Not thread-safe.
+class CaptureStream {
+ public:
+  virtual ~CaptureStream();
+
+  /// Does the work there, after what the current stream was given so far; that one goes on after it.
+  virtual void run(const std::function<void()>& work) = 0;
+  /// Remembers what the work would do, and does not do it. Throws what the work throws, or the driver's c10::Error.
+  virtual void capture(const std::function<void()>& work) = 0;
+  /// Does, on the current stream, what was captured.
+  virtual void replay() = 0;
+};
+std::unique_ptr<CaptureStream> make_capture_stream(c10::Device device);
+
+/// Makes `replay`, in which collectives of the group are repeated that were captured, a call of the group: it has its
+/// place in the order, its time-out, and fails when a rank is lost. Collective.
+void run_captured(const ProcessGroup& group, const std::function<void()>& replay, const CallOptions& options);
+
+/// A step that this thread is capturing, from construction to destruction: those who take part in it and have something
+/// to do before each replay say so.
+class Recording {
+ public:
+  Recording();
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  /// What they have said, in order.
+  std::vector<std::function<void()>> take() { return std::move(before_replay_); }
+
+  /// Remembers it in the recording that the calling thread is making; nothing where it makes none.
+  static void before_replay(std::function<void()> call);
+
+ private:
+  std::vector<std::function<void()>> before_replay_;
+};
 
 }  // namespace lockstep::detail

@@ -21,15 +21,16 @@ enum class Operation : uint8_t {
   kNewSubgroups,
   kNewSubgroupsByEnumeration,
   kMonitoredBarrier,
+  kCapturedStep,
   kSend,
   kRecv,
 };
 
 /// As users write them, in the order of Operation.
 inline constexpr std::array kOperationNames{
-    "all_reduce",        "reduce",     "broadcast", "all_gather", "gather",        "scatter",
-    "reduce_scatter",    "all_to_all", "barrier",   "new_group",  "new_subgroups", "new_subgroups_by_enumeration",
-    "monitored_barrier", "send",       "recv"};
+    "all_reduce",        "reduce",        "broadcast", "all_gather", "gather",        "scatter",
+    "reduce_scatter",    "all_to_all",    "barrier",   "new_group",  "new_subgroups", "new_subgroups_by_enumeration",
+    "monitored_barrier", "captured_step", "send",      "recv"};
 static_assert(kOperationNames.size() == static_cast<size_t>(Operation::kRecv) + 1);
 
 /// "all_reduce".

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -24,6 +25,10 @@ std::vector<GradientSpec> specs_of(const std::vector<NamedParameter>& parameters
   for (const auto& [name, tensor] : parameters)
     specs.push_back({tensor.numel(), tensor.scalar_type(), tensor.device()});
   return specs;
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
 }  // namespace
@@ -50,19 +55,42 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       options_(options),
       weight_(weight),
       recorder_(recorder),
+      stream_(current_stream(group_.device())),
       plan_(plan_buckets(specs_of(parameters_), options.limits)),
       states_(parameters_.size()),
       used_(parameters_.size()),
       marks_(parameters_.size()) {
   make_buckets();
+  listen();
+}
+
+Reducer::~Reducer() {
+  stop_listening();
+}
+
+void Reducer::listen() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i].tensor));
     hook_keys_.push_back(accumulators_[i]->add_post_hook(std::make_unique<Hook>(*this, i)));
   }
 }
 
-Reducer::~Reducer() {
+void Reducer::stop_listening() {
   for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
+  accumulators_.clear();
+  hook_keys_.clear();
+}
+
+// Autograd makes a new accumulator, on the current stream, once nobody holds the old one.
+void Reducer::follow_stream() {
+  const auto now = current_stream(group_.device());
+  std::lock_guard lock(mutex_);
+  if (now == stream_ || in_backward_) return;
+  for (const auto& accumulator : accumulators_)
+    if (accumulator.use_count() > 1) return;
+  stop_listening();
+  listen();
+  stream_ = now;
 }
 
 // The last bucket also carries the marks.
@@ -245,12 +273,16 @@ void Reducer::put_in_bucket(size_t parameter) {
   ++in_;
 }
 
-// What got no gradient goes in as it stands, so that the bucket can leave and no rank waits for this one. Where its old
-// gradient lies in the bucket, the reduction writes over it: keep it.
+// What got no gradient goes in as it stands, so that the bucket can leave and no rank waits for this one.
 void Reducer::put_in_as_it_stands(size_t parameter) {
+  keep(parameter);
+  put_in_bucket(parameter);
+}
+
+// Where an old gradient lies in the bucket, the reduction writes over it.
+void Reducer::keep(size_t parameter) {
   const auto& gradient = parameters_[parameter].tensor.grad();
   if (gradient.defined() && same_memory(gradient, view_of(parameter))) states_[parameter].kept = gradient.clone();
-  put_in_bucket(parameter);
 }
 
 // In the order of the plan, which is the same on all ranks, whatever order the gradients come in. The last bucket waits
@@ -369,12 +401,15 @@ void Reducer::shadow() {
   c10::NoGradGuard no_grad;
   started_ = 0;
   arrivals_.clear();
+  if (options_.allow_unused)
+    for (size_t i = 0; i < parameters_.size(); ++i) keep(i);
   for (auto& bucket : buckets_) {
     bucket.clear();
     bucket.start(hook_);
   }
   finish_all();
   learn_use();
+  for (size_t i = 0; i < parameters_.size(); ++i) adopt(i);  // for an optimizer that steps a share of them on this rank
   ++reductions_;
   has_unsynchronised_ = false;
   not_finite_.clear();

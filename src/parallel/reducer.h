@@ -59,11 +59,16 @@ class Reducer {
   /// UsageError when there is one already.
   void set_hook(CommHook hook);
 
+  /// On a GPU, autograd accumulates gradients on the stream that was current when it was last called: before a forward.
+  /// It stays with the old one as long as what an earlier forward has returned is kept.
+  void follow_stream();
+
   /// A backward that the calling thread is in has come to what the model returned: it will end with a reduction, even
   /// if no parameter gets a gradient.
   void on_output_gradient();
 
-  /// Takes part in the others' reduction with nothing of its own, on a rank that has no input left.
+  /// Takes part in the others' reduction with nothing of its own, on a rank that has no input left, and has the
+  /// average, too.
   void shadow();
 
   /// UsageError when the last backward broke off, since this rank has then left the others in the middle of it.
@@ -86,6 +91,8 @@ class Reducer {
   class Hook;
 
   void make_buckets();
+  void listen();
+  void stop_listening();
   // A rank that has no input in the first iteration of a join records later than the others; whether marks travel must
   // be the same everywhere.
   bool is_recording() const { return options_.static_graph && !has_recorded_; }
@@ -100,6 +107,7 @@ class Reducer {
   bool is_complete(size_t parameter);
   void put_in_bucket(size_t parameter);
   void put_in_as_it_stands(size_t parameter);
+  void keep(size_t parameter);
   void start_full_buckets();
   void reduce_the_rest();
   void finish_all();
@@ -117,10 +125,11 @@ class Reducer {
   ReducerOptions options_;  // guarded by mutex_
   BatchWeight& weight_;
   StepRecorder& recorder_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // kept alive: autograd holds them weakly
-  std::vector<uintptr_t> hook_keys_;                                  // constant after construction
 
-  mutable std::mutex mutex_;  // guards all that follows
+  mutable std::mutex mutex_;                                          // guards all that follows
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // kept alive: autograd holds them weakly
+  std::vector<uintptr_t> hook_keys_;
+  c10::Stream stream_;  // on which they were made
   BucketPlan plan_;
   std::vector<Bucket> buckets_;
   std::vector<State> states_;  // of the parameters

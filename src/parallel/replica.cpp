@@ -76,6 +76,7 @@ void Replica::before_forward() {
   reducer_->check_finished();
   check_unchanged();
   if (!c10::GradMode::is_enabled()) return;
+  reducer_->follow_stream();
   const bool is_training = wrapped_.module().is_training();
   int source = kSource;
   if (join_) {

@@ -123,27 +123,58 @@ void messages() {
 }
 
 // Forward, backward with its reductions, and a step, over and over.
+struct ModelImpl : torch::nn::Module {
+  ModelImpl()
+      : net(register_module(
+            "net", torch::nn::Sequential(torch::nn::Linear(256, 1024), torch::nn::ReLU(), torch::nn::Linear(1024, 1024),
+                                         torch::nn::ReLU(), torch::nn::Linear(1024, 10)))) {}
+  torch::Tensor forward(torch::Tensor input) { return net->forward(input); }
+  torch::nn::Sequential net;
+};
+TORCH_MODULE(Model);
+
+/// Trains for ever: step(inputs, targets).
+template <class Step>
+void train(const ProcessGroup& world, int known_after, const Step& step) {
+  for (int i = 0;; ++i) {
+    if (i == known_after) {
+      world.synchronize();
+      print("running");
+    }
+    step(torch::randn({64, 256}, world.device()),
+         torch::randint(10, {64}, at::TensorOptions(at::kLong).device(world.device())));
+  }
+}
+
 void training() {
   auto world = join();
-  torch::nn::Sequential net(torch::nn::Linear(256, 1024), torch::nn::ReLU(), torch::nn::Linear(1024, 1024),
-                            torch::nn::ReLU(), torch::nn::Linear(1024, 10));
-  struct Model : torch::nn::Module {
-    explicit Model(torch::nn::Sequential inner) : net(register_module("net", inner)) {}
-    torch::Tensor forward(torch::Tensor input) { return net->forward(input); }
-    torch::nn::Sequential net;
-  };
-  auto model = std::make_shared<Model>(net);
+  Model model;
   model->to(world.device());
   lockstep::DistributedDataParallel ddp(model, world);
   torch::optim::SGD optimizer(ddp.parameters(), 0.01);
-  for (int step = 0;; ++step) {
-    if (step == 3) print("running");
+  train(world, 3, [&](const torch::Tensor& inputs, const torch::Tensor& targets) {
     optimizer.zero_grad();
-    auto inputs = torch::randn({64, 256}, world.device());
-    auto targets = torch::randint(10, {64}, at::TensorOptions(at::kLong).device(world.device()));
     torch::nn::functional::cross_entropy(ddp(inputs), targets).backward();
     optimizer.step();
-  }
+  });
+}
+
+// With an optimizer that is divided between the ranks and, on a GPU, as a graph.
+void captured_training() {
+  auto world = join();
+  Model model;
+  model->to(world.device());
+  lockstep::DistributedDataParallel ddp(model, world);
+  lockstep::ZeroRedundancyOptimizer<lockstep::FusedAdamW> optimizer(ddp.parameters(), world,
+                                                                    torch::optim::AdamWOptions(1e-3));
+  lockstep::CapturedStep step(world, [&](const torch::Tensor& inputs, const torch::Tensor& targets) {
+    optimizer.zero_grad();
+    auto loss = torch::nn::functional::cross_entropy(ddp(inputs), targets);
+    loss.backward();
+    optimizer.step();
+    return loss;
+  });
+  train(world, 6, [&](const torch::Tensor& inputs, const torch::Tensor& targets) { step(inputs, targets); });
 }
 
 void sums() {
@@ -395,6 +426,7 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"mixed_calls", mixed_calls},
     {"waits_between_calls", waits_between_calls},
     {"messages", messages},
+    {"captured_training", captured_training},
     {"training", training},
     {"sums", sums},
     {"joins_again", joins_again},

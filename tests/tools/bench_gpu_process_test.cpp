@@ -22,12 +22,14 @@ TEST(BenchGpuCommand, MeasuresAllSidesInOneRun) {
   for (const auto& row : rows) {
     EXPECT_EQ(row["rounds"], 5);
     EXPECT_EQ(row["wrong"], 0) << row;
-    for (const std::string side : {"plain", "ddp", "python_plain", "python_ddp", "python_best"}) {
+    for (const std::string side :
+         {"plain", "ddp", "captured", "python_plain", "python_graph", "python_ddp", "python_best"}) {
       EXPECT_GT(row[side + "_p10_ms"], 0.0) << side;
       EXPECT_LE(row[side + "_p10_ms"], row[side + "_p90_ms"]) << side;
       EXPECT_GT(row[side + "_peak_bytes"], 1 << 20) << side;
     }
-    for (const char* ratio : {"ratio_to_plain", "ratio_to_python", "ratio_to_python_best", "memory_to_python"})
+    for (const char* ratio : {"ratio_to_plain", "ratio_to_python", "ratio_to_python_best",
+                              "captured_ratio_to_python_graph", "memory_to_python"})
       EXPECT_GT(row[ratio], 0.0) << ratio;
   }
 }

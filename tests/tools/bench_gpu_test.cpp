@@ -72,12 +72,14 @@ TEST(BenchGpuRequest, RefusesWhatItCannotMeasure) {
   expect_refusal(asked, "--against is \"jax\"");
 }
 
-/// A step takes 10 ms, with DistributedDataParallel 11, and in Python 12, 22 and 16.5.
+/// A step takes 10 ms, with DistributedDataParallel 11, captured 5, and in Python 12, 4, 22 and 16.5.
 GpuRow some_row() {
   GpuRow row{.model = "cnn", .gpu = "a GPU", .steps = 7};
   row.samples = {{GpuSide::kPlain, {9000, 10000, 12000}, 100 << 20, 2.0},
                  {GpuSide::kDdp, {9900, 11000, 13200}, 110 << 20, 2.01},
+                 {GpuSide::kCaptured, {4500, 5000, 6000}, 130 << 20, 2.0},
                  {GpuSide::kPythonPlain, {10800, 12000, 14400}, 100 << 20, 1.99},
+                 {GpuSide::kPythonGraph, {3600, 4000, 4800}, 130 << 20, 2.0},
                  {GpuSide::kPythonDdp, {19800, 22000, 26400}, 120 << 20, 2.0},
                  {GpuSide::kPythonBest, {14850, 16500, 19800}, 110 << 20, 2.0}};
   return row;
@@ -97,6 +99,7 @@ TEST(BenchGpuRow, ComparesTheSides) {
   EXPECT_DOUBLE_EQ(object["ratio_to_plain"], 1.1);
   EXPECT_DOUBLE_EQ(object["ratio_to_python"], 2);
   EXPECT_DOUBLE_EQ(object["ratio_to_python_best"], 1.5);
+  EXPECT_DOUBLE_EQ(object["captured_ratio_to_python_graph"], 1.25);
   EXPECT_DOUBLE_EQ(object["memory_to_python"], 1);
   EXPECT_EQ(object["wrong"], 0);
 }
@@ -110,13 +113,13 @@ TEST(BenchGpuRow, ComparesRoundByRound) {
 
 TEST(BenchGpuRow, HasNothingOfPythonWhereItWasNotAsked) {
   auto row = some_row();
-  row.samples.resize(2);
+  row.samples.resize(3);
   row.is_checked = false;
   const auto object = nlohmann::json::parse(to_json_line(row));
   for (const char* field : {"python_plain_ms", "python_ddp_loss", "python_best_peak_bytes", "ratio_to_python",
-                            "ratio_to_python_best", "memory_to_python", "wrong"})
+                            "ratio_to_python_best", "captured_ratio_to_python_graph", "memory_to_python", "wrong"})
     EXPECT_TRUE(object.at(field).is_null()) << field;
-  EXPECT_THAT(gpu_comparison({row}), ContainsRegex("cnn +1.10x +- +- +- +-\n"));
+  EXPECT_THAT(gpu_comparison({row}), ContainsRegex("cnn +1.10x +- +- +- +- +-\n"));
 }
 
 TEST(BenchGpuRow, FindsLossesThatDiffer) {
@@ -130,9 +133,10 @@ TEST(BenchGpuRow, FindsLossesThatDiffer) {
 TEST(BenchGpuTable, HasALineForEachSide) {
   const auto lines = gpu_lines(some_row());
   for (const char* line : {"  cnn +plain +10.00 +9.200 +11.60 +100.0 +2.0000\n", "  cnn +ddp +11.00 ",
-                           "  cnn +python plain +12.00 ", "  cnn +python ddp +22.00 ", "  cnn +python best +16.50 "})
+                           "  cnn +captured +5.000 ", "  cnn +python graph +4.000 ", "  cnn +python plain +12.00 ",
+                           "  cnn +python ddp +22.00 ", "  cnn +python best +16.50 "})
     EXPECT_THAT(lines, ContainsRegex(line));
-  EXPECT_THAT(gpu_comparison({some_row()}), ContainsRegex("cnn +1.10x +2.00x +1.50x +1.20x +1.00x\n"));
+  EXPECT_THAT(gpu_comparison({some_row()}), ContainsRegex("cnn +1.10x +2.00x +1.50x +1.20x +1.25x +1.00x\n"));
   EXPECT_THAT(gpu_header(), HasSubstr("peak"));
 }
 

@@ -26,8 +26,9 @@ ddp measures a step of training: of ranks that do not talk (local), with Distrib
 the others sleep (alone) and, if asked for, with Python's DistributedDataParallel over Gloo (python). It prints what
 talking adds to a step (exposed), and what is left of a rank's speed when all train together (efficiency).
 
-gpu measures a step of one rank on one GPU: of the module by itself (plain), with DistributedDataParallel over NCCL (ddp)
-and, if asked for, the same in Python (python plain, python ddp, and python best with the settings that cost least).
+gpu measures a step of one rank on one GPU: of the module by itself (plain), with DistributedDataParallel over NCCL
+(ddp), that as a CapturedStep (captured), and, if asked for, the same in Python (python plain, python graph, which is
+plain as a CUDA graph, python ddp, and python best with the settings that cost least).
 
 Examples:
   lockstep bench all-reduce

@@ -1,9 +1,9 @@
 """Trains on one GPU, beside which `lockstep bench gpu` measures: it starts this.
 
-    gpu_trainer.py plain|ddp|best
+    gpu_trainer.py plain|graph|ddp|best
 
-plain is the module by itself, ddp is DistributedDataParallel over NCCL as it comes, best with the settings that cost
-least. Answers each line on stdin by one on stdout, and the first one unasked, by its version, when it has the GPU:
+plain is the module by itself, graph the same as a CUDA graph, ddp is DistributedDataParallel over NCCL as it comes, best
+with the settings that cost least. Answers each line on stdin by one on stdout, and the first one unasked, by its version, when it has the GPU:
 
     model NAME    takes this model, with its first weights
     train STEPS   trains it, and answers the loss of the last step
@@ -102,7 +102,10 @@ class Training:
         model = model.cuda()
         self.data, self.target = data.cuda(), target.cuda()
         self.in_bfloat16 = name in GPTS
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+        self.is_graph = side == "graph"
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=self.is_graph)
+        self.warm_up = 3  # steps before the graph is captured
+        self.graph = None
         if side == "ddp":
             model = DistributedDataParallel(model, device_ids=[0])
         elif side == "best":
@@ -119,9 +122,25 @@ class Training:
         self.optimizer.step()
         return loss.detach()
 
+    def step_by_graph(self):
+        if self.warm_up > 0:
+            self.warm_up -= 1
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                loss = self.step()
+            torch.cuda.current_stream().wait_stream(beside)
+            return loss
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.loss = self.step()
+        self.graph.replay()
+        return self.loss
+
     def train(self, steps):
         for _ in range(steps):
-            loss = self.step()
+            loss = self.step_by_graph() if self.is_graph else self.step()
         last = loss.item()
         torch.cuda.synchronize()
         return last
@@ -140,7 +159,7 @@ def main(side):
     os.dup2(2, 1)  # whatever else is printed is no answer
     torch.set_float32_matmul_precision("high")
     torch.cuda.set_device(0)
-    if side != "plain":
+    if side in ("ddp", "best"):
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
     os.write(answers, f"{torch.__version__}\n".encode())
     training = None

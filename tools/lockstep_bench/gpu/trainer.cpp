@@ -14,11 +14,12 @@
 #include <torch/cuda.h>
 #include <torch/version.h>
 
+#include <lockstep/captured_step.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
+#include <lockstep/fused_optimizers.h>
 #include <lockstep/process_group.h>
 
-#include "gpu/adamw.h"
 #include "gpu/model.h"
 
 namespace lockstep::bench {
@@ -27,6 +28,7 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
 const at::Device kGpu(at::kCUDA, 0);
+constexpr double kLearningRate = 3e-4;  // gpu_trainer.py has the same
 
 /// While it lives, this thread computes in bfloat16 what that is good enough for.
 class Autocast {
@@ -47,47 +49,57 @@ class Autocast {
 /// One model with its optimizer, on the GPU, with DistributedDataParallel where there is a group.
 class GpuTraining {
  public:
-  GpuTraining(GpuTask task, const std::optional<ProcessGroup>& group) : task_(std::move(task)) {
+  GpuTraining(GpuTask task, const std::optional<ProcessGroup>& group, bool is_captured) : task_(std::move(task)) {
     task_.model->to(kGpu);
     task_.input = task_.input.to(kGpu);
     task_.target = task_.target.to(kGpu);
     if (group) ddp_.emplace(task_.model, *group);
-    optimizer_ = std::make_unique<FusedAdamW>(task_.model->parameters());
+    parameters_ = task_.model->parameters();
+    optimizer_ = std::make_unique<FusedAdamW>(parameters_, torch::optim::AdamWOptions(kLearningRate));
+    if (is_captured) captured_.emplace(*group, Step{*this});
   }
 
   double train(int steps) {
     at::Tensor loss;
-    for (int i = 0; i < steps; ++i) loss = step();
+    for (int i = 0; i < steps; ++i)
+      loss = captured_ ? (*captured_)(task_.input, task_.target) : step(task_.input, task_.target);
     const auto last = loss.item<double>();
     torch::cuda::synchronize();
     return last;
   }
 
  private:
-  at::Tensor step() {
-    optimizer_->release_gradients();
-    auto loss = forward();
+  struct Step {
+    at::Tensor operator()(const at::Tensor& input, const at::Tensor& target) { return training.step(input, target); }
+    GpuTraining& training;
+  };
+
+  at::Tensor step(const at::Tensor& input, const at::Tensor& target) {
+    for (const auto& parameter : parameters_) parameter.mutable_grad().reset();
+    auto loss = forward(input, target);
     loss.backward();
     optimizer_->step();
     return loss.detach();
   }
 
-  at::Tensor forward() {
+  at::Tensor forward(const at::Tensor& input, const at::Tensor& target) {
     std::optional<Autocast> autocast;
     if (task_.in_bfloat16) autocast.emplace();
-    return at::cross_entropy_loss(ddp_ ? (*ddp_)(task_.input) : task_.model->forward(task_.input), task_.target);
+    return at::cross_entropy_loss(ddp_ ? (*ddp_)(input) : task_.model->forward(input), target);
   }
 
   GpuTask task_;
   std::optional<DistributedDataParallel<torch::nn::SequentialImpl>> ddp_;
+  std::vector<at::Tensor> parameters_;
   std::unique_ptr<FusedAdamW> optimizer_;
+  std::optional<CapturedStep<Step>> captured_;
 };
 
 int64_t peak_bytes() {
   return allocator::getDeviceStats(0).allocated_bytes[0].peak;  // 0: of all pools together
 }
 
-std::string carry_out(const std::string& request, const std::optional<ProcessGroup>& group,
+std::string carry_out(const std::string& request, const std::optional<ProcessGroup>& group, bool is_captured,
                       std::unique_ptr<GpuTraining>& training) {
   std::istringstream words(request);
   std::string command, argument;
@@ -98,7 +110,7 @@ std::string carry_out(const std::string& request, const std::optional<ProcessGro
   training.reset();
   allocator::emptyCache();
   allocator::resetPeakStats(0);
-  if (command == "model") training = std::make_unique<GpuTraining>(make_gpu_task(argument), group);
+  if (command == "model") training = std::make_unique<GpuTraining>(make_gpu_task(argument), group, is_captured);
   return "";
 }
 
@@ -121,10 +133,11 @@ void serve_trainer(const std::string& side) {
   at::globalContext().setFloat32MatmulPrecision("high");
   at::zeros({1}, kGpu);  // makes the allocator ready to be asked
   std::optional<ProcessGroup> group;
-  if (side == "ddp") group = init_process_group({.backend = "nccl", .rank = 0, .world_size = 1, .device = kGpu});
+  if (side != "plain") group = init_process_group({.backend = "nccl", .rank = 0, .world_size = 1, .device = kGpu});
   std::unique_ptr<GpuTraining> training;
   say(TORCH_VERSION);
-  for (std::string request; std::getline(std::cin, request);) say(carry_out(request, group, training));
+  for (std::string request; std::getline(std::cin, request);)
+    say(carry_out(request, group, side == "captured", training));
 }
 
 }  // namespace lockstep::bench

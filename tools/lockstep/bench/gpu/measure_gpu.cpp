@@ -105,6 +105,7 @@ std::deque<Trainer> start_trainers(const std::string& program, const std::option
   std::deque<Trainer> trainers;
   trainers.emplace_back(GpuSide::kPlain, std::vector<std::string>{program, "--gpu", "plain"});
   trainers.emplace_back(GpuSide::kDdp, std::vector<std::string>{program, "--gpu", "ddp"});
+  trainers.emplace_back(GpuSide::kCaptured, std::vector<std::string>{program, "--gpu", "captured"});
   if (python) {
     const auto script = tool::find_helper_program("gpu_trainer.py").string();
     if (script.empty()) throw SystemError("gpu_trainer.py is neither beside lockstep nor in ../libexec/lockstep");
@@ -112,6 +113,7 @@ std::deque<Trainer> start_trainers(const std::string& program, const std::option
       trainers.emplace_back(side, std::vector<std::string>{python->program, script, name});
     };
     start(GpuSide::kPythonPlain, "plain");
+    start(GpuSide::kPythonGraph, "graph");
     start(GpuSide::kPythonDdp, "ddp");
     start(GpuSide::kPythonBest, "best");
   }

@@ -17,10 +17,10 @@ namespace {
 using json = nlohmann::ordered_json;
 
 constexpr double kRounding = 0.01;  // of a loss, after steps in bfloat16 or TF32 by whichever kernels
-constexpr GpuSide kSides[] = {GpuSide::kPlain, GpuSide::kDdp, GpuSide::kPythonPlain, GpuSide::kPythonDdp,
-                              GpuSide::kPythonBest};
+constexpr GpuSide kSides[] = {GpuSide::kPlain,       GpuSide::kDdp,       GpuSide::kCaptured,  GpuSide::kPythonPlain,
+                              GpuSide::kPythonGraph, GpuSide::kPythonDdp, GpuSide::kPythonBest};
 constexpr const char* kTimes = "{} {:<10} {:<12} {:>8} {:>8} {:>8} {:>9} {:>8}\n";
-constexpr const char* kComparison = "{} {:<10} {:>10} {:>12} {:>14} {:>12} {:>14}\n";
+constexpr const char* kComparison = "{} {:<10} {:>10} {:>12} {:>10} {:>13} {:>15} {:>14}\n";
 
 bool is_wrong(const GpuSample& sample, const GpuSample& plain) {
   return !(std::abs(sample.loss - plain.loss) <= kRounding * std::abs(plain.loss));  // NaN, too
@@ -56,8 +56,12 @@ const char* name_of(GpuSide side) {
       return "plain";
     case GpuSide::kDdp:
       return "ddp";
+    case GpuSide::kCaptured:
+      return "captured";
     case GpuSide::kPythonPlain:
       return "python plain";
+    case GpuSide::kPythonGraph:
+      return "python graph";
     case GpuSide::kPythonDdp:
       return "python ddp";
     default:
@@ -99,6 +103,7 @@ std::string to_json_line(const GpuRow& row) {
   object["ratio_to_plain"] = or_null(row.ratio(GpuSide::kDdp, GpuSide::kPlain));
   object["ratio_to_python"] = or_null(row.ratio(GpuSide::kPythonDdp, GpuSide::kDdp));
   object["ratio_to_python_best"] = or_null(row.ratio(GpuSide::kPythonBest, GpuSide::kDdp));
+  object["captured_ratio_to_python_graph"] = or_null(row.ratio(GpuSide::kCaptured, GpuSide::kPythonGraph));
   object["memory_to_python"] = or_null(memory_ratio(row));
   object["wrong"] = row.is_checked ? json(row.wrong()) : json();
   return object.dump();
@@ -123,12 +128,13 @@ std::string gpu_lines(const GpuRow& row) {
 
 std::string gpu_comparison(const std::vector<GpuRow>& rows) {
   std::string text = "#\n" + fmt::format(kComparison, "#", "model", "ddp/plain", "python/ddp", "best/ddp",
-                                         "plain/plain", "peak/python's");
+                                         "plain/plain", "captured/graph", "peak/python's");
   for (const auto& row : rows)
     text += fmt::format(kComparison, " ", row.model, or_dash(row.ratio(GpuSide::kDdp, GpuSide::kPlain)),
                         or_dash(row.ratio(GpuSide::kPythonDdp, GpuSide::kDdp)),
                         or_dash(row.ratio(GpuSide::kPythonBest, GpuSide::kDdp)),
-                        or_dash(row.ratio(GpuSide::kPythonPlain, GpuSide::kPlain)), or_dash(memory_ratio(row)));
+                        or_dash(row.ratio(GpuSide::kPythonPlain, GpuSide::kPlain)),
+                        or_dash(row.ratio(GpuSide::kCaptured, GpuSide::kPythonGraph)), or_dash(memory_ratio(row)));
   return text;
 }
 

@@ -8,7 +8,7 @@
 namespace lockstep::bench {
 
 /// Those who train the same model, each in a process of its own.
-enum class GpuSide { kPlain, kDdp, kPythonPlain, kPythonDdp, kPythonBest };
+enum class GpuSide { kPlain, kDdp, kCaptured, kPythonPlain, kPythonGraph, kPythonDdp, kPythonBest };
 
 /// "python ddp", as it stands in the table; with _ in place of spaces it is a prefix of JSON's fields.
 const char* name_of(GpuSide side);
@@ -27,7 +27,7 @@ struct GpuRow {
   std::string gpu{};
   int steps = 1;  // in each sample
   bool is_checked = true;
-  std::vector<GpuSample> samples{};  // plain first, then ddp
+  std::vector<GpuSample> samples{};  // plain first, then ddp and captured
 
   size_t rounds() const { return samples.at(0).times_us.size(); }
   const GpuSample* find(GpuSide side) const;

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
+
+#include <lockstep/export.h>
+#include <lockstep/fused_optimizers.h>
+#include <lockstep/join.h>
+#include <lockstep/optimizer_state.h>
+#include <lockstep/process_group.h>
+#include <lockstep/shard_plan.h>
+
+namespace lockstep {
+
+struct ZeroRedundancyOptions {
+  /// By elements where the optimizer is known to allow it (LibTorch's SGD, Adam, AdamW, Adagrad, RMSprop, what is
+  /// derived from them, and ours), else by parameters.
+  std::optional<ShardBy> shard_by{};
+};
+
+/// What ZeroRedundancyOptimizer is, whatever the optimizer's class.
+class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joinable {
+ public:
+  ~ZeroRedundancyOptimizerBase() override;
+
+  /// Collective: this rank steps its share of the parameters, then every rank takes the others'.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// The state of all ranks put together, on rank `dst`, as an optimizer that is not sharded would have it; empty on
+  /// the others. Collective. UsageError, on all ranks, after a step in which a rank was lost: shares are then of
+  /// different steps.
+  OptimizerState consolidated_state_dict(int dst = 0) const;
+  /// Goes on from a state of any number of ranks, sharded or not. Not collective: every rank has all of it.
+  void load_state_dict(const OptimizerState& state);
+
+  /// Each rank knows a part only, and these are no collectives: they throw UsageError that says what to call instead.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  /// Bytes that this rank's share of the state takes up.
+  int64_t state_bytes() const;
+
+  /// With a CUDA graph of your own, and a fused optimizer inside; CapturedStep calls it by itself.
+  void before_replay();
+
+  // Joinable: list the optimizer behind the wrapper whose gradients it steps by.
+  ProcessGroup join_group() const override;
+  void enter_join(std::shared_ptr<JoinContext> context, bool is_first) override;
+  void shadow(const JoinRound& round) override;
+  void take_state_from(int source) override;
+  void leave_join() noexcept override;
+
+ protected:
+  using Make =
+      std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup> groups)>;
+
+  ZeroRedundancyOptimizerBase(std::vector<torch::optim::OptimizerParamGroup> groups, std::vector<std::string> names,
+                              std::unique_ptr<torch::optim::OptimizerOptions> defaults, ProcessGroup group,
+                              ShardBy shard_by, const Make& make, void (*before_replay)(torch::optim::Optimizer&));
+
+ private:
+  class Shard;
+
+  std::shared_ptr<Shard> shard_;
+};
+
+namespace detail {
+
+template <class Optimizer>
+inline constexpr bool updates_elements =
+    std::is_base_of_v<torch::optim::SGD, Optimizer> || std::is_base_of_v<torch::optim::Adam, Optimizer> ||
+    std::is_base_of_v<torch::optim::AdamW, Optimizer> || std::is_base_of_v<torch::optim::Adagrad, Optimizer> ||
+    std::is_base_of_v<torch::optim::RMSprop, Optimizer>;
+
+}  // namespace detail
+
+/// An optimizer whose state is divided between the ranks of a group: each keeps a part of it, updates that part of the
+/// parameters, and takes the rest from the others. Takes the place of `Inner`, with the same results.
+///
+/// The gradients must be equal on all ranks when step() is called, as DistributedDataParallel leaves them. Making one
+/// is collective and moves the parameters into memory of the group, in which they keep their values and layouts; moving
+/// them elsewhere later is a UsageError at the next step. Parameters must be on the group's device. All groups of
+/// parameters are given at once. Learning rates are changed in param_groups(), as ever.
+///
+/// Not thread-safe. Not movable. The model may outlive it.
+template <class Inner>
+class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
+ public:
+  template <class Options>
+  ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups, ProcessGroup group, Options options,
+                          const ZeroRedundancyOptions& how = {})
+      : ZeroRedundancyOptimizer(std::move(groups), {}, std::move(group), std::move(options), how) {}
+
+  template <class Options>
+  ZeroRedundancyOptimizer(std::vector<at::Tensor> parameters, ProcessGroup group, Options options,
+                          const ZeroRedundancyOptions& how = {})
+      : ZeroRedundancyOptimizer({torch::optim::OptimizerParamGroup(std::move(parameters))}, {}, std::move(group),
+                                std::move(options), how) {}
+
+  /// With names, which errors then tell and states keep: ddp.named_parameters().
+  template <class Options>
+  ZeroRedundancyOptimizer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, ProcessGroup group,
+                          Options options, const ZeroRedundancyOptions& how = {})
+      : ZeroRedundancyOptimizer({torch::optim::OptimizerParamGroup(seconds(parameters))}, firsts(parameters),
+                                std::move(group), std::move(options), how) {}
+
+ private:
+  template <class Options>
+  ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups, std::vector<std::string> names,
+                          ProcessGroup group, Options options, const ZeroRedundancyOptions& how)
+      : ZeroRedundancyOptimizerBase(
+            std::move(groups), std::move(names), std::make_unique<Options>(options), std::move(group),
+            how.shard_by.value_or(detail::updates_elements<Inner> ? ShardBy::kElements : ShardBy::kParameters),
+            [&](std::vector<torch::optim::OptimizerParamGroup> shares) {
+              return std::make_unique<Inner>(std::move(shares), options);
+            },
+            [](torch::optim::Optimizer& inner) {
+              if constexpr (requires(Inner & optimizer) { optimizer.before_replay(); })
+                static_cast<Inner&>(inner).before_replay();
+            }) {}
+
+  static std::vector<std::string> firsts(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+    std::vector<std::string> result;
+    for (const auto& [name, tensor] : parameters) result.push_back(name);
+    return result;
+  }
+  static std::vector<at::Tensor> seconds(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+    std::vector<at::Tensor> result;
+    for (const auto& [name, tensor] : parameters) result.push_back(tensor);
+    return result;
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,135 @@
+#include "optim/cpu_update.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/TensorIterator.h>
+
+namespace lockstep::detail {
+namespace {
+
+constexpr int kMostTensors = 5;
+
+/// Calls loop(count, pointers, strides), the strides in elements, for parts of the tensors, `written` first.
+template <class T, class Loop>
+void for_parts(std::initializer_list<const at::Tensor*> written, const at::Tensor& read, const Loop& loop) {
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(false).resize_outputs(false);
+  for (const auto* tensor : written) config.add_output(*tensor);
+  config.add_input(read);
+  auto iterator = config.build();
+  const int tensors = iterator.ntensors();
+  const auto part = [&](char* const* data, const int64_t* strides, int64_t count) {
+    bool is_dense = true;
+    for (int i = 0; i < tensors; ++i) is_dense = is_dense && strides[i] == static_cast<int64_t>(sizeof(T));
+    auto at = [&](int i) { return reinterpret_cast<T*>(data[i]); };
+    if (is_dense) return loop(count, at, [](int) { return int64_t(1); });
+    loop(count, at, [&](int i) { return strides[i] / static_cast<int64_t>(sizeof(T)); });
+  };
+  iterator.for_each([&](char** data, const int64_t* strides, int64_t count, int64_t parts) {
+    std::array<char*, kMostTensors> at{};
+    std::copy_n(data, tensors, at.begin());
+    for (int64_t i = 0; i < parts; ++i) {
+      part(at.data(), strides, count);
+      for (int t = 0; t < tensors; ++t) at[t] += strides[tensors + t];
+    }
+  });
+}
+
+/// What T is computed as.
+template <class T>
+using Wide = at::opmath_type<T>;
+
+template <class T>
+void adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& mean, const at::Tensor& square,
+          const at::Tensor& max_square, const AdamUpdate& update) {
+  using W = Wide<T>;
+  const W eps = update.eps;
+  const W kept_mean = update.beta1, new_mean = 1 - update.beta1;
+  const W kept_square = update.beta2, new_square = 1 - update.beta2;
+  const W shrink = update.is_decoupled ? 1 - update.lr * update.weight_decay : 1;
+  const W joined_decay = update.is_decoupled ? 0 : update.weight_decay;
+  const W step_size = update.lr / (1 - std::pow(update.beta1, static_cast<double>(update.step)));
+  const W root_scale = 1 / std::sqrt(1 - std::pow(update.beta2, static_cast<double>(update.step)));
+
+  auto one = [=](T& p, T g, T& m, T& v, auto&& largest) {
+    W value = W(p) * shrink;
+    const W slope = W(g) + joined_decay * value;
+    const W mean_now = W(m) * kept_mean + slope * new_mean;
+    const W square_now = W(v) * kept_square + slope * slope * new_square;
+    m = mean_now;
+    v = square_now;
+    value -= step_size * mean_now / (std::sqrt(largest(square_now)) * root_scale + eps);
+    p = value;
+  };
+  if (!max_square.defined()) {
+    for_parts<T>({&parameter, &mean, &square}, gradient, [&](int64_t count, auto at, auto stride) {
+      T *p = at(0), *m = at(1), *v = at(2), *g = at(3);
+      const int64_t dp = stride(0), dm = stride(1), dv = stride(2), dg = stride(3);
+#pragma GCC ivdep
+      for (int64_t i = 0; i < count; ++i) one(p[i * dp], g[i * dg], m[i * dm], v[i * dv], [](W now) { return now; });
+    });
+  } else {
+    for_parts<T>({&parameter, &mean, &square, &max_square}, gradient, [&](int64_t count, auto at, auto stride) {
+      T *p = at(0), *m = at(1), *v = at(2), *x = at(3), *g = at(4);
+      const int64_t dp = stride(0), dm = stride(1), dv = stride(2), dx = stride(3), dg = stride(4);
+#pragma GCC ivdep
+      for (int64_t i = 0; i < count; ++i)
+        one(p[i * dp], g[i * dg], m[i * dm], v[i * dv], [&](W now) {
+          const W before = x[i * dx];
+          const W largest = before > now ? before : now;
+          x[i * dx] = largest;
+          return largest;
+        });
+    });
+  }
+}
+
+template <class T>
+void sgd(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& momentum, const SgdUpdate& update) {
+  using W = Wide<T>;
+  const W lr = update.lr, decay = update.weight_decay;
+  const W kept = update.is_first ? W(0) : W(update.momentum), added = update.is_first ? 1 : 1 - update.dampening;
+  const W ahead = update.momentum;
+  const bool is_nesterov = update.is_nesterov;
+  if (!momentum.defined()) {
+    for_parts<T>({&parameter}, gradient, [&](int64_t count, auto at, auto stride) {
+      T *p = at(0), *g = at(1);
+      const int64_t dp = stride(0), dg = stride(1);
+#pragma GCC ivdep
+      for (int64_t i = 0; i < count; ++i) p[i * dp] = W(p[i * dp]) - lr * (W(g[i * dg]) + decay * W(p[i * dp]));
+    });
+  } else {
+    for_parts<T>({&parameter, &momentum}, gradient, [&](int64_t count, auto at, auto stride) {
+      T *p = at(0), *b = at(1), *g = at(2);
+      const int64_t dp = stride(0), db = stride(1), dg = stride(2);
+#pragma GCC ivdep
+      for (int64_t i = 0; i < count; ++i) {
+        const W value = p[i * dp];
+        const W slope = W(g[i * dg]) + decay * value;
+        const W now = kept * W(b[i * db]) + added * slope;
+        b[i * db] = now;
+        p[i * dp] = value - lr * (is_nesterov ? slope + ahead * now : now);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+void update_adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& mean,
+                 const at::Tensor& square, const at::Tensor& max_square, const AdamUpdate& update) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, parameter.scalar_type(), "adam",
+                                  [&] { adam<scalar_t>(parameter, gradient, mean, square, max_square, update); });
+}
+
+void update_sgd(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& momentum,
+                const SgdUpdate& update) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, parameter.scalar_type(), "sgd",
+                                  [&] { sgd<scalar_t>(parameter, gradient, momentum, update); });
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,44 @@
+#include "optim/device_state.h"
+
+#include <ATen/ATen.h>
+
+#include <lockstep/error.h>
+
+#include "comm/capture.h"
+
+namespace lockstep::detail {
+
+const at::Tensor& DeviceState::rate(size_t group, c10::Device device) {
+  const double value = optimizer_->param_groups()[group].options().get_lr();
+  for (auto& rate : rates_) {
+    if (rate.group != group || rate.there.device() != device) continue;
+    if (rate.value != value && !is_capturing(device)) {
+      rate.there.fill_(value);
+      rate.value = value;
+    }
+    return rate.there;
+  }
+  rates_.push_back({group, at::full({}, value, at::TensorOptions(device).dtype(at::kFloat)), value});
+  return rates_.back().there;
+}
+
+const at::Tensor& DeviceState::steps(const at::Tensor& parameter, int64_t steps) {
+  auto& there = steps_[parameter.unsafeGetTensorImpl()];
+  if (!there.defined())
+    there = at::full({}, static_cast<double>(steps), at::TensorOptions(parameter.device()).dtype(at::kFloat));
+  return there;
+}
+
+int64_t DeviceState::counted(const at::Tensor& parameter) const {
+  const auto found = steps_.find(parameter.unsafeGetTensorImpl());
+  return found == steps_.end() ? -1 : static_cast<int64_t>(found->second.item<float>());
+}
+
+void DeviceState::refresh() {
+  if (!optimizer_)
+    throw UsageError(
+        "a captured step cannot be replayed: its optimizer is gone, or its state was loaded since; capture it again");
+  for (auto& rate : rates_) this->rate(rate.group, rate.there.device());
+}
+
+}  // namespace lockstep::detail

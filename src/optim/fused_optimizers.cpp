@@ -1,0 +1,300 @@
+#include <lockstep/fused_optimizers.h>
+
+#include <map>
+#include <tuple>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/error.h>
+#include <lockstep/torch_version.h>
+
+#include "base/text.h"
+#include "comm/capture.h"
+#include "optim/cpu_update.h"
+#include "optim/device_state.h"
+#include "optim/state_of.h"
+
+namespace lockstep {
+namespace {
+
+using detail::DeviceState;
+using detail::FusedLists;
+using torch::optim::Optimizer;
+
+at::Tensor run(const Optimizer::LossClosure& closure) {
+  if (!closure) return {};
+  const at::AutoGradMode enabled(true);
+  return closure();
+}
+
+bool is_floating(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+// All of them, before any is changed.
+void check(const Optimizer& optimizer, const char* name) {
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    const auto& parameters = optimizer.param_groups()[group].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto& gradient = parameters[i].grad();
+      if (!gradient.defined()) continue;
+      auto refuse = [&](auto&&... why) {
+        throw UsageError(text(name, ": parameter ", i, " of group ", group, ", of sizes ", parameters[i].sizes(), ", ",
+                              why..., "; LibTorch's own optimizers may take it"));
+      };
+      if (gradient.layout() != c10::kStrided) refuse("has a sparse gradient, and a dense one is needed");
+      if (!is_floating(parameters[i].scalar_type()))
+        refuse("is of ", parameters[i].scalar_type(), ", and must be Float, Double, Half or BFloat16");
+      if (!parameters[i].is_cpu() && !parameters[i].is_cuda())
+        refuse("is on ", parameters[i].device(), ", and must be on a CPU or a CUDA device");
+    }
+  }
+}
+
+bool has_gpu_parameters(const Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params())
+      if (parameter.is_cuda()) return true;
+  return false;
+}
+
+/// The tensor as it is, if it lies in memory as the parameter does, which a GPU's kernels need; else a copy that does.
+at::Tensor laid_out_as(const at::Tensor& parameter, const at::Tensor& tensor) {
+  if (tensor.strides() == parameter.strides()) return tensor;
+  return at::empty_like(parameter, tensor.options(), at::MemoryFormat::Preserve).copy_(tensor);
+}
+
+/// Parameters of a GPU, sorted into lists of one device, dtype and a further trait each.
+class GpuLists {
+ public:
+  FusedLists& of(const at::Tensor& parameter, bool trait = false) {
+    return lists_[{parameter.device().index(), parameter.scalar_type(), trait}];
+  }
+
+  /// call(device, trait, lists)
+  template <class Call>
+  void for_each(const Call& call) const {
+    for (const auto& [key, lists] : lists_) call(lists.parameters.front().device(), std::get<2>(key), lists);
+  }
+
+ private:
+  std::map<std::tuple<c10::DeviceIndex, at::ScalarType, bool>, FusedLists> lists_;
+};
+
+/// Whether the step that runs is being captured, and so happens when it is replayed.
+bool is_captured(const at::Tensor& parameter, const char* name, bool is_prepared) {
+  const bool captured = detail::is_capturing(parameter.device());
+  if (captured && !is_prepared)
+    throw UsageError(text(name,
+                          ": the first step, or the first after loading a state, cannot be captured, since it makes "
+                          "what later ones go on from; run one before"));
+  return captured;
+}
+
+DeviceState& make(std::shared_ptr<DeviceState>& device, Optimizer& optimizer) {
+  if (!device) device = std::make_shared<DeviceState>(optimizer);
+  return *device;
+}
+
+void release(std::shared_ptr<DeviceState>& device) {
+  if (device) device->release();
+  device.reset();
+}
+
+void announce(const std::shared_ptr<DeviceState>& device) {
+  detail::Recording::before_replay([device] { device->refresh(); });
+}
+
+// --- Adam and AdamW, which differ in types alone and in where the decay goes
+
+template <class State>
+std::unique_ptr<State> first_adam_state(const at::Tensor& parameter, bool amsgrad) {
+  auto state = std::make_unique<State>();
+  state->exp_avg(at::zeros_like(parameter, at::MemoryFormat::Preserve));
+  state->exp_avg_sq(at::zeros_like(parameter, at::MemoryFormat::Preserve));
+  if (amsgrad) state->max_exp_avg_sq(at::zeros_like(parameter, at::MemoryFormat::Preserve));
+  return state;
+}
+
+/// What was loaded may lie otherwise in memory.
+template <class State>
+void lay_out(State& state, const at::Tensor& parameter) {
+  state.exp_avg(laid_out_as(parameter, state.exp_avg()));
+  state.exp_avg_sq(laid_out_as(parameter, state.exp_avg_sq()));
+  if (state.max_exp_avg_sq().defined()) state.max_exp_avg_sq(laid_out_as(parameter, state.max_exp_avg_sq()));
+}
+
+template <class State, class Options>
+void step_adam(Optimizer& optimizer, std::shared_ptr<DeviceState>& device, const char* name, bool is_decoupled) {
+  check(optimizer, name);
+  bool is_any_captured = false;
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& group = optimizer.param_groups()[g];
+    const auto& options = static_cast<const Options&>(group.options());
+    const auto [beta1, beta2] = options.betas();
+    GpuLists on_gpus;
+    for (const auto& parameter : group.params()) {
+      const auto& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      auto* state = detail::find_state<State>(optimizer, parameter);
+      const bool captured = is_captured(parameter, name, state && device && device->counts(parameter));
+      is_any_captured |= captured;
+      if (!state)
+        state = detail::add_state(optimizer, parameter, first_adam_state<State>(parameter, options.amsgrad()));
+      const int64_t before = state->step();
+      if (!captured) state->step(before + 1);
+      if (parameter.is_cuda()) {
+        auto& lists = on_gpus.of(parameter);
+        lay_out<State>(*state, parameter);
+        lists.parameters.push_back(parameter);
+        lists.gradients.push_back(laid_out_as(parameter, gradient));
+        lists.first.push_back(state->exp_avg());
+        lists.second.push_back(state->exp_avg_sq());
+        if (options.amsgrad()) lists.largest.push_back(state->max_exp_avg_sq());
+        lists.steps.push_back(make(device, optimizer).steps(parameter, before));
+      } else {
+        detail::update_adam(
+            parameter, gradient, state->exp_avg(), state->exp_avg_sq(),
+            options.amsgrad() ? state->max_exp_avg_sq() : at::Tensor(),
+            {options.lr(), beta1, beta2, options.eps(), options.weight_decay(), is_decoupled, state->step()});
+        parameter.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+    on_gpus.for_each([&, beta1 = beta1, beta2 = beta2](c10::Device gpu, bool, const FusedLists& lists) {
+      at::_foreach_add_(lists.steps, 1);
+      detail::fused_adam(lists, device->rate(g, gpu), beta1, beta2, options.weight_decay(), options.eps(),
+                         is_decoupled);
+    });
+  }
+  if (is_any_captured) announce(device);
+}
+
+/// What the GPU has counted becomes what the states say.
+template <class State>
+void read_steps(const Optimizer& optimizer, const std::shared_ptr<DeviceState>& device) {
+  if (!device) return;
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params())
+      if (const int64_t counted = device->counted(parameter); counted >= 0)
+        detail::find_state<State>(optimizer, parameter)->step(counted);
+}
+
+}  // namespace
+
+FusedAdamW::~FusedAdamW() {
+  release(device_);
+}
+
+at::Tensor FusedAdamW::step(LossClosure closure) {
+  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) return AdamW::step(std::move(closure));
+  auto loss = run(closure);
+  const c10::NoGradGuard no_grad;
+  step_adam<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(*this, device_, "FusedAdamW",
+                                                                       /*is_decoupled=*/true);
+  return loss;
+}
+
+void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
+  read_steps<torch::optim::AdamWParamState>(*this, device_);
+  AdamW::save(archive);
+}
+
+void FusedAdamW::load(torch::serialize::InputArchive& archive) {
+  AdamW::load(archive);
+  release(device_);
+}
+
+void FusedAdamW::before_replay() {
+  if (device_) device_->refresh();
+}
+
+FusedAdam::~FusedAdam() {
+  release(device_);
+}
+
+at::Tensor FusedAdam::step(LossClosure closure) {
+  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) return Adam::step(std::move(closure));
+  auto loss = run(closure);
+  const c10::NoGradGuard no_grad;
+  step_adam<torch::optim::AdamParamState, torch::optim::AdamOptions>(*this, device_, "FusedAdam",
+                                                                     /*is_decoupled=*/false);
+  return loss;
+}
+
+void FusedAdam::save(torch::serialize::OutputArchive& archive) const {
+  read_steps<torch::optim::AdamParamState>(*this, device_);
+  Adam::save(archive);
+}
+
+void FusedAdam::load(torch::serialize::InputArchive& archive) {
+  Adam::load(archive);
+  release(device_);
+}
+
+void FusedAdam::before_replay() {
+  if (device_) device_->refresh();
+}
+
+// --- SGD
+
+FusedSGD::~FusedSGD() {
+  release(device_);
+}
+
+at::Tensor FusedSGD::step(LossClosure closure) {
+  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) return SGD::step(std::move(closure));
+  auto loss = run(closure);
+  const c10::NoGradGuard no_grad;
+  check(*this, "FusedSGD");
+  bool is_any_captured = false;
+  for (size_t g = 0; g < param_groups().size(); ++g) {
+    const auto& group = param_groups()[g];
+    const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
+    const bool has_momentum = options.momentum() != 0;
+    GpuLists on_gpus;
+    for (const auto& parameter : group.params()) {
+      const auto& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      auto* state = has_momentum ? detail::find_state<torch::optim::SGDParamState>(*this, parameter) : nullptr;
+      const bool is_first = has_momentum && !state;
+      is_any_captured |= is_captured(parameter, "FusedSGD", !is_first && device_);
+      if (is_first) {
+        state = detail::add_state(*this, parameter, std::make_unique<torch::optim::SGDParamState>());
+        state->momentum_buffer(at::zeros_like(parameter, at::MemoryFormat::Preserve));
+      }
+      if (parameter.is_cuda()) {
+        make(device_, *this);
+        auto& lists = on_gpus.of(parameter, is_first);
+        lists.parameters.push_back(parameter);
+        lists.gradients.push_back(laid_out_as(parameter, gradient));
+        if (has_momentum) {
+          state->momentum_buffer(laid_out_as(parameter, state->momentum_buffer()));
+          lists.first.push_back(state->momentum_buffer());
+        }
+      } else {
+        detail::update_sgd(parameter, gradient, has_momentum ? state->momentum_buffer() : at::Tensor(),
+                           {options.lr(), options.momentum(), options.dampening(), options.weight_decay(),
+                            options.nesterov(), is_first});
+        parameter.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+    on_gpus.for_each([&](c10::Device gpu, bool is_first, const FusedLists& lists) {
+      detail::fused_sgd(lists, device_->rate(g, gpu), options.momentum(), options.dampening(), options.weight_decay(),
+                        options.nesterov(), is_first);
+    });
+  }
+  if (is_any_captured) announce(device_);
+  return loss;
+}
+
+void FusedSGD::load(torch::serialize::InputArchive& archive) {
+  SGD::load(archive);
+  release(device_);
+}
+
+void FusedSGD::before_replay() {
+  if (device_) device_->refresh();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+#include <lockstep/gradient_tools.h>
+
+#include <cmath>
+#include <map>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/error.h>
+#include <lockstep/torch_version.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+/// The tensors of one device and dtype each, in their order.
+using Lists = std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>;
+
+Lists lists_of(const std::vector<at::Tensor>& gradients) {
+  Lists lists;
+  for (const auto& gradient : gradients) lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
+  return lists;
+}
+
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters, const char* name) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) {
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    if (gradient.layout() != c10::kStrided)
+      throw UsageError(text(name, ": a parameter of sizes ", parameter.sizes(),
+                            " has a sparse gradient, and a dense one is needed"));
+    gradients.push_back(gradient);
+  }
+  return gradients;
+}
+
+}  // namespace
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                           const ClipGradNormOptions& options) {
+  if (!(max_norm >= 0)) throw UsageError(text("clip_grad_norm_: max_norm is ", max_norm, ", and must be 0 or more"));
+  const c10::NoGradGuard no_grad;
+  const auto gradients = gradients_of(parameters, "clip_grad_norm_");
+  if (gradients.empty()) return at::zeros({});
+  const auto lists = lists_of(gradients);
+  const auto home = gradients.front().device();
+  std::vector<at::Tensor> norms;
+  for (const auto& [kind, list] : lists)
+    for (const auto& norm : at::_foreach_norm(list, options.norm_type))
+      norms.push_back(norm.to(home, norm.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+  const auto total = at::linalg_vector_norm(at::stack(norms), options.norm_type);
+  if (options.error_if_nonfinite && !std::isfinite(total.item<double>()))
+    throw Error(text("clip_grad_norm_: the norm of the gradients is ", total.item<double>(),
+                     "; the loss or a gradient is not finite"));
+
+  auto scale = (max_norm / (total + 1e-6)).clamp_max(1.0);
+  if (home.is_cpu() && scale.item<double>() == 1) return total;
+  for (const auto& [kind, list] : lists)
+    detail::multiply_together(list, scale.to(list.front().device(), list.front().scalar_type()));
+  return total;
+}
+
+size_t drop_zero_gradients(const std::vector<at::Tensor>& parameters) {
+  const c10::NoGradGuard no_grad;
+  const auto gradients = gradients_of(parameters, "drop_zero_gradients");
+  if (gradients.empty()) return 0;
+  std::vector<at::Tensor> uses;
+  for (const auto& gradient : gradients) uses.push_back(gradient.ne(0).any().to(gradients.front().device()));
+  const auto used = at::stack(uses).cpu();
+  size_t dropped = 0;
+  int64_t i = 0;
+  for (const auto& parameter : parameters) {
+    if (!parameter.grad().defined() || used.data_ptr<bool>()[i++]) continue;
+    parameter.mutable_grad().reset();
+    ++dropped;
+  }
+  return dropped;
+}
+
+}  // namespace lockstep

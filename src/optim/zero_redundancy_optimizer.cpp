@@ -1,0 +1,367 @@
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/capture.h"
+#include "optim/optimizer_state.h"
+#include "optim/sharded_memory.h"
+
+namespace lockstep {
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+using Values = OptimizerState::Values;
+
+/// A value of a state that is cut as its parameter is, and not one for all of it, as the number of steps.
+bool is_cut(const c10::IValue& value, at::IntArrayRef sizes) {
+  return value.isTensor() && value.toTensor().sizes() == sizes;
+}
+
+at::Tensor as_laid_out(const at::Tensor& tensor, const at::Tensor& like) {
+  return at::empty_strided(like.sizes(), like.strides(), tensor.options()).copy_(tensor);
+}
+
+at::Tensor range_of(const at::Tensor& dense, const ShardPiece& piece) {
+  return dense.as_strided({dense.numel()}, {1}).narrow(0, piece.begin, piece.size);
+}
+
+// --- as they travel: nested tuples
+
+c10::IValue pack(const ShardPiece& piece, const Values& values) {
+  std::vector<c10::IValue> items{static_cast<int64_t>(piece.parameter), piece.begin, piece.size};
+  for (const auto& [name, value] : values) {
+    items.emplace_back(name);
+    items.push_back(value.isTensor() ? c10::IValue(value.toTensor().cpu()) : value);
+  }
+  return c10::ivalue::Tuple::create(std::move(items));
+}
+
+std::pair<ShardPiece, Values> unpack(const c10::IValue& packed) {
+  const auto& items = packed.toTupleRef().elements();
+  std::pair<ShardPiece, Values> result{{static_cast<size_t>(items[0].toInt()), items[1].toInt(), items[2].toInt()}, {}};
+  for (size_t i = 3; i < items.size(); i += 2) result.second[items[i].toStringRef()] = items[i + 1];
+  return result;
+}
+
+}  // namespace
+
+/// What this rank keeps and updates. Captured steps may hold on to it when the optimizer is gone.
+class ZeroRedundancyOptimizerBase::Shard {
+ public:
+  Shard(Optimizer& outer, std::vector<std::string> names, ProcessGroup group, ShardBy by, const Make& make,
+        void (*before_replay)(Optimizer&));
+
+  void release() { outer_ = nullptr; }
+  const ProcessGroup& group() const { return group_; }
+  Optimizer& inner() const { return *inner_; }
+
+  void check_unchanged() const;
+  void step();
+  void take_options() const;
+  void before_replay() const {
+    take_options();
+    before_replay_(*inner_);
+  }
+
+  OptimizerState consolidate(int dst) const;
+  void load(const OptimizerState& state);
+
+ private:
+  struct Memory {
+    std::vector<size_t> members;  // numbers of its parameters
+    detail::ShardedMemory memory;
+  };
+  /// The inner optimizer's parameters, in their order.
+  struct Share {
+    size_t memory;
+    ShardPiece here;     // with the parameter's place in the memory
+    ShardPiece overall;  // with its number
+    size_t group;
+  };
+
+  std::string name_of(size_t parameter) const;
+  void check_parameters() const;
+  void check_same_everywhere() const;
+  void move_parameters(ShardBy by);
+  bool is_whole(const ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
+
+  Optimizer* outer_;
+  const std::vector<std::string> names_;
+  const ProcessGroup group_;
+  void (*const before_replay_)(Optimizer&);
+  std::vector<at::Tensor> parameters_;  // of all groups, one after the other
+  std::vector<size_t> group_of_;        // each
+  std::vector<Memory> memories_;
+  std::vector<Share> shares_;
+  std::unique_ptr<Optimizer> inner_;
+  bool is_torn_ = false;  // a step has begun and not ended
+};
+
+ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::string> names, ProcessGroup group,
+                                          ShardBy by, const Make& make, void (*before_replay)(Optimizer&))
+    : outer_(&outer), names_(std::move(names)), group_(std::move(group)), before_replay_(before_replay) {
+  for (size_t g = 0; g < outer.param_groups().size(); ++g)
+    for (const auto& parameter : outer.param_groups()[g].params()) {
+      parameters_.push_back(parameter);
+      group_of_.push_back(g);
+    }
+  check_parameters();
+  check_same_everywhere();
+  move_parameters(by);
+
+  std::vector<OptimizerParamGroup> groups;
+  for (size_t g = 0; g < outer.param_groups().size(); ++g) {
+    std::vector<at::Tensor> values;
+    for (const auto& share : shares_)
+      if (share.group == g) values.push_back(memories_[share.memory].memory.values(share.here));
+    groups.emplace_back(std::move(values), outer.param_groups()[g].options().clone());
+  }
+  inner_ = make(std::move(groups));
+}
+
+std::string ZeroRedundancyOptimizerBase::Shard::name_of(size_t parameter) const {
+  if (parameter < names_.size()) return text("parameter '", names_[parameter], "'");
+  return text("parameter ", parameter);
+}
+
+void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
+  if (!group_.contains_me())
+    throw UsageError(text("ZeroRedundancyOptimizer: this process is not in group ", group_.name()));
+  if (parameters_.empty()) throw UsageError("ZeroRedundancyOptimizer: there are no parameters");
+  std::set<const c10::TensorImpl*> seen;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& parameter = parameters_[i];
+    auto refuse = [&](auto&&... why) {
+      throw UsageError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer: ", name_of(i), ", of sizes ",
+                            parameter.sizes(), ", ", why...));
+    };
+    if (parameter.layout() != c10::kStrided) refuse("is ", parameter.layout(), "; only dense ones can be divided");
+    if (parameter.device() != group_.device())
+      refuse("is on ", parameter.device(), ", and the ranks exchange parameters on ", group_.device(),
+             "; move the model there before");
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) refuse("is given twice; ddp.parameters() has each once");
+  }
+}
+
+// Ranks that disagree would take other parameters for theirs.
+void ZeroRedundancyOptimizerBase::Shard::check_same_everywhere() const {
+  std::vector<c10::IValue> facts;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    facts.emplace_back(text(name_of(i), " of group ", group_of_[i], " is ", parameters_[i].sizes(), ' ',
+                            parameters_[i].scalar_type()));
+  const auto all = group_.all_gather_object(c10::ivalue::Tuple::create(std::move(facts)));
+  const auto& first = all[0].toTupleRef().elements();
+  for (int rank = 1; rank < group_.size(); ++rank) {
+    const auto& theirs = all[rank].toTupleRef().elements();
+    for (size_t i = 0; i < std::max(first.size(), theirs.size()); ++i) {
+      auto fact = [&](const auto& list) {
+        return i < list.size() ? list[i].toStringRef() : text("there are ", list.size(), " parameters");
+      };
+      if (fact(first) != fact(theirs))
+        throw MismatchError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer: the ranks have different ",
+                                 "parameters: on rank 0 ", fact(first), ", on rank ", rank, " ", fact(theirs)));
+    }
+  }
+}
+
+void ZeroRedundancyOptimizerBase::Shard::move_parameters(ShardBy by) {
+  std::map<at::ScalarType, std::vector<size_t>> by_dtype;
+  for (size_t i = 0; i < parameters_.size(); ++i) by_dtype[parameters_[i].scalar_type()].push_back(i);
+  for (const auto& [dtype, members] : by_dtype) {
+    std::vector<at::Tensor> alike;
+    for (size_t i : members) alike.push_back(parameters_[i]);
+    memories_.push_back({members, detail::ShardedMemory(group_, std::move(alike), by)});
+    for (const auto& piece : memories_.back().memory.pieces()) {
+      const size_t parameter = members[piece.parameter];
+      shares_.push_back({memories_.size() - 1, piece, {parameter, piece.begin, piece.size}, group_of_[parameter]});
+    }
+  }
+  std::sort(shares_.begin(), shares_.end(),
+            [](const Share& a, const Share& b) { return a.overall.parameter < b.overall.parameter; });
+}
+
+// On all ranks or on none, as far as all ranks run the same program.
+void ZeroRedundancyOptimizerBase::Shard::check_unchanged() const {
+  size_t count = 0;
+  for (const auto& group : outer_->param_groups()) count += group.params().size();
+  if (count != parameters_.size())
+    throw UsageError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer was made for ", parameters_.size(),
+                          " parameters and has ", count, " now; give all groups to its constructor"));
+  for (const auto& [members, memory] : memories_)
+    for (size_t i = 0; i < members.size(); ++i)
+      if (!memory.is_at_home(i))
+        throw UsageError(text("rank ", group_.rank(), ": ", name_of(members[i]),
+                              " was moved to other memory after ZeroRedundancyOptimizer was made; make it after the "
+                              "model is where it stays"));
+}
+
+void ZeroRedundancyOptimizerBase::Shard::take_options() const {
+  if (!outer_)
+    throw UsageError("a captured step cannot be replayed: its ZeroRedundancyOptimizer is gone; capture it again");
+  for (size_t g = 0; g < inner_->param_groups().size(); ++g)
+    inner_->param_groups()[g].set_options(outer_->param_groups()[g].options().clone());
+}
+
+void ZeroRedundancyOptimizerBase::Shard::step() {
+  take_options();
+  size_t next = 0;
+  for (auto& group : inner_->param_groups())
+    for (auto& values : group.params()) {
+      const auto& share = shares_[next++];
+      values.mutable_grad() = memories_[share.memory].memory.gradient(share.here);
+    }
+  is_torn_ = true;
+  inner_->step();
+  for (const auto& [members, memory] : memories_) memory.gather();
+  is_torn_ = false;
+}
+
+OptimizerState ZeroRedundancyOptimizerBase::Shard::consolidate(int dst) const {
+  if (is_torn_)
+    throw UsageError(text("rank ", group_.rank(),
+                          ": ZeroRedundancyOptimizer: the last step broke off, so that the ranks' shares may be of "
+                          "different steps; resume from the last checkpoint"));
+  take_options();
+  auto mine = state_dict(*inner_);
+  std::vector<c10::IValue> packed;
+  for (size_t i = 0; i < shares_.size(); ++i)
+    if (const auto found = mine.parameters.find(static_cast<int64_t>(i)); found != mine.parameters.end())
+      packed.push_back(pack(shares_[i].overall, found->second));
+  const auto all = group_.gather_object(c10::ivalue::Tuple::create(std::move(packed)), dst);
+  if (group_.rank() != dst) return {};
+
+  OptimizerState state{.groups = std::move(mine.groups)};
+  for (auto& group : state.groups) group.parameters.clear();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& group = state.groups[group_of_[i]];
+    group.parameters.push_back(static_cast<int64_t>(i));
+    if (i < names_.size()) group.names.push_back(names_[i]);
+  }
+  for (const auto& rank : all)
+    for (const auto& item : rank.toTupleRef().elements()) {
+      const auto [piece, values] = unpack(item);
+      const auto& parameter = parameters_[piece.parameter];
+      auto& together = state.parameters[static_cast<int64_t>(piece.parameter)];
+      for (const auto& [name, value] : values) {
+        if (is_whole(piece) || !is_cut(value, {piece.size})) {
+          together[name] = value;
+          continue;
+        }
+        auto& whole = together[name];
+        if (!whole.isTensor())
+          whole = at::empty_strided(parameter.sizes(), parameter.strides(), value.toTensor().options());
+        range_of(whole.toTensor(), piece).copy_(value.toTensor());
+      }
+    }
+  return state;
+}
+
+void ZeroRedundancyOptimizerBase::Shard::load(const OptimizerState& state) {
+  detail::check_fits(*outer_, state);
+  std::vector<int64_t> numbers;  // by which the state knows our parameters
+  for (const auto& group : state.groups)
+    numbers.insert(numbers.end(), group.parameters.begin(), group.parameters.end());
+  OptimizerState mine;
+  for (const auto& group : state.groups) mine.groups.push_back({.options = group.options});
+  for (size_t i = 0; i < shares_.size(); ++i) {
+    const auto& [memory, here, piece, group] = shares_[i];
+    mine.groups[group].parameters.push_back(static_cast<int64_t>(i));
+    const auto found = state.parameters.find(numbers[piece.parameter]);
+    if (found == state.parameters.end()) continue;
+    const auto& parameter = parameters_[piece.parameter];
+    for (const auto& [name, value] : found->second)
+      mine.parameters[static_cast<int64_t>(i)][name] =
+          is_whole(piece) || !is_cut(value, parameter.sizes())
+              ? value
+              : c10::IValue(range_of(as_laid_out(value.toTensor(), parameter), piece));
+  }
+  lockstep::load_state_dict(*inner_, mine);
+  for (size_t g = 0; g < inner_->param_groups().size(); ++g)
+    outer_->param_groups()[g].set_options(inner_->param_groups()[g].options().clone());
+  is_torn_ = false;
+}
+
+ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(std::vector<OptimizerParamGroup> groups,
+                                                         std::vector<std::string> names,
+                                                         std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                                                         ProcessGroup group, ShardBy shard_by, const Make& make,
+                                                         void (*before_replay)(Optimizer&))
+    : Optimizer(std::move(groups), std::move(defaults)),
+      shard_(std::make_shared<Shard>(*this, std::move(names), std::move(group), shard_by, make, before_replay)) {}
+
+ZeroRedundancyOptimizerBase::~ZeroRedundancyOptimizerBase() {
+  shard_->release();
+}
+
+at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enabled(true);
+    loss = closure();
+  }
+  const c10::NoGradGuard no_grad;
+  shard_->check_unchanged();
+  if (detail::is_capturing(shard_->group().device()))
+    detail::Recording::before_replay([shard = shard_] { shard->take_options(); });
+  shard_->step();
+  return loss;
+}
+
+OptimizerState ZeroRedundancyOptimizerBase::consolidated_state_dict(int dst) const {
+  return shard_->consolidate(dst);
+}
+
+void ZeroRedundancyOptimizerBase::load_state_dict(const OptimizerState& state) {
+  shard_->load(state);
+}
+
+void ZeroRedundancyOptimizerBase::save(torch::serialize::OutputArchive&) const {
+  throw UsageError(
+      "ZeroRedundancyOptimizer: this rank has a share of the state only; call consolidated_state_dict() on all ranks");
+}
+
+void ZeroRedundancyOptimizerBase::load(torch::serialize::InputArchive&) {
+  throw UsageError("ZeroRedundancyOptimizer: give the state of all ranks to its load_state_dict()");
+}
+
+int64_t ZeroRedundancyOptimizerBase::state_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [parameter, values] : state_dict(shard_->inner()).parameters)
+    for (const auto& [name, value] : values)
+      if (value.isTensor()) bytes += static_cast<int64_t>(value.toTensor().nbytes());
+  return bytes;
+}
+
+void ZeroRedundancyOptimizerBase::before_replay() {
+  shard_->before_replay();
+}
+
+ProcessGroup ZeroRedundancyOptimizerBase::join_group() const {
+  return shard_->group();
+}
+
+void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<JoinContext>, bool is_first) {
+  if (is_first)
+    throw UsageError(text("rank ", shard_->group().rank(),
+                          ": join: the wrapper must come before the optimizer: join({&ddp, &optimizer}, ...)"));
+}
+
+// A share of the parameters waits for this rank, whether it has inputs or not.
+void ZeroRedundancyOptimizerBase::shadow(const JoinRound& round) {
+  if (round.is_synchronised) step();
+}
+
+void ZeroRedundancyOptimizerBase::take_state_from(int) {}
+void ZeroRedundancyOptimizerBase::leave_join() noexcept {}
+
+}  // namespace lockstep

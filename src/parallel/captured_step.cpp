@@ -1,0 +1,111 @@
+#include <lockstep/captured_step.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/error.h>
+#include <lockstep/torch_version.h>
+
+#include "base/text.h"
+#include "comm/capture.h"
+
+namespace lockstep::detail {
+namespace {
+
+std::vector<at::Tensor> on_device(const std::vector<at::Tensor>& inputs, c10::Device device) {
+  std::vector<at::Tensor> result;
+  for (const auto& input : inputs) result.push_back(input.to(device, /*non_blocking=*/true));
+  return result;
+}
+
+}  // namespace
+
+class StepCapture::Impl {
+ public:
+  Impl(ProcessGroup group, const CapturedStepOptions& options) : group_(std::move(group)), options_(options) {
+    if (options.warm_up < 1)
+      throw UsageError(text("CapturedStep: option warm_up is ", options.warm_up,
+                            ", and must be 1 or more: the first steps make what later ones go on from"));
+    if (group_.device().is_cuda()) stream_ = make_capture_stream(group_.device());
+  }
+
+  bool is_captured() const { return is_captured_; }
+
+  bool call(const std::vector<at::Tensor>& given, const Run& run) {
+    const auto inputs = on_device(given, group_.device());
+    if (!stream_) {
+      run(inputs);
+      return false;
+    }
+    if (has_failed_) throw UsageError(text(me(), "it could not be captured before; make a new one"));
+    const bool is_due = calls_++ >= options_.warm_up;
+    if (is_due && !is_captured_) capture(inputs, run);
+    if (!is_due || !fits(inputs)) {
+      stream_->run([&] { run(inputs); });
+      return false;
+    }
+    replay(inputs);
+    return true;
+  }
+
+ private:
+  std::string me() const { return text("rank ", group_.rank(), ": CapturedStep: "); }
+
+  void capture(const std::vector<at::Tensor>& inputs, const Run& run) {
+    stream_->run([&] {
+      for (const auto& input : inputs) inputs_.push_back(input.detach().clone());
+    });
+    Recording recording;
+    has_failed_ = true;
+    try {
+      stream_->capture([&] { run(inputs_); });
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw UsageError(
+          text(me(), "the step cannot be captured: it must not wait for the GPU (item(), cpu(), printing ",
+               "a tensor, a loss that is kept from before) nor do anything on the default stream: ", error.what()));
+    }
+    before_replay_ = recording.take();
+    has_failed_ = false;
+    is_captured_ = true;
+  }
+
+  bool fits(const std::vector<at::Tensor>& inputs) const {
+    if (inputs.size() != inputs_.size()) return false;
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].sizes() != inputs_[i].sizes() || inputs[i].scalar_type() != inputs_[i].scalar_type()) return false;
+    return true;
+  }
+
+  void replay(const std::vector<at::Tensor>& inputs) {
+    const c10::NoGradGuard no_grad;
+    for (const auto& prepare : before_replay_) prepare();
+    if (!inputs.empty()) copy_together(inputs_, inputs);
+    run_captured(group_, [&] { stream_->replay(); }, {.site = options_.site});
+  }
+
+  const ProcessGroup group_;
+  const CapturedStepOptions options_;
+  std::vector<at::Tensor> inputs_;  // where the graph finds them
+  std::vector<std::function<void()>> before_replay_;
+  std::unique_ptr<CaptureStream> stream_;  // none on a CPU
+  int calls_ = 0;
+  bool is_captured_ = false;
+  bool has_failed_ = false;
+};
+
+StepCapture::StepCapture(ProcessGroup group, const CapturedStepOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(group), options)) {}
+
+StepCapture::~StepCapture() = default;
+
+bool StepCapture::call(const std::vector<at::Tensor>& inputs, const Run& run) {
+  return impl_->call(inputs, run);
+}
+
+bool StepCapture::is_captured() const {
+  return impl_->is_captured();
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,122 @@
+#include <lockstep/optimizer_state.h>
+
+#include <gtest/gtest.h>
+
+#include <lockstep/error.h>
+#include <lockstep/fused_optimizers.h>
+
+#include "optim/stepping.h"
+#include "support/messages.h"
+
+namespace lockstep {
+namespace {
+
+using namespace torch::optim;
+
+void train(Optimizer& optimizer, const std::vector<torch::Tensor>& parameters, int begin, int end) {
+  for (int step = begin; step < end; ++step) {
+    set_gradients(parameters, step);
+    optimizer.step();
+  }
+}
+
+template <class Theirs, class Options>
+void expect_to_go_on(Options options, const std::vector<std::string>& names) {
+  for (auto device : devices_under_test()) {
+    const auto parameters = make_parameters(torch::kDouble, device), copies = make_parameters(torch::kDouble, device);
+    Theirs first(parameters, options), second(copies, Options(options).lr(77));
+    train(first, parameters, 1, 4);
+    const auto state = state_dict(first);
+    ASSERT_EQ(state.groups.size(), 1u);
+    EXPECT_EQ(state.groups[0].parameters.size(), parameters.size());
+    EXPECT_EQ(state.groups[0].options.at("lr").toDouble(), options.lr());
+    ASSERT_EQ(state.parameters.size(), parameters.size());
+    for (const auto& name : names)
+      EXPECT_EQ(state.parameters.at(3).at(name).toTensor().sizes(), parameters[3].sizes()) << name;
+
+    load_state_dict(second, state);
+    {
+      torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < copies.size(); ++i) copies[i].copy_(parameters[i]);
+    }
+    train(first, parameters, 4, 7);  // the state is a copy, which this does not change
+    train(second, copies, 4, 7);
+    expect_equal(copies, parameters, 0, names.front());
+  }
+}
+
+TEST(OptimizerState, GoesFromOneOptimizerToAnother) {
+  expect_to_go_on<SGD>(SGDOptions(0.1).momentum(0.9), {"momentum_buffer"});
+  expect_to_go_on<Adam>(AdamOptions(0.1).amsgrad(true), {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"});
+  expect_to_go_on<AdamW>(AdamWOptions(0.1), {"exp_avg", "exp_avg_sq"});
+  expect_to_go_on<RMSprop>(RMSpropOptions(0.1).centered(true).momentum(0.5),
+                           {"square_avg", "momentum_buffer", "grad_avg"});
+  expect_to_go_on<Adagrad>(AdagradOptions(0.1), {"sum"});
+  expect_to_go_on<FusedAdamW>(AdamWOptions(0.1), {"exp_avg", "exp_avg_sq"});
+  expect_to_go_on<FusedAdam>(AdamOptions(0.1), {"exp_avg", "exp_avg_sq"});
+  expect_to_go_on<FusedSGD>(SGDOptions(0.1).momentum(0.9), {"momentum_buffer"});
+}
+
+TEST(OptimizerState, HasStepsAsPythonHas) {
+  const auto parameter = torch::ones({3}, torch::requires_grad());
+  AdamW optimizer({parameter});
+  EXPECT_TRUE(state_dict(optimizer).parameters.empty());
+  for (int step = 0; step < 3; ++step) {
+    parameter.mutable_grad() = torch::ones({3});
+    optimizer.step();
+  }
+  auto state = state_dict(optimizer);
+  const auto step = state.parameters.at(0).at("step").toTensor();
+  EXPECT_EQ(step.scalar_type(), torch::kFloat);
+  EXPECT_EQ(step.dim(), 0);
+  EXPECT_EQ(step.item<float>(), 3);
+  EXPECT_EQ(state.groups[0].options.at("betas").toTupleRef().elements()[0].toDouble(), 0.9);
+
+  // Older ones of Python have numbers, and options may be tensors or whole numbers.
+  state.parameters[0]["step"] = 5.0;
+  state.groups[0].options["lr"] = torch::tensor(0.25);
+  state.groups[0].options["weight_decay"] = 0;
+  state.groups[0].options["foreach"] = c10::IValue();
+  load_state_dict(optimizer, state);
+  EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("step").toTensor().item<float>(), 5);
+  const auto& options = static_cast<AdamWOptions&>(optimizer.param_groups()[0].options());
+  EXPECT_EQ(options.lr(), 0.25);
+  EXPECT_EQ(options.weight_decay(), 0);
+}
+
+TEST(OptimizerState, MayLieOtherwiseInMemoryThanTheParameters) {
+  for (auto device : devices_under_test()) {
+    const auto parameters = make_parameters(torch::kDouble, device), copies = make_parameters(torch::kDouble, device);
+    FusedAdamW first(parameters, 0.1), second(copies, 0.1);
+    train(first, parameters, 1, 3);
+    train(second, copies, 1, 3);
+    auto state = state_dict(first);
+    for (auto& [index, values] : state.parameters)
+      for (auto& [name, value] : values) value = value.toTensor().contiguous();
+    load_state_dict(second, state);
+    train(first, parameters, 3, 5);
+    train(second, copies, 3, 5);
+    expect_equal(copies, parameters, 0, device.str());
+  }
+}
+
+TEST(OptimizerState, OfAnotherModelIsRefused) {
+  const auto small = torch::ones({3}, torch::requires_grad()), large = torch::ones({4}, torch::requires_grad());
+  small.mutable_grad() = torch::ones({3});
+  AdamW of_small({small}), of_large({large}), of_both({small, large});
+  of_small.step();
+  auto state = state_dict(of_small);
+  expect_error<UsageError>([&] { load_state_dict(of_large, state); }, "'exp_avg' of parameter 0", "[3]", "[4]",
+                           "another model");
+  state.groups[0].names = {"head.bias"};
+  expect_error<UsageError>([&] { load_state_dict(of_large, state); }, "parameter 'head.bias'");
+  expect_error<UsageError>([&] { load_state_dict(of_both, state); }, "has 1 parameters", "has 2");
+  state.groups[0].options["maximize"] = true;
+  expect_error<UsageError>([&] { load_state_dict(of_small, state); }, "maximizes");
+  state.groups.push_back({});
+  expect_error<UsageError>([&] { load_state_dict(of_small, state); }, "2 groups", "has 1");
+  EXPECT_EQ(state_dict(of_small).parameters.at(0).at("step").toTensor().item<float>(), 1);
+}
+
+}  // namespace
+}  // namespace lockstep

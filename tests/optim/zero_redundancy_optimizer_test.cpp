@@ -1,0 +1,359 @@
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/run_threads.h>
+
+#include "optim/stepping.h"
+#include "parallel/gradients.h"
+#include "support/messages.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using namespace torch::optim;
+
+/// Its largest parameter is most of it, one lies in another order in memory, and one has another dtype.
+struct LopsidedImpl : torch::nn::Module {
+  LopsidedImpl() {
+    table = register_parameter("table", torch::zeros({6, 50}, torch::kDouble));
+    kernel = register_parameter("kernel",
+                                torch::zeros({2, 3, 4, 4}, torch::kDouble).contiguous(at::MemoryFormat::ChannelsLast));
+    bias = register_parameter("bias", torch::zeros({4}, torch::kDouble));
+    scale = register_parameter("scale", torch::zeros({}, torch::kDouble));
+    narrow = register_parameter("narrow", torch::zeros({5}, torch::kFloat));
+    fill_parameters(*this, 3);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    const auto rows = torch::mm(x.to(torch::kDouble), table).tanh();
+    return (rows.sum(1) * scale + kernel.square().sum() * x.mean() + (bias * rows.narrow(1, 0, 4)).sum(1) +
+            (narrow.square().sum() * x.sum()).to(torch::kDouble))
+        .square();
+  }
+  torch::Tensor table, kernel, bias, scale, narrow;
+};
+TORCH_MODULE(Lopsided);
+
+void zero(const std::vector<torch::Tensor>& parameters) {
+  for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+}
+
+template <class Ddp>
+void train(Ddp& ddp, Optimizer& optimizer, int rank, int begin, int end) {
+  for (int step = begin; step < end; ++step) {
+    zero(ddp.parameters());
+    ddp(input_of(10 * step + rank)).mean().backward();
+    optimizer.step();
+  }
+}
+
+/// What ranks train together, with the state on each of them.
+template <class Inner, class Options>
+std::vector<torch::Tensor> expected_after(int ranks, int steps, Options options) {
+  std::vector<torch::Tensor> result;
+  run_threads(ranks, [&](ProcessGroup world) {
+    Lopsided model;
+    DistributedDataParallel ddp(model, world);
+    Inner optimizer(ddp.parameters(), options);
+    train(ddp, optimizer, world.rank(), 0, steps);
+    if (world.rank() == 0)
+      for (const auto& parameter : ddp.parameters()) result.push_back(parameter.detach().clone());
+  });
+  return result;
+}
+
+template <class Inner, class Options>
+void expect_the_same_training(Options options, const ZeroRedundancyOptions& how = {}) {
+  for (int ranks : {1, 2, 3}) {
+    const auto expected = expected_after<Inner>(ranks, 4, options);
+    for (const auto& backend : backends_under_test())
+      run_threads(ranks,
+                  [&](ProcessGroup world) {
+                    Lopsided model;
+                    DistributedDataParallel ddp(model, world);
+                    ZeroRedundancyOptimizer<Inner> optimizer(ddp.parameters(), world, options, how);
+                    EXPECT_EQ(model->kernel.stride(1), 1) << "the layout stays";
+                    train(ddp, optimizer, world.rank(), 0, 4);
+                    expect_equal(ddp.parameters(), expected, 1e-12, backend);
+                    ddp.check_replicas();
+                  },
+                  {.backend = backend});
+  }
+}
+
+TEST(ZeroRedundancyOptimizer, TrainsAsWithAllOfTheState) {
+  expect_the_same_training<AdamW>(AdamWOptions(0.01));
+  expect_the_same_training<FusedAdamW>(AdamWOptions(0.01));
+  expect_the_same_training<FusedSGD>(SGDOptions(0.01).momentum(0.9));
+}
+
+TEST(ZeroRedundancyOptimizer, TakesAllOfLibTorchsOptimizers) {
+  expect_the_same_training<SGD>(SGDOptions(0.01).momentum(0.9).nesterov(true));
+  expect_the_same_training<Adam>(AdamOptions(0.01).amsgrad(true));
+  expect_the_same_training<RMSprop>(RMSpropOptions(0.001).centered(true));
+  expect_the_same_training<Adagrad>(AdagradOptions(0.01));
+}
+
+/// Scales each parameter's step by the parameter's norm, and so must see all of it.
+class NormScaled : public SGD {
+ public:
+  using SGD::SGD;
+  torch::Tensor step(LossClosure = nullptr) override {
+    torch::NoGradGuard no_grad;
+    for (auto& group : param_groups())
+      for (auto& parameter : group.params())
+        if (parameter.grad().defined()) parameter.sub_(parameter.grad() * parameter.norm() * group.options().get_lr());
+    return {};
+  }
+};
+
+TEST(ZeroRedundancyOptimizer, KeepsParametersWholeWhereAsked) {
+  expect_the_same_training<AdamW>(AdamWOptions(0.01), {.shard_by = ShardBy::kParameters});
+  expect_the_same_training<NormScaled>(SGDOptions(0.01), {.shard_by = ShardBy::kParameters});
+}
+
+TEST(ZeroRedundancyOptimizer, EachRankHasItsShareOfTheState) {
+  for (int ranks : {1, 2, 4})
+    run_threads(ranks, [&](ProcessGroup world) {
+      auto net = torch::nn::Sequential(torch::nn::Linear(300, 500), torch::nn::Linear(500, 10));
+      DistributedDataParallel ddp(net.ptr(), world);
+      ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.parameters(), world, AdamWOptions(1e-3));
+      for (const auto& parameter : ddp.parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+      optimizer.step();
+      const int64_t elements = 300 * 500 + 500 + 500 * 10 + 10;
+      const auto share = static_cast<double>(8 * elements) / ranks;
+      EXPECT_LE(static_cast<double>(optimizer.state_bytes()), share + 8 * 128 * 5);
+      auto all = torch::tensor({optimizer.state_bytes()});
+      world.all_reduce(all);
+      EXPECT_GE(all.item<int64_t>(), 8 * elements);
+      EXPECT_LE(all.item<int64_t>(), 8 * elements + 4 * 4 * ranks) << "moments, and the numbers of steps";
+    });
+}
+
+TEST(ZeroRedundancyOptimizer, HasGroupsAndFollowsASchedule) {
+  std::vector<torch::Tensor> expected;
+  auto train_groups = [](auto& ddp, Optimizer& optimizer, int rank) {
+    StepLR schedule(optimizer, 1, 0.5);
+    for (int step = 0; step < 4; ++step) {
+      train(ddp, optimizer, rank, step, step + 1);
+      schedule.step();
+    }
+  };
+  auto groups_of = [](Lopsided& model) {
+    std::vector<OptimizerParamGroup> groups;
+    groups.push_back(std::vector<torch::Tensor>{model->scale, model->table});
+    groups.emplace_back(std::vector<torch::Tensor>{model->kernel, model->bias, model->narrow},
+                        std::make_unique<AdamWOptions>(AdamWOptions(0.05).weight_decay(0.3)));
+    return groups;
+  };
+  run_threads(2, [&](ProcessGroup world) {
+    Lopsided model, other;
+    DistributedDataParallel plain(model, world), sharded(other, world);
+    AdamW theirs(groups_of(model), AdamWOptions(0.01));
+    ZeroRedundancyOptimizer<AdamW> optimizer(groups_of(other), world, AdamWOptions(0.01));
+    train_groups(plain, theirs, world.rank());
+    train_groups(sharded, optimizer, world.rank());
+    expect_equal(sharded.parameters(), plain.parameters(), 1e-12, "groups");
+    EXPECT_LT(optimizer.param_groups()[1].options().get_lr(), 0.01);
+    EXPECT_EQ(optimizer.step([] { return torch::tensor(7.0); }).item<double>(), 7);
+  });
+}
+
+TEST(ZeroRedundancyOptimizer, ParametersWithoutAGradientStay) {
+  run_threads(2, [&](ProcessGroup world) {
+    Lopsided model;
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(model->parameters(), world, AdamWOptions(0.1));
+    const auto before = model->table.detach().clone(), bias = model->bias.detach().clone();
+    model->bias.mutable_grad() = torch::ones({4}, torch::kDouble);
+    optimizer.step();
+    EXPECT_TRUE(torch::equal(model->table, before));
+    EXPECT_FALSE(torch::equal(model->bias, bias));
+  });
+}
+
+// --- the state of all
+
+void expect_states_equal(const OptimizerState& actual, const OptimizerState& expected) {
+  ASSERT_EQ(actual.parameters.size(), expected.parameters.size());
+  for (const auto& [index, values] : expected.parameters)
+    for (const auto& [name, value] : values) {
+      ASSERT_TRUE(actual.parameters.at(index).count(name)) << index << ' ' << name;
+      const auto tensor = actual.parameters.at(index).at(name).toTensor();
+      EXPECT_EQ(tensor.sizes(), value.toTensor().sizes()) << index << ' ' << name;
+      EXPECT_LE(relative_difference(tensor, value.toTensor()), 1e-12) << index << ' ' << name;
+    }
+  ASSERT_EQ(actual.groups.size(), expected.groups.size());
+  for (size_t g = 0; g < expected.groups.size(); ++g) {
+    EXPECT_EQ(actual.groups[g].parameters, expected.groups[g].parameters);
+    for (const auto& [name, value] : expected.groups[g].options)
+      EXPECT_EQ(actual.groups[g].options.at(name), value) << name;
+  }
+}
+
+TEST(ZeroRedundancyOptimizer, PutsTheStateOfAllTogether) {
+  for (auto by : {ShardBy::kElements, ShardBy::kParameters})
+    run_threads(3, [&](ProcessGroup world) {
+      Lopsided model, other;
+      DistributedDataParallel plain(model, world), sharded(other, world);
+      AdamW theirs(plain.parameters(), AdamWOptions(0.01).amsgrad(true));
+      ZeroRedundancyOptimizer<AdamW> optimizer(sharded.named_parameters(), world, AdamWOptions(0.01).amsgrad(true),
+                                               {.shard_by = by});
+      train(plain, theirs, world.rank(), 0, 3);
+      train(sharded, optimizer, world.rank(), 0, 3);
+      const auto state = optimizer.consolidated_state_dict(1);
+      if (world.rank() != 1) {
+        EXPECT_TRUE(state.parameters.empty() && state.groups.empty());
+        return;
+      }
+      expect_states_equal(state, state_dict(theirs));
+      EXPECT_EQ(state.groups[0].names, (std::vector<std::string>{"table", "kernel", "bias", "scale", "narrow"}));
+    });
+}
+
+/// Trains on `before` ranks, then goes on with `after`, every rank of which gets the inputs of rank 0, so that the
+/// number of ranks, a power of two, makes no difference.
+void expect_to_go_on(int before, int after) {
+  OptimizerState state;
+  std::vector<torch::Tensor> values, expected;
+  run_threads(before, [&](ProcessGroup world) {
+    Lopsided model;
+    DistributedDataParallel ddp(model, world);
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.parameters(), world, AdamWOptions(0.01));
+    train(ddp, optimizer, 0, 0, 3);
+    auto saved = optimizer.consolidated_state_dict();
+    if (world.rank() == 0) {
+      state = std::move(saved);
+      for (const auto& parameter : ddp.parameters()) values.push_back(parameter.detach().clone());
+    }
+    train(ddp, optimizer, 0, 3, 6);
+    if (world.rank() == 0)
+      for (const auto& parameter : ddp.parameters()) expected.push_back(parameter.detach().clone());
+  });
+  run_threads(after, [&](ProcessGroup world) {
+    Lopsided model;
+    for (size_t i = 0; i < values.size(); ++i) model->parameters()[i].set_data(values[i].clone());
+    DistributedDataParallel ddp(model, world);
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.parameters(), world, AdamWOptions(99));
+    optimizer.load_state_dict(state);
+    EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.01);
+    train(ddp, optimizer, 0, 3, 6);
+    expect_equal(ddp.parameters(), expected, 1e-12, std::to_string(before) + " ranks to " + std::to_string(after));
+  });
+}
+
+TEST(ZeroRedundancyOptimizer, LoadsTheStateOfAnyNumberOfRanks) {
+  for (int before : {1, 2, 4})
+    for (int after : {1, 2, 4, 8}) expect_to_go_on(before, after);
+}
+
+TEST(ZeroRedundancyOptimizer, GoesOnFromAPlainOptimizersState) {
+  run_threads(2, [&](ProcessGroup world) {
+    Lopsided model, other;
+    DistributedDataParallel plain(model, world), sharded(other, world);
+    AdamW theirs(plain.parameters(), AdamWOptions(0.01));
+    ZeroRedundancyOptimizer<AdamW> optimizer(sharded.parameters(), world, AdamWOptions(0.5));
+    train(plain, theirs, world.rank(), 0, 3);
+    {
+      torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < plain.parameters().size(); ++i) sharded.parameters()[i].copy_(plain.parameters()[i]);
+    }
+    optimizer.load_state_dict(state_dict(theirs));
+    train(plain, theirs, world.rank(), 3, 6);
+    train(sharded, optimizer, world.rank(), 3, 6);
+    expect_equal(sharded.parameters(), plain.parameters(), 1e-12, "from a plain one");
+  });
+}
+
+// --- inputs of different lengths
+
+TEST(ZeroRedundancyOptimizer, JoinsWithRanksThatHaveNoInputsLeft) {
+  for (const auto& batches : std::vector<std::vector<int>>{{3, 5}, {5, 3}, {0, 4}, {2, 6, 4}}) {
+    const int last = *std::max_element(batches.begin(), batches.end());
+    Lopsided alone;
+    AdamW theirs(alone->parameters(), AdamWOptions(0.01));
+    for (int step = 0; step < last; ++step) {
+      theirs.zero_grad();
+      auto loss = torch::zeros({}, torch::kDouble);
+      for (size_t rank = 0; rank < batches.size(); ++rank)
+        if (step < batches[rank]) loss = loss + alone(input_of(10 * step + static_cast<int>(rank))).mean();
+      (loss / static_cast<double>(batches.size())).backward();
+      theirs.step();
+    }
+    run_threads(static_cast<int>(batches.size()), [&](ProcessGroup world) {
+      Lopsided model;
+      DistributedDataParallel ddp(model, world);
+      ZeroRedundancyOptimizer<AdamW> optimizer(ddp.parameters(), world, AdamWOptions(0.01));
+      join({&ddp, &optimizer}, [&] { train(ddp, optimizer, world.rank(), 0, batches[world.rank()]); });
+      for (size_t i = 0; i < ddp.parameters().size(); ++i)  // of float32, one is summed in another order
+        EXPECT_LE(relative_difference(ddp.parameters()[i], alone->parameters()[i]), i == 4 ? 1e-6 : 1e-10)
+            << "parameter " << i << " with " << batches;
+      expect_error<UsageError>([&] { join({&optimizer, &ddp}, [] {}); }, "join({&ddp, &optimizer}");
+    });
+  }
+}
+
+// --- what is wrong
+
+TEST(ZeroRedundancyOptimizer, SaysWhatIsWrong) {
+  run_threads(2, [&](ProcessGroup world) {
+    using Zero = ZeroRedundancyOptimizer<AdamW>;
+    Lopsided model;
+    expect_error<UsageError>([&] { Zero(std::vector<torch::Tensor>{}, world, AdamWOptions()); }, "no parameters");
+    expect_error<UsageError>(
+        [&] {
+          Zero({model->table, model->bias, model->table}, world, AdamWOptions());
+        },
+        "rank ", "parameter 2", "twice");
+    const std::vector<std::pair<std::string, torch::Tensor>> elsewhere{
+        {"far", torch::ones({2}, torch::device(torch::kMeta))}};
+    expect_error<UsageError>([&] { Zero(elsewhere, world, AdamWOptions()); }, "parameter 'far'", "meta", "cpu");
+    const auto mine = torch::ones({2 + world.rank()});
+    expect_error<MismatchError>(
+        [&] {
+          Zero({model->bias, mine}, world, AdamWOptions());
+        },
+        "parameter 1", "[2]", "[3]", "on rank 0", "on rank 1");
+    expect_error<MismatchError>(
+        [&] {
+          Zero(world.rank() == 0 ? std::vector{model->bias} : std::vector{model->bias, mine}, world, AdamWOptions());
+        },
+        "there are 1 parameters", "[3]");
+
+    Zero optimizer(model->parameters(), world, AdamWOptions());
+    std::stringstream archive;
+    expect_error<UsageError>([&] { torch::save(optimizer, archive); }, "consolidated_state_dict()");
+    expect_error<UsageError>([&] { optimizer.load_state_dict({}); }, "0 groups", "has 1");
+    model->bias.set_data(model->bias.clone());
+    expect_error<UsageError>([&] { optimizer.step(); }, "rank ", "parameter 2", "moved");
+  });
+  run_threads(2, [&](ProcessGroup world) {
+    Lopsided model;
+    ZeroRedundancyOptimizer<AdamW> optimizer(model->parameters(), world, AdamWOptions());
+    optimizer.add_param_group(std::vector<torch::Tensor>{torch::ones({2})});
+    expect_error<UsageError>([&] { optimizer.step(); }, "made for 5 parameters and has 6");
+    const auto others = world.new_group({0});
+    if (world.rank() == 1)
+      expect_error<UsageError>([&] { ZeroRedundancyOptimizer<AdamW>(model->parameters(), others, AdamWOptions()); },
+                               "not in group world/1");
+  });
+}
+
+TEST(ZeroRedundancyOptimizer, AStepThatBrokeOffLeavesNothingToSave) {
+  run_threads_into_an_error(2, [&](ProcessGroup world) {
+    Lopsided model;
+    ZeroRedundancyOptimizer<AdamW> optimizer(model->parameters(), world, AdamWOptions());
+    for (const auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+    optimizer.step();
+    world.barrier();
+    if (world.rank() == 0) world.abort("a test");
+    EXPECT_THROW(optimizer.step(), PeerError);
+    expect_error<UsageError>([&] { optimizer.consolidated_state_dict(); }, "rank ", "broke off", "checkpoint");
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

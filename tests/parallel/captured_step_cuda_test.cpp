@@ -1,0 +1,194 @@
+// CapturedStep with ranks as processes that share one GPU.
+
+#include <chrono>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/captured_step.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/fused_optimizers.h>
+#include <lockstep/gradient_tools.h>
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include "parallel/models.h"
+#include "parallel/no_waiting.h"
+#include "parallel/training.h"
+#include "support/messages.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using torch::optim::AdamWOptions;
+using torch::optim::SGDOptions;
+
+const torch::Device kGpu(torch::kCUDA, 0);
+
+class CudaCapturedStep : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "this machine has no GPU";
+  }
+  void on_both(const std::function<void(ProcessGroup)>& body) { on_every_rank("nccl", 2, body, kGpu); }
+};
+
+template <class Ddp>
+torch::Tensor train(Ddp& ddp, torch::optim::Optimizer& optimizer, const torch::Tensor& input,
+                    const torch::Tensor& target) {
+  optimizer.zero_grad();
+  auto loss = torch::cross_entropy_loss(ddp(input), target);
+  loss.backward();
+  clip_grad_norm_(ddp.parameters(), 0.5);
+  optimizer.step();
+  return loss;
+}
+
+void expect_equal(const Mlp& actual, const Mlp& expected, const char* what) {
+  for (size_t i = 0; i < expected->parameters().size(); ++i)
+    EXPECT_LE(relative_difference(actual->parameters()[i], expected->parameters()[i]), 1e-6) << what << ' ' << i;
+}
+
+/// Trains two models alike, one of them captured, and compares: batches of other sizes and other learning rates come in
+/// between. `make` makes an optimizer of a model's parameters.
+template <class Make>
+void expect_the_same_training(const ProcessGroup& world, const char* what, const Make& make) {
+  Mlp eager, captured;
+  for (Mlp model : {eager, captured}) {
+    fill_parameters(*model, 1);
+    model->to(kGpu);
+  }
+  DistributedDataParallel eager_ddp(eager, world), ddp(captured, world);
+  auto eager_optimizer = make(eager_ddp.parameters()), optimizer = make(ddp.parameters());
+  CapturedStep step(world, [&](const torch::Tensor& input, const torch::Tensor& target) {
+    return train(ddp, *optimizer, input, target);
+  });
+  std::vector<torch::Tensor> losses, expected;
+  for (int i = 0; i < 12; ++i) {
+    auto input = inputs_of(i, world.rank(), {6}, torch::kFloat);  // on the CPU: the step moves them
+    auto target = targets_of(i, world.rank());
+    if (i == 7) {
+      input = input.narrow(0, 0, 3);
+      target = target.narrow(0, 0, 3);
+    }
+    if (i == 6 || i == 9)
+      for (auto* one : {eager_optimizer.get(), optimizer.get()})
+        one->param_groups()[0].options().set_lr(one->param_groups()[0].options().get_lr() / 3);
+    losses.push_back(step(input, target));
+    expected.push_back(train(eager_ddp, *eager_optimizer, input.to(kGpu), target.to(kGpu)).detach());
+    EXPECT_EQ(step.is_captured(), i >= 3) << what;
+  }
+  expect_equal(captured, eager, what);
+  for (size_t i = 0; i < losses.size(); ++i)  // each call's own, also when later ones have run
+    EXPECT_NEAR(losses[i].item<double>(), expected[i].item<double>(), 1e-5) << what << ", step " << i;
+  ddp.check_replicas();
+}
+
+TEST_F(CudaCapturedStep, TrainsAsUncaptured) {
+  on_both([](ProcessGroup world) {
+    expect_the_same_training(world, "AdamW", [](const auto& parameters) {
+      return std::make_unique<FusedAdamW>(parameters, AdamWOptions(0.01).weight_decay(0.1));
+    });
+    expect_the_same_training(world, "Adam", [](const auto& parameters) {
+      return std::make_unique<FusedAdam>(parameters, torch::optim::AdamOptions(0.01).amsgrad(true));
+    });
+    expect_the_same_training(world, "SGD", [](const auto& parameters) {
+      return std::make_unique<FusedSGD>(parameters, SGDOptions(0.05).momentum(0.9).nesterov(true));
+    });
+    expect_the_same_training(world, "plain SGD", [](const auto& parameters) {
+      return std::make_unique<FusedSGD>(parameters, SGDOptions(0.05));
+    });
+    expect_the_same_training(world, "sharded", [&](const auto& parameters) {
+      return std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(parameters, world, AdamWOptions(0.01));
+    });
+  });
+}
+
+TEST_F(CudaCapturedStep, TheStateCountsTheReplays) {
+  on_both([](ProcessGroup world) {
+    Mlp model;
+    model->to(kGpu);
+    DistributedDataParallel ddp(model, world);
+    FusedAdamW optimizer(ddp.parameters(), 0.01);
+    CapturedStep step(world, [&](torch::Tensor input, torch::Tensor target) { train(ddp, optimizer, input, target); });
+    const auto input = inputs_of(0, world.rank(), {6}, torch::kFloat), target = targets_of(0, world.rank());
+    for (int i = 0; i < 9; ++i) step(input, target);
+    EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("step").toTensor().item<float>(), 9);
+    train(ddp, optimizer, input.to(kGpu), target.to(kGpu));
+    auto state = state_dict(optimizer);
+    EXPECT_EQ(state.parameters.at(0).at("step").toTensor().item<float>(), 10);
+
+    // What is loaded lies elsewhere.
+    load_state_dict(optimizer, state);
+    expect_error<UsageError>([&] { step(input, target); }, "loaded", "capture it again");
+  });
+}
+
+TEST_F(CudaCapturedStep, AReplayDoesNotMakeTheHostWait) {
+  on_both([](ProcessGroup world) {
+    Mlp model;
+    model->to(kGpu);
+    DistributedDataParallel ddp(model, world);
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.parameters(), world, AdamWOptions(0.01));
+    CapturedStep step(world,
+                      [&](torch::Tensor input, torch::Tensor target) { return train(ddp, optimizer, input, target); });
+    const auto input = inputs_of(0, world.rank(), {6}, torch::kFloat).to(kGpu);
+    const auto target = targets_of(0, world.rank()).to(kGpu);
+    for (int i = 0; i < 4; ++i) step(input, target);
+    NoWaiting no_waiting;
+    for (int i = 0; i < 50; ++i) {
+      optimizer.param_groups()[0].options().set_lr(0.01 / (i + 1));
+      step(input, target);
+    }
+  });
+}
+
+TEST_F(CudaCapturedStep, SaysWhatCannotBeCaptured) {
+  on_both([](ProcessGroup world) {
+    const auto input = torch::ones({2}, kGpu);
+    CapturedStep waiting(world, [](const torch::Tensor& x) { return x * x.sum().item<float>(); });
+    for (int i = 0; i < 3; ++i) waiting(input);
+    expect_error<UsageError>([&] { waiting(input); }, "rank ", "item()");
+    expect_error<UsageError>([&] { waiting(input); }, "make a new one");
+
+    auto parameter = torch::ones({2}, torch::device(kGpu).requires_grad(true));
+    FusedAdamW optimizer({parameter});
+    int calls = 0;
+    CapturedStep later(world, [&](const torch::Tensor& x) {
+      if (++calls <= 3) return;
+      (parameter * x).sum().backward();
+      optimizer.step();  // for the first time
+    });
+    for (int i = 0; i < 3; ++i) later(input);
+    expect_error<UsageError>([&] { later(input); }, "FusedAdamW: the first step");
+    torch::cuda::synchronize();
+    EXPECT_EQ((input + 1).sum().item<float>(), 4) << "the GPU works as before";
+  });
+}
+
+TEST_F(CudaCapturedStep, ARankThatDoesNotComeIsNamed) {
+  on_both([](ProcessGroup world) {
+    const auto group = world.new_group({0, 1}, {.timeout = std::chrono::seconds(3)});
+    {
+      CapturedStep step(group, [&](const torch::Tensor& x) {
+        auto sum = x.clone();
+        group.all_reduce(sum);
+        return sum;
+      });
+      const auto input = torch::full({4}, world.rank() + 1.0f, kGpu);
+      for (int i = 0; i < 6; ++i) EXPECT_EQ(step(input)[0].item<float>(), 3);
+      if (world.rank() == 0) {
+        const auto begin = std::chrono::steady_clock::now();
+        step(input);
+        expect_error<TimeoutError>([&] { group.synchronize(); }, "captured_step", "captured_step_cuda_test.cpp",
+                                   "3000 ms", "rank 1");
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+        EXPECT_THROW(step(input), TimeoutError);
+      }
+      world.barrier();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

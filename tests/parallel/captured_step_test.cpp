@@ -1,0 +1,60 @@
+#include <lockstep/captured_step.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/fused_optimizers.h>
+#include <lockstep/run_threads.h>
+
+#include "parallel/gradients.h"
+#include "support/messages.h"
+
+namespace lockstep {
+namespace {
+
+TEST(CapturedStep, IsJustTheStepOnACpu) {
+  run_threads(2, [](ProcessGroup world) {
+    Mlp plain, stepped;
+    for (Mlp model : {plain, stepped}) fill_parameters(*model, 1);
+    DistributedDataParallel plain_ddp(plain, world), ddp(stepped, world);
+    FusedAdamW plain_optimizer(plain->parameters(), 0.01), optimizer(stepped->parameters(), 0.01);
+    auto train = [](auto& ddp, auto& optimizer, const torch::Tensor& input) {
+      optimizer.zero_grad();
+      auto loss = ddp(input).square().mean();
+      loss.backward();
+      optimizer.step();
+      return loss;
+    };
+    CapturedStep step(world, [&](torch::Tensor input) { return train(ddp, optimizer, input); });
+    for (int i = 0; i < 6; ++i) {
+      const auto input = input_of(10 * i + world.rank());
+      const auto loss = step(input);
+      EXPECT_FALSE(loss.requires_grad());
+      EXPECT_TRUE(torch::equal(loss, train(plain_ddp, plain_optimizer, input)));
+    }
+    EXPECT_FALSE(step.is_captured());
+    for (size_t i = 0; i < plain->parameters().size(); ++i)
+      EXPECT_TRUE(torch::equal(plain->parameters()[i], stepped->parameters()[i]));
+  });
+}
+
+TEST(CapturedStep, ReturnsWhatHoldsTensorsOrNothing) {
+  run_threads(1, [](ProcessGroup world) {
+    int calls = 0;
+    CapturedStep nothing(world, [&] { ++calls; });
+    nothing();
+    EXPECT_EQ(calls, 1);
+    CapturedStep both(world, [](const torch::Tensor& a, const torch::Tensor& b) {
+      return std::pair((a + b).requires_grad_(), std::vector{a * b});
+    });
+    const auto [sum, products] = both(torch::full({2}, 3.0), torch::full({2}, 4.0));
+    EXPECT_TRUE(torch::equal(sum, torch::full({2}, 7.0)));
+    EXPECT_TRUE(torch::equal(products[0], torch::full({2}, 12.0)));
+    EXPECT_FALSE(sum.requires_grad());
+    expect_error<UsageError>([&] { CapturedStep(world, [] {}, {.warm_up = 0}); }, "warm_up is 0", "1 or more");
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
