@@ -18,7 +18,8 @@
 namespace lockstep {
 
 struct CapturedStepOptions {
-  /// Calls that run as they are before one is captured: 1 at least. The first steps make what later ones go on from.
+  /// Calls that run as they are before one is captured, which is the next whose inputs have the sizes of the one
+  /// before: 1 at least. The first steps make what later ones go on from.
   int warm_up = 3;
   /// Where the step stands; filled in by itself.
   CallSite site = CallSite::here();

@@ -19,8 +19,9 @@ class DeviceState;
 // Their steps can be captured in a CUDA graph once they have run: what changes from step to step, learning rate and
 // step number, is then in the GPU's memory. CapturedStep does the rest; with a graph of your own call before_replay().
 //
-// Parameters are of float32, float64, float16 or bfloat16, on CPUs or CUDA devices, with dense gradients; anything else
-// is a UsageError before a parameter changes. Not thread-safe. Not movable.
+// Parameters are of float32, float64, float16 or bfloat16, on CPUs or CUDA devices, with dense gradients, and each is
+// given once; anything else is a UsageError before a parameter changes. On a GPU learning rates are float32, also for
+// parameters of float64. Not thread-safe. Not movable.
 
 class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW {
  public:
@@ -30,7 +31,8 @@ class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW {
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
-  /// Tells the GPU of learning rates that have changed since. Does not wait for it.
+  /// Tells the GPU of learning rates that have changed since. Does not wait for it. UsageError when a state was loaded
+  /// since the capture.
   void before_replay();
 
  private:

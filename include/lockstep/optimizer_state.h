@@ -27,12 +27,13 @@ struct OptimizerState {
   std::vector<Group> groups{};
 };
 
-/// A copy of what the optimizer knows. For LibTorch's optimizers, ours, and any that implements save() as they do.
+/// A copy of what the optimizer knows, on the CPU. For LibTorch's optimizers, ours, and any that implements save() as
+/// they do.
 LOCKSTEP_EXPORT OptimizerState state_dict(const torch::optim::Optimizer& optimizer);
 
-/// Lets an optimizer go on from there, on the devices of its parameters, options included. UsageError, before anything
-/// changes, when the state is of other parameters or says what LibTorch's optimizers cannot do. What an optimizer of
-/// ours has been captured with must be captured again.
+/// Lets an optimizer go on from there, options included, on the device of its parameters, which must be one.
+/// UsageError, before anything changes, when the state is of other parameters, of another kind of optimizer, or says
+/// what LibTorch's optimizers cannot do. A step of one of ours that was captured must be captured again.
 LOCKSTEP_EXPORT void load_state_dict(torch::optim::Optimizer& optimizer, const OptimizerState& state);
 
 }  // namespace lockstep

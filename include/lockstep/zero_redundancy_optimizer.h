@@ -22,9 +22,12 @@
 namespace lockstep {
 
 struct ZeroRedundancyOptions {
-  /// By elements where the optimizer is known to allow it (LibTorch's SGD, Adam, AdamW, Adagrad, RMSprop, what is
-  /// derived from them, and ours), else by parameters.
+  /// By elements where the optimizer is known to allow it (LibTorch's SGD, Adam, AdamW, Adagrad and RMSprop, and the
+  /// fused ones), else by parameters.
   std::optional<ShardBy> shard_by{};
+  /// Called by each step before it: what is to be done to gradients on every rank, as clipping, also on those
+  /// that step in a join without inputs.
+  std::function<void()> before_step{};
 };
 
 /// What ZeroRedundancyOptimizer is, whatever the optimizer's class.
@@ -35,9 +38,9 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// Collective: this rank steps its share of the parameters, then every rank takes the others'.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// The state of all ranks put together, on rank `dst`, as an optimizer that is not sharded would have it; empty on
-  /// the others. Collective. UsageError, on all ranks, after a step in which a rank was lost: shares are then of
-  /// different steps.
+  /// The state of all ranks put together, on rank `dst`, as an optimizer that is not sharded would have it, and on the
+  /// CPU; empty on the others. Collective. After a step in which a rank was lost, so that shares may be of different
+  /// steps, it throws UsageError, or the group's error where that shows later.
   OptimizerState consolidated_state_dict(int dst = 0) const;
   /// Goes on from a state of any number of ranks, sharded or not. Not collective: every rank has all of it.
   void load_state_dict(const OptimizerState& state);
@@ -46,7 +49,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// Bytes that this rank's share of the state takes up.
+  /// Bytes that this rank's share of the state takes up. Copies it to find out.
   int64_t state_bytes() const;
 
   /// With a CUDA graph of your own, and a fused optimizer inside; CapturedStep calls it by itself.
@@ -65,21 +68,26 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
 
   ZeroRedundancyOptimizerBase(std::vector<torch::optim::OptimizerParamGroup> groups, std::vector<std::string> names,
                               std::unique_ptr<torch::optim::OptimizerOptions> defaults, ProcessGroup group,
-                              ShardBy shard_by, const Make& make, void (*before_replay)(torch::optim::Optimizer&));
+                              const ZeroRedundancyOptions& options, ShardBy shard_by, const Make& make,
+                              void (*before_replay)(torch::optim::Optimizer&));
 
  private:
   class Shard;
 
+  const std::function<void()> before_step_;
   std::shared_ptr<Shard> shard_;
+  std::shared_ptr<JoinContext> join_;  // while in one
 };
 
 namespace detail {
 
+template <class Optimizer, class... Known>
+inline constexpr bool is_one_of = (std::is_same_v<Optimizer, Known> || ...);
+
 template <class Optimizer>
 inline constexpr bool updates_elements =
-    std::is_base_of_v<torch::optim::SGD, Optimizer> || std::is_base_of_v<torch::optim::Adam, Optimizer> ||
-    std::is_base_of_v<torch::optim::AdamW, Optimizer> || std::is_base_of_v<torch::optim::Adagrad, Optimizer> ||
-    std::is_base_of_v<torch::optim::RMSprop, Optimizer>;
+    is_one_of<Optimizer, torch::optim::SGD, torch::optim::Adam, torch::optim::AdamW, torch::optim::Adagrad,
+              torch::optim::RMSprop, FusedSGD, FusedAdam, FusedAdamW>;
 
 }  // namespace detail
 
@@ -118,7 +126,7 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
   ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups, std::vector<std::string> names,
                           ProcessGroup group, Options options, const ZeroRedundancyOptions& how)
       : ZeroRedundancyOptimizerBase(
-            std::move(groups), std::move(names), std::make_unique<Options>(options), std::move(group),
+            std::move(groups), std::move(names), std::make_unique<Options>(options), std::move(group), how,
             how.shard_by.value_or(detail::updates_elements<Inner> ? ShardBy::kElements : ShardBy::kParameters),
             [&](std::vector<torch::optim::OptimizerParamGroup> shares) {
               return std::make_unique<Inner>(std::move(shares), options);

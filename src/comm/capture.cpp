@@ -11,6 +11,10 @@
 namespace lockstep::detail {
 namespace {
 
+// So many steps may be under way: enough to keep a GPU busy, and soon over when a rank is lost, since the rest of them
+// then computes for nothing.
+constexpr size_t kMostReplays = 8;
+
 thread_local Recording* current = nullptr;
 
 }  // namespace
@@ -26,9 +30,9 @@ std::unique_ptr<CaptureStream> make_capture_stream([[maybe_unused]] c10::Device 
 }
 
 void run_captured(const ProcessGroup& group, const std::function<void()>& replay, const CallOptions& options) {
-  group.member()
-      .for_device(group.device().type())
-      .run({{Operation::kCapturedStep}, [&](Backend&, const CallInfo&) { replay(); }}, options);
+  auto& on_device = group.member().for_device(group.device().type());
+  on_device.await_room(kMostReplays);
+  on_device.run({{Operation::kCapturedStep}, [&](Backend&, const CallInfo&) { replay(); }}, options);
 }
 
 Recording::Recording() {

@@ -61,6 +61,9 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   /// Returns when the calls so far are done, on a device too, or throws why the group is broken.
   void synchronize();
 
+  /// Returns when the device has fewer calls than that still to do, or throws why the group is broken.
+  void await_room(size_t most);
+
   /// Makes a call that does not go through the backend, in its turn. When it throws, the group goes on.
   void run_aside(Operation operation, const CallOptions& options,
                  const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body);

@@ -1,4 +1,5 @@
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include <lockstep/error.h>
@@ -8,6 +9,11 @@
 #include "comm/group.h"
 
 namespace lockstep::detail {
+namespace {
+
+constexpr auto kPause = std::chrono::microseconds(20);
+
+}  // namespace
 
 /// What stands behind the Work of a call on a device.
 class Group::QueuedWork final : public Completion {
@@ -78,6 +84,18 @@ void Group::synchronize() {
   queue_.run([](WorkQueue::Lock&) {});  // after those that a thread makes
   queued_.synchronize();
   check_working();
+}
+
+void Group::await_room(size_t most) {
+  for (;;) {
+    retire_queued();
+    check_working();
+    {
+      std::lock_guard lock(mutex_);
+      if (queued_.entries().size() < most) return;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 void Group::retire_queued() {

@@ -4,6 +4,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/text.h"
 #include "comm/capture.h"
 
 namespace lockstep::detail {
@@ -18,6 +19,10 @@ const at::Tensor& DeviceState::rate(size_t group, c10::Device device) {
     }
     return rate.there;
   }
+  if (is_capturing(device))
+    throw UsageError(text("group ", group,
+                          " of an optimizer's parameters is stepped for the first time where the step ",
+                          "is captured; run one before in which they have gradients"));
   rates_.push_back({group, at::full({}, value, at::TensorOptions(device).dtype(at::kFloat)), value});
   return rates_.back().there;
 }
@@ -37,7 +42,7 @@ int64_t DeviceState::counted(const at::Tensor& parameter) const {
 void DeviceState::refresh() {
   if (!optimizer_)
     throw UsageError(
-        "a captured step cannot be replayed: its optimizer is gone, or its state was loaded since; capture it again");
+        "a captured step cannot be replayed: its optimizer is gone, or its state was loaded since; make a new one");
   for (auto& rate : rates_) this->rate(rate.group, rate.there.device());
 }
 

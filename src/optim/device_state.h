@@ -16,11 +16,16 @@ class DeviceState {
 
   /// The optimizer is going, or its state was replaced: what was captured must not be replayed any more.
   void release() { optimizer_ = nullptr; }
+  bool is_released() const { return optimizer_ == nullptr; }
+  /// A step of the optimizer is being captured.
+  void note_capture() { is_captured_ = true; }
+  bool is_captured() const { return is_captured_; }
 
   /// The learning rate of a group, there: as it is now, unless a step is being captured.
   const at::Tensor& rate(size_t group, c10::Device device);
   /// How often a parameter was stepped: as `steps` says, at first, and then as the GPU has counted.
   const at::Tensor& steps(const at::Tensor& parameter, int64_t steps);
+  void forget_steps(const at::Tensor& parameter) { steps_.erase(parameter.unsafeGetTensorImpl()); }
   /// As the GPU has counted; -1 where it does not count. Waits for it.
   int64_t counted(const at::Tensor& parameter) const;
   bool counts(const at::Tensor& parameter) const { return steps_.count(parameter.unsafeGetTensorImpl()) > 0; }
@@ -36,6 +41,7 @@ class DeviceState {
   };
 
   torch::optim::Optimizer* optimizer_;
+  bool is_captured_ = false;
   std::vector<Rate> rates_;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> steps_;
 };

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <tuple>
+#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -34,6 +35,7 @@ bool is_floating(at::ScalarType dtype) {
 
 // All of them, before any is changed.
 void check(const Optimizer& optimizer, const char* name) {
+  std::unordered_set<const c10::TensorImpl*> seen;
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     const auto& parameters = optimizer.param_groups()[group].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -48,6 +50,9 @@ void check(const Optimizer& optimizer, const char* name) {
         refuse("is of ", parameters[i].scalar_type(), ", and must be Float, Double, Half or BFloat16");
       if (!parameters[i].is_cpu() && !parameters[i].is_cuda())
         refuse("is on ", parameters[i].device(), ", and must be on a CPU or a CUDA device");
+      if (!seen.insert(parameters[i].unsafeGetTensorImpl()).second)
+        throw UsageError(text(name, ": parameter ", i, " of group ", group, ", of sizes ", parameters[i].sizes(),
+                              ", is given twice, and would be stepped twice; ddp.parameters() has each once"));
     }
   }
 }
@@ -57,6 +62,10 @@ bool has_gpu_parameters(const Optimizer& optimizer) {
     for (const auto& parameter : group.params())
       if (parameter.is_cuda()) return true;
   return false;
+}
+
+at::Tensor zeros_as(const at::Tensor& parameter) {
+  return at::zeros_like(parameter, at::MemoryFormat::Preserve);
 }
 
 /// The tensor as it is, if it lies in memory as the parameter does, which a GPU's kernels need; else a copy that does.
@@ -93,27 +102,37 @@ bool is_captured(const at::Tensor& parameter, const char* name, bool is_prepared
 }
 
 DeviceState& make(std::shared_ptr<DeviceState>& device, Optimizer& optimizer) {
-  if (!device) device = std::make_shared<DeviceState>(optimizer);
+  if (!device || device->is_released()) device = std::make_shared<DeviceState>(optimizer);
   return *device;
 }
 
+/// What was captured is remembered until something else is, so that it is not replayed.
 void release(std::shared_ptr<DeviceState>& device) {
-  if (device) device->release();
-  device.reset();
+  if (!device) return;
+  device->release();
+  if (!device->is_captured()) device.reset();
 }
 
 void announce(const std::shared_ptr<DeviceState>& device) {
+  device->note_capture();
   detail::Recording::before_replay([device] { device->refresh(); });
+}
+
+/// LibTorch's own step, with which the host does what a graph would not repeat.
+void refuse_capture(const Optimizer& optimizer, const char* name) {
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params())
+      if (detail::is_capturing(parameter.device()))
+        throw UsageError(text(name, ": only with LibTorch 2.3 or later can its step be captured"));
 }
 
 // --- Adam and AdamW, which differ in types alone and in where the decay goes
 
 template <class State>
-std::unique_ptr<State> first_adam_state(const at::Tensor& parameter, bool amsgrad) {
+std::unique_ptr<State> first_adam_state(const at::Tensor& parameter) {
   auto state = std::make_unique<State>();
-  state->exp_avg(at::zeros_like(parameter, at::MemoryFormat::Preserve));
-  state->exp_avg_sq(at::zeros_like(parameter, at::MemoryFormat::Preserve));
-  if (amsgrad) state->max_exp_avg_sq(at::zeros_like(parameter, at::MemoryFormat::Preserve));
+  state->exp_avg(zeros_as(parameter));
+  state->exp_avg_sq(zeros_as(parameter));
   return state;
 }
 
@@ -138,10 +157,14 @@ void step_adam(Optimizer& optimizer, std::shared_ptr<DeviceState>& device, const
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       auto* state = detail::find_state<State>(optimizer, parameter);
-      const bool captured = is_captured(parameter, name, state && device && device->counts(parameter));
+      const bool is_prepared = state && device && !device->is_released() && device->counts(parameter);
+      const bool captured = is_captured(parameter, name, is_prepared);
       is_any_captured |= captured;
-      if (!state)
-        state = detail::add_state(optimizer, parameter, first_adam_state<State>(parameter, options.amsgrad()));
+      if (!state) {
+        state = detail::add_state(optimizer, parameter, first_adam_state<State>(parameter));
+        if (device) device->forget_steps(parameter);
+      }
+      if (options.amsgrad() && !state->max_exp_avg_sq().defined()) state->max_exp_avg_sq(zeros_as(parameter));
       const int64_t before = state->step();
       if (!captured) state->step(before + 1);
       if (parameter.is_cuda()) {
@@ -176,8 +199,8 @@ void read_steps(const Optimizer& optimizer, const std::shared_ptr<DeviceState>& 
   if (!device) return;
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params())
-      if (const int64_t counted = device->counted(parameter); counted >= 0)
-        detail::find_state<State>(optimizer, parameter)->step(counted);
+      if (auto* state = detail::find_state<State>(optimizer, parameter); state && device->counts(parameter))
+        state->step(device->counted(parameter));
 }
 
 }  // namespace
@@ -187,7 +210,10 @@ FusedAdamW::~FusedAdamW() {
 }
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
-  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) return AdamW::step(std::move(closure));
+  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) {
+    refuse_capture(*this, "FusedAdamW");
+    return AdamW::step(std::move(closure));
+  }
   auto loss = run(closure);
   const c10::NoGradGuard no_grad;
   step_adam<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(*this, device_, "FusedAdamW",
@@ -214,7 +240,10 @@ FusedAdam::~FusedAdam() {
 }
 
 at::Tensor FusedAdam::step(LossClosure closure) {
-  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) return Adam::step(std::move(closure));
+  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) {
+    refuse_capture(*this, "FusedAdam");
+    return Adam::step(std::move(closure));
+  }
   auto loss = run(closure);
   const c10::NoGradGuard no_grad;
   step_adam<torch::optim::AdamParamState, torch::optim::AdamOptions>(*this, device_, "FusedAdam",
@@ -243,7 +272,10 @@ FusedSGD::~FusedSGD() {
 }
 
 at::Tensor FusedSGD::step(LossClosure closure) {
-  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) return SGD::step(std::move(closure));
+  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) {
+    refuse_capture(*this, "FusedSGD");
+    return SGD::step(std::move(closure));
+  }
   auto loss = run(closure);
   const c10::NoGradGuard no_grad;
   check(*this, "FusedSGD");
@@ -257,11 +289,11 @@ at::Tensor FusedSGD::step(LossClosure closure) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       auto* state = has_momentum ? detail::find_state<torch::optim::SGDParamState>(*this, parameter) : nullptr;
-      const bool is_first = has_momentum && !state;
-      is_any_captured |= is_captured(parameter, "FusedSGD", !is_first && device_);
+      const bool is_first = has_momentum && !(state && state->momentum_buffer().defined());
+      is_any_captured |= is_captured(parameter, "FusedSGD", !is_first && device_ && !device_->is_released());
       if (is_first) {
         state = detail::add_state(*this, parameter, std::make_unique<torch::optim::SGDParamState>());
-        state->momentum_buffer(at::zeros_like(parameter, at::MemoryFormat::Preserve));
+        state->momentum_buffer(zeros_as(parameter));
       }
       if (parameter.is_cuda()) {
         make(device_, *this);

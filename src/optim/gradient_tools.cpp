@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <map>
+#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -14,26 +15,29 @@
 namespace lockstep {
 namespace {
 
-/// The tensors of one device and dtype each, in their order.
+/// Those of one device and dtype together, in their order.
 using Lists = std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>;
 
-Lists lists_of(const std::vector<at::Tensor>& gradients) {
+Lists gradients_of(const std::vector<at::Tensor>& parameters) {
   Lists lists;
-  for (const auto& gradient : gradients) lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
+  for (const auto& parameter : parameters)
+    lists[{parameter.device().str(), parameter.scalar_type()}].push_back(parameter.grad());
   return lists;
 }
 
-std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters, const char* name) {
-  std::vector<at::Tensor> gradients;
+/// Those that have a gradient, each once.
+std::vector<at::Tensor> with_gradients(const std::vector<at::Tensor>& parameters, const char* name) {
+  std::vector<at::Tensor> result;
+  std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& parameter : parameters) {
     const auto& gradient = parameter.grad();
-    if (!gradient.defined()) continue;
+    if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     if (gradient.layout() != c10::kStrided)
       throw UsageError(text(name, ": a parameter of sizes ", parameter.sizes(),
                             " has a sparse gradient, and a dense one is needed"));
-    gradients.push_back(gradient);
+    result.push_back(parameter);
   }
-  return gradients;
+  return result;
 }
 
 }  // namespace
@@ -42,10 +46,10 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
                            const ClipGradNormOptions& options) {
   if (!(max_norm >= 0)) throw UsageError(text("clip_grad_norm_: max_norm is ", max_norm, ", and must be 0 or more"));
   const c10::NoGradGuard no_grad;
-  const auto gradients = gradients_of(parameters, "clip_grad_norm_");
-  if (gradients.empty()) return at::zeros({});
-  const auto lists = lists_of(gradients);
-  const auto home = gradients.front().device();
+  const auto used = with_gradients(parameters, "clip_grad_norm_");
+  if (used.empty()) return at::zeros({});
+  const auto lists = gradients_of(used);
+  const auto home = used.front().device();
   std::vector<at::Tensor> norms;
   for (const auto& [kind, list] : lists)
     for (const auto& norm : at::_foreach_norm(list, options.norm_type))
@@ -64,16 +68,15 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
 
 size_t drop_zero_gradients(const std::vector<at::Tensor>& parameters) {
   const c10::NoGradGuard no_grad;
-  const auto gradients = gradients_of(parameters, "drop_zero_gradients");
-  if (gradients.empty()) return 0;
-  std::vector<at::Tensor> uses;
-  for (const auto& gradient : gradients) uses.push_back(gradient.ne(0).any().to(gradients.front().device()));
-  const auto used = at::stack(uses).cpu();
+  const auto used = with_gradients(parameters, "drop_zero_gradients");
+  if (used.empty()) return 0;
+  std::vector<at::Tensor> facts;
+  for (const auto& parameter : used) facts.push_back(parameter.grad().ne(0).any().to(used.front().device()));
+  const auto is_other = at::stack(facts).cpu();
   size_t dropped = 0;
-  int64_t i = 0;
-  for (const auto& parameter : parameters) {
-    if (!parameter.grad().defined() || used.data_ptr<bool>()[i++]) continue;
-    parameter.mutable_grad().reset();
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (is_other.data_ptr<bool>()[i]) continue;
+    used[i].mutable_grad().reset();
     ++dropped;
   }
   return dropped;

@@ -1,9 +1,16 @@
 #include "optim/optimizer_state.h"
 
+#include <algorithm>
+#include <optional>
 #include <set>
 #include <sstream>
 
 #include <ATen/ATen.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
 #include <lockstep/error.h>
@@ -20,12 +27,12 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 using Values = OptimizerState::Values;
 
-/// What was written, to be read.
-InputArchive reopen(OutputArchive& written) {
+/// What was written, to be read: with its tensors on that device.
+InputArchive reopen(OutputArchive& written, c10::optional<c10::Device> device) {
   std::stringstream bytes;
   written.save_to(bytes);
   InputArchive archive;
-  archive.load_from(bytes);
+  archive.load_from(bytes, device);
   return archive;
 }
 
@@ -58,7 +65,7 @@ int64_t number_in(InputArchive& archive, const std::string& name) {
 Values options_of(const torch::optim::OptimizerOptions& options) {
   auto archive = new_archive();
   options.serialize(archive);
-  auto written = reopen(archive);
+  auto written = reopen(archive, c10::kCPU);
   return values_in(written);
 }
 
@@ -70,20 +77,25 @@ c10::IValue as_python_has_it(const std::string& name, const c10::IValue& value) 
   return value;
 }
 
+/// On the CPU.
 c10::IValue as_libtorch_has_it(const std::string& name, const c10::IValue& value, const at::Tensor& parameter) {
   if (name == kStep && value.isTensor()) return static_cast<int64_t>(value.toTensor().item<double>());
   if (name == kStep && value.isDouble()) return static_cast<int64_t>(value.toDouble());
   if (!value.isTensor()) return value;
   const auto tensor = value.toTensor();
-  return tensor.to(parameter.device(), tensor.is_floating_point() ? parameter.scalar_type() : tensor.scalar_type(),
-                   /*non_blocking=*/false, /*copy=*/true);
+  return tensor.to(at::kCPU, tensor.is_floating_point() ? parameter.scalar_type() : tensor.scalar_type());
 }
 
 /// A number of the kind that the option has now.
 c10::IValue as_option(const c10::IValue& value, const c10::IValue& now) {
   if (now.isDouble() && value.isInt()) return static_cast<double>(value.toInt());
   if (now.isDouble() && value.isTensor()) return value.toTensor().item<double>();
-  return value;
+  if (!now.isTuple() || !value.isTuple()) return value;
+  const auto &items = value.toTupleRef().elements(), &items_now = now.toTupleRef().elements();
+  std::vector<c10::IValue> result;
+  for (size_t i = 0; i < items.size(); ++i)
+    result.push_back(i < items_now.size() ? as_option(items[i], items_now[i]) : items[i]);
+  return c10::ivalue::Tuple::create(std::move(result));
 }
 
 // --- what must fit
@@ -96,7 +108,28 @@ std::string name_of(const OptimizerState::Group& group, size_t i) {
 const std::set<std::string> kOfParametersSizes = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
                                                   "sum",     "square_avg", "grad_avg"};
 
-void check_values(const OptimizerState::Group& group, size_t i, const Values& values, const at::Tensor& parameter) {
+/// What the state of a stepped parameter has, if the optimizer is one that is known.
+std::vector<std::string> needed_by(const Optimizer& optimizer) {
+  using namespace torch::optim;
+  if (dynamic_cast<const Adam*>(&optimizer) || dynamic_cast<const AdamW*>(&optimizer))
+    return {kStep, "exp_avg", "exp_avg_sq"};
+  if (dynamic_cast<const Adagrad*>(&optimizer)) return {kStep, "sum"};
+  if (dynamic_cast<const RMSprop*>(&optimizer)) return {kStep, "square_avg"};
+  if (dynamic_cast<const SGD*>(&optimizer)) return {"momentum_buffer"};
+  return {};
+}
+
+/// A parameter that SGD steps without momentum has none, which Python may write down.
+bool says_nothing(const Values& values) {
+  return std::all_of(values.begin(), values.end(), [](const auto& item) { return item.second.isNone(); });
+}
+
+void check_values(const OptimizerState::Group& group, size_t i, const Values& values, const at::Tensor& parameter,
+                  const std::vector<std::string>& needed) {
+  for (const auto& name : needed)
+    if (const auto found = values.find(name); found == values.end() || found->second.isNone())
+      throw UsageError(text("load_state_dict: the state of ", name_of(group, i), " has no '", name,
+                            "': it is another kind of optimizer's"));
   for (const auto& [name, value] : values)
     if (kOfParametersSizes.count(name) && value.isTensor() && value.toTensor().sizes() != parameter.sizes())
       throw UsageError(text("load_state_dict: '", name, "' of ", name_of(group, i), " is of sizes ",
@@ -119,10 +152,10 @@ OutputArchive archive_of(const Optimizer& optimizer, const OptimizerState& state
       const auto key = std::to_string(group.parameters[i] + 1);  // it may become a pointer, and 0 is none
       one.write(text("params/", i), c10::IValue(key));
       const auto found = state.parameters.find(group.parameters[i]);
-      if (found == state.parameters.end()) continue;
+      if (found == state.parameters.end() || says_nothing(found->second)) continue;
       OutputArchive values(unit);
       for (const auto& [name, value] : found->second)
-        values.write(name, as_libtorch_has_it(name, value, parameters[i]));
+        if (!value.isNone()) values.write(name, as_libtorch_has_it(name, value, parameters[i]));
       states.write(key, values);
     }
     optimizer.param_groups()[g].options().serialize(options);
@@ -135,9 +168,37 @@ OutputArchive archive_of(const Optimizer& optimizer, const OptimizerState& state
   return archive;
 }
 
+/// These options, with those values that the state has.
+std::unique_ptr<torch::optim::OptimizerOptions> changed(const torch::optim::OptimizerOptions& options,
+                                                        const Values& values) {
+  auto all = options_of(options);
+  for (auto& [name, value] : all)
+    if (const auto found = values.find(name); found != values.end()) value = as_option(found->second, value);
+  auto archive = new_archive();
+  write(archive, all);
+  auto written = reopen(archive, c10::kCPU);
+  auto result = options.clone();
+  result->serialize(written);
+  return result;
+}
+
+/// Where the parameters are, and so their states.
+c10::Device device_of(const Optimizer& optimizer) {
+  std::optional<c10::Device> device;
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      if (device && parameter.device() != *device)
+        throw UsageError(text("load_state_dict: the optimizer has parameters on ", *device, " and on ",
+                              parameter.device(), "; make an optimizer for each device"));
+      device = parameter.device();
+    }
+  return device.value_or(c10::kCPU);
+}
+
 }  // namespace
 
 void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state) {
+  const auto needed = needed_by(optimizer);
   const auto& groups = optimizer.param_groups();
   if (state.groups.size() != groups.size())
     throw UsageError(text("load_state_dict: the state is of ", state.groups.size(),
@@ -149,8 +210,9 @@ void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state)
       throw UsageError(text("load_state_dict: group ", g, " of the state has ", group.parameters.size(),
                             " parameters, and that of the optimizer has ", parameters.size()));
     for (size_t i = 0; i < parameters.size(); ++i)
-      if (const auto found = state.parameters.find(group.parameters[i]); found != state.parameters.end())
-        check_values(group, i, found->second, parameters[i]);
+      if (const auto found = state.parameters.find(group.parameters[i]);
+          found != state.parameters.end() && !says_nothing(found->second))
+        check_values(group, i, found->second, parameters[i], needed);
     const auto maximize = group.options.find("maximize");
     if (maximize != group.options.end() && maximize->second.isBool() && maximize->second.toBool())
       throw UsageError(text("load_state_dict: group ", g,
@@ -162,7 +224,7 @@ void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state)
 OptimizerState state_dict(const Optimizer& optimizer) {
   auto saved = new_archive();
   optimizer.save(saved);
-  auto archive = reopen(saved);
+  auto archive = reopen(saved, c10::kCPU);
   auto states = child(archive, "state");
   auto groups = child(archive, "param_groups");
   const auto keys = states.keys();
@@ -191,21 +253,21 @@ OptimizerState state_dict(const Optimizer& optimizer) {
 
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
   detail::check_fits(optimizer, state);
-  optimizer.state().clear();
   auto written = archive_of(optimizer, state);
-  auto archive = reopen(written);
-  optimizer.load(archive);
-  for (size_t g = 0; g < state.groups.size(); ++g) {
-    auto& options = optimizer.param_groups()[g].options();
-    auto values = options_of(options);
-    for (auto& [name, value] : values)
-      if (const auto found = state.groups[g].options.find(name); found != state.groups[g].options.end())
-        value = as_option(found->second, value);
-    auto changed = new_archive();
-    write(changed, values);
-    auto read = reopen(changed);
-    options.serialize(read);
+  auto archive = reopen(written, device_of(optimizer));
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
+  for (size_t g = 0; g < state.groups.size(); ++g)
+    options.push_back(changed(optimizer.param_groups()[g].options(), state.groups[g].options));
+
+  auto before = std::move(optimizer.state());
+  optimizer.state().clear();
+  try {
+    optimizer.load(archive);
+  } catch (...) {
+    optimizer.state() = std::move(before);
+    throw;
   }
+  for (size_t g = 0; g < options.size(); ++g) optimizer.param_groups()[g].set_options(std::move(options[g]));
 }
 
 }  // namespace lockstep

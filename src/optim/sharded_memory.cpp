@@ -51,8 +51,14 @@ at::Tensor ShardedMemory::gradient(const ShardPiece& piece) const {
   return as_row(gradient).narrow(0, piece.begin, piece.size).detach();
 }
 
-bool ShardedMemory::is_at_home(size_t parameter) const {
-  return parameters_[parameter].data_ptr() == homes_[parameter].data_ptr();
+bool ShardedMemory::bring_home(size_t index) const {
+  const auto &parameter = parameters_[index], &home = homes_[index];
+  if (parameter.data_ptr() == home.data_ptr()) return true;
+  if (parameter.sizes() != home.sizes() || parameter.dtype() != home.dtype() || parameter.device() != home.device())
+    return false;
+  home.copy_(parameter);
+  parameter.set_data(home);
+  return true;
 }
 
 at::Tensor ShardedMemory::share_of(int rank) const {

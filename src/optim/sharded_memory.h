@@ -23,7 +23,8 @@ class ShardedMemory {
   /// The same of the parameter's gradient; undefined when there is none.
   at::Tensor gradient(const ShardPiece& piece) const;
 
-  bool is_at_home(size_t parameter) const;
+  /// A parameter that was given other memory brings its values back. False when it has become another kind of tensor.
+  bool bring_home(size_t parameter) const;
 
   /// Every rank has the shares of all. Collective.
   void gather() const;

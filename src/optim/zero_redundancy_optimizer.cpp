@@ -66,6 +66,7 @@ class ZeroRedundancyOptimizerBase::Shard {
   Optimizer& inner() const { return *inner_; }
 
   void check_unchanged() const;
+  void do_as(int rank) const;
   void step();
   void take_options() const;
   void before_replay() const {
@@ -90,8 +91,8 @@ class ZeroRedundancyOptimizerBase::Shard {
   };
 
   std::string name_of(size_t parameter) const;
+  std::string what_is_wrong() const;
   void check_parameters() const;
-  void check_same_everywhere() const;
   void move_parameters(ShardBy by);
   bool is_whole(const ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
 
@@ -116,7 +117,6 @@ ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::str
       group_of_.push_back(g);
     }
   check_parameters();
-  check_same_everywhere();
   move_parameters(by);
 
   std::vector<OptimizerParamGroup> groups;
@@ -134,42 +134,48 @@ std::string ZeroRedundancyOptimizerBase::Shard::name_of(size_t parameter) const 
   return text("parameter ", parameter);
 }
 
-void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
-  if (!group_.contains_me())
-    throw UsageError(text("ZeroRedundancyOptimizer: this process is not in group ", group_.name()));
-  if (parameters_.empty()) throw UsageError("ZeroRedundancyOptimizer: there are no parameters");
+/// With this rank's parameters; empty when nothing is.
+std::string ZeroRedundancyOptimizerBase::Shard::what_is_wrong() const {
+  if (parameters_.empty()) return "there are no parameters";
   std::set<const c10::TensorImpl*> seen;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
-    auto refuse = [&](auto&&... why) {
-      throw UsageError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer: ", name_of(i), ", of sizes ",
-                            parameter.sizes(), ", ", why...));
-    };
-    if (parameter.layout() != c10::kStrided) refuse("is ", parameter.layout(), "; only dense ones can be divided");
+    const auto about = text(name_of(i), ", of sizes ", parameter.sizes(), ", ");
+    if (parameter.layout() != c10::kStrided)
+      return text(about, "is ", parameter.layout(), "; only dense ones can be divided");
     if (parameter.device() != group_.device())
-      refuse("is on ", parameter.device(), ", and the ranks exchange parameters on ", group_.device(),
-             "; move the model there before");
-    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) refuse("is given twice; ddp.parameters() has each once");
+      return text(about, "is on ", parameter.device(), ", and the ranks exchange parameters on ", group_.device(),
+                  "; move the model there before");
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second)
+      return text(about, "is given twice; ddp.parameters() has each once");
   }
+  return {};
 }
 
-// Ranks that disagree would take other parameters for theirs.
-void ZeroRedundancyOptimizerBase::Shard::check_same_everywhere() const {
-  std::vector<c10::IValue> facts;
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    facts.emplace_back(text(name_of(i), " of group ", group_of_[i], " is ", parameters_[i].sizes(), ' ',
-                            parameters_[i].scalar_type()));
+// Ranks that disagree would take other parameters for theirs. On all ranks or on none.
+void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
+  if (!group_.contains_me())
+    throw UsageError(text("ZeroRedundancyOptimizer: this process is not in group ", group_.name()));
+  const auto wrong = what_is_wrong();
+  std::vector<c10::IValue> facts{wrong};
+  if (wrong.empty())
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      facts.emplace_back(text(name_of(i), " of group ", group_of_[i], " is ", parameters_[i].sizes(), " with strides ",
+                              parameters_[i].strides(), ", ", parameters_[i].scalar_type()));
   const auto all = group_.all_gather_object(c10::ivalue::Tuple::create(std::move(facts)));
+  for (int rank = 0; rank < group_.size(); ++rank)
+    if (const auto& theirs = all[rank].toTupleRef().elements()[0].toStringRef(); !theirs.empty())
+      throw UsageError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer: on rank ", rank, ", ", theirs));
   const auto& first = all[0].toTupleRef().elements();
   for (int rank = 1; rank < group_.size(); ++rank) {
     const auto& theirs = all[rank].toTupleRef().elements();
     for (size_t i = 0; i < std::max(first.size(), theirs.size()); ++i) {
       auto fact = [&](const auto& list) {
-        return i < list.size() ? list[i].toStringRef() : text("there are ", list.size(), " parameters");
+        return i < list.size() ? list[i].toStringRef() : text("there are ", list.size() - 1, " parameters");
       };
       if (fact(first) != fact(theirs))
-        throw MismatchError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer: the ranks have different ",
-                                 "parameters: on rank 0 ", fact(first), ", on rank ", rank, " ", fact(theirs)));
+        throw MismatchError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer: on rank 0 ", fact(first),
+                                 ", on rank ", rank, " ", fact(theirs), "; make the same model on every rank"));
     }
   }
 }
@@ -199,15 +205,37 @@ void ZeroRedundancyOptimizerBase::Shard::check_unchanged() const {
                           " parameters and has ", count, " now; give all groups to its constructor"));
   for (const auto& [members, memory] : memories_)
     for (size_t i = 0; i < members.size(); ++i)
-      if (!memory.is_at_home(i))
-        throw UsageError(text("rank ", group_.rank(), ": ", name_of(members[i]),
-                              " was moved to other memory after ZeroRedundancyOptimizer was made; make it after the "
-                              "model is where it stays"));
+      if (!memory.bring_home(i))
+        throw UsageError(text("rank ", group_.rank(), ": ", name_of(members[i]), " has become ",
+                              parameters_[members[i]].sizes(), ' ', parameters_[members[i]].scalar_type(), " on ",
+                              parameters_[members[i]].device(),
+                              " after ZeroRedundancyOptimizer was made; make it when the model is what it stays"));
+}
+
+// In a join, what stands in the loop of a rank that has inputs must count on all: its learning rates, and which of its
+// parameters have gradients, if only of zeros. Collective.
+void ZeroRedundancyOptimizerBase::Shard::do_as(int rank) const {
+  auto& groups = outer_->param_groups();
+  std::vector<double> here;
+  for (const auto& group : groups) here.push_back(group.options().get_lr());
+  for (const auto& parameter : parameters_) here.push_back(parameter.grad().defined());
+  auto there = at::tensor(here, at::kDouble).to(group_.device());
+  group_.broadcast(there, rank);
+  if (group_.rank() == rank) return;
+  there = there.cpu();
+  const double* value = there.data_ptr<double>();
+  for (auto& group : groups) group.options().set_lr(*value++);
+  for (const auto& parameter : parameters_) {
+    auto& gradient = parameter.mutable_grad();
+    const bool has_one = *value++ != 0;
+    if (!has_one) gradient.reset();
+    if (has_one && !gradient.defined()) gradient = at::zeros_like(parameter);
+  }
 }
 
 void ZeroRedundancyOptimizerBase::Shard::take_options() const {
   if (!outer_)
-    throw UsageError("a captured step cannot be replayed: its ZeroRedundancyOptimizer is gone; capture it again");
+    throw UsageError("a captured step cannot be replayed: its ZeroRedundancyOptimizer is gone; make a new one");
   for (size_t g = 0; g < inner_->param_groups().size(); ++g)
     inner_->param_groups()[g].set_options(outer_->param_groups()[g].options().clone());
 }
@@ -220,7 +248,7 @@ void ZeroRedundancyOptimizerBase::Shard::step() {
       const auto& share = shares_[next++];
       values.mutable_grad() = memories_[share.memory].memory.gradient(share.here);
     }
-  is_torn_ = true;
+  is_torn_ = !detail::is_capturing(group_.device());
   inner_->step();
   for (const auto& [members, memory] : memories_) memory.gather();
   is_torn_ = false;
@@ -231,6 +259,7 @@ OptimizerState ZeroRedundancyOptimizerBase::Shard::consolidate(int dst) const {
     throw UsageError(text("rank ", group_.rank(),
                           ": ZeroRedundancyOptimizer: the last step broke off, so that the ranks' shares may be of "
                           "different steps; resume from the last checkpoint"));
+  group_.synchronize();
   take_options();
   auto mine = state_dict(*inner_);
   std::vector<c10::IValue> packed;
@@ -269,8 +298,15 @@ OptimizerState ZeroRedundancyOptimizerBase::Shard::consolidate(int dst) const {
 void ZeroRedundancyOptimizerBase::Shard::load(const OptimizerState& state) {
   detail::check_fits(*outer_, state);
   std::vector<int64_t> numbers;  // by which the state knows our parameters
-  for (const auto& group : state.groups)
+  std::vector<std::string> names;
+  for (const auto& group : state.groups) {
     numbers.insert(numbers.end(), group.parameters.begin(), group.parameters.end());
+    names.insert(names.end(), group.names.begin(), group.names.end());
+  }
+  for (size_t i = 0; i < std::min(names.size(), names_.size()); ++i)
+    if (names[i] != names_[i])
+      throw UsageError(text("rank ", group_.rank(), ": load_state_dict: parameter ", i, " is '", names_[i],
+                            "' here and '", names[i], "' in the state: it is another model's, or in another order"));
   OptimizerState mine;
   for (const auto& group : state.groups) mine.groups.push_back({.options = group.options});
   for (size_t i = 0; i < shares_.size(); ++i) {
@@ -294,9 +330,11 @@ void ZeroRedundancyOptimizerBase::Shard::load(const OptimizerState& state) {
 ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(std::vector<OptimizerParamGroup> groups,
                                                          std::vector<std::string> names,
                                                          std::unique_ptr<torch::optim::OptimizerOptions> defaults,
-                                                         ProcessGroup group, ShardBy shard_by, const Make& make,
+                                                         ProcessGroup group, const ZeroRedundancyOptions& options,
+                                                         ShardBy shard_by, const Make& make,
                                                          void (*before_replay)(Optimizer&))
     : Optimizer(std::move(groups), std::move(defaults)),
+      before_step_(options.before_step),
       shard_(std::make_shared<Shard>(*this, std::move(names), std::move(group), shard_by, make, before_replay)) {}
 
 ZeroRedundancyOptimizerBase::~ZeroRedundancyOptimizerBase() {
@@ -311,6 +349,8 @@ at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
   }
   const c10::NoGradGuard no_grad;
   shard_->check_unchanged();
+  if (join_) shard_->do_as(join_->round().last_rank());
+  if (before_step_) before_step_();
   if (detail::is_capturing(shard_->group().device()))
     detail::Recording::before_replay([shard = shard_] { shard->take_options(); });
   shard_->step();
@@ -350,10 +390,11 @@ ProcessGroup ZeroRedundancyOptimizerBase::join_group() const {
   return shard_->group();
 }
 
-void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<JoinContext>, bool is_first) {
+void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
   if (is_first)
     throw UsageError(text("rank ", shard_->group().rank(),
                           ": join: the wrapper must come before the optimizer: join({&ddp, &optimizer}, ...)"));
+  join_ = std::move(context);
 }
 
 // A share of the parameters waits for this rank, whether it has inputs or not.
@@ -362,6 +403,9 @@ void ZeroRedundancyOptimizerBase::shadow(const JoinRound& round) {
 }
 
 void ZeroRedundancyOptimizerBase::take_state_from(int) {}
-void ZeroRedundancyOptimizerBase::leave_join() noexcept {}
+
+void ZeroRedundancyOptimizerBase::leave_join() noexcept {
+  join_.reset();
+}
 
 }  // namespace lockstep

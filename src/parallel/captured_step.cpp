@@ -1,5 +1,7 @@
 #include <lockstep/captured_step.h>
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
@@ -38,14 +40,18 @@ class StepCapture::Impl {
       return false;
     }
     if (has_failed_) throw UsageError(text(me(), "it could not be captured before; make a new one"));
-    const bool is_due = calls_++ >= options_.warm_up;
-    if (is_due && !is_captured_) capture(inputs, run);
-    if (!is_due || !fits(inputs)) {
-      stream_->run([&] { run(inputs); });
-      return false;
+    const bool is_as_before = is_alike(inputs, is_captured_ ? inputs_ : last_);
+    if (!is_captured_ && is_as_before && warm_ups_ == options_.warm_up) capture(inputs, run);
+    if (is_captured_ && is_as_before) {
+      replay(inputs);
+      return true;
     }
-    replay(inputs);
-    return true;
+    if (!is_captured_) {
+      last_ = inputs;
+      if (warm_ups_ < options_.warm_up) ++warm_ups_;
+    }
+    stream_->run([&] { run(inputs); });
+    return false;
   }
 
  private:
@@ -67,20 +73,24 @@ class StepCapture::Impl {
                "a tensor, a loss that is kept from before) nor do anything on the default stream: ", error.what()));
     }
     before_replay_ = recording.take();
+    last_.clear();
     has_failed_ = false;
     is_captured_ = true;
   }
 
-  bool fits(const std::vector<at::Tensor>& inputs) const {
-    if (inputs.size() != inputs_.size()) return false;
-    for (size_t i = 0; i < inputs.size(); ++i)
-      if (inputs[i].sizes() != inputs_[i].sizes() || inputs[i].scalar_type() != inputs_[i].scalar_type()) return false;
-    return true;
+  static bool is_alike(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& others) {
+    return std::equal(inputs.begin(), inputs.end(), others.begin(), others.end(), [](const auto& a, const auto& b) {
+      return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+    });
   }
 
   void replay(const std::vector<at::Tensor>& inputs) {
     const c10::NoGradGuard no_grad;
-    for (const auto& prepare : before_replay_) prepare();
+    try {
+      for (const auto& prepare : before_replay_) prepare();
+    } catch (const UsageError& error) {
+      throw UsageError(text(me(), error.what()));
+    }
     if (!inputs.empty()) copy_together(inputs_, inputs);
     run_captured(group_, [&] { stream_->replay(); }, {.site = options_.site});
   }
@@ -90,7 +100,8 @@ class StepCapture::Impl {
   std::vector<at::Tensor> inputs_;  // where the graph finds them
   std::vector<std::function<void()>> before_replay_;
   std::unique_ptr<CaptureStream> stream_;  // none on a CPU
-  int calls_ = 0;
+  std::vector<at::Tensor> last_;           // inputs of the last call, until one is captured
+  int warm_ups_ = 0;
   bool is_captured_ = false;
   bool has_failed_ = false;
 };

@@ -273,16 +273,12 @@ void Reducer::put_in_bucket(size_t parameter) {
   ++in_;
 }
 
-// What got no gradient goes in as it stands, so that the bucket can leave and no rank waits for this one.
+// What got no gradient goes in as it stands, so that the bucket can leave and no rank waits for this one. Where its old
+// gradient lies in the bucket, the reduction writes over it: keep it.
 void Reducer::put_in_as_it_stands(size_t parameter) {
-  keep(parameter);
-  put_in_bucket(parameter);
-}
-
-// Where an old gradient lies in the bucket, the reduction writes over it.
-void Reducer::keep(size_t parameter) {
   const auto& gradient = parameters_[parameter].tensor.grad();
   if (gradient.defined() && same_memory(gradient, view_of(parameter))) states_[parameter].kept = gradient.clone();
+  put_in_bucket(parameter);
 }
 
 // In the order of the plan, which is the same on all ranks, whatever order the gradients come in. The last bucket waits
@@ -401,8 +397,7 @@ void Reducer::shadow() {
   c10::NoGradGuard no_grad;
   started_ = 0;
   arrivals_.clear();
-  if (options_.allow_unused)
-    for (size_t i = 0; i < parameters_.size(); ++i) keep(i);
+  for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();  // of this rank's last iteration
   for (auto& bucket : buckets_) {
     bucket.clear();
     bucket.start(hook_);

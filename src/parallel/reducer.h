@@ -107,7 +107,6 @@ class Reducer {
   bool is_complete(size_t parameter);
   void put_in_bucket(size_t parameter);
   void put_in_as_it_stands(size_t parameter);
-  void keep(size_t parameter);
   void start_full_buckets();
   void reduce_the_rest();
   void finish_all();

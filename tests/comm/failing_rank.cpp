@@ -122,7 +122,6 @@ void messages() {
   world.recv(tensor, peer);  // nobody sends
 }
 
-// Forward, backward with its reductions, and a step, over and over.
 struct ModelImpl : torch::nn::Module {
   ModelImpl()
       : net(register_module(
@@ -133,7 +132,7 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
-/// Trains for ever: step(inputs, targets).
+/// Forward, backward with its reductions, and a step, over and over: step(inputs, targets).
 template <class Step>
 void train(const ProcessGroup& world, int known_after, const Step& step) {
   for (int i = 0;; ++i) {

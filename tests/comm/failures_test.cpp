@@ -90,14 +90,15 @@ TEST_F(Failures, ARankKilledWhileTrainingIsNamedWithinASecond) {
   }
 }
 
-TEST_F(Failures, ARankKilledWhileItTrainsAShareOfTheStateIsNamedWithinASecond) {
-  for (auto delay : {0ms, 5ms, 9ms}) {  // somewhere in a step, which on a GPU is a graph
+TEST_F(Failures, ARankKilledWhileItTrainsAShareOfTheStateIsNamed) {
+  const auto limit = backend() == "nccl" ? 2s : 1s;  // there the step is a graph, which must end and go, too
+  for (auto delay : {0ms, 5ms, 9ms}) {               // somewhere in a step
     auto ranks = job("captured_training", 3, {{"OMP_NUM_THREADS", "1"}});
     ranks.start_all();
     for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
     std::this_thread::sleep_for(delay);
     ranks[2].signal(SIGKILL);
-    expect_survivors_told(ranks, 2, "PeerError", 1s, who(ranks, 2) + " is gone");
+    expect_survivors_told(ranks, 2, "PeerError", limit, who(ranks, 2) + " is gone");
   }
 }
 

@@ -15,13 +15,16 @@ using torch::optim::AdamWOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::SGDOptions;
 
-const std::vector<AdamWOptions> kAdamWOptions{AdamWOptions(1e-2), AdamWOptions(3e-3).weight_decay(0).eps(1e-3),
-                                              AdamWOptions(1e-2).betas({0.7, 0.9}).weight_decay(0.2).amsgrad(true)};
-const std::vector<AdamOptions> kAdamOptions{AdamOptions(1e-2), AdamOptions(3e-3).weight_decay(0.1).eps(1e-3),
-                                            AdamOptions(1e-2).betas({0.7, 0.9}).weight_decay(0.2).amsgrad(true)};
-const std::vector<SGDOptions> kSgdOptions{SGDOptions(0.1), SGDOptions(0.1).weight_decay(0.1),
-                                          SGDOptions(0.1).momentum(0.9).dampening(0.3).weight_decay(0.01),
-                                          SGDOptions(0.1).momentum(0.8).nesterov(true).weight_decay(0.01)};
+// Learning rates that float32 has exactly: on a GPU they are of that.
+constexpr double kRate = 1.0 / 64;
+
+const std::vector<AdamWOptions> kAdamWOptions{AdamWOptions(kRate), AdamWOptions(kRate / 4).weight_decay(0).eps(1e-3),
+                                              AdamWOptions(kRate).betas({0.7, 0.9}).weight_decay(0.2).amsgrad(true)};
+const std::vector<AdamOptions> kAdamOptions{AdamOptions(kRate), AdamOptions(kRate / 4).weight_decay(0.1).eps(1e-3),
+                                            AdamOptions(kRate).betas({0.7, 0.9}).weight_decay(0.2).amsgrad(true)};
+const std::vector<SGDOptions> kSgdOptions{SGDOptions(8 * kRate), SGDOptions(8 * kRate).weight_decay(0.1),
+                                          SGDOptions(8 * kRate).momentum(0.9).dampening(0.3).weight_decay(0.01),
+                                          SGDOptions(8 * kRate).momentum(0.8).nesterov(true).weight_decay(0.01)};
 
 /// Two groups of parameters, of which the second has another learning rate.
 template <class Optimizer, class Options>
@@ -50,7 +53,7 @@ void expect_the_same_steps(const std::vector<Options>& all_options) {
           set_gradients(actual, step);
           theirs->step();
           ours->step();
-          if (step == 3) change_rate(*theirs, 0.3), change_rate(*ours, 0.3);
+          if (step == 3) change_rate(*theirs, 0.25), change_rate(*ours, 0.25);
         }
         expect_equal(actual, expected, tolerance_of(dtype),
                      device.str() + " " + c10::toString(dtype) + ", options " + std::to_string(i));
@@ -115,12 +118,12 @@ void expect_to_go_on(Options options) {
 }
 
 TEST(FusedOptimizers, ReadAndWriteLibTorchsArchives) {
-  expect_to_go_on<torch::optim::AdamW, FusedAdamW>(AdamWOptions(1e-2).amsgrad(true));
-  expect_to_go_on<FusedAdamW, torch::optim::AdamW>(AdamWOptions(1e-2).amsgrad(true));
-  expect_to_go_on<torch::optim::Adam, FusedAdam>(AdamOptions(1e-2));
-  expect_to_go_on<FusedAdam, torch::optim::Adam>(AdamOptions(1e-2));
-  expect_to_go_on<torch::optim::SGD, FusedSGD>(SGDOptions(0.1).momentum(0.9));
-  expect_to_go_on<FusedSGD, torch::optim::SGD>(SGDOptions(0.1).momentum(0.9));
+  expect_to_go_on<torch::optim::AdamW, FusedAdamW>(AdamWOptions(kRate).amsgrad(true));
+  expect_to_go_on<FusedAdamW, torch::optim::AdamW>(AdamWOptions(kRate).amsgrad(true));
+  expect_to_go_on<torch::optim::Adam, FusedAdam>(AdamOptions(kRate));
+  expect_to_go_on<FusedAdam, torch::optim::Adam>(AdamOptions(kRate));
+  expect_to_go_on<torch::optim::SGD, FusedSGD>(SGDOptions(kRate).momentum(0.9));
+  expect_to_go_on<FusedSGD, torch::optim::SGD>(SGDOptions(kRate).momentum(0.9));
 }
 
 TEST(FusedOptimizers, EvaluateAClosureAndFollowASchedule) {
@@ -151,6 +154,29 @@ TEST(FusedOptimizers, AutogradNoticesThatAParameterChanged) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
+TEST(FusedOptimizers, BeginAnewWhereTheStateIsGone) {
+  for (auto device : devices_under_test()) {
+    const auto parameter = torch::ones({3}, torch::device(device).requires_grad(true));
+    FusedAdamW optimizer({parameter}, AdamWOptions(kRate).weight_decay(0));
+    auto step = [&] {
+      parameter.mutable_grad() = torch::ones({3}, device);
+      optimizer.step();
+    };
+    for (int i = 0; i < 5; ++i) step();
+    optimizer.state().clear();
+    const auto before = parameter.detach().clone();
+    step();
+    EXPECT_TRUE(torch::allclose(before - parameter, torch::full({3}, kRate, device), 1e-4)) << "the first step again";
+    static_cast<AdamWOptions&>(optimizer.param_groups()[0].options()).amsgrad(true);
+    step();
+    std::stringstream archive;
+    torch::save(optimizer, archive);
+    EXPECT_EQ(static_cast<torch::optim::AdamWParamState&>(*optimizer.state().begin()->second).step(), 2);
+    EXPECT_TRUE(
+        static_cast<torch::optim::AdamWParamState&>(*optimizer.state().begin()->second).max_exp_avg_sq().defined());
+  }
+}
+
 TEST(FusedOptimizers, RefuseWhatTheyCannotStepBeforeAnythingChanges) {
   const auto good = torch::ones({3}, torch::requires_grad());
   const auto table = torch::ones({4, 2}, torch::requires_grad());
@@ -163,6 +189,10 @@ TEST(FusedOptimizers, RefuseWhatTheyCannotStepBeforeAnythingChanges) {
     expect_error<UsageError>([&] { optimizer->step(); }, "parameter 1 of group 0", "[4, 2]", "sparse");
   EXPECT_TRUE(torch::equal(good, torch::ones({3})));
   EXPECT_TRUE(adam.state().empty());
+
+  FusedAdam twice({good, good});
+  expect_error<UsageError>([&] { twice.step(); }, "parameter 1 of group 0", "twice", "ddp.parameters()");
+  EXPECT_TRUE(torch::equal(good, torch::ones({3})));
 
   const auto complex = torch::ones({2}, torch::dtype(torch::kComplexFloat).requires_grad(true));
   complex.mutable_grad() = torch::ones({2}, torch::kComplexFloat);

@@ -45,6 +45,13 @@ TEST(ClipGradNorm, TakesGradientsOfSeveralDtypesAndDevices) {
     EXPECT_NEAR(parameter.grad()[0].item<double>(), 2 / std::sqrt(squares), 4e-3) << parameter.scalar_type();
 }
 
+TEST(ClipGradNorm, CountsAParameterOnce) {
+  const auto parameter = torch::ones({1}, torch::requires_grad());
+  parameter.mutable_grad() = torch::full({1}, 4.0);
+  EXPECT_EQ(clip_grad_norm_({parameter, parameter}, 2).item<double>(), 4);
+  EXPECT_NEAR(parameter.grad().item<double>(), 2, 1e-5);
+}
+
 TEST(ClipGradNorm, TellsWhenTheNormIsNotFinite) {
   const auto parameter = torch::ones({2}, torch::requires_grad());
   EXPECT_EQ(clip_grad_norm_({parameter}, 1).item<double>(), 0) << "without gradients";
@@ -67,6 +74,9 @@ TEST(DropZeroGradients, LeavesWhatIsNotZero) {
     EXPECT_TRUE(parameters[1].grad().defined());
     EXPECT_TRUE(parameters[3].grad().defined());
     EXPECT_EQ(drop_zero_gradients(parameters), 0u);
+    parameters[0].mutable_grad() = torch::zeros({3}, device);
+    EXPECT_EQ(drop_zero_gradients({parameters[0], parameters[0], parameters[1]}), 1u) << "one is listed twice";
+    EXPECT_TRUE(parameters[1].grad().defined());
     EXPECT_EQ(drop_zero_gradients({}), 0u);
   }
 }

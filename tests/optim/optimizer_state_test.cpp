@@ -100,6 +100,47 @@ TEST(OptimizerState, MayLieOtherwiseInMemoryThanTheParameters) {
   }
 }
 
+TEST(OptimizerState, TakesWhatPythonMayWrite) {
+  const auto parameter = torch::ones({3}, torch::requires_grad()), other = torch::ones({2}, torch::requires_grad());
+  for (const auto& one : {parameter, other}) one.mutable_grad() = torch::ones_like(one);
+  AdamW adam({parameter, other});
+  adam.step();
+  auto state = state_dict(adam);
+  state.parameters.erase(1);  // it was not stepped there
+  state.parameters[0]["exp_avg"] = torch::full({3}, 0.5, torch::kDouble);
+  state.groups[0].options["betas"] = c10::ivalue::Tuple::create({c10::IValue(0), c10::IValue(0.75)});
+  load_state_dict(adam, state);
+  EXPECT_EQ(static_cast<AdamWOptions&>(adam.param_groups()[0].options()).betas(), std::make_tuple(0.0, 0.75));
+  const auto loaded = state_dict(adam);
+  EXPECT_EQ(loaded.parameters.size(), 1u);
+  EXPECT_EQ(loaded.parameters.at(0).at("exp_avg").toTensor().scalar_type(), torch::kFloat);
+  EXPECT_EQ(loaded.parameters.at(0).at("exp_avg").toTensor()[1].item<float>(), 0.5);
+
+  SGD sgd({parameter, other}, SGDOptions(0.1));
+  auto nothing = state_dict(sgd);
+  nothing.parameters[0]["momentum_buffer"] = c10::IValue();
+  load_state_dict(sgd, nothing);
+  EXPECT_TRUE(state_dict(sgd).parameters.empty());
+}
+
+TEST(OptimizerState, OfAnotherOptimizerIsRefusedAndTheOldOneStays) {
+  const auto parameter = torch::ones({3}, torch::requires_grad());
+  parameter.mutable_grad() = torch::ones({3});
+  AdamW adam({parameter});
+  SGD sgd({parameter}, SGDOptions(0.1).momentum(0.9));
+  Adagrad adagrad({parameter});
+  for (Optimizer* optimizer :
+       {static_cast<Optimizer*>(&adam), static_cast<Optimizer*>(&sgd), static_cast<Optimizer*>(&adagrad)})
+    optimizer->step();
+  expect_error<UsageError>([&] { load_state_dict(adam, state_dict(sgd)); }, "parameter 0", "no 'step'", "another kind");
+  expect_error<UsageError>([&] { load_state_dict(adam, state_dict(adagrad)); }, "no 'exp_avg'");
+  expect_error<UsageError>([&] { load_state_dict(sgd, state_dict(adam)); }, "no 'momentum_buffer'");
+  auto odd = state_dict(adam);
+  odd.parameters[0]["exp_avg"] = "text";
+  EXPECT_THROW(load_state_dict(adam, odd), c10::Error);
+  EXPECT_EQ(state_dict(adam).parameters.at(0).at("step").toTensor().item<float>(), 1) << "as before";
+}
+
 TEST(OptimizerState, OfAnotherModelIsRefused) {
   const auto small = torch::ones({3}, torch::requires_grad()), large = torch::ones({4}, torch::requires_grad());
   small.mutable_grad() = torch::ones({3});

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/gradient_tools.h>
 #include <lockstep/run_threads.h>
 
 #include "optim/stepping.h"
@@ -37,6 +38,7 @@ struct LopsidedImpl : torch::nn::Module {
   torch::Tensor table, kernel, bias, scale, narrow;
 };
 TORCH_MODULE(Lopsided);
+constexpr size_t kNarrow = 4;  // of float32, for which it matters in which order gradients are added
 
 void zero(const std::vector<torch::Tensor>& parameters) {
   for (const auto& parameter : parameters) parameter.mutable_grad().reset();
@@ -113,7 +115,7 @@ class NormScaled : public SGD {
 
 TEST(ZeroRedundancyOptimizer, KeepsParametersWholeWhereAsked) {
   expect_the_same_training<AdamW>(AdamWOptions(0.01), {.shard_by = ShardBy::kParameters});
-  expect_the_same_training<NormScaled>(SGDOptions(0.01), {.shard_by = ShardBy::kParameters});
+  expect_the_same_training<NormScaled>(SGDOptions(0.01));  // by itself, since nothing is known of it
 }
 
 TEST(ZeroRedundancyOptimizer, EachRankHasItsShareOfTheState) {
@@ -160,6 +162,34 @@ TEST(ZeroRedundancyOptimizer, HasGroupsAndFollowsASchedule) {
     expect_equal(sharded.parameters(), plain.parameters(), 1e-12, "groups");
     EXPECT_LT(optimizer.param_groups()[1].options().get_lr(), 0.01);
     EXPECT_EQ(optimizer.step([] { return torch::tensor(7.0); }).item<double>(), 7);
+  });
+}
+
+TEST(ZeroRedundancyOptimizer, CutsGradientsThatLieOtherwiseInMemory) {
+  const auto sizes = std::vector<int64_t>{2, 3, 4, 4};
+  const auto start = numbers(sizes, 1, torch::kDouble), gradient = numbers(sizes, 2, torch::kDouble);
+  const auto expected = start - 0.1 * gradient;
+  run_threads(2, [&](ProcessGroup world) {
+    const auto parameter = start.contiguous(at::MemoryFormat::ChannelsLast).clone().requires_grad_();
+    const auto empty = torch::zeros({0, 3}, torch::dtype(torch::kDouble).requires_grad(true));
+    ZeroRedundancyOptimizer<SGD> optimizer({parameter, empty}, world, SGDOptions(0.1));
+    parameter.mutable_grad() = gradient;
+    empty.mutable_grad() = torch::zeros({0, 3}, torch::kDouble);
+    optimizer.step();
+    EXPECT_LE(relative_difference(parameter, expected), 1e-12);
+  });
+}
+
+TEST(ZeroRedundancyOptimizer, ParametersComeBackWithValuesThatWereLoaded) {
+  run_threads(2, [&](ProcessGroup world) {
+    Lopsided model;
+    ZeroRedundancyOptimizer<SGD> optimizer(model->parameters(), world, SGDOptions(0.5));
+    model->bias.set_data(torch::full({4}, 3.0, torch::kDouble));  // what torch::load does
+    model->bias.mutable_grad() = torch::ones({4}, torch::kDouble);
+    optimizer.step();
+    EXPECT_TRUE(torch::equal(model->bias, torch::full({4}, 2.5, torch::kDouble)));
+    optimizer.step();
+    EXPECT_TRUE(torch::equal(model->bias, torch::full({4}, 2.0, torch::kDouble)));
   });
 }
 
@@ -241,13 +271,15 @@ void expect_to_go_on(int before, int after) {
     optimizer.load_state_dict(state);
     EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.01);
     train(ddp, optimizer, 0, 3, 6);
-    expect_equal(ddp.parameters(), expected, 1e-12, std::to_string(before) + " ranks to " + std::to_string(after));
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_LE(relative_difference(ddp.parameters()[i], expected[i]), i == kNarrow ? 1e-6 : 1e-12)
+          << "parameter " << i << ", " << before << " ranks to " << after;
   });
 }
 
 TEST(ZeroRedundancyOptimizer, LoadsTheStateOfAnyNumberOfRanks) {
-  for (int before : {1, 2, 4})
-    for (int after : {1, 2, 4, 8}) expect_to_go_on(before, after);
+  for (int before : {1, 2, 3})
+    for (int after : {1, 2, 4}) expect_to_go_on(before, after);
 }
 
 TEST(ZeroRedundancyOptimizer, GoesOnFromAPlainOptimizersState) {
@@ -288,12 +320,66 @@ TEST(ZeroRedundancyOptimizer, JoinsWithRanksThatHaveNoInputsLeft) {
       DistributedDataParallel ddp(model, world);
       ZeroRedundancyOptimizer<AdamW> optimizer(ddp.parameters(), world, AdamWOptions(0.01));
       join({&ddp, &optimizer}, [&] { train(ddp, optimizer, world.rank(), 0, batches[world.rank()]); });
-      for (size_t i = 0; i < ddp.parameters().size(); ++i)  // of float32, one is summed in another order
-        EXPECT_LE(relative_difference(ddp.parameters()[i], alone->parameters()[i]), i == 4 ? 1e-6 : 1e-10)
+      for (size_t i = 0; i < ddp.parameters().size(); ++i)
+        EXPECT_LE(relative_difference(ddp.parameters()[i], alone->parameters()[i]), i == kNarrow ? 1e-6 : 1e-10)
             << "parameter " << i << " with " << batches;
       expect_error<UsageError>([&] { join({&optimizer, &ddp}, [] {}); }, "join({&ddp, &optimizer}");
     });
   }
+}
+
+/// Two heads, of which an input uses one.
+struct TwoHeadsImpl : torch::nn::Module {
+  TwoHeadsImpl() {
+    first = register_module("first", torch::nn::Linear(6, 3));
+    second = register_module("second", torch::nn::Linear(6, 3));
+    to(torch::kDouble);
+    fill_parameters(*this, 5);
+  }
+  torch::Tensor forward(torch::Tensor x, bool is_first) { return (is_first ? first : second)(x.to(torch::kDouble)); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(TwoHeads);
+
+/// The loop of ranks that all have inputs for so many steps, of which others may have fewer: the head changes, and so
+/// does the learning rate, and gradients are clipped.
+template <class Model>
+void train_heads(Model& model, Optimizer& optimizer, int steps, const std::function<torch::Tensor(int)>& loss) {
+  for (int step = 0; step < steps; ++step) {
+    zero(model.parameters());
+    loss(step).backward();
+    optimizer.param_groups()[0].options().set_lr(0.1 / (step + 1));
+    optimizer.step();
+  }
+}
+
+TEST(ZeroRedundancyOptimizer, ARankWithoutInputsStepsAsTheOthersDo) {
+  const std::vector<int> batches{2, 6};
+  TwoHeads alone;
+  AdamW theirs(alone->parameters(), AdamWOptions(0.1));
+  auto uses_first = [](int step) { return step % 3 == 0; };
+  for (int step = 0; step < 6; ++step) {
+    zero(alone->parameters());
+    auto loss = torch::zeros({}, torch::kDouble);
+    for (int rank = 0; rank < 2; ++rank)
+      if (step < batches[rank]) loss = loss + alone(input_of(10 * step + rank), uses_first(step)).square().mean();
+    (loss / 2).backward();
+    clip_grad_norm_(alone->parameters(), 0.05);
+    theirs.param_groups()[0].options().set_lr(0.1 / (step + 1));
+    theirs.step();
+  }
+  run_threads(2, [&](ProcessGroup world) {
+    TwoHeads model;
+    DistributedDataParallel ddp(model, world, {.find_unused_parameters = true});
+    ZeroRedundancyOptimizer<AdamW> optimizer(ddp.parameters(), world, AdamWOptions(0.1),
+                                             {.before_step = [&] { clip_grad_norm_(ddp.parameters(), 0.05); }});
+    join({&ddp, &optimizer}, [&] {
+      train_heads(*model, optimizer, batches[world.rank()],
+                  [&](int step) { return ddp(input_of(10 * step + world.rank()), uses_first(step)).square().mean(); });
+    });
+    expect_equal(ddp.parameters(), alone->parameters(), 1e-10, "two heads");
+    EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1 / 6);
+  });
 }
 
 // --- what is wrong
@@ -323,12 +409,26 @@ TEST(ZeroRedundancyOptimizer, SaysWhatIsWrong) {
         },
         "there are 1 parameters", "[3]");
 
+    const auto alone = world.rank() == 0 ? torch::ones({2}, torch::device(torch::kMeta)) : torch::ones({2});
+    expect_error<UsageError>([&] { Zero({model->bias, alone}, world, AdamWOptions()); }, "on rank 0, parameter 1");
+    const auto square = world.rank() == 0 ? torch::ones({3, 3}) : torch::ones({3, 3}).t();
+    expect_error<MismatchError>([&] { Zero({square}, world, AdamWOptions()); }, "strides [3, 1]", "strides [1, 3]",
+                                "the same model");
+
     Zero optimizer(model->parameters(), world, AdamWOptions());
     std::stringstream archive;
     expect_error<UsageError>([&] { torch::save(optimizer, archive); }, "consolidated_state_dict()");
     expect_error<UsageError>([&] { optimizer.load_state_dict({}); }, "0 groups", "has 1");
-    model->bias.set_data(model->bias.clone());
-    expect_error<UsageError>([&] { optimizer.step(); }, "rank ", "parameter 2", "moved");
+    model->bias.set_data(model->bias.to(torch::kFloat));
+    expect_error<UsageError>([&] { optimizer.step(); }, "rank ", "parameter 2", "has become [4] Float on cpu");
+  });
+  run_threads(1, [&](ProcessGroup world) {
+    std::vector<std::pair<std::string, torch::Tensor>> named{{"a", torch::ones({2})}, {"b", torch::ones({2})}};
+    ZeroRedundancyOptimizer<AdamW> first(named, world, AdamWOptions());
+    std::swap(named[0], named[1]);
+    ZeroRedundancyOptimizer<AdamW> second(named, world, AdamWOptions());
+    expect_error<UsageError>([&] { second.load_state_dict(first.consolidated_state_dict()); }, "'b' here",
+                             "'a' in the state");
   });
   run_threads(2, [&](ProcessGroup world) {
     Lopsided model;

@@ -2,6 +2,9 @@
 
 #include <chrono>
 
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -98,6 +101,10 @@ TEST_F(CudaCapturedStep, TrainsAsUncaptured) {
     expect_the_same_training(world, "plain SGD", [](const auto& parameters) {
       return std::make_unique<FusedSGD>(parameters, SGDOptions(0.05));
     });
+    expect_the_same_training(world, "sharded by parameters", [&](const auto& parameters) {
+      return std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(
+          parameters, world, AdamWOptions(0.01), ZeroRedundancyOptions{.shard_by = ShardBy::kParameters});
+    });
     expect_the_same_training(world, "sharded", [&](const auto& parameters) {
       return std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(parameters, world, AdamWOptions(0.01));
     });
@@ -120,7 +127,7 @@ TEST_F(CudaCapturedStep, TheStateCountsTheReplays) {
 
     // What is loaded lies elsewhere.
     load_state_dict(optimizer, state);
-    expect_error<UsageError>([&] { step(input, target); }, "loaded", "capture it again");
+    expect_error<UsageError>([&] { step(input, target); }, "rank ", "loaded", "make a new one");
   });
 }
 
@@ -161,8 +168,79 @@ TEST_F(CudaCapturedStep, SaysWhatCannotBeCaptured) {
     });
     for (int i = 0; i < 3; ++i) later(input);
     expect_error<UsageError>([&] { later(input); }, "FusedAdamW: the first step");
-    torch::cuda::synchronize();
-    EXPECT_EQ((input + 1).sum().item<float>(), 4) << "the GPU works as before";
+  });
+}
+
+/// LibTorch itself leaves its allocator and its random numbers as if the capture went on.
+TEST_F(CudaCapturedStep, AFailedCaptureLeavesTheGpuAsItWas) {
+  on_both([](ProcessGroup world) {
+    const auto input = torch::ones({1000}, kGpu);
+    for (int again = 0; again < 2; ++again) {
+      CapturedStep waiting(world,
+                           [](const torch::Tensor& x) { return torch::dropout(x, 0.5, true) * x.sum().item<float>(); });
+      for (int i = 0; i < 3; ++i) waiting(input);
+      EXPECT_THROW(waiting(input), UsageError);
+      EXPECT_EQ((input + 1).sum().item<float>(), 2000);
+      EXPECT_FALSE(torch::equal(torch::randn({8}, kGpu), torch::randn({8}, kGpu)));
+    }
+    CapturedStep step(world, [](const torch::Tensor& x) { return torch::dropout(x, 0.5, true); });
+    for (int i = 0; i < 4; ++i) step(input);
+    ASSERT_TRUE(step.is_captured());
+    const auto one = step(input), other = step(input);
+    EXPECT_FALSE(torch::equal(one, other)) << "each replay draws its own";
+    EXPECT_NEAR(one.mean().item<float>(), 1, 0.3);
+  });
+}
+
+TEST_F(CudaCapturedStep, IsCapturedWithSizesThatComeTwice) {
+  on_both([](ProcessGroup world) {
+    CapturedStep step(world, [](const torch::Tensor& x) { return x * 2; });
+    for (auto [rows, is_captured] :
+         {std::pair(4, false), {4, false}, {4, false}, {3, false}, {4, false}, {4, true}, {3, true}, {4, true}}) {
+      EXPECT_TRUE(torch::equal(step(torch::ones({rows}, kGpu)), torch::full({rows}, 2.0, kGpu)));
+      EXPECT_EQ(step.is_captured(), is_captured);
+    }
+  });
+}
+
+TEST_F(CudaCapturedStep, LearningRatesReachAGraphOfTheUsers) {
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  auto parameter = torch::ones({2}, torch::device(kGpu).requires_grad(true));
+  parameter.mutable_grad() = torch::ones({2}, kGpu);
+  FusedSGD optimizer({parameter}, SGDOptions(0.5).momentum(0.5));
+  auto value = [&] { return parameter[0].item<float>(); };
+  optimizer.step();
+  EXPECT_EQ(value(), 0.5f);
+  torch::cuda::synchronize();
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  optimizer.step();
+  graph.capture_end();
+  EXPECT_EQ(value(), 0.5f) << "captured, not done";
+  optimizer.param_groups()[0].options().set_lr(0.25);
+  optimizer.before_replay();
+  graph.replay();
+  EXPECT_EQ(value(), 0.125f);
+  load_state_dict(optimizer, state_dict(optimizer));
+  expect_error<UsageError>([&] { optimizer.before_replay(); }, "loaded");
+  optimizer.step();
+  optimizer.before_replay();
+}
+
+/// What keeps autograd's accumulators on the default stream, which cannot be captured.
+TEST_F(CudaCapturedStep, SaysThatALossIsKeptFromBefore) {
+  on_both([](ProcessGroup world) {
+    const auto group = world.new_group({0, 1});
+    Mlp model;
+    model->to(kGpu);
+    DistributedDataParallel ddp(model, group);
+    FusedSGD optimizer(ddp.parameters(), SGDOptions(0.1));
+    const auto input = torch::ones({3, 6}, kGpu), target = torch::zeros({3}, torch::device(kGpu).dtype(torch::kLong));
+    const auto kept = train(ddp, optimizer, input, target);
+    CapturedStep step(group, [&](torch::Tensor x, torch::Tensor y) { return train(ddp, optimizer, x, y); });
+    for (int i = 0; i < 3; ++i) step(input, target);
+    expect_error<UsageError>([&] { step(input, target); }, "a loss that is kept from before");
+    world.barrier();
   });
 }
 

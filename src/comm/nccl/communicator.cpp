@@ -138,9 +138,13 @@ void Communicator::abort(std::exception_ptr cause) noexcept {
     cause_ = std::move(cause);
   }
   // A thread may be stuck in a call of NCCL because the device takes no more work, until this ends what it works on.
-  std::unique_lock lock(mutex_, kLongestCall);
+  ncclComm_t raw = nullptr;
+  {
+    std::unique_lock lock(mutex_, kLongestCall);
+    raw = raw_.exchange(nullptr);
+  }
   c10::cuda::set_device(gpu_);
-  end();
+  if (raw) ncclCommAbort(raw);  // which may wait for graphs to go: without the mutex, so that their owner can unwind
 }
 
 void Communicator::end() {

@@ -3,7 +3,8 @@
     gpu_trainer.py plain|graph|ddp|best
 
 plain is the module by itself, graph the same as a CUDA graph, ddp is DistributedDataParallel over NCCL as it comes, best
-with the settings that cost least. Answers each line on stdin by one on stdout, and the first one unasked, by its version, when it has the GPU:
+with the settings that cost least. Answers each line on stdin by one on stdout, and the first one unasked, by its
+version, when it has the GPU:
 
     model NAME    takes this model, with its first weights
     train STEPS   trains it, and answers the loss of the last step
