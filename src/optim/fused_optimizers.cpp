@@ -57,11 +57,17 @@ void check(const Optimizer& optimizer, const char* name) {
   }
 }
 
-bool has_gpu_parameters(const Optimizer& optimizer) {
+/// Whether LibTorch's own step must do. It cannot be captured: what the host does in it a graph would not repeat.
+bool is_left_to_libtorch(const Optimizer& optimizer, const char* name) {
+  if (detail::kFusesOnGpu) return false;
+  bool has_gpu_parameters = false;
   for (const auto& group : optimizer.param_groups())
-    for (const auto& parameter : group.params())
-      if (parameter.is_cuda()) return true;
-  return false;
+    for (const auto& parameter : group.params()) {
+      has_gpu_parameters |= parameter.is_cuda();
+      if (detail::is_capturing(parameter.device()))
+        throw UsageError(text(name, ": only with LibTorch 2.3 or later can its step be captured"));
+    }
+  return has_gpu_parameters;
 }
 
 at::Tensor zeros_as(const at::Tensor& parameter) {
@@ -116,14 +122,6 @@ void release(std::shared_ptr<DeviceState>& device) {
 void announce(const std::shared_ptr<DeviceState>& device) {
   device->note_capture();
   detail::Recording::before_replay([device] { device->refresh(); });
-}
-
-/// LibTorch's own step, with which the host does what a graph would not repeat.
-void refuse_capture(const Optimizer& optimizer, const char* name) {
-  for (const auto& group : optimizer.param_groups())
-    for (const auto& parameter : group.params())
-      if (detail::is_capturing(parameter.device()))
-        throw UsageError(text(name, ": only with LibTorch 2.3 or later can its step be captured"));
 }
 
 // --- Adam and AdamW, which differ in types alone and in where the decay goes
@@ -196,7 +194,7 @@ void step_adam(Optimizer& optimizer, std::shared_ptr<DeviceState>& device, const
 /// What the GPU has counted becomes what the states say.
 template <class State>
 void read_steps(const Optimizer& optimizer, const std::shared_ptr<DeviceState>& device) {
-  if (!device) return;
+  if (!device || device->is_released()) return;
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params())
       if (auto* state = detail::find_state<State>(optimizer, parameter); state && device->counts(parameter))
@@ -210,10 +208,7 @@ FusedAdamW::~FusedAdamW() {
 }
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
-  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) {
-    refuse_capture(*this, "FusedAdamW");
-    return AdamW::step(std::move(closure));
-  }
+  if (is_left_to_libtorch(*this, "FusedAdamW")) return AdamW::step(std::move(closure));
   auto loss = run(closure);
   const c10::NoGradGuard no_grad;
   step_adam<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(*this, device_, "FusedAdamW",
@@ -240,10 +235,7 @@ FusedAdam::~FusedAdam() {
 }
 
 at::Tensor FusedAdam::step(LossClosure closure) {
-  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) {
-    refuse_capture(*this, "FusedAdam");
-    return Adam::step(std::move(closure));
-  }
+  if (is_left_to_libtorch(*this, "FusedAdam")) return Adam::step(std::move(closure));
   auto loss = run(closure);
   const c10::NoGradGuard no_grad;
   step_adam<torch::optim::AdamParamState, torch::optim::AdamOptions>(*this, device_, "FusedAdam",
@@ -272,10 +264,7 @@ FusedSGD::~FusedSGD() {
 }
 
 at::Tensor FusedSGD::step(LossClosure closure) {
-  if (!detail::kFusesOnGpu && has_gpu_parameters(*this)) {
-    refuse_capture(*this, "FusedSGD");
-    return SGD::step(std::move(closure));
-  }
+  if (is_left_to_libtorch(*this, "FusedSGD")) return SGD::step(std::move(closure));
   auto loss = run(closure);
   const c10::NoGradGuard no_grad;
   check(*this, "FusedSGD");

@@ -126,7 +126,9 @@ TEST_F(CudaCapturedStep, TheStateCountsTheReplays) {
     EXPECT_EQ(state.parameters.at(0).at("step").toTensor().item<float>(), 10);
 
     // What is loaded lies elsewhere.
+    state.parameters[0]["step"] = 4.0;
     load_state_dict(optimizer, state);
+    EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("step").toTensor().item<float>(), 4);
     expect_error<UsageError>([&] { step(input, target); }, "rank ", "loaded", "make a new one");
   });
 }
