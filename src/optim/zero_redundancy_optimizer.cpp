@@ -212,8 +212,8 @@ void ZeroRedundancyOptimizerBase::Shard::check_unchanged() const {
                               " after ZeroRedundancyOptimizer was made; make it when the model is what it stays"));
 }
 
-// In a join, what stands in the loop of a rank that has inputs must count on all: its learning rates, and which of its
-// parameters have gradients, if only of zeros. Collective.
+// In a join, what stands in the loop of a rank that has inputs must count on all: its learning rates, and gradients of
+// zero, where a rank without inputs has none. Collective.
 void ZeroRedundancyOptimizerBase::Shard::do_as(int rank) const {
   auto& groups = outer_->param_groups();
   std::vector<double> here;
@@ -227,9 +227,7 @@ void ZeroRedundancyOptimizerBase::Shard::do_as(int rank) const {
   for (auto& group : groups) group.options().set_lr(*value++);
   for (const auto& parameter : parameters_) {
     auto& gradient = parameter.mutable_grad();
-    const bool has_one = *value++ != 0;
-    if (!has_one) gradient.reset();
-    if (has_one && !gradient.defined()) gradient = at::zeros_like(parameter);
+    if (*value++ != 0 && !gradient.defined()) gradient = at::zeros_like(parameter);
   }
 }
 
