@@ -27,12 +27,13 @@ struct ShardPiece {
 };
 
 /// Where parameters of one dtype lie in one piece of memory, of which each rank has one range. In elements.
-struct ShardPlan {
+struct LOCKSTEP_EXPORT ShardPlan {
   std::vector<int64_t> offsets;  // of each parameter
   std::vector<int64_t> begins;   // of each rank's range, and where the last one ends
 
   int64_t elements() const { return begins.back(); }  // that the memory holds, gaps included
   int64_t size_of(int rank) const { return begins[rank + 1] - begins[rank]; }
+  bool is_even() const;  // all ranks' ranges are of one size
 
   friend bool operator==(const ShardPlan&, const ShardPlan&) = default;
 };

@@ -95,9 +95,10 @@ inline constexpr bool updates_elements =
 /// parameters, and takes the rest from the others. Takes the place of `Inner`, with the same results.
 ///
 /// The gradients must be equal on all ranks when step() is called, as DistributedDataParallel leaves them. Making one
-/// is collective and moves the parameters into memory of the group, in which they keep their values and layouts; moving
-/// them elsewhere later is a UsageError at the next step. Parameters must be on the group's device. All groups of
-/// parameters are given at once. Learning rates are changed in param_groups(), as ever.
+/// is collective and moves the parameters into memory of the group, in which they keep their values, sizes and, where
+/// they are dense, strides. One that is given other memory later, as torch::load does, comes back at the next step with
+/// its values; one that has changed its device, dtype or sizes is a UsageError. Parameters must be on the group's
+/// device. All groups of parameters are given at once. Learning rates are changed in param_groups(), as ever.
 ///
 /// Not thread-safe. Not movable. The model may outlive it.
 template <class Inner>

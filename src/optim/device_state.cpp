@@ -35,8 +35,7 @@ const at::Tensor& DeviceState::steps(const at::Tensor& parameter, int64_t steps)
 }
 
 int64_t DeviceState::counted(const at::Tensor& parameter) const {
-  const auto found = steps_.find(parameter.unsafeGetTensorImpl());
-  return found == steps_.end() ? -1 : static_cast<int64_t>(found->second.item<float>());
+  return static_cast<int64_t>(steps_.at(parameter.unsafeGetTensorImpl()).item<float>());
 }
 
 void DeviceState::refresh() {

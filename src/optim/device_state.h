@@ -26,7 +26,7 @@ class DeviceState {
   /// How often a parameter was stepped: as `steps` says, at first, and then as the GPU has counted.
   const at::Tensor& steps(const at::Tensor& parameter, int64_t steps);
   void forget_steps(const at::Tensor& parameter) { steps_.erase(parameter.unsafeGetTensorImpl()); }
-  /// As the GPU has counted; -1 where it does not count. Waits for it.
+  /// As the GPU has counted, where it counts(). Waits for it.
   int64_t counted(const at::Tensor& parameter) const;
   bool counts(const at::Tensor& parameter) const { return steps_.count(parameter.unsafeGetTensorImpl()) > 0; }
 

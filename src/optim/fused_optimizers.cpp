@@ -14,6 +14,7 @@
 #include "comm/capture.h"
 #include "optim/cpu_update.h"
 #include "optim/device_state.h"
+#include "optim/layout.h"
 #include "optim/state_of.h"
 
 namespace lockstep {
@@ -21,6 +22,7 @@ namespace {
 
 using detail::DeviceState;
 using detail::FusedLists;
+using detail::laid_out_as;
 using torch::optim::Optimizer;
 
 at::Tensor run(const Optimizer::LossClosure& closure) {
@@ -72,12 +74,6 @@ bool is_left_to_libtorch(const Optimizer& optimizer, const char* name) {
 
 at::Tensor zeros_as(const at::Tensor& parameter) {
   return at::zeros_like(parameter, at::MemoryFormat::Preserve);
-}
-
-/// The tensor as it is, if it lies in memory as the parameter does, which a GPU's kernels need; else a copy that does.
-at::Tensor laid_out_as(const at::Tensor& parameter, const at::Tensor& tensor) {
-  if (tensor.strides() == parameter.strides()) return tensor;
-  return at::empty_like(parameter, tensor.options(), at::MemoryFormat::Preserve).copy_(tensor);
 }
 
 /// Parameters of a GPU, sorted into lists of one device, dtype and a further trait each.
@@ -134,7 +130,7 @@ std::unique_ptr<State> first_adam_state(const at::Tensor& parameter) {
   return state;
 }
 
-/// What was loaded may lie otherwise in memory.
+/// What was loaded may lie otherwise in memory than a GPU's kernels need it.
 template <class State>
 void lay_out(State& state, const at::Tensor& parameter) {
   state.exp_avg(laid_out_as(parameter, state.exp_avg()));

@@ -28,7 +28,7 @@ using torch::serialize::OutputArchive;
 using Values = OptimizerState::Values;
 
 /// What was written, to be read: with its tensors on that device.
-InputArchive reopen(OutputArchive& written, c10::optional<c10::Device> device) {
+InputArchive reopen(OutputArchive& written, c10::Device device) {
   std::stringstream bytes;
   written.save_to(bytes);
   InputArchive archive;

@@ -51,6 +51,12 @@ ShardPlan divide_parameters(const std::vector<int64_t>& sizes, int ranks, int64_
 
 }  // namespace
 
+bool ShardPlan::is_even() const {
+  for (size_t rank = 0; rank + 1 < begins.size(); ++rank)
+    if (size_of(static_cast<int>(rank)) != size_of(0)) return false;
+  return true;
+}
+
 ShardPlan plan_shards(const std::vector<int64_t>& sizes, int ranks, ShardBy by, int64_t alignment) {
   return by == ShardBy::kElements ? divide_elements(sizes, ranks, alignment)
                                   : divide_parameters(sizes, ranks, alignment);

@@ -3,16 +3,13 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "optim/layout.h"
+
 namespace lockstep::detail {
 namespace {
 
 // What a GPU's allocator gives a tensor of its own, so that matrices begin where its fastest kernels want them.
 constexpr int64_t kAlignBytes = 512;
-
-/// Dense tensors as a row of their elements, as they follow each other in memory.
-at::Tensor as_row(const at::Tensor& dense) {
-  return dense.as_strided({dense.numel()}, {1});
-}
 
 }  // namespace
 
@@ -25,6 +22,8 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
   plan_ = plan_shards(sizes, group.size(), by, kAlignBytes / static_cast<int64_t>(c10::elementSize(dtype)));
   pieces_ = pieces_of(plan_, sizes, group.rank());
   memory_ = group.allocate({plan_.elements()}, dtype).zero_();  // the gaps travel, too
+  for (int rank = 0; rank < group.size(); ++rank)
+    shares_.push_back(memory_.narrow(0, plan_.begins[rank], plan_.size_of(rank)));
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
     const auto place = memory_.narrow(0, plan_.offsets[i], sizes[i]);
@@ -44,11 +43,9 @@ at::Tensor ShardedMemory::values(const ShardPiece& piece) const {
 
 at::Tensor ShardedMemory::gradient(const ShardPiece& piece) const {
   const auto& parameter = parameters_[piece.parameter];
-  auto gradient = parameter.grad();
+  const auto& gradient = parameter.grad();
   if (!gradient.defined() || is_whole(piece)) return gradient;
-  if (gradient.strides() != parameter.strides())
-    gradient = at::empty_strided(parameter.sizes(), parameter.strides(), gradient.options()).copy_(gradient);
-  return as_row(gradient).narrow(0, piece.begin, piece.size).detach();
+  return as_row(laid_out_as(parameter, gradient)).narrow(0, piece.begin, piece.size).detach();
 }
 
 bool ShardedMemory::bring_home(size_t index) const {
@@ -61,22 +58,12 @@ bool ShardedMemory::bring_home(size_t index) const {
   return true;
 }
 
-at::Tensor ShardedMemory::share_of(int rank) const {
-  return memory_.narrow(0, plan_.begins[rank], plan_.size_of(rank));
-}
-
 void ShardedMemory::gather() const {
   const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> shares;
-  bool are_equal = true;
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    shares.push_back(share_of(rank));
-    are_equal = are_equal && plan_.size_of(rank) == plan_.size_of(0);
-  }
-  if (are_equal)
-    group_.all_gather(memory_, shares[group_.rank()]);
+  if (plan_.is_even())
+    group_.all_gather(memory_, shares_[group_.rank()]);
   else
-    group_.all_gather(shares, shares[group_.rank()]);
+    group_.all_gather(shares_, shares_[group_.rank()]);
   for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
 }
 

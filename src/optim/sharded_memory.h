@@ -31,14 +31,14 @@ class ShardedMemory {
 
  private:
   bool is_whole(const ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
-  at::Tensor share_of(int rank) const;
 
   const ProcessGroup group_;
   const std::vector<at::Tensor> parameters_;
   ShardPlan plan_;
   std::vector<ShardPiece> pieces_;
   at::Tensor memory_;
-  std::vector<at::Tensor> homes_;  // where each parameter lives
+  std::vector<at::Tensor> shares_;  // of it, by rank
+  std::vector<at::Tensor> homes_;   // where each parameter lives
 };
 
 }  // namespace lockstep::detail

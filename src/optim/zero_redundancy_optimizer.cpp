@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "comm/capture.h"
+#include "optim/layout.h"
 #include "optim/optimizer_state.h"
 #include "optim/sharded_memory.h"
 
@@ -27,12 +28,8 @@ bool is_cut(const c10::IValue& value, at::IntArrayRef sizes) {
   return value.isTensor() && value.toTensor().sizes() == sizes;
 }
 
-at::Tensor as_laid_out(const at::Tensor& tensor, const at::Tensor& like) {
-  return at::empty_strided(like.sizes(), like.strides(), tensor.options()).copy_(tensor);
-}
-
 at::Tensor range_of(const at::Tensor& dense, const ShardPiece& piece) {
-  return dense.as_strided({dense.numel()}, {1}).narrow(0, piece.begin, piece.size);
+  return detail::as_row(dense).narrow(0, piece.begin, piece.size);
 }
 
 // --- as they travel: nested tuples
@@ -317,7 +314,7 @@ void ZeroRedundancyOptimizerBase::Shard::load(const OptimizerState& state) {
       mine.parameters[static_cast<int64_t>(i)][name] =
           is_whole(piece) || !is_cut(value, parameter.sizes())
               ? value
-              : c10::IValue(range_of(as_laid_out(value.toTensor(), parameter), piece));
+              : c10::IValue(range_of(detail::laid_out_as(parameter, value.toTensor()), piece));
   }
   lockstep::load_state_dict(*inner_, mine);
   for (size_t g = 0; g < inner_->param_groups().size(); ++g)

@@ -14,6 +14,7 @@ TEST(ShardPlan, CutsElementsIntoEqualRanges) {
   const auto plan = plan_shards({10, 3, 20}, 2, ShardBy::kElements, 4);
   EXPECT_THAT(plan.offsets, ElementsAre(0, 12, 16));
   EXPECT_THAT(plan.begins, ElementsAre(0, 20, 40));
+  EXPECT_TRUE(plan.is_even());
   EXPECT_THAT(pieces_of(plan, {10, 3, 20}, 0),
               ElementsAre(ShardPiece{0, 0, 10}, ShardPiece{1, 0, 3}, ShardPiece{2, 0, 4}));
   EXPECT_THAT(pieces_of(plan, {10, 3, 20}, 1), ElementsAre(ShardPiece{2, 4, 16}));
@@ -25,6 +26,7 @@ TEST(ShardPlan, KeepsParametersWholeTheLargestFirst) {
   EXPECT_THAT(pieces_of(plan, sizes, 0), ElementsAre(ShardPiece{0, 0, 4}, ShardPiece{1, 0, 10}));
   EXPECT_THAT(pieces_of(plan, sizes, 1), ElementsAre(ShardPiece{2, 0, 6}, ShardPiece{3, 0, 9}));
   EXPECT_THAT(plan.begins, ElementsAre(0, 14, 29));
+  EXPECT_FALSE(plan.is_even());
   EXPECT_THAT(plan.offsets, ElementsAre(0, 4, 14, 20));
 }
 
