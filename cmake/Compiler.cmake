@@ -11,6 +11,11 @@ if(CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
       ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
 endif()
 
+set(CMAKE_UNITY_BUILD ${LOCKSTEP_UNITY})
+if(NOT DEFINED CMAKE_UNITY_BUILD_BATCH_SIZE)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)
+endif()
+
 add_library(lockstep_compile_options INTERFACE)
 target_compile_features(lockstep_compile_options INTERFACE cxx_std_20)
 target_compile_options(lockstep_compile_options INTERFACE -Wall -Wextra)

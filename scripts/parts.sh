@@ -1,28 +1,22 @@
-# Sourced by ./quickstart and ./test: finds out what is missing on this machine and installs it with apt.
+# Sourced by ./quickstart and ./test: finds out what is missing on this machine, installs it, chooses a LibTorch, and builds.
 
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 [ -t 1 ] && [ -z "${NO_COLOR:-}" ] || say() { printf '%s\n' "$*"; }
 
 has_command() { command -v "$1" >/dev/null 2>&1; }
-has_header() { printf '#include <%s>\n' "$1" | c++ -std=c++20 -E -x c++ - >/dev/null 2>&1; }
-wheel_torch() { "$1" -c 'import torch, os; assert os.path.isdir(torch.utils.cmake_prefix_path)' 2>/dev/null; }
-has_libtorch() {
-  local folder
-  [ -e "${Torch_DIR:-}/TorchConfig.cmake" ] && return
-  for folder in $(tr ':;' '  ' <<<"${CMAKE_PREFIX_PATH:-}"); do
-    [ -e "$folder/share/cmake/Torch/TorchConfig.cmake" ] && return
+has_header() { printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | c++ -E -x c++ - >/dev/null 2>&1; }
+has_module() {  # has_module NAME: a Python module, without loading it
+  local python
+  for python in python3 /usr/bin/python3; do
+    "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)" 2>/dev/null && return
   done
-  has_header torch/csrc/api/include/torch/version.h || wheel_torch python3 || wheel_torch /usr/bin/python3
+  return 1
 }
-has_python_torch() { python3 -c 'import torch' 2>/dev/null || /usr/bin/python3 -c 'import torch' 2>/dev/null; }
-has_python_lmdb() { python3 -c 'import lmdb' 2>/dev/null || /usr/bin/python3 -c 'import lmdb' 2>/dev/null; }
 has_mpi() { has_command mpirun && has_command mpicxx; }
-has_fashion_mnist() {
-  [ -e /usr/share/datasets/fashion-mnist ] || [ -n "${LOCKSTEP_DATA:-}" ]
-}
+has_fashion_mnist() { [ -e /usr/share/datasets/fashion-mnist ] || [ -n "${LOCKSTEP_DATA:-}" ]; }
 
 # need WHAT PACKAGES CHECK...: without it nothing can be built. want: the same for what we can do without.
-required=() required_packages=() optional=() optional_packages=()
+required=() required_packages=() optional=() optional_packages=() installed_any=no
 need() { local what=$1 debs=$2; shift 2; "$@" || { required+=("$what"); required_packages+=($debs); }; }
 want() { local what=$1 debs=$2; shift 2; "$@" || { optional+=("$what"); optional_packages+=($debs); }; }
 listed() { printf '%s, ' "$@" | sed 's/, $//'; }
@@ -32,31 +26,39 @@ need_library() {
   need 'a C++ compiler' 'g++' has_command c++
   need CMake cmake has_command cmake
   need Ninja ninja-build has_command ninja
-  need LibTorch 'libtorch-dev libopenblas0-pthread' has_libtorch
   need spdlog 'libspdlog-dev libfmt-dev' has_header spdlog/spdlog.h
   need OpenSSL libssl-dev has_header openssl/ssl.h
   need zlib zlib1g-dev has_header zlib.h
   need CLI11 libcli11-dev has_header CLI/CLI.hpp
   need nlohmann-json nlohmann-json3-dev has_header nlohmann/json.hpp
-  want 'Gloo (ranks as processes)' libgloo-dev has_header gloo/context.h
+  want 'Gloo (ranks on several hosts)' libgloo-dev has_header gloo/context.h
   want 'Open MPI (mpirun)' 'openmpi-bin libopenmpi-dev' has_mpi
   want 'LMDB (datasets)' liblmdb-dev has_header lmdb.h
   want 'ccache (faster second builds)' ccache has_command ccache
 }
 
 as_root() { if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi; }
-apt_install() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"; }
+can_install() { has_command apt-get && { [ "$(id -u)" -eq 0 ] || has_command sudo; }; }
+# apt_install PACKAGES...: quietly; the end of its log is shown when it fails.
+apt_install() {
+  mkdir -p build
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" >build/install.log 2>&1 ||
+    { tail -n 10 build/install.log; say 'The whole log: build/install.log'; return 1; }
+  installed_any=yes
+}
 
 # Installs what is missing, if it can; goes on when only optional parts stay missing.
 install_missing() {
-  [ $((${#required[@]} + ${#optional[@]})) -gt 0 ] || { say 'All parts are installed.'; return; }
+  [ $((${#required[@]} + ${#optional[@]})) -gt 0 ] || return 0
   say "Missing on this machine: $(listed "${required[@]}" "${optional[@]}")"
-  if has_command apt-get && { [ "$(id -u)" -eq 0 ] || has_command sudo; }; then
+  if can_install; then
     say "Installing with apt-get: ${required_packages[*]} ${optional_packages[*]}"
     as_root apt-get update -qq || true
-    if apt_install "${required_packages[@]}" "${optional_packages[@]}"; then return; fi
+    apt_install "${required_packages[@]}" "${optional_packages[@]}" && return
     # A package that this release does not have must not keep the others out.
     [ ${#required[@]} -eq 0 ] || { apt_install "${required_packages[@]}" && required=(); }
+    local package
+    for package in "${optional_packages[@]}"; do apt_install "$package" || true; done
     say 'apt-get could not install all of them.'
   else
     say 'They cannot be installed here: there is no apt-get, or no right to use it.'
@@ -68,16 +70,116 @@ install_missing() {
   say 'Going on with what there is.'
 }
 
-# configure TESTS: the release build in build/, with or without tests.
+# --- LibTorch
+
+torch_wheel=torch==2.11.0  # the version that lockstep is tested with
+torch_environment=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/torch
+
+torches() { cmake -P cmake/LockstepFindTorch.cmake; }  # lines of: version, folder of TorchConfig.cmake
+# torch_in PATH: the LibTorch in an unpacked archive, a prefix, or a Python environment.
+torch_in() {
+  local folder
+  for folder in "$1" "$1/Torch" "$1"/share/cmake/Torch "$1"/lib/*/cmake/Torch \
+    "$1"/lib/python3*/{site,dist}-packages/torch/share/cmake/Torch; do
+    [ -e "$folder/TorchConfig.cmake" ] && { (cd "$folder" && pwd); return; }
+  done
+  return 1
+}
+
+install_torch_debian() {
+  can_install || return 1
+  say 'Installing LibTorch with apt-get: libtorch-dev'
+  as_root apt-get update -qq || true
+  apt_install libtorch-dev libopenblas0-pthread
+}
+
+# PyTorch's wheel, in an environment of its own that all checkouts share: on x86-64 it takes gigabytes.
+install_torch_wheel() {
+  local python
+  for python in python3 /usr/bin/python3; do "$python" -c 'import venv, ensurepip' 2>/dev/null && break; done
+  "$python" -c 'import venv, ensurepip' 2>/dev/null ||
+    { can_install && { as_root apt-get update -qq || true; } && apt_install python3-venv && python=/usr/bin/python3; } || return 1
+  say "Installing PyTorch's wheel with pip: $torch_wheel, into $torch_environment"
+  "$python" -m venv "$torch_environment" &&
+    "$torch_environment/bin/pip" install -q --disable-pip-version-check "$torch_wheel" numpy && installed_any=yes ||
+    { rm -rf "$torch_environment"; return 1; }
+}
+
+# choose_torch HOW: sets torch to the folder of TorchConfig.cmake. HOW is debian, wheel, a path, or nothing: what is
+# installed, in the order of cmake/LockstepFindTorch.cmake.
+choose_torch() {
+  local first=debian second=wheel
+  case $1 in
+    debian)
+      torch=$(torch_in /usr) || { install_torch_debian && torch=$(torch_in /usr); } ||
+        { say "Debian's LibTorch cannot be installed here."; exit 1; } ;;
+    wheel)
+      torch=$(torch_in "$torch_environment") || { install_torch_wheel && torch=$(torch_in "$torch_environment"); } ||
+        { say "PyTorch's wheel cannot be installed here."; exit 1; } ;;
+    ?*)
+      torch=$(torch_in "$1") || { say "--torch $1: there is no TorchConfig.cmake in it."; exit 1; } ;;
+    *)
+      torch=$(torches | sed -n '1s/^[^ ]* //p')
+      [ -n "$torch" ] || install_torch_$first || install_torch_$second ||
+        { say 'lockstep cannot be built without LibTorch, and neither apt-get nor pip can install it here.'; exit 1; }
+      torch=$(torches | sed -n '1s/^[^ ]* //p') ;;
+  esac
+}
+
+# other_torch VERSION: sets torch and other_version to an installed LibTorch of another release, or to nothing.
+other_torch() {
+  local line
+  torch= other_version=
+  while read -r line; do
+    [[ ${line%% *} == "${1%.*}".* ]] && continue
+    other_version=${line%% *} torch=${line#* }
+    return
+  done < <(Torch_DIR= CMAKE_PREFIX_PATH= torches)
+}
+
+# --- building
+
+cached() { sed -n "s/^$2:[A-Z]*=//p" "$1/CMakeCache.txt" 2>/dev/null; }
+
+# configure FOLDER PRESET TESTS COMMANDS [OPTIONS...]: does nothing when the folder is configured so or better already;
+# Ninja itself notices when a CMakeLists.txt has changed.
 configure() {
-  say 'Configuring (build/)'
-  local log
-  log=$(mktemp)
-  cmake --preset release -DLOCKSTEP_TESTS="$1" -Wno-dev >"$log" 2>&1 || {
-    cat "$log"
-    rm -f "$log"
-    exit 1
-  }
-  sed -n '/^-- lockstep /,/^$/p' "$log"
-  rm -f "$log"
+  local folder=$1 preset=$2 tests=$3 commands=$4
+  shift 4
+  if [ $installed_any = no ] && [ -e "$folder/build.ninja" ] && [ "$(cached "$folder" Torch_DIR)" = "$torch" ] &&
+    { [ "$tests" = OFF ] || [ "$(cached "$folder" LOCKSTEP_TESTS)" = ON ]; }; then
+    return
+  fi
+  mkdir -p "$folder"
+  cmake --preset "$preset" -B "$folder" -DTorch_DIR="$torch" -DLOCKSTEP_TESTS="$tests" -DLOCKSTEP_COMMANDS="$commands" \
+    -Wno-dev "$@" >"$folder/configure.log" 2>&1 || { cat "$folder/configure.log"; exit 1; }
+  sed -n '/^-- lockstep /,/^$/p' "$folder/configure.log"
+}
+
+# build FOLDER [TARGETS...]: one line of progress on a terminal. The compiler's output goes to FOLDER/build.log, and the
+# first error in it is shown.
+build() {
+  local folder=$1 begin=$SECONDS steps='' line status=0
+  shift
+  local log=$folder/build.log
+  cmake --build "$folder" ${1:+--target "$@"} >"$log" 2>&1 &
+  local builder=$!
+  trap 'kill "$builder" 2>/dev/null; exit 130' INT TERM
+  if [ -t 1 ]; then
+    while kill -0 "$builder" 2>/dev/null; do
+      line=$(grep -ao '^\[[0-9]*/[0-9]*\]' "$log" | tail -n 1 | tr -d '[]')
+      printf '\r\033[K  %s of %s steps, %d s' "${line%/*}" "${line#*/}" $((SECONDS - begin))
+      sleep 0.5
+    done
+    printf '\r\033[K'
+  fi
+  wait "$builder" || status=$?
+  trap - INT TERM
+  if [ $status -ne 0 ]; then
+    sed -n '/^FAILED:/,$p' "$log" | sed '/^\[.*] Building/d' | head -n 40
+    say "The build has failed. The whole log: $log"
+    exit $status
+  fi
+  steps=$(grep -ao '^\[[0-9]*/[0-9]*\]' "$log" | tail -n 1 | sed 's|.*/||; s|]||')
+  say "Built in $((SECONDS - begin)) s${steps:+, $steps steps}. Log: $log"
 }

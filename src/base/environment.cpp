@@ -29,7 +29,7 @@ constexpr Launcher kOpenMpi{"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD
                             "OMPI_COMM_WORLD_LOCAL_SIZE"};
 constexpr Launcher kPmi{"MPICH/PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
 
-struct Place {
+struct RankPlace {
   int rank;
   int size;
 };
@@ -45,7 +45,7 @@ int require_slurm_number(const Lookup& lookup, const std::string& variable) {
   refuse_unset(variable, "SLURM_PROCID");
 }
 
-Place checked(const std::string& rank_variable, int rank, const std::string& size_variable, int size) {
+RankPlace checked(const std::string& rank_variable, int rank, const std::string& size_variable, int size) {
   if (rank < size) return {rank, size};
   const std::string range = size == 1 ? "0" : text("0 to ", size - 1);
   throw UsageError(text(rank_variable, " is \"", rank, "\" but ", size_variable, " is ", size,
@@ -53,8 +53,8 @@ Place checked(const std::string& rank_variable, int rank, const std::string& siz
 }
 
 /// Both or neither.
-std::optional<Place> read_place(const Lookup& lookup, const std::string& rank_variable,
-                                const std::string& size_variable) {
+std::optional<RankPlace> read_rank_place(const Lookup& lookup, const std::string& rank_variable,
+                                         const std::string& size_variable) {
   auto rank = read_number(lookup, rank_variable, 0, kMost);
   auto size = read_number(lookup, size_variable, 1, kMost);
   if (!rank && !size) return std::nullopt;
@@ -64,7 +64,7 @@ std::optional<Place> read_place(const Lookup& lookup, const std::string& rank_va
 }
 
 bool read_world(const Lookup& lookup, const Launcher& launcher, Environment& found) {
-  auto world = read_place(lookup, launcher.rank, launcher.size);
+  auto world = read_rank_place(lookup, launcher.rank, launcher.size);
   if (!world) return false;
   found.rank = world->rank;
   found.world_size = world->size;
@@ -72,7 +72,7 @@ bool read_world(const Lookup& lookup, const Launcher& launcher, Environment& fou
   return true;
 }
 
-void set_local(Environment& found, Place local, const std::string& local_size_variable,
+void set_local(Environment& found, RankPlace local, const std::string& local_size_variable,
                const std::string& size_variable) {
   if (local.size > found.world_size)
     throw UsageError(text(local_size_variable, " is ", local.size, " but ", size_variable, " is ", found.world_size,
@@ -92,7 +92,7 @@ void read_torchrun_local(const Lookup& lookup, Environment& found) {
   const bool has_rank = lookup(kTorchrun.local_rank).has_value();
   const bool has_size = lookup(kTorchrun.local_size).has_value();
   if (has_size || (has_rank && !one_host)) {
-    auto local = read_place(lookup, kTorchrun.local_rank, kTorchrun.local_size);
+    auto local = read_rank_place(lookup, kTorchrun.local_rank, kTorchrun.local_size);
     return set_local(found, *local, kTorchrun.local_size, kTorchrun.size);
   }
   found.local_assumed = true;
@@ -103,7 +103,7 @@ void read_torchrun_local(const Lookup& lookup, Environment& found) {
 }
 
 void read_mpi_local(const Lookup& lookup, const Launcher& launcher, Environment& found) {
-  auto local = read_place(lookup, launcher.local_rank, launcher.local_size);
+  auto local = read_rank_place(lookup, launcher.local_rank, launcher.local_size);
   if (!local && found.world_size == 1) return;
   if (!local) refuse_unset(launcher.local_rank, launcher.rank);
   set_local(found, *local, launcher.local_size, launcher.size);
@@ -125,7 +125,7 @@ bool srun_speaks_pmi(const Lookup& lookup) {
          lookup(kPmi.rank) == lookup("SLURM_PROCID");
 }
 
-bool take(std::string_view& list, std::string_view token) {
+bool take_token(std::string_view& list, std::string_view token) {
   if (!list.starts_with(token)) return false;
   list.remove_prefix(token.size());
   return true;
@@ -144,14 +144,14 @@ std::optional<int> tasks_at(std::string_view list, int64_t node) {
   do {
     auto tasks = take_count(list);
     std::optional<int> nodes = 1;
-    if (take(list, "(x")) {
+    if (take_token(list, "(x")) {
       nodes = take_count(list);
-      if (!take(list, ")")) return std::nullopt;
+      if (!take_token(list, ")")) return std::nullopt;
     }
     if (!tasks || !nodes) return std::nullopt;
     if (node >= 0 && node < *nodes) found = tasks;
     node -= *nodes;
-  } while (take(list, ","));
+  } while (take_token(list, ","));
   return list.empty() ? found : std::nullopt;
 }
 
@@ -162,7 +162,7 @@ std::optional<std::string> first_host(std::string_view list) {
     auto name = list.substr(0, list.find_first_of("[,"));
     host += name;
     list.remove_prefix(name.size());
-    if (!take(list, "[")) continue;
+    if (!take_token(list, "[")) continue;
     auto first = list.substr(0, list.find_first_of("-,]"));
     auto end = list.find(']');
     if (first.empty() || end == list.npos) return std::nullopt;

@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kAuto = "auto";
 constexpr const char* kNccl = "nccl";  // the only one for CUDA tensors
 
-std::string checked(const std::string& name) {
+std::string checked_name(const std::string& name) {
   if (name != kAuto) find_backend(name);
   return name;
 }
@@ -23,7 +23,7 @@ std::string checked(const std::string& name) {
 BackendNames parse_backends(const std::string& asked) {
   if (asked == kAuto) return {kAuto, kAuto};
   if (asked.find(':') == std::string::npos)
-    return asked == kNccl ? BackendNames{.cuda = checked(asked)} : BackendNames{.cpu = checked(asked)};
+    return asked == kNccl ? BackendNames{.cuda = checked_name(asked)} : BackendNames{.cpu = checked_name(asked)};
   BackendNames names;
   std::istringstream parts(asked);
   for (std::string part; std::getline(parts, part, ',');) {
@@ -32,7 +32,7 @@ BackendNames parse_backends(const std::string& asked) {
     auto* name = device == "cpu" ? &names.cpu : device == "cuda" ? &names.cuda : nullptr;
     if (!name || !name->empty() || colon == std::string::npos)
       throw UsageError(text("backend is '", asked, "'; for each device it is like \"cpu:gloo,cuda:nccl\""));
-    *name = checked(part.substr(colon + 1));
+    *name = checked_name(part.substr(colon + 1));
   }
   if (names.cpu == kNccl) throw UsageError(text("backend is '", asked, "', but nccl moves CUDA tensors only"));
   if (!names.cuda.empty() && names.cuda != kAuto && names.cuda != kNccl)

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kChunkBytes = 25 << 20;
+constexpr int64_t kCoalesceBytes = 25 << 20;
 
 void broadcast_chunk(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root) {
   if (tensors.size() == 1) return group.broadcast(tensors[0], root);
@@ -36,7 +36,7 @@ void broadcast_coalesced(const ProcessGroup& group, const std::vector<at::Tensor
     int64_t bytes = 0;
     for (const auto& tensor : alike) {
       int64_t more = static_cast<int64_t>(tensor.nbytes());
-      if (!chunk.empty() && bytes + more > kChunkBytes) {
+      if (!chunk.empty() && bytes + more > kCoalesceBytes) {
         broadcast_chunk(group, chunk, root);
         chunk.clear();
         bytes = 0;

@@ -26,17 +26,17 @@ using std::chrono::milliseconds;
 
 // --- what is asked for
 
-struct Place {
+struct JobPlace {
   int rank = 0;
   int world_size = 1;
 };
 
-Place find_place(const ProcessGroupOptions& options) {
+JobPlace find_place(const ProcessGroupOptions& options) {
   if (options.rank.has_value() != options.world_size.has_value())
     throw UsageError(text("init_process_group: ", options.rank ? "rank" : "world_size", " is given without ",
                           options.rank ? "world_size" : "rank",
                           "; give both, or none to take them from the environment"));
-  Place place;
+  JobPlace place;
   if (options.rank) {
     place = {*options.rank, *options.world_size};
   } else {
@@ -49,7 +49,7 @@ Place find_place(const ProcessGroupOptions& options) {
   return place;
 }
 
-milliseconds checked(const char* option, milliseconds value, milliseconds least) {
+milliseconds checked_duration(const char* option, milliseconds value, milliseconds least) {
   if (value < least)
     throw UsageError(
         text("init_process_group: ", option, " is ", value.count(), " ms; it must be at least ", least.count(), " ms"));
@@ -229,8 +229,8 @@ Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int wor
 
 std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) {
   auto device = choose_device(options, parse_backends(options.backend));
-  auto timeout = checked("timeout", options.timeout, milliseconds(1));
-  auto heartbeat_limit = checked("heartbeat_limit", options.heartbeat_limit, milliseconds(500));
+  auto timeout = checked_duration("timeout", options.timeout, milliseconds(1));
+  auto heartbeat_limit = checked_duration("heartbeat_limit", options.heartbeat_limit, milliseconds(500));
   auto [rank, world_size] = find_place(options);
 
   Enrolment mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};

@@ -78,7 +78,7 @@ class Membership {
   std::vector<Joinable*> members_;
 };
 
-void check(const std::vector<Joinable*>& members) {
+void check_members(const std::vector<Joinable*>& members) {
   if (members.empty() || std::find(members.begin(), members.end(), nullptr) != members.end())
     throw UsageError("join needs members: give it {&ddp}, the wrapper whose loop it runs");
   for (const auto* member : members)
@@ -90,7 +90,7 @@ void check(const std::vector<Joinable*>& members) {
 }  // namespace
 
 void join(const std::vector<Joinable*>& members, const JoinOptions& options, const std::function<void()>& loop) {
-  check(members);
+  check_members(members);
   const auto group = members.front()->join_group();
   const auto context = std::make_shared<JoinContext>(group, options);
   Membership membership;

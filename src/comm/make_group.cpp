@@ -55,7 +55,7 @@ bool on_one_host(const std::vector<Peer>& peers) {
                      [&](const Peer& peer) { return peer.process.host_id == peers.front().process.host_id; });
 }
 
-std::string key_of(int rank) {
+std::string rank_key(int rank) {
   return text("made/", rank);
 }
 
@@ -63,25 +63,25 @@ std::string key_of(int rank) {
 // make its own says why.
 void await_all(const BackendContext& context, const Membership& group) {
   std::vector<std::string> keys;
-  for (int rank = 0; rank < context.size; ++rank) keys.push_back(key_of(rank));
-  context.store->set(key_of(context.rank), "");
+  for (int rank = 0; rank < context.size; ++rank) keys.push_back(rank_key(rank));
+  context.store->set(rank_key(context.rank), "");
   try {
     context.store->wait(keys, context.timeout);
   } catch (const TimeoutError&) {
     std::vector<std::string> late;
     for (int rank = 0; rank < context.size; ++rank)
-      if (!context.store->check({key_of(rank)})) late.push_back(describe_rank(group, rank));
+      if (!context.store->check({rank_key(rank)})) late.push_back(describe_rank(group, rank));
     throw TimeoutError(text("not made by ", enumerate(late), " within ", context.timeout.count(), " ms"));
   }
   for (int rank = 0; rank < context.size; ++rank) {
-    auto error = context.store->get(key_of(rank), context.timeout);
+    auto error = context.store->get(rank_key(rank), context.timeout);
     if (!error.empty()) throw PeerError(text(describe_rank(group, rank), " could not make its own: ", error));
   }
 }
 
 void tell_others(const BackendContext& context, const std::string& error) {
   try {
-    context.store->set(key_of(context.rank), error);
+    context.store->set(rank_key(context.rank), error);
   } catch (const Error&) {  // there is no store any more: they know
   }
 }

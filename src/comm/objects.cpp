@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 // TorchScript's own form, which knows every IValue that can be written down; reading it runs no code.
-std::string write(const ProcessGroup& group, const c10::IValue& object, const char* call) {
+std::string to_bytes(const ProcessGroup& group, const c10::IValue& object, const char* call) {
   try {
     auto bytes = torch::jit::pickle_save(object);
     return {bytes.begin(), bytes.end()};
@@ -23,13 +23,13 @@ std::string write(const ProcessGroup& group, const c10::IValue& object, const ch
   }
 }
 
-c10::IValue read(const std::string& bytes) {
+c10::IValue from_bytes(const std::string& bytes) {
   return torch::jit::pickle_load({bytes.begin(), bytes.end()});
 }
 
 std::vector<c10::IValue> read_all(const std::vector<std::string>& all) {
   std::vector<c10::IValue> objects;
-  for (const auto& bytes : all) objects.push_back(read(bytes));
+  for (const auto& bytes : all) objects.push_back(from_bytes(bytes));
   return objects;
 }
 
@@ -44,19 +44,20 @@ void check_rank(const ProcessGroup& group, int rank, const char* call, const cha
 c10::IValue ProcessGroup::broadcast_object(const c10::IValue& object, int src, const CallOptions& options) const {
   member();
   check_rank(*this, src, "broadcast_object", "src");
-  return read(broadcast_string(*this, rank() == src ? write(*this, object, "broadcast_object") : "", src, options));
+  return from_bytes(
+      broadcast_string(*this, rank() == src ? to_bytes(*this, object, "broadcast_object") : "", src, options));
 }
 
 std::vector<c10::IValue> ProcessGroup::all_gather_object(const c10::IValue& object, const CallOptions& options) const {
   member();
-  return read_all(all_gather_strings(*this, write(*this, object, "all_gather_object"), options));
+  return read_all(all_gather_strings(*this, to_bytes(*this, object, "all_gather_object"), options));
 }
 
 std::vector<c10::IValue> ProcessGroup::gather_object(const c10::IValue& object, int dst,
                                                      const CallOptions& options) const {
   member();
   check_rank(*this, dst, "gather_object", "dst");
-  return read_all(gather_strings(*this, write(*this, object, "gather_object"), dst, options));
+  return read_all(gather_strings(*this, to_bytes(*this, object, "gather_object"), dst, options));
 }
 
 c10::IValue ProcessGroup::scatter_object(const std::vector<c10::IValue>& objects, int src,
@@ -68,9 +69,9 @@ c10::IValue ProcessGroup::scatter_object(const std::vector<c10::IValue>& objects
     if (static_cast<int>(objects.size()) != size())
       throw UsageError(text("rank ", rank(), ": scatter_object: there are ", objects.size(), " objects; give ", size(),
                             ", one for each rank"));
-    for (const auto& object : objects) all.push_back(write(*this, object, "scatter_object"));
+    for (const auto& object : objects) all.push_back(to_bytes(*this, object, "scatter_object"));
   }
-  return read(scatter_strings(*this, all, src, options));
+  return from_bytes(scatter_strings(*this, all, src, options));
 }
 
 }  // namespace lockstep

@@ -38,8 +38,8 @@ detail::Group& part_for(detail::Group& group, const Arguments&... arguments) {
 }
 
 template <class... Parameters, class... Arguments>
-void run(detail::Group& whole, const CallOptions& options,
-         detail::Group::Call (*make)(const detail::Membership&, Parameters...), const Arguments&... arguments) {
+void run_call(detail::Group& whole, const CallOptions& options,
+              detail::Group::Call (*make)(const detail::Membership&, Parameters...), const Arguments&... arguments) {
   auto& group = part_for(whole, arguments...);
   group.run(make(group.membership(), arguments...), options);
 }
@@ -164,7 +164,7 @@ detail::Group& ProcessGroup::member() const {
 }
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
-  run(member(), options, detail::all_reduce_call, tensor, op);
+  run_call(member(), options, detail::all_reduce_call, tensor, op);
 }
 
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
@@ -172,7 +172,7 @@ Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op, const
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, int dst, ReduceOp op, const CallOptions& options) const {
-  run(member(), options, detail::reduce_call, tensor, dst, op);
+  run_call(member(), options, detail::reduce_call, tensor, dst, op);
 }
 
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, int dst, ReduceOp op, const CallOptions& options) const {
@@ -180,7 +180,7 @@ Work ProcessGroup::reduce_async(const at::Tensor& tensor, int dst, ReduceOp op, 
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, int src, const CallOptions& options) const {
-  run(member(), options, detail::broadcast_call, tensor, src);
+  run_call(member(), options, detail::broadcast_call, tensor, src);
 }
 
 Work ProcessGroup::broadcast_async(const at::Tensor& tensor, int src, const CallOptions& options) const {
@@ -188,7 +188,7 @@ Work ProcessGroup::broadcast_async(const at::Tensor& tensor, int src, const Call
 }
 
 void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
-  run(member(), options, detail::all_gather_call, output, input);
+  run_call(member(), options, detail::all_gather_call, output, input);
 }
 
 Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& input,
@@ -198,7 +198,7 @@ Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& 
 
 void ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                               const CallOptions& options) const {
-  run(member(), options, detail::all_gather_list_call, outputs, input);
+  run_call(member(), options, detail::all_gather_list_call, outputs, input);
 }
 
 Work ProcessGroup::all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
@@ -208,7 +208,7 @@ Work ProcessGroup::all_gather_async(const std::vector<at::Tensor>& outputs, cons
 
 void ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
                           const CallOptions& options) const {
-  run(member(), options, detail::gather_call, outputs, input, dst);
+  run_call(member(), options, detail::gather_call, outputs, input, dst);
 }
 
 Work ProcessGroup::gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
@@ -218,7 +218,7 @@ Work ProcessGroup::gather_async(const std::vector<at::Tensor>& outputs, const at
 
 void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
                            const CallOptions& options) const {
-  run(member(), options, detail::scatter_call, output, inputs, src);
+  run_call(member(), options, detail::scatter_call, output, inputs, src);
 }
 
 Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
@@ -228,7 +228,7 @@ Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at:
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                   const CallOptions& options) const {
-  run(member(), options, detail::reduce_scatter_call, output, input, op);
+  run_call(member(), options, detail::reduce_scatter_call, output, input, op);
 }
 
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
@@ -238,7 +238,7 @@ Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tens
 
 void ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                               const CallOptions& options) const {
-  run(member(), options, detail::all_to_all_call, outputs, inputs);
+  run_call(member(), options, detail::all_to_all_call, outputs, inputs);
 }
 
 Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,

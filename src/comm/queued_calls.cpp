@@ -9,7 +9,7 @@ namespace lockstep::detail {
 namespace {
 
 constexpr size_t kMany = 64;  // from there on, whoever adds a call looks which are done
-constexpr auto kPause = std::chrono::microseconds(200);
+constexpr auto kDevicePause = std::chrono::microseconds(200);
 constexpr auto kLongestEnd = std::chrono::milliseconds(500);
 
 /// Without saying what is wrong, if something is: that is told to whoever looks after the calls.
@@ -69,7 +69,7 @@ void QueuedCalls::await_end() {
   for (const auto& call : calls())
     while (!is_done(*call)) {
       if (std::chrono::steady_clock::now() > deadline) return;
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(kDevicePause);
     }
 }
 

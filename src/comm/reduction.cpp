@@ -76,7 +76,7 @@ struct Xor {
   }
 };
 
-struct Identity {
+struct KeepValue {
   template <class A>
   A operator()(A a) const {
     return a;
@@ -178,15 +178,15 @@ void reduce_floating(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op)
   A share = A(1) / static_cast<A>(inputs.size());
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_typed<T>(outputs, inputs, count, Sum(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Sum(), KeepValue());
     case ReduceOp::kAvg:
       return reduce_typed<T>(outputs, inputs, count, Sum(), [share](A a) { return a * share; });
     case ReduceOp::kProduct:
-      return reduce_typed<T>(outputs, inputs, count, Product(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Product(), KeepValue());
     case ReduceOp::kMin:
-      return reduce_typed<T>(outputs, inputs, count, Min(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Min(), KeepValue());
     case ReduceOp::kMax:
-      return reduce_typed<T>(outputs, inputs, count, Max(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Max(), KeepValue());
     default:
       throw UsageError(text("reduce operation ", name_of(op), " on floating point"));
   }
@@ -196,19 +196,19 @@ template <class T>
 void reduce_integers(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_typed<T>(outputs, inputs, count, Sum(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Sum(), KeepValue());
     case ReduceOp::kProduct:
-      return reduce_typed<T>(outputs, inputs, count, Product(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Product(), KeepValue());
     case ReduceOp::kMin:
-      return reduce_typed<T>(outputs, inputs, count, Min(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Min(), KeepValue());
     case ReduceOp::kMax:
-      return reduce_typed<T>(outputs, inputs, count, Max(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Max(), KeepValue());
     case ReduceOp::kAnd:
-      return reduce_typed<T>(outputs, inputs, count, And(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, And(), KeepValue());
     case ReduceOp::kOr:
-      return reduce_typed<T>(outputs, inputs, count, Or(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Or(), KeepValue());
     case ReduceOp::kXor:
-      return reduce_typed<T>(outputs, inputs, count, Xor(), Identity());
+      return reduce_typed<T>(outputs, inputs, count, Xor(), KeepValue());
     case ReduceOp::kAvg:
       throw UsageError("reduce operation avg on integers");
   }

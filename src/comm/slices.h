@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include <ATen/core/Tensor.h>
+
 namespace lockstep {
 
 struct Slice {
@@ -15,6 +17,10 @@ inline Slice slice_of(int64_t count, int parts, int index) {
   int64_t longer = count % parts;
   int64_t begin = base * index + (index < longer ? index : longer);
   return {begin, base + (index < longer ? 1 : 0)};
+}
+
+inline char* bytes_of(const at::Tensor& tensor) {
+  return static_cast<char*>(tensor.data_ptr());
 }
 
 }  // namespace lockstep

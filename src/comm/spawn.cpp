@@ -40,7 +40,7 @@ constexpr const char* kReport = "LOCKSTEP_SPAWN_REPORT";  // the descriptor on w
 // How many calls of spawn() this process has made: the same number means the same call in a rank and its parent.
 int calls_so_far = 0;
 
-int number_in(const char* variable) {
+int number_from(const char* variable) {
   return read_number(process_variable, variable, 0, std::numeric_limits<int>::max()).value_or(-1);
 }
 
@@ -77,8 +77,8 @@ std::vector<std::string> describe_error() {
 
 [[noreturn]] void run_as_rank(const std::function<void(ProcessGroup)>& rank_main, const SpawnOptions& options) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != number_in(kParent)) ::_exit(1);  // it died before it could be watched
-  int report = number_in(kReport);
+  if (::getppid() != number_from(kParent)) ::_exit(1);  // it died before it could be watched
+  int report = number_from(kReport);
   ::fcntl(report, F_SETFD, FD_CLOEXEC);
   std::vector<std::string> ending;
   try {
@@ -317,8 +317,8 @@ void spawn(int world_size, const std::function<void(ProcessGroup)>& rank_main, c
   if (world_size < 1) throw UsageError(text("spawn: world_size is ", world_size, "; it must be at least 1"));
   int call = ++calls_so_far;
   if (is_spawned()) {
-    if (call < number_in(kCall)) return;  // an earlier call, whose ranks have come and gone
-    if (call > number_in(kCall))
+    if (call < number_from(kCall)) return;  // an earlier call, whose ranks have come and gone
+    if (call > number_from(kCall))
       throw UsageError("spawn: this process is a rank that spawn has started; it cannot spawn");
     run_as_rank(rank_main, options);
   }

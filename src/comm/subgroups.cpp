@@ -32,7 +32,7 @@ std::vector<int> checked_ranks(const detail::Membership& parent, std::vector<int
   return ranks;
 }
 
-std::string list(const std::vector<std::vector<int>>& groups) {
+std::string list_groups(const std::vector<std::vector<int>>& groups) {
   std::ostringstream out;
   for (const auto& ranks : groups) {
     const char* before = " {";
@@ -52,7 +52,7 @@ std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector
   if (timeout <= std::chrono::milliseconds(0))
     throw UsageError(text("rank ", here.rank, ": ", name_of(call), ": the time-out is ", timeout.count(),
                           " ms; it must be above 0"));
-  std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list(groups));
+  std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list_groups(groups));
   auto meet = [&] {  // a call of the parent: a group with a short time-out must not break it
     parent.for_control().run(
         {{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},

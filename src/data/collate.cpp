@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-std::string describe(const at::Tensor& tensor) {
+std::string describe_sample(const at::Tensor& tensor) {
   if (!tensor.defined()) return "no tensor";
   return text("a tensor of shape ", tensor.sizes(), ", ", tensor.scalar_type(), ", on ", tensor.device());
 }
@@ -47,7 +47,7 @@ at::Tensor stack(const std::vector<at::Tensor>& tensors, const char* what) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!are_alike(tensors[i], tensors[0])) {
       throw UsageError(text("the samples cannot be stacked: ", what, " of number ", i, " in the batch is ",
-                            describe(tensors[i]), ", that of number 0 ", describe(tensors[0]),
+                            describe_sample(tensors[i]), ", that of number 0 ", describe_sample(tensors[0]),
                             "; return tensors of one kind, or give DataLoader a function that makes the batch"));
     }
   }

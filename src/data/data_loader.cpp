@@ -15,8 +15,8 @@
 namespace lockstep::detail {
 namespace {
 
-DataLoaderOptions checked(const DataLoaderOptions& options, const DistributedSampler& sampler,
-                          std::optional<size_t> dataset_size, bool finds_tensors) {
+DataLoaderOptions checked_options(const DataLoaderOptions& options, const DistributedSampler& sampler,
+                                  std::optional<size_t> dataset_size, bool finds_tensors) {
   const auto fail = [&](auto... parts) { throw UsageError(text("rank ", sampler.rank(), ": DataLoader: ", parts...)); };
   if (options.batch_size == 0) fail("batch_size is 0, expected 1 or more");
   if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
@@ -35,7 +35,7 @@ DataLoaderOptions checked(const DataLoaderOptions& options, const DistributedSam
 }
 
 // One round of splitmix64, which gives neighbouring numbers nothing in common.
-uint64_t mix(uint64_t number) {
+uint64_t mix_bits(uint64_t number) {
   number += 0x9e3779b97f4a7c15;
   number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9;
   number = (number ^ (number >> 27)) * 0x94d049bb133111eb;
@@ -54,7 +54,7 @@ size_t batches_in(size_t samples, const DataLoaderOptions& options) {
 }
 
 uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample) {
-  return mix(mix(mix(seed) + static_cast<uint64_t>(epoch)) + sample);
+  return mix_bits(mix_bits(mix_bits(seed) + static_cast<uint64_t>(epoch)) + sample);
 }
 
 void rethrow_about(c10::ArrayRef<size_t> samples) {
@@ -69,7 +69,7 @@ struct LoaderCore::State {
   State(DistributedSampler dealer, const DataLoaderOptions& said, std::optional<size_t> dataset_size,
         bool finds_tensors, Make how)
       : sampler(std::move(dealer)),
-        options(checked(said, sampler, dataset_size, finds_tensors)),
+        options(checked_options(said, sampler, dataset_size, finds_tensors)),
         make(std::move(how)),
         queue(options.workers, static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch)) {}
 

@@ -44,7 +44,7 @@ void check_dataset_size(size_t dataset_size, int num_replicas, Tail tail) {
   }
 }
 
-void check_rank(int rank, int num_replicas) {
+void check_replica(int rank, int num_replicas) {
   if (num_replicas < 1) {
     throw UsageError(text("DistributedSampler: num_replicas is ", num_replicas,
                           ", expected 1 or more; pass the number of ranks in the group"));
@@ -109,7 +109,7 @@ struct DistributedSampler::State {
 DistributedSampler::DistributedSampler(size_t dataset_size, int rank, int num_replicas,
                                        DistributedSamplerOptions options)
     : rank_(rank), num_replicas_(num_replicas), options_(options), state_(std::make_shared<State>()) {
-  check_rank(rank, num_replicas);
+  check_replica(rank, num_replicas);
   check_dataset_size(dataset_size, num_replicas, options.tail);
   state_->dataset_size = dataset_size;
   state_->dealt = deal(dataset_size, 0);

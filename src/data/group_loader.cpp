@@ -39,7 +39,7 @@ Header header_of(const Parcel& parcel, const DistributedSampler& sampler) {
 }
 
 // The memory of the bytes themselves.
-at::Tensor tensor_of(std::string& bytes) {
+at::Tensor bytes_as_tensor(std::string& bytes) {
   return at::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
@@ -57,12 +57,12 @@ Parcel scatter(const ProcessGroup& group, std::vector<Parcel> parcels, const Dis
   std::vector<at::Tensor> headers, bodies;
   for (auto& parcel : parcels) {
     headers.push_back(header_of(parcel, sampler).numbers);
-    bodies.push_back(tensor_of(parcel.bytes));
+    bodies.push_back(bytes_as_tensor(parcel.bytes));
   }
   const Header header;
   group.scatter(header.numbers, headers, 0);
   auto mine = with_room(header, sampler);
-  group.scatter(tensor_of(mine.bytes), bodies, 0);
+  group.scatter(bytes_as_tensor(mine.bytes), bodies, 0);
   return mine;
 }
 
@@ -70,11 +70,11 @@ Parcel broadcast(const ProcessGroup& group, Parcel parcel, const DistributedSamp
   const auto header = header_of(parcel, sampler);
   group.broadcast(header.numbers, 0);
   if (group.rank() != 0) parcel = with_room(header, sampler);
-  group.broadcast(tensor_of(parcel.bytes), 0);
+  group.broadcast(bytes_as_tensor(parcel.bytes), 0);
   return parcel;
 }
 
-std::string describe(const DistributedSampler& sampler, const DataLoaderOptions& options) {
+std::string describe_loading(const DistributedSampler& sampler, const DataLoaderOptions& options) {
   return text("samples ", sampler.dataset_size(), ", replicas ", sampler.num_replicas(), ", shuffle ",
               sampler.options().shuffle, ", seed ", sampler.options().seed, ", tail ",
               static_cast<int>(sampler.options().tail), ", batch_size ", options.batch_size, ", drop_last ",
@@ -161,7 +161,7 @@ GroupReading::GroupReading(ReadingGroups groups, DistributedSampler sampler, con
 
   // Whatever is wrong on one rank, all that it is connected with must hear of it: inside the groups that broadcast,
   // then among those that scatter, then inside again.
-  const std::string mine = describe(state.sampler, options);
+  const std::string mine = describe_loading(state.sampler, options);
   std::string error;
   if (scattering && broadcasting && broadcasting->rank() != 0)
     error = text("GroupLoader: rank ", broadcasting->rank(),

@@ -21,18 +21,7 @@
 #include "base/text.h"
 
 namespace lockstep {
-namespace {
-
-namespace fs = std::filesystem;
-
-constexpr mdb_mode_t kFileMode = 0666;  // less what the umask takes
-
-// LMDB's own errors are negative and mean the file or its use; others are the system's.
-void check(int result, const char* call, const fs::path& path) {
-  if (result == MDB_SUCCESS) return;
-  if (result < 0) throw UsageError(text(path, ": ", ::mdb_strerror(result), " (", call, ")"));
-  throw SystemError(text(call, " of ", path, ": ", std::strerror(result)));
-}
+namespace lmdb {
 
 struct CloseEnvironment {
   void operator()(MDB_env* environment) const { ::mdb_env_close(environment); }
@@ -40,21 +29,38 @@ struct CloseEnvironment {
 struct AbortTransaction {
   void operator()(MDB_txn* transaction) const { ::mdb_txn_abort(transaction); }
 };
-using Environment = std::unique_ptr<MDB_env, CloseEnvironment>;
-using Transaction = std::unique_ptr<MDB_txn, AbortTransaction>;
+using OpenEnvironment = std::unique_ptr<MDB_env, CloseEnvironment>;
+using OpenTransaction = std::unique_ptr<MDB_txn, AbortTransaction>;
 
-Environment open_environment(const fs::path& path, unsigned flags) {
+}  // namespace lmdb
+
+namespace {
+
+using lmdb::OpenEnvironment;
+using lmdb::OpenTransaction;
+namespace fs = std::filesystem;
+
+constexpr mdb_mode_t kDatabaseMode = 0666;  // less what the umask takes
+
+// LMDB's own errors are negative and mean the file or its use; others are the system's.
+void check_lmdb(int result, const char* call, const fs::path& path) {
+  if (result == MDB_SUCCESS) return;
+  if (result < 0) throw UsageError(text(path, ": ", ::mdb_strerror(result), " (", call, ")"));
+  throw SystemError(text(call, " of ", path, ": ", std::strerror(result)));
+}
+
+OpenEnvironment open_environment(const fs::path& path, unsigned flags) {
   MDB_env* created = nullptr;
-  check(::mdb_env_create(&created), "mdb_env_create", path);
-  Environment environment(created);
-  check(::mdb_env_open(created, path.c_str(), flags, kFileMode), "mdb_env_open", path);
+  check_lmdb(::mdb_env_create(&created), "mdb_env_create", path);
+  OpenEnvironment environment(created);
+  check_lmdb(::mdb_env_open(created, path.c_str(), flags, kDatabaseMode), "mdb_env_open", path);
   return environment;
 }
 
-Transaction begin(MDB_env* environment, unsigned flags, const fs::path& path) {
+OpenTransaction begin_transaction(MDB_env* environment, unsigned flags, const fs::path& path) {
   MDB_txn* transaction = nullptr;
-  check(::mdb_txn_begin(environment, nullptr, flags, &transaction), "mdb_txn_begin", path);
-  return Transaction(transaction);
+  check_lmdb(::mdb_txn_begin(environment, nullptr, flags, &transaction), "mdb_txn_begin", path);
+  return OpenTransaction(transaction);
 }
 
 MDB_val as_value(std::string_view bytes) {
@@ -66,7 +72,7 @@ std::string_view as_text(const MDB_val& value) {
 }
 
 // The key of a number: sorted as bytes, keys are sorted as numbers.
-std::string key_of(uint64_t number) {
+std::string record_key(uint64_t number) {
   std::string key(8, '\0');
   for (size_t i = key.size(); i-- > 0; number >>= 8) key[i] = static_cast<char>(number & 0xff);
   return key;
@@ -87,21 +93,21 @@ struct LmdbReader::State {
                                              (options.read_ahead ? 0 : MDB_NORDAHEAD));
     refuse_cut_short(file);
 
-    auto transaction = begin(environment.get(), MDB_RDONLY, path);
-    check(::mdb_dbi_open(transaction.get(), nullptr, 0, &database), "mdb_dbi_open", path);
+    auto transaction = begin_transaction(environment.get(), MDB_RDONLY, path);
+    check_lmdb(::mdb_dbi_open(transaction.get(), nullptr, 0, &database), "mdb_dbi_open", path);
     MDB_stat statistics = {};
-    check(::mdb_stat(transaction.get(), database, &statistics), "mdb_stat", path);
+    check_lmdb(::mdb_stat(transaction.get(), database, &statistics), "mdb_stat", path);
     count = statistics.ms_entries;
     if (count > 0 && !is_numbered(transaction.get())) read_keys(transaction.get());
-    check(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", path);  // which keeps the handle open
+    check_lmdb(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", path);  // which keeps the handle open
   }
 
   // Pages beyond the file's end would end the process when they are touched.
   void refuse_cut_short(const fs::path& file) const {
     MDB_envinfo info = {};
     MDB_stat statistics = {};
-    check(::mdb_env_info(environment.get(), &info), "mdb_env_info", path);
-    check(::mdb_env_stat(environment.get(), &statistics), "mdb_env_stat", path);
+    check_lmdb(::mdb_env_info(environment.get(), &info), "mdb_env_info", path);
+    check_lmdb(::mdb_env_stat(environment.get(), &statistics), "mdb_env_stat", path);
     struct stat status = {};
     if (::stat(file.c_str(), &status) != 0) throw SystemError(text("stat of ", file, ": ", std::strerror(errno)));
     const uint64_t expected = (info.me_last_pgno + 1) * uint64_t{statistics.ms_psize};
@@ -112,13 +118,14 @@ struct LmdbReader::State {
 
   // Whether the keys are the numbers from 0 on: n different keys, sorted, the first 0 and the last n - 1.
   bool is_numbered(MDB_txn* transaction) const {
-    return key_at(transaction, MDB_FIRST) == key_of(0) && key_at(transaction, MDB_LAST) == key_of(count - 1);
+    return key_at(transaction, MDB_FIRST) == record_key(0) && key_at(transaction, MDB_LAST) == record_key(count - 1);
   }
 
   std::string key_at(MDB_txn* transaction, MDB_cursor_op place) const {
     MDB_val key = {}, value = {};
-    walk(transaction,
-         [&](MDB_cursor* cursor) { check(::mdb_cursor_get(cursor, &key, &value, place), "mdb_cursor_get", path); });
+    walk(transaction, [&](MDB_cursor* cursor) {
+      check_lmdb(::mdb_cursor_get(cursor, &key, &value, place), "mdb_cursor_get", path);
+    });
     return std::string(as_text(key));
   }
 
@@ -129,7 +136,7 @@ struct LmdbReader::State {
       int result = ::mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
       for (; result == MDB_SUCCESS; result = ::mdb_cursor_get(cursor, &key, &value, MDB_NEXT_NODUP))
         keys.emplace_back(as_text(key));
-      if (result != MDB_NOTFOUND) check(result, "mdb_cursor_get", path);
+      if (result != MDB_NOTFOUND) check_lmdb(result, "mdb_cursor_get", path);
     });
     count = keys.size();
   }
@@ -137,13 +144,13 @@ struct LmdbReader::State {
   template <class Use>
   void walk(MDB_txn* transaction, const Use& use) const {
     MDB_cursor* opened = nullptr;
-    check(::mdb_cursor_open(transaction, database, &opened), "mdb_cursor_open", path);
+    check_lmdb(::mdb_cursor_open(transaction, database, &opened), "mdb_cursor_open", path);
     const std::unique_ptr<MDB_cursor, void (*)(MDB_cursor*)> cursor(opened, ::mdb_cursor_close);
     use(opened);
   }
 
   const fs::path path;
-  Environment environment;
+  OpenEnvironment environment;
   MDB_dbi database = 0;
   size_t count = 0;
   std::vector<std::string> keys{};  // empty where they are numbers
@@ -163,10 +170,10 @@ void LmdbReader::read(size_t index, const std::function<void(std::string_view, s
   if (index >= state.count)
     throw UsageError(
         text(state.path, ": index ", index, ", expected less than ", state.count, "; check the sampler's size"));
-  const std::string key = state.keys.empty() ? key_of(index) : state.keys[index];
-  const auto transaction = begin(state.environment.get(), MDB_RDONLY, state.path);
+  const std::string key = state.keys.empty() ? record_key(index) : state.keys[index];
+  const auto transaction = begin_transaction(state.environment.get(), MDB_RDONLY, state.path);
   MDB_val wanted = as_value(key), value = {};
-  check(::mdb_get(transaction.get(), state.database, &wanted, &value), "mdb_get", state.path);
+  check_lmdb(::mdb_get(transaction.get(), state.database, &wanted, &value), "mdb_get", state.path);
   use(key, as_text(value));
 }
 
@@ -190,32 +197,32 @@ struct LmdbWriter::State {
   void make_room(size_t bytes) {
     MDB_envinfo info = {};
     MDB_stat statistics = {};
-    check(::mdb_env_info(environment.get(), &info), "mdb_env_info", file);
-    check(::mdb_env_stat(environment.get(), &statistics), "mdb_env_stat", file);
+    check_lmdb(::mdb_env_info(environment.get(), &info), "mdb_env_info", file);
+    check_lmdb(::mdb_env_stat(environment.get(), &statistics), "mdb_env_stat", file);
     const size_t used = (info.me_last_pgno + 1) * size_t{statistics.ms_psize};
     const size_t needed = used + 4 * (kTransactionBytes + bytes);
     if (needed > info.me_mapsize)
-      check(::mdb_env_set_mapsize(environment.get(), std::max(needed, 2 * size_t{info.me_mapsize})),
-            "mdb_env_set_mapsize", file);
+      check_lmdb(::mdb_env_set_mapsize(environment.get(), std::max(needed, 2 * size_t{info.me_mapsize})),
+                 "mdb_env_set_mapsize", file);
   }
 
   void put(std::string_view value) {
     if (transaction && uncommitted + value.size() > kTransactionBytes) commit();
     if (!transaction) {
       make_room(value.size());
-      transaction = begin(environment.get(), 0, file);
-      check(::mdb_dbi_open(transaction.get(), nullptr, 0, &database), "mdb_dbi_open", file);
+      transaction = begin_transaction(environment.get(), 0, file);
+      check_lmdb(::mdb_dbi_open(transaction.get(), nullptr, 0, &database), "mdb_dbi_open", file);
     }
-    const std::string number = key_of(count);
+    const std::string number = record_key(count);
     MDB_val key = as_value(number), data = as_value(value);
-    check(::mdb_put(transaction.get(), database, &key, &data, MDB_APPEND), "mdb_put", file);
+    check_lmdb(::mdb_put(transaction.get(), database, &key, &data, MDB_APPEND), "mdb_put", file);
     uncommitted += value.size() + number.size();
     ++count;
   }
 
   void commit() {
     is_broken = true;  // until it has worked: records that were added may be lost
-    if (transaction) check(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", file);
+    if (transaction) check_lmdb(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", file);
     is_broken = false;
     uncommitted = 0;
   }
@@ -226,7 +233,7 @@ struct LmdbWriter::State {
 
   void finish() {
     commit();
-    check(::mdb_env_sync(environment.get(), 1), "mdb_env_sync", file);
+    check_lmdb(::mdb_env_sync(environment.get(), 1), "mdb_env_sync", file);
     environment.reset();
     is_finished = is_broken = true;  // what is whole is not removed, whatever happens to its name
     int result = ::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, file.c_str(), RENAME_NOREPLACE);
@@ -249,8 +256,8 @@ struct LmdbWriter::State {
 
   const fs::path file;
   const fs::path partial;
-  Environment environment;
-  Transaction transaction;
+  OpenEnvironment environment;
+  OpenTransaction transaction;
   MDB_dbi database = 0;
   size_t count = 0;
   size_t uncommitted = 0;  // bytes

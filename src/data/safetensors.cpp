@@ -33,11 +33,11 @@ constexpr size_t kAlignment = 8;    // of the tensors, by spaces behind the head
 constexpr const char* kMetadata = "__metadata__";
 
 template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
+[[noreturn]] void refuse_file(const Parts&... parts) {
   throw UsageError(text("these bytes are no safetensors: ", parts...));
 }
 
-const char* name_of(at::ScalarType type) {
+const char* dtype_name(at::ScalarType type) {
   for (const auto& [known, name] : kTypes)
     if (known == type) return name;
   throw UsageError(text("safetensors have no type for tensors of ", type, "; convert them first"));
@@ -46,7 +46,7 @@ const char* name_of(at::ScalarType type) {
 at::ScalarType type_named(const std::string& name, const std::string& tensor) {
   for (const auto& [type, known] : kTypes)
     if (name == known) return type;
-  refuse("tensor '", tensor, "' is of type '", name, "', which LibTorch and lockstep do not share");
+  refuse_file("tensor '", tensor, "' is of type '", name, "', which LibTorch and lockstep do not share");
 }
 
 std::vector<int64_t> whole_numbers(const json& entry) {
@@ -60,21 +60,21 @@ std::vector<int64_t> whole_numbers(const json& entry) {
 
 // How many bytes a tensor of this shape has. One with no elements may have extents, but none that LibTorch could not
 // count.
-size_t bytes_of(const std::vector<int64_t>& shape, size_t element_bytes, size_t limit, const std::string& name) {
+size_t tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, size_t limit, const std::string& name) {
   constexpr auto kMost = static_cast<size_t>(std::numeric_limits<int64_t>::max());
   const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
   size_t bytes = element_bytes;
   for (int64_t extent : shape) {
     if (extent < 0 || static_cast<size_t>(extent) > kMost / bytes)
-      refuse("tensor '", name, "' has an extent of ", extent);
+      refuse_file("tensor '", name, "' has an extent of ", extent);
     if (extent > 0) bytes *= static_cast<size_t>(extent);
   }
   if (is_empty) return 0;
-  if (bytes > limit) refuse("tensor '", name, "' claims ", bytes, " bytes of the ", limit, " that are there");
+  if (bytes > limit) refuse_file("tensor '", name, "' claims ", bytes, " bytes of the ", limit, " that are there");
   return bytes;
 }
 
-struct Place {
+struct TensorEntry {
   std::string name;
   at::ScalarType type;
   std::vector<int64_t> shape;
@@ -82,47 +82,47 @@ struct Place {
   size_t end;
 };
 
-Place read_place(const std::string& name, const json& entry, size_t data_bytes) {
+TensorEntry read_entry(const std::string& name, const json& entry, size_t data_bytes) {
   try {
     const auto type = type_named(entry.at("dtype").get<std::string>(), name);
     const auto offsets = whole_numbers(entry.at("data_offsets"));
-    Place place{name, type, whole_numbers(entry.at("shape")), static_cast<size_t>(offsets.at(0)),
-                static_cast<size_t>(offsets.at(1))};
-    const size_t expected = bytes_of(place.shape, c10::elementSize(type), data_bytes, name);
+    TensorEntry place{name, type, whole_numbers(entry.at("shape")), static_cast<size_t>(offsets.at(0)),
+                      static_cast<size_t>(offsets.at(1))};
+    const size_t expected = tensor_bytes(place.shape, c10::elementSize(type), data_bytes, name);
     if (offsets.size() != 2 || place.begin > place.end || place.end > data_bytes || place.end - place.begin != expected)
-      refuse("tensor '", name, "' of ", expected, " bytes lies at ", entry.at("data_offsets").dump(), " of ",
-             data_bytes);
+      refuse_file("tensor '", name, "' of ", expected, " bytes lies at ", entry.at("data_offsets").dump(), " of ",
+                  data_bytes);
     return place;
   } catch (const json::exception& error) {
-    refuse("tensor '", name, "': ", error.what());
+    refuse_file("tensor '", name, "': ", error.what());
   } catch (const std::out_of_range&) {
-    refuse("tensor '", name, "' has no begin and end");
+    refuse_file("tensor '", name, "' has no begin and end");
   } catch (const std::invalid_argument& error) {
-    refuse("tensor '", name, "': ", error.what());
+    refuse_file("tensor '", name, "': ", error.what());
   }
 }
 
 // In the order of their bytes, which they share without holes.
-std::vector<Place> read_header(std::string_view header, size_t data_bytes) {
-  std::vector<Place> places;
+std::vector<TensorEntry> parse_header(std::string_view header, size_t data_bytes) {
+  std::vector<TensorEntry> places;
   json parsed;
   try {
     parsed = json::parse(header);
   } catch (const json::exception& error) {
-    refuse("the header cannot be read: ", error.what());
+    refuse_file("the header cannot be read: ", error.what());
   }
-  if (!parsed.is_object()) refuse("the header is no JSON object");
+  if (!parsed.is_object()) refuse_file("the header is no JSON object");
   for (const auto& [name, entry] : parsed.items())
-    if (name != kMetadata) places.push_back(read_place(name, entry, data_bytes));
-  std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) {
+    if (name != kMetadata) places.push_back(read_entry(name, entry, data_bytes));
+  std::sort(places.begin(), places.end(), [](const TensorEntry& one, const TensorEntry& other) {
     return std::pair(one.begin, one.end) < std::pair(other.begin, other.end);
   });
   size_t next = 0;
   for (const auto& place : places) {
-    if (place.begin != next) refuse("tensor '", place.name, "' begins at ", place.begin, ", expected ", next);
+    if (place.begin != next) refuse_file("tensor '", place.name, "' begins at ", place.begin, ", expected ", next);
     next = place.end;
   }
-  if (next != data_bytes) refuse("tensors end at ", next, " of ", data_bytes, " bytes");
+  if (next != data_bytes) refuse_file("tensors end at ", next, " of ", data_bytes, " bytes");
   return places;
 }
 
@@ -136,7 +136,7 @@ std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors) {
     if (!tensor.defined()) throw UsageError(text("to_safetensors: '", name, "' is no tensor; leave it out"));
     if (name == kMetadata) throw UsageError(text("to_safetensors: no tensor may be called ", kMetadata));
     const auto& part = parts.emplace_back(tensor.detach().cpu().contiguous().resolve_conj().resolve_neg());
-    header[name] = {{"dtype", name_of(part.scalar_type())},
+    header[name] = {{"dtype", dtype_name(part.scalar_type())},
                     {"shape", part.sizes().vec()},
                     {"data_offsets", {data_bytes, data_bytes + part.nbytes()}}};
     data_bytes += part.nbytes();
@@ -159,14 +159,14 @@ std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors) {
 }
 
 std::map<std::string, at::Tensor> from_safetensors(std::string_view bytes) {
-  if (bytes.size() < kPrefixBytes) refuse("there are ", bytes.size(), ", expected ", kPrefixBytes, " or more");
+  if (bytes.size() < kPrefixBytes) refuse_file("there are ", bytes.size(), ", expected ", kPrefixBytes, " or more");
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), kPrefixBytes);
   bytes.remove_prefix(kPrefixBytes);
-  if (length > bytes.size()) refuse("the header has ", length, " bytes of ", bytes.size());
+  if (length > bytes.size()) refuse_file("the header has ", length, " bytes of ", bytes.size());
   const auto data = bytes.substr(length);
   std::map<std::string, at::Tensor> tensors;
-  for (const auto& place : read_header(bytes.substr(0, length), data.size())) {
+  for (const auto& place : parse_header(bytes.substr(0, length), data.size())) {
     auto tensor = at::empty(place.shape, place.type);
     if (place.end > place.begin) std::memcpy(tensor.data_ptr(), data.data() + place.begin, place.end - place.begin);
     tensors.emplace(place.name, std::move(tensor));

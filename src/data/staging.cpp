@@ -28,14 +28,14 @@ constexpr uint64_t kSyncBytes = uint64_t{64} << 20;     // so that no turn has t
 constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // less what the umask takes
 
 template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
+[[noreturn]] void fail_staging(const Parts&... parts) {
   const int error = errno;
   throw SystemError(text(parts..., ": ", std::strerror(error)));
 }
 
 FileDescriptor open_file(const fs::path& path, int flags) {
   FileDescriptor file(::open(path.c_str(), flags | O_CLOEXEC, kFileMode));
-  if (!file.is_open()) fail(path, " cannot be opened");
+  if (!file.is_open()) fail_staging(path, " cannot be opened");
   return file;
 }
 
@@ -55,7 +55,7 @@ std::pair<FileDescriptor, fs::path> open_partial(const fs::path& target) {
     if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
       partial = text(target.native(), ".partial-", std::random_device()());
     } else if (is_called(partial, file)) {
-      if (::ftruncate(file.get(), 0) != 0) fail(partial, " cannot be written");
+      if (::ftruncate(file.get(), 0) != 0) fail_staging(partial, " cannot be written");
       return {std::move(file), partial};
     }  // else it has got its final name meanwhile
   }
@@ -74,17 +74,17 @@ void make_folder(const fs::path& folder) {
   }
   struct stat status = {};
   if (errno == EEXIST && ::stat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) return;
-  fail("the folder ", folder, " cannot be made");
+  fail_staging("the folder ", folder, " cannot be made");
 }
 
 std::vector<std::string> names_in(const fs::path& folder) {
   const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.c_str()), ::closedir);
-  if (!opened) fail("the folder ", folder, " cannot be read");
+  if (!opened) fail_staging("the folder ", folder, " cannot be read");
   std::vector<std::string> names;
   for (;;) {
     errno = 0;
     const auto* entry = ::readdir(opened.get());
-    if (!entry && errno != 0) fail("the folder ", folder, " cannot be read");
+    if (!entry && errno != 0) fail_staging("the folder ", folder, " cannot be read");
     if (!entry) return names;
     std::string name = entry->d_name;
     if (name != "." && name != "..") names.push_back(std::move(name));
@@ -107,7 +107,7 @@ Staging::~Staging() {
 
 void Staging::list(const fs::path& from, const fs::path& to, std::vector<Inode>& inside) {
   struct stat source = {}, target = {};
-  if (::stat(from.c_str(), &source) != 0) fail(from, " cannot be read");
+  if (::stat(from.c_str(), &source) != 0) fail_staging(from, " cannot be read");
   if (S_ISDIR(source.st_mode)) {
     const Inode inode(source.st_dev, source.st_ino);
     if (std::find(inside.begin(), inside.end(), inode) != inside.end())
@@ -157,16 +157,16 @@ void Staging::copy_piece() {
   do {
     got = ::read(copy_->from.get(), buffer_.data(), buffer_.size());
   } while (got < 0 && errno == EINTR);
-  if (got < 0) fail(file.from, " cannot be read");
+  if (got < 0) fail_staging(file.from, " cannot be read");
   for (ssize_t written = 0; written < got;) {
     const ssize_t step = ::write(copy_->to.get(), buffer_.data() + written, static_cast<size_t>(got - written));
     if (step < 0 && errno == EINTR) continue;
-    if (step < 0) fail(copy_->partial, " cannot be written");
+    if (step < 0) fail_staging(copy_->partial, " cannot be written");
     written += step;
   }
   copy_->copied += static_cast<uint64_t>(got);
   if (copy_->copied - copy_->on_disk >= kSyncBytes) {
-    if (::fdatasync(copy_->to.get()) != 0) fail(copy_->partial, " cannot be written");
+    if (::fdatasync(copy_->to.get()) != 0) fail_staging(copy_->partial, " cannot be written");
     copy_->on_disk = copy_->copied;
   }
   if (got == 0) finish();
@@ -175,13 +175,13 @@ void Staging::copy_piece() {
 void Staging::finish() {
   const File& file = missing_[next_];
   struct stat now = {};
-  if (::fstat(copy_->from.get(), &now) != 0) fail(file.from, " cannot be read");
+  if (::fstat(copy_->from.get(), &now) != 0) fail_staging(file.from, " cannot be read");
   if (!is_same(now, file.status) || copy_->copied != static_cast<uint64_t>(file.status.st_size))
     throw SystemError(text(file.from, " has changed while it was copied; try again when nobody writes it"));
   const struct timespec times[] = {file.status.st_atim, file.status.st_mtim};
   if (::futimens(copy_->to.get(), times) != 0 || ::fsync(copy_->to.get()) != 0 ||
       ::rename(copy_->partial.c_str(), file.to.c_str()) != 0)
-    fail(file.to, " cannot be written");
+    fail_staging(file.to, " cannot be written");
   copy_.reset();
   ++next_;
 }

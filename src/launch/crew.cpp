@@ -25,9 +25,8 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kWardenCommand = "__warden";
-constexpr auto kKillLimit = std::chrono::seconds(10);
 
-[[noreturn]] void fail(const std::string& call, int error) {
+[[noreturn]] void fail_crew(const std::string& call, int error) {
   const char* remedy = error == EMFILE || error == ENFILE ? "; raise the limit of open files (ulimit -n)"
                        : error == EAGAIN || error == ENOMEM
                            ? "; raise the limit of processes (ulimit -u) or free memory"
@@ -55,13 +54,13 @@ pid_t start_warden(const FileDescriptor& end) {
   const int error = ::posix_spawn(&pid, "/proc/self/exe", &files, &attributes, argv, environ);
   ::posix_spawn_file_actions_destroy(&files);
   ::posix_spawnattr_destroy(&attributes);
-  if (error != 0) fail("posix_spawn of this program as the workers' warden", error);
+  if (error != 0) fail_crew("posix_spawn of this program as the workers' warden", error);
   return pid;
 }
 
 std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail("pipe for a worker's output", errno);
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail_crew("pipe for a worker's output", errno);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   ::fcntl(ends[0], F_SETPIPE_SZ, 1 << 20);  // fewer turns for loud workers; a refusal does not matter
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
@@ -81,7 +80,7 @@ std::optional<int> run_as_warden(int argc, char** argv) {
   } catch (const std::exception& error) {
     const std::string line = text("lockstep: ", error.what(), "\n");
     [[maybe_unused]] auto told = ::write(STDERR_FILENO, line.data(), line.size());
-    kill_descendants(kKillLimit);
+    kill_descendants();
     return static_cast<int>(LaunchExit::kInternal);
   }
 }
@@ -123,7 +122,7 @@ void Crew::reap_warden() {
   while (::waitpid(warden_, &status, 0) < 0 && errno == EINTR) {
   }
   // A warden that was killed leaves its descendants to this process.
-  if (WIFSIGNALED(status)) kill_descendants(kKillLimit);
+  if (WIFSIGNALED(status)) kill_descendants();
   remove_secret_folder(folder_);
 }
 

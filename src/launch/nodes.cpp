@@ -80,7 +80,7 @@ std::string find_address(const LaunchOptions& options, const std::optional<Envir
                         "one's host, the same on all"));
 }
 
-int find_port(const LaunchOptions& options, const std::optional<Environment>& starter, const Lookup& lookup) {
+int choose_port(const LaunchOptions& options, const std::optional<Environment>& starter, const Lookup& lookup) {
   if (options.master_port != 0) return options.master_port;
   if (const auto given = read_number(lookup, "MASTER_PORT", 1, 65535)) return *given;
   return starter ? job_port(lookup) : kDefaultPort;
@@ -97,7 +97,7 @@ NodePlace find_node(const LaunchOptions& options, const Lookup& lookup) {
   if (place.nodes == 1)
     place.store = {options.master_addr.empty() ? kLoopback : options.master_addr, options.master_port};
   else
-    place.store = {find_address(options, starter, lookup), find_port(options, starter, lookup)};
+    place.store = {find_address(options, starter, lookup), choose_port(options, starter, lookup)};
   return place;
 }
 

@@ -13,6 +13,6 @@ std::vector<pid_t> descendants_of(pid_t process);
 
 /// Kills every descendant of this process and reaps it, until none is left or the time is up; whether none is left.
 /// This process must be the subreaper of those whose parents are gone.
-bool kill_descendants(std::chrono::milliseconds limit);
+bool kill_descendants(std::chrono::milliseconds limit = std::chrono::seconds(10));
 
 }  // namespace lockstep

@@ -21,7 +21,7 @@ std::string in_words(int exit_code) {
   return name ? text(" (a shell says so when its command was ended by SIG", name, ")") : "";
 }
 
-std::string seconds(double number) {
+std::string in_seconds(double number) {
   return text(std::fixed, std::setprecision(1), number, " s");
 }
 
@@ -100,7 +100,7 @@ std::string describe_report(const LaunchReport& report) {
       line("rank ", culprit.rank, " on ", culprit.host, " could not be started: ", culprit.how);
     else
       line("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed first, after ",
-           seconds(culprit.seconds), ": ", culprit.how);
+           in_seconds(culprit.seconds), ": ", culprit.how);
     if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
     if (!report.notice.empty() && !report.notice.ends_with(culprit.how))  // more than the launcher's own words
       line("  the ranks were told: ", report.notice);

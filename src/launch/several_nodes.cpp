@@ -32,7 +32,7 @@ constexpr int kLaunchers = -1;  // in the place of a generation: their key is no
 constexpr auto kSlice = std::chrono::milliseconds(100);  // between two looks for signals
 constexpr auto kSilence = std::chrono::seconds(30);      // of a launcher, until it counts as gone
 constexpr auto kTellLimit = std::chrono::seconds(2);     // the ranks have one
-constexpr auto kFarewell = std::chrono::seconds(5);
+constexpr auto kNodeFarewell = std::chrono::seconds(5);
 
 /// What a launcher's end sounds like in the words that the store has for a rank's.
 std::string about_launchers(std::string message) {
@@ -52,7 +52,7 @@ class SeveralNodes final : public Cluster, private LineListener {
     if (line_) line_->stop_listening();
     if (line_ && !is_over_) line_->say_goodbye(Failure{"PeerError", "it was told to stop, or could not go on"});
     line_.reset();
-    if (control_) control_->await_departures(kFarewell);  // the others read the verdict there
+    if (control_) control_->await_departures(kNodeFarewell);  // the others read the verdict there
   }
 
   std::optional<Layout> begin(int generation, Signals& signals) override {

@@ -27,7 +27,6 @@ namespace lockstep {
 namespace {
 
 /// A process that does not die of SIGKILL hangs in the kernel: nothing can be done about it.
-constexpr auto kKillLimit = std::chrono::seconds(10);
 
 std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> result;
@@ -55,7 +54,7 @@ class Warden {
   int run() {
     while (watch()) {
     }
-    return kill_descendants(kKillLimit) ? 0 : 1;
+    return kill_descendants() ? 0 : 1;
   }
 
  private:

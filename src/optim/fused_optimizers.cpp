@@ -25,7 +25,7 @@ using detail::FusedLists;
 using detail::laid_out_as;
 using torch::optim::Optimizer;
 
-at::Tensor run(const Optimizer::LossClosure& closure) {
+at::Tensor run_closure(const Optimizer::LossClosure& closure) {
   if (!closure) return {};
   const at::AutoGradMode enabled(true);
   return closure();
@@ -36,7 +36,7 @@ bool is_floating(at::ScalarType dtype) {
 }
 
 // All of them, before any is changed.
-void check(const Optimizer& optimizer, const char* name) {
+void check_supported(const Optimizer& optimizer, const char* name) {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     const auto& parameters = optimizer.param_groups()[group].params();
@@ -140,7 +140,7 @@ void lay_out(State& state, const at::Tensor& parameter) {
 
 template <class State, class Options>
 void step_adam(Optimizer& optimizer, std::shared_ptr<DeviceState>& device, const char* name, bool is_decoupled) {
-  check(optimizer, name);
+  check_supported(optimizer, name);
   bool is_any_captured = false;
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& group = optimizer.param_groups()[g];
@@ -205,7 +205,7 @@ FusedAdamW::~FusedAdamW() {
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
   if (is_left_to_libtorch(*this, "FusedAdamW")) return AdamW::step(std::move(closure));
-  auto loss = run(closure);
+  auto loss = run_closure(closure);
   const c10::NoGradGuard no_grad;
   step_adam<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(*this, device_, "FusedAdamW",
                                                                        /*is_decoupled=*/true);
@@ -232,7 +232,7 @@ FusedAdam::~FusedAdam() {
 
 at::Tensor FusedAdam::step(LossClosure closure) {
   if (is_left_to_libtorch(*this, "FusedAdam")) return Adam::step(std::move(closure));
-  auto loss = run(closure);
+  auto loss = run_closure(closure);
   const c10::NoGradGuard no_grad;
   step_adam<torch::optim::AdamParamState, torch::optim::AdamOptions>(*this, device_, "FusedAdam",
                                                                      /*is_decoupled=*/false);
@@ -261,9 +261,9 @@ FusedSGD::~FusedSGD() {
 
 at::Tensor FusedSGD::step(LossClosure closure) {
   if (is_left_to_libtorch(*this, "FusedSGD")) return SGD::step(std::move(closure));
-  auto loss = run(closure);
+  auto loss = run_closure(closure);
   const c10::NoGradGuard no_grad;
-  check(*this, "FusedSGD");
+  check_supported(*this, "FusedSGD");
   bool is_any_captured = false;
   for (size_t g = 0; g < param_groups().size(); ++g) {
     const auto& group = param_groups()[g];

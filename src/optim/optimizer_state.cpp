@@ -56,7 +56,7 @@ InputArchive child(InputArchive& archive, const std::string& name) {
   return result;
 }
 
-int64_t number_in(InputArchive& archive, const std::string& name) {
+int64_t read_count(InputArchive& archive, const std::string& name) {
   at::Tensor number;
   archive.read(name, number);
   return number.item<int64_t>();
@@ -100,7 +100,7 @@ c10::IValue as_option(const c10::IValue& value, const c10::IValue& now) {
 
 // --- what must fit
 
-std::string name_of(const OptimizerState::Group& group, size_t i) {
+std::string parameter_name(const OptimizerState::Group& group, size_t i) {
   if (i < group.names.size()) return text("parameter '", group.names[i], "'");
   return text("parameter ", group.parameters[i]);
 }
@@ -128,11 +128,11 @@ void check_values(const OptimizerState::Group& group, size_t i, const Values& va
                   const std::vector<std::string>& needed) {
   for (const auto& name : needed)
     if (const auto found = values.find(name); found == values.end() || found->second.isNone())
-      throw UsageError(text("load_state_dict: the state of ", name_of(group, i), " has no '", name,
+      throw UsageError(text("load_state_dict: the state of ", parameter_name(group, i), " has no '", name,
                             "': it is another kind of optimizer's"));
   for (const auto& [name, value] : values)
     if (kOfParametersSizes.count(name) && value.isTensor() && value.toTensor().sizes() != parameter.sizes())
-      throw UsageError(text("load_state_dict: '", name, "' of ", name_of(group, i), " is of sizes ",
+      throw UsageError(text("load_state_dict: '", name, "' of ", parameter_name(group, i), " is of sizes ",
                             value.toTensor().sizes(), ", and the parameter of ", parameter.sizes(),
                             ": the state is another model's"));
 }
@@ -183,7 +183,7 @@ std::unique_ptr<torch::optim::OptimizerOptions> changed(const torch::optim::Opti
 }
 
 /// Where the parameters are, and so their states.
-c10::Device device_of(const Optimizer& optimizer) {
+c10::Device device_of_state(const Optimizer& optimizer) {
   std::optional<c10::Device> device;
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
@@ -232,13 +232,13 @@ OptimizerState state_dict(const Optimizer& optimizer) {
 
   OptimizerState state;
   int64_t next = 0;
-  const int64_t group_count = number_in(groups, "param_groups/size");
+  const int64_t group_count = read_count(groups, "param_groups/size");
   for (int64_t g = 0; g < group_count; ++g) {
     auto saved_group = child(groups, text("param_groups/", g));
     auto options = child(saved_group, "options");
     auto& group = state.groups.emplace_back();
     group.options = values_in(options);
-    const int64_t size = number_in(saved_group, "params/size");
+    const int64_t size = read_count(saved_group, "params/size");
     for (int64_t i = 0; i < size; ++i, ++next) {
       group.parameters.push_back(next);
       c10::IValue key;
@@ -254,7 +254,7 @@ OptimizerState state_dict(const Optimizer& optimizer) {
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
   detail::check_fits(optimizer, state);
   auto written = archive_of(optimizer, state);
-  auto archive = reopen(written, device_of(optimizer));
+  auto archive = reopen(written, device_of_state(optimizer));
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
   for (size_t g = 0; g < state.groups.size(); ++g)
     options.push_back(changed(optimizer.param_groups()[g].options(), state.groups[g].options));

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-int64_t aligned(int64_t elements, int64_t alignment) {
+int64_t align_elements(int64_t elements, int64_t alignment) {
   return (elements + alignment - 1) / alignment * alignment;
 }
 
@@ -15,9 +15,9 @@ ShardPlan divide_elements(const std::vector<int64_t>& sizes, int ranks, int64_t 
   int64_t end = 0;
   for (int64_t size : sizes) {
     plan.offsets.push_back(end);
-    end += aligned(size, alignment);
+    end += align_elements(size, alignment);
   }
-  const int64_t share = aligned((end + ranks - 1) / ranks, alignment);
+  const int64_t share = align_elements((end + ranks - 1) / ranks, alignment);
   for (int rank = 0; rank <= ranks; ++rank) plan.begins.push_back(rank * share);
   return plan;
 }
@@ -32,7 +32,7 @@ ShardPlan divide_parameters(const std::vector<int64_t>& sizes, int ranks, int64_
   for (size_t parameter : order) {
     const auto least = std::min_element(load.begin(), load.end());
     owners[parameter] = static_cast<int>(least - load.begin());
-    *least += aligned(sizes[parameter], alignment);
+    *least += align_elements(sizes[parameter], alignment);
   }
   ShardPlan plan;
   plan.begins.push_back(0);
@@ -44,7 +44,7 @@ ShardPlan divide_parameters(const std::vector<int64_t>& sizes, int ranks, int64_
   for (size_t parameter = 0; parameter < sizes.size(); ++parameter) {
     int64_t& offset = next[owners[parameter]];
     plan.offsets.push_back(offset);
-    offset += aligned(sizes[parameter], alignment);
+    offset += align_elements(sizes[parameter], alignment);
   }
   return plan;
 }

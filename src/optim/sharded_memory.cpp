@@ -9,7 +9,7 @@ namespace lockstep::detail {
 namespace {
 
 // What a GPU's allocator gives a tensor of its own, so that matrices begin where its fastest kernels want them.
-constexpr int64_t kAlignBytes = 512;
+constexpr int64_t kShardAlignBytes = 512;
 
 }  // namespace
 
@@ -19,7 +19,7 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
   const auto dtype = parameters_.front().scalar_type();
   std::vector<int64_t> sizes;
   for (const auto& parameter : parameters_) sizes.push_back(parameter.numel());
-  plan_ = plan_shards(sizes, group.size(), by, kAlignBytes / static_cast<int64_t>(c10::elementSize(dtype)));
+  plan_ = plan_shards(sizes, group.size(), by, kShardAlignBytes / static_cast<int64_t>(c10::elementSize(dtype)));
   pieces_ = pieces_of(plan_, sizes, group.rank());
   memory_ = group.allocate({plan_.elements()}, dtype).zero_();  // the gaps travel, too
   for (int rank = 0; rank < group.size(); ++rank)

@@ -12,12 +12,13 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kAlignBytes = 64;  // a gradient begins on a cache line, so that vector loops need no special start
+// A gradient begins on a cache line, so that vector loops need no special start.
+constexpr int64_t kGradientAlignBytes = 64;
 
 constexpr size_t kLargeBytes = 1 << 20;
 
-int64_t aligned(int64_t elements, int64_t element_bytes) {
-  int64_t step = kAlignBytes / element_bytes;
+int64_t padded_elements(int64_t elements, int64_t element_bytes) {
+  int64_t step = kGradientAlignBytes / element_bytes;
   return (elements + step - 1) / step * step;
 }
 
@@ -28,7 +29,7 @@ Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Te
   c10::NoGradGuard no_grad;
   int64_t width = static_cast<int64_t>(parameters.front().element_size());
   int64_t total = 0;
-  for (const auto& parameter : parameters) total += aligned(parameter.numel(), width);
+  for (const auto& parameter : parameters) total += padded_elements(parameter.numel(), width);
   memory_ = group.allocate({total + extra}, parameters.front().scalar_type()).zero_();  // the gaps are reduced, too
 
   int64_t offset = 0;
@@ -38,7 +39,7 @@ Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Te
     bool dense = parameter.is_non_overlapping_and_dense();
     gradients.push_back(
         (dense ? part.as_strided(parameter.sizes(), parameter.strides()) : part.view(parameter.sizes())).detach());
-    offset += aligned(parameter.numel(), width);
+    offset += padded_elements(parameter.numel(), width);
   }
   contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters};
   extra_ = memory_.narrow(0, total, extra);

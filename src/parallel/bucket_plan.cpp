@@ -13,7 +13,7 @@ struct OpenBucket {
   size_t full_at = 0;  // when the last of its gradients comes
 };
 
-int64_t bytes_of(const GradientSpec& gradient) {
+int64_t gradient_bytes(const GradientSpec& gradient) {
   return gradient.elements * static_cast<int64_t>(c10::elementSize(gradient.dtype));
 }
 
@@ -22,7 +22,7 @@ int64_t first_limit(const std::vector<GradientSpec>& gradients, const BucketLimi
   int64_t all = 0;
   for (const auto& gradient : gradients) {
     if (!gradient.device.is_cuda()) return limits.first_bytes;
-    all += bytes_of(gradient);
+    all += gradient_bytes(gradient);
   }
   return all <= std::min(2 * limits.first_bytes, limits.cap_bytes) ? all : limits.first_bytes;
 }
@@ -42,7 +42,7 @@ BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const Bucket
 
   for (size_t at = 0; at < order.size(); ++at) {
     const auto& gradient = gradients[order[at]];
-    const int64_t bytes = bytes_of(gradient);
+    const int64_t bytes = gradient_bytes(gradient);
     auto& bucket = open[{gradient.dtype, gradient.device.type(), gradient.device.index()}];
     const int64_t limit = closed.empty() ? first_bytes : limits.cap_bytes;
     if (!bucket.gradients.empty() && bucket.bytes + bytes > limit) close(bucket);

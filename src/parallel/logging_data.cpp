@@ -11,7 +11,7 @@ namespace {
 using Clock = StepTimes::Clock;
 using Span = std::pair<Clock::time_point, Clock::time_point>;
 
-double milliseconds(Clock::duration duration) {
+double in_milliseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
 
@@ -28,7 +28,7 @@ double under_way_ms(const StepTimes& step, Clock::time_point from, Clock::time_p
   double sum = 0;
   auto end = from;
   for (const auto& [begin, stop] : spans) {
-    if (stop > std::max(begin, end)) sum += milliseconds(stop - std::max(begin, end));
+    if (stop > std::max(begin, end)) sum += in_milliseconds(stop - std::max(begin, end));
     end = std::max(end, stop);
   }
   return sum;
@@ -51,7 +51,7 @@ std::string size_text(int64_t bytes) {
 std::string event(const std::string& name, int rank, int track, Clock::time_point begin, Clock::time_point end) {
   return text(
       "{\"name\":\"", name, "\",\"ph\":\"X\",\"pid\":", rank, ",\"tid\":", track,
-      print(",\"ts\":%.3f,\"dur\":%.3f}", microseconds(begin), std::max(0.0, milliseconds(end - begin) * 1000)));
+      print(",\"ts\":%.3f,\"dur\":%.3f}", microseconds(begin), std::max(0.0, in_milliseconds(end - begin) * 1000)));
 }
 
 std::string name_event(const char* what, const std::string& name, int rank, int track) {
@@ -62,11 +62,11 @@ std::string name_event(const char* what, const std::string& name, int rank, int 
 }  // namespace
 
 void describe_step(const StepTimes& step, DdpLoggingData& data) {
-  auto since_begin = [&](Clock::time_point time) { return milliseconds(time - step.backward_begin); };
+  auto since_begin = [&](Clock::time_point time) { return in_milliseconds(time - step.backward_begin); };
   data.steps = step.number;
-  data.forward_ms = milliseconds(step.forward_end - step.forward_begin);
+  data.forward_ms = in_milliseconds(step.forward_end - step.forward_begin);
   data.backward_ms = since_begin(step.backward_end);
-  data.exposed_ms = milliseconds(step.backward_end - step.computed);
+  data.exposed_ms = in_milliseconds(step.backward_end - step.computed);
   data.reduction_ms = under_way_ms(step, step.backward_begin, step.backward_end);
   const double hidden = under_way_ms(step, step.backward_begin, step.computed);
   data.overlap = data.reduction_ms > 0 ? hidden / data.reduction_ms : 0;

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-ModelFact describe(const char* kind, const std::string& name, const at::Tensor& tensor) {
+ModelFact fact_of(const char* kind, const std::string& name, const at::Tensor& tensor) {
   // Gradients are laid out as their parameters are, so strides count too.
   return {text(kind, " '", name, "'"),
           text(tensor.sizes(), ' ', tensor.scalar_type(), tensor.requires_grad() ? ", trained" : ", not trained",
@@ -21,13 +21,13 @@ ModelFact describe(const char* kind, const std::string& name, const at::Tensor& 
 }
 
 // A line each: names of parameters cannot contain a tab or a line break that would matter to equality.
-std::string write(const std::vector<ModelFact>& specs) {
+std::string write_facts(const std::vector<ModelFact>& specs) {
   std::string result;
   for (const auto& spec : specs) result += spec.name + '\t' + spec.description + '\n';
   return result;
 }
 
-std::vector<ModelFact> read(const std::string& lines) {
+std::vector<ModelFact> read_facts(const std::string& lines) {
   std::vector<ModelFact> specs;
   std::istringstream in(lines);
   for (std::string line; std::getline(in, line);) {
@@ -104,9 +104,9 @@ void check_same_model(const WrappedModule& model, const DistributedDataParallelO
                       const ProcessGroup& group) {
   constexpr int kReference = 0;
   auto mine = facts_of(options);
-  for (const auto& [name, tensor] : model.parameters()) mine.push_back(describe("parameter", name, tensor));
-  for (const auto& [name, tensor] : model.buffers()) mine.push_back(describe("buffer", name, tensor));
-  auto reference = read(broadcast_string(group, write(mine), kReference));
+  for (const auto& [name, tensor] : model.parameters()) mine.push_back(fact_of("parameter", name, tensor));
+  for (const auto& [name, tensor] : model.buffers()) mine.push_back(fact_of("buffer", name, tensor));
+  auto reference = read_facts(broadcast_string(group, write_facts(mine), kReference));
   for (const auto& difference : all_gather_strings(group, first_difference(mine, group.rank(), reference, kReference)))
     if (!difference.empty()) throw MismatchError(difference);
 }

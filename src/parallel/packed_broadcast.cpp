@@ -14,19 +14,19 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kMuch = 25 << 20;
-constexpr int64_t kAlignBytes = 64;  // of every dtype
+constexpr int64_t kPackAlignBytes = 64;  // of every dtype
 
 int64_t aligned_bytes(const at::Tensor& tensor) {
-  return (static_cast<int64_t>(tensor.nbytes()) + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+  return (static_cast<int64_t>(tensor.nbytes()) + kPackAlignBytes - 1) / kPackAlignBytes * kPackAlignBytes;
 }
 
-void pack(const std::vector<at::Tensor>& inside, const std::vector<at::Tensor>& outside) {
+void copy_in(const std::vector<at::Tensor>& inside, const std::vector<at::Tensor>& outside) {
   if (inside[0].is_cuda()) return detail::copy_together(inside, outside);
   for (size_t i = 0; i < inside.size(); ++i) write(inside[i], outside[i]);
 }
 
 /// By LibTorch's own copies, which autograd hears of.
-void unpack(const std::vector<at::Tensor>& outside, const std::vector<at::Tensor>& inside) {
+void copy_out(const std::vector<at::Tensor>& outside, const std::vector<at::Tensor>& inside) {
   if (inside[0].is_cuda()) return detail::copy_together(outside, inside);
   for (size_t i = 0; i < inside.size(); ++i) outside[i].copy_(inside[i]);
 }
@@ -37,9 +37,9 @@ void PackedBroadcast::run(int root) {
   c10::NoGradGuard no_grad;
   if (!is_laid_out()) lay_out();
   if (!memory_.defined()) return broadcast_coalesced(group_, tensors_, root);
-  if (group_.rank() == root) pack(inside_, outside_);
+  if (group_.rank() == root) copy_in(inside_, outside_);
   group_.broadcast(memory_, root);
-  if (group_.rank() != root) unpack(outside_, inside_);
+  if (group_.rank() != root) copy_out(outside_, inside_);
 }
 
 bool PackedBroadcast::is_laid_out() const {

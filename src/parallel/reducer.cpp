@@ -27,7 +27,7 @@ std::vector<GradientSpec> specs_of(const std::vector<NamedParameter>& parameters
   return specs;
 }
 
-c10::Stream current_stream(c10::Device device) {
+c10::Stream stream_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
@@ -55,7 +55,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       options_(options),
       weight_(weight),
       recorder_(recorder),
-      stream_(current_stream(group_.device())),
+      stream_(stream_of(group_.device())),
       plan_(plan_buckets(specs_of(parameters_), options.limits)),
       states_(parameters_.size()),
       used_(parameters_.size()),
@@ -83,7 +83,7 @@ void Reducer::stop_listening() {
 
 // Autograd makes a new accumulator, on the current stream, once nobody holds the old one.
 void Reducer::follow_stream() {
-  const auto now = current_stream(group_.device());
+  const auto now = stream_of(group_.device());
   std::lock_guard lock(mutex_);
   if (now == stream_ || in_backward_) return;
   for (const auto& accumulator : accumulators_)

@@ -20,9 +20,9 @@ struct Peek : torch::nn::Module {
   }
 };
 
-void list(const torch::nn::Module& module, std::vector<const c10::TensorImpl*>& tensors) {
+void list_tensors(const torch::nn::Module& module, std::vector<const c10::TensorImpl*>& tensors) {
   for (const auto& item : Peek::parameters(module)) tensors.push_back(item.value().unsafeGetTensorImpl());
-  for (const auto& child : module.children()) list(*child, tensors);
+  for (const auto& child : module.children()) list_tensors(*child, tensors);
 }
 
 template <class Items>
@@ -65,7 +65,7 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, const st
     as_wrapped_.emplace_back(tensor);
     trains_.push_back(tensor.requires_grad());
   }
-  list(*module_, registered_);
+  list_tensors(*module_, registered_);
 }
 
 std::vector<NamedParameter> WrappedModule::trained() const {
@@ -91,7 +91,7 @@ std::string WrappedModule::describe_change() const {
   }
   std::vector<const c10::TensorImpl*> registered;
   registered.reserve(registered_.size());
-  list(*module_, registered);
+  list_tensors(*module_, registered);
   if (registered == registered_) return {};
   for (const auto& item : module_->named_parameters())
     if (item.value().defined() &&

@@ -26,8 +26,6 @@ constexpr auto kBeat = std::chrono::milliseconds(250);  // so old at most is wha
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr auto kStall = std::chrono::seconds(1);       // longer between two looks: it was this process that did not run
 constexpr auto kHandshake = std::chrono::seconds(10);  // for one try
-constexpr auto kFirstPause = std::chrono::milliseconds(5);
-constexpr auto kLongestPause = std::chrono::milliseconds(100);
 
 std::chrono::milliseconds time_left(Clock::time_point until) {
   auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());

@@ -25,7 +25,7 @@ struct Announcement {
   std::string nonce{};  // tells this process's call from any other, whatever pid and host they have
 };
 
-std::string key_of(const Enrolment& enrolment, int rank) {
+std::string enrolment_key(const Enrolment& enrolment, int rank) {
   return text("roll_call/", enrolment.joins_before, "/", rank);
 }
 
@@ -71,13 +71,13 @@ std::string build_id() {
 }
 
 // One line for each field, so that any name survives.
-std::string write(const Announcement& a) {
+std::string write_announcement(const Announcement& a) {
   return text(a.version, '\n', a.enrolment.world_size, '\n', a.enrolment.backend, '\n', a.enrolment.job, '\n',
               a.enrolment.generation, '\n', a.enrolment.rank, '\n', a.peer.process.pid, '\n', a.peer.process.host, '\n',
               a.peer.process.host_id, '\n', a.peer.build_id, '\n', a.nonce, '\n');
 }
 
-Announcement read(const std::string& value) {
+Announcement read_announcement(const std::string& value) {
   std::istringstream in(value);
   auto line = [&] {
     std::string next;
@@ -122,12 +122,13 @@ void check_agreement(const Announcement& mine, const Announcement& other) {
 // The first to come says what the job is. One that does not fit but has a rank that the others wait for takes its place
 // all the same, so that they learn why it does not come.
 void compare_with_first(Store& store, const Announcement& own, const Claim& claim) {
-  auto first = read(store.compare_set(first_comer_key(own.enrolment), "", write(own)));
+  auto first = read_announcement(store.compare_set(first_comer_key(own.enrolment), "", write_announcement(own)));
   try {
     check_agreement(own, first);
   } catch (const MismatchError& mismatch) {
     try {
-      if (own.peer.rank < first.enrolment.world_size) claim(key_of(own.enrolment, own.peer.rank), write(own));
+      if (own.peer.rank < first.enrolment.world_size)
+        claim(enrolment_key(own.enrolment, own.peer.rank), write_announcement(own));
     } catch (const Error&) {  // they have given up already
     }
     throw mismatch;
@@ -144,9 +145,9 @@ std::string why_missing(int joins_before) {
   const int world_size = own.enrolment.world_size;
   std::vector<int> missing;
   for (int r = 0; r < world_size; ++r) {
-    const auto key = key_of(own.enrolment, r);
+    const auto key = enrolment_key(own.enrolment, r);
     if (store.check({key}))
-      check_agreement(own, read(store.get(key, timeout)));  // a better reason than absence
+      check_agreement(own, read_announcement(store.get(key, timeout)));  // a better reason than absence
     else
       missing.push_back(r);
   }
@@ -181,16 +182,16 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   if (!claim) claim = [&](const auto& key, const auto& value) { return store.compare_set(key, "", value); };
   Announcement own{mine, {mine.rank, this_process(), build_id()}, LOCKSTEP_VERSION_STRING, random_nonce()};
   compare_with_first(store, own, claim);
-  std::string standing = claim(key_of(mine, mine.rank), write(own));
-  if (standing != write(own)) {
+  std::string standing = claim(enrolment_key(mine, mine.rank), write_announcement(own));
+  if (standing != write_announcement(own)) {
     throw MismatchError(text("rank ", mine.rank, ": ", describe(own.peer.process), " wants to join, but ",
-                             describe(read(standing).peer),
+                             describe(read_announcement(standing).peer),
                              " has already joined. Either two processes were started with the same rank, or this is a "
                              "store that an earlier job left behind: use a fresh one (for file://, remove the file)"));
   }
 
   std::vector<std::string> keys;
-  for (int r = 0; r < mine.world_size; ++r) keys.push_back(key_of(mine, r));
+  for (int r = 0; r < mine.world_size; ++r) keys.push_back(enrolment_key(mine, r));
   try {
     store.wait(keys, timeout);
   } catch (const TimeoutError& late) {
@@ -203,7 +204,7 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
 
   std::vector<Peer> peers;
   for (int r = 0; r < mine.world_size; ++r) {
-    Announcement other = read(store.get(keys[r], timeout));
+    Announcement other = read_announcement(store.get(keys[r], timeout));
     check_agreement(own, other);
     peers.push_back(other.peer);
   }

@@ -20,7 +20,7 @@
 namespace lockstep {
 namespace {
 
-[[noreturn]] void fail(const std::string& call) {
+[[noreturn]] void fail_openssl(const std::string& call) {
   const char* reason = ::ERR_reason_error_string(::ERR_get_error());
   throw SystemError(text("OpenSSL: ", call, ": ", reason ? reason : "no reason given"));
 }
@@ -52,7 +52,7 @@ Secret::~Secret() {
 Secret Secret::random() {
   std::string bytes(kSecretBytes, '\0');
   if (::RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(bytes.size())) != 1)
-    fail("RAND_bytes");
+    fail_openssl("RAND_bytes");
   return Secret(std::move(bytes));
 }
 
@@ -69,7 +69,7 @@ std::string Secret::key(int generation) const {
                                                                 &::EVP_KDF_free);
   const std::unique_ptr<EVP_KDF_CTX, decltype(&::EVP_KDF_CTX_free)> context(
       kdf ? ::EVP_KDF_CTX_new(kdf.get()) : nullptr, &::EVP_KDF_CTX_free);
-  if (!context) fail("HKDF");
+  if (!context) fail_openssl("HKDF");
   // OpenSSL takes its parameters by pointers that are not to const, and writes to none of them.
   std::string digest = "SHA256";
   std::string info = text("lockstep store 1 generation ", generation);
@@ -80,7 +80,7 @@ std::string Secret::key(int generation) const {
                                    ::OSSL_PARAM_construct_end()};
   std::string key(32, '\0');
   if (::EVP_KDF_derive(context.get(), reinterpret_cast<unsigned char*>(key.data()), key.size(), parameters) != 1)
-    fail("HKDF");
+    fail_openssl("HKDF");
   return key;
 }
 

@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kName = "secret";
 constexpr mode_t kOthers = 077;
 
-[[noreturn]] void fail(const std::string& call, const std::string& path) {
+[[noreturn]] void fail_secret_file(const std::string& call, const std::string& path) {
   throw SystemError(text(call, " ", path, ": ", std::strerror(errno),
                          "; set LOCKSTEP_SECRET_FILE to a secret file, or XDG_STATE_HOME to a folder that you may "
                          "write"));
@@ -30,7 +30,7 @@ std::string in_octal(mode_t mode) {
 
 struct stat status_of(const FileDescriptor& file, const std::string& path) {
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail("fstat", path);
+  if (::fstat(file.get(), &status) != 0) fail_secret_file("fstat", path);
   return status;
 }
 
@@ -52,7 +52,7 @@ std::string read_checked(const FileDescriptor& file, const std::string& path) {
   while (have < bytes.size()) {
     const ssize_t got = ::read(file.get(), bytes.data() + have, bytes.size() - have);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail("read", path);
+    if (got < 0) fail_secret_file("read", path);
     if (got == 0) break;
     have += static_cast<size_t>(got);
   }
@@ -63,7 +63,7 @@ std::string read_checked(const FileDescriptor& file, const std::string& path) {
   return bytes;
 }
 
-void make_folders(const std::string& folder) {
+void make_private_folders(const std::string& folder) {
   for (auto slash = folder.find('/', 1);; slash = folder.find('/', slash + 1)) {
     const std::string part = folder.substr(0, slash);
     if (::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) {
@@ -71,7 +71,7 @@ void make_folders(const std::string& folder) {
       const int error = errno;  // where nothing may be created, what exists is enough
       if (::stat(part.c_str(), &status) != 0) {
         errno = error;
-        fail("mkdir", part);
+        fail_secret_file("mkdir", part);
       }
     }
     if (slash == folder.npos) return;
@@ -81,7 +81,7 @@ void make_folders(const std::string& folder) {
 /// Held open, since in a shared place the name could come to mean another folder.
 FileDescriptor open_own_folder(const std::string& folder) {
   FileDescriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!opened.is_open() && errno != ENOTDIR && errno != ELOOP && errno != EACCES) fail("open", folder);
+  if (!opened.is_open() && errno != ENOTDIR && errno != ELOOP && errno != EACCES) fail_secret_file("open", folder);
   const char* remedy = ": remove it, or set LOCKSTEP_SECRET_FILE to a secret file";
   if (!opened.is_open()) throw UsageError(text(folder, " is not a folder of this user", remedy));
   const auto status = status_of(opened, folder);
@@ -93,17 +93,17 @@ FileDescriptor open_own_folder(const std::string& folder) {
   return opened;
 }
 
-void write_all(const FileDescriptor& file, const std::string& bytes, const std::string& path) {
+void write_secret(const FileDescriptor& file, const std::string& bytes, const std::string& path) {
   const char* from = bytes.data();
   size_t left = bytes.size();
   while (left > 0) {
     const ssize_t put = ::write(file.get(), from, left);
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) fail("write", path);
+    if (put < 0) fail_secret_file("write", path);
     from += put;
     left -= static_cast<size_t>(put);
   }
-  if (::fsync(file.get()) != 0) fail("fsync", path);  // a crash must not leave the name without the bytes
+  if (::fsync(file.get()) != 0) fail_secret_file("fsync", path);  // a crash must not leave the name without the bytes
 }
 
 /// A name in a folder for as long as the object lives.
@@ -114,24 +114,26 @@ struct TemporaryName {
 };
 
 /// Writes the bytes elsewhere and links them to the name: whoever comes second finds the first one's file, whole.
-void create(const FileDescriptor& folder, const std::string& path, const std::string& bytes) {
+void create_secret(const FileDescriptor& folder, const std::string& path, const std::string& bytes) {
   std::string name;
   FileDescriptor file;
   for (int attempt = 0; !file.is_open(); ++attempt) {  // another's name: a process killed here had the same pid
     name = text(kName, ".", ::getpid(), ".", attempt);
     file = FileDescriptor(::openat(folder.get(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!file.is_open() && errno != EEXIST) fail("create", path);
+    if (!file.is_open() && errno != EEXIST) fail_secret_file("create", path);
   }
   const TemporaryName temporary{folder, name};
-  write_all(file, bytes, path);
-  if (::linkat(folder.get(), name.c_str(), folder.get(), kName, 0) != 0 && errno != EEXIST) fail("link", path);
+  write_secret(file, bytes, path);
+  if (::linkat(folder.get(), name.c_str(), folder.get(), kName, 0) != 0 && errno != EEXIST)
+    fail_secret_file("link", path);
 }
 
 }  // namespace
 
 std::string read_secret_file(const std::string& path) {
   const FileDescriptor file(::open(path.c_str(), kToRead));
-  if (!file.is_open() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO)) fail("open", path);
+  if (!file.is_open() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO))
+    fail_secret_file("open", path);
   if (!file.is_open())
     throw UsageError(text("secret file ", path, " cannot be opened: ", std::strerror(errno),
                           "; is LOCKSTEP_SECRET_FILE right? To create one: (umask 077 && head -c 32 /dev/urandom > ",
@@ -140,14 +142,14 @@ std::string read_secret_file(const std::string& path) {
 }
 
 std::string read_or_create_secret_file(const std::string& folder, const std::string& fresh) {
-  make_folders(folder);
+  make_private_folders(folder);
   const auto opened = open_own_folder(folder);
   const std::string path = text(folder, "/", kName);
   for (;;) {
     const FileDescriptor file(::openat(opened.get(), kName, kToRead | O_NOFOLLOW));
     if (file.is_open()) return read_checked(file, path);
-    if (errno != ENOENT) fail("open", path);
-    create(opened, path, fresh);
+    if (errno != ENOENT) fail_secret_file("open", path);
+    create_secret(opened, path, fresh);
   }
 }
 

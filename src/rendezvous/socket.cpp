@@ -26,18 +26,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFirstPause(5);
-constexpr milliseconds kLongestPause(100);
 // The kernel repeats unanswered packets ever more slowly: a host that starts up is found sooner by trying anew.
 constexpr milliseconds kAttempt(3000);
 
-[[noreturn]] void fail(const std::string& call, int error) {
+[[noreturn]] void fail_socket(const std::string& call, int error) {
   throw SystemError(text(call, ": ", std::strerror(error)));
 }
 
 void enable(const FileDescriptor& socket, int level, int option) {
   const int on = 1;
-  if (::setsockopt(socket.get(), level, option, &on, sizeof on) != 0) fail("setsockopt of a socket", errno);
+  if (::setsockopt(socket.get(), level, option, &on, sizeof on) != 0) fail_socket("setsockopt of a socket", errno);
 }
 
 /// Not open, with errno, where the system knows no such family of addresses.
@@ -46,7 +44,7 @@ FileDescriptor open_socket(const Endpoint& endpoint, int family) {
   if (socket.is_open()) {
     enable(socket, IPPROTO_TCP, TCP_NODELAY);  // what a listening socket accepts inherits it
   } else if (errno != EAFNOSUPPORT) {
-    fail(text("socket for ", to_string(endpoint)), errno);
+    fail_socket(text("socket for ", to_string(endpoint)), errno);
   }
   return socket;
 }
@@ -68,7 +66,7 @@ FileDescriptor open_socket(const Endpoint& endpoint, int family) {
 
 Address own_address(const FileDescriptor& socket) {
   Address address;
-  if (::getsockname(socket.get(), address.get(), &address.bytes) != 0) fail("getsockname of a socket", errno);
+  if (::getsockname(socket.get(), address.get(), &address.bytes) != 0) fail_socket("getsockname of a socket", errno);
   return address;
 }
 
@@ -86,11 +84,12 @@ int finish_connecting(const FileDescriptor& socket, Clock::time_point deadline) 
     const int ready = ::poll(&waiting, 1, static_cast<int>(std::max(left, milliseconds(0)).count()));
     if (ready == 0) return ETIMEDOUT;
     if (ready > 0) break;
-    if (errno != EINTR) fail("poll of a socket", errno);
+    if (errno != EINTR) fail_socket("poll of a socket", errno);
   }
   int error = 0;
   socklen_t bytes = sizeof error;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) fail("getsockopt of a socket", errno);
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0)
+    fail_socket("getsockopt of a socket", errno);
   return error;
 }
 
@@ -118,7 +117,7 @@ FileDescriptor connect_to_any(const Endpoint& endpoint, Clock::time_point deadli
     const int error =
         socket.is_open() ? connect_once(socket, address, std::min(deadline, Clock::now() + kAttempt)) : EAFNOSUPPORT;
     if (error == 0) return socket;
-    if (!may_pass(error)) fail(text("connect to ", to_string(endpoint)), error);
+    if (!may_pass(error)) fail_socket(text("connect to ", to_string(endpoint)), error);
     // A try that the deadline cut short says less than the one before.
     if (reason.empty() || Clock::now() < deadline) reason = std::strerror(error);
   }

@@ -27,6 +27,10 @@ FileDescriptor listen_at(const Endpoint& endpoint);
 /// The socket's own port.
 int port_of(const FileDescriptor& socket);
 
+/// Between two attempts to connect: each pause is twice as long as the one before.
+constexpr std::chrono::milliseconds kFirstPause(5);
+constexpr std::chrono::milliseconds kLongestPause(100);
+
 /// A connected nonblocking socket without delays for small messages. While nobody listens there it tries again, and
 /// throws TimeoutError naming the endpoint and the last reason when nobody has by the deadline; a name that does not
 /// resolve yet counts as nobody. Tries once at least. The system may take seconds past the deadline to resolve a name.

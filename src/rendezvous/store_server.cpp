@@ -31,20 +31,25 @@ constexpr size_t kStrangerBytes = 4 << 10;
 constexpr auto kStrangerTime = std::chrono::seconds(2);
 constexpr size_t kMostUnsent = 256 << 20;  // for one connection: it does not read any more
 constexpr int kAcceptsInARow = 16;         // then the others have their turn
-constexpr auto kTick = std::chrono::milliseconds(50);
-constexpr auto kFarewell = std::chrono::milliseconds(500);
-constexpr auto kStall = std::chrono::seconds(1);  // longer between two looks: it was this process that did not run
+constexpr auto kServerTick = std::chrono::milliseconds(50);
+constexpr auto kServerFarewell = std::chrono::milliseconds(500);
+// Longer between two looks: it was this process that did not run.
+constexpr auto kServerStall = std::chrono::seconds(1);
 
 constexpr uint64_t kListener = 0;
 constexpr uint64_t kWaker = 1;
 
-[[noreturn]] void fail(const char* call) {
+[[noreturn]] void fail_server(const char* call) {
   throw SystemError(text("the store cannot run: ", call, ": ", std::strerror(errno)));
 }
 
+}  // namespace
+
+namespace store_server {
+
 /// One connection: its socket, its encryption, and what is half sent or half received.
-struct Peer {
-  Peer(FileDescriptor socket, const TlsContext& tls)
+struct ConnectedPeer {
+  ConnectedPeer(FileDescriptor socket, const TlsContext& tls)
       : socket(std::move(socket)), name(peer_of(this->socket)), session(tls), since(Clock::now()) {}
 
   FileDescriptor socket;
@@ -77,7 +82,10 @@ class TurnedAway {
   int64_t since_last_line_ = 0;
 };
 
-}  // namespace
+}  // namespace store_server
+
+using store_server::ConnectedPeer;
+using store_server::TurnedAway;
 
 std::string key_identity(int generation) {
   return text("lockstep-1/", generation);
@@ -91,7 +99,7 @@ class StoreServer::Loop {
         poller_(::epoll_create1(EPOLL_CLOEXEC)),
         tls_(TlsContext::Side::kServer, key_identity(options.generation), options.secret.key(options.generation)),
         switchboard_(options.role, this_process()) {
-    if (!waker_.is_open() || !poller_.is_open()) fail("eventfd or epoll_create1");
+    if (!waker_.is_open() || !poller_.is_open()) fail_server("eventfd or epoll_create1");
     watch(listener_.get(), kListener, EPOLLIN);
     watch(waker_.get(), kWaker, EPOLLIN);
   }
@@ -128,10 +136,10 @@ class StoreServer::Loop {
     auto last_look = Clock::now();
     while (!should_end()) {
       std::array<epoll_event, 64> events;
-      int count = ::epoll_wait(poller_.get(), events.data(), events.size(), static_cast<int>(kTick.count()));
+      int count = ::epoll_wait(poller_.get(), events.data(), events.size(), static_cast<int>(kServerTick.count()));
       auto now = Clock::now();
       // Frozen and thawed: what the others said meanwhile is still in the sockets, so judge none by its silence yet.
-      if (now - last_look > kStall) switchboard_.excuse_silence(now);
+      if (now - last_look > kServerStall) switchboard_.excuse_silence(now);
       last_look = now;
       for (int i = 0; i < count; ++i) handle(events[i], now);
       if (is_accepting_ != may_accept(now)) pause_accepting(now);
@@ -151,11 +159,11 @@ class StoreServer::Loop {
     epoll_event event{};
     event.events = events;
     event.data.u64 = name;
-    if (::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) fail("epoll_ctl");
+    if (::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) fail_server("epoll_ctl");
   }
 
   // Closing alone ends nothing while a process that was forked from this one has the socket too.
-  void end(std::unordered_map<Connection, Peer>::iterator peer) {
+  void end(std::unordered_map<Connection, ConnectedPeer>::iterator peer) {
     ::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, peer->second.socket.get(), nullptr);
     ::shutdown(peer->second.socket.get(), SHUT_RDWR);
     peers_.erase(peer);
@@ -203,7 +211,7 @@ class StoreServer::Loop {
 
   void begin_stopping(Clock::time_point now) {
     is_stopping_ = true;
-    farewell_ends_ = now + kFarewell;
+    farewell_ends_ = now + kServerFarewell;
     std::vector<Connection> strangers;
     for (auto& [name, peer] : peers_) {
       if (!peer.is_known) {
@@ -266,7 +274,7 @@ class StoreServer::Loop {
   }
 
   void drop_oldest_stranger(const std::string& why, Clock::time_point now) {
-    const Peer* oldest = nullptr;
+    const ConnectedPeer* oldest = nullptr;
     Connection name = 0;
     for (const auto& [candidate, peer] : peers_) {
       if (peer.is_known || (oldest && is_more_welcome(peer, *oldest))) continue;
@@ -277,7 +285,7 @@ class StoreServer::Loop {
   }
 
   // Those who have said nothing go first, then those who have been here longest.
-  static bool is_more_welcome(const Peer& a, const Peer& b) {
+  static bool is_more_welcome(const ConnectedPeer& a, const ConnectedPeer& b) {
     bool a_spoke = a.bytes_before_proof > 0;
     bool b_spoke = b.bytes_before_proof > 0;
     return a_spoke != b_spoke ? a_spoke : a.since > b.since;
@@ -318,7 +326,7 @@ class StoreServer::Loop {
   void receive(Connection name, Clock::time_point now) {
     auto found = peers_.find(name);
     if (found == peers_.end()) return;
-    Peer& peer = found->second;
+    ConnectedPeer& peer = found->second;
     std::array<char, 64 << 10> bytes;
     size_t most = peer.is_known ? bytes.size() : kStrangerBytes - peer.bytes_before_proof;
     ssize_t got = ::recv(peer.socket.get(), bytes.data(), most, 0);
@@ -335,7 +343,7 @@ class StoreServer::Loop {
     }
   }
 
-  void take_in(Connection name, Peer& peer, std::string_view bytes, Clock::time_point now) {
+  void take_in(Connection name, ConnectedPeer& peer, std::string_view bytes, Clock::time_point now) {
     peer.decoder.feed(peer.session.receive(bytes));
     peer.unsent += peer.session.take_output();
     if (!peer.is_known) {
@@ -355,7 +363,7 @@ class StoreServer::Loop {
   }
 
   // Tells the other side why, if it takes it: the alert that TLS has for it.
-  static void say_last_words(Peer& peer) {
+  static void say_last_words(ConnectedPeer& peer) {
     auto alert = peer.session.take_output();
     [[maybe_unused]] auto sent = ::send(peer.socket.get(), alert.data(), alert.size(), MSG_NOSIGNAL);
   }
@@ -367,7 +375,7 @@ class StoreServer::Loop {
       for (const auto& [to, message] : batch) {
         auto found = peers_.find(to);
         if (found == peers_.end()) continue;
-        Peer& peer = found->second;
+        ConnectedPeer& peer = found->second;
         try {
           peer.session.send(encode(message));
         } catch (const UsageError&) {  // many values at once: one alone fits
@@ -384,7 +392,7 @@ class StoreServer::Loop {
   void flush(Connection name, Clock::time_point now) {
     auto found = peers_.find(name);
     if (found == peers_.end()) return;
-    Peer& peer = found->second;
+    ConnectedPeer& peer = found->second;
     size_t sent = 0;
     while (sent < peer.unsent.size()) {
       ssize_t put = ::send(peer.socket.get(), peer.unsent.data() + sent, peer.unsent.size() - sent, MSG_NOSIGNAL);
@@ -420,7 +428,7 @@ class StoreServer::Loop {
 
   // All below: the loop's thread.
   Switchboard switchboard_;
-  std::unordered_map<Connection, Peer> peers_;
+  std::unordered_map<Connection, ConnectedPeer> peers_;
   Connection next_name_ = 2;
   size_t strangers_ = 0;
   TurnedAway turned_away_;

@@ -1,7 +1,6 @@
 #include <lockstep/environment.h>
 
 #include <cstdlib>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -9,17 +8,13 @@
 
 #include <lockstep/error.h>
 
+#include "support/variables.h"
+
 namespace lockstep {
 namespace {
 
-using Variables = std::map<std::string, std::string>;
-
 Environment detect(const Variables& variables) {
-  return Environment::detect([&](const std::string& variable) -> std::optional<std::string> {
-    auto found = variables.find(variable);
-    if (found == variables.end()) return std::nullopt;
-    return found->second;
-  });
+  return Environment::detect(lookup_in(variables));
 }
 
 /// What detect() refuses these variables with.
@@ -32,27 +27,22 @@ std::string refusal(const Variables& variables) {
   }
 }
 
-Variables with(Variables variables, const Variables& changes) {
-  for (const auto& [name, value] : changes) variables[name] = value;
-  return variables;
-}
-
 Variables without(Variables variables, const std::string& name) {
   variables.erase(name);
   return variables;
 }
 
-const Variables kByHand{{"RANK", "1"}, {"WORLD_SIZE", "4"}};
-const Variables kTorchrun{{"RANK", "5"},
-                          {"WORLD_SIZE", "8"},
-                          {"LOCAL_RANK", "1"},
-                          {"LOCAL_WORLD_SIZE", "4"},
-                          {"MASTER_ADDR", "10.0.0.1"},
-                          {"MASTER_PORT", "29500"}};
-const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "2"},
-                         {"OMPI_COMM_WORLD_SIZE", "6"},
-                         {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
-                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+const Variables kRankAndSize{{"RANK", "1"}, {"WORLD_SIZE", "4"}};
+const Variables kTorchrunRank{{"RANK", "5"},
+                              {"WORLD_SIZE", "8"},
+                              {"LOCAL_RANK", "1"},
+                              {"LOCAL_WORLD_SIZE", "4"},
+                              {"MASTER_ADDR", "10.0.0.1"},
+                              {"MASTER_PORT", "29500"}};
+const Variables kOpenMpiRank{{"OMPI_COMM_WORLD_RANK", "2"},
+                             {"OMPI_COMM_WORLD_SIZE", "6"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
 const Variables kPmi{{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
 const Variables kSbatch{{"SLURM_JOB_ID", "77"},
                         {"SLURM_PROCID", "0"},
@@ -61,13 +51,13 @@ const Variables kSbatch{{"SLURM_JOB_ID", "77"},
                         {"SLURM_NODEID", "0"},
                         {"SLURM_LOCALID", "0"},
                         {"SLURM_JOB_NODELIST", "node[01-03,07]"}};
-const Variables kSrun = with(kSbatch, {{"SLURM_STEP_ID", "0"},
-                                       {"SLURM_STEP_NUM_TASKS", "7"},
-                                       {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
-                                       {"SLURM_STEP_NODELIST", "node[01-03,07]"},
-                                       {"SLURM_PROCID", "3"},
-                                       {"SLURM_NODEID", "1"},
-                                       {"SLURM_LOCALID", "1"}});
+const Variables kSrunRank = with(kSbatch, {{"SLURM_STEP_ID", "0"},
+                                           {"SLURM_STEP_NUM_TASKS", "7"},
+                                           {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
+                                           {"SLURM_STEP_NODELIST", "node[01-03,07]"},
+                                           {"SLURM_PROCID", "3"},
+                                           {"SLURM_NODEID", "1"},
+                                           {"SLURM_LOCALID", "1"}});
 
 TEST(Environment, IsOneProcessWhenNothingIsSet) {
   auto found = detect({});
@@ -100,7 +90,7 @@ TEST(Environment, ReadsTorchrun) {
                        .master_addr = "10.0.0.1",
                        .master_port = 29500,
                        .source = "torchrun variables"};
-  EXPECT_EQ(detect(kTorchrun), expected);
+  EXPECT_EQ(detect(kTorchrunRank), expected);
 }
 
 TEST(Environment, ReadsOpenMpi) {
@@ -112,7 +102,7 @@ TEST(Environment, ReadsOpenMpi) {
                        .master_addr = "",
                        .master_port = 0,
                        .source = "Open MPI"};
-  EXPECT_EQ(detect(kOpenMpi), expected);
+  EXPECT_EQ(detect(kOpenMpiRank), expected);
 }
 
 TEST(Environment, ReadsMpich) {
@@ -136,22 +126,22 @@ TEST(Environment, ReadsSrun) {
                        .master_addr = "node01",
                        .master_port = 0,
                        .source = "Slurm"};
-  EXPECT_EQ(detect(kSrun), expected);
+  EXPECT_EQ(detect(kSrunRank), expected);
 }
 
 TEST(Environment, PrefersTheSourcesInTheirOrder) {
-  auto all = kSrun;
+  auto all = kSrunRank;
   EXPECT_EQ(detect(all).source, "Slurm");
   all.insert(kPmi.begin(), kPmi.end());
   EXPECT_EQ(detect(all).source, "MPICH/PMI");
-  all.insert(kOpenMpi.begin(), kOpenMpi.end());
+  all.insert(kOpenMpiRank.begin(), kOpenMpiRank.end());
   EXPECT_EQ(detect(all).source, "Open MPI");
-  all.insert(kTorchrun.begin(), kTorchrun.end());
+  all.insert(kTorchrunRank.begin(), kTorchrunRank.end());
   EXPECT_EQ(detect(all).source, "torchrun variables");
 }
 
 TEST(Environment, TakesMasterAddressAndPortUnderEverySource) {
-  for (const auto& source : {Variables{}, kByHand, kOpenMpi, kPmi, kSrun}) {
+  for (const auto& source : {Variables{}, kRankAndSize, kOpenMpiRank, kPmi, kSrunRank}) {
     auto found = detect(with(source, {{"MASTER_ADDR", "fe80::7"}, {"MASTER_PORT", "65535"}}));
     EXPECT_EQ(found.master_addr, "fe80::7") << found.source;
     EXPECT_EQ(found.master_port, 65535) << found.source;
@@ -160,7 +150,7 @@ TEST(Environment, TakesMasterAddressAndPortUnderEverySource) {
 
 TEST(Environment, PutsRanksStartedByHandOnOneHostWithoutAnAddressThatOthersReach) {
   for (const auto& address : {"", "localhost", "127.0.0.1", "::1", "[::1]"}) {
-    auto found = detect(*address == '\0' ? kByHand : with(kByHand, {{"MASTER_ADDR", address}}));
+    auto found = detect(*address == '\0' ? kRankAndSize : with(kRankAndSize, {{"MASTER_ADDR", address}}));
     EXPECT_EQ(found.local_rank, 1) << address;
     EXPECT_EQ(found.local_world_size, 4) << address;
     EXPECT_TRUE(found.local_assumed) << address;
@@ -168,36 +158,37 @@ TEST(Environment, PutsRanksStartedByHandOnOneHostWithoutAnAddressThatOthersReach
 }
 
 TEST(Environment, PutsRanksStartedByHandOnOneHostEachWithAnAddressThatOthersReach) {
-  auto found = detect(with(kByHand, {{"MASTER_ADDR", "10.0.0.1"}}));
+  auto found = detect(with(kRankAndSize, {{"MASTER_ADDR", "10.0.0.1"}}));
   EXPECT_EQ(found.local_rank, 0);
   EXPECT_EQ(found.local_world_size, 1);
   EXPECT_TRUE(found.local_assumed);
 }
 
 TEST(Environment, TakesLocalRankAloneOnOneHost) {
-  auto found = detect(with(kByHand, {{"LOCAL_RANK", "2"}}));
+  auto found = detect(with(kRankAndSize, {{"LOCAL_RANK", "2"}}));
   EXPECT_EQ(found.local_rank, 2);
   EXPECT_EQ(found.local_world_size, 4);
   EXPECT_TRUE(found.local_assumed);
-  EXPECT_EQ(refusal(with(kByHand, {{"LOCAL_RANK", "4"}})),
+  EXPECT_EQ(refusal(with(kRankAndSize, {{"LOCAL_RANK", "4"}})),
             "LOCAL_RANK is \"4\" but WORLD_SIZE is 4: ranks count from 0, so LOCAL_RANK must be 0 to 3");
 }
 
 TEST(Environment, RefusesHalfOfTheLocalPair) {
-  EXPECT_EQ(refusal(without(kTorchrun, "LOCAL_WORLD_SIZE")),
+  EXPECT_EQ(refusal(without(kTorchrunRank, "LOCAL_WORLD_SIZE")),
             "LOCAL_RANK is \"1\" but LOCAL_WORLD_SIZE is not set: set both");
-  EXPECT_EQ(refusal(without(kTorchrun, "LOCAL_RANK")), "LOCAL_WORLD_SIZE is \"4\" but LOCAL_RANK is not set: set both");
-  EXPECT_EQ(refusal(with(kByHand, {{"LOCAL_WORLD_SIZE", "2"}})),
+  EXPECT_EQ(refusal(without(kTorchrunRank, "LOCAL_RANK")),
+            "LOCAL_WORLD_SIZE is \"4\" but LOCAL_RANK is not set: set both");
+  EXPECT_EQ(refusal(with(kRankAndSize, {{"LOCAL_WORLD_SIZE", "2"}})),
             "LOCAL_WORLD_SIZE is \"2\" but LOCAL_RANK is not set: set both");
 }
 
 TEST(Environment, RefusesHalfOfAWorld) {
   EXPECT_EQ(refusal({{"RANK", "1"}}), "RANK is \"1\" but WORLD_SIZE is not set: set both");
   EXPECT_EQ(refusal({{"WORLD_SIZE", "4"}}), "WORLD_SIZE is \"4\" but RANK is not set: set both");
-  EXPECT_EQ(refusal(without(kOpenMpi, "OMPI_COMM_WORLD_SIZE")),
+  EXPECT_EQ(refusal(without(kOpenMpiRank, "OMPI_COMM_WORLD_SIZE")),
             "OMPI_COMM_WORLD_RANK is \"2\" but OMPI_COMM_WORLD_SIZE is not set: set both");
   EXPECT_EQ(refusal(without(kPmi, "PMI_RANK")), "PMI_SIZE is \"4\" but PMI_RANK is not set: set both");
-  EXPECT_EQ(refusal(without(kSrun, "SLURM_PROCID")),
+  EXPECT_EQ(refusal(without(kSrunRank, "SLURM_PROCID")),
             "SLURM_STEP_NUM_TASKS is \"7\" but SLURM_PROCID is not set: set both");
 }
 
@@ -205,12 +196,12 @@ TEST(Environment, NamesTheVariableThatIsNotANumber) {
   for (const auto& value :
        {"", " ", "four", "1x", "1 ", " 1", "+1", "-1", "1.0", "0x1", "2147483648", "99999999999999"}) {
     const std::string is = std::string(" is \"") + value + "\": it should be a whole number from ";
-    EXPECT_EQ(refusal(with(kTorchrun, {{"RANK", value}})), "RANK" + is + "0 to 2147483647");
-    EXPECT_EQ(refusal(with(kTorchrun, {{"WORLD_SIZE", value}})), "WORLD_SIZE" + is + "1 to 2147483647");
-    EXPECT_EQ(refusal(with(kTorchrun, {{"LOCAL_RANK", value}})), "LOCAL_RANK" + is + "0 to 2147483647");
-    EXPECT_EQ(refusal(with(kTorchrun, {{"LOCAL_WORLD_SIZE", value}})), "LOCAL_WORLD_SIZE" + is + "1 to 2147483647");
-    EXPECT_EQ(refusal(with(kTorchrun, {{"MASTER_PORT", value}})), "MASTER_PORT" + is + "1 to 65535");
-    EXPECT_EQ(refusal(with(kByHand, {{"LOCAL_RANK", value}})), "LOCAL_RANK" + is + "0 to 2147483647");
+    EXPECT_EQ(refusal(with(kTorchrunRank, {{"RANK", value}})), "RANK" + is + "0 to 2147483647");
+    EXPECT_EQ(refusal(with(kTorchrunRank, {{"WORLD_SIZE", value}})), "WORLD_SIZE" + is + "1 to 2147483647");
+    EXPECT_EQ(refusal(with(kTorchrunRank, {{"LOCAL_RANK", value}})), "LOCAL_RANK" + is + "0 to 2147483647");
+    EXPECT_EQ(refusal(with(kTorchrunRank, {{"LOCAL_WORLD_SIZE", value}})), "LOCAL_WORLD_SIZE" + is + "1 to 2147483647");
+    EXPECT_EQ(refusal(with(kTorchrunRank, {{"MASTER_PORT", value}})), "MASTER_PORT" + is + "1 to 65535");
+    EXPECT_EQ(refusal(with(kRankAndSize, {{"LOCAL_RANK", value}})), "LOCAL_RANK" + is + "0 to 2147483647");
   }
 }
 
@@ -219,18 +210,18 @@ TEST(Environment, NamesTheLaunchersVariableThatIsNotANumber) {
     EXPECT_EQ(refusal(with(source, {{variable, "two"}})),
               variable + " is \"two\": it should be a whole number from " + least + " to 2147483647");
   };
-  expect_named(kOpenMpi, "OMPI_COMM_WORLD_RANK", "0");
-  expect_named(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "1");
-  expect_named(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_RANK", "0");
-  expect_named(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_SIZE", "1");
+  expect_named(kOpenMpiRank, "OMPI_COMM_WORLD_RANK", "0");
+  expect_named(kOpenMpiRank, "OMPI_COMM_WORLD_SIZE", "1");
+  expect_named(kOpenMpiRank, "OMPI_COMM_WORLD_LOCAL_RANK", "0");
+  expect_named(kOpenMpiRank, "OMPI_COMM_WORLD_LOCAL_SIZE", "1");
   expect_named(kPmi, "PMI_RANK", "0");
   expect_named(kPmi, "PMI_SIZE", "1");
   expect_named(kPmi, "MPI_LOCALRANKID", "0");
   expect_named(kPmi, "MPI_LOCALNRANKS", "1");
-  expect_named(kSrun, "SLURM_PROCID", "0");
-  expect_named(kSrun, "SLURM_STEP_NUM_TASKS", "1");
-  expect_named(kSrun, "SLURM_LOCALID", "0");
-  expect_named(kSrun, "SLURM_NODEID", "0");
+  expect_named(kSrunRank, "SLURM_PROCID", "0");
+  expect_named(kSrunRank, "SLURM_STEP_NUM_TASKS", "1");
+  expect_named(kSrunRank, "SLURM_LOCALID", "0");
+  expect_named(kSrunRank, "SLURM_NODEID", "0");
 }
 
 TEST(Environment, RefusesAnEmptyWorldAndAPortOutOfRange) {
@@ -250,9 +241,9 @@ TEST(Environment, RefusesARankOutsideOfItsWorld) {
             "RANK is \"4\" but WORLD_SIZE is 4: ranks count from 0, so RANK must be 0 to 3");
   EXPECT_EQ(refusal({{"RANK", "1"}, {"WORLD_SIZE", "1"}}),
             "RANK is \"1\" but WORLD_SIZE is 1: ranks count from 0, so RANK must be 0");
-  EXPECT_EQ(refusal(with(kTorchrun, {{"LOCAL_RANK", "4"}})),
+  EXPECT_EQ(refusal(with(kTorchrunRank, {{"LOCAL_RANK", "4"}})),
             "LOCAL_RANK is \"4\" but LOCAL_WORLD_SIZE is 4: ranks count from 0, so LOCAL_RANK must be 0 to 3");
-  EXPECT_EQ(refusal(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "6"}})),
+  EXPECT_EQ(refusal(with(kOpenMpiRank, {{"OMPI_COMM_WORLD_RANK", "6"}})),
             "OMPI_COMM_WORLD_RANK is \"6\" but OMPI_COMM_WORLD_SIZE is 6: ranks count from 0, so OMPI_COMM_WORLD_RANK "
             "must be 0 to 5");
   EXPECT_EQ(refusal(with(kPmi, {{"MPI_LOCALRANKID", "2"}})),
@@ -261,7 +252,7 @@ TEST(Environment, RefusesARankOutsideOfItsWorld) {
 
 TEST(Environment, RefusesAHostLargerThanTheWorld) {
   EXPECT_EQ(
-      refusal(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}})),
+      refusal(with(kTorchrunRank, {{"LOCAL_WORLD_SIZE", "9"}})),
       "LOCAL_WORLD_SIZE is 9 but WORLD_SIZE is 8: a host holds a part of the world, so LOCAL_WORLD_SIZE must be 1 "
       "to 8");
 }
@@ -270,7 +261,7 @@ TEST(Environment, NeedsTheLocalRankOfAnMpiLauncherUnlessItIsAlone) {
   EXPECT_EQ(refusal({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}),
             "MPI_LOCALRANKID is not set but PMI_RANK is: let the launcher set all of its variables, or set RANK, "
             "WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE");
-  EXPECT_EQ(refusal(without(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_SIZE")),
+  EXPECT_EQ(refusal(without(kOpenMpiRank, "OMPI_COMM_WORLD_LOCAL_SIZE")),
             "OMPI_COMM_WORLD_LOCAL_RANK is \"0\" but OMPI_COMM_WORLD_LOCAL_SIZE is not set: set both");
   EXPECT_EQ(detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).local_world_size, 1);
 }
@@ -278,7 +269,7 @@ TEST(Environment, NeedsTheLocalRankOfAnMpiLauncherUnlessItIsAlone) {
 TEST(Environment, IsOneProcessInAnSbatchScriptAndAnInteractiveShell) {
   EXPECT_EQ(detect(kSbatch), Environment{});
   EXPECT_EQ(detect(without(kSbatch, "SLURM_PROCID")), Environment{});
-  EXPECT_EQ(detect(with(kSrun, {{"SLURM_STEP_ID", "4294967290"}})), Environment{}) << "salloc's interactive step";
+  EXPECT_EQ(detect(with(kSrunRank, {{"SLURM_STEP_ID", "4294967290"}})), Environment{}) << "salloc's interactive step";
   EXPECT_EQ(detect(with(kSbatch, {{"SLURM_STEP_ID", "4294967291"}})), Environment{}) << "the batch step";
 }
 
@@ -292,7 +283,7 @@ TEST(Environment, TakesTheJobsTasksWhereSrunGivesNoStepTasks) {
 
 TEST(Environment, TakesTheStepNotTheJobUnderSrun) {
   auto found = detect(with(
-      kSrun,
+      kSrunRank,
       {{"SLURM_STEP_NUM_TASKS", "5"}, {"SLURM_STEP_TASKS_PER_NODE", "1,4"}, {"SLURM_STEP_NODELIST", "node02,node07"}}));
   EXPECT_EQ(found.world_size, 5);
   EXPECT_EQ(found.local_world_size, 4);
@@ -300,17 +291,17 @@ TEST(Environment, TakesTheStepNotTheJobUnderSrun) {
 }
 
 TEST(Environment, TakesSlurmsWordWhereSrunSpeaksPmi) {
-  auto found = detect(with(kSrun, {{"PMI_RANK", "3"}, {"PMI_SIZE", "7"}}));
+  auto found = detect(with(kSrunRank, {{"PMI_RANK", "3"}, {"PMI_SIZE", "7"}}));
   EXPECT_EQ(found.source, "Slurm");
   EXPECT_EQ(found.local_world_size, 2);
 }
 
 TEST(Environment, ReadsSlurmsTasksPerNode) {
   auto local_size = [](const std::string& list, const std::string& node) {
-    return detect(with(kSrun, {{"SLURM_STEP_TASKS_PER_NODE", list},
-                               {"SLURM_STEP_NUM_TASKS", "99"},
-                               {"SLURM_NODEID", node},
-                               {"SLURM_LOCALID", "0"}}))
+    return detect(with(kSrunRank, {{"SLURM_STEP_TASKS_PER_NODE", list},
+                                   {"SLURM_STEP_NUM_TASKS", "99"},
+                                   {"SLURM_NODEID", node},
+                                   {"SLURM_LOCALID", "0"}}))
         .local_world_size;
   };
   EXPECT_EQ(local_size("4", "0"), 4);
@@ -323,18 +314,18 @@ TEST(Environment, ReadsSlurmsTasksPerNode) {
 TEST(Environment, RefusesTasksPerNodeThatDoNotCoverTheNode) {
   for (const std::string list : {"", "x", "2(x", "2(x1", "2(x2),", "2(3)", "0(x2)", "2(x0)", "2(x2),junk", "2(x2)3",
                                  "2", "1,1(x2147483647),1(x2147483648)"})
-    EXPECT_EQ(refusal(with(kSrun, {{"SLURM_STEP_TASKS_PER_NODE", list}})),
+    EXPECT_EQ(refusal(with(kSrunRank, {{"SLURM_STEP_TASKS_PER_NODE", list}})),
               "SLURM_STEP_TASKS_PER_NODE is \"" + list +
                   "\": it should be the tasks of every node, like \"2(x3),1\", with an entry for SLURM_NODEID 1");
 }
 
 TEST(Environment, RefusesALocalRankOutsideOfItsSlurmNode) {
   EXPECT_EQ(
-      refusal(with(kSrun, {{"SLURM_LOCALID", "2"}})),
+      refusal(with(kSrunRank, {{"SLURM_LOCALID", "2"}})),
       "SLURM_LOCALID is \"2\" but SLURM_STEP_TASKS_PER_NODE for node 1 is 2: ranks count from 0, so SLURM_LOCALID "
       "must be 0 to 1");
   EXPECT_EQ(
-      refusal(with(kSrun, {{"SLURM_STEP_TASKS_PER_NODE", "8(x2)"}})),
+      refusal(with(kSrunRank, {{"SLURM_STEP_TASKS_PER_NODE", "8(x2)"}})),
       "SLURM_STEP_TASKS_PER_NODE for node 1 is 8 but SLURM_STEP_NUM_TASKS is 7: a host holds a part of the world, "
       "so SLURM_STEP_TASKS_PER_NODE for node 1 must be 1 to 7");
 }
@@ -344,8 +335,8 @@ TEST(Environment, NamesTheSlurmVariableThatIsMissing) {
       " is not set but SLURM_PROCID is: let the launcher set all of its variables, or set RANK, WORLD_SIZE, LOCAL_RANK "
       "and LOCAL_WORLD_SIZE";
   for (const std::string variable : {"SLURM_NODEID", "SLURM_LOCALID"})
-    EXPECT_EQ(refusal(without(kSrun, variable)), variable + rest);
-  EXPECT_EQ(refusal(without(without(kSrun, "SLURM_STEP_TASKS_PER_NODE"), "SLURM_TASKS_PER_NODE")),
+    EXPECT_EQ(refusal(without(kSrunRank, variable)), variable + rest);
+  EXPECT_EQ(refusal(without(without(kSrunRank, "SLURM_STEP_TASKS_PER_NODE"), "SLURM_TASKS_PER_NODE")),
             "SLURM_TASKS_PER_NODE" + rest);
 }
 
@@ -357,20 +348,20 @@ TEST(Environment, FindsTheFirstHostOfASlurmList) {
                                                                {"other,node[01-03]", "other"},
                                                                {"rack[2-3]n[5,9]-ib", "rack2n5-ib"}};
   for (const auto& [list, host] : lists)
-    EXPECT_EQ(detect(with(kSrun, {{"SLURM_STEP_NODELIST", list}})).master_addr, host) << list;
+    EXPECT_EQ(detect(with(kSrunRank, {{"SLURM_STEP_NODELIST", list}})).master_addr, host) << list;
 }
 
 TEST(Environment, RefusesASlurmListWithoutAHost) {
   for (const std::string list : {"", ",a", "node[", "node[01-03", "node[]", "node]", "node[01]]"}) {
-    EXPECT_EQ(refusal(with(kSrun, {{"SLURM_STEP_NODELIST", list}})),
+    EXPECT_EQ(refusal(with(kSrunRank, {{"SLURM_STEP_NODELIST", list}})),
               "SLURM_STEP_NODELIST is \"" + list +
                   "\": it should be a list of hosts, like \"node[01-03,07],other\"; or set MASTER_ADDR");
-    EXPECT_EQ(detect(with(kSrun, {{"SLURM_STEP_NODELIST", list}, {"MASTER_ADDR", "a"}})).master_addr, "a");
+    EXPECT_EQ(detect(with(kSrunRank, {{"SLURM_STEP_NODELIST", list}, {"MASTER_ADDR", "a"}})).master_addr, "a");
   }
 }
 
 TEST(Environment, LeavesTheAddressOpenWhereSlurmNamesNoHosts) {
-  EXPECT_EQ(detect(without(without(kSrun, "SLURM_STEP_NODELIST"), "SLURM_JOB_NODELIST")).master_addr, "");
+  EXPECT_EQ(detect(without(without(kSrunRank, "SLURM_STEP_NODELIST"), "SLURM_JOB_NODELIST")).master_addr, "");
 }
 
 }  // namespace

@@ -19,12 +19,12 @@ class Gpu : public testing::Test {
   }
 };
 
-ProcessGroup alone(const std::string& backend) {
+ProcessGroup alone_on_gpu(const std::string& backend) {
   return init_process_group({.backend = backend, .rank = 0, .world_size = 1});
 }
 
 TEST_F(Gpu, IsChosenAndTensorsOfBothDevicesMove) {
-  const auto world = alone("auto");
+  const auto world = alone_on_gpu("auto");
   EXPECT_EQ(world.device(), c10::Device(c10::kCUDA, 0));
   EXPECT_TRUE(world.backend_name().starts_with("cpu:") && world.backend_name().ends_with(",cuda:nccl"))
       << world.backend_name();
@@ -44,7 +44,7 @@ TEST_F(Gpu, IsLeftAloneWhereTheCpuIsAskedFor) {
 }
 
 TEST_F(Gpu, ATensorElsewhereIsRefusedByName) {
-  const auto world = alone("nccl");
+  const auto world = alone_on_gpu("nccl");
   expect_error<UsageError>([&] { world.all_reduce(at::ones({3})); }, "is on cpu", "cuda:0", ".to(world.device())");
   const auto tensor = at::ones({3}, world.device());
   world.all_reduce(tensor);
@@ -52,7 +52,7 @@ TEST_F(Gpu, ATensorElsewhereIsRefusedByName) {
 }
 
 TEST_F(Gpu, WorkIsWaitedForOnTheDeviceOrOnTheHost) {
-  const auto world = alone("nccl");
+  const auto world = alone_on_gpu("nccl");
   const auto tensor = at::ones({1 << 20}, world.device());
   auto work = world.all_reduce_async(tensor, ReduceOp::kAvg);
   work.wait();

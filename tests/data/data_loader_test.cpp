@@ -18,6 +18,7 @@
 #include <lockstep/error.h>
 
 #include "data/through_archive.h"
+#include "support/messages.h"
 
 namespace lockstep {
 namespace {
@@ -29,7 +30,7 @@ using testing::HasSubstr;
 using torch::data::Example;
 using Indices = std::vector<size_t>;
 
-constexpr DistributedSamplerOptions kInOrder = {.shuffle = false};
+constexpr DistributedSamplerOptions kUnshuffled = {.shuffle = false};
 
 // Sample i is i, and its target 10 i.
 struct Numbers : torch::data::datasets::Dataset<Numbers> {
@@ -62,20 +63,10 @@ Indices numbers_in(const at::Tensor& batch) {
 }
 
 template <class Loader>
-std::vector<Indices> batches_of(Loader& loader) {
+std::vector<Indices> indices_of_batches(Loader& loader) {
   std::vector<Indices> all;
   for (auto& batch : loader) all.push_back(numbers_in(batch.data));
   return all;
-}
-
-template <class Kind>
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "no such error";
 }
 
 template <class Kind>
@@ -164,21 +155,21 @@ TEST_P(DataLoaderWorkers, ContinueAfterTheBatchThatTheLoopHad) {
 }
 
 TEST_P(DataLoaderWorkers, BeginTheEpochAgainWhenALoopWasLeft) {
-  DistributedSampler sampler(6, 0, 1, kInOrder);
+  DistributedSampler sampler(6, 0, 1, kUnshuffled);
   DataLoader loader(Numbers(6), sampler, {.batch_size = 2, .workers = GetParam()});
   for (auto& batch : loader)
     if (numbers_in(batch.data).front() == 2) break;
-  EXPECT_THAT(batches_of(loader), ElementsAre(Indices{0, 1}, Indices{2, 3}, Indices{4, 5}));
+  EXPECT_THAT(indices_of_batches(loader), ElementsAre(Indices{0, 1}, Indices{2, 3}, Indices{4, 5}));
 }
 
 TEST_P(DataLoaderWorkers, LeaveOutASmallerBatchWhenTold) {
-  DistributedSampler sampler(7, 0, 1, kInOrder), other(7, 0, 1, kInOrder);
+  DistributedSampler sampler(7, 0, 1, kUnshuffled), other(7, 0, 1, kUnshuffled);
   DataLoader loader(Numbers(7), sampler, {.batch_size = 3, .drop_last = true, .workers = GetParam()});
   EXPECT_EQ(loader.size(), 2u);
-  EXPECT_THAT(batches_of(loader), ElementsAre(Indices{0, 1, 2}, Indices{3, 4, 5}));
+  EXPECT_THAT(indices_of_batches(loader), ElementsAre(Indices{0, 1, 2}, Indices{3, 4, 5}));
   through_archive(sampler, other);  // of an epoch that is over
   DataLoader next(Numbers(7), other, {.batch_size = 4, .workers = GetParam()});
-  EXPECT_THAT(batches_of(next), ElementsAre(Indices{0, 1, 2, 3}, Indices{4, 5, 6}));
+  EXPECT_THAT(indices_of_batches(next), ElementsAre(Indices{0, 1, 2, 3}, Indices{4, 5, 6}));
 }
 
 TEST_P(DataLoaderWorkers, ThrowWhatADatasetThrowsWhenItsBatchIsDue) {
@@ -187,7 +178,7 @@ TEST_P(DataLoaderWorkers, ThrowWhatADatasetThrowsWhenItsBatchIsDue) {
     if (fails && index == 7) throw std::out_of_range("a page is torn");
     return torch::tensor(static_cast<int64_t>(index));
   }};
-  DistributedSampler sampler(12, 0, 1, kInOrder);
+  DistributedSampler sampler(12, 0, 1, kUnshuffled);
   sampler.set_epoch(4);
   DataLoader loader(dataset, sampler, {.batch_size = 2, .workers = GetParam(), .prefetch = 4});
   size_t delivered = 0;
@@ -214,7 +205,7 @@ TEST_P(DataLoaderWorkers, NameTheSamplesThatMakeNoBatch) {
     const auto length = index == 5 ? 3 : 2;
     return Example<>(torch::zeros(length), torch::tensor(0));
   }};
-  DataLoader loader(dataset, DistributedSampler(8, 0, 1, kInOrder), {.batch_size = 4, .workers = GetParam()});
+  DataLoader loader(dataset, DistributedSampler(8, 0, 1, kUnshuffled), {.batch_size = 4, .workers = GetParam()});
   EXPECT_THAT(
       error_of<UsageError>([&] {
         for (auto& batch : loader) EXPECT_EQ(batch.data.size(1), 2);
@@ -234,7 +225,7 @@ TEST(DataLoader, ReadsAheadAndNoFurtherThanItMay) {
     changed.notify_all();
     return torch::tensor(static_cast<int64_t>(index));
   }};
-  DataLoader loader(dataset, DistributedSampler(64, 0, 1, kInOrder), {.batch_size = 2, .workers = 2, .prefetch = 3});
+  DataLoader loader(dataset, DistributedSampler(64, 0, 1, kUnshuffled), {.batch_size = 2, .workers = 2, .prefetch = 3});
   size_t delivered = 0;
   for ([[maybe_unused]] auto& batch : loader) {
     ++delivered;
@@ -258,7 +249,7 @@ TEST(DataLoader, ReadsOnSeveralThreadsAtATime) {
     --inside;
     return torch::tensor(static_cast<int64_t>(index));
   }};
-  DataLoader loader(dataset, DistributedSampler(9, 0, 1, kInOrder), {.batch_size = 1, .workers = 3});
+  DataLoader loader(dataset, DistributedSampler(9, 0, 1, kUnshuffled), {.batch_size = 1, .workers = 3});
   size_t next = 0;
   for (auto& batch : loader) EXPECT_EQ(numbers_in(batch), Indices{next++});
   EXPECT_EQ(most, 3);
@@ -321,7 +312,7 @@ TEST(DataLoader, ComputesOnTheWorkersThreadWithoutAutograd) {
 }
 
 TEST(DataLoader, MakesBatchesOfAnySamples) {
-  const DistributedSampler sampler(4, 0, 1, kInOrder);
+  const DistributedSampler sampler(4, 0, 1, kUnshuffled);
   const DataLoaderOptions options{.batch_size = 4, .workers = 2};
 
   DataLoader examples(Told<torch::data::TensorExample>{[](size_t index) { return torch::full({2}, double(index)); }},
@@ -352,7 +343,7 @@ TEST(DataLoader, AsksForTheWholeBatchUnlessItIsToMakeIt) {
     at::Tensor get(size_t) { return torch::tensor(-1); }
     at::Tensor gather(torch::ArrayRef<size_t> samples) { return torch::full({2}, double(samples.at(1))); }
   };
-  const DistributedSampler sampler(2, 0, 1, kInOrder);
+  const DistributedSampler sampler(2, 0, 1, kUnshuffled);
   DataLoader by_default(Gathered(), DistributedSampler(2, 0, 1), {});
   EXPECT_EQ(by_default.size(), 2u);
   DataLoader whole(Gathered(), sampler, {.batch_size = 2});
@@ -388,7 +379,7 @@ TEST(DataLoader, NamesTheSamplesOfABatchThatADatasetCannotRead) {
     int get_batch(torch::ArrayRef<size_t>) override { throw UsageError("no such page"); }
     torch::optional<size_t> size() const override { return 20; }
   };
-  DataLoader loader(Torn(), DistributedSampler(20, 0, 1, kInOrder), {.batch_size = 10});
+  DataLoader loader(Torn(), DistributedSampler(20, 0, 1, kUnshuffled), {.batch_size = 10});
   EXPECT_EQ(error_of<UsageError>([&] { loader.begin(); }),
             "rank 0: DataLoader: epoch 0: samples 0 1 2 3 4 5 6 7 and 2 more: no such page");
 }
@@ -403,7 +394,7 @@ TEST(DataLoader, DeliversOnADevice) {
 
 TEST(DataLoader, DeliversPinnedMemoryAndOnAGpu) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "this machine has no GPU";
-  DistributedSampler sampler(3, 0, 1, kInOrder);
+  DistributedSampler sampler(3, 0, 1, kUnshuffled);
   DataLoader pinned(Numbers(3), sampler, {.batch_size = 3, .pin_memory = true});
   for (auto& batch : pinned) EXPECT_TRUE(batch.data.is_pinned() && batch.target.is_pinned());
   DataLoader placed(Numbers(3), sampler, {.batch_size = 3, .device = torch::Device("cuda")});
@@ -419,7 +410,7 @@ TEST(DataLoader, TellsHowLongTheLoopHasWaited) {
     if (left-- > 0) std::this_thread::sleep_for(50ms);
     return torch::tensor(0);
   }};
-  DataLoader loader(dataset, DistributedSampler(4, 0, 1, kInOrder), {.workers = 0});
+  DataLoader loader(dataset, DistributedSampler(4, 0, 1, kUnshuffled), {.workers = 0});
   for ([[maybe_unused]] auto& batch : loader) {
   }
   const auto slow = loader.waited();

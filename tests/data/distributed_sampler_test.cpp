@@ -21,6 +21,7 @@
 #include <lockstep/run_threads.h>
 
 #include "data/through_archive.h"
+#include "support/messages.h"
 #include "support/temporary_folder.h"
 
 namespace {
@@ -38,15 +39,6 @@ Indices drain(DistributedSampler& sampler, size_t batch_size) {
   Indices all;
   while (auto batch = sampler.next(batch_size)) all.insert(all.end(), batch->begin(), batch->end());
   return all;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const lockstep::UsageError& error) {
-    return error.what();
-  }
-  return "no UsageError";
 }
 
 TEST(DistributedIndices, PadRepeatsTheStartSoThatEveryRankGetsAsMany) {
@@ -154,14 +146,19 @@ TEST(DistributedIndices, AreThoseOfPython) {
 }
 
 TEST(DistributedSampler, RefusesARankOutsideTheReplicas) {
-  EXPECT_NE(error_of([] { DistributedSampler(10, 3, 3); }).find("rank is 3, expected 0 to 2"), std::string::npos);
-  EXPECT_NE(error_of([] { DistributedSampler(10, -1, 3); }).find("rank is -1"), std::string::npos);
-  EXPECT_NE(error_of([] { DistributedSampler(10, 0, 0); }).find("num_replicas is 0"), std::string::npos);
+  EXPECT_NE(error_of<lockstep::UsageError>([] { DistributedSampler(10, 3, 3); }).find("rank is 3, expected 0 to 2"),
+            std::string::npos);
+  EXPECT_NE(error_of<lockstep::UsageError>([] { DistributedSampler(10, -1, 3); }).find("rank is -1"),
+            std::string::npos);
+  EXPECT_NE(error_of<lockstep::UsageError>([] { DistributedSampler(10, 0, 0); }).find("num_replicas is 0"),
+            std::string::npos);
 }
 
 TEST(DistributedSampler, RefusesADatasetThatLeavesNothing) {
-  EXPECT_NE(error_of([] { DistributedSampler(0, 0, 1); }).find("0 samples"), std::string::npos);
-  EXPECT_NE(error_of([] { DistributedSampler(2, 0, 3, {.tail = Tail::kDrop}); }).find("2 samples among 3 replicas"),
+  EXPECT_NE(error_of<lockstep::UsageError>([] { DistributedSampler(0, 0, 1); }).find("0 samples"), std::string::npos);
+  EXPECT_NE(error_of<lockstep::UsageError>([] {
+              DistributedSampler(2, 0, 3, {.tail = Tail::kDrop});
+            }).find("2 samples among 3 replicas"),
             std::string::npos);
   DistributedSampler shrinking(4, 0, 3, {.tail = Tail::kDrop});
   EXPECT_THROW(shrinking.reset(2), lockstep::UsageError);
@@ -205,9 +202,9 @@ TEST(DistributedSampler, KeepsTheEpochItIsDealingUntilReset) {
   EXPECT_EQ(drain(sampler, 8), sampler.indices());
 }
 
-class Numbers : public torch::data::datasets::Dataset<Numbers, size_t> {
+class IndexDataset : public torch::data::datasets::Dataset<IndexDataset, size_t> {
  public:
-  explicit Numbers(torch::optional<size_t> count) : count_(count) {}
+  explicit IndexDataset(torch::optional<size_t> count) : count_(count) {}
   size_t get(size_t index) override { return index; }
   torch::optional<size_t> size() const override { return count_; }
 
@@ -218,7 +215,7 @@ class Numbers : public torch::data::datasets::Dataset<Numbers, size_t> {
 TEST(DistributedSampler, SetEpochOnTheOriginalReachesTheLoader) {
   DistributedSampler sampler(50, 1, 3, {.seed = 9});
   for (const size_t workers : {0, 2}) {
-    auto loader = torch::data::make_data_loader(Numbers(50), sampler,
+    auto loader = torch::data::make_data_loader(IndexDataset(50), sampler,
                                                 torch::data::DataLoaderOptions().batch_size(4).workers(workers));
     for (int epoch = 0; epoch < 3; ++epoch) {
       sampler.set_epoch(epoch);
@@ -235,8 +232,10 @@ TEST(DistributedSampler, TakesRankSizeAndDatasetFromWhatItIsGiven) {
     const std::vector<double> samples(10);
     EXPECT_EQ(DistributedSampler(10, world, {.seed = 2}).indices(), expected);
     EXPECT_EQ(DistributedSampler(samples, world, {.seed = 2}).indices(), expected);
-    EXPECT_EQ(DistributedSampler(Numbers(10), world, {.seed = 2}).indices(), expected);
-    EXPECT_NE(error_of([&] { DistributedSampler(Numbers(torch::nullopt), world); }).find("does not know its size"),
+    EXPECT_EQ(DistributedSampler(IndexDataset(10), world, {.seed = 2}).indices(), expected);
+    EXPECT_NE(error_of<lockstep::UsageError>([&] {
+                DistributedSampler(IndexDataset(torch::nullopt), world);
+              }).find("does not know its size"),
               std::string::npos);
   });
 }
@@ -326,7 +325,9 @@ TEST(DistributedSampler, AllRanksMayLoadWhatOneSaved) {
 TEST(DistributedSampler, RefusesToContinueSomethingElse) {
   DistributedSampler saved(100, 0, 2, {.seed = 4});
   saved.next(10);
-  const auto refusal = [&](DistributedSampler other) { return error_of([&] { through_archive(saved, other); }); };
+  const auto refusal = [&](DistributedSampler other) {
+    return error_of<lockstep::UsageError>([&] { through_archive(saved, other); });
+  };
   EXPECT_NE(refusal({90, 0, 2, {.seed = 4}}).find("dataset of 100 samples, this one has 90"), std::string::npos);
   EXPECT_NE(refusal({100, 0, 4, {.seed = 4}}).find("num_replicas 2, this sampler has 4"), std::string::npos);
   EXPECT_NE(refusal({100, 0, 2, {.seed = 5}}).find("seed 4, this sampler has 5"), std::string::npos);
@@ -347,12 +348,12 @@ struct WrittenByHand {
 TEST(DistributedSampler, RefusesDamagedArchives) {
   DistributedSampler sampler(10, 0, 2, kInOrder);
   const auto refusal = [&](int64_t position) {
-    return error_of([&] { through_archive(WrittenByHand{position}, sampler); });
+    return error_of<lockstep::UsageError>([&] { through_archive(WrittenByHand{position}, sampler); });
   };
   EXPECT_NE(refusal(0).find("no whole number 'position'"), std::string::npos);
   EXPECT_NE(refusal(5).find("position 5, expected"), std::string::npos);
   EXPECT_NE(refusal(-1).find("position -1, expected"), std::string::npos);
-  EXPECT_EQ(refusal(3), "no UsageError");
+  EXPECT_EQ(refusal(3), "no such error");
   EXPECT_EQ(sampler.next(9), (Indices{6, 8}));
 }
 

@@ -15,6 +15,7 @@
 #include <lockstep/data_loader.h>
 #include <lockstep/error.h>
 
+#include "support/messages.h"
 #include "support/temporary_folder.h"
 
 #ifdef LOCKSTEP_HAVE_LMDB
@@ -28,16 +29,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using torch::data::Example;
-
-template <class Kind>
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "no such error";
-}
 
 class Lmdb : public testing::Test {
  protected:

@@ -13,6 +13,7 @@
 #include "launch/report.h"
 #include "rendezvous/meeting_place.h"
 #include "support/temporary_folder.h"
+#include "support/variables.h"
 
 namespace lockstep {
 namespace {
@@ -26,7 +27,7 @@ std::optional<std::string> nothing(const std::string& name) {
   return name == "PATH" ? std::optional<std::string>("/usr/bin:/bin") : std::nullopt;
 }
 
-Environment::Lookup with(const std::string& variable, const std::string& value) {
+Environment::Lookup with_one(const std::string& variable, const std::string& value) {
   return [=](const std::string& name) { return name == variable ? std::optional(value) : nothing(name); };
 }
 
@@ -101,9 +102,9 @@ TEST(Machine, CountsGpusByDeviceUnlessTheEnvironmentChooses) {
   for (const char* device : {"nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"})
     host.write(std::string("dev/") + device, "");
   EXPECT_EQ(host.machine().gpus(nothing), 3);
-  EXPECT_EQ(host.machine().gpus(with("CUDA_VISIBLE_DEVICES", "1,2")), 2);
-  EXPECT_EQ(host.machine().gpus(with("CUDA_VISIBLE_DEVICES", "0,-1,2")), 1);
-  EXPECT_EQ(host.machine().gpus(with("CUDA_VISIBLE_DEVICES", "")), 0);
+  EXPECT_EQ(host.machine().gpus(with_one("CUDA_VISIBLE_DEVICES", "1,2")), 2);
+  EXPECT_EQ(host.machine().gpus(with_one("CUDA_VISIBLE_DEVICES", "0,-1,2")), 1);
+  EXPECT_EQ(host.machine().gpus(with_one("CUDA_VISIBLE_DEVICES", "")), 0);
 }
 
 TEST(DealCores, GivesDisjointSetsOfEvenSize) {
@@ -138,7 +139,7 @@ TEST(Plan, SharesTheCoresAmongTheThreadsOfWorkersUnlessToldOtherwise) {
   EXPECT_EQ(make_plan(options, host.machine(), nothing).threads, cores);
   options.workers_per_node = "64";
   EXPECT_EQ(make_plan(options, host.machine(), nothing).threads, std::max(1, cores / 64));
-  EXPECT_EQ(make_plan(options, host.machine(), with("OMP_NUM_THREADS", "5")).threads, 0) << "left alone";
+  EXPECT_EQ(make_plan(options, host.machine(), with_one("OMP_NUM_THREADS", "5")).threads, 0) << "left alone";
   options.omp_threads = 7;
   EXPECT_EQ(make_plan(options, host.machine(), nothing).threads, 7);
 }
@@ -189,7 +190,7 @@ TEST(Plan, NamesTheRankTheNodeAndTheGenerationInTheEnvironment) {
   options.nodes = 2;
   options.node_rank = 1;
   options.master_addr = "node0";
-  const auto plan = make_plan(options, Machine(), with("LOCKSTEP_JOB_ID", "job7"));
+  const auto plan = make_plan(options, Machine(), with_one("LOCKSTEP_JOB_ID", "job7"));
   EXPECT_EQ(plan.job_id, "job7");
   Layout layout;
   layout.first_rank = 3;
@@ -217,13 +218,8 @@ TEST(Plan, NamesTheRankTheNodeAndTheGenerationInTheEnvironment) {
 
 // --- which node this is
 
-using Variables = std::map<std::string, std::string>;
-
 NodePlace node_of(const Variables& variables, const LaunchOptions& options = {}) {
-  return find_node(options, [&](const std::string& name) -> std::optional<std::string> {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : std::optional(found->second);
-  });
+  return find_node(options, lookup_in(variables));
 }
 
 const Variables kSrun{{"SLURM_PROCID", "2"},
@@ -240,11 +236,6 @@ const Variables kMpirun{{"OMPI_COMM_WORLD_RANK", "1"},
                         {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
                         {"PMIX_NAMESPACE", "591200257"}};
-
-Variables with(Variables variables, const Variables& more) {
-  for (const auto& [name, value] : more) variables[name] = value;
-  return variables;
-}
 
 TEST(Nodes, AreOneAtAPortOfTheSystemsWhenNobodySaysOtherwise) {
   EXPECT_EQ(node_of({}), (NodePlace{1, 0, {"127.0.0.1", 0}}));

@@ -89,7 +89,7 @@ TEST(FusedOptimizers, ComputeNarrowDtypesInFloat) {
 
 /// LibTorch's archives are ours, in both directions.
 template <class From, class To, class Options>
-void expect_to_go_on(Options options) {
+void expect_fused_to_go_on(Options options) {
   for (auto device : devices_under_test()) {
     const auto parameters = make_parameters(torch::kDouble, device), copies = make_parameters(torch::kDouble, device);
     From first(parameters, options);
@@ -118,12 +118,12 @@ void expect_to_go_on(Options options) {
 }
 
 TEST(FusedOptimizers, ReadAndWriteLibTorchsArchives) {
-  expect_to_go_on<torch::optim::AdamW, FusedAdamW>(AdamWOptions(kRate).amsgrad(true));
-  expect_to_go_on<FusedAdamW, torch::optim::AdamW>(AdamWOptions(kRate).amsgrad(true));
-  expect_to_go_on<torch::optim::Adam, FusedAdam>(AdamOptions(kRate));
-  expect_to_go_on<FusedAdam, torch::optim::Adam>(AdamOptions(kRate));
-  expect_to_go_on<torch::optim::SGD, FusedSGD>(SGDOptions(kRate).momentum(0.9));
-  expect_to_go_on<FusedSGD, torch::optim::SGD>(SGDOptions(kRate).momentum(0.9));
+  expect_fused_to_go_on<torch::optim::AdamW, FusedAdamW>(AdamWOptions(kRate).amsgrad(true));
+  expect_fused_to_go_on<FusedAdamW, torch::optim::AdamW>(AdamWOptions(kRate).amsgrad(true));
+  expect_fused_to_go_on<torch::optim::Adam, FusedAdam>(AdamOptions(kRate));
+  expect_fused_to_go_on<FusedAdam, torch::optim::Adam>(AdamOptions(kRate));
+  expect_fused_to_go_on<torch::optim::SGD, FusedSGD>(SGDOptions(kRate).momentum(0.9));
+  expect_fused_to_go_on<FusedSGD, torch::optim::SGD>(SGDOptions(kRate).momentum(0.9));
 }
 
 TEST(FusedOptimizers, EvaluateAClosureAndFollowASchedule) {

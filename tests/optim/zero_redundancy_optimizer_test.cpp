@@ -246,7 +246,7 @@ TEST(ZeroRedundancyOptimizer, PutsTheStateOfAllTogether) {
 
 /// Trains on `before` ranks, then goes on with `after`, every rank of which gets the inputs of rank 0, so that the
 /// number of ranks, a power of two, makes no difference.
-void expect_to_go_on(int before, int after) {
+void expect_resharded_to_go_on(int before, int after) {
   OptimizerState state;
   std::vector<torch::Tensor> values, expected;
   run_threads(before, [&](ProcessGroup world) {
@@ -279,7 +279,7 @@ void expect_to_go_on(int before, int after) {
 
 TEST(ZeroRedundancyOptimizer, LoadsTheStateOfAnyNumberOfRanks) {
   for (int before : {1, 2, 3})
-    for (int after : {1, 2, 4}) expect_to_go_on(before, after);
+    for (int after : {1, 2, 4}) expect_resharded_to_go_on(before, after);
 }
 
 TEST(ZeroRedundancyOptimizer, GoesOnFromAPlainOptimizersState) {

@@ -14,8 +14,8 @@
 #include <lockstep/gradient_tools.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "parallel/gpu.h"
 #include "parallel/models.h"
-#include "parallel/no_waiting.h"
 #include "parallel/training.h"
 #include "support/messages.h"
 #include "support/ranks.h"
@@ -25,8 +25,6 @@ namespace {
 
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
-
-const torch::Device kGpu(torch::kCUDA, 0);
 
 class CudaCapturedStep : public testing::Test {
  protected:

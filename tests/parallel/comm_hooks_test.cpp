@@ -15,12 +15,12 @@
 namespace lockstep {
 namespace {
 
-constexpr BucketLimits kSmall{.first_bytes = 300, .cap_bytes = 700};
+constexpr BucketLimits kHookBuckets{.first_bytes = 300, .cap_bytes = 700};
 
 /// The gradients of the last of some steps with a hook, from equal inputs in each.
 std::vector<torch::Tensor> gradients_with(CommHook hook, ProcessGroup world, int steps = 3) {
   auto model = filled_mlp();
-  DistributedDataParallel ddp(model, world, {.buckets = kSmall});
+  DistributedDataParallel ddp(model, world, {.buckets = kHookBuckets});
   ddp.register_comm_hook(std::move(hook));
   for (int step = 0; step < steps; ++step) {
     model->zero_grad();
@@ -93,7 +93,7 @@ TEST(CommHooks, OnesOwnSeesEveryBucketInOrderAndItsResultCounts) {
       };
     };
     auto model = filled_mlp();
-    DistributedDataParallel ddp(model, world, {.buckets = kSmall});
+    DistributedDataParallel ddp(model, world, {.buckets = kHookBuckets});
     ddp.register_comm_hook(twice);
     ddp(input_of(world.rank())).square().sum().backward();
     EXPECT_EQ(elements, 6 * 16 + 16 + 16 * 12 + 12 + 12 * 4 + 4);

@@ -7,6 +7,7 @@
 
 #include <lockstep/environment.h>
 
+#include "parallel/gpu.h"
 #include "parallel/oracle_scenarios.h"
 #include "parallel/python_oracle.h"
 #include "support/ranks.h"
@@ -15,7 +16,6 @@ namespace lockstep {
 namespace {
 
 constexpr int kRanks = 2;
-const torch::Device kGpu(torch::kCUDA, 0);
 
 TEST(CudaOracle, TrainingEqualsPythonsDistributedDataParallel) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "this machine has no GPU";

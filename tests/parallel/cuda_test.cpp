@@ -9,9 +9,8 @@
 
 #include <lockstep/distributed_data_parallel.h>
 
-#include "parallel/captured_step.h"
+#include "parallel/gpu.h"
 #include "parallel/models.h"
-#include "parallel/no_waiting.h"
 #include "parallel/training.h"
 #include "support/ranks.h"
 
@@ -20,8 +19,7 @@ namespace {
 
 using Options = DistributedDataParallelOptions;
 
-constexpr int kSteps = 10;
-const torch::Device kGpu(torch::kCUDA, 0);
+constexpr int kGpuSteps = 10;
 
 class Cuda : public testing::Test {
  protected:
@@ -32,7 +30,7 @@ class Cuda : public testing::Test {
 };
 
 /// A step's inputs and targets: of one rank, or of all of them one after the other.
-std::pair<torch::Tensor, torch::Tensor> batch(int step, int first_rank, int ranks) {
+std::pair<torch::Tensor, torch::Tensor> gpu_batch(int step, int first_rank, int ranks) {
   std::vector<torch::Tensor> inputs, targets;
   for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
     inputs.push_back(inputs_of(step, rank, {6}, torch::kFloat));
@@ -56,12 +54,12 @@ TEST_F(Cuda, TrainsAsOneProcessDoesOnAllOfTheBatch) {
             DistributedDataParallel ddp(shared, world, options);
             auto alone_optimizer = make_optimizer(optimizer, alone->parameters());
             auto shared_optimizer = make_optimizer(optimizer, shared->parameters());
-            for (int step = 0; step < kSteps; ++step) {
-              auto [all_inputs, all_targets] = batch(step, 0, world.size());
+            for (int step = 0; step < kGpuSteps; ++step) {
+              auto [all_inputs, all_targets] = gpu_batch(step, 0, world.size());
               alone_optimizer->zero_grad();
               torch::cross_entropy_loss(alone(all_inputs), all_targets).backward();
               alone_optimizer->step();
-              auto [inputs, targets] = batch(step, world.rank(), 1);
+              auto [inputs, targets] = gpu_batch(step, world.rank(), 1);
               shared_optimizer->zero_grad();
               torch::cross_entropy_loss(ddp(inputs), targets).backward();
               shared_optimizer->step();
@@ -84,7 +82,7 @@ TEST_F(Cuda, AStepDoesNotMakeTheHostWait) {
         model->to(kGpu);
         DistributedDataParallel ddp(model, world, {.buckets = {100, 200}});
         auto optimizer = make_optimizer("momentum", model->parameters());
-        auto [inputs, targets] = batch(0, world.rank(), 1);
+        auto [inputs, targets] = gpu_batch(0, world.rank(), 1);
         for (int step = 0; step < 6; ++step) {
           std::optional<NoWaiting> no_waiting;
           if (step >= 2) no_waiting.emplace();  // the first plans the buckets anew
@@ -109,7 +107,7 @@ TEST_F(Cuda, AStepCanBeCapturedInAGraph) {
         DistributedDataParallel eager_ddp(eager, world);
         auto captured_optimizer = make_optimizer("momentum", captured->parameters());
         auto eager_optimizer = make_optimizer("momentum", eager->parameters());
-        auto [inputs, targets] = batch(0, world.rank(), 1);
+        auto [inputs, targets] = gpu_batch(0, world.rank(), 1);
         auto step = [&](auto& ddp, auto& optimizer) {
           optimizer->zero_grad();
           torch::cross_entropy_loss(ddp(inputs), targets).backward();

@@ -17,7 +17,7 @@ namespace {
 
 /// SGD on `batches` inputs in a join, with gradients of the mean of squares.
 template <class Ddp>
-void train(Ddp& ddp, int rank, int batches) {
+void train_batches(Ddp& ddp, int rank, int batches) {
   torch::optim::SGD optimizer(ddp.parameters(), 0.1);
   for (int i = 0; i < batches; ++i) {
     optimizer.zero_grad();
@@ -56,7 +56,7 @@ TEST(Join, LetsRanksHaveDifferentNumbersOfInputs) {
                     [&](ProcessGroup world) {
                       auto model = filled_mlp();
                       DistributedDataParallel ddp(model, world, {.buckets = {.first_bytes = 100, .cap_bytes = 300}});
-                      ddp.join([&] { train(ddp, world.rank(), batches[world.rank()]); },
+                      ddp.join([&] { train_batches(ddp, world.rank(), batches[world.rank()]); },
                                {.divide_by_initial_world_size = divide_by_all});
                       for (size_t i = 0; i < expected->parameters().size(); ++i)
                         EXPECT_LE(relative_difference(model->parameters()[i], expected->parameters()[i]), 1e-6)
@@ -145,7 +145,7 @@ TEST(Join, RepeatsWhatAHookSends) {
     auto model = filled_mlp();
     DistributedDataParallel ddp(model, world, {.buckets = {.first_bytes = 300, .cap_bytes = 700}});
     ddp.register_comm_hook(power_sgd({.start_iteration = 0, .min_compression_rate = 1}));
-    ddp.join([&] { train(ddp, world.rank(), 1 + 2 * world.rank()); });
+    ddp.join([&] { train_batches(ddp, world.rank(), 1 + 2 * world.rank()); });
     ddp.check_replicas();
   });
 }
@@ -154,7 +154,7 @@ TEST(Join, ARankWithoutInputsAtFirstRecordsAStaticGraphLater) {
   run_threads(2, [&](ProcessGroup world) {
     auto model = filled_mlp();
     DistributedDataParallel ddp(model, world, {.static_graph = true});
-    ddp.join([&] { train(ddp, world.rank(), 3 * world.rank()); });
+    ddp.join([&] { train_batches(ddp, world.rank(), 3 * world.rank()); });
     for (int step = 0; step < 2; ++step) {
       model->zero_grad();
       ddp(input_of(world.rank())).square().mean().backward();

@@ -15,13 +15,13 @@
 namespace lockstep {
 namespace {
 
-constexpr BucketLimits kSmall{.first_bytes = 100, .cap_bytes = 300};
+constexpr BucketLimits kSmallBuckets{.first_bytes = 100, .cap_bytes = 300};
 
 TEST(Options, GradientsMayHaveMemoryOfTheirOwn) {
   const auto expected = mean_gradients(2);
   run_threads(2, [&](ProcessGroup world) {
     auto model = filled_mlp();
-    DistributedDataParallel ddp(model, world, {.gradient_as_bucket_view = false, .buckets = kSmall});
+    DistributedDataParallel ddp(model, world, {.gradient_as_bucket_view = false, .buckets = kSmallBuckets});
     for (int times = 1; times <= 2; ++times) {
       ddp(input_of(world.rank())).square().sum().backward();
       expect_gradients(*model, expected, times);
@@ -105,7 +105,7 @@ TEST(Options, AStaticGraphRemembersWhichParametersAreUnused) {
   run_threads_into_an_error(2, [&](ProcessGroup world) {
     auto model = std::make_shared<PartlyImpl>();
     fill_parameters(*model, 1);
-    DistributedDataParallel ddp(model, world, {.buckets = kSmall});
+    DistributedDataParallel ddp(model, world, {.buckets = kSmallBuckets});
     ddp.set_static_graph();
     torch::Tensor first;
     for (int step = 0; step < 3; ++step) {
@@ -175,7 +175,7 @@ TEST(Options, WeightsMakeUnequalBatchesOneBatch) {
   };
   run_threads(3, [&](ProcessGroup world) {
     auto model = filled_mlp();
-    DistributedDataParallel ddp(model, world, {.buckets = kSmall});
+    DistributedDataParallel ddp(model, world, {.buckets = kSmallBuckets});
     for (int step = 0; step < 3; ++step) {
       model->zero_grad();
       auto x = batch(world.rank(), step);

@@ -46,9 +46,9 @@ ConvNet evaluating_convnet() {
 }
 
 template <class Forward>
-void train(Forward&& forward, torch::optim::Optimizer& optimizer,
-           const std::function<std::pair<torch::Tensor, torch::Tensor>(int)>& batch,
-           const std::function<void()>& after_step) {
+void train_steps(Forward&& forward, torch::optim::Optimizer& optimizer,
+                 const std::function<std::pair<torch::Tensor, torch::Tensor>(int)>& batch,
+                 const std::function<void()>& after_step) {
   for (int step = 0; step < kSteps; ++step) {
     auto [data, target] = batch(step);
     optimizer.zero_grad();
@@ -68,12 +68,12 @@ const std::vector<Setting> kSettings{
     {"sgd", at::kFloat, 1e-6}, {"momentum", at::kDouble, 1e-12}, {"adam", at::kDouble, 1e-10}};
 
 // Buckets of about one parameter each, so that several reductions overlap backward.
-constexpr BucketLimits kSmall{.first_bytes = 64, .cap_bytes = 512};
+constexpr BucketLimits kParityBuckets{.first_bytes = 64, .cap_bytes = 512};
 
 const std::vector<DistributedDataParallelOptions> kOptions{
-    {.buckets = kSmall},
-    {.find_unused_parameters = true, .buckets = kSmall},
-    {.static_graph = true, .buckets = kSmall},
+    {.buckets = kParityBuckets},
+    {.find_unused_parameters = true, .buckets = kParityBuckets},
+    {.static_graph = true, .buckets = kParityBuckets},
     {.gradient_as_bucket_view = false},
     {.broadcast_buffers = false, .check_finite = true, .check_replicas_every = 10},
 };
@@ -94,7 +94,7 @@ void expect_parity(const std::string& backend, int size, const std::vector<int64
       }
       return std::pair(torch::cat(data), torch::cat(targets));
     };
-    train([&](torch::Tensor x) { return alone(x); }, *optimizer, whole_batch, [] {});
+    train_steps([&](torch::Tensor x) { return alone(x); }, *optimizer, whole_batch, [] {});
 
     for (size_t option = 0; option < kOptions.size(); ++option) {
       run_threads(size,
@@ -107,7 +107,7 @@ void expect_parity(const std::string& backend, int size, const std::vector<int64
                     auto batch = [&](int step) {
                       return std::pair(inputs_of(step, world.rank(), sample, dtype), targets_of(step, world.rank()));
                     };
-                    train([&](torch::Tensor x) { return ddp(x); }, *mine, batch, [&] { ddp.check_replicas(); });
+                    train_steps([&](torch::Tensor x) { return ddp(x); }, *mine, batch, [&] { ddp.check_replicas(); });
                     auto expected = alone->parameters(), actual = ddp.parameters();
                     for (size_t i = 0; i < expected.size(); ++i)
                       EXPECT_LE(relative_difference(actual[i], expected[i]), tolerance)

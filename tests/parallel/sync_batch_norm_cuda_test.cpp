@@ -9,9 +9,8 @@
 #include <lockstep/error.h>
 #include <lockstep/sync_batch_norm.h>
 
-#include "parallel/captured_step.h"
+#include "parallel/gpu.h"
 #include "parallel/models.h"
-#include "parallel/no_waiting.h"
 #include "parallel/normalizing.h"
 #include "parallel/training.h"
 #include "support/messages.h"
@@ -19,8 +18,6 @@
 
 namespace lockstep {
 namespace {
-
-const torch::Device kGpu(torch::kCUDA, 0);
 
 class CudaSyncBatchNorm : public testing::Test {
  protected:
@@ -34,8 +31,8 @@ class CudaSyncBatchNorm : public testing::Test {
 /// What narrow dtypes round away of the inputs is the same in `expected`, which is in double. The layer has its inputs'
 /// dtype, or wider ones. The gradients are around zero: the weight's is a sum of them times normalised inputs, and what
 /// they have in common cancels out, which leaves rounding errors.
-void expect_as_alone(const ProcessGroup& world, const std::vector<int64_t>& sizes, const BatchNormOptions& options,
-                     at::ScalarType dtype, bool is_mixed, at::MemoryFormat layout, double tolerance) {
+void expect_as_one_gpu(const ProcessGroup& world, const std::vector<int64_t>& sizes, const BatchNormOptions& options,
+                       at::ScalarType dtype, bool is_mixed, at::MemoryFormat layout, double tolerance) {
   const auto input = random({sizes[0] + sizes[1], 3, 4, 5}, 1, dtype).to(kGpu);
   const auto gradient = (random({sizes[0] + sizes[1], 3, 4, 5}, 2) - 4).to(dtype).to(kGpu);
   const auto stats = dtype == torch::kDouble ? torch::kDouble : torch::kFloat;
@@ -75,7 +72,7 @@ TEST_F(CudaSyncBatchNorm, NormalisesByTheBatchesOfBothRanks) {
           for (auto [dtype, tolerance] : {std::pair(torch::kDouble, 1e-12), std::pair(torch::kFloat, 2e-6),
                                           std::pair(torch::kHalf, 2e-3), std::pair(torch::kBFloat16, 2e-2)})
             for (bool is_mixed : {false, true})
-              expect_as_alone(world, sizes, options, dtype, is_mixed, layout, tolerance);
+              expect_as_one_gpu(world, sizes, options, dtype, is_mixed, layout, tolerance);
   });
 }
 

@@ -1,30 +1,15 @@
 #include "rendezvous/meeting_place.h"
 
-#include <map>
 #include <string>
 #include <vector>
 
 #include <lockstep/error.h>
 
 #include "support/messages.h"
+#include "support/variables.h"
 
 namespace lockstep {
 namespace {
-
-using Variables = std::map<std::string, std::string>;
-
-Environment::Lookup lookup_in(const Variables& variables) {
-  return [variables](const std::string& variable) -> std::optional<std::string> {
-    auto found = variables.find(variable);
-    if (found == variables.end()) return std::nullopt;
-    return found->second;
-  };
-}
-
-Variables with(Variables variables, const Variables& changes) {
-  for (const auto& [name, value] : changes) variables[name] = value;
-  return variables;
-}
 
 /// Where a process with these variables meets the others.
 MeetingPlace place(const Variables& variables, const std::string& init_method = "env://") {

@@ -5,6 +5,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+/// The message of the error of this kind that `call` throws, or "no such error".
+template <class Error, class Call>
+std::string error_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no such error";
+}
+
 /// Expects `call` to throw an `Error` of this kind whose message contains every one of `parts`.
 template <class Error, class Call, class... Parts>
 void expect_error(Call&& call, const Parts&... parts) {

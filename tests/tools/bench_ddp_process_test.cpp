@@ -16,7 +16,7 @@ using nlohmann::json;
 using testing::HasSubstr;
 using testing::Not;
 
-void expect_sound(const json& row) {
+void expect_sound_ddp(const json& row) {
   EXPECT_EQ(row["ranks"], 2);
   EXPECT_EQ(row["backend"], "shm");
   EXPECT_EQ(row["batch"], 32);
@@ -41,7 +41,7 @@ TEST(BenchDdpCommand, PrintsOneCheckedObjectForEachModel) {
   EXPECT_EQ(rows[0]["model"], "small");
   EXPECT_EQ(rows[1]["model"], "cnn");
   for (const auto& row : rows) {
-    expect_sound(row);
+    expect_sound_ddp(row);
     EXPECT_TRUE(row.at("python_ms").is_null());
     EXPECT_TRUE(row.at("ratio_to_python").is_null());
   }
@@ -129,7 +129,7 @@ void BenchDdpAgainstPython::expect_both_measured(const std::string& models, size
   const auto rows = objects_in(ran.output);
   ASSERT_EQ(rows.size(), count) << ran.output;
   for (const auto& row : rows) {
-    expect_sound(row);
+    expect_sound_ddp(row);
     const double python = row["python_ms"], ddp = row["ddp_ms"];
     EXPECT_GT(python, 0);
     EXPECT_DOUBLE_EQ(row["ratio_to_python"], python / ddp);

@@ -33,7 +33,7 @@ DdpPlan plan_of(const Request& asked) {
   return make_ddp_plan(asked, {"gloo", "shm", "threads"});
 }
 
-void expect_refusal(const Request& asked, const std::string& part) {
+void expect_ddp_refusal(const Request& asked, const std::string& part) {
   expect_error<UsageError>([&] { plan_of(asked); }, part);
 }
 
@@ -63,36 +63,36 @@ TEST(BenchDdpRequest, KeepsTheOrderThatIsAskedFor) {
 TEST(BenchDdpRequest, SaysWhatThereIs) {
   auto asked = request();
   asked.models = {"small", "gpt"};
-  expect_refusal(asked, "--models: there is no 'gpt' to train; it should be among small, cnn, mlp");
+  expect_ddp_refusal(asked, "--models: there is no 'gpt' to train; it should be among small, cnn, mlp");
   asked.models = {"cnn", "cnn"};
-  expect_refusal(asked, "--models names 'cnn' twice");
+  expect_ddp_refusal(asked, "--models names 'cnn' twice");
   asked = request();
   asked.backend = "nccl";
-  expect_refusal(asked, "--backend: there is no 'nccl' to train over; this build has auto, gloo, shm");
+  expect_ddp_refusal(asked, "--backend: there is no 'nccl' to train over; this build has auto, gloo, shm");
   asked.backend = "threads";
-  expect_refusal(asked, "there is no 'threads'");
+  expect_ddp_refusal(asked, "there is no 'threads'");
   asked = request();
   asked.against = "horovod";
-  expect_refusal(asked, "--against is \"horovod\": it should be python");
+  expect_ddp_refusal(asked, "--against is \"horovod\": it should be python");
 }
 
 TEST(BenchDdpRequest, RefusesWhatWouldHaveNoEffect) {
   auto asked = request();
   asked.most = "1M";
   asked.dtype = "float16";
-  expect_refusal(asked, "leave out --max, --dtype");
+  expect_ddp_refusal(asked, "leave out --max, --dtype");
   asked = request();
   asked.backends = {"shm"};
-  expect_refusal(asked, "give --backend in place of --backends");
+  expect_ddp_refusal(asked, "give --backend in place of --backends");
 }
 
 TEST(BenchDdpRequest, RefusesNumbersOutOfRange) {
   auto asked = request();
   asked.ranks = 0;
-  expect_refusal(asked, "-n is 0");
+  expect_ddp_refusal(asked, "-n is 0");
   asked.ranks = 2;
   asked.rounds = 4;
-  expect_refusal(asked, "--rounds is 4: it should be 5 or more");
+  expect_ddp_refusal(asked, "--rounds is 4: it should be 5 or more");
 }
 
 TEST(BenchDdpPlan, SurvivesTheWayToTheRanks) {
@@ -199,11 +199,11 @@ TEST(BenchDdpTable, DoesWithoutPython) {
   EXPECT_THAT(ddp_comparison({row_of(samples)}), HasSubstr("      1.25x           -        60.0\n"));
 }
 
-struct Printed {
+struct DdpPrinted {
   std::ostringstream out, progress;
 };
 
-bool tell(Printed& printed, PrinterOptions options, int64_t wrong) {
+bool tell_ddp(DdpPrinted& printed, PrinterOptions options, int64_t wrong) {
   DdpPrinter printer(plan_of(request()), options, printed.out, printed.progress);
   auto samples = some_samples();
   samples.wrong = wrong;
@@ -215,8 +215,8 @@ bool tell(Printed& printed, PrinterOptions options, int64_t wrong) {
 }
 
 TEST(BenchDdpPrinter, PrintsTheTableAndHowSidesCompare) {
-  Printed printed;
-  EXPECT_FALSE(tell(printed, {}, 0));
+  DdpPrinted printed;
+  EXPECT_FALSE(tell_ddp(printed, {}, 0));
   EXPECT_THAT(printed.out.str(), testing::StartsWith("# batch 32 on each rank, SGD; backend shm; LibTorch 1.13.1; "
                                                      "MKL-DNN off on all sides\n# model"));
   EXPECT_THAT(printed.out.str(), HasSubstr("# 3 rounds a model; all right\n"));
@@ -225,14 +225,14 @@ TEST(BenchDdpPrinter, PrintsTheTableAndHowSidesCompare) {
 }
 
 TEST(BenchDdpPrinter, SaysThatResultsAreWrong) {
-  Printed printed;
-  EXPECT_TRUE(tell(printed, {}, 3));
+  DdpPrinted printed;
+  EXPECT_TRUE(tell_ddp(printed, {}, 3));
   EXPECT_THAT(printed.out.str(), HasSubstr("SOME RESULTS ARE WRONG"));
 }
 
 TEST(BenchDdpPrinter, RewritesOneLineWhileItGoesOn) {
-  Printed printed;
-  tell(printed, {.json = true, .shows_progress = true}, 0);
+  DdpPrinted printed;
+  tell_ddp(printed, {.json = true, .shows_progress = true}, 0);
   EXPECT_THAT(printed.progress.str(), HasSubstr("\r\033[Kddp 1 of 3: cnn"));
   EXPECT_THAT(printed.progress.str(), testing::EndsWith("\r\033[K"));
   EXPECT_EQ(nlohmann::json::parse(printed.out.str())["model"], "cnn");  // and nothing else

@@ -21,25 +21,25 @@ using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-Request request() {
-  Request request;
-  request.operation = kGpu;
-  return request;
+Request gpu_request() {
+  Request asked;
+  asked.operation = kGpu;
+  return asked;
 }
 
-void expect_refusal(const Request& asked, const std::string& part) {
+void expect_gpu_refusal(const Request& asked, const std::string& part) {
   expect_error<UsageError>([&] { make_gpu_plan(asked, {"a GPU"}); }, part);
 }
 
 TEST(BenchGpuRequest, TrainsAllModels) {
-  const auto plan = make_gpu_plan(request(), {"a GPU"});
+  const auto plan = make_gpu_plan(gpu_request(), {"a GPU"});
   EXPECT_THAT(plan.models, ElementsAre("mlp-small", "cnn", "gpt-6x384", "gpt-124m"));
   EXPECT_EQ(plan.rounds, 0);
   EXPECT_TRUE(plan.check);
 }
 
 TEST(BenchGpuRequest, KeepsWhatIsAskedFor) {
-  auto asked = request();
+  auto asked = gpu_request();
   asked.models = {"gpt-124m", "cnn"};
   asked.rounds = 9;
   asked.check = false;
@@ -51,25 +51,25 @@ TEST(BenchGpuRequest, KeepsWhatIsAskedFor) {
 }
 
 TEST(BenchGpuRequest, RefusesWhatItCannotMeasure) {
-  expect_error<UsageError>([] { make_gpu_plan(request(), {}); }, "gpu needs a GPU", "nvidia-smi");
-  auto asked = request();
+  expect_error<UsageError>([] { make_gpu_plan(gpu_request(), {}); }, "gpu needs a GPU", "nvidia-smi");
+  auto asked = gpu_request();
   asked.models = {"small"};
-  expect_refusal(asked, "there is no 'small' to train; it should be among mlp-small, cnn");
-  asked = request();
+  expect_gpu_refusal(asked, "there is no 'small' to train; it should be among mlp-small, cnn");
+  asked = gpu_request();
   asked.ranks = 2;
-  expect_refusal(asked, "-n is 2: gpu measures");
-  asked = request();
+  expect_gpu_refusal(asked, "-n is 2: gpu measures");
+  asked = gpu_request();
   asked.backend = "nccl";
-  expect_refusal(asked, "leave out --backend");
-  asked = request();
+  expect_gpu_refusal(asked, "leave out --backend");
+  asked = gpu_request();
   asked.sizes = {"4"};
-  expect_refusal(asked, "gpu trains models, it has no messages to choose: leave out --sizes");
-  asked = request();
+  expect_gpu_refusal(asked, "gpu trains models, it has no messages to choose: leave out --sizes");
+  asked = gpu_request();
   asked.rounds = 2;
-  expect_refusal(asked, "--rounds is 2");
-  asked = request();
+  expect_gpu_refusal(asked, "--rounds is 2");
+  asked = gpu_request();
   asked.against = "jax";
-  expect_refusal(asked, "--against is \"jax\"");
+  expect_gpu_refusal(asked, "--against is \"jax\"");
 }
 
 /// A step takes 10 ms, with DistributedDataParallel 11, captured 5, and in Python 12, 4, 22 and 16.5.

@@ -10,9 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "command_line.h"
-#include "run_program.h"
 #include "support/temporary_folder.h"
+#include "tools/installed_programs.h"
 
 namespace lockstep::tool {
 namespace {
@@ -26,16 +25,6 @@ using testing::UnorderedElementsAre;
 using testing::UnorderedElementsAreArray;
 
 using Words = std::vector<std::string>;
-
-Manual all_commands() {
-  const CommandLine command_line;
-  return read_manual(command_line.app());
-}
-
-ProgramOutput run(Words arguments) {
-  arguments.insert(arguments.begin(), "/usr/bin/env");
-  return run_program(arguments, std::chrono::seconds(60));
-}
 
 Words lines_of(const std::string& text) {
   Words lines;

@@ -5,25 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "command_line.h"
-#include "run_program.h"
 #include "support/temporary_folder.h"
+#include "tools/installed_programs.h"
 
 namespace lockstep::tool {
 namespace {
 
 using testing::HasSubstr;
 using testing::StartsWith;
-
-Manual all_commands() {
-  const CommandLine command_line;
-  return read_manual(command_line.app());
-}
-
-ProgramOutput run(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), "/usr/bin/env");
-  return run_program(arguments, std::chrono::seconds(60));
-}
 
 bool has_program(const std::string& name) {
   return run({"sh", "-c", "command -v " + name}).failure.empty();
@@ -106,7 +95,8 @@ TEST_F(WrittenPages, ReadWellInATerminal) {
   EXPECT_THAT(page.output, HasSubstr("\n       -n, --nproc-per-node N|cpu|gpu|auto\n"));
   EXPECT_THAT(page.output, HasSubstr("\n       lockstep run [OPTIONS] PROGRAM [ARGUMENT...]\n"));
   EXPECT_THAT(page.output, HasSubstr("--master-addr node0 \\\n           --secret-file job.secret"));
-  EXPECT_THAT(page.output, HasSubstr("\n       3   a worker failed: the first to fail had an exit code, gave up or hung\n"));
+  EXPECT_THAT(page.output,
+              HasSubstr("\n       3   a worker failed: the first to fail had an exit code, gave up or hung\n"));
 }
 
 TEST(ManCommand, NamesTheFolderThatItCannotWriteTo) {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kUsage = static_cast<int>(lockstep::LaunchExit::kUsage);
 
-constexpr const char* kFooter = R"(
+constexpr const char* kLockstepFooter = R"(
 lockstep COMMAND --help tells all about one command, its exit codes included; so does man lockstep-COMMAND where lockstep
 is installed.
 
@@ -50,6 +50,14 @@ void check_command(const CLI::App& app, const std::vector<std::string>& argument
     throw CLI::ParseError(fmt::format("a command is required: {}", fmt::join(command_names(app), ", ")),
                           CLI::ExitCodes::RequiredError);
   if (arguments[0].starts_with('-') || has_command(app, arguments[0])) return;
+#ifndef LOCKSTEP_ALL_COMMANDS
+  for (const char* command : {"doctor", "env", "bench", "test"})
+    if (arguments[0] == command)
+      throw CLI::ParseError(fmt::format("{0} is not in this build, which has run alone. To build all commands: "
+                                        "cmake -DLOCKSTEP_COMMANDS=all build && cmake --build build.",
+                                        command),
+                            CLI::ExitCodes::ExtrasError);
+#endif
   throw CLI::ParseError("no command " + arguments[0] + "." + suggestion(arguments[0], command_names(app)),
                         CLI::ExitCodes::ExtrasError);
 }
@@ -71,12 +79,14 @@ CommandLine::CommandLine() : app_("Distributed data-parallel training for C++ on
   });
   app_.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION_STRING, "Print the version");
   app_.require_subcommand(1);
-  app_.footer(kFooter);
+  app_.footer(kLockstepFooter);
   add_run(app_, program_, exit_code_);
+#ifdef LOCKSTEP_ALL_COMMANDS
   add_doctor(app_, exit_code_);
   add_env(app_, exit_code_);
   add_bench(app_, exit_code_);
   add_test(app_, exit_code_);
+#endif
   add_completion(app_, exit_code_);
   add_man(app_, exit_code_);
 }

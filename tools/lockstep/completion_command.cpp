@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr const char* kFooter = R"(
+constexpr const char* kCompletionFooter = R"(
 In bash, the script is best sourced from ~/.bashrc. In zsh, it goes into a folder of fpath, as _lockstep, before compinit
 is called. `cmake --install` puts both where the shells look for them.
 
@@ -33,7 +33,7 @@ void add_completion(CLI::App& app, int& exit_code) {
       ->required()
       ->type_name("bash|zsh")
       ->check(CLI::Validator(refusal, ""));
-  command->footer(kFooter);
+  command->footer(kCompletionFooter);
   command->callback([shell, &app, &exit_code] {
     using namespace lockstep::tool;
     const auto manual = read_manual(app);

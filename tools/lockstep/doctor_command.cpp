@@ -14,13 +14,13 @@
 namespace lockstep::tool {
 namespace {
 
-struct Arguments {
+struct DoctorArguments {
   DoctorOptions options{};
   std::string checkpoint_folder{};
   bool json = false;
 };
 
-nlohmann::ordered_json to_json(const std::vector<Section>& sections) {
+nlohmann::ordered_json findings_to_json(const std::vector<Section>& sections) {
   auto array = nlohmann::ordered_json::array();
   for (const auto& section : sections)
     for (const auto& finding : section.findings)
@@ -36,13 +36,13 @@ std::string printed(const nlohmann::ordered_json& json) {
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-int run(Arguments arguments) {
+int run_doctor(DoctorArguments arguments) {
   if (!arguments.checkpoint_folder.empty()) arguments.options.checkpoint_folder = arguments.checkpoint_folder;
   const Facts facts = gather_facts(process_variables(), arguments.options);
   const auto sections = examine(facts);
   const bool has_errors = count(sections, Status::kError) > 0;
   if (arguments.json) {
-    std::cout << printed(to_json(sections)) << std::endl;
+    std::cout << printed(findings_to_json(sections)) << std::endl;
   } else {
     std::cout << fmt::format("lockstep {} on {}: {}, {}\n\n", LOCKSTEP_VERSION_STRING, facts.network.host.name,
                              facts.machine.system, facts.machine.architecture)
@@ -57,8 +57,8 @@ int run(Arguments arguments) {
 }  // namespace lockstep::tool
 
 void add_doctor(CLI::App& app, int& exit_code) {
-  using lockstep::tool::Arguments;
-  auto arguments = std::make_shared<Arguments>();
+  using lockstep::tool::DoctorArguments;
+  auto arguments = std::make_shared<DoctorArguments>();
   auto* command = app.add_subcommand("doctor", "Check what breaks training here, and say how to mend it");
   command
       ->add_option("--checkpoint-dir", arguments->checkpoint_folder, "Also check that checkpoints can be written here")
@@ -80,5 +80,5 @@ void add_doctor(CLI::App& app, int& exit_code) {
       "  0   no errors; there may be warnings\n"
       "  1   something is an error\n"
       "  2   wrong usage");
-  command->callback([arguments, &exit_code] { exit_code = lockstep::tool::run(*arguments); });
+  command->callback([arguments, &exit_code] { exit_code = lockstep::tool::run_doctor(*arguments); });
 }

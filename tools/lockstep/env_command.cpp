@@ -12,12 +12,12 @@
 namespace lockstep::tool {
 namespace {
 
-struct Arguments {
+struct EnvArguments {
   std::string probe_program{};
   bool json = false;
 };
 
-void print_report(const Arguments& arguments) {
+void print_report(const EnvArguments& arguments) {
   char host[256] = {};
   ::gethostname(host, sizeof host - 1);
   const auto report =
@@ -33,8 +33,8 @@ void print_report(const Arguments& arguments) {
 }  // namespace lockstep::tool
 
 void add_env(CLI::App& app, int& exit_code) {
-  using lockstep::tool::Arguments;
-  auto arguments = std::make_shared<Arguments>();
+  using lockstep::tool::EnvArguments;
+  auto arguments = std::make_shared<EnvArguments>();
   auto* command = app.add_subcommand("env", "Print what a bug report needs: versions, machine, variables");
   command
       ->add_option("--probe", arguments->probe_program,

@@ -22,7 +22,7 @@ std::string trimmed(const std::string& text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-std::vector<std::string> split(const std::string& text, char separator) {
+std::vector<std::string> split_trimmed(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::istringstream stream(text);
   for (std::string part; std::getline(stream, part, separator);) parts.push_back(trimmed(part));
@@ -30,7 +30,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }
 
 std::string find_in_path(const std::string& name, const Environment::Lookup& lookup) {
-  for (const auto& folder : split(lookup("PATH").value_or("/usr/bin:/bin"), ':')) {
+  for (const auto& folder : split_trimmed(lookup("PATH").value_or("/usr/bin:/bin"), ':')) {
     const std::string program = fmt::format("{}/{}", folder.empty() ? "." : folder, name);
     if (::access(program.c_str(), X_OK) == 0) return program;
   }
@@ -45,7 +45,7 @@ uint64_t bytes_of(const std::string& written) {
 
 /// None for a line that is no row of the table.
 std::optional<InstalledGpu> parse_row(const std::string& line) {
-  const auto columns = split(line, ',');
+  const auto columns = split_trimmed(line, ',');
   const auto index = columns.size() == 6 ? to_integer(columns[0]) : std::nullopt;
   if (!index) return std::nullopt;
   return InstalledGpu{static_cast<int>(*index), {columns[1], bytes_of(columns[3])}, columns[2], columns[4], columns[5]};
@@ -56,7 +56,7 @@ void ask_smi(const std::string& program, std::chrono::milliseconds limit, Gpus& 
       {program, "--query-gpu=index,name,pci.bus_id,memory.total,driver_version,compute_mode", "--format=csv,noheader"},
       limit);
   std::string said;  // nvidia-smi complains on stdout; the first line says what of
-  for (const auto& line : split(ran.output, '\n'))
+  for (const auto& line : split_trimmed(ran.output, '\n'))
     if (auto gpu = parse_row(line))
       gpus.installed.push_back(*gpu);
     else if (said.empty())
@@ -91,7 +91,7 @@ Gpus read_gpus(const Environment::Lookup& lookup, std::chrono::milliseconds limi
 VisibleGpus visible_gpus(const Gpus& gpus) {
   if (!gpus.visible_devices) return {gpus.installed, std::nullopt};
   VisibleGpus visible;
-  for (const auto& entry : split(*gpus.visible_devices, ',')) {
+  for (const auto& entry : split_trimmed(*gpus.visible_devices, ',')) {
     const auto index = to_integer(entry);
     const auto found = std::find_if(gpus.installed.begin(), gpus.installed.end(), [&](const InstalledGpu& gpu) {
       return index && static_cast<uint64_t>(gpu.index) == *index;

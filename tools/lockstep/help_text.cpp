@@ -43,7 +43,7 @@ std::string row(const Entry& entry, int columns) {
   return row(left, with_origins(entry), kOptionColumns, columns);
 }
 
-std::string commands(const Manual& manual, int columns) {
+std::string list_of_commands(const Manual& manual, int columns) {
   if (manual.commands.empty()) return "";
   size_t longest = 0;
   for (const auto& command : manual.commands) longest = std::max(longest, last_word(command.name).size());
@@ -81,7 +81,7 @@ std::string help_text(const Manual& manual, int columns) {
   std::string text = paragraph(manual.description, columns);
   const auto usage_lines = wrap(usage(manual), static_cast<size_t>(columns - 7));
   text += fmt::format("\nUsage: {}\n", fmt::join(usage_lines, "\n       "));
-  text += commands(manual, columns);
+  text += list_of_commands(manual, columns);
   if (!manual.positionals.empty()) text += "\nArguments:\n";
   for (const auto& positional : manual.positionals) text += row(positional, columns);
   for (size_t i = 0; i < manual.options.size(); ++i) {

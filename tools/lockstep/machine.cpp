@@ -105,8 +105,8 @@ Ulimit read_ulimit(__rlimit_resource resource) {
   return {bound(limit.rlim_cur), bound(limit.rlim_max)};
 }
 
-Clock read_clock() {
-  Clock clock;
+SystemClock read_clock() {
+  SystemClock clock;
   const time_t now = ::time(nullptr);
   tm parts{};
   if (::gmtime_r(&now, &parts)) clock.year = parts.tm_year + 1900;

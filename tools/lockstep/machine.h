@@ -20,7 +20,7 @@ struct Space {
   uint64_t free_bytes = 0;  // for this user
 };
 
-struct Clock {
+struct SystemClock {
   int year = 1970;
   bool is_synchronized = false;  // the kernel was told so, by NTP or PTP
 };
@@ -44,7 +44,7 @@ struct Machine {
   bool is_root = false;  // whom the limit of processes does not hold
   bool has_infiniband = false;
   std::optional<Space> shared_memory;  // /dev/shm; none when it is missing
-  Clock clock;
+  SystemClock clock;
 };
 
 /// Asks the kernel; takes milliseconds.

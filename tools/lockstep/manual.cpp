@@ -4,9 +4,9 @@
 #include <cctype>
 #include <sstream>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
 
 namespace lockstep::tool {
 namespace {
@@ -20,11 +20,6 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 bool has_upper(const std::string& text) {
   return std::any_of(text.begin(), text.end(), [](unsigned char letter) { return std::isupper(letter); });
-}
-
-std::string to_upper(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char letter) { return std::toupper(letter); });
-  return text;
 }
 
 /// {"bash", "zsh"} from "TEXT:{bash,zsh}" or "ENUM:value in {bash->0,zsh->1}".
@@ -138,6 +133,11 @@ Manual read_manual(const CLI::App& app) {
   for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; }))
     if (!command->get_group().empty()) manual.commands.push_back(read_manual(*command));
   return manual;
+}
+
+std::string to_upper(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char letter) { return std::toupper(letter); });
+  return text;
 }
 
 std::string last_word(const std::string& name) {

@@ -58,4 +58,6 @@ Manual read_manual(const CLI::App& app);
 /// "run" of "lockstep run".
 std::string last_word(const std::string& name);
 
+std::string to_upper(std::string text);
+
 }  // namespace lockstep::tool

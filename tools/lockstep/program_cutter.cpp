@@ -7,7 +7,7 @@
 
 namespace {
 
-std::vector<std::string> names_of(const CLI::App& app) {
+std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const auto* option : app.get_options())
     for (const auto& name : option->get_lnames()) names.push_back("--" + name);
@@ -20,7 +20,7 @@ bool is_streams(const std::string& argument) {
 }
 
 /// "--master_port=1" as {"--master-port", "=1"}; "-n4" as {"-n", "4"}.
-std::pair<std::string, std::string> split(const std::string& argument) {
+std::pair<std::string, std::string> split_argument(const std::string& argument) {
   if (!argument.starts_with("--")) return {argument.substr(0, 2), argument.substr(2)};
   auto name = argument.substr(0, argument.find('='));
   auto value = argument.substr(name.size());
@@ -38,10 +38,10 @@ std::vector<std::string> cut_program(const CLI::App& run, std::vector<std::strin
       ++at;
       break;
     }
-    auto [name, value] = split(arguments[at++]);
+    auto [name, value] = split_argument(arguments[at++]);
     const auto* option = run.get_option_no_throw(name);
     if (!option)
-      throw CLI::ParseError("run: no option " + name + "." + suggestion(name, names_of(run)) +
+      throw CLI::ParseError("run: no option " + name + "." + suggestion(name, option_names(run)) +
                                 " Options of the program stand behind its name.",
                             CLI::ExitCodes::ExtrasError);
     const bool has_value = option->get_items_expected_max() > 0;

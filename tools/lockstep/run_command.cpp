@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kAbout =
     "Start a program as several ranks, on one node or on several, and end all when one fails";
 
-constexpr const char* kFooter = R"(
+constexpr const char* kRunFooter = R"(
 Options may be written with '_' for '-', as with torchrun.
 
 Ctrl-C asks the workers to end, twice ends them at once. SIGTERM and SIGUSR1 are passed on.
@@ -32,7 +32,7 @@ Exit codes:
   70  the system refused something, or an internal error
 )";
 
-struct Arguments {
+struct RunArguments {
   lockstep::LaunchOptions options;
   double grace_seconds = 30, join_seconds = 300, restart_seconds = 1;
   int omp_threads = 0;
@@ -43,7 +43,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(std::llround(seconds * 1000)));
 }
 
-void add_workers(CLI::App& run, Arguments& arguments) {
+void add_workers(CLI::App& run, RunArguments& arguments) {
   auto& options = arguments.options;
   run.option_defaults()->group("Workers");
   run.add_option(
@@ -64,7 +64,7 @@ void add_workers(CLI::App& run, Arguments& arguments) {
   run.add_flag("--local-rank-argument", options.pass_local_rank, "Also pass --local_rank=K to the program");
 }
 
-void add_nodes(CLI::App& run, Arguments& arguments) {
+void add_nodes(CLI::App& run, RunArguments& arguments) {
   auto& options = arguments.options;
   run.option_defaults()->group("Nodes");
   run.add_option("--nnodes", options.nodes,
@@ -96,7 +96,7 @@ void add_nodes(CLI::App& run, Arguments& arguments) {
       ->capture_default_str();
 }
 
-void add_failures(CLI::App& run, Arguments& arguments) {
+void add_failures(CLI::App& run, RunArguments& arguments) {
   run.option_defaults()->group("Failures");
   run.add_option("--max-restarts", arguments.options.max_restarts,
                  "How often all workers are started again after a failure")
@@ -114,7 +114,7 @@ void add_failures(CLI::App& run, Arguments& arguments) {
       ->capture_default_str();
 }
 
-void add_output(CLI::App& run, Arguments& arguments) {
+void add_output(CLI::App& run, RunArguments& arguments) {
   auto& options = arguments.options;
   run.option_defaults()->group("Output");
   run.add_option("--log-dir", options.log_dir, "Write what workers print to ATTEMPT/RANK/stdout and stderr there, too")
@@ -143,9 +143,9 @@ void add_output(CLI::App& run, Arguments& arguments) {
 }  // namespace
 
 void add_run(CLI::App& app, const std::vector<std::string>& program, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<RunArguments>();
   auto* run = app.add_subcommand("run", kAbout);
-  run->footer(kFooter);
+  run->footer(kRunFooter);
   add_workers(*run, *arguments);
   add_nodes(*run, *arguments);
   add_failures(*run, *arguments);

@@ -54,7 +54,7 @@ json take_report(std::string& errors) {
 }
 
 /// What the rank itself said is wrong; empty when it had no time to.
-std::string words_of(const json& culprit) {
+std::string stderr_words(const json& culprit) {
   std::string said;
   for (const auto& line : culprit.at("stderr_tail"))
     if (const auto text = line.get<std::string>(); text.starts_with(kSpeaker))
@@ -69,7 +69,7 @@ std::string remedy_for_signal(int number) {
 }
 
 void judge_culprit(const json& culprit, BackendResult& result) {
-  result.failure = words_of(culprit);
+  result.failure = stderr_words(culprit);
   result.remedy = "`lockstep doctor` checks what may be wrong here; the ranks' output is below";
   if (!result.failure.empty()) return;
   result.failure =

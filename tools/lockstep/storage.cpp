@@ -32,7 +32,7 @@ Folder try_folder(const std::string& purpose, const std::string& path, const std
   return {purpose, path, source, try_to_write(path), space.has_value(), space.value_or(Space{})};
 }
 
-std::string value_of(const Environment::Lookup& lookup, const std::string& variable) {
+std::string variable_or_empty(const Environment::Lookup& lookup, const std::string& variable) {
   return lookup(variable).value_or("");
 }
 
@@ -40,10 +40,10 @@ std::string value_of(const Environment::Lookup& lookup, const std::string& varia
 
 std::vector<Folder> try_folders(const Environment::Lookup& lookup, const Meeting& meeting,
                                 const std::optional<std::string>& checkpoint_folder) {
-  const std::string named = value_of(lookup, "TMPDIR");
+  const std::string named = variable_or_empty(lookup, "TMPDIR");
   std::vector<Folder> folders{
       try_folder("temporary files", named.empty() ? "/tmp" : named, named.empty() ? "" : "TMPDIR")};
-  const std::string flight = value_of(lookup, "LOCKSTEP_FLIGHT_DIR");  // else it is the one above
+  const std::string flight = variable_or_empty(lookup, "LOCKSTEP_FLIGHT_DIR");  // else it is the one above
   if (!flight.empty()) folders.push_back(try_folder(kFlightRecorder, flight, "LOCKSTEP_FLIGHT_DIR"));
   if (meeting.kind == Meeting::Kind::kFile)
     folders.push_back(try_folder("meeting file", fs::path(meeting.file).parent_path(), "LOCKSTEP_INIT_METHOD"));
@@ -54,10 +54,11 @@ std::vector<Folder> try_folders(const Environment::Lookup& lookup, const Meeting
 SecretFile read_secret_file_status(const Environment::Lookup& lookup) {
   SecretFile secret;
   const auto named = lookup("LOCKSTEP_SECRET_FILE");
-  const std::string state = value_of(lookup, "XDG_STATE_HOME");
+  const std::string state = variable_or_empty(lookup, "XDG_STATE_HOME");
   secret.is_named = named.has_value();
   secret.path =
-      named ? *named : (state.empty() ? value_of(lookup, "HOME") + "/.local/state" : state) + "/lockstep/secret";
+      named ? *named
+            : (state.empty() ? variable_or_empty(lookup, "HOME") + "/.local/state" : state) + "/lockstep/secret";
   struct stat status {};
   if (::stat(secret.path.c_str(), &status) != 0) {
     secret.exists = errno != ENOENT && errno != ENOTDIR;

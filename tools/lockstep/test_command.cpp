@@ -23,10 +23,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr const char* kProgram = "lockstep-selftest";
+constexpr const char* kSelftestProgram = "lockstep-selftest";
 constexpr auto kListLimit = std::chrono::seconds(60);  // to load LibTorch, from a slow disk
 
-struct Arguments {
+struct TestArguments {
   int ranks = 2;
   std::vector<std::string> backends{};
   double timeout_seconds = 60;
@@ -119,9 +119,11 @@ int fail(const std::string& message) {
   return 1;
 }
 
-int run(const Arguments& arguments) {
-  const std::string program = arguments.program.empty() ? find_helper_program(kProgram).string() : arguments.program;
-  if (program.empty()) return fail(fmt::format("{} is neither beside lockstep nor in ../libexec/lockstep", kProgram));
+int run_test(const TestArguments& arguments) {
+  const std::string program =
+      arguments.program.empty() ? find_helper_program(kSelftestProgram).string() : arguments.program;
+  if (program.empty())
+    return fail(fmt::format("{} is neither beside lockstep nor in ../libexec/lockstep", kSelftestProgram));
   const auto listed = run_program({program, "--list"}, kListLimit);
   if (!listed.failure.empty()) return fail(fmt::format("{} {}", program, listed.failure));
 
@@ -145,8 +147,8 @@ int run(const Arguments& arguments) {
 }  // namespace lockstep::tool
 
 void add_test(CLI::App& app, int& exit_code) {
-  using lockstep::tool::Arguments;
-  auto arguments = std::make_shared<Arguments>();
+  using lockstep::tool::TestArguments;
+  auto arguments = std::make_shared<TestArguments>();
   auto* command = app.add_subcommand("test", "Try each backend with real ranks on this host");
   command->add_option("-n,--ranks", arguments->ranks, "How many ranks")
       ->check(CLI::Range(1, 4096))
@@ -175,5 +177,5 @@ void add_test(CLI::App& app, int& exit_code) {
       "  0   all passed\n"
       "  1   something failed\n"
       "  2   wrong usage");
-  command->callback([arguments, &exit_code] { exit_code = lockstep::tool::run(*arguments); });
+  command->callback([arguments, &exit_code] { exit_code = lockstep::tool::run_test(*arguments); });
 }

@@ -7,7 +7,7 @@ namespace lockstep::tool {
 namespace {
 
 /// Text within a specification of _arguments or _describe, which is itself within single quotes.
-std::string escaped(const std::string& text) {
+std::string escape_zsh(const std::string& text) {
   std::string result;
   for (const char letter : text) {
     if (letter == '\'')
@@ -50,9 +50,9 @@ std::string option_specification(const Entry& option) {
   for (const auto& name : option.names) names.push_back(with_value(name, option.value));
   auto listed = fmt::format("{}", fmt::join(names, ","));
   if (names.size() > 1) listed = "{" + listed + "}";
-  std::string text = fmt::format("'({})'{}'[{}]", fmt::join(option.names, " "), listed, escaped(option.description));
+  std::string text = fmt::format("'({})'{}'[{}]", fmt::join(option.names, " "), listed, escape_zsh(option.description));
   if (!option.value.name.empty())
-    text += fmt::format("{}{}:{}", option.value.is_optional ? "::" : ":", escaped(option.value.name),
+    text += fmt::format("{}{}:{}", option.value.is_optional ? "::" : ":", escape_zsh(option.value.name),
                         action_of(option.value));
   return text + "'";
 }
@@ -62,7 +62,7 @@ std::string positional_specification(const Value& value, int number) {
   const auto place = value.is_repeated ? "*" : std::to_string(number);
   if (value.completion == Completion::kProgram)
     return fmt::format("'(-){}:program:{}' '*::argument:_normal'", number, action_of(value));
-  return fmt::format("'{}:{}:{}'", place, escaped(value.name), action_of(value));
+  return fmt::format("'{}:{}:{}'", place, escape_zsh(value.name), action_of(value));
 }
 
 /// The specifications of all options and positionals, each on a line of its own.
@@ -81,7 +81,7 @@ std::string zsh_completion(const Manual& lockstep) {
   std::string names, cases;
   for (const auto& command : lockstep.commands) {
     const auto name = last_word(command.name);
-    names += fmt::format("        '{}:{}'\n", name, escaped(command.description));
+    names += fmt::format("        '{}:{}'\n", name, escape_zsh(command.description));
     cases += fmt::format("        {})\n          _arguments -s -S{} && found=0 ;;\n", name,
                          specifications(command, "            "));
   }

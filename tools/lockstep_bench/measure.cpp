@@ -13,7 +13,7 @@
 namespace lockstep::bench {
 namespace {
 
-using Report = std::function<void(const Message&)>;
+using CollectiveReport = std::function<void(const Message&)>;
 
 constexpr std::chrono::duration<double> kAllSizes{60};  // so long may all rounds of all sizes take
 
@@ -37,9 +37,9 @@ std::vector<Contender> make_contenders(const Plan& plan, const ProcessGroup& wor
   return contenders;
 }
 
-class Measurement {
+class CollectiveMeasurement {
  public:
-  Measurement(const Plan& plan, CommonPage& page, const Report& report)
+  CollectiveMeasurement(const Plan& plan, CommonPage& page, const CollectiveReport& report)
       : plan_(plan), page_(page), report_(report), rounds_(plan, page) {}
 
   void measure_round_trip() {
@@ -84,17 +84,17 @@ class Measurement {
 
   const Plan& plan_;
   CommonPage& page_;
-  const Report& report_;
+  const CollectiveReport& report_;
   Rounds rounds_;
 };
 
 }  // namespace
 
-void measure(const Plan& plan, const ProcessGroup& world, CommonPage& page, const Report& report) {
+void measure(const Plan& plan, const ProcessGroup& world, CommonPage& page, const CollectiveReport& report) {
   const auto contenders = make_contenders(plan, world);
   std::optional<Pinning> pinning;
   if (plan.bind) pinning.emplace(world.rank(), world.size());  // behind the threads of all backends
-  Measurement measurement(plan, page, report);
+  CollectiveMeasurement measurement(plan, page, report);
   measurement.measure_round_trip();
   for (int64_t bytes : plan.sizes) measurement.measure_size(bytes, contenders);
 }

@@ -5,12 +5,10 @@
 #include <mutex>
 #include <vector>
 
-#include <gloo/context.h>
-#include <gloo/transport/unbound_buffer.h>
-
 #include <lockstep/backend.h>
 
 #include "comm/direct/link.h"
+#include "comm/gloo/transport.h"
 
 namespace lockstep::gloo_backend {
 
@@ -20,20 +18,18 @@ using direct::Parcel;
 /// Bytes under way to or from one peer.
 class Shipment {
  public:
-  Shipment(::gloo::Context& context, Direction direction, const Parcel& parcel, uint64_t slot);
+  Shipment(Transport& transport, Direction direction, const Parcel& parcel, uint64_t slot);
 
   int peer() const { return peer_; }
   bool is_send() const { return direction_ == Direction::kSend; }
 
-  /// As Gloo's: false when interrupted, an exception after the limit, which also fails all pairs of the context.
-  bool wait(std::chrono::milliseconds limit);
-  /// Ends the wait that is under way, or else the next.
-  void interrupt();
+  bool wait(std::chrono::milliseconds limit) { return request_->wait(limit); }
+  void interrupt() { request_->interrupt(); }
 
  private:
   int peer_;
   Direction direction_;
-  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
+  std::unique_ptr<TransportRequest> request_;
 };
 
 /// The TCP connections of one rank to all others of a group. Thread-safe.
@@ -51,14 +47,13 @@ class Connection {
   void abort(std::exception_ptr cause) noexcept;
 
  private:
-  class Mesh;
-
+  void connect(const BackendContext& context);
   void throw_if_aborted();
   bool wait(Shipment& shipment, std::chrono::milliseconds limit);
 
   const int rank_;
   const int size_;
-  std::shared_ptr<::gloo::Context> context_;  // constant after construction; none for a single rank
+  std::unique_ptr<Transport> transport_;  // constant after construction; none for a single rank
   std::mutex mutex_;
   std::exception_ptr cause_;           // guarded by mutex_
   std::vector<Shipment*> waited_for_;  // guarded by mutex_: what threads wait for now

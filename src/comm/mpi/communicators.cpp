@@ -18,7 +18,7 @@ namespace {
 
 /// Which process of which mpirun this is. Known before MPI begins, since processes that pass for the same one must not
 /// begin it.
-struct Identity {
+struct RankIdentity {
   std::string job;
   int rank = 0;  // in MPI_COMM_WORLD
 };
@@ -29,8 +29,8 @@ std::string first_of(std::initializer_list<const char*> variables) {
   return "";
 }
 
-Identity identify(const BackendContext& context) {
-  Identity result{first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_STEP_ID"}), 0};
+RankIdentity identify(const BackendContext& context) {
+  RankIdentity result{first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_STEP_ID"}), 0};
   int is_begun = 0, is_over = 0;
   MPI_Initialized(&is_begun);
   MPI_Finalized(&is_over);
@@ -57,7 +57,7 @@ struct Introduction {
 Introduction introduce(const BackendContext& context) {
   static std::atomic<int64_t> groups{0};
   auto key = [](int rank) { return text("mpi/", rank); };
-  const Identity mine = identify(context);
+  const RankIdentity mine = identify(context);
   context.store->set(key(context.rank), pack({mine.job, std::to_string(mine.rank), std::to_string(groups++)}));
   Introduction result;
   std::map<int, int> holders;  // of each rank in MPI_COMM_WORLD
@@ -92,7 +92,7 @@ int creation_tag(const Introduction& ranks) {
   return static_cast<int>(most_tag() - number % (most_tag() / 2));
 }
 
-Communicators create(const Introduction& ranks) {
+Communicators create_communicators(const Introduction& ranks) {
   Communicators made;
   MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
   check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
@@ -115,8 +115,8 @@ Communicators make_communicators(const BackendContext& context) {
   const auto ranks = introduce(context);
   Library::of_process().begin(context);
   auto made = std::make_shared<Communicators>();  // outlives a wait that was given up
-  await(run_apart("MPI_Comm_create_group", [=] { *made = create(ranks); }), context, "MPI_Comm_create_group",
-        "it waits for the ranks of the group");
+  await(run_apart("MPI_Comm_create_group", [=] { *made = create_communicators(ranks); }), context,
+        "MPI_Comm_create_group", "it waits for the ranks of the group");
   return *made;
 }
 

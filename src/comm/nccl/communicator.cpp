@@ -14,7 +14,7 @@
 namespace lockstep::nccl {
 namespace {
 
-constexpr auto kPause = std::chrono::microseconds(50);
+constexpr auto kStatePause = std::chrono::microseconds(50);
 constexpr auto kLongestCall = std::chrono::milliseconds(250);
 
 std::string fresh_id() {
@@ -90,7 +90,7 @@ void Communicator::await(Deadline deadline) {
   while (!is_ready()) {
     if (std::chrono::steady_clock::now() >= deadline)
       throw TimeoutError("NCCL: not all ranks have joined the communicator in time");
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kStatePause);
   }
 }
 
@@ -117,7 +117,7 @@ void Communicator::call(const char* doing, Deadline deadline, const std::functio
   while (!has_begun(doing)) {
     if (std::chrono::steady_clock::now() >= deadline)
       throw TimeoutError("NCCL: not all ranks have made the call that connects them in time");
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kStatePause);
   }
 }
 

@@ -22,7 +22,7 @@ void order(const c10::cuda::CUDAStream& earlier, const c10::cuda::CUDAStream& la
 /// What other threads do to the GPU meanwhile, as loading data, is none of the capture's business. LibTorch has this
 /// choice since 2.1.
 template <class Graph>
-void begin(Graph& graph, const at::cuda::MempoolId_t& pool) {
+void begin_capture(Graph& graph, const at::cuda::MempoolId_t& pool) {
   if constexpr (requires { graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal); })
     graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   else
@@ -74,7 +74,7 @@ class OneGraph final : public detail::CaptureStream {
     c10::cuda::CUDAStreamGuard guard(stream_);
     const auto pool = at::cuda::graph_pool_handle();
     graph_.emplace();
-    begin(*graph_, pool);
+    begin_capture(*graph_, pool);
     try {
       work();
       graph_->capture_end();
@@ -101,7 +101,7 @@ class OneGraph final : public detail::CaptureStream {
     graph_.reset();
     try_to([&] {
       at::cuda::CUDAGraph nothing;
-      begin(nothing, at::cuda::graph_pool_handle());
+      begin_capture(nothing, at::cuda::graph_pool_handle());
       const auto something = at::zeros({1}, at::TensorOptions(stream_.device()));
       nothing.capture_end();
     });

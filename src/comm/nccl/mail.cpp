@@ -14,7 +14,7 @@
 namespace lockstep::nccl {
 namespace {
 
-constexpr auto kPause = std::chrono::microseconds(20);
+constexpr auto kMailPause = std::chrono::microseconds(20);
 
 }  // namespace
 
@@ -79,7 +79,7 @@ class Mail::MessageTransfer final : public Transfer {
   void wait(Deadline deadline) override {
     while (!is_done()) {
       if (std::chrono::steady_clock::now() >= deadline) throw TimeoutError("the message has not arrived in time");
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(kMailPause);
     }
   }
 

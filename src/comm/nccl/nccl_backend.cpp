@@ -31,9 +31,9 @@ namespace {
 using namespace nccl;
 
 constexpr int64_t kFoldBytes = 64 << 20;  // of all ranks' parts together, at a time
-constexpr auto kPause = std::chrono::microseconds(20);
+constexpr auto kAbortPause = std::chrono::microseconds(20);
 
-cudaStream_t current_stream() {
+cudaStream_t current_cuda_stream() {
   return c10::cuda::getCurrentCUDAStream();
 }
 
@@ -111,7 +111,7 @@ class NcclBackend final : public Backend {
     if (!reduces(op, data.scalar_type())) return fold_everywhere(data, op, call, true);
     with_ranks(call, "all_reduce", [&](ncclComm_t ranks) {
       return ncclAllReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()),
-                           operation_over_ranks(op), ranks, current_stream());
+                           operation_over_ranks(op), ranks, current_cuda_stream());
     });
   }
 
@@ -119,19 +119,20 @@ class NcclBackend final : public Backend {
     if (!reduces(op, data.scalar_type())) return fold_everywhere(data, op, call, rank_ == root);
     with_ranks(call, "reduce", [&](ncclComm_t ranks) {
       return ncclReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()),
-                        operation_over_ranks(op), root, ranks, current_stream());
+                        operation_over_ranks(op), root, ranks, current_cuda_stream());
     });
   }
 
   void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
     with_ranks(call, "broadcast", [&](ncclComm_t ranks) {
-      return ncclBroadcast(data.data_ptr(), data.data_ptr(), data.nbytes(), ncclInt8, root, ranks, current_stream());
+      return ncclBroadcast(data.data_ptr(), data.data_ptr(), data.nbytes(), ncclInt8, root, ranks,
+                           current_cuda_stream());
     });
   }
 
   void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
     with_ranks(call, "all_gather", [&](ncclComm_t ranks) {
-      return ncclAllGather(input.data_ptr(), output.data_ptr(), input.nbytes(), ncclInt8, ranks, current_stream());
+      return ncclAllGather(input.data_ptr(), output.data_ptr(), input.nbytes(), ncclInt8, ranks, current_cuda_stream());
     });
   }
 
@@ -139,7 +140,7 @@ class NcclBackend final : public Backend {
     if (reduces(op, input.scalar_type()))
       return with_ranks(call, "reduce_scatter", [&](ncclComm_t ranks) {
         return ncclReduceScatter(input.data_ptr(), output.data_ptr(), output.numel(), data_type(input.scalar_type()),
-                                 operation_over_ranks(op), ranks, current_stream());
+                                 operation_over_ranks(op), ranks, current_cuda_stream());
       });
     c10::NoGradGuard no_grad;
     auto rows = at::empty({size_, output.numel()}, output.options());
@@ -159,8 +160,8 @@ class NcclBackend final : public Backend {
         if (peer == rank_) continue;
         const auto& out = sends[peer];
         const auto& in = receives[peer];
-        if (out.defined()) ncclSend(out.data_ptr(), out.nbytes(), ncclInt8, peer, ranks, current_stream());
-        if (in.defined()) ncclRecv(in.data_ptr(), in.nbytes(), ncclInt8, peer, ranks, current_stream());
+        if (out.defined()) ncclSend(out.data_ptr(), out.nbytes(), ncclInt8, peer, ranks, current_cuda_stream());
+        if (in.defined()) ncclRecv(in.data_ptr(), in.nbytes(), ncclInt8, peer, ranks, current_cuda_stream());
       }
       return ncclGroupEnd();
     });
@@ -173,7 +174,7 @@ class NcclBackend final : public Backend {
     QueuedOnStream end(c10::cuda::getCurrentCUDAStream(), communicator_);
     while (!end.is_done()) {
       if (std::chrono::steady_clock::now() >= call.deadline) throw TimeoutError("not all ranks have come in time");
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(kAbortPause);
     }
     communicator_->check_health();  // what an abort has ended is done, too
   }

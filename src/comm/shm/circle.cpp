@@ -34,7 +34,7 @@ Circle::~Circle() {
 
 void Circle::begin_call(const CallInfo& call, uint64_t place, const void* payload, size_t payload_bytes) {
   ++call_;
-  Post& mine = desk(rank_).posts[call_ % 2];
+  CallHeader& mine = desk(rank_).posts[call_ % 2];
   mine.fingerprint = call.fingerprint;
   mine.place = place;
   if (payload_bytes > 0) std::memcpy(mine.payload.data(), payload, payload_bytes);
@@ -42,7 +42,7 @@ void Circle::begin_call(const CallInfo& call, uint64_t place, const void* payloa
   ring_others();
   for (int step = 1; step < size(); ++step) {
     int peer = (rank_ + step) % size();
-    const Post& theirs = post(peer);
+    const CallHeader& theirs = post(peer);
     waiting_.until([&] { return theirs.call.load() >= call_; }, peer, call.deadline);
     if (theirs.fingerprint != call.fingerprint)
       throw MismatchError(text("rank ", peer, " makes another call than rank ", rank_));

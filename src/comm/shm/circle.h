@@ -38,10 +38,10 @@ class Circle {
 
   /// Begins a call: shows this rank's post and waits for those of the others. `payload` may be up to kPayloadBytes.
   /// MismatchError when a rank comes with another fingerprint.
-  void begin_call(const CallInfo& call, uint64_t place = Post::kElsewhere, const void* payload = nullptr,
+  void begin_call(const CallInfo& call, uint64_t place = CallHeader::kElsewhere, const void* payload = nullptr,
                   size_t payload_bytes = 0);
   /// What a rank showed in this call.
-  Post& post(int rank) const { return desk(rank).posts[call_ % 2]; }
+  CallHeader& post(int rank) const { return desk(rank).posts[call_ % 2]; }
   /// Returns when no rank touches another's memory in this call any more.
   void end_call(Deadline deadline);
 

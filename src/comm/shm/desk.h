@@ -24,7 +24,7 @@ struct alignas(kLine) Flag {
 
 /// What a rank shows the others at the beginning of a call. Small data travels right here, beginning in the line of the
 /// number that the others wait for.
-struct alignas(kLine) Post {
+struct alignas(kLine) CallHeader {
   static constexpr uint64_t kElsewhere = ~uint64_t{0};
 
   std::atomic<uint64_t> call{0};  // written last
@@ -63,7 +63,7 @@ struct Desk {
   Flag filled;                                    // chunks that lie ready in slots
   Flag worked;                                    // chunks of all ranks that this one has worked on
   Flag done;                                      // the last call in which it is done with the others' memory
-  std::array<Post, 2> posts;
+  std::array<CallHeader, 2> posts;
   std::array<std::atomic<uint64_t>, kMostRanks> first_letters{};  // to each rank; 0: none yet
   std::array<Slot, kSlots> slots;
 };

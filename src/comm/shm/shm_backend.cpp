@@ -17,16 +17,12 @@
 namespace lockstep {
 namespace {
 
+using shm::CallHeader;
 using shm::Circle;
 using shm::kChunkBytes;
 using shm::kPayloadBytes;
-using shm::Post;
 
 constexpr int64_t kCacheLine = 64;
-
-char* bytes_of(const at::Tensor& tensor) {
-  return static_cast<char*>(tensor.data_ptr());
-}
 
 int64_t size_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.nbytes());
@@ -102,7 +98,7 @@ class ShmBackend final : public Backend {
 
   void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
     if (travels_with_the_call(data)) {
-      circle_->begin_call(call, Post::kElsewhere, bytes_of(data), rank_ == root ? data.nbytes() : 0);
+      circle_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), rank_ == root ? data.nbytes() : 0);
       if (rank_ != root) std::memcpy(bytes_of(data), circle_->post(root).payload.data(), data.nbytes());
       return;
     }
@@ -188,7 +184,7 @@ class ShmBackend final : public Backend {
     auto bytes = [](const at::Tensor& part) { return part.defined() ? size_of(part) : 0; };
     std::vector<int64_t> sent;
     for (const auto& part : sends) sent.push_back(bytes(part));
-    circle_->begin_call(call, Post::kElsewhere, sent.data(), sent.size() * sizeof(int64_t));
+    circle_->begin_call(call, CallHeader::kElsewhere, sent.data(), sent.size() * sizeof(int64_t));
     auto sent_by = [&](int rank) { return reinterpret_cast<const int64_t*>(circle_->post(rank).payload.data()); };
     int64_t longest = 0;
     for (int rank = 0; rank < size_; ++rank) {
@@ -253,7 +249,7 @@ class ShmBackend final : public Backend {
   static bool travels_with_the_call(const at::Tensor& data) { return data.nbytes() <= kPayloadBytes; }
 
   void begin_small(const at::Tensor& data, const CallInfo& call) {
-    circle_->begin_call(call, Post::kElsewhere, bytes_of(data), data.nbytes());
+    circle_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), data.nbytes());
   }
 
   // Every rank reduces all of it: another round of waiting would cost more.
@@ -266,10 +262,10 @@ class ShmBackend final : public Backend {
   // --- data in shared tensors
 
   void begin_large(const at::Tensor& data, const CallInfo& call) {
-    circle_->begin_call(call, circle_->arena()->offset_of(bytes_of(data)).value_or(Post::kElsewhere));
+    circle_->begin_call(call, circle_->arena()->offset_of(bytes_of(data)).value_or(CallHeader::kElsewhere));
   }
 
-  bool is_shared(int rank) const { return circle_->post(rank).place != Post::kElsewhere; }
+  bool is_shared(int rank) const { return circle_->post(rank).place != CallHeader::kElsewhere; }
 
   bool all_are_shared() const {
     for (int rank = 0; rank < size_; ++rank)

@@ -20,10 +20,6 @@ namespace {
 using threads::Hub;
 using threads::Post;
 
-char* bytes_of(const at::Tensor& tensor) {
-  return static_cast<char*>(tensor.data_ptr());
-}
-
 class ThreadsTransfer final : public Transfer {
  public:
   ThreadsTransfer(std::shared_ptr<Hub> hub, int from, int to, uint32_t tag, int peer, std::shared_ptr<Post> post)

@@ -17,7 +17,7 @@
 namespace lockstep::bench {
 namespace {
 
-constexpr const char* kFooter = R"(
+constexpr const char* kBenchFooter = R"(
 Sizes are in bytes; K, M and G are powers of 1024. In each size the backends take turns, round by round, and their
 results are compared element by element with what they should be. The columns are those of nccl-tests; floor is the part
 of a time that memory and caches need in any case. Other programs that run meanwhile are measured, too.
@@ -162,6 +162,6 @@ void add_bench(CLI::App& app, int& exit_code) {
   lockstep::bench::add_run_options(*command, *arguments);
   lockstep::bench::add_message_options(*command, *arguments);
   lockstep::bench::add_ddp_options(*command, arguments->request);
-  command->footer(lockstep::bench::kFooter);
+  command->footer(lockstep::bench::kBenchFooter);
   command->callback([arguments, &exit_code] { exit_code = lockstep::bench::run(*arguments); });
 }

@@ -14,7 +14,7 @@
 namespace lockstep::bench {
 namespace {
 
-constexpr const char* kProgram = "lockstep-bench";
+constexpr const char* kBenchProgram = "lockstep-bench";
 
 std::string counted(int number, const char* noun) {
   return fmt::format("{} {}{}", number, noun, number == 1 ? "" : "s");
@@ -23,9 +23,9 @@ std::string counted(int number, const char* noun) {
 }  // namespace
 
 std::string find_program() {
-  const auto program = tool::find_helper_program(kProgram).string();
+  const auto program = tool::find_helper_program(kBenchProgram).string();
   if (program.empty())
-    throw SystemError(fmt::format("{} is neither beside lockstep nor in ../libexec/lockstep", kProgram));
+    throw SystemError(fmt::format("{} is neither beside lockstep nor in ../libexec/lockstep", kBenchProgram));
   return program;
 }
 

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/or_null.h"
 #include "bench/sizes.h"
 #include "bench/statistics.h"
 
@@ -11,11 +12,6 @@ namespace lockstep::bench {
 namespace {
 
 using json = nlohmann::ordered_json;
-
-template <class Number>
-json or_null(const std::optional<Number>& number) {
-  return number ? json(*number) : json();
-}
 
 }  // namespace
 

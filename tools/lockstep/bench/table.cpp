@@ -23,7 +23,7 @@ std::string microseconds(double value) {
   return fmt::format("{:.{}f}", value, std::clamp(4 - before, 0, 2));
 }
 
-std::string multiple(double value) {
+std::string short_multiple(double value) {
   if (value < 0.1) return fmt::format("{:.2g}x", value);
   return fmt::format("{:.{}f}x", value, value < 9.95 ? 2 : value < 99.5 ? 1 : 0);
 }
@@ -62,7 +62,7 @@ std::string ratio_table(const std::vector<Row>& rows) {
     text += fmt::format("  {:>10}", written_bytes(first.bytes));
     for (size_t i = 1; i < series.size(); ++i) {
       const Row* other = series[i].find(first.bytes);
-      text += fmt::format("  {:>{}}", other && first.time_us > 0 ? multiple(other->time_us / first.time_us) : "-",
+      text += fmt::format("  {:>{}}", other && first.time_us > 0 ? short_multiple(other->time_us / first.time_us) : "-",
                           std::max<size_t>(series[i].name().size(), 8));
     }
     text += "\n";

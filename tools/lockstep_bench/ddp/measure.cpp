@@ -18,14 +18,14 @@ namespace lockstep::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Report = std::function<void(const DdpMessage&)>;
+using DdpReport = std::function<void(const DdpMessage&)>;
 
 constexpr std::chrono::duration<double> kAllModels{60};  // so long may all rounds of all models take
 constexpr std::chrono::duration<double> kSample{0.1};    // so long should a sample take, at least
 
-class Measurement {
+class DdpMeasurement {
  public:
-  Measurement(const DdpPlan& plan, const ProcessGroup& world, CommonPage& page, const Report& report)
+  DdpMeasurement(const DdpPlan& plan, const ProcessGroup& world, CommonPage& page, const DdpReport& report)
       : plan_(plan), world_(world), page_(page), report_(report), rounds_(plan, page) {
     if (!plan.python.empty()) start_python();
     say(DdpSetting{world.backend_name(), TORCH_VERSION, at::globalContext().userEnabledMkldnn()});
@@ -98,15 +98,15 @@ class Measurement {
   const DdpPlan& plan_;
   const ProcessGroup& world_;
   CommonPage& page_;
-  const Report& report_;
+  const DdpReport& report_;
   Rounds rounds_;
   std::optional<PythonRank> python_;
 };
 
 }  // namespace
 
-void measure_ddp(const DdpPlan& plan, const ProcessGroup& world, CommonPage& page, const Report& report) {
-  Measurement measurement(plan, world, page, report);
+void measure_ddp(const DdpPlan& plan, const ProcessGroup& world, CommonPage& page, const DdpReport& report) {
+  DdpMeasurement measurement(plan, world, page, report);
   for (const auto& model : plan.models) measurement.measure_model(model);
 }
 

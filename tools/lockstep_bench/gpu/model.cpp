@@ -15,7 +15,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr uint64_t kSeed = 1, kDataSeed = 2;
+constexpr uint64_t kModelSeed = 1, kDataSeed = 2;
 constexpr int64_t kImages = 64;
 
 struct GptSize {
@@ -90,7 +90,7 @@ class GptImpl : public nn::Module {
 TORCH_MODULE(Gpt);
 
 GpuTask make_gpt_task(const GptSize& size) {
-  at::manual_seed(kSeed);
+  at::manual_seed(kModelSeed);
   GpuTask task{.model = nn::Sequential(Gpt(size)), .input = {}, .target = {}, .in_bfloat16 = true};
   at::manual_seed(kDataSeed);
   task.input = at::randint(size.vocabulary, {size.batch, size.context}, at::kLong);

@@ -28,7 +28,7 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
 const at::Device kGpu(at::kCUDA, 0);
-constexpr double kLearningRate = 3e-4;  // gpu_trainer.py has the same
+constexpr double kGpuLearningRate = 3e-4;  // gpu_trainer.py has the same
 
 /// While it lives, this thread computes in bfloat16 what that is good enough for.
 class Autocast {
@@ -55,7 +55,7 @@ class GpuTraining {
     task_.target = task_.target.to(kGpu);
     if (group) ddp_.emplace(task_.model, *group);
     parameters_ = task_.model->parameters();
-    optimizer_ = std::make_unique<FusedAdamW>(parameters_, torch::optim::AdamWOptions(kLearningRate));
+    optimizer_ = std::make_unique<FusedAdamW>(parameters_, torch::optim::AdamWOptions(kGpuLearningRate));
     if (is_captured) captured_.emplace(*group, Step{*this});
   }
 
@@ -99,8 +99,8 @@ int64_t peak_bytes() {
   return allocator::getDeviceStats(0).allocated_bytes[0].peak;  // 0: of all pools together
 }
 
-std::string carry_out(const std::string& request, const std::optional<ProcessGroup>& group, bool is_captured,
-                      std::unique_ptr<GpuTraining>& training) {
+std::string answer_request(const std::string& request, const std::optional<ProcessGroup>& group, bool is_captured,
+                           std::unique_ptr<GpuTraining>& training) {
   std::istringstream words(request);
   std::string command, argument;
   words >> command >> argument;
@@ -137,7 +137,7 @@ void serve_trainer(const std::string& side) {
   std::unique_ptr<GpuTraining> training;
   say(TORCH_VERSION);
   for (std::string request; std::getline(std::cin, request);)
-    say(carry_out(request, group, side == "captured", training));
+    say(answer_request(request, group, side == "captured", training));
 }
 
 }  // namespace lockstep::bench

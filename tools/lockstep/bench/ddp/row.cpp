@@ -2,15 +2,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/or_null.h"
+
 namespace lockstep::bench {
 namespace {
 
 using json = nlohmann::ordered_json;
-
-template <class Number>
-json or_null(const std::optional<Number>& number) {
-  return number ? json(*number) : json();
-}
 
 void add_times(json& object, const std::string& side, const std::optional<StepTimes>& times) {
   object[side + "_ms"] = times ? json(times->median_ms) : json();

@@ -37,7 +37,7 @@ constexpr int kCheckedSteps = 20;  // from the first weights
 constexpr int kFewestSteps = 10;   // in a sample: before the first the GPU has nothing to do, unlike in training
 constexpr int kWarmUps = 2;        // rounds that do not count
 constexpr int kWarmUpShare = 5;    // so much of a sample goes before it: whoever trains has slept for a while
-constexpr int kFewestRounds = 5, kMostRounds = 101;
+constexpr int kFewestGpuRounds = 5, kMostRounds = 101;
 constexpr Seconds kAllModels{60};  // so long may all rounds of all models take
 constexpr Seconds kSample{0.1};    // so long should a sample take, at least
 
@@ -83,7 +83,7 @@ class GpuMeasurement {
       take_round(row);
     }
     const Seconds limit = kAllModels / static_cast<double>(plan_.models.size());
-    const int fitting = std::clamp(static_cast<int>(limit / (Clock::now() - begin)), kFewestRounds, kMostRounds);
+    const int fitting = std::clamp(static_cast<int>(limit / (Clock::now() - begin)), kFewestGpuRounds, kMostRounds);
     for (auto& sample : row.samples) sample.times_us.clear();
     for (int round = 0; round < (plan_.rounds > 0 ? plan_.rounds : fitting); ++round) take_round(row);
   }

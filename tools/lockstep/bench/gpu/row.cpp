@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/operation.h"
+#include "bench/or_null.h"
 #include "bench/statistics.h"
 #include "bench/step_times.h"
 
@@ -19,8 +20,8 @@ using json = nlohmann::ordered_json;
 constexpr double kRounding = 0.01;  // of a loss, after steps in bfloat16 or TF32 by whichever kernels
 constexpr GpuSide kSides[] = {GpuSide::kPlain,       GpuSide::kDdp,       GpuSide::kCaptured,  GpuSide::kPythonPlain,
                               GpuSide::kPythonGraph, GpuSide::kPythonDdp, GpuSide::kPythonBest};
-constexpr const char* kTimes = "{} {:<10} {:<12} {:>8} {:>8} {:>8} {:>9} {:>8}\n";
-constexpr const char* kComparison = "{} {:<10} {:>10} {:>12} {:>10} {:>13} {:>15} {:>14}\n";
+constexpr const char* kGpuTimes = "{} {:<10} {:<12} {:>8} {:>8} {:>8} {:>9} {:>8}\n";
+constexpr const char* kGpuComparison = "{} {:<10} {:>10} {:>12} {:>10} {:>13} {:>15} {:>14}\n";
 
 bool is_wrong(const GpuSample& sample, const GpuSample& plain) {
   return !(std::abs(sample.loss - plain.loss) <= kRounding * std::abs(plain.loss));  // NaN, too
@@ -42,10 +43,6 @@ std::optional<double> memory_ratio(const GpuRow& row) {
 
 std::string or_dash(const std::optional<double>& value) {
   return value ? multiple(*value) : "-";
-}
-
-json or_null(const std::optional<double>& value) {
-  return value ? json(*value) : json();
 }
 
 }  // namespace
@@ -110,15 +107,15 @@ std::string to_json_line(const GpuRow& row) {
 }
 
 std::string gpu_header() {
-  return fmt::format(kTimes, "#", "model", "side", "time", "p10", "p90", "peak", "loss") +
-         fmt::format(kTimes, "#", "", "", "(ms)", "(ms)", "(ms)", "(MiB)", "");
+  return fmt::format(kGpuTimes, "#", "model", "side", "time", "p10", "p90", "peak", "loss") +
+         fmt::format(kGpuTimes, "#", "", "", "(ms)", "(ms)", "(ms)", "(MiB)", "");
 }
 
 std::string gpu_lines(const GpuRow& row) {
   std::string lines;
   for (const auto& sample : row.samples) {
     const auto times = step_times(sample.times_us);
-    lines += fmt::format(kTimes, " ", row.model, name_of(sample.side), milliseconds(times.median_ms),
+    lines += fmt::format(kGpuTimes, " ", row.model, name_of(sample.side), milliseconds(times.median_ms),
                          milliseconds(times.p10_ms), milliseconds(times.p90_ms),
                          fmt::format("{:.1f}", static_cast<double>(sample.peak_bytes) / (1 << 20)),
                          fmt::format("{:.4f}", sample.loss));
@@ -127,10 +124,10 @@ std::string gpu_lines(const GpuRow& row) {
 }
 
 std::string gpu_comparison(const std::vector<GpuRow>& rows) {
-  std::string text = "#\n" + fmt::format(kComparison, "#", "model", "ddp/plain", "python/ddp", "best/ddp",
+  std::string text = "#\n" + fmt::format(kGpuComparison, "#", "model", "ddp/plain", "python/ddp", "best/ddp",
                                          "plain/plain", "captured/graph", "peak/python's");
   for (const auto& row : rows)
-    text += fmt::format(kComparison, " ", row.model, or_dash(row.ratio(GpuSide::kDdp, GpuSide::kPlain)),
+    text += fmt::format(kGpuComparison, " ", row.model, or_dash(row.ratio(GpuSide::kDdp, GpuSide::kPlain)),
                         or_dash(row.ratio(GpuSide::kPythonDdp, GpuSide::kDdp)),
                         or_dash(row.ratio(GpuSide::kPythonBest, GpuSide::kDdp)),
                         or_dash(row.ratio(GpuSide::kPythonPlain, GpuSide::kPlain)),
