@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/failing_rank.h"
 #include "support/rank_process.h"
 #include "support/temporary_folder.h"
 
@@ -30,6 +31,13 @@ constexpr int kKilled = 128 + SIGKILL;
 /// Ranks of failing_rank, one of which is killed, stopped, late or wrong.
 class FailingJob : public testing::Test {
  protected:
+  static void SetUpTestSuite() {
+    if (kSlowness == 1)  // sanitizers do not follow a fork
+      contained_programs()[FAILING_RANK] = [](const std::vector<std::string>& arguments) {
+        return run_failing_rank(arguments.at(0));
+      };
+  }
+
   /// Ranks, over shared memory or over TEST_BACKEND, that keep what they write, their secret included, in a folder of
   /// this test.
   JobProcesses job(const std::string& scenario, int world_size, std::map<std::string, std::string> variables = {}) {

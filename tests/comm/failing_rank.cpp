@@ -19,6 +19,7 @@
 #include <lockstep/lockstep.h>
 
 #include "comm/backend_registry.h"
+#include "comm/failing_rank.h"
 #include "comm/mixed_calls.h"
 
 namespace {
@@ -452,9 +453,9 @@ const std::map<std::string, std::function<void()>> kScenarios{
 
 }  // namespace
 
-int main(int, char** argv) {
+int run_failing_rank(const std::string& scenario) {
   try {
-    kScenarios.at(argv[1])();
+    kScenarios.at(scenario)();
     print("done");
     return 0;
   } catch (const lockstep::PeerError& error) {

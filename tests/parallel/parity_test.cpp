@@ -14,7 +14,11 @@
 namespace lockstep {
 namespace {
 
-constexpr int kSteps = 50;
+/// The long tier trains for longer.
+int step_count() {
+  const char* steps = std::getenv("LOCKSTEP_TEST_PARITY_STEPS");
+  return steps ? std::atoi(steps) : 20;
+}
 
 /// A token model: embedding, one block of self-attention, a head.
 struct AttentionImpl : torch::nn::Module {
@@ -49,7 +53,7 @@ template <class Forward>
 void train_steps(Forward&& forward, torch::optim::Optimizer& optimizer,
                  const std::function<std::pair<torch::Tensor, torch::Tensor>(int)>& batch,
                  const std::function<void()>& after_step) {
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < step_count(); ++step) {
     auto [data, target] = batch(step);
     optimizer.zero_grad();
     torch::nn::functional::cross_entropy(forward(data), target).backward();

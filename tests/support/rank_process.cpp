@@ -9,7 +9,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iostream>
 #include <stdexcept>
 
 #include <gtest/gtest.h>
@@ -36,12 +40,29 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
+/// What a program inherits across exec: the environment, and the descriptors that are not closed by it.
+void act_as_started(const std::vector<std::string>& environment) {
+  ::clearenv();
+  for (const auto& entry : environment)
+    ::setenv(entry.substr(0, entry.find('=')).c_str(), entry.substr(entry.find('=') + 1).c_str(), 1);
+  std::vector<int> descriptors;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    descriptors.push_back(std::stoi(entry.path().filename()));
+  for (int descriptor : descriptors)
+    if (int flags = ::fcntl(descriptor, F_GETFD); flags >= 0 && (flags & FD_CLOEXEC) != 0) ::close(descriptor);
+}
+
 int milliseconds_until(RankProcess::Clock::time_point deadline) {
   auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - RankProcess::Clock::now()).count();
   return static_cast<int>(std::max<int64_t>(left, 0));
 }
 
 }  // namespace
+
+std::map<std::string, ProgramFunction>& contained_programs() {
+  static std::map<std::string, ProgramFunction> programs;
+  return programs;
+}
 
 RankProcess::RankProcess(const std::vector<std::string>& command, const std::map<std::string, std::string>& variables) {
   int to_child[2];
@@ -51,12 +72,19 @@ RankProcess::RankProcess(const std::vector<std::string>& command, const std::map
   auto environment = environment_with(variables);
   auto argv = pointers(arguments);
   auto envp = pointers(environment);
+  const auto contained = contained_programs().find(command[0]);
+  std::cout << std::flush;
+  std::fflush(nullptr);  // or the child would print it once more
   pid_ = ::fork();
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::dup2(to_child[0], 0);
     ::dup2(from_child[1], 1);
     ::dup2(from_child[1], 2);
+    if (contained != contained_programs().end()) {
+      act_as_started(environment);
+      std::exit(contained->second({command.begin() + 1, command.end()}));
+    }
     ::execvpe(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }

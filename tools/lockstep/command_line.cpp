@@ -91,6 +91,10 @@ CommandLine::CommandLine() : app_("Distributed data-parallel training for C++ on
   add_man(app_, exit_code_);
 }
 
+int run_command(std::vector<std::string> arguments) {
+  return CommandLine().run(std::move(arguments));
+}
+
 int CommandLine::run(std::vector<std::string> arguments) {
   const std::string command = !arguments.empty() && has_command(app_, arguments[0]) ? arguments[0] : "";
   try {

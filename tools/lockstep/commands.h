@@ -3,7 +3,12 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
+
+/// Runs the command that the arguments (without the program's name) name and returns the exit code.
+int run_command(std::vector<std::string> arguments);
 
 /// Each adds one command to `lockstep`. When it is chosen, parsing runs it and sets the exit code.
 void add_run(CLI::App& app, const std::vector<std::string>& program, int& exit_code);

@@ -1,6 +1,8 @@
 #include <iostream>
 #include <memory>
 
+#include <CLI/CLI.hpp>
+
 #include "commands.h"
 #include "completion.h"
 

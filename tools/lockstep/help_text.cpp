@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "table.h"
 #include "wrap.h"
 
 namespace lockstep::tool {

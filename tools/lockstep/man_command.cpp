@@ -2,6 +2,8 @@
 #include <iostream>
 #include <memory>
 
+#include <CLI/CLI.hpp>
+
 #include <lockstep/version.h>
 
 #include "commands.h"

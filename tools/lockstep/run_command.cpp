@@ -1,6 +1,8 @@
 #include <cmath>
 #include <memory>
 
+#include <CLI/CLI.hpp>
+
 #include <lockstep/launcher.h>
 
 #include "commands.h"

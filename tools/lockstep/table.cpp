@@ -1,15 +1,10 @@
 #include "table.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
 
 #include <fmt/format.h>
 
 #include "doctor.h"
-#include "wrap.h"
 
 namespace lockstep::tool {
 namespace {
@@ -67,16 +62,6 @@ std::string to_table(const std::vector<Section>& sections, const TableStyle& sty
     text += "\n";
   }
   return text + summary(sections, style);
-}
-
-TableStyle style_of_stdout() {
-  TableStyle style;
-  if (::isatty(STDOUT_FILENO) == 0) return style;
-  const char* no_colour = std::getenv("NO_COLOR");
-  style.colour = !no_colour || *no_colour == '\0';
-  winsize size{};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) style.columns = size.ws_col;
-  return style;
 }
 
 }  // namespace lockstep::tool

@@ -4,13 +4,9 @@
 #include <vector>
 
 #include "finding.h"
+#include "wrap.h"
 
 namespace lockstep::tool {
-
-struct TableStyle {
-  int columns = 100;
-  bool colour = false;
-};
 
 /// The findings with their remedies below them, in lines that fit, and a summary: "12 ok, 2 warnings, 0 errors". A path
 /// that is longer than a line is broken behind a slash.
@@ -18,8 +14,5 @@ std::string to_table(const std::vector<Section>& sections, const TableStyle& sty
 
 /// One of its rows, with a column of so many letters for the checks' names.
 std::string to_row(const Finding& finding, int check_columns, const TableStyle& style);
-
-/// As wide as the terminal; without one, 100 columns. Coloured on a terminal unless NO_COLOR is set and not empty.
-TableStyle style_of_stdout();
 
 }  // namespace lockstep::tool

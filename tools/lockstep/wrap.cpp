@@ -1,5 +1,9 @@
 #include "wrap.h"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
 #include <sstream>
 
 namespace lockstep::tool {
@@ -30,6 +34,16 @@ std::vector<std::string> wrap(const std::string& text, size_t columns) {
     }
   }
   return lines;
+}
+
+TableStyle style_of_stdout() {
+  TableStyle style;
+  if (::isatty(STDOUT_FILENO) == 0) return style;
+  const char* no_colour = std::getenv("NO_COLOR");
+  style.colour = !no_colour || *no_colour == '\0';
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) style.columns = size.ws_col;
+  return style;
 }
 
 }  // namespace lockstep::tool
