@@ -53,12 +53,16 @@ install_missing() {
   say "Missing on this machine: $(listed "${required[@]}" "${optional[@]}")"
   if can_install; then
     say "Installing with apt-get: ${required_packages[*]} ${optional_packages[*]}"
-    as_root apt-get update -qq || true
-    apt_install "${required_packages[@]}" "${optional_packages[@]}" && return
-    # A package that this release does not have must not keep the others out.
-    [ ${#required[@]} -eq 0 ] || { apt_install "${required_packages[@]}" && required=(); }
-    local package
-    for package in "${optional_packages[@]}"; do apt_install "$package" || true; done
+    as_root apt-get update -qq 2>/dev/null || true
+    # A package that this release does not have, or that cannot be reached, must not keep the others out.
+    local package known=()
+    for package in "${required_packages[@]}" "${optional_packages[@]}"; do
+      apt-cache show "$package" >/dev/null 2>&1 && known+=("$package")
+    done
+    if [ ${#known[@]} -gt 0 ] && apt_install "${known[@]}"; then
+      [ ${#known[@]} -eq $((${#required_packages[@]} + ${#optional_packages[@]})) ] && return
+      [[ " ${known[*]} " == *" ${required_packages[*]} "* ]] && required=()
+    fi
     say 'apt-get could not install all of them.'
   else
     say 'They cannot be installed here: there is no apt-get, or no right to use it.'

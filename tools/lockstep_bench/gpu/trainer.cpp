@@ -27,7 +27,7 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-const at::Device kGpu(at::kCUDA, 0);
+const at::Device kFirstGpu(at::kCUDA, 0);
 constexpr double kGpuLearningRate = 3e-4;  // gpu_trainer.py has the same
 
 /// While it lives, this thread computes in bfloat16 what that is good enough for.
@@ -50,9 +50,9 @@ class Autocast {
 class GpuTraining {
  public:
   GpuTraining(GpuTask task, const std::optional<ProcessGroup>& group, bool is_captured) : task_(std::move(task)) {
-    task_.model->to(kGpu);
-    task_.input = task_.input.to(kGpu);
-    task_.target = task_.target.to(kGpu);
+    task_.model->to(kFirstGpu);
+    task_.input = task_.input.to(kFirstGpu);
+    task_.target = task_.target.to(kFirstGpu);
     if (group) ddp_.emplace(task_.model, *group);
     parameters_ = task_.model->parameters();
     optimizer_ = std::make_unique<FusedAdamW>(parameters_, torch::optim::AdamWOptions(kGpuLearningRate));
@@ -131,9 +131,9 @@ void serve_trainer(const std::string& side) {
     if (::write(answers, line.data(), line.size()) < 0) throw SystemError("nobody listens any more");
   };
   at::globalContext().setFloat32MatmulPrecision("high");
-  at::zeros({1}, kGpu);  // makes the allocator ready to be asked
+  at::zeros({1}, kFirstGpu);  // makes the allocator ready to be asked
   std::optional<ProcessGroup> group;
-  if (side != "plain") group = init_process_group({.backend = "nccl", .rank = 0, .world_size = 1, .device = kGpu});
+  if (side != "plain") group = init_process_group({.backend = "nccl", .rank = 0, .world_size = 1, .device = kFirstGpu});
   std::unique_ptr<GpuTraining> training;
   say(TORCH_VERSION);
   for (std::string request; std::getline(std::cin, request);)
