@@ -1,5 +1,5 @@
-// Ends a program that loads another LibTorch than lockstep was compiled with. Classes have another layout there, so that
-// the program would crash at some later call without a reason that anybody could read.
+// Ends a program that loads another LibTorch than lockstep was compiled with. Classes have another layout there, so
+// that the program would crash at some later call without a reason that anybody could read.
 
 #include <dlfcn.h>
 

@@ -67,8 +67,8 @@ Line::~Line() {
 
 // --- connecting
 
-// A store that is full of strangers, not quite up yet, or about to end drops the connection: a reason to try again. One that
-// answers and does not accept our key will not accept it later.
+// A store that is full of strangers, not quite up yet, or about to end drops the connection: a reason to try again. One
+// that answers and does not accept our key will not accept it later.
 void Line::connect() {
   std::string reason;
   auto pause = kFirstPause;

@@ -1,5 +1,5 @@
-// Jobs that PyTorch's own torchrun starts: its agent has a store at MASTER_PORT already. Debian's torchrun is broken with
-// Python 3.11, so this needs a PyTorch 2.x.
+// Jobs that PyTorch's own torchrun starts: its agent has a store at MASTER_PORT already. Debian's torchrun is broken
+// with Python 3.11, so this needs a PyTorch 2.x.
 
 #include <cstdlib>
 

@@ -22,5 +22,8 @@ class SkipReporter final : public testing::EmptyTestEventListener {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   testing::UnitTest::GetInstance()->listeners().Append(new SkipReporter);
-  return RUN_ALL_TESTS();
+  const int result = RUN_ALL_TESTS();
+  if (testing::UnitTest::GetInstance()->test_to_run_count() > 0 || testing::GTEST_FLAG(list_tests)) return result;
+  std::cout << "the filter '" << testing::GTEST_FLAG(filter) << "' selects no test" << std::endl;
+  return 1;
 }

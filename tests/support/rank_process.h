@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-/// Programs that this process contains, by their paths: what they do with their arguments. A RankProcess of one of them is
-/// forked and calls the function. It does not have to load LibTorch, which takes most of a second of computing time.
+/// Programs that this process contains, by their paths: what they do with their arguments. A RankProcess of one of them
+/// is forked and calls the function. It does not have to load LibTorch, which takes most of a second of computing time.
 /// Register only while this process has a single thread.
 using ProgramFunction = int (*)(const std::vector<std::string>& arguments);
 std::map<std::string, ProgramFunction>& contained_programs();

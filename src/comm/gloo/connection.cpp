@@ -46,10 +46,10 @@ std::unique_ptr<Transport> listen(const BackendContext& context) {
   } catch (const SystemError&) {
     throw;
   } catch (const std::exception& error) {
-    throw SystemError(
-        text("gloo cannot listen on ",
-             options.interface.empty() ? "address " + options.address : "interface " + options.interface, ": ",
-             error.what(), ". Set LOCKSTEP_INTERFACE to an interface that the other hosts can reach"));
+    throw SystemError(text("gloo cannot listen on ",
+                           options.interface.empty() ? "address " + options.address : "interface " + options.interface,
+                           ": ", error.what(),
+                           ". Set LOCKSTEP_INTERFACE to an interface that the other hosts can reach"));
   }
 }
 

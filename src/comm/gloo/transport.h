@@ -11,8 +11,8 @@
 ///
 /// PyTorch's wheel contains a Gloo of its own and exports its symbols. Code that is compiled with the headers of the
 /// installed Gloo would be bound to the wheel's classes, whose layout differs, and crash. So only a module calls Gloo
-/// (transport_module.cpp, built as liblockstep_gloo). `open_transport` loads the module when the first group needs it and
-/// binds it to the installed Gloo.
+/// (transport_module.cpp, built as liblockstep_gloo). `open_transport` loads the module when the first group needs it
+/// and binds it to the installed Gloo.
 namespace lockstep::gloo_backend {
 
 /// Gloo's own error: a connection is broken, or a wait took too long.
@@ -34,7 +34,7 @@ class TransportRequest {
 struct TransportOptions {
   int rank = 0;
   int size = 1;
-  std::string interface{};  // to listen on; if empty, `address`
+  std::string interface {};  // to listen on; if empty, `address`
   std::string address{};
   std::chrono::milliseconds connect_timeout{};
 };

@@ -34,9 +34,7 @@ class GlooRequest final : public TransportRequest {
         [&] { return direction_ == Direction::kSend ? buffer_->waitSend(limit) : buffer_->waitRecv(limit); });
   }
 
-  void interrupt() override {
-    direction_ == Direction::kSend ? buffer_->abortWaitSend() : buffer_->abortWaitRecv();
-  }
+  void interrupt() override { direction_ == Direction::kSend ? buffer_->abortWaitSend() : buffer_->abortWaitRecv(); }
 
  private:
   const std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
