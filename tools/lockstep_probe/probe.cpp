@@ -13,9 +13,12 @@
 #include <set>
 #include <string>
 
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/rand.h>
 #include <c10/core/GradMode.h>
 #include <torch/cuda.h>
 #include <torch/version.h>
