@@ -160,10 +160,13 @@ configure() {
   sed -n '/^-- lockstep /,/^$/p' "$folder/configure.log"
 }
 
+# steps_in LOG: "12/40", the last step that Ninja has finished; nothing before the first.
+steps_in() { { grep -ao '^\[[0-9]*/[0-9]*\]' "$1" || true; } | tail -n 1 | tr -d '[]'; }
+
 # build FOLDER [TARGETS...]: one line of progress on a terminal. The compiler's output goes to FOLDER/build.log, and the
 # first error in it is shown.
 build() {
-  local folder=$1 begin=$SECONDS steps='' line status=0
+  local folder=$1 begin=$SECONDS line status=0
   shift
   local log=$folder/build.log
   cmake --build "$folder" ${1:+--target "$@"} >"$log" 2>&1 &
@@ -171,8 +174,8 @@ build() {
   trap 'kill "$builder" 2>/dev/null; exit 130' INT TERM
   if [ -t 1 ]; then
     while kill -0 "$builder" 2>/dev/null; do
-      line=$(grep -ao '^\[[0-9]*/[0-9]*\]' "$log" | tail -n 1 | tr -d '[]')
-      printf '\r\033[K  %s of %s steps, %d s' "${line%/*}" "${line#*/}" $((SECONDS - begin))
+      line=$(steps_in "$log")
+      printf '\r\033[K  %s%d s' "${line:+${line%/*} of ${line#*/} steps, }" $((SECONDS - begin))
       sleep 0.5
     done
     printf '\r\033[K'
@@ -184,6 +187,6 @@ build() {
     say "The build has failed. The whole log: $log"
     exit $status
   fi
-  steps=$(grep -ao '^\[[0-9]*/[0-9]*\]' "$log" | tail -n 1 | sed 's|.*/||; s|]||')
-  say "Built in $((SECONDS - begin)) s${steps:+, $steps steps}. Log: $log"
+  line=$(steps_in "$log")
+  say "Built in $((SECONDS - begin)) s${line:+, ${line#*/} steps}. Log: $log"
 }
