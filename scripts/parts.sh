@@ -112,7 +112,6 @@ install_torch_wheel() {
 # choose_torch HOW: sets torch to the folder of TorchConfig.cmake. HOW is debian, wheel, a path, or nothing: what is
 # installed, in the order of cmake/LockstepFindTorch.cmake.
 choose_torch() {
-  local first=debian second=wheel
   case $1 in
     debian)
       torch=$(torch_in /usr) || { install_torch_debian && torch=$(torch_in /usr); } ||
@@ -124,7 +123,7 @@ choose_torch() {
       torch=$(torch_in "$1") || { say "--torch $1: there is no TorchConfig.cmake in it."; exit 1; } ;;
     *)
       torch=$(torches | sed -n '1s/^[^ ]* //p')
-      [ -n "$torch" ] || install_torch_$first || install_torch_$second ||
+      [ -n "$torch" ] || install_torch_debian || install_torch_wheel ||
         { say 'lockstep cannot be built without LibTorch, and neither apt-get nor pip can install it here.'; exit 1; }
       torch=$(torches | sed -n '1s/^[^ ]* //p') ;;
   esac
