@@ -85,9 +85,10 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   /// guard is gone averages what has come together.
   [[nodiscard]] detail::NoSync no_sync() const;
 
-  /// From the next backward on, until it is called again, ranks count in the average by the samples of their batches,
-  /// so that the result is the mean over all samples, as of one process on the concatenated batch. Collective: every
-  /// rank calls it, equally often. It returns at once.
+  /// Ranks count in the average by the samples of their batches, so that the result is the mean over all samples, as of
+  /// one process on the concatenated batch. The weight holds for each backward, under no_sync too, until the next call.
+  /// 0 is for an empty batch: the rank's gradients count as zeros. Collective: every rank calls it, equally often. It
+  /// returns at once. UsageError for a negative weight; in backward, on a CPU, when the weights of all ranks are 0.
   void set_batch_weight(double samples);
 
   /// Lets `loop` be of different length on each rank: see lockstep::join.

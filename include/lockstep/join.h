@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <lockstep/error.h>
@@ -27,7 +28,8 @@ class LOCKSTEP_EXPORT InputsExhausted : public Error {
 
 /// One iteration of the ranks in a join, as all of them know it.
 struct JoinRound {
-  std::vector<double> weights;   // by rank; 0 for those that have no inputs left
+  std::vector<double> weights;   // by rank; 0 without inputs, or for an empty batch
+  std::vector<bool> has_inputs;  // by rank
   bool is_weighted = false;      // some rank's weight was set by set_batch_weight
   bool is_synchronised = false;  // gradients are averaged in this iteration: it is not under no_sync
   bool is_training = false;      // the model is in training mode
@@ -41,9 +43,9 @@ class LOCKSTEP_EXPORT JoinContext {
  public:
   JoinContext(ProcessGroup group, JoinOptions options);
 
-  /// What a rank that trains says of its iteration. One that has no inputs left says nothing: weight 0.
+  /// What a rank that trains says of its iteration. A rank without inputs says nothing: no weight.
   struct Turn {
-    double weight = 0;
+    std::optional<double> weight{};
     bool is_weighted = false;
     bool is_synchronised = false;
     bool is_training = false;

@@ -41,10 +41,24 @@ Recording::Recording() {
 
 Recording::~Recording() {
   current = nullptr;
+  for (const auto& call : if_abandoned_) call();
+}
+
+std::vector<std::function<void()>> Recording::take() {
+  if_abandoned_.clear();
+  return std::move(before_replay_);
+}
+
+bool Recording::is_active() {
+  return current != nullptr;
 }
 
 void Recording::before_replay(std::function<void()> call) {
   if (current) current->before_replay_.push_back(std::move(call));
+}
+
+void Recording::if_abandoned(std::function<void()> call) {
+  if (current) current->if_abandoned_.push_back(std::move(call));
 }
 
 bool is_capturing([[maybe_unused]] c10::Device device) {

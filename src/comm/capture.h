@@ -33,8 +33,8 @@ std::unique_ptr<CaptureStream> make_capture_stream(c10::Device device);
 /// place in the order, its time-out, and fails when a rank is lost. Collective.
 void run_captured(const ProcessGroup& group, const std::function<void()>& replay, const CallOptions& options);
 
-/// A step that this thread is capturing, from construction to destruction: those who take part in it and have something
-/// to do before each replay say so.
+/// A step that this thread is capturing, from construction to destruction. Objects that take part in it register what
+/// they have to do before each replay, and what to undo when the capture fails.
 class Recording {
  public:
   Recording();
@@ -42,14 +42,19 @@ class Recording {
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  /// What they have said, in order.
-  std::vector<std::function<void()>> take() { return std::move(before_replay_); }
+  /// The calls before each replay, in order. The capture has succeeded: nothing is undone.
+  std::vector<std::function<void()>> take();
 
-  /// Remembers it in the recording that the calling thread is making; nothing where it makes none.
+  /// Whether the calling thread is making one.
+  static bool is_active();
+  /// Adds a call to the calling thread's recording; does nothing without one.
   static void before_replay(std::function<void()> call);
+  /// Adds a call that the destructor makes unless the capture succeeded. It must not throw.
+  static void if_abandoned(std::function<void()> call);
 
  private:
   std::vector<std::function<void()>> before_replay_;
+  std::vector<std::function<void()>> if_abandoned_;
 };
 
 }  // namespace lockstep::detail

@@ -12,23 +12,25 @@ InputsExhausted::~InputsExhausted() = default;
 Joinable::~Joinable() = default;
 
 int JoinRound::trains() const {
-  return static_cast<int>(std::count_if(weights.begin(), weights.end(), [](double weight) { return weight > 0; }));
+  return static_cast<int>(std::count(has_inputs.begin(), has_inputs.end(), true));
 }
 
 int JoinRound::last_rank() const {
-  for (int rank = static_cast<int>(weights.size()) - 1; rank >= 0; --rank)
-    if (weights[rank] > 0) return rank;
+  for (int rank = static_cast<int>(has_inputs.size()) - 1; rank >= 0; --rank)
+    if (has_inputs[rank]) return rank;
   return -1;
 }
 
 JoinContext::JoinContext(ProcessGroup group, JoinOptions options) : group_(std::move(group)), options_(options) {}
 
 const JoinRound& JoinContext::next_round(const Turn& turn) {
-  // Of each rank its weight, then of how many ranks each of three things holds.
-  auto sum = at::zeros({group_.size() + 3}, at::kDouble);
+  // Each rank's weight, whether each rank has inputs, then for how many ranks each of three things holds.
+  const int ranks = group_.size();
+  auto sum = at::zeros({2 * ranks + 3}, at::kDouble);
   double* value = sum.data_ptr<double>();
-  double* flags = value + group_.size();
-  value[group_.rank()] = turn.weight;
+  double* flags = value + 2 * ranks;
+  value[group_.rank()] = turn.weight.value_or(0);
+  value[ranks + group_.rank()] = turn.weight.has_value();
   flags[0] = turn.is_weighted;
   flags[1] = turn.is_synchronised;
   flags[2] = turn.is_training;
@@ -36,14 +38,15 @@ const JoinRound& JoinContext::next_round(const Turn& turn) {
   group_.all_reduce(sum);
   sum = sum.cpu();
   value = sum.data_ptr<double>();
-  flags = value + group_.size();
-  round_ = {{value, flags}, flags[0] > 0, flags[1] > 0, flags[2] > 0};
+  flags = value + 2 * ranks;
+  round_ = {{value, value + ranks}, {}, flags[0] > 0, flags[1] > 0, flags[2] > 0};
+  for (int rank = 0; rank < ranks; ++rank) round_.has_inputs.push_back(value[ranks + rank] > 0);
 
   const int trains = round_.trains();
   if (options_.throw_on_early_termination && trains > 0 && trains < group_.size()) {
     std::vector<int> out;
     for (int rank = 0; rank < group_.size(); ++rank)
-      if (round_.weights[rank] == 0) out.push_back(rank);
+      if (!round_.has_inputs[rank]) out.push_back(rank);
     throw InputsExhausted(text("rank ", group_.rank(), ": ", out.size() == 1 ? "rank " : "ranks ", enumerate(out),
                                out.size() == 1 ? " has" : " have", " no inputs left; all ranks stop here"));
   }

@@ -47,22 +47,25 @@ Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Te
 
 void Bucket::reset() {
   missing_ = contents_.gradients.size();
+  places_.clear();
+  values_.clear();
+  average_.reset();
+  finish_hook_ = nullptr;
 }
 
-void Bucket::put(size_t slot, const at::Tensor& gradient, double factor) {
+void Bucket::put(size_t slot, const at::Tensor& gradient) {
   auto place = contents_.gradients[slot];
   if (!gradient.defined()) {
     place.zero_();
-  } else if (place.is_cuda() && factor == 1 && is_most_of_it(place) && !same_memory(gradient, place)) {
-    place.copy_(gradient, /*non_blocking=*/true);
-  } else if (place.is_cuda() && !same_memory(gradient, place)) {
-    factor_ = factor;
-    places_.push_back(place);
-    values_.push_back(gradient);
-  } else if (factor != 1) {
-    at::mul_out(place, gradient, at::scalar_tensor(factor, at::kDouble));
   } else if (!same_memory(gradient, place)) {
-    write(place, gradient);
+    if (!place.is_cuda()) {
+      write(place, gradient);
+    } else if (is_most_of_it(place)) {
+      place.copy_(gradient, /*non_blocking=*/true);
+    } else {
+      places_.push_back(place);
+      values_.push_back(gradient);
+    }
   }
   if (--missing_ == 0) times_.full = Clock::now();
 }
@@ -73,7 +76,7 @@ bool Bucket::is_most_of_it(const at::Tensor& place) const {
 }
 
 void Bucket::put_extra(const at::Tensor& values) {
-  if (places_.empty() || factor_ != 1) {
+  if (places_.empty()) {
     extra_.copy_(values);
   } else {
     places_.push_back(extra_);
@@ -84,7 +87,6 @@ void Bucket::put_extra(const at::Tensor& values) {
 void Bucket::settle() {
   if (places_.empty()) return;
   detail::copy_together(places_, values_);
-  if (factor_ != 1) at::_foreach_mul_(places_, factor_);
   places_.clear();
   values_.clear();
 }

@@ -35,11 +35,11 @@ class Bucket {
   /// All of it is zero.
   void clear() { memory_.zero_(); }
 
-  /// All gradients are missing again.
+  /// All gradients are missing again. Drops what an interrupted backward has left.
   void reset();
-  /// One more gradient is there: times `factor`, or zero when it is undefined. On a GPU they are copied together when
-  /// the bucket leaves, and kept until then, but for one that takes up most of it.
-  void put(size_t slot, const at::Tensor& gradient, double factor);
+  /// Adds a gradient, or zeros when it is undefined. On a GPU small gradients are kept until the bucket's reduction
+  /// starts and are then copied together; a gradient that fills most of the bucket is copied at once.
+  void put(size_t slot, const at::Tensor& gradient);
   /// The same for the elements after the gradients.
   void put_extra(const at::Tensor& values);
   /// What was put is in the bucket's memory.
@@ -65,7 +65,6 @@ class Bucket {
   GradientBucket contents_;
   size_t missing_ = 0;
   std::vector<at::Tensor> places_, values_;  // to be copied together, on a GPU
-  double factor_ = 1;                        // on those values that are gradients
   std::optional<Work> average_;              // of a reduction under way
   FinishReduction finish_hook_{};            // of a reduction under way
   Times times_{};

@@ -19,7 +19,7 @@ namespace detail {
 
 NoSync::NoSync(std::shared_ptr<Replica> replica)
     : replica_(std::move(replica)), was_enabled_(replica_->reducer().is_enabled()) {
-  replica_->reducer().set_enabled(false);
+  replica_->begin_no_sync();
 }
 
 NoSync::~NoSync() {

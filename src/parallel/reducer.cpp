@@ -38,14 +38,26 @@ class Reducer::Hook final : public torch::autograd::FunctionPostHook {
   Hook(Reducer& reducer, size_t parameter) : reducer_(reducer), parameter_(parameter) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    reducer_.on_gradient(parameter_);
+                                            const torch::autograd::variable_list& gradients) override {
+    reducer_.on_gradient(parameter_, gradients[0].defined());
     return outputs;
   }
 
  private:
   Reducer& reducer_;
   const size_t parameter_;
+};
+
+class Reducer::WeightHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit WeightHook(Reducer& reducer) : reducer_(reducer) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    return {reducer_.weigh(gradients[0])};
+  }
+
+ private:
+  Reducer& reducer_;
 };
 
 Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
@@ -61,36 +73,82 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       used_(parameters_.size()),
       marks_(parameters_.size()) {
   make_buckets();
-  listen();
+  listen_anew();
 }
 
 Reducer::~Reducer() {
-  stop_listening();
+  std::for_each(listeners_.begin(), listeners_.end(), stop_listening);
+  std::for_each(replaced_.begin(), replaced_.end(), stop_listening);
 }
 
-void Reducer::listen() {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i].tensor));
-    hook_keys_.push_back(accumulators_[i]->add_post_hook(std::make_unique<Hook>(*this, i)));
-  }
+// --- hooks on the accumulators
+
+Reducer::Listener Reducer::listen(size_t parameter) {
+  auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter].tensor);
+  const auto key = accumulator->add_post_hook(std::make_unique<Hook>(*this, parameter));
+  Listener listener{parameter, std::move(accumulator), key};
+  if (weighs_gradients_) add_weight_hook(listener);
+  return listener;
 }
 
-void Reducer::stop_listening() {
-  for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
-  accumulators_.clear();
-  hook_keys_.clear();
+void Reducer::stop_listening(const Listener& listener) {
+  listener.accumulator->del_post_hook(listener.key);
+  std::erase_if(listener.accumulator->pre_hooks(),
+                [&](const auto& hook) { return hook.get() == listener.weight_hook; });
 }
 
-// Autograd makes a new accumulator, on the current stream, once nobody holds the old one.
-void Reducer::follow_stream() {
+// Autograd makes a new accumulator, on the current stream, once nothing holds the old one.
+void Reducer::listen_anew() {
+  std::for_each(listeners_.begin(), listeners_.end(), stop_listening);
+  listeners_.clear();
+  for (size_t i = 0; i < parameters_.size(); ++i) listeners_.push_back(listen(i));
+}
+
+bool Reducer::is_connected(size_t parameter) const {
+  return torch::autograd::impl::try_get_grad_accumulator(parameters_[parameter].tensor) ==
+         listeners_[parameter].accumulator;
+}
+
+void Reducer::connect() {
   const auto now = stream_of(group_.device());
   std::lock_guard lock(mutex_);
-  if (now == stream_ || in_backward_) return;
-  for (const auto& accumulator : accumulators_)
-    if (accumulator.use_count() > 1) return;
-  stop_listening();
-  listen();
+  if (in_backward_) return;
+  auto is_in_graph = [](const Listener& listener) { return listener.accumulator.use_count() > 1; };
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (!is_connected(i)) replaced_.push_back(std::exchange(listeners_[i], listen(i)));
+  std::erase_if(replaced_, [&](const Listener& listener) {
+    if (is_in_graph(listener)) return false;
+    stop_listening(listener);
+    return true;
+  });
+  if (now == stream_ || std::any_of(listeners_.begin(), listeners_.end(), is_in_graph)) return;
+  listen_anew();
   stream_ = now;
+}
+
+void Reducer::add_weight_hook(Listener& listener) {
+  auto hook = std::make_unique<WeightHook>(*this);
+  listener.weight_hook = hook.get();
+  listener.accumulator->add_pre_hook(std::move(hook));
+}
+
+void Reducer::weigh_gradients() {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(weighs_gradients_, true)) return;
+  for (auto& listener : listeners_) add_weight_hook(listener);
+  for (auto& listener : replaced_) add_weight_hook(listener);
+}
+
+bool Reducer::weighs_gradients() const {
+  std::lock_guard lock(mutex_);
+  return weighs_gradients_;
+}
+
+// Before autograd accumulates the gradient, so that each backward of an accumulation counts by its own weight.
+at::Tensor Reducer::weigh(const at::Tensor& gradient) {
+  std::lock_guard lock(mutex_);
+  const bool is_dense = gradient.defined() && gradient.layout() == c10::kStrided;
+  return is_dense ? weight_.apply(gradient) : gradient;
 }
 
 // The last bucket also carries the marks.
@@ -174,14 +232,17 @@ const at::Tensor& Reducer::view_of(size_t parameter) const {
 
 // --- while backward runs
 
-void Reducer::on_gradient(size_t parameter) {
+// Autograd also comes here with an undefined gradient, which a function returns for an input that its result does not
+// depend on.
+void Reducer::on_gradient(size_t parameter, bool is_defined) {
   std::lock_guard lock(mutex_);
-  used_[parameter] = 1;
+  if (is_defined) used_[parameter] = 1;
   if (!enabled_) {
-    has_unsynchronised_ = true;
+    has_unsynchronised_ = has_unsynchronised_ || is_defined;
     return;
   }
   attend(current_backward_task());
+  if (!is_defined) return;
   arrivals_.push_back(parameter);
   if (!is_complete(parameter)) return;
   put_in_bucket(parameter);
@@ -215,9 +276,9 @@ void Reducer::on_task_end(const BackwardTask& task) {
 }
 
 void Reducer::begin() {
+  if (weighs_gradients_) weight_.wait_for_sum();  // may throw, while this backward can still be left
   in_backward_ = true;
   began_ = StepTimes::Clock::now();
-  factor_ = weight_.factor();
   started_ = 0;
   in_ = 0;
   arrivals_.clear();
@@ -264,7 +325,7 @@ void Reducer::put_in_bucket(size_t parameter) {
     throw UsageError(text("rank ", group_.rank(), ": the gradient of parameter '", name, "' is ", gradient.layout(),
                           "; only dense gradients can be averaged (for Embedding, set sparse to false)"));
   auto& bucket = buckets_[states_[parameter].bucket];
-  bucket.put(states_[parameter].slot, gradient, factor_);
+  bucket.put(states_[parameter].slot, gradient);
   if (options_.check_finite && not_finite_.empty()) {
     bucket.settle();
     if (!at::isfinite(view_of(parameter)).all().item<bool>()) not_finite_ = name;
@@ -392,6 +453,17 @@ void Reducer::plan_anew() {
   }
 }
 
+void Reducer::abandon_capture() {
+  std::lock_guard lock(mutex_);
+  in_backward_ = false;
+  has_unsynchronised_ = false;
+  for (auto& bucket : buckets_) bucket.reset();
+  for (auto& state : states_) state.kept.reset();
+  for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();
+  std::fill(used_.begin(), used_.end(), 0);
+  marks_ = UseMarks(parameters_.size());
+}
+
 void Reducer::shadow() {
   std::lock_guard lock(mutex_);
   c10::NoGradGuard no_grad;
@@ -423,6 +495,10 @@ std::string Reducer::describe_unused() const {
   for (size_t i = 0; i < parameters_.size(); ++i)
     if (marks_.unused_somewhere(i)) (used_[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
   if (here.empty() && elsewhere.empty()) return {};
+  if (here.size() == parameters_.size())
+    return text("rank ", group_.rank(),
+                ": backward gave no gradient to any parameter of the wrapped model: the loss does not depend on them; "
+                "compute the loss from the wrapper's output, without detach() or NoGradGuard");
   auto sentence = [](const std::vector<std::string>& names, const char* where) {
     return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");
   };

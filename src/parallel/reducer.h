@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 
 #include <lockstep/bucket_plan.h>
 #include <lockstep/comm_hook.h>
@@ -59,9 +60,19 @@ class Reducer {
   /// UsageError when there is one already.
   void set_hook(CommHook hook);
 
-  /// On a GPU, autograd accumulates gradients on the stream that was current when it was last called: before a forward.
-  /// It stays with the old one as long as what an earlier forward has returned is kept.
-  void follow_stream();
+  /// Before a forward: hooks on the accumulators that the forward's graph will use. LibTorch replaces a parameter's
+  /// accumulator when the parameter's storage is replaced (torch::load, to()). On a GPU, autograd accumulates gradients
+  /// on the stream on which the accumulator was made, so a new current stream needs new accumulators; the old ones stay
+  /// while the result of an earlier forward keeps them.
+  void connect();
+
+  /// Multiplies every gradient by this rank's factor of `weight`, from the next backward on.
+  void weigh_gradients();
+  bool weighs_gradients() const;
+
+  /// Forgets a backward that was being captured in a CUDA graph when the capture failed: none of it has run. Its
+  /// gradients are undefined afterwards.
+  void abandon_capture();
 
   /// A backward that the calling thread is in has come to what the model returned: it will end with a reduction, even
   /// if no parameter gets a gradient.
@@ -89,10 +100,22 @@ class Reducer {
     at::Tensor kept{};   // the old gradient, where the reduction writes over it
   };
   class Hook;
+  class WeightHook;
+  /// The hooks on one accumulator of a parameter.
+  struct Listener {
+    size_t parameter;
+    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive: autograd holds it weakly
+    uintptr_t key;
+    torch::autograd::FunctionPreHook* weight_hook = nullptr;
+  };
 
   void make_buckets();
-  void listen();
-  void stop_listening();
+  Listener listen(size_t parameter);
+  void listen_anew();
+  void add_weight_hook(Listener& listener);
+  static void stop_listening(const Listener& listener);
+  bool is_connected(size_t parameter) const;
+  at::Tensor weigh(const at::Tensor& gradient);
   // A rank that has no input in the first iteration of a join records later than the others; whether marks travel must
   // be the same everywhere.
   bool is_recording() const { return options_.static_graph && !has_recorded_; }
@@ -100,7 +123,7 @@ class Reducer {
   bool needs_marks() const { return !options_.static_graph || reductions_ == 0 || options_.check_finite; }
   const at::Tensor& view_of(size_t parameter) const;
 
-  void on_gradient(size_t parameter);
+  void on_gradient(size_t parameter, bool is_defined);
   void attend(const BackwardTask& task);
   void on_task_end(const BackwardTask& task);
   void begin();
@@ -125,10 +148,11 @@ class Reducer {
   BatchWeight& weight_;
   StepRecorder& recorder_;
 
-  mutable std::mutex mutex_;                                          // guards all that follows
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // kept alive: autograd holds them weakly
-  std::vector<uintptr_t> hook_keys_;
-  c10::Stream stream_;  // on which they were made
+  mutable std::mutex mutex_;         // guards all that follows
+  std::vector<Listener> listeners_;  // of the parameters
+  std::vector<Listener> replaced_;   // on accumulators that were replaced and that an older graph still uses
+  bool weighs_gradients_ = false;
+  c10::Stream stream_;  // on which the accumulators were made
   BucketPlan plan_;
   std::vector<Bucket> buckets_;
   std::vector<State> states_;  // of the parameters
@@ -142,7 +166,6 @@ class Reducer {
   bool is_planned_anew_ = false;
   // Of the backward that runs:
   bool in_backward_ = false;
-  double factor_ = 1;  // on this rank's gradients
   StepTimes::Clock::time_point began_{};
   size_t started_ = 0;              // buckets whose reduction has started
   size_t in_ = 0;                   // gradients that are in their buckets

@@ -76,7 +76,8 @@ void Replica::before_forward() {
   reducer_->check_finished();
   check_unchanged();
   if (!c10::GradMode::is_enabled()) return;
-  reducer_->follow_stream();
+  reducer_->connect();
+  if (Recording::is_active()) take_part_in_capture();
   const bool is_training = wrapped_.module().is_training();
   int source = kSource;
   if (join_) {
@@ -99,6 +100,27 @@ void Replica::take_buffers_if_due(int source) {
   if (options_.broadcast_buffers && std::exchange(buffers_taken_at_, now) != now) broadcast_buffers(source);
 }
 
+// A graph reads and writes the parameters' memory, and multiplies gradients by weights or does not.
+void Replica::take_part_in_capture() {
+  std::vector<const void*> addresses;
+  for (const auto& [name, tensor] : reducer_->parameters()) addresses.push_back(tensor.data_ptr());
+  Recording::before_replay([reducer = reducer_, addresses, weighs = reducer_->weighs_gradients()] {
+    for (size_t i = 0; i < addresses.size(); ++i)
+      if (const auto& [name, tensor] = reducer->parameters()[i]; tensor.data_ptr() != addresses[i])
+        throw UsageError(text("parameter '", name,
+                              "' has other memory than when the step was captured (torch::load, set_data or to()); "
+                              "make a new CapturedStep after loading"));
+    if (reducer->weighs_gradients() != weighs)
+      throw UsageError(
+          "the first set_batch_weight came after the step was captured, which does not weight its gradients; call it "
+          "before the step's first call");
+  });
+  Recording::if_abandoned([this] {
+    reducer_->abandon_capture();
+    buffers_taken_at_ = -1;
+  });
+}
+
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (!c10::GradMode::is_enabled()) return;
@@ -113,12 +135,15 @@ void Replica::check_unchanged() const {
                           "; the wrapper averages what it was given: change the model first, then wrap it (again)"));
 }
 
-// Only where gradients accumulate on this rank is there anything to look for.
+void Replica::begin_no_sync() {
+  warn_of_lone_step();
+  if (!reducer_->has_unsynchronised()) glance_ = wrapped_.glance();
+  reducer_->set_enabled(false);
+}
+
+// Parameters must not change between the first backward under no_sync and the next reduction.
 void Replica::warn_of_lone_step() {
-  const bool has_unsynchronised = reducer_->has_unsynchronised();
-  if (has_warned_ || (reducer_->is_enabled() && !has_unsynchronised)) return;
-  const auto before = std::exchange(glance_, wrapped_.glance());
-  if (!has_unsynchronised || before == glance_) return;
+  if (has_warned_ || !reducer_->has_unsynchronised() || glance_ == wrapped_.glance()) return;
   has_warned_ = true;
   log_warning(
       text("rank ", group_.rank(),
@@ -134,6 +159,7 @@ void Replica::set_batch_weight(double samples) {
                           "' is a SyncBatchNorm, which sums over the ranks inside of backward; divide each rank's "
                           "summed loss by the mean number of samples of a rank instead"));
   join_ ? weight_.set_in_join(samples) : weight_.set(samples);
+  reducer_->weigh_gradients();
 }
 
 void Replica::broadcast_buffers(int source) {
@@ -143,6 +169,7 @@ void Replica::broadcast_buffers(int source) {
 void Replica::broadcast_parameters_and_buffers(int source) {
   broadcast_coalesced(group_, tensors_of(wrapped_.parameters()), source);
   broadcast_buffers(source);
+  glance_ = wrapped_.glance();
 }
 
 void Replica::check_replicas() const {
@@ -159,6 +186,7 @@ void Replica::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
                           "throw_on_early_termination, or give all ranks as many inputs"));
   join_ = std::move(context);
   leads_join_ = is_first;
+  reducer_->weigh_gradients();
 }
 
 void Replica::leave_join() noexcept {

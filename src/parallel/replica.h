@@ -23,6 +23,7 @@ class Replica {
   void before_forward();
   void after_forward(const std::vector<at::Tensor>& outputs);
 
+  void begin_no_sync();
   void set_batch_weight(double samples);
   void broadcast_buffers(int source);
   void broadcast_parameters_and_buffers(int source);
@@ -41,6 +42,7 @@ class Replica {
 
  private:
   void check_unchanged() const;
+  void take_part_in_capture();
   void warn_of_lone_step();
   void take_buffers_if_due(int source);
   void weigh(const JoinRound& round);
@@ -55,7 +57,7 @@ class Replica {
   std::shared_ptr<Reducer> reducer_;  // constant after construction; graphs may outlive this
   int64_t buffers_taken_at_ = -1;     // how many reductions there had been
   int64_t iterations_ = 0;
-  uint64_t glance_ = 0;  // at the parameters, at the last forward of those that accumulate
+  uint64_t glance_ = 0;  // at the parameters, before the first backward under no_sync since the last reduction
   bool has_warned_ = false;
   std::shared_ptr<JoinContext> join_;  // while in one
   bool leads_join_ = false;

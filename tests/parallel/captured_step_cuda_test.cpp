@@ -1,6 +1,8 @@
 // CapturedStep with ranks as processes that share one GPU.
 
 #include <chrono>
+#include <cmath>
+#include <sstream>
 
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -168,6 +170,130 @@ TEST_F(CudaCapturedStep, SaysWhatCannotBeCaptured) {
     });
     for (int i = 0; i < 3; ++i) later(input);
     expect_error<UsageError>([&] { later(input); }, "FusedAdamW: the first step");
+  });
+}
+
+/// Makes the host wait in backward while `*waits`.
+struct WaitInBackward : torch::autograd::Function<WaitInBackward> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, torch::Tensor x, const bool* waits) {
+    context->saved_data["waits"] = reinterpret_cast<int64_t>(waits);
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    if (*reinterpret_cast<const bool*>(context->saved_data["waits"].toInt())) gradients[0].sum().item<float>();
+    return {gradients[0], torch::Tensor()};
+  }
+};
+
+TEST_F(CudaCapturedStep, AFailedCaptureLeavesTheWrapperAsItWas) {
+  on_both([](ProcessGroup world) {
+    Mlp model, expected;
+    for (Mlp each : {model, expected}) {
+      fill_parameters(*each, 1);
+      each->to(kGpu);
+    }
+    DistributedDataParallel ddp(model, world, {.buckets = {.first_bytes = 100, .cap_bytes = 300}});
+    DistributedDataParallel eager(expected, world);
+    FusedSGD optimizer(ddp.parameters(), SGDOptions(0.1)), eager_optimizer(eager.parameters(), SGDOptions(0.1));
+    bool waits = true;
+    auto body = [&](const torch::Tensor& x) {
+      optimizer.zero_grad();
+      auto hidden = ddp(x);
+      // The last layers' gradients are in their buckets when the host waits.
+      (WaitInBackward::apply(model->first(x), &waits).sum() + hidden.square().sum()).backward();
+      optimizer.step();
+    };
+    auto step_eagerly = [&](const torch::Tensor& x) {
+      eager_optimizer.zero_grad();
+      (expected->first(x).sum() + eager(x).square().sum()).backward();
+      eager_optimizer.step();
+    };
+    const auto x = inputs_of(0, world.rank(), {6}, torch::kFloat).to(kGpu);
+    {
+      CapturedStep step(world, body);
+      for (int i = 0; i < 3; ++i) step(x);
+      expect_error<UsageError>([&] { step(x); }, "cannot be captured");
+    }
+    body(x);
+    waits = false;
+    CapturedStep step(world, body);
+    for (int i = 0; i < 5; ++i) step(x);
+    EXPECT_TRUE(step.is_captured());
+    for (int i = 0; i < 9; ++i) step_eagerly(x);
+    expect_equal(model, expected, "parameter");
+  });
+}
+
+TEST_F(CudaCapturedStep, WeightsReachReplays) {
+  on_both([](ProcessGroup world) {
+    Mlp model, expected;
+    for (Mlp each : {model, expected}) {
+      fill_parameters(*each, 1);
+      each->to(kGpu);
+    }
+    DistributedDataParallel ddp(model, world), eager(expected, world);
+    FusedSGD optimizer(ddp.parameters(), SGDOptions(0.1)), eager_optimizer(eager.parameters(), SGDOptions(0.1));
+    CapturedStep step(world,
+                      [&](const torch::Tensor& x, const torch::Tensor& y) { return train(ddp, optimizer, x, y); });
+    for (int i = 0; i < 9; ++i) {
+      const auto x = inputs_of(i, world.rank(), {6}, torch::kFloat).to(kGpu);
+      const auto y = targets_of(i, world.rank()).to(kGpu);
+      // A weight of 0 hides a gradient that is NaN.
+      const bool is_empty = i % 4 == 2 && world.rank() == 0;
+      const double weight = is_empty ? 0 : 1 + (i + world.rank()) % 3;
+      ddp.set_batch_weight(weight);
+      eager.set_batch_weight(weight);
+      step(is_empty ? x * std::nan("") : x, y);
+      train(eager, eager_optimizer, x, y);
+    }
+    EXPECT_TRUE(step.is_captured());
+    expect_equal(model, expected, "parameter");
+  });
+}
+
+TEST_F(CudaCapturedStep, AFirstWeightOrALoadAfterTheCaptureIsRefused) {
+  on_both([](ProcessGroup world) {
+    Mlp model;
+    model->to(kGpu);
+    DistributedDataParallel ddp(model, world);
+    FusedSGD optimizer(ddp.parameters(), SGDOptions(0.1));
+    const auto x = inputs_of(0, world.rank(), {6}, torch::kFloat), y = targets_of(0, world.rank());
+    auto make = [&] {
+      auto step = std::make_unique<CapturedStep<std::function<void(torch::Tensor, torch::Tensor)>>>(
+          world, [&](torch::Tensor input, torch::Tensor target) { train(ddp, optimizer, input, target); });
+      for (int i = 0; i < 5; ++i) (*step)(x, y);
+      return step;
+    };
+    auto step = make();
+    ddp.set_batch_weight(2);
+    expect_error<UsageError>([&] { (*step)(x, y); }, "rank ", "set_batch_weight", "before the step's first call");
+    step = make();
+    std::stringstream file;
+    torch::save(model, file);
+    torch::load(model, file, kGpu);
+    expect_error<UsageError>([&] { (*step)(x, y); }, "rank ", "'first.weight'", "torch::load", "make a new");
+    step = make();
+    (*step)(x, y);
+    ddp.check_replicas();
+  });
+}
+
+TEST_F(CudaCapturedStep, SettingAWeightDoesNotMakeTheHostWait) {
+  on_both([](ProcessGroup world) {
+    Mlp model;
+    model->to(kGpu);
+    DistributedDataParallel ddp(model, world);
+    FusedSGD optimizer(ddp.parameters(), SGDOptions(0.1));
+    const auto input = inputs_of(0, world.rank(), {6}, torch::kFloat).to(kGpu);
+    const auto target = targets_of(0, world.rank()).to(kGpu);
+    auto step = [&] {
+      ddp.set_batch_weight(1 + world.rank());
+      train(ddp, optimizer, input, target);
+    };
+    for (int i = 0; i < 3; ++i) step();
+    NoWaiting no_waiting;
+    for (int i = 0; i < 20; ++i) step();
   });
 }
 

@@ -234,19 +234,40 @@ TEST(Graphs, ForwardTakesAndReturnsWhateverTheModuleDoes) {
   });
 }
 
+/// Autograd comes here and, with undefined gradients, to every node behind it.
+struct Stop : torch::autograd::Function<Stop> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    return {torch::Tensor()};
+  }
+};
+
+TEST(Graphs, AnUndefinedGradientIsNone) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world, {.find_unused_parameters = true});
+    torch::optim::AdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(0.1).weight_decay(0.5));
+    auto loss_of = [&] { return (Stop::apply(ddp(input_of(world.rank()))) + model->third(torch::ones({12}))).sum(); };
+    loss_of().backward();
+    EXPECT_FALSE(model->first->weight.grad().defined()) << "on no rank was there a gradient";
+    EXPECT_TRUE(model->third->weight.grad().defined());
+    optimizer.step();
+    EXPECT_TRUE(torch::equal(model->first->weight, filled_mlp()->first->weight)) << "nothing to decay by";
+  });
+  run_threads_into_an_error(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    expect_error<UsageError>(
+        [&] { (Stop::apply(ddp(input_of(world.rank()))) + model->third(torch::ones({12}))).sum().backward(); },
+        "no gradient on this rank", "'first.weight'", "find_unused_parameters");
+  });
+}
+
 TEST(Graphs, ARankWhoseLossReachesNoParameterStillTakesPart) {
   run_threads(2, [&](ProcessGroup world) {
     auto model = filled_mlp();
     DistributedDataParallel ddp(model, world, {.find_unused_parameters = true});
     auto out = ddp(input_of(world.rank()));
-    // Autograd comes to the output and goes no further.
-    struct Stop : torch::autograd::Function<Stop> {
-      static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) { return x.clone(); }
-      static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                     torch::autograd::variable_list) {
-        return {torch::Tensor()};
-      }
-    };
     auto loss = out.square().sum();
     if (world.rank() == 1) loss = Stop::apply(out).sum();
     loss.backward();

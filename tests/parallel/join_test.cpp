@@ -101,6 +101,28 @@ TEST(Join, CountsSamplesWhereBatchesHaveWeights) {
   });
 }
 
+TEST(Join, ARankWithAnEmptyBatchStillTrains) {
+  auto alone = filled_mlp();
+  alone(input_of(0)).square().mean().backward();
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    int rounds = 0;
+    ddp.join(
+        [&] {
+          for (; rounds < 2; ++rounds) {
+            auto x = world.rank() == 0 ? input_of(0) : torch::empty({0, 6});
+            ddp.set_batch_weight(static_cast<double>(x.size(0)));
+            model->zero_grad();
+            ddp(x).square().mean().backward();
+            EXPECT_LE(relative_difference(model->first->weight.grad(), alone->first->weight.grad()), 1e-6);
+          }
+        },
+        {.throw_on_early_termination = true});
+    EXPECT_EQ(rounds, 2) << "no rank has run out of inputs";
+  });
+}
+
 // Before the join, on the first member only, and of exactly one sample: whatever is set counts, and no longer than it
 // should.
 TEST(Join, WeightsHoldForAllMembersAndAfterIt) {

@@ -1,5 +1,7 @@
 // What is done to a model behind the wrapper's back is told at the next forward.
 
+#include <sstream>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -11,6 +13,7 @@
 #include "parallel/models.h"
 #include "support/log_lines.h"
 #include "support/messages.h"
+#include "support/ranks.h"
 
 namespace lockstep {
 namespace {
@@ -56,6 +59,139 @@ TEST(Misuse, AFrozenOrThawedParameterIsNamed) {
     model->first->weight.set_requires_grad(true);
     expect_error<UsageError>([&] { ddp(input_of(0)); }, "'first.weight' was frozen", "is trained now");
   });
+}
+
+/// Everything that gives parameters other storage or other values without making them other tensors.
+const std::vector<std::pair<const char*, std::function<void(Mlp&)>>> kReplacements{
+    {"torch::load",
+     [](Mlp& model) {
+       std::stringstream file;
+       torch::save(filled_mlp(), file);
+       torch::load(model, file);
+     }},
+    {"to() and back",
+     [](Mlp& model) {
+       model->to(torch::kDouble);
+       model->to(torch::kFloat);
+     }},
+    {"set_data",
+     [](Mlp& model) {
+       for (auto& parameter : model->parameters()) parameter.set_data(parameter.detach().clone());
+     }},
+    {"set_",
+     [](Mlp& model) {
+       torch::NoGradGuard no_grad;
+       for (auto& parameter : model->parameters()) parameter.set_(parameter.detach().clone());
+     }},
+    {"copy_",
+     [](Mlp& model) {
+       torch::NoGradGuard no_grad;
+       for (auto& parameter : model->parameters()) parameter.copy_(parameter.detach().clone());
+     }},
+    {"torch::load of one layer",
+     [](Mlp& model) {
+       std::stringstream file;
+       torch::save(filled_mlp()->second, file);
+       torch::load(model->second, file);
+     }},
+};
+
+TEST(Misuse, ReplacedStorageStaysConnected) {
+  const auto expected = mean_gradients(2);
+  for (const auto& [what, replace] : kReplacements) {
+    for (const auto& options :
+         {DistributedDataParallelOptions{}, DistributedDataParallelOptions{.find_unused_parameters = true},
+          DistributedDataParallelOptions{.static_graph = true}}) {
+      run_threads(2, [&](ProcessGroup world) {
+        auto model = filled_mlp();
+        DistributedDataParallel ddp(model, world, options);
+        for (int step = 0; step < 4; ++step) {
+          SCOPED_TRACE(testing::Message() << what << ", step " << step);
+          if (step != 1) replace(model);
+          model->zero_grad();
+          ddp(input_of(world.rank())).square().sum().backward();
+          expect_gradients(*model, expected);
+        }
+      });
+    }
+  }
+}
+
+// The graph of an earlier forward keeps the accumulators that were replaced since. One layer's backward does not read
+// its parameters: autograd refuses graphs of which it would read what has changed.
+TEST(Misuse, AGraphFromBeforeALoadIsAveragedAsWell) {
+  run_threads(2, [&](ProcessGroup world) {
+    torch::nn::Linear model(6, 2);
+    DistributedDataParallel ddp(model, world);
+    const auto expected = ((input_of(0) + input_of(1)) / 2).sum(0).expand({2, 6});
+    auto early = ddp(input_of(world.rank())).sum();
+    std::stringstream file;
+    torch::save(model, file);
+    torch::load(model, file);
+    auto late = ddp(input_of(world.rank())).sum();
+    for (auto& loss : {early, late}) {
+      model->zero_grad();
+      loss.backward();
+      EXPECT_LE(relative_difference(model->weight.grad(), expected), 1e-6);
+    }
+  });
+}
+
+TEST(Misuse, ALossWithoutTheModelIsNotAnsweredWithUnusedParameters) {
+  run_threads_into_an_error(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    struct Stop : torch::autograd::Function<Stop> {
+      static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) { return x.clone(); }
+      static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                     torch::autograd::variable_list) {
+        return {torch::Tensor()};
+      }
+    };
+    const auto message = error_of<UsageError>([&] { Stop::apply(ddp(input_of(world.rank()))).sum().backward(); });
+    EXPECT_THAT(message, AllOf(HasSubstr("rank " + std::to_string(world.rank())), HasSubstr("to any parameter"),
+                               HasSubstr("does not depend"), Not(HasSubstr("find_unused_parameters"))));
+  });
+}
+
+// The form of docs/from_pytorch.md.
+TEST(Misuse, NoSyncAroundBackwardAloneIsNotWarnedOf) {
+  LogLines lines;
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      for (int part = 0; part < 2; ++part) {
+        auto loss = ddp(input_of(world.rank())).sum();
+        auto guard = ddp.no_sync();
+        loss.backward();
+      }
+      ddp(input_of(world.rank())).sum().backward();
+      optimizer.step();
+    }
+  });
+  EXPECT_THAT(lines.lines(), Not(Contains(HasSubstr("come apart"))));
+}
+
+TEST(Misuse, AStepBetweenTwoNoSyncsIsWarnedOf) {
+  LogLines lines;
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+    for (int step = 0; step < 2; ++step) {
+      auto loss = ddp(input_of(world.rank())).sum();
+      {
+        auto guard = ddp.no_sync();
+        loss.backward();
+      }
+      optimizer.step();
+    }
+    auto guard = ddp.no_sync();
+  });
+  EXPECT_THAT(lines.lines(), Contains(HasSubstr("come apart")));
 }
 
 TEST(Misuse, AStepByLocalGradientsAloneIsWarnedOf) {

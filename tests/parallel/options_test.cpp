@@ -1,5 +1,7 @@
 // What the options of DistributedDataParallel do, one by one.
 
+#include <cmath>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -186,7 +188,55 @@ TEST(Options, WeightsMakeUnequalBatchesOneBatch) {
       for (size_t i = 0; i < model->parameters().size(); ++i)
         EXPECT_LE(relative_difference(model->parameters()[i].grad(), whole->parameters()[i].grad()), 1e-6) << i;
     }
-    expect_error<UsageError>([&] { ddp.set_batch_weight(0); }, "rank", "above 0", "number of its samples");
+    expect_error<UsageError>([&] { ddp.set_batch_weight(-1); }, "rank", "is -1", "0 or more", "number of samples");
+    expect_error<UsageError>([&] { ddp.set_batch_weight(std::nan("")); }, "rank", "0 or more");
+  });
+}
+
+// Each micro-batch counts by its own weight; the mean of an empty batch is NaN and must not spread.
+TEST(Options, WeightsHoldForEachAccumulatedBackward) {
+  const std::vector<std::vector<int>> sizes{{1, 7, 0}, {5, 0, 2}, {0, 3, 3}};  // by micro-batch and rank
+  auto batch = [&](int rank, int part) {
+    return torch::randn({sizes[part][rank], 6}, at::detail::createCPUGenerator(10 * rank + part));
+  };
+  auto whole = filled_mlp();
+  for (int part = 0; part < 3; ++part)
+    whole(torch::cat({batch(0, part), batch(1, part), batch(2, part)})).square().mean().backward();
+  for (bool views : {true, false}) {
+    run_threads(3, [&](ProcessGroup world) {
+      auto model = filled_mlp();
+      DistributedDataParallel ddp(model, world, {.gradient_as_bucket_view = views, .buckets = kSmallBuckets});
+      for (int step = 0; step < 2; ++step) {
+        model->zero_grad();
+        for (int part = 0; part < 3; ++part) {
+          auto x = batch(world.rank(), part);
+          ddp.set_batch_weight(static_cast<double>(x.size(0)));
+          auto loss = ddp(x).square().mean();
+          if (part < 2) {
+            auto guard = ddp.no_sync();
+            loss.backward();
+          } else {
+            loss.backward();
+          }
+        }
+        for (size_t i = 0; i < model->parameters().size(); ++i)
+          EXPECT_LE(relative_difference(model->parameters()[i].grad(), whole->parameters()[i].grad()), 1e-6) << i;
+      }
+    });
+  }
+}
+
+TEST(Options, WeightsOfZeroOnAllRanksAreRefusedAndTheWrapperGoesOn) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    ddp.set_batch_weight(0);
+    expect_error<UsageError>([&] { ddp(input_of(world.rank())).square().sum().backward(); },
+                             "rank " + std::to_string(world.rank()), "0 on all ranks", "skip");
+    ddp.set_batch_weight(1);
+    model->zero_grad();
+    ddp(input_of(world.rank())).square().sum().backward();
+    expect_gradients(*model, mean_gradients(2));
   });
 }
 
