@@ -63,9 +63,10 @@ std::optional<std::string> find_mismatch(const Membership& group, const CallReco
   return std::nullopt;
 }
 
-std::string name_the_late(const Membership& group, const std::vector<Answer>& answers) {
+std::string name_the_late(const Membership& group, const Subject& subject, const std::vector<Answer>& answers) {
   std::vector<std::string> late;
   for (int rank = 0; rank < group.size; ++rank) {
+    if (subject.message && rank != subject.message->from && rank != subject.message->to) continue;
     auto found = std::find_if(answers.begin(), answers.end(),
                               [&](const Answer& a) { return a.rank_in_job == group.peers[rank].rank; });
     if (found == answers.end())
@@ -73,8 +74,16 @@ std::string name_the_late(const Membership& group, const std::vector<Answer>& an
     else if (!found->call)
       late.push_back(text(describe_rank(group, rank), ", which is ", found->doing));
   }
-  if (late.empty()) return "All ranks have come to this call: it is slow, or the network is";
+  if (late.empty())
+    return text(subject.message ? "Both" : "All", " ranks have come to this call: it is slow, or the network is");
   return "Late: " + enumerate(late);
+}
+
+bool a_lower_rank_waits(const Membership& group, const std::vector<Answer>& answers) {
+  return std::any_of(answers.begin(), answers.end(), [&](const Answer& answer) {
+    const int rank = rank_in_group(group, answer.rank_in_job);
+    return rank != Membership::kNotAMember && rank < group.rank && answer.call && !answer.is_over;
+  });
 }
 
 }  // namespace lockstep::detail

@@ -29,7 +29,10 @@ std::vector<Answer> read_answers(const std::vector<std::string>& fields);
 std::optional<std::string> find_mismatch(const Membership& group, const CallRecord& mine,
                                          const std::vector<Answer>& answers);
 
-/// Who has not come to the call, and what they do instead.
-std::string name_the_late(const Membership& group, const std::vector<Answer>& answers);
+/// Which ranks have not come to the call, where they run and what they do instead.
+std::string name_the_late(const Membership& group, const Subject& subject, const std::vector<Answer>& answers);
+
+/// Whether a lower rank is in the same call: then it prints what there is to print about the call.
+bool a_lower_rank_waits(const Membership& group, const std::vector<Answer>& answers);
 
 }  // namespace lockstep::detail

@@ -263,7 +263,7 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
 Failure Group::timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
                                const std::vector<Answer>& answers) const {
   return {"TimeoutError", text(speaker(membership_), ": ", describe(record), " did not finish within ", timeout.count(),
-                               " ms. ", name_the_late(membership_, answers))};
+                               " ms. ", name_the_late(membership_, record.subject, answers))};
 }
 
 // Whoever is told may free, or use, what the device was given.
@@ -353,22 +353,29 @@ void Group::on_tick() {
 void Group::on_answers(const std::string& subject, const std::vector<Answer>& answers) {
   std::optional<Failure> failure;
   std::shared_ptr<Parts> parts;
+  std::string notice;
   auto me = text(speaker(membership_), ": ");
-  auto look_at = [&](const CallRecord& record) {
+  auto look_at = [&](const CallRecord& record, Patience& patience) {
     if (describe(record.subject) != subject) return false;
     if (auto mismatch = find_mismatch(membership_, record, answers)) failure = {"MismatchError", me + *mismatch};
+    if (patience.take_notice() && !a_lower_rank_waits(membership_, answers))
+      notice = text(me, describe(record), " has waited for ", patience.seconds(Clock::now()), " s. ",
+                    name_the_late(membership_, record.subject, answers));
     return true;
   };
   {
     std::lock_guard lock(mutex_);
     parts = parts_;
     if (failure_) return;
-    for (const Watched* watched : watched_) look_at(watched->record);
+    for (Watched* watched : watched_) look_at(watched->record, watched->patience);
     auto* oldest = queued_.oldest();  // nobody waits for it who could notice that its time is up
-    if (oldest && look_at(oldest->record) && !failure && oldest->patience.is_time_up(Clock::now()))
+    if (oldest && look_at(oldest->record, oldest->patience) && !failure && oldest->patience.is_time_up(Clock::now()))
       failure = timeout_failure(oldest->record, oldest->timeout, answers);
   }
-  if (failure) parts->job->report(*this, membership_.name, *failure);
+  if (failure)
+    parts->job->report(*this, membership_.name, *failure);
+  else if (!notice.empty())
+    log_warning(notice);
 }
 
 }  // namespace lockstep::detail

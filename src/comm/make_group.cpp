@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/rethrow.h"
 #include "base/text.h"
+#include "base/wait_notice.h"
 #include "comm/backend_names.h"
 #include "comm/backend_registry.h"
 #include "comm/choose_backend.h"
@@ -29,6 +30,30 @@ class Alarm final : public JobListener {
 
   const std::shared_ptr<Job> job_;
   const std::function<void(std::exception_ptr)> ring_;
+};
+
+/// While it lives, and on rank 0 of the group alone, prints when the backend takes long to make. The ranks know of each
+/// other then, so the likely reason is that they cannot connect.
+class MakingNotice final : public JobListener {
+ public:
+  MakingNotice(std::shared_ptr<Job> job, const Membership& group) : job_(std::move(job)), group_(group) {
+    if (group_.rank == 0) job_->subscribe(group_.name, *this);
+  }
+  ~MakingNotice() override { job_->unsubscribe(*this); }
+
+ private:
+  void on_failure(std::exception_ptr) override {}
+  void on_tick() override {
+    const auto now = WaitNotice::Clock::now();
+    if (!notice_.is_due(now)) return;
+    log_warning(text(speaker(group_), ": has waited for ", notice_.seconds(now), " s for the ", group_.size,
+                     " ranks of group '", group_.name, "' to connect by backend ", group_.backend_name,
+                     ". Can their hosts reach each other on all ports? LOCKSTEP_INTERFACE names the interface to use"));
+  }
+
+  const std::shared_ptr<Job> job_;
+  const Membership& group_;
+  WaitNotice notice_;  // the job's thread's
 };
 
 Membership membership_of(const Job& job, const GroupSpec& spec, const std::string& backend_asked) {
@@ -105,6 +130,7 @@ BackendContext context_of(const std::shared_ptr<Job>& job, const GroupSpec& spec
 std::unique_ptr<Backend> make_backend(const std::shared_ptr<Job>& job, const GroupSpec& spec,
                                       const Membership& membership) {
   const auto context = context_of(job, spec, membership, membership.backend_name);
+  const MakingNotice notice(job, membership);
   try {
     auto backend = find_backend(membership.backend_name)(context);
     await_all(context, membership);

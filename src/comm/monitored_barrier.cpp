@@ -4,7 +4,9 @@
 #include <lockstep/process_group.h>
 
 #include "base/deadline.h"
+#include "base/log.h"
 #include "base/text.h"
+#include "base/wait_notice.h"
 #include "comm/census.h"
 #include "comm/group.h"
 
@@ -16,9 +18,19 @@ namespace {
 
 constexpr const char* kPassed = "passed";
 
+void print_wait(detail::Group& group, const detail::CallRecord& record, int64_t seconds) {
+  const auto& me = group.membership();
+  const auto answers = group.job()->ask(me.name, describe(record.subject));
+  if (!a_lower_rank_waits(me, answers))
+    log_warning(text(speaker(me), ": ", describe(record), " has waited for ", seconds, " s. ",
+                     name_the_late(me, record.subject, answers)));
+}
+
 // In short waits, to notice a group that breaks meanwhile. Whether all have come by the deadline.
-bool wait_for_all(detail::Group& group, Store& store, const std::vector<std::string>& marks, Deadline deadline) {
+bool wait_for_all(detail::Group& group, const detail::CallRecord& record, Store& store,
+                  const std::vector<std::string>& marks, Deadline deadline) {
   constexpr auto kLook = std::chrono::milliseconds(200);
+  WaitNotice notice;
   for (;;) {
     auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     try {
@@ -27,6 +39,8 @@ bool wait_for_all(detail::Group& group, Store& store, const std::vector<std::str
     } catch (const TimeoutError&) {
       group.check_working();
       if (left <= kLook) return false;
+      if (const auto now = std::chrono::steady_clock::now(); notice.is_due(now))
+        print_wait(group, record, notice.seconds(now));
     }
   }
 }
@@ -39,9 +53,9 @@ std::string verdict_of(detail::Group& group, const std::string& subject, std::ch
   for (int rank = 0; rank < me.size; ++rank) marks.push_back(std::to_string(rank));
   store->set(marks[me.rank], "");
   std::string verdict = kPassed;
-  if (!wait_for_all(group, *store, marks, deadline_after(timeout))) {
+  if (!wait_for_all(group, record, *store, marks, deadline_after(timeout))) {
     verdict = text(describe(record), " was not reached by all ranks within ", timeout.count(), " ms. ",
-                   name_the_late(me, group.job()->ask(me.name, subject)));
+                   name_the_late(me, record.subject, group.job()->ask(me.name, subject)));
   }
   verdict = store->compare_set("verdict", "", verdict);
   if (store->add("seen", 1) == me.size) {  // nobody looks any more

@@ -12,8 +12,10 @@
 #include <lockstep/error.h>
 #include <lockstep/version.h>
 
+#include "base/deadline.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/wait_notice.h"
 
 namespace lockstep {
 namespace {
@@ -156,6 +158,38 @@ std::string why_missing(int joins_before) {
                           enumerate(missing), ". ", why_missing(own.enrolment.joins_before)));
 }
 
+/// The lowest rank that is there prints which are missing.
+void print_missing(Store& store, const Announcement& own, const std::vector<std::string>& keys, int64_t seconds) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < own.enrolment.world_size; ++rank) {
+    if (!store.check({keys[rank]}))
+      missing.push_back(rank);
+    else if (rank < own.peer.rank)
+      return;
+  }
+  if (missing.empty()) return;
+  log_warning(text("rank ", own.peer.rank, ": has waited for ", seconds, " s for ",
+                   missing.size() == 1 ? "rank " : "ranks ", enumerate(missing), " to join; ",
+                   keys.size() - missing.size(), " of ", keys.size(), " ranks have joined. ",
+                   why_missing(own.enrolment.joins_before)));
+}
+
+void wait_for_keys(Store& store, const Announcement& own, const std::vector<std::string>& keys,
+                   std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = deadline_after(timeout);
+  WaitNotice notice;
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline, notice.due()) - Clock::now());
+    try {
+      return store.wait(keys, std::max(left, std::chrono::milliseconds(1)));
+    } catch (const TimeoutError&) {
+      if (Clock::now() >= deadline) throw;
+    }
+    if (notice.is_due(Clock::now())) print_missing(store, own, keys, notice.seconds(Clock::now()));
+  }
+}
+
 void warn_of_other_programs(const Announcement& own, const std::vector<Peer>& peers) {
   if (own.peer.rank != 0 || own.peer.build_id.empty()) return;
   std::vector<std::string> others;
@@ -193,7 +227,7 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   std::vector<std::string> keys;
   for (int r = 0; r < mine.world_size; ++r) keys.push_back(enrolment_key(mine, r));
   try {
-    store.wait(keys, timeout);
+    wait_for_keys(store, own, keys, timeout);
   } catch (const TimeoutError& late) {
     try {
       throw_missing(store, own, timeout);

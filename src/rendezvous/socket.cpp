@@ -15,8 +15,10 @@
 
 #include <lockstep/error.h>
 
+#include "base/log.h"
 #include "base/number.h"
 #include "base/text.h"
+#include "base/wait_notice.h"
 #include "rendezvous/address.h"
 #include "rendezvous/port_owner.h"
 
@@ -175,6 +177,7 @@ int port_of(const FileDescriptor& socket) {
 FileDescriptor connect_to(const Endpoint& endpoint, Clock::time_point deadline) {
   const auto start = Clock::now();
   std::string reason;
+  WaitNotice notice(start);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     auto socket = connect_to_any(endpoint, deadline, reason);
     if (socket.is_open()) return socket;
@@ -186,6 +189,9 @@ FileDescriptor connect_to(const Endpoint& endpoint, Clock::time_point deadline) 
                "; is rank 0 or the launcher started, and do MASTER_ADDR and MASTER_PORT name its host and a port that "
                "this host can reach?"));
     }
+    if (notice.is_due(now))
+      log_warning(text("has waited for ", notice.seconds(now), " s for rank 0 or the launcher to listen at ",
+                       to_string(endpoint), ": ", reason));
     std::this_thread::sleep_until(std::min(now + pause, deadline));
   }
 }

@@ -130,12 +130,13 @@ TEST(Census, ARankThatHasFinishedTheCallIsNotLate) {
   FlightRecorder done, away, none;
   change(done, begin(done, {0, "world", {7}, sum_of(4), {"a.cpp", 1}}), CallRecord::State::kDone);
   change(away, begin(away, {0, "world", {6}, {Operation::kBarrier}, {"a.cpp", 9}}), CallRecord::State::kDone);
-  auto text = name_the_late(trio(0), answers_of({&done, &away, nullptr}, "call 7"));
+  auto text = name_the_late(trio(0), {7}, answers_of({&done, &away, nullptr}, "call 7"));
   EXPECT_THAT(text, testing::Not(testing::HasSubstr("rank 0")));
   EXPECT_THAT(text, testing::AllOf(testing::HasSubstr("rank 1 (pid 101 on node), which is outside of any call for 0"),
                                    testing::HasSubstr("barrier(), call 6 of group 'world' at a.cpp:9"),
                                    testing::HasSubstr("rank 2 (pid 102 on node), which does not answer")));
-  EXPECT_THAT(name_the_late(trio(0), answers_of({&done, &done, &done}, "call 7")), testing::HasSubstr("All ranks"));
+  EXPECT_THAT(name_the_late(trio(0), {7}, answers_of({&done, &done, &done}, "call 7")),
+              testing::HasSubstr("All ranks"));
 }
 
 TEST(Census, RanksOfTheJobOutsideTheGroupDoNotCount) {
@@ -146,7 +147,7 @@ TEST(Census, RanksOfTheJobOutsideTheGroupDoNotCount) {
   pair.peers = {pair.peers[0], pair.peers[2]};
   CallRecord mine{1, "world", {7}, sum_of(4), {"a.cpp", 1}};
   EXPECT_EQ(find_mismatch(pair, mine, answers_of({nullptr, &other}, "call 7")), std::nullopt);
-  EXPECT_THAT(name_the_late(pair, {}), testing::HasSubstr("rank 1 (rank 2 of the job, pid 102 on node)"));
+  EXPECT_THAT(name_the_late(pair, {7}, {}), testing::HasSubstr("rank 1 (rank 2 of the job, pid 102 on node)"));
 }
 
 }  // namespace
