@@ -79,7 +79,7 @@ uint64_t FlightRecorder::begin(const CallRecord& record) {
   uint64_t ticket = ++tickets_;
   if (ring_.size() < kCalls) ring_.emplace_back();
   auto& place = ring_[(ticket - 1) % kCalls];
-  if (place.ticket != 0 && !is_over(place)) aside_.push_back(std::move(place));
+  if (place.ticket != 0 && !is_over(place)) aside_.emplace(place.ticket, std::move(place));
   place = record;
   place.ticket = ticket;
   return ticket;
@@ -87,14 +87,14 @@ uint64_t FlightRecorder::begin(const CallRecord& record) {
 
 void FlightRecorder::change(uint64_t ticket, CallRecord::State state) {
   auto& place = ring_[(ticket - 1) % kCalls];
-  auto old =
-      std::find_if(aside_.begin(), aside_.end(), [&](const CallRecord& record) { return record.ticket == ticket; });
-  if (place.ticket != ticket && old == aside_.end()) return;  // so many calls later, it is forgotten
-  auto& record = place.ticket == ticket ? place : *old;
+  const bool is_in_ring = place.ticket == ticket;
+  const auto old = is_in_ring ? aside_.end() : aside_.find(ticket);
+  if (!is_in_ring && old == aside_.end()) return;  // so many calls later, it is forgotten
+  auto& record = is_in_ring ? place : old->second;
   record.state = state;
   if (!is_over(record)) return;
   record.ended = Clock::now();
-  if (old != aside_.end()) aside_.erase(old);
+  if (!is_in_ring) aside_.erase(old);
 }
 
 std::optional<CallRecord> FlightRecorder::find(const std::string& group, const std::string& subject) const {
@@ -105,7 +105,8 @@ std::optional<CallRecord> FlightRecorder::find(const std::string& group, const s
 
 std::vector<CallRecord> FlightRecorder::records() const {
   std::lock_guard lock(mutex_);
-  std::vector<CallRecord> result = aside_;
+  std::vector<CallRecord> result;
+  for (const auto& [ticket, record] : aside_) result.push_back(record);
   for (uint64_t ticket = tickets_ - ring_.size() + 1; ticket <= tickets_; ++ticket)
     result.push_back(ring_[(ticket - 1) % kCalls]);
   return result;
@@ -116,7 +117,7 @@ std::string FlightRecorder::doing() const {
   std::lock_guard lock(mutex_);
   const CallRecord* running = nullptr;
   const CallRecord* last = nullptr;
-  for (const auto& record : aside_)
+  for (const auto& [ticket, record] : aside_)
     if (record.state == CallRecord::State::kRunning) running = &record;
   for (const auto& record : ring_) {
     if (record.state == CallRecord::State::kRunning && (!running || record.ticket > running->ticket)) running = &record;

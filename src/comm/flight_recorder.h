@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -60,9 +61,9 @@ class FlightRecorder {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<CallRecord> ring_;   // guarded by mutex_: ticket t is at (t - 1) % kCalls
-  std::vector<CallRecord> aside_;  // guarded by mutex_: older ones that have not ended
-  uint64_t tickets_ = 0;           // guarded by mutex_
+  std::vector<CallRecord> ring_;          // guarded by mutex_: ticket t is at (t - 1) % kCalls
+  std::map<uint64_t, CallRecord> aside_;  // guarded by mutex_: older ones that have not ended, by ticket
+  uint64_t tickets_ = 0;                  // guarded by mutex_
 };
 
 /// Writes the calls as JSON, one object a line after a header, into LOCKSTEP_FLIGHT_DIR or else the folder for

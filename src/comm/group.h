@@ -81,8 +81,9 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     bool is_done();
 
    private:
-    void guard(WorkQueue::Lock& lock, std::chrono::steady_clock::time_point begin, CallRecord::State outcome,
-               const std::function<void(const CallInfo&)>& body);
+    void guard(WorkQueue::Lock& lock, std::chrono::steady_clock::time_point begin,
+               const std::function<CallRecord::State(const CallInfo&)>& body);
+    std::shared_ptr<Transfer> transfer();
 
     const std::shared_ptr<Group> group_;
     const std::shared_ptr<Job> job_;          // outlives the transfer, even when the group is destroyed

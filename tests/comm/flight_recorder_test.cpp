@@ -43,6 +43,19 @@ TEST(FlightRecorder, KeepsACallThatRunsWhileHundredsCome) {
   EXPECT_THAT(recorder.doing(), HasSubstr("outside of any call"));
 }
 
+// A rank may post thousands of receives: what each further call costs must not depend on how many are under way.
+TEST(FlightRecorder, IsNotSlowedDownByMessagesUnderWay) {
+  FlightRecorder recorder;
+  for (int number = 1; number <= 20000; ++number)
+    begin(recorder,
+          {0, "world", {number, Route{1, 0, 0}}, {Operation::kRecv}, {"a.cpp", 1}, CallRecord::State::kPosted});
+  const auto start = std::chrono::steady_clock::now();
+  for (int number = 1; number <= 20000; ++number)
+    change(recorder, begin(recorder, {0, "world", {number}, {kBarrier}, {"b.cpp", 1}}), CallRecord::State::kDone);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(500));
+  EXPECT_EQ(recorder.records().size(), 20000 + FlightRecorder::kCalls);
+}
+
 TEST(FlightRecorder, SaysWhatTheRankIsDoing) {
   FlightRecorder recorder;
   EXPECT_THAT(recorder.doing(), HasSubstr("having made none yet"));

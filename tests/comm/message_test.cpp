@@ -1,0 +1,88 @@
+// What the flight recorder knows of messages between two ranks, and what their Work says.
+
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/error.h>
+#include <lockstep/store.h>
+
+#include "comm/group.h"
+#include "comm/join.h"
+#include "support/eventually.h"
+#include "support/messages.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using detail::CallRecord;
+
+/// Runs the body on two ranks, as threads; it may look into the flight recorder of its rank.
+class Messages : public testing::TestWithParam<std::string> {
+ protected:
+  using Body = std::function<void(const ProcessGroup& world, const detail::FlightRecorder& recorder)>;
+
+  static void on_two_ranks(const Body& body) {
+    auto store = make_memory_store();
+    std::vector<std::thread> ranks;
+    for (int rank : {0, 1})
+      ranks.emplace_back([&, rank] {
+        auto group = detail::join({.backend = GetParam(), .rank = rank, .world_size = 2, .store = store});
+        body(ProcessGroup(group), *group->job()->recorder());
+      });
+    for (auto& rank : ranks) rank.join();
+  }
+
+  static size_t count(const detail::FlightRecorder& recorder, CallRecord::State state) {
+    const auto records = recorder.records();
+    return std::count_if(records.begin(), records.end(), [&](const auto& record) { return record.state == state; });
+  }
+};
+
+TEST_P(Messages, WithoutElementsAreRecordedAsDone) {
+  on_two_ranks([](const ProcessGroup& world, const detail::FlightRecorder& recorder) {
+    const auto nothing = at::empty({0});
+    for (int message = 0; message < 600; ++message) world.rank() == 0 ? world.send(nothing, 1) : world.recv(nothing, 0);
+    EXPECT_EQ(recorder.records().size(), detail::FlightRecorder::kCalls);
+    EXPECT_EQ(count(recorder, CallRecord::State::kDone), detail::FlightRecorder::kCalls);
+    world.barrier();
+  });
+}
+
+TEST_P(Messages, PolledUntilTheyAreDoneAreRecordedAsDone) {
+  on_two_ranks([](const ProcessGroup& world, const detail::FlightRecorder& recorder) {
+    auto tensor = at::full({1000}, world.rank() + 1.0);
+    {
+      auto work = world.rank() == 0 ? world.send_async(tensor, 1) : world.recv_async(tensor, 0);
+      ASSERT_TRUE(eventually([&] { return work.is_done(); }));
+      EXPECT_EQ(count(recorder, CallRecord::State::kDone), 1u);
+      EXPECT_TRUE(work.is_done());
+    }
+    EXPECT_EQ(count(recorder, CallRecord::State::kDone), 1u) << "nobody waited for it";
+    EXPECT_TRUE(at::equal(tensor, at::ones({1000})));
+    world.barrier();
+  });
+}
+
+TEST_P(Messages, OfABrokenGroupAreDone) {
+  on_two_ranks([](const ProcessGroup& world, const detail::FlightRecorder& recorder) {
+    auto tensor = at::zeros({1000});
+    {
+      auto work = world.recv_async(tensor, 1 - world.rank());  // nobody sends
+      EXPECT_FALSE(work.is_done());
+      world.barrier();
+      if (world.rank() == 0) world.abort("enough");
+      ASSERT_TRUE(eventually([&] { return work.is_done(); }));
+      expect_error<PeerError>([&] { work.wait(); }, "enough");
+    }
+    EXPECT_EQ(count(recorder, CallRecord::State::kFailed), 1u);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Messages, testing::ValuesIn(backends_under_test()),
+                         [](const auto& backend) { return backend.param; });
+
+}  // namespace
+}  // namespace lockstep
