@@ -54,6 +54,8 @@ struct NewGroupOptions {
 /// place in the order of calls. Ranks that disagree all get MismatchError, naming both sides and where their calls
 /// stand in the program (docs/failures.md says how and when).
 ///
+/// A group belongs to the process that made it: in a child which that process forks, calls throw UsageError.
+///
 /// Errors: UsageError before anything is sent, and the group goes on. Any other error breaks the group on all ranks:
 /// every later call throws it again. PeerError: a rank is gone. TimeoutError: a call did not finish in time; says who
 /// is late and what they do instead.

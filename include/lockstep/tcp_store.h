@@ -45,7 +45,7 @@ class LOCKSTEP_EXPORT TcpStore final : public Store {
 
  private:
   struct Parts;
-  const std::unique_ptr<const Parts> parts_;
+  std::unique_ptr<const Parts> parts_;  // constant after construction
 };
 
 }  // namespace lockstep

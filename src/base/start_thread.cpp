@@ -9,6 +9,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/owner_process.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -37,11 +38,13 @@ struct Background {
 
 struct WaitAtExit {
   ~WaitAtExit() {
+    if (!owner.is_this()) return;  // a forked child has none of these threads
     std::unique_lock lock(background->mutex);
     background->changed.wait_for(lock, kLongestWaitAtExit, [&] { return background->running == 0; });
     background->is_over = true;
   }
   const std::shared_ptr<Background> background = std::make_shared<Background>();  // threads may outlive this
+  const OwnerProcess owner{};
 };
 
 const std::shared_ptr<Background>& background() {

@@ -21,11 +21,13 @@ using Clock = std::chrono::steady_clock;
 Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend,
              std::shared_ptr<Group> partner)
     : membership_(std::move(membership)),
+      rank_in_job_(job->rank()),
       recorder_(job->recorder()),
       is_queueing_(backend && backend->is_queueing()),
       partner_(std::move(partner)),
       mutex_(recorder_->mutex()),
-      parts_(std::make_shared<Parts>(Parts{std::move(job), std::move(backend)})) {
+      parts_(std::make_shared<Parts>(
+          Parts{std::move(job), std::shared_ptr<Backend>(backend.release(), DeleteInOwner())})) {
   if (parts_->backend) parts_->job->subscribe(membership_.name, *this);
 }
 
@@ -58,6 +60,7 @@ void Group::leave(const std::shared_ptr<Parts>& parts) {
 }
 
 void Group::destroy() {
+  check_process();
   if (partner_) partner_->destroy();
   queue_.run([this](WorkQueue::Lock& lock) {
     auto parts = parts_;
@@ -77,6 +80,7 @@ std::shared_ptr<Group::Parts> Group::parts_if_any() const {
 }
 
 std::shared_ptr<Group::Parts> Group::parts() const {
+  check_process();
   auto parts = parts_if_any();
   if (!parts) refuse_destroyed();
   return parts;
@@ -101,6 +105,7 @@ int64_t Group::calls() const {
 }
 
 int Group::next_child() {
+  check_process();
   std::lock_guard lock(mutex_);
   return ++children_;
 }
@@ -121,11 +126,13 @@ std::chrono::milliseconds Group::timeout_of(const CallOptions& options) const {
 // --- making calls
 
 void Group::run(const Call& call, const CallOptions& options) {
+  check_process();
   auto timeout = timeout_of(options);
   queue_.run([&](WorkQueue::Lock& lock) { execute(lock, call, options, timeout, Backend::Stream::kCurrent, nullptr); });
 }
 
 Work Group::submit(Call call, const CallOptions& options) {
+  check_process();
   auto timeout = timeout_of(options);
   if (is_queueing_) return queue(std::make_shared<const Call>(std::move(call)), options, timeout);
   return Work(queue_.submit([this, call = std::move(call), options, timeout](WorkQueue::Lock& lock) {
@@ -161,6 +168,7 @@ std::shared_ptr<QueuedCall> Group::execute(WorkQueue::Lock& lock, const Call& ca
 
 void Group::run_aside(Operation operation, const CallOptions& options,
                       const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body) {
+  check_process();
   auto timeout = timeout_of(options);
   queue_.run([&](WorkQueue::Lock& lock) {
     if (!parts_) refuse_destroyed();
@@ -275,6 +283,7 @@ std::string Group::last_words(const std::exception_ptr& cause) {
 }
 
 void Group::check_working() {
+  check_process();
   if (auto earlier = failure())
     rethrow_with_prefix(earlier, text(speaker(membership_), ": the group is broken: "), last_words(earlier));
 }
@@ -282,6 +291,7 @@ void Group::check_working() {
 // --- what breaks the group
 
 void Group::abort(const std::exception_ptr& cause) {
+  check_process();
   mark_broken(cause);
   if (auto parts = parts_if_any(); parts && parts->backend) parts->job->proclaim(membership_.name, to_failure(cause));
   wake();

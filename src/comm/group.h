@@ -13,6 +13,8 @@
 #include <lockstep/call_options.h>
 #include <lockstep/work.h>
 
+#include "base/owner_process.h"
+#include "base/text.h"
 #include "comm/fingerprint.h"
 #include "comm/job.h"
 #include "comm/membership.h"
@@ -36,13 +38,20 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     std::function<void(Backend&, const CallInfo&)> body;
   };
 
-  /// A rank that is not a member has no backend. The partner is of the same ranks, for tensors on the CPU: the two are
-  /// broken (see family_of), and end, together.
+  /// Made by make_shared_owned: a forked child must not destroy it. A rank that is not a member has no backend. The
+  /// partner is of the same ranks, for tensors on the CPU: the two are broken (see family_of), and end, together.
   Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend,
         std::shared_ptr<Group> partner = nullptr);
   ~Group() override;
 
   const Membership& membership() const { return membership_; }
+  int rank_in_job() const { return rank_in_job_; }
+
+  /// UsageError in a child that was forked from this rank's process. Calls begin with it, before they take
+  /// a mutex: a thread that the child does not have may hold it.
+  void check_process() const {
+    if (!owner_.is_this()) owner_.refuse(text("rank ", rank_in_job_, "'s process"));
+  }
 
   /// The group for tensors of that device: this one, unless its partner is for it.
   Group& for_device(c10::DeviceType type);
@@ -165,22 +174,24 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   void on_answers(const std::string& subject, const std::vector<Answer>& answers) override;
   void on_tick() override;
 
+  const OwnerProcess owner_{};
   const Membership membership_;
+  const int rank_in_job_;
   const std::shared_ptr<FlightRecorder> recorder_;
   const bool is_queueing_;  // the backend is
   const std::shared_ptr<Group> partner_;
   std::mutex& mutex_;  // the recorder's
   QueuedCalls queued_{*recorder_};
-  std::shared_ptr<Parts> parts_;        // guarded by mutex_; none once destroyed
-  std::exception_ptr failure_;          // guarded by mutex_
-  std::vector<Watched*> watched_;       // guarded by mutex_
-  std::optional<Departure> departure_;  // guarded by mutex_: the one with the fewest calls
-  bool departure_came_first_ = false;   // guarded by mutex_: before what broke the group
-  std::map<Route, int64_t> messages_;   // guarded by mutex_: how many so far
-  std::map<Operation, int64_t> aside_;  // guarded by mutex_: calls aside, by operation
-  int children_ = 0;                    // guarded by mutex_
-  int64_t calls_ = 0;                   // guarded by mutex_: collectives begun
-  WorkQueue queue_{mutex_};             // last: its tasks use all of the above
+  std::shared_ptr<Parts> parts_;           // guarded by mutex_; none once destroyed
+  std::exception_ptr failure_;             // guarded by mutex_
+  std::vector<Watched*> watched_;          // guarded by mutex_
+  std::optional<Departure> departure_;     // guarded by mutex_: the one with the fewest calls
+  bool departure_came_first_ = false;      // guarded by mutex_: before what broke the group
+  std::map<Route, int64_t> messages_;      // guarded by mutex_: how many so far
+  std::map<Operation, int64_t> aside_;     // guarded by mutex_: calls aside, by operation
+  int children_ = 0;                       // guarded by mutex_
+  int64_t calls_ = 0;                      // guarded by mutex_: collectives begun
+  WorkQueue queue_{mutex_, rank_in_job_};  // last: its tasks use all of the above
 };
 
 }  // namespace lockstep::detail

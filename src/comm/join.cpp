@@ -8,6 +8,7 @@
 #include <lockstep/process_group.h>
 
 #include "base/deadline.h"
+#include "base/owner_process.h"
 #include "base/rethrow.h"
 #include "base/text.h"
 #include "base/variables.h"
@@ -143,7 +144,7 @@ class Arrival {
 
   void connect(Meeting& meeting, Endpoint endpoint, const Secret& secret) const {
     try {
-      meeting.line = std::make_shared<Line>(
+      meeting.line = make_shared_owned<Line>(
           Line::Options{endpoint, secret.key(mine_.generation), mine_.generation, deadline_, heartbeat_limit_});
     } catch (const TimeoutError& error) {
       throw TimeoutError(text("rank ", mine_.rank, ": missing: the host of the job's store (rank 0, or the launcher). ",
@@ -243,8 +244,8 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
       rethrow_with_prefix(std::current_exception(), says_so_already ? "" : me + " joining: ");
     }
   }();
-  auto job =
-      std::make_shared<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(line), std::move(server));
+  auto job = make_shared_owned<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(line),
+                                    std::move(server));
   std::vector<int> everyone(world_size);
   for (int r = 0; r < world_size; ++r) everyone[r] = r;
   try {

@@ -5,6 +5,7 @@
 #include <lockstep/error.h>
 
 #include "base/log.h"
+#include "base/owner_process.h"
 #include "base/rethrow.h"
 #include "base/text.h"
 #include "base/wait_notice.h"
@@ -180,7 +181,7 @@ std::shared_ptr<Group> make_part(const std::shared_ptr<Job>& job, const GroupSpe
     log_info(text("rank ", membership.rank, " of ", membership.size, " is in group '", spec.name, "', backend ",
                   membership.backend_name));
   }
-  return std::make_shared<Group>(std::move(membership), job, std::move(backend), std::move(partner));
+  return make_shared_owned<Group>(std::move(membership), job, std::move(backend), std::move(partner));
 }
 
 }  // namespace

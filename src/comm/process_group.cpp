@@ -60,7 +60,7 @@ class MessageInFlight final : public detail::Completion {
  public:
   MessageInFlight(const std::shared_ptr<detail::Group>& group, const at::Tensor& tensor, Operation direction, int peer,
                   uint32_t tag, const CallOptions& options)
-      : tensor_(tensor), direction_(direction) {
+      : Completion(group->rank_in_job()), tensor_(tensor), direction_(direction) {
     bool sends = direction == Operation::kSend;
     int me = group->membership().rank;
     detail::check_message(group->membership(), direction, tensor, peer);
@@ -159,6 +159,7 @@ int ProcessGroup::group_rank(int global_rank) const {
 
 // The group, for a call that only members may make.
 detail::Group& ProcessGroup::member() const {
+  group_->check_process();
   if (group_->membership().rank == detail::Membership::kNotAMember) group_->backend();  // says so
   return *group_;
 }
@@ -252,8 +253,8 @@ void ProcessGroup::send(const at::Tensor& tensor, int dst, uint32_t tag, const C
 
 Work ProcessGroup::send_async(const at::Tensor& tensor, int dst, uint32_t tag, const CallOptions& options) const {
   member();
-  return Work(std::make_shared<MessageInFlight>(part_for(*group_, tensor).shared_from_this(), tensor, Operation::kSend,
-                                                dst, tag, options));
+  return Work(make_shared_owned<MessageInFlight>(part_for(*group_, tensor).shared_from_this(), tensor, Operation::kSend,
+                                                 dst, tag, options));
 }
 
 void ProcessGroup::recv(const at::Tensor& tensor, int src, uint32_t tag, const CallOptions& options) const {
@@ -262,8 +263,8 @@ void ProcessGroup::recv(const at::Tensor& tensor, int src, uint32_t tag, const C
 
 Work ProcessGroup::recv_async(const at::Tensor& tensor, int src, uint32_t tag, const CallOptions& options) const {
   member();
-  return Work(std::make_shared<MessageInFlight>(part_for(*group_, tensor).shared_from_this(), tensor, Operation::kRecv,
-                                                src, tag, options));
+  return Work(make_shared_owned<MessageInFlight>(part_for(*group_, tensor).shared_from_this(), tensor, Operation::kRecv,
+                                                 src, tag, options));
 }
 
 void ProcessGroup::synchronize() const {

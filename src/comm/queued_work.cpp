@@ -20,7 +20,7 @@ class Group::QueuedWork final : public Completion {
  public:
   /// `kept` are its tensors.
   QueuedWork(std::shared_ptr<Group> group, std::shared_ptr<QueuedCall> call, std::shared_ptr<const void> kept)
-      : group_(std::move(group)), call_(std::move(call)), kept_(std::move(kept)) {}
+      : Completion(group->rank_in_job_), group_(std::move(group)), call_(std::move(call)), kept_(std::move(kept)) {}
 
   void wait() override {
     order();
@@ -76,10 +76,11 @@ Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& op
   std::shared_ptr<QueuedCall> queued;
   queue_.run(
       [&](WorkQueue::Lock& lock) { queued = execute(lock, *call, options, timeout, Backend::Stream::kOwn, call); });
-  return Work(std::make_shared<QueuedWork>(shared_from_this(), std::move(queued), call));
+  return Work(make_shared_owned<QueuedWork>(shared_from_this(), std::move(queued), call));
 }
 
 void Group::synchronize() {
+  check_process();
   if (partner_) partner_->synchronize();
   queue_.run([](WorkQueue::Lock&) {});  // after those that a thread makes
   queued_.synchronize();
@@ -87,6 +88,7 @@ void Group::synchronize() {
 }
 
 void Group::await_room(size_t most) {
+  check_process();
   for (;;) {
     retire_queued();
     check_working();

@@ -7,7 +7,7 @@
 namespace lockstep::detail {
 
 struct WorkQueue::Entry final : Completion {
-  explicit Entry(Task task) : task_(std::move(task)) {}
+  Entry(int rank_in_job, Task task) : Completion(rank_in_job), task_(std::move(task)) {}
 
   void execute(Lock& lock) {
     try {
@@ -61,7 +61,7 @@ WorkQueue::~WorkQueue() {
 }
 
 std::shared_ptr<Completion> WorkQueue::submit(Task task) {
-  auto entry = std::make_shared<Entry>(std::move(task));
+  auto entry = make_shared_owned<Entry>(rank_in_job_, std::move(task));
   std::lock_guard lock(mutex_);
   if (!thread_.joinable()) thread_ = start_thread("asynchronous calls", [this] { work(); });
   queue_.push_back(entry);

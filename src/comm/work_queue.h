@@ -20,7 +20,8 @@ class WorkQueue {
   /// begins and ends takes no further lock.
   using Task = std::function<void(Lock&)>;
 
-  explicit WorkQueue(std::mutex& mutex) : mutex_(mutex) {}
+  /// The rank is for errors.
+  explicit WorkQueue(std::mutex& mutex, int rank_in_job = 0) : rank_in_job_(rank_in_job), mutex_(mutex) {}
   /// Waits for the tasks that are left: end what they wait for first.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
@@ -61,6 +62,7 @@ class WorkQueue {
 
   void work();
 
+  const int rank_in_job_;
   std::mutex& mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Entry>> queue_;  // guarded by mutex_

@@ -71,6 +71,7 @@ void BatchQueue::stop() {
 }
 
 void BatchQueue::start(size_t count, Make make) {
+  check_process();
   auto run = std::make_shared<Run>(Run{std::move(make), count});
   {
     const std::lock_guard lock(mutex_);
@@ -81,6 +82,7 @@ void BatchQueue::start(size_t count, Make make) {
 }
 
 BatchQueue::Batch BatchQueue::next() {
+  check_process();
   const auto begin = std::chrono::steady_clock::now();
   auto batch = take();
   waited_ += std::chrono::steady_clock::now() - begin;

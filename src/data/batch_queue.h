@@ -9,10 +9,13 @@
 #include <thread>
 #include <vector>
 
+#include "base/owner_process.h"
+
 namespace lockstep::detail {
 
 /// Makes batches on threads of its own, some ahead of the one who takes them, and hands them out in order. Without
-/// threads they are made when they are taken. One thread at a time may call it.
+/// threads they are made when they are taken. One thread at a time may call it. A forked child has no such threads: it
+/// must not destroy the queue (see OwnedPointer).
 class BatchQueue {
  public:
   using Batch = std::shared_ptr<void>;
@@ -31,7 +34,7 @@ class BatchQueue {
   void start(size_t count, Make make);
 
   /// The next batch; none when all have been handed out. What `make` threw for it is thrown here, and then there are no
-  /// more.
+  /// more. In a forked child both throw UsageError, unless there are no threads.
   Batch next();
 
   /// How long next() has taken in all since start().
@@ -43,7 +46,11 @@ class BatchQueue {
   Batch take();
   void work(int worker);
   void stop();
+  void check_process() const {
+    if (!threads_.empty()) owner_.check("the process that made the DataLoader");
+  }
 
+  const OwnerProcess owner_{};
   const size_t ahead_;
   std::chrono::nanoseconds waited_{0};
   std::mutex mutex_;

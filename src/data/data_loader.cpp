@@ -8,6 +8,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/owner_process.h"
 #include "base/rethrow.h"
 #include "base/text.h"
 #include "data/batch_queue.h"
@@ -71,7 +72,8 @@ struct LoaderCore::State {
       : sampler(std::move(dealer)),
         options(checked_options(said, sampler, dataset_size, finds_tensors)),
         make(std::move(how)),
-        queue(options.workers, static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch)) {}
+        queue(make_unique_owned<BatchQueue>(
+            options.workers, static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch))) {}
 
   size_t batches_of(size_t samples) const { return batches_in(samples, options); }
 
@@ -99,7 +101,7 @@ struct LoaderCore::State {
   uint64_t loop = 0;
   std::shared_ptr<const Samples> samples{};  // of this loop
   size_t delivered = 0;                      // batches of this loop
-  BatchQueue queue;                          // last: its workers use the others
+  OwnedPointer<BatchQueue> queue;            // last: its workers use the others
 };
 
 LoaderCore::LoaderCore(DistributedSampler sampler, const DataLoaderOptions& options, std::optional<size_t> dataset_size,
@@ -116,15 +118,15 @@ uint64_t LoaderCore::begin() {
   samples.erase(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(state.sampler.position()));
   state.samples = std::make_shared<const Samples>(std::move(samples));
   state.delivered = 0;
-  state.queue.start(state.batches_of(state.samples->size()),
-                    [&state, epoch, samples = state.samples](int worker, size_t number) {
-                      try {
-                        return state.make(worker, state.batch_of(*samples, number), epoch);
-                      } catch (...) {
-                        rethrow_with_prefix(std::current_exception(),
-                                            text("rank ", state.sampler.rank(), ": DataLoader: epoch ", epoch, ": "));
-                      }
-                    });
+  state.queue->start(state.batches_of(state.samples->size()),
+                     [&state, epoch, samples = state.samples](int worker, size_t number) {
+                       try {
+                         return state.make(worker, state.batch_of(*samples, number), epoch);
+                       } catch (...) {
+                         rethrow_with_prefix(std::current_exception(),
+                                             text("rank ", state.sampler.rank(), ": DataLoader: epoch ", epoch, ": "));
+                       }
+                     });
   return ++state.loop;
 }
 
@@ -133,7 +135,7 @@ LoaderCore::Batch LoaderCore::next(uint64_t loop) {
   if (loop != state.loop)
     throw UsageError(text("rank ", state.sampler.rank(),
                           ": DataLoader: another loop over this loader has begun; use a loader for each"));
-  auto batch = state.queue.next();
+  auto batch = state.queue->next();
   if (batch) state.advance_sampler();
   return batch;
 }
@@ -143,7 +145,7 @@ size_t LoaderCore::size() const {
 }
 
 std::chrono::nanoseconds LoaderCore::waited() const {
-  return state_->queue.waited();
+  return state_->queue->waited();
 }
 
 }  // namespace lockstep::detail

@@ -70,6 +70,7 @@ void DeviceThreads::serve(size_t index) {
 
 void DeviceThreads::run(size_t count, const std::function<void(size_t)>& body) {
   if (count == 1) return body(0);
+  owner_.check("the process that made the DataParallel");
   std::vector<std::exception_ptr> errors(count);
   const auto streams = current_streams(devices_);
   const auto attempt = [&](size_t index) {

@@ -9,9 +9,12 @@
 
 #include <c10/core/Device.h>
 
+#include "base/owner_process.h"
+
 namespace lockstep {
 
-/// A thread for each device but the first, whose work is the caller's. Not thread-safe.
+/// A thread for each device but the first, whose work is the caller's. Not thread-safe. A forked child has no such
+/// threads: it must not destroy the object (see OwnedPointer).
 class DeviceThreads {
  public:
   explicit DeviceThreads(std::vector<c10::Device> devices);
@@ -21,13 +24,14 @@ class DeviceThreads {
 
   /// Calls the body for each of the first `count` devices at the same time: each with its device current, and the
   /// caller's streams, gradient mode and the like. Returns when all are done, or throws what the first of them threw,
-  /// with its number before it where there are several.
+  /// with its number before it where there are several. UsageError in a forked child, unless `count` is 1.
   void run(size_t count, const std::function<void(size_t)>& body);
 
  private:
   void serve(size_t index);
   void end();
 
+  const OwnerProcess owner_{};
   const std::vector<c10::Device> devices_;
   std::mutex mutex_;
   std::condition_variable changed_;

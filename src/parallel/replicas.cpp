@@ -100,7 +100,7 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, const DataParallel
       devices_(chosen(options.devices)),
       output_device_(with_index(options.output_device.value_or(devices_.front()))),
       dim_(options.dim),
-      threads_(devices_) {
+      threads_(make_unique_owned<DeviceThreads>(devices_)) {
   if (dim_ < 0) throw UsageError(text("DataParallel: dim is ", dim_, "; it must be 0 or above"));
   replicate();
 }
@@ -211,7 +211,7 @@ void Replicas::follow(size_t count) {
 
 void Replicas::run(size_t count, const std::function<void(size_t, torch::nn::Module&)>& body) {
   follow(count);
-  threads_.run(count, [&](size_t index) { body(index, index == 0 ? *module_ : *copies_[index - 1].layers.front()); });
+  threads_->run(count, [&](size_t index) { body(index, index == 0 ? *module_ : *copies_[index - 1].layers.front()); });
 }
 
 }  // namespace lockstep::detail

@@ -57,7 +57,7 @@ class Replicas {
   std::vector<Form> made_of_;
   Layers made_of_layers_;
   std::vector<Copy> copies_;  // for each device but the first
-  DeviceThreads threads_;
+  const OwnedPointer<DeviceThreads> threads_;
 };
 
 }  // namespace lockstep::detail

@@ -12,6 +12,7 @@
 
 #include "base/deadline.h"
 #include "base/log.h"
+#include "base/owner_process.h"
 #include "base/text.h"
 #include "rendezvous/table.h"
 
@@ -103,7 +104,7 @@ class FileStore final : public Store {
   // The mutex and the file's lock, with the table up to date.
   class Locked {
    public:
-    explicit Locked(FileStore& store) : store_(store), guard_(store.mutex_) {
+    explicit Locked(FileStore& store) : store_(store), guard_(checked(store).mutex_) {
       store_.lock_file();
       try {
         store_.replay();
@@ -115,6 +116,12 @@ class FileStore final : public Store {
     ~Locked() { store_.unlock_file(); }
 
    private:
+    // A forked child shares the lock of the file with its parent, so that both would hold it at once.
+    static FileStore& checked(FileStore& store) {
+      store.owner_.check("the process that opened the store's file");
+      return store;
+    }
+
     FileStore& store_;
     std::lock_guard<std::mutex> guard_;
   };
@@ -236,6 +243,7 @@ class FileStore final : public Store {
     return table_.missing(keys);
   }
 
+  const OwnerProcess owner_{};
   const std::string path_;
   std::mutex mutex_;
   int file_ = -1;      // guarded by mutex_
@@ -246,7 +254,7 @@ class FileStore final : public Store {
 }  // namespace
 
 std::shared_ptr<Store> open_file_store(const std::string& path) {
-  return std::make_shared<FileStore>(path);
+  return make_shared_owned<FileStore>(path);
 }
 
 }  // namespace lockstep

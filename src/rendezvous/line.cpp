@@ -45,7 +45,7 @@ Line::Line(const Options& options)
 }
 
 Line::~Line() {
-  if (is_forked()) {  // there is no such thread here, and the connection is the parent's
+  if (!owner_.is_this()) {  // there is no such thread here, and the connection is the parent's
     thread_.detach();
     return;
   }
@@ -140,6 +140,7 @@ std::string Line::describe_host() const {
 
 std::shared_ptr<Line::Pending> Line::start(Verb verb, Fields fields, std::function<void(std::optional<Fields>)> done,
                                            uint64_t* id) {
+  owner_.check("the process that connected to the store");
   auto pending = std::make_shared<Pending>();
   pending->done = std::move(done);
   Lock lock(mutex_);
@@ -192,7 +193,7 @@ void Line::call(Verb verb, Fields fields, std::function<void(std::optional<Field
 }
 
 void Line::say(Verb verb, Fields fields) noexcept {
-  if (is_forked()) return;
+  if (!owner_.is_this()) return;
   try {
     Lock lock(mutex_);
     if (!broken_ && !is_over_) send_locked({verb, 0, std::move(fields)});
@@ -202,6 +203,7 @@ void Line::say(Verb verb, Fields fields) noexcept {
 }
 
 void Line::say_goodbye(const std::optional<Failure>& failure) noexcept {
+  if (!owner_.is_this()) return;
   auto said = failure.value_or(Failure{});
   say(Verb::kGoodbye, {said.kind, said.message});  // nothing the second time
   Lock lock(mutex_);

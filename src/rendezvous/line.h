@@ -1,7 +1,5 @@
 #pragma once
 
-#include <unistd.h>
-
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -15,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/owner_process.h"
 #include "rendezvous/failure.h"
 #include "rendezvous/host.h"
 #include "rendezvous/socket.h"
@@ -64,8 +63,8 @@ class Line {
   Line(const Line&) = delete;
   Line& operator=(const Line&) = delete;
 
-  /// Makes a request and returns what it is answered. PeerError when the store is gone, UsageError when it refuses, the
-  /// job's failure when the job is over.
+  /// Makes a request and returns what it is answered. PeerError when the store is gone, UsageError when it refuses and
+  /// in a forked child, the job's failure when the job is over.
   Fields call(Verb verb, Fields fields);
   /// The same for a kGet, which may wait; none when the deadline comes first, with the keys that are missing in `late`.
   std::optional<Fields> call(Verb verb, Fields fields, Deadline deadline, Fields& late);
@@ -117,10 +116,9 @@ class Line {
   void break_down(const std::string& how, bool in_order);
   void tell_failure(const std::string& group, const Failure& failure);
   std::string describe_host() const;
-  bool is_forked() const { return ::getpid() != owner_; }
 
   const Options options_;
-  const pid_t owner_ = ::getpid();  // a child that it forks has the object, but not the thread
+  const OwnerProcess owner_{};
   const TlsContext tls_;
   FileDescriptor socket_;      // constant after construction
   FileDescriptor waker_;       // constant after construction

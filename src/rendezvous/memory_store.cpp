@@ -4,6 +4,7 @@
 #include <lockstep/store.h>
 
 #include "base/deadline.h"
+#include "base/owner_process.h"
 #include "rendezvous/table.h"
 
 namespace lockstep {
@@ -74,7 +75,7 @@ class MemoryStore final : public Store {
 }  // namespace
 
 std::shared_ptr<Store> make_memory_store() {
-  return std::make_shared<MemoryStore>();
+  return make_shared_owned<MemoryStore>();
 }
 
 }  // namespace lockstep

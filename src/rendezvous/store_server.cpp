@@ -439,12 +439,12 @@ class StoreServer::Loop {
   Clock::time_point farewell_ends_{};
 };
 
-StoreServer::StoreServer(Options options) : owner_(::getpid()), loop_(std::make_unique<Loop>(options)) {
+StoreServer::StoreServer(Options options) : loop_(std::make_unique<Loop>(options)) {
   thread_ = start_thread("the job's store", [this] { loop_->run(); });
 }
 
 StoreServer::~StoreServer() {
-  if (::getpid() != owner_) {
+  if (!owner_.is_this()) {  // there is no such thread here
     thread_.detach();
     return;
   }

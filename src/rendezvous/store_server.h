@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -9,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "base/owner_process.h"
 #include "rendezvous/failure.h"
 #include "rendezvous/secret.h"
 #include "rendezvous/socket.h"
@@ -55,7 +54,7 @@ class StoreServer {
 
  private:
   class Loop;
-  const pid_t owner_;  // a child that it forks has the object, but not the thread
+  const OwnerProcess owner_{};
   std::unique_ptr<Loop> loop_;
   std::thread thread_;
 };

@@ -3,6 +3,7 @@
 #include <lockstep/error.h>
 
 #include "base/deadline.h"
+#include "base/owner_process.h"
 #include "base/text.h"
 #include "base/variables.h"
 #include "rendezvous/line_store.h"
@@ -29,6 +30,7 @@ struct TcpStore::Parts {
   std::unique_ptr<StoreServer> host;
   int port;
   std::shared_ptr<Store> store;
+  OwnerProcess owner{};
 };
 
 TcpStore::TcpStore(const TcpStoreOptions& options)
@@ -39,12 +41,14 @@ TcpStore::TcpStore(const TcpStoreOptions& options)
           host = std::make_unique<StoreServer>(
               StoreServer::Options{{options.host, options.port}, secret, 0, "another process"});
         int port = host ? host->port() : options.port;
-        auto line = std::make_shared<Line>(
+        auto line = make_shared_owned<Line>(
             Line::Options{{options.host, port}, secret.key(0), 0, deadline_after(options.timeout)});
         return new Parts{std::move(secret), std::move(host), port, make_line_store(std::move(line))};
       }()) {}
 
-TcpStore::~TcpStore() = default;
+TcpStore::~TcpStore() {
+  if (!parts_->owner.is_this()) abandon(parts_.release());
+}
 
 int TcpStore::port() const {
   return parts_->port;

@@ -20,6 +20,7 @@
 
 #include "comm/backend_registry.h"
 #include "comm/failing_rank.h"
+#include "comm/forking_rank.h"
 #include "comm/mixed_calls.h"
 
 namespace {
@@ -449,6 +450,7 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"stops_while_connecting", stops_while_connecting},
     {"without_descriptors", without_descriptors},
     {"without_threads", without_threads},
+    {"forks", [] { fork_and_go_on(join()); }},
 };
 
 }  // namespace

@@ -98,6 +98,12 @@ TEST_F(Mpi, AProgramMayBeginMpiItselfAndIsNotDisturbed) {
   EXPECT_EQ(count_of(ran.output, "done"), 3) << ran.output;
 }
 
+TEST_F(Mpi, AForkedChildIsRefusedAndItsParentGoesOn) {
+  const auto ran = run(2, {FAILING_RANK, "forks"});
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  EXPECT_EQ(count_of(ran.output, "done"), 2) << ran.output;
+}
+
 TEST_F(Mpi, AProgramThatBeganMpiWithoutThreadsIsToldHow) {
   const auto ran = run(2, {MPI_RANK, "began_mpi_without_threads"}, kGoOn);
   EXPECT_THAT(ran.output, ContainsRegex("UsageError: rank [01]: .*call MPI_Init_thread with it"));

@@ -2,7 +2,9 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <future>
+#include <optional>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -13,6 +15,7 @@
 #include <lockstep/run_threads.h>
 #include <lockstep/version.h>
 
+#include "support/forked.h"
 #include "support/messages.h"
 #include "support/ranks.h"
 
@@ -299,6 +302,33 @@ TEST(ProcessGroup, JoiningOverGlooIgnoresBrokenPipesUnlessTheProgramHandlesThem)
   EXPECT_EQ(handler_after_joining(own), own);
 }
 #endif
+
+// Ranks as threads: the child has the thread that forked, and none of the others.
+TEST(ProcessGroup, AForkedChildIsRefusedAndItsParentGoesOn) {
+  for (const auto& backend : backends_under_test())
+    run_threads(2,
+                [](ProcessGroup world) {
+                  auto tensor = at::full({10}, world.rank() + 1.0);
+                  std::optional<Work> work = world.all_reduce_async(tensor);
+                  work->wait();
+                  if (world.rank() == 1) {
+                    std::optional<ProcessGroup> kept = world;
+                    const int code = exit_code_of_fork([&] {
+                      expect_error<UsageError>([&] { world.all_reduce(tensor); }, "was forked from rank 1's process");
+                      expect_error<UsageError>([&] { work->wait(); }, "was forked from rank 1's process");
+                      expect_error<UsageError>([&] { world.destroy(); }, "was forked from rank 1's process");
+                      EXPECT_EQ(world.rank(), 1);
+                      work.reset();
+                      kept.reset();
+                      if (testing::Test::HasFailure()) std::exit(1);
+                    });
+                    EXPECT_EQ(code, 0);
+                  }
+                  world.all_reduce(tensor);
+                  EXPECT_TRUE(at::equal(tensor, at::full({10}, 6.0)));
+                },
+                {.backend = backend});
+}
 
 TEST(ProcessGroup, WorkOutlivesTheGroup) {
   auto tensor = at::ones({1});

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -18,6 +19,7 @@
 #include <lockstep/error.h>
 
 #include "data/through_archive.h"
+#include "support/forked.h"
 #include "support/messages.h"
 
 namespace lockstep {
@@ -419,6 +421,26 @@ TEST(DataLoader, TellsHowLongTheLoopHasWaited) {
   }
   EXPECT_GT(loader.waited(), 0ms);
   EXPECT_LT(loader.waited(), slow) << "of the last loop alone";
+}
+
+TEST(DataLoader, HasNoWorkersInAForkedChild) {
+  Told<at::Tensor> dataset{[](size_t index) { return torch::tensor(static_cast<int64_t>(index)); }};
+  using Loader = decltype(DataLoader(dataset, DistributedSampler(100, 0, 1), {}));
+  std::optional<Loader> with_workers(std::in_place, dataset, DistributedSampler(100, 0, 1),
+                                     DataLoaderOptions{.batch_size = 10, .workers = 2});
+  std::optional<Loader> without(std::in_place, dataset, DistributedSampler(100, 0, 1),
+                                DataLoaderOptions{.batch_size = 10, .workers = 0});
+  auto loop = with_workers->begin();
+  const int code = exit_code_of_fork([&] {
+    expect_error<UsageError>([&] { ++loop; }, "was forked from the process that made the DataLoader");
+    expect_error<UsageError>([&] { with_workers->begin(); }, "was forked from the process that made the DataLoader");
+    EXPECT_EQ(indices_of_batches(*without).size(), 10u);
+    with_workers.reset();
+    without.reset();
+    if (testing::Test::HasFailure()) std::exit(1);
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(indices_of_batches(*with_workers).size(), 10u);
 }
 
 TEST(DataLoader, EndsWhileItsWorkersAreBusy) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -13,6 +14,7 @@
 
 #include "parallel/models.h"
 #include "parallel/training.h"
+#include "support/forked.h"
 #include "support/messages.h"
 
 namespace lockstep {
@@ -69,6 +71,19 @@ void expect_same_gradients(const torch::nn::Module& actual, const torch::nn::Mod
     if (!other.defined()) continue;
     EXPECT_LE(relative_difference(item.value().grad().cpu(), other.cpu()), 1e-12) << item.key();
   }
+}
+
+TEST(DataParallelTest, HasNoThreadsInAForkedChild) {
+  auto net = make_net();
+  std::optional<DataParallel<NetImpl>> parallel(std::in_place, net, DataParallelOptions{.devices = {kCpu, kCpu}});
+  const auto expected = (*parallel)(inputs(4));
+  const int code = exit_code_of_fork([&] {
+    expect_error<UsageError>([&] { (*parallel)(inputs(4)); }, "was forked from the process that made the DataParallel");
+    parallel.reset();
+    if (testing::Test::HasFailure()) std::exit(1);
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_TRUE(torch::equal((*parallel)(inputs(4)), expected));
 }
 
 TEST(DataParallelTest, TrainsAsTheModuleItselfDoes) {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -11,6 +12,7 @@
 #include <lockstep/error.h>
 #include <lockstep/tcp_store.h>
 
+#include "support/forked.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
 
@@ -86,6 +88,24 @@ TEST_P(Stores, GetWaitsForTheValue) {
   std::thread setter([store = two] { store->set("later", "here"); });
   EXPECT_EQ(one->get("later", 10s), "here");
   setter.join();
+}
+
+TEST_P(Stores, AreLeftToTheirParentByAForkedChild) {
+  auto [one, two] = open();
+  std::thread waiting([store = one] { EXPECT_EQ(store->get("later", 30s), "here"); });
+  const int code = exit_code_of_fork([&] {
+    if (GetParam() == "file" || GetParam() == "tcp")
+      expect_error<UsageError>([&] { two->set("key", "value"); }, "was forked from", std::to_string(::getppid()),
+                               "after the fork");
+    one.reset();
+    two.reset();
+    if (testing::Test::HasFailure()) std::exit(1);
+  });
+  EXPECT_EQ(code, 0);
+  two->set("later", "here");
+  waiting.join();
+  EXPECT_EQ(two->add("n", 1), 1);
+  EXPECT_EQ(one->get("n", 1s), "1");
 }
 
 TEST_P(Stores, WaitingEndsWithTheNamesOfTheKeysThatDidNotCome) {

@@ -36,13 +36,11 @@ size_t reserved_bytes() {
 std::shared_ptr<Arena> Arena::of_process() {
   static std::mutex mutex;
   static std::weak_ptr<Arena> current;  // guarded by mutex
-  static pid_t owner = 0;               // guarded by mutex: a forked child must not take its parent's
   std::lock_guard lock(mutex);
   auto arena = current.lock();
-  if (arena && owner == ::getpid()) return arena;
-  arena = std::make_shared<Arena>(SharedMemory::Way::kUnnamed);
+  if (arena && arena->owner_.is_this()) return arena;
+  arena = make_shared_owned<Arena>(SharedMemory::Way::kUnnamed);
   current = arena;
-  owner = ::getpid();
   return arena;
 }
 
@@ -78,6 +76,7 @@ char* Arena::allocate(size_t bytes) {
 }
 
 void Arena::free(char* block) {
+  if (!owner_.is_this()) return;
   std::lock_guard lock(mutex_);
   give_back(block);
 }

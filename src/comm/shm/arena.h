@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/owner_process.h"
 #include "comm/shm/shared_memory.h"
 
 namespace lockstep::shm {
@@ -18,6 +19,7 @@ class Arena {
   static constexpr size_t kAlignment = 128;
 
   /// The one that all ranks and groups of this process share, so that a tensor allocated by one group is known to all.
+  /// A forked child gets one of its own.
   static std::shared_ptr<Arena> of_process();
 
   /// Takes as much address space as the machine has memory, or LOCKSTEP_SHM_BYTES.
@@ -27,6 +29,7 @@ class Arena {
   char* allocate(size_t bytes);
   /// The same, but memory is taken only where the block is touched.
   char* reserve(size_t bytes);
+  /// Does nothing in a forked child, whose tensors may be the last to refer to the block there: it is the parent's.
   void free(char* block);
 
   /// Frees the blocks as soon as `is_unused` says that nobody else reads them; asked now and when memory is wanted.
@@ -47,6 +50,7 @@ class Arena {
   void free_retired();
   void give_back(char* block);
 
+  const OwnerProcess owner_{};
   const std::shared_ptr<SharedMemory> memory_;
   std::mutex mutex_;
   std::map<uint64_t, size_t> free_;  // guarded by mutex_: by offset, no two adjacent

@@ -19,7 +19,7 @@ class Attempt {
   Attempt(const BackendContext& context, SharedMemory::Way way)
       : context_(context),
         way_(way == SharedMemory::Way::kUnnamed ? "unnamed/" : "named/"),
-        arena_(way == SharedMemory::Way::kUnnamed ? Arena::of_process() : std::make_shared<Arena>(way)) {}
+        arena_(way == SharedMemory::Way::kUnnamed ? Arena::of_process() : make_shared_owned<Arena>(way)) {}
 
   /// None, with the reason in `failure`, when some rank cannot see another: on all ranks alike.
   std::unique_ptr<Circle> make(std::string& failure) {

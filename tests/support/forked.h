@@ -1,0 +1,45 @@
+#pragma once
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <iostream>
+
+constexpr int kForkHangs = -1;
+
+/// Runs the body in a forked child, which then calls exit(), so that static objects are destroyed there. Returns its
+/// exit code, 128 and the signal that ended it, or kForkHangs when it had to be killed. A body that throws exits
+/// with 1.
+inline int exit_code_of_fork(const std::function<void()>& body,
+                             std::chrono::milliseconds limit = std::chrono::seconds(20)) {
+  std::cout << std::flush;
+  std::fflush(nullptr);  // or the child would print it once more
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      std::cout << "forked child: " << error.what() << std::endl;
+      std::exit(1);
+    }
+    std::exit(0);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  int status = 0;
+  while (::waitpid(child, &status, WNOHANG) != child) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, &status, 0);
+      return kForkHangs;
+    }
+    ::poll(nullptr, 0, 2);
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
