@@ -22,6 +22,7 @@
 #include "comm/failing_rank.h"
 #include "comm/forking_rank.h"
 #include "comm/mixed_calls.h"
+#include "comm/shm_rank.h"
 
 namespace {
 
@@ -451,6 +452,9 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"without_descriptors", without_descriptors},
     {"without_threads", without_threads},
     {"forks", [] { fork_and_go_on(join()); }},
+    {"stops_in_all_reduce", [] { stop_in_all_reduce(join()); }},
+    {"stops_in_broadcast", [] { stop_in_broadcast(join()); }},
+    {"frees_memory_after_a_kill", [] { free_memory_after_a_kill(join); }},
 };
 
 }  // namespace

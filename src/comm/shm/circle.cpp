@@ -25,11 +25,16 @@ Circle::Circle(int rank, std::vector<Member> members, std::shared_ptr<Arena> are
       arena_(std::move(arena)),
       waiting_(desk(rank_), count_cores(members_)) {}
 
+// A rank that was killed does not say that it has left.
 Circle::~Circle() {
-  for (const auto& member : members_) member.desk->users.fetch_sub(1);
-  Desk& mine = desk(rank_);
-  left_behind_.push_back(reinterpret_cast<char*>(&mine));
-  arena_->retire(std::move(left_behind_), [&mine] { return mine.users == 0; });
+  for (const auto& member : members_) member.desk->left[rank_] = true;
+  const Desk& mine = desk(rank_);
+  left_behind_.push_back(reinterpret_cast<char*>(&desk(rank_)));
+  arena_->retire(std::move(left_behind_), [&mine, members = members_] {
+    for (size_t rank = 0; rank < members.size(); ++rank)
+      if (!mine.left[rank] && members[rank].memory->is_in_use()) return false;
+    return true;
+  });
 }
 
 void Circle::begin_call(const CallInfo& call, uint64_t place, const void* payload, size_t payload_bytes) {
@@ -52,6 +57,20 @@ void Circle::begin_call(const CallInfo& call, uint64_t place, const void* payloa
 void Circle::end_call(Deadline deadline) {
   raise(desk(rank_).done, call_);
   await(&Desk::done, call_, deadline);
+}
+
+void Circle::give_up_call() noexcept {
+  raise(desk(rank_).gave_up, call_);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // what the caller writes to its tensor comes after it
+}
+
+// What was read of a tensor was read before this looks: it is right when the flag is not up yet.
+void Circle::check_nobody_gave_up() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    const uint64_t call = desk(peer).gave_up.value.load();
+    if (call != 0 && call <= call_)
+      throw PeerError(text("rank ", peer, " gave up this call before rank ", rank_, " had read all of its tensor"));
+  }
 }
 
 void Circle::raise(Flag& flag, uint64_t value) {

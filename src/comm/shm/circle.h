@@ -23,7 +23,7 @@ class Circle {
 
   /// `arena` is this rank's, and holds its desk.
   Circle(int rank, std::vector<Member> members, std::shared_ptr<Arena> arena);
-  /// Leaves: this rank's desk goes when all have left.
+  /// Leaves: this rank's desk goes when all others have left or ended.
   ~Circle();
   Circle(const Circle&) = delete;
   Circle& operator=(const Circle&) = delete;
@@ -44,6 +44,12 @@ class Circle {
   CallHeader& post(int rank) const { return desk(rank).posts[call_ % 2]; }
   /// Returns when no rank touches another's memory in this call any more.
   void end_call(Deadline deadline);
+
+  /// Between begin_call and the end of a call the others may read this rank's tensor where it lies. A rank whose call
+  /// fails says so before its caller can change the tensor; a rank that has read from others makes sure that none did.
+  /// PeerError when one did.
+  void give_up_call() noexcept;
+  void check_nobody_gave_up() const;
 
   /// Takes data through the slots in chunks, two steps of them overlapping. For each chunk k, in order: fill(k, slot)
   /// writes to this rank's slot; when all ranks have, work(k, slot) may read the inputs of all slots of this number and

@@ -48,23 +48,24 @@ struct alignas(kLine) Slot {
   std::array<char, kChunkBytes> result;
 };
 
-/// The memory of one rank in one group: it alone writes there, but for the bell and the count of its users.
+/// The memory of one rank in one group: it alone writes there, but for the bell and what others say when they leave.
 ///
 /// Posts alternate between two places. When a rank writes a post, it has seen everyone's post of the call before, and
 /// so everyone is through with the call before that, whose post lies in the same place.
 ///
 /// Chunks of data go through three slots: see Circle::pipeline.
 struct Desk {
-  std::array<char, kLine> token;                  // whoever maps the right memory reads the right token
-  cpu_set_t cores;                                // that this rank may run on
-  alignas(kLine) std::atomic<uint32_t> bell{0};   // a futex of this rank's threads
-  std::atomic<uint32_t> sleepers{0};              // threads of this rank that wait for the bell
-  alignas(kLine) std::atomic<uint32_t> users{0};  // ranks that still read here
-  Flag filled;                                    // chunks that lie ready in slots
-  Flag worked;                                    // chunks of all ranks that this one has worked on
-  Flag done;                                      // the last call in which it is done with the others' memory
+  std::array<char, kLine> token;                 // whoever maps the right memory reads the right token
+  cpu_set_t cores;                               // that this rank may run on
+  alignas(kLine) std::atomic<uint32_t> bell{0};  // a futex of this rank's threads
+  std::atomic<uint32_t> sleepers{0};             // threads of this rank that wait for the bell
+  Flag filled;                                   // chunks that lie ready in slots
+  Flag worked;                                   // chunks of all ranks that this one has worked on
+  Flag done;                                     // the last call in which it is done with the others' memory
+  Flag gave_up;  // the call that failed here, after which its tensor may change; 0: none
   std::array<CallHeader, 2> posts;
   std::array<std::atomic<uint64_t>, kMostRanks> first_letters{};  // to each rank; 0: none yet
+  std::array<std::atomic<bool>, kMostRanks> left{};  // by rank, which says so itself: it reads here no more
   std::array<Slot, kSlots> slots;
 };
 

@@ -24,26 +24,34 @@ class Attempt {
   /// None, with the reason in `failure`, when some rank cannot see another: on all ranks alike.
   std::unique_ptr<Circle> make(std::string& failure) {
     Desk* mine = make_desk();
-    context_.store->set(text(way_, "desk/", context_.rank), offer(*mine));
-    std::vector<Circle::Member> members(context_.size);
-    std::string trouble;
-    for (int rank = 0; rank < context_.size && trouble.empty(); ++rank)
-      trouble = rank == context_.rank ? (members[rank] = member(*mine), "") : find(rank, members[rank]);
-    failure = agree(context_, way_ + "sees", trouble);
-    arena_->memory().unlink();
-    if (failure.empty()) return std::make_unique<Circle>(context_.rank, std::move(members), arena_);
-    arena_->free(reinterpret_cast<char*>(mine));
-    return nullptr;
+    try {
+      return make(*mine, failure);
+    } catch (...) {
+      arena_->memory().unlink();  // the desk stays: another rank may have seen all of them
+      throw;
+    }
   }
 
  private:
+  std::unique_ptr<Circle> make(Desk& mine, std::string& failure) {
+    context_.store->set(text(way_, "desk/", context_.rank), offer(mine));
+    std::vector<Circle::Member> members(context_.size);
+    std::string trouble;
+    for (int rank = 0; rank < context_.size && trouble.empty(); ++rank)
+      trouble = rank == context_.rank ? (members[rank] = member(mine), "") : find(rank, members[rank]);
+    failure = agree(context_, way_ + "sees", trouble);
+    arena_->memory().unlink();
+    if (failure.empty()) return std::make_unique<Circle>(context_.rank, std::move(members), arena_);
+    arena_->free(reinterpret_cast<char*>(&mine));
+    return nullptr;
+  }
+
   Desk* make_desk() const {
     Desk* desk = new (arena_->reserve(sizeof(Desk))) Desk;
     std::random_device random;
     for (char& byte : desk->token) byte = static_cast<char>(random());
     CPU_ZERO(&desk->cores);
     ::sched_getaffinity(0, sizeof(desk->cores), &desk->cores);
-    desk->users = static_cast<uint32_t>(context_.size);
     return desk;
   }
 
@@ -54,6 +62,7 @@ class Attempt {
     return pack({address.path,
                  address.id,
                  std::to_string(address.bytes),
+                 address.is_locked ? "locked" : "",
                  std::to_string(arena_->offset_of(&desk).value()),
                  {desk.token.data(), desk.token.size()}});
   }
@@ -62,10 +71,10 @@ class Attempt {
   std::string find(int rank, Circle::Member& member) const {
     auto offer = unpack(context_.store->get(text(way_, "desk/", rank), context_.timeout));
     try {
-      Address address{offer.at(0), offer.at(1), static_cast<size_t>(to_number(offer.at(2)))};
+      Address address{offer.at(0), offer.at(1), static_cast<size_t>(to_number(offer.at(2))), !offer.at(3).empty()};
       member.memory = SharedMemory::open(address);
-      member.desk = reinterpret_cast<Desk*>(member.memory->begin() + to_number(offer.at(3)));
-      const std::string& token = offer.at(4);
+      member.desk = reinterpret_cast<Desk*>(member.memory->begin() + to_number(offer.at(4)));
+      const std::string& token = offer.at(5);
       bool is_it = std::equal(token.begin(), token.end(), member.desk->token.begin(), member.desk->token.end());
       return is_it ? "" : text(offer.at(0), " is the memory of another process");
     } catch (const Error& error) {

@@ -53,7 +53,7 @@ std::shared_ptr<SharedMemory> Ledger::find(const std::string& offer, const std::
   const auto fields = unpack(offer);
   if (fields.at(0) != host_id) return nullptr;
   try {
-    auto memory = SharedMemory::open({fields.at(1), fields.at(2), static_cast<size_t>(to_number(fields.at(3)))});
+    auto memory = SharedMemory::open({fields.at(1), fields.at(2), static_cast<size_t>(to_number(fields.at(3))), false});
     const auto& token = Page::of(*memory).token;
     return std::string_view(token.data(), token.size()) == fields.at(4) ? memory : nullptr;
   } catch (const SystemError&) {

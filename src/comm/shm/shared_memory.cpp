@@ -65,6 +65,20 @@ FileDescriptor create_file(SharedMemory::Way way, const std::string& name) {
   return file;
 }
 
+// A lock of the process, not of the open file: a forked child does not have it, and it goes with the process, or when
+// the process closes the file.
+struct flock lock_of_all() {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return lock;
+}
+
+bool lock_for_this_process(const FileDescriptor& file) {
+  auto lock = lock_of_all();
+  return ::fcntl(file.get(), F_SETLK, &lock) == 0;
+}
+
 FileDescriptor open_file(const std::string& path) {
   bool is_named = path.starts_with(kNamePrefix);
   std::string name = is_named ? path.substr(std::string(kNamePrefix).size()) : path;
@@ -85,7 +99,9 @@ std::shared_ptr<SharedMemory> SharedMemory::create(Way way, size_t bytes) {
   // Nobody can take the memory away from under those who have it mapped.
   if (way == Way::kUnnamed) ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK);
   std::string path = way == Way::kUnnamed ? text("/proc/", ::getpid(), "/fd/", file.get()) : kNamePrefix + name;
-  auto memory = std::make_shared<SharedMemory>(std::move(file), Address{path, id, bytes});
+  const bool is_locked = lock_for_this_process(file);
+  auto memory = std::make_shared<SharedMemory>(std::move(file), Address{path, id, bytes, is_locked});
+  memory->is_created_here_ = true;
   std::lock_guard lock(mapped().mutex);
   mapped().by_id[id] = memory;
   return memory;
@@ -142,6 +158,12 @@ void SharedMemory::release(size_t offset, size_t bytes) {
   size_t from = (offset + page - 1) / page * page;
   size_t to = (offset + bytes) / page * page;
   if (from < to) ::madvise(begin_ + from, to - from, MADV_REMOVE);
+}
+
+bool SharedMemory::is_in_use() const {
+  if (is_created_here_ || !address_.is_locked) return true;
+  auto lock = lock_of_all();
+  return ::fcntl(file_.get(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 void SharedMemory::unlink() {

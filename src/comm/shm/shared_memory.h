@@ -13,6 +13,7 @@ struct Address {
   std::string path;  // "/proc/PID/fd/N", or "shm:/NAME"
   std::string id;    // random: tells pieces apart whose paths are the same at different times
   size_t bytes = 0;
+  bool is_locked = false;  // by the process that created it, as long as it has it
 };
 
 /// Memory that other processes of this host can map, all of it mapped here. Sparse: only what is touched takes memory.
@@ -43,13 +44,17 @@ class SharedMemory {
   void populate(size_t offset, size_t bytes);
   /// Gives the memory of these bytes back; their contents are lost.
   void release(size_t offset, size_t bytes);
+  /// Whether the process that created it still has it, so far as this one can know: the system ends that with the
+  /// process, however that ends.
+  bool is_in_use() const;
   /// Removes the name, if it has one: from here on nobody else can open it, and nothing stays behind.
   void unlink();
 
  private:
   const FileDescriptor file_;
   const Address address_;
-  char* begin_ = nullptr;  // constant after construction
+  char* begin_ = nullptr;         // constant after construction
+  bool is_created_here_ = false;  // constant after create()
 };
 
 }  // namespace lockstep::shm

@@ -70,14 +70,7 @@ class ShmBackend final : public Backend {
       begin_small(data, call);
       return reduce_posts(data, 0, op);
     }
-    begin_large(data, call);
-    if (all_are_shared()) {
-      Stretch mine = share_of(size_of(data), size_, rank_);
-      auto everywhere = shared_parts(mine.begin);
-      reduce(everywhere, {everywhere.data(), everywhere.size()}, mine.size, data, op);
-      return circle_->end_call(call.deadline);
-    }
-    reduce_in_chunks(data, op, call, true);
+    run_large(data, call, [&] { reduce_in_chunks(data, op, call, true); });
   }
 
   void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
@@ -86,14 +79,7 @@ class ShmBackend final : public Backend {
       if (rank_ == root) reduce_posts(data, 0, op);
       return;
     }
-    begin_large(data, call);
-    if (all_are_shared()) {
-      Stretch mine = share_of(size_of(data), size_, rank_);
-      auto everywhere = shared_parts(mine.begin);
-      reduce({&everywhere[root], 1}, {everywhere.data(), everywhere.size()}, mine.size, data, op);
-      return circle_->end_call(call.deadline);
-    }
-    reduce_in_chunks(data, op, call, rank_ == root);
+    run_large(data, call, [&] { reduce_in_chunks(data, op, call, rank_ == root); });
   }
 
   void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
@@ -102,81 +88,27 @@ class ShmBackend final : public Backend {
       if (rank_ != root) std::memcpy(bytes_of(data), circle_->post(root).payload.data(), data.nbytes());
       return;
     }
-    begin_large(data, call);
-    if (is_shared(root)) {
-      if (rank_ != root) std::memcpy(bytes_of(data), shared_part(root, 0), data.nbytes());
-      return circle_->end_call(call.deadline);
-    }
-    auto chunk = [&](uint64_t k) { return chunk_of(size_of(data), kChunkBytes, k); };
-    circle_->pipeline(
-        chunks_of(size_of(data), kChunkBytes), call.deadline,
-        [&](uint64_t k, uint64_t slot) {
-          if (rank_ == root) std::memcpy(input_slot(root, slot), bytes_of(data) + chunk(k).begin, chunk(k).size);
-        },
-        [&](uint64_t k, uint64_t slot) {
-          if (rank_ != root) std::memcpy(bytes_of(data) + chunk(k).begin, input_slot(root, slot), chunk(k).size);
-        },
-        [](uint64_t, uint64_t) {});
+    run_large(data, call, [&] { broadcast_large(data, root, call); });
   }
 
   void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
     char* own = bytes_of(output) + rank_ * size_of(input);
     if (own != bytes_of(input)) std::memcpy(own, bytes_of(input), input.nbytes());
-    auto part = [&](int rank, int64_t begin) { return bytes_of(output) + rank * size_of(input) + begin; };
     if (travels_with_the_call(input)) {
       begin_small(input, call);
-      for (int rank : others()) std::memcpy(part(rank, 0), circle_->post(rank).payload.data(), input.nbytes());
+      for (int rank : others())
+        std::memcpy(bytes_of(output) + rank * size_of(input), circle_->post(rank).payload.data(), input.nbytes());
       return;
     }
-    begin_large(input, call);
-    if (all_are_shared()) {
-      for (int rank : others()) std::memcpy(part(rank, 0), shared_part(rank, 0), input.nbytes());
-      return circle_->end_call(call.deadline);
-    }
-    auto chunk = [&](uint64_t k) { return chunk_of(size_of(input), kChunkBytes, k); };
-    circle_->pipeline(
-        chunks_of(size_of(input), kChunkBytes), call.deadline,
-        [&](uint64_t k, uint64_t slot) {
-          std::memcpy(input_slot(rank_, slot), bytes_of(input) + chunk(k).begin, chunk(k).size);
-        },
-        [&](uint64_t k, uint64_t slot) {
-          for (int rank : others()) std::memcpy(part(rank, chunk(k).begin), input_slot(rank, slot), chunk(k).size);
-        },
-        [](uint64_t, uint64_t) {});
+    run_large(input, call, [&] { all_gather_large(output, input, call); });
   }
 
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
-    const int64_t part_bytes = size_of(output);
     if (travels_with_the_call(input)) {
       begin_small(input, call);
-      return reduce_posts(output, rank_ * part_bytes, op);
+      return reduce_posts(output, rank_ * size_of(output), op);
     }
-    begin_large(input, call);
-    if (all_are_shared()) {
-      auto parts = shared_parts(rank_ * part_bytes);
-      void* to = bytes_of(output);
-      reduce({&to, 1}, {parts.data(), parts.size()}, part_bytes, output, op);
-      return circle_->end_call(call.deadline);
-    }
-    // Each slot has room for a piece of every rank's part.
-    const int64_t room = room_for_each();
-    auto piece = [&](uint64_t k) { return chunk_of(part_bytes, room, k); };
-    circle_->pipeline(
-        chunks_of(part_bytes, room), call.deadline,
-        [&](uint64_t k, uint64_t slot) {
-          for (int rank : others())
-            std::memcpy(input_slot(rank_, slot) + rank * room, bytes_of(input) + rank * part_bytes + piece(k).begin,
-                        piece(k).size);
-        },
-        [&](uint64_t k, uint64_t slot) {
-          auto inputs = everyone([&](int rank) -> void* {
-            return rank == rank_ ? bytes_of(input) + rank_ * part_bytes + piece(k).begin
-                                 : input_slot(rank, slot) + rank_ * room;
-          });
-          void* to = bytes_of(output) + piece(k).begin;
-          reduce({&to, 1}, {inputs.data(), inputs.size()}, piece(k).size, output, op);
-        },
-        [](uint64_t, uint64_t) {});
+    run_large(input, call, [&] { reduce_scatter_large(output, input, op, call); });
   }
 
   void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
@@ -261,8 +193,17 @@ class ShmBackend final : public Backend {
 
   // --- data in shared tensors
 
-  void begin_large(const at::Tensor& data, const CallInfo& call) {
-    circle_->begin_call(call, circle_->arena()->offset_of(bytes_of(data)).value_or(CallHeader::kElsewhere));
+  // Shows the others where this rank's tensor lies, which they may read there while the body runs.
+  template <class Body>
+  void run_large(const at::Tensor& data, const CallInfo& call, const Body& body) {
+    try {
+      circle_->begin_call(call, circle_->arena()->offset_of(bytes_of(data)).value_or(CallHeader::kElsewhere));
+      body();
+      circle_->check_nobody_gave_up();
+    } catch (...) {
+      circle_->give_up_call();
+      throw;
+    }
   }
 
   bool is_shared(int rank) const { return circle_->post(rank).place != CallHeader::kElsewhere; }
@@ -275,10 +216,6 @@ class ShmBackend final : public Backend {
 
   char* shared_part(int rank, int64_t begin) const { return circle_->at(rank, circle_->post(rank).place) + begin; }
 
-  Pointers shared_parts(int64_t begin) const {
-    return everyone([&](int rank) { return shared_part(rank, begin); });
-  }
-
   // --- data on the way through slots
 
   char* input_slot(int rank, uint64_t slot) const { return circle_->desk(rank).slots[slot].input.data(); }
@@ -287,14 +224,83 @@ class ShmBackend final : public Backend {
   // In a slot, for pieces to or from each rank.
   int64_t room_for_each() const { return static_cast<int64_t>(kChunkBytes) / size_ / kCacheLine * kCacheLine; }
 
-  // Each rank reduces its share of every chunk for those who get the result.
+  void broadcast_large(const at::Tensor& data, int root, const CallInfo& call) {
+    if (is_shared(root)) {
+      if (rank_ != root) std::memcpy(bytes_of(data), shared_part(root, 0), data.nbytes());
+      return circle_->end_call(call.deadline);
+    }
+    auto chunk = [&](uint64_t k) { return chunk_of(size_of(data), kChunkBytes, k); };
+    circle_->pipeline(
+        chunks_of(size_of(data), kChunkBytes), call.deadline,
+        [&](uint64_t k, uint64_t slot) {
+          if (rank_ == root) std::memcpy(input_slot(root, slot), bytes_of(data) + chunk(k).begin, chunk(k).size);
+        },
+        [&](uint64_t k, uint64_t slot) {
+          if (rank_ != root) std::memcpy(bytes_of(data) + chunk(k).begin, input_slot(root, slot), chunk(k).size);
+        },
+        [](uint64_t, uint64_t) {});
+  }
+
+  void all_gather_large(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) {
+    auto part = [&](int rank, int64_t begin) { return bytes_of(output) + rank * size_of(input) + begin; };
+    if (all_are_shared()) {
+      for (int rank : others()) std::memcpy(part(rank, 0), shared_part(rank, 0), input.nbytes());
+      return circle_->end_call(call.deadline);
+    }
+    auto chunk = [&](uint64_t k) { return chunk_of(size_of(input), kChunkBytes, k); };
+    circle_->pipeline(
+        chunks_of(size_of(input), kChunkBytes), call.deadline,
+        [&](uint64_t k, uint64_t slot) {
+          std::memcpy(input_slot(rank_, slot), bytes_of(input) + chunk(k).begin, chunk(k).size);
+        },
+        [&](uint64_t k, uint64_t slot) {
+          for (int rank : others()) std::memcpy(part(rank, chunk(k).begin), input_slot(rank, slot), chunk(k).size);
+        },
+        [](uint64_t, uint64_t) {});
+  }
+
+  void reduce_scatter_large(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) {
+    const int64_t part_bytes = size_of(output);
+    if (all_are_shared()) {
+      auto parts = everyone([&](int rank) -> void* { return shared_part(rank, rank_ * part_bytes); });
+      void* to = bytes_of(output);
+      reduce({&to, 1}, {parts.data(), parts.size()}, part_bytes, output, op);
+      return circle_->end_call(call.deadline);
+    }
+    // Each slot has room for a piece of every rank's part.
+    const int64_t room = room_for_each();
+    auto piece = [&](uint64_t k) { return chunk_of(part_bytes, room, k); };
+    circle_->pipeline(
+        chunks_of(part_bytes, room), call.deadline,
+        [&](uint64_t k, uint64_t slot) {
+          for (int rank : others())
+            std::memcpy(input_slot(rank_, slot) + rank * room, bytes_of(input) + rank * part_bytes + piece(k).begin,
+                        piece(k).size);
+        },
+        [&](uint64_t k, uint64_t slot) {
+          auto inputs = everyone([&](int rank) -> void* {
+            return rank == rank_ ? bytes_of(input) + rank_ * part_bytes + piece(k).begin
+                                 : input_slot(rank, slot) + rank_ * room;
+          });
+          void* to = bytes_of(output) + piece(k).begin;
+          reduce({&to, 1}, {inputs.data(), inputs.size()}, piece(k).size, output, op);
+        },
+        [](uint64_t, uint64_t) {});
+  }
+
+  // Each rank reduces its share of every chunk for those who get the result. Tensors that all lie in arenas are read
+  // there: then a chunk may be as large as the shares that fit into the slots of results. After the last chunk nobody
+  // reads this rank's tensor any more, since all have worked on it.
   void reduce_in_chunks(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool gets_result) {
+    const bool reads_in_place = all_are_shared();
     const int64_t bytes = size_of(data);
-    auto chunk = [&](uint64_t k) { return chunk_of(bytes, kChunkBytes, k); };
+    const auto chunk_bytes = static_cast<int64_t>(kChunkBytes) * (reads_in_place ? size_ : 1);
+    auto chunk = [&](uint64_t k) { return chunk_of(bytes, chunk_bytes, k); };
     auto place = [&](uint64_t k, int64_t begin) { return bytes_of(data) + chunk(k).begin + begin; };
     circle_->pipeline(
-        chunks_of(bytes, kChunkBytes), call.deadline,
+        chunks_of(bytes, chunk_bytes), call.deadline,
         [&](uint64_t k, uint64_t slot) {  // all but this rank's own share, which it reads from the tensor
+          if (reads_in_place) return;
           Stretch mine = share_of(chunk(k).size, size_, rank_);
           int64_t behind = mine.begin + mine.size;
           std::memcpy(input_slot(rank_, slot), place(k, 0), mine.begin);
@@ -303,7 +309,9 @@ class ShmBackend final : public Backend {
         [&](uint64_t k, uint64_t slot) {
           Stretch mine = share_of(chunk(k).size, size_, rank_);
           auto inputs = everyone([&](int rank) -> void* {
-            return rank == rank_ ? place(k, mine.begin) : input_slot(rank, slot) + mine.begin;
+            if (rank == rank_) return place(k, mine.begin);
+            return reads_in_place ? shared_part(rank, chunk(k).begin + mine.begin)
+                                  : input_slot(rank, slot) + mine.begin;
           });
           Pointers outputs;
           if (gets_result) outputs.push_back(place(k, mine.begin));
