@@ -1,7 +1,12 @@
 // The first program: every rank brings a number, and all of them get the sum and the mean.
 //
-//   RANK=0 WORLD_SIZE=2 LOCKSTEP_INIT_METHOD=file:///tmp/hello ./hello &
-//   RANK=1 WORLD_SIZE=2 LOCKSTEP_INIT_METHOD=file:///tmp/hello ./hello
+//   lockstep run -n 2 ./hello
+//
+// Or without the launcher: the ranks meet in a file that does not exist yet, in a folder that only this user can write.
+//
+//   export WORLD_SIZE=2 LOCKSTEP_INIT_METHOD=file://$(mktemp -d)/hello
+//   RANK=0 ./hello &
+//   RANK=1 ./hello
 
 #include <iostream>
 

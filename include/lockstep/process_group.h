@@ -194,9 +194,9 @@ struct ProcessGroupOptions {
   /// "auto", one of available_backends(), or one for each device: "cpu:gloo,cuda:nccl". With "auto" the best there is:
   /// shared memory, or Gloo between hosts, for CPU tensors, and NCCL for CUDA tensors.
   std::string backend = "auto";
-  /// Where the ranks meet: "tcp://host:port", at which rank 0 listens; "file:///path", a file that does not exist yet
-  /// and that all ranks can open; or "env://", which takes it from MASTER_ADDR and MASTER_PORT or from what else the
-  /// launcher has left (docs/environment.md). One rank alone needs to meet nobody.
+  /// Where the ranks meet: "tcp://host:port", at which rank 0 listens; "file:///path", a file that does not exist yet,
+  /// in a folder that only this user can write and that all ranks see; or "env://", which takes it from MASTER_ADDR and
+  /// MASTER_PORT or from what else the launcher has left (docs/environment.md). One rank alone needs to meet nobody.
   std::string init_method = "env://";
   /// From the environment when not given: see Environment.
   std::optional<int> rank{};

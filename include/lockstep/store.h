@@ -49,9 +49,12 @@ class LOCKSTEP_EXPORT Store {
 /// A store in memory, for ranks that are threads of one process.
 LOCKSTEP_EXPORT std::shared_ptr<Store> make_memory_store();
 
-/// A store in a file that all ranks can open, on one host or on a shared file system with POSIX locks. The file must
-/// not exist before the job, is readable by its owner only, and is removed when the last rank closes it; a job that was
-/// killed leaves it behind, and a next job that meets it is refused at the roll call.
+/// A store in a file that all ranks can open, on one host or on a shared file system with POSIX locks. The first rank
+/// creates the file, with mode 0600; it must not exist before the job. The last living rank to close the store removes
+/// the file. A job whose ranks were all killed leaves it behind.
+/// UsageError when the path leads to anything else than a store of this user that some rank has open: a link, a device,
+/// another user's file, a file that others can open, a file of another program, a store of a job that has ended. Such a
+/// file is neither changed nor removed. SystemError when the file cannot be created.
 LOCKSTEP_EXPORT std::shared_ptr<Store> open_file_store(const std::string& path);
 
 /// The same store with every key behind a prefix: parts that do not know each other cannot meet by accident.

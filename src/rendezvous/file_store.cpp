@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -11,22 +12,36 @@
 #include <lockstep/store.h>
 
 #include "base/deadline.h"
+#include "base/file_descriptor.h"
 #include "base/log.h"
+#include "base/own_files.h"
 #include "base/owner_process.h"
 #include "base/text.h"
+#include "rendezvous/host.h"
 #include "rendezvous/table.h"
 
-// The file is a log of records, each a header and then the bytes of key and value; whoever holds the lock on the file
-// reads what others have appended and appends what it does itself. A record that a dying process left unfinished at the
+// The file is a log of records, each a header and then the bytes of key and value; the holder of the lock on the file
+// reads what others have appended and appends its own records. A record that a dying process left unfinished at the
 // end is cut off by the next holder of the lock.
+//
+// The folder may be one that other users write to, as /tmp is, and the file carries the job's secret. So a rank creates
+// the file under a random name (O_EXCL, mode 0600), and links it to the path when it is a whole store: link() fails
+// where anything exists, also a link that leads nowhere. Something that exists is opened only when it is a regular file
+// of this user that others cannot open, and it is changed only when it begins as a store does.
+//
+// Each rank has a read lock on one byte beyond the data for as long as it has the store open. The kernel releases that
+// lock whichever way the process ends. So a file on which nobody has it is that of a dead job, and the last rank to
+// close the file knows that it is the last and removes it.
 
 namespace lockstep {
 namespace {
 
 constexpr std::chrono::seconds kLockLimit(
     30);  // a holder needs microseconds: after this it is stopped or the lock broken
-constexpr const char* kMembers = "lockstep/file_store/members";
+constexpr const char* kCreator = "lockstep/file_store/creator";
 constexpr std::string_view kMagic = "lockstep store 1\n";  // before all records: no other file is touched
+constexpr off_t kAliveByte = off_t{1} << 62;               // locked by every rank that has the store open
+constexpr mode_t kGroupAndOthers = 077;
 
 struct RecordHeader {
   uint32_t erases;
@@ -34,23 +49,32 @@ struct RecordHeader {
   uint64_t value_bytes;
 };
 
+/// A file's other name, until the file has its own.
+struct NameBeforeLinking {
+  const std::string& name;
+  ~NameBeforeLinking() { ::unlink(name.c_str()); }
+};
+
 class FileStore final : public Store {
  public:
   explicit FileStore(std::string path) : path_(std::move(path)) {
-    Locked lock(*this);
-    append_set(kMembers, std::to_string(table_.sum(kMembers, 1)));
+    std::lock_guard guard(mutex_);
+    while (!open_existing() && !create()) {
+      // Another rank created the file, or the last one of a job removed it, between the two.
+    }
   }
 
   ~FileStore() override {
     try {
-      Locked lock(*this);
-      int64_t left = table_.sum(kMembers, -1);
-      append_set(kMembers, std::to_string(left));
-      if (left == 0) ::unlink(path_.c_str());
+      std::lock_guard guard(mutex_);
+      lock_file();
+      // Before the look for others: of two ranks that leave at once, one must see that it is the last.
+      set_lock(F_UNLCK, kAliveByte, 1);
+      if (!is_open_elsewhere() && has_its_name()) ::unlink(path_.c_str());
+      unlock_file();
     } catch (const std::exception& error) {
       log_warning(text("could not leave the store: ", error.what()));
     }
-    if (file_ >= 0) ::close(file_);
   }
 
   void set(const std::string& key, const std::string& value) override {
@@ -130,27 +154,108 @@ class FileStore final : public Store {
     throw SystemError(text("store: ", call, " ", path_, ": ", std::strerror(errno)));
   }
 
-  void open_file() {
-    file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (file_ < 0) fail("open");
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw UsageError(text("store: ", path_, " exists and is not a store that can be used: ", why,
+                          "; file:// needs the path of a file that does not exist yet, in a folder that only you can "
+                          "write"));
   }
 
-  void lock_file() {
+  struct stat status_of(const FileDescriptor& file) const {
+    struct stat status {};
+    if (::fstat(file.get(), &status) != 0) fail("fstat");
+    return status;
+  }
+
+  // --- opening: called by the constructor
+
+  /// False when there is no file, or when the last rank has just removed it.
+  bool open_existing() {
+    // O_PATH opens the name alone: a device is not touched, and a pipe blocks nobody.
+    const FileDescriptor found(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    if (!found.is_open() && errno == ENOENT) return false;
+    if (!found.is_open()) fail("open");
+    require_own_file(status_of(found));
+    file_ = FileDescriptor(::open(text("/proc/self/fd/", found.get()).c_str(), O_RDWR | O_CLOEXEC));
+    if (!file_.is_open() && (errno == ENOENT || errno == ESTALE)) return false;
+    if (!file_.is_open()) fail("open");
+    lock_file();
+    if (!has_its_name()) return false;
+    require_magic();
+    replay();
+    if (!is_open_elsewhere())
+      throw UsageError(text("store: ", path_, " was left behind by a job that has ended (",
+                            table_.find(kCreator).value_or("an unknown process"), " created it): rm ", path_,
+                            ", or choose another path. If that job still runs, on another host, the file system has no "
+                            "locks between hosts: use tcp://"));
+    if (!set_lock(F_RDLCK, kAliveByte, 1)) fail("lock");
+    unlock_file();
+    return true;
+  }
+
+  void require_own_file(const struct stat& status) const {
+    if (const auto why = why_not_own_file(status); !why.empty()) refuse(why);
+    if ((status.st_mode & kGroupAndOthers) != 0)
+      refuse(text("it has mode 0", std::oct, status.st_mode & 07777, ", and a store has 0600"));
+  }
+
+  void require_magic() {
+    std::string magic(kMagic.size(), '\0');
+    if (!read_at(magic.data(), magic.size(), 0) || magic != kMagic) refuse("another program wrote it");
+    read_to_ = static_cast<off_t>(kMagic.size());
+  }
+
+  /// False when something has the name already.
+  bool create() {
+    std::string name = path_.substr(0, path_.rfind('/') + 1) + ".lockstep-store-XXXXXX";
+    file_ = FileDescriptor(::mkostemp(name.data(), O_CLOEXEC));  // O_EXCL, mode 0600
+    if (!file_.is_open()) fail("create");
+    const NameBeforeLinking before{name};
+    write_at(std::string(kMagic), 0);
+    read_to_ = static_cast<off_t>(kMagic.size());
+    append_set(kCreator, describe(this_process()));
+    if (!set_lock(F_RDLCK, kAliveByte, 1)) fail("lock");
+    if (::link(name.c_str(), path_.c_str()) == 0) return true;
+    const int error = errno;
+    if (status_of(file_).st_nlink == 2) return true;  // NFS may have lost the answer
+    errno = error;
+    if (error != EEXIST) fail("create");
+    table_ = {};
+    read_to_ = 0;
+    return false;
+  }
+
+  // --- locks
+
+  bool set_lock(short type, off_t start, off_t bytes) const {
+    struct flock range {};
+    range.l_type = type;
+    range.l_whence = SEEK_SET;
+    range.l_start = start;
+    range.l_len = bytes;
+    return ::fcntl(file_.get(), F_OFD_SETLK, &range) == 0;
+  }
+
+  /// Whether another rank, or another handle of this process, has the store open.
+  bool is_open_elsewhere() const {
+    struct flock range {};
+    range.l_type = F_WRLCK;
+    range.l_whence = SEEK_SET;
+    range.l_start = kAliveByte;
+    range.l_len = 1;
+    if (::fcntl(file_.get(), F_OFD_GETLK, &range) != 0) fail("lock");
+    return range.l_type != F_UNLCK;
+  }
+
+  /// Whether the path still leads to this file.
+  bool has_its_name() const {
+    const auto mine = status_of(file_);
+    struct stat named {};
+    return ::lstat(path_.c_str(), &named) == 0 && named.st_dev == mine.st_dev && named.st_ino == mine.st_ino;
+  }
+
+  void lock_file() const {
     auto deadline = std::chrono::steady_clock::now() + kLockLimit;
-    for (;;) {
-      if (file_ < 0) open_file();
-      struct flock whole {};
-      whole.l_type = F_WRLCK;
-      whole.l_whence = SEEK_SET;
-      if (::fcntl(file_, F_OFD_SETLK, &whole) == 0) {
-        struct stat status {};
-        if (::fstat(file_, &status) != 0) fail("fstat");
-        if (status.st_nlink > 0 || read_to_ > 0) return;
-        // The last rank of a job removed the file between our open and our lock: ours is a new one.
-        ::close(file_);
-        file_ = -1;
-        continue;
-      }
+    while (!set_lock(F_WRLCK, 0, kAliveByte)) {
       if (errno != EAGAIN && errno != EACCES && errno != EINTR) fail("lock");
       if (std::chrono::steady_clock::now() >= deadline)
         throw SystemError(text("store: ", path_, " has been locked by another process for ", kLockLimit.count(),
@@ -159,17 +264,14 @@ class FileStore final : public Store {
     }
   }
 
-  void unlock_file() {
-    struct flock whole {};
-    whole.l_type = F_UNLCK;
-    whole.l_whence = SEEK_SET;
-    ::fcntl(file_, F_OFD_SETLK, &whole);
-  }
+  void unlock_file() const { set_lock(F_UNLCK, 0, kAliveByte); }
+
+  // --- records
 
   bool read_at(void* data, size_t bytes, off_t offset) const {
     auto* to = static_cast<char*>(data);
     while (bytes > 0) {
-      ssize_t got = ::pread(file_, to, bytes, offset);
+      ssize_t got = ::pread(file_.get(), to, bytes, offset);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) fail("read");
       if (got == 0) return false;
@@ -180,29 +282,15 @@ class FileStore final : public Store {
     return true;
   }
 
-  void begin(off_t size) {
-    std::string magic(kMagic.size(), '\0');
-    if (size == 0) {
-      write_at(std::string(kMagic), 0);
-    } else if (!read_at(magic.data(), magic.size(), 0) || magic != kMagic) {
-      throw UsageError(text("store: ", path_,
-                            " exists and is not a store; file:// needs the path of a file that does not "
-                            "exist yet"));
-    }
-    read_to_ = static_cast<off_t>(kMagic.size());
-  }
-
   void replay() {
-    struct stat status {};
-    if (::fstat(file_, &status) != 0) fail("fstat");
-    if (read_to_ == 0) begin(status.st_size);
+    const auto status = status_of(file_);
     while (read_to_ < status.st_size) {
       RecordHeader header{};
       off_t body = read_to_ + static_cast<off_t>(sizeof header);
       bool whole = body <= status.st_size && read_at(&header, sizeof header, read_to_);
       uint64_t left = whole ? static_cast<uint64_t>(status.st_size - body) : 0;
       if (!whole || header.key_bytes > left || header.value_bytes > left - header.key_bytes) {
-        if (::ftruncate(file_, read_to_) != 0) fail("truncate");
+        if (::ftruncate(file_.get(), read_to_) != 0) fail("truncate");
         return;
       }
       std::string key(header.key_bytes, '\0');
@@ -231,7 +319,7 @@ class FileStore final : public Store {
     size_t written = 0;
     while (written < bytes.size()) {
       ssize_t put =
-          ::pwrite(file_, bytes.data() + written, bytes.size() - written, offset + static_cast<off_t>(written));
+          ::pwrite(file_.get(), bytes.data() + written, bytes.size() - written, offset + static_cast<off_t>(written));
       if (put < 0 && errno == EINTR) continue;
       if (put < 0) fail("write");
       written += static_cast<size_t>(put);
@@ -246,9 +334,9 @@ class FileStore final : public Store {
   const OwnerProcess owner_{};
   const std::string path_;
   std::mutex mutex_;
-  int file_ = -1;      // guarded by mutex_
-  off_t read_to_ = 0;  // guarded by mutex_: how much of the file is in table_
-  Table table_;        // guarded by mutex_
+  FileDescriptor file_;  // guarded by mutex_
+  off_t read_to_ = 0;    // guarded by mutex_: how much of the file is in table_
+  Table table_;          // guarded by mutex_
 };
 
 }  // namespace

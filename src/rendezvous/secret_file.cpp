@@ -9,6 +9,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/own_files.h"
 #include "base/text.h"
 #include "rendezvous/socket.h"
 
@@ -78,21 +79,6 @@ void make_private_folders(const std::string& folder) {
   }
 }
 
-/// Held open, since in a shared place the name could come to mean another folder.
-FileDescriptor open_own_folder(const std::string& folder) {
-  FileDescriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!opened.is_open() && errno != ENOTDIR && errno != ELOOP && errno != EACCES) fail_secret_file("open", folder);
-  const char* remedy = ": remove it, or set LOCKSTEP_SECRET_FILE to a secret file";
-  if (!opened.is_open()) throw UsageError(text(folder, " is not a folder of this user", remedy));
-  const auto status = status_of(opened, folder);
-  if (status.st_uid != ::geteuid())
-    throw UsageError(text(folder, " belongs to user ", status.st_uid, " and not to this one, ", ::geteuid(), remedy));
-  if ((status.st_mode & kOthers) != 0)
-    throw UsageError(text(folder, " has mode ", in_octal(status.st_mode),
-                          ", so others could replace the secret in it: chmod 700 ", folder));
-  return opened;
-}
-
 void write_secret(const FileDescriptor& file, const std::string& bytes, const std::string& path) {
   const char* from = bytes.data();
   size_t left = bytes.size();
@@ -143,7 +129,7 @@ std::string read_secret_file(const std::string& path) {
 
 std::string read_or_create_secret_file(const std::string& folder, const std::string& fresh) {
   make_private_folders(folder);
-  const auto opened = open_own_folder(folder);
+  const auto opened = open_private_folder(folder, "set LOCKSTEP_SECRET_FILE to a secret file");
   const std::string path = text(folder, "/", kName);
   for (;;) {
     const FileDescriptor file(::openat(opened.get(), kName, kToRead | O_NOFOLLOW));

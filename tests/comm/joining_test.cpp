@@ -13,6 +13,7 @@
 #include <lockstep/tcp_store.h>
 
 #include "comm/failing_job.h"
+#include "support/eventually.h"
 
 namespace lockstep {
 namespace {
@@ -100,6 +101,24 @@ TEST_F(Joining, APortInUseNamesItsOwner) {
   ranks.start(0);
   EXPECT_THAT(ranks[0].expect_line("SystemError"),
               AllOf(HasSubstr(std::to_string(ranks.port())), HasSubstr("pid " + std::to_string(::getpid()))));
+}
+
+TEST_F(Joining, AFileThatADeadJobLeftIsNamedAtOnce) {
+  const auto file = (folder_.path() / "store").string();
+  const std::map<std::string, std::string> variables{
+      {"LOCKSTEP_INIT_METHOD", "file://" + file}, {"MASTER_ADDR", ""}, {"MASTER_PORT", ""}};
+  auto dead = job("joins_only", 2, variables);
+  dead.start(0);
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(file); }));
+  dead[0].signal(SIGKILL);
+  dead[0].wait();
+  auto next = job("joins_only", 2, variables);
+  next.start(1);  // whose place in the old file is free
+  EXPECT_THAT(next[1].expect_line("UsageError"),
+              AllOf(HasSubstr("rank 1: joining"), HasSubstr(file + " was left behind by a job that has ended"),
+                    HasSubstr("pid " + std::to_string(dead[0].pid())), HasSubstr("rm " + file)));
+  EXPECT_EQ(next[1].wait(), kExitAfterError);
+  EXPECT_TRUE(std::filesystem::exists(file));
 }
 
 TEST_F(Joining, BackendThreadsRefusesProcesses) {

@@ -195,56 +195,5 @@ TEST(TcpStore, RefusesOneWithAnotherSecretAndAPortInUse) {
                             "in use by pid " + std::to_string(::getpid()));
 }
 
-TEST(FileStore, IsRemovedByTheLastToCloseIt) {
-  TemporaryPath path;
-  auto one = open_file_store(path.file());
-  auto two = open_file_store(path.file());
-  one.reset();
-  EXPECT_TRUE(std::filesystem::exists(path.file()));
-  two.reset();
-  EXPECT_FALSE(std::filesystem::exists(path.file()));
-}
-
-TEST(FileStore, IsForItsOwnerOnly) {
-  TemporaryPath path;
-  auto store = open_file_store(path.file());
-  auto permissions = std::filesystem::status(path.file()).permissions();
-  EXPECT_EQ(permissions, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
-}
-
-TEST(FileStore, ForgetsARecordThatADyingProcessLeftUnfinished) {
-  TemporaryPath path;
-  auto store = open_file_store(path.file());
-  store->set("before", "1");
-  auto whole = std::filesystem::file_size(path.file());
-  store->set("unfinished", "a value that will be cut");
-  auto end = std::filesystem::file_size(path.file());
-  for (auto cut = whole + 1; cut < end; ++cut) {
-    TemporaryPath copy;
-    std::filesystem::copy_file(path.file(), copy.file());
-    std::filesystem::resize_file(copy.file(), cut);
-    auto reopened = open_file_store(copy.file());
-    EXPECT_TRUE(reopened->check({"before"})) << cut;
-    EXPECT_FALSE(reopened->check({"unfinished"})) << cut;
-    reopened->set("after", "2");
-    EXPECT_EQ(open_file_store(copy.file())->get("after", 1s), "2") << cut;
-  }
-}
-
-TEST(FileStore, LeavesFilesOfOthersAlone) {
-  for (const std::string content : {"epoch,loss\n1,0.5\n", "x"}) {
-    TemporaryPath path;
-    std::ofstream(path.file()) << content;
-    expect_error<UsageError>([&] { open_file_store(path.file()); }, path.file(), "not a store");
-    std::ifstream in(path.file());
-    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), content);
-  }
-}
-
-TEST(FileStore, SaysWhichFileItCannotOpen) {
-  expect_error<SystemError>([] { open_file_store("/nonexistent/folder/store"); }, "open", "/nonexistent/folder/store",
-                            "No such file");
-}
-
 }  // namespace
 }  // namespace lockstep
