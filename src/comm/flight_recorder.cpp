@@ -1,20 +1,14 @@
 #include "comm/flight_recorder.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <iomanip>
 
 #include <lockstep/version.h>
 
 #include "base/text.h"
+#include "comm/flight_file.h"
 #include "rendezvous/host.h"
-#include "rendezvous/socket.h"
 
 namespace lockstep::detail {
 namespace {
@@ -129,20 +123,17 @@ std::string FlightRecorder::doing() const {
 }
 
 std::string dump(const FlightRecorder& recorder, int rank, const std::string& reason) {
-  const char* folder = std::getenv("LOCKSTEP_FLIGHT_DIR");
-  if (!folder || !*folder) folder = std::getenv("TMPDIR");
-  if (!folder || !*folder) folder = "/tmp";
-  std::string path = text(folder, "/lockstep-flight-", ::getpid(), "-rank", rank, ".jsonl");
   auto now = Clock::now();
   auto process = this_process();
   std::string content =
       text("{\"lockstep\": \"", LOCKSTEP_VERSION_STRING, "\", \"rank\": ", rank, ", \"host\": ", quoted(process.host),
            ", \"pid\": ", process.pid, ", \"time\": ", std::time(nullptr), ", \"reason\": ", quoted(reason), "}\n");
   for (const auto& record : recorder.records()) content += to_json(record, now) + "\n";
-  FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
-  bool is_written =
-      file.is_open() && ::write(file.get(), content.data(), content.size()) == static_cast<ssize_t>(content.size());
-  return is_written ? path : text("(could not be written to ", path, ": ", std::strerror(errno), ")");
+  try {
+    return write_flight_file(rank, content);
+  } catch (const std::exception& error) {
+    return text("(could not be written: ", error.what(), ")");
+  }
 }
 
 }  // namespace lockstep::detail

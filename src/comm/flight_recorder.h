@@ -66,8 +66,8 @@ class FlightRecorder {
   uint64_t tickets_ = 0;                  // guarded by mutex_
 };
 
-/// Writes the calls as JSON, one object a line after a header, into LOCKSTEP_FLIGHT_DIR or else the folder for
-/// temporary files. Returns the path, or why there is none.
+/// Writes the calls as JSON, one object a line after a header, into a new file (comm/flight_file.h). Returns the path,
+/// or why there is none.
 std::string dump(const FlightRecorder& recorder, int rank, const std::string& reason);
 
 }  // namespace lockstep::detail

@@ -1,11 +1,18 @@
 #include "comm/flight_recorder.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/child_process.h"
+#include "support/other_user.h"
 #include "support/recording.h"
 #include "support/temporary_folder.h"
 
@@ -101,6 +108,129 @@ TEST(FlightRecorder, SaysWhyItCouldNotBeWritten) {
   ::unsetenv("LOCKSTEP_FLIGHT_DIR");
   EXPECT_THAT(
       said, testing::AllOf(HasSubstr("could not be written"), HasSubstr("/nowhere/at all"), HasSubstr("No such file")));
+}
+
+/// The files of the flight recorder, where TMPDIR is a folder that all users write to.
+class FlightFiles : public testing::Test {
+ protected:
+  FlightFiles() { ::setenv("TMPDIR", shared_.c_str(), 1); }
+  ~FlightFiles() override {
+    ::unsetenv("LOCKSTEP_FLIGHT_DIR");
+    before_.empty() ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", before_.c_str(), 1);
+  }
+
+  static std::string dump_rank(int rank) { return dump(FlightRecorder(), rank, "a reason"); }
+
+  static mode_t mode_of(const std::filesystem::path& path) {
+    struct stat status {};
+    EXPECT_EQ(::lstat(path.c_str(), &status), 0) << path;
+    return status.st_mode & 07777;
+  }
+
+  static size_t files_in(const std::filesystem::path& folder) {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+  }
+
+  const std::string before_ = std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "";
+  TemporaryFolder folder_;
+  const std::filesystem::path shared_ = make_shared_folder(folder_.path());
+  const std::filesystem::path own_ = shared_ / ("lockstep-flight-" + std::to_string(::geteuid()));
+};
+
+TEST_F(FlightFiles, AreInAFolderOfThisUserAlone) {
+  const mode_t mask = ::umask(0);
+  const std::string path = dump_rank(3);
+  ::umask(mask);
+  EXPECT_EQ(path, own_ / ("lockstep-flight-" + std::to_string(::getpid()) + "-rank3.jsonl"));
+  EXPECT_EQ(mode_of(own_), 0700u);
+  EXPECT_EQ(mode_of(path), 0600u);
+}
+
+TEST_F(FlightFiles, OfOneProcessDoNotReplaceEachOther) {
+  for (const char* named : {"", shared_.c_str()}) {
+    ::setenv("LOCKSTEP_FLIGHT_DIR", named, 1);
+    const std::string first = dump_rank(0), second = dump_rank(0);
+    EXPECT_NE(first, second);
+    for (const auto& path : {first, second}) {
+      EXPECT_TRUE(std::filesystem::is_regular_file(path)) << path;
+      EXPECT_THAT(path, testing::EndsWith("-rank0.jsonl"));
+    }
+  }
+}
+
+// A rank that fails must say so, whoever puts what under the name of its file.
+TEST_F(FlightFiles, DoNotWaitForAPipeWithTheirName) {
+  for (const char* named : {"", shared_.c_str()}) {
+    ChildProcess rank([&](const ChildProcess::Parent& test) {
+      test.read_line();
+      ::setenv("LOCKSTEP_FLIGHT_DIR", named, 1);
+      test.write_line(dump_rank(0));
+      test.read_line();
+    });
+    const auto pipe = shared_ / ("lockstep-flight-" + std::to_string(rank.pid()) + "-rank0.jsonl");
+    ASSERT_EQ(::mkfifo(pipe.c_str(), 0666), 0);
+    rank.write_line("fail");
+    const auto path = rank.read_line();
+    EXPECT_TRUE(std::filesystem::is_regular_file(path)) << "'" << path << "'";
+    EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  }
+}
+
+TEST_F(FlightFiles, FollowNoLinkWithTheirName) {
+  ::setenv("LOCKSTEP_FLIGHT_DIR", shared_.c_str(), 1);
+  const auto target = folder_.path() / "target";
+  std::ofstream(target) << "precious";
+  const auto link = shared_ / ("lockstep-flight-" + std::to_string(::getpid()) + "-rank0.jsonl");
+  std::filesystem::create_symlink(target, link);
+  const std::string path = dump_rank(0);
+  EXPECT_NE(path, link);
+  EXPECT_TRUE(std::filesystem::is_regular_file(path)) << path;
+  EXPECT_EQ(std::filesystem::file_size(target), 8u);
+}
+
+TEST_F(FlightFiles, AreNotWrittenWhereOthersCanReplaceThem) {
+  auto expect_refused = [&](const std::string& why) {
+    EXPECT_THAT(dump_rank(0), testing::AllOf(HasSubstr("could not be written"), HasSubstr(own_), HasSubstr(why),
+                                             HasSubstr("LOCKSTEP_FLIGHT_DIR")));
+  };
+  ASSERT_EQ(::mkdir(own_.c_str(), 0700), 0);
+  ASSERT_EQ(::chmod(own_.c_str(), 0777), 0);
+  expect_refused("mode 0777");
+  EXPECT_EQ(files_in(own_), 0u);
+  std::filesystem::rename(own_, folder_.path() / "elsewhere");
+  std::filesystem::create_directory_symlink(folder_.path() / "elsewhere", own_);
+  expect_refused("is not a folder");
+  std::filesystem::remove(own_);
+  ASSERT_EQ(::mkfifo(own_.c_str(), 0666), 0);
+  expect_refused("is not a folder");
+  EXPECT_EQ(files_in(folder_.path() / "elsewhere"), 0u);
+}
+
+TEST_F(FlightFiles, AreNotWrittenIntoAFolderOfAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+  ASSERT_EQ(::mkdir(own_.c_str(), 0700), 0);
+  ASSERT_EQ(::chown(own_.c_str(), kOtherUser, kOtherUser), 0);
+  EXPECT_THAT(dump_rank(0),
+              testing::AllOf(HasSubstr("could not be written"), HasSubstr(own_),
+                             HasSubstr("user " + std::to_string(kOtherUser)), HasSubstr("LOCKSTEP_FLIGHT_DIR")));
+  EXPECT_EQ(files_in(own_), 0u);
+}
+
+TEST_F(FlightFiles, AreRemovedOldestFirstWhenTheyAreTooMany) {
+  constexpr int kMost = 1024;  // as docs/failures.md says
+  ASSERT_EQ(::mkdir(own_.c_str(), 0700), 0);
+  auto old = [&](int number) { return own_ / ("lockstep-flight-" + std::to_string(number) + "-rank0.jsonl"); };
+  std::ofstream(own_ / "notes") << "the user's";
+  for (int number = 0; number < kMost + 5; ++number) {
+    std::ofstream(old(number)) << "{}";
+    const timespec times[] = {{0, UTIME_OMIT}, {1'000'000 + number, 0}};
+    ASSERT_EQ(::utimensat(AT_FDCWD, old(number).c_str(), times, 0), 0);
+  }
+  const std::string path = dump_rank(0);
+  EXPECT_TRUE(std::filesystem::exists(path)) << path;
+  EXPECT_EQ(files_in(own_), kMost + 1u) << "and the notes";
+  EXPECT_FALSE(std::filesystem::exists(old(5)));
+  EXPECT_TRUE(std::filesystem::exists(old(6)));
 }
 
 }  // namespace
