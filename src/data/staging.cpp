@@ -15,6 +15,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/own_files.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -26,6 +27,8 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kPieceBytes = size_t{4} << 20;
 constexpr uint64_t kSyncBytes = uint64_t{64} << 20;     // so that no turn has to wait for all of a file to be on disk
 constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // less what the umask takes
+// Other users may write to the folder: no link is followed, and no pipe blocks the rank.
+constexpr int kToWrite = O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 
 template <class... Parts>
 [[noreturn]] void fail_staging(const Parts&... parts) {
@@ -33,8 +36,8 @@ template <class... Parts>
   throw SystemError(text(parts..., ": ", std::strerror(error)));
 }
 
-FileDescriptor open_file(const fs::path& path, int flags) {
-  FileDescriptor file(::open(path.c_str(), flags | O_CLOEXEC, kFileMode));
+FileDescriptor open_source(const fs::path& path) {
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) fail_staging(path, " cannot be opened");
   return file;
 }
@@ -42,17 +45,27 @@ FileDescriptor open_file(const fs::path& path, int flags) {
 // Whether the name still leads to the file that is open.
 bool is_called(const fs::path& path, const FileDescriptor& file) {
   struct stat named = {}, open = {};
-  return ::stat(path.c_str(), &named) == 0 && ::fstat(file.get(), &open) == 0 && named.st_dev == open.st_dev &&
+  return ::lstat(path.c_str(), &named) == 0 && ::fstat(file.get(), &open) == 0 && named.st_dev == open.st_dev &&
          named.st_ino == open.st_ino;
 }
 
-// A file to write to, beside where it will be. What a job that was ended has left there is written over; where another
-// is writing just now, the file gets another name.
+// A file to write over, if this user owns it; none otherwise.
+FileDescriptor open_own_file(const fs::path& path) {
+  FileDescriptor file(::open(path.c_str(), kToWrite));
+  struct stat status = {};
+  const bool is_own = file.is_open() && ::fstat(file.get(), &status) == 0 && why_not_own_file(status).empty();
+  return is_own ? std::move(file) : FileDescriptor();
+}
+
+// A file to write to, beside where it will be. What an ended job of this user has left there is written over; where
+// another is writing just now, or another user has put something there, the file gets another name.
 std::pair<FileDescriptor, fs::path> open_partial(const fs::path& target) {
   fs::path partial = text(target.native(), ".partial");
   for (;;) {
-    auto file = open_file(partial, O_WRONLY | O_CREAT);
-    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    FileDescriptor file(::open(partial.c_str(), kToWrite | O_CREAT | O_EXCL, kFileMode));
+    if (!file.is_open() && errno != EEXIST) fail_staging(partial, " cannot be opened");
+    if (!file.is_open()) file = open_own_file(partial);
+    if (!file.is_open() || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
       partial = text(target.native(), ".partial-", std::random_device()());
     } else if (is_called(partial, file)) {
       if (::ftruncate(file.get(), 0) != 0) fail_staging(partial, " cannot be written");
@@ -145,7 +158,7 @@ void Staging::run_for(std::chrono::milliseconds time) {
 
 Staging::Copy Staging::begin() const {
   const File& file = missing_[next_];
-  auto from = open_file(file.from, O_RDONLY);
+  auto from = open_source(file.from);
   auto [to, partial] = open_partial(file.to);
   return {std::move(from), std::move(to), std::move(partial)};
 }

@@ -11,6 +11,7 @@
 #include <lockstep/error.h>
 
 #include "base/log.h"
+#include "base/own_files.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -25,12 +26,25 @@ void make_folders(const std::string& path) {
                              "; set --log-dir to a folder that you may write"));
 }
 
+[[noreturn]] void refuse_log(const std::string& path, const std::string& why) {
+  throw SystemError(text("create ", path, ": ", why, "; set --log-dir to a folder of your own that you may write"));
+}
+
+/// Writes over what an earlier run left. Other users may write to the folder: only a regular file of this user is
+/// written over, no link is followed, and no pipe blocks the launcher.
 FileDescriptor create_file(const std::string& path) {
   make_folders(path);
-  FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
-  if (!file.is_open())
-    throw SystemError(
-        text("create ", path, ": ", std::strerror(errno), "; set --log-dir to a folder that you may write"));
+  constexpr int kToWrite = O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  FileDescriptor file(::open(path.c_str(), kToWrite | O_CREAT | O_EXCL, 0666));
+  if (file.is_open()) return file;
+  if (errno != EEXIST) refuse_log(path, std::strerror(errno));
+  file = FileDescriptor(::open(path.c_str(), kToWrite));
+  const int error = errno;
+  struct stat status {};
+  if ((file.is_open() ? ::fstat(file.get(), &status) : ::lstat(path.c_str(), &status)) == 0)
+    if (const auto why = why_not_own_file(status); !why.empty()) refuse_log(path, why);
+  if (!file.is_open()) refuse_log(path, std::strerror(error));
+  if (::ftruncate(file.get(), 0) != 0) refuse_log(path, std::strerror(errno));
   return file;
 }
 

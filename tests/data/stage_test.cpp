@@ -167,5 +167,29 @@ TEST_F(Stage, LeavesNoHalf) {
   EXPECT_FALSE(fs::exists(local_ / "a"));
 }
 
+// The folder may be one that other users write to, and they know the name of the file that is not whole yet.
+TEST_F(Stage, WritesToNothingThatAnotherUserPutThere) {
+  write("a", "bytes");
+  fs::create_directories(local_);
+  const auto partial = local_ / "a.partial", target = temporary_.path() / "target";
+  const auto expect_staged_beside_it = [&] {
+    Staging(shared_ / "a", local_ / "a").run_for(1h);
+    EXPECT_EQ(read(local_ / "a"), "bytes");
+    EXPECT_TRUE(fs::exists(fs::symlink_status(partial))) << "removed";
+    fs::remove(local_ / "a");
+    fs::remove(partial);
+  };
+  std::ofstream(target) << "precious";
+  fs::create_symlink(target, partial);
+  expect_staged_beside_it();
+  EXPECT_EQ(read(target), "precious");
+  ASSERT_EQ(::mkfifo(partial.c_str(), 0666), 0);
+  expect_staged_beside_it();
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  std::ofstream(partial) << "another's";
+  ASSERT_EQ(::chown(partial.c_str(), 54321, static_cast<gid_t>(-1)), 0);
+  expect_staged_beside_it();
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -3,7 +3,12 @@
 #include <sched.h>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 
 #include <nlohmann/json.hpp>
 
@@ -195,6 +200,29 @@ TEST(RunOutput, WritesAFileForEachStreamOfEachAttempt) {
   EXPECT_EQ(contents(logs + "/1/1/stderr"), "err");
   EXPECT_THAT(contents(logs + "/0/0/stdout") + contents(logs + "/0/1/stdout"), HasSubstr("out"));
   EXPECT_THAT(run.output, HasSubstr("[1] out 1\n"));
+}
+
+// A folder for logs may be one that other users write to.
+TEST(RunOutput, RefusesAFileThatIsNotItsOwn) {
+  TemporaryFolder folder;
+  const auto logs = folder.path() / "logs", file = logs / "0/0/stdout", target = folder.path() / "target";
+  std::ofstream(target) << "precious";
+  std::filesystem::create_directories(file.parent_path());
+  const auto expect_refused = [&](const std::string& why) {
+    const auto run = run_launcher({"--log-dir", logs, "echo", "out"});
+    EXPECT_NE(run.code, 0);
+    EXPECT_THAT(run.output, AllOf(HasSubstr(file), HasSubstr(why), HasSubstr("--log-dir")));
+    EXPECT_EQ(contents(target), "precious");
+    std::filesystem::remove(file);
+  };
+  ASSERT_EQ(::mkfifo(file.c_str(), 0666), 0);
+  expect_refused("not a regular file");
+  std::filesystem::create_symlink(target, file);
+  expect_refused("not a regular file");
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  std::ofstream(file) << "another's";
+  ASSERT_EQ(::chown(file.c_str(), 54321, static_cast<gid_t>(-1)), 0);
+  expect_refused("user 54321");
 }
 
 TEST(RunOutput, GoesToFilesAloneWhenRedirected) {
