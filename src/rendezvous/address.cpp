@@ -1,12 +1,14 @@
 #include "rendezvous/address.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include <lockstep/error.h>
 
@@ -75,6 +77,21 @@ Resolution resolve(const std::string& host, int port) {
     found.addresses.push_back(address);
   }
   return found;
+}
+
+std::string address_of_interface(const std::string& name) {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) throw SystemError(text("getifaddrs: ", std::strerror(errno)));
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(first, &::freeifaddrs);
+  for (const auto& [family, bytes] : {std::pair{AF_INET, sizeof(sockaddr_in)}, {AF_INET6, sizeof(sockaddr_in6)}})
+    for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) {
+      if (!entry->ifa_addr || entry->ifa_addr->sa_family != family || name != entry->ifa_name) continue;
+      Address address;
+      std::memcpy(&address.storage, entry->ifa_addr, bytes);
+      address.bytes = static_cast<socklen_t>(bytes);
+      return address.host();
+    }
+  return "";
 }
 
 bool is_ipv6(const std::string& host) {

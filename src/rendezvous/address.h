@@ -33,6 +33,9 @@ struct Resolution {
 /// SystemError when this process is out of files or memory.
 Resolution resolve(const std::string& host, int port);
 
+/// The numeric address of a network interface of this host, IPv4 before IPv6; empty when there is none.
+std::string address_of_interface(const std::string& name);
+
 /// Whether this is an IPv6 address, without brackets.
 bool is_ipv6(const std::string& host);
 

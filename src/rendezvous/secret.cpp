@@ -3,6 +3,8 @@
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <openssl/kdf.h>
 #include <openssl/params.h>
 #include <openssl/rand.h>
@@ -39,6 +41,13 @@ std::string own_folder(const Environment::Lookup& lookup) {
 
 }  // namespace
 
+std::string random_bytes(size_t count) {
+  std::string bytes(count, '\0');
+  if (::RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(bytes.size())) != 1)
+    fail_openssl("RAND_bytes");
+  return bytes;
+}
+
 Secret::Secret(std::string bytes) : bytes_(std::move(bytes)) {
   if (bytes_.size() < kSecretBytes)
     throw UsageError(text("a secret of ", bytes_.size(), " bytes is too short: it should have at least ", kSecretBytes,
@@ -50,10 +59,7 @@ Secret::~Secret() {
 }
 
 Secret Secret::random() {
-  std::string bytes(kSecretBytes, '\0');
-  if (::RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(bytes.size())) != 1)
-    fail_openssl("RAND_bytes");
-  return Secret(std::move(bytes));
+  return Secret(random_bytes(kSecretBytes));
 }
 
 Secret Secret::from_bytes(std::string bytes) {
@@ -82,6 +88,17 @@ std::string Secret::key(int generation) const {
   if (::EVP_KDF_derive(context.get(), reinterpret_cast<unsigned char*>(key.data()), key.size(), parameters) != 1)
     fail_openssl("HKDF");
   return key;
+}
+
+std::string Secret::hmac(const std::string& message) const {
+  std::string digest(32, '\0');
+  unsigned int bytes = 0;
+  if (!::HMAC(::EVP_sha256(), bytes_.data(), static_cast<int>(bytes_.size()),
+              reinterpret_cast<const unsigned char*>(message.data()), message.size(),
+              reinterpret_cast<unsigned char*>(digest.data()), &bytes) ||
+      bytes != digest.size())
+    fail_openssl("HMAC");
+  return digest;
 }
 
 Secret find_secret(bool on_loopback, const Environment::Lookup& lookup) {

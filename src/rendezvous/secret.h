@@ -6,6 +6,9 @@
 
 namespace lockstep {
 
+/// From the system's source for keys. SystemError when it has none.
+std::string random_bytes(size_t count);
+
 /// What the processes of one job know and nobody else: at least 32 bytes. Never printed, never in argv.
 class Secret {
  public:
@@ -32,6 +35,9 @@ class Secret {
 
   /// The key (32 bytes) of the job's `generation`-th start, by HKDF-SHA256: what an earlier start knows opens nothing.
   std::string key(int generation) const;
+
+  /// HMAC-SHA256 of the message (32 bytes): whoever can compute it knows the secret.
+  std::string hmac(const std::string& message) const;
 
  private:
   explicit Secret(std::string bytes);

@@ -19,7 +19,6 @@
 #include "base/number.h"
 #include "base/text.h"
 #include "base/wait_notice.h"
-#include "rendezvous/address.h"
 #include "rendezvous/port_owner.h"
 
 namespace lockstep {
@@ -41,12 +40,12 @@ void enable(const FileDescriptor& socket, int level, int option) {
 }
 
 /// Not open, with errno, where the system knows no such family of addresses.
-FileDescriptor open_socket(const Endpoint& endpoint, int family) {
+FileDescriptor open_socket(const std::string& place, int family) {
   FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (socket.is_open()) {
     enable(socket, IPPROTO_TCP, TCP_NODELAY);  // what a listening socket accepts inherits it
   } else if (errno != EAFNOSUPPORT) {
-    fail_socket(text("socket for ", to_string(endpoint)), errno);
+    fail_socket(text("socket for ", place), errno);
   }
   return socket;
 }
@@ -59,10 +58,13 @@ FileDescriptor open_socket(const Endpoint& endpoint, int family) {
                          "; end that process or choose another MASTER_PORT, the same on all ranks"));
 }
 
-[[noreturn]] void refuse_to_listen(const Endpoint& endpoint, const std::string& reason, int error) {
-  const char* remedy = "MASTER_ADDR must be a name or an address of the host that listens";
-  if (error == EACCES) remedy = "ports below 1024 are reserved: choose another MASTER_PORT";
-  if (error == EADDRNOTAVAIL) remedy = "this host has no such address: start rank 0 on the host that MASTER_ADDR names";
+[[noreturn]] void refuse_to_listen(const Endpoint& endpoint, const std::string& reason, int error, const char* remedy) {
+  if (!remedy) {
+    remedy = "MASTER_ADDR must be a name or an address of the host that listens";
+    if (error == EACCES) remedy = "ports below 1024 are reserved: choose another MASTER_PORT";
+    if (error == EADDRNOTAVAIL)
+      remedy = "this host has no such address: start rank 0 on the host that MASTER_ADDR names";
+  }
   throw SystemError(text("listen at ", to_string(endpoint), ": ", reason, "; ", remedy));
 }
 
@@ -79,27 +81,15 @@ bool is_its_own_peer(const FileDescriptor& socket, const Address& peer) {
 }
 
 /// 0 when the connection is made, else the error.
-int finish_connecting(const FileDescriptor& socket, Clock::time_point deadline) {
+int finish_connecting(const FileDescriptor& socket, const Address& address, Clock::time_point deadline) {
   for (;;) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     pollfd waiting{socket.get(), POLLOUT, 0};
     const int ready = ::poll(&waiting, 1, static_cast<int>(std::max(left, milliseconds(0)).count()));
     if (ready == 0) return ETIMEDOUT;
-    if (ready > 0) break;
+    if (ready > 0) return connection_error(socket, address);
     if (errno != EINTR) fail_socket("poll of a socket", errno);
   }
-  int error = 0;
-  socklen_t bytes = sizeof error;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0)
-    fail_socket("getsockopt of a socket", errno);
-  return error;
-}
-
-int connect_once(const FileDescriptor& socket, const Address& address, Clock::time_point deadline) {
-  int error = ::connect(socket.get(), address.get(), address.bytes) == 0 ? 0 : errno;
-  if (error == EINPROGRESS || error == EINTR) error = finish_connecting(socket, deadline);
-  if (error == 0 && is_its_own_peer(socket, address)) error = ECONNREFUSED;
-  return error;
 }
 
 /// What passes when the other side starts; anything else is this side's own trouble.
@@ -115,9 +105,9 @@ FileDescriptor connect_to_any(const Endpoint& endpoint, Clock::time_point deadli
   const auto resolution = resolve(endpoint.host, endpoint.port);
   if (resolution.addresses.empty()) reason = resolution.failure;
   for (const auto& address : resolution.addresses) {
-    auto socket = open_socket(endpoint, address.family());
-    const int error =
-        socket.is_open() ? connect_once(socket, address, std::min(deadline, Clock::now() + kAttempt)) : EAFNOSUPPORT;
+    int error = 0;
+    auto socket = begin_connecting(address, error);
+    if (error == EINPROGRESS) error = finish_connecting(socket, address, std::min(deadline, Clock::now() + kAttempt));
     if (error == 0) return socket;
     if (!may_pass(error)) fail_socket(text("connect to ", to_string(endpoint)), error);
     // A try that the deadline cut short says less than the one before.
@@ -152,11 +142,11 @@ bool is_loopback(const std::string& host) {
   return !addresses.empty() && std::all_of(addresses.begin(), addresses.end(), std::mem_fn(&Address::is_loopback));
 }
 
-FileDescriptor listen_at(const Endpoint& endpoint) {
+FileDescriptor listen_at(const Endpoint& endpoint, const char* remedy) {
   const auto resolution = resolve(endpoint.host, endpoint.port);
   int error = 0;
   for (const auto& address : resolution.addresses) {
-    auto socket = open_socket(endpoint, address.family());
+    auto socket = open_socket(to_string(endpoint), address.family());
     if (socket.is_open()) {
       enable(socket, SOL_SOCKET, SO_REUSEADDR);  // a restart finds the port free at once
       if (address.family() == AF_INET6) enable(socket, IPPROTO_IPV6, IPV6_V6ONLY);
@@ -167,7 +157,7 @@ FileDescriptor listen_at(const Endpoint& endpoint) {
     // Not the next address: whoever connects by this name would reach the other process.
     if (error == EADDRINUSE) refuse_port_in_use(endpoint, address);
   }
-  refuse_to_listen(endpoint, resolution.addresses.empty() ? resolution.failure : std::strerror(error), error);
+  refuse_to_listen(endpoint, resolution.addresses.empty() ? resolution.failure : std::strerror(error), error, remedy);
 }
 
 int port_of(const FileDescriptor& socket) {
@@ -194,6 +184,26 @@ FileDescriptor connect_to(const Endpoint& endpoint, Clock::time_point deadline) 
                        to_string(endpoint), ": ", reason));
     std::this_thread::sleep_until(std::min(now + pause, deadline));
   }
+}
+
+FileDescriptor begin_connecting(const Address& address, int& error) {
+  auto socket = open_socket(to_string(Endpoint{address.host(), address.port()}), address.family());
+  if (!socket.is_open()) {
+    error = EAFNOSUPPORT;
+    return socket;
+  }
+  error = ::connect(socket.get(), address.get(), address.bytes) == 0 ? 0 : errno;
+  if (error == EINTR) error = EINPROGRESS;  // it goes on
+  if (error == 0) error = connection_error(socket, address);
+  return socket;
+}
+
+int connection_error(const FileDescriptor& socket, const Address& address) {
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0)
+    fail_socket("getsockopt of a socket", errno);
+  return error == 0 && is_its_own_peer(socket, address) ? ECONNREFUSED : error;
 }
 
 std::string local_address(const FileDescriptor& socket) {

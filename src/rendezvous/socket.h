@@ -6,6 +6,7 @@
 #include <lockstep/meeting_place.h>
 
 #include "base/file_descriptor.h"
+#include "rendezvous/address.h"
 
 namespace lockstep {
 
@@ -21,8 +22,9 @@ bool is_loopback(const std::string& host);
 
 /// A socket that listens at this address and no other; port 0 lets the system choose. Nonblocking, and what it accepts
 /// has no delays for small messages. Of a name's several addresses, the first that this host has.
-/// SystemError when it cannot: for a port in use, naming the process that has it where that can be seen.
-FileDescriptor listen_at(const Endpoint& endpoint);
+/// SystemError when it cannot: for a port in use, naming the process that has it where that can be seen. `remedy` is
+/// for an endpoint that MASTER_ADDR does not name.
+FileDescriptor listen_at(const Endpoint& endpoint, const char* remedy = nullptr);
 
 /// The socket's own port.
 int port_of(const FileDescriptor& socket);
@@ -35,6 +37,12 @@ constexpr std::chrono::milliseconds kLongestPause(100);
 /// throws TimeoutError naming the endpoint and the last reason when nobody has by the deadline; a name that does not
 /// resolve yet counts as nobody. Tries once at least. The system may take seconds past the deadline to resolve a name.
 FileDescriptor connect_to(const Endpoint& endpoint, std::chrono::steady_clock::time_point deadline);
+
+/// One attempt, for loops that wait for other things too. The socket is connected when `error` is 0. When `error` is
+/// EINPROGRESS, connection_error says how the attempt ended once the socket is writable.
+FileDescriptor begin_connecting(const Address& address, int& error);
+/// 0 when the connection to the address is made.
+int connection_error(const FileDescriptor& socket, const Address& address);
 
 /// This end's numeric address: the one that reaches the other end.
 std::string local_address(const FileDescriptor& socket);

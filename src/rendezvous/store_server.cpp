@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "rendezvous/switchboard.h"
 #include "rendezvous/tls.h"
+#include "rendezvous/turned_away.h"
 
 namespace lockstep {
 namespace {
@@ -64,28 +65,9 @@ struct ConnectedPeer {
   bool wants_write = false;  // as the poller knows it
 };
 
-/// Says who was turned away, once a second at most: a flood of strangers must not become a flood of lines.
-class TurnedAway {
- public:
-  void count(const std::string& who, const std::string& why, Clock::time_point now) {
-    ++since_last_line_;
-    if (now - last_line_ < std::chrono::seconds(1)) return;
-    log_warning(
-        text("the store turned away ", who, ": ", why,
-             since_last_line_ > 1 ? text(" (and ", since_last_line_ - 1, " more since the last such line)") : ""));
-    last_line_ = now;
-    since_last_line_ = 0;
-  }
-
- private:
-  Clock::time_point last_line_{};
-  int64_t since_last_line_ = 0;
-};
-
 }  // namespace store_server
 
 using store_server::ConnectedPeer;
-using store_server::TurnedAway;
 
 std::string key_identity(int generation) {
   return text("lockstep-1/", generation);
@@ -431,7 +413,7 @@ class StoreServer::Loop {
   std::unordered_map<Connection, ConnectedPeer> peers_;
   Connection next_name_ = 2;
   size_t strangers_ = 0;
-  TurnedAway turned_away_;
+  TurnedAway turned_away_{"the store"};
   bool is_accepting_ = true;
   Clock::time_point accept_again_{};
   bool is_ending_ = false;  // end_job was asked for

@@ -87,6 +87,12 @@ TEST(Secret, ReplacesAnother) {
   EXPECT_EQ(secret.bytes(), kBytes);
 }
 
+// The expected value comes from Python's hmac.
+TEST(Secret, MakesAnHmac) {
+  EXPECT_EQ(in_hex(Secret::from_bytes(kBytes).hmac(std::string("a message\0of bytes", 18))),
+            "6e1e9c2445e8843b4ef4b15a801f32b830934b226d27ee9996ed704674de0999");
+}
+
 // The expected keys come from Python's hmac and hashlib, by RFC 5869 with an empty salt.
 TEST(Secret, GivesTheKeysOfHkdfSha256) {
   std::string counting;

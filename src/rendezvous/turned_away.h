@@ -1,0 +1,35 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "base/text.h"
+
+namespace lockstep {
+
+/// Logs who was turned away, once a second at most: a flood of strangers must not become a flood of lines.
+class TurnedAway {
+ public:
+  /// `speaker` turns them away: "the store", "rank 3".
+  explicit TurnedAway(std::string speaker) : speaker_(std::move(speaker)) {}
+
+  void count(const std::string& who, const std::string& why, std::chrono::steady_clock::time_point now) {
+    ++since_last_line_;
+    if (now - last_line_ < std::chrono::seconds(1)) return;
+    log_warning(
+        text(speaker_, " turned away ", who, ": ", why,
+             since_last_line_ > 1 ? text(" (and ", since_last_line_ - 1, " more since the last such line)") : ""));
+    last_line_ = now;
+    since_last_line_ = 0;
+  }
+
+ private:
+  const std::string speaker_;
+  std::chrono::steady_clock::time_point last_line_{};
+  int64_t since_last_line_ = 0;
+};
+
+}  // namespace lockstep
