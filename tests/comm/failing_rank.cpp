@@ -404,7 +404,10 @@ void stops_while_connecting() {
     if (context.rank == 1) changed.store = std::make_shared<StopsAfterPublishing>(context.store);
     return lockstep::find_backend("gloo")(changed);
   });
-  join();
+  auto world = join();
+  auto ones = at::ones({1000});
+  world.all_reduce(ones);
+  if (!ones.eq(world.size()).all().item<bool>()) throw std::runtime_error("a wrong sum");
 }
 
 void without_descriptors() {

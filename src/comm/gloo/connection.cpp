@@ -8,9 +8,8 @@
 
 #include <lockstep/error.h>
 
-#include "base/deadline.h"
 #include "base/text.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/peer_connector.h"
 
 namespace lockstep::gloo_backend {
 namespace {
@@ -19,38 +18,22 @@ constexpr std::chrono::hours kForever(24 * 365);  // Gloo counts in nanoseconds
 constexpr auto kAbortWait = std::chrono::milliseconds(1);
 constexpr uint64_t kAbortSlot = ~uint64_t{0};
 
+constexpr const char* kRemedy = "set LOCKSTEP_INTERFACE to an interface of this host that all other ranks can reach";
+
 // Ranks on one host use loopback, where no other host can listen in. Ranks on several hosts use the interface that the
 // user names, or the address from which this host reaches the job's store, or the address of its host name.
-TransportOptions choose_options(const BackendContext& context) {
-  TransportOptions options{.rank = context.rank, .size = context.size};
-  options.connect_timeout = std::clamp<std::chrono::milliseconds>(context.timeout / 5, std::chrono::milliseconds(1),
-                                                                  kForever);  // Gloo waits up to five times as long
+std::string choose_host(const BackendContext& context) {
   if (const char* interface = std::getenv("LOCKSTEP_INTERFACE"); interface && *interface) {
-    options.interface = interface;
-  } else if (context.one_host) {
-    options.address = "127.0.0.1";
-  } else if (!context.address.empty()) {
-    options.address = context.address;
-  } else {
-    char name[256] = {};
-    ::gethostname(name, sizeof name - 1);
-    options.address = name;
+    auto address = address_of_interface(interface);
+    if (!address.empty()) return address;
+    throw SystemError(text("gloo cannot listen on interface ", interface,
+                           ": this host has no such interface, or it has no address; ", kRemedy));
   }
-  return options;
-}
-
-std::unique_ptr<Transport> listen(const BackendContext& context) {
-  const auto options = choose_options(context);
-  try {
-    return open_transport(options);
-  } catch (const SystemError&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw SystemError(text("gloo cannot listen on ",
-                           options.interface.empty() ? "address " + options.address : "interface " + options.interface,
-                           ": ", error.what(),
-                           ". Set LOCKSTEP_INTERFACE to an interface that the other hosts can reach"));
-  }
+  if (context.one_host) return "127.0.0.1";
+  if (!context.address.empty()) return context.address;
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
 }
 
 // Gloo writes to sockets without asking for errors instead of signals: a peer that is gone would end this process
@@ -71,43 +54,32 @@ Shipment::Shipment(Transport& transport, Direction direction, const Parcel& parc
 Connection::Connection(const BackendContext& context) : rank_(context.rank), size_(context.size) {
   if (size_ == 1) return;
   ignore_broken_pipes();
-  transport_ = listen(context);
   connect(context);
 }
 
-/// Exchanges addresses through the job's store. Gives up when the job fails meanwhile.
+/// Connects the ranks, then gives the sockets to Gloo. Gives up when the job fails meanwhile.
 void Connection::connect(const BackendContext& context) {
-  const auto deadline = deadline_after(context.timeout);
-  std::vector<std::string> mine(size_);
+  PeerConnector connector({.rank = rank_,
+                           .size = size_,
+                           .host = choose_host(context),
+                           .store = with_prefix(context.store, "gloo/"),
+                           .timeout = context.timeout,
+                           .remedy = kRemedy});
+  auto alarm = context.on_failure
+                   ? context.on_failure([&](std::exception_ptr cause) { connector.give_up(std::move(cause)); })
+                   : nullptr;
+  const auto sockets = connector.connect();
+  std::vector<PeerSocket> peers;
   for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_) mine[peer] = transport_->listen(peer);
-  std::mutex mutex;
-  std::exception_ptr cause;
-  auto give_up = [&](std::exception_ptr error) {
-    std::lock_guard lock(mutex);
-    cause = error;
-    for (int peer = 0; peer < size_; ++peer)
-      if (peer != rank_) transport_->close(peer);
-  };
-  auto alarm = context.on_failure ? context.on_failure(give_up) : nullptr;
-  auto key = [](int peer) { return text("gloo/", peer); };
-  context.store->set(key(rank_), pack(mine));
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    std::string error;
-    const auto address = unpack(context.store->get(key(peer), context.timeout)).at(rank_);
-    try {
-      transport_->connect(peer, address);
-    } catch (const std::exception& exception) {  // closed in the middle, Gloo throws more than its own
-      error = exception.what();
-    }
-    std::lock_guard lock(mutex);
-    if (cause) std::rethrow_exception(cause);
-    if (error.empty()) continue;
-    if (std::chrono::steady_clock::now() >= deadline)
-      throw TimeoutError(
-          text("gloo could not connect to rank ", peer, " within ", context.timeout.count(), " ms: ", error));
-    throw PeerError(text("gloo could not connect to rank ", peer, ": ", error));
+    if (peer != rank_) peers.push_back({peer, sockets[peer].get(), peer_of(sockets[peer])});
+  try {
+    transport_ = open_transport(rank_, size_);
+    transport_->adopt(peers);
+  } catch (const SystemError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw SystemError(text("Gloo cannot take over the connections: ", error.what(),
+                           "; it needs the loopback interface (ip link set lo up) and /proc"));
   }
 }
 

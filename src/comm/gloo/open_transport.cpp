@@ -8,7 +8,7 @@
 namespace lockstep::gloo_backend {
 namespace {
 
-using Open = Transport*(const TransportOptions&);
+using Open = Transport*(int rank, int size);
 
 // Deep binding: the module and the Gloo that it is linked to look for symbols in each other before LibTorch, so that
 // they never call LibTorch's Gloo. Sanitizers do not support it, and Debian's LibTorch, which uses the installed Gloo
@@ -29,9 +29,9 @@ Open* load_module() {
 
 }  // namespace
 
-std::unique_ptr<Transport> open_transport(const TransportOptions& options) {
+std::unique_ptr<Transport> open_transport(int rank, int size) {
   static Open* const open = load_module();
-  return std::unique_ptr<Transport>(open(options));
+  return std::unique_ptr<Transport>(open(rank, size));
 }
 
 }  // namespace lockstep::gloo_backend

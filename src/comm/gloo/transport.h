@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 /// What lockstep uses of Gloo, in types of the standard library alone.
 ///
@@ -31,12 +32,11 @@ class TransportRequest {
   virtual void interrupt() = 0;
 };
 
-struct TransportOptions {
-  int rank = 0;
-  int size = 1;
-  std::string interface {};  // to listen on; if empty, `address`
-  std::string address{};
-  std::chrono::milliseconds connect_timeout{};
+/// A nonblocking TCP socket that is connected to another rank.
+struct PeerSocket {
+  int peer = 0;
+  int descriptor = -1;
+  std::string address{};  // of the peer, for error messages
 };
 
 /// The TCP connections of one rank to all others of a group.
@@ -44,19 +44,16 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  /// Listens for the peer. Returns the address to which only this peer connects.
-  virtual std::string listen(int peer) = 0;
-  /// Throws std::exception.
-  virtual void connect(int peer, const std::string& address) = 0;
-  /// Ends a connect that is under way.
-  virtual void close(int peer) = 0;
+  /// Uses duplicates of the sockets for all messages between this rank and the peers. To be called once. Throws
+  /// TransportError.
+  virtual void adopt(const std::vector<PeerSocket>& sockets) = 0;
 
   /// Messages of one slot between two ranks arrive in order. Both throw TransportError.
   virtual std::unique_ptr<TransportRequest> send(int peer, const void* data, size_t bytes, uint64_t slot) = 0;
   virtual std::unique_ptr<TransportRequest> recv(int peer, void* data, size_t bytes, uint64_t slot) = 0;
 };
 
-/// Throws SystemError if the module cannot be loaded, and Gloo's exception if it cannot listen.
-std::unique_ptr<Transport> open_transport(const TransportOptions& options);
+/// Throws SystemError if the module cannot be loaded.
+std::unique_ptr<Transport> open_transport(int rank, int size);
 
 }  // namespace lockstep::gloo_backend

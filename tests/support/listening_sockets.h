@@ -1,0 +1,34 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+
+namespace lockstep {
+
+/// The ports on which a process listens by TCP at 127.0.0.1, as any user can read them from /proc/net/tcp; the process
+/// serves only to leave other jobs on this machine alone.
+inline std::set<int> listening_ports(int pid) {
+  constexpr const char* kLoopback = "0100007F";
+  constexpr const char* kListens = "0A";
+  std::set<std::string> sockets;
+  std::error_code gone;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd", gone))
+    sockets.insert(std::filesystem::read_symlink(file, gone).string());
+  std::set<int> ports;
+  std::ifstream table("/proc/net/tcp");
+  for (std::string line; std::getline(table, line);) {
+    std::string slot, local, remote, state, queues, timer, retransmits, user, timeout, inode;
+    std::istringstream(line) >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> user >> timeout >>
+        inode;
+    if (state == kListens && local.starts_with(kLoopback) && sockets.contains("socket:[" + inode + "]"))
+      ports.insert(std::stoi(local.substr(local.find(':') + 1), nullptr, 16));
+  }
+  return ports;
+}
+
+}  // namespace lockstep
