@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -190,6 +191,32 @@ TEST(Arena, SaysWhenThereIsNoRoom) {
 TEST(Arena, RefusesASizeThatIsNone) {
   Variable bytes("LOCKSTEP_SHM_BYTES", "much");
   expect_error<UsageError>([] { Arena arena(SharedMemory::Way::kUnnamed); }, "LOCKSTEP_SHM_BYTES", "\"much\"");
+}
+
+TEST(Arena, DetachedBytesAreOutOfReachOfOtherProcesses) {
+  Arena arena(SharedMemory::Way::kUnnamed);
+  constexpr size_t kBytes = 100'000;
+  char* before = arena.allocate(kBytes);
+  char* block = arena.allocate(kBytes);
+  char* after = arena.allocate(kBytes);
+  for (char* each : {before, block, after}) std::memset(each, 'a', kBytes);
+  const auto offset = arena.offset_of(block).value();
+  arena.detach(block + 1000, kBytes - 2000);
+  EXPECT_EQ(arena.offset_of(block + 1000), std::nullopt);
+  EXPECT_EQ(arena.offset_of(after), offset + static_cast<uint64_t>(after - block));
+  auto address = arena.memory().address();
+  address.id += " as another process knows it";
+  ASSERT_TRUE(in_child([&] {
+    auto same = SharedMemory::open(address);
+    std::memset(same->begin() + (offset - static_cast<uint64_t>(block - before)), 'b',
+                static_cast<size_t>(after - before) + kBytes);
+    return true;
+  }));
+  EXPECT_EQ(std::count(block + 1000, block + kBytes - 1000, 'a'), static_cast<int64_t>(kBytes - 2000));
+  EXPECT_EQ(std::count(before, before + kBytes, 'b'), static_cast<int64_t>(kBytes)) << "its neighbours stay shared";
+  EXPECT_EQ(std::count(after, after + kBytes, 'b'), static_cast<int64_t>(kBytes));
+  arena.free(block);
+  EXPECT_NE(arena.allocate(kBytes), block) << "another process may still write there";
 }
 
 }  // namespace

@@ -49,17 +49,23 @@ Arena::Arena(SharedMemory::Way way) : memory_(SharedMemory::create(way, reserved
 }
 
 char* Arena::reserve(size_t bytes) {
-  size_t size = round_up(std::max<size_t>(bytes, 1), kAlignment);
+  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t unit = bytes >= kOwnPages ? page : kAlignment;
+  const size_t size = round_up(std::max<size_t>(bytes, 1), unit);
   std::lock_guard lock(mutex_);
   free_retired();
-  auto room = std::find_if(free_.begin(), free_.end(), [&](const auto& range) { return range.second >= size; });
+  auto room = std::find_if(free_.begin(), free_.end(), [&](const auto& range) {
+    return round_up(range.first, unit) + size <= range.first + range.second;
+  });
   if (room == free_.end())
     throw SystemError(text("no room for ", bytes, " bytes of shared memory: ", memory_->bytes(),
                            " bytes are set aside for it, as much as the machine has or LOCKSTEP_SHM_BYTES says"));
-  uint64_t offset = room->first;
-  size_t left = room->second - size;
+  const uint64_t begin = room->first;
+  const uint64_t offset = round_up(begin, unit);
+  const uint64_t end = begin + room->second;
   free_.erase(room);
-  if (left > 0) free_[offset + size] = left;
+  if (offset > begin) free_[begin] = offset - begin;
+  if (offset + size < end) free_[offset + size] = end - offset - size;
   used_[offset] = size;
   return memory_->begin() + offset;
 }
@@ -86,6 +92,7 @@ void Arena::give_back(char* block) {
   auto used = used_.find(offset);
   size_t size = used->second;
   used_.erase(used);
+  if (is_detached(offset, offset + size)) return;
   if (size >= kGivenBack) memory_->release(offset, size);
   auto after = free_.lower_bound(offset);
   if (after != free_.end() && after->first == offset + size) {
@@ -118,7 +125,23 @@ void Arena::free_retired() {
 
 std::optional<uint64_t> Arena::offset_of(const void* place) const {
   if (!memory_->contains(place)) return std::nullopt;
-  return static_cast<uint64_t>(static_cast<const char*>(place) - memory_->begin());
+  const auto offset = static_cast<uint64_t>(static_cast<const char*>(place) - memory_->begin());
+  if (!has_detached_) return offset;
+  std::lock_guard lock(mutex_);
+  return is_detached(offset, offset + 1) ? std::nullopt : std::optional(offset);
+}
+
+void Arena::detach(const void* place, size_t bytes) {
+  const auto offset = static_cast<uint64_t>(static_cast<const char*>(place) - memory_->begin());
+  std::lock_guard lock(mutex_);
+  memory_->detach(offset, bytes);
+  detached_[offset] = std::max(detached_[offset], bytes);
+  has_detached_ = true;
+}
+
+bool Arena::is_detached(uint64_t begin, uint64_t end) const {
+  return std::any_of(detached_.begin(), detached_.end(),
+                     [&](const auto& range) { return range.first < end && begin < range.first + range.second; });
 }
 
 }  // namespace lockstep::shm

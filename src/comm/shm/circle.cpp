@@ -1,6 +1,7 @@
 #include "comm/shm/circle.h"
 
 #include <cstring>
+#include <thread>
 
 #include <lockstep/error.h>
 
@@ -64,12 +65,33 @@ void Circle::give_up_call() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // what the caller writes to its tensor comes after it
 }
 
+// A rank that has not posted yet will see the flag before it writes: it posts, then looks; this rank has raised the
+// flag, then looks at the post. A rank that gave up makes no further call.
+bool Circle::may_write(int peer) const {
+  const Desk& theirs = desk(peer);
+  return post(peer).call.load() >= call_ && theirs.done.value.load() < call_ && theirs.gave_up.value.load() == 0 &&
+         members_[peer].memory->is_in_use();
+}
+
+bool Circle::await_release(std::chrono::milliseconds limit) const {
+  constexpr std::chrono::microseconds kPause(100);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (int peer = 0; peer < size(); ++peer) {
+    const bool is_thread = members_[peer].memory->is_created_here();
+    while (peer != rank_ && may_write(peer)) {
+      if (!is_thread && std::chrono::steady_clock::now() >= deadline) return false;
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+  return true;
+}
+
 // What was read of a tensor was read before this looks: it is right when the flag is not up yet.
 void Circle::check_nobody_gave_up() const {
   for (int peer = 0; peer < size(); ++peer) {
     const uint64_t call = desk(peer).gave_up.value.load();
     if (call != 0 && call <= call_)
-      throw PeerError(text("rank ", peer, " gave up this call before rank ", rank_, " had read all of its tensor"));
+      throw PeerError(text("rank ", peer, " gave up this call before rank ", rank_, " was done with its tensor"));
   }
 }
 

@@ -45,11 +45,15 @@ class Circle {
   /// Returns when no rank touches another's memory in this call any more.
   void end_call(Deadline deadline);
 
-  /// Between begin_call and the end of a call the others may read this rank's tensor where it lies. A rank whose call
-  /// fails says so before its caller can change the tensor; a rank that has read from others makes sure that none did.
-  /// PeerError when one did.
+  /// Between begin_call and the end of a call the others may read this rank's tensor where it lies, and in some calls
+  /// write to it. A rank whose call fails says so (give_up_call) before its caller can change the tensor. A rank looks
+  /// (check_nobody_gave_up) before it writes to others, and after it has read from them. PeerError when one gave up.
   void give_up_call() noexcept;
   void check_nobody_gave_up() const;
+
+  /// After give_up_call: returns whether the others have stopped writing to this rank's tensor, or have ended, within
+  /// the limit. Ranks that are threads of this process are waited for without a limit.
+  bool await_release(std::chrono::milliseconds limit) const;
 
   /// Takes data through the slots in chunks, two steps of them overlapping. For each chunk k, in order: fill(k, slot)
   /// writes to this rank's slot; when all ranks have, work(k, slot) may read the inputs of all slots of this number and
@@ -85,6 +89,7 @@ class Circle {
   void leave_behind(char* block) { left_behind_.push_back(block); }
 
  private:
+  bool may_write(int peer) const;
   void raise(Flag& flag, uint64_t value);
   void await(Flag Desk::*flag, uint64_t value, Deadline deadline);
   void ring_others();

@@ -160,6 +160,19 @@ void SharedMemory::release(size_t offset, size_t bytes) {
   if (from < to) ::madvise(begin_ + from, to - from, MADV_REMOVE);
 }
 
+void SharedMemory::detach(size_t offset, size_t bytes) {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t from = offset / page * page;
+  const size_t size = (offset + bytes + page - 1) / page * page - from;
+  void* own = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (own == MAP_FAILED) fail(text("mmap of ", size, " bytes"), errno);
+  std::memcpy(own, begin_ + from, size);
+  if (::mremap(own, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, begin_ + from) != MAP_FAILED) return;
+  const int error = errno;
+  ::munmap(own, size);
+  fail(text("mremap of ", size, " bytes"), error);
+}
+
 bool SharedMemory::is_in_use() const {
   if (is_created_here_ || !address_.is_locked) return true;
   auto lock = lock_of_all();

@@ -44,6 +44,11 @@ class SharedMemory {
   void populate(size_t offset, size_t bytes);
   /// Gives the memory of these bytes back; their contents are lost.
   void release(size_t offset, size_t bytes);
+  /// Gives the pages of these bytes, here, memory of this process alone, with the same contents at the same address:
+  /// what other processes write to their mapping of them is no longer seen. SystemError when there is no memory.
+  void detach(size_t offset, size_t bytes);
+  /// Whether this process created it.
+  bool is_created_here() const { return is_created_here_; }
   /// Whether the process that created it still has it, so far as this one can know: the system ends that with the
   /// process, however that ends.
   bool is_in_use() const;

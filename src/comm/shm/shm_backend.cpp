@@ -1,13 +1,18 @@
 #include "comm/shm/shm_backend.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/util/SmallVector.h>
 
 #include <lockstep/error.h>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "comm/reduction.h"
 #include "comm/shm/introduction.h"
@@ -23,6 +28,8 @@ using shm::kChunkBytes;
 using shm::kPayloadBytes;
 
 constexpr int64_t kCacheLine = 64;
+constexpr std::chrono::milliseconds kReleaseLimit(200);  // for ranks that have been told that the call failed
+static_assert(shm::Arena::kOwnPages <= kPayloadBytes);   // what does not travel with the call can be detached
 
 int64_t size_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.nbytes());
@@ -63,14 +70,19 @@ class ShmBackend final : public Backend {
         block, {bytes}, [arena, block](void*) { arena->free(block); }, at::kByte);
   }
 
-  void abort(std::exception_ptr cause) noexcept override { circle_->waiting().abort(std::move(cause)); }
+  // Also called by the thread whose call has failed, before its caller sees the error, when all ranks have been told.
+  void abort(std::exception_ptr cause) noexcept override {
+    circle_->waiting().abort(std::move(cause));
+    withdraw();
+  }
 
   void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
     if (travels_with_the_call(data)) {
       begin_small(data, call);
       return reduce_posts(data, 0, op);
     }
-    run_large(data, call, [&] { reduce_in_chunks(data, op, call, true); });
+    run_large(
+        data, call, [&] { all_reduce_large(data, op, call); }, OthersWrite::kYes);
   }
 
   void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
@@ -79,7 +91,9 @@ class ShmBackend final : public Backend {
       if (rank_ == root) reduce_posts(data, 0, op);
       return;
     }
-    run_large(data, call, [&] { reduce_in_chunks(data, op, call, rank_ == root); });
+    const auto others_write = rank_ == root ? OthersWrite::kYes : OthersWrite::kNo;
+    run_large(
+        data, call, [&] { reduce_large(data, op, root, call); }, others_write);
   }
 
   void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
@@ -193,16 +207,44 @@ class ShmBackend final : public Backend {
 
   // --- data in shared tensors
 
-  // Shows the others where this rank's tensor lies, which they may read there while the body runs.
+  enum class OthersWrite { kNo, kYes };
+
+  // Shows the others where this rank's tensor lies. While the body runs they may read it there, and write to it.
   template <class Body>
-  void run_large(const at::Tensor& data, const CallInfo& call, const Body& body) {
+  void run_large(const at::Tensor& data, const CallInfo& call, const Body& body,
+                 OthersWrite others_write = OthersWrite::kNo) {
+    const auto place = circle_->arena()->offset_of(bytes_of(data));
     try {
-      circle_->begin_call(call, circle_->arena()->offset_of(bytes_of(data)).value_or(CallHeader::kElsewhere));
+      circle_->begin_call(call, place.value_or(CallHeader::kElsewhere));
       body();
       circle_->check_nobody_gave_up();
+      if (circle_->arena()->offset_of(bytes_of(data)) != place)
+        throw PeerError(text("rank ", rank_, " gave up another call with the same tensor"));
     } catch (...) {
       circle_->give_up_call();
+      if (place && others_write == OthersWrite::kYes) {
+        std::lock_guard lock(mutex_);
+        exposed_ = {data, std::this_thread::get_id()};
+      }
       throw;
+    }
+  }
+
+  // A rank that is late, or stopped, may still write to the tensor of a call that has failed here, and the caller may
+  // use that memory again. So this waits for the others, who have been told. Where one does not stop in time, the
+  // tensor gets other memory, at the same address.
+  void withdraw() noexcept {
+    at::Tensor tensor;
+    {
+      std::lock_guard lock(mutex_);
+      if (!exposed_.tensor.defined() || exposed_.thread != std::this_thread::get_id()) return;
+      tensor = std::exchange(exposed_.tensor, at::Tensor());
+    }
+    try {
+      if (!circle_->await_release(kReleaseLimit)) circle_->arena()->detach(bytes_of(tensor), tensor.nbytes());
+    } catch (const Error& error) {
+      log_error(text("rank ", rank_, ": a rank that is late may still write to a tensor of ", tensor.nbytes(),
+                     " bytes whose call has failed: ", error.what()));
     }
   }
 
@@ -214,6 +256,9 @@ class ShmBackend final : public Backend {
     return true;
   }
 
+  Pointers shared_parts(int64_t begin) const {
+    return everyone([&](int rank) { return shared_part(rank, begin); });
+  }
   char* shared_part(int rank, int64_t begin) const { return circle_->at(rank, circle_->post(rank).place) + begin; }
 
   // --- data on the way through slots
@@ -223,6 +268,25 @@ class ShmBackend final : public Backend {
 
   // In a slot, for pieces to or from each rank.
   int64_t room_for_each() const { return static_cast<int64_t>(kChunkBytes) / size_ / kCacheLine * kCacheLine; }
+
+  // Tensors that all lie in arenas are reduced in place: each rank reduces its share, and writes it to all of them.
+  void all_reduce_large(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
+    if (!all_are_shared()) return reduce_in_chunks(data, op, call, true);
+    circle_->check_nobody_gave_up();
+    const Stretch mine = share_of(size_of(data), size_, rank_);
+    const auto everywhere = shared_parts(mine.begin);
+    reduce(everywhere, {everywhere.data(), everywhere.size()}, mine.size, data, op);
+    circle_->end_call(call.deadline);
+  }
+
+  void reduce_large(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) {
+    if (!all_are_shared()) return reduce_in_chunks(data, op, call, rank_ == root);
+    circle_->check_nobody_gave_up();
+    const Stretch mine = share_of(size_of(data), size_, rank_);
+    const auto everywhere = shared_parts(mine.begin);
+    reduce({&everywhere[root], 1}, {everywhere.data(), everywhere.size()}, mine.size, data, op);
+    circle_->end_call(call.deadline);
+  }
 
   void broadcast_large(const at::Tensor& data, int root, const CallInfo& call) {
     if (is_shared(root)) {
@@ -262,7 +326,7 @@ class ShmBackend final : public Backend {
   void reduce_scatter_large(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) {
     const int64_t part_bytes = size_of(output);
     if (all_are_shared()) {
-      auto parts = everyone([&](int rank) -> void* { return shared_part(rank, rank_ * part_bytes); });
+      auto parts = shared_parts(rank_ * part_bytes);
       void* to = bytes_of(output);
       reduce({&to, 1}, {parts.data(), parts.size()}, part_bytes, output, op);
       return circle_->end_call(call.deadline);
@@ -288,19 +352,14 @@ class ShmBackend final : public Backend {
         [](uint64_t, uint64_t) {});
   }
 
-  // Each rank reduces its share of every chunk for those who get the result. Tensors that all lie in arenas are read
-  // there: then a chunk may be as large as the shares that fit into the slots of results. After the last chunk nobody
-  // reads this rank's tensor any more, since all have worked on it.
+  // Each rank reduces its share of every chunk for those who get the result.
   void reduce_in_chunks(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool gets_result) {
-    const bool reads_in_place = all_are_shared();
     const int64_t bytes = size_of(data);
-    const auto chunk_bytes = static_cast<int64_t>(kChunkBytes) * (reads_in_place ? size_ : 1);
-    auto chunk = [&](uint64_t k) { return chunk_of(bytes, chunk_bytes, k); };
+    auto chunk = [&](uint64_t k) { return chunk_of(bytes, kChunkBytes, k); };
     auto place = [&](uint64_t k, int64_t begin) { return bytes_of(data) + chunk(k).begin + begin; };
     circle_->pipeline(
-        chunks_of(bytes, chunk_bytes), call.deadline,
+        chunks_of(bytes, kChunkBytes), call.deadline,
         [&](uint64_t k, uint64_t slot) {  // all but this rank's own share, which it reads from the tensor
-          if (reads_in_place) return;
           Stretch mine = share_of(chunk(k).size, size_, rank_);
           int64_t behind = mine.begin + mine.size;
           std::memcpy(input_slot(rank_, slot), place(k, 0), mine.begin);
@@ -309,9 +368,7 @@ class ShmBackend final : public Backend {
         [&](uint64_t k, uint64_t slot) {
           Stretch mine = share_of(chunk(k).size, size_, rank_);
           auto inputs = everyone([&](int rank) -> void* {
-            if (rank == rank_) return place(k, mine.begin);
-            return reads_in_place ? shared_part(rank, chunk(k).begin + mine.begin)
-                                  : input_slot(rank, slot) + mine.begin;
+            return rank == rank_ ? place(k, mine.begin) : input_slot(rank, slot) + mine.begin;
           });
           Pointers outputs;
           if (gets_result) outputs.push_back(place(k, mine.begin));
@@ -327,8 +384,16 @@ class ShmBackend final : public Backend {
         });
   }
 
+  /// The tensor of a call that has failed, to which others may still write.
+  struct Exposed {
+    at::Tensor tensor{};
+    std::thread::id thread{};  // that made the call
+  };
+
   const std::unique_ptr<Circle> circle_;
   shm::Mail mail_;
+  std::mutex mutex_;
+  Exposed exposed_;  // guarded by mutex_
   const int rank_;
   const int size_;
 };

@@ -15,9 +15,9 @@ class NoSharedMemory : public UsageError {
 
 /// Joins processes, or threads, of one host through memory that they share.
 ///
-/// Tensors from allocate() live there, where the other ranks read them; any other tensor goes through a pipeline of
-/// slots, in chunks that stay in the cache. Small ones travel with the call itself. No rank writes to another's
-/// tensors: a rank that is late cannot harm one whose call has failed.
+/// Tensors from allocate() live there and are reduced, gathered and scattered in place, without a copy; any other
+/// tensor goes through a pipeline of slots, in chunks that stay in the cache. Small ones travel with the call itself.
+/// When a call fails, its tensor is out of the others' reach before the caller sees the error.
 std::unique_ptr<Backend> make_shm_backend(const BackendContext& context);
 
 }  // namespace lockstep
