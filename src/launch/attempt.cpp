@@ -28,7 +28,9 @@ Attempt::Attempt(const Options& options, Cluster* cluster, Signals* signals, Con
     : options_(options), cluster_(cluster), signals_(signals), console_(console) {}
 
 Verdict Attempt::run() {
-  start_all();
+  memory_kills_ = machine_.out_of_memory_kills().value_or(0);
+  crew_ = std::make_unique<Crew>(options_.secret);
+  start_some();
   while (!has_ended()) watch();
   crew_->end_all();
   finish_output();
@@ -42,25 +44,35 @@ std::string Attempt::log_folder(int worker) const {
   return text(options_.launch.log_dir, "/", options_.layout.generation, "/", options_.layout.first_rank + worker);
 }
 
-void Attempt::start_all() {
-  memory_kills_ = machine_.out_of_memory_kills().value_or(0);
-  crew_ = std::make_unique<Crew>(options_.secret);
-  for (int index = 0; index < options_.plan.workers; ++index) {
-    auto spec = worker_spec(options_.launch, options_.plan, options_.layout, index, options_.secret_file);
-    auto [out, err] = crew_->start(index, spec);
-    auto& worker = workers_.emplace_back();
-    worker.started = Clock::now();
-    const auto& routes = options_.plan.routes[static_cast<size_t>(index)];
-    const int rank = options_.layout.first_rank + index;
-    const auto prefix = prefix_of(options_.launch.role, rank);
-    const auto folder = log_folder(index);
-    worker.out = std::make_unique<StreamOutput>(
-        std::move(out),
-        StreamOutput::Options{Console::Stream::kOut, routes.out, prefix, rank, folder + "/stdout", nullptr}, console_);
-    worker.err = std::make_unique<StreamOutput>(
-        std::move(err),
-        StreamOutput::Options{Console::Stream::kErr, routes.err, prefix, rank, folder + "/stderr", &worker.memory},
-        console_);
+// As many as the warden takes now: watch() goes on meanwhile.
+void Attempt::start_some() {
+  while (workers_.size() < static_cast<size_t>(options_.plan.workers) && crew_->is_ready()) start_next();
+}
+
+void Attempt::start_next() {
+  const int index = static_cast<int>(workers_.size());
+  auto spec = worker_spec(options_.launch, options_.plan, options_.layout, index, options_.secret_file);
+  auto [out, err] = crew_->start(index, spec);
+  auto& worker = workers_.emplace_back();
+  worker.started = Clock::now();
+  const auto& routes = options_.plan.routes[static_cast<size_t>(index)];
+  const int rank = options_.layout.first_rank + index;
+  const auto prefix = prefix_of(options_.launch.role, rank);
+  const auto folder = log_folder(index);
+  worker.out = std::make_unique<StreamOutput>(
+      std::move(out),
+      StreamOutput::Options{Console::Stream::kOut, routes.out, prefix, rank, folder + "/stdout", nullptr}, console_);
+  worker.err = std::make_unique<StreamOutput>(
+      std::move(err),
+      StreamOutput::Options{Console::Stream::kErr, routes.err, prefix, rank, folder + "/stderr", &worker.memory},
+      console_);
+}
+
+// The job is over before all workers were started.
+void Attempt::skip_rest() {
+  for (int index = static_cast<int>(workers_.size()); index < options_.plan.workers; ++index) {
+    workers_.emplace_back().started = Clock::now();
+    on_end(index, {.status = SIGKILL, .how = "not started: the job was stopped before", .was_stopped = true});
   }
 }
 
@@ -73,16 +85,17 @@ int Attempt::time_left() const {
 // Everything that can happen while workers run, or while other nodes' still do.
 void Attempt::watch() {
   std::vector<pollfd> files{{signals_->fd(), POLLIN, 0},
-                            {has_ended() ? -1 : crew_->fd(), POLLIN, 0},
+                            {has_ended() ? -1 : crew_->fd(), crew_->events(), 0},
                             {cluster_->fd(), POLLIN, 0},
                             {console_->waits_for(), POLLOUT, 0}};
   const size_t fixed = files.size();
+  const size_t polled = workers_.size();
   for (const auto& worker : workers_)
     for (const auto* stream : {worker.out.get(), worker.err.get()})
-      files.push_back({console_->is_full() ? -1 : stream->fd(), POLLIN, 0});
+      files.push_back({console_->is_full() || !stream ? -1 : stream->fd(), POLLIN, 0});
   ::poll(files.data(), files.size(), time_left());
 
-  for (size_t i = 0; i < workers_.size(); ++i) {  // first: what a worker said last comes before its end
+  for (size_t i = 0; i < polled; ++i) {  // first: what a worker said last comes before its end
     if (files[fixed + 2 * i].revents != 0) workers_[i].out->read_some();
     if (files[fixed + 2 * i + 1].revents != 0) workers_[i].err->read_some();
   }
@@ -90,8 +103,10 @@ void Attempt::watch() {
   while (auto number = signals_->next()) on_signal(*number);
   if (files[2].revents != 0)
     while (auto order = cluster_->next_order()) stop(*order);
-  if (files[1].revents != 0 && !has_ended())
+  if ((files[1].revents & ~POLLOUT) != 0 && !has_ended())
     for (const auto& event : crew_->read_events()) on_event(event);
+  if ((files[1].revents & POLLOUT) != 0 && !has_ended()) crew_->flush();
+  start_some();
   if (time_left() == 0)
     kill_rest(text("killed: it did not end within the grace time of ",
                    std::chrono::duration<double>(options_.launch.grace).count(), " s"));
@@ -164,22 +179,24 @@ void Attempt::stop(int number) {
   if (number != 0 && !outcome_.signal) outcome_.signal = number;
   crew_->signal_all(number == 0 || number == SIGHUP ? SIGTERM : number);
   is_stopping_ = true;
-  // USR1 comes long before the end: a worker finishes what it does and ends by itself.
-  if (number != SIGUSR1 && !kill_at_) kill_at_ = Clock::now() + options_.launch.grace;
+  // USR1 comes long before the end: a worker finishes what it does and ends by itself, unless others are missing.
+  const bool all_started = workers_.size() == static_cast<size_t>(options_.plan.workers);
+  if ((number != SIGUSR1 || !all_started) && !kill_at_) kill_at_ = Clock::now() + options_.launch.grace;
+  skip_rest();
 }
 
 void Attempt::kill_rest(const std::string& why) {
   crew_->end_all();
   is_stopping_ = true;
+  skip_rest();
   for (size_t index = 0; index < workers_.size(); ++index)
     on_end(static_cast<int>(index), {.status = SIGKILL, .how = why, .was_stopped = true});
 }
 
 void Attempt::finish_output() {
-  for (auto& worker : workers_) {
-    worker.out->finish();
-    worker.err->finish();
-  }
+  for (auto& worker : workers_)
+    for (auto* stream : {worker.out.get(), worker.err.get()})
+      if (stream) stream->finish();
   for (auto& end : outcome_.ends) {
     const auto& memory = workers_.at(static_cast<size_t>(end.rank - options_.layout.first_rank)).memory;
     end.uncaught = memory.uncaught();

@@ -39,7 +39,7 @@ class Attempt {
     bool has_ended = false;
     Clock::time_point started;
     StderrMemory memory;
-    std::unique_ptr<StreamOutput> out, err;
+    std::unique_ptr<StreamOutput> out, err;  // none when it was not started
   };
   struct Ending {
     int status = 0;
@@ -47,9 +47,11 @@ class Attempt {
     bool was_stopped = false;
   };
 
-  void start_all();
+  void start_some();
+  void start_next();
+  void skip_rest();
   std::string log_folder(int worker) const;
-  bool has_ended() const { return outcome_.ends.size() == workers_.size(); }
+  bool has_ended() const { return outcome_.ends.size() == static_cast<size_t>(options_.plan.workers); }
 
   void watch();
   int time_left() const;
@@ -66,7 +68,7 @@ class Attempt {
   Signals* const signals_;
   Console* const console_;
   const Machine machine_;
-  std::deque<Worker> workers_;
+  std::deque<Worker> workers_;  // that were started so far, and after skip_rest() the others
   std::unique_ptr<Crew> crew_;
   std::optional<Clock::time_point> kill_at_;  // when those who were asked to end have had their time
   bool is_stopping_ = false;

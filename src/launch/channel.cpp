@@ -1,5 +1,6 @@
 #include "launch/channel.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,34 +26,52 @@ std::pair<FileDescriptor, FileDescriptor> Channel::make_ends() {
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
-bool Channel::send(const Fields& fields, const std::vector<int>& files) {
-  std::string bytes = encode({Verb::kSet, 0, fields});
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFiles)] = {};
-  bool with_files = !files.empty();
-  for (size_t sent = 0; sent < bytes.size();) {
-    iovec part{bytes.data() + sent, bytes.size() - sent};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    if (with_files) {
-      message.msg_control = control;
-      message.msg_controllen = CMSG_SPACE(sizeof(int) * files.size());
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
-      std::memcpy(CMSG_DATA(header), files.data(), sizeof(int) * files.size());
-    }
-    ssize_t put = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return false;
-    sent += static_cast<size_t>(put);
-    with_files = false;  // they went with the first byte
-  }
-  return true;
+short Channel::events() const {
+  return static_cast<short>(has_unsent() ? POLLIN | POLLOUT : POLLIN);
 }
 
-bool Channel::read_some(bool wait) {
+void Channel::send(const Fields& fields, std::vector<FileDescriptor> files) {
+  unsent_.push_back({encode({Verb::kSet, 0, fields}), std::move(files)});
+  flush();
+}
+
+void Channel::flush() {
+  while (!unsent_.empty()) {
+    Unsent& message = unsent_.front();
+    const ssize_t put = send_some(message);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0 && errno == EAGAIN) return;
+    if (put < 0 && (errno == EPIPE || errno == ECONNRESET)) return unsent_.clear();  // read_some says so
+    if (put < 0)
+      throw SystemError(text("sendmsg between the launcher and its warden: ", std::strerror(errno),
+                             "; raise the limit of open files (ulimit -n), or free memory"));
+    message.sent += static_cast<size_t>(put);
+    message.files.clear();
+    if (message.sent == message.bytes.size()) unsent_.pop_front();
+  }
+}
+
+ssize_t Channel::send_some(const Unsent& unsent) {
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFiles)] = {};
+  iovec part{const_cast<char*>(unsent.bytes.data()) + unsent.sent, unsent.bytes.size() - unsent.sent};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!unsent.files.empty()) {
+    std::vector<int> files;
+    for (const auto& file : unsent.files) files.push_back(file.get());
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * files.size());
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
+    std::memcpy(CMSG_DATA(header), files.data(), sizeof(int) * files.size());
+  }
+  return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+bool Channel::read_some() {
   std::array<char, 16 << 10> bytes;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFiles)];
   iovec part{bytes.data(), bytes.size()};
@@ -61,7 +80,7 @@ bool Channel::read_some(bool wait) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  ssize_t got = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT));
+  ssize_t got = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (got < 0) return errno == EINTR || errno == EAGAIN;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;

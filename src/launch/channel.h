@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,7 +11,8 @@
 namespace lockstep {
 
 /// One end of the line between the launcher and its warden: messages that are lists of strings, and open files that go
-/// with them. When a process ends, however, the other hears it as the end of the line. One thread at a time.
+/// with them. When a process ends, however, the other hears it as the end of the line. Never waits for the other end:
+/// both may have much to say at the same time, and either may be stopped. One thread at a time.
 class Channel {
  public:
   using Fields = std::vector<std::string>;
@@ -21,19 +23,34 @@ class Channel {
   static std::pair<FileDescriptor, FileDescriptor> make_ends();
 
   int fd() const { return socket_.get(); }
+  /// What fd() is to be polled for.
+  short events() const;
 
-  /// Whether the other end was there to take it.
-  bool send(const Fields& fields, const std::vector<int>& files = {});
+  /// Queues a message and sends what the other end takes now; flush() sends the rest. The files stay open until they
+  /// are sent. SystemError when the system refuses to send them.
+  void send(const Fields& fields, std::vector<FileDescriptor> files = {});
+  /// Whether some of what was queued is not sent yet.
+  bool has_unsent() const { return !unsent_.empty(); }
+  void flush();
 
-  /// Reads what has come, waiting for it when `wait`. False when the other end is gone and all it said was taken.
-  bool read_some(bool wait);
+  /// Reads what has come. False when the other end is gone and all it said was taken.
+  bool read_some();
   /// The next whole message of what was read.
   std::optional<Fields> next();
   /// The next file that came. SystemError when there is none, as when this process may open no more.
   FileDescriptor take_file();
 
  private:
+  struct Unsent {
+    std::string bytes;
+    std::vector<FileDescriptor> files;  // go with the first byte
+    size_t sent = 0;
+  };
+
+  ssize_t send_some(const Unsent& message);
+
   FileDescriptor socket_;
+  std::deque<Unsent> unsent_;
   Decoder decoder_;
   std::vector<FileDescriptor> files_;
 };

@@ -13,6 +13,7 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kPart = 64 << 10;
+constexpr int kPatienceMs = 1000;  // with a reader, when the launcher was told to stop
 
 bool is_set(const char* variable) {
   const char* value = std::getenv(variable);
@@ -48,15 +49,21 @@ void Console::write_some() {
   if (part.written == part.bytes.size()) queue_.pop_front();
 }
 
-void Console::flush(int interrupt) {
+void Console::flush(int interrupt, bool is_urgent) {
   while (waits_for() >= 0) {
     pollfd ready[2] = {{waits_for(), POLLOUT, 0}, {interrupt, POLLIN, 0}};
-    ::poll(ready, 2, -1);
+    const int count = ::poll(ready, 2, is_urgent ? kPatienceMs : -1);
     if (ready[0].revents != 0)
       write_some();
-    else if (ready[1].revents != 0)
-      return;
+    else if (ready[1].revents != 0 || (count == 0 && is_urgent))
+      drop(queue_.front().stream);
   }
+}
+
+void Console::drop(Stream stream) {
+  std::erase_if(queue_, [&](const Part& part) { return part.stream == stream; });
+  unwritten_ = 0;
+  for (const auto& part : queue_) unwritten_ += part.bytes.size() - part.written;
 }
 
 }  // namespace lockstep

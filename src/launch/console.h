@@ -21,8 +21,9 @@ class Console {
   int waits_for() const { return queue_.empty() ? -1 : static_cast<int>(queue_.front().stream); }
   /// Writes some, when that file takes it now.
   void write_some();
-  /// Writes all, unless `interrupt` becomes readable first.
-  void flush(int interrupt);
+  /// Writes all. Lines for a stream that takes none are dropped as soon as `interrupt` is readable, or when `is_urgent`
+  /// after a second; those for the other stream are written.
+  void flush(int interrupt, bool is_urgent = false);
   /// Whether so much is unwritten that workers should wait.
   bool is_full() const { return unwritten_ > (4u << 20); }
 
@@ -30,6 +31,8 @@ class Console {
   bool has_colour(Stream stream) const { return has_colour_[static_cast<int>(stream)]; }
 
  private:
+  void drop(Stream stream);
+
   struct Part {
     Stream stream;
     std::string bytes;

@@ -1,6 +1,7 @@
 #include "launch/crew.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include <lockstep/error.h>
@@ -25,6 +27,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kWardenCommand = "__warden";
+constexpr auto kWardenLimit = std::chrono::seconds(15);  // to end all workers, which it tries for 10 s
 
 [[noreturn]] void fail_crew(const std::string& call, int error) {
   const char* remedy = error == EMFILE || error == ENFILE ? "; raise the limit of open files (ulimit -n)"
@@ -58,6 +61,16 @@ pid_t start_warden(const FileDescriptor& end) {
   return pid;
 }
 
+/// Lets this process open as many files as it may: two for each worker's output and one for its connection to the
+/// store. Returns the limit that it had.
+rlimit raise_file_limit() {
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit raised{before.rlim_max, before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &raised);  // a refusal shows when a file cannot be opened
+  return before;
+}
+
 std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail_crew("pipe for a worker's output", errno);
@@ -85,15 +98,17 @@ std::optional<int> run_as_warden(int argc, char** argv) {
   }
 }
 
-Crew::Crew(const std::string& secret) : channel_{FileDescriptor()} {
+Crew::Crew(const std::string& secret) : files_before_(raise_file_limit()), channel_{FileDescriptor()} {
   auto [mine, theirs] = Channel::make_ends();
   warden_ = start_warden(theirs);
+  ::prlimit(warden_, RLIMIT_NOFILE, &files_before_, nullptr);  // which workers inherit
   channel_ = Channel(std::move(mine));
   if (!secret.empty()) channel_.send({"secret", secret});
 }
 
 Crew::~Crew() {
   end_all();
+  ::setrlimit(RLIMIT_NOFILE, &files_before_);
 }
 
 std::pair<FileDescriptor, FileDescriptor> Crew::start(int worker, const WorkerSpec& spec) {
@@ -101,25 +116,37 @@ std::pair<FileDescriptor, FileDescriptor> Crew::start(int worker, const WorkerSp
   auto [err, err_end] = make_pipe();
   std::vector<std::string> cores;
   for (int core : spec.cores) cores.push_back(std::to_string(core));
+  std::vector<FileDescriptor> theirs;
+  theirs.push_back(std::move(out_end));
+  theirs.push_back(std::move(err_end));
   channel_.send({"start", std::to_string(worker), pack(spec.command), pack(spec.environment), pack(cores)},
-                {out_end.get(), err_end.get()});
+                std::move(theirs));
   return {std::move(out), std::move(err)};
 }
 
 void Crew::signal_all(int number) {
+  if (is_over_) return;
   channel_.send({"signal", std::to_string(number)});
+  ::kill(warden_, SIGCONT);
 }
 
 void Crew::end_all() {
   if (is_over_) return;
   is_over_ = true;
   ::shutdown(channel_.fd(), SHUT_WR);  // the warden hears that as our end
+  ::kill(warden_, SIGCONT);            // unless it is stopped
   reap_warden();
 }
 
 void Crew::reap_warden() {
+  const auto deadline = std::chrono::steady_clock::now() + kWardenLimit;
   int status = 0;
-  while (::waitpid(warden_, &status, 0) < 0 && errno == EINTR) {
+  pid_t reaped = 0;
+  while ((reaped = ::waitpid(warden_, &status, WNOHANG)) == 0 && std::chrono::steady_clock::now() < deadline)
+    ::poll(nullptr, 0, 1);
+  if (reaped == 0) {
+    ::kill(warden_, SIGKILL);
+    ::waitpid(warden_, &status, 0);
   }
   // A warden that was killed leaves its descendants to this process.
   if (WIFSIGNALED(status)) kill_descendants();
@@ -128,7 +155,7 @@ void Crew::reap_warden() {
 
 std::vector<Crew::Event> Crew::read_events() {
   std::vector<Event> events;
-  const bool is_there = channel_.read_some(false);
+  const bool is_there = channel_.read_some();
   while (auto said = channel_.next()) {
     const auto& fields = *said;
     if (fields.at(0) == "folder") {

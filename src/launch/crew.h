@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <string>
@@ -36,17 +37,23 @@ class Crew {
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
+  /// Whether the warden has taken all that it was told. Start the next worker only then, so that files do not pile up
+  /// here and a signal does not wait behind a thousand starts.
+  bool is_ready() const { return !channel_.has_unsent(); }
   /// Starts a worker; kStarted or kRefused will tell. The ends to read its stdout and stderr from, nonblocking.
   std::pair<FileDescriptor, FileDescriptor> start(int worker, const WorkerSpec& spec);
 
-  /// To the process groups of all workers that have not ended.
+  /// To the process groups of all workers that have not ended. A warden that is stopped goes on.
   void signal_all(int number);
 
-  /// Kills all that descends from the workers and returns when nothing is left.
+  /// Kills all that descends from the workers and returns when nothing is left. A warden that does not do that in time
+  /// is killed itself.
   void end_all();
 
-  /// Readable when read_events has something.
+  /// To be polled for events(). Readable: read_events has something. Writable: flush() can send more to the warden.
   int fd() const { return channel_.fd(); }
+  short events() const { return channel_.events(); }
+  void flush() { channel_.flush(); }
   std::vector<Event> read_events();
 
   pid_t warden() const { return warden_; }
@@ -54,6 +61,7 @@ class Crew {
  private:
   void reap_warden();
 
+  const rlimit files_before_;  // this process's limit of open files, which workers have
   Channel channel_;
   pid_t warden_ = -1;
   std::string folder_;  // where the warden keeps the secret

@@ -99,7 +99,7 @@ class Launch {
 
   LaunchExit conclude(const LaunchReport& report) {
     console_.put(Console::Stream::kErr, options_.json ? report_to_json(report) : describe_report(report));
-    console_.flush(signals_.fd());
+    console_.flush(signals_.fd(), signals_.stop_was_asked());
     return report.exit;
   }
 

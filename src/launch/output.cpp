@@ -143,7 +143,7 @@ void StreamOutput::show(const std::vector<std::string>& lines) {
   std::string shown;
   for (const auto& line : lines) {
     if (options_.memory) options_.memory->add(line);
-    if (options_.route.to_console) shown += text(prefix_, line, "\n");
+    if (options_.route.to_console) shown.append(prefix_).append(line).append(1, '\n');
   }
   console_->put(options_.stream, shown);
 }

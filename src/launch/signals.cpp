@@ -38,7 +38,9 @@ Signals::~Signals() {
 std::optional<int> Signals::next() {
   signalfd_siginfo signal{};
   if (::read(file_.get(), &signal, sizeof signal) != sizeof signal) return std::nullopt;
-  return static_cast<int>(signal.ssi_signo);
+  const int number = static_cast<int>(signal.ssi_signo);
+  if (number != SIGTSTP) stop_was_asked_ = true;
+  return number;
 }
 
 std::optional<int> Signals::wait_for(std::chrono::milliseconds limit) {

@@ -23,11 +23,14 @@ class Signals {
   std::optional<int> next();
   /// The next, waiting for it so long.
   std::optional<int> wait_for(std::chrono::milliseconds limit);
+  /// Whether next() has given one that asks this process to stop, which all do but TSTP.
+  bool stop_was_asked() const { return stop_was_asked_; }
 
  private:
   sigset_t before_;
   struct sigaction pipe_before_;
   FileDescriptor file_;
+  bool stop_was_asked_ = false;
 };
 
 }  // namespace lockstep

@@ -64,11 +64,12 @@ class Warden {
   };
 
   bool watch() {
-    std::array<pollfd, 2> ready{{{channel_.fd(), POLLIN, 0}, {ends_.get(), POLLIN, 0}}};
+    std::array<pollfd, 2> ready{{{channel_.fd(), channel_.events(), 0}, {ends_.get(), POLLIN, 0}}};
     ::poll(ready.data(), ready.size(), -1);
     if (ready[1].revents != 0) reap();
-    if (ready[0].revents == 0) return true;
-    bool is_there = channel_.read_some(false);
+    if (ready[0].revents & POLLOUT) channel_.flush();
+    if ((ready[0].revents & ~POLLOUT) == 0) return true;
+    bool is_there = channel_.read_some();
     while (auto order = channel_.next()) obey(*order);
     return is_there;
   }

@@ -1,10 +1,14 @@
 // A launcher that is told to stop, and one that is killed: what its workers hear, and that nothing stays behind.
 
+#include <fcntl.h>
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <optional>
 #include <random>
+#include <stdexcept>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,6 +30,12 @@ using Clock = std::chrono::steady_clock;
 RankProcess& started(RankProcess& launcher, int ranks) {
   for (int i = 0; i < ranks; ++i) launcher.expect_line("[");
   return launcher;
+}
+
+bool is_stopped(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  std::string line{std::istreambuf_iterator<char>(file), {}};
+  return line.find(") T ") != line.npos;
 }
 
 TEST(RunSignals, PassesOnWhatItGetsAndExitsAsPreempted) {
@@ -88,15 +98,88 @@ TEST(RunSignals, HearsThemWhileNobodyReadsItsOutput) {
   EXPECT_EQ(WEXITSTATUS(status), 6);
 }
 
+/// A launcher whose stdout is a pipe that nobody reads. Its stderr goes there too: `lockstep run ... 2>&1 | less`.
+class UnreadLauncher {
+ public:
+  explicit UnreadLauncher(std::vector<std::string> arguments) {
+    if (::pipe2(ends_, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+    auto command = run_command(std::move(arguments));
+    std::vector<char*> argv;
+    for (auto& word : command) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    ::dup2(ends_[1], 1);
+    ::dup2(ends_[1], 2);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  ~UnreadLauncher() {
+    if (!status_) ::kill(pid_, SIGKILL);
+    if (!status_) ::waitpid(pid_, nullptr, 0);
+    for (int end : ends_) ::close(end);
+  }
+  int pid() const { return pid_; }
+  void read_one_byte() const {
+    char byte = 0;
+    ASSERT_EQ(::read(ends_[0], &byte, 1), 1);
+  }
+  bool is_full() const {
+    pollfd writable{ends_[1], POLLOUT, 0};
+    return ::poll(&writable, 1, 0) == 0;
+  }
+  /// The exit code; none when it has not ended in time.
+  std::optional<int> wait(std::chrono::milliseconds limit) {
+    int status = 0;
+    if (!eventually([&] { return ::waitpid(pid_, &status, WNOHANG) == pid_; }, limit)) return std::nullopt;
+    status_ = WEXITSTATUS(status);
+    return status_;
+  }
+
+ private:
+  int ends_[2] = {-1, -1};
+  pid_t pid_ = -1;
+  std::optional<int> status_;
+};
+
+TEST(RunSignals, OneCtrlCEndsALauncherWhoseOutputNobodyReads) {
+  for (int number : {SIGINT, SIGTERM}) {
+    UnreadLauncher launcher({"-n", "2", "yes"});
+    launcher.read_one_byte();
+    ASSERT_TRUE(eventually([&] { return launcher.is_full(); }));
+    ::kill(launcher.pid(), number);
+    EXPECT_EQ(launcher.wait(15s), 6) << ::sigabbrev_np(number);
+  }
+}
+
+TEST(RunSignals, CtrlCEndsALauncherThatHasOnlyItsUnreadOutputLeft) {
+  TemporaryFolder folder;
+  const auto done = folder.path() / "done";
+  UnreadLauncher launcher({"sh", "-c", "seq 100000; touch " + done.string()});
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(done) && launcher.is_full(); }));
+  ::kill(launcher.pid(), SIGINT);
+  const auto code = launcher.wait(15s);  // the worker may have ended well, or be about to
+  EXPECT_TRUE(code == 0 || code == 6) << code.value_or(-1);
+}
+
+TEST(RunSignals, EndsItWhileItStartsWorkers) {
+  std::mt19937 random(7);
+  for (int turn = 0; turn < 5; ++turn) {
+    const std::string mark = "starts many " + std::to_string(::getpid()) + "." + std::to_string(turn);
+    RankProcess launcher(run_command({"-n", "1024", "--grace", "1", "sleep", "600"}),
+                         clean_environment({{"LOCKSTEP_TEST_FAMILY", mark}}));
+    ASSERT_TRUE(eventually([&] { return processes_with("LOCKSTEP_TEST_FAMILY=" + mark).size() > 2; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 50));  // not a wait: another moment each time
+    launcher.signal(SIGINT);
+    EXPECT_EQ(launcher.wait(10s), 6) << launcher.output();
+    EXPECT_TRUE(processes_with("LOCKSTEP_TEST_FAMILY=" + mark).empty());
+  }
+}
+
 TEST(RunSignals, CtrlZHoldsTheJobAndFgGoesOn) {
   RankProcess launcher(run_command({"sh", "-c", "echo pid $$; exec " LAUNCHED " told"}), clean_environment());
   const std::string worker = launcher.expect_line("[0] pid ").substr(8);
   launcher.expect_line("[0] started");
-  auto is_stopped = [](const std::string& pid) {
-    std::ifstream file("/proc/" + pid + "/stat");
-    std::string line{std::istreambuf_iterator<char>(file), {}};
-    return line.find(") T ") != line.npos;
-  };
   launcher.signal(SIGTSTP);
   EXPECT_TRUE(eventually([&] { return is_stopped(worker) && is_stopped(std::to_string(launcher.pid())); }));
   launcher.signal(SIGCONT);
@@ -164,6 +247,18 @@ TEST(RunOrphans, NothingOutlivesAWardenThatIsKilled) {
   expect_all_gone(family, "the warden");
   EXPECT_EQ(family.launcher().wait(), 70);
   EXPECT_THAT(family.launcher().output(), HasSubstr("the warden of the workers"));
+}
+
+TEST(RunOrphans, CtrlCEndsAJobWhoseWardenIsStopped) {
+  for (int times : {1, 2}) {
+    Family family(-2 - times);
+    const int warden = family.warden();
+    ASSERT_TRUE(send_signal(warden, SIGSTOP));
+    ASSERT_TRUE(eventually([&] { return is_stopped(std::to_string(warden)); }));
+    for (int i = 0; i < times; ++i) family.launcher().signal(SIGINT);
+    EXPECT_EQ(family.launcher().wait(5s), 6) << family.launcher().output();
+    expect_all_gone(family, "a stopped warden's job");
+  }
 }
 
 TEST(RunOrphans, NothingIsLeftWhenWorkersEndWell) {

@@ -283,6 +283,16 @@ TEST(RunJson, EndsWithTheReportAsOneLine) {
   EXPECT_EQ(report["exit_code"], 0);
 }
 
+TEST(Run, StartsAndEndsAThousandWorkers) {
+  // More files than the soft limit allows: the launcher raises its own, and workers have the limit that it was given.
+  RankProcess shell({"sh", "-c", "ulimit -Sn 512; exec " LOCKSTEP_TOOL " run -n 1024 sh -c 'ulimit -Sn'"},
+                    clean_environment());
+  EXPECT_EQ(shell.wait(60s), 0);
+  const auto lines = lines_after(shell.output(), "[");
+  EXPECT_EQ(lines.size(), 1024u);
+  for (const auto& line : lines) EXPECT_THAT(line, testing::EndsWith("] 512"));
+}
+
 TEST(Run, StartsInMilliseconds) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> times;
