@@ -13,8 +13,8 @@ namespace lockstep {
 enum class LaunchExit : int {
   kSuccess = 0,       // every worker ended with exit code 0
   kUsage = 2,         // the options make no sense, or the program cannot be found; nothing was started
-  kWorkerFailed = 3,  // the first worker to fail ended with an exit code, or gave up or hung until it was stopped
-  kWorkerKilled = 4,  // the first worker to fail was ended by a signal: a crash, an abort, a kill, out of memory
+  kWorkerFailed = 3,  // the worker to blame ended with an exit code, or gave up or hung until it was stopped
+  kWorkerKilled = 4,  // the worker to blame was ended by a signal: a crash, an abort, a kill, out of memory
   kTimedOut = 5,      // a node did not come in time, or its launcher is gone
   kPreempted = 6,     // the launcher was told to stop: SIGTERM, SIGUSR1, SIGHUP or Ctrl-C
   kInternal = 70,     // the system refused something, or the launcher itself is broken

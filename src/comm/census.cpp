@@ -1,6 +1,7 @@
 #include "comm/census.h"
 
 #include <algorithm>
+#include <map>
 
 #include "base/text.h"
 #include "rendezvous/wire.h"
@@ -10,6 +11,11 @@ namespace {
 
 std::string site_of(const CallRecord& record) {
   return text(record.site.file, ':', record.site.line);
+}
+
+/// A message concerns two ranks, any other call all of them.
+bool takes_part(const Subject& subject, int rank) {
+  return !subject.message || rank == subject.message->from || rank == subject.message->to;
 }
 
 }  // namespace
@@ -63,10 +69,37 @@ std::optional<std::string> find_mismatch(const Membership& group, const CallReco
   return std::nullopt;
 }
 
+std::optional<int> odd_one_out(const Membership& group, const CallRecord& mine, const std::vector<Answer>& answers) {
+  if (!mine.call.sends.empty() || !mine.call.receives.empty()) return std::nullopt;  // parts differ between two ranks
+  std::map<int, const Fingerprint*> calls{{group.rank, &mine.call}};
+  for (const auto& answer : answers)
+    if (int rank = rank_in_group(group, answer.rank_in_job); rank != Membership::kNotAMember && answer.call)
+      calls.emplace(rank, &*answer.call);
+  std::optional<int> odd;
+  for (const auto& [rank, call] : calls) {
+    const auto unlike = std::count_if(calls.begin(), calls.end(), [&, r = rank, c = call](const auto& other) {
+      return other.first != r && difference(*c, r, *other.second, other.first);
+    });
+    if (unlike < 2 || static_cast<size_t>(unlike) + 1 < calls.size()) continue;
+    if (odd) return std::nullopt;  // all differ
+    odd = group.peers[static_cast<size_t>(rank)].rank;
+  }
+  return odd;
+}
+
+std::optional<int> first_late(const Membership& group, const Subject& subject, const std::vector<Answer>& answers) {
+  for (int rank = 0; rank < group.size; ++rank) {
+    const int in_job = group.peers[static_cast<size_t>(rank)].rank;
+    auto found = std::find_if(answers.begin(), answers.end(), [&](const Answer& a) { return a.rank_in_job == in_job; });
+    if (takes_part(subject, rank) && (found == answers.end() || !found->call)) return in_job;
+  }
+  return std::nullopt;
+}
+
 std::string name_the_late(const Membership& group, const Subject& subject, const std::vector<Answer>& answers) {
   std::vector<std::string> late;
   for (int rank = 0; rank < group.size; ++rank) {
-    if (subject.message && rank != subject.message->from && rank != subject.message->to) continue;
+    if (!takes_part(subject, rank)) continue;
     auto found = std::find_if(answers.begin(), answers.end(),
                               [&](const Answer& a) { return a.rank_in_job == group.peers[rank].rank; });
     if (found == answers.end())

@@ -29,6 +29,11 @@ std::vector<Answer> read_answers(const std::vector<std::string>& fields);
 std::optional<std::string> find_mismatch(const Membership& group, const CallRecord& mine,
                                          const std::vector<Answer>& answers);
 
+/// The first rank, in the job, that has not come to the call; none when all have.
+std::optional<int> first_late(const Membership& group, const Subject& subject, const std::vector<Answer>& answers);
+/// The rank in the job whose call is unlike that of all others, which are two at least; none when there is no such.
+std::optional<int> odd_one_out(const Membership& group, const CallRecord& mine, const std::vector<Answer>& answers);
+
 /// Which ranks have not come to the call, where they run and what they do instead.
 std::string name_the_late(const Membership& group, const Subject& subject, const std::vector<Answer>& answers);
 

@@ -215,7 +215,10 @@ void Group::guard(const Watched& watched, std::chrono::milliseconds timeout,
                   const std::function<void(const CallInfo&)>& body) {
   const CallRecord& record = watched.record;
   if (watched.refusal) {
-    if (watched.breaks_group) on_failure(watched.refusal);
+    if (watched.breaks_group) {
+      blame_departure(watched.refusal);
+      on_failure(watched.refusal);
+    }
     rethrow_with_prefix(
         watched.refusal,
         text(speaker(membership_), ": ", name_of(record.call.operation), ": the group is broken by an earlier error: "),
@@ -255,6 +258,10 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
     Failure failure = mismatch     ? Failure{"MismatchError", me + *mismatch}
                       : is_timeout ? timeout_failure(record, timeout, answers)
                                    : Failure{"MismatchError", text(me, describe(record), ": ", message_of(error))};
+    const auto culprit = mismatch     ? odd_one_out(membership_, record, answers)
+                         : is_timeout ? first_late(membership_, record.subject, answers)
+                                      : std::nullopt;
+    if (culprit) job->blame(*culprit, failure);
     // A rank that cannot tell how the calls differ leaves the word to one that can.
     bool is_certain = mismatch || is_timeout;
     return to_exception(
@@ -263,9 +270,12 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
   bool is_symptom = is_a<PeerError>(error);
   Failure failure{"PeerError", text(me, describe(record), ": ", message_of(error))};
   auto cause = job->report(membership_.name, failure, is_symptom ? Job::Certainty::kSymptom : Job::Certainty::kCertain);
-  std::lock_guard lock(mutex_);
-  if (auto departure = departure_before({calls_}); is_symptom && departure) return departure;
-  return to_exception(cause);
+  std::unique_lock lock(mutex_);
+  auto departure = is_symptom ? departure_before({calls_}) : nullptr;
+  lock.unlock();
+  if (!departure) return to_exception(cause);
+  blame_departure(departure);
+  return departure;
 }
 
 Failure Group::timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
@@ -324,13 +334,23 @@ void Group::on_left(int rank_in_job, int64_t calls) {
   std::exception_ptr cause;
   {
     std::lock_guard lock(mutex_);
-    if (!departure_ || calls < departure_->calls) departure_ = {calls, describe_rank(membership_, rank)};
+    if (!departure_ || calls < departure_->calls) departure_ = {calls, rank_in_job, describe_rank(membership_, rank)};
     for (const Watched* watched : watched_)
       if (auto departure = departure_before(watched->record.subject)) cause = departure;
     for (const auto& queued : queued_.entries())
       if (auto departure = departure_before(queued.record.subject)) cause = departure;
   }
-  if (cause) on_failure(cause);
+  if (!cause) return;
+  blame_departure(cause);  // before this rank's threads can end the process
+  on_failure(cause);
+}
+
+void Group::blame_departure(const std::exception_ptr& cause) {
+  std::unique_lock lock(mutex_);
+  auto parts = parts_;
+  const auto rank = departure_ ? std::optional(departure_->rank_in_job) : std::nullopt;
+  lock.unlock();
+  if (parts && rank) parts->job->blame(*rank, to_failure(cause));
 }
 
 // With mutex_ held: why a collective cannot succeed, if a rank has left before it.
@@ -338,7 +358,9 @@ std::exception_ptr Group::departure_before(const Subject& subject) const {
   if (!departure_ || subject.message || subject.number <= departure_->calls) return nullptr;
   return std::make_exception_ptr(
       PeerError(text(departure_->who, " has left group '", membership_.name, "' after ", departure_->calls,
-                     " calls, and this is call ", subject.number, ": its program destroyed the group, or ended")));
+                     " calls, and this is call ", subject.number,
+                     ": its program destroyed the group, or ended. Make the same calls on all ranks; for uneven inputs "
+                     "use join")));
 }
 
 // --- finding out why a call takes long
@@ -362,12 +384,16 @@ void Group::on_tick() {
 
 void Group::on_answers(const std::string& subject, const std::vector<Answer>& answers) {
   std::optional<Failure> failure;
+  std::optional<int> culprit;
   std::shared_ptr<Parts> parts;
   std::string notice;
   auto me = text(speaker(membership_), ": ");
   auto look_at = [&](const CallRecord& record, Patience& patience) {
     if (describe(record.subject) != subject) return false;
-    if (auto mismatch = find_mismatch(membership_, record, answers)) failure = {"MismatchError", me + *mismatch};
+    if (auto mismatch = find_mismatch(membership_, record, answers)) {
+      failure = {"MismatchError", me + *mismatch};
+      culprit = odd_one_out(membership_, record, answers);
+    }
     if (patience.take_notice() && !a_lower_rank_waits(membership_, answers))
       notice = text(me, describe(record), " has waited for ", patience.seconds(Clock::now()), " s. ",
                     name_the_late(membership_, record.subject, answers));
@@ -379,9 +405,12 @@ void Group::on_answers(const std::string& subject, const std::vector<Answer>& an
     if (failure_) return;
     for (Watched* watched : watched_) look_at(watched->record, watched->patience);
     auto* oldest = queued_.oldest();  // nobody waits for it who could notice that its time is up
-    if (oldest && look_at(oldest->record, oldest->patience) && !failure && oldest->patience.is_time_up(Clock::now()))
+    if (oldest && look_at(oldest->record, oldest->patience) && !failure && oldest->patience.is_time_up(Clock::now())) {
       failure = timeout_failure(oldest->record, oldest->timeout, answers);
+      culprit = first_late(membership_, oldest->record.subject, answers);
+    }
   }
+  if (failure && culprit) parts->job->blame(*culprit, *failure);
   if (failure)
     parts->job->report(*this, membership_.name, *failure);
   else if (!notice.empty())

@@ -142,6 +142,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   class QueuedWork;
   struct Departure {
     int64_t calls;  // that it made
+    int rank_in_job;
     std::string who;
   };
 
@@ -167,6 +168,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   Failure timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
                           const std::vector<Answer>& answers) const;
   std::exception_ptr departure_before(const Subject& subject) const;
+  void blame_departure(const std::exception_ptr& cause);
   std::string last_words(const std::exception_ptr& cause);
 
   void on_failure(std::exception_ptr cause) override;

@@ -87,6 +87,10 @@ void Job::proclaim(const std::string& group, const Failure& failure) noexcept {
   if (line_) line_->say(Verb::kReport, {on_wire(group), failure.kind, failure.message, "certain"});
 }
 
+void Job::blame(int rank_in_job, const Failure& failure) noexcept {
+  if (line_) line_->say(Verb::kBlame, {std::to_string(rank_in_job), failure.kind, failure.message});
+}
+
 void Job::announce_report(const std::string& group) {
   if (line_) line_->say(Verb::kAnnounce, {on_wire(group)});
 }

@@ -78,6 +78,9 @@ class Job final : private LineListener {
   void report(JobListener& listener, const std::string& group, const Failure& failure);
   /// The same without an answer.
   void proclaim(const std::string& group, const Failure& failure) noexcept;
+  /// Says that this rank is about to throw this error because of that rank of the job, so that the launcher does not
+  /// take this one for the culprit.
+  void blame(int rank_in_job, const Failure& failure) noexcept;
   /// Says that a report will follow: nothing that others take for the cause comes before it.
   void announce_report(const std::string& group);
 

@@ -189,7 +189,15 @@ class Arrival {
 
   // Those who wait for this rank are told why it does not come. A host keeps the store up until they know, or a second.
   [[noreturn]] static void give_up(Meeting& meeting) {
-    meeting.line->say_goodbye(to_failure(std::current_exception()));
+    const auto failure = to_failure(std::current_exception());
+    try {
+      throw;
+    } catch (const MissingRanksError& error) {  // this rank gives up because of them
+      if (!error.ranks().empty())
+        meeting.line->say(Verb::kBlame, {std::to_string(error.ranks().front()), failure.kind, failure.message});
+    } catch (...) {
+    }
+    meeting.line->say_goodbye(failure);
     meeting.line.reset();
     meeting.store.reset();
     if (meeting.server) meeting.server->await_departures(std::chrono::seconds(1));

@@ -14,6 +14,10 @@
 namespace lockstep {
 namespace {
 
+// Between the notice of a failure and SIGTERM: ranks catch their error, write down what they know, and end by
+// themselves.
+constexpr auto kNoticeTime = std::chrono::seconds(2);
+
 std::string prefix_of(const std::string& role, int rank) {
   return role.empty() ? text("[", rank, "] ") : text("[", role, " ", rank, "] ");
 }
@@ -77,9 +81,19 @@ void Attempt::skip_rest() {
 }
 
 int Attempt::time_left() const {
-  if (!kill_at_ || has_ended()) return -1;
-  auto left = std::chrono::ceil<std::chrono::milliseconds>(*kill_at_ - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000));
+  if (has_ended()) return -1;
+  int least = -1;
+  for (const auto& time : {ask_at_, kill_at_}) {
+    if (!time) continue;
+    auto left = std::chrono::ceil<std::chrono::milliseconds>(*time - Clock::now()).count();
+    const int wait = static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000));
+    least = least < 0 ? wait : std::min(least, wait);
+  }
+  return least;
+}
+
+bool Attempt::is_due(const std::optional<Clock::time_point>& time) const {
+  return time && !has_ended() && Clock::now() >= *time;
 }
 
 // Everything that can happen while workers run, or while other nodes' still do.
@@ -102,12 +116,13 @@ void Attempt::watch() {
   if (files[3].revents != 0) console_->write_some();
   while (auto number = signals_->next()) on_signal(*number);
   if (files[2].revents != 0)
-    while (auto order = cluster_->next_order()) stop(*order);
+    while (auto order = cluster_->next_order()) *order == 0 ? stop_after_failure() : stop(*order);
   if ((files[1].revents & ~POLLOUT) != 0 && !has_ended())
     for (const auto& event : crew_->read_events()) on_event(event);
   if ((files[1].revents & POLLOUT) != 0 && !has_ended()) crew_->flush();
   start_some();
-  if (time_left() == 0)
+  if (is_due(ask_at_)) ask_to_end(SIGTERM);
+  if (is_due(kill_at_))
     kill_rest(text("killed: it did not end within the grace time of ",
                    std::chrono::duration<double>(options_.launch.grace).count(), " s"));
 }
@@ -156,7 +171,7 @@ void Attempt::on_end(int index, const Ending& ending) {
   auto who = end.pid == 0 ? text("rank ", end.rank, " on ", end.host)
                           : text("rank ", end.rank, " (pid ", end.pid, " on ", end.host, ")");
   cluster_->tell_failure({{"PeerError", text(who, " has failed: ", end.how)}, end.rank});
-  stop(0);
+  stop_after_failure();
 }
 
 void Attempt::on_signal(int number) {
@@ -174,14 +189,29 @@ void Attempt::on_signal(int number) {
   stop(number);
 }
 
-// Asks the workers to end: by the signal that this launcher got, or after a failure, which is 0.
+// This launcher, or that of another node, got a signal.
 void Attempt::stop(int number) {
-  if (number != 0 && !outcome_.signal) outcome_.signal = number;
-  crew_->signal_all(number == 0 || number == SIGHUP ? SIGTERM : number);
+  if (!outcome_.signal) outcome_.signal = number;
   is_stopping_ = true;
   // USR1 comes long before the end: a worker finishes what it does and ends by itself, unless others are missing.
   const bool all_started = workers_.size() == static_cast<size_t>(options_.plan.workers);
-  if ((number != SIGUSR1 || !all_started) && !kill_at_) kill_at_ = Clock::now() + options_.launch.grace;
+  if (number == SIGUSR1 && all_started) return crew_->signal_all(number);
+  ask_to_end(number == SIGHUP ? SIGTERM : number);
+}
+
+// The ranks know of the failure, if any can. Those that fail because of it may say so first.
+void Attempt::stop_after_failure() {
+  is_stopping_ = true;
+  skip_rest();
+  if (ask_at_ || kill_at_) return;
+  if (!cluster_->has_joined_ranks()) return ask_to_end(SIGTERM);
+  ask_at_ = Clock::now() + kNoticeTime;
+}
+
+void Attempt::ask_to_end(int signal) {
+  ask_at_.reset();
+  crew_->signal_all(signal);
+  if (!kill_at_) kill_at_ = Clock::now() + options_.launch.grace;
   skip_rest();
 }
 

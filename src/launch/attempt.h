@@ -59,6 +59,9 @@ class Attempt {
   void on_end(int worker, const Ending& ending);
   void on_signal(int number);
   void stop(int number);
+  void stop_after_failure();
+  void ask_to_end(int signal);
+  bool is_due(const std::optional<Clock::time_point>& time) const;
   void kill_rest(const std::string& why);
   void finish_output();
   void say(const std::string& line);
@@ -70,7 +73,8 @@ class Attempt {
   const Machine machine_;
   std::deque<Worker> workers_;  // that were started so far, and after skip_rest() the others
   std::unique_ptr<Crew> crew_;
-  std::optional<Clock::time_point> kill_at_;  // when those who were asked to end have had their time
+  std::optional<Clock::time_point> ask_at_;   // when those who were told of a failure have had their time
+  std::optional<Clock::time_point> kill_at_;  // when those who were asked to end have had theirs
   bool is_stopping_ = false;
   int64_t memory_kills_ = 0;  // of this control group, that are accounted for
   Outcome outcome_;

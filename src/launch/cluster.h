@@ -41,6 +41,8 @@ class Cluster {
   /// A worker of this node failed: every rank is told, unless it knows of an earlier failure, before this returns, and
   /// every node stops its workers.
   virtual void tell_failure(const StoreServer::FirstCause& cause) = 0;
+  /// Whether a rank of the job may have been told: one has joined, as far as this node knows.
+  virtual bool has_joined_ranks() = 0;
   /// This launcher was told to stop, and passes that on.
   virtual void tell_signal(int number) = 0;
 

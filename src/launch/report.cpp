@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 
@@ -55,6 +56,25 @@ std::string dump(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+/// What to do about it, for the last line.
+std::string remedy_for(const LaunchReport& report) {
+  const auto& culprit = *report.culprit;
+  const std::string output = culprit.tail.empty() ? "its output" : "its stderr above";
+  if (culprit.pid == 0) return "check the program's path, and the limits of processes and memory";
+  if (report.kind == "TimeoutError")
+    return "it did not come to a call in time: find out what it did instead, or raise the time-out if it is only slow";
+  if (report.kind == "MismatchError") return "make the same calls in the same order on all ranks";
+  if (culprit.was_stopped) return text("it gave up, hung or was frozen: see what the ranks were told, and ", output);
+  if (WIFSIGNALED(culprit.status) && culprit.how.starts_with("killed: out of memory"))
+    return "use less memory on this host, or raise the limit";
+  if (WIFSIGNALED(culprit.status) && WTERMSIG(culprit.status) == SIGKILL)
+    return "find out who sent the signal: a person, the scheduler, or the kernel for want of memory (dmesg)";
+  if (WIFSIGNALED(culprit.status)) return text("see ", output, ", or run the rank in a debugger");
+  if (report.notice.find("has left group") != std::string::npos || !culprit.failed())
+    return "make the same calls on all ranks and end together; for uneven inputs use join";
+  return text("see ", output);
+}
+
 }  // namespace
 
 std::string describe_status(int status, bool out_of_memory) {
@@ -71,21 +91,23 @@ LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64
                          const std::string& notice) {
   LaunchReport report;
   report.notice = notice;
+  const bool any_failed = std::any_of(ends.begin(), ends.end(), std::mem_fn(&WorkerEnd::failed));
+  if (!any_failed) return report;
   auto innocence = [&](const WorkerEnd& end) {
-    if (!end.failed()) return 3;
-    return end.rank == named_rank ? 0 : end.after_stop ? 2 : 1;
+    if (end.rank == named_rank) return 0;
+    return !end.failed() ? 3 : end.after_stop ? 2 : 1;
   };
   auto culprit = std::min_element(ends.begin(), ends.end(),
                                   [&](const WorkerEnd& a, const WorkerEnd& b) { return innocence(a) < innocence(b); });
-  if (culprit == ends.end() || !culprit->failed()) return report;
   report.culprit = *culprit;
+  if (!culprit->failed()) report.culprit->how += ", while other ranks still needed it";
   // One that gave up, or is frozen, may be stopped before it ends by itself.
   if (culprit->was_stopped) report.culprit->how = text("stopped with the others (", culprit->how, ")");
   const bool was_killed = WIFSIGNALED(culprit->status) && !culprit->was_stopped;
   report.exit = was_killed ? LaunchExit::kWorkerKilled : LaunchExit::kWorkerFailed;
   for (auto end = ends.begin(); end != ends.end(); ++end) {
     if (end != culprit && end->failed()) report.consequences.push_back(*end);
-    if (!end->failed() && !end->after_stop) report.ended_before.push_back(*end);
+    if (end != culprit && !end->failed() && !end->after_stop) report.ended_before.push_back(*end);
   }
   return report;
 }
@@ -112,6 +134,9 @@ std::string describe_report(const LaunchReport& report) {
   if (!report.consequences.empty()) line("  failed as a consequence: ", describe_others(report.consequences));
   if (report.culprit && report.restarts > 0)
     line("  failed ", report.restarts + 1, " times, restarted ", report.restarts, " times: no restart is left");
+  if (report.culprit)
+    line("rank ", report.culprit->rank, " (pid ", report.culprit->pid, " on ", report.culprit->host,
+         ") is to blame: ", report.culprit->how, "; ", remedy_for(report));
   return out;
 }
 
@@ -122,6 +147,7 @@ std::string report_to_json(const LaunchReport& report) {
                               {"message", report.message}};
   json["culprit"] = report.culprit ? to_json(*report.culprit) : nlohmann::ordered_json();
   json["notice"] = report.notice;
+  json["remedy"] = report.culprit ? remedy_for(report) : "";
   json["consequences"] = to_json(report.consequences);
   json["ended_before"] = to_json(report.ended_before);
   return dump(json) + "\n";

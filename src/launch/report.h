@@ -32,17 +32,19 @@ std::string describe_status(int status, bool out_of_memory);
 /// How the job ended.
 struct LaunchReport {
   LaunchExit exit = LaunchExit::kSuccess;
-  std::optional<WorkerEnd> culprit;     // the first that failed
+  std::optional<WorkerEnd> culprit;     // the rank that the store blames, else the first that failed
   std::vector<WorkerEnd> consequences;  // the others that failed
   std::vector<WorkerEnd> ended_before;  // well, before the culprit did
   std::string notice;                   // what the store told the ranks
+  std::string kind;                     // of the error that they got: "PeerError", "TimeoutError", "MismatchError"
   std::string message;                  // when no worker is to blame
   int restarts = 0;
   double seconds = 0;  // of the whole job
 };
 
-/// Sorts out who failed first: the rank that the store named, if it failed; else the first of `ends`, which are in the
-/// order in which the workers of each node ended, that did so before the launcher stopped them.
+/// Sorts out who failed first: the rank that the store named, if any failed, for it may have ended well and too early;
+/// else the first of `ends`, which are in the order in which the workers of each node ended, that did so before the
+/// launcher stopped them.
 LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64_t> named_rank,
                          const std::string& notice);
 

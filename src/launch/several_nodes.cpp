@@ -17,7 +17,9 @@
 //   launch/node/K        who came: host, pid, workers, nodes, job
 //   launch/G/store       the port of the ranks' store, from node 0
 //   launch/G/failure     the first failure that a node saw: kind, message, rank
-//   launch/G/told        set by node 0 when the ranks know of it: now the workers are stopped
+//   launch/G/told        set by node 0 when the ranks know of it: its number, how many ranks have joined; now the
+//   workers
+//                        are stopped
 //   launch/G/signals     how many signals launchers got; launch/G/signal/1 and so on: number, node
 //   launch/G/outcome/K   how the attempt ended on a node
 //   launch/G/verdict     from node 0, when all have: all outcomes as one, the first cause, how many restarts there are
@@ -61,6 +63,7 @@ class SeveralNodes final : public Cluster, private LineListener {
       generation_ = generation;
       orders_.clear();
       verdict_.reset();
+      has_joined_ranks_ = true;
     }
     try {
       if (!line_ && !join(signals)) return std::nullopt;
@@ -86,6 +89,12 @@ class SeveralNodes final : public Cluster, private LineListener {
     } catch (const Error&) {
       // Node 0 is gone, which the line's thread says too.
     }
+  }
+
+  bool has_joined_ranks() override {
+    if (store_) return !store_->joined().empty();
+    std::lock_guard lock(mutex_);
+    return has_joined_ranks_;
   }
 
   void tell_signal(int number) override {
@@ -241,8 +250,10 @@ class SeveralNodes final : public Cluster, private LineListener {
         wake();
       });
     }
-    when(key("told"), [this](const std::string& by) {
-      if (by != me()) orders_.push_back(0);
+    when(key("told"), [this](const std::string& value) {
+      const auto told = unpack(value);
+      has_joined_ranks_ = told.at(1) != "0";
+      if (told.at(0) != me()) orders_.push_back(0);
     });
     when(key("verdict"), [this](const std::string& value) { verdict_ = unpack_verdict(value); });
     listen_for_signal(key("signal/"), 1);
@@ -326,7 +337,7 @@ class SeveralNodes final : public Cluster, private LineListener {
 
   void tell_ranks(const StoreServer::FirstCause& cause) {
     store_->end_job(cause);
-    line_->call(Verb::kSet, {key("told"), me()}, ignore);
+    line_->call(Verb::kSet, {key("told"), pack({me(), std::to_string(store_->joined().size())})}, ignore);
   }
 
   void judge(const Fields& outcomes) {
@@ -341,7 +352,7 @@ class SeveralNodes final : public Cluster, private LineListener {
     line_->call(Verb::kSet,
                 {key("verdict"),
                  pack({pack_outcome(all), std::to_string(options_.max_restarts), cause ? cause->failure.message : "",
-                       std::to_string(cause ? cause->rank.value_or(-1) : -1)})},
+                       std::to_string(cause ? cause->rank.value_or(-1) : -1), cause ? cause->failure.kind : ""})},
                 ignore);
   }
 
@@ -363,7 +374,7 @@ class SeveralNodes final : public Cluster, private LineListener {
   Verdict unpack_verdict(const std::string& packed) const {  // the same on all nodes
     const auto fields = unpack(packed);
     std::optional<StoreServer::FirstCause> cause;
-    if (!fields.at(2).empty()) cause = {{"PeerError", fields.at(2)}, to_number(fields.at(3))};
+    if (!fields.at(2).empty()) cause = {{fields.at(4), fields.at(2)}, to_number(fields.at(3))};
     return decide(unpack_outcome(fields.at(0)), cause, generation_, static_cast<int>(to_number(fields.at(1))));
   }
 
@@ -385,6 +396,7 @@ class SeveralNodes final : public Cluster, private LineListener {
   std::optional<std::string> failure_;  // guarded by mutex_: that another node saw, for node 0
   std::optional<Fields> outcomes_;      // guarded by mutex_: of all nodes, for node 0
   std::optional<Verdict> verdict_;      // guarded by mutex_
+  bool has_joined_ranks_ = true;        // guarded by mutex_: as node 0 says, or may be
   std::string lost_;                    // guarded by mutex_: why the nodes cannot go on together
   std::unique_ptr<Line> line_;          // last, so that its thread ends first
 };

@@ -24,6 +24,7 @@ class SingleNode final : public Cluster {
   }
 
   void tell_failure(const StoreServer::FirstCause& cause) override { store_->end_job(cause); }
+  bool has_joined_ranks() override { return !store_->joined().empty(); }
   void tell_signal(int) override {}
   int fd() const override { return -1; }
   std::optional<int> next_order() override { return std::nullopt; }
@@ -62,6 +63,7 @@ Verdict decide(const Outcome& outcome, const std::optional<StoreServer::FirstCau
     return verdict;
   }
   report = make_report(outcome.ends, cause ? cause->rank : std::nullopt, cause ? cause->failure.message : "");
+  report.kind = cause ? cause->failure.kind : "";
   report.restarts = generation;
   verdict.restart = report.exit != LaunchExit::kSuccess && generation < max_restarts;
   return verdict;

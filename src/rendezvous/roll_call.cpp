@@ -153,9 +153,10 @@ std::string why_missing(int joins_before) {
     else
       missing.push_back(r);
   }
-  throw TimeoutError(text("rank ", own.peer.rank, ": ", world_size - static_cast<int>(missing.size()), " of ",
-                          world_size, " ranks joined within ", timeout.count(), " ms; missing: rank ",
-                          enumerate(missing), ". ", why_missing(own.enrolment.joins_before)));
+  const auto message = text("rank ", own.peer.rank, ": ", world_size - static_cast<int>(missing.size()), " of ",
+                            world_size, " ranks joined within ", timeout.count(), " ms; missing: rank ",
+                            enumerate(missing), ". ", why_missing(own.enrolment.joins_before));
+  throw MissingRanksError(message, missing);
 }
 
 /// The lowest rank that is there prints which are missing.

@@ -3,8 +3,10 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <lockstep/error.h>
 #include <lockstep/store.h>
 
 #include "rendezvous/host.h"
@@ -38,10 +40,21 @@ int count_join(Store& store, int rank);
 /// Sets the key if it has no value, and returns the value it has then.
 using Claim = std::function<std::string(const std::string& key, const std::string& value)>;
 
+/// Ranks did not come to a roll call.
+class MissingRanksError : public TimeoutError {
+ public:
+  MissingRanksError(const std::string& message, std::vector<int> ranks)
+      : TimeoutError(message), ranks_(std::move(ranks)) {}
+  const std::vector<int>& ranks() const { return ranks_; }
+
+ private:
+  std::vector<int> ranks_;
+};
+
 /// Announces this rank in the store and waits until all of them are there; the peers in order of rank.
 ///
 /// Collective. `claim` takes the rank's place in the store, for stores that can do more than compare_set. Throws
-/// TimeoutError naming the ranks that did not come; MismatchError, both sides named, when a rank came twice, is of
+/// MissingRanksError naming the ranks that did not come; MismatchError, both sides named, when a rank came twice, is of
 /// another job, start, world size or backend, or runs another version of lockstep. Programs that differ are worth a
 /// warning.
 std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout, Claim claim = {});

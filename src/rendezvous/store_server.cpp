@@ -114,6 +114,11 @@ class StoreServer::Loop {
     return first_cause_;
   }
 
+  std::set<int64_t> joined() {
+    std::lock_guard lock(mutex_);
+    return joined_;
+  }
+
   void run() {
     auto last_look = Clock::now();
     while (!should_end()) {
@@ -129,6 +134,7 @@ class StoreServer::Loop {
       // After the connections: a rank that is gone has a better story than the one who saw its process end.
       end_job_if_asked(now);
       deliver(now);
+      publish_joined();
       publish_first_cause();
       drop_slow_strangers(now);
     }
@@ -178,14 +184,21 @@ class StoreServer::Loop {
     std::lock_guard lock(mutex_);
     if (!ending_ || is_ending_) return;
     is_ending_ = true;
-    switchboard_.end_job(ending_->failure, ending_->rank);
+    switchboard_.end_job(ending_->failure, ending_->rank, now);
     switchboard_.ask_for_signs(now);
+  }
+
+  void publish_joined() {
+    if (switchboard_.joined().size() == published_) return;
+    std::lock_guard lock(mutex_);
+    joined_ = switchboard_.joined();
+    published_ = joined_.size();
   }
 
   void publish_first_cause() {
     if (!switchboard_.job_failure()) return;
     std::lock_guard lock(mutex_);
-    if (!first_cause_) first_cause_ = FirstCause{*switchboard_.job_failure(), switchboard_.failed_rank()};
+    if (!first_cause_) first_cause_ = FirstCause{*switchboard_.first_failure(), switchboard_.failed_rank()};
     if (!is_ending_ || all_told_ || !switchboard_.has_signs()) return;
     all_told_ = true;
     told_.notify_all();
@@ -407,12 +420,14 @@ class StoreServer::Loop {
   std::optional<FirstCause> ending_;       // guarded by mutex_: what end_job was asked for
   std::optional<FirstCause> first_cause_;  // guarded by mutex_
   bool all_told_ = false;                  // guarded by mutex_: the ranks know it, after end_job
+  std::set<int64_t> joined_;               // guarded by mutex_
 
   // All below: the loop's thread.
   Switchboard switchboard_;
   std::unordered_map<Connection, ConnectedPeer> peers_;
   Connection next_name_ = 2;
   size_t strangers_ = 0;
+  size_t published_ = 0;  // ranks that joined
   TurnedAway turned_away_{"the store"};
   bool is_accepting_ = true;
   Clock::time_point accept_again_{};
@@ -444,6 +459,10 @@ StoreServer::FirstCause StoreServer::end_job(const FirstCause& cause) {
 
 std::optional<StoreServer::FirstCause> StoreServer::first_cause() const {
   return loop_->first_cause();
+}
+
+std::set<int64_t> StoreServer::joined() const {
+  return loop_->joined();
 }
 
 int StoreServer::port() const {

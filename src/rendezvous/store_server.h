@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -47,6 +48,8 @@ class StoreServer {
   FirstCause end_job(const FirstCause& cause);
   /// None while the job goes on.
   std::optional<FirstCause> first_cause() const;
+  /// The ranks that have joined so far, those that have left included.
+  std::set<int64_t> joined() const;
 
   /// Waits until nobody who knows the secret is connected, or the time is up: for a host that gives up, so that the
   /// others can still find out why.

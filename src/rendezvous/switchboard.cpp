@@ -99,8 +99,11 @@ void Switchboard::received(Connection connection, const Message& message, Time n
         tell_all({Verb::kLeft, 0, {std::to_string(member->second.rank), field(message, 0), field(message, 1)}},
                  connection);
       return;
+    case Verb::kBlame:
+      if (member != members_.end()) blame(message, now);
+      return;
     case Verb::kGoodbye:
-      return goodbye(connection, {field(message, 0), field(message, 1)});
+      return goodbye(connection, {field(message, 0), field(message, 1)}, now);
     default:
       throw ProtocolError("a request that is none");
   }
@@ -151,6 +154,8 @@ void Switchboard::enrol(Connection connection, const Message& message, Time now)
                   false,
                   "joining"};
     table_.set(key, value);
+    joined_.insert(member.rank);
+    blame_.reset();  // the ranks have survived that, and meet again
     members_.insert_or_assign(connection, std::move(member));
   }
   answer(connection, message.id, {*table_.find(key)});
@@ -168,8 +173,8 @@ void Switchboard::report(Connection connection, const Message& message, Time now
   reports_.push_back(std::move(report));
 }
 
-// Who reports is told like all others, and before it gets its answer: the answer goes to a thread that may wake late, when
-// the next notice has been taken in already.
+// Who reports is told like all others, and before it gets its answer: the answer goes to a thread that may wake late,
+// when the next notice has been taken in already.
 void Switchboard::settle(const Report& report) {
   bool is_first = false;
   if (!job_failure_) is_first = group_failures_.emplace(report.group, report.failure).second;
@@ -189,10 +194,21 @@ void Switchboard::finish_reports(Time now) {
   });
 }
 
-void Switchboard::end_job(const Failure& failure, std::optional<int64_t> rank) {
+// The groups know already: whoever blames another rank has been told that it left, or has reported that it is late. A
+// program may catch that and go on, and fail for a reason of its own later.
+void Switchboard::blame(const Message& message, Time now) {
+  Blame blame{to_number(field(message, 0)), {field(message, 1), field(message, 2)}, now};
+  if (!blame_ || now - blame_->since > kConsequence) blame_ = std::move(blame);
+}
+
+void Switchboard::end_job(const Failure& failure, std::optional<int64_t> rank, Time now) {
   if (job_failure_) return;
-  job_failure_ = failure;
+  job_failure_ = first_failure_ = failure;
   failed_rank_ = rank;
+  if (blame_ && now - blame_->since <= kConsequence) {
+    first_failure_ = blame_->failure;
+    failed_rank_ = blame_->rank;
+  }
   tell_all({Verb::kNotice, 0, {"", failure.kind, failure.message}});
   for (const auto& waiter : waiters_)
     send(waiter.connection, {Verb::kFailed, waiter.id, {failure.kind, failure.message}});
@@ -215,17 +231,17 @@ void Switchboard::lost(Connection connection, const std::string& how, Time now) 
     end_job({"PeerError", text(describe_member(gone), " is gone: ", how,
                                ". It crashed, was killed, or ended without destroying its process group; ",
                                seconds(now - gone.heard), " s before, it was ", gone.doing)},
-            gone.rank);
+            gone.rank, now);
   }
   finish_questions(now);
   finish_reports(now);
 }
 
-void Switchboard::goodbye(Connection connection, const Failure& failure) {
+void Switchboard::goodbye(Connection connection, const Failure& failure, Time now) {
   auto member = members_.extract(connection);
   if (!member.empty() && !failure.kind.empty())
-    end_job({failure.kind, text(describe_member(member.mapped()), " gave up: ", failure.message)},
-            member.mapped().rank);
+    end_job({failure.kind, text(describe_member(member.mapped()), " gave up: ", failure.message)}, member.mapped().rank,
+            now);
   send(connection, {Verb::kClosing});
 }
 
@@ -239,7 +255,7 @@ void Switchboard::find_silent(Time now) {
     return end_job(
         {"PeerError", text(describe_member(member), " has not been heard of for ", seconds(now - member.heard),
                            " s: the process is stopped, or its host or network is. Last it was ", member.doing)},
-        member.rank);
+        member.rank, now);
   }
 }
 

@@ -35,6 +35,8 @@ class Switchboard {
   static constexpr auto kDiagnosis = std::chrono::milliseconds(300);
   /// How long an announced report is waited for.
   static constexpr auto kAnnounced = std::chrono::milliseconds(2500);
+  /// A rank that ends so soon after some rank was blamed ends because of it.
+  static constexpr auto kConsequence = std::chrono::seconds(10);
   /// How long ranks may take to answer a question.
   static constexpr auto kAnswerLimit = std::chrono::seconds(1);
 
@@ -50,14 +52,17 @@ class Switchboard {
   /// The owner did not look at messages for a while: silence until now means nothing.
   void excuse_silence(Time now);
 
-  /// The job is over, for this reason and because of this rank, if it is not already.
-  void end_job(const Failure& failure, std::optional<int64_t> rank);
+  /// The job is over, for this reason and because of this rank, if it is not already. When another rank was blamed
+  /// shortly before, that one is the failed_rank() and its failure the first_failure(): this one is a consequence.
+  void end_job(const Failure& failure, std::optional<int64_t> rank, Time now);
   /// Asks the ranks for a sign that they have taken in what they were told so far.
   void ask_for_signs(Time now);
   /// Whether all have given it, or have had the time to.
   bool has_signs() const { return !questions_.contains(signs_); }
-  /// Why the job is over, and the rank that was the first to fail where one was.
+  /// Why the job is over, as all ranks are told.
   const std::optional<Failure>& job_failure() const { return job_failure_; }
+  /// What began it, when the job is over, and the rank that was the first to fail where one was.
+  const std::optional<Failure>& first_failure() const { return first_failure_; }
   std::optional<int64_t> failed_rank() const { return failed_rank_; }
 
   /// What is to be sent, in order.
@@ -65,6 +70,8 @@ class Switchboard {
 
   /// The ranks whose life lines are connected.
   size_t members() const { return members_.size(); }
+  /// The ranks that ever had one.
+  const std::set<int64_t>& joined() const { return joined_; }
 
  private:
   struct Waiter {
@@ -80,6 +87,11 @@ class Switchboard {
     Time heard;
     bool traced = false;
     std::string doing;
+  };
+  struct Blame {
+    int64_t rank;
+    Failure failure;
+    Time since;
   };
   struct Report {
     Connection connection;
@@ -110,7 +122,8 @@ class Switchboard {
   void take_answer(Connection connection, const Message& message);
   void finish_questions(Time now);
   void finish_reports(Time now);
-  void goodbye(Connection connection, const Failure& failure);
+  void blame(const Message& message, Time now);
+  void goodbye(Connection connection, const Failure& failure, Time now);
   void find_silent(Time now);
 
   void settle(const Report& report);
@@ -121,7 +134,10 @@ class Switchboard {
   std::set<Connection> connections_;
   std::list<Waiter> waiters_;
   std::map<Connection, Member> members_;
+  std::set<int64_t> joined_;
+  std::optional<Blame> blame_;  // the first of the last kConsequence, while the job goes on
   std::optional<Failure> job_failure_;
+  std::optional<Failure> first_failure_;
   std::optional<int64_t> failed_rank_;
   std::map<std::string, Failure> group_failures_;
   std::list<Report> reports_;

@@ -30,6 +30,7 @@ enum class Verb : uint8_t {
   kAnswer = 21,    // the id of a kQuestion, the answer
   kAnnounce = 24,  // group: a report follows, before which no symptom of another is taken for the cause
   kLeave = 22,     // group, number of calls made on it
+  kBlame = 25,     // rank, kind, message: this process is about to fail with this error because of that rank
   kGoodbye = 23,   // kind, message of its failure, both "" when all went well: ends the life line
 
   // The store answers.

@@ -79,6 +79,9 @@ TEST_F(Rejoin, SaysWhoHasNotJoinedAsOften) {
   EXPECT_EQ(ran.code, 3);
   EXPECT_THAT(ran.output, HasSubstr("[0] TimeoutError: rank 0: 1 of 2 ranks joined"));
   EXPECT_THAT(ran.output, HasSubstr("missing: rank 1. They came to join 1 and not to this one, join 2: call"));
+  const auto report = lines_after(ran.output, "lockstep run: ");
+  ASSERT_FALSE(report.empty());
+  EXPECT_THAT(report.front(), testing::StartsWith("rank 1 (pid ")) << "rank 0 gave up because of it";
 }
 
 TEST_F(Rejoin, SaysThatRankZeroHasNotLeftYet) {

@@ -379,7 +379,13 @@ TEST(Report, BlamesTheRankThatTheStoreNamedElseTheFirst) {
   report = make_report(ends, 2, "rank 2 is gone");
   EXPECT_EQ(report.culprit->rank, 2);
   EXPECT_EQ(report.exit, LaunchExit::kWorkerKilled);
-  EXPECT_EQ(make_report(ends, 3, "").culprit->rank, 0) << "one that ended well is not to blame";
+  report = make_report(ends, 3, "rank 3 is gone");
+  EXPECT_EQ(report.culprit->rank, 3) << "it ended well, but too early for the others";
+  EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
+  EXPECT_EQ(report.culprit->how, "exit code 0, while other ranks still needed it");
+  EXPECT_EQ(report.consequences.size(), 3u);
+  EXPECT_TRUE(report.ended_before.empty());
+  EXPECT_EQ(make_report({end_of(0, 0), end_of(1, 0)}, 1, "rank 1 is gone").exit, LaunchExit::kSuccess);
   EXPECT_EQ(make_report({end_of(0, 0)}, std::nullopt, "").exit, LaunchExit::kSuccess);
 }
 

@@ -80,7 +80,8 @@ TEST(RunFailures, TellsTheOthersBeforeItSendsThemSigterm) {
 TEST(RunFailures, BlamesTheRankThatGaveUpAndNotThoseThatEndedBeforeItsProcessDid) {
   auto run = run_launcher({"-n", "3", LAUNCHED, "meet", "give_up"});
   EXPECT_EQ(run.code, 3);
-  EXPECT_THAT(lines_after(run.output, "lockstep run: rank 2 (pid ").size(), 1u) << run.output;
+  EXPECT_EQ(lines_after(run.output, "lockstep run: rank 2 (pid ").size(), 2u) << "first and last line:" << run.output;
+  EXPECT_EQ(lines_after(run.output, "lockstep run: rank ").size(), 2u) << run.output;
   EXPECT_THAT(run.output, HasSubstr("the ranks were told: rank 2"));
   EXPECT_THAT(run.output, HasSubstr("gave up: no data"));
 }
@@ -111,8 +112,10 @@ TEST(RunFailures, NamesARankThatLeftEarlyWithExitCodeZero) {
   auto run = run_launcher({"-n", "2", LAUNCHED, "meet", "leave"});
   EXPECT_EQ(run.code, 3);
   EXPECT_THAT(run.output,
-              AllOf(HasSubstr("[0] told: PeerError: rank 1"), HasSubstr("ended before it: rank 1 (exit code 0)"),
-                    HasSubstr("the ranks were told: rank 1")));
+              AllOf(HasSubstr("[0] told: PeerError: rank 1"), HasSubstr("the ranks were told: rank 1"),
+                    ContainsRegex("lockstep run: rank 1 .* failed first, after .*: exit code 0, while other ranks"),
+                    HasSubstr("failed as a consequence: rank 0 (exit code 1)")));
+  EXPECT_THAT(lines_after(run.output, "lockstep run: ").back(), testing::StartsWith("rank 1 (pid "));
 }
 
 TEST(RunFailures, KillsThoseThatDoNotEndWithinTheGraceTime) {

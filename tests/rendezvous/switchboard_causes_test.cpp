@@ -187,7 +187,7 @@ TEST_F(SwitchboardTest, ForgetsTheQuestionOfOneWhoIsLost) {
 
 TEST_F(SwitchboardTest, HasSignsWhenEveryRankHasAnswered) {
   enrol_all();
-  board_.end_job({"PeerError", "it is over"}, 1);
+  board_.end_job({"PeerError", "it is over"}, 1, now_);
   board_.ask_for_signs(now_);
   const auto messages = heard();
   for (Connection rank : {1, 2, 3}) {
@@ -256,6 +256,45 @@ TEST_F(SwitchboardTest, KeepsHalfAnAnswerToItself) {
   EXPECT_THROW(say(1, Verb::kAnswer, {id}), ProtocolError);
   lose(1);
   EXPECT_THAT(heard()[2], testing::Contains(done(9, {})));
+}
+
+TEST_F(SwitchboardTest, TakesARankThatEndsAfterItBlamedAnotherForAConsequence) {
+  for (int rank : {0, 1, 2}) enrol(static_cast<Connection>(rank + 1), rank, 1h);
+  say(1, Verb::kBlame, {"2", "TimeoutError", "rank 2 is late"});
+  say(2, Verb::kBlame, {"0", "PeerError", "rank 0 is gone"});  // the first counts
+  EXPECT_THAT(heard(), IsEmpty()) << "the launcher alone wants to know";
+  pass(Switchboard::kConsequence);
+  lose(1);
+  EXPECT_EQ(board_.failed_rank(), 2);
+  EXPECT_EQ(board_.first_failure(), (Failure{"TimeoutError", "rank 2 is late"}));
+  EXPECT_THAT(board_.job_failure()->message, HasSubstr("rank 0 (pid 4000 on node0) is gone"));
+}
+
+TEST_F(SwitchboardTest, ForgetsABlameThatNobodyEndedFor) {
+  enrol(1, 0, 1h);
+  enrol(2, 1, 1h);
+  say(1, Verb::kBlame, {"1", "TimeoutError", "rank 1 is late"});
+  pass(Switchboard::kConsequence + 1ms);
+  lose(1);
+  EXPECT_EQ(board_.failed_rank(), 0);
+  EXPECT_THAT(board_.first_failure()->message, HasSubstr("rank 0 (pid 4000 on node0) is gone"));
+}
+
+TEST_F(SwitchboardTest, ForgetsABlameWhenARankJoinsAgain) {
+  enrol(1, 0);
+  enrol(2, 1);
+  say(1, Verb::kBlame, {"1", "TimeoutError", "rank 1 is late"});
+  say(1, Verb::kGoodbye, {"", ""});
+  say(3, Verb::kEnrol, {"1/rank/0", "again", "0", "node0", "boot elsewhere", "4000", "5000"}, 7);
+  lose(3);
+  EXPECT_EQ(board_.failed_rank(), 0);
+}
+
+TEST_F(SwitchboardTest, HearsNoBlameFromStrangersToTheJob) {
+  enrol(1, 0);
+  say(2, Verb::kBlame, {"7", "PeerError", "it is rank 7"});
+  lose(1);
+  EXPECT_EQ(board_.failed_rank(), 0);
 }
 
 }  // namespace

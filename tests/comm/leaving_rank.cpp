@@ -1,0 +1,47 @@
+// A rank of blame_test.cpp: leaving_rank WAY. All make the same calls, until rank 1 leaves the others in that way. What
+// the others get for it nobody catches, unless TEST_CATCHES is set.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/lockstep.h>
+
+namespace {
+
+int train(const std::string& way) {
+  auto world = lockstep::init_process_group({.timeout = std::chrono::seconds(30)});
+  auto tensor = at::ones({8});
+  for (int step = 0; step < 20; ++step) {
+    if (world.rank() == 1 && step == 10) {
+      if (way == "return") return 7;
+      if (way == "exit") std::exit(0);
+      if (way == "break") break;
+      if (way == "skip") continue;
+      if (way == "straggle") ::pause();
+      if (way == "shape") tensor = at::ones({5});
+      if (way == "kill") ::raise(SIGKILL);
+    }
+    lockstep::CallOptions options;
+    if (way == "straggle" && step >= 10) options.timeout = std::chrono::milliseconds(500);
+    world.all_reduce(tensor, lockstep::ReduceOp::kAvg, options);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  if (!std::getenv("TEST_CATCHES")) return train(argv[1]);
+  try {
+    return train(argv[1]);
+  } catch (const lockstep::PeerError& error) {
+    std::cout << std::string("caught: ") + error.what() + "\n" << std::flush;
+    return 9;
+  }
+}
