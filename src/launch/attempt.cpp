@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/text.h"
+#include "launch/process_tree.h"
 #include "rendezvous/host.h"
 
 namespace lockstep {
@@ -34,6 +35,7 @@ Attempt::Attempt(const Options& options, Cluster* cluster, Signals* signals, Con
 Verdict Attempt::run() {
   memory_kills_ = machine_.out_of_memory_kills().value_or(0);
   crew_ = std::make_unique<Crew>(options_.secret);
+  silence_.emplace(Clock::now());
   start_some();
   while (!has_ended()) watch();
   crew_->end_all();
@@ -83,7 +85,8 @@ void Attempt::skip_rest() {
 int Attempt::time_left() const {
   if (has_ended()) return -1;
   int least = -1;
-  for (const auto& time : {ask_at_, kill_at_}) {
+  const auto mention_at = silence_ && !is_stopping_ ? std::optional(silence_->due()) : std::nullopt;
+  for (const auto& time : {ask_at_, kill_at_, mention_at}) {
     if (!time) continue;
     auto left = std::chrono::ceil<std::chrono::milliseconds>(*time - Clock::now()).count();
     const int wait = static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000));
@@ -110,8 +113,8 @@ void Attempt::watch() {
   ::poll(files.data(), files.size(), time_left());
 
   for (size_t i = 0; i < polled; ++i) {  // first: what a worker said last comes before its end
-    if (files[fixed + 2 * i].revents != 0) workers_[i].out->read_some();
-    if (files[fixed + 2 * i + 1].revents != 0) workers_[i].err->read_some();
+    if (files[fixed + 2 * i].revents != 0 && workers_[i].out->read_some()) silence_.reset();
+    if (files[fixed + 2 * i + 1].revents != 0 && workers_[i].err->read_some()) silence_.reset();
   }
   if (files[3].revents != 0) console_->write_some();
   while (auto number = signals_->next()) on_signal(*number);
@@ -121,6 +124,7 @@ void Attempt::watch() {
     for (const auto& event : crew_->read_events()) on_event(event);
   if ((files[1].revents & POLLOUT) != 0 && !has_ended()) crew_->flush();
   start_some();
+  mention_missing_ranks();
   if (is_due(ask_at_)) ask_to_end(SIGTERM);
   if (is_due(kill_at_))
     kill_rest(text("killed: it did not end within the grace time of ",
@@ -221,6 +225,31 @@ void Attempt::kill_rest(const std::string& why) {
   skip_rest();
   for (size_t index = 0; index < workers_.size(); ++index)
     on_end(static_cast<int>(index), {.status = SIGKILL, .how = why, .was_stopped = true});
+}
+
+// A job that shows nothing at all looks like one that hangs. Once all ranks have joined, they speak for themselves.
+void Attempt::mention_missing_ranks() {
+  constexpr size_t kMost = 8;
+  if (is_stopping_ || !silence_ || !silence_->is_due(Clock::now())) return;
+  const auto missing = cluster_->missing_ranks();
+  if (!missing || missing->empty()) return silence_.reset();
+  std::vector<std::string> described;
+  for (const auto& [rank, where] : *missing) {
+    if (described.size() == kMost) break;
+    const auto index = static_cast<size_t>(rank - options_.layout.first_rank);
+    const bool is_here = rank >= options_.layout.first_rank && index < workers_.size();
+    if (!is_here)
+      described.push_back(text("rank ", rank, where.empty() ? " (not started yet)" : text(" (", where, ")")));
+    else if (workers_[index].pid == 0)
+      described.push_back(text("rank ", rank, " (not started yet)"));
+    else
+      described.push_back(text("rank ", rank, " (pid ", workers_[index].pid, " on ", this_process().host, ": ",
+                               workers_[index].has_ended ? "ended" : describe_process(workers_[index].pid), ")"));
+  }
+  if (missing->size() > kMost) described.push_back(text(missing->size() - kMost, " more"));
+  say(text("no output since the start ", silence_->seconds(Clock::now()), " s ago; ", missing->size(), " of ",
+           options_.layout.world_size, missing->size() == 1 ? " ranks has" : " ranks have",
+           " not joined the job (init_process_group): ", enumerate(described)));
 }
 
 void Attempt::finish_output() {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/wait_notice.h"
 #include "launch/cluster.h"
 #include "launch/console.h"
 #include "launch/crew.h"
@@ -63,6 +64,7 @@ class Attempt {
   void ask_to_end(int signal);
   bool is_due(const std::optional<Clock::time_point>& time) const;
   void kill_rest(const std::string& why);
+  void mention_missing_ranks();
   void finish_output();
   void say(const std::string& line);
 
@@ -75,6 +77,7 @@ class Attempt {
   std::unique_ptr<Crew> crew_;
   std::optional<Clock::time_point> ask_at_;   // when those who were told of a failure have had their time
   std::optional<Clock::time_point> kill_at_;  // when those who were asked to end have had theirs
+  std::optional<WaitNotice> silence_;         // while no worker has printed anything and ranks are missing
   bool is_stopping_ = false;
   int64_t memory_kills_ = 0;  // of this control group, that are accounted for
   Outcome outcome_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,6 +23,12 @@ struct Outcome {
   std::string broken;           // why the launcher cannot go on; empty: it can
 };
 
+/// A rank that has not joined the job yet.
+struct MissingRank {
+  int rank = 0;
+  std::string where;  // "node 1 on host b"
+};
+
 /// What all nodes do when an attempt has ended on all.
 struct Verdict {
   bool restart = false;
@@ -34,9 +41,16 @@ class Cluster {
  public:
   virtual ~Cluster() = default;
 
-  /// Opens the store for an attempt and waits for the other nodes. None when a signal came first. TimeoutError, naming
-  /// the nodes that did not come; SystemError when the port is taken, naming by whom.
-  virtual std::optional<Layout> begin(int generation, Signals& signals) = 0;
+  /// Prints a line for people.
+  using Say = std::function<void(const std::string&)>;
+
+  /// Opens the store for an attempt and waits for the other nodes, which `say` hears of when it takes long. None when a
+  /// signal came first. TimeoutError, naming the nodes that did not come; SystemError when the port is taken, naming by
+  /// whom.
+  virtual std::optional<Layout> begin(int generation, Signals& signals, const Say& say) = 0;
+
+  /// The ranks of all nodes that have not joined yet. None where another node's launcher knows.
+  virtual std::optional<std::vector<MissingRank>> missing_ranks() = 0;
 
   /// A worker of this node failed: every rank is told, unless it knows of an earlier failure, before this returns, and
   /// every node stops its workers.

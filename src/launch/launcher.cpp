@@ -71,7 +71,10 @@ class Launch {
   }
 
   Verdict attempt(Cluster& cluster, int generation) {
-    auto layout = cluster.begin(generation, signals_);
+    auto layout = cluster.begin(generation, signals_, [this](const std::string& line) {
+      say(line);
+      console_.flush(signals_.fd());
+    });
     if (!layout) {
       Verdict stopped;
       stopped.report.exit = LaunchExit::kPreempted;

@@ -128,8 +128,8 @@ bool StreamOutput::pass_on() {
   return true;
 }
 
-void StreamOutput::read_some() {
-  pass_on();
+bool StreamOutput::read_some() {
+  return pass_on();
 }
 
 void StreamOutput::finish() {

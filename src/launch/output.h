@@ -57,8 +57,8 @@ class StreamOutput {
 
   /// -1 when the other end is closed.
   int fd() const { return pipe_.get(); }
-  /// Passes on what has come.
-  void read_some();
+  /// Passes on what has come; whether something had.
+  bool read_some();
   /// Passes on what is left, without waiting, and closes the pipe. A last line without an end gets one.
   void finish();
 

@@ -23,14 +23,17 @@ namespace {
 struct Entry {
   pid_t parent = 0;
   char state = '?';
+  std::string program;
 };
 
 /// From /proc/PID/stat: "pid (name) state parent ..."; the name may hold anything, brackets and blanks included.
-bool read_entry(const char* pid, Entry& entry) {
+bool read_entry(const std::string& pid, Entry& entry) {
   std::ifstream file(text("/proc/", pid, "/stat"));
   std::string line{std::istreambuf_iterator<char>(file), {}};
   auto end = line.rfind(')');
-  if (end == line.npos) return false;
+  auto begin = line.find('(');
+  if (begin == line.npos || end == line.npos) return false;
+  entry.program = line.substr(begin + 1, end - begin - 1);
   return static_cast<bool>(std::istringstream(line.substr(end + 1)) >> entry.state >> entry.parent);
 }
 
@@ -55,6 +58,17 @@ std::vector<pid_t> descendants_of(pid_t process) {
     }
   }
   return result;
+}
+
+std::string describe_process(pid_t process) {
+  Entry entry;
+  if (!read_entry(std::to_string(process), entry) || entry.state == 'Z') return "ended";
+  const char* state = entry.state == 'R'   ? "running"
+                      : entry.state == 'D' ? "waiting for a disk"
+                      : entry.state == 'T' ? "stopped by a signal: kill -CONT lets it go on"
+                      : entry.state == 't' ? "held by a debugger"
+                                           : "sleeping";
+  return text(entry.program, ", ", state);
 }
 
 bool kill_descendants(std::chrono::milliseconds limit) {

@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "base/wait_notice.h"
 #include "launch/cluster.h"
 #include "rendezvous/line.h"
 
@@ -31,9 +33,8 @@ using Clock = std::chrono::steady_clock;
 using Fields = Line::Fields;
 
 constexpr int kLaunchers = -1;  // in the place of a generation: their key is none that ranks ever had
-constexpr auto kSlice = std::chrono::milliseconds(100);  // between two looks for signals
-constexpr auto kSilence = std::chrono::seconds(30);      // of a launcher, until it counts as gone
-constexpr auto kTellLimit = std::chrono::seconds(2);     // the ranks have one
+constexpr auto kSilence = std::chrono::seconds(30);   // of a launcher, until it counts as gone
+constexpr auto kTellLimit = std::chrono::seconds(2);  // the ranks have one
 constexpr auto kNodeFarewell = std::chrono::seconds(5);
 
 /// What a launcher's end sounds like in the words that the store has for a rank's.
@@ -57,7 +58,7 @@ class SeveralNodes final : public Cluster, private LineListener {
     if (control_) control_->await_departures(kNodeFarewell);  // the others read the verdict there
   }
 
-  std::optional<Layout> begin(int generation, Signals& signals) override {
+  std::optional<Layout> begin(int generation, Signals& signals, const Say& say) override {
     {
       std::lock_guard lock(mutex_);
       generation_ = generation;
@@ -66,8 +67,10 @@ class SeveralNodes final : public Cluster, private LineListener {
       has_joined_ranks_ = true;
     }
     try {
-      if (!line_ && !join(signals)) return std::nullopt;
-      if (!open_store(signals)) return std::nullopt;
+      if (!line_ && !join(signals, say)) return std::nullopt;
+      if (!open_store(signals, say)) return std::nullopt;
+    } catch (const Stopped&) {
+      return std::nullopt;
     } catch (const PeerError& error) {
       throw PeerError(about_launchers(error.what()));
     } catch (const TimeoutError& error) {
@@ -75,6 +78,7 @@ class SeveralNodes final : public Cluster, private LineListener {
     }
     layout_.generation = generation;
     subscribe();
+    wake();  // what came while this launcher waited was not looked at
     return layout_;
   }
 
@@ -89,6 +93,17 @@ class SeveralNodes final : public Cluster, private LineListener {
     } catch (const Error&) {
       // Node 0 is gone, which the line's thread says too.
     }
+  }
+
+  std::optional<std::vector<MissingRank>> missing_ranks() override {
+    if (!store_) return std::nullopt;
+    const auto joined = store_->joined();
+    std::vector<MissingRank> missing;
+    int rank = 0;
+    for (size_t node = 0; node < nodes_.size(); ++node)
+      for (int worker = 0; worker < nodes_[node].workers; ++worker, ++rank)
+        if (!joined.contains(rank)) missing.push_back({rank, text("node ", node, " on ", nodes_[node].host)});
+    return missing;
   }
 
   bool has_joined_ranks() override {
@@ -137,6 +152,12 @@ class SeveralNodes final : public Cluster, private LineListener {
   }
 
  private:
+  struct Stopped {};  // thrown when a signal came
+  struct Node {
+    std::string host;
+    int workers = 0;
+  };
+
   static void ignore(const std::optional<Fields>&) {}
 
   std::string me() const { return std::to_string(plan_.node.rank); }
@@ -150,9 +171,11 @@ class SeveralNodes final : public Cluster, private LineListener {
 
   // --- meeting
 
-  bool join(Signals& signals) {
-    const auto deadline = Clock::now() + options_.join_timeout;
-    if (!connect(signals, deadline)) return false;
+  bool join(Signals& signals, const Say& say) {
+    const auto begin = Clock::now();
+    const auto deadline = begin + options_.join_timeout;
+    WaitNotice notice(begin);
+    connect(signals, deadline, notice, say);
     line_->listen(this);
     const auto process = this_process();
     const std::string mine = pack({process.host, std::to_string(process.pid), std::to_string(plan_.workers),
@@ -167,44 +190,83 @@ class SeveralNodes final : public Cluster, private LineListener {
     }
     Fields keys;
     for (int node = 0; node < plan_.node.nodes; ++node) keys.push_back(node_key(node));
-    auto values = wait_for(keys, signals, deadline);
+    auto values = wait_for(keys, signals, deadline, [&](const Fields& missing) {
+      if (!notice.is_due(Clock::now())) return;
+      say(text("waiting since ", notice.seconds(Clock::now()), " s for ", name_nodes(missing), " to join at ",
+               to_string(plan_.node.store), " (up to ", seconds(options_.join_timeout),
+               " s); is lockstep run started there, with its --node-rank?"));
+    });
     if (values) compare(*values);
     return values.has_value();
   }
 
-  bool connect(Signals& signals, Clock::time_point deadline) {
-    for (;;) {
-      const auto slice = std::min(Clock::now() + kSlice, deadline);
-      try {
-        line_ = std::make_unique<Line>(
-            Line::Options{plan_.node.store, secret_.key(kLaunchers), kLaunchers, slice, kSilence});
-        return true;
-      } catch (const TimeoutError&) {
-        if (signals.next()) return false;
-        if (Clock::now() >= deadline)
-          throw TimeoutError(text("node 0 did not come within ", seconds(options_.join_timeout),
-                                  " s: nobody listens at ", to_string(plan_.node.store),
-                                  "; is lockstep run started there, with --node-rank 0, and can "
-                                  "this node reach it?"));
-      }
+  // As often as it takes: a slow network must not look like nobody, and each try has limits of its own on both sides.
+  void connect(Signals& signals, Clock::time_point deadline, WaitNotice& notice, const Say& say) {
+    auto on_wait = [&] {
+      if (signals.next()) throw Stopped();
+      if (notice.is_due(Clock::now()))
+        say(text("waiting since ", notice.seconds(Clock::now()), " s for node 0 to answer at ",
+                 to_string(plan_.node.store), " (up to ", seconds(options_.join_timeout),
+                 " s); is lockstep run started there, with --node-rank 0, and can this node reach it?"));
+    };
+    try {
+      line_ = std::make_unique<Line>(
+          Line::Options{plan_.node.store, secret_.key(kLaunchers), kLaunchers, deadline, kSilence, on_wait});
+    } catch (const TimeoutError& error) {
+      throw TimeoutError(text("node 0 did not come within ", seconds(options_.join_timeout), " s: ", error.what(),
+                              "; is lockstep run started there, with --node-rank 0, and can this node reach it?"));
     }
   }
 
-  /// The values; none when a signal came. TimeoutError when nodes are missing.
-  std::optional<Fields> wait_for(const Fields& keys, Signals& signals, std::optional<Clock::time_point> deadline) {
+  struct Awaited {  // guarded by mutex_
+    explicit Awaited(size_t keys) : values(keys) {}
+    std::vector<std::optional<std::string>> values;
+    bool has_failed = false;
+  };
+
+  /// The values; none when a signal came. TimeoutError when nodes are missing. Now and then `on_wait` gets the keys
+  /// that have no value yet. Waits for the store's answers only, so that signals are seen even when node 0 is frozen.
+  std::optional<Fields> wait_for(const Fields& keys, Signals& signals, std::optional<Clock::time_point> deadline,
+                                 const std::function<void(const Fields&)>& on_wait) {
+    auto awaited = std::make_shared<Awaited>(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i)
+      line_->call(Verb::kGet, {keys[i]}, [this, awaited, i](std::optional<Fields> value) {
+        std::lock_guard lock(mutex_);
+        if (value)
+          awaited->values[i] = value->at(0);
+        else
+          awaited->has_failed = true;
+        wake();
+      });
     for (;;) {
-      Fields late;
-      if (auto values = line_->call(Verb::kGet, keys, Clock::now() + kSlice, late)) return values;
+      Fields values, missing;
+      bool has_failed = false;
+      {
+        std::lock_guard lock(mutex_);
+        for (size_t i = 0; i < keys.size(); ++i)
+          awaited->values[i] ? values.push_back(*awaited->values[i]) : missing.push_back(keys[i]);
+        has_failed = awaited->has_failed;
+      }
+      if (missing.empty()) return values;
+      if (has_failed) return line_->call(Verb::kGet, keys);  // throws why
       if (signals.next()) return std::nullopt;
-      if (deadline && Clock::now() >= *deadline) refuse_missing(late);
+      if (deadline && Clock::now() >= *deadline) refuse_missing(missing);
+      on_wait(missing);
+      pollfd ready[2] = {{signals.fd(), POLLIN, 0}, {waker_.get(), POLLIN, 0}};
+      ::poll(ready, 2, static_cast<int>(kBetweenCalls.count()));
+      uint64_t count = 0;
+      [[maybe_unused]] auto read = ::read(waker_.get(), &count, sizeof count);
     }
+  }
+
+  std::string name_nodes(const Fields& keys) const {
+    std::vector<std::string> nodes;
+    for (const auto& missing : keys) nodes.push_back(missing.substr(node_key(0).size() - 1));
+    return text(nodes.size() == 1 ? "node " : "nodes ", enumerate(nodes), " of ", plan_.node.nodes);
   }
 
   [[noreturn]] void refuse_missing(const Fields& keys) {
-    std::vector<std::string> nodes;
-    for (const auto& missing : keys) nodes.push_back(missing.substr(node_key(0).size() - 1));
-    const auto message = text(nodes.size() == 1 ? "node " : "nodes ", enumerate(nodes), " of ", plan_.node.nodes,
-                              " did not come within ", seconds(options_.join_timeout),
+    const auto message = text(name_nodes(keys), " did not come within ", seconds(options_.join_timeout),
                               " s; is lockstep run started there, with its --node-rank?");
     line_->say_goodbye(Failure{"TimeoutError", message});
     is_over_ = true;
@@ -214,6 +276,7 @@ class SeveralNodes final : public Cluster, private LineListener {
   void compare(const Fields& values) {
     layout_ = {};
     layout_.world_size = 0;
+    nodes_.clear();
     for (int node = 0; node < plan_.node.nodes; ++node) {
       const auto value = unpack(values.at(static_cast<size_t>(node)));
       const int workers = static_cast<int>(to_number(value.at(2)));
@@ -222,17 +285,23 @@ class SeveralNodes final : public Cluster, private LineListener {
                                  ", node ", me(), " with ", plan_.node.nodes, ": give all the same"));
       if (node < plan_.node.rank) layout_.first_rank += workers;
       layout_.world_size += workers;
+      nodes_.push_back({value.at(0), workers});
       if (node == 0) layout_.job_id = value.at(4);
     }
   }
 
-  bool open_store(Signals& signals) {
+  bool open_store(Signals& signals, const Say& say) {
     if (plan_.node.rank == 0) {
       store_.reset();
       store_ = host_store({plan_.node.store.host, 0}, generation_, "lockstep run of node 0");
       line_->call(Verb::kSet, {key("store"), std::to_string(store_->port())});
     }
-    const auto port = wait_for({key("store")}, signals, std::nullopt);
+    WaitNotice notice(Clock::now());
+    const auto port = wait_for({key("store")}, signals, std::nullopt, [&](const Fields&) {
+      if (notice.is_due(Clock::now()))
+        say(text("waiting since ", notice.seconds(Clock::now()), " s for node 0 at ", to_string(plan_.node.store),
+                 " to begin attempt ", generation_.load()));
+    });
     if (port) layout_.store = {plan_.node.store.host, static_cast<int>(to_number(port->at(0)))};
     return port.has_value();
   }
@@ -387,6 +456,7 @@ class SeveralNodes final : public Cluster, private LineListener {
   const FileDescriptor waker_;
   std::unique_ptr<StoreServer> control_;  // node 0's, constant after construction: for the launchers
   std::unique_ptr<StoreServer> store_;    // node 0's: for the ranks of this attempt
+  std::vector<Node> nodes_;               // set when all have come
   Layout layout_;
   bool is_over_ = false;  // the others expect this launcher to leave
 

@@ -15,7 +15,7 @@ class SingleNode final : public Cluster {
         job_id_(plan.job_id),
         secret_(secret) {}
 
-  std::optional<Layout> begin(int generation, Signals&) override {
+  std::optional<Layout> begin(int generation, Signals&, const Say&) override {
     generation_ = generation;
     verdict_.reset();
     store_.reset();  // its port first
@@ -24,6 +24,14 @@ class SingleNode final : public Cluster {
   }
 
   void tell_failure(const StoreServer::FirstCause& cause) override { store_->end_job(cause); }
+  std::optional<std::vector<MissingRank>> missing_ranks() override {
+    const auto joined = store_->joined();
+    std::vector<MissingRank> missing;
+    for (int rank = 0; rank < workers_; ++rank)
+      if (!joined.contains(rank)) missing.push_back({rank, ""});
+    return missing;
+  }
+
   bool has_joined_ranks() override { return !store_->joined().empty(); }
   void tell_signal(int) override {}
   int fd() const override { return -1; }

@@ -74,7 +74,7 @@ void Line::connect() {
   auto pause = kFirstPause;
   do {
     try {
-      socket_ = connect_to(options_.endpoint, options_.deadline);
+      socket_ = connect_to(options_.endpoint, options_.deadline, options_.on_wait);
     } catch (const TimeoutError&) {
       if (reason.empty()) throw;
       break;
@@ -109,7 +109,8 @@ bool Line::handshake(Deadline deadline, std::string& reason) {
       reason = "it did not answer";
       return false;
     }
-    ::poll(&ready, 1, static_cast<int>(left.count()));
+    if (options_.on_wait) options_.on_wait();
+    ::poll(&ready, 1, static_cast<int>(std::min(left, kBetweenCalls).count()));
     std::array<char, 16 << 10> bytes;
     ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;

@@ -53,6 +53,7 @@ class Line {
     int generation = 0;
     Deadline deadline{};
     std::chrono::milliseconds heartbeat_limit = std::chrono::seconds(5);
+    OnWait on_wait{};  // called while it connects, and never later
   };
 
   /// Connects. TimeoutError when nobody answers by the deadline, PeerError when the store does not know this secret or

@@ -81,14 +81,16 @@ bool is_its_own_peer(const FileDescriptor& socket, const Address& peer) {
 }
 
 /// 0 when the connection is made, else the error.
-int finish_connecting(const FileDescriptor& socket, const Address& address, Clock::time_point deadline) {
+int finish_connecting(const FileDescriptor& socket, const Address& address, Clock::time_point deadline,
+                      const OnWait& on_wait) {
   for (;;) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     pollfd waiting{socket.get(), POLLOUT, 0};
-    const int ready = ::poll(&waiting, 1, static_cast<int>(std::max(left, milliseconds(0)).count()));
-    if (ready == 0) return ETIMEDOUT;
+    const int ready = ::poll(&waiting, 1, static_cast<int>(std::clamp(left, milliseconds(0), kBetweenCalls).count()));
     if (ready > 0) return connection_error(socket, address);
-    if (errno != EINTR) fail_socket("poll of a socket", errno);
+    if (ready < 0 && errno != EINTR) fail_socket("poll of a socket", errno);
+    if (Clock::now() >= deadline) return ETIMEDOUT;
+    if (on_wait) on_wait();
   }
 }
 
@@ -101,13 +103,15 @@ bool may_pass(int error) {
 }
 
 /// One try at every address. Not open, with `reason` updated, when nobody listens at any.
-FileDescriptor connect_to_any(const Endpoint& endpoint, Clock::time_point deadline, std::string& reason) {
+FileDescriptor connect_to_any(const Endpoint& endpoint, Clock::time_point deadline, const OnWait& on_wait,
+                              std::string& reason) {
   const auto resolution = resolve(endpoint.host, endpoint.port);
   if (resolution.addresses.empty()) reason = resolution.failure;
   for (const auto& address : resolution.addresses) {
     int error = 0;
     auto socket = begin_connecting(address, error);
-    if (error == EINPROGRESS) error = finish_connecting(socket, address, std::min(deadline, Clock::now() + kAttempt));
+    if (error == EINPROGRESS)
+      error = finish_connecting(socket, address, std::min(deadline, Clock::now() + kAttempt), on_wait);
     if (error == 0) return socket;
     if (!may_pass(error)) fail_socket(text("connect to ", to_string(endpoint)), error);
     // A try that the deadline cut short says less than the one before.
@@ -164,12 +168,12 @@ int port_of(const FileDescriptor& socket) {
   return own_address(socket).port();
 }
 
-FileDescriptor connect_to(const Endpoint& endpoint, Clock::time_point deadline) {
+FileDescriptor connect_to(const Endpoint& endpoint, Clock::time_point deadline, const OnWait& on_wait) {
   const auto start = Clock::now();
   std::string reason;
   WaitNotice notice(start);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
-    auto socket = connect_to_any(endpoint, deadline, reason);
+    auto socket = connect_to_any(endpoint, deadline, on_wait, reason);
     if (socket.is_open()) return socket;
     const auto now = Clock::now();
     if (now >= deadline) {
@@ -179,7 +183,8 @@ FileDescriptor connect_to(const Endpoint& endpoint, Clock::time_point deadline) 
                "; is rank 0 or the launcher started, and do MASTER_ADDR and MASTER_PORT name its host and a port that "
                "this host can reach?"));
     }
-    if (notice.is_due(now))
+    if (on_wait) on_wait();
+    if (!on_wait && notice.is_due(now))
       log_warning(text("has waited for ", notice.seconds(now), " s for rank 0 or the launcher to listen at ",
                        to_string(endpoint), ": ", reason));
     std::this_thread::sleep_until(std::min(now + pause, deadline));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 #include <lockstep/meeting_place.h>
@@ -33,10 +34,15 @@ int port_of(const FileDescriptor& socket);
 constexpr std::chrono::milliseconds kFirstPause(5);
 constexpr std::chrono::milliseconds kLongestPause(100);
 
+/// What is called about every 100 ms by something that waits; it may throw, which ends the wait.
+using OnWait = std::function<void()>;
+constexpr std::chrono::milliseconds kBetweenCalls(100);
+
 /// A connected nonblocking socket without delays for small messages. While nobody listens there it tries again, and
 /// throws TimeoutError naming the endpoint and the last reason when nobody has by the deadline; a name that does not
 /// resolve yet counts as nobody. Tries once at least. The system may take seconds past the deadline to resolve a name.
-FileDescriptor connect_to(const Endpoint& endpoint, std::chrono::steady_clock::time_point deadline);
+FileDescriptor connect_to(const Endpoint& endpoint, std::chrono::steady_clock::time_point deadline,
+                          const OnWait& on_wait = {});
 
 /// One attempt, for loops that wait for other things too. The socket is connected when `error` is 0. When `error` is
 /// EINPROGRESS, connection_error says how the attempt ended once the socket is writable.

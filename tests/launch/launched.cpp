@@ -139,6 +139,7 @@ int meet(int rank, bool is_victim, const std::string& way) {
       wait_for_the_end();
     }
   }
+  if (way == "rest") ::sigprocmask(SIG_UNBLOCK, &terminate, nullptr);
   if (way == "exit" || way == "kill") {
     int number = 0;
     ::sigwait(&terminate, &number);

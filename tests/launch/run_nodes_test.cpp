@@ -1,5 +1,6 @@
 // One job on several nodes: launchers on loopback, and in network namespaces.
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,9 +11,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/wait_notice.h"
 #include "launch/launcher_process.h"
 #include "support/eventually.h"
 #include "support/network_host.h"
+#include "support/slow_relay.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -56,7 +59,7 @@ class RunNodes : public testing::Test {
   }
 
   TemporaryFolder folder_;
-  const int port_ = free_port();
+  int port_ = free_port();  // for those that are started next
   std::string address_ = "127.0.0.1";
   std::vector<std::unique_ptr<RankProcess>> nodes_;
 };
@@ -170,6 +173,68 @@ TEST_F(RunNodes, SayThatTheFirstDidNotCome) {
   auto& second = start(1, 2, {"--join-timeout", "0.3", "true"});
   EXPECT_EQ(second.wait(10s), 5);
   EXPECT_THAT(second.output(), HasSubstr("node 0 did not come within 0.3 s"));
+}
+
+TEST_F(RunNodes, JoinOverASlowNetwork) {
+  SlowRelay relay(port_, 150ms);  // 300 ms there and back; encryption and welcome take two such
+  auto& first = start(0, 2, {"echo", "here"});
+  port_ = relay.port();
+  auto& second = start(1, 2, {"echo", "there"});
+  EXPECT_EQ(second.wait(30s), 0) << second.output();
+  EXPECT_EQ(first.wait(30s), 0) << first.output();
+  EXPECT_EQ(first.output(), "[0] here\n");
+  EXPECT_EQ(second.output(), "[1] there\n");
+}
+
+TEST_F(RunNodes, SayThatTheFirstDoesNotAnswerWhenSomethingListensThere) {
+  const auto silent = listen_at({"127.0.0.1", port_});
+  auto& second = start(1, 2, {"--join-timeout", "0.5", "true"});
+  EXPECT_EQ(second.wait(10s), 5);
+  EXPECT_THAT(second.output(), AllOf(HasSubstr("node 0 did not come within 0.5 s"), HasSubstr("it did not answer"),
+                                     Not(HasSubstr("nobody listens"))));
+}
+
+TEST_F(RunNodes, CanBeInterruptedWhileTheFirstDoesNotAnswer) {
+  const auto silent = listen_at({"127.0.0.1", port_});
+  auto& second = start(1, 2, {"true"});
+  pollfd somebody{silent.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&somebody, 1, 10000), 1) << "it has connected";
+  second.signal(SIGINT);
+  EXPECT_EQ(second.wait(5s), 6) << second.output();
+}
+
+TEST_F(RunNodes, SayWhomTheyWaitForWhenItTakesLong) {
+  auto& first = start(0, 3, {"true"});
+  auto& third = start(2, 3, {"true"});
+  port_ = free_port();
+  auto& lonely = start(1, 2, {"true"});
+  RankProcess silent(run_command({"-n", "2", "sh", "-c", "[ $RANK = 0 ] || kill -STOP $$; exec sleep 60"}),
+                     clean_environment());
+  RankProcess joined(run_command({"-n", "2", LAUNCHED, "meet", "rest"}), clean_environment());
+  RankProcess loud(run_command({"sh", "-c", "echo started; exec sleep 60"}), clean_environment());
+  for (auto* node : {&first, &third})
+    EXPECT_THAT(node->expect_line("lockstep run: waiting since 10 s for node 1 of 3 to join"),
+                HasSubstr("--node-rank"));
+  EXPECT_THAT(lonely.expect_line("lockstep run: waiting since 10 s for node 0 to answer at 127.0.0.1:"),
+              HasSubstr("--node-rank 0"));
+  EXPECT_THAT(silent.expect_line("lockstep run: no output since the start 10 s ago; 2 of 2 ranks have not joined"),
+              AllOf(ContainsRegex("rank 0 \\(pid [0-9]+ on .*: sleep, sleeping\\)"),
+                    ContainsRegex("rank 1 \\(pid [0-9]+ on .*: sh, stopped by a signal")));
+  for (auto* quiet : {&joined, &loud}) {
+    quiet->signal(SIGTERM);
+    quiet->wait(10s);
+    EXPECT_THAT(quiet->output(), Not(HasSubstr("no output")));
+  }
+}
+
+TEST(WaitNotice, IsDueAfterTenSecondsAndThenLessAndLessOften) {
+  const WaitNotice::Clock::time_point begin{};
+  WaitNotice notice(begin);
+  std::vector<int> due;
+  for (int second = 0; second < 3600; ++second)
+    if (notice.is_due(begin + std::chrono::seconds(second))) due.push_back(second);
+  EXPECT_THAT(due, ElementsAre(10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030));
+  EXPECT_EQ(notice.seconds(begin + 29600ms), 30);
 }
 
 TEST_F(RunNodes, CanBeInterruptedWhileTheyWait) {
