@@ -320,7 +320,7 @@ TEST(ProcessGroup, AForkedChildIsRefusedAndItsParentGoesOn) {
                       EXPECT_EQ(world.rank(), 1);
                       work.reset();
                       kept.reset();
-                      if (testing::Test::HasFailure()) std::exit(1);
+                      ::_exit(testing::Test::HasFailure() ? 1 : 0);  // exit() destroys LibTorch's thread pool
                     });
                     EXPECT_EQ(code, 0);
                   }

@@ -137,22 +137,36 @@ TEST(SharedMemory, ATooSmallDevShmIsAnErrorWithTheSizeNeeded) {
 
 TEST(Arena, BlocksLieApartAndAreUsedAgain) {
   Arena arena(SharedMemory::Way::kUnnamed);
-  char* first = arena.allocate(100);
-  char* second = arena.allocate(1 << 20);
-  char* third = arena.allocate(1);
-  for (char* block : {first, second, third}) {
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % Arena::kAlignment, 0u);
-    EXPECT_GT(arena.offset_of(block).value(), 0u);
+  constexpr size_t kSmall = Arena::kOwnPages, kLarge = 1 << 20;
+  char* first = arena.allocate(kSmall);
+  char* second = arena.allocate(kLarge);
+  char* third = arena.allocate(kSmall);
+  EXPECT_GT(arena.offset_of(first).value(), 0u);
+  EXPECT_GE(second, first + kSmall);
+  EXPECT_GE(third, second + kLarge);
+  arena.free(second);
+  EXPECT_EQ(arena.allocate(kLarge), second);
+  arena.free(first);
+  arena.free(second);
+  EXPECT_EQ(arena.allocate(kLarge + kSmall), first) << "neighbours that are free become one";
+}
+
+TEST(Arena, LargeBlocksShareNoPage) {
+  Arena arena(SharedMemory::Way::kUnnamed);
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  std::vector<std::pair<uintptr_t, uintptr_t>> pages;  // of each block, the first and the last
+  std::vector<bool> is_large;
+  for (size_t bytes : {100, 10'000, 1, 100'000, 8'192, 200}) {
+    const auto begin = reinterpret_cast<uintptr_t>(arena.allocate(bytes));
+    EXPECT_EQ(begin % Arena::kAlignment, 0u);
+    pages.emplace_back(begin / page, (begin + bytes - 1) / page);
+    is_large.push_back(bytes >= Arena::kOwnPages);
   }
-  EXPECT_GE(second, first + 100);
-  EXPECT_GE(third, second + (1 << 20));
-  arena.free(second);
-  EXPECT_EQ(arena.allocate(1 << 20), second);
-  arena.free(first);
-  arena.free(second);
-  EXPECT_EQ(arena.allocate((1 << 20) + 50), first) << "neighbours that are free become one";
-  arena.free(first);
-  arena.free(third);
+  for (size_t a = 0; a < pages.size(); ++a)
+    for (size_t b = 0; b < a; ++b)
+      EXPECT_TRUE((!is_large[a] && !is_large[b]) || pages[a].second < pages[b].first ||
+                  pages[b].second < pages[a].first)
+          << a << " and " << b;
 }
 
 TEST(Arena, KnowsItsOwnMemoryOnly) {

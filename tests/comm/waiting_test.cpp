@@ -71,7 +71,7 @@ TEST(Waiting, TheLowestRankThatWaitsPrintsWhomFor) {
     EXPECT_THAT(line, AllOf(HasSubstr("rank 0: reduce_scatter"), is_outside));
   });
   jobs.emplace_back([&] {
-    const auto line = wait_of(log, "recv(", [](ProcessGroup world) {
+    const auto line = wait_of(log, ": recv(", [](ProcessGroup world) {
       auto message = at::ones({4});
       if (world.rank() == 1) world.send(message, 2);
       if (world.rank() == 2) world.recv(message, 1);

@@ -430,17 +430,22 @@ TEST(DataLoader, HasNoWorkersInAForkedChild) {
                                      DataLoaderOptions{.batch_size = 10, .workers = 2});
   std::optional<Loader> without(std::in_place, dataset, DistributedSampler(100, 0, 1),
                                 DataLoaderOptions{.batch_size = 10, .workers = 0});
+  auto count = [](Loader& loader) {
+    int batches = 0;
+    for ([[maybe_unused]] auto& batch : loader) ++batches;
+    return batches;
+  };
   auto loop = with_workers->begin();
   const int code = exit_code_of_fork([&] {
     expect_error<UsageError>([&] { ++loop; }, "was forked from the process that made the DataLoader");
     expect_error<UsageError>([&] { with_workers->begin(); }, "was forked from the process that made the DataLoader");
-    EXPECT_EQ(indices_of_batches(*without).size(), 10u);
+    EXPECT_EQ(count(*without), 10);
     with_workers.reset();
     without.reset();
-    if (testing::Test::HasFailure()) std::exit(1);
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);  // exit() destroys LibTorch's thread pool, which crashes in a child
   });
   EXPECT_EQ(code, 0);
-  EXPECT_EQ(indices_of_batches(*with_workers).size(), 10u);
+  EXPECT_EQ(count(*with_workers), 10);
 }
 
 TEST(DataLoader, EndsWhileItsWorkersAreBusy) {
