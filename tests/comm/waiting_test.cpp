@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/backend.h>
+#include <lockstep/error.h>
 #include <lockstep/process_group.h>
 #include <lockstep/run_threads.h>
 
@@ -55,6 +56,40 @@ std::string wait_of(const LogLines& log, const std::string& part, const std::fun
   return line;
 }
 
+/// Rank 2 of 3 joins only when another has printed that it is missing.
+void join_late(const LogLines& log) {
+  const auto place = "tcp://127.0.0.1:" + std::to_string(free_port());
+  auto join = [&](int rank) {
+    return init_process_group({.backend = "shm", .init_method = place, .rank = rank, .world_size = 3});
+  };
+  std::thread first([&] { join(0); });
+  std::thread second([&] { join(1); });
+  EXPECT_THAT(await_line(log, "to join", "has waited for 1"),
+              AllOf(HasSubstr("rank 0: has waited"), HasSubstr("for rank 2 to join"), HasSubstr("2 of 3 ranks"),
+                    HasSubstr("Were they started")));
+  join(2);
+  first.join();
+  second.join();
+}
+
+/// Rank 0, which hosts the store, does not come.
+void join_without_store(const LogLines& log) {
+  const auto place = "127.0.0.1:" + std::to_string(free_port());
+  std::thread alone([&] {
+    expect_error<TimeoutError>(
+        [&] {
+          init_process_group({.backend = "shm",
+                              .init_method = "tcp://" + place,
+                              .rank = 1,
+                              .world_size = 2,
+                              .timeout = std::chrono::seconds(12)});
+        },
+        place);
+  });
+  EXPECT_THAT(await_line(log, "listen at " + place, "has waited for 1"), HasSubstr("rank 0 or the launcher"));
+  alone.join();
+}
+
 // All of them at once: each takes 10 s.
 TEST(Waiting, TheLowestRankThatWaitsPrintsWhomFor) {
   LogLines log;
@@ -97,30 +132,12 @@ TEST(Waiting, TheLowestRankThatWaitsPrintsWhomFor) {
     });
     run_threads(3, [](ProcessGroup world) { world.barrier(); }, {.backend = "slow"});
   });
+  jobs.emplace_back([&] { join_late(log); });
+  jobs.emplace_back([&] { join_without_store(log); });
   for (auto& job : jobs) job.join();
   for (const char* call :
        {": all_reduce(", ": reduce_scatter(", ": recv(", ": monitored_barrier(", ": new_group(", "by backend slow"})
     EXPECT_EQ(count_lines(log, call), 1) << call << ": one rank prints, once in these seconds";
-}
-
-TEST(Waiting, ARankThatDoesNotJoinIsNamed) {
-  LogLines log;
-  const auto place = "tcp://127.0.0.1:" + std::to_string(free_port());
-  auto join = [&](int rank) {
-    return init_process_group({.backend = "shm", .init_method = place, .rank = rank, .world_size = 3});
-  };
-  std::thread first([&] {
-    const auto line = await_line(log, "listen at 127.0.0.1", "has waited for 1");
-    EXPECT_THAT(line, HasSubstr("rank 0 or the launcher"));
-    join(0);
-  });
-  std::thread second([&] { join(1); });
-  const auto line = await_line(log, "to join", "has waited for 1");
-  EXPECT_THAT(line, AllOf(HasSubstr("rank 0: has waited"), HasSubstr("for rank 2 to join"), HasSubstr("2 of 3 ranks"),
-                          HasSubstr("Were they started")));
-  join(2);
-  first.join();
-  second.join();
 }
 
 }  // namespace
