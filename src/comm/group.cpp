@@ -1,6 +1,7 @@
 #include "comm/group.h"
 
 #include <algorithm>
+#include <thread>
 
 #include <ATen/record_function.h>
 
@@ -253,7 +254,7 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
   bool is_timeout = is_a<TimeoutError>(error);
   if (is_timeout || is_a<MismatchError>(error)) {
     job->announce_report(membership_.name);
-    auto answers = job->ask(membership_.name, describe(record.subject));
+    auto answers = is_timeout ? job->ask(membership_.name, describe(record.subject)) : ask_when_all_came(record);
     auto mismatch = find_mismatch(membership_, record, answers);
     Failure failure = mismatch     ? Failure{"MismatchError", me + *mismatch}
                       : is_timeout ? timeout_failure(record, timeout, answers)
@@ -276,6 +277,18 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
   if (!departure) return to_exception(cause);
   blame_departure(departure);
   return departure;
+}
+
+// Two calls that differ do not tell which of them is wrong. The calls of the other ranks do, which may come a moment
+// later.
+std::vector<Answer> Group::ask_when_all_came(const CallRecord& record) const {
+  constexpr auto kPause = std::chrono::milliseconds(10);
+  const auto deadline = Clock::now() + std::chrono::milliseconds(300);
+  for (;;) {
+    auto answers = job()->ask(membership_.name, describe(record.subject));
+    if (Clock::now() >= deadline || !first_late(membership_, record.subject, answers)) return answers;
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 Failure Group::timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,

@@ -165,6 +165,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   [[noreturn]] void fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error);
   std::exception_ptr diagnose(const CallRecord& record, std::chrono::milliseconds timeout,
                               const std::exception_ptr& error);
+  std::vector<Answer> ask_when_all_came(const CallRecord& record) const;
   Failure timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
                           const std::vector<Answer>& answers) const;
   std::exception_ptr departure_before(const Subject& subject) const;
