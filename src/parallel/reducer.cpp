@@ -4,10 +4,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/error.h>
 
@@ -27,38 +24,13 @@ std::vector<GradientSpec> specs_of(const std::vector<NamedParameter>& parameters
   return specs;
 }
 
-c10::Stream stream_of(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 }  // namespace
 
-class Reducer::Hook final : public torch::autograd::FunctionPostHook {
- public:
-  Hook(Reducer& reducer, size_t parameter) : reducer_(reducer), parameter_(parameter) {}
-
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list& gradients) override {
-    reducer_.on_gradient(parameter_, gradients[0].defined());
-    return outputs;
-  }
-
- private:
-  Reducer& reducer_;
-  const size_t parameter_;
-};
-
-class Reducer::WeightHook final : public torch::autograd::FunctionPreHook {
- public:
-  explicit WeightHook(Reducer& reducer) : reducer_(reducer) {}
-
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
-    return {reducer_.weigh(gradients[0])};
-  }
-
- private:
-  Reducer& reducer_;
-};
+std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
+  return tensors;
+}
 
 Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
                  BatchWeight& weight, StepRecorder& recorder)
@@ -67,81 +39,29 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       options_(options),
       weight_(weight),
       recorder_(recorder),
-      stream_(stream_of(group_.device())),
       plan_(plan_buckets(specs_of(parameters_), options.limits)),
       states_(parameters_.size()),
       used_(parameters_.size()),
-      marks_(parameters_.size()) {
+      marks_(parameters_.size()),
+      hooks_(tensors_of(parameters_), group_.device(),
+             [this](size_t parameter, bool is_defined) { on_gradient(parameter, is_defined); }) {
   make_buckets();
-  listen_anew();
-}
-
-Reducer::~Reducer() {
-  std::for_each(listeners_.begin(), listeners_.end(), stop_listening);
-  std::for_each(replaced_.begin(), replaced_.end(), stop_listening);
-}
-
-// --- hooks on the accumulators
-
-Reducer::Listener Reducer::listen(size_t parameter) {
-  auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter].tensor);
-  const auto key = accumulator->add_post_hook(std::make_unique<Hook>(*this, parameter));
-  Listener listener{parameter, std::move(accumulator), key};
-  if (weighs_gradients_) add_weight_hook(listener);
-  return listener;
-}
-
-void Reducer::stop_listening(const Listener& listener) {
-  listener.accumulator->del_post_hook(listener.key);
-  std::erase_if(listener.accumulator->pre_hooks(),
-                [&](const auto& hook) { return hook.get() == listener.weight_hook; });
-}
-
-// Autograd makes a new accumulator, on the current stream, once nothing holds the old one.
-void Reducer::listen_anew() {
-  std::for_each(listeners_.begin(), listeners_.end(), stop_listening);
-  listeners_.clear();
-  for (size_t i = 0; i < parameters_.size(); ++i) listeners_.push_back(listen(i));
-}
-
-bool Reducer::is_connected(size_t parameter) const {
-  return torch::autograd::impl::try_get_grad_accumulator(parameters_[parameter].tensor) ==
-         listeners_[parameter].accumulator;
 }
 
 void Reducer::connect() {
-  const auto now = stream_of(group_.device());
   std::lock_guard lock(mutex_);
-  if (in_backward_) return;
-  auto is_in_graph = [](const Listener& listener) { return listener.accumulator.use_count() > 1; };
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (!is_connected(i)) replaced_.push_back(std::exchange(listeners_[i], listen(i)));
-  std::erase_if(replaced_, [&](const Listener& listener) {
-    if (is_in_graph(listener)) return false;
-    stop_listening(listener);
-    return true;
-  });
-  if (now == stream_ || std::any_of(listeners_.begin(), listeners_.end(), is_in_graph)) return;
-  listen_anew();
-  stream_ = now;
-}
-
-void Reducer::add_weight_hook(Listener& listener) {
-  auto hook = std::make_unique<WeightHook>(*this);
-  listener.weight_hook = hook.get();
-  listener.accumulator->add_pre_hook(std::move(hook));
+  if (!in_backward_) hooks_.connect();
 }
 
 void Reducer::weigh_gradients() {
   std::lock_guard lock(mutex_);
-  if (std::exchange(weighs_gradients_, true)) return;
-  for (auto& listener : listeners_) add_weight_hook(listener);
-  for (auto& listener : replaced_) add_weight_hook(listener);
+  if (!hooks_.replaces_gradients())
+    hooks_.replace_gradients([this](const at::Tensor& gradient) { return weigh(gradient); });
 }
 
 bool Reducer::weighs_gradients() const {
   std::lock_guard lock(mutex_);
-  return weighs_gradients_;
+  return hooks_.replaces_gradients();
 }
 
 // Before autograd accumulates the gradient, so that each backward of an accumulation counts by its own weight.
@@ -232,8 +152,6 @@ const at::Tensor& Reducer::view_of(size_t parameter) const {
 
 // --- while backward runs
 
-// Autograd also comes here with an undefined gradient, which a function returns for an input that its result does not
-// depend on.
 void Reducer::on_gradient(size_t parameter, bool is_defined) {
   std::lock_guard lock(mutex_);
   if (is_defined) used_[parameter] = 1;
@@ -276,7 +194,7 @@ void Reducer::on_task_end(const BackwardTask& task) {
 }
 
 void Reducer::begin() {
-  if (weighs_gradients_) weight_.wait_for_sum();  // may throw, while this backward can still be left
+  if (hooks_.replaces_gradients()) weight_.wait_for_sum();  // may throw, while this backward can still be left
   in_backward_ = true;
   began_ = StepTimes::Clock::now();
   started_ = 0;

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
+#include <ATen/core/Tensor.h>
 
 #include <lockstep/bucket_plan.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
 
+#include "parallel/accumulator_hooks.h"
 #include "parallel/backward_task.h"
 #include "parallel/batch_weight.h"
 #include "parallel/bucket.h"
@@ -25,6 +25,8 @@ struct NamedParameter {
   std::string name;
   at::Tensor tensor;
 };
+
+std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& parameters);
 
 struct ReducerOptions {
   BucketLimits limits{};
@@ -44,7 +46,6 @@ class Reducer {
   /// `parameters` are different tensors. `weight` and `recorder` outlive the reducer.
   Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
           BatchWeight& weight, StepRecorder& recorder);
-  ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
@@ -60,10 +61,7 @@ class Reducer {
   /// UsageError when there is one already.
   void set_hook(CommHook hook);
 
-  /// Before a forward: hooks on the accumulators that the forward's graph will use. LibTorch replaces a parameter's
-  /// accumulator when the parameter's storage is replaced (torch::load, to()). On a GPU, autograd accumulates gradients
-  /// on the stream on which the accumulator was made, so a new current stream needs new accumulators; the old ones stay
-  /// while the result of an earlier forward keeps them.
+  /// Before a forward: see AccumulatorHooks.
   void connect();
 
   /// Multiplies every gradient by this rank's factor of `weight`, from the next backward on.
@@ -99,22 +97,7 @@ class Reducer {
     int expected = 0;    // of them, with a static graph
     at::Tensor kept{};   // the old gradient, where the reduction writes over it
   };
-  class Hook;
-  class WeightHook;
-  /// The hooks on one accumulator of a parameter.
-  struct Listener {
-    size_t parameter;
-    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive: autograd holds it weakly
-    uintptr_t key;
-    torch::autograd::FunctionPreHook* weight_hook = nullptr;
-  };
-
   void make_buckets();
-  Listener listen(size_t parameter);
-  void listen_anew();
-  void add_weight_hook(Listener& listener);
-  static void stop_listening(const Listener& listener);
-  bool is_connected(size_t parameter) const;
   at::Tensor weigh(const at::Tensor& gradient);
   // A rank that has no input in the first iteration of a join records later than the others; whether marks travel must
   // be the same everywhere.
@@ -148,11 +131,7 @@ class Reducer {
   BatchWeight& weight_;
   StepRecorder& recorder_;
 
-  mutable std::mutex mutex_;         // guards all that follows
-  std::vector<Listener> listeners_;  // of the parameters
-  std::vector<Listener> replaced_;   // on accumulators that were replaced and that an older graph still uses
-  bool weighs_gradients_ = false;
-  c10::Stream stream_;  // on which the accumulators were made
+  mutable std::mutex mutex_;  // guards all that follows
   BucketPlan plan_;
   std::vector<Bucket> buckets_;
   std::vector<State> states_;  // of the parameters
@@ -173,6 +152,7 @@ class Reducer {
   std::vector<const void*> tasks_;  // whose end will be told
   bool has_outermost_ = false;      // among them
   std::string not_finite_;          // the first parameter whose gradient is not
+  AccumulatorHooks hooks_;          // last: destroyed first, so that nothing calls the rest any more
 };
 
 }  // namespace lockstep

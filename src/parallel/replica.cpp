@@ -35,12 +35,6 @@ class OutputHook final : public torch::autograd::FunctionPreHook {
   const std::weak_ptr<Reducer> reducer_;
 };
 
-std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& items) {
-  std::vector<at::Tensor> result;
-  for (const auto& item : items) result.push_back(item.tensor);
-  return result;
-}
-
 std::optional<c10::Device> only_device(const std::vector<c10::Device>& devices) {
   if (devices.size() > 1)
     throw UsageError(text("DistributedDataParallel: option device_ids has ", devices.size(),

@@ -44,3 +44,11 @@ inline Mlp filled_mlp() {
   fill_parameters(*model, 1);
   return model;
 }
+
+/// The identity; backward returns an undefined gradient, with which autograd goes on to every node behind it.
+struct Stop : torch::autograd::Function<Stop> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    return {torch::Tensor()};
+  }
+};

@@ -234,14 +234,6 @@ TEST(Graphs, ForwardTakesAndReturnsWhateverTheModuleDoes) {
   });
 }
 
-/// Autograd comes here and, with undefined gradients, to every node behind it.
-struct Stop : torch::autograd::Function<Stop> {
-  static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) { return x.clone(); }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
-    return {torch::Tensor()};
-  }
-};
-
 TEST(Graphs, AnUndefinedGradientIsNone) {
   run_threads(2, [&](ProcessGroup world) {
     auto model = filled_mlp();

@@ -141,13 +141,6 @@ TEST(Misuse, ALossWithoutTheModelIsNotAnsweredWithUnusedParameters) {
   run_threads_into_an_error(2, [&](ProcessGroup world) {
     auto model = filled_mlp();
     DistributedDataParallel ddp(model, world);
-    struct Stop : torch::autograd::Function<Stop> {
-      static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) { return x.clone(); }
-      static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                     torch::autograd::variable_list) {
-        return {torch::Tensor()};
-      }
-    };
     const auto message = error_of<UsageError>([&] { Stop::apply(ddp(input_of(world.rank()))).sum().backward(); });
     EXPECT_THAT(message, AllOf(HasSubstr("rank " + std::to_string(world.rank())), HasSubstr("to any parameter"),
                                HasSubstr("does not depend"), Not(HasSubstr("find_unused_parameters"))));
