@@ -182,7 +182,7 @@ TEST(ProcessGroup, ALateRankIsNamedByTheTimeOut) {
     auto run = [&](ProcessGroup world) {
       if (world.rank() == 2) return all_gave_up.get_future().wait();
       try {
-        world.all_reduce(at::ones({4}));
+        world.all_reduce(at::ones({4}), ReduceOp::kSum, {.timeout = std::chrono::milliseconds(300)});
         ADD_FAILURE() << "all_reduce returned without rank 2";
       } catch (const Error& error) {
         EXPECT_THAT(error.what(), HasSubstr("all_reduce")) << backend;
@@ -192,8 +192,8 @@ TEST(ProcessGroup, ALateRankIsNamedByTheTimeOut) {
     };
     // The rank that times out first is the one whose error comes out; it may take the other along.
     expect_error<TimeoutError>(
-        [&] { run_threads(3, run, {.backend = backend, .timeout = std::chrono::milliseconds(300)}); }, "all_reduce",
-        "did not finish within 300 ms", "Late: rank 2", "outside of any call", "Flight recorder");
+        [&] { run_threads(3, run, {.backend = backend}); }, "all_reduce", "did not finish within 300 ms",
+        "Late: rank 2", "outside of any call", "Flight recorder");
   }
 }
 
