@@ -3,29 +3,28 @@
 
 cmake_minimum_required(VERSION 3.25)
 
-set(rooms base rendezvous comm parallel data optim checkpoint launch report)
+set(rooms base rendezvous backends comm parallel data optim launch)
 
 # The rooms whose files each room may include, itself aside, as "src/" and as public headers.
 set(base_may "")
 set(rendezvous_may base)
-set(comm_may base rendezvous)
+set(backends_may base rendezvous)
+set(comm_may base rendezvous backends)
 set(parallel_may base comm)
 set(data_may base comm)
 set(optim_may base comm)
-set(checkpoint_may base comm)
 set(launch_may base rendezvous)
-set(report_may base comm)
 
 # The rooms that never see torch, and what comm may see of it: tensors.
 set(never_torch base rendezvous launch)
-set(never_modules comm)
+set(never_modules backends comm)
 
 # The public headers of each room.
 set(base_headers environment error export logging version)
 set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launcher)
-set(comm_headers
-  backend call_options group_layout join process_group reduce_op run_threads spawn tensors_in torch_version work)
+set(backends_headers backend reduce_op)
+set(comm_headers call_options group_layout join process_group run_threads spawn tensors_in torch_version work)
 set(parallel_headers
   bucket_plan captured_step comm_hook data_parallel ddp_logging_data distributed_data_parallel sync_batch_norm)
 set(optim_headers fused_optimizers gradient_tools optimizer_state shard_plan zero_redundancy_optimizer)
@@ -59,10 +58,10 @@ function(check_include file room include)
     violation(${file} ${include} "the umbrella is for users")
   elseif(include MATCHES "^lockstep/" AND NOT other)
     violation(${file} ${include} "no room owns this header; add it to tests/layering.cmake")
-  elseif(include STREQUAL "mpi.h" AND NOT file MATCHES "/src/comm/mpi/")
-    violation(${file} ${include} "MPI stays in src/comm/mpi")
-  elseif(include MATCHES "^(nccl|cuda.*)\\.h$|^(ATen|c10)/cuda/" AND NOT file MATCHES "/src/comm/nccl/")
-    violation(${file} ${include} "CUDA stays in src/comm/nccl")
+  elseif(include STREQUAL "mpi.h" AND NOT file MATCHES "/src/backends/mpi/")
+    violation(${file} ${include} "MPI stays in src/backends/mpi")
+  elseif(include MATCHES "^(nccl|cuda.*)\\.h$|^(ATen|c10)/cuda/" AND NOT file MATCHES "/src/backends/nccl/")
+    violation(${file} ${include} "CUDA stays in src/backends/nccl")
   elseif(include MATCHES "^(torch|ATen|c10)/" AND room IN_LIST never_torch)
     violation(${file} ${include} "${room} never sees torch")
   elseif(include MATCHES "^torch/" AND NOT include MATCHES "^torch/(version|csrc/jit/serialization/pickle)\\.h$" AND

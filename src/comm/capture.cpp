@@ -2,10 +2,9 @@
 
 #include <lockstep/error.h>
 
-#include "comm/group.h"
+#include "comm/group/group.h"
 #ifdef LOCKSTEP_HAVE_NCCL
-#include "comm/nccl/gpu.h"
-#include "comm/nccl/graph.h"
+#include "backends/nccl/gpu.h"
 #endif
 
 namespace lockstep::detail {
@@ -18,8 +17,6 @@ constexpr size_t kMostReplays = 8;
 thread_local Recording* current = nullptr;
 
 }  // namespace
-
-CaptureStream::~CaptureStream() = default;
 
 std::unique_ptr<CaptureStream> make_capture_stream([[maybe_unused]] c10::Device device) {
 #ifdef LOCKSTEP_HAVE_NCCL

@@ -9,24 +9,15 @@
 #include <lockstep/call_options.h>
 #include <lockstep/process_group.h>
 
+#include "backends/nccl/capture_stream.h"
+
 namespace lockstep::detail {
 
 /// Whether the calling thread's current stream on that device is being captured into a CUDA graph.
 bool is_capturing(c10::Device device);
 
-/// A stream of a GPU beside the current one, on which work is tried, and then captured in a CUDA graph, which the
-/// current stream repeats. The default stream cannot be captured. Not thread-safe.
-class CaptureStream {
- public:
-  virtual ~CaptureStream();
-
-  /// Does the work there, after what the current stream was given so far; that one goes on after it.
-  virtual void run(const std::function<void()>& work) = 0;
-  /// Remembers what the work would do, and does not do it. Throws what the work throws, or the driver's c10::Error.
-  virtual void capture(const std::function<void()>& work) = 0;
-  /// Does, on the current stream, what was captured.
-  virtual void replay() = 0;
-};
+using nccl::CaptureStream;
+/// UsageError in a build without CUDA.
 std::unique_ptr<CaptureStream> make_capture_stream(c10::Device device);
 
 /// Makes `replay`, in which collectives of the group are repeated that were captured, a call of the group: it has its

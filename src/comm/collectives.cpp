@@ -6,7 +6,7 @@
 
 #include "base/text.h"
 #include "comm/dense.h"
-#include "comm/reduction.h"
+#include "backends/common/reduction.h"
 
 namespace lockstep::detail {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <lockstep/reduce_op.h>
 
-#include "comm/group.h"
+#include "comm/group/group.h"
 
 namespace lockstep::detail {
 

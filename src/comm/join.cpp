@@ -1,271 +1,115 @@
-#include "comm/join.h"
+#include <lockstep/join.h>
 
 #include <algorithm>
-#include <thread>
 
-#include <lockstep/environment.h>
-#include <lockstep/error.h>
-#include <lockstep/process_group.h>
+#include <ATen/ATen.h>
 
-#include "base/deadline.h"
-#include "base/owner_process.h"
-#include "base/rethrow.h"
 #include "base/text.h"
-#include "base/variables.h"
-#include "comm/choose_device.h"
-#include "comm/make_group.h"
-#include "rendezvous/line_store.h"
-#include "rendezvous/meeting_place.h"
-#include "rendezvous/roll_call.h"
-#include "rendezvous/secret.h"
 
 namespace lockstep {
+
+InputsExhausted::~InputsExhausted() = default;
+Joinable::~Joinable() = default;
+
+int JoinRound::trains() const {
+  return static_cast<int>(std::count(has_inputs.begin(), has_inputs.end(), true));
+}
+
+int JoinRound::last_rank() const {
+  for (int rank = static_cast<int>(has_inputs.size()) - 1; rank >= 0; --rank)
+    if (has_inputs[rank]) return rank;
+  return -1;
+}
+
+JoinContext::JoinContext(ProcessGroup group, JoinOptions options) : group_(std::move(group)), options_(options) {}
+
+const JoinRound& JoinContext::next_round(const Turn& turn) {
+  // Each rank's weight, whether each rank has inputs, then for how many ranks each of three things holds.
+  const int ranks = group_.size();
+  auto sum = at::zeros({2 * ranks + 3}, at::kDouble);
+  double* value = sum.data_ptr<double>();
+  double* flags = value + 2 * ranks;
+  value[group_.rank()] = turn.weight.value_or(0);
+  value[ranks + group_.rank()] = turn.weight.has_value();
+  flags[0] = turn.is_weighted;
+  flags[1] = turn.is_synchronised;
+  flags[2] = turn.is_training;
+  sum = sum.to(group_.device());
+  group_.all_reduce(sum);
+  sum = sum.cpu();
+  value = sum.data_ptr<double>();
+  flags = value + 2 * ranks;
+  round_ = {{value, value + ranks}, {}, flags[0] > 0, flags[1] > 0, flags[2] > 0};
+  for (int rank = 0; rank < ranks; ++rank) round_.has_inputs.push_back(value[ranks + rank] > 0);
+
+  const int trains = round_.trains();
+  if (options_.throw_on_early_termination && trains > 0 && trains < group_.size()) {
+    std::vector<int> out;
+    for (int rank = 0; rank < group_.size(); ++rank)
+      if (!round_.has_inputs[rank]) out.push_back(rank);
+    throw InputsExhausted(text("rank ", group_.rank(), ": ", out.size() == 1 ? "rank " : "ranks ", enumerate(out),
+                               out.size() == 1 ? " has" : " have", " no inputs left; all ranks stop here"));
+  }
+  auto check_agreed = [&](double count, const char* what, const char* remedy) {
+    if (count != 0 && count != trains)
+      throw MismatchError(text("rank ", group_.rank(), ": ", count, " of the ", trains, " ranks that train ", what,
+                               " in this iteration, the others do not; ", remedy));
+  };
+  check_agreed(flags[1], "average their gradients", "use no_sync in the same iterations on every rank");
+  check_agreed(flags[2], "have their model in training mode", "call train() and eval() alike on every rank");
+  return round_;
+}
+
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-// --- what is asked for
-
-struct JobPlace {
-  int rank = 0;
-  int world_size = 1;
-};
-
-JobPlace find_place(const ProcessGroupOptions& options) {
-  if (options.rank.has_value() != options.world_size.has_value())
-    throw UsageError(text("init_process_group: ", options.rank ? "rank" : "world_size", " is given without ",
-                          options.rank ? "world_size" : "rank",
-                          "; give both, or none to take them from the environment"));
-  JobPlace place;
-  if (options.rank) {
-    place = {*options.rank, *options.world_size};
-  } else {
-    auto environment = Environment::detect();
-    place = {environment.rank, environment.world_size};
-  }
-  if (place.world_size < 1 || place.rank < 0 || place.rank >= place.world_size)
-    throw UsageError(text("init_process_group: rank ", place.rank, " of ", place.world_size,
-                          " makes no sense; ranks count from 0 to world_size - 1"));
-  return place;
-}
-
-milliseconds checked_duration(const char* option, milliseconds value, milliseconds least) {
-  if (value < least)
-    throw UsageError(
-        text("init_process_group: ", option, " is ", value.count(), " ms; it must be at least ", least.count(), " ms"));
-  return value;
-}
-
-// --- coming together
-
-/// What a rank has in hand once all are there.
-struct Meeting {
-  std::vector<Peer> peers;
-  std::shared_ptr<Store> store;
-  std::shared_ptr<Line> line{};
-  std::unique_ptr<StoreServer> server{};
-  int joins_before = 0;  // of this process, at this store
-};
-
-class Arrival {
+/// Those who have entered the join are in it as long as this lives.
+class Membership {
  public:
-  Arrival(const Enrolment& mine, milliseconds timeout, milliseconds heartbeat_limit)
-      : mine_(mine), timeout_(timeout), heartbeat_limit_(heartbeat_limit), deadline_(deadline_after(timeout)) {}
-
-  Meeting alone() const {
-    auto store = make_memory_store();
-    return {call_roll(*store, mine_, timeout_), store};
+  Membership() = default;
+  ~Membership() {
+    for (auto* member : members_) member->leave_join();
   }
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
 
-  // The store at the port is the job's from the first word on: a rank that dies while others still come is noticed.
-  Meeting at_port(const MeetingPort& place) const {
-    Meeting meeting;
-    auto secret = find_secret(is_loopback(place.endpoint.host), process_variable);
-    if (mine_.rank == 0 && place.rank_zero_hosts) meeting.server = host(place.endpoint, secret);
-    connect_to_fresh(meeting, place, secret);
-    auto mine = mine_;
-    mine.joins_before = meeting.joins_before;
-    try {
-      meeting.peers =
-          call_roll(*meeting.store, mine, time_left(),
-                    [&](const std::string& key, const std::string& value) { return enrol(*meeting.line, key, value); });
-    } catch (...) {
-      give_up(meeting);
-    }
-    // What an earlier group of this process has left in the store is not for this one.
-    meeting.store = with_prefix(meeting.store, text("join/", meeting.joins_before, "/"));
-    return meeting;
-  }
-
-  // The ranks meet elsewhere, in a file or in a store of the user's; then rank 0 hosts the job's store and tells the
-  // others there where it is and by what secret.
-  Meeting by_way_of(Store& elsewhere) const {
-    Meeting meeting;
-    meeting.peers = call_roll(elsewhere, mine_, time_left());
-    constexpr const char* kJobStore = "job_store";
-    if (mine_.rank == 0) {
-      auto secret = Secret::random();
-      Endpoint endpoint{own_address(meeting.peers), 0};
-      meeting.server = host(endpoint, secret);
-      endpoint.port = meeting.server->port();
-      elsewhere.set(kJobStore, pack({to_string(endpoint), secret.bytes()}));
-      connect(meeting, endpoint, secret);
-    } else {
-      auto told = unpack(elsewhere.get(kJobStore, time_left()));
-      connect(meeting, parse_endpoint(told.at(0)), Secret::from_bytes(told.at(1)));
-    }
-    try {
-      std::vector<std::string> keys;
-      for (int rank = 0; rank < mine_.world_size; ++rank) keys.push_back(text("enrolled/", rank));
-      enrol(*meeting.line, keys[mine_.rank], "here");
-      try {
-        meeting.store->wait(keys, time_left());
-      } catch (const TimeoutError& error) {
-        throw TimeoutError(
-            text("not all ranks that announced themselves have connected to the job's store: ", error.what()));
-      }
-    } catch (...) {
-      give_up(meeting);
-    }
-    return meeting;
+  void enter(Joinable* member, const std::shared_ptr<JoinContext>& context) {
+    member->enter_join(context, members_.empty());
+    members_.push_back(member);
   }
 
  private:
-  milliseconds time_left() const {
-    return std::max(std::chrono::ceil<milliseconds>(deadline_ - Clock::now()), milliseconds(1));
-  }
-
-  std::string prefix() const { return text("start/", mine_.generation, "/"); }
-
-  std::unique_ptr<StoreServer> host(const Endpoint& endpoint, const Secret& secret) const {
-    return std::make_unique<StoreServer>(StoreServer::Options{endpoint, secret, mine_.generation, "rank 0"});
-  }
-
-  void connect(Meeting& meeting, Endpoint endpoint, const Secret& secret) const {
-    try {
-      meeting.line = make_shared_owned<Line>(
-          Line::Options{endpoint, secret.key(mine_.generation), mine_.generation, deadline_, heartbeat_limit_});
-    } catch (const TimeoutError& error) {
-      throw TimeoutError(text("rank ", mine_.rank, ": missing: the host of the job's store (rank 0, or the launcher). ",
-                              error.what()));
-    }
-    meeting.store = with_prefix(make_line_store(meeting.line), prefix());
-  }
-
-  // A store that rank 0 hosts is for one group: while the one that this process has left is up, the next is yet to
-  // come.
-  void connect_to_fresh(Meeting& meeting, const MeetingPort& place, const Secret& secret) const {
-    constexpr milliseconds kPause(20);
-    bool has_seen_the_last = false;
-    do {
-      try {
-        connect(meeting, place.endpoint, secret);
-      } catch (const TimeoutError&) {
-        if (!has_seen_the_last) throw;
-        break;
-      }
-      try {
-        meeting.joins_before = count_join(*meeting.store, mine_.rank);
-        if (meeting.joins_before == 0 || !place.rank_zero_hosts) return;
-        has_seen_the_last = true;
-      } catch (const PeerError&) {
-        if (meeting.line->over() || !place.rank_zero_hosts) throw;  // else it has just ended, in order
-      }
-      std::this_thread::sleep_for(kPause);
-    } while (Clock::now() < deadline_);
-    throw TimeoutError(text("rank ", mine_.rank, ": this process has joined at ", to_string(place.endpoint),
-                            " before, and rank 0 has not opened a store for the next group there: destroy the group on "
-                            "rank 0 too, and call init_process_group there as often as here"));
-  }
-
-  std::string enrol(Line& line, const std::string& key, const std::string& value) const {
-    auto me = this_process();
-    return line
-        .call(Verb::kEnrol, {prefix() + key, value, std::to_string(mine_.rank), me.host, me.host_id,
-                             std::to_string(me.pid), std::to_string(heartbeat_limit_.count())})
-        .at(0);
-  }
-
-  // Those who wait for this rank are told why it does not come. A host keeps the store up until they know, or a second.
-  [[noreturn]] static void give_up(Meeting& meeting) {
-    const auto failure = to_failure(std::current_exception());
-    try {
-      throw;
-    } catch (const MissingRanksError& error) {  // this rank gives up because of them
-      if (!error.ranks().empty())
-        meeting.line->say(Verb::kBlame, {std::to_string(error.ranks().front()), failure.kind, failure.message});
-    } catch (...) {
-    }
-    meeting.line->say_goodbye(failure);
-    meeting.line.reset();
-    meeting.store.reset();
-    if (meeting.server) meeting.server->await_departures(std::chrono::seconds(1));
-    throw;
-  }
-
-  static std::string own_address(const std::vector<Peer>& peers) {
-    const auto& mine = peers.front().process;
-    bool one_host =
-        std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) { return peer.process.host_id == mine.host_id; });
-    if (one_host) return "127.0.0.1";
-    std::string address = process_variable("MASTER_ADDR").value_or(mine.host);
-    if (is_loopback(address))
-      throw UsageError(text("rank 0: this host's name, ", address,
-                            ", means loopback here, where the other hosts cannot come; set MASTER_ADDR to an address "
-                            "of rank 0's host that they reach"));
-    return address;
-  }
-
-  const Enrolment mine_;
-  const milliseconds timeout_;
-  const milliseconds heartbeat_limit_;
-  const Clock::time_point deadline_;
+  std::vector<Joinable*> members_;
 };
 
-Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int world_size) {
-  if (options.store) return arrival.by_way_of(*options.store);
-  if (world_size == 1) return arrival.alone();
-  // Only env:// looks at what the launcher says; ranks that are told everything need none.
-  bool is_told = options.rank && options.init_method != "env://";
-  auto environment = is_told ? Environment() : Environment::detect();
-  auto place = find_meeting_place(options.init_method, environment, process_variable);
-  if (auto* file = std::get_if<MeetingFile>(&place)) return arrival.by_way_of(*open_file_store(file->path));
-  return arrival.at_port(std::get<MeetingPort>(place));
+void check_members(const std::vector<Joinable*>& members) {
+  if (members.empty() || std::find(members.begin(), members.end(), nullptr) != members.end())
+    throw UsageError("join needs members: give it {&ddp}, the wrapper whose loop it runs");
+  for (const auto* member : members)
+    if (member->join_group().global_ranks() != members.front()->join_group().global_ranks())
+      throw UsageError(text("rank ", members.front()->join_group().rank(),
+                            ": the members of a join must be on the same ranks; run one join for each group"));
 }
 
 }  // namespace
 
-std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) {
-  auto device = choose_device(options, parse_backends(options.backend));
-  auto timeout = checked_duration("timeout", options.timeout, milliseconds(1));
-  auto heartbeat_limit = checked_duration("heartbeat_limit", options.heartbeat_limit, milliseconds(500));
-  auto [rank, world_size] = find_place(options);
-
-  Enrolment mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
-  auto [peers, store, line, server, joins_before] = [&] {
-    try {
-      return meet(options, {mine, timeout, heartbeat_limit}, world_size);
-    } catch (const Error& error) {
-      std::string me = text("rank ", rank, ":");
-      bool says_so_already = std::string_view(error.what()).starts_with(me.substr(0, me.size() - 1));
-      rethrow_with_prefix(std::current_exception(), says_so_already ? "" : me + " joining: ");
-    }
-  }();
-  auto job = make_shared_owned<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(line),
-                                    std::move(server));
-  std::vector<int> everyone(world_size);
-  for (int r = 0; r < world_size; ++r) everyone[r] = r;
-  try {
-    return make_group(job, {kWorld, std::move(everyone), options.backend, device, timeout});
-  } catch (...) {
-    job->give_up(std::current_exception());
-    throw;
+void join(const std::vector<Joinable*>& members, const JoinOptions& options, const std::function<void()>& loop) {
+  check_members(members);
+  const auto group = members.front()->join_group();
+  const auto context = std::make_shared<JoinContext>(group, options);
+  Membership membership;
+  for (auto* member : members) membership.enter(member, context);
+  loop();
+  int source = group.size() - 1;
+  if (context->round().trains() > 0) source = context->round().last_rank();
+  while (context->next_round({}).trains() > 0) {
+    source = context->round().last_rank();
+    for (auto* member : members) member->shadow(context->round());
   }
+  for (auto* member : members) member->take_state_from(source);
 }
 
-ProcessGroup init_process_group(const ProcessGroupOptions& options) {
-  return ProcessGroup(detail::join(options));
+void join(const std::vector<Joinable*>& members, const std::function<void()>& loop) {
+  join(members, {}, loop);
 }
 
 }  // namespace lockstep

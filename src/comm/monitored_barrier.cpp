@@ -7,8 +7,8 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/wait_notice.h"
-#include "comm/census.h"
-#include "comm/group.h"
+#include "comm/watch/straggler_report.h"
+#include "comm/group/group.h"
 
 // Every rank leaves a mark in the store. The first that sees all marks, or whose time is up, writes the verdict that
 // counts for all: nobody passes a barrier at which others gave up.

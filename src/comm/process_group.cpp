@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "comm/collectives.h"
 #include "comm/dense.h"
-#include "comm/group.h"
+#include "comm/group/group.h"
 
 namespace lockstep {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "base/rethrow.h"
 #include "base/text.h"
-#include "comm/group.h"
-#include "comm/join.h"
+#include "comm/group/group.h"
+#include "comm/setup/init_process_group.h"
 
 namespace lockstep {
 namespace {

@@ -22,8 +22,8 @@
 #include "base/text.h"
 #include "base/variables.h"
 #include "rendezvous/failure.h"
-#include "rendezvous/store_server.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/store/store_server.h"
+#include "rendezvous/store/protocol.h"
 
 extern char** environ;
 

@@ -8,8 +8,8 @@
 #include <lockstep/process_group.h>
 
 #include "base/text.h"
-#include "comm/backend_names.h"
-#include "comm/make_group.h"
+#include "comm/setup/backend_names.h"
+#include "comm/setup/make_group.h"
 
 namespace lockstep {
 namespace {

@@ -15,7 +15,7 @@
 
 #include <lockstep/error.h>
 
-#include "base/own_files.h"
+#include "base/private_files.h"
 #include "base/text.h"
 
 namespace lockstep {

@@ -10,7 +10,7 @@
 
 #include "base/text.h"
 #include "launch/process_tree.h"
-#include "rendezvous/host.h"
+#include "rendezvous/process_id.h"
 
 namespace lockstep {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/socket.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/net/socket.h"
+#include "rendezvous/store/protocol.h"
 
 namespace lockstep {
 

@@ -11,8 +11,8 @@
 #include "launch/plan.h"
 #include "launch/report.h"
 #include "launch/signals.h"
-#include "rendezvous/secret.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/net/secret.h"
+#include "rendezvous/store/store_server.h"
 
 namespace lockstep {
 

@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "base/variables.h"
 #include "launch/attempt.h"
-#include "rendezvous/host.h"
+#include "rendezvous/process_id.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 #include <lockstep/environment.h>
 #include <lockstep/launcher.h>
 
-#include "rendezvous/socket.h"
+#include "rendezvous/net/socket.h"
 
 namespace lockstep {
 

@@ -11,7 +11,7 @@
 #include <lockstep/error.h>
 
 #include "base/log.h"
-#include "base/own_files.h"
+#include "base/private_files.h"
 #include "base/text.h"
 
 namespace lockstep {

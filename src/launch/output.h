@@ -7,7 +7,7 @@
 
 #include "launch/console.h"
 #include "launch/plan.h"
-#include "rendezvous/socket.h"
+#include "rendezvous/net/socket.h"
 
 namespace lockstep {
 

@@ -13,7 +13,7 @@
 #include "base/number.h"
 #include "base/text.h"
 #include "base/variables.h"
-#include "rendezvous/host.h"
+#include "rendezvous/process_id.h"
 #include "rendezvous/meeting_place.h"
 
 extern char** environ;

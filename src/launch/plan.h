@@ -11,7 +11,7 @@
 #include "launch/crew.h"
 #include "launch/machine.h"
 #include "launch/nodes.h"
-#include "rendezvous/socket.h"
+#include "rendezvous/net/socket.h"
 
 namespace lockstep {
 

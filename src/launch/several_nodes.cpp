@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "base/wait_notice.h"
 #include "launch/cluster.h"
-#include "rendezvous/line.h"
+#include "rendezvous/store/store_client.h"
 
 // The launchers' store has these keys, G being the generation and K a node:
 //   launch/node/K        who came: host, pid, workers, nodes, job

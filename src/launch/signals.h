@@ -5,7 +5,7 @@
 #include <chrono>
 #include <optional>
 
-#include "rendezvous/socket.h"
+#include "rendezvous/net/socket.h"
 
 namespace lockstep {
 

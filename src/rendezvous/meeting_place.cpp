@@ -7,7 +7,7 @@
 
 #include "base/text.h"
 #include "base/variables.h"
-#include "rendezvous/socket.h"
+#include "rendezvous/net/socket.h"
 
 namespace lockstep {
 namespace {

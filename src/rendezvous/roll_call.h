@@ -9,7 +9,7 @@
 #include <lockstep/error.h>
 #include <lockstep/store.h>
 
-#include "rendezvous/host.h"
+#include "rendezvous/process_id.h"
 
 namespace lockstep {
 

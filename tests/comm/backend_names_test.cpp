@@ -1,5 +1,5 @@
-#include "comm/backend_names.h"
-#include "comm/choose_device.h"
+#include "comm/setup/backend_names.h"
+#include "comm/setup/choose_device.h"
 
 #include <gtest/gtest.h>
 

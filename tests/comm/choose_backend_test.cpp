@@ -1,4 +1,4 @@
-#include "comm/choose_backend.h"
+#include "comm/setup/choose_backend.h"
 
 #include <gtest/gtest.h>
 

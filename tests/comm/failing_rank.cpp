@@ -18,7 +18,7 @@
 
 #include <lockstep/lockstep.h>
 
-#include "comm/backend_registry.h"
+#include "comm/setup/backend_registry.h"
 #include "comm/failing_rank.h"
 #include "comm/forking_rank.h"
 #include "comm/mixed_calls.h"

@@ -1,11 +1,11 @@
-#include "comm/fingerprint.h"
+#include "comm/watch/fingerprint.h"
 
 #include <set>
 
 #include <gtest/gtest.h>
 
-#include "comm/census.h"
-#include "rendezvous/wire.h"
+#include "comm/watch/straggler_report.h"
+#include "rendezvous/store/protocol.h"
 #include "support/messages.h"
 #include "support/recording.h"
 

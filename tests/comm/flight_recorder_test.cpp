@@ -1,4 +1,4 @@
-#include "comm/flight_recorder.h"
+#include "comm/watch/flight_recorder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

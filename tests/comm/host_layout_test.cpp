@@ -1,9 +1,9 @@
-#include "comm/hierarchical/host_layout.h"
+#include "backends/hierarchical/host_layout.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "comm/hierarchical/columns.h"
+#include "backends/hierarchical/column_split.h"
 
 namespace lockstep::hierarchical {
 namespace {

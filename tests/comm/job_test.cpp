@@ -1,11 +1,11 @@
-#include "comm/job.h"
+#include "comm/watch/job.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/error.h>
 
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "support/eventually.h"
 #include "support/messages.h"
 #include "support/recording.h"

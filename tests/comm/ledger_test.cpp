@@ -1,4 +1,4 @@
-#include "comm/shm/ledger.h"
+#include "backends/shm/call_log.h"
 
 #include <atomic>
 #include <barrier>

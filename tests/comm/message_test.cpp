@@ -9,8 +9,8 @@
 #include <lockstep/error.h>
 #include <lockstep/store.h>
 
-#include "comm/group.h"
-#include "comm/join.h"
+#include "comm/group/group.h"
+#include "comm/setup/init_process_group.h"
 #include "support/eventually.h"
 #include "support/messages.h"
 #include "support/ranks.h"

@@ -11,7 +11,7 @@
 
 #include <lockstep/lockstep.h>
 
-#include "comm/mpi/mpi.h"
+#include "backends/mpi/mpi.h"
 
 namespace {
 

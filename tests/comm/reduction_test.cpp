@@ -1,4 +1,4 @@
-#include "comm/reduction.h"
+#include "backends/common/reduction.h"
 
 #include <cmath>
 #include <cstring>
@@ -7,9 +7,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "comm/narrow_floats.h"
+#include "backends/common/narrow_floats.h"
 #include "comm/oracle.h"
-#include "comm/slices.h"
+#include "backends/common/slices.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 
 #include <lockstep/error.h>
 
-#include "comm/shm/arena.h"
+#include "backends/shm/arena.h"
 
 namespace {
 

@@ -18,7 +18,7 @@
 
 #include <lockstep/error.h>
 
-#include "comm/shm/arena.h"
+#include "backends/shm/arena.h"
 #include "support/messages.h"
 
 namespace lockstep::shm {

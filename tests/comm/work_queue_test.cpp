@@ -1,4 +1,4 @@
-#include "comm/work_queue.h"
+#include "comm/group/work_queue.h"
 
 #include <atomic>
 #include <future>

@@ -6,8 +6,8 @@
 #include <map>
 #include <string>
 
-#include "rendezvous/switchboard.h"
-#include "rendezvous/tls.h"
+#include "rendezvous/store/coordinator.h"
+#include "rendezvous/net/tls.h"
 
 namespace {
 

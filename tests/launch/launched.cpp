@@ -19,9 +19,9 @@
 #include <lockstep/environment.h>
 
 #include "base/variables.h"
-#include "rendezvous/line.h"
+#include "rendezvous/store/store_client.h"
 #include "rendezvous/meeting_place.h"
-#include "rendezvous/secret.h"
+#include "rendezvous/net/secret.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "parallel/logging_data.h"
+#include "parallel/ddp/logging_data.h"
 
 #include <fstream>
 #include <sstream>

@@ -1,4 +1,4 @@
-#include "parallel/packed_broadcast.h"
+#include "parallel/ddp/packed_broadcast.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

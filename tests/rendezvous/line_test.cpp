@@ -1,6 +1,6 @@
 // A rank's line to the store: what it hears, and what it is refused.
 
-#include "rendezvous/line.h"
+#include "rendezvous/store/store_client.h"
 
 #include <future>
 

@@ -1,4 +1,4 @@
-#include "rendezvous/peer_connector.h"
+#include "rendezvous/net/peer_connector.h"
 
 #include <sys/socket.h>
 
@@ -7,8 +7,8 @@
 
 #include <lockstep/error.h>
 
-#include "rendezvous/peer_proof.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/net/peer_proof.h"
+#include "rendezvous/store/protocol.h"
 #include "support/log_lines.h"
 #include "support/loopback.h"
 #include "support/messages.h"

@@ -1,4 +1,4 @@
-#include "rendezvous/secret.h"
+#include "rendezvous/net/secret.h"
 
 #include <sys/stat.h>
 #include <sys/wait.h>

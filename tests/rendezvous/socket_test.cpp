@@ -1,4 +1,4 @@
-#include "rendezvous/socket.h"
+#include "rendezvous/net/socket.h"
 
 #include <fcntl.h>
 #include <net/if.h>

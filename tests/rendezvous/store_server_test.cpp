@@ -1,4 +1,4 @@
-#include "rendezvous/store_server.h"
+#include "rendezvous/store/store_server.h"
 
 #include <sys/resource.h>
 

@@ -1,4 +1,4 @@
-#include "rendezvous/switchboard.h"
+#include "rendezvous/store/coordinator.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "rendezvous/tls.h"
+#include "rendezvous/net/tls.h"
 
 #include <openssl/evp.h>
 #include <openssl/ssl.h>

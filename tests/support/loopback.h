@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "rendezvous/socket.h"
+#include "rendezvous/net/socket.h"
 
 namespace lockstep {
 

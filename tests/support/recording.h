@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/flight_recorder.h"
+#include "comm/watch/flight_recorder.h"
 
 namespace lockstep::detail {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "rendezvous/socket.h"
+#include "rendezvous/net/socket.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "rendezvous/switchboard.h"
+#include "rendezvous/store/coordinator.h"
 
 namespace lockstep {
 

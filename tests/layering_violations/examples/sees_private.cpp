@@ -1,1 +1,1 @@
-#include "comm/group.h"
+#include "comm/group/group.h"

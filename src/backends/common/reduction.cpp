@@ -1,0 +1,314 @@
+#include "backends/common/reduction.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "backends/common/narrow_floats.h"
+
+namespace lockstep {
+namespace {
+
+using Outputs = std::span<void* const>;
+using Inputs = std::span<const void* const>;
+
+constexpr int64_t kBlock = 1024;  // elements whose sums stay in the first-level cache
+
+// Integers are added and multiplied as unsigned, where wrapping around is defined.
+template <class T>
+using Wrapping = std::make_unsigned_t<T>;
+
+struct Sum {
+  template <class A>
+  A operator()(A a, A b) const {
+    if constexpr (std::is_floating_point_v<A>)
+      return a + b;
+    else
+      return static_cast<A>(static_cast<Wrapping<A>>(a) + static_cast<Wrapping<A>>(b));
+  }
+};
+
+struct Product {
+  template <class A>
+  A operator()(A a, A b) const {
+    if constexpr (std::is_floating_point_v<A>)
+      return a * b;
+    else  // widened, since uint16_t operands would be promoted to int, which overflows
+      return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+  }
+};
+
+struct Min {
+  template <class A>
+  A operator()(A a, A b) const {
+    return a < b || a != a ? a : b;
+  }
+};
+
+struct Max {
+  template <class A>
+  A operator()(A a, A b) const {
+    return a > b || a != a ? a : b;
+  }
+};
+
+struct And {
+  template <class A>
+  A operator()(A a, A b) const {
+    return static_cast<A>(a & b);
+  }
+};
+
+struct Or {
+  template <class A>
+  A operator()(A a, A b) const {
+    return static_cast<A>(a | b);
+  }
+};
+
+struct Xor {
+  template <class A>
+  A operator()(A a, A b) const {
+    return static_cast<A>(a ^ b);
+  }
+};
+
+struct KeepValue {
+  template <class A>
+  A operator()(A a) const {
+    return a;
+  }
+};
+
+/// What elements of a type are in memory, and what they are added up as.
+template <class T>
+struct Element {
+  using Sum = T;
+  static Sum widen(T value) { return value; }
+  static T narrow(Sum sum) { return sum; }
+};
+template <>
+struct Element<Float16> {
+  using Sum = float;
+  static Sum widen(Float16 value) { return lockstep::widen(value); }
+  static Float16 narrow(Sum sum) { return narrow_to_half(sum); }
+};
+template <>
+struct Element<BrainFloat16> {
+  using Sum = float;
+  static Sum widen(BrainFloat16 value) { return lockstep::widen(value); }
+  static BrainFloat16 narrow(Sum sum) { return narrow_to_brain(sum); }
+};
+
+template <class T>
+using SumOf = typename Element<T>::Sum;
+
+// All loops below: outputs are inputs, or lie apart from them, so that no element is written before it is read.
+
+// Two inputs and two outputs, in one pass: what two ranks need.
+template <class T, class Combine, class Finish>
+void reduce_pair(T* to, T* also_to, const T* a, const T* b, int64_t count, Combine combine, Finish finish) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    T result = Element<T>::narrow(finish(combine(Element<T>::widen(a[i]), Element<T>::widen(b[i]))));
+    to[i] = result;
+    also_to[i] = result;
+  }
+}
+
+// sums = a op b op c op d
+template <class T, class Combine>
+void fold(SumOf<T>* sums, const T* a, const T* b, const T* c, const T* d, int64_t count, Combine combine) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    auto front = combine(Element<T>::widen(a[i]), Element<T>::widen(b[i]));
+    sums[i] = combine(combine(front, Element<T>::widen(c[i])), Element<T>::widen(d[i]));
+  }
+}
+
+// sums = sums op a op b op c
+template <class T, class Combine>
+void fold_more(SumOf<T>* sums, const T* a, const T* b, const T* c, int64_t count, Combine combine) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    auto front = combine(combine(sums[i], Element<T>::widen(a[i])), Element<T>::widen(b[i]));
+    sums[i] = combine(front, Element<T>::widen(c[i]));
+  }
+}
+
+template <class T, class Combine>
+void fold_one(SumOf<T>* sums, const T* a, int64_t count, Combine combine) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) sums[i] = combine(sums[i], Element<T>::widen(a[i]));
+}
+
+template <class T, class Combine, class Finish>
+void reduce_typed(Outputs outputs, Inputs inputs, int64_t count, Combine combine, Finish finish) {
+  auto input = [&](size_t rank, int64_t begin) { return static_cast<const T*>(inputs[rank]) + begin; };
+  auto output = [&](size_t rank, int64_t begin) { return static_cast<T*>(outputs[rank]) + begin; };
+  if (inputs.size() == 2)
+    return reduce_pair(output(0, 0), output(outputs.size() - 1, 0), input(0, 0), input(1, 0), count, combine, finish);
+  SumOf<T> sums[kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t n = std::min(kBlock, count - begin);
+    size_t rank = 0;
+    if (inputs.size() >= 4) {
+      fold(sums, input(0, begin), input(1, begin), input(2, begin), input(3, begin), n, combine);
+      rank = 4;
+    } else {
+      const T* first = input(0, begin);
+      for (int64_t i = 0; i < n; ++i) sums[i] = Element<T>::widen(first[i]);
+      rank = 1;
+    }
+    for (; rank + 3 <= inputs.size(); rank += 3)
+      fold_more(sums, input(rank, begin), input(rank + 1, begin), input(rank + 2, begin), n, combine);
+    for (; rank < inputs.size(); ++rank) fold_one(sums, input(rank, begin), n, combine);
+    T* to = output(0, begin);
+    for (int64_t i = 0; i < n; ++i) to[i] = Element<T>::narrow(finish(sums[i]));
+    for (size_t other = 1; other < outputs.size(); ++other) std::memcpy(output(other, begin), to, n * sizeof(T));
+  }
+}
+
+template <class T>
+void reduce_floating(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
+  using A = SumOf<T>;
+  A share = A(1) / static_cast<A>(inputs.size());
+  switch (op) {
+    case ReduceOp::kSum:
+      return reduce_typed<T>(outputs, inputs, count, Sum(), KeepValue());
+    case ReduceOp::kAvg:
+      return reduce_typed<T>(outputs, inputs, count, Sum(), [share](A a) { return a * share; });
+    case ReduceOp::kProduct:
+      return reduce_typed<T>(outputs, inputs, count, Product(), KeepValue());
+    case ReduceOp::kMin:
+      return reduce_typed<T>(outputs, inputs, count, Min(), KeepValue());
+    case ReduceOp::kMax:
+      return reduce_typed<T>(outputs, inputs, count, Max(), KeepValue());
+    default:
+      throw UsageError(text("reduce operation ", name_of(op), " on floating point"));
+  }
+}
+
+template <class T>
+void reduce_integers(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return reduce_typed<T>(outputs, inputs, count, Sum(), KeepValue());
+    case ReduceOp::kProduct:
+      return reduce_typed<T>(outputs, inputs, count, Product(), KeepValue());
+    case ReduceOp::kMin:
+      return reduce_typed<T>(outputs, inputs, count, Min(), KeepValue());
+    case ReduceOp::kMax:
+      return reduce_typed<T>(outputs, inputs, count, Max(), KeepValue());
+    case ReduceOp::kAnd:
+      return reduce_typed<T>(outputs, inputs, count, And(), KeepValue());
+    case ReduceOp::kOr:
+      return reduce_typed<T>(outputs, inputs, count, Or(), KeepValue());
+    case ReduceOp::kXor:
+      return reduce_typed<T>(outputs, inputs, count, Xor(), KeepValue());
+    case ReduceOp::kAvg:
+      throw UsageError("reduce operation avg on integers");
+  }
+}
+
+template <class T>
+void scale_typed(void* data, int64_t count, int ranks) {
+  const SumOf<T> share = SumOf<T>(1) / static_cast<SumOf<T>>(ranks);
+  T* elements = static_cast<T*>(data);
+  for (int64_t i = 0; i < count; ++i) elements[i] = Element<T>::narrow(Element<T>::widen(elements[i]) * share);
+}
+
+// A bool is a byte of 0 or 1, on which "or" is the maximum and "and" the minimum.
+ReduceOp as_byte_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kOr:
+      return ReduceOp::kMax;
+    case ReduceOp::kProduct:
+    case ReduceOp::kAnd:
+      return ReduceOp::kMin;
+    default:
+      return op;
+  }
+}
+
+}  // namespace
+
+const char* name_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kAvg:
+      return "avg";
+    case ReduceOp::kProduct:
+      return "product";
+    case ReduceOp::kMin:
+      return "min";
+    case ReduceOp::kMax:
+      return "max";
+    case ReduceOp::kAnd:
+      return "and";
+    case ReduceOp::kOr:
+      return "or";
+    case ReduceOp::kXor:
+      return "xor";
+  }
+  return "unknown";
+}
+
+bool is_reducible(ReduceOp op, c10::ScalarType dtype) {
+  bool bitwise = op == ReduceOp::kAnd || op == ReduceOp::kOr || op == ReduceOp::kXor;
+  return c10::isFloatingType(dtype) ? !bitwise : op != ReduceOp::kAvg;
+}
+
+void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarType dtype, ReduceOp op) {
+  if (inputs.size() == 1) {  // a rank alone
+    for (void* output : outputs)
+      if (output != inputs[0]) std::memcpy(output, inputs[0], static_cast<size_t>(count) * c10::elementSize(dtype));
+    return;
+  }
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return reduce_floating<float>(outputs, inputs, count, op);
+    case c10::ScalarType::Double:
+      return reduce_floating<double>(outputs, inputs, count, op);
+    case c10::ScalarType::Half:
+      return reduce_floating<Float16>(outputs, inputs, count, op);
+    case c10::ScalarType::BFloat16:
+      return reduce_floating<BrainFloat16>(outputs, inputs, count, op);
+    case c10::ScalarType::Byte:
+      return reduce_integers<uint8_t>(outputs, inputs, count, op);
+    case c10::ScalarType::Char:
+      return reduce_integers<int8_t>(outputs, inputs, count, op);
+    case c10::ScalarType::Short:
+      return reduce_integers<int16_t>(outputs, inputs, count, op);
+    case c10::ScalarType::Int:
+      return reduce_integers<int32_t>(outputs, inputs, count, op);
+    case c10::ScalarType::Long:
+      return reduce_integers<int64_t>(outputs, inputs, count, op);
+    case c10::ScalarType::Bool:
+      return reduce_integers<uint8_t>(outputs, inputs, count, as_byte_op(op));
+    default:
+      throw UsageError(text("reduction of dtype ", c10::toString(dtype)));
+  }
+}
+
+void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return scale_typed<float>(data, count, ranks);
+    case c10::ScalarType::Double:
+      return scale_typed<double>(data, count, ranks);
+    case c10::ScalarType::Half:
+      return scale_typed<Float16>(data, count, ranks);
+    case c10::ScalarType::BFloat16:
+      return scale_typed<BrainFloat16>(data, count, ranks);
+    default:
+      throw UsageError(text("average of dtype ", c10::toString(dtype)));
+  }
+}
+
+}  // namespace lockstep

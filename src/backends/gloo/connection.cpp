@@ -1,0 +1,154 @@
+#include "backends/gloo/connection.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "rendezvous/net/peer_connector.h"
+
+namespace lockstep::gloo_backend {
+namespace {
+
+constexpr std::chrono::hours kForever(24 * 365);  // Gloo counts in nanoseconds
+constexpr auto kAbortWait = std::chrono::milliseconds(1);
+constexpr uint64_t kAbortSlot = ~uint64_t{0};
+
+constexpr const char* kRemedy = "set LOCKSTEP_INTERFACE to an interface of this host that all other ranks can reach";
+
+// Ranks on one host use loopback, where no other host can listen in. Ranks on several hosts use the interface that the
+// user names, or the address from which this host reaches the job's store, or the address of its host name.
+std::string choose_host(const BackendContext& context) {
+  if (const char* interface = std::getenv("LOCKSTEP_INTERFACE"); interface && *interface) {
+    auto address = address_of_interface(interface);
+    if (!address.empty()) return address;
+    throw SystemError(text("gloo cannot listen on interface ", interface,
+                           ": this host has no such interface, or it has no address; ", kRemedy));
+  }
+  if (context.one_host) return "127.0.0.1";
+  if (!context.address.empty()) return context.address;
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+// Gloo writes to sockets without asking for errors instead of signals: a peer that is gone would end this process
+// without a word. A program that handles the signal itself keeps its handler.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
+Shipment::Shipment(Transport& transport, Direction direction, const Parcel& parcel, uint64_t slot)
+    : peer_(parcel.peer),
+      direction_(direction),
+      request_(direction == Direction::kSend ? transport.send(parcel.peer, parcel.data, parcel.bytes, slot)
+                                             : transport.recv(parcel.peer, parcel.data, parcel.bytes, slot)) {}
+
+Connection::Connection(const BackendContext& context) : rank_(context.rank), size_(context.size) {
+  if (size_ == 1) return;
+  ignore_broken_pipes();
+  connect(context);
+}
+
+/// Connects the ranks, then gives the sockets to Gloo. Gives up when the job fails meanwhile.
+void Connection::connect(const BackendContext& context) {
+  PeerConnector connector({.rank = rank_,
+                           .size = size_,
+                           .host = choose_host(context),
+                           .store = with_prefix(context.store, "gloo/"),
+                           .timeout = context.timeout,
+                           .remedy = kRemedy});
+  auto alarm = context.on_failure
+                   ? context.on_failure([&](std::exception_ptr cause) { connector.give_up(std::move(cause)); })
+                   : nullptr;
+  const auto sockets = connector.connect();
+  std::vector<PeerSocket> peers;
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_) peers.push_back({peer, sockets[peer].get(), peer_of(sockets[peer])});
+  try {
+    transport_ = open_transport(rank_, size_);
+    transport_->adopt(peers);
+  } catch (const SystemError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw SystemError(text("Gloo cannot take over the connections: ", error.what(),
+                           "; it needs the loopback interface (ip link set lo up) and /proc"));
+  }
+}
+
+void Connection::throw_if_aborted() {
+  std::lock_guard lock(mutex_);
+  if (cause_) std::rethrow_exception(cause_);
+}
+
+Shipment Connection::start(Direction direction, const Parcel& parcel, uint64_t slot) {
+  throw_if_aborted();
+  try {
+    return Shipment(*transport_, direction, parcel, slot);
+  } catch (const TransportError& error) {
+    throw PeerError(text("rank ", parcel.peer, " is gone: ", error.what()));
+  }
+}
+
+bool Connection::wait(Shipment& shipment, std::chrono::milliseconds limit) {
+  {
+    std::lock_guard lock(mutex_);
+    if (cause_) std::rethrow_exception(cause_);
+    waited_for_.push_back(&shipment);
+  }
+  struct Release {
+    Connection& connection;
+    Shipment* shipment;
+    ~Release() {
+      std::lock_guard lock(connection.mutex_);
+      std::erase(connection.waited_for_, shipment);
+    }
+  } release{*this, &shipment};
+  return shipment.wait(limit);
+}
+
+void Connection::finish(Shipment& shipment, Deadline deadline) {
+  auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  auto limit = std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(1), kForever);
+  try {
+    if (wait(shipment, limit)) return;
+    throw_if_aborted();
+    throw PeerError(text("the message of rank ", shipment.peer(), " was withdrawn on this rank"));
+  } catch (const TransportError& error) {
+    throw_if_aborted();
+    if (std::chrono::steady_clock::now() >= deadline)
+      throw TimeoutError(text("time-out: rank ", shipment.peer(),
+                              shipment.is_send() ? " did not take" : " did not send", " its part of this call"));
+    throw PeerError(text("rank ", shipment.peer(), " is gone: ", error.what()));
+  }
+}
+
+void Connection::abort(std::exception_ptr cause) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    if (cause_) return;
+    cause_ = cause;
+    for (Shipment* shipment : waited_for_) shipment->interrupt();
+  }
+  if (!transport_) return;
+  // The other ranks must see this one gone. Gloo closes connections for good when a wait on any of them times out; one
+  // that is broken already refuses the receive at once, so try until one does wait.
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    try {
+      char nothing = 0;
+      transport_->recv(peer, &nothing, 1, kAbortSlot)->wait(kAbortWait);
+    } catch (const std::exception&) {
+      // as intended
+    }
+  }
+}
+
+}  // namespace lockstep::gloo_backend

@@ -1,0 +1,117 @@
+#include "backends/gloo/gloo_backend.h"
+
+#include <future>
+#include <mutex>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "backends/messages/message_backend.h"
+#include "backends/gloo/connection.h"
+
+namespace lockstep {
+namespace {
+
+using direct::Address;
+using direct::Direction;
+using direct::Parcel;
+using gloo_backend::Connection;
+
+// Gloo brings a message to the receive of the same slot, in order, and keeps what has none waiting, on the sender's
+// side. Collectives have the upper bit of the slot clear and their lane in the lowest two, messages have the upper bit
+// set.
+constexpr uint64_t kUpperBit = 1ull << 63;
+constexpr uint64_t kLaneBits = 3;
+
+uint64_t collective_slot(const Address& address) {
+  return (address.fingerprint & ~kUpperBit & ~kLaneBits) | static_cast<uint64_t>(address.lane);
+}
+
+uint64_t message_slot(uint64_t fingerprint) {
+  return fingerprint | kUpperBit;
+}
+
+/// Gloo can only wait, and a wait that fails takes all connections along: who asks whether a transfer is done has
+/// another thread wait for it.
+class GlooTransfer final : public Transfer {
+ public:
+  GlooTransfer(Connection& connection, gloo_backend::Shipment shipment)
+      : connection_(connection), shipment_(std::move(shipment)) {}
+
+  // Gloo cannot take a message back: the connection would be stuck behind it.
+  ~GlooTransfer() override {
+    if (done_.valid() && done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return;
+    connection_.abort(
+        std::make_exception_ptr(PeerError(text("the Work of a send_async or recv_async with rank ", shipment_.peer(),
+                                               " was dropped before it was done; keep it and wait() for it"))));
+    if (done_.valid()) done_.wait();
+  }
+
+  void wait(Deadline deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!done_.valid()) {
+      std::packaged_task<void()> waiting([&] { connection_.finish(shipment_, deadline); });
+      done_ = waiting.get_future().share();
+      lock.unlock();
+      waiting();
+    } else {
+      lock.unlock();
+      if (done_.wait_until(deadline) != std::future_status::ready)
+        throw TimeoutError(text("time-out: rank ", shipment_.peer(), " did not come to this message"));
+    }
+    done_.get();
+  }
+
+  bool is_done() override {
+    std::lock_guard lock(mutex_);
+    if (!done_.valid())
+      done_ = std::async(std::launch::async, [this] { connection_.finish(shipment_, Deadline::max()); }).share();
+    return done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+
+ private:
+  Connection& connection_;
+  gloo_backend::Shipment shipment_;
+  std::mutex mutex_;
+  std::shared_future<void> done_;  // guarded by mutex_ until valid, then constant
+};
+
+/// Gloo's connections as direct::DirectBackend wants them.
+class GlooLink {
+ public:
+  using Shipment = gloo_backend::Shipment;
+
+  static constexpr int64_t kSmallBytes = 32 << 10;
+  static constexpr int64_t kPieceBytes = 1 << 20;
+  static size_t part_bytes(size_t bytes, Address::Lane) { return bytes; }
+  static int64_t pieces_ahead() { return 4; }
+
+  explicit GlooLink(const BackendContext& context) : connection_(context) {}
+
+  Shipment start(Direction direction, const Parcel& parcel, const Address& address) {
+    return connection_.start(direction, parcel, collective_slot(address));
+  }
+
+  void finish(Shipment& shipment, Deadline deadline) { connection_.finish(shipment, deadline); }
+
+  std::unique_ptr<Transfer> start_message(Direction direction, const at::Tensor& data, int peer, uint32_t,
+                                          uint64_t fingerprint) {
+    Parcel parcel{peer, data.data_ptr(), data.nbytes()};
+    return std::make_unique<GlooTransfer>(connection_, connection_.start(direction, parcel, message_slot(fingerprint)));
+  }
+
+  void abort(std::exception_ptr cause) noexcept { connection_.abort(cause); }
+
+  void keep(const at::Tensor&) {}  // Gloo lets go of a buffer at once
+
+ private:
+  Connection connection_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_gloo_backend(const BackendContext& context) {
+  return std::make_unique<direct::DirectBackend<GlooLink>>(context);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+#include <dlfcn.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "backends/gloo/transport.h"
+
+namespace lockstep::gloo_backend {
+namespace {
+
+using Open = Transport*(int rank, int size);
+
+// Deep binding: the module and the Gloo that it is linked to look for symbols in each other before LibTorch, so that
+// they never call LibTorch's Gloo. Sanitizers do not support it, and Debian's LibTorch, which uses the installed Gloo
+// itself, does not need it.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kDeepBinding = 0;
+#else
+constexpr int kDeepBinding = RTLD_DEEPBIND;
+#endif
+
+Open* load_module() {
+  void* module = ::dlopen(LOCKSTEP_GLOO_MODULE, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | kDeepBinding);
+  if (!module)
+    throw SystemError(text("the backend gloo is in " LOCKSTEP_GLOO_MODULE ", which cannot be loaded: ", ::dlerror(),
+                           ". Install it beside liblockstep, and Gloo itself with: apt-get install libgloo0"));
+  return reinterpret_cast<Open*>(::dlsym(module, "lockstep_open_gloo"));
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> open_transport(int rank, int size) {
+  static Open* const open = load_module();
+  return std::unique_ptr<Transport>(open(rank, size));
+}
+
+}  // namespace lockstep::gloo_backend

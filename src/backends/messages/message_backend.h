@@ -1,0 +1,328 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/backend.h>
+
+#include "backends/messages/link.h"
+#include "backends/messages/pieces.h"
+#include "backends/common/reduction.h"
+
+namespace lockstep::direct {
+
+/// The collectives as messages between pairs of ranks, over whatever carries these.
+///
+/// Every pair of ranks talks directly, in one or two rounds. An all-reduce is a reduce-scatter, after which each rank
+/// has reduced its slice of the tensor in the order of ranks, and an all-gather of the slices: the same bytes on the
+/// wire as a ring, fewer rounds, one rounding, and the same bits everywhere. Slices go in pieces, several of them under
+/// way, so that receiving, reducing and sending overlap.
+///
+/// A Link has:
+///   kSmallBytes                         up to this, one round with everything to everyone is faster than two
+///   kPieceBytes                         of a piece
+///   part_bytes(bytes, Lane)             of the messages that these bytes are sent in
+///   pieces_ahead()                      under way while one is reduced
+///   Shipment                            a message under way, movable; withdrawn when it goes before it is finished
+///   start(Direction, Parcel, Address)   starts one
+///   finish(Shipment&, Deadline)         returns when its memory is free or filled; throws as Backend's calls do
+///   start_message(Direction, tensor, peer, tag, fingerprint)   as Backend's start_send and start_recv
+///   abort(cause)                        as Backend's
+///   keep(tensor)                        of a failed call, in case that a withdrawn shipment may still use it
+template <class Link>
+class DirectBackend final : public Backend {
+ public:
+  explicit DirectBackend(const BackendContext& context)
+      : rank_(context.rank), size_(context.size), others_(others(context)), link_(context) {}
+
+  at::Tensor allocate(int64_t bytes) override { return at::empty({bytes}, at::kByte); }
+
+  void abort(std::exception_ptr cause) noexcept override { link_.abort(cause); }
+
+  void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
+    guard([&] { is_small(data) ? all_reduce_at_once(data, op, call) : all_reduce_in_pieces(data, op, call); }, data);
+  }
+
+  void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
+    if (rank_ == root)
+      guard([&] { reduce_here(data, op, call); }, data);
+    else
+      reduce_for(root, data, op, call);
+  }
+
+  void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
+    guard([&] { is_small(data) ? broadcast_at_once(data, root, call) : broadcast_in_slices(data, root, call); }, data);
+  }
+
+  void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
+    size_t bytes = input.nbytes();
+    char* own = bytes_of(output) + rank_ * bytes;
+    if (own != bytes_of(input)) std::memcpy(own, bytes_of(input), bytes);
+    guard(
+        [&] {
+          Shipments all;
+          for (int peer : others_) receive(all, {peer, bytes_of(output) + peer * bytes, bytes}, inputs(call));
+          for (int peer : others_) send(all, {peer, own, bytes}, inputs(call));
+          finish(all, call.deadline);
+        },
+        output);
+  }
+
+  void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
+    auto nothing = [](auto...) {};
+    guard([&] { reduce_slices(bytes_of(output), input, op, call, nothing, nothing); }, output, input);
+  }
+
+  void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                const CallInfo& call) override {
+    if (sends[rank_].defined() && bytes_of(receives[rank_]) != bytes_of(sends[rank_]))
+      std::memcpy(bytes_of(receives[rank_]), bytes_of(sends[rank_]), sends[rank_].nbytes());
+    guard(
+        [&] {
+          Shipments all;
+          for (int peer : others_)
+            if (const auto& part = receives[peer]; part.defined())
+              receive(all, {peer, bytes_of(part), part.nbytes()}, sized(call, part));
+          for (int peer : others_)
+            if (const auto& part = sends[peer]; part.defined())
+              send(all, {peer, bytes_of(part), part.nbytes()}, sized(call, part));
+          finish(all, call.deadline);
+        },
+        receives, sends);
+  }
+
+  // Dissemination: in round k every rank hears from the one 2^k before it, and so, in the end, from all.
+  void barrier(const CallInfo& call) override {
+    auto tokens = room(2);
+    guard([&] {
+      for (int distance = 1; distance < size_; distance *= 2) {
+        Shipments round;
+        receive(round, {(rank_ - distance + size_) % size_, bytes_of(tokens), 1}, inputs(call));
+        send(round, {(rank_ + distance) % size_, bytes_of(tokens) + 1, 1}, inputs(call));
+        finish(round, call.deadline);
+      }
+    });
+  }
+
+  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag, uint64_t fingerprint) override {
+    return link_.start_message(Direction::kSend, data, to, tag, fingerprint);
+  }
+
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag, uint64_t fingerprint) override {
+    return link_.start_message(Direction::kRecv, data, from, tag, fingerprint);
+  }
+
+ private:
+  using Shipments = std::vector<typename Link::Shipment>;
+
+  static constexpr int64_t kKeptBytes = int64_t{16}
+                                        << 20;  // room for what arrives is kept for the next call up to this
+
+  // Beginning with the next one so that not all turn to the same peer at once.
+  static std::vector<int> others(const BackendContext& context) {
+    std::vector<int> result;
+    for (int step = 1; step < context.size; ++step) result.push_back((context.rank + step) % context.size);
+    return result;
+  }
+
+  static char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
+  static bool is_small(const at::Tensor& data) { return static_cast<int64_t>(data.nbytes()) <= Link::kSmallBytes; }
+
+  // --- messages
+
+  static Address inputs(const CallInfo& call) { return {call.fingerprint, Address::Lane::kInputs}; }
+  static Address results(const CallInfo& call) { return {call.fingerprint, Address::Lane::kResults}; }
+  static Address one_way(const CallInfo& call) { return {call.fingerprint, Address::Lane::kOneWay}; }
+  // Both ends of a message must mean the same size: it is part of its address.
+  static Address sized(const CallInfo& call, const at::Tensor& part) {
+    return {call.fingerprint ^ ((part.nbytes() + 1) * 0x9e3779b97f4a7c15), Address::Lane::kOneWay};
+  }
+
+  // Empty parcels are not sent: both sides know their sizes.
+  void start(Shipments& shipments, Direction direction, Parcel parcel, const Address& address) {
+    for (const size_t most = Link::part_bytes(parcel.bytes, address.lane); parcel.bytes > 0;) {
+      size_t bytes = std::min(parcel.bytes, most);
+      shipments.push_back(link_.start(direction, {parcel.peer, parcel.data, bytes}, address));
+      parcel.data = static_cast<char*>(parcel.data) + bytes;
+      parcel.bytes -= bytes;
+    }
+  }
+  void receive(Shipments& shipments, const Parcel& parcel, const Address& address) {
+    start(shipments, Direction::kRecv, parcel, address);
+  }
+  void send(Shipments& shipments, const Parcel& parcel, const Address& address) {
+    start(shipments, Direction::kSend, parcel, address);
+  }
+  void finish(Shipments& shipments, Deadline deadline) {
+    for (auto& shipment : shipments) link_.finish(shipment, deadline);
+    shipments.clear();
+  }
+
+  // --- memory
+
+  // For what arrives and is not a result. The next call may get the same.
+  at::Tensor room(int64_t bytes) {
+    if (!room_.defined() || room_.numel() < bytes) room_ = at::empty({bytes}, at::kByte);
+    return room_;
+  }
+
+  void keep(const at::Tensor& tensor) { link_.keep(tensor); }
+  void keep(const std::vector<at::Tensor>& tensors) {
+    for (const auto& tensor : tensors) link_.keep(tensor);
+  }
+
+  template <class Body, class... Memory>
+  void guard(const Body& body, const Memory&... memory) {
+    try {
+      body();
+      if (room_.defined() && room_.numel() > kKeptBytes) room_.reset();
+    } catch (...) {
+      (keep(memory), ...);
+      keep(std::exchange(room_, {}));
+      throw;
+    }
+  }
+
+  // --- algorithms
+
+  void all_reduce_at_once(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
+    size_t bytes = data.nbytes();
+    auto rows = room(static_cast<int64_t>(bytes) * size_);
+    Shipments all;
+    all.reserve(2 * others_.size());
+    for (int peer : others_) receive(all, {peer, bytes_of(rows) + peer * bytes, bytes}, inputs(call));
+    for (int peer : others_) send(all, {peer, bytes_of(data), bytes}, inputs(call));
+    finish(all, call.deadline);
+    reduce_rows(bytes_of(data), bytes_of(data), bytes_of(rows), bytes, data.scalar_type(), op);
+  }
+
+  // What this rank has sent of another's slice is overwritten by the result, which comes only when that has arrived.
+  void all_reduce_in_pieces(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
+    const Pieces pieces(data, size_, Link::kPieceBytes);
+    Shipments gathered;
+    reduce_slices(
+        pieces.slice(rank_).data, data, op, call, [&](int64_t index) { expect_reduced(gathered, pieces, index, call); },
+        [&](const Piece& reduced) {
+          for (int peer : others_) send(gathered, {peer, reduced.data, reduced.bytes}, results(call));
+        });
+    finish(gathered, call.deadline);
+  }
+
+  // The root's own slice is reduced in place; the others send it theirs.
+  void reduce_here(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
+    const Pieces pieces(data, size_, Link::kPieceBytes);
+    Shipments gathered;
+    reduce_slices(
+        pieces.slice(rank_).data, data, op, call, [&](int64_t index) { expect_reduced(gathered, pieces, index, call); },
+        [](const Piece&) {});
+    finish(gathered, call.deadline);
+  }
+
+  void reduce_for(int root, const at::Tensor& data, ReduceOp op, const CallInfo& call) {
+    const Pieces pieces(data, size_, Link::kPieceBytes);
+    auto slice = at::empty({static_cast<int64_t>(pieces.slice(rank_).bytes)}, at::kByte);
+    guard(
+        [&] {
+          Shipments sent;
+          reduce_slices(
+              bytes_of(slice), data, op, call, [](int64_t) {},
+              [&](const Piece& reduced) {
+                send(sent, {root, reduced.data, reduced.bytes}, results(call));
+              });
+          finish(sent, call.deadline);
+        },
+        data, slice);
+  }
+
+  void broadcast_at_once(const at::Tensor& data, int root, const CallInfo& call) {
+    Shipments all;
+    if (rank_ != root) receive(all, {root, bytes_of(data), data.nbytes()}, one_way(call));
+    for (int peer : others_)
+      if (rank_ == root) send(all, {peer, bytes_of(data), data.nbytes()}, one_way(call));
+    finish(all, call.deadline);
+  }
+
+  // Each rank gets its slice from the root and passes it on, so that the root sends the data about twice and not once
+  // to everyone; it keeps its own slice to send to all.
+  void broadcast_in_slices(const at::Tensor& data, int root, const CallInfo& call) {
+    const Pieces pieces(data, size_, Link::kPieceBytes);
+    auto parcel = [&](int peer, int slice) {
+      return Parcel{peer, pieces.slice(slice).data, pieces.slice(slice).bytes};
+    };
+    Shipments first, second;
+    for (int peer : others_)
+      if (rank_ != root) receive(second, parcel(peer, peer), results(call));
+    if (rank_ != root) receive(first, parcel(root, rank_), one_way(call));
+    for (int peer : others_)
+      if (rank_ == root) send(first, parcel(peer, peer), one_way(call));
+    if (rank_ != root) finish(first, call.deadline);
+    for (int peer : others_)
+      if (peer != root) send(second, parcel(peer, rank_), results(call));
+    finish(first, call.deadline);
+    finish(second, call.deadline);
+  }
+
+  // `rows` holds `bytes` from each rank, one rank after the other; `own` stands in for this rank's.
+  void reduce_rows(void* output, const void* own, const char* rows, size_t bytes, at::ScalarType dtype,
+                   ReduceOp op) const {
+    c10::SmallVector<const void*, 16> sources;
+    for (int rank = 0; rank < size_; ++rank) sources.push_back(rank == rank_ ? own : rows + rank * bytes);
+    reduce_elements(output, {sources.data(), sources.size()}, static_cast<int64_t>(bytes / c10::elementSize(dtype)),
+                    dtype, op);
+  }
+
+  // Starts to receive a piece of every other slice, reduced, where it belongs.
+  void expect_reduced(Shipments& gathered, const Pieces& pieces, int64_t index, const CallInfo& call) {
+    for (int peer : others_) {
+      Piece piece = pieces.piece(peer, index);
+      receive(gathered, {peer, piece.data, piece.bytes}, results(call));
+    }
+  }
+
+  // Writes this rank's slice of `data`, reduced over all ranks, to `output`, and tells of each piece when it is started
+  // and when it is there.
+  template <class Started, class Reduced>
+  void reduce_slices(char* output, const at::Tensor& data, ReduceOp op, const CallInfo& call, const Started& started,
+                     const Reduced& reduced) {
+    const Pieces pieces(data, size_, Link::kPieceBytes);
+    const int64_t ahead = std::min(link_.pieces_ahead(), pieces.count());
+    const int64_t rows_bytes = size_ * static_cast<int64_t>(pieces.piece(0, 0).bytes);
+    auto rows = room(ahead * rows_bytes);
+    auto rows_of = [&](int64_t index) { return bytes_of(rows) + index % ahead * rows_bytes; };
+    auto start_piece = [&](int64_t index) {
+      started(index);
+      Shipments piece;
+      size_t bytes = pieces.piece(rank_, index).bytes;
+      for (int peer : others_) receive(piece, {peer, rows_of(index) + peer * bytes, bytes}, inputs(call));
+      for (int peer : others_)
+        send(piece, {peer, pieces.piece(peer, index).data, pieces.piece(peer, index).bytes}, inputs(call));
+      return piece;
+    };
+
+    std::deque<Shipments> under_way;
+    for (int64_t index = 0; index < ahead; ++index) under_way.push_back(start_piece(index));
+    for (int64_t index = 0; index < pieces.count(); ++index) {
+      finish(under_way.front(), call.deadline);
+      under_way.pop_front();
+      Piece own = pieces.piece(rank_, index);
+      reduce_rows(output, own.data, rows_of(index), own.bytes, data.scalar_type(), op);
+      reduced(Piece{output, own.bytes});
+      output += own.bytes;
+      if (index + ahead < pieces.count()) under_way.push_back(start_piece(index + ahead));
+    }
+  }
+
+  const int rank_;
+  const int size_;
+  const std::vector<int> others_;
+  Link link_;
+  at::Tensor room_;  // only the thread that makes collective calls
+};
+
+}  // namespace lockstep::direct

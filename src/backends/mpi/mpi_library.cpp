@@ -1,0 +1,182 @@
+#include "backends/mpi/mpi_library.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include <lockstep/error.h>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "base/start_thread.h"
+#include "base/text.h"
+#include "backends/mpi/mpi.h"
+
+namespace lockstep::mpi {
+namespace {
+
+// Between looks into MPI, which cost some 20 us. What collectives leave to be moved is rare: connections that are being
+// made, and sockets that are full.
+constexpr auto kPause = std::chrono::milliseconds(20);
+constexpr auto kPauseWithMessages = std::chrono::milliseconds(1);
+constexpr auto kLook = std::chrono::milliseconds(10);
+constexpr auto kFinalizeAfterFailure = std::chrono::seconds(5);
+
+bool answer(int (*question)(int*)) {
+  int yes = 0;
+  question(&yes);
+  return yes != 0;
+}
+
+}  // namespace
+
+std::string describe_error(int code) {
+  char words[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  if (MPI_Error_string(code, words, &length) != MPI_SUCCESS) return text("error ", code);
+  return {words, static_cast<size_t>(length)};
+}
+
+void check(int code, const char* call) {
+  if (code != MPI_SUCCESS) throw SystemError(text(call, ": ", describe_error(code)));
+}
+
+std::shared_future<void> run_apart(const char* purpose, std::function<void()> body) {
+  auto task = std::make_shared<std::packaged_task<void()>>(std::move(body));
+  start_thread(purpose, [task] { (*task)(); }).detach();
+  return task->get_future().share();
+}
+
+void await(const std::shared_future<void>& future, const BackendContext& context, const char* call,
+           const char* remedy) {
+  auto deadline = deadline_after(context.timeout);
+  std::mutex mutex;
+  std::exception_ptr cause;  // guarded by mutex
+  auto ring = [&](std::exception_ptr error) {
+    std::lock_guard lock(mutex);
+    cause = error;
+  };
+  auto alarm = context.on_failure ? context.on_failure(ring) : nullptr;
+  while (future.wait_for(kLook) != std::future_status::ready) {
+    std::lock_guard lock(mutex);
+    if (cause) std::rethrow_exception(cause);
+    if (std::chrono::steady_clock::now() >= deadline)
+      throw TimeoutError(text(call, " did not return within ", context.timeout.count(), " ms; ", remedy));
+  }
+  future.get();
+}
+
+Library& Library::of_process() {
+  static auto* library = new Library;
+  return *library;
+}
+
+void Library::begin(const BackendContext& context) {
+  std::shared_future<void> begun;
+  {
+    std::lock_guard lock(mutex_);
+    if (!begun_.valid()) begun_ = run_apart("MPI_Init_thread", [this] { init(); });
+    begun = begun_;
+  }
+  await(
+      begun, context, "MPI_Init_thread",
+      "it waits for every process that mpirun started: let all of them be in a group of backend 'mpi', as the world is "
+      "when it is made with it");
+  if (answer(MPI_Finalized)) throw UsageError("MPI_Finalize was called before this group was made; call it last");
+}
+
+void Library::init() {
+  int level = MPI_THREAD_SINGLE;
+  const bool is_begun = answer(MPI_Initialized);
+  if (is_begun && answer(MPI_Finalized)) return;
+  if (is_begun)
+    check(MPI_Query_thread(&level), "MPI_Query_thread");
+  else
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+  {
+    std::lock_guard lock(mutex_);
+    process_ = ::getpid();
+    is_ours_ = !is_begun;
+    mover_ = start_thread("MPI's messages", [this] { move_messages(); });
+    std::atexit([] { of_process().on_exit(); });
+  }
+  if (level == MPI_THREAD_MULTIPLE) return;
+  throw UsageError(is_begun
+                       ? "the program began MPI without MPI_THREAD_MULTIPLE; call MPI_Init_thread with it, or leave "
+                         "that to lockstep"
+                       : "this MPI was built without support for threads (MPI_THREAD_MULTIPLE); use another");
+}
+
+void Library::enter() {
+  std::lock_guard lock(mutex_);
+  ++groups_;
+  changed_.notify_all();
+}
+
+void Library::leave(bool in_order) noexcept {
+  std::unique_lock lock(mutex_);
+  has_failed_ |= !in_order;
+  if (--groups_ > 0) return;
+  changed_.wait(lock, [&] { return !is_moving_; });  // the program may end MPI next
+  if (!is_exiting_) return;
+  lock.unlock();
+  finalize();
+}
+
+void Library::begin_message() {
+  std::lock_guard lock(mutex_);
+  if (++messages_ == 1) changed_.notify_all();
+}
+
+void Library::end_message() noexcept {
+  std::lock_guard lock(mutex_);
+  --messages_;
+}
+
+// Any call into MPI moves all messages on.
+void Library::move_messages() {
+  std::unique_lock lock(mutex_);
+  while (!is_exiting_) {
+    if (groups_ == 0) {
+      changed_.wait(lock);
+      continue;
+    }
+    is_moving_ = true;
+    lock.unlock();
+    int is_there = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_SELF, &is_there, MPI_STATUS_IGNORE);
+    lock.lock();
+    is_moving_ = false;
+    changed_.notify_all();
+    changed_.wait_for(lock, messages_ > 0 ? kPauseWithMessages : kPause);
+  }
+}
+
+// Groups that static variables hold are destroyed after this. A process that was forked has neither the thread nor MPI.
+void Library::on_exit() {
+  if (::getpid() != process_) return;
+  std::unique_lock lock(mutex_);
+  is_exiting_ = true;
+  changed_.notify_all();
+  const bool is_last = groups_ == 0;
+  lock.unlock();
+  mover_.join();
+  if (is_last) finalize();
+}
+
+void Library::finalize() {
+  if (!is_ours_ || answer(MPI_Finalized)) return;
+  if (!has_failed_) {
+    MPI_Finalize();
+    return;
+  }
+  if (run_apart("MPI_Finalize", [] { MPI_Finalize(); }).wait_for(kFinalizeAfterFailure) != std::future_status::ready)
+    log_warning("MPI_Finalize did not return: a rank does not end. This process ends without it");
+}
+
+void Library::keep(const at::Tensor& tensor) {
+  std::lock_guard lock(mutex_);
+  kept_.push_back(tensor);
+}
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,216 @@
+#include "backends/mpi/mpi_link.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "backends/mpi/mpi_library.h"
+
+namespace lockstep::mpi {
+namespace {
+
+using direct::Address;
+using direct::Direction;
+using direct::Parcel;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kLooks = 2000;  // some hundred microseconds
+constexpr auto kYielding = std::chrono::microseconds(500);
+constexpr auto kLongestSleep = std::chrono::milliseconds(1);
+constexpr int kLaneBits = 2;
+constexpr int kUserTagBits = 16;
+
+[[noreturn]] void throw_error(int code, int peer) {
+  int kind = MPI_SUCCESS;
+  MPI_Error_class(code, &kind);
+  auto message = text("MPI, of rank ", peer, ": ", describe_error(code));
+  if (kind == MPI_ERR_TRUNCATE) throw MismatchError(message);
+  throw PeerError(message);
+}
+
+}  // namespace
+
+// --- shipments
+
+MpiLink::Shipment::Shipment(Shipment&& other) noexcept
+    : link_(other.link_),
+      direction_(other.direction_),
+      parcel_(other.parcel_),
+      request_(std::exchange(other.request_, MPI_REQUEST_NULL)) {}
+
+// MPI can take back a receive that nothing has come for. Anything else is left to it, with the memory.
+MpiLink::Shipment::~Shipment() {
+  if (request_ == MPI_REQUEST_NULL) return;
+  int is_over = 0;
+  if (direction_ == Direction::kRecv) MPI_Cancel(&request_);
+  if (MPI_Test(&request_, &is_over, MPI_STATUS_IGNORE) != MPI_SUCCESS || !is_over) link_.has_orphans_ = true;
+}
+
+bool MpiLink::Shipment::is_done() {
+  if (request_ == MPI_REQUEST_NULL) return true;
+  int is_over = 0;
+  MPI_Status status;
+  if (int code = MPI_Test(&request_, &is_over, &status); code != MPI_SUCCESS) throw_error(code, parcel_.peer);
+  if (!is_over || direction_ == Direction::kSend) return is_over != 0;
+  int bytes = 0;
+  MPI_Get_count(&status, MPI_BYTE, &bytes);
+  if (static_cast<size_t>(bytes) != parcel_.bytes)
+    throw MismatchError(text("rank ", parcel_.peer, " sent ", bytes, " bytes, but ", parcel_.bytes, " were expected"));
+  return true;
+}
+
+/// A message of the user's. A send is over when it is received.
+class MpiLink::Message final : public Transfer {
+ public:
+  Message(MpiLink& link, Direction direction, const at::Tensor& data, int peer, int tag)
+      : link_(link), direction_(direction), peer_(peer), data_(data) {
+    char* begin = static_cast<char*>(data.data_ptr());
+    const MPI_Comm communicator = link_.communicators_.messages;
+    const size_t most = part_bytes(data.nbytes(), Address::Lane::kOneWay);
+    for (size_t done = 0; done < data.nbytes(); done += most) {
+      const Parcel parcel{peer, begin + done, std::min(data.nbytes() - done, most)};
+      shipments_.push_back(direction == Direction::kSend ? link_.start_send(parcel, tag, communicator, MPI_Issend)
+                                                         : link_.start_receive(parcel, tag, communicator));
+    }
+    Library::of_process().begin_message();
+  }
+
+  ~Message() override {
+    Library::of_process().end_message();
+    if (shipments_.empty()) return;
+    shipments_.clear();
+    link_.keep(data_);
+  }
+
+  void wait(Deadline deadline) override {
+    link_.wait([this] { return is_done(); }, peer_, direction_, deadline);
+  }
+
+  bool is_done() override {
+    std::lock_guard lock(mutex_);
+    while (!shipments_.empty() && shipments_.back().is_done()) shipments_.pop_back();
+    return shipments_.empty();
+  }
+
+ private:
+  MpiLink& link_;
+  const Direction direction_;
+  const int peer_;
+  const at::Tensor data_;
+  std::mutex mutex_;
+  std::vector<Shipment> shipments_;  // guarded by mutex_: those under way
+};
+
+// --- the link
+
+MpiLink::MpiLink(const BackendContext& context)
+    : is_on_one_host_(context.one_host), looks_(context.size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kLooks : 1) {
+  if (context.size == 1) return;
+  communicators_ = make_communicators(context);
+  Library::of_process().enter();
+}
+
+// What is left of a broken group must not reach a later one that gets the same communicator.
+MpiLink::~MpiLink() {
+  if (communicators_.collectives == MPI_COMM_NULL) return;
+  const bool in_order = !is_aborted_ && !has_orphans_;
+  if (in_order) free(communicators_);
+  Library::of_process().leave(in_order);
+}
+
+// Tags have fewer bits than fingerprints. Ranks that make the same calls send and receive in the same order, so that
+// equal tags of different calls do no harm; the bits are for ranks that make different ones.
+int MpiLink::collective_tag(const Address& address) const {
+  const int bits = communicators_.tag_bits - kLaneBits;
+  return static_cast<int>(address.fingerprint >> (64 - bits)) << kLaneBits | static_cast<int>(address.lane);
+}
+
+// Messages of different tags may be received in another order than they were sent: the user's tag must be there whole.
+// Those of one tag are kept in order by MPI; the rest of the bits are for ends that do not mean the same message.
+int MpiLink::message_tag(uint32_t tag, uint64_t fingerprint) const {
+  const int user_bits = std::min(kUserTagBits, communicators_.tag_bits);
+  const int bits = communicators_.tag_bits - user_bits;
+  if (tag >> user_bits != 0)
+    throw UsageError(text("backend 'mpi' carries tags from 0 to ", (1 << user_bits) - 1, ", and this one is ", tag));
+  return static_cast<int>(tag) << bits | static_cast<int>(bits == 0 ? 0 : fingerprint >> (64 - bits));
+}
+
+MpiLink::Shipment MpiLink::start(Direction direction, const Parcel& parcel, const Address& address) {
+  const int tag = collective_tag(address);
+  if (direction == Direction::kRecv) return start_receive(parcel, tag, communicators_.collectives);
+  return start_send(parcel, tag, communicators_.collectives,
+                    address.lane == Address::Lane::kOneWay ? MPI_Issend : MPI_Isend);
+}
+
+MpiLink::Shipment MpiLink::start_receive(const Parcel& parcel, int tag, MPI_Comm communicator) {
+  throw_if_aborted();
+  Shipment shipment(*this, Direction::kRecv, parcel);
+  const int code = MPI_Irecv(parcel.data, static_cast<int>(parcel.bytes), MPI_BYTE, parcel.peer, tag, communicator,
+                             &shipment.request_);
+  if (code != MPI_SUCCESS) throw_error(code, parcel.peer);
+  return shipment;
+}
+
+MpiLink::Shipment MpiLink::start_send(const Parcel& parcel, int tag, MPI_Comm communicator, Send send) {
+  throw_if_aborted();
+  Shipment shipment(*this, Direction::kSend, parcel);
+  const int code =
+      send(parcel.data, static_cast<int>(parcel.bytes), MPI_BYTE, parcel.peer, tag, communicator, &shipment.request_);
+  if (code != MPI_SUCCESS) throw_error(code, parcel.peer);
+  return shipment;
+}
+
+std::unique_ptr<Transfer> MpiLink::start_message(Direction direction, const at::Tensor& data, int peer, uint32_t tag,
+                                                 uint64_t fingerprint) {
+  return std::make_unique<Message>(*this, direction, data, peer, message_tag(tag, fingerprint));
+}
+
+void MpiLink::finish(Shipment& shipment, Deadline deadline) {
+  wait([&] { return shipment.is_done(); }, shipment.parcel_.peer, shipment.direction_, deadline);
+}
+
+// Looking moves MPI's messages. The longer it takes, the longer the thread sleeps between looks.
+template <class IsDone>
+void MpiLink::wait(const IsDone& is_done, int peer, Direction direction, Deadline deadline) {
+  for (int look = 0; look < looks_; ++look)
+    if (is_done()) return;
+  for (const auto begin = Clock::now(); !is_done();) {
+    throw_if_aborted();
+    const auto now = Clock::now();
+    if (now >= deadline)
+      throw TimeoutError(text("time-out: rank ", peer,
+                              direction == Direction::kSend ? " did not take" : " did not send",
+                              " its part of this call"));
+    const auto waited = now - begin;
+    if (waited < kYielding)
+      ::sched_yield();
+    else
+      std::this_thread::sleep_for(std::min<Clock::duration>(waited / 16, kLongestSleep));
+  }
+}
+
+void MpiLink::throw_if_aborted() {
+  if (!is_aborted_) return;
+  std::lock_guard lock(mutex_);
+  std::rethrow_exception(cause_);
+}
+
+void MpiLink::abort(std::exception_ptr cause) noexcept {
+  std::lock_guard lock(mutex_);
+  if (is_aborted_) return;
+  cause_ = cause;
+  is_aborted_ = true;
+}
+
+void MpiLink::keep(const at::Tensor& tensor) {
+  if (has_orphans_) Library::of_process().keep(tensor);
+}
+
+}  // namespace lockstep::mpi

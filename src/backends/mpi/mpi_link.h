@@ -1,0 +1,92 @@
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/backend.h>
+
+#include "backends/messages/link.h"
+#include "backends/mpi/communicators.h"
+#include "backends/mpi/mpi.h"
+
+namespace lockstep::mpi {
+
+/// The ranks of one group, joined by MPI: what direct::DirectBackend wants. Thread-safe.
+class MpiLink {
+ public:
+  class Shipment;
+
+  static constexpr int64_t kSmallBytes = 32 << 10;
+  static constexpr int64_t kPieceBytes = 256 << 10;
+  /// Short ones go in messages that MPI sends at once, before the receiver asks for them; none is longer than MPI's int
+  /// can count.
+  static size_t part_bytes(size_t bytes, direct::Address::Lane lane) {
+    return bytes <= 16 << 10 && lane != direct::Address::Lane::kOneWay ? 4000 : size_t{1} << 30;
+  }
+
+  /// On one host it is this process that copies what arrives: best when it is about to reduce it.
+  int64_t pieces_ahead() const { return is_on_one_host_ ? 1 : 4; }
+
+  /// Collective.
+  explicit MpiLink(const BackendContext& context);
+  ~MpiLink();
+
+  Shipment start(direct::Direction direction, const direct::Parcel& parcel, const direct::Address& address);
+  void finish(Shipment& shipment, Deadline deadline);
+
+  std::unique_ptr<Transfer> start_message(direct::Direction direction, const at::Tensor& data, int peer, uint32_t tag,
+                                          uint64_t fingerprint);
+
+  void abort(std::exception_ptr cause) noexcept;
+
+  /// Until the process ends, if a shipment was withdrawn that MPI did not let go of.
+  void keep(const at::Tensor& tensor);
+
+ private:
+  class Message;
+
+  using Send = decltype(&MPI_Isend);
+
+  Shipment start_receive(const direct::Parcel& parcel, int tag, MPI_Comm communicator);
+  Shipment start_send(const direct::Parcel& parcel, int tag, MPI_Comm communicator, Send send);
+  int collective_tag(const direct::Address& address) const;
+  int message_tag(uint32_t tag, uint64_t fingerprint) const;
+  template <class IsDone>
+  void wait(const IsDone& is_done, int peer, direct::Direction direction, Deadline deadline);
+  void throw_if_aborted();
+
+  Communicators communicators_;  // constant after construction; null for a single rank
+  const bool is_on_one_host_;
+  const int looks_;  // before a thread that waits lets others run
+  std::atomic<bool> is_aborted_{false};
+  std::atomic<bool> has_orphans_{false};  // requests that could not be withdrawn
+  std::mutex mutex_;
+  std::exception_ptr cause_;  // guarded by mutex_
+};
+
+/// Bytes under way to or from one peer. One thread at a time.
+class MpiLink::Shipment {
+ public:
+  Shipment(Shipment&& other) noexcept;
+  Shipment& operator=(Shipment&&) = delete;
+  ~Shipment();
+
+  /// MismatchError when other bytes arrived than were expected; PeerError for whatever else MPI reports.
+  bool is_done();
+
+ private:
+  friend class MpiLink;
+  Shipment(MpiLink& link, direct::Direction direction, const direct::Parcel& parcel)
+      : link_(link), direction_(direction), parcel_(parcel) {}
+
+  MpiLink& link_;
+  const direct::Direction direction_;
+  const direct::Parcel parcel_;
+  MPI_Request request_ = MPI_REQUEST_NULL;
+};
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,154 @@
+#include "backends/nccl/communicator.h"
+
+#include <cstring>
+#include <thread>
+
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <lockstep/error.h>
+
+#include "base/start_thread.h"
+#include "base/text.h"
+#include "backends/nccl/nccl.h"
+
+namespace lockstep::nccl {
+namespace {
+
+constexpr auto kStatePause = std::chrono::microseconds(50);
+constexpr auto kLongestCall = std::chrono::milliseconds(250);
+
+std::string fresh_id() {
+  ncclUniqueId id;
+  check(ncclGetUniqueId(&id), "making a communicator");
+  return {id.internal, sizeof(id.internal)};
+}
+
+ncclUniqueId to_id(const std::string& bytes) {
+  ncclUniqueId id;
+  if (bytes.size() != sizeof(id.internal)) throw MismatchError("the id of an NCCL communicator has another size here");
+  std::memcpy(id.internal, bytes.data(), bytes.size());
+  return id;
+}
+
+}  // namespace
+
+Communicator::Communicator(std::shared_ptr<Store> store, std::string key, int rank, int size)
+    : store_(std::move(store)), key_(std::move(key)), rank_(rank), size_(size), gpu_(c10::cuda::current_device()) {
+  prepare_background();
+  if (rank_ == 0) store_->set(key_, fresh_id());
+}
+
+// NCCL needs half a second for it, and as long as a graph lives in which its calls are captured. At the end of the
+// process it may be too late for it.
+Communicator::~Communicator() {
+  if (!raw_ || cause_) return;
+  const auto destroy = [raw = raw_.load(), gpu = gpu_] {
+    c10::cuda::set_device(gpu);
+    ncclCommDestroy(raw);
+  };
+  try {
+    run_in_background("ending an NCCL communicator", destroy);
+  } catch (const Error&) {  // no thread to be had: it takes the caller's time
+    destroy();
+  }
+}
+
+bool Communicator::is_aborted() {
+  std::lock_guard lock(cause_mutex_);
+  return cause_ != nullptr;
+}
+
+void Communicator::throw_if_aborted() {
+  std::lock_guard lock(cause_mutex_);
+  if (cause_) std::rethrow_exception(cause_);
+}
+
+bool Communicator::is_ready() {
+  std::lock_guard lock(mutex_);
+  throw_if_aborted();
+  if (is_ready_) return true;
+  if (!raw_) {
+    if (!store_->check({key_})) return false;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t made = nullptr;
+    auto result =
+        ncclCommInitRankConfig(&made, size_, to_id(store_->get(key_, std::chrono::seconds(10))), rank_, &config);
+    if (result != ncclSuccess && result != ncclInProgress) fail(result, "making a communicator", nullptr);
+    raw_ = made;
+    if (is_aborted()) end();  // whoever aborted it has not seen it
+    throw_if_aborted();
+  }
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(raw_, &state), "making a communicator", raw_);
+  if (state != ncclSuccess && state != ncclInProgress) fail(state, "making a communicator", raw_);
+  is_ready_ = state == ncclSuccess;
+  return is_ready_;
+}
+
+void Communicator::await(Deadline deadline) {
+  while (!is_ready()) {
+    if (std::chrono::steady_clock::now() >= deadline)
+      throw TimeoutError("NCCL: not all ranks have joined the communicator in time");
+    std::this_thread::sleep_for(kStatePause);
+  }
+}
+
+void Communicator::begin(const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
+  std::lock_guard lock(mutex_);
+  throw_if_aborted();
+  const auto result = calls(raw_);
+  throw_if_aborted();
+  if (result != ncclInProgress) check(result, doing, raw_);
+}
+
+bool Communicator::has_begun(const char* doing) {
+  std::lock_guard lock(mutex_);
+  throw_if_aborted();
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(raw_, &state), doing, raw_);
+  if (state == ncclInProgress) return false;
+  check(state, doing, raw_);
+  return true;
+}
+
+void Communicator::call(const char* doing, Deadline deadline, const std::function<ncclResult_t(ncclComm_t)>& calls) {
+  begin(doing, calls);
+  while (!has_begun(doing)) {
+    if (std::chrono::steady_clock::now() >= deadline)
+      throw TimeoutError("NCCL: not all ranks have made the call that connects them in time");
+    std::this_thread::sleep_for(kStatePause);
+  }
+}
+
+void Communicator::check_health() {
+  throw_if_aborted();
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || !is_ready_) return;  // a call under way looks itself, and may be stuck until an abort
+  throw_if_aborted();
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(raw_, &state), "asking for errors", raw_);
+  if (state != ncclSuccess && state != ncclInProgress) fail(state, "a call under way", raw_);
+}
+
+void Communicator::abort(std::exception_ptr cause) noexcept {
+  {
+    std::lock_guard lock(cause_mutex_);
+    if (cause_) return;
+    cause_ = std::move(cause);
+  }
+  // A thread may be stuck in a call of NCCL because the device takes no more work, until this ends what it works on.
+  ncclComm_t raw = nullptr;
+  {
+    std::unique_lock lock(mutex_, kLongestCall);
+    raw = raw_.exchange(nullptr);
+  }
+  c10::cuda::set_device(gpu_);
+  if (raw) ncclCommAbort(raw);  // which may wait for graphs to go: without the mutex, so that their owner can unwind
+}
+
+void Communicator::end() {
+  if (auto raw = raw_.exchange(nullptr)) ncclCommAbort(raw);
+}
+
+}  // namespace lockstep::nccl

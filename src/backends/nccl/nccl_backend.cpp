@@ -1,0 +1,241 @@
+#include "backends/nccl/nccl_backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <lockstep/error.h>
+
+#include "base/start_thread.h"
+#include "base/text.h"
+#include "backends/nccl/communicator.h"
+#include "backends/nccl/fold.h"
+#include "backends/nccl/gpu.h"
+#include "backends/nccl/point_to_point.h"
+#include "backends/nccl/nccl.h"
+#include "backends/nccl/queued_on_stream.h"
+#include "backends/shm/call_log.h"
+#include "rendezvous/process_id.h"
+#include "rendezvous/store/protocol.h"
+
+namespace lockstep {
+namespace {
+
+using namespace nccl;
+
+constexpr int64_t kFoldBytes = 64 << 20;  // of all ranks' parts together, at a time
+constexpr auto kAbortPause = std::chrono::microseconds(20);
+
+cudaStream_t current_cuda_stream() {
+  return c10::cuda::getCurrentCUDAStream();
+}
+
+// NCCL would say so, too, when the first call connects the ranks, but not who.
+void refuse_shared_gpus(const BackendContext& context) {
+  const char* host = std::getenv("NCCL_HOSTID");  // what NCCL takes for the host, where it is given
+  auto key = [](int rank) { return text("gpu/", rank); };
+  context.store->set(key(context.rank), pack({host ? host : this_process().host_id, bus_id(context.device)}));
+  std::map<std::string, int> owners;
+  for (int rank = 0; rank < context.size; ++rank) {
+    const auto gpu = context.store->get(key(rank), context.timeout);
+    const auto [owner, is_new] = owners.emplace(gpu, rank);
+    if (!is_new)
+      throw UsageError(text("ranks ", owner->second, " and ", rank, " have the same GPU (", unpack(gpu).at(1),
+                            "), and NCCL joins one rank for each; start as many ranks on a host as it has GPUs, or use "
+                            ".device = cpu"));
+  }
+}
+
+class NcclBackend final : public Backend {
+ public:
+  explicit NcclBackend(const BackendContext& context)
+      : rank_(context.rank),
+        size_(context.size),
+        device_(context.device),
+        store_(context.store),
+        own_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())),
+        mail_(std::make_shared<Mail>(store_, rank_, device_)) {
+    refuse_shared_gpus(context);
+    c10::cuda::CUDAGuard guard(device_);
+    communicator_ = std::make_shared<Communicator>(store_, "communicator", rank_, size_);
+    ledger_ = std::make_unique<shm::Ledger>(context);
+  }
+
+  at::Tensor allocate(int64_t bytes) override {
+    return at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
+  }
+
+  // NCCL takes its time, which nobody should have to wait for who is told of a failure.
+  void abort(std::exception_ptr cause) noexcept override {
+    if (is_aborted_.exchange(true)) return;
+    const auto end_calls = [communicator = communicator_, mail = mail_, cause] {
+      communicator->abort(cause);
+      mail->abort(cause);
+    };
+    try {
+      run_in_background("ending NCCL's calls", end_calls);
+    } catch (const Error&) {  // no thread to be had: it takes the caller's time
+      end_calls();
+    }
+  }
+
+  // --- streams
+
+  bool is_queueing() const override { return true; }
+
+  std::shared_ptr<QueuedCall> queue(const std::function<void()>& call, Stream where) override {
+    c10::cuda::CUDAGuard guard(device_);
+    const auto current = c10::cuda::getCurrentCUDAStream();
+    const auto& stream = where == Stream::kOwn ? own_stream_ : current;
+    if (where == Stream::kOwn) {
+      fork_.record(current);
+      fork_.block(own_stream_);
+    }
+    if (last_) last_->end().order(stream);
+    c10::cuda::CUDAStreamGuard stream_guard(stream);
+    call();
+    last_ = std::make_shared<QueuedOnStream>(stream, communicator_);
+    return last_;
+  }
+
+  // --- collectives, on the current stream
+
+  void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
+    if (!reduces(op, data.scalar_type())) return fold_everywhere(data, op, call, true);
+    with_ranks(call, "all_reduce", [&](ncclComm_t ranks) {
+      return ncclAllReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()),
+                           operation_over_ranks(op), ranks, current_cuda_stream());
+    });
+  }
+
+  void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
+    if (!reduces(op, data.scalar_type())) return fold_everywhere(data, op, call, rank_ == root);
+    with_ranks(call, "reduce", [&](ncclComm_t ranks) {
+      return ncclReduce(data.data_ptr(), data.data_ptr(), data.numel(), data_type(data.scalar_type()),
+                        operation_over_ranks(op), root, ranks, current_cuda_stream());
+    });
+  }
+
+  void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
+    with_ranks(call, "broadcast", [&](ncclComm_t ranks) {
+      return ncclBroadcast(data.data_ptr(), data.data_ptr(), data.nbytes(), ncclInt8, root, ranks,
+                           current_cuda_stream());
+    });
+  }
+
+  void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
+    with_ranks(call, "all_gather", [&](ncclComm_t ranks) {
+      return ncclAllGather(input.data_ptr(), output.data_ptr(), input.nbytes(), ncclInt8, ranks, current_cuda_stream());
+    });
+  }
+
+  void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
+    if (reduces(op, input.scalar_type()))
+      return with_ranks(call, "reduce_scatter", [&](ncclComm_t ranks) {
+        return ncclReduceScatter(input.data_ptr(), output.data_ptr(), output.numel(), data_type(input.scalar_type()),
+                                 operation_over_ranks(op), ranks, current_cuda_stream());
+      });
+    c10::NoGradGuard no_grad;
+    auto rows = at::empty({size_, output.numel()}, output.options());
+    exchange(rows.unbind(), input.view({size_, -1}).unbind(), call);
+    output.view({-1}).copy_(fold(rows, op));
+  }
+
+  void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                const CallInfo& call) override {
+    if (receives[rank_].defined() && !receives[rank_].is_same(sends[rank_])) {
+      c10::NoGradGuard no_grad;
+      receives[rank_].view({-1}).copy_(sends[rank_].view({-1}));
+    }
+    with_ranks(call, "an exchange", [&](ncclComm_t ranks) {
+      check(ncclGroupStart(), "an exchange");  // what fails from here on, the end of the group returns
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        const auto& out = sends[peer];
+        const auto& in = receives[peer];
+        if (out.defined()) ncclSend(out.data_ptr(), out.nbytes(), ncclInt8, peer, ranks, current_cuda_stream());
+        if (in.defined()) ncclRecv(in.data_ptr(), in.nbytes(), ncclInt8, peer, ranks, current_cuda_stream());
+      }
+      return ncclGroupEnd();
+    });
+  }
+
+  // The one call that the host waits for.
+  void barrier(const CallInfo& call) override {
+    auto token = at::zeros({1}, at::TensorOptions(at::kByte).device(device_));
+    all_reduce(token, ReduceOp::kSum, call);
+    QueuedOnStream end(c10::cuda::getCurrentCUDAStream(), communicator_);
+    while (!end.is_done()) {
+      if (std::chrono::steady_clock::now() >= call.deadline) throw TimeoutError("not all ranks have come in time");
+      std::this_thread::sleep_for(kAbortPause);
+    }
+    communicator_->check_health();  // what an abort has ended is done, too
+  }
+
+  // --- messages
+
+  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag,
+                                       uint64_t /*fingerprint*/) override {
+    return mail_->send(data, to, tag);
+  }
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag,
+                                       uint64_t /*fingerprint*/) override {
+    return mail_->receive(data, from, tag);
+  }
+
+ private:
+  // Alone, NCCL reads and writes all of the data for an average, and nothing for a sum.
+  ncclRedOp_t operation_over_ranks(ReduceOp op) const {
+    return operation(size_ == 1 && op == ReduceOp::kAvg ? ReduceOp::kSum : op);
+  }
+
+  void with_ranks(const CallInfo& call, const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
+    ledger_->write(call.fingerprint);
+    communicator_->await(call.deadline);
+    communicator_->call(doing, call.deadline, calls);
+  }
+
+  // Every rank gets the parts of all and reduces them itself.
+  void fold_everywhere(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool keeps_result) {
+    c10::NoGradGuard no_grad;
+    const auto flat = data.view({-1});
+    const auto width = static_cast<int64_t>(data.element_size());
+    const int64_t piece = std::max<int64_t>(kFoldBytes / width / size_, 1);
+    for (int64_t begin = 0; begin < flat.numel(); begin += piece) {
+      auto part = flat.narrow(0, begin, std::min(piece, flat.numel() - begin));
+      auto rows = at::empty({size_, part.numel()}, part.options());
+      all_gather(rows, part, call);
+      if (keeps_result) part.copy_(fold(rows, op));
+    }
+  }
+
+  const int rank_;
+  const int size_;
+  const c10::Device device_;
+  const std::shared_ptr<Store> store_;
+  const c10::cuda::CUDAStream own_stream_;
+  std::shared_ptr<Communicator> communicator_;  // constant after construction
+  std::unique_ptr<shm::Ledger> ledger_;         // the thread's whose turn it is; constant after construction
+  const std::shared_ptr<Mail> mail_;
+  at::cuda::CUDAEvent fork_;              // the thread's whose turn it is
+  std::shared_ptr<QueuedOnStream> last_;  // the thread's whose turn it is
+  std::atomic<bool> is_aborted_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_nccl_backend(const BackendContext& context) {
+  if (!context.device.is_cuda())
+    throw UsageError(
+        "backend 'nccl' moves CUDA tensors, and this group is for the CPU; leave .device to itself or set it");
+  return std::make_unique<NcclBackend>(context);
+}
+
+}  // namespace lockstep

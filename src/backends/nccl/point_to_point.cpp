@@ -1,0 +1,154 @@
+#include "backends/nccl/point_to_point.h"
+
+#include <thread>
+
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "backends/nccl/communicator.h"
+
+namespace lockstep::nccl {
+namespace {
+
+constexpr auto kMailPause = std::chrono::microseconds(20);
+
+}  // namespace
+
+struct Mail::Message {
+  std::shared_ptr<Route> route;
+  at::Tensor data;                    // kept until it is done
+  at::cuda::CUDAEvent begin{};        // when the data is ready, or free to be written
+  mutable at::cuda::CUDAEvent end{};  // once it is on its way
+  bool is_on_its_way = false;
+};
+
+/// Messages of one tag from one rank to another.
+class Mail::Route {
+ public:
+  Route(std::shared_ptr<Store> store, const Key& key, bool is_sender, c10::Device device)
+      : is_sender_(is_sender),
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())),
+        ranks_(std::move(store), text("mail/", std::get<0>(key), '/', std::get<1>(key), '/', std::get<2>(key)),
+               is_sender ? 0 : 1, 2) {}
+
+  void post(std::shared_ptr<Message> message) { waiting_.push_back(std::move(message)); }
+
+  /// Sends on their way what can be. Never waits for the other rank, which may wait for another route.
+  void advance() {
+    if (waiting_.empty() || !ranks_.is_ready()) return;
+    for (; !waiting_.empty(); waiting_.pop_front()) {
+      auto& message = *waiting_.front();
+      if (!is_beginning_) begin(message);
+      is_beginning_ = true;
+      if (!ranks_.has_begun(kDoing)) return;
+      is_beginning_ = false;
+      message.end.record(stream_);
+      message.is_on_its_way = true;
+    }
+  }
+
+  Communicator& ranks() { return ranks_; }
+
+ private:
+  static constexpr const char* kDoing = "a message";
+
+  void begin(Message& message) {
+    message.begin.block(stream_);
+    ranks_.begin(kDoing, [&](ncclComm_t ranks) {
+      const auto& data = message.data;
+      return is_sender_ ? ncclSend(data.data_ptr(), data.nbytes(), ncclInt8, 1, ranks, stream_)
+                        : ncclRecv(data.data_ptr(), data.nbytes(), ncclInt8, 0, ranks, stream_);
+    });
+  }
+
+  const bool is_sender_;
+  const c10::cuda::CUDAStream stream_;
+  Communicator ranks_;
+  std::deque<std::shared_ptr<Message>> waiting_;  // for the connection
+  bool is_beginning_ = false;                     // the first of them
+};
+
+class Mail::MessageTransfer final : public Transfer {
+ public:
+  MessageTransfer(Mail& mail, std::shared_ptr<Message> message) : mail_(mail), message_(std::move(message)) {}
+
+  void wait(Deadline deadline) override {
+    while (!is_done()) {
+      if (std::chrono::steady_clock::now() >= deadline) throw TimeoutError("the message has not arrived in time");
+      std::this_thread::sleep_for(kMailPause);
+    }
+  }
+
+  bool is_done() override { return mail_.is_done(*message_); }
+
+ private:
+  Mail& mail_;
+  const std::shared_ptr<Message> message_;
+};
+
+Mail::Mail(std::shared_ptr<Store> store, int rank, c10::Device device)
+    : store_(std::move(store)), rank_(rank), device_(device) {}
+
+Mail::~Mail() = default;
+
+std::unique_ptr<Transfer> Mail::send(const at::Tensor& data, int to, uint32_t tag) {
+  return post({rank_, to, tag}, data);
+}
+
+std::unique_ptr<Transfer> Mail::receive(const at::Tensor& data, int from, uint32_t tag) {
+  return post({from, rank_, tag}, data);
+}
+
+std::unique_ptr<Transfer> Mail::post(const Key& key, const at::Tensor& data) {
+  c10::cuda::CUDAGuard guard(device_);
+  std::lock_guard work(work_mutex_);
+  const auto route = route_of(key);
+  auto message = std::make_shared<Message>(Message{route, data});
+  message->begin.record(c10::cuda::getCurrentCUDAStream());
+  route->post(message);
+  route->advance();
+  return std::make_unique<MessageTransfer>(*this, std::move(message));
+}
+
+// Whoever waits for one message gets on with all of them: another rank may wait for those.
+bool Mail::is_done(const Message& message) {
+  c10::cuda::CUDAGuard guard(device_);
+  std::lock_guard work(work_mutex_);
+  for (const auto& route : routes()) route->advance();
+  if (message.is_on_its_way && message.end.query()) return true;
+  message.route->ranks().check_health();
+  return false;
+}
+
+std::shared_ptr<Mail::Route> Mail::route_of(const Key& key) {
+  std::lock_guard lock(mutex_);
+  if (cause_) std::rethrow_exception(cause_);
+  auto& route = routes_[key];
+  if (!route) route = std::make_shared<Route>(store_, key, std::get<0>(key) == rank_, device_);
+  return route;
+}
+
+std::vector<std::shared_ptr<Mail::Route>> Mail::routes() {
+  std::lock_guard lock(mutex_);
+  if (cause_) std::rethrow_exception(cause_);
+  std::vector<std::shared_ptr<Route>> result;
+  for (const auto& [key, route] : routes_) result.push_back(route);
+  return result;
+}
+
+void Mail::abort(std::exception_ptr cause) noexcept {
+  std::vector<std::shared_ptr<Route>> routes;
+  {
+    std::lock_guard lock(mutex_);
+    if (cause_) return;
+    cause_ = cause;
+    for (auto& [key, route] : routes_) routes.push_back(route);
+  }
+  for (auto& route : routes) route->ranks().abort(cause);
+}
+
+}  // namespace lockstep::nccl

@@ -1,0 +1,70 @@
+#include "backends/nccl/queued_on_stream.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <cuda_runtime_api.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep::nccl {
+namespace {
+
+/// While it lives, this thread may ask about events although another one captures a graph.
+class AskInPeace {
+ public:
+  AskInPeace() { C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~AskInPeace() { C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  AskInPeace(const AskInPeace&) = delete;
+  AskInPeace& operator=(const AskInPeace&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace
+
+CaptureId capture_of(const c10::cuda::CUDAStream& stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CaptureId id = 0;
+  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream.stream(), &status, &id));
+  return status == cudaStreamCaptureStatusNone ? 0 : id;
+}
+
+Mark::Mark(const c10::cuda::CUDAStream& stream) : stream_(stream), capture_(capture_of(stream)) {
+  event_.record(stream_);
+}
+
+void Mark::order(const c10::cuda::CUDAStream& stream) {
+  if (stream != stream_ && capture_of(stream) == capture_) event_.block(stream);
+}
+
+void Mark::synchronize() {
+  if (capture_) throw UsageError("a call inside the capture of a CUDA graph cannot be waited for on the host");
+  event_.synchronize();
+}
+
+bool Mark::is_done() {
+  if (capture_) return true;
+  AskInPeace ask_in_peace;
+  return event_.query();
+}
+
+QueuedOnStream::QueuedOnStream(const c10::cuda::CUDAStream& stream, std::shared_ptr<Communicator> communicator)
+    : end_(stream), communicator_(std::move(communicator)) {}
+
+void QueuedOnStream::order_current_stream() {
+  end_.order(c10::cuda::getCurrentCUDAStream());
+}
+
+bool QueuedOnStream::is_done() {
+  try {
+    if (end_.is_done()) return true;
+  } catch (const c10::Error& error) {
+    throw PeerError(text("the GPU has failed: ", error.what_without_backtrace()));
+  }
+  communicator_->check_health();
+  return false;
+}
+
+}  // namespace lockstep::nccl

@@ -1,0 +1,80 @@
+#include "backends/shm/call_log.h"
+
+#include <array>
+#include <atomic>
+#include <new>
+#include <random>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "rendezvous/process_id.h"
+#include "rendezvous/store/protocol.h"
+
+namespace lockstep::shm {
+namespace {
+
+std::string random_token() {
+  std::random_device random;
+  std::string token(16, '\0');
+  for (char& byte : token) byte = static_cast<char>(random());
+  return token;
+}
+
+}  // namespace
+
+/// What one rank has written. Numbers count from 1; 0 stands in a place that is being written.
+struct Ledger::Page {
+  struct Entry {
+    std::atomic<uint64_t> number{0};
+    std::atomic<uint64_t> fingerprint{0};
+  };
+
+  std::array<char, 16> token{};  // tells it from what another process has at the same address
+  std::array<Entry, kCalls> entries;
+
+  static Page& of(const SharedMemory& memory) { return *reinterpret_cast<Page*>(memory.begin()); }
+};
+
+Ledger::Ledger(const BackendContext& context)
+    : rank_(context.rank), mine_(SharedMemory::create(SharedMemory::Way::kUnnamed, sizeof(Page))) {
+  const auto token = random_token();
+  auto* page = new (mine_->begin()) Page;
+  std::copy(token.begin(), token.end(), page->token.begin());
+  const auto key = [](int rank) { return text("ledger/", rank); };
+  const auto host_id = this_process().host_id;
+  const auto& address = mine_->address();
+  context.store->set(key(rank_), pack({host_id, address.path, address.id, std::to_string(address.bytes), token}));
+  for (int rank = 0; rank < context.size; ++rank)
+    others_.push_back(rank == rank_ ? nullptr : find(context.store->get(key(rank), context.timeout), host_id));
+}
+
+std::shared_ptr<SharedMemory> Ledger::find(const std::string& offer, const std::string& host_id) {
+  const auto fields = unpack(offer);
+  if (fields.at(0) != host_id) return nullptr;
+  try {
+    auto memory = SharedMemory::open({fields.at(1), fields.at(2), static_cast<size_t>(to_number(fields.at(3))), false});
+    const auto& token = Page::of(*memory).token;
+    return std::string_view(token.data(), token.size()) == fields.at(4) ? memory : nullptr;
+  } catch (const SystemError&) {
+    return nullptr;
+  }
+}
+
+void Ledger::write(uint64_t fingerprint) {
+  const uint64_t number = ++calls_;
+  auto& place = Page::of(*mine_).entries[number % kCalls];
+  place.number.store(0);
+  place.fingerprint.store(fingerprint);
+  place.number.store(number);
+  for (size_t rank = 0; rank < others_.size(); ++rank) {
+    if (!others_[rank]) continue;
+    const auto& theirs = Page::of(*others_[rank]).entries[number % kCalls];
+    if (theirs.number.load() != number) continue;
+    const uint64_t other = theirs.fingerprint.load();
+    if (theirs.number.load() == number && other != fingerprint)
+      throw MismatchError(text("rank ", rank, " makes another call in its place"));
+  }
+}
+
+}  // namespace lockstep::shm

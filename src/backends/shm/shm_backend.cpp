@@ -1,0 +1,407 @@
+#include "backends/shm/shm_backend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/util/SmallVector.h>
+
+#include <lockstep/error.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "backends/common/reduction.h"
+#include "backends/shm/exchange_handles.h"
+#include "backends/shm/point_to_point.h"
+#include "backends/common/slices.h"
+
+namespace lockstep {
+namespace {
+
+using shm::CallHeader;
+using shm::Circle;
+using shm::kChunkBytes;
+using shm::kPayloadBytes;
+
+constexpr int64_t kCacheLine = 64;
+constexpr std::chrono::milliseconds kReleaseLimit(200);  // for ranks that have been told that the call failed
+static_assert(shm::Arena::kOwnPages <= kPayloadBytes);   // what does not travel with the call can be detached
+
+int64_t size_of(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.nbytes());
+}
+
+uint64_t chunks_of(int64_t bytes, int64_t chunk) {
+  return static_cast<uint64_t>((bytes + chunk - 1) / chunk);
+}
+
+/// Bytes of something: where they begin and how many.
+struct Stretch {
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+/// The bytes of chunk k.
+Stretch chunk_of(int64_t bytes, int64_t chunk, uint64_t k) {
+  int64_t begin = static_cast<int64_t>(k) * chunk;
+  return {begin, std::clamp<int64_t>(bytes - begin, 0, chunk)};
+}
+
+/// Part `rank` of `bytes`, in whole cache lines, so that no two ranks write to the same.
+Stretch share_of(int64_t bytes, int size, int rank) {
+  Slice lines = slice_of((bytes + kCacheLine - 1) / kCacheLine, size, rank);
+  int64_t begin = std::min(bytes, lines.begin * kCacheLine);
+  return {begin, std::min(bytes, (lines.begin + lines.size) * kCacheLine) - begin};
+}
+
+class ShmBackend final : public Backend {
+ public:
+  explicit ShmBackend(const BackendContext& context)
+      : circle_(shm::introduce(context)), mail_(*circle_), rank_(context.rank), size_(context.size) {}
+
+  at::Tensor allocate(int64_t bytes) override {
+    auto arena = circle_->arena();
+    char* block = arena->allocate(static_cast<size_t>(bytes));
+    return at::from_blob(
+        block, {bytes}, [arena, block](void*) { arena->free(block); }, at::kByte);
+  }
+
+  // Also called by the thread whose call has failed, before its caller sees the error, when all ranks have been told.
+  void abort(std::exception_ptr cause) noexcept override {
+    circle_->waiting().abort(std::move(cause));
+    withdraw();
+  }
+
+  void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
+    if (travels_with_the_call(data)) {
+      begin_small(data, call);
+      return reduce_posts(data, 0, op);
+    }
+    run_large(
+        data, call, [&] { all_reduce_large(data, op, call); }, OthersWrite::kYes);
+  }
+
+  void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
+    if (travels_with_the_call(data)) {
+      begin_small(data, call);
+      if (rank_ == root) reduce_posts(data, 0, op);
+      return;
+    }
+    const auto others_write = rank_ == root ? OthersWrite::kYes : OthersWrite::kNo;
+    run_large(
+        data, call, [&] { reduce_large(data, op, root, call); }, others_write);
+  }
+
+  void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
+    if (travels_with_the_call(data)) {
+      circle_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), rank_ == root ? data.nbytes() : 0);
+      if (rank_ != root) std::memcpy(bytes_of(data), circle_->post(root).payload.data(), data.nbytes());
+      return;
+    }
+    run_large(data, call, [&] { broadcast_large(data, root, call); });
+  }
+
+  void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
+    char* own = bytes_of(output) + rank_ * size_of(input);
+    if (own != bytes_of(input)) std::memcpy(own, bytes_of(input), input.nbytes());
+    if (travels_with_the_call(input)) {
+      begin_small(input, call);
+      for (int rank : others())
+        std::memcpy(bytes_of(output) + rank * size_of(input), circle_->post(rank).payload.data(), input.nbytes());
+      return;
+    }
+    run_large(input, call, [&] { all_gather_large(output, input, call); });
+  }
+
+  void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
+    if (travels_with_the_call(input)) {
+      begin_small(input, call);
+      return reduce_posts(output, rank_ * size_of(output), op);
+    }
+    run_large(input, call, [&] { reduce_scatter_large(output, input, op, call); });
+  }
+
+  void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                const CallInfo& call) override {
+    auto bytes = [](const at::Tensor& part) { return part.defined() ? size_of(part) : 0; };
+    std::vector<int64_t> sent;
+    for (const auto& part : sends) sent.push_back(bytes(part));
+    circle_->begin_call(call, CallHeader::kElsewhere, sent.data(), sent.size() * sizeof(int64_t));
+    auto sent_by = [&](int rank) { return reinterpret_cast<const int64_t*>(circle_->post(rank).payload.data()); };
+    int64_t longest = 0;
+    for (int rank = 0; rank < size_; ++rank) {
+      longest = std::max(longest, *std::max_element(sent_by(rank), sent_by(rank) + size_));
+      if (sent_by(rank)[rank_] != bytes(receives[rank]))
+        throw MismatchError(text("rank ", rank, " sends ", sent_by(rank)[rank_], " bytes, but rank ", rank_,
+                                 " expects ", bytes(receives[rank])));
+    }
+    if (sent[rank_] > 0 && bytes_of(receives[rank_]) != bytes_of(sends[rank_]))
+      std::memcpy(bytes_of(receives[rank_]), bytes_of(sends[rank_]), sends[rank_].nbytes());
+    if (longest == 0) return;
+    const int64_t room = room_for_each();
+    circle_->pipeline(
+        chunks_of(longest, room), call.deadline,
+        [&](uint64_t k, uint64_t slot) {
+          for (int rank : others())
+            if (auto piece = chunk_of(sent[rank], room, k); piece.size > 0)
+              std::memcpy(input_slot(rank_, slot) + rank * room, bytes_of(sends[rank]) + piece.begin, piece.size);
+        },
+        [&](uint64_t k, uint64_t slot) {
+          for (int rank : others())
+            if (auto piece = chunk_of(bytes(receives[rank]), room, k); piece.size > 0)
+              std::memcpy(bytes_of(receives[rank]) + piece.begin, input_slot(rank, slot) + rank_ * room, piece.size);
+        },
+        [](uint64_t, uint64_t) {});
+  }
+
+  void barrier(const CallInfo& call) override { circle_->begin_call(call); }
+
+  std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t, uint64_t fingerprint) override {
+    return mail_.send(data, to, fingerprint);
+  }
+
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t, uint64_t fingerprint) override {
+    return mail_.receive(data, from, fingerprint);
+  }
+
+ private:
+  using Pointers = c10::SmallVector<void*, 16>;
+
+  template <class Where>
+  Pointers everyone(const Where& where) const {
+    Pointers result(size_);
+    for (int rank = 0; rank < size_; ++rank) result[rank] = where(rank);
+    return result;
+  }
+
+  // The other ranks, beginning with the next one so that not all turn to the same memory at once.
+  std::vector<int> others() const {
+    std::vector<int> result;
+    for (int step = 1; step < size_; ++step) result.push_back((rank_ + step) % size_);
+    return result;
+  }
+
+  static void reduce(std::span<void* const> outputs, std::span<const void* const> inputs, int64_t bytes,
+                     const at::Tensor& like, ReduceOp op) {
+    reduce_elements(outputs, inputs, bytes / static_cast<int64_t>(like.element_size()), like.scalar_type(), op);
+  }
+
+  // --- data in the posts
+
+  static bool travels_with_the_call(const at::Tensor& data) { return data.nbytes() <= kPayloadBytes; }
+
+  void begin_small(const at::Tensor& data, const CallInfo& call) {
+    circle_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), data.nbytes());
+  }
+
+  // Every rank reduces all of it: another round of waiting would cost more.
+  void reduce_posts(const at::Tensor& output, int64_t begin, ReduceOp op) const {
+    auto inputs = everyone([&](int rank) -> void* { return circle_->post(rank).payload.data() + begin; });
+    void* to = bytes_of(output);
+    reduce({&to, 1}, {inputs.data(), inputs.size()}, size_of(output), output, op);
+  }
+
+  // --- data in shared tensors
+
+  enum class OthersWrite { kNo, kYes };
+
+  // Shows the others where this rank's tensor lies. While the body runs they may read it there, and write to it.
+  template <class Body>
+  void run_large(const at::Tensor& data, const CallInfo& call, const Body& body,
+                 OthersWrite others_write = OthersWrite::kNo) {
+    const auto place = circle_->arena()->offset_of(bytes_of(data));
+    try {
+      circle_->begin_call(call, place.value_or(CallHeader::kElsewhere));
+      body();
+      circle_->check_nobody_gave_up();
+      if (circle_->arena()->offset_of(bytes_of(data)) != place)
+        throw PeerError(text("rank ", rank_, " gave up another call with the same tensor"));
+    } catch (...) {
+      circle_->give_up_call();
+      if (place && others_write == OthersWrite::kYes) {
+        std::lock_guard lock(mutex_);
+        exposed_ = {data, std::this_thread::get_id()};
+      }
+      throw;
+    }
+  }
+
+  // A rank that is late, or stopped, may still write to the tensor of a call that has failed here, and the caller may
+  // use that memory again. So this waits for the others, who have been told. Where one does not stop in time, the
+  // tensor gets other memory, at the same address.
+  void withdraw() noexcept {
+    at::Tensor tensor;
+    {
+      std::lock_guard lock(mutex_);
+      if (!exposed_.tensor.defined() || exposed_.thread != std::this_thread::get_id()) return;
+      tensor = std::exchange(exposed_.tensor, at::Tensor());
+    }
+    try {
+      if (!circle_->await_release(kReleaseLimit)) circle_->arena()->detach(bytes_of(tensor), tensor.nbytes());
+    } catch (const Error& error) {
+      log_error(text("rank ", rank_, ": a rank that is late may still write to a tensor of ", tensor.nbytes(),
+                     " bytes whose call has failed: ", error.what()));
+    }
+  }
+
+  bool is_shared(int rank) const { return circle_->post(rank).place != CallHeader::kElsewhere; }
+
+  bool all_are_shared() const {
+    for (int rank = 0; rank < size_; ++rank)
+      if (!is_shared(rank)) return false;
+    return true;
+  }
+
+  Pointers shared_parts(int64_t begin) const {
+    return everyone([&](int rank) { return shared_part(rank, begin); });
+  }
+  char* shared_part(int rank, int64_t begin) const { return circle_->at(rank, circle_->post(rank).place) + begin; }
+
+  // --- data on the way through slots
+
+  char* input_slot(int rank, uint64_t slot) const { return circle_->desk(rank).slots[slot].input.data(); }
+  char* result_slot(int rank, uint64_t slot) const { return circle_->desk(rank).slots[slot].result.data(); }
+
+  // In a slot, for pieces to or from each rank.
+  int64_t room_for_each() const { return static_cast<int64_t>(kChunkBytes) / size_ / kCacheLine * kCacheLine; }
+
+  // Tensors that all lie in arenas are reduced in place: each rank reduces its share, and writes it to all of them.
+  void all_reduce_large(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
+    if (!all_are_shared()) return reduce_in_chunks(data, op, call, true);
+    circle_->check_nobody_gave_up();
+    const Stretch mine = share_of(size_of(data), size_, rank_);
+    const auto everywhere = shared_parts(mine.begin);
+    reduce(everywhere, {everywhere.data(), everywhere.size()}, mine.size, data, op);
+    circle_->end_call(call.deadline);
+  }
+
+  void reduce_large(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) {
+    if (!all_are_shared()) return reduce_in_chunks(data, op, call, rank_ == root);
+    circle_->check_nobody_gave_up();
+    const Stretch mine = share_of(size_of(data), size_, rank_);
+    const auto everywhere = shared_parts(mine.begin);
+    reduce({&everywhere[root], 1}, {everywhere.data(), everywhere.size()}, mine.size, data, op);
+    circle_->end_call(call.deadline);
+  }
+
+  void broadcast_large(const at::Tensor& data, int root, const CallInfo& call) {
+    if (is_shared(root)) {
+      if (rank_ != root) std::memcpy(bytes_of(data), shared_part(root, 0), data.nbytes());
+      return circle_->end_call(call.deadline);
+    }
+    auto chunk = [&](uint64_t k) { return chunk_of(size_of(data), kChunkBytes, k); };
+    circle_->pipeline(
+        chunks_of(size_of(data), kChunkBytes), call.deadline,
+        [&](uint64_t k, uint64_t slot) {
+          if (rank_ == root) std::memcpy(input_slot(root, slot), bytes_of(data) + chunk(k).begin, chunk(k).size);
+        },
+        [&](uint64_t k, uint64_t slot) {
+          if (rank_ != root) std::memcpy(bytes_of(data) + chunk(k).begin, input_slot(root, slot), chunk(k).size);
+        },
+        [](uint64_t, uint64_t) {});
+  }
+
+  void all_gather_large(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) {
+    auto part = [&](int rank, int64_t begin) { return bytes_of(output) + rank * size_of(input) + begin; };
+    if (all_are_shared()) {
+      for (int rank : others()) std::memcpy(part(rank, 0), shared_part(rank, 0), input.nbytes());
+      return circle_->end_call(call.deadline);
+    }
+    auto chunk = [&](uint64_t k) { return chunk_of(size_of(input), kChunkBytes, k); };
+    circle_->pipeline(
+        chunks_of(size_of(input), kChunkBytes), call.deadline,
+        [&](uint64_t k, uint64_t slot) {
+          std::memcpy(input_slot(rank_, slot), bytes_of(input) + chunk(k).begin, chunk(k).size);
+        },
+        [&](uint64_t k, uint64_t slot) {
+          for (int rank : others()) std::memcpy(part(rank, chunk(k).begin), input_slot(rank, slot), chunk(k).size);
+        },
+        [](uint64_t, uint64_t) {});
+  }
+
+  void reduce_scatter_large(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) {
+    const int64_t part_bytes = size_of(output);
+    if (all_are_shared()) {
+      auto parts = shared_parts(rank_ * part_bytes);
+      void* to = bytes_of(output);
+      reduce({&to, 1}, {parts.data(), parts.size()}, part_bytes, output, op);
+      return circle_->end_call(call.deadline);
+    }
+    // Each slot has room for a piece of every rank's part.
+    const int64_t room = room_for_each();
+    auto piece = [&](uint64_t k) { return chunk_of(part_bytes, room, k); };
+    circle_->pipeline(
+        chunks_of(part_bytes, room), call.deadline,
+        [&](uint64_t k, uint64_t slot) {
+          for (int rank : others())
+            std::memcpy(input_slot(rank_, slot) + rank * room, bytes_of(input) + rank * part_bytes + piece(k).begin,
+                        piece(k).size);
+        },
+        [&](uint64_t k, uint64_t slot) {
+          auto inputs = everyone([&](int rank) -> void* {
+            return rank == rank_ ? bytes_of(input) + rank_ * part_bytes + piece(k).begin
+                                 : input_slot(rank, slot) + rank_ * room;
+          });
+          void* to = bytes_of(output) + piece(k).begin;
+          reduce({&to, 1}, {inputs.data(), inputs.size()}, piece(k).size, output, op);
+        },
+        [](uint64_t, uint64_t) {});
+  }
+
+  // Each rank reduces its share of every chunk for those who get the result.
+  void reduce_in_chunks(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool gets_result) {
+    const int64_t bytes = size_of(data);
+    auto chunk = [&](uint64_t k) { return chunk_of(bytes, kChunkBytes, k); };
+    auto place = [&](uint64_t k, int64_t begin) { return bytes_of(data) + chunk(k).begin + begin; };
+    circle_->pipeline(
+        chunks_of(bytes, kChunkBytes), call.deadline,
+        [&](uint64_t k, uint64_t slot) {  // all but this rank's own share, which it reads from the tensor
+          Stretch mine = share_of(chunk(k).size, size_, rank_);
+          int64_t behind = mine.begin + mine.size;
+          std::memcpy(input_slot(rank_, slot), place(k, 0), mine.begin);
+          std::memcpy(input_slot(rank_, slot) + behind, place(k, behind), chunk(k).size - behind);
+        },
+        [&](uint64_t k, uint64_t slot) {
+          Stretch mine = share_of(chunk(k).size, size_, rank_);
+          auto inputs = everyone([&](int rank) -> void* {
+            return rank == rank_ ? place(k, mine.begin) : input_slot(rank, slot) + mine.begin;
+          });
+          Pointers outputs;
+          if (gets_result) outputs.push_back(place(k, mine.begin));
+          outputs.push_back(result_slot(rank_, slot));
+          reduce({outputs.data(), outputs.size()}, {inputs.data(), inputs.size()}, mine.size, data, op);
+        },
+        [&](uint64_t k, uint64_t slot) {
+          if (!gets_result) return;
+          for (int rank : others()) {
+            Stretch theirs = share_of(chunk(k).size, size_, rank);
+            std::memcpy(place(k, theirs.begin), result_slot(rank, slot), theirs.size);
+          }
+        });
+  }
+
+  /// The tensor of a call that has failed, to which others may still write.
+  struct Exposed {
+    at::Tensor tensor{};
+    std::thread::id thread{};  // that made the call
+  };
+
+  const std::unique_ptr<Circle> circle_;
+  shm::Mail mail_;
+  std::mutex mutex_;
+  Exposed exposed_;  // guarded by mutex_
+  const int rank_;
+  const int size_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_shm_backend(const BackendContext& context) {
+  return std::make_unique<ShmBackend>(context);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+#include "backends/shm/shm_group.h"
+
+#include <cstring>
+#include <thread>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep::shm {
+namespace {
+
+// Ranks that are bound have few cores each, but enough together.
+Waiting::Cores count_cores(const std::vector<Circle::Member>& members) {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const auto& member : members) CPU_OR(&all, &all, &member.desk->cores);
+  return static_cast<int>(members.size()) <= CPU_COUNT(&all) ? Waiting::Cores::kEnough : Waiting::Cores::kTooFew;
+}
+
+}  // namespace
+
+Circle::Circle(int rank, std::vector<Member> members, std::shared_ptr<Arena> arena)
+    : rank_(rank),
+      members_(std::move(members)),
+      arena_(std::move(arena)),
+      waiting_(desk(rank_), count_cores(members_)) {}
+
+// A rank that was killed does not say that it has left.
+Circle::~Circle() {
+  for (const auto& member : members_) member.desk->left[rank_] = true;
+  const Desk& mine = desk(rank_);
+  left_behind_.push_back(reinterpret_cast<char*>(&desk(rank_)));
+  arena_->retire(std::move(left_behind_), [&mine, members = members_] {
+    for (size_t rank = 0; rank < members.size(); ++rank)
+      if (!mine.left[rank] && members[rank].memory->is_in_use()) return false;
+    return true;
+  });
+}
+
+void Circle::begin_call(const CallInfo& call, uint64_t place, const void* payload, size_t payload_bytes) {
+  ++call_;
+  CallHeader& mine = desk(rank_).posts[call_ % 2];
+  mine.fingerprint = call.fingerprint;
+  mine.place = place;
+  if (payload_bytes > 0) std::memcpy(mine.payload.data(), payload, payload_bytes);
+  mine.call.store(call_);
+  ring_others();
+  for (int step = 1; step < size(); ++step) {
+    int peer = (rank_ + step) % size();
+    const CallHeader& theirs = post(peer);
+    waiting_.until([&] { return theirs.call.load() >= call_; }, peer, call.deadline);
+    if (theirs.fingerprint != call.fingerprint)
+      throw MismatchError(text("rank ", peer, " makes another call than rank ", rank_));
+  }
+}
+
+void Circle::end_call(Deadline deadline) {
+  raise(desk(rank_).done, call_);
+  await(&Desk::done, call_, deadline);
+}
+
+void Circle::give_up_call() noexcept {
+  raise(desk(rank_).gave_up, call_);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // what the caller writes to its tensor comes after it
+}
+
+// A rank that has not posted yet will see the flag before it writes: it posts, then looks; this rank has raised the
+// flag, then looks at the post. A rank that gave up makes no further call.
+bool Circle::may_write(int peer) const {
+  const Desk& theirs = desk(peer);
+  return post(peer).call.load() >= call_ && theirs.done.value.load() < call_ && theirs.gave_up.value.load() == 0 &&
+         members_[peer].memory->is_in_use();
+}
+
+bool Circle::await_release(std::chrono::milliseconds limit) const {
+  constexpr std::chrono::microseconds kPause(100);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (int peer = 0; peer < size(); ++peer) {
+    const bool is_thread = members_[peer].memory->is_created_here();
+    while (peer != rank_ && may_write(peer)) {
+      if (!is_thread && std::chrono::steady_clock::now() >= deadline) return false;
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+  return true;
+}
+
+// What was read of a tensor was read before this looks: it is right when the flag is not up yet.
+void Circle::check_nobody_gave_up() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    const uint64_t call = desk(peer).gave_up.value.load();
+    if (call != 0 && call <= call_)
+      throw PeerError(text("rank ", peer, " gave up this call before rank ", rank_, " was done with its tensor"));
+  }
+}
+
+void Circle::raise(Flag& flag, uint64_t value) {
+  flag.value.store(value);
+  ring_others();
+}
+
+void Circle::await(Flag Desk::*flag, uint64_t value, Deadline deadline) {
+  for (int step = 1; step < size(); ++step) {
+    int peer = (rank_ + step) % size();
+    const auto& theirs = (desk(peer).*flag).value;
+    waiting_.until([&] { return theirs.load() >= value; }, peer, deadline);
+  }
+}
+
+void Circle::ring_others() {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank_) Waiting::ring(desk(peer));
+}
+
+}  // namespace lockstep::shm

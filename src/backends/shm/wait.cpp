@@ -1,0 +1,78 @@
+#include "backends/shm/wait.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kLooks = 2000;  // some tens of microseconds
+constexpr auto kYielding = std::chrono::microseconds(200);
+constexpr auto kLongestSleep = std::chrono::seconds(60);
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds limit) {
+  auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  timespec time{static_cast<time_t>(seconds.count()), static_cast<long>((limit - seconds).count())};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, expected, &time, nullptr, 0);
+}
+
+}  // namespace
+
+Waiting::Waiting(Desk& mine, Cores cores) : mine_(mine), looks_(cores == Cores::kEnough ? kLooks : 1) {}
+
+void Waiting::ring_aloud(Desk& desk) {
+  desk.bell.fetch_add(1);
+  ::syscall(SYS_futex, &desk.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Waiting::abort(std::exception_ptr cause) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!cause_) cause_ = std::move(cause);
+  }
+  is_aborted_ = true;
+  ring_aloud(mine_);
+}
+
+void Waiting::throw_if_aborted() {
+  if (!is_aborted_) return;
+  std::lock_guard lock(mutex_);
+  std::rethrow_exception(cause_);
+}
+
+void Waiting::wait_long(const std::function<bool()>& is_ready, int peer, Deadline deadline) {
+  for (auto begin = Clock::now(); Clock::now() - begin < kYielding;) {
+    if (is_ready()) return;
+    throw_if_aborted();
+    if (errand_) errand_();
+    ::sched_yield();
+  }
+  struct Sleeper {
+    explicit Sleeper(Desk& desk) : desk(desk) { desk.sleepers.fetch_add(1); }
+    ~Sleeper() { desk.sleepers.fetch_sub(1); }
+    Desk& desk;
+  } sleeper(mine_);
+  for (;;) {
+    uint32_t bell = mine_.bell.load();  // a ring after this keeps the thread from falling asleep
+    if (errand_) errand_();
+    if (is_ready()) return;
+    throw_if_aborted();
+    auto now = Clock::now();
+    if (now >= deadline) throw TimeoutError(text("time-out: rank ", peer, " did not come to this call"));
+    futex_wait(mine_.bell, bell, std::min<Clock::duration>(deadline - now, kLongestSleep));
+  }
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,123 @@
+#include "backends/threads/thread_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep::threads {
+
+Hub::Hub(int size) : rounds_(size, 0), boards_(size, nullptr), fingerprints_(size, 0) {}
+
+void Hub::share(int rank, const void* board, const CallInfo& call, const std::function<void()>& use) {
+  boards_[rank] = board;
+  fingerprints_[rank] = call.fingerprint;
+  std::unique_lock lock(mutex_);
+  meet(lock, rank, call.deadline);
+  if (std::any_of(fingerprints_.begin(), fingerprints_.end(), [&](uint64_t f) { return f != call.fingerprint; })) {
+    if (!cause_) cause_ = std::make_exception_ptr(MismatchError("the ranks make different calls"));
+    leave(lock);
+  }
+  ++users_;
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    use();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  --users_;
+  if (error && !cause_) cause_ = error;
+  meet(lock, rank, call.deadline);
+}
+
+void Hub::meet(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline) {
+  uint64_t mine = ++rounds_[rank];
+  changed_.notify_all();
+  auto is_late = [&](uint64_t round) { return round < mine; };
+  bool in_time = changed_.wait_until(lock, deadline,
+                                     [&] { return cause_ || std::none_of(rounds_.begin(), rounds_.end(), is_late); });
+  if (!in_time && !cause_) {
+    std::vector<size_t> late;
+    for (size_t r = 0; r < rounds_.size(); ++r)
+      if (is_late(rounds_[r])) late.push_back(r);
+    cause_ =
+        std::make_exception_ptr(TimeoutError(text("time-out: rank ", enumerate(late), " did not come to this call")));
+    changed_.notify_all();
+  }
+  if (cause_) leave(lock);
+}
+
+// A rank that leaves takes its memory along, so it stays until nobody uses it; nobody new begins once there is a cause.
+void Hub::leave(std::unique_lock<std::mutex>& lock) {
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return users_ == 0; });
+  std::rethrow_exception(cause_);
+}
+
+void Hub::post_send(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post) {
+  std::lock_guard lock(mutex_);
+  mailboxes_[{from, to, tag}].sends.push_back(post);
+  deliver({from, to, tag});
+}
+
+void Hub::post_recv(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post) {
+  std::lock_guard lock(mutex_);
+  mailboxes_[{from, to, tag}].receives.push_back(post);
+  deliver({from, to, tag});
+}
+
+void Hub::deliver(const Route& route) {
+  auto& box = mailboxes_[route];
+  while (!box.sends.empty() && !box.receives.empty()) {
+    auto sent = box.sends.front();
+    auto received = box.receives.front();
+    box.sends.pop_front();
+    box.receives.pop_front();
+    if (sent->bytes == received->bytes && sent->fingerprint == received->fingerprint) {
+      std::memcpy(received->data, sent->data, static_cast<size_t>(sent->bytes));
+    } else {
+      auto [from, to, tag] = route;
+      sent->error = received->error = std::make_exception_ptr(
+          MismatchError(text("rank ", from, " sends ", sent->bytes, " bytes with tag ", tag, ", but rank ", to,
+                             " expects ", received->bytes, sent->bytes == received->bytes ? " of another dtype" : "")));
+    }
+    sent->is_done = received->is_done = true;
+    changed_.notify_all();
+  }
+  if (box.sends.empty() && box.receives.empty()) mailboxes_.erase(route);
+}
+
+void Hub::wait(const Post& post, int peer, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  bool in_time = changed_.wait_until(lock, deadline, [&] { return post.is_done || cause_; });
+  if (post.error) std::rethrow_exception(post.error);
+  if (post.is_done) return;
+  if (cause_) std::rethrow_exception(cause_);
+  if (!in_time) throw TimeoutError(text("time-out: rank ", peer, " did not come to this message"));
+}
+
+bool Hub::is_done(const Post& post) {
+  std::lock_guard lock(mutex_);
+  return post.is_done || cause_;
+}
+
+void Hub::withdraw(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post) {
+  std::lock_guard lock(mutex_);
+  auto found = mailboxes_.find({from, to, tag});
+  if (found == mailboxes_.end()) return;
+  std::erase(found->second.sends, post);
+  std::erase(found->second.receives, post);
+  if (found->second.sends.empty() && found->second.receives.empty()) mailboxes_.erase(found);
+}
+
+void Hub::abort(std::exception_ptr cause) {
+  std::lock_guard lock(mutex_);
+  if (!cause_) cause_ = cause;
+  changed_.notify_all();
+}
+
+}  // namespace lockstep::threads

@@ -1,0 +1,40 @@
+#include "base/private_files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+
+std::string why_not_own_file(const struct stat& status) {
+  if (!S_ISREG(status.st_mode)) return "it is not a regular file";
+  if (status.st_uid == ::geteuid()) return "";
+  return text("it belongs to user ", status.st_uid, ", and this process runs as user ", ::geteuid());
+}
+
+FileDescriptor open_private_folder(const std::string& folder, const std::string& remedy) {
+  const auto fail = [&](const char* call) {
+    throw SystemError(text(call, " ", folder, ": ", std::strerror(errno), "; ", remedy));
+  };
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) fail("mkdir");
+  FileDescriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!opened.is_open() && errno != ENOTDIR && errno != ELOOP && errno != EACCES) fail("open");
+  if (!opened.is_open()) throw UsageError(text(folder, " is not a folder of this user: remove it, or ", remedy));
+  struct stat status {};
+  if (::fstat(opened.get(), &status) != 0) fail("fstat");
+  if (status.st_uid != ::geteuid())
+    throw UsageError(text(folder, " belongs to user ", status.st_uid, " and not to this one, ", ::geteuid(),
+                          ": remove it, or ", remedy));
+  if ((status.st_mode & 077) != 0)
+    throw UsageError(text(folder, " has mode 0", std::oct, status.st_mode & 07777,
+                          ", so others could use or replace what is in it: chmod 700 ", folder, ", or ", remedy));
+  return opened;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,433 @@
+#include "comm/group/group.h"
+
+#include <algorithm>
+#include <thread>
+
+#include <ATen/record_function.h>
+
+#include <lockstep/error.h>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "base/rethrow.h"
+#include "base/text.h"
+
+namespace lockstep::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend,
+             std::shared_ptr<Group> partner)
+    : membership_(std::move(membership)),
+      rank_in_job_(job->rank()),
+      recorder_(job->recorder()),
+      is_queueing_(backend && backend->is_queueing()),
+      partner_(std::move(partner)),
+      mutex_(recorder_->mutex()),
+      parts_(std::make_shared<Parts>(
+          Parts{std::move(job), std::shared_ptr<Backend>(backend.release(), DeleteInOwner())})) {
+  if (parts_->backend) parts_->job->subscribe(membership_.name, *this);
+}
+
+Group& Group::for_device(c10::DeviceType type) {
+  return partner_ && partner_->membership_.device.type() == type ? *partner_ : *this;
+}
+
+Group::~Group() {
+  auto parts = parts_if_any();
+  if (!parts) return;
+  if (size_t pending = queue_.pending(); pending > 0) {
+    log_warning(text(speaker(membership_), ": the process group was destroyed with ", pending,
+                     " calls pending; wait() for each asynchronous call before the group goes"));
+    abort(std::make_exception_ptr(PeerError(text("the process group was destroyed on rank ", membership_.rank))));
+  }
+  try {
+    if (!failure() && std::uncaught_exceptions() == 0) queued_.synchronize();
+  } catch (const std::exception& error) {
+    log_warning(text(speaker(membership_), ": the device did not end its last calls: ", error.what()));
+  }
+  leave(parts);
+}
+
+void Group::leave(const std::shared_ptr<Parts>& parts) {
+  if (!parts->backend) return;
+  parts->job->unsubscribe(*this);
+  if (std::uncaught_exceptions() > 0)  // not in order
+    return parts->job->give_up_group(membership_.name, describe_rank(membership_, membership_.rank));
+  parts->job->leave(membership_.name, calls());
+}
+
+void Group::destroy() {
+  check_process();
+  if (partner_) partner_->destroy();
+  queue_.run([this](WorkQueue::Lock& lock) {
+    auto parts = parts_;
+    lock.unlock();
+    if (!parts) return;
+    if (!failure()) queued_.synchronize();
+    leave(parts);
+    lock.lock();
+    parts_.reset();
+    lock.unlock();  // the parts go without it
+  });
+}
+
+std::shared_ptr<Group::Parts> Group::parts_if_any() const {
+  std::lock_guard lock(mutex_);
+  return parts_;
+}
+
+std::shared_ptr<Group::Parts> Group::parts() const {
+  check_process();
+  auto parts = parts_if_any();
+  if (!parts) refuse_destroyed();
+  return parts;
+}
+
+void Group::refuse_destroyed() const {
+  throw UsageError(text("group '", membership_.name, "' was destroyed; make a new one"));
+}
+
+std::shared_ptr<Backend> Group::backend() const {
+  auto parts = this->parts();
+  if (!parts->backend)
+    throw UsageError(text("rank ", parts->job->rank(), " of the job is not in group '", membership_.name,
+                          "', which has ranks ", enumerate(ranks_in_job(membership_)),
+                          "; ask contains_me() before calling"));
+  return parts->backend;
+}
+
+int64_t Group::calls() const {
+  std::lock_guard lock(mutex_);
+  return calls_;
+}
+
+int Group::next_child() {
+  check_process();
+  std::lock_guard lock(mutex_);
+  return ++children_;
+}
+
+std::exception_ptr Group::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::chrono::milliseconds Group::timeout_of(const CallOptions& options) const {
+  auto timeout = options.timeout.value_or(membership_.timeout);
+  if (timeout <= std::chrono::milliseconds(0))
+    throw UsageError(
+        text(speaker(membership_), ": the time-out of a call is ", timeout.count(), " ms; it must be above 0"));
+  return timeout;
+}
+
+// --- making calls
+
+void Group::run(const Call& call, const CallOptions& options) {
+  check_process();
+  auto timeout = timeout_of(options);
+  queue_.run([&](WorkQueue::Lock& lock) { execute(lock, call, options, timeout, Backend::Stream::kCurrent, nullptr); });
+}
+
+Work Group::submit(Call call, const CallOptions& options) {
+  check_process();
+  auto timeout = timeout_of(options);
+  if (is_queueing_) return queue(std::make_shared<const Call>(std::move(call)), options, timeout);
+  return Work(queue_.submit([this, call = std::move(call), options, timeout](WorkQueue::Lock& lock) {
+    execute(lock, call, options, timeout, Backend::Stream::kCurrent, nullptr);
+  }));
+}
+
+std::shared_ptr<QueuedCall> Group::execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& options,
+                                           std::chrono::milliseconds timeout, Backend::Stream stream,
+                                           std::shared_ptr<const void> kept) {
+  if (!parts_) refuse_destroyed();
+  Backend& backend = *parts_->backend;  // stays for this turn: destroy() waits for one of its own
+  CallRecord record{0, membership_.name, {++calls_}, call.fingerprint, options.site};
+  record.ticket = recorder_->begin(record);
+  Watched watched(*this, lock, record, record.started);
+  lock.unlock();
+  std::optional<at::RecordFunction> profile;
+  if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION))
+    profile.emplace(std::move(*callbacks)).before(text("lockstep::", name_of(call.fingerprint.operation)));
+  if (!is_queueing_) {
+    guard(watched, timeout, [&](const CallInfo& info) { call.body(backend, info); });
+    watched.outcome = CallRecord::State::kDone;
+    return nullptr;
+  }
+  std::shared_ptr<QueuedCall> queued;
+  guard(watched, timeout, [&](const CallInfo& info) {
+    queued = backend.queue([&] { call.body(backend, info); }, stream);
+    if (queued) queued_.add({record, queued, std::move(kept), timeout, Patience(record.started, info.deadline)});
+  });
+  watched.outcome = queued ? CallRecord::State::kRunning : CallRecord::State::kDone;
+  return queued;
+}
+
+void Group::run_aside(Operation operation, const CallOptions& options,
+                      const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body) {
+  check_process();
+  auto timeout = timeout_of(options);
+  queue_.run([&](WorkQueue::Lock& lock) {
+    if (!parts_) refuse_destroyed();
+    if (failure_)
+      rethrow_with_prefix(failure_, text(speaker(membership_), ": ", name_of(operation),
+                                         ": the group is broken by an earlier error: "));
+    CallRecord record{0, membership_.name, {++aside_[operation], {}, operation}, {operation}, options.site};
+    record.ticket = recorder_->begin(record);
+    auto end = [&](CallRecord::State state) {
+      lock.lock();
+      recorder_->change(record.ticket, state);
+    };
+    lock.unlock();
+    try {
+      body(record, timeout);
+    } catch (...) {
+      end(CallRecord::State::kFailed);
+      throw;
+    }
+    end(CallRecord::State::kDone);
+  });
+}
+
+Group::Watched::Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& record, Clock::time_point begin)
+    : group(group), lock(lock), record(record), begin(begin), patience(begin) {
+  refusal = group.failure_;
+  // A rank that has left is why the others gave up who were in this call already.
+  if (!refusal || group.departure_came_first_)
+    if (auto departure = group.departure_before(record.subject)) refusal = departure;
+  if (!group.failure_ && refusal) {
+    group.failure_ = refusal;
+    breaks_group = true;
+  }
+  group.watched_.push_back(this);
+}
+
+Group::Watched::~Watched() {
+  if (!lock.owns_lock()) lock.lock();
+  if (outcome != CallRecord::State::kRunning) group.recorder_->change(record.ticket, outcome);  // else it goes on
+  std::erase(group.watched_, this);
+}
+
+void Group::guard(const Watched& watched, std::chrono::milliseconds timeout,
+                  const std::function<void(const CallInfo&)>& body) {
+  const CallRecord& record = watched.record;
+  if (watched.refusal) {
+    if (watched.breaks_group) {
+      blame_departure(watched.refusal);
+      on_failure(watched.refusal);
+    }
+    rethrow_with_prefix(
+        watched.refusal,
+        text(speaker(membership_), ": ", name_of(record.call.operation), ": the group is broken by an earlier error: "),
+        last_words(watched.refusal));
+  }
+  try {
+    body({deadline_after(timeout, watched.begin), hash(record.call, record.subject)});
+  } catch (...) {
+    fail(record, timeout, std::current_exception());
+  }
+}
+
+// The other ranks may be in the middle of this call, so that none after it can succeed: the group is over.
+void Group::fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error) {
+  bool is_foreign = !is_ours(error);
+  bool is_local = is_foreign || is_a<UsageError>(error) || is_a<SystemError>(error);  // about this rank alone
+  auto known = failure();
+  auto cause = mark_broken(known ? known : diagnose(record, timeout, error));
+  std::string flight = last_words(cause);
+  wake();
+  if (is_foreign && !known) std::rethrow_exception(error);
+  if (is_local && !known) cause = error;
+  std::string me = text(speaker(membership_), ": ");
+  bool says_so_already = message_of(cause).starts_with(me);
+  rethrow_with_prefix(cause, says_so_already ? "" : text(me, name_of(record.call.operation), ": "), flight);
+}
+
+std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::milliseconds timeout,
+                                   const std::exception_ptr& error) {
+  auto job = this->job();
+  std::string me = text(speaker(membership_), ": ");
+  bool is_timeout = is_a<TimeoutError>(error);
+  if (is_timeout || is_a<MismatchError>(error)) {
+    job->announce_report(membership_.name);
+    auto answers = is_timeout ? job->ask(membership_.name, describe(record.subject)) : ask_when_all_came(record);
+    auto mismatch = find_mismatch(membership_, record, answers);
+    Failure failure = mismatch     ? Failure{"MismatchError", me + *mismatch}
+                      : is_timeout ? timeout_failure(record, timeout, answers)
+                                   : Failure{"MismatchError", text(me, describe(record), ": ", message_of(error))};
+    const auto culprit = mismatch     ? odd_one_out(membership_, record, answers)
+                         : is_timeout ? first_late(membership_, record.subject, answers)
+                                      : std::nullopt;
+    if (culprit) job->blame(*culprit, failure);
+    // A rank that cannot tell how the calls differ leaves the word to one that can.
+    bool is_certain = mismatch || is_timeout;
+    return to_exception(
+        job->report(membership_.name, failure, is_certain ? Job::Certainty::kCertain : Job::Certainty::kSymptom));
+  }
+  bool is_symptom = is_a<PeerError>(error);
+  Failure failure{"PeerError", text(me, describe(record), ": ", message_of(error))};
+  auto cause = job->report(membership_.name, failure, is_symptom ? Job::Certainty::kSymptom : Job::Certainty::kCertain);
+  std::unique_lock lock(mutex_);
+  auto departure = is_symptom ? departure_before({calls_}) : nullptr;
+  lock.unlock();
+  if (!departure) return to_exception(cause);
+  blame_departure(departure);
+  return departure;
+}
+
+// Two calls that differ do not tell which of them is wrong. The calls of the other ranks do, which may come a moment
+// later.
+std::vector<Answer> Group::ask_when_all_came(const CallRecord& record) const {
+  constexpr auto kPause = std::chrono::milliseconds(10);
+  const auto deadline = Clock::now() + std::chrono::milliseconds(300);
+  for (;;) {
+    auto answers = job()->ask(membership_.name, describe(record.subject));
+    if (Clock::now() >= deadline || !first_late(membership_, record.subject, answers)) return answers;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+Failure Group::timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
+                               const std::vector<Answer>& answers) const {
+  return {"TimeoutError", text(speaker(membership_), ": ", describe(record), " did not finish within ", timeout.count(),
+                               " ms. ", name_the_late(membership_, record.subject, answers))};
+}
+
+// Whoever is told may free, or use, what the device was given.
+std::string Group::last_words(const std::exception_ptr& cause) {
+  queued_.await_end();
+  auto parts = parts_if_any();
+  if (!parts || membership_.size == 1) return "";
+  return text(". Flight recorder: ", parts->job->dump_flight(message_of(cause)));
+}
+
+void Group::check_working() {
+  check_process();
+  if (auto earlier = failure())
+    rethrow_with_prefix(earlier, text(speaker(membership_), ": the group is broken: "), last_words(earlier));
+}
+
+// --- what breaks the group
+
+void Group::abort(const std::exception_ptr& cause) {
+  check_process();
+  mark_broken(cause);
+  if (auto parts = parts_if_any(); parts && parts->backend) parts->job->proclaim(membership_.name, to_failure(cause));
+  wake();
+}
+
+std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
+  if (partner_) partner_->mark_broken(cause);
+  std::lock_guard lock(mutex_);
+  if (!failure_) {
+    failure_ = cause;
+    departure_came_first_ = departure_.has_value();
+  }
+  return failure_;
+}
+
+void Group::wake() {
+  if (partner_) partner_->wake();
+  auto parts = parts_if_any();
+  if (parts && parts->backend) parts->backend->abort(failure());
+}
+
+void Group::on_failure(std::exception_ptr cause) {
+  mark_broken(cause);
+  wake();
+}
+
+void Group::on_left(int rank_in_job, int64_t calls) {
+  int rank = rank_in_group(membership_, rank_in_job);
+  if (rank == Membership::kNotAMember) return;
+  std::exception_ptr cause;
+  {
+    std::lock_guard lock(mutex_);
+    if (!departure_ || calls < departure_->calls) departure_ = {calls, rank_in_job, describe_rank(membership_, rank)};
+    for (const Watched* watched : watched_)
+      if (auto departure = departure_before(watched->record.subject)) cause = departure;
+    for (const auto& queued : queued_.entries())
+      if (auto departure = departure_before(queued.record.subject)) cause = departure;
+  }
+  if (!cause) return;
+  blame_departure(cause);  // before this rank's threads can end the process
+  on_failure(cause);
+}
+
+void Group::blame_departure(const std::exception_ptr& cause) {
+  std::unique_lock lock(mutex_);
+  auto parts = parts_;
+  const auto rank = departure_ ? std::optional(departure_->rank_in_job) : std::nullopt;
+  lock.unlock();
+  if (parts && rank) parts->job->blame(*rank, to_failure(cause));
+}
+
+// With mutex_ held: why a collective cannot succeed, if a rank has left before it.
+std::exception_ptr Group::departure_before(const Subject& subject) const {
+  if (!departure_ || subject.message || subject.number <= departure_->calls) return nullptr;
+  return std::make_exception_ptr(
+      PeerError(text(departure_->who, " has left group '", membership_.name, "' after ", departure_->calls,
+                     " calls, and this is call ", subject.number,
+                     ": its program destroyed the group, or ended. Make the same calls on all ranks; for uneven inputs "
+                     "use join")));
+}
+
+// --- finding out why a call takes long
+
+void Group::on_tick() {
+  retire_queued();
+  auto now = Clock::now();
+  std::vector<std::string> subjects;
+  std::shared_ptr<Parts> parts;
+  {
+    std::lock_guard lock(mutex_);
+    parts = parts_;
+    if (failure_) return;
+    for (Watched* watched : watched_)
+      if (watched->patience.is_over(now)) subjects.push_back(describe(watched->record.subject));
+    if (auto* oldest = queued_.oldest(); oldest && oldest->patience.is_over(now))
+      subjects.push_back(describe(oldest->record.subject));
+  }
+  for (const auto& subject : subjects) parts->job->ask(*this, membership_.name, subject);
+}
+
+void Group::on_answers(const std::string& subject, const std::vector<Answer>& answers) {
+  std::optional<Failure> failure;
+  std::optional<int> culprit;
+  std::shared_ptr<Parts> parts;
+  std::string notice;
+  auto me = text(speaker(membership_), ": ");
+  auto look_at = [&](const CallRecord& record, Patience& patience) {
+    if (describe(record.subject) != subject) return false;
+    if (auto mismatch = find_mismatch(membership_, record, answers)) {
+      failure = {"MismatchError", me + *mismatch};
+      culprit = odd_one_out(membership_, record, answers);
+    }
+    if (patience.take_notice() && !a_lower_rank_waits(membership_, answers))
+      notice = text(me, describe(record), " has waited for ", patience.seconds(Clock::now()), " s. ",
+                    name_the_late(membership_, record.subject, answers));
+    return true;
+  };
+  {
+    std::lock_guard lock(mutex_);
+    parts = parts_;
+    if (failure_) return;
+    for (Watched* watched : watched_) look_at(watched->record, watched->patience);
+    auto* oldest = queued_.oldest();  // nobody waits for it who could notice that its time is up
+    if (oldest && look_at(oldest->record, oldest->patience) && !failure && oldest->patience.is_time_up(Clock::now())) {
+      failure = timeout_failure(oldest->record, oldest->timeout, answers);
+      culprit = first_late(membership_, oldest->record.subject, answers);
+    }
+  }
+  if (failure && culprit) parts->job->blame(*culprit, *failure);
+  if (failure)
+    parts->job->report(*this, membership_.name, *failure);
+  else if (!notice.empty())
+    log_warning(notice);
+}
+
+}  // namespace lockstep::detail

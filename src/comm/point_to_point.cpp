@@ -1,0 +1,81 @@
+#include <lockstep/error.h>
+
+#include "base/deadline.h"
+#include "comm/group/group.h"
+
+namespace lockstep::detail {
+
+Group::Message::Message(std::shared_ptr<Group> group, const Route& route, Fingerprint call, const CallOptions& options,
+                        const Start& start)
+    : group_(std::move(group)),
+      job_(group_->job()),
+      backend_(group_->backend()),
+      timeout_(group_->timeout_of(options)) {
+  WorkQueue::Lock lock(group_->mutex_);
+  record_ = {0, group_->membership_.name, {++group_->messages_[route], route}, std::move(call), options.site};
+  record_.state = CallRecord::State::kPosted;
+  record_.ticket = group_->recorder_->begin(record_);
+  guard(lock, record_.started, [&](const CallInfo& info) {
+    transfer_ = start(*backend_, info.fingerprint);
+    return transfer_ ? CallRecord::State::kPosted : CallRecord::State::kDone;  // without elements nothing is sent
+  });
+}
+
+// With the group's mutex held. The body returns what the call is then recorded as.
+void Group::Message::guard(WorkQueue::Lock& lock, std::chrono::steady_clock::time_point begin,
+                           const std::function<CallRecord::State(const CallInfo&)>& body) {
+  Watched watched(*group_, lock, record_, begin);
+  if (!group_->parts_) group_->refuse_destroyed();
+  lock.unlock();
+  auto outcome = CallRecord::State::kFailed;
+  group_->guard(watched, timeout_, [&](const CallInfo& info) { outcome = body(info); });
+  watched.outcome = outcome;
+}
+
+Group::Message::~Message() {
+  if (!transfer_) return;
+  std::lock_guard lock(group_->mutex_);
+  group_->recorder_->change(record_.ticket, CallRecord::State::kFailed);
+}
+
+std::shared_ptr<Transfer> Group::Message::transfer() {
+  std::lock_guard lock(mutex_);
+  return transfer_;
+}
+
+void Group::Message::wait() {
+  auto transfer = this->transfer();
+  if (!transfer) return;
+  {
+    WorkQueue::Lock lock(group_->mutex_);
+    group_->recorder_->change(record_.ticket, CallRecord::State::kRunning);
+    guard(lock, std::chrono::steady_clock::now(), [&](const CallInfo& info) {
+      transfer->wait(info.deadline);
+      return CallRecord::State::kDone;
+    });
+  }
+  std::lock_guard lock(mutex_);
+  transfer_.reset();
+}
+
+// Whoever polls need not wait() afterwards, so that success is recorded here. An error is left to wait(), which throws
+// it, or to the destructor, which records it.
+bool Group::Message::is_done() {
+  auto transfer = this->transfer();
+  if (!transfer) return true;
+  if (!transfer->is_done()) return group_->failure() != nullptr;
+  try {
+    transfer->wait(deadline_after(timeout_));  // returns or throws at once
+  } catch (const Error&) {
+    return true;
+  }
+  {
+    std::lock_guard lock(group_->mutex_);
+    group_->recorder_->change(record_.ticket, CallRecord::State::kDone);
+  }
+  std::lock_guard lock(mutex_);
+  transfer_.reset();
+  return true;
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,120 @@
+#include "parallel/ddp/bucket.h"
+
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/torch_version.h>
+
+#include "parallel/ddp/gradient_memory.h"
+
+namespace lockstep {
+namespace {
+
+// A gradient begins on a cache line, so that vector loops need no special start.
+constexpr int64_t kGradientAlignBytes = 64;
+
+constexpr size_t kLargeBytes = 1 << 20;
+
+int64_t padded_elements(int64_t elements, int64_t element_bytes) {
+  int64_t step = kGradientAlignBytes / element_bytes;
+  return (elements + step - 1) / step * step;
+}
+
+}  // namespace
+
+Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra)
+    : group_(group), missing_(parameters.size()) {
+  c10::NoGradGuard no_grad;
+  int64_t width = static_cast<int64_t>(parameters.front().element_size());
+  int64_t total = 0;
+  for (const auto& parameter : parameters) total += padded_elements(parameter.numel(), width);
+  memory_ = group.allocate({total + extra}, parameters.front().scalar_type()).zero_();  // the gaps are reduced, too
+
+  int64_t offset = 0;
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) {
+    auto part = memory_.narrow(0, offset, parameter.numel());
+    bool dense = parameter.is_non_overlapping_and_dense();
+    gradients.push_back(
+        (dense ? part.as_strided(parameter.sizes(), parameter.strides()) : part.view(parameter.sizes())).detach());
+    offset += padded_elements(parameter.numel(), width);
+  }
+  contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters};
+  extra_ = memory_.narrow(0, total, extra);
+}
+
+void Bucket::reset() {
+  missing_ = contents_.gradients.size();
+  places_.clear();
+  values_.clear();
+  average_.reset();
+  finish_hook_ = nullptr;
+}
+
+void Bucket::put(size_t slot, const at::Tensor& gradient) {
+  auto place = contents_.gradients[slot];
+  if (!gradient.defined()) {
+    place.zero_();
+  } else if (!same_memory(gradient, place)) {
+    if (!place.is_cuda()) {
+      write(place, gradient);
+    } else if (is_most_of_it(place)) {
+      place.copy_(gradient, /*non_blocking=*/true);
+    } else {
+      places_.push_back(place);
+      values_.push_back(gradient);
+    }
+  }
+  if (--missing_ == 0) times_.full = Clock::now();
+}
+
+/// Then its memory is worth a copy of its own, after which it is free.
+bool Bucket::is_most_of_it(const at::Tensor& place) const {
+  return place.nbytes() >= kLargeBytes && 2 * place.nbytes() >= memory_.nbytes();
+}
+
+void Bucket::put_extra(const at::Tensor& values) {
+  if (places_.empty()) {
+    extra_.copy_(values);
+  } else {
+    places_.push_back(extra_);
+    values_.push_back(values);
+  }
+}
+
+void Bucket::settle() {
+  if (places_.empty()) return;
+  detail::copy_together(places_, values_);
+  places_.clear();
+  values_.clear();
+}
+
+void Bucket::start(const CommHook& hook) {
+  settle();
+  times_.started = Clock::now();
+  if (hook) {
+    finish_hook_ = hook(contents_, group_);
+    if (contents_.is_last) average_ = group_.all_reduce_async(extra_, ReduceOp::kAvg);
+  } else {
+    average_ = group_.all_reduce_async(memory_, ReduceOp::kAvg);
+  }
+}
+
+void Bucket::finish() {
+  auto finish_hook = std::exchange(finish_hook_, nullptr);
+  auto average = std::exchange(average_, std::nullopt);
+  if (finish_hook) finish_hook();
+  if (average) average->wait();
+  times_.reduced = finish_hook ? Clock::now() : average->done_at();
+}
+
+void Bucket::reduce() {
+  settle();
+  times_.started = Clock::now();
+  group_.all_reduce(memory_, ReduceOp::kAvg);
+  times_.reduced = Clock::now();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,202 @@
+#include "parallel/ddp/ddp_state.h"
+
+#include <numeric>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <lockstep/error.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "comm/coalesced.h"
+#include "parallel/ddp/model_check.h"
+#include "parallel/ddp/replica_hash.h"
+#include "parallel/batch_norm/sync_batch_norm.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr int kSource = 0;  // the rank whose parameters and buffers everyone takes
+
+/// Tells the reducer that backward has come to what the model returned.
+class OutputHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OutputHook(std::weak_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    if (auto reducer = reducer_.lock()) reducer->on_output_gradient();
+    return gradients;
+  }
+
+ private:
+  const std::weak_ptr<Reducer> reducer_;
+};
+
+std::optional<c10::Device> only_device(const std::vector<c10::Device>& devices) {
+  if (devices.size() > 1)
+    throw UsageError(text("DistributedDataParallel: option device_ids has ", devices.size(),
+                          " devices; a rank trains on one: start a rank for each device"));
+  return devices.empty() ? std::nullopt : std::optional(devices[0]);
+}
+
+}  // namespace
+
+Replica::Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+                 const DistributedDataParallelOptions& options)
+    : group_(std::move(group)),
+      options_(options),
+      wrapped_(std::move(module), options.ignore),
+      input_device_(only_device(options.device_ids)),
+      buffers_(group_, tensors_of(wrapped_.buffers())),
+      weight_(group_) {
+  check_trainable(wrapped_, input_device_, group_);
+  if (options.init_sync) {
+    check_same_model(wrapped_, options, group_);
+    broadcast_parameters_and_buffers(kSource);
+  }
+  reducer_ =
+      std::make_shared<Reducer>(wrapped_.trained(), group_,
+                                ReducerOptions{options.buckets, options.find_unused_parameters, options.static_graph,
+                                               options.gradient_as_bucket_view, options.check_finite},
+                                weight_, recorder_);
+}
+
+// Evaluation sends nothing, so that ranks may evaluate different numbers of batches, or one rank alone.
+void Replica::before_forward() {
+  recorder_.begin_forward();
+  reducer_->check_finished();
+  check_unchanged();
+  if (!c10::GradMode::is_enabled()) return;
+  reducer_->connect();
+  if (Recording::is_active()) take_part_in_capture();
+  const bool is_training = wrapped_.module().is_training();
+  int source = kSource;
+  if (join_) {
+    if (leads_join_)
+      join_->next_round({weight_.samples_in_join(), weight_.is_set(), reducer_->is_enabled(), is_training});
+    weigh(join_->round());
+    source = join_->round().last_rank();
+  }
+  if (!is_training) return;
+  warn_of_lone_step();
+  if (options_.check_replicas_every > 0 && !join_ && iterations_++ % options_.check_replicas_every == 0)
+    check_replicas();
+  take_buffers_if_due(source);
+}
+
+// Once for each reduction: where several forwards go before it, whether their gradients accumulate or one backward runs
+// through all of them, the first does it. A buffer that changed between them would break that backward.
+void Replica::take_buffers_if_due(int source) {
+  const auto now = reducer_->reductions();
+  if (options_.broadcast_buffers && std::exchange(buffers_taken_at_, now) != now) broadcast_buffers(source);
+}
+
+// A graph reads and writes the parameters' memory, and multiplies gradients by weights or does not.
+void Replica::take_part_in_capture() {
+  std::vector<const void*> addresses;
+  for (const auto& [name, tensor] : reducer_->parameters()) addresses.push_back(tensor.data_ptr());
+  Recording::before_replay([reducer = reducer_, addresses, weighs = reducer_->weighs_gradients()] {
+    for (size_t i = 0; i < addresses.size(); ++i)
+      if (const auto& [name, tensor] = reducer->parameters()[i]; tensor.data_ptr() != addresses[i])
+        throw UsageError(text("parameter '", name,
+                              "' has other memory than when the step was captured (torch::load, set_data or to()); "
+                              "make a new CapturedStep after loading"));
+    if (reducer->weighs_gradients() != weighs)
+      throw UsageError(
+          "the first set_batch_weight came after the step was captured, which does not weight its gradients; call it "
+          "before the step's first call");
+  });
+  Recording::if_abandoned([this] {
+    reducer_->abandon_capture();
+    buffers_taken_at_ = -1;
+  });
+}
+
+void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
+  recorder_.end_forward();
+  if (!c10::GradMode::is_enabled()) return;
+  for (const auto& output : outputs)
+    if (const auto& node = output.grad_fn()) node->add_pre_hook(std::make_unique<OutputHook>(reducer_));
+}
+
+void Replica::check_unchanged() const {
+  const auto change = wrapped_.describe_change();
+  if (!change.empty())
+    throw UsageError(text("rank ", group_.rank(), ": ", change,
+                          "; the wrapper averages what it was given: change the model first, then wrap it (again)"));
+}
+
+void Replica::begin_no_sync() {
+  warn_of_lone_step();
+  if (!reducer_->has_unsynchronised()) glance_ = wrapped_.glance();
+  reducer_->set_enabled(false);
+}
+
+// Parameters must not change between the first backward under no_sync and the next reduction.
+void Replica::warn_of_lone_step() {
+  if (has_warned_ || !reducer_->has_unsynchronised() || glance_ == wrapped_.glance()) return;
+  has_warned_ = true;
+  log_warning(
+      text("rank ", group_.rank(),
+           ": parameters changed after a backward under no_sync() and none outside of it, so that this rank "
+           "stepped by gradients of its own and the replicas have come apart; let the last backward before each "
+           "step be outside of no_sync()"));
+}
+
+void Replica::set_batch_weight(double samples) {
+  const auto layer = weight_.is_set() ? std::nullopt : synced_batch_norm_in(wrapped_.module());
+  if (layer)  // its backward adds up gradients of all ranks, before they could be weighted
+    throw UsageError(text("rank ", group_.rank(), ": set_batch_weight: layer '", *layer,
+                          "' is a SyncBatchNorm, which sums over the ranks inside of backward; divide each rank's "
+                          "summed loss by the mean number of samples of a rank instead"));
+  join_ ? weight_.set_in_join(samples) : weight_.set(samples);
+  reducer_->weigh_gradients();
+}
+
+void Replica::broadcast_buffers(int source) {
+  buffers_.run(source);
+}
+
+void Replica::broadcast_parameters_and_buffers(int source) {
+  broadcast_coalesced(group_, tensors_of(wrapped_.parameters()), source);
+  broadcast_buffers(source);
+  glance_ = wrapped_.glance();
+}
+
+void Replica::check_replicas() const {
+  check_equal(wrapped_.parameters(), group_);
+}
+
+// --- in a join
+
+void Replica::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
+  const auto layer = synced_batch_norm_in(wrapped_.module());
+  if (layer && !context->options().throw_on_early_termination)
+    throw UsageError(text("rank ", group_.rank(), ": join: layer '", *layer,
+                          "' is a SyncBatchNorm, whose collectives a rank without inputs cannot make up for; set "
+                          "throw_on_early_termination, or give all ranks as many inputs"));
+  join_ = std::move(context);
+  leads_join_ = is_first;
+  reducer_->weigh_gradients();
+}
+
+void Replica::leave_join() noexcept {
+  join_.reset();
+  weight_.leave_join();
+}
+
+void Replica::weigh(const JoinRound& round) {
+  const bool by_all = join_->options().divide_by_initial_world_size && !round.is_weighted;
+  const double sum = std::accumulate(round.weights.begin(), round.weights.end(), 0.0);
+  weight_.begin_round(round.weights[group_.rank()], by_all ? group_.size() : sum);
+}
+
+void Replica::shadow(const JoinRound& round) {
+  if (round.is_training) take_buffers_if_due(round.last_rank());
+  if (round.is_synchronised) reducer_->shadow();
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/distributed_data_parallel.h>
+
+#include "parallel/ddp/batch_weight.h"
+#include "parallel/ddp/packed_broadcast.h"
+#include "parallel/ddp/reducer.h"
+#include "parallel/ddp/step_recorder.h"
+#include "parallel/ddp/wrapped_module.h"
+
+namespace lockstep::detail {
+
+/// This rank's copy of the model, kept equal to the others'. Not thread-safe, but for its reducer.
+class Replica {
+ public:
+  Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group, const DistributedDataParallelOptions& options);
+
+  void before_forward();
+  void after_forward(const std::vector<at::Tensor>& outputs);
+
+  void begin_no_sync();
+  void set_batch_weight(double samples);
+  void broadcast_buffers(int source);
+  void broadcast_parameters_and_buffers(int source);
+  void check_replicas() const;
+
+  void enter_join(std::shared_ptr<JoinContext> context, bool is_first);
+  void shadow(const JoinRound& round);
+  void leave_join() noexcept;
+
+  const WrappedModule& wrapped() const { return wrapped_; }
+  const ProcessGroup& group() const { return group_; }
+  const DistributedDataParallelOptions& options() const { return options_; }
+  const StepRecorder& recorder() const { return recorder_; }
+  Reducer& reducer() const { return *reducer_; }
+  const std::optional<c10::Device>& input_device() const { return input_device_; }
+
+ private:
+  void check_unchanged() const;
+  void take_part_in_capture();
+  void warn_of_lone_step();
+  void take_buffers_if_due(int source);
+  void weigh(const JoinRound& round);
+
+  const ProcessGroup group_;
+  const DistributedDataParallelOptions options_;
+  const WrappedModule wrapped_;
+  std::optional<c10::Device> input_device_;  // constant after construction
+  PackedBroadcast buffers_;
+  BatchWeight weight_;
+  StepRecorder recorder_;
+  std::shared_ptr<Reducer> reducer_;  // constant after construction; graphs may outlive this
+  int64_t buffers_taken_at_ = -1;     // how many reductions there had been
+  int64_t iterations_ = 0;
+  uint64_t glance_ = 0;  // at the parameters, before the first backward under no_sync since the last reduction
+  bool has_warned_ = false;
+  std::shared_ptr<JoinContext> join_;  // while in one
+  bool leads_join_ = false;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,114 @@
+#include "parallel/ddp/model_check.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/strings.h"
+
+namespace lockstep {
+namespace {
+
+ModelFact fact_of(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  // Gradients are laid out as their parameters are, so strides count too.
+  return {text(kind, " '", name, "'"),
+          text(tensor.sizes(), ' ', tensor.scalar_type(), tensor.requires_grad() ? ", trained" : ", not trained",
+               tensor.is_contiguous() ? "" : text(", strides ", tensor.strides()))};
+}
+
+// A line each: names of parameters cannot contain a tab or a line break that would matter to equality.
+std::string write_facts(const std::vector<ModelFact>& specs) {
+  std::string result;
+  for (const auto& spec : specs) result += spec.name + '\t' + spec.description + '\n';
+  return result;
+}
+
+std::vector<ModelFact> read_facts(const std::string& lines) {
+  std::vector<ModelFact> specs;
+  std::istringstream in(lines);
+  for (std::string line; std::getline(in, line);) {
+    size_t tab = line.find('\t');
+    specs.push_back({line.substr(0, tab), line.substr(tab + 1)});
+  }
+  return specs;
+}
+
+/// The options that must be equal on all ranks, or they would reduce different things.
+std::vector<ModelFact> facts_of(const DistributedDataParallelOptions& options) {
+  auto word = [](bool on) { return on ? "true" : "false"; };
+  return {
+      {"option broadcast_buffers", word(options.broadcast_buffers)},
+      {"option find_unused_parameters", word(options.find_unused_parameters)},
+      {"option static_graph", word(options.static_graph)},
+      {"option check_finite", word(options.check_finite)},
+      {"option check_replicas_every", text(options.check_replicas_every)},
+      {"option buckets", text("first_bytes ", options.buckets.first_bytes, ", cap_bytes ", options.buckets.cap_bytes)}};
+}
+
+std::string why_not_trainable(const WrappedModule& model, const std::optional<c10::Device>& device,
+                              const ProcessGroup& group) {
+  auto because = [&](const auto&... parts) {
+    return text("rank ", group.rank(), ": DistributedDataParallel: ", parts...);
+  };
+  if (device && *device != group.device())
+    return because("option device_ids is ", *device, ", the group works on ", group.device(),
+                   "; give the group's device, or none");
+  bool trains = false;
+  for (const auto& [name, tensor] : model.parameters()) {
+    trains = trains || tensor.requires_grad();
+    if (tensor.device() != group.device())
+      return because("parameter '", name, "' is on ", tensor.device(), ", the group works on ", group.device(),
+                     "; call model->to(world.device()) before wrapping");
+    if (tensor.requires_grad() && !c10::isFloatingType(tensor.scalar_type()))
+      return because("parameter '", name, "' is ", tensor.scalar_type(),
+                     "; gradients of this dtype cannot be averaged");
+  }
+  if (!trains)
+    return because(
+        "no parameter of the model requires a gradient, so there is nothing to average; use the model as it is, or "
+        "call requires_grad_() on what is to be trained");
+  return {};
+}
+
+}  // namespace
+
+std::string first_difference(const std::vector<ModelFact>& mine, int my_rank, const std::vector<ModelFact>& theirs,
+                             int their_rank) {
+  constexpr const char* kRemedy = "; build the same model, with the same options, on every rank";
+  size_t common = std::min(mine.size(), theirs.size());
+  for (size_t i = 0; i < common; ++i) {
+    if (mine[i] == theirs[i]) continue;
+    if (mine[i].name == theirs[i].name)
+      return text("rank ", my_rank, ": ", mine[i].name, " is ", mine[i].description, ", rank ", their_rank, " has ",
+                  theirs[i].description, kRemedy);
+    return text("rank ", my_rank, ": number ", i, " of the model's tensors is ", mine[i].name, ", on rank ", their_rank,
+                " it is ", theirs[i].name, kRemedy);
+  }
+  if (mine.size() > common)
+    return text("rank ", my_rank, ": has ", mine[common].name, ", which rank ", their_rank, " has not", kRemedy);
+  if (theirs.size() > common)
+    return text("rank ", my_rank, ": lacks ", theirs[common].name, ", which rank ", their_rank, " has", kRemedy);
+  return {};
+}
+
+void check_trainable(const WrappedModule& model, const std::optional<c10::Device>& device, const ProcessGroup& group) {
+  for (const auto& reason : all_gather_strings(group, why_not_trainable(model, device, group)))
+    if (!reason.empty()) throw UsageError(reason);
+}
+
+void check_same_model(const WrappedModule& model, const DistributedDataParallelOptions& options,
+                      const ProcessGroup& group) {
+  constexpr int kReference = 0;
+  auto mine = facts_of(options);
+  for (const auto& [name, tensor] : model.parameters()) mine.push_back(fact_of("parameter", name, tensor));
+  for (const auto& [name, tensor] : model.buffers()) mine.push_back(fact_of("buffer", name, tensor));
+  auto reference = read_facts(broadcast_string(group, write_facts(mine), kReference));
+  for (const auto& difference : all_gather_strings(group, first_difference(mine, group.rank(), reference, kReference)))
+    if (!difference.empty()) throw MismatchError(difference);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,439 @@
+#include "parallel/ddp/reducer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/strings.h"
+#include "parallel/ddp/gradient_memory.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kReference = 0;  // the rank by whose gradients the buckets are planned
+
+std::vector<GradientSpec> specs_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<GradientSpec> specs;
+  for (const auto& [name, tensor] : parameters)
+    specs.push_back({tensor.numel(), tensor.scalar_type(), tensor.device()});
+  return specs;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
+  return tensors;
+}
+
+Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
+                 BatchWeight& weight, StepRecorder& recorder)
+    : parameters_(std::move(parameters)),
+      group_(std::move(group)),
+      options_(options),
+      weight_(weight),
+      recorder_(recorder),
+      plan_(plan_buckets(specs_of(parameters_), options.limits)),
+      states_(parameters_.size()),
+      used_(parameters_.size()),
+      marks_(parameters_.size()),
+      hooks_(tensors_of(parameters_), group_.device(),
+             [this](size_t parameter, bool is_defined) { on_gradient(parameter, is_defined); }) {
+  make_buckets();
+}
+
+void Reducer::connect() {
+  std::lock_guard lock(mutex_);
+  if (!in_backward_) hooks_.connect();
+}
+
+void Reducer::weigh_gradients() {
+  std::lock_guard lock(mutex_);
+  if (!hooks_.replaces_gradients())
+    hooks_.replace_gradients([this](const at::Tensor& gradient) { return weigh(gradient); });
+}
+
+bool Reducer::weighs_gradients() const {
+  std::lock_guard lock(mutex_);
+  return hooks_.replaces_gradients();
+}
+
+// Before autograd accumulates the gradient, so that each backward of an accumulation counts by its own weight.
+at::Tensor Reducer::weigh(const at::Tensor& gradient) {
+  std::lock_guard lock(mutex_);
+  const bool is_dense = gradient.defined() && gradient.layout() == c10::kStrided;
+  return is_dense ? weight_.apply(gradient) : gradient;
+}
+
+// The last bucket also carries the marks.
+void Reducer::make_buckets() {
+  buckets_.clear();
+  for (size_t b = 0; b < plan_.buckets.size(); ++b) {
+    std::vector<at::Tensor> members;
+    for (size_t parameter : plan_.buckets[b]) {
+      states_[parameter].bucket = b;
+      states_[parameter].slot = members.size();
+      members.push_back(parameters_[parameter].tensor);
+    }
+    buckets_.emplace_back(group_, b, members, b + 1 == plan_.buckets.size() ? marks_.elements() : 0);
+  }
+}
+
+void Reducer::set_enabled(bool enabled) {
+  std::lock_guard lock(mutex_);
+  enabled_ = enabled;
+}
+
+bool Reducer::is_enabled() const {
+  std::lock_guard lock(mutex_);
+  return enabled_;
+}
+
+bool Reducer::has_unsynchronised() const {
+  std::lock_guard lock(mutex_);
+  return has_unsynchronised_;
+}
+
+void Reducer::set_static_graph() {
+  std::lock_guard lock(mutex_);
+  if (reductions_ > 0 && !options_.static_graph)
+    throw UsageError(
+        text("rank ", group_.rank(),
+             ": set_static_graph after the first backward, in which the graph is recorded; call it before, or "
+             "wrap with {.static_graph = true}"));
+  options_.static_graph = true;
+}
+
+bool Reducer::is_static_graph() const {
+  std::lock_guard lock(mutex_);
+  return options_.static_graph;
+}
+
+void Reducer::set_hook(CommHook hook) {
+  std::lock_guard lock(mutex_);
+  if (hook_)
+    throw UsageError(
+        text("rank ", group_.rank(), ": a comm hook is registered already; there can be one for each wrapper"));
+  hook_ = std::move(hook);
+}
+
+void Reducer::check_finished() const {
+  std::lock_guard lock(mutex_);
+  if (in_backward_) throw_broken_off();
+}
+
+void Reducer::throw_broken_off() const {
+  throw UsageError(
+      text("rank ", group_.rank(),
+           ": the last backward broke off, so this rank has left the others in the middle of a reduction; "
+           "end the job and resume from a checkpoint. (Where all of a model is recomputed in backward: call "
+           "forward on the wrapper and return tensors from it.)"));
+}
+
+int64_t Reducer::reductions() const {
+  std::lock_guard lock(mutex_);
+  return reductions_;
+}
+
+BucketPlan Reducer::plan() const {
+  std::lock_guard lock(mutex_);
+  return plan_;
+}
+
+const at::Tensor& Reducer::view_of(size_t parameter) const {
+  return buckets_[states_[parameter].bucket].gradient(states_[parameter].slot);
+}
+
+// --- while backward runs
+
+void Reducer::on_gradient(size_t parameter, bool is_defined) {
+  std::lock_guard lock(mutex_);
+  if (is_defined) used_[parameter] = 1;
+  if (!enabled_) {
+    has_unsynchronised_ = has_unsynchronised_ || is_defined;
+    return;
+  }
+  attend(current_backward_task());
+  if (!is_defined) return;
+  arrivals_.push_back(parameter);
+  if (!is_complete(parameter)) return;
+  put_in_bucket(parameter);
+  // At once, so that the gradient's memory, still in the cache, is free for the next one that autograd makes.
+  if (options_.gradient_as_bucket_view) parameters_[parameter].tensor.mutable_grad() = view_of(parameter);
+  start_full_buckets();
+}
+
+void Reducer::on_output_gradient() {
+  std::lock_guard lock(mutex_);
+  const auto task = current_backward_task();
+  if (enabled_ && !task.is_partial) attend(task);
+}
+
+// Recomputed segments of a model run backward inside of backward. The engine tells the end of each task only to those
+// who asked for it from inside of that task.
+void Reducer::attend(const BackwardTask& task) {
+  if (!in_backward_) begin();
+  if (std::find(tasks_.begin(), tasks_.end(), task.id) != tasks_.end()) return;
+  if (task.depth == 0 && std::exchange(has_outermost_, true)) throw_broken_off();
+  tasks_.push_back(task.id);
+  torch::autograd::Engine::get_default_engine().queue_callback([this, task] { on_task_end(task); });
+}
+
+void Reducer::on_task_end(const BackwardTask& task) {
+  std::lock_guard lock(mutex_);
+  std::erase(tasks_, task.id);
+  if (!in_backward_) return;
+  const bool nothing_can_follow = tasks_.empty() && in_ == parameters_.size();
+  if (task.depth == 0 || nothing_can_follow) finish();
+}
+
+void Reducer::begin() {
+  if (hooks_.replaces_gradients()) weight_.wait_for_sum();  // may throw, while this backward can still be left
+  in_backward_ = true;
+  began_ = StepTimes::Clock::now();
+  started_ = 0;
+  in_ = 0;
+  arrivals_.clear();
+  tasks_.clear();
+  has_outermost_ = false;
+  not_finite_.clear();
+  for (auto& bucket : buckets_) bucket.reset();
+  for (auto& state : states_) {
+    state.is_in = false;
+    state.gradients = 0;
+  }
+  if (!knows_graph()) return;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (states_[i].expected == 0) put_in_as_it_stands(i);
+}
+
+/// Whether the parameter's gradient, of which one more part has come, is all there.
+bool Reducer::is_complete(size_t parameter) {
+  auto& state = states_[parameter];
+  ++state.gradients;
+  if (is_recording()) return false;
+  if (knows_graph()) {
+    if (state.gradients > state.expected)
+      throw UsageError(text("rank ", group_.rank(), ": parameter '", parameters_[parameter].name, "' got ",
+                            state.gradients, " gradients in one backward, in the first there were ", state.expected,
+                            "; the graph is not static: wrap without static_graph"));
+    return state.gradients == state.expected;
+  }
+  if (state.gradients > 1)
+    throw UsageError(
+        text("rank ", group_.rank(), ": parameter '", parameters_[parameter].name,
+             "' got a second gradient in one backward, after its first was already on its way to the other "
+             "ranks; run such backward passes under no_sync() but for the last, or wrap with "
+             "{.static_graph = true} when segments that share it are recomputed in backward"));
+  return true;
+}
+
+// Copies the gradient, unless autograd has accumulated into the bucket's memory already.
+void Reducer::put_in_bucket(size_t parameter) {
+  c10::NoGradGuard no_grad;
+  const auto& [name, tensor] = parameters_[parameter];
+  const auto& gradient = tensor.grad();
+  if (gradient.defined() && gradient.layout() != c10::kStrided)
+    throw UsageError(text("rank ", group_.rank(), ": the gradient of parameter '", name, "' is ", gradient.layout(),
+                          "; only dense gradients can be averaged (for Embedding, set sparse to false)"));
+  auto& bucket = buckets_[states_[parameter].bucket];
+  bucket.put(states_[parameter].slot, gradient);
+  if (options_.check_finite && not_finite_.empty()) {
+    bucket.settle();
+    if (!at::isfinite(view_of(parameter)).all().item<bool>()) not_finite_ = name;
+  }
+  states_[parameter].is_in = true;
+  ++in_;
+}
+
+// What got no gradient goes in as it stands, so that the bucket can leave and no rank waits for this one. Where its old
+// gradient lies in the bucket, the reduction writes over it: keep it.
+void Reducer::put_in_as_it_stands(size_t parameter) {
+  const auto& gradient = parameters_[parameter].tensor.grad();
+  if (gradient.defined() && same_memory(gradient, view_of(parameter))) states_[parameter].kept = gradient.clone();
+  put_in_bucket(parameter);
+}
+
+// In the order of the plan, which is the same on all ranks, whatever order the gradients come in. The last bucket waits
+// for the end of backward, which is near: there it is reduced on the same thread, without waking another.
+void Reducer::start_full_buckets() {
+  for (; started_ + 1 < buckets_.size() && buckets_[started_].is_full(); ++started_) buckets_[started_].start(hook_);
+}
+
+// --- at its end
+
+void Reducer::finish() {
+  c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& state = states_[i];
+    if (is_recording()) state.expected = state.gradients;
+    if (state.is_in) continue;
+    state.gradients > 0 ? put_in_bucket(i) : put_in_as_it_stands(i);
+  }
+  if (needs_marks()) marks_.write(buckets_.back(), used_, not_finite_.empty());
+  const auto computed = StepTimes::Clock::now();
+  reduce_the_rest();
+  in_backward_ = false;
+  learn_use();
+  for (size_t i = 0; i < parameters_.size(); ++i) adopt(i);
+  has_recorded_ = true;
+  ++reductions_;
+  has_unsynchronised_ = false;
+
+  const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
+  std::fill(used_.begin(), used_.end(), 0);
+  if (!unused.empty()) throw UsageError(unused);
+  record_step(computed);
+  plan_anew();
+  if (marks_.is_not_finite_somewhere()) throw_not_finite();
+}
+
+void Reducer::reduce_the_rest() {
+  start_full_buckets();
+  if (hook_)
+    buckets_.back().start(hook_);
+  else
+    buckets_.back().reduce();
+  finish_all();
+}
+
+void Reducer::finish_all() {
+  for (auto& bucket : buckets_)
+    if (bucket.is_under_way()) bucket.finish();
+}
+
+void Reducer::record_step(StepTimes::Clock::time_point computed) {
+  StepTimes step{.backward_begin = began_, .computed = computed, .backward_end = StepTimes::Clock::now()};
+  for (const auto& bucket : buckets_)
+    step.buckets.push_back({static_cast<int64_t>(bucket.contents().buffer.nbytes()), bucket.contents().gradients.size(),
+                            bucket.times().full, bucket.times().started, bucket.times().reduced});
+  recorder_.add(std::move(step));
+}
+
+// Where this rank used every parameter, it need not know at once whether the others did.
+void Reducer::learn_use() {
+  if (!needs_marks()) return;
+  const bool has_unused = std::find(used_.begin(), used_.end(), 0) != used_.end();
+  marks_.learn(buckets_.back(), has_unused || options_.check_finite);
+}
+
+void Reducer::adopt(size_t parameter) {
+  auto& state = states_[parameter];
+  auto& gradient = parameters_[parameter].tensor.mutable_grad();
+  const auto& view = view_of(parameter);
+  const auto kept = std::exchange(state.kept, at::Tensor());
+  if (!marks_.used_somewhere(parameter)) {
+    if (kept.defined()) gradient.copy_(kept);
+  } else if (!options_.gradient_as_bucket_view) {
+    if (gradient.defined())
+      write(gradient, view);
+    else
+      gradient = view.clone();
+  } else if (!gradient.defined() || !same_memory(gradient, view)) {
+    gradient = view;
+  }
+}
+
+// Rank 0's order counts, since the buckets must be the same everywhere.
+void Reducer::plan_anew() {
+  if (std::exchange(is_planned_anew_, true) || buckets_.size() < 2) return;
+  std::vector<int64_t> order;
+  std::vector<char> is_in(parameters_.size());
+  auto add = [&](size_t parameter) {
+    if (!std::exchange(is_in[parameter], true)) order.push_back(static_cast<int64_t>(parameter));
+  };
+  for (size_t i = 0; i < parameters_.size(); ++i)  // backwards: those without a gradient come last
+    if (states_[i].gradients == 0) add(i);
+  std::for_each(arrivals_.rbegin(), arrivals_.rend(), add);
+  std::reverse(order.begin(), order.end());
+  auto agreed = at::tensor(order).to(group_.device());
+  group_.broadcast(agreed, kReference);
+  agreed = agreed.cpu();
+  const auto* index = agreed.data_ptr<int64_t>();
+
+  auto plan = plan_buckets(specs_of(parameters_), options_.limits, {index, index + agreed.numel()});
+  if (plan == plan_) return;
+  plan_ = std::move(plan);
+  std::vector<at::Tensor> old;
+  for (size_t i = 0; i < parameters_.size(); ++i) old.push_back(view_of(i));
+  make_buckets();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& gradient = parameters_[i].tensor.mutable_grad();
+    if (!gradient.defined() || !same_memory(gradient, old[i])) continue;
+    write(view_of(i), old[i]);
+    gradient = view_of(i);
+  }
+}
+
+void Reducer::abandon_capture() {
+  std::lock_guard lock(mutex_);
+  in_backward_ = false;
+  has_unsynchronised_ = false;
+  for (auto& bucket : buckets_) bucket.reset();
+  for (auto& state : states_) state.kept.reset();
+  for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();
+  std::fill(used_.begin(), used_.end(), 0);
+  marks_ = UseMarks(parameters_.size());
+}
+
+void Reducer::shadow() {
+  std::lock_guard lock(mutex_);
+  c10::NoGradGuard no_grad;
+  started_ = 0;
+  arrivals_.clear();
+  for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();  // of this rank's last iteration
+  for (auto& bucket : buckets_) {
+    bucket.clear();
+    bucket.start(hook_);
+  }
+  finish_all();
+  learn_use();
+  for (size_t i = 0; i < parameters_.size(); ++i) adopt(i);  // for an optimizer that steps a share of them on this rank
+  ++reductions_;
+  has_unsynchronised_ = false;
+  not_finite_.clear();
+  std::fill(used_.begin(), used_.end(), 1);  // whatever is unused, is so elsewhere
+  const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
+  std::fill(used_.begin(), used_.end(), 0);
+  if (!unused.empty()) throw UsageError(unused);
+  plan_anew();
+  if (marks_.is_not_finite_somewhere()) throw_not_finite();
+}
+
+/// Empty when every parameter was used on every rank.
+std::string Reducer::describe_unused() const {
+  std::vector<std::string> here;
+  std::vector<std::string> elsewhere;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (marks_.unused_somewhere(i)) (used_[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
+  if (here.empty() && elsewhere.empty()) return {};
+  if (here.size() == parameters_.size())
+    return text("rank ", group_.rank(),
+                ": backward gave no gradient to any parameter of the wrapped model: the loss does not depend on them; "
+                "compute the loss from the wrapper's output, without detach() or NoGradGuard");
+  auto sentence = [](const std::vector<std::string>& names, const char* where) {
+    return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");
+  };
+  return text("rank ", group_.rank(), ": backward gave ", sentence(here, "on this rank"),
+              sentence(elsewhere, "on another rank"),
+              "use every parameter in the loss, or wrap with {.find_unused_parameters = true}");
+}
+
+// Collective: all ranks know that there is one, and not where.
+void Reducer::throw_not_finite() const {
+  const auto names = all_gather_strings(group_, not_finite_);
+  std::vector<std::string> findings;
+  for (size_t rank = 0; rank < names.size(); ++rank)
+    if (!names[rank].empty()) findings.push_back(text("of parameter '", names[rank], "' on rank ", rank));
+  throw Error(text("rank ", group_.rank(), ": backward number ", reductions_,
+                   " gave gradients that are NaN or infinite: ", enumerate(findings),
+                   " (the first of each rank); lower the learning rate, clip, or look at the input"));
+}
+
+}  // namespace lockstep

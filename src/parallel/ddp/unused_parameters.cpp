@@ -1,0 +1,73 @@
+#include "parallel/ddp/unused_parameters.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "comm/capture.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kLookEvery = 8;  // looking takes a copy and an event, in a step that may be short
+
+/// Whether its elements can be read and written without LibTorch.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat;
+}
+
+}  // namespace
+
+UseMarks::UseMarks(size_t parameters) : used_somewhere_(parameters, 1), unused_somewhere_(parameters, 0) {}
+
+void UseMarks::write(Bucket& bucket, const std::vector<char>& used, bool is_finite) {
+  const auto& place = bucket.extra();
+  const bool is_usual = is_finite && std::find(used.begin(), used.end(), 0) == used.end();
+  if (is_usual && all_used_.defined()) return bucket.put_extra(all_used_);
+  const auto marks = is_plain(place) ? place : at::empty(place.sizes(), at::kFloat);
+  float* mark = marks.data_ptr<float>();
+  for (size_t i = 0; i < used.size(); ++i) {
+    mark[i] = used[i] ? 1 : 0;
+    mark[used.size() + i] = used[i] ? 0 : 1;
+  }
+  mark[2 * used.size()] = is_finite ? 0 : 1;
+  if (is_plain(place)) return;
+  const auto there = marks.to(place.options());
+  bucket.put_extra(there);
+  if (is_usual) all_used_ = there;
+}
+
+void UseMarks::learn(const Bucket& bucket, bool now) {
+  const auto& marks = bucket.extra();
+  if (marks.is_cuda() && !now) return learn_later(marks);
+  arrival_.reset();
+  take(is_plain(marks) ? marks : marks.to(at::kCPU, at::kFloat));
+}
+
+void UseMarks::take(const at::Tensor& marks) {
+  const float* mark = marks.data_ptr<float>();
+  const size_t count = used_somewhere_.size();
+  for (size_t i = 0; i < count; ++i) {
+    used_somewhere_[i] = mark[i] > 0;
+    unused_somewhere_[i] = mark[count + i] > 0;
+  }
+  is_not_finite_somewhere_ = mark[2 * count] > 0;
+}
+
+// One set of marks is on its way at a time. A graph that is captured is not looked at: its replays are not seen here.
+void UseMarks::learn_later(const at::Tensor& marks) {
+  std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // here
+  std::fill(unused_somewhere_.begin(), unused_somewhere_.end(), 0);
+  if (reductions_++ % kLookEvery != 0 || detail::is_capturing(marks.device())) return;
+  if (arrival_) {
+    if (!arrival_->query()) return;
+    take(arriving_.to(at::kFloat));
+  }
+  if (!arriving_.defined()) arriving_ = at::empty(marks.sizes(), marks.options().device(at::kCPU).pinned_memory(true));
+  arriving_.copy_(marks, /*non_blocking=*/true);
+  arrival_.emplace(marks.device().type());
+  arrival_->record(c10::impl::VirtualGuardImpl(marks.device().type()).getStream(marks.device()));
+}
+
+}  // namespace lockstep

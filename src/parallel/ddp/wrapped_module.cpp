@@ -1,0 +1,118 @@
+#include "parallel/ddp/wrapped_module.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+/// The way to the parameters of a module that makes no copies and no names.
+struct Peek : torch::nn::Module {
+  static const torch::OrderedDict<std::string, at::Tensor>& parameters(const torch::nn::Module& module) {
+    return module.*(&Peek::parameters_);
+  }
+};
+
+void list_tensors(const torch::nn::Module& module, std::vector<const c10::TensorImpl*>& tensors) {
+  for (const auto& item : Peek::parameters(module)) tensors.push_back(item.value().unsafeGetTensorImpl());
+  for (const auto& child : module.children()) list_tensors(*child, tensors);
+}
+
+template <class Items>
+std::vector<NamedParameter> once_each(const Items& items, const std::vector<std::string>& ignored) {
+  std::vector<NamedParameter> result;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& item : items)
+    if (item.value().defined() && std::find(ignored.begin(), ignored.end(), item.key()) == ignored.end() &&
+        seen.insert(item.value().unsafeGetTensorImpl()).second)
+      result.push_back({item.key(), item.value()});
+  return result;
+}
+
+void check_names(const torch::nn::Module& module, const std::vector<std::string>& ignored) {
+  for (const auto& name : ignored)
+    if (!module.named_parameters().contains(name) && !module.named_buffers().contains(name))
+      throw UsageError(text("DistributedDataParallel: option ignore names '", name, "', but ", module.name(),
+                            " has no such parameter or buffer"));
+}
+
+}  // namespace
+
+WrappedModule::Form::Form(const at::Tensor& tensor)
+    : sizes(tensor.sizes().vec()), dtype(tensor.scalar_type()), device(tensor.device()) {}
+
+bool WrappedModule::Form::is_that_of(const at::Tensor& tensor) const {
+  return tensor.sizes() == at::IntArrayRef(sizes) && tensor.scalar_type() == dtype && tensor.device() == device;
+}
+
+std::string WrappedModule::Form::describe() const {
+  return text(at::IntArrayRef(sizes), ' ', dtype, " on ", device);
+}
+
+WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, const std::vector<std::string>& ignored)
+    : module_(std::move(module)),
+      parameters_(once_each(module_->named_parameters(), ignored)),
+      buffers_(once_each(module_->named_buffers(), ignored)) {
+  check_names(*module_, ignored);
+  for (const auto& [name, tensor] : parameters_) {
+    as_wrapped_.emplace_back(tensor);
+    trains_.push_back(tensor.requires_grad());
+  }
+  list_tensors(*module_, registered_);
+}
+
+std::vector<NamedParameter> WrappedModule::trained() const {
+  std::vector<NamedParameter> result;
+  for (const auto& item : parameters_)
+    if (item.tensor.requires_grad()) result.push_back(item);
+  return result;
+}
+
+std::vector<NamedParameter> WrappedModule::all_parameters() const {
+  return once_each(module_->named_parameters(), {});
+}
+
+std::string WrappedModule::describe_change() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& [name, tensor] = parameters_[i];
+    if (tensor.requires_grad() != trains_[i])
+      return text("parameter '", name, "' was ", trains_[i] ? "trained" : "frozen",
+                  " when the model was wrapped and is ", trains_[i] ? "frozen" : "trained", " now");
+    if (const auto& then = as_wrapped_[i]; !then.is_that_of(tensor))
+      return text("parameter '", name, "' was ", then.describe(), " when the model was wrapped and is ",
+                  Form(tensor).describe(), " now");
+  }
+  std::vector<const c10::TensorImpl*> registered;
+  registered.reserve(registered_.size());
+  list_tensors(*module_, registered);
+  if (registered == registered_) return {};
+  for (const auto& item : module_->named_parameters())
+    if (item.value().defined() &&
+        std::find(registered_.begin(), registered_.end(), item.value().unsafeGetTensorImpl()) == registered_.end())
+      return text("parameter '", item.key(), "' was added or replaced after the model was wrapped");
+  return "a parameter was removed after the model was wrapped";
+}
+
+// LibTorch counts changes in place, but not those that SGD makes, through data(). On a GPU looking at values would wait
+// for it.
+uint64_t WrappedModule::glance() const {
+  uint64_t sum = 0;
+  for (const auto& [name, tensor] : parameters_) {
+    sum += tensor._version();
+    if (!tensor.is_cpu() || tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) continue;
+    const auto bytes = std::min<size_t>(tensor.element_size(), sizeof(uint64_t));
+    uint64_t last = 0;
+    std::memcpy(&last, static_cast<const char*>(tensor.data_ptr()) + tensor.nbytes() - bytes, bytes);
+    sum = sum * 31 + last;
+  }
+  return sum;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,314 @@
+#include "rendezvous/store/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+const std::string& field(const Message& message, size_t index) {
+  if (index >= message.fields.size()) throw ProtocolError("a request lacks a field");
+  return message.fields[index];
+}
+
+constexpr int64_t kLongestLimitMs = 1'000'000'000'000;  // 31 years: more would overflow the clock's nanoseconds
+
+double seconds(std::chrono::steady_clock::duration time) {
+  return static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(time).count()) / 1000;
+}
+
+}  // namespace
+
+Switchboard::Switchboard(std::string host_role, ProcessId host)
+    : welcome_{Verb::kWelcome, 0, {std::move(host_role), host.host, host.host_id, std::to_string(host.pid)}} {}
+
+void Switchboard::send(Connection to, Message message) {
+  outgoing_.push_back({to, std::move(message)});
+}
+
+void Switchboard::answer(Connection to, uint64_t id, std::vector<std::string> fields) {
+  send(to, {Verb::kDone, id, std::move(fields)});
+}
+
+void Switchboard::tell_all(const Message& message, std::optional<Connection> but) {
+  for (Connection connection : connections_)
+    if (connection != but) send(connection, message);
+}
+
+std::vector<Switchboard::Outgoing> Switchboard::take_outgoing() {
+  return std::exchange(outgoing_, {});
+}
+
+void Switchboard::connected(Connection connection) {
+  connections_.insert(connection);
+  send(connection, welcome_);
+}
+
+void Switchboard::received(Connection connection, const Message& message, Time now) {
+  auto member = members_.find(connection);
+  if (member != members_.end()) member->second.heard = now;
+  switch (message.verb) {
+    case Verb::kSet:
+      table_.set(field(message, 0), field(message, 1));
+      answer(connection, message.id, {});
+      return wake_waiters();
+    case Verb::kGet:
+      return get(connection, message);
+    case Verb::kCancel:
+      return cancel(connection, static_cast<uint64_t>(to_number(field(message, 0))));
+    case Verb::kAdd:
+      try {
+        auto sum = std::to_string(table_.sum(field(message, 0), to_number(field(message, 1))));
+        table_.set(field(message, 0), sum);
+        answer(connection, message.id, {sum});
+      } catch (const UsageError& error) {
+        send(connection, {Verb::kRefused, message.id, {error.what()}});
+      }
+      return wake_waiters();
+    case Verb::kCompareSet:
+      if (table_.matches(field(message, 0), field(message, 1))) table_.set(field(message, 0), field(message, 2));
+      answer(connection, message.id, {table_.find(field(message, 0)).value_or("")});
+      return wake_waiters();
+    case Verb::kCheck:
+      return answer(connection, message.id, {table_.missing(message.fields).empty() ? "1" : "0"});
+    case Verb::kErase:
+      return answer(connection, message.id, {table_.erase(field(message, 0)) ? "1" : "0"});
+    case Verb::kEnrol:
+      return enrol(connection, message, now);
+    case Verb::kReport:
+      return report(connection, message, now);
+    case Verb::kAsk:
+      return ask(connection, message, now);
+    case Verb::kBeat:
+      if (member != members_.end()) {
+        if (!field(message, 0).empty()) member->second.doing = field(message, 0);
+        member->second.traced = field(message, 1) == "traced";
+      }
+      return send(connection, {Verb::kBeatBack});
+    case Verb::kAnswer:
+      return take_answer(connection, message);
+    case Verb::kAnnounce:
+      announced_.insert_or_assign(field(message, 0), now + kAnnounced);
+      return;
+    case Verb::kLeave:
+      if (member != members_.end())
+        tell_all({Verb::kLeft, 0, {std::to_string(member->second.rank), field(message, 0), field(message, 1)}},
+                 connection);
+      return;
+    case Verb::kBlame:
+      if (member != members_.end()) blame(message, now);
+      return;
+    case Verb::kGoodbye:
+      return goodbye(connection, {field(message, 0), field(message, 1)}, now);
+    default:
+      throw ProtocolError("a request that is none");
+  }
+}
+
+void Switchboard::get(Connection connection, const Message& message) {
+  if (job_failure_ && !table_.missing(message.fields).empty())
+    return send(connection, {Verb::kFailed, message.id, {job_failure_->kind, job_failure_->message}});
+  waiters_.push_back({connection, message.id, message.fields});
+  wake_waiters();
+}
+
+// Looks at few keys: all ranks wait for all ranks, and each that comes would make every waiter look at every key.
+bool Switchboard::is_satisfied(Waiter& waiter) const {
+  while (waiter.next < waiter.keys.size() && table_.contains(waiter.keys[waiter.next])) ++waiter.next;
+  if (waiter.next < waiter.keys.size()) return false;
+  waiter.next = 0;  // one may have been erased meanwhile
+  return table_.missing(waiter.keys).empty();
+}
+
+void Switchboard::wake_waiters() {
+  waiters_.remove_if([&](Waiter& waiter) {
+    if (!is_satisfied(waiter)) return false;
+    std::vector<std::string> values;
+    for (const auto& key : waiter.keys) values.push_back(*table_.find(key));
+    answer(waiter.connection, waiter.id, std::move(values));
+    return true;
+  });
+}
+
+void Switchboard::cancel(Connection connection, uint64_t id) {
+  waiters_.remove_if([&](const Waiter& waiter) {
+    if (waiter.connection != connection || waiter.id != id) return false;
+    send(connection, {Verb::kLate, id, table_.missing(waiter.keys)});
+    return true;
+  });
+}
+
+void Switchboard::enrol(Connection connection, const Message& message, Time now) {
+  if (job_failure_) return send(connection, {Verb::kFailed, message.id, {job_failure_->kind, job_failure_->message}});
+  const auto& key = field(message, 0);
+  const auto& value = field(message, 1);
+  if (!table_.find(key)) {
+    Member member{to_number(field(message, 2)),
+                  {field(message, 3), field(message, 4), to_number(field(message, 5))},
+                  std::chrono::milliseconds(std::min(to_number(field(message, 6)), kLongestLimitMs)),
+                  now,
+                  false,
+                  "joining"};
+    table_.set(key, value);
+    joined_.insert(member.rank);
+    blame_.reset();  // the ranks have survived that, and meet again
+    members_.insert_or_assign(connection, std::move(member));
+  }
+  answer(connection, message.id, {*table_.find(key)});
+  wake_waiters();
+}
+
+void Switchboard::report(Connection connection, const Message& message, Time now) {
+  Report report{connection, message.id, field(message, 0), {field(message, 1), field(message, 2)}, now};
+  bool is_symptom = field(message, 3) == "symptom";
+  if (!is_symptom || job_failure_ || group_failures_.contains(report.group)) {
+    settle(report);
+    return finish_reports(now);
+  }
+  report.due = now + kDiagnosis;
+  reports_.push_back(std::move(report));
+}
+
+// Who reports is told like all others, and before it gets its answer: the answer goes to a thread that may wake late,
+// when the next notice has been taken in already.
+void Switchboard::settle(const Report& report) {
+  bool is_first = false;
+  if (!job_failure_) is_first = group_failures_.emplace(report.group, report.failure).second;
+  const Failure& cause = job_failure_ ? *job_failure_ : group_failures_.at(report.group);
+  if (is_first) tell_all({Verb::kNotice, 0, {report.group, cause.kind, cause.message}});
+  answer(report.connection, report.id, {cause.kind, cause.message});
+}
+
+void Switchboard::finish_reports(Time now) {
+  reports_.remove_if([&](const Report& report) {
+    bool is_explained = job_failure_ || group_failures_.contains(report.group);
+    auto announced = announced_.find(report.group);
+    Time due = announced == announced_.end() ? report.due : std::max(report.due, announced->second);
+    if (!is_explained && now < due) return false;
+    settle(report);
+    return true;
+  });
+}
+
+// The groups know already: whoever blames another rank has been told that it left, or has reported that it is late. A
+// program may catch that and go on, and fail for a reason of its own later.
+void Switchboard::blame(const Message& message, Time now) {
+  Blame blame{to_number(field(message, 0)), {field(message, 1), field(message, 2)}, now};
+  if (!blame_ || now - blame_->since > kConsequence) blame_ = std::move(blame);
+}
+
+void Switchboard::end_job(const Failure& failure, std::optional<int64_t> rank, Time now) {
+  if (job_failure_) return;
+  job_failure_ = first_failure_ = failure;
+  failed_rank_ = rank;
+  if (blame_ && now - blame_->since <= kConsequence) {
+    first_failure_ = blame_->failure;
+    failed_rank_ = blame_->rank;
+  }
+  tell_all({Verb::kNotice, 0, {"", failure.kind, failure.message}});
+  for (const auto& waiter : waiters_)
+    send(waiter.connection, {Verb::kFailed, waiter.id, {failure.kind, failure.message}});
+  waiters_.clear();
+}
+
+std::string Switchboard::describe_member(const Member& member) const {
+  return text("rank ", member.rank, " (", describe(member.process), ")");
+}
+
+void Switchboard::lost(Connection connection, const std::string& how, Time now) {
+  connections_.erase(connection);
+  waiters_.remove_if([&](const Waiter& waiter) { return waiter.connection == connection; });
+  reports_.remove_if([&](const Report& report) { return report.connection == connection; });
+  std::erase_if(questions_, [&](const auto& question) { return question.second.connection == connection; });
+  for (auto& [id, question] : questions_) question.open.erase(connection);
+  auto member = members_.extract(connection);
+  if (!member.empty()) {
+    const Member& gone = member.mapped();
+    end_job({"PeerError", text(describe_member(gone), " is gone: ", how,
+                               ". It crashed, was killed, or ended without destroying its process group; ",
+                               seconds(now - gone.heard), " s before, it was ", gone.doing)},
+            gone.rank, now);
+  }
+  finish_questions(now);
+  finish_reports(now);
+}
+
+void Switchboard::goodbye(Connection connection, const Failure& failure, Time now) {
+  auto member = members_.extract(connection);
+  if (!member.empty() && !failure.kind.empty())
+    end_job({failure.kind, text(describe_member(member.mapped()), " gave up: ", failure.message)}, member.mapped().rank,
+            now);
+  send(connection, {Verb::kClosing});
+}
+
+void Switchboard::find_silent(Time now) {
+  for (auto& [connection, member] : members_) {
+    if (now - member.heard < member.limit) continue;
+    if (member.traced || is_traced(member.process)) {
+      member.heard = now;  // when the debugger lets go, it has the whole time again
+      continue;
+    }
+    return end_job(
+        {"PeerError", text(describe_member(member), " has not been heard of for ", seconds(now - member.heard),
+                           " s: the process is stopped, or its host or network is. Last it was ", member.doing)},
+        member.rank, now);
+  }
+}
+
+void Switchboard::excuse_silence(Time now) {
+  for (auto& [connection, member] : members_) member.heard = now;
+}
+
+void Switchboard::tick(Time now) {
+  if (!job_failure_) find_silent(now);
+  finish_reports(now);
+  finish_questions(now);
+}
+
+void Switchboard::ask(Connection connection, const Message& message, Time now) {
+  Question question{connection, message.id, {}, {}, now + kAnswerLimit};
+  uint64_t id = next_question_++;
+  for (const auto& [other, member] : members_) {
+    question.open.insert(other);
+    send(other, {Verb::kQuestion, id, {field(message, 0), field(message, 1)}});
+  }
+  questions_.emplace(id, std::move(question));
+  finish_questions(now);
+}
+
+// A rank takes in messages in order, so any answer is a sign. Nobody is connection 0: the answers go nowhere.
+void Switchboard::ask_for_signs(Time now) {
+  signs_ = next_question_;
+  ask(0, {Verb::kAsk, 0, {"", ""}}, now);
+}
+
+void Switchboard::take_answer(Connection connection, const Message& message) {
+  auto found = questions_.find(static_cast<uint64_t>(to_number(field(message, 0))));
+  const auto& given = field(message, 1);
+  auto member = members_.find(connection);
+  if (found == questions_.end() || member == members_.end()) return;
+  if (found->second.open.erase(connection) == 0) return;
+  found->second.answers.push_back(std::to_string(member->second.rank));
+  found->second.answers.push_back(given);
+  if (!found->second.open.empty()) return;
+  answer(found->second.connection, found->second.id, std::move(found->second.answers));
+  questions_.erase(found);
+}
+
+void Switchboard::finish_questions(Time now) {
+  for (auto entry = questions_.begin(); entry != questions_.end();) {
+    Question& question = entry->second;
+    if (!question.open.empty() && now < question.due) {
+      ++entry;
+      continue;
+    }
+    answer(question.connection, question.id, std::move(question.answers));
+    entry = questions_.erase(entry);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,348 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include <lockstep/error.h>
+#include <lockstep/store.h>
+
+#include "base/deadline.h"
+#include "base/file_descriptor.h"
+#include "base/log.h"
+#include "base/private_files.h"
+#include "base/owner_process.h"
+#include "base/text.h"
+#include "rendezvous/process_id.h"
+#include "rendezvous/store/key_table.h"
+
+// The file is a log of records, each a header and then the bytes of key and value; the holder of the lock on the file
+// reads what others have appended and appends its own records. A record that a dying process left unfinished at the
+// end is cut off by the next holder of the lock.
+//
+// The folder may be one that other users write to, as /tmp is, and the file carries the job's secret. So a rank creates
+// the file under a random name (O_EXCL, mode 0600), and links it to the path when it is a whole store: link() fails
+// where anything exists, also a link that leads nowhere. Something that exists is opened only when it is a regular file
+// of this user that others cannot open, and it is changed only when it begins as a store does.
+//
+// Each rank has a read lock on one byte beyond the data for as long as it has the store open. The kernel releases that
+// lock whichever way the process ends. So a file on which nobody has it is that of a dead job, and the last rank to
+// close the file knows that it is the last and removes it.
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::seconds kLockLimit(
+    30);  // a holder needs microseconds: after this it is stopped or the lock broken
+constexpr const char* kCreator = "lockstep/file_store/creator";
+constexpr std::string_view kMagic = "lockstep store 1\n";  // before all records: no other file is touched
+constexpr off_t kAliveByte = off_t{1} << 62;               // locked by every rank that has the store open
+constexpr mode_t kGroupAndOthers = 077;
+
+struct RecordHeader {
+  uint32_t erases;
+  uint32_t key_bytes;
+  uint64_t value_bytes;
+};
+
+/// A file's other name, until the file has its own.
+struct NameBeforeLinking {
+  const std::string& name;
+  ~NameBeforeLinking() { ::unlink(name.c_str()); }
+};
+
+class FileStore final : public Store {
+ public:
+  explicit FileStore(std::string path) : path_(std::move(path)) {
+    std::lock_guard guard(mutex_);
+    while (!open_existing() && !create()) {
+      // Another rank created the file, or the last one of a job removed it, between the two.
+    }
+  }
+
+  ~FileStore() override {
+    try {
+      std::lock_guard guard(mutex_);
+      lock_file();
+      // Before the look for others: of two ranks that leave at once, one must see that it is the last.
+      set_lock(F_UNLCK, kAliveByte, 1);
+      if (!is_open_elsewhere() && has_its_name()) ::unlink(path_.c_str());
+      unlock_file();
+    } catch (const std::exception& error) {
+      log_warning(text("could not leave the store: ", error.what()));
+    }
+  }
+
+  void set(const std::string& key, const std::string& value) override {
+    Locked lock(*this);
+    append_set(key, value);
+  }
+
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    wait({key}, timeout);
+    Locked lock(*this);
+    auto value = table_.find(key);
+    if (!value) throw UsageError(text("store: key '", key, "' was erased while a rank was waiting for it"));
+    return *value;
+  }
+
+  int64_t add(const std::string& key, int64_t amount) override {
+    Locked lock(*this);
+    int64_t sum = table_.sum(key, amount);
+    append_set(key, std::to_string(sum));
+    return sum;
+  }
+
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
+    Locked lock(*this);
+    if (table_.matches(key, expected)) append_set(key, desired);
+    return table_.find(key).value_or("");
+  }
+
+  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
+    auto deadline = deadline_after(timeout);
+    auto pause = std::chrono::milliseconds(1);
+    for (;;) {
+      auto missing = missing_now(keys);
+      if (missing.empty()) return;
+      if (std::chrono::steady_clock::now() >= deadline) throw_keys_late(missing, timeout.count());
+      std::this_thread::sleep_for(pause);
+      pause = std::min(pause * 2, std::chrono::milliseconds(16));
+    }
+  }
+
+  bool check(const std::vector<std::string>& keys) override { return missing_now(keys).empty(); }
+
+  bool erase(const std::string& key) override {
+    Locked lock(*this);
+    if (!table_.erase(key)) return false;
+    append({1, static_cast<uint32_t>(key.size()), 0}, key, "");
+    return true;
+  }
+
+ private:
+  // The mutex and the file's lock, with the table up to date.
+  class Locked {
+   public:
+    explicit Locked(FileStore& store) : store_(store), guard_(checked(store).mutex_) {
+      store_.lock_file();
+      try {
+        store_.replay();
+      } catch (...) {
+        store_.unlock_file();
+        throw;
+      }
+    }
+    ~Locked() { store_.unlock_file(); }
+
+   private:
+    // A forked child shares the lock of the file with its parent, so that both would hold it at once.
+    static FileStore& checked(FileStore& store) {
+      store.owner_.check("the process that opened the store's file");
+      return store;
+    }
+
+    FileStore& store_;
+    std::lock_guard<std::mutex> guard_;
+  };
+
+  [[noreturn]] void fail(const char* call) const {
+    throw SystemError(text("store: ", call, " ", path_, ": ", std::strerror(errno)));
+  }
+
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw UsageError(text("store: ", path_, " exists and is not a store that can be used: ", why,
+                          "; file:// needs the path of a file that does not exist yet, in a folder that only you can "
+                          "write"));
+  }
+
+  struct stat status_of(const FileDescriptor& file) const {
+    struct stat status {};
+    if (::fstat(file.get(), &status) != 0) fail("fstat");
+    return status;
+  }
+
+  // --- opening: called by the constructor
+
+  /// False when there is no file, or when the last rank has just removed it.
+  bool open_existing() {
+    // O_PATH opens the name alone: a device is not touched, and a pipe blocks nobody.
+    const FileDescriptor found(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    if (!found.is_open() && errno == ENOENT) return false;
+    if (!found.is_open()) fail("open");
+    require_own_file(status_of(found));
+    file_ = FileDescriptor(::open(text("/proc/self/fd/", found.get()).c_str(), O_RDWR | O_CLOEXEC));
+    if (!file_.is_open() && (errno == ENOENT || errno == ESTALE)) return false;
+    if (!file_.is_open()) fail("open");
+    lock_file();
+    if (!has_its_name()) return false;
+    require_magic();
+    replay();
+    if (!is_open_elsewhere())
+      throw UsageError(text("store: ", path_, " was left behind by a job that has ended (",
+                            table_.find(kCreator).value_or("an unknown process"), " created it): rm ", path_,
+                            ", or choose another path. If that job still runs, on another host, the file system has no "
+                            "locks between hosts: use tcp://"));
+    if (!set_lock(F_RDLCK, kAliveByte, 1)) fail("lock");
+    unlock_file();
+    return true;
+  }
+
+  void require_own_file(const struct stat& status) const {
+    if (const auto why = why_not_own_file(status); !why.empty()) refuse(why);
+    if ((status.st_mode & kGroupAndOthers) != 0)
+      refuse(text("it has mode 0", std::oct, status.st_mode & 07777, ", and a store has 0600"));
+  }
+
+  void require_magic() {
+    std::string magic(kMagic.size(), '\0');
+    if (!read_at(magic.data(), magic.size(), 0) || magic != kMagic) refuse("another program wrote it");
+    read_to_ = static_cast<off_t>(kMagic.size());
+  }
+
+  /// False when something has the name already.
+  bool create() {
+    std::string name = path_.substr(0, path_.rfind('/') + 1) + ".lockstep-store-XXXXXX";
+    file_ = FileDescriptor(::mkostemp(name.data(), O_CLOEXEC));  // O_EXCL, mode 0600
+    if (!file_.is_open()) fail("create");
+    const NameBeforeLinking before{name};
+    write_at(std::string(kMagic), 0);
+    read_to_ = static_cast<off_t>(kMagic.size());
+    append_set(kCreator, describe(this_process()));
+    if (!set_lock(F_RDLCK, kAliveByte, 1)) fail("lock");
+    if (::link(name.c_str(), path_.c_str()) == 0) return true;
+    const int error = errno;
+    if (status_of(file_).st_nlink == 2) return true;  // NFS may have lost the answer
+    errno = error;
+    if (error != EEXIST) fail("create");
+    table_ = {};
+    read_to_ = 0;
+    return false;
+  }
+
+  // --- locks
+
+  bool set_lock(short type, off_t start, off_t bytes) const {
+    struct flock range {};
+    range.l_type = type;
+    range.l_whence = SEEK_SET;
+    range.l_start = start;
+    range.l_len = bytes;
+    return ::fcntl(file_.get(), F_OFD_SETLK, &range) == 0;
+  }
+
+  /// Whether another rank, or another handle of this process, has the store open.
+  bool is_open_elsewhere() const {
+    struct flock range {};
+    range.l_type = F_WRLCK;
+    range.l_whence = SEEK_SET;
+    range.l_start = kAliveByte;
+    range.l_len = 1;
+    if (::fcntl(file_.get(), F_OFD_GETLK, &range) != 0) fail("lock");
+    return range.l_type != F_UNLCK;
+  }
+
+  /// Whether the path still leads to this file.
+  bool has_its_name() const {
+    const auto mine = status_of(file_);
+    struct stat named {};
+    return ::lstat(path_.c_str(), &named) == 0 && named.st_dev == mine.st_dev && named.st_ino == mine.st_ino;
+  }
+
+  void lock_file() const {
+    auto deadline = std::chrono::steady_clock::now() + kLockLimit;
+    while (!set_lock(F_WRLCK, 0, kAliveByte)) {
+      if (errno != EAGAIN && errno != EACCES && errno != EINTR) fail("lock");
+      if (std::chrono::steady_clock::now() >= deadline)
+        throw SystemError(text("store: ", path_, " has been locked by another process for ", kLockLimit.count(),
+                               " s: is a rank stopped in a debugger?"));
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+
+  void unlock_file() const { set_lock(F_UNLCK, 0, kAliveByte); }
+
+  // --- records
+
+  bool read_at(void* data, size_t bytes, off_t offset) const {
+    auto* to = static_cast<char*>(data);
+    while (bytes > 0) {
+      ssize_t got = ::pread(file_.get(), to, bytes, offset);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail("read");
+      if (got == 0) return false;
+      to += got;
+      offset += got;
+      bytes -= static_cast<size_t>(got);
+    }
+    return true;
+  }
+
+  void replay() {
+    const auto status = status_of(file_);
+    while (read_to_ < status.st_size) {
+      RecordHeader header{};
+      off_t body = read_to_ + static_cast<off_t>(sizeof header);
+      bool whole = body <= status.st_size && read_at(&header, sizeof header, read_to_);
+      uint64_t left = whole ? static_cast<uint64_t>(status.st_size - body) : 0;
+      if (!whole || header.key_bytes > left || header.value_bytes > left - header.key_bytes) {
+        if (::ftruncate(file_.get(), read_to_) != 0) fail("truncate");
+        return;
+      }
+      std::string key(header.key_bytes, '\0');
+      std::string value(header.value_bytes, '\0');
+      read_at(key.data(), key.size(), body);
+      read_at(value.data(), value.size(), body + static_cast<off_t>(key.size()));
+      header.erases ? void(table_.erase(key)) : table_.set(key, value);
+      read_to_ = body + static_cast<off_t>(key.size() + value.size());
+    }
+  }
+
+  void append_set(const std::string& key, const std::string& value) {
+    append({0, static_cast<uint32_t>(key.size()), value.size()}, key, value);
+    table_.set(key, value);
+  }
+
+  void append(const RecordHeader& header, const std::string& key, const std::string& value) {
+    std::string record(reinterpret_cast<const char*>(&header), sizeof header);
+    record += key;
+    record += value;
+    write_at(record, read_to_);
+    read_to_ += static_cast<off_t>(record.size());
+  }
+
+  void write_at(const std::string& bytes, off_t offset) {
+    size_t written = 0;
+    while (written < bytes.size()) {
+      ssize_t put =
+          ::pwrite(file_.get(), bytes.data() + written, bytes.size() - written, offset + static_cast<off_t>(written));
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) fail("write");
+      written += static_cast<size_t>(put);
+    }
+  }
+
+  std::vector<std::string> missing_now(const std::vector<std::string>& keys) {
+    Locked lock(*this);
+    return table_.missing(keys);
+  }
+
+  const OwnerProcess owner_{};
+  const std::string path_;
+  std::mutex mutex_;
+  FileDescriptor file_;  // guarded by mutex_
+  off_t read_to_ = 0;    // guarded by mutex_: how much of the file is in table_
+  Table table_;          // guarded by mutex_
+};
+
+}  // namespace
+
+std::shared_ptr<Store> open_file_store(const std::string& path) {
+  return make_shared_owned<FileStore>(path);
+}
+
+}  // namespace lockstep

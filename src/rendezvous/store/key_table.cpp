@@ -1,0 +1,47 @@
+#include "rendezvous/store/key_table.h"
+
+#include <charconv>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+
+std::optional<std::string> Table::find(const std::string& key) const {
+  auto found = values_.find(key);
+  if (found == values_.end()) return std::nullopt;
+  return found->second;
+}
+
+int64_t Table::sum(const std::string& key, int64_t amount) const {
+  auto value = find(key);
+  if (!value) return amount;
+  int64_t number = 0;
+  auto [end, status] = std::from_chars(value->data(), value->data() + value->size(), number);
+  if (status != std::errc() || end != value->data() + value->size())
+    throw UsageError(text("store: add to key '", key, "', which holds '", *value, "' and not a number"));
+  int64_t sum = 0;
+  if (__builtin_add_overflow(number, amount, &sum))
+    throw UsageError(text("store: add ", amount, " to key '", key, "', which holds ", number,
+                          ": the sum does not fit into 64 bits"));
+  return sum;
+}
+
+bool Table::matches(const std::string& key, const std::string& expected) const {
+  auto value = find(key);
+  return value ? *value == expected : expected.empty();
+}
+
+std::vector<std::string> Table::missing(const std::vector<std::string>& keys) const {
+  std::vector<std::string> result;
+  for (const auto& key : keys)
+    if (!values_.contains(key)) result.push_back(key);
+  return result;
+}
+
+void throw_keys_late(const std::vector<std::string>& keys, int64_t waited_ms) {
+  throw TimeoutError(text("store: after ", waited_ms, " ms there is still no value for ", enumerate(keys)));
+}
+
+}  // namespace lockstep

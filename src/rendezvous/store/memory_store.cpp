@@ -1,0 +1,81 @@
+#include <condition_variable>
+#include <mutex>
+
+#include <lockstep/store.h>
+
+#include "base/deadline.h"
+#include "base/owner_process.h"
+#include "rendezvous/store/key_table.h"
+
+namespace lockstep {
+
+Store::~Store() = default;
+
+namespace {
+
+class MemoryStore final : public Store {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    std::lock_guard lock(mutex_);
+    table_.set(key, value);
+    changed_.notify_all();
+  }
+
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    wait_locked(lock, {key}, timeout);
+    return *table_.find(key);
+  }
+
+  int64_t add(const std::string& key, int64_t amount) override {
+    std::lock_guard lock(mutex_);
+    int64_t sum = table_.sum(key, amount);
+    table_.set(key, std::to_string(sum));
+    changed_.notify_all();
+    return sum;
+  }
+
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
+    std::lock_guard lock(mutex_);
+    if (table_.matches(key, expected)) {
+      table_.set(key, desired);
+      changed_.notify_all();
+    }
+    return table_.find(key).value_or("");
+  }
+
+  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    wait_locked(lock, keys, timeout);
+  }
+
+  bool check(const std::vector<std::string>& keys) override {
+    std::lock_guard lock(mutex_);
+    return table_.missing(keys).empty();
+  }
+
+  bool erase(const std::string& key) override {
+    std::lock_guard lock(mutex_);
+    return table_.erase(key);
+  }
+
+ private:
+  void wait_locked(std::unique_lock<std::mutex>& lock, const std::vector<std::string>& keys,
+                   std::chrono::milliseconds timeout) {
+    auto deadline = deadline_after(timeout);
+    if (!changed_.wait_until(lock, deadline, [&] { return table_.missing(keys).empty(); }))
+      throw_keys_late(table_.missing(keys), timeout.count());
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Table table_;  // guarded by mutex_
+};
+
+}  // namespace
+
+std::shared_ptr<Store> make_memory_store() {
+  return make_shared_owned<MemoryStore>();
+}
+
+}  // namespace lockstep

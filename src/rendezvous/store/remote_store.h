@@ -1,0 +1,14 @@
+#pragma once
+
+#include <memory>
+
+#include <lockstep/store.h>
+
+#include "rendezvous/store/store_client.h"
+
+namespace lockstep {
+
+/// The store at the other end of the line.
+std::shared_ptr<Store> make_line_store(std::shared_ptr<Line> line);
+
+}  // namespace lockstep

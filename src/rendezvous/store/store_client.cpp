@@ -1,0 +1,414 @@
+#include "rendezvous/store/store_client.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include <lockstep/error.h>
+
+#include "base/start_thread.h"
+#include "base/text.h"
+#include "rendezvous/store/store_server.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kTick = std::chrono::milliseconds(100);
+constexpr auto kBeat = std::chrono::milliseconds(250);  // so old at most is what others know of this rank
+constexpr auto kFarewell = std::chrono::milliseconds(500);
+constexpr auto kStall = std::chrono::seconds(1);       // longer between two looks: it was this process that did not run
+constexpr auto kHandshake = std::chrono::seconds(10);  // for one try
+
+std::chrono::milliseconds time_left(Clock::time_point until) {
+  auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+  return std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(0), std::chrono::hours(1));
+}
+
+}  // namespace
+
+Line::Line(const Options& options)
+    : options_(options),
+      tls_(TlsContext::Side::kClient, key_identity(options.generation), options.key),
+      waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!waker_.is_open()) throw SystemError(text("eventfd: ", std::strerror(errno)));
+  connect();
+  last_heard_ = next_beat_ = Clock::now();
+  thread_ = start_thread("the connection to the job's store", [this] { run(); });
+}
+
+Line::~Line() {
+  if (!owner_.is_this()) {  // there is no such thread here, and the connection is the parent's
+    thread_.detach();
+    return;
+  }
+  stop_listening();
+  {
+    Lock lock(mutex_);
+    if (!is_over_) {
+      lock.unlock();
+      say_goodbye(std::nullopt);
+      lock.lock();
+    }
+    changed_.wait_for(lock, kFarewell, [&] { return broken_ != nullptr; });
+    is_stopping_ = true;
+    changed_.notify_all();
+  }
+  wake();
+  thread_.join();
+}
+
+// --- connecting
+
+// A store that is full of strangers, not quite up yet, or about to end drops the connection: a reason to try again. One
+// that answers and does not accept our key will not accept it later.
+void Line::connect() {
+  std::string reason;
+  auto pause = kFirstPause;
+  do {
+    try {
+      socket_ = connect_to(options_.endpoint, options_.deadline, options_.on_wait);
+    } catch (const TimeoutError&) {
+      if (reason.empty()) throw;
+      break;
+    }
+    session_ = std::make_unique<TlsSession>(tls_);
+    decoder_ = {};
+    unsent_.clear();
+    try {
+      if (handshake(std::min(options_.deadline, Clock::now() + kHandshake), reason)) {
+        local_address_ = lockstep::local_address(socket_);
+        return;
+      }
+    } catch (const std::runtime_error& error) {  // of the encryption or of the language
+      throw PeerError(text("the store at ", to_string(options_.endpoint),
+                           " and this process do not have the same secret, or it is no store of lockstep (",
+                           error.what(),
+                           "). Does another job use this port? Do all ranks have the same LOCKSTEP_SECRET_FILE?"));
+    }
+    std::this_thread::sleep_until(std::min(Clock::now() + pause, options_.deadline));
+    pause = std::min(pause * 2, kLongestPause);
+  } while (Clock::now() < options_.deadline);
+  throw TimeoutError(text("the store at ", to_string(options_.endpoint), " did not take this process in: ", reason));
+}
+
+bool Line::handshake(Deadline deadline, std::string& reason) {
+  for (;;) {
+    unsent_ += session_->take_output();
+    flush_locked();
+    pollfd ready{socket_.get(), static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT), 0};
+    auto left = time_left(deadline);
+    if (left.count() == 0) {
+      reason = "it did not answer";
+      return false;
+    }
+    if (options_.on_wait) options_.on_wait();
+    ::poll(&ready, 1, static_cast<int>(std::min(left, kBetweenCalls).count()));
+    std::array<char, 16 << 10> bytes;
+    ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+    if (got <= 0) {
+      reason = got == 0 ? "it closed the connection" : std::strerror(errno);
+      return false;
+    }
+    decoder_.feed(session_->receive({bytes.data(), static_cast<size_t>(got)}));
+    auto welcome = decoder_.next();
+    if (!welcome) continue;
+    if (welcome->verb == Verb::kClosing) {
+      reason = "it was about to end";  // another may follow at the same place
+      return false;
+    }
+    if (welcome->verb != Verb::kWelcome || welcome->fields.size() != 4)
+      throw TlsError("it does not begin as a store does");
+    host_role_ = welcome->fields[0];
+    host_ = {welcome->fields[1], welcome->fields[2], to_number(welcome->fields[3])};
+    return true;
+  }
+}
+
+std::string Line::describe_host() const {
+  return text(host_role_, " (", describe(host_), "), which hosts the job's store,");
+}
+
+// --- requests
+
+std::shared_ptr<Line::Pending> Line::start(Verb verb, Fields fields, std::function<void(std::optional<Fields>)> done,
+                                           uint64_t* id) {
+  owner_.check("the process that connected to the store");
+  auto pending = std::make_shared<Pending>();
+  pending->done = std::move(done);
+  Lock lock(mutex_);
+  if (broken_) std::rethrow_exception(broken_);
+  uint64_t mine = next_id_++;
+  if (id) *id = mine;
+  send_locked({verb, mine, std::move(fields)});
+  pending_.emplace(mine, pending);
+  return pending;
+}
+
+Line::Fields Line::result_of(const Pending& pending) {
+  const auto& answer = pending.answer;
+  auto field = [&](size_t index) { return index < answer.fields.size() ? answer.fields[index] : std::string(); };
+  if (answer.verb == Verb::kRefused) throw UsageError(field(0));
+  if (answer.verb == Verb::kFailed) std::rethrow_exception(to_exception({field(0), field(1)}));
+  return answer.fields;
+}
+
+Line::Fields Line::call(Verb verb, Fields fields) {
+  auto pending = start(verb, std::move(fields), nullptr, nullptr);
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return pending->is_done || broken_; });
+  if (!pending->is_done) std::rethrow_exception(broken_);
+  return result_of(*pending);
+}
+
+std::optional<Line::Fields> Line::call(Verb verb, Fields fields, Deadline deadline, Fields& late) {
+  uint64_t id = 0;
+  auto pending = start(verb, std::move(fields), nullptr, &id);
+  Lock lock(mutex_);
+  auto is_answered = [&] { return pending->is_done || broken_; };
+  if (!changed_.wait_until(lock, deadline, is_answered)) {
+    // The store knows what is missing; its answer, to this or to the request that it crosses, comes at once.
+    send_locked({Verb::kCancel, 0, {std::to_string(id)}});
+    changed_.wait(lock, is_answered);
+  }
+  if (!pending->is_done) std::rethrow_exception(broken_);
+  if (pending->answer.verb != Verb::kLate) return result_of(*pending);
+  late = pending->answer.fields;
+  return std::nullopt;
+}
+
+void Line::call(Verb verb, Fields fields, std::function<void(std::optional<Fields>)> done) {
+  try {
+    start(verb, std::move(fields), done, nullptr);
+  } catch (const Error&) {
+    done(std::nullopt);
+  }
+}
+
+void Line::say(Verb verb, Fields fields) noexcept {
+  if (!owner_.is_this()) return;
+  try {
+    Lock lock(mutex_);
+    if (!broken_ && !is_over_) send_locked({verb, 0, std::move(fields)});
+  } catch (const std::exception&) {
+    // Nobody is left to hear it.
+  }
+}
+
+void Line::say_goodbye(const std::optional<Failure>& failure) noexcept {
+  if (!owner_.is_this()) return;
+  auto said = failure.value_or(Failure{});
+  say(Verb::kGoodbye, {said.kind, said.message});  // nothing the second time
+  Lock lock(mutex_);
+  is_over_ = true;
+}
+
+void Line::send_locked(const Message& message) {
+  session_->send(encode(message));
+  unsent_ += session_->take_output();
+  flush_locked();
+  if (!unsent_.empty()) wake();
+}
+
+// Errors show when reading: whoever is gone has closed its end.
+void Line::flush_locked() {
+  size_t sent = 0;
+  while (sent < unsent_.size()) {
+    ssize_t put = ::send(socket_.get(), unsent_.data() + sent, unsent_.size() - sent, MSG_NOSIGNAL);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) break;
+    sent += static_cast<size_t>(put);
+  }
+  unsent_.erase(0, sent);
+}
+
+// --- the thread
+
+void Line::listen(LineListener* listener) {
+  std::lock_guard lock(listener_mutex_);
+  listener_ = listener;
+  if (over_) listener_->on_failure("", *over_);
+}
+
+void Line::stop_listening() {
+  std::lock_guard listening(listener_mutex_);
+  listener_ = nullptr;
+  Lock lock(mutex_);
+  for (auto& [id, pending] : pending_) pending->done = nullptr;
+}
+
+std::optional<Failure> Line::over() {
+  std::lock_guard lock(listener_mutex_);
+  return over_;
+}
+
+void Line::wake() {
+  uint64_t one = 1;
+  [[maybe_unused]] auto written = ::write(waker_.get(), &one, sizeof one);
+}
+
+void Line::run() {
+  auto last_look = Clock::now();
+  for (;;) {
+    bool can_read = wait_for_something(kTick);
+    auto now = Clock::now();
+    if (now - last_look > kStall) last_heard_ = now;  // frozen and thawed: what was said meanwhile is yet to be read
+    last_look = now;
+    {
+      Lock lock(mutex_);
+      if (is_stopping_) return;
+      if (broken_) {  // nothing more will come: wait to be stopped
+        changed_.wait(lock, [&] { return is_stopping_; });
+        return;
+      }
+    }
+    if (can_read) read_some();
+    beat();
+    check_silence();
+    std::lock_guard listening(listener_mutex_);
+    if (listener_) listener_->on_tick();
+  }
+}
+
+bool Line::wait_for_something(std::chrono::milliseconds limit) {
+  short events = POLLIN;
+  {
+    Lock lock(mutex_);
+    if (!unsent_.empty()) events |= POLLOUT;
+  }
+  std::array<pollfd, 2> ready{{{socket_.get(), events, 0}, {waker_.get(), POLLIN, 0}}};
+  ::poll(ready.data(), ready.size(), static_cast<int>(limit.count()));
+  if (ready[1].revents & POLLIN) {
+    uint64_t count = 0;
+    [[maybe_unused]] auto read = ::read(waker_.get(), &count, sizeof count);
+  }
+  if (ready[0].revents & POLLOUT) {
+    Lock lock(mutex_);
+    flush_locked();
+  }
+  return ready[0].revents & (POLLIN | POLLHUP | POLLERR);
+}
+
+void Line::read_some() {
+  std::array<char, 64 << 10> bytes;
+  ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got < 0) return break_down(text("is gone: its connection broke (", std::strerror(errno), ")"), false);
+  if (got == 0) return break_down("is gone: its connection was closed", false);
+  last_heard_ = Clock::now();
+  try {
+    {
+      Lock lock(mutex_);
+      decoder_.feed(session_->receive({bytes.data(), static_cast<size_t>(got)}));
+      unsent_ += session_->take_output();
+      flush_locked();
+    }
+    while (auto message = decoder_.next()) handle(*message);
+  } catch (const std::exception& error) {
+    break_down(text("cannot be understood: ", error.what()), false);
+  }
+}
+
+void Line::handle(const Message& message) {
+  auto field = [&](size_t index) -> const std::string& {
+    if (index >= message.fields.size()) throw ProtocolError("a message lacks a field");
+    return message.fields[index];
+  };
+  switch (message.verb) {
+    case Verb::kBeatBack:
+      return;
+    case Verb::kClosing:
+      return break_down("has ended: nobody keeps the job's values any more", true);
+    case Verb::kNotice: {
+      std::lock_guard listening(listener_mutex_);
+      return tell_failure(field(0), {field(1), field(2)});
+    }
+    case Verb::kQuestion: {
+      std::lock_guard listening(listener_mutex_);
+      say(Verb::kAnswer,
+          {std::to_string(message.id), listener_ ? listener_->on_question(field(0), field(1)) : std::string()});
+      return;
+    }
+    case Verb::kLeft: {
+      std::lock_guard listening(listener_mutex_);
+      if (listener_) listener_->on_left(static_cast<int>(to_number(field(0))), field(1), to_number(field(2)));
+      return;
+    }
+    default:
+      break;
+  }
+  std::lock_guard listening(listener_mutex_);
+  std::shared_ptr<Pending> pending;
+  {
+    Lock lock(mutex_);
+    auto found = pending_.extract(message.id);
+    if (found.empty()) return;
+    pending = found.mapped();
+    pending->answer = message;
+    pending->is_done = true;
+    changed_.notify_all();
+  }
+  if (pending->done) pending->done(message.verb == Verb::kDone ? std::optional(message.fields) : std::nullopt);
+}
+
+void Line::beat() {
+  auto now = Clock::now();
+  if (now < next_beat_) return;
+  next_beat_ = now + std::min(options_.heartbeat_limit / 10, kBeat);
+  std::string doing;
+  {
+    std::lock_guard listening(listener_mutex_);
+    if (listener_) doing = listener_->doing();
+  }
+  say(Verb::kBeat, {doing, is_this_process_traced() ? "traced" : ""});
+}
+
+void Line::check_silence() {
+  auto silence = Clock::now() - last_heard_;
+  if (silence < options_.heartbeat_limit) return;
+  if (is_traced(host_)) {
+    last_heard_ = Clock::now();  // when the debugger lets go, it has the whole time again
+    return;
+  }
+  std::string how = text("has not been heard of for ", std::chrono::duration<double>(silence).count(),
+                         " s: the process is stopped, or its host or network is");
+  // Should it hear this one day, it must not take us for dead.
+  say(Verb::kGoodbye, {"PeerError", text(describe_host(), " ", how)});
+  break_down(how, false);
+}
+
+void Line::break_down(const std::string& how, bool in_order) {
+  Failure failure{"PeerError", text(describe_host(), " ", how)};
+  std::vector<std::shared_ptr<Pending>> unanswered;
+  std::lock_guard listening(listener_mutex_);  // first: once stop_listening has returned, nobody is called any more
+  {
+    Lock lock(mutex_);
+    if (broken_) return;
+    broken_ = to_exception(failure);
+    in_order = in_order || is_over_;
+    is_over_ = true;
+    for (auto& [id, pending] : pending_) unanswered.push_back(pending);
+    pending_.clear();
+    ::shutdown(socket_.get(), SHUT_RDWR);  // a store that ends waits for that
+    changed_.notify_all();
+  }
+  for (auto& pending : unanswered)
+    if (pending->done) pending->done(std::nullopt);
+  if (!in_order) tell_failure("", failure);
+}
+
+// With listener_mutex_. A listener that comes later must hear of it too.
+void Line::tell_failure(const std::string& group, const Failure& failure) {
+  if (group.empty() && !over_) over_ = failure;
+  if (listener_) listener_->on_failure(group, failure);
+}
+
+}  // namespace lockstep

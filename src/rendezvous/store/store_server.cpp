@@ -1,0 +1,472 @@
+#include "rendezvous/store/store_server.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+#include <lockstep/error.h>
+
+#include "base/log.h"
+#include "base/start_thread.h"
+#include "base/text.h"
+#include "rendezvous/store/coordinator.h"
+#include "rendezvous/net/tls.h"
+#include "rendezvous/net/rejection_log.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMostStrangers = 64;
+constexpr size_t kStrangerBytes = 4 << 10;
+constexpr auto kStrangerTime = std::chrono::seconds(2);
+constexpr size_t kMostUnsent = 256 << 20;  // for one connection: it does not read any more
+constexpr int kAcceptsInARow = 16;         // then the others have their turn
+constexpr auto kServerTick = std::chrono::milliseconds(50);
+constexpr auto kServerFarewell = std::chrono::milliseconds(500);
+// Longer between two looks: it was this process that did not run.
+constexpr auto kServerStall = std::chrono::seconds(1);
+
+constexpr uint64_t kListener = 0;
+constexpr uint64_t kWaker = 1;
+
+[[noreturn]] void fail_server(const char* call) {
+  throw SystemError(text("the store cannot run: ", call, ": ", std::strerror(errno)));
+}
+
+}  // namespace
+
+namespace store_server {
+
+/// One connection: its socket, its encryption, and what is half sent or half received.
+struct ConnectedPeer {
+  ConnectedPeer(FileDescriptor socket, const TlsContext& tls)
+      : socket(std::move(socket)), name(peer_of(this->socket)), session(tls), since(Clock::now()) {}
+
+  FileDescriptor socket;
+  std::string name;
+  TlsSession session;
+  Decoder decoder{};
+  std::string unsent{};
+  Clock::time_point since;
+  size_t bytes_before_proof = 0;
+  bool is_known = false;     // it has proved that it knows the secret
+  bool is_closing = false;   // ends when all is sent
+  bool wants_write = false;  // as the poller knows it
+};
+
+}  // namespace store_server
+
+using store_server::ConnectedPeer;
+
+std::string key_identity(int generation) {
+  return text("lockstep-1/", generation);
+}
+
+class StoreServer::Loop {
+ public:
+  explicit Loop(const Options& options)
+      : listener_(listen_at(options.endpoint)),
+        waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        poller_(::epoll_create1(EPOLL_CLOEXEC)),
+        tls_(TlsContext::Side::kServer, key_identity(options.generation), options.secret.key(options.generation)),
+        switchboard_(options.role, this_process()) {
+    if (!waker_.is_open() || !poller_.is_open()) fail_server("eventfd or epoll_create1");
+    watch(listener_.get(), kListener, EPOLLIN);
+    watch(waker_.get(), kWaker, EPOLLIN);
+  }
+
+  int port() const { return port_of(listener_); }
+
+  void await_departures(std::chrono::milliseconds limit) {
+    std::unique_lock lock(mutex_);
+    departed_.wait_for(lock, limit, [&] { return known_ == 0; });
+  }
+
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      should_stop_ = true;
+    }
+    wake();
+  }
+
+  FirstCause end_job(const FirstCause& cause) {
+    std::unique_lock lock(mutex_);
+    if (!ending_) ending_ = cause;
+    wake();
+    told_.wait(lock, [&] { return all_told_; });
+    return *first_cause_;
+  }
+
+  std::optional<FirstCause> first_cause() {
+    std::lock_guard lock(mutex_);
+    return first_cause_;
+  }
+
+  std::set<int64_t> joined() {
+    std::lock_guard lock(mutex_);
+    return joined_;
+  }
+
+  void run() {
+    auto last_look = Clock::now();
+    while (!should_end()) {
+      std::array<epoll_event, 64> events;
+      int count = ::epoll_wait(poller_.get(), events.data(), events.size(), static_cast<int>(kServerTick.count()));
+      auto now = Clock::now();
+      // Frozen and thawed: what the others said meanwhile is still in the sockets, so judge none by its silence yet.
+      if (now - last_look > kServerStall) switchboard_.excuse_silence(now);
+      last_look = now;
+      for (int i = 0; i < count; ++i) handle(events[i], now);
+      if (is_accepting_ != may_accept(now)) pause_accepting(now);
+      switchboard_.tick(now);
+      // After the connections: a rank that is gone has a better story than the one who saw its process end.
+      end_job_if_asked(now);
+      deliver(now);
+      publish_joined();
+      publish_first_cause();
+      drop_slow_strangers(now);
+    }
+  }
+
+ private:
+  using Connection = Switchboard::Connection;
+
+  void watch(int descriptor, uint64_t name, uint32_t events) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = name;
+    if (::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) fail_server("epoll_ctl");
+  }
+
+  // Closing alone ends nothing while a process that was forked from this one has the socket too.
+  void end(std::unordered_map<Connection, ConnectedPeer>::iterator peer) {
+    ::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, peer->second.socket.get(), nullptr);
+    ::shutdown(peer->second.socket.get(), SHUT_RDWR);
+    peers_.erase(peer);
+  }
+
+  bool should_end() const { return is_stopping_ && (peers_.empty() || Clock::now() >= farewell_ends_); }
+
+  void handle(const epoll_event& event, Clock::time_point now) {
+    if (event.data.u64 == kListener) return accept_some(now);
+    if (event.data.u64 == kWaker) return wake_up(now);
+    if (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(event.data.u64, now);
+    if (event.events & EPOLLOUT) flush(event.data.u64, now);
+  }
+
+  void wake() {
+    uint64_t one = 1;
+    [[maybe_unused]] auto written = ::write(waker_.get(), &one, sizeof one);
+  }
+
+  void wake_up(Clock::time_point now) {
+    uint64_t count = 0;
+    [[maybe_unused]] auto read = ::read(waker_.get(), &count, sizeof count);
+    std::unique_lock lock(mutex_);
+    if (!should_stop_ || is_stopping_) return;
+    lock.unlock();
+    begin_stopping(now);
+  }
+
+  void end_job_if_asked(Clock::time_point now) {
+    std::lock_guard lock(mutex_);
+    if (!ending_ || is_ending_) return;
+    is_ending_ = true;
+    switchboard_.end_job(ending_->failure, ending_->rank, now);
+    switchboard_.ask_for_signs(now);
+  }
+
+  void publish_joined() {
+    if (switchboard_.joined().size() == published_) return;
+    std::lock_guard lock(mutex_);
+    joined_ = switchboard_.joined();
+    published_ = joined_.size();
+  }
+
+  void publish_first_cause() {
+    if (!switchboard_.job_failure()) return;
+    std::lock_guard lock(mutex_);
+    if (!first_cause_) first_cause_ = FirstCause{*switchboard_.first_failure(), switchboard_.failed_rank()};
+    if (!is_ending_ || all_told_ || !switchboard_.has_signs()) return;
+    all_told_ = true;
+    told_.notify_all();
+  }
+
+  void begin_stopping(Clock::time_point now) {
+    is_stopping_ = true;
+    farewell_ends_ = now + kServerFarewell;
+    std::vector<Connection> strangers;
+    for (auto& [name, peer] : peers_) {
+      if (!peer.is_known) {
+        strangers.push_back(name);
+        continue;
+      }
+      peer.session.send(encode({Verb::kClosing}));
+      peer.unsent += peer.session.take_output();
+    }
+    for (Connection name : strangers) end(peers_.find(name));
+    std::vector<Connection> known;
+    for (auto& [name, peer] : peers_) known.push_back(name);
+    for (Connection name : known) flush(name, now);
+  }
+
+  // --- strangers
+
+  bool may_accept(Clock::time_point now) const { return now >= accept_again_ && !is_stopping_; }
+
+  void pause_accepting(Clock::time_point now) {
+    is_accepting_ = may_accept(now);
+    epoll_event event{};
+    event.events = is_accepting_ ? EPOLLIN : 0u;
+    event.data.u64 = kListener;
+    ::epoll_ctl(poller_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
+  }
+
+  void accept_some(Clock::time_point now) {
+    for (int turn = 0; turn < kAcceptsInARow && may_accept(now); ++turn) {
+      FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket.is_open()) {
+        const int error = errno;
+        if (!somebody_waits()) return;
+        if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) run_out(error, now);
+        continue;
+      }
+      if (strangers_ >= kMostStrangers) drop_oldest_stranger("too many connections at once that prove nothing", now);
+      try {
+        watch(socket.get(), next_name_, EPOLLIN);
+        peers_.try_emplace(next_name_++, std::move(socket), tls_);
+        ++strangers_;
+      } catch (const SystemError& error) {  // no room for one more
+        log_warning(error.what());
+      }
+    }
+  }
+
+  // Linux looks for a free descriptor first, and complains of none although nobody needs one.
+  bool somebody_waits() const {
+    pollfd waiting{listener_.get(), POLLIN, 0};
+    return ::poll(&waiting, 1, 0) > 0;
+  }
+
+  // No descriptors left: those who have proved nothing make room first.
+  void run_out(int error, Clock::time_point now) {
+    std::string why = text(std::strerror(error), "; raise the limit of open files (ulimit -n)");
+    if (strangers_ > 0) return drop_oldest_stranger(why, now);
+    log_warning(text("the store cannot accept connections: ", why));
+    accept_again_ = now + std::chrono::seconds(1);
+  }
+
+  void drop_oldest_stranger(const std::string& why, Clock::time_point now) {
+    const ConnectedPeer* oldest = nullptr;
+    Connection name = 0;
+    for (const auto& [candidate, peer] : peers_) {
+      if (peer.is_known || (oldest && is_more_welcome(peer, *oldest))) continue;
+      oldest = &peer;
+      name = candidate;
+    }
+    if (oldest) turn_away(name, why, now);
+  }
+
+  // Those who have said nothing go first, then those who have been here longest.
+  static bool is_more_welcome(const ConnectedPeer& a, const ConnectedPeer& b) {
+    bool a_spoke = a.bytes_before_proof > 0;
+    bool b_spoke = b.bytes_before_proof > 0;
+    return a_spoke != b_spoke ? a_spoke : a.since > b.since;
+  }
+
+  void drop_slow_strangers(Clock::time_point now) {
+    if (strangers_ == 0) return;
+    std::vector<Connection> slow;
+    for (const auto& [name, peer] : peers_)
+      if (!peer.is_known && now - peer.since > kStrangerTime) slow.push_back(name);
+    for (Connection name : slow) turn_away(name, "it did not prove that it knows the job's secret within 2 s", now);
+  }
+
+  void turn_away(Connection name, const std::string& why, Clock::time_point now) {
+    auto found = peers_.find(name);
+    turned_away_.count(found->second.name, why, now);
+    end(found);
+    --strangers_;
+  }
+
+  // --- those who know the secret
+
+  void count_known(int change) {
+    std::lock_guard lock(mutex_);
+    known_ += change;
+    departed_.notify_all();
+  }
+
+  void lose(Connection name, const std::string& how, Clock::time_point now) {
+    auto found = peers_.find(name);
+    if (found == peers_.end()) return;
+    if (!found->second.is_known) return turn_away(name, how, now);
+    end(found);
+    if (!is_stopping_) switchboard_.lost(name, how, now);
+    count_known(-1);
+  }
+
+  void receive(Connection name, Clock::time_point now) {
+    auto found = peers_.find(name);
+    if (found == peers_.end()) return;
+    ConnectedPeer& peer = found->second;
+    std::array<char, 64 << 10> bytes;
+    size_t most = peer.is_known ? bytes.size() : kStrangerBytes - peer.bytes_before_proof;
+    ssize_t got = ::recv(peer.socket.get(), bytes.data(), most, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got < 0) return lose(name, text("its connection broke (", std::strerror(errno), ")"), now);
+    if (got == 0) return lose(name, "its connection was closed", now);
+    try {
+      take_in(name, peer, {bytes.data(), static_cast<size_t>(got)}, now);
+    } catch (const TlsError& error) {
+      say_last_words(peer);
+      lose(name, text("it does not know the job's secret, or does not speak our language (", error.what(), ")"), now);
+    } catch (const ProtocolError& error) {
+      lose(name, text("it does not speak our language (", error.what(), ")"), now);
+    }
+  }
+
+  void take_in(Connection name, ConnectedPeer& peer, std::string_view bytes, Clock::time_point now) {
+    peer.decoder.feed(peer.session.receive(bytes));
+    peer.unsent += peer.session.take_output();
+    if (!peer.is_known) {
+      peer.bytes_before_proof += bytes.size();
+      if (peer.session.is_authenticated()) {
+        peer.is_known = true;
+        --strangers_;
+        count_known(1);
+        if (is_stopping_) return lose(name, "the store ends", now);
+        switchboard_.connected(name);
+      } else if (peer.bytes_before_proof >= kStrangerBytes) {
+        return turn_away(name, "it sent 4 KiB that prove nothing", now);
+      }
+    }
+    while (auto message = peer.decoder.next()) switchboard_.received(name, *message, now);
+    if (!peer.unsent.empty()) flush(name, now);
+  }
+
+  // Tells the other side why, if it takes it: the alert that TLS has for it.
+  static void say_last_words(ConnectedPeer& peer) {
+    auto alert = peer.session.take_output();
+    [[maybe_unused]] auto sent = ::send(peer.socket.get(), alert.data(), alert.size(), MSG_NOSIGNAL);
+  }
+
+  // Hands out what the switchboard wants said; losing a connection may make it want to say more.
+  void deliver(Clock::time_point now) {
+    for (auto batch = switchboard_.take_outgoing(); !batch.empty(); batch = switchboard_.take_outgoing()) {
+      std::set<Connection> spoken_to;
+      for (const auto& [to, message] : batch) {
+        auto found = peers_.find(to);
+        if (found == peers_.end()) continue;
+        ConnectedPeer& peer = found->second;
+        try {
+          peer.session.send(encode(message));
+        } catch (const UsageError&) {  // many values at once: one alone fits
+          peer.session.send(encode({Verb::kRefused, message.id, {"store: the values are more than 64 MiB together"}}));
+        }
+        peer.unsent += peer.session.take_output();
+        if (message.verb == Verb::kClosing) peer.is_closing = true;
+        spoken_to.insert(to);
+      }
+      for (Connection name : spoken_to) flush(name, now);
+    }
+  }
+
+  void flush(Connection name, Clock::time_point now) {
+    auto found = peers_.find(name);
+    if (found == peers_.end()) return;
+    ConnectedPeer& peer = found->second;
+    size_t sent = 0;
+    while (sent < peer.unsent.size()) {
+      ssize_t put = ::send(peer.socket.get(), peer.unsent.data() + sent, peer.unsent.size() - sent, MSG_NOSIGNAL);
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0 && errno == EAGAIN) break;
+      if (put < 0) return lose(name, text("its connection broke (", std::strerror(errno), ")"), now);
+      sent += static_cast<size_t>(put);
+    }
+    peer.unsent.erase(0, sent);
+    if (peer.unsent.size() > kMostUnsent) return lose(name, "it does not read what it is sent", now);
+    if (peer.unsent.empty() && peer.is_closing) ::shutdown(peer.socket.get(), SHUT_WR);
+    bool wants_write = !peer.unsent.empty();
+    if (wants_write == peer.wants_write) return;
+    peer.wants_write = wants_write;
+    epoll_event event{};
+    event.events = wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN;
+    event.data.u64 = name;
+    ::epoll_ctl(poller_.get(), EPOLL_CTL_MOD, peer.socket.get(), &event);
+  }
+
+  const FileDescriptor listener_;
+  const FileDescriptor waker_;
+  const FileDescriptor poller_;
+  const TlsContext tls_;
+  std::mutex mutex_;
+  std::condition_variable departed_;
+  std::condition_variable told_;
+  int known_ = 0;                          // guarded by mutex_: connections that know the secret
+  bool should_stop_ = false;               // guarded by mutex_
+  std::optional<FirstCause> ending_;       // guarded by mutex_: what end_job was asked for
+  std::optional<FirstCause> first_cause_;  // guarded by mutex_
+  bool all_told_ = false;                  // guarded by mutex_: the ranks know it, after end_job
+  std::set<int64_t> joined_;               // guarded by mutex_
+
+  // All below: the loop's thread.
+  Switchboard switchboard_;
+  std::unordered_map<Connection, ConnectedPeer> peers_;
+  Connection next_name_ = 2;
+  size_t strangers_ = 0;
+  size_t published_ = 0;  // ranks that joined
+  TurnedAway turned_away_{"the store"};
+  bool is_accepting_ = true;
+  Clock::time_point accept_again_{};
+  bool is_ending_ = false;  // end_job was asked for
+  bool is_stopping_ = false;
+  Clock::time_point farewell_ends_{};
+};
+
+StoreServer::StoreServer(Options options) : loop_(std::make_unique<Loop>(options)) {
+  thread_ = start_thread("the job's store", [this] { loop_->run(); });
+}
+
+StoreServer::~StoreServer() {
+  if (!owner_.is_this()) {  // there is no such thread here
+    thread_.detach();
+    return;
+  }
+  loop_->stop();
+  thread_.join();
+}
+
+void StoreServer::await_departures(std::chrono::milliseconds limit) const {
+  loop_->await_departures(limit);
+}
+
+StoreServer::FirstCause StoreServer::end_job(const FirstCause& cause) {
+  return loop_->end_job(cause);
+}
+
+std::optional<StoreServer::FirstCause> StoreServer::first_cause() const {
+  return loop_->first_cause();
+}
+
+std::set<int64_t> StoreServer::joined() const {
+  return loop_->joined();
+}
+
+int StoreServer::port() const {
+  return loop_->port();
+}
+
+}  // namespace lockstep
