@@ -94,8 +94,8 @@ class LOCKSTEP_EXPORT Backend {
 
   /// Sends sends[r] to rank r and fills receives[r] from it, for every r, this rank included. Parts may differ in size;
   /// an undefined tensor stands for nothing to send or receive.
-  virtual void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
-                        const CallInfo& call) = 0;
+  virtual void all_to_all_v(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                            const CallInfo& call) = 0;
 
   virtual void barrier(const CallInfo& call) = 0;
 

@@ -28,7 +28,7 @@ struct DataParallelOptions {
 
 namespace detail {
 
-class Replicas;
+class ModuleReplicas;
 
 }  // namespace detail
 
@@ -63,13 +63,13 @@ class LOCKSTEP_EXPORT DataParallelBase {
   at::Tensor gather(const std::vector<at::Tensor>& parts) const;
 
  private:
-  std::unique_ptr<detail::Replicas> replicas_;
+  std::unique_ptr<detail::ModuleReplicas> replicas_;
 };
 
 /// A module that runs on several devices of this process: each takes a part of the batch. Gradients come together in
 /// the module's own parameters, so that an optimizer for `module()->parameters()` trains as on one device.
 ///
-/// The module needs to be Cloneable. Replicas live as long as this; before each forward they follow the module's
+/// The module needs to be Cloneable. ModuleReplicas live as long as this; before each forward they follow the module's
 /// parameters and buffers. What replicas other than the first, which is the module itself, write to their buffers is
 /// lost: running statistics are those of the first part of each batch.
 ///

@@ -55,18 +55,18 @@ struct DistributedDataParallelOptions {
 
 namespace detail {
 
-class Replica;
+class DdpState;
 
 /// While it lives, backward leaves gradients on this rank.
 class LOCKSTEP_EXPORT NoSync {
  public:
-  explicit NoSync(std::shared_ptr<Replica> replica);
+  explicit NoSync(std::shared_ptr<DdpState> replica);
   ~NoSync();
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  std::shared_ptr<Replica> replica_;
+  std::shared_ptr<DdpState> replica_;
   bool was_enabled_;
 };
 
@@ -131,7 +131,7 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   const std::optional<c10::Device>& output_device() const;
 
  private:
-  std::shared_ptr<detail::Replica> replica_;
+  std::shared_ptr<detail::DdpState> replica_;
 };
 
 LOCKSTEP_EXPORT std::ostream& operator<<(std::ostream& out, const DistributedDataParallelBase& ddp);

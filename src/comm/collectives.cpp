@@ -4,9 +4,9 @@
 
 #include <lockstep/error.h>
 
+#include "backends/common/reduction.h"
 #include "base/text.h"
 #include "comm/dense.h"
-#include "backends/common/reduction.h"
 
 namespace lockstep::detail {
 namespace {
@@ -194,7 +194,7 @@ Group::Call all_gather_list_call(const Membership& me, const std::vector<at::Ten
       elements_of(outputs)};
   return {std::move(fingerprint), [&outputs, &input, size = me.size](Backend& backend, const CallInfo& call) {
             auto to = dense_outputs(outputs);
-            backend.exchange(to, std::vector<at::Tensor>(size, *dense_input(input)), call);
+            backend.all_to_all_v(to, std::vector<at::Tensor>(size, *dense_input(input)), call);
             store(outputs, to);
           }};
 }
@@ -223,7 +223,7 @@ Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& out
             to.resize(size);
             std::vector<at::Tensor> from(size);
             from[root] = *dense_input(input);
-            backend.exchange(to, from, call);
+            backend.all_to_all_v(to, from, call);
             store(outputs, to);
           }};
 }
@@ -252,7 +252,7 @@ Group::Call scatter_call(const Membership& me, const at::Tensor& output, const s
             from.resize(size);
             std::vector<at::Tensor> to(size);
             to[root] = *dense_output(output);
-            backend.exchange(to, from, call);
+            backend.all_to_all_v(to, from, call);
             store(output, to[root]);
           }};
 }
@@ -290,7 +290,7 @@ Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>&
                           elements_of(inputs),  elements_of(outputs)};
   return {std::move(fingerprint), [&outputs, &inputs](Backend& backend, const CallInfo& call) {
             auto to = dense_outputs(outputs);
-            backend.exchange(to, dense_inputs(inputs), call);
+            backend.all_to_all_v(to, dense_inputs(inputs), call);
             store(outputs, to);
           }};
 }

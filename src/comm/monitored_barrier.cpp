@@ -7,8 +7,8 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/wait_notice.h"
-#include "comm/watch/straggler_report.h"
 #include "comm/group/group.h"
+#include "comm/watch/straggler_report.h"
 
 // Every rank leaves a mark in the store. The first that sees all marks, or whose time is up, writes the verdict that
 // counts for all: nobody passes a barrier at which others gave up.
@@ -20,10 +20,10 @@ constexpr const char* kPassed = "passed";
 
 void print_wait(detail::Group& group, const detail::CallRecord& record, int64_t seconds) {
   const auto& me = group.membership();
-  const auto answers = group.job()->ask(me.name, describe(record.subject));
-  if (!a_lower_rank_waits(me, answers))
+  const auto answers = group.job()->ask(me.name, describe(record.call_id));
+  if (!lower_rank_also_waits(me, answers))
     log_warning(text(speaker(me), ": ", describe(record), " has waited for ", seconds, " s. ",
-                     name_the_late(me, record.subject, answers)));
+                     describe_stragglers(me, record.call_id, answers)));
 }
 
 // In short waits, to notice a group that breaks meanwhile. Whether all have come by the deadline.
@@ -45,17 +45,17 @@ bool wait_for_all(detail::Group& group, const detail::CallRecord& record, Store&
   }
 }
 
-std::string verdict_of(detail::Group& group, const std::string& subject, std::chrono::milliseconds timeout,
+std::string verdict_of(detail::Group& group, const std::string& call_id, std::chrono::milliseconds timeout,
                        const detail::CallRecord& record) {
   const auto& me = group.membership();
-  auto store = with_prefix(group.job()->store(), text("group/", me.name, "/", subject, "/"));
+  auto store = with_prefix(group.job()->store(), text("group/", me.name, "/", call_id, "/"));
   std::vector<std::string> marks;
   for (int rank = 0; rank < me.size; ++rank) marks.push_back(std::to_string(rank));
   store->set(marks[me.rank], "");
   std::string verdict = kPassed;
   if (!wait_for_all(group, record, *store, marks, deadline_after(timeout))) {
     verdict = text(describe(record), " was not reached by all ranks within ", timeout.count(), " ms. ",
-                   name_the_late(me, record.subject, group.job()->ask(me.name, subject)));
+                   describe_stragglers(me, record.call_id, group.job()->ask(me.name, call_id)));
   }
   verdict = store->compare_set("verdict", "", verdict);
   if (store->add("seen", 1) == me.size) {  // nobody looks any more
@@ -73,7 +73,7 @@ void ProcessGroup::monitored_barrier(const CallOptions& options) const {
   if (size() == 1) return;
   group.run_aside(detail::Operation::kMonitoredBarrier, options,
                   [&](const detail::CallRecord& record, std::chrono::milliseconds timeout) {
-                    auto verdict = verdict_of(group, describe(record.subject), timeout, record);
+                    auto verdict = verdict_of(group, describe(record.call_id), timeout, record);
                     if (verdict != kPassed) throw TimeoutError(text(speaker(group.membership()), ": ", verdict));
                   });
 }

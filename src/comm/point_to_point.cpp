@@ -5,8 +5,8 @@
 
 namespace lockstep::detail {
 
-Group::Message::Message(std::shared_ptr<Group> group, const Route& route, Fingerprint call, const CallOptions& options,
-                        const Start& start)
+Group::Message::Message(std::shared_ptr<Group> group, const MessageRoute& route, Fingerprint call,
+                        const CallOptions& options, const Start& start)
     : group_(std::move(group)),
       job_(group_->job()),
       backend_(group_->backend()),

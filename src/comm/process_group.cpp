@@ -66,7 +66,7 @@ class MessageInFlight final : public detail::Completion {
     detail::check_message(group->membership(), direction, tensor, peer);
     dense_ = sends ? *detail::dense_input(tensor) : *detail::dense_output(tensor);
     message_ = std::make_unique<detail::Group::Message>(
-        group, sends ? detail::Route{me, peer, tag} : detail::Route{peer, me, tag},
+        group, sends ? detail::MessageRoute{me, peer, tag} : detail::MessageRoute{peer, me, tag},
         detail::Fingerprint{direction, tensor.scalar_type(), tensor.numel()}, options,
         [&](Backend& backend, uint64_t fingerprint) -> std::unique_ptr<Transfer> {
           if (!dense_.defined()) return nullptr;
@@ -123,8 +123,8 @@ c10::Device ProcessGroup::device() const {
 
 std::string ProcessGroup::backend_name() const {
   const auto& mine = group_->membership().backend_name;
-  const auto& partner = group_->partner();
-  return partner ? text("cpu:", partner->membership().backend_name, ",cuda:", mine) : mine;
+  const auto& cpu_group = group_->cpu_group();
+  return cpu_group ? text("cpu:", cpu_group->membership().backend_name, ",cuda:", mine) : mine;
 }
 
 bool ProcessGroup::moves(c10::DeviceType type) const {

@@ -185,11 +185,11 @@ void Attempt::on_signal(int number) {
     return crew_->signal_all(SIGCONT);
   }
   if (number == SIGINT && outcome_.signal) {
-    if (!has_ended()) say("stopping at once");
+    if (!has_ended()) print_status("stopping at once");
     return kill_rest("killed: Ctrl-C twice");
   }
   cluster_->tell_signal(number);
-  if (number == SIGINT && !has_ended()) say("stopping; Ctrl-C again stops at once");
+  if (number == SIGINT && !has_ended()) print_status("stopping; Ctrl-C again stops at once");
   stop(number);
 }
 
@@ -247,9 +247,9 @@ void Attempt::mention_missing_ranks() {
                                workers_[index].has_ended ? "ended" : describe_process(workers_[index].pid), ")"));
   }
   if (missing->size() > kMost) described.push_back(text(missing->size() - kMost, " more"));
-  say(text("no output since the start ", silence_->seconds(Clock::now()), " s ago; ", missing->size(), " of ",
-           options_.layout.world_size, missing->size() == 1 ? " ranks has" : " ranks have",
-           " not joined the job (init_process_group): ", enumerate(described)));
+  print_status(text("no output since the start ", silence_->seconds(Clock::now()), " s ago; ", missing->size(), " of ",
+                    options_.layout.world_size, missing->size() == 1 ? " ranks has" : " ranks have",
+                    " not joined the job (init_process_group): ", enumerate(described)));
 }
 
 void Attempt::finish_output() {
@@ -263,7 +263,7 @@ void Attempt::finish_output() {
   }
 }
 
-void Attempt::say(const std::string& line) {
+void Attempt::print_status(const std::string& line) {
   console_->put(Console::Stream::kErr, text("lockstep run: ", line, "\n"));
 }
 

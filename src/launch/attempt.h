@@ -66,7 +66,7 @@ class Attempt {
   void kill_rest(const std::string& why);
   void mention_missing_ranks();
   void finish_output();
-  void say(const std::string& line);
+  void print_status(const std::string& line);
 
   const Options options_;
   Cluster* const cluster_;

@@ -42,12 +42,12 @@ class Cluster {
   virtual ~Cluster() = default;
 
   /// Prints a line for people.
-  using Say = std::function<void(const std::string&)>;
+  using PrintStatus = std::function<void(const std::string&)>;
 
-  /// Opens the store for an attempt and waits for the other nodes, which `say` hears of when it takes long. None when a
+  /// Opens the store for an attempt and waits for the other nodes, which `print_status` reports when it takes long. None when a
   /// signal came first. TimeoutError, naming the nodes that did not come; SystemError when the port is taken, naming by
   /// whom.
-  virtual std::optional<Layout> begin(int generation, Signals& signals, const Say& say) = 0;
+  virtual std::optional<Layout> begin(int generation, Signals& signals, const PrintStatus& print_status) = 0;
 
   /// The ranks of all nodes that have not joined yet. None where another node's launcher knows.
   virtual std::optional<std::vector<MissingRank>> missing_ranks() = 0;

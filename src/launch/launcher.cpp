@@ -72,7 +72,7 @@ class Launch {
 
   Verdict attempt(Cluster& cluster, int generation) {
     auto layout = cluster.begin(generation, signals_, [this](const std::string& line) {
-      say(line);
+      print_status(line);
       console_.flush(signals_.fd());
     });
     if (!layout) {
@@ -93,9 +93,9 @@ class Launch {
     for (int i = 0; i < generation && delay < kLongestDelay; ++i) delay *= 2;
     delay = std::min<std::chrono::milliseconds>(delay, kLongestDelay);
     const auto& culprit = *verdict.report.culprit;
-    say(text("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed: ", culprit.how,
-             culprit.uncaught.empty() ? "" : ", " + culprit.uncaught, "; restart ", generation + 1, " of ",
-             options_.max_restarts, " in ", std::chrono::duration<double>(delay).count(), " s"));
+    print_status(text("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed: ", culprit.how,
+                      culprit.uncaught.empty() ? "" : ", " + culprit.uncaught, "; restart ", generation + 1, " of ",
+                      options_.max_restarts, " in ", std::chrono::duration<double>(delay).count(), " s"));
     console_.flush(signals_.fd());
     return !signals_.wait_for(delay);
   }
@@ -106,7 +106,9 @@ class Launch {
     return report.exit;
   }
 
-  void say(const std::string& line) { console_.put(Console::Stream::kErr, text("lockstep run: ", line, "\n")); }
+  void print_status(const std::string& line) {
+    console_.put(Console::Stream::kErr, text("lockstep run: ", line, "\n"));
+  }
 
   const LaunchOptions options_;
   const Plan plan_;

@@ -45,7 +45,7 @@ class StreamOutput {
  public:
   struct Options {
     Console::Stream stream;
-    Route route;
+    OutputRoute route;
     std::string prefix;  // "[2] "
     int colour = 0;      // of the terminal's, for the prefix
     std::string path;    // of the file, when the route has one

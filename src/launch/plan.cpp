@@ -13,8 +13,8 @@
 #include "base/number.h"
 #include "base/text.h"
 #include "base/variables.h"
-#include "rendezvous/process_id.h"
 #include "rendezvous/meeting_place.h"
+#include "rendezvous/process_id.h"
 
 extern char** environ;
 
@@ -63,11 +63,11 @@ std::vector<int> read_streams(const std::string& flag, const std::string& writte
   return streams;
 }
 
-std::vector<Routes> route_streams(const LaunchOptions& options, int workers) {
+std::vector<OutputRoutes> route_streams(const LaunchOptions& options, int workers) {
   const bool has_files = !options.log_dir.empty();
   for (const auto& [flag, value] : {std::pair("--tee", options.tee), std::pair("--redirects", options.redirects)})
     if (!value.empty() && !has_files) throw UsageError(text(flag, " writes to files: say where with --log-dir DIR"));
-  std::vector<Routes> routes(static_cast<size_t>(workers), Routes{{true, has_files}, {true, has_files}});
+  std::vector<OutputRoutes> routes(static_cast<size_t>(workers), OutputRoutes{{true, has_files}, {true, has_files}});
   std::vector<int> hidden(routes.size(), 0), shown(routes.size(), 0);
   if (!options.redirects.empty()) hidden = read_streams("--redirects", options.redirects, workers);
   if (!options.tee.empty()) shown = read_streams("--tee", options.tee, workers);

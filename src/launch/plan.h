@@ -16,15 +16,15 @@
 namespace lockstep {
 
 /// Which streams of a worker go where.
-struct Route {
+struct OutputRoute {
   bool to_console = true;
   bool to_file = false;
 
-  bool operator==(const Route&) const = default;
+  bool operator==(const OutputRoute&) const = default;
 };
 
-struct Routes {
-  Route out, err;
+struct OutputRoutes {
+  OutputRoute out, err;
 };
 
 /// What one node starts, decided from the options, the host and the environment alone.
@@ -32,7 +32,7 @@ struct Plan {
   int workers = 1;                      // on this node
   int threads = 0;                      // OMP_NUM_THREADS of each; 0: left as it is
   std::vector<std::vector<int>> cores;  // of each
-  std::vector<Routes> routes;           // of each
+  std::vector<OutputRoutes> routes;     // of each
   NodePlace node;                       // this one among all
   std::string job_id;
 };

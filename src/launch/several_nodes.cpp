@@ -30,7 +30,7 @@ namespace lockstep {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Fields = Line::Fields;
+using Fields = StoreClient::Fields;
 
 constexpr int kLaunchers = -1;  // in the place of a generation: their key is none that ranks ever had
 constexpr auto kSilence = std::chrono::seconds(30);   // of a launcher, until it counts as gone
@@ -43,7 +43,7 @@ std::string about_launchers(std::string message) {
   return message.substr(0, message.find(". It crashed"));
 }
 
-class SeveralNodes final : public Cluster, private LineListener {
+class SeveralNodes final : public Cluster, private StoreListener {
  public:
   SeveralNodes(const LaunchOptions& options, const Plan& plan, const Secret& secret)
       : options_(options), plan_(plan), secret_(secret), waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -52,13 +52,13 @@ class SeveralNodes final : public Cluster, private LineListener {
   }
 
   ~SeveralNodes() override {
-    if (line_) line_->stop_listening();
-    if (line_ && !is_over_) line_->say_goodbye(Failure{"PeerError", "it was told to stop, or could not go on"});
-    line_.reset();
+    if (client_) client_->stop_listening();
+    if (client_ && !is_over_) client_->say_goodbye(Failure{"PeerError", "it was told to stop, or could not go on"});
+    client_.reset();
     if (control_) control_->await_departures(kNodeFarewell);  // the others read the verdict there
   }
 
-  std::optional<Layout> begin(int generation, Signals& signals, const Say& say) override {
+  std::optional<Layout> begin(int generation, Signals& signals, const PrintStatus& print_status) override {
     {
       std::lock_guard lock(mutex_);
       generation_ = generation;
@@ -67,8 +67,8 @@ class SeveralNodes final : public Cluster, private LineListener {
       has_joined_ranks_ = true;
     }
     try {
-      if (!line_ && !join(signals, say)) return std::nullopt;
-      if (!open_store(signals, say)) return std::nullopt;
+      if (!client_ && !join(signals, print_status)) return std::nullopt;
+      if (!open_store(signals, print_status)) return std::nullopt;
     } catch (const Stopped&) {
       return std::nullopt;
     } catch (const PeerError& error) {
@@ -88,8 +88,8 @@ class SeveralNodes final : public Cluster, private LineListener {
     try {
       if (store_) return tell_ranks(cause);
       Fields late;
-      line_->call(Verb::kCompareSet, failure);
-      line_->call(Verb::kGet, {key("told")}, Clock::now() + kTellLimit, late);
+      client_->call(Verb::kCompareSet, failure);
+      client_->call(Verb::kGet, {key("told")}, Clock::now() + kTellLimit, late);
     } catch (const Error&) {
       // Node 0 is gone, which the line's thread says too.
     }
@@ -113,9 +113,11 @@ class SeveralNodes final : public Cluster, private LineListener {
   }
 
   void tell_signal(int number) override {
-    line_->call(Verb::kAdd, {key("signals"), "1"}, [this, number, base = key("signal/")](std::optional<Fields> count) {
-      if (count) line_->call(Verb::kSet, {base + count->at(0), pack({std::to_string(number), me()})}, ignore);
-    });
+    client_->call(Verb::kAdd, {key("signals"), "1"},
+                  [this, number, base = key("signal/")](std::optional<Fields> count) {
+                    if (count)
+                      client_->call(Verb::kSet, {base + count->at(0), pack({std::to_string(number), me()})}, ignore);
+                  });
   }
 
   int fd() const override { return waker_.get(); }
@@ -132,7 +134,7 @@ class SeveralNodes final : public Cluster, private LineListener {
   }
 
   void tell_outcome(const Outcome& outcome) override {
-    line_->call(Verb::kSet, {key("outcome/" + me()), pack_outcome(outcome)}, ignore);
+    client_->call(Verb::kSet, {key("outcome/" + me()), pack_outcome(outcome)}, ignore);
   }
 
   std::optional<Verdict> verdict() override {
@@ -171,17 +173,18 @@ class SeveralNodes final : public Cluster, private LineListener {
 
   // --- meeting
 
-  bool join(Signals& signals, const Say& say) {
+  bool join(Signals& signals, const PrintStatus& print_status) {
     const auto begin = Clock::now();
     const auto deadline = begin + options_.join_timeout;
     WaitNotice notice(begin);
-    connect(signals, deadline, notice, say);
-    line_->listen(this);
+    connect(signals, deadline, notice, print_status);
+    client_->listen(this);
     const auto process = this_process();
     const std::string mine = pack({process.host, std::to_string(process.pid), std::to_string(plan_.workers),
                                    std::to_string(plan_.node.nodes), plan_.job_id});
-    const auto found = line_->call(Verb::kEnrol, {node_key(plan_.node.rank), mine, me(), process.host, process.host_id,
-                                                  std::to_string(process.pid), std::to_string(to_ms(kSilence))});
+    const auto found =
+        client_->call(Verb::kEnrol, {node_key(plan_.node.rank), mine, me(), process.host, process.host_id,
+                                     std::to_string(process.pid), std::to_string(to_ms(kSilence))});
     if (found.at(0) != mine) {
       const auto other = unpack(found.at(0));
       is_over_ = true;  // not a member: nobody else must hear of this
@@ -192,26 +195,26 @@ class SeveralNodes final : public Cluster, private LineListener {
     for (int node = 0; node < plan_.node.nodes; ++node) keys.push_back(node_key(node));
     auto values = wait_for(keys, signals, deadline, [&](const Fields& missing) {
       if (!notice.is_due(Clock::now())) return;
-      say(text("waiting since ", notice.seconds(Clock::now()), " s for ", name_nodes(missing), " to join at ",
-               to_string(plan_.node.store), " (up to ", seconds(options_.join_timeout),
-               " s); is lockstep run started there, with its --node-rank?"));
+      print_status(text("waiting since ", notice.seconds(Clock::now()), " s for ", name_nodes(missing), " to join at ",
+                        to_string(plan_.node.store), " (up to ", seconds(options_.join_timeout),
+                        " s); is lockstep run started there, with its --node-rank?"));
     });
     if (values) compare(*values);
     return values.has_value();
   }
 
   // As often as it takes: a slow network must not look like nobody, and each try has limits of its own on both sides.
-  void connect(Signals& signals, Clock::time_point deadline, WaitNotice& notice, const Say& say) {
+  void connect(Signals& signals, Clock::time_point deadline, WaitNotice& notice, const PrintStatus& print_status) {
     auto on_wait = [&] {
       if (signals.next()) throw Stopped();
       if (notice.is_due(Clock::now()))
-        say(text("waiting since ", notice.seconds(Clock::now()), " s for node 0 to answer at ",
-                 to_string(plan_.node.store), " (up to ", seconds(options_.join_timeout),
-                 " s); is lockstep run started there, with --node-rank 0, and can this node reach it?"));
+        print_status(text("waiting since ", notice.seconds(Clock::now()), " s for node 0 to answer at ",
+                          to_string(plan_.node.store), " (up to ", seconds(options_.join_timeout),
+                          " s); is lockstep run started there, with --node-rank 0, and can this node reach it?"));
     };
     try {
-      line_ = std::make_unique<Line>(
-          Line::Options{plan_.node.store, secret_.key(kLaunchers), kLaunchers, deadline, kSilence, on_wait});
+      client_ = std::make_unique<StoreClient>(
+          StoreClient::Options{plan_.node.store, secret_.key(kLaunchers), kLaunchers, deadline, kSilence, on_wait});
     } catch (const TimeoutError& error) {
       throw TimeoutError(text("node 0 did not come within ", seconds(options_.join_timeout), " s: ", error.what(),
                               "; is lockstep run started there, with --node-rank 0, and can this node reach it?"));
@@ -230,7 +233,7 @@ class SeveralNodes final : public Cluster, private LineListener {
                                  const std::function<void(const Fields&)>& on_wait) {
     auto awaited = std::make_shared<Awaited>(keys.size());
     for (size_t i = 0; i < keys.size(); ++i)
-      line_->call(Verb::kGet, {keys[i]}, [this, awaited, i](std::optional<Fields> value) {
+      client_->call(Verb::kGet, {keys[i]}, [this, awaited, i](std::optional<Fields> value) {
         std::lock_guard lock(mutex_);
         if (value)
           awaited->values[i] = value->at(0);
@@ -248,7 +251,7 @@ class SeveralNodes final : public Cluster, private LineListener {
         has_failed = awaited->has_failed;
       }
       if (missing.empty()) return values;
-      if (has_failed) return line_->call(Verb::kGet, keys);  // throws why
+      if (has_failed) return client_->call(Verb::kGet, keys);  // throws why
       if (signals.next()) return std::nullopt;
       if (deadline && Clock::now() >= *deadline) refuse_missing(missing);
       on_wait(missing);
@@ -268,7 +271,7 @@ class SeveralNodes final : public Cluster, private LineListener {
   [[noreturn]] void refuse_missing(const Fields& keys) {
     const auto message = text(name_nodes(keys), " did not come within ", seconds(options_.join_timeout),
                               " s; is lockstep run started there, with its --node-rank?");
-    line_->say_goodbye(Failure{"TimeoutError", message});
+    client_->say_goodbye(Failure{"TimeoutError", message});
     is_over_ = true;
     throw TimeoutError(message);
   }
@@ -290,17 +293,17 @@ class SeveralNodes final : public Cluster, private LineListener {
     }
   }
 
-  bool open_store(Signals& signals, const Say& say) {
+  bool open_store(Signals& signals, const PrintStatus& print_status) {
     if (plan_.node.rank == 0) {
       store_.reset();
       store_ = host_store({plan_.node.store.host, 0}, generation_, "lockstep run of node 0");
-      line_->call(Verb::kSet, {key("store"), std::to_string(store_->port())});
+      client_->call(Verb::kSet, {key("store"), std::to_string(store_->port())});
     }
     WaitNotice notice(Clock::now());
     const auto port = wait_for({key("store")}, signals, std::nullopt, [&](const Fields&) {
       if (notice.is_due(Clock::now()))
-        say(text("waiting since ", notice.seconds(Clock::now()), " s for node 0 at ", to_string(plan_.node.store),
-                 " to begin attempt ", generation_.load()));
+        print_status(text("waiting since ", notice.seconds(Clock::now()), " s for node 0 at ",
+                          to_string(plan_.node.store), " to begin attempt ", generation_.load()));
     });
     if (port) layout_.store = {plan_.node.store.host, static_cast<int>(to_number(port->at(0)))};
     return port.has_value();
@@ -313,7 +316,7 @@ class SeveralNodes final : public Cluster, private LineListener {
       when(key("failure"), [this](const std::string& value) { failure_ = value; });
       Fields outcomes;
       for (int node = 0; node < plan_.node.nodes; ++node) outcomes.push_back(key(text("outcome/", node)));
-      line_->call(Verb::kGet, outcomes, [this, generation = generation_.load()](std::optional<Fields> values) {
+      client_->call(Verb::kGet, outcomes, [this, generation = generation_.load()](std::optional<Fields> values) {
         std::lock_guard lock(mutex_);
         if (values && generation == generation_) outcomes_ = *values;
         wake();
@@ -340,29 +343,29 @@ class SeveralNodes final : public Cluster, private LineListener {
 
   /// Calls `then` with mutex_, and `after` without, when the key has a value and its generation is still the one.
   void when(const std::string& name, std::function<void(const std::string&)> then, std::function<void()> after = {}) {
-    line_->call(Verb::kGet, {name},
-                [this, then = std::move(then), after = std::move(after),
-                 generation = generation_.load()](std::optional<Fields> values) {
-                  std::unique_lock lock(mutex_);
-                  if (generation != generation_) return;
-                  if (values)
-                    then(values->at(0));
-                  else if (lost_.empty() && !verdict_)
-                    lose("the launcher of node 0 is gone");  // verdict() asks the line for more
-                  wake();
-                  lock.unlock();
-                  if (values && after) after();
-                });
+    client_->call(Verb::kGet, {name},
+                  [this, then = std::move(then), after = std::move(after),
+                   generation = generation_.load()](std::optional<Fields> values) {
+                    std::unique_lock lock(mutex_);
+                    if (generation != generation_) return;
+                    if (values)
+                      then(values->at(0));
+                    else if (lost_.empty() && !verdict_)
+                      drop("the launcher of node 0 is gone");  // verdict() asks the client for more
+                    wake();
+                    lock.unlock();
+                    if (values && after) after();
+                  });
   }
 
-  void lose(const std::string& why) {  // with mutex_
+  void drop(const std::string& why) {  // with mutex_
     lost_ = why;
     orders_.push_back(0);
   }
 
   void on_failure(const std::string&, const Failure& failure) override {
     std::lock_guard lock(mutex_);
-    if (lost_.empty() && !verdict_) lose(about_launchers(failure.message));
+    if (lost_.empty() && !verdict_) drop(about_launchers(failure.message));
     wake();
   }
   void on_left(int, const std::string&, int64_t) override {}
@@ -378,7 +381,7 @@ class SeveralNodes final : public Cluster, private LineListener {
   /// What the line has to say for itself, when it ended.
   std::optional<std::string> why_broken() const {
     try {
-      line_->call(Verb::kCheck, {node_key(0)});
+      client_->call(Verb::kCheck, {node_key(0)});
       return std::nullopt;
     } catch (const Error& error) {
       return about_launchers(error.what());
@@ -406,7 +409,7 @@ class SeveralNodes final : public Cluster, private LineListener {
 
   void tell_ranks(const StoreServer::FirstCause& cause) {
     store_->end_job(cause);
-    line_->call(Verb::kSet, {key("told"), pack({me(), std::to_string(store_->joined().size())})}, ignore);
+    client_->call(Verb::kSet, {key("told"), pack({me(), std::to_string(store_->joined().size())})}, ignore);
   }
 
   void judge(const Fields& outcomes) {
@@ -418,11 +421,11 @@ class SeveralNodes final : public Cluster, private LineListener {
       if (all.broken.empty()) all.broken = outcome.broken;
     }
     const auto cause = store_->first_cause();
-    line_->call(Verb::kSet,
-                {key("verdict"),
-                 pack({pack_outcome(all), std::to_string(options_.max_restarts), cause ? cause->failure.message : "",
-                       std::to_string(cause ? cause->rank.value_or(-1) : -1), cause ? cause->failure.kind : ""})},
-                ignore);
+    client_->call(Verb::kSet,
+                  {key("verdict"),
+                   pack({pack_outcome(all), std::to_string(options_.max_restarts), cause ? cause->failure.message : "",
+                         std::to_string(cause ? cause->rank.value_or(-1) : -1), cause ? cause->failure.kind : ""})},
+                  ignore);
   }
 
   // --- what travels
@@ -462,13 +465,13 @@ class SeveralNodes final : public Cluster, private LineListener {
 
   std::atomic<int> generation_ = 0;  // set by the main thread
   std::mutex mutex_;
-  std::deque<int> orders_;              // guarded by mutex_
-  std::optional<std::string> failure_;  // guarded by mutex_: that another node saw, for node 0
-  std::optional<Fields> outcomes_;      // guarded by mutex_: of all nodes, for node 0
-  std::optional<Verdict> verdict_;      // guarded by mutex_
-  bool has_joined_ranks_ = true;        // guarded by mutex_: as node 0 says, or may be
-  std::string lost_;                    // guarded by mutex_: why the nodes cannot go on together
-  std::unique_ptr<Line> line_;          // last, so that its thread ends first
+  std::deque<int> orders_;               // guarded by mutex_
+  std::optional<std::string> failure_;   // guarded by mutex_: that another node saw, for node 0
+  std::optional<Fields> outcomes_;       // guarded by mutex_: of all nodes, for node 0
+  std::optional<Verdict> verdict_;       // guarded by mutex_
+  bool has_joined_ranks_ = true;         // guarded by mutex_: as node 0 says, or may be
+  std::string lost_;                     // guarded by mutex_: why the nodes cannot go on together
+  std::unique_ptr<StoreClient> client_;  // last, so that its thread ends first
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ class SingleNode final : public Cluster {
         job_id_(plan.job_id),
         secret_(secret) {}
 
-  std::optional<Layout> begin(int generation, Signals&, const Say&) override {
+  std::optional<Layout> begin(int generation, Signals&, const PrintStatus&) override {
     generation_ = generation;
     verdict_.reset();
     store_.reset();  // its port first

@@ -48,7 +48,7 @@ at::Tensor ShardedMemory::gradient(const ShardPiece& piece) const {
   return as_row(laid_out_as(parameter, gradient)).narrow(0, piece.begin, piece.size).detach();
 }
 
-bool ShardedMemory::bring_home(size_t index) const {
+bool ShardedMemory::restore_storage(size_t index) const {
   const auto &parameter = parameters_[index], &home = homes_[index];
   if (parameter.data_ptr() == home.data_ptr()) return true;
   if (parameter.sizes() != home.sizes() || parameter.dtype() != home.dtype() || parameter.device() != home.device())

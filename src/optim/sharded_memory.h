@@ -24,7 +24,7 @@ class ShardedMemory {
   at::Tensor gradient(const ShardPiece& piece) const;
 
   /// A parameter that was given other memory brings its values back. False when it has become another kind of tensor.
-  bool bring_home(size_t parameter) const;
+  bool restore_storage(size_t parameter) const;
 
   /// Every rank has the shares of all. Collective.
   void gather() const;

@@ -102,7 +102,7 @@ class ZeroRedundancyOptimizerBase::Shard {
   std::vector<Memory> memories_;
   std::vector<Share> shares_;
   std::unique_ptr<Optimizer> inner_;
-  bool is_torn_ = false;  // a step has begun and not ended
+  bool step_incomplete_ = false;  // a step has begun and not ended
 };
 
 ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::string> names, ProcessGroup group,
@@ -202,7 +202,7 @@ void ZeroRedundancyOptimizerBase::Shard::check_unchanged() const {
                           " parameters and has ", count, " now; give all groups to its constructor"));
   for (const auto& [members, memory] : memories_)
     for (size_t i = 0; i < members.size(); ++i)
-      if (!memory.bring_home(i))
+      if (!memory.restore_storage(i))
         throw UsageError(text("rank ", group_.rank(), ": ", name_of(members[i]), " has become ",
                               parameters_[members[i]].sizes(), ' ', parameters_[members[i]].scalar_type(), " on ",
                               parameters_[members[i]].device(),
@@ -243,14 +243,14 @@ void ZeroRedundancyOptimizerBase::Shard::step() {
       const auto& share = shares_[next++];
       values.mutable_grad() = memories_[share.memory].memory.gradient(share.here);
     }
-  is_torn_ = !detail::is_capturing(group_.device());
+  step_incomplete_ = !detail::is_capturing(group_.device());
   inner_->step();
   for (const auto& [members, memory] : memories_) memory.gather();
-  is_torn_ = false;
+  step_incomplete_ = false;
 }
 
 OptimizerState ZeroRedundancyOptimizerBase::Shard::consolidate(int dst) const {
-  if (is_torn_)
+  if (step_incomplete_)
     throw UsageError(text("rank ", group_.rank(),
                           ": ZeroRedundancyOptimizer: the last step broke off, so that the ranks' shares may be of "
                           "different steps; resume from the last checkpoint"));
@@ -319,7 +319,7 @@ void ZeroRedundancyOptimizerBase::Shard::load(const OptimizerState& state) {
   lockstep::load_state_dict(*inner_, mine);
   for (size_t g = 0; g < inner_->param_groups().size(); ++g)
     outer_->param_groups()[g].set_options(inner_->param_groups()[g].options().clone());
-  is_torn_ = false;
+  step_incomplete_ = false;
 }
 
 ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(std::vector<OptimizerParamGroup> groups,

@@ -39,8 +39,8 @@ class RecordingBackend final : public Backend {
   void reduce_scatter(const at::Tensor& output, const at::Tensor&, ReduceOp, const CallInfo&) override {
     note("reduce_scatter", output);
   }
-  void exchange(const std::vector<at::Tensor>&, const std::vector<at::Tensor>&, const CallInfo&) override {
-    record_.calls.push_back("exchange");
+  void all_to_all_v(const std::vector<at::Tensor>&, const std::vector<at::Tensor>&, const CallInfo&) override {
+    record_.calls.push_back("all_to_all_v");
   }
   void barrier(const CallInfo&) override { record_.calls.push_back("barrier"); }
   std::unique_ptr<Transfer> start_send(const at::Tensor&, int, uint32_t, uint64_t) override { return nullptr; }

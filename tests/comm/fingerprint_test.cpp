@@ -49,9 +49,13 @@ TEST(Fingerprint, HashesOfManyCallsDoNotMeetInTheirUpperHalf) {
 TEST(Fingerprint, NoTwoMessagesUnderWayHaveOneHash) {
   Fingerprint send{Operation::kSend, c10::ScalarType::Float, 4};
   std::set<uint64_t> seen;
-  std::vector<Subject> subjects{
-      {1}, {1, Route{0, 1, 0}}, {2, Route{0, 1, 0}}, {1, Route{1, 0, 0}}, {1, Route{0, 2, 0}}, {1, Route{0, 1, 1}}};
-  for (const auto& subject : subjects) seen.insert(hash(send, subject));
+  std::vector<CallId> subjects{{1},
+                               {1, MessageRoute{0, 1, 0}},
+                               {2, MessageRoute{0, 1, 0}},
+                               {1, MessageRoute{1, 0, 0}},
+                               {1, MessageRoute{0, 2, 0}},
+                               {1, MessageRoute{0, 1, 1}}};
+  for (const auto& call_id : subjects) seen.insert(hash(send, call_id));
   EXPECT_EQ(seen.size(), subjects.size());
 }
 
@@ -59,7 +63,7 @@ TEST(Fingerprint, TheTwoEndsOfAMessageAreOneCall) {
   Fingerprint send{Operation::kSend, c10::ScalarType::Float, 4};
   Fingerprint recv{Operation::kRecv, c10::ScalarType::Float, 4};
   EXPECT_EQ(difference(send, 0, recv, 1), std::nullopt);
-  EXPECT_EQ(hash(send, {1, Route{0, 1, 0}}), hash(recv, {1, Route{0, 1, 0}}));
+  EXPECT_EQ(hash(send, {1, MessageRoute{0, 1, 0}}), hash(recv, {1, MessageRoute{0, 1, 0}}));
 }
 
 TEST(Fingerprint, PartsBetweenTwoRanksMustBeOfOneSize) {
@@ -88,10 +92,10 @@ TEST(Fingerprint, IsDescribedAsItIsWritten) {
             "gather(Float, root 0, sends 3 0)");
 }
 
-TEST(Subject, IsDescribedAsPeopleCount) {
-  EXPECT_EQ(describe(Subject{7}), "call 7");
-  EXPECT_EQ(describe(Subject{3, Route{0, 2, 5}}), "message 3 from rank 0 to rank 2 with tag 5");
-  EXPECT_EQ(describe(Subject{2, {}, Operation::kMonitoredBarrier}), "monitored_barrier 2");
+TEST(CallId, IsDescribedAsPeopleCount) {
+  EXPECT_EQ(describe(CallId{7}), "call 7");
+  EXPECT_EQ(describe(CallId{3, MessageRoute{0, 2, 5}}), "message 3 from rank 0 to rank 2 with tag 5");
+  EXPECT_EQ(describe(CallId{2, {}, Operation::kMonitoredBarrier}), "monitored_barrier 2");
 }
 
 // --- what ranks say when they are asked
@@ -102,12 +106,12 @@ Membership trio(int me) {
   return group;
 }
 
-std::vector<Answer> answers_of(const std::vector<const FlightRecorder*>& recorders, const std::string& subject) {
+std::vector<Answer> answers_of(const std::vector<const FlightRecorder*>& recorders, const std::string& call_id) {
   std::vector<std::string> fields;
   for (size_t rank = 0; rank < recorders.size(); ++rank) {
     if (!recorders[rank]) continue;
     fields.push_back(std::to_string(rank));
-    fields.push_back(answer(*recorders[rank], "world", subject));
+    fields.push_back(answer(*recorders[rank], "world", call_id));
   }
   return read_answers(fields);
 }
@@ -130,12 +134,12 @@ TEST(Census, ARankThatHasFinishedTheCallIsNotLate) {
   FlightRecorder done, away, none;
   change(done, begin(done, {0, "world", {7}, sum_of(4), {"a.cpp", 1}}), CallRecord::State::kDone);
   change(away, begin(away, {0, "world", {6}, {Operation::kBarrier}, {"a.cpp", 9}}), CallRecord::State::kDone);
-  auto text = name_the_late(trio(0), {7}, answers_of({&done, &away, nullptr}, "call 7"));
+  auto text = describe_stragglers(trio(0), {7}, answers_of({&done, &away, nullptr}, "call 7"));
   EXPECT_THAT(text, testing::Not(testing::HasSubstr("rank 0")));
   EXPECT_THAT(text, testing::AllOf(testing::HasSubstr("rank 1 (pid 101 on node), which is outside of any call for 0"),
                                    testing::HasSubstr("barrier(), call 6 of group 'world' at a.cpp:9"),
                                    testing::HasSubstr("rank 2 (pid 102 on node), which does not answer")));
-  EXPECT_THAT(name_the_late(trio(0), {7}, answers_of({&done, &done, &done}, "call 7")),
+  EXPECT_THAT(describe_stragglers(trio(0), {7}, answers_of({&done, &done, &done}, "call 7")),
               testing::HasSubstr("All ranks"));
 }
 
@@ -147,7 +151,7 @@ TEST(Census, RanksOfTheJobOutsideTheGroupDoNotCount) {
   pair.peers = {pair.peers[0], pair.peers[2]};
   CallRecord mine{1, "world", {7}, sum_of(4), {"a.cpp", 1}};
   EXPECT_EQ(find_mismatch(pair, mine, answers_of({nullptr, &other}, "call 7")), std::nullopt);
-  EXPECT_THAT(name_the_late(pair, {7}, {}), testing::HasSubstr("rank 1 (rank 2 of the job, pid 102 on node)"));
+  EXPECT_THAT(describe_stragglers(pair, {7}, {}), testing::HasSubstr("rank 1 (rank 2 of the job, pid 102 on node)"));
 }
 
 }  // namespace

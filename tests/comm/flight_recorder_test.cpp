@@ -29,8 +29,8 @@ TEST(FlightRecorder, RemembersTheLast256CallsInOrder) {
     change(recorder, begin(recorder, {0, "world", {number}, {kBarrier}, {"a.cpp", number}}), CallRecord::State::kDone);
   auto records = recorder.records();
   ASSERT_EQ(records.size(), FlightRecorder::kCalls);
-  EXPECT_EQ(records.front().subject.number, 45);
-  EXPECT_EQ(records.back().subject.number, 300);
+  EXPECT_EQ(records.front().call_id.number, 45);
+  EXPECT_EQ(records.back().call_id.number, 300);
   EXPECT_FALSE(recorder.find("world", "call 44"));
   EXPECT_EQ(recorder.find("world", "call 45")->site.line, 45);
   EXPECT_FALSE(recorder.find("another", "call 45"));
@@ -55,7 +55,7 @@ TEST(FlightRecorder, IsNotSlowedDownByMessagesUnderWay) {
   FlightRecorder recorder;
   for (int number = 1; number <= 20000; ++number)
     begin(recorder,
-          {0, "world", {number, Route{1, 0, 0}}, {Operation::kRecv}, {"a.cpp", 1}, CallRecord::State::kPosted});
+          {0, "world", {number, MessageRoute{1, 0, 0}}, {Operation::kRecv}, {"a.cpp", 1}, CallRecord::State::kPosted});
   const auto start = std::chrono::steady_clock::now();
   for (int number = 1; number <= 20000; ++number)
     change(recorder, begin(recorder, {0, "world", {number}, {kBarrier}, {"b.cpp", 1}}), CallRecord::State::kDone);
@@ -68,8 +68,8 @@ TEST(FlightRecorder, SaysWhatTheRankIsDoing) {
   EXPECT_THAT(recorder.doing(), HasSubstr("having made none yet"));
   auto outer = begin(recorder, {0, "world", {1}, {kBarrier}, {"a.cpp", 7}});
   EXPECT_THAT(recorder.doing(), HasSubstr("in barrier(), call 1 of group 'world' at a.cpp:7 for 0"));
-  auto posted =
-      begin(recorder, {0, "world", {1, Route{1, 0, 0}}, {Operation::kRecv}, {"a.cpp", 8}, CallRecord::State::kPosted});
+  auto posted = begin(
+      recorder, {0, "world", {1, MessageRoute{1, 0, 0}}, {Operation::kRecv}, {"a.cpp", 8}, CallRecord::State::kPosted});
   EXPECT_THAT(recorder.doing(), HasSubstr("in barrier()")) << "nobody waits for the message yet";
   change(recorder, posted, CallRecord::State::kRunning);
   EXPECT_THAT(recorder.doing(), HasSubstr("in recv()"));

@@ -20,11 +20,11 @@ using testing::HasSubstr;
 
 /// A rank of two, at the store of a host.
 struct Rank {
-  Rank(const StoreHost& host, int rank, int joins_before) : line(host.connect()) {
-    enrol(*line, 10 * joins_before + rank);  // a key of its own
-    job = std::make_unique<Job>(std::vector<Peer>(2), rank, joins_before, make_line_store(line), line, nullptr);
+  Rank(const StoreHost& host, int rank, int joins_before) : client(host.connect()) {
+    enrol(*client, 10 * joins_before + rank);  // a key of its own
+    job = std::make_unique<Job>(std::vector<Peer>(2), rank, joins_before, make_remote_store(client), client, nullptr);
   }
-  std::shared_ptr<Line> line;
+  std::shared_ptr<StoreClient> client;
   std::unique_ptr<Job> job;
 };
 
@@ -42,50 +42,50 @@ TEST(Job, ToldOfAnotherJoinKnowsThatItIsNotMeant) {
   mine.job->subscribe("world", hearing);
   old_rank.job->leave("world", 3);
   old_rank.job->report("world", {"TimeoutError", "too late"}, Job::Certainty::kCertain);
-  old_rank.line->call(Verb::kCheck, {});
-  mine.line->call(Verb::kCheck, {});  // what was told before has been heard
+  old_rank.client->call(Verb::kCheck, {});
+  mine.client->call(Verb::kCheck, {});  // what was told before has been heard
   EXPECT_EQ(hearing.failures, 0);
   EXPECT_EQ(hearing.departures, 0);
   // The first cause of one is not that of the other.
   EXPECT_EQ(other.job->report("world", {"PeerError", "gone"}, Job::Certainty::kCertain).message, "gone");
   other.job->leave("world", 3);
-  other.line->call(Verb::kCheck, {});
-  mine.line->call(Verb::kCheck, {});
+  other.client->call(Verb::kCheck, {});
+  mine.client->call(Verb::kCheck, {});
   EXPECT_EQ(hearing.failures, 1);
   EXPECT_EQ(hearing.departures, 1);
   mine.job->unsubscribe(hearing);
 }
 
-// A group for the tensors of one device, and its partner for those of another.
+// A group for the tensors of one device, and its cpu_group for those of another.
 TEST(Job, AFailureOfAGroupIsOneOfItsPartnerToo) {
   StoreHost host;
   Rank other(host, 1, 0), mine(host, 0, 0);
-  Hearing group, partner, stranger, late;
+  Hearing group, cpu_group, stranger, late;
   mine.job->subscribe("world", group);
-  mine.job->subscribe("world:cpu", partner);
+  mine.job->subscribe("world:cpu", cpu_group);
   mine.job->subscribe("world/1", stranger);
   other.job->report("world:cpu", {"TimeoutError", "too late"}, Job::Certainty::kCertain);
-  mine.line->call(Verb::kCheck, {});  // what was told before has been heard
+  mine.client->call(Verb::kCheck, {});  // what was told before has been heard
   EXPECT_EQ(group.failures, 1);
-  EXPECT_EQ(partner.failures, 1);
+  EXPECT_EQ(cpu_group.failures, 1);
   EXPECT_EQ(stranger.failures, 0);
   mine.job->subscribe("world", late);
   EXPECT_EQ(late.failures, 1) << "it is told what happened before";
-  for (auto* listener : {&group, &partner, &stranger, &late}) mine.job->unsubscribe(*listener);
+  for (auto* listener : {&group, &cpu_group, &stranger, &late}) mine.job->unsubscribe(*listener);
 }
 
 TEST(Job, WhatBreaksAGroupHereBreaksItsPartnerBeforeAnybodyIsAsked) {
   StoreHost host;
   Rank mine(host, 0, 0);
   const std::shared_ptr<Job> job = std::move(mine.job);
-  const auto make = [&](const std::string& name, std::shared_ptr<Group> partner) {
+  const auto make = [&](const std::string& name, std::shared_ptr<Group> cpu_group) {
     Membership membership;
     membership.name = name;
-    return std::make_shared<Group>(membership, job, nullptr, std::move(partner));
+    return std::make_shared<Group>(membership, job, nullptr, std::move(cpu_group));
   };
-  const auto partner = make("world:cpu", nullptr), group = make("world", partner);
+  const auto cpu_group = make("world:cpu", nullptr), group = make("world", cpu_group);
   group->abort(std::make_exception_ptr(PeerError("enough")));
-  expect_error<PeerError>([&] { partner->check_working(); }, "enough");
+  expect_error<PeerError>([&] { cpu_group->check_working(); }, "enough");
 }
 
 TEST(Job, AsksOnlyAboutItsOwnJoin) {
@@ -93,7 +93,7 @@ TEST(Job, AsksOnlyAboutItsOwnJoin) {
   Rank old_rank(host, 1, 0), mine(host, 0, 1);
   CallRecord record;
   record.group = "world";
-  record.subject = {1};
+  record.call_id = {1};
   begin(*old_rank.job->recorder(), record);
   const auto answers = mine.job->ask("world", "call 1");
   ASSERT_EQ(answers.size(), 2u);

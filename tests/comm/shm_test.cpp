@@ -57,10 +57,10 @@ bool in_child(const std::function<bool()>& body) {
 }
 
 TEST(SharedMemory, IsSeenByAnotherProcessThroughItsAddress) {
-  for (auto way : {SharedMemory::Way::kUnnamed, SharedMemory::Way::kNamed}) {
+  for (auto way : {SharedMemory::Kind::kUnnamed, SharedMemory::Kind::kNamed}) {
     auto memory = SharedMemory::create(way, 1 << 20);
     std::strcpy(memory->begin() + 5000, "hello");
-    auto address = memory->address();
+    auto address = memory->handle();
     address.id += " as another process knows it";  // so that it is mapped anew
     EXPECT_TRUE(in_child([&] {
       auto same = SharedMemory::open(address);
@@ -74,35 +74,35 @@ TEST(SharedMemory, IsSeenByAnotherProcessThroughItsAddress) {
 }
 
 TEST(SharedMemory, IsMappedOnceInAProcess) {
-  auto memory = SharedMemory::create(SharedMemory::Way::kUnnamed, 1 << 20);
-  EXPECT_EQ(SharedMemory::open(memory->address()), memory);
+  auto memory = SharedMemory::create(SharedMemory::Kind::kUnnamed, 1 << 20);
+  EXPECT_EQ(SharedMemory::open(memory->handle()), memory);
 }
 
 TEST(SharedMemory, LeavesNoNameBehind) {
   auto before = names_in_dev_shm();
-  auto unnamed = SharedMemory::create(SharedMemory::Way::kUnnamed, 1 << 20);
+  auto unnamed = SharedMemory::create(SharedMemory::Kind::kUnnamed, 1 << 20);
   EXPECT_EQ(names_in_dev_shm(), before);
-  auto named = SharedMemory::create(SharedMemory::Way::kNamed, 1 << 20);
+  auto named = SharedMemory::create(SharedMemory::Kind::kNamed, 1 << 20);
   EXPECT_EQ(names_in_dev_shm().size(), before.size() + 1);
   named->unlink();
   EXPECT_EQ(names_in_dev_shm(), before);
 }
 
 TEST(SharedMemory, OfAProcessThatIsGoneCannotBeOpened) {
-  Address address{"/proc/4194303/fd/3", "nobody", 1 << 20};
+  MemoryHandle address{"/proc/4194303/fd/3", "nobody", 1 << 20};
   expect_error<SystemError>([&] { SharedMemory::open(address); }, "/proc/4194303/fd/3", "No such file");
 }
 
 TEST(SharedMemory, OfAnotherSizeIsRefused) {
-  auto memory = SharedMemory::create(SharedMemory::Way::kUnnamed, 1 << 20);
-  auto address = memory->address();
+  auto memory = SharedMemory::create(SharedMemory::Kind::kUnnamed, 1 << 20);
+  auto address = memory->handle();
   address.id += " of another";
   address.bytes *= 2;
   expect_error<UsageError>([&] { SharedMemory::open(address); }, "1048576", "2097152", "another process");
 }
 
 TEST(SharedMemory, GivesMemoryBack) {
-  auto memory = SharedMemory::create(SharedMemory::Way::kUnnamed, 64 << 20);
+  auto memory = SharedMemory::create(SharedMemory::Kind::kUnnamed, 64 << 20);
   auto resident = [&] {
     std::vector<unsigned char> pages((64 << 20) / 4096);
     ::mincore(memory->begin(), 64 << 20, pages.data());
@@ -122,9 +122,9 @@ TEST(SharedMemory, ATooSmallDevShmIsAnErrorWithTheSizeNeeded) {
     ::unshare(CLONE_NEWNS);
     ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
     if (::mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m") != 0) return false;
-    auto unnamed = SharedMemory::create(SharedMemory::Way::kUnnamed, 8 << 20);
+    auto unnamed = SharedMemory::create(SharedMemory::Kind::kUnnamed, 8 << 20);
     unnamed->populate(0, 8 << 20);
-    auto named = SharedMemory::create(SharedMemory::Way::kNamed, 8 << 20);
+    auto named = SharedMemory::create(SharedMemory::Kind::kNamed, 8 << 20);
     try {
       named->populate(0, 8 << 20);
     } catch (const SystemError& error) {
@@ -136,7 +136,7 @@ TEST(SharedMemory, ATooSmallDevShmIsAnErrorWithTheSizeNeeded) {
 }
 
 TEST(Arena, BlocksLieApartAndAreUsedAgain) {
-  Arena arena(SharedMemory::Way::kUnnamed);
+  Arena arena(SharedMemory::Kind::kUnnamed);
   constexpr size_t kSmall = Arena::kOwnPages, kLarge = 1 << 20;
   char* first = arena.allocate(kSmall);
   char* second = arena.allocate(kLarge);
@@ -152,7 +152,7 @@ TEST(Arena, BlocksLieApartAndAreUsedAgain) {
 }
 
 TEST(Arena, LargeBlocksShareNoPage) {
-  Arena arena(SharedMemory::Way::kUnnamed);
+  Arena arena(SharedMemory::Kind::kUnnamed);
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   std::vector<std::pair<uintptr_t, uintptr_t>> pages;  // of each block, the first and the last
   std::vector<bool> is_large;
@@ -170,7 +170,7 @@ TEST(Arena, LargeBlocksShareNoPage) {
 }
 
 TEST(Arena, KnowsItsOwnMemoryOnly) {
-  Arena arena(SharedMemory::Way::kUnnamed);
+  Arena arena(SharedMemory::Kind::kUnnamed);
   char elsewhere = 0;
   EXPECT_FALSE(arena.offset_of(&elsewhere));
   char* block = arena.allocate(1000);
@@ -178,7 +178,7 @@ TEST(Arena, KnowsItsOwnMemoryOnly) {
 }
 
 TEST(Arena, RetiredBlocksStayUntilNobodyReadsThem) {
-  Arena arena(SharedMemory::Way::kUnnamed);
+  Arena arena(SharedMemory::Kind::kUnnamed);
   bool is_unused = false;
   char* block = arena.allocate(1000);
   arena.retire({block}, [&] { return is_unused; });
@@ -195,7 +195,7 @@ TEST(Arena, IsOneForTheProcess) {
 
 TEST(Arena, SaysWhenThereIsNoRoom) {
   Variable bytes("LOCKSTEP_SHM_BYTES", "33554432");
-  Arena arena(SharedMemory::Way::kUnnamed);
+  Arena arena(SharedMemory::Kind::kUnnamed);
   char* half = arena.allocate(16 << 20);
   expect_error<SystemError>([&] { arena.allocate(20 << 20); }, "20971520 bytes", "33554432", "LOCKSTEP_SHM_BYTES");
   arena.free(half);
@@ -204,11 +204,11 @@ TEST(Arena, SaysWhenThereIsNoRoom) {
 
 TEST(Arena, RefusesASizeThatIsNone) {
   Variable bytes("LOCKSTEP_SHM_BYTES", "much");
-  expect_error<UsageError>([] { Arena arena(SharedMemory::Way::kUnnamed); }, "LOCKSTEP_SHM_BYTES", "\"much\"");
+  expect_error<UsageError>([] { Arena arena(SharedMemory::Kind::kUnnamed); }, "LOCKSTEP_SHM_BYTES", "\"much\"");
 }
 
 TEST(Arena, DetachedBytesAreOutOfReachOfOtherProcesses) {
-  Arena arena(SharedMemory::Way::kUnnamed);
+  Arena arena(SharedMemory::Kind::kUnnamed);
   constexpr size_t kBytes = 100'000;
   char* before = arena.allocate(kBytes);
   char* block = arena.allocate(kBytes);
@@ -218,7 +218,7 @@ TEST(Arena, DetachedBytesAreOutOfReachOfOtherProcesses) {
   arena.detach(block + 1000, kBytes - 2000);
   EXPECT_EQ(arena.offset_of(block + 1000), std::nullopt);
   EXPECT_EQ(arena.offset_of(after), offset + static_cast<uint64_t>(after - block));
-  auto address = arena.memory().address();
+  auto address = arena.memory().handle();
   address.id += " as another process knows it";
   ASSERT_TRUE(in_child([&] {
     auto same = SharedMemory::open(address);

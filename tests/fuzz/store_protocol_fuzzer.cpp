@@ -6,8 +6,8 @@
 #include <map>
 #include <string>
 
-#include "rendezvous/store/coordinator.h"
 #include "rendezvous/net/tls.h"
+#include "rendezvous/store/coordinator.h"
 
 namespace {
 
@@ -81,8 +81,8 @@ class Store {
   }
 
   // A message whose form is right: verb, id, and fields with their lengths.
-  static Message compose(Script& script) {
-    Message message{static_cast<Verb>(script.byte() % 60), script.byte(), {}};
+  static StoreMessage compose(Script& script) {
+    StoreMessage message{static_cast<Verb>(script.byte() % 60), script.byte(), {}};
     for (size_t left = script.byte() % 9; left > 0; --left) message.fields.push_back(field(script));
     return message;
   }
@@ -116,8 +116,8 @@ class Store {
     require(board_.members() <= kConnections);
   }
 
-  Switchboard::Time now_{std::chrono::hours(1)};
-  Switchboard board_{"rank 0", {"node0", "boot", 4000}};
+  Coordinator::Time now_{std::chrono::hours(1)};
+  Coordinator board_{"rank 0", {"node0", "boot", 4000}};
   std::map<uint64_t, Decoder> decoders_;
 };
 

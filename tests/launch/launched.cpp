@@ -19,9 +19,9 @@
 #include <lockstep/environment.h>
 
 #include "base/variables.h"
-#include "rendezvous/store/store_client.h"
 #include "rendezvous/meeting_place.h"
 #include "rendezvous/net/secret.h"
+#include "rendezvous/store/store_client.h"
 
 namespace {
 
@@ -67,7 +67,7 @@ void start_family() {
   }
 }
 
-class Listener : public LineListener {
+class Listener : public StoreListener {
  public:
   void on_failure(const std::string&, const Failure& failure) override {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));  // slow of hearing: SIGTERM must not overtake it
@@ -102,21 +102,21 @@ struct Member {
     auto place = std::get<MeetingPort>(find_meeting_place("env://", environment, process_variable));
     const int generation = restart_count(process_variable);
     if (place.rank_zero_hosts) throw std::runtime_error("the launcher should host the store");
-    line = std::make_unique<Line>(
-        Line::Options{place.endpoint, Secret::from_file(std::getenv("LOCKSTEP_SECRET_FILE")).key(generation),
-                      generation, std::chrono::steady_clock::now() + std::chrono::seconds(20)});
+    line = std::make_unique<StoreClient>(
+        StoreClient::Options{place.endpoint, Secret::from_file(std::getenv("LOCKSTEP_SECRET_FILE")).key(generation),
+                             generation, std::chrono::steady_clock::now() + std::chrono::seconds(20)});
     const auto me = this_process();
     line->listen(&listener);
     line->call(Verb::kEnrol, {"rank/" + std::to_string(rank), "here", std::to_string(rank), me.host, me.host_id,
                               std::to_string(me.pid), "5000"});
     for (int other = 0; other < environment.world_size; ++other) {
-      Line::Fields late;
+      StoreClient::Fields late;
       line->call(Verb::kGet, {"rank/" + std::to_string(other)},
                  std::chrono::steady_clock::now() + std::chrono::seconds(20), late);
     }
   }
   Listener listener;
-  std::unique_ptr<Line> line;
+  std::unique_ptr<StoreClient> line;
 };
 
 /// The last rank fails in the way said when all have met; the others print what they are told, and whether SIGTERM had

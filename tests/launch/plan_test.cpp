@@ -171,18 +171,18 @@ TEST(Plan, RefusesWhatMakesNoSenseAndSaysTheRemedy) {
 TEST(Plan, RoutesStreamsToTheConsoleAndToFiles) {
   auto options = options_for("3");
   auto routes = [&] { return make_plan(options, Machine(), nothing).routes; };
-  EXPECT_EQ(routes()[0].out, (Route{true, false}));
+  EXPECT_EQ(routes()[0].out, (OutputRoute{true, false}));
   options.log_dir = "logs";
-  EXPECT_EQ(routes()[0].out, (Route{true, true}));
+  EXPECT_EQ(routes()[0].out, (OutputRoute{true, true}));
   options.redirects = "3";
   options.tee = "0:1,2:2";
-  EXPECT_EQ(routes()[0].out, (Route{true, true}));
-  EXPECT_EQ(routes()[0].err, (Route{false, true}));
-  EXPECT_EQ(routes()[1].err, (Route{false, true}));
-  EXPECT_EQ(routes()[2].err, (Route{true, true}));
+  EXPECT_EQ(routes()[0].out, (OutputRoute{true, true}));
+  EXPECT_EQ(routes()[0].err, (OutputRoute{false, true}));
+  EXPECT_EQ(routes()[1].err, (OutputRoute{false, true}));
+  EXPECT_EQ(routes()[2].err, (OutputRoute{true, true}));
   options.shown_ranks = {2};
-  EXPECT_EQ(routes()[0].out, (Route{false, true}));
-  EXPECT_EQ(routes()[2].err, (Route{true, true}));
+  EXPECT_EQ(routes()[0].out, (OutputRoute{false, true}));
+  EXPECT_EQ(routes()[2].err, (OutputRoute{true, true}));
 }
 
 TEST(Plan, NamesTheRankTheNodeAndTheGenerationInTheEnvironment) {

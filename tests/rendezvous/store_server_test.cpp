@@ -86,7 +86,7 @@ TEST(StoreServer, TellsTheOthersWhenALifeLineBreaks) {
   enrol(*watcher, 0);
   Relay relay(host.server.port());
   Ear own_ear("in all_reduce 12");
-  Line victim(line_options(relay.port()));
+  StoreClient victim(client_options(relay.port()));
   victim.listen(&own_ear);
   enrol(victim, 1);
   const auto pid = std::to_string(this_process().pid);
@@ -97,17 +97,17 @@ TEST(StoreServer, TellsTheOthersWhenALifeLineBreaks) {
   EXPECT_THAT(failure, AllOf(HasSubstr(": PeerError: rank 1 (pid " + pid), HasSubstr("is gone: its connection")));
   EXPECT_THAT(own_ear.failure_within(5s),
               AllOf(HasSubstr("PeerError: rank 0 (pid " + pid), HasSubstr("which hosts the job's store, is gone")));
-  expect_error<PeerError>([&] { make_line_store(watcher)->get("never", 20s); }, "rank 1");
+  expect_error<PeerError>([&] { make_remote_store(watcher)->get("never", 20s); }, "rank 1");
 }
 
 TEST(StoreServer, TellsWhoWasKilledAndWhatItWasDoing) {
   ChildProcess child([](const ChildProcess::Parent& test) {
     Ear ear("in all_reduce 12");
-    Line line(line_options(std::stoi(test.read_line()), 500ms));
-    line.listen(&ear);
-    enrol(line, 3);
+    StoreClient client(client_options(std::stoi(test.read_line()), 500ms));
+    client.listen(&ear);
+    enrol(client, 3);
     ear.has_told();
-    line.call(Verb::kCheck, {});  // answered when the heartbeat has come
+    client.call(Verb::kCheck, {});  // answered when the heartbeat has come
     test.write_line("ready");
     test.read_line();
   });
@@ -126,8 +126,8 @@ TEST(StoreServer, TellsWhoWasKilledAndWhatItWasDoing) {
 
 TEST(StoreServer, TellsWhoIsStoppedOnceItsLimitIsOver) {
   ChildProcess child([](const ChildProcess::Parent& test) {
-    Line line(line_options(std::stoi(test.read_line()), 500ms));
-    enrol(line, 3, 500ms);
+    StoreClient client(client_options(std::stoi(test.read_line()), 500ms));
+    enrol(client, 3, 500ms);
     test.write_line("ready");
     test.read_line();
   });
@@ -166,7 +166,7 @@ TEST(StoreServer, EndsAJobWhenEveryRankKnowsWhy) {
   two->listen(&slow);
   enrol(*one, 0);
   enrol(*two, 1);
-  auto waiting = std::async(std::launch::async, [&] { make_line_store(waiting_line)->get("never", 20s); });
+  auto waiting = std::async(std::launch::async, [&] { make_remote_store(waiting_line)->get("never", 20s); });
   EXPECT_FALSE(host.server.first_cause());
   const auto told = host.server.end_job(cause_of("rank 2 has failed: exit code 3", 2));
   EXPECT_EQ(quick.failures(), 1u) << "before it returns";
@@ -183,11 +183,11 @@ TEST(StoreServer, EndsAJobWhenEveryRankKnowsWhy) {
 TEST(StoreServer, KeepsTheFirstCauseWhoeverEndsTheJobLater) {
   StoreHost host;
   Ear ear;
-  auto line = host.connect();
-  line->listen(&ear);
-  enrol(*line, 0);
+  auto client = host.connect();
+  client->listen(&ear);
+  enrol(*client, 0);
   Relay relay(host.server.port());
-  Line victim(line_options(relay.port()));
+  StoreClient victim(client_options(relay.port()));
   enrol(victim, 1);
   relay.cut();
   EXPECT_THAT(ear.failure_within(5s), HasSubstr("rank 1"));
@@ -209,16 +209,16 @@ TEST(StoreServer, EndsAJobAtOnceWhenNobodyHasJoined) {
 
 TEST(StoreServer, DoesNotWaitLongForARankThatIsFrozenToKnowThatTheJobIsOver) {
   ChildProcess child([](const ChildProcess::Parent& test) {
-    Line line(line_options(std::stoi(test.read_line()), 60s));
-    enrol(line, 1, 60s);
+    StoreClient client(client_options(std::stoi(test.read_line()), 60s));
+    enrol(client, 1, 60s);
     test.write_line("ready");
     test.read_line();
   });
   Ear ear;
   StoreHost host;
-  auto line = host.connect();
-  line->listen(&ear);
-  enrol(*line, 0);
+  auto client = host.connect();
+  client->listen(&ear);
+  enrol(*client, 0);
   child.write_line(std::to_string(host.server.port()));
   ASSERT_EQ(child.read_line(), "ready");
   child.kill(SIGSTOP);
@@ -234,8 +234,8 @@ TEST(StoreServer, DoesNotWaitLongForARankThatIsFrozenToKnowThatTheJobIsOver) {
 
 TEST(StoreServer, EndsAtOnceWhenTheOthersLetGo) {
   auto host = std::make_unique<StoreHost>();
-  auto line = host->connect();
-  enrol(*line, 0);
+  auto client = host->connect();
+  enrol(*client, 0);
   const auto start = Clock::now();
   host.reset();
   EXPECT_LT(Clock::now() - start, 400ms);
@@ -260,12 +260,12 @@ TEST(StoreServer, WorksOverIpv6) {
     GTEST_SKIP() << "this machine has no ::1";
   }
   StoreServer server(host_options("::1"));
-  auto options = line_options(server.port());
+  auto options = client_options(server.port());
   options.endpoint.host = "::1";
-  auto line = std::make_shared<Line>(options);
-  EXPECT_EQ(line->local_address(), "::1");
-  make_line_store(line)->set("key", "value");
-  EXPECT_EQ(make_line_store(line)->get("key", 10s), "value");
+  auto client = std::make_shared<StoreClient>(options);
+  EXPECT_EQ(client->local_address(), "::1");
+  make_remote_store(client)->set("key", "value");
+  EXPECT_EQ(make_remote_store(client)->get("key", 10s), "value");
 }
 
 TEST(StoreServer, IsNotKeptBusyByAForkOfItsProcess) {
@@ -306,12 +306,12 @@ TEST(StoreServer, SurvivesWithoutFileDescriptors) {
   // Strangers make room.
   std::vector<Stranger> strangers;
   for (int i = 0; i < 40; ++i) strangers.emplace_back(port);
-  stores.push_back(make_line_store(std::make_shared<Line>(line_options(port))));
+  stores.push_back(make_remote_store(std::make_shared<StoreClient>(client_options(port))));
   EXPECT_THAT(child.read_line(), HasSubstr("turned away"));
   strangers.clear();
   // Those who know the secret do not.
   for (bool has_room = true; has_room && stores.size() < 40;) try {
-      stores.push_back(make_line_store(std::make_shared<Line>(line_options(port, 5s, 300ms))));
+      stores.push_back(make_remote_store(std::make_shared<StoreClient>(client_options(port, 5s, 300ms))));
     } catch (const TimeoutError&) {
       has_room = false;
     }
@@ -323,7 +323,7 @@ TEST(StoreServer, SurvivesWithoutFileDescriptors) {
   EXPECT_THAT(line, AllOf(HasSubstr("cannot accept"), HasSubstr("Too many open files"), HasSubstr("ulimit -n")));
   for (auto& store : stores) EXPECT_GT(store->add("n", 1), 0);
   stores.pop_front();
-  stores.push_back(make_line_store(std::make_shared<Line>(line_options(port))));
+  stores.push_back(make_remote_store(std::make_shared<StoreClient>(client_options(port))));
   EXPECT_GT(stores.back()->add("n", 1), 0);
   child.end_input();
   EXPECT_EQ(child.wait(), 0);

@@ -106,16 +106,16 @@ TEST_F(StoreStrangers, AreCutOffAfterFourKilobytes) {
 }
 
 TEST_F(StoreStrangers, AreCutOffWithAnotherSecret) {
-  auto options = line_options(host_.server.port());
+  auto options = client_options(host_.server.port());
   options.key = Secret::random().key(0);
-  for (int i = 0; i < 20; ++i) EXPECT_THROW(Line{options}, PeerError);
+  for (int i = 0; i < 20; ++i) EXPECT_THROW(StoreClient{options}, PeerError);
 }
 
 TEST_F(StoreStrangers, CannotReplayWhatAnHonestClientSaid) {
   std::string said;
   {
     Relay relay(host_.server.port());
-    auto honest = make_line_store(std::make_shared<Line>(line_options(relay.port())));
+    auto honest = make_remote_store(std::make_shared<StoreClient>(client_options(relay.port())));
     EXPECT_EQ(honest->add("times", 1), 1);
     said = relay.said();
   }

@@ -15,7 +15,7 @@ std::string all_bytes() {
   return bytes;
 }
 
-std::vector<Message> some_messages() {
+std::vector<StoreMessage> some_messages() {
   return {{Verb::kBeatBack, 0, {}},
           {Verb::kSet, 1, {"key", "value"}},
           {Verb::kSet, std::numeric_limits<uint64_t>::max(), {"", ""}},
@@ -24,13 +24,13 @@ std::vector<Message> some_messages() {
           {Verb::kClosing, 3, {""}}};
 }
 
-std::vector<Message> drain(Decoder& decoder) {
-  std::vector<Message> messages;
+std::vector<StoreMessage> drain(Decoder& decoder) {
+  std::vector<StoreMessage> messages;
   while (auto message = decoder.next()) messages.push_back(*message);
   return messages;
 }
 
-std::vector<Message> decode(const std::string& bytes) {
+std::vector<StoreMessage> decode(const std::string& bytes) {
   Decoder decoder;
   decoder.feed(bytes);
   return drain(decoder);
@@ -43,7 +43,7 @@ std::string little_endian(uint32_t number) {
 }
 
 TEST(Wire, WhatIsEncodedIsDecoded) {
-  for (const auto& message : some_messages()) EXPECT_EQ(decode(encode(message)), std::vector<Message>{message});
+  for (const auto& message : some_messages()) EXPECT_EQ(decode(encode(message)), std::vector<StoreMessage>{message});
 }
 
 TEST(Wire, HasTheFormThatItsContractSays) {
@@ -55,7 +55,7 @@ TEST(Decoder, NeedsNoWholeMessagesAtOnce) {
   std::string stream;
   for (const auto& message : some_messages()) stream += encode(message);
   Decoder decoder;
-  std::vector<Message> messages;
+  std::vector<StoreMessage> messages;
   for (char byte : stream) {
     decoder.feed({&byte, 1});
     for (auto& message : drain(decoder)) messages.push_back(std::move(message));

@@ -20,8 +20,9 @@ inline Secret test_secret() {
   return Secret::from_bytes("a secret of the tests, 32 bytes.");
 }
 
-inline Line::Options line_options(int port, std::chrono::milliseconds heartbeat_limit = std::chrono::seconds(5),
-                                  std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+inline StoreClient::Options client_options(int port,
+                                           std::chrono::milliseconds heartbeat_limit = std::chrono::seconds(5),
+                                           std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
   return {{"127.0.0.1", port},
           test_secret().key(0),
           0,
@@ -38,29 +39,29 @@ inline StoreServer::Options host_options(const std::string& host = "127.0.0.1", 
 struct StoreHost {
   StoreServer server{host_options()};
 
-  std::shared_ptr<Line> connect() const { return std::make_shared<Line>(line_options(server.port())); }
-  std::shared_ptr<Store> open() const { return make_line_store(connect()); }
+  std::shared_ptr<StoreClient> connect() const { return std::make_shared<StoreClient>(client_options(server.port())); }
+  std::shared_ptr<Store> open() const { return make_remote_store(connect()); }
 };
 
 /// A store in a process of its own, which ends in order at the end of its input. Writes its port, then its log.
 inline void host_store(const ChildProcess::Parent& test) {
-  set_log_sink([&](LogLevel, const std::string& line) { test.write_line(line); });
+  set_log_sink([&](LogLevel, const std::string& client) { test.write_line(client); });
   StoreHost host;
   test.write_line(std::to_string(host.server.port()));
   test.read_line();
 }
 
-/// Makes the line the life line of a rank; what the store has for the rank's key afterwards.
-inline std::string enrol(Line& line, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
+/// Makes the client the liveness connection of a rank. Returns what the store has for the rank's key afterwards.
+inline std::string enrol(StoreClient& client, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
   const auto me = this_process();
-  return line
+  return client
       .call(Verb::kEnrol, {"rank/" + std::to_string(rank), "here", std::to_string(rank), me.host, me.host_id,
                            std::to_string(me.pid), std::to_string(limit.count())})
       .at(0);
 }
 
 /// Remembers what a rank is told.
-class Ear : public LineListener {
+class Ear : public StoreListener {
  public:
   explicit Ear(std::string doing = "in a test") : doing_(std::move(doing)) {}
 
@@ -101,7 +102,7 @@ class Ear : public LineListener {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(10), [this, wanted = beats_ + 2] { return beats_ >= wanted; });
   }
-  /// Returns when the line's thread has been around twice more.
+  /// Returns when the client's thread has been around twice more.
   bool hears_ticks() {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(10), [this, wanted = ticks_ + 2] { return ticks_ >= wanted; });

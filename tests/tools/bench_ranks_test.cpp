@@ -98,7 +98,7 @@ class IdleBackend final : public Backend {
   void broadcast(const at::Tensor&, int, const CallInfo&) override {}
   void all_gather(const at::Tensor&, const at::Tensor&, const CallInfo&) override {}
   void reduce_scatter(const at::Tensor&, const at::Tensor&, ReduceOp, const CallInfo&) override {}
-  void exchange(const std::vector<at::Tensor>&, const std::vector<at::Tensor>&, const CallInfo&) override {}
+  void all_to_all_v(const std::vector<at::Tensor>&, const std::vector<at::Tensor>&, const CallInfo&) override {}
   void barrier(const CallInfo&) override {}
   std::unique_ptr<Transfer> start_send(const at::Tensor&, int, uint32_t, uint64_t) override { return nullptr; }
   std::unique_ptr<Transfer> start_recv(const at::Tensor&, int, uint32_t, uint64_t) override { return nullptr; }

@@ -45,11 +45,11 @@ void ignore_broken_pipes() {
 
 }  // namespace
 
-Shipment::Shipment(Transport& transport, Direction direction, const Parcel& parcel, uint64_t slot)
-    : peer_(parcel.peer),
+Request::Request(Transport& transport, Direction direction, const Buffer& buffer, uint64_t slot)
+    : peer_(buffer.peer),
       direction_(direction),
-      request_(direction == Direction::kSend ? transport.send(parcel.peer, parcel.data, parcel.bytes, slot)
-                                             : transport.recv(parcel.peer, parcel.data, parcel.bytes, slot)) {}
+      request_(direction == Direction::kSend ? transport.send(buffer.peer, buffer.data, buffer.bytes, slot)
+                                             : transport.recv(buffer.peer, buffer.data, buffer.bytes, slot)) {}
 
 Connection::Connection(const BackendContext& context) : rank_(context.rank), size_(context.size) {
   if (size_ == 1) return;
@@ -88,45 +88,45 @@ void Connection::throw_if_aborted() {
   if (cause_) std::rethrow_exception(cause_);
 }
 
-Shipment Connection::start(Direction direction, const Parcel& parcel, uint64_t slot) {
+Request Connection::start(Direction direction, const Buffer& buffer, uint64_t slot) {
   throw_if_aborted();
   try {
-    return Shipment(*transport_, direction, parcel, slot);
+    return Request(*transport_, direction, buffer, slot);
   } catch (const TransportError& error) {
-    throw PeerError(text("rank ", parcel.peer, " is gone: ", error.what()));
+    throw PeerError(text("rank ", buffer.peer, " is gone: ", error.what()));
   }
 }
 
-bool Connection::wait(Shipment& shipment, std::chrono::milliseconds limit) {
+bool Connection::wait(Request& request, std::chrono::milliseconds limit) {
   {
     std::lock_guard lock(mutex_);
     if (cause_) std::rethrow_exception(cause_);
-    waited_for_.push_back(&shipment);
+    waited_for_.push_back(&request);
   }
   struct Release {
     Connection& connection;
-    Shipment* shipment;
+    Request* request;
     ~Release() {
       std::lock_guard lock(connection.mutex_);
-      std::erase(connection.waited_for_, shipment);
+      std::erase(connection.waited_for_, request);
     }
-  } release{*this, &shipment};
-  return shipment.wait(limit);
+  } release{*this, &request};
+  return request.wait(limit);
 }
 
-void Connection::finish(Shipment& shipment, Deadline deadline) {
+void Connection::finish(Request& request, Deadline deadline) {
   auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   auto limit = std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(1), kForever);
   try {
-    if (wait(shipment, limit)) return;
+    if (wait(request, limit)) return;
     throw_if_aborted();
-    throw PeerError(text("the message of rank ", shipment.peer(), " was withdrawn on this rank"));
+    throw PeerError(text("the message of rank ", request.peer(), " was withdrawn on this rank"));
   } catch (const TransportError& error) {
     throw_if_aborted();
     if (std::chrono::steady_clock::now() >= deadline)
-      throw TimeoutError(text("time-out: rank ", shipment.peer(),
-                              shipment.is_send() ? " did not take" : " did not send", " its part of this call"));
-    throw PeerError(text("rank ", shipment.peer(), " is gone: ", error.what()));
+      throw TimeoutError(text("time-out: rank ", request.peer(), request.is_send() ? " did not take" : " did not send",
+                              " its part of this call"));
+    throw PeerError(text("rank ", request.peer(), " is gone: ", error.what()));
   }
 }
 
@@ -135,7 +135,7 @@ void Connection::abort(std::exception_ptr cause) noexcept {
     std::lock_guard lock(mutex_);
     if (cause_) return;
     cause_ = cause;
-    for (Shipment* shipment : waited_for_) shipment->interrupt();
+    for (Request* request : waited_for_) request->interrupt();
   }
   if (!transport_) return;
   // The other ranks must see this one gone. Gloo closes connections for good when a wait on any of them times out; one

@@ -7,18 +7,18 @@
 
 #include <lockstep/backend.h>
 
-#include "backends/messages/link.h"
 #include "backends/gloo/transport.h"
+#include "backends/messages/link.h"
 
 namespace lockstep::gloo_backend {
 
-using direct::Direction;
-using direct::Parcel;
+using messages::Buffer;
+using messages::Direction;
 
 /// Bytes under way to or from one peer.
-class Shipment {
+class Request {
  public:
-  Shipment(Transport& transport, Direction direction, const Parcel& parcel, uint64_t slot);
+  Request(Transport& transport, Direction direction, const Buffer& buffer, uint64_t slot);
 
   int peer() const { return peer_; }
   bool is_send() const { return direction_ == Direction::kSend; }
@@ -39,24 +39,24 @@ class Connection {
   explicit Connection(const BackendContext& context);
 
   /// Starts the transfer; messages of one slot between two ranks arrive in order.
-  Shipment start(Direction direction, const Parcel& parcel, uint64_t slot);
+  Request start(Direction direction, const Buffer& buffer, uint64_t slot);
 
-  /// Returns when the shipment is done; throws PeerError, TimeoutError or what abort was given.
-  void finish(Shipment& shipment, Deadline deadline);
+  /// Returns when the request is done; throws PeerError, TimeoutError or what abort was given.
+  void finish(Request& request, Deadline deadline);
 
   void abort(std::exception_ptr cause) noexcept;
 
  private:
   void connect(const BackendContext& context);
   void throw_if_aborted();
-  bool wait(Shipment& shipment, std::chrono::milliseconds limit);
+  bool wait(Request& request, std::chrono::milliseconds limit);
 
   const int rank_;
   const int size_;
   std::unique_ptr<Transport> transport_;  // constant after construction; none for a single rank
   std::mutex mutex_;
-  std::exception_ptr cause_;           // guarded by mutex_
-  std::vector<Shipment*> waited_for_;  // guarded by mutex_: what threads wait for now
+  std::exception_ptr cause_;          // guarded by mutex_
+  std::vector<Request*> waited_for_;  // guarded by mutex_: what threads wait for now
 };
 
 }  // namespace lockstep::gloo_backend

@@ -5,26 +5,26 @@
 
 #include <lockstep/error.h>
 
-#include "base/text.h"
-#include "backends/messages/message_backend.h"
 #include "backends/gloo/connection.h"
+#include "backends/messages/message_backend.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
 
-using direct::Address;
-using direct::Direction;
-using direct::Parcel;
 using gloo_backend::Connection;
+using messages::Buffer;
+using messages::Channel;
+using messages::Direction;
 
 // Gloo brings a message to the receive of the same slot, in order, and keeps what has none waiting, on the sender's
-// side. Collectives have the upper bit of the slot clear and their lane in the lowest two, messages have the upper bit
+// side. Collectives have the upper bit of the slot clear and their kind in the lowest two, messages have the upper bit
 // set.
 constexpr uint64_t kUpperBit = 1ull << 63;
 constexpr uint64_t kLaneBits = 3;
 
-uint64_t collective_slot(const Address& address) {
-  return (address.fingerprint & ~kUpperBit & ~kLaneBits) | static_cast<uint64_t>(address.lane);
+uint64_t collective_slot(const Channel& channel) {
+  return (channel.fingerprint & ~kUpperBit & ~kLaneBits) | static_cast<uint64_t>(channel.kind);
 }
 
 uint64_t message_slot(uint64_t fingerprint) {
@@ -35,8 +35,8 @@ uint64_t message_slot(uint64_t fingerprint) {
 /// another thread wait for it.
 class GlooTransfer final : public Transfer {
  public:
-  GlooTransfer(Connection& connection, gloo_backend::Shipment shipment)
-      : connection_(connection), shipment_(std::move(shipment)) {}
+  GlooTransfer(Connection& connection, gloo_backend::Request request)
+      : connection_(connection), shipment_(std::move(request)) {}
 
   // Gloo cannot take a message back: the connection would be stuck behind it.
   ~GlooTransfer() override {
@@ -71,33 +71,33 @@ class GlooTransfer final : public Transfer {
 
  private:
   Connection& connection_;
-  gloo_backend::Shipment shipment_;
+  gloo_backend::Request shipment_;
   std::mutex mutex_;
   std::shared_future<void> done_;  // guarded by mutex_ until valid, then constant
 };
 
-/// Gloo's connections as direct::DirectBackend wants them.
+/// Gloo's connections as messages::MessageBackend wants them.
 class GlooLink {
  public:
-  using Shipment = gloo_backend::Shipment;
+  using Request = gloo_backend::Request;
 
   static constexpr int64_t kSmallBytes = 32 << 10;
   static constexpr int64_t kPieceBytes = 1 << 20;
-  static size_t part_bytes(size_t bytes, Address::Lane) { return bytes; }
+  static size_t part_bytes(size_t bytes, Channel::Kind) { return bytes; }
   static int64_t pieces_ahead() { return 4; }
 
   explicit GlooLink(const BackendContext& context) : connection_(context) {}
 
-  Shipment start(Direction direction, const Parcel& parcel, const Address& address) {
-    return connection_.start(direction, parcel, collective_slot(address));
+  Request start(Direction direction, const Buffer& buffer, const Channel& channel) {
+    return connection_.start(direction, buffer, collective_slot(channel));
   }
 
-  void finish(Shipment& shipment, Deadline deadline) { connection_.finish(shipment, deadline); }
+  void finish(Request& request, Deadline deadline) { connection_.finish(request, deadline); }
 
   std::unique_ptr<Transfer> start_message(Direction direction, const at::Tensor& data, int peer, uint32_t,
                                           uint64_t fingerprint) {
-    Parcel parcel{peer, data.data_ptr(), data.nbytes()};
-    return std::make_unique<GlooTransfer>(connection_, connection_.start(direction, parcel, message_slot(fingerprint)));
+    Buffer buffer{peer, data.data_ptr(), data.nbytes()};
+    return std::make_unique<GlooTransfer>(connection_, connection_.start(direction, buffer, message_slot(fingerprint)));
   }
 
   void abort(std::exception_ptr cause) noexcept { connection_.abort(cause); }
@@ -111,7 +111,7 @@ class GlooLink {
 }  // namespace
 
 std::unique_ptr<Backend> make_gloo_backend(const BackendContext& context) {
-  return std::make_unique<direct::DirectBackend<GlooLink>>(context);
+  return std::make_unique<messages::MessageBackend<GlooLink>>(context);
 }
 
 }  // namespace lockstep

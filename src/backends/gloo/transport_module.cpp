@@ -2,8 +2,8 @@
 //
 // Gloo makes its connections itself, accepts the first connection that comes, whoever made it, and ends the process
 // when what it reads there is not its own. So it must not listen where anybody can connect, and the sockets are made
-// elsewhere, by ranks that have proved who they are (rendezvous/net/peer_connector.h). Gloo is given one in place of its
-// own:
+// elsewhere, by ranks that have proved who they are (rendezvous/net/peer_connector.h). Gloo is given one in place of
+// its own:
 //
 // 1. A pair of Gloo's listens at 127.255.255.255. That is the broadcast address of loopback: Linux lets a socket listen
 //    there, and lets nobody connect to it.
@@ -34,14 +34,14 @@
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 
-#include "base/file_descriptor.h"
-#include "backends/messages/link.h"
 #include "backends/gloo/transport.h"
+#include "backends/messages/link.h"
+#include "base/file_descriptor.h"
 
 namespace lockstep::gloo_backend {
 namespace {
 
-using direct::Direction;
+using messages::Direction;
 namespace tcp = ::gloo::transport::tcp;
 
 constexpr const char* kUnreachableAddress = "127.255.255.255";

@@ -6,13 +6,13 @@
 
 #include <lockstep/error.h>
 
-#include "base/text.h"
 #include "backends/common/agree.h"
+#include "backends/common/reduction.h"
 #include "backends/gloo/gloo_backend.h"
 #include "backends/hierarchical/column_split.h"
 #include "backends/hierarchical/host_layout.h"
-#include "backends/common/reduction.h"
 #include "backends/shm/shm_backend.h"
+#include "base/text.h"
 #include "rendezvous/process_id.h"
 
 namespace lockstep {
@@ -116,7 +116,7 @@ class HierarchicalBackend final : public Backend {
     }
     inside_->all_gather(blocks[host_], input, inside.next());
     if (index_ == 0)
-      between_->exchange(blocks, std::vector<at::Tensor>(layout_.hosts(), blocks[host_]), between.next());
+      between_->all_to_all_v(blocks, std::vector<at::Tensor>(layout_.hosts(), blocks[host_]), between.next());
     inside_->broadcast(everything, 0, inside.next());
     auto parts = output.view({layout_.ranks(), part});
     int64_t place = 0;
@@ -145,9 +145,9 @@ class HierarchicalBackend final : public Backend {
     if (op == ReduceOp::kAvg) scale(output);
   }
 
-  void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
-                const CallInfo& call) override {
-    all_->exchange(receives, sends, call);
+  void all_to_all_v(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                    const CallInfo& call) override {
+    all_->all_to_all_v(receives, sends, call);
   }
 
   void barrier(const CallInfo& call) override { all_->barrier(call); }

@@ -5,8 +5,8 @@
 
 namespace lockstep::hierarchical {
 
-/// Which ranks of a group share a host. Hosts are numbered in the order of their first ranks, and the ranks of a host in
-/// their own order.
+/// Which ranks of a group share a host. Hosts are numbered in the order of their first ranks, and the ranks of a host
+/// in their own order.
 class HostLayout {
  public:
   /// The host of each rank, as anything that tells hosts apart.
@@ -25,13 +25,13 @@ class HostLayout {
   bool is_even() const { return is_even_; }
 
  private:
-  struct Place {
+  struct Position {
     int host = 0;
     int index = 0;
   };
 
   // Constant after construction.
-  std::vector<Place> places_;
+  std::vector<Position> places_;
   std::vector<std::vector<int>> members_;
   int columns_ = 0;
   bool is_even_ = true;

@@ -3,21 +3,21 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace lockstep::direct {
+namespace lockstep::messages {
 
 enum class Direction { kSend, kRecv };
 
 /// Bytes that go to or come from one peer.
-struct Parcel {
+struct Buffer {
   int peer = 0;
   void* data = nullptr;
   size_t bytes = 0;
 };
 
-/// Between two ranks, messages of one address arrive in the order they were started, and never at another address, so
+/// Between two ranks, messages of one channel arrive in the order they were started, and never at another channel, so
 /// that ranks that make different calls wait and nothing is mixed up.
-struct Address {
-  enum class Lane {
+struct Channel {
+  enum class Kind {
     kInputs,
     kResults,
     kOneWay,  // nothing comes back, so that a send is over only when it has been received: else who sends to a rank
@@ -25,7 +25,7 @@ struct Address {
   };
 
   uint64_t fingerprint = 0;
-  Lane lane = Lane::kInputs;
+  Kind kind = Kind::kInputs;
 };
 
-}  // namespace lockstep::direct
+}  // namespace lockstep::messages

@@ -11,11 +11,11 @@
 
 #include <lockstep/backend.h>
 
+#include "backends/common/reduction.h"
 #include "backends/messages/link.h"
 #include "backends/messages/pieces.h"
-#include "backends/common/reduction.h"
 
-namespace lockstep::direct {
+namespace lockstep::messages {
 
 /// The collectives as messages between pairs of ranks, over whatever carries these.
 ///
@@ -27,18 +27,18 @@ namespace lockstep::direct {
 /// A Link has:
 ///   kSmallBytes                         up to this, one round with everything to everyone is faster than two
 ///   kPieceBytes                         of a piece
-///   part_bytes(bytes, Lane)             of the messages that these bytes are sent in
+///   part_bytes(bytes, Kind)             of the messages that these bytes are sent in
 ///   pieces_ahead()                      under way while one is reduced
-///   Shipment                            a message under way, movable; withdrawn when it goes before it is finished
-///   start(Direction, Parcel, Address)   starts one
-///   finish(Shipment&, Deadline)         returns when its memory is free or filled; throws as Backend's calls do
+///   Request                            a message under way, movable; withdrawn when it goes before it is finished
+///   start(Direction, Buffer, Channel)   starts one
+///   finish(Request&, Deadline)         returns when its memory is free or filled; throws as Backend's calls do
 ///   start_message(Direction, tensor, peer, tag, fingerprint)   as Backend's start_send and start_recv
 ///   abort(cause)                        as Backend's
-///   keep(tensor)                        of a failed call, in case that a withdrawn shipment may still use it
+///   keep(tensor)                        of a failed call, in case that a withdrawn request may still use it
 template <class Link>
-class DirectBackend final : public Backend {
+class MessageBackend final : public Backend {
  public:
-  explicit DirectBackend(const BackendContext& context)
+  explicit MessageBackend(const BackendContext& context)
       : rank_(context.rank), size_(context.size), others_(others(context)), link_(context) {}
 
   at::Tensor allocate(int64_t bytes) override { return at::empty({bytes}, at::kByte); }
@@ -79,8 +79,8 @@ class DirectBackend final : public Backend {
     guard([&] { reduce_slices(bytes_of(output), input, op, call, nothing, nothing); }, output, input);
   }
 
-  void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
-                const CallInfo& call) override {
+  void all_to_all_v(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                    const CallInfo& call) override {
     if (sends[rank_].defined() && bytes_of(receives[rank_]) != bytes_of(sends[rank_]))
       std::memcpy(bytes_of(receives[rank_]), bytes_of(sends[rank_]), sends[rank_].nbytes());
     guard(
@@ -119,7 +119,7 @@ class DirectBackend final : public Backend {
   }
 
  private:
-  using Shipments = std::vector<typename Link::Shipment>;
+  using Shipments = std::vector<typename Link::Request>;
 
   static constexpr int64_t kKeptBytes = int64_t{16}
                                         << 20;  // room for what arrives is kept for the next call up to this
@@ -136,32 +136,32 @@ class DirectBackend final : public Backend {
 
   // --- messages
 
-  static Address inputs(const CallInfo& call) { return {call.fingerprint, Address::Lane::kInputs}; }
-  static Address results(const CallInfo& call) { return {call.fingerprint, Address::Lane::kResults}; }
-  static Address one_way(const CallInfo& call) { return {call.fingerprint, Address::Lane::kOneWay}; }
-  // Both ends of a message must mean the same size: it is part of its address.
-  static Address sized(const CallInfo& call, const at::Tensor& part) {
-    return {call.fingerprint ^ ((part.nbytes() + 1) * 0x9e3779b97f4a7c15), Address::Lane::kOneWay};
+  static Channel inputs(const CallInfo& call) { return {call.fingerprint, Channel::Kind::kInputs}; }
+  static Channel results(const CallInfo& call) { return {call.fingerprint, Channel::Kind::kResults}; }
+  static Channel one_way(const CallInfo& call) { return {call.fingerprint, Channel::Kind::kOneWay}; }
+  // Both ends of a message must mean the same size: it is part of its channel.
+  static Channel sized(const CallInfo& call, const at::Tensor& part) {
+    return {call.fingerprint ^ ((part.nbytes() + 1) * 0x9e3779b97f4a7c15), Channel::Kind::kOneWay};
   }
 
-  // Empty parcels are not sent: both sides know their sizes.
-  void start(Shipments& shipments, Direction direction, Parcel parcel, const Address& address) {
-    for (const size_t most = Link::part_bytes(parcel.bytes, address.lane); parcel.bytes > 0;) {
-      size_t bytes = std::min(parcel.bytes, most);
-      shipments.push_back(link_.start(direction, {parcel.peer, parcel.data, bytes}, address));
-      parcel.data = static_cast<char*>(parcel.data) + bytes;
-      parcel.bytes -= bytes;
+  // Empty buffers are not sent: both sides know their sizes.
+  void start(Shipments& requests, Direction direction, Buffer buffer, const Channel& channel) {
+    for (const size_t most = Link::part_bytes(buffer.bytes, channel.kind); buffer.bytes > 0;) {
+      size_t bytes = std::min(buffer.bytes, most);
+      requests.push_back(link_.start(direction, {buffer.peer, buffer.data, bytes}, channel));
+      buffer.data = static_cast<char*>(buffer.data) + bytes;
+      buffer.bytes -= bytes;
     }
   }
-  void receive(Shipments& shipments, const Parcel& parcel, const Address& address) {
-    start(shipments, Direction::kRecv, parcel, address);
+  void receive(Shipments& requests, const Buffer& buffer, const Channel& channel) {
+    start(requests, Direction::kRecv, buffer, channel);
   }
-  void send(Shipments& shipments, const Parcel& parcel, const Address& address) {
-    start(shipments, Direction::kSend, parcel, address);
+  void send(Shipments& requests, const Buffer& buffer, const Channel& channel) {
+    start(requests, Direction::kSend, buffer, channel);
   }
-  void finish(Shipments& shipments, Deadline deadline) {
-    for (auto& shipment : shipments) link_.finish(shipment, deadline);
-    shipments.clear();
+  void finish(Shipments& requests, Deadline deadline) {
+    for (auto& request : requests) link_.finish(request, deadline);
+    requests.clear();
   }
 
   // --- memory
@@ -252,18 +252,18 @@ class DirectBackend final : public Backend {
   // to everyone; it keeps its own slice to send to all.
   void broadcast_in_slices(const at::Tensor& data, int root, const CallInfo& call) {
     const Pieces pieces(data, size_, Link::kPieceBytes);
-    auto parcel = [&](int peer, int slice) {
-      return Parcel{peer, pieces.slice(slice).data, pieces.slice(slice).bytes};
+    auto buffer = [&](int peer, int slice) {
+      return Buffer{peer, pieces.slice(slice).data, pieces.slice(slice).bytes};
     };
     Shipments first, second;
     for (int peer : others_)
-      if (rank_ != root) receive(second, parcel(peer, peer), results(call));
-    if (rank_ != root) receive(first, parcel(root, rank_), one_way(call));
+      if (rank_ != root) receive(second, buffer(peer, peer), results(call));
+    if (rank_ != root) receive(first, buffer(root, rank_), one_way(call));
     for (int peer : others_)
-      if (rank_ == root) send(first, parcel(peer, peer), one_way(call));
+      if (rank_ == root) send(first, buffer(peer, peer), one_way(call));
     if (rank_ != root) finish(first, call.deadline);
     for (int peer : others_)
-      if (peer != root) send(second, parcel(peer, rank_), results(call));
+      if (peer != root) send(second, buffer(peer, rank_), results(call));
     finish(first, call.deadline);
     finish(second, call.deadline);
   }
@@ -325,4 +325,4 @@ class DirectBackend final : public Backend {
   at::Tensor room_;  // only the thread that makes collective calls
 };
 
-}  // namespace lockstep::direct
+}  // namespace lockstep::messages

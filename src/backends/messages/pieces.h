@@ -7,7 +7,7 @@
 
 #include "backends/common/slices.h"
 
-namespace lockstep::direct {
+namespace lockstep::messages {
 
 struct Piece {
   char* data = nullptr;
@@ -46,4 +46,4 @@ class Pieces {
   const int ranks_;
 };
 
-}  // namespace lockstep::direct
+}  // namespace lockstep::messages

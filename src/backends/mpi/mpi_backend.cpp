@@ -6,7 +6,7 @@
 namespace lockstep {
 
 std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context) {
-  return std::make_unique<direct::DirectBackend<mpi::MpiLink>>(context);
+  return std::make_unique<messages::MessageBackend<mpi::MpiLink>>(context);
 }
 
 }  // namespace lockstep

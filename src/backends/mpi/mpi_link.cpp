@@ -10,15 +10,15 @@
 
 #include <lockstep/error.h>
 
-#include "base/text.h"
 #include "backends/mpi/mpi_library.h"
+#include "base/text.h"
 
 namespace lockstep::mpi {
 namespace {
 
-using direct::Address;
-using direct::Direction;
-using direct::Parcel;
+using messages::Buffer;
+using messages::Channel;
+using messages::Direction;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kLooks = 2000;  // some hundred microseconds
@@ -37,32 +37,32 @@ constexpr int kUserTagBits = 16;
 
 }  // namespace
 
-// --- shipments
+// --- requests
 
-MpiLink::Shipment::Shipment(Shipment&& other) noexcept
+MpiLink::Request::Request(Request&& other) noexcept
     : link_(other.link_),
       direction_(other.direction_),
-      parcel_(other.parcel_),
+      buffer_(other.buffer_),
       request_(std::exchange(other.request_, MPI_REQUEST_NULL)) {}
 
 // MPI can take back a receive that nothing has come for. Anything else is left to it, with the memory.
-MpiLink::Shipment::~Shipment() {
+MpiLink::Request::~Request() {
   if (request_ == MPI_REQUEST_NULL) return;
   int is_over = 0;
   if (direction_ == Direction::kRecv) MPI_Cancel(&request_);
   if (MPI_Test(&request_, &is_over, MPI_STATUS_IGNORE) != MPI_SUCCESS || !is_over) link_.has_orphans_ = true;
 }
 
-bool MpiLink::Shipment::is_done() {
+bool MpiLink::Request::is_done() {
   if (request_ == MPI_REQUEST_NULL) return true;
   int is_over = 0;
   MPI_Status status;
-  if (int code = MPI_Test(&request_, &is_over, &status); code != MPI_SUCCESS) throw_error(code, parcel_.peer);
+  if (int code = MPI_Test(&request_, &is_over, &status); code != MPI_SUCCESS) throw_error(code, buffer_.peer);
   if (!is_over || direction_ == Direction::kSend) return is_over != 0;
   int bytes = 0;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
-  if (static_cast<size_t>(bytes) != parcel_.bytes)
-    throw MismatchError(text("rank ", parcel_.peer, " sent ", bytes, " bytes, but ", parcel_.bytes, " were expected"));
+  if (static_cast<size_t>(bytes) != buffer_.bytes)
+    throw MismatchError(text("rank ", buffer_.peer, " sent ", bytes, " bytes, but ", buffer_.bytes, " were expected"));
   return true;
 }
 
@@ -73,11 +73,11 @@ class MpiLink::Message final : public Transfer {
       : link_(link), direction_(direction), peer_(peer), data_(data) {
     char* begin = static_cast<char*>(data.data_ptr());
     const MPI_Comm communicator = link_.communicators_.messages;
-    const size_t most = part_bytes(data.nbytes(), Address::Lane::kOneWay);
+    const size_t most = part_bytes(data.nbytes(), Channel::Kind::kOneWay);
     for (size_t done = 0; done < data.nbytes(); done += most) {
-      const Parcel parcel{peer, begin + done, std::min(data.nbytes() - done, most)};
-      shipments_.push_back(direction == Direction::kSend ? link_.start_send(parcel, tag, communicator, MPI_Issend)
-                                                         : link_.start_receive(parcel, tag, communicator));
+      const Buffer buffer{peer, begin + done, std::min(data.nbytes() - done, most)};
+      shipments_.push_back(direction == Direction::kSend ? link_.start_send(buffer, tag, communicator, MPI_Issend)
+                                                         : link_.start_receive(buffer, tag, communicator));
     }
     Library::of_process().begin_message();
   }
@@ -105,7 +105,7 @@ class MpiLink::Message final : public Transfer {
   const int peer_;
   const at::Tensor data_;
   std::mutex mutex_;
-  std::vector<Shipment> shipments_;  // guarded by mutex_: those under way
+  std::vector<Request> shipments_;  // guarded by mutex_: those under way
 };
 
 // --- the link
@@ -127,9 +127,9 @@ MpiLink::~MpiLink() {
 
 // Tags have fewer bits than fingerprints. Ranks that make the same calls send and receive in the same order, so that
 // equal tags of different calls do no harm; the bits are for ranks that make different ones.
-int MpiLink::collective_tag(const Address& address) const {
+int MpiLink::collective_tag(const Channel& channel) const {
   const int bits = communicators_.tag_bits - kLaneBits;
-  return static_cast<int>(address.fingerprint >> (64 - bits)) << kLaneBits | static_cast<int>(address.lane);
+  return static_cast<int>(channel.fingerprint >> (64 - bits)) << kLaneBits | static_cast<int>(channel.kind);
 }
 
 // Messages of different tags may be received in another order than they were sent: the user's tag must be there whole.
@@ -142,29 +142,29 @@ int MpiLink::message_tag(uint32_t tag, uint64_t fingerprint) const {
   return static_cast<int>(tag) << bits | static_cast<int>(bits == 0 ? 0 : fingerprint >> (64 - bits));
 }
 
-MpiLink::Shipment MpiLink::start(Direction direction, const Parcel& parcel, const Address& address) {
-  const int tag = collective_tag(address);
-  if (direction == Direction::kRecv) return start_receive(parcel, tag, communicators_.collectives);
-  return start_send(parcel, tag, communicators_.collectives,
-                    address.lane == Address::Lane::kOneWay ? MPI_Issend : MPI_Isend);
+MpiLink::Request MpiLink::start(Direction direction, const Buffer& buffer, const Channel& channel) {
+  const int tag = collective_tag(channel);
+  if (direction == Direction::kRecv) return start_receive(buffer, tag, communicators_.collectives);
+  return start_send(buffer, tag, communicators_.collectives,
+                    channel.kind == Channel::Kind::kOneWay ? MPI_Issend : MPI_Isend);
 }
 
-MpiLink::Shipment MpiLink::start_receive(const Parcel& parcel, int tag, MPI_Comm communicator) {
+MpiLink::Request MpiLink::start_receive(const Buffer& buffer, int tag, MPI_Comm communicator) {
   throw_if_aborted();
-  Shipment shipment(*this, Direction::kRecv, parcel);
-  const int code = MPI_Irecv(parcel.data, static_cast<int>(parcel.bytes), MPI_BYTE, parcel.peer, tag, communicator,
-                             &shipment.request_);
-  if (code != MPI_SUCCESS) throw_error(code, parcel.peer);
-  return shipment;
+  Request request(*this, Direction::kRecv, buffer);
+  const int code = MPI_Irecv(buffer.data, static_cast<int>(buffer.bytes), MPI_BYTE, buffer.peer, tag, communicator,
+                             &request.request_);
+  if (code != MPI_SUCCESS) throw_error(code, buffer.peer);
+  return request;
 }
 
-MpiLink::Shipment MpiLink::start_send(const Parcel& parcel, int tag, MPI_Comm communicator, Send send) {
+MpiLink::Request MpiLink::start_send(const Buffer& buffer, int tag, MPI_Comm communicator, Send send) {
   throw_if_aborted();
-  Shipment shipment(*this, Direction::kSend, parcel);
+  Request request(*this, Direction::kSend, buffer);
   const int code =
-      send(parcel.data, static_cast<int>(parcel.bytes), MPI_BYTE, parcel.peer, tag, communicator, &shipment.request_);
-  if (code != MPI_SUCCESS) throw_error(code, parcel.peer);
-  return shipment;
+      send(buffer.data, static_cast<int>(buffer.bytes), MPI_BYTE, buffer.peer, tag, communicator, &request.request_);
+  if (code != MPI_SUCCESS) throw_error(code, buffer.peer);
+  return request;
 }
 
 std::unique_ptr<Transfer> MpiLink::start_message(Direction direction, const at::Tensor& data, int peer, uint32_t tag,
@@ -172,8 +172,8 @@ std::unique_ptr<Transfer> MpiLink::start_message(Direction direction, const at::
   return std::make_unique<Message>(*this, direction, data, peer, message_tag(tag, fingerprint));
 }
 
-void MpiLink::finish(Shipment& shipment, Deadline deadline) {
-  wait([&] { return shipment.is_done(); }, shipment.parcel_.peer, shipment.direction_, deadline);
+void MpiLink::finish(Request& request, Deadline deadline) {
+  wait([&] { return request.is_done(); }, request.buffer_.peer, request.direction_, deadline);
 }
 
 // Looking moves MPI's messages. The longer it takes, the longer the thread sleeps between looks.

@@ -15,17 +15,17 @@
 
 namespace lockstep::mpi {
 
-/// The ranks of one group, joined by MPI: what direct::DirectBackend wants. Thread-safe.
+/// The ranks of one group, joined by MPI: what messages::MessageBackend wants. Thread-safe.
 class MpiLink {
  public:
-  class Shipment;
+  class Request;
 
   static constexpr int64_t kSmallBytes = 32 << 10;
   static constexpr int64_t kPieceBytes = 256 << 10;
   /// Short ones go in messages that MPI sends at once, before the receiver asks for them; none is longer than MPI's int
   /// can count.
-  static size_t part_bytes(size_t bytes, direct::Address::Lane lane) {
-    return bytes <= 16 << 10 && lane != direct::Address::Lane::kOneWay ? 4000 : size_t{1} << 30;
+  static size_t part_bytes(size_t bytes, messages::Channel::Kind kind) {
+    return bytes <= 16 << 10 && kind != messages::Channel::Kind::kOneWay ? 4000 : size_t{1} << 30;
   }
 
   /// On one host it is this process that copies what arrives: best when it is about to reduce it.
@@ -35,15 +35,15 @@ class MpiLink {
   explicit MpiLink(const BackendContext& context);
   ~MpiLink();
 
-  Shipment start(direct::Direction direction, const direct::Parcel& parcel, const direct::Address& address);
-  void finish(Shipment& shipment, Deadline deadline);
+  Request start(messages::Direction direction, const messages::Buffer& buffer, const messages::Channel& channel);
+  void finish(Request& request, Deadline deadline);
 
-  std::unique_ptr<Transfer> start_message(direct::Direction direction, const at::Tensor& data, int peer, uint32_t tag,
+  std::unique_ptr<Transfer> start_message(messages::Direction direction, const at::Tensor& data, int peer, uint32_t tag,
                                           uint64_t fingerprint);
 
   void abort(std::exception_ptr cause) noexcept;
 
-  /// Until the process ends, if a shipment was withdrawn that MPI did not let go of.
+  /// Until the process ends, if a request was withdrawn that MPI did not let go of.
   void keep(const at::Tensor& tensor);
 
  private:
@@ -51,12 +51,12 @@ class MpiLink {
 
   using Send = decltype(&MPI_Isend);
 
-  Shipment start_receive(const direct::Parcel& parcel, int tag, MPI_Comm communicator);
-  Shipment start_send(const direct::Parcel& parcel, int tag, MPI_Comm communicator, Send send);
-  int collective_tag(const direct::Address& address) const;
+  Request start_receive(const messages::Buffer& buffer, int tag, MPI_Comm communicator);
+  Request start_send(const messages::Buffer& buffer, int tag, MPI_Comm communicator, Send send);
+  int collective_tag(const messages::Channel& channel) const;
   int message_tag(uint32_t tag, uint64_t fingerprint) const;
   template <class IsDone>
-  void wait(const IsDone& is_done, int peer, direct::Direction direction, Deadline deadline);
+  void wait(const IsDone& is_done, int peer, messages::Direction direction, Deadline deadline);
   void throw_if_aborted();
 
   Communicators communicators_;  // constant after construction; null for a single rank
@@ -69,23 +69,23 @@ class MpiLink {
 };
 
 /// Bytes under way to or from one peer. One thread at a time.
-class MpiLink::Shipment {
+class MpiLink::Request {
  public:
-  Shipment(Shipment&& other) noexcept;
-  Shipment& operator=(Shipment&&) = delete;
-  ~Shipment();
+  Request(Request&& other) noexcept;
+  Request& operator=(Request&&) = delete;
+  ~Request();
 
   /// MismatchError when other bytes arrived than were expected; PeerError for whatever else MPI reports.
   bool is_done();
 
  private:
   friend class MpiLink;
-  Shipment(MpiLink& link, direct::Direction direction, const direct::Parcel& parcel)
-      : link_(link), direction_(direction), parcel_(parcel) {}
+  Request(MpiLink& link, messages::Direction direction, const messages::Buffer& buffer)
+      : link_(link), direction_(direction), buffer_(buffer) {}
 
   MpiLink& link_;
-  const direct::Direction direction_;
-  const direct::Parcel parcel_;
+  const messages::Direction direction_;
+  const messages::Buffer buffer_;
   MPI_Request request_ = MPI_REQUEST_NULL;
 };
 

@@ -13,15 +13,15 @@
 
 #include <lockstep/error.h>
 
-#include "base/start_thread.h"
-#include "base/text.h"
 #include "backends/nccl/communicator.h"
 #include "backends/nccl/fold.h"
 #include "backends/nccl/gpu.h"
-#include "backends/nccl/point_to_point.h"
 #include "backends/nccl/nccl.h"
+#include "backends/nccl/point_to_point.h"
 #include "backends/nccl/queued_on_stream.h"
 #include "backends/shm/call_log.h"
+#include "base/start_thread.h"
+#include "base/text.h"
 #include "rendezvous/process_id.h"
 #include "rendezvous/store/protocol.h"
 
@@ -61,11 +61,11 @@ class NcclBackend final : public Backend {
         device_(context.device),
         store_(context.store),
         own_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())),
-        mail_(std::make_shared<Mail>(store_, rank_, device_)) {
+        point_to_point_(std::make_shared<PointToPoint>(store_, rank_, device_)) {
     refuse_shared_gpus(context);
     c10::cuda::CUDAGuard guard(device_);
     communicator_ = std::make_shared<Communicator>(store_, "communicator", rank_, size_);
-    ledger_ = std::make_unique<shm::Ledger>(context);
+    call_log_ = std::make_unique<shm::CallLog>(context);
   }
 
   at::Tensor allocate(int64_t bytes) override {
@@ -75,9 +75,9 @@ class NcclBackend final : public Backend {
   // NCCL takes its time, which nobody should have to wait for who is told of a failure.
   void abort(std::exception_ptr cause) noexcept override {
     if (is_aborted_.exchange(true)) return;
-    const auto end_calls = [communicator = communicator_, mail = mail_, cause] {
+    const auto end_calls = [communicator = communicator_, point_to_point = point_to_point_, cause] {
       communicator->abort(cause);
-      mail->abort(cause);
+      point_to_point->abort(cause);
     };
     try {
       run_in_background("ending NCCL's calls", end_calls);
@@ -144,18 +144,18 @@ class NcclBackend final : public Backend {
       });
     c10::NoGradGuard no_grad;
     auto rows = at::empty({size_, output.numel()}, output.options());
-    exchange(rows.unbind(), input.view({size_, -1}).unbind(), call);
+    all_to_all_v(rows.unbind(), input.view({size_, -1}).unbind(), call);
     output.view({-1}).copy_(fold(rows, op));
   }
 
-  void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
-                const CallInfo& call) override {
+  void all_to_all_v(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                    const CallInfo& call) override {
     if (receives[rank_].defined() && !receives[rank_].is_same(sends[rank_])) {
       c10::NoGradGuard no_grad;
       receives[rank_].view({-1}).copy_(sends[rank_].view({-1}));
     }
-    with_ranks(call, "an exchange", [&](ncclComm_t ranks) {
-      check(ncclGroupStart(), "an exchange");  // what fails from here on, the end of the group returns
+    with_ranks(call, "an all-to-all", [&](ncclComm_t ranks) {
+      check(ncclGroupStart(), "an all-to-all");  // what fails from here on, the end of the group returns
       for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         const auto& out = sends[peer];
@@ -183,11 +183,11 @@ class NcclBackend final : public Backend {
 
   std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag,
                                        uint64_t /*fingerprint*/) override {
-    return mail_->send(data, to, tag);
+    return point_to_point_->send(data, to, tag);
   }
   std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag,
                                        uint64_t /*fingerprint*/) override {
-    return mail_->receive(data, from, tag);
+    return point_to_point_->receive(data, from, tag);
   }
 
  private:
@@ -197,7 +197,7 @@ class NcclBackend final : public Backend {
   }
 
   void with_ranks(const CallInfo& call, const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls) {
-    ledger_->write(call.fingerprint);
+    call_log_->write(call.fingerprint);
     communicator_->await(call.deadline);
     communicator_->call(doing, call.deadline, calls);
   }
@@ -222,8 +222,8 @@ class NcclBackend final : public Backend {
   const std::shared_ptr<Store> store_;
   const c10::cuda::CUDAStream own_stream_;
   std::shared_ptr<Communicator> communicator_;  // constant after construction
-  std::unique_ptr<shm::Ledger> ledger_;         // the thread's whose turn it is; constant after construction
-  const std::shared_ptr<Mail> mail_;
+  std::unique_ptr<shm::CallLog> call_log_;      // the thread's whose turn it is; constant after construction
+  const std::shared_ptr<PointToPoint> point_to_point_;
   at::cuda::CUDAEvent fork_;              // the thread's whose turn it is
   std::shared_ptr<QueuedOnStream> last_;  // the thread's whose turn it is
   std::atomic<bool> is_aborted_ = false;

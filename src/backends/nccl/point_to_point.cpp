@@ -8,8 +8,8 @@
 
 #include <lockstep/error.h>
 
-#include "base/text.h"
 #include "backends/nccl/communicator.h"
+#include "base/text.h"
 
 namespace lockstep::nccl {
 namespace {
@@ -18,8 +18,8 @@ constexpr auto kMailPause = std::chrono::microseconds(20);
 
 }  // namespace
 
-struct Mail::Message {
-  std::shared_ptr<Route> route;
+struct PointToPoint::Message {
+  std::shared_ptr<Channel> channel;
   at::Tensor data;                    // kept until it is done
   at::cuda::CUDAEvent begin{};        // when the data is ready, or free to be written
   mutable at::cuda::CUDAEvent end{};  // once it is on its way
@@ -27,17 +27,18 @@ struct Mail::Message {
 };
 
 /// Messages of one tag from one rank to another.
-class Mail::Route {
+class PointToPoint::Channel {
  public:
-  Route(std::shared_ptr<Store> store, const Key& key, bool is_sender, c10::Device device)
+  Channel(std::shared_ptr<Store> store, const Key& key, bool is_sender, c10::Device device)
       : is_sender_(is_sender),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())),
-        ranks_(std::move(store), text("mail/", std::get<0>(key), '/', std::get<1>(key), '/', std::get<2>(key)),
+        ranks_(std::move(store),
+               text("point_to_point/", std::get<0>(key), '/', std::get<1>(key), '/', std::get<2>(key)),
                is_sender ? 0 : 1, 2) {}
 
   void post(std::shared_ptr<Message> message) { waiting_.push_back(std::move(message)); }
 
-  /// Sends on their way what can be. Never waits for the other rank, which may wait for another route.
+  /// Sends on their way what can be. Never waits for the other rank, which may wait for another channel.
   void advance() {
     if (waiting_.empty() || !ranks_.is_ready()) return;
     for (; !waiting_.empty(); waiting_.pop_front()) {
@@ -72,9 +73,10 @@ class Mail::Route {
   bool is_beginning_ = false;                     // the first of them
 };
 
-class Mail::MessageTransfer final : public Transfer {
+class PointToPoint::MessageTransfer final : public Transfer {
  public:
-  MessageTransfer(Mail& mail, std::shared_ptr<Message> message) : mail_(mail), message_(std::move(message)) {}
+  MessageTransfer(PointToPoint& point_to_point, std::shared_ptr<Message> message)
+      : point_to_point_(point_to_point), message_(std::move(message)) {}
 
   void wait(Deadline deadline) override {
     while (!is_done()) {
@@ -83,72 +85,72 @@ class Mail::MessageTransfer final : public Transfer {
     }
   }
 
-  bool is_done() override { return mail_.is_done(*message_); }
+  bool is_done() override { return point_to_point_.is_done(*message_); }
 
  private:
-  Mail& mail_;
+  PointToPoint& point_to_point_;
   const std::shared_ptr<Message> message_;
 };
 
-Mail::Mail(std::shared_ptr<Store> store, int rank, c10::Device device)
+PointToPoint::PointToPoint(std::shared_ptr<Store> store, int rank, c10::Device device)
     : store_(std::move(store)), rank_(rank), device_(device) {}
 
-Mail::~Mail() = default;
+PointToPoint::~PointToPoint() = default;
 
-std::unique_ptr<Transfer> Mail::send(const at::Tensor& data, int to, uint32_t tag) {
+std::unique_ptr<Transfer> PointToPoint::send(const at::Tensor& data, int to, uint32_t tag) {
   return post({rank_, to, tag}, data);
 }
 
-std::unique_ptr<Transfer> Mail::receive(const at::Tensor& data, int from, uint32_t tag) {
+std::unique_ptr<Transfer> PointToPoint::receive(const at::Tensor& data, int from, uint32_t tag) {
   return post({from, rank_, tag}, data);
 }
 
-std::unique_ptr<Transfer> Mail::post(const Key& key, const at::Tensor& data) {
+std::unique_ptr<Transfer> PointToPoint::post(const Key& key, const at::Tensor& data) {
   c10::cuda::CUDAGuard guard(device_);
   std::lock_guard work(work_mutex_);
-  const auto route = route_of(key);
-  auto message = std::make_shared<Message>(Message{route, data});
+  const auto channel = channel_of(key);
+  auto message = std::make_shared<Message>(Message{channel, data});
   message->begin.record(c10::cuda::getCurrentCUDAStream());
-  route->post(message);
-  route->advance();
+  channel->post(message);
+  channel->advance();
   return std::make_unique<MessageTransfer>(*this, std::move(message));
 }
 
 // Whoever waits for one message gets on with all of them: another rank may wait for those.
-bool Mail::is_done(const Message& message) {
+bool PointToPoint::is_done(const Message& message) {
   c10::cuda::CUDAGuard guard(device_);
   std::lock_guard work(work_mutex_);
-  for (const auto& route : routes()) route->advance();
+  for (const auto& channel : channels()) channel->advance();
   if (message.is_on_its_way && message.end.query()) return true;
-  message.route->ranks().check_health();
+  message.channel->ranks().check_health();
   return false;
 }
 
-std::shared_ptr<Mail::Route> Mail::route_of(const Key& key) {
+std::shared_ptr<PointToPoint::Channel> PointToPoint::channel_of(const Key& key) {
   std::lock_guard lock(mutex_);
   if (cause_) std::rethrow_exception(cause_);
-  auto& route = routes_[key];
-  if (!route) route = std::make_shared<Route>(store_, key, std::get<0>(key) == rank_, device_);
-  return route;
+  auto& channel = channels_[key];
+  if (!channel) channel = std::make_shared<Channel>(store_, key, std::get<0>(key) == rank_, device_);
+  return channel;
 }
 
-std::vector<std::shared_ptr<Mail::Route>> Mail::routes() {
+std::vector<std::shared_ptr<PointToPoint::Channel>> PointToPoint::channels() {
   std::lock_guard lock(mutex_);
   if (cause_) std::rethrow_exception(cause_);
-  std::vector<std::shared_ptr<Route>> result;
-  for (const auto& [key, route] : routes_) result.push_back(route);
+  std::vector<std::shared_ptr<Channel>> result;
+  for (const auto& [key, channel] : channels_) result.push_back(channel);
   return result;
 }
 
-void Mail::abort(std::exception_ptr cause) noexcept {
-  std::vector<std::shared_ptr<Route>> routes;
+void PointToPoint::abort(std::exception_ptr cause) noexcept {
+  std::vector<std::shared_ptr<Channel>> channels;
   {
     std::lock_guard lock(mutex_);
     if (cause_) return;
     cause_ = cause;
-    for (auto& [key, route] : routes_) routes.push_back(route);
+    for (auto& [key, channel] : channels_) channels.push_back(channel);
   }
-  for (auto& route : routes) route->ranks().abort(cause);
+  for (auto& channel : channels) channel->ranks().abort(cause);
 }
 
 }  // namespace lockstep::nccl

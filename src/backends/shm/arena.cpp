@@ -39,12 +39,12 @@ std::shared_ptr<Arena> Arena::of_process() {
   std::lock_guard lock(mutex);
   auto arena = current.lock();
   if (arena && arena->owner_.is_this()) return arena;
-  arena = make_shared_owned<Arena>(SharedMemory::Way::kUnnamed);
+  arena = make_shared_owned<Arena>(SharedMemory::Kind::kUnnamed);
   current = arena;
   return arena;
 }
 
-Arena::Arena(SharedMemory::Way way) : memory_(SharedMemory::create(way, reserved_bytes())) {
+Arena::Arena(SharedMemory::Kind way) : memory_(SharedMemory::create(way, reserved_bytes())) {
   free_[kAlignment] = memory_->bytes() - kAlignment;
 }
 
@@ -123,16 +123,16 @@ void Arena::free_retired() {
   });
 }
 
-std::optional<uint64_t> Arena::offset_of(const void* place) const {
-  if (!memory_->contains(place)) return std::nullopt;
-  const auto offset = static_cast<uint64_t>(static_cast<const char*>(place) - memory_->begin());
+std::optional<uint64_t> Arena::offset_of(const void* data) const {
+  if (!memory_->contains(data)) return std::nullopt;
+  const auto offset = static_cast<uint64_t>(static_cast<const char*>(data) - memory_->begin());
   if (!has_detached_) return offset;
   std::lock_guard lock(mutex_);
   return is_detached(offset, offset + 1) ? std::nullopt : std::optional(offset);
 }
 
-void Arena::detach(const void* place, size_t bytes) {
-  const auto offset = static_cast<uint64_t>(static_cast<const char*>(place) - memory_->begin());
+void Arena::detach(const void* data, size_t bytes) {
+  const auto offset = static_cast<uint64_t>(static_cast<const char*>(data) - memory_->begin());
   std::lock_guard lock(mutex_);
   memory_->detach(offset, bytes);
   detached_[offset] = std::max(detached_[offset], bytes);

@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "base/owner_process.h"
 #include "backends/shm/shared_memory.h"
+#include "base/owner_process.h"
 
 namespace lockstep::shm {
 
@@ -25,7 +25,7 @@ class Arena {
   static std::shared_ptr<Arena> of_process();
 
   /// Takes as much address space as the machine has memory, or LOCKSTEP_SHM_BYTES.
-  explicit Arena(SharedMemory::Way way);
+  explicit Arena(SharedMemory::Kind way);
 
   /// Never at offset 0. Contents undefined. SystemError when there is no room.
   char* allocate(size_t bytes);
@@ -38,12 +38,12 @@ class Arena {
   void retire(std::vector<char*> blocks, std::function<bool()> is_unused);
 
   /// None for memory that is not of this arena, or that was detached.
-  std::optional<uint64_t> offset_of(const void* place) const;
+  std::optional<uint64_t> offset_of(const void* data) const;
 
   /// Gives these bytes, of a block of kOwnPages or more, memory of this process alone, with the same contents at the
   /// same address: another process that still writes to them no longer reaches it. The block's room in the arena is
   /// never used again. SystemError when there is no memory.
-  void detach(const void* place, size_t bytes);
+  void detach(const void* data, size_t bytes);
 
   SharedMemory& memory() { return *memory_; }
 

@@ -23,8 +23,8 @@ std::string random_token() {
 
 }  // namespace
 
-/// What one rank has written. Numbers count from 1; 0 stands in a place that is being written.
-struct Ledger::Page {
+/// What one rank has written. Numbers count from 1; 0 stands in a offset that is being written.
+struct CallLog::Page {
   struct Entry {
     std::atomic<uint64_t> number{0};
     std::atomic<uint64_t> fingerprint{0};
@@ -36,20 +36,20 @@ struct Ledger::Page {
   static Page& of(const SharedMemory& memory) { return *reinterpret_cast<Page*>(memory.begin()); }
 };
 
-Ledger::Ledger(const BackendContext& context)
-    : rank_(context.rank), mine_(SharedMemory::create(SharedMemory::Way::kUnnamed, sizeof(Page))) {
+CallLog::CallLog(const BackendContext& context)
+    : rank_(context.rank), mine_(SharedMemory::create(SharedMemory::Kind::kUnnamed, sizeof(Page))) {
   const auto token = random_token();
   auto* page = new (mine_->begin()) Page;
   std::copy(token.begin(), token.end(), page->token.begin());
-  const auto key = [](int rank) { return text("ledger/", rank); };
+  const auto key = [](int rank) { return text("call log/", rank); };
   const auto host_id = this_process().host_id;
-  const auto& address = mine_->address();
+  const auto& address = mine_->handle();
   context.store->set(key(rank_), pack({host_id, address.path, address.id, std::to_string(address.bytes), token}));
   for (int rank = 0; rank < context.size; ++rank)
     others_.push_back(rank == rank_ ? nullptr : find(context.store->get(key(rank), context.timeout), host_id));
 }
 
-std::shared_ptr<SharedMemory> Ledger::find(const std::string& offer, const std::string& host_id) {
+std::shared_ptr<SharedMemory> CallLog::find(const std::string& offer, const std::string& host_id) {
   const auto fields = unpack(offer);
   if (fields.at(0) != host_id) return nullptr;
   try {
@@ -61,19 +61,19 @@ std::shared_ptr<SharedMemory> Ledger::find(const std::string& offer, const std::
   }
 }
 
-void Ledger::write(uint64_t fingerprint) {
+void CallLog::write(uint64_t fingerprint) {
   const uint64_t number = ++calls_;
-  auto& place = Page::of(*mine_).entries[number % kCalls];
-  place.number.store(0);
-  place.fingerprint.store(fingerprint);
-  place.number.store(number);
+  auto& offset = Page::of(*mine_).entries[number % kCalls];
+  offset.number.store(0);
+  offset.fingerprint.store(fingerprint);
+  offset.number.store(number);
   for (size_t rank = 0; rank < others_.size(); ++rank) {
     if (!others_[rank]) continue;
     const auto& theirs = Page::of(*others_[rank]).entries[number % kCalls];
     if (theirs.number.load() != number) continue;
     const uint64_t other = theirs.fingerprint.load();
     if (theirs.number.load() == number && other != fingerprint)
-      throw MismatchError(text("rank ", rank, " makes another call in its place"));
+      throw MismatchError(text("rank ", rank, " makes another call in its offset"));
   }
 }
 

@@ -14,15 +14,15 @@ namespace lockstep::shm {
 /// that make different ones are found out before data moves between them, and nobody waits. Of two ranks that first
 /// write and then look at what the other wrote, at least one sees it.
 ///
-/// A rank that is ahead of another by more calls than the ledger holds is not compared with it. One thread at a time.
-class Ledger {
+/// A rank that is ahead of another by more calls than the call log holds is not compared with it. One thread at a time.
+class CallLog {
  public:
   static constexpr uint64_t kCalls = 1024;
 
   /// Collective. Ranks that do not see each other's memory, on other hosts or in other containers, go without.
-  explicit Ledger(const BackendContext& context);
+  explicit CallLog(const BackendContext& context);
 
-  /// The next call of this rank. MismatchError when another rank has written down another one in its place.
+  /// The next call of this rank. MismatchError when another rank has written down another one in its offset.
   void write(uint64_t fingerprint);
 
  private:

@@ -8,8 +8,8 @@
 
 namespace lockstep::shm {
 
-/// Brings the ranks of a group to one circle: each shows the others, through the store, where its desk is, and makes
+/// Brings the ranks of a group to one group: each shows the others, through the store, where its segment is, and makes
 /// sure that it sees theirs. Collective. NoSharedMemory on all of them when some do not.
-std::unique_ptr<Circle> introduce(const BackendContext& context);
+std::unique_ptr<ShmGroup> exchange_handles(const BackendContext& context);
 
 }  // namespace lockstep::shm

@@ -7,58 +7,58 @@
 namespace lockstep::shm {
 namespace {
 
-char* data_of(Letter& letter) {
-  return reinterpret_cast<char*>(&letter + 1);
+char* data_of(ShmMessage& message) {
+  return reinterpret_cast<char*>(&message + 1);
 }
 
 }  // namespace
 
 /// A message that the other rank is to fetch.
-class Mail::Sending final : public Transfer {
+class PointToPoint::Sending final : public Transfer {
  public:
-  Sending(Mail& mail, int to, std::shared_ptr<Outgoing> outgoing)
-      : mail_(mail), to_(to), outgoing_(std::move(outgoing)) {}
+  Sending(PointToPoint& point_to_point, int to, std::shared_ptr<Outgoing> outgoing)
+      : point_to_point_(point_to_point), to_(to), outgoing_(std::move(outgoing)) {}
 
   void wait(Deadline deadline) override {
-    mail_.circle_.waiting().until([this] { return is_done(); }, to_, deadline);
+    point_to_point_.group_.waiter().until([this] { return is_done(); }, to_, deadline);
   }
 
   bool is_done() override {
-    std::lock_guard lock(mail_.mutex_);
-    return !outgoing_->letter || outgoing_->letter->is_taken;
+    std::lock_guard lock(point_to_point_.mutex_);
+    return !outgoing_->message || outgoing_->message->is_taken;
   }
 
  private:
-  Mail& mail_;
+  PointToPoint& point_to_point_;
   const int to_;
   const std::shared_ptr<Outgoing> outgoing_;
 };
 
 /// A message that this rank is to fetch.
-class Mail::Receiving final : public Transfer {
+class PointToPoint::Receiving final : public Transfer {
  public:
-  Receiving(Mail& mail, void* data, int from, uint64_t fingerprint)
-      : data(data), from(from), fingerprint(fingerprint), mail_(mail) {
-    std::lock_guard lock(mail_.mutex_);
-    mail_.pending_.push_back(this);
+  Receiving(PointToPoint& point_to_point, void* data, int from, uint64_t fingerprint)
+      : data(data), from(from), fingerprint(fingerprint), point_to_point_(point_to_point) {
+    std::lock_guard lock(point_to_point_.mutex_);
+    point_to_point_.pending_.push_back(this);
   }
   ~Receiving() override {
-    std::lock_guard lock(mail_.mutex_);
-    mail_.pending_.remove(this);
+    std::lock_guard lock(point_to_point_.mutex_);
+    point_to_point_.pending_.remove(this);
   }
 
   void wait(Deadline deadline) override {
-    mail_.circle_.waiting().until([this] { return is_done(); }, from, deadline);
+    point_to_point_.group_.waiter().until([this] { return is_done(); }, from, deadline);
   }
 
   bool is_done() override {
-    std::lock_guard lock(mail_.mutex_);
+    std::lock_guard lock(point_to_point_.mutex_);
     return fetch();
   }
 
-  /// With the mail's mutex held.
+  /// With the point_to_point's mutex held.
   bool fetch() {
-    if (!is_done_) is_done_ = mail_.fetch(*this);
+    if (!is_done_) is_done_ = point_to_point_.fetch(*this);
     return is_done_;
   }
 
@@ -67,80 +67,81 @@ class Mail::Receiving final : public Transfer {
   const uint64_t fingerprint;
 
  private:
-  Mail& mail_;
-  bool is_done_ = false;  // guarded by the mail's mutex
+  PointToPoint& point_to_point_;
+  bool is_done_ = false;  // guarded by the point_to_point's mutex
 };
 
-Mail::Mail(Circle& circle) : circle_(circle), sent_(circle.size()), arrived_(circle.size()), last_seen_(circle.size()) {
-  circle_.waiting().meanwhile([this] { fetch_what_is_there(); });
+PointToPoint::PointToPoint(ShmGroup& group)
+    : group_(group), sent_(group.size()), arrived_(group.size()), last_seen_(group.size()) {
+  group_.waiter().meanwhile([this] { fetch_what_is_there(); });
 }
 
-Mail::~Mail() {
-  for (auto& letters : sent_)
-    for (const auto& outgoing : letters) circle_.leave_behind(reinterpret_cast<char*>(outgoing->letter));
+PointToPoint::~PointToPoint() {
+  for (auto& messages : sent_)
+    for (const auto& outgoing : messages) group_.free_when_all_left(reinterpret_cast<char*>(outgoing->message));
 }
 
-std::unique_ptr<Transfer> Mail::send(const at::Tensor& data, int to, uint64_t fingerprint) {
+std::unique_ptr<Transfer> PointToPoint::send(const at::Tensor& data, int to, uint64_t fingerprint) {
   size_t bytes = data.nbytes();
-  auto* letter = new (circle_.arena()->allocate(sizeof(Letter) + bytes)) Letter;
-  letter->fingerprint = fingerprint;
-  letter->bytes = bytes;
-  std::memcpy(data_of(*letter), data.data_ptr(), bytes);
-  uint64_t place = circle_.arena()->offset_of(letter).value();
-  auto outgoing = std::make_shared<Outgoing>(Outgoing{letter});
+  auto* message = new (group_.arena()->allocate(sizeof(ShmMessage) + bytes)) ShmMessage;
+  message->fingerprint = fingerprint;
+  message->bytes = bytes;
+  std::memcpy(data_of(*message), data.data_ptr(), bytes);
+  uint64_t offset = group_.arena()->offset_of(message).value();
+  auto outgoing = std::make_shared<Outgoing>(Outgoing{message});
   {
     std::lock_guard lock(mutex_);
     discard_fetched(to);
-    auto& last = sent_[to].empty() ? circle_.desk(circle_.rank()).first_letters[to] : sent_[to].back()->letter->next;
-    last.store(place);
+    auto& last = sent_[to].empty() ? group_.segment(group_.rank()).first_messages[to] : sent_[to].back()->message->next;
+    last.store(offset);
     sent_[to].push_back(outgoing);
   }
-  Waiting::ring(circle_.desk(to));
+  Waiter::wake(group_.segment(to));
   return std::make_unique<Sending>(*this, to, outgoing);
 }
 
-// The receiver needs the last letter to find the next.
-void Mail::discard_fetched(int to) {
-  auto& letters = sent_[to];
-  while (letters.size() > 1 && letters.front()->letter->is_taken && letters.front()->letter->is_passed) {
-    circle_.arena()->free(reinterpret_cast<char*>(letters.front()->letter));
-    letters.front()->letter = nullptr;
-    letters.pop_front();
+// The receiver needs the last message to find the next.
+void PointToPoint::discard_fetched(int to) {
+  auto& messages = sent_[to];
+  while (messages.size() > 1 && messages.front()->message->is_taken && messages.front()->message->is_passed) {
+    group_.arena()->free(reinterpret_cast<char*>(messages.front()->message));
+    messages.front()->message = nullptr;
+    messages.pop_front();
   }
 }
 
-std::unique_ptr<Transfer> Mail::receive(const at::Tensor& data, int from, uint64_t fingerprint) {
+std::unique_ptr<Transfer> PointToPoint::receive(const at::Tensor& data, int from, uint64_t fingerprint) {
   return std::make_unique<Receiving>(*this, data.data_ptr(), from, fingerprint);
 }
 
-void Mail::fetch_what_is_there() {
+void PointToPoint::fetch_what_is_there() {
   std::lock_guard lock(mutex_);
   for (Receiving* receiving : pending_) receiving->fetch();
 }
 
-bool Mail::fetch(const Receiving& receiving) {
+bool PointToPoint::fetch(const Receiving& receiving) {
   look(receiving.from);
-  auto& letters = arrived_[receiving.from];
-  auto found = std::find_if(letters.begin(), letters.end(),
-                            [&](const Letter* letter) { return letter->fingerprint == receiving.fingerprint; });
-  if (found == letters.end()) return false;
-  Letter& letter = **found;
-  std::memcpy(receiving.data, data_of(letter), letter.bytes);  // fingerprints are equal only where sizes are
-  letter.is_taken = true;
-  letters.erase(found);
-  Waiting::ring(circle_.desk(receiving.from));
+  auto& messages = arrived_[receiving.from];
+  auto found = std::find_if(messages.begin(), messages.end(),
+                            [&](const ShmMessage* message) { return message->fingerprint == receiving.fingerprint; });
+  if (found == messages.end()) return false;
+  ShmMessage& message = **found;
+  std::memcpy(receiving.data, data_of(message), message.bytes);  // fingerprints are equal only where sizes are
+  message.is_taken = true;
+  messages.erase(found);
+  Waiter::wake(group_.segment(receiving.from));
   return true;
 }
 
-// Follows the chain of letters to its end.
-void Mail::look(int from) {
+// Follows the chain of messages to its end.
+void PointToPoint::look(int from) {
   for (;;) {
-    Letter* last = last_seen_[from];
-    uint64_t place = last ? last->next.load() : circle_.desk(from).first_letters[circle_.rank()].load();
-    if (place == 0) return;
-    auto* letter = reinterpret_cast<Letter*>(circle_.at(from, place));
-    arrived_[from].push_back(letter);
-    last_seen_[from] = letter;
+    ShmMessage* last = last_seen_[from];
+    uint64_t offset = last ? last->next.load() : group_.segment(from).first_messages[group_.rank()].load();
+    if (offset == 0) return;
+    auto* message = reinterpret_cast<ShmMessage*>(group_.at(from, offset));
+    arrived_[from].push_back(message);
+    last_seen_[from] = message;
     if (last) last->is_passed = true;
   }
 }

@@ -16,12 +16,12 @@ namespace lockstep::shm {
 /// done when it is fetched.
 ///
 /// No thread works at this on its own: a message is fetched while the receiving rank waits for it, or for anything else
-/// in its circle, or asks whether it is done. Thread-safe.
-class Mail {
+/// in its group, or asks whether it is done. Thread-safe.
+class PointToPoint {
  public:
-  explicit Mail(Circle& circle);
+  explicit PointToPoint(ShmGroup& group);
   /// What has not been fetched stays for the receivers until they leave.
-  ~Mail();
+  ~PointToPoint();
 
   std::unique_ptr<Transfer> send(const at::Tensor& data, int to, uint64_t fingerprint);
   std::unique_ptr<Transfer> receive(const at::Tensor& data, int from, uint64_t fingerprint);
@@ -30,7 +30,7 @@ class Mail {
   class Sending;
   class Receiving;
   struct Outgoing {
-    Letter* letter = nullptr;  // none once it is fetched and its memory free
+    ShmMessage* message = nullptr;  // none once it is fetched and its memory free
   };
 
   // All with mutex_ held.
@@ -40,11 +40,11 @@ class Mail {
 
   void fetch_what_is_there();
 
-  Circle& circle_;
+  ShmGroup& group_;
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Outgoing>>> sent_;  // guarded by mutex_: to each rank, oldest first
-  std::vector<std::list<Letter*>> arrived_;                  // guarded by mutex_: from each rank, not yet fetched
-  std::vector<Letter*> last_seen_;                           // guarded by mutex_: from each rank
+  std::vector<std::list<ShmMessage*>> arrived_;              // guarded by mutex_: from each rank, not yet fetched
+  std::vector<ShmMessage*> last_seen_;                       // guarded by mutex_: from each rank
   std::list<Receiving*> pending_;                            // guarded by mutex_
 };
 

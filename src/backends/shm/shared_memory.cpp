@@ -54,8 +54,8 @@ std::string advice() {
               " free (in a container: --shm-size, --ipc=host), or choose another backend, as in backend = \"gloo\"");
 }
 
-FileDescriptor create_file(SharedMemory::Way way, const std::string& name) {
-  if (way == SharedMemory::Way::kUnnamed) {
+FileDescriptor create_file(SharedMemory::Kind way, const std::string& name) {
+  if (way == SharedMemory::Kind::kUnnamed) {
     FileDescriptor file(::memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!file.is_open()) fail("memfd_create: cannot make shared memory", errno);
     return file;
@@ -90,24 +90,24 @@ FileDescriptor open_file(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<SharedMemory> SharedMemory::create(Way way, size_t bytes) {
+std::shared_ptr<SharedMemory> SharedMemory::create(Kind way, size_t bytes) {
   std::string id = random_id();
   std::string name = "/lockstep-" + id;
   FileDescriptor file = create_file(way, name);
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
     fail(text("ftruncate: cannot make shared memory of ", bytes, " bytes", advice()), errno);
   // Nobody can take the memory away from under those who have it mapped.
-  if (way == Way::kUnnamed) ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK);
-  std::string path = way == Way::kUnnamed ? text("/proc/", ::getpid(), "/fd/", file.get()) : kNamePrefix + name;
+  if (way == Kind::kUnnamed) ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK);
+  std::string path = way == Kind::kUnnamed ? text("/proc/", ::getpid(), "/fd/", file.get()) : kNamePrefix + name;
   const bool is_locked = lock_for_this_process(file);
-  auto memory = std::make_shared<SharedMemory>(std::move(file), Address{path, id, bytes, is_locked});
+  auto memory = std::make_shared<SharedMemory>(std::move(file), MemoryHandle{path, id, bytes, is_locked});
   memory->is_created_here_ = true;
   std::lock_guard lock(mapped().mutex);
   mapped().by_id[id] = memory;
   return memory;
 }
 
-std::shared_ptr<SharedMemory> SharedMemory::open(const Address& address) {
+std::shared_ptr<SharedMemory> SharedMemory::open(const MemoryHandle& address) {
   std::lock_guard lock(mapped().mutex);
   if (auto known = mapped().by_id[address.id].lock()) return known;
   auto memory = std::make_shared<SharedMemory>(open_file(address.path), address);
@@ -115,26 +115,26 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const Address& address) {
   return memory;
 }
 
-SharedMemory::SharedMemory(FileDescriptor file, Address address)
-    : file_(std::move(file)), address_(std::move(address)) {
+SharedMemory::SharedMemory(FileDescriptor file, MemoryHandle address)
+    : file_(std::move(file)), handle_(std::move(address)) {
   struct stat status {};
-  if (::fstat(file_.get(), &status) != 0 || static_cast<size_t>(status.st_size) != address_.bytes)
-    throw UsageError(text("the shared memory ", address_.path, " has ", status.st_size, " bytes instead of ",
-                          address_.bytes, ": it belongs to another process now"));
-  void* place = ::mmap(nullptr, address_.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
-  if (place == MAP_FAILED)
+  if (::fstat(file_.get(), &status) != 0 || static_cast<size_t>(status.st_size) != handle_.bytes)
+    throw UsageError(text("the shared memory ", handle_.path, " has ", status.st_size, " bytes instead of ",
+                          handle_.bytes, ": it belongs to another process now"));
+  void* mapping = ::mmap(nullptr, handle_.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+  if (mapping == MAP_FAILED)
     fail(
-        text("mmap: cannot map shared memory of ", address_.bytes >> 20,
+        text("mmap: cannot map shared memory of ", handle_.bytes >> 20,
              " MiB, which takes address space only; raise `ulimit -v`, or set LOCKSTEP_SHM_BYTES to less on all ranks"),
         errno);
-  begin_ = static_cast<char*>(place);
-  ::madvise(begin_, address_.bytes, MADV_HUGEPAGE);  // where the system allows it for shared memory
+  begin_ = static_cast<char*>(mapping);
+  ::madvise(begin_, handle_.bytes, MADV_HUGEPAGE);  // where the system allows it for shared memory
 }
 
 SharedMemory::~SharedMemory() {
-  ::munmap(begin_, address_.bytes);
+  ::munmap(begin_, handle_.bytes);
   std::lock_guard lock(mapped().mutex);
-  auto known = mapped().by_id.find(address_.id);
+  auto known = mapped().by_id.find(handle_.id);
   if (known != mapped().by_id.end() && known->second.expired()) mapped().by_id.erase(known);
 }
 
@@ -174,14 +174,13 @@ void SharedMemory::detach(size_t offset, size_t bytes) {
 }
 
 bool SharedMemory::is_in_use() const {
-  if (is_created_here_ || !address_.is_locked) return true;
+  if (is_created_here_ || !handle_.is_locked) return true;
   auto lock = lock_of_all();
   return ::fcntl(file_.get(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 void SharedMemory::unlink() {
-  if (address_.path.starts_with(kNamePrefix))
-    ::shm_unlink(address_.path.substr(std::string(kNamePrefix).size()).c_str());
+  if (handle_.path.starts_with(kNamePrefix)) ::shm_unlink(handle_.path.substr(std::string(kNamePrefix).size()).c_str());
 }
 
 }  // namespace lockstep::shm

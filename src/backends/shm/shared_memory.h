@@ -9,7 +9,7 @@
 namespace lockstep::shm {
 
 /// How another process finds a piece of shared memory.
-struct Address {
+struct MemoryHandle {
   std::string path;  // "/proc/PID/fd/N", or "shm:/NAME"
   std::string id;    // random: tells pieces apart whose paths are the same at different times
   size_t bytes = 0;
@@ -20,25 +20,25 @@ struct Address {
 /// Thread-safe.
 class SharedMemory {
  public:
-  enum class Way {
+  enum class Kind {
     kUnnamed,  // a memfd: gone with the last process that has it, and not bounded by /dev/shm
     kNamed,    // in /dev/shm, until unlink(): for processes that do not see each other in /proc
   };
 
   /// SystemError when it cannot be had.
-  static std::shared_ptr<SharedMemory> create(Way way, size_t bytes);
+  static std::shared_ptr<SharedMemory> create(Kind way, size_t bytes);
   /// Maps what another process, or this one, has created; what this process has mapped already is shared.
-  static std::shared_ptr<SharedMemory> open(const Address& address);
+  static std::shared_ptr<SharedMemory> open(const MemoryHandle& address);
 
-  SharedMemory(FileDescriptor file, Address address);
+  SharedMemory(FileDescriptor file, MemoryHandle address);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  const Address& address() const { return address_; }
+  const MemoryHandle& handle() const { return handle_; }
   char* begin() const { return begin_; }
-  size_t bytes() const { return address_.bytes; }
-  bool contains(const void* place) const { return place >= begin_ && place < begin_ + bytes(); }
+  size_t bytes() const { return handle_.bytes; }
+  bool contains(const void* data) const { return data >= begin_ && data < begin_ + bytes(); }
 
   /// Gets the memory of these bytes now, so that a lack of it is an error here (SystemError) and not a signal later.
   void populate(size_t offset, size_t bytes);
@@ -57,7 +57,7 @@ class SharedMemory {
 
  private:
   const FileDescriptor file_;
-  const Address address_;
+  const MemoryHandle handle_;
   char* begin_ = nullptr;         // constant after construction
   bool is_created_here_ = false;  // constant after create()
 };

@@ -12,20 +12,20 @@
 
 #include <lockstep/error.h>
 
-#include "base/log.h"
-#include "base/text.h"
 #include "backends/common/reduction.h"
+#include "backends/common/slices.h"
 #include "backends/shm/exchange_handles.h"
 #include "backends/shm/point_to_point.h"
-#include "backends/common/slices.h"
+#include "base/log.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
 
 using shm::CallHeader;
-using shm::Circle;
 using shm::kChunkBytes;
 using shm::kPayloadBytes;
+using shm::ShmGroup;
 
 constexpr int64_t kCacheLine = 64;
 constexpr std::chrono::milliseconds kReleaseLimit(200);  // for ranks that have been told that the call failed
@@ -61,10 +61,10 @@ Stretch share_of(int64_t bytes, int size, int rank) {
 class ShmBackend final : public Backend {
  public:
   explicit ShmBackend(const BackendContext& context)
-      : circle_(shm::introduce(context)), mail_(*circle_), rank_(context.rank), size_(context.size) {}
+      : group_(shm::exchange_handles(context)), point_to_point_(*group_), rank_(context.rank), size_(context.size) {}
 
   at::Tensor allocate(int64_t bytes) override {
-    auto arena = circle_->arena();
+    auto arena = group_->arena();
     char* block = arena->allocate(static_cast<size_t>(bytes));
     return at::from_blob(
         block, {bytes}, [arena, block](void*) { arena->free(block); }, at::kByte);
@@ -72,7 +72,7 @@ class ShmBackend final : public Backend {
 
   // Also called by the thread whose call has failed, before its caller sees the error, when all ranks have been told.
   void abort(std::exception_ptr cause) noexcept override {
-    circle_->waiting().abort(std::move(cause));
+    group_->waiter().abort(std::move(cause));
     withdraw();
   }
 
@@ -98,8 +98,8 @@ class ShmBackend final : public Backend {
 
   void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
     if (travels_with_the_call(data)) {
-      circle_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), rank_ == root ? data.nbytes() : 0);
-      if (rank_ != root) std::memcpy(bytes_of(data), circle_->post(root).payload.data(), data.nbytes());
+      group_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), rank_ == root ? data.nbytes() : 0);
+      if (rank_ != root) std::memcpy(bytes_of(data), group_->header(root).payload.data(), data.nbytes());
       return;
     }
     run_large(data, call, [&] { broadcast_large(data, root, call); });
@@ -111,7 +111,7 @@ class ShmBackend final : public Backend {
     if (travels_with_the_call(input)) {
       begin_small(input, call);
       for (int rank : others())
-        std::memcpy(bytes_of(output) + rank * size_of(input), circle_->post(rank).payload.data(), input.nbytes());
+        std::memcpy(bytes_of(output) + rank * size_of(input), group_->header(rank).payload.data(), input.nbytes());
       return;
     }
     run_large(input, call, [&] { all_gather_large(output, input, call); });
@@ -125,13 +125,13 @@ class ShmBackend final : public Backend {
     run_large(input, call, [&] { reduce_scatter_large(output, input, op, call); });
   }
 
-  void exchange(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
-                const CallInfo& call) override {
+  void all_to_all_v(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
+                    const CallInfo& call) override {
     auto bytes = [](const at::Tensor& part) { return part.defined() ? size_of(part) : 0; };
     std::vector<int64_t> sent;
     for (const auto& part : sends) sent.push_back(bytes(part));
-    circle_->begin_call(call, CallHeader::kElsewhere, sent.data(), sent.size() * sizeof(int64_t));
-    auto sent_by = [&](int rank) { return reinterpret_cast<const int64_t*>(circle_->post(rank).payload.data()); };
+    group_->begin_call(call, CallHeader::kElsewhere, sent.data(), sent.size() * sizeof(int64_t));
+    auto sent_by = [&](int rank) { return reinterpret_cast<const int64_t*>(group_->header(rank).payload.data()); };
     int64_t longest = 0;
     for (int rank = 0; rank < size_; ++rank) {
       longest = std::max(longest, *std::max_element(sent_by(rank), sent_by(rank) + size_));
@@ -143,7 +143,7 @@ class ShmBackend final : public Backend {
       std::memcpy(bytes_of(receives[rank_]), bytes_of(sends[rank_]), sends[rank_].nbytes());
     if (longest == 0) return;
     const int64_t room = room_for_each();
-    circle_->pipeline(
+    group_->pipeline(
         chunks_of(longest, room), call.deadline,
         [&](uint64_t k, uint64_t slot) {
           for (int rank : others())
@@ -158,14 +158,14 @@ class ShmBackend final : public Backend {
         [](uint64_t, uint64_t) {});
   }
 
-  void barrier(const CallInfo& call) override { circle_->begin_call(call); }
+  void barrier(const CallInfo& call) override { group_->begin_call(call); }
 
   std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t, uint64_t fingerprint) override {
-    return mail_.send(data, to, fingerprint);
+    return point_to_point_.send(data, to, fingerprint);
   }
 
   std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t, uint64_t fingerprint) override {
-    return mail_.receive(data, from, fingerprint);
+    return point_to_point_.receive(data, from, fingerprint);
   }
 
  private:
@@ -190,17 +190,17 @@ class ShmBackend final : public Backend {
     reduce_elements(outputs, inputs, bytes / static_cast<int64_t>(like.element_size()), like.scalar_type(), op);
   }
 
-  // --- data in the posts
+  // --- data in the headers
 
   static bool travels_with_the_call(const at::Tensor& data) { return data.nbytes() <= kPayloadBytes; }
 
   void begin_small(const at::Tensor& data, const CallInfo& call) {
-    circle_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), data.nbytes());
+    group_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), data.nbytes());
   }
 
   // Every rank reduces all of it: another round of waiting would cost more.
   void reduce_posts(const at::Tensor& output, int64_t begin, ReduceOp op) const {
-    auto inputs = everyone([&](int rank) -> void* { return circle_->post(rank).payload.data() + begin; });
+    auto inputs = everyone([&](int rank) -> void* { return group_->header(rank).payload.data() + begin; });
     void* to = bytes_of(output);
     reduce({&to, 1}, {inputs.data(), inputs.size()}, size_of(output), output, op);
   }
@@ -213,16 +213,16 @@ class ShmBackend final : public Backend {
   template <class Body>
   void run_large(const at::Tensor& data, const CallInfo& call, const Body& body,
                  OthersWrite others_write = OthersWrite::kNo) {
-    const auto place = circle_->arena()->offset_of(bytes_of(data));
+    const auto offset = group_->arena()->offset_of(bytes_of(data));
     try {
-      circle_->begin_call(call, place.value_or(CallHeader::kElsewhere));
+      group_->begin_call(call, offset.value_or(CallHeader::kElsewhere));
       body();
-      circle_->check_nobody_gave_up();
-      if (circle_->arena()->offset_of(bytes_of(data)) != place)
+      group_->check_nobody_gave_up();
+      if (group_->arena()->offset_of(bytes_of(data)) != offset)
         throw PeerError(text("rank ", rank_, " gave up another call with the same tensor"));
     } catch (...) {
-      circle_->give_up_call();
-      if (place && others_write == OthersWrite::kYes) {
+      group_->give_up_call();
+      if (offset && others_write == OthersWrite::kYes) {
         std::lock_guard lock(mutex_);
         exposed_ = {data, std::this_thread::get_id()};
       }
@@ -241,14 +241,14 @@ class ShmBackend final : public Backend {
       tensor = std::exchange(exposed_.tensor, at::Tensor());
     }
     try {
-      if (!circle_->await_release(kReleaseLimit)) circle_->arena()->detach(bytes_of(tensor), tensor.nbytes());
+      if (!group_->await_release(kReleaseLimit)) group_->arena()->detach(bytes_of(tensor), tensor.nbytes());
     } catch (const Error& error) {
       log_error(text("rank ", rank_, ": a rank that is late may still write to a tensor of ", tensor.nbytes(),
                      " bytes whose call has failed: ", error.what()));
     }
   }
 
-  bool is_shared(int rank) const { return circle_->post(rank).place != CallHeader::kElsewhere; }
+  bool is_shared(int rank) const { return group_->header(rank).offset != CallHeader::kElsewhere; }
 
   bool all_are_shared() const {
     for (int rank = 0; rank < size_; ++rank)
@@ -259,42 +259,42 @@ class ShmBackend final : public Backend {
   Pointers shared_parts(int64_t begin) const {
     return everyone([&](int rank) { return shared_part(rank, begin); });
   }
-  char* shared_part(int rank, int64_t begin) const { return circle_->at(rank, circle_->post(rank).place) + begin; }
+  char* shared_part(int rank, int64_t begin) const { return group_->at(rank, group_->header(rank).offset) + begin; }
 
   // --- data on the way through slots
 
-  char* input_slot(int rank, uint64_t slot) const { return circle_->desk(rank).slots[slot].input.data(); }
-  char* result_slot(int rank, uint64_t slot) const { return circle_->desk(rank).slots[slot].result.data(); }
+  char* input_slot(int rank, uint64_t slot) const { return group_->segment(rank).slots[slot].input.data(); }
+  char* result_slot(int rank, uint64_t slot) const { return group_->segment(rank).slots[slot].result.data(); }
 
   // In a slot, for pieces to or from each rank.
   int64_t room_for_each() const { return static_cast<int64_t>(kChunkBytes) / size_ / kCacheLine * kCacheLine; }
 
-  // Tensors that all lie in arenas are reduced in place: each rank reduces its share, and writes it to all of them.
+  // Tensors that all lie in arenas are reduced in offset: each rank reduces its share, and writes it to all of them.
   void all_reduce_large(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, true);
-    circle_->check_nobody_gave_up();
+    group_->check_nobody_gave_up();
     const Stretch mine = share_of(size_of(data), size_, rank_);
     const auto everywhere = shared_parts(mine.begin);
     reduce(everywhere, {everywhere.data(), everywhere.size()}, mine.size, data, op);
-    circle_->end_call(call.deadline);
+    group_->end_call(call.deadline);
   }
 
   void reduce_large(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, rank_ == root);
-    circle_->check_nobody_gave_up();
+    group_->check_nobody_gave_up();
     const Stretch mine = share_of(size_of(data), size_, rank_);
     const auto everywhere = shared_parts(mine.begin);
     reduce({&everywhere[root], 1}, {everywhere.data(), everywhere.size()}, mine.size, data, op);
-    circle_->end_call(call.deadline);
+    group_->end_call(call.deadline);
   }
 
   void broadcast_large(const at::Tensor& data, int root, const CallInfo& call) {
     if (is_shared(root)) {
       if (rank_ != root) std::memcpy(bytes_of(data), shared_part(root, 0), data.nbytes());
-      return circle_->end_call(call.deadline);
+      return group_->end_call(call.deadline);
     }
     auto chunk = [&](uint64_t k) { return chunk_of(size_of(data), kChunkBytes, k); };
-    circle_->pipeline(
+    group_->pipeline(
         chunks_of(size_of(data), kChunkBytes), call.deadline,
         [&](uint64_t k, uint64_t slot) {
           if (rank_ == root) std::memcpy(input_slot(root, slot), bytes_of(data) + chunk(k).begin, chunk(k).size);
@@ -309,10 +309,10 @@ class ShmBackend final : public Backend {
     auto part = [&](int rank, int64_t begin) { return bytes_of(output) + rank * size_of(input) + begin; };
     if (all_are_shared()) {
       for (int rank : others()) std::memcpy(part(rank, 0), shared_part(rank, 0), input.nbytes());
-      return circle_->end_call(call.deadline);
+      return group_->end_call(call.deadline);
     }
     auto chunk = [&](uint64_t k) { return chunk_of(size_of(input), kChunkBytes, k); };
-    circle_->pipeline(
+    group_->pipeline(
         chunks_of(size_of(input), kChunkBytes), call.deadline,
         [&](uint64_t k, uint64_t slot) {
           std::memcpy(input_slot(rank_, slot), bytes_of(input) + chunk(k).begin, chunk(k).size);
@@ -329,12 +329,12 @@ class ShmBackend final : public Backend {
       auto parts = shared_parts(rank_ * part_bytes);
       void* to = bytes_of(output);
       reduce({&to, 1}, {parts.data(), parts.size()}, part_bytes, output, op);
-      return circle_->end_call(call.deadline);
+      return group_->end_call(call.deadline);
     }
     // Each slot has room for a piece of every rank's part.
     const int64_t room = room_for_each();
     auto piece = [&](uint64_t k) { return chunk_of(part_bytes, room, k); };
-    circle_->pipeline(
+    group_->pipeline(
         chunks_of(part_bytes, room), call.deadline,
         [&](uint64_t k, uint64_t slot) {
           for (int rank : others())
@@ -356,22 +356,22 @@ class ShmBackend final : public Backend {
   void reduce_in_chunks(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool gets_result) {
     const int64_t bytes = size_of(data);
     auto chunk = [&](uint64_t k) { return chunk_of(bytes, kChunkBytes, k); };
-    auto place = [&](uint64_t k, int64_t begin) { return bytes_of(data) + chunk(k).begin + begin; };
-    circle_->pipeline(
+    auto offset = [&](uint64_t k, int64_t begin) { return bytes_of(data) + chunk(k).begin + begin; };
+    group_->pipeline(
         chunks_of(bytes, kChunkBytes), call.deadline,
         [&](uint64_t k, uint64_t slot) {  // all but this rank's own share, which it reads from the tensor
           Stretch mine = share_of(chunk(k).size, size_, rank_);
           int64_t behind = mine.begin + mine.size;
-          std::memcpy(input_slot(rank_, slot), place(k, 0), mine.begin);
-          std::memcpy(input_slot(rank_, slot) + behind, place(k, behind), chunk(k).size - behind);
+          std::memcpy(input_slot(rank_, slot), offset(k, 0), mine.begin);
+          std::memcpy(input_slot(rank_, slot) + behind, offset(k, behind), chunk(k).size - behind);
         },
         [&](uint64_t k, uint64_t slot) {
           Stretch mine = share_of(chunk(k).size, size_, rank_);
           auto inputs = everyone([&](int rank) -> void* {
-            return rank == rank_ ? place(k, mine.begin) : input_slot(rank, slot) + mine.begin;
+            return rank == rank_ ? offset(k, mine.begin) : input_slot(rank, slot) + mine.begin;
           });
           Pointers outputs;
-          if (gets_result) outputs.push_back(place(k, mine.begin));
+          if (gets_result) outputs.push_back(offset(k, mine.begin));
           outputs.push_back(result_slot(rank_, slot));
           reduce({outputs.data(), outputs.size()}, {inputs.data(), inputs.size()}, mine.size, data, op);
         },
@@ -379,7 +379,7 @@ class ShmBackend final : public Backend {
           if (!gets_result) return;
           for (int rank : others()) {
             Stretch theirs = share_of(chunk(k).size, size_, rank);
-            std::memcpy(place(k, theirs.begin), result_slot(rank, slot), theirs.size);
+            std::memcpy(offset(k, theirs.begin), result_slot(rank, slot), theirs.size);
           }
         });
   }
@@ -390,8 +390,8 @@ class ShmBackend final : public Backend {
     std::thread::id thread{};  // that made the call
   };
 
-  const std::unique_ptr<Circle> circle_;
-  shm::Mail mail_;
+  const std::unique_ptr<ShmGroup> group_;
+  shm::PointToPoint point_to_point_;
   std::mutex mutex_;
   Exposed exposed_;  // guarded by mutex_
   const int rank_;

@@ -11,69 +11,69 @@ namespace lockstep::shm {
 namespace {
 
 // Ranks that are bound have few cores each, but enough together.
-Waiting::Cores count_cores(const std::vector<Circle::Member>& members) {
+Waiter::Cores count_cores(const std::vector<ShmGroup::Member>& members) {
   cpu_set_t all;
   CPU_ZERO(&all);
-  for (const auto& member : members) CPU_OR(&all, &all, &member.desk->cores);
-  return static_cast<int>(members.size()) <= CPU_COUNT(&all) ? Waiting::Cores::kEnough : Waiting::Cores::kTooFew;
+  for (const auto& member : members) CPU_OR(&all, &all, &member.segment->cores);
+  return static_cast<int>(members.size()) <= CPU_COUNT(&all) ? Waiter::Cores::kEnough : Waiter::Cores::kTooFew;
 }
 
 }  // namespace
 
-Circle::Circle(int rank, std::vector<Member> members, std::shared_ptr<Arena> arena)
+ShmGroup::ShmGroup(int rank, std::vector<Member> members, std::shared_ptr<Arena> arena)
     : rank_(rank),
       members_(std::move(members)),
       arena_(std::move(arena)),
-      waiting_(desk(rank_), count_cores(members_)) {}
+      waiter_(segment(rank_), count_cores(members_)) {}
 
 // A rank that was killed does not say that it has left.
-Circle::~Circle() {
-  for (const auto& member : members_) member.desk->left[rank_] = true;
-  const Desk& mine = desk(rank_);
-  left_behind_.push_back(reinterpret_cast<char*>(&desk(rank_)));
-  arena_->retire(std::move(left_behind_), [&mine, members = members_] {
+ShmGroup::~ShmGroup() {
+  for (const auto& member : members_) member.segment->left[rank_] = true;
+  const RankSegment& mine = segment(rank_);
+  freed_when_all_left_.push_back(reinterpret_cast<char*>(&segment(rank_)));
+  arena_->retire(std::move(freed_when_all_left_), [&mine, members = members_] {
     for (size_t rank = 0; rank < members.size(); ++rank)
       if (!mine.left[rank] && members[rank].memory->is_in_use()) return false;
     return true;
   });
 }
 
-void Circle::begin_call(const CallInfo& call, uint64_t place, const void* payload, size_t payload_bytes) {
+void ShmGroup::begin_call(const CallInfo& call, uint64_t offset, const void* payload, size_t payload_bytes) {
   ++call_;
-  CallHeader& mine = desk(rank_).posts[call_ % 2];
+  CallHeader& mine = segment(rank_).headers[call_ % 2];
   mine.fingerprint = call.fingerprint;
-  mine.place = place;
+  mine.offset = offset;
   if (payload_bytes > 0) std::memcpy(mine.payload.data(), payload, payload_bytes);
   mine.call.store(call_);
-  ring_others();
+  wake_others();
   for (int step = 1; step < size(); ++step) {
     int peer = (rank_ + step) % size();
-    const CallHeader& theirs = post(peer);
-    waiting_.until([&] { return theirs.call.load() >= call_; }, peer, call.deadline);
+    const CallHeader& theirs = header(peer);
+    waiter_.until([&] { return theirs.call.load() >= call_; }, peer, call.deadline);
     if (theirs.fingerprint != call.fingerprint)
       throw MismatchError(text("rank ", peer, " makes another call than rank ", rank_));
   }
 }
 
-void Circle::end_call(Deadline deadline) {
-  raise(desk(rank_).done, call_);
-  await(&Desk::done, call_, deadline);
+void ShmGroup::end_call(Deadline deadline) {
+  raise(segment(rank_).done, call_);
+  await(&RankSegment::done, call_, deadline);
 }
 
-void Circle::give_up_call() noexcept {
-  raise(desk(rank_).gave_up, call_);
+void ShmGroup::give_up_call() noexcept {
+  raise(segment(rank_).gave_up, call_);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // what the caller writes to its tensor comes after it
 }
 
-// A rank that has not posted yet will see the flag before it writes: it posts, then looks; this rank has raised the
-// flag, then looks at the post. A rank that gave up makes no further call.
-bool Circle::may_write(int peer) const {
-  const Desk& theirs = desk(peer);
-  return post(peer).call.load() >= call_ && theirs.done.value.load() < call_ && theirs.gave_up.value.load() == 0 &&
+// A rank that has not posted yet will see the flag before it writes: it headers, then looks; this rank has raised the
+// flag, then looks at the header. A rank that gave up makes no further call.
+bool ShmGroup::may_write(int peer) const {
+  const RankSegment& theirs = segment(peer);
+  return header(peer).call.load() >= call_ && theirs.done.value.load() < call_ && theirs.gave_up.value.load() == 0 &&
          members_[peer].memory->is_in_use();
 }
 
-bool Circle::await_release(std::chrono::milliseconds limit) const {
+bool ShmGroup::await_release(std::chrono::milliseconds limit) const {
   constexpr std::chrono::microseconds kPause(100);
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (int peer = 0; peer < size(); ++peer) {
@@ -87,30 +87,30 @@ bool Circle::await_release(std::chrono::milliseconds limit) const {
 }
 
 // What was read of a tensor was read before this looks: it is right when the flag is not up yet.
-void Circle::check_nobody_gave_up() const {
+void ShmGroup::check_nobody_gave_up() const {
   for (int peer = 0; peer < size(); ++peer) {
-    const uint64_t call = desk(peer).gave_up.value.load();
+    const uint64_t call = segment(peer).gave_up.value.load();
     if (call != 0 && call <= call_)
       throw PeerError(text("rank ", peer, " gave up this call before rank ", rank_, " was done with its tensor"));
   }
 }
 
-void Circle::raise(Flag& flag, uint64_t value) {
+void ShmGroup::raise(Flag& flag, uint64_t value) {
   flag.value.store(value);
-  ring_others();
+  wake_others();
 }
 
-void Circle::await(Flag Desk::*flag, uint64_t value, Deadline deadline) {
+void ShmGroup::await(Flag RankSegment::*flag, uint64_t value, Deadline deadline) {
   for (int step = 1; step < size(); ++step) {
     int peer = (rank_ + step) % size();
-    const auto& theirs = (desk(peer).*flag).value;
-    waiting_.until([&] { return theirs.load() >= value; }, peer, deadline);
+    const auto& theirs = (segment(peer).*flag).value;
+    waiter_.until([&] { return theirs.load() >= value; }, peer, deadline);
   }
 }
 
-void Circle::ring_others() {
+void ShmGroup::wake_others() {
   for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank_) Waiting::ring(desk(peer));
+    if (peer != rank_) Waiter::wake(segment(peer));
 }
 
 }  // namespace lockstep::shm

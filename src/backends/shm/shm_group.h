@@ -11,37 +11,37 @@
 
 namespace lockstep::shm {
 
-/// The ranks of a group as one of them sees them: its own desk and the others', mapped.
+/// The ranks of a group as one of them sees them: its own segment and the others', mapped.
 ///
 /// Calls and their pipelines belong to one thread at a time; the rest is thread-safe.
-class Circle {
+class ShmGroup {
  public:
   struct Member {
     std::shared_ptr<SharedMemory> memory;
-    Desk* desk = nullptr;
+    RankSegment* segment = nullptr;
   };
 
-  /// `arena` is this rank's, and holds its desk.
-  Circle(int rank, std::vector<Member> members, std::shared_ptr<Arena> arena);
-  /// Leaves: this rank's desk goes when all others have left or ended.
-  ~Circle();
-  Circle(const Circle&) = delete;
-  Circle& operator=(const Circle&) = delete;
+  /// `arena` is this rank's, and holds its segment.
+  ShmGroup(int rank, std::vector<Member> members, std::shared_ptr<Arena> arena);
+  /// Leaves: this rank's segment goes when all others have left or ended.
+  ~ShmGroup();
+  ShmGroup(const ShmGroup&) = delete;
+  ShmGroup& operator=(const ShmGroup&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
-  Desk& desk(int rank) const { return *members_[rank].desk; }
+  RankSegment& segment(int rank) const { return *members_[rank].segment; }
   /// Memory in the arena of a rank.
-  char* at(int rank, uint64_t place) const { return members_[rank].memory->begin() + place; }
-  Waiting& waiting() { return waiting_; }
+  char* at(int rank, uint64_t offset) const { return members_[rank].memory->begin() + offset; }
+  Waiter& waiter() { return waiter_; }
 
-  /// Begins a call: shows this rank's post and waits for those of the others. `payload` may be up to kPayloadBytes.
+  /// Begins a call: shows this rank's header and waits for those of the others. `payload` may be up to kPayloadBytes.
   /// MismatchError when a rank comes with another fingerprint.
-  void begin_call(const CallInfo& call, uint64_t place = CallHeader::kElsewhere, const void* payload = nullptr,
+  void begin_call(const CallInfo& call, uint64_t offset = CallHeader::kElsewhere, const void* payload = nullptr,
                   size_t payload_bytes = 0);
   /// What a rank showed in this call.
-  CallHeader& post(int rank) const { return desk(rank).posts[call_ % 2]; }
+  CallHeader& header(int rank) const { return segment(rank).headers[call_ % 2]; }
   /// Returns when no rank touches another's memory in this call any more.
   void end_call(Deadline deadline);
 
@@ -68,39 +68,39 @@ class Circle {
     auto slot = [&](uint64_t k) { return (base + k) % kSlots; };
     auto prepare = [&](uint64_t k) {
       fill(k, slot(k));
-      raise(desk(rank_).filled, base + k + 1);
+      raise(segment(rank_).filled, base + k + 1);
     };
     auto conclude = [&](uint64_t k) {
-      await(&Desk::worked, base + k + 1, deadline);
+      await(&RankSegment::worked, base + k + 1, deadline);
       finish(k, slot(k));
     };
     prepare(0);
     for (uint64_t k = 0; k < chunks; ++k) {
       if (k + 1 < chunks) prepare(k + 1);
-      await(&Desk::filled, base + k + 1, deadline);
+      await(&RankSegment::filled, base + k + 1, deadline);
       work(k, slot(k));
-      raise(desk(rank_).worked, base + k + 1);
+      raise(segment(rank_).worked, base + k + 1);
       if (k > 0) conclude(k - 1);
     }
     conclude(chunks - 1);
   }
 
-  /// A block of the arena that others may read until they have left: it goes with the desk.
-  void leave_behind(char* block) { left_behind_.push_back(block); }
+  /// A block of the arena that others may read until they have left: it goes with the segment.
+  void free_when_all_left(char* block) { freed_when_all_left_.push_back(block); }
 
  private:
   bool may_write(int peer) const;
   void raise(Flag& flag, uint64_t value);
-  void await(Flag Desk::*flag, uint64_t value, Deadline deadline);
-  void ring_others();
+  void await(Flag RankSegment::*flag, uint64_t value, Deadline deadline);
+  void wake_others();
 
   const int rank_;
   const std::vector<Member> members_;
   const std::shared_ptr<Arena> arena_;
-  Waiting waiting_;
-  uint64_t call_ = 0;               // the thread's that makes calls
-  uint64_t chunks_ = 0;             // the same's: that went through the slots
-  std::vector<char*> left_behind_;  // the thread's that ends the group
+  Waiter waiter_;
+  uint64_t call_ = 0;                       // the thread's that makes calls
+  uint64_t chunks_ = 0;                     // the same's: that went through the slots
+  std::vector<char*> freed_when_all_left_;  // the thread's that ends the group
 };
 
 }  // namespace lockstep::shm

@@ -30,29 +30,29 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nan
 
 }  // namespace
 
-Waiting::Waiting(Desk& mine, Cores cores) : mine_(mine), looks_(cores == Cores::kEnough ? kLooks : 1) {}
+Waiter::Waiter(RankSegment& mine, Cores cores) : mine_(mine), looks_(cores == Cores::kEnough ? kLooks : 1) {}
 
-void Waiting::ring_aloud(Desk& desk) {
-  desk.bell.fetch_add(1);
-  ::syscall(SYS_futex, &desk.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+void Waiter::wake_sleepers(RankSegment& segment) {
+  segment.futex.fetch_add(1);
+  ::syscall(SYS_futex, &segment.futex, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Waiting::abort(std::exception_ptr cause) {
+void Waiter::abort(std::exception_ptr cause) {
   {
     std::lock_guard lock(mutex_);
     if (!cause_) cause_ = std::move(cause);
   }
   is_aborted_ = true;
-  ring_aloud(mine_);
+  wake_sleepers(mine_);
 }
 
-void Waiting::throw_if_aborted() {
+void Waiter::throw_if_aborted() {
   if (!is_aborted_) return;
   std::lock_guard lock(mutex_);
   std::rethrow_exception(cause_);
 }
 
-void Waiting::wait_long(const std::function<bool()>& is_ready, int peer, Deadline deadline) {
+void Waiter::wait_long(const std::function<bool()>& is_ready, int peer, Deadline deadline) {
   for (auto begin = Clock::now(); Clock::now() - begin < kYielding;) {
     if (is_ready()) return;
     throw_if_aborted();
@@ -60,18 +60,18 @@ void Waiting::wait_long(const std::function<bool()>& is_ready, int peer, Deadlin
     ::sched_yield();
   }
   struct Sleeper {
-    explicit Sleeper(Desk& desk) : desk(desk) { desk.sleepers.fetch_add(1); }
-    ~Sleeper() { desk.sleepers.fetch_sub(1); }
-    Desk& desk;
+    explicit Sleeper(RankSegment& segment) : segment(segment) { segment.sleepers.fetch_add(1); }
+    ~Sleeper() { segment.sleepers.fetch_sub(1); }
+    RankSegment& segment;
   } sleeper(mine_);
   for (;;) {
-    uint32_t bell = mine_.bell.load();  // a ring after this keeps the thread from falling asleep
+    uint32_t futex = mine_.futex.load();  // a ring after this keeps the thread from falling asleep
     if (errand_) errand_();
     if (is_ready()) return;
     throw_if_aborted();
     auto now = Clock::now();
     if (now >= deadline) throw TimeoutError(text("time-out: rank ", peer, " did not come to this call"));
-    futex_wait(mine_.bell, bell, std::min<Clock::duration>(deadline - now, kLongestSleep));
+    futex_wait(mine_.futex, futex, std::min<Clock::duration>(deadline - now, kLongestSleep));
   }
 }
 

@@ -13,13 +13,13 @@
 namespace lockstep::shm {
 
 /// How the threads of one rank wait for what other ranks write: they look a while, then let others run, then sleep
-/// until the bell of their desk rings. Thread-safe.
-class Waiting {
+/// until the futex of their segment rings. Thread-safe.
+class Waiter {
  public:
   /// Whether there is a core for every rank: else looking longer would keep others from running.
   enum class Cores { kEnough, kTooFew };
 
-  Waiting(Desk& mine, Cores cores);
+  Waiter(RankSegment& mine, Cores cores);
 
   /// What threads that wait long do now and then. Before any waits.
   void meanwhile(std::function<void()> errand) { errand_ = std::move(errand); }
@@ -37,11 +37,11 @@ class Waiting {
 
   void abort(std::exception_ptr cause);
 
-  /// Wakes the threads that sleep at a desk. Call after writing what they wait for. It must be written, and looked at
-  /// by `is_ready`, in sequentially consistent order: then the writer sees the sleeper, or the sleeper what was
+  /// Wakes the threads that sleep at a segment. Call after writing what they wait for. It must be written, and looked
+  /// at by `is_ready`, in sequentially consistent order: then the writer sees the sleeper, or the sleeper what was
   /// written.
-  static void ring(Desk& desk) {
-    if (desk.sleepers.load() > 0) ring_aloud(desk);
+  static void wake(RankSegment& segment) {
+    if (segment.sleepers.load() > 0) wake_sleepers(segment);
   }
 
  private:
@@ -53,11 +53,11 @@ class Waiting {
 #endif
   }
 
-  static void ring_aloud(Desk& desk);
+  static void wake_sleepers(RankSegment& segment);
   void wait_long(const std::function<bool()>& is_ready, int peer, Deadline deadline);
   void throw_if_aborted();
 
-  Desk& mine_;
+  RankSegment& mine_;
   const int looks_;
   std::function<void()> errand_;  // constant once threads wait
   std::atomic<bool> is_aborted_{false};

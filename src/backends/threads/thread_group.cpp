@@ -9,9 +9,9 @@
 
 namespace lockstep::threads {
 
-Hub::Hub(int size) : rounds_(size, 0), boards_(size, nullptr), fingerprints_(size, 0) {}
+ThreadGroup::ThreadGroup(int size) : rounds_(size, 0), boards_(size, nullptr), fingerprints_(size, 0) {}
 
-void Hub::share(int rank, const void* board, const CallInfo& call, const std::function<void()>& use) {
+void ThreadGroup::share(int rank, const void* board, const CallInfo& call, const std::function<void()>& use) {
   boards_[rank] = board;
   fingerprints_[rank] = call.fingerprint;
   std::unique_lock lock(mutex_);
@@ -34,7 +34,7 @@ void Hub::share(int rank, const void* board, const CallInfo& call, const std::fu
   meet(lock, rank, call.deadline);
 }
 
-void Hub::meet(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline) {
+void ThreadGroup::meet(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline) {
   uint64_t mine = ++rounds_[rank];
   changed_.notify_all();
   auto is_late = [&](uint64_t round) { return round < mine; };
@@ -52,26 +52,26 @@ void Hub::meet(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline) 
 }
 
 // A rank that leaves takes its memory along, so it stays until nobody uses it; nobody new begins once there is a cause.
-void Hub::leave(std::unique_lock<std::mutex>& lock) {
+void ThreadGroup::leave(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
   changed_.wait(lock, [&] { return users_ == 0; });
   std::rethrow_exception(cause_);
 }
 
-void Hub::post_send(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post) {
+void ThreadGroup::post_send(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end) {
   std::lock_guard lock(mutex_);
-  mailboxes_[{from, to, tag}].sends.push_back(post);
+  mailboxes_[{from, to, tag}].sends.push_back(end);
   deliver({from, to, tag});
 }
 
-void Hub::post_recv(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post) {
+void ThreadGroup::post_recv(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end) {
   std::lock_guard lock(mutex_);
-  mailboxes_[{from, to, tag}].receives.push_back(post);
+  mailboxes_[{from, to, tag}].receives.push_back(end);
   deliver({from, to, tag});
 }
 
-void Hub::deliver(const Route& route) {
-  auto& box = mailboxes_[route];
+void ThreadGroup::deliver(const Channel& channel) {
+  auto& box = mailboxes_[channel];
   while (!box.sends.empty() && !box.receives.empty()) {
     auto sent = box.sends.front();
     auto received = box.receives.front();
@@ -80,7 +80,7 @@ void Hub::deliver(const Route& route) {
     if (sent->bytes == received->bytes && sent->fingerprint == received->fingerprint) {
       std::memcpy(received->data, sent->data, static_cast<size_t>(sent->bytes));
     } else {
-      auto [from, to, tag] = route;
+      auto [from, to, tag] = channel;
       sent->error = received->error = std::make_exception_ptr(
           MismatchError(text("rank ", from, " sends ", sent->bytes, " bytes with tag ", tag, ", but rank ", to,
                              " expects ", received->bytes, sent->bytes == received->bytes ? " of another dtype" : "")));
@@ -88,33 +88,33 @@ void Hub::deliver(const Route& route) {
     sent->is_done = received->is_done = true;
     changed_.notify_all();
   }
-  if (box.sends.empty() && box.receives.empty()) mailboxes_.erase(route);
+  if (box.sends.empty() && box.receives.empty()) mailboxes_.erase(channel);
 }
 
-void Hub::wait(const Post& post, int peer, Deadline deadline) {
+void ThreadGroup::wait(const MessageEnd& end, int peer, Deadline deadline) {
   std::unique_lock lock(mutex_);
-  bool in_time = changed_.wait_until(lock, deadline, [&] { return post.is_done || cause_; });
-  if (post.error) std::rethrow_exception(post.error);
-  if (post.is_done) return;
+  bool in_time = changed_.wait_until(lock, deadline, [&] { return end.is_done || cause_; });
+  if (end.error) std::rethrow_exception(end.error);
+  if (end.is_done) return;
   if (cause_) std::rethrow_exception(cause_);
   if (!in_time) throw TimeoutError(text("time-out: rank ", peer, " did not come to this message"));
 }
 
-bool Hub::is_done(const Post& post) {
+bool ThreadGroup::is_done(const MessageEnd& end) {
   std::lock_guard lock(mutex_);
-  return post.is_done || cause_;
+  return end.is_done || cause_;
 }
 
-void Hub::withdraw(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post) {
+void ThreadGroup::withdraw(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end) {
   std::lock_guard lock(mutex_);
   auto found = mailboxes_.find({from, to, tag});
   if (found == mailboxes_.end()) return;
-  std::erase(found->second.sends, post);
-  std::erase(found->second.receives, post);
+  std::erase(found->second.sends, end);
+  std::erase(found->second.receives, end);
   if (found->second.sends.empty() && found->second.receives.empty()) mailboxes_.erase(found);
 }
 
-void Hub::abort(std::exception_ptr cause) {
+void ThreadGroup::abort(std::exception_ptr cause) {
   std::lock_guard lock(mutex_);
   if (!cause_) cause_ = cause;
   changed_.notify_all();

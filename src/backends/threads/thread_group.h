@@ -15,18 +15,18 @@
 namespace lockstep::threads {
 
 /// One end of a message: memory that the other end copies from or into.
-struct Post {
+struct MessageEnd {
   void* data = nullptr;
   int64_t bytes = 0;
   uint64_t fingerprint = 0;  // of the message: equal on both ends
-  bool is_done = false;      // guarded by the hub's mutex
-  std::exception_ptr error;  // guarded by the hub's mutex
+  bool is_done = false;      // guarded by the group's mutex
+  std::exception_ptr error;  // guarded by the group's mutex
 };
 
 /// Where the ranks of a group meet when they are threads of one process: they see each other's memory. Thread-safe.
-class Hub {
+class ThreadGroup {
  public:
-  explicit Hub(int size);
+  explicit ThreadGroup(int size);
 
   /// Shows `board` to all ranks, runs `use` when all have done the same, and returns when all have finished using what
   /// they were shown. `use` may read every board and what it points to, and must not block. MismatchError when the
@@ -39,35 +39,35 @@ class Hub {
     return *static_cast<const Board*>(boards_[rank]);
   }
 
-  void post_send(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post);
-  void post_recv(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post);
-  /// Returns when the post is done. `peer` is whom it is with.
-  void wait(const Post& post, int peer, Deadline deadline);
-  bool is_done(const Post& post);
-  /// Takes the post back unless it is done: nobody touches its memory after this.
-  void withdraw(int from, int to, uint32_t tag, const std::shared_ptr<Post>& post);
+  void post_send(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end);
+  void post_recv(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end);
+  /// Returns when the end is done. `peer` is whom it is with.
+  void wait(const MessageEnd& end, int peer, Deadline deadline);
+  bool is_done(const MessageEnd& end);
+  /// Takes the end back unless it is done: nobody touches its memory after this.
+  void withdraw(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end);
 
   void abort(std::exception_ptr cause);
 
  private:
   struct Mailbox {
-    std::deque<std::shared_ptr<Post>> sends;
-    std::deque<std::shared_ptr<Post>> receives;
+    std::deque<std::shared_ptr<MessageEnd>> sends;
+    std::deque<std::shared_ptr<MessageEnd>> receives;
   };
-  using Route = std::tuple<int, int, uint32_t>;  // from, to, tag
+  using Channel = std::tuple<int, int, uint32_t>;  // from, to, tag
 
   void meet(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline);
   [[noreturn]] void leave(std::unique_lock<std::mutex>& lock);
-  void deliver(const Route& route);
+  void deliver(const Channel& channel);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<uint64_t> rounds_;        // guarded by mutex_: how often each rank has come to a meeting
-  std::vector<const void*> boards_;     // written before a meeting, read after it
-  std::vector<uint64_t> fingerprints_;  // the same
-  int users_ = 0;                       // guarded by mutex_: ranks that run `use` now
-  std::exception_ptr cause_;            // guarded by mutex_: set once aborted
-  std::map<Route, Mailbox> mailboxes_;  // guarded by mutex_
+  std::vector<uint64_t> rounds_;          // guarded by mutex_: how often each rank has come to a meeting
+  std::vector<const void*> boards_;       // written before a meeting, read after it
+  std::vector<uint64_t> fingerprints_;    // the same
+  int users_ = 0;                         // guarded by mutex_: ranks that run `use` now
+  std::exception_ptr cause_;              // guarded by mutex_: set once aborted
+  std::map<Channel, Mailbox> mailboxes_;  // guarded by mutex_
 };
 
 }  // namespace lockstep::threads

@@ -10,11 +10,11 @@ namespace lockstep::detail {
 
 /// When to look at a call that takes long: first after a moment, then after twice as long, and so on, and when its time
 /// is up; and when to print that it waits.
-class Patience {
+class Backoff {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Patience(Clock::time_point begin, Clock::time_point deadline = Clock::time_point::max())
+  explicit Backoff(Clock::time_point begin, Clock::time_point deadline = Clock::time_point::max())
       : next_look_(begin + pause_), deadline_(deadline), notice_(begin) {}
 
   bool is_over(Clock::time_point now) {

@@ -20,12 +20,12 @@ using Clock = std::chrono::steady_clock;
 }  // namespace
 
 Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend,
-             std::shared_ptr<Group> partner)
+             std::shared_ptr<Group> cpu_group)
     : membership_(std::move(membership)),
       rank_in_job_(job->rank()),
       recorder_(job->recorder()),
       is_queueing_(backend && backend->is_queueing()),
-      partner_(std::move(partner)),
+      cpu_group_(std::move(cpu_group)),
       mutex_(recorder_->mutex()),
       parts_(std::make_shared<Parts>(
           Parts{std::move(job), std::shared_ptr<Backend>(backend.release(), DeleteInOwner())})) {
@@ -33,7 +33,7 @@ Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Ba
 }
 
 Group& Group::for_device(c10::DeviceType type) {
-  return partner_ && partner_->membership_.device.type() == type ? *partner_ : *this;
+  return cpu_group_ && cpu_group_->membership_.device.type() == type ? *cpu_group_ : *this;
 }
 
 Group::~Group() {
@@ -62,7 +62,7 @@ void Group::leave(const std::shared_ptr<Parts>& parts) {
 
 void Group::destroy() {
   check_process();
-  if (partner_) partner_->destroy();
+  if (cpu_group_) cpu_group_->destroy();
   queue_.run([this](WorkQueue::Lock& lock) {
     auto parts = parts_;
     lock.unlock();
@@ -161,7 +161,7 @@ std::shared_ptr<QueuedCall> Group::execute(WorkQueue::Lock& lock, const Call& ca
   std::shared_ptr<QueuedCall> queued;
   guard(watched, timeout, [&](const CallInfo& info) {
     queued = backend.queue([&] { call.body(backend, info); }, stream);
-    if (queued) queued_.add({record, queued, std::move(kept), timeout, Patience(record.started, info.deadline)});
+    if (queued) queued_.add({record, queued, std::move(kept), timeout, Backoff(record.started, info.deadline)});
   });
   watched.outcome = queued ? CallRecord::State::kRunning : CallRecord::State::kDone;
   return queued;
@@ -194,11 +194,11 @@ void Group::run_aside(Operation operation, const CallOptions& options,
 }
 
 Group::Watched::Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& record, Clock::time_point begin)
-    : group(group), lock(lock), record(record), begin(begin), patience(begin) {
+    : group(group), lock(lock), record(record), begin(begin), backoff(begin) {
   refusal = group.failure_;
   // A rank that has left is why the others gave up who were in this call already.
   if (!refusal || group.departure_came_first_)
-    if (auto departure = group.departure_before(record.subject)) refusal = departure;
+    if (auto departure = group.departure_before(record.call_id)) refusal = departure;
   if (!group.failure_ && refusal) {
     group.failure_ = refusal;
     breaks_group = true;
@@ -226,7 +226,7 @@ void Group::guard(const Watched& watched, std::chrono::milliseconds timeout,
         last_words(watched.refusal));
   }
   try {
-    body({deadline_after(timeout, watched.begin), hash(record.call, record.subject)});
+    body({deadline_after(timeout, watched.begin), hash(record.call, record.call_id)});
   } catch (...) {
     fail(record, timeout, std::current_exception());
   }
@@ -253,14 +253,14 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
   std::string me = text(speaker(membership_), ": ");
   bool is_timeout = is_a<TimeoutError>(error);
   if (is_timeout || is_a<MismatchError>(error)) {
-    job->announce_report(membership_.name);
-    auto answers = is_timeout ? job->ask(membership_.name, describe(record.subject)) : ask_when_all_came(record);
+    job->will_report(membership_.name);
+    auto answers = is_timeout ? job->ask(membership_.name, describe(record.call_id)) : ask_when_all_came(record);
     auto mismatch = find_mismatch(membership_, record, answers);
     Failure failure = mismatch     ? Failure{"MismatchError", me + *mismatch}
                       : is_timeout ? timeout_failure(record, timeout, answers)
                                    : Failure{"MismatchError", text(me, describe(record), ": ", message_of(error))};
-    const auto culprit = mismatch     ? odd_one_out(membership_, record, answers)
-                         : is_timeout ? first_late(membership_, record.subject, answers)
+    const auto culprit = mismatch     ? find_odd_rank(membership_, record, answers)
+                         : is_timeout ? first_straggler(membership_, record.call_id, answers)
                                       : std::nullopt;
     if (culprit) job->blame(*culprit, failure);
     // A rank that cannot tell how the calls differ leaves the word to one that can.
@@ -285,8 +285,8 @@ std::vector<Answer> Group::ask_when_all_came(const CallRecord& record) const {
   constexpr auto kPause = std::chrono::milliseconds(10);
   const auto deadline = Clock::now() + std::chrono::milliseconds(300);
   for (;;) {
-    auto answers = job()->ask(membership_.name, describe(record.subject));
-    if (Clock::now() >= deadline || !first_late(membership_, record.subject, answers)) return answers;
+    auto answers = job()->ask(membership_.name, describe(record.call_id));
+    if (Clock::now() >= deadline || !first_straggler(membership_, record.call_id, answers)) return answers;
     std::this_thread::sleep_for(kPause);
   }
 }
@@ -294,7 +294,7 @@ std::vector<Answer> Group::ask_when_all_came(const CallRecord& record) const {
 Failure Group::timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
                                const std::vector<Answer>& answers) const {
   return {"TimeoutError", text(speaker(membership_), ": ", describe(record), " did not finish within ", timeout.count(),
-                               " ms. ", name_the_late(membership_, record.subject, answers))};
+                               " ms. ", describe_stragglers(membership_, record.call_id, answers))};
 }
 
 // Whoever is told may free, or use, what the device was given.
@@ -316,12 +316,13 @@ void Group::check_working() {
 void Group::abort(const std::exception_ptr& cause) {
   check_process();
   mark_broken(cause);
-  if (auto parts = parts_if_any(); parts && parts->backend) parts->job->proclaim(membership_.name, to_failure(cause));
+  if (auto parts = parts_if_any(); parts && parts->backend)
+    parts->job->report_async(membership_.name, to_failure(cause));
   wake();
 }
 
 std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
-  if (partner_) partner_->mark_broken(cause);
+  if (cpu_group_) cpu_group_->mark_broken(cause);
   std::lock_guard lock(mutex_);
   if (!failure_) {
     failure_ = cause;
@@ -331,7 +332,7 @@ std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
 }
 
 void Group::wake() {
-  if (partner_) partner_->wake();
+  if (cpu_group_) cpu_group_->wake();
   auto parts = parts_if_any();
   if (parts && parts->backend) parts->backend->abort(failure());
 }
@@ -349,9 +350,9 @@ void Group::on_left(int rank_in_job, int64_t calls) {
     std::lock_guard lock(mutex_);
     if (!departure_ || calls < departure_->calls) departure_ = {calls, rank_in_job, describe_rank(membership_, rank)};
     for (const Watched* watched : watched_)
-      if (auto departure = departure_before(watched->record.subject)) cause = departure;
+      if (auto departure = departure_before(watched->record.call_id)) cause = departure;
     for (const auto& queued : queued_.entries())
-      if (auto departure = departure_before(queued.record.subject)) cause = departure;
+      if (auto departure = departure_before(queued.record.call_id)) cause = departure;
   }
   if (!cause) return;
   blame_departure(cause);  // before this rank's threads can end the process
@@ -361,17 +362,18 @@ void Group::on_left(int rank_in_job, int64_t calls) {
 void Group::blame_departure(const std::exception_ptr& cause) {
   std::unique_lock lock(mutex_);
   auto parts = parts_;
-  const auto rank = departure_ ? std::optional(departure_->rank_in_job) : std::nullopt;
+  if (!parts || !departure_) return;
+  const int rank_in_job = departure_->rank_in_job;
   lock.unlock();
-  if (parts && rank) parts->job->blame(*rank, to_failure(cause));
+  parts->job->blame(rank_in_job, to_failure(cause));
 }
 
 // With mutex_ held: why a collective cannot succeed, if a rank has left before it.
-std::exception_ptr Group::departure_before(const Subject& subject) const {
-  if (!departure_ || subject.message || subject.number <= departure_->calls) return nullptr;
+std::exception_ptr Group::departure_before(const CallId& call_id) const {
+  if (!departure_ || call_id.message || call_id.number <= departure_->calls) return nullptr;
   return std::make_exception_ptr(
       PeerError(text(departure_->who, " has left group '", membership_.name, "' after ", departure_->calls,
-                     " calls, and this is call ", subject.number,
+                     " calls, and this is call ", call_id.number,
                      ": its program destroyed the group, or ended. Make the same calls on all ranks; for uneven inputs "
                      "use join")));
 }
@@ -388,39 +390,39 @@ void Group::on_tick() {
     parts = parts_;
     if (failure_) return;
     for (Watched* watched : watched_)
-      if (watched->patience.is_over(now)) subjects.push_back(describe(watched->record.subject));
-    if (auto* oldest = queued_.oldest(); oldest && oldest->patience.is_over(now))
-      subjects.push_back(describe(oldest->record.subject));
+      if (watched->backoff.is_over(now)) subjects.push_back(describe(watched->record.call_id));
+    if (auto* oldest = queued_.oldest(); oldest && oldest->backoff.is_over(now))
+      subjects.push_back(describe(oldest->record.call_id));
   }
-  for (const auto& subject : subjects) parts->job->ask(*this, membership_.name, subject);
+  for (const auto& call_id : subjects) parts->job->ask(*this, membership_.name, call_id);
 }
 
-void Group::on_answers(const std::string& subject, const std::vector<Answer>& answers) {
+void Group::on_answers(const std::string& call_id, const std::vector<Answer>& answers) {
   std::optional<Failure> failure;
   std::optional<int> culprit;
   std::shared_ptr<Parts> parts;
   std::string notice;
   auto me = text(speaker(membership_), ": ");
-  auto look_at = [&](const CallRecord& record, Patience& patience) {
-    if (describe(record.subject) != subject) return false;
+  auto look_at = [&](const CallRecord& record, Backoff& backoff) {
+    if (describe(record.call_id) != call_id) return false;
     if (auto mismatch = find_mismatch(membership_, record, answers)) {
       failure = {"MismatchError", me + *mismatch};
-      culprit = odd_one_out(membership_, record, answers);
+      culprit = find_odd_rank(membership_, record, answers);
     }
-    if (patience.take_notice() && !a_lower_rank_waits(membership_, answers))
-      notice = text(me, describe(record), " has waited for ", patience.seconds(Clock::now()), " s. ",
-                    name_the_late(membership_, record.subject, answers));
+    if (backoff.take_notice() && !lower_rank_also_waits(membership_, answers))
+      notice = text(me, describe(record), " has waited for ", backoff.seconds(Clock::now()), " s. ",
+                    describe_stragglers(membership_, record.call_id, answers));
     return true;
   };
   {
     std::lock_guard lock(mutex_);
     parts = parts_;
     if (failure_) return;
-    for (Watched* watched : watched_) look_at(watched->record, watched->patience);
+    for (Watched* watched : watched_) look_at(watched->record, watched->backoff);
     auto* oldest = queued_.oldest();  // nobody waits for it who could notice that its time is up
-    if (oldest && look_at(oldest->record, oldest->patience) && !failure && oldest->patience.is_time_up(Clock::now())) {
+    if (oldest && look_at(oldest->record, oldest->backoff) && !failure && oldest->backoff.is_time_up(Clock::now())) {
       failure = timeout_failure(oldest->record, oldest->timeout, answers);
-      culprit = first_late(membership_, oldest->record.subject, answers);
+      culprit = first_straggler(membership_, oldest->record.call_id, answers);
     }
   }
   if (failure && culprit) parts->job->blame(*culprit, *failure);

@@ -15,19 +15,19 @@
 
 #include "base/owner_process.h"
 #include "base/text.h"
-#include "comm/watch/fingerprint.h"
-#include "comm/watch/job.h"
-#include "comm/group/membership.h"
 #include "comm/group/backoff.h"
+#include "comm/group/membership.h"
 #include "comm/group/queued_calls.h"
 #include "comm/group/work_queue.h"
+#include "comm/watch/fingerprint.h"
+#include "comm/watch/job.h"
 
 namespace lockstep::detail {
 
 /// What all handles of one group share: the backend, the order of calls, and whether the group still works.
 ///
-/// A call has a subject that all ranks know it by: collectives are numbered ("call 7"), messages between two ranks too
-/// ("message 3 from rank 0 to rank 2 with tag 0"). Ranks that wait long ask each other about the subject, and so find
+/// A call has a call_id that all ranks know it by: collectives are numbered ("call 7"), messages between two ranks too
+/// ("message 3 from rank 0 to rank 2 with tag 0"). Ranks that wait long ask each other about the call_id, and so find
 /// out who makes another call, or none. Thread-safe.
 class Group final : public std::enable_shared_from_this<Group>, private JobListener {
  public:
@@ -39,9 +39,9 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   };
 
   /// Made by make_shared_owned: a forked child must not destroy it. A rank that is not a member has no backend. The
-  /// partner is of the same ranks, for tensors on the CPU: the two are broken (see family_of), and end, together.
+  /// cpu_group is of the same ranks, for tensors on the CPU: the two are broken (see base_name), and end, together.
   Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend,
-        std::shared_ptr<Group> partner = nullptr);
+        std::shared_ptr<Group> cpu_group = nullptr);
   ~Group() override;
 
   const Membership& membership() const { return membership_; }
@@ -53,11 +53,11 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     if (!owner_.is_this()) owner_.refuse(text("rank ", rank_in_job_, "'s process"));
   }
 
-  /// The group for tensors of that device: this one, unless its partner is for it.
+  /// The group for tensors of that device: this one, unless its cpu_group is for it.
   Group& for_device(c10::DeviceType type);
   /// The group by which ranks agree about what is no data of the user's: for the CPU where there is one.
   Group& for_control() { return for_device(c10::kCPU); }
-  const std::shared_ptr<Group>& partner() const { return partner_; }
+  const std::shared_ptr<Group>& cpu_group() const { return cpu_group_; }
 
   /// Both: UsageError when the group was destroyed or this rank is not a member.
   std::shared_ptr<Job> job() const { return parts()->job; }
@@ -82,7 +82,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
    public:
     using Start = std::function<std::unique_ptr<Transfer>(Backend&, uint64_t fingerprint)>;
 
-    Message(std::shared_ptr<Group> group, const Route& route, Fingerprint call, const CallOptions& options,
+    Message(std::shared_ptr<Group> group, const MessageRoute& route, Fingerprint call, const CallOptions& options,
             const Start& start);
     ~Message();
 
@@ -137,7 +137,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     std::exception_ptr refusal{};  // constant: why the group was broken before
     bool breaks_group = false;     // constant: it is broken only now, by a rank that left too early
     CallRecord::State outcome = CallRecord::State::kFailed;  // its thread's: noted in the end
-    Patience patience;                                       // guarded by mutex_
+    Backoff backoff;                                         // guarded by mutex_
   };
   class QueuedWork;
   struct Departure {
@@ -168,13 +168,13 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   std::vector<Answer> ask_when_all_came(const CallRecord& record) const;
   Failure timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
                           const std::vector<Answer>& answers) const;
-  std::exception_ptr departure_before(const Subject& subject) const;
+  std::exception_ptr departure_before(const CallId& call_id) const;
   void blame_departure(const std::exception_ptr& cause);
   std::string last_words(const std::exception_ptr& cause);
 
   void on_failure(std::exception_ptr cause) override;
   void on_left(int rank_in_job, int64_t calls) override;
-  void on_answers(const std::string& subject, const std::vector<Answer>& answers) override;
+  void on_answers(const std::string& call_id, const std::vector<Answer>& answers) override;
   void on_tick() override;
 
   const OwnerProcess owner_{};
@@ -182,19 +182,19 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   const int rank_in_job_;
   const std::shared_ptr<FlightRecorder> recorder_;
   const bool is_queueing_;  // the backend is
-  const std::shared_ptr<Group> partner_;
+  const std::shared_ptr<Group> cpu_group_;
   std::mutex& mutex_;  // the recorder's
   QueuedCalls queued_{*recorder_};
-  std::shared_ptr<Parts> parts_;           // guarded by mutex_; none once destroyed
-  std::exception_ptr failure_;             // guarded by mutex_
-  std::vector<Watched*> watched_;          // guarded by mutex_
-  std::optional<Departure> departure_;     // guarded by mutex_: the one with the fewest calls
-  bool departure_came_first_ = false;      // guarded by mutex_: before what broke the group
-  std::map<Route, int64_t> messages_;      // guarded by mutex_: how many so far
-  std::map<Operation, int64_t> aside_;     // guarded by mutex_: calls aside, by operation
-  int children_ = 0;                       // guarded by mutex_
-  int64_t calls_ = 0;                      // guarded by mutex_: collectives begun
-  WorkQueue queue_{mutex_, rank_in_job_};  // last: its tasks use all of the above
+  std::shared_ptr<Parts> parts_;              // guarded by mutex_; none once destroyed
+  std::exception_ptr failure_;                // guarded by mutex_
+  std::vector<Watched*> watched_;             // guarded by mutex_
+  std::optional<Departure> departure_;        // guarded by mutex_: the one with the fewest calls
+  bool departure_came_first_ = false;         // guarded by mutex_: before what broke the group
+  std::map<MessageRoute, int64_t> messages_;  // guarded by mutex_: how many so far
+  std::map<Operation, int64_t> aside_;        // guarded by mutex_: calls aside, by operation
+  int children_ = 0;                          // guarded by mutex_
+  int64_t calls_ = 0;                         // guarded by mutex_: collectives begun
+  WorkQueue queue_{mutex_, rank_in_job_};     // last: its tasks use all of the above
 };
 
 }  // namespace lockstep::detail

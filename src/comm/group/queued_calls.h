@@ -9,8 +9,8 @@
 
 #include <lockstep/backend.h>
 
-#include "comm/watch/flight_recorder.h"
 #include "comm/group/backoff.h"
+#include "comm/watch/flight_recorder.h"
 
 namespace lockstep::detail {
 
@@ -23,7 +23,7 @@ class QueuedCalls {
     std::shared_ptr<QueuedCall> call;
     std::shared_ptr<const void> kept;  // its tensors
     std::chrono::milliseconds timeout;
-    Patience patience;
+    Backoff backoff;
   };
 
   explicit QueuedCalls(FlightRecorder& recorder) : recorder_(recorder) {}

@@ -81,7 +81,7 @@ Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& op
 
 void Group::synchronize() {
   check_process();
-  if (partner_) partner_->synchronize();
+  if (cpu_group_) cpu_group_->synchronize();
   queue_.run([](WorkQueue::Lock&) {});  // after those that a thread makes
   queued_.synchronize();
   check_working();

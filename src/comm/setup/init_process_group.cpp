@@ -14,10 +14,10 @@
 #include "base/variables.h"
 #include "comm/setup/choose_device.h"
 #include "comm/setup/make_group.h"
-#include "rendezvous/store/remote_store.h"
 #include "rendezvous/meeting_place.h"
-#include "rendezvous/roll_call.h"
 #include "rendezvous/net/secret.h"
+#include "rendezvous/roll_call.h"
+#include "rendezvous/store/remote_store.h"
 
 namespace lockstep {
 namespace {
@@ -63,7 +63,7 @@ milliseconds checked_duration(const char* option, milliseconds value, millisecon
 struct Meeting {
   std::vector<Peer> peers;
   std::shared_ptr<Store> store;
-  std::shared_ptr<Line> line{};
+  std::shared_ptr<StoreClient> client{};
   std::unique_ptr<StoreServer> server{};
   int joins_before = 0;  // of this process, at this store
 };
@@ -87,9 +87,9 @@ class Arrival {
     auto mine = mine_;
     mine.joins_before = meeting.joins_before;
     try {
-      meeting.peers =
-          call_roll(*meeting.store, mine, time_left(),
-                    [&](const std::string& key, const std::string& value) { return enrol(*meeting.line, key, value); });
+      meeting.peers = call_roll(
+          *meeting.store, mine, time_left(),
+          [&](const std::string& key, const std::string& value) { return enrol(*meeting.client, key, value); });
     } catch (...) {
       give_up(meeting);
     }
@@ -118,7 +118,7 @@ class Arrival {
     try {
       std::vector<std::string> keys;
       for (int rank = 0; rank < mine_.world_size; ++rank) keys.push_back(text("enrolled/", rank));
-      enrol(*meeting.line, keys[mine_.rank], "here");
+      enrol(*meeting.client, keys[mine_.rank], "here");
       try {
         meeting.store->wait(keys, time_left());
       } catch (const TimeoutError& error) {
@@ -144,13 +144,13 @@ class Arrival {
 
   void connect(Meeting& meeting, Endpoint endpoint, const Secret& secret) const {
     try {
-      meeting.line = make_shared_owned<Line>(
-          Line::Options{endpoint, secret.key(mine_.generation), mine_.generation, deadline_, heartbeat_limit_});
+      meeting.client = make_shared_owned<StoreClient>(
+          StoreClient::Options{endpoint, secret.key(mine_.generation), mine_.generation, deadline_, heartbeat_limit_});
     } catch (const TimeoutError& error) {
       throw TimeoutError(text("rank ", mine_.rank, ": missing: the host of the job's store (rank 0, or the launcher). ",
                               error.what()));
     }
-    meeting.store = with_prefix(make_line_store(meeting.line), prefix());
+    meeting.store = with_prefix(make_remote_store(meeting.client), prefix());
   }
 
   // A store that rank 0 hosts is for one group: while the one that this process has left is up, the next is yet to
@@ -170,7 +170,7 @@ class Arrival {
         if (meeting.joins_before == 0 || !place.rank_zero_hosts) return;
         has_seen_the_last = true;
       } catch (const PeerError&) {
-        if (meeting.line->over() || !place.rank_zero_hosts) throw;  // else it has just ended, in order
+        if (meeting.client->over() || !place.rank_zero_hosts) throw;  // else it has just ended, in order
       }
       std::this_thread::sleep_for(kPause);
     } while (Clock::now() < deadline_);
@@ -179,9 +179,9 @@ class Arrival {
                             "rank 0 too, and call init_process_group there as often as here"));
   }
 
-  std::string enrol(Line& line, const std::string& key, const std::string& value) const {
+  std::string enrol(StoreClient& client, const std::string& key, const std::string& value) const {
     auto me = this_process();
-    return line
+    return client
         .call(Verb::kEnrol, {prefix() + key, value, std::to_string(mine_.rank), me.host, me.host_id,
                              std::to_string(me.pid), std::to_string(heartbeat_limit_.count())})
         .at(0);
@@ -194,11 +194,12 @@ class Arrival {
       throw;
     } catch (const MissingRanksError& error) {  // this rank gives up because of them
       if (!error.ranks().empty())
-        meeting.line->say(Verb::kBlame, {std::to_string(error.ranks().front()), failure.kind, failure.message});
+        meeting.client->send_async(Verb::kBlame,
+                                   {std::to_string(error.ranks().front()), failure.kind, failure.message});
     } catch (...) {
     }
-    meeting.line->say_goodbye(failure);
-    meeting.line.reset();
+    meeting.client->say_goodbye(failure);
+    meeting.client.reset();
     meeting.store.reset();
     if (meeting.server) meeting.server->await_departures(std::chrono::seconds(1));
     throw;
@@ -243,7 +244,7 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
   auto [rank, world_size] = find_place(options);
 
   Enrolment mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
-  auto [peers, store, line, server, joins_before] = [&] {
+  auto [peers, store, client, server, joins_before] = [&] {
     try {
       return meet(options, {mine, timeout, heartbeat_limit}, world_size);
     } catch (const Error& error) {
@@ -252,7 +253,7 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
       rethrow_with_prefix(std::current_exception(), says_so_already ? "" : me + " joining: ");
     }
   }();
-  auto job = make_shared_owned<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(line),
+  auto job = make_shared_owned<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(client),
                                     std::move(server));
   std::vector<int> everyone(world_size);
   for (int r = 0; r < world_size; ++r) everyone[r] = r;

@@ -4,6 +4,7 @@
 
 #include <lockstep/error.h>
 
+#include "backends/shm/shm_backend.h"
 #include "base/log.h"
 #include "base/owner_process.h"
 #include "base/rethrow.h"
@@ -12,7 +13,6 @@
 #include "comm/setup/backend_names.h"
 #include "comm/setup/backend_registry.h"
 #include "comm/setup/choose_backend.h"
-#include "backends/shm/shm_backend.h"
 
 namespace lockstep::detail {
 namespace {
@@ -173,7 +173,7 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
 
 // For the tensors of one device.
 std::shared_ptr<Group> make_part(const std::shared_ptr<Job>& job, const GroupSpec& spec,
-                                 const std::string& backend_asked, std::shared_ptr<Group> partner = nullptr) {
+                                 const std::string& backend_asked, std::shared_ptr<Group> cpu_group = nullptr) {
   auto membership = membership_of(*job, spec, backend_asked);
   std::unique_ptr<Backend> backend;
   if (membership.rank != Membership::kNotAMember) {
@@ -181,7 +181,7 @@ std::shared_ptr<Group> make_part(const std::shared_ptr<Job>& job, const GroupSpe
     log_info(text("rank ", membership.rank, " of ", membership.size, " is in group '", spec.name, "', backend ",
                   membership.backend_name));
   }
-  return make_shared_owned<Group>(std::move(membership), job, std::move(backend), std::move(partner));
+  return make_shared_owned<Group>(std::move(membership), job, std::move(backend), std::move(cpu_group));
 }
 
 }  // namespace

@@ -4,11 +4,11 @@
 
 namespace lockstep::detail {
 
-std::string describe(const Subject& subject) {
-  if (subject.message)
-    return text("message ", subject.number, " from rank ", subject.message->from, " to rank ", subject.message->to,
-                " with tag ", subject.message->tag);
-  return text(subject.aside ? name_of(*subject.aside) : "call", ' ', subject.number);
+std::string describe(const CallId& call_id) {
+  if (call_id.message)
+    return text("message ", call_id.number, " from rank ", call_id.message->from, " to rank ", call_id.message->to,
+                " with tag ", call_id.message->tag);
+  return text(call_id.aside ? name_of(*call_id.aside) : "call", ' ', call_id.number);
 }
 
 }  // namespace lockstep::detail

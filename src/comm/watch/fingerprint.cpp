@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/text.h"
 #include "backends/common/reduction.h"
+#include "base/text.h"
 #include "rendezvous/store/protocol.h"
 
 namespace lockstep::detail {
@@ -89,12 +89,12 @@ std::string describe(const Fingerprint& call) {
   return text(name_of(call.operation), '(', joined, ')');
 }
 
-uint64_t hash(const Fingerprint& call, const Subject& subject) {
+uint64_t hash(const Fingerprint& call, const CallId& call_id) {
   Hasher hasher;
-  hasher.add(subject.number);
-  if (subject.message) {
-    hasher.add(join(subject.message->from, subject.message->to));
-    hasher.add(subject.message->tag);
+  hasher.add(call_id.number);
+  if (call_id.message) {
+    hasher.add(join(call_id.message->from, call_id.message->to));
+    hasher.add(call_id.message->tag);
   }
   if (!call.detail.empty()) hasher.add(call.detail);
   hasher.add(number(call.elements));

@@ -31,7 +31,7 @@ struct Fingerprint {
 std::string describe(const Fingerprint& call);
 
 /// A number that is, for all that ranks compare, equal exactly when the fingerprints and what they are for are.
-uint64_t hash(const Fingerprint& call, const Subject& subject);
+uint64_t hash(const Fingerprint& call, const CallId& call_id);
 
 /// How the call of `rank` and that of `other_rank` differ, in a word ("the dtype"); none when they fit together.
 std::optional<std::string> difference(const Fingerprint& call, int rank, const Fingerprint& other, int other_rank);

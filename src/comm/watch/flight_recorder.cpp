@@ -54,7 +54,7 @@ std::string quoted(const std::string& value) {
 
 std::string to_json(const CallRecord& record, Clock::time_point now) {
   return text("{\"ticket\": ", record.ticket, ", \"group\": ", quoted(record.group),
-              ", \"call\": ", quoted(describe(record.subject)),
+              ", \"call\": ", quoted(describe(record.call_id)),
               ", \"operation\": ", quoted(name_of(record.call.operation)),
               ", \"what\": ", quoted(describe(record.call)), ", \"state\": \"", name_of(record.state),
               "\", \"site\": ", quoted(text(record.site.file, ':', record.site.line)),
@@ -65,7 +65,7 @@ std::string to_json(const CallRecord& record, Clock::time_point now) {
 }  // namespace
 
 std::string describe(const CallRecord& record) {
-  return text(describe(record.call), ", ", describe(record.subject), " of group '", record.group, "' at ",
+  return text(describe(record.call), ", ", describe(record.call_id), " of group '", record.group, "' at ",
               record.site.file, ':', record.site.line);
 }
 
@@ -91,9 +91,9 @@ void FlightRecorder::change(uint64_t ticket, CallRecord::State state) {
   if (!is_in_ring) aside_.erase(old);
 }
 
-std::optional<CallRecord> FlightRecorder::find(const std::string& group, const std::string& subject) const {
+std::optional<CallRecord> FlightRecorder::find(const std::string& group, const std::string& call_id) const {
   for (auto& record : records())
-    if (record.group == group && describe(record.subject) == subject) return std::move(record);
+    if (record.group == group && describe(record.call_id) == call_id) return std::move(record);
   return std::nullopt;
 }
 

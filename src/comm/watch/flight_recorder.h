@@ -25,7 +25,7 @@ struct CallRecord {
 
   uint64_t ticket = 0;  // counts all calls of this rank, from 1
   std::string group{};
-  Subject subject{};
+  CallId call_id{};
   Fingerprint call{};
   CallSite site{"", 0};
   State state = State::kRunning;
@@ -49,8 +49,8 @@ class FlightRecorder {
   uint64_t begin(const CallRecord& record);
   void change(uint64_t ticket, CallRecord::State state);
 
-  /// The call of that subject, if it is remembered.
-  std::optional<CallRecord> find(const std::string& group, const std::string& subject) const;
+  /// The call of that call_id, if it is remembered.
+  std::optional<CallRecord> find(const std::string& group, const std::string& call_id) const;
 
   /// What the rank is doing now, for people: "in barrier(), call 7 ... for 0.2 s" or "outside of any call for 3 s,
   /// ...".
@@ -66,8 +66,8 @@ class FlightRecorder {
   uint64_t tickets_ = 0;                  // guarded by mutex_
 };
 
-/// Writes the calls as JSON, one object a line after a header, into a new file (comm/watch/flight_file.h). Returns the path,
-/// or why there is none.
+/// Writes the calls as JSON, one object a line after a header, into a new file (comm/watch/flight_file.h). Returns the
+/// path, or why there is none.
 std::string dump(const FlightRecorder& recorder, int rank, const std::string& reason);
 
 }  // namespace lockstep::detail

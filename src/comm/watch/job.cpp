@@ -13,43 +13,43 @@ constexpr const char* kException = "an exception ended its work";
 
 }  // namespace
 
-std::string family_of(const std::string& group) {
+std::string base_name(const std::string& group) {
   return group.substr(0, group.find(':'));
 }
 
-Job::Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store, std::shared_ptr<Line> line,
-         std::unique_ptr<StoreServer> server)
+Job::Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store,
+         std::shared_ptr<StoreClient> client, std::unique_ptr<StoreServer> server)
     : peers_(std::move(peers)),
       rank_(rank),
       prefix_(text(joins_before, "/")),
       server_(std::move(server)),
-      line_(std::move(line)),
+      client_(std::move(client)),
       store_(std::move(store)) {
-  if (line_) line_->listen(this);
+  if (client_) client_->listen(this);
 }
 
 Job::~Job() {
-  if (!line_) return;
-  line_->stop_listening();
+  if (!client_) return;
+  client_->stop_listening();
   bool is_failing = std::uncaught_exceptions() > 0;
   if (is_failing)
-    line_->say_goodbye(Failure{"PeerError", kException});
+    client_->say_goodbye(Failure{"PeerError", kException});
   else
-    line_->say_goodbye(std::nullopt);
-  line_.reset();
+    client_->say_goodbye(std::nullopt);
+  client_.reset();
   store_.reset();
   // The others may be about to end too: with the store they lose who watches over them.
   if (server_ && !is_failing && !failure_) server_->await_departures(kLinger);
 }
 
 void Job::give_up(const std::exception_ptr& error) noexcept {
-  if (line_) line_->say_goodbye(to_failure(error));
+  if (client_) client_->say_goodbye(to_failure(error));
 }
 
 // At once, before the others, whom this wakes, can give up in turn: the first to do so is blamed.
 void Job::give_up_group(const std::string& group, const std::string& who) noexcept {
-  if (group == kWorld && line_) return line_->say_goodbye(Failure{"PeerError", kException});
-  proclaim(group, {"PeerError", text(who, " gave up: ", kException)});
+  if (group == kWorld && client_) return client_->say_goodbye(Failure{"PeerError", kException});
+  report_async(group, {"PeerError", text(who, " gave up: ", kException)});
 }
 
 std::optional<std::string> Job::from_wire(const std::string& group) const {
@@ -61,7 +61,7 @@ void Job::subscribe(const std::string& group, JobListener& listener) {
   std::lock_guard lock(mutex_);
   listeners_.emplace(&listener, group);
   if (failure_) listener.on_failure(failure_);
-  if (auto found = group_failures_.find(family_of(group)); found != group_failures_.end())
+  if (auto found = group_failures_.find(base_name(group)); found != group_failures_.end())
     listener.on_failure(found->second);
   for (const auto& [rank, calls] : departures_[group]) listener.on_left(rank, calls);
 }
@@ -72,57 +72,59 @@ void Job::unsubscribe(JobListener& listener) {
 }
 
 Failure Job::report(const std::string& group, const Failure& failure, Certainty certainty) {
-  if (!line_) return failure;
+  if (!client_) return failure;
   try {
-    auto cause = line_->call(Verb::kReport, {on_wire(group), failure.kind, failure.message,
-                                             certainty == Certainty::kSymptom ? "symptom" : "certain"});
+    auto cause = client_->call(Verb::kReport, {on_wire(group), failure.kind, failure.message,
+                                               certainty == Certainty::kSymptom ? "symptom" : "certain"});
     return {cause.at(0), cause.at(1)};
   } catch (const Error&) {
     // The store is gone. When that is why, it is the cause; when it ended in order, it says nothing about the group.
-    return line_->over().value_or(failure);
+    return client_->over().value_or(failure);
   }
 }
 
-void Job::proclaim(const std::string& group, const Failure& failure) noexcept {
-  if (line_) line_->say(Verb::kReport, {on_wire(group), failure.kind, failure.message, "certain"});
+void Job::report_async(const std::string& group, const Failure& failure) noexcept {
+  if (client_) client_->send_async(Verb::kReport, {on_wire(group), failure.kind, failure.message, "certain"});
 }
 
 void Job::blame(int rank_in_job, const Failure& failure) noexcept {
-  if (line_) line_->say(Verb::kBlame, {std::to_string(rank_in_job), failure.kind, failure.message});
+  if (client_) client_->send_async(Verb::kBlame, {std::to_string(rank_in_job), failure.kind, failure.message});
 }
 
-void Job::announce_report(const std::string& group) {
-  if (line_) line_->say(Verb::kAnnounce, {on_wire(group)});
+void Job::will_report(const std::string& group) {
+  if (client_) client_->send_async(Verb::kWillReport, {on_wire(group)});
 }
 
-std::vector<Answer> Job::ask(const std::string& group, const std::string& subject) {
-  if (!line_) return {};
+std::vector<Answer> Job::ask(const std::string& group, const std::string& call_id) {
+  if (!client_) return {};
   try {
-    return read_answers(line_->call(Verb::kAsk, {on_wire(group), subject}));
+    return read_answers(client_->call(Verb::kAsk, {on_wire(group), call_id}));
   } catch (const std::exception&) {
     return {};  // nobody is left to relay the question
   }
 }
 
 // Answers may come when the listener is gone.
-void Job::tell(JobListener& listener, const std::function<void()>& news) {
+void Job::notify(JobListener& listener, const std::function<void()>& news) {
   std::lock_guard lock(mutex_);
   if (listeners_.contains(&listener)) news();
 }
 
-void Job::ask(JobListener& listener, const std::string& group, const std::string& subject) {
-  if (!line_) return;
-  line_->call(Verb::kAsk, {on_wire(group), subject}, [this, &listener, subject](std::optional<Line::Fields> fields) {
-    if (fields) tell(listener, [&] { listener.on_answers(subject, read_answers(*fields)); });
-  });
+void Job::ask(JobListener& listener, const std::string& group, const std::string& call_id) {
+  if (!client_) return;
+  client_->call(Verb::kAsk, {on_wire(group), call_id},
+                [this, &listener, call_id](std::optional<StoreClient::Fields> fields) {
+                  if (fields) notify(listener, [&] { listener.on_answers(call_id, read_answers(*fields)); });
+                });
 }
 
 void Job::report(JobListener& listener, const std::string& group, const Failure& failure) {
-  if (!line_) return;
-  line_->call(Verb::kReport, {on_wire(group), failure.kind, failure.message, "certain"},
-              [this, &listener](std::optional<Line::Fields> fields) {
-                if (fields) tell(listener, [&] { listener.on_failure(to_exception({fields->at(0), fields->at(1)})); });
-              });
+  if (!client_) return;
+  client_->call(Verb::kReport, {on_wire(group), failure.kind, failure.message, "certain"},
+                [this, &listener](std::optional<StoreClient::Fields> fields) {
+                  if (fields)
+                    notify(listener, [&] { listener.on_failure(to_exception({fields->at(0), fields->at(1)})); });
+                });
 }
 
 std::string Job::dump_flight(const std::string& reason) {
@@ -132,7 +134,7 @@ std::string Job::dump_flight(const std::string& reason) {
 }
 
 void Job::leave(const std::string& group, int64_t calls) noexcept {
-  if (line_) line_->say(Verb::kLeave, {on_wire(group), std::to_string(calls)});
+  if (client_) client_->send_async(Verb::kLeave, {on_wire(group), std::to_string(calls)});
 }
 
 void Job::on_failure(const std::string& wire_group, const Failure& failure) {
@@ -143,9 +145,9 @@ void Job::on_failure(const std::string& wire_group, const Failure& failure) {
   auto cause = to_exception(failure);
   if (is_job && !failure_) failure_ = cause;
   if (!is_job)
-    group_failures_.emplace(family_of(*group), cause);  // this rank may not have made its end of the group yet
+    group_failures_.emplace(base_name(*group), cause);  // this rank may not have made its end of the group yet
   for (const auto& [listener, name] : listeners_)
-    if (is_job || family_of(*group) == family_of(name)) listener->on_failure(cause);
+    if (is_job || base_name(*group) == base_name(name)) listener->on_failure(cause);
 }
 
 void Job::on_left(int rank, const std::string& wire_group, int64_t calls) {
@@ -158,8 +160,8 @@ void Job::on_left(int rank, const std::string& wire_group, int64_t calls) {
 }
 
 // About a group of another join this rank knows nothing, but says what it does.
-std::string Job::on_question(const std::string& wire_group, const std::string& subject) {
-  return answer(*recorder_, from_wire(wire_group).value_or(wire_group), subject);
+std::string Job::on_question(const std::string& wire_group, const std::string& call_id) {
+  return answer(*recorder_, from_wire(wire_group).value_or(wire_group), call_id);
 }
 
 void Job::on_tick() {

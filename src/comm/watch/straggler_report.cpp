@@ -14,14 +14,14 @@ std::string site_of(const CallRecord& record) {
 }
 
 /// A message concerns two ranks, any other call all of them.
-bool takes_part(const Subject& subject, int rank) {
-  return !subject.message || rank == subject.message->from || rank == subject.message->to;
+bool takes_part(const CallId& call_id, int rank) {
+  return !call_id.message || rank == call_id.message->from || rank == call_id.message->to;
 }
 
 }  // namespace
 
-std::string answer(const FlightRecorder& recorder, const std::string& group, const std::string& subject) {
-  auto record = recorder.find(group, subject);
+std::string answer(const FlightRecorder& recorder, const std::string& group, const std::string& call_id) {
+  auto record = recorder.find(group, call_id);
   if (!record) return pack({"", "", "", recorder.doing()});
   bool is_over = record->state == CallRecord::State::kDone || record->state == CallRecord::State::kFailed;
   return pack({write(record->call), site_of(*record), is_over ? "over" : "", recorder.doing()});
@@ -61,7 +61,7 @@ std::optional<std::string> find_mismatch(const Membership& group, const CallReco
     for (size_t b = a + 1; b < known.size(); ++b) {
       auto what = difference(*known[a].call, known[a].rank, *known[b].call, known[b].rank);
       if (!what) continue;
-      return text("as ", describe(mine.subject), " of group '", group.name, "', ", describe_rank(group, known[a].rank),
+      return text("as ", describe(mine.call_id), " of group '", group.name, "', ", describe_rank(group, known[a].rank),
                   " makes ", describe(*known[a].call), " at ", known[a].site, ", but ",
                   describe_rank(group, known[b].rank), " makes ", describe(*known[b].call), " at ", known[b].site, ": ",
                   *what, " differs. Make the same calls in the same order on all ranks");
@@ -69,7 +69,7 @@ std::optional<std::string> find_mismatch(const Membership& group, const CallReco
   return std::nullopt;
 }
 
-std::optional<int> odd_one_out(const Membership& group, const CallRecord& mine, const std::vector<Answer>& answers) {
+std::optional<int> find_odd_rank(const Membership& group, const CallRecord& mine, const std::vector<Answer>& answers) {
   if (!mine.call.sends.empty() || !mine.call.receives.empty()) return std::nullopt;  // parts differ between two ranks
   std::map<int, const Fingerprint*> calls{{group.rank, &mine.call}};
   for (const auto& answer : answers)
@@ -87,19 +87,19 @@ std::optional<int> odd_one_out(const Membership& group, const CallRecord& mine, 
   return odd;
 }
 
-std::optional<int> first_late(const Membership& group, const Subject& subject, const std::vector<Answer>& answers) {
+std::optional<int> first_straggler(const Membership& group, const CallId& call_id, const std::vector<Answer>& answers) {
   for (int rank = 0; rank < group.size; ++rank) {
     const int in_job = group.peers[static_cast<size_t>(rank)].rank;
     auto found = std::find_if(answers.begin(), answers.end(), [&](const Answer& a) { return a.rank_in_job == in_job; });
-    if (takes_part(subject, rank) && (found == answers.end() || !found->call)) return in_job;
+    if (takes_part(call_id, rank) && (found == answers.end() || !found->call)) return in_job;
   }
   return std::nullopt;
 }
 
-std::string name_the_late(const Membership& group, const Subject& subject, const std::vector<Answer>& answers) {
+std::string describe_stragglers(const Membership& group, const CallId& call_id, const std::vector<Answer>& answers) {
   std::vector<std::string> late;
   for (int rank = 0; rank < group.size; ++rank) {
-    if (!takes_part(subject, rank)) continue;
+    if (!takes_part(call_id, rank)) continue;
     auto found = std::find_if(answers.begin(), answers.end(),
                               [&](const Answer& a) { return a.rank_in_job == group.peers[rank].rank; });
     if (found == answers.end())
@@ -108,11 +108,11 @@ std::string name_the_late(const Membership& group, const Subject& subject, const
       late.push_back(text(describe_rank(group, rank), ", which is ", found->doing));
   }
   if (late.empty())
-    return text(subject.message ? "Both" : "All", " ranks have come to this call: it is slow, or the network is");
+    return text(call_id.message ? "Both" : "All", " ranks have come to this call: it is slow, or the network is");
   return "Late: " + enumerate(late);
 }
 
-bool a_lower_rank_waits(const Membership& group, const std::vector<Answer>& answers) {
+bool lower_rank_also_waits(const Membership& group, const std::vector<Answer>& answers) {
   return std::any_of(answers.begin(), answers.end(), [&](const Answer& answer) {
     const int rank = rank_in_group(group, answer.rank_in_job);
     return rank != Membership::kNotAMember && rank < group.rank && answer.call && !answer.is_over;

@@ -20,9 +20,9 @@ namespace lockstep::detail {
 namespace {
 
 /// Where the gradients of a parameter's replicas come together: in the gradient of the parameter itself.
-class SumOfReplicas final : public torch::autograd::Node {
+class SumReplicaGradients final : public torch::autograd::Node {
  public:
-  explicit SumOfReplicas(const at::Tensor& parameter)
+  explicit SumReplicaGradients(const at::Tensor& parameter)
       : Node(torch::autograd::edge_list{torch::autograd::impl::gradient_edge(parameter)}) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
@@ -34,9 +34,9 @@ class SumOfReplicas final : public torch::autograd::Node {
 };
 
 /// Brings the gradient of one replica there. A node of its own, since a node runs on the device of its inputs.
-class WayHome final : public torch::autograd::Node {
+class MoveGradientToOwner final : public torch::autograd::Node {
  public:
-  WayHome(const std::shared_ptr<SumOfReplicas>& sum, const at::Tensor& parameter)
+  MoveGradientToOwner(const std::shared_ptr<SumReplicaGradients>& sum, const at::Tensor& parameter)
       : Node(torch::autograd::edge_list{{sum, sum->add_input_metadata(parameter)}}), device_(parameter.device()) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
@@ -88,14 +88,14 @@ std::vector<c10::Device> chosen(const std::vector<c10::Device>& asked) {
 
 }  // namespace
 
-Replicas::Form::Form(const at::Tensor& of)
+ModuleReplicas::Form::Form(const at::Tensor& of)
     : tensor(of.unsafeGetTensorImpl()),
       memory(of.data_ptr()),
       dtype(of.scalar_type()),
       device(of.device()),
       trains(of.requires_grad()) {}
 
-Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options)
+ModuleReplicas::ModuleReplicas(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options)
     : module_(std::move(module)),
       devices_(chosen(options.devices)),
       output_device_(with_index(options.output_device.value_or(devices_.front()))),
@@ -105,20 +105,20 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, const DataParallel
   replicate();
 }
 
-std::vector<Replicas::Form> Replicas::forms() const {
+std::vector<ModuleReplicas::Form> ModuleReplicas::forms() const {
   std::vector<Form> result;
   for (const auto& tensor : module_->parameters()) result.emplace_back(tensor);
   for (const auto& tensor : module_->buffers()) result.emplace_back(tensor);
   return result;
 }
 
-void Replicas::refuse_synced_layers() const {
+void ModuleReplicas::refuse_synced_layers() const {
   if (const auto layer = synced_batch_norm_in(*module_))
     throw UsageError(text("DataParallel: layer '", *layer, "' is a SyncBatchNorm, which is for ranks, one for each ",
                           "device; use DistributedDataParallel"));
 }
 
-void Replicas::check_place() const {
+void ModuleReplicas::check_place() const {
   const auto check = [&](const auto& tensors) {
     for (const auto& item : tensors)
       if (item.value().device() != devices_.front())
@@ -130,7 +130,7 @@ void Replicas::check_place() const {
   check(module_->named_buffers());
 }
 
-Replicas::Copy Replicas::make_copy(c10::Device device) const {
+ModuleReplicas::Copy ModuleReplicas::make_copy(c10::Device device) const {
   const auto refuse = [](const auto&... parts) {
     throw UsageError(text("DataParallel: the module cannot be cloned: ", parts...,
                           "; derive it and its submodules from torch::nn::Cloneable of their own class, and make what ",
@@ -165,7 +165,7 @@ Replicas::Copy Replicas::make_copy(c10::Device device) const {
   return copy;
 }
 
-void Replicas::replicate() {
+void ModuleReplicas::replicate() {
   refuse_synced_layers();
   check_place();
   c10::NoGradGuard no_grad;
@@ -175,12 +175,12 @@ void Replicas::replicate() {
   const auto parameters = module_->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& parameter = parameters[i];
-    const auto sum = parameter.requires_grad() ? std::make_shared<SumOfReplicas>(parameter) : nullptr;
+    const auto sum = parameter.requires_grad() ? std::make_shared<SumReplicaGradients>(parameter) : nullptr;
     for (auto& copy : copies) {
       auto& replica = copy.parameters[i];
       if (replica.device() == parameter.device()) replica.set_data(parameter.variable_data());  // the same memory
       replica.set_requires_grad(false);
-      if (sum) torch::autograd::set_history(replica, std::make_shared<WayHome>(sum, parameter));
+      if (sum) torch::autograd::set_history(replica, std::make_shared<MoveGradientToOwner>(sum, parameter));
     }
   }
   copies_ = std::move(copies);
@@ -189,7 +189,7 @@ void Replicas::replicate() {
 }
 
 /// What the module's tensors and layers are now, the first replicas are, too.
-void Replicas::follow(size_t count) {
+void ModuleReplicas::follow(size_t count) {
   if (count < 2) return;
   const auto layers = module_->modules();
   if (forms() != made_of_ || layers != made_of_layers_) replicate();
@@ -209,7 +209,7 @@ void Replicas::follow(size_t count) {
   }
 }
 
-void Replicas::run(size_t count, const std::function<void(size_t, torch::nn::Module&)>& body) {
+void ModuleReplicas::run(size_t count, const std::function<void(size_t, torch::nn::Module&)>& body) {
   follow(count);
   threads_->run(count, [&](size_t index) { body(index, index == 0 ? *module_ : *copies_[index - 1].layers.front()); });
 }

@@ -12,9 +12,9 @@
 namespace lockstep::detail {
 
 /// A module and its copies on several devices. Not thread-safe.
-class Replicas {
+class ModuleReplicas {
  public:
-  Replicas(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options);
+  ModuleReplicas(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options);
 
   torch::nn::Module& module() const { return *module_; }
   const std::vector<c10::Device>& devices() const { return devices_; }

@@ -84,7 +84,7 @@ void Bucket::put_extra(const at::Tensor& values) {
   }
 }
 
-void Bucket::settle() {
+void Bucket::flush_pending_copies() {
   if (places_.empty()) return;
   detail::copy_together(places_, values_);
   places_.clear();
@@ -92,7 +92,7 @@ void Bucket::settle() {
 }
 
 void Bucket::start(const CommHook& hook) {
-  settle();
+  flush_pending_copies();
   times_.started = Clock::now();
   if (hook) {
     finish_hook_ = hook(contents_, group_);
@@ -111,7 +111,7 @@ void Bucket::finish() {
 }
 
 void Bucket::reduce() {
-  settle();
+  flush_pending_copies();
   times_.started = Clock::now();
   group_.all_reduce(memory_, ReduceOp::kAvg);
   times_.reduced = Clock::now();

@@ -43,7 +43,7 @@ class Bucket {
   /// The same for the elements after the gradients.
   void put_extra(const at::Tensor& values);
   /// What was put is in the bucket's memory.
-  void settle();
+  void flush_pending_copies();
   bool is_full() const { return missing_ == 0; }
 
   /// Averages the bucket, or does what the hook does if there is one. Collective.

@@ -12,9 +12,9 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/coalesced.h"
+#include "parallel/batch_norm/sync_batch_norm.h"
 #include "parallel/ddp/model_check.h"
 #include "parallel/ddp/replica_hash.h"
-#include "parallel/batch_norm/sync_batch_norm.h"
 
 namespace lockstep::detail {
 namespace {
@@ -44,8 +44,8 @@ std::optional<c10::Device> only_device(const std::vector<c10::Device>& devices) 
 
 }  // namespace
 
-Replica::Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
-                 const DistributedDataParallelOptions& options)
+DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+                   const DistributedDataParallelOptions& options)
     : group_(std::move(group)),
       options_(options),
       wrapped_(std::move(module), options.ignore),
@@ -65,7 +65,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
 }
 
 // Evaluation sends nothing, so that ranks may evaluate different numbers of batches, or one rank alone.
-void Replica::before_forward() {
+void DdpState::before_forward() {
   recorder_.begin_forward();
   reducer_->check_finished();
   check_unchanged();
@@ -89,13 +89,13 @@ void Replica::before_forward() {
 
 // Once for each reduction: where several forwards go before it, whether their gradients accumulate or one backward runs
 // through all of them, the first does it. A buffer that changed between them would break that backward.
-void Replica::take_buffers_if_due(int source) {
+void DdpState::take_buffers_if_due(int source) {
   const auto now = reducer_->reductions();
   if (options_.broadcast_buffers && std::exchange(buffers_taken_at_, now) != now) broadcast_buffers(source);
 }
 
 // A graph reads and writes the parameters' memory, and multiplies gradients by weights or does not.
-void Replica::take_part_in_capture() {
+void DdpState::take_part_in_capture() {
   std::vector<const void*> addresses;
   for (const auto& [name, tensor] : reducer_->parameters()) addresses.push_back(tensor.data_ptr());
   Recording::before_replay([reducer = reducer_, addresses, weighs = reducer_->weighs_gradients()] {
@@ -115,29 +115,29 @@ void Replica::take_part_in_capture() {
   });
 }
 
-void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
+void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (!c10::GradMode::is_enabled()) return;
   for (const auto& output : outputs)
     if (const auto& node = output.grad_fn()) node->add_pre_hook(std::make_unique<OutputHook>(reducer_));
 }
 
-void Replica::check_unchanged() const {
+void DdpState::check_unchanged() const {
   const auto change = wrapped_.describe_change();
   if (!change.empty())
     throw UsageError(text("rank ", group_.rank(), ": ", change,
                           "; the wrapper averages what it was given: change the model first, then wrap it (again)"));
 }
 
-void Replica::begin_no_sync() {
+void DdpState::begin_no_sync() {
   warn_of_lone_step();
-  if (!reducer_->has_unsynchronised()) glance_ = wrapped_.glance();
+  if (!reducer_->has_unsynchronised()) cheap_fingerprint_ = wrapped_.cheap_fingerprint();
   reducer_->set_enabled(false);
 }
 
 // Parameters must not change between the first backward under no_sync and the next reduction.
-void Replica::warn_of_lone_step() {
-  if (has_warned_ || !reducer_->has_unsynchronised() || glance_ == wrapped_.glance()) return;
+void DdpState::warn_of_lone_step() {
+  if (has_warned_ || !reducer_->has_unsynchronised() || cheap_fingerprint_ == wrapped_.cheap_fingerprint()) return;
   has_warned_ = true;
   log_warning(
       text("rank ", group_.rank(),
@@ -146,7 +146,7 @@ void Replica::warn_of_lone_step() {
            "step be outside of no_sync()"));
 }
 
-void Replica::set_batch_weight(double samples) {
+void DdpState::set_batch_weight(double samples) {
   const auto layer = weight_.is_set() ? std::nullopt : synced_batch_norm_in(wrapped_.module());
   if (layer)  // its backward adds up gradients of all ranks, before they could be weighted
     throw UsageError(text("rank ", group_.rank(), ": set_batch_weight: layer '", *layer,
@@ -156,23 +156,23 @@ void Replica::set_batch_weight(double samples) {
   reducer_->weigh_gradients();
 }
 
-void Replica::broadcast_buffers(int source) {
+void DdpState::broadcast_buffers(int source) {
   buffers_.run(source);
 }
 
-void Replica::broadcast_parameters_and_buffers(int source) {
+void DdpState::broadcast_parameters_and_buffers(int source) {
   broadcast_coalesced(group_, tensors_of(wrapped_.parameters()), source);
   broadcast_buffers(source);
-  glance_ = wrapped_.glance();
+  cheap_fingerprint_ = wrapped_.cheap_fingerprint();
 }
 
-void Replica::check_replicas() const {
+void DdpState::check_replicas() const {
   check_equal(wrapped_.parameters(), group_);
 }
 
 // --- in a join
 
-void Replica::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
+void DdpState::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
   const auto layer = synced_batch_norm_in(wrapped_.module());
   if (layer && !context->options().throw_on_early_termination)
     throw UsageError(text("rank ", group_.rank(), ": join: layer '", *layer,
@@ -183,18 +183,18 @@ void Replica::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
   reducer_->weigh_gradients();
 }
 
-void Replica::leave_join() noexcept {
+void DdpState::leave_join() noexcept {
   join_.reset();
   weight_.leave_join();
 }
 
-void Replica::weigh(const JoinRound& round) {
+void DdpState::weigh(const JoinRound& round) {
   const bool by_all = join_->options().divide_by_initial_world_size && !round.is_weighted;
   const double sum = std::accumulate(round.weights.begin(), round.weights.end(), 0.0);
   weight_.begin_round(round.weights[group_.rank()], by_all ? group_.size() : sum);
 }
 
-void Replica::shadow(const JoinRound& round) {
+void DdpState::shadow(const JoinRound& round) {
   if (round.is_training) take_buffers_if_due(round.last_rank());
   if (round.is_synchronised) reducer_->shadow();
 }

@@ -16,9 +16,10 @@
 namespace lockstep::detail {
 
 /// This rank's copy of the model, kept equal to the others'. Not thread-safe, but for its reducer.
-class Replica {
+class DdpState {
  public:
-  Replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group, const DistributedDataParallelOptions& options);
+  DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+           const DistributedDataParallelOptions& options);
 
   void before_forward();
   void after_forward(const std::vector<at::Tensor>& outputs);
@@ -57,7 +58,8 @@ class Replica {
   std::shared_ptr<Reducer> reducer_;  // constant after construction; graphs may outlive this
   int64_t buffers_taken_at_ = -1;     // how many reductions there had been
   int64_t iterations_ = 0;
-  uint64_t glance_ = 0;  // at the parameters, before the first backward under no_sync since the last reduction
+  uint64_t cheap_fingerprint_ =
+      0;  // at the parameters, before the first backward under no_sync since the last reduction
   bool has_warned_ = false;
   std::shared_ptr<JoinContext> join_;  // while in one
   bool leads_join_ = false;

@@ -11,13 +11,13 @@
 
 #include "base/text.h"
 #include "comm/strings.h"
-#include "parallel/ddp/logging_data.h"
 #include "parallel/ddp/ddp_state.h"
+#include "parallel/ddp/logging_data.h"
 
 namespace lockstep {
 namespace detail {
 
-NoSync::NoSync(std::shared_ptr<Replica> replica)
+NoSync::NoSync(std::shared_ptr<DdpState> replica)
     : replica_(std::move(replica)), was_enabled_(replica_->reducer().is_enabled()) {
   replica_->begin_no_sync();
 }
@@ -30,10 +30,10 @@ NoSync::~NoSync() {
 
 namespace {
 
-std::shared_ptr<detail::Replica> make_replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
-                                              const DistributedDataParallelOptions& options) {
+std::shared_ptr<detail::DdpState> make_replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+                                               const DistributedDataParallelOptions& options) {
   if (!module) throw UsageError(text("rank ", group.rank(), ": DistributedDataParallel: the module is empty"));
-  return std::make_shared<detail::Replica>(std::move(module), std::move(group), options);
+  return std::make_shared<detail::DdpState>(std::move(module), std::move(group), options);
 }
 
 }  // namespace

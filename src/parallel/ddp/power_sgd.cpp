@@ -128,7 +128,7 @@ class PowerSgd {
       group.all_reduce(state.qs, ReduceOp::kAvg);
       for (auto& matrix : state.matrices) matrix.gradient.copy_(at::mm(matrix.p, matrix.q.t()));
     }
-    if (options_.use_error_feedback) lose(state);
+    if (options_.use_error_feedback) update_error_feedback(state);
     int64_t at = 0;
     for (const auto& part : state.whole) {
       part.copy_(state.wholes.narrow(0, at, part.numel()));
@@ -138,7 +138,7 @@ class PowerSgd {
   }
 
   /// Leaves in `error` what the approximation is off the gradient that this rank gave; whole gradients lose nothing.
-  static void lose(const Approximation& state) {
+  static void update_error_feedback(const Approximation& state) {
     state.error.sub_(state.buffer);
     for (const auto& part : state.whole) {
       const auto offset = part.storage_offset() - state.buffer.storage_offset();

@@ -159,7 +159,7 @@ void Reducer::on_gradient(size_t parameter, bool is_defined) {
     has_unsynchronised_ = has_unsynchronised_ || is_defined;
     return;
   }
-  attend(current_backward_task());
+  register_end_callback(current_backward_task());
   if (!is_defined) return;
   arrivals_.push_back(parameter);
   if (!is_complete(parameter)) return;
@@ -172,12 +172,12 @@ void Reducer::on_gradient(size_t parameter, bool is_defined) {
 void Reducer::on_output_gradient() {
   std::lock_guard lock(mutex_);
   const auto task = current_backward_task();
-  if (enabled_ && !task.is_partial) attend(task);
+  if (enabled_ && !task.is_partial) register_end_callback(task);
 }
 
 // Recomputed segments of a model run backward inside of backward. The engine tells the end of each task only to those
 // who asked for it from inside of that task.
-void Reducer::attend(const BackwardTask& task) {
+void Reducer::register_end_callback(const BackwardTask& task) {
   if (!in_backward_) begin();
   if (std::find(tasks_.begin(), tasks_.end(), task.id) != tasks_.end()) return;
   if (task.depth == 0 && std::exchange(has_outermost_, true)) throw_broken_off();
@@ -210,7 +210,7 @@ void Reducer::begin() {
   }
   if (!knows_graph()) return;
   for (size_t i = 0; i < parameters_.size(); ++i)
-    if (states_[i].expected == 0) put_in_as_it_stands(i);
+    if (states_[i].expected == 0) put_without_new_gradient(i);
 }
 
 /// Whether the parameter's gradient, of which one more part has come, is all there.
@@ -245,7 +245,7 @@ void Reducer::put_in_bucket(size_t parameter) {
   auto& bucket = buckets_[states_[parameter].bucket];
   bucket.put(states_[parameter].slot, gradient);
   if (options_.check_finite && not_finite_.empty()) {
-    bucket.settle();
+    bucket.flush_pending_copies();
     if (!at::isfinite(view_of(parameter)).all().item<bool>()) not_finite_ = name;
   }
   states_[parameter].is_in = true;
@@ -254,7 +254,7 @@ void Reducer::put_in_bucket(size_t parameter) {
 
 // What got no gradient goes in as it stands, so that the bucket can leave and no rank waits for this one. Where its old
 // gradient lies in the bucket, the reduction writes over it: keep it.
-void Reducer::put_in_as_it_stands(size_t parameter) {
+void Reducer::put_without_new_gradient(size_t parameter) {
   const auto& gradient = parameters_[parameter].tensor.grad();
   if (gradient.defined() && same_memory(gradient, view_of(parameter))) states_[parameter].kept = gradient.clone();
   put_in_bucket(parameter);
@@ -274,14 +274,14 @@ void Reducer::finish() {
     auto& state = states_[i];
     if (is_recording()) state.expected = state.gradients;
     if (state.is_in) continue;
-    state.gradients > 0 ? put_in_bucket(i) : put_in_as_it_stands(i);
+    state.gradients > 0 ? put_in_bucket(i) : put_without_new_gradient(i);
   }
   if (needs_marks()) marks_.write(buckets_.back(), used_, not_finite_.empty());
   const auto computed = StepTimes::Clock::now();
   reduce_the_rest();
   in_backward_ = false;
   learn_use();
-  for (size_t i = 0; i < parameters_.size(); ++i) adopt(i);
+  for (size_t i = 0; i < parameters_.size(); ++i) publish_gradient(i);
   has_recorded_ = true;
   ++reductions_;
   has_unsynchronised_ = false;
@@ -290,7 +290,7 @@ void Reducer::finish() {
   std::fill(used_.begin(), used_.end(), 0);
   if (!unused.empty()) throw UsageError(unused);
   record_step(computed);
-  plan_anew();
+  rebuild_buckets();
   if (marks_.is_not_finite_somewhere()) throw_not_finite();
 }
 
@@ -323,7 +323,7 @@ void Reducer::learn_use() {
   marks_.learn(buckets_.back(), has_unused || options_.check_finite);
 }
 
-void Reducer::adopt(size_t parameter) {
+void Reducer::publish_gradient(size_t parameter) {
   auto& state = states_[parameter];
   auto& gradient = parameters_[parameter].tensor.mutable_grad();
   const auto& view = view_of(parameter);
@@ -341,7 +341,7 @@ void Reducer::adopt(size_t parameter) {
 }
 
 // Rank 0's order counts, since the buckets must be the same everywhere.
-void Reducer::plan_anew() {
+void Reducer::rebuild_buckets() {
   if (std::exchange(is_planned_anew_, true) || buckets_.size() < 2) return;
   std::vector<int64_t> order;
   std::vector<char> is_in(parameters_.size());
@@ -379,7 +379,7 @@ void Reducer::abandon_capture() {
   for (auto& state : states_) state.kept.reset();
   for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();
   std::fill(used_.begin(), used_.end(), 0);
-  marks_ = UseMarks(parameters_.size());
+  marks_ = UnusedParameterBitmap(parameters_.size());
 }
 
 void Reducer::shadow() {
@@ -394,7 +394,8 @@ void Reducer::shadow() {
   }
   finish_all();
   learn_use();
-  for (size_t i = 0; i < parameters_.size(); ++i) adopt(i);  // for an optimizer that steps a share of them on this rank
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    publish_gradient(i);  // for an optimizer that steps a share of them on this rank
   ++reductions_;
   has_unsynchronised_ = false;
   not_finite_.clear();
@@ -402,7 +403,7 @@ void Reducer::shadow() {
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
   std::fill(used_.begin(), used_.end(), 0);
   if (!unused.empty()) throw UsageError(unused);
-  plan_anew();
+  rebuild_buckets();
   if (marks_.is_not_finite_somewhere()) throw_not_finite();
 }
 

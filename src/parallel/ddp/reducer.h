@@ -107,20 +107,20 @@ class Reducer {
   const at::Tensor& view_of(size_t parameter) const;
 
   void on_gradient(size_t parameter, bool is_defined);
-  void attend(const BackwardTask& task);
+  void register_end_callback(const BackwardTask& task);
   void on_task_end(const BackwardTask& task);
   void begin();
   bool is_complete(size_t parameter);
   void put_in_bucket(size_t parameter);
-  void put_in_as_it_stands(size_t parameter);
+  void put_without_new_gradient(size_t parameter);
   void start_full_buckets();
   void reduce_the_rest();
   void finish_all();
   void finish();
   void record_step(StepTimes::Clock::time_point computed);
   void learn_use();
-  void adopt(size_t parameter);
-  void plan_anew();
+  void publish_gradient(size_t parameter);
+  void rebuild_buckets();
   [[noreturn]] void throw_broken_off() const;
   std::string describe_unused() const;
   void throw_not_finite() const;
@@ -136,7 +136,7 @@ class Reducer {
   std::vector<Bucket> buckets_;
   std::vector<State> states_;  // of the parameters
   std::vector<char> used_;     // which parameters are, since the last reduction, under no_sync included
-  UseMarks marks_;
+  UnusedParameterBitmap marks_;
   CommHook hook_;
   bool enabled_ = true;
   bool has_unsynchronised_ = false;

@@ -19,9 +19,10 @@ bool is_plain(const at::Tensor& tensor) {
 
 }  // namespace
 
-UseMarks::UseMarks(size_t parameters) : used_somewhere_(parameters, 1), unused_somewhere_(parameters, 0) {}
+UnusedParameterBitmap::UnusedParameterBitmap(size_t parameters)
+    : used_somewhere_(parameters, 1), unused_somewhere_(parameters, 0) {}
 
-void UseMarks::write(Bucket& bucket, const std::vector<char>& used, bool is_finite) {
+void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used, bool is_finite) {
   const auto& place = bucket.extra();
   const bool is_usual = is_finite && std::find(used.begin(), used.end(), 0) == used.end();
   if (is_usual && all_used_.defined()) return bucket.put_extra(all_used_);
@@ -38,14 +39,14 @@ void UseMarks::write(Bucket& bucket, const std::vector<char>& used, bool is_fini
   if (is_usual) all_used_ = there;
 }
 
-void UseMarks::learn(const Bucket& bucket, bool now) {
+void UnusedParameterBitmap::learn(const Bucket& bucket, bool now) {
   const auto& marks = bucket.extra();
   if (marks.is_cuda() && !now) return learn_later(marks);
   arrival_.reset();
   take(is_plain(marks) ? marks : marks.to(at::kCPU, at::kFloat));
 }
 
-void UseMarks::take(const at::Tensor& marks) {
+void UnusedParameterBitmap::take(const at::Tensor& marks) {
   const float* mark = marks.data_ptr<float>();
   const size_t count = used_somewhere_.size();
   for (size_t i = 0; i < count; ++i) {
@@ -56,7 +57,7 @@ void UseMarks::take(const at::Tensor& marks) {
 }
 
 // One set of marks is on its way at a time. A graph that is captured is not looked at: its replays are not seen here.
-void UseMarks::learn_later(const at::Tensor& marks) {
+void UnusedParameterBitmap::learn_later(const at::Tensor& marks) {
   std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // here
   std::fill(unused_somewhere_.begin(), unused_somewhere_.end(), 0);
   if (reductions_++ % kLookEvery != 0 || detail::is_capturing(marks.device())) return;

@@ -13,9 +13,9 @@ namespace lockstep {
 /// Tells every rank which parameters got a gradient on which ranks, and whether one is not finite: marks behind the
 /// gradients of the last bucket. Averaged over the ranks, a mark above zero means "on some rank", in any floating-point
 /// type. Not thread-safe.
-class UseMarks {
+class UnusedParameterBitmap {
  public:
-  explicit UseMarks(size_t parameters);
+  explicit UnusedParameterBitmap(size_t parameters);
 
   int64_t elements() const { return 2 * static_cast<int64_t>(used_somewhere_.size()) + 1; }
 

@@ -102,7 +102,7 @@ std::string WrappedModule::describe_change() const {
 
 // LibTorch counts changes in place, but not those that SGD makes, through data(). On a GPU looking at values would wait
 // for it.
-uint64_t WrappedModule::glance() const {
+uint64_t WrappedModule::cheap_fingerprint() const {
   uint64_t sum = 0;
   for (const auto& [name, tensor] : parameters_) {
     sum += tensor._version();

@@ -30,7 +30,7 @@ class WrappedModule {
   std::string describe_change() const;
 
   /// Differs, most likely, when an optimizer has stepped since.
-  uint64_t glance() const;
+  uint64_t cheap_fingerprint() const;
 
  private:
   /// What must not change under the wrapper.

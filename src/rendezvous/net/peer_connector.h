@@ -11,9 +11,9 @@
 #include <lockstep/store.h>
 
 #include "base/file_descriptor.h"
+#include "rendezvous/net/rejection_log.h"
 #include "rendezvous/net/secret.h"
 #include "rendezvous/net/socket.h"
-#include "rendezvous/net/rejection_log.h"
 
 namespace lockstep {
 
@@ -79,7 +79,7 @@ class PeerConnector {
   Clock::time_point deadline_{};
   std::list<Caller> callers_;  // who has proved nothing yet, the oldest first
   int64_t strangers_ = 0;      // who were turned away
-  TurnedAway turned_away_;
+  RejectionLog turned_away_;
 };
 
 }  // namespace lockstep

@@ -11,10 +11,10 @@
 namespace lockstep {
 
 /// Logs who was turned away, once a second at most: a flood of strangers must not become a flood of lines.
-class TurnedAway {
+class RejectionLog {
  public:
   /// `speaker` turns them away: "the store", "rank 3".
-  explicit TurnedAway(std::string speaker) : speaker_(std::move(speaker)) {}
+  explicit RejectionLog(std::string speaker) : speaker_(std::move(speaker)) {}
 
   void count(const std::string& who, const std::string& why, std::chrono::steady_clock::time_point now) {
     ++since_last_line_;

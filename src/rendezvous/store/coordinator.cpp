@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-const std::string& field(const Message& message, size_t index) {
+const std::string& field(const StoreMessage& message, size_t index) {
   if (index >= message.fields.size()) throw ProtocolError("a request lacks a field");
   return message.fields[index];
 }
@@ -23,32 +23,32 @@ double seconds(std::chrono::steady_clock::duration time) {
 
 }  // namespace
 
-Switchboard::Switchboard(std::string host_role, ProcessId host)
+Coordinator::Coordinator(std::string host_role, ProcessId host)
     : welcome_{Verb::kWelcome, 0, {std::move(host_role), host.host, host.host_id, std::to_string(host.pid)}} {}
 
-void Switchboard::send(Connection to, Message message) {
+void Coordinator::send(Connection to, StoreMessage message) {
   outgoing_.push_back({to, std::move(message)});
 }
 
-void Switchboard::answer(Connection to, uint64_t id, std::vector<std::string> fields) {
+void Coordinator::answer(Connection to, uint64_t id, std::vector<std::string> fields) {
   send(to, {Verb::kDone, id, std::move(fields)});
 }
 
-void Switchboard::tell_all(const Message& message, std::optional<Connection> but) {
+void Coordinator::tell_all(const StoreMessage& message, std::optional<Connection> but) {
   for (Connection connection : connections_)
     if (connection != but) send(connection, message);
 }
 
-std::vector<Switchboard::Outgoing> Switchboard::take_outgoing() {
+std::vector<Coordinator::Outgoing> Coordinator::take_outgoing() {
   return std::exchange(outgoing_, {});
 }
 
-void Switchboard::connected(Connection connection) {
+void Coordinator::connected(Connection connection) {
   connections_.insert(connection);
   send(connection, welcome_);
 }
 
-void Switchboard::received(Connection connection, const Message& message, Time now) {
+void Coordinator::received(Connection connection, const StoreMessage& message, Time now) {
   auto member = members_.find(connection);
   if (member != members_.end()) member->second.heard = now;
   switch (message.verb) {
@@ -91,7 +91,7 @@ void Switchboard::received(Connection connection, const Message& message, Time n
       return send(connection, {Verb::kBeatBack});
     case Verb::kAnswer:
       return take_answer(connection, message);
-    case Verb::kAnnounce:
+    case Verb::kWillReport:
       announced_.insert_or_assign(field(message, 0), now + kAnnounced);
       return;
     case Verb::kLeave:
@@ -109,7 +109,7 @@ void Switchboard::received(Connection connection, const Message& message, Time n
   }
 }
 
-void Switchboard::get(Connection connection, const Message& message) {
+void Coordinator::get(Connection connection, const StoreMessage& message) {
   if (job_failure_ && !table_.missing(message.fields).empty())
     return send(connection, {Verb::kFailed, message.id, {job_failure_->kind, job_failure_->message}});
   waiters_.push_back({connection, message.id, message.fields});
@@ -117,14 +117,14 @@ void Switchboard::get(Connection connection, const Message& message) {
 }
 
 // Looks at few keys: all ranks wait for all ranks, and each that comes would make every waiter look at every key.
-bool Switchboard::is_satisfied(Waiter& waiter) const {
+bool Coordinator::is_satisfied(Waiter& waiter) const {
   while (waiter.next < waiter.keys.size() && table_.contains(waiter.keys[waiter.next])) ++waiter.next;
   if (waiter.next < waiter.keys.size()) return false;
   waiter.next = 0;  // one may have been erased meanwhile
   return table_.missing(waiter.keys).empty();
 }
 
-void Switchboard::wake_waiters() {
+void Coordinator::wake_waiters() {
   waiters_.remove_if([&](Waiter& waiter) {
     if (!is_satisfied(waiter)) return false;
     std::vector<std::string> values;
@@ -134,7 +134,7 @@ void Switchboard::wake_waiters() {
   });
 }
 
-void Switchboard::cancel(Connection connection, uint64_t id) {
+void Coordinator::cancel(Connection connection, uint64_t id) {
   waiters_.remove_if([&](const Waiter& waiter) {
     if (waiter.connection != connection || waiter.id != id) return false;
     send(connection, {Verb::kLate, id, table_.missing(waiter.keys)});
@@ -142,7 +142,7 @@ void Switchboard::cancel(Connection connection, uint64_t id) {
   });
 }
 
-void Switchboard::enrol(Connection connection, const Message& message, Time now) {
+void Coordinator::enrol(Connection connection, const StoreMessage& message, Time now) {
   if (job_failure_) return send(connection, {Verb::kFailed, message.id, {job_failure_->kind, job_failure_->message}});
   const auto& key = field(message, 0);
   const auto& value = field(message, 1);
@@ -162,11 +162,11 @@ void Switchboard::enrol(Connection connection, const Message& message, Time now)
   wake_waiters();
 }
 
-void Switchboard::report(Connection connection, const Message& message, Time now) {
+void Coordinator::report(Connection connection, const StoreMessage& message, Time now) {
   Report report{connection, message.id, field(message, 0), {field(message, 1), field(message, 2)}, now};
   bool is_symptom = field(message, 3) == "symptom";
   if (!is_symptom || job_failure_ || group_failures_.contains(report.group)) {
-    settle(report);
+    resolve(report);
     return finish_reports(now);
   }
   report.due = now + kDiagnosis;
@@ -175,7 +175,7 @@ void Switchboard::report(Connection connection, const Message& message, Time now
 
 // Who reports is told like all others, and before it gets its answer: the answer goes to a thread that may wake late,
 // when the next notice has been taken in already.
-void Switchboard::settle(const Report& report) {
+void Coordinator::resolve(const Report& report) {
   bool is_first = false;
   if (!job_failure_) is_first = group_failures_.emplace(report.group, report.failure).second;
   const Failure& cause = job_failure_ ? *job_failure_ : group_failures_.at(report.group);
@@ -183,25 +183,25 @@ void Switchboard::settle(const Report& report) {
   answer(report.connection, report.id, {cause.kind, cause.message});
 }
 
-void Switchboard::finish_reports(Time now) {
+void Coordinator::finish_reports(Time now) {
   reports_.remove_if([&](const Report& report) {
     bool is_explained = job_failure_ || group_failures_.contains(report.group);
     auto announced = announced_.find(report.group);
     Time due = announced == announced_.end() ? report.due : std::max(report.due, announced->second);
     if (!is_explained && now < due) return false;
-    settle(report);
+    resolve(report);
     return true;
   });
 }
 
 // The groups know already: whoever blames another rank has been told that it left, or has reported that it is late. A
 // program may catch that and go on, and fail for a reason of its own later.
-void Switchboard::blame(const Message& message, Time now) {
+void Coordinator::blame(const StoreMessage& message, Time now) {
   Blame blame{to_number(field(message, 0)), {field(message, 1), field(message, 2)}, now};
   if (!blame_ || now - blame_->since > kConsequence) blame_ = std::move(blame);
 }
 
-void Switchboard::end_job(const Failure& failure, std::optional<int64_t> rank, Time now) {
+void Coordinator::end_job(const Failure& failure, std::optional<int64_t> rank, Time now) {
   if (job_failure_) return;
   job_failure_ = first_failure_ = failure;
   failed_rank_ = rank;
@@ -215,11 +215,11 @@ void Switchboard::end_job(const Failure& failure, std::optional<int64_t> rank, T
   waiters_.clear();
 }
 
-std::string Switchboard::describe_member(const Member& member) const {
+std::string Coordinator::describe_member(const Member& member) const {
   return text("rank ", member.rank, " (", describe(member.process), ")");
 }
 
-void Switchboard::lost(Connection connection, const std::string& how, Time now) {
+void Coordinator::lost(Connection connection, const std::string& how, Time now) {
   connections_.erase(connection);
   waiters_.remove_if([&](const Waiter& waiter) { return waiter.connection == connection; });
   reports_.remove_if([&](const Report& report) { return report.connection == connection; });
@@ -237,7 +237,7 @@ void Switchboard::lost(Connection connection, const std::string& how, Time now) 
   finish_reports(now);
 }
 
-void Switchboard::goodbye(Connection connection, const Failure& failure, Time now) {
+void Coordinator::goodbye(Connection connection, const Failure& failure, Time now) {
   auto member = members_.extract(connection);
   if (!member.empty() && !failure.kind.empty())
     end_job({failure.kind, text(describe_member(member.mapped()), " gave up: ", failure.message)}, member.mapped().rank,
@@ -245,7 +245,7 @@ void Switchboard::goodbye(Connection connection, const Failure& failure, Time no
   send(connection, {Verb::kClosing});
 }
 
-void Switchboard::find_silent(Time now) {
+void Coordinator::find_silent(Time now) {
   for (auto& [connection, member] : members_) {
     if (now - member.heard < member.limit) continue;
     if (member.traced || is_traced(member.process)) {
@@ -259,17 +259,17 @@ void Switchboard::find_silent(Time now) {
   }
 }
 
-void Switchboard::excuse_silence(Time now) {
+void Coordinator::excuse_silence(Time now) {
   for (auto& [connection, member] : members_) member.heard = now;
 }
 
-void Switchboard::tick(Time now) {
+void Coordinator::tick(Time now) {
   if (!job_failure_) find_silent(now);
   finish_reports(now);
   finish_questions(now);
 }
 
-void Switchboard::ask(Connection connection, const Message& message, Time now) {
+void Coordinator::ask(Connection connection, const StoreMessage& message, Time now) {
   Question question{connection, message.id, {}, {}, now + kAnswerLimit};
   uint64_t id = next_question_++;
   for (const auto& [other, member] : members_) {
@@ -281,12 +281,12 @@ void Switchboard::ask(Connection connection, const Message& message, Time now) {
 }
 
 // A rank takes in messages in order, so any answer is a sign. Nobody is connection 0: the answers go nowhere.
-void Switchboard::ask_for_signs(Time now) {
+void Coordinator::ask_for_signs(Time now) {
   signs_ = next_question_;
   ask(0, {Verb::kAsk, 0, {"", ""}}, now);
 }
 
-void Switchboard::take_answer(Connection connection, const Message& message) {
+void Coordinator::take_answer(Connection connection, const StoreMessage& message) {
   auto found = questions_.find(static_cast<uint64_t>(to_number(field(message, 0))));
   const auto& given = field(message, 1);
   auto member = members_.find(connection);
@@ -299,7 +299,7 @@ void Switchboard::take_answer(Connection connection, const Message& message) {
   questions_.erase(found);
 }
 
-void Switchboard::finish_questions(Time now) {
+void Coordinator::finish_questions(Time now) {
   for (auto entry = questions_.begin(); entry != questions_.end();) {
     Question& question = entry->second;
     if (!question.open.empty() && now < question.due) {

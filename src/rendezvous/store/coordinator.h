@@ -21,14 +21,14 @@ namespace lockstep {
 ///
 /// It knows the values, who waits for which, which connections are the life lines of ranks, and why a group or the job
 /// is over. The first cause is the one that everybody is told.
-class Switchboard {
+class Coordinator {
  public:
   using Connection = uint64_t;  // as the owner numbers them
   using Time = std::chrono::steady_clock::time_point;
 
   struct Outgoing {
     Connection to;
-    Message message;
+    StoreMessage message;
   };
 
   /// How long a symptom ("the connection to rank 2 broke") waits for its cause (rank 2's life line breaks).
@@ -40,11 +40,11 @@ class Switchboard {
   /// How long ranks may take to answer a question.
   static constexpr auto kAnswerLimit = std::chrono::seconds(1);
 
-  explicit Switchboard(std::string host_role, ProcessId host);
+  explicit Coordinator(std::string host_role, ProcessId host);
 
   void connected(Connection connection);
   /// ProtocolError when the message makes no sense: the owner should end the connection.
-  void received(Connection connection, const Message& message, Time now);
+  void received(Connection connection, const StoreMessage& message, Time now);
   /// The connection is no more; `how` says why, for people.
   void lost(Connection connection, const std::string& how, Time now);
   /// Does what is due. To be called at least every 50 ms or so.
@@ -108,29 +108,29 @@ class Switchboard {
     Time due;
   };
 
-  void send(Connection to, Message message);
+  void send(Connection to, StoreMessage message);
   void answer(Connection to, uint64_t id, std::vector<std::string> fields);
-  void tell_all(const Message& message, std::optional<Connection> but = std::nullopt);
+  void tell_all(const StoreMessage& message, std::optional<Connection> but = std::nullopt);
 
-  void get(Connection connection, const Message& message);
+  void get(Connection connection, const StoreMessage& message);
   void cancel(Connection connection, uint64_t id);
   bool is_satisfied(Waiter& waiter) const;
   void wake_waiters();
-  void enrol(Connection connection, const Message& message, Time now);
-  void report(Connection connection, const Message& message, Time now);
-  void ask(Connection connection, const Message& message, Time now);
-  void take_answer(Connection connection, const Message& message);
+  void enrol(Connection connection, const StoreMessage& message, Time now);
+  void report(Connection connection, const StoreMessage& message, Time now);
+  void ask(Connection connection, const StoreMessage& message, Time now);
+  void take_answer(Connection connection, const StoreMessage& message);
   void finish_questions(Time now);
   void finish_reports(Time now);
-  void blame(const Message& message, Time now);
+  void blame(const StoreMessage& message, Time now);
   void goodbye(Connection connection, const Failure& failure, Time now);
   void find_silent(Time now);
 
-  void settle(const Report& report);
+  void resolve(const Report& report);
   std::string describe_member(const Member& member) const;
 
-  const Message welcome_;
-  Table table_;
+  const StoreMessage welcome_;
+  KeyTable table_;
   std::set<Connection> connections_;
   std::list<Waiter> waiters_;
   std::map<Connection, Member> members_;

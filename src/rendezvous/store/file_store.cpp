@@ -14,8 +14,8 @@
 #include "base/deadline.h"
 #include "base/file_descriptor.h"
 #include "base/log.h"
-#include "base/private_files.h"
 #include "base/owner_process.h"
+#include "base/private_files.h"
 #include "base/text.h"
 #include "rendezvous/process_id.h"
 #include "rendezvous/store/key_table.h"
@@ -336,7 +336,7 @@ class FileStore final : public Store {
   std::mutex mutex_;
   FileDescriptor file_;  // guarded by mutex_
   off_t read_to_ = 0;    // guarded by mutex_: how much of the file is in table_
-  Table table_;          // guarded by mutex_
+  KeyTable table_;       // guarded by mutex_
 };
 
 }  // namespace

@@ -8,13 +8,13 @@
 
 namespace lockstep {
 
-std::optional<std::string> Table::find(const std::string& key) const {
+std::optional<std::string> KeyTable::find(const std::string& key) const {
   auto found = values_.find(key);
   if (found == values_.end()) return std::nullopt;
   return found->second;
 }
 
-int64_t Table::sum(const std::string& key, int64_t amount) const {
+int64_t KeyTable::sum(const std::string& key, int64_t amount) const {
   auto value = find(key);
   if (!value) return amount;
   int64_t number = 0;
@@ -28,12 +28,12 @@ int64_t Table::sum(const std::string& key, int64_t amount) const {
   return sum;
 }
 
-bool Table::matches(const std::string& key, const std::string& expected) const {
+bool KeyTable::matches(const std::string& key, const std::string& expected) const {
   auto value = find(key);
   return value ? *value == expected : expected.empty();
 }
 
-std::vector<std::string> Table::missing(const std::vector<std::string>& keys) const {
+std::vector<std::string> KeyTable::missing(const std::vector<std::string>& keys) const {
   std::vector<std::string> result;
   for (const auto& key : keys)
     if (!values_.contains(key)) result.push_back(key);

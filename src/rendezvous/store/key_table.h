@@ -9,7 +9,7 @@
 namespace lockstep {
 
 /// The meaning of a store's operations, without locks, waiting or transport: every store applies them through this.
-class Table {
+class KeyTable {
  public:
   void set(const std::string& key, const std::string& value) { values_[key] = value; }
   bool erase(const std::string& key) { return values_.erase(key) > 0; }

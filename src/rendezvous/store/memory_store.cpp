@@ -69,7 +69,7 @@ class MemoryStore final : public Store {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  Table table_;  // guarded by mutex_
+  KeyTable table_;  // guarded by mutex_
 };
 
 }  // namespace

@@ -50,7 +50,7 @@ std::vector<std::string> unpack(std::string_view bytes) {
   return fields;
 }
 
-std::string encode(const Message& message) {
+std::string encode(const StoreMessage& message) {
   std::string fields = pack(message.fields);
   if (kHeaderBytes + fields.size() > Decoder::kMostBytes)
     throw UsageError(text("store: a request of ", fields.size(), " bytes; keys and values together may have ",
@@ -62,14 +62,14 @@ std::string encode(const Message& message) {
   return out + fields;
 }
 
-std::optional<Message> Decoder::next() {
+std::optional<StoreMessage> Decoder::next() {
   std::string_view left = std::string_view(buffer_).substr(read_);
   if (left.size() < kLengthBytes) return std::nullopt;
   auto size = take<uint32_t>(left);
   if (size < kHeaderBytes || size > kMostBytes) throw ProtocolError(text("a message of ", size, " bytes"));
   if (left.size() < size) return std::nullopt;
   left = left.substr(0, size);
-  Message message{static_cast<Verb>(take<uint8_t>(left)), 0, {}};
+  StoreMessage message{static_cast<Verb>(take<uint8_t>(left)), 0, {}};
   message.id = take<uint64_t>(left);
   message.fields = unpack(left);
   read_ += kLengthBytes + size;

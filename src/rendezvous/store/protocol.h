@@ -26,12 +26,12 @@ enum class Verb : uint8_t {
   kAsk = 10,    // group, subject: answered with a rank and its answer for every rank that has given one
 
   // A process says.
-  kBeat = 20,      // what it is doing, "traced" or ""
-  kAnswer = 21,    // the id of a kQuestion, the answer
-  kAnnounce = 24,  // group: a report follows, before which no symptom of another is taken for the cause
-  kLeave = 22,     // group, number of calls made on it
-  kBlame = 25,     // rank, kind, message: this process is about to fail with this error because of that rank
-  kGoodbye = 23,   // kind, message of its failure, both "" when all went well: ends the life line
+  kBeat = 20,        // what it is doing, "traced" or ""
+  kAnswer = 21,      // the id of a kQuestion, the answer
+  kWillReport = 24,  // group: a report follows, before which no symptom of another is taken for the cause
+  kLeave = 22,       // group, number of calls made on it
+  kBlame = 25,       // rank, kind, message: this process is about to fail with this error because of that rank
+  kGoodbye = 23,     // kind, message of its failure, both "" when all went well: ends the life line
 
   // The store answers.
   kDone = 40,     // as said above
@@ -48,12 +48,12 @@ enum class Verb : uint8_t {
   kClosing = 55,   // the store ends in order
 };
 
-struct Message {
+struct StoreMessage {
   Verb verb{};
   uint64_t id = 0;
   std::vector<std::string> fields{};
 
-  bool operator==(const Message&) const = default;
+  bool operator==(const StoreMessage&) const = default;
 };
 
 /// The other side does not speak this language. The connection is of no further use.
@@ -64,7 +64,7 @@ class ProtocolError : public std::runtime_error {
 
 /// The bytes of a message: the length of what follows (u32), verb (u8), id (u64), then each field with its length
 /// (u32); numbers little-endian.
-std::string encode(const Message& message);
+std::string encode(const StoreMessage& message);
 
 /// Cuts a stream of bytes into messages.
 class Decoder {
@@ -74,7 +74,7 @@ class Decoder {
   void feed(std::string_view bytes) { buffer_.append(bytes); }
 
   /// The next whole message, if there is one. ProtocolError when the bytes are no message.
-  std::optional<Message> next();
+  std::optional<StoreMessage> next();
 
  private:
   std::string buffer_;

@@ -9,6 +9,6 @@
 namespace lockstep {
 
 /// The store at the other end of the line.
-std::shared_ptr<Store> make_line_store(std::shared_ptr<Line> line);
+std::shared_ptr<Store> make_remote_store(std::shared_ptr<StoreClient> client);
 
 }  // namespace lockstep

@@ -34,7 +34,7 @@ std::chrono::milliseconds time_left(Clock::time_point until) {
 
 }  // namespace
 
-Line::Line(const Options& options)
+StoreClient::StoreClient(const Options& options)
     : options_(options),
       tls_(TlsContext::Side::kClient, key_identity(options.generation), options.key),
       waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -44,7 +44,7 @@ Line::Line(const Options& options)
   thread_ = start_thread("the connection to the job's store", [this] { run(); });
 }
 
-Line::~Line() {
+StoreClient::~StoreClient() {
   if (!owner_.is_this()) {  // there is no such thread here, and the connection is the parent's
     thread_.detach();
     return;
@@ -69,7 +69,7 @@ Line::~Line() {
 
 // A store that is full of strangers, not quite up yet, or about to end drops the connection: a reason to try again. One
 // that answers and does not accept our key will not accept it later.
-void Line::connect() {
+void StoreClient::connect() {
   std::string reason;
   auto pause = kFirstPause;
   do {
@@ -99,7 +99,7 @@ void Line::connect() {
   throw TimeoutError(text("the store at ", to_string(options_.endpoint), " did not take this process in: ", reason));
 }
 
-bool Line::handshake(Deadline deadline, std::string& reason) {
+bool StoreClient::handshake(Deadline deadline, std::string& reason) {
   for (;;) {
     unsent_ += session_->take_output();
     flush_locked();
@@ -133,14 +133,15 @@ bool Line::handshake(Deadline deadline, std::string& reason) {
   }
 }
 
-std::string Line::describe_host() const {
+std::string StoreClient::describe_host() const {
   return text(host_role_, " (", describe(host_), "), which hosts the job's store,");
 }
 
 // --- requests
 
-std::shared_ptr<Line::Pending> Line::start(Verb verb, Fields fields, std::function<void(std::optional<Fields>)> done,
-                                           uint64_t* id) {
+std::shared_ptr<StoreClient::Pending> StoreClient::start(Verb verb, Fields fields,
+                                                         std::function<void(std::optional<Fields>)> done,
+                                                         uint64_t* id) {
   owner_.check("the process that connected to the store");
   auto pending = std::make_shared<Pending>();
   pending->done = std::move(done);
@@ -153,7 +154,7 @@ std::shared_ptr<Line::Pending> Line::start(Verb verb, Fields fields, std::functi
   return pending;
 }
 
-Line::Fields Line::result_of(const Pending& pending) {
+StoreClient::Fields StoreClient::result_of(const Pending& pending) {
   const auto& answer = pending.answer;
   auto field = [&](size_t index) { return index < answer.fields.size() ? answer.fields[index] : std::string(); };
   if (answer.verb == Verb::kRefused) throw UsageError(field(0));
@@ -161,7 +162,7 @@ Line::Fields Line::result_of(const Pending& pending) {
   return answer.fields;
 }
 
-Line::Fields Line::call(Verb verb, Fields fields) {
+StoreClient::Fields StoreClient::call(Verb verb, Fields fields) {
   auto pending = start(verb, std::move(fields), nullptr, nullptr);
   Lock lock(mutex_);
   changed_.wait(lock, [&] { return pending->is_done || broken_; });
@@ -169,7 +170,7 @@ Line::Fields Line::call(Verb verb, Fields fields) {
   return result_of(*pending);
 }
 
-std::optional<Line::Fields> Line::call(Verb verb, Fields fields, Deadline deadline, Fields& late) {
+std::optional<StoreClient::Fields> StoreClient::call(Verb verb, Fields fields, Deadline deadline, Fields& late) {
   uint64_t id = 0;
   auto pending = start(verb, std::move(fields), nullptr, &id);
   Lock lock(mutex_);
@@ -185,7 +186,7 @@ std::optional<Line::Fields> Line::call(Verb verb, Fields fields, Deadline deadli
   return std::nullopt;
 }
 
-void Line::call(Verb verb, Fields fields, std::function<void(std::optional<Fields>)> done) {
+void StoreClient::call(Verb verb, Fields fields, std::function<void(std::optional<Fields>)> done) {
   try {
     start(verb, std::move(fields), done, nullptr);
   } catch (const Error&) {
@@ -193,7 +194,7 @@ void Line::call(Verb verb, Fields fields, std::function<void(std::optional<Field
   }
 }
 
-void Line::say(Verb verb, Fields fields) noexcept {
+void StoreClient::send_async(Verb verb, Fields fields) noexcept {
   if (!owner_.is_this()) return;
   try {
     Lock lock(mutex_);
@@ -203,15 +204,15 @@ void Line::say(Verb verb, Fields fields) noexcept {
   }
 }
 
-void Line::say_goodbye(const std::optional<Failure>& failure) noexcept {
+void StoreClient::say_goodbye(const std::optional<Failure>& failure) noexcept {
   if (!owner_.is_this()) return;
   auto said = failure.value_or(Failure{});
-  say(Verb::kGoodbye, {said.kind, said.message});  // nothing the second time
+  send_async(Verb::kGoodbye, {said.kind, said.message});  // nothing the second time
   Lock lock(mutex_);
   is_over_ = true;
 }
 
-void Line::send_locked(const Message& message) {
+void StoreClient::send_locked(const StoreMessage& message) {
   session_->send(encode(message));
   unsent_ += session_->take_output();
   flush_locked();
@@ -219,7 +220,7 @@ void Line::send_locked(const Message& message) {
 }
 
 // Errors show when reading: whoever is gone has closed its end.
-void Line::flush_locked() {
+void StoreClient::flush_locked() {
   size_t sent = 0;
   while (sent < unsent_.size()) {
     ssize_t put = ::send(socket_.get(), unsent_.data() + sent, unsent_.size() - sent, MSG_NOSIGNAL);
@@ -232,30 +233,30 @@ void Line::flush_locked() {
 
 // --- the thread
 
-void Line::listen(LineListener* listener) {
+void StoreClient::listen(StoreListener* listener) {
   std::lock_guard lock(listener_mutex_);
   listener_ = listener;
   if (over_) listener_->on_failure("", *over_);
 }
 
-void Line::stop_listening() {
+void StoreClient::stop_listening() {
   std::lock_guard listening(listener_mutex_);
   listener_ = nullptr;
   Lock lock(mutex_);
   for (auto& [id, pending] : pending_) pending->done = nullptr;
 }
 
-std::optional<Failure> Line::over() {
+std::optional<Failure> StoreClient::over() {
   std::lock_guard lock(listener_mutex_);
   return over_;
 }
 
-void Line::wake() {
+void StoreClient::wake() {
   uint64_t one = 1;
   [[maybe_unused]] auto written = ::write(waker_.get(), &one, sizeof one);
 }
 
-void Line::run() {
+void StoreClient::run() {
   auto last_look = Clock::now();
   for (;;) {
     bool can_read = wait_for_something(kTick);
@@ -278,7 +279,7 @@ void Line::run() {
   }
 }
 
-bool Line::wait_for_something(std::chrono::milliseconds limit) {
+bool StoreClient::wait_for_something(std::chrono::milliseconds limit) {
   short events = POLLIN;
   {
     Lock lock(mutex_);
@@ -297,7 +298,7 @@ bool Line::wait_for_something(std::chrono::milliseconds limit) {
   return ready[0].revents & (POLLIN | POLLHUP | POLLERR);
 }
 
-void Line::read_some() {
+void StoreClient::read_some() {
   std::array<char, 64 << 10> bytes;
   ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -317,7 +318,7 @@ void Line::read_some() {
   }
 }
 
-void Line::handle(const Message& message) {
+void StoreClient::handle(const StoreMessage& message) {
   auto field = [&](size_t index) -> const std::string& {
     if (index >= message.fields.size()) throw ProtocolError("a message lacks a field");
     return message.fields[index];
@@ -333,8 +334,8 @@ void Line::handle(const Message& message) {
     }
     case Verb::kQuestion: {
       std::lock_guard listening(listener_mutex_);
-      say(Verb::kAnswer,
-          {std::to_string(message.id), listener_ ? listener_->on_question(field(0), field(1)) : std::string()});
+      send_async(Verb::kAnswer,
+                 {std::to_string(message.id), listener_ ? listener_->on_question(field(0), field(1)) : std::string()});
       return;
     }
     case Verb::kLeft: {
@@ -359,7 +360,7 @@ void Line::handle(const Message& message) {
   if (pending->done) pending->done(message.verb == Verb::kDone ? std::optional(message.fields) : std::nullopt);
 }
 
-void Line::beat() {
+void StoreClient::beat() {
   auto now = Clock::now();
   if (now < next_beat_) return;
   next_beat_ = now + std::min(options_.heartbeat_limit / 10, kBeat);
@@ -368,10 +369,10 @@ void Line::beat() {
     std::lock_guard listening(listener_mutex_);
     if (listener_) doing = listener_->doing();
   }
-  say(Verb::kBeat, {doing, is_this_process_traced() ? "traced" : ""});
+  send_async(Verb::kBeat, {doing, is_this_process_traced() ? "traced" : ""});
 }
 
-void Line::check_silence() {
+void StoreClient::check_silence() {
   auto silence = Clock::now() - last_heard_;
   if (silence < options_.heartbeat_limit) return;
   if (is_traced(host_)) {
@@ -381,11 +382,11 @@ void Line::check_silence() {
   std::string how = text("has not been heard of for ", std::chrono::duration<double>(silence).count(),
                          " s: the process is stopped, or its host or network is");
   // Should it hear this one day, it must not take us for dead.
-  say(Verb::kGoodbye, {"PeerError", text(describe_host(), " ", how)});
+  send_async(Verb::kGoodbye, {"PeerError", text(describe_host(), " ", how)});
   break_down(how, false);
 }
 
-void Line::break_down(const std::string& how, bool in_order) {
+void StoreClient::break_down(const std::string& how, bool in_order) {
   Failure failure{"PeerError", text(describe_host(), " ", how)};
   std::vector<std::shared_ptr<Pending>> unanswered;
   std::lock_guard listening(listener_mutex_);  // first: once stop_listening has returned, nobody is called any more
@@ -406,7 +407,7 @@ void Line::break_down(const std::string& how, bool in_order) {
 }
 
 // With listener_mutex_. A listener that comes later must hear of it too.
-void Line::tell_failure(const std::string& group, const Failure& failure) {
+void StoreClient::tell_failure(const std::string& group, const Failure& failure) {
   if (group.empty() && !over_) over_ = failure;
   if (listener_) listener_->on_failure(group, failure);
 }

@@ -15,18 +15,18 @@
 
 #include "base/owner_process.h"
 #include "rendezvous/failure.h"
-#include "rendezvous/process_id.h"
 #include "rendezvous/net/socket.h"
 #include "rendezvous/net/tls.h"
+#include "rendezvous/process_id.h"
 #include "rendezvous/store/protocol.h"
 
 namespace lockstep {
 
 /// What a rank wants to hear from its job. Every function is called on the line's own thread and must not wait for the
 /// line.
-class LineListener {
+class StoreListener {
  public:
-  virtual ~LineListener() = default;
+  virtual ~StoreListener() = default;
 
   /// A group, or the whole job when `group` is empty, is over.
   virtual void on_failure(const std::string& group, const Failure& failure) = 0;
@@ -42,7 +42,7 @@ class LineListener {
 
 /// A process's connection to the store of its job: requests and their answers, and, once the process has enrolled, its
 /// life line. A thread of its own listens and sends heartbeats. Thread-safe.
-class Line {
+class StoreClient {
  public:
   using Fields = std::vector<std::string>;
   using Deadline = std::chrono::steady_clock::time_point;
@@ -58,11 +58,11 @@ class Line {
 
   /// Connects. TimeoutError when nobody answers by the deadline, PeerError when the store does not know this secret or
   /// something else listens there.
-  explicit Line(const Options& options);
+  explicit StoreClient(const Options& options);
   /// Says goodbye, and waits half a second at most for the store to hear it.
-  ~Line();
-  Line(const Line&) = delete;
-  Line& operator=(const Line&) = delete;
+  ~StoreClient();
+  StoreClient(const StoreClient&) = delete;
+  StoreClient& operator=(const StoreClient&) = delete;
 
   /// Makes a request and returns what it is answered. PeerError when the store is gone, UsageError when it refuses and
   /// in a forked child, the job's failure when the job is over.
@@ -73,11 +73,11 @@ class Line {
   /// at once when the line is broken.
   void call(Verb verb, Fields fields, std::function<void(std::optional<Fields>)> done);
   /// Says something that needs no answer. Nothing happens when the line is broken.
-  void say(Verb verb, Fields fields) noexcept;
+  void send_async(Verb verb, Fields fields) noexcept;
 
   /// From here on until stop_listening the listener hears what comes, and heartbeats tell what it does. When the job is
   /// over already, it is told so at once, on this thread.
-  void listen(LineListener* listener);
+  void listen(StoreListener* listener);
   void stop_listening();
 
   /// Ends the life line: the others are told why this process failed, if it did.
@@ -94,7 +94,7 @@ class Line {
  private:
   struct Pending {
     bool is_done = false;
-    Message answer{};
+    StoreMessage answer{};
     std::function<void(std::optional<Fields>)> done{};
   };
   using Lock = std::unique_lock<std::mutex>;
@@ -108,10 +108,10 @@ class Line {
   void run();
   bool wait_for_something(std::chrono::milliseconds limit);
   void read_some();
-  void handle(const Message& message);
+  void handle(const StoreMessage& message);
   void beat();
   void check_silence();
-  void send_locked(const Message& message);
+  void send_locked(const StoreMessage& message);
   void flush_locked();
   void wake();
   void break_down(const std::string& how, bool in_order);
@@ -137,9 +137,9 @@ class Line {
   bool is_over_ = false;      // guarded by mutex_: the store ended in order, or we said goodbye
   bool is_stopping_ = false;  // guarded by mutex_
 
-  std::mutex listener_mutex_;         // held while the listener is called; before mutex_
-  LineListener* listener_ = nullptr;  // guarded by listener_mutex_
-  std::optional<Failure> over_;       // guarded by listener_mutex_: why the whole job is
+  std::mutex listener_mutex_;          // held while the listener is called; before mutex_
+  StoreListener* listener_ = nullptr;  // guarded by listener_mutex_
+  std::optional<Failure> over_;        // guarded by listener_mutex_: why the whole job is
 
   Decoder decoder_;                                     // the thread's
   std::chrono::steady_clock::time_point last_heard_{};  // the thread's

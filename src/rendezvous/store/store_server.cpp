@@ -18,9 +18,9 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
-#include "rendezvous/store/coordinator.h"
-#include "rendezvous/net/tls.h"
 #include "rendezvous/net/rejection_log.h"
+#include "rendezvous/net/tls.h"
+#include "rendezvous/store/coordinator.h"
 
 namespace lockstep {
 namespace {
@@ -80,7 +80,7 @@ class StoreServer::Loop {
         waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         poller_(::epoll_create1(EPOLL_CLOEXEC)),
         tls_(TlsContext::Side::kServer, key_identity(options.generation), options.secret.key(options.generation)),
-        switchboard_(options.role, this_process()) {
+        coordinator_(options.role, this_process()) {
     if (!waker_.is_open() || !poller_.is_open()) fail_server("eventfd or epoll_create1");
     watch(listener_.get(), kListener, EPOLLIN);
     watch(waker_.get(), kWaker, EPOLLIN);
@@ -126,11 +126,11 @@ class StoreServer::Loop {
       int count = ::epoll_wait(poller_.get(), events.data(), events.size(), static_cast<int>(kServerTick.count()));
       auto now = Clock::now();
       // Frozen and thawed: what the others said meanwhile is still in the sockets, so judge none by its silence yet.
-      if (now - last_look > kServerStall) switchboard_.excuse_silence(now);
+      if (now - last_look > kServerStall) coordinator_.excuse_silence(now);
       last_look = now;
       for (int i = 0; i < count; ++i) handle(events[i], now);
       if (is_accepting_ != may_accept(now)) pause_accepting(now);
-      switchboard_.tick(now);
+      coordinator_.tick(now);
       // After the connections: a rank that is gone has a better story than the one who saw its process end.
       end_job_if_asked(now);
       deliver(now);
@@ -141,7 +141,7 @@ class StoreServer::Loop {
   }
 
  private:
-  using Connection = Switchboard::Connection;
+  using Connection = Coordinator::Connection;
 
   void watch(int descriptor, uint64_t name, uint32_t events) {
     epoll_event event{};
@@ -184,22 +184,22 @@ class StoreServer::Loop {
     std::lock_guard lock(mutex_);
     if (!ending_ || is_ending_) return;
     is_ending_ = true;
-    switchboard_.end_job(ending_->failure, ending_->rank, now);
-    switchboard_.ask_for_signs(now);
+    coordinator_.end_job(ending_->failure, ending_->rank, now);
+    coordinator_.ask_for_signs(now);
   }
 
   void publish_joined() {
-    if (switchboard_.joined().size() == published_) return;
+    if (coordinator_.joined().size() == published_) return;
     std::lock_guard lock(mutex_);
-    joined_ = switchboard_.joined();
+    joined_ = coordinator_.joined();
     published_ = joined_.size();
   }
 
   void publish_first_cause() {
-    if (!switchboard_.job_failure()) return;
+    if (!coordinator_.job_failure()) return;
     std::lock_guard lock(mutex_);
-    if (!first_cause_) first_cause_ = FirstCause{*switchboard_.first_failure(), switchboard_.failed_rank()};
-    if (!is_ending_ || all_told_ || !switchboard_.has_signs()) return;
+    if (!first_cause_) first_cause_ = FirstCause{*coordinator_.first_failure(), coordinator_.failed_rank()};
+    if (!is_ending_ || all_told_ || !coordinator_.has_signs()) return;
     all_told_ = true;
     told_.notify_all();
   }
@@ -309,12 +309,12 @@ class StoreServer::Loop {
     departed_.notify_all();
   }
 
-  void lose(Connection name, const std::string& how, Clock::time_point now) {
+  void drop(Connection name, const std::string& how, Clock::time_point now) {
     auto found = peers_.find(name);
     if (found == peers_.end()) return;
     if (!found->second.is_known) return turn_away(name, how, now);
     end(found);
-    if (!is_stopping_) switchboard_.lost(name, how, now);
+    if (!is_stopping_) coordinator_.lost(name, how, now);
     count_known(-1);
   }
 
@@ -326,15 +326,15 @@ class StoreServer::Loop {
     size_t most = peer.is_known ? bytes.size() : kStrangerBytes - peer.bytes_before_proof;
     ssize_t got = ::recv(peer.socket.get(), bytes.data(), most, 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got < 0) return lose(name, text("its connection broke (", std::strerror(errno), ")"), now);
-    if (got == 0) return lose(name, "its connection was closed", now);
+    if (got < 0) return drop(name, text("its connection broke (", std::strerror(errno), ")"), now);
+    if (got == 0) return drop(name, "its connection was closed", now);
     try {
       take_in(name, peer, {bytes.data(), static_cast<size_t>(got)}, now);
     } catch (const TlsError& error) {
       say_last_words(peer);
-      lose(name, text("it does not know the job's secret, or does not speak our language (", error.what(), ")"), now);
+      drop(name, text("it does not know the job's secret, or does not speak our language (", error.what(), ")"), now);
     } catch (const ProtocolError& error) {
-      lose(name, text("it does not speak our language (", error.what(), ")"), now);
+      drop(name, text("it does not speak our language (", error.what(), ")"), now);
     }
   }
 
@@ -347,13 +347,13 @@ class StoreServer::Loop {
         peer.is_known = true;
         --strangers_;
         count_known(1);
-        if (is_stopping_) return lose(name, "the store ends", now);
-        switchboard_.connected(name);
+        if (is_stopping_) return drop(name, "the store ends", now);
+        coordinator_.connected(name);
       } else if (peer.bytes_before_proof >= kStrangerBytes) {
         return turn_away(name, "it sent 4 KiB that prove nothing", now);
       }
     }
-    while (auto message = peer.decoder.next()) switchboard_.received(name, *message, now);
+    while (auto message = peer.decoder.next()) coordinator_.received(name, *message, now);
     if (!peer.unsent.empty()) flush(name, now);
   }
 
@@ -363,9 +363,9 @@ class StoreServer::Loop {
     [[maybe_unused]] auto sent = ::send(peer.socket.get(), alert.data(), alert.size(), MSG_NOSIGNAL);
   }
 
-  // Hands out what the switchboard wants said; losing a connection may make it want to say more.
+  // Hands out what the coordinator wants said; losing a connection may make it want to say more.
   void deliver(Clock::time_point now) {
-    for (auto batch = switchboard_.take_outgoing(); !batch.empty(); batch = switchboard_.take_outgoing()) {
+    for (auto batch = coordinator_.take_outgoing(); !batch.empty(); batch = coordinator_.take_outgoing()) {
       std::set<Connection> spoken_to;
       for (const auto& [to, message] : batch) {
         auto found = peers_.find(to);
@@ -393,11 +393,11 @@ class StoreServer::Loop {
       ssize_t put = ::send(peer.socket.get(), peer.unsent.data() + sent, peer.unsent.size() - sent, MSG_NOSIGNAL);
       if (put < 0 && errno == EINTR) continue;
       if (put < 0 && errno == EAGAIN) break;
-      if (put < 0) return lose(name, text("its connection broke (", std::strerror(errno), ")"), now);
+      if (put < 0) return drop(name, text("its connection broke (", std::strerror(errno), ")"), now);
       sent += static_cast<size_t>(put);
     }
     peer.unsent.erase(0, sent);
-    if (peer.unsent.size() > kMostUnsent) return lose(name, "it does not read what it is sent", now);
+    if (peer.unsent.size() > kMostUnsent) return drop(name, "it does not read what it is sent", now);
     if (peer.unsent.empty() && peer.is_closing) ::shutdown(peer.socket.get(), SHUT_WR);
     bool wants_write = !peer.unsent.empty();
     if (wants_write == peer.wants_write) return;
@@ -423,12 +423,12 @@ class StoreServer::Loop {
   std::set<int64_t> joined_;               // guarded by mutex_
 
   // All below: the loop's thread.
-  Switchboard switchboard_;
+  Coordinator coordinator_;
   std::unordered_map<Connection, ConnectedPeer> peers_;
   Connection next_name_ = 2;
   size_t strangers_ = 0;
   size_t published_ = 0;  // ranks that joined
-  TurnedAway turned_away_{"the store"};
+  RejectionLog turned_away_{"the store"};
   bool is_accepting_ = true;
   Clock::time_point accept_again_{};
   bool is_ending_ = false;  // end_job was asked for

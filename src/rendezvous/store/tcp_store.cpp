@@ -6,8 +6,8 @@
 #include "base/owner_process.h"
 #include "base/text.h"
 #include "base/variables.h"
-#include "rendezvous/store/remote_store.h"
 #include "rendezvous/net/secret.h"
+#include "rendezvous/store/remote_store.h"
 #include "rendezvous/store/store_server.h"
 
 namespace lockstep {
@@ -41,9 +41,9 @@ TcpStore::TcpStore(const TcpStoreOptions& options)
           host = std::make_unique<StoreServer>(
               StoreServer::Options{{options.host, options.port}, secret, 0, "another process"});
         int port = host ? host->port() : options.port;
-        auto line = make_shared_owned<Line>(
-            Line::Options{{options.host, port}, secret.key(0), 0, deadline_after(options.timeout)});
-        return new Parts{std::move(secret), std::move(host), port, make_line_store(std::move(line))};
+        auto client = make_shared_owned<StoreClient>(
+            StoreClient::Options{{options.host, port}, secret.key(0), 0, deadline_after(options.timeout)});
+        return new Parts{std::move(secret), std::move(host), port, make_remote_store(std::move(client))};
       }()) {}
 
 TcpStore::~TcpStore() {

@@ -15,8 +15,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Runs `body` with the ledger of each rank, on threads of their own.
-void on_ledgers(int size, const std::function<void(int rank, Ledger&)>& body) {
+/// Runs `body` with the call_log of each rank, on threads of their own.
+void on_ledgers(int size, const std::function<void(int rank, CallLog&)>& body) {
   std::shared_ptr<Store> store = make_memory_store();
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank)
@@ -26,34 +26,34 @@ void on_ledgers(int size, const std::function<void(int rank, Ledger&)>& body) {
       context.size = size;
       context.store = store;
       context.timeout = 10s;
-      Ledger ledger(context);
-      body(rank, ledger);
+      CallLog call_log(context);
+      body(rank, call_log);
     });
   for (auto& rank : ranks) rank.join();
 }
 
-TEST(Ledger, RanksThatMakeTheSameCallsGoOn) {
+TEST(CallLog, RanksThatMakeTheSameCallsGoOn) {
   std::atomic<int> calls{0};
-  on_ledgers(3, [&](int, Ledger& ledger) {
-    for (uint64_t call = 0; call < 5 * Ledger::kCalls; ++call) {
-      ledger.write(call * 7919);
+  on_ledgers(3, [&](int, CallLog& call_log) {
+    for (uint64_t call = 0; call < 5 * CallLog::kCalls; ++call) {
+      call_log.write(call * 7919);
       ++calls;
     }
   });
-  EXPECT_EQ(calls, 3 * 5 * static_cast<int>(Ledger::kCalls));
+  EXPECT_EQ(calls, 3 * 5 * static_cast<int>(CallLog::kCalls));
 }
 
 // Whatever the two are doing when the other writes: never do both pass by.
-TEST(Ledger, OfTwoThatMakeDifferentCallsOneAlwaysSeesIt) {
+TEST(CallLog, OfTwoThatMakeDifferentCallsOneAlwaysSeesIt) {
   constexpr uint64_t kRounds = 4000;
   std::atomic<int> told{0};
   std::barrier both(2);
-  on_ledgers(2, [&](int rank, Ledger& ledger) {
+  on_ledgers(2, [&](int rank, CallLog& call_log) {
     for (uint64_t round = 0; round < kRounds; ++round) {
       both.arrive_and_wait();
       bool differs = round % 2 == 1;
       try {
-        ledger.write(differs ? round * 2 + static_cast<uint64_t>(rank) : round);
+        call_log.write(differs ? round * 2 + static_cast<uint64_t>(rank) : round);
       } catch (const MismatchError&) {
         EXPECT_TRUE(differs) << "round " << round;
         ++told;
@@ -68,26 +68,26 @@ TEST(Ledger, OfTwoThatMakeDifferentCallsOneAlwaysSeesIt) {
   });
 }
 
-TEST(Ledger, TheLaterRankIsToldWhoDiffers) {
+TEST(CallLog, TheLaterRankIsToldWhoDiffers) {
   std::barrier turns(2);
-  on_ledgers(2, [&](int rank, Ledger& ledger) {
-    if (rank == 0) ledger.write(1);
+  on_ledgers(2, [&](int rank, CallLog& call_log) {
+    if (rank == 0) call_log.write(1);
     turns.arrive_and_wait();
-    if (rank == 1) expect_error<MismatchError>([&] { ledger.write(2); }, "rank 0", "another call");
+    if (rank == 1) expect_error<MismatchError>([&] { call_log.write(2); }, "rank 0", "another call");
   });
 }
 
-TEST(Ledger, ARankMayBeFarAhead) {
+TEST(CallLog, ARankMayBeFarAhead) {
   std::barrier turns(2);
   std::atomic<uint64_t> behind{0};
-  on_ledgers(2, [&](int rank, Ledger& ledger) {
+  on_ledgers(2, [&](int rank, CallLog& call_log) {
     if (rank == 0)
-      for (uint64_t call = 0; call < 3 * Ledger::kCalls; ++call) ledger.write(call);
+      for (uint64_t call = 0; call < 3 * CallLog::kCalls; ++call) call_log.write(call);
     turns.arrive_and_wait();
     if (rank == 1)
-      for (; behind < 3 * Ledger::kCalls; ++behind) ledger.write(behind);
+      for (; behind < 3 * CallLog::kCalls; ++behind) call_log.write(behind);
   });
-  EXPECT_EQ(behind, 3 * Ledger::kCalls);
+  EXPECT_EQ(behind, 3 * CallLog::kCalls);
 }
 
 }  // namespace

@@ -8,19 +8,19 @@
 
 namespace lockstep {
 
-/// A switchboard in an invented time. Connections are numbered from 1.
+/// A coordinator in an invented time. Connections are numbered from 1.
 class SwitchboardTest : public testing::Test {
  protected:
   void SetUp() override {
-    for (Switchboard::Connection name : {1, 2, 3}) board_.connected(name);
+    for (Coordinator::Connection name : {1, 2, 3}) board_.connected(name);
     board_.take_outgoing();
   }
 
-  void say(Switchboard::Connection from, Verb verb, std::vector<std::string> fields, uint64_t id = 0) {
+  void say(Coordinator::Connection from, Verb verb, std::vector<std::string> fields, uint64_t id = 0) {
     board_.received(from, {verb, id, std::move(fields)}, now_);
   }
 
-  void enrol(Switchboard::Connection from, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
+  void enrol(Coordinator::Connection from, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
     say(from, Verb::kEnrol,
         {"rank/" + std::to_string(rank), "here", std::to_string(rank), "node" + std::to_string(rank), "boot elsewhere",
          std::to_string(4000 + rank), std::to_string(limit.count())},
@@ -30,15 +30,15 @@ class SwitchboardTest : public testing::Test {
 
   /// Ranks 0, 1 and 2 on the connections 1, 2 and 3.
   void enrol_all() {
-    for (int rank : {0, 1, 2}) enrol(static_cast<Switchboard::Connection>(rank + 1), rank);
+    for (int rank : {0, 1, 2}) enrol(static_cast<Coordinator::Connection>(rank + 1), rank);
   }
 
-  void report(Switchboard::Connection from, const std::string& certainty, const std::string& message, uint64_t id,
+  void report(Coordinator::Connection from, const std::string& certainty, const std::string& message, uint64_t id,
               const std::string& group = "world") {
     say(from, Verb::kReport, {group, "PeerError", message, certainty}, id);
   }
 
-  void lose(Switchboard::Connection name) { board_.lost(name, "its connection was closed", now_); }
+  void lose(Coordinator::Connection name) { board_.lost(name, "its connection was closed", now_); }
 
   void pass(std::chrono::milliseconds time) {
     now_ += time;
@@ -46,25 +46,25 @@ class SwitchboardTest : public testing::Test {
   }
 
   /// What each connection was told since the last time.
-  std::map<Switchboard::Connection, std::vector<Message>> heard() {
-    std::map<Switchboard::Connection, std::vector<Message>> messages;
+  std::map<Coordinator::Connection, std::vector<StoreMessage>> heard() {
+    std::map<Coordinator::Connection, std::vector<StoreMessage>> messages;
     for (auto& [to, message] : board_.take_outgoing()) messages[to].push_back(std::move(message));
     return messages;
   }
 
   /// The one message that `name` was told since the last time, when nobody else was told anything.
-  Message answer_to(Switchboard::Connection name) {
+  StoreMessage answer_to(Coordinator::Connection name) {
     auto messages = heard();
     EXPECT_EQ(messages.size(), 1u);
     EXPECT_EQ(messages[name].size(), 1u);
-    return messages[name].empty() ? Message{} : messages[name][0];
+    return messages[name].empty() ? StoreMessage{} : messages[name][0];
   }
 
-  Switchboard::Time now_{std::chrono::seconds(1000)};
-  Switchboard board_{"rank 0", {"node0", "boot", 4000}};
+  Coordinator::Time now_{std::chrono::seconds(1000)};
+  Coordinator board_{"rank 0", {"node0", "boot", 4000}};
 };
 
-inline Message done(uint64_t id, std::vector<std::string> fields) {
+inline StoreMessage done(uint64_t id, std::vector<std::string> fields) {
   return {Verb::kDone, id, std::move(fields)};
 }
 

@@ -1,4 +1,4 @@
-// A rank's line to the store: what it hears, and what it is refused.
+// A rank's connection to the store: what it hears, and what it is refused.
 
 #include "rendezvous/store/store_client.h"
 
@@ -21,26 +21,26 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-TEST(Line, TellsWhenTheHostOfTheStoreIsKilled) {
+TEST(StoreClient, TellsWhenTheHostOfTheStoreIsKilled) {
   ChildProcess child(host_store);
   Ear ear;
-  Line line(line_options(std::stoi(child.read_line())));
-  line.listen(&ear);
-  auto waiting = std::async(std::launch::async, [&] { line.call(Verb::kGet, {"never"}); });
+  StoreClient client(client_options(std::stoi(child.read_line())));
+  client.listen(&ear);
+  auto waiting = std::async(std::launch::async, [&] { client.call(Verb::kGet, {"never"}); });
   const auto start = Clock::now();
   child.kill(SIGKILL);
   EXPECT_THAT(ear.failure_within(5s), AllOf(HasSubstr(": PeerError: rank 0 (pid " + std::to_string(child.pid())),
                                             HasSubstr("hosts the job's store, is gone")));
   EXPECT_LT(Clock::now() - start, 1s);
   expect_error<PeerError>([&] { waiting.get(); }, "rank 0", "hosts the job's store");
-  expect_error<PeerError>([&] { line.call(Verb::kCheck, {}); }, "rank 0", "hosts the job's store");
+  expect_error<PeerError>([&] { client.call(Verb::kCheck, {}); }, "rank 0", "hosts the job's store");
 }
 
-TEST(Line, TellsWhenTheHostOfTheStoreIsStopped) {
+TEST(StoreClient, TellsWhenTheHostOfTheStoreIsStopped) {
   ChildProcess child(host_store);
   Ear ear;
-  auto line = std::make_unique<Line>(line_options(std::stoi(child.read_line()), 500ms));
-  line->listen(&ear);
+  auto client = std::make_unique<StoreClient>(client_options(std::stoi(child.read_line()), 500ms));
+  client->listen(&ear);
   auto start = Clock::now();
   child.kill(SIGSTOP);
   EXPECT_THAT(
@@ -48,36 +48,36 @@ TEST(Line, TellsWhenTheHostOfTheStoreIsStopped) {
       AllOf(HasSubstr("rank 0"), HasSubstr("hosts the job's store, has not been heard of"), HasSubstr("stopped")));
   EXPECT_LT(Clock::now() - start, 2s);
   start = Clock::now();
-  line.reset();
+  client.reset();
   EXPECT_LT(Clock::now() - start, 1s);
 }
 
-TEST(Line, KnowsAnEndInOrderFromAFailure) {
+TEST(StoreClient, KnowsAnEndInOrderFromAFailure) {
   Ear ear;
   auto host = std::make_unique<StoreHost>();
-  auto line = host->connect();
-  line->listen(&ear);
-  enrol(*line, 0);
+  auto client = host->connect();
+  client->listen(&ear);
+  enrol(*client, 0);
   auto other = host->connect();
   enrol(*other, 1);
-  auto waiting = std::async(std::launch::async, [&] { make_line_store(line)->get("never", 20s); });
+  auto waiting = std::async(std::launch::async, [&] { make_remote_store(client)->get("never", 20s); });
   const auto start = Clock::now();
   host.reset();
   EXPECT_LT(Clock::now() - start, 1s);
   expect_error<PeerError>([&] { waiting.get(); }, "rank 0", "has ended");
-  expect_error<PeerError>([&] { make_line_store(line)->set("key", "value"); }, "rank 0", "has ended");
-  expect_error<PeerError>([&] { make_line_store(other)->add("key", 1); }, "rank 0", "has ended");
+  expect_error<PeerError>([&] { make_remote_store(client)->set("key", "value"); }, "rank 0", "has ended");
+  expect_error<PeerError>([&] { make_remote_store(other)->add("key", 1); }, "rank 0", "has ended");
   EXPECT_EQ(ear.failures(), 0u);
 }
 
-TEST(Line, GoesWithoutTroubleForTheOthers) {
+TEST(StoreClient, GoesWithoutTroubleForTheOthers) {
   Ear ear;
   StoreHost host;
-  auto line = host.connect();
-  line->listen(&ear);
+  auto client = host.connect();
+  client->listen(&ear);
   auto leaving = host.connect();
   enrol(*leaving, 1);
-  leaving->say(Verb::kLeave, {"world", "12"});
+  leaving->send_async(Verb::kLeave, {"world", "12"});
   EXPECT_EQ(ear.left_within(5s), "1 left world after 12");
   const auto start = Clock::now();
   leaving.reset();
@@ -86,11 +86,11 @@ TEST(Line, GoesWithoutTroubleForTheOthers) {
   EXPECT_EQ(ear.failures(), 0u);
 }
 
-TEST(Line, TellsTheOthersWhyItGaveUp) {
+TEST(StoreClient, TellsTheOthersWhyItGaveUp) {
   Ear ear;
   StoreHost host;
-  auto line = host.connect();
-  line->listen(&ear);
+  auto client = host.connect();
+  client->listen(&ear);
   auto leaving = host.connect();
   enrol(*leaving, 1);
   leaving->say_goodbye(Failure{"TimeoutError", "its data is missing"});
@@ -98,7 +98,7 @@ TEST(Line, TellsTheOthersWhyItGaveUp) {
               AllOf(HasSubstr(": TimeoutError: rank 1"), HasSubstr("gave up: its data is missing")));
 }
 
-TEST(Line, AsksAndAnswers) {
+TEST(StoreClient, AsksAndAnswers) {
   Ear ear;
   StoreHost host;
   auto one = host.connect(), two = host.connect();
@@ -108,23 +108,23 @@ TEST(Line, AsksAndAnswers) {
   auto answers = one->call(Verb::kAsk, {"world", "call 7"});
   ASSERT_EQ(answers.size(), 4u);
   EXPECT_EQ(answers[answers[0] == "0" ? 1 : 3], "about call 7 of world");
-  std::promise<std::optional<Line::Fields>> later;
-  one->call(Verb::kCheck, {}, [&](std::optional<Line::Fields> fields) { later.set_value(fields); });
-  EXPECT_EQ(later.get_future().get(), Line::Fields{"1"});
+  std::promise<std::optional<StoreClient::Fields>> later;
+  one->call(Verb::kCheck, {}, [&](std::optional<StoreClient::Fields> fields) { later.set_value(fields); });
+  EXPECT_EQ(later.get_future().get(), StoreClient::Fields{"1"});
 }
 
 // Between enrolling and listening a rank may wait for the others, and one of them may die.
-TEST(Line, TellsAListenerWhatHappenedBeforeItListened) {
+TEST(StoreClient, TellsAListenerWhatHappenedBeforeItListened) {
   Ear ear, late_ear;
   StoreHost host;
-  auto line = host.connect();
-  enrol(*line, 0);
+  auto client = host.connect();
+  enrol(*client, 0);
   Relay relay(host.server.port());
-  Line victim(line_options(relay.port()));
+  StoreClient victim(client_options(relay.port()));
   enrol(victim, 1);
   relay.cut();
-  expect_error<PeerError>([&] { make_line_store(line)->get("never", 20s); }, "rank 1");
-  line->listen(&ear);
+  expect_error<PeerError>([&] { make_remote_store(client)->get("never", 20s); }, "rank 1");
+  client->listen(&ear);
   EXPECT_THAT(ear.failure_within(2s), HasSubstr("rank 1"));
   ASSERT_TRUE(eventually([&] {
     try {
@@ -140,15 +140,15 @@ TEST(Line, TellsAListenerWhatHappenedBeforeItListened) {
 
 /// Expects a client to be refused quickly with these words.
 template <class... Parts>
-void expect_refusal(Line::Options options, const Parts&... parts) {
+void expect_refusal(StoreClient::Options options, const Parts&... parts) {
   const auto start = Clock::now();
-  expect_error<PeerError>([&] { Line{options}; }, to_string(options.endpoint), parts...);
+  expect_error<PeerError>([&] { StoreClient{options}; }, to_string(options.endpoint), parts...);
   EXPECT_LT(Clock::now() - start, 2s);
 }
 
-TEST(Line, IsRefusedWithAnotherSecretOrGeneration) {
+TEST(StoreClient, IsRefusedWithAnotherSecretOrGeneration) {
   StoreHost host;
-  auto options = line_options(host.server.port());
+  auto options = client_options(host.server.port());
   options.key = Secret::random().key(0);
   expect_refusal(options, "do not have the same secret", "LOCKSTEP_SECRET_FILE");
   options.key = test_secret().key(1);
@@ -157,7 +157,7 @@ TEST(Line, IsRefusedWithAnotherSecretOrGeneration) {
   expect_refusal(options, "do not have the same secret");
 }
 
-TEST(Line, RefusesWhateverElseListensThere) {
+TEST(StoreClient, RefusesWhateverElseListensThere) {
   SideServer echo([](const FileDescriptor& socket) {
     std::array<char, 4096> bytes;
     while (is_readable(socket, 1s)) {
@@ -165,52 +165,53 @@ TEST(Line, RefusesWhateverElseListensThere) {
       if (got <= 0 || ::send(socket.get(), bytes.data(), static_cast<size_t>(got), MSG_NOSIGNAL) < 0) return;
     }
   });
-  expect_refusal(line_options(echo.port()), "no store of lockstep", "another job use this port");
+  expect_refusal(client_options(echo.port()), "no store of lockstep", "another job use this port");
   SideServer web([](const FileDescriptor& socket) {
     std::array<char, 4096> bytes;
     if (is_readable(socket, 1s)) ::recv(socket.get(), bytes.data(), bytes.size(), 0);
     const std::string_view answer = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
     ::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
   });
-  expect_refusal(line_options(web.port()), "no store of lockstep", "another job use this port");
+  expect_refusal(client_options(web.port()), "no store of lockstep", "another job use this port");
 }
 
 // A store that is full drops connections too, so this may pass; but the port of another must not be hammered.
-TEST(Line, TriesAgainAtALeisurelyPaceWhereItIsDropped) {
+TEST(StoreClient, TriesAgainAtALeisurelyPaceWhereItIsDropped) {
   SideServer hermit([](const FileDescriptor&) {});
-  const auto options = line_options(hermit.port(), 5s, 500ms);
-  expect_error<TimeoutError>([&] { Line{options}; }, to_string(options.endpoint), "did not take this process in");
+  const auto options = client_options(hermit.port(), 5s, 500ms);
+  expect_error<TimeoutError>([&] { StoreClient{options}; }, to_string(options.endpoint),
+                             "did not take this process in");
   EXPECT_GE(hermit.accepted(), 2);
   EXPECT_LE(hermit.accepted(), 100);
 }
 
-TEST(Line, DoesNotWaitForeverForOneThatSaysNothing) {
+TEST(StoreClient, DoesNotWaitForeverForOneThatSaysNothing) {
   SideServer silent([](const FileDescriptor& socket) {
     std::array<char, 4096> bytes;
     while (is_readable(socket, 1s) && ::recv(socket.get(), bytes.data(), bytes.size(), 0) > 0) continue;
   });
   const auto start = Clock::now();
-  expect_error<TimeoutError>([&] { Line(line_options(silent.port(), 5s, 300ms)); }, "it did not answer");
+  expect_error<TimeoutError>([&] { StoreClient(client_options(silent.port(), 5s, 300ms)); }, "it did not answer");
   EXPECT_LT(Clock::now() - start, 2s);
 }
 
 // A process that was forked has all sockets too, so that closing one does not end it.
-TEST(Line, IsLeftToItsParentByAForkedChild) {
+TEST(StoreClient, IsLeftToItsParentByAForkedChild) {
   StoreHost host;
   Ear ear;
-  auto line = host.connect();
+  auto client = host.connect();
   auto other = host.connect();
-  ASSERT_EQ(enrol(*line, 0), "here");
+  ASSERT_EQ(enrol(*client, 0), "here");
   other->listen(&ear);
   pid_t child = ::fork();
   if (child == 0) {
-    line.reset();
+    client.reset();
     ::_exit(0);
   }
   int status = -1;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  for (int i = 0; i < 10; ++i) line->call(Verb::kSet, {"key", "value"});
+  for (int i = 0; i < 10; ++i) client->call(Verb::kSet, {"key", "value"});
   EXPECT_EQ(ear.failures(), 0u);
   other->stop_listening();
 }

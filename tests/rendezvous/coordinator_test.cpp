@@ -2,8 +2,8 @@
 
 #include <limits>
 
+#include "support/coordinator_test.h"
 #include "support/messages.h"
-#include "support/switchboard_test.h"
 
 namespace lockstep {
 namespace {
@@ -15,11 +15,11 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 using Fields = std::vector<std::string>;
-using Connection = Switchboard::Connection;
+using Connection = Coordinator::Connection;
 
 TEST_F(SwitchboardTest, WelcomesWithTheNameOfTheHost) {
   board_.connected(4);
-  EXPECT_EQ(answer_to(4), (Message{Verb::kWelcome, 0, {"rank 0", "node0", "boot", "4000"}}));
+  EXPECT_EQ(answer_to(4), (StoreMessage{Verb::kWelcome, 0, {"rank 0", "node0", "boot", "4000"}}));
 }
 
 TEST_F(SwitchboardTest, AnswersEveryRequestWithItsId) {
@@ -77,7 +77,7 @@ TEST_F(SwitchboardTest, TellsOneWhoGivesUpWhatIsMissing) {
   say(2, Verb::kGet, {"b"}, 2);
   heard();
   say(1, Verb::kCancel, {"2"});
-  EXPECT_EQ(answer_to(1), (Message{Verb::kLate, 2, {"b", "c"}}));
+  EXPECT_EQ(answer_to(1), (StoreMessage{Verb::kLate, 2, {"b", "c"}}));
   say(3, Verb::kSet, {"b", "B"}, 3);
   auto messages = heard();
   EXPECT_EQ(messages[2], std::vector{done(2, {"B"})});  // another's request of the same number still waits
@@ -257,7 +257,7 @@ TEST_F(SwitchboardTest, RefusesWhatMakesNoSense) {
       {Verb::kBeat, {"in step 1"}},
       {Verb::kAnswer, {}},
       {Verb::kAnswer, {question}},
-      {Verb::kAnnounce, {}},
+      {Verb::kWillReport, {}},
       {Verb::kLeave, {"world"}},
       {Verb::kGoodbye, {"PeerError"}},
       {Verb::kDone, {}},
@@ -270,7 +270,7 @@ TEST_F(SwitchboardTest, RefusesWhatMakesNoSense) {
   say(1, Verb::kCheck, {"rank/1"}, 10);
   EXPECT_EQ(answer_to(1), done(10, {"0"}));  // half a claim is none
   lose(1);
-  EXPECT_THAT(heard()[2], testing::Each(testing::Field(&Message::verb, Verb::kNotice)));
+  EXPECT_THAT(heard()[2], testing::Each(testing::Field(&StoreMessage::verb, Verb::kNotice)));
 }
 
 }  // namespace

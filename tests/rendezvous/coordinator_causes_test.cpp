@@ -1,7 +1,7 @@
 #include "rendezvous/store/coordinator.h"
 
+#include "support/coordinator_test.h"
 #include "support/messages.h"
-#include "support/switchboard_test.h"
 
 namespace lockstep {
 namespace {
@@ -13,9 +13,9 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 using Fields = std::vector<std::string>;
-using Connection = Switchboard::Connection;
+using Connection = Coordinator::Connection;
 
-Message notice_of(const std::string& message, const std::string& group = "world") {
+StoreMessage notice_of(const std::string& message, const std::string& group = "world") {
   return {Verb::kNotice, 0, {group, "PeerError", message}};
 }
 
@@ -60,7 +60,7 @@ TEST_F(SwitchboardTest, KeepsTheFirstDeathForTheCause) {
 TEST_F(SwitchboardTest, HoldsASymptomUntilTheDeathThatExplainsIt) {
   enrol_all();
   report(1, "symptom", "the connection to rank 1 broke", 1);
-  pass(Switchboard::kDiagnosis - 1ms);
+  pass(Coordinator::kDiagnosis - 1ms);
   EXPECT_THAT(heard(), IsEmpty());
   lose(2);
   auto messages = heard();
@@ -78,13 +78,13 @@ TEST_F(SwitchboardTest, TakesASymptomForTheCauseWhenNothingFollows) {
   report(1, "symptom", "first", 1);
   report(2, "symptom", "second", 2);
   report(2, "symptom", "of another group", 3, "halves");
-  pass(Switchboard::kDiagnosis);
+  pass(Coordinator::kDiagnosis);
   auto messages = heard();
   EXPECT_EQ(messages[1].at(0), notice_of("first"));
   EXPECT_EQ(messages[1].at(1), done(1, {"PeerError", "first"}));
   EXPECT_THAT(messages[2], testing::Contains(done(2, {"PeerError", "first"})));
   EXPECT_THAT(messages[2], testing::Contains(done(3, {"PeerError", "of another group"})));
-  EXPECT_THAT(messages[3], testing::Contains(Message{Verb::kNotice, 0, {"world", "PeerError", "first"}}));
+  EXPECT_THAT(messages[3], testing::Contains(StoreMessage{Verb::kNotice, 0, {"world", "PeerError", "first"}}));
 }
 
 TEST_F(SwitchboardTest, AnswersASymptomWithTheCertainReportThatFollows) {
@@ -102,9 +102,9 @@ TEST_F(SwitchboardTest, ForgetsTheSymptomOfOneWhoIsLost) {
 
 TEST_F(SwitchboardTest, LetsAnAnnouncedReportGoBeforeSymptoms) {
   enrol(3, 2, 1h);
-  say(1, Verb::kAnnounce, {"world"});
+  say(1, Verb::kWillReport, {"world"});
   report(2, "symptom", "symptom", 2);
-  pass(Switchboard::kAnnounced - 1ms);
+  pass(Coordinator::kAnnounced - 1ms);
   EXPECT_THAT(heard(), IsEmpty());
   report(1, "certain", "cause", 1);
   auto messages = heard();
@@ -114,16 +114,16 @@ TEST_F(SwitchboardTest, LetsAnAnnouncedReportGoBeforeSymptoms) {
 }
 
 TEST_F(SwitchboardTest, WaitsForAnAnnouncedReportNoLongerThanItMay) {
-  say(1, Verb::kAnnounce, {"world"});
+  say(1, Verb::kWillReport, {"world"});
   report(2, "symptom", "symptom", 2);
-  pass(Switchboard::kAnnounced);
+  pass(Coordinator::kAnnounced);
   EXPECT_EQ(heard()[2], (std::vector{notice_of("symptom"), done(2, {"PeerError", "symptom"})}));
 }
 
 TEST_F(SwitchboardTest, AnnouncesForOneGroupOnly) {
-  say(1, Verb::kAnnounce, {"halves"});
+  say(1, Verb::kWillReport, {"halves"});
   report(2, "symptom", "symptom", 2);
-  pass(Switchboard::kDiagnosis);
+  pass(Coordinator::kDiagnosis);
   EXPECT_EQ(heard()[2], (std::vector{notice_of("symptom"), done(2, {"PeerError", "symptom"})}));
 }
 
@@ -155,7 +155,7 @@ TEST_F(SwitchboardTest, AnswersAQuestionWithoutThoseWhoAreTooSlow) {
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   const auto id = std::to_string(heard()[2].at(0).id);
   say(2, Verb::kAnswer, {id, "waiting"});
-  pass(Switchboard::kAnswerLimit - 1ms);
+  pass(Coordinator::kAnswerLimit - 1ms);
   EXPECT_THAT(heard(), IsEmpty());
   pass(1ms);
   EXPECT_EQ(answer_to(1), done(9, {"1", "waiting"}));
@@ -208,7 +208,7 @@ TEST_F(SwitchboardTest, DoesNotWaitForSignsOfThoseWhoAreFrozenOrLost) {
   say(1, Verb::kAnswer, {question, ""});
   lose(2);
   EXPECT_FALSE(board_.has_signs()) << "rank 2 may still answer";
-  pass(Switchboard::kAnswerLimit - 1ms);
+  pass(Coordinator::kAnswerLimit - 1ms);
   EXPECT_FALSE(board_.has_signs());
   pass(1ms);
   EXPECT_TRUE(board_.has_signs());
@@ -224,7 +224,7 @@ TEST_F(SwitchboardTest, TellsTheOthersWhoHasLeftAGroup) {
   enrol_all();
   say(2, Verb::kLeave, {"world", "12"});
   auto messages = heard();
-  const Message left{Verb::kLeft, 0, {"1", "world", "12"}};
+  const StoreMessage left{Verb::kLeft, 0, {"1", "world", "12"}};
   EXPECT_EQ(messages.size(), 2u);
   EXPECT_EQ(messages[1], std::vector{left});
   EXPECT_EQ(messages[3], std::vector{left});
@@ -233,7 +233,7 @@ TEST_F(SwitchboardTest, TellsTheOthersWhoHasLeftAGroup) {
 TEST_F(SwitchboardTest, LetsARankGoThatSaysGoodbye) {
   enrol_all();
   say(2, Verb::kGoodbye, {"", ""});
-  EXPECT_EQ(answer_to(2), Message{Verb::kClosing});
+  EXPECT_EQ(answer_to(2), StoreMessage{Verb::kClosing});
   EXPECT_EQ(board_.members(), 2u);
   lose(2);
   EXPECT_THAT(heard(), IsEmpty());
@@ -246,7 +246,7 @@ TEST_F(SwitchboardTest, TellsAllWhyARankGaveUp) {
   for (Connection name : {1, 3})
     EXPECT_THAT(messages[name].at(0).fields,
                 ElementsAre("", "TimeoutError", "rank 1 (pid 4001 on node1) gave up: its data is missing"));
-  EXPECT_EQ(messages[2].back(), Message{Verb::kClosing});
+  EXPECT_EQ(messages[2].back(), StoreMessage{Verb::kClosing});
 }
 
 TEST_F(SwitchboardTest, KeepsHalfAnAnswerToItself) {
@@ -263,7 +263,7 @@ TEST_F(SwitchboardTest, TakesARankThatEndsAfterItBlamedAnotherForAConsequence) {
   say(1, Verb::kBlame, {"2", "TimeoutError", "rank 2 is late"});
   say(2, Verb::kBlame, {"0", "PeerError", "rank 0 is gone"});  // the first counts
   EXPECT_THAT(heard(), IsEmpty()) << "the launcher alone wants to know";
-  pass(Switchboard::kConsequence);
+  pass(Coordinator::kConsequence);
   lose(1);
   EXPECT_EQ(board_.failed_rank(), 2);
   EXPECT_EQ(board_.first_failure(), (Failure{"TimeoutError", "rank 2 is late"}));
@@ -274,7 +274,7 @@ TEST_F(SwitchboardTest, ForgetsABlameThatNobodyEndedFor) {
   enrol(1, 0, 1h);
   enrol(2, 1, 1h);
   say(1, Verb::kBlame, {"1", "TimeoutError", "rank 1 is late"});
-  pass(Switchboard::kConsequence + 1ms);
+  pass(Coordinator::kConsequence + 1ms);
   lose(1);
   EXPECT_EQ(board_.failed_rank(), 0);
   EXPECT_THAT(board_.first_failure()->message, HasSubstr("rank 0 (pid 4000 on node0) is gone"));
