@@ -19,124 +19,130 @@ namespace lockstep {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// What a backend is told about a call beside its arguments.
+/// Information about a call, in addition to its arguments.
 struct CallInfo {
   Deadline deadline{};
-  /// Equal on all ranks when they make the same call: operation, dtype, element count, reduce operation, root, and its
-  /// place in the order of calls.
+  /// Equal on all ranks if they make the same call. Hash of operation, dtype, element count, reduce operation, root and
+  /// sequence number.
   uint64_t fingerprint = 0;
 };
 
-/// A message between two ranks under way. Thread-safe.
+/// A point-to-point message in flight. Thread-safe.
 class LOCKSTEP_EXPORT Transfer {
  public:
   virtual ~Transfer();
 
-  /// Returns when the memory is free (send) or filled (receive).
+  /// Blocks until the caller may reuse the memory (send) or the memory is filled (receive).
   virtual void wait(Deadline deadline) = 0;
 
   virtual bool is_done() = 0;
 };
 
-/// A call that a backend has put on a device's stream, where it may still wait or run. Thread-safe.
+/// A call that a backend has queued on a device's stream and that may still be waiting or running. Thread-safe.
 class LOCKSTEP_EXPORT QueuedCall {
  public:
   virtual ~QueuedCall();
 
-  /// What the calling thread puts on its current stream from here on runs after the call. Does not wait for it.
+  /// Makes later work on the calling thread's current stream run after this call. Does not block.
   virtual void order_current_stream() = 0;
 
-  /// Returns when the device is done with the call, also where that is because it was aborted.
+  /// Blocks until the device has finished the call. A call that was aborted counts as finished.
   virtual void synchronize() = 0;
 
-  /// Throws PeerError when the backend knows that it never will be.
+  /// Throws PeerError if the backend knows that the call will never finish.
   virtual bool is_done() = 0;
 };
 
-/// What moves bytes between the ranks of one group: implement this and call register_backend to bring your own.
+/// Moves data between the ranks of one group. To add a backend, implement this interface and call register_backend.
 ///
-/// ProcessGroup has checked every argument and stands between this and the user, so an implementation sees only dense,
-/// contiguous tensors on its device, of a dtype in docs/collectives.md, never empty ones, and ranks in range. All ranks
-/// make the same calls in the same order. The collectives and barrier run on one thread at a time; start_send and
-/// start_recv may run beside them, and abort on any thread at any time.
+/// ProcessGroup checks all arguments before it calls a backend. So a backend gets only dense, contiguous tensors on its
+/// device, with a dtype from docs/collectives.md and at least one element, and only valid ranks. All ranks make the
+/// same calls in the same order. Only one thread at a time calls the collectives and barrier. start_send and start_recv
+/// may run concurrently with them; abort may be called from any thread at any time.
 ///
-/// Data must not move between ranks whose fingerprints differ. A backend that sees the difference throws MismatchError;
-/// one that lets such calls wait, as Gloo's does by using the fingerprint as the address of its messages, may leave it
-/// to the group, which finds out what the ranks are doing and aborts.
+/// Data must not move between ranks whose fingerprints differ. A backend that detects the difference throws
+/// MismatchError. A backend may also let such calls block, as Gloo's does by using the fingerprint as the address of
+/// its messages. The group then finds the mismatch and calls abort.
 ///
-/// A call returns when the result is in place, or, with a backend that queues its calls on a device, once it is queued
-/// (see queue). It throws PeerError when a rank is gone and TimeoutError after the
-/// deadline; after that the group is broken and every later call may throw. Every rank must get the same bits, on every
-/// run: reduce in the order of ranks. Half and bfloat16 are accumulated in float32.
+/// A call returns when the result is in place. A backend that queues its calls on a device returns once the call is
+/// queued; see queue. A call throws PeerError if a rank is gone and TimeoutError after the deadline. After that the
+/// group is broken and every later call may throw.
+///
+/// Results must be bitwise equal on all ranks and in all runs: reduce in the order of ranks, and accumulate half and
+/// bfloat16 in float32. Two built-in backends deviate: "hierarchical" reduces inside each host first; "nccl" has its
+/// own order and accumulates half and bfloat16 in their own precision.
 class LOCKSTEP_EXPORT Backend {
  public:
   virtual ~Backend();
 
-  /// Memory (uint8) that this backend reduces best, in place where it can. Local: other ranks need not call it.
+  /// Allocates memory (uint8) that this backend reduces fastest, in place if possible. Not collective.
   virtual at::Tensor allocate(int64_t bytes) = 0;
 
-  /// Wakes every call that waits; it and all later ones throw `cause`. Further aborts change nothing. Must return soon:
-  /// the thread that calls it watches over the job.
+  /// Wakes all blocked calls. Blocked and later calls throw `cause`. Further aborts have no effect. Must return
+  /// quickly: the calling thread also monitors the job.
   virtual void abort(std::exception_ptr cause) noexcept = 0;
 
   virtual void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) = 0;
 
-  /// `data` of the other ranks than root stays as it was.
+  /// Writes the result to `data` on rank `root`. `data` of the other ranks stays unchanged.
   virtual void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) = 0;
 
   virtual void broadcast(const at::Tensor& data, int root, const CallInfo& call) = 0;
 
-  /// `output` holds the inputs of all ranks, one after the other. `input` may be this rank's part of `output`.
+  /// Concatenates the inputs of all ranks into `output`. `input` may be this rank's part of `output`.
   virtual void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) = 0;
 
-  /// `output` becomes this rank's part of the reduced `input`, and may lie at that part of it.
+  /// Writes this rank's part of the reduced `input` to `output`, which may be that part of `input`.
   virtual void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) = 0;
 
-  /// Sends sends[r] to rank r and fills receives[r] from it, for every r, this rank included. Parts may differ in size;
-  /// an undefined tensor stands for nothing to send or receive.
+  /// Sends sends[r] to rank r and receives receives[r] from rank r, for every r including this rank. Parts may differ
+  /// in size. An undefined tensor means that there is nothing to send or receive.
   virtual void all_to_all_v(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
                             const CallInfo& call) = 0;
 
   virtual void barrier(const CallInfo& call) = 0;
 
-  /// Where a backend whose calls return while a device still works on them (is_queueing) puts them.
+  /// The stream on which a queueing backend runs a call.
   enum class Stream {
-    kCurrent,  // of the calling thread
-    kOwn,      // the backend's: it runs beside the current one, after what that one was given so far
+    kCurrent,  // the calling thread's current stream
+    kOwn,      // the backend's stream: concurrent with the current stream, but after the work queued there so far
   };
+  /// Returns whether calls return while a device still executes them.
   virtual bool is_queueing() const { return false; }
-  /// Only for such a backend: runs `call`, which makes one of the calls above and copies what must be copied for it,
-  /// with that stream as the current one, and returns what stands for all of it; none when it is done already. The
-  /// calls of a backend run on the device in the order in which they were made, whatever their streams.
+  /// Only for a queueing backend: runs `call` with `stream` as the current stream. `call` makes one of the calls above
+  /// and the copies that it needs. Returns a handle for all of this work, or null if the work is already complete. The
+  /// device must execute the calls of a backend in the order in which they were made, on whichever streams.
   virtual std::shared_ptr<QueuedCall> queue(const std::function<void()>& call, Stream stream);
 
-  /// Messages of one tag between two ranks arrive in the order they were sent. The tensor is kept by the caller. The
-  /// fingerprint is equal on both ends of a message, and of no other under way between the two ranks.
+  /// Start a message. Messages with the same tag between the same two ranks arrive in the order in which they were
+  /// sent. The caller keeps the tensor alive. Both ends of a message have the same fingerprint; other messages in
+  /// flight between the two ranks have different ones.
   virtual std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag, uint64_t fingerprint) = 0;
   virtual std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag,
                                                uint64_t fingerprint) = 0;
 };
 
-/// What a backend is made of.
+/// Arguments of a BackendFactory.
 struct BackendContext {
   int rank = 0;
   int size = 1;
-  std::shared_ptr<Store> store;  // of this group alone
+  std::shared_ptr<Store> store;  // used by this group only
   c10::Device device{c10::kCPU};
-  bool one_host = true;   // all ranks run on one host
-  std::string address{};  // of this host, on the way to the others; empty when it is not known
+  bool one_host = true;   // whether all ranks run on one host
+  std::string address{};  // address of this host that the other hosts can reach; empty if unknown
   std::chrono::milliseconds timeout{};
-  /// For factories that wait for other ranks elsewhere than in the store: calls the function, from another thread, when
-  /// the job fails, until the returned object goes. May be empty.
+  /// Registers a function to call, from another thread, when the job fails, until the returned object is destroyed. For
+  /// factories that block on other ranks outside of the store. May be empty.
   std::function<std::shared_ptr<void>(std::function<void(std::exception_ptr)>)> on_failure{};
 };
 
 using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendContext&)>;
 
-/// Makes `name` a value of ProcessGroupOptions::backend. UsageError when the name is taken. Thread-safe.
+/// Adds `name` to the values of ProcessGroupOptions::backend. Thread-safe. Throws UsageError if the name is invalid or
+/// taken.
 LOCKSTEP_EXPORT void register_backend(const std::string& name, BackendFactory factory);
 
-/// The names that init_process_group accepts in this build, "auto" aside.
+/// Returns the names that init_process_group accepts in this build, without "auto". Thread-safe.
 LOCKSTEP_EXPORT std::vector<std::string> available_backends();
 
 }  // namespace lockstep

@@ -18,16 +18,16 @@
 namespace lockstep {
 
 struct CapturedStepOptions {
-  /// Calls that run as they are before one is captured, which is the next whose inputs have the sizes of the one
-  /// before: 1 at least. The first steps make what later ones go on from.
+  /// Number of calls, at least 1, that run without capture because the first steps create state that later steps use.
+  /// After them, the first call whose inputs have the same sizes as in the call before is captured.
   int warm_up = 3;
-  /// Where the step stands; filled in by itself.
+  /// Source location of the step, for error messages. Filled in automatically.
   CallSite site = CallSite::here();
 };
 
 namespace detail {
 
-/// What CapturedStep is, whatever the step.
+/// The part of CapturedStep that does not depend on the step's type.
 class LOCKSTEP_EXPORT StepCapture {
  public:
   StepCapture(ProcessGroup group, const CapturedStepOptions& options);
@@ -37,7 +37,7 @@ class LOCKSTEP_EXPORT StepCapture {
 
   using Run = std::function<void(const std::vector<at::Tensor>& inputs)>;
 
-  /// Returns whether it was replayed: then `run`, if it was called at all, was captured.
+  /// Returns whether the call replayed the graph. In that case `run`, if it was called at all, was captured.
   bool call(const std::vector<at::Tensor>& inputs, const Run& run);
   bool is_captured() const;
 
@@ -48,9 +48,9 @@ class LOCKSTEP_EXPORT StepCapture {
 
 }  // namespace detail
 
-/// A training step that a GPU repeats by itself: after a few calls the step, with forward, backward, the exchange of
-/// gradients and the optimizer, is captured in a CUDA graph, and from then on a call only starts that, which takes the
-/// host microseconds. On a CPU a call is just the step.
+/// A training step that runs as a CUDA graph. The first calls run the step normally. Then one call captures the whole
+/// step (forward, backward, gradient reduction and optimizer) in a CUDA graph. Each later call only launches the graph,
+/// which takes microseconds on the host. On a CPU every call simply runs the step.
 ///
 ///   lockstep::FusedAdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(1e-3));
 ///   lockstep::CapturedStep step(world, [&](torch::Tensor images, torch::Tensor labels) {
@@ -62,18 +62,19 @@ class LOCKSTEP_EXPORT StepCapture {
 ///   });
 ///   for (auto& batch : loader) total += step(batch.data, batch.target);
 ///
-/// The step takes tensors, which are moved to the group's device, and returns tensors (or what holds some, see
-/// TensorsIn), of which the caller gets copies without a graph of autograd. What it does must be the same in each call:
-/// the host's part of it does not run again. So it must not wait for the GPU (item(), cpu(), printing), and numbers
-/// that change belong into tensors. Optimizers of LibTorch count their steps on the host: use ours, whose learning
-/// rates may change. Inputs of other sizes than those it was captured with, as an epoch's last batch, are stepped
-/// uncaptured.
+/// The step takes tensors, which are moved to the group's device. It returns nothing, tensors, or a type that contains
+/// tensors (see TensorsIn). The caller gets results without autograd history.
 ///
-/// Collective: every rank calls it equally often, with inputs of the same sizes in the same calls. UsageError when the
-/// step cannot be captured, saying what is in the way. A lost rank or one that is late is a PeerError or a TimeoutError
-/// of the next call, or of group.synchronize().
+/// The step must do the same in each call, because its host code does not run in a replay. It must not wait for the GPU
+/// (item(), cpu(), printing); keep numbers that change in tensors. LibTorch's optimizers count steps on the host: use
+/// lockstep's fused optimizers, whose learning rates may change between calls. A call whose inputs have different sizes
+/// than the captured ones, for example the last batch of an epoch, runs without the graph.
 ///
-/// Not thread-safe. Not movable. Must go before the group, the model and the optimizer do.
+/// Collective: every rank calls it equally often, with inputs of the same sizes in the same calls. Throws UsageError,
+/// which names the reason, if the step cannot be captured; later calls then throw UsageError too. If a rank fails or is
+/// late, the next call or group.synchronize() throws PeerError or TimeoutError.
+///
+/// Not thread-safe. Not movable. Destroy it before the group, the model and the optimizer.
 template <class Body>
 class CapturedStep {
  public:
@@ -85,7 +86,7 @@ class CapturedStep {
     return call(std::index_sequence_for<Inputs...>(), {inputs...});
   }
 
-  /// Whether calls are replayed by now.
+  /// Returns whether calls with inputs of the captured sizes are replayed.
   bool is_captured() const { return capture_.is_captured(); }
 
  private:
@@ -110,8 +111,8 @@ class CapturedStep {
   }
 
   Body body_;
-  std::any captured_;            // where the graph leaves its results
-  detail::StepCapture capture_;  // last: the graph goes first
+  std::any captured_;            // the graph writes its results here
+  detail::StepCapture capture_;  // last: the graph is destroyed first
 };
 
 }  // namespace lockstep

@@ -12,54 +12,56 @@
 
 namespace lockstep {
 
-/// Gradients that DistributedDataParallel reduces together, as a comm hook sees them.
+/// A bucket of gradients that DistributedDataParallel reduces together, as a comm hook receives it.
 struct GradientBucket {
-  size_t index = 0;  // from 0, in the order in which buckets leave
+  size_t index = 0;  // from 0, in the order in which buckets are reduced
   bool is_last = false;
-  at::Tensor buffer;                   // one dimension: all gradients, in memory of the group; the gaps hold zeros
-  std::vector<at::Tensor> gradients;   // parts of the buffer, with the shapes of the parameters
-  std::vector<at::Tensor> parameters;  // whose gradients they are
+  at::Tensor buffer;                   // 1-dimensional: all gradients, in memory of the group; padding is zero
+  std::vector<at::Tensor> gradients;   // views of the buffer, with the shapes of the parameters
+  std::vector<at::Tensor> parameters;  // the parameter of each gradient
 };
 
-/// What ends a reduction that a hook has started: when it returns, the bucket's buffer holds the result.
+/// Finishes a reduction that a hook has started. When it returns, the bucket's buffer holds the result.
 using FinishReduction = std::function<void()>;
 
-/// Reduces a bucket in place of the average over the group. Called during backward as soon as the bucket is full, with
-/// the buckets in the same order on all ranks; it starts what it needs and returns, so that backward can go on. What it
-/// returns is called at the end of backward, bucket by bucket in the same order.
+/// Reduces one bucket, instead of averaging it over the group. A custom hook starts its communication and returns,
+/// without waiting, a function that finishes it. The hook is called during backward as soon as a bucket is full, in the
+/// same bucket order on all ranks. The returned functions are called at the end of backward, in the same order.
 ///
-/// The hook decides what becomes of the gradients, the division by the number of ranks included. It may keep state by
-/// the bucket's index, but the buckets are made anew once, after the first backward: compare sizes. It must not call
-/// the wrapper, which waits for it. Those made by the functions below keep state: make one for each wrapper.
+/// The hook determines the final gradients, including the division by the number of ranks. It may keep state for each
+/// bucket index. Buckets are rebuilt once, after the first backward, so compare sizes before using the state. The hook
+/// must not call the wrapper: the wrapper holds a lock while the hook runs. The hooks below keep state: create one hook
+/// for each wrapper.
 using CommHook = std::function<FinishReduction(const GradientBucket& bucket, const ProcessGroup& group)>;
 
-/// The average, as without a hook.
+/// Returns a hook that averages gradients, as DistributedDataParallel does without a hook.
 LOCKSTEP_EXPORT CommHook all_reduce_hook();
 
-/// The average of gradients that travel in 16 bits: half the bytes. Sums are accumulated in float32 on every backend,
-/// so that they do not overflow.
+/// Return a hook that averages gradients in float16 or bfloat16, which halves the bytes sent. CPU backends accumulate
+/// in float32. NCCL accumulates in the 16-bit type but divides each rank's part first. So the sum does not overflow.
 LOCKSTEP_EXPORT CommHook fp16_compress();
 LOCKSTEP_EXPORT CommHook bf16_compress();
 
-/// Nothing is sent; every rank keeps its own gradients. For measuring what communication costs.
+/// Returns a hook that sends nothing: every rank keeps its own gradients. For measuring the cost of communication.
 LOCKSTEP_EXPORT CommHook no_op_hook();
 
 struct PowerSgdOptions {
-  /// Of the approximation: a gradient of n x m elements travels as rank * (n + m).
+  /// Rank of the approximation, 1 or more. A gradient of n x m elements is sent as rank * (n + m) elements.
   int64_t rank = 1;
-  /// Reductions of which the exact average is taken before compression begins: early gradients change fast.
+  /// Number of reductions that use the exact average before compression begins, because early gradients change fast.
   int64_t start_iteration = 1000;
-  /// A gradient is compressed when that divides its elements at least by this.
+  /// A gradient is compressed only if compression divides its number of elements by at least this factor.
   double min_compression_rate = 2;
-  /// What compression lost in one step is added to the gradient of the next.
+  /// Adds the compression error of one step to the gradient of the next step.
   bool use_error_feedback = true;
-  /// Each step begins with the last step's approximation and not with a random one.
+  /// Starts each step from the last step's approximation instead of a random one.
   bool warm_start = true;
   uint64_t seed = 0;
 };
 
-/// PowerSGD (Vogels, Karimireddy, Jaggi: NeurIPS 2019): the average of approximations of low rank. Gradients of one
-/// dimension, and those that would not shrink, travel whole.
+/// Returns a PowerSGD hook (Vogels, Karimireddy, Jaggi: NeurIPS 2019), which averages low-rank approximations of the
+/// gradients. Gradients with one dimension, non-contiguous gradients, and gradients that would not shrink enough are
+/// sent uncompressed. Throws UsageError if rank or start_iteration is invalid.
 LOCKSTEP_EXPORT CommHook power_sgd(const PowerSgdOptions& options = {});
 
 }  // namespace lockstep

@@ -25,17 +25,18 @@
 namespace lockstep {
 
 struct DataLoaderOptions {
-  size_t batch_size = 1;    ///< Of this rank.
-  bool drop_last = false;   ///< Leave out a last batch that is smaller.
-  int workers = 1;          ///< Threads that read ahead of the loop. With 0 the loop reads, when it needs a batch.
+  size_t batch_size = 1;    ///< Samples in a batch on this rank.
+  bool drop_last = false;   ///< Drop the last batch of an epoch if it is smaller than batch_size.
+  int workers = 1;          ///< Threads that read ahead. With 0 the loop's own thread reads each batch on demand.
   int prefetch = 2;         ///< How many batches each worker may be ahead of the loop.
-  bool pin_memory = false;  ///< Deliver in memory that a GPU copies from without waiting. Nothing without CUDA.
-  std::optional<c10::Device> device{};  ///< Where batches are delivered; the copy to a GPU is pinned and does not wait.
+  bool pin_memory = false;  ///< Deliver batches in pinned memory, for fast copies to a GPU. Ignored without CUDA.
+  std::optional<c10::Device> device{};  ///< Device of the batches. Copies to a GPU are pinned and asynchronous.
 };
 
 namespace detail {
 
-/// What a loader does whatever its samples are: deals out a sampler's samples in batches, which are made on threads.
+/// The part of a loader that does not depend on the type of its samples: splits a sampler's samples into batches, which
+/// worker threads make.
 class LOCKSTEP_EXPORT LoaderCore {
  public:
   using Samples = std::vector<size_t>;
@@ -46,8 +47,8 @@ class LOCKSTEP_EXPORT LoaderCore {
              bool finds_tensors, Make make);
   ~LoaderCore();
 
-  uint64_t begin();           // the number of the loop that begins
-  Batch next(uint64_t loop);  // none at the end
+  uint64_t begin();           // returns the number of the new loop
+  Batch next(uint64_t loop);  // empty at the end
   size_t size() const;
   std::chrono::nanoseconds waited() const;
 
@@ -56,10 +57,10 @@ class LOCKSTEP_EXPORT LoaderCore {
   std::unique_ptr<State> state_;
 };
 
-/// Whether batches go through pinned memory.
+/// Returns whether batches are copied to pinned memory.
 LOCKSTEP_EXPORT bool pins_memory(const DataLoaderOptions& options);
 
-/// Where a batch is made, and where the loop gets it.
+/// pin() runs where the batch is made, place_on() where the loop receives it.
 template <class Batch>
 void pin(Batch& batch, const DataLoaderOptions& options) {
   if (!pins_memory(options)) return;
@@ -75,13 +76,13 @@ void place_on(Batch& batch, const DataLoaderOptions& options) {
   });
 }
 
-/// How many batches so many samples make.
+/// Returns the number of batches in this many samples.
 LOCKSTEP_EXPORT size_t batches_in(size_t samples, const DataLoaderOptions& options);
 
-/// The seed of a sample's generator: another one for each seed of the sampler, epoch and sample.
+/// Returns the seed of a sample's generator, which differs for each sampler seed, epoch and sample.
 LOCKSTEP_EXPORT uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample);
 
-/// Throws the current exception again, saying which samples it is about.
+/// Rethrows the current exception with the samples' indices in the message.
 [[noreturn]] LOCKSTEP_EXPORT void rethrow_about(c10::ArrayRef<size_t> samples);
 
 template <class Data>
@@ -101,7 +102,7 @@ concept ReadsBatches = requires(Data& data, c10::ArrayRef<size_t> samples) {
   data.get_batch(samples);
 };
 
-/// A dataset, or what a shared pointer to one points to.
+/// Returns the dataset, or the dataset that a shared pointer points to.
 template <class Data>
 Data& dataset_in(Data& data) {
   return data;
@@ -127,7 +128,7 @@ auto read_sample(Data& data, size_t sample, at::Generator& random, uint64_t seed
   }
 }
 
-/// Who is to make batches in another way needs the samples.
+/// `gather` is used only without a custom collate function, which needs individual samples.
 template <class Data, class Collate>
 constexpr bool kGathers = Gathers<Data>&& std::is_same_v<Collate, Stack>;
 
@@ -143,7 +144,7 @@ auto read_batch(Data& data, c10::ArrayRef<size_t> samples) {
   }
 }
 
-/// What the dataset has: a vector of samples or, if it makes batches itself, a batch.
+/// Returns a vector of samples, or a batch if the dataset makes batches itself.
 template <class Data, class Collate>
 auto read_samples(Data& data, const std::vector<size_t>& samples, uint64_t seed, int64_t epoch) {
   if constexpr (ReadsWithGenerator<Data> || (ReadsSamples<Data> && !kGathers<Data, Collate>)) {
@@ -174,7 +175,7 @@ struct Collated<std::vector<Sample>, Collate> {
 
 }  // namespace detail
 
-/// Reads the samples that a sampler deals out to this rank, ahead of the training loop, and makes batches of them:
+/// Reads the samples of this rank ahead of the training loop and groups them into batches:
 ///
 ///     lockstep::DataLoader loader(dataset, sampler, {.batch_size = 64, .workers = 2});
 ///     for (int epoch = 0; epoch < epochs; ++epoch) {
@@ -182,28 +183,29 @@ struct Collated<std::vector<Sample>, Collate> {
 ///       for (auto& batch : loader) train(batch.data, batch.target);
 ///     }
 ///
-/// What is delivered, and in which order, depends neither on the workers nor on time. A dataset has one of
-///   - `get(size_t index, at::Generator& random)`: `random` begins anew for each sample, from the sampler's seed, the
-///     epoch and the index. What a dataset draws from it, to augment images for instance, is the same with any number
-///     of workers and ranks, and after a resume;
-///   - `gather(ArrayRef<size_t>)`: the whole batch, for data in memory, where reading each sample costs more than its
-///     bytes. It is asked unless there is a `collate`;
-///   - `get(size_t index)`, as torch::data::datasets::Dataset;
-///   - `get_batch(ArrayRef<size_t>)`, as torch::data::datasets::BatchDataset and what `.map(...)` makes: a vector of
-///     samples, or anything else, which then is the batch.
-/// Samples become a batch by `collate`, by default Stack. Each worker reads a copy of the dataset, so `get` need not be
-/// thread-safe; of a std::shared_ptr to a dataset the workers share what it points to. Autograd is off where samples
-/// are read, and LibTorch's loops there do not spread over threads.
+/// Not collective. The contents and the order of batches depend neither on the number of workers nor on timing. A
+/// dataset has at least one of these methods; the first in this list is used:
+///   - `get(size_t index, at::Generator& random)`: `random` is seeded for each sample from the sampler's seed, the
+///     epoch and the index. Random augmentation that uses it is the same with any number of workers and ranks, and
+///     after a resume.
+///   - `gather(ArrayRef<size_t>)`: returns the whole batch. For data in memory, where reading single samples costs more
+///     than copying their bytes. Not used if there is a custom `collate`.
+///   - `get(size_t index)`, as in torch::data::datasets::Dataset.
+///   - `get_batch(ArrayRef<size_t>)`, as in torch::data::datasets::BatchDataset and the result of `.map(...)`: returns
+///     a vector of samples, or any other type, which then is the batch.
+/// `collate` turns a vector of samples into a batch; the default is Stack. Each worker reads its own copy of the
+/// dataset, so `get` need not be thread-safe. If the dataset is a std::shared_ptr, the workers share the object.
+/// Workers read with autograd disabled, and LibTorch operations in a worker use one thread.
 ///
-/// The sampler's position is that of the loop, not of the workers: a sampler that is saved in the loop and loaded
-/// before another continues with the batch after the one that the loop had. Leaving a loop early and beginning another
-/// starts the epoch again.
+/// The sampler's position is the position of the loop, not of the workers. A sampler that is saved inside the loop and
+/// loaded before another loop continues with the batch after the loop's current batch. Leaving a loop early and
+/// beginning another loop restarts the epoch.
 ///
-/// What a dataset throws reaches the loop when the batch's turn comes, naming rank, epoch and sample: lockstep's errors
-/// as their kind, others as an Error that holds them nested; the loop is over then. Throws UsageError for options that
-/// make no sense, and for a sampler of another number of samples than the dataset has.
+/// If the dataset throws, the loop throws when it reaches that batch, and ends. The message names rank, epoch and
+/// sample. Errors of lockstep keep their type; other exceptions are nested in an Error. The constructor throws
+/// UsageError for invalid options, and if the sampler and the dataset have different sizes.
 ///
-/// One thread at a time may use a loader, in one loop at a time; a loop in which another has begun throws UsageError.
+/// Not thread-safe. Only one loop may run at a time: when a second loop has begun, the first throws UsageError.
 template <class Data, class Collate = Stack>
 class DataLoader {
   using Dataset = detail::DatasetIn<Data>;
@@ -224,7 +226,7 @@ class DataLoader {
                       DataLoaderOptions options = {}) requires std::is_same_v<Collate, Stack>
       : DataLoader(Made(), std::move(dataset), std::move(sampler), Stack(), options) {}
 
-  /// `collate` is called with a std::vector of samples, on several threads at a time.
+  /// Calls `collate` with a std::vector of samples, from several threads at a time.
   DataLoader(Data dataset, DistributedSampler sampler, Collate collate,
              DataLoaderOptions options = {}) requires(!std::is_same_v<Collate, Stack>)
       : DataLoader(Made(), std::move(dataset), std::move(sampler), std::move(collate), options) {}
@@ -234,15 +236,15 @@ class DataLoader {
 
   using Iterator = BatchIterator<DataLoader>;
 
-  /// Begins the sampler's epoch or, after its load(), continues it.
+  /// Begins the sampler's epoch, or continues it after the sampler's load().
   Iterator begin() { return Iterator(this, core_.begin()); }
   std::default_sentinel_t end() const { return {}; }
 
-  /// How many batches a whole epoch has on this rank.
+  /// Returns the number of batches in a whole epoch on this rank.
   size_t size() const { return core_.size(); }
 
-  /// How long this loop, or the last, has waited for batches in all: where it is much of the time that training takes,
-  /// use more workers.
+  /// Returns the total time that the current or last loop has waited for batches. If this is a large part of the
+  /// training time, use more workers.
   std::chrono::nanoseconds waited() const { return core_.waited(); }
 
  private:
@@ -287,12 +289,12 @@ class DataLoader {
     return batch;
   }
 
-  // Constant after construction, but for the datasets, each of which belongs to a worker.
+  // Constant after construction, except the datasets. Each dataset belongs to one worker.
   const DataLoaderOptions options_;
   const uint64_t seed_;
   Collate collate_;
   std::vector<Data> datasets_;
-  detail::LoaderCore core_;  // last: its workers use the others
+  detail::LoaderCore core_;  // last: its workers use the other members
 };
 
 template <class Data>

@@ -22,34 +22,36 @@
 
 namespace lockstep {
 
-/// Those that decide what is sent must be equal on all ranks, or wrapping throws MismatchError.
+/// Options that affect communication must match on all ranks. The constructor throws MismatchError if they differ,
+/// unless init_sync is false.
 struct DistributedDataParallelOptions {
-  /// Before the first forward of each step, in training, every rank takes rank 0's buffers (running statistics and the
-  /// like).
+  /// In training mode, copies rank 0's buffers (running statistics and the like) to all ranks before the first forward
+  /// of each step.
   bool broadcast_buffers = true;
-  /// Parameters that get no gradient on a rank count as zero there, and one that gets none anywhere keeps its old
-  /// gradient. Otherwise a parameter without a gradient is an error on every rank.
+  /// Allows parameters without a gradient. Such a parameter counts as zero on that rank; a parameter without a gradient
+  /// on all ranks keeps its old gradient. If false, a parameter without a gradient on any rank is a UsageError on every
+  /// rank. On a GPU, a rank that used all parameters itself may throw it some steps later.
   bool find_unused_parameters = false;
-  /// Every backward uses the same parameters in the same way as the first, which is recorded. Parameters may then be
-  /// unused, and may get several gradients in one backward, as those of recomputed segments that share them do.
+  /// Promises that every backward uses the same parameters in the same way as the first backward, which is recorded.
+  /// Parameters may then be unused, and may get several gradients in one backward, as with activation checkpointing of
+  /// segments that share parameters.
   bool static_graph = false;
-  /// `.grad()` is memory of the wrapper. Otherwise it is memory of its own, which costs a copy each step.
+  /// If true, `.grad()` is a view of bucket memory. If false, it is a separate tensor, which costs one copy each step.
   bool gradient_as_bucket_view = true;
-  /// Wrapping compares the models of all ranks and takes rank 0's parameters and buffers. Without it neither is done:
-  /// the ranks must then hold the same already.
+  /// Compares the models and options of all ranks at construction and copies rank 0's parameters and buffers to all
+  /// ranks. If false, neither is done: the ranks must already hold equal models and options.
   bool init_sync = true;
   BucketLimits buckets{};
-  /// Names of parameters and buffers that the wrapper leaves alone: each rank has its own.
+  /// Names of parameters and buffers that the wrapper ignores: each rank keeps its own values.
   std::vector<std::string> ignore{};
-  /// The one device of the model, or none: arguments of forward that hold tensors are then copied, with the tensors on
-  /// it.
+  /// Empty, or the model's device. If set, forward copies its tensor arguments to this device.
   std::vector<c10::Device> device_ids{};
-  /// Where tensors that forward returns by value are moved to; where they are when not given.
+  /// Device to which forward moves the tensors that it returns by value. Default: they stay where they are.
   std::optional<c10::Device> output_device{};
-  /// Each backward looks for gradients that are NaN or infinite, and throws Error on every rank when there are, naming
-  /// rank and parameter. Costs a pass over the gradients.
+  /// Checks all gradients for NaN and infinity in each backward. Throws Error on every rank, which names rank and
+  /// parameter. Costs one pass over the gradients.
   bool check_finite = false;
-  /// Every so many forwards in training, the ranks compare their parameters bit by bit: see check_replicas(). 0: never.
+  /// Interval, in training forwards, at which check_replicas() runs automatically. 0: never.
   int64_t check_replicas_every = 0;
 };
 
@@ -57,7 +59,7 @@ namespace detail {
 
 class DdpState;
 
-/// While it lives, backward leaves gradients on this rank.
+/// Disables gradient averaging while it exists.
 class LOCKSTEP_EXPORT NoSync {
  public:
   explicit NoSync(std::shared_ptr<DdpState> replica);
@@ -72,46 +74,53 @@ class LOCKSTEP_EXPORT NoSync {
 
 }  // namespace detail
 
-/// What DistributedDataParallel is, whatever the module's class.
+/// The part of DistributedDataParallel that does not depend on the module's class.
 class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
  public:
-  /// Each tensor once, also where modules share it. Give these to the optimizer.
+  /// Return each tensor once, even if modules share it. Pass these to the optimizer.
   std::vector<at::Tensor> parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
   void train(bool on = true);
   void eval();
 
-  /// { auto guard = ddp.no_sync(); loss.backward(); }: gradients accumulate on this rank; the first backward after the
-  /// guard is gone averages what has come together.
+  /// Skips gradient averaging while the returned guard exists: { auto guard = ddp.no_sync(); loss.backward(); }.
+  /// Gradients accumulate on this rank. The first backward after the guard is destroyed averages the accumulated
+  /// gradients.
   [[nodiscard]] detail::NoSync no_sync() const;
 
-  /// Ranks count in the average by the samples of their batches, so that the result is the mean over all samples, as of
-  /// one process on the concatenated batch. The weight holds for each backward, under no_sync too, until the next call.
-  /// 0 is for an empty batch: the rank's gradients count as zeros. Collective: every rank calls it, equally often. It
-  /// returns at once. UsageError for a negative weight; in backward, on a CPU, when the weights of all ranks are 0.
+  /// Weights this rank's gradients by the number of samples in its batch, so that the average is the mean over all
+  /// samples, as in one process on the concatenated batch. Holds for each backward, also under no_sync, until the next
+  /// call. 0 means an empty batch: this rank's gradients count as zeros.
+  ///
+  /// Collective: every rank calls it equally often. Returns without waiting. Throws UsageError for a negative or
+  /// infinite weight, and for a model with SyncBatchNorm layers. If the weights of all ranks are 0, backward throws
+  /// UsageError on a CPU; on a GPU the gradients become NaN.
   void set_batch_weight(double samples);
 
-  /// Lets `loop` be of different length on each rank: see lockstep::join.
+  /// Runs `loop`, which may have a different number of iterations on each rank. Collective; see lockstep::join.
   void join(const std::function<void()>& loop, const JoinOptions& options = {});
 
-  /// Reduces buckets by `hook` from now on. One for each wrapper, and the same on all ranks.
+  /// Uses `hook` to reduce buckets from now on. Not collective, but register the same hook on all ranks. Throws
+  /// UsageError if this wrapper already has a hook.
   void register_comm_hook(CommHook hook);
-  /// As the option, before the first backward.
+  /// Sets the option static_graph. Throws UsageError after the first backward.
   void set_static_graph();
 
-  /// Every rank takes rank 0's buffers, or its parameters, too. Collective.
+  /// Copy rank 0's buffers, or its parameters and buffers, to all ranks. Collective.
   void sync_buffers();
   void sync_parameters_and_buffers();
-  /// MismatchError on every rank, naming the first tensor, unless the parameters are equal bit by bit. Collective.
+  /// Throws MismatchError on every rank, which names the first parameter that differs, unless the parameters of all
+  /// ranks are bitwise equal. Collective.
   void check_replicas() const;
 
-  /// After the first backward buckets follow the order in which rank 0's gradients came.
+  /// Returns the current buckets. After the first backward, buckets follow the order in which rank 0's gradients
+  /// arrived.
   BucketPlan bucket_plan() const;
   DdpLoggingData logging_data() const;
-  /// Writes the last steps of all ranks (64 at most) to a file of rank 0 that Perfetto opens: what was computed, when
-  /// buckets were reduced, who waited. Collective. SystemError when it cannot be written, on rank 0.
+  /// Writes the last steps of all ranks (at most 64) to a file on rank 0, in a format that Perfetto opens: computation,
+  /// bucket reductions and waiting times. Collective. Throws SystemError on rank 0 if the file cannot be written.
   void write_trace(const std::string& path) const;
-  /// One line for logs.
+  /// Returns one line for logs.
   std::string to_string() const;
 
   // Joinable
@@ -136,18 +145,27 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
 
 LOCKSTEP_EXPORT std::ostream& operator<<(std::ostream& out, const DistributedDataParallelBase& ddp);
 
-/// A model that trains on all ranks of a group as one process would on the concatenated batch.
+/// Wraps a model for data-parallel training. The ranks of the group train it as one process would on the concatenated
+/// batch.
 ///
-/// Wrapping is collective: it checks that every rank has the same model (MismatchError naming the first difference) and
-/// takes rank 0's parameters and buffers everywhere. After that each `loss.backward()` is collective too, and when it
-/// returns, `.grad()` of every parameter is the mean over the ranks: do not divide by the world size again. Forward
-/// through the wrapper or through the module itself, both synchronise, since the hooks sit on the parameters; only the
-/// wrapper broadcasts buffers and notices what was done to the model meanwhile: a parameter added, replaced, moved or
-/// frozen is a UsageError at the next forward.
+/// The constructor is collective. It checks that every rank has the same model (MismatchError names the first
+/// difference) and copies rank 0's parameters and buffers to all ranks. It throws UsageError on all ranks if a
+/// parameter is not on the group's device or no parameter requires a gradient.
 ///
-/// `.grad()` lives in memory of the wrapper: use it freely, but do not keep it beyond the next backward.
+/// Each `loss.backward()` is collective. When it returns, `.grad()` of every parameter is the mean over the ranks: do
+/// not divide by the world size again. On a GPU the reduction may still be running; later work on the current stream
+/// sees the mean.
 ///
-/// Not thread-safe, like the module it wraps. Movable; the module may outlive it.
+/// Both forward of the wrapper and forward of the module itself lead to averaged gradients, because the hooks are on
+/// the parameters. Only forward of the wrapper broadcasts buffers and checks the model: it throws UsageError if a
+/// parameter was added, replaced, moved or frozen after wrapping. It also throws UsageError if the last backward was
+/// aborted by an exception.
+///
+/// By default `.grad()` is memory of the wrapper (see gradient_as_bucket_view). Read and modify it freely, but do not
+/// keep it beyond the next backward.
+///
+/// Not thread-safe, like the module that it wraps. Movable. Shares ownership of the module, which may outlive the
+/// wrapper.
 template <class Module>
 class DistributedDataParallel : public DistributedDataParallelBase {
  public:
@@ -159,7 +177,8 @@ class DistributedDataParallel : public DistributedDataParallelBase {
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module.ptr(), std::move(group), options) {}
 
-  /// The module's forward, with its arguments and its result.
+  /// Calls the module's forward and returns its result. In training mode with gradients enabled it is collective if it
+  /// broadcasts buffers or checks replicas.
   template <class... Args>
   decltype(auto) forward(Args&&... args) {
     before_forward();

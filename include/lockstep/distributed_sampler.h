@@ -14,39 +14,40 @@ namespace lockstep {
 
 class ProcessGroup;
 
-/// What happens to the samples that do not divide evenly among the ranks.
+/// How to handle a dataset size that is not a multiple of the number of ranks.
 enum class Tail {
-  kPad,   ///< Repeat samples from the start, so that every rank gets ceil(n / ranks). Python's default.
-  kDrop,  ///< Leave the last n % ranks samples of the order out. Python's drop_last=True.
-  kExact  ///< No sample twice, none left out: ranks differ by at most one sample. For evaluation.
+  kPad,   ///< Repeat samples from the start: every rank gets ceil(n / ranks). Default of Python's DistributedSampler.
+  kDrop,  ///< Drop the last n % ranks samples of the order. Python's drop_last=True.
+  kExact  ///< Each sample exactly once: ranks differ by at most one sample. For evaluation.
 };
 
 struct DistributedSamplerOptions {
   bool shuffle = true;
-  uint64_t seed = 0;  ///< The same on every rank.
+  uint64_t seed = 0;  ///< Must be the same on every rank.
   Tail tail = Tail::kPad;
 };
 
-/// The samples of one rank in one epoch, index for index those of torch.utils.data.DistributedSampler in Python (kExact
-/// has no counterpart there). Pure. Expects 0 <= rank < num_replicas; an empty list where there is nothing for the
-/// rank.
+/// Returns the samples of one rank in one epoch. The indices are equal to those of torch.utils.data.DistributedSampler
+/// in Python; kExact has no counterpart there. A pure function. Requires 0 <= rank < num_replicas. The result may be
+/// empty.
 LOCKSTEP_EXPORT std::vector<size_t> distributed_indices(size_t dataset_size, int rank, int num_replicas,
                                                         const DistributedSamplerOptions& options, int64_t epoch);
 
-/// A dataset whose size() converts to a number of samples or, as LibTorch's, to an optional one.
+/// A dataset whose size() converts to a number of samples, or to an optional number as in LibTorch.
 template <class Data>
 concept SizedDataset = requires(const Data& data) {
   { data.size() } -> std::convertible_to<torch::optional<size_t>>;
 };
 
-/// Deals the samples of a dataset out to the ranks of a group. Local: it never communicates, every rank computes the
-/// same order from the same options.
+/// Partitions the samples of a dataset among the ranks of a group. Not collective: every rank computes the same order
+/// from the same options.
 ///
-/// Copies share one state: a loader keeps its own copy, and set_epoch() on the original reaches it at its next reset().
-/// So let one sampler drive one loader at a time. Thread-safe: every method locks the shared state.
+/// Copies share one state. A loader keeps a copy, and set_epoch() on the original takes effect at the loader's next
+/// reset(). So use one sampler for one loader at a time. Thread-safe: every method locks the shared state.
 ///
-/// Works with torch::data::make_data_loader, which calls reset() when a loop over it begins. Throws UsageError for an
-/// empty dataset, for a rank outside the replicas and, with Tail::kDrop, for fewer samples than replicas.
+/// Works with torch::data::make_data_loader, which calls reset() at the beginning of each loop. The constructor throws
+/// UsageError for an empty dataset, for a dataset of unknown size, for a rank outside of 0 to num_replicas - 1 and,
+/// with Tail::kDrop, for fewer samples than replicas.
 class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler<std::vector<size_t>> {
  public:
   DistributedSampler(size_t dataset_size, int rank, int num_replicas, DistributedSamplerOptions options = {});
@@ -58,44 +59,45 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   DistributedSampler(const DistributedSampler&) = default;
   DistributedSampler& operator=(const DistributedSampler&) = default;
 
-  /// Chooses the order of the next reset(); what is being dealt out now stays as it is. Call it before each epoch, with
-  /// the same number on every rank: without it every epoch has the same order, and the second one logs a warning.
+  /// Selects the epoch, and so the order, of the next reset(). Does not affect the current order. Call it before each
+  /// epoch with the same number on every rank. Without it every shuffled epoch has the same order; rank 0 logs a
+  /// warning in the second epoch. Throws UsageError for a negative epoch.
   void set_epoch(int64_t epoch);
   int64_t epoch() const;
 
-  /// With which epoch training goes on after load(): epoch() or, if all of it had been dealt out, the one after.
+  /// Returns the epoch with which to continue after load(): epoch(), or epoch() + 1 if epoch() is complete.
   int64_t next_epoch() const;
 
-  /// How many samples this rank gets in an epoch.
+  /// Returns the number of samples that this rank gets in an epoch.
   size_t size() const;
 
-  /// How many of them next() has dealt out in the epoch that reset() began.
+  /// Returns how many samples next() has returned since the epoch began.
   size_t position() const;
 
-  /// How many samples all ranks share.
+  /// Returns the number of samples that all ranks share.
   size_t dataset_size() const;
 
   int rank() const { return rank_; }
   int num_replicas() const { return num_replicas_; }
   const DistributedSamplerOptions& options() const { return options_; }
 
-  /// All samples of this rank in epoch(), whatever has been dealt out already.
+  /// Returns all samples of this rank in epoch(), whatever the position.
   std::vector<size_t> indices() const;
 
-  /// Starts epoch() from its first sample, or, directly after load(), from the loaded position. With `new_size` the
-  /// dataset has that many samples from now on.
+  /// Starts epoch() from its first sample or, directly after load(), from the loaded position. `new_size` changes the
+  /// number of samples in the dataset.
   void reset(torch::optional<size_t> new_size = torch::nullopt) override;
 
-  /// The next samples: `batch_size` of them, fewer at the end, then nullopt until reset().
+  /// Returns the next `batch_size` samples, fewer at the end of the epoch, then nullopt until reset().
   torch::optional<std::vector<size_t>> next(size_t batch_size) override;
 
-  /// Writes the epoch and how far next() has come in it. lockstep's DataLoader calls next() as the training loop goes
-  /// on; LibTorch's, which prefetches, is ahead of the loop.
+  /// Writes the epoch and the position. lockstep's DataLoader advances the position with the training loop. LibTorch's
+  /// loader prefetches, so its position is ahead of the loop.
   void save(torch::serialize::OutputArchive& archive) const override;
 
-  /// Continues where the saved sampler was. set_epoch() with another epoch discards the position. All ranks may load
-  /// what one of them saved. Throws UsageError, and changes nothing, if the dataset has another size or if the position
-  /// is inside an epoch that was dealt out by other options or to another number of replicas.
+  /// Continues at the saved epoch and position. A later set_epoch() with a different epoch discards the position. All
+  /// ranks may load the state that one of them saved. Throws UsageError, and changes nothing, if the dataset size
+  /// differs, or if the saved position is inside an epoch with different options or a different number of replicas.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
@@ -107,7 +109,7 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   int rank_;
   int num_replicas_;
   DistributedSamplerOptions options_;
-  std::shared_ptr<State> state_;  // The pointer is constant; what it points to is guarded by State::mutex.
+  std::shared_ptr<State> state_;  // The pointer is constant. State::mutex guards the object.
 };
 
 }  // namespace lockstep

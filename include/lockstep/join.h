@@ -12,38 +12,40 @@
 namespace lockstep {
 
 struct JoinOptions {
-  /// The average of gradients divides by all ranks, as if those without inputs had gradients of zero; otherwise by
-  /// those that still train. Weights from set_batch_weight count in either case, and ranks without inputs have none.
+  /// If true, the average of gradients divides by all ranks, as if ranks without inputs had zero gradients. If false,
+  /// it divides by the ranks that still train. If weights are set by set_batch_weight, they determine the average in
+  /// either case, and ranks without inputs have weight 0.
   bool divide_by_initial_world_size = true;
-  /// Rather than going on with fewer, every rank throws InputsExhausted when one runs out.
+  /// Throws InputsExhausted on every rank when one rank runs out of inputs, instead of continuing with fewer ranks.
   bool throw_on_early_termination = false;
 };
 
-/// A rank has no inputs left, and the job is to stop then, on all ranks at the same iteration. The group still works.
+/// A rank has no inputs left and JoinOptions::throw_on_early_termination is set. Thrown on all ranks in the same
+/// iteration. The group still works.
 class LOCKSTEP_EXPORT InputsExhausted : public Error {
  public:
   using Error::Error;
   ~InputsExhausted() override;
 };
 
-/// One iteration of the ranks in a join, as all of them know it.
+/// One iteration of a join. Equal on all ranks.
 struct JoinRound {
-  std::vector<double> weights;   // by rank; 0 without inputs, or for an empty batch
+  std::vector<double> weights;   // by rank; 0 for a rank without inputs or with an empty batch
   std::vector<bool> has_inputs;  // by rank
-  bool is_weighted = false;      // some rank's weight was set by set_batch_weight
-  bool is_synchronised = false;  // gradients are averaged in this iteration: it is not under no_sync
+  bool is_weighted = false;      // some rank has called set_batch_weight
+  bool is_synchronised = false;  // this iteration averages gradients: it is not under no_sync
   bool is_training = false;      // the model is in training mode
 
-  int trains() const;     // how many ranks do
-  int last_rank() const;  // the highest that does; -1 for none
+  int trains() const;     // number of ranks with inputs
+  int last_rank() const;  // highest rank with inputs; -1 if none
 };
 
-/// What the members of a join share on this rank. Not thread-safe.
+/// The state that the members of a join share on this rank. Not thread-safe.
 class LOCKSTEP_EXPORT JoinContext {
  public:
   JoinContext(ProcessGroup group, JoinOptions options);
 
-  /// What a rank that trains says of its iteration. A rank without inputs says nothing: no weight.
+  /// What a rank contributes to an iteration. A rank without inputs leaves `weight` empty.
   struct Turn {
     std::optional<double> weight{};
     bool is_weighted = false;
@@ -51,10 +53,12 @@ class LOCKSTEP_EXPORT JoinContext {
     bool is_training = false;
   };
 
-  /// Begins an iteration. Collective. The first of the members calls it, once in each iteration.
+  /// Begins an iteration. Collective. On a rank with inputs the first member calls it, once in each iteration; on the
+  /// other ranks join() does. Throws InputsExhausted (see JoinOptions), and MismatchError if ranks disagree about
+  /// no_sync or training mode.
   const JoinRound& next_round(const Turn& turn);
 
-  /// The iteration that runs.
+  /// Returns the current iteration.
   const JoinRound& round() const { return round_; }
   const JoinOptions& options() const { return options_; }
   const ProcessGroup& group() const { return group_; }
@@ -65,17 +69,17 @@ class LOCKSTEP_EXPORT JoinContext {
   JoinRound round_;
 };
 
-/// Something whose collectives in a training loop can be repeated by a rank that is through with its own inputs.
+/// An object with collectives in the training loop. A rank without inputs can take part in them by calling shadow().
 class LOCKSTEP_EXPORT Joinable {
  public:
   virtual ~Joinable();
 
   virtual ProcessGroup join_group() const = 0;
-  /// From here on, until leave_join. The first of the members tells the context of each iteration.
+  /// Called when the join begins. If `is_first`, this member calls context->next_round() in each iteration.
   virtual void enter_join(std::shared_ptr<JoinContext> context, bool is_first) = 0;
-  /// Makes the collectives of one iteration, with nothing of its own.
+  /// Makes the collectives of one iteration on a rank without inputs.
   virtual void shadow(const JoinRound& round) = 0;
-  /// No rank has inputs any more: takes the state of rank `source`, which was among the last to train. Collective.
+  /// Copies the state of rank `source`, which was among the last to train. Called when no rank has inputs. Collective.
   virtual void take_state_from(int source) = 0;
   virtual void leave_join() noexcept = 0;
 
@@ -85,15 +89,21 @@ class LOCKSTEP_EXPORT Joinable {
   Joinable& operator=(const Joinable&) = default;
 };
 
-/// Runs `loop`, a training loop over inputs of which ranks have different numbers. A rank that returns from it goes on
-/// making the others' collectives until the last one is done; in the end all ranks have the state of one of the last to
-/// train, as far as it is the members': a plain optimizer's momentum is not, so begin with a new one after a join, or
-/// use one that can join. Collective.
+/// Runs `loop`, a training loop whose number of iterations may differ between ranks. Collective. When `loop` returns on
+/// a rank, that rank takes part in the other ranks' collectives until all ranks are done. In the end all ranks have the
+/// members' state of one of the last ranks that trained. The state of other objects is not copied, for example the
+/// momentum of a plain optimizer: create a new optimizer after a join, or use an optimizer that is a member.
 ///
-/// Each iteration calls forward on the first member once; the calls of the members come in the order of the list.
-/// set_batch_weight on the first member, before its forward, counts for all. Other collectives than theirs must not
-/// stand in the loop. Under no_sync forward and backward both belong into its scope, and what a rank has accumulated
-/// there when it runs out of inputs is lost.
+/// Rules for the loop:
+///   - Each iteration calls forward on the first member once.
+///   - The members' collectives are made in the order of `members`.
+///   - set_batch_weight on the first member, before its forward, applies to all members.
+///   - The loop has no other collectives.
+///   - Under no_sync, forward and backward are both inside its scope. Gradients that a rank has accumulated when it
+///     runs out of inputs are lost.
+/// Throws UsageError if `members` is empty or the members are on different ranks, and for a model with SyncBatchNorm
+/// layers unless throw_on_early_termination is set. Throws MismatchError if ranks disagree about no_sync or training
+/// mode.
 LOCKSTEP_EXPORT void join(const std::vector<Joinable*>& members, const JoinOptions& options,
                           const std::function<void()>& loop);
 LOCKSTEP_EXPORT void join(const std::vector<Joinable*>& members, const std::function<void()>& loop);

@@ -31,117 +31,136 @@ void run_captured(const ProcessGroup& group, const std::function<void()>& replay
 }  // namespace detail
 
 struct NewGroupOptions {
-  /// As in ProcessGroupOptions; the parent's when not given.
+  /// Same values as ProcessGroupOptions::backend. Default: the parent's.
   std::optional<std::string> backend{};
-  /// For each of its calls, and for its members to find each other; the parent's when not given. That all ranks of the
-  /// parent come is a call of the parent, and has the parent's time-out if that is longer.
+  /// Time limit of each call in the new group, and of creating it. Default: the parent's. The calls in which all ranks
+  /// of the parent meet to create the group use the longer of this time limit and the parent's.
   std::optional<std::chrono::milliseconds> timeout{};
-  /// Where the call stands; filled in by itself.
+  /// Source location of the call, for error messages. Filled in automatically.
   CallSite site = CallSite::here();
 };
 
-/// The ranks that train together. A cheap handle that you pass by value; copies mean the same group.
+/// A group of ranks that communicate: the counterpart of an NCCL or MPI communicator. A cheap handle to pass by value;
+/// copies refer to the same group.
 ///
-/// Collective calls: every rank must make the same ones in the same order. Make them from one thread, or order them
-/// yourself; the handle itself is thread-safe. A call with nothing pending runs on the calling thread; asynchronous
-/// ones run in the order they were made on a thread of the group, and a synchronous call waits its turn behind them.
+/// Collectives: every rank must make the same calls in the same order. All methods are thread-safe, but two threads
+/// that make collectives must agree on their order, so make collectives from one thread. A synchronous call runs on the
+/// calling thread if no call is pending; otherwise it waits for the pending calls first. Asynchronous calls run in the
+/// order in which they were made, on a background thread of the group. On CUDA tensors a collective is queued on a
+/// stream and returns: a synchronous call uses the current stream, an asynchronous call uses a stream of the group (see
+/// Work::wait).
 ///
-/// Tensors are changed in place and may be of any dtype in docs/collectives.md, contiguous or not, 0-dimensional,
-/// empty, or larger than 2 GiB. On all ranks they must have the same dtype and number of elements. An asynchronous call
-/// keeps its tensors alive; do not touch them before wait().
+/// Tensors are modified in place. They may have any dtype listed in docs/collectives.md, any strides, zero dimensions,
+/// no elements, or more than 2 GiB. All ranks must pass the same dtype and, unless a method says otherwise, the same
+/// number of elements. An asynchronous call keeps its tensors alive; do not read or write them before wait() returns.
 ///
-/// Before data moves, ranks compare what they call: operation, dtype, element count, reduce operation, root, and the
-/// place in the order of calls. Ranks that disagree all get MismatchError, naming both sides and where their calls
-/// stand in the program (docs/failures.md says how and when).
+/// Ranks compare their calls before data moves: operation, dtype, element count, reduce operation, root, and sequence
+/// number. If the calls differ, all ranks throw MismatchError, which names both calls and their source locations.
+/// docs/failures.md says how and when each backend detects this.
 ///
-/// A group belongs to the process that made it: in a child which that process forks, calls throw UsageError.
+/// A group belongs to the process that created it. In a forked child, every call throws UsageError.
 ///
-/// Errors: UsageError before anything is sent, and the group goes on. Any other error breaks the group on all ranks:
-/// every later call throws it again. PeerError: a rank is gone. TimeoutError: a call did not finish in time; says who
-/// is late and what they do instead.
+/// Failures:
+///   - UsageError: an argument is invalid. Nothing was sent; the group still works.
+///   - PeerError: a rank is gone. The group is broken.
+///   - TimeoutError: the call did not finish in time. Names the late ranks and what they are doing. The group is
+///     broken.
+///   - MismatchError: ranks made different calls. The group is broken.
+/// A broken group stays broken on all ranks: pending and later calls throw an error of the same kind with the first
+/// cause. The exception is monitored_barrier, whose TimeoutError leaves the group usable.
 class LOCKSTEP_EXPORT ProcessGroup {
  public:
   explicit ProcessGroup(std::shared_ptr<detail::Group> group);
 
-  int rank() const;  // in this group; -1 when this process is not in it
+  int rank() const;  // in this group; -1 if this process is not a member
   int size() const;
-  int local_rank() const;  // among the ranks of the group on this host
+  int local_rank() const;  // among the group's ranks on this host
   c10::Device device() const;
-  /// "nccl", or "cpu:shm,cuda:nccl" of a group that moves tensors of both devices.
+  /// Returns for example "nccl", or "cpu:shm,cuda:nccl" if the group moves CPU and CUDA tensors.
   std::string backend_name() const;
-  /// Whether tensors on such a device can be given to its calls.
+  /// Returns whether calls of this group accept tensors on this type of device.
   bool moves(c10::DeviceType type) const;
   std::chrono::milliseconds timeout() const;
-  /// "world" for the group of all ranks, "world/1" for the first that was made of it.
+  /// Returns "world" for the group of all ranks, "world/1" for the first group created from it.
   const std::string& name() const;
 
-  /// Whether this process is in the group. If not, its collectives are not for it and throw UsageError.
+  /// Returns whether this process is a member. On a process that is not, collectives throw UsageError.
   bool contains_me() const;
-  /// The members as ranks of the job, by their rank here; and translations of one: -1 for a rank that is not here,
-  /// UsageError for one that cannot be. (GroupLayout's group_rank is the number of a group.)
+  /// Translate between ranks of this group and ranks of the job ("global" ranks). global_ranks() lists the members'
+  /// global ranks in order of group rank. global_rank() throws UsageError if `group_rank` is out of range. group_rank()
+  /// returns -1 if the global rank is not a member. (GroupLayout::group_rank is unrelated: it is the index of a group.)
   std::vector<int> global_ranks() const;
   int global_rank(int group_rank) const;
   int group_rank(int global_rank) const;
 
-  /// Makes a group of some of this group's ranks. Collective over this group: every rank calls it, member or not, with
-  /// the same arguments. The ranks are this group's and are put in order; in the new group they count from 0.
+  /// Creates a group from some ranks of this group. Collective over this group: every rank calls it with the same
+  /// arguments, members of the new group or not. `ranks` are ranks of this group. They are sorted; the new ranks count
+  /// from 0. Returns a handle on every rank; see contains_me(). Throws UsageError if `ranks` is empty or has a
+  /// duplicate or an invalid rank.
   ProcessGroup new_group(std::vector<int> ranks, const NewGroupOptions& options = {}) const;
-  /// Makes consecutive groups of one size, which must divide size(), and returns the one this rank is in: see
-  /// GroupLayout. Collective over this group.
+  /// Splits this group into groups of `group_size` consecutive ranks and returns the group of this rank; see
+  /// GroupLayout. Collective over this group. Throws UsageError unless `group_size` divides size().
   ProcessGroup new_subgroups(int group_size, const NewGroupOptions& options = {}) const;
-  /// Makes the groups that are listed, of which each rank is in one at most, and returns the one this rank is in, or
-  /// one that does not contain it. Collective over this group.
+  /// Creates the listed groups and returns the group of this rank, or a group without this rank if no group lists it.
+  /// Collective over this group. Throws UsageError if a rank is in two groups.
   ProcessGroup new_subgroups_by_enumeration(const std::vector<std::vector<int>>& groups,
                                             const NewGroupOptions& options = {}) const;
 
+  /// Reduces `tensor` over all ranks; every rank gets the result.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
   [[nodiscard]] Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum,
                                       const CallOptions& options = {}) const;
 
-  /// Only rank `dst` gets the result; the tensors of the others stay as they were.
+  /// Reduces `tensor` to rank `dst`. The tensors of the other ranks stay unchanged.
   void reduce(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
   [[nodiscard]] Work reduce_async(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::kSum,
                                   const CallOptions& options = {}) const;
 
+  /// Copies the tensor of rank `src` to all ranks.
   void broadcast(const at::Tensor& tensor, int src, const CallOptions& options = {}) const;
   [[nodiscard]] Work broadcast_async(const at::Tensor& tensor, int src, const CallOptions& options = {}) const;
 
-  /// `output` has size() times the elements of `input` and becomes the inputs of all ranks, in order of rank.
+  /// Concatenates the inputs of all ranks, in order of rank, into `output`, which has size() times the elements of
+  /// `input`. `input` may be this rank's part of `output`.
   void all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {}) const;
   [[nodiscard]] Work all_gather_async(const at::Tensor& output, const at::Tensor& input,
                                       const CallOptions& options = {}) const;
-  /// outputs[r] becomes rank r's input; here inputs may differ in size between ranks.
+  /// Copies the input of rank r to outputs[r]. Inputs may differ in size between ranks.
   void all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                   const CallOptions& options = {}) const;
   [[nodiscard]] Work all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                       const CallOptions& options = {}) const;
 
-  /// On rank `dst`, outputs[r] becomes rank r's input; the other ranks give no outputs. Inputs may differ in size.
+  /// On rank `dst`, copies the input of rank r to outputs[r]. The other ranks pass no outputs. Inputs may differ in
+  /// size.
   void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
               const CallOptions& options = {}) const;
   [[nodiscard]] Work gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
                                   const CallOptions& options = {}) const;
 
-  /// Rank r's output becomes inputs[r] of rank `src`; the other ranks give no inputs. Parts may differ in size.
+  /// Copies inputs[r] of rank `src` to the output of rank r. The other ranks pass no inputs. Parts may differ in size.
   void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
                const CallOptions& options = {}) const;
   [[nodiscard]] Work scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
                                    const CallOptions& options = {}) const;
 
-  /// `input` has size() times the elements of `output`; the parts are reduced, and rank r gets part r.
+  /// Reduces `input`, which has size() times the elements of `output`, and copies part r of the result to the output of
+  /// rank r. `output` may be this rank's part of `input`.
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum,
                       const CallOptions& options = {}) const;
   [[nodiscard]] Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                                           ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
 
-  /// inputs[r] goes to rank r, outputs[r] comes from it. Parts may differ in size.
+  /// Sends inputs[r] to rank r and receives outputs[r] from rank r. Parts may differ in size.
   void all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                   const CallOptions& options = {}) const;
   [[nodiscard]] Work all_to_all_async(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                                       const CallOptions& options = {}) const;
 
-  /// Point to point, independent of the collectives. Messages of one tag between two ranks arrive in order. A rank
-  /// cannot send to itself.
+  /// Send and receive one message. Not part of the order of collectives. Messages with the same tag between the same
+  /// two ranks arrive in the order in which they were sent. A rank cannot send to itself. A receive must have the dtype
+  /// and element count of its send. send() and recv() block until the message is sent or received, for CUDA tensors
+  /// too.
   void send(const at::Tensor& tensor, int dst, uint32_t tag = 0, const CallOptions& options = {}) const;
   [[nodiscard]] Work send_async(const at::Tensor& tensor, int dst, uint32_t tag = 0,
                                 const CallOptions& options = {}) const;
@@ -149,38 +168,40 @@ class LOCKSTEP_EXPORT ProcessGroup {
   [[nodiscard]] Work recv_async(const at::Tensor& tensor, int src, uint32_t tag = 0,
                                 const CallOptions& options = {}) const;
 
-  /// Returns when the calls of this rank are done, on a GPU too; throws when one of them failed.
+  /// Blocks until all earlier calls of this rank are complete, including work on a GPU. Throws if the group is broken.
   void synchronize() const;
 
-  /// Returns when every rank has called it.
+  /// Blocks until every rank has called it.
   void barrier(const CallOptions& options = {}) const;
   [[nodiscard]] Work barrier_async(const CallOptions& options = {}) const;
 
-  /// Returns when every rank has called it, or throws TimeoutError naming every rank that has not. It does not go
-  /// through the backend: it works where that hangs, takes longer, and leaves the group usable.
+  /// Blocks until every rank has called it. Throws TimeoutError, which names every rank that has not called it; the
+  /// group stays usable. Goes through the store, not the backend: slower than barrier(), but works while the backend
+  /// hangs.
   void monitored_barrier(const CallOptions& options = {}) const;
 
-  /// Objects: strings, numbers, tensors on the CPU, and lists, tuples and dictionaries of them. Collective; what
-  /// broadcast and scatter are given on ranks other than `src` is not looked at. Tensors are copied.
+  /// Collectives for objects: strings, numbers, CPU tensors, and lists, tuples and dictionaries of these. Tensors are
+  /// copied. broadcast_object and scatter_object ignore the object argument on ranks other than `src`. Throws
+  /// UsageError if an object cannot be serialized.
   c10::IValue broadcast_object(const c10::IValue& object, int src, const CallOptions& options = {}) const;
   std::vector<c10::IValue> all_gather_object(const c10::IValue& object, const CallOptions& options = {}) const;
-  /// Empty on ranks other than `dst`.
+  /// Returns an empty vector on ranks other than `dst`.
   std::vector<c10::IValue> gather_object(const c10::IValue& object, int dst, const CallOptions& options = {}) const;
-  /// `objects` has one for each rank, on rank `src`.
+  /// On rank `src`, `objects` has one object for each rank.
   c10::IValue scatter_object(const std::vector<c10::IValue>& objects, int src, const CallOptions& options = {}) const;
 
-  /// A tensor in memory that the backend reduces without copying. Not collective; contents undefined.
+  /// Allocates a tensor on device() in memory that the backend can reduce without a copy. Not collective. The contents
+  /// are undefined.
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) const;
 
-  /// Not collective: waits for the calls of this rank that are pending and leaves the group. Later calls throw
-  /// UsageError; ranks that still need this one get PeerError. The group also ends with its last handle.
+  /// Waits for the pending calls of this rank, then leaves the group. Not collective. Later calls throw UsageError;
+  /// ranks that still need this rank throw PeerError. Destroying the last handle also leaves the group.
   void destroy() const;
 
-  /// Not collective: gives the group up. Every call that waits on this rank and all later ones throw PeerError with the
-  /// reason, on all ranks.
+  /// Breaks the group. Not collective. All waiting and all later calls throw PeerError with `reason`, on all ranks.
   void abort(const std::string& reason) const;
 
-  /// The groups themselves are equal, not just alike.
+  /// Returns whether both handles refer to the same group.
   friend bool operator==(const ProcessGroup&, const ProcessGroup&) = default;
 
  private:
@@ -191,36 +212,43 @@ class LOCKSTEP_EXPORT ProcessGroup {
 };
 
 struct ProcessGroupOptions {
-  /// "auto", one of available_backends(), or one for each device: "cpu:gloo,cuda:nccl". With "auto" the best there is:
-  /// shared memory, or Gloo between hosts, for CPU tensors, and NCCL for CUDA tensors.
+  /// "auto", a name from available_backends(), or one name for each device: "cpu:gloo,cuda:nccl". "auto" uses NCCL for
+  /// CUDA tensors. For CPU tensors it uses shared memory on one host; on several hosts it uses Gloo, combined with
+  /// shared memory inside each host if a host has several ranks. docs/collectives.md has the details.
   std::string backend = "auto";
-  /// Where the ranks meet: "tcp://host:port", at which rank 0 listens; "file:///path", a file that does not exist yet,
-  /// in a folder that only this user can write and that all ranks see; or "env://", which takes it from MASTER_ADDR and
-  /// MASTER_PORT or from what else the launcher has left (docs/environment.md). One rank alone needs to meet nobody.
+  /// How ranks find each other. "tcp://host:port": rank 0 listens there. "file:///path": a file that does not exist
+  /// yet, in a directory that all ranks can access and only this user can write. "env://": from MASTER_ADDR and
+  /// MASTER_PORT, or from other variables of the launcher (docs/environment.md). Ignored if there is only one rank.
   std::string init_method = "env://";
-  /// From the environment when not given: see Environment.
+  /// Set both or neither. Default: from the environment, see Environment.
   std::optional<int> rank{};
   std::optional<int> world_size{};
-  /// For joining, and for each call of the group.
+  /// Time limit of init_process_group, and default time limit of each call of the group. At least 1 ms.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  /// Where this rank's tensors live: its GPU, by its local rank, when there is one for each rank of this host and the
-  /// backend takes them, else the CPU.
+  /// Device of this rank's tensors. Default: a GPU if this host has one for each of its ranks and the backend moves
+  /// CUDA tensors, otherwise the CPU. The GPU is the only visible one, or the one with the index local_rank. If `rank`
+  /// is set and there are several ranks, the local rank is unknown: the default is then the CPU, and a backend for CUDA
+  /// tensors alone throws UsageError.
   std::optional<c10::Device> device{};
-  /// Meet in this store and not by init_method.
+  /// Store in which the ranks find each other, instead of `init_method`.
   std::shared_ptr<Store> store{};
-  /// A rank that is silent for so long counts as gone: its process is stopped, or its host or network is. One whose
-  /// process ends is noticed at once. A process in a debugger may be silent.
+  /// A rank that sends no heartbeat for this long counts as gone: its process is stopped, or its host or network is
+  /// down. At least 500 ms. The end of a process is detected at once. A process that a debugger holds may be silent for
+  /// longer.
   std::chrono::milliseconds heartbeat_limit = std::chrono::seconds(5);
 };
 
-/// Joins the job and returns the group of all its ranks. Collective: returns when all ranks are there, or throws
-/// TimeoutError naming those that are not, PeerError naming one that died meanwhile, MismatchError when two ranks
-/// disagree about the job (both named), UsageError when the environment or an option makes no sense.
+/// Joins the job and returns the group of all its ranks. Collective: blocks until all ranks have joined. Throws
+///   - TimeoutError, which names the missing ranks,
+///   - PeerError, which names a rank that died meanwhile,
+///   - MismatchError, which names two ranks that disagree about the job,
+///   - UsageError for an invalid environment or option,
+///   - SystemError if, for example, the port is in use.
 ///
-/// Rank 0's process, or the launcher, hosts the store that the ranks share: let it end last.
+/// Rank 0's process hosts the job's store, unless the launcher does. Let that process exit last.
 ///
-/// A process may destroy its group and join again, equally often on all ranks, where the ranks meet at a port (env://,
-/// tcp://). A file or a store of yours is good for one join.
+/// A process may destroy its group and join again if the ranks meet at a port (env://, tcp://) and all ranks join
+/// equally often. A file or a user's store is good for one join.
 LOCKSTEP_EXPORT ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
 
 }  // namespace lockstep

@@ -10,34 +10,34 @@
 
 namespace lockstep {
 
-/// A small table of keys and values that all ranks of a job see: where they meet before they can talk directly.
+/// A key-value table that all ranks of a job share. Ranks use it to exchange addresses before they can connect.
 ///
-/// Thread-safe. A value is set whole or not at all; any bytes may stand in keys and values. Calls that wait take a
-/// time-out and throw TimeoutError naming the keys that did not come.
+/// Thread-safe. Values are set atomically. Keys and values may contain any bytes. Calls that block take a time-out and
+/// throw TimeoutError, which names the missing keys; the store still works.
 class LOCKSTEP_EXPORT Store {
  public:
   virtual ~Store();
 
   virtual void set(const std::string& key, const std::string& value) = 0;
 
-  /// The key's value, as soon as there is one.
+  /// Blocks until the key has a value and returns it.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
 
-  /// Adds to the key's number (a missing key counts as 0) and returns the sum.
-  /// UsageError when the key holds something that is not a number.
+  /// Adds `amount` to the key's number and returns the sum. A missing key counts as 0. Throws UsageError if the value
+  /// is not a number.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
 
-  /// Sets the key to `desired` if its value is `expected`, where an empty `expected` also stands for a missing key.
-  /// Returns the value that the key has afterwards (empty when it is missing still).
+  /// Sets the key to `desired` if its value is `expected`. An empty `expected` also matches a missing key. Returns the
+  /// key's value after the call, or an empty string if the key is still missing.
   virtual std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) = 0;
 
-  /// Returns when every key has a value.
+  /// Blocks until every key has a value.
   virtual void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) = 0;
 
-  /// Whether every key has a value now.
+  /// Returns whether every key has a value.
   virtual bool check(const std::vector<std::string>& keys) = 0;
 
-  /// Removes the key; whether it was there.
+  /// Removes the key and returns whether it existed.
   virtual bool erase(const std::string& key) = 0;
 
  protected:
@@ -46,18 +46,19 @@ class LOCKSTEP_EXPORT Store {
   Store& operator=(const Store&) = delete;
 };
 
-/// A store in memory, for ranks that are threads of one process.
+/// Returns a store in memory, for ranks that are threads of one process.
 LOCKSTEP_EXPORT std::shared_ptr<Store> make_memory_store();
 
-/// A store in a file that all ranks can open, on one host or on a shared file system with POSIX locks. The first rank
-/// creates the file, with mode 0600; it must not exist before the job. The last living rank to close the store removes
-/// the file. A job whose ranks were all killed leaves it behind.
-/// UsageError when the path leads to anything else than a store of this user that some rank has open: a link, a device,
-/// another user's file, a file that others can open, a file of another program, a store of a job that has ended. Such a
-/// file is neither changed nor removed. SystemError when the file cannot be created.
+/// Opens a store in a file that all ranks can access, on one host or on a shared file system with POSIX locks. The
+/// first rank creates the file with mode 0600; it must not exist before the job. The last rank that closes the store
+/// removes the file. If all ranks are killed, the file stays.
+///
+/// Throws UsageError unless the path is missing or is a store that belongs to this user and that some rank has open. It
+/// refuses a link, a device, another user's file, a file with permissions for others, a file of another program and a
+/// store of a finished job, and neither changes nor removes them. Throws SystemError if the file cannot be created.
 LOCKSTEP_EXPORT std::shared_ptr<Store> open_file_store(const std::string& path);
 
-/// The same store with every key behind a prefix: parts that do not know each other cannot meet by accident.
+/// Returns a view of the store that adds a prefix to every key, so that independent users of one store do not collide.
 LOCKSTEP_EXPORT std::shared_ptr<Store> with_prefix(std::shared_ptr<Store> store, std::string prefix);
 
 }  // namespace lockstep

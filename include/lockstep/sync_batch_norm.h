@@ -10,12 +10,13 @@
 
 namespace lockstep {
 
-/// Batch normalisation by the mean and variance of all ranks' batches together, for inputs of shape [N, C, ...] on any
-/// device. Batches may differ in size, and a rank's may have one value for each channel, or none. Parameters and
-/// buffers are named as those of torch::nn::BatchNorm2d, so that checkpoints of either fit the other.
+/// Batch normalisation with the mean and variance over the batches of all ranks, for inputs of shape [N, C, ...] on any
+/// device. Batches may differ in size between ranks; a rank's batch may have one value for each channel, or none.
+/// Parameters and buffers have the names of torch::nn::BatchNorm2d, so checkpoints are interchangeable.
 ///
-/// In training, forward is collective over the group, and backward once more if the input requires a gradient. In
-/// evaluation each rank is on its own.
+/// In training mode, forward is collective over the group. Backward is collective too if the input requires a gradient.
+/// In evaluation mode nothing is sent. Throws UsageError for an input of a different shape, if all ranks together have
+/// fewer than 2 values for each channel, and for backward with create_graph.
 class LOCKSTEP_EXPORT SyncBatchNormImpl
     : public torch::nn::NormImplBase<1, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
@@ -33,13 +34,15 @@ class LOCKSTEP_EXPORT SyncBatchNormImpl
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// From here on, every BatchNorm1d, 2d and 3d in the module normalises as SyncBatchNorm does, over the group, and
-/// returns how many they are; each of them needs running statistics or a weight, by which their calls are recognised.
-/// The modules stay what they are, so that members of a module's class need no change; copies by clone() are not
-/// converted. Not collective. Another call may give another group.
+/// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in the module normalise over the group, as SyncBatchNorm does,
+/// and returns their number. Not collective. The modules keep their types, so classes that contain them need no change.
+/// Another call can set a different group. Copies made by clone() are not converted.
 ///
-/// LibTorch itself refuses a batch of one value for each channel before it can be joined with the others': use
-/// SyncBatchNorm for layers that get one.
+/// Each layer needs running statistics or a weight without hooks, by which lockstep recognises its calls. Throws
+/// UsageError, and converts nothing, if a layer has neither.
+///
+/// LibTorch refuses a batch with one value for each channel before lockstep can combine it with the other ranks'
+/// batches. Use SyncBatchNorm for layers that get such batches.
 LOCKSTEP_EXPORT int64_t convert_sync_batch_norm(torch::nn::Module& module, const ProcessGroup& group);
 
 }  // namespace lockstep

@@ -22,40 +22,44 @@
 namespace lockstep {
 
 struct ZeroRedundancyOptions {
-  /// By elements where the optimizer is known to allow it (LibTorch's SGD, Adam, AdamW, Adagrad and RMSprop, and the
-  /// fused ones), else by parameters.
+  /// Default: kElements for optimizers that are known to update each element independently (LibTorch's SGD, Adam,
+  /// AdamW, Adagrad and RMSprop, and lockstep's fused optimizers), otherwise kParameters.
   std::optional<ShardBy> shard_by{};
-  /// Called by each step before it: what is to be done to gradients on every rank, as clipping, also on those
-  /// that step in a join without inputs.
+  /// Called at the start of each step, to change gradients on every rank, for example to clip them. In a join, also
+  /// called on ranks without inputs, which still step.
   std::function<void()> before_step{};
 };
 
-/// What ZeroRedundancyOptimizer is, whatever the optimizer's class.
+/// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's class.
 class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joinable {
  public:
   ~ZeroRedundancyOptimizerBase() override;
 
-  /// Collective: this rank steps its share of the parameters, then every rank takes the others'.
+  /// Updates this rank's shard of the parameters, then all-gathers the shards of all ranks. Collective. Throws
+  /// UsageError if a parameter has changed its device, dtype or sizes.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// The state of all ranks put together, on rank `dst`, as an optimizer that is not sharded would have it, and on the
-  /// CPU; empty on the others. Collective. After a step in which a rank was lost, so that shares may be of different
-  /// steps, it throws UsageError, or the group's error where that shows later.
+  /// Returns, on rank `dst`, the state of all ranks combined, as an optimizer without shards would have it, on the CPU.
+  /// Returns an empty state on the other ranks. Collective. If a rank failed during a step, the shards may be from
+  /// different steps: throws UsageError, or the group's error if the failure is detected later.
   OptimizerState consolidated_state_dict(int dst = 0) const;
-  /// Goes on from a state of any number of ranks, sharded or not. Not collective: every rank has all of it.
+  /// Loads a complete state, saved with any number of ranks, with or without shards. Not collective: every rank passes
+  /// the complete state.
   void load_state_dict(const OptimizerState& state);
 
-  /// Each rank knows a part only, and these are no collectives: they throw UsageError that says what to call instead.
+  /// Always throw UsageError, which names the method to use instead: this rank has only a shard of the state, and save
+  /// and load are not collective.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// Bytes that this rank's share of the state takes up. Copies it to find out.
+  /// Returns the bytes of this rank's shard of the state. Copies the state to count them.
   int64_t state_bytes() const;
 
-  /// With a CUDA graph of your own, and a fused optimizer inside; CapturedStep calls it by itself.
+  /// Call before each replay of your own CUDA graph if the inner optimizer is a fused one. CapturedStep calls it
+  /// itself.
   void before_replay();
 
-  // Joinable: list the optimizer behind the wrapper whose gradients it steps by.
+  // Joinable: in the list of members, the optimizer follows the wrapper that averages its gradients.
   ProcessGroup join_group() const override;
   void enter_join(std::shared_ptr<JoinContext> context, bool is_first) override;
   void shadow(const JoinRound& round) override;
@@ -76,7 +80,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
 
   const std::function<void()> before_step_;
   std::shared_ptr<Shard> shard_;
-  std::shared_ptr<JoinContext> join_;  // while in one
+  std::shared_ptr<JoinContext> join_;  // set while in a join
 };
 
 namespace detail {
@@ -91,16 +95,21 @@ inline constexpr bool updates_elements =
 
 }  // namespace detail
 
-/// An optimizer whose state is divided between the ranks of a group: each keeps a part of it, updates that part of the
-/// parameters, and takes the rest from the others. Takes the place of `Inner`, with the same results.
+/// An optimizer that shards its state over the ranks of a group (ZeRO stage 1). Each rank keeps one shard of the state,
+/// updates the corresponding part of the parameters, and receives the other parts from the other ranks. Replaces
+/// `Inner` with the same results.
 ///
-/// The gradients must be equal on all ranks when step() is called, as DistributedDataParallel leaves them. Making one
-/// is collective and moves the parameters into memory of the group, in which they keep their values, sizes and, where
-/// they are dense, strides. One that is given other memory later, as torch::load does, comes back at the next step with
-/// its values; one that has changed its device, dtype or sizes is a UsageError. Parameters must be on the group's
-/// device. All groups of parameters are given at once. Learning rates are changed in param_groups(), as ever.
+/// The constructor is collective. It moves the parameters into memory of the group; values, sizes and, for dense
+/// parameters, strides stay the same. It throws UsageError on all ranks if a parameter is not on the group's device, is
+/// not strided or is listed twice, and MismatchError if the parameters differ between ranks. Pass all parameter groups
+/// to the constructor.
 ///
-/// Not thread-safe. Not movable. The model may outlive it.
+/// The gradients must be equal on all ranks when step() is called; DistributedDataParallel ensures this. Change
+/// learning rates in param_groups(), as with other optimizers. If a parameter gets other memory later, for example by
+/// torch::load, the next step moves its values back. If a parameter's device, dtype or sizes have changed, the next
+/// step throws UsageError.
+///
+/// Not thread-safe. Not movable. The model may outlive the optimizer.
 template <class Inner>
 class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
  public:
@@ -115,7 +124,7 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
       : ZeroRedundancyOptimizer({torch::optim::OptimizerParamGroup(std::move(parameters))}, {}, std::move(group),
                                 std::move(options), how) {}
 
-  /// With names, which errors then tell and states keep: ddp.named_parameters().
+  /// Takes named parameters, as from ddp.named_parameters(). Error messages and saved states then contain the names.
   template <class Options>
   ZeroRedundancyOptimizer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, ProcessGroup group,
                           Options options, const ZeroRedundancyOptions& how = {})
