@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// The batches of one loop over a loader, to be gone through once.
+/// Input iterator over the batches of one loop over a loader. Not thread-safe.
 template <class Loader>
 class BatchIterator {
  public:

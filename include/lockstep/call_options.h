@@ -5,23 +5,23 @@
 
 namespace lockstep {
 
-/// Where in the program a call stands.
+/// A source location of the program.
 struct CallSite {
   const char* file = "";
   int line = 0;
 
-  /// As a default argument: the place of the call that leaves it out.
+  /// As a default argument, returns the location of the call that omits the argument.
   static constexpr CallSite here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     return {file, line};
   }
 };
 
-/// What may be said about a single call. The last argument of every collective: write it there, so that the site is the
-/// call's.
+/// Options of a single call. The last argument of every collective. Construct it in the call itself, so that `site` is
+/// the location of the call.
 struct CallOptions {
-  /// How long this call may take; the group's time-out when not given.
+  /// Time limit of this call. Default: the group's. Counts from when the call starts to run, after all earlier calls.
   std::optional<std::chrono::milliseconds> timeout{};
-  /// Named in errors and in the flight recorder; filled in by itself.
+  /// Appears in errors and in the flight recorder. Filled in automatically.
   CallSite site = CallSite::here();
 };
 

@@ -96,7 +96,7 @@ class CapturedStep {
     if constexpr (std::is_void_v<Result>) {
       capture_.call(given, [&](const std::vector<at::Tensor>& inputs) { body_(inputs[i]...); });
     } else {
-      static_assert(TensorsIn<Result>::kAny, "a captured step returns tensors, or nothing");
+      static_assert(TensorsIn<Result>::kAny, "a captured step must return tensors or nothing");
       std::optional<Result> made;
       const bool is_replayed = capture_.call(given, [&](const std::vector<at::Tensor>& inputs) {
         made = body_(inputs[i]...);

@@ -11,9 +11,9 @@
 
 namespace lockstep {
 
-/// Makes a batch of samples, as DataLoader does unless it is given another way: tensors, and the tensors of LibTorch's
-/// Examples, are stacked along a new first dimension; samples of other types stay a vector. Throws UsageError, which
-/// names the sample, where two tensors differ in shape, type or device.
+/// Makes a batch from samples; DataLoader's default collate function. Stacks tensors, and the tensors in LibTorch's
+/// Examples, along a new first dimension. Returns samples of other types as a vector. Throws UsageError, which names
+/// the sample, if two tensors differ in shape, dtype or device. Thread-safe.
 struct LOCKSTEP_EXPORT Stack {
   at::Tensor operator()(std::vector<at::Tensor> samples) const;
   torch::data::Example<> operator()(std::vector<torch::data::Example<>> samples) const;

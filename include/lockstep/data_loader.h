@@ -60,7 +60,7 @@ class LOCKSTEP_EXPORT LoaderCore {
 /// Returns whether batches are copied to pinned memory.
 LOCKSTEP_EXPORT bool pins_memory(const DataLoaderOptions& options);
 
-/// pin() runs where the batch is made, place_on() where the loop receives it.
+/// pin() runs on the thread that makes the batch, place_on() on the thread of the loop.
 template <class Batch>
 void pin(Batch& batch, const DataLoaderOptions& options) {
   if (!pins_memory(options)) return;
@@ -210,10 +210,10 @@ template <class Data, class Collate = Stack>
 class DataLoader {
   using Dataset = detail::DatasetIn<Data>;
   static_assert(std::copy_constructible<Data>,
-                "Each worker reads a copy of the dataset: pass a std::shared_ptr to it.");
+                "Each worker copies the dataset: make it copyable or pass a std::shared_ptr to it.");
   static_assert(detail::ReadsWithGenerator<Dataset> || detail::kGathers<Dataset, Collate> ||
                     detail::ReadsSamples<Dataset> || detail::ReadsBatches<Dataset>,
-                "A dataset has get(size_t, at::Generator&), gather(ArrayRef<size_t>), get(size_t) or "
+                "A dataset needs get(size_t, at::Generator&), gather(ArrayRef<size_t>), get(size_t) or "
                 "get_batch(ArrayRef<size_t>).");
   using Samples = detail::LoaderCore::Samples;
   using Read = detail::SamplesOf<Dataset, Collate>;

@@ -17,12 +17,12 @@
 namespace lockstep {
 
 struct DataParallelOptions {
-  /// Where the module and its replicas run, the module itself on the first. Any devices, also several times the same.
-  /// Empty: all GPUs, or the CPU where there are none.
+  /// Devices of the replicas. The module itself must be on the first device. A device may be listed several times.
+  /// Default: all GPUs, or the CPU if there is none.
   std::vector<c10::Device> devices{};
-  /// Where results are gathered: the first device when not given.
+  /// Device on which results are gathered. Default: the first device.
   std::optional<c10::Device> output_device{};
-  /// The dimension that tensors are split and gathered along.
+  /// Dimension along which tensors are split and gathered; 0 or more.
   int64_t dim = 0;
 };
 
@@ -32,7 +32,7 @@ class ModuleReplicas;
 
 }  // namespace detail
 
-/// What DataParallel is, whatever the module's class.
+/// The part of DataParallel that does not depend on the module's class.
 class LOCKSTEP_EXPORT DataParallelBase {
  public:
   ~DataParallelBase();
@@ -44,21 +44,22 @@ class LOCKSTEP_EXPORT DataParallelBase {
   void train(bool on = true);
   void eval();
 
-  /// Makes the replicas anew, for what they do not follow the module in by themselves: whatever is no layer, parameter,
-  /// buffer or training mode.
+  /// Creates the replicas again. Call it after changing anything in the module other than layers, parameters, buffers
+  /// and training mode, which replicas follow automatically.
   void replicate();
 
  protected:
   DataParallelBase(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options);
 
-  /// How many replicas inputs are for: one for each device, unless the batch is smaller. UsageError when the inputs do
-  /// not agree about its size.
+  /// Returns the number of replicas for these inputs: one for each device, or fewer if the batch is smaller. Throws
+  /// UsageError if the inputs have different batch sizes.
   size_t count_parts(const std::vector<at::Tensor>& inputs) const;
-  /// Part `index` of so many, on the device that it is for. Tensors without dimensions are for all.
+  /// Returns part `index` of `parts`, on the device of that replica. A tensor without dimensions is copied to each
+  /// replica.
   at::Tensor part(const at::Tensor& input, size_t index, size_t parts) const;
-  /// Calls `body` for each of the first `parts` replicas at the same time, and returns when all are done.
+  /// Calls `body` for the first `parts` replicas concurrently and blocks until all calls have returned.
   void run(size_t parts, const std::function<void(size_t index, torch::nn::Module& replica)>& body);
-  /// UsageError unless all replicas have returned as many tensors.
+  /// Throws UsageError unless all replicas have returned the same number of tensors.
   void check_counts(const std::vector<std::vector<at::Tensor>>& tensors) const;
   at::Tensor gather(const std::vector<at::Tensor>& parts) const;
 
@@ -66,14 +67,15 @@ class LOCKSTEP_EXPORT DataParallelBase {
   std::unique_ptr<detail::ModuleReplicas> replicas_;
 };
 
-/// A module that runs on several devices of this process: each takes a part of the batch. Gradients come together in
-/// the module's own parameters, so that an optimizer for `module()->parameters()` trains as on one device.
+/// Runs a module on several devices of this process; each device processes a part of the batch. Gradients are summed in
+/// the module's own parameters, so an optimizer for `module()->parameters()` trains as on one device.
 ///
-/// The module needs to be Cloneable. ModuleReplicas live as long as this; before each forward they follow the module's
-/// parameters and buffers. What replicas other than the first, which is the module itself, write to their buffers is
-/// lost: running statistics are those of the first part of each batch.
+/// The module must be Cloneable. The constructor throws UsageError if it is not, if a tensor of the module is not on
+/// the first device, or if the module has SyncBatchNorm layers. The replicas exist as long as this object. Before each
+/// forward they copy the module's parameters and buffers. The first replica is the module itself. Buffer changes of the
+/// other replicas are lost, so running statistics come from the first part of each batch.
 ///
-/// One process for each device, with DistributedDataParallel, is faster. Not thread-safe.
+/// One process for each device, with DistributedDataParallel, is faster. Not collective. Not thread-safe. Not movable.
 template <class Module>
 class DataParallel : public DataParallelBase {
  public:
@@ -82,8 +84,9 @@ class DataParallel : public DataParallelBase {
   explicit DataParallel(const torch::nn::ModuleHolder<Module>& module, const DataParallelOptions& options = {})
       : DataParallel(module.ptr(), options) {}
 
-  /// The module's forward on parts of the batch: tensors in the arguments are split, those in the results put together;
-  /// see TensorsIn. Results without dimensions become a vector of one for each part.
+  /// Calls the module's forward on each part of the batch. Splits the tensors in the arguments and concatenates the
+  /// tensors in the results; see TensorsIn. Results without dimensions are concatenated to a vector with one element
+  /// for each part.
   template <class... Args>
   auto forward(const Args&... args) {
     return on_each(
@@ -98,13 +101,13 @@ class DataParallel : public DataParallelBase {
     return forward(args...);
   }
 
-  /// The same for any function of a replica and parts of the arguments, such as one that returns the loss, so that no
-  /// device needs to hold the outputs of all:
+  /// Like forward(), for any function of a replica and its parts of the arguments. For example, compute the loss on
+  /// each replica, so that no device has to hold all outputs:
   ///   dp.on_each([](Net& net, torch::Tensor x, torch::Tensor y) { return sum_of_losses(net(x), y); }, x, y).sum()
   template <class Function, class... Args>
   auto on_each(const Function& function, const Args&... args) {
     using Result = std::decay_t<std::invoke_result_t<const Function&, Module&, Args...>>;
-    static_assert(TensorsIn<Result>::kAny, "what runs on replicas must return tensors, which can be gathered");
+    static_assert(TensorsIn<Result>::kAny, "a function that runs on replicas must return tensors, which are gathered");
     std::vector<at::Tensor> inputs;
     (add_tensors(inputs, args), ...);
     const size_t count = count_parts(inputs);
@@ -133,7 +136,7 @@ class DataParallel : public DataParallelBase {
     return arg;
   }
 
-  /// Like the first result, with the tensors of all.
+  /// Returns the first result, with each tensor replaced by the concatenation over all results.
   template <class Result>
   Result gathered(const std::vector<std::optional<Result>>& results) const {
     std::vector<std::vector<at::Tensor>> tensors(results.size());

@@ -8,15 +8,15 @@
 
 namespace lockstep {
 
-/// What DistributedDataParallel does on this rank: how gradients are bundled, and when things happened in the last
-/// step. Times are milliseconds since the first gradient of backward.
+/// Describes DistributedDataParallel on this rank: its buckets, and the times of the last step. Times of buckets are in
+/// milliseconds since the first gradient of backward.
 struct LOCKSTEP_EXPORT DdpLoggingData {
   struct Bucket {
     size_t gradients = 0;
     int64_t bytes = 0;
-    double full_ms = 0;     // its last gradient came
-    double started_ms = 0;  // its reduction was handed over
-    double reduced_ms = 0;  // its reduction was done
+    double full_ms = 0;     // its last gradient arrived
+    double started_ms = 0;  // its reduction started
+    double reduced_ms = 0;  // its reduction finished
   };
 
   int rank = 0;
@@ -27,14 +27,14 @@ struct LOCKSTEP_EXPORT DdpLoggingData {
   int64_t bytes = 0;  // of all gradients
   bool is_static_graph = false;
   int64_t steps = 0;      // reductions so far; all times are zero before the first
-  double forward_ms = 0;  // of the wrapper's forward; 0 when the module's own was called
+  double forward_ms = 0;  // duration of the wrapper's forward; 0 if the module's own forward was called
   double backward_ms = 0;
-  double exposed_ms = 0;          // of which nothing was computed any more: waiting for reductions
-  double reduction_ms = 0;        // of which some reduction was under way
-  double overlap = 0;             // the part of reduction_ms in which backward computed, from 0 to 1
-  std::vector<Bucket> buckets{};  // in the order in which they leave
+  double exposed_ms = 0;          // part of backward_ms after the last computation: waiting for reductions
+  double reduction_ms = 0;        // part of backward_ms in which some reduction was running
+  double overlap = 0;             // fraction of reduction_ms in which backward computed, from 0 to 1
+  std::vector<Bucket> buckets{};  // in the order in which they are reduced
 
-  /// All of it for people: a line on the whole and a table of the buckets.
+  /// Returns a human-readable summary: one line, then a table of the buckets.
   std::string to_table() const;
 };
 

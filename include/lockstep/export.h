@@ -1,4 +1,4 @@
 #pragma once
 
-// Marks what the shared libraries export; everything else is hidden.
+// Marks the symbols that the shared libraries export. All other symbols are hidden.
 #define LOCKSTEP_EXPORT __attribute__((visibility("default")))

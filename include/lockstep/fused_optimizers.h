@@ -14,14 +14,16 @@ namespace detail {
 class DeviceState;
 }
 
-// LibTorch's optimizers, with its options, states and archives, but with another step: on a CPU one pass over memory
-// for each parameter, on a GPU a few kernels for all of them (LibTorch 2.3 and later; before that LibTorch's own step).
-// Their steps can be captured in a CUDA graph once they have run: what changes from step to step, learning rate and
-// step number, is then in the GPU's memory. CapturedStep does the rest; with a graph of your own call before_replay().
+// LibTorch's optimizers with a faster step(). Options, states and archives are the same as LibTorch's. On a CPU a step
+// is one pass over memory for each parameter; on a GPU it is a few kernels for all parameters (LibTorch 2.3 or later;
+// older versions use LibTorch's own step).
 //
-// Parameters are of float32, float64, float16 or bfloat16, on CPUs or CUDA devices, with dense gradients, and each is
-// given once; anything else is a UsageError before a parameter changes. On a GPU learning rates are float32, also for
-// parameters of float64. Not thread-safe. Not movable.
+// Steps can be captured in a CUDA graph after the first step has run, because learning rate and step count are then in
+// GPU memory. CapturedStep handles replays; with your own CUDA graph, call before_replay() before each replay.
+//
+// Parameters are float32, float64, float16 or bfloat16, on a CPU or CUDA device, with dense gradients, and each is
+// listed once. Otherwise step() throws UsageError before it changes a parameter. On a GPU learning rates are float32,
+// even for float64 parameters. Not collective. Not thread-safe. Not movable.
 
 class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW {
  public:
@@ -31,8 +33,8 @@ class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW {
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
-  /// Tells the GPU of learning rates that have changed since. Does not wait for it. UsageError when a state was loaded
-  /// since the capture.
+  /// Copies changed learning rates to the GPU. Does not block. Throws UsageError if a state was loaded after the
+  /// capture.
   void before_replay();
 
  private:

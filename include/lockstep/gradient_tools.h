@@ -11,20 +11,22 @@ namespace lockstep {
 
 struct ClipGradNormOptions {
   double norm_type = 2;
-  /// Error, before any gradient changes, when the norm is not a number or infinite. On a GPU this waits for it.
+  /// Throws Error, before any gradient changes, if the norm is NaN or infinite. Blocks until the GPU has computed the
+  /// norm.
   bool error_if_nonfinite = false;
 };
 
-/// Scales the gradients of these parameters, taken as one vector, so that their norm is at most `max_norm`, and returns
-/// what it was: a tensor on the first gradient's device. Between backward and step; gradients that were averaged are
-/// equal on all ranks, so that every rank scales by the same. Unlike LibTorch's it does not wait for a GPU, and can be
-/// captured.
+/// Scales the gradients of these parameters, taken as one vector, so that their norm is at most `max_norm`. Returns the
+/// norm before scaling, on the device of the first parameter that has a gradient. Call it between backward and step.
+/// Not collective: averaged gradients are equal on all ranks, so every rank scales by the same factor. Unlike
+/// LibTorch's function, it does not wait for the GPU and can be captured in a CUDA graph. Throws UsageError if
+/// `max_norm` is negative or a gradient is sparse.
 LOCKSTEP_EXPORT at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                                            const ClipGradNormOptions& options = {});
 
-/// Gradients that are zero in every element become none, so that the optimizer leaves their parameters alone, where
-/// momentum or weight decay would move them: for models of which a step uses only a part. Returns how many. On a GPU
-/// this waits for it, once.
+/// Resets all gradients that are entirely zero to undefined and returns their number. The optimizer then skips these
+/// parameters, which momentum or weight decay would otherwise change. For models of which a step uses only a part. Not
+/// collective. On a GPU it blocks once. Throws UsageError if a gradient is sparse.
 LOCKSTEP_EXPORT size_t drop_zero_gradients(const std::vector<at::Tensor>& parameters);
 
 }  // namespace lockstep

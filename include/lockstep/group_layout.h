@@ -8,30 +8,31 @@ namespace lockstep {
 
 class ProcessGroup;
 
-/// Ranks in consecutive groups of one size, as ProcessGroup::new_subgroups makes them: of 6 ranks in groups of 3, rank
-/// 4 is in group 1 of 2, which begins at rank 3, and is number 1 in it. A plain value; not collective.
+/// Arithmetic for groups of consecutive ranks, as ProcessGroup::new_subgroups creates them. In the examples below, this
+/// rank is rank 4 of 6 ranks in groups of 3: it has position 1 in group 1, which begins at rank 3. A plain value. Not
+/// collective.
 class LOCKSTEP_EXPORT GroupLayout {
  public:
-  /// UsageError unless the group size divides the world size and the rank lies in it.
+  /// Throw UsageError unless `group_size` divides the world size and the rank is less than the world size.
   GroupLayout(const ProcessGroup& world, int group_size);
   GroupLayout(int rank, int world_size, int group_size);
 
   int group_size() const { return group_size_; }
   int group_count() const { return world_size_ / group_size_; }
-  /// Which group this rank is in.
+  /// Returns the index of this rank's group: 1.
   int group_rank() const { return rank_ / group_size_; }
-  /// Which place it has there.
+  /// Returns the position of this rank in its group: 1.
   int local_group_rank() const { return rank_ % group_size_; }
-  /// The rank at which its group begins.
+  /// Returns the first rank of this rank's group: 3.
   int group_rank_base() const { return rank_ - local_group_rank(); }
 
-  /// The ranks of this rank's group: 3, 4, 5.
+  /// Returns the ranks of this rank's group: 3, 4, 5.
   std::vector<int> group() const;
-  /// The ranks that have this rank's place in their groups, one of each: 1, 4. For reductions across groups.
+  /// Returns the ranks with this rank's position, one of each group: 1, 4. For reductions across groups.
   std::vector<int> across() const;
-  /// All groups: {0, 1, 2}, {3, 4, 5}. For new_subgroups_by_enumeration.
+  /// Returns all groups: {0, 1, 2}, {3, 4, 5}. For new_subgroups_by_enumeration.
   std::vector<std::vector<int>> groups() const;
-  /// All ranks of one place, for each place: {0, 3}, {1, 4}, {2, 5}.
+  /// Returns, for each position, all ranks with that position: {0, 3}, {1, 4}, {2, 5}.
   std::vector<std::vector<int>> groups_across() const;
 
  private:

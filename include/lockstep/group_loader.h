@@ -25,17 +25,18 @@
 
 namespace lockstep {
 
-/// Who reads, and for whom. A group that this rank is not in counts as none. Groups must move CPU tensors.
+/// Which ranks read, and for which other ranks. A group without this rank counts as not set. Groups must move CPU
+/// tensors.
 struct ReadingGroups {
-  /// Its rank 0 reads for all its ranks, and each gets the batches of its own sampler.
+  /// Rank 0 of this group reads for all its ranks. Each rank gets the batches of its own sampler.
   std::optional<ProcessGroup> scatter{};
-  /// Its rank 0 hands its batches to all its ranks, which have equal samplers.
+  /// Rank 0 of this group sends its batches to all its ranks. Their samplers must be equal.
   std::optional<ProcessGroup> broadcast{};
 };
 
 namespace detail {
 
-/// A batch on its way: safetensors, or what went wrong.
+/// A batch in transit: safetensors bytes, or an error message.
 struct Parcel {
   enum class Kind : int64_t { kEnd, kBatch, kError };
   Kind kind = Kind::kEnd;
@@ -43,20 +44,21 @@ struct Parcel {
   std::string bytes{};
 };
 
-/// What a GroupLoader does whatever its samples are: knows for whom this rank reads, and hands parcels over.
+/// The part of GroupLoader that does not depend on the type of its samples: decides which rank reads for which ranks,
+/// and sends the batches.
 class LOCKSTEP_EXPORT GroupReading {
  public:
   GroupReading(ReadingGroups groups, DistributedSampler sampler, const DataLoaderOptions& options);
   ~GroupReading();
 
   bool reads() const;
-  std::vector<DistributedSampler> samplers() const;  // of those for whom this rank reads
-  void agree(const std::string& error) const;        // throws on all ranks where a reader has one
+  std::vector<DistributedSampler> samplers() const;  // of the ranks for which this rank reads
+  void agree(const std::string& error) const;        // throws on all ranks if a reader passes an error
 
-  uint64_t begin();                                             // the number of the loop that begins
-  void place(std::vector<DistributedSampler>& samplers) const;  // where this rank's is
+  uint64_t begin();                                             // returns the number of the new loop
+  void place(std::vector<DistributedSampler>& samplers) const;  // moves them to this rank's epoch and position
   void require_current(uint64_t loop) const;
-  /// This rank's parcel, of one for each rank for which this rank reads.
+  /// Takes one parcel for each rank for which this rank reads. Returns this rank's parcel.
   Parcel exchange(std::vector<Parcel> parcels);
   size_t size() const;
 
@@ -65,10 +67,10 @@ class LOCKSTEP_EXPORT GroupReading {
   std::unique_ptr<State> state_;
 };
 
-/// What the exception that is being handled says.
+/// Returns the message of the exception that is being handled.
 LOCKSTEP_EXPORT std::string message_of_current();
 
-/// A batch as named tensors, and back.
+/// Converts a batch to named tensors and back.
 template <class Batch>
 struct Packing {
   static constexpr bool kKnown = false;
@@ -94,7 +96,7 @@ struct Packing<torch::data::Example<>> {
   }
 };
 
-/// Makes a batch of samples and packs it, where it is read.
+/// Makes a batch from samples and serializes it, on the rank that reads.
 template <class Collate>
 struct Packer {
   Collate collate;
@@ -109,36 +111,39 @@ struct Packer {
 
 }  // namespace detail
 
-/// Reads on few ranks and hands batches to the others, where all of them reading would be too much for a file system:
+/// Reads data on a few ranks and sends the batches to the others. For file systems that cannot serve all ranks:
 ///
 ///     auto host = world.new_subgroups(4);   // four ranks on each host
 ///     lockstep::GroupLoader loader([] { return lockstep::LmdbDataset("/nfs/train.lmdb"); }, sampler,
 ///                                  {.scatter = host}, {.batch_size = 64});
 ///     for (auto& batch : loader) train(batch.data, batch.target);
 ///
-/// With `scatter` the group's rank 0 reads for all of its ranks, which get what a DataLoader with their sampler would
-/// give them. With `broadcast` all ranks of the group get the same batches, as those do that share a model among them.
-/// With both, the batches are scattered over the rank 0 of each broadcasting group first: one rank reads for all. With
-/// neither every rank reads for itself.
+/// With `scatter`, rank 0 of the group reads for all ranks of the group. Each rank gets the same batches as from a
+/// DataLoader with its sampler. With `broadcast`, all ranks of the group get the same batches, for example because they
+/// share one model. With both, the batches are first scattered to rank 0 of each broadcast group, so that one rank
+/// reads for all. With neither, every rank reads for itself.
 ///
-/// `open` returns the dataset, and is called on the ranks that read alone; the options are those of a DataLoader there,
-/// for each rank that it reads for. Batches are made of tensors, or of LibTorch's Examples of tensors.
+/// `open` returns the dataset; it is called only on ranks that read. A reading rank uses a DataLoader with these
+/// options for each rank for which it reads. Batches are tensors, or LibTorch's Examples of tensors.
 ///
-/// Constructing it, and every step of its loop, is collective in its groups. Options and samplers must be the same on
-/// all ranks but for the samplers' ranks, else all throw MismatchError; every rank needs as many batches, so that
-/// Tail::kExact is refused where they would not be. What goes wrong where it is read, all ranks of the groups throw as
-/// Error in the same step. Samplers are set, saved and loaded on every rank, as with a DataLoader.
+/// The constructor and every step of the loop are collective over the groups. Options and samplers, except for the
+/// samplers' ranks, must match on all ranks. All ranks must have the same number of batches, which Tail::kExact may
+/// violate. Otherwise the constructor throws MismatchError on all ranks. Call set_epoch, save and load of the sampler
+/// on every rank, as with a DataLoader. The loop throws MismatchError if a sampler's epoch or position differs from the
+/// reader's. If reading fails, all ranks of the groups throw Error in the same step.
+///
+/// Not thread-safe. Only one loop may run at a time.
 template <class Open, class Collate = Stack>
 class GroupLoader {
   using Data = std::invoke_result_t<Open&>;
   using Loader = DataLoader<Data, detail::Packer<Collate>>;
   static_assert(std::is_same_v<typename Loader::Batch, detail::Parcel>,
-                "GroupLoader reads datasets sample by sample: get(size_t, at::Generator&) or get(size_t).");
+                "GroupLoader needs a dataset with get(size_t, at::Generator&) or get(size_t).");
 
  public:
   using Batch = typename DataLoader<Data, Collate>::Batch;
   using Iterator = BatchIterator<GroupLoader>;
-  static_assert(detail::Packing<Batch>::kKnown, "GroupLoader moves tensors, and LibTorch's Examples of tensors.");
+  static_assert(detail::Packing<Batch>::kKnown, "GroupLoader's batches must be tensors or Examples of tensors.");
 
   GroupLoader(Open open, DistributedSampler sampler, ReadingGroups groups,
               DataLoaderOptions options = {}) requires std::is_same_v<Collate, Stack>
@@ -151,7 +156,7 @@ class GroupLoader {
   GroupLoader(const GroupLoader&) = delete;
   GroupLoader& operator=(const GroupLoader&) = delete;
 
-  /// Begins the sampler's epoch or, after its load(), continues it.
+  /// Begins the sampler's epoch, or continues it after the sampler's load().
   Iterator begin() {
     batches_.clear();
     waited_ = {};
@@ -159,10 +164,10 @@ class GroupLoader {
   }
   std::default_sentinel_t end() const { return {}; }
 
-  /// How many batches a whole epoch has on this rank.
+  /// Returns the number of batches in a whole epoch on this rank.
   size_t size() const { return reading_.size(); }
 
-  /// How long this loop, or the last, has waited for batches in all.
+  /// Returns the total time that the current or last loop has waited for batches.
   std::chrono::nanoseconds waited() const { return waited_; }
 
  private:
@@ -200,7 +205,7 @@ class GroupLoader {
     return batch;
   }
 
-  // The next parcel of each rank that this one reads for.
+  // Returns the next parcel of each rank for which this rank reads.
   std::vector<detail::Parcel> read() {
     std::vector<detail::Parcel> parcels;
     try {
@@ -223,7 +228,7 @@ class GroupLoader {
   detail::GroupReading reading_;
   std::vector<DistributedSampler> samplers_;
   std::vector<std::unique_ptr<Loader>> loaders_{};
-  std::vector<BatchIterator<Loader>> batches_{};  // where each of them is
+  std::vector<BatchIterator<Loader>> batches_{};  // the current position of each loader
 };
 
 template <class Open>

@@ -18,20 +18,21 @@ namespace lockstep {
 
 struct LmdbOptions {
   bool read_ahead =
-      true;  ///< Let the system read beyond what is asked. False for random access to more than memory holds.
+      true;  ///< Let the kernel read ahead. Set to false for random access to a database larger than memory.
 };
 
-/// The records of an LMDB database, in the order of their keys. They are read through the file's pages in memory, which
-/// all processes on a host share. Copies share the open file. Thread-safe.
+/// Reads the records of an LMDB database, in the order of their keys. The file is memory-mapped; all processes on a
+/// host share its pages. Copies share the open file. Thread-safe.
 ///
-/// No lock is taken, so any number of ranks may read, also from a file system that cannot be written: the database must
-/// not change meanwhile. A database is trusted, as LMDB itself trusts it; one that was cut short is refused, though.
+/// Takes no lock, so any number of ranks may read, also on a read-only file system. The database must not change
+/// meanwhile. The contents are trusted, as LMDB itself trusts them, but a truncated file is refused.
 ///
-/// Throws UsageError for a path that is no database, and where lockstep was built without LMDB.
+/// Throws UsageError if the path is not a database or if lockstep was built without LMDB, and SystemError if a system
+/// call fails.
 class LOCKSTEP_EXPORT LmdbReader {
  public:
-  /// A file, or a folder with a data.mdb in it. One whose keys are not those of LmdbWriter has all its keys read at
-  /// once.
+  /// Opens a file, or a directory that contains data.mdb. Reads all keys at once unless they are the keys of
+  /// LmdbWriter.
   explicit LmdbReader(const std::filesystem::path& path, LmdbOptions options = {});
   ~LmdbReader();
   LmdbReader(const LmdbReader&) = default;
@@ -39,7 +40,7 @@ class LOCKSTEP_EXPORT LmdbReader {
 
   size_t size() const;
 
-  /// Calls `use` with a record, whose bytes are valid in the call alone. Throws UsageError for an index past the end.
+  /// Calls `use` with a record. The bytes are valid only during the call. Throws UsageError if `index` is out of range.
   void read(size_t index, const std::function<void(std::string_view key, std::string_view value)>& use) const;
 
  private:
@@ -47,11 +48,11 @@ class LOCKSTEP_EXPORT LmdbReader {
   std::shared_ptr<const State> state_;
 };
 
-/// The sample that LmdbWriter::add wrote.
+/// Decodes a sample that LmdbWriter::add(Example) wrote.
 LOCKSTEP_EXPORT torch::data::Example<> example_of_record(std::string_view key, std::string_view value);
 
-/// The records of an LMDB database as samples, for DataLoader. `decode(key, value)` makes a sample of a record, on the
-/// threads of the workers; without one the records are LmdbWriter's Examples. Copies share the open file.
+/// A dataset of LMDB records, for DataLoader. `decode(key, value)` converts a record to a sample, on the worker
+/// threads. Without `decode`, records must be the Examples that LmdbWriter wrote. Copies share the open file.
 template <class Sample = torch::data::Example<>>
 class LmdbDataset {
  public:
@@ -80,26 +81,27 @@ requires std::is_invocable_v<Decode&, std::string_view, std::string_view> LmdbDa
                                                                                       LmdbOptions = {})
 ->LmdbDataset<std::invoke_result_t<Decode&, std::string_view, std::string_view>>;
 
-/// Writes an LMDB database: a file beside the place where it will be, which takes its name with finish(). One thread at
-/// a time may use it.
+/// Writes an LMDB database. Records go to a temporary file in the same directory; finish() renames it to `file`. Not
+/// thread-safe.
 class LOCKSTEP_EXPORT LmdbWriter {
  public:
-  /// Throws UsageError if `file` exists already, or where lockstep was built without LMDB.
+  /// Throws UsageError if `file` already exists or if lockstep was built without LMDB.
   explicit LmdbWriter(std::filesystem::path file);
-  /// Without finish() nothing is left.
+  /// Removes the temporary file unless finish() was called.
   ~LmdbWriter();
   LmdbWriter(const LmdbWriter&) = delete;
   LmdbWriter& operator=(const LmdbWriter&) = delete;
 
-  /// A record, under the next number as its key: eight bytes, the largest first. At most 4 GiB.
+  /// Adds a record of at most 4 GiB. Its key is the next number, as eight bytes in big-endian order.
   void add(std::string_view value);
 
-  /// A record that LmdbDataset reads by itself: safetensors with `data` and, if it is defined, `target`.
+  /// Adds a record that LmdbDataset decodes by default: safetensors with `data` and, if defined, `target`.
   void add(const torch::data::Example<>& sample);
 
   size_t size() const;
 
-  /// Everything is on disk, under its name, when this returns. Then nothing can be added any more.
+  /// Makes the database durable on disk under its final name. After that nothing can be added. Throws SystemError if
+  /// that fails; if only the renaming failed, the message names the temporary file, which stays.
   void finish();
 
  private:

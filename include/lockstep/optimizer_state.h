@@ -12,28 +12,29 @@
 
 namespace lockstep {
 
-/// What an optimizer knows beside its parameters, in the layout of Python's state_dict(): parameters are numbered
-/// through all groups, and names are those of torch.optim ("exp_avg", "lr", "betas").
+/// The state of an optimizer, in the layout of Python's state_dict(). Parameters are numbered through all groups. Names
+/// are those of torch.optim ("exp_avg", "lr", "betas").
 struct OptimizerState {
   using Values = std::map<std::string, c10::IValue>;
 
   struct Group {
     Values options{};
     std::vector<int64_t> parameters{};
-    std::vector<std::string> names{};  // of the parameters; empty where they are not known
+    std::vector<std::string> names{};  // of the parameters; empty if unknown
   };
 
-  std::map<int64_t, Values> parameters{};  // only of those that have been stepped
+  std::map<int64_t, Values> parameters{};  // only parameters that have been stepped
   std::vector<Group> groups{};
 };
 
-/// A copy of what the optimizer knows, on the CPU. For LibTorch's optimizers, ours, and any that implements save() as
-/// they do.
+/// Returns a copy of the optimizer's state, on the CPU. For LibTorch's optimizers, lockstep's, and any optimizer whose
+/// save() has LibTorch's format. Not collective.
 LOCKSTEP_EXPORT OptimizerState state_dict(const torch::optim::Optimizer& optimizer);
 
-/// Lets an optimizer go on from there, options included, on the device of its parameters, which must be one.
-/// UsageError, before anything changes, when the state is of other parameters, of another kind of optimizer, or says
-/// what LibTorch's optimizers cannot do. A step of one of ours that was captured must be captured again.
+/// Loads a state and options into an optimizer, on the device of its parameters, which must all be on one device. Not
+/// collective. Throws UsageError, and changes nothing, if the state belongs to other parameters or another kind of
+/// optimizer, or uses an option that LibTorch's optimizers do not have (maximize). A captured step of a fused optimizer
+/// must be captured again.
 LOCKSTEP_EXPORT void load_state_dict(torch::optim::Optimizer& optimizer, const OptimizerState& state);
 
 }  // namespace lockstep

@@ -2,7 +2,7 @@
 
 namespace lockstep {
 
-/// How values of several ranks become one. Which operation takes which dtype: docs/collectives.md.
+/// How to combine the values of all ranks. docs/collectives.md lists the dtypes of each operation.
 enum class ReduceOp {
   kSum,      // integers wrap around; bool: or
   kAvg,      // floating point only

@@ -10,13 +10,13 @@
 
 namespace lockstep {
 
-/// Named tensors as bytes in the safetensors format, which many languages read (in Python: safetensors.torch.load).
-/// Tensors are copied to the CPU. Throws UsageError for a type that the format does not have.
+/// Serializes named tensors in the safetensors format (in Python: safetensors.torch.load). Tensors are copied to the
+/// CPU. Throws UsageError for a dtype that the format does not have, an undefined tensor or an invalid name.
 LOCKSTEP_EXPORT std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors);
 
-/// The tensors in such bytes, on the CPU, with memory of their own; metadata is passed over. Bytes may be hostile:
-/// memory grows with what is there, never with what is claimed. Throws UsageError for anything that is not one whole
-/// safetensors.
+/// Returns the tensors in the bytes, as copies on the CPU. Ignores metadata. Safe for untrusted bytes: memory grows
+/// with the number of bytes, not with sizes that the header claims. Throws UsageError unless the bytes are one complete
+/// safetensors file.
 LOCKSTEP_EXPORT std::map<std::string, at::Tensor> from_safetensors(std::string_view bytes);
 
 }  // namespace lockstep

@@ -10,31 +10,31 @@
 namespace lockstep {
 
 struct SpawnOptions {
-  /// As in ProcessGroupOptions.
+  /// See ProcessGroupOptions.
   std::string backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  /// How long all of it may take; forever when zero.
+  /// Time limit of the whole spawn() call. 0: no limit.
   std::chrono::milliseconds join_timeout{0};
-  /// After one rank has failed: how long the others may take to end by themselves before they are killed.
+  /// After a rank has failed, how long the other ranks may take to exit before they are killed.
   std::chrono::milliseconds grace = std::chrono::seconds(10);
 };
 
-/// Runs `rank_main` as `world_size` processes, one for each rank, and returns when all have returned.
+/// Runs `rank_main` in `world_size` processes, one for each rank, and blocks until all have returned.
 ///
-/// A rank is this program, started again with the same arguments: it runs main() up to this call, here gets its group,
-/// runs `rank_main`, and exits without returning. So what stands before the call is run by every rank, and what the
-/// function captures is what the rank itself has made; guard side effects with `if (!lockstep::is_spawned())`. Forking
-/// is no way: LibTorch's thread pools do not survive it. Calls are told apart by counting: make the same ones in the
-/// same order. Call it from one thread.
+/// A rank is this program, started again with the same arguments. It runs main() up to this call, where it joins its
+/// group, runs `rank_main` and exits without returning. So every rank also executes the code before this call, and
+/// `rank_main` captures variables of the rank's own process. Guard side effects with `if (!lockstep::is_spawned())`.
+/// (spawn does not fork, because LibTorch's thread pools do not survive a fork.) Parent and ranks identify a call of
+/// spawn() by its number, so make the same calls in the same order, from one thread. A rank cannot call spawn() itself.
 ///
-/// An exception that leaves a rank's function is thrown here: lockstep's errors keep their kind, others become an Error
-/// that names their type; the message begins with the rank. A rank that is killed or exits early is a PeerError that
-/// says how. The first cause counts; the other ranks get the failure notice and then the grace time. TimeoutError when
-/// join_timeout passes. No rank outlives this process.
+/// If `rank_main` throws, spawn() throws in the parent. lockstep's errors keep their type; other exceptions become an
+/// Error that names their type. The message begins with the rank. If a rank is killed or exits early, spawn() throws
+/// PeerError with the reason. The first failure is reported; the other ranks are notified of it and have the grace time
+/// to exit. Throws TimeoutError after join_timeout. All ranks are killed when this process ends.
 LOCKSTEP_EXPORT void spawn(int world_size, const std::function<void(ProcessGroup)>& rank_main,
                            const SpawnOptions& options = {});
 
-/// Whether this process is a rank that spawn() has started.
+/// Returns whether spawn() has started this process as a rank.
 LOCKSTEP_EXPORT bool is_spawned();
 
 }  // namespace lockstep

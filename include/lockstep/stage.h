@@ -8,16 +8,19 @@ namespace lockstep {
 
 class ProcessGroup;
 
-/// Copies a file, or a folder and all in it, from a file system that the hosts share to a disk of each host, and
-/// returns where the copy is: `folder`, which is made if need be, and the name of `source`. Every rank of the group
-/// calls it; one on each host copies, and all return when all have it. The group must move CPU tensors.
+/// Copies a file, or a directory with its contents, from a shared file system to a local disk of each host. Returns the
+/// path of the copy: `folder` / name of `source`. Creates `folder` if it does not exist.
 ///
-/// A file that is there already, with the same size and time of change, is not copied again. A file appears when all of
-/// it is on disk, so that a job which is ended leaves no half; nothing else in `folder` is touched. However long it
-/// takes, no rank times out while another copies.
+/// Collective: every rank of the group calls it, and all return when every host has the copy. One rank on each host
+/// copies; a rank that cannot see that copy, for example in a container, makes its own. The group must move CPU
+/// tensors. No rank times out while another rank copies.
 ///
-/// Where one fails, all ranks throw SystemError, which says for each why: when `source` cannot be read, changes
-/// meanwhile, or has no room.
+/// A file that already exists with the same size and modification time is not copied again. A file appears under its
+/// name only when it is completely on disk, so an aborted job leaves no partial file. Other files in `folder` are not
+/// touched.
+///
+/// Throws SystemError on all ranks, with the reason of each failed rank, if `source` cannot be read or changes
+/// meanwhile, or the disk has no room. The group still works.
 LOCKSTEP_EXPORT std::filesystem::path stage(const ProcessGroup& group, const std::filesystem::path& source,
                                             const std::filesystem::path& folder);
 

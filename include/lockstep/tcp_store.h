@@ -10,24 +10,25 @@
 namespace lockstep {
 
 struct TcpStoreOptions {
-  /// The name or address of the host that has the store; the host listens at this address and at no other.
+  /// Name or address of the host of the store. The host listens on this address only.
   std::string host = "127.0.0.1";
-  /// 0, for the one that hosts it: the system chooses, and port() tells.
+  /// Port of the store. On the host, 0 lets the system choose a port; see port().
   int port = 0;
-  /// Whether this object hosts the store, or connects to the one that does.
+  /// Whether this object hosts the store or connects to it.
   bool is_host = false;
-  /// A file (32 bytes or more, mode 0600) with what the processes of the job know and nobody else. Empty: see
+  /// File with the job's secret: 32 bytes or more, mode 0600. Only processes of the job may know the secret. Empty: see
   /// LOCKSTEP_SECRET_FILE in docs/environment.md.
   std::string secret_file{};
-  /// For connecting.
+  /// Time limit for connecting.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-/// A store that one process hosts and others reach over TCP: TLS 1.3 with the job's secret, so that nobody else can
-/// read or write it (docs/security.md). Thread-safe.
+/// A store that one process hosts and other processes reach over TCP. Connections use TLS 1.3 with the job's secret, so
+/// that no other process can read or write the store (docs/security.md). Thread-safe.
 ///
-/// Construction throws TimeoutError when nobody listens there, PeerError when the other side has another secret,
-/// SystemError when the port is taken, naming by whom. Once the host is gone every call throws PeerError.
+/// The constructor throws TimeoutError if no store listens at the address, PeerError if the other side has a different
+/// secret, SystemError, which names the process, if the port is in use, and UsageError for an invalid port. When the
+/// host is gone, every call throws PeerError.
 class LOCKSTEP_EXPORT TcpStore final : public Store {
  public:
   explicit TcpStore(const TcpStoreOptions& options);

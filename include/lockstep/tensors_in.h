@@ -14,9 +14,9 @@
 
 namespace lockstep {
 
-/// The tensors in what a module takes or returns: `visit` calls the function with a reference to each. Tensors are
-/// found in tuples, pairs, vectors, arrays, optionals and maps of them, to any depth; specialise this for a struct of
-/// yours to have its tensors found, too.
+/// Finds the tensors in a value, for example in a module's arguments or results. `visit` calls the function with a
+/// reference to each defined tensor. Finds tensors in tuples, pairs, vectors, arrays, optionals and maps, nested to any
+/// depth. Specialise this template for your own struct. `kAny` is false for types that cannot contain tensors.
 template <class T>
 struct TensorsIn {
   static constexpr bool kAny = false;
@@ -91,7 +91,8 @@ struct TensorsIn<std::map<Key, Item>> {
 
 namespace detail {
 
-/// An argument as it is given to a module: a copy, with its tensors on the device, when it has tensors; else itself.
+/// Type of an argument passed to a module: a copy with its tensors on the device if the type contains tensors, else the
+/// argument itself.
 template <class Arg>
 using Placed = std::conditional_t<TensorsIn<std::decay_t<Arg>>::kAny, std::decay_t<Arg>, Arg&&>;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The one place that holds the version: CMake reads it from here.
+// The only definition of the version. CMake reads it from this file.
 #define LOCKSTEP_VERSION_MAJOR 0
 #define LOCKSTEP_VERSION_MINOR 1
 #define LOCKSTEP_VERSION_PATCH 0

@@ -11,27 +11,26 @@ namespace detail {
 class Completion;
 }
 
-/// An asynchronous call under way. A cheap handle; copies mean the same call.
+/// Handle of an asynchronous call. Cheap to copy; copies refer to the same call. Thread-safe.
 ///
-/// Thread-safe. A collective goes on when its Work is dropped; the Work of send_async and recv_async must be kept until
-/// it is done, since a message cannot be taken back: on some backends dropping it breaks the group.
+/// A collective continues if its Work is destroyed. Keep the Work of send_async and recv_async until the message is
+/// complete: a message cannot be cancelled, and on some backends destroying its Work breaks the group.
 class LOCKSTEP_EXPORT Work {
  public:
   explicit Work(std::shared_ptr<detail::Completion> completion);
 
-  /// Returns when the call is done and its result is in place, or throws what went wrong, every time it is called. A
-  /// call on CUDA tensors is not waited for: what is put on the current stream from here on runs after it.
+  /// Blocks until the call is complete and its result is in place. Throws the call's error, in every wait(). For a
+  /// collective on CUDA tensors it does not block: later work on the current stream runs after the collective.
   void wait() const;
 
-  /// wait(), and where that does not wait: returns when the device is done with the call. Throws what went wrong until
-  /// then.
+  /// Like wait(), but also blocks until the device has finished the call. Throws any error that occurred until then.
   void synchronize() const;
 
-  /// Whether synchronize() would return, or throw, at once.
+  /// Returns whether synchronize() would return or throw without blocking.
   bool is_done() const;
 
-  /// When the call was done, for measuring; of a message, or on CUDA tensors, when it was waited for. After
-  /// synchronize().
+  /// Returns when the call completed, for measurements. For a message or CUDA tensors, returns when it was first waited
+  /// for. Valid after synchronize().
   std::chrono::steady_clock::time_point done_at() const;
 
  private:
