@@ -56,6 +56,7 @@ struct PowerSgdOptions {
   bool use_error_feedback = true;
   /// Starts each step from the last step's approximation instead of a random one.
   bool warm_start = true;
+  /// Seed of the random approximations. Must be the same on every rank.
   uint64_t seed = 0;
 };
 

@@ -22,8 +22,9 @@
 
 namespace lockstep {
 
-/// Options that affect communication must match on all ranks. The constructor throws MismatchError if they differ,
-/// unless init_sync is false.
+/// Options that affect communication must match on all ranks: broadcast_buffers, find_unused_parameters, static_graph,
+/// check_finite, check_replicas_every and buckets. The constructor throws MismatchError if they differ, unless
+/// init_sync is false.
 struct DistributedDataParallelOptions {
   /// In training mode, copies rank 0's buffers (running statistics and the like) to all ranks before the first forward
   /// of each step.
@@ -77,7 +78,7 @@ class LOCKSTEP_EXPORT NoSync {
 /// The part of DistributedDataParallel that does not depend on the module's class.
 class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
  public:
-  /// Return each tensor once, even if modules share it. Pass these to the optimizer.
+  /// Return each tensor of the module once, even if modules share it. Pass these to the optimizer.
   std::vector<at::Tensor> parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
   void train(bool on = true);
@@ -92,9 +93,9 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   /// samples, as in one process on the concatenated batch. Holds for each backward, also under no_sync, until the next
   /// call. 0 means an empty batch: this rank's gradients count as zeros.
   ///
-  /// Collective: every rank calls it equally often. Returns without waiting. Throws UsageError for a negative or
-  /// infinite weight, and for a model with SyncBatchNorm layers. If the weights of all ranks are 0, backward throws
-  /// UsageError on a CPU; on a GPU the gradients become NaN.
+  /// Collective: every rank calls it equally often. Returns without waiting. Throws UsageError unless the weight is
+  /// finite and 0 or more, and for a model with SyncBatchNorm layers. If the weights of all ranks are 0, backward
+  /// throws UsageError on a CPU; on a GPU the gradients are zeros.
   void set_batch_weight(double samples);
 
   /// Runs `loop`, which may have a different number of iterations on each rank. Collective; see lockstep::join.

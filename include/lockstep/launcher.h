@@ -29,7 +29,7 @@ struct LOCKSTEP_EXPORT LaunchOptions {
   // If nodes, node_rank, master_addr or master_port is not set, srun, mpirun or Kubernetes provides it
   // (docs/multi_node.md).
   std::optional<int> nodes;      ///< default: the number of launchers that srun or mpirun started, else 1
-  std::optional<int> node_rank;  ///< 0 to nodes - 1; node 0 hosts the store and decides about restarts
+  std::optional<int> node_rank;  ///< 0 to nodes - 1; node 0 hosts the store and decides for all nodes
   std::string master_addr;       ///< name or address of node 0; default on one node: loopback
   int master_port = 0;           ///< 0 on one node: any free port; 0 on several: derived from the job, else 29500
   bool standalone = false;       ///< one node, on loopback, on any free port

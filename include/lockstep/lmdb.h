@@ -24,8 +24,8 @@ struct LmdbOptions {
 /// Reads the records of an LMDB database, in the order of their keys. The file is memory-mapped; all processes on a
 /// host share its pages. Copies share the open file. Thread-safe.
 ///
-/// Takes no lock, so any number of ranks may read, also on a read-only file system. The database must not change
-/// meanwhile. The contents are trusted, as LMDB itself trusts them, but a truncated file is refused.
+/// Takes no lock, so any number of ranks may read, also on a read-only file system. The database must not change while
+/// it is open. The contents are trusted, as LMDB itself trusts them, but a truncated file is refused.
 ///
 /// Throws UsageError if the path is not a database or if lockstep was built without LMDB, and SystemError if a system
 /// call fails.

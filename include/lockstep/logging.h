@@ -14,7 +14,7 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 /// and not collective.
 
 /// Set and return the log level. The initial level is the value of LOCKSTEP_LOG (debug, info, warning, error or off),
-/// or kWarning if it is not set. set_log_level overrides the variable.
+/// or kWarning if the variable is not set or invalid. set_log_level overrides the variable.
 LOCKSTEP_EXPORT void set_log_level(LogLevel level);
 LOCKSTEP_EXPORT LogLevel log_level();
 

@@ -61,7 +61,8 @@ struct NewGroupOptions {
 /// A group belongs to the process that created it. In a forked child, every call throws UsageError.
 ///
 /// Failures:
-///   - UsageError: an argument is invalid. Nothing was sent; the group still works.
+///   - UsageError: an argument is invalid, the group was destroyed, or this process is not a member. Nothing was sent.
+///     An invalid argument leaves the group usable.
 ///   - PeerError: a rank is gone. The group is broken.
 ///   - TimeoutError: the call did not finish in time. Names the late ranks and what they are doing. The group is
 ///     broken.
@@ -240,7 +241,7 @@ struct ProcessGroupOptions {
 
 /// Joins the job and returns the group of all its ranks. Collective: blocks until all ranks have joined. Throws
 ///   - TimeoutError, which names the missing ranks,
-///   - PeerError, which names a rank that died meanwhile,
+///   - PeerError, which names a rank that died while joining,
 ///   - MismatchError, which names two ranks that disagree about the job,
 ///   - UsageError for an invalid environment or option,
 ///   - SystemError if, for example, the port is in use.

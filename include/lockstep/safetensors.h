@@ -10,8 +10,9 @@
 
 namespace lockstep {
 
-/// Serializes named tensors in the safetensors format (in Python: safetensors.torch.load). Tensors are copied to the
-/// CPU. Throws UsageError for a dtype that the format does not have, an undefined tensor or an invalid name.
+/// Serializes named tensors in the safetensors format, which Python reads with safetensors.torch.load. Tensors are
+/// copied to the CPU. Throws UsageError for a dtype that the format does not have, an undefined tensor or an invalid
+/// name.
 LOCKSTEP_EXPORT std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors);
 
 /// Returns the tensors in the bytes, as copies on the CPU. Ignores metadata. Safe for untrusted bytes: memory grows

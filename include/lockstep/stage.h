@@ -19,8 +19,8 @@ class ProcessGroup;
 /// name only when it is completely on disk, so an aborted job leaves no partial file. Other files in `folder` are not
 /// touched.
 ///
-/// Throws SystemError on all ranks, with the reason of each failed rank, if `source` cannot be read or changes
-/// meanwhile, or the disk has no room. The group still works.
+/// Throws SystemError on all ranks, with the reason of each failed rank, if `source` cannot be read or changes during
+/// the copy, or the disk has no room. The group still works.
 LOCKSTEP_EXPORT std::filesystem::path stage(const ProcessGroup& group, const std::filesystem::path& source,
                                             const std::filesystem::path& folder);
 

@@ -44,7 +44,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// different steps: throws UsageError, or the group's error if the failure is detected later.
   OptimizerState consolidated_state_dict(int dst = 0) const;
   /// Loads a complete state, saved with any number of ranks, with or without shards. Not collective: every rank passes
-  /// the complete state.
+  /// the complete state. Throws UsageError if the state belongs to other parameters or another kind of optimizer.
   void load_state_dict(const OptimizerState& state);
 
   /// Always throw UsageError, which names the method to use instead: this rank has only a shard of the state, and save
