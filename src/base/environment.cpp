@@ -5,7 +5,6 @@
 
 #include <lockstep/error.h>
 
-#include "base/number.h"
 #include "base/text.h"
 #include "base/variables.h"
 

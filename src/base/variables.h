@@ -7,7 +7,6 @@
 #include <lockstep/environment.h>
 #include <lockstep/error.h>
 
-#include "base/number.h"
 #include "base/text.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 
 #include <lockstep/error.h>
 
-#include "base/rethrow.h"
+#include "base/error.h"
 #include "base/text.h"
 #include "comm/group/group.h"
 #include "comm/setup/init_process_group.h"

@@ -18,12 +18,12 @@
 
 #include <lockstep/error.h>
 
-#include "base/rethrow.h"
+#include "base/error.h"
 #include "base/text.h"
 #include "base/variables.h"
 #include "rendezvous/failure.h"
-#include "rendezvous/store/store_server.h"
 #include "rendezvous/store/protocol.h"
+#include "rendezvous/store/store_server.h"
 
 extern char** environ;
 

@@ -8,7 +8,7 @@
 #include <lockstep/process_group.h>
 
 #include "base/text.h"
-#include "comm/setup/backend_names.h"
+#include "comm/setup/backend_choice.h"
 #include "comm/setup/make_group.h"
 
 namespace lockstep {

@@ -8,8 +8,8 @@
 
 #include <lockstep/error.h>
 
+#include "base/error.h"
 #include "base/owner_process.h"
-#include "base/rethrow.h"
 #include "base/text.h"
 #include "data/batch_queue.h"
 

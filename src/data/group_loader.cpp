@@ -8,7 +8,7 @@
 
 #include <lockstep/error.h>
 
-#include "base/rethrow.h"
+#include "base/error.h"
 #include "base/text.h"
 
 namespace lockstep::detail {

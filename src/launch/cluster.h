@@ -8,7 +8,7 @@
 
 #include <lockstep/launcher.h>
 
-#include "launch/plan.h"
+#include "launch/launch_plan.h"
 #include "launch/report.h"
 #include "launch/signals.h"
 #include "rendezvous/net/secret.h"
@@ -44,9 +44,9 @@ class Cluster {
   /// Prints a line for people.
   using PrintStatus = std::function<void(const std::string&)>;
 
-  /// Opens the store for an attempt and waits for the other nodes, which `print_status` reports when it takes long. None when a
-  /// signal came first. TimeoutError, naming the nodes that did not come; SystemError when the port is taken, naming by
-  /// whom.
+  /// Opens the store for an attempt and waits for the other nodes, which `print_status` reports when it takes long.
+  /// None when a signal came first. TimeoutError, naming the nodes that did not come; SystemError when the port is
+  /// taken, naming by whom.
   virtual std::optional<Layout> begin(int generation, Signals& signals, const PrintStatus& print_status) = 0;
 
   /// The ranks of all nodes that have not joined yet. None where another node's launcher knows.

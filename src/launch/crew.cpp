@@ -16,7 +16,6 @@
 #include <lockstep/error.h>
 #include <lockstep/launcher.h>
 
-#include "base/number.h"
 #include "base/text.h"
 #include "launch/process_tree.h"
 #include "launch/warden.h"

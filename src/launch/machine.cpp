@@ -9,7 +9,7 @@
 #include <memory>
 #include <sstream>
 
-#include "base/number.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {

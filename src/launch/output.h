@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "launch/console.h"
-#include "launch/plan.h"
+#include "launch/launch_plan.h"
 #include "rendezvous/net/socket.h"
 
 namespace lockstep {

@@ -14,7 +14,6 @@
 #include <sstream>
 #include <string>
 
-#include "base/number.h"
 #include "base/text.h"
 
 namespace lockstep {

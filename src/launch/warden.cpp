@@ -19,7 +19,6 @@
 
 #include <lockstep/error.h>
 
-#include "base/number.h"
 #include "base/text.h"
 #include "launch/process_tree.h"
 

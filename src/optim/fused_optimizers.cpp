@@ -15,7 +15,7 @@
 #include "optim/cpu_update.h"
 #include "optim/device_state.h"
 #include "optim/layout.h"
-#include "optim/state_of.h"
+#include "optim/optimizer_state.h"
 
 namespace lockstep {
 namespace {

@@ -1,3 +1,5 @@
+// LibTorch's optimizers show what they know in archives alone, and take it back from there; so does this.
+
 #include "optim/optimizer_state.h"
 
 #include <algorithm>
@@ -16,8 +18,6 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
-
-// LibTorch's optimizers show what they know in archives alone, and take it back from there; so does this.
 
 namespace lockstep {
 namespace {

@@ -1,8 +1,45 @@
 #pragma once
 
+#include <memory>
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <torch/optim/optimizer.h>
+
 #include <lockstep/optimizer_state.h>
 
 namespace lockstep::detail {
+
+/// Under what an optimizer keeps a parameter's state: the tensor's address, which LibTorch wrote as text before 2.1.
+template <class Key>
+Key state_key(const at::Tensor& parameter) {
+  if constexpr (std::is_same_v<Key, std::string>) {
+    std::ostringstream address;
+    address << parameter.unsafeGetTensorImpl();
+    return address.str();
+  } else {
+    return parameter.unsafeGetTensorImpl();
+  }
+}
+
+template <class Optimizer>
+using StateKey = typename std::decay_t<decltype(std::declval<Optimizer&>().state())>::value_type::first_type;
+
+/// A parameter's state; none before its first step.
+template <class State, class Optimizer>
+State* find_state(Optimizer& optimizer, const at::Tensor& parameter) {
+  const auto found = optimizer.state().find(state_key<StateKey<Optimizer>>(parameter));
+  return found == optimizer.state().end() ? nullptr : static_cast<State*>(found->second.get());
+}
+
+template <class State, class Optimizer>
+State* add_state(Optimizer& optimizer, const at::Tensor& parameter, std::unique_ptr<State> state) {
+  auto& place = optimizer.state()[state_key<StateKey<Optimizer>>(parameter)];
+  place = std::move(state);
+  return static_cast<State*>(place.get());
+}
 
 /// UsageError unless the state can be one of this optimizer's parameters.
 void check_fits(const torch::optim::Optimizer& optimizer, const OptimizerState& state);

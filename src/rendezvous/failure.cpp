@@ -2,7 +2,7 @@
 
 #include <lockstep/error.h>
 
-#include "base/rethrow.h"
+#include "base/error.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "base/rethrow.h"
+#include "base/error.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "comm/setup/backend_names.h"
+#include "comm/setup/backend_choice.h"
 #include "comm/setup/choose_device.h"
 
 #include <gtest/gtest.h>

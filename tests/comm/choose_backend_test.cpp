@@ -1,4 +1,4 @@
-#include "comm/setup/choose_backend.h"
+#include "comm/setup/backend_choice.h"
 
 #include <gtest/gtest.h>
 

@@ -18,10 +18,10 @@
 
 #include <lockstep/lockstep.h>
 
-#include "comm/setup/backend_registry.h"
 #include "comm/failing_rank.h"
 #include "comm/forking_rank.h"
 #include "comm/mixed_calls.h"
+#include "comm/setup/backend_choice.h"
 #include "comm/shm_rank.h"
 
 namespace {

@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "backends/hierarchical/column_split.h"
-
 namespace lockstep::hierarchical {
 namespace {
 

@@ -14,7 +14,7 @@
 #include <lockstep/error.h>
 #include <lockstep/run_threads.h>
 
-#include "comm/setup/backend_registry.h"
+#include "comm/setup/backend_choice.h"
 #include "support/eventually.h"
 #include "support/messages.h"
 #include "support/ranks.h"

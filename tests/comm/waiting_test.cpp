@@ -13,7 +13,7 @@
 #include <lockstep/process_group.h>
 #include <lockstep/run_threads.h>
 
-#include "comm/setup/backend_registry.h"
+#include "comm/setup/backend_choice.h"
 #include "support/eventually.h"
 #include "support/log_lines.h"
 #include "support/messages.h"

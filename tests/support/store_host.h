@@ -10,8 +10,8 @@
 #include <lockstep/logging.h>
 #include <lockstep/store.h>
 
-#include "rendezvous/store/remote_store.h"
 #include "rendezvous/store/store_server.h"
+#include "rendezvous/store/tcp_store.h"
 #include "support/child_process.h"
 
 namespace lockstep {

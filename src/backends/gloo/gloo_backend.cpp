@@ -1,4 +1,4 @@
-#include "backends/gloo/gloo_backend.h"
+#include "backends/factories.h"
 
 #include <future>
 #include <mutex>

@@ -1,4 +1,4 @@
-#include "backends/hierarchical/hierarchical_backend.h"
+#include "backends/factories.h"
 
 #include <future>
 
@@ -8,10 +8,7 @@
 
 #include "backends/common/agree.h"
 #include "backends/common/reduction.h"
-#include "backends/gloo/gloo_backend.h"
-#include "backends/hierarchical/column_split.h"
 #include "backends/hierarchical/host_layout.h"
-#include "backends/shm/shm_backend.h"
 #include "base/text.h"
 #include "rendezvous/process_id.h"
 

@@ -1,7 +1,11 @@
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace lockstep::hierarchical {
 
@@ -36,5 +40,43 @@ class HostLayout {
   int columns_ = 0;
   bool is_even_ = true;
 };
+
+/// Elements cut into equal parts, one for each column, and a rest, which is small and which all columns have.
+class Columns {
+ public:
+  Columns(const at::Tensor& data, int columns)
+      : flat_(data.view({-1})), columns_(columns), each_(flat_.numel() / columns) {}
+
+  int count() const { return columns_; }
+  bool has_parts() const { return each_ > 0; }
+  at::Tensor all_parts() const { return flat_.narrow(0, 0, each_ * columns_); }
+  at::Tensor part(int column) const { return flat_.narrow(0, each_ * column, each_); }
+  bool has_rest() const { return flat_.numel() > each_ * columns_; }
+  at::Tensor rest() const { return flat_.narrow(0, each_ * columns_, flat_.numel() - each_ * columns_); }
+
+  /// What goes between hosts in a column.
+  std::vector<at::Tensor> parts_of(int column) const {
+    std::vector<at::Tensor> result;
+    if (has_parts()) result.push_back(part(column));
+    if (has_rest()) result.push_back(rest());
+    return result;
+  }
+
+ private:
+  at::Tensor flat_;
+  int columns_;
+  int64_t each_;
+};
+
+/// Cuts a tensor into stretches of about so many bytes; only the last may be shorter, or have a rest.
+inline std::vector<Columns> cut_into_stretches(const at::Tensor& data, int columns, int64_t stretch_bytes) {
+  const auto flat = data.view({-1});
+  const int64_t each = std::max<int64_t>(1, stretch_bytes / static_cast<int64_t>(data.element_size()) / columns);
+  const int64_t step = each * columns;
+  std::vector<Columns> result;
+  for (int64_t begin = 0; begin < flat.numel(); begin += step)
+    result.emplace_back(flat.narrow(0, begin, std::min(step, flat.numel() - begin)), columns);
+  return result;
+}
 
 }  // namespace lockstep::hierarchical

@@ -10,6 +10,8 @@
 
 #include <lockstep/error.h>
 
+#include "backends/factories.h"
+#include "backends/messages/message_backend.h"
 #include "backends/mpi/mpi_library.h"
 #include "base/text.h"
 
@@ -214,3 +216,11 @@ void MpiLink::keep(const at::Tensor& tensor) {
 }
 
 }  // namespace lockstep::mpi
+
+namespace lockstep {
+
+std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context) {
+  return std::make_unique<messages::MessageBackend<mpi::MpiLink>>(context);
+}
+
+}  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "backends/nccl/nccl_backend.h"
+#include "backends/factories.h"
 
 #include <algorithm>
 #include <atomic>

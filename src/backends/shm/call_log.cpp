@@ -73,7 +73,7 @@ void CallLog::write(uint64_t fingerprint) {
     if (theirs.number.load() != number) continue;
     const uint64_t other = theirs.fingerprint.load();
     if (theirs.number.load() == number && other != fingerprint)
-      throw MismatchError(text("rank ", rank, " makes another call in its offset"));
+      throw MismatchError(text("rank ", rank, " makes another call in its place"));
   }
 }
 

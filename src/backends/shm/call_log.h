@@ -22,7 +22,7 @@ class CallLog {
   /// Collective. Ranks that do not see each other's memory, on other hosts or in other containers, go without.
   explicit CallLog(const BackendContext& context);
 
-  /// The next call of this rank. MismatchError when another rank has written down another one in its offset.
+  /// The next call of this rank. MismatchError when another rank has written down another one in its place.
   void write(uint64_t fingerprint);
 
  private:

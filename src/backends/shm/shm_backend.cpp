@@ -1,4 +1,4 @@
-#include "backends/shm/shm_backend.h"
+#include "backends/factories.h"
 
 #include <algorithm>
 #include <chrono>
@@ -14,8 +14,8 @@
 
 #include "backends/common/reduction.h"
 #include "backends/common/slices.h"
-#include "backends/shm/exchange_handles.h"
 #include "backends/shm/point_to_point.h"
+#include "backends/shm/shm_group.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -269,7 +269,7 @@ class ShmBackend final : public Backend {
   // In a slot, for pieces to or from each rank.
   int64_t room_for_each() const { return static_cast<int64_t>(kChunkBytes) / size_ / kCacheLine * kCacheLine; }
 
-  // Tensors that all lie in arenas are reduced in offset: each rank reduces its share, and writes it to all of them.
+  // Tensors that all lie in arenas are reduced in place: each rank reduces its share, and writes it to all of them.
   void all_reduce_large(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, true);
     group_->check_nobody_gave_up();

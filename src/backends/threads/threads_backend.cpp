@@ -1,4 +1,4 @@
-#include "backends/threads/threads_backend.h"
+#include "backends/factories.h"
 
 #include <unistd.h>
 

@@ -8,8 +8,8 @@
 #include <lockstep/error.h>
 
 #include "base/deadline.h"
+#include "base/error.h"
 #include "base/log.h"
-#include "base/rethrow.h"
 #include "base/text.h"
 
 namespace lockstep::detail {

@@ -1,9 +1,14 @@
 #include "comm/group/queued_calls.h"
 
+#include <mutex>
 #include <thread>
 #include <utility>
 
 #include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/group/completion.h"
+#include "comm/group/group.h"
 
 namespace lockstep::detail {
 namespace {
@@ -78,6 +83,107 @@ std::vector<std::shared_ptr<QueuedCall>> QueuedCalls::calls() {
   std::vector<std::shared_ptr<QueuedCall>> result;
   for (const auto& entry : entries_) result.push_back(entry.call);
   return result;
+}
+
+namespace {
+
+constexpr auto kPause = std::chrono::microseconds(20);
+
+}  // namespace
+
+/// What stands behind the Work of a call on a device.
+class Group::QueuedWork final : public Completion {
+ public:
+  /// `kept` are its tensors.
+  QueuedWork(std::shared_ptr<Group> group, std::shared_ptr<QueuedCall> call, std::shared_ptr<const void> kept)
+      : Completion(group->rank_in_job_), group_(std::move(group)), call_(std::move(call)), kept_(std::move(kept)) {}
+
+  void wait() override {
+    order();
+    note_done();
+  }
+
+  void synchronize() override {
+    order();
+    if (call_) call_->synchronize();
+    group_->check_working();
+    note_done();
+  }
+
+  bool is_done() override {
+    try {
+      return !call_ || group_->failure() || call_->is_done();
+    } catch (const Error&) {
+      return true;  // synchronize() throws why
+    }
+  }
+
+  std::chrono::steady_clock::time_point done_at() override {
+    std::lock_guard lock(mutex_);
+    return done_at_;
+  }
+
+ private:
+  void order() {
+    group_->check_working();
+    if (!call_) return;
+    call_->order_current_stream();
+    group_->queued_.release_tensors(*call_);
+    std::shared_ptr<const void> kept;  // goes without the mutex
+    std::lock_guard lock(mutex_);
+    kept = std::exchange(kept_, nullptr);
+  }
+
+  void note_done() {
+    std::lock_guard lock(mutex_);
+    if (done_at_ == std::chrono::steady_clock::time_point()) done_at_ = std::chrono::steady_clock::now();
+  }
+
+  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<QueuedCall> call_;
+  std::mutex mutex_;
+  std::shared_ptr<const void> kept_;  // guarded by mutex_: also where the group need not look after the call
+  std::chrono::steady_clock::time_point done_at_{};  // guarded by mutex_
+};
+
+// Nothing here waits for other ranks, so that it needs no thread of its own.
+Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& options,
+                  std::chrono::milliseconds timeout) {
+  std::shared_ptr<QueuedCall> queued;
+  queue_.run(
+      [&](WorkQueue::Lock& lock) { queued = execute(lock, *call, options, timeout, Backend::Stream::kOwn, call); });
+  return Work(make_shared_owned<QueuedWork>(shared_from_this(), std::move(queued), call));
+}
+
+void Group::synchronize() {
+  check_process();
+  if (cpu_group_) cpu_group_->synchronize();
+  queue_.run([](WorkQueue::Lock&) {});  // after those that a thread makes
+  queued_.synchronize();
+  check_working();
+}
+
+void Group::await_room(size_t most) {
+  check_process();
+  for (;;) {
+    retire_queued();
+    check_working();
+    {
+      std::lock_guard lock(mutex_);
+      if (queued_.entries().size() < most) return;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+void Group::retire_queued() {
+  if (failure()) return;
+  try {
+    queued_.retire();
+  } catch (const Error& error) {
+    if (auto parts = parts_if_any())
+      parts->job->report(*this, membership_.name, {"PeerError", text(speaker(membership_), ": ", error.what())});
+  }
 }
 
 }  // namespace lockstep::detail

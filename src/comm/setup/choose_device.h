@@ -5,7 +5,7 @@
 #include <lockstep/environment.h>
 #include <lockstep/process_group.h>
 
-#include "comm/setup/backend_names.h"
+#include "comm/setup/backend_choice.h"
 
 namespace lockstep::detail {
 

@@ -8,8 +8,8 @@
 #include <lockstep/process_group.h>
 
 #include "base/deadline.h"
+#include "base/error.h"
 #include "base/owner_process.h"
-#include "base/rethrow.h"
 #include "base/text.h"
 #include "base/variables.h"
 #include "comm/setup/choose_device.h"
@@ -17,7 +17,7 @@
 #include "rendezvous/meeting_place.h"
 #include "rendezvous/net/secret.h"
 #include "rendezvous/roll_call.h"
-#include "rendezvous/store/remote_store.h"
+#include "rendezvous/store/tcp_store.h"
 
 namespace lockstep {
 namespace {

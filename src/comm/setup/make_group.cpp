@@ -4,15 +4,13 @@
 
 #include <lockstep/error.h>
 
-#include "backends/shm/shm_backend.h"
+#include "backends/factories.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/owner_process.h"
-#include "base/rethrow.h"
 #include "base/text.h"
 #include "base/wait_notice.h"
-#include "comm/setup/backend_names.h"
-#include "comm/setup/backend_registry.h"
-#include "comm/setup/choose_backend.h"
+#include "comm/setup/backend_choice.h"
 
 namespace lockstep::detail {
 namespace {

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <array>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,9 +12,58 @@
 
 #include <lockstep/reduce_op.h>
 
-#include "comm/watch/call_id.h"
-
 namespace lockstep::detail {
+
+/// What a call does: all ranks of a group must do the same.
+enum class Operation : uint8_t {
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kAllGather,
+  kGather,
+  kScatter,
+  kReduceScatter,
+  kAllToAll,
+  kBarrier,
+  kNewGroup,
+  kNewSubgroups,
+  kNewSubgroupsByEnumeration,
+  kMonitoredBarrier,
+  kCapturedStep,
+  kSend,
+  kRecv,
+};
+
+/// As users write them, in the order of Operation.
+inline constexpr std::array kOperationNames{
+    "all_reduce",        "reduce",        "broadcast", "all_gather", "gather",        "scatter",
+    "reduce_scatter",    "all_to_all",    "barrier",   "new_group",  "new_subgroups", "new_subgroups_by_enumeration",
+    "monitored_barrier", "captured_step", "send",      "recv"};
+static_assert(kOperationNames.size() == static_cast<size_t>(Operation::kRecv) + 1);
+
+/// "all_reduce".
+constexpr const char* name_of(Operation operation) {
+  return kOperationNames[static_cast<size_t>(operation)];
+}
+
+/// Which way messages go that are counted together.
+struct MessageRoute {
+  int from = 0;
+  int to = 0;
+  uint32_t tag = 0;
+
+  auto operator<=>(const MessageRoute&) const = default;
+};
+
+/// What the ranks of a group know a call by: its number among those of its kind.
+struct CallId {
+  int64_t number = 0;                     // from 1
+  std::optional<MessageRoute> message{};  // for messages between two ranks
+  std::optional<Operation> aside{};       // for calls that are no part of the order of collectives
+};
+
+/// "call 7", "message 3 from rank 0 to rank 2 with tag 0", "monitored_barrier 2".
+std::string describe(const CallId& call_id);
 
 /// What a call is: all ranks must agree on it before data moves.
 struct Fingerprint {

@@ -14,7 +14,7 @@
 
 #include <lockstep/error.h>
 
-#include "base/rethrow.h"
+#include "base/error.h"
 #include "base/text.h"
 #include "parallel/batch_norm/normalization.h"
 #include "parallel/batch_norm/sync_batch_norm.h"

@@ -10,7 +10,7 @@
 
 #include <lockstep/error.h>
 
-#include "base/rethrow.h"
+#include "base/error.h"
 #include "base/start_thread.h"
 #include "base/text.h"
 

@@ -7,8 +7,6 @@
 
 #include <lockstep/torch_version.h>
 
-#include "parallel/ddp/gradient_memory.h"
-
 namespace lockstep {
 namespace {
 

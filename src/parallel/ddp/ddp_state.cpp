@@ -14,7 +14,6 @@
 #include "comm/coalesced.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
 #include "parallel/ddp/model_check.h"
-#include "parallel/ddp/replica_hash.h"
 
 namespace lockstep::detail {
 namespace {

@@ -8,9 +8,9 @@
 #include <lockstep/distributed_data_parallel.h>
 
 #include "parallel/ddp/batch_weight.h"
+#include "parallel/ddp/logging_data.h"
 #include "parallel/ddp/packed_broadcast.h"
 #include "parallel/ddp/reducer.h"
-#include "parallel/ddp/step_recorder.h"
 #include "parallel/ddp/wrapped_module.h"
 
 namespace lockstep::detail {

@@ -7,9 +7,14 @@
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/process_group.h>
 
+#include "parallel/ddp/reducer.h"
 #include "parallel/ddp/wrapped_module.h"
 
 namespace lockstep {
+
+/// Collective. MismatchError on every rank, naming the first tensor that differs and the ranks that differ from rank 0,
+/// unless all ranks hold the same bits.
+void check_equal(const std::vector<NamedParameter>& tensors, const ProcessGroup& group);
 
 /// One parameter, buffer or option as the ranks compare it.
 struct ModelFact {

@@ -8,7 +8,7 @@
 #include <lockstep/torch_version.h>
 
 #include "comm/coalesced.h"
-#include "parallel/ddp/gradient_memory.h"
+#include "parallel/ddp/bucket.h"
 
 namespace lockstep {
 namespace {

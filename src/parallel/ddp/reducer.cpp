@@ -10,7 +10,7 @@
 
 #include "base/text.h"
 #include "comm/strings.h"
-#include "parallel/ddp/gradient_memory.h"
+#include "parallel/ddp/bucket.h"
 
 namespace lockstep {
 namespace {

@@ -13,10 +13,9 @@
 #include <lockstep/process_group.h>
 
 #include "parallel/ddp/accumulator_hooks.h"
-#include "parallel/ddp/backward_task.h"
 #include "parallel/ddp/batch_weight.h"
 #include "parallel/ddp/bucket.h"
-#include "parallel/ddp/step_recorder.h"
+#include "parallel/ddp/logging_data.h"
 #include "parallel/ddp/unused_parameters.h"
 
 namespace lockstep {

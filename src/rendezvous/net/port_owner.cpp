@@ -12,7 +12,6 @@
 #include <sstream>
 #include <vector>
 
-#include "base/number.h"
 #include "base/text.h"
 
 // The kernel lists its sockets with their inodes in /proc/net/tcp and tcp6, and every process its open files in

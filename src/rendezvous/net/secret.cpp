@@ -1,5 +1,14 @@
 #include "rendezvous/net/secret.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
@@ -8,18 +17,140 @@
 #include <openssl/kdf.h>
 #include <openssl/params.h>
 #include <openssl/rand.h>
-#include <unistd.h>
-
-#include <memory>
-#include <utility>
 
 #include <lockstep/error.h>
 
+#include "base/private_files.h"
 #include "base/text.h"
 #include "base/variables.h"
-#include "rendezvous/net/secret_file.h"
+#include "rendezvous/net/socket.h"
 
 namespace lockstep {
+namespace {
+
+constexpr const char* kName = "secret";
+constexpr mode_t kOthers = 077;
+
+[[noreturn]] void fail_secret_file(const std::string& call, const std::string& path) {
+  throw SystemError(text(call, " ", path, ": ", std::strerror(errno),
+                         "; set LOCKSTEP_SECRET_FILE to a secret file, or XDG_STATE_HOME to a folder that you may "
+                         "write"));
+}
+
+std::string in_octal(mode_t mode) {
+  return text("0", std::oct, mode & 07777);
+}
+
+struct stat status_of(const FileDescriptor& file, const std::string& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail_secret_file("fstat", path);
+  return status;
+}
+
+/// A pipe or a device must not stop the opening: hence O_NONBLOCK.
+constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+
+std::string read_checked(const FileDescriptor& file, const std::string& path) {
+  const auto status = status_of(file, path);
+  if (!S_ISREG(status.st_mode))
+    throw UsageError(text("secret file ", path, " is not a regular file: put the secret into one"));
+  if (status.st_uid != ::geteuid() && status.st_uid != 0)
+    throw UsageError(text("secret file ", path, " belongs to user ", status.st_uid, ", who is neither this user (",
+                          ::geteuid(), ") nor root: use a file of your own"));
+  if ((status.st_mode & kOthers) != 0)
+    throw UsageError(text("secret file ", path, " has mode ", in_octal(status.st_mode),
+                          ", so others than its owner can use it: chmod 600 ", path));
+  std::string bytes(static_cast<size_t>(status.st_size), '\0');
+  size_t have = 0;
+  while (have < bytes.size()) {
+    const ssize_t got = ::read(file.get(), bytes.data() + have, bytes.size() - have);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_secret_file("read", path);
+    if (got == 0) break;
+    have += static_cast<size_t>(got);
+  }
+  bytes.resize(have);
+  if (have < kSecretBytes)
+    throw UsageError(text("secret file ", path, " has ", have, " bytes, a secret at least ", kSecretBytes,
+                          ": head -c 32 /dev/urandom > ", path));
+  return bytes;
+}
+
+void make_private_folders(const std::string& folder) {
+  for (auto slash = folder.find('/', 1);; slash = folder.find('/', slash + 1)) {
+    const std::string part = folder.substr(0, slash);
+    if (::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) {
+      struct stat status {};
+      const int error = errno;  // where nothing may be created, what exists is enough
+      if (::stat(part.c_str(), &status) != 0) {
+        errno = error;
+        fail_secret_file("mkdir", part);
+      }
+    }
+    if (slash == folder.npos) return;
+  }
+}
+
+void write_secret(const FileDescriptor& file, const std::string& bytes, const std::string& path) {
+  const char* from = bytes.data();
+  size_t left = bytes.size();
+  while (left > 0) {
+    const ssize_t put = ::write(file.get(), from, left);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail_secret_file("write", path);
+    from += put;
+    left -= static_cast<size_t>(put);
+  }
+  if (::fsync(file.get()) != 0) fail_secret_file("fsync", path);  // a crash must not leave the name without the bytes
+}
+
+/// A name in a folder for as long as the object lives.
+struct TemporaryName {
+  const FileDescriptor& folder;
+  std::string name;
+  ~TemporaryName() { ::unlinkat(folder.get(), name.c_str(), 0); }
+};
+
+/// Writes the bytes elsewhere and links them to the name: whoever comes second finds the first one's file, whole.
+void create_secret(const FileDescriptor& folder, const std::string& path, const std::string& bytes) {
+  std::string name;
+  FileDescriptor file;
+  for (int attempt = 0; !file.is_open(); ++attempt) {  // another's name: a process killed here had the same pid
+    name = text(kName, ".", ::getpid(), ".", attempt);
+    file = FileDescriptor(::openat(folder.get(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!file.is_open() && errno != EEXIST) fail_secret_file("create", path);
+  }
+  const TemporaryName temporary{folder, name};
+  write_secret(file, bytes, path);
+  if (::linkat(folder.get(), name.c_str(), folder.get(), kName, 0) != 0 && errno != EEXIST)
+    fail_secret_file("link", path);
+}
+
+}  // namespace
+
+std::string read_secret_file(const std::string& path) {
+  const FileDescriptor file(::open(path.c_str(), kToRead));
+  if (!file.is_open() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO))
+    fail_secret_file("open", path);
+  if (!file.is_open())
+    throw UsageError(text("secret file ", path, " cannot be opened: ", std::strerror(errno),
+                          "; is LOCKSTEP_SECRET_FILE right? To create one: (umask 077 && head -c 32 /dev/urandom > ",
+                          path, ")"));
+  return read_checked(file, path);
+}
+
+std::string read_or_create_secret_file(const std::string& folder, const std::string& fresh) {
+  make_private_folders(folder);
+  const auto opened = open_private_folder(folder, "set LOCKSTEP_SECRET_FILE to a secret file");
+  const std::string path = text(folder, "/", kName);
+  for (;;) {
+    const FileDescriptor file(::openat(opened.get(), kName, kToRead | O_NOFOLLOW));
+    if (file.is_open()) return read_checked(file, path);
+    if (errno != ENOENT) fail_secret_file("open", path);
+    create_secret(opened, path, fresh);
+  }
+}
+
 namespace {
 
 [[noreturn]] void fail_openssl(const std::string& call) {

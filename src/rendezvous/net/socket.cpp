@@ -16,7 +16,6 @@
 #include <lockstep/error.h>
 
 #include "base/log.h"
-#include "base/number.h"
 #include "base/text.h"
 #include "base/wait_notice.h"
 #include "rendezvous/net/port_owner.h"

@@ -2,7 +2,6 @@
 
 #include <lockstep/error.h>
 
-#include "base/number.h"
 #include "base/text.h"
 
 namespace lockstep {

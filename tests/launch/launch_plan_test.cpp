@@ -1,4 +1,4 @@
-#include "launch/plan.h"
+#include "launch/launch_plan.h"
 
 #include <filesystem>
 #include <fstream>

@@ -1,6 +1,6 @@
-#include <lockstep/work.h>
-
 #include "comm/group/completion.h"
+
+#include <lockstep/work.h>
 
 namespace lockstep {
 

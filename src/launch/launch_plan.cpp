@@ -1,4 +1,4 @@
-#include "launch/plan.h"
+#include "launch/launch_plan.h"
 
 #include <unistd.h>
 
@@ -10,7 +10,6 @@
 
 #include <lockstep/error.h>
 
-#include "base/number.h"
 #include "base/text.h"
 #include "base/variables.h"
 #include "rendezvous/meeting_place.h"

@@ -1,0 +1,141 @@
+#include "comm/setup/backend_choice.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+
+#include <lockstep/error.h>
+
+#include "backends/factories.h"
+#include "base/text.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr const char* kAuto = "auto";
+constexpr const char* kNccl = "nccl";  // the only one for CUDA tensors
+
+std::string checked_name(const std::string& name) {
+  if (name != kAuto) find_backend(name);
+  return name;
+}
+
+}  // namespace
+
+BackendNames parse_backends(const std::string& asked) {
+  if (asked == kAuto) return {kAuto, kAuto};
+  if (asked.find(':') == std::string::npos)
+    return asked == kNccl ? BackendNames{.cuda = checked_name(asked)} : BackendNames{.cpu = checked_name(asked)};
+  BackendNames names;
+  std::istringstream parts(asked);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const auto colon = part.find(':');
+    const auto device = part.substr(0, colon);
+    auto* name = device == "cpu" ? &names.cpu : device == "cuda" ? &names.cuda : nullptr;
+    if (!name || !name->empty() || colon == std::string::npos)
+      throw UsageError(text("backend is '", asked, "'; for each device it is like \"cpu:gloo,cuda:nccl\""));
+    *name = checked_name(part.substr(colon + 1));
+  }
+  if (names.cpu == kNccl) throw UsageError(text("backend is '", asked, "', but nccl moves CUDA tensors only"));
+  if (!names.cuda.empty() && names.cuda != kAuto && names.cuda != kNccl)
+    throw UsageError(text("backend is '", asked, "', but ", names.cuda, " moves CPU tensors; for cuda use nccl"));
+  return names;
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+Transfer::~Transfer() = default;
+QueuedCall::~QueuedCall() = default;
+Backend::~Backend() = default;
+
+std::shared_ptr<QueuedCall> Backend::queue(const std::function<void()>& call, Stream /*stream*/) {
+  call();
+  return nullptr;
+}
+
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, BackendFactory> factories;  // guarded by mutex
+};
+
+// The one table of the process: names are given to it before there is any group to hold it.
+Registry& registry() {
+  static Registry instance{{},
+                           {
+                               {"threads", make_threads_backend},
+                               {"shm", make_shm_backend},
+#ifdef LOCKSTEP_HAVE_GLOO
+                               {"gloo", make_gloo_backend},
+                               {"hierarchical", make_hierarchical_backend},
+#endif
+#ifdef LOCKSTEP_HAVE_MPI
+                               {"mpi", make_mpi_backend},
+#endif
+#ifdef LOCKSTEP_HAVE_NCCL
+                               {"nccl", make_nccl_backend},
+#endif
+                           }};
+  return instance;
+}
+
+}  // namespace
+
+void register_backend(const std::string& name, BackendFactory factory) {
+  if (name.empty() || name == "auto" || name.find_first_of(":,") != std::string::npos)
+    throw UsageError(text("'", name, "' cannot be the name of a backend; use letters, digits and '_'"));
+  std::lock_guard lock(registry().mutex);
+  if (!registry().factories.emplace(name, std::move(factory)).second)
+    throw UsageError(text("there already is a backend '", name, "'; register yours under another name"));
+}
+
+std::vector<std::string> available_backends() {
+  std::lock_guard lock(registry().mutex);
+  std::vector<std::string> names;
+  for (const auto& [name, factory] : registry().factories) names.push_back(name);
+  return names;
+}
+
+BackendFactory find_backend(const std::string& name) {
+  {
+    std::lock_guard lock(registry().mutex);
+    auto found = registry().factories.find(name);
+    if (found != registry().factories.end()) return found->second;
+  }
+  bool is_known = name == "gloo" || name == "mpi" || name == "nccl" || name == "shm";
+  throw UsageError(text("there is no backend '", name, "'; this build has ", enumerate(available_backends()),
+                        " and auto",
+                        is_known ? text(". The build's summary says why ", name, " is not in it") : std::string()));
+}
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+std::vector<std::string> choose_backends(const std::vector<std::string>& host_of_rank,
+                                         const std::vector<std::string>& available) {
+  if (host_of_rank.size() == 1) return {"threads"};
+  const size_t hosts = std::set<std::string>(host_of_rank.begin(), host_of_rank.end()).size();
+  std::vector<std::string> choice;
+  if (hosts == 1) {
+    choice = {"shm", "gloo"};
+  } else if (hosts < host_of_rank.size()) {
+    choice = {"hierarchical", "gloo"};
+  } else {
+    choice = {"gloo"};
+  }
+  std::erase_if(choice, [&](const std::string& name) {
+    return std::find(available.begin(), available.end(), name) == available.end();
+  });
+  if (choice.empty())
+    throw UsageError(text("the ranks are on ", hosts, " hosts, and this build has no backend between hosts (it has ",
+                          enumerate(available), "); install libgloo-dev and build again"));
+  return choice;
+}
+
+}  // namespace lockstep::detail
