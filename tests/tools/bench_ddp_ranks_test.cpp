@@ -12,13 +12,13 @@
 #include <lockstep/run_threads.h>
 
 #include "bench/ddp/plan.h"
-#include "ddp/checks.h"
-#include "ddp/measure.h"
-#include "ddp/model.h"
-#include "ddp/sides.h"
-#include "ddp/training.h"
+#include "bench/ranks/ddp/checks.h"
+#include "bench/ranks/ddp/measure.h"
+#include "bench/ranks/ddp/model.h"
+#include "bench/ranks/ddp/sides.h"
+#include "bench/ranks/ddp/training.h"
+#include "bench/ranks/pinning.h"
 #include "page_file.h"
-#include "pinning.h"
 
 namespace lockstep::bench {
 namespace {

@@ -7,12 +7,12 @@
 #include <lockstep/backend.h>
 #include <lockstep/run_threads.h>
 
-#include "barrier.h"
-#include "collective.h"
-#include "measure.h"
+#include "bench/ranks/barrier.h"
+#include "bench/ranks/collective.h"
+#include "bench/ranks/measure.h"
+#include "bench/ranks/pattern.h"
+#include "bench/ranks/pinning.h"
 #include "page_file.h"
-#include "pattern.h"
-#include "pinning.h"
 
 namespace lockstep::bench {
 namespace {

@@ -1,6 +1,6 @@
 // Completion in the shells themselves: bash by the variables that readline sets, zsh in a terminal.
 
-#include "completion.h"
+#include "cli/completion.h"
 
 #include <fstream>
 

@@ -9,7 +9,7 @@
 
 #include <lockstep/version.h>
 
-#include "doctor.h"
+#include "doctor/doctor.h"
 
 // Facts that are made up, of a healthy machine, and what is expected of the findings.
 

@@ -1,4 +1,4 @@
-#include "gpus.h"
+#include "doctor/gpus.h"
 
 #include <filesystem>
 #include <fstream>
@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "judge_gpus.h"
-#include "judge_nccl.h"
+#include "doctor/judge_gpus.h"
+#include "doctor/judge_nccl.h"
 #include "support/temporary_folder.h"
 #include "tools/doctor_facts.h"
 #include "tools/script.h"

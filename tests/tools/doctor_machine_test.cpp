@@ -1,4 +1,4 @@
-#include "judge_machine.h"
+#include "doctor/judge_machine.h"
 
 #include <filesystem>
 #include <fstream>

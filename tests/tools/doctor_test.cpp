@@ -1,4 +1,4 @@
-#include "doctor.h"
+#include "doctor/doctor.h"
 
 #include <stdlib.h>
 
@@ -10,10 +10,10 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "commands.h"
-#include "env_report.h"
+#include "cli/commands.h"
+#include "doctor/env_report.h"
+#include "doctor/table.h"
 #include "support/temporary_folder.h"
-#include "table.h"
 #include "tools/doctor_facts.h"
 #include "tools/script.h"
 
@@ -81,8 +81,7 @@ TEST(Doctor, LeavesOutWhatItCouldNotFindOut) {
   facts.probe = probe();
   sections = examine(facts);
   EXPECT_THAT(checks_of(sections[1]), testing::ElementsAre("host name", "meeting address", "interface", "port"));
-  EXPECT_THAT(checks_of(sections[3]),
-              testing::ElementsAre("LibTorch", "BLAS", "convolutions", "backends"));
+  EXPECT_THAT(checks_of(sections[3]), testing::ElementsAre("LibTorch", "BLAS", "convolutions", "backends"));
 }
 
 Section gpu_section(const Facts& facts) {
@@ -95,8 +94,7 @@ TEST(Doctor, SaysOneNeutralLineWhereNothingSpeaksOfGpus) {
   facts.probe.has_cuda = true;  // PyTorch's wheel brings it wherever it is installed
   facts.gpus.visible_devices = "";
   facts.nccl_variables = {{"NCCL_SOCKET_IFNAME", "ib0"}};
-  EXPECT_EQ(gpu_section(facts).findings,
-            (std::vector<Finding>{{"GPUs", Status::kOk, "none; ranks train on the CPU"}}));
+  EXPECT_EQ(gpu_section(facts).findings, (std::vector<Finding>{{"GPUs", Status::kOk, "none; ranks train on the CPU"}}));
 }
 
 TEST(Doctor, SaysOfGpusWhatTheBuildCanDoWithThem) {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "command_line.h"
-#include "manual.h"
-#include "run_program.h"
+#include "cli/command_line.h"
+#include "cli/manual.h"
+#include "run/run_program.h"
 
 namespace lockstep::tool {
 

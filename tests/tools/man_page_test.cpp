@@ -1,4 +1,4 @@
-#include "man_page.h"
+#include "cli/man_page.h"
 
 #include <fstream>
 

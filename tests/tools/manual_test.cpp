@@ -1,12 +1,12 @@
 // What is read from the table of commands, and what every command owes its users.
 
-#include "manual.h"
+#include "cli/manual.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "command_line.h"
-#include "help_text.h"
+#include "cli/command_line.h"
+#include "cli/help_text.h"
 
 namespace lockstep::tool {
 namespace {

@@ -12,7 +12,7 @@
 #include "bench/ddp/plan.h"
 #include "bench/gpu/plan.h"
 #include "bench/measure.h"
-#include "commands.h"
+#include "cli/commands.h"
 
 namespace lockstep::bench {
 namespace {

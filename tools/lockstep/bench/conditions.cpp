@@ -7,9 +7,9 @@
 
 #include <lockstep/error.h>
 
-#include "helper_program.h"
-#include "mpirun_command.h"
-#include "run_program.h"
+#include "run/helper_program.h"
+#include "run/mpirun_command.h"
+#include "run/run_program.h"
 
 namespace lockstep::bench {
 namespace {

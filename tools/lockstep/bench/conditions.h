@@ -5,7 +5,7 @@
 
 #include "bench/arguments.h"
 #include "bench/run_plan.h"
-#include "machine.h"
+#include "doctor/machine.h"
 
 namespace lockstep::bench {
 

@@ -17,7 +17,7 @@
 #include "bench/plot.h"
 #include "bench/printer.h"
 #include "bench/ranks.h"
-#include "mpirun_command.h"
+#include "run/mpirun_command.h"
 
 namespace lockstep::bench {
 namespace {

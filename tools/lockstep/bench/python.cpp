@@ -8,7 +8,7 @@
 
 #include <lockstep/error.h>
 
-#include "run_program.h"
+#include "run/run_program.h"
 
 namespace lockstep::bench {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "bench/plan.h"
 #include "bench/shared_file.h"
-#include "mpirun_command.h"
+#include "run/mpirun_command.h"
 
 namespace lockstep::bench {
 namespace {

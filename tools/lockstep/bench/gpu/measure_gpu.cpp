@@ -24,8 +24,8 @@
 #include "bench/operation.h"
 #include "bench/python.h"
 #include "bench/step_times.h"
-#include "helper_program.h"
-#include "run_program.h"
+#include "run/helper_program.h"
+#include "run/run_program.h"
 
 namespace lockstep::bench {
 namespace {

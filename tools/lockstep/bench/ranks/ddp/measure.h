@@ -1,0 +1,18 @@
+#pragma once
+
+#include <functional>
+
+#include <lockstep/process_group.h>
+
+#include "bench/ddp/messages.h"
+#include "bench/ddp/plan.h"
+#include "bench/ranks/common_page.h"
+
+namespace lockstep::bench {
+
+/// Carries the plan out over all ranks of `world`. Collective. `report` is called on rank 0, for each message, outside
+/// of what is timed.
+void measure_ddp(const DdpPlan& plan, const ProcessGroup& world, CommonPage& page,
+                 const std::function<void(const DdpMessage&)>& report);
+
+}  // namespace lockstep::bench

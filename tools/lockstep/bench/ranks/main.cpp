@@ -1,0 +1,89 @@
+// lockstep-bench: one rank of `lockstep bench`, which starts it, so that lockstep itself need not load LibTorch.
+//   lockstep-bench --backends   prints what this build has for CPU tensors, as a JSON array
+//   lockstep-bench PLAN         measures a collective by a Plan, one JSON object; rank 0 writes to the file it names
+//   lockstep-bench --ddp PLAN   trains models by a DdpPlan, likewise
+//   lockstep-bench --gpus       prints the names of those that this build can use, as a JSON array
+//   lockstep-bench --gpu SIDE   trains on the first of them what it is told on stdin: a Trainer
+
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <lockstep/backend.h>
+#include <lockstep/error.h>
+#include <lockstep/process_group.h>
+#include <lockstep/torch_version.h>
+
+#include "bench/ranks/ddp/measure.h"
+#ifdef LOCKSTEP_BENCH_GPU
+#include "bench/ranks/gpu/trainer.h"
+#endif
+#include "bench/ranks/measure.h"
+
+namespace lockstep::bench {
+namespace {
+
+std::vector<std::string> backends_for_the_cpu() {
+  auto names = available_backends();
+  std::erase(names, "nccl");
+  return names;
+}
+
+#ifndef LOCKSTEP_BENCH_GPU
+std::vector<std::string> usable_gpus() {
+  return {};
+}
+
+void serve_trainer(const std::string&) {
+  throw UsageError("this build trains on no GPU");
+}
+#endif
+
+void carry_out(const RunPlan& plan, const std::string& backend, const auto& measure) {
+  const auto world = init_process_group({.backend = backend, .device = c10::Device(c10::kCPU)});
+  if (world.size() != plan.ranks)
+    throw UsageError("there are " + std::to_string(world.size()) + " ranks, but the plan is for " +
+                     std::to_string(plan.ranks));
+  CommonPage page(plan.page, world.rank(), world.size(), plan.is_crowded);
+  std::ofstream results;
+  if (world.rank() == 0) results.open(plan.results);
+  measure(world, page, [&](const auto& message) {
+    results << to_line(message) << std::endl;
+    if (!results) throw SystemError("cannot write to " + plan.results);
+  });
+  page.meet();  // rank 0 is needed to the end
+}
+
+void run(const std::string& option, const std::string& text) {
+  if (option == "--backends") {
+    std::cout << nlohmann::json(backends_for_the_cpu()).dump() << std::endl;
+  } else if (option == "--ddp") {
+    prefer_fast_convolutions();
+    const auto plan = ddp_plan_from(text);
+    carry_out(plan, plan.backend,
+              [&](const auto& world, auto& page, const auto& say) { measure_ddp(plan, world, page, say); });
+  } else if (option == "--gpus") {
+    std::cout << nlohmann::json(usable_gpus()).dump() << std::endl;
+  } else if (option == "--gpu") {
+    serve_trainer(text);
+  } else if (option.starts_with('{')) {
+    const auto plan = plan_from(option);
+    carry_out(plan, plan.backends.at(0),
+              [&](const auto& world, auto& page, const auto& say) { measure(plan, world, page, say); });
+  } else {
+    throw UsageError("this program belongs to lockstep bench, which starts it");
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int argc, char** argv) try {
+  lockstep::bench::run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");
+} catch (const std::exception& error) {
+  std::cerr << "lockstep-bench: " << error.what() << '\n';
+  return 1;
+}

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <functional>
+
+#include <lockstep/process_group.h>
+
+#include "bench/messages.h"
+#include "bench/plan.h"
+#include "bench/ranks/common_page.h"
+
+namespace lockstep::bench {
+
+/// Carries the plan out over all ranks of `world`, whose backend is the plan's first. Collective. `report` is called on
+/// rank 0, for each message, outside of what is timed.
+void measure(const Plan& plan, const ProcessGroup& world, CommonPage& page,
+             const std::function<void(const Message&)>& report);
+
+}  // namespace lockstep::bench

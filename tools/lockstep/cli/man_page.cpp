@@ -1,0 +1,120 @@
+#include "cli/man_page.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include <fmt/format.h>
+
+#include "cli/help_text.h"
+
+namespace lockstep::tool {
+namespace {
+
+/// Text that roff prints as it stands, on a line of its own or within one.
+std::string escape_roff(const std::string& text) {
+  std::string result;
+  if (text.starts_with('.') || text.starts_with('\'')) result = "\\&";  // else a request
+  for (const char letter : text) {
+    if (letter == '\\')
+      result += "\\e";
+    else if (letter == '-')
+      result += "\\-";  // one that can be copied and searched for
+    else if (letter == '\'')
+      result += "\\(aq";
+    else if (letter == '`')
+      result += "\\(ga";
+    else if (letter == '^')
+      result += "\\(ha";
+    else if (letter == '~')
+      result += "\\(ti";
+    else if (letter == '"')
+      result += "\\(dq";
+    else
+      result += letter;
+  }
+  return result;
+}
+
+/// A description as the end of "NAME - description".
+std::string in_sentence(std::string text) {
+  const bool is_word = text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0;
+  if (is_word) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
+  return text;
+}
+
+std::string section(const std::string& title) {
+  return fmt::format(".SH \"{}\"\n", escape_roff(to_upper(title)));
+}
+
+std::string heading(const Entry& entry) {
+  if (entry.names.empty()) return fmt::format("\\fI{}\\fR", escape_roff(entry.value.name));
+  std::string text;
+  for (const auto& name : entry.names) text += fmt::format("{}\\fB{}\\fR", text.empty() ? "" : ", ", escape_roff(name));
+  const auto value = value_text(entry.value);
+  return value.empty() ? text : fmt::format("{}\\fI{}\\fR", text, escape_roff(value));
+}
+
+std::string item(const Entry& entry) {
+  std::string text = fmt::format(".TP\n{}\n{}.\n", heading(entry), escape_roff(entry.description));
+  if (!entry.default_value.empty()) text += fmt::format("Default: {}.\n", escape_roff(entry.default_value));
+  if (!entry.variable.empty()) text += fmt::format("Environment: \\fB{}\\fR.\n", escape_roff(entry.variable));
+  return text;
+}
+
+std::string options(const Manual& manual) {
+  std::string text = section("Options"), group = "Options";
+  for (const auto& option : manual.options) {
+    if (option.group != group) text += fmt::format(".SS \"{}\"\n", escape_roff(option.group));
+    group = option.group;
+    text += item(option);
+  }
+  return text;
+}
+
+std::string commands_section(const Manual& manual) {
+  if (manual.commands.empty()) return "";
+  std::string text = section("Commands");
+  for (const auto& command : manual.commands)
+    text += fmt::format(".TP\n\\fB{}\\fR(1)\n{}.\n", escape_roff(page_name(command)), escape_roff(command.description));
+  return text;
+}
+
+std::string verbatim(const ManualSection& block) {
+  std::string text = section(block.title) + ".nf\n";
+  for (const auto& line : block.lines) text += escape_roff(line) + "\n";
+  return text + ".fi\n";
+}
+
+std::string see_also(const Manual& manual) {
+  std::string text;
+  for (const auto& command : manual.commands)
+    text += fmt::format("{}\\fB{}\\fR(1)", text.empty() ? "" : ",\n", escape_roff(page_name(command)));
+  if (manual.commands.empty()) text = "\\fBlockstep\\fR(1)";
+  return section("See also") + text + "\n";
+}
+
+}  // namespace
+
+std::string page_name(const Manual& manual) {
+  auto name = manual.name;
+  std::replace(name.begin(), name.end(), ' ', '-');
+  return name;
+}
+
+std::string man_page(const Manual& manual, const std::string& version) {
+  std::string text = fmt::format(".TH \"{}\" \"1\" \"\" \"lockstep {}\" \"lockstep\"\n.nh\n.ad l\n",
+                                 escape_roff(to_upper(page_name(manual))), escape_roff(version));
+  text += section("Name") +
+          fmt::format("{} \\- {}\n", escape_roff(page_name(manual)), escape_roff(in_sentence(manual.description)));
+  text += section("Synopsis") + escape_roff(usage(manual)) + "\n";
+  text += section("Description") + escape_roff(manual.description) + ".\n";
+  for (const auto& note : manual.notes) text += ".PP\n" + escape_roff(note) + "\n";
+  text += commands_section(manual);
+  if (!manual.positionals.empty()) text += section("Arguments");
+  for (const auto& positional : manual.positionals) text += item(positional);
+  text += options(manual);
+  for (const auto& block : manual.sections) text += verbatim(block);
+  return text + see_also(manual);
+}
+
+}  // namespace lockstep::tool

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "doctor/cgroup.h"
+
+namespace lockstep::tool {
+
+/// A limit of ulimit's. None: unlimited.
+struct Ulimit {
+  std::optional<uint64_t> soft;
+  std::optional<uint64_t> hard;
+};
+
+/// Of a file system.
+struct Space {
+  uint64_t total_bytes = 0;
+  uint64_t free_bytes = 0;  // for this user
+};
+
+struct SystemClock {
+  int year = 1970;
+  bool is_synchronized = false;  // the kernel was told so, by NTP or PTP
+};
+
+/// What this host has and what it lets this process use. Plain facts; doctor.h judges them.
+struct Machine {
+  std::string system;  // "Debian GNU/Linux 12 (bookworm)"
+  std::string kernel;
+  std::string architecture;  // "aarch64", "x86_64"
+  std::string cpu_model;
+  int cores = 1;          // switched on
+  int allowed_cores = 1;  // that this process may run on
+  int numa_nodes = 1;
+  int allowed_numa_nodes = 1;  // with cores that this process may run on
+  uint64_t memory_bytes = 0;
+  uint64_t available_memory_bytes = 0;
+  CgroupLimits cgroup;
+  Ulimit open_files;
+  Ulimit processes;      // threads count, of all of the user's programs
+  Ulimit locked_memory;  // in bytes
+  bool is_root = false;  // whom the limit of processes does not hold
+  bool has_infiniband = false;
+  std::optional<Space> shared_memory;  // /dev/shm; none when it is missing
+  SystemClock clock;
+};
+
+/// Asks the kernel; takes milliseconds.
+Machine read_machine();
+
+/// Of the file system that holds `path`; none when there is no such path.
+std::optional<Space> space_at(const std::string& path);
+
+/// The cores that this process may use at the same time: of those it may run on, what the cgroup pays for. May be a
+/// fraction.
+double usable_cores(const Machine& machine);
+
+/// The memory that can still be taken, here and in the cgroup.
+uint64_t usable_memory_bytes(const Machine& machine);
+
+/// "64 MiB", "23.4 GiB".
+std::string bytes_in_words(uint64_t bytes);
+
+}  // namespace lockstep::tool

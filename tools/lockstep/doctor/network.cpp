@@ -1,0 +1,167 @@
+#include "doctor/network.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <memory>
+
+#include <fmt/format.h>
+
+namespace lockstep::tool {
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+struct Socket {
+  explicit Socket(int number) : number(number) {}
+  ~Socket() {
+    if (number >= 0) ::close(number);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  const int number;
+};
+
+std::string numeric(const sockaddr* address, socklen_t bytes) {
+  char host[NI_MAXHOST] = {};
+  if (::getnameinfo(address, bytes, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return "";
+  return host;
+}
+
+AddressList ask(const std::string& name, int port, int& error) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  error = ::getaddrinfo(name.c_str(), fmt::to_string(port).c_str(), &hints, &found);
+  return {error == 0 ? found : nullptr, &::freeaddrinfo};
+}
+
+NameLookup look_up(const std::string& name, const AddressList& list, int error, std::chrono::milliseconds took) {
+  NameLookup lookup{.name = name, .took = took};
+  if (error != 0) lookup.failure = error == EAI_SYSTEM ? ::strerror(errno) : ::gai_strerror(error);
+  for (const addrinfo* entry = list.get(); entry; entry = entry->ai_next) {
+    const auto address = numeric(entry->ai_addr, entry->ai_addrlen);
+    if (std::find(lookup.addresses.begin(), lookup.addresses.end(), address) == lookup.addresses.end())
+      lookup.addresses.push_back(address);
+  }
+  return lookup;
+}
+
+struct Answer {
+  AddressList list{nullptr, &::freeaddrinfo};
+  NameLookup lookup{};
+};
+
+Answer resolve(const std::string& name, int port) {
+  const auto start = std::chrono::steady_clock::now();
+  int error = 0;
+  Answer answer;
+  answer.list = ask(name, port, error);
+  const auto took = std::chrono::steady_clock::now() - start;
+  answer.lookup = look_up(name, answer.list, error, std::chrono::duration_cast<std::chrono::milliseconds>(took));
+  return answer;
+}
+
+std::vector<Interface> read_interfaces() {
+  std::vector<Interface> interfaces;
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return interfaces;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(first, &::freeifaddrs);
+  for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) {
+    auto known = std::find_if(interfaces.begin(), interfaces.end(),
+                              [&](const Interface& one) { return one.name == entry->ifa_name; });
+    if (known == interfaces.end())
+      known = interfaces.insert(interfaces.end(), {entry->ifa_name, (entry->ifa_flags & IFF_UP) != 0, {}});
+    if (!entry->ifa_addr) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family == AF_INET) known->addresses.push_back(numeric(entry->ifa_addr, sizeof(sockaddr_in)));
+    if (family == AF_INET6) known->addresses.push_back(numeric(entry->ifa_addr, sizeof(sockaddr_in6)));
+  }
+  return interfaces;
+}
+
+/// A UDP socket that is connected has looked up the way and sent nothing.
+void find_way(const addrinfo* list, Network& network) {
+  for (const addrinfo* entry = list; entry; entry = entry->ai_next) {
+    const Socket probe(::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage local{};
+    socklen_t bytes = sizeof local;
+    if (probe.number >= 0 && ::connect(probe.number, entry->ai_addr, entry->ai_addrlen) == 0 &&
+        ::getsockname(probe.number, reinterpret_cast<sockaddr*>(&local), &bytes) == 0) {
+      network.local = numeric(reinterpret_cast<sockaddr*>(&local), bytes);
+      network.no_way.clear();
+      return;
+    }
+    network.no_way = ::strerror(errno);
+  }
+}
+
+std::string try_to_listen(const addrinfo& address) {
+  const Socket listener(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;  // as the store does: a port that an ended job leaves behind is free
+  if (listener.number >= 0 && ::setsockopt(listener.number, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
+      ::bind(listener.number, address.ai_addr, address.ai_addrlen) == 0 && ::listen(listener.number, 1) == 0)
+    return "";
+  return ::strerror(errno);
+}
+
+bool has(const std::vector<Interface>& interfaces, const std::string& address) {
+  return is_loopback(address) || std::any_of(interfaces.begin(), interfaces.end(), [&](const Interface& one) {
+           return std::find(one.addresses.begin(), one.addresses.end(), address) != one.addresses.end();
+         });
+}
+
+/// The first address that this host has is where the store would listen.
+void try_port(const addrinfo* list, Network& network) {
+  for (const addrinfo* entry = list; entry; entry = entry->ai_next) {
+    if (!has(network.interfaces, numeric(entry->ai_addr, entry->ai_addrlen))) continue;
+    network.is_meeting_host = true;
+    network.bind_failure = try_to_listen(*entry);
+    return;
+  }
+}
+
+}  // namespace
+
+Network read_network(const Meeting& meeting) {
+  Network network;
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  network.host = resolve(name, 0).lookup;
+  network.interfaces = read_interfaces();
+  int first = 0, last = 0;
+  if (std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first >> last) {
+    network.first_passing_port = first;
+    network.last_passing_port = last;
+  }
+  if (meeting.kind != Meeting::Kind::kAddress) return network;
+  const auto answer = resolve(meeting.host, meeting.port);
+  network.meeting = answer.lookup;
+  find_way(answer.list.get(), network);
+  try_port(answer.list.get(), network);
+  return network;
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1" || address.starts_with("::ffff:127.");
+}
+
+bool is_loopback(const NameLookup& lookup) {
+  return !lookup.addresses.empty() && std::all_of(lookup.addresses.begin(), lookup.addresses.end(),
+                                                  [](const std::string& address) { return is_loopback(address); });
+}
+
+bool meets_beyond_loopback(const Meeting& meeting, const Network& network) {
+  return meeting.kind == Meeting::Kind::kAddress && !is_loopback(network.meeting);
+}
+
+}  // namespace lockstep::tool

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "doctor/meeting.h"
+
+namespace lockstep::tool {
+
+/// What the system answers about a name.
+struct NameLookup {
+  std::string name{};
+  std::vector<std::string> addresses{};  // numeric
+  std::string failure{};                 // why there are none
+  std::chrono::milliseconds took{};
+};
+
+/// An interface that has an address, "eth0" say.
+struct Interface {
+  std::string name{};
+  bool is_up = false;
+  std::vector<std::string> addresses{};
+};
+
+/// Facts about this host's network and the way to where the ranks meet.
+struct Network {
+  NameLookup host{};     // this host's own name
+  NameLookup meeting{};  // where the ranks meet; no addresses when they meet in a file
+  std::string local{};   // this host's address on the way there; empty when there is no way
+  std::string no_way{};  // why
+  std::vector<Interface> interfaces{};
+  bool is_meeting_host = false;    // the address of the meeting is this host's
+  std::string bind_failure{};      // why the port cannot be listened on here; empty when it can, or is another host's
+  int first_passing_port = 32768;  // the system gives those from here ...
+  int last_passing_port = 60999;   // ... to here to programs that ask for any
+};
+
+/// Resolves names, which may ask the network and take seconds. Listens on the meeting's port for a moment, when that is
+/// this host's. Sends nothing.
+Network read_network(const Meeting& meeting);
+
+/// Of a numeric address: whether no other host reaches it.
+bool is_loopback(const std::string& address);
+
+/// Whether all that the name means is this host alone. Of a name without addresses: no.
+bool is_loopback(const NameLookup& lookup);
+
+/// Whether ranks meet at an address that other hosts reach, or a name that means none here.
+bool meets_beyond_loopback(const Meeting& meeting, const Network& network);
+
+}  // namespace lockstep::tool

@@ -1,0 +1,149 @@
+#include "test/self_test.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/launcher.h>
+
+#include "run/mpirun_command.h"
+
+namespace lockstep::tool {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr const char* kSpeaker = "lockstep-selftest: ";  // in front of what a rank says is wrong
+
+/// The launcher in a process of its own: it writes to our pipes, and may be killed. It must not outlive this process.
+pid_t start_launcher(const LaunchOptions& options, int out, int err) {
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  if (child < 0) return -errno;
+  if (child > 0) {
+    ::setpgid(child, child);  // here too: it may be killed before it has had its turn
+    return child;
+  }
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);
+  ::dup2(out, STDOUT_FILENO);
+  ::dup2(err, STDERR_FILENO);
+  ::_exit(launch(options));
+}
+
+/// Takes the report, which is the last line, off the launcher's stderr; null when it ended without one.
+json take_report(std::string& errors) {
+  while (!errors.empty() && errors.back() == '\n') errors.pop_back();
+  const auto before = errors.rfind('\n');
+  const auto from = before == std::string::npos ? 0 : before + 1;
+  const json report = json::parse(errors.substr(from), nullptr, false);
+  if (!report.is_object()) return nullptr;
+  errors.erase(from);
+  return report;
+}
+
+/// What the rank itself said is wrong; empty when it had no time to.
+std::string stderr_words(const json& culprit) {
+  std::string said;
+  for (const auto& line : culprit.at("stderr_tail"))
+    if (const auto text = line.get<std::string>(); text.starts_with(kSpeaker))
+      said = text.substr(std::strlen(kSpeaker));
+  return said.empty() ? culprit.at("uncaught").get<std::string>() : said;
+}
+
+std::string remedy_for_signal(int number) {
+  if (number == SIGKILL)
+    return "somebody killed it, or the memory was not enough: dmesg tells; with -n try fewer ranks";
+  return "the backend or a library below it crashed: report it with the output below and that of `lockstep env`";
+}
+
+void judge_culprit(const json& culprit, BackendResult& result) {
+  result.failure = stderr_words(culprit);
+  result.remedy = "`lockstep doctor` checks what may be wrong here; the ranks' output is below";
+  if (!result.failure.empty()) return;
+  result.failure =
+      fmt::format("rank {} (pid {} on {}): {}", culprit.at("rank").get<int>(), culprit.at("pid").get<int>(),
+                  culprit.at("host").get<std::string>(), culprit.at("how").get<std::string>());
+  if (culprit.contains("signal")) result.remedy = remedy_for_signal(culprit.at("signal").get<int>());
+}
+
+/// Of a launcher that could not even start the ranks.
+std::string last_words(const std::string& errors) {
+  constexpr std::string_view kLauncher = "lockstep run: ";
+  const auto line = errors.substr(errors.rfind('\n') + 1);
+  return line.starts_with(kLauncher) ? line.substr(kLauncher.size()) : line;
+}
+
+}  // namespace
+
+std::vector<TestableBackend> parse_backends(const std::string& printed) {
+  std::vector<TestableBackend> backends;
+  std::istringstream lines(printed);
+  using Ranks = TestableBackend::Ranks;
+  for (std::string name, ranks; lines >> name >> ranks;)
+    backends.push_back({name, ranks == "threads"  ? Ranks::kThreads
+                              : ranks == "mpirun" ? Ranks::kMpirun
+                                                  : Ranks::kProcesses});
+  return backends;
+}
+
+BackendResult judge_launch(const CapturedProcess& launcher, milliseconds limit) {
+  BackendResult result;
+  if (!launcher.refusal.empty()) {
+    result.failure = "the launcher " + launcher.refusal;
+    result.remedy = "`lockstep doctor` checks the limits of this machine";
+    return result;
+  }
+  std::string errors = launcher.errors;
+  const json report = launcher.is_late ? json() : take_report(errors);
+  result.output = launcher.output + errors;
+  if (launcher.is_late) {
+    result.failure =
+        fmt::format("the ranks did not end within {} s, and were killed", std::chrono::duration<double>(limit).count());
+    result.remedy = "give them longer with --timeout; if that does not help, look where they hang: gdb -p PID";
+  } else if (!WIFEXITED(launcher.status)) {
+    result.failure = fmt::format("the launcher was ended by signal {}", WTERMSIG(launcher.status));
+    result.remedy = remedy_for_signal(WTERMSIG(launcher.status));
+  } else if (WEXITSTATUS(launcher.status) == 0) {
+    return result;
+  } else if (report.is_object() && report.at("culprit").is_object()) {
+    judge_culprit(report.at("culprit"), result);
+  } else {
+    result.failure = report.is_object() ? report.at("message").get<std::string>() : last_words(errors);
+    result.remedy = result.failure.starts_with("no program mpirun")
+                        ? "install Open MPI (apt-get install openmpi-bin), or leave this backend out with --backends"
+                        : "`lockstep doctor` checks what may be wrong here";
+  }
+  return result;
+}
+
+BackendResult test_backend(const std::filesystem::path& program, const TestableBackend& backend, int ranks,
+                           milliseconds limit) {
+  // Before all are killed, the rank that waits has the time to say for whom.
+  const milliseconds call_limit = std::max(limit * 3 / 4, milliseconds(1));
+  LaunchOptions options;
+  if (backend.ranks == TestableBackend::Ranks::kMpirun) options.command = mpirun_command(ranks);
+  for (const auto& word : {program.string(), backend.name, std::to_string(ranks), std::to_string(call_limit.count())})
+    options.command.push_back(word);
+  options.workers_per_node = std::to_string(backend.ranks == TestableBackend::Ranks::kProcesses ? ranks : 1);
+  options.standalone = true;
+  options.json = true;
+  const auto start = std::chrono::steady_clock::now();
+  auto result =
+      judge_launch(capture([&](int out, int err) { return start_launcher(options, out, err); }, limit), limit);
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+}  // namespace lockstep::tool

@@ -1,0 +1,165 @@
+// lockstep-selftest: one rank of `lockstep test`, or with --list the backends that this build has, one a line, each
+// with what its ranks are: "processes", "threads" of one process, or processes that "mpirun" must start.
+//
+// A rank checks an all-reduce and a training in step. It ends with 0, or says what is wrong in one line on stderr.
+
+#include <charconv>
+#include <cstring>
+#include <iostream>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <torch/cuda.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/error.h>
+#include <lockstep/process_group.h>
+#include <lockstep/run_threads.h>
+#include <lockstep/version.h>
+
+namespace {
+
+using lockstep::ProcessGroup;
+using std::chrono::milliseconds;
+
+constexpr const char* kThreads = "threads";  // the backend whose ranks share one process
+constexpr const char* kMpi = "mpi";          // the one whose ranks only mpirun can start
+constexpr const char* kNccl = "nccl";
+constexpr int kSteps = 5;
+constexpr int64_t kBatch = 4;  // of each rank
+constexpr double kTolerance = 1e-5;
+
+[[noreturn]] void refuse_result(const std::string& what) {
+  throw lockstep::Error(what + ". lockstep, LibTorch or this machine computes wrongly: report it with `lockstep env`");
+}
+
+// --- an all-reduce
+
+/// Whole numbers, which floats add exactly in any order.
+void check_all_reduce(const ProcessGroup& world, int64_t elements) {
+  const auto base = at::arange(elements, at::kLong).remainder(1000).to(at::kFloat).to(world.device());
+  auto tensor = base + static_cast<float>(world.rank() + 1);
+  world.all_reduce(tensor);
+  const auto expected = base * world.size() + static_cast<float>(world.size() * (world.size() + 1) / 2);
+  if (at::equal(tensor, expected)) return;
+  const auto wrong = (tensor != expected).nonzero()[0].item<int64_t>();
+  refuse_result(c10::str("rank ", world.rank(), ": all_reduce of ", elements, " floats: element ", wrong, " is ",
+                         tensor[wrong].item<float>(), " and not ", expected[wrong].item<float>()));
+}
+
+// --- a training
+
+/// Numbers without a generator, which ranks that are threads would share.
+at::Tensor wave(at::IntArrayRef sizes, double phase) {
+  const auto count = c10::multiply_integers(sizes);
+  return at::arange(count, at::kFloat).mul(0.7).add(phase).sin().mul(0.5).view(sizes);
+}
+
+struct Net : torch::nn::Module {
+  Net(double phase, at::Device device) {
+    c10::NoGradGuard no_gradients;
+    for (auto& parameter : parameters()) parameter.copy_(wave(parameter.sizes(), phase));
+    to(device);
+  }
+  at::Tensor forward(const at::Tensor& input) { return output->forward(at::tanh(hidden->forward(input))); }
+
+  torch::nn::Linear hidden{register_module("hidden", torch::nn::Linear(8, 32))};
+  torch::nn::Linear output{register_module("output", torch::nn::Linear(32, 4))};
+};
+
+/// All parameters in a row after the training.
+template <class Model>
+at::Tensor train(Model&& forward, const std::vector<at::Tensor>& parameters, const at::Tensor& inputs,
+                 const at::Tensor& targets) {
+  torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    at::mse_loss(forward(inputs), targets).backward();
+    optimizer.step();
+  }
+  std::vector<at::Tensor> flat;
+  for (const auto& parameter : parameters) flat.push_back(parameter.detach().flatten());
+  return at::cat(flat);
+}
+
+void check_equal_on_all(const ProcessGroup& world, const at::Tensor& mine) {
+  auto all = at::empty({world.size(), mine.numel()}, mine.options());
+  world.all_gather(all, mine);
+  for (int rank = 1; rank < world.size(); ++rank)
+    if (!at::equal(all[0], all[rank]))
+      refuse_result(c10::str("after ", kSteps, " steps of DistributedDataParallel the parameters of rank ", rank,
+                             " differ from those of rank 0 by up to ", (all[0] - all[rank]).abs().max().item<float>()));
+}
+
+/// Ranks begin with different parameters and see different samples, and must end where one process would.
+void check_training(const ProcessGroup& world) {
+  const auto device = world.device();
+  const auto inputs = wave({kBatch * world.size(), 8}, 0.3).to(device);
+  const auto targets = wave({kBatch * world.size(), 4}, 1.1).to(device);
+  const auto part = [&](const at::Tensor& whole) { return whole.narrow(0, kBatch * world.rank(), kBatch); };
+
+  lockstep::DistributedDataParallel ddp(std::make_shared<Net>(world.rank(), device), world);
+  const auto together =
+      train([&](const auto& input) { return ddp(input); }, ddp.parameters(), part(inputs), part(targets));
+  check_equal_on_all(world, together);
+
+  Net one(0, device);
+  const auto alone = train([&](const auto& input) { return one.forward(input); }, one.parameters(), inputs, targets);
+  const double difference = ((together - alone).norm() / alone.norm()).item<double>();
+  if (!(difference <= kTolerance))
+    refuse_result(c10::str(
+        "rank ", world.rank(), ": after ", kSteps, " steps of DistributedDataParallel the parameters differ by ",
+        difference, ", relative, from those of one process on the whole batch; at most ", kTolerance, " is expected"));
+}
+
+void check(const ProcessGroup& world) {
+  check_all_reduce(world, 10);
+  check_all_reduce(world, 100'000);  // in pieces
+  check_training(world);
+  world.barrier();
+}
+
+// --- the program
+
+/// nccl wants a GPU for each rank, so that on fewer than two it cannot show anything.
+void list_backends() {
+  for (const auto& name : lockstep::available_backends())
+    if (name != kNccl || torch::cuda::device_count() > 1)
+      std::cout << name << ' ' << (name == kThreads ? "threads" : name == kMpi ? "mpirun" : "processes") << '\n';
+}
+
+int to_number(const char* text) {
+  int number = 0;
+  const auto result = std::from_chars(text, text + std::strlen(text), number);
+  if (result.ec != std::errc() || *result.ptr != '\0' || number < 1)
+    throw lockstep::UsageError(c10::str("\"", text, "\" is not a number above 0"));
+  return number;
+}
+
+/// Of exceptions of LibTorch's without the backtrace.
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  if (argc == 2 && std::strcmp(argv[1], "--list") == 0) {
+    list_backends();
+    return 0;
+  }
+  if (argc != 4) throw lockstep::UsageError("usage: lockstep-selftest --list | BACKEND RANKS TIMEOUT_MS");
+  const std::string backend = argv[1];
+  const int ranks = to_number(argv[2]);
+  const milliseconds timeout(to_number(argv[3]));
+  if (backend == kThreads)
+    lockstep::run_threads(ranks, check, {.backend = backend, .timeout = timeout});
+  else
+    check(lockstep::init_process_group({.backend = backend, .timeout = timeout}));
+  return 0;
+} catch (const std::exception& error) {
+  std::cerr << "lockstep-selftest: " + first_line(error.what()) + "\n";  // in one piece: mpirun mixes what ranks write
+  return 1;
+}
