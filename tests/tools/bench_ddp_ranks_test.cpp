@@ -11,12 +11,10 @@
 
 #include <lockstep/run_threads.h>
 
-#include "bench/ddp/plan.h"
-#include "bench/ranks/ddp/checks.h"
-#include "bench/ranks/ddp/measure.h"
-#include "bench/ranks/ddp/model.h"
-#include "bench/ranks/ddp/sides.h"
-#include "bench/ranks/ddp/training.h"
+#include "bench/rank_protocol.h"
+#include "bench/ranks/ddp_sides.h"
+#include "bench/ranks/ddp_training.h"
+#include "bench/ranks/measure.h"
 #include "bench/ranks/pinning.h"
 #include "page_file.h"
 

@@ -8,12 +8,9 @@
 
 #include <lockstep/error.h>
 
-#include "bench/ddp/messages.h"
-#include "bench/ddp/plan.h"
-#include "bench/ddp/printer.h"
-#include "bench/ddp/request.h"
-#include "bench/ddp/row.h"
-#include "bench/ddp/table.h"
+#include "bench/ddp_report.h"
+#include "bench/rank_protocol.h"
+#include "bench/request.h"
 #include "support/messages.h"
 
 namespace lockstep::bench {

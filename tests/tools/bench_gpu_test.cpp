@@ -8,10 +8,10 @@
 
 #include <lockstep/error.h>
 
-#include "bench/companion.h"
-#include "bench/gpu/plan.h"
-#include "bench/gpu/row.h"
+#include "bench/coprocess.h"
+#include "bench/gpu_report.h"
 #include "bench/operation.h"
+#include "bench/request.h"
 #include "support/messages.h"
 
 namespace lockstep::bench {

@@ -4,11 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "bench/log_axis.h"
+#include "bench/collective_report.h"
 #include "bench/plot.h"
-#include "bench/printer.h"
-#include "bench/series.h"
-#include "bench/table.h"
 
 namespace lockstep::bench {
 namespace {

@@ -7,8 +7,7 @@
 #include <lockstep/backend.h>
 #include <lockstep/run_threads.h>
 
-#include "bench/ranks/barrier.h"
-#include "bench/ranks/collective.h"
+#include "bench/ranks/collective_sides.h"
 #include "bench/ranks/measure.h"
 #include "bench/ranks/pattern.h"
 #include "bench/ranks/pinning.h"

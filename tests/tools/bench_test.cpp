@@ -3,14 +3,12 @@
 
 #include <lockstep/error.h>
 
-#include "bench/messages.h"
+#include "bench/collective_report.h"
+#include "bench/launch_ranks.h"
 #include "bench/operation.h"
-#include "bench/plan.h"
-#include "bench/ranks.h"
+#include "bench/rank_protocol.h"
+#include "bench/report_format.h"
 #include "bench/request.h"
-#include "bench/row.h"
-#include "bench/sizes.h"
-#include "bench/statistics.h"
 #include "support/messages.h"
 
 namespace lockstep::bench {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "run/run_program.h"
+#include "run/child_process.h"
 
 namespace lockstep::tool {
 namespace {

@@ -6,8 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "doctor/judge_gpus.h"
-#include "doctor/judge_nccl.h"
+#include "doctor/checks.h"
 #include "support/temporary_folder.h"
 #include "tools/doctor_facts.h"
 #include "tools/script.h"

@@ -1,4 +1,4 @@
-#include "doctor/judge_machine.h"
+#include "doctor/checks.h"
 
 #include <filesystem>
 #include <fstream>

@@ -1,4 +1,4 @@
-#include "doctor/judge_network.h"
+#include "doctor/checks.h"
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -10,7 +10,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "doctor/judge_job.h"
 #include "support/temporary_folder.h"
 #include "tools/doctor_facts.h"
 

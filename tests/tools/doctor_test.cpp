@@ -12,7 +12,7 @@
 
 #include "cli/commands.h"
 #include "doctor/env_report.h"
-#include "doctor/table.h"
+#include "doctor/findings.h"
 #include "support/temporary_folder.h"
 #include "tools/doctor_facts.h"
 #include "tools/script.h"

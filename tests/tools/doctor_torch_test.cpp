@@ -1,11 +1,11 @@
-#include "doctor/judge_torch.h"
+#include "doctor/checks.h"
 
 #include <filesystem>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "run/run_program.h"
+#include "run/child_process.h"
 #include "support/temporary_folder.h"
 #include "tools/doctor_facts.h"
 #include "tools/script.h"

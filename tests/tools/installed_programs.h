@@ -6,7 +6,7 @@
 
 #include "cli/command_line.h"
 #include "cli/manual.h"
-#include "run/run_program.h"
+#include "run/child_process.h"
 
 namespace lockstep::tool {
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "bench/plan.h"
+#include "bench/rank_protocol.h"
 
 namespace lockstep::bench {
 

@@ -8,10 +8,9 @@
 #include <lockstep/error.h>
 #include <lockstep/launcher.h>
 
-#include "bench/arguments.h"
-#include "bench/ddp/plan.h"
-#include "bench/gpu/plan.h"
-#include "bench/measure.h"
+#include "bench/rank_protocol.h"
+#include "bench/request.h"
+#include "bench/run_bench.h"
 #include "cli/commands.h"
 
 namespace lockstep::bench {

@@ -7,7 +7,7 @@
 
 #include <lockstep/error.h>
 
-#include "bench/sizes.h"
+#include "bench/operation.h"
 
 namespace lockstep::bench {
 namespace {
@@ -75,6 +75,16 @@ void check_meaning(const Request& request, Operation operation) {
     throw UsageError("a barrier carries no data: leave out --min, --max, --factor, --sizes, --dtype and --memory");
 }
 
+std::string choose_backend(const std::string& wanted, std::vector<std::string> available) {
+  std::erase(available, "threads");  // its ranks are no processes
+  available.insert(available.begin(), DdpPlan().backend);
+  if (wanted.empty()) return available[0];
+  if (!has(available, wanted))
+    throw UsageError(fmt::format("--backend: there is no '{}' to train over; this build has {}", wanted,
+                                 fmt::join(available, ", ")));
+  return wanted;
+}
+
 }  // namespace
 
 bool has(const std::vector<std::string>& names, const std::string& name) {
@@ -117,6 +127,66 @@ int64_t memory_bytes(const Plan& plan) {
   // floor.
   const int64_t buffers = 2 * kinds * static_cast<int64_t>(plan.backends.size()) + 1;
   return buffers * plan.ranks * *std::max_element(plan.sizes.begin(), plan.sizes.end());
+}
+
+void refuse_message_options(const Request& request) {
+  const std::pair<const char*, bool> kForMessages[] = {
+      {"--min", !request.least.empty()},    {"--max", !request.most.empty()},    {"--factor", request.factor != 0},
+      {"--sizes", !request.sizes.empty()},  {"--dtype", !request.dtype.empty()}, {"--op", !request.redop.empty()},
+      {"--memory", !request.memory.empty()}};
+  std::vector<std::string> said;
+  for (const auto& [option, is_said] : kForMessages)
+    if (is_said) said.emplace_back(option);
+  if (!said.empty())
+    throw UsageError(fmt::format("{} trains models, it has no messages to choose: leave out {}", request.operation,
+                                 fmt::join(said, ", ")));
+  if (!request.against.empty() && request.against != "python")
+    throw UsageError(fmt::format("--against is \"{}\": it should be python, or left out", request.against));
+}
+
+std::vector<std::string> choose_models(const std::vector<std::string>& wanted, const std::vector<std::string>& known) {
+  if (wanted.empty()) return known;
+  std::vector<std::string> chosen;
+  for (const auto& name : wanted) {
+    if (!has(known, name))
+      throw UsageError(
+          fmt::format("--models: there is no '{}' to train; it should be among {}", name, fmt::join(known, ", ")));
+    if (has(chosen, name)) throw UsageError(fmt::format("--models names '{}' twice: once is enough", name));
+    chosen.push_back(name);
+  }
+  return chosen;
+}
+
+DdpPlan make_ddp_plan(const Request& request, const std::vector<std::string>& available) {
+  refuse_message_options(request);
+  if (!request.backends.empty())
+    throw UsageError(fmt::format("{} trains over one backend: give --backend in place of --backends", kDdp));
+  DdpPlan plan{make_run_plan(request)};
+  plan.models = choose_models(request.models, model_names());
+  plan.backend = choose_backend(request.backend, available);
+  return plan;
+}
+
+std::vector<std::string> gpu_model_names() {
+  return {"mlp-small", "cnn", "gpt-6x384", "gpt-124m"};
+}
+
+GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gpus) {
+  refuse_message_options(request);
+  if (!request.backend.empty() || !request.backends.empty())
+    throw UsageError("gpu trains over nccl: leave out --backend and --backends");
+  if (request.ranks.value_or(1) != 1)
+    throw UsageError(
+        fmt::format("-n is {}: gpu measures what DistributedDataParallel adds to a step of one rank on one "
+                    "GPU, leave it out",
+                    *request.ranks));
+  const auto run = make_run_plan(request);
+  GpuPlan plan{choose_models(request.models, gpu_model_names()), run.rounds, run.check};
+  if (gpus.empty())
+    throw UsageError(
+        "gpu needs a GPU, and a build that has nccl for a LibTorch of 2.4 or later: nvidia-smi and the build's summary "
+        "say what is missing");
+  return plan;
 }
 
 }  // namespace lockstep::bench

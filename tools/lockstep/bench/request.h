@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/plan.h"
+#include "bench/rank_protocol.h"
 
 namespace lockstep::bench {
 
@@ -46,5 +46,31 @@ RunPlan make_run_plan(const Request& request);
 
 /// How much memory all ranks together need for the largest size, at most.
 int64_t memory_bytes(const Plan& plan);
+
+/// What ddp and gpu, which train models, have in common. Both throw UsageError naming the option.
+
+/// Refuses options that say nothing about training.
+void refuse_message_options(const Request& request);
+
+/// Those that are wanted, in that order; all that are known when none is.
+std::vector<std::string> choose_models(const std::vector<std::string>& wanted, const std::vector<std::string>& known);
+
+/// Pure. `available` are the backends that this build has. UsageError naming the option, what came and what it should
+/// be, also for an option that says nothing about training. Which Python is compared with stays open.
+DdpPlan make_ddp_plan(const Request& request, const std::vector<std::string>& available);
+
+/// Models that one rank trains on one GPU.
+struct GpuPlan {
+  std::vector<std::string> models{};
+  int rounds = 0;  // 0: as many as fit into about a minute in all, 5 at least
+  bool check = true;
+};
+
+/// Pure. `gpus` are those that this build can use. UsageError naming the option, what came and what it should be, also
+/// for an option that says nothing about training on a GPU.
+GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gpus);
+
+/// mlp-small, cnn, gpt-6x384 and gpt-124m: docs/bench.md has their layers.
+std::vector<std::string> gpu_model_names();
 
 }  // namespace lockstep::bench

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iostream>
+#include <numeric>
+#include <regex>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,8 +13,6 @@
 
 #include "cli/commands.h"
 #include "cli/help_text.h"
-#include "cli/nearest.h"
-#include "cli/program_cutter.h"
 
 namespace {
 
@@ -31,6 +31,96 @@ Exit codes:
   0   the command did what it was asked to
   2   wrong usage
 )";
+
+/// How many letters must be added, removed or exchanged to make one of the other.
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t exchanged = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({exchanged, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+/// The one of `known` that `written` was most likely meant to be; empty when none is near.
+std::string nearest(const std::string& written, const std::vector<std::string>& known) {
+  std::string best;
+  size_t best_distance = std::max<size_t>(2, written.size() / 3) + 1;
+  for (const auto& candidate : known) {
+    const bool begins = written.size() > 3 && candidate.starts_with(written);
+    const size_t found = begins ? 0 : distance(written, candidate);
+    if (found >= best_distance) continue;
+    best = candidate;
+    best_distance = found;
+  }
+  return best;
+}
+
+/// " Did you mean NEAREST?", or nothing.
+std::string suggestion(const std::string& written, const std::vector<std::string>& known) {
+  const auto found = nearest(written, known);
+  return found.empty() ? "" : " Did you mean " + found + "?";
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* option : app.get_options())
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+bool is_streams(const std::string& argument) {
+  static const std::regex kStreams("[0-3]|\\d+:[0-3](,\\d+:[0-3])*");
+  return std::regex_match(argument, kStreams);
+}
+
+/// "--master_port=1" as {"--master-port", "=1"}; "-n4" as {"-n", "4"}.
+std::pair<std::string, std::string> split_argument(const std::string& argument) {
+  if (!argument.starts_with("--")) return {argument.substr(0, 2), argument.substr(2)};
+  auto name = argument.substr(0, argument.find('='));
+  auto value = argument.substr(name.size());
+  std::replace(name.begin(), name.end(), '_', '-');
+  return {name, value};
+}
+
+/// Takes the program and its arguments off the end of `arguments` (what follows "run"), so that nothing in them is read
+/// as an option of ours: they begin at the first that is neither an option of `run` nor an option's value, or behind
+/// "--". What remains has '-' in the names of options where '_' was written, as torchrun allows, and the streams of
+/// --tee and --redirects, which may be left out, joined by '='.
+/// Throws CLI::ParseError with the nearest suggestion for an option that is none.
+std::vector<std::string> cut_program(const CLI::App& run, std::vector<std::string>& arguments) {
+  std::vector<std::string> ours;
+  size_t at = 0;
+  while (at < arguments.size() && arguments[at].size() > 1 && arguments[at][0] == '-') {
+    if (arguments[at] == "--") {
+      ++at;
+      break;
+    }
+    auto [name, value] = split_argument(arguments[at++]);
+    const auto* option = run.get_option_no_throw(name);
+    if (!option)
+      throw CLI::ParseError("run: no option " + name + "." + suggestion(name, option_names(run)) +
+                                " Options of the program stand behind its name.",
+                            CLI::ExitCodes::ExtrasError);
+    const bool has_value = option->get_items_expected_max() > 0;
+    if (has_value && option->get_expected_min() == 0) {
+      if (value.empty()) value = at < arguments.size() && is_streams(arguments[at]) ? arguments[at++] : "3";
+      ours.push_back("--" + option->get_lnames()[0] + (value.starts_with('=') ? "" : "=") + value);
+      continue;
+    }
+    ours.push_back(name + value);
+    if (value.empty() && has_value && at < arguments.size()) ours.push_back(arguments[at++]);
+  }
+  std::vector<std::string> program(arguments.begin() + static_cast<ptrdiff_t>(at), arguments.end());
+  arguments = std::move(ours);
+  return program;
+}
 
 /// The names of those commands that help shows.
 std::vector<std::string> command_names(const CLI::App& app) {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "cli/wrap.h"
+#include "cli/terminal.h"
 
 namespace lockstep::tool {
 namespace {

@@ -4,14 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "doctor/finding.h"
+#include "doctor/env_report.h"
+#include "doctor/findings.h"
 #include "doctor/gpus.h"
 #include "doctor/machine.h"
-#include "doctor/meeting.h"
 #include "doctor/network.h"
-#include "doctor/probe.h"
 #include "doctor/storage.h"
-#include "doctor/variables.h"
+#include "doctor/torch_probe.h"
 
 namespace lockstep::tool {
 
@@ -40,8 +39,5 @@ Facts gather_facts(const Variables& variables, const DoctorOptions& options);
 
 /// Pure: all findings, by subject.
 std::vector<Section> examine(const Facts& facts);
-
-/// How many findings have this status.
-int count(const std::vector<Section>& sections, Status status);
 
 }  // namespace lockstep::tool

@@ -1,16 +1,45 @@
 #include "doctor/env_report.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
+#include <cstring>
+#include <iostream>
+#include <memory>
 #include <vector>
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/version.h>
 
+#include "cli/commands.h"
+
+extern char** environ;
+
 namespace lockstep::tool {
 namespace {
+
+bool is_telling(const std::string& name) {
+  for (const char* prefix : {"LOCKSTEP_", "MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_",
+                             "NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES"})
+    if (name.starts_with(prefix)) return true;
+  for (const char* exact :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "ROLE_RANK",
+        "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR"})
+    if (name == exact) return true;
+  return false;
+}
+
+bool is_secret(std::string name) {
+  if (name == "LOCKSTEP_SECRET_FILE") return false;  // a path
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });
+  for (const char* part : {"SECRET", "TOKEN", "KEY", "PASSWORD", "PASSWD", "CREDENTIAL", "JWT"})
+    if (name.find(part) != std::string::npos) return true;
+  return false;
+}
 
 using nlohmann::ordered_json;
 
@@ -67,7 +96,44 @@ std::vector<std::string> lines_of(const ordered_json& value) {
   return lines;
 }
 
+struct EnvArguments {
+  std::string probe_program{};
+  bool json = false;
+};
+
+void print_report(const EnvArguments& arguments) {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  const auto report =
+      describe(host, read_machine(), ask_probe(arguments.probe_program), telling_variables(process_variables()));
+  // What comes from the environment need not be UTF-8, which JSON must be.
+  if (arguments.json)
+    std::cout << report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;
+  else
+    std::cout << to_text(report) << std::flush;
+}
+
 }  // namespace
+
+Variables process_variables() {
+  Variables variables;
+  for (char** entry = environ; entry && *entry; ++entry)
+    if (char* equals = std::strchr(*entry, '=')) variables[std::string(*entry, equals)] = equals + 1;
+  return variables;
+}
+
+Variables telling_variables(const Variables& all) {
+  Variables telling;
+  for (const auto& [name, value] : all)
+    if (is_telling(name)) telling[name] = is_secret(name) ? "(hidden)" : value;
+  return telling;
+}
+
+Variables nccl_variables(const Variables& all) {
+  Variables nccl = telling_variables(all);
+  std::erase_if(nccl, [](const auto& variable) { return !variable.first.starts_with("NCCL_"); });
+  return nccl;
+}
 
 ordered_json describe(const std::string& host, const Machine& machine, const Probe& probe, const Variables& variables) {
   ordered_json report;
@@ -101,3 +167,26 @@ std::string to_text(const ordered_json& report) {
 }
 
 }  // namespace lockstep::tool
+
+void add_env(CLI::App& app, int& exit_code) {
+  using lockstep::tool::EnvArguments;
+  auto arguments = std::make_shared<EnvArguments>();
+  auto* command = app.add_subcommand("env", "Print what a bug report needs: versions, machine, variables");
+  command
+      ->add_option("--probe", arguments->probe_program,
+                   "The program that asks LibTorch, when it is not beside lockstep")
+      ->type_name("FILE");
+  command->add_flag("--json", arguments->json, "Print one JSON object");
+  command->footer(
+      "Variables whose names speak of a secret, token, key or password are shown without their values.\n\n"
+      "Examples:\n"
+      "  lockstep env\n"
+      "  lockstep env --json > environment.json\n\n"
+      "Exit codes:\n"
+      "  0   the report was printed\n"
+      "  2   wrong usage");
+  command->callback([arguments, &exit_code] {
+    lockstep::tool::print_report(*arguments);
+    exit_code = 0;
+  });
+}

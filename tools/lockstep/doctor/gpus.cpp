@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "doctor/files.h"
-#include "run/run_program.h"
+#include "doctor/machine.h"
+#include "run/child_process.h"
 
 namespace lockstep::tool {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <lockstep/environment.h>
 
-#include "doctor/probe.h"
+#include "doctor/torch_probe.h"
 
 namespace lockstep::tool {
 

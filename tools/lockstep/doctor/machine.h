@@ -1,12 +1,49 @@
 #pragma once
 
+#include <charconv>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <string>
 
-#include "doctor/cgroup.h"
-
 namespace lockstep::tool {
+
+/// The contents of a small file of the kernel's, without the line end; empty when it cannot be read.
+inline std::string read_text(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+/// All of `text` as a number; none for anything else.
+inline std::optional<uint64_t> to_integer(const std::string& text) {
+  uint64_t number = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (result.ec != std::errc() || result.ptr != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+/// The number that is all of a file; none for another text, "max" say, or no file.
+inline std::optional<uint64_t> read_integer(const std::filesystem::path& path) {
+  return to_integer(read_text(path));
+}
+
+/// What a container or a batch system lets this process use. None: no limit.
+struct CgroupLimits {
+  std::optional<double> cores;
+  std::optional<uint64_t> memory_bytes;
+  uint64_t memory_used_bytes = 0;  // of that limit, without files that the kernel may drop
+  std::optional<uint64_t> processes;
+
+  bool operator==(const CgroupLimits&) const = default;
+};
+
+/// The smallest limits from this process's groups up to the root that can be seen, of cgroup v2 and v1.
+/// `root` stands before every path that is read, for tests. What cannot be read is no limit.
+CgroupLimits read_cgroup_limits(const std::filesystem::path& root = "/");
 
 /// A limit of ulimit's. None: unlimited.
 struct Ulimit {

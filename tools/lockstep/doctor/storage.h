@@ -7,7 +7,7 @@
 #include <lockstep/environment.h>
 
 #include "doctor/machine.h"
-#include "doctor/meeting.h"
+#include "doctor/network.h"
 
 namespace lockstep::tool {
 

@@ -15,7 +15,7 @@
 
 #include <lockstep/launcher.h>
 
-#include "run/mpirun_command.h"
+#include "run/child_process.h"
 
 namespace lockstep::tool {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "run/captured_process.h"
+#include "run/child_process.h"
 
 namespace lockstep::tool {
 

@@ -13,9 +13,8 @@
 #include <lockstep/version.h>
 
 #include "cli/commands.h"
-#include "doctor/table.h"
-#include "run/helper_program.h"
-#include "run/run_program.h"
+#include "doctor/findings.h"
+#include "run/child_process.h"
 #include "test/self_test.h"
 
 namespace lockstep::tool {

@@ -17,11 +17,10 @@
 #include <lockstep/process_group.h>
 #include <lockstep/torch_version.h>
 
-#include "bench/ranks/ddp/measure.h"
-#ifdef LOCKSTEP_BENCH_GPU
-#include "bench/ranks/gpu/trainer.h"
-#endif
 #include "bench/ranks/measure.h"
+#ifdef LOCKSTEP_BENCH_GPU
+#include "bench/ranks/gpu_trainer.h"
+#endif
 
 namespace lockstep::bench {
 namespace {

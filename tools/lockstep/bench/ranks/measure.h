@@ -4,9 +4,8 @@
 
 #include <lockstep/process_group.h>
 
-#include "bench/messages.h"
-#include "bench/plan.h"
-#include "bench/ranks/common_page.h"
+#include "bench/rank_protocol.h"
+#include "bench/ranks/shared_page.h"
 
 namespace lockstep::bench {
 
@@ -14,5 +13,10 @@ namespace lockstep::bench {
 /// rank 0, for each message, outside of what is timed.
 void measure(const Plan& plan, const ProcessGroup& world, CommonPage& page,
              const std::function<void(const Message&)>& report);
+
+/// Carries the plan out over all ranks of `world`. Collective. `report` is called on rank 0, for each message, outside
+/// of what is timed.
+void measure_ddp(const DdpPlan& plan, const ProcessGroup& world, CommonPage& page,
+                 const std::function<void(const DdpMessage&)>& report);
 
 }  // namespace lockstep::bench

@@ -1,14 +1,40 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "bench/ranks/common_page.h"
-#include "bench/ranks/side.h"
-#include "bench/run_plan.h"
+#include "bench/rank_protocol.h"
+#include "bench/ranks/shared_page.h"
 
 namespace lockstep::bench {
+
+/// One of those that take turns: a backend with one kind of memory, or memory itself.
+class Side {
+ public:
+  virtual ~Side() = default;
+
+  /// Rewrites the buffers, other than the last time: `turn` counts. Local, and not timed.
+  virtual void prepare(int64_t turn) = 0;
+
+  /// One call, not timed, so that what other sides have left of caches and clocks does not count. Collective.
+  virtual void warm_up() = 0;
+
+  /// The calls of one sample, which are timed. Collective.
+  virtual void run() = 0;
+
+  /// How many elements are not what run() should have made of what prepare() wrote. Local, and not timed.
+  virtual int64_t count_wrong() = 0;
+};
+
+/// A sample of several calls gives each its own buffer, so that each result can be checked; they begin on cache lines
+/// of their own. From one to the next, in elements.
+inline int64_t slot_stride(int64_t count, int64_t element_bytes, int calls) {
+  constexpr int64_t kApartBytes = 128;
+  const int64_t apart = kApartBytes / element_bytes;
+  return calls == 1 ? count : (count + apart - 1) / apart * apart;
+}
 
 /// Who takes turns, and what came of it.
 struct Turn {

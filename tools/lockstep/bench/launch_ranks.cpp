@@ -1,0 +1,144 @@
+#include "bench/launch_ranks.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/error.h>
+
+#include "bench/rank_protocol.h"
+#include "run/child_process.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr const char* kBenchProgram = "lockstep-bench";
+
+std::string counted(int number, const char* noun) {
+  return fmt::format("{} {}{}", number, noun, number == 1 ? "" : "s");
+}
+
+constexpr const char* kProbe = R"(
+import sys, torch, torch.distributed as dist
+lacks = None
+if not dist.is_available():
+    lacks = "torch.distributed"
+elif sys.argv[1] == "Gloo" and not dist.is_gloo_available():
+    lacks = "Gloo"
+elif sys.argv[1] == "NCCL" and not (dist.is_nccl_available() and torch.cuda.is_available()):
+    lacks = "NCCL, or sees no GPU"
+if lacks:
+    sys.exit(f"torch {torch.__version__} has no {lacks}")
+print(sys.executable, torch.__version__, sep="\n")
+)";
+
+/// Calls for each whole line until every writer is gone.
+void read_lines(int file, const std::function<void(const std::string&)>& on_line) {
+  std::string lines;
+  char bytes[4096];
+  for (ssize_t got; (got = ::read(file, bytes, sizeof bytes)) != 0;) {
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return;
+    lines.append(bytes, static_cast<size_t>(got));
+    for (size_t end; (end = lines.find('\n')) != lines.npos; lines.erase(0, end + 1)) on_line(lines.substr(0, end));
+  }
+}
+
+/// A thread that no signal interrupts: they are the launcher's.
+std::thread start_quietly(const std::function<void()>& body) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread(body);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
+}  // namespace
+
+std::string find_program() {
+  const auto program = tool::find_helper_program(kBenchProgram).string();
+  if (program.empty())
+    throw SystemError(fmt::format("{} is neither beside lockstep nor in ../libexec/lockstep", kBenchProgram));
+  return program;
+}
+
+std::vector<std::string> ask_backends(const std::string& program) {
+  const auto answer = tool::run_program({program, "--backends"}, std::chrono::seconds(60));
+  if (!answer.failure.empty()) throw SystemError(fmt::format("{} {}", program, answer.failure));
+  return nlohmann::json::parse(answer.output);
+}
+
+void require_mpirun(const std::string& option) {
+  if (!tool::has_mpirun()) throw UsageError(fmt::format("{}: mpi cannot be measured: {}", option, kNoMpirun));
+}
+
+void settle_on_cores(RunPlan& plan, const Arguments& arguments, const tool::Machine& machine) {
+  plan.is_crowded = plan.ranks > tool::usable_cores(machine);
+  plan.bind = !arguments.no_bind && plan.ranks * arguments.threads <= machine.allowed_cores;
+}
+
+std::string describe_conditions(const RunPlan& plan, int threads, const tool::Machine& machine) {
+  return fmt::format("{} of {} on {} of {}, {}", counted(plan.ranks, "rank"), counted(threads, "thread"),
+                     counted(machine.allowed_cores, "core"), machine.cpu_model, plan.bind ? "pinned" : "not pinned");
+}
+
+Python find_python(const std::string& library) {
+  std::string lacking;
+  for (const char* name : {"python3", "/usr/bin/python3"}) {
+    const auto answer = tool::run_program({"/usr/bin/env", name, "-c", kProbe, library}, std::chrono::seconds(60));
+    if (answer.failure.empty()) {
+      Python python;
+      std::istringstream lines(answer.output);
+      std::getline(lines, python.program);
+      std::getline(lines, python.torch);
+      return python;
+    }
+    lacking += fmt::format("\n  {} {}", name, answer.failure);
+  }
+  throw UsageError(fmt::format(
+      "--against python needs a python3 that has torch with {}: {}. These were tried:{}", library,
+      library == "Gloo" ? "apt-get install python3-torch, or put one first in PATH" : "put one first in PATH",
+      lacking));
+}
+
+LaunchOptions rank_launch(int ranks, const std::string& plan, const RankOptions& options) {
+  LaunchOptions launch;
+  launch.standalone = true;
+  launch.omp_threads = options.threads;
+  launch.workers_per_node = options.by_mpirun ? "1" : std::to_string(ranks);
+  if (options.by_mpirun) launch.command = tool::mpirun_command(ranks);  // ranks find their cores themselves
+  launch.command.insert(launch.command.end(), options.command.begin(), options.command.end());
+  launch.command.push_back(plan);
+  return launch;
+}
+
+int run_ranks(RunPlan& plan, const std::function<std::string()>& text, const RankOptions& options,
+              const std::function<void(const std::string&)>& on_line) {
+  SharedFile page = SharedFile::in_memory();
+  if (::ftruncate(page.get(), page_bytes(plan.ranks)) != 0)
+    throw SystemError(fmt::format("ftruncate of {} bytes: {}", page_bytes(plan.ranks), std::strerror(errno)));
+  int ends[2];
+  const int made = ::pipe2(ends, O_CLOEXEC);
+  SharedFile to_read(made == 0 ? ends[0] : -1, "pipe"), to_write(ends[1], "pipe");
+  plan.page = page.path();
+  plan.results = to_write.path();
+
+  auto reader = start_quietly([&] { read_lines(to_read.get(), on_line); });
+  const int code = launch(rank_launch(plan.ranks, text(), options));
+  to_write.close();  // the last writer: the reader ends
+  reader.join();
+  return code;
+}
+
+}  // namespace lockstep::bench

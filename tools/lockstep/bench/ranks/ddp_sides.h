@@ -1,0 +1,101 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/coprocess.h"
+#include "bench/ranks/ddp_training.h"
+#include "bench/ranks/rounds.h"
+#include "bench/ranks/shared_page.h"
+
+namespace lockstep::bench {
+
+/// So many steps in a sample, always from the same weights.
+struct StepsOf {
+  Training& training;
+  Batch batch;
+  int steps = 1;
+};
+
+/// All ranks train at the same time.
+class TogetherSide final : public Side {
+ public:
+  /// Where ranks talk, their parameters should be equal after each sample.
+  enum class Check { kNone, kEqualParameters };
+
+  TogetherSide(StepsOf work, Check check, CommonPage& page) : work_(std::move(work)), check_(check), page_(page) {}
+
+  void prepare(int64_t) override { work_.training.reset(); }
+  void warm_up() override { work_.training.step(work_.batch); }
+  void run() override;
+  int64_t count_wrong() override;
+
+ private:
+  const StepsOf work_;
+  const Check check_;
+  CommonPage& page_;
+};
+
+/// Rank 0 trains, while the others sleep.
+class AloneSide final : public Side {
+ public:
+  AloneSide(StepsOf work, CommonPage& page) : work_(std::move(work)), page_(page) {}
+
+  void prepare(int64_t) override;
+  void warm_up() override;
+  void run() override;
+  int64_t count_wrong() override { return 0; }
+
+ private:
+  const StepsOf work_;
+  CommonPage& page_;
+};
+
+/// One rank of PyTorch's own DistributedDataParallel: a process of its own that runs python_rank.py.
+class PythonRank {
+ public:
+  struct Options {
+    std::string python{};  // the interpreter
+    std::string store{};   // a file by which the ranks meet
+    int rank = 0;
+    int ranks = 1;
+    bool has_mkldnn = true;
+    std::vector<int> cores{};  // for its main thread; empty: all
+  };
+
+  /// Returns when all ranks have met. SystemError when it cannot be started.
+  explicit PythonRank(const Options& options);
+
+  /// Collective: Python's ranks talk. Each returns when it is done. PeerError when the process has ended.
+  void take_model(const std::string& model) { process_.ask("model " + model); }
+  void train(int steps) { process_.ask("train " + std::to_string(steps)); }
+
+  /// It ends when its parameters are not those of the other ranks.
+  void check() { process_.ask("check"); }
+
+  /// Back to the weights that the model began with. Not collective.
+  void reset() { process_.ask("reset"); }
+
+ private:
+  Companion process_;
+};
+
+/// So many of its steps in a sample.
+class PythonSide final : public Side {
+ public:
+  PythonSide(PythonRank& python, int steps) : python_(python), steps_(steps) {}
+
+  void prepare(int64_t) override { python_.reset(); }
+  void warm_up() override { python_.train(1); }
+  void run() override { python_.train(steps_); }
+  int64_t count_wrong() override {
+    python_.check();
+    return 0;
+  }
+
+ private:
+  PythonRank& python_;
+  const int steps_;
+};
+
+}  // namespace lockstep::bench

@@ -1,0 +1,188 @@
+#include "bench/ranks/ddp_training.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/pooling.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/error.h>
+
+#include "bench/rank_protocol.h"
+
+namespace lockstep::bench {
+namespace {
+
+namespace nn = torch::nn;
+
+constexpr uint64_t kSeed = 1;
+
+/// Linear layers of these widths, and a ReLU between two.
+void add_linear_layers(nn::Sequential& model, const std::vector<int64_t>& widths) {
+  for (size_t i = 1; i < widths.size(); ++i) {
+    if (i > 1) model->push_back(nn::ReLU());
+    model->push_back(nn::Linear(widths[i - 1], widths[i]));
+  }
+}
+
+/// Halves width and height.
+void add_convolution(nn::Sequential& model, int64_t from_channels, int64_t to_channels) {
+  model->push_back(nn::Conv2d(nn::Conv2dOptions(from_channels, to_channels, 3).padding(1)));
+  model->push_back(nn::BatchNorm2d(to_channels));
+  model->push_back(nn::ReLU());
+  model->push_back(nn::MaxPool2d(2));
+}
+
+constexpr double kLearningRate = 0.01;
+
+class LocalTraining : public Training {
+ public:
+  explicit LocalTraining(const std::string& model)
+      : module_(make_model(model)),
+        parameters_(module_->parameters()),
+        state_(parameters_),
+        optimizer_(parameters_, torch::optim::SGDOptions(kLearningRate)) {
+    for (const auto& buffer : module_->buffers()) state_.push_back(buffer);
+    for (const auto& tensor : state_) first_.push_back(tensor.detach().clone());
+  }
+
+  void reset() override {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < state_.size(); ++i) state_[i].copy_(first_[i]);
+  }
+
+  void step(const Batch& batch) override {
+    for (const auto& parameter : parameters_) parameter.mutable_grad().reset();  // what Python's zero_grad does
+    at::cross_entropy_loss(forward(batch.input), batch.target).backward();
+    optimizer_.step();
+  }
+
+  std::vector<at::Tensor> parameters() const override { return parameters_; }
+
+ protected:
+  virtual at::Tensor forward(const at::Tensor& input) { return module_->forward(input); }
+
+  torch::nn::Sequential module_;              // constant after construction, its tensors excepted
+  const std::vector<at::Tensor> parameters_;  // likewise
+  std::vector<at::Tensor> state_;             // parameters and buffers; likewise
+  std::vector<at::Tensor> first_;             // what they were; constant after construction
+  torch::optim::SGD optimizer_;
+};
+
+class DdpTraining final : public LocalTraining {
+ public:
+  DdpTraining(const std::string& model, const ProcessGroup& group) : LocalTraining(model), ddp_(module_, group) {}
+
+ private:
+  at::Tensor forward(const at::Tensor& input) override { return ddp_(input); }
+
+  DistributedDataParallel<torch::nn::SequentialImpl> ddp_;
+};
+
+/// Of a mean, whose terms may be added in another order.
+constexpr double kRounding = 1e-4;
+/// In front of a BatchNorm a bias has no gradient but what rounding leaves, which is small beside those of others.
+constexpr double kNoise = 1e-6;
+
+std::vector<at::Tensor> gradients_of(Training& training, const Batch& batch) {
+  training.reset();
+  training.step(batch);
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : training.parameters()) gradients.push_back(parameter.grad().to(at::kDouble));
+  return gradients;
+}
+
+double largest(const at::Tensor& tensor) {
+  return tensor.abs().max().item<double>();
+}
+
+/// Every bit counts: each step can be undone.
+int64_t fingerprint(const at::Tensor& tensor) {
+  const auto dense = tensor.contiguous();
+  const auto* bytes = static_cast<const char*>(dense.data_ptr());
+  uint64_t hash = 0;
+  for (size_t done = 0; done < dense.nbytes(); done += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + done, std::min(sizeof word, dense.nbytes() - done));
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 32;
+  }
+  return static_cast<int64_t>(hash);
+}
+
+}  // namespace
+
+torch::nn::Sequential make_model(const std::string& name) {
+  static std::mutex mutex;  // the random numbers of modules are the process's, but ranks may be threads
+  const std::lock_guard lock(mutex);
+  at::manual_seed(kSeed);
+  nn::Sequential model;
+  if (name == "small") {
+    add_linear_layers(model, {784, 128, 128, kClasses});
+  } else if (name == "mlp") {
+    add_linear_layers(model, {784, 2048, 2048, 2048, kClasses});
+  } else if (name == "cnn") {
+    add_convolution(model, 1, 32);
+    add_convolution(model, 32, 64);
+    model->push_back(nn::Flatten());
+    add_linear_layers(model, {3136, 128, kClasses});
+  } else {
+    throw UsageError("there is no model " + name);
+  }
+  return model;
+}
+
+std::vector<int64_t> input_shape(const std::string& model) {
+  if (model == "cnn") return {1, 28, 28};
+  return {784};
+}
+
+Batch make_batch(const std::string& model, int rank) {
+  const auto random = at::detail::createCPUGenerator(static_cast<uint64_t>(rank));
+  auto shape = input_shape(model);
+  shape.insert(shape.begin(), kBatch);
+  return {at::randn(shape, random, at::kFloat), at::randint(kClasses, {kBatch}, random, at::kLong)};
+}
+
+std::unique_ptr<Training> make_local_training(const std::string& model) {
+  return std::make_unique<LocalTraining>(model);
+}
+
+std::unique_ptr<Training> make_ddp_training(const std::string& model, const ProcessGroup& group) {
+  return std::make_unique<DdpTraining>(model, group);
+}
+
+int64_t count_wrong_gradients(Training& ddp, Training& local, const std::string& model, int rank, int ranks) {
+  auto expected = gradients_of(local, make_batch(model, 0));
+  for (int other = 1; other < ranks; ++other) {
+    const auto gradients = gradients_of(local, make_batch(model, other));
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] += gradients[i];
+  }
+  double most = 0;
+  for (const auto& gradient : expected) most = std::max(most, largest(gradient.div_(ranks)));
+  const auto got = gradients_of(ddp, make_batch(model, rank));
+  int64_t wrong = 0;
+  for (size_t i = 0; i < expected.size(); ++i)
+    if (!(largest(got[i] - expected[i]) <= kRounding * largest(expected[i]) + kNoise * most)) ++wrong;  // NaN, too
+  return wrong;
+}
+
+int64_t count_out_of_step(const std::vector<at::Tensor>& tensors, CommonPage& page) {
+  int64_t wrong = 0;
+  for (const auto& tensor : tensors) {
+    const int64_t mine = fingerprint(tensor);
+    if (page.decided(mine) != mine) ++wrong;
+  }
+  return wrong;
+}
+
+}  // namespace lockstep::bench

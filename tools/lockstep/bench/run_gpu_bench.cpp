@@ -1,0 +1,197 @@
+#include "bench/run_bench.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/error.h>
+#include <lockstep/launcher.h>
+#include <lockstep/version.h>
+
+#include "bench/coprocess.h"
+#include "bench/gpu_report.h"
+#include "bench/launch_ranks.h"
+#include "bench/operation.h"
+#include "bench/report_format.h"
+#include "bench/request.h"
+#include "run/child_process.h"
+
+namespace lockstep::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+constexpr int kCheckedSteps = 20;  // from the first weights
+constexpr int kFewestSteps = 10;   // in a sample: before the first the GPU has nothing to do, unlike in training
+constexpr int kWarmUps = 2;        // rounds that do not count
+constexpr int kWarmUpShare = 5;    // so much of a sample goes before it: whoever trains has slept for a while
+constexpr int kFewestGpuRounds = 5, kMostRounds = 101;
+constexpr Seconds kAllModels{60};  // so long may all rounds of all models take
+constexpr Seconds kSample{0.1};    // so long should a sample take, at least
+
+/// A process that trains one model after the other on the GPU: lockstep-bench, or gpu_trainer.py.
+class Trainer {
+ public:
+  Trainer(GpuSide side, std::vector<std::string> command) : side_(side), process_(name_of(side), std::move(command)) {}
+
+  GpuSide side() const { return side_; }
+
+  /// Returns when it has a GPU: the version of its torch. All of these throw PeerError when the process has ended.
+  std::string await_ready() { return process_.await_answer(); }
+  /// From its first weights, with as much memory as it then needs.
+  void take_model(const std::string& model) { process_.ask("model " + model); }
+  /// Returns when the GPU is done: the loss of the last step.
+  double train(int steps) { return std::stod(process_.ask("train " + std::to_string(steps))); }
+  /// The most memory that this model has needed.
+  int64_t peak_bytes() { return std::stoll(process_.ask("peak")); }
+  /// Gives its memory back.
+  void drop_model() { process_.ask("drop"); }
+
+ private:
+  const GpuSide side_;
+  Companion process_;
+};
+
+std::vector<std::string> ask_gpus(const std::string& program) {
+  const auto answer = tool::run_program({program, "--gpus"}, std::chrono::seconds(60));
+  if (!answer.failure.empty()) throw SystemError(fmt::format("{} {}", program, answer.failure));
+  return nlohmann::json::parse(answer.output);
+}
+
+Seconds time_of(Trainer& trainer, int steps) {
+  const auto begin = Clock::now();
+  trainer.train(steps);
+  return Clock::now() - begin;
+}
+
+class GpuMeasurement {
+ public:
+  GpuMeasurement(const GpuPlan& plan, std::string gpu, std::deque<Trainer>& trainers)
+      : plan_(plan), gpu_(std::move(gpu)), trainers_(trainers) {}
+
+  GpuRow measure_model(const std::string& model) {
+    GpuRow row{.model = model, .gpu = gpu_, .is_checked = plan_.check};
+    for (auto& trainer : trainers_) {
+      trainer.take_model(model);
+      row.samples.push_back({.side = trainer.side(), .loss = trainer.train(kCheckedSteps)});
+    }
+    row.steps = std::max(kFewestSteps,
+                         static_cast<int>(std::ceil(kCheckedSteps * (kSample / time_of(trainers_[0], kCheckedSteps)))));
+    take_rounds(row);
+    for (size_t i = 0; i < trainers_.size(); ++i) {
+      row.samples[i].peak_bytes = trainers_[i].peak_bytes();
+      trainers_[i].drop_model();
+    }
+    return row;
+  }
+
+ private:
+  /// They take turns, so that all see the same machine.
+  void take_rounds(GpuRow& row) {
+    Clock::time_point begin;
+    for (int round = 0; round < kWarmUps; ++round) {
+      begin = Clock::now();
+      take_round(row);
+    }
+    const Seconds limit = kAllModels / static_cast<double>(plan_.models.size());
+    const int fitting = std::clamp(static_cast<int>(limit / (Clock::now() - begin)), kFewestGpuRounds, kMostRounds);
+    for (auto& sample : row.samples) sample.times_us.clear();
+    for (int round = 0; round < (plan_.rounds > 0 ? plan_.rounds : fitting); ++round) take_round(row);
+  }
+
+  void take_round(GpuRow& row) {
+    for (size_t i = 0; i < trainers_.size(); ++i) {
+      trainers_[i].train(row.steps / kWarmUpShare);
+      row.samples[i].times_us.push_back(
+          std::chrono::duration<double, std::micro>(time_of(trainers_[i], row.steps)).count() / row.steps);
+    }
+  }
+
+  const GpuPlan& plan_;
+  const std::string gpu_;
+  std::deque<Trainer>& trainers_;
+};
+
+std::deque<Trainer> start_trainers(const std::string& program, const std::optional<Python>& python) {
+  std::deque<Trainer> trainers;
+  trainers.emplace_back(GpuSide::kPlain, std::vector<std::string>{program, "--gpu", "plain"});
+  trainers.emplace_back(GpuSide::kDdp, std::vector<std::string>{program, "--gpu", "ddp"});
+  trainers.emplace_back(GpuSide::kCaptured, std::vector<std::string>{program, "--gpu", "captured"});
+  if (python) {
+    const auto script = tool::find_helper_program("gpu_trainer.py").string();
+    if (script.empty()) throw SystemError("gpu_trainer.py is neither beside lockstep nor in ../libexec/lockstep");
+    const auto start = [&](GpuSide side, const char* name) {
+      trainers.emplace_back(side, std::vector<std::string>{python->program, script, name});
+    };
+    start(GpuSide::kPythonPlain, "plain");
+    start(GpuSide::kPythonGraph, "graph");
+    start(GpuSide::kPythonDdp, "ddp");
+    start(GpuSide::kPythonBest, "best");
+  }
+  return trainers;
+}
+
+void print_conditions(const std::string& gpu, const std::string& libtorch, const std::optional<Python>& python) {
+  std::cout << fmt::format("# lockstep {} bench {}: one rank on {}; LibTorch {}; AdamW, fused\n",
+                           LOCKSTEP_VERSION_STRING, kGpu, gpu, libtorch);
+  if (python)
+    std::cout << fmt::format(
+        "# python: PyTorch {} of {}; best: gradient_as_bucket_view, static_graph, no broadcast of buffers\n",
+        python->torch, python->program);
+  std::cout << gpu_header() << std::flush;
+}
+
+void print_verdict(const GpuPlan& plan, const std::vector<GpuRow>& rows, bool is_wrong) {
+  const auto [fewest, most] = std::minmax_element(
+      rows.begin(), rows.end(), [](const GpuRow& a, const GpuRow& b) { return a.rounds() < b.rounds(); });
+  const char* verdict = !plan.check ? "losses not compared" : is_wrong ? "SOME LOSSES ARE WRONG" : "all losses agree";
+  std::cout << fmt::format("# {} rounds a model; {}\n", range(fewest->rounds(), most->rounds()), verdict)
+            << gpu_comparison(rows) << std::flush;
+}
+
+}  // namespace
+
+int measure_gpu(const Arguments& arguments) {
+  if (!arguments.plot_file.empty()) throw UsageError("--plot draws time over size, but gpu has no sizes: leave it out");
+  const auto program = find_program();
+  const auto gpus = ask_gpus(program);
+  const auto plan = make_gpu_plan(arguments.request, gpus);
+  std::optional<Python> python;
+  if (!arguments.request.against.empty()) python = find_python("NCCL");
+  ::setenv("OMP_NUM_THREADS", std::to_string(arguments.threads).c_str(), 1);
+  for (int stop : {SIGINT, SIGTERM})  // whoever trains ends when this process does
+    ::signal(stop, [](int) { ::_exit(static_cast<int>(LaunchExit::kPreempted)); });
+  auto trainers = start_trainers(program, python);
+  std::string libtorch;
+  for (auto& trainer : trainers) {
+    const auto version = trainer.await_ready();
+    if (trainer.side() == GpuSide::kPlain) libtorch = version;
+  }
+  if (!arguments.json) print_conditions(gpus[0], libtorch, python);
+
+  GpuMeasurement measurement(plan, gpus[0], trainers);
+  std::vector<GpuRow> rows;
+  for (const auto& model : plan.models) {
+    rows.push_back(measurement.measure_model(model));
+    std::cout << (arguments.json ? to_json_line(rows.back()) + "\n" : gpu_lines(rows.back())) << std::flush;
+  }
+  const bool is_wrong =
+      plan.check && std::any_of(rows.begin(), rows.end(), [](const GpuRow& row) { return row.wrong() != 0; });
+  if (!arguments.json) print_verdict(plan, rows, is_wrong);
+  return is_wrong ? kWrongResults : 0;
+}
+
+}  // namespace lockstep::bench

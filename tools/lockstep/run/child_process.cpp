@@ -1,0 +1,170 @@
+#include "run/child_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <thread>
+
+#include <fmt/format.h>
+
+extern char** environ;
+
+namespace lockstep::tool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Whoever waits for a driver that hangs does not even die when killed: it is left behind.
+constexpr std::chrono::seconds kLastMoments{2};
+
+/// The reading end of a pipe, whose writing end the child gets.
+class Pipe {
+ public:
+  Pipe() {
+    if (::pipe2(ends_, O_CLOEXEC) != 0) ends_[0] = ends_[1] = -1;
+  }
+  ~Pipe() {
+    close_end(0);
+    close_end(1);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+
+  bool is_open() const { return ends_[0] >= 0; }
+  int to_read() const { return ends_[0]; }
+  int to_write() const { return ends_[1]; }
+  void close_writing() { close_end(1); }
+
+  /// False at the end, which is also closed.
+  bool read_some(std::string& into) {
+    char bytes[4096];
+    const ssize_t got = ::read(ends_[0], bytes, sizeof bytes);
+    if (got < 0 && errno == EINTR) return true;
+    if (got <= 0)
+      close_end(0);
+    else
+      into.append(bytes, static_cast<size_t>(got));
+    return got > 0;
+  }
+
+ private:
+  void close_end(int end) {
+    if (ends_[end] >= 0) ::close(ends_[end]);
+    ends_[end] = -1;
+  }
+
+  int ends_[2];
+};
+
+/// False when the deadline came before both ended.
+bool read_both(Pipe& output, std::string& said, Pipe& errors, std::string& complained, Clock::time_point deadline) {
+  while (output.to_read() >= 0 || errors.to_read() >= 0) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    pollfd ready[] = {{output.to_read(), POLLIN, 0}, {errors.to_read(), POLLIN, 0}};
+    if (left <= 0 || ::poll(ready, 2, static_cast<int>(left)) == 0) return false;
+    if (ready[0].revents != 0) output.read_some(said);
+    if (ready[1].revents != 0) errors.read_some(complained);
+  }
+  return true;
+}
+
+/// False when the deadline came first. A program may close its output long before its end.
+bool wait_for(pid_t child, int& status, Clock::time_point deadline) {
+  for (;;) {
+    const pid_t ended = ::waitpid(child, &status, WNOHANG);
+    if (ended == child) return true;
+    if ((ended < 0 && errno != EINTR) || Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+/// The child's pid, or minus the error.
+pid_t start(const std::vector<std::string>& arguments, int out, int err) {
+  std::vector<char*> words;
+  for (const auto& argument : arguments) words.push_back(const_cast<char*>(argument.c_str()));
+  words.push_back(nullptr);
+  posix_spawn_file_actions_t files;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&files);
+  ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&files, out, STDOUT_FILENO);
+  ::posix_spawn_file_actions_adddup2(&files, err, STDERR_FILENO);
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  ::posix_spawnattr_setpgroup(&attributes, 0);
+  pid_t child = -1;
+  const int error = ::posix_spawn(&child, words[0], &files, &attributes, words.data(), environ);
+  ::posix_spawnattr_destroy(&attributes);
+  ::posix_spawn_file_actions_destroy(&files);
+  return error == 0 ? child : -error;
+}
+
+/// The last line that says something.
+std::string last_line(const std::string& text) {
+  const auto end = text.find_last_not_of(" \n");
+  if (end == std::string::npos) return "";
+  const auto before = text.find_last_of('\n', end);
+  const auto from = before == std::string::npos ? 0 : before + 1;
+  return text.substr(from, end - from + 1);
+}
+
+std::string describe_end(int status, const std::string& complained) {
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return "";
+  std::string end = WIFSIGNALED(status)
+                        ? fmt::format("was ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
+                        : fmt::format("ended with code {}", WEXITSTATUS(status));
+  const std::string line = last_line(complained);
+  return line.empty() ? end : fmt::format("{}: {}", end, line);
+}
+
+}  // namespace
+
+CapturedProcess capture(const std::function<pid_t(int out, int err)>& start, std::chrono::milliseconds limit) {
+  CapturedProcess result;
+  Pipe output, errors;
+  if (!output.is_open() || !errors.is_open()) {
+    result.refusal = fmt::format("pipe: {}", ::strerror(errno));
+    return result;
+  }
+  const pid_t child = start(output.to_write(), errors.to_write());
+  if (child < 0) {
+    result.refusal = fmt::format("could not be started: {}", ::strerror(-child));
+    return result;
+  }
+  output.close_writing();
+  errors.close_writing();
+  const auto deadline = Clock::now() + limit;
+  result.is_late =
+      !read_both(output, result.output, errors, result.errors, deadline) || !wait_for(child, result.status, deadline);
+  if (result.is_late) {
+    ::kill(-child, SIGKILL);
+    wait_for(child, result.status, Clock::now() + kLastMoments);
+  }
+  return result;
+}
+
+ProgramOutput run_program(const std::vector<std::string>& arguments, std::chrono::milliseconds limit) {
+  const auto ran = capture([&](int out, int err) { return start(arguments, out, err); }, limit);
+  if (!ran.refusal.empty()) return {.failure = ran.refusal};
+  if (ran.is_late)
+    return {ran.output, fmt::format("did not end within {} s", static_cast<double>(limit.count()) / 1000)};
+  return {ran.output, describe_end(ran.status, ran.errors)};
+}
+
+namespace fs = std::filesystem;
+
+fs::path find_helper_program(const std::string& name) {
+  std::error_code error;
+  const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
+  for (const fs::path& place : {here / name, here / "../libexec/lockstep" / name})
+    if (fs::exists(place, error)) return place.lexically_normal();
+  return {};
+}
+
+}  // namespace lockstep::tool
