@@ -87,12 +87,12 @@ TEST(BenchChecks, FindOneBit) {
   PageFile file(3);
   std::atomic<int64_t> wrong = 0;
   run_threads(3, [&](const ProcessGroup& world) {
-    CommonPage page(file.path(), world.rank(), 3, true);
+    SharedPage page(file.path(), world.rank(), 3, true);
     const std::vector<at::Tensor> tensors{at::ones({1001}), at::ones({7, 3}), at::zeros({1})};
-    EXPECT_EQ(count_out_of_step(tensors, page), 0);
+    EXPECT_EQ(count_diverged(tensors, page), 0);
     if (world.rank() == 2) tensors[0][1000] = std::nextafter(1.0F, 2.0F);
     if (world.rank() == 1) tensors[2][0] = -0.0F;
-    wrong += count_out_of_step(tensors, page);
+    wrong += count_diverged(tensors, page);
   });
   EXPECT_EQ(wrong, 2);
 }
@@ -102,7 +102,7 @@ int64_t wrong_after(const std::function<std::unique_ptr<Training>(const ProcessG
   PageFile file(2);
   std::atomic<int64_t> wrong = 0;
   run_threads(2, [&](const ProcessGroup& world) {
-    CommonPage page(file.path(), world.rank(), 2, true);
+    SharedPage page(file.path(), world.rank(), 2, true);
     const auto training = make(world);
     TogetherSide side({*training, make_batch("small", world.rank()), 3}, TogetherSide::Check::kEqualParameters, page);
     for (int64_t turn = 1; turn < 3; ++turn) {
@@ -123,7 +123,7 @@ TEST(BenchTogether, FindsOutWhoIsOutOfStep) {
 TEST(BenchAlone, LeavesTheOthersAsTheyAre) {
   PageFile file(2);
   run_threads(2, [&](const ProcessGroup& world) {
-    CommonPage page(file.path(), world.rank(), 2, true);
+    SharedPage page(file.path(), world.rank(), 2, true);
     const auto training = make_local_training("small");
     const auto before = training->parameters()[0].detach().clone();
     AloneSide side({*training, make_batch("small", world.rank()), 2}, page);
@@ -140,21 +140,21 @@ double thread_seconds() {
   return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
 }
 
-TEST(CommonPage, LetsThoseSleepWhoWaitForTheLast) {
+TEST(SharedPage, LetsThoseSleepWhoWaitForTheLast) {
   constexpr int kRanks = 3;
   constexpr double kWork = 0.2;  // seconds of a core
   PageFile file(kRanks);
   std::atomic<int> arrived = 0;
   run_threads(kRanks, [&](const ProcessGroup& world) {
-    CommonPage page(file.path(), world.rank(), kRanks, false);
+    SharedPage page(file.path(), world.rank(), kRanks, false);
     for (int round = 1; round <= 100; ++round) {
       ++arrived;
-      page.meet_asleep();
+      page.sleeping_barrier();
       EXPECT_GE(arrived.load(), kRanks * round);
     }
     const double begin = thread_seconds();
     while (world.rank() == 0 && thread_seconds() < begin + kWork) continue;
-    page.meet_asleep();
+    page.sleeping_barrier();
     const double used = thread_seconds() - begin;
     EXPECT_EQ(used < kWork / 4, world.rank() != 0) << used;
   });
@@ -173,16 +173,16 @@ TEST(BenchMeasureDdp, TellsEverythingInItsOrder) {
   DdpPlan plan;
   plan.models = {"small"};
   plan.rounds = 5;
-  plan.is_crowded = true;
+  plan.oversubscribed = true;
   PageFile file(2);
   std::vector<DdpMessage> told;
   run_threads(2, [&](const ProcessGroup& world) {
-    CommonPage page(file.path(), world.rank(), 2, plan.is_crowded);
+    SharedPage page(file.path(), world.rank(), 2, plan.oversubscribed);
     measure_ddp(plan, world, page, [&](const DdpMessage& message) { told.push_back(message); });
   });
   ASSERT_EQ(told.size(), 3U);
-  EXPECT_EQ(std::get<DdpSetting>(told[0]).backend, "threads");
-  EXPECT_EQ(std::get<DdpProgress>(told[1]).model, "small");
+  EXPECT_EQ(std::get<DdpSetup>(told[0]).backend, "threads");
+  EXPECT_EQ(std::get<DdpModelStarted>(told[1]).model, "small");
   const auto& samples = std::get<DdpSamples>(told[2]);
   EXPECT_EQ(samples.wrong, 0);
   EXPECT_GT(samples.steps, 1);

@@ -75,7 +75,7 @@ TEST(BenchDdpRequest, SaysWhatThereIs) {
 
 TEST(BenchDdpRequest, RefusesWhatWouldHaveNoEffect) {
   auto asked = request();
-  asked.most = "1M";
+  asked.max_size = "1M";
   asked.dtype = "float16";
   expect_ddp_refusal(asked, "leave out --max, --dtype");
   asked = request();
@@ -98,7 +98,7 @@ TEST(BenchDdpPlan, SurvivesTheWayToTheRanks) {
   plan.python_store = "/proc/1/fd/5";
   plan.rounds = 7;
   plan.check = false;
-  plan.bind = plan.is_crowded = true;
+  plan.bind = plan.oversubscribed = true;
   plan.page = "/proc/1/fd/3";
   plan.results = "/proc/1/fd/4";
   EXPECT_EQ(ddp_plan_from(to_text(plan)), plan);
@@ -117,7 +117,7 @@ DdpSamples some_samples() {
 }
 
 TEST(BenchDdpMessages, SurviveTheWayFromTheRanks) {
-  const DdpMessage messages[] = {DdpSetting{"shm", "1.13.1", false}, DdpProgress{"mlp"}, some_samples()};
+  const DdpMessage messages[] = {DdpSetup{"shm", "1.13.1", false}, DdpModelStarted{"mlp"}, some_samples()};
   for (const auto& message : messages) {
     EXPECT_EQ(ddp_message_from(to_line(message)), message);
     EXPECT_THAT(to_line(message), Not(HasSubstr("\n")));
@@ -204,9 +204,9 @@ bool tell_ddp(DdpPrinted& printed, PrinterOptions options, int64_t wrong) {
   DdpPrinter printer(plan_of(request()), options, printed.out, printed.progress);
   auto samples = some_samples();
   samples.wrong = wrong;
-  printer.take(DdpSetting{"shm", "1.13.1", false});
-  printer.take(DdpProgress{"cnn"});
-  printer.take(samples);
+  printer.handle(DdpSetup{"shm", "1.13.1", false});
+  printer.handle(DdpModelStarted{"cnn"});
+  printer.handle(samples);
   printer.finish();
   return printer.has_wrong();
 }

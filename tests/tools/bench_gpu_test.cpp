@@ -140,18 +140,18 @@ TEST(BenchGpuTable, HasALineForEachSide) {
   EXPECT_THAT(gpu_header(), HasSubstr("peak"));
 }
 
-TEST(BenchCompanion, AnswersLineByLine) {
-  Companion companion("the echo",
+TEST(BenchCoprocess, AnswersLineByLine) {
+  Coprocess coprocess("the echo",
                       {"/bin/sh", "-c", "echo ready; while read -r line; do echo \"you said $line\"; done"});
-  EXPECT_EQ(companion.await_answer(), "ready");
-  EXPECT_EQ(companion.ask("this"), "you said this");
-  EXPECT_EQ(companion.ask("that and more"), "you said that and more");
+  EXPECT_EQ(coprocess.read_answer(), "ready");
+  EXPECT_EQ(coprocess.request("this"), "you said this");
+  EXPECT_EQ(coprocess.request("that and more"), "you said that and more");
 }
 
-TEST(BenchCompanion, IsMissedWhenItHasEnded) {
-  Companion companion("the short one", {"/bin/sh", "-c", "read -r line; exit 1"});
-  expect_error<PeerError>([&] { companion.ask("anything"); }, "the short one has ended");
-  expect_error<SystemError>([] { Companion("nobody", {"/there/is/no/such/program"}); }, "/there/is/no/such/program");
+TEST(BenchCoprocess, IsMissedWhenItHasEnded) {
+  Coprocess coprocess("the short one", {"/bin/sh", "-c", "read -r line; exit 1"});
+  expect_error<PeerError>([&] { coprocess.request("anything"); }, "the short one has ended");
+  expect_error<SystemError>([] { Coprocess("nobody", {"/there/is/no/such/program"}); }, "/there/is/no/such/program");
 }
 
 }  // namespace

@@ -14,15 +14,15 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-Plan two_backends() {
-  Plan plan;
+CollectivePlan two_backends() {
+  CollectivePlan plan;
   plan.backends = {"shm", "gloo"};
   plan.sizes = {4, 26214400};
   return plan;
 }
 
-Row row(const std::string& backend, const std::string& memory, int64_t bytes, double time_us) {
-  Row row;
+CollectiveRow row(const std::string& backend, const std::string& memory, int64_t bytes, double time_us) {
+  CollectiveRow row;
   row.backend = backend;
   row.memory = memory;
   row.bytes = bytes;
@@ -38,14 +38,14 @@ Row row(const std::string& backend, const std::string& memory, int64_t bytes, do
   return row;
 }
 
-std::vector<Row> some_rows() {
+std::vector<CollectiveRow> some_rows() {
   return {row("shm", "allocated", 4, 0.25),       row("shm", "ordinary", 4, 0.5),
           row("gloo", "ordinary", 4, 250),        row("shm", "allocated", 26214400, 1000),
           row("shm", "ordinary", 26214400, 2000), row("gloo", "ordinary", 26214400, 20000)};
 }
 
 TEST(BenchTable, ItsLinesAreAsWideForEveryRow) {
-  const Table table(two_backends());
+  const CollectiveTable table(two_backends());
   auto slow = row("gloo", "ordinary", int64_t{1} << 30, 1234567);
   slow.wrong.reset();
   slow.floor_fraction.reset();
@@ -74,18 +74,18 @@ struct Printed {
   std::ostringstream out, progress;
 };
 
-void tell(Printer& printer, std::optional<int64_t> wrong) {
-  printer.take(RoundTrip{{0.2}});
-  printer.take(Progress{4});
-  printer.take(Stream{4, {0.01}});
-  printer.take(Samples{"shm", "allocated", 4, 64, 0, {1, 1, 1}});
-  printer.take(Samples{"gloo", "ordinary", 4, 64, wrong, {100, 100, 100}});
+void tell(CollectivePrinter& printer, std::optional<int64_t> wrong) {
+  printer.handle(RoundTripTimes{{0.2}});
+  printer.handle(SizeStarted{4});
+  printer.handle(StreamTimes{4, {0.01}});
+  printer.handle(CollectiveSamples{"shm", "allocated", 4, 64, 0, {1, 1, 1}});
+  printer.handle(CollectiveSamples{"gloo", "ordinary", 4, 64, wrong, {100, 100, 100}});
   printer.finish();
 }
 
 TEST(BenchPrinter, PrintsTheTableAndHowBackendsCompare) {
   Printed printed;
-  Printer printer(two_backends(), {}, printed.out, printed.progress);
+  CollectivePrinter printer(two_backends(), {}, printed.out, printed.progress);
   tell(printer, 0);
   EXPECT_THAT(printed.out.str(), testing::StartsWith("# a flag from one rank to another and back: 0.200 us\n#"));
   EXPECT_THAT(printed.out.str(), HasSubstr("# 3 rounds a size; all right\n"));
@@ -96,7 +96,7 @@ TEST(BenchPrinter, PrintsTheTableAndHowBackendsCompare) {
 
 TEST(BenchPrinter, SaysThatResultsAreWrong) {
   Printed printed;
-  Printer printer(two_backends(), {}, printed.out, printed.progress);
+  CollectivePrinter printer(two_backends(), {}, printed.out, printed.progress);
   tell(printer, 7);
   EXPECT_TRUE(printer.has_wrong());
   EXPECT_THAT(printed.out.str(), HasSubstr("SOME RESULTS ARE WRONG"));
@@ -104,7 +104,7 @@ TEST(BenchPrinter, SaysThatResultsAreWrong) {
 
 TEST(BenchPrinter, RewritesOneLineWhileItGoesOn) {
   Printed printed;
-  Printer printer(two_backends(), {.json = true, .shows_progress = true}, printed.out, printed.progress);
+  CollectivePrinter printer(two_backends(), {.json = true, .shows_progress = true}, printed.out, printed.progress);
   tell(printer, 0);
   EXPECT_THAT(printed.progress.str(), HasSubstr("\r\033[Kall-reduce 1 of 2: 4 bytes"));
   EXPECT_THAT(printed.progress.str(), testing::EndsWith("\r\033[K"));

@@ -121,7 +121,7 @@ int64_t wrong_on(const std::string& backend, Operation operation, int ranks, int
     std::vector<int> all;
     for (int rank = 0; rank < ranks; ++rank) all.push_back(rank);
     const auto group = world.new_group(all, {.backend = backend});
-    Plan plan;
+    CollectivePlan plan;
     plan.operation = operation;
     const auto side = make_collective(plan, group, Memory::kAllocated, bytes);
     for (int64_t turn = 1; turn < 4; ++turn) {
@@ -149,7 +149,7 @@ TEST(BenchCollective, FindsOutABackendThatDoesNothing) {
 TEST(BenchCollective, FindsOutWhatAnEarlierTurnHasLeft) {
   run_threads(2, [](const ProcessGroup& world) {
     for (Operation operation : {Operation::kReduceScatter, Operation::kAllGather}) {
-      Plan plan;
+      CollectivePlan plan;
       plan.operation = operation;
       const auto side = make_collective(plan, world, Memory::kOrdinary, 100000);
       side->prepare(1);
@@ -173,7 +173,7 @@ int64_t wrong_barriers(const std::string& backend) {
   PageFile file(2);
   std::atomic<int64_t> wrong = 0;
   run_threads(2, [&](const ProcessGroup& world) {
-    CommonPage page(file.path(), world.rank(), 2, true);
+    SharedPage page(file.path(), world.rank(), 2, true);
     const auto side = make_barrier(world.new_group({0, 1}, {.backend = backend}), page);
     for (int64_t turn = 1; turn < 5; ++turn) {
       side->prepare(turn);
@@ -190,66 +190,66 @@ TEST(BenchBarrier, FindsOutOneThatDoesNotWait) {
   EXPECT_GT(wrong_barriers("idle"), 0);
 }
 
-TEST(CommonPage, CombinesWhatRanksGive) {
+TEST(SharedPage, CombinesWhatRanksGive) {
   constexpr int kRanks = 3;
   PageFile file(kRanks);
   run_threads(kRanks, [&](const ProcessGroup& world) {
-    CommonPage page(file.path(), world.rank(), kRanks, true);
+    SharedPage page(file.path(), world.rank(), kRanks, true);
     for (int round = 0; round < 100; ++round) {
-      EXPECT_EQ(page.largest(world.rank() + round), 2 + round);
+      EXPECT_EQ(page.max(world.rank() + round), 2 + round);
       EXPECT_EQ(page.sum(world.rank() + round), 3 + 3 * round);
-      EXPECT_EQ(page.decided(world.rank() + round), round);
+      EXPECT_EQ(page.broadcast(world.rank() + round), round);
     }
-    EXPECT_GT(page.bounce(100), 0);
+    EXPECT_GT(page.round_trip_us(100), 0);
   });
 }
 
-TEST(CommonPage, LetsNobodyPassBeforeTheLast) {
+TEST(SharedPage, LetsNobodyPassBeforeTheLast) {
   constexpr int kRanks = 3;
   PageFile file(kRanks);
   std::atomic<int> arrived = 0;
   run_threads(kRanks, [&](const ProcessGroup& world) {
-    CommonPage page(file.path(), world.rank(), kRanks, true);
+    SharedPage page(file.path(), world.rank(), kRanks, true);
     for (int round = 1; round <= 200; ++round) {
       ++arrived;
-      page.meet();
+      page.barrier();
       EXPECT_GE(arrived.load(), kRanks * round);
     }
   });
 }
 
 TEST(BenchPinning, DealsCoresEvenly) {
-  EXPECT_THAT(share_of({0, 1, 2, 3, 4}, 0, 2), ElementsAre(0, 1));
-  EXPECT_THAT(share_of({0, 1, 2, 3, 4}, 1, 2), ElementsAre(2, 3));
-  EXPECT_THAT(share_of({4, 6}, 1, 2), ElementsAre(6));
-  EXPECT_THAT(share_of({0}, 1, 2), ElementsAre());
+  EXPECT_THAT(cores_of_rank({0, 1, 2, 3, 4}, 0, 2), ElementsAre(0, 1));
+  EXPECT_THAT(cores_of_rank({0, 1, 2, 3, 4}, 1, 2), ElementsAre(2, 3));
+  EXPECT_THAT(cores_of_rank({4, 6}, 1, 2), ElementsAre(6));
+  EXPECT_THAT(cores_of_rank({0}, 1, 2), ElementsAre());
 }
 
 TEST(BenchMeasure, TellsEverythingInItsOrder) {
   register_idle();
-  Plan plan;
+  CollectivePlan plan;
   plan.backends = {"threads", "idle"};
   plan.sizes = {1024, 200000};
   plan.rounds = 6;
-  plan.is_crowded = true;
+  plan.oversubscribed = true;
   PageFile file(2);
-  std::vector<Message> told;
+  std::vector<CollectiveMessage> told;
   run_threads(2, [&](const ProcessGroup& world) {
-    CommonPage page(file.path(), world.rank(), 2, plan.is_crowded);
-    measure(plan, world, page, [&](const Message& message) { told.push_back(message); });
+    SharedPage page(file.path(), world.rank(), 2, plan.oversubscribed);
+    measure_collective(plan, world, page, [&](const CollectiveMessage& message) { told.push_back(message); });
   });
   ASSERT_EQ(told.size(), 11U);  // the round trip; in both sizes progress, stream, one of threads and two of idle
-  EXPECT_EQ(std::get<RoundTrip>(told[0]).times_us.size(), 21U);
-  EXPECT_EQ(std::get<Progress>(told[6]).bytes, 200000);
-  EXPECT_EQ(std::get<Stream>(told[7]).times_us.size(), 6U);
-  const auto& right = std::get<Samples>(told[8]);
+  EXPECT_EQ(std::get<RoundTripTimes>(told[0]).times_us.size(), 21U);
+  EXPECT_EQ(std::get<SizeStarted>(told[6]).bytes, 200000);
+  EXPECT_EQ(std::get<StreamTimes>(told[7]).times_us.size(), 6U);
+  const auto& right = std::get<CollectiveSamples>(told[8]);
   EXPECT_EQ(right.backend + " " + right.memory, "threads ordinary");
   EXPECT_EQ(right.wrong, 0);
   EXPECT_EQ(right.times_us.size(), 6U);
-  const auto& wrong = std::get<Samples>(told[9]);
+  const auto& wrong = std::get<CollectiveSamples>(told[9]);
   EXPECT_EQ(wrong.backend + " " + wrong.memory, "idle allocated");
   EXPECT_GE(wrong.wrong, 2 * 6 * 50000);  // on both ranks, in every round, every element
-  EXPECT_EQ(std::get<Samples>(told[10]).memory, "ordinary");
+  EXPECT_EQ(std::get<CollectiveSamples>(told[10]).memory, "ordinary");
 }
 
 }  // namespace

@@ -34,23 +34,23 @@ TEST(BenchSizes, NamesTheOptionThatIsNoSize) {
 
 TEST(BenchSizes, AreWrittenAsTheyAreRead) {
   for (int64_t bytes : {4LL, 1000LL, 1024LL, 1536LL, 26214400LL, 1LL << 30, (1LL << 30) + 1024})
-    EXPECT_EQ(parse_bytes("--min", written_bytes(bytes)), bytes);
-  EXPECT_EQ(written_bytes(26214400), "25M");
+    EXPECT_EQ(parse_bytes("--min", format_size(bytes)), bytes);
+  EXPECT_EQ(format_size(26214400), "25M");
 }
 
 TEST(BenchSizes, GoFromTheLeastToTheMost) {
-  EXPECT_THAT(stepped_sizes(4, 32, 2), ElementsAre(4, 8, 16, 32));
-  EXPECT_THAT(stepped_sizes(4, 33, 4), ElementsAre(4, 16));
-  EXPECT_THAT(stepped_sizes(7, 7, 2), ElementsAre(7));
-  expect_error<UsageError>([] { stepped_sizes(8, 4, 2); }, "--min is 8 and --max is 4");
-  expect_error<UsageError>([] { stepped_sizes(4, 8, 1); }, "--factor is 1");
+  EXPECT_THAT(size_range(4, 32, 2), ElementsAre(4, 8, 16, 32));
+  EXPECT_THAT(size_range(4, 33, 4), ElementsAre(4, 16));
+  EXPECT_THAT(size_range(7, 7, 2), ElementsAre(7));
+  expect_error<UsageError>([] { size_range(8, 4, 2); }, "--min is 8 and --max is 4");
+  expect_error<UsageError>([] { size_range(4, 8, 1); }, "--factor is 1");
 }
 
 TEST(BenchSizes, AreWholeElementsOnEveryRank) {
-  EXPECT_THAT(whole_sizes(Operation::kAllReduce, {1, 4, 7, 9}, 4, 3), ElementsAre(4, 8));
-  EXPECT_THAT(whole_sizes(Operation::kReduceScatter, {4, 8, 16, 30}, 4, 3), ElementsAre(12, 24));
-  EXPECT_EQ(count_of(Operation::kAllGather, 24, 4, 3), 2);
-  EXPECT_EQ(count_of(Operation::kBroadcast, 24, 4, 3), 6);
+  EXPECT_THAT(round_to_elements(Operation::kAllReduce, {1, 4, 7, 9}, 4, 3), ElementsAre(4, 8));
+  EXPECT_THAT(round_to_elements(Operation::kReduceScatter, {4, 8, 16, 30}, 4, 3), ElementsAre(12, 24));
+  EXPECT_EQ(element_count(Operation::kAllGather, 24, 4, 3), 2);
+  EXPECT_EQ(element_count(Operation::kBroadcast, 24, 4, 3), 6);
 }
 
 TEST(BenchSizes, SmallMessagesShareASample) {
@@ -110,7 +110,7 @@ Request request(const std::string& operation) {
 }
 
 TEST(BenchRequest, TakesAllBackendsOfProcessesFastestFirst) {
-  const auto plan = make_plan(request("all-reduce"), {"gloo", "mine", "shm", "threads"});
+  const auto plan = make_collective_plan(request("all-reduce"), {"gloo", "mine", "shm", "threads"});
   EXPECT_THAT(plan.backends, ElementsAre("shm", "gloo", "mine"));
   EXPECT_EQ(plan.sizes.front(), 4);
   EXPECT_EQ(plan.sizes.back(), 256 << 20);
@@ -123,13 +123,13 @@ TEST(BenchRequest, KeepsTheOrderThatIsAskedFor) {
   auto asked = request("all-reduce");
   asked.backends = {"gloo", "shm"};
   asked.sizes = {"25M", "4"};
-  const auto plan = make_plan(asked, {"gloo", "shm"});
+  const auto plan = make_collective_plan(asked, {"gloo", "shm"});
   EXPECT_THAT(plan.backends, ElementsAre("gloo", "shm"));
   EXPECT_THAT(plan.sizes, ElementsAre(26214400, 4));
 }
 
 void expect_refusal(const Request& asked, const std::string& part) {
-  expect_error<UsageError>([&] { make_plan(asked, {"gloo", "shm", "threads"}); }, part);
+  expect_error<UsageError>([&] { make_collective_plan(asked, {"gloo", "shm", "threads"}); }, part);
 }
 
 TEST(BenchRequest, SaysWhatThisBuildHas) {
@@ -140,7 +140,7 @@ TEST(BenchRequest, SaysWhatThisBuildHas) {
   expect_refusal(asked, "there is no 'threads' to measure");
   asked.backends = {"gloo", "gloo"};
   expect_refusal(asked, "names 'gloo' twice");
-  expect_error<UsageError>([] { make_plan(request("all-reduce"), {"threads"}); },
+  expect_error<UsageError>([] { make_collective_plan(request("all-reduce"), {"threads"}); },
                            "no backend whose ranks are processes");
 }
 
@@ -163,12 +163,12 @@ TEST(BenchRequest, RefusesWhatWouldHaveNoEffect) {
   asked.redop = "sum";
   expect_refusal(asked, "broadcast reduces nothing");
   asked = request("barrier");
-  asked.most = "1M";
+  asked.max_size = "1M";
   expect_refusal(asked, "a barrier carries no data");
   asked = request("all-reduce");
   asked.models = {"cnn"};
   expect_refusal(asked, "--models, --against and --backend are for ddp and gpu: all-reduce trains no model");
-  EXPECT_THAT(make_plan(request("barrier"), {"gloo"}).sizes, ElementsAre(0));
+  EXPECT_THAT(make_collective_plan(request("barrier"), {"gloo"}).sizes, ElementsAre(0));
 }
 
 TEST(BenchRequest, RefusesNumbersOutOfRange) {
@@ -184,32 +184,32 @@ TEST(BenchRequest, RefusesNumbersOutOfRange) {
 }
 
 TEST(BenchPlan, SurvivesTheWayToTheRanks) {
-  Plan plan = make_plan(request("reduce-scatter"), {"gloo", "shm"});
+  CollectivePlan plan = make_collective_plan(request("reduce-scatter"), {"gloo", "shm"});
   plan.dtype = "bfloat16";
   plan.memory = Memory::kAllocated;
   plan.rounds = 7;
   plan.check = false;
-  plan.bind = plan.is_crowded = true;
+  plan.bind = plan.oversubscribed = true;
   plan.page = "/proc/1/fd/3";
   plan.results = "/proc/1/fd/4";
-  EXPECT_EQ(plan_from(to_text(plan)), plan);
+  EXPECT_EQ(collective_plan_from(to_text(plan)), plan);
 }
 
 TEST(BenchMessages, SurviveTheWayFromTheRanks) {
-  const Message messages[] = {Progress{1024}, RoundTrip{{0.25, 0.5}}, Stream{4, {1.5}},
-                              Samples{"shm", "allocated", 4, 64, 3, {1.0 / 3, 2}},
-                              Samples{"gloo", "ordinary", 1 << 30, 1, std::nullopt, {}}};
+  const CollectiveMessage messages[] = {SizeStarted{1024}, RoundTripTimes{{0.25, 0.5}}, StreamTimes{4, {1.5}},
+                                        CollectiveSamples{"shm", "allocated", 4, 64, 3, {1.0 / 3, 2}},
+                                        CollectiveSamples{"gloo", "ordinary", 1 << 30, 1, std::nullopt, {}}};
   for (const auto& message : messages) {
-    EXPECT_EQ(message_from(to_line(message)), message);
+    EXPECT_EQ(collective_message_from(to_line(message)), message);
     EXPECT_THAT(to_line(message), Not(HasSubstr("\n")));
   }
 }
 
 TEST(BenchRow, HasTheMedianAndTheBandwidths) {
-  Plan plan = make_plan(request("all-reduce"), {"gloo"});
+  CollectivePlan plan = make_collective_plan(request("all-reduce"), {"gloo"});
   plan.ranks = 4;
   const Floor floor{.round_trip_us = 1, .stream_us = 5, .bytes = 4000};
-  const auto row = make_row(plan, {"gloo", "ordinary", 4000, 1, 0, {10, 8, 9, 12, 11}}, floor);
+  const auto row = make_collective_row(plan, {"gloo", "ordinary", 4000, 1, 0, {10, 8, 9, 12, 11}}, floor);
   EXPECT_EQ(row.count, 1000);
   EXPECT_DOUBLE_EQ(row.time_us, 10);
   EXPECT_DOUBLE_EQ(row.p10_us, 8.4);
@@ -221,7 +221,7 @@ TEST(BenchRow, HasTheMedianAndTheBandwidths) {
 }
 
 TEST(BenchRanks, AreStartedByOurLauncher) {
-  const auto launch = rank_launch(3, "{}", {.command = {"/bin/lockstep-bench", "--ddp"}, .threads = 2});
+  const auto launch = rank_launch_options(3, "{}", {.command = {"/bin/lockstep-bench", "--ddp"}, .threads = 2});
   EXPECT_THAT(launch.command, ElementsAre("/bin/lockstep-bench", "--ddp", "{}"));
   EXPECT_EQ(launch.workers_per_node, "3");
   EXPECT_EQ(launch.omp_threads, 2);
@@ -229,7 +229,7 @@ TEST(BenchRanks, AreStartedByOurLauncher) {
 }
 
 TEST(BenchRanks, AreStartedByMpirunWhereMpiTakesPart) {
-  const auto launch = rank_launch(3, "{}", {.command = {"/bin/lockstep-bench"}, .by_mpirun = true});
+  const auto launch = rank_launch_options(3, "{}", {.command = {"/bin/lockstep-bench"}, .by_mpirun = true});
   EXPECT_EQ(launch.workers_per_node, "1");
   ASSERT_GT(launch.command.size(), 5U);
   EXPECT_EQ(launch.command[0], "mpirun");

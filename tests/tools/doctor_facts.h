@@ -25,8 +25,8 @@ inline Environment::Lookup lookup_in(const std::map<std::string, std::string>& v
   };
 }
 
-inline Meeting meeting_of(const std::map<std::string, std::string>& variables) {
-  return find_meeting(lookup_in(variables));
+inline Rendezvous rendezvous_of(const std::map<std::string, std::string>& variables) {
+  return find_rendezvous(lookup_in(variables));
 }
 
 /// Two hosts of two ranks each; this is the first.
@@ -40,10 +40,10 @@ inline const std::map<std::string, std::string> kTwoHosts{{"RANK", "0"},
 inline Network network_of(const std::string& name, const std::string& address) {
   Network network;
   network.host = {.name = "node1", .addresses = {address}};
-  network.meeting = {.name = name, .addresses = {address}};
+  network.rendezvous = {.name = name, .addresses = {address}};
   network.local = address;
   network.interfaces = {{"lo", true, {"127.0.0.1"}}, {"eth0", true, {"10.0.0.1"}}, {"eth1", false, {"10.9.0.1"}}};
-  network.is_meeting_host = true;
+  network.is_rendezvous_host = true;
   return network;
 }
 

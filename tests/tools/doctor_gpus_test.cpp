@@ -19,22 +19,22 @@ using testing::HasSubstr;
 
 TEST(Doctor, JudgesTheDriver) {
   auto some = gpus();
-  expect_ok(judge_driver(some, probe()), "550.54.15");
-  some.smi_complaint = "ended with code 15: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error";
-  expect_warning(judge_driver(some, probe()), "nvidia-smi ended with code 15: Unable to determine",
+  expect_ok(check_driver(some, probe()), "550.54.15");
+  some.smi_failure = "ended with code 15: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error";
+  expect_warning(check_driver(some, probe()), "nvidia-smi ended with code 15: Unable to determine",
                  "dmesg | grep NVRM");
   some = {.has_driver = true, .device_files = 2};
-  expect(judge_driver(some, probe()), Status::kOk, "nvidia-smi is not in PATH",
+  expect(check_driver(some, probe()), Status::kOk, "nvidia-smi is not in PATH",
          "NVIDIA_DRIVER_CAPABILITIES=compute,utility");
   some.device_files = 0;
-  expect_ok(judge_driver(some, cuda_probe()), "nvidia-smi is not in PATH");
-  expect_warning(judge_driver(some, probe()), "/dev has no nvidia0", "docker run --gpus all");
-  expect_warning(judge_driver({}, probe()), "NVIDIA's is missing, and this build has nccl", "install the driver");
+  expect_ok(check_driver(some, cuda_probe()), "nvidia-smi is not in PATH");
+  expect_warning(check_driver(some, probe()), "/dev has no nvidia0", "docker run --gpus all");
+  expect_warning(check_driver({}, probe()), "NVIDIA's is missing, and this build has nccl", "install the driver");
 }
 
 TEST(Doctor, SaysHowManyGpusThereAreAndWhich) {
   auto some = gpus();
-  const auto found = [&](const Probe& probe) { return judge_gpus(some, probe, 1).found; };
+  const auto found = [&](const Probe& probe) { return check_gpus(some, probe, 1).found; };
   EXPECT_EQ(found(cuda_probe()), "2 x NVIDIA H200, 140 GiB each");
   EXPECT_EQ(found(probe()), "2 x NVIDIA H200, 140 GiB each");
   some.installed[1].gpu = {"NVIDIA GB10", 0};
@@ -49,21 +49,21 @@ TEST(Doctor, NamesWhatCudaVisibleDevicesNamesInVain) {
   auto build = cuda_probe();
   build.gpus.pop_back();
   some.visible_devices = "1";
-  EXPECT_EQ(judge_gpus(some, build, 1).found, "2 x NVIDIA H200, 140 GiB each; CUDA_VISIBLE_DEVICES is \"1\"");
+  EXPECT_EQ(check_gpus(some, build, 1).found, "2 x NVIDIA H200, 140 GiB each; CUDA_VISIBLE_DEVICES is \"1\"");
   for (const auto* fine : {" 1 ", "0,-1", "GPU-8f2a3c11", "MIG-2a3c"}) {
     some.visible_devices = fine;
-    expect_ok(judge_gpus(some, build, 1), fine);
+    expect_ok(check_gpus(some, build, 1), fine);
   }
   some.visible_devices = "0,2,1";
-  expect_warning(judge_gpus(some, build, 1),
+  expect_warning(check_gpus(some, build, 1),
                  "CUDA_VISIBLE_DEVICES is \"0,2,1\": there is no GPU 2, so CUDA sees 1 of them",
                  "unset CUDA_VISIBLE_DEVICES, or name GPUs from 0 to 1");
   build.gpus.clear();
   for (const auto* nothing : {"", "-1", "7", "4294967296", "none"}) {
     some.visible_devices = nothing;
-    expect_warning(judge_gpus(some, build, 1), "CUDA sees none of them", "name GPUs from 0 to 1");
-    EXPECT_THAT(judge_gpus(some, build, 1).found, HasSubstr(std::string("is \"") + nothing + "\":"));
-    expect_ok(judge_gpus(some, probe(), 1), "CUDA_VISIBLE_DEVICES is");  // without nccl it has no say
+    expect_warning(check_gpus(some, build, 1), "CUDA sees none of them", "name GPUs from 0 to 1");
+    EXPECT_THAT(check_gpus(some, build, 1).found, HasSubstr(std::string("is \"") + nothing + "\":"));
+    expect_ok(check_gpus(some, probe(), 1), "CUDA_VISIBLE_DEVICES is");  // without nccl it has no say
   }
 }
 
@@ -71,67 +71,67 @@ TEST(Doctor, SaysWhenLibTorchSeesFewerGpusThanThereAre) {
   auto some = gpus();
   auto build = cuda_probe();
   build.gpus.pop_back();
-  expect_warning(judge_gpus(some, build, 1), "a LibTorch for CUDA 12.1 sees 1 of them", "MIG");
+  expect_warning(check_gpus(some, build, 1), "a LibTorch for CUDA 12.1 sees 1 of them", "MIG");
   build.gpus.pop_back();
-  expect_warning(judge_gpus(some, build, 1), "sees none of them", "is the driver older than CUDA 12.1 wants?");
+  expect_warning(check_gpus(some, build, 1), "sees none of them", "is the driver older than CUDA 12.1 wants?");
   some.installed.clear();  // no nvidia-smi
   some.visible_devices = "7";
-  expect_warning(judge_gpus(some, build, 1), "2 in /dev; CUDA_VISIBLE_DEVICES is \"7\"", "CUDA_VISIBLE_DEVICES");
+  expect_warning(check_gpus(some, build, 1), "2 in /dev; CUDA_VISIBLE_DEVICES is \"7\"", "CUDA_VISIBLE_DEVICES");
 }
 
 TEST(Doctor, SaysWhenThereAreMoreRanksThanGpus) {
-  expect_ok(judge_gpus(gpus(), cuda_probe(), 2), "2 x NVIDIA H200");
-  expect_warning(judge_gpus(gpus(), cuda_probe(), 3), "2 for 3 ranks, which train on the CPU", "at most 2 here");
+  expect_ok(check_gpus(gpus(), cuda_probe(), 2), "2 x NVIDIA H200");
+  expect_warning(check_gpus(gpus(), cuda_probe(), 3), "2 for 3 ranks, which train on the CPU", "at most 2 here");
   auto one = gpus();
   one.installed.pop_back();
   auto build = cuda_probe();
   build.gpus.pop_back();
-  expect_warning(judge_gpus(one, build, 8), "1 for 8 ranks, which train on the CPU", "at most 1 here");
+  expect_warning(check_gpus(one, build, 8), "1 for 8 ranks, which train on the CPU", "at most 1 here");
   one.on_host = 8;  // each rank is shown its own
-  expect_ok(judge_gpus(one, build, 8), "1 x NVIDIA H200");
+  expect_ok(check_gpus(one, build, 8), "1 x NVIDIA H200");
 }
 
 TEST(Doctor, JudgesTheComputeModes) {
   auto some = gpus();
-  expect_ok(judge_compute_modes(some), "any number of processes");
+  expect_ok(check_compute_modes(some), "any number of processes");
   some.installed[0].compute_mode = "Exclusive_Process";
-  expect_warning(judge_compute_modes(some), "Exclusive_Process: GPU 0 (00000000:19:00.0)", "nvidia-smi -c DEFAULT");
+  expect_warning(check_compute_modes(some), "Exclusive_Process: GPU 0 (00000000:19:00.0)", "nvidia-smi -c DEFAULT");
   some.installed[1].compute_mode = "Prohibited";
-  expect_error(judge_compute_modes(some), "Prohibited: GPU 1 (00000000:3B:00.0)", "nvidia-smi -c DEFAULT");
+  expect_error(check_compute_modes(some), "Prohibited: GPU 1 (00000000:3B:00.0)", "nvidia-smi -c DEFAULT");
   some.visible_devices = "0";
-  expect_warning(judge_compute_modes(some), "Exclusive_Process", "-c DEFAULT");
+  expect_warning(check_compute_modes(some), "Exclusive_Process", "-c DEFAULT");
 }
 
 TEST(Doctor, SaysWhatABuildWithoutNcclIsMissing) {
-  EXPECT_EQ(judge_nccl(cuda_probe()), (Finding{"NCCL", Status::kOk, "2.18.5, for CUDA 12.1"}));
+  EXPECT_EQ(check_nccl(cuda_probe()), (Finding{"NCCL", Status::kOk, "2.18.5, for CUDA 12.1"}));
   auto some = probe();
-  expect_warning(judge_nccl(some), "whose LibTorch is for CPUs", "install a CUDA build of PyTorch or LibTorch");
+  expect_warning(check_nccl(some), "whose LibTorch is for CPUs", "install a CUDA build of PyTorch or LibTorch");
   some.has_cuda = true;
   some.cuda_version = "12.1";
-  expect_warning(judge_nccl(some), "not in this build", "apt-get install libnccl-dev, and CUDA 12.1's headers");
+  expect_warning(check_nccl(some), "not in this build", "apt-get install libnccl-dev, and CUDA 12.1's headers");
 }
 
 TEST(Doctor, ReadsNcclSocketIfnameAsNcclDoes) {
   const auto network = between_hosts();  // lo, eth0, and eth1 which is down
   for (const auto* fine : {"eth", "eth0", "=eth0", "ib,eth", "eth0:5", "^docker,lo", "^=docker0,lo"})
-    expect_ok(judge_nccl_interface(fine, network, true), "eth0, by NCCL_SOCKET_IFNAME");
+    expect_ok(check_nccl_interface(fine, network, true), "eth0, by NCCL_SOCKET_IFNAME");
   for (const auto* wrong : {"ib0", "eth1", "=eth", "th0", "^eth,lo"})
-    expect_error(judge_nccl_interface(wrong, network, false), "and the interfaces here are lo, eth0", "unset it");
-  expect_ok(judge_nccl_interface("lo", network, false), "lo, by");
-  expect_error(judge_nccl_interface("lo", network, true), "take lo: no other host reaches it", "unset it");
-  expect_error(judge_nccl_interface("^docker", network, true), "take lo", "NCCL_SOCKET_IFNAME=^docker,lo");
+    expect_error(check_nccl_interface(wrong, network, false), "and the interfaces here are lo, eth0", "unset it");
+  expect_ok(check_nccl_interface("lo", network, false), "lo, by");
+  expect_error(check_nccl_interface("lo", network, true), "take lo: no other host reaches it", "unset it");
+  expect_error(check_nccl_interface("^docker", network, true), "take lo", "NCCL_SOCKET_IFNAME=^docker,lo");
 }
 
 TEST(Doctor, ListsTheVariablesOfNcclAndSaysWhichAreSlow) {
-  expect_ok(judge_nccl_variables({}, 2, true), "none set");
+  expect_ok(check_nccl_variables({}, 2, true), "none set");
   Variables some{{"NCCL_DEBUG", "INFO"}, {"NCCL_IB_DISABLE", "1"}, {"NCCL_P2P_DISABLE", "1"}};
-  expect_warning(judge_nccl_variables(some, 2, false),
+  expect_warning(check_nccl_variables(some, 2, false),
                  "NCCL_DEBUG=INFO, NCCL_IB_DISABLE=1, NCCL_P2P_DISABLE=1: ", "unset NCCL_P2P_DISABLE,");
-  expect_warning(judge_nccl_variables(some, 1, true), "slower way", "unset NCCL_IB_DISABLE,");
-  expect_warning(judge_nccl_variables(some, 2, true), "slower way", "unset NCCL_P2P_DISABLE NCCL_IB_DISABLE,");
-  expect_ok(judge_nccl_variables(some, 1, false), "NCCL_DEBUG=INFO");
+  expect_warning(check_nccl_variables(some, 1, true), "slower way", "unset NCCL_IB_DISABLE,");
+  expect_warning(check_nccl_variables(some, 2, true), "slower way", "unset NCCL_P2P_DISABLE NCCL_IB_DISABLE,");
+  expect_ok(check_nccl_variables(some, 1, false), "NCCL_DEBUG=INFO");
   some["NCCL_P2P_DISABLE"] = "0";
-  expect_ok(judge_nccl_variables(some, 2, false), "NCCL_P2P_DISABLE=0");
+  expect_ok(check_nccl_variables(some, 2, false), "NCCL_P2P_DISABLE=0");
   EXPECT_EQ(nccl_variables({{"NCCL_DEBUG", "INFO"}, {"NCCL_MY_TOKEN", "t"}, {"RANK", "0"}}),
             (Variables{{"NCCL_DEBUG", "INFO"}, {"NCCL_MY_TOKEN", "(hidden)"}}));
 }
@@ -149,7 +149,7 @@ TEST(Gpus, AreThoseThatNvidiaSmiLists) {
       "--format=csv,noheader' ] || exit 2\n"
       "echo '0, NVIDIA H200, 00000000:19:00.0, 143360 MiB, 550.54.15, Default'\n"
       "echo '1, NVIDIA GB10, 00000000:3B:00.0, [N/A], 550.54.15, Exclusive_Process'");
-  EXPECT_EQ(read.smi_complaint, "");
+  EXPECT_EQ(read.smi_failure, "");
   const InstalledGpu second{.index = 1,
                             .gpu = {"NVIDIA GB10", 0},
                             .bus_id = "00000000:3B:00.0",
@@ -161,23 +161,23 @@ TEST(Gpus, AreThoseThatNvidiaSmiLists) {
 TEST(Gpus, AreNoneWithTheWordsOfAnNvidiaSmiThatFails) {
   EXPECT_EQ(gpus_by("echo 'Failed to initialize NVML: Driver/library version mismatch'\n"
                     "echo 'NVML library version: 550.144'; exit 18")
-                .smi_complaint,
+                .smi_failure,
             "ended with code 18: Failed to initialize NVML: Driver/library version mismatch");
-  EXPECT_EQ(gpus_by("echo 'No devices were found'").smi_complaint, "says: No devices were found");
-  EXPECT_EQ(gpus_by("exit 0").smi_complaint, "lists none");
-  EXPECT_EQ(gpus_by("sleep 30", 200ms).smi_complaint, "did not end within 0.2 s");
+  EXPECT_EQ(gpus_by("echo 'No devices were found'").smi_failure, "says: No devices were found");
+  EXPECT_EQ(gpus_by("exit 0").smi_failure, "lists none");
+  EXPECT_EQ(gpus_by("sleep 30", 200ms).smi_failure, "did not end within 0.2 s");
   const auto some = gpus_by(
       "echo '0, NVIDIA H200, 00000000:19:00.0, 143360 MiB, 550.54.15, Default'\n"
       "echo 'Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.'; exit 15");
   EXPECT_EQ(some.installed.size(), 1U);
-  EXPECT_THAT(some.smi_complaint, HasSubstr("code 15: Unable to determine the device handle"));
+  EXPECT_THAT(some.smi_failure, HasSubstr("code 15: Unable to determine the device handle"));
 }
 
 TEST(Gpus, AreLookedForInDevAndProc) {
   TemporaryFolder root;
   const auto read = [&] { return read_gpus(lookup_in({{"PATH", "/nowhere"}}), 1s, root.path()); };
   EXPECT_FALSE(read().has_smi);
-  EXPECT_FALSE(speaks_of_gpus(read(), probe()));
+  EXPECT_FALSE(gpus_are_relevant(read(), probe()));
   std::filesystem::create_directories(root.path() / "proc/driver/nvidia");
   std::filesystem::create_directories(root.path() / "dev");
   for (const auto* file :
@@ -188,7 +188,7 @@ TEST(Gpus, AreLookedForInDevAndProc) {
   EXPECT_EQ(read().on_host, 0);
   std::filesystem::create_directories(root.path() / "proc/driver/nvidia/gpus/0000:41:00.0");
   EXPECT_EQ(read().on_host, 1);
-  EXPECT_TRUE(speaks_of_gpus(read(), probe()));
+  EXPECT_TRUE(gpus_are_relevant(read(), probe()));
 }
 
 }  // namespace

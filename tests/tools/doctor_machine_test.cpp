@@ -13,99 +13,99 @@ namespace {
 
 TEST(Doctor, JudgesTheCores) {
   auto some = machine();
-  expect_ok(judge_cores(some, 8), "8 cores");
-  expect_warning(judge_cores(some, 9), "8 cores, for 9 ranks", "at most 8 ranks");
+  expect_ok(check_cores(some, 8), "8 cores");
+  expect_warning(check_cores(some, 9), "8 cores, for 9 ranks", "at most 8 ranks");
   some.allowed_cores = 4;
-  expect_ok(judge_cores(some, 4), "4 of 8 cores");
+  expect_ok(check_cores(some, 4), "4 of 8 cores");
   some.cgroup.cores = 1.5;
-  expect_ok(judge_cores(some, 1), "the cgroup pays for 1.5");
-  expect_warning(judge_cores(some, 2), "for 2 ranks", "at most 1 rank ");
+  expect_ok(check_cores(some, 1), "the cgroup pays for 1.5");
+  expect_warning(check_cores(some, 2), "for 2 ranks", "at most 1 rank ");
 }
 
 TEST(Doctor, JudgesTheThreads) {
   auto some = machine();
-  expect_ok(judge_threads(some, 1, std::nullopt), "lockstep run sets it");
-  expect_ok(judge_threads(some, 4, "2"), "OMP_NUM_THREADS is 2");
-  expect_ok(judge_threads(some, 4, "2,1"), "OMP_NUM_THREADS is 2");
-  expect_warning(judge_threads(some, 4, std::nullopt), "4 ranks of 8 threads take turns on 8 cores",
+  expect_ok(check_threads(some, 1, std::nullopt), "lockstep run sets it");
+  expect_ok(check_threads(some, 4, "2"), "OMP_NUM_THREADS is 2");
+  expect_ok(check_threads(some, 4, "2,1"), "OMP_NUM_THREADS is 2");
+  expect_warning(check_threads(some, 4, std::nullopt), "4 ranks of 8 threads take turns on 8 cores",
                  "OMP_NUM_THREADS=2");
-  expect_warning(judge_threads(some, 4, "4"), "take turns", "OMP_NUM_THREADS=2");
+  expect_warning(check_threads(some, 4, "4"), "take turns", "OMP_NUM_THREADS=2");
   for (const auto* senseless : {"", "0", "four", "-1"})
-    expect_warning(judge_threads(some, 16, senseless), "OpenMP ignores it", "OMP_NUM_THREADS=1");
+    expect_warning(check_threads(some, 16, senseless), "OpenMP ignores it", "OMP_NUM_THREADS=1");
   some.cgroup.cores = 2;
-  expect_warning(judge_threads(some, 1, std::nullopt), "1 rank of 8 threads take turns on 2 cores",
+  expect_warning(check_threads(some, 1, std::nullopt), "1 rank of 8 threads take turns on 2 cores",
                  "OMP_NUM_THREADS=2");
 }
 
 TEST(Doctor, JudgesTheMemory) {
   auto some = machine();
-  expect_ok(judge_memory(some, 4), "30 GiB of 32 GiB free");
+  expect_ok(check_memory(some, 4), "30 GiB of 32 GiB free");
   some.cgroup.memory_bytes = 4 * kGibibyte;
   some.cgroup.memory_used_bytes = 1 * kGibibyte;
-  expect_ok(judge_memory(some, 3), "3 GiB of 4 GiB free, the cgroup's limit");
-  expect_warning(judge_memory(some, 4), "for 4 ranks", "docker run --memory");
-  expect_error(judge_memory(some, 13), "for 13 ranks", "fewer ranks");
+  expect_ok(check_memory(some, 3), "3 GiB of 4 GiB free, the cgroup's limit");
+  expect_warning(check_memory(some, 4), "for 4 ranks", "docker run --memory");
+  expect_error(check_memory(some, 13), "for 13 ranks", "fewer ranks");
   some.cgroup.memory_used_bytes = 5 * kGibibyte;
-  expect_error(judge_memory(some, 1), "0 bytes of 4 GiB", "fewer ranks");
+  expect_error(check_memory(some, 1), "0 bytes of 4 GiB", "fewer ranks");
 }
 
 TEST(Doctor, JudgesTheNumaNodes) {
   auto some = machine();
-  expect_ok(judge_numa(some, 4), "1 node");
+  expect_ok(check_numa(some, 4), "1 node");
   some.numa_nodes = some.allowed_numa_nodes = 2;
-  expect(judge_numa(some, 1), Status::kOk, "2 nodes", "--bind");
-  expect_warning(judge_numa(some, 2), "may run on 2 of them", "lockstep run --bind");
+  expect(check_numa(some, 1), Status::kOk, "2 nodes", "--bind");
+  expect_warning(check_numa(some, 2), "may run on 2 of them", "lockstep run --bind");
   some.allowed_numa_nodes = 1;
-  expect_ok(judge_numa(some, 2), "2 nodes");
+  expect_ok(check_numa(some, 2), "2 nodes");
 }
 
 TEST(Doctor, JudgesTheSharedMemory) {
   auto some = machine();
-  expect_ok(judge_shared_memory(some, true), "16 GiB of 16 GiB");
+  expect_ok(check_shared_memory(some, true), "16 GiB of 16 GiB");
   some.shared_memory = Space{64 * kMebibyte, 64 * kMebibyte};
-  expect_warning(judge_shared_memory(some, true), "64 MiB of 64 MiB free, Docker's default", "--shm-size=1g");
-  expect_ok(judge_shared_memory(some, false), "64 MiB of 64 MiB free");
+  expect_warning(check_shared_memory(some, true), "64 MiB of 64 MiB free, Docker's default", "--shm-size=1g");
+  expect_ok(check_shared_memory(some, false), "64 MiB of 64 MiB free");
   some.shared_memory = Space{kGibibyte, kMebibyte};
-  expect_warning(judge_shared_memory(some, true), "1 MiB of 1 GiB", "remove what ended programs left");
-  expect_warning(judge_shared_memory(some, true), "too little for NCCL", "or NCCL_SHM_DISABLE=1");
+  expect_warning(check_shared_memory(some, true), "1 MiB of 1 GiB", "remove what ended programs left");
+  expect_warning(check_shared_memory(some, true), "too little for NCCL", "or NCCL_SHM_DISABLE=1");
   some.shared_memory.reset();
-  expect_warning(judge_shared_memory(some, false), "/dev/shm is missing", "--ipc=host");
+  expect_warning(check_shared_memory(some, false), "/dev/shm is missing", "--ipc=host");
 }
 
 TEST(Doctor, JudgesTheLimits) {
   auto some = machine();
-  expect_ok(judge_open_files(some, 8), "1024");
-  expect_error(judge_open_files(some, 256), "256 ranks take about 1280", "ulimit -n 4096");
+  expect_ok(check_open_files(some, 8), "1024");
+  expect_error(check_open_files(some, 256), "256 ranks take about 1280", "ulimit -n 4096");
   some.open_files = {512, 512};
-  expect_warning(judge_open_files(some, 2), "512, less than the usual 1024", "--ulimit nofile=4096");
+  expect_warning(check_open_files(some, 2), "512, less than the usual 1024", "--ulimit nofile=4096");
   some.open_files = {};
-  expect_ok(judge_open_files(some, 1000), "unlimited");
+  expect_ok(check_open_files(some, 1000), "unlimited");
 
-  expect_ok(judge_processes(some, 8), "unlimited");
+  expect_ok(check_processes(some, 8), "unlimited");
   some.processes = {300, 9000};
-  expect_ok(judge_processes(some, 2), "300");
-  expect_warning(judge_processes(some, 3), "3 ranks take about 160", "ulimit -u 4096");
-  expect_error(judge_processes(some, 8), "8 ranks take about 320, threads included", "ulimit -u 4096");
+  expect_ok(check_processes(some, 2), "300");
+  expect_warning(check_processes(some, 3), "3 ranks take about 160", "ulimit -u 4096");
+  expect_error(check_processes(some, 8), "8 ranks take about 320, threads included", "ulimit -u 4096");
   some.is_root = true;
-  expect_ok(judge_processes(some, 8), "unlimited");
+  expect_ok(check_processes(some, 8), "unlimited");
   some.cgroup.processes = 100;
-  expect_error(judge_processes(some, 8), "100, the cgroup's limit", "--pids-limit 4096");
+  expect_error(check_processes(some, 8), "100, the cgroup's limit", "--pids-limit 4096");
 
-  expect_ok(judge_locked_memory(some), "unlimited");
+  expect_ok(check_locked_memory(some), "unlimited");
   some.locked_memory = {8 * kMebibyte, 8 * kMebibyte};
-  expect_ok(judge_locked_memory(some), "8 MiB, enough without InfiniBand");
+  expect_ok(check_locked_memory(some), "8 MiB, enough without InfiniBand");
   some.has_infiniband = true;
-  expect_warning(judge_locked_memory(some), "InfiniBand locks", "memlock unlimited");
+  expect_warning(check_locked_memory(some), "InfiniBand locks", "memlock unlimited");
 }
 
 TEST(Doctor, JudgesTheClock) {
   auto some = machine();
-  expect_ok(judge_clock(some, true), "kept by NTP");
+  expect_ok(check_clock(some, true), "kept by NTP");
   some.clock.is_synchronized = false;
-  expect_ok(judge_clock(some, false), "matters between hosts only");
-  expect_warning(judge_clock(some, true), "not kept by NTP", "timedatectl set-ntp true");
+  expect_ok(check_clock(some, false), "matters between hosts only");
+  expect_warning(check_clock(some, true), "not kept by NTP", "timedatectl set-ntp true");
   some.clock.year = 2023;
-  expect_error(judge_clock(some, false), "it is 2023 here", "chrony");
+  expect_error(check_clock(some, false), "it is 2023 here", "chrony");
 }
 
 TEST(Machine, IsReadFromTheKernel) {
@@ -121,10 +121,10 @@ TEST(Machine, IsReadFromTheKernel) {
 }
 
 TEST(Machine, SaysBytesInWords) {
-  EXPECT_EQ(bytes_in_words(0), "0 bytes");
-  EXPECT_EQ(bytes_in_words(64 * kMebibyte), "64 MiB");
-  EXPECT_EQ(bytes_in_words(23 * kGibibyte + kGibibyte / 2), "23.5 GiB");
-  EXPECT_EQ(bytes_in_words(uint64_t{5} << 40), "5 TiB");
+  EXPECT_EQ(format_bytes(0), "0 bytes");
+  EXPECT_EQ(format_bytes(64 * kMebibyte), "64 MiB");
+  EXPECT_EQ(format_bytes(23 * kGibibyte + kGibibyte / 2), "23.5 GiB");
+  EXPECT_EQ(format_bytes(uint64_t{5} << 40), "5 TiB");
 }
 
 /// A root of made-up files.

@@ -19,55 +19,55 @@ namespace {
 using namespace std::chrono_literals;
 using testing::HasSubstr;
 
-TEST(Meeting, IsOnLoopbackWhenNothingIsSet) {
-  const auto meeting = meeting_of({});
-  EXPECT_EQ(meeting.kind, Meeting::Kind::kAddress);
-  EXPECT_EQ(meeting.host, "127.0.0.1");
-  EXPECT_EQ(meeting.port, 29500);
-  EXPECT_EQ(meeting.port_source, "");
-  EXPECT_FALSE(spans_hosts(meeting));
+TEST(Rendezvous, IsOnLoopbackWhenNothingIsSet) {
+  const auto rendezvous = rendezvous_of({});
+  EXPECT_EQ(rendezvous.kind, Rendezvous::Kind::kAddress);
+  EXPECT_EQ(rendezvous.host, "127.0.0.1");
+  EXPECT_EQ(rendezvous.port, 29500);
+  EXPECT_EQ(rendezvous.port_source, "");
+  EXPECT_FALSE(spans_hosts(rendezvous));
 }
 
-TEST(Meeting, IsWhereTheVariablesSay) {
-  const auto meeting = meeting_of(kTwoHosts);
-  EXPECT_EQ(meeting.host, "node1");
-  EXPECT_EQ(meeting.host_source, "MASTER_ADDR");
-  EXPECT_EQ(meeting.port, 29500);
-  EXPECT_EQ(meeting.port_source, "MASTER_PORT");
-  EXPECT_TRUE(spans_hosts(meeting));
+TEST(Rendezvous, IsWhereTheVariablesSay) {
+  const auto rendezvous = rendezvous_of(kTwoHosts);
+  EXPECT_EQ(rendezvous.host, "node1");
+  EXPECT_EQ(rendezvous.host_source, "MASTER_ADDR");
+  EXPECT_EQ(rendezvous.port, 29500);
+  EXPECT_EQ(rendezvous.port_source, "MASTER_PORT");
+  EXPECT_TRUE(spans_hosts(rendezvous));
 }
 
-TEST(Meeting, TakesTheInitMethodBeforeTheAddress) {
+TEST(Rendezvous, TakesTheInitMethodBeforeTheAddress) {
   auto variables = kTwoHosts;
   variables["LOCKSTEP_INIT_METHOD"] = "tcp://[2001:db8::1]:4000";
-  auto meeting = meeting_of(variables);
-  EXPECT_EQ(meeting.host, "2001:db8::1");
-  EXPECT_EQ(meeting.port, 4000);
+  auto rendezvous = rendezvous_of(variables);
+  EXPECT_EQ(rendezvous.host, "2001:db8::1");
+  EXPECT_EQ(rendezvous.port, 4000);
   variables["LOCKSTEP_INIT_METHOD"] = "file:///shared/job";
-  meeting = meeting_of(variables);
-  EXPECT_EQ(meeting.kind, Meeting::Kind::kFile);
-  EXPECT_EQ(meeting.file, "/shared/job");
+  rendezvous = rendezvous_of(variables);
+  EXPECT_EQ(rendezvous.kind, Rendezvous::Kind::kFile);
+  EXPECT_EQ(rendezvous.file, "/shared/job");
 }
 
-TEST(Meeting, KnowsPortsThatALauncherServesAndThatAreDerived) {
+TEST(Rendezvous, KnowsPortsThatALauncherServesAndThatAreDerived) {
   auto variables = kTwoHosts;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
-  EXPECT_FALSE(meeting_of(variables).port_is_served) << "the agent has MASTER_PORT, and ours is another";
-  EXPECT_NE(meeting_of(variables).port, 29500);
-  EXPECT_EQ(meeting_of(variables).port_source, "derived from MASTER_PORT");
+  EXPECT_FALSE(rendezvous_of(variables).port_is_served) << "the agent has MASTER_PORT, and ours is another";
+  EXPECT_NE(rendezvous_of(variables).port, 29500);
+  EXPECT_EQ(rendezvous_of(variables).port_source, "derived from MASTER_PORT");
   auto hosted = kTwoHosts;
   hosted["LOCKSTEP_STORE_HOSTED"] = "1";
-  EXPECT_TRUE(meeting_of(hosted).port_is_served);
-  EXPECT_FALSE(meeting_of(kTwoHosts).port_is_served);
+  EXPECT_TRUE(rendezvous_of(hosted).port_is_served);
+  EXPECT_FALSE(rendezvous_of(kTwoHosts).port_is_served);
   for (const auto& named : std::vector<std::map<std::string, std::string>>{
            {{"LOCKSTEP_JOB_ID", "a"}}, {{"SLURM_JOB_ID", "1"}, {"SLURM_STEP_ID", "0"}}}) {
-    EXPECT_GE(meeting_of(named).port, 20000);
-    EXPECT_LE(meeting_of(named).port, 29999);
-    EXPECT_EQ(meeting_of(named).port_source, "derived from the job's name");
+    EXPECT_GE(rendezvous_of(named).port, 20000);
+    EXPECT_LE(rendezvous_of(named).port, 29999);
+    EXPECT_EQ(rendezvous_of(named).port_source, "derived from the job's name");
   }
 }
 
-TEST(Meeting, KeepsWhatJoiningWouldRefuse) {
+TEST(Rendezvous, KeepsWhatJoiningWouldRefuse) {
   for (const auto& [variables, part] : std::map<std::map<std::string, std::string>, std::string>{
            {{{"MASTER_PORT", "99999"}}, "MASTER_PORT is \"99999\""},
            {{{"RANK", "1"}}, "WORLD_SIZE is not set"},
@@ -81,31 +81,31 @@ TEST(Meeting, KeepsWhatJoiningWouldRefuse) {
              {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
              {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}},
             "MASTER_ADDR is not set"}}) {
-    const auto meeting = meeting_of(variables);
-    EXPECT_EQ(meeting.kind, Meeting::Kind::kUnknown) << part;
-    EXPECT_THAT(meeting.refusal, HasSubstr(part));
-    expect_error(judge_job(meeting), part, "lockstep run");
+    const auto rendezvous = rendezvous_of(variables);
+    EXPECT_EQ(rendezvous.kind, Rendezvous::Kind::kUnknown) << part;
+    EXPECT_THAT(rendezvous.refusal, HasSubstr(part));
+    expect_error(check_job(rendezvous), part, "lockstep run");
   }
 }
 
 TEST(Doctor, SaysWhichLauncherStartedIt) {
-  expect_ok(judge_job(meeting_of({})), "one process");
-  expect_ok(judge_job(meeting_of(kTwoHosts)), "rank 0 of 4, 2 of them on this host");
+  expect_ok(check_job(rendezvous_of({})), "one process");
+  expect_ok(check_job(rendezvous_of(kTwoHosts)), "rank 0 of 4, 2 of them on this host");
 }
 
 TEST(Doctor, AsksForASecretBeyondLoopbackOnly) {
   const SecretFile own{.path = "/home/me/.local/state/lockstep/secret"};
-  expect_ok(judge_secret(own, meeting_of({}), loopback()), "not needed on loopback");
-  expect_error(judge_secret(own, meeting_of(kTwoHosts), between_hosts()), "LOCKSTEP_SECRET_FILE is not set",
+  expect_ok(check_secret(own, rendezvous_of({}), loopback()), "not needed on loopback");
+  expect_error(check_secret(own, rendezvous_of(kTwoHosts), between_hosts()), "LOCKSTEP_SECRET_FILE is not set",
                "head -c 32 /dev/urandom");
   Network unresolved = between_hosts();
-  unresolved.meeting.addresses.clear();
-  expect_error(judge_secret(own, meeting_of(kTwoHosts), unresolved), "LOCKSTEP_SECRET_FILE is not set", "umask 077");
-  expect_ok(judge_secret(own, meeting_of({{"LOCKSTEP_INIT_METHOD", "file:///shared/job"}}), {}), "not needed");
+  unresolved.rendezvous.addresses.clear();
+  expect_error(check_secret(own, rendezvous_of(kTwoHosts), unresolved), "LOCKSTEP_SECRET_FILE is not set", "umask 077");
+  expect_ok(check_secret(own, rendezvous_of({{"LOCKSTEP_INIT_METHOD", "file:///shared/job"}}), {}), "not needed");
 }
 
 TEST(Doctor, NamesWhatIsWrongWithTheSecretFile) {
-  const auto judge = [](SecretFile secret) { return judge_secret(secret, meeting_of(kTwoHosts), between_hosts()); };
+  const auto judge = [](SecretFile secret) { return check_secret(secret, rendezvous_of(kTwoHosts), between_hosts()); };
   const SecretFile good{.path = "/job.secret", .is_named = true, .exists = true, .bytes = 32};
   expect_ok(judge(good), "/job.secret, 32 bytes, mode 0600");
   auto secret = good;
@@ -115,7 +115,7 @@ TEST(Doctor, NamesWhatIsWrongWithTheSecretFile) {
   secret.is_regular = false;
   expect_error(judge(secret), "not a regular file", "job.secret");
   secret = good;
-  secret.is_owners = false;
+  secret.has_trusted_owner = false;
   expect_error(judge(secret), "belongs to another user", "of your own");
   secret = good;
   secret.mode = 0640;
@@ -130,7 +130,7 @@ TEST(Doctor, NamesWhatIsWrongWithTheSecretFile) {
 
 TEST(Doctor, JudgesTheUsersOwnSecretWhenItExists) {
   const SecretFile open{.path = "/own", .exists = true, .mode = 0644, .bytes = 32};
-  expect_error(judge_secret(open, meeting_of({}), loopback()), "mode 0644", "chmod 600 /own");
+  expect_error(check_secret(open, rendezvous_of({}), loopback()), "mode 0644", "chmod 600 /own");
 }
 
 TEST(SecretFile, IsLookedAtAndNotRead) {
@@ -140,7 +140,7 @@ TEST(SecretFile, IsLookedAtAndNotRead) {
   std::ofstream(path) << std::string(40, 's');
   ::chmod(path.c_str(), 0640);
   const auto secret = read_secret_file_status(lookup_in({{"LOCKSTEP_SECRET_FILE", path}}));
-  EXPECT_TRUE(secret.exists && secret.is_named && secret.is_regular && secret.is_owners);
+  EXPECT_TRUE(secret.exists && secret.is_named && secret.is_regular && secret.has_trusted_owner);
   EXPECT_EQ(secret.mode, 0640U);
   EXPECT_EQ(secret.bytes, 40U);
   EXPECT_EQ(read_secret_file_status(lookup_in({{"HOME", "/home/me"}})).path, "/home/me/.local/state/lockstep/secret");
@@ -148,96 +148,97 @@ TEST(SecretFile, IsLookedAtAndNotRead) {
 }
 
 TEST(Doctor, JudgesTheHostName) {
-  const auto alone = meeting_of({});
-  expect_ok(judge_host_name(alone, loopback()), "node1 (127.0.0.1)");
-  expect_ok(judge_host_name(meeting_of(kTwoHosts), between_hosts()), "node1 (10.0.0.1)");
+  const auto alone = rendezvous_of({});
+  expect_ok(check_host_name(alone, loopback()), "node1 (127.0.0.1)");
+  expect_ok(check_host_name(rendezvous_of(kTwoHosts), between_hosts()), "node1 (10.0.0.1)");
   auto network = between_hosts();
   network.host.addresses = {"127.0.1.1"};
-  expect_warning(judge_host_name(meeting_of(kTwoHosts), network), "127.0.1.1", "in /etc/hosts: 10.0.0.1 node1");
+  expect_warning(check_host_name(rendezvous_of(kTwoHosts), network), "127.0.1.1", "in /etc/hosts: 10.0.0.1 node1");
   network.host.addresses = {"127.0.1.1", "10.0.0.1"};
-  expect_ok(judge_host_name(meeting_of(kTwoHosts), network), "10.0.0.1");
+  expect_ok(check_host_name(rendezvous_of(kTwoHosts), network), "10.0.0.1");
   network.host.took = 1500ms;
-  expect_warning(judge_host_name(alone, network), "took 1.5 s", "/etc/resolv.conf");
+  expect_warning(check_host_name(alone, network), "took 1.5 s", "/etc/resolv.conf");
   network.host = {.name = "node1", .failure = "Name or service not known"};
-  expect_warning(judge_host_name(alone, network), "does not resolve: Name or service not known", "/etc/hosts");
+  expect_warning(check_host_name(alone, network), "does not resolve: Name or service not known", "/etc/hosts");
 }
 
 TEST(Doctor, JudgesTheWayToTheMeetingAddress) {
-  const auto job = meeting_of(kTwoHosts);
-  expect_ok(judge_meeting_address(meeting_of({}), loopback()), "all ranks on this host");
+  const auto job = rendezvous_of(kTwoHosts);
+  expect_ok(check_rendezvous_address(rendezvous_of({}), loopback()), "all ranks on this host");
   auto network = between_hosts();
-  expect_ok(judge_meeting_address(job, network), "node1 (10.0.0.1), which is this host");
-  network.is_meeting_host = false;
+  expect_ok(check_rendezvous_address(job, network), "node1 (10.0.0.1), which is this host");
+  network.is_rendezvous_host = false;
   network.local = "10.0.0.2";
-  expect_ok(judge_meeting_address(job, network), "reached from 10.0.0.2");
-  network.meeting.took = 2s;
-  expect_warning(judge_meeting_address(job, network), "took 2.0 s", "set MASTER_ADDR to an address");
+  expect_ok(check_rendezvous_address(job, network), "reached from 10.0.0.2");
+  network.rendezvous.took = 2s;
+  expect_warning(check_rendezvous_address(job, network), "took 2.0 s", "set MASTER_ADDR to an address");
   network.local = "";
-  network.no_way = "Network is unreachable";
-  expect_error(judge_meeting_address(job, network), "Network is unreachable", "ip route get 10.0.0.1");
-  network.meeting = {.name = "node1", .failure = "no such name"};
-  expect_error(judge_meeting_address(job, network), "MASTER_ADDR is node1, which does not resolve: no such name",
+  network.route_failure = "Network is unreachable";
+  expect_error(check_rendezvous_address(job, network), "Network is unreachable", "ip route get 10.0.0.1");
+  network.rendezvous = {.name = "node1", .failure = "no such name"};
+  expect_error(check_rendezvous_address(job, network), "MASTER_ADDR is node1, which does not resolve: no such name",
                "/etc/hosts on every host");
 }
 
 TEST(Doctor, RefusesAMeetingOnLoopbackForSeveralHosts) {
-  expect_error(judge_meeting_address(meeting_of(kTwoHosts), network_of("localhost", "127.0.0.1")),
+  expect_error(check_rendezvous_address(rendezvous_of(kTwoHosts), network_of("localhost", "127.0.0.1")),
                "no other host reaches", "set MASTER_ADDR");
   // One process so far: perhaps the others are on this host too.
-  expect_warning(judge_meeting_address(meeting_of({{"MASTER_ADDR", "node1"}}), network_of("node1", "127.0.1.1")),
+  expect_warning(check_rendezvous_address(rendezvous_of({{"MASTER_ADDR", "node1"}}), network_of("node1", "127.0.1.1")),
                  "node1 (127.0.1.1)", "mend /etc/hosts");
-  expect_ok(judge_meeting_address(meeting_of({{"MASTER_ADDR", "localhost"}}), network_of("localhost", "127.0.0.1")),
-            "all ranks on this host");
+  expect_ok(
+      check_rendezvous_address(rendezvous_of({{"MASTER_ADDR", "localhost"}}), network_of("localhost", "127.0.0.1")),
+      "all ranks on this host");
 }
 
 TEST(Doctor, JudgesTheInterface) {
-  const auto job = meeting_of(kTwoHosts);
+  const auto job = rendezvous_of(kTwoHosts);
   auto network = between_hosts();
-  expect_ok(judge_interface(job, network, std::nullopt), "eth0 (10.0.0.1)");
-  expect_ok(judge_interface(meeting_of({}), loopback(), std::nullopt), "lo (127.0.0.1)");
-  expect_ok(judge_interface(job, network, "eth0"), "eth0 (10.0.0.1), by LOCKSTEP_INTERFACE");
-  expect_error(judge_interface(job, network, "ib0"), "\"ib0\"; this host has lo, eth0, eth1", "LOCKSTEP_INTERFACE");
-  expect_error(judge_interface(job, network, "eth1"), "eth1, which is down", "ip link set eth1 up");
-  expect_error(judge_interface(job, network, "lo"), "which no other host reaches", "LOCKSTEP_INTERFACE");
+  expect_ok(check_interface(job, network, std::nullopt), "eth0 (10.0.0.1)");
+  expect_ok(check_interface(rendezvous_of({}), loopback(), std::nullopt), "lo (127.0.0.1)");
+  expect_ok(check_interface(job, network, "eth0"), "eth0 (10.0.0.1), by LOCKSTEP_INTERFACE");
+  expect_error(check_interface(job, network, "ib0"), "\"ib0\"; this host has lo, eth0, eth1", "LOCKSTEP_INTERFACE");
+  expect_error(check_interface(job, network, "eth1"), "eth1, which is down", "ip link set eth1 up");
+  expect_error(check_interface(job, network, "lo"), "which no other host reaches", "LOCKSTEP_INTERFACE");
   network.interfaces.push_back({"eth2", true, {}});
-  expect_error(judge_interface(job, network, "eth2"), "has no address", "give it an address");
+  expect_error(check_interface(job, network, "eth2"), "has no address", "give it an address");
   network.interfaces.push_back({"docker0", true, {"172.17.0.1"}});
   network.local = "172.17.0.1";
-  expect_warning(judge_interface(job, network, std::nullopt), "docker0", "LOCKSTEP_INTERFACE");
+  expect_warning(check_interface(job, network, std::nullopt), "docker0", "LOCKSTEP_INTERFACE");
 }
 
 TEST(Doctor, JudgesThePort) {
   auto variables = kTwoHosts;
   auto network = between_hosts();
-  expect_ok(judge_port(meeting_of(variables), network), "29500, free");
+  expect_ok(check_port(rendezvous_of(variables), network), "29500, free");
   network.bind_failure = "Address already in use";
-  expect_error(judge_port(meeting_of(variables), network), "29500 (MASTER_PORT) cannot be listened on",
+  expect_error(check_port(rendezvous_of(variables), network), "29500 (MASTER_PORT) cannot be listened on",
                "ss -ltnp 'sport = :29500'");
-  expect_warning(judge_port(meeting_of({}), network), "29500 (the default)", "set MASTER_PORT");
+  expect_warning(check_port(rendezvous_of({}), network), "29500 (the default)", "set MASTER_PORT");
   variables["MASTER_PORT"] = "80";
   network.bind_failure = "Permission denied";
-  expect_error(judge_port(meeting_of(variables), network), "80 (MASTER_PORT)", "from 1024 to 32767");
+  expect_error(check_port(rendezvous_of(variables), network), "80 (MASTER_PORT)", "from 1024 to 32767");
   variables["RANK"] = "1";
   variables["LOCAL_RANK"] = "1";
-  expect_ok(judge_port(meeting_of(variables), network), "rank 0 listens");
+  expect_ok(check_port(rendezvous_of(variables), network), "rank 0 listens");
   variables["LOCKSTEP_STORE_HOSTED"] = "1";
-  expect_ok(judge_port(meeting_of(variables), network), "the launcher listens");
-  expect_error(judge_port(meeting_of({{"LOCKSTEP_JOB_ID", "a"}}), network), "(derived from the job's name) cannot",
+  expect_ok(check_port(rendezvous_of(variables), network), "the launcher listens");
+  expect_error(check_port(rendezvous_of({{"LOCKSTEP_JOB_ID", "a"}}), network), "(derived from the job's name) cannot",
                "set MASTER_PORT");
   network.bind_failure.clear();
-  expect_ok(judge_port(meeting_of({{"LOCKSTEP_JOB_ID", "a"}}), network), ", derived from the job's name, free");
+  expect_ok(check_port(rendezvous_of({{"LOCKSTEP_JOB_ID", "a"}}), network), ", derived from the job's name, free");
 }
 
 TEST(Doctor, WarnsOfPortsThatTheSystemGivesAway) {
   auto network = between_hosts();
   for (const auto& [port, status] : std::map<std::string, Status>{
            {"32767", Status::kOk}, {"32768", Status::kWarning}, {"60999", Status::kWarning}, {"61000", Status::kOk}}) {
-    const auto finding = judge_port(meeting_of({{"MASTER_PORT", port}}), network);
+    const auto finding = check_port(rendezvous_of({{"MASTER_PORT", port}}), network);
     EXPECT_EQ(finding.status, status) << port;
   }
-  expect_warning(judge_port(meeting_of({{"MASTER_PORT", "40000"}}), network), "32768 to 60999", "1024 to 32767");
-  network.is_meeting_host = false;
-  expect(judge_port(meeting_of({{"MASTER_PORT", "29500"}}), network), Status::kOk, "on another host", "there too");
+  expect_warning(check_port(rendezvous_of({{"MASTER_PORT", "40000"}}), network), "32768 to 60999", "1024 to 32767");
+  network.is_rendezvous_host = false;
+  expect(check_port(rendezvous_of({{"MASTER_PORT", "29500"}}), network), Status::kOk, "on another host", "there too");
 }
 
 TEST(Network, FindsThatAPortIsTaken) {
@@ -249,43 +250,43 @@ TEST(Network, FindsThatAPortIsTaken) {
   ASSERT_EQ(::bind(taken, reinterpret_cast<sockaddr*>(&address), bytes), 0);
   ASSERT_EQ(::getsockname(taken, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
   ASSERT_EQ(::listen(taken, 1), 0);
-  const auto meeting =
-      meeting_of({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(ntohs(address.sin_port))}});
-  auto network = read_network(meeting);
-  EXPECT_TRUE(network.is_meeting_host);
+  const auto rendezvous =
+      rendezvous_of({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(ntohs(address.sin_port))}});
+  auto network = read_network(rendezvous);
+  EXPECT_TRUE(network.is_rendezvous_host);
   EXPECT_EQ(network.local, "127.0.0.1");
   EXPECT_EQ(network.bind_failure, "Address already in use");
   ::close(taken);
-  network = read_network(meeting);
+  network = read_network(rendezvous);
   EXPECT_EQ(network.bind_failure, "");
 }
 
 TEST(Network, KnowsThatANameDoesNotResolve) {
-  const auto network = read_network(meeting_of({{"MASTER_ADDR", "nowhere.invalid"}}));
-  EXPECT_TRUE(network.meeting.addresses.empty());
-  EXPECT_NE(network.meeting.failure, "");
-  EXPECT_FALSE(network.is_meeting_host);
+  const auto network = read_network(rendezvous_of({{"MASTER_ADDR", "nowhere.invalid"}}));
+  EXPECT_TRUE(network.rendezvous.addresses.empty());
+  EXPECT_NE(network.rendezvous.failure, "");
+  EXPECT_FALSE(network.is_rendezvous_host);
 }
 
 TEST(Doctor, JudgesFolders) {
   const Folder good{"checkpoints", "/data", "--checkpoint-dir", "", true, {kGibibyte, kGibibyte}};
-  expect_ok(judge_folder(good), "/data, 1 GiB free");
+  expect_ok(check_folder(good), "/data, 1 GiB free");
   auto folder = good;
   folder.space.free_bytes = 255 * kMebibyte;
-  expect_warning(judge_folder(folder), "255 MiB free", "make room there, or name another one with --checkpoint-dir");
+  expect_warning(check_folder(folder), "255 MiB free", "make room there, or name another one with --checkpoint-dir");
   folder.failure = "Read-only file system";
-  expect_error(judge_folder(folder), "/data cannot be written: Read-only file system", "the right to write to /data");
+  expect_error(check_folder(folder), "/data cannot be written: Read-only file system", "the right to write to /data");
   folder.exists = false;
-  expect_error(judge_folder(folder), "/data cannot be written", "mkdir -p /data");
+  expect_error(check_folder(folder), "/data cannot be written", "mkdir -p /data");
   folder.purpose = kFlightRecorder;
-  expect_warning(judge_folder(folder), "/data cannot be written", "mkdir -p /data");
+  expect_warning(check_folder(folder), "/data cannot be written", "mkdir -p /data");
 }
 
 TEST(Folders, AreTriedAndLeftAsTheyWere) {
   TemporaryFolder folder;
-  const auto meeting = meeting_of({{"LOCKSTEP_INIT_METHOD", "file:///nowhere/job"}});
-  const auto folders = try_folders(lookup_in({{"TMPDIR", folder.path()}, {"LOCKSTEP_FLIGHT_DIR", "/nowhere"}}), meeting,
-                                   folder.path() / "sub");
+  const auto rendezvous = rendezvous_of({{"LOCKSTEP_INIT_METHOD", "file:///nowhere/job"}});
+  const auto folders = try_folders(lookup_in({{"TMPDIR", folder.path()}, {"LOCKSTEP_FLIGHT_DIR", "/nowhere"}}),
+                                   rendezvous, folder.path() / "sub");
   ASSERT_EQ(folders.size(), 4U);
   EXPECT_EQ(folders[0].failure, "");
   EXPECT_GT(folders[0].space.total_bytes, 0U);
@@ -294,7 +295,7 @@ TEST(Folders, AreTriedAndLeftAsTheyWere) {
     EXPECT_FALSE(folders[missing].exists);
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-  EXPECT_EQ(try_folders(lookup_in({}), meeting_of({}), std::nullopt)[0].path, "/tmp");
+  EXPECT_EQ(try_folders(lookup_in({}), rendezvous_of({}), std::nullopt)[0].path, "/tmp");
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ std::vector<std::string> checks_of(const Section& section) {
 TEST(Doctor, LeavesOutWhatItCouldNotFindOut) {
   Facts facts;
   facts.machine = machine();
-  facts.meeting = meeting_of({{"MASTER_PORT", "0"}});
+  facts.rendezvous = rendezvous_of({{"MASTER_PORT", "0"}});
   facts.probe.failure = "no probe";
   auto sections = examine(facts);
   ASSERT_EQ(sections.size(), 6U);
@@ -75,7 +75,7 @@ TEST(Doctor, LeavesOutWhatItCouldNotFindOut) {
   EXPECT_THAT(checks_of(sections[2]), testing::ElementsAre("cores", "threads", "memory", "NUMA", "shared memory",
                                                            "open files", "processes", "locked memory", "clock"));
   EXPECT_THAT(checks_of(sections[3]), testing::ElementsAre("LibTorch"));
-  facts.meeting = meeting_of({{"MASTER_ADDR", "nowhere.invalid"}});
+  facts.rendezvous = rendezvous_of({{"MASTER_ADDR", "nowhere.invalid"}});
   EXPECT_THAT(checks_of(examine(facts)[1]), testing::ElementsAre("host name", "meeting address"));
   facts.network = between_hosts();
   facts.probe = probe();
@@ -208,16 +208,16 @@ TEST(DoctorCommand, PrintsATableThatEndsWithTheCounts) {
 }
 
 TEST(EnvReport, ShowsTheVariablesThatMatterAndNoSecrets) {
-  const Variables shown = telling_variables({{"RANK", "1"},
-                                             {"PATH", "/bin"},
-                                             {"LOCKSTEP_SECRET_FILE", "/job.secret"},
-                                             {"LOCKSTEP_API_TOKEN", "t"},
-                                             {"SLURM_JWT", "j"},
-                                             {"OMPI_secret_word", "s"},
-                                             {"NCCL_MY_KEY", "k"},
-                                             {"PMI_PASSWORD", "p"},
-                                             {"NCCL_DEBUG", "INFO"},
-                                             {"AWS_SECRET_ACCESS_KEY", "a"}});
+  const Variables shown = relevant_variables({{"RANK", "1"},
+                                              {"PATH", "/bin"},
+                                              {"LOCKSTEP_SECRET_FILE", "/job.secret"},
+                                              {"LOCKSTEP_API_TOKEN", "t"},
+                                              {"SLURM_JWT", "j"},
+                                              {"OMPI_secret_word", "s"},
+                                              {"NCCL_MY_KEY", "k"},
+                                              {"PMI_PASSWORD", "p"},
+                                              {"NCCL_DEBUG", "INFO"},
+                                              {"AWS_SECRET_ACCESS_KEY", "a"}});
   const Variables expected{{"RANK", "1"},
                            {"LOCKSTEP_SECRET_FILE", "/job.secret"},
                            {"LOCKSTEP_API_TOKEN", "(hidden)"},

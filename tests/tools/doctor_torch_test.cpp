@@ -18,65 +18,65 @@ using testing::HasSubstr;
 
 TEST(Doctor, JudgesLibTorch) {
   auto some = probe();
-  expect_ok(judge_torch(some), "2.4.0, a Python wheel's: /opt/venv");
+  expect_ok(check_torch(some), "2.4.0, a Python wheel's: /opt/venv");
   some.torch_library = "/usr/lib/aarch64-linux-gnu/libtorch_cpu.so.1.13";
-  expect_ok(judge_torch(some), "the distribution's");
+  expect_ok(check_torch(some), "the distribution's");
   some.torch_library = "/opt/libtorch/lib/libtorch_cpu.so";
-  expect_ok(judge_torch(some), "installed by hand");
+  expect_ok(check_torch(some), "installed by hand");
   some.lockstep_version = "0.0.1";
-  expect_error(judge_torch(some), "/opt/lockstep-probe is of lockstep 0.0.1, this is " LOCKSTEP_VERSION_STRING,
+  expect_error(check_torch(some), "/opt/lockstep-probe is of lockstep 0.0.1, this is " LOCKSTEP_VERSION_STRING,
                "from one build");
   some.failure = "/opt/lockstep-probe ended with code 127";
-  expect_error(judge_torch(some), "could not be asked: /opt/lockstep-probe ended with code 127", "ldd");
+  expect_error(check_torch(some), "could not be asked: /opt/lockstep-probe ended with code 127", "ldd");
   some.program = "";
-  expect_error(judge_torch(some), "could not be asked", "--probe");
+  expect_error(check_torch(some), "could not be asked", "--probe");
 }
 
 TEST(Doctor, JudgesTheBlas) {
   auto some = probe();
   auto arm = machine();
   arm.architecture = "aarch64";
-  expect_ok(judge_blas(some, arm), "MKL, a part of LibTorch");
+  expect_ok(check_blas(some, arm), "MKL, a part of LibTorch");
   some.has_mkl = false;
-  expect_ok(judge_blas(some, arm), "a part of LibTorch");
+  expect_ok(check_blas(some, arm), "a part of LibTorch");
   some.blas_libraries = {"/usr/lib/a/openblas-pthread/libblas.so.3", "/usr/lib/a/openblas-pthread/libopenblasp.so"};
-  EXPECT_EQ(judge_blas(some, arm), (Finding{"BLAS", Status::kOk, "/usr/lib/a/openblas-pthread/libopenblasp.so"}));
+  EXPECT_EQ(check_blas(some, arm), (Finding{"BLAS", Status::kOk, "/usr/lib/a/openblas-pthread/libopenblasp.so"}));
   some.blas_libraries = {"/usr/lib/a/openblas-serial/libopenblas.so"};
-  expect_warning(judge_blas(some, arm), "without threads", "libopenblas0-pthread");
+  expect_warning(check_blas(some, arm), "without threads", "libopenblas0-pthread");
   some.blas_libraries = {"/usr/lib/a/blas/libblas.so.3.11.0"};
-  expect_warning(judge_blas(some, arm), "the reference BLAS", "--config libblas.so.3-aarch64-linux-gnu");
+  expect_warning(check_blas(some, arm), "the reference BLAS", "--config libblas.so.3-aarch64-linux-gnu");
   some.blas_libraries = {"/opt/intel/libmkl_core.so.2"};
-  expect_ok(judge_blas(some, arm), "/opt/intel/libmkl_core.so.2");
+  expect_ok(check_blas(some, arm), "/opt/intel/libmkl_core.so.2");
 }
 
 TEST(Doctor, JudgesConvolutionsByTheirTimes) {
   auto some = probe();
   auto arm = machine();
   arm.architecture = "aarch64";
-  expect_ok(judge_convolutions(some, arm), "without MKL-DNN");
+  expect_ok(check_convolutions(some, arm), "without MKL-DNN");
   some.has_mkldnn = true;
   some.convolution_ms = 4;
-  expect_ok(judge_convolutions(some, arm), "MKL-DNN is off");
+  expect_ok(check_convolutions(some, arm), "MKL-DNN is off");
   some.uses_mkldnn = true;
   some.convolution_without_mkldnn_ms = 3;
-  expect_ok(judge_convolutions(some, arm), "4.0 ms with MKL-DNN, 3.0 ms without");
+  expect_ok(check_convolutions(some, arm), "4.0 ms with MKL-DNN, 3.0 ms without");
   some.convolution_ms = 12;
-  expect_warning(judge_convolutions(some, arm), "12.0 ms with MKL-DNN", "setUserEnabledMkldnn(false)");
+  expect_warning(check_convolutions(some, arm), "12.0 ms with MKL-DNN", "setUserEnabledMkldnn(false)");
   some.torch_version = "1.13.0";
-  expect_warning(judge_convolutions(some, arm), "12.0 ms with MKL-DNN", "lockstep::prefer_fast_convolutions()");
-  expect_warning(judge_convolutions(some, machine()), "12.0 ms with MKL-DNN", "setUserEnabledMkldnn(false)");
+  expect_warning(check_convolutions(some, arm), "12.0 ms with MKL-DNN", "lockstep::prefer_fast_convolutions()");
+  expect_warning(check_convolutions(some, machine()), "12.0 ms with MKL-DNN", "setUserEnabledMkldnn(false)");
 }
 
 TEST(Doctor, JudgesTheBackends) {
   auto some = probe();
-  EXPECT_EQ(judge_backends(some), (Finding{"backends", Status::kOk, "gloo, threads",
+  EXPECT_EQ(check_backends(some), (Finding{"backends", Status::kOk, "gloo, threads",
                                            "apt-get install libopenmpi-dev for mpi; then build lockstep again"}));
   some.backends = {"mpi", "nccl", "threads"};
-  expect_warning(judge_backends(some), "no gloo", "apt-get install libgloo-dev for gloo; then build lockstep again");
+  expect_warning(check_backends(some), "no gloo", "apt-get install libgloo-dev for gloo; then build lockstep again");
   some.backends = {"gloo", "mpi", "threads"};
-  EXPECT_EQ(judge_backends(some), (Finding{"backends", Status::kOk, "gloo, mpi, threads"}));
+  EXPECT_EQ(check_backends(some), (Finding{"backends", Status::kOk, "gloo, mpi, threads"}));
   some.backends = {"threads"};
-  expect_error(judge_backends(some), "none connects processes", "libgloo-dev");
+  expect_error(check_backends(some), "none connects processes", "libgloo-dev");
 }
 
 TEST(RunProgram, ReturnsWhatWasPrinted) {
@@ -109,16 +109,16 @@ TEST(Probe, QuotesWhatIsNoAnswer) {
 TEST(Probe, NamesTheProgramThatFailed) {
   TemporaryFolder folder;
   const auto script = make_script(folder, "script", "echo 'libtorch.so: cannot open' >&2; exit 127");
-  const auto asked = ask_probe(script);
+  const auto asked = run_probe(script);
   EXPECT_EQ(asked.failure, script + " ended with code 127: libtorch.so: cannot open");
   EXPECT_EQ(asked.program, script);
-  EXPECT_EQ(ask_probe(make_script(folder, "script", "sleep 30"), 100ms).failure, script + " did not end within 0.1 s");
-  const auto missing = ask_probe("");  // not beside the tests
+  EXPECT_EQ(run_probe(make_script(folder, "script", "sleep 30"), 100ms).failure, script + " did not end within 0.1 s");
+  const auto missing = run_probe("");  // not beside the tests
   EXPECT_THAT(missing.failure, HasSubstr("neither beside lockstep nor in ../libexec/lockstep"));
 }
 
 TEST(Probe, AnswersForThisBuildOfLibTorch) {
-  const auto asked = ask_probe(LOCKSTEP_PROBE);
+  const auto asked = run_probe(LOCKSTEP_PROBE);
   EXPECT_EQ(asked.failure, "");
   EXPECT_EQ(asked.lockstep_version, LOCKSTEP_VERSION_STRING);
   EXPECT_TRUE(std::filesystem::exists(asked.torch_library)) << asked.torch_library;

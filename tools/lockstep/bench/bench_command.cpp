@@ -47,10 +47,10 @@ Exit codes:
   70  the system refused something, or an internal error
 )";
 
-int run(const Arguments& arguments) try {
-  if (arguments.request.operation == kDdp) return measure_ddp(arguments);
-  if (arguments.request.operation == kGpu) return measure_gpu(arguments);
-  return measure_collective(arguments);
+int run(const BenchArguments& arguments) try {
+  if (arguments.request.operation == kDdp) return run_ddp_bench(arguments);
+  if (arguments.request.operation == kGpu) return run_gpu_bench(arguments);
+  return run_collective_bench(arguments);
 } catch (const PeerError& error) {
   std::cerr << "lockstep bench: " << error.what() << "\n";
   return static_cast<int>(LaunchExit::kWorkerFailed);
@@ -66,7 +66,7 @@ std::string alternatives(const std::vector<std::string>& names) {
   return fmt::format("{}", fmt::join(names, "|"));
 }
 
-void add_run_options(CLI::App& command, Arguments& arguments) {
+void add_run_options(CLI::App& command, BenchArguments& arguments) {
   auto& request = arguments.request;
   command
       .add_option("operation", request.operation, "The collective to measure; ddp: a step of training; gpu: on a GPU")
@@ -86,7 +86,7 @@ void add_run_options(CLI::App& command, Arguments& arguments) {
   command.add_flag("--json", arguments.json, "Print one object a line");
 }
 
-void add_message_options(CLI::App& command, Arguments& arguments) {
+void add_message_options(CLI::App& command, BenchArguments& arguments) {
   constexpr const char* kGroup = "Options of collectives";
   auto& request = arguments.request;
   command.add_option("--backends", request.backends, "Backends that take turns, as in shm,gloo (all that there are)")
@@ -94,13 +94,13 @@ void add_message_options(CLI::App& command, Arguments& arguments) {
       ->allow_extra_args(false)
       ->type_name("NAME,...")
       ->group(kGroup);
-  command.add_option("--min", request.least, "The smallest message")
+  command.add_option("--min", request.min_size, "The smallest message")
       ->type_name("BYTES")
-      ->default_str(kDefaultLeast)
+      ->default_str(kDefaultMin)
       ->group(kGroup);
-  command.add_option("--max", request.most, "The largest message")
+  command.add_option("--max", request.max_size, "The largest message")
       ->type_name("BYTES")
-      ->default_str(kDefaultMost)
+      ->default_str(kDefaultMax)
       ->group(kGroup);
   command.add_option("--factor", request.factor, "From one size to the next")
       ->check(CLI::PositiveNumber)
@@ -114,17 +114,17 @@ void add_message_options(CLI::App& command, Arguments& arguments) {
       ->group(kGroup);
   command.add_option("--dtype", request.dtype, "Of the elements")
       ->type_name(alternatives(dtype_names()))
-      ->default_str(Plan().dtype)
+      ->default_str(CollectivePlan().dtype)
       ->group(kGroup);
   command.add_option("--op", request.redop, "How all-reduce and reduce-scatter reduce")
       ->type_name(alternatives(redop_names()))
-      ->default_str(Plan().redop)
+      ->default_str(CollectivePlan().redop)
       ->group(kGroup);
   command
       .add_option("--memory", request.memory,
                   "allocated: tensors from ProcessGroup::allocate; ordinary: LibTorch's own; both, where they differ")
       ->type_name("allocated|ordinary|both")
-      ->default_str(name_of(Plan().memory))
+      ->default_str(name_of(CollectivePlan().memory))
       ->group(kGroup);
   command.add_option("--plot", arguments.plot_file, "Draw time over size into this file, as SVG")
       ->type_name("FILE")
@@ -154,8 +154,8 @@ void add_ddp_options(CLI::App& command, Request& request) {
 }  // namespace lockstep::bench
 
 void add_bench(CLI::App& app, int& exit_code) {
-  using lockstep::bench::Arguments;
-  auto arguments = std::make_shared<Arguments>();
+  using lockstep::bench::BenchArguments;
+  auto arguments = std::make_shared<BenchArguments>();
   auto* command =
       app.add_subcommand("bench", "Measure collectives, backends side by side, and what a step of training costs");
   lockstep::bench::add_run_options(*command, *arguments);

@@ -46,8 +46,8 @@ std::optional<double> floor_us(Operation operation, int ranks, const Floor& floo
   return std::max(memory_us, floor.round_trip_us / 2);
 }
 
-Row make_row(const Plan& plan, const Samples& samples, const Floor& floor) {
-  Row row;
+CollectiveRow make_collective_row(const CollectivePlan& plan, const CollectiveSamples& samples, const Floor& floor) {
+  CollectiveRow row;
   row.operation = plan.operation;
   row.backend = samples.backend;
   row.memory = samples.memory;
@@ -56,7 +56,7 @@ Row make_row(const Plan& plan, const Samples& samples, const Floor& floor) {
   row.dtype = plan.operation == Operation::kBarrier ? "none" : plan.dtype;
   row.redop = plan.redop;
   if (plan.operation != Operation::kBarrier)
-    row.count = count_of(plan.operation, samples.bytes, element_bytes(plan.dtype), plan.ranks);
+    row.count = element_count(plan.operation, samples.bytes, element_bytes(plan.dtype), plan.ranks);
   row.time_us = median(samples.times_us);
   row.p10_us = percentile(samples.times_us, 0.1);
   row.p90_us = percentile(samples.times_us, 0.9);
@@ -70,7 +70,7 @@ Row make_row(const Plan& plan, const Samples& samples, const Floor& floor) {
   return row;
 }
 
-std::string to_json_line(const Row& row) {
+std::string to_json_line(const CollectiveRow& row) {
   const json object{{"op", name_of(row.operation)},
                     {"backend", row.backend},
                     {"memory", row.memory},
@@ -96,12 +96,13 @@ std::string Series::name() const {
   return memory == "none" ? backend : backend + ", " + memory;
 }
 
-const Row* Series::find(int64_t bytes) const {
-  const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& row) { return row.bytes == bytes; });
+const CollectiveRow* Series::find(int64_t bytes) const {
+  const auto found =
+      std::find_if(rows.begin(), rows.end(), [&](const CollectiveRow& row) { return row.bytes == bytes; });
   return found == rows.end() ? nullptr : &*found;
 }
 
-std::vector<Series> series_of(const std::vector<Row>& rows) {
+std::vector<Series> series_of(const std::vector<CollectiveRow>& rows) {
   std::vector<Series> all;
   for (const auto& row : rows) {
     auto found = std::find_if(all.begin(), all.end(), [&](const Series& series) {
@@ -113,32 +114,32 @@ std::vector<Series> series_of(const std::vector<Row>& rows) {
   return all;
 }
 
-Table::Table(const Plan& plan) : backend_columns_(longest(plan.backends, "backend")) {}
+CollectiveTable::CollectiveTable(const CollectivePlan& plan) : backend_columns_(longest(plan.backends, "backend")) {}
 
-std::string Table::header() const {
+std::string CollectiveTable::header() const {
   return fmt::format(kLine, "#", "size", "count", "type", "redop", "backend", backend_columns_, "memory", "time", "p10",
                      "p90", "algbw", "busbw", "wrong", "floor") +
          fmt::format(kLine, "#", "(B)", "(elem.)", "", "", "", backend_columns_, "", "(us)", "(us)", "(us)", "(GB/s)",
                      "(GB/s)", "", "(%)");
 }
 
-std::string Table::line(const Row& row) const {
+std::string CollectiveTable::line(const CollectiveRow& row) const {
   return fmt::format(kLine, " ", row.bytes, row.count, row.dtype, row.redop, row.backend, backend_columns_, row.memory,
                      microseconds(row.time_us), microseconds(row.p10_us), microseconds(row.p90_us),
                      fmt::format("{:.2f}", row.algbw_gbps), fmt::format("{:.2f}", row.busbw_gbps),
                      row.wrong ? std::to_string(*row.wrong) : "N/A", percent(row.floor_fraction));
 }
 
-std::string ratio_table(const std::vector<Row>& rows) {
+std::string ratio_table(const std::vector<CollectiveRow>& rows) {
   const auto series = series_of(rows);
   if (series.size() < 2) return "";
   std::string text = fmt::format("#\n# times as multiples of those of {}\n# {:>10}", series[0].name(), "size");
   for (size_t i = 1; i < series.size(); ++i) text += fmt::format("  {:>8}", series[i].name());
   text += "\n";
-  for (const Row& first : series[0].rows) {
-    text += fmt::format("  {:>10}", written_bytes(first.bytes));
+  for (const CollectiveRow& first : series[0].rows) {
+    text += fmt::format("  {:>10}", format_size(first.bytes));
     for (size_t i = 1; i < series.size(); ++i) {
-      const Row* other = series[i].find(first.bytes);
+      const CollectiveRow* other = series[i].find(first.bytes);
       text += fmt::format("  {:>{}}", other && first.time_us > 0 ? short_multiple(other->time_us / first.time_us) : "-",
                           std::max<size_t>(series[i].name().size(), 8));
     }
@@ -147,32 +148,33 @@ std::string ratio_table(const std::vector<Row>& rows) {
   return text;
 }
 
-Printer::Printer(const Plan& plan, PrinterOptions options, std::ostream& out, std::ostream& progress)
+CollectivePrinter::CollectivePrinter(const CollectivePlan& plan, PrinterOptions options, std::ostream& out,
+                                     std::ostream& progress)
     : plan_(plan), options_(options), table_(plan), out_(out), progress_(progress) {}
 
-void Printer::take(const Message& message) {
-  std::visit([this](const auto& kind) { take_kind(kind); }, message);
+void CollectivePrinter::handle(const CollectiveMessage& message) {
+  std::visit([this](const auto& kind) { print(kind); }, message);
 }
 
-void Printer::finish() {
+void CollectivePrinter::finish() {
   clear_progress();
   if (!options_.json && !rows_.empty()) out_ << summary() << ratio_table(rows_) << std::flush;
 }
 
-bool Printer::has_wrong() const {
-  return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.wrong.value_or(0) != 0; });
+bool CollectivePrinter::has_wrong() const {
+  return std::any_of(rows_.begin(), rows_.end(), [](const CollectiveRow& row) { return row.wrong.value_or(0) != 0; });
 }
 
-void Printer::take_kind(const Progress& progress) {
+void CollectivePrinter::print(const SizeStarted& progress) {
   ++sizes_begun_;
   if (!options_.shows_progress) return;
   clear_progress();
   progress_ << fmt::format("{} {} of {}", name_of(plan_.operation), sizes_begun_, plan_.sizes.size());
-  if (progress.bytes > 0) progress_ << fmt::format(": {} bytes", written_bytes(progress.bytes));
+  if (progress.bytes > 0) progress_ << fmt::format(": {} bytes", format_size(progress.bytes));
   progress_ << std::flush;
 }
 
-void Printer::take_kind(const RoundTrip& round_trip) {
+void CollectivePrinter::print(const RoundTripTimes& round_trip) {
   floor_.round_trip_us = median(round_trip.times_us);
   if (options_.json) return;
   if (plan_.ranks > 1)
@@ -180,24 +182,24 @@ void Printer::take_kind(const RoundTrip& round_trip) {
   out_ << table_.header() << std::flush;
 }
 
-void Printer::take_kind(const Stream& stream) {
+void CollectivePrinter::print(const StreamTimes& stream) {
   floor_.bytes = stream.bytes;
   floor_.stream_us = median(stream.times_us);
 }
 
-void Printer::take_kind(const Samples& samples) {
+void CollectivePrinter::print(const CollectiveSamples& samples) {
   clear_progress();
-  rows_.push_back(make_row(plan_, samples, floor_));
+  rows_.push_back(make_collective_row(plan_, samples, floor_));
   out_ << (options_.json ? to_json_line(rows_.back()) + "\n" : table_.line(rows_.back())) << std::flush;
 }
 
-void Printer::clear_progress() {
+void CollectivePrinter::clear_progress() {
   if (options_.shows_progress) progress_ << "\r\033[K" << std::flush;
 }
 
-std::string Printer::summary() const {
-  const auto [fewest, most] =
-      std::minmax_element(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return a.rounds < b.rounds; });
+std::string CollectivePrinter::summary() const {
+  const auto [fewest, most] = std::minmax_element(
+      rows_.begin(), rows_.end(), [](const CollectiveRow& a, const CollectiveRow& b) { return a.rounds < b.rounds; });
   const std::string rounds = fewest->rounds == most->rounds ? fmt::format("{}", most->rounds)
                                                             : fmt::format("{} to {}", fewest->rounds, most->rounds);
   const char* verdict = !plan_.check ? "results not checked" : has_wrong() ? "SOME RESULTS ARE WRONG" : "all right";

@@ -23,7 +23,7 @@ struct Floor {
 std::optional<double> floor_us(Operation operation, int ranks, const Floor& floor);
 
 /// One line of the table: a backend with messages of one size in one kind of memory.
-struct Row {
+struct CollectiveRow {
   Operation operation = Operation::kAllReduce;
   std::string backend{};
   std::string memory{};
@@ -44,70 +44,70 @@ struct Row {
   int calls = 1;
 };
 
-Row make_row(const Plan& plan, const Samples& samples, const Floor& floor);
+CollectiveRow make_collective_row(const CollectivePlan& plan, const CollectiveSamples& samples, const Floor& floor);
 
 /// One object without a line end.
-std::string to_json_line(const Row& row);
+std::string to_json_line(const CollectiveRow& row);
 
 /// The rows of one backend in one kind of memory: what is compared with others of its size, and one line of a plot.
 struct Series {
   std::string backend{};
   std::string memory{};
-  std::vector<Row> rows{};
+  std::vector<CollectiveRow> rows{};
 
   /// "shm, allocated"; of a barrier, which has no memory, "shm".
   std::string name() const;
   /// nullptr when there is none of this size.
-  const Row* find(int64_t bytes) const;
+  const CollectiveRow* find(int64_t bytes) const;
 };
 
 /// In the order in which they first appear.
-std::vector<Series> series_of(const std::vector<Row>& rows);
+std::vector<Series> series_of(const std::vector<CollectiveRow>& rows);
 
 /// nccl-tests' columns and ours, in lines that are as wide for every row. What is no row begins with '#'.
-class Table {
+class CollectiveTable {
  public:
-  explicit Table(const Plan& plan);
+  explicit CollectiveTable(const CollectivePlan& plan);
 
   std::string header() const;
-  std::string line(const Row& row) const;
+  std::string line(const CollectiveRow& row) const;
 
  private:
   const size_t backend_columns_;
 };
 
 /// How many times as long as the first backend the others take, size by size; empty when there is nothing to compare.
-std::string ratio_table(const std::vector<Row>& rows);
+std::string ratio_table(const std::vector<CollectiveRow>& rows);
 
 /// Prints rows as the ranks tell of them. One thread at a time.
-class Printer {
+class CollectivePrinter {
  public:
-  Printer(const Plan& plan, PrinterOptions options, std::ostream& out, std::ostream& progress);
+  CollectivePrinter(const CollectivePlan& plan, PrinterOptions options, std::ostream& out, std::ostream& progress);
 
-  void take(const Message& message);
+  void handle(const CollectiveMessage& message);
 
   /// After the last message: how the backends compare.
   void finish();
 
-  const std::vector<Row>& rows() const { return rows_; }
+  const std::vector<CollectiveRow>& rows() const { return rows_; }
   bool has_wrong() const;
 
  private:
-  void take_kind(const Progress& progress);
-  void take_kind(const RoundTrip& round_trip);
-  void take_kind(const Stream& stream);
-  void take_kind(const Samples& samples);
+  void print(const SizeStarted& progress);
+  void print(const RoundTripTimes& round_trip);
+  void print(const StreamTimes& stream);
+  void print(const CollectiveSamples& samples);
   void clear_progress();
   std::string summary() const;
 
-  const Plan plan_;
+  const CollectivePlan plan_;
   const PrinterOptions options_;
-  const Table table_;
+  const CollectiveTable table_;
   std::ostream& out_;
   std::ostream& progress_;
   size_t sizes_begun_ = 0;
   Floor floor_;
-  std::vector<Row> rows_;
+  std::vector<CollectiveRow> rows_;
 };
 
 }  // namespace lockstep::bench

@@ -19,14 +19,14 @@ extern char** environ;
 namespace lockstep::bench {
 namespace {
 
-pid_t spawn(std::vector<std::string> command, int line) {
+pid_t spawn(std::vector<std::string> command, int socket) {
   std::vector<char*> words;
   for (auto& word : command) words.push_back(word.data());
   words.push_back(nullptr);
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
-  ::posix_spawn_file_actions_adddup2(&files, line, STDIN_FILENO);
-  ::posix_spawn_file_actions_adddup2(&files, line, STDOUT_FILENO);
+  ::posix_spawn_file_actions_adddup2(&files, socket, STDIN_FILENO);
+  ::posix_spawn_file_actions_adddup2(&files, socket, STDOUT_FILENO);
   pid_t child = -1;
   const int error = ::posix_spawn(&child, words[0], &files, nullptr, words.data(), environ);
   ::posix_spawn_file_actions_destroy(&files);
@@ -36,7 +36,7 @@ pid_t spawn(std::vector<std::string> command, int line) {
 
 }  // namespace
 
-Companion::Companion(std::string who, std::vector<std::string> command) : who_(std::move(who)) {
+Coprocess::Coprocess(std::string name, std::vector<std::string> command) : name_(std::move(name)) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     throw SystemError(fmt::format("socketpair: {}", std::strerror(errno)));
@@ -47,27 +47,27 @@ Companion::Companion(std::string who, std::vector<std::string> command) : who_(s
     throw;
   }
   ::close(ends[1]);
-  line_ = ends[0];
+  socket_ = ends[0];
 }
 
-Companion::~Companion() {
+Coprocess::~Coprocess() {
   ::kill(pid_, SIGKILL);  // it waits for a request, or is of no use any more
   ::waitpid(pid_, nullptr, 0);
-  ::close(line_);
+  ::close(socket_);
 }
 
-std::string Companion::ask(const std::string& request) {
-  const std::string text = request + "\n";
-  ::send(line_, text.data(), text.size(), MSG_NOSIGNAL);  // that nobody reads it shows when no answer comes
-  return await_answer();
+std::string Coprocess::request(const std::string& line) {
+  const std::string text = line + "\n";
+  ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);  // that nobody reads it shows when no answer comes
+  return read_answer();
 }
 
-std::string Companion::await_answer() {
+std::string Coprocess::read_answer() {
   for (std::string answer;;) {
     char next = 0;
-    const ssize_t got = ::read(line_, &next, 1);
+    const ssize_t got = ::read(socket_, &next, 1);
     if (got < 0 && errno == EINTR) continue;
-    if (got != 1) throw PeerError(fmt::format("{} has ended: what it said stands above", who_));
+    if (got != 1) throw PeerError(fmt::format("{} has ended: what it said stands above", name_));
     if (next == '\n') return answer;
     answer += next;
   }

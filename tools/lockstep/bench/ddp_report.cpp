@@ -33,7 +33,7 @@ std::optional<double> DdpRow::ratio_to_python() const {
   return python->median_ms / ddp.median_ms;
 }
 
-DdpRow make_ddp_row(const DdpPlan& plan, const DdpSetting& setting, const DdpSamples& samples) {
+DdpRow make_ddp_row(const DdpPlan& plan, const DdpSetup& setting, const DdpSamples& samples) {
   DdpRow row;
   row.model = samples.model;
   row.ranks = plan.ranks;
@@ -91,8 +91,8 @@ std::string ddp_comparison(const std::vector<DdpRow>& rows) {
 DdpPrinter::DdpPrinter(const DdpPlan& plan, PrinterOptions options, std::ostream& out, std::ostream& progress)
     : plan_(plan), options_(options), out_(out), progress_(progress) {}
 
-void DdpPrinter::take(const DdpMessage& message) {
-  std::visit([this](const auto& kind) { take_kind(kind); }, message);
+void DdpPrinter::handle(const DdpMessage& message) {
+  std::visit([this](const auto& kind) { print(kind); }, message);
 }
 
 void DdpPrinter::finish() {
@@ -109,7 +109,7 @@ bool DdpPrinter::has_wrong() const {
   return std::any_of(rows_.begin(), rows_.end(), [](const DdpRow& row) { return row.wrong.value_or(0) != 0; });
 }
 
-void DdpPrinter::take_kind(const DdpSetting& setting) {
+void DdpPrinter::print(const DdpSetup& setting) {
   setting_ = setting;
   if (options_.json) return;
   out_ << fmt::format("# batch {} on each rank, SGD; backend {}; LibTorch {}; MKL-DNN {} on all sides\n", kBatch,
@@ -117,14 +117,14 @@ void DdpPrinter::take_kind(const DdpSetting& setting) {
        << ddp_header() << std::flush;
 }
 
-void DdpPrinter::take_kind(const DdpProgress& progress) {
+void DdpPrinter::print(const DdpModelStarted& progress) {
   ++models_begun_;
   if (!options_.shows_progress) return;
   clear_progress();
   progress_ << fmt::format("ddp {} of {}: {}", models_begun_, plan_.models.size(), progress.model) << std::flush;
 }
 
-void DdpPrinter::take_kind(const DdpSamples& samples) {
+void DdpPrinter::print(const DdpSamples& samples) {
   clear_progress();
   rows_.push_back(make_ddp_row(plan_, setting_, samples));
   out_ << (options_.json ? to_json_line(rows_.back()) + "\n" : ddp_lines(rows_.back())) << std::flush;

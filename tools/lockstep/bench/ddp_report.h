@@ -15,7 +15,7 @@ namespace lockstep::bench {
 struct DdpRow {
   std::string model{};
   int ranks = 2;
-  DdpSetting setting{};
+  DdpSetup setting{};
   StepTimes local{};  // all ranks at the same time, none talks
   StepTimes ddp{};
   StepTimes alone{};                  // one rank, while the others sleep
@@ -34,7 +34,7 @@ struct DdpRow {
   double efficiency() const { return alone.median_ms / ddp.median_ms; }
 };
 
-DdpRow make_ddp_row(const DdpPlan& plan, const DdpSetting& setting, const DdpSamples& samples);
+DdpRow make_ddp_row(const DdpPlan& plan, const DdpSetup& setting, const DdpSamples& samples);
 
 /// One object without a line end.
 std::string to_json_line(const DdpRow& row);
@@ -51,7 +51,7 @@ class DdpPrinter {
  public:
   DdpPrinter(const DdpPlan& plan, PrinterOptions options, std::ostream& out, std::ostream& progress);
 
-  void take(const DdpMessage& message);
+  void handle(const DdpMessage& message);
 
   /// After the last message: how the sides compare.
   void finish();
@@ -59,9 +59,9 @@ class DdpPrinter {
   bool has_wrong() const;
 
  private:
-  void take_kind(const DdpSetting& setting);
-  void take_kind(const DdpProgress& progress);
-  void take_kind(const DdpSamples& samples);
+  void print(const DdpSetup& setting);
+  void print(const DdpModelStarted& progress);
+  void print(const DdpSamples& samples);
   void clear_progress();
 
   const DdpPlan plan_;
@@ -69,7 +69,7 @@ class DdpPrinter {
   std::ostream& out_;
   std::ostream& progress_;
   size_t models_begun_ = 0;
-  DdpSetting setting_;
+  DdpSetup setting_;
   std::vector<DdpRow> rows_;
 };
 

@@ -55,7 +55,7 @@ void read_lines(int file, const std::function<void(const std::string&)>& on_line
 }
 
 /// A thread that no signal interrupts: they are the launcher's.
-std::thread start_quietly(const std::function<void()>& body) {
+std::thread start_without_signals(const std::function<void()>& body) {
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -66,14 +66,14 @@ std::thread start_quietly(const std::function<void()>& body) {
 
 }  // namespace
 
-std::string find_program() {
+std::string find_bench_program() {
   const auto program = tool::find_helper_program(kBenchProgram).string();
   if (program.empty())
     throw SystemError(fmt::format("{} is neither beside lockstep nor in ../libexec/lockstep", kBenchProgram));
   return program;
 }
 
-std::vector<std::string> ask_backends(const std::string& program) {
+std::vector<std::string> query_backends(const std::string& program) {
   const auto answer = tool::run_program({program, "--backends"}, std::chrono::seconds(60));
   if (!answer.failure.empty()) throw SystemError(fmt::format("{} {}", program, answer.failure));
   return nlohmann::json::parse(answer.output);
@@ -83,8 +83,8 @@ void require_mpirun(const std::string& option) {
   if (!tool::has_mpirun()) throw UsageError(fmt::format("{}: mpi cannot be measured: {}", option, kNoMpirun));
 }
 
-void settle_on_cores(RunPlan& plan, const Arguments& arguments, const tool::Machine& machine) {
-  plan.is_crowded = plan.ranks > tool::usable_cores(machine);
+void decide_core_binding(RunPlan& plan, const BenchArguments& arguments, const tool::Machine& machine) {
+  plan.oversubscribed = plan.ranks > tool::usable_cores(machine);
   plan.bind = !arguments.no_bind && plan.ranks * arguments.threads <= machine.allowed_cores;
 }
 
@@ -112,7 +112,7 @@ Python find_python(const std::string& library) {
       lacking));
 }
 
-LaunchOptions rank_launch(int ranks, const std::string& plan, const RankOptions& options) {
+LaunchOptions rank_launch_options(int ranks, const std::string& plan, const RankOptions& options) {
   LaunchOptions launch;
   launch.standalone = true;
   launch.omp_threads = options.threads;
@@ -134,8 +134,8 @@ int run_ranks(RunPlan& plan, const std::function<std::string()>& text, const Ran
   plan.page = page.path();
   plan.results = to_write.path();
 
-  auto reader = start_quietly([&] { read_lines(to_read.get(), on_line); });
-  const int code = launch(rank_launch(plan.ranks, text(), options));
+  auto reader = start_without_signals([&] { read_lines(to_read.get(), on_line); });
+  const int code = launch(rank_launch_options(plan.ranks, text(), options));
   to_write.close();  // the last writer: the reader ends
   reader.join();
   return code;

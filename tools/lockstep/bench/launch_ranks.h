@@ -48,10 +48,10 @@ class SharedFile {
 /// Under which everything is measured: the program of the ranks, what it can do, and the cores that it gets.
 
 /// Where lockstep-bench is. SystemError when it is missing.
-std::string find_program();
+std::string find_bench_program();
 
 /// The backends of this build, as lockstep-bench tells.
-std::vector<std::string> ask_backends(const std::string& program);
+std::vector<std::string> query_backends(const std::string& program);
 
 /// Why `mpi` cannot be measured where there is no mpirun.
 inline constexpr const char* kNoMpirun =
@@ -61,7 +61,7 @@ inline constexpr const char* kNoMpirun =
 void require_mpirun(const std::string& option);
 
 /// Gives each rank cores of its own where there are enough, and the user lets it.
-void settle_on_cores(RunPlan& plan, const Arguments& arguments, const tool::Machine& machine);
+void decide_core_binding(RunPlan& plan, const BenchArguments& arguments, const tool::Machine& machine);
 
 /// "2 ranks of 1 thread on 2 cores of Neoverse-V1, pinned".
 std::string describe_conditions(const RunPlan& plan, int threads, const tool::Machine& machine);
@@ -83,7 +83,7 @@ struct RankOptions {
 
 /// How `ranks` ranks are started with this plan: by our launcher, or by mpirun under it. Our launcher hosts the store
 /// in both cases. Pure.
-LaunchOptions rank_launch(int ranks, const std::string& plan, const RankOptions& options);
+LaunchOptions rank_launch_options(int ranks, const std::string& plan, const RankOptions& options);
 
 /// Gives the plan its page and its results, and runs ranks with what `text` then makes of it. `on_line` gets what rank
 /// 0 says, on a thread of its own, before this returns. Returns the launcher's exit code; says on stderr what went

@@ -118,7 +118,7 @@ int64_t parse_bytes(const std::string& option, const std::string& written) {
   return number * unit;
 }
 
-std::string written_bytes(int64_t bytes) {
+std::string format_size(int64_t bytes) {
   for (int power = 3; power > 0; --power) {
     const int64_t unit = int64_t{1} << (10 * power);
     if (bytes >= unit && bytes % unit == 0) return fmt::format("{}{}", bytes / unit, kUnits[power - 1]);
@@ -126,28 +126,30 @@ std::string written_bytes(int64_t bytes) {
   return fmt::format("{}", bytes);
 }
 
-std::vector<int64_t> stepped_sizes(int64_t least, int64_t most, int64_t factor) {
+std::vector<int64_t> size_range(int64_t least, int64_t most, int64_t factor) {
   if (least > most)
     throw UsageError(fmt::format("--min is {} and --max is {}: the sizes go from the smaller to the larger",
-                                 written_bytes(least), written_bytes(most)));
+                                 format_size(least), format_size(most)));
   if (factor < 2) throw UsageError(fmt::format("--factor is {}: it should be 2 or more", factor));
   std::vector<int64_t> sizes{least};
   while (sizes.back() <= most / factor) sizes.push_back(sizes.back() * factor);
   return sizes;
 }
 
-int64_t count_of(Operation operation, int64_t bytes, int element_bytes, int ranks) {
+int64_t element_count(Operation operation, int64_t bytes, int element_bytes, int ranks) {
   return std::max<int64_t>(1, bytes / element_bytes / (is_split(operation) ? ranks : 1));
 }
 
-int64_t bytes_of(Operation operation, int64_t count, int element_bytes, int ranks) {
+int64_t buffer_bytes(Operation operation, int64_t count, int element_bytes, int ranks) {
   return count * element_bytes * (is_split(operation) ? ranks : 1);
 }
 
-std::vector<int64_t> whole_sizes(Operation operation, const std::vector<int64_t>& sizes, int element_bytes, int ranks) {
+std::vector<int64_t> round_to_elements(Operation operation, const std::vector<int64_t>& sizes, int element_bytes,
+                                       int ranks) {
   std::vector<int64_t> whole;
   for (int64_t bytes : sizes) {
-    const int64_t rounded = bytes_of(operation, count_of(operation, bytes, element_bytes, ranks), element_bytes, ranks);
+    const int64_t rounded =
+        buffer_bytes(operation, element_count(operation, bytes, element_bytes, ranks), element_bytes, ranks);
     if (std::find(whole.begin(), whole.end(), rounded) == whole.end()) whole.push_back(rounded);
   }
   return whole;

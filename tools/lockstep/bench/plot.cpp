@@ -94,11 +94,12 @@ struct Curve {
   bool is_hollow = false;  // its markers: ordinary memory
 };
 
-std::vector<Curve> curves_of(const std::vector<Row>& rows) {
+std::vector<Curve> curves_of(const std::vector<CollectiveRow>& rows) {
   std::map<std::string, std::string> colours;
   std::vector<Curve> curves;
   for (auto& series : series_of(rows)) {
-    std::sort(series.rows.begin(), series.rows.end(), [](const Row& a, const Row& b) { return a.bytes < b.bytes; });
+    std::sort(series.rows.begin(), series.rows.end(),
+              [](const CollectiveRow& a, const CollectiveRow& b) { return a.bytes < b.bytes; });
     const auto colour = colours.emplace(series.backend, kColours[colours.size() % std::size(kColours)]).first->second;
     const bool is_hollow = series.memory == "ordinary";
     curves.push_back({std::move(series), colour, is_hollow});
@@ -108,7 +109,8 @@ std::vector<Curve> curves_of(const std::vector<Row>& rows) {
 
 class Plot {
  public:
-  explicit Plot(const std::vector<Row>& rows) : curves_(curves_of(rows)), x_(size_axis(rows)), y_(time_axis(rows)) {}
+  explicit Plot(const std::vector<CollectiveRow>& rows)
+      : curves_(curves_of(rows)), x_(size_axis(rows)), y_(time_axis(rows)) {}
 
   std::string draw(const PlotText& text) const {
     std::string svg = fmt::format(
@@ -134,13 +136,13 @@ class Plot {
     return std::ceil(kLegend + 42 + letters * kLetter + 12);
   }
 
-  static LogAxis size_axis(const std::vector<Row>& rows) {
-    const auto [least, most] =
-        std::minmax_element(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.bytes < b.bytes; });
+  static LogAxis size_axis(const std::vector<CollectiveRow>& rows) {
+    const auto [least, most] = std::minmax_element(
+        rows.begin(), rows.end(), [](const CollectiveRow& a, const CollectiveRow& b) { return a.bytes < b.bytes; });
     return LogAxis::of_bytes(static_cast<double>(least->bytes), static_cast<double>(most->bytes), {kLeft, kRight});
   }
 
-  static LogAxis time_axis(const std::vector<Row>& rows) {
+  static LogAxis time_axis(const std::vector<CollectiveRow>& rows) {
     double least = rows[0].p10_us, most = rows[0].p90_us;
     for (const auto& row : rows) {
       least = std::min({least, row.p10_us, row.floor_us.value_or(row.p10_us)});
@@ -149,7 +151,9 @@ class Plot {
     return LogAxis::of_microseconds(least, most, {kBottom, kTop});
   }
 
-  Point at(const Row& row, double time_us) const { return {x_.at(static_cast<double>(row.bytes)), y_.at(time_us)}; }
+  Point at(const CollectiveRow& row, double time_us) const {
+    return {x_.at(static_cast<double>(row.bytes)), y_.at(time_us)};
+  }
 
   std::string draw_axes() const {
     const std::string grid = fmt::format("stroke=\"{}\"", kGrid);
@@ -268,7 +272,7 @@ double LogAxis::at(double value) const {
   return std::lerp(places_.least, places_.largest, part);
 }
 
-std::string plot_svg(const std::vector<Row>& rows, const PlotText& text) {
+std::string plot_svg(const std::vector<CollectiveRow>& rows, const PlotText& text) {
   return Plot(rows).draw(text);
 }
 

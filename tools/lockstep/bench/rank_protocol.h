@@ -17,10 +17,10 @@ struct RunPlan {
   int ranks = 2;
   int rounds = 0;  // 0: as many as fit into about a minute in all, 5 at least
   bool check = true;
-  bool bind = false;        // give each rank cores of its own
-  bool is_crowded = false;  // more ranks than cores: who waits lets others run at once
-  std::string page{};       // a file of page_bytes(ranks), zeros, that all ranks map
-  std::string results{};    // a file that rank 0 writes to, a line of JSON for each message
+  bool bind = false;            // give each rank cores of its own
+  bool oversubscribed = false;  // more ranks than cores: who waits lets others run at once
+  std::string page{};           // a file of page_bytes(ranks), zeros, that all ranks map
+  std::string results{};        // a file that rank 0 writes to, a line of JSON for each message
 
   bool operator==(const RunPlan&) const = default;
 };
@@ -36,7 +36,7 @@ const char* name_of(Memory memory);
 
 /// A collective to measure: decided by lockstep, carried out by lockstep-bench, which gets it as JSON. Rank 0's results
 /// are the Messages of messages.h.
-struct Plan : RunPlan {
+struct CollectivePlan : RunPlan {
   Operation operation = Operation::kAllReduce;
   std::vector<std::string> backends{};
   std::vector<int64_t> sizes{};  // in bytes; of a barrier one, 0
@@ -44,16 +44,16 @@ struct Plan : RunPlan {
   std::string redop = "sum";  // "none" where nothing is reduced
   Memory memory = Memory::kBoth;
 
-  bool operator==(const Plan&) const = default;
+  bool operator==(const CollectivePlan&) const = default;
 };
 
-std::string to_text(const Plan& plan);
-Plan plan_from(const std::string& text);
+std::string to_text(const CollectivePlan& plan);
+CollectivePlan collective_plan_from(const std::string& text);
 
 /// How large the ranks' common page is.
 int64_t page_bytes(int ranks);
 
-/// Samples that a rank trains on in a step.
+/// CollectiveSamples that a rank trains on in a step.
 inline constexpr int kBatch = 32;
 
 /// Models to train: decided by lockstep, carried out by lockstep-bench, which gets it as JSON. Rank 0's results are the
@@ -76,55 +76,55 @@ std::vector<std::string> model_names();
 /// What rank 0 tells lockstep, a line of JSON for each.
 
 /// A size begins.
-struct Progress {
+struct SizeStarted {
   int64_t bytes = 0;
-  bool operator==(const Progress&) const = default;
+  bool operator==(const SizeStarted&) const = default;
 };
 
 /// How long a flag takes from rank 0 to rank 1 and back; no times when there is no rank 1.
-struct RoundTrip {
+struct RoundTripTimes {
   std::vector<double> times_us{};
-  bool operator==(const RoundTrip&) const = default;
+  bool operator==(const RoundTripTimes&) const = default;
 };
 
 /// How long all ranks together take to read and write memory of this size, each its own.
-struct Stream {
+struct StreamTimes {
   int64_t bytes = 0;
   std::vector<double> times_us{};
-  bool operator==(const Stream&) const = default;
+  bool operator==(const StreamTimes&) const = default;
 };
 
 /// One backend's calls with messages of one size; a time is that of one call on the slowest rank.
-struct Samples {
+struct CollectiveSamples {
   std::string backend{};
   std::string memory{};
   int64_t bytes = 0;
   int calls = 1;                   // in each sample
   std::optional<int64_t> wrong{};  // elements on all ranks in all samples; none: not checked
   std::vector<double> times_us{};
-  bool operator==(const Samples&) const = default;
+  bool operator==(const CollectiveSamples&) const = default;
 };
 
 /// In this order: the round trip; for each size its progress, stream and samples.
-using Message = std::variant<Progress, RoundTrip, Stream, Samples>;
+using CollectiveMessage = std::variant<SizeStarted, RoundTripTimes, StreamTimes, CollectiveSamples>;
 
-std::string to_line(const Message& message);  // without a line end
-Message message_from(const std::string& line);
+std::string to_line(const CollectiveMessage& message);  // without a line end
+CollectiveMessage collective_message_from(const std::string& line);
 
 /// What rank 0 tells lockstep while models are trained, a line of JSON for each.
 
 /// What holds for all models.
-struct DdpSetting {
+struct DdpSetup {
   std::string backend{};   // that `auto` has chosen
   std::string libtorch{};  // its version
   bool has_mkldnn = true;  // whether all sides may use MKL-DNN
-  bool operator==(const DdpSetting&) const = default;
+  bool operator==(const DdpSetup&) const = default;
 };
 
 /// A model begins.
-struct DdpProgress {
+struct DdpModelStarted {
   std::string model{};
-  bool operator==(const DdpProgress&) const = default;
+  bool operator==(const DdpModelStarted&) const = default;
 };
 
 /// The steps of one model; a time is that of one step on the slowest rank, one for each round.
@@ -140,7 +140,7 @@ struct DdpSamples {
 };
 
 /// In this order: the setting; for each model its progress and its samples.
-using DdpMessage = std::variant<DdpSetting, DdpProgress, DdpSamples>;
+using DdpMessage = std::variant<DdpSetup, DdpModelStarted, DdpSamples>;
 
 std::string to_line(const DdpMessage& message);  // without a line end
 DdpMessage ddp_message_from(const std::string& line);

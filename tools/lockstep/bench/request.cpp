@@ -15,7 +15,7 @@ namespace {
 constexpr int kFewestRounds = 5;
 constexpr int kMostRanks = 1024;
 
-std::string said_or(const std::string& said, const char* otherwise) {
+std::string value_or(const std::string& said, const char* otherwise) {
   return said.empty() ? otherwise : said;
 }
 
@@ -34,10 +34,10 @@ std::vector<std::string> choose_backends(const std::vector<std::string>& wanted,
   if (wanted.empty()) return fastest_first(available);
   std::vector<std::string> chosen;
   for (const auto& name : wanted) {
-    if (!has(available, name))
+    if (!contains(available, name))
       throw UsageError(
           fmt::format("--backends: there is no '{}' to measure; this build has {}", name, fmt::join(available, ", ")));
-    if (has(chosen, name)) throw UsageError(fmt::format("--backends names '{}' twice: once is enough", name));
+    if (contains(chosen, name)) throw UsageError(fmt::format("--backends names '{}' twice: once is enough", name));
     chosen.push_back(name);
   }
   return chosen;
@@ -45,9 +45,9 @@ std::vector<std::string> choose_backends(const std::vector<std::string>& wanted,
 
 std::vector<int64_t> choose_sizes(const Request& request) {
   if (request.sizes.empty())
-    return stepped_sizes(parse_bytes("--min", said_or(request.least, kDefaultLeast)),
-                         parse_bytes("--max", said_or(request.most, kDefaultMost)),
-                         request.factor == 0 ? kDefaultFactor : request.factor);
+    return size_range(parse_bytes("--min", value_or(request.min_size, kDefaultMin)),
+                      parse_bytes("--max", value_or(request.max_size, kDefaultMax)),
+                      request.factor == 0 ? kDefaultFactor : request.factor);
   std::vector<int64_t> sizes;
   for (const auto& written : request.sizes) sizes.push_back(parse_bytes("--sizes", written));
   return sizes;
@@ -60,7 +60,7 @@ Memory memory_named(const std::string& name) {
 }
 
 /// Refuses what would have no effect.
-void check_meaning(const Request& request, Operation operation) {
+void reject_unused_options(const Request& request, Operation operation) {
   if (!request.models.empty() || !request.against.empty() || !request.backend.empty())
     throw UsageError(fmt::format(
         "--models, --against and --backend are for {} and {}: {} trains no model, leave them out (--backends "
@@ -70,7 +70,7 @@ void check_meaning(const Request& request, Operation operation) {
     throw UsageError(
         fmt::format("--op is for all-reduce and reduce-scatter: {} reduces nothing, leave it out", name_of(operation)));
   if (operation != Operation::kBarrier) return;
-  if (!request.least.empty() || !request.most.empty() || request.factor != 0 || !request.sizes.empty() ||
+  if (!request.min_size.empty() || !request.max_size.empty() || request.factor != 0 || !request.sizes.empty() ||
       !request.dtype.empty() || !request.memory.empty())
     throw UsageError("a barrier carries no data: leave out --min, --max, --factor, --sizes, --dtype and --memory");
 }
@@ -79,7 +79,7 @@ std::string choose_backend(const std::string& wanted, std::vector<std::string> a
   std::erase(available, "threads");  // its ranks are no processes
   available.insert(available.begin(), DdpPlan().backend);
   if (wanted.empty()) return available[0];
-  if (!has(available, wanted))
+  if (!contains(available, wanted))
     throw UsageError(fmt::format("--backend: there is no '{}' to train over; this build has {}", wanted,
                                  fmt::join(available, ", ")));
   return wanted;
@@ -87,7 +87,7 @@ std::string choose_backend(const std::string& wanted, std::vector<std::string> a
 
 }  // namespace
 
-bool has(const std::vector<std::string>& names, const std::string& name) {
+bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -105,23 +105,23 @@ RunPlan make_run_plan(const Request& request) {
   return plan;
 }
 
-Plan make_plan(const Request& request, const std::vector<std::string>& available) {
-  Plan plan{make_run_plan(request)};
+CollectivePlan make_collective_plan(const Request& request, const std::vector<std::string>& available) {
+  CollectivePlan plan{make_run_plan(request)};
   plan.operation = operation_named(request.operation);
-  check_meaning(request, plan.operation);
+  reject_unused_options(request, plan.operation);
   plan.backends = choose_backends(request.backends, available);
-  plan.dtype = said_or(request.dtype, plan.dtype.c_str());
+  plan.dtype = value_or(request.dtype, plan.dtype.c_str());
   const int bytes = element_bytes(plan.dtype);
-  plan.redop = reduces(plan.operation) ? said_or(request.redop, plan.redop.c_str()) : "none";
+  plan.redop = reduces(plan.operation) ? value_or(request.redop, plan.redop.c_str()) : "none";
   if (reduces(plan.operation)) check_reduction(plan.redop, plan.dtype);
   plan.sizes = {0};
   if (plan.operation != Operation::kBarrier)
-    plan.sizes = whole_sizes(plan.operation, choose_sizes(request), bytes, plan.ranks);
-  plan.memory = memory_named(said_or(request.memory, name_of(plan.memory)));
+    plan.sizes = round_to_elements(plan.operation, choose_sizes(request), bytes, plan.ranks);
+  plan.memory = memory_named(value_or(request.memory, name_of(plan.memory)));
   return plan;
 }
 
-int64_t memory_bytes(const Plan& plan) {
+int64_t memory_bytes(const CollectivePlan& plan) {
   const int64_t kinds = plan.memory == Memory::kBoth ? 2 : 1;
   // Two for each backend and kind: what is given and what is gotten, or what a backend keeps for itself. One for the
   // floor.
@@ -129,10 +129,10 @@ int64_t memory_bytes(const Plan& plan) {
   return buffers * plan.ranks * *std::max_element(plan.sizes.begin(), plan.sizes.end());
 }
 
-void refuse_message_options(const Request& request) {
+void reject_collective_options(const Request& request) {
   const std::pair<const char*, bool> kForMessages[] = {
-      {"--min", !request.least.empty()},    {"--max", !request.most.empty()},    {"--factor", request.factor != 0},
-      {"--sizes", !request.sizes.empty()},  {"--dtype", !request.dtype.empty()}, {"--op", !request.redop.empty()},
+      {"--min", !request.min_size.empty()}, {"--max", !request.max_size.empty()}, {"--factor", request.factor != 0},
+      {"--sizes", !request.sizes.empty()},  {"--dtype", !request.dtype.empty()},  {"--op", !request.redop.empty()},
       {"--memory", !request.memory.empty()}};
   std::vector<std::string> said;
   for (const auto& [option, is_said] : kForMessages)
@@ -148,17 +148,17 @@ std::vector<std::string> choose_models(const std::vector<std::string>& wanted, c
   if (wanted.empty()) return known;
   std::vector<std::string> chosen;
   for (const auto& name : wanted) {
-    if (!has(known, name))
+    if (!contains(known, name))
       throw UsageError(
           fmt::format("--models: there is no '{}' to train; it should be among {}", name, fmt::join(known, ", ")));
-    if (has(chosen, name)) throw UsageError(fmt::format("--models names '{}' twice: once is enough", name));
+    if (contains(chosen, name)) throw UsageError(fmt::format("--models names '{}' twice: once is enough", name));
     chosen.push_back(name);
   }
   return chosen;
 }
 
 DdpPlan make_ddp_plan(const Request& request, const std::vector<std::string>& available) {
-  refuse_message_options(request);
+  reject_collective_options(request);
   if (!request.backends.empty())
     throw UsageError(fmt::format("{} trains over one backend: give --backend in place of --backends", kDdp));
   DdpPlan plan{make_run_plan(request)};
@@ -172,7 +172,7 @@ std::vector<std::string> gpu_model_names() {
 }
 
 GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gpus) {
-  refuse_message_options(request);
+  reject_collective_options(request);
   if (!request.backend.empty() || !request.backends.empty())
     throw UsageError("gpu trains over nccl: leave out --backend and --backends");
   if (request.ranks.value_or(1) != 1)

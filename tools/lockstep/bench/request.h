@@ -14,8 +14,8 @@ struct Request {
   std::string operation{};
   std::vector<std::string> backends{};
   std::optional<int> ranks{};
-  std::string least{};
-  std::string most{};
+  std::string min_size{};
+  std::string max_size{};
   int64_t factor = 0;
   std::vector<std::string> sizes{};
   std::string dtype{};
@@ -30,27 +30,27 @@ struct Request {
 
 /// What holds where nothing is said.
 inline constexpr int kDefaultRanks = 2;
-inline constexpr const char* kDefaultLeast = "4";
-inline constexpr const char* kDefaultMost = "256M";
+inline constexpr const char* kDefaultMin = "4";
+inline constexpr const char* kDefaultMax = "256M";
 inline constexpr int64_t kDefaultFactor = 2;
 
 /// Pure. `available` are the backends that this build has. UsageError naming the option, what came and what it should
 /// be, also for an option that says nothing about the operation.
-Plan make_plan(const Request& request, const std::vector<std::string>& available);
+CollectivePlan make_collective_plan(const Request& request, const std::vector<std::string>& available);
 
 /// Whether the name is among them.
-bool has(const std::vector<std::string>& names, const std::string& name);
+bool contains(const std::vector<std::string>& names, const std::string& name);
 
 /// The ranks, the rounds and whether results are checked. UsageError for a number out of range.
 RunPlan make_run_plan(const Request& request);
 
 /// How much memory all ranks together need for the largest size, at most.
-int64_t memory_bytes(const Plan& plan);
+int64_t memory_bytes(const CollectivePlan& plan);
 
 /// What ddp and gpu, which train models, have in common. Both throw UsageError naming the option.
 
 /// Refuses options that say nothing about training.
-void refuse_message_options(const Request& request);
+void reject_collective_options(const Request& request);
 
 /// Those that are wanted, in that order; all that are known when none is.
 std::vector<std::string> choose_models(const std::vector<std::string>& wanted, const std::vector<std::string>& known);

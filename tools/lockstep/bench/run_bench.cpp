@@ -38,18 +38,18 @@ void leave_out_mpi(const Request& request, std::vector<std::string>& backends) {
   std::erase(backends, "mpi");
 }
 
-void check_memory(const Plan& plan, const tool::Machine& machine) {
+void check_memory(const CollectivePlan& plan, const tool::Machine& machine) {
   const auto needed = static_cast<uint64_t>(memory_bytes(plan));
   const auto usable = tool::usable_memory_bytes(machine);
   if (needed > usable)
     throw UsageError(
         fmt::format("the largest size needs up to {} on {} ranks, but {} are free: give a smaller --max, "
                     "fewer ranks or fewer backends at once",
-                    tool::bytes_in_words(needed), plan.ranks, tool::bytes_in_words(usable)));
+                    tool::format_bytes(needed), plan.ranks, tool::format_bytes(usable)));
 }
 
 /// Before minutes of measuring.
-void check_plot(const std::string& file, const Plan& plan) {
+void check_plot(const std::string& file, const CollectivePlan& plan) {
   if (plan.operation == Operation::kBarrier)
     throw UsageError("--plot draws time over size, but a barrier has no size: leave it out");
   const auto folder = std::filesystem::absolute(file).parent_path();
@@ -59,7 +59,8 @@ void check_plot(const std::string& file, const Plan& plan) {
         fmt::format("--plot is {}, but nothing can be written to {}: {}", file, folder.string(), std::strerror(errno)));
 }
 
-void write_plot(const std::string& file, const std::vector<Row>& rows, const Plan& plan, const std::string& where) {
+void write_plot(const std::string& file, const std::vector<CollectiveRow>& rows, const CollectivePlan& plan,
+                const std::string& where) {
   const std::string what = reduces(plan.operation) ? fmt::format("{} of {}", plan.redop, plan.dtype) : plan.dtype;
   std::ofstream stream(file);
   stream << plot_svg(rows, {fmt::format("{}, {}", name_of(plan.operation), what), where}) << std::flush;
@@ -68,14 +69,14 @@ void write_plot(const std::string& file, const std::vector<Row>& rows, const Pla
 
 }  // namespace
 
-int measure_collective(const Arguments& arguments) {
-  RankOptions options{.command = {find_program()}, .threads = arguments.threads};
-  auto backends = ask_backends(options.command[0]);
+int run_collective_bench(const BenchArguments& arguments) {
+  RankOptions options{.command = {find_bench_program()}, .threads = arguments.threads};
+  auto backends = query_backends(options.command[0]);
   leave_out_mpi(arguments.request, backends);
-  Plan plan = make_plan(arguments.request, backends);
+  CollectivePlan plan = make_collective_plan(arguments.request, backends);
   const auto machine = tool::read_machine();
   check_memory(plan, machine);
-  settle_on_cores(plan, arguments, machine);
+  decide_core_binding(plan, arguments, machine);
   options.by_mpirun = has_mpi(plan.backends);
   const auto where = describe_conditions(plan, arguments.threads, machine);
   if (!arguments.plot_file.empty()) check_plot(arguments.plot_file, plan);
@@ -83,22 +84,24 @@ int measure_collective(const Arguments& arguments) {
     std::cout << fmt::format("# lockstep {} bench {}: {}\n", LOCKSTEP_VERSION_STRING, name_of(plan.operation), where)
               << std::flush;
 
-  Printer printer(plan, {.json = arguments.json, .shows_progress = ::isatty(STDERR_FILENO) != 0}, std::cout, std::cerr);
+  CollectivePrinter printer(plan, {.json = arguments.json, .shows_progress = ::isatty(STDERR_FILENO) != 0}, std::cout,
+                            std::cerr);
   const int code = run_ranks(
-      plan, [&] { return to_text(plan); }, options, [&](const std::string& line) { printer.take(message_from(line)); });
+      plan, [&] { return to_text(plan); }, options,
+      [&](const std::string& line) { printer.handle(collective_message_from(line)); });
   printer.finish();
   if (!arguments.plot_file.empty() && code == 0) write_plot(arguments.plot_file, printer.rows(), plan, where);
   return code == 0 && printer.has_wrong() ? kWrongResults : code;
 }
 
-int measure_ddp(const Arguments& arguments) {
+int run_ddp_bench(const BenchArguments& arguments) {
   if (!arguments.plot_file.empty()) throw UsageError("--plot draws time over size, but ddp has no sizes: leave it out");
-  RankOptions options{.command = {find_program(), "--ddp"}, .threads = arguments.threads};
-  DdpPlan plan = make_ddp_plan(arguments.request, ask_backends(options.command[0]));
+  RankOptions options{.command = {find_bench_program(), "--ddp"}, .threads = arguments.threads};
+  DdpPlan plan = make_ddp_plan(arguments.request, query_backends(options.command[0]));
   options.by_mpirun = plan.backend == "mpi";
   if (options.by_mpirun) require_mpirun("--backend");
   const auto machine = tool::read_machine();
-  settle_on_cores(plan, arguments, machine);
+  decide_core_binding(plan, arguments, machine);
   std::optional<Python> python;
   if (!arguments.request.against.empty()) python = find_python("Gloo");
   const auto store = SharedFile::in_memory();
@@ -117,7 +120,7 @@ int measure_ddp(const Arguments& arguments) {
                      std::cerr);
   const int code = run_ranks(
       plan, [&] { return to_text(plan); }, options,
-      [&](const std::string& line) { printer.take(ddp_message_from(line)); });
+      [&](const std::string& line) { printer.handle(ddp_message_from(line)); });
   printer.finish();
   return code == 0 && printer.has_wrong() ? kWrongResults : code;
 }

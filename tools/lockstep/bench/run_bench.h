@@ -7,7 +7,7 @@
 namespace lockstep::bench {
 
 /// All that stands on the command line of `lockstep bench`.
-struct Arguments {
+struct BenchArguments {
   Request request{};
   int threads = 1;
   bool no_bind = false;
@@ -20,8 +20,8 @@ inline constexpr int kWrongResults = 1;
 
 /// Each carries out what the arguments ask for, prints it and returns lockstep's exit code. UsageError when nothing was
 /// started.
-int measure_collective(const Arguments& arguments);
-int measure_ddp(const Arguments& arguments);
-int measure_gpu(const Arguments& arguments);
+int run_collective_bench(const BenchArguments& arguments);
+int run_ddp_bench(const BenchArguments& arguments);
+int run_gpu_bench(const BenchArguments& arguments);
 
 }  // namespace lockstep::bench

@@ -50,22 +50,22 @@ class Trainer {
   GpuSide side() const { return side_; }
 
   /// Returns when it has a GPU: the version of its torch. All of these throw PeerError when the process has ended.
-  std::string await_ready() { return process_.await_answer(); }
+  std::string await_ready() { return process_.read_answer(); }
   /// From its first weights, with as much memory as it then needs.
-  void take_model(const std::string& model) { process_.ask("model " + model); }
+  void load_model(const std::string& model) { process_.request("model " + model); }
   /// Returns when the GPU is done: the loss of the last step.
-  double train(int steps) { return std::stod(process_.ask("train " + std::to_string(steps))); }
+  double train(int steps) { return std::stod(process_.request("train " + std::to_string(steps))); }
   /// The most memory that this model has needed.
-  int64_t peak_bytes() { return std::stoll(process_.ask("peak")); }
+  int64_t peak_bytes() { return std::stoll(process_.request("peak")); }
   /// Gives its memory back.
-  void drop_model() { process_.ask("drop"); }
+  void unload_model() { process_.request("drop"); }
 
  private:
   const GpuSide side_;
-  Companion process_;
+  Coprocess process_;
 };
 
-std::vector<std::string> ask_gpus(const std::string& program) {
+std::vector<std::string> query_gpus(const std::string& program) {
   const auto answer = tool::run_program({program, "--gpus"}, std::chrono::seconds(60));
   if (!answer.failure.empty()) throw SystemError(fmt::format("{} {}", program, answer.failure));
   return nlohmann::json::parse(answer.output);
@@ -85,7 +85,7 @@ class GpuMeasurement {
   GpuRow measure_model(const std::string& model) {
     GpuRow row{.model = model, .gpu = gpu_, .is_checked = plan_.check};
     for (auto& trainer : trainers_) {
-      trainer.take_model(model);
+      trainer.load_model(model);
       row.samples.push_back({.side = trainer.side(), .loss = trainer.train(kCheckedSteps)});
     }
     row.steps = std::max(kFewestSteps,
@@ -93,7 +93,7 @@ class GpuMeasurement {
     take_rounds(row);
     for (size_t i = 0; i < trainers_.size(); ++i) {
       row.samples[i].peak_bytes = trainers_[i].peak_bytes();
-      trainers_[i].drop_model();
+      trainers_[i].unload_model();
     }
     return row;
   }
@@ -164,10 +164,10 @@ void print_verdict(const GpuPlan& plan, const std::vector<GpuRow>& rows, bool is
 
 }  // namespace
 
-int measure_gpu(const Arguments& arguments) {
+int run_gpu_bench(const BenchArguments& arguments) {
   if (!arguments.plot_file.empty()) throw UsageError("--plot draws time over size, but gpu has no sizes: leave it out");
-  const auto program = find_program();
-  const auto gpus = ask_gpus(program);
+  const auto program = find_bench_program();
+  const auto gpus = query_gpus(program);
   const auto plan = make_gpu_plan(arguments.request, gpus);
   std::optional<Python> python;
   if (!arguments.request.against.empty()) python = find_python("NCCL");

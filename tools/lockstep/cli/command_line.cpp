@@ -33,7 +33,7 @@ Exit codes:
 )";
 
 /// How many letters must be added, removed or exchanged to make one of the other.
-size_t distance(const std::string& a, const std::string& b) {
+size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 0; i < a.size(); ++i) {
@@ -54,7 +54,7 @@ std::string nearest(const std::string& written, const std::vector<std::string>& 
   size_t best_distance = std::max<size_t>(2, written.size() / 3) + 1;
   for (const auto& candidate : known) {
     const bool begins = written.size() > 3 && candidate.starts_with(written);
-    const size_t found = begins ? 0 : distance(written, candidate);
+    const size_t found = begins ? 0 : edit_distance(written, candidate);
     if (found >= best_distance) continue;
     best = candidate;
     best_distance = found;
@@ -94,7 +94,7 @@ std::pair<std::string, std::string> split_argument(const std::string& argument) 
 /// "--". What remains has '-' in the names of options where '_' was written, as torchrun allows, and the streams of
 /// --tee and --redirects, which may be left out, joined by '='.
 /// Throws CLI::ParseError with the nearest suggestion for an option that is none.
-std::vector<std::string> cut_program(const CLI::App& run, std::vector<std::string>& arguments) {
+std::vector<std::string> split_off_program(const CLI::App& run, std::vector<std::string>& arguments) {
   std::vector<std::string> ours;
   size_t at = 0;
   while (at < arguments.size() && arguments[at].size() > 1 && arguments[at][0] == '-') {
@@ -191,7 +191,7 @@ int CommandLine::run(std::vector<std::string> arguments) {
     check_command(app_, arguments);
     if (command == "run") {
       std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
-      program_ = cut_program(*app_.get_subcommand("run"), rest);
+      program_ = split_off_program(*app_.get_subcommand("run"), rest);
       rest.insert(rest.begin(), "run");
       arguments = std::move(rest);
     }

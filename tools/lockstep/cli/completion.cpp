@@ -14,7 +14,7 @@ namespace {
 
 // What is the same for every table of commands; the functions printed before it tell what may be written where. `kind`
 // is what completes a word: words W..., files, folders, program, or text, which only the user knows.
-constexpr const char* kEngine = R"(
+constexpr const char* kBashFunctions = R"(
 _lockstep() {
   # Readline cuts words at = and :, which are put together again here.
   local words=() starts=() word raw i is_joined=''
@@ -239,7 +239,7 @@ std::string bash_completion(const Manual& lockstep) {
       "_lockstep_command() {{\n  case $1 in\n{}    *) options='' operands=() more='' ;;\n  esac\n}}\n\n"
       "# What the value of option $2 of command $1 is; nothing for a flag.\n"
       "_lockstep_value() {{\n  case \"$1 $2\" in\n{}    *) kind='' ;;\n  esac\n}}\n{}",
-      commands, values, kEngine);
+      commands, values, kBashFunctions);
 }
 
 std::string zsh_completion(const Manual& lockstep) {
@@ -298,7 +298,7 @@ Exit codes:
   2   wrong usage, such as a shell that is not known
 )";
 
-std::string refusal(const std::string& shell) {
+std::string check_shell(const std::string& shell) {
   return shell == "bash" || shell == "zsh" ? "" : "there is no script for " + shell + ", only for bash and zsh";
 }
 
@@ -310,7 +310,7 @@ void add_completion(CLI::App& app, int& exit_code) {
   command->add_option("shell", *shell, "The shell that the script is for")
       ->required()
       ->type_name("bash|zsh")
-      ->check(CLI::Validator(refusal, ""));
+      ->check(CLI::Validator(check_shell, ""));
   command->footer(kCompletionFooter);
   command->callback([shell, &app, &exit_code] {
     using namespace lockstep::tool;

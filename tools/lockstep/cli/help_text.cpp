@@ -12,7 +12,7 @@
 namespace lockstep::tool {
 namespace {
 
-constexpr int kPleasantColumns = 100;
+constexpr int kMaxHelpColumns = 100;
 constexpr int kOptionColumns = 22;
 constexpr char kUnbreakable = '\x1f';  // a space that is no end of a line
 
@@ -28,7 +28,7 @@ std::string row(const std::string& left, const std::string& right, int left_colu
   return text;
 }
 
-std::string with_origins(const Entry& entry) {
+std::string with_default_and_variable(const Entry& entry) {
   std::string text = entry.description;
   if (!entry.default_value.empty()) text += fmt::format(" [default:{}{}]", kUnbreakable, entry.default_value);
   if (!entry.variable.empty()) text += fmt::format(" [env:{}{}]", kUnbreakable, entry.variable);
@@ -36,10 +36,10 @@ std::string with_origins(const Entry& entry) {
 }
 
 std::string row(const Entry& entry, int columns) {
-  if (entry.names.empty()) return row(entry.value.name, with_origins(entry), kOptionColumns, columns);
+  if (entry.names.empty()) return row(entry.value.name, with_default_and_variable(entry), kOptionColumns, columns);
   const bool is_long = entry.names[0].starts_with("--");  // stands where others have their long name
   const auto left = fmt::format("{}{}{}", is_long ? "    " : "", fmt::join(entry.names, ", "), value_text(entry.value));
-  return row(left, with_origins(entry), kOptionColumns, columns);
+  return row(left, with_default_and_variable(entry), kOptionColumns, columns);
 }
 
 std::string list_of_commands(const Manual& manual, int columns) {
@@ -95,7 +95,7 @@ std::string help_text(const Manual& manual, int columns) {
 }
 
 int help_columns() {
-  return ::isatty(STDOUT_FILENO) == 0 ? 80 : std::min(style_of_stdout().columns, kPleasantColumns);
+  return ::isatty(STDOUT_FILENO) == 0 ? 80 : std::min(stdout_style().columns, kMaxHelpColumns);
 }
 
 }  // namespace lockstep::tool

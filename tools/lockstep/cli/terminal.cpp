@@ -36,7 +36,7 @@ std::vector<std::string> wrap(const std::string& text, size_t columns) {
   return lines;
 }
 
-TableStyle style_of_stdout() {
+TableStyle stdout_style() {
   TableStyle style;
   if (::isatty(STDOUT_FILENO) == 0) return style;
   const char* no_colour = std::getenv("NO_COLOR");

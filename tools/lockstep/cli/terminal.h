@@ -15,6 +15,6 @@ struct TableStyle {
 };
 
 /// As wide as the terminal; without one, 100 columns. Coloured on a terminal unless NO_COLOR is set and not empty.
-TableStyle style_of_stdout();
+TableStyle stdout_style();
 
 }  // namespace lockstep::tool

@@ -12,7 +12,7 @@ namespace lockstep::tool {
 namespace {
 
 std::string memory_of(const Gpu& gpu) {
-  return gpu.memory_bytes == 0 ? "memory unknown" : bytes_in_words(gpu.memory_bytes);
+  return gpu.memory_bytes == 0 ? "memory unknown" : format_bytes(gpu.memory_bytes);
 }
 
 /// "2 x NVIDIA H200, 140 GiB each"; of GPUs that differ, each with its number.
@@ -40,18 +40,18 @@ std::string indices(const Gpus& gpus) {
   return all.size() == 1 ? fmt::to_string(all[0].index) : fmt::format("{} to {}", all.front().index, all.back().index);
 }
 
-std::string in_words(size_t seen) {
+std::string format_count(size_t seen) {
   return seen == 0 ? "none" : fmt::to_string(seen);
 }
 
 /// Ok when it hides no more than it says.
-Finding judge_visible_devices(const Gpus& gpus, const std::string& found) {
+Finding check_visible_devices(const Gpus& gpus, const std::string& found) {
   const auto visible = visible_gpus(gpus);
-  const bool is_meant = !visible.stray || *visible.stray == "-1";
-  if (is_meant && !visible.gpus.empty()) return {"GPUs", Status::kOk, found};
-  const std::string why = is_meant ? "" : fmt::format("there is no GPU {}, so ", *visible.stray);
+  const bool is_intended = !visible.invalid_entry || *visible.invalid_entry == "-1";
+  if (is_intended && !visible.gpus.empty()) return {"GPUs", Status::kOk, found};
+  const std::string why = is_intended ? "" : fmt::format("there is no GPU {}, so ", *visible.invalid_entry);
   return {"GPUs", Status::kWarning,
-          fmt::format("{}: {}CUDA sees {} of them", found, why, in_words(visible.gpus.size())),
+          fmt::format("{}: {}CUDA sees {} of them", found, why, format_count(visible.gpus.size())),
           fmt::format("unset CUDA_VISIBLE_DEVICES, or name GPUs from {}", indices(gpus))};
 }
 
@@ -76,13 +76,13 @@ bool can_be_used(const Interface& interface) {
 
 }  // namespace
 
-bool speaks_of_gpus(const Gpus& gpus, const Probe& probe) {
+bool gpus_are_relevant(const Gpus& gpus, const Probe& probe) {
   return gpus.has_driver || gpus.device_files > 0 || gpus.has_smi || !probe.gpus.empty() || has_backend(probe, "nccl");
 }
 
-Finding judge_driver(const Gpus& gpus, const Probe& probe) {
-  if (!gpus.smi_complaint.empty())
-    return {"driver", Status::kWarning, fmt::format("nvidia-smi {}", gpus.smi_complaint),
+Finding check_driver(const Gpus& gpus, const Probe& probe) {
+  if (!gpus.smi_failure.empty())
+    return {"driver", Status::kWarning, fmt::format("nvidia-smi {}", gpus.smi_failure),
             "reboot after an update of the driver; in a container, start it anew with --gpus all; `dmesg | grep NVRM` "
             "says more"};
   if (!gpus.installed.empty()) return {"driver", Status::kOk, gpus.installed[0].driver_version};
@@ -96,16 +96,16 @@ Finding judge_driver(const Gpus& gpus, const Probe& probe) {
           "install the driver; in a container, docker run --gpus all"};
 }
 
-Finding judge_gpus(const Gpus& gpus, const Probe& probe, int ranks) {
+Finding check_gpus(const Gpus& gpus, const Probe& probe, int ranks) {
   std::string found = list(gpus, probe);
   if (gpus.visible_devices) found += fmt::format("; CUDA_VISIBLE_DEVICES is \"{}\"", *gpus.visible_devices);
   if (!has_backend(probe, "nccl")) return {"GPUs", Status::kOk, found};
   if (!gpus.installed.empty())
-    if (auto hidden = judge_visible_devices(gpus, found); hidden.status != Status::kOk) return hidden;
+    if (auto hidden = check_visible_devices(gpus, found); hidden.status != Status::kOk) return hidden;
   const size_t seen = probe.gpus.size();
   if (seen == 0 || seen < visible_gpus(gpus).gpus.size())
     return {"GPUs", Status::kWarning,
-            fmt::format("{}: a LibTorch for CUDA {} sees {} of them", found, probe.cuda_version, in_words(seen)),
+            fmt::format("{}: a LibTorch for CUDA {} sees {} of them", found, probe.cuda_version, format_count(seen)),
             fmt::format("is the driver older than CUDA {} wants? nvidia-smi names the newest that it knows; does "
                         "CUDA_VISIBLE_DEVICES hide some, or MIG?",
                         probe.cuda_version)};
@@ -116,22 +116,22 @@ Finding judge_gpus(const Gpus& gpus, const Probe& probe, int ranks) {
   return {"GPUs", Status::kOk, found};
 }
 
-Finding judge_compute_modes(const Gpus& gpus) {
+Finding check_compute_modes(const Gpus& gpus) {
   for (const char* mode : {"Prohibited", "Exclusive_Process"}) {
     std::vector<std::string> concerned;
     for (const auto& one : visible_gpus(gpus).gpus)
       if (one.compute_mode == mode) concerned.push_back(fmt::format("{} ({})", one.index, one.bus_id));
     if (concerned.empty()) continue;
-    const bool is_closed = mode == std::string("Prohibited");
-    return {"compute mode", is_closed ? Status::kError : Status::kWarning,
+    const bool is_prohibited = mode == std::string("Prohibited");
+    return {"compute mode", is_prohibited ? Status::kError : Status::kWarning,
             fmt::format("{}: GPU {}; {}", mode, fmt::join(concerned, ", "),
-                        is_closed ? "no process may use it" : "a second process on it fails"),
+                        is_prohibited ? "no process may use it" : "a second process on it fails"),
             "nvidia-smi -c DEFAULT, as root"};
   }
   return {"compute mode", Status::kOk, "any number of processes"};
 }
 
-Finding judge_nccl(const Probe& probe) {
+Finding check_nccl(const Probe& probe) {
   if (has_backend(probe, "nccl"))
     return {"NCCL", Status::kOk, fmt::format("{}, for CUDA {}", probe.nccl_version, probe.cuda_version)};
   if (!probe.has_cuda)
@@ -142,7 +142,7 @@ Finding judge_nccl(const Probe& probe) {
       fmt::format("apt-get install libnccl-dev, and CUDA {}'s headers; then build lockstep again", probe.cuda_version)};
 }
 
-Finding judge_nccl_interface(const std::string& named, const Network& network, bool beyond_this_host) {
+Finding check_nccl_interface(const std::string& named, const Network& network, bool spans_hosts) {
   constexpr const char* kCheck = "NCCL's network";
   const std::string found = fmt::format("NCCL_SOCKET_IFNAME is \"{}\"", named);
   const std::string remedy = "unset it, or name the interface that the other hosts reach";
@@ -157,14 +157,14 @@ Finding judge_nccl_interface(const std::string& named, const Network& network, b
     return {kCheck, Status::kError, fmt::format("{}, and the interfaces here are {}", found, fmt::join(names, ", ")),
             remedy};
   }
-  if (beyond_this_host && is_loopback({.addresses = first->addresses}))
+  if (spans_hosts && is_loopback({.addresses = first->addresses}))
     return {kCheck, Status::kError,
             fmt::format("{}, which lets NCCL take {}: no other host reaches it", found, first->name),
             named.starts_with('^') ? fmt::format("NCCL_SOCKET_IFNAME={},lo", named) : remedy};
   return {kCheck, Status::kOk, fmt::format("{}, by NCCL_SOCKET_IFNAME=\"{}\"", first->name, named)};
 }
 
-Finding judge_nccl_variables(const Variables& nccl, size_t gpus, bool has_infiniband) {
+Finding check_nccl_variables(const Variables& nccl, size_t gpus, bool has_infiniband) {
   if (nccl.empty()) return {"NCCL variables", Status::kOk, "none set"};
   std::vector<std::string> shown, slow;
   for (const auto& [name, value] : nccl) shown.push_back(fmt::format("{}={}", name, value));

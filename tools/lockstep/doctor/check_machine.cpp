@@ -17,11 +17,11 @@ std::string count(int number, const char* noun) {
 }
 
 /// "4", "2.5".
-std::string cores_in_words(double cores) {
+std::string format_cores(double cores) {
   return fmt::format("{:g}", std::round(cores * 100) / 100);
 }
 
-std::string limit_in_words(const std::optional<uint64_t>& limit) {
+std::string format_limit(const std::optional<uint64_t>& limit) {
   return limit ? fmt::to_string(*limit) : "unlimited";
 }
 
@@ -38,11 +38,11 @@ std::string how_to_raise(const Ulimit& limit, uint64_t wanted, const char* flag,
 
 }  // namespace
 
-Finding judge_cores(const Machine& machine, int ranks) {
+Finding check_cores(const Machine& machine, int ranks) {
   const double usable = usable_cores(machine);
   std::string found = count(machine.cores, "core");
   if (machine.allowed_cores < machine.cores) found = fmt::format("{} of {}", machine.allowed_cores, found);
-  if (usable < machine.allowed_cores) found += fmt::format(", of which the cgroup pays for {}", cores_in_words(usable));
+  if (usable < machine.allowed_cores) found += fmt::format(", of which the cgroup pays for {}", format_cores(usable));
   if (usable < ranks)
     return {"cores", Status::kWarning, fmt::format("{}, for {}", found, count(ranks, "rank")),
             fmt::format("start at most {} here, or raise the limit (docker run --cpus, srun --cpus-per-task)",
@@ -50,7 +50,7 @@ Finding judge_cores(const Machine& machine, int ranks) {
   return {"cores", Status::kOk, found};
 }
 
-Finding judge_threads(const Machine& machine, int ranks, const std::optional<std::string>& variable) {
+Finding check_threads(const Machine& machine, int ranks, const std::optional<std::string>& variable) {
   const double usable = usable_cores(machine);
   const std::string remedy = fmt::format("export OMP_NUM_THREADS={}", cores_per_rank(machine, ranks));
   const auto set = variable ? to_integer(variable->substr(0, variable->find(','))) : std::nullopt;
@@ -62,15 +62,15 @@ Finding judge_threads(const Machine& machine, int ranks, const std::optional<std
   if (threads * ranks > std::max(usable, 1.0) + 0.5)  // half a core is not worth a word
     return {"threads", Status::kWarning,
             fmt::format("{}: {} of {:g} threads take turns on {} cores", found, count(ranks, "rank"), threads,
-                        cores_in_words(usable)),
+                        format_cores(usable)),
             remedy};
   return {"threads", Status::kOk, set ? found : found + "; lockstep run sets it to cores / ranks"};
 }
 
-Finding judge_memory(const Machine& machine, int ranks) {
+Finding check_memory(const Machine& machine, int ranks) {
   const uint64_t usable = usable_memory_bytes(machine);
   const uint64_t total = std::min(machine.memory_bytes, machine.cgroup.memory_bytes.value_or(machine.memory_bytes));
-  Finding finding{"memory", Status::kOk, fmt::format("{} of {} free", bytes_in_words(usable), bytes_in_words(total))};
+  Finding finding{"memory", Status::kOk, fmt::format("{} of {} free", format_bytes(usable), format_bytes(total))};
   if (total < machine.memory_bytes) finding.found += ", the cgroup's limit";
   const uint64_t per_rank = usable / static_cast<uint64_t>(ranks);
   if (per_rank >= 1024 * kMebibyte) return finding;
@@ -80,7 +80,7 @@ Finding judge_memory(const Machine& machine, int ranks) {
   return finding;
 }
 
-Finding judge_numa(const Machine& machine, int ranks) {
+Finding check_numa(const Machine& machine, int ranks) {
   const std::string found = count(machine.numa_nodes, "node");
   if (machine.allowed_numa_nodes == 1) return {"NUMA", Status::kOk, found};
   if (ranks == 1) return {"NUMA", Status::kOk, found, "lockstep run --bind keeps each rank on one of them"};
@@ -89,14 +89,14 @@ Finding judge_numa(const Machine& machine, int ranks) {
           "lockstep run --bind, or numactl --cpunodebind: memory of another node is slower"};
 }
 
-Finding judge_shared_memory(const Machine& machine, bool serves_nccl) {
+Finding check_shared_memory(const Machine& machine, bool serves_nccl) {
   const std::string remedy = "docker run --shm-size=1g, or --ipc=host; elsewhere mount -o remount,size=1g /dev/shm";
   if (!machine.shared_memory)
     return {"shared memory", Status::kWarning, "/dev/shm is missing: ranks in different containers, and NCCL, need it",
             remedy};
   const auto& space = *machine.shared_memory;
   const std::string found =
-      fmt::format("/dev/shm has {} of {} free", bytes_in_words(space.free_bytes), bytes_in_words(space.total_bytes));
+      fmt::format("/dev/shm has {} of {} free", format_bytes(space.free_bytes), format_bytes(space.total_bytes));
   if (!serves_nccl) return {"shared memory", Status::kOk, found};
   const std::string without = "; or NCCL_SHM_DISABLE=1, which is slower";
   if (space.total_bytes <= 64 * kMebibyte)
@@ -107,11 +107,11 @@ Finding judge_shared_memory(const Machine& machine, bool serves_nccl) {
   return {"shared memory", Status::kOk, found};
 }
 
-Finding judge_open_files(const Machine& machine, int world_size) {
+Finding check_open_files(const Machine& machine, int world_size) {
   constexpr uint64_t kComfortable = 1024;
   const uint64_t needed = 256 + 4 * static_cast<uint64_t>(world_size);  // a socket to each rank, in a few groups
   const auto& limit = machine.open_files;
-  const std::string found = limit_in_words(limit.soft);
+  const std::string found = format_limit(limit.soft);
   const uint64_t wanted = std::max<uint64_t>(4096, needed);
   if (limit.soft && *limit.soft < needed)
     return {"open files", Status::kError, fmt::format("{}; {} take about {}", found, count(world_size, "rank"), needed),
@@ -122,12 +122,12 @@ Finding judge_open_files(const Machine& machine, int world_size) {
   return {"open files", Status::kOk, found};
 }
 
-Finding judge_processes(const Machine& machine, int ranks) {
+Finding check_processes(const Machine& machine, int ranks) {
   const auto mine = machine.is_root ? std::nullopt : machine.processes.soft;
   const auto& cgroups = machine.cgroup.processes;
   const bool is_cgroups = cgroups && (!mine || *cgroups < *mine);
   const auto limit = is_cgroups ? cgroups : mine;
-  const std::string found = is_cgroups ? fmt::format("{}, the cgroup's limit", *limit) : limit_in_words(limit);
+  const std::string found = is_cgroups ? fmt::format("{}, the cgroup's limit", *limit) : format_limit(limit);
   // LibTorch has two pools of threads, each as many as cores; the rest is ours and the launcher's.
   const uint64_t needed = static_cast<uint64_t>(ranks) * (2 * static_cast<uint64_t>(machine.allowed_cores) + 16) + 64;
   const uint64_t wanted = std::max<uint64_t>(4096, 2 * needed);
@@ -144,9 +144,9 @@ Finding judge_processes(const Machine& machine, int ranks) {
   return {"processes", Status::kOk, found};
 }
 
-Finding judge_locked_memory(const Machine& machine) {
+Finding check_locked_memory(const Machine& machine) {
   const auto& limit = machine.locked_memory.soft;
-  const std::string found = limit ? bytes_in_words(*limit) : "unlimited";
+  const std::string found = limit ? format_bytes(*limit) : "unlimited";
   if (limit && machine.has_infiniband)
     return {
         "locked memory", Status::kWarning, found + ": InfiniBand locks all that it sends",
@@ -154,14 +154,14 @@ Finding judge_locked_memory(const Machine& machine) {
   return {"locked memory", Status::kOk, limit ? found + ", enough without InfiniBand" : found};
 }
 
-Finding judge_clock(const Machine& machine, bool beyond_this_host) {
+Finding check_clock(const Machine& machine, bool spans_hosts) {
   const auto& clock = machine.clock;
   const std::string remedy = "timedatectl set-ntp true, or start chrony";
   if (clock.year < 2024)
     return {"clock", Status::kError, fmt::format("it is {} here: logs and checkpoints would be misordered", clock.year),
             remedy};
   if (clock.is_synchronized) return {"clock", Status::kOk, "kept by NTP"};
-  if (beyond_this_host)
+  if (spans_hosts)
     return {"clock", Status::kWarning, "not kept by NTP: times in the logs of several hosts cannot be compared",
             remedy};
   return {"clock", Status::kOk, "not kept by NTP, which matters between hosts only"};

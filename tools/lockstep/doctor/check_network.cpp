@@ -16,16 +16,16 @@ std::string describe(const NameLookup& lookup) {
   return fmt::format("{} ({})", lookup.name, fmt::join(lookup.addresses, ", "));
 }
 
-std::string slowness(const NameLookup& lookup) {
+std::string describe_slow_lookup(const NameLookup& lookup) {
   return fmt::format("{} took {:.1f} s to resolve", lookup.name, static_cast<double>(lookup.took.count()) / 1000);
 }
 
-std::string source_of(const Meeting& meeting) {
-  return meeting.host_source.empty() ? "the default" : meeting.host_source;
+std::string source_of(const Rendezvous& rendezvous) {
+  return rendezvous.host_source.empty() ? "the default" : rendezvous.host_source;
 }
 
 /// Written so, it means this host wherever it is read.
-bool says_loopback(const std::string& name) {
+bool names_loopback(const std::string& name) {
   return is_loopback(name) || name == "localhost" || name.ends_with(".localhost") || name == "ip6-localhost";
 }
 
@@ -36,11 +36,11 @@ std::string interface_of(const Network& network, const std::string& address) {
 }
 
 /// Bridges that lead to this host's containers and virtual machines only.
-bool is_inner_bridge(const std::string& name) {
+bool is_container_bridge(const std::string& name) {
   return name.starts_with("docker") || name.starts_with("virbr") || name.starts_with("veth") || name.starts_with("br-");
 }
 
-Finding judge_named_interface(const Meeting& meeting, const Network& network, const std::string& name) {
+Finding check_named_interface(const Rendezvous& rendezvous, const Network& network, const std::string& name) {
   Finding finding{"interface", Status::kError, "", "set LOCKSTEP_INTERFACE to the one that the other hosts reach"};
   const auto found = std::find_if(network.interfaces.begin(), network.interfaces.end(),
                                   [&](const Interface& one) { return one.name == name; });
@@ -53,7 +53,7 @@ Finding judge_named_interface(const Meeting& meeting, const Network& network, co
         fmt::format("LOCKSTEP_INTERFACE names {}, which {}", name, found->is_up ? "has no address" : "is down");
     finding.remedy = fmt::format("ip link set {} up and give it an address, or {}", name, finding.remedy);
   } else if (is_loopback({.addresses = found->addresses}) &&
-             (spans_hosts(meeting) || meets_beyond_loopback(meeting, network))) {
+             (spans_hosts(rendezvous) || is_beyond_loopback(rendezvous, network))) {
     finding.found = fmt::format("LOCKSTEP_INTERFACE names {}, which no other host reaches", name);
   } else {
     return {"interface", Status::kOk, fmt::format("{} ({}), by LOCKSTEP_INTERFACE", name, found->addresses[0])};
@@ -63,20 +63,20 @@ Finding judge_named_interface(const Meeting& meeting, const Network& network, co
 
 }  // namespace
 
-Finding judge_host_name(const Meeting& meeting, const Network& network) {
+Finding check_host_name(const Rendezvous& rendezvous, const Network& network) {
   const auto& host = network.host;
   Finding finding{"host name", Status::kWarning, "", ""};
   if (host.addresses.empty()) {
     finding.found = fmt::format("{} does not resolve: {}", host.name, host.failure);
     finding.remedy = fmt::format("add a line with its address and {} to /etc/hosts, or tell DNS", host.name);
-  } else if (is_loopback(host) && meets_beyond_loopback(meeting, network)) {
+  } else if (is_loopback(host) && is_beyond_loopback(rendezvous, network)) {
     finding.found = fmt::format(
         "{}: programs that look up their own host, MPI's say, tell others an address that leads "
         "nowhere",
         describe(host));
     finding.remedy = fmt::format("in /etc/hosts: {} {}", network.local.empty() ? "ADDRESS" : network.local, host.name);
   } else if (host.took > kSlow) {
-    finding.found = slowness(host);
+    finding.found = describe_slow_lookup(host);
     finding.remedy = fmt::format("add {} to /etc/hosts, or mend the name servers in /etc/resolv.conf", host.name);
   } else {
     finding.status = Status::kOk;
@@ -85,30 +85,30 @@ Finding judge_host_name(const Meeting& meeting, const Network& network) {
   return finding;
 }
 
-Finding judge_meeting_address(const Meeting& meeting, const Network& network) {
-  const auto& place = network.meeting;
-  const std::string source = source_of(meeting);
+Finding check_rendezvous_address(const Rendezvous& rendezvous, const Network& network) {
+  const auto& place = network.rendezvous;
+  const std::string source = source_of(rendezvous);
   Finding finding{"meeting address", Status::kError, "", ""};
   if (place.addresses.empty()) {
     finding.found = fmt::format("{} is {}, which does not resolve: {}", source, place.name, place.failure);
     finding.remedy = fmt::format("set MASTER_ADDR to an address, or add {} to /etc/hosts on every host", place.name);
-  } else if (is_loopback(place) && (spans_hosts(meeting) || !says_loopback(place.name))) {
-    finding.status = spans_hosts(meeting) ? Status::kError : Status::kWarning;
+  } else if (is_loopback(place) && (spans_hosts(rendezvous) || !names_loopback(place.name))) {
+    finding.status = spans_hosts(rendezvous) ? Status::kError : Status::kWarning;
     finding.found = fmt::format("{} is {}, where no other host reaches this one", source, describe(place));
     finding.remedy = "set MASTER_ADDR to an address of rank 0's host that the others reach, or mend /etc/hosts";
   } else if (network.local.empty()) {
-    finding.found = fmt::format("{} is {}, and no way leads there: {}", source, describe(place), network.no_way);
+    finding.found = fmt::format("{} is {}, and no way leads there: {}", source, describe(place), network.route_failure);
     finding.remedy =
         fmt::format("see `ip route get {}`; is MASTER_ADDR right, and the interface up?", place.addresses[0]);
   } else if (place.took > kSlow) {
     finding.status = Status::kWarning;
-    finding.found = slowness(place);
+    finding.found = describe_slow_lookup(place);
     finding.remedy = fmt::format("set MASTER_ADDR to an address, or add {} to /etc/hosts", place.name);
   } else {
     finding.status = Status::kOk;
     if (is_loopback(place))
       finding.found = fmt::format("{}: all ranks on this host", describe(place));
-    else if (network.is_meeting_host)
+    else if (network.is_rendezvous_host)
       finding.found = fmt::format("{}, which is this host", describe(place));
     else
       finding.found = fmt::format("{}, reached from {}", describe(place), network.local);
@@ -116,39 +116,39 @@ Finding judge_meeting_address(const Meeting& meeting, const Network& network) {
   return finding;
 }
 
-Finding judge_interface(const Meeting& meeting, const Network& network, const std::optional<std::string>& named) {
-  if (named && !named->empty()) return judge_named_interface(meeting, network, *named);
+Finding check_interface(const Rendezvous& rendezvous, const Network& network, const std::optional<std::string>& named) {
+  if (named && !named->empty()) return check_named_interface(rendezvous, network, *named);
   const std::string name = interface_of(network, network.local);
   const std::string found = fmt::format("{} ({})", name, network.local);
-  if (meets_beyond_loopback(meeting, network) && is_inner_bridge(name))
+  if (is_beyond_loopback(rendezvous, network) && is_container_bridge(name))
     return {"interface", Status::kWarning, found + ", a bridge to containers on this host",
             "set LOCKSTEP_INTERFACE and MASTER_ADDR to a network that the other hosts share"};
   return {"interface", Status::kOk, found};
 }
 
-Finding judge_port(const Meeting& meeting, const Network& network) {
-  const int port = meeting.port;
-  if (meeting.port_is_served) return {"port", Status::kOk, fmt::format("{}, where the launcher listens", port)};
-  if (!network.bind_failure.empty() && meeting.job.rank > 0)
+Finding check_port(const Rendezvous& rendezvous, const Network& network) {
+  const int port = rendezvous.port;
+  if (rendezvous.port_is_served) return {"port", Status::kOk, fmt::format("{}, where the launcher listens", port)};
+  if (!network.bind_failure.empty() && rendezvous.job.rank > 0)
     return {"port", Status::kOk, fmt::format("{}, in use: rank 0 listens there", port)};
   if (!network.bind_failure.empty()) {
-    const bool is_chosen = !meeting.port_source.empty();
+    const bool is_chosen = !rendezvous.port_source.empty();
     const std::string other =
-        fmt::format("set MASTER_PORT to another one, from 1024 to {}", network.first_passing_port - 1);
+        fmt::format("set MASTER_PORT to another one, from 1024 to {}", network.first_ephemeral_port - 1);
     return {"port", is_chosen ? Status::kError : Status::kWarning,
-            fmt::format("{} ({}) cannot be listened on: {}", port, is_chosen ? meeting.port_source : "the default",
+            fmt::format("{} ({}) cannot be listened on: {}", port, is_chosen ? rendezvous.port_source : "the default",
                         network.bind_failure),
             port < 1024 ? other : fmt::format("`ss -ltnp 'sport = :{}'` names who has it; or {}", port, other)};
   }
-  if (port >= network.first_passing_port && port <= network.last_passing_port)
+  if (port >= network.first_ephemeral_port && port <= network.last_ephemeral_port)
     return {"port", Status::kWarning,
             fmt::format("{} is among those that the system gives to any program, {} to {}", port,
-                        network.first_passing_port, network.last_passing_port),
-            fmt::format("set MASTER_PORT to one from 1024 to {}", network.first_passing_port - 1)};
-  if (!network.is_meeting_host)
+                        network.first_ephemeral_port, network.last_ephemeral_port),
+            fmt::format("set MASTER_PORT to one from 1024 to {}", network.first_ephemeral_port - 1)};
+  if (!network.is_rendezvous_host)
     return {"port", Status::kOk, fmt::format("{} on another host", port), "run lockstep doctor there too"};
-  const bool is_derived = meeting.port_source.starts_with("derived");
-  return {"port", Status::kOk, fmt::format("{}{}, free", port, is_derived ? ", " + meeting.port_source : "")};
+  const bool is_derived = rendezvous.port_source.starts_with("derived");
+  return {"port", Status::kOk, fmt::format("{}{}, free", port, is_derived ? ", " + rendezvous.port_source : "")};
 }
 
 }  // namespace lockstep::tool

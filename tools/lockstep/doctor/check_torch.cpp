@@ -32,7 +32,7 @@ constexpr ProcessBackend kProcessBackends[] = {{"gloo", "libgloo-dev"}, {"mpi", 
 
 }  // namespace
 
-Finding judge_torch(const Probe& probe) {
+Finding check_torch(const Probe& probe) {
   if (!probe.failure.empty())
     return {"LibTorch", Status::kError, fmt::format("could not be asked: {}", probe.failure),
             probe.program.empty()
@@ -47,7 +47,7 @@ Finding judge_torch(const Probe& probe) {
           fmt::format("{}, {}: {}", probe.torch_version, origin_of(probe.torch_library), probe.torch_library)};
 }
 
-Finding judge_blas(const Probe& probe, const Machine& machine) {
+Finding check_blas(const Probe& probe, const Machine& machine) {
   const std::string remedy = fmt::format(
       "apt-get install libopenblas0-pthread; if it is, update-alternatives --config libblas.so.3-{}-linux-gnu",
       machine.architecture);
@@ -69,22 +69,22 @@ Finding judge_blas(const Probe& probe, const Machine& machine) {
   return {"BLAS", Status::kWarning, found + ": the reference BLAS, many times slower than others", remedy};
 }
 
-Finding judge_convolutions(const Probe& probe, const Machine& machine) {
-  constexpr double kWorthAWord = 1.5;
+Finding check_convolutions(const Probe& probe, const Machine& machine) {
+  constexpr double kNoticeableSlowdown = 1.5;
   if (!probe.has_mkldnn) return {"convolutions", Status::kOk, "LibTorch's own: it is built without MKL-DNN"};
   if (!probe.uses_mkldnn || !probe.convolution_ms || !probe.convolution_without_mkldnn_ms)
     return {"convolutions", Status::kOk, "LibTorch's own: MKL-DNN is off"};
   const double with = *probe.convolution_ms;
   const double without = *probe.convolution_without_mkldnn_ms;
   const std::string times = fmt::format("{:.1f} ms with MKL-DNN, {:.1f} ms without", with, without);
-  if (with < kWorthAWord * without) return {"convolutions", Status::kOk, times};
+  if (with < kNoticeableSlowdown * without) return {"convolutions", Status::kOk, times};
   const bool is_known = machine.architecture == "aarch64" && probe.torch_version.starts_with("1.");
   return {"convolutions", Status::kWarning, times,
           is_known ? "call lockstep::prefer_fast_convolutions() first thing in main"
                    : "call at::globalContext().setUserEnabledMkldnn(false) first thing in main"};
 }
 
-Finding judge_backends(const Probe& probe) {
+Finding check_backends(const Probe& probe) {
   const std::string found(fmt::format("{}", fmt::join(probe.backends, ", ")));
   std::vector<std::string> packages;
   bool joins_processes = has_backend(probe, "nccl");

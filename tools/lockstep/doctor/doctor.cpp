@@ -18,70 +18,71 @@ namespace lockstep::tool {
 namespace {
 
 Section examine_job(const Facts& facts) {
-  return {"Job", {judge_job(facts.meeting), judge_secret(facts.secret, facts.meeting, facts.network)}};
+  return {"Job", {check_job(facts.rendezvous), check_secret(facts.secret, facts.rendezvous, facts.network)}};
 }
 
 Section examine_network(const Facts& facts) {
-  Section section{"Network", {judge_host_name(facts.meeting, facts.network)}};
-  if (facts.meeting.kind != Meeting::Kind::kAddress) return section;
-  section.findings.push_back(judge_meeting_address(facts.meeting, facts.network));
+  Section section{"Network", {check_host_name(facts.rendezvous, facts.network)}};
+  if (facts.rendezvous.kind != Rendezvous::Kind::kAddress) return section;
+  section.findings.push_back(check_rendezvous_address(facts.rendezvous, facts.network));
   if (facts.network.local.empty()) return section;  // no way leads there: the rest only follows from that
-  section.findings.push_back(judge_interface(facts.meeting, facts.network, facts.interface));
-  section.findings.push_back(judge_port(facts.meeting, facts.network));
+  section.findings.push_back(check_interface(facts.rendezvous, facts.network, facts.interface));
+  section.findings.push_back(check_port(facts.rendezvous, facts.network));
   return section;
 }
 
-bool shares_by_nccl(const Facts& facts) {
+bool nccl_uses_shared_memory(const Facts& facts) {
   return has_backend(facts.probe, "nccl") && facts.probe.gpus.size() > 1 &&
          !is_on(facts.nccl_variables, "NCCL_SHM_DISABLE");
 }
 
 Section examine_machine(const Facts& facts) {
   const auto& machine = facts.machine;
-  const int ranks = facts.meeting.job.local_world_size;
-  const bool beyond = spans_hosts(facts.meeting) || meets_beyond_loopback(facts.meeting, facts.network);
-  return {"Machine",
-          {judge_cores(machine, ranks), judge_threads(machine, ranks, facts.omp_num_threads),
-           judge_memory(machine, ranks), judge_numa(machine, ranks),
-           judge_shared_memory(machine, shares_by_nccl(facts)), judge_open_files(machine, facts.meeting.job.world_size),
-           judge_processes(machine, ranks), judge_locked_memory(machine), judge_clock(machine, beyond)}};
+  const int ranks = facts.rendezvous.job.local_world_size;
+  const bool beyond = spans_hosts(facts.rendezvous) || is_beyond_loopback(facts.rendezvous, facts.network);
+  return {
+      "Machine",
+      {check_cores(machine, ranks), check_threads(machine, ranks, facts.omp_num_threads), check_memory(machine, ranks),
+       check_numa(machine, ranks), check_shared_memory(machine, nccl_uses_shared_memory(facts)),
+       check_open_files(machine, facts.rendezvous.job.world_size), check_processes(machine, ranks),
+       check_locked_memory(machine), check_clock(machine, beyond)}};
 }
 
 Section examine_torch(const Facts& facts) {
   const auto& probe = facts.probe;
-  Section section{"LibTorch", {judge_torch(probe)}};
+  Section section{"LibTorch", {check_torch(probe)}};
   if (!probe.failure.empty()) return section;
   for (auto& finding :
-       {judge_blas(probe, facts.machine), judge_convolutions(probe, facts.machine), judge_backends(probe)})
+       {check_blas(probe, facts.machine), check_convolutions(probe, facts.machine), check_backends(probe)})
     section.findings.push_back(finding);
   return section;
 }
 
 void examine_nccl(const Facts& facts, std::vector<Finding>& findings) {
   const auto& nccl = facts.nccl_variables;
-  findings.push_back(judge_nccl(facts.probe));
+  findings.push_back(check_nccl(facts.probe));
   if (!has_backend(facts.probe, "nccl")) return;
-  if (!facts.gpus.installed.empty()) findings.push_back(judge_compute_modes(facts.gpus));
+  if (!facts.gpus.installed.empty()) findings.push_back(check_compute_modes(facts.gpus));
   if (const auto named = nccl.find("NCCL_SOCKET_IFNAME"); named != nccl.end() && !named->second.empty())
-    findings.push_back(judge_nccl_interface(named->second, facts.network, spans_hosts(facts.meeting)));
-  findings.push_back(judge_nccl_variables(nccl, facts.probe.gpus.size(), facts.machine.has_infiniband));
+    findings.push_back(check_nccl_interface(named->second, facts.network, spans_hosts(facts.rendezvous)));
+  findings.push_back(check_nccl_variables(nccl, facts.probe.gpus.size(), facts.machine.has_infiniband));
 }
 
 Section examine_gpus(const Facts& facts) {
   const auto& gpus = facts.gpus;
   const auto& probe = facts.probe;
-  if (!speaks_of_gpus(gpus, probe)) return {"GPUs", {{"GPUs", Status::kOk, "none; ranks train on the CPU"}}};
-  Section section{"GPUs", {judge_driver(gpus, probe)}};
+  if (!gpus_are_relevant(gpus, probe)) return {"GPUs", {{"GPUs", Status::kOk, "none; ranks train on the CPU"}}};
+  Section section{"GPUs", {check_driver(gpus, probe)}};
   const bool has_answer = section.findings[0].status == Status::kOk;
   if (!has_answer && gpus.installed.empty() && probe.gpus.empty()) return section;
-  section.findings.push_back(judge_gpus(gpus, probe, facts.meeting.job.local_world_size));
+  section.findings.push_back(check_gpus(gpus, probe, facts.rendezvous.job.local_world_size));
   if (probe.failure.empty()) examine_nccl(facts, section.findings);
   return section;
 }
 
 Section examine_folders(const Facts& facts) {
   Section section{"Folders", {}};
-  for (const auto& folder : facts.folders) section.findings.push_back(judge_folder(folder));
+  for (const auto& folder : facts.folders) section.findings.push_back(check_folder(folder));
   return section;
 }
 
@@ -117,7 +118,7 @@ int run_doctor(DoctorArguments arguments) {
   } else {
     std::cout << fmt::format("lockstep {} on {}: {}, {}\n\n", LOCKSTEP_VERSION_STRING, facts.network.host.name,
                              facts.machine.system, facts.machine.architecture)
-              << to_table(sections, style_of_stdout());
+              << to_table(sections, stdout_style());
     if (!has_errors) std::cout << "\n`lockstep test` tries the backends with real ranks.\n";
     std::cout << std::flush;
   }
@@ -132,12 +133,12 @@ Facts gather_facts(const Variables& variables, const DoctorOptions& options) {
     return found == variables.end() ? std::nullopt : std::optional(found->second);
   };
   Facts facts;
-  facts.meeting = find_meeting(lookup);
-  facts.network = read_network(facts.meeting);
+  facts.rendezvous = find_rendezvous(lookup);
+  facts.network = read_network(facts.rendezvous);
   facts.secret = read_secret_file_status(lookup);
-  facts.folders = try_folders(lookup, facts.meeting, options.checkpoint_folder);
+  facts.folders = try_folders(lookup, facts.rendezvous, options.checkpoint_folder);
   facts.machine = read_machine();
-  facts.probe = ask_probe(options.probe_program);
+  facts.probe = run_probe(options.probe_program);
   facts.gpus = read_gpus(lookup);
   facts.nccl_variables = nccl_variables(variables);
   facts.omp_num_threads = lookup("OMP_NUM_THREADS");

@@ -16,7 +16,7 @@ namespace lockstep::tool {
 
 /// All that `lockstep doctor` judges by.
 struct Facts {
-  Meeting meeting{};
+  Rendezvous rendezvous{};
   Network network{};
   SecretFile secret{};
   std::vector<Folder> folders{};

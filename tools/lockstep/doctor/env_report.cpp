@@ -22,7 +22,7 @@ extern char** environ;
 namespace lockstep::tool {
 namespace {
 
-bool is_telling(const std::string& name) {
+bool is_relevant(const std::string& name) {
   for (const char* prefix : {"LOCKSTEP_", "MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_",
                              "NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES"})
     if (name.starts_with(prefix)) return true;
@@ -50,7 +50,7 @@ ordered_json or_null(const std::string& text) {
 ordered_json describe_cgroup(const CgroupLimits& limits) {
   ordered_json cgroup;
   cgroup["cores"] = limits.cores ? ordered_json(*limits.cores) : ordered_json("unlimited");
-  cgroup["memory"] = limits.memory_bytes ? bytes_in_words(*limits.memory_bytes) : "unlimited";
+  cgroup["memory"] = limits.memory_bytes ? format_bytes(*limits.memory_bytes) : "unlimited";
   cgroup["processes"] = limits.processes ? ordered_json(*limits.processes) : ordered_json("unlimited");
   return cgroup;
 }
@@ -64,14 +64,14 @@ ordered_json describe_machine(const std::string& host, const Machine& machine) {
           {"cores", machine.cores},
           {"allowed cores", machine.allowed_cores},
           {"NUMA nodes", machine.numa_nodes},
-          {"memory", bytes_in_words(machine.memory_bytes)},
-          {"free memory", bytes_in_words(machine.available_memory_bytes)}};
+          {"memory", format_bytes(machine.memory_bytes)},
+          {"free memory", format_bytes(machine.available_memory_bytes)}};
 }
 
 ordered_json describe_torch(const Probe& probe) {
   if (!probe.failure.empty()) return {{"could not be asked", probe.failure}};
   auto gpus = ordered_json::array();
-  for (const auto& gpu : probe.gpus) gpus.push_back(fmt::format("{}, {}", gpu.name, bytes_in_words(gpu.memory_bytes)));
+  for (const auto& gpu : probe.gpus) gpus.push_back(fmt::format("{}, {}", gpu.name, format_bytes(gpu.memory_bytes)));
   return {{"version", probe.torch_version},     {"library", probe.torch_library},      {"compiler", probe.compiler},
           {"threads", probe.threads},           {"BLAS", probe.blas_libraries},        {"MKL", probe.has_mkl},
           {"MKL-DNN", probe.uses_mkldnn},       {"CUDA", or_null(probe.cuda_version)}, {"GPUs", gpus},
@@ -105,7 +105,7 @@ void print_report(const EnvArguments& arguments) {
   char host[256] = {};
   ::gethostname(host, sizeof host - 1);
   const auto report =
-      describe(host, read_machine(), ask_probe(arguments.probe_program), telling_variables(process_variables()));
+      describe(host, read_machine(), run_probe(arguments.probe_program), relevant_variables(process_variables()));
   // What comes from the environment need not be UTF-8, which JSON must be.
   if (arguments.json)
     std::cout << report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;
@@ -122,15 +122,15 @@ Variables process_variables() {
   return variables;
 }
 
-Variables telling_variables(const Variables& all) {
+Variables relevant_variables(const Variables& all) {
   Variables telling;
   for (const auto& [name, value] : all)
-    if (is_telling(name)) telling[name] = is_secret(name) ? "(hidden)" : value;
+    if (is_relevant(name)) telling[name] = is_secret(name) ? "(hidden)" : value;
   return telling;
 }
 
 Variables nccl_variables(const Variables& all) {
-  Variables nccl = telling_variables(all);
+  Variables nccl = relevant_variables(all);
   std::erase_if(nccl, [](const auto& variable) { return !variable.first.starts_with("NCCL_"); });
   return nccl;
 }

@@ -51,7 +51,7 @@ std::optional<InstalledGpu> parse_row(const std::string& line) {
   return InstalledGpu{static_cast<int>(*index), {columns[1], bytes_of(columns[3])}, columns[2], columns[4], columns[5]};
 }
 
-void ask_smi(const std::string& program, std::chrono::milliseconds limit, Gpus& gpus) {
+void run_smi(const std::string& program, std::chrono::milliseconds limit, Gpus& gpus) {
   const auto ran = run_program(
       {program, "--query-gpu=index,name,pci.bus_id,memory.total,driver_version,compute_mode", "--format=csv,noheader"},
       limit);
@@ -61,9 +61,9 @@ void ask_smi(const std::string& program, std::chrono::milliseconds limit, Gpus& 
       gpus.installed.push_back(*gpu);
     else if (said.empty())
       said = line;
-  gpus.smi_complaint = ran.failure;
-  if (!said.empty()) gpus.smi_complaint += fmt::format("{}: {}", ran.failure.empty() ? "says" : "", said);
-  if (gpus.installed.empty() && gpus.smi_complaint.empty()) gpus.smi_complaint = "lists none";
+  gpus.smi_failure = ran.failure;
+  if (!said.empty()) gpus.smi_failure += fmt::format("{}: {}", ran.failure.empty() ? "says" : "", said);
+  if (gpus.installed.empty() && gpus.smi_failure.empty()) gpus.smi_failure = "lists none";
 }
 
 bool is_gpu(const std::string& name) {
@@ -83,7 +83,7 @@ Gpus read_gpus(const Environment::Lookup& lookup, std::chrono::milliseconds limi
     ++gpus.on_host;
   const std::string smi = find_in_path("nvidia-smi", lookup);
   gpus.has_smi = !smi.empty();
-  if (gpus.has_smi) ask_smi(smi, limit, gpus);
+  if (gpus.has_smi) run_smi(smi, limit, gpus);
   gpus.visible_devices = lookup("CUDA_VISIBLE_DEVICES");
   return gpus;
 }
@@ -101,7 +101,7 @@ VisibleGpus visible_gpus(const Gpus& gpus) {
     } else if (entry.starts_with("GPU-") || entry.starts_with("MIG-")) {
       visible.gpus.push_back({.index = -1, .gpu = {entry}});
     } else {
-      visible.stray = entry;
+      visible.invalid_entry = entry;
       break;
     }
   }

@@ -23,13 +23,13 @@ struct InstalledGpu {
   bool operator==(const InstalledGpu&) const = default;
 };
 
-/// What NVIDIA's driver says. Plain facts; judge_gpus.h judges them.
+/// What NVIDIA's driver says. Plain facts; check_gpus.h judges them.
 struct Gpus {
-  bool has_driver = false;      // the kernel has loaded it
-  int device_files = 0;         // /dev/nvidia0 and so on
-  int on_host = 0;              // that the driver has, also such as this process may not use
-  bool has_smi = false;         // nvidia-smi is in PATH
-  std::string smi_complaint{};  // how it failed, and what it said
+  bool has_driver = false;    // the kernel has loaded it
+  int device_files = 0;       // /dev/nvidia0 and so on
+  int on_host = 0;            // that the driver has, also such as this process may not use
+  bool has_smi = false;       // nvidia-smi is in PATH
+  std::string smi_failure{};  // how it failed, and what it said
   std::vector<InstalledGpu> installed{};
   std::optional<std::string> visible_devices{};  // CUDA_VISIBLE_DEVICES
 };
@@ -41,8 +41,8 @@ Gpus read_gpus(const Environment::Lookup& lookup, std::chrono::milliseconds limi
 /// What CUDA_VISIBLE_DEVICES leaves of the GPUs that are installed. CUDA reads it up to the first entry that names
 /// none.
 struct VisibleGpus {
-  std::vector<InstalledGpu> gpus{};    // one that is named by its UUID is taken to exist, with that for its name
-  std::optional<std::string> stray{};  // the entry that names none
+  std::vector<InstalledGpu> gpus{};  // one that is named by its UUID is taken to exist, with that for its name
+  std::optional<std::string> invalid_entry{};  // the entry that names none
 };
 
 VisibleGpus visible_gpus(const Gpus& gpus);

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 using Groups = std::vector<fs::path>;
 
 struct Mount {
-  fs::path shown;  // the group that the mount point stands for
+  fs::path root_group;  // the group that the mount point stands for
   fs::path point;
   bool is_v2 = false;
   std::string options;
@@ -39,12 +39,12 @@ std::vector<Mount> read_mounts(const fs::path& root) {
   std::ifstream file(root / "proc/self/mountinfo");
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
-    std::string skipped, shown, point, type;
-    words >> skipped >> skipped >> skipped >> shown >> point;
+    std::string skipped, root_group, point, type;
+    words >> skipped >> skipped >> skipped >> root_group >> point;
     while (words >> skipped && skipped != "-") continue;  // optional fields end with a dash
     Mount mount;
     words >> type >> skipped >> mount.options;
-    mount.shown = shown;
+    mount.root_group = root_group;
     mount.point = root / fs::path(point).relative_path();
     mount.is_v2 = type == "cgroup2";
     if (mount.is_v2 || type == "cgroup") mounts.push_back(mount);
@@ -52,12 +52,12 @@ std::vector<Mount> read_mounts(const fs::path& root) {
   return mounts;
 }
 
-bool lists(const std::string& options, const std::string& controller) {
+bool contains_controller(const std::string& options, const std::string& controller) {
   return ("," + options + ",").find("," + controller + ",") != std::string::npos;
 }
 
-Groups ascend(const Mount& mount, const fs::path& group) {
-  const fs::path below = group.lexically_relative(mount.shown);
+Groups ancestors_of(const Mount& mount, const fs::path& group) {
+  const fs::path below = group.lexically_relative(mount.root_group);
   Groups groups;
   // Outside of what is mounted, as in a container that was given only its own group: the mount point is that group.
   if (!below.empty() && below != "." && *below.begin() != "..")
@@ -75,10 +75,10 @@ Groups groups_of(const fs::path& root, const std::vector<Mount>& mounts, const s
     const auto second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (controller.empty() ? !controllers.empty() : !lists(controllers, controller)) continue;
+    if (controller.empty() ? !controllers.empty() : !contains_controller(controllers, controller)) continue;
     for (const auto& mount : mounts)
-      if (controller.empty() ? mount.is_v2 : !mount.is_v2 && lists(mount.options, controller))
-        return ascend(mount, line.substr(second + 1));
+      if (controller.empty() ? mount.is_v2 : !mount.is_v2 && contains_controller(mount.options, controller))
+        return ancestors_of(mount, line.substr(second + 1));
   }
   return {};
 }
@@ -101,7 +101,7 @@ void read_cores(const Groups& v2, const Groups& v1, CgroupLimits& limits) {
   }
 }
 
-uint64_t droppable(const fs::path& group, const std::string& name) {
+uint64_t reclaimable_bytes(const fs::path& group, const std::string& name) {
   std::ifstream file(group / "memory.stat");
   uint64_t bytes = 0;
   for (std::string word; file >> word >> bytes;)
@@ -110,14 +110,14 @@ uint64_t droppable(const fs::path& group, const std::string& name) {
 }
 
 void read_memory(const Groups& groups, const std::string& limit_name, const std::string& used_name,
-                 const std::string& droppable_name, CgroupLimits& limits) {
+                 const std::string& reclaimable_name, CgroupLimits& limits) {
   constexpr uint64_t kUnlimited = uint64_t{1} << 60;  // v1 writes "none" as a number near 2^63
   for (const auto& group : groups) {
     const auto limit = read_integer(group / limit_name);
     if (!limit || *limit >= limits.memory_bytes.value_or(kUnlimited)) continue;
     const uint64_t used = read_integer(group / used_name).value_or(0);
     limits.memory_bytes = limit;
-    limits.memory_used_bytes = used - std::min(used, droppable(group, droppable_name));
+    limits.memory_used_bytes = used - std::min(used, reclaimable_bytes(group, reclaimable_name));
   }
 }
 
@@ -280,7 +280,7 @@ uint64_t usable_memory_bytes(const Machine& machine) {
   return std::min(machine.available_memory_bytes, left);
 }
 
-std::string bytes_in_words(uint64_t bytes) {
+std::string format_bytes(uint64_t bytes) {
   const char* const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
   double amount = static_cast<double>(bytes);
   size_t unit = 0;

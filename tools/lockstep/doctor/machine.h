@@ -98,6 +98,6 @@ double usable_cores(const Machine& machine);
 uint64_t usable_memory_bytes(const Machine& machine);
 
 /// "64 MiB", "23.4 GiB".
-std::string bytes_in_words(uint64_t bytes);
+std::string format_bytes(uint64_t bytes);
 
 }  // namespace lockstep::tool

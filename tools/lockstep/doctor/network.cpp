@@ -107,7 +107,7 @@ std::vector<Interface> read_interfaces() {
 }
 
 /// A UDP socket that is connected has looked up the way and sent nothing.
-void find_way(const addrinfo* list, Network& network) {
+void find_route(const addrinfo* list, Network& network) {
   for (const addrinfo* entry = list; entry; entry = entry->ai_next) {
     const Socket probe(::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage local{};
@@ -115,10 +115,10 @@ void find_way(const addrinfo* list, Network& network) {
     if (probe.number >= 0 && ::connect(probe.number, entry->ai_addr, entry->ai_addrlen) == 0 &&
         ::getsockname(probe.number, reinterpret_cast<sockaddr*>(&local), &bytes) == 0) {
       network.local = numeric(reinterpret_cast<sockaddr*>(&local), bytes);
-      network.no_way.clear();
+      network.route_failure.clear();
       return;
     }
-    network.no_way = ::strerror(errno);
+    network.route_failure = ::strerror(errno);
   }
 }
 
@@ -141,7 +141,7 @@ bool has(const std::vector<Interface>& interfaces, const std::string& address) {
 void try_port(const addrinfo* list, Network& network) {
   for (const addrinfo* entry = list; entry; entry = entry->ai_next) {
     if (!has(network.interfaces, numeric(entry->ai_addr, entry->ai_addrlen))) continue;
-    network.is_meeting_host = true;
+    network.is_rendezvous_host = true;
     network.bind_failure = try_to_listen(*entry);
     return;
   }
@@ -149,35 +149,35 @@ void try_port(const addrinfo* list, Network& network) {
 
 }  // namespace
 
-Meeting find_meeting(const Environment::Lookup& lookup) {
-  Meeting meeting;
+Rendezvous find_rendezvous(const Environment::Lookup& lookup) {
+  Rendezvous rendezvous;
   try {
-    meeting.job = Environment::detect(lookup);
-    const auto place = find_meeting_place("env://", meeting.job, lookup);
+    rendezvous.job = Environment::detect(lookup);
+    const auto place = find_meeting_place("env://", rendezvous.job, lookup);
     if (const auto* file = std::get_if<MeetingFile>(&place)) {
-      meeting.kind = Meeting::Kind::kFile;
-      meeting.file = file->path;
-      return meeting;
+      rendezvous.kind = Rendezvous::Kind::kFile;
+      rendezvous.file = file->path;
+      return rendezvous;
     }
     const auto& port = std::get<MeetingPort>(place);
-    meeting.host = port.endpoint.host;
-    meeting.port = port.endpoint.port;
-    meeting.port_is_served = !port.rank_zero_hosts;
+    rendezvous.host = port.endpoint.host;
+    rendezvous.port = port.endpoint.port;
+    rendezvous.port_is_served = !port.rank_zero_hosts;
   } catch (const Error& error) {
-    meeting.kind = Meeting::Kind::kUnknown;
-    meeting.refusal = error.what();
-    return meeting;
+    rendezvous.kind = Rendezvous::Kind::kUnknown;
+    rendezvous.refusal = error.what();
+    return rendezvous;
   }
-  meeting.host_source = source_of_host(meeting.job, lookup);
-  meeting.port_source = source_of_port(meeting.port, meeting.job, lookup);
-  return meeting;
+  rendezvous.host_source = source_of_host(rendezvous.job, lookup);
+  rendezvous.port_source = source_of_port(rendezvous.port, rendezvous.job, lookup);
+  return rendezvous;
 }
 
-bool spans_hosts(const Meeting& meeting) {
-  return meeting.job.local_world_size < meeting.job.world_size;
+bool spans_hosts(const Rendezvous& rendezvous) {
+  return rendezvous.job.local_world_size < rendezvous.job.world_size;
 }
 
-Network read_network(const Meeting& meeting) {
+Network read_network(const Rendezvous& rendezvous) {
   Network network;
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
@@ -185,13 +185,13 @@ Network read_network(const Meeting& meeting) {
   network.interfaces = read_interfaces();
   int first = 0, last = 0;
   if (std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first >> last) {
-    network.first_passing_port = first;
-    network.last_passing_port = last;
+    network.first_ephemeral_port = first;
+    network.last_ephemeral_port = last;
   }
-  if (meeting.kind != Meeting::Kind::kAddress) return network;
-  const auto answer = resolve(meeting.host, meeting.port);
-  network.meeting = answer.lookup;
-  find_way(answer.list.get(), network);
+  if (rendezvous.kind != Rendezvous::Kind::kAddress) return network;
+  const auto answer = resolve(rendezvous.host, rendezvous.port);
+  network.rendezvous = answer.lookup;
+  find_route(answer.list.get(), network);
   try_port(answer.list.get(), network);
   return network;
 }
@@ -205,8 +205,8 @@ bool is_loopback(const NameLookup& lookup) {
                                                   [](const std::string& address) { return is_loopback(address); });
 }
 
-bool meets_beyond_loopback(const Meeting& meeting, const Network& network) {
-  return meeting.kind == Meeting::Kind::kAddress && !is_loopback(network.meeting);
+bool is_beyond_loopback(const Rendezvous& rendezvous, const Network& network) {
+  return rendezvous.kind == Rendezvous::Kind::kAddress && !is_loopback(network.rendezvous);
 }
 
 }  // namespace lockstep::tool

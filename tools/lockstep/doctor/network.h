@@ -9,7 +9,7 @@
 namespace lockstep::tool {
 
 /// Where the ranks of a job that is started from this environment would meet.
-struct Meeting {
+struct Rendezvous {
   enum class Kind { kAddress, kFile, kUnknown };
 
   Kind kind = Kind::kAddress;
@@ -24,10 +24,10 @@ struct Meeting {
 };
 
 /// Pure: reads only what `lookup` answers. Never throws: what joining would refuse is kUnknown.
-Meeting find_meeting(const Environment::Lookup& lookup);
+Rendezvous find_rendezvous(const Environment::Lookup& lookup);
 
 /// Whether ranks run on other hosts too, as far as the variables tell.
-bool spans_hosts(const Meeting& meeting);
+bool spans_hosts(const Rendezvous& rendezvous);
 
 /// What the system answers about a name.
 struct NameLookup {
@@ -46,20 +46,20 @@ struct Interface {
 
 /// Facts about this host's network and the way to where the ranks meet.
 struct Network {
-  NameLookup host{};     // this host's own name
-  NameLookup meeting{};  // where the ranks meet; no addresses when they meet in a file
-  std::string local{};   // this host's address on the way there; empty when there is no way
-  std::string no_way{};  // why
+  NameLookup host{};            // this host's own name
+  NameLookup rendezvous{};      // where the ranks meet; no addresses when they meet in a file
+  std::string local{};          // this host's address on the way there; empty when there is no way
+  std::string route_failure{};  // why
   std::vector<Interface> interfaces{};
-  bool is_meeting_host = false;    // the address of the meeting is this host's
-  std::string bind_failure{};      // why the port cannot be listened on here; empty when it can, or is another host's
-  int first_passing_port = 32768;  // the system gives those from here ...
-  int last_passing_port = 60999;   // ... to here to programs that ask for any
+  bool is_rendezvous_host = false;   // the address of the meeting is this host's
+  std::string bind_failure{};        // why the port cannot be listened on here; empty when it can, or is another host's
+  int first_ephemeral_port = 32768;  // the system gives those from here ...
+  int last_ephemeral_port = 60999;   // ... to here to programs that ask for any
 };
 
 /// Resolves names, which may ask the network and take seconds. Listens on the meeting's port for a moment, when that is
 /// this host's. Sends nothing.
-Network read_network(const Meeting& meeting);
+Network read_network(const Rendezvous& rendezvous);
 
 /// Of a numeric address: whether no other host reaches it.
 bool is_loopback(const std::string& address);
@@ -68,6 +68,6 @@ bool is_loopback(const std::string& address);
 bool is_loopback(const NameLookup& lookup);
 
 /// Whether ranks meet at an address that other hosts reach, or a name that means none here.
-bool meets_beyond_loopback(const Meeting& meeting, const Network& network);
+bool is_beyond_loopback(const Rendezvous& rendezvous, const Network& network);
 
 }  // namespace lockstep::tool

@@ -38,15 +38,15 @@ std::string variable_or_empty(const Environment::Lookup& lookup, const std::stri
 
 }  // namespace
 
-std::vector<Folder> try_folders(const Environment::Lookup& lookup, const Meeting& meeting,
+std::vector<Folder> try_folders(const Environment::Lookup& lookup, const Rendezvous& rendezvous,
                                 const std::optional<std::string>& checkpoint_folder) {
   const std::string named = variable_or_empty(lookup, "TMPDIR");
   std::vector<Folder> folders{
       try_folder("temporary files", named.empty() ? "/tmp" : named, named.empty() ? "" : "TMPDIR")};
   const std::string flight = variable_or_empty(lookup, "LOCKSTEP_FLIGHT_DIR");  // else it is the one above
   if (!flight.empty()) folders.push_back(try_folder(kFlightRecorder, flight, "LOCKSTEP_FLIGHT_DIR"));
-  if (meeting.kind == Meeting::Kind::kFile)
-    folders.push_back(try_folder("meeting file", fs::path(meeting.file).parent_path(), "LOCKSTEP_INIT_METHOD"));
+  if (rendezvous.kind == Rendezvous::Kind::kFile)
+    folders.push_back(try_folder("meeting file", fs::path(rendezvous.file).parent_path(), "LOCKSTEP_INIT_METHOD"));
   if (checkpoint_folder) folders.push_back(try_folder("checkpoints", *checkpoint_folder, "--checkpoint-dir"));
   return folders;
 }
@@ -67,7 +67,7 @@ SecretFile read_secret_file_status(const Environment::Lookup& lookup) {
   }
   secret.exists = true;
   secret.is_regular = S_ISREG(status.st_mode);
-  secret.is_owners = status.st_uid == ::geteuid() || status.st_uid == 0;
+  secret.has_trusted_owner = status.st_uid == ::geteuid() || status.st_uid == 0;
   secret.mode = status.st_mode & 07777;
   secret.bytes = static_cast<uint64_t>(status.st_size);
   if (::euidaccess(secret.path.c_str(), R_OK) != 0) secret.failure = ::strerror(errno);

@@ -30,14 +30,14 @@ struct SecretFile {
   bool exists = false;
   std::string failure{};  // why it cannot be read
   bool is_regular = true;
-  bool is_owners = true;  // this user's or root's
+  bool has_trusted_owner = true;  // this user's or root's
   unsigned mode = 0600;
   uint64_t bytes = 0;
 };
 
 /// Writes a small file into each folder and removes it again: those for temporary files, for the flight recorder, for
 /// the file in which ranks meet, and for checkpoints; of the last three, those that are named.
-std::vector<Folder> try_folders(const Environment::Lookup& lookup, const Meeting& meeting,
+std::vector<Folder> try_folders(const Environment::Lookup& lookup, const Rendezvous& rendezvous,
                                 const std::optional<std::string>& checkpoint_folder);
 
 SecretFile read_secret_file_status(const Environment::Lookup& lookup);

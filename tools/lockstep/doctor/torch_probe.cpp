@@ -67,7 +67,7 @@ Probe parse_probe(const std::string& printed) {
   }
 }
 
-Probe ask_probe(const fs::path& program, std::chrono::milliseconds limit) {
+Probe run_probe(const fs::path& program, std::chrono::milliseconds limit) {
   const fs::path found = program.empty() ? find_helper_program(kName) : program;
   if (found.empty()) return failed(fmt::format("{} is neither beside lockstep nor in ../libexec/lockstep", kName));
   const auto ran = run_program({found.string()}, limit);

@@ -46,6 +46,6 @@ Probe parse_probe(const std::string& printed);
 
 /// Starts the helper and waits for its answer. `program` empty: the one beside this program, or in ../libexec/lockstep
 /// where it is installed.
-Probe ask_probe(const std::filesystem::path& program, std::chrono::milliseconds limit = std::chrono::seconds(20));
+Probe run_probe(const std::filesystem::path& program, std::chrono::milliseconds limit = std::chrono::seconds(20));
 
 }  // namespace lockstep::tool

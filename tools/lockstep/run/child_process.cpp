@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Whoever waits for a driver that hangs does not even die when killed: it is left behind.
-constexpr std::chrono::seconds kLastMoments{2};
+constexpr std::chrono::seconds kKillWait{2};
 
 /// The reading end of a pipe, whose writing end the child gets.
 class Pipe {
@@ -63,13 +63,13 @@ class Pipe {
 };
 
 /// False when the deadline came before both ended.
-bool read_both(Pipe& output, std::string& said, Pipe& errors, std::string& complained, Clock::time_point deadline) {
+bool read_both(Pipe& output, std::string& out_text, Pipe& errors, std::string& err_text, Clock::time_point deadline) {
   while (output.to_read() >= 0 || errors.to_read() >= 0) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
     pollfd ready[] = {{output.to_read(), POLLIN, 0}, {errors.to_read(), POLLIN, 0}};
     if (left <= 0 || ::poll(ready, 2, static_cast<int>(left)) == 0) return false;
-    if (ready[0].revents != 0) output.read_some(said);
-    if (ready[1].revents != 0) errors.read_some(complained);
+    if (ready[0].revents != 0) output.read_some(out_text);
+    if (ready[1].revents != 0) errors.read_some(err_text);
   }
   return true;
 }
@@ -114,45 +114,45 @@ std::string last_line(const std::string& text) {
   return text.substr(from, end - from + 1);
 }
 
-std::string describe_end(int status, const std::string& complained) {
+std::string describe_end(int status, const std::string& err_text) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return "";
   std::string end = WIFSIGNALED(status)
                         ? fmt::format("was ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
                         : fmt::format("ended with code {}", WEXITSTATUS(status));
-  const std::string line = last_line(complained);
+  const std::string line = last_line(err_text);
   return line.empty() ? end : fmt::format("{}: {}", end, line);
 }
 
 }  // namespace
 
-CapturedProcess capture(const std::function<pid_t(int out, int err)>& start, std::chrono::milliseconds limit) {
+CapturedProcess capture_output(const std::function<pid_t(int out, int err)>& start, std::chrono::milliseconds limit) {
   CapturedProcess result;
   Pipe output, errors;
   if (!output.is_open() || !errors.is_open()) {
-    result.refusal = fmt::format("pipe: {}", ::strerror(errno));
+    result.start_failure = fmt::format("pipe: {}", ::strerror(errno));
     return result;
   }
   const pid_t child = start(output.to_write(), errors.to_write());
   if (child < 0) {
-    result.refusal = fmt::format("could not be started: {}", ::strerror(-child));
+    result.start_failure = fmt::format("could not be started: {}", ::strerror(-child));
     return result;
   }
   output.close_writing();
   errors.close_writing();
   const auto deadline = Clock::now() + limit;
-  result.is_late =
+  result.timed_out =
       !read_both(output, result.output, errors, result.errors, deadline) || !wait_for(child, result.status, deadline);
-  if (result.is_late) {
+  if (result.timed_out) {
     ::kill(-child, SIGKILL);
-    wait_for(child, result.status, Clock::now() + kLastMoments);
+    wait_for(child, result.status, Clock::now() + kKillWait);
   }
   return result;
 }
 
 ProgramOutput run_program(const std::vector<std::string>& arguments, std::chrono::milliseconds limit) {
-  const auto ran = capture([&](int out, int err) { return start(arguments, out, err); }, limit);
-  if (!ran.refusal.empty()) return {.failure = ran.refusal};
-  if (ran.is_late)
+  const auto ran = capture_output([&](int out, int err) { return start(arguments, out, err); }, limit);
+  if (!ran.start_failure.empty()) return {.failure = ran.start_failure};
+  if (ran.timed_out)
     return {ran.output, fmt::format("did not end within {} s", static_cast<double>(limit.count()) / 1000)};
   return {ran.output, describe_end(ran.status, ran.errors)};
 }

@@ -23,7 +23,7 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr const char* kSpeaker = "lockstep-selftest: ";  // in front of what a rank says is wrong
+constexpr const char* kErrorPrefix = "lockstep-selftest: ";  // in front of what a rank says is wrong
 
 /// The launcher in a process of its own: it writes to our pipes, and may be killed. It must not outlive this process.
 pid_t start_launcher(const LaunchOptions& options, int out, int err) {
@@ -54,11 +54,11 @@ json take_report(std::string& errors) {
 }
 
 /// What the rank itself said is wrong; empty when it had no time to.
-std::string stderr_words(const json& culprit) {
+std::string reported_error(const json& culprit) {
   std::string said;
   for (const auto& line : culprit.at("stderr_tail"))
-    if (const auto text = line.get<std::string>(); text.starts_with(kSpeaker))
-      said = text.substr(std::strlen(kSpeaker));
+    if (const auto text = line.get<std::string>(); text.starts_with(kErrorPrefix))
+      said = text.substr(std::strlen(kErrorPrefix));
   return said.empty() ? culprit.at("uncaught").get<std::string>() : said;
 }
 
@@ -68,8 +68,8 @@ std::string remedy_for_signal(int number) {
   return "the backend or a library below it crashed: report it with the output below and that of `lockstep env`";
 }
 
-void judge_culprit(const json& culprit, BackendResult& result) {
-  result.failure = stderr_words(culprit);
+void describe_culprit(const json& culprit, BackendResult& result) {
+  result.failure = reported_error(culprit);
   result.remedy = "`lockstep doctor` checks what may be wrong here; the ranks' output is below";
   if (!result.failure.empty()) return;
   result.failure =
@@ -79,7 +79,7 @@ void judge_culprit(const json& culprit, BackendResult& result) {
 }
 
 /// Of a launcher that could not even start the ranks.
-std::string last_words(const std::string& errors) {
+std::string launcher_error(const std::string& errors) {
   constexpr std::string_view kLauncher = "lockstep run: ";
   const auto line = errors.substr(errors.rfind('\n') + 1);
   return line.starts_with(kLauncher) ? line.substr(kLauncher.size()) : line;
@@ -98,17 +98,17 @@ std::vector<TestableBackend> parse_backends(const std::string& printed) {
   return backends;
 }
 
-BackendResult judge_launch(const CapturedProcess& launcher, milliseconds limit) {
+BackendResult launch_result(const CapturedProcess& launcher, milliseconds limit) {
   BackendResult result;
-  if (!launcher.refusal.empty()) {
-    result.failure = "the launcher " + launcher.refusal;
+  if (!launcher.start_failure.empty()) {
+    result.failure = "the launcher " + launcher.start_failure;
     result.remedy = "`lockstep doctor` checks the limits of this machine";
     return result;
   }
   std::string errors = launcher.errors;
-  const json report = launcher.is_late ? json() : take_report(errors);
+  const json report = launcher.timed_out ? json() : take_report(errors);
   result.output = launcher.output + errors;
-  if (launcher.is_late) {
+  if (launcher.timed_out) {
     result.failure =
         fmt::format("the ranks did not end within {} s, and were killed", std::chrono::duration<double>(limit).count());
     result.remedy = "give them longer with --timeout; if that does not help, look where they hang: gdb -p PID";
@@ -118,9 +118,9 @@ BackendResult judge_launch(const CapturedProcess& launcher, milliseconds limit) 
   } else if (WEXITSTATUS(launcher.status) == 0) {
     return result;
   } else if (report.is_object() && report.at("culprit").is_object()) {
-    judge_culprit(report.at("culprit"), result);
+    describe_culprit(report.at("culprit"), result);
   } else {
-    result.failure = report.is_object() ? report.at("message").get<std::string>() : last_words(errors);
+    result.failure = report.is_object() ? report.at("message").get<std::string>() : launcher_error(errors);
     result.remedy = result.failure.starts_with("no program mpirun")
                         ? "install Open MPI (apt-get install openmpi-bin), or leave this backend out with --backends"
                         : "`lockstep doctor` checks what may be wrong here";
@@ -141,7 +141,7 @@ BackendResult test_backend(const std::filesystem::path& program, const TestableB
   options.json = true;
   const auto start = std::chrono::steady_clock::now();
   auto result =
-      judge_launch(capture([&](int out, int err) { return start_launcher(options, out, err); }, limit), limit);
+      launch_result(capture_output([&](int out, int err) { return start_launcher(options, out, err); }, limit), limit);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

@@ -36,6 +36,6 @@ BackendResult test_backend(const std::filesystem::path& program, const TestableB
                            std::chrono::milliseconds limit);
 
 /// Pure: what follows from how the launcher ended and what it reported.
-BackendResult judge_launch(const CapturedProcess& launcher, std::chrono::milliseconds limit);
+BackendResult launch_result(const CapturedProcess& launcher, std::chrono::milliseconds limit);
 
 }  // namespace lockstep::tool

@@ -31,7 +31,7 @@ constexpr int kSteps = 5;
 constexpr int64_t kBatch = 4;  // of each rank
 constexpr double kTolerance = 1e-5;
 
-[[noreturn]] void refuse_result(const std::string& what) {
+[[noreturn]] void fail_check(const std::string& what) {
   throw lockstep::Error(what + ". lockstep, LibTorch or this machine computes wrongly: report it with `lockstep env`");
 }
 
@@ -45,14 +45,14 @@ void check_all_reduce(const ProcessGroup& world, int64_t elements) {
   const auto expected = base * world.size() + static_cast<float>(world.size() * (world.size() + 1) / 2);
   if (at::equal(tensor, expected)) return;
   const auto wrong = (tensor != expected).nonzero()[0].item<int64_t>();
-  refuse_result(c10::str("rank ", world.rank(), ": all_reduce of ", elements, " floats: element ", wrong, " is ",
-                         tensor[wrong].item<float>(), " and not ", expected[wrong].item<float>()));
+  fail_check(c10::str("rank ", world.rank(), ": all_reduce of ", elements, " floats: element ", wrong, " is ",
+                      tensor[wrong].item<float>(), " and not ", expected[wrong].item<float>()));
 }
 
 // --- a training
 
 /// Numbers without a generator, which ranks that are threads would share.
-at::Tensor wave(at::IntArrayRef sizes, double phase) {
+at::Tensor deterministic_values(at::IntArrayRef sizes, double phase) {
   const auto count = c10::multiply_integers(sizes);
   return at::arange(count, at::kFloat).mul(0.7).add(phase).sin().mul(0.5).view(sizes);
 }
@@ -60,7 +60,7 @@ at::Tensor wave(at::IntArrayRef sizes, double phase) {
 struct Net : torch::nn::Module {
   Net(double phase, at::Device device) {
     c10::NoGradGuard no_gradients;
-    for (auto& parameter : parameters()) parameter.copy_(wave(parameter.sizes(), phase));
+    for (auto& parameter : parameters()) parameter.copy_(deterministic_values(parameter.sizes(), phase));
     to(device);
   }
   at::Tensor forward(const at::Tensor& input) { return output->forward(at::tanh(hidden->forward(input))); }
@@ -89,15 +89,15 @@ void check_equal_on_all(const ProcessGroup& world, const at::Tensor& mine) {
   world.all_gather(all, mine);
   for (int rank = 1; rank < world.size(); ++rank)
     if (!at::equal(all[0], all[rank]))
-      refuse_result(c10::str("after ", kSteps, " steps of DistributedDataParallel the parameters of rank ", rank,
-                             " differ from those of rank 0 by up to ", (all[0] - all[rank]).abs().max().item<float>()));
+      fail_check(c10::str("after ", kSteps, " steps of DistributedDataParallel the parameters of rank ", rank,
+                          " differ from those of rank 0 by up to ", (all[0] - all[rank]).abs().max().item<float>()));
 }
 
 /// Ranks begin with different parameters and see different samples, and must end where one process would.
 void check_training(const ProcessGroup& world) {
   const auto device = world.device();
-  const auto inputs = wave({kBatch * world.size(), 8}, 0.3).to(device);
-  const auto targets = wave({kBatch * world.size(), 4}, 1.1).to(device);
+  const auto inputs = deterministic_values({kBatch * world.size(), 8}, 0.3).to(device);
+  const auto targets = deterministic_values({kBatch * world.size(), 4}, 1.1).to(device);
   const auto part = [&](const at::Tensor& whole) { return whole.narrow(0, kBatch * world.rank(), kBatch); };
 
   lockstep::DistributedDataParallel ddp(std::make_shared<Net>(world.rank(), device), world);
@@ -109,7 +109,7 @@ void check_training(const ProcessGroup& world) {
   const auto alone = train([&](const auto& input) { return one.forward(input); }, one.parameters(), inputs, targets);
   const double difference = ((together - alone).norm() / alone.norm()).item<double>();
   if (!(difference <= kTolerance))
-    refuse_result(c10::str(
+    fail_check(c10::str(
         "rank ", world.rank(), ": after ", kSteps, " steps of DistributedDataParallel the parameters differ by ",
         difference, ", relative, from those of one process on the whole batch; at most ", kTolerance, " is expected"));
 }

@@ -95,7 +95,7 @@ class Report {
 
   const int ranks_;
   const bool is_terminal_ = ::isatty(STDOUT_FILENO) != 0;
-  const TableStyle style_ = style_of_stdout();
+  const TableStyle style_ = stdout_style();
   int columns_ = 0;
   int passed_ = 0, failed_ = 0;
   std::string outputs_;

@@ -41,19 +41,19 @@ struct Slot {
 
 class Collective final : public Side {
  public:
-  Collective(const Plan& plan, ProcessGroup group, Memory memory, int64_t bytes)
+  Collective(const CollectivePlan& plan, ProcessGroup group, Memory memory, int64_t bytes)
       : operation_(plan.operation),
         group_(std::move(group)),
         dtype_(dtype_named(plan.dtype)),
         op_(reduce_op_named(plan.redop)),
-        count_(count_of(operation_, bytes, element_bytes(plan.dtype), group_.size())),
+        count_(element_count(operation_, bytes, element_bytes(plan.dtype), group_.size())),
         slots_(static_cast<size_t>(calls_per_sample(bytes))) {
     make_buffers(memory);
     if (plan.check) make_tables();
   }
 
-  void prepare(int64_t turn) override {
-    turn_ = turn;
+  void prepare(int64_t seed) override {
+    seed_ = seed;
     for (size_t call = 0; call < slots_.size(); ++call) write_pattern(slots_[call].input, input_, offset_of(call));
   }
 
@@ -110,7 +110,7 @@ class Collective final : public Side {
   }
 
   /// Another in every call of every turn, so that what an earlier one left behind is wrong.
-  int64_t offset_of(size_t call) const { return turn_ * 97 + static_cast<int64_t>(call) * 13; }
+  int64_t offset_of(size_t call) const { return seed_ * 97 + static_cast<int64_t>(call) * 13; }
 
   void call(const Slot& slot) const {
     switch (operation_) {
@@ -151,16 +151,16 @@ class Collective final : public Side {
   std::vector<Slot> slots_;           // constant after construction
   at::Tensor input_;                  // constant after construction
   std::vector<at::Tensor> expected_;  // constant after construction; of all-gather one for each rank
-  int64_t turn_ = 0;
+  int64_t seed_ = 0;
 };
 
-constexpr auto kLate = std::chrono::microseconds(200);
+constexpr auto kDelay = std::chrono::microseconds(200);
 
 class Barrier final : public Side {
  public:
-  Barrier(ProcessGroup group, CommonPage& page) : group_(std::move(group)), page_(page) {}
+  Barrier(ProcessGroup group, SharedPage& page) : group_(std::move(group)), page_(page) {}
 
-  void prepare(int64_t turn) override { turn_ = turn; }
+  void prepare(int64_t seed) override { seed_ = seed; }
 
   void warm_up() override { group_.barrier(); }
 
@@ -169,26 +169,26 @@ class Barrier final : public Side {
   }
 
   int64_t count_wrong() override {
-    page_.meet();  // all start at the same time, but for one
-    if (turn_ % group_.size() == group_.rank()) come_late();
-    page_.post(turn_);
+    page_.barrier();  // all start at the same time, but for one
+    if (seed_ % group_.size() == group_.rank()) delay();
+    page_.publish(seed_);
     group_.barrier();
     int64_t wrong = 0;
     for (int rank = 0; rank < group_.size(); ++rank)
-      if (page_.posted(rank) != turn_) wrong = 1;
-    page_.meet();  // all have looked
+      if (page_.published(rank) != seed_) wrong = 1;
+    page_.barrier();  // all have looked
     return wrong;
   }
 
  private:
-  static void come_late() {
-    const auto end = std::chrono::steady_clock::now() + kLate;
+  static void delay() {
+    const auto end = std::chrono::steady_clock::now() + kDelay;
     while (std::chrono::steady_clock::now() < end) continue;
   }
 
   const ProcessGroup group_;
-  CommonPage& page_;
-  int64_t turn_ = 0;
+  SharedPage& page_;
+  int64_t seed_ = 0;
 };
 
 }  // namespace
@@ -208,8 +208,8 @@ MemoryStream::~MemoryStream() {
   ::munmap(memory_, mapped_bytes_);
 }
 
-void MemoryStream::prepare(int64_t turn) {
-  std::fill_n(memory_, stride_ * calls_, static_cast<float>(turn % 100));
+void MemoryStream::prepare(int64_t seed) {
+  std::fill_n(memory_, stride_ * calls_, static_cast<float>(seed % 100));
 }
 
 void MemoryStream::run() {
@@ -224,7 +224,8 @@ void MemoryStream::stream(float* slot) const {
   if (count_ % 2 != 0) slot[count_ - 1] *= factor;
 }
 
-std::unique_ptr<Side> make_collective(const Plan& plan, const ProcessGroup& group, Memory memory, int64_t bytes) {
+std::unique_ptr<Side> make_collective(const CollectivePlan& plan, const ProcessGroup& group, Memory memory,
+                                      int64_t bytes) {
   return std::make_unique<Collective>(plan, group, memory, bytes);
 }
 
@@ -234,7 +235,7 @@ bool has_own_memory(const ProcessGroup& group) {
   return deleter(group.allocate({4096}, at::kByte)) != deleter(ordinary);
 }
 
-std::unique_ptr<Side> make_barrier(const ProcessGroup& group, CommonPage& page) {
+std::unique_ptr<Side> make_barrier(const ProcessGroup& group, SharedPage& page) {
   return std::make_unique<Barrier>(group, page);
 }
 

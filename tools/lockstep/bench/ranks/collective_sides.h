@@ -22,7 +22,7 @@ class MemoryStream final : public Side {
   MemoryStream(const MemoryStream&) = delete;
   MemoryStream& operator=(const MemoryStream&) = delete;
 
-  void prepare(int64_t turn) override;
+  void prepare(int64_t seed) override;
   void warm_up() override { stream(memory_); }
   void run() override;
   int64_t count_wrong() override { return 0; }
@@ -38,13 +38,14 @@ class MemoryStream final : public Side {
 };
 
 /// Calls of one collective, a barrier excepted, of one backend on messages of one size, in one kind of memory.
-std::unique_ptr<Side> make_collective(const Plan& plan, const ProcessGroup& group, Memory memory, int64_t bytes);
+std::unique_ptr<Side> make_collective(const CollectivePlan& plan, const ProcessGroup& group, Memory memory,
+                                      int64_t bytes);
 
 /// Whether the group's memory is another than LibTorch's own.
 bool has_own_memory(const ProcessGroup& group);
 
 /// Barriers of one backend. To check that they wait, one rank comes late, by turns, to one more that is not timed; a
 /// rank that gets past it earlier counts as one wrong element.
-std::unique_ptr<Side> make_barrier(const ProcessGroup& group, CommonPage& page);
+std::unique_ptr<Side> make_barrier(const ProcessGroup& group, SharedPage& page);
 
 }  // namespace lockstep::bench

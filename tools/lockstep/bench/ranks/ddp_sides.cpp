@@ -14,7 +14,7 @@
 namespace lockstep::bench {
 namespace {
 
-void train(const StepsOf& work) {
+void train(const TrainingSample& work) {
   for (int step = 0; step < work.steps; ++step) work.training.step(work.batch);
 }
 
@@ -33,7 +33,7 @@ void TogetherSide::run() {
 }
 
 int64_t TogetherSide::count_wrong() {
-  return check_ == Check::kNone ? 0 : count_out_of_step(work_.training.parameters(), page_);
+  return check_ == Check::kNone ? 0 : count_diverged(work_.training.parameters(), page_);
 }
 
 void AloneSide::prepare(int64_t) {
@@ -46,7 +46,7 @@ void AloneSide::warm_up() {
 
 void AloneSide::run() {
   if (page_.rank() == 0) train(work_);
-  page_.meet_asleep();
+  page_.sleeping_barrier();
 }
 
 PythonRank::PythonRank(const Options& options)
@@ -54,7 +54,7 @@ PythonRank::PythonRank(const Options& options)
           fmt::format("rank {} of PyTorch's own", options.rank),
           {options.python, find_script(), options.store, std::to_string(options.rank), std::to_string(options.ranks),
            options.has_mkldnn ? "mkldnn" : "no-mkldnn", fmt::format("{}", fmt::join(options.cores, ","))}) {
-  process_.await_answer();
+  process_.read_answer();
 }
 
 }  // namespace lockstep::bench

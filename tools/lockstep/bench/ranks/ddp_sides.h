@@ -11,7 +11,7 @@
 namespace lockstep::bench {
 
 /// So many steps in a sample, always from the same weights.
-struct StepsOf {
+struct TrainingSample {
   Training& training;
   Batch batch;
   int steps = 1;
@@ -23,7 +23,8 @@ class TogetherSide final : public Side {
   /// Where ranks talk, their parameters should be equal after each sample.
   enum class Check { kNone, kEqualParameters };
 
-  TogetherSide(StepsOf work, Check check, CommonPage& page) : work_(std::move(work)), check_(check), page_(page) {}
+  TogetherSide(TrainingSample work, Check check, SharedPage& page)
+      : work_(std::move(work)), check_(check), page_(page) {}
 
   void prepare(int64_t) override { work_.training.reset(); }
   void warm_up() override { work_.training.step(work_.batch); }
@@ -31,15 +32,15 @@ class TogetherSide final : public Side {
   int64_t count_wrong() override;
 
  private:
-  const StepsOf work_;
+  const TrainingSample work_;
   const Check check_;
-  CommonPage& page_;
+  SharedPage& page_;
 };
 
 /// Rank 0 trains, while the others sleep.
 class AloneSide final : public Side {
  public:
-  AloneSide(StepsOf work, CommonPage& page) : work_(std::move(work)), page_(page) {}
+  AloneSide(TrainingSample work, SharedPage& page) : work_(std::move(work)), page_(page) {}
 
   void prepare(int64_t) override;
   void warm_up() override;
@@ -47,8 +48,8 @@ class AloneSide final : public Side {
   int64_t count_wrong() override { return 0; }
 
  private:
-  const StepsOf work_;
-  CommonPage& page_;
+  const TrainingSample work_;
+  SharedPage& page_;
 };
 
 /// One rank of PyTorch's own DistributedDataParallel: a process of its own that runs python_rank.py.
@@ -67,17 +68,17 @@ class PythonRank {
   explicit PythonRank(const Options& options);
 
   /// Collective: Python's ranks talk. Each returns when it is done. PeerError when the process has ended.
-  void take_model(const std::string& model) { process_.ask("model " + model); }
-  void train(int steps) { process_.ask("train " + std::to_string(steps)); }
+  void load_model(const std::string& model) { process_.request("model " + model); }
+  void train(int steps) { process_.request("train " + std::to_string(steps)); }
 
   /// It ends when its parameters are not those of the other ranks.
-  void check() { process_.ask("check"); }
+  void check() { process_.request("check"); }
 
   /// Back to the weights that the model began with. Not collective.
-  void reset() { process_.ask("reset"); }
+  void reset() { process_.request("reset"); }
 
  private:
-  Companion process_;
+  Coprocess process_;
 };
 
 /// So many of its steps in a sample.

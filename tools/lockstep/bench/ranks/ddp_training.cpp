@@ -176,11 +176,11 @@ int64_t count_wrong_gradients(Training& ddp, Training& local, const std::string&
   return wrong;
 }
 
-int64_t count_out_of_step(const std::vector<at::Tensor>& tensors, CommonPage& page) {
+int64_t count_diverged(const std::vector<at::Tensor>& tensors, SharedPage& page) {
   int64_t wrong = 0;
   for (const auto& tensor : tensors) {
     const int64_t mine = fingerprint(tensor);
-    if (page.decided(mine) != mine) ++wrong;
+    if (page.broadcast(mine) != mine) ++wrong;
   }
   return wrong;
 }

@@ -57,6 +57,6 @@ std::unique_ptr<Training> make_ddp_training(const std::string& model, const Proc
 int64_t count_wrong_gradients(Training& ddp, Training& local, const std::string& model, int rank, int ranks);
 
 /// How many of these tensors have other bits than rank 0's. Nothing of what is measured is asked. Collective.
-int64_t count_out_of_step(const std::vector<at::Tensor>& tensors, CommonPage& page);
+int64_t count_diverged(const std::vector<at::Tensor>& tensors, SharedPage& page);
 
 }  // namespace lockstep::bench

@@ -57,13 +57,13 @@ class BlockImpl : public nn::Module {
         narrow_(register_module("narrow", nn::Linear(4 * size.width, size.width))) {}
 
   at::Tensor forward(const at::Tensor& input) {
-    const auto x = input + through(projection_, attend(through(qkv_, norm1_(input))));
-    return x + through(narrow_, at::gelu(through(widen_, norm2_(x))));
+    const auto x = input + linear(projection_, attend(linear(qkv_, norm1_(input))));
+    return x + linear(narrow_, at::gelu(linear(widen_, norm2_(x))));
   }
 
  private:
   /// As in Python; Linear's own forward adds the bias in a step of its own.
-  static at::Tensor through(const nn::Linear& layer, const at::Tensor& input) {
+  static at::Tensor linear(const nn::Linear& layer, const at::Tensor& input) {
     return at::linear(input, layer->weight, layer->bias);
   }
 
@@ -86,20 +86,20 @@ class GptImpl : public nn::Module {
  public:
   explicit GptImpl(const GptSize& size)
       : tokens_(register_module("tokens", make_embedding(size.vocabulary, size.width))),
-        places_(register_module("places", make_embedding(size.context, size.width))) {
+        positions_(register_module("places", make_embedding(size.context, size.width))) {
     for (int64_t i = 0; i < size.layers; ++i)
       blocks_.push_back(register_module("block" + std::to_string(i), Block(size)));
     norm_ = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({size.width})));
   }
 
   at::Tensor forward(const at::Tensor& input) {
-    auto x = tokens_(input) + places_(at::arange(input.size(1), input.options()));
+    auto x = tokens_(input) + positions_(at::arange(input.size(1), input.options()));
     for (auto& block : blocks_) x = block(x);
     return at::linear(norm_(x), tokens_->weight).flatten(0, 1);
   }
 
  private:
-  nn::Embedding tokens_, places_;
+  nn::Embedding tokens_, positions_;
   std::vector<Block> blocks_;
   nn::LayerNorm norm_{nullptr};
 };

@@ -1,9 +1,9 @@
 // lockstep-bench: one rank of `lockstep bench`, which starts it, so that lockstep itself need not load LibTorch.
 //   lockstep-bench --backends   prints what this build has for CPU tensors, as a JSON array
-//   lockstep-bench PLAN         measures a collective by a Plan, one JSON object; rank 0 writes to the file it names
-//   lockstep-bench --ddp PLAN   trains models by a DdpPlan, likewise
-//   lockstep-bench --gpus       prints the names of those that this build can use, as a JSON array
-//   lockstep-bench --gpu SIDE   trains on the first of them what it is told on stdin: a Trainer
+//   lockstep-bench PLAN         measures a collective by a CollectivePlan, one JSON object; rank 0 writes to the file
+//   it names lockstep-bench --ddp PLAN   trains models by a DdpPlan, likewise lockstep-bench --gpus       prints the
+//   names of those that this build can use, as a JSON array lockstep-bench --gpu SIDE   trains on the first of them
+//   what it is told on stdin: a Trainer
 
 #include <fstream>
 #include <iostream>
@@ -41,19 +41,19 @@ void serve_trainer(const std::string&) {
 }
 #endif
 
-void carry_out(const RunPlan& plan, const std::string& backend, const auto& measure) {
+void run_plan(const RunPlan& plan, const std::string& backend, const auto& measure) {
   const auto world = init_process_group({.backend = backend, .device = c10::Device(c10::kCPU)});
   if (world.size() != plan.ranks)
     throw UsageError("there are " + std::to_string(world.size()) + " ranks, but the plan is for " +
                      std::to_string(plan.ranks));
-  CommonPage page(plan.page, world.rank(), world.size(), plan.is_crowded);
+  SharedPage page(plan.page, world.rank(), world.size(), plan.oversubscribed);
   std::ofstream results;
   if (world.rank() == 0) results.open(plan.results);
   measure(world, page, [&](const auto& message) {
     results << to_line(message) << std::endl;
     if (!results) throw SystemError("cannot write to " + plan.results);
   });
-  page.meet();  // rank 0 is needed to the end
+  page.barrier();  // rank 0 is needed to the end
 }
 
 void run(const std::string& option, const std::string& text) {
@@ -62,16 +62,16 @@ void run(const std::string& option, const std::string& text) {
   } else if (option == "--ddp") {
     prefer_fast_convolutions();
     const auto plan = ddp_plan_from(text);
-    carry_out(plan, plan.backend,
-              [&](const auto& world, auto& page, const auto& say) { measure_ddp(plan, world, page, say); });
+    run_plan(plan, plan.backend,
+             [&](const auto& world, auto& page, const auto& say) { measure_ddp(plan, world, page, say); });
   } else if (option == "--gpus") {
     std::cout << nlohmann::json(usable_gpus()).dump() << std::endl;
   } else if (option == "--gpu") {
     serve_trainer(text);
   } else if (option.starts_with('{')) {
-    const auto plan = plan_from(option);
-    carry_out(plan, plan.backends.at(0),
-              [&](const auto& world, auto& page, const auto& say) { measure(plan, world, page, say); });
+    const auto plan = collective_plan_from(option);
+    run_plan(plan, plan.backends.at(0),
+             [&](const auto& world, auto& page, const auto& say) { measure_collective(plan, world, page, say); });
   } else {
     throw UsageError("this program belongs to lockstep bench, which starts it");
   }

@@ -12,7 +12,7 @@
 namespace lockstep::bench {
 namespace {
 
-uint32_t mixed(uint32_t bits) {
+uint32_t hash_bits(uint32_t bits) {
   bits = (bits ^ (bits >> 16)) * 0x7feb352dU;
   bits = (bits ^ (bits >> 15)) * 0x846ca68bU;
   return bits ^ (bits >> 16);
@@ -21,12 +21,12 @@ uint32_t mixed(uint32_t bits) {
 /// Small: sums over hundreds of ranks are exact in float32, products of ones and twos in every dtype until they
 /// overflow.
 int64_t value_at(int rank, int64_t position, at::ScalarType dtype, ReduceOp op) {
-  const uint32_t bits = mixed(static_cast<uint32_t>(rank * kPeriod + position));
+  const uint32_t bits = hash_bits(static_cast<uint32_t>(rank * kPeriod + position));
   if (dtype == at::kBool) return bits & 1;
   return 1 + (op == ReduceOp::kProduct ? bits & 1 : bits & 7);
 }
 
-uint64_t combined(uint64_t a, uint64_t b, ReduceOp op) {
+uint64_t combine(uint64_t a, uint64_t b, ReduceOp op) {
   switch (op) {
     case ReduceOp::kProduct:
       return a * b;
@@ -77,7 +77,7 @@ at::Tensor reduced_table(int ranks, at::ScalarType dtype, ReduceOp op) {
   for (int64_t i = 0; i < kPeriod; ++i) {
     auto value = static_cast<uint64_t>(value_at(0, i, dtype, op));
     for (int rank = 1; rank < ranks; ++rank)
-      value = combined(value, static_cast<uint64_t>(value_at(rank, i, dtype, op)), op);
+      value = combine(value, static_cast<uint64_t>(value_at(rank, i, dtype, op)), op);
     values[static_cast<size_t>(i)] = static_cast<int64_t>(value);
   }
   const auto reduced = at::tensor(values, at::kLong);

@@ -20,7 +20,7 @@ cpu_set_t affinity() {
 
 }  // namespace
 
-std::vector<int> share_of(const std::vector<int>& cores, int rank, int ranks) {
+std::vector<int> cores_of_rank(const std::vector<int>& cores, int rank, int ranks) {
   const size_t each = cores.size() / static_cast<size_t>(ranks);
   const auto first = cores.begin() + static_cast<ptrdiff_t>(each) * rank;
   return {first, first + static_cast<ptrdiff_t>(each)};
@@ -37,7 +37,7 @@ std::vector<int> allowed_cores() {
 Pinning::Pinning(int rank, int ranks) : before_(affinity()) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
-  for (int core : share_of(allowed_cores(), rank, ranks)) CPU_SET(core, &mine);
+  for (int core : cores_of_rank(allowed_cores(), rank, ranks)) CPU_SET(core, &mine);
   if (::sched_setaffinity(0, sizeof mine, &mine) != 0)
     throw SystemError(fmt::format("rank {} cannot be pinned to its cores: {}", rank, std::strerror(errno)));
 }

@@ -8,7 +8,7 @@ namespace lockstep::bench {
 
 /// The cores that are `rank`'s when `ranks` share these: as many for each, none for two. Empty when there are fewer
 /// cores than ranks. Pure.
-std::vector<int> share_of(const std::vector<int>& cores, int rank, int ranks);
+std::vector<int> cores_of_rank(const std::vector<int>& cores, int rank, int ranks);
 
 /// The cores that the calling thread may run on.
 std::vector<int> allowed_cores();

@@ -10,44 +10,44 @@ constexpr int kFewestRounds = 5, kMostRounds = 101;
 
 }  // namespace
 
-void Rounds::take(std::vector<Turn>& turns, std::chrono::duration<double> limit) {
+void Rounds::run(std::vector<MeasuredSide>& sides, std::chrono::duration<double> limit) {
   Clock::time_point begin;
   for (int round = 0; round < kWarmUps; ++round) {
     begin = Clock::now();
-    take_one(turns);
+    run_round(sides);
   }
-  const int rounds = choose(Clock::now() - begin, limit);
-  for (auto& turn : turns) turn.times_us.clear();
-  for (int round = 0; round < rounds; ++round) take_one(turns);
+  const int rounds = choose_round_count(Clock::now() - begin, limit);
+  for (auto& measured : sides) measured.times_us.clear();
+  for (int round = 0; round < rounds; ++round) run_round(sides);
 }
 
-void Rounds::take_one(std::vector<Turn>& turns) {
-  for (auto& turn : turns) {
-    turn.side->prepare(++turns_taken_);
-    turn.side->warm_up();
-    turn.side->prepare(++turns_taken_);
-    page_.meet();
+void Rounds::run_round(std::vector<MeasuredSide>& sides) {
+  for (auto& measured : sides) {
+    measured.side->prepare(++last_seed_);
+    measured.side->warm_up();
+    measured.side->prepare(++last_seed_);
+    page_.barrier();
     const auto begin = Clock::now();
-    turn.side->run();
-    turn.times_us.push_back(compare(begin, Clock::now()) / turn.calls);
-    if (plan_.check) turn.wrong += turn.side->count_wrong();
+    measured.side->run();
+    measured.times_us.push_back(slowest_time(begin, Clock::now()) / measured.calls);
+    if (plan_.check) measured.wrong += measured.side->count_wrong();
   }
 }
 
 /// The slowest rank's time. Where ranks share cores, one may begin when another has long ended: then all of it, from
 /// the first to begin to the last to end.
-double Rounds::compare(Clock::time_point begin, Clock::time_point end) {
+double Rounds::slowest_time(Clock::time_point begin, Clock::time_point end) {
   const auto since_boot = [](Clock::time_point time) {
     return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
   };
-  if (plan_.is_crowded) return page_.largest(since_boot(end)) + page_.largest(-since_boot(begin));
-  return page_.largest(since_boot(end) - since_boot(begin));
+  if (plan_.oversubscribed) return page_.max(since_boot(end)) + page_.max(-since_boot(begin));
+  return page_.max(since_boot(end) - since_boot(begin));
 }
 
-int Rounds::choose(std::chrono::duration<double> one, std::chrono::duration<double> limit) {
+int Rounds::choose_round_count(std::chrono::duration<double> one, std::chrono::duration<double> limit) {
   if (plan_.rounds > 0) return plan_.rounds;
   const auto mine = std::clamp(limit / one, static_cast<double>(kFewestRounds), static_cast<double>(kMostRounds));
-  return static_cast<int>(page_.decided(static_cast<int64_t>(mine)));
+  return static_cast<int>(page_.broadcast(static_cast<int64_t>(mine)));
 }
 
 }  // namespace lockstep::bench

@@ -16,7 +16,7 @@ class Side {
   virtual ~Side() = default;
 
   /// Rewrites the buffers, other than the last time: `turn` counts. Local, and not timed.
-  virtual void prepare(int64_t turn) = 0;
+  virtual void prepare(int64_t seed) = 0;
 
   /// One call, not timed, so that what other sides have left of caches and clocks does not count. Collective.
   virtual void warm_up() = 0;
@@ -37,7 +37,7 @@ inline int64_t slot_stride(int64_t count, int64_t element_bytes, int calls) {
 }
 
 /// Who takes turns, and what came of it.
-struct Turn {
+struct MeasuredSide {
   std::unique_ptr<Side> side;
   int calls = 1;                   // in each sample
   std::vector<double> times_us{};  // of one call on the slowest rank, for each round
@@ -47,21 +47,21 @@ struct Turn {
 /// Lets sides take turns, round by round, so that all see the same machine.
 class Rounds {
  public:
-  Rounds(const RunPlan& plan, CommonPage& page) : plan_(plan), page_(page) {}
+  Rounds(const RunPlan& plan, SharedPage& page) : plan_(plan), page_(page) {}
 
   /// Two rounds that do not count, then as many as the plan says, or as fit into `limit`. Collective.
-  void take(std::vector<Turn>& turns, std::chrono::duration<double> limit);
+  void run(std::vector<MeasuredSide>& sides, std::chrono::duration<double> limit);
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void take_one(std::vector<Turn>& turns);
-  double compare(Clock::time_point begin, Clock::time_point end);
-  int choose(std::chrono::duration<double> one, std::chrono::duration<double> limit);
+  void run_round(std::vector<MeasuredSide>& sides);
+  double slowest_time(Clock::time_point begin, Clock::time_point end);
+  int choose_round_count(std::chrono::duration<double> one, std::chrono::duration<double> limit);
 
   const RunPlan& plan_;
-  CommonPage& page_;
-  int64_t turns_taken_ = 0;
+  SharedPage& page_;
+  int64_t last_seed_ = 0;
 };
 
 }  // namespace lockstep::bench
