@@ -54,13 +54,13 @@ TEST(BenchDdpCommand, PrintsATable) {
   EXPECT_THAT(ran.output, HasSubstr("; backend gloo; "));
   for (const char* line :
        {"small +local +[0-9.]+ +[0-9.]+ +[0-9.]+ *\n", "small +ddp +[0-9.]+ +[0-9.]+ +[0-9.]+ +N/A\n", "small +alone ",
-        "# 5 rounds a model; results not checked\n", "small +[-0-9.]+ +[-0-9.]+ "})
+        "# 5 rounds per model; results not checked\n", "small +[-0-9.]+ +[-0-9.]+ "})
     EXPECT_THAT(ran.output, testing::ContainsRegex(line));
   EXPECT_THAT(ran.output, Not(HasSubstr("\033")));  // no progress on a pipe
 }
 
 TEST(BenchDdpCommand, SaysWhatIsWrongWithItsArguments) {
-  expect_usage_error("ddp --backend tpu", "there is no 'tpu' to train over; this build has auto, ");
+  expect_usage_error("ddp --backend tpu", "unknown backend 'tpu'; this build has auto, ");
   expect_usage_error("ddp --plot a.svg", "ddp has no sizes");
 }
 
@@ -161,7 +161,7 @@ TEST_F(BenchDdpAgainstPython, SaysThatARankOfPythonIsGone) {
   ASSERT_FALSE(ranks.empty());
   ASSERT_TRUE(send_signal(ranks[0], SIGKILL));
   EXPECT_EQ(process->wait(), 3) << process->output();
-  EXPECT_THAT(process->output(), HasSubstr("of PyTorch's own has ended"));
+  EXPECT_THAT(process->output(), testing::ContainsRegex("Python rank [01] has ended"));
   EXPECT_THAT(running(""), testing::IsEmpty());
 }
 

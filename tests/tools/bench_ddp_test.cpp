@@ -60,14 +60,14 @@ TEST(BenchDdpRequest, KeepsTheOrderThatIsAskedFor) {
 TEST(BenchDdpRequest, SaysWhatThereIs) {
   auto asked = request();
   asked.models = {"small", "gpt"};
-  expect_ddp_refusal(asked, "--models: there is no 'gpt' to train; it should be among small, cnn, mlp");
+  expect_ddp_refusal(asked, "--models: unknown model 'gpt'; it should be one of small, cnn, mlp");
   asked.models = {"cnn", "cnn"};
-  expect_ddp_refusal(asked, "--models names 'cnn' twice");
+  expect_ddp_refusal(asked, "--models contains 'cnn' twice");
   asked = request();
   asked.backend = "nccl";
-  expect_ddp_refusal(asked, "--backend: there is no 'nccl' to train over; this build has auto, gloo, shm");
+  expect_ddp_refusal(asked, "--backend: unknown backend 'nccl'; this build has auto, gloo, shm");
   asked.backend = "threads";
-  expect_ddp_refusal(asked, "there is no 'threads'");
+  expect_ddp_refusal(asked, "unknown backend 'threads'");
   asked = request();
   asked.against = "horovod";
   expect_ddp_refusal(asked, "--against is \"horovod\": it should be python");
@@ -77,10 +77,10 @@ TEST(BenchDdpRequest, RefusesWhatWouldHaveNoEffect) {
   auto asked = request();
   asked.max_size = "1M";
   asked.dtype = "float16";
-  expect_ddp_refusal(asked, "leave out --max, --dtype");
+  expect_ddp_refusal(asked, "remove --max, --dtype");
   asked = request();
   asked.backends = {"shm"};
-  expect_ddp_refusal(asked, "give --backend in place of --backends");
+  expect_ddp_refusal(asked, "use --backend instead of --backends");
 }
 
 TEST(BenchDdpRequest, RefusesNumbersOutOfRange) {
@@ -215,8 +215,8 @@ TEST(BenchDdpPrinter, PrintsTheTableAndHowSidesCompare) {
   DdpPrinted printed;
   EXPECT_FALSE(tell_ddp(printed, {}, 0));
   EXPECT_THAT(printed.out.str(), testing::StartsWith("# batch 32 on each rank, SGD; backend shm; LibTorch 1.13.1; "
-                                                     "MKL-DNN off on all sides\n# model"));
-  EXPECT_THAT(printed.out.str(), HasSubstr("# 3 rounds a model; all right\n"));
+                                                     "MKL-DNN off for all sides\n# model"));
+  EXPECT_THAT(printed.out.str(), HasSubstr("# 3 rounds per model; all correct\n"));
   EXPECT_THAT(printed.out.str(), testing::EndsWith("60.0\n"));
   EXPECT_EQ(printed.progress.str(), "");
 }

@@ -63,7 +63,7 @@ TEST(BenchTable, ItsLinesAreAsWideForEveryRow) {
 TEST(BenchTable, ComparesTheFirstWithEachOther) {
   EXPECT_EQ(ratio_table(some_rows()),
             "#\n"
-            "# times as multiples of those of shm, allocated\n"
+            "# times relative to shm, allocated\n"
             "#       size  shm, ordinary  gloo, ordinary\n"
             "           4          2.00x           1000x\n"
             "         25M          2.00x           20.0x\n");
@@ -87,8 +87,8 @@ TEST(BenchPrinter, PrintsTheTableAndHowBackendsCompare) {
   Printed printed;
   CollectivePrinter printer(two_backends(), {}, printed.out, printed.progress);
   tell(printer, 0);
-  EXPECT_THAT(printed.out.str(), testing::StartsWith("# a flag from one rank to another and back: 0.200 us\n#"));
-  EXPECT_THAT(printed.out.str(), HasSubstr("# 3 rounds a size; all right\n"));
+  EXPECT_THAT(printed.out.str(), testing::StartsWith("# round trip of a flag between two ranks: 0.200 us\n#"));
+  EXPECT_THAT(printed.out.str(), HasSubstr("# 3 rounds per size; all correct\n"));
   EXPECT_THAT(printed.out.str(), testing::EndsWith("          100x\n"));
   EXPECT_EQ(printed.progress.str(), "");
   EXPECT_FALSE(printer.has_wrong());

@@ -54,8 +54,8 @@ TEST(BenchCommand, ComparesBackendsInOneRun) {
   EXPECT_THAT(ran.output, testing::StartsWith("# lockstep "));
   EXPECT_THAT(ran.output, testing::ContainsRegex("65532 +10922 bfloat16 +avg +shm +allocated "));
   EXPECT_THAT(ran.output, testing::ContainsRegex("65532 +10922 bfloat16 +avg +gloo +ordinary "));
-  EXPECT_THAT(ran.output, HasSubstr("# 5 rounds a size; all right\n"));
-  EXPECT_THAT(ran.output, HasSubstr("# times as multiples of those of shm, allocated\n"));
+  EXPECT_THAT(ran.output, HasSubstr("# 5 rounds per size; all correct\n"));
+  EXPECT_THAT(ran.output, HasSubstr("# times relative to shm, allocated\n"));
   EXPECT_THAT(ran.output, Not(HasSubstr("\033")));  // no progress on a pipe
 }
 
@@ -85,16 +85,16 @@ TEST(BenchCommand, DrawsAPlot) {
 
 TEST(BenchCommand, SaysWhatIsWrongWithItsArguments) {
   expect_usage_error("", "operation is required");
-  expect_usage_error("all-reduce --backends tpu", "there is no 'tpu' to measure; this build has ");
+  expect_usage_error("all-reduce --backends tpu", "unknown backend 'tpu'; this build has ");
   expect_usage_error("all-reduce --sizes 4 --max 8", "--max");
-  expect_usage_error("all-reduce --sizes 512G", "give a smaller --max");
-  expect_usage_error("all-reduce --plot /nowhere/a.svg", "nothing can be written to /nowhere");
+  expect_usage_error("all-reduce --sizes 512G", "use a smaller --max");
+  expect_usage_error("all-reduce --plot /nowhere/a.svg", "/nowhere is not writable");
   expect_usage_error("barrier --plot a.svg", "a barrier has no size");
 }
 
 TEST(BenchCommand, StopsWhenItIsTold) {
   RankProcess process(bench_command("all-reduce --backends gloo --sizes 4 --rounds 100000000"), kClean);
-  process.expect_line("# a flag from one rank to another");  // the ranks are at work
+  process.expect_line("# round trip of a flag");  // the ranks are at work
   process.signal(SIGTERM);
   EXPECT_EQ(process.wait(std::chrono::seconds(20)), 6) << process.output();
   EXPECT_THAT(process.output(), HasSubstr("stopped by SIGTERM"));
@@ -106,10 +106,10 @@ TEST(BenchCommand, DoesWithoutMpiWhereThereIsNoMpirun) {
   const std::map<std::string, std::string> variables{{"PATH", nothing.path().string()}};
   const auto all = run_bench("all-reduce --sizes 4 --rounds 5", variables);
   EXPECT_EQ(all.code, 0) << all.output;
-  EXPECT_THAT(all.output, HasSubstr("mpi is left out: its ranks are started by mpirun, which is not in PATH"));
+  EXPECT_THAT(all.output, HasSubstr("skipping mpi: mpirun, which starts its ranks, is not in PATH"));
   const auto asked = run_bench("all-reduce --sizes 4 --rounds 5 --backends shm,mpi", variables);
   EXPECT_EQ(asked.code, 2) << asked.output;
-  EXPECT_THAT(asked.output, HasSubstr("--backends: mpi cannot be measured: its ranks are started by mpirun"));
+  EXPECT_THAT(asked.output, HasSubstr("--backends: mpi cannot be measured: mpirun, which starts its ranks"));
 }
 #endif
 

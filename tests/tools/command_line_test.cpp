@@ -26,7 +26,7 @@ TEST(CommandLine, NamesTheCommandsWhenNoneIsGiven) {
 }
 
 TEST(CommandLine, SuggestsTheNearestCommand) {
-  EXPECT_EQ(said_to("docter"), "lockstep: no command docter. Did you mean doctor? See lockstep --help.\n2\n");
+  EXPECT_EQ(said_to("docter"), "lockstep: unknown command docter. Did you mean doctor? See lockstep --help.\n2\n");
 }
 
 TEST(CommandLine, PointsToTheHelpOfTheCommandThatWasGiven) {

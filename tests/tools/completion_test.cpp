@@ -213,7 +213,7 @@ TEST(CompletionCommand, PrintsTheScripts) {
 
 TEST(CompletionCommand, NamesTheShellsThatItKnows) {
   const auto refused = run({"sh", "-c", LOCKSTEP_TOOL " completion fish 2>&1; echo $?"});
-  EXPECT_THAT(refused.output, AllOf(HasSubstr("there is no script for fish, only for bash and zsh"),
+  EXPECT_THAT(refused.output, AllOf(HasSubstr("no completion for fish, only for bash and zsh"),
                                     HasSubstr("See lockstep completion --help.\n2\n")));
 }
 

@@ -20,8 +20,8 @@ using testing::HasSubstr;
 TEST(Doctor, JudgesTheDriver) {
   auto some = gpus();
   expect_ok(check_driver(some, probe()), "550.54.15");
-  some.smi_failure = "ended with code 15: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error";
-  expect_warning(check_driver(some, probe()), "nvidia-smi ended with code 15: Unable to determine",
+  some.smi_failure = "exited with code 15: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error";
+  expect_warning(check_driver(some, probe()), "nvidia-smi exited with code 15: Unable to determine",
                  "dmesg | grep NVRM");
   some = {.has_driver = true, .device_files = 2};
   expect(check_driver(some, probe()), Status::kOk, "nvidia-smi is not in PATH",
@@ -29,7 +29,7 @@ TEST(Doctor, JudgesTheDriver) {
   some.device_files = 0;
   expect_ok(check_driver(some, cuda_probe()), "nvidia-smi is not in PATH");
   expect_warning(check_driver(some, probe()), "/dev has no nvidia0", "docker run --gpus all");
-  expect_warning(check_driver({}, probe()), "NVIDIA's is missing, and this build has nccl", "install the driver");
+  expect_warning(check_driver({}, probe()), "no NVIDIA driver, although this build has nccl", "install the driver");
 }
 
 TEST(Doctor, SaysHowManyGpusThereAreAndWhich) {
@@ -57,11 +57,11 @@ TEST(Doctor, NamesWhatCudaVisibleDevicesNamesInVain) {
   some.visible_devices = "0,2,1";
   expect_warning(check_gpus(some, build, 1),
                  "CUDA_VISIBLE_DEVICES is \"0,2,1\": there is no GPU 2, so CUDA sees 1 of them",
-                 "unset CUDA_VISIBLE_DEVICES, or name GPUs from 0 to 1");
+                 "unset CUDA_VISIBLE_DEVICES, or list GPUs from 0 to 1");
   build.gpus.clear();
   for (const auto* nothing : {"", "-1", "7", "4294967296", "none"}) {
     some.visible_devices = nothing;
-    expect_warning(check_gpus(some, build, 1), "CUDA sees none of them", "name GPUs from 0 to 1");
+    expect_warning(check_gpus(some, build, 1), "CUDA sees none of them", "list GPUs from 0 to 1");
     EXPECT_THAT(check_gpus(some, build, 1).found, HasSubstr(std::string("is \"") + nothing + "\":"));
     expect_ok(check_gpus(some, probe(), 1), "CUDA_VISIBLE_DEVICES is");  // without nccl it has no say
   }
@@ -73,7 +73,7 @@ TEST(Doctor, SaysWhenLibTorchSeesFewerGpusThanThereAre) {
   build.gpus.pop_back();
   expect_warning(check_gpus(some, build, 1), "a LibTorch for CUDA 12.1 sees 1 of them", "MIG");
   build.gpus.pop_back();
-  expect_warning(check_gpus(some, build, 1), "sees none of them", "is the driver older than CUDA 12.1 wants?");
+  expect_warning(check_gpus(some, build, 1), "sees none of them", "check that the driver supports CUDA 12.1");
   some.installed.clear();  // no nvidia-smi
   some.visible_devices = "7";
   expect_warning(check_gpus(some, build, 1), "2 in /dev; CUDA_VISIBLE_DEVICES is \"7\"", "CUDA_VISIBLE_DEVICES");
@@ -81,12 +81,13 @@ TEST(Doctor, SaysWhenLibTorchSeesFewerGpusThanThereAre) {
 
 TEST(Doctor, SaysWhenThereAreMoreRanksThanGpus) {
   expect_ok(check_gpus(gpus(), cuda_probe(), 2), "2 x NVIDIA H200");
-  expect_warning(check_gpus(gpus(), cuda_probe(), 3), "2 for 3 ranks, which train on the CPU", "at most 2 here");
+  expect_warning(check_gpus(gpus(), cuda_probe(), 3), "2 for 3 ranks, so the ranks train on the CPU",
+                 "at most 2 ranks here");
   auto one = gpus();
   one.installed.pop_back();
   auto build = cuda_probe();
   build.gpus.pop_back();
-  expect_warning(check_gpus(one, build, 8), "1 for 8 ranks, which train on the CPU", "at most 1 here");
+  expect_warning(check_gpus(one, build, 8), "1 for 8 ranks, so the ranks train on the CPU", "at most 1 ranks here");
   one.on_host = 8;  // each rank is shown its own
   expect_ok(check_gpus(one, build, 8), "1 x NVIDIA H200");
 }
@@ -105,21 +106,23 @@ TEST(Doctor, JudgesTheComputeModes) {
 TEST(Doctor, SaysWhatABuildWithoutNcclIsMissing) {
   EXPECT_EQ(check_nccl(cuda_probe()), (Finding{"NCCL", Status::kOk, "2.18.5, for CUDA 12.1"}));
   auto some = probe();
-  expect_warning(check_nccl(some), "whose LibTorch is for CPUs", "install a CUDA build of PyTorch or LibTorch");
+  expect_warning(check_nccl(some), "whose LibTorch has no CUDA", "install a CUDA build of PyTorch or LibTorch");
   some.has_cuda = true;
   some.cuda_version = "12.1";
-  expect_warning(check_nccl(some), "not in this build", "apt-get install libnccl-dev, and CUDA 12.1's headers");
+  expect_warning(check_nccl(some), "not in this build",
+                 "apt-get install libnccl-dev, install the headers of CUDA 12.1");
 }
 
 TEST(Doctor, ReadsNcclSocketIfnameAsNcclDoes) {
   const auto network = between_hosts();  // lo, eth0, and eth1 which is down
   for (const auto* fine : {"eth", "eth0", "=eth0", "ib,eth", "eth0:5", "^docker,lo", "^=docker0,lo"})
-    expect_ok(check_nccl_interface(fine, network, true), "eth0, by NCCL_SOCKET_IFNAME");
+    expect_ok(check_nccl_interface(fine, network, true), "eth0, selected by NCCL_SOCKET_IFNAME");
   for (const auto* wrong : {"ib0", "eth1", "=eth", "th0", "^eth,lo"})
-    expect_error(check_nccl_interface(wrong, network, false), "and the interfaces here are lo, eth0", "unset it");
-  expect_ok(check_nccl_interface("lo", network, false), "lo, by");
-  expect_error(check_nccl_interface("lo", network, true), "take lo: no other host reaches it", "unset it");
-  expect_error(check_nccl_interface("^docker", network, true), "take lo", "NCCL_SOCKET_IFNAME=^docker,lo");
+    expect_error(check_nccl_interface(wrong, network, false), "none of the interfaces of this host: lo, eth0",
+                 "unset it");
+  expect_ok(check_nccl_interface("lo", network, false), "lo, selected by");
+  expect_error(check_nccl_interface("lo", network, true), "NCCL uses lo, which no other host can reach", "unset it");
+  expect_error(check_nccl_interface("^docker", network, true), "NCCL uses lo", "NCCL_SOCKET_IFNAME=^docker,lo");
 }
 
 TEST(Doctor, ListsTheVariablesOfNcclAndSaysWhichAreSlow) {
@@ -127,8 +130,8 @@ TEST(Doctor, ListsTheVariablesOfNcclAndSaysWhichAreSlow) {
   Variables some{{"NCCL_DEBUG", "INFO"}, {"NCCL_IB_DISABLE", "1"}, {"NCCL_P2P_DISABLE", "1"}};
   expect_warning(check_nccl_variables(some, 2, false),
                  "NCCL_DEBUG=INFO, NCCL_IB_DISABLE=1, NCCL_P2P_DISABLE=1: ", "unset NCCL_P2P_DISABLE,");
-  expect_warning(check_nccl_variables(some, 1, true), "slower way", "unset NCCL_IB_DISABLE,");
-  expect_warning(check_nccl_variables(some, 2, true), "slower way", "unset NCCL_P2P_DISABLE NCCL_IB_DISABLE,");
+  expect_warning(check_nccl_variables(some, 1, true), "slower transport", "unset NCCL_IB_DISABLE,");
+  expect_warning(check_nccl_variables(some, 2, true), "slower transport", "unset NCCL_P2P_DISABLE NCCL_IB_DISABLE,");
   expect_ok(check_nccl_variables(some, 1, false), "NCCL_DEBUG=INFO");
   some["NCCL_P2P_DISABLE"] = "0";
   expect_ok(check_nccl_variables(some, 2, false), "NCCL_P2P_DISABLE=0");
@@ -162,9 +165,9 @@ TEST(Gpus, AreNoneWithTheWordsOfAnNvidiaSmiThatFails) {
   EXPECT_EQ(gpus_by("echo 'Failed to initialize NVML: Driver/library version mismatch'\n"
                     "echo 'NVML library version: 550.144'; exit 18")
                 .smi_failure,
-            "ended with code 18: Failed to initialize NVML: Driver/library version mismatch");
-  EXPECT_EQ(gpus_by("echo 'No devices were found'").smi_failure, "says: No devices were found");
-  EXPECT_EQ(gpus_by("exit 0").smi_failure, "lists none");
+            "exited with code 18: Failed to initialize NVML: Driver/library version mismatch");
+  EXPECT_EQ(gpus_by("echo 'No devices were found'").smi_failure, "printed: No devices were found");
+  EXPECT_EQ(gpus_by("exit 0").smi_failure, "lists no GPU");
   EXPECT_EQ(gpus_by("sleep 30", 200ms).smi_failure, "did not end within 0.2 s");
   const auto some = gpus_by(
       "echo '0, NVIDIA H200, 00000000:19:00.0, 143360 MiB, 550.54.15, Default'\n"

@@ -18,7 +18,7 @@ TEST(Doctor, JudgesTheCores) {
   some.allowed_cores = 4;
   expect_ok(check_cores(some, 4), "4 of 8 cores");
   some.cgroup.cores = 1.5;
-  expect_ok(check_cores(some, 1), "the cgroup pays for 1.5");
+  expect_ok(check_cores(some, 1), "limited to 1.5 by the cgroup");
   expect_warning(check_cores(some, 2), "for 2 ranks", "at most 1 rank ");
 }
 
@@ -27,14 +27,13 @@ TEST(Doctor, JudgesTheThreads) {
   expect_ok(check_threads(some, 1, std::nullopt), "lockstep run sets it");
   expect_ok(check_threads(some, 4, "2"), "OMP_NUM_THREADS is 2");
   expect_ok(check_threads(some, 4, "2,1"), "OMP_NUM_THREADS is 2");
-  expect_warning(check_threads(some, 4, std::nullopt), "4 ranks of 8 threads take turns on 8 cores",
+  expect_warning(check_threads(some, 4, std::nullopt), "4 ranks with 8 threads each share 8 cores",
                  "OMP_NUM_THREADS=2");
-  expect_warning(check_threads(some, 4, "4"), "take turns", "OMP_NUM_THREADS=2");
+  expect_warning(check_threads(some, 4, "4"), "share 8 cores", "OMP_NUM_THREADS=2");
   for (const auto* senseless : {"", "0", "four", "-1"})
     expect_warning(check_threads(some, 16, senseless), "OpenMP ignores it", "OMP_NUM_THREADS=1");
   some.cgroup.cores = 2;
-  expect_warning(check_threads(some, 1, std::nullopt), "1 rank of 8 threads take turns on 2 cores",
-                 "OMP_NUM_THREADS=2");
+  expect_warning(check_threads(some, 1, std::nullopt), "1 rank with 8 threads each share 2 cores", "OMP_NUM_THREADS=2");
 }
 
 TEST(Doctor, JudgesTheMemory) {
@@ -66,8 +65,8 @@ TEST(Doctor, JudgesTheSharedMemory) {
   expect_warning(check_shared_memory(some, true), "64 MiB of 64 MiB free, Docker's default", "--shm-size=1g");
   expect_ok(check_shared_memory(some, false), "64 MiB of 64 MiB free");
   some.shared_memory = Space{kGibibyte, kMebibyte};
-  expect_warning(check_shared_memory(some, true), "1 MiB of 1 GiB", "remove what ended programs left");
-  expect_warning(check_shared_memory(some, true), "too little for NCCL", "or NCCL_SHM_DISABLE=1");
+  expect_warning(check_shared_memory(some, true), "1 MiB of 1 GiB", "remove files that dead programs left");
+  expect_warning(check_shared_memory(some, true), "too small for NCCL", "or set NCCL_SHM_DISABLE=1");
   some.shared_memory.reset();
   expect_warning(check_shared_memory(some, false), "/dev/shm is missing", "--ipc=host");
 }
@@ -75,17 +74,17 @@ TEST(Doctor, JudgesTheSharedMemory) {
 TEST(Doctor, JudgesTheLimits) {
   auto some = machine();
   expect_ok(check_open_files(some, 8), "1024");
-  expect_error(check_open_files(some, 256), "256 ranks take about 1280", "ulimit -n 4096");
+  expect_error(check_open_files(some, 256), "256 ranks need about 1280", "ulimit -n 4096");
   some.open_files = {512, 512};
-  expect_warning(check_open_files(some, 2), "512, less than the usual 1024", "--ulimit nofile=4096");
+  expect_warning(check_open_files(some, 2), "512, below the usual 1024", "--ulimit nofile=4096");
   some.open_files = {};
   expect_ok(check_open_files(some, 1000), "unlimited");
 
   expect_ok(check_processes(some, 8), "unlimited");
   some.processes = {300, 9000};
   expect_ok(check_processes(some, 2), "300");
-  expect_warning(check_processes(some, 3), "3 ranks take about 160", "ulimit -u 4096");
-  expect_error(check_processes(some, 8), "8 ranks take about 320, threads included", "ulimit -u 4096");
+  expect_warning(check_processes(some, 3), "3 ranks need about 160", "ulimit -u 4096");
+  expect_error(check_processes(some, 8), "8 ranks need about 320, threads included", "ulimit -u 4096");
   some.is_root = true;
   expect_ok(check_processes(some, 8), "unlimited");
   some.cgroup.processes = 100;
@@ -93,19 +92,19 @@ TEST(Doctor, JudgesTheLimits) {
 
   expect_ok(check_locked_memory(some), "unlimited");
   some.locked_memory = {8 * kMebibyte, 8 * kMebibyte};
-  expect_ok(check_locked_memory(some), "8 MiB, enough without InfiniBand");
+  expect_ok(check_locked_memory(some), "8 MiB, sufficient without InfiniBand");
   some.has_infiniband = true;
   expect_warning(check_locked_memory(some), "InfiniBand locks", "memlock unlimited");
 }
 
 TEST(Doctor, JudgesTheClock) {
   auto some = machine();
-  expect_ok(check_clock(some, true), "kept by NTP");
+  expect_ok(check_clock(some, true), "synchronized by NTP");
   some.clock.is_synchronized = false;
-  expect_ok(check_clock(some, false), "matters between hosts only");
-  expect_warning(check_clock(some, true), "not kept by NTP", "timedatectl set-ntp true");
+  expect_ok(check_clock(some, false), "matters only between hosts");
+  expect_warning(check_clock(some, true), "not synchronized by NTP", "timedatectl set-ntp true");
   some.clock.year = 2023;
-  expect_error(check_clock(some, false), "it is 2023 here", "chrony");
+  expect_error(check_clock(some, false), "the clock says 2023", "chrony");
 }
 
 TEST(Machine, IsReadFromTheKernel) {

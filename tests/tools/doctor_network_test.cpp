@@ -110,13 +110,14 @@ TEST(Doctor, NamesWhatIsWrongWithTheSecretFile) {
   expect_ok(judge(good), "/job.secret, 32 bytes, mode 0600");
   auto secret = good;
   secret.exists = false;
-  expect_error(judge(secret), "names /job.secret, which is not there", "/dev/urandom > /job.secret");
+  expect_error(judge(secret), "LOCKSTEP_SECRET_FILE is /job.secret, which does not exist",
+               "/dev/urandom > /job.secret");
   secret = good;
   secret.is_regular = false;
   expect_error(judge(secret), "not a regular file", "job.secret");
   secret = good;
   secret.has_trusted_owner = false;
-  expect_error(judge(secret), "belongs to another user", "of your own");
+  expect_error(judge(secret), "belongs to another user", "that you own");
   secret = good;
   secret.mode = 0640;
   expect_error(judge(secret), "mode 0640", "chmod 600 /job.secret");
@@ -125,7 +126,7 @@ TEST(Doctor, NamesWhatIsWrongWithTheSecretFile) {
   expect_error(judge(secret), "cannot be read: Permission denied", "chmod 600");
   secret = good;
   secret.bytes = 31;
-  expect_error(judge(secret), "31 bytes, a secret at least 32", "head -c 32");
+  expect_error(judge(secret), "31 bytes; a secret needs at least 32", "head -c 32");
 }
 
 TEST(Doctor, JudgesTheUsersOwnSecretWhenItExists) {
@@ -153,7 +154,8 @@ TEST(Doctor, JudgesTheHostName) {
   expect_ok(check_host_name(rendezvous_of(kTwoHosts), between_hosts()), "node1 (10.0.0.1)");
   auto network = between_hosts();
   network.host.addresses = {"127.0.1.1"};
-  expect_warning(check_host_name(rendezvous_of(kTwoHosts), network), "127.0.1.1", "in /etc/hosts: 10.0.0.1 node1");
+  expect_warning(check_host_name(rendezvous_of(kTwoHosts), network), "127.0.1.1",
+                 "put this line into /etc/hosts: 10.0.0.1 node1");
   network.host.addresses = {"127.0.1.1", "10.0.0.1"};
   expect_ok(check_host_name(rendezvous_of(kTwoHosts), network), "10.0.0.1");
   network.host.took = 1500ms;
@@ -164,7 +166,7 @@ TEST(Doctor, JudgesTheHostName) {
 
 TEST(Doctor, JudgesTheWayToTheMeetingAddress) {
   const auto job = rendezvous_of(kTwoHosts);
-  expect_ok(check_rendezvous_address(rendezvous_of({}), loopback()), "all ranks on this host");
+  expect_ok(check_rendezvous_address(rendezvous_of({}), loopback()), "all ranks are on this host");
   auto network = between_hosts();
   expect_ok(check_rendezvous_address(job, network), "node1 (10.0.0.1), which is this host");
   network.is_rendezvous_host = false;
@@ -182,13 +184,13 @@ TEST(Doctor, JudgesTheWayToTheMeetingAddress) {
 
 TEST(Doctor, RefusesAMeetingOnLoopbackForSeveralHosts) {
   expect_error(check_rendezvous_address(rendezvous_of(kTwoHosts), network_of("localhost", "127.0.0.1")),
-               "no other host reaches", "set MASTER_ADDR");
+               "which other hosts cannot reach", "set MASTER_ADDR");
   // One process so far: perhaps the others are on this host too.
   expect_warning(check_rendezvous_address(rendezvous_of({{"MASTER_ADDR", "node1"}}), network_of("node1", "127.0.1.1")),
-                 "node1 (127.0.1.1)", "mend /etc/hosts");
+                 "node1 (127.0.1.1)", "fix /etc/hosts");
   expect_ok(
       check_rendezvous_address(rendezvous_of({{"MASTER_ADDR", "localhost"}}), network_of("localhost", "127.0.0.1")),
-      "all ranks on this host");
+      "all ranks are on this host");
 }
 
 TEST(Doctor, JudgesTheInterface) {
@@ -196,10 +198,10 @@ TEST(Doctor, JudgesTheInterface) {
   auto network = between_hosts();
   expect_ok(check_interface(job, network, std::nullopt), "eth0 (10.0.0.1)");
   expect_ok(check_interface(rendezvous_of({}), loopback(), std::nullopt), "lo (127.0.0.1)");
-  expect_ok(check_interface(job, network, "eth0"), "eth0 (10.0.0.1), by LOCKSTEP_INTERFACE");
+  expect_ok(check_interface(job, network, "eth0"), "eth0 (10.0.0.1), selected by LOCKSTEP_INTERFACE");
   expect_error(check_interface(job, network, "ib0"), "\"ib0\"; this host has lo, eth0, eth1", "LOCKSTEP_INTERFACE");
   expect_error(check_interface(job, network, "eth1"), "eth1, which is down", "ip link set eth1 up");
-  expect_error(check_interface(job, network, "lo"), "which no other host reaches", "LOCKSTEP_INTERFACE");
+  expect_error(check_interface(job, network, "lo"), "which no other host can reach", "LOCKSTEP_INTERFACE");
   network.interfaces.push_back({"eth2", true, {}});
   expect_error(check_interface(job, network, "eth2"), "has no address", "give it an address");
   network.interfaces.push_back({"docker0", true, {"172.17.0.1"}});
@@ -212,7 +214,7 @@ TEST(Doctor, JudgesThePort) {
   auto network = between_hosts();
   expect_ok(check_port(rendezvous_of(variables), network), "29500, free");
   network.bind_failure = "Address already in use";
-  expect_error(check_port(rendezvous_of(variables), network), "29500 (MASTER_PORT) cannot be listened on",
+  expect_error(check_port(rendezvous_of(variables), network), "cannot listen on 29500 (MASTER_PORT)",
                "ss -ltnp 'sport = :29500'");
   expect_warning(check_port(rendezvous_of({}), network), "29500 (the default)", "set MASTER_PORT");
   variables["MASTER_PORT"] = "80";
@@ -223,7 +225,7 @@ TEST(Doctor, JudgesThePort) {
   expect_ok(check_port(rendezvous_of(variables), network), "rank 0 listens");
   variables["LOCKSTEP_STORE_HOSTED"] = "1";
   expect_ok(check_port(rendezvous_of(variables), network), "the launcher listens");
-  expect_error(check_port(rendezvous_of({{"LOCKSTEP_JOB_ID", "a"}}), network), "(derived from the job's name) cannot",
+  expect_error(check_port(rendezvous_of({{"LOCKSTEP_JOB_ID", "a"}}), network), "(derived from the job's name)",
                "set MASTER_PORT");
   network.bind_failure.clear();
   expect_ok(check_port(rendezvous_of({{"LOCKSTEP_JOB_ID", "a"}}), network), ", derived from the job's name, free");
@@ -238,7 +240,8 @@ TEST(Doctor, WarnsOfPortsThatTheSystemGivesAway) {
   }
   expect_warning(check_port(rendezvous_of({{"MASTER_PORT", "40000"}}), network), "32768 to 60999", "1024 to 32767");
   network.is_rendezvous_host = false;
-  expect(check_port(rendezvous_of({{"MASTER_PORT", "29500"}}), network), Status::kOk, "on another host", "there too");
+  expect(check_port(rendezvous_of({{"MASTER_PORT", "29500"}}), network), Status::kOk, "on another host",
+         "on that host too");
 }
 
 TEST(Network, FindsThatAPortIsTaken) {
@@ -273,9 +276,10 @@ TEST(Doctor, JudgesFolders) {
   expect_ok(check_folder(good), "/data, 1 GiB free");
   auto folder = good;
   folder.space.free_bytes = 255 * kMebibyte;
-  expect_warning(check_folder(folder), "255 MiB free", "make room there, or name another one with --checkpoint-dir");
+  expect_warning(check_folder(folder), "255 MiB free",
+                 "free some space there, or choose another folder with --checkpoint-dir");
   folder.failure = "Read-only file system";
-  expect_error(check_folder(folder), "/data cannot be written: Read-only file system", "the right to write to /data");
+  expect_error(check_folder(folder), "/data cannot be written: Read-only file system", "write permission for /data");
   folder.exists = false;
   expect_error(check_folder(folder), "/data cannot be written", "mkdir -p /data");
   folder.purpose = kFlightRecorder;

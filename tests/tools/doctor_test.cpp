@@ -121,7 +121,7 @@ TEST(Doctor, WarnsOfLittleSharedMemoryWhereNcclSharesIt) {
   facts.machine.shared_memory = Space{64 * kMebibyte, 64 * kMebibyte};
   facts.probe = cuda_probe();
   const auto shared_memory = [&] { return examine(facts)[2].findings[4]; };
-  expect_warning(shared_memory(), "too little for NCCL", "--ipc=host");
+  expect_warning(shared_memory(), "too small for NCCL", "--ipc=host");
   facts.nccl_variables = {{"NCCL_SHM_DISABLE", "1"}};
   expect_ok(shared_memory(), "64 MiB");
   facts.nccl_variables.clear();
@@ -202,7 +202,7 @@ TEST(DoctorCommand, QuotesVariablesThatAreNoUtf8) {
 TEST(DoctorCommand, PrintsATableThatEndsWithTheCounts) {
   const auto ran = run_command("doctor --probe /nowhere");
   EXPECT_EQ(ran.exit_code, 1);
-  EXPECT_THAT(ran.output, HasSubstr("could not be asked: /nowhere could not be started"));
+  EXPECT_THAT(ran.output, HasSubstr("the probe failed: /nowhere could not be started"));
   EXPECT_THAT(ran.output, testing::ContainsRegex("[0-9]+ ok, [0-9]+ warnings?, [1-9] errors?\n$"));
   EXPECT_THAT(ran.output, Not(HasSubstr("\033")));
 }

@@ -18,27 +18,27 @@ using testing::HasSubstr;
 
 TEST(Doctor, JudgesLibTorch) {
   auto some = probe();
-  expect_ok(check_torch(some), "2.4.0, a Python wheel's: /opt/venv");
+  expect_ok(check_torch(some), "2.4.0, from a Python wheel: /opt/venv");
   some.torch_library = "/usr/lib/aarch64-linux-gnu/libtorch_cpu.so.1.13";
-  expect_ok(check_torch(some), "the distribution's");
+  expect_ok(check_torch(some), "from the distribution");
   some.torch_library = "/opt/libtorch/lib/libtorch_cpu.so";
-  expect_ok(check_torch(some), "installed by hand");
+  expect_ok(check_torch(some), "installed manually");
   some.lockstep_version = "0.0.1";
-  expect_error(check_torch(some), "/opt/lockstep-probe is of lockstep 0.0.1, this is " LOCKSTEP_VERSION_STRING,
+  expect_error(check_torch(some), "/opt/lockstep-probe belongs to lockstep 0.0.1, but this is " LOCKSTEP_VERSION_STRING,
                "from one build");
-  some.failure = "/opt/lockstep-probe ended with code 127";
-  expect_error(check_torch(some), "could not be asked: /opt/lockstep-probe ended with code 127", "ldd");
+  some.failure = "/opt/lockstep-probe exited with code 127";
+  expect_error(check_torch(some), "the probe failed: /opt/lockstep-probe exited with code 127", "ldd");
   some.program = "";
-  expect_error(check_torch(some), "could not be asked", "--probe");
+  expect_error(check_torch(some), "the probe failed", "--probe");
 }
 
 TEST(Doctor, JudgesTheBlas) {
   auto some = probe();
   auto arm = machine();
   arm.architecture = "aarch64";
-  expect_ok(check_blas(some, arm), "MKL, a part of LibTorch");
+  expect_ok(check_blas(some, arm), "MKL, built into LibTorch");
   some.has_mkl = false;
-  expect_ok(check_blas(some, arm), "a part of LibTorch");
+  expect_ok(check_blas(some, arm), "built into LibTorch");
   some.blas_libraries = {"/usr/lib/a/openblas-pthread/libblas.so.3", "/usr/lib/a/openblas-pthread/libopenblasp.so"};
   EXPECT_EQ(check_blas(some, arm), (Finding{"BLAS", Status::kOk, "/usr/lib/a/openblas-pthread/libopenblasp.so"}));
   some.blas_libraries = {"/usr/lib/a/openblas-serial/libopenblas.so"};
@@ -70,13 +70,14 @@ TEST(Doctor, JudgesConvolutionsByTheirTimes) {
 TEST(Doctor, JudgesTheBackends) {
   auto some = probe();
   EXPECT_EQ(check_backends(some), (Finding{"backends", Status::kOk, "gloo, threads",
-                                           "apt-get install libopenmpi-dev for mpi; then build lockstep again"}));
+                                           "apt-get install libopenmpi-dev for mpi, then rebuild lockstep"}));
   some.backends = {"mpi", "nccl", "threads"};
-  expect_warning(check_backends(some), "no gloo", "apt-get install libgloo-dev for gloo; then build lockstep again");
+  expect_warning(check_backends(some), "gloo, the backend for CPUs, is missing",
+                 "apt-get install libgloo-dev for gloo, then rebuild lockstep");
   some.backends = {"gloo", "mpi", "threads"};
   EXPECT_EQ(check_backends(some), (Finding{"backends", Status::kOk, "gloo, mpi, threads"}));
   some.backends = {"threads"};
-  expect_error(check_backends(some), "none connects processes", "libgloo-dev");
+  expect_error(check_backends(some), "none of them connects processes", "libgloo-dev");
 }
 
 TEST(RunProgram, ReturnsWhatWasPrinted) {
@@ -88,8 +89,8 @@ TEST(RunProgram, ReturnsWhatWasPrinted) {
 TEST(RunProgram, SaysHowAProgramFailed) {
   EXPECT_EQ(run_program({"/nowhere"}, 10s).failure, "could not be started: No such file or directory");
   EXPECT_EQ(run_program({"/bin/sh", "-c", "echo first >&2; echo last >&2; exit 3"}, 10s).failure,
-            "ended with code 3: last");
-  EXPECT_EQ(run_program({"/bin/sh", "-c", "kill -11 $$"}, 10s).failure, "was ended by signal 11 (Segmentation fault)");
+            "exited with code 3: last");
+  EXPECT_EQ(run_program({"/bin/sh", "-c", "kill -11 $$"}, 10s).failure, "was killed by signal 11 (Segmentation fault)");
 }
 
 TEST(RunProgram, KillsWhatTakesTooLong) {
@@ -110,7 +111,7 @@ TEST(Probe, NamesTheProgramThatFailed) {
   TemporaryFolder folder;
   const auto script = make_script(folder, "script", "echo 'libtorch.so: cannot open' >&2; exit 127");
   const auto asked = run_probe(script);
-  EXPECT_EQ(asked.failure, script + " ended with code 127: libtorch.so: cannot open");
+  EXPECT_EQ(asked.failure, script + " exited with code 127: libtorch.so: cannot open");
   EXPECT_EQ(asked.program, script);
   EXPECT_EQ(run_probe(make_script(folder, "script", "sleep 30"), 100ms).failure, script + " did not end within 0.1 s");
   const auto missing = run_probe("");  // not beside the tests

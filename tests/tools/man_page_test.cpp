@@ -95,8 +95,7 @@ TEST_F(WrittenPages, ReadWellInATerminal) {
   EXPECT_THAT(page.output, HasSubstr("\n       -n, --nproc-per-node N|cpu|gpu|auto\n"));
   EXPECT_THAT(page.output, HasSubstr("\n       lockstep run [OPTIONS] PROGRAM [ARGUMENT...]\n"));
   EXPECT_THAT(page.output, HasSubstr("--master-addr node0 \\\n           --secret-file job.secret"));
-  EXPECT_THAT(page.output,
-              HasSubstr("\n       3   a worker failed: the first to fail had an exit code, gave up or hung\n"));
+  EXPECT_THAT(page.output, HasSubstr("\n       3   a worker failed: the first to fail exited, gave up or hung\n"));
 }
 
 TEST(ManCommand, NamesTheFolderThatItCannotWriteTo) {

@@ -90,8 +90,8 @@ TEST_F(TestCommand, SaysWhatIsWrongWithABackendAndGoesOnToTheNext) {
   const auto ran = run({"--backends", "gloo,threads"}, {{"LOCKSTEP_INTERFACE", "nosuch0"}});
   EXPECT_EQ(ran.code, 1);
   EXPECT_THAT(ran.output, AllOf(ContainsRegex("  error    gloo     2 processes, .*: rank [01]: backend gloo"),
-                                HasSubstr("-> `lockstep doctor`"), HasSubstr("  ok       threads  2 threads"),
-                                HasSubstr("1 passed, 1 failed\n\nThe ranks of gloo printed:\n["),
+                                HasSubstr("-> run `lockstep doctor`"), HasSubstr("  ok       threads  2 threads"),
+                                HasSubstr("1 passed, 1 failed\n\nOutput of the ranks of gloo:\n["),
                                 HasSubstr("gloo cannot listen on interface nosuch0")));
 }
 
@@ -138,7 +138,7 @@ TEST_F(TestCommand, KillsRanksThatDoNotEndInTime) {
   const auto program = write_program("[ $1 = --list ] && echo slow processes && exit\nexec sleep 60\n");
   const auto ran = run({"--selftest", program, "--timeout", "0.5"});
   EXPECT_EQ(ran.code, 1);
-  EXPECT_THAT(ran.output, AllOf(HasSubstr("did not end within 0.5 s, and were killed"), HasSubstr("--timeout")));
+  EXPECT_THAT(ran.output, AllOf(HasSubstr("did not finish within 0.5 s and were killed"), HasSubstr("--timeout")));
   EXPECT_TRUE(eventually([&] { return processes().empty(); }, 2s));
 }
 
@@ -168,7 +168,8 @@ TEST_F(TestCommand, PrintsAnObjectForEachBackend) {
 TEST_F(TestCommand, RefusesABackendThatThereIsNot) {
   const auto ran = run({"--backends", "gloo,carrier-pigeon"});
   EXPECT_EQ(ran.code, 2);
-  EXPECT_THAT(ran.output, AllOf(HasSubstr("no backend \"carrier-pigeon\""), HasSubstr("gloo"), HasSubstr("threads")));
+  EXPECT_THAT(ran.output,
+              AllOf(HasSubstr("unknown backend \"carrier-pigeon\""), HasSubstr("gloo"), HasSubstr("threads")));
   EXPECT_THAT(ran.output, Not(HasSubstr("passed"))) << "nothing is started";
 }
 

@@ -17,17 +17,18 @@ namespace lockstep::bench {
 namespace {
 
 constexpr const char* kBenchFooter = R"(
-Sizes are in bytes; K, M and G are powers of 1024. In each size the backends take turns, round by round, and their
-results are compared element by element with what they should be. The columns are those of nccl-tests; floor is the part
-of a time that memory and caches need in any case. Other programs that run meanwhile are measured, too.
+Sizes are in bytes; K, M and G are powers of 1024. For each size the backends take turns, round by round, and every
+element of their results is checked. The columns are those of nccl-tests; floor is the part of the time that memory and
+caches need in any case. Other programs that run at the same time affect the results.
 
-ddp measures a step of training: of ranks that do not talk (local), with DistributedDataParallel (ddp), of one rank while
-the others sleep (alone) and, if asked for, with Python's DistributedDataParallel over Gloo (python). It prints what
-talking adds to a step (exposed), and what is left of a rank's speed when all train together (efficiency).
+ddp measures a training step: of ranks that do not communicate (local), with DistributedDataParallel (ddp), of one rank
+while the others sleep (alone) and, with --against python, with PyTorch's DistributedDataParallel over Gloo (python). It
+prints the time that communication adds to a step (exposed) and the speed of a rank when all ranks train, relative to a
+rank that trains alone (efficiency).
 
-gpu measures a step of one rank on one GPU: of the module by itself (plain), with DistributedDataParallel over NCCL
-(ddp), that as a CapturedStep (captured), and, if asked for, the same in Python (python plain, python graph, which is
-plain as a CUDA graph, python ddp, and python best with the settings that cost least).
+gpu measures a training step of one rank on one GPU: of the module alone (plain), with DistributedDataParallel over NCCL
+(ddp), as a CapturedStep (captured) and, with --against python, the same in Python: python plain, python graph (plain as a
+CUDA graph), python ddp, and python best (ddp with the fastest settings).
 
 Examples:
   lockstep bench all-reduce
@@ -38,13 +39,13 @@ Examples:
   lockstep bench gpu --against python --json
 
 Exit codes:
-  0   measured, and every result was right
-  1   measured, but some results were wrong
+  0   measured, and all results are correct
+  1   measured, but some results are wrong
   2   wrong usage: nothing was started
-  3   a rank failed: the first to fail ended with an exit code
-  4   a rank was killed: the first to fail was ended by a signal
+  3   a rank failed: the first to fail exited
+  4   a rank was killed: the first to fail was killed by a signal
   6   stopped by a signal
-  70  the system refused something, or an internal error
+  70  a system call failed, or an internal error
 )";
 
 int run(const BenchArguments& arguments) try {
@@ -69,64 +70,67 @@ std::string alternatives(const std::vector<std::string>& names) {
 void add_run_options(CLI::App& command, BenchArguments& arguments) {
   auto& request = arguments.request;
   command
-      .add_option("operation", request.operation, "The collective to measure; ddp: a step of training; gpu: on a GPU")
+      .add_option("operation", request.operation,
+                  "The collective to measure, or ddp or gpu for a training step on CPUs or a GPU")
       ->required()
       ->type_name(alternatives(operation_names()));
-  command.add_option("-n,--nproc-per-node", request.ranks, "Ranks, all on this host")
+  command.add_option("-n,--nproc-per-node", request.ranks, "Number of ranks, all on this host")
       ->default_str(std::to_string(kDefaultRanks));
   command
       .add_option("--rounds", request.rounds,
-                  "Samples of each backend in each size, of each side of each model (what fits into a minute)")
+                  "Samples of each backend per size, or of each side per model (default: as many as fit into a minute)")
       ->check(CLI::PositiveNumber);
   command.add_option("--omp-threads", arguments.threads, "OMP_NUM_THREADS of each rank")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_flag("--no-bind", arguments.no_bind, "Leave ranks free to move between cores, also where cores suffice");
-  command.add_flag("--check,!--no-check", request.check, "Compare results with what they should be: the default");
-  command.add_flag("--json", arguments.json, "Print one object a line");
+  command.add_flag("--no-bind", arguments.no_bind, "Do not pin ranks to cores");
+  command.add_flag("--check,!--no-check", request.check, "Check the results (default)");
+  command.add_flag("--json", arguments.json, "Print one JSON object per line");
 }
 
 void add_message_options(CLI::App& command, BenchArguments& arguments) {
   constexpr const char* kGroup = "Options of collectives";
   auto& request = arguments.request;
-  command.add_option("--backends", request.backends, "Backends that take turns, as in shm,gloo (all that there are)")
+  command
+      .add_option("--backends", request.backends, "Backends to compare, as in shm,gloo (default: all of this build)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAME,...")
       ->group(kGroup);
-  command.add_option("--min", request.min_size, "The smallest message")
+  command.add_option("--min", request.min_size, "Smallest message")
       ->type_name("BYTES")
       ->default_str(kDefaultMin)
       ->group(kGroup);
-  command.add_option("--max", request.max_size, "The largest message")
+  command.add_option("--max", request.max_size, "Largest message")
       ->type_name("BYTES")
       ->default_str(kDefaultMax)
       ->group(kGroup);
-  command.add_option("--factor", request.factor, "From one size to the next")
+  command.add_option("--factor", request.factor, "Factor from one size to the next")
       ->check(CLI::PositiveNumber)
       ->default_str(std::to_string(kDefaultFactor))
       ->group(kGroup);
-  command.add_option("--sizes", request.sizes, "These sizes and no others, as in 4,1K,25M")
+  command.add_option("--sizes", request.sizes, "Measure only these sizes, as in 4,1K,25M")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("BYTES,...")
       ->excludes("--min", "--max", "--factor")
       ->group(kGroup);
-  command.add_option("--dtype", request.dtype, "Of the elements")
+  command.add_option("--dtype", request.dtype, "Type of the elements")
       ->type_name(alternatives(dtype_names()))
       ->default_str(CollectivePlan().dtype)
       ->group(kGroup);
-  command.add_option("--op", request.redop, "How all-reduce and reduce-scatter reduce")
+  command.add_option("--op", request.redop, "Reduction of all-reduce and reduce-scatter")
       ->type_name(alternatives(redop_names()))
       ->default_str(CollectivePlan().redop)
       ->group(kGroup);
   command
-      .add_option("--memory", request.memory,
-                  "allocated: tensors from ProcessGroup::allocate; ordinary: LibTorch's own; both, where they differ")
+      .add_option(
+          "--memory", request.memory,
+          "allocated: tensors from ProcessGroup::allocate; ordinary: LibTorch's allocator; both: both, if they differ")
       ->type_name("allocated|ordinary|both")
       ->default_str(name_of(CollectivePlan().memory))
       ->group(kGroup);
-  command.add_option("--plot", arguments.plot_file, "Draw time over size into this file, as SVG")
+  command.add_option("--plot", arguments.plot_file, "Plot time over size into this SVG file")
       ->type_name("FILE")
       ->group(kGroup);
 }
@@ -135,17 +139,17 @@ void add_ddp_options(CLI::App& command, Request& request) {
   constexpr const char* kGroup = "Options of ddp and gpu";
   command
       .add_option("--models", request.models,
-                  fmt::format("Models to train, as in {}: the default; gpu: {}", fmt::join(model_names(), ","),
+                  fmt::format("Models to train (default for ddp: {}; for gpu: {})", fmt::join(model_names(), ","),
                               fmt::join(gpu_model_names(), ",")))
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAME,...")
       ->group(kGroup);
-  command.add_option("--backend", request.backend, "Over which ddp averages gradients")
+  command.add_option("--backend", request.backend, "Backend of ddp")
       ->type_name("NAME")
       ->default_str(DdpPlan().backend)
       ->group(kGroup);
-  command.add_option("--against", request.against, "Compare with PyTorch's own, where a python3 has torch")
+  command.add_option("--against", request.against, "Compare with PyTorch in Python; needs a python3 that has torch")
       ->type_name("python")
       ->group(kGroup);
 }
@@ -156,8 +160,7 @@ void add_ddp_options(CLI::App& command, Request& request) {
 void add_bench(CLI::App& app, int& exit_code) {
   using lockstep::bench::BenchArguments;
   auto arguments = std::make_shared<BenchArguments>();
-  auto* command =
-      app.add_subcommand("bench", "Measure collectives, backends side by side, and what a step of training costs");
+  auto* command = app.add_subcommand("bench", "Measure collectives of all backends, and the time of a training step");
   lockstep::bench::add_run_options(*command, *arguments);
   lockstep::bench::add_message_options(*command, *arguments);
   lockstep::bench::add_ddp_options(*command, arguments->request);

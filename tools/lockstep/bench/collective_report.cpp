@@ -20,7 +20,7 @@ size_t longest(const std::vector<std::string>& names, const std::string& title) 
   return columns;
 }
 
-/// Three digits at least, all of those before the point.
+/// At least three significant digits, and all digits before the point.
 std::string microseconds(double value) {
   const int before = value < 10 ? 1 : static_cast<int>(std::log10(value)) + 1;
   return fmt::format("{:.{}f}", value, std::clamp(4 - before, 0, 2));
@@ -133,7 +133,7 @@ std::string CollectiveTable::line(const CollectiveRow& row) const {
 std::string ratio_table(const std::vector<CollectiveRow>& rows) {
   const auto series = series_of(rows);
   if (series.size() < 2) return "";
-  std::string text = fmt::format("#\n# times as multiples of those of {}\n# {:>10}", series[0].name(), "size");
+  std::string text = fmt::format("#\n# times relative to {}\n# {:>10}", series[0].name(), "size");
   for (size_t i = 1; i < series.size(); ++i) text += fmt::format("  {:>8}", series[i].name());
   text += "\n";
   for (const CollectiveRow& first : series[0].rows) {
@@ -178,7 +178,7 @@ void CollectivePrinter::print(const RoundTripTimes& round_trip) {
   floor_.round_trip_us = median(round_trip.times_us);
   if (options_.json) return;
   if (plan_.ranks > 1)
-    out_ << fmt::format("# a flag from one rank to another and back: {:.3f} us\n", floor_.round_trip_us);
+    out_ << fmt::format("# round trip of a flag between two ranks: {:.3f} us\n", floor_.round_trip_us);
   out_ << table_.header() << std::flush;
 }
 
@@ -202,8 +202,8 @@ std::string CollectivePrinter::summary() const {
       rows_.begin(), rows_.end(), [](const CollectiveRow& a, const CollectiveRow& b) { return a.rounds < b.rounds; });
   const std::string rounds = fewest->rounds == most->rounds ? fmt::format("{}", most->rounds)
                                                             : fmt::format("{} to {}", fewest->rounds, most->rounds);
-  const char* verdict = !plan_.check ? "results not checked" : has_wrong() ? "SOME RESULTS ARE WRONG" : "all right";
-  return fmt::format("# {} rounds a size; {}\n", rounds, verdict);
+  const char* verdict = !plan_.check ? "results not checked" : has_wrong() ? "SOME RESULTS ARE WRONG" : "all correct";
+  return fmt::format("# {} rounds per size; {}\n", rounds, verdict);
 }
 
 }  // namespace lockstep::bench

@@ -11,18 +11,18 @@
 
 namespace lockstep::bench {
 
-/// What no implementation could be faster than on this machine.
+/// Measurements for the floor: the time that no implementation can beat on this machine.
 struct Floor {
   double round_trip_us = 0;  // of a flag between two ranks
-  double stream_us = 0;      // for all ranks to read and write a message's bytes, each its own
-  int64_t bytes = 0;         // of that message
+  double stream_us = 0;      // time for all ranks to read and write one message each, in their own memory
+  int64_t bytes = 0;         // size of that message
 };
 
-/// The larger of two times: for the bytes that must move through memory, and for one flag to reach another rank. None
-/// for one rank alone, which moves nothing.
+/// The floor of one call: the larger of the time to move the required bytes through memory and the time for a flag to
+/// reach another rank. None for a single rank, which moves nothing.
 std::optional<double> floor_us(Operation operation, int ranks, const Floor& floor);
 
-/// One line of the table: a backend with messages of one size in one kind of memory.
+/// One row of the table: one backend, message size and kind of memory.
 struct CollectiveRow {
   Operation operation = Operation::kAllReduce;
   std::string backend{};
@@ -39,32 +39,33 @@ struct CollectiveRow {
   double busbw_gbps = 0;
   std::optional<int64_t> wrong{};
   std::optional<double> floor_us{};
-  std::optional<double> floor_fraction{};  // the floor's time as a part of this one
+  std::optional<double> floor_fraction{};  // floor_us / time_us
   size_t rounds = 0;
   int calls = 1;
 };
 
 CollectiveRow make_collective_row(const CollectivePlan& plan, const CollectiveSamples& samples, const Floor& floor);
 
-/// One object without a line end.
+/// One JSON object, without a newline.
 std::string to_json_line(const CollectiveRow& row);
 
-/// The rows of one backend in one kind of memory: what is compared with others of its size, and one line of a plot.
+/// The rows of one backend and one kind of memory; one line in a plot.
 struct Series {
   std::string backend{};
   std::string memory{};
   std::vector<CollectiveRow> rows{};
 
-  /// "shm, allocated"; of a barrier, which has no memory, "shm".
+  /// "shm, allocated"; for a barrier, which uses no memory, "shm".
   std::string name() const;
-  /// nullptr when there is none of this size.
+  /// The row of this size, or nullptr.
   const CollectiveRow* find(int64_t bytes) const;
 };
 
-/// In the order in which they first appear.
+/// Groups rows into series, in the order of first appearance.
 std::vector<Series> series_of(const std::vector<CollectiveRow>& rows);
 
-/// nccl-tests' columns and ours, in lines that are as wide for every row. What is no row begins with '#'.
+/// Formats the table: the columns of nccl-tests and some more. All lines have the same width. Lines that are not rows
+/// start with '#'.
 class CollectiveTable {
  public:
   explicit CollectiveTable(const CollectivePlan& plan);
@@ -76,17 +77,17 @@ class CollectiveTable {
   const size_t backend_columns_;
 };
 
-/// How many times as long as the first backend the others take, size by size; empty when there is nothing to compare.
+/// The times of the other series as multiples of the first, size by size; empty if there is only one series.
 std::string ratio_table(const std::vector<CollectiveRow>& rows);
 
-/// Prints rows as the ranks tell of them. One thread at a time.
+/// Prints rows as messages arrive from the ranks. Not thread-safe.
 class CollectivePrinter {
  public:
   CollectivePrinter(const CollectivePlan& plan, PrinterOptions options, std::ostream& out, std::ostream& progress);
 
   void handle(const CollectiveMessage& message);
 
-  /// After the last message: how the backends compare.
+  /// Prints the summary. Call it after the last message.
   void finish();
 
   const std::vector<CollectiveRow>& rows() const { return rows_; }

@@ -51,14 +51,14 @@ Coprocess::Coprocess(std::string name, std::vector<std::string> command) : name_
 }
 
 Coprocess::~Coprocess() {
-  ::kill(pid_, SIGKILL);  // it waits for a request, or is of no use any more
+  ::kill(pid_, SIGKILL);  // it only waits for requests
   ::waitpid(pid_, nullptr, 0);
   ::close(socket_);
 }
 
 std::string Coprocess::request(const std::string& line) {
   const std::string text = line + "\n";
-  ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);  // that nobody reads it shows when no answer comes
+  ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);  // a failure shows in read_answer
   return read_answer();
 }
 
@@ -67,7 +67,7 @@ std::string Coprocess::read_answer() {
     char next = 0;
     const ssize_t got = ::read(socket_, &next, 1);
     if (got < 0 && errno == EINTR) continue;
-    if (got != 1) throw PeerError(fmt::format("{} has ended: what it said stands above", name_));
+    if (got != 1) throw PeerError(fmt::format("{} has ended: see its output above", name_));
     if (next == '\n') return answer;
     answer += next;
   }

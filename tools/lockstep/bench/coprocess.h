@@ -7,24 +7,24 @@
 
 namespace lockstep::bench {
 
-/// A process that answers each line on its stdin by one on its stdout, the first one unasked, when it is ready. It is
-/// blocked while nobody asks it for anything, sees the end of its stdin when this process ends, and does not outlive
-/// the object.
+/// A child process that prints one line when it is ready, and then answers each line on its stdin with one line on its
+/// stdout. Between requests it blocks. Its stdin ends when this process ends. The destructor kills it.
 class Coprocess {
  public:
-  /// `who` is for errors; command[0] is a path. Returns at once. SystemError when it cannot be started.
+  /// `name` appears in errors; command[0] is a path. Does not wait for the process. Throws SystemError if it cannot be
+  /// started.
   Coprocess(std::string name, std::vector<std::string> command);
   ~Coprocess();
   Coprocess(const Coprocess&) = delete;
   Coprocess& operator=(const Coprocess&) = delete;
 
-  /// Both return an answer, without its line end. PeerError when the process has ended.
+  /// Both block and return one line of output, without its newline. Throw PeerError if the process has ended.
   std::string read_answer();
   std::string request(const std::string& line);
 
  private:
   const std::string name_;
-  int socket_ = -1;  // a socket: its stdin and stdout
+  int socket_ = -1;  // connected to the child's stdin and stdout
   pid_t pid_ = -1;
 };
 

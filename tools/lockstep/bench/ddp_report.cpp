@@ -98,10 +98,10 @@ void DdpPrinter::handle(const DdpMessage& message) {
 void DdpPrinter::finish() {
   clear_progress();
   if (options_.json || rows_.empty()) return;
-  const char* verdict = !plan_.check ? "results not checked" : has_wrong() ? "SOME RESULTS ARE WRONG" : "all right";
+  const char* verdict = !plan_.check ? "results not checked" : has_wrong() ? "SOME RESULTS ARE WRONG" : "all correct";
   const auto [fewest, most] = std::minmax_element(rows_.begin(), rows_.end(),
                                                   [](const DdpRow& a, const DdpRow& b) { return a.rounds < b.rounds; });
-  out_ << fmt::format("# {} rounds a model; {}\n", range(fewest->rounds, most->rounds), verdict)
+  out_ << fmt::format("# {} rounds per model; {}\n", range(fewest->rounds, most->rounds), verdict)
        << ddp_comparison(rows_) << std::flush;
 }
 
@@ -112,7 +112,7 @@ bool DdpPrinter::has_wrong() const {
 void DdpPrinter::print(const DdpSetup& setting) {
   setting_ = setting;
   if (options_.json) return;
-  out_ << fmt::format("# batch {} on each rank, SGD; backend {}; LibTorch {}; MKL-DNN {} on all sides\n", kBatch,
+  out_ << fmt::format("# batch {} on each rank, SGD; backend {}; LibTorch {}; MKL-DNN {} for all sides\n", kBatch,
                       setting.backend, setting.libtorch, setting.has_mkldnn ? "on" : "off")
        << ddp_header() << std::flush;
 }

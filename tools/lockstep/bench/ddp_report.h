@@ -11,49 +11,49 @@
 
 namespace lockstep::bench {
 
-/// One model, and how its sides compare.
+/// The step times of one model.
 struct DdpRow {
   std::string model{};
   int ranks = 2;
   DdpSetup setting{};
-  StepTimes local{};  // all ranks at the same time, none talks
+  StepTimes local{};  // all ranks train without communication
   StepTimes ddp{};
   StepTimes alone{};                  // one rank, while the others sleep
-  std::optional<StepTimes> python{};  // PyTorch's own
+  std::optional<StepTimes> python{};  // PyTorch's DistributedDataParallel in Python
   size_t rounds = 0;
   int steps = 1;                   // in each sample
   std::optional<int64_t> wrong{};  // none: not checked
 
-  /// What talking adds to a step: the part of it that computing does not hide.
+  /// The time that communication adds to a step, not hidden by computation.
   double exposed_ms() const { return ddp.median_ms - local.median_ms; }
   double exposed_fraction() const { return exposed_ms() / ddp.median_ms; }
   double ratio_to_local() const { return ddp.median_ms / local.median_ms; }
-  /// How many times as fast as PyTorch's own.
+  /// The speedup over PyTorch's DistributedDataParallel.
   std::optional<double> ratio_to_python() const;
-  /// What is left of a rank's speed when all of them train together.
+  /// The speed of a rank when all ranks train, relative to a rank that trains alone.
   double efficiency() const { return alone.median_ms / ddp.median_ms; }
 };
 
 DdpRow make_ddp_row(const DdpPlan& plan, const DdpSetup& setting, const DdpSamples& samples);
 
-/// One object without a line end.
+/// One JSON object, without a newline.
 std::string to_json_line(const DdpRow& row);
 
-/// The times of each side of each model. What is no row begins with '#'.
+/// The table of step times, one line per side of a model. Lines that are not rows start with '#'.
 std::string ddp_header();
 std::string ddp_lines(const DdpRow& row);
 
-/// How the sides of each model compare.
+/// The table that compares the sides of each model.
 std::string ddp_comparison(const std::vector<DdpRow>& rows);
 
-/// Prints models as the ranks tell of them. One thread at a time.
+/// Prints models as messages arrive from the ranks. Not thread-safe.
 class DdpPrinter {
  public:
   DdpPrinter(const DdpPlan& plan, PrinterOptions options, std::ostream& out, std::ostream& progress);
 
   void handle(const DdpMessage& message);
 
-  /// After the last message: how the sides compare.
+  /// Prints the summary. Call it after the last message.
   void finish();
 
   bool has_wrong() const;

@@ -15,14 +15,14 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr double kRounding = 0.01;  // of a loss, after steps in bfloat16 or TF32 by whichever kernels
+constexpr double kRounding = 0.01;  // relative, of a loss after steps in bfloat16 or TF32 with different kernels
 constexpr GpuSide kSides[] = {GpuSide::kPlain,       GpuSide::kDdp,       GpuSide::kCaptured,  GpuSide::kPythonPlain,
                               GpuSide::kPythonGraph, GpuSide::kPythonDdp, GpuSide::kPythonBest};
 constexpr const char* kGpuTimes = "{} {:<10} {:<12} {:>8} {:>8} {:>8} {:>9} {:>8}\n";
 constexpr const char* kGpuComparison = "{} {:<10} {:>10} {:>12} {:>10} {:>13} {:>15} {:>14}\n";
 
 bool is_wrong(const GpuSample& sample, const GpuSample& plain) {
-  return !(std::abs(sample.loss - plain.loss) <= kRounding * std::abs(plain.loss));  // NaN, too
+  return !(std::abs(sample.loss - plain.loss) <= kRounding * std::abs(plain.loss));  // true also for NaN
 }
 
 std::string prefix_of(GpuSide side) {
@@ -31,7 +31,7 @@ std::string prefix_of(GpuSide side) {
   return prefix;
 }
 
-/// ddp's memory as a multiple of the least that Python's DistributedDataParallel needs.
+/// ddp's peak memory relative to the lower peak of python ddp and python best.
 std::optional<double> memory_ratio(const GpuRow& row) {
   const auto *by_default = row.find(GpuSide::kPythonDdp), *best = row.find(GpuSide::kPythonBest);
   if (!by_default || !best) return std::nullopt;

@@ -7,21 +7,21 @@
 
 namespace lockstep::bench {
 
-/// Those who train the same model, each in a process of its own.
+/// The variants that are compared. Each trains the same model in its own process.
 enum class GpuSide { kPlain, kDdp, kCaptured, kPythonPlain, kPythonGraph, kPythonDdp, kPythonBest };
 
-/// "python ddp", as it stands in the table; with _ in place of spaces it is a prefix of JSON's fields.
+/// The name in the table, such as "python ddp"; with '_' for spaces it is the prefix of JSON keys.
 const char* name_of(GpuSide side);
 
-/// What a side came to.
+/// The measurements of one side.
 struct GpuSample {
   GpuSide side = GpuSide::kPlain;
-  std::vector<double> times_us{};  // of a step, for each round
-  int64_t peak_bytes = 0;          // the most that LibTorch's allocator had given out
-  double loss = 0;                 // after the first steps, from the same weights and on the same batch
+  std::vector<double> times_us{};  // of one step, one entry per round
+  int64_t peak_bytes = 0;          // peak of LibTorch's allocator
+  double loss = 0;                 // after the first steps; all sides start with the same weights and batch
 };
 
-/// One model, and how its sides compare.
+/// The measurements of one model.
 struct GpuRow {
   std::string model{};
   std::string gpu{};
@@ -31,21 +31,21 @@ struct GpuRow {
 
   size_t rounds() const { return samples.at(0).times_us.size(); }
   const GpuSample* find(GpuSide side) const;
-  /// How many times as long as `base` a side takes: the median over the rounds, in which they follow each other, so
-  /// that what disturbs a machine for longer than a round disturbs both. None where either was not measured.
+  /// The time of `side` relative to `base`: the median of the ratios of all rounds. Within a round the sides run
+  /// directly after each other, so that a longer disturbance affects both. None if either was not measured.
   std::optional<double> ratio(GpuSide side, GpuSide base) const;
-  /// How many sides' losses are not plain's, by more than the rounding of other kernels explains.
+  /// The number of sides whose loss differs from that of plain by more than rounding explains.
   int64_t wrong() const;
 };
 
-/// One object without a line end.
+/// One JSON object, without a newline.
 std::string to_json_line(const GpuRow& row);
 
-/// The times of each side of each model. What is no row begins with '#'.
+/// The table of step times, one line per side of a model. Lines that are not rows start with '#'.
 std::string gpu_header();
 std::string gpu_lines(const GpuRow& row);
 
-/// How the sides of each model compare.
+/// The table that compares the sides of each model.
 std::string gpu_comparison(const std::vector<GpuRow>& rows);
 
 }  // namespace lockstep::bench

@@ -42,7 +42,7 @@ if lacks:
 print(sys.executable, torch.__version__, sep="\n")
 )";
 
-/// Calls for each whole line until every writer is gone.
+/// Calls `on_line` for each complete line until all writers have closed the file.
 void read_lines(int file, const std::function<void(const std::string&)>& on_line) {
   std::string lines;
   char bytes[4096];
@@ -54,7 +54,7 @@ void read_lines(int file, const std::function<void(const std::string&)>& on_line
   }
 }
 
-/// A thread that no signal interrupts: they are the launcher's.
+/// Starts a thread with all signals blocked: the launcher handles them.
 std::thread start_without_signals(const std::function<void()>& body) {
   sigset_t all, before;
   ::sigfillset(&all);
@@ -107,7 +107,7 @@ Python find_python(const std::string& library) {
     lacking += fmt::format("\n  {} {}", name, answer.failure);
   }
   throw UsageError(fmt::format(
-      "--against python needs a python3 that has torch with {}: {}. These were tried:{}", library,
+      "--against python needs a python3 that has torch with {}: {}. Tried:{}", library,
       library == "Gloo" ? "apt-get install python3-torch, or put one first in PATH" : "put one first in PATH",
       lacking));
 }
@@ -117,7 +117,7 @@ LaunchOptions rank_launch_options(int ranks, const std::string& plan, const Rank
   launch.standalone = true;
   launch.omp_threads = options.threads;
   launch.workers_per_node = options.by_mpirun ? "1" : std::to_string(ranks);
-  if (options.by_mpirun) launch.command = tool::mpirun_command(ranks);  // ranks find their cores themselves
+  if (options.by_mpirun) launch.command = tool::mpirun_command(ranks);  // ranks pin themselves
   launch.command.insert(launch.command.end(), options.command.begin(), options.command.end());
   launch.command.push_back(plan);
   return launch;
@@ -136,7 +136,7 @@ int run_ranks(RunPlan& plan, const std::function<std::string()>& text, const Ran
 
   auto reader = start_without_signals([&] { read_lines(to_read.get(), on_line); });
   const int code = launch(rank_launch_options(plan.ranks, text(), options));
-  to_write.close();  // the last writer: the reader ends
+  to_write.close();  // the last writer is closed, so the reader ends
   reader.join();
   return code;
 }

@@ -20,10 +20,10 @@
 
 namespace lockstep::bench {
 
-/// An open file that other processes of this user reach by its path, for as long as this lives.
+/// Owns a file descriptor. Other processes of this user can open the file by path() while this object exists.
 class SharedFile {
  public:
-  /// Takes what `call` has returned. SystemError when that is no file.
+  /// Takes ownership of `file`, the result of `call`. Throws SystemError if the call failed.
   SharedFile(int file, const char* call) : file_(file) {
     if (file_ < 0) throw SystemError(fmt::format("{}: {}", call, std::strerror(errno)));
   }
@@ -31,7 +31,7 @@ class SharedFile {
   SharedFile(const SharedFile&) = delete;
   SharedFile& operator=(const SharedFile&) = delete;
 
-  /// Empty, and on no disk.
+  /// An empty file in memory.
   static SharedFile in_memory() { return {::memfd_create("lockstep-bench", MFD_CLOEXEC), "memfd_create"}; }
 
   int get() const { return file_; }
@@ -45,49 +45,46 @@ class SharedFile {
   int file_;
 };
 
-/// Under which everything is measured: the program of the ranks, what it can do, and the cores that it gets.
-
-/// Where lockstep-bench is. SystemError when it is missing.
+/// Returns the path of lockstep-bench. Throws SystemError if it is missing.
 std::string find_bench_program();
 
-/// The backends of this build, as lockstep-bench tells.
+/// Runs lockstep-bench to list the backends of this build.
 std::vector<std::string> query_backends(const std::string& program);
 
-/// Why `mpi` cannot be measured where there is no mpirun.
-inline constexpr const char* kNoMpirun =
-    "its ranks are started by mpirun, which is not in PATH (apt-get install openmpi-bin)";
+/// Why `mpi` cannot be measured without mpirun.
+inline constexpr const char* kNoMpirun = "mpirun, which starts its ranks, is not in PATH (apt-get install openmpi-bin)";
 
-/// For when `option` asks for mpi. UsageError where there is no mpirun.
+/// Throws UsageError if mpirun is missing; `option` is the option that selected mpi.
 void require_mpirun(const std::string& option);
 
-/// Gives each rank cores of its own where there are enough, and the user lets it.
+/// Pins each rank to its own cores if there are enough and --no-bind is not given.
 void decide_core_binding(RunPlan& plan, const BenchArguments& arguments, const tool::Machine& machine);
 
 /// "2 ranks of 1 thread on 2 cores of Neoverse-V1, pinned".
 std::string describe_conditions(const RunPlan& plan, int threads, const tool::Machine& machine);
 
 struct Python {
-  std::string program{};  // a path
-  std::string torch{};    // the version of its torch
+  std::string program{};  // path of the interpreter
+  std::string torch{};    // version of its torch
 };
 
-/// The first of python3 in PATH and /usr/bin/python3 that has torch with this library: Gloo, or NCCL and a GPU.
-/// UsageError saying what each lacks when none has. Starts both, which takes seconds.
+/// Returns the first of python3 in PATH and /usr/bin/python3 that has torch with this library: Gloo, or NCCL and a GPU.
+/// Throws UsageError with the reason for each interpreter if none has. Takes seconds.
 Python find_python(const std::string& library);
 
 struct RankOptions {
-  std::vector<std::string> command{};  // lockstep-bench, and what stands before the plan
-  int threads = 1;                     // of each rank
-  bool by_mpirun = false;              // the ranks of `mpi` can be started in no other way
+  std::vector<std::string> command{};  // lockstep-bench and its arguments before the plan
+  int threads = 1;                     // per rank
+  bool by_mpirun = false;              // required by the backend `mpi`
 };
 
-/// How `ranks` ranks are started with this plan: by our launcher, or by mpirun under it. Our launcher hosts the store
-/// in both cases. Pure.
+/// The options to launch `ranks` ranks with this plan: by lockstep's launcher, or by mpirun as its single worker. The
+/// launcher hosts the store in both cases. Pure.
 LaunchOptions rank_launch_options(int ranks, const std::string& plan, const RankOptions& options);
 
-/// Gives the plan its page and its results, and runs ranks with what `text` then makes of it. `on_line` gets what rank
-/// 0 says, on a thread of its own, before this returns. Returns the launcher's exit code; says on stderr what went
-/// wrong.
+/// Creates the page and the results file of the plan, then runs the ranks with the plan serialized by `text`. Calls
+/// `on_line` on another thread for each line that rank 0 writes; all calls finish before this returns. Returns the
+/// launcher's exit code. The launcher prints errors to stderr.
 int run_ranks(RunPlan& plan, const std::function<std::string()>& text, const RankOptions& options,
               const std::function<void(const std::string&)>& on_line);
 

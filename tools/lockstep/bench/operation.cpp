@@ -55,8 +55,8 @@ const char* name_of(Operation operation) {
 Operation operation_named(const std::string& name) {
   for (const auto& [known, known_name] : kNames)
     if (name == known_name) return known;
-  throw UsageError(fmt::format("there is no operation '{}' to measure: it should be one of {}", name,
-                               fmt::join(operation_names(), ", ")));
+  throw UsageError(
+      fmt::format("unknown operation '{}': it should be one of {}", name, fmt::join(operation_names(), ", ")));
 }
 
 std::vector<std::string> operation_names() {
@@ -87,12 +87,12 @@ double bus_factor(Operation operation, int ranks) {
 double floor_traffic(Operation operation, int ranks, int64_t bytes) {
   const auto size = static_cast<double>(bytes);
   switch (operation) {
-    case Operation::kAllReduce:  // in place: everything is read once and written once
+    case Operation::kAllReduce:  // in place: every byte is read once and written once
       return 2 * ranks * size;
     case Operation::kReduceScatter:  // reads all inputs, writes one result
-    case Operation::kAllGather:      // reads one result's parts, writes it everywhere
+    case Operation::kAllGather:      // reads the parts of one result, writes it on every rank
       return (ranks + 1) * size;
-    case Operation::kBroadcast:  // reads the root's, writes the others'
+    case Operation::kBroadcast:  // reads the root's buffer, writes the others'
       return ranks * size;
     default:
       return 0;
@@ -128,8 +128,8 @@ std::string format_size(int64_t bytes) {
 
 std::vector<int64_t> size_range(int64_t least, int64_t most, int64_t factor) {
   if (least > most)
-    throw UsageError(fmt::format("--min is {} and --max is {}: the sizes go from the smaller to the larger",
-                                 format_size(least), format_size(most)));
+    throw UsageError(fmt::format("--min is {} and --max is {}: --min must not be larger than --max", format_size(least),
+                                 format_size(most)));
   if (factor < 2) throw UsageError(fmt::format("--factor is {}: it should be 2 or more", factor));
   std::vector<int64_t> sizes{least};
   while (sizes.back() <= most / factor) sizes.push_back(sizes.back() * factor);
@@ -170,9 +170,9 @@ void check_reduction(const std::string& redop, const std::string& dtype) {
     throw UsageError(fmt::format("--op is \"{}\": it should be one of {}", redop, fmt::join(names, ", ")));
   const bool is_floating = dtype_named(dtype).is_floating;
   if (redop == "avg" && !is_floating)
-    throw UsageError(fmt::format("--op avg has no result for {}: give a floating --dtype, or --op sum", dtype));
+    throw UsageError(fmt::format("--op avg is not defined for {}: use a floating-point --dtype, or --op sum", dtype));
   if (is_floating && (redop == "and" || redop == "or" || redop == "xor"))
-    throw UsageError(fmt::format("--op {} has no result for {}: give an integer --dtype or bool", redop, dtype));
+    throw UsageError(fmt::format("--op {} is not defined for {}: use an integer --dtype or bool", redop, dtype));
 }
 
 std::vector<std::string> dtype_names() {

@@ -19,7 +19,7 @@ std::string bytes_name(int power) {
   return fmt::format("{} {}", int64_t{1} << (power - 10 * unit), kUnits[unit]);
 }
 
-/// Of a value in microseconds: "200 ns", "1 ms".
+/// Formats a value in microseconds: "200 ns", "1 ms".
 std::string time_name(double value) {
   static constexpr const char* kUnits[] = {"ns", "\u00b5s", "ms", "s"};
   double scaled = value * 1000;
@@ -28,7 +28,7 @@ std::string time_name(double value) {
   return fmt::format("{:g} {}", std::round(scaled), kUnits[unit]);
 }
 
-/// The largest of 1, 2 and 5 times a power of ten that is not above.
+/// The largest 1, 2 or 5 times a power of ten that does not exceed `value`.
 double rounded_down(double value) {
   const double ten = std::pow(10, std::floor(std::log10(value) + 1e-9));
   for (double step : {5.0, 2.0})
@@ -44,13 +44,13 @@ double rounded_up(double value) {
 }
 
 constexpr double kHeight = 580;
-constexpr double kLeft = 92, kRight = 730, kTop = 84, kBottom = 504;  // of the area that is drawn in
+constexpr double kLeft = 92, kRight = 730, kTop = 84, kBottom = 504;  // bounds of the plot area
 constexpr double kLegend = kRight + 24;
 
 constexpr const char* kInk = "#222222";
 constexpr const char* kFaint = "#666666";
 constexpr const char* kGrid = "#e2e2e2";
-/// Told apart also by the colour-blind (Okabe and Ito).
+/// A palette for colour-blind readers, too (Okabe and Ito).
 constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"};
 
 struct Point {
@@ -87,11 +87,11 @@ std::string joined(const std::vector<Point>& points) {
   return text;
 }
 
-/// A series with how it looks.
+/// A series with its style.
 struct Curve {
   Series series;
   std::string colour;
-  bool is_hollow = false;  // its markers: ordinary memory
+  bool is_hollow = false;  // hollow markers: ordinary memory
 };
 
 std::vector<Curve> curves_of(const std::vector<CollectiveRow>& rows) {
@@ -128,7 +128,7 @@ class Plot {
   }
 
  private:
-  /// The longest name of the legend fits.
+  /// Wide enough for the longest name in the legend.
   double width() const {
     constexpr double kLeastLetters = 18, kLetter = 8.6;
     double letters = kLeastLetters;
@@ -209,7 +209,7 @@ class Plot {
     return fmt::format("stroke=\"{}\" stroke-width=\"2\" stroke-dasharray=\"7 5\"", kFaint);
   }
 
-  /// Beside the area, from the slowest at the largest size to the fastest, as the lines end.
+  /// The legend beside the plot area, ordered like the right ends of the lines: slowest first.
   std::string draw_legend() const {
     auto curves = curves_;
     std::stable_sort(curves.begin(), curves.end(), [](const Curve& a, const Curve& b) {
@@ -242,7 +242,7 @@ LogAxis::LogAxis(double least, double largest, Places places)
     : least_(std::log(least)), largest_(std::log(largest)), places_(places) {}
 
 LogAxis LogAxis::of_bytes(double least, double largest, Places places) {
-  if (least == largest) {  // one size, in the middle
+  if (least == largest) {  // a single size is placed in the middle
     least /= 2;
     largest *= 2;
   }
@@ -259,7 +259,7 @@ LogAxis LogAxis::of_microseconds(double least, double largest, Places places) {
   const double from = rounded_down(std::max(least, kLeastMicroseconds));
   const double to = std::max(rounded_up(std::max(largest, kLeastMicroseconds)), 2 * from);
   LogAxis axis(from, to, places);
-  const bool is_short = to / from < 500;  // powers of ten alone would leave two ticks or fewer
+  const bool is_short = to / from < 500;  // powers of ten alone would give at most two ticks
   for (double ten = std::pow(10, std::floor(std::log10(from) + 1e-9)); ten <= to * (1 + 1e-9); ten *= 10)
     for (double step : {1.0, 2.0, 5.0})
       if ((step == 1 || is_short) && step * ten >= from * (1 - 1e-9) && step * ten <= to * (1 + 1e-9))

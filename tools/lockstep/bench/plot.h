@@ -13,18 +13,18 @@ struct Tick {
   bool operator==(const Tick&) const = default;
 };
 
-/// A logarithmic scale from values to places on paper. A plain value.
+/// Maps values to coordinates on a logarithmic scale.
 class LogAxis {
  public:
-  /// Where the least and the largest value are.
+  /// The coordinates of the least and the largest value.
   struct Places {
     double least, largest;
   };
 
-  /// From the least to the largest, with ticks at powers of two: "64 B", "4 KiB".
+  /// An axis from the least to the largest value, with ticks at powers of two: "64 B", "4 KiB".
   static LogAxis of_bytes(double least, double largest, Places places);
-  /// The same, rounded outward to 1, 2 or 5 times a power of ten, with ticks at powers of ten: "10 us" with its Greek
-  /// letter, "1 ms". Values of 0 or less, which have no place, count as a nanosecond.
+  /// The same, with bounds rounded outward to 1, 2 or 5 times a power of ten and ticks at powers of ten: "10 us" (with
+  /// the Greek letter), "1 ms". Values of 0 or less count as one nanosecond.
   static LogAxis of_microseconds(double least, double largest, Places places);
 
   double at(double value) const;
@@ -43,8 +43,8 @@ struct PlotText {
   std::string subtitle{};
 };
 
-/// Time over size, both logarithmic, as an SVG document: a line for each backend and memory with a band from the 10th
-/// to the 90th percentile, the floor as a dashed line. Pure. There is at least one row, and every row has a size.
+/// Returns an SVG plot of time over size, both logarithmic: a line for each series with a band from the 10th to the
+/// 90th percentile, and the floor as a dashed line. Pure. `rows` must not be empty, and every row must have a size.
 std::string plot_svg(const std::vector<CollectiveRow>& rows, const PlotText& text);
 
 }  // namespace lockstep::bench

@@ -12,15 +12,18 @@
 
 namespace lockstep::bench {
 
-/// How the ranks are to measure, whatever it is.
+// What `lockstep bench` and its ranks, which run lockstep-bench, exchange: lockstep passes a plan as JSON on the
+// command line, and rank 0 writes messages to a file, one JSON object per line.
+
+/// The part of a plan that is common to all operations.
 struct RunPlan {
   int ranks = 2;
-  int rounds = 0;  // 0: as many as fit into about a minute in all, 5 at least
+  int rounds = 0;  // 0: as many as fit into about a minute in total, at least 5
   bool check = true;
-  bool bind = false;            // give each rank cores of its own
-  bool oversubscribed = false;  // more ranks than cores: who waits lets others run at once
-  std::string page{};           // a file of page_bytes(ranks), zeros, that all ranks map
-  std::string results{};        // a file that rank 0 writes to, a line of JSON for each message
+  bool bind = false;            // pin each rank to its own cores
+  bool oversubscribed = false;  // more ranks than cores: waiting ranks yield at once
+  std::string page{};           // path of a zeroed file of page_bytes(ranks) that all ranks map: SharedPage
+  std::string results{};        // path of the file for the messages of rank 0
 
   bool operator==(const RunPlan&) const = default;
 };
@@ -28,20 +31,19 @@ struct RunPlan {
 /// Which tensors are measured.
 enum class Memory {
   kAllocated,  // from ProcessGroup::allocate
-  kOrdinary,   // LibTorch's own
-  kBoth,       // ordinary ones, and allocated ones where the backend's memory is another
+  kOrdinary,   // from LibTorch's allocator
+  kBoth,       // ordinary, and allocated if the backend has its own memory
 };
 
 const char* name_of(Memory memory);
 
-/// A collective to measure: decided by lockstep, carried out by lockstep-bench, which gets it as JSON. Rank 0's results
-/// are the Messages of messages.h.
+/// A collective to measure. Rank 0 answers with CollectiveMessages.
 struct CollectivePlan : RunPlan {
   Operation operation = Operation::kAllReduce;
   std::vector<std::string> backends{};
-  std::vector<int64_t> sizes{};  // in bytes; of a barrier one, 0
+  std::vector<int64_t> sizes{};  // in bytes; for a barrier one entry, 0
   std::string dtype = "float32";
-  std::string redop = "sum";  // "none" where nothing is reduced
+  std::string redop = "sum";  // "none" for collectives without reduction
   Memory memory = Memory::kBoth;
 
   bool operator==(const CollectivePlan&) const = default;
@@ -50,19 +52,18 @@ struct CollectivePlan : RunPlan {
 std::string to_text(const CollectivePlan& plan);
 CollectivePlan collective_plan_from(const std::string& text);
 
-/// How large the ranks' common page is.
+/// The size of the ranks' shared page.
 int64_t page_bytes(int ranks);
 
-/// CollectiveSamples that a rank trains on in a step.
+/// Samples per rank in a training step.
 inline constexpr int kBatch = 32;
 
-/// Models to train: decided by lockstep, carried out by lockstep-bench, which gets it as JSON. Rank 0's results are the
-/// DdpMessages of messages.h.
+/// Models to train. Rank 0 answers with DdpMessages.
 struct DdpPlan : RunPlan {
   std::vector<std::string> models{};
   std::string backend = "auto";
-  std::string python{};        // an interpreter that has torch; empty: PyTorch's own is not measured
-  std::string python_store{};  // a file, empty at first, by which Python's ranks meet
+  std::string python{};        // path of an interpreter that has torch; empty: Python is not measured
+  std::string python_store{};  // path of an empty file for the FileStore of Python's ranks
 
   bool operator==(const DdpPlan&) const = default;
 };
@@ -70,68 +71,64 @@ struct DdpPlan : RunPlan {
 std::string to_text(const DdpPlan& plan);
 DdpPlan ddp_plan_from(const std::string& text);
 
-/// small, cnn and mlp: docs/bench.md has their layers.
+/// small, cnn and mlp; docs/bench.md describes them.
 std::vector<std::string> model_names();
 
-/// What rank 0 tells lockstep, a line of JSON for each.
-
-/// A size begins.
+/// The measurement of a size begins.
 struct SizeStarted {
   int64_t bytes = 0;
   bool operator==(const SizeStarted&) const = default;
 };
 
-/// How long a flag takes from rank 0 to rank 1 and back; no times when there is no rank 1.
+/// Round-trip times of a flag from rank 0 to rank 1 and back.
 struct RoundTripTimes {
   std::vector<double> times_us{};
   bool operator==(const RoundTripTimes&) const = default;
 };
 
-/// How long all ranks together take to read and write memory of this size, each its own.
+/// Times in which all ranks read and write memory of this size, each its own.
 struct StreamTimes {
   int64_t bytes = 0;
   std::vector<double> times_us{};
   bool operator==(const StreamTimes&) const = default;
 };
 
-/// One backend's calls with messages of one size; a time is that of one call on the slowest rank.
+/// The times of one backend with one message size: one call on the slowest rank.
 struct CollectiveSamples {
   std::string backend{};
   std::string memory{};
   int64_t bytes = 0;
   int calls = 1;                   // in each sample
-  std::optional<int64_t> wrong{};  // elements on all ranks in all samples; none: not checked
+  std::optional<int64_t> wrong{};  // wrong elements on all ranks in all samples; none: not checked
   std::vector<double> times_us{};
   bool operator==(const CollectiveSamples&) const = default;
 };
 
-/// In this order: the round trip; for each size its progress, stream and samples.
+/// Order: RoundTripTimes; then for each size SizeStarted, StreamTimes, and CollectiveSamples per backend and memory.
 using CollectiveMessage = std::variant<SizeStarted, RoundTripTimes, StreamTimes, CollectiveSamples>;
 
-std::string to_line(const CollectiveMessage& message);  // without a line end
+std::string to_line(const CollectiveMessage& message);  // without a newline
 CollectiveMessage collective_message_from(const std::string& line);
 
-/// What rank 0 tells lockstep while models are trained, a line of JSON for each.
-
-/// What holds for all models.
+/// Settings that hold for all models.
 struct DdpSetup {
-  std::string backend{};   // that `auto` has chosen
-  std::string libtorch{};  // its version
-  bool has_mkldnn = true;  // whether all sides may use MKL-DNN
+  std::string backend{};   // the backend that `auto` selected
+  std::string libtorch{};  // version of LibTorch
+  bool has_mkldnn = true;  // whether MKL-DNN is enabled, on all sides
   bool operator==(const DdpSetup&) const = default;
 };
 
-/// A model begins.
+/// The measurement of a model begins.
 struct DdpModelStarted {
   std::string model{};
   bool operator==(const DdpModelStarted&) const = default;
 };
 
-/// The steps of one model; a time is that of one step on the slowest rank, one for each round.
+/// The times of one model: one step on the slowest rank, one entry per round.
 struct DdpSamples {
   std::string model{};
   int steps = 1;      // in each sample
-  int64_t wrong = 0;  // parameters on all ranks in all samples
+  int64_t wrong = 0;  // wrong parameters on all ranks in all samples
   std::vector<double> local_us{};
   std::vector<double> ddp_us{};
   std::vector<double> alone_us{};
@@ -139,10 +136,10 @@ struct DdpSamples {
   bool operator==(const DdpSamples&) const = default;
 };
 
-/// In this order: the setting; for each model its progress and its samples.
+/// Order: DdpSetup; then for each model DdpModelStarted and DdpSamples.
 using DdpMessage = std::variant<DdpSetup, DdpModelStarted, DdpSamples>;
 
-std::string to_line(const DdpMessage& message);  // without a line end
+std::string to_line(const DdpMessage& message);  // without a newline
 DdpMessage ddp_message_from(const std::string& line);
 
 }  // namespace lockstep::bench

@@ -10,32 +10,32 @@
 namespace lockstep::bench {
 
 struct PrinterOptions {
-  bool json = false;            // one object a line, in place of the table
-  bool shows_progress = false;  // one line on a terminal, rewritten
+  bool json = false;            // print JSON, one object per line, instead of the table
+  bool shows_progress = false;  // show a progress line on the terminal
 };
 
-/// A JSON value, or null where nothing was measured.
+/// The value as JSON, or null if there is none.
 template <class Number>
 nlohmann::ordered_json or_null(const std::optional<Number>& number) {
   return number ? nlohmann::ordered_json(*number) : nlohmann::ordered_json();
 }
 
-/// The value below which `part` (0 to 1) of the values lie, interpolated between its neighbours. Of no values: 0.
+/// The percentile at `part` (0 to 1), linearly interpolated. 0 if `values` is empty.
 double percentile(std::vector<double> values, double part);
 
 double median(const std::vector<double>& values);
 
-/// Of one side's steps, in milliseconds.
+/// Statistics of the step times of one side.
 struct StepTimes {
   double median_ms = 0;
   double p10_ms = 0;
   double p90_ms = 0;
 };
 
-/// Of samples in microseconds, each of one step.
+/// Computes the statistics from step times in microseconds.
 StepTimes step_times(const std::vector<double>& times_us);
 
-/// Four digits, and all of those before the point.
+/// Formats with four significant digits, and all digits before the point.
 std::string milliseconds(double value);
 
 /// "7", or "7 to 9".

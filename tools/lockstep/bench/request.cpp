@@ -19,7 +19,7 @@ std::string value_or(const std::string& said, const char* otherwise) {
   return said.empty() ? otherwise : said;
 }
 
-/// As they are expected to be on one host, since all others are compared with the first.
+/// The expected order on one host: the others are compared with the first.
 std::vector<std::string> fastest_first(std::vector<std::string> backends) {
   static constexpr const char* kOrder[] = {"shm", "nccl", "mpi", "gloo"};
   const auto place = [](const std::string& name) { return std::find(std::begin(kOrder), std::end(kOrder), name); };
@@ -29,15 +29,16 @@ std::vector<std::string> fastest_first(std::vector<std::string> backends) {
 }
 
 std::vector<std::string> choose_backends(const std::vector<std::string>& wanted, std::vector<std::string> available) {
-  std::erase(available, "threads");  // its ranks are no processes
-  if (available.empty()) throw UsageError("this build has no backend whose ranks are processes: build it with Gloo");
+  std::erase(available, "threads");  // its ranks are threads, not processes
+  if (available.empty())
+    throw UsageError("this build has no backend whose ranks are processes: build lockstep with Gloo");
   if (wanted.empty()) return fastest_first(available);
   std::vector<std::string> chosen;
   for (const auto& name : wanted) {
     if (!contains(available, name))
       throw UsageError(
-          fmt::format("--backends: there is no '{}' to measure; this build has {}", name, fmt::join(available, ", ")));
-    if (contains(chosen, name)) throw UsageError(fmt::format("--backends names '{}' twice: once is enough", name));
+          fmt::format("--backends: unknown backend '{}'; this build has {}", name, fmt::join(available, ", ")));
+    if (contains(chosen, name)) throw UsageError(fmt::format("--backends contains '{}' twice", name));
     chosen.push_back(name);
   }
   return chosen;
@@ -59,29 +60,29 @@ Memory memory_named(const std::string& name) {
   throw UsageError(fmt::format("--memory is \"{}\": it should be allocated, ordinary or both", name));
 }
 
-/// Refuses what would have no effect.
+/// Throws UsageError for options that would have no effect.
 void reject_unused_options(const Request& request, Operation operation) {
   if (!request.models.empty() || !request.against.empty() || !request.backend.empty())
-    throw UsageError(fmt::format(
-        "--models, --against and --backend are for {} and {}: {} trains no model, leave them out (--backends "
-        "says what is measured)",
-        kDdp, kGpu, name_of(operation)));
+    throw UsageError(
+        fmt::format("--models, --against and --backend apply only to {} and {}, not to {}: remove them (--backends "
+                    "selects the backends to measure)",
+                    kDdp, kGpu, name_of(operation)));
   if (!request.redop.empty() && !reduces(operation))
     throw UsageError(
-        fmt::format("--op is for all-reduce and reduce-scatter: {} reduces nothing, leave it out", name_of(operation)));
+        fmt::format("--op applies only to all-reduce and reduce-scatter, not to {}: remove it", name_of(operation)));
   if (operation != Operation::kBarrier) return;
   if (!request.min_size.empty() || !request.max_size.empty() || request.factor != 0 || !request.sizes.empty() ||
       !request.dtype.empty() || !request.memory.empty())
-    throw UsageError("a barrier carries no data: leave out --min, --max, --factor, --sizes, --dtype and --memory");
+    throw UsageError("a barrier carries no data: remove --min, --max, --factor, --sizes, --dtype and --memory");
 }
 
 std::string choose_backend(const std::string& wanted, std::vector<std::string> available) {
-  std::erase(available, "threads");  // its ranks are no processes
+  std::erase(available, "threads");  // its ranks are threads, not processes
   available.insert(available.begin(), DdpPlan().backend);
   if (wanted.empty()) return available[0];
   if (!contains(available, wanted))
-    throw UsageError(fmt::format("--backend: there is no '{}' to train over; this build has {}", wanted,
-                                 fmt::join(available, ", ")));
+    throw UsageError(
+        fmt::format("--backend: unknown backend '{}'; this build has {}", wanted, fmt::join(available, ", ")));
   return wanted;
 }
 
@@ -96,8 +97,7 @@ RunPlan make_run_plan(const Request& request) {
   if (ranks < 1 || ranks > kMostRanks)
     throw UsageError(fmt::format("-n is {}: it should be a number of ranks from 1 to {}", ranks, kMostRanks));
   if (request.rounds != 0 && request.rounds < kFewestRounds)
-    throw UsageError(
-        fmt::format("--rounds is {}: it should be {} or more, or left out", request.rounds, kFewestRounds));
+    throw UsageError(fmt::format("--rounds is {}: it should be {} or more, or omitted", request.rounds, kFewestRounds));
   RunPlan plan;
   plan.ranks = ranks;
   plan.rounds = request.rounds;
@@ -123,8 +123,7 @@ CollectivePlan make_collective_plan(const Request& request, const std::vector<st
 
 int64_t memory_bytes(const CollectivePlan& plan) {
   const int64_t kinds = plan.memory == Memory::kBoth ? 2 : 1;
-  // Two for each backend and kind: what is given and what is gotten, or what a backend keeps for itself. One for the
-  // floor.
+  // Two buffers per backend and kind of memory: input and output, or a buffer inside the backend. One for the floor.
   const int64_t buffers = 2 * kinds * static_cast<int64_t>(plan.backends.size()) + 1;
   return buffers * plan.ranks * *std::max_element(plan.sizes.begin(), plan.sizes.end());
 }
@@ -138,10 +137,10 @@ void reject_collective_options(const Request& request) {
   for (const auto& [option, is_said] : kForMessages)
     if (is_said) said.emplace_back(option);
   if (!said.empty())
-    throw UsageError(fmt::format("{} trains models, it has no messages to choose: leave out {}", request.operation,
+    throw UsageError(fmt::format("{} trains models and has no message options: remove {}", request.operation,
                                  fmt::join(said, ", ")));
   if (!request.against.empty() && request.against != "python")
-    throw UsageError(fmt::format("--against is \"{}\": it should be python, or left out", request.against));
+    throw UsageError(fmt::format("--against is \"{}\": it should be python, or omitted", request.against));
 }
 
 std::vector<std::string> choose_models(const std::vector<std::string>& wanted, const std::vector<std::string>& known) {
@@ -150,8 +149,8 @@ std::vector<std::string> choose_models(const std::vector<std::string>& wanted, c
   for (const auto& name : wanted) {
     if (!contains(known, name))
       throw UsageError(
-          fmt::format("--models: there is no '{}' to train; it should be among {}", name, fmt::join(known, ", ")));
-    if (contains(chosen, name)) throw UsageError(fmt::format("--models names '{}' twice: once is enough", name));
+          fmt::format("--models: unknown model '{}'; it should be one of {}", name, fmt::join(known, ", ")));
+    if (contains(chosen, name)) throw UsageError(fmt::format("--models contains '{}' twice", name));
     chosen.push_back(name);
   }
   return chosen;
@@ -160,7 +159,7 @@ std::vector<std::string> choose_models(const std::vector<std::string>& wanted, c
 DdpPlan make_ddp_plan(const Request& request, const std::vector<std::string>& available) {
   reject_collective_options(request);
   if (!request.backends.empty())
-    throw UsageError(fmt::format("{} trains over one backend: give --backend in place of --backends", kDdp));
+    throw UsageError(fmt::format("{} uses one backend: use --backend instead of --backends", kDdp));
   DdpPlan plan{make_run_plan(request)};
   plan.models = choose_models(request.models, model_names());
   plan.backend = choose_backend(request.backend, available);
@@ -174,18 +173,15 @@ std::vector<std::string> gpu_model_names() {
 GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gpus) {
   reject_collective_options(request);
   if (!request.backend.empty() || !request.backends.empty())
-    throw UsageError("gpu trains over nccl: leave out --backend and --backends");
+    throw UsageError("gpu always uses nccl: remove --backend and --backends");
   if (request.ranks.value_or(1) != 1)
-    throw UsageError(
-        fmt::format("-n is {}: gpu measures what DistributedDataParallel adds to a step of one rank on one "
-                    "GPU, leave it out",
-                    *request.ranks));
+    throw UsageError(fmt::format("-n is {}: gpu measures one rank on one GPU: remove it", *request.ranks));
   const auto run = make_run_plan(request);
   GpuPlan plan{choose_models(request.models, gpu_model_names()), run.rounds, run.check};
   if (gpus.empty())
     throw UsageError(
-        "gpu needs a GPU, and a build that has nccl for a LibTorch of 2.4 or later: nvidia-smi and the build's summary "
-        "say what is missing");
+        "gpu needs a GPU, and a build with nccl and LibTorch 2.4 or later: check nvidia-smi and the summary that CMake "
+        "prints");
   return plan;
 }
 

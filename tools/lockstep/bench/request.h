@@ -9,7 +9,7 @@
 
 namespace lockstep::bench {
 
-/// What the user wrote. Empty or 0: not said.
+/// The options from the command line. Empty or 0: not given.
 struct Request {
   std::string operation{};
   std::vector<std::string> backends{};
@@ -28,49 +28,48 @@ struct Request {
   bool check = true;
 };
 
-/// What holds where nothing is said.
+/// Defaults.
 inline constexpr int kDefaultRanks = 2;
 inline constexpr const char* kDefaultMin = "4";
 inline constexpr const char* kDefaultMax = "256M";
 inline constexpr int64_t kDefaultFactor = 2;
 
-/// Pure. `available` are the backends that this build has. UsageError naming the option, what came and what it should
-/// be, also for an option that says nothing about the operation.
+/// Makes the plan of a collective. `available` are the backends of this build. Throws UsageError for invalid options
+/// and for options that do not apply to the operation. Pure.
 CollectivePlan make_collective_plan(const Request& request, const std::vector<std::string>& available);
 
-/// Whether the name is among them.
+/// Whether `names` contains `name`.
 bool contains(const std::vector<std::string>& names, const std::string& name);
 
-/// The ranks, the rounds and whether results are checked. UsageError for a number out of range.
+/// Makes the common part of a plan. Throws UsageError for a number out of range.
 RunPlan make_run_plan(const Request& request);
 
-/// How much memory all ranks together need for the largest size, at most.
+/// An upper bound of the memory that all ranks together need for the largest size.
 int64_t memory_bytes(const CollectivePlan& plan);
 
-/// What ddp and gpu, which train models, have in common. Both throw UsageError naming the option.
-
-/// Refuses options that say nothing about training.
+/// Throws UsageError if the request has options that do not apply to training.
 void reject_collective_options(const Request& request);
 
-/// Those that are wanted, in that order; all that are known when none is.
+/// Returns the wanted models in their order, or all known models if none is given. Throws UsageError for an unknown or
+/// repeated name.
 std::vector<std::string> choose_models(const std::vector<std::string>& wanted, const std::vector<std::string>& known);
 
-/// Pure. `available` are the backends that this build has. UsageError naming the option, what came and what it should
-/// be, also for an option that says nothing about training. Which Python is compared with stays open.
+/// Makes the plan of `ddp`, without the Python interpreter. `available` are the backends of this build. Throws
+/// UsageError for invalid options and for options that do not apply to training. Pure.
 DdpPlan make_ddp_plan(const Request& request, const std::vector<std::string>& available);
 
-/// Models that one rank trains on one GPU.
+/// Models to train with one rank on one GPU.
 struct GpuPlan {
   std::vector<std::string> models{};
-  int rounds = 0;  // 0: as many as fit into about a minute in all, 5 at least
+  int rounds = 0;  // 0: as many as fit into about a minute in total, at least 5
   bool check = true;
 };
 
-/// Pure. `gpus` are those that this build can use. UsageError naming the option, what came and what it should be, also
-/// for an option that says nothing about training on a GPU.
+/// Makes the plan of `gpu`. `gpus` are the GPUs that this build can use. Throws UsageError for invalid options and for
+/// options that do not apply to training on a GPU. Pure.
 GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gpus);
 
-/// mlp-small, cnn, gpt-6x384 and gpt-124m: docs/bench.md has their layers.
+/// mlp-small, cnn, gpt-6x384 and gpt-124m; docs/bench.md describes them.
 std::vector<std::string> gpu_model_names();
 
 }  // namespace lockstep::bench

@@ -29,12 +29,12 @@ bool has_mpi(const std::vector<std::string>& backends) {
   return std::find(backends.begin(), backends.end(), "mpi") != backends.end();
 }
 
-/// Without mpirun the ranks of mpi cannot be started: an error where it was asked for.
+/// Removes mpi from the backends if mpirun is missing. Throws UsageError if mpi was requested.
 void leave_out_mpi(const Request& request, std::vector<std::string>& backends) {
   if (!has_mpi(backends)) return;
   if (has_mpi(request.backends)) require_mpirun("--backends");
   if (tool::has_mpirun() || !request.backends.empty()) return;
-  std::cerr << fmt::format("lockstep bench: mpi is left out: {}\n", kNoMpirun);
+  std::cerr << fmt::format("lockstep bench: skipping mpi: {}\n", kNoMpirun);
   std::erase(backends, "mpi");
 }
 
@@ -43,20 +43,20 @@ void check_memory(const CollectivePlan& plan, const tool::Machine& machine) {
   const auto usable = tool::usable_memory_bytes(machine);
   if (needed > usable)
     throw UsageError(
-        fmt::format("the largest size needs up to {} on {} ranks, but {} are free: give a smaller --max, "
-                    "fewer ranks or fewer backends at once",
+        fmt::format("the largest size needs up to {} on {} ranks, but only {} are free: use a smaller --max, fewer "
+                    "ranks or fewer backends",
                     tool::format_bytes(needed), plan.ranks, tool::format_bytes(usable)));
 }
 
-/// Before minutes of measuring.
+/// Checks before measuring, which takes minutes.
 void check_plot(const std::string& file, const CollectivePlan& plan) {
   if (plan.operation == Operation::kBarrier)
-    throw UsageError("--plot draws time over size, but a barrier has no size: leave it out");
+    throw UsageError("--plot draws time over size, but a barrier has no size: remove it");
   const auto folder = std::filesystem::absolute(file).parent_path();
   if (std::filesystem::is_directory(file)) throw UsageError(fmt::format("--plot is {}, a folder: name a file", file));
   if (::access(folder.c_str(), W_OK) != 0)
     throw UsageError(
-        fmt::format("--plot is {}, but nothing can be written to {}: {}", file, folder.string(), std::strerror(errno)));
+        fmt::format("--plot is {}, but {} is not writable: {}", file, folder.string(), std::strerror(errno)));
 }
 
 void write_plot(const std::string& file, const std::vector<CollectiveRow>& rows, const CollectivePlan& plan,
@@ -95,7 +95,7 @@ int run_collective_bench(const BenchArguments& arguments) {
 }
 
 int run_ddp_bench(const BenchArguments& arguments) {
-  if (!arguments.plot_file.empty()) throw UsageError("--plot draws time over size, but ddp has no sizes: leave it out");
+  if (!arguments.plot_file.empty()) throw UsageError("--plot draws time over size, but ddp has no sizes: remove it");
   RankOptions options{.command = {find_bench_program(), "--ddp"}, .threads = arguments.threads};
   DdpPlan plan = make_ddp_plan(arguments.request, query_backends(options.command[0]));
   options.by_mpirun = plan.backend == "mpi";
@@ -112,7 +112,7 @@ int run_ddp_bench(const BenchArguments& arguments) {
                              describe_conditions(plan, arguments.threads, machine))
               << std::flush;
   if (!arguments.json && python)
-    std::cout << fmt::format("# python: PyTorch {} of {}, its DistributedDataParallel over Gloo\n", python->torch,
+    std::cout << fmt::format("# python: PyTorch {} of {}, DistributedDataParallel over Gloo\n", python->torch,
                              python->program)
               << std::flush;
 

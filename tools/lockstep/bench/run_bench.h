@@ -6,7 +6,7 @@
 
 namespace lockstep::bench {
 
-/// All that stands on the command line of `lockstep bench`.
+/// The command line of `lockstep bench`.
 struct BenchArguments {
   Request request{};
   int threads = 1;
@@ -15,11 +15,11 @@ struct BenchArguments {
   std::string plot_file{};
 };
 
-/// Ended in time, but some results were not what they should be.
+/// Exit code: the benchmark finished, but some results are wrong.
 inline constexpr int kWrongResults = 1;
 
-/// Each carries out what the arguments ask for, prints it and returns lockstep's exit code. UsageError when nothing was
-/// started.
+/// Each function runs a benchmark, prints the results and returns the exit code of lockstep. Throws UsageError before
+/// anything is started.
 int run_collective_bench(const BenchArguments& arguments);
 int run_ddp_bench(const BenchArguments& arguments);
 int run_gpu_bench(const BenchArguments& arguments);

@@ -34,30 +34,31 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-constexpr int kCheckedSteps = 20;  // from the first weights
-constexpr int kFewestSteps = 10;   // in a sample: before the first the GPU has nothing to do, unlike in training
-constexpr int kWarmUps = 2;        // rounds that do not count
-constexpr int kWarmUpShare = 5;    // so much of a sample goes before it: whoever trains has slept for a while
+constexpr int kCheckedSteps = 20;  // from the initial weights
+constexpr int kFewestSteps = 10;   // in a sample: at its start the GPU is idle, unlike in training
+constexpr int kWarmUps = 2;        // rounds that are not counted
+constexpr int kWarmUpShare = 5;    // steps / 5 untimed steps precede each sample: the process was idle before
 constexpr int kFewestGpuRounds = 5, kMostRounds = 101;
-constexpr Seconds kAllModels{60};  // so long may all rounds of all models take
-constexpr Seconds kSample{0.1};    // so long should a sample take, at least
+constexpr Seconds kAllModels{60};  // time for all rounds of all models
+constexpr Seconds kSample{0.1};    // minimum duration of a sample
 
-/// A process that trains one model after the other on the GPU: lockstep-bench, or gpu_trainer.py.
+/// A process that trains models on the GPU: lockstep-bench or gpu_trainer.py.
 class Trainer {
  public:
   Trainer(GpuSide side, std::vector<std::string> command) : side_(side), process_(name_of(side), std::move(command)) {}
 
   GpuSide side() const { return side_; }
 
-  /// Returns when it has a GPU: the version of its torch. All of these throw PeerError when the process has ended.
+  /// Blocks until the process has the GPU; returns the version of its torch. All functions throw PeerError if the
+  /// process has ended.
   std::string await_ready() { return process_.read_answer(); }
-  /// From its first weights, with as much memory as it then needs.
+  /// Creates the model with its initial weights and resets the peak memory.
   void load_model(const std::string& model) { process_.request("model " + model); }
-  /// Returns when the GPU is done: the loss of the last step.
+  /// Trains and blocks until the GPU is done; returns the loss of the last step.
   double train(int steps) { return std::stod(process_.request("train " + std::to_string(steps))); }
-  /// The most memory that this model has needed.
+  /// The peak memory of this model.
   int64_t peak_bytes() { return std::stoll(process_.request("peak")); }
-  /// Gives its memory back.
+  /// Frees the model's memory.
   void unload_model() { process_.request("drop"); }
 
  private:
@@ -99,7 +100,7 @@ class GpuMeasurement {
   }
 
  private:
-  /// They take turns, so that all see the same machine.
+  /// The sides take turns, so that all see the same state of the machine.
   void take_rounds(GpuRow& row) {
     Clock::time_point begin;
     for (int round = 0; round < kWarmUps; ++round) {
@@ -149,8 +150,8 @@ void print_conditions(const std::string& gpu, const std::string& libtorch, const
                            LOCKSTEP_VERSION_STRING, kGpu, gpu, libtorch);
   if (python)
     std::cout << fmt::format(
-        "# python: PyTorch {} of {}; best: gradient_as_bucket_view, static_graph, no broadcast of buffers\n",
-        python->torch, python->program);
+        "# python: PyTorch {} of {}; best: gradient_as_bucket_view, static_graph, no buffer broadcast\n", python->torch,
+        python->program);
   std::cout << gpu_header() << std::flush;
 }
 
@@ -158,21 +159,21 @@ void print_verdict(const GpuPlan& plan, const std::vector<GpuRow>& rows, bool is
   const auto [fewest, most] = std::minmax_element(
       rows.begin(), rows.end(), [](const GpuRow& a, const GpuRow& b) { return a.rounds() < b.rounds(); });
   const char* verdict = !plan.check ? "losses not compared" : is_wrong ? "SOME LOSSES ARE WRONG" : "all losses agree";
-  std::cout << fmt::format("# {} rounds a model; {}\n", range(fewest->rounds(), most->rounds()), verdict)
+  std::cout << fmt::format("# {} rounds per model; {}\n", range(fewest->rounds(), most->rounds()), verdict)
             << gpu_comparison(rows) << std::flush;
 }
 
 }  // namespace
 
 int run_gpu_bench(const BenchArguments& arguments) {
-  if (!arguments.plot_file.empty()) throw UsageError("--plot draws time over size, but gpu has no sizes: leave it out");
+  if (!arguments.plot_file.empty()) throw UsageError("--plot draws time over size, but gpu has no sizes: remove it");
   const auto program = find_bench_program();
   const auto gpus = query_gpus(program);
   const auto plan = make_gpu_plan(arguments.request, gpus);
   std::optional<Python> python;
   if (!arguments.request.against.empty()) python = find_python("NCCL");
   ::setenv("OMP_NUM_THREADS", std::to_string(arguments.threads).c_str(), 1);
-  for (int stop : {SIGINT, SIGTERM})  // whoever trains ends when this process does
+  for (int stop : {SIGINT, SIGTERM})  // the trainers end with this process
     ::signal(stop, [](int) { ::_exit(static_cast<int>(LaunchExit::kPreempted)); });
   auto trainers = start_trainers(program, python);
   std::string libtorch;

@@ -19,8 +19,8 @@ namespace {
 constexpr int kUsage = static_cast<int>(lockstep::LaunchExit::kUsage);
 
 constexpr const char* kLockstepFooter = R"(
-lockstep COMMAND --help tells all about one command, its exit codes included; so does man lockstep-COMMAND where lockstep
-is installed.
+lockstep COMMAND --help describes a command, its options and exit codes. If lockstep is installed, so does
+man lockstep-COMMAND.
 
 Examples:
   lockstep doctor
@@ -28,11 +28,11 @@ Examples:
   lockstep run --help
 
 Exit codes:
-  0   the command did what it was asked to
+  0   success
   2   wrong usage
 )";
 
-/// How many letters must be added, removed or exchanged to make one of the other.
+/// The Levenshtein distance.
 size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -48,7 +48,7 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
-/// The one of `known` that `written` was most likely meant to be; empty when none is near.
+/// The element of `known` closest to `written`; empty if none is close.
 std::string nearest(const std::string& written, const std::vector<std::string>& known) {
   std::string best;
   size_t best_distance = std::max<size_t>(2, written.size() / 3) + 1;
@@ -62,7 +62,7 @@ std::string nearest(const std::string& written, const std::vector<std::string>& 
   return best;
 }
 
-/// " Did you mean NEAREST?", or nothing.
+/// " Did you mean NEAREST?", or an empty string.
 std::string suggestion(const std::string& written, const std::vector<std::string>& known) {
   const auto found = nearest(written, known);
   return found.empty() ? "" : " Did you mean " + found + "?";
@@ -89,11 +89,10 @@ std::pair<std::string, std::string> split_argument(const std::string& argument) 
   return {name, value};
 }
 
-/// Takes the program and its arguments off the end of `arguments` (what follows "run"), so that nothing in them is read
-/// as an option of ours: they begin at the first that is neither an option of `run` nor an option's value, or behind
-/// "--". What remains has '-' in the names of options where '_' was written, as torchrun allows, and the streams of
-/// --tee and --redirects, which may be left out, joined by '='.
-/// Throws CLI::ParseError with the nearest suggestion for an option that is none.
+/// Removes the program and its arguments from the end of `arguments` (the words after "run") and returns them, so that
+/// none of them is parsed as an option of lockstep. The program is the first word that is neither an option of `run`
+/// nor its value, or the first word after "--". In the remaining options, '_' in names becomes '-', as torchrun allows,
+/// and the optional value of --tee and --redirects is attached with '='. Throws CLI::ParseError for an unknown option.
 std::vector<std::string> split_off_program(const CLI::App& run, std::vector<std::string>& arguments) {
   std::vector<std::string> ours;
   size_t at = 0;
@@ -105,8 +104,8 @@ std::vector<std::string> split_off_program(const CLI::App& run, std::vector<std:
     auto [name, value] = split_argument(arguments[at++]);
     const auto* option = run.get_option_no_throw(name);
     if (!option)
-      throw CLI::ParseError("run: no option " + name + "." + suggestion(name, option_names(run)) +
-                                " Options of the program stand behind its name.",
+      throw CLI::ParseError("run: unknown option " + name + "." + suggestion(name, option_names(run)) +
+                                " Put options of the program after its name.",
                             CLI::ExitCodes::ExtrasError);
     const bool has_value = option->get_items_expected_max() > 0;
     if (has_value && option->get_expected_min() == 0) {
@@ -122,7 +121,7 @@ std::vector<std::string> split_off_program(const CLI::App& run, std::vector<std:
   return program;
 }
 
-/// The names of those commands that help shows.
+/// The names of the commands that the help shows.
 std::vector<std::string> command_names(const CLI::App& app) {
   const auto commands = app.get_subcommands([](const CLI::App* command) { return !command->get_group().empty(); });
   std::vector<std::string> names;
@@ -134,7 +133,7 @@ bool has_command(const CLI::App& app, const std::string& name) {
   return !app.get_subcommands([&](const CLI::App* command) { return command->check_name(name); }).empty();
 }
 
-/// A first word that is no command, which CLI11 would only call unexpected.
+/// Throws CLI::ParseError if the first word is not a command; CLI11 would only call it unexpected.
 void check_command(const CLI::App& app, const std::vector<std::string>& arguments) {
   if (arguments.empty())
     throw CLI::ParseError(fmt::format("a command is required: {}", fmt::join(command_names(app), ", ")),
@@ -143,16 +142,16 @@ void check_command(const CLI::App& app, const std::vector<std::string>& argument
 #ifndef LOCKSTEP_ALL_COMMANDS
   for (const char* command : {"doctor", "env", "bench", "test"})
     if (arguments[0] == command)
-      throw CLI::ParseError(fmt::format("{0} is not in this build, which has run alone. To build all commands: "
+      throw CLI::ParseError(fmt::format("{0} is not in this build, which contains only run. To build all commands: "
                                         "cmake -DLOCKSTEP_COMMANDS=all build && cmake --build build.",
                                         command),
                             CLI::ExitCodes::ExtrasError);
 #endif
-  throw CLI::ParseError("no command " + arguments[0] + "." + suggestion(arguments[0], command_names(app)),
+  throw CLI::ParseError("unknown command " + arguments[0] + "." + suggestion(arguments[0], command_names(app)),
                         CLI::ExitCodes::ExtrasError);
 }
 
-/// The error, and where to read on.
+/// The error with a hint to the help.
 std::string with_hint(const std::string& error, const std::string& command) {
   const bool ends = error.ends_with('.') || error.ends_with('?');
   return fmt::format("lockstep: {}{} See lockstep{} --help.\n", error, ends ? "" : ".",
@@ -162,7 +161,7 @@ std::string with_hint(const std::string& error, const std::string& command) {
 }  // namespace
 
 CommandLine::CommandLine() : app_("Distributed data-parallel training for C++ on LibTorch", "lockstep") {
-  // Before the commands, which inherit what is set here.
+  // Set before the commands are added, which inherit these settings.
   app_.set_help_flag("-h,--help", "Print this help");
   app_.formatter_fn([](const CLI::App* app, const std::string&, CLI::AppFormatMode) {
     return lockstep::tool::help_text(lockstep::tool::read_manual(*app), lockstep::tool::help_columns());
@@ -195,7 +194,7 @@ int CommandLine::run(std::vector<std::string> arguments) {
       rest.insert(rest.begin(), "run");
       arguments = std::move(rest);
     }
-    std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 expects reverse order
     app_.parse(arguments);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app_.exit(error);

@@ -7,10 +7,10 @@ namespace CLI {
 class App;
 }
 
-/// Runs the command that the arguments (without the program's name) name and returns the exit code.
+/// Runs the command given by the arguments (without the program's name) and returns the exit code.
 int run_command(std::vector<std::string> arguments);
 
-/// Each adds one command to `lockstep`. When it is chosen, parsing runs it and sets the exit code.
+/// Each function adds one command to `app`. Parsing a command line with that command runs it and sets `exit_code`.
 void add_run(CLI::App& app, const std::vector<std::string>& program, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
 void add_env(CLI::App& app, int& exit_code);

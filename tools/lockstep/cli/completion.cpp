@@ -12,11 +12,11 @@
 namespace lockstep::tool {
 namespace {
 
-// What is the same for every table of commands; the functions printed before it tell what may be written where. `kind`
-// is what completes a word: words W..., files, folders, program, or text, which only the user knows.
+// The part of the script that does not depend on the commands; the functions printed before it describe the commands.
+// `kind` is the kind of completion for a word: words W..., files, folders, program, or text, which cannot be completed.
 constexpr const char* kBashFunctions = R"(
 _lockstep() {
-  # Readline cuts words at = and :, which are put together again here.
+  # Readline splits words at = and :. Join them again.
   local words=() starts=() word raw i is_joined=''
   for ((i = 0; i <= COMP_CWORD; ++i)); do
     word=${COMP_WORDS[i]} raw=$word
@@ -30,7 +30,7 @@ _lockstep() {
     is_joined=$is_cut
   done
 
-  # Past the words before the last: which command it is, which operand, or the value of which option.
+  # Scan the words before the last for the command, the operand index, or the option whose value is completed.
   local last=$((${#words[@]} - 1)) command='' options='' operands=() more='' operand=0 kind='' no_options=''
   _lockstep_command ''
   for ((i = 1; i < last; ++i)); do
@@ -53,7 +53,7 @@ _lockstep() {
 
   local current=${words[last]} prefix=''
   if ((i > last)); then
-    :  # the value of an option, whose kind is known
+    :  # the value of an option; kind is set
   elif [[ $current == --*=* && ! $no_options ]]; then
     prefix=${current%%=*}=
     _lockstep_value "$command" "${current%%=*}"
@@ -65,11 +65,11 @@ _lockstep() {
   fi
   _lockstep_reply
   COMPREPLY=("${COMPREPLY[@]/#/$prefix}")
-  prefix=${words[last]%"$raw"}  # what readline has cut off keeps its place
+  prefix=${words[last]%"$raw"}  # readline keeps the part it has split off
   COMPREPLY=("${COMPREPLY[@]#"$prefix"}")
 }
 
-# Offers what is of `kind` and begins with `current`.
+# Offers completions of `kind` that start with `current`.
 _lockstep_reply() {
   COMPREPLY=()
   case $kind in
@@ -94,7 +94,7 @@ _lockstep_files() {
   compopt -o filenames 2>/dev/null
 }
 
-# The arguments of the program at $1: as that program has them completed, else files.
+# Completes the arguments of the program at word $1: by the program's own completion, else files.
 _lockstep_program() {
   local current=${COMP_WORDS[COMP_CWORD]}
   if declare -F _command_offset >/dev/null; then
@@ -123,12 +123,12 @@ std::string kind_of(const Value& value) {
   return "";
 }
 
-/// "run" in the scripts, or nothing for `lockstep` itself.
+/// The name of a command in the script, such as "run"; empty for `lockstep` itself.
 std::string key_of(const Manual& manual) {
   return manual.commands.empty() ? last_word(manual.name) : "";
 }
 
-/// The options and operands of one command, as a case of _lockstep_command.
+/// The case of _lockstep_command with the options and operands of one command.
 std::string command_case(const Manual& manual) {
   std::vector<std::string> names, operands;
   for (const auto& option : manual.options) names.insert(names.end(), option.names.begin(), option.names.end());
@@ -144,7 +144,7 @@ std::string command_case(const Manual& manual) {
                      fmt::join(names, " "), fmt::join(operands, " "), more.empty() ? "''" : more);
 }
 
-/// The options of one command whose value is the next word, as cases of _lockstep_value.
+/// The cases of _lockstep_value for the options of one command whose value is the next word.
 std::string value_cases(const Manual& manual) {
   std::string text;
   for (const auto& option : manual.options) {
@@ -156,7 +156,7 @@ std::string value_cases(const Manual& manual) {
   return text;
 }
 
-/// Text within a specification of _arguments or _describe, which is itself within single quotes.
+/// Escapes text for a single-quoted specification of _arguments or _describe.
 std::string escape_zsh(const std::string& text) {
   std::string result;
   for (const char letter : text) {
@@ -173,7 +173,7 @@ std::string escape_zsh(const std::string& text) {
 std::string action_of(const Value& value) {
   switch (value.completion) {
     case Completion::kNothing:
-      return " ";  // only shows what is wanted
+      return " ";  // only shows the description
     case Completion::kFiles:
       return "_files";
     case Completion::kFolders:
@@ -186,7 +186,7 @@ std::string action_of(const Value& value) {
   return "";
 }
 
-/// How zsh is told where the value stands: in the next word too, or in the same word or not at all.
+/// Marks where zsh expects the value: also in the next word, or, if optional, only in the same word.
 std::string with_value(const std::string& name, const Value& value) {
   const bool is_long = name.starts_with("--");
   if (value.name.empty()) return name;
@@ -207,7 +207,7 @@ std::string option_specification(const Entry& option) {
   return text + "'";
 }
 
-/// '2:SHELL:(bash zsh)'; for a program also its arguments, which are completed as the program's own.
+/// '2:SHELL:(bash zsh)'. A program's arguments are completed by that program's completion.
 std::string positional_specification(const Value& value, int number) {
   const auto place = value.is_repeated ? "*" : std::to_string(number);
   if (value.completion == Completion::kProgram)
@@ -215,7 +215,7 @@ std::string positional_specification(const Value& value, int number) {
   return fmt::format("'{}:{}:{}'", place, escape_zsh(value.name), action_of(value));
 }
 
-/// The specifications of all options and positionals, each on a line of its own.
+/// The specifications of all options and positionals, one per line.
 std::string specifications(const Manual& manual, const std::string& indent) {
   std::string text;
   for (const auto& option : manual.options) text += " \\\n" + indent + option_specification(option);
@@ -234,10 +234,10 @@ std::string bash_completion(const Manual& lockstep) {
     values += value_cases(command);
   }
   return fmt::format(
-      "# Completes the words of lockstep in bash; printed by `lockstep completion bash`.\n\n"
-      "# What may be written behind command $1.\n"
+      "# Completion of lockstep for bash; printed by `lockstep completion bash`.\n\n"
+      "# Sets the options and operands of command $1.\n"
       "_lockstep_command() {{\n  case $1 in\n{}    *) options='' operands=() more='' ;;\n  esac\n}}\n\n"
-      "# What the value of option $2 of command $1 is; nothing for a flag.\n"
+      "# Sets the kind of value of option $2 of command $1; empty for a flag.\n"
       "_lockstep_value() {{\n  case \"$1 $2\" in\n{}    *) kind='' ;;\n  esac\n}}\n{}",
       commands, values, kBashFunctions);
 }
@@ -251,7 +251,7 @@ std::string zsh_completion(const Manual& lockstep) {
                          specifications(command, "            "));
   }
   return fmt::format(R"(#compdef lockstep
-# Completes the words of lockstep in zsh; printed by `lockstep completion zsh`.
+# Completion of lockstep for zsh; printed by `lockstep completion zsh`.
 
 _lockstep() {{
   local curcontext=$curcontext state line found=1
@@ -285,8 +285,8 @@ fi
 namespace {
 
 constexpr const char* kCompletionFooter = R"(
-In bash, the script is best sourced from ~/.bashrc. In zsh, it goes into a folder of fpath, as _lockstep, before compinit
-is called. `cmake --install` puts both where the shells look for them.
+For bash, source the script from ~/.bashrc. For zsh, put it into a folder of fpath as _lockstep before compinit is called.
+`cmake --install` installs both scripts in the usual folders.
 
 Examples:
   source <(lockstep completion bash)
@@ -295,19 +295,19 @@ Examples:
 
 Exit codes:
   0   the script was printed
-  2   wrong usage, such as a shell that is not known
+  2   wrong usage, such as an unknown shell
 )";
 
 std::string check_shell(const std::string& shell) {
-  return shell == "bash" || shell == "zsh" ? "" : "there is no script for " + shell + ", only for bash and zsh";
+  return shell == "bash" || shell == "zsh" ? "" : "no completion for " + shell + ", only for bash and zsh";
 }
 
 }  // namespace
 
 void add_completion(CLI::App& app, int& exit_code) {
   auto shell = std::make_shared<std::string>();
-  auto* command = app.add_subcommand("completion", "Print the script by which bash or zsh completes lockstep's words");
-  command->add_option("shell", *shell, "The shell that the script is for")
+  auto* command = app.add_subcommand("completion", "Print a completion script for bash or zsh");
+  command->add_option("shell", *shell, "The shell to generate the script for")
       ->required()
       ->type_name("bash|zsh")
       ->check(CLI::Validator(check_shell, ""));

@@ -14,9 +14,9 @@ namespace {
 
 constexpr int kMaxHelpColumns = 100;
 constexpr int kOptionColumns = 22;
-constexpr char kUnbreakable = '\x1f';  // a space that is no end of a line
+constexpr char kUnbreakable = '\x1f';  // a non-breaking space
 
-/// Two columns, the right one wrapped. What is too wide for the left one has a line of its own.
+/// Formats two columns, the right one wrapped. Text too wide for the left column gets its own line.
 std::string row(const std::string& left, const std::string& right, int left_columns, int columns) {
   const auto indent = static_cast<size_t>(left_columns) + 4;
   const auto lines = wrap(right, static_cast<size_t>(std::max(columns - left_columns - 4, 30)));
@@ -37,7 +37,7 @@ std::string with_default_and_variable(const Entry& entry) {
 
 std::string row(const Entry& entry, int columns) {
   if (entry.names.empty()) return row(entry.value.name, with_default_and_variable(entry), kOptionColumns, columns);
-  const bool is_long = entry.names[0].starts_with("--");  // stands where others have their long name
+  const bool is_long = entry.names[0].starts_with("--");  // without a short name: aligned with other long names
   const auto left = fmt::format("{}{}{}", is_long ? "    " : "", fmt::join(entry.names, ", "), value_text(entry.value));
   return row(left, with_default_and_variable(entry), kOptionColumns, columns);
 }

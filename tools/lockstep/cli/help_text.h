@@ -6,16 +6,16 @@
 
 namespace lockstep::tool {
 
-/// What `--help` prints, in lines of at most `columns` but for what the manual has in longer ones.
+/// The output of `--help`, wrapped to `columns`, except for lines that the manual keeps verbatim.
 std::string help_text(const Manual& manual, int columns);
 
 /// "lockstep run [OPTIONS] PROGRAM [ARGUMENT...]".
 std::string usage(const Manual& manual);
 
-/// What follows an option's name: " N", " [STREAMS]", " RANK..."; empty for a flag.
+/// The text after an option's name: " N", " [STREAMS]", " RANK..."; empty for a flag.
 std::string value_text(const Value& value);
 
-/// For help: as wide as the terminal, up to what is pleasant to read; 80 without a terminal.
+/// The width for help: that of the terminal, but at most 100; 80 without a terminal.
 int help_columns();
 
 }  // namespace lockstep::tool

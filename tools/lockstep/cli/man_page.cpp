@@ -17,15 +17,15 @@
 namespace lockstep::tool {
 namespace {
 
-/// Text that roff prints as it stands, on a line of its own or within one.
+/// Escapes text, so that roff prints it verbatim at any place of a line.
 std::string escape_roff(const std::string& text) {
   std::string result;
-  if (text.starts_with('.') || text.starts_with('\'')) result = "\\&";  // else a request
+  if (text.starts_with('.') || text.starts_with('\'')) result = "\\&";  // would be parsed as a request
   for (const char letter : text) {
     if (letter == '\\')
       result += "\\e";
     else if (letter == '-')
-      result += "\\-";  // one that can be copied and searched for
+      result += "\\-";  // an ASCII hyphen, which can be copied and searched
     else if (letter == '\'')
       result += "\\(aq";
     else if (letter == '`')
@@ -42,7 +42,7 @@ std::string escape_roff(const std::string& text) {
   return result;
 }
 
-/// A description as the end of "NAME - description".
+/// A description for "NAME - description": starts in lower case.
 std::string in_sentence(std::string text) {
   const bool is_word = text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0;
   if (is_word) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
@@ -104,7 +104,9 @@ bool write_page(const Manual& manual, const std::string& folder) {
   const auto path = folder + "/" + page_name(manual) + ".1";
   std::ofstream file(path);
   file << man_page(manual, LOCKSTEP_VERSION_STRING) << std::flush;
-  if (!file) std::cerr << "lockstep: " << path << " cannot be written: is " << folder << " a folder you may write?\n";
+  if (!file)
+    std::cerr << "lockstep: " << path << " cannot be written: check that " << folder
+              << " is a folder with write permission\n";
   return static_cast<bool>(file);
 }
 
@@ -142,8 +144,8 @@ std::string man_page(const Manual& manual, const std::string& version) {
 
 void add_man(CLI::App& app, int& exit_code) {
   auto folder = std::make_shared<std::string>();
-  auto* command = app.add_subcommand("man", "Write the man pages, for the build")->group("");
-  command->add_option("folder", *folder, "Where to")->required()->type_name("DIR");
+  auto* command = app.add_subcommand("man", "Write the man pages (used by the build)")->group("");
+  command->add_option("folder", *folder, "The folder to write to")->required()->type_name("DIR");
   command->callback([folder, &app, &exit_code] {
     using namespace lockstep::tool;
     exit_code = write_pages(read_manual(app), *folder) ? 0 : 1;

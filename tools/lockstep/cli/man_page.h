@@ -6,10 +6,10 @@
 
 namespace lockstep::tool {
 
-/// The page of `lockstep` or of one of its commands, for man(1). `version` is shown at its foot.
+/// Returns the man page of `lockstep` or of one of its commands, in roff. `version` appears in the footer.
 std::string man_page(const Manual& manual, const std::string& version);
 
-/// "lockstep-run" for "lockstep run", as with git: what man(1) finds it by.
+/// The name of the page for man(1): "lockstep-run" for "lockstep run".
 std::string page_name(const Manual& manual);
 
 }  // namespace lockstep::tool

@@ -31,8 +31,8 @@ std::vector<std::string> checked_words(const std::string& type_name) {
   return words;
 }
 
-/// The type's name without what checks add: "SECONDS" from "SECONDS:NONNEGATIVE". Where CLI11 chose it, what the check
-/// says, "FILE" from "TEXT:FILE", or a word that people use.
+/// The type's name without the suffix of a check: "SECONDS" for "SECONDS:NONNEGATIVE". For CLI11's default names, the
+/// check's name ("FILE" for "TEXT:FILE") or a more common word.
 std::string value_name(const std::string& type_name) {
   const auto parts = split(type_name, ':');
   if (parts.empty()) return "VALUE";
@@ -44,7 +44,7 @@ std::string value_name(const std::string& type_name) {
   return parts[1] == "FILE" || parts[1] == "DIR" ? parts[1] : parts[0];
 }
 
-/// What can be offered: the words a check allows, else the alternatives in lower case, as in "N|cpu|gpu".
+/// The words to offer as completion: those that a check allows, else the lower-case alternatives, as in "N|cpu|gpu".
 std::vector<std::string> words_of(const std::string& type_name) {
   if (const auto words = checked_words(type_name); !words.empty()) return words;
   auto words = split(value_name(type_name), '|');

@@ -9,13 +9,13 @@ class App;
 
 namespace lockstep::tool {
 
-/// What a shell offers for a value.
+/// What a shell offers as completion of a value.
 enum class Completion { kNothing, kFiles, kFolders, kWords, kProgram };
 
-/// What stands behind an option's name, or by itself as a positional.
+/// The value of an option or of a positional.
 struct Value {
   std::string name;                // "FILE", "N|cpu|gpu|auto"; empty: a flag, which has no value
-  std::vector<std::string> words;  // the alternatives of `name` that are written as they stand: cpu, gpu, auto
+  std::vector<std::string> words;  // the literal alternatives in `name`: cpu, gpu, auto
   Completion completion = Completion::kNothing;
   bool is_optional = false;
   bool is_repeated = false;
@@ -26,33 +26,34 @@ struct Entry {
   std::vector<std::string> names;  // "-n", "--nproc-per-node"; empty: a positional
   Value value;
   std::string description;
-  std::string default_value;  // empty: none to speak of
-  std::string variable;       // of the environment; empty: none
-  std::string group;          // the heading it stands under
+  std::string default_value;  // empty: none
+  std::string variable;       // environment variable; empty: none
+  std::string group;          // heading in the help
 };
 
-/// "Examples" and what is indented below that heading, line by line.
+/// A heading, such as "Examples", with the indented lines below it.
 struct ManualSection {
   std::string title;
   std::vector<std::string> lines;
 };
 
-/// All that is said about `lockstep` or one of its commands: help, man pages and completion print it in their ways.
+/// The documentation of `lockstep` or one of its commands, from which help, man pages and completion are generated.
 struct Manual {
   std::string name;  // "lockstep", "lockstep run"
   std::string description;
   std::vector<Entry> positionals;
-  std::vector<Entry> options;      // --help comes last
+  std::vector<Entry> options;      // --help is last
   std::vector<std::string> notes;  // paragraphs
   std::vector<ManualSection> sections;
   std::vector<Manual> commands;
 };
 
-/// Reads a command as it was given to CLI11. Whatever is in a group without a name is hidden and left out.
+/// Reads a command from its CLI11 table. Entries in a group without a name are hidden and skipped.
 ///
-/// - A type name is shown as it is, without what checks add to it. Its alternatives in lower case are offered as words,
-///   FILE and DIR as files and folders. A positional `program` is a program to start and, repeated, its arguments.
-/// - In the footer, an indented block below "Heading:" is a section. All else are notes, a paragraph each.
+/// - A type name is shown without the suffixes that CLI11's checks add. Its lower-case alternatives are completed as
+/// words, FILE and DIR as files and folders. A positional `program` is a program to start and, if repeated, its
+/// arguments.
+/// - In the footer, an indented block below "Heading:" is a section. Other paragraphs are notes.
 Manual read_manual(const CLI::App& app);
 
 /// "run" of "lockstep run".

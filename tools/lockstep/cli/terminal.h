@@ -6,7 +6,7 @@
 
 namespace lockstep::tool {
 
-/// Lines of at most `columns`, broken between words and, in paths that are longer, behind slashes.
+/// Wraps text to lines of at most `columns`. Lines break between words; longer paths break after slashes.
 std::vector<std::string> wrap(const std::string& text, size_t columns);
 
 struct TableStyle {
@@ -14,7 +14,8 @@ struct TableStyle {
   bool colour = false;
 };
 
-/// As wide as the terminal; without one, 100 columns. Coloured on a terminal unless NO_COLOR is set and not empty.
+/// The width of the terminal, or 100 columns without a terminal. Coloured on a terminal unless NO_COLOR is set and not
+/// empty.
 TableStyle stdout_style();
 
 }  // namespace lockstep::tool

@@ -15,7 +15,7 @@ std::string memory_of(const Gpu& gpu) {
   return gpu.memory_bytes == 0 ? "memory unknown" : format_bytes(gpu.memory_bytes);
 }
 
-/// "2 x NVIDIA H200, 140 GiB each"; of GPUs that differ, each with its number.
+/// "2 x NVIDIA H200, 140 GiB each"; GPUs that differ are listed one by one.
 std::string list(const std::vector<Gpu>& gpus) {
   const bool are_alike = std::all_of(gpus.begin(), gpus.end(), [&](const Gpu& gpu) { return gpu == gpus.front(); });
   if (are_alike)
@@ -26,7 +26,7 @@ std::string list(const std::vector<Gpu>& gpus) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// All that are here, by the best source there is.
+/// All GPUs of this host, from the best source available: nvidia-smi, LibTorch, /dev.
 std::string list(const Gpus& gpus, const Probe& probe) {
   std::vector<Gpu> installed;
   for (const auto& one : gpus.installed) installed.push_back(one.gpu);
@@ -44,7 +44,7 @@ std::string format_count(size_t seen) {
   return seen == 0 ? "none" : fmt::to_string(seen);
 }
 
-/// Ok when it hides no more than it says.
+/// Ok if every entry of CUDA_VISIBLE_DEVICES, up to a deliberate -1, names a GPU and at least one GPU is visible.
 Finding check_visible_devices(const Gpus& gpus, const std::string& found) {
   const auto visible = visible_gpus(gpus);
   const bool is_intended = !visible.invalid_entry || *visible.invalid_entry == "-1";
@@ -52,11 +52,11 @@ Finding check_visible_devices(const Gpus& gpus, const std::string& found) {
   const std::string why = is_intended ? "" : fmt::format("there is no GPU {}, so ", *visible.invalid_entry);
   return {"GPUs", Status::kWarning,
           fmt::format("{}: {}CUDA sees {} of them", found, why, format_count(visible.gpus.size())),
-          fmt::format("unset CUDA_VISIBLE_DEVICES, or name GPUs from {}", indices(gpus))};
+          fmt::format("unset CUDA_VISIBLE_DEVICES, or list GPUs from {}", indices(gpus))};
 }
 
-/// Whether NCCL_SOCKET_IFNAME lets NCCL use the interface: "eth,ib" are beginnings of names, "=eth0" whole ones, and a
-/// "^" before all of them means the others.
+/// Whether NCCL_SOCKET_IFNAME allows the interface: "eth,ib" are prefixes of names, "=eth0" are exact names, and a
+/// leading "^" excludes the matches.
 bool allows(std::string pattern, const std::string& name) {
   const bool excludes = pattern.starts_with('^');
   if (excludes) pattern.erase(0, 1);
@@ -83,17 +83,17 @@ bool gpus_are_relevant(const Gpus& gpus, const Probe& probe) {
 Finding check_driver(const Gpus& gpus, const Probe& probe) {
   if (!gpus.smi_failure.empty())
     return {"driver", Status::kWarning, fmt::format("nvidia-smi {}", gpus.smi_failure),
-            "reboot after an update of the driver; in a container, start it anew with --gpus all; `dmesg | grep NVRM` "
-            "says more"};
+            "reboot after a driver update; in a container, restart it with --gpus all; see `dmesg | grep NVRM` for "
+            "details"};
   if (!gpus.installed.empty()) return {"driver", Status::kOk, gpus.installed[0].driver_version};
   if (gpus.device_files > 0 || !probe.gpus.empty())
-    return {"driver", Status::kOk, "here, but nvidia-smi is not in PATH",
-            "in a container, -e NVIDIA_DRIVER_CAPABILITIES=compute,utility: NCCL needs the library that comes with it"};
+    return {"driver", Status::kOk, "found, but nvidia-smi is not in PATH",
+            "in a container, set -e NVIDIA_DRIVER_CAPABILITIES=compute,utility: NCCL needs NVML, which utility adds"};
   if (gpus.has_driver)
-    return {"driver", Status::kWarning, "loaded, but /dev has no nvidia0: this process may use no GPU",
-            "in a container, docker run --gpus all; under Slurm, ask for GPUs (srun --gpus)"};
-  return {"driver", Status::kWarning, "NVIDIA's is missing, and this build has nccl: ranks train on the CPU",
-          "install the driver; in a container, docker run --gpus all"};
+    return {"driver", Status::kWarning, "loaded, but /dev has no nvidia0: this process cannot use a GPU",
+            "in a container, use docker run --gpus all; under Slurm, request GPUs (srun --gpus)"};
+  return {"driver", Status::kWarning, "no NVIDIA driver, although this build has nccl: ranks train on the CPU",
+          "install the driver; in a container, use docker run --gpus all"};
 }
 
 Finding check_gpus(const Gpus& gpus, const Probe& probe, int ranks) {
@@ -106,13 +106,14 @@ Finding check_gpus(const Gpus& gpus, const Probe& probe, int ranks) {
   if (seen == 0 || seen < visible_gpus(gpus).gpus.size())
     return {"GPUs", Status::kWarning,
             fmt::format("{}: a LibTorch for CUDA {} sees {} of them", found, probe.cuda_version, format_count(seen)),
-            fmt::format("is the driver older than CUDA {} wants? nvidia-smi names the newest that it knows; does "
-                        "CUDA_VISIBLE_DEVICES hide some, or MIG?",
+            fmt::format("check that the driver supports CUDA {} (nvidia-smi prints the newest version it supports), "
+                        "and that neither CUDA_VISIBLE_DEVICES nor MIG hides GPUs",
                         probe.cuda_version)};
   const bool is_shown_its_own = seen == 1 && gpus.on_host >= ranks;  // as gpu_of_rank in src/comm sees it
   if (static_cast<size_t>(ranks) > seen && !is_shown_its_own)
-    return {"GPUs", Status::kWarning, fmt::format("{}: {} for {} ranks, which train on the CPU", found, seen, ranks),
-            fmt::format("start at most {} here; where each rank sees only its own GPU, set .device = cuda:0", seen)};
+    return {"GPUs", Status::kWarning,
+            fmt::format("{}: {} for {} ranks, so the ranks train on the CPU", found, seen, ranks),
+            fmt::format("start at most {} ranks here; if each rank sees only its own GPU, set .device = cuda:0", seen)};
   return {"GPUs", Status::kOk, found};
 }
 
@@ -125,7 +126,7 @@ Finding check_compute_modes(const Gpus& gpus) {
     const bool is_prohibited = mode == std::string("Prohibited");
     return {"compute mode", is_prohibited ? Status::kError : Status::kWarning,
             fmt::format("{}: GPU {}; {}", mode, fmt::join(concerned, ", "),
-                        is_prohibited ? "no process may use it" : "a second process on it fails"),
+                        is_prohibited ? "no process can use it" : "a second process on it fails"),
             "nvidia-smi -c DEFAULT, as root"};
   }
   return {"compute mode", Status::kOk, "any number of processes"};
@@ -135,33 +136,34 @@ Finding check_nccl(const Probe& probe) {
   if (has_backend(probe, "nccl"))
     return {"NCCL", Status::kOk, fmt::format("{}, for CUDA {}", probe.nccl_version, probe.cuda_version)};
   if (!probe.has_cuda)
-    return {"NCCL", Status::kWarning, "not in this build, whose LibTorch is for CPUs: ranks train on the CPU",
-            "install a CUDA build of PyTorch or LibTorch; then build lockstep again, with CMAKE_PREFIX_PATH set to it"};
-  return {
-      "NCCL", Status::kWarning, "not in this build: ranks train on the CPU",
-      fmt::format("apt-get install libnccl-dev, and CUDA {}'s headers; then build lockstep again", probe.cuda_version)};
+    return {"NCCL", Status::kWarning, "not in this build, whose LibTorch has no CUDA: ranks train on the CPU",
+            "install a CUDA build of PyTorch or LibTorch, then rebuild lockstep with CMAKE_PREFIX_PATH set to it"};
+  return {"NCCL", Status::kWarning, "not in this build: ranks train on the CPU",
+          fmt::format("apt-get install libnccl-dev, install the headers of CUDA {}, then rebuild lockstep",
+                      probe.cuda_version)};
 }
 
 Finding check_nccl_interface(const std::string& named, const Network& network, bool spans_hosts) {
   constexpr const char* kCheck = "NCCL's network";
   const std::string found = fmt::format("NCCL_SOCKET_IFNAME is \"{}\"", named);
-  const std::string remedy = "unset it, or name the interface that the other hosts reach";
+  const std::string remedy = "unset it, or name an interface that the other hosts can reach";
   const auto& all = network.interfaces;
-  // The first is where NCCL's ranks meet. A list of exclusions alone does not keep it from lo.
+  // NCCL bootstraps over the first match. An exclusion list that does not name lo allows lo.
   const auto first = std::find_if(all.begin(), all.end(),
                                   [&](const Interface& one) { return can_be_used(one) && allows(named, one.name); });
   if (first == all.end()) {
     std::vector<std::string> names;
     for (const auto& one : all)
       if (can_be_used(one)) names.push_back(one.name);
-    return {kCheck, Status::kError, fmt::format("{}, and the interfaces here are {}", found, fmt::join(names, ", ")),
+    return {kCheck, Status::kError,
+            fmt::format("{}, which matches none of the interfaces of this host: {}", found, fmt::join(names, ", ")),
             remedy};
   }
   if (spans_hosts && is_loopback({.addresses = first->addresses}))
     return {kCheck, Status::kError,
-            fmt::format("{}, which lets NCCL take {}: no other host reaches it", found, first->name),
+            fmt::format("{}, so NCCL uses {}, which no other host can reach", found, first->name),
             named.starts_with('^') ? fmt::format("NCCL_SOCKET_IFNAME={},lo", named) : remedy};
-  return {kCheck, Status::kOk, fmt::format("{}, by NCCL_SOCKET_IFNAME=\"{}\"", first->name, named)};
+  return {kCheck, Status::kOk, fmt::format("{}, selected by NCCL_SOCKET_IFNAME=\"{}\"", first->name, named)};
 }
 
 Finding check_nccl_variables(const Variables& nccl, size_t gpus, bool has_infiniband) {
@@ -172,8 +174,9 @@ Finding check_nccl_variables(const Variables& nccl, size_t gpus, bool has_infini
   if (has_infiniband && is_on(nccl, "NCCL_IB_DISABLE")) slow.push_back("NCCL_IB_DISABLE");
   const std::string found(fmt::format("{}", fmt::join(shown, ", ")));
   if (slow.empty()) return {"NCCL variables", Status::kOk, found};
-  return {"NCCL variables", Status::kWarning, fmt::format("{}: data takes a slower way than this machine has", found),
-          fmt::format("unset {}, unless it hangs without", fmt::join(slow, " "))};
+  return {"NCCL variables", Status::kWarning,
+          fmt::format("{}: NCCL uses a slower transport than this machine offers", found),
+          fmt::format("unset {}, unless NCCL hangs without it", fmt::join(slow, " "))};
 }
 
 bool is_on(const Variables& nccl, const std::string& name) {

@@ -13,12 +13,12 @@
 
 namespace lockstep::tool {
 
-// The checks of `lockstep doctor`: each maps facts to a finding. All are pure, so that tests pass made-up facts.
+// The checks of `lockstep doctor`: each maps facts to a finding. All are pure; tests pass made-up facts.
 // `ranks` is the number of ranks on this host, `world_size` that of the job.
 
 // --- Job and folders
 
-/// Whether the variables that a launcher sets make sense together.
+/// Checks that the variables set by a launcher are consistent.
 Finding check_job(const Rendezvous& rendezvous);
 
 Finding check_secret(const SecretFile& secret, const Rendezvous& rendezvous, const Network& network);
@@ -29,9 +29,9 @@ Finding check_folder(const Folder& folder);
 
 Finding check_host_name(const Rendezvous& rendezvous, const Network& network);
 
-// The others are about a meeting at an address; the last two, about one that a way leads to.
+// The next three need a rendezvous at an address; the last two also need a route to that address.
 
-/// Whether the ranks find the way to where they meet.
+/// Checks that the ranks can reach the rendezvous address.
 Finding check_rendezvous_address(const Rendezvous& rendezvous, const Network& network);
 
 /// `named`: the value of LOCKSTEP_INTERFACE.
@@ -49,7 +49,7 @@ Finding check_threads(const Machine& machine, int ranks, const std::optional<std
 Finding check_memory(const Machine& machine, int ranks);
 Finding check_numa(const Machine& machine, int ranks);
 
-/// `serves_nccl`: whether NCCL's ranks on this host would use it.
+/// `serves_nccl`: whether NCCL would use /dev/shm between the ranks on this host.
 Finding check_shared_memory(const Machine& machine, bool serves_nccl);
 
 Finding check_open_files(const Machine& machine, int world_size);
@@ -59,41 +59,42 @@ Finding check_clock(const Machine& machine, bool spans_hosts);
 
 // --- LibTorch
 
-/// Whether LibTorch could be asked, and which it is. The others are about a probe that has no failure.
+/// Checks that the probe of LibTorch worked, and reports the LibTorch it found. The next three need a probe without
+/// failure.
 Finding check_torch(const Probe& probe);
 
 Finding check_blas(const Probe& probe, const Machine& machine);
 
-/// Whether convolutions are faster without MKL-DNN, as with Debian's LibTorch 1.13 for arm64.
+/// Checks whether convolutions are faster without MKL-DNN, as with Debian's LibTorch 1.13 for arm64.
 Finding check_convolutions(const Probe& probe, const Machine& machine);
 
 Finding check_backends(const Probe& probe);
 
 // --- GPUs
 
-/// Whether anything here speaks of GPUs: the machine, or a build that is made for them.
+/// Whether this machine or this build has anything to do with GPUs. If not, the GPU checks are skipped.
 bool gpus_are_relevant(const Gpus& gpus, const Probe& probe);
 
-/// Whether NVIDIA's driver is here and answers. Where it does not, and LibTorch sees no GPU either, the others have
-/// nothing to add.
+/// Checks that NVIDIA's driver is loaded and answers. If not, and LibTorch sees no GPU either, the other GPU checks add
+/// nothing.
 Finding check_driver(const Gpus& gpus, const Probe& probe);
 
-/// How many GPUs there are and which, and whether the `ranks` on this host would train on them.
+/// Lists the GPUs and checks whether the `ranks` on this host would train on them.
 Finding check_gpus(const Gpus& gpus, const Probe& probe, int ranks);
 
-/// Whether processes may use the GPUs that are installed and visible.
+/// Checks that the compute mode lets processes use the visible GPUs.
 Finding check_compute_modes(const Gpus& gpus);
 
-/// Whether this build joins GPUs, on a machine that has some.
+/// Checks, on a machine with GPUs, that this build has NCCL.
 Finding check_nccl(const Probe& probe);
 
-/// `named`: the value of NCCL_SOCKET_IFNAME, which is not empty. `spans_hosts`: ranks run on other hosts, too.
+/// `named`: the value of NCCL_SOCKET_IFNAME, not empty. `spans_hosts`: the job has ranks on other hosts.
 Finding check_nccl_interface(const std::string& named, const Network& network, bool spans_hosts);
 
 /// `nccl`: the variables that NCCL reads.
 Finding check_nccl_variables(const Variables& nccl, size_t gpus, bool has_infiniband);
 
-/// Whether the variable is there and has a number other than 0, which is how NCCL reads a switch.
+/// Whether the variable is set to a number other than 0, as NCCL reads a flag.
 bool is_on(const Variables& nccl, const std::string& name);
 
 }  // namespace lockstep::tool

@@ -25,7 +25,7 @@ Section examine_network(const Facts& facts) {
   Section section{"Network", {check_host_name(facts.rendezvous, facts.network)}};
   if (facts.rendezvous.kind != Rendezvous::Kind::kAddress) return section;
   section.findings.push_back(check_rendezvous_address(facts.rendezvous, facts.network));
-  if (facts.network.local.empty()) return section;  // no way leads there: the rest only follows from that
+  if (facts.network.local.empty()) return section;  // without a route the other checks would only repeat the failure
   section.findings.push_back(check_interface(facts.rendezvous, facts.network, facts.interface));
   section.findings.push_back(check_port(facts.rendezvous, facts.network));
   return section;
@@ -103,7 +103,7 @@ nlohmann::ordered_json findings_to_json(const std::vector<Section>& sections) {
   return array;
 }
 
-/// What comes from the environment need not be UTF-8, which JSON must be.
+/// Text from the environment may not be valid UTF-8, which JSON requires.
 std::string printed(const nlohmann::ordered_json& json) {
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
@@ -119,7 +119,7 @@ int run_doctor(DoctorArguments arguments) {
     std::cout << fmt::format("lockstep {} on {}: {}, {}\n\n", LOCKSTEP_VERSION_STRING, facts.network.host.name,
                              facts.machine.system, facts.machine.architecture)
               << to_table(sections, stdout_style());
-    if (!has_errors) std::cout << "\n`lockstep test` tries the backends with real ranks.\n";
+    if (!has_errors) std::cout << "\nRun `lockstep test` to test the backends with real ranks.\n";
     std::cout << std::flush;
   }
   return has_errors ? 1 : 0;
@@ -156,17 +156,18 @@ std::vector<Section> examine(const Facts& facts) {
 void add_doctor(CLI::App& app, int& exit_code) {
   using lockstep::tool::DoctorArguments;
   auto arguments = std::make_shared<DoctorArguments>();
-  auto* command = app.add_subcommand("doctor", "Check what breaks training here, and say how to mend it");
+  auto* command = app.add_subcommand("doctor", "Check this machine for problems and suggest fixes");
   command
-      ->add_option("--checkpoint-dir", arguments->checkpoint_folder, "Also check that checkpoints can be written here")
+      ->add_option("--checkpoint-dir", arguments->checkpoint_folder,
+                   "Also check that checkpoints can be written to this folder")
       ->type_name("DIR");
   command
-      ->add_option("--probe", arguments->options.probe_program,
-                   "The program that asks LibTorch, when it is not beside lockstep")
+      ->add_option("--probe", arguments->options.probe_program, "Path of lockstep-probe, if it is not beside lockstep")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print a JSON array of {check, status, found, remedy}");
   command->footer(
-      "Judges by the environment it is started in: set MASTER_ADDR and the rest, or start it as the job would be.\n"
+      "The checks use the environment of this command: set MASTER_ADDR and the other variables, or start it\n"
+      "in the same way as the job.\n"
       "\n"
       "Examples:\n"
       "  lockstep doctor\n"
@@ -175,7 +176,7 @@ void add_doctor(CLI::App& app, int& exit_code) {
       "  srun --ntasks-per-node=1 lockstep doctor --json\n\n"
       "Exit codes:\n"
       "  0   no errors; there may be warnings\n"
-      "  1   something is an error\n"
+      "  1   at least one check found an error\n"
       "  2   wrong usage");
   command->callback([arguments, &exit_code] { exit_code = lockstep::tool::run_doctor(*arguments); });
 }

@@ -14,7 +14,7 @@
 
 namespace lockstep::tool {
 
-/// All that `lockstep doctor` judges by.
+/// The input of the checks of `lockstep doctor`.
 struct Facts {
   Rendezvous rendezvous{};
   Network network{};
@@ -23,21 +23,21 @@ struct Facts {
   Machine machine{};
   Probe probe{};
   Gpus gpus{};
-  Variables nccl_variables{};  // those that are set
+  Variables nccl_variables{};  // only variables that are set
   std::optional<std::string> omp_num_threads{};
   std::optional<std::string> interface {};  // LOCKSTEP_INTERFACE
 };
 
 struct DoctorOptions {
-  std::string probe_program{};                     // empty: the one beside this program
-  std::optional<std::string> checkpoint_folder{};  // none: not looked at
+  std::string probe_program{};                     // empty: the lockstep-probe beside this program
+  std::optional<std::string> checkpoint_folder{};  // none: not checked
 };
 
-/// Looks at this machine with the variables that are given. May take seconds: it resolves names, asks nvidia-smi, and
+/// Gathers the facts about this machine and the given variables. May take seconds: resolves names, runs nvidia-smi, and
 /// loads LibTorch in a helper program.
 Facts gather_facts(const Variables& variables, const DoctorOptions& options);
 
-/// Pure: all findings, by subject.
+/// Runs all checks; returns the findings, grouped by subject. Pure.
 std::vector<Section> examine(const Facts& facts);
 
 }  // namespace lockstep::tool

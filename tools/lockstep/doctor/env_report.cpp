@@ -78,7 +78,7 @@ ordered_json describe_torch(const Probe& probe) {
           {"NCCL", or_null(probe.nccl_version)}};
 }
 
-/// One line, whatever is in it.
+/// Replaces control characters, so that the text stays on one line.
 std::string on_one_line(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
@@ -106,7 +106,7 @@ void print_report(const EnvArguments& arguments) {
   ::gethostname(host, sizeof host - 1);
   const auto report =
       describe(host, read_machine(), run_probe(arguments.probe_program), relevant_variables(process_variables()));
-  // What comes from the environment need not be UTF-8, which JSON must be.
+  // Text from the environment may not be valid UTF-8, which JSON requires.
   if (arguments.json)
     std::cout << report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;
   else
@@ -171,14 +171,12 @@ std::string to_text(const ordered_json& report) {
 void add_env(CLI::App& app, int& exit_code) {
   using lockstep::tool::EnvArguments;
   auto arguments = std::make_shared<EnvArguments>();
-  auto* command = app.add_subcommand("env", "Print what a bug report needs: versions, machine, variables");
-  command
-      ->add_option("--probe", arguments->probe_program,
-                   "The program that asks LibTorch, when it is not beside lockstep")
+  auto* command = app.add_subcommand("env", "Print versions, machine and variables for a bug report");
+  command->add_option("--probe", arguments->probe_program, "Path of lockstep-probe, if it is not beside lockstep")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print one JSON object");
   command->footer(
-      "Variables whose names speak of a secret, token, key or password are shown without their values.\n\n"
+      "The values of variables whose names suggest a secret, token, key or password are hidden.\n\n"
       "Examples:\n"
       "  lockstep env\n"
       "  lockstep env --json > environment.json\n\n"

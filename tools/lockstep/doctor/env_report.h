@@ -12,21 +12,21 @@ namespace lockstep::tool {
 
 using Variables = std::map<std::string, std::string>;
 
-/// This process's.
+/// The environment of this process.
 Variables process_variables();
 
-/// Of a process's variables those that decide how a job runs: lockstep's, the launchers', NCCL's, OpenMP's, the
-/// loader's. The values of those that may hold a secret, going by their names, are replaced.
+/// The variables that affect how a job runs: those of lockstep, launchers, NCCL, OpenMP and the dynamic loader. Values
+/// of variables whose names suggest a secret are replaced by "(hidden)".
 Variables relevant_variables(const Variables& all);
 
-/// The telling ones that NCCL reads.
+/// The relevant variables that NCCL reads.
 Variables nccl_variables(const Variables& all);
 
-/// All that a bug report needs, as it is printed.
+/// The report of `lockstep env`, as JSON.
 nlohmann::ordered_json describe(const std::string& host, const Machine& machine, const Probe& probe,
                                 const Variables& variables);
 
-/// The same for people: sections of aligned lines.
+/// The report as text: sections of aligned lines.
 std::string to_text(const nlohmann::ordered_json& report);
 
 }  // namespace lockstep::tool

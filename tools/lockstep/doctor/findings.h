@@ -7,10 +7,10 @@
 
 namespace lockstep::tool {
 
-/// kWarning: training works, slower or with less safety than it could. kError: it will not work as it is set up.
+/// kWarning: training works, but slower or less safely than it could. kError: training will not work with this setup.
 enum class Status { kOk, kWarning, kError };
 
-/// What one check of `lockstep doctor` says. A remedy stands with everything that is not ok; with ok it is advice.
+/// The result of one check. A warning or error always has a remedy; with kOk the remedy is optional advice.
 struct Finding {
   std::string check;
   Status status = Status::kOk;
@@ -31,14 +31,14 @@ inline const char* name_of(Status status) {
   return status == Status::kWarning ? "warning" : "error";
 }
 
-/// How many findings have this status.
+/// The number of findings with this status.
 int count(const std::vector<Section>& sections, Status status);
 
-/// The findings with their remedies below them, in lines that fit, and a summary: "12 ok, 2 warnings, 0 errors". A path
-/// that is longer than a line is broken behind a slash.
+/// The findings with their remedies below them, wrapped to the style's columns, and a summary: "12 ok, 2 warnings, 0
+/// errors". A path longer than a line is broken after a slash.
 std::string to_table(const std::vector<Section>& sections, const TableStyle& style);
 
-/// One of its rows, with a column of so many letters for the checks' names.
+/// One row of the table; `check_columns` is the width of the column with the checks' names.
 std::string to_row(const Finding& finding, int check_columns, const TableStyle& style);
 
 }  // namespace lockstep::tool

@@ -37,13 +37,13 @@ std::string find_in_path(const std::string& name, const Environment::Lookup& loo
   return "";
 }
 
-/// Of "143771 MiB"; 0 for "[N/A]", which GPUs without memory of their own say.
+/// Parses "143771 MiB"; returns 0 for "[N/A]", which GPUs without dedicated memory report.
 uint64_t bytes_of(const std::string& written) {
   const auto number = written.find(" MiB");
   return number == std::string::npos ? 0 : to_integer(written.substr(0, number)).value_or(0) << 20;
 }
 
-/// None for a line that is no row of the table.
+/// None for lines that are not a row of the table, such as messages.
 std::optional<InstalledGpu> parse_row(const std::string& line) {
   const auto columns = split_trimmed(line, ',');
   const auto index = columns.size() == 6 ? to_integer(columns[0]) : std::nullopt;
@@ -55,15 +55,15 @@ void run_smi(const std::string& program, std::chrono::milliseconds limit, Gpus& 
   const auto ran = run_program(
       {program, "--query-gpu=index,name,pci.bus_id,memory.total,driver_version,compute_mode", "--format=csv,noheader"},
       limit);
-  std::string said;  // nvidia-smi complains on stdout; the first line says what of
+  std::string said;  // nvidia-smi prints errors to stdout; the first line has the message
   for (const auto& line : split_trimmed(ran.output, '\n'))
     if (auto gpu = parse_row(line))
       gpus.installed.push_back(*gpu);
     else if (said.empty())
       said = line;
   gpus.smi_failure = ran.failure;
-  if (!said.empty()) gpus.smi_failure += fmt::format("{}: {}", ran.failure.empty() ? "says" : "", said);
-  if (gpus.installed.empty() && gpus.smi_failure.empty()) gpus.smi_failure = "lists none";
+  if (!said.empty()) gpus.smi_failure += fmt::format("{}: {}", ran.failure.empty() ? "printed" : "", said);
+  if (gpus.installed.empty() && gpus.smi_failure.empty()) gpus.smi_failure = "lists no GPU";
 }
 
 bool is_gpu(const std::string& name) {

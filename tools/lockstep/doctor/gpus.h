@@ -12,7 +12,7 @@
 
 namespace lockstep::tool {
 
-/// A GPU that nvidia-smi lists, which is not asked by way of LibTorch and does not heed CUDA_VISIBLE_DEVICES.
+/// A GPU as listed by nvidia-smi, which ignores CUDA_VISIBLE_DEVICES.
 struct InstalledGpu {
   int index = 0;
   Gpu gpu{};
@@ -23,26 +23,26 @@ struct InstalledGpu {
   bool operator==(const InstalledGpu&) const = default;
 };
 
-/// What NVIDIA's driver says. Plain facts; check_gpus.h judges them.
+/// Facts about the GPUs and NVIDIA's driver; input of the checks.
 struct Gpus {
-  bool has_driver = false;    // the kernel has loaded it
+  bool has_driver = false;    // loaded into the kernel
   int device_files = 0;       // /dev/nvidia0 and so on
-  int on_host = 0;            // that the driver has, also such as this process may not use
+  int on_host = 0;            // GPUs of the driver, including those this process may not use
   bool has_smi = false;       // nvidia-smi is in PATH
-  std::string smi_failure{};  // how it failed, and what it said
+  std::string smi_failure{};  // how nvidia-smi failed, with its message
   std::vector<InstalledGpu> installed{};
   std::optional<std::string> visible_devices{};  // CUDA_VISIBLE_DEVICES
 };
 
-/// Asks nvidia-smi, which may take seconds, and after `limit` is given up. `root`: where /proc and /dev are.
+/// Runs nvidia-smi, which may take seconds; kills it after `limit`. `root` is the folder that contains proc and dev,
+/// for tests.
 Gpus read_gpus(const Environment::Lookup& lookup, std::chrono::milliseconds limit = std::chrono::seconds(20),
                const std::filesystem::path& root = "/");
 
-/// What CUDA_VISIBLE_DEVICES leaves of the GPUs that are installed. CUDA reads it up to the first entry that names
-/// none.
+/// The installed GPUs that CUDA_VISIBLE_DEVICES leaves visible. CUDA reads the list up to the first invalid entry.
 struct VisibleGpus {
-  std::vector<InstalledGpu> gpus{};  // one that is named by its UUID is taken to exist, with that for its name
-  std::optional<std::string> invalid_entry{};  // the entry that names none
+  std::vector<InstalledGpu> gpus{};            // a UUID is assumed to exist and becomes the name
+  std::optional<std::string> invalid_entry{};  // the first entry that names no GPU
 };
 
 VisibleGpus visible_gpus(const Gpus& gpus);

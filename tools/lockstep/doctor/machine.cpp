@@ -24,11 +24,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folders of one controller, from this process's group up to where the hierarchy is mounted.
+/// The folders of one controller, from this process's cgroup up to the mount point of the hierarchy.
 using Groups = std::vector<fs::path>;
 
 struct Mount {
-  fs::path root_group;  // the group that the mount point stands for
+  fs::path root_group;  // the cgroup that is mounted at `point`
   fs::path point;
   bool is_v2 = false;
   std::string options;
@@ -41,7 +41,7 @@ std::vector<Mount> read_mounts(const fs::path& root) {
     std::istringstream words(line);
     std::string skipped, root_group, point, type;
     words >> skipped >> skipped >> skipped >> root_group >> point;
-    while (words >> skipped && skipped != "-") continue;  // optional fields end with a dash
+    while (words >> skipped && skipped != "-") continue;  // a dash ends the optional fields
     Mount mount;
     words >> type >> skipped >> mount.options;
     mount.root_group = root_group;
@@ -59,7 +59,8 @@ bool contains_controller(const std::string& options, const std::string& controll
 Groups ancestors_of(const Mount& mount, const fs::path& group) {
   const fs::path below = group.lexically_relative(mount.root_group);
   Groups groups;
-  // Outside of what is mounted, as in a container that was given only its own group: the mount point is that group.
+  // In a container that sees only its own cgroup, the path lies outside the mounted part; the mount point is that
+  // cgroup.
   if (!below.empty() && below != "." && *below.begin() != "..")
     for (fs::path folder = mount.point / below; folder != mount.point; folder = folder.parent_path())
       groups.push_back(folder);
@@ -67,7 +68,7 @@ Groups ancestors_of(const Mount& mount, const fs::path& group) {
   return groups;
 }
 
-/// `controller` empty: the one hierarchy of v2.
+/// An empty `controller` means the unified hierarchy of v2.
 Groups groups_of(const fs::path& root, const std::vector<Mount>& mounts, const std::string& controller) {
   std::ifstream file(root / "proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {  // "4:cpu,cpuacct:/path", of v2 "0::/path"
@@ -95,7 +96,7 @@ void read_cores(const Groups& v2, const Groups& v1, CgroupLimits& limits) {
     if (words >> quota >> period && period > 0) lower(limits.cores, quota / period);
   }
   for (const auto& group : v1) {
-    const auto quota = read_integer(group / "cpu.cfs_quota_us");  // -1: none, which is no unsigned number
+    const auto quota = read_integer(group / "cpu.cfs_quota_us");  // -1 (no quota) does not parse as unsigned
     const auto period = read_integer(group / "cpu.cfs_period_us");
     if (quota && period && *period > 0) lower(limits.cores, static_cast<double>(*quota) / static_cast<double>(*period));
   }
@@ -123,7 +124,7 @@ void read_memory(const Groups& groups, const std::string& limit_name, const std:
 
 namespace fs = std::filesystem;
 
-/// What stands behind `name` and a separator at the start of a line of /proc/cpuinfo, /proc/meminfo or os-release.
+/// The value of the line that starts with `name` in /proc/cpuinfo, /proc/meminfo or os-release.
 std::string value_in(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -137,7 +138,7 @@ std::string value_in(const std::string& path, const std::string& name) {
 
 std::string read_cpu_model() {
   if (auto model = value_in("/proc/cpuinfo", "model name"); !model.empty()) return model;
-  // On arm64 the kernel gives numbers only.
+  // On arm64 the kernel reports only numbers.
   static const std::map<std::string, std::string> kArm{
       {"0xd0c", "Neoverse N1"}, {"0xd40", "Neoverse V1"}, {"0xd49", "Neoverse N2"}, {"0xd4f", "Neoverse V2"},
       {"0xd83", "Neoverse V3"}, {"0xd8e", "Neoverse N3"}, {"0xd08", "Cortex-A72"},  {"0xd0b", "Cortex-A76"}};
@@ -156,7 +157,7 @@ uint64_t memory_in(const std::string& name) {
   return kibibytes * 1024;
 }
 
-/// The cores that this process may run on. A set of the system's size, since a fixed one ends at 1024 cores.
+/// The cores in the affinity mask. The mask has the size of the system, since cpu_set_t ends at 1024 cores.
 std::set<int> read_allowed_cores() {
   const int possible = std::max<int>(1024, static_cast<int>(::sysconf(_SC_NPROCESSORS_CONF)));
   const auto release = [](cpu_set_t* cores) { CPU_FREE(cores); };
@@ -168,7 +169,7 @@ std::set<int> read_allowed_cores() {
   return allowed;
 }
 
-/// Whether a list like "0-3,8" names one of the cores.
+/// Whether a list such as "0-3,8" contains one of the cores.
 bool names_any(const std::string& list, const std::set<int>& cores) {
   std::istringstream ranges(list);
   for (std::string range; std::getline(ranges, range, ',');) {
@@ -188,7 +189,7 @@ void read_numa(const std::set<int>& allowed_cores, Machine& machine) {
   std::error_code missing;
   for (const auto& entry : fs::directory_iterator("/sys/devices/system/node", missing)) {
     const std::string cores = read_text(entry.path() / "cpulist");
-    if (cores.empty()) continue;  // no node, or one of memory alone
+    if (cores.empty()) continue;  // not a node, or a node without cores
     ++nodes;
     if (names_any(cores, allowed_cores)) ++allowed;
   }
@@ -211,7 +212,7 @@ SystemClock read_clock() {
   tm parts{};
   if (::gmtime_r(&now, &parts)) clock.year = parts.tm_year + 1900;
   timex state{};
-  const int answer = ::adjtimex(&state);  // with no mode set it only reads
+  const int answer = ::adjtimex(&state);  // without a mode it only reads
   clock.is_synchronized = answer >= 0 && answer != TIME_ERROR && (state.status & STA_UNSYNC) == 0;
   return clock;
 }

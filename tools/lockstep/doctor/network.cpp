@@ -106,7 +106,7 @@ std::vector<Interface> read_interfaces() {
   return interfaces;
 }
 
-/// A UDP socket that is connected has looked up the way and sent nothing.
+/// Connecting a UDP socket looks up the route without sending anything.
 void find_route(const addrinfo* list, Network& network) {
   for (const addrinfo* entry = list; entry; entry = entry->ai_next) {
     const Socket probe(::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -124,7 +124,7 @@ void find_route(const addrinfo* list, Network& network) {
 
 std::string try_to_listen(const addrinfo& address) {
   const Socket listener(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int yes = 1;  // as the store does: a port that an ended job leaves behind is free
+  const int yes = 1;  // as the store does, so that a port in TIME_WAIT counts as free
   if (listener.number >= 0 && ::setsockopt(listener.number, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
       ::bind(listener.number, address.ai_addr, address.ai_addrlen) == 0 && ::listen(listener.number, 1) == 0)
     return "";
@@ -137,7 +137,7 @@ bool has(const std::vector<Interface>& interfaces, const std::string& address) {
          });
 }
 
-/// The first address that this host has is where the store would listen.
+/// The store would listen on the first address that belongs to this host.
 void try_port(const addrinfo* list, Network& network) {
   for (const addrinfo* entry = list; entry; entry = entry->ai_next) {
     if (!has(network.interfaces, numeric(entry->ai_addr, entry->ai_addrlen))) continue;

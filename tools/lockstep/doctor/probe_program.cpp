@@ -1,5 +1,5 @@
-// lockstep-probe: prints what only LibTorch knows about this machine, as one JSON object. `lockstep doctor` and
-// `lockstep env` start it, so that lockstep itself need not load LibTorch.
+// lockstep-probe: prints facts that require LibTorch as one JSON object. `lockstep doctor` and `lockstep env` run it,
+// so that lockstep itself does not load LibTorch.
 
 #include <dlfcn.h>
 #include <signal.h>
@@ -39,7 +39,7 @@ const char* compiler() {
 #endif
 }
 
-/// The path of the library that holds a function of LibTorch's.
+/// The path of the LibTorch library that is loaded.
 std::string torch_library() {
   Dl_info info{};
   at::Context& (*function)() = &at::globalContext;
@@ -48,7 +48,7 @@ std::string torch_library() {
   return ::realpath(info.dli_fname, resolved) ? resolved : info.dli_fname;
 }
 
-/// The files that are mapped and whose names begin with one of `names`.
+/// The mapped files whose names start with one of `names`.
 std::set<std::string> mapped(std::initializer_list<const char*> names) {
   std::set<std::string> found;
   std::ifstream maps("/proc/self/maps");
@@ -63,7 +63,7 @@ std::set<std::string> mapped(std::initializer_list<const char*> names) {
 }
 
 json blas() {
-  at::mm(at::rand({64, 64}), at::rand({64, 64}));  // some libraries are loaded when they are first needed
+  at::mm(at::rand({64, 64}), at::rand({64, 64}));  // some libraries are loaded on first use
   return {
       {"mkl", at::hasMKL()},
       {"libraries", mapped({"libopenblas", "libmkl_", "libblas", "libblis", "libatlas", "libarmpl", "libnvpl_blas"})}};
@@ -93,14 +93,14 @@ json mkldnn() {
   return times;
 }
 
-/// "2.18.5" of 21805; before 2.9 of 2805.
+/// Returns "2.18.5" for 21805; before NCCL 2.9 codes had four digits: "2.8.5" for 2805.
 std::string nccl_version_of(int code) {
   const int major = code < 10000 ? code / 1000 : code / 10000;
   const int minor = code < 10000 ? code / 100 % 10 : code / 100 % 100;
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(code % 100);
 }
 
-/// Of the NCCL that this process would use: the one LibTorch loaded, or else the system's.
+/// The version of the NCCL that this process would use: the one loaded by LibTorch, else the system's.
 json nccl_version() {
   void* function = ::dlsym(RTLD_DEFAULT, "ncclGetVersion");
   void* library = function ? nullptr : ::dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
@@ -110,7 +110,7 @@ json nccl_version() {
   return nccl_version_of(code);
 }
 
-/// CUDA's driver, asked without its headers, which a LibTorch for CPUs comes without.
+/// CUDA's driver API, loaded at run time: a LibTorch without CUDA comes without its headers.
 struct Driver {
   void* library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
 
@@ -140,7 +140,7 @@ json gpus() {
   return list;
 }
 
-/// Of the CUDA that LibTorch was built with; none for a LibTorch without.
+/// The CUDA version that LibTorch was built with; null without CUDA.
 json cuda_version(bool built_in) {
   if (!built_in) return nullptr;
   try {
@@ -159,7 +159,7 @@ json cuda() {
 }  // namespace
 
 int main() try {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody else would read the answer
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // the output is useless without the parent
   json answer{{"lockstep", LOCKSTEP_VERSION_STRING},
               {"compiler", compiler()},
               {"libtorch", {{"version", TORCH_VERSION}, {"library", torch_library()}}},

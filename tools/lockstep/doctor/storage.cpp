@@ -20,7 +20,7 @@ std::string try_to_write(const std::string& folder) {
   if (file < 0) return ::strerror(errno);
   const std::string bytes(4096, 'x');
   const bool is_written = ::write(file, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()) &&
-                          ::fsync(file) == 0;  // where the disk is full, some file systems say so only here
+                          ::fsync(file) == 0;  // some file systems report a full disk only here
   const int error = errno;
   ::close(file);
   ::unlink(path.c_str());
@@ -43,7 +43,7 @@ std::vector<Folder> try_folders(const Environment::Lookup& lookup, const Rendezv
   const std::string named = variable_or_empty(lookup, "TMPDIR");
   std::vector<Folder> folders{
       try_folder("temporary files", named.empty() ? "/tmp" : named, named.empty() ? "" : "TMPDIR")};
-  const std::string flight = variable_or_empty(lookup, "LOCKSTEP_FLIGHT_DIR");  // else it is the one above
+  const std::string flight = variable_or_empty(lookup, "LOCKSTEP_FLIGHT_DIR");  // unset: the folder above
   if (!flight.empty()) folders.push_back(try_folder(kFlightRecorder, flight, "LOCKSTEP_FLIGHT_DIR"));
   if (rendezvous.kind == Rendezvous::Kind::kFile)
     folders.push_back(try_folder("meeting file", fs::path(rendezvous.file).parent_path(), "LOCKSTEP_INIT_METHOD"));

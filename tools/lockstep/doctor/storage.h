@@ -17,26 +17,26 @@ inline constexpr const char* kFlightRecorder = "flight recorder";
 struct Folder {
   std::string purpose{};  // "temporary files", kFlightRecorder
   std::string path{};
-  std::string source{};   // the variable or option that names it; empty: the default
-  std::string failure{};  // why nothing can be written there; empty when it can
+  std::string source{};   // the variable or option that set the folder; empty: the default
+  std::string failure{};  // why writing failed; empty if it worked
   bool exists = true;
   Space space{};
 };
 
-/// The file that proves to the others that a rank belongs to the job. Its contents are never read.
+/// Status of the secret file, by which ranks authenticate to each other. The contents are never read.
 struct SecretFile {
   std::string path{};
-  bool is_named = false;  // by LOCKSTEP_SECRET_FILE; else it is the user's own, made when it is first needed
+  bool is_named = false;  // set by LOCKSTEP_SECRET_FILE; else the user's default file, created on first use
   bool exists = false;
   std::string failure{};  // why it cannot be read
   bool is_regular = true;
-  bool has_trusted_owner = true;  // this user's or root's
+  bool has_trusted_owner = true;  // owned by this user or by root
   unsigned mode = 0600;
   uint64_t bytes = 0;
 };
 
-/// Writes a small file into each folder and removes it again: those for temporary files, for the flight recorder, for
-/// the file in which ranks meet, and for checkpoints; of the last three, those that are named.
+/// Writes and removes a small file in each folder: for temporary files, the flight recorder, the rendezvous file and
+/// checkpoints. The last three are tried only if they are set.
 std::vector<Folder> try_folders(const Environment::Lookup& lookup, const Rendezvous& rendezvous,
                                 const std::optional<std::string>& checkpoint_folder);
 

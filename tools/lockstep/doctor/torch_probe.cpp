@@ -63,7 +63,7 @@ Probe parse_probe(const std::string& printed) {
   } catch (const json::exception& error) {
     constexpr size_t kQuoted = 60;
     const std::string quoted = printed.substr(0, printed.find('\n')).substr(0, kQuoted);
-    return failed(fmt::format("printed \"{}\" and not what {} prints ({})", quoted, kName, error.what()));
+    return failed(fmt::format("printed \"{}\", which is not the output of {} ({})", quoted, kName, error.what()));
   }
 }
 

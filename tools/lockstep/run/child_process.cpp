@@ -20,10 +20,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Whoever waits for a driver that hangs does not even die when killed: it is left behind.
+/// A process blocked in a hanging driver does not die even on SIGKILL; after this time it is abandoned.
 constexpr std::chrono::seconds kKillWait{2};
 
-/// The reading end of a pipe, whose writing end the child gets.
+/// A pipe. The child inherits the write end.
 class Pipe {
  public:
   Pipe() {
@@ -41,7 +41,7 @@ class Pipe {
   int to_write() const { return ends_[1]; }
   void close_writing() { close_end(1); }
 
-  /// False at the end, which is also closed.
+  /// Returns false at end of file, and closes the read end.
   bool read_some(std::string& into) {
     char bytes[4096];
     const ssize_t got = ::read(ends_[0], bytes, sizeof bytes);
@@ -62,7 +62,7 @@ class Pipe {
   int ends_[2];
 };
 
-/// False when the deadline came before both ended.
+/// Returns false if the deadline passes before both streams end.
 bool read_both(Pipe& output, std::string& out_text, Pipe& errors, std::string& err_text, Clock::time_point deadline) {
   while (output.to_read() >= 0 || errors.to_read() >= 0) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -74,7 +74,7 @@ bool read_both(Pipe& output, std::string& out_text, Pipe& errors, std::string& e
   return true;
 }
 
-/// False when the deadline came first. A program may close its output long before its end.
+/// Returns false if the deadline passes first. A program may close its output long before it exits.
 bool wait_for(pid_t child, int& status, Clock::time_point deadline) {
   for (;;) {
     const pid_t ended = ::waitpid(child, &status, WNOHANG);
@@ -84,7 +84,7 @@ bool wait_for(pid_t child, int& status, Clock::time_point deadline) {
   }
 }
 
-/// The child's pid, or minus the error.
+/// Returns the pid of the child, or a negative errno.
 pid_t start(const std::vector<std::string>& arguments, int out, int err) {
   std::vector<char*> words;
   for (const auto& argument : arguments) words.push_back(const_cast<char*>(argument.c_str()));
@@ -105,7 +105,7 @@ pid_t start(const std::vector<std::string>& arguments, int out, int err) {
   return error == 0 ? child : -error;
 }
 
-/// The last line that says something.
+/// The last line that is not blank.
 std::string last_line(const std::string& text) {
   const auto end = text.find_last_not_of(" \n");
   if (end == std::string::npos) return "";
@@ -117,8 +117,8 @@ std::string last_line(const std::string& text) {
 std::string describe_end(int status, const std::string& err_text) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return "";
   std::string end = WIFSIGNALED(status)
-                        ? fmt::format("was ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
-                        : fmt::format("ended with code {}", WEXITSTATUS(status));
+                        ? fmt::format("was killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
+                        : fmt::format("exited with code {}", WEXITSTATUS(status));
   const std::string line = last_line(err_text);
   return line.empty() ? end : fmt::format("{}: {}", end, line);
 }

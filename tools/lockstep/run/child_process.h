@@ -13,36 +13,36 @@
 
 namespace lockstep::tool {
 
-/// What a child process printed, and how it ended.
+/// The output and the exit status of a child process.
 struct CapturedProcess {
   std::string output{};         // stdout
   std::string errors{};         // stderr
-  int status = 0;               // as waitpid has it
-  bool timed_out = false;       // it was killed
-  std::string start_failure{};  // why it could not be started; all else is then without meaning
+  int status = 0;               // as returned by waitpid
+  bool timed_out = false;       // it was killed after the time limit
+  std::string start_failure{};  // why it could not be started; the other members are then meaningless
 };
 
-/// Starts a child and waits for its end. `start` gets the descriptors that the child's stdout and stderr shall be, and
-/// returns its pid, or minus the error; the child must lead a process group of its own. After `limit` it is killed, and
-/// with it all that it started and that still has its process group; one that a driver keeps from dying is left behind.
+/// Starts a child process and blocks until it ends. `start` receives the descriptors for the child's stdout and stderr
+/// and returns its pid, or a negative errno; the child must lead its own process group. After `limit` the process group
+/// is killed. A child that a hanging driver keeps alive even then is abandoned.
 CapturedProcess capture_output(const std::function<pid_t(int out, int err)>& start, std::chrono::milliseconds limit);
 
-/// What a program printed, or why there is nothing to read.
+/// The output of a program, or why it failed.
 struct ProgramOutput {
   std::string output{};   // stdout
-  std::string failure{};  // empty: it ended by itself with code 0
+  std::string failure{};  // empty: it exited with code 0
 };
 
-/// Runs arguments[0], a path, and waits for its end. After `limit` it is killed, and with it all that it started and
-/// that still has its process group. Its stdin is empty; what it says on stderr becomes part of `failure`.
+/// Runs arguments[0], a path, and blocks until it ends. After `limit` its process group is killed. Its stdin is empty;
+/// the last line of its stderr becomes part of `failure`.
 ProgramOutput run_program(const std::vector<std::string>& arguments, std::chrono::milliseconds limit);
 
-/// Where the program is that does with LibTorch what lockstep, which does not load it, cannot: beside lockstep, or in
-/// ../libexec/lockstep where it is installed. Empty when it is in neither.
+/// Finds a helper program, which links LibTorch, unlike lockstep itself: beside lockstep, or in ../libexec/lockstep if
+/// installed. Returns an empty path if it is in neither place.
 std::filesystem::path find_helper_program(const std::string& name);
 
-/// What stands before the command of ranks that mpirun starts, as the one worker of our launcher: they meet at the
-/// launcher's store, but what it says of its worker's rank is not for them.
+/// The command prefix to start ranks by mpirun as the single worker of lockstep's launcher. The ranks use the
+/// launcher's store; the variables with the worker's own rank are unset for them.
 inline std::vector<std::string> mpirun_command(int ranks) {
   std::vector<std::string> command{"mpirun", "-n", std::to_string(ranks), "--oversubscribe", "--bind-to", "none"};
   if (::geteuid() == 0) command.push_back("--allow-run-as-root");

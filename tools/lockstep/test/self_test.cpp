@@ -23,15 +23,15 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr const char* kErrorPrefix = "lockstep-selftest: ";  // in front of what a rank says is wrong
+constexpr const char* kErrorPrefix = "lockstep-selftest: ";  // precedes the error message of a rank
 
-/// The launcher in a process of its own: it writes to our pipes, and may be killed. It must not outlive this process.
+/// Forks the launcher: it writes to our pipes, may be killed, and must not outlive this process.
 pid_t start_launcher(const LaunchOptions& options, int out, int err) {
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) return -errno;
   if (child > 0) {
-    ::setpgid(child, child);  // here too: it may be killed before it has had its turn
+    ::setpgid(child, child);  // also here: it may be killed before it runs
     return child;
   }
   ::setpgid(0, 0);
@@ -42,7 +42,7 @@ pid_t start_launcher(const LaunchOptions& options, int out, int err) {
   ::_exit(launch(options));
 }
 
-/// Takes the report, which is the last line, off the launcher's stderr; null when it ended without one.
+/// Removes the report, which is the last line, from the launcher's stderr; returns null if there is none.
 json take_report(std::string& errors) {
   while (!errors.empty() && errors.back() == '\n') errors.pop_back();
   const auto before = errors.rfind('\n');
@@ -53,7 +53,7 @@ json take_report(std::string& errors) {
   return report;
 }
 
-/// What the rank itself said is wrong; empty when it had no time to.
+/// The error message printed by the rank; empty if it printed none.
 std::string reported_error(const json& culprit) {
   std::string said;
   for (const auto& line : culprit.at("stderr_tail"))
@@ -63,14 +63,14 @@ std::string reported_error(const json& culprit) {
 }
 
 std::string remedy_for_signal(int number) {
-  if (number == SIGKILL)
-    return "somebody killed it, or the memory was not enough: dmesg tells; with -n try fewer ranks";
-  return "the backend or a library below it crashed: report it with the output below and that of `lockstep env`";
+  if (number == SIGKILL) return "a process or the kernel (out of memory) killed it: see dmesg; try fewer ranks with -n";
+  return "the backend or a library below it crashed: report this with the output below and the output of `lockstep "
+         "env`";
 }
 
 void describe_culprit(const json& culprit, BackendResult& result) {
   result.failure = reported_error(culprit);
-  result.remedy = "`lockstep doctor` checks what may be wrong here; the ranks' output is below";
+  result.remedy = "run `lockstep doctor` to check this machine; the output of the ranks is below";
   if (!result.failure.empty()) return;
   result.failure =
       fmt::format("rank {} (pid {} on {}): {}", culprit.at("rank").get<int>(), culprit.at("pid").get<int>(),
@@ -78,7 +78,7 @@ void describe_culprit(const json& culprit, BackendResult& result) {
   if (culprit.contains("signal")) result.remedy = remedy_for_signal(culprit.at("signal").get<int>());
 }
 
-/// Of a launcher that could not even start the ranks.
+/// The error message of a launcher that could not start the ranks.
 std::string launcher_error(const std::string& errors) {
   constexpr std::string_view kLauncher = "lockstep run: ";
   const auto line = errors.substr(errors.rfind('\n') + 1);
@@ -102,18 +102,18 @@ BackendResult launch_result(const CapturedProcess& launcher, milliseconds limit)
   BackendResult result;
   if (!launcher.start_failure.empty()) {
     result.failure = "the launcher " + launcher.start_failure;
-    result.remedy = "`lockstep doctor` checks the limits of this machine";
+    result.remedy = "run `lockstep doctor` to check the limits of this machine";
     return result;
   }
   std::string errors = launcher.errors;
   const json report = launcher.timed_out ? json() : take_report(errors);
   result.output = launcher.output + errors;
   if (launcher.timed_out) {
-    result.failure =
-        fmt::format("the ranks did not end within {} s, and were killed", std::chrono::duration<double>(limit).count());
-    result.remedy = "give them longer with --timeout; if that does not help, look where they hang: gdb -p PID";
+    result.failure = fmt::format("the ranks did not finish within {} s and were killed",
+                                 std::chrono::duration<double>(limit).count());
+    result.remedy = "increase --timeout; if that does not help, attach gdb -p PID to find the hang";
   } else if (!WIFEXITED(launcher.status)) {
-    result.failure = fmt::format("the launcher was ended by signal {}", WTERMSIG(launcher.status));
+    result.failure = fmt::format("the launcher was killed by signal {}", WTERMSIG(launcher.status));
     result.remedy = remedy_for_signal(WTERMSIG(launcher.status));
   } else if (WEXITSTATUS(launcher.status) == 0) {
     return result;
@@ -122,15 +122,15 @@ BackendResult launch_result(const CapturedProcess& launcher, milliseconds limit)
   } else {
     result.failure = report.is_object() ? report.at("message").get<std::string>() : launcher_error(errors);
     result.remedy = result.failure.starts_with("no program mpirun")
-                        ? "install Open MPI (apt-get install openmpi-bin), or leave this backend out with --backends"
-                        : "`lockstep doctor` checks what may be wrong here";
+                        ? "install Open MPI (apt-get install openmpi-bin), or exclude this backend with --backends"
+                        : "run `lockstep doctor` to check this machine";
   }
   return result;
 }
 
 BackendResult test_backend(const std::filesystem::path& program, const TestableBackend& backend, int ranks,
                            milliseconds limit) {
-  // Before all are killed, the rank that waits has the time to say for whom.
+  // Calls time out first, so that a waiting rank can report the missing rank before all are killed.
   const milliseconds call_limit = std::max(limit * 3 / 4, milliseconds(1));
   LaunchOptions options;
   if (backend.ranks == TestableBackend::Ranks::kMpirun) options.command = mpirun_command(ranks);

@@ -9,9 +9,10 @@
 
 namespace lockstep::tool {
 
-/// A backend that the program lockstep-selftest was built with.
+/// A backend that lockstep-selftest was built with.
 struct TestableBackend {
-  enum class Ranks { kProcesses, kThreads, kMpirun };  // kThreads: of one process. kMpirun: processes that it starts
+  /// kThreads: threads of one process. kMpirun: processes started by mpirun.
+  enum class Ranks { kProcesses, kThreads, kMpirun };
 
   std::string name{};
   Ranks ranks = Ranks::kProcesses;
@@ -19,23 +20,23 @@ struct TestableBackend {
   bool operator==(const TestableBackend&) const = default;
 };
 
-/// How the checks went over one of them.
+/// The result of the checks with one backend.
 struct BackendResult {
   double seconds = 0;
   std::string failure{};  // empty: passed
   std::string remedy{};
-  std::string output{};  // of the ranks
+  std::string output{};  // output of the ranks
 };
 
-/// What `lockstep-selftest --list` printed.
+/// Parses the output of `lockstep-selftest --list`.
 std::vector<TestableBackend> parse_backends(const std::string& printed);
 
-/// Starts lockstep-selftest, at `program`, as the ranks of a job of its own and waits for its end; after `limit` all
-/// are killed. Whatever happens to them, this process goes on.
+/// Runs lockstep-selftest, at `program`, as the ranks of a job and blocks until it ends; kills all ranks after `limit`.
+/// A crash of the ranks does not affect this process.
 BackendResult test_backend(const std::filesystem::path& program, const TestableBackend& backend, int ranks,
                            std::chrono::milliseconds limit);
 
-/// Pure: what follows from how the launcher ended and what it reported.
+/// Derives the result from the launcher's exit status and report. Pure.
 BackendResult launch_result(const CapturedProcess& launcher, std::chrono::milliseconds limit);
 
 }  // namespace lockstep::tool

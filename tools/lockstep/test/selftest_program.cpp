@@ -1,7 +1,7 @@
-// lockstep-selftest: one rank of `lockstep test`, or with --list the backends that this build has, one a line, each
-// with what its ranks are: "processes", "threads" of one process, or processes that "mpirun" must start.
+// lockstep-selftest: one rank of `lockstep test`. With --list it prints the backends of this build, one per line, each
+// with the kind of its ranks: "processes", "threads" of one process, or processes started by "mpirun".
 //
-// A rank checks an all-reduce and a training in step. It ends with 0, or says what is wrong in one line on stderr.
+// A rank checks an all-reduce and data-parallel training. It exits with 0, or prints the error in one line to stderr.
 
 #include <charconv>
 #include <cstring>
@@ -24,20 +24,22 @@ namespace {
 using lockstep::ProcessGroup;
 using std::chrono::milliseconds;
 
-constexpr const char* kThreads = "threads";  // the backend whose ranks share one process
-constexpr const char* kMpi = "mpi";          // the one whose ranks only mpirun can start
+constexpr const char* kThreads = "threads";  // ranks share one process
+constexpr const char* kMpi = "mpi";          // ranks are started by mpirun
 constexpr const char* kNccl = "nccl";
 constexpr int kSteps = 5;
-constexpr int64_t kBatch = 4;  // of each rank
+constexpr int64_t kBatch = 4;  // per rank
 constexpr double kTolerance = 1e-5;
 
 [[noreturn]] void fail_check(const std::string& what) {
-  throw lockstep::Error(what + ". lockstep, LibTorch or this machine computes wrongly: report it with `lockstep env`");
+  throw lockstep::Error(
+      what +
+      ". lockstep, LibTorch or this machine computes wrong results: report this with the output of `lockstep env`");
 }
 
 // --- an all-reduce
 
-/// Whole numbers, which floats add exactly in any order.
+/// Integers, so that float sums are exact in any order.
 void check_all_reduce(const ProcessGroup& world, int64_t elements) {
   const auto base = at::arange(elements, at::kLong).remainder(1000).to(at::kFloat).to(world.device());
   auto tensor = base + static_cast<float>(world.rank() + 1);
@@ -46,12 +48,12 @@ void check_all_reduce(const ProcessGroup& world, int64_t elements) {
   if (at::equal(tensor, expected)) return;
   const auto wrong = (tensor != expected).nonzero()[0].item<int64_t>();
   fail_check(c10::str("rank ", world.rank(), ": all_reduce of ", elements, " floats: element ", wrong, " is ",
-                      tensor[wrong].item<float>(), " and not ", expected[wrong].item<float>()));
+                      tensor[wrong].item<float>(), ", expected ", expected[wrong].item<float>()));
 }
 
 // --- a training
 
-/// Numbers without a generator, which ranks that are threads would share.
+/// Values without a random generator, which ranks that are threads would share.
 at::Tensor deterministic_values(at::IntArrayRef sizes, double phase) {
   const auto count = c10::multiply_integers(sizes);
   return at::arange(count, at::kFloat).mul(0.7).add(phase).sin().mul(0.5).view(sizes);
@@ -69,7 +71,7 @@ struct Net : torch::nn::Module {
   torch::nn::Linear output{register_module("output", torch::nn::Linear(32, 4))};
 };
 
-/// All parameters in a row after the training.
+/// Trains and returns all parameters, concatenated.
 template <class Model>
 at::Tensor train(Model&& forward, const std::vector<at::Tensor>& parameters, const at::Tensor& inputs,
                  const at::Tensor& targets) {
@@ -93,7 +95,8 @@ void check_equal_on_all(const ProcessGroup& world, const at::Tensor& mine) {
                           " differ from those of rank 0 by up to ", (all[0] - all[rank]).abs().max().item<float>()));
 }
 
-/// Ranks begin with different parameters and see different samples, and must end where one process would.
+/// Ranks start with different parameters and train on different samples. The result must equal that of one process on
+/// the whole batch.
 void check_training(const ProcessGroup& world) {
   const auto device = world.device();
   const auto inputs = deterministic_values({kBatch * world.size(), 8}, 0.3).to(device);
@@ -116,14 +119,14 @@ void check_training(const ProcessGroup& world) {
 
 void check(const ProcessGroup& world) {
   check_all_reduce(world, 10);
-  check_all_reduce(world, 100'000);  // in pieces
+  check_all_reduce(world, 100'000);  // large enough to be sent in pieces
   check_training(world);
   world.barrier();
 }
 
 // --- the program
 
-/// nccl wants a GPU for each rank, so that on fewer than two it cannot show anything.
+/// nccl needs a GPU per rank, so it can only be tested with at least two GPUs.
 void list_backends() {
   for (const auto& name : lockstep::available_backends())
     if (name != kNccl || torch::cuda::device_count() > 1)
@@ -138,7 +141,7 @@ int to_number(const char* text) {
   return number;
 }
 
-/// Of exceptions of LibTorch's without the backtrace.
+/// The message of an exception without the backtrace that LibTorch appends.
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
@@ -160,6 +163,7 @@ int main(int argc, char** argv) try {
     check(lockstep::init_process_group({.backend = backend, .timeout = timeout}));
   return 0;
 } catch (const std::exception& error) {
-  std::cerr << "lockstep-selftest: " + first_line(error.what()) + "\n";  // in one piece: mpirun mixes what ranks write
+  // In one write: mpirun interleaves the output of ranks.
+  std::cerr << "lockstep-selftest: " + first_line(error.what()) + "\n";
   return 1;
 }

@@ -23,7 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr const char* kSelftestProgram = "lockstep-selftest";
-constexpr auto kListLimit = std::chrono::seconds(60);  // to load LibTorch, from a slow disk
+constexpr auto kListLimit = std::chrono::seconds(60);  // enough to load LibTorch from a slow disk
 
 struct TestArguments {
   int ranks = 2;
@@ -39,27 +39,26 @@ std::vector<std::string> names_of(const std::vector<TestableBackend>& backends) 
   return names;
 }
 
-/// Those that were asked for, in that order; all when none was.
+/// The requested backends in the requested order; all if none was requested.
 std::vector<TestableBackend> choose(const std::vector<TestableBackend>& known, const std::vector<std::string>& asked) {
   if (asked.empty()) return known;
   std::vector<TestableBackend> chosen;
   for (const auto& name : asked) {
     const auto found = std::find_if(known.begin(), known.end(), [&](const auto& one) { return one.name == name; });
     if (found == known.end())
-      throw CLI::ValidationError("--backends", fmt::format("there is no backend \"{}\"; this build has {}", name,
+      throw CLI::ValidationError("--backends", fmt::format("unknown backend \"{}\"; this build has {}", name,
                                                            fmt::join(names_of(known), ", ")));
     chosen.push_back(*found);
   }
   return chosen;
 }
 
-/// One row for each backend as soon as it is known, and on a terminal what is being tried.
+/// Prints one row per backend as soon as its result is known; on a terminal also the backend being tested.
 class Report {
  public:
   Report(const std::vector<TestableBackend>& backends, int ranks) : ranks_(ranks) {
     for (const auto& backend : backends) columns_ = std::max(columns_, static_cast<int>(backend.name.size()));
-    std::cout << "lockstep " LOCKSTEP_VERSION_STRING
-                 ": an all-reduce and a small model that is trained in step, over each backend\n\n";
+    std::cout << "lockstep " LOCKSTEP_VERSION_STRING ": all-reduce and training of a small model with each backend\n\n";
   }
 
   void begin(const TestableBackend& backend) const {
@@ -77,7 +76,7 @@ class Report {
     if (!passed) finding.found += ": " + result.failure;
     std::cout << to_row(finding, columns_, style_) << std::flush;
     if (!passed && !result.output.empty())
-      outputs_ += fmt::format("\nThe ranks of {} printed:\n{}", backend.name, result.output);
+      outputs_ += fmt::format("\nOutput of the ranks of {}:\n{}", backend.name, result.output);
   }
 
   void conclude() const {
@@ -148,33 +147,35 @@ int run_test(const TestArguments& arguments) {
 void add_test(CLI::App& app, int& exit_code) {
   using lockstep::tool::TestArguments;
   auto arguments = std::make_shared<TestArguments>();
-  auto* command = app.add_subcommand("test", "Try each backend with real ranks on this host");
-  command->add_option("-n,--ranks", arguments->ranks, "How many ranks")
+  auto* command = app.add_subcommand("test", "Test each backend with real ranks on this host");
+  command->add_option("-n,--ranks", arguments->ranks, "Number of ranks")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  command->add_option("--backends", arguments->backends, "Only these, as in gloo,threads (else all that the build has)")
+  command
+      ->add_option("--backends", arguments->backends,
+                   "Backends to test, as in gloo,threads (default: all of this build)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("LIST");
-  command->add_option("--timeout", arguments->timeout_seconds, "For each backend")
+  command->add_option("--timeout", arguments->timeout_seconds, "Time limit for each backend")
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS")
       ->capture_default_str();
-  command
-      ->add_option("--selftest", arguments->program, "The program that the ranks run, when it is not beside lockstep")
+  command->add_option("--selftest", arguments->program, "Path of lockstep-selftest, if it is not beside lockstep")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json,
-                    "Print JSON, an object of {backend, ranks, passed, seconds, failure, remedy} a line");
+                    "Print JSON, one object {backend, ranks, passed, seconds, failure, remedy} per line");
   command->footer(
-      "Each backend has a job of its own: a crash of one does not hide the others. What the ranks print is shown when\n"
-      "something fails. Backends whose ranks are threads run in one process.\n\n"
+      "Each backend runs in its own job, so that a crash of one backend does not affect the others.\n"
+      "The output of the ranks is printed only if a test fails. Backends whose ranks are threads run in one "
+      "process.\n\n"
       "Examples:\n"
       "  lockstep test\n"
       "  lockstep test -n 4 --backends gloo\n"
       "  lockstep test --json\n\n"
       "Exit codes:\n"
-      "  0   all passed\n"
-      "  1   something failed\n"
+      "  0   all backends passed\n"
+      "  1   at least one backend failed\n"
       "  2   wrong usage");
   command->callback([arguments, &exit_code] { exit_code = lockstep::tool::run_test(*arguments); });
 }

@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kHugePage = 2 << 20;
 
-/// Two streams: one alone leaves a third of the bandwidth of some processors unused.
+/// Uses two streams: one alone leaves a third of the bandwidth of some processors unused.
 void scale(float* __restrict first, float* __restrict second, int64_t count, float factor) {
   for (int64_t i = 0; i < count; ++i) {
     first[i] *= factor;
@@ -33,7 +33,7 @@ void scale(float* __restrict first, float* __restrict second, int64_t count, flo
 
 constexpr int kRoot = 0;
 
-/// The tensors of one call. For those in place both are the same.
+/// The tensors of one call. For in-place collectives both are the same.
 struct Slot {
   at::Tensor input;
   at::Tensor output;
@@ -109,7 +109,7 @@ class Collective final : public Side {
     }
   }
 
-  /// Another in every call of every turn, so that what an earlier one left behind is wrong.
+  /// Differs in every call of every sample, so that stale data from an earlier call counts as wrong.
   int64_t offset_of(size_t call) const { return seed_ * 97 + static_cast<int64_t>(call) * 13; }
 
   void call(const Slot& slot) const {
@@ -123,11 +123,11 @@ class Collective final : public Side {
       case Operation::kBroadcast:
         return group_.broadcast(slot.input, kRoot);
       case Operation::kBarrier:
-        return;  // carries no data: barrier.h
+        return;  // make_barrier
     }
   }
 
-  /// On a GPU a call returns before its result is there.
+  /// On a GPU a call returns before its result is complete.
   void synchronize() const {
     if (group_.device().is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(group_.device().index());
   }
@@ -150,7 +150,7 @@ class Collective final : public Side {
   const int64_t count_;
   std::vector<Slot> slots_;           // constant after construction
   at::Tensor input_;                  // constant after construction
-  std::vector<at::Tensor> expected_;  // constant after construction; of all-gather one for each rank
+  std::vector<at::Tensor> expected_;  // constant after construction; for all-gather one per rank
   int64_t seed_ = 0;
 };
 
@@ -169,14 +169,14 @@ class Barrier final : public Side {
   }
 
   int64_t count_wrong() override {
-    page_.barrier();  // all start at the same time, but for one
+    page_.barrier();  // all ranks start together, except for the late one
     if (seed_ % group_.size() == group_.rank()) delay();
     page_.publish(seed_);
     group_.barrier();
     int64_t wrong = 0;
     for (int rank = 0; rank < group_.size(); ++rank)
       if (page_.published(rank) != seed_) wrong = 1;
-    page_.barrier();  // all have looked
+    page_.barrier();  // all ranks have read
     return wrong;
   }
 
@@ -200,7 +200,7 @@ MemoryStream::MemoryStream(int64_t bytes, int calls)
       mapped_bytes_((static_cast<size_t>(stride_ * calls) * sizeof(float) + kHugePage - 1) / kHugePage * kHugePage) {
   void* memory = ::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw SystemError(fmt::format("mmap of {} bytes: {}", mapped_bytes_, std::strerror(errno)));
-  ::madvise(memory, mapped_bytes_, MADV_HUGEPAGE);  // the floor should not pay for small pages
+  ::madvise(memory, mapped_bytes_, MADV_HUGEPAGE);  // the floor should not include TLB misses of small pages
   memory_ = static_cast<float*>(memory);
 }
 
@@ -217,7 +217,7 @@ void MemoryStream::run() {
 }
 
 void MemoryStream::stream(float* slot) const {
-  volatile float one = 1;  // unknown to the compiler, which would leave the loop out
+  volatile float one = 1;  // volatile, or the compiler would remove the loop
   const float factor = one;
   const int64_t half = count_ / 2;
   scale(slot, slot + half, half, factor);

@@ -13,8 +13,8 @@
 
 namespace lockstep::bench {
 
-/// Reads and writes every byte of a rank's own memory once, in place: what no reduction in place can do with less.
-/// As many buffers as a sample has calls, one after the other, as the collectives have them.
+/// Reads and writes every byte of the rank's own memory once, in place, which is the minimum for any in-place
+/// reduction. Uses one buffer per call of a sample, like the collectives.
 class MemoryStream final : public Side {
  public:
   MemoryStream(int64_t bytes, int calls);
@@ -31,21 +31,21 @@ class MemoryStream final : public Side {
   void stream(float* slot) const;
 
   const int64_t count_;   // floats in a buffer
-  const int64_t stride_;  // floats from one to the next
+  const int64_t stride_;  // floats from one buffer to the next
   const int calls_;
   const size_t mapped_bytes_;
   float* memory_ = nullptr;
 };
 
-/// Calls of one collective, a barrier excepted, of one backend on messages of one size, in one kind of memory.
+/// Calls of one collective, except barrier, with one backend, message size and kind of memory.
 std::unique_ptr<Side> make_collective(const CollectivePlan& plan, const ProcessGroup& group, Memory memory,
                                       int64_t bytes);
 
-/// Whether the group's memory is another than LibTorch's own.
+/// Whether ProcessGroup::allocate returns other memory than LibTorch's allocator.
 bool has_own_memory(const ProcessGroup& group);
 
-/// Barriers of one backend. To check that they wait, one rank comes late, by turns, to one more that is not timed; a
-/// rank that gets past it earlier counts as one wrong element.
+/// Barriers of one backend. To check that they block, one rank arrives late at an extra, untimed barrier; each rank
+/// that passes it earlier counts as one wrong element.
 std::unique_ptr<Side> make_barrier(const ProcessGroup& group, SharedPage& page);
 
 }  // namespace lockstep::bench

@@ -18,9 +18,10 @@ void train(const TrainingSample& work) {
   for (int step = 0; step < work.steps; ++step) work.training.step(work.batch);
 }
 
-/// It lies beside this program.
+/// The script is beside this program.
 std::string find_script() {
-  char program[PATH_MAX];  // not by std::filesystem: the libtorch.so of some wheels exports a copy of it that crashes
+  char program[PATH_MAX];  // std::filesystem is avoided: the libtorch.so of some wheels exports a copy of it that
+                           // crashes
   const ssize_t length = ::readlink("/proc/self/exe", program, sizeof program);
   const std::string_view path(program, static_cast<size_t>(std::max<ssize_t>(length, 0)));
   return fmt::format("{}/python_rank.py", path.substr(0, path.rfind('/')));
@@ -51,7 +52,7 @@ void AloneSide::run() {
 
 PythonRank::PythonRank(const Options& options)
     : process_(
-          fmt::format("rank {} of PyTorch's own", options.rank),
+          fmt::format("Python rank {}", options.rank),
           {options.python, find_script(), options.store, std::to_string(options.rank), std::to_string(options.ranks),
            options.has_mkldnn ? "mkldnn" : "no-mkldnn", fmt::format("{}", fmt::join(options.cores, ","))}) {
   process_.read_answer();

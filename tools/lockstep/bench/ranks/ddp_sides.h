@@ -10,7 +10,7 @@
 
 namespace lockstep::bench {
 
-/// So many steps in a sample, always from the same weights.
+/// The steps of a sample, always from the same weights.
 struct TrainingSample {
   Training& training;
   Batch batch;
@@ -20,7 +20,7 @@ struct TrainingSample {
 /// All ranks train at the same time.
 class TogetherSide final : public Side {
  public:
-  /// Where ranks talk, their parameters should be equal after each sample.
+  /// If the ranks communicate, their parameters must be equal after each sample.
   enum class Check { kNone, kEqualParameters };
 
   TogetherSide(TrainingSample work, Check check, SharedPage& page)
@@ -52,36 +52,36 @@ class AloneSide final : public Side {
   SharedPage& page_;
 };
 
-/// One rank of PyTorch's own DistributedDataParallel: a process of its own that runs python_rank.py.
+/// One rank of PyTorch's DistributedDataParallel: a process that runs python_rank.py.
 class PythonRank {
  public:
   struct Options {
     std::string python{};  // the interpreter
-    std::string store{};   // a file by which the ranks meet
+    std::string store{};   // file of their FileStore
     int rank = 0;
     int ranks = 1;
     bool has_mkldnn = true;
     std::vector<int> cores{};  // for its main thread; empty: all
   };
 
-  /// Returns when all ranks have met. SystemError when it cannot be started.
+  /// Blocks until all ranks are connected. Throws SystemError if the process cannot be started.
   explicit PythonRank(const Options& options);
 
-  /// Collective: Python's ranks talk. Each returns when it is done. PeerError when the process has ended.
+  /// Collective: Python's ranks communicate. Both block until done. Throw PeerError if the process has ended.
   void load_model(const std::string& model) { process_.request("model " + model); }
   void train(int steps) { process_.request("train " + std::to_string(steps)); }
 
-  /// It ends when its parameters are not those of the other ranks.
+  /// Makes the process fail if its parameters differ from those of the other ranks.
   void check() { process_.request("check"); }
 
-  /// Back to the weights that the model began with. Not collective.
+  /// Restores the initial weights. Not collective.
   void reset() { process_.request("reset"); }
 
  private:
   Coprocess process_;
 };
 
-/// So many of its steps in a sample.
+/// Steps of a Python rank.
 class PythonSide final : public Side {
  public:
   PythonSide(PythonRank& python, int steps) : python_(python), steps_(steps) {}

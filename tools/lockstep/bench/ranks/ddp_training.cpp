@@ -26,7 +26,7 @@ namespace nn = torch::nn;
 
 constexpr uint64_t kSeed = 1;
 
-/// Linear layers of these widths, and a ReLU between two.
+/// Adds linear layers of these widths with ReLU between them.
 void add_linear_layers(nn::Sequential& model, const std::vector<int64_t>& widths) {
   for (size_t i = 1; i < widths.size(); ++i) {
     if (i > 1) model->push_back(nn::ReLU());
@@ -34,7 +34,7 @@ void add_linear_layers(nn::Sequential& model, const std::vector<int64_t>& widths
   }
 }
 
-/// Halves width and height.
+/// Adds a convolution block that halves width and height.
 void add_convolution(nn::Sequential& model, int64_t from_channels, int64_t to_channels) {
   model->push_back(nn::Conv2d(nn::Conv2dOptions(from_channels, to_channels, 3).padding(1)));
   model->push_back(nn::BatchNorm2d(to_channels));
@@ -61,7 +61,8 @@ class LocalTraining : public Training {
   }
 
   void step(const Batch& batch) override {
-    for (const auto& parameter : parameters_) parameter.mutable_grad().reset();  // what Python's zero_grad does
+    for (const auto& parameter : parameters_)
+      parameter.mutable_grad().reset();  // as Python's zero_grad does by default
     at::cross_entropy_loss(forward(batch.input), batch.target).backward();
     optimizer_.step();
   }
@@ -74,7 +75,7 @@ class LocalTraining : public Training {
   torch::nn::Sequential module_;              // constant after construction, its tensors excepted
   const std::vector<at::Tensor> parameters_;  // likewise
   std::vector<at::Tensor> state_;             // parameters and buffers; likewise
-  std::vector<at::Tensor> first_;             // what they were; constant after construction
+  std::vector<at::Tensor> first_;             // initial values of state_; constant after construction
   torch::optim::SGD optimizer_;
 };
 
@@ -88,9 +89,9 @@ class DdpTraining final : public LocalTraining {
   DistributedDataParallel<torch::nn::SequentialImpl> ddp_;
 };
 
-/// Of a mean, whose terms may be added in another order.
+/// Relative error of a mean whose terms may be added in a different order.
 constexpr double kRounding = 1e-4;
-/// In front of a BatchNorm a bias has no gradient but what rounding leaves, which is small beside those of others.
+/// Absolute error, relative to the largest gradient: the gradient of a bias before a BatchNorm is only rounding noise.
 constexpr double kNoise = 1e-6;
 
 std::vector<at::Tensor> gradients_of(Training& training, const Batch& batch) {
@@ -105,7 +106,7 @@ double largest(const at::Tensor& tensor) {
   return tensor.abs().max().item<double>();
 }
 
-/// Every bit counts: each step can be undone.
+/// A hash in which every bit counts: each step is invertible.
 int64_t fingerprint(const at::Tensor& tensor) {
   const auto dense = tensor.contiguous();
   const auto* bytes = static_cast<const char*>(dense.data_ptr());
@@ -122,7 +123,7 @@ int64_t fingerprint(const at::Tensor& tensor) {
 }  // namespace
 
 torch::nn::Sequential make_model(const std::string& name) {
-  static std::mutex mutex;  // the random numbers of modules are the process's, but ranks may be threads
+  static std::mutex mutex;  // modules use the global random generator, but ranks may be threads
   const std::lock_guard lock(mutex);
   at::manual_seed(kSeed);
   nn::Sequential model;
@@ -136,7 +137,7 @@ torch::nn::Sequential make_model(const std::string& name) {
     model->push_back(nn::Flatten());
     add_linear_layers(model, {3136, 128, kClasses});
   } else {
-    throw UsageError("there is no model " + name);
+    throw UsageError("unknown model " + name);
   }
   return model;
 }
@@ -172,7 +173,8 @@ int64_t count_wrong_gradients(Training& ddp, Training& local, const std::string&
   const auto got = gradients_of(ddp, make_batch(model, rank));
   int64_t wrong = 0;
   for (size_t i = 0; i < expected.size(); ++i)
-    if (!(largest(got[i] - expected[i]) <= kRounding * largest(expected[i]) + kNoise * most)) ++wrong;  // NaN, too
+    if (!(largest(got[i] - expected[i]) <= kRounding * largest(expected[i]) + kNoise * most))
+      ++wrong;  // true also for NaN
   return wrong;
 }
 

@@ -14,16 +14,17 @@
 
 namespace lockstep::bench {
 
-/// The model of this name, one of model_names(), with the same weights on every rank. python_rank.py has the same.
+/// Creates the model of this name, one of model_names(), with the same weights on every rank. python_rank.py has the
+/// same models.
 torch::nn::Sequential make_model(const std::string& name);
 
 /// The shape of one sample.
 std::vector<int64_t> input_shape(const std::string& model);
 
-/// What the last layer tells apart.
+/// Number of classes: outputs of the last layer.
 inline constexpr int64_t kClasses = 10;
 
-/// What a rank trains on: random, and always the same.
+/// The batch of a rank: random, but the same in every run.
 struct Batch {
   at::Tensor input;
   at::Tensor target;
@@ -31,32 +32,33 @@ struct Batch {
 
 Batch make_batch(const std::string& model, int rank);
 
-/// A model, its optimizer and nothing else.
+/// A model with its optimizer.
 class Training {
  public:
   virtual ~Training() = default;
 
-  /// Back to the weights and buffers that every training of this model begins with.
+  /// Restores the initial weights and buffers, which are the same for every training of this model.
   virtual void reset() = 0;
 
-  /// Forward, loss, backward and the optimizer's step, from no gradients at all. Collective where ranks talk.
+  /// Runs forward, loss, backward and the optimizer's step, starting without gradients. Collective if the ranks
+  /// communicate.
   virtual void step(const Batch& batch) = 0;
 
-  /// With the gradients of the last step.
+  /// The parameters, with the gradients of the last step.
   virtual std::vector<at::Tensor> parameters() const = 0;
 };
 
-/// On this rank alone.
+/// Training on this rank alone.
 std::unique_ptr<Training> make_local_training(const std::string& model);
 
-/// With DistributedDataParallel over all ranks of the group. Collective.
+/// Training with DistributedDataParallel over all ranks of the group. Collective.
 std::unique_ptr<Training> make_ddp_training(const std::string& model, const ProcessGroup& group);
 
-/// How many parameters get, in the first step of `ddp` on all ranks, another gradient than the mean of what `local`
-/// computes for each rank's batch, by more than rounding explains. Collective, as a step of `ddp` is.
+/// Runs one step of `ddp` and returns the number of parameters whose gradient differs, by more than rounding, from the
+/// mean of the gradients that `local` computes for the batches of all ranks. Collective, as a step of `ddp` is.
 int64_t count_wrong_gradients(Training& ddp, Training& local, const std::string& model, int rank, int ranks);
 
-/// How many of these tensors have other bits than rank 0's. Nothing of what is measured is asked. Collective.
+/// The number of tensors that are not bitwise equal to those of rank 0. Uses only the shared page. Collective.
 int64_t count_diverged(const std::vector<at::Tensor>& tensors, SharedPage& page);
 
 }  // namespace lockstep::bench

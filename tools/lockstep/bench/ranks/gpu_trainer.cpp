@@ -44,7 +44,8 @@ nn::Embedding make_embedding(int64_t count, int64_t width) {
   return embedding;
 }
 
-/// Attention and two linear layers, each behind a LayerNorm and around it.
+/// A transformer block: attention and two linear layers, each with a LayerNorm before and a residual connection around
+/// it.
 class BlockImpl : public nn::Module {
  public:
   explicit BlockImpl(const GptSize& size)
@@ -62,7 +63,7 @@ class BlockImpl : public nn::Module {
   }
 
  private:
-  /// As in Python; Linear's own forward adds the bias in a step of its own.
+  /// As in Python; torch::nn::Linear::forward adds the bias in a separate kernel.
   static at::Tensor linear(const nn::Linear& layer, const at::Tensor& input) {
     return at::linear(input, layer->weight, layer->bias);
   }
@@ -86,7 +87,7 @@ class GptImpl : public nn::Module {
  public:
   explicit GptImpl(const GptSize& size)
       : tokens_(register_module("tokens", make_embedding(size.vocabulary, size.width))),
-        positions_(register_module("places", make_embedding(size.context, size.width))) {
+        positions_(register_module("positions", make_embedding(size.context, size.width))) {
     for (int64_t i = 0; i < size.layers; ++i)
       blocks_.push_back(register_module("block" + std::to_string(i), Block(size)));
     norm_ = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({size.width})));
@@ -129,7 +130,7 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 const at::Device kFirstGpu(at::kCUDA, 0);
 constexpr double kGpuLearningRate = 3e-4;  // gpu_trainer.py has the same
 
-/// While it lives, this thread computes in bfloat16 what that is good enough for.
+/// Enables autocast to bfloat16 on this thread while it exists.
 class Autocast {
  public:
   Autocast() {
@@ -145,7 +146,7 @@ class Autocast {
   Autocast& operator=(const Autocast&) = delete;
 };
 
-/// One model with its optimizer, on the GPU, with DistributedDataParallel where there is a group.
+/// One model with its optimizer on the GPU, with DistributedDataParallel if there is a group.
 class GpuTraining {
  public:
   GpuTraining(GpuTask task, const std::optional<ProcessGroup>& group, bool is_captured) : task_(std::move(task)) {
@@ -195,7 +196,7 @@ class GpuTraining {
 };
 
 int64_t peak_bytes() {
-  return allocator::getDeviceStats(0).allocated_bytes[0].peak;  // 0: of all pools together
+  return allocator::getDeviceStats(0).allocated_bytes[0].peak;  // 0: aggregate over all pools
 }
 
 std::string answer_request(const std::string& request, const std::optional<ProcessGroup>& group, bool is_captured,
@@ -205,7 +206,7 @@ std::string answer_request(const std::string& request, const std::optional<Proce
   words >> command >> argument;
   if (command == "train") return std::to_string(training->train(std::stoi(argument)));
   if (command == "peak") return std::to_string(peak_bytes());
-  if (command != "model" && command != "drop") throw UsageError("there is no request " + command);
+  if (command != "model" && command != "drop") throw UsageError("unknown request " + command);
   training.reset();
   allocator::emptyCache();
   allocator::resetPeakStats(0);
@@ -222,7 +223,7 @@ GpuTask make_gpu_task(const std::string& name) {
     return make_gpt_task({.layers = 6, .width = 384, .heads = 6, .context = 256, .vocabulary = 96, .batch = 64});
   if (name == "gpt-124m")
     return make_gpt_task({.layers = 12, .width = 768, .heads = 12, .context = 1024, .vocabulary = 50304, .batch = 8});
-  throw UsageError("there is no model " + name);
+  throw UsageError("unknown model " + name);
 }
 
 std::vector<std::string> usable_gpus() {
@@ -234,13 +235,14 @@ std::vector<std::string> usable_gpus() {
 
 void serve_trainer(const std::string& side) {
   const int answers = ::dup(STDOUT_FILENO);
-  ::dup2(STDERR_FILENO, STDOUT_FILENO);  // whatever else is printed, by NCCL for one, is no answer
+  ::dup2(STDERR_FILENO, STDOUT_FILENO);  // other output, such as that of NCCL, must not mix with the answers
   const auto say = [answers](const std::string& answer) {
     const auto line = answer + "\n";
-    if (::write(answers, line.data(), line.size()) < 0) throw SystemError("nobody listens any more");
+    if (::write(answers, line.data(), line.size()) < 0)
+      throw SystemError("cannot write the answer: the parent process has ended");
   };
   at::globalContext().setFloat32MatmulPrecision("high");
-  at::zeros({1}, kFirstGpu);  // makes the allocator ready to be asked
+  at::zeros({1}, kFirstGpu);  // initializes CUDA's caching allocator
   std::optional<ProcessGroup> group;
   if (side != "plain") group = init_process_group({.backend = "nccl", .rank = 0, .world_size = 1, .device = kFirstGpu});
   std::unique_ptr<GpuTraining> training;

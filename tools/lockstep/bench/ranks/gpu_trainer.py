@@ -1,15 +1,15 @@
-"""Trains on one GPU, beside which `lockstep bench gpu` measures: it starts this.
+"""Trains on one GPU; started by `lockstep bench gpu --against python`.
 
     gpu_trainer.py plain|graph|ddp|best
 
-plain is the module by itself, graph the same as a CUDA graph, ddp is DistributedDataParallel over NCCL as it comes, best
-with the settings that cost least. Answers each line on stdin by one on stdout, and the first one unasked, by its
-version, when it has the GPU:
+plain is the module alone, graph the module as a CUDA graph, ddp DistributedDataParallel over NCCL with default settings,
+best with the fastest settings. Prints the version of torch when it has the GPU, then answers each line on stdin with one
+line on stdout:
 
-    model NAME    takes this model, with its first weights
-    train STEPS   trains it, and answers the loss of the last step
-    peak          answers the most bytes that PyTorch's allocator had given out
-    drop          gives the model's memory back
+    model NAME    creates this model with its initial weights
+    train STEPS   trains it; answers the loss of the last step
+    peak          answers the peak bytes of PyTorch's allocator
+    drop          frees the model's memory
 """
 
 import gc
@@ -42,7 +42,7 @@ def make_embedding(count, width):
 
 
 class Block(nn.Module):
-    """The layers of Block in model.cpp."""
+    """The layers of Block in gpu_trainer.cpp."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -66,24 +66,24 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The layers of Gpt in model.cpp."""
+    """The layers of Gpt in gpu_trainer.cpp."""
 
     def __init__(self, layers, width, heads, context, vocabulary, batch):
         super().__init__()
         self.tokens = make_embedding(vocabulary, width)
-        self.places = make_embedding(context, width)
+        self.positions = make_embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.size(1), device=tokens.device))
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.size(1), device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return F.linear(self.norm(x), self.tokens.weight).flatten(0, 1)
 
 
 def make_task(name):
-    """The model, a batch and its targets, on the CPU: make_gpu_task in model.cpp."""
+    """The model, a batch and its targets, on the CPU: make_gpu_task in gpu_trainer.cpp."""
     torch.manual_seed(SEED)
     if name in IMAGE_MODELS:
         model = make_model(IMAGE_MODELS[name])
@@ -154,10 +154,10 @@ def free_memory():
 
 
 def main(side):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when its stdin does
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when stdin ends
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # other output must not mix with the answers
     torch.set_float32_matmul_precision("high")
     torch.cuda.set_device(0)
     if side in ("ddp", "best"):

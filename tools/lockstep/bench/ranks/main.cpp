@@ -1,9 +1,9 @@
-// lockstep-bench: one rank of `lockstep bench`, which starts it, so that lockstep itself need not load LibTorch.
-//   lockstep-bench --backends   prints what this build has for CPU tensors, as a JSON array
-//   lockstep-bench PLAN         measures a collective by a CollectivePlan, one JSON object; rank 0 writes to the file
-//   it names lockstep-bench --ddp PLAN   trains models by a DdpPlan, likewise lockstep-bench --gpus       prints the
-//   names of those that this build can use, as a JSON array lockstep-bench --gpu SIDE   trains on the first of them
-//   what it is told on stdin: a Trainer
+// lockstep-bench: one rank of `lockstep bench`, which starts it, so that lockstep itself does not load LibTorch.
+//   lockstep-bench --backends   prints the backends of this build for CPU tensors as a JSON array
+//   lockstep-bench PLAN         measures a collective; PLAN is a CollectivePlan as JSON
+//   lockstep-bench --ddp PLAN   trains models; PLAN is a DdpPlan as JSON
+//   lockstep-bench --gpus       prints the names of the GPUs that this build can use as a JSON array
+//   lockstep-bench --gpu SIDE   trains on the first GPU as requested on stdin
 
 #include <fstream>
 #include <iostream>
@@ -37,7 +37,7 @@ std::vector<std::string> usable_gpus() {
 }
 
 void serve_trainer(const std::string&) {
-  throw UsageError("this build trains on no GPU");
+  throw UsageError("this build cannot train on a GPU");
 }
 #endif
 
@@ -53,7 +53,7 @@ void run_plan(const RunPlan& plan, const std::string& backend, const auto& measu
     results << to_line(message) << std::endl;
     if (!results) throw SystemError("cannot write to " + plan.results);
   });
-  page.barrier();  // rank 0 is needed to the end
+  page.barrier();  // keeps rank 0 alive until all ranks are done
 }
 
 void run(const std::string& option, const std::string& text) {
@@ -73,7 +73,7 @@ void run(const std::string& option, const std::string& text) {
     run_plan(plan, plan.backends.at(0),
              [&](const auto& world, auto& page, const auto& say) { measure_collective(plan, world, page, say); });
   } else {
-    throw UsageError("this program belongs to lockstep bench, which starts it");
+    throw UsageError("this program is started by lockstep bench");
   }
 }
 

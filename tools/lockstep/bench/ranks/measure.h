@@ -9,13 +9,13 @@
 
 namespace lockstep::bench {
 
-/// Carries the plan out over all ranks of `world`, whose backend is the plan's first. Collective. `report` is called on
-/// rank 0, for each message, outside of what is timed.
+/// Executes the plan on all ranks of `world`, whose backend is the first of the plan. Collective. Calls `report` on
+/// rank 0 for each message, outside of timed sections.
 void measure_collective(const CollectivePlan& plan, const ProcessGroup& world, SharedPage& page,
                         const std::function<void(const CollectiveMessage&)>& report);
 
-/// Carries the plan out over all ranks of `world`. Collective. `report` is called on rank 0, for each message, outside
-/// of what is timed.
+/// Executes the plan on all ranks of `world`. Collective. Calls `report` on rank 0 for each message, outside of timed
+/// sections.
 void measure_ddp(const DdpPlan& plan, const ProcessGroup& world, SharedPage& page,
                  const std::function<void(const DdpMessage&)>& report);
 

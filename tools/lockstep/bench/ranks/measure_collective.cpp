@@ -13,7 +13,7 @@ namespace {
 
 using CollectiveReport = std::function<void(const CollectiveMessage&)>;
 
-constexpr std::chrono::duration<double> kAllSizes{60};  // so long may all rounds of all sizes take
+constexpr std::chrono::duration<double> kAllSizes{60};  // time for all rounds of all sizes
 
 /// A backend with one kind of memory.
 struct Candidate {
@@ -27,7 +27,7 @@ std::vector<Candidate> make_candidates(const CollectivePlan& plan, const Process
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < plan.backends.size(); ++i) {
     const auto group = i == 0 ? world : world.new_group(all, {.backend = plan.backends[i]});
-    const bool is_barrier = plan.operation == Operation::kBarrier;  // no memory at all
+    const bool is_barrier = plan.operation == Operation::kBarrier;  // uses no memory
     if (plan.memory == Memory::kAllocated || (plan.memory == Memory::kBoth && !is_barrier && has_own_memory(group)))
       candidates.push_back({group, Memory::kAllocated});
     if (plan.memory != Memory::kAllocated) candidates.push_back({group, Memory::kOrdinary});
@@ -92,7 +92,7 @@ void measure_collective(const CollectivePlan& plan, const ProcessGroup& world, S
                         const CollectiveReport& report) {
   const auto candidates = make_candidates(plan, world);
   std::optional<Pinning> pinning;
-  if (plan.bind) pinning.emplace(world.rank(), world.size());  // behind the threads of all backends
+  if (plan.bind) pinning.emplace(world.rank(), world.size());  // after all backends have started their threads
   CollectiveMeasurement measurement(plan, page, report);
   measurement.measure_round_trip();
   for (int64_t bytes : plan.sizes) measurement.measure_size(bytes, candidates);

@@ -19,8 +19,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using DdpReport = std::function<void(const DdpMessage&)>;
 
-constexpr std::chrono::duration<double> kAllModels{60};  // so long may all rounds of all models take
-constexpr std::chrono::duration<double> kSample{0.1};    // so long should a sample take, at least
+constexpr std::chrono::duration<double> kAllModels{60};  // time for all rounds of all models
+constexpr std::chrono::duration<double> kSample{0.1};    // minimum duration of a sample
 
 class DdpMeasurement {
  public:
@@ -35,7 +35,7 @@ class DdpMeasurement {
     const auto local = make_local_training(model);
     const auto ddp = make_ddp_training(model, world_);
     const auto batch = make_batch(model, world_.rank());
-    // The first steps start threads, which should be free.
+    // Before pinning: the first steps start threads, which should not be pinned.
     const int64_t wrong = count_wrong_gradients(*ddp, *local, model, world_.rank(), world_.size());
     if (python_) python_->load_model(model);
     std::optional<Pinning> pinning;
@@ -68,7 +68,7 @@ class DdpMeasurement {
     python_.emplace(options);
   }
 
-  /// As many as make a sample long enough, the same on every rank.
+  /// The number of steps that makes a sample long enough; the same on every rank.
   int choose_steps(Training& training, const Batch& batch) {
     constexpr int kTried = 3;
     page_.barrier();

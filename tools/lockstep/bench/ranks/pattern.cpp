@@ -18,8 +18,8 @@ uint32_t hash_bits(uint32_t bits) {
   return bits ^ (bits >> 16);
 }
 
-/// Small: sums over hundreds of ranks are exact in float32, products of ones and twos in every dtype until they
-/// overflow.
+/// Small values: sums over hundreds of ranks are exact in float32, and products of ones and twos in every dtype until
+/// they overflow.
 int64_t value_at(int rank, int64_t position, at::ScalarType dtype, ReduceOp op) {
   const uint32_t bits = hash_bits(static_cast<uint32_t>(rank * kPeriod + position));
   if (dtype == at::kBool) return bits & 1;
@@ -61,7 +61,7 @@ const char* bytes_at(const at::Tensor& tensor, int64_t element) {
 
 int64_t count_different(const at::Tensor& got, const at::Tensor& expected, double tolerance) {
   const auto off = (got.to(at::kDouble) - expected.to(at::kDouble)).abs();
-  return off.le(expected.to(at::kDouble).abs() * tolerance).logical_not().sum().item<int64_t>();  // NaN is wrong, too
+  return off.le(expected.to(at::kDouble).abs() * tolerance).logical_not().sum().item<int64_t>();  // NaN counts as wrong
 }
 
 }  // namespace
@@ -121,7 +121,7 @@ at::ScalarType dtype_named(const std::string& name) {
       {"uint8", at::kByte},    {"int8", at::kChar},      {"int16", at::kShort},  {"int32", at::kInt},
       {"int64", at::kLong},    {"bool", at::kBool}};
   const auto found = kDtypes.find(name);
-  if (found == kDtypes.end()) throw UsageError("no dtype " + name);
+  if (found == kDtypes.end()) throw UsageError("unknown dtype " + name);
   return found->second;
 }
 
@@ -131,7 +131,7 @@ ReduceOp reduce_op_named(const std::string& name) {
       {"min", ReduceOp::kMin}, {"max", ReduceOp::kMax}, {"and", ReduceOp::kAnd},
       {"or", ReduceOp::kOr},   {"xor", ReduceOp::kXor}, {"none", ReduceOp::kSum}};
   const auto found = kOps.find(name);
-  if (found == kOps.end()) throw UsageError("no reduce operation " + name);
+  if (found == kOps.end()) throw UsageError("unknown reduce operation " + name);
   return found->second;
 }
 

@@ -39,7 +39,7 @@ Pinning::Pinning(int rank, int ranks) : before_(affinity()) {
   CPU_ZERO(&mine);
   for (int core : cores_of_rank(allowed_cores(), rank, ranks)) CPU_SET(core, &mine);
   if (::sched_setaffinity(0, sizeof mine, &mine) != 0)
-    throw SystemError(fmt::format("rank {} cannot be pinned to its cores: {}", rank, std::strerror(errno)));
+    throw SystemError(fmt::format("cannot pin rank {} to its cores: {}", rank, std::strerror(errno)));
 }
 
 Pinning::~Pinning() {

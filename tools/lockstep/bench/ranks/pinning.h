@@ -6,16 +6,16 @@
 
 namespace lockstep::bench {
 
-/// The cores that are `rank`'s when `ranks` share these: as many for each, none for two. Empty when there are fewer
-/// cores than ranks. Pure.
+/// The cores of `rank` if `ranks` ranks divide `cores` evenly, without overlap. Empty if there are fewer cores than
+/// ranks. Pure.
 std::vector<int> cores_of_rank(const std::vector<int>& cores, int rank, int ranks);
 
-/// The cores that the calling thread may run on.
+/// The affinity mask of the calling thread.
 std::vector<int> allowed_cores();
 
-/// While it lives, the thread that made it, and those that it starts, stay on its share of the cores. Threads that
-/// backends have started before stay free: on one core with the thread that they work for, each would wait for the
-/// other. SystemError when the system refuses.
+/// Pins the constructing thread, and threads it starts, to the cores of the rank while it exists. Backend threads
+/// started earlier are not pinned: on the same core as the thread they work for, both would wait for each other. Throws
+/// SystemError on failure.
 class Pinning {
  public:
   Pinning(int rank, int ranks);

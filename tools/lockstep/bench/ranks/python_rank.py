@@ -1,13 +1,13 @@
-"""One rank of PyTorch's own DistributedDataParallel over Gloo, with which `lockstep bench ddp` compares: it starts this.
+"""One rank of PyTorch's DistributedDataParallel over Gloo, started by `lockstep bench ddp --against python`.
 
     python_rank.py STORE RANK RANKS mkldnn|no-mkldnn CORES
 
-Answers each line on stdin by an empty one when it is done, and the first one unasked, when all ranks have met:
+Prints an empty line when all ranks are connected, and another one after each request on stdin:
 
-    model NAME    takes this model
-    reset         goes back to the weights that it began with
+    model NAME    creates this model
+    reset         restores its initial weights
     train STEPS   trains it
-    check         fails when the ranks have come to different parameters
+    check         fails if the parameters of the ranks differ
 """
 
 import os
@@ -26,8 +26,8 @@ CLASSES = 10
 
 def linear_layers(*widths):
     layers = []
-    for before, behind in zip(widths, widths[1:]):
-        layers += [nn.ReLU(), nn.Linear(before, behind)]
+    for before, after in zip(widths, widths[1:]):
+        layers += [nn.ReLU(), nn.Linear(before, after)]
     return layers[1:]
 
 
@@ -36,7 +36,7 @@ def convolution(from_channels, to_channels):
 
 
 def make_model(name):
-    """The layers of make_model in model.cpp."""
+    """The layers of make_model in ddp_training.cpp."""
     if name == "small":
         return nn.Sequential(*linear_layers(784, 128, 128, CLASSES))
     if name == "mlp":
@@ -44,7 +44,7 @@ def make_model(name):
     if name == "cnn":
         layers = convolution(1, 32) + convolution(32, 64) + [nn.Flatten()] + linear_layers(3136, 128, CLASSES)
         return nn.Sequential(*layers)
-    raise ValueError(f"there is no model {name}")
+    raise ValueError(f"unknown model {name}")
 
 
 class Training:
@@ -75,18 +75,18 @@ class Training:
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         if not torch.equal(least, most):
-            raise RuntimeError("PyTorch's ranks have come to different parameters")
+            raise RuntimeError("the parameters of PyTorch's ranks differ")
 
 
 def main(store, rank, ranks, mkldnn, cores):
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # other output must not mix with the answers
     rank, ranks = int(rank), int(ranks)
     torch.backends.mkldnn.enabled = mkldnn == "mkldnn"
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     dist.barrier()  # connects
     if cores:
-        os.sched_setaffinity(0, map(int, cores.split(",")))  # this thread, not those of Gloo
+        os.sched_setaffinity(0, map(int, cores.split(",")))  # this thread, not Gloo's threads
     os.write(answers, b"\n")
     training = None
     for line in iter(sys.stdin.readline, ""):

@@ -34,8 +34,8 @@ void Rounds::run_round(std::vector<MeasuredSide>& sides) {
   }
 }
 
-/// The slowest rank's time. Where ranks share cores, one may begin when another has long ended: then all of it, from
-/// the first to begin to the last to end.
+/// The time of the slowest rank. If ranks share cores, one rank may start after another has finished; then the time
+/// from the first start to the last end.
 double Rounds::slowest_time(Clock::time_point begin, Clock::time_point end) {
   const auto since_boot = [](Clock::time_point time) {
     return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();

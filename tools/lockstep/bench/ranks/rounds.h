@@ -10,46 +10,48 @@
 
 namespace lockstep::bench {
 
-/// One of those that take turns: a backend with one kind of memory, or memory itself.
+/// One of the things that are compared and take turns: a backend with one kind of memory, a way to train, or memory
+/// alone.
 class Side {
  public:
   virtual ~Side() = default;
 
-  /// Rewrites the buffers, other than the last time: `turn` counts. Local, and not timed.
+  /// Fills the buffers with values that depend on `seed`, which differs in every call. Local, not timed.
   virtual void prepare(int64_t seed) = 0;
 
-  /// One call, not timed, so that what other sides have left of caches and clocks does not count. Collective.
+  /// Makes one untimed call, so that the state in which other sides left the caches and clocks does not count.
+  /// Collective.
   virtual void warm_up() = 0;
 
-  /// The calls of one sample, which are timed. Collective.
+  /// Makes the calls of one sample, which are timed. Collective.
   virtual void run() = 0;
 
-  /// How many elements are not what run() should have made of what prepare() wrote. Local, and not timed.
+  /// The number of elements in the results of run() that are wrong. Not timed. Called on every rank.
   virtual int64_t count_wrong() = 0;
 };
 
-/// A sample of several calls gives each its own buffer, so that each result can be checked; they begin on cache lines
-/// of their own. From one to the next, in elements.
+/// The distance between the buffers of a sample, in elements. Each call has its own buffer, so that each result can be
+/// checked; the buffers start on separate cache lines.
 inline int64_t slot_stride(int64_t count, int64_t element_bytes, int calls) {
   constexpr int64_t kApartBytes = 128;
   const int64_t apart = kApartBytes / element_bytes;
   return calls == 1 ? count : (count + apart - 1) / apart * apart;
 }
 
-/// Who takes turns, and what came of it.
+/// A side with its measurements.
 struct MeasuredSide {
   std::unique_ptr<Side> side;
   int calls = 1;                   // in each sample
-  std::vector<double> times_us{};  // of one call on the slowest rank, for each round
+  std::vector<double> times_us{};  // of one call on the slowest rank, one entry per round
   int64_t wrong = 0;               // on this rank, in all samples
 };
 
-/// Lets sides take turns, round by round, so that all see the same machine.
+/// Runs the sides in turn, round by round, so that all see the same state of the machine.
 class Rounds {
  public:
   Rounds(const RunPlan& plan, SharedPage& page) : plan_(plan), page_(page) {}
 
-  /// Two rounds that do not count, then as many as the plan says, or as fit into `limit`. Collective.
+  /// Runs two warm-up rounds, then as many rounds as the plan requests, or as fit into `limit`. Collective.
   void run(std::vector<MeasuredSide>& sides, std::chrono::duration<double> limit);
 
  private:

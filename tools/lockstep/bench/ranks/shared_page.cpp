@@ -22,7 +22,7 @@
 namespace lockstep::bench {
 namespace {
 
-/// Behind a sample: who is done first must not keep the core from threads of a backend that others still wait for.
+/// After a sample: a rank that finishes first must not block the core for backend threads that other ranks still need.
 constexpr int kNoSpins = 0;
 
 void cpu_relax() {
@@ -42,7 +42,7 @@ SharedPage::SharedPage(const std::string& path, int rank, int ranks, bool oversu
   const auto bytes = static_cast<size_t>(page_bytes(ranks));
   void* memory = file < 0 ? MAP_FAILED : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED)
-    throw SystemError(fmt::format("the ranks' common page {} cannot be mapped: {}", path, std::strerror(errno)));
+    throw SystemError(fmt::format("cannot map the shared page {}: {}", path, std::strerror(errno)));
   ::close(file);
   lines_ = static_cast<CacheLine*>(memory);
 }
@@ -60,7 +60,7 @@ void SharedPage::wait_until(const CacheLine& line, uint64_t value, int spins) co
   }
 }
 
-/// Whether this rank is the last, which begins the next generation.
+/// Returns whether this rank is the last to arrive; the last one starts the next generation.
 bool SharedPage::arrive(uint64_t generation) {
   if (lines_[kArrived].value.fetch_add(1, std::memory_order_acq_rel) + 1 != static_cast<uint64_t>(ranks_)) return false;
   lines_[kArrived].value.store(0, std::memory_order_relaxed);
@@ -74,7 +74,7 @@ void SharedPage::barrier(int spins) {
 }
 
 void SharedPage::sleeping_barrier() {
-  static_assert(std::endian::native == std::endian::little);  // a futex is the lower half of a number
+  static_assert(std::endian::native == std::endian::little);  // the futex is the lower half of the 64-bit value
   auto& line = lines_[kGeneration].value;
   const uint64_t generation = line.load(std::memory_order_acquire);
   if (arrive(generation)) {

@@ -6,13 +6,12 @@
 
 namespace lockstep::bench {
 
-/// A page of memory that all ranks have in common: by it they start together and compare times, so that nothing of what
-/// is measured takes part in the measuring. The functions are collective unless they say otherwise; one
-/// thread of a rank calls them.
+/// Memory shared by all ranks, to start samples together and to compare times without using the backends that are
+/// measured. The functions are collective unless noted. Only one thread per rank may call them.
 class SharedPage {
  public:
-  /// Maps a file of page_bytes(ranks), zeros at first. SystemError when that fails. `oversubscribed`: there are more
-  /// ranks than cores, so that who waits should let others run at once.
+  /// Maps a zeroed file of page_bytes(ranks). Throws SystemError on failure. `oversubscribed`: there are more ranks
+  /// than cores, so that a waiting rank yields at once.
   SharedPage(const std::string& path, int rank, int ranks, bool oversubscribed);
   ~SharedPage();
   SharedPage(const SharedPage&) = delete;
@@ -20,29 +19,29 @@ class SharedPage {
 
   int rank() const { return rank_; }
 
-  /// Returns when all ranks have called it, on all of them at nearly the same time.
+  /// Blocks until all ranks have called it. Spins, so that all ranks return at nearly the same time.
   void barrier() { barrier(spins_); }
-  /// The same, but who waits sleeps and leaves its core to others; it takes microseconds longer.
+  /// The same, but waiting ranks sleep; takes microseconds longer.
   void sleeping_barrier();
 
-  /// Not collective: leaves a number for the others to see; and the one that a rank has left.
+  /// Not collective: stores a number for the other ranks; reads the number stored by a rank.
   void publish(int64_t number) { lines_[kFirstRank + rank_].value.store(static_cast<uint64_t>(number)); }
   int64_t published(int rank) const { return static_cast<int64_t>(lines_[kFirstRank + rank].value.load()); }
 
-  /// The largest of what the ranks give, on every rank.
+  /// The maximum over all ranks.
   double max(double mine);
-  /// The sum of what the ranks give, on every rank.
+  /// The sum over all ranks.
   int64_t sum(int64_t mine);
-  /// What rank 0 gives, on every rank.
+  /// The value of rank 0.
   int64_t broadcast(int64_t mine);
 
-  /// How long a flag takes from rank 0 to rank 1 and back, in microseconds on rank 0, from so many in a row. With one
-  /// rank: 0.
+  /// The mean round-trip time of a flag between rank 0 and rank 1, measured on rank 0 over `times` round trips. 0 with
+  /// one rank.
   double round_trip_us(int times);
 
  private:
   enum Place { kArrived, kGeneration, kPing, kPong, kFirstRank = 8 };
-  struct alignas(128) CacheLine {  // two cache lines: processors fetch neighbours together
+  struct alignas(128) CacheLine {  // two cache lines: processors prefetch adjacent lines
     std::atomic<uint64_t> value;
   };
 
@@ -52,7 +51,7 @@ class SharedPage {
 
   const int rank_;
   const int ranks_;
-  const int spins_;  // how often to look before letting others run
+  const int spins_;  // number of polls before yielding
   CacheLine* lines_ = nullptr;
 };
 
