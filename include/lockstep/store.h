@@ -40,6 +40,11 @@ class LOCKSTEP_EXPORT Store {
   /// Removes the key and returns whether it existed.
   virtual bool erase(const std::string& key) = 0;
 
+  /// Sets "`key`/`rank`" to `value` and returns the values of ranks 0 to `size` - 1. Collective: every rank calls it
+  /// once with the same `key` and `size`. Throws TimeoutError if a rank does not call it in time.
+  std::vector<std::string> all_gather(const std::string& key, int rank, int size, const std::string& value,
+                                      std::chrono::milliseconds timeout);
+
  protected:
   Store() = default;
   Store(const Store&) = delete;

@@ -1,9 +1,19 @@
 #pragma once
 
 #include <exception>
+#include <optional>
 #include <string>
+#include <string_view>
+
+#include <lockstep/error.h>
 
 namespace lockstep {
+
+/// The kind with this name; none for other names.
+std::optional<ErrorKind> parse_error_kind(std::string_view name);
+
+/// Throws an error of this kind.
+[[noreturn]] void throw_error(ErrorKind kind, const std::string& message);
 
 /// Throws `error` again with `prefix` before its message and `suffix` after it: lockstep's errors keep their kind,
 /// others become an Error that holds the original nested.
@@ -21,6 +31,9 @@ bool is_a(const std::exception_ptr& error) {
     return false;
   }
 }
+
+/// The kind of an exception; kError for exceptions that are not lockstep's.
+ErrorKind kind_of(const std::exception_ptr& error);
 
 /// Whether it is a lockstep::Error.
 bool is_ours(const std::exception_ptr& error);

@@ -19,6 +19,7 @@
 #include <lockstep/error.h>
 
 #include "base/error.h"
+#include "base/exit_status.h"
 #include "base/text.h"
 #include "base/variables.h"
 #include "rendezvous/failure.h"
@@ -53,25 +54,17 @@ std::string type_of(const std::exception& error) {
   return status == 0 ? name.get() : raw;
 }
 
-// What the parent is told: the kind of a lockstep error, or "Error" and the type in the message.
+// The report to the parent: the kind and the message of the current exception. The type of an exception that is not
+// lockstep's is part of the message.
 std::vector<std::string> describe_error() {
   try {
     throw;
-  } catch (const UsageError& error) {
-    return {"UsageError", error.what()};
-  } catch (const CheckpointError& error) {
-    return {"CheckpointError", error.what()};
-  } catch (const SystemError& error) {
-    return {"SystemError", error.what()};
-  } catch (const PeerError& error) {
-    return {"PeerError", error.what()};
   } catch (const Error& error) {
-    auto failure = to_failure(std::current_exception());
-    return {failure.kind == "PeerError" ? "Error" : failure.kind, error.what()};
+    return {name_of(error.kind()), error.what()};
   } catch (const std::exception& error) {
-    return {"Error", text(type_of(error), ": ", error.what())};
+    return {name_of(ErrorKind::kError), text(type_of(error), ": ", error.what())};
   } catch (...) {
-    return {"Error", message_of(std::current_exception())};
+    return {name_of(ErrorKind::kError), message_of(std::current_exception())};
   }
 }
 
@@ -94,34 +87,10 @@ std::vector<std::string> describe_error() {
 
 // --- in the parent
 
-/// A folder with the job's secret, which only this user can read.
-class SecretFile {
- public:
-  explicit SecretFile(const Secret& secret) {
-    const char* folder = std::getenv("TMPDIR");
-    folder_ = text(folder && *folder ? folder : "/tmp", "/lockstep-spawn-XXXXXX");
-    if (!::mkdtemp(folder_.data())) throw SystemError(text("mkdtemp ", folder_, ": ", std::strerror(errno)));
-    FileDescriptor file(::open(path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    const auto& bytes = secret.bytes();
-    if (!file.is_open() || ::write(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
-      throw SystemError(text("write ", path(), ": ", std::strerror(errno)));
-  }
-  ~SecretFile() {
-    ::unlink(path().c_str());
-    ::rmdir(folder_.c_str());
-  }
-  SecretFile(const SecretFile&) = delete;
-  SecretFile& operator=(const SecretFile&) = delete;
-
-  std::string path() const { return folder_ + "/secret"; }
-
- private:
-  std::string folder_;
-};
-
 struct Ending {
-  std::string kind;
+  std::optional<ErrorKind> kind;  // none: its function returned
   std::string message;
+  bool is_reported = false;  // by the rank itself; otherwise its process ended without a report
 };
 
 /// One rank's process, killed with the object.
@@ -212,16 +181,15 @@ class Child {
   }
 
   Ending read_ending(int status) const {
-    if (WIFSIGNALED(status))
-      return {"PeerError", text("its process (pid ", pid_, ") was killed by signal ", WTERMSIG(status), " (",
-                                ::strsignal(WTERMSIG(status)), ")")};
-    try {
-      auto fields = unpack(said_);
-      if (fields.size() == 2) return {fields[0], fields[1]};
-    } catch (const ProtocolError&) {
+    if (WIFEXITED(status)) {
+      try {
+        auto fields = unpack(said_);
+        if (fields.size() == 2) return {parse_error_kind(fields[0]), fields[1], true};
+      } catch (const ProtocolError&) {
+      }
     }
-    return {"PeerError", text("its process (pid ", pid_, ") exited with code ", WEXITSTATUS(status),
-                              " before its function returned")};
+    return {ErrorKind::kPeer,
+            text("its process (pid ", pid_, ") ended before its function returned: ", describe_exit_status(status))};
   }
 
   const int rank_;
@@ -234,11 +202,7 @@ class Child {
 [[noreturn]] void throw_ending(int rank, const Ending& ending) {
   std::string prefix = text("rank ", rank, ": ");
   std::string message = ending.message.starts_with(prefix) ? ending.message : prefix + ending.message;
-  if (ending.kind == "UsageError") throw UsageError(message);
-  if (ending.kind == "CheckpointError") throw CheckpointError(message);
-  if (ending.kind == "SystemError") throw SystemError(message);
-  if (ending.kind == "Error") throw Error(message);
-  std::rethrow_exception(to_exception({ending.kind, message}));
+  throw_error(*ending.kind, message);
 }
 
 /// The ranks, and what has gone wrong with them.
@@ -292,8 +256,8 @@ class Family {
 
   // The first failure counts, unless it is that of a rank that only found another one gone.
   void note(const Child& child, const SpawnOptions& options, Clock::time_point& deadline) {
-    if (!child.ending() || child.ending()->kind.empty()) return;
-    bool is_consequence = child.ending()->kind == "PeerError" && !child.ending()->message.starts_with("its process");
+    if (!child.ending() || !child.ending()->kind) return;
+    bool is_consequence = child.ending()->kind == ErrorKind::kPeer && child.ending()->is_reported;
     if (failed_ < 0) deadline = std::min(deadline, Clock::now() + options.grace);
     if (failed_ >= 0 && (is_consequence || !is_consequence_)) return;
     failed_ = child.rank();
@@ -323,10 +287,11 @@ void spawn(int world_size, const std::function<void(ProcessGroup)>& rank_main, c
     run_as_rank(rank_main, options);
   }
   auto secret = Secret::random();
-  SecretFile secret_file(secret);
+  SecretFolder folder("lockstep-spawn");
+  folder.write(secret);
   const Endpoint loopback{"127.0.0.1", 0};
   StoreServer store({loopback, secret, 0, "spawn's caller"});
-  Family(world_size, call, store.port(), secret_file.path()).wait(options);
+  Family(world_size, call, store.port(), folder.secret_file()).wait(options);
 }
 
 }  // namespace lockstep

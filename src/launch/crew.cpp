@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "launch/process_tree.h"
 #include "launch/warden.h"
+#include "rendezvous/net/secret.h"
 
 extern char** environ;
 
@@ -149,7 +150,7 @@ void Crew::reap_warden() {
   }
   // A warden that was killed leaves its descendants to this process.
   if (WIFSIGNALED(status)) kill_descendants();
-  remove_secret_folder(folder_);
+  if (!folder_.empty()) SecretFolder::remove(folder_);
 }
 
 std::vector<Crew::Event> Crew::read_events() {

@@ -5,39 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <memory>
 #include <sstream>
 
+#include "base/cgroup.h"
 #include "base/text.h"
 
 namespace lockstep {
 namespace {
-
-/// The number behind "name " in a file of such lines.
-std::optional<int64_t> find_count(const std::string& path, const std::string& name) {
-  std::ifstream file(path);
-  std::string word;
-  for (int64_t count = 0; file >> word >> count;)
-    if (word == name) return count;
-  return std::nullopt;
-}
-
-/// Of version 2: "max 100000" or "150000 100000".
-std::optional<double> quota_2(const std::string& group) {
-  std::ifstream file(group + "/cpu.max");
-  double quota = 0, period = 0;
-  if (file >> quota >> period && period > 0) return quota / period;
-  return std::nullopt;
-}
-
-std::optional<double> quota_1(const std::string& group) {
-  double quota = 0, period = 0;
-  std::ifstream(group + "/cpu.cfs_quota_us") >> quota;
-  std::ifstream(group + "/cpu.cfs_period_us") >> period;
-  if (quota > 0 && period > 0) return quota / period;
-  return std::nullopt;
-}
 
 bool is_device(const std::string& name) {
   constexpr std::string_view kPrefix = "nvidia";
@@ -46,7 +21,7 @@ bool is_device(const std::string& name) {
 
 }  // namespace
 
-Machine::Machine(std::string root) : root_(std::move(root)) {}
+Machine::Machine(std::filesystem::path root) : root_(std::move(root)) {}
 
 std::vector<int> Machine::cores() const {
   std::vector<int> result;
@@ -58,30 +33,10 @@ std::vector<int> Machine::cores() const {
   return result;
 }
 
-/// The folders of this process's group and of those around it, innermost first; "" is the controller of version 2.
-std::vector<std::string> Machine::groups_of(const std::string& controller) const {
-  const std::string top = root_ + "/sys/fs/cgroup" + (controller.empty() ? "" : "/" + controller);
-  std::vector<std::string> folders;
-  std::ifstream file(root_ + "/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {  // "4:cpu,cpuacct:/a/b", of version 2 "0::/a/b"
-    auto first = line.find(':'), second = line.find(':', first + 1);
-    if (second == line.npos) continue;
-    std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (controller.empty() ? names != ",," : names.find("," + controller + ",") == names.npos) continue;
-    for (std::string path = line.substr(second + 1); path.size() > 1; path.resize(path.rfind('/')))
-      folders.push_back(top + path);
-  }
-  folders.push_back(top);
-  return folders;
-}
-
 int Machine::usable_cores() const {
-  double most = static_cast<double>(cores().size());
-  for (const auto& group : groups_of(""))
-    if (auto quota = quota_2(group)) most = std::min(most, *quota);
-  for (const auto& group : groups_of("cpu"))
-    if (auto quota = quota_1(group)) most = std::min(most, *quota);
-  return std::max(1, static_cast<int>(std::floor(most)));
+  const double allowed = static_cast<double>(cores().size());
+  const double quota = read_cgroup_limits(root_).cores.value_or(allowed);
+  return std::max(1, static_cast<int>(std::floor(std::min(allowed, quota))));
 }
 
 int Machine::gpus(const Environment::Lookup& lookup) const {
@@ -95,17 +50,13 @@ int Machine::gpus(const Environment::Lookup& lookup) const {
     return count;
   }
   int count = 0;
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir((root_ + "/dev").c_str()), &::closedir);
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir((root_ / "dev").c_str()), &::closedir);
   while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) count += is_device(entry->d_name);
   return count;
 }
 
 std::optional<int64_t> Machine::out_of_memory_kills() const {
-  for (const auto& group : groups_of(""))
-    if (auto count = find_count(group + "/memory.events", "oom_kill")) return count;
-  for (const auto& group : groups_of("memory"))
-    if (auto count = find_count(group + "/memory.oom_control", "oom_kill")) return count;
-  return std::nullopt;
+  return read_cgroup_oom_kills(root_);
 }
 
 std::vector<std::vector<int>> deal_cores(const std::vector<int>& cores, int workers) {

@@ -1,36 +1,34 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <lockstep/environment.h>
 
 namespace lockstep {
 
-/// What this host lets its workers use. Control groups of version 1 and 2, and containers in which the group's files
-/// stand at the top. Everything is read under `root`, which tests set to a folder of their own.
+/// The resources that workers on this host may use. `root` is prepended to every path, for tests.
 class Machine {
  public:
-  explicit Machine(std::string root = "");
+  explicit Machine(std::filesystem::path root = "/");
 
   /// The cores that this process may run on.
   std::vector<int> cores() const;
-  /// How many of them its control group lets it keep busy: 1 or more.
+  /// The number of cores, limited by the quota of the cgroup; at least 1.
   int usable_cores() const;
-  /// The GPUs that workers will see: the entries of CUDA_VISIBLE_DEVICES, else NVIDIA's devices.
+  /// The number of GPUs that workers see: the entries of CUDA_VISIBLE_DEVICES, else NVIDIA's device files.
   int gpus(const Environment::Lookup& lookup) const;
-  /// How many processes of this control group were killed for want of memory; none when the system does not tell.
+  /// See read_cgroup_oom_kills().
   std::optional<int64_t> out_of_memory_kills() const;
 
  private:
-  std::vector<std::string> groups_of(const std::string& controller) const;
-
-  const std::string root_;
+  const std::filesystem::path root_;
 };
 
-/// Cores for each of `workers`, disjoint and as even as can be; empty lists when there are fewer cores than workers.
+/// Divides the cores into disjoint sets of nearly equal size, one for each worker. The sets are empty when there are
+/// fewer cores than workers.
 std::vector<std::vector<int>> deal_cores(const std::vector<int>& cores, int workers);
 
 }  // namespace lockstep

@@ -9,12 +9,13 @@
 #include <iomanip>
 #include <nlohmann/json.hpp>
 
+#include "base/exit_status.h"
 #include "base/text.h"
 
 namespace lockstep {
 namespace {
 
-std::string in_words(int exit_code) {
+std::string explain_exit_code(int exit_code) {
   if (exit_code == 126) return " (the program could not be executed)";
   if (exit_code == 127) return " (a shell says so when a command is not found, the loader when a library is)";
   const int signal = exit_code - 128;
@@ -78,13 +79,9 @@ std::string remedy_for(const LaunchReport& report) {
 }  // namespace
 
 std::string describe_status(int status, bool out_of_memory) {
-  if (WIFEXITED(status)) return text("exit code ", WEXITSTATUS(status), in_words(WEXITSTATUS(status)));
-  const int signal = WTERMSIG(status);
-  if (signal == SIGKILL && out_of_memory) return "killed: out of memory (the kernel's choice; see the memory limit)";
-  const char* name = ::sigabbrev_np(signal);
-  const char* words = ::sigdescr_np(signal);
-  return text("killed by SIG", name ? name : std::to_string(signal), " (", words ? words : "a signal",
-              WCOREDUMP(status) ? ", core dumped" : "", ")");
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && out_of_memory)
+    return "killed: out of memory (the kernel's choice; see the memory limit)";
+  return describe_exit_status(status) + (WIFEXITED(status) ? explain_exit_code(WEXITSTATUS(status)) : "");
 }
 
 LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64_t> named_rank,

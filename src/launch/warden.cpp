@@ -15,12 +15,14 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 
 #include <lockstep/error.h>
 
 #include "base/text.h"
 #include "launch/process_tree.h"
+#include "rendezvous/net/secret.h"
 
 namespace lockstep {
 namespace {
@@ -47,8 +49,6 @@ class Warden {
     ::sigaddset(&ends, SIGCHLD);
     ends_ = FileDescriptor(::signalfd(-1, &ends, SFD_CLOEXEC | SFD_NONBLOCK));
   }
-
-  ~Warden() { remove_secret_folder(folder_); }
 
   int run() {
     while (watch()) {
@@ -81,15 +81,9 @@ class Warden {
   }
 
   void keep_secret(const std::string& bytes) {
-    const char* place = std::getenv("TMPDIR");
-    std::string folder = text(place && *place ? place : "/tmp", "/lockstep-XXXXXX");
-    if (!::mkdtemp(folder.data())) throw SystemError(text("mkdtemp ", folder, ": ", std::strerror(errno)));
-    folder_ = folder;
-    channel_.send({"folder", folder_});
-    std::string path = folder_ + "/secret";
-    FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!file.is_open() || ::write(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
-      throw SystemError(text("write ", path, ": ", std::strerror(errno)));
+    folder_.emplace("lockstep");
+    channel_.send({"folder", folder_->path()});  // first: the launcher removes the folder if this process is killed
+    folder_->write(Secret::from_bytes(bytes));
   }
 
   void start(const Channel::Fields& order) {
@@ -97,7 +91,7 @@ class Warden {
     FileDescriptor err = channel_.take_file();
     auto arguments = unpack(order.at(2));
     auto environment = unpack(order.at(3));
-    if (!folder_.empty()) environment.push_back(text(kSecretVariable, "=", folder_, "/secret"));
+    if (folder_) environment.push_back(text(kSecretVariable, "=", folder_->secret_file()));
     auto argv = pointers(arguments);
     auto envp = pointers(environment);
     cpu_set_t cores;
@@ -170,7 +164,7 @@ class Warden {
 
   Channel channel_;
   FileDescriptor ends_;
-  std::string folder_;
+  std::optional<SecretFolder> folder_;
   std::map<pid_t, Worker> workers_;  // that have not ended
 };
 
@@ -178,12 +172,6 @@ class Warden {
 
 int run_warden(Channel channel) {
   return Warden(std::move(channel)).run();
-}
-
-void remove_secret_folder(const std::string& folder) {
-  if (folder.empty()) return;
-  ::unlink((folder + "/secret").c_str());
-  ::rmdir(folder.c_str());
 }
 
 }  // namespace lockstep

@@ -26,7 +26,4 @@ int run_warden(Channel channel);
 /// The variable that names the secret's file for workers, which the warden adds when it has written one.
 inline constexpr const char* kSecretVariable = "LOCKSTEP_SECRET_FILE";
 
-/// Removes the folder that a warden left behind. Nothing happens when there is none.
-void remove_secret_folder(const std::string& folder);
-
 }  // namespace lockstep

@@ -1,28 +1,28 @@
 #include "rendezvous/failure.h"
 
-#include <lockstep/error.h>
-
 #include "base/error.h"
 
 namespace lockstep {
 
+namespace {
+
+// Other ranks act on these two kinds only.
+ErrorKind kind_for_peers(ErrorKind kind) {
+  return kind == ErrorKind::kTimeout || kind == ErrorKind::kMismatch ? kind : ErrorKind::kPeer;
+}
+
+}  // namespace
+
 std::exception_ptr to_exception(const Failure& failure) {
-  if (failure.kind == "TimeoutError") return std::make_exception_ptr(TimeoutError(failure.message));
-  if (failure.kind == "MismatchError") return std::make_exception_ptr(MismatchError(failure.message));
-  return std::make_exception_ptr(PeerError(failure.message));
+  try {
+    throw_error(kind_for_peers(parse_error_kind(failure.kind).value_or(ErrorKind::kPeer)), failure.message);
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 Failure to_failure(const std::exception_ptr& error) {
-  std::string message = message_of(error);
-  try {
-    std::rethrow_exception(error);
-  } catch (const TimeoutError&) {
-    return {"TimeoutError", message};
-  } catch (const MismatchError&) {
-    return {"MismatchError", message};
-  } catch (...) {
-    return {"PeerError", message};
-  }
+  return {name_of(kind_for_peers(kind_of(error))), message_of(error)};
 }
 
 }  // namespace lockstep

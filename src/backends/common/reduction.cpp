@@ -6,8 +6,8 @@
 
 #include <lockstep/error.h>
 
-#include "base/text.h"
 #include "backends/common/narrow_floats.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {

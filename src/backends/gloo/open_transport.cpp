@@ -2,8 +2,8 @@
 
 #include <lockstep/error.h>
 
-#include "base/text.h"
 #include "backends/gloo/transport.h"
+#include "base/text.h"
 
 namespace lockstep::gloo_backend {
 namespace {

@@ -20,11 +20,8 @@ using hierarchical::cut_into_stretches;
 using hierarchical::HostLayout;
 
 HostLayout find_layout(const BackendContext& context) {
-  context.store->set(text("host/", context.rank), this_process().host_id);
-  std::vector<std::string> hosts;
-  for (int rank = 0; rank < context.size; ++rank)
-    hosts.push_back(context.store->get(text("host/", rank), context.timeout));
-  return HostLayout(hosts);
+  return HostLayout(
+      context.store->all_gather("host", context.rank, context.size, this_process().host_id, context.timeout));
 }
 
 /// The calls to one backend that a call is made of: each with a fingerprint of its own, equal on all ranks.

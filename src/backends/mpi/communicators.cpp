@@ -9,8 +9,8 @@
 
 #include <lockstep/error.h>
 
-#include "base/text.h"
 #include "backends/mpi/mpi_library.h"
+#include "base/text.h"
 #include "rendezvous/store/protocol.h"
 
 namespace lockstep::mpi {
@@ -48,21 +48,22 @@ RankIdentity identify(const BackendContext& context) {
   return result;
 }
 
-/// What the ranks tell each other through the store.
-struct Introduction {
+/// The ranks' identities, exchanged through the store.
+struct Identities {
   std::vector<int> world_ranks;  // in MPI_COMM_WORLD, of each rank of the group
   int64_t number = 0;            // rank 0 gives each group that it leads another
 };
 
-Introduction introduce(const BackendContext& context) {
+Identities exchange_identities(const BackendContext& context) {
   static std::atomic<int64_t> groups{0};
-  auto key = [](int rank) { return text("mpi/", rank); };
   const RankIdentity mine = identify(context);
-  context.store->set(key(context.rank), pack({mine.job, std::to_string(mine.rank), std::to_string(groups++)}));
-  Introduction result;
+  const auto identities =
+      context.store->all_gather("mpi", context.rank, context.size,
+                                pack({mine.job, std::to_string(mine.rank), std::to_string(groups++)}), context.timeout);
+  Identities result;
   std::map<int, int> holders;  // of each rank in MPI_COMM_WORLD
   for (int rank = 0; rank < context.size; ++rank) {
-    const auto fields = unpack(context.store->get(key(rank), context.timeout));
+    const auto fields = unpack(identities[rank]);
     const int world_rank = static_cast<int>(to_number(fields.at(1)));
     if (fields.at(0) != mine.job)
       throw UsageError(text("rank ", rank, " was started by another mpirun than rank ", context.rank, " (job '",
@@ -85,14 +86,14 @@ int most_tag() {
 
 // Groups that are made at the same time need tags of their own, and these are seen by a program that receives any tag
 // in MPI_COMM_WORLD: from the upper end, where it is least likely to have its own.
-int creation_tag(const Introduction& ranks) {
+int creation_tag(const Identities& ranks) {
   int world_size = 0;
   check(MPI_Comm_size(MPI_COMM_WORLD, &world_size), "MPI_Comm_size");
   const int64_t number = ranks.number * world_size + ranks.world_ranks.front();
   return static_cast<int>(most_tag() - number % (most_tag() / 2));
 }
 
-Communicators create_communicators(const Introduction& ranks) {
+Communicators create_communicators(const Identities& ranks) {
   Communicators made;
   MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
   check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
@@ -112,7 +113,7 @@ Communicators create_communicators(const Introduction& ranks) {
 }  // namespace
 
 Communicators make_communicators(const BackendContext& context) {
-  const auto ranks = introduce(context);
+  const auto ranks = exchange_identities(context);
   Library::of_process().begin(context);
   auto made = std::make_shared<Communicators>();  // outlives a wait that was given up
   await(run_apart("MPI_Comm_create_group", [=] { *made = create_communicators(ranks); }), context,

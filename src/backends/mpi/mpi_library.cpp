@@ -6,11 +6,11 @@
 
 #include <lockstep/error.h>
 
+#include "backends/mpi/mpi.h"
 #include "base/deadline.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
-#include "backends/mpi/mpi.h"
 
 namespace lockstep::mpi {
 namespace {

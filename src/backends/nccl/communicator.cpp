@@ -7,9 +7,9 @@
 
 #include <lockstep/error.h>
 
+#include "backends/nccl/nccl.h"
 #include "base/start_thread.h"
 #include "base/text.h"
-#include "backends/nccl/nccl.h"
 
 namespace lockstep::nccl {
 namespace {

@@ -40,11 +40,12 @@ cudaStream_t current_cuda_stream() {
 // NCCL would say so, too, when the first call connects the ranks, but not who.
 void refuse_shared_gpus(const BackendContext& context) {
   const char* host = std::getenv("NCCL_HOSTID");  // what NCCL takes for the host, where it is given
-  auto key = [](int rank) { return text("gpu/", rank); };
-  context.store->set(key(context.rank), pack({host ? host : this_process().host_id, bus_id(context.device)}));
+  const auto gpus =
+      context.store->all_gather("gpu", context.rank, context.size,
+                                pack({host ? host : this_process().host_id, bus_id(context.device)}), context.timeout);
   std::map<std::string, int> owners;
   for (int rank = 0; rank < context.size; ++rank) {
-    const auto gpu = context.store->get(key(rank), context.timeout);
+    const auto& gpu = gpus[rank];
     const auto [owner, is_new] = owners.emplace(gpu, rank);
     if (!is_new)
       throw UsageError(text("ranks ", owner->second, " and ", rank, " have the same GPU (", unpack(gpu).at(1),

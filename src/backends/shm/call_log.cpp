@@ -41,12 +41,13 @@ CallLog::CallLog(const BackendContext& context)
   const auto token = random_token();
   auto* page = new (mine_->begin()) Page;
   std::copy(token.begin(), token.end(), page->token.begin());
-  const auto key = [](int rank) { return text("call log/", rank); };
   const auto host_id = this_process().host_id;
-  const auto& address = mine_->handle();
-  context.store->set(key(rank_), pack({host_id, address.path, address.id, std::to_string(address.bytes), token}));
+  const auto& handle = mine_->handle();
+  const auto pages = context.store->all_gather(
+      "call_log", rank_, context.size, pack({host_id, handle.path, handle.id, std::to_string(handle.bytes), token}),
+      context.timeout);
   for (int rank = 0; rank < context.size; ++rank)
-    others_.push_back(rank == rank_ ? nullptr : find(context.store->get(key(rank), context.timeout), host_id));
+    others_.push_back(rank == rank_ ? nullptr : find(pages[rank], host_id));
 }
 
 std::shared_ptr<SharedMemory> CallLog::find(const std::string& offer, const std::string& host_id) {

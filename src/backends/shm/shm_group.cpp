@@ -132,7 +132,7 @@ class Attempt {
 
   /// None, with the reason in `failure`, when some rank cannot see another: on all ranks alike.
   std::unique_ptr<ShmGroup> make(std::string& failure) {
-    RankSegment* mine = make_desk();
+    RankSegment* mine = make_segment();
     try {
       return make(*mine, failure);
     } catch (...) {
@@ -143,11 +143,12 @@ class Attempt {
 
  private:
   std::unique_ptr<ShmGroup> make(RankSegment& mine, std::string& failure) {
-    context_.store->set(text(way_, "segment/", context_.rank), offer(mine));
+    const auto offers =
+        context_.store->all_gather(way_ + "segment", context_.rank, context_.size, offer(mine), context_.timeout);
     std::vector<ShmGroup::Member> members(context_.size);
     std::string trouble;
     for (int rank = 0; rank < context_.size && trouble.empty(); ++rank)
-      trouble = rank == context_.rank ? (members[rank] = member(mine), "") : find(rank, members[rank]);
+      trouble = rank == context_.rank ? (members[rank] = member(mine), "") : find(offers[rank], members[rank]);
     failure = agree(context_, way_ + "sees", trouble);
     arena_->memory().unlink();
     if (failure.empty()) return std::make_unique<ShmGroup>(context_.rank, std::move(members), arena_);
@@ -155,7 +156,7 @@ class Attempt {
     return nullptr;
   }
 
-  RankSegment* make_desk() const {
+  RankSegment* make_segment() const {
     RankSegment* segment = new (arena_->reserve(sizeof(RankSegment))) RankSegment;
     std::random_device random;
     for (char& byte : segment->token) byte = static_cast<char>(random());
@@ -177,9 +178,9 @@ class Attempt {
   }
 
   // Returns why the segment of the rank cannot be seen, or nothing.
-  std::string find(int rank, ShmGroup::Member& member) const {
-    auto offer = unpack(context_.store->get(text(way_, "segment/", rank), context_.timeout));
+  static std::string find(const std::string& offered, ShmGroup::Member& member) {
     try {
+      const auto offer = unpack(offered);
       MemoryHandle address{offer.at(0), offer.at(1), static_cast<size_t>(to_number(offer.at(2))), !offer.at(3).empty()};
       member.memory = SharedMemory::open(address);
       member.segment = reinterpret_cast<RankSegment*>(member.memory->begin() + to_number(offer.at(4)));

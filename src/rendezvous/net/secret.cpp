@@ -232,6 +232,24 @@ std::string Secret::hmac(const std::string& message) const {
   return digest;
 }
 
+SecretFolder::SecretFolder(const std::string& name) {
+  const char* parent = std::getenv("TMPDIR");
+  path_ = text(parent && *parent ? parent : "/tmp", '/', name, "-XXXXXX");
+  if (!::mkdtemp(path_.data())) throw SystemError(text("mkdtemp ", path_, ": ", std::strerror(errno)));
+}
+
+void SecretFolder::write(const Secret& secret) {
+  const auto& bytes = secret.bytes();
+  const FileDescriptor file(::open(secret_file().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.is_open() || ::write(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
+    throw SystemError(text("write ", secret_file(), ": ", std::strerror(errno)));
+}
+
+void SecretFolder::remove(const std::string& path) noexcept {
+  ::unlink((path + "/secret").c_str());
+  ::rmdir(path.c_str());
+}
+
 Secret find_secret(bool on_loopback, const Environment::Lookup& lookup) {
   constexpr const char* kVariable = "LOCKSTEP_SECRET_FILE";
   if (auto path = lookup(kVariable)) {

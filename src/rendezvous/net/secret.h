@@ -58,6 +58,28 @@ class Secret {
   std::string bytes_;
 };
 
+/// A new folder in TMPDIR, or /tmp, that holds a job's secret in a file which only this user can read. Removed with the
+/// object.
+class SecretFolder {
+ public:
+  /// `name` begins the folder's name. SystemError when the folder cannot be created.
+  explicit SecretFolder(const std::string& name);
+  ~SecretFolder() { remove(path_); }
+  SecretFolder(const SecretFolder&) = delete;
+  SecretFolder& operator=(const SecretFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string secret_file() const { return path_ + "/secret"; }
+  /// Call once. SystemError when the file cannot be written.
+  void write(const Secret& secret);
+
+  /// Removes such a folder, if it still exists: its process may have been killed.
+  static void remove(const std::string& path) noexcept;
+
+ private:
+  std::string path_;
+};
+
 /// The secret of this job: the file that LOCKSTEP_SECRET_FILE names. Without it, when the job's store is on loopback,
 /// a file of this user's own, created on first use (mode 0600): $XDG_STATE_HOME/lockstep/secret, else
 /// $HOME/.local/state/lockstep/secret, else lockstep-UID/secret in the folder for temporary files. Beyond loopback:

@@ -5,11 +5,23 @@
 
 #include "base/deadline.h"
 #include "base/owner_process.h"
+#include "base/text.h"
 #include "rendezvous/store/key_table.h"
 
 namespace lockstep {
 
 Store::~Store() = default;
+
+std::vector<std::string> Store::all_gather(const std::string& key, int rank, int size, const std::string& value,
+                                           std::chrono::milliseconds timeout) {
+  set(text(key, '/', rank), value);
+  std::vector<std::string> keys;
+  for (int r = 0; r < size; ++r) keys.push_back(text(key, '/', r));
+  wait(keys, timeout);  // one error for all missing ranks
+  std::vector<std::string> values;
+  for (const auto& each : keys) values.push_back(get(each, timeout));
+  return values;
+}
 
 namespace {
 

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include "base/cgroup.h"
+
 namespace lockstep::tool {
 
 /// The contents of a small file, without the trailing newline; empty if the file cannot be read.
@@ -30,20 +32,6 @@ inline std::optional<uint64_t> to_integer(const std::string& text) {
 inline std::optional<uint64_t> read_integer(const std::filesystem::path& path) {
   return to_integer(read_text(path));
 }
-
-/// Limits set by a container or a batch system. None: no limit.
-struct CgroupLimits {
-  std::optional<double> cores;
-  std::optional<uint64_t> memory_bytes;
-  uint64_t memory_used_bytes = 0;  // counted against the limit, without reclaimable page cache
-  std::optional<uint64_t> processes;
-
-  bool operator==(const CgroupLimits&) const = default;
-};
-
-/// The smallest limits from this process's cgroup up to the visible root, for cgroup v2 and v1. `root` is prepended to
-/// every path, for tests. Limits that cannot be read count as none.
-CgroupLimits read_cgroup_limits(const std::filesystem::path& root = "/");
 
 /// Limits of ulimit. None: unlimited.
 struct Ulimit {

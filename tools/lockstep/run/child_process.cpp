@@ -13,6 +13,8 @@
 
 #include <fmt/format.h>
 
+#include "base/exit_status.h"
+
 extern char** environ;
 
 namespace lockstep::tool {
@@ -116,9 +118,7 @@ std::string last_line(const std::string& text) {
 
 std::string describe_end(int status, const std::string& err_text) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return "";
-  std::string end = WIFSIGNALED(status)
-                        ? fmt::format("was killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
-                        : fmt::format("exited with code {}", WEXITSTATUS(status));
+  const std::string end = (WIFSIGNALED(status) ? "was " : "ended with ") + describe_exit_status(status);
   const std::string line = last_line(err_text);
   return line.empty() ? end : fmt::format("{}: {}", end, line);
 }

@@ -15,6 +15,7 @@
 
 #include <lockstep/launcher.h>
 
+#include "base/exit_status.h"
 #include "run/child_process.h"
 
 namespace lockstep::tool {
@@ -113,7 +114,7 @@ BackendResult launch_result(const CapturedProcess& launcher, milliseconds limit)
                                  std::chrono::duration<double>(limit).count());
     result.remedy = "increase --timeout; if that does not help, attach gdb -p PID to find the hang";
   } else if (!WIFEXITED(launcher.status)) {
-    result.failure = fmt::format("the launcher was killed by signal {}", WTERMSIG(launcher.status));
+    result.failure = "the launcher was " + describe_exit_status(launcher.status);
     result.remedy = remedy_for_signal(WTERMSIG(launcher.status));
   } else if (WEXITSTATUS(launcher.status) == 0) {
     return result;
