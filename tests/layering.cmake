@@ -22,12 +22,13 @@ set(never_modules backends comm)
 # The public headers of each room.
 set(base_headers environment error export logging version)
 set(rendezvous_headers meeting_place store tcp_store)
-set(launch_headers launcher)
+set(launch_headers launch_options launcher)
 set(backends_headers backend reduce_op)
-set(comm_headers call_options group_layout join process_group run_threads spawn tensors_in torch_version work)
+set(comm_headers
+  call_options fast_convolutions group_layout join process_group run_threads spawn tensors_in work)
 set(parallel_headers
-  bucket_plan captured_step comm_hook data_parallel ddp_logging_data distributed_data_parallel sync_batch_norm)
-set(optim_headers fused_optimizers gradient_tools optimizer_state shard_plan zero_redundancy_optimizer)
+  captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel sync_batch_norm)
+set(optim_headers fused_optimizers gradient_tools optimizer_state zero_redundancy_optimizer)
 set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb safetensors stage)
 
 function(violation file include why)

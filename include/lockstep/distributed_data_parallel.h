@@ -12,49 +12,15 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <lockstep/bucket_plan.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/ddp_logging_data.h>
+#include <lockstep/ddp_options.h>
 #include <lockstep/export.h>
 #include <lockstep/join.h>
 #include <lockstep/process_group.h>
 #include <lockstep/tensors_in.h>
 
 namespace lockstep {
-
-/// Options that affect communication must match on all ranks: broadcast_buffers, find_unused_parameters, static_graph,
-/// check_finite, check_replicas_every and buckets. The constructor throws MismatchError if they differ, unless
-/// init_sync is false.
-struct DistributedDataParallelOptions {
-  /// In training mode, copies rank 0's buffers (running statistics and the like) to all ranks before the first forward
-  /// of each step.
-  bool broadcast_buffers = true;
-  /// Allows parameters without a gradient. Such a parameter counts as zero on that rank; a parameter without a gradient
-  /// on all ranks keeps its old gradient. If false, a parameter without a gradient on any rank is a UsageError on every
-  /// rank. On a GPU, a rank that used all parameters itself may throw it some steps later.
-  bool find_unused_parameters = false;
-  /// Promises that every backward uses the same parameters in the same way as the first backward, which is recorded.
-  /// Parameters may then be unused, and may get several gradients in one backward, as with activation checkpointing of
-  /// segments that share parameters.
-  bool static_graph = false;
-  /// If true, `.grad()` is a view of bucket memory. If false, it is a separate tensor, which costs one copy each step.
-  bool gradient_as_bucket_view = true;
-  /// Compares the models and options of all ranks at construction and copies rank 0's parameters and buffers to all
-  /// ranks. If false, neither is done: the ranks must already hold equal models and options.
-  bool init_sync = true;
-  BucketLimits buckets{};
-  /// Names of parameters and buffers that the wrapper ignores: each rank keeps its own values.
-  std::vector<std::string> ignore{};
-  /// Empty, or the model's device. If set, forward copies its tensor arguments to this device.
-  std::vector<c10::Device> device_ids{};
-  /// Device to which forward moves the tensors that it returns by value. Default: they stay where they are.
-  std::optional<c10::Device> output_device{};
-  /// Checks all gradients for NaN and infinity in each backward. Throws Error on every rank, which names rank and
-  /// parameter. Costs one pass over the gradients.
-  bool check_finite = false;
-  /// Interval, in training forwards, at which check_replicas() runs automatically. 0: never.
-  int64_t check_replicas_every = 0;
-};
 
 namespace detail {
 
@@ -124,13 +90,6 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   /// Returns one line for logs.
   std::string to_string() const;
 
-  // Joinable
-  ProcessGroup join_group() const override;
-  void enter_join(std::shared_ptr<JoinContext> context, bool is_first) override;
-  void shadow(const JoinRound& round) override;
-  void take_state_from(int source) override;
-  void leave_join() noexcept override;
-
  protected:
   DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                               const DistributedDataParallelOptions& options);
@@ -141,6 +100,13 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   const std::optional<c10::Device>& output_device() const;
 
  private:
+  // Joinable
+  ProcessGroup join_group() const override;
+  void enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) override;
+  void shadow(const detail::JoinRound& round) override;
+  void take_state_from(int source) override;
+  void leave_join() noexcept override;
+
   std::shared_ptr<detail::DdpState> replica_;
 };
 

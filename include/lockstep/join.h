@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include <lockstep/error.h>
@@ -28,65 +27,34 @@ class LOCKSTEP_EXPORT InputsExhausted : public Error {
   ~InputsExhausted() override;
 };
 
-/// One iteration of a join. Equal on all ranks.
-struct JoinRound {
-  std::vector<double> weights;   // by rank; 0 for a rank without inputs or with an empty batch
-  std::vector<bool> has_inputs;  // by rank
-  bool is_weighted = false;      // some rank has called set_batch_weight
-  bool is_synchronised = false;  // this iteration averages gradients: it is not under no_sync
-  bool is_training = false;      // the model is in training mode
+namespace detail {
+struct JoinRound;
+class JoinContext;
+class JoinMembers;
+}  // namespace detail
 
-  int trains() const;     // number of ranks with inputs
-  int last_rank() const;  // highest rank with inputs; -1 if none
-};
-
-/// The state that the members of a join share on this rank. Not thread-safe.
-class LOCKSTEP_EXPORT JoinContext {
- public:
-  JoinContext(ProcessGroup group, JoinOptions options);
-
-  /// What a rank contributes to an iteration. A rank without inputs leaves `weight` empty.
-  struct Turn {
-    std::optional<double> weight{};
-    bool is_weighted = false;
-    bool is_synchronised = false;
-    bool is_training = false;
-  };
-
-  /// Begins an iteration. Collective. On a rank with inputs the first member calls it, once in each iteration; on the
-  /// other ranks join() does. Throws InputsExhausted (see JoinOptions), and MismatchError if ranks disagree about
-  /// no_sync or training mode.
-  const JoinRound& next_round(const Turn& turn);
-
-  /// Returns the current iteration.
-  const JoinRound& round() const { return round_; }
-  const JoinOptions& options() const { return options_; }
-  const ProcessGroup& group() const { return group_; }
-
- private:
-  const ProcessGroup group_;
-  const JoinOptions options_;
-  JoinRound round_;
-};
-
-/// An object with collectives in the training loop. A rank without inputs can take part in them by calling shadow().
+/// An object with collectives in the training loop, which join() repeats on ranks without inputs:
+/// DistributedDataParallel and ZeroRedundancyOptimizer. Not for implementation by users.
 class LOCKSTEP_EXPORT Joinable {
  public:
   virtual ~Joinable();
-
-  virtual ProcessGroup join_group() const = 0;
-  /// Called when the join begins. If `is_first`, this member calls context->next_round() in each iteration.
-  virtual void enter_join(std::shared_ptr<JoinContext> context, bool is_first) = 0;
-  /// Makes the collectives of one iteration on a rank without inputs.
-  virtual void shadow(const JoinRound& round) = 0;
-  /// Copies the state of rank `source`, which was among the last to train. Called when no rank has inputs. Collective.
-  virtual void take_state_from(int source) = 0;
-  virtual void leave_join() noexcept = 0;
 
  protected:
   Joinable() = default;
   Joinable(const Joinable&) = default;
   Joinable& operator=(const Joinable&) = default;
+
+ private:
+  friend class detail::JoinMembers;
+
+  virtual ProcessGroup join_group() const = 0;
+  /// Called when the join begins. If `is_first`, this member calls context->next_round() in each iteration.
+  virtual void enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) = 0;
+  /// Makes the collectives of one iteration on a rank without inputs.
+  virtual void shadow(const detail::JoinRound& round) = 0;
+  /// Copies the state of rank `source`, which was among the last to train. Called when no rank has inputs. Collective.
+  virtual void take_state_from(int source) = 0;
+  virtual void leave_join() noexcept = 0;
 };
 
 /// Runs `loop`, a training loop whose number of iterations may differ between ranks. Collective. When `loop` returns on

@@ -4,7 +4,6 @@
 
 #include <lockstep/backend.h>
 #include <lockstep/batch_iterator.h>
-#include <lockstep/bucket_plan.h>
 #include <lockstep/call_options.h>
 #include <lockstep/captured_step.h>
 #include <lockstep/collate.h>
@@ -12,10 +11,12 @@
 #include <lockstep/data_loader.h>
 #include <lockstep/data_parallel.h>
 #include <lockstep/ddp_logging_data.h>
+#include <lockstep/ddp_options.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/environment.h>
 #include <lockstep/error.h>
+#include <lockstep/fast_convolutions.h>
 #include <lockstep/fused_optimizers.h>
 #include <lockstep/gradient_tools.h>
 #include <lockstep/group_layout.h>
@@ -30,14 +31,12 @@
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
 #include <lockstep/safetensors.h>
-#include <lockstep/shard_plan.h>
 #include <lockstep/spawn.h>
 #include <lockstep/stage.h>
 #include <lockstep/store.h>
 #include <lockstep/sync_batch_norm.h>
 #include <lockstep/tcp_store.h>
 #include <lockstep/tensors_in.h>
-#include <lockstep/torch_version.h>
 #include <lockstep/version.h>
 #include <lockstep/work.h>
 #include <lockstep/zero_redundancy_optimizer.h>

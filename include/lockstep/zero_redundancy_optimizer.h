@@ -17,9 +17,17 @@
 #include <lockstep/join.h>
 #include <lockstep/optimizer_state.h>
 #include <lockstep/process_group.h>
-#include <lockstep/shard_plan.h>
 
 namespace lockstep {
+
+/// The unit in which ZeroRedundancyOptimizer divides parameters between ranks.
+enum class ShardBy {
+  /// Elements: shards have equal size, whatever the sizes of the parameters. For optimizers that update each element
+  /// from its own gradient and state, such as SGD and Adam.
+  kElements,
+  /// Whole parameters. For optimizers that need a whole parameter, such as LARS and LAMB.
+  kParameters,
+};
 
 struct ZeroRedundancyOptions {
   /// Default: kElements for optimizers that are known to update each element independently (LibTorch's SGD, Adam,
@@ -59,13 +67,6 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// itself.
   void before_replay();
 
-  // Joinable: in the list of members, the optimizer follows the wrapper that averages its gradients.
-  ProcessGroup join_group() const override;
-  void enter_join(std::shared_ptr<JoinContext> context, bool is_first) override;
-  void shadow(const JoinRound& round) override;
-  void take_state_from(int source) override;
-  void leave_join() noexcept override;
-
  protected:
   using Make =
       std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup> groups)>;
@@ -76,11 +77,18 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
                               void (*before_replay)(torch::optim::Optimizer&));
 
  private:
+  // Joinable. In the list of members, the optimizer follows the wrapper that averages its gradients.
+  ProcessGroup join_group() const override;
+  void enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) override;
+  void shadow(const detail::JoinRound& round) override;
+  void take_state_from(int source) override;
+  void leave_join() noexcept override;
+
   class Shard;
 
   const std::function<void()> before_step_;
   std::shared_ptr<Shard> shard_;
-  std::shared_ptr<JoinContext> join_;  // set while in a join
+  std::shared_ptr<detail::JoinContext> join_;  // set while in a join
 };
 
 namespace detail {

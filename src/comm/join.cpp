@@ -1,4 +1,4 @@
-#include <lockstep/join.h>
+#include "comm/join.h"
 
 #include <algorithm>
 
@@ -10,6 +10,8 @@ namespace lockstep {
 
 InputsExhausted::~InputsExhausted() = default;
 Joinable::~Joinable() = default;
+
+namespace detail {
 
 int JoinRound::trains() const {
   return static_cast<int>(std::count(has_inputs.begin(), has_inputs.end(), true));
@@ -60,52 +62,50 @@ const JoinRound& JoinContext::next_round(const Turn& turn) {
   return round_;
 }
 
-namespace {
-
-/// Those who have entered the join are in it as long as this lives.
-class Membership {
- public:
-  Membership() = default;
-  ~Membership() {
-    for (auto* member : members_) member->leave_join();
-  }
-  Membership(const Membership&) = delete;
-  Membership& operator=(const Membership&) = delete;
-
-  void enter(Joinable* member, const std::shared_ptr<JoinContext>& context) {
-    member->enter_join(context, members_.empty());
-    members_.push_back(member);
-  }
-
- private:
-  std::vector<Joinable*> members_;
-};
-
-void check_members(const std::vector<Joinable*>& members) {
+JoinMembers::JoinMembers(const std::vector<Joinable*>& members, const JoinOptions& options) : members_(members) {
   if (members.empty() || std::find(members.begin(), members.end(), nullptr) != members.end())
     throw UsageError("join needs members: give it {&ddp}, the wrapper whose loop it runs");
+  const auto group = members.front()->join_group();
   for (const auto* member : members)
-    if (member->join_group().global_ranks() != members.front()->join_group().global_ranks())
-      throw UsageError(text("rank ", members.front()->join_group().rank(),
+    if (member->join_group().global_ranks() != group.global_ranks())
+      throw UsageError(text("rank ", group.rank(),
                             ": the members of a join must be on the same ranks; run one join for each group"));
+  context_ = std::make_shared<JoinContext>(group, options);
+  try {
+    for (auto* member : members) {
+      member->enter_join(context_, /*is_first=*/entered_ == 0);
+      ++entered_;
+    }
+  } catch (...) {
+    leave();
+    throw;
+  }
 }
 
-}  // namespace
+JoinMembers::~JoinMembers() {
+  leave();
+}
+
+void JoinMembers::leave() noexcept {
+  for (size_t i = 0; i < entered_; ++i) members_[i]->leave_join();
+}
+
+void JoinMembers::follow_others() {
+  int source = context_->group().size() - 1;
+  if (context_->round().trains() > 0) source = context_->round().last_rank();
+  while (context_->next_round({}).trains() > 0) {
+    source = context_->round().last_rank();
+    for (auto* member : members_) member->shadow(context_->round());
+  }
+  for (auto* member : members_) member->take_state_from(source);
+}
+
+}  // namespace detail
 
 void join(const std::vector<Joinable*>& members, const JoinOptions& options, const std::function<void()>& loop) {
-  check_members(members);
-  const auto group = members.front()->join_group();
-  const auto context = std::make_shared<JoinContext>(group, options);
-  Membership membership;
-  for (auto* member : members) membership.enter(member, context);
+  detail::JoinMembers joined(members, options);
   loop();
-  int source = group.size() - 1;
-  if (context->round().trains() > 0) source = context->round().last_rank();
-  while (context->next_round({}).trains() > 0) {
-    source = context->round().last_rank();
-    for (auto* member : members) member->shadow(context->round());
-  }
-  for (auto* member : members) member->take_state_from(source);
+  joined.follow_others();
 }
 
 void join(const std::vector<Joinable*>& members, const std::function<void()>& loop) {

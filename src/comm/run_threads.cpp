@@ -66,11 +66,11 @@ void run_threads(int world_size, const std::function<void(ProcessGroup)>& rank_m
   auto start = [&](int rank) {
     ranks.emplace_back([&, rank] {
       try {
-        auto group = detail::join({.backend = options.backend,
-                                   .rank = rank,
-                                   .world_size = world_size,
-                                   .timeout = options.timeout,
-                                   .store = store});
+        auto group = detail::init_group({.backend = options.backend,
+                                         .rank = rank,
+                                         .world_size = world_size,
+                                         .timeout = options.timeout,
+                                         .store = store});
         failure.joined(group);
         rank_main(ProcessGroup(group));
         failure.returned(group);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/launcher.h>
+#include <lockstep/launch_options.h>
 
 #include "launch/launch_plan.h"
 #include "launch/report.h"

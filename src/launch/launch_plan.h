@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <lockstep/environment.h>
-#include <lockstep/launcher.h>
+#include <lockstep/launch_options.h>
 
 #include "launch/crew.h"
 #include "launch/machine.h"

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <lockstep/environment.h>
-#include <lockstep/launcher.h>
+#include <lockstep/launch_options.h>
 
 #include "rendezvous/net/socket.h"
 

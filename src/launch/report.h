@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/launcher.h>
+#include <lockstep/launch_options.h>
 
 namespace lockstep {
 

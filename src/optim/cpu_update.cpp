@@ -8,6 +8,8 @@
 #include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
 
+#include "base/loops.h"
+
 namespace lockstep::detail {
 namespace {
 
@@ -69,14 +71,14 @@ void adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Ten
     for_parts<T>({&parameter, &mean, &square}, gradient, [&](int64_t count, auto at, auto stride) {
       T *p = at(0), *m = at(1), *v = at(2), *g = at(3);
       const int64_t dp = stride(0), dm = stride(1), dv = stride(2), dg = stride(3);
-#pragma GCC ivdep
+      LOCKSTEP_INDEPENDENT_ITERATIONS
       for (int64_t i = 0; i < count; ++i) one(p[i * dp], g[i * dg], m[i * dm], v[i * dv], [](W now) { return now; });
     });
   } else {
     for_parts<T>({&parameter, &mean, &square, &max_square}, gradient, [&](int64_t count, auto at, auto stride) {
       T *p = at(0), *m = at(1), *v = at(2), *x = at(3), *g = at(4);
       const int64_t dp = stride(0), dm = stride(1), dv = stride(2), dx = stride(3), dg = stride(4);
-#pragma GCC ivdep
+      LOCKSTEP_INDEPENDENT_ITERATIONS
       for (int64_t i = 0; i < count; ++i)
         one(p[i * dp], g[i * dg], m[i * dm], v[i * dv], [&](W now) {
           const W before = x[i * dx];
@@ -99,14 +101,14 @@ void sgd(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tens
     for_parts<T>({&parameter}, gradient, [&](int64_t count, auto at, auto stride) {
       T *p = at(0), *g = at(1);
       const int64_t dp = stride(0), dg = stride(1);
-#pragma GCC ivdep
+      LOCKSTEP_INDEPENDENT_ITERATIONS
       for (int64_t i = 0; i < count; ++i) p[i * dp] = W(p[i * dp]) - lr * (W(g[i * dg]) + decay * W(p[i * dp]));
     });
   } else {
     for_parts<T>({&parameter, &momentum}, gradient, [&](int64_t count, auto at, auto stride) {
       T *p = at(0), *b = at(1), *g = at(2);
       const int64_t dp = stride(0), db = stride(1), dg = stride(2);
-#pragma GCC ivdep
+      LOCKSTEP_INDEPENDENT_ITERATIONS
       for (int64_t i = 0; i < count; ++i) {
         const W value = p[i * dp];
         const W slope = W(g[i * dg]) + decay * value;

@@ -8,7 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/error.h>
-#include <lockstep/torch_version.h>
+#include "comm/torch_version.h"
 
 #include "base/text.h"
 #include "comm/capture.h"

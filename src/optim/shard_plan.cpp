@@ -1,9 +1,9 @@
-#include <lockstep/shard_plan.h>
+#include "optim/shard_plan.h"
 
 #include <algorithm>
 #include <numeric>
 
-namespace lockstep {
+namespace lockstep::detail {
 namespace {
 
 int64_t align_elements(int64_t elements, int64_t alignment) {
@@ -73,4 +73,4 @@ std::vector<ShardPiece> pieces_of(const ShardPlan& plan, const std::vector<int64
   return pieces;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

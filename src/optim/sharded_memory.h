@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/process_group.h>
-#include <lockstep/shard_plan.h>
+#include "optim/shard_plan.h"
 
 namespace lockstep::detail {
 

@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "comm/capture.h"
+#include "comm/join.h"
 #include "optim/layout.h"
 #include "optim/optimizer_state.h"
 #include "optim/sharded_memory.h"
@@ -28,13 +29,13 @@ bool is_cut(const c10::IValue& value, at::IntArrayRef sizes) {
   return value.isTensor() && value.toTensor().sizes() == sizes;
 }
 
-at::Tensor range_of(const at::Tensor& dense, const ShardPiece& piece) {
+at::Tensor range_of(const at::Tensor& dense, const detail::ShardPiece& piece) {
   return detail::as_row(dense).narrow(0, piece.begin, piece.size);
 }
 
 // --- as they travel: nested tuples
 
-c10::IValue pack(const ShardPiece& piece, const Values& values) {
+c10::IValue pack(const detail::ShardPiece& piece, const Values& values) {
   std::vector<c10::IValue> items{static_cast<int64_t>(piece.parameter), piece.begin, piece.size};
   for (const auto& [name, value] : values) {
     items.emplace_back(name);
@@ -43,9 +44,10 @@ c10::IValue pack(const ShardPiece& piece, const Values& values) {
   return c10::ivalue::Tuple::create(std::move(items));
 }
 
-std::pair<ShardPiece, Values> unpack(const c10::IValue& packed) {
+std::pair<detail::ShardPiece, Values> unpack(const c10::IValue& packed) {
   const auto& items = packed.toTupleRef().elements();
-  std::pair<ShardPiece, Values> result{{static_cast<size_t>(items[0].toInt()), items[1].toInt(), items[2].toInt()}, {}};
+  std::pair<detail::ShardPiece, Values> result{
+      {static_cast<size_t>(items[0].toInt()), items[1].toInt(), items[2].toInt()}, {}};
   for (size_t i = 3; i < items.size(); i += 2) result.second[items[i].toStringRef()] = items[i + 1];
   return result;
 }
@@ -82,8 +84,8 @@ class ZeroRedundancyOptimizerBase::Shard {
   /// The inner optimizer's parameters, in their order.
   struct Share {
     size_t memory;
-    ShardPiece here;     // with the parameter's place in the memory
-    ShardPiece overall;  // with its number
+    detail::ShardPiece here;     // with the parameter's place in the memory
+    detail::ShardPiece overall;  // with its number
     size_t group;
   };
 
@@ -91,7 +93,7 @@ class ZeroRedundancyOptimizerBase::Shard {
   std::string what_is_wrong() const;
   void check_parameters() const;
   void move_parameters(ShardBy by);
-  bool is_whole(const ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
+  bool is_whole(const detail::ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
 
   Optimizer* outer_;
   const std::vector<std::string> names_;
@@ -385,7 +387,7 @@ ProcessGroup ZeroRedundancyOptimizerBase::join_group() const {
   return shard_->group();
 }
 
-void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
+void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) {
   if (is_first)
     throw UsageError(text("rank ", shard_->group().rank(),
                           ": join: the wrapper must come before the optimizer: join({&ddp, &optimizer}, ...)"));
@@ -393,7 +395,7 @@ void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<JoinContext> contex
 }
 
 // A share of the parameters waits for this rank, whether it has inputs or not.
-void ZeroRedundancyOptimizerBase::shadow(const JoinRound& round) {
+void ZeroRedundancyOptimizerBase::shadow(const detail::JoinRound& round) {
   if (round.is_synchronised) step();
 }
 

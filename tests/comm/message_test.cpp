@@ -30,7 +30,7 @@ class Messages : public testing::TestWithParam<std::string> {
     std::vector<std::thread> ranks;
     for (int rank : {0, 1})
       ranks.emplace_back([&, rank] {
-        auto group = detail::join({.backend = GetParam(), .rank = rank, .world_size = 2, .store = store});
+        auto group = detail::init_group({.backend = GetParam(), .rank = rank, .world_size = 2, .store = store});
         body(ProcessGroup(group), *group->job()->recorder());
       });
     for (auto& rank : ranks) rank.join();

@@ -77,14 +77,16 @@ TEST(Spawn, OtherExceptionsNameTheirType) {
 TEST(Spawn, AKilledRankIsNamedWithItsSignal) {
   auto parent = program("is_killed");
   EXPECT_THAT(parent.expect_line("PeerError", 60s),
-              AllOf(HasSubstr("rank 1: its process (pid "), HasSubstr("killed by signal 9 (Killed)")));
+              AllOf(HasSubstr("rank 1: its process (pid "),
+                    HasSubstr("ended before its function returned: killed by SIGKILL (Killed)")));
   EXPECT_EQ(parent.wait(), 3);
 }
 
 TEST(Spawn, ARankThatExitsBeforeItsFunctionReturnsIsNamed) {
   auto parent = program("exits");
-  EXPECT_THAT(parent.expect_line("PeerError", 60s),
-              AllOf(HasSubstr("rank 1: its process (pid "), HasSubstr("exited with code 0 before")));
+  EXPECT_THAT(
+      parent.expect_line("PeerError", 60s),
+      AllOf(HasSubstr("rank 1: its process (pid "), HasSubstr("ended before its function returned: exit code 0")));
   EXPECT_EQ(parent.wait(), 3);
 }
 

@@ -1,11 +1,11 @@
-#include <lockstep/shard_plan.h>
+#include "optim/shard_plan.h"
 
 #include <numeric>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::detail {
 namespace {
 
 using testing::ElementsAre;
@@ -72,4 +72,4 @@ TEST(ShardPlan, SharesAreEqualUpToTheGaps) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -1,11 +1,11 @@
-#include <lockstep/bucket_plan.h>
+#include "parallel/ddp/bucket_plan.h"
 
 #include <algorithm>
 #include <random>
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::detail {
 namespace {
 
 using Buckets = std::vector<std::vector<size_t>>;
@@ -83,4 +83,4 @@ TEST(BucketPlan, HoldsEveryGradientOnceWhateverTheSizes) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -115,6 +115,16 @@ TEST_P(Stores, WaitingEndsWithTheNamesOfTheKeysThatDidNotCome) {
   expect_error<TimeoutError>([&] { one->get("absent", 20ms); }, "absent");
 }
 
+TEST_P(Stores, AllGatherReturnsTheValuesInTheOrderOfRanks) {
+  auto [one, two] = open();
+  std::thread last(
+      [store = two] { EXPECT_THAT(store->all_gather("host", 1, 2, "b", 10s), testing::ElementsAre("a", "b")); });
+  EXPECT_THAT(one->all_gather("host", 0, 2, "a", 10s), testing::ElementsAre("a", "b"));
+  last.join();
+  EXPECT_EQ(one->get("host/1", 1s), "b");
+  expect_error<TimeoutError>([&, store = two] { store->all_gather("port", 0, 3, "x", 20ms); }, "port/1", "port/2");
+}
+
 TEST_P(Stores, AddCountsFromZeroOverAllRanks) {
   auto [one, two] = open();
   EXPECT_EQ(one->add("n", 5), 5);

@@ -20,8 +20,8 @@ using testing::HasSubstr;
 TEST(Doctor, JudgesTheDriver) {
   auto some = gpus();
   expect_ok(check_driver(some, probe()), "550.54.15");
-  some.smi_failure = "exited with code 15: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error";
-  expect_warning(check_driver(some, probe()), "nvidia-smi exited with code 15: Unable to determine",
+  some.smi_failure = "ended with exit code 15: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error";
+  expect_warning(check_driver(some, probe()), "nvidia-smi ended with exit code 15: Unable to determine",
                  "dmesg | grep NVRM");
   some = {.has_driver = true, .device_files = 2};
   expect(check_driver(some, probe()), Status::kOk, "nvidia-smi is not in PATH",
@@ -165,7 +165,7 @@ TEST(Gpus, AreNoneWithTheWordsOfAnNvidiaSmiThatFails) {
   EXPECT_EQ(gpus_by("echo 'Failed to initialize NVML: Driver/library version mismatch'\n"
                     "echo 'NVML library version: 550.144'; exit 18")
                 .smi_failure,
-            "exited with code 18: Failed to initialize NVML: Driver/library version mismatch");
+            "ended with exit code 18: Failed to initialize NVML: Driver/library version mismatch");
   EXPECT_EQ(gpus_by("echo 'No devices were found'").smi_failure, "printed: No devices were found");
   EXPECT_EQ(gpus_by("exit 0").smi_failure, "lists no GPU");
   EXPECT_EQ(gpus_by("sleep 30", 200ms).smi_failure, "did not end within 0.2 s");

@@ -26,8 +26,8 @@ TEST(Doctor, JudgesLibTorch) {
   some.lockstep_version = "0.0.1";
   expect_error(check_torch(some), "/opt/lockstep-probe belongs to lockstep 0.0.1, but this is " LOCKSTEP_VERSION_STRING,
                "from one build");
-  some.failure = "/opt/lockstep-probe exited with code 127";
-  expect_error(check_torch(some), "the probe failed: /opt/lockstep-probe exited with code 127", "ldd");
+  some.failure = "/opt/lockstep-probe ended with exit code 127";
+  expect_error(check_torch(some), "the probe failed: /opt/lockstep-probe ended with exit code 127", "ldd");
   some.program = "";
   expect_error(check_torch(some), "the probe failed", "--probe");
 }
@@ -89,8 +89,8 @@ TEST(RunProgram, ReturnsWhatWasPrinted) {
 TEST(RunProgram, SaysHowAProgramFailed) {
   EXPECT_EQ(run_program({"/nowhere"}, 10s).failure, "could not be started: No such file or directory");
   EXPECT_EQ(run_program({"/bin/sh", "-c", "echo first >&2; echo last >&2; exit 3"}, 10s).failure,
-            "exited with code 3: last");
-  EXPECT_EQ(run_program({"/bin/sh", "-c", "kill -11 $$"}, 10s).failure, "was killed by signal 11 (Segmentation fault)");
+            "ended with exit code 3: last");
+  EXPECT_EQ(run_program({"/bin/sh", "-c", "kill -11 $$"}, 10s).failure, "was killed by SIGSEGV (Segmentation fault)");
 }
 
 TEST(RunProgram, KillsWhatTakesTooLong) {
@@ -111,7 +111,7 @@ TEST(Probe, NamesTheProgramThatFailed) {
   TemporaryFolder folder;
   const auto script = make_script(folder, "script", "echo 'libtorch.so: cannot open' >&2; exit 127");
   const auto asked = run_probe(script);
-  EXPECT_EQ(asked.failure, script + " exited with code 127: libtorch.so: cannot open");
+  EXPECT_EQ(asked.failure, script + " ended with exit code 127: libtorch.so: cannot open");
   EXPECT_EQ(asked.program, script);
   EXPECT_EQ(run_probe(make_script(folder, "script", "sleep 30"), 100ms).failure, script + " did not end within 0.1 s");
   const auto missing = run_probe("");  // not beside the tests

@@ -7,6 +7,7 @@
 #include <lockstep/error.h>
 
 #include "backends/common/narrow_floats.h"
+#include "base/loops.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -111,7 +112,7 @@ using SumOf = typename Element<T>::Sum;
 // Two inputs and two outputs, in one pass: what two ranks need.
 template <class T, class Combine, class Finish>
 void reduce_pair(T* to, T* also_to, const T* a, const T* b, int64_t count, Combine combine, Finish finish) {
-#pragma GCC ivdep
+  LOCKSTEP_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     T result = Element<T>::narrow(finish(combine(Element<T>::widen(a[i]), Element<T>::widen(b[i]))));
     to[i] = result;
@@ -122,7 +123,7 @@ void reduce_pair(T* to, T* also_to, const T* a, const T* b, int64_t count, Combi
 // sums = a op b op c op d
 template <class T, class Combine>
 void fold(SumOf<T>* sums, const T* a, const T* b, const T* c, const T* d, int64_t count, Combine combine) {
-#pragma GCC ivdep
+  LOCKSTEP_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     auto front = combine(Element<T>::widen(a[i]), Element<T>::widen(b[i]));
     sums[i] = combine(combine(front, Element<T>::widen(c[i])), Element<T>::widen(d[i]));
@@ -132,7 +133,7 @@ void fold(SumOf<T>* sums, const T* a, const T* b, const T* c, const T* d, int64_
 // sums = sums op a op b op c
 template <class T, class Combine>
 void fold_more(SumOf<T>* sums, const T* a, const T* b, const T* c, int64_t count, Combine combine) {
-#pragma GCC ivdep
+  LOCKSTEP_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     auto front = combine(combine(sums[i], Element<T>::widen(a[i])), Element<T>::widen(b[i]));
     sums[i] = combine(front, Element<T>::widen(c[i]));
@@ -141,7 +142,7 @@ void fold_more(SumOf<T>* sums, const T* a, const T* b, const T* c, int64_t count
 
 template <class T, class Combine>
 void fold_one(SumOf<T>* sums, const T* a, int64_t count, Combine combine) {
-#pragma GCC ivdep
+  LOCKSTEP_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) sums[i] = combine(sums[i], Element<T>::widen(a[i]));
 }
 

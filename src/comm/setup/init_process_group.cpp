@@ -237,14 +237,14 @@ Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int wor
 
 }  // namespace
 
-std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) {
+std::shared_ptr<detail::Group> detail::init_group(const ProcessGroupOptions& options) {
   auto device = choose_device(options, parse_backends(options.backend));
   auto timeout = checked_duration("timeout", options.timeout, milliseconds(1));
   auto heartbeat_limit = checked_duration("heartbeat_limit", options.heartbeat_limit, milliseconds(500));
   auto [rank, world_size] = find_place(options);
 
   Enrolment mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
-  auto [peers, store, client, server, joins_before] = [&] {
+  auto [peers, store, client, server, joins_before] = [&, rank = rank, world_size = world_size] {
     try {
       return meet(options, {mine, timeout, heartbeat_limit}, world_size);
     } catch (const Error& error) {
@@ -266,7 +266,7 @@ std::shared_ptr<detail::Group> detail::join(const ProcessGroupOptions& options) 
 }
 
 ProcessGroup init_process_group(const ProcessGroupOptions& options) {
-  return ProcessGroup(detail::join(options));
+  return ProcessGroup(detail::init_group(options));
 }
 
 }  // namespace lockstep

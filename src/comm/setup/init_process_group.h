@@ -9,6 +9,6 @@
 namespace lockstep::detail {
 
 /// What stands behind init_process_group: joins the job and returns this rank's end of the group of all.
-std::shared_ptr<Group> join(const ProcessGroupOptions& options);
+std::shared_ptr<Group> init_group(const ProcessGroupOptions& options);
 
 }  // namespace lockstep::detail

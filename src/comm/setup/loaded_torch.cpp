@@ -1,5 +1,7 @@
-// Ends a program that loads another LibTorch than lockstep was compiled with. Classes have another layout there, so
-// that the program would crash at some later call without a reason that anybody could read.
+// The LibTorch that this process has loaded.
+//
+// A program that loads another LibTorch than lockstep was compiled with is ended at once. Classes have another layout
+// in that LibTorch, so the program would crash in a later call without a clear error.
 
 #include <dlfcn.h>
 
@@ -8,7 +10,10 @@
 #include <map>
 #include <string>
 
+#include <ATen/Context.h>
 #include <torch/version.h>
+
+#include <lockstep/fast_convolutions.h>
 
 // LibTorch's own, which no header of all versions declares. Weak: a LibTorch without it is not checked.
 namespace caffe2 {
@@ -46,4 +51,11 @@ __attribute__((constructor(101))) void check_loaded_torch() {
 }
 
 }  // namespace
+
+void prefer_fast_convolutions() {
+#if defined(__aarch64__) && TORCH_VERSION_MAJOR < 2
+  at::globalContext().setUserEnabledMkldnn(false);
+#endif
+}
+
 }  // namespace lockstep

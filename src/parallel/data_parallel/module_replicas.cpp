@@ -158,7 +158,9 @@ ModuleReplicas::Copy ModuleReplicas::make_copy(c10::Device device) const {
   const auto layers = clone->named_modules("module");
   for (const auto& item : module_->named_modules("module")) {
     const auto* other = layers.find(item.key());
-    if (!other || typeid(**other) != typeid(*item.value()))
+    const auto& layer = *item.value();
+    const auto* copied = other ? other->get() : nullptr;
+    if (!copied || typeid(*copied) != typeid(layer))
       refuse("layer '", item.key(), "' of the clone is ", other ? "of another class" : "missing");
     copy.layers.push_back(*other);
   }

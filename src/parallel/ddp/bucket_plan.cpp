@@ -1,10 +1,10 @@
-#include <lockstep/bucket_plan.h>
+#include "parallel/ddp/bucket_plan.h"
 
 #include <algorithm>
 #include <map>
 #include <tuple>
 
-namespace lockstep {
+namespace lockstep::detail {
 namespace {
 
 struct OpenBucket {
@@ -65,4 +65,4 @@ BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const Bucket
   return plan_buckets(gradients, limits, order);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "comm/capture.h"
 #include "comm/coalesced.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
 #include "parallel/ddp/model_check.h"

@@ -7,6 +7,7 @@
 
 #include <lockstep/distributed_data_parallel.h>
 
+#include "comm/join.h"
 #include "parallel/ddp/batch_weight.h"
 #include "parallel/ddp/logging_data.h"
 #include "parallel/ddp/packed_broadcast.h"

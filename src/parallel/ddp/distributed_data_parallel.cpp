@@ -161,11 +161,11 @@ ProcessGroup DistributedDataParallelBase::join_group() const {
   return replica_->group();
 }
 
-void DistributedDataParallelBase::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
+void DistributedDataParallelBase::enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) {
   replica_->enter_join(std::move(context), is_first);
 }
 
-void DistributedDataParallelBase::shadow(const JoinRound& round) {
+void DistributedDataParallelBase::shadow(const detail::JoinRound& round) {
   replica_->shadow(round);
 }
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/ddp_options.h>
 #include <lockstep/process_group.h>
 
 #include "parallel/ddp/reducer.h"

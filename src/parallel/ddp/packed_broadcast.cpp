@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <lockstep/torch_version.h>
+#include "comm/torch_version.h"
 
 #include "comm/coalesced.h"
 #include "parallel/ddp/bucket.h"

@@ -8,9 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/bucket_plan.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
+#include "parallel/ddp/bucket_plan.h"
 
 #include "parallel/ddp/accumulator_hooks.h"
 #include "parallel/ddp/batch_weight.h"

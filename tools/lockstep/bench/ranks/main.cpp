@@ -15,7 +15,7 @@
 #include <lockstep/backend.h>
 #include <lockstep/error.h>
 #include <lockstep/process_group.h>
-#include <lockstep/torch_version.h>
+#include <lockstep/fast_convolutions.h>
 
 #include "bench/ranks/measure.h"
 #ifdef LOCKSTEP_BENCH_GPU

@@ -26,6 +26,23 @@ TEST(Rethrow, ErrorsKeepTheirKind) {
   keeps_its_kind<SystemError>();
 }
 
+TEST(ErrorKind, HasTheNameOfTheClassAndIsReadBackFromIt) {
+  EXPECT_STREQ(name_of(Error("").kind()), "Error");
+  EXPECT_STREQ(name_of(TimeoutError("").kind()), "TimeoutError");
+  EXPECT_STREQ(name_of(SystemError("").kind()), "SystemError");
+  for (auto kind : {ErrorKind::kError, ErrorKind::kUsage, ErrorKind::kPeer, ErrorKind::kTimeout, ErrorKind::kMismatch,
+                    ErrorKind::kCheckpoint, ErrorKind::kSystem}) {
+    EXPECT_EQ(parse_error_kind(name_of(kind)), kind);
+    try {
+      throw_error(kind, "broken");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), kind) << name_of(kind);
+      EXPECT_STREQ(error.what(), "broken");
+    }
+  }
+  EXPECT_EQ(parse_error_kind("OtherError"), std::nullopt);
+}
+
 TEST(Rethrow, ASecondPassKeepsWhatTheFirstHasNested) {
   std::exception_ptr once;
   try {

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+namespace lockstep {
+
+/// Sizes of gradient buckets.
+struct BucketLimits {
+  /// The first bucket is small, so that its all-reduce starts early in backward. On a GPU, gradients of at most twice
+  /// this size share one bucket.
+  int64_t first_bytes = 1 << 20;
+  int64_t cap_bytes = 25 << 20;
+};
+
+/// The gradients that are reduced together, as indices into the list of parameters.
+struct BucketPlan {
+  std::vector<std::vector<size_t>> buckets;  // in the order in which they are expected to fill
+
+  friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
+};
+
+/// Options that affect communication must match on all ranks: broadcast_buffers, find_unused_parameters, static_graph,
+/// check_finite, check_replicas_every and buckets. The constructor throws MismatchError if they differ, unless
+/// init_sync is false.
+struct DistributedDataParallelOptions {
+  /// In training mode, copies rank 0's buffers (running statistics and the like) to all ranks before the first forward
+  /// of each step.
+  bool broadcast_buffers = true;
+  /// Allows parameters without a gradient. Such a parameter counts as zero on that rank; a parameter without a gradient
+  /// on all ranks keeps its old gradient. If false, a parameter without a gradient on any rank is a UsageError on every
+  /// rank. On a GPU, a rank that used all parameters itself may throw it some steps later.
+  bool find_unused_parameters = false;
+  /// Promises that every backward uses the same parameters in the same way as the first backward, which is recorded.
+  /// Parameters may then be unused, and may get several gradients in one backward, as with activation checkpointing of
+  /// segments that share parameters.
+  bool static_graph = false;
+  /// If true, `.grad()` is a view of bucket memory. If false, it is a separate tensor, which costs one copy each step.
+  bool gradient_as_bucket_view = true;
+  /// Compares the models and options of all ranks at construction and copies rank 0's parameters and buffers to all
+  /// ranks. If false, neither is done: the ranks must already hold equal models and options.
+  bool init_sync = true;
+  BucketLimits buckets{};
+  /// Names of parameters and buffers that the wrapper ignores: each rank keeps its own values.
+  std::vector<std::string> ignore{};
+  /// Empty, or the model's device. If set, forward copies its tensor arguments to this device.
+  std::vector<c10::Device> device_ids{};
+  /// Device to which forward moves the tensors that it returns by value. Default: they stay where they are.
+  std::optional<c10::Device> output_device{};
+  /// Checks all gradients for NaN and infinity in each backward. Throws Error on every rank, which names rank and
+  /// parameter. Costs one pass over the gradients.
+  bool check_finite = false;
+  /// Interval, in training forwards, at which check_replicas() runs automatically. 0: never.
+  int64_t check_replicas_every = 0;
+};
+
+}  // namespace lockstep
