@@ -22,7 +22,7 @@ std::unique_ptr<CaptureStream> make_capture_stream([[maybe_unused]] c10::Device 
 #ifdef LOCKSTEP_HAVE_NCCL
   return nccl::make_capture_stream(device);
 #else
-  throw UsageError("this lockstep was built without CUDA");
+  throw UsageError("this build of lockstep has no CUDA support");
 #endif
 }
 

@@ -70,7 +70,7 @@ class Checker {
   void apart(const at::Tensor& output, const at::Tensor& input) const {
     auto status = at::get_overlap_status(output.unsafeGetTensorImpl(), input.unsafeGetTensorImpl());
     if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial)
-      fail("an output and an input share memory; give tensors of their own");
+      fail("an output and an input share memory; use separate tensors");
   }
 
   // Where a rank's own part may lie in the whole: exactly at its place.
@@ -90,7 +90,8 @@ class Checker {
   }
 
   void none(const std::vector<at::Tensor>& tensors, const char* role, int root) const {
-    if (!tensors.empty()) fail(role, " has ", tensors.size(), " tensors; only rank ", root, " gives them here");
+    if (!tensors.empty())
+      fail(role, " has ", tensors.size(), " tensors; only rank ", root, " passes them in this call");
   }
 
   void parts_of(const at::Tensor& whole, const char* whole_role, const at::Tensor& part, const char* part_role) const {
@@ -106,7 +107,8 @@ class Checker {
 
 void check_own_part(const Checker& check, const at::Tensor& output, const at::Tensor& input) {
   if (output.numel() != input.numel())
-    check.fail("this rank's own part is ", input.numel(), " elements as input and ", output.numel(), " as output");
+    check.fail("this rank's own part has ", input.numel(), " elements in the input but ", output.numel(),
+               " in the output; they must be equal");
 }
 
 std::vector<int64_t> elements_of(const std::vector<at::Tensor>& tensors) {

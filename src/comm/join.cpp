@@ -64,12 +64,13 @@ const JoinRound& JoinContext::next_round(const Turn& turn) {
 
 JoinMembers::JoinMembers(const std::vector<Joinable*>& members, const JoinOptions& options) : members_(members) {
   if (members.empty() || std::find(members.begin(), members.end(), nullptr) != members.end())
-    throw UsageError("join needs members: give it {&ddp}, the wrapper whose loop it runs");
+    throw UsageError(
+        "join needs at least one member and no null pointers; pass the wrapper that the loop trains: {&ddp}");
   const auto group = members.front()->join_group();
   for (const auto* member : members)
     if (member->join_group().global_ranks() != group.global_ranks())
       throw UsageError(text("rank ", group.rank(),
-                            ": the members of a join must be on the same ranks; run one join for each group"));
+                            ": the members of a join must have the same ranks; run one join for each group"));
   context_ = std::make_shared<JoinContext>(group, options);
   try {
     for (auto* member : members) {

@@ -16,10 +16,9 @@ std::string to_bytes(const ProcessGroup& group, const c10::IValue& object, const
     auto bytes = torch::jit::pickle_save(object);
     return {bytes.begin(), bytes.end()};
   } catch (const std::exception& error) {
-    throw UsageError(
-        text("rank ", group.rank(), ": ", call, ": a ", object.tagKind(),
-             " cannot be sent: give strings, numbers, tensors, or lists, tuples and dictionaries of them (",
-             error.what(), ")"));
+    throw UsageError(text("rank ", group.rank(), ": ", call, ": a ", object.tagKind(),
+                          " cannot be sent; use strings, numbers, tensors, or lists, tuples and dictionaries of them (",
+                          error.what(), ")"));
   }
 }
 

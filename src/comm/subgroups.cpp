@@ -23,12 +23,12 @@ std::vector<int> checked_ranks(const detail::Membership& parent, std::vector<int
   auto fail = [&](const auto&... parts) {
     throw UsageError(text("rank ", parent.rank, ": new_group of '", parent.name, "': ", parts...));
   };
-  if (ranks.empty()) fail("a group needs one rank at least");
+  if (ranks.empty()) fail("a group needs at least one rank");
   std::sort(ranks.begin(), ranks.end());
   if (auto twice = std::adjacent_find(ranks.begin(), ranks.end()); twice != ranks.end())
     fail("rank ", *twice, " is listed twice");
   for (int rank : ranks)
-    if (rank < 0 || rank >= parent.size) fail("rank ", rank, " is listed; there are ranks 0 to ", parent.size - 1);
+    if (rank < 0 || rank >= parent.size) fail("rank ", rank, " is out of range; the ranks are 0 to ", parent.size - 1);
   return ranks;
 }
 
@@ -89,7 +89,8 @@ ProcessGroup ProcessGroup::new_subgroups(int group_size, const NewGroupOptions& 
 ProcessGroup ProcessGroup::new_subgroups_by_enumeration(const std::vector<std::vector<int>>& groups,
                                                         const NewGroupOptions& options) const {
   auto& parent = member();
-  if (groups.empty()) throw UsageError(text("rank ", rank(), ": new_subgroups_by_enumeration: there are no groups"));
+  if (groups.empty())
+    throw UsageError(text("rank ", rank(), ": new_subgroups_by_enumeration: the list of groups is empty"));
   std::vector<std::vector<int>> checked;
   std::set<int> seen;
   for (const auto& group : groups) {
@@ -97,7 +98,7 @@ ProcessGroup ProcessGroup::new_subgroups_by_enumeration(const std::vector<std::v
     for (int member : group)
       if (!seen.insert(member).second)
         throw UsageError(text("rank ", rank(), ": new_subgroups_by_enumeration: rank ", member,
-                              " is in two groups; make them with new_group, one by one"));
+                              " is in two groups; create overlapping groups with new_group, one by one"));
   }
   auto made = make_groups(parent, checked, Operation::kNewSubgroupsByEnumeration, options);
   for (const auto& group : made)

@@ -37,7 +37,7 @@ TEST(BackendNames, WhatMakesNoSenseIsRefusedWithAnExample) {
   for (const char* asked : {"gpu:shm", "cpu:shm,cpu:threads", "cpu:shm,threads", ":"})
     expect_error<UsageError>([&] { parse_backends(asked); }, asked, "cpu:gloo,cuda:nccl");
   expect_error<UsageError>([] { parse_backends("cpu:carrier_pigeon"); }, "no backend 'carrier_pigeon'");
-  expect_error<UsageError>([] { parse_backends("cuda:shm"); }, "shm moves CPU tensors", "use nccl");
+  expect_error<UsageError>([] { parse_backends("cuda:shm"); }, "shm moves only CPU tensors", "use nccl");
 }
 
 TEST(ChooseDevice, ARankTakesTheGpuOfItsLocalRankOrTheOneThatItIsShown) {
@@ -55,10 +55,10 @@ TEST(ChooseDevice, ADeviceThatTheBackendDoesNotMoveIsRefused) {
     return [=] { init_process_group({.backend = backend, .rank = 0, .world_size = 1, .device = device}); };
   };
   expect_error<UsageError>(join("threads", c10::Device("cuda:0")), "cuda:0",
-                           "backend threads does not move tensors there");
+                           "backend threads does not support that device");
   expect_error<UsageError>(join("auto", c10::Device("xpu:0")), "xpu:0", "cpu and cuda");
 #ifndef LOCKSTEP_HAVE_NCCL
-  expect_error<UsageError>(join("auto", c10::Device("cuda:0")), "cuda:0", "why nccl is not in it");
+  expect_error<UsageError>(join("auto", c10::Device("cuda:0")), "cuda:0", "why nccl was not built");
 #endif
 }
 

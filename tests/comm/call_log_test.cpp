@@ -73,7 +73,7 @@ TEST(CallLog, TheLaterRankIsToldWhoDiffers) {
   on_ledgers(2, [&](int rank, CallLog& call_log) {
     if (rank == 0) call_log.write(1);
     turns.arrive_and_wait();
-    if (rank == 1) expect_error<MismatchError>([&] { call_log.write(2); }, "rank 0", "another call");
+    if (rank == 1) expect_error<MismatchError>([&] { call_log.write(2); }, "rank 0", "a different call");
   });
 }
 

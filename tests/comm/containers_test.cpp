@@ -61,7 +61,7 @@ TEST_F(Containers, ThatShareNothingAreToldWhy) {
 TEST_F(Containers, ThatShareNothingGetGlooByDefault) {
   auto ranks = start("auto", true);
   EXPECT_EQ(ranks->wait(60s), 0) << ranks->output();
-  EXPECT_THAT(ranks->output(), AllOf(HasSubstr("does without backend shm"), HasSubstr("backend gloo"),
+  EXPECT_THAT(ranks->output(), AllOf(HasSubstr("cannot use backend shm"), HasSubstr("backend gloo"),
                                      HasSubstr("rank 0 of 2: sum 3"), HasSubstr("rank 1 of 2: sum 3")));
 }
 

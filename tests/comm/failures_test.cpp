@@ -257,7 +257,7 @@ TEST_F(Failures, ARankThatLeavesInOrderIsNamedByThoseWhoStillNeedIt) {
   for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
   ranks[1].say("now");
   expect_survivors_told(ranks, 1, "PeerError", 1s,
-                        who(ranks, 1) + " has left group 'world' after 1 calls, and this is call 2");
+                        who(ranks, 1) + " has left group 'world' after 1 calls, but this is call 2");
   EXPECT_EQ(ranks[1].wait(), 0);
 }
 
@@ -266,7 +266,7 @@ TEST_F(Failures, ARankThatLeavesInOrderIsNamedAlsoWhenAnotherHasGivenUpForIt) {
   ranks.start_all();
   for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
   ranks[1].say("now");
-  const auto left = who(ranks, 1) + " has left group 'world' after 1 calls, and this is call 2";
+  const auto left = who(ranks, 1) + " has left group 'world' after 1 calls, but this is call 2";
   EXPECT_THAT(ranks[0].expect_line("PeerError"), HasSubstr(left));
   EXPECT_EQ(ranks[0].wait(), kExitAfterError);
   ranks[2].say("now");
@@ -297,7 +297,7 @@ TEST_F(Failures, AStragglerIsNamedWithWhatItDoesWhenTimeIsUp) {
   expect_survivors_told(ranks, 1, "TimeoutError", 4s, "all_reduce(sum, Float[16]), call 2 of group 'world' at ",
                         "failing_rank.cpp:", "did not finish within 1500 ms",
                         "Late: " + who(ranks, 1) + ", which is outside of any call for ",
-                        "its last was barrier(), call 1 of group 'world'");
+                        "its last call was barrier(), call 1 of group 'world'");
 }
 
 TEST_F(Failures, AStragglerInTheFirstCallOfItsKindIsNamed) {
@@ -326,7 +326,7 @@ TEST_F(SharedGpu, IsRefusedOnBothRanks) {
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_THAT(ranks[rank].expect_line("UsageError", 60s),
                 testing::AllOf(HasSubstr("ranks 0 and 1 have the same GPU"),
-                               HasSubstr("start as many ranks on a host as it has GPUs"), HasSubstr(".device = cpu")));
+                               HasSubstr("start at most one rank per GPU on each host"), HasSubstr(".device = cpu")));
     EXPECT_EQ(ranks[rank].wait(), kExitAfterError);
   }
 }

@@ -65,7 +65,7 @@ TEST(FlightRecorder, IsNotSlowedDownByMessagesUnderWay) {
 
 TEST(FlightRecorder, SaysWhatTheRankIsDoing) {
   FlightRecorder recorder;
-  EXPECT_THAT(recorder.doing(), HasSubstr("having made none yet"));
+  EXPECT_THAT(recorder.doing(), HasSubstr("it has made no call yet"));
   auto outer = begin(recorder, {0, "world", {1}, {kBarrier}, {"a.cpp", 7}});
   EXPECT_THAT(recorder.doing(), HasSubstr("in barrier(), call 1 of group 'world' at a.cpp:7 for 0"));
   auto posted = begin(
@@ -76,7 +76,7 @@ TEST(FlightRecorder, SaysWhatTheRankIsDoing) {
   change(recorder, posted, CallRecord::State::kDone);
   change(recorder, outer, CallRecord::State::kDone);
   EXPECT_THAT(recorder.doing(), HasSubstr("outside of any call for 0"));
-  EXPECT_THAT(recorder.doing(), HasSubstr("its last was barrier()"));
+  EXPECT_THAT(recorder.doing(), HasSubstr("its last call was barrier()"));
 }
 
 TEST(FlightRecorder, IsWrittenDownAsJson) {

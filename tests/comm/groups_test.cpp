@@ -139,12 +139,12 @@ TEST_P(Groups, SeveralGroupsWorkAtOnce) {
 
 TEST_P(Groups, SenselessGroupsAreRefusedAndTheParentGoesOn) {
   on_ranks(2, [](ProcessGroup world) {
-    expect_error<UsageError>([&] { world.new_group({}); }, "one rank at least");
+    expect_error<UsageError>([&] { world.new_group({}); }, "at least one rank");
     expect_error<UsageError>([&] { world.new_group({0, 0}); }, "rank 0 is listed twice");
     expect_error<UsageError>([&] { world.new_group({0, 2}); }, "rank 2", "0 to 1");
     expect_error<UsageError>([&] { world.new_group({0}, {.backend = "pigeons"}); }, "pigeons", "threads");
     expect_error<UsageError>([&] { world.new_group({0}, {.timeout = 0ms}); }, "0 ms");
-    expect_error<UsageError>([&] { world.new_subgroups_by_enumeration({}); }, "no groups");
+    expect_error<UsageError>([&] { world.new_subgroups_by_enumeration({}); }, "the list of groups is empty");
     expect_error<UsageError>([&] { world.new_subgroups_by_enumeration({{0, 1}, {1}}); }, "rank 1 is in two groups");
     EXPECT_EQ(sum_over(world, 1), 2);
   });

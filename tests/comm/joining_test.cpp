@@ -125,7 +125,7 @@ TEST_F(Joining, BackendThreadsRefusesProcesses) {
   auto ranks = job("joins_only", 2, {{"TEST_BACKEND", "threads"}});
   ranks.start_all();
   EXPECT_THAT(ranks[1].expect_line("UsageError"),
-              AllOf(HasSubstr("joins threads of one process"), HasSubstr(std::to_string(ranks[0].pid()))));
+              AllOf(HasSubstr("needs all ranks in one process"), HasSubstr(std::to_string(ranks[0].pid()))));
   EXPECT_THAT(ranks[0].expect_line("PeerError"), HasSubstr(who(ranks, 1) + " gave up: rank 1: backend threads"));
 }
 

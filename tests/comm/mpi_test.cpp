@@ -106,7 +106,7 @@ TEST_F(Mpi, AForkedChildIsRefusedAndItsParentGoesOn) {
 
 TEST_F(Mpi, AProgramThatBeganMpiWithoutThreadsIsToldHow) {
   const auto ran = run(2, {MPI_RANK, "began_mpi_without_threads"}, kGoOn);
-  EXPECT_THAT(ran.output, ContainsRegex("UsageError: rank [01]: .*call MPI_Init_thread with it"));
+  EXPECT_THAT(ran.output, ContainsRegex("UsageError: rank [01]: .*pass it to MPI_Init_thread"));
 }
 
 TEST_F(Mpi, AProgramThatHasEndedMpiIsToldSo) {
@@ -118,7 +118,7 @@ TEST_F(Mpi, AGroupOfSomeBeforeAllHaveBegunMpiTimesOutWithTheReason) {
   const auto ran = run(3, {MPI_RANK, "only_some_use_mpi"});
   EXPECT_NE(ran.code, 0) << ran.output;
   EXPECT_THAT(ran.output, AllOf(HasSubstr("MPI_Init_thread did not return within 1500 ms"),
-                                HasSubstr("let all of them be in a group of backend 'mpi'")));
+                                HasSubstr("put all of them into a group of backend 'mpi'")));
 }
 
 // --- what is sent
@@ -138,7 +138,7 @@ TEST_F(Mpi, AReceiveThatIsDroppedDisturbsNothing) {
 
 TEST_F(Mpi, TagsThatMpiHasNoRoomForAreRefused) {
   const auto ran = run(2, {MPI_RANK, "tag_too_large"}, kGoOn);
-  EXPECT_THAT(ran.output, ContainsRegex("backend 'mpi' carries tags from 0 to [0-9]+, and this one is 65536"));
+  EXPECT_THAT(ran.output, ContainsRegex("backend 'mpi' supports tags from 0 to [0-9]+, but this tag is 65536"));
 }
 
 TEST_F(Mpi, DataDoesNotMoveBetweenRanksThatMakeDifferentCalls) {

@@ -189,7 +189,7 @@ void reduce_floating(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op)
     case ReduceOp::kMax:
       return reduce_typed<T>(outputs, inputs, count, Max(), KeepValue());
     default:
-      throw UsageError(text("reduce operation ", name_of(op), " on floating point"));
+      throw UsageError(text("reduce operation ", name_of(op), " is not defined for floating point"));
   }
 }
 
@@ -211,7 +211,7 @@ void reduce_integers(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op)
     case ReduceOp::kXor:
       return reduce_typed<T>(outputs, inputs, count, Xor(), KeepValue());
     case ReduceOp::kAvg:
-      throw UsageError("reduce operation avg on integers");
+      throw UsageError("reduce operation avg is not defined for integers");
   }
 }
 
@@ -293,7 +293,7 @@ void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarT
     case c10::ScalarType::Bool:
       return reduce_integers<uint8_t>(outputs, inputs, count, as_byte_op(op));
     default:
-      throw UsageError(text("reduction of dtype ", c10::toString(dtype)));
+      throw UsageError(text("cannot reduce dtype ", c10::toString(dtype)));
   }
 }
 
@@ -308,7 +308,7 @@ void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks)
     case c10::ScalarType::BFloat16:
       return scale_typed<BrainFloat16>(data, count, ranks);
     default:
-      throw UsageError(text("average of dtype ", c10::toString(dtype)));
+      throw UsageError(text("cannot average dtype ", c10::toString(dtype)));
   }
 }
 

@@ -27,7 +27,7 @@ std::string choose_host(const BackendContext& context) {
     auto address = address_of_interface(interface);
     if (!address.empty()) return address;
     throw SystemError(text("gloo cannot listen on interface ", interface,
-                           ": this host has no such interface, or it has no address; ", kRemedy));
+                           ": this host has no such interface, or the interface has no address; ", kRemedy));
   }
   if (context.one_host) return "127.0.0.1";
   if (!context.address.empty()) return context.address;
@@ -79,7 +79,7 @@ void Connection::connect(const BackendContext& context) {
     throw;
   } catch (const std::exception& error) {
     throw SystemError(text("Gloo cannot take over the connections: ", error.what(),
-                           "; it needs the loopback interface (ip link set lo up) and /proc"));
+                           "; Gloo needs the loopback interface (ip link set lo up) and /proc"));
   }
 }
 
@@ -93,7 +93,7 @@ Request Connection::start(Direction direction, const Buffer& buffer, uint64_t sl
   try {
     return Request(*transport_, direction, buffer, slot);
   } catch (const TransportError& error) {
-    throw PeerError(text("rank ", buffer.peer, " is gone: ", error.what()));
+    throw PeerError(text("the connection to rank ", buffer.peer, " is broken: ", error.what()));
   }
 }
 
@@ -120,13 +120,13 @@ void Connection::finish(Request& request, Deadline deadline) {
   try {
     if (wait(request, limit)) return;
     throw_if_aborted();
-    throw PeerError(text("the message of rank ", request.peer(), " was withdrawn on this rank"));
+    throw PeerError(text("the message to or from rank ", request.peer(), " was canceled on this rank"));
   } catch (const TransportError& error) {
     throw_if_aborted();
     if (std::chrono::steady_clock::now() >= deadline)
-      throw TimeoutError(text("time-out: rank ", request.peer(), request.is_send() ? " did not take" : " did not send",
-                              " its part of this call"));
-    throw PeerError(text("rank ", request.peer(), " is gone: ", error.what()));
+      throw TimeoutError(text("timed out: rank ", request.peer(),
+                              request.is_send() ? " did not receive" : " did not send", " its part of this call"));
+    throw PeerError(text("the connection to rank ", request.peer(), " is broken: ", error.what()));
   }
 }
 

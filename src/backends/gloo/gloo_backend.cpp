@@ -43,7 +43,7 @@ class GlooTransfer final : public Transfer {
     if (done_.valid() && done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return;
     connection_.abort(
         std::make_exception_ptr(PeerError(text("the Work of a send_async or recv_async with rank ", shipment_.peer(),
-                                               " was dropped before it was done; keep it and wait() for it"))));
+                                               " was destroyed before it was done; keep the Work and call wait()"))));
     if (done_.valid()) done_.wait();
   }
 
@@ -57,7 +57,7 @@ class GlooTransfer final : public Transfer {
     } else {
       lock.unlock();
       if (done_.wait_until(deadline) != std::future_status::ready)
-        throw TimeoutError(text("time-out: rank ", shipment_.peer(), " did not come to this message"));
+        throw TimeoutError(text("timed out: rank ", shipment_.peer(), " did not post its end of this message"));
     }
     done_.get();
   }

@@ -22,8 +22,8 @@ constexpr int kDeepBinding = RTLD_DEEPBIND;
 Open* load_module() {
   void* module = ::dlopen(LOCKSTEP_GLOO_MODULE, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | kDeepBinding);
   if (!module)
-    throw SystemError(text("the backend gloo is in " LOCKSTEP_GLOO_MODULE ", which cannot be loaded: ", ::dlerror(),
-                           ". Install it beside liblockstep, and Gloo itself with: apt-get install libgloo0"));
+    throw SystemError(text("backend 'gloo' cannot load its module " LOCKSTEP_GLOO_MODULE ": ", ::dlerror(),
+                           ". Install the module beside liblockstep, and Gloo with: apt-get install libgloo0"));
   return reinterpret_cast<Open*>(::dlsym(module, "lockstep_open_gloo"));
 }
 

@@ -124,7 +124,7 @@ int find_descriptor(const LocalTarget& target) {
   while (const dirent* entry = ::readdir(open.get()))
     if (const int descriptor = std::atoi(entry->d_name); entry->d_name[0] != '.' && target.is_peer_of(descriptor))
       return descriptor;
-  throw TransportError("Gloo has no socket where it should have one");
+  throw TransportError("Gloo has not connected to the local listening socket");
 }
 
 /// Keeps Gloo's event loop turning for as long as it lives. Whoever takes a descriptor out of the loop waits for its
@@ -158,7 +158,7 @@ class GlooTransport final : public Transport, private ::gloo::Context {
       try {
         adopt(socket);
       } catch (const std::exception& error) {
-        throw TransportError("that to rank " + std::to_string(socket.peer) + ": " + error.what());
+        throw TransportError("connection to rank " + std::to_string(socket.peer) + ": " + error.what());
       }
     }
   }

@@ -41,7 +41,7 @@ RankIdentity identify(const BackendContext& context) {
   const auto rank = first_of({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"});
   if (rank.empty())
     throw UsageError(
-        text("backend 'mpi' needs processes that MPI's launcher started, and this one was not: start with "
+        text("backend 'mpi' needs processes that MPI's launcher started, but this process was not; start the job with "
              "mpirun -n ",
              context.size, " PROGRAM, or use another backend"));
   result.rank = static_cast<int>(to_number(rank));
@@ -66,11 +66,12 @@ Identities exchange_identities(const BackendContext& context) {
     const auto fields = unpack(identities[rank]);
     const int world_rank = static_cast<int>(to_number(fields.at(1)));
     if (fields.at(0) != mine.job)
-      throw UsageError(text("rank ", rank, " was started by another mpirun than rank ", context.rank, " (job '",
-                            fields.at(0), "', and this is '", mine.job, "'); start all ranks with one"));
+      throw UsageError(text("rank ", rank, " was started by a different mpirun than rank ", context.rank, " (job '",
+                            fields.at(0), "', not '", mine.job, "'); start all ranks with one mpirun"));
     if (auto [holder, is_new] = holders.emplace(world_rank, rank); !is_new)
-      throw UsageError(text("ranks ", holder->second, " and ", rank, " are both process ", world_rank,
-                            " of mpirun: something that it started has started several; let mpirun start each rank"));
+      throw UsageError(
+          text("ranks ", holder->second, " and ", rank, " are both process ", world_rank,
+               " of mpirun: a process that mpirun started has started several ranks; let mpirun start each rank"));
     if (rank == 0) result.number = to_number(fields.at(2));
     result.world_ranks.push_back(world_rank);
   }
@@ -117,7 +118,7 @@ Communicators make_communicators(const BackendContext& context) {
   Library::of_process().begin(context);
   auto made = std::make_shared<Communicators>();  // outlives a wait that was given up
   await(run_apart("MPI_Comm_create_group", [=] { *made = create_communicators(ranks); }), context,
-        "MPI_Comm_create_group", "it waits for the ranks of the group");
+        "MPI_Comm_create_group", "it blocks until all ranks of the group call it");
   return *made;
 }
 

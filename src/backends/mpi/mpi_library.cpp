@@ -80,9 +80,11 @@ void Library::begin(const BackendContext& context) {
   }
   await(
       begun, context, "MPI_Init_thread",
-      "it waits for every process that mpirun started: let all of them be in a group of backend 'mpi', as the world is "
-      "when it is made with it");
-  if (answer(MPI_Finalized)) throw UsageError("MPI_Finalize was called before this group was made; call it last");
+      "it blocks until every process that mpirun started calls it; put all of them into a group of backend 'mpi', for "
+      "example the world group");
+  if (answer(MPI_Finalized))
+    throw UsageError(
+        "MPI_Finalize was called before this group was created; call it after the last group is destroyed");
 }
 
 void Library::init() {
@@ -102,9 +104,9 @@ void Library::init() {
   }
   if (level == MPI_THREAD_MULTIPLE) return;
   throw UsageError(is_begun
-                       ? "the program began MPI without MPI_THREAD_MULTIPLE; call MPI_Init_thread with it, or leave "
-                         "that to lockstep"
-                       : "this MPI was built without support for threads (MPI_THREAD_MULTIPLE); use another");
+                       ? "the program initialized MPI without MPI_THREAD_MULTIPLE; pass it to MPI_Init_thread, or let "
+                         "lockstep initialize MPI"
+                       : "this MPI was built without support for threads (MPI_THREAD_MULTIPLE); use another MPI");
 }
 
 void Library::enter() {
@@ -171,7 +173,7 @@ void Library::finalize() {
     return;
   }
   if (run_apart("MPI_Finalize", [] { MPI_Finalize(); }).wait_for(kFinalizeAfterFailure) != std::future_status::ready)
-    log_warning("MPI_Finalize did not return: a rank does not end. This process ends without it");
+    log_warning("MPI_Finalize did not return: another rank does not exit. This process exits without it");
 }
 
 void Library::keep(const at::Tensor& tensor) {

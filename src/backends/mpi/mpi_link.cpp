@@ -32,7 +32,7 @@ constexpr int kUserTagBits = 16;
 [[noreturn]] void throw_error(int code, int peer) {
   int kind = MPI_SUCCESS;
   MPI_Error_class(code, &kind);
-  auto message = text("MPI, of rank ", peer, ": ", describe_error(code));
+  auto message = text("MPI error with rank ", peer, ": ", describe_error(code));
   if (kind == MPI_ERR_TRUNCATE) throw MismatchError(message);
   throw PeerError(message);
 }
@@ -140,7 +140,7 @@ int MpiLink::message_tag(uint32_t tag, uint64_t fingerprint) const {
   const int user_bits = std::min(kUserTagBits, communicators_.tag_bits);
   const int bits = communicators_.tag_bits - user_bits;
   if (tag >> user_bits != 0)
-    throw UsageError(text("backend 'mpi' carries tags from 0 to ", (1 << user_bits) - 1, ", and this one is ", tag));
+    throw UsageError(text("backend 'mpi' supports tags from 0 to ", (1 << user_bits) - 1, ", but this tag is ", tag));
   return static_cast<int>(tag) << bits | static_cast<int>(bits == 0 ? 0 : fingerprint >> (64 - bits));
 }
 
@@ -187,8 +187,8 @@ void MpiLink::wait(const IsDone& is_done, int peer, Direction direction, Deadlin
     throw_if_aborted();
     const auto now = Clock::now();
     if (now >= deadline)
-      throw TimeoutError(text("time-out: rank ", peer,
-                              direction == Direction::kSend ? " did not take" : " did not send",
+      throw TimeoutError(text("timed out: rank ", peer,
+                              direction == Direction::kSend ? " did not receive" : " did not send",
                               " its part of this call"));
     const auto waited = now - begin;
     if (waited < kYielding)

@@ -19,13 +19,15 @@ constexpr auto kLongestCall = std::chrono::milliseconds(250);
 
 std::string fresh_id() {
   ncclUniqueId id;
-  check(ncclGetUniqueId(&id), "making a communicator");
+  check(ncclGetUniqueId(&id), "creating a communicator");
   return {id.internal, sizeof(id.internal)};
 }
 
 ncclUniqueId to_id(const std::string& bytes) {
   ncclUniqueId id;
-  if (bytes.size() != sizeof(id.internal)) throw MismatchError("the id of an NCCL communicator has another size here");
+  if (bytes.size() != sizeof(id.internal))
+    throw MismatchError(
+        "the NCCL communicator id has a different size on this rank; use the same NCCL version on all ranks");
   std::memcpy(id.internal, bytes.data(), bytes.size());
   return id;
 }
@@ -47,7 +49,7 @@ Communicator::~Communicator() {
     ncclCommDestroy(raw);
   };
   try {
-    run_in_background("ending an NCCL communicator", destroy);
+    run_in_background("destroying an NCCL communicator", destroy);
   } catch (const Error&) {  // no thread to be had: it takes the caller's time
     destroy();
   }
@@ -74,14 +76,14 @@ bool Communicator::is_ready() {
     ncclComm_t made = nullptr;
     auto result =
         ncclCommInitRankConfig(&made, size_, to_id(store_->get(key_, std::chrono::seconds(10))), rank_, &config);
-    if (result != ncclSuccess && result != ncclInProgress) fail(result, "making a communicator", nullptr);
+    if (result != ncclSuccess && result != ncclInProgress) fail(result, "creating a communicator", nullptr);
     raw_ = made;
     if (is_aborted()) end();  // whoever aborted it has not seen it
     throw_if_aborted();
   }
   ncclResult_t state = ncclSuccess;
-  check(ncclCommGetAsyncError(raw_, &state), "making a communicator", raw_);
-  if (state != ncclSuccess && state != ncclInProgress) fail(state, "making a communicator", raw_);
+  check(ncclCommGetAsyncError(raw_, &state), "creating a communicator", raw_);
+  if (state != ncclSuccess && state != ncclInProgress) fail(state, "creating a communicator", raw_);
   is_ready_ = state == ncclSuccess;
   return is_ready_;
 }
@@ -89,7 +91,7 @@ bool Communicator::is_ready() {
 void Communicator::await(Deadline deadline) {
   while (!is_ready()) {
     if (std::chrono::steady_clock::now() >= deadline)
-      throw TimeoutError("NCCL: not all ranks have joined the communicator in time");
+      throw TimeoutError("NCCL: timed out: not all ranks joined the communicator");
     std::this_thread::sleep_for(kStatePause);
   }
 }
@@ -116,7 +118,7 @@ void Communicator::call(const char* doing, Deadline deadline, const std::functio
   begin(doing, calls);
   while (!has_begun(doing)) {
     if (std::chrono::steady_clock::now() >= deadline)
-      throw TimeoutError("NCCL: not all ranks have made the call that connects them in time");
+      throw TimeoutError("NCCL: timed out: not all ranks made the call that connects them");
     std::this_thread::sleep_for(kStatePause);
   }
 }
@@ -127,8 +129,8 @@ void Communicator::check_health() {
   if (!lock || !is_ready_) return;  // a call under way looks itself, and may be stuck until an abort
   throw_if_aborted();
   ncclResult_t state = ncclSuccess;
-  check(ncclCommGetAsyncError(raw_, &state), "asking for errors", raw_);
-  if (state != ncclSuccess && state != ncclInProgress) fail(state, "a call under way", raw_);
+  check(ncclCommGetAsyncError(raw_, &state), "reading the error state", raw_);
+  if (state != ncclSuccess && state != ncclInProgress) fail(state, "an asynchronous call", raw_);
 }
 
 void Communicator::abort(std::exception_ptr cause) noexcept {

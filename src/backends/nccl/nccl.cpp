@@ -15,7 +15,7 @@ std::string shared_memory_remedy(const std::string& words) {
   if (words.find("shared memory") == std::string::npos || ::statvfs("/dev/shm", &room) != 0) return "";
   const uint64_t free_mib = uint64_t{room.f_bavail} * room.f_frsize >> 20;
   return text(". /dev/shm has ", free_mib,
-              " MiB free; in a container start it with --shm-size=1g or --ipc=host, or set NCCL_SHM_DISABLE=1");
+              " MiB free; start the container with --shm-size=1g or --ipc=host, or set NCCL_SHM_DISABLE=1");
 }
 
 std::string words_of(ncclResult_t result, ncclComm_t communicator) {
@@ -37,7 +37,7 @@ void fail(ncclResult_t result, const std::string& doing, ncclComm_t communicator
     case ncclInvalidUsage:
       throw UsageError(message);
     default:
-      throw SystemError(text(message, ". NCCL_DEBUG=WARN makes NCCL say more"));
+      throw SystemError(text(message, ". Set NCCL_DEBUG=WARN for details from NCCL"));
   }
 }
 
@@ -71,7 +71,7 @@ ncclRedOp_t operation(ReduceOp op) {
     case ReduceOp::kMax:
       return ncclMax;
     default:
-      throw Error("NCCL has no such operation");
+      throw Error("NCCL does not support this reduce operation");
   }
 }
 
@@ -94,7 +94,7 @@ ncclDataType_t data_type(at::ScalarType dtype) {
     case at::kLong:
       return ncclInt64;
     default:
-      throw Error(text("NCCL has no type for ", dtype));
+      throw Error(text("NCCL does not support dtype ", dtype));
   }
 }
 

@@ -49,7 +49,7 @@ void refuse_shared_gpus(const BackendContext& context) {
     const auto [owner, is_new] = owners.emplace(gpu, rank);
     if (!is_new)
       throw UsageError(text("ranks ", owner->second, " and ", rank, " have the same GPU (", unpack(gpu).at(1),
-                            "), and NCCL joins one rank for each; start as many ranks on a host as it has GPUs, or use "
+                            "), but NCCL needs one GPU per rank; start at most one rank per GPU on each host, or set "
                             ".device = cpu"));
   }
 }
@@ -81,7 +81,7 @@ class NcclBackend final : public Backend {
       point_to_point->abort(cause);
     };
     try {
-      run_in_background("ending NCCL's calls", end_calls);
+      run_in_background("aborting NCCL's calls", end_calls);
     } catch (const Error&) {  // no thread to be had: it takes the caller's time
       end_calls();
     }
@@ -155,8 +155,8 @@ class NcclBackend final : public Backend {
       c10::NoGradGuard no_grad;
       receives[rank_].view({-1}).copy_(sends[rank_].view({-1}));
     }
-    with_ranks(call, "an all-to-all", [&](ncclComm_t ranks) {
-      check(ncclGroupStart(), "an all-to-all");  // what fails from here on, the end of the group returns
+    with_ranks(call, "all_to_all", [&](ncclComm_t ranks) {
+      check(ncclGroupStart(), "all_to_all");  // what fails from here on, the end of the group returns
       for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         const auto& out = sends[peer];
@@ -174,7 +174,8 @@ class NcclBackend final : public Backend {
     all_reduce(token, ReduceOp::kSum, call);
     QueuedOnStream end(c10::cuda::getCurrentCUDAStream(), communicator_);
     while (!end.is_done()) {
-      if (std::chrono::steady_clock::now() >= call.deadline) throw TimeoutError("not all ranks have come in time");
+      if (std::chrono::steady_clock::now() >= call.deadline)
+        throw TimeoutError("timed out: not all ranks reached the barrier");
       std::this_thread::sleep_for(kAbortPause);
     }
     communicator_->check_health();  // what an abort has ended is done, too
@@ -235,7 +236,7 @@ class NcclBackend final : public Backend {
 std::unique_ptr<Backend> make_nccl_backend(const BackendContext& context) {
   if (!context.device.is_cuda())
     throw UsageError(
-        "backend 'nccl' moves CUDA tensors, and this group is for the CPU; leave .device to itself or set it");
+        "backend 'nccl' moves CUDA tensors, but this group is for the CPU; leave .device unset, or set it to a GPU");
   return std::make_unique<NcclBackend>(context);
 }
 

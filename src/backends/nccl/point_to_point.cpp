@@ -55,7 +55,7 @@ class PointToPoint::Channel {
   Communicator& ranks() { return ranks_; }
 
  private:
-  static constexpr const char* kDoing = "a message";
+  static constexpr const char* kDoing = "a send or recv";
 
   void begin(Message& message) {
     message.begin.block(stream_);
@@ -80,7 +80,7 @@ class PointToPoint::MessageTransfer final : public Transfer {
 
   void wait(Deadline deadline) override {
     while (!is_done()) {
-      if (std::chrono::steady_clock::now() >= deadline) throw TimeoutError("the message has not arrived in time");
+      if (std::chrono::steady_clock::now() >= deadline) throw TimeoutError("timed out: the message did not arrive");
       std::this_thread::sleep_for(kMailPause);
     }
   }

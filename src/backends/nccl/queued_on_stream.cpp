@@ -40,7 +40,7 @@ void Mark::order(const c10::cuda::CUDAStream& stream) {
 }
 
 void Mark::synchronize() {
-  if (capture_) throw UsageError("a call inside the capture of a CUDA graph cannot be waited for on the host");
+  if (capture_) throw UsageError("the host cannot wait for a call inside the capture of a CUDA graph");
   event_.synchronize();
 }
 
@@ -61,7 +61,7 @@ bool QueuedOnStream::is_done() {
   try {
     if (end_.is_done()) return true;
   } catch (const c10::Error& error) {
-    throw PeerError(text("the GPU has failed: ", error.what_without_backtrace()));
+    throw PeerError(text("the GPU failed: ", error.what_without_backtrace()));
   }
   communicator_->check_health();
   return false;

@@ -57,8 +57,9 @@ char* Arena::reserve(size_t bytes) {
     return round_up(range.first, unit) + size <= range.first + range.second;
   });
   if (room == free_.end())
-    throw SystemError(text("no room for ", bytes, " bytes of shared memory: ", memory_->bytes(),
-                           " bytes are set aside for it, as much as the machine has or LOCKSTEP_SHM_BYTES says"));
+    throw SystemError(text("no room for ", bytes, " bytes of shared memory: this process has ", memory_->bytes(),
+                           " bytes, as set by LOCKSTEP_SHM_BYTES or else by the machine's memory; allocate less, or "
+                           "raise LOCKSTEP_SHM_BYTES"));
   const uint64_t begin = room->first;
   const uint64_t offset = round_up(begin, unit);
   const uint64_t end = begin + room->second;

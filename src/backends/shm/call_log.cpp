@@ -74,7 +74,7 @@ void CallLog::write(uint64_t fingerprint) {
     if (theirs.number.load() != number) continue;
     const uint64_t other = theirs.fingerprint.load();
     if (theirs.number.load() == number && other != fingerprint)
-      throw MismatchError(text("rank ", rank, " makes another call in its place"));
+      throw MismatchError(text("rank ", rank, " makes a different call at this position"));
   }
 }
 

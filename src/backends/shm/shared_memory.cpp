@@ -50,18 +50,18 @@ std::string advice() {
   struct statvfs shm {};
   std::string room = "unknown";
   if (::statvfs("/dev/shm", &shm) == 0) room = text(shm.f_bavail * shm.f_frsize >> 20, " MiB");
-  return text("; /dev/shm has ", room,
-              " free (in a container: --shm-size, --ipc=host), or choose another backend, as in backend = \"gloo\"");
+  return text(" (/dev/shm has ", room,
+              " free; in a container pass --shm-size or --ipc=host, or use another backend: backend = \"gloo\")");
 }
 
 FileDescriptor create_file(SharedMemory::Kind way, const std::string& name) {
   if (way == SharedMemory::Kind::kUnnamed) {
     FileDescriptor file(::memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (!file.is_open()) fail("memfd_create: cannot make shared memory", errno);
+    if (!file.is_open()) fail("memfd_create: cannot create shared memory", errno);
     return file;
   }
   FileDescriptor file(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file.is_open()) fail(text("shm_open: cannot make shared memory ", name, advice()), errno);
+  if (!file.is_open()) fail(text("shm_open: cannot create shared memory ", name, advice()), errno);
   return file;
 }
 
@@ -84,7 +84,7 @@ FileDescriptor open_file(const std::string& path) {
   std::string name = is_named ? path.substr(std::string(kNamePrefix).size()) : path;
   FileDescriptor file(is_named ? ::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0)
                                : ::open(name.c_str(), O_RDWR | O_CLOEXEC));
-  if (!file.is_open()) fail(text("cannot open the shared memory ", path), errno);
+  if (!file.is_open()) fail(text("cannot open shared memory ", path), errno);
   return file;
 }
 
@@ -95,7 +95,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(Kind way, size_t bytes) {
   std::string name = "/lockstep-" + id;
   FileDescriptor file = create_file(way, name);
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
-    fail(text("ftruncate: cannot make shared memory of ", bytes, " bytes", advice()), errno);
+    fail(text("ftruncate: cannot create ", bytes, " bytes of shared memory", advice()), errno);
   // Nobody can take the memory away from under those who have it mapped.
   if (way == Kind::kUnnamed) ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK);
   std::string path = way == Kind::kUnnamed ? text("/proc/", ::getpid(), "/fd/", file.get()) : kNamePrefix + name;
@@ -119,13 +119,13 @@ SharedMemory::SharedMemory(FileDescriptor file, MemoryHandle address)
     : file_(std::move(file)), handle_(std::move(address)) {
   struct stat status {};
   if (::fstat(file_.get(), &status) != 0 || static_cast<size_t>(status.st_size) != handle_.bytes)
-    throw UsageError(text("the shared memory ", handle_.path, " has ", status.st_size, " bytes instead of ",
-                          handle_.bytes, ": it belongs to another process now"));
+    throw UsageError(text("shared memory ", handle_.path, " has ", status.st_size, " bytes, expected ", handle_.bytes,
+                          ": the path now belongs to another process"));
   void* mapping = ::mmap(nullptr, handle_.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
   if (mapping == MAP_FAILED)
     fail(
-        text("mmap: cannot map shared memory of ", handle_.bytes >> 20,
-             " MiB, which takes address space only; raise `ulimit -v`, or set LOCKSTEP_SHM_BYTES to less on all ranks"),
+        text("mmap: cannot map ", handle_.bytes >> 20,
+             " MiB of shared memory (address space only); raise `ulimit -v`, or lower LOCKSTEP_SHM_BYTES on all ranks"),
         errno);
   begin_ = static_cast<char*>(mapping);
   ::madvise(begin_, handle_.bytes, MADV_HUGEPAGE);  // where the system allows it for shared memory

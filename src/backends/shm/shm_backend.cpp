@@ -219,7 +219,7 @@ class ShmBackend final : public Backend {
       body();
       group_->check_nobody_gave_up();
       if (group_->arena()->offset_of(bytes_of(data)) != offset)
-        throw PeerError(text("rank ", rank_, " gave up another call with the same tensor"));
+        throw PeerError(text("rank ", rank_, " gave up a different call with the same tensor"));
     } catch (...) {
       group_->give_up_call();
       if (offset && others_write == OthersWrite::kYes) {
@@ -243,8 +243,8 @@ class ShmBackend final : public Backend {
     try {
       if (!group_->await_release(kReleaseLimit)) group_->arena()->detach(bytes_of(tensor), tensor.nbytes());
     } catch (const Error& error) {
-      log_error(text("rank ", rank_, ": a rank that is late may still write to a tensor of ", tensor.nbytes(),
-                     " bytes whose call has failed: ", error.what()));
+      log_error(text("rank ", rank_, ": a call on a tensor of ", tensor.nbytes(),
+                     " bytes failed, and a late rank may still write to that tensor: ", error.what()));
     }
   }
 

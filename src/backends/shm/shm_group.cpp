@@ -58,7 +58,7 @@ void ShmGroup::begin_call(const CallInfo& call, uint64_t offset, const void* pay
     const CallHeader& theirs = header(peer);
     waiter_.until([&] { return theirs.call.load() >= call_; }, peer, call.deadline);
     if (theirs.fingerprint != call.fingerprint)
-      throw MismatchError(text("rank ", peer, " makes another call than rank ", rank_));
+      throw MismatchError(text("rank ", peer, " makes a different call than rank ", rank_));
   }
 }
 
@@ -98,7 +98,7 @@ void ShmGroup::check_nobody_gave_up() const {
   for (int peer = 0; peer < size(); ++peer) {
     const uint64_t call = segment(peer).gave_up.value.load();
     if (call != 0 && call <= call_)
-      throw PeerError(text("rank ", peer, " gave up this call before rank ", rank_, " was done with its tensor"));
+      throw PeerError(text("rank ", peer, " gave up this call while rank ", rank_, " still used its tensor"));
   }
 }
 
@@ -201,16 +201,18 @@ class Attempt {
 
 std::unique_ptr<ShmGroup> exchange_handles(const BackendContext& context) {
   if (!context.one_host)
-    throw UsageError("backend 'shm' joins ranks of one host, and these are on several; use 'hierarchical' or 'gloo'");
+    throw UsageError(
+        "backend 'shm' needs all ranks on one host, but these ranks are on several hosts; use 'hierarchical' or "
+        "'gloo'");
   if (context.size > kMostRanks)
-    throw UsageError(text("backend 'shm' joins up to ", kMostRanks, " ranks, and these are ", context.size));
+    throw UsageError(text("backend 'shm' supports up to ", kMostRanks, " ranks, but this group has ", context.size));
   std::string unseen, unnamed;
   if (auto group = Attempt(context, SharedMemory::Kind::kUnnamed).make(unseen)) return group;
   log_info(text("shm: ", unseen, "; trying named shared memory"));
   if (auto group = Attempt(context, SharedMemory::Kind::kNamed).make(unnamed)) return group;
-  throw NoSharedMemory(text("the ranks are on one host, but do not see each other's memory (", unseen, "; ", unnamed,
-                            "): they run in different containers, or as different users; let the containers share "
-                            "processes and /dev/shm, or use backend 'gloo'"));
+  throw NoSharedMemory(text("the ranks are on one host but cannot map each other's memory (", unseen, "; ", unnamed,
+                            "): they run in different containers or as different users; share the PID namespace and "
+                            "/dev/shm between the containers, or use backend 'gloo'"));
 }
 
 }  // namespace lockstep::shm

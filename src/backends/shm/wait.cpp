@@ -70,7 +70,7 @@ void Waiter::wait_long(const std::function<bool()>& is_ready, int peer, Deadline
     if (is_ready()) return;
     throw_if_aborted();
     auto now = Clock::now();
-    if (now >= deadline) throw TimeoutError(text("time-out: rank ", peer, " did not come to this call"));
+    if (now >= deadline) throw TimeoutError(text("timed out: rank ", peer, " did not reach this call"));
     futex_wait(mine_.futex, futex, std::min<Clock::duration>(deadline - now, kLongestSleep));
   }
 }

@@ -45,7 +45,7 @@ void ThreadGroup::meet(std::unique_lock<std::mutex>& lock, int rank, Deadline de
     for (size_t r = 0; r < rounds_.size(); ++r)
       if (is_late(rounds_[r])) late.push_back(r);
     cause_ =
-        std::make_exception_ptr(TimeoutError(text("time-out: rank ", enumerate(late), " did not come to this call")));
+        std::make_exception_ptr(TimeoutError(text("timed out: rank ", enumerate(late), " did not reach this call")));
     changed_.notify_all();
   }
   if (cause_) leave(lock);
@@ -81,9 +81,9 @@ void ThreadGroup::deliver(const Channel& channel) {
       std::memcpy(received->data, sent->data, static_cast<size_t>(sent->bytes));
     } else {
       auto [from, to, tag] = channel;
-      sent->error = received->error = std::make_exception_ptr(
-          MismatchError(text("rank ", from, " sends ", sent->bytes, " bytes with tag ", tag, ", but rank ", to,
-                             " expects ", received->bytes, sent->bytes == received->bytes ? " of another dtype" : "")));
+      sent->error = received->error = std::make_exception_ptr(MismatchError(
+          text("rank ", from, " sends ", sent->bytes, " bytes with tag ", tag, ", but rank ", to, " expects ",
+               received->bytes, sent->bytes == received->bytes ? " bytes of a different dtype" : " bytes")));
     }
     sent->is_done = received->is_done = true;
     changed_.notify_all();
@@ -97,7 +97,7 @@ void ThreadGroup::wait(const MessageEnd& end, int peer, Deadline deadline) {
   if (end.error) std::rethrow_exception(end.error);
   if (end.is_done) return;
   if (cause_) std::rethrow_exception(cause_);
-  if (!in_time) throw TimeoutError(text("time-out: rank ", peer, " did not come to this message"));
+  if (!in_time) throw TimeoutError(text("timed out: rank ", peer, " did not post its end of this message"));
 }
 
 bool ThreadGroup::is_done(const MessageEnd& end) {

@@ -41,13 +41,13 @@ Group::~Group() {
   if (!parts) return;
   if (size_t pending = queue_.pending(); pending > 0) {
     log_warning(text(speaker(membership_), ": the process group was destroyed with ", pending,
-                     " calls pending; wait() for each asynchronous call before the group goes"));
+                     " calls pending; call wait() on each asynchronous call before the group is destroyed"));
     abort(std::make_exception_ptr(PeerError(text("the process group was destroyed on rank ", membership_.rank))));
   }
   try {
     if (!failure() && std::uncaught_exceptions() == 0) queued_.synchronize();
   } catch (const std::exception& error) {
-    log_warning(text(speaker(membership_), ": the device did not end its last calls: ", error.what()));
+    log_warning(text(speaker(membership_), ": the device did not finish its last calls: ", error.what()));
   }
   leave(parts);
 }
@@ -88,7 +88,7 @@ std::shared_ptr<Group::Parts> Group::parts() const {
 }
 
 void Group::refuse_destroyed() const {
-  throw UsageError(text("group '", membership_.name, "' was destroyed; make a new one"));
+  throw UsageError(text("group '", membership_.name, "' was destroyed; create a new one"));
 }
 
 std::shared_ptr<Backend> Group::backend() const {
@@ -96,7 +96,7 @@ std::shared_ptr<Backend> Group::backend() const {
   if (!parts->backend)
     throw UsageError(text("rank ", parts->job->rank(), " of the job is not in group '", membership_.name,
                           "', which has ranks ", enumerate(ranks_in_job(membership_)),
-                          "; ask contains_me() before calling"));
+                          "; check contains_me() before the call"));
   return parts->backend;
 }
 
@@ -373,8 +373,8 @@ std::exception_ptr Group::departure_before(const CallId& call_id) const {
   if (!departure_ || call_id.message || call_id.number <= departure_->calls) return nullptr;
   return std::make_exception_ptr(
       PeerError(text(departure_->who, " has left group '", membership_.name, "' after ", departure_->calls,
-                     " calls, and this is call ", call_id.number,
-                     ": its program destroyed the group, or ended. Make the same calls on all ranks; for uneven inputs "
+                     " calls, but this is call ", call_id.number,
+                     ": its program destroyed the group or exited. Make the same calls on all ranks; for uneven inputs "
                      "use join")));
 }
 

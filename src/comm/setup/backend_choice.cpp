@@ -35,12 +35,14 @@ BackendNames parse_backends(const std::string& asked) {
     const auto device = part.substr(0, colon);
     auto* name = device == "cpu" ? &names.cpu : device == "cuda" ? &names.cuda : nullptr;
     if (!name || !name->empty() || colon == std::string::npos)
-      throw UsageError(text("backend is '", asked, "'; for each device it is like \"cpu:gloo,cuda:nccl\""));
+      throw UsageError(
+          text("backend is '", asked, "'; expected one name, or a name for each device as in \"cpu:gloo,cuda:nccl\""));
     *name = checked_name(part.substr(colon + 1));
   }
-  if (names.cpu == kNccl) throw UsageError(text("backend is '", asked, "', but nccl moves CUDA tensors only"));
+  if (names.cpu == kNccl)
+    throw UsageError(text("backend is '", asked, "', but nccl moves only CUDA tensors; for cpu use another backend"));
   if (!names.cuda.empty() && names.cuda != kAuto && names.cuda != kNccl)
-    throw UsageError(text("backend is '", asked, "', but ", names.cuda, " moves CPU tensors; for cuda use nccl"));
+    throw UsageError(text("backend is '", asked, "', but ", names.cuda, " moves only CPU tensors; for cuda use nccl"));
   return names;
 }
 
@@ -91,7 +93,7 @@ void register_backend(const std::string& name, BackendFactory factory) {
     throw UsageError(text("'", name, "' cannot be the name of a backend; use letters, digits and '_'"));
   std::lock_guard lock(registry().mutex);
   if (!registry().factories.emplace(name, std::move(factory)).second)
-    throw UsageError(text("there already is a backend '", name, "'; register yours under another name"));
+    throw UsageError(text("backend '", name, "' is already registered; choose another name"));
 }
 
 std::vector<std::string> available_backends() {
@@ -110,7 +112,7 @@ BackendFactory find_backend(const std::string& name) {
   bool is_known = name == "gloo" || name == "mpi" || name == "nccl" || name == "shm";
   throw UsageError(text("there is no backend '", name, "'; this build has ", enumerate(available_backends()),
                         " and auto",
-                        is_known ? text(". The build's summary says why ", name, " is not in it") : std::string()));
+                        is_known ? text(". CMake's summary says why ", name, " was not built") : std::string()));
 }
 
 }  // namespace lockstep
@@ -133,8 +135,9 @@ std::vector<std::string> choose_backends(const std::vector<std::string>& host_of
     return std::find(available.begin(), available.end(), name) == available.end();
   });
   if (choice.empty())
-    throw UsageError(text("the ranks are on ", hosts, " hosts, and this build has no backend between hosts (it has ",
-                          enumerate(available), "); install libgloo-dev and build again"));
+    throw UsageError(text("the ranks are on ", hosts,
+                          " hosts, but this build has no backend that connects hosts (it has ", enumerate(available),
+                          "); install libgloo-dev and rebuild lockstep"));
   return choice;
 }
 

@@ -39,12 +39,12 @@ int gpus_on_host() {
 c10::Device checked_gpu(c10::Device device) {
   if (!kHasNccl)
     throw UsageError(text("init_process_group: device is ", device,
-                          ", and this build has no backend for it; the build's summary says why nccl is not in it"));
+                          ", but this build has no backend for it; CMake's summary says why nccl was not built"));
   const int gpus = visible_gpus();
   const int index = device.has_index() ? device.index() : 0;
   if (index >= gpus)
-    throw UsageError(text("init_process_group: device is ", device, ", and this process sees ", gpus,
-                          " GPUs; look at nvidia-smi and CUDA_VISIBLE_DEVICES"));
+    throw UsageError(text("init_process_group: device is ", device, ", but this process sees ", gpus,
+                          " GPUs; check nvidia-smi and CUDA_VISIBLE_DEVICES"));
   const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
   make_current(gpu);
   return gpu;
@@ -57,20 +57,20 @@ c10::Device choose(const ProcessGroupOptions& options, const BackendNames& backe
   if (options.rank && options.world_size > 1) {  // which of them share this host is not known yet
     if (!backends.cpu.empty()) return c10::kCPU;
     throw UsageError(
-        "init_process_group: rank is given, so set .device too: where it comes from the launcher's variables, "
-        "they tell which GPU is this rank's");
+        "init_process_group: rank is given without .device; set .device to the GPU of this rank. Only with a rank from "
+        "the launcher's variables can lockstep choose the GPU");
   }
   const auto environment = options.rank ? Environment() : Environment::detect();
   const GpuCount count{.visible = gpus, .on_host = gpus_on_host()};
   if (const auto gpu = gpu_of_rank(count, environment.local_rank, environment.local_world_size))
     return {c10::kCUDA, static_cast<c10::DeviceIndex>(*gpu)};
   if (backends.cpu.empty())
-    throw UsageError(text("init_process_group: backend nccl wants a GPU for each rank, and ",
+    throw UsageError(text("init_process_group: backend nccl needs one GPU for each rank, but ",
                           environment.local_world_size, " ranks on this host see ", gpus,
-                          "; start fewer, or set .device when each sees its own"));
+                          " GPUs; start fewer ranks, or set .device if each rank sees its own GPU"));
   if (environment.local_rank == 0)
     log_warning(text("rank ", environment.rank, ": ", environment.local_world_size, " ranks on this host see ", gpus,
-                     " GPUs: they train on the CPU. Start as many ranks as there are GPUs to train on those"));
+                     " GPUs, so they train on the CPU. To train on the GPUs, start at most one rank for each"));
   return c10::kCPU;
 }
 
@@ -85,10 +85,10 @@ std::optional<int> gpu_of_rank(const GpuCount& gpus, int local_rank, int local_r
 c10::Device choose_device(const ProcessGroupOptions& options, const BackendNames& backends) {
   const auto device = options.device ? *options.device : choose(options, backends);
   if (!device.is_cpu() && !device.is_cuda())
-    throw UsageError(text("init_process_group: device is ", device, "; backends move cpu and cuda tensors"));
+    throw UsageError(text("init_process_group: device is ", device, "; only cpu and cuda are supported"));
   if ((device.is_cpu() ? backends.cpu : backends.cuda).empty())
-    throw UsageError(text("init_process_group: device is ", device, ", and backend ", options.backend,
-                          " does not move tensors there; for both use \"cpu:gloo,cuda:nccl\", or auto"));
+    throw UsageError(text("init_process_group: device is ", device, ", but backend ", options.backend,
+                          " does not support that device; for both devices use \"cpu:gloo,cuda:nccl\", or auto"));
   return device.is_cpu() ? device : checked_gpu(device);
 }
 

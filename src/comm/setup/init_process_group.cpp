@@ -46,7 +46,7 @@ JobPlace find_place(const ProcessGroupOptions& options) {
   }
   if (place.world_size < 1 || place.rank < 0 || place.rank >= place.world_size)
     throw UsageError(text("init_process_group: rank ", place.rank, " of ", place.world_size,
-                          " makes no sense; ranks count from 0 to world_size - 1"));
+                          " is not a valid rank; ranks count from 0 to world_size - 1"));
   return place;
 }
 
@@ -122,8 +122,7 @@ class Arrival {
       try {
         meeting.store->wait(keys, time_left());
       } catch (const TimeoutError& error) {
-        throw TimeoutError(
-            text("not all ranks that announced themselves have connected to the job's store: ", error.what()));
+        throw TimeoutError(text("not all ranks of the roll call have connected to the job's store: ", error.what()));
       }
     } catch (...) {
       give_up(meeting);
@@ -147,8 +146,8 @@ class Arrival {
       meeting.client = make_shared_owned<StoreClient>(
           StoreClient::Options{endpoint, secret.key(mine_.generation), mine_.generation, deadline_, heartbeat_limit_});
     } catch (const TimeoutError& error) {
-      throw TimeoutError(text("rank ", mine_.rank, ": missing: the host of the job's store (rank 0, or the launcher). ",
-                              error.what()));
+      throw TimeoutError(
+          text("rank ", mine_.rank, ": missing: the host of the job's store (rank 0 or the launcher). ", error.what()));
     }
     meeting.store = with_prefix(make_remote_store(meeting.client), prefix());
   }
@@ -175,8 +174,8 @@ class Arrival {
       std::this_thread::sleep_for(kPause);
     } while (Clock::now() < deadline_);
     throw TimeoutError(text("rank ", mine_.rank, ": this process has joined at ", to_string(place.endpoint),
-                            " before, and rank 0 has not opened a store for the next group there: destroy the group on "
-                            "rank 0 too, and call init_process_group there as often as here"));
+                            " before, but rank 0 has not opened a store for the next group there; destroy the group on "
+                            "rank 0 too, and call init_process_group equally often on all ranks"));
   }
 
   std::string enrol(StoreClient& client, const std::string& key, const std::string& value) const {
@@ -213,8 +212,8 @@ class Arrival {
     std::string address = process_variable("MASTER_ADDR").value_or(mine.host);
     if (is_loopback(address))
       throw UsageError(text("rank 0: this host's name, ", address,
-                            ", means loopback here, where the other hosts cannot come; set MASTER_ADDR to an address "
-                            "of rank 0's host that they reach"));
+                            ", is a loopback address here, which other hosts cannot reach; set MASTER_ADDR to an "
+                            "address of rank 0's host that they can reach"));
     return address;
   }
 

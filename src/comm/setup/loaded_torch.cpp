@@ -32,7 +32,7 @@ std::string release_of(const std::string& version) {
 
 std::string file_of_torch() {
   Dl_info owner{};
-  return ::dladdr(reinterpret_cast<void*>(&caffe2::GetBuildOptions), &owner) != 0 ? owner.dli_fname : "a file unknown";
+  return ::dladdr(reinterpret_cast<void*>(&caffe2::GetBuildOptions), &owner) != 0 ? owner.dli_fname : "an unknown file";
 }
 
 // Before any other code of this library, in which LibTorch's classes may be used already.
@@ -44,8 +44,8 @@ __attribute__((constructor(101))) void check_loaded_torch() {
   if (loaded == options.end() || release_of(loaded->second) == release_of(built)) return;
   std::fprintf(stderr,
                "lockstep: built with LibTorch %s, but this program loaded LibTorch %s from %s. Build lockstep and the "
-               "program with the LibTorch that they load, or let them load %s: LD_LIBRARY_PATH, or an upgrade of "
-               "PyTorch's wheel, may have changed it.\n",
+               "program with the LibTorch that they load, or make them load %s. LD_LIBRARY_PATH or an upgrade of "
+               "PyTorch's wheel may have changed which LibTorch is loaded.\n",
                built.c_str(), loaded->second.c_str(), file_of_torch().c_str(), built.c_str());
   std::_Exit(kWrongConfiguration);
 }

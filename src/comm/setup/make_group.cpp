@@ -47,7 +47,8 @@ class MakingNotice final : public JobListener {
     if (!notice_.is_due(now)) return;
     log_warning(text(speaker(group_), ": has waited for ", notice_.seconds(now), " s for the ", group_.size,
                      " ranks of group '", group_.name, "' to connect by backend ", group_.backend_name,
-                     ". Can their hosts reach each other on all ports? LOCKSTEP_INTERFACE names the interface to use"));
+                     ". Check that their hosts can reach each other on all ports; LOCKSTEP_INTERFACE selects the "
+                     "network interface"));
   }
 
   const std::shared_ptr<Job> job_;
@@ -95,11 +96,11 @@ void await_all(const BackendContext& context, const Membership& group) {
     std::vector<std::string> late;
     for (int rank = 0; rank < context.size; ++rank)
       if (!context.store->check({rank_key(rank)})) late.push_back(describe_rank(group, rank));
-    throw TimeoutError(text("not made by ", enumerate(late), " within ", context.timeout.count(), " ms"));
+    throw TimeoutError(text("not created on ", enumerate(late), " within ", context.timeout.count(), " ms"));
   }
   for (int rank = 0; rank < context.size; ++rank) {
     auto error = context.store->get(rank_key(rank), context.timeout);
-    if (!error.empty()) throw PeerError(text(describe_rank(group, rank), " could not make its own: ", error));
+    if (!error.empty()) throw PeerError(text(describe_rank(group, rank), " could not create the backend: ", error));
   }
 }
 
@@ -163,7 +164,7 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
     } catch (const NoSharedMemory& error) {
       if (name == choice.back())
         throw UsageError(text(speaker(membership), ": backend ", name, " of group '", spec.name, "': ", error.what()));
-      log_info(text(speaker(membership), ": group '", spec.name, "' does without backend ", name, ": ", error.what()));
+      log_info(text(speaker(membership), ": group '", spec.name, "' cannot use backend ", name, ": ", error.what()));
     }
   }
   return nullptr;
@@ -189,8 +190,8 @@ std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSp
   auto part = spec;
   part.backend = spec.device.is_cuda() ? names.cuda : names.cpu;
   if (part.backend.empty())
-    throw UsageError(text("group '", spec.name, "' is for tensors on ", spec.device, ", which backend ", spec.backend,
-                          " does not move; name one that does, or use auto"));
+    throw UsageError(text("group '", spec.name, "' is for tensors on ", spec.device, ", but backend ", spec.backend,
+                          " does not support that device; choose one that does, or use auto"));
   if (spec.device.is_cpu() || names.cpu.empty()) return make_part(job, part, spec.backend);
   auto for_cpu = spec;
   for_cpu.name += ":cpu";

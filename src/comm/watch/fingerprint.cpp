@@ -119,7 +119,7 @@ std::optional<std::string> difference(const Fingerprint& call, int rank, const F
   if (call.dtype != other.dtype) return "the dtype";
   if (call.elements != other.elements) return "the number of elements";
   if (call.root != other.root) return "the root";
-  if (call.detail != other.detail) return "what is asked for";
+  if (call.detail != other.detail) return "the definition of the group";
   if (at_or_zero(call.sends, other_rank) != at_or_zero(other.receives, rank) ||
       at_or_zero(call.receives, other_rank) != at_or_zero(other.sends, rank))
     return "the number of elements between the two";
@@ -135,10 +135,10 @@ std::string write(const Fingerprint& call) {
 
 Fingerprint read_fingerprint(const std::string& bytes) {
   auto fields = unpack(bytes);
-  if (fields.size() != 8) throw ProtocolError("this is no fingerprint");
+  if (fields.size() != 8) throw ProtocolError("malformed fingerprint");
   int64_t operation = to_number(fields[0]);
   if (operation < 0 || operation >= static_cast<int64_t>(kOperationNames.size()))
-    throw ProtocolError(text("there is no operation ", operation));
+    throw ProtocolError(text("unknown operation ", operation));
   return {static_cast<Operation>(operation),
           optional_of<c10::ScalarType>(to_number(fields[1])),
           optional_of<int64_t>(to_number(fields[2])),

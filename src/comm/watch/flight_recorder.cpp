@@ -220,8 +220,9 @@ std::string FlightRecorder::doing() const {
     if (is_over(record) && (!last || record.ended > last->ended)) last = &record;
   }
   if (running) return text("in ", describe(*running), " for ", seconds(now - running->started), " s");
-  if (last) return text("outside of any call for ", seconds(now - last->ended), " s; its last was ", describe(*last));
-  return "outside of any call, having made none yet";
+  if (last)
+    return text("outside of any call for ", seconds(now - last->ended), " s; its last call was ", describe(*last));
+  return "outside of any call; it has made no call yet";
 }
 
 std::string dump(const FlightRecorder& recorder, int rank, const std::string& reason) {

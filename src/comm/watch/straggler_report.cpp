@@ -108,7 +108,7 @@ std::string describe_stragglers(const Membership& group, const CallId& call_id, 
       late.push_back(text(describe_rank(group, rank), ", which is ", found->doing));
   }
   if (late.empty())
-    return text(call_id.message ? "Both" : "All", " ranks have come to this call: it is slow, or the network is");
+    return text(call_id.message ? "Both" : "All", " ranks have reached this call: the call or the network is slow");
   return "Late: " + enumerate(late);
 }
 
