@@ -8,8 +8,9 @@
 
 namespace lockstep {
 
-/// Whether all ranks can go on: each tells what keeps it from that, or nothing, and all get the same answer: the
-/// trouble of the first rank that has any. Collective; `key` is used once in the life of a group.
+/// Agrees on whether all ranks succeeded. Each rank passes its error, or an empty string. Returns the error of the
+/// lowest rank that has one, or an empty string: the same result on all ranks. Collective. Each `key` may be used once
+/// per group.
 inline std::string agree(const BackendContext& context, const std::string& key, const std::string& trouble) {
   const auto troubles = context.store->all_gather(key, context.rank, context.size, trouble, context.timeout);
   for (int rank = 0; rank < context.size; ++rank)

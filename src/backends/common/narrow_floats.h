@@ -5,13 +5,13 @@
 
 namespace lockstep {
 
-/// The bits of a float16 or a bfloat16. Conversions are written without branches, so that loops over them become vector
-/// instructions on every processor; they give the bits that c10::Half and c10::BFloat16 give (for a NaN: some NaN).
+/// The bits of a float16 or a bfloat16. The conversions have no branches, so that compilers vectorise loops over them.
+/// The results have the same bits as those of c10::Half and c10::BFloat16, except that a NaN may become another NaN.
 struct BrainFloat16 {
   uint16_t bits;
 };
 #if defined(__aarch64__)
-using Float16 = __fp16;  // every processor of this kind converts it
+using Float16 = __fp16;  // every AArch64 processor converts it in hardware
 #else
 struct Float16 {
   uint16_t bits;
@@ -41,7 +41,7 @@ inline Float16 narrow_to_half(float value) {
 
 #else
 
-/// `a` where the condition holds, else `b`: a choice that compilers do not make a jump of.
+/// Returns `a` if the condition holds, else `b`, without a branch.
 inline int32_t choose(bool condition, int32_t a, int32_t b) {
   const int32_t mask = -static_cast<int32_t>(condition);
   return (a & mask) | (b & ~mask);
@@ -50,7 +50,7 @@ inline int32_t choose(bool condition, int32_t a, int32_t b) {
 inline float widen(Float16 value) {
   const int32_t magnitude = (value.bits & 0x7fff) << 13;  // as the bits of a float 2^112 times smaller
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
-  const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;  // exact, and right for subnormal numbers too
+  const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;  // exact, also for subnormal numbers
   const int32_t special = magnitude | 0x7f800000;                   // infinity or NaN
   const int32_t bits = choose(magnitude >= 0x0f800000, special, std::bit_cast<int32_t>(scaled));
   return std::bit_cast<float>(static_cast<uint32_t>(bits) | sign);
@@ -59,13 +59,13 @@ inline float widen(Float16 value) {
 inline Float16 narrow_to_half(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits & 0x80000000;
-  const auto magnitude = static_cast<int32_t>(bits ^ sign);  // signed: processors compare such vectors best
+  const auto magnitude = static_cast<int32_t>(bits ^ sign);  // signed: compares fastest in vectors
   const int32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;  // to nearest, ties to even
-  // Adding a half moves the bits of a subnormal result to the end of the sum, where the processor has rounded it.
+  // Adding 0.5 shifts the bits of a subnormal result to the low end of the sum, already rounded by the processor.
   const int32_t subnormal = std::bit_cast<int32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
   const int32_t finite = choose(magnitude < 0x38800000, subnormal, normal);
   const int32_t special = choose(magnitude > 0x7f800000, 0x7e00, 0x7c00);
-  const int32_t result = choose(magnitude >= 0x47800000, special, finite);  // 65536 and more are infinity
+  const int32_t result = choose(magnitude >= 0x47800000, special, finite);  // 65536 and above become infinity
   return {static_cast<uint16_t>(static_cast<uint32_t>(result) | sign >> 16)};
 }
 

@@ -16,9 +16,9 @@ namespace {
 using Outputs = std::span<void* const>;
 using Inputs = std::span<const void* const>;
 
-constexpr int64_t kBlock = 1024;  // elements whose sums stay in the first-level cache
+constexpr int64_t kBlock = 1024;  // elements; their sums fit into the L1 cache
 
-// Integers are added and multiplied as unsigned, where wrapping around is defined.
+// Integers are added and multiplied as unsigned, because signed overflow is undefined.
 template <class T>
 using Wrapping = std::make_unsigned_t<T>;
 
@@ -37,7 +37,7 @@ struct Product {
   A operator()(A a, A b) const {
     if constexpr (std::is_floating_point_v<A>)
       return a * b;
-    else  // widened, since uint16_t operands would be promoted to int, which overflows
+    else  // as uint64_t: uint16_t operands would be promoted to int, which may overflow
       return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
   }
 };
@@ -84,7 +84,7 @@ struct KeepValue {
   }
 };
 
-/// What elements of a type are in memory, and what they are added up as.
+/// Maps an element type in memory to the type in which sums are computed.
 template <class T>
 struct Element {
   using Sum = T;
@@ -107,9 +107,10 @@ struct Element<BrainFloat16> {
 template <class T>
 using SumOf = typename Element<T>::Sum;
 
-// All loops below: outputs are inputs, or lie apart from them, so that no element is written before it is read.
+// In all loops below an output either equals an input or does not overlap any input, so no element is written before it
+// is read.
 
-// Two inputs and two outputs, in one pass: what two ranks need.
+// Two inputs and two outputs in one pass, for groups of two ranks.
 template <class T, class Combine, class Finish>
 void reduce_pair(T* to, T* also_to, const T* a, const T* b, int64_t count, Combine combine, Finish finish) {
   LOCKSTEP_INDEPENDENT_ITERATIONS
@@ -222,7 +223,7 @@ void scale_typed(void* data, int64_t count, int ranks) {
   for (int64_t i = 0; i < count; ++i) elements[i] = Element<T>::narrow(Element<T>::widen(elements[i]) * share);
 }
 
-// A bool is a byte of 0 or 1, on which "or" is the maximum and "and" the minimum.
+// A bool is a byte with value 0 or 1, so "or" is the maximum and "and" is the minimum.
 ReduceOp as_byte_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
@@ -266,7 +267,7 @@ bool is_reducible(ReduceOp op, c10::ScalarType dtype) {
 }
 
 void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarType dtype, ReduceOp op) {
-  if (inputs.size() == 1) {  // a rank alone
+  if (inputs.size() == 1) {  // a group of one rank
     for (void* output : outputs)
       if (output != inputs[0]) std::memcpy(output, inputs[0], static_cast<size_t>(count) * c10::elementSize(dtype));
     return;

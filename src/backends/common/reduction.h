@@ -9,14 +9,14 @@
 
 namespace lockstep {
 
-/// The operation as users write it: "sum", "avg", ...
+/// Returns the name that users write: "sum", "avg", ...
 const char* name_of(ReduceOp op);
 
-/// Whether docs/collectives.md has a result for the operation on this dtype.
+/// Whether the operation is defined for this dtype: see docs/collectives.md.
 bool is_reducible(ReduceOp op, c10::ScalarType dtype);
 
-/// Every output[i] = op over inputs[0][i], inputs[1][i], ..., in that order; kAvg divides by the number of inputs.
-/// Outputs may be inputs. Requires is_reducible(op, dtype).
+/// Sets element i of every output to the reduction of inputs[0][i], inputs[1][i], ..., in that order. kAvg divides by
+/// the number of inputs. An output may be equal to an input. Requires is_reducible(op, dtype).
 void reduce_elements(std::span<void* const> outputs, std::span<const void* const> inputs, int64_t count,
                      c10::ScalarType dtype, ReduceOp op);
 
@@ -25,7 +25,7 @@ inline void reduce_elements(void* output, std::span<const void* const> inputs, i
   reduce_elements({&output, 1}, inputs, count, dtype, op);
 }
 
-/// Multiplies by 1 / `ranks`, as kAvg does after the sum. Requires a floating-point dtype.
+/// Multiplies all elements by 1 / `ranks`, as kAvg does after the sum. Requires a floating-point dtype.
 void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks);
 
 }  // namespace lockstep

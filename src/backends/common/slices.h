@@ -11,7 +11,7 @@ struct Slice {
   int64_t size = 0;
 };
 
-/// Part `index` of `count` elements cut into `parts` whose sizes differ by at most one.
+/// Returns slice `index` of `count` elements cut into `parts` slices whose sizes differ by at most one.
 inline Slice slice_of(int64_t count, int parts, int index) {
   int64_t base = count / parts;
   int64_t longer = count % parts;

@@ -24,7 +24,7 @@ HostLayout find_layout(const BackendContext& context) {
       context.store->all_gather("host", context.rank, context.size, this_process().host_id, context.timeout));
 }
 
-/// The calls to one backend that a call is made of: each with a fingerprint of its own, equal on all ranks.
+/// Derives the calls to one inner backend from one call: each gets its own fingerprint, equal on all ranks.
 class Stages {
  public:
   explicit Stages(const CallInfo& call) : call_(call) {}
@@ -69,7 +69,7 @@ class HierarchicalBackend final : public Backend {
     Stages inside(call), between(call);
     const auto stretches = cut_into_stretches(data, layout_.columns(), kStretchBytes);
     const auto policy = stretches.size() > 1 ? std::launch::async : std::launch::deferred;
-    std::future<void> crossing;  // waited for however this ends: nothing may write to the tensor afterwards
+    std::future<void> crossing;  // its destructor waits even on errors: nothing may write to the tensor afterwards
     for (size_t i = 0; i <= stretches.size(); ++i) {
       const Columns* next = i < stretches.size() ? &stretches[i] : nullptr;
       if (next) reduce_inside(*next, without_average(op), inside);
@@ -79,7 +79,7 @@ class HierarchicalBackend final : public Backend {
     }
   }
 
-  // Through a copy: those who are not the root keep their data.
+  // Works on a copy, because the data of ranks other than the root must not change.
   void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
     auto copy = is_narrow(data) ? widened(data) : copied(data, data.scalar_type());
     all_reduce(copy, op, call);
@@ -96,7 +96,8 @@ class HierarchicalBackend final : public Backend {
     if (host_ != source) spread_inside(columns, inside);
   }
 
-  // The hosts exchange what their ranks have gathered, by their first ranks.
+  // Gathers inside each host, exchanges the blocks of the hosts between their first ranks, then broadcasts inside each
+  // host.
   void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
     Stages inside(call), between(call);
     const int64_t part = input.numel();
@@ -128,7 +129,7 @@ class HierarchicalBackend final : public Backend {
       return;
     }
     auto copy = scratch(input.numel(), input.scalar_type()).view({layout_.ranks(), part});
-    // Ordered by index and then by host, so that the part of each column lies in one piece.
+    // Ordered by local index, then by host, so that the part of each column is contiguous.
     Stages inside(call), between(call);
     const ReduceOp sum = without_average(op);
     for (int rank = 0; rank < layout_.ranks(); ++rank)
@@ -155,7 +156,7 @@ class HierarchicalBackend final : public Backend {
   }
 
  private:
-  // While one crosses between hosts, the next is reduced inside, and the one before it spread.
+  // While one stretch is reduced between hosts, the next is reduced inside each host and the previous one distributed.
   static constexpr int64_t kStretchBytes = int64_t{4} << 20;
 
   static BackendContext part(const BackendContext& context, const std::string& name, int rank, int size,
@@ -168,7 +169,7 @@ class HierarchicalBackend final : public Backend {
     return result;
   }
 
-  // All ranks learn when one host cannot: they would wait for it in vain.
+  // If one host has no shared memory, all ranks throw: otherwise they would wait for that host.
   std::unique_ptr<Backend> make_inside(const BackendContext& context) const {
     std::unique_ptr<Backend> inside;
     std::string trouble;
@@ -191,13 +192,13 @@ class HierarchicalBackend final : public Backend {
     return scratch(data.numel(), dtype).view(data.sizes()).copy_(data);
   }
 
-  // A sum in several stages must not be rounded after each.
+  // These dtypes are summed in float32, so that a sum in several stages is rounded once.
   static bool is_narrow(const at::Tensor& data) {
     return data.scalar_type() == at::kHalf || data.scalar_type() == at::kBFloat16;
   }
   at::Tensor widened(const at::Tensor& data) { return copied(data, at::kFloat); }
 
-  // After it the rank of each column has its part, and the rest, reduced over this host.
+  // Afterwards the rank of each column has its part and the rest, reduced over this host.
   void reduce_inside(const Columns& columns, ReduceOp op, Stages& inside) {
     if (columns.has_rest()) inside_->all_reduce(columns.rest(), op, inside.next());
     if (!columns.has_parts()) return;
@@ -207,7 +208,7 @@ class HierarchicalBackend final : public Backend {
       inside_->reduce(columns.part(column), op, column, inside.next());
   }
 
-  // After it the rank of each column has its part, and the rest, reduced over all hosts.
+  // Afterwards the rank of each column has its part and the rest, reduced over all hosts.
   void reduce_between(const Columns& columns, ReduceOp op, Stages& between) {
     if (!has_column()) return;
     for (const auto& part : columns.parts_of(index_)) {
@@ -216,7 +217,7 @@ class HierarchicalBackend final : public Backend {
     }
   }
 
-  // After it every rank of this host has the parts of all columns, and the rest.
+  // Afterwards every rank of this host has the parts of all columns and the rest.
   void spread_inside(const Columns& columns, Stages& inside) {
     if (columns.has_rest() && columns.count() < host_size_) inside_->broadcast(columns.rest(), 0, inside.next());
     if (!columns.has_parts()) return;
@@ -226,7 +227,7 @@ class HierarchicalBackend final : public Backend {
       inside_->broadcast(columns.part(column), column, inside.next());
   }
 
-  // An average is a sum in every stage, and divided once, by the number of all ranks.
+  // An average is computed as a sum in every stage and divided once by the number of all ranks.
   static ReduceOp without_average(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }
   void scale(const at::Tensor& sum) const {
     scale_elements(sum.data_ptr(), sum.numel(), sum.scalar_type(), layout_.ranks());
@@ -238,7 +239,7 @@ class HierarchicalBackend final : public Backend {
   const int index_;
   const int host_size_;
   const std::unique_ptr<Backend> inside_;  // the ranks of this host
-  const std::unique_ptr<Backend> all_;     // all ranks, for what goes from one to another
+  const std::unique_ptr<Backend> all_;     // all ranks, for point-to-point, all_to_all_v and barrier
   std::unique_ptr<Backend> between_;       // constant after construction: the ranks of this index, one on each host
 };
 

@@ -9,23 +9,23 @@
 
 namespace lockstep::hierarchical {
 
-/// Which ranks of a group share a host. Hosts are numbered in the order of their first ranks, and the ranks of a host
-/// in their own order.
+/// Which ranks of a group share a host. Hosts are numbered in the order of their first ranks. The ranks of a host are
+/// numbered in rank order.
 class HostLayout {
  public:
-  /// The host of each rank, as anything that tells hosts apart.
+  /// Takes a string for each rank that identifies its host.
   explicit HostLayout(const std::vector<std::string>& host_of_rank);
 
   int ranks() const { return static_cast<int>(places_.size()); }
   int hosts() const { return static_cast<int>(members_.size()); }
   int host_of(int rank) const { return places_[rank].host; }
-  /// Its number among the ranks of its host.
+  /// The number of the rank among the ranks of its host.
   int local_index_of(int rank) const { return places_[rank].index; }
   const std::vector<int>& ranks_of(int host) const { return members_[host]; }
 
-  /// How many ranks every host has at least: so many columns of one rank from each host there are.
+  /// The number of ranks on the smallest host. Column i consists of the rank with local index i on each host.
   int columns() const { return columns_; }
-  /// Whether all hosts have as many ranks.
+  /// Whether all hosts have the same number of ranks.
   bool is_even() const { return is_even_; }
 
  private:
@@ -41,7 +41,8 @@ class HostLayout {
   bool is_even_ = true;
 };
 
-/// Elements cut into equal parts, one for each column, and a rest, which is small and which all columns have.
+/// A tensor cut into equal parts, one for each column, and a rest of fewer elements than columns, which every column
+/// handles.
 class Columns {
  public:
   Columns(const at::Tensor& data, int columns)
@@ -54,7 +55,7 @@ class Columns {
   bool has_rest() const { return flat_.numel() > each_ * columns_; }
   at::Tensor rest() const { return flat_.narrow(0, each_ * columns_, flat_.numel() - each_ * columns_); }
 
-  /// What goes between hosts in a column.
+  /// The tensors that the ranks of a column exchange between hosts.
   std::vector<at::Tensor> parts_of(int column) const {
     std::vector<at::Tensor> result;
     if (has_parts()) result.push_back(part(column));
@@ -68,7 +69,7 @@ class Columns {
   int64_t each_;
 };
 
-/// Cuts a tensor into stretches of about so many bytes; only the last may be shorter, or have a rest.
+/// Cuts a tensor into stretches of about `stretch_bytes`. Only the last stretch may be shorter or have a rest.
 inline std::vector<Columns> cut_into_stretches(const at::Tensor& data, int columns, int64_t stretch_bytes) {
   const auto flat = data.view({-1});
   const int64_t each = std::max<int64_t>(1, stretch_bytes / static_cast<int64_t>(data.element_size()) / columns);

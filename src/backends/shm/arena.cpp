@@ -12,9 +12,9 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr size_t kPopulated = 64 * 1024;         // smaller blocks find out when they are touched
-constexpr size_t kGivenBack = 64 * 1024 * 1024;  // smaller blocks keep their memory for the next
-constexpr size_t kMostBytes = size_t{1} << 40;   // of address space, so that hundreds of ranks find room
+constexpr size_t kPopulated = 64 * 1024;         // smaller blocks get their memory on first touch
+constexpr size_t kGivenBack = 64 * 1024 * 1024;  // smaller free blocks keep their memory for reuse
+constexpr size_t kMostBytes = size_t{1} << 40;   // of address space: a process maps the arenas of all ranks
 
 size_t round_up(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;

@@ -14,35 +14,36 @@
 
 namespace lockstep::shm {
 
-/// Blocks of shared memory. What other processes know a block by is its offset. Thread-safe.
+/// Allocates blocks of shared memory. Other processes address a block by its offset. Thread-safe.
 class Arena {
  public:
   static constexpr size_t kAlignment = 128;
-  static constexpr size_t kOwnPages = 8 * 1024;  // blocks of this size on share no page with others
+  static constexpr size_t kOwnPages = 8 * 1024;  // blocks of at least this size share no page with other blocks
 
-  /// The one that all ranks and groups of this process share, so that a tensor allocated by one group is known to all.
-  /// A forked child gets one of its own.
+  /// Returns the arena that all ranks and groups of this process share, so that every group can find a tensor that
+  /// another group allocated. A forked child gets its own arena.
   static std::shared_ptr<Arena> of_process();
 
-  /// Takes as much address space as the machine has memory, or LOCKSTEP_SHM_BYTES.
+  /// Reserves LOCKSTEP_SHM_BYTES of address space, or else as much as the machine has memory.
   explicit Arena(SharedMemory::Kind way);
 
-  /// Never at offset 0. Contents undefined. SystemError when there is no room.
+  /// Returns a block, never at offset 0, with undefined contents. Throws SystemError when no memory is left.
   char* allocate(size_t bytes);
-  /// The same, but memory is taken only where the block is touched.
+  /// Like allocate, but each page of the block takes memory only on first touch.
   char* reserve(size_t bytes);
-  /// Does nothing in a forked child, whose tensors may be the last to refer to the block there: it is the parent's.
+  /// Does nothing in a forked child: the block belongs to the parent, even if tensors of the child refer to it.
   void free(char* block);
 
-  /// Frees the blocks as soon as `is_unused` says that nobody else reads them; asked now and when memory is wanted.
+  /// Frees the blocks once `is_unused` returns true, that is, once no other rank reads them. Calls `is_unused` now and
+  /// again on later allocations.
   void retire(std::vector<char*> blocks, std::function<bool()> is_unused);
 
-  /// None for memory that is not of this arena, or that was detached.
+  /// Returns nullopt for memory outside this arena and for detached memory.
   std::optional<uint64_t> offset_of(const void* data) const;
 
-  /// Gives these bytes, of a block of kOwnPages or more, memory of this process alone, with the same contents at the
-  /// same address: another process that still writes to them no longer reaches it. The block's room in the arena is
-  /// never used again. SystemError when there is no memory.
+  /// Replaces the shared memory of these bytes by private memory with the same contents at the same address, so that
+  /// late writes of other processes no longer reach them. The block must have kOwnPages bytes or more. Its range in the
+  /// arena is never reused. Throws SystemError when no memory is left.
   void detach(const void* data, size_t bytes);
 
   SharedMemory& memory() { return *memory_; }
@@ -55,7 +56,7 @@ class Arena {
 
   bool is_detached(uint64_t begin, uint64_t end) const;
 
-  // Both with mutex_ held.
+  // Both require mutex_.
   void free_retired();
   void give_back(char* block);
 

@@ -23,14 +23,14 @@ std::string random_token() {
 
 }  // namespace
 
-/// What one rank has written. Numbers count from 1; 0 stands in a offset that is being written.
+/// The log of one rank. Calls are numbered from 1; number 0 marks an entry that is being written.
 struct CallLog::Page {
   struct Entry {
     std::atomic<uint64_t> number{0};
     std::atomic<uint64_t> fingerprint{0};
   };
 
-  std::array<char, 16> token{};  // tells it from what another process has at the same address
+  std::array<char, 16> token{};  // random: detects that the path now belongs to other memory
   std::array<Entry, kCalls> entries;
 
   static Page& of(const SharedMemory& memory) { return *reinterpret_cast<Page*>(memory.begin()); }

@@ -10,19 +10,22 @@
 
 namespace lockstep::shm {
 
-/// Where the ranks of one host write down each call before they make it, for backends that do not compare calls: ranks
-/// that make different ones are found out before data moves between them, and nobody waits. Of two ranks that first
-/// write and then look at what the other wrote, at least one sees it.
+/// Detects ranks of one host that make different calls, for backends that do not compare calls themselves.
 ///
-/// A rank that is ahead of another by more calls than the call log holds is not compared with it. One thread at a time.
+/// Each rank writes the fingerprint of a call to shared memory before it makes the call, then reads the entries of the
+/// other ranks. Of two ranks that write first and then read, at least one sees the entry of the other. So a mismatch is
+/// detected before data moves, and no rank blocks.
+///
+/// Two ranks that are more than kCalls calls apart are not compared. Not thread-safe.
 class CallLog {
  public:
   static constexpr uint64_t kCalls = 1024;
 
-  /// Collective. Ranks that do not see each other's memory, on other hosts or in other containers, go without.
+  /// Collective. Ranks that cannot map each other's memory (other hosts, other containers) are not compared.
   explicit CallLog(const BackendContext& context);
 
-  /// The next call of this rank. MismatchError when another rank has written down another one in its place.
+  /// Records the next call of this rank. Throws MismatchError when another rank recorded a different call under the
+  /// same number.
   void write(uint64_t fingerprint);
 
  private:
@@ -32,7 +35,7 @@ class CallLog {
 
   const int rank_;
   const std::shared_ptr<SharedMemory> mine_;
-  std::vector<std::shared_ptr<SharedMemory>> others_;  // by rank; none of those that are not seen
+  std::vector<std::shared_ptr<SharedMemory>> others_;  // by rank; null for ranks that cannot be mapped
   uint64_t calls_ = 0;
 };
 

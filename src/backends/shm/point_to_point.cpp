@@ -13,7 +13,7 @@ char* data_of(ShmMessage& message) {
 
 }  // namespace
 
-/// A message that the other rank is to fetch.
+/// A message that the other rank fetches.
 class PointToPoint::Sending final : public Transfer {
  public:
   Sending(PointToPoint& point_to_point, int to, std::shared_ptr<Outgoing> outgoing)
@@ -34,7 +34,7 @@ class PointToPoint::Sending final : public Transfer {
   const std::shared_ptr<Outgoing> outgoing_;
 };
 
-/// A message that this rank is to fetch.
+/// A message that this rank fetches.
 class PointToPoint::Receiving final : public Transfer {
  public:
   Receiving(PointToPoint& point_to_point, void* data, int from, uint64_t fingerprint)
@@ -56,7 +56,7 @@ class PointToPoint::Receiving final : public Transfer {
     return fetch();
   }
 
-  /// With the point_to_point's mutex held.
+  /// Requires the mutex of the PointToPoint.
   bool fetch() {
     if (!is_done_) is_done_ = point_to_point_.fetch(*this);
     return is_done_;
@@ -68,7 +68,7 @@ class PointToPoint::Receiving final : public Transfer {
 
  private:
   PointToPoint& point_to_point_;
-  bool is_done_ = false;  // guarded by the point_to_point's mutex
+  bool is_done_ = false;  // guarded by point_to_point_.mutex_
 };
 
 PointToPoint::PointToPoint(ShmGroup& group)
@@ -100,7 +100,7 @@ std::unique_ptr<Transfer> PointToPoint::send(const at::Tensor& data, int to, uin
   return std::make_unique<Sending>(*this, to, outgoing);
 }
 
-// The receiver needs the last message to find the next.
+// Keeps the last message: the receiver finds the next message through its `next` field.
 void PointToPoint::discard_fetched(int to) {
   auto& messages = sent_[to];
   while (messages.size() > 1 && messages.front()->message->is_taken && messages.front()->message->is_passed) {
@@ -126,14 +126,14 @@ bool PointToPoint::fetch(const Receiving& receiving) {
                             [&](const ShmMessage* message) { return message->fingerprint == receiving.fingerprint; });
   if (found == messages.end()) return false;
   ShmMessage& message = **found;
-  std::memcpy(receiving.data, data_of(message), message.bytes);  // fingerprints are equal only where sizes are
+  std::memcpy(receiving.data, data_of(message), message.bytes);  // equal fingerprints imply equal sizes
   message.is_taken = true;
   messages.erase(found);
   Waiter::wake(group_.segment(receiving.from));
   return true;
 }
 
-// Follows the chain of messages to its end.
+// Follows the linked list of messages from that rank to its end.
 void PointToPoint::look(int from) {
   for (;;) {
     ShmMessage* last = last_seen_[from];

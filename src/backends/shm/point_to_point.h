@@ -12,15 +12,15 @@
 
 namespace lockstep::shm {
 
-/// Messages between two ranks: the sender leaves a copy in its arena, and the receiver fetches it from there. A send is
-/// done when it is fetched.
+/// Send and receive between two ranks. The sender copies the data into its arena, and the receiver fetches the data
+/// from there. A send is done when the receiver has fetched it.
 ///
-/// No thread works at this on its own: a message is fetched while the receiving rank waits for it, or for anything else
-/// in its group, or asks whether it is done. Thread-safe.
+/// There is no background thread. A message is fetched while the receiving rank blocks on any call of its group, or
+/// calls is_done(). Thread-safe.
 class PointToPoint {
  public:
   explicit PointToPoint(ShmGroup& group);
-  /// What has not been fetched stays for the receivers until they leave.
+  /// Messages that were not fetched stay in memory until their receivers leave the group.
   ~PointToPoint();
 
   std::unique_ptr<Transfer> send(const at::Tensor& data, int to, uint64_t fingerprint);
@@ -30,10 +30,10 @@ class PointToPoint {
   class Sending;
   class Receiving;
   struct Outgoing {
-    ShmMessage* message = nullptr;  // none once it is fetched and its memory free
+    ShmMessage* message = nullptr;  // null once the message was fetched and freed
   };
 
-  // All with mutex_ held.
+  // All require mutex_.
   void discard_fetched(int to);
   void look(int from);
   bool fetch(const Receiving& receiving);

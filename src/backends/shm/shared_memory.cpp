@@ -22,8 +22,8 @@ namespace {
 
 constexpr const char* kNamePrefix = "shm:";
 
-/// What this process has mapped, by id. Ranks that are threads, and groups with the same neighbours, share mappings:
-/// the address space of a machine is large, but not endless.
+/// The mappings of this process, by id. Ranks that are threads, and groups with common members, share mappings, because
+/// address space is limited.
 struct Mapped {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<SharedMemory>> by_id;  // guarded by mutex
@@ -65,8 +65,8 @@ FileDescriptor create_file(SharedMemory::Kind way, const std::string& name) {
   return file;
 }
 
-// A lock of the process, not of the open file: a forked child does not have it, and it goes with the process, or when
-// the process closes the file.
+// A POSIX record lock belongs to the process, not to the open file. A forked child does not inherit the lock. The
+// kernel releases the lock when the process ends or closes the file.
 struct flock lock_of_all() {
   struct flock lock {};
   lock.l_type = F_WRLCK;
@@ -96,7 +96,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(Kind way, size_t bytes) {
   FileDescriptor file = create_file(way, name);
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
     fail(text("ftruncate: cannot create ", bytes, " bytes of shared memory", advice()), errno);
-  // Nobody can take the memory away from under those who have it mapped.
+  // Without the seal another process could shrink the file, and accesses to the mappings would raise SIGBUS.
   if (way == Kind::kUnnamed) ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK);
   std::string path = way == Kind::kUnnamed ? text("/proc/", ::getpid(), "/fd/", file.get()) : kNamePrefix + name;
   const bool is_locked = lock_for_this_process(file);
@@ -128,7 +128,7 @@ SharedMemory::SharedMemory(FileDescriptor file, MemoryHandle address)
              " MiB of shared memory (address space only); raise `ulimit -v`, or lower LOCKSTEP_SHM_BYTES on all ranks"),
         errno);
   begin_ = static_cast<char*>(mapping);
-  ::madvise(begin_, handle_.bytes, MADV_HUGEPAGE);  // where the system allows it for shared memory
+  ::madvise(begin_, handle_.bytes, MADV_HUGEPAGE);  // if the kernel allows it for shared memory
 }
 
 SharedMemory::~SharedMemory() {
@@ -148,7 +148,7 @@ void SharedMemory::populate(size_t offset, size_t bytes) {
 #else
   int error = EINVAL;
 #endif
-  if (error == EINVAL)  // a kernel before 5.14
+  if (error == EINVAL)  // kernels before 5.14
     error = ::posix_fallocate(file_.get(), static_cast<off_t>(from), static_cast<off_t>(size));
   if (error != 0) fail(text("no room for ", bytes, " bytes of shared memory", advice()), error);
 }

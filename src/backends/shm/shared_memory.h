@@ -8,26 +8,27 @@
 
 namespace lockstep::shm {
 
-/// How another process finds a piece of shared memory.
+/// Identifies a piece of shared memory to other processes.
 struct MemoryHandle {
   std::string path;  // "/proc/PID/fd/N", or "shm:/NAME"
-  std::string id;    // random: tells pieces apart whose paths are the same at different times
+  std::string id;    // random, because paths are reused
   size_t bytes = 0;
-  bool is_locked = false;  // by the process that created it, as long as it has it
+  bool is_locked = false;  // the creating process holds a lock on the file while it uses the memory
 };
 
-/// Memory that other processes of this host can map, all of it mapped here. Sparse: only what is touched takes memory.
-/// Thread-safe.
+/// Memory that other processes of this host can map. The whole range is mapped in this process. Only touched pages take
+/// memory. Thread-safe.
 class SharedMemory {
  public:
   enum class Kind {
-    kUnnamed,  // a memfd: gone with the last process that has it, and not bounded by /dev/shm
-    kNamed,    // in /dev/shm, until unlink(): for processes that do not see each other in /proc
+    kUnnamed,  // a memfd: freed with the last process that maps it, not limited by the size of /dev/shm
+    kNamed,    // a file in /dev/shm until unlink(): for processes that cannot see each other in /proc
   };
 
-  /// SystemError when it cannot be had.
+  /// Throws SystemError when the memory cannot be created.
   static std::shared_ptr<SharedMemory> create(Kind way, size_t bytes);
-  /// Maps what another process, or this one, has created; what this process has mapped already is shared.
+  /// Maps memory that this or another process has created. Returns the existing mapping if this process has one. Throws
+  /// SystemError when the memory cannot be opened or mapped, UsageError when its size is not that of the handle.
   static std::shared_ptr<SharedMemory> open(const MemoryHandle& address);
 
   SharedMemory(FileDescriptor file, MemoryHandle address);
@@ -40,19 +41,20 @@ class SharedMemory {
   size_t bytes() const { return handle_.bytes; }
   bool contains(const void* data) const { return data >= begin_ && data < begin_ + bytes(); }
 
-  /// Gets the memory of these bytes now, so that a lack of it is an error here (SystemError) and not a signal later.
+  /// Allocates the pages of these bytes now, so that a lack of memory throws SystemError here and does not raise a
+  /// signal later.
   void populate(size_t offset, size_t bytes);
-  /// Gives the memory of these bytes back; their contents are lost.
+  /// Frees the pages of these bytes. Their contents are lost.
   void release(size_t offset, size_t bytes);
-  /// Gives the pages of these bytes, here, memory of this process alone, with the same contents at the same address:
-  /// what other processes write to their mapping of them is no longer seen. SystemError when there is no memory.
+  /// Replaces the pages of these bytes in this process by private memory with the same contents at the same address.
+  /// Later writes of other processes are no longer visible here. Throws SystemError when no memory is left.
   void detach(size_t offset, size_t bytes);
-  /// Whether this process created it.
+  /// Whether this process created the memory.
   bool is_created_here() const { return is_created_here_; }
-  /// Whether the process that created it still has it, so far as this one can know: the system ends that with the
-  /// process, however that ends.
+  /// Returns false once the creating process has closed the memory or has ended in any way. Returns true when this
+  /// process cannot know.
   bool is_in_use() const;
-  /// Removes the name, if it has one: from here on nobody else can open it, and nothing stays behind.
+  /// Removes the name, if there is one. Existing mappings stay valid; no other process can open the memory afterwards.
   void unlink();
 
  private:

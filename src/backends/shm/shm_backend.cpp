@@ -19,6 +19,19 @@
 #include "base/log.h"
 #include "base/text.h"
 
+// Collectives through shared memory. There are three paths, chosen by the tensor:
+//
+// 1. Up to kPayloadBytes: the data travels in the call header. A call is one round of waiting (ShmGroup::begin_call).
+// 2. Tensors from allocate(), which lie in the arena: the header carries the offset. Ranks read each other's tensors
+//    directly; in reductions they also write to them. end_call blocks until all ranks are done with all tensors.
+// 3. Other tensors: ShmGroup::pipeline moves chunks of kChunkBytes through three slots per rank. Each rank fills its
+//    slot with its input; then reduces or copies its share from all slots; then collects the results of the others.
+//    Chunks are small enough to stay in the cache. all_to_all_v always takes this path.
+//
+// In a reduction each rank reduces its share of the bytes over all ranks, in the order of ranks, so all ranks get the
+// same bits. On path 2 a late rank could write to a tensor after the call has failed here. So a failed call raises
+// give_up_call, and abort() waits for the other ranks, or detaches the tensor's memory (withdraw).
+
 namespace lockstep {
 namespace {
 
@@ -28,8 +41,8 @@ using shm::kPayloadBytes;
 using shm::ShmGroup;
 
 constexpr int64_t kCacheLine = 64;
-constexpr std::chrono::milliseconds kReleaseLimit(200);  // for ranks that have been told that the call failed
-static_assert(shm::Arena::kOwnPages <= kPayloadBytes);   // what does not travel with the call can be detached
+constexpr std::chrono::milliseconds kReleaseLimit(200);  // abort() waits this long for other ranks
+static_assert(shm::Arena::kOwnPages <= kPayloadBytes);  // every tensor that is too large for the header can be detached
 
 int64_t size_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.nbytes());
@@ -39,7 +52,7 @@ uint64_t chunks_of(int64_t bytes, int64_t chunk) {
   return static_cast<uint64_t>((bytes + chunk - 1) / chunk);
 }
 
-/// Bytes of something: where they begin and how many.
+/// A range of bytes.
 struct Stretch {
   int64_t begin = 0;
   int64_t size = 0;
@@ -51,7 +64,7 @@ Stretch chunk_of(int64_t bytes, int64_t chunk, uint64_t k) {
   return {begin, std::clamp<int64_t>(bytes - begin, 0, chunk)};
 }
 
-/// Part `rank` of `bytes`, in whole cache lines, so that no two ranks write to the same.
+/// The share of `rank` in `bytes`, in whole cache lines, so that no two ranks write to the same cache line.
 Stretch share_of(int64_t bytes, int size, int rank) {
   Slice lines = slice_of((bytes + kCacheLine - 1) / kCacheLine, size, rank);
   int64_t begin = std::min(bytes, lines.begin * kCacheLine);
@@ -70,7 +83,7 @@ class ShmBackend final : public Backend {
         block, {bytes}, [arena, block](void*) { arena->free(block); }, at::kByte);
   }
 
-  // Also called by the thread whose call has failed, before its caller sees the error, when all ranks have been told.
+  // Also called by the thread whose call failed, after all ranks were told and before its caller sees the error.
   void abort(std::exception_ptr cause) noexcept override {
     group_->waiter().abort(std::move(cause));
     withdraw();
@@ -178,7 +191,7 @@ class ShmBackend final : public Backend {
     return result;
   }
 
-  // The other ranks, beginning with the next one so that not all turn to the same memory at once.
+  // The other ranks, starting with the next one, so that ranks do not all access the same memory at once.
   std::vector<int> others() const {
     std::vector<int> result;
     for (int step = 1; step < size_; ++step) result.push_back((rank_ + step) % size_);
@@ -198,7 +211,7 @@ class ShmBackend final : public Backend {
     group_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), data.nbytes());
   }
 
-  // Every rank reduces all of it: another round of waiting would cost more.
+  // Every rank reduces the whole tensor: a second round of waiting would cost more.
   void reduce_posts(const at::Tensor& output, int64_t begin, ReduceOp op) const {
     auto inputs = everyone([&](int rank) -> void* { return group_->header(rank).payload.data() + begin; });
     void* to = bytes_of(output);
@@ -209,7 +222,7 @@ class ShmBackend final : public Backend {
 
   enum class OthersWrite { kNo, kYes };
 
-  // Shows the others where this rank's tensor lies. While the body runs they may read it there, and write to it.
+  // Publishes the offset of this rank's tensor. While the body runs, other ranks may read the tensor and write to it.
   template <class Body>
   void run_large(const at::Tensor& data, const CallInfo& call, const Body& body,
                  OthersWrite others_write = OthersWrite::kNo) {
@@ -230,9 +243,9 @@ class ShmBackend final : public Backend {
     }
   }
 
-  // A rank that is late, or stopped, may still write to the tensor of a call that has failed here, and the caller may
-  // use that memory again. So this waits for the others, who have been told. Where one does not stop in time, the
-  // tensor gets other memory, at the same address.
+  // A late or stopped rank may still write to the tensor of a failed call, while the caller already reuses that memory.
+  // So this waits for the other ranks, which were told of the failure. If a rank does not stop in time, the tensor gets
+  // private memory at the same address.
   void withdraw() noexcept {
     at::Tensor tensor;
     {
@@ -261,15 +274,15 @@ class ShmBackend final : public Backend {
   }
   char* shared_part(int rank, int64_t begin) const { return group_->at(rank, group_->header(rank).offset) + begin; }
 
-  // --- data on the way through slots
+  // --- data that passes through slots
 
   char* input_slot(int rank, uint64_t slot) const { return group_->segment(rank).slots[slot].input.data(); }
   char* result_slot(int rank, uint64_t slot) const { return group_->segment(rank).slots[slot].result.data(); }
 
-  // In a slot, for pieces to or from each rank.
+  // The bytes of a slot that are available for the data to or from each rank.
   int64_t room_for_each() const { return static_cast<int64_t>(kChunkBytes) / size_ / kCacheLine * kCacheLine; }
 
-  // Tensors that all lie in arenas are reduced in place: each rank reduces its share, and writes it to all of them.
+  // If all tensors lie in arenas, each rank reduces its share and writes the result to all tensors.
   void all_reduce_large(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, true);
     group_->check_nobody_gave_up();
@@ -331,7 +344,7 @@ class ShmBackend final : public Backend {
       reduce({&to, 1}, {parts.data(), parts.size()}, part_bytes, output, op);
       return group_->end_call(call.deadline);
     }
-    // Each slot has room for a piece of every rank's part.
+    // Each slot holds a piece of every rank's part.
     const int64_t room = room_for_each();
     auto piece = [&](uint64_t k) { return chunk_of(part_bytes, room, k); };
     group_->pipeline(
@@ -352,14 +365,14 @@ class ShmBackend final : public Backend {
         [](uint64_t, uint64_t) {});
   }
 
-  // Each rank reduces its share of every chunk for those who get the result.
+  // Each rank reduces its share of every chunk; ranks with `gets_result` then collect the shares of the others.
   void reduce_in_chunks(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool gets_result) {
     const int64_t bytes = size_of(data);
     auto chunk = [&](uint64_t k) { return chunk_of(bytes, kChunkBytes, k); };
     auto offset = [&](uint64_t k, int64_t begin) { return bytes_of(data) + chunk(k).begin + begin; };
     group_->pipeline(
         chunks_of(bytes, kChunkBytes), call.deadline,
-        [&](uint64_t k, uint64_t slot) {  // all but this rank's own share, which it reads from the tensor
+        [&](uint64_t k, uint64_t slot) {  // all but this rank's own share, which work() reads from the tensor
           Stretch mine = share_of(chunk(k).size, size_, rank_);
           int64_t behind = mine.begin + mine.size;
           std::memcpy(input_slot(rank_, slot), offset(k, 0), mine.begin);
@@ -384,10 +397,10 @@ class ShmBackend final : public Backend {
         });
   }
 
-  /// The tensor of a call that has failed, to which others may still write.
+  /// The tensor of a failed call, to which other ranks may still write.
   struct Exposed {
     at::Tensor tensor{};
-    std::thread::id thread{};  // that made the call
+    std::thread::id thread{};  // the thread that made the call
   };
 
   const std::unique_ptr<ShmGroup> group_;

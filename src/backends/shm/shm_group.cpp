@@ -17,7 +17,7 @@
 namespace lockstep::shm {
 namespace {
 
-// Ranks that are bound have few cores each, but enough together.
+// Counts the cores of all ranks together: ranks that are bound to cores have few cores each.
 Waiter::Cores count_cores(const std::vector<ShmGroup::Member>& members) {
   cpu_set_t all;
   CPU_ZERO(&all);
@@ -33,7 +33,7 @@ ShmGroup::ShmGroup(int rank, std::vector<Member> members, std::shared_ptr<Arena>
       arena_(std::move(arena)),
       waiter_(segment(rank_), count_cores(members_)) {}
 
-// A rank that was killed does not say that it has left.
+// A rank that was killed does not set `left`; is_in_use() detects it.
 ShmGroup::~ShmGroup() {
   for (const auto& member : members_) member.segment->left[rank_] = true;
   const RankSegment& mine = segment(rank_);
@@ -69,11 +69,12 @@ void ShmGroup::end_call(Deadline deadline) {
 
 void ShmGroup::give_up_call() noexcept {
   raise(segment(rank_).gave_up, call_);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // what the caller writes to its tensor comes after it
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // before the caller's next write to the tensor
 }
 
-// A rank that has not posted yet will see the flag before it writes: it headers, then looks; this rank has raised the
-// flag, then looks at the header. A rank that gave up makes no further call.
+// A peer publishes its header, then checks gave_up, and only then writes to other tensors. This rank has raised gave_up
+// and then reads the header. So a peer whose header is not visible yet will see the flag before it writes. A peer that
+// gave up makes no further call.
 bool ShmGroup::may_write(int peer) const {
   const RankSegment& theirs = segment(peer);
   return header(peer).call.load() >= call_ && theirs.done.value.load() < call_ && theirs.gave_up.value.load() == 0 &&
@@ -93,7 +94,8 @@ bool ShmGroup::await_release(std::chrono::milliseconds limit) const {
   return true;
 }
 
-// What was read of a tensor was read before this looks: it is right when the flag is not up yet.
+// Data that was read before this check is valid if the flag is still down: a rank raises the flag before its tensor
+// changes.
 void ShmGroup::check_nobody_gave_up() const {
   for (int peer = 0; peer < size(); ++peer) {
     const uint64_t call = segment(peer).gave_up.value.load();
@@ -122,7 +124,7 @@ void ShmGroup::wake_others() {
 
 namespace {
 
-/// One attempt to see each other, by memory that is found in one way.
+/// One attempt to map the memory of all ranks, with one kind of shared memory.
 class Attempt {
  public:
   Attempt(const BackendContext& context, SharedMemory::Kind way)
@@ -130,13 +132,13 @@ class Attempt {
         way_(way == SharedMemory::Kind::kUnnamed ? "unnamed/" : "named/"),
         arena_(way == SharedMemory::Kind::kUnnamed ? Arena::of_process() : make_shared_owned<Arena>(way)) {}
 
-  /// None, with the reason in `failure`, when some rank cannot see another: on all ranks alike.
+  /// Collective. Returns null on all ranks, with the reason in `failure`, when some rank cannot map another.
   std::unique_ptr<ShmGroup> make(std::string& failure) {
     RankSegment* mine = make_segment();
     try {
       return make(*mine, failure);
     } catch (...) {
-      arena_->memory().unlink();  // the segment stays: another rank may have seen all of them
+      arena_->memory().unlink();  // the segment is not freed: another rank may have mapped all segments and use it
       throw;
     }
   }
@@ -177,7 +179,7 @@ class Attempt {
                  {segment.token.data(), segment.token.size()}});
   }
 
-  // Returns why the segment of the rank cannot be seen, or nothing.
+  // Maps the segment of the rank. Returns an empty string, or why the segment cannot be mapped.
   static std::string find(const std::string& offered, ShmGroup::Member& member) {
     try {
       const auto offer = unpack(offered);

@@ -11,9 +11,9 @@
 
 namespace lockstep::shm {
 
-/// The ranks of a group as one of them sees them: its own segment and the others', mapped.
+/// One rank's view of a group: the mapped segments of all ranks.
 ///
-/// Calls and their pipelines belong to one thread at a time; the rest is thread-safe.
+/// One thread at a time may make calls and run pipelines. The other methods are thread-safe.
 class ShmGroup {
  public:
   struct Member {
@@ -21,9 +21,9 @@ class ShmGroup {
     RankSegment* segment = nullptr;
   };
 
-  /// `arena` is this rank's, and holds its segment.
+  /// `arena` belongs to this rank and contains its segment.
   ShmGroup(int rank, std::vector<Member> members, std::shared_ptr<Arena> arena);
-  /// Leaves: this rank's segment goes when all others have left or ended.
+  /// Leaves the group. This rank's segment is freed when all other ranks have left or their processes have ended.
   ~ShmGroup();
   ShmGroup(const ShmGroup&) = delete;
   ShmGroup& operator=(const ShmGroup&) = delete;
@@ -32,35 +32,40 @@ class ShmGroup {
   int size() const { return static_cast<int>(members_.size()); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   RankSegment& segment(int rank) const { return *members_[rank].segment; }
-  /// Memory in the arena of a rank.
+  /// Returns the address of an offset in the arena of a rank.
   char* at(int rank, uint64_t offset) const { return members_[rank].memory->begin() + offset; }
   Waiter& waiter() { return waiter_; }
 
-  /// Begins a call: shows this rank's header and waits for those of the others. `payload` may be up to kPayloadBytes.
-  /// MismatchError when a rank comes with another fingerprint.
+  /// Begins a call: publishes this rank's header and blocks until all ranks have published theirs. `payload` may have
+  /// up to kPayloadBytes. Throws MismatchError when a rank has a different fingerprint.
   void begin_call(const CallInfo& call, uint64_t offset = CallHeader::kElsewhere, const void* payload = nullptr,
                   size_t payload_bytes = 0);
-  /// What a rank showed in this call.
+  /// The header of a rank in the current call.
   CallHeader& header(int rank) const { return segment(rank).headers[call_ % 2]; }
-  /// Returns when no rank touches another's memory in this call any more.
+  /// Ends a call: blocks until no rank uses the memory of another rank in this call any more.
   void end_call(Deadline deadline);
 
-  /// Between begin_call and the end of a call the others may read this rank's tensor where it lies, and in some calls
-  /// write to it. A rank whose call fails says so (give_up_call) before its caller can change the tensor. A rank looks
-  /// (check_nobody_gave_up) before it writes to others, and after it has read from them. PeerError when one gave up.
+  /// Between begin_call and end_call other ranks may read this rank's tensor in shared memory, and in some calls write
+  /// to it. When a call fails, the rank calls give_up_call before its caller can change the tensor. Each rank calls
+  /// check_nobody_gave_up before it writes to other tensors and after it has read from them. The check throws PeerError
+  /// when a rank gave up.
   void give_up_call() noexcept;
   void check_nobody_gave_up() const;
 
-  /// After give_up_call: returns whether the others have stopped writing to this rank's tensor, or have ended, within
-  /// the limit. Ranks that are threads of this process are waited for without a limit.
+  /// Call it after give_up_call. Blocks until the other ranks have stopped writing to this rank's tensor or have ended.
+  /// Returns false when that takes longer than the limit. The limit does not apply to ranks that are threads of this
+  /// process.
   bool await_release(std::chrono::milliseconds limit) const;
 
-  /// Takes data through the slots in chunks, two steps of them overlapping. For each chunk k, in order: fill(k, slot)
-  /// writes to this rank's slot; when all ranks have, work(k, slot) may read the inputs of all slots of this number and
-  /// write this rank's result; when all have, finish(k, slot) may read all results.
+  /// Moves data through the slots in chunks, so that filling the next chunk overlaps with the work of other ranks.
+  /// `chunks` must be at least 1. For each chunk k, in order:
+  ///   fill(k, slot)    writes the input of this rank's slot;
+  ///   work(k, slot)    runs after all ranks have filled k; may read all inputs and write this rank's result;
+  ///   finish(k, slot)  runs after all ranks have worked on k; may read all results.
   ///
-  /// Why three slots do: fill(k + 1) comes after finish(k - 2), for which all have worked on k - 2, whose slot it is.
-  /// And work(k) comes after all have filled k, before which each has finished k - 3, whose results it overwrites.
+  /// Three slots are enough. fill(k + 1) reuses the inputs of chunk k - 2; it runs after finish(k - 2), when all ranks
+  /// have worked on k - 2. work(k) overwrites the result of chunk k - 3; it runs after all ranks have filled k, and
+  /// each rank filled k after its finish(k - 3).
   template <class Fill, class Work, class Finish>
   void pipeline(uint64_t chunks, Deadline deadline, const Fill& fill, const Work& work, const Finish& finish) {
     const uint64_t base = chunks_;
@@ -85,7 +90,7 @@ class ShmGroup {
     conclude(chunks - 1);
   }
 
-  /// A block of the arena that others may read until they have left: it goes with the segment.
+  /// Frees a block of the arena together with the segment: other ranks may read the block until they have left.
   void free_when_all_left(char* block) { freed_when_all_left_.push_back(block); }
 
  private:
@@ -98,13 +103,13 @@ class ShmGroup {
   const std::vector<Member> members_;
   const std::shared_ptr<Arena> arena_;
   Waiter waiter_;
-  uint64_t call_ = 0;                       // the thread's that makes calls
-  uint64_t chunks_ = 0;                     // the same's: that went through the slots
-  std::vector<char*> freed_when_all_left_;  // the thread's that ends the group
+  uint64_t call_ = 0;                       // used only by the thread that makes calls
+  uint64_t chunks_ = 0;                     // used only by that thread: chunks that passed through the slots
+  std::vector<char*> freed_when_all_left_;  // used only by the thread that destroys the group
 };
 
-/// Brings the ranks of a group to one group: each shows the others, through the store, where its segment is, and makes
-/// sure that it sees theirs. Collective. NoSharedMemory on all of them when some do not.
+/// Creates the ShmGroup: each rank publishes the handle of its segment in the store and maps the segments of the
+/// others. Collective. Throws NoSharedMemory on all ranks when some rank cannot map another.
 std::unique_ptr<ShmGroup> exchange_handles(const BackendContext& context);
 
 }  // namespace lockstep::shm

@@ -65,7 +65,7 @@ void Waiter::wait_long(const std::function<bool()>& is_ready, int peer, Deadline
     RankSegment& segment;
   } sleeper(mine_);
   for (;;) {
-    uint32_t futex = mine_.futex.load();  // a ring after this keeps the thread from falling asleep
+    uint32_t futex = mine_.futex.load();  // a wake-up after this load makes futex_wait return at once
     if (errand_) errand_();
     if (is_ready()) return;
     throw_if_aborted();

@@ -12,20 +12,20 @@
 
 namespace lockstep::shm {
 
-/// How the threads of one rank wait for what other ranks write: they look a while, then let others run, then sleep
-/// until the futex of their segment rings. Thread-safe.
+/// Blocks threads of one rank until other ranks have written a value: first spins, then yields, then sleeps on the
+/// futex of the rank's segment. Thread-safe.
 class Waiter {
  public:
-  /// Whether there is a core for every rank: else looking longer would keep others from running.
+  /// Whether every rank has a core. With fewer cores a spinning rank would keep other ranks from running.
   enum class Cores { kEnough, kTooFew };
 
   Waiter(RankSegment& mine, Cores cores);
 
-  /// What threads that wait long do now and then. Before any waits.
+  /// Sets work that threads do repeatedly during long waits. Call it before any thread waits.
   void meanwhile(std::function<void()> errand) { errand_ = std::move(errand); }
 
-  /// Returns when `is_ready` says so. TimeoutError naming `peer` after the deadline; what abort was given, once
-  /// aborted.
+  /// Blocks until `is_ready` returns true. Throws TimeoutError naming `peer` after the deadline, and the cause given to
+  /// abort after an abort.
   template <class IsReady>
   void until(const IsReady& is_ready, int peer, Deadline deadline) {
     for (int look = 0; look < looks_; ++look) {
@@ -37,9 +37,9 @@ class Waiter {
 
   void abort(std::exception_ptr cause);
 
-  /// Wakes the threads that sleep at a segment. Call after writing what they wait for. It must be written, and looked
-  /// at by `is_ready`, in sequentially consistent order: then the writer sees the sleeper, or the sleeper what was
-  /// written.
+  /// Wakes the threads that sleep on the futex of a segment. Call it after writing the value that they wait for. The
+  /// write, and the read in `is_ready`, must be sequentially consistent: then either the writer sees the sleeper, or
+  /// the sleeper sees the value.
   static void wake(RankSegment& segment) {
     if (segment.sleepers.load() > 0) wake_sleepers(segment);
   }
@@ -47,7 +47,7 @@ class Waiter {
  private:
   static void relax() {
 #if defined(__aarch64__)
-    asm volatile("isb");  // longer than yield, which most processors take for nothing
+    asm volatile("isb");  // pauses longer than `yield`, which most processors treat as a no-op
 #elif defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
@@ -59,7 +59,7 @@ class Waiter {
 
   RankSegment& mine_;
   const int looks_;
-  std::function<void()> errand_;  // constant once threads wait
+  std::function<void()> errand_;  // constant once a thread waits
   std::atomic<bool> is_aborted_{false};
   std::mutex mutex_;
   std::exception_ptr cause_;  // guarded by mutex_
