@@ -14,14 +14,14 @@
 namespace lockstep::gloo_backend {
 namespace {
 
-constexpr std::chrono::hours kForever(24 * 365);  // Gloo counts in nanoseconds
+constexpr std::chrono::hours kForever(24 * 365);  // not milliseconds::max(), because Gloo converts to nanoseconds
 constexpr auto kAbortWait = std::chrono::milliseconds(1);
 constexpr uint64_t kAbortSlot = ~uint64_t{0};
 
 constexpr const char* kRemedy = "set LOCKSTEP_INTERFACE to an interface of this host that all other ranks can reach";
 
-// Ranks on one host use loopback, where no other host can listen in. Ranks on several hosts use the interface that the
-// user names, or the address from which this host reaches the job's store, or the address of its host name.
+// Chooses the address to listen on. Ranks on one host use loopback, which other hosts cannot observe. Ranks on several
+// hosts use LOCKSTEP_INTERFACE, else the address from which this host reaches the job's store, else the host name.
 std::string choose_host(const BackendContext& context) {
   if (const char* interface = std::getenv("LOCKSTEP_INTERFACE"); interface && *interface) {
     auto address = address_of_interface(interface);
@@ -36,8 +36,8 @@ std::string choose_host(const BackendContext& context) {
   return name;
 }
 
-// Gloo writes to sockets without asking for errors instead of signals: a peer that is gone would end this process
-// without a word. A program that handles the signal itself keeps its handler.
+// Gloo writes to sockets without MSG_NOSIGNAL. A write to a closed connection would raise SIGPIPE and end this process
+// without a message. A program that has its own handler keeps it.
 void ignore_broken_pipes() {
   struct sigaction current {};
   if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
@@ -57,7 +57,7 @@ Connection::Connection(const BackendContext& context) : rank_(context.rank), siz
   connect(context);
 }
 
-/// Connects the ranks, then gives the sockets to Gloo. Gives up when the job fails meanwhile.
+/// Connects the ranks, then passes the sockets to Gloo. Throws the cause when the job fails meanwhile.
 void Connection::connect(const BackendContext& context) {
   PeerConnector connector({.rank = rank_,
                            .size = size_,
@@ -138,15 +138,15 @@ void Connection::abort(std::exception_ptr cause) noexcept {
     for (Request* request : waited_for_) request->interrupt();
   }
   if (!transport_) return;
-  // The other ranks must see this one gone. Gloo closes connections for good when a wait on any of them times out; one
-  // that is broken already refuses the receive at once, so try until one does wait.
+  // Closes all connections, so that the other ranks notice. Gloo closes its connections when a wait on any of them
+  // times out. A receive on an already broken connection fails at once, without a wait, so this tries every peer.
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     try {
       char nothing = 0;
       transport_->recv(peer, &nothing, 1, kAbortSlot)->wait(kAbortWait);
     } catch (const std::exception&) {
-      // as intended
+      // expected: the receive timed out, or the connection was already broken
     }
   }
 }

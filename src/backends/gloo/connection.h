@@ -15,7 +15,7 @@ namespace lockstep::gloo_backend {
 using messages::Buffer;
 using messages::Direction;
 
-/// Bytes under way to or from one peer.
+/// A message in transit to or from one peer.
 class Request {
  public:
   Request(Transport& transport, Direction direction, const Buffer& buffer, uint64_t slot);
@@ -32,16 +32,17 @@ class Request {
   std::unique_ptr<TransportRequest> request_;
 };
 
-/// The TCP connections of one rank to all others of a group. Thread-safe.
+/// The TCP connections of one rank to all other ranks of a group. Thread-safe.
 class Connection {
  public:
-  /// Collective: connects every rank with every other.
+  /// Collective: connects every rank to every other rank.
   explicit Connection(const BackendContext& context);
 
-  /// Starts the transfer; messages of one slot between two ranks arrive in order.
+  /// Starts a message. Messages of one slot between two ranks arrive in order. Throws PeerError when the connection is
+  /// broken.
   Request start(Direction direction, const Buffer& buffer, uint64_t slot);
 
-  /// Returns when the request is done; throws PeerError, TimeoutError or what abort was given.
+  /// Blocks until the request is done. Throws PeerError, TimeoutError, or the cause given to abort.
   void finish(Request& request, Deadline deadline);
 
   void abort(std::exception_ptr cause) noexcept;
@@ -53,10 +54,10 @@ class Connection {
 
   const int rank_;
   const int size_;
-  std::unique_ptr<Transport> transport_;  // constant after construction; none for a single rank
+  std::unique_ptr<Transport> transport_;  // constant after construction; null for a single rank
   std::mutex mutex_;
   std::exception_ptr cause_;          // guarded by mutex_
-  std::vector<Request*> waited_for_;  // guarded by mutex_: what threads wait for now
+  std::vector<Request*> waited_for_;  // guarded by mutex_: requests that threads are waiting for
 };
 
 }  // namespace lockstep::gloo_backend

@@ -17,9 +17,9 @@ using messages::Buffer;
 using messages::Channel;
 using messages::Direction;
 
-// Gloo brings a message to the receive of the same slot, in order, and keeps what has none waiting, on the sender's
-// side. Collectives have the upper bit of the slot clear and their kind in the lowest two, messages have the upper bit
-// set.
+// Gloo matches sends and receives of the same slot in order. A message without a matching receive waits on the sender's
+// side. In the slots of collectives the highest bit is clear and the lowest two bits hold the kind of the channel. In
+// the slots of point-to-point messages the highest bit is set.
 constexpr uint64_t kUpperBit = 1ull << 63;
 constexpr uint64_t kLaneBits = 3;
 
@@ -31,14 +31,14 @@ uint64_t message_slot(uint64_t fingerprint) {
   return fingerprint | kUpperBit;
 }
 
-/// Gloo can only wait, and a wait that fails takes all connections along: who asks whether a transfer is done has
-/// another thread wait for it.
+/// Gloo can only block, not poll, and a wait that times out closes all connections. So is_done() starts a thread that
+/// waits for the transfer.
 class GlooTransfer final : public Transfer {
  public:
   GlooTransfer(Connection& connection, gloo_backend::Request request)
       : connection_(connection), shipment_(std::move(request)) {}
 
-  // Gloo cannot take a message back: the connection would be stuck behind it.
+  // Gloo cannot cancel a message: the connection would stay blocked behind it. So the whole connection is aborted.
   ~GlooTransfer() override {
     if (done_.valid() && done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return;
     connection_.abort(
@@ -76,7 +76,7 @@ class GlooTransfer final : public Transfer {
   std::shared_future<void> done_;  // guarded by mutex_ until valid, then constant
 };
 
-/// Gloo's connections as messages::MessageBackend wants them.
+/// The Link of messages::MessageBackend over Gloo's connections.
 class GlooLink {
  public:
   using Request = gloo_backend::Request;
@@ -102,7 +102,7 @@ class GlooLink {
 
   void abort(std::exception_ptr cause) noexcept { connection_.abort(cause); }
 
-  void keep(const at::Tensor&) {}  // Gloo lets go of a buffer at once
+  void keep(const at::Tensor&) {}  // Gloo does not use a buffer after its request was destroyed
 
  private:
   Connection connection_;

@@ -10,9 +10,9 @@ namespace {
 
 using Open = Transport*(int rank, int size);
 
-// Deep binding: the module and the Gloo that it is linked to look for symbols in each other before LibTorch, so that
-// they never call LibTorch's Gloo. Sanitizers do not support it, and Debian's LibTorch, which uses the installed Gloo
-// itself, does not need it.
+// RTLD_DEEPBIND: the module and the Gloo library that it links resolve symbols in each other before LibTorch, so that
+// they never call the Gloo inside LibTorch. Sanitizers do not support the flag. Debian's LibTorch does not need it,
+// because it uses the installed Gloo.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kDeepBinding = 0;
 #else

@@ -8,27 +8,28 @@
 #include <string>
 #include <vector>
 
-/// What lockstep uses of Gloo, in types of the standard library alone.
+/// The part of Gloo that lockstep uses, in types of the standard library only.
 ///
-/// PyTorch's wheel contains a Gloo of its own and exports its symbols. Code that is compiled with the headers of the
-/// installed Gloo would be bound to the wheel's classes, whose layout differs, and crash. So only a module calls Gloo
+/// PyTorch's wheel contains its own Gloo and exports the symbols. Code compiled with the headers of the installed Gloo
+/// would bind to the classes of the wheel, whose layout differs, and crash. So only a separate module calls Gloo
 /// (transport_module.cpp, built as liblockstep_gloo). `open_transport` loads the module when the first group needs it
 /// and binds it to the installed Gloo.
 namespace lockstep::gloo_backend {
 
-/// Gloo's own error: a connection is broken, or a wait took too long.
+/// An error from Gloo: a connection is broken, or a wait timed out.
 class TransportError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Bytes under way to or from one peer.
+/// A message in transit to or from one peer.
 class TransportRequest {
  public:
   virtual ~TransportRequest() = default;
-  /// False when interrupted. Throws TransportError after the limit; all connections of the transport are broken then.
+  /// Blocks until the message is done. Returns false when interrupted. Throws TransportError after the limit; a
+  /// time-out breaks all connections of the transport.
   virtual bool wait(std::chrono::milliseconds limit) = 0;
-  /// Ends the wait that is under way, or else the next.
+  /// Interrupts the current wait, or else the next one.
   virtual void interrupt() = 0;
 };
 
@@ -39,21 +40,22 @@ struct PeerSocket {
   std::string address{};  // of the peer, for error messages
 };
 
-/// The TCP connections of one rank to all others of a group.
+/// The TCP connections of one rank to all other ranks of a group.
 class Transport {
  public:
   virtual ~Transport() = default;
 
-  /// Uses duplicates of the sockets for all messages between this rank and the peers. To be called once. Throws
-  /// TransportError.
+  /// Uses duplicates of the sockets for all messages between this rank and the peers; the caller keeps ownership of the
+  /// originals. Call it once. Throws TransportError.
   virtual void adopt(const std::vector<PeerSocket>& sockets) = 0;
 
-  /// Messages of one slot between two ranks arrive in order. Both throw TransportError.
+  /// Start a message. Messages of one slot between two ranks arrive in order. The data must outlive the request. Both
+  /// throw TransportError.
   virtual std::unique_ptr<TransportRequest> send(int peer, const void* data, size_t bytes, uint64_t slot) = 0;
   virtual std::unique_ptr<TransportRequest> recv(int peer, void* data, size_t bytes, uint64_t slot) = 0;
 };
 
-/// Throws SystemError if the module cannot be loaded.
+/// Throws SystemError when the module cannot be loaded.
 std::unique_ptr<Transport> open_transport(int rank, int size);
 
 }  // namespace lockstep::gloo_backend

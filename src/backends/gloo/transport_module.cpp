@@ -1,16 +1,15 @@
-// The only file that calls Gloo; transport.h says why it is a module of its own.
+// The only file that calls Gloo; transport.h says why it is a separate module.
 //
-// Gloo makes its connections itself, accepts the first connection that comes, whoever made it, and ends the process
-// when what it reads there is not its own. So it must not listen where anybody can connect, and the sockets are made
-// elsewhere, by ranks that have proved who they are (rendezvous/net/peer_connector.h). Gloo is given one in place of
-// its own:
+// Gloo creates its own connections. It accepts the first incoming connection from anyone, and it ends the process when
+// it reads unexpected bytes. So Gloo must not listen where others can connect. Instead, authenticated ranks connect
+// sockets themselves (rendezvous/net/peer_connector.h), and each socket replaces one of Gloo's own:
 //
-// 1. A pair of Gloo's listens at 127.255.255.255. That is the broadcast address of loopback: Linux lets a socket listen
-//    there, and lets nobody connect to it.
-// 2. The pair is told to connect to a socket of ours on loopback. Since that address is lower than its own, it closes
-//    its listening socket and connects.
-// 3. The connected socket's descriptor is taken out of Gloo's event loop, becomes a duplicate of the rank's socket
-//    (dup3), and is put back. From there on Gloo reads, writes and closes it as its own.
+// 1. A Gloo pair listens at 127.255.255.255, the broadcast address of loopback. Linux allows a socket to listen there,
+//    but no client can connect to it.
+// 2. The pair is told to connect to a socket of ours on loopback. That address is lower than the pair's own, so
+//    the pair closes its listening socket and connects.
+// 3. The descriptor of the connected socket is removed from Gloo's event loop, replaced by a duplicate of the rank's
+//    socket (dup3), and added again. From then on Gloo reads, writes and closes the descriptor as its own.
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -45,13 +44,13 @@ using messages::Direction;
 namespace tcp = ::gloo::transport::tcp;
 
 constexpr const char* kUnreachableAddress = "127.255.255.255";
-constexpr std::chrono::seconds kLocalConnect(10);  // to a socket of this process
+constexpr std::chrono::seconds kLocalConnect(10);  // connecting to a socket of this process
 
 [[noreturn]] void fail(const char* call) {
   throw TransportError(std::string(call) + ": " + std::strerror(errno));
 }
 
-/// How Gloo calls the other end of a pair, which it believes to be on loopback, and where that end is.
+/// The address of a peer as Gloo knows it, on loopback, and the real address. correct() fixes Gloo's error messages.
 struct PeerName {
   std::string of_gloo{};
   std::string real{};
@@ -86,10 +85,10 @@ class GlooRequest final : public TransportRequest {
  private:
   const std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
   const Direction direction_;
-  const PeerName& peer_;  // the transport's
+  const PeerName& peer_;  // owned by the transport
 };
 
-/// Listens on loopback, for a pair of Gloo's to connect to. Nothing is ever accepted: connections end with the object.
+/// Listens on loopback for a Gloo pair to connect to. Never accepts: the destructor closes pending connections.
 class LocalTarget {
  public:
   LocalTarget() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -104,7 +103,7 @@ class LocalTarget {
 
   tcp::Address address() const { return tcp::Address(reinterpret_cast<const sockaddr*>(&address_), sizeof address_); }
 
-  /// Whether the other end of this connection is here.
+  /// Whether the descriptor is connected to this socket.
   bool is_peer_of(int descriptor) const {
     sockaddr_in peer{};
     socklen_t bytes = sizeof peer;
@@ -117,7 +116,7 @@ class LocalTarget {
   sockaddr_in address_{};
 };
 
-/// The descriptor, of this process, that is connected to the target.
+/// Returns the descriptor of this process that is connected to the target.
 int find_descriptor(const LocalTarget& target) {
   const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir("/proc/self/fd"), &::closedir);
   if (!open) fail("/proc/self/fd");
@@ -127,8 +126,8 @@ int find_descriptor(const LocalTarget& target) {
   throw TransportError("Gloo has not connected to the local listening socket");
 }
 
-/// Keeps Gloo's event loop turning for as long as it lives. Whoever takes a descriptor out of the loop waits for its
-/// next turn, which otherwise comes after 10 ms: with 100 ranks, a second.
+/// Keeps Gloo's event loop spinning during its lifetime. Removing a descriptor waits for the next iteration of the
+/// loop, which otherwise takes up to 10 ms: one second for 100 ranks.
 class QuickLoop final : private tcp::Handler {
  public:
   explicit QuickLoop(tcp::Device& device) : device_(device), readable_(::eventfd(1, EFD_CLOEXEC)) {

@@ -17,6 +17,21 @@
 #include "backends/common/slices.h"
 #include "backends/messages/link.h"
 
+// Collectives built from point-to-point messages, for Gloo and MPI.
+//
+// Every rank exchanges messages with every other rank directly, in one or two rounds:
+//   small all-reduce   every rank sends its tensor to all ranks and reduces all of them
+//   large all-reduce   reduce-scatter, then all-gather. Each rank owns one slice of the tensor, reduces the slice over
+//                      all ranks in the order of ranks, and sends the result to all ranks
+//   reduce             the same, but results are sent only to the root
+//   large broadcast    the root sends each rank its slice, and each rank sends its slice to the others
+// Compared with a ring: the same number of bytes, fewer rounds, one rounding, and the same bits on all ranks.
+//
+// barrier takes log2(ranks) rounds of tokens. reduce_slices pipelines a slice in pieces, with up to
+// Link::pieces_ahead() pieces in transit, so that receiving, reducing and sending overlap. Received inputs land in a
+// scratch buffer (room_) with one row per rank. If a call fails, the link may still write to its memory, so guard()
+// hands all memory of the call to Link::keep.
+
 namespace lockstep::messages {
 
 struct Piece {
@@ -24,8 +39,8 @@ struct Piece {
   size_t bytes = 0;
 };
 
-/// A tensor cut into a slice for each rank, and the slices into pieces: as many for every slice, of which the last may
-/// be shorter or empty.
+/// A tensor cut into one slice for each rank, and each slice cut into pieces. All slices have the same number of
+/// pieces; the last piece may be shorter or empty.
 class Pieces {
  public:
   Pieces(const at::Tensor& data, int ranks, int64_t piece_bytes)
@@ -56,24 +71,19 @@ class Pieces {
   const int ranks_;
 };
 
-/// The collectives as messages between pairs of ranks, over whatever carries these.
-///
-/// Every pair of ranks talks directly, in one or two rounds. An all-reduce is a reduce-scatter, after which each rank
-/// has reduced its slice of the tensor in the order of ranks, and an all-gather of the slices: the same bytes on the
-/// wire as a ring, fewer rounds, one rounding, and the same bits everywhere. Slices go in pieces, several of them under
-/// way, so that receiving, reducing and sending overlap.
+/// Implements the collectives over a Link, which carries the messages. See the overview at the top of this file.
 ///
 /// A Link has:
-///   kSmallBytes                         up to this, one round with everything to everyone is faster than two
-///   kPieceBytes                         of a piece
-///   part_bytes(bytes, Kind)             of the messages that these bytes are sent in
-///   pieces_ahead()                      under way while one is reduced
-///   Request                            a message under way, movable; withdrawn when it goes before it is finished
-///   start(Direction, Buffer, Channel)   starts one
-///   finish(Request&, Deadline)         returns when its memory is free or filled; throws as Backend's calls do
-///   start_message(Direction, tensor, peer, tag, fingerprint)   as Backend's start_send and start_recv
-///   abort(cause)                        as Backend's
-///   keep(tensor)                        of a failed call, in case that a withdrawn request may still use it
+///   kSmallBytes                         largest tensor for which one round (all data to all ranks) beats two rounds
+///   kPieceBytes                         size of a piece
+///   part_bytes(bytes, Kind)             largest message into which a buffer of `bytes` is split
+///   pieces_ahead()                      largest number of pieces in transit at a time
+///   Request                             a message in transit; movable; its destructor cancels an unfinished message
+///   start(Direction, Buffer, Channel)   starts a message and returns its Request
+///   finish(Request&, Deadline)          blocks until the buffer is sent or filled; throws like the calls of Backend
+///   start_message(Direction, tensor, peer, tag, fingerprint)   like start_send and start_recv of Backend
+///   abort(cause)                        like abort of Backend
+///   keep(tensor)                        keeps memory of a failed call alive if a canceled request may still use it
 template <class Link>
 class MessageBackend final : public Backend {
  public:
@@ -136,7 +146,8 @@ class MessageBackend final : public Backend {
         receives, sends);
   }
 
-  // Dissemination: in round k every rank hears from the one 2^k before it, and so, in the end, from all.
+  // Dissemination barrier: in round k each rank receives a token from the rank 2^k before it. After all rounds each
+  // rank has heard from all others, directly or indirectly.
   void barrier(const CallInfo& call) override {
     auto tokens = room(2);
     guard([&] {
@@ -160,10 +171,9 @@ class MessageBackend final : public Backend {
  private:
   using Shipments = std::vector<typename Link::Request>;
 
-  static constexpr int64_t kKeptBytes = int64_t{16}
-                                        << 20;  // room for what arrives is kept for the next call up to this
+  static constexpr int64_t kKeptBytes = int64_t{16} << 20;  // a larger scratch buffer is freed after the call
 
-  // Beginning with the next one so that not all turn to the same peer at once.
+  // Starts with the next rank, so that ranks do not all send to the same peer at once.
   static std::vector<int> others(const BackendContext& context) {
     std::vector<int> result;
     for (int step = 1; step < context.size; ++step) result.push_back((context.rank + step) % context.size);
@@ -178,12 +188,12 @@ class MessageBackend final : public Backend {
   static Channel inputs(const CallInfo& call) { return {call.fingerprint, Channel::Kind::kInputs}; }
   static Channel results(const CallInfo& call) { return {call.fingerprint, Channel::Kind::kResults}; }
   static Channel one_way(const CallInfo& call) { return {call.fingerprint, Channel::Kind::kOneWay}; }
-  // Both ends of a message must mean the same size: it is part of its channel.
+  // The size is part of the channel, so that both ends match only if they expect the same size.
   static Channel sized(const CallInfo& call, const at::Tensor& part) {
     return {call.fingerprint ^ ((part.nbytes() + 1) * 0x9e3779b97f4a7c15), Channel::Kind::kOneWay};
   }
 
-  // Empty buffers are not sent: both sides know their sizes.
+  // Empty buffers are not sent: both sides know the sizes.
   void start(Shipments& requests, Direction direction, Buffer buffer, const Channel& channel) {
     for (const size_t most = Link::part_bytes(buffer.bytes, channel.kind); buffer.bytes > 0;) {
       size_t bytes = std::min(buffer.bytes, most);
@@ -205,7 +215,7 @@ class MessageBackend final : public Backend {
 
   // --- memory
 
-  // For what arrives and is not a result. The next call may get the same.
+  // Scratch memory for received inputs. The next call may reuse it.
   at::Tensor room(int64_t bytes) {
     if (!room_.defined() || room_.numel() < bytes) room_ = at::empty({bytes}, at::kByte);
     return room_;
@@ -241,7 +251,8 @@ class MessageBackend final : public Backend {
     reduce_rows(bytes_of(data), bytes_of(data), bytes_of(rows), bytes, data.scalar_type(), op);
   }
 
-  // What this rank has sent of another's slice is overwritten by the result, which comes only when that has arrived.
+  // The reduced slice of a peer overwrites this rank's input for that slice. That is safe: the peer sends the result
+  // only after it has received the input.
   void all_reduce_in_pieces(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     const Pieces pieces(data, size_, Link::kPieceBytes);
     Shipments gathered;
@@ -253,7 +264,7 @@ class MessageBackend final : public Backend {
     finish(gathered, call.deadline);
   }
 
-  // The root's own slice is reduced in place; the others send it theirs.
+  // On the root: reduces its own slice in place and receives the slices that the other ranks have reduced.
   void reduce_here(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     const Pieces pieces(data, size_, Link::kPieceBytes);
     Shipments gathered;
@@ -287,8 +298,8 @@ class MessageBackend final : public Backend {
     finish(all, call.deadline);
   }
 
-  // Each rank gets its slice from the root and passes it on, so that the root sends the data about twice and not once
-  // to everyone; it keeps its own slice to send to all.
+  // Each rank receives its slice from the root and sends it to the other ranks. The root also sends its own slice to
+  // all ranks. So the root sends the data about twice, not once per rank.
   void broadcast_in_slices(const at::Tensor& data, int root, const CallInfo& call) {
     const Pieces pieces(data, size_, Link::kPieceBytes);
     auto buffer = [&](int peer, int slice) {
@@ -307,7 +318,7 @@ class MessageBackend final : public Backend {
     finish(second, call.deadline);
   }
 
-  // `rows` holds `bytes` from each rank, one rank after the other; `own` stands in for this rank's.
+  // `rows` holds `bytes` of each rank, in the order of ranks. `own` replaces the row of this rank.
   void reduce_rows(void* output, const void* own, const char* rows, size_t bytes, at::ScalarType dtype,
                    ReduceOp op) const {
     c10::SmallVector<const void*, 16> sources;
@@ -316,7 +327,7 @@ class MessageBackend final : public Backend {
                     dtype, op);
   }
 
-  // Starts to receive a piece of every other slice, reduced, where it belongs.
+  // Starts to receive piece `index` of every other slice, already reduced, into its final position.
   void expect_reduced(Shipments& gathered, const Pieces& pieces, int64_t index, const CallInfo& call) {
     for (int peer : others_) {
       Piece piece = pieces.piece(peer, index);
@@ -324,8 +335,8 @@ class MessageBackend final : public Backend {
     }
   }
 
-  // Writes this rank's slice of `data`, reduced over all ranks, to `output`, and tells of each piece when it is started
-  // and when it is there.
+  // Writes this rank's slice of `data`, reduced over all ranks, to `output`. Calls started(index) before the messages
+  // of a piece are started, and reduced(piece) when the piece is in `output`.
   template <class Started, class Reduced>
   void reduce_slices(char* output, const at::Tensor& data, ReduceOp op, const CallInfo& call, const Started& started,
                      const Reduced& reduced) {
@@ -361,7 +372,7 @@ class MessageBackend final : public Backend {
   const int size_;
   const std::vector<int> others_;
   Link link_;
-  at::Tensor room_;  // only the thread that makes collective calls
+  at::Tensor room_;  // used only by the thread that makes collective calls
 };
 
 }  // namespace lockstep::messages

@@ -16,8 +16,8 @@
 namespace lockstep::mpi {
 namespace {
 
-/// Which process of which mpirun this is. Known before MPI begins, since processes that pass for the same one must not
-/// begin it.
+/// Identifies this process among those of mpirun. Read before MPI_Init, because two processes with the same identity
+/// must not both call MPI_Init.
 struct RankIdentity {
   std::string job;
   int rank = 0;  // in MPI_COMM_WORLD
@@ -50,8 +50,8 @@ RankIdentity identify(const BackendContext& context) {
 
 /// The ranks' identities, exchanged through the store.
 struct Identities {
-  std::vector<int> world_ranks;  // in MPI_COMM_WORLD, of each rank of the group
-  int64_t number = 0;            // rank 0 gives each group that it leads another
+  std::vector<int> world_ranks;  // rank in MPI_COMM_WORLD of each rank of the group
+  int64_t number = 0;            // chosen by rank 0: different for each of its groups
 };
 
 Identities exchange_identities(const BackendContext& context) {
@@ -61,7 +61,7 @@ Identities exchange_identities(const BackendContext& context) {
       context.store->all_gather("mpi", context.rank, context.size,
                                 pack({mine.job, std::to_string(mine.rank), std::to_string(groups++)}), context.timeout);
   Identities result;
-  std::map<int, int> holders;  // of each rank in MPI_COMM_WORLD
+  std::map<int, int> holders;  // world rank to group rank
   for (int rank = 0; rank < context.size; ++rank) {
     const auto fields = unpack(identities[rank]);
     const int world_rank = static_cast<int>(to_number(fields.at(1)));
@@ -82,11 +82,11 @@ int most_tag() {
   int* value = nullptr;
   int is_set = 0;
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &is_set), "MPI_Comm_get_attr");
-  return is_set ? *value : 32767;  // what MPI guarantees
+  return is_set ? *value : 32767;  // the minimum that MPI guarantees
 }
 
-// Groups that are made at the same time need tags of their own, and these are seen by a program that receives any tag
-// in MPI_COMM_WORLD: from the upper end, where it is least likely to have its own.
+// Groups that are created at the same time need different tags. The tags are taken from the upper end of the range,
+// where they are least likely to collide with tags that the program uses in MPI_COMM_WORLD.
 int creation_tag(const Identities& ranks) {
   int world_size = 0;
   check(MPI_Comm_size(MPI_COMM_WORLD, &world_size), "MPI_Comm_size");
@@ -116,7 +116,7 @@ Communicators create_communicators(const Identities& ranks) {
 Communicators make_communicators(const BackendContext& context) {
   const auto ranks = exchange_identities(context);
   Library::of_process().begin(context);
-  auto made = std::make_shared<Communicators>();  // outlives a wait that was given up
+  auto made = std::make_shared<Communicators>();  // shared with the thread, which may outlive this function
   await(run_apart("MPI_Comm_create_group", [=] { *made = create_communicators(ranks); }), context,
         "MPI_Comm_create_group", "it blocks until all ranks of the group call it");
   return *made;

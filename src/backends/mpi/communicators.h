@@ -6,18 +6,18 @@
 
 namespace lockstep::mpi {
 
-/// The communicators of one group, which no one else uses; ranks in them are the group's.
+/// The communicators of one group, used only by that group. Their ranks are those of the group.
 struct Communicators {
   MPI_Comm collectives = MPI_COMM_NULL;
   MPI_Comm messages = MPI_COMM_NULL;
-  int tag_bits = 0;  // a tag may have
+  int tag_bits = 0;  // usable bits of a tag
 };
 
-/// Collective over the group. UsageError when mpirun did not start this process, or did not start all of them as
-/// processes of their own.
+/// Collective over the group. Throws UsageError when mpirun did not start this process, when several mpirun started the
+/// ranks, or when two ranks are the same process of mpirun.
 Communicators make_communicators(const BackendContext& context);
 
-/// Local, as MPI implements it: messages that are under way arrive. Does nothing once MPI has ended.
+/// Not collective in the MPI implementations: messages in transit still arrive. Does nothing after MPI_Finalize.
 void free(Communicators& communicators) noexcept;
 
 }  // namespace lockstep::mpi

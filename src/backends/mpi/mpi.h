@@ -1,6 +1,6 @@
 #pragma once
 
-// MPI's header without its C++ bindings, which are deprecated and would have to be linked.
+// MPI's header without the C++ bindings, which are deprecated and would need a library.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
@@ -9,10 +9,10 @@
 
 namespace lockstep::mpi {
 
-/// What MPI says about one of its error codes.
+/// Returns MPI's description of an error code.
 std::string describe_error(int code);
 
-/// SystemError, naming the call, unless the code is that of success.
+/// Throws SystemError naming the call, unless the code is MPI_SUCCESS.
 void check(int code, const char* call);
 
 }  // namespace lockstep::mpi

@@ -15,8 +15,8 @@
 namespace lockstep::mpi {
 namespace {
 
-// Between looks into MPI, which cost some 20 us. What collectives leave to be moved is rare: connections that are being
-// made, and sockets that are full.
+// Pauses between progress calls into MPI, which cost about 20 us each. Collectives rarely need them: only while
+// connections are being established and while sockets are full.
 constexpr auto kPause = std::chrono::milliseconds(20);
 constexpr auto kPauseWithMessages = std::chrono::milliseconds(1);
 constexpr auto kLook = std::chrono::milliseconds(10);
@@ -119,7 +119,7 @@ void Library::leave(bool in_order) noexcept {
   std::unique_lock lock(mutex_);
   has_failed_ |= !in_order;
   if (--groups_ > 0) return;
-  changed_.wait(lock, [&] { return !is_moving_; });  // the program may end MPI next
+  changed_.wait(lock, [&] { return !is_moving_; });  // the program may call MPI_Finalize next
   if (!is_exiting_) return;
   lock.unlock();
   finalize();
@@ -135,7 +135,7 @@ void Library::end_message() noexcept {
   --messages_;
 }
 
-// Any call into MPI moves all messages on.
+// Any call into MPI makes progress on all messages.
 void Library::move_messages() {
   std::unique_lock lock(mutex_);
   while (!is_exiting_) {
@@ -154,7 +154,7 @@ void Library::move_messages() {
   }
 }
 
-// Groups that static variables hold are destroyed after this. A process that was forked has neither the thread nor MPI.
+// Runs at exit. Groups in static variables are destroyed later. A forked child has neither the thread nor MPI.
 void Library::on_exit() {
   if (::getpid() != process_) return;
   std::unique_lock lock(mutex_);

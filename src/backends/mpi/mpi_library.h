@@ -13,30 +13,31 @@
 
 namespace lockstep::mpi {
 
-/// MPI in this process: begun once, before the first group, and ended when the program ends. Thread-safe.
+/// MPI in this process: initialized once, before the first group, and finalized at exit. Thread-safe.
 ///
-/// MPI_Finalize waits for every process that mpirun started, and mpirun takes a process that ends without it for a
-/// failure. So it is called at exit when all groups were left in order, and not when the program ends in the middle of
-/// one: mpirun then ends the others. After a failure it is given a few seconds only, since a rank that hangs would not
-/// come.
+/// MPI_Finalize blocks until every process that mpirun started calls it. mpirun treats a process that exits without
+/// MPI_Finalize as failed and ends the others. So MPI_Finalize is called at exit after all groups were destroyed, but
+/// not when the program exits inside a group. After a failure MPI_Finalize gets only a few seconds, because a rank that
+/// hangs would never call it.
 class Library {
  public:
-  /// The only one, which is never destroyed: MPI's state belongs to the process.
+  /// The single instance. Never destroyed, because MPI's state belongs to the process.
   static Library& of_process();
 
-  /// Begins MPI, unless it has begun. Collective over all processes that mpirun started. UsageError when the program
-  /// began MPI itself, and in a way that allows no threads, or has ended it.
+  /// Initializes MPI unless it is initialized. Collective over all processes that mpirun started. Throws UsageError
+  /// when the program initialized MPI without MPI_THREAD_MULTIPLE, or has finalized it.
   void begin(const BackendContext& context);
 
-  /// While a group uses MPI its messages move, also when no thread of this process waits for one: others may.
+  /// Between enter() and leave() a thread makes progress on messages, even when no thread of this process waits for
+  /// one: another process may. `in_order` is false when the group failed.
   void enter();
   void leave(bool in_order) noexcept;
 
-  /// From one to the other a message between two ranks is under way, which should not take long.
+  /// Between begin_message() and end_message() progress is made more often, for low latency.
   void begin_message();
   void end_message() noexcept;
 
-  /// Keeps the tensor until the process ends: MPI may still use its memory.
+  /// Keeps the tensor alive until the process ends, because MPI may still use its memory.
   void keep(const at::Tensor& tensor);
 
  private:
@@ -53,19 +54,19 @@ class Library {
   std::thread mover_;               // guarded by mutex_
   int groups_ = 0;                  // guarded by mutex_
   int messages_ = 0;                // guarded by mutex_
-  bool is_moving_ = false;          // guarded by mutex_: the mover is inside MPI
-  int process_ = 0;                 // constant once groups are made: whose MPI this is
-  bool is_ours_ = false;            // constant once groups are made: we began MPI, and shall end it
-  bool has_failed_ = false;         // guarded by mutex_ until the last group is left: some was not left in order
+  bool is_moving_ = false;          // guarded by mutex_: mover_ is inside MPI
+  int process_ = 0;                 // constant once groups exist: the process that initialized MPI
+  bool is_ours_ = false;            // constant once groups exist: lockstep initialized MPI and must finalize it
+  bool has_failed_ = false;         // guarded by mutex_ until the last leave(): some group failed
   bool is_exiting_ = false;         // guarded by mutex_
   std::vector<at::Tensor> kept_;    // guarded by mutex_
 };
 
-/// Waits for what was started elsewhere, but no longer than the group's time-out, nor when the job fails meanwhile:
-/// MPI itself would wait for ever for a rank that is gone. The TimeoutError names `call` and the remedy.
+/// Blocks until the future is ready. Throws the cause when the job fails meanwhile, and TimeoutError, naming `call` and
+/// the remedy, after the group's time-out. MPI itself would block forever on a dead rank.
 void await(const std::shared_future<void>& future, const BackendContext& context, const char* call, const char* remedy);
 
-/// Runs `body`, which may wait inside MPI, on a thread that can be left behind.
+/// Runs `body`, which may block inside MPI, on a detached thread.
 std::shared_future<void> run_apart(const char* purpose, std::function<void()> body);
 
 }  // namespace lockstep::mpi

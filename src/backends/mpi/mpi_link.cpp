@@ -23,7 +23,7 @@ using messages::Channel;
 using messages::Direction;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLooks = 2000;  // some hundred microseconds
+constexpr int kLooks = 2000;  // a few hundred microseconds
 constexpr auto kYielding = std::chrono::microseconds(500);
 constexpr auto kLongestSleep = std::chrono::milliseconds(1);
 constexpr int kLaneBits = 2;
@@ -47,7 +47,8 @@ MpiLink::Request::Request(Request&& other) noexcept
       buffer_(other.buffer_),
       request_(std::exchange(other.request_, MPI_REQUEST_NULL)) {}
 
-// MPI can take back a receive that nothing has come for. Anything else is left to it, with the memory.
+// MPI can cancel a receive that has not matched a message. Any other request stays with MPI, and its memory must stay
+// alive.
 MpiLink::Request::~Request() {
   if (request_ == MPI_REQUEST_NULL) return;
   int is_over = 0;
@@ -68,7 +69,7 @@ bool MpiLink::Request::is_done() {
   return true;
 }
 
-/// A message of the user's. A send is over when it is received.
+/// A message between two ranks that the user sends. A send is done when it was received.
 class MpiLink::Message final : public Transfer {
  public:
   Message(MpiLink& link, Direction direction, const at::Tensor& data, int peer, int tag)
@@ -107,7 +108,7 @@ class MpiLink::Message final : public Transfer {
   const int peer_;
   const at::Tensor data_;
   std::mutex mutex_;
-  std::vector<Request> shipments_;  // guarded by mutex_: those under way
+  std::vector<Request> shipments_;  // guarded by mutex_: unfinished requests
 };
 
 // --- the link
@@ -119,7 +120,7 @@ MpiLink::MpiLink(const BackendContext& context)
   Library::of_process().enter();
 }
 
-// What is left of a broken group must not reach a later one that gets the same communicator.
+// The communicators of a broken group are not freed: MPI could reuse them, and old messages could reach a new group.
 MpiLink::~MpiLink() {
   if (communicators_.collectives == MPI_COMM_NULL) return;
   const bool in_order = !is_aborted_ && !has_orphans_;
@@ -127,15 +128,15 @@ MpiLink::~MpiLink() {
   Library::of_process().leave(in_order);
 }
 
-// Tags have fewer bits than fingerprints. Ranks that make the same calls send and receive in the same order, so that
-// equal tags of different calls do no harm; the bits are for ranks that make different ones.
+// Tags have fewer bits than fingerprints, so different calls may get equal tags. That is harmless for ranks that make
+// the same calls, because they send and receive in the same order. The bits detect ranks that make different calls.
 int MpiLink::collective_tag(const Channel& channel) const {
   const int bits = communicators_.tag_bits - kLaneBits;
   return static_cast<int>(channel.fingerprint >> (64 - bits)) << kLaneBits | static_cast<int>(channel.kind);
 }
 
-// Messages of different tags may be received in another order than they were sent: the user's tag must be there whole.
-// Those of one tag are kept in order by MPI; the rest of the bits are for ends that do not mean the same message.
+// Messages with different tags may be received in a different order than they were sent, so the tag must contain the
+// whole user tag. MPI keeps messages with equal tags in order. The remaining bits detect ends that do not match.
 int MpiLink::message_tag(uint32_t tag, uint64_t fingerprint) const {
   const int user_bits = std::min(kUserTagBits, communicators_.tag_bits);
   const int bits = communicators_.tag_bits - user_bits;
@@ -178,7 +179,7 @@ void MpiLink::finish(Request& request, Deadline deadline) {
   wait([&] { return request.is_done(); }, request.buffer_.peer, request.direction_, deadline);
 }
 
-// Looking moves MPI's messages. The longer it takes, the longer the thread sleeps between looks.
+// Polling makes progress in MPI. The longer the wait, the longer the thread sleeps between polls.
 template <class IsDone>
 void MpiLink::wait(const IsDone& is_done, int peer, Direction direction, Deadline deadline) {
   for (int look = 0; look < looks_; ++look)

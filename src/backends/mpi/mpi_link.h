@@ -15,20 +15,20 @@
 
 namespace lockstep::mpi {
 
-/// The ranks of one group, joined by MPI: what messages::MessageBackend wants. Thread-safe.
+/// The Link of messages::MessageBackend over MPI. Thread-safe.
 class MpiLink {
  public:
   class Request;
 
   static constexpr int64_t kSmallBytes = 32 << 10;
   static constexpr int64_t kPieceBytes = 256 << 10;
-  /// Short ones go in messages that MPI sends at once, before the receiver asks for them; none is longer than MPI's int
-  /// can count.
+  /// Short buffers are split into messages that MPI sends eagerly. No message exceeds the range of int, in which MPI
+  /// counts bytes.
   static size_t part_bytes(size_t bytes, messages::Channel::Kind kind) {
     return bytes <= 16 << 10 && kind != messages::Channel::Kind::kOneWay ? 4000 : size_t{1} << 30;
   }
 
-  /// On one host it is this process that copies what arrives: best when it is about to reduce it.
+  /// On one host the receiving process copies the data itself: the copy is best made right before the reduction.
   int64_t pieces_ahead() const { return is_on_one_host_ ? 1 : 4; }
 
   /// Collective.
@@ -43,7 +43,7 @@ class MpiLink {
 
   void abort(std::exception_ptr cause) noexcept;
 
-  /// Until the process ends, if a request was withdrawn that MPI did not let go of.
+  /// Keeps the tensor alive until the process ends if MPI may still use the memory of a canceled request.
   void keep(const at::Tensor& tensor);
 
  private:
@@ -61,21 +61,22 @@ class MpiLink {
 
   Communicators communicators_;  // constant after construction; null for a single rank
   const bool is_on_one_host_;
-  const int looks_;  // before a thread that waits lets others run
+  const int looks_;  // polls before a waiting thread yields
   std::atomic<bool> is_aborted_{false};
-  std::atomic<bool> has_orphans_{false};  // requests that could not be withdrawn
+  std::atomic<bool> has_orphans_{false};  // some request could not be canceled
   std::mutex mutex_;
   std::exception_ptr cause_;  // guarded by mutex_
 };
 
-/// Bytes under way to or from one peer. One thread at a time.
+/// A message in transit to or from one peer. Not thread-safe.
 class MpiLink::Request {
  public:
   Request(Request&& other) noexcept;
   Request& operator=(Request&&) = delete;
   ~Request();
 
-  /// MismatchError when other bytes arrived than were expected; PeerError for whatever else MPI reports.
+  /// Polls. Throws MismatchError when the number of received bytes is not the expected one, and PeerError for all other
+  /// errors of MPI.
   bool is_done();
 
  private:

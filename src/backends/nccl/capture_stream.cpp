@@ -12,15 +12,15 @@
 namespace lockstep::nccl {
 namespace {
 
-/// Orders `later` after what `earlier` was given up to now.
+/// Makes the next work on `later` wait for all work queued on `earlier` so far.
 void order(const c10::cuda::CUDAStream& earlier, const c10::cuda::CUDAStream& later) {
   at::cuda::CUDAEvent event;
   event.record(earlier);
   event.block(later);
 }
 
-/// What other threads do to the GPU meanwhile, as loading data, is none of the capture's business. LibTorch has this
-/// choice since 2.1.
+/// Thread-local mode: GPU calls of other threads, for example data loading, must not invalidate the capture. LibTorch
+/// offers the mode since 2.1.
 template <class Graph>
 void begin_capture(Graph& graph, const at::cuda::MempoolId_t& pool) {
   if constexpr (requires { graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal); })
@@ -29,7 +29,7 @@ void begin_capture(Graph& graph, const at::cuda::MempoolId_t& pool) {
     graph.capture_begin(pool);
 }
 
-/// Orders the stream after another one when it goes, whatever happened meanwhile.
+/// Makes one stream wait for another on destruction, also when an exception is thrown.
 class OrderAtEnd {
  public:
   OrderAtEnd(const c10::cuda::CUDAStream& earlier, const c10::cuda::CUDAStream& later)
@@ -37,7 +37,7 @@ class OrderAtEnd {
   ~OrderAtEnd() {
     try {
       order(earlier_, later_);
-    } catch (const c10::Error&) {  // the GPU has failed, which whoever uses it next is told
+    } catch (const c10::Error&) {  // the GPU failed; the next CUDA call reports it
     }
   }
   OrderAtEnd(const OrderAtEnd&) = delete;
@@ -48,7 +48,7 @@ class OrderAtEnd {
   const c10::cuda::CUDAStream& later_;
 };
 
-/// LibTorch has this since 2.2.
+/// LibTorch has these functions since 2.2.
 template <class Allocator>
 void end_pool(Allocator* allocator, c10::DeviceIndex gpu, const at::cuda::MempoolId_t& pool) {
   if constexpr (requires { allocator->endAllocateToPool(gpu, pool); }) {
@@ -87,13 +87,13 @@ class OneGraph final : public CaptureStream {
   void replay() override { graph_->replay(); }
 
  private:
-  /// LibTorch does not clean up behind a capture that the driver finds void: its allocator would go on filling the
-  /// pool, and its random numbers wait for the end. A capture that succeeds ends that.
+  /// LibTorch does not clean up after an invalidated capture: its allocator keeps allocating from the pool of the
+  /// graph, and its random number generator stays in capture mode. A capture that succeeds resets both.
   void give_up(const at::cuda::MempoolId_t& pool) {
     auto try_to = [](auto&& call) {
       try {
         call();
-      } catch (const c10::Error&) {  // it was done already
+      } catch (const c10::Error&) {  // already done
       }
     };
     try_to([&] { graph_->capture_end(); });

@@ -7,17 +7,18 @@
 
 namespace lockstep::nccl {
 
-/// A stream of a GPU beside the current one, on which work is tried, and then captured in a CUDA graph, which the
-/// current stream repeats. The default stream cannot be captured. Not thread-safe.
+/// A side stream of a GPU for warming up work and capturing it into a CUDA graph, which the current stream then
+/// replays. A side stream is needed because the default stream cannot be captured. Not thread-safe.
 class CaptureStream {
  public:
   virtual ~CaptureStream() = default;
 
-  /// Does the work there, after what the current stream was given so far; that one goes on after it.
+  /// Runs the work on the side stream, after the work queued on the current stream so far. Later work of the current
+  /// stream waits for it.
   virtual void run(const std::function<void()>& work) = 0;
-  /// Remembers what the work would do, and does not do it. Throws what the work throws, or the driver's c10::Error.
+  /// Captures the work without executing it. Rethrows exceptions of the work; throws c10::Error when the capture fails.
   virtual void capture(const std::function<void()>& work) = 0;
-  /// Does, on the current stream, what was captured.
+  /// Replays the captured work on the current stream.
   virtual void replay() = 0;
 };
 std::unique_ptr<CaptureStream> make_capture_stream(c10::Device gpu);

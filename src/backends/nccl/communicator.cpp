@@ -40,8 +40,8 @@ Communicator::Communicator(std::shared_ptr<Store> store, std::string key, int ra
   if (rank_ == 0) store_->set(key_, fresh_id());
 }
 
-// NCCL needs half a second for it, and as long as a graph lives in which its calls are captured. At the end of the
-// process it may be too late for it.
+// Destroying a communicator takes NCCL 0.5 s, and as long as a CUDA graph with captured calls exists. So a background
+// thread does it. At the end of the process it may be too late; then run_in_background does nothing.
 Communicator::~Communicator() {
   if (!raw_ || cause_) return;
   const auto destroy = [raw = raw_.load(), gpu = gpu_] {
@@ -50,7 +50,7 @@ Communicator::~Communicator() {
   };
   try {
     run_in_background("destroying an NCCL communicator", destroy);
-  } catch (const Error&) {  // no thread to be had: it takes the caller's time
+  } catch (const Error&) {  // no thread available: destroys it on this thread
     destroy();
   }
 }
@@ -78,7 +78,7 @@ bool Communicator::is_ready() {
         ncclCommInitRankConfig(&made, size_, to_id(store_->get(key_, std::chrono::seconds(10))), rank_, &config);
     if (result != ncclSuccess && result != ncclInProgress) fail(result, "creating a communicator", nullptr);
     raw_ = made;
-    if (is_aborted()) end();  // whoever aborted it has not seen it
+    if (is_aborted()) end();  // abort() ran before raw_ was set
     throw_if_aborted();
   }
   ncclResult_t state = ncclSuccess;
@@ -126,7 +126,7 @@ void Communicator::call(const char* doing, Deadline deadline, const std::functio
 void Communicator::check_health() {
   throw_if_aborted();
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || !is_ready_) return;  // a call under way looks itself, and may be stuck until an abort
+  if (!lock || !is_ready_) return;  // a call in progress checks the state itself, and may block until an abort
   throw_if_aborted();
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(raw_, &state), "reading the error state", raw_);
@@ -139,14 +139,16 @@ void Communicator::abort(std::exception_ptr cause) noexcept {
     if (cause_) return;
     cause_ = std::move(cause);
   }
-  // A thread may be stuck in a call of NCCL because the device takes no more work, until this ends what it works on.
+  // A thread that holds mutex_ may be blocked in NCCL because the device accepts no more work. Only the abort below
+  // ends that, so the wait for the mutex is limited.
   ncclComm_t raw = nullptr;
   {
     std::unique_lock lock(mutex_, kLongestCall);
     raw = raw_.exchange(nullptr);
   }
   c10::cuda::set_device(gpu_);
-  if (raw) ncclCommAbort(raw);  // which may wait for graphs to go: without the mutex, so that their owner can unwind
+  // Without the mutex: the call may wait until graphs are destroyed, and their owner may need the mutex to unwind.
+  if (raw) ncclCommAbort(raw);
 }
 
 void Communicator::end() {

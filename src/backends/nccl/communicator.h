@@ -15,32 +15,34 @@
 
 namespace lockstep::nccl {
 
-/// Some ranks, each with its GPU, as NCCL sees them. Made without waiting, so that a rank that does not come can be
-/// given up. Thread-safe.
+/// An NCCL communicator, created without blocking, so that the caller can time out when a rank does not arrive.
+/// Thread-safe.
 class Communicator {
  public:
-  /// The ranks meet in the store, under a key that is theirs alone. The calling thread's current GPU is this rank's.
+  /// The ranks exchange the communicator id in the store under `key`, which must be unique. The communicator uses the
+  /// calling thread's current GPU.
   Communicator(std::shared_ptr<Store> store, std::string key, int rank, int size);
-  /// What the device still does for it goes on.
+  /// Does not wait for calls that the device still executes.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  /// Whether all ranks have come; gets on with meeting them.
+  /// Returns whether all ranks have joined. Also advances the initialization, so call it repeatedly.
   bool is_ready();
-  /// Returns when they have. TimeoutError after the deadline.
+  /// Blocks until all ranks have joined. Throws TimeoutError after the deadline.
   void await(Deadline deadline);
 
-  /// Makes calls of NCCL, once ready; `doing` is for errors. The first ones connect the ranks, for which the others
-  /// must make theirs: only when has_begun() says so does the device have them, and more may be made.
+  /// Makes NCCL calls; requires is_ready(). `doing` names the call in errors. The first calls connect the ranks, for
+  /// which the other ranks must make the same calls. Once has_begun() returns true, the calls are queued on the device
+  /// and further calls may be made.
   void begin(const char* doing, const std::function<ncclResult_t(ncclComm_t)>& calls);
   bool has_begun(const char* doing);
-  /// Both, one after the other. TimeoutError after the deadline.
+  /// begin(), then blocks until has_begun(). Throws TimeoutError after the deadline.
   void call(const char* doing, Deadline deadline, const std::function<ncclResult_t(ncclComm_t)>& calls);
-  /// Throws when NCCL has found out that something is wrong since. Never waits.
+  /// Throws when NCCL has reported an asynchronous error, or the cause after an abort. Never blocks.
   void check_health();
 
-  /// Ends what waits, here and on the device; all of the above throw `cause` from then on. May take a while.
+  /// Aborts calls on the host and on the device. All functions above throw `cause` afterwards. May block.
   void abort(std::exception_ptr cause) noexcept;
 
  private:
@@ -54,10 +56,10 @@ class Communicator {
   const int size_;
   const c10::DeviceIndex gpu_;
   std::timed_mutex mutex_;
-  std::atomic<ncclComm_t> raw_ = nullptr;  // guarded by mutex_, but for an abort that has waited for it long enough
+  std::atomic<ncclComm_t> raw_ = nullptr;  // guarded by mutex_, except in an abort that could not lock it in time
   bool is_ready_ = false;                  // guarded by mutex_
   std::mutex cause_mutex_;
-  std::exception_ptr cause_;  // guarded by cause_mutex_: why it is aborted
+  std::exception_ptr cause_;  // guarded by cause_mutex_: why the communicator was aborted
 };
 
 }  // namespace lockstep::nccl

@@ -9,7 +9,7 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   const bool is_bool = a.scalar_type() == at::kBool;
   switch (op) {
     case ReduceOp::kSum:
-    case ReduceOp::kAvg:  // floating point, which NCCL averages itself
+    case ReduceOp::kAvg:  // not reached: NCCL averages floating-point tensors itself
       return is_bool ? a.logical_or(b) : a + b;
     case ReduceOp::kProduct:
       return is_bool ? a.logical_and(b) : a * b;

@@ -6,7 +6,7 @@
 
 namespace lockstep::nccl {
 
-/// What NCCL does not reduce itself: the parts of all ranks, one in each row, in the order of ranks.
+/// Reduces the rows of a tensor, one row per rank, in the order of ranks. For operations that NCCL lacks.
 at::Tensor fold(const at::Tensor& rows, ReduceOp op);
 
 }  // namespace lockstep::nccl

@@ -6,13 +6,13 @@
 
 namespace lockstep::nccl {
 
-/// How many GPUs this process may use; 0 where there is no driver.
+/// The number of GPUs that this process may use; 0 without a driver.
 int visible_gpus();
 
-/// What tells the GPU from all others of this host.
+/// The PCI bus id of the GPU, unique on this host.
 std::string bus_id(c10::Device gpu);
 
-/// Makes it the calling thread's current device.
+/// Makes the GPU the calling thread's current device.
 void make_current(c10::Device gpu);
 
 /// Whether the calling thread's current stream is being captured into a CUDA graph.

@@ -9,7 +9,7 @@
 namespace lockstep::nccl {
 namespace {
 
-// What a container is given when nobody asks for more is too little for NCCL's ranks on one host.
+// The default size of /dev/shm in a container is too small for NCCL with several ranks on one host.
 std::string shared_memory_remedy(const std::string& words) {
   struct statvfs room {};
   if (words.find("shared memory") == std::string::npos || ::statvfs("/dev/shm", &room) != 0) return "";

@@ -30,16 +30,16 @@ namespace {
 
 using namespace nccl;
 
-constexpr int64_t kFoldBytes = 64 << 20;  // of all ranks' parts together, at a time
+constexpr int64_t kFoldBytes = 64 << 20;  // largest buffer for the parts of all ranks
 constexpr auto kAbortPause = std::chrono::microseconds(20);
 
 cudaStream_t current_cuda_stream() {
   return c10::cuda::getCurrentCUDAStream();
 }
 
-// NCCL would say so, too, when the first call connects the ranks, but not who.
+// NCCL itself reports shared GPUs only in the first call, and does not name the ranks.
 void refuse_shared_gpus(const BackendContext& context) {
-  const char* host = std::getenv("NCCL_HOSTID");  // what NCCL takes for the host, where it is given
+  const char* host = std::getenv("NCCL_HOSTID");  // overrides NCCL's identification of the host
   const auto gpus =
       context.store->all_gather("gpu", context.rank, context.size,
                                 pack({host ? host : this_process().host_id, bus_id(context.device)}), context.timeout);
@@ -73,7 +73,7 @@ class NcclBackend final : public Backend {
     return at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
   }
 
-  // NCCL takes its time, which nobody should have to wait for who is told of a failure.
+  // Aborting NCCL calls takes long. A background thread does it, so that the failure is reported without delay.
   void abort(std::exception_ptr cause) noexcept override {
     if (is_aborted_.exchange(true)) return;
     const auto end_calls = [communicator = communicator_, point_to_point = point_to_point_, cause] {
@@ -82,7 +82,7 @@ class NcclBackend final : public Backend {
     };
     try {
       run_in_background("aborting NCCL's calls", end_calls);
-    } catch (const Error&) {  // no thread to be had: it takes the caller's time
+    } catch (const Error&) {  // no thread available: aborts on this thread
       end_calls();
     }
   }
@@ -156,7 +156,7 @@ class NcclBackend final : public Backend {
       receives[rank_].view({-1}).copy_(sends[rank_].view({-1}));
     }
     with_ranks(call, "all_to_all", [&](ncclComm_t ranks) {
-      check(ncclGroupStart(), "all_to_all");  // what fails from here on, the end of the group returns
+      check(ncclGroupStart(), "all_to_all");  // errors of the calls below are returned by ncclGroupEnd
       for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         const auto& out = sends[peer];
@@ -168,7 +168,7 @@ class NcclBackend final : public Backend {
     });
   }
 
-  // The one call that the host waits for.
+  // The only collective that blocks the host.
   void barrier(const CallInfo& call) override {
     auto token = at::zeros({1}, at::TensorOptions(at::kByte).device(device_));
     all_reduce(token, ReduceOp::kSum, call);
@@ -178,7 +178,7 @@ class NcclBackend final : public Backend {
         throw TimeoutError("timed out: not all ranks reached the barrier");
       std::this_thread::sleep_for(kAbortPause);
     }
-    communicator_->check_health();  // what an abort has ended is done, too
+    communicator_->check_health();  // an aborted call is done too; this throws the cause
   }
 
   // --- messages
@@ -193,7 +193,7 @@ class NcclBackend final : public Backend {
   }
 
  private:
-  // Alone, NCCL reads and writes all of the data for an average, and nothing for a sum.
+  // With one rank, NCCL reads and writes all data for an average, but nothing for a sum.
   ncclRedOp_t operation_over_ranks(ReduceOp op) const {
     return operation(size_ == 1 && op == ReduceOp::kAvg ? ReduceOp::kSum : op);
   }
@@ -204,7 +204,7 @@ class NcclBackend final : public Backend {
     communicator_->call(doing, call.deadline, calls);
   }
 
-  // Every rank gets the parts of all and reduces them itself.
+  // Every rank gathers the tensors of all ranks and reduces them itself.
   void fold_everywhere(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool keeps_result) {
     c10::NoGradGuard no_grad;
     const auto flat = data.view({-1});
@@ -224,10 +224,10 @@ class NcclBackend final : public Backend {
   const std::shared_ptr<Store> store_;
   const c10::cuda::CUDAStream own_stream_;
   std::shared_ptr<Communicator> communicator_;  // constant after construction
-  std::unique_ptr<shm::CallLog> call_log_;      // the thread's whose turn it is; constant after construction
+  std::unique_ptr<shm::CallLog> call_log_;      // constant after construction; used only by the executing thread
   const std::shared_ptr<PointToPoint> point_to_point_;
-  at::cuda::CUDAEvent fork_;              // the thread's whose turn it is
-  std::shared_ptr<QueuedOnStream> last_;  // the thread's whose turn it is
+  at::cuda::CUDAEvent fork_;              // used only by the thread whose call is executing
+  std::shared_ptr<QueuedOnStream> last_;  // used only by the thread whose call is executing
   std::atomic<bool> is_aborted_ = false;
 };
 

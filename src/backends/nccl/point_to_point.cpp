@@ -20,9 +20,9 @@ constexpr auto kMailPause = std::chrono::microseconds(20);
 
 struct PointToPoint::Message {
   std::shared_ptr<Channel> channel;
-  at::Tensor data;                    // kept until it is done
-  at::cuda::CUDAEvent begin{};        // when the data is ready, or free to be written
-  mutable at::cuda::CUDAEvent end{};  // once it is on its way
+  at::Tensor data;                    // kept alive until the message is done
+  at::cuda::CUDAEvent begin{};        // when the data is ready to be read or written
+  mutable at::cuda::CUDAEvent end{};  // recorded once the message is queued on the device
   bool is_on_its_way = false;
 };
 
@@ -38,7 +38,8 @@ class PointToPoint::Channel {
 
   void post(std::shared_ptr<Message> message) { waiting_.push_back(std::move(message)); }
 
-  /// Sends on their way what can be. Never waits for the other rank, which may wait for another channel.
+  /// Queues waiting messages on the device, as far as possible. Never blocks on the other rank, which may be waiting
+  /// for another channel.
   void advance() {
     if (waiting_.empty() || !ranks_.is_ready()) return;
     for (; !waiting_.empty(); waiting_.pop_front()) {
@@ -69,8 +70,8 @@ class PointToPoint::Channel {
   const bool is_sender_;
   const c10::cuda::CUDAStream stream_;
   Communicator ranks_;
-  std::deque<std::shared_ptr<Message>> waiting_;  // for the connection
-  bool is_beginning_ = false;                     // the first of them
+  std::deque<std::shared_ptr<Message>> waiting_;  // messages that wait for the connection
+  bool is_beginning_ = false;                     // the first waiting message
 };
 
 class PointToPoint::MessageTransfer final : public Transfer {
@@ -116,7 +117,7 @@ std::unique_ptr<Transfer> PointToPoint::post(const Key& key, const at::Tensor& d
   return std::make_unique<MessageTransfer>(*this, std::move(message));
 }
 
-// Whoever waits for one message gets on with all of them: another rank may wait for those.
+// Advances all channels, not only the one of this message: another rank may be waiting for them.
 bool PointToPoint::is_done(const Message& message) {
   c10::cuda::CUDAGuard guard(device_);
   std::lock_guard work(work_mutex_);

@@ -16,20 +16,20 @@
 
 namespace lockstep::nccl {
 
-/// The messages of one rank. NCCL knows no tags and matches messages in the order of its calls, so that those of one
-/// tag from one rank to another have a communicator and a stream of their own, a channel, and no channel can hold up
-/// another. The first message of a channel connects its two ranks, while each of them is in wait() or is_done() of any
-/// message. Thread-safe.
+/// Send and receive over NCCL. NCCL has no tags and matches messages in the order of calls. So each combination of
+/// sender, receiver and tag is a channel with its own communicator and stream, and no channel blocks another. The first
+/// message of a channel connects its two ranks, while both ranks are in wait() or is_done() of any message.
+/// Thread-safe.
 class PointToPoint {
  public:
   PointToPoint(std::shared_ptr<Store> store, int rank, c10::Device device);
   ~PointToPoint();
 
-  /// After what the current stream was given so far. The transfer must not outlive the point_to_point.
+  /// Start after the work queued on the current stream so far. The transfer must not outlive this object.
   std::unique_ptr<Transfer> send(const at::Tensor& data, int to, uint32_t tag);
   std::unique_ptr<Transfer> receive(const at::Tensor& data, int from, uint32_t tag);
 
-  /// Ends what waits; all of the above throw `cause` from then on. May take a while.
+  /// Aborts all messages. All functions above throw `cause` afterwards. May block.
   void abort(std::exception_ptr cause) noexcept;
 
  private:
@@ -46,10 +46,10 @@ class PointToPoint {
   const std::shared_ptr<Store> store_;
   const int rank_;
   const c10::Device device_;
-  std::mutex work_mutex_;  // whose holder moves messages, and may be stuck until an abort
+  std::mutex work_mutex_;  // held while messages are queued; its holder may block in NCCL until an abort
   std::mutex mutex_;
-  std::map<Key, std::shared_ptr<Channel>> channels_;  // guarded by mutex_; they by work_mutex_, but for abort()
-  std::exception_ptr cause_;                          // guarded by mutex_: why it is aborted
+  std::map<Key, std::shared_ptr<Channel>> channels_;  // guarded by mutex_; contents by work_mutex_ except in abort()
+  std::exception_ptr cause_;                          // guarded by mutex_: why this was aborted
 };
 
 }  // namespace lockstep::nccl

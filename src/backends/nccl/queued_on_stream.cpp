@@ -10,7 +10,7 @@
 namespace lockstep::nccl {
 namespace {
 
-/// While it lives, this thread may ask about events although another one captures a graph.
+/// During its lifetime this thread may query events even while another thread captures a graph.
 class AskInPeace {
  public:
   AskInPeace() { C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }

@@ -11,17 +11,18 @@
 
 namespace lockstep::nccl {
 
-/// Which capture of a CUDA graph a stream is in; none is 0.
+/// Identifies the CUDA graph capture that a stream takes part in; 0 outside a capture.
 using CaptureId = unsigned long long;
 CaptureId capture_of(const c10::cuda::CUDAStream& stream);
 
-/// What a stream was given up to now. Inside a capture it means that place of the graph: streams of the same capture
-/// can be ordered after it, and nobody can wait for it.
+/// Marks the work queued on a stream so far. Inside a capture it marks a node of the graph: streams of the same capture
+/// can be ordered after it, but the host cannot wait for it.
 class Mark {
  public:
   explicit Mark(const c10::cuda::CUDAStream& stream);
 
-  /// Orders the stream after it, unless it is the same one, or in another capture, which comes later as a whole.
+  /// Makes the next work on `stream` wait for the mark. Does nothing if it is the same stream. Does nothing across
+  /// captures: a graph as a whole is replayed later.
   void order(const c10::cuda::CUDAStream& stream);
   void synchronize();
   bool is_done();
@@ -32,7 +33,7 @@ class Mark {
   at::cuda::CUDAEvent event_;
 };
 
-/// A call of the backend, with the communicator that it went to.
+/// A queued call of the backend and its communicator.
 class QueuedOnStream final : public QueuedCall {
  public:
   QueuedOnStream(const c10::cuda::CUDAStream& stream, std::shared_ptr<Communicator> communicator);

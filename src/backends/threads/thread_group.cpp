@@ -51,7 +51,8 @@ void ThreadGroup::meet(std::unique_lock<std::mutex>& lock, int rank, Deadline de
   if (cause_) leave(lock);
 }
 
-// A rank that leaves takes its memory along, so it stays until nobody uses it; nobody new begins once there is a cause.
+// After this rank has left, its memory may be freed. So it first waits until no rank runs `use`. Once cause_ is set, no
+// rank starts to run `use`.
 void ThreadGroup::leave(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
   changed_.wait(lock, [&] { return users_ == 0; });

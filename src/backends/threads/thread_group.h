@@ -14,26 +14,26 @@
 
 namespace lockstep::threads {
 
-/// One end of a message: memory that the other end copies from or into.
+/// One end of a message: the memory to copy from or into.
 struct MessageEnd {
   void* data = nullptr;
   int64_t bytes = 0;
-  uint64_t fingerprint = 0;  // of the message: equal on both ends
+  uint64_t fingerprint = 0;  // of the message; must be equal on both ends
   bool is_done = false;      // guarded by the group's mutex
   std::exception_ptr error;  // guarded by the group's mutex
 };
 
-/// Where the ranks of a group meet when they are threads of one process: they see each other's memory. Thread-safe.
+/// Connects the ranks of a group that are threads of one process and access each other's memory. Thread-safe.
 class ThreadGroup {
  public:
   explicit ThreadGroup(int size);
 
-  /// Shows `board` to all ranks, runs `use` when all have done the same, and returns when all have finished using what
-  /// they were shown. `use` may read every board and what it points to, and must not block. MismatchError when the
-  /// ranks come with different fingerprints.
+  /// Publishes `board` to all ranks, waits until all ranks have published theirs, runs `use`, and returns when all
+  /// ranks have finished `use`. `use` may access every board and the memory that the boards point to. It must not
+  /// block. Throws MismatchError when the fingerprints of the ranks differ.
   void share(int rank, const void* board, const CallInfo& call, const std::function<void()>& use);
 
-  /// The board of a rank, as that rank's type; only inside `use`.
+  /// The board of a rank. `Board` must be the type that the rank published. Call it only inside `use`.
   template <class Board>
   const Board& board(int rank) const {
     return *static_cast<const Board*>(boards_[rank]);
@@ -41,10 +41,10 @@ class ThreadGroup {
 
   void post_send(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end);
   void post_recv(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end);
-  /// Returns when the end is done. `peer` is whom it is with.
+  /// Blocks until the end is done. `peer` is the rank at the other end, for errors.
   void wait(const MessageEnd& end, int peer, Deadline deadline);
   bool is_done(const MessageEnd& end);
-  /// Takes the end back unless it is done: nobody touches its memory after this.
+  /// Cancels the end unless it is done. No rank accesses its memory afterwards.
   void withdraw(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end);
 
   void abort(std::exception_ptr cause);
@@ -62,11 +62,11 @@ class ThreadGroup {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<uint64_t> rounds_;          // guarded by mutex_: how often each rank has come to a meeting
-  std::vector<const void*> boards_;       // written before a meeting, read after it
+  std::vector<uint64_t> rounds_;          // guarded by mutex_: how often each rank has called meet()
+  std::vector<const void*> boards_;       // written before meet(), read after it
   std::vector<uint64_t> fingerprints_;    // the same
-  int users_ = 0;                         // guarded by mutex_: ranks that run `use` now
-  std::exception_ptr cause_;              // guarded by mutex_: set once aborted
+  int users_ = 0;                         // guarded by mutex_: ranks that currently run `use`
+  std::exception_ptr cause_;              // guarded by mutex_: set when the group is aborted
   std::map<Channel, Mailbox> mailboxes_;  // guarded by mutex_
 };
 

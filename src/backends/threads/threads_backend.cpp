@@ -47,7 +47,7 @@ class ThreadsBackend final : public Backend {
 
   void abort(std::exception_ptr cause) noexcept override { group_->abort(cause); }
 
-  // Every rank reduces its slice of all tensors and writes the result into all of them.
+  // Every rank reduces its slice of all tensors and writes the result to all tensors.
   void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
     group_->share(rank_, &data, call, [&] {
       Slice mine = slice_of(data.numel(), size_, rank_);
@@ -122,7 +122,7 @@ class ThreadsBackend final : public Backend {
   }
 
  private:
-  // All ranks' tensors, from element `begin` on.
+  // Pointers to element `begin` of the tensors of all ranks.
   std::vector<void*> all_from(int64_t begin) const {
     std::vector<void*> result;
     for (int r = 0; r < size_; ++r) {
@@ -141,9 +141,9 @@ constexpr const char* kHub = "group";
 constexpr const char* kAttached = "attached";
 constexpr const char* kComplete = "complete";
 
-// Rank 0 makes the group and tells the others its address, which means something to them because it is one process.
+// Rank 0 creates the group and publishes its address in the store. The address is valid for all ranks of one process.
 std::shared_ptr<ThreadGroup> host_hub(const BackendContext& context) {
-  // Given up for lost when a rank does not come in time: it might still come and look.
+  // Leaked when a rank does not arrive before the time-out: that rank may still read it later.
   auto* shown = new std::shared_ptr<ThreadGroup>(std::make_shared<ThreadGroup>(context.size));
   context.store->set(kHub, text(::getpid(), ' ', reinterpret_cast<uintptr_t>(shown)));
   context.store->get(kComplete, context.timeout);
