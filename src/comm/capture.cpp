@@ -10,8 +10,8 @@
 namespace lockstep::detail {
 namespace {
 
-// So many steps may be under way: enough to keep a GPU busy, and soon over when a rank is lost, since the rest of them
-// then computes for nothing.
+// Limit of replays queued on the device: enough to keep a GPU busy, but few, because after the loss of a rank the
+// queued steps still run for nothing.
 constexpr size_t kMostReplays = 8;
 
 thread_local Recording* current = nullptr;

@@ -17,15 +17,15 @@ namespace lockstep::detail {
 bool is_capturing(c10::Device device);
 
 using nccl::CaptureStream;
-/// UsageError in a build without CUDA.
+/// Throws UsageError in a build without CUDA.
 std::unique_ptr<CaptureStream> make_capture_stream(c10::Device device);
 
-/// Makes `replay`, in which collectives of the group are repeated that were captured, a call of the group: it has its
-/// place in the order, its time-out, and fails when a rank is lost. Collective.
+/// Runs `replay`, which replays captured collectives of the group, as one call of the group: in the order of calls,
+/// with a time-out, and failing when a rank is lost. Collective.
 void run_captured(const ProcessGroup& group, const std::function<void()>& replay, const CallOptions& options);
 
-/// A step that this thread is capturing, from construction to destruction. Objects that take part in it register what
-/// they have to do before each replay, and what to undo when the capture fails.
+/// The capture of a training step by this thread, from construction to destruction. Objects that take part register
+/// work to do before each replay, and cleanup for a failed capture.
 class Recording {
  public:
   Recording();
@@ -33,14 +33,14 @@ class Recording {
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  /// The calls before each replay, in order. The capture has succeeded: nothing is undone.
+  /// Call it when the capture has succeeded. Returns the calls to make before each replay, in order. Drops the cleanup.
   std::vector<std::function<void()>> take();
 
-  /// Whether the calling thread is making one.
+  /// Whether the calling thread has a recording.
   static bool is_active();
   /// Adds a call to the calling thread's recording; does nothing without one.
   static void before_replay(std::function<void()> call);
-  /// Adds a call that the destructor makes unless the capture succeeded. It must not throw.
+  /// Adds a cleanup call, which the destructor makes unless take() was called. It must not throw.
   static void if_abandoned(std::function<void()> call);
 
  private:

@@ -29,7 +29,7 @@ bool is_movable(c10::ScalarType dtype) {
   }
 }
 
-/// The checks of one call: every message begins with who calls what.
+/// Checks the arguments of one call. Every message begins with the rank and the call.
 class Checker {
  public:
   Checker(const Membership& me, Operation call) : me_(me), call_(call) {}
@@ -66,14 +66,14 @@ class Checker {
       fail("the output is ", a.scalar_type(), " and the input ", b.scalar_type(), "; they must be the same");
   }
 
-  // Ranks read each other's inputs while outputs are written.
+  // Required because ranks read inputs of other ranks while outputs are written.
   void apart(const at::Tensor& output, const at::Tensor& input) const {
     auto status = at::get_overlap_status(output.unsafeGetTensorImpl(), input.unsafeGetTensorImpl());
     if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial)
       fail("an output and an input share memory; use separate tensors");
   }
 
-  // Where a rank's own part may lie in the whole: exactly at its place.
+  // Allows this rank's part to be exactly its own range of the whole (in place).
   void apart_or_in_place(const at::Tensor& whole, const at::Tensor& part) const {
     auto* place = static_cast<char*>(whole.data_ptr()) + me_.rank * part.nbytes();
     if (whole.is_contiguous() && part.is_contiguous() && part.data_ptr() == place) return;

@@ -10,8 +10,8 @@
 
 namespace lockstep::detail {
 
-/// Each function checks the arguments of one collective, throwing UsageError, and returns the call that carries it out,
-/// which refers to the tensors it was given.
+/// Each function checks the arguments of one collective and returns the call that executes it. Throws UsageError. The
+/// call refers to the tensors, which must outlive it.
 
 Group::Call all_reduce_call(const Membership& me, const at::Tensor& tensor, ReduceOp op);
 Group::Call reduce_call(const Membership& me, const at::Tensor& tensor, int root, ReduceOp op);
@@ -27,7 +27,7 @@ Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>&
                             const std::vector<at::Tensor>& inputs);
 Group::Call barrier_call();
 
-/// Checks for point to point: of kSend or kRecv.
+/// Checks the arguments of kSend or kRecv. Throws UsageError.
 void check_message(const Membership& me, Operation call, const at::Tensor& tensor, int peer);
 
 }  // namespace lockstep::detail

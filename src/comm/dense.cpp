@@ -6,7 +6,7 @@
 namespace lockstep::detail {
 namespace {
 
-// Most tensors are: each detour through LibTorch's dispatcher takes longer than a small collective.
+// The fast path for most tensors: each call through LibTorch's dispatcher takes longer than a small collective.
 bool is_fit(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.requires_grad();
 }

@@ -7,15 +7,15 @@
 
 namespace lockstep::detail {
 
-/// Contiguous stand-ins for the user's tensors, as backends want them: the tensors themselves or their memory where
-/// that is contiguous, else a copy. Empty tensors become undefined ones. Recorded by no autograd. They may borrow the
-/// user's tensor, which must outlive them.
+/// A contiguous version of a user's tensor, as backends require it: the tensor itself or an alias if it is contiguous,
+/// else a copy. Empty tensors become undefined. Autograd does not record it. It may borrow the user's tensor, which
+/// must outlive it.
 using DenseTensor = c10::MaybeOwned<at::Tensor>;
 
 /// For reading.
 DenseTensor dense_input(const at::Tensor& tensor);
 
-/// For writing, contents undefined where `tensor` is not contiguous: store() brings the result home.
+/// For writing. The contents are undefined if `tensor` is not contiguous; store() copies the result to `tensor`.
 DenseTensor dense_output(const at::Tensor& tensor);
 
 /// Copies `dense` into `tensor` unless they share memory.

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-// `count` ranks from `first` on, `step` apart.
+// `count` ranks starting at `first`, with distance `step`.
 std::vector<int> ranks_from(int first, int step, int count) {
   std::vector<int> ranks;
   for (int i = 0; i < count; ++i) ranks.push_back(first + i * step);

@@ -26,7 +26,7 @@ int JoinRound::last_rank() const {
 JoinContext::JoinContext(ProcessGroup group, JoinOptions options) : group_(std::move(group)), options_(options) {}
 
 const JoinRound& JoinContext::next_round(const Turn& turn) {
-  // Each rank's weight, whether each rank has inputs, then for how many ranks each of three things holds.
+  // Layout: the weight of each rank, whether each rank has inputs, then the number of ranks for each of three flags.
   const int ranks = group_.size();
   auto sum = at::zeros({2 * ranks + 3}, at::kDouble);
   double* value = sum.data_ptr<double>();

@@ -10,8 +10,8 @@
 #include "comm/group/group.h"
 #include "comm/watch/straggler_report.h"
 
-// Every rank leaves a mark in the store. The first that sees all marks, or whose time is up, writes the verdict that
-// counts for all: nobody passes a barrier at which others gave up.
+// Every rank sets a key in the store. The first rank that sees all keys, or times out, writes the verdict, which is
+// valid for all ranks. So no rank passes a barrier at which another rank timed out.
 
 namespace lockstep {
 namespace {
@@ -26,7 +26,7 @@ void print_wait(detail::Group& group, const detail::CallRecord& record, int64_t 
                      describe_stragglers(me, record.call_id, answers)));
 }
 
-// In short waits, to notice a group that breaks meanwhile. Whether all have come by the deadline.
+// Waits in short intervals, to notice when the group breaks. Returns whether all ranks arrived before the deadline.
 bool wait_for_all(detail::Group& group, const detail::CallRecord& record, Store& store,
                   const std::vector<std::string>& marks, Deadline deadline) {
   constexpr auto kLook = std::chrono::milliseconds(200);
@@ -58,7 +58,7 @@ std::string verdict_of(detail::Group& group, const std::string& call_id, std::ch
                    describe_stragglers(me, record.call_id, group.job()->ask(me.name, call_id)));
   }
   verdict = store->compare_set("verdict", "", verdict);
-  if (store->add("seen", 1) == me.size) {  // nobody looks any more
+  if (store->add("seen", 1) == me.size) {  // no rank reads the keys any more
     for (const auto& mark : marks) store->erase(mark);
     store->erase("verdict");
     store->erase("seen");

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-// TorchScript's own form, which knows every IValue that can be written down; reading it runs no code.
+// TorchScript's pickle format: supports every serializable IValue, and loading it runs no code.
 std::string to_bytes(const ProcessGroup& group, const c10::IValue& object, const char* call) {
   try {
     auto bytes = torch::jit::pickle_save(object);

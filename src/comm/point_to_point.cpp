@@ -17,11 +17,11 @@ Group::Message::Message(std::shared_ptr<Group> group, const MessageRoute& route,
   record_.ticket = group_->recorder_->begin(record_);
   guard(lock, record_.started, [&](const CallInfo& info) {
     transfer_ = start(*backend_, info.fingerprint);
-    return transfer_ ? CallRecord::State::kPosted : CallRecord::State::kDone;  // without elements nothing is sent
+    return transfer_ ? CallRecord::State::kPosted : CallRecord::State::kDone;  // an empty tensor is not sent
   });
 }
 
-// With the group's mutex held. The body returns what the call is then recorded as.
+// Requires the group's mutex. The body returns the new state of the record.
 void Group::Message::guard(WorkQueue::Lock& lock, std::chrono::steady_clock::time_point begin,
                            const std::function<CallRecord::State(const CallInfo&)>& body) {
   Watched watched(*group_, lock, record_, begin);
@@ -58,8 +58,8 @@ void Group::Message::wait() {
   transfer_.reset();
 }
 
-// Whoever polls need not wait() afterwards, so that success is recorded here. An error is left to wait(), which throws
-// it, or to the destructor, which records it.
+// A caller that polls need not call wait() afterwards, so success is recorded here. Errors are left to wait(), which
+// throws them, or to the destructor, which records them.
 bool Group::Message::is_done() {
   auto transfer = this->transfer();
   if (!transfer) return true;

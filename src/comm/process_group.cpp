@@ -29,7 +29,7 @@ const at::Tensor* tensor_of(const Other&) {
   return nullptr;
 }
 
-// The part of the group that moves tensors of the arguments' device.
+// Returns the group for the device of the first tensor among the arguments.
 template <class... Arguments>
 detail::Group& part_for(detail::Group& group, const Arguments&... arguments) {
   const at::Tensor* some = nullptr;
@@ -44,7 +44,7 @@ void run_call(detail::Group& whole, const CallOptions& options,
   group.run(make(group.membership(), arguments...), options);
 }
 
-// A call refers to its arguments; an asynchronous one may outlive the caller's, and gets its own.
+// A call refers to its arguments. An asynchronous call may outlive those of the caller, so it gets copies.
 template <class... Parameters, class... Arguments>
 Work submit(detail::Group& whole, const CallOptions& options,
             detail::Group::Call (*make)(const detail::Membership&, Parameters...), const Arguments&... arguments) {
@@ -55,7 +55,7 @@ Work submit(detail::Group& whole, const CallOptions& options,
   return group.submit(std::move(call), options);
 }
 
-/// A message under way, with the user's tensor and its dense stand-in.
+/// A message in transit, with the user's tensor and its dense version.
 class MessageInFlight final : public detail::Completion {
  public:
   MessageInFlight(const std::shared_ptr<detail::Group>& group, const at::Tensor& tensor, Operation direction, int peer,
@@ -157,10 +157,10 @@ int ProcessGroup::group_rank(int global_rank) const {
   return rank_in_group(group_->membership(), global_rank);
 }
 
-// The group, for a call that only members may make.
+// Returns the group for a call that only members may make. Throws UsageError on other ranks.
 detail::Group& ProcessGroup::member() const {
   group_->check_process();
-  if (group_->membership().rank == detail::Membership::kNotAMember) group_->backend();  // says so
+  if (group_->membership().rank == detail::Membership::kNotAMember) group_->backend();  // throws
   return *group_;
 }
 

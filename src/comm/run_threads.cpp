@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-/// The error that came first, and the groups to break when it comes.
+/// Records the first error and breaks the groups of all ranks when it occurs.
 class FirstFailure {
  public:
   void joined(const std::shared_ptr<detail::Group>& group) {
@@ -23,7 +23,8 @@ class FirstFailure {
     if (error_) group->abort(consequence());
   }
 
-  /// The rank has done its work: its group goes with the last handle, and so those who still need it are told.
+  /// The rank has returned. Drops the group, so that it is destroyed with the last handle and ranks that still need it
+  /// get an error.
   void returned(const std::shared_ptr<detail::Group>& group) {
     std::lock_guard lock(mutex_);
     std::erase(groups_, group);

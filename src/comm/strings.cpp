@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// Where strings travel.
+// The device over which strings are sent.
 c10::Device device_of(const ProcessGroup& group) {
   return group.moves(c10::kCPU) ? c10::Device(c10::kCPU) : group.device();
 }
@@ -18,7 +18,7 @@ at::Tensor to_bytes(const std::string& text, c10::Device device) {
   return bytes.to(device);
 }
 
-// What a call that was aborted leaves on a GPU must not be taken for a result.
+// Synchronizes first: after an aborted call the memory on a GPU must not be taken for a result.
 at::Tensor read_back(const ProcessGroup& group, const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   group.synchronize();
@@ -30,7 +30,7 @@ std::string to_string(const ProcessGroup& group, const at::Tensor& bytes) {
   return {static_cast<const char*>(local.data_ptr()), static_cast<size_t>(local.numel())};
 }
 
-// On the ranks where they arrive.
+// Allocates the output tensors.
 std::vector<at::Tensor> room_for(const ProcessGroup& group, const at::Tensor& lengths) {
   std::vector<at::Tensor> parts;
   const auto known = read_back(group, lengths);

@@ -7,19 +7,19 @@
 
 namespace lockstep {
 
-/// Every rank's string, in order of rank. Collective; the strings may differ in length.
+/// Returns the strings of all ranks, in the order of ranks. The strings may differ in length. Collective.
 std::vector<std::string> all_gather_strings(const ProcessGroup& group, const std::string& mine,
                                             const CallOptions& options = {});
 
-/// The string of rank `root`. Collective; what the other ranks give is not looked at.
+/// Returns the string of rank `root`. The strings of other ranks are ignored. Collective.
 std::string broadcast_string(const ProcessGroup& group, const std::string& mine, int root,
                              const CallOptions& options = {});
 
-/// Every rank's string on rank `root`, none on the others. Collective.
+/// Returns the strings of all ranks on rank `root`, and an empty vector on other ranks. Collective.
 std::vector<std::string> gather_strings(const ProcessGroup& group, const std::string& mine, int root,
                                         const CallOptions& options = {});
 
-/// This rank's of the strings that rank `root` gives, one for each rank. Collective.
+/// Returns this rank's string of the strings that rank `root` passes, one for each rank. Collective.
 std::string scatter_strings(const ProcessGroup& group, const std::vector<std::string>& all, int root,
                             const CallOptions& options = {});
 

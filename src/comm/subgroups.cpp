@@ -18,7 +18,7 @@ using detail::Group;
 using detail::GroupSpec;
 using detail::Operation;
 
-// Sorted, as PyTorch does: two ranks that list them in another order mean the same group.
+// Sorts the ranks, like PyTorch: the order in which ranks are listed does not matter.
 std::vector<int> checked_ranks(const detail::Membership& parent, std::vector<int> ranks) {
   auto fail = [&](const auto&... parts) {
     throw UsageError(text("rank ", parent.rank, ": new_group of '", parent.name, "': ", parts...));
@@ -42,24 +42,24 @@ std::string list_groups(const std::vector<std::vector<int>>& groups) {
   return out.str();
 }
 
-// All ranks of the parent come, and with the same arguments: so the name that each counts up to is the same.
+// All ranks of the parent call this with the same arguments, so their counters give the new groups the same names.
 std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector<std::vector<int>>& groups,
                                                 Operation call, const NewGroupOptions& options) {
   const auto& here = parent.membership();
   auto backend = options.backend.value_or(here.backend_asked);
   auto timeout = options.timeout.value_or(here.timeout);
-  detail::parse_backends(backend);  // says what is wrong with it
+  detail::parse_backends(backend);  // throws if it is invalid
   if (timeout <= std::chrono::milliseconds(0))
     throw UsageError(text("rank ", here.rank, ": ", name_of(call), ": the time-out is ", timeout.count(),
                           " ms; it must be above 0"));
   std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list_groups(groups));
-  auto meet = [&] {  // a call of the parent: a group with a short time-out must not break it
+  auto meet = [&] {  // a call of the parent; a short time-out of the new group must not break the parent
     parent.for_control().run(
         {{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
         {std::max(timeout, here.timeout), options.site});
   };
   meet();
-  std::vector<std::string> names;  // all of them first: a group that fails must not move the names of the next
+  std::vector<std::string> names;  // reserved first: a group that fails must not change the names of later groups
   for (size_t i = 0; i < groups.size(); ++i) names.push_back(text(here.name, '/', parent.next_child()));
 
   std::vector<std::shared_ptr<Group>> result;
@@ -68,7 +68,7 @@ std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector
     for (int rank : groups[i]) ranks_in_job.push_back(here.peers[rank].rank);
     result.push_back(make_group(parent.job(), {names[i], std::move(ranks_in_job), backend, here.device, timeout}));
   }
-  meet();  // nobody goes on, or ends, while others still make theirs
+  meet();  // no rank continues or exits while others still create their groups
   return result;
 }
 

@@ -8,8 +8,8 @@
 
 namespace lockstep::detail {
 
-/// When to look at a call that takes long: first after a moment, then after twice as long, and so on, and when its time
-/// is up; and when to print that it waits.
+/// Schedules checks of a call that takes long: after 300 ms, then with doubling pauses up to 30 s, and at the deadline.
+/// Also decides when to print that the call is waiting. Not thread-safe.
 class Backoff {
  public:
   using Clock = std::chrono::steady_clock;
@@ -17,6 +17,7 @@ class Backoff {
   explicit Backoff(Clock::time_point begin, Clock::time_point deadline = Clock::time_point::max())
       : next_look_(begin + pause_), deadline_(deadline), notice_(begin) {}
 
+  /// Returns whether a check is due, and if so schedules the next one.
   bool is_over(Clock::time_point now) {
     if (notice_.is_due(now)) {
       wants_notice_ = true;
@@ -29,7 +30,7 @@ class Backoff {
   }
   bool is_time_up(Clock::time_point now) const { return now >= deadline_; }
 
-  /// Whether a line is to be printed with what the last look finds; true once for each.
+  /// Returns whether a line is to be printed with the result of the last check; true once per line.
   bool take_notice() { return std::exchange(wants_notice_, false); }
   int64_t seconds(Clock::time_point now) const { return notice_.seconds(now); }
 

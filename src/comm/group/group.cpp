@@ -55,7 +55,7 @@ Group::~Group() {
 void Group::leave(const std::shared_ptr<Parts>& parts) {
   if (!parts->backend) return;
   parts->job->unsubscribe(*this);
-  if (std::uncaught_exceptions() > 0)  // not in order
+  if (std::uncaught_exceptions() > 0)  // an exception unwinds this rank
     return parts->job->give_up_group(membership_.name, describe_rank(membership_, membership_.rank));
   parts->job->leave(membership_.name, calls());
 }
@@ -71,7 +71,7 @@ void Group::destroy() {
     leave(parts);
     lock.lock();
     parts_.reset();
-    lock.unlock();  // the parts go without it
+    lock.unlock();  // the parts are destroyed without the mutex
   });
 }
 
@@ -145,7 +145,7 @@ std::shared_ptr<QueuedCall> Group::execute(WorkQueue::Lock& lock, const Call& ca
                                            std::chrono::milliseconds timeout, Backend::Stream stream,
                                            std::shared_ptr<const void> kept) {
   if (!parts_) refuse_destroyed();
-  Backend& backend = *parts_->backend;  // stays for this turn: destroy() waits for one of its own
+  Backend& backend = *parts_->backend;  // valid during this turn: destroy() waits for its own turn
   CallRecord record{0, membership_.name, {++calls_}, call.fingerprint, options.site};
   record.ticket = recorder_->begin(record);
   Watched watched(*this, lock, record, record.started);
@@ -196,7 +196,7 @@ void Group::run_aside(Operation operation, const CallOptions& options,
 Group::Watched::Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& record, Clock::time_point begin)
     : group(group), lock(lock), record(record), begin(begin), backoff(begin) {
   refusal = group.failure_;
-  // A rank that has left is why the others gave up who were in this call already.
+  // If a rank left first, its departure is the cause, even if ranks in this call have reported a different one.
   if (!refusal || group.departure_came_first_)
     if (auto departure = group.departure_before(record.call_id)) refusal = departure;
   if (!group.failure_ && refusal) {
@@ -208,7 +208,7 @@ Group::Watched::Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& r
 
 Group::Watched::~Watched() {
   if (!lock.owns_lock()) lock.lock();
-  if (outcome != CallRecord::State::kRunning) group.recorder_->change(record.ticket, outcome);  // else it goes on
+  if (outcome != CallRecord::State::kRunning) group.recorder_->change(record.ticket, outcome);
   std::erase(group.watched_, this);
 }
 
@@ -232,10 +232,10 @@ void Group::guard(const Watched& watched, std::chrono::milliseconds timeout,
   }
 }
 
-// The other ranks may be in the middle of this call, so that none after it can succeed: the group is over.
+// Other ranks may be in the middle of this call, so no later call can succeed: the group is broken.
 void Group::fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error) {
   bool is_foreign = !is_ours(error);
-  bool is_local = is_foreign || is_a<UsageError>(error) || is_a<SystemError>(error);  // about this rank alone
+  bool is_local = is_foreign || is_a<UsageError>(error) || is_a<SystemError>(error);  // concerns only this rank
   auto known = failure();
   auto cause = mark_broken(known ? known : diagnose(record, timeout, error));
   std::string flight = last_words(cause);
@@ -263,7 +263,7 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
                          : is_timeout ? first_straggler(membership_, record.call_id, answers)
                                       : std::nullopt;
     if (culprit) job->blame(*culprit, failure);
-    // A rank that cannot tell how the calls differ leaves the word to one that can.
+    // A rank that does not know how the calls differ reports a symptom, so that a rank that knows reports the cause.
     bool is_certain = mismatch || is_timeout;
     return to_exception(
         job->report(membership_.name, failure, is_certain ? Job::Certainty::kCertain : Job::Certainty::kSymptom));
@@ -279,8 +279,8 @@ std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::millis
   return departure;
 }
 
-// Two calls that differ do not tell which of them is wrong. The calls of the other ranks do, which may come a moment
-// later.
+// Two different calls do not show which of them is wrong. The calls of the other ranks show it, and may begin slightly
+// later. So this retries for a short time.
 std::vector<Answer> Group::ask_when_all_came(const CallRecord& record) const {
   constexpr auto kPause = std::chrono::milliseconds(10);
   const auto deadline = Clock::now() + std::chrono::milliseconds(300);
@@ -297,7 +297,7 @@ Failure Group::timeout_failure(const CallRecord& record, std::chrono::millisecon
                                " ms. ", describe_stragglers(membership_, record.call_id, answers))};
 }
 
-// Whoever is told may free, or use, what the device was given.
+// Waits for the device first: a caller that sees the error may free or reuse the tensors of queued calls.
 std::string Group::last_words(const std::exception_ptr& cause) {
   queued_.await_end();
   auto parts = parts_if_any();
@@ -355,7 +355,7 @@ void Group::on_left(int rank_in_job, int64_t calls) {
       if (auto departure = departure_before(queued.record.call_id)) cause = departure;
   }
   if (!cause) return;
-  blame_departure(cause);  // before this rank's threads can end the process
+  blame_departure(cause);  // before a thread of this rank can end the process
   on_failure(cause);
 }
 
@@ -368,7 +368,7 @@ void Group::blame_departure(const std::exception_ptr& cause) {
   parts->job->blame(rank_in_job, to_failure(cause));
 }
 
-// With mutex_ held: why a collective cannot succeed, if a rank has left before it.
+// Requires mutex_. Returns why a collective cannot succeed if a rank left before it, else null.
 std::exception_ptr Group::departure_before(const CallId& call_id) const {
   if (!departure_ || call_id.message || call_id.number <= departure_->calls) return nullptr;
   return std::make_exception_ptr(
@@ -378,7 +378,7 @@ std::exception_ptr Group::departure_before(const CallId& call_id) const {
                      "use join")));
 }
 
-// --- finding out why a call takes long
+// --- diagnosing calls that take long
 
 void Group::on_tick() {
   retire_queued();
@@ -419,7 +419,7 @@ void Group::on_answers(const std::string& call_id, const std::vector<Answer>& an
     parts = parts_;
     if (failure_) return;
     for (Watched* watched : watched_) look_at(watched->record, watched->backoff);
-    auto* oldest = queued_.oldest();  // nobody waits for it who could notice that its time is up
+    auto* oldest = queued_.oldest();  // no thread blocks on it, so its time-out is checked here
     if (oldest && look_at(oldest->record, oldest->backoff) && !failure && oldest->backoff.is_time_up(Clock::now())) {
       failure = timeout_failure(oldest->record, oldest->timeout, answers);
       culprit = first_straggler(membership_, oldest->record.call_id, answers);

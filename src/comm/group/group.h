@@ -24,22 +24,23 @@
 
 namespace lockstep::detail {
 
-/// What all handles of one group share: the backend, the order of calls, and whether the group still works.
+/// The state that all handles of one group share: the backend, the order of calls, and whether the group is broken.
 ///
-/// A call has a call_id that all ranks know it by: collectives are numbered ("call 7"), messages between two ranks too
-/// ("message 3 from rank 0 to rank 2 with tag 0"). Ranks that wait long ask each other about the call_id, and so find
-/// out who makes another call, or none. Thread-safe.
+/// Each call has a CallId, which is the same on all ranks: collectives are numbered ("call 7"), and so are messages
+/// between two ranks ("message 3 from rank 0 to rank 2 with tag 0"). A rank that waits long asks the other ranks about
+/// the CallId, and so finds ranks that make a different call or none. Thread-safe.
 class Group final : public std::enable_shared_from_this<Group>, private JobListener {
  public:
-  /// A checked call, ready to be made. Its body may refer to the tensors it was made of, and must not hold a handle of
-  /// the group, which would then outlive its last user.
+  /// A call whose arguments were checked. The body may refer to the tensors of the caller. It must not hold a handle of
+  /// the group, because the group would then outlive its last user.
   struct Call {
     Fingerprint fingerprint;
     std::function<void(Backend&, const CallInfo&)> body;
   };
 
-  /// Made by make_shared_owned: a forked child must not destroy it. A rank that is not a member has no backend. The
-  /// cpu_group is of the same ranks, for tensors on the CPU: the two are broken (see base_name), and end, together.
+  /// Create it with make_shared_owned: a forked child must not destroy it. On a rank that is not a member the backend
+  /// is null. `cpu_group` has the same ranks and handles tensors on the CPU. A failure of one group breaks both (see
+  /// base_name), and both are destroyed together.
   Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Backend> backend,
         std::shared_ptr<Group> cpu_group = nullptr);
   ~Group() override;
@@ -47,37 +48,38 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   const Membership& membership() const { return membership_; }
   int rank_in_job() const { return rank_in_job_; }
 
-  /// UsageError in a child that was forked from this rank's process. Calls begin with it, before they take
-  /// a mutex: a thread that the child does not have may hold it.
+  /// Throws UsageError in a forked child of this rank's process. Calls check this before they lock a mutex, because the
+  /// mutex may be held by a thread that does not exist in the child.
   void check_process() const {
     if (!owner_.is_this()) owner_.refuse(text("rank ", rank_in_job_, "'s process"));
   }
 
-  /// The group for tensors of that device: this one, unless its cpu_group is for it.
+  /// Returns the group for tensors on that device type: the cpu_group if it is for that type, else this group.
   Group& for_device(c10::DeviceType type);
-  /// The group by which ranks agree about what is no data of the user's: for the CPU where there is one.
+  /// Returns the group for internal communication: the one for the CPU if there is one.
   Group& for_control() { return for_device(c10::kCPU); }
   const std::shared_ptr<Group>& cpu_group() const { return cpu_group_; }
 
-  /// Both: UsageError when the group was destroyed or this rank is not a member.
+  /// Both throw UsageError when the group was destroyed; backend() also when this rank is not a member.
   std::shared_ptr<Job> job() const { return parts()->job; }
   std::shared_ptr<Backend> backend() const;
 
-  /// Makes the call in its turn.
+  /// Make the call after all earlier calls. run() blocks until the call is done, or is queued on a device. submit()
+  /// does not wait for the call.
   void run(const Call& call, const CallOptions& options);
   Work submit(Call call, const CallOptions& options);
 
-  /// Returns when the calls so far are done, on a device too, or throws why the group is broken.
+  /// Blocks until all calls so far are done, also on the device. Throws the failure if the group is broken.
   void synchronize();
 
-  /// Returns when the device has fewer calls than that still to do, or throws why the group is broken.
+  /// Blocks until fewer than `most` calls are queued on the device. Throws the failure if the group is broken.
   void await_room(size_t most);
 
-  /// Makes a call that does not go through the backend, in its turn. When it throws, the group goes on.
+  /// Makes a call that does not use the backend, after all earlier calls. If `body` throws, the group is not broken.
   void run_aside(Operation operation, const CallOptions& options,
                  const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body);
 
-  /// A message, which is no part of the order of collectives: `start` begins it; wait() returns when it is done.
+  /// A message between two ranks, outside the order of collectives. `start` begins it; wait() blocks until it is done.
   class Message {
    public:
     using Start = std::function<std::unique_ptr<Transfer>(Backend&, uint64_t fingerprint)>;
@@ -96,28 +98,28 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
 
     const std::shared_ptr<Group> group_;
     const std::shared_ptr<Job> job_;          // outlives the transfer, even when the group is destroyed
-    const std::shared_ptr<Backend> backend_;  // the same
+    const std::shared_ptr<Backend> backend_;  // likewise
     const std::chrono::milliseconds timeout_;
     CallRecord record_;
     std::mutex mutex_;
     std::shared_ptr<Transfer> transfer_;  // guarded by mutex_; empty when done
   };
 
-  /// Throws why the group is broken, if it is.
+  /// Throws the failure if the group is broken.
   void check_working();
 
-  /// How many groups have been made of this one; counts on.
+  /// Returns the number of the next subgroup of this group, counting from 1.
   int next_child();
 
-  /// Waits for the calls that are pending and leaves the group: the others may go on until they need this rank.
+  /// Waits for pending calls and leaves the group. The other ranks can make calls until one of them needs this rank.
   void destroy();
 
-  /// Breaks the group: see Backend::abort. In two steps for those who break several groups at once, so that none takes
-  /// the closed connections of another for the cause.
+  /// Breaks the group: see Backend::abort. Callers that break several groups at once use the two steps below, so that
+  /// no group takes the closed connections of another group for the cause.
   void abort(const std::exception_ptr& cause);
-  /// Calls fail from here on with the cause, or with the earlier one that there is; returns which.
+  /// Makes all later calls fail with the cause, or with an earlier cause if there is one. Returns the effective cause.
   std::exception_ptr mark_broken(const std::exception_ptr& cause);
-  /// Wakes the calls that wait.
+  /// Wakes calls that block.
   void wake();
 
  private:
@@ -125,7 +127,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     std::shared_ptr<Job> job;
     std::shared_ptr<Backend> backend;
   };
-  /// A recorded call that somebody waits for. Made with mutex_ held, which it takes again when it goes.
+  /// A recorded call on which a thread blocks. The constructor requires mutex_; the destructor locks it again.
   struct Watched {
     Watched(Group& group, WorkQueue::Lock& lock, const CallRecord& record, std::chrono::steady_clock::time_point begin);
     ~Watched();
@@ -134,14 +136,14 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     WorkQueue::Lock& lock;
     const CallRecord& record;
     const std::chrono::steady_clock::time_point begin;
-    std::exception_ptr refusal{};  // constant: why the group was broken before
-    bool breaks_group = false;     // constant: it is broken only now, by a rank that left too early
-    CallRecord::State outcome = CallRecord::State::kFailed;  // its thread's: noted in the end
+    std::exception_ptr refusal{};  // constant: why the group was already broken
+    bool breaks_group = false;     // constant: this call breaks the group, because a rank has left before it
+    CallRecord::State outcome = CallRecord::State::kFailed;  // used by its thread; recorded by the destructor
     Backoff backoff;                                         // guarded by mutex_
   };
   class QueuedWork;
   struct Departure {
-    int64_t calls;  // that it made
+    int64_t calls;  // that the rank made
     int rank_in_job;
     std::string who;
   };
@@ -154,7 +156,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   int64_t calls() const;
   std::chrono::milliseconds timeout_of(const CallOptions& options) const;
 
-  /// Returns what goes on after it, where the backend queues its calls.
+  /// Returns the queued call if the backend queues calls, else null.
   std::shared_ptr<QueuedCall> execute(WorkQueue::Lock& lock, const Call& call, const CallOptions& options,
                                       std::chrono::milliseconds timeout, Backend::Stream stream,
                                       std::shared_ptr<const void> kept);
@@ -181,20 +183,20 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   const Membership membership_;
   const int rank_in_job_;
   const std::shared_ptr<FlightRecorder> recorder_;
-  const bool is_queueing_;  // the backend is
+  const bool is_queueing_;  // the backend queues calls on a device
   const std::shared_ptr<Group> cpu_group_;
   std::mutex& mutex_;  // the recorder's
   QueuedCalls queued_{*recorder_};
-  std::shared_ptr<Parts> parts_;              // guarded by mutex_; none once destroyed
+  std::shared_ptr<Parts> parts_;              // guarded by mutex_; null once destroyed
   std::exception_ptr failure_;                // guarded by mutex_
   std::vector<Watched*> watched_;             // guarded by mutex_
   std::optional<Departure> departure_;        // guarded by mutex_: the one with the fewest calls
-  bool departure_came_first_ = false;         // guarded by mutex_: before what broke the group
-  std::map<MessageRoute, int64_t> messages_;  // guarded by mutex_: how many so far
-  std::map<Operation, int64_t> aside_;        // guarded by mutex_: calls aside, by operation
+  bool departure_came_first_ = false;         // guarded by mutex_: departure_ was set before failure_
+  std::map<MessageRoute, int64_t> messages_;  // guarded by mutex_: messages so far
+  std::map<Operation, int64_t> aside_;        // guarded by mutex_: number of run_aside calls
   int children_ = 0;                          // guarded by mutex_
-  int64_t calls_ = 0;                         // guarded by mutex_: collectives begun
-  WorkQueue queue_{mutex_, rank_in_job_};     // last: its tasks use all of the above
+  int64_t calls_ = 0;                         // guarded by mutex_: collectives started
+  WorkQueue queue_{mutex_, rank_in_job_};     // last, because its tasks use all members above
 };
 
 }  // namespace lockstep::detail

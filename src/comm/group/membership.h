@@ -10,7 +10,7 @@
 
 namespace lockstep::detail {
 
-/// Constant facts about a rank's place in a group.
+/// Constant facts about a group and this rank's place in it.
 struct Membership {
   static constexpr int kNotAMember = -1;
 
@@ -20,19 +20,18 @@ struct Membership {
   int local_rank = 0;  // among the ranks of the group on this host
   c10::Device device{c10::kCPU};
   std::string backend_asked;  // may be "auto"
-  std::string backend_name;   // what that came to
+  std::string backend_name;   // the backend that was chosen
   std::chrono::milliseconds timeout{};
-  std::vector<Peer> peers;  // by rank in the group; their own rank is the one in the job
+  std::vector<Peer> peers;  // by rank in the group; Peer::rank is the rank in the job
 };
 
-/// "rank 1 (pid 4711 on node2)", and in a group that is not the whole job "rank 1 (rank 3 of the job, pid 4711 ...)".
+/// "rank 1 (pid 4711 on node2)"; if the rank in the job differs, "rank 1 (rank 3 of the job, pid 4711 ...)".
 std::string describe_rank(const Membership& group, int rank);
 
-/// Who says something: "rank 1", and in a group that is not the whole job "rank 1 of group 'world/2' (rank 3 of the
-/// job)".
+/// The prefix of messages: "rank 1"; if the rank in the job differs, "rank 1 of group 'world/2' (rank 3 of the job)".
 std::string speaker(const Membership& group);
 
-/// The rank in the group of a rank of the job; kNotAMember when it is not in it.
+/// Converts a rank of the job to a rank of the group; kNotAMember if it is not a member.
 int rank_in_group(const Membership& group, int rank_in_job);
 
 /// The members' ranks in the job.

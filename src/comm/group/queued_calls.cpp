@@ -10,14 +10,25 @@
 #include "comm/group/completion.h"
 #include "comm/group/group.h"
 
+// Calls of a backend that queues on a device (NCCL). Group::execute queues a call, adds it here and returns; the device
+// runs the call later. No thread blocks on such a call, so a hang or an error would go unnoticed. Instead:
+//
+// - The job's thread calls Group::on_tick regularly. It retires finished calls and reports errors of the device to the
+//   store. If the oldest call takes long, it asks the other ranks about that call. The answers (Group::on_answers) lead
+//   to a MismatchError, a TimeoutError or a warning.
+// - An entry keeps the tensors of its call alive until the device is done with them, or until Work::wait() has ordered
+//   the caller's stream after the call: LibTorch's allocator reuses memory in stream order.
+// - Work::wait() orders only the current stream after the call. Work::synchronize() blocks the host.
+// - After an abort await_end() waits until the device has stopped using the tensors, before the caller sees the error.
+
 namespace lockstep::detail {
 namespace {
 
-constexpr size_t kMany = 64;  // from there on, whoever adds a call looks which are done
+constexpr size_t kMany = 64;  // from this number of calls on, add() retires finished calls
 constexpr auto kDevicePause = std::chrono::microseconds(200);
 constexpr auto kLongestEnd = std::chrono::milliseconds(500);
 
-/// Without saying what is wrong, if something is: that is told to whoever looks after the calls.
+/// Treats errors as "not done". Group::retire_queued reports them.
 bool is_done(QueuedCall& call) {
   try {
     return call.is_done();
@@ -38,7 +49,7 @@ void QueuedCalls::add(Entry entry) {
   if (count >= kMany) retire();
 }
 
-// The device is asked, and tensors go, without the mutex.
+// Queries the device and frees tensors without the mutex.
 void QueuedCalls::retire() {
   for (;;) {
     std::shared_ptr<QueuedCall> oldest;
@@ -50,7 +61,7 @@ void QueuedCalls::retire() {
     if (!oldest->is_done()) return;
     std::optional<Entry> done;
     std::lock_guard lock(recorder_.mutex());
-    if (entries_.empty() || entries_.front().call != oldest) continue;  // another thread was sooner
+    if (entries_.empty() || entries_.front().call != oldest) continue;  // another thread has retired it
     recorder_.change(entries_.front().record.ticket, CallRecord::State::kDone);
     done = std::move(entries_.front());
     entries_.pop_front();
@@ -91,10 +102,10 @@ constexpr auto kPause = std::chrono::microseconds(20);
 
 }  // namespace
 
-/// What stands behind the Work of a call on a device.
+/// The Work of a call on a device.
 class Group::QueuedWork final : public Completion {
  public:
-  /// `kept` are its tensors.
+  /// `kept` holds the tensors of the call.
   QueuedWork(std::shared_ptr<Group> group, std::shared_ptr<QueuedCall> call, std::shared_ptr<const void> kept)
       : Completion(group->rank_in_job_), group_(std::move(group)), call_(std::move(call)), kept_(std::move(kept)) {}
 
@@ -114,7 +125,7 @@ class Group::QueuedWork final : public Completion {
     try {
       return !call_ || group_->failure() || call_->is_done();
     } catch (const Error&) {
-      return true;  // synchronize() throws why
+      return true;  // synchronize() throws the error
     }
   }
 
@@ -129,7 +140,7 @@ class Group::QueuedWork final : public Completion {
     if (!call_) return;
     call_->order_current_stream();
     group_->queued_.release_tensors(*call_);
-    std::shared_ptr<const void> kept;  // goes without the mutex
+    std::shared_ptr<const void> kept;  // destroyed after the mutex is released
     std::lock_guard lock(mutex_);
     kept = std::exchange(kept_, nullptr);
   }
@@ -142,11 +153,11 @@ class Group::QueuedWork final : public Completion {
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<QueuedCall> call_;
   std::mutex mutex_;
-  std::shared_ptr<const void> kept_;  // guarded by mutex_: also where the group need not look after the call
+  std::shared_ptr<const void> kept_;                 // guarded by mutex_: also set if the group does not track the call
   std::chrono::steady_clock::time_point done_at_{};  // guarded by mutex_
 };
 
-// Nothing here waits for other ranks, so that it needs no thread of its own.
+// Runs on the caller's thread: queueing does not wait for other ranks.
 Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& options,
                   std::chrono::milliseconds timeout) {
   std::shared_ptr<QueuedCall> queued;
@@ -158,7 +169,7 @@ Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& op
 void Group::synchronize() {
   check_process();
   if (cpu_group_) cpu_group_->synchronize();
-  queue_.run([](WorkQueue::Lock&) {});  // after those that a thread makes
+  queue_.run([](WorkQueue::Lock&) {});  // after the calls of the work queue
   queued_.synchronize();
   check_working();
 }

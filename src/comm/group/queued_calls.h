@@ -14,14 +14,14 @@
 
 namespace lockstep::detail {
 
-/// The calls of a group that a device still works on, oldest first: each waits for the one before it, unless a graph
-/// captures it. Thread-safe; what is noted about calls is guarded by the recorder's mutex.
+/// The calls of a group that a device has not finished, oldest first. On the device each call runs after the one before
+/// it, unless a CUDA graph captures it. Thread-safe. The recorder's mutex guards the entries.
 class QueuedCalls {
  public:
   struct Entry {
     CallRecord record;
     std::shared_ptr<QueuedCall> call;
-    std::shared_ptr<const void> kept;  // its tensors
+    std::shared_ptr<const void> kept;  // the tensors of the call
     std::chrono::milliseconds timeout;
     Backoff backoff;
   };
@@ -29,17 +29,17 @@ class QueuedCalls {
   explicit QueuedCalls(FlightRecorder& recorder) : recorder_(recorder) {}
 
   void add(Entry entry);
-  /// Notes that calls are done which are, and lets go of their tensors. Throws as QueuedCall::is_done does.
+  /// Removes finished calls, records them as done and releases their tensors. Throws like QueuedCall::is_done.
   void retire();
-  /// Lets go of the tensors of a call that the stream which may use their memory next is ordered after.
+  /// Releases the tensors of a call. Requires that the stream that may reuse their memory is ordered after the call.
   void release_tensors(const QueuedCall& call);
-  /// Returns when the device is done with all calls so far.
+  /// Blocks until the device has finished all calls so far.
   void synchronize();
-  /// After an abort: returns when the device has let go of all of them, so that their memory may be used again, or when
-  /// it should have.
+  /// Call it after an abort. Blocks until the device has finished all calls, so that their memory may be reused, but at
+  /// most 500 ms.
   void await_end();
 
-  /// Both with the recorder's mutex held.
+  /// Both require the recorder's mutex.
   Entry* oldest() { return entries_.empty() ? nullptr : &entries_.front(); }
   const std::deque<Entry>& entries() const { return entries_; }
 

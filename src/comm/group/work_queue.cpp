@@ -16,7 +16,7 @@ struct WorkQueue::Entry final : Completion {
       error_ = std::current_exception();
     }
     if (lock.owns_lock()) lock.unlock();
-    task_ = nullptr;  // lets go of the tensors before anyone is told
+    task_ = nullptr;  // releases the tensors before a waiter continues
   }
 
   void announce() {
@@ -43,8 +43,8 @@ struct WorkQueue::Entry final : Completion {
   }
 
  private:
-  Task task_;                 // the executing thread's
-  std::exception_ptr error_;  // the executing thread's until done_, then constant
+  Task task_;                 // used only by the executing thread
+  std::exception_ptr error_;  // used only by the executing thread until done_, then constant
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;                                // guarded by mutex_
@@ -86,7 +86,7 @@ void WorkQueue::work() {
       entry->execute(lock);
     }
     lock.unlock();
-    entry->announce();  // after its turn: a waiter's next synchronous call then runs on its own thread
+    entry->announce();  // after the turn: the next synchronous call of a waiter then runs on the waiter's thread
     entry.reset();
     lock.lock();
   }

@@ -11,23 +11,23 @@
 
 namespace lockstep::detail {
 
-/// Runs tasks one at a time in the order they came: on the caller's thread where it can, else on a thread of its own,
-/// which starts with the first asynchronous task. Thread-safe.
+/// Runs tasks one at a time, in the order of their submission. A synchronous task runs on the caller's thread if the
+/// queue is idle. Other tasks run on a thread of the queue, which starts with the first of them. Thread-safe.
 class WorkQueue {
  public:
   using Lock = std::unique_lock<std::mutex>;
-  /// Called with the mutex held, which it lets go of while it works: so that what must be written down when its turn
-  /// begins and ends takes no further lock.
+  /// Called with the mutex locked. The task unlocks the mutex while it works. So bookkeeping at the beginning and the
+  /// end of its turn needs no further lock.
   using Task = std::function<void(Lock&)>;
 
-  /// The rank is for errors.
+  /// `rank_in_job` is for errors.
   explicit WorkQueue(std::mutex& mutex, int rank_in_job = 0) : rank_in_job_(rank_in_job), mutex_(mutex) {}
-  /// Waits for the tasks that are left: end what they wait for first.
+  /// Waits for the remaining tasks. Before it, wake any task that blocks.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  /// Runs the task after all earlier ones, and returns or throws as it does.
+  /// Runs the task after all earlier ones. Blocks until the task is done and rethrows its exception.
   template <class AnyTask>
   void run(const AnyTask& task) {
     Lock lock(mutex_);
@@ -39,16 +39,16 @@ class WorkQueue {
     task(lock);
   }
 
-  /// Queues the task; errors come out of the completion.
+  /// Queues the task. The completion rethrows its exception.
   std::shared_ptr<Completion> submit(Task task);
 
-  /// Tasks that have not finished.
+  /// The number of unfinished tasks.
   size_t pending() const;
 
  private:
   struct Entry;
 
-  /// From its beginning to its end no other task runs. Both with the mutex held.
+  /// While a Turn exists no other task runs. The constructor requires the mutex; the destructor locks it.
   struct Turn {
     Turn(WorkQueue& queue, Lock& lock) : queue(queue), lock(lock) { queue.busy_ = true; }
     ~Turn() {
@@ -66,7 +66,7 @@ class WorkQueue {
   std::mutex& mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Entry>> queue_;  // guarded by mutex_
-  bool busy_ = false;                         // guarded by mutex_: a task runs, here or on a caller's thread
+  bool busy_ = false;                         // guarded by mutex_: a task runs, on thread_ or on a caller's thread
   bool closing_ = false;                      // guarded by mutex_
   std::thread thread_;                        // guarded by mutex_ until closing_
 };

@@ -15,7 +15,7 @@ namespace lockstep::detail {
 namespace {
 
 constexpr const char* kAuto = "auto";
-constexpr const char* kNccl = "nccl";  // the only one for CUDA tensors
+constexpr const char* kNccl = "nccl";  // the only backend for CUDA tensors
 
 std::string checked_name(const std::string& name) {
   if (name != kAuto) find_backend(name);
@@ -66,7 +66,7 @@ struct Registry {
   std::map<std::string, BackendFactory> factories;  // guarded by mutex
 };
 
-// The one table of the process: names are given to it before there is any group to hold it.
+// A table of the process, because backends are registered before any group exists.
 Registry& registry() {
   static Registry instance{{},
                            {

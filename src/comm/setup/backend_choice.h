@@ -7,31 +7,33 @@
 
 namespace lockstep::detail {
 
-/// Which backend moves the tensors of which device; empty for a device that has none.
+/// The backend for each device type; empty for a device type without a backend.
 struct BackendNames {
   std::string cpu{};   // may be "auto"
   std::string cuda{};  // may be "auto"
 };
 
-/// What a user asks for: "auto", the name of one backend, or "cpu:NAME,cuda:NAME". UsageError when a name is not that
-/// of a backend of this build, or the devices make no sense.
+/// Parses the backend option: "auto", the name of one backend, or "cpu:NAME,cuda:NAME". Throws UsageError when a name
+/// is not a backend of this build, or a backend does not support its device.
 BackendNames parse_backends(const std::string& asked);
 
 }  // namespace lockstep::detail
 
 namespace lockstep {
 
-/// The factory of a backend; UsageError naming those there are when there is none of that name.
+/// Returns the factory of a backend. Throws UsageError, listing the available backends, when the name is unknown.
 BackendFactory find_backend(const std::string& name);
 
 }  // namespace lockstep
 
 namespace lockstep::detail {
 
-/// What backend "auto" stands for: the names to try, best first, for ranks on these hosts (one entry for each rank).
+/// Resolves backend "auto" for CPU tensors: returns the backends to try, best first. `host_of_rank` has one entry per
+/// rank.
 ///
-/// Shared memory on one host; on several the hierarchy of both, or Gloo alone when each has one rank. Gloo also where
-/// ranks of one host turn out not to see each other's memory. UsageError, naming what to install, when there is none.
+/// On one host: shm, then gloo. On several hosts: hierarchical, then gloo; only gloo if each host has one rank. The
+/// fallback to gloo is for ranks of one host that cannot map each other's memory. Throws UsageError, naming the package
+/// to install, when no suitable backend is available.
 std::vector<std::string> choose_backends(const std::vector<std::string>& host_of_rank,
                                          const std::vector<std::string>& available);
 

@@ -27,7 +27,7 @@ void make_current(c10::Device) {}
 constexpr bool kHasNccl = false;
 #endif
 
-/// Also those that this process does not see.
+/// Also counts GPUs that are not visible to this process.
 int gpus_on_host() {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/driver/nvidia/gpus"), ::closedir);
   int count = 0;
@@ -54,7 +54,7 @@ c10::Device choose(const ProcessGroupOptions& options, const BackendNames& backe
   if (backends.cuda.empty()) return c10::kCPU;
   const int gpus = visible_gpus();
   if (gpus == 0 && !backends.cpu.empty()) return c10::kCPU;
-  if (options.rank && options.world_size > 1) {  // which of them share this host is not known yet
+  if (options.rank && options.world_size > 1) {  // it is not known yet which ranks share this host
     if (!backends.cpu.empty()) return c10::kCPU;
     throw UsageError(
         "init_process_group: rank is given without .device; set .device to the GPU of this rank. Only with a rank from "

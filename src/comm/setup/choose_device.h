@@ -14,13 +14,14 @@ struct GpuCount {
   int on_host = 0;
 };
 
-/// Which of the visible GPUs is this rank's: that of its local rank, or the only one, where the host has one for each
-/// rank and a scheduler or container shows each rank its own. None when there are too few. Pure.
+/// Returns the index of this rank's GPU among the visible GPUs: its local rank, or 0 when exactly one GPU is visible
+/// and the host has one for each rank (a scheduler or container gives each rank its own). nullopt when there are too
+/// few GPUs. Pure.
 std::optional<int> gpu_of_rank(const GpuCount& gpus, int local_rank, int local_ranks);
 
-/// Where this rank's tensors live: what the user asks for, else the GPU of its local rank when there is one for each
-/// rank of this host, else the CPU. A GPU becomes the calling thread's current one. UsageError when the backends do not
-/// move tensors there.
+/// Chooses the device of this rank's tensors: options.device if set, else the GPU of its local rank if the host has a
+/// GPU for each rank, else the CPU. Makes a chosen GPU the calling thread's current device. Throws UsageError when the
+/// backends do not support the device.
 c10::Device choose_device(const ProcessGroupOptions& options, const BackendNames& backends);
 
 }  // namespace lockstep::detail

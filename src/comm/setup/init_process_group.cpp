@@ -25,7 +25,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// --- what is asked for
+// --- options
 
 struct JobPlace {
   int rank = 0;
@@ -57,15 +57,15 @@ milliseconds checked_duration(const char* option, milliseconds value, millisecon
   return value;
 }
 
-// --- coming together
+// --- rendezvous
 
-/// What a rank has in hand once all are there.
+/// The result of the rendezvous on one rank.
 struct Meeting {
   std::vector<Peer> peers;
   std::shared_ptr<Store> store;
   std::shared_ptr<StoreClient> client{};
   std::unique_ptr<StoreServer> server{};
-  int joins_before = 0;  // of this process, at this store
+  int joins_before = 0;  // number of earlier joins of this process at this store
 };
 
 class Arrival {
@@ -78,7 +78,7 @@ class Arrival {
     return {call_roll(*store, mine_, timeout_), store};
   }
 
-  // The store at the port is the job's from the first word on: a rank that dies while others still come is noticed.
+  // The rendezvous uses the job's store from the start, so the death of a rank is noticed while others still join.
   Meeting at_port(const MeetingPort& place) const {
     Meeting meeting;
     auto secret = find_secret(is_loopback(place.endpoint.host), process_variable);
@@ -93,13 +93,13 @@ class Arrival {
     } catch (...) {
       give_up(meeting);
     }
-    // What an earlier group of this process has left in the store is not for this one.
+    // Hides keys that an earlier group of this process left in the store.
     meeting.store = with_prefix(meeting.store, text("join/", meeting.joins_before, "/"));
     return meeting;
   }
 
-  // The ranks meet elsewhere, in a file or in a store of the user's; then rank 0 hosts the job's store and tells the
-  // others there where it is and by what secret.
+  // The ranks meet in a file or in a store of the user. Then rank 0 hosts the job's store and publishes its endpoint
+  // and secret there.
   Meeting by_way_of(Store& elsewhere) const {
     Meeting meeting;
     meeting.peers = call_roll(elsewhere, mine_, time_left());
@@ -152,8 +152,8 @@ class Arrival {
     meeting.store = with_prefix(make_remote_store(meeting.client), prefix());
   }
 
-  // A store that rank 0 hosts is for one group: while the one that this process has left is up, the next is yet to
-  // come.
+  // A store that rank 0 hosts serves one group. While the store of the group that this process has left is still up,
+  // this waits for the next one.
   void connect_to_fresh(Meeting& meeting, const MeetingPort& place, const Secret& secret) const {
     constexpr milliseconds kPause(20);
     bool has_seen_the_last = false;
@@ -169,7 +169,7 @@ class Arrival {
         if (meeting.joins_before == 0 || !place.rank_zero_hosts) return;
         has_seen_the_last = true;
       } catch (const PeerError&) {
-        if (meeting.client->over() || !place.rank_zero_hosts) throw;  // else it has just ended, in order
+        if (meeting.client->over() || !place.rank_zero_hosts) throw;  // otherwise the store has just ended in order
       }
       std::this_thread::sleep_for(kPause);
     } while (Clock::now() < deadline_);
@@ -186,12 +186,12 @@ class Arrival {
         .at(0);
   }
 
-  // Those who wait for this rank are told why it does not come. A host keeps the store up until they know, or a second.
+  // Tells the waiting ranks why this rank fails. The host of the store keeps it up until they know, at most one second.
   [[noreturn]] static void give_up(Meeting& meeting) {
     const auto failure = to_failure(std::current_exception());
     try {
       throw;
-    } catch (const MissingRanksError& error) {  // this rank gives up because of them
+    } catch (const MissingRanksError& error) {  // the missing ranks are the cause
       if (!error.ranks().empty())
         meeting.client->send_async(Verb::kBlame,
                                    {std::to_string(error.ranks().front()), failure.kind, failure.message});
@@ -226,7 +226,7 @@ class Arrival {
 Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int world_size) {
   if (options.store) return arrival.by_way_of(*options.store);
   if (world_size == 1) return arrival.alone();
-  // Only env:// looks at what the launcher says; ranks that are told everything need none.
+  // Only env:// reads the launcher's variables. Ranks with an explicit rank and another init_method do not need them.
   bool is_told = options.rank && options.init_method != "env://";
   auto environment = is_told ? Environment() : Environment::detect();
   auto place = find_meeting_place(options.init_method, environment, process_variable);

@@ -8,7 +8,7 @@
 
 namespace lockstep::detail {
 
-/// What stands behind init_process_group: joins the job and returns this rank's end of the group of all.
+/// Implements init_process_group: joins the job and returns the world group. Collective.
 std::shared_ptr<Group> init_group(const ProcessGroupOptions& options);
 
 }  // namespace lockstep::detail

@@ -15,7 +15,7 @@
 
 #include <lockstep/fast_convolutions.h>
 
-// LibTorch's own, which no header of all versions declares. Weak: a LibTorch without it is not checked.
+// A function of LibTorch that not all versions declare in a header. Weak: a LibTorch without it is not checked.
 namespace caffe2 {
 __attribute__((weak)) const std::map<std::string, std::string>& GetBuildOptions();
 }
@@ -35,7 +35,7 @@ std::string file_of_torch() {
   return ::dladdr(reinterpret_cast<void*>(&caffe2::GetBuildOptions), &owner) != 0 ? owner.dli_fname : "an unknown file";
 }
 
-// Before any other code of this library, in which LibTorch's classes may be used already.
+// Runs before all other code of this library, which may use LibTorch's classes in static initializers.
 __attribute__((constructor(101))) void check_loaded_torch() {
   if (!caffe2::GetBuildOptions) return;
   const auto& options = caffe2::GetBuildOptions();

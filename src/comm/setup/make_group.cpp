@@ -15,7 +15,7 @@
 namespace lockstep::detail {
 namespace {
 
-/// Until it goes, tells the maker of a backend when the job fails.
+/// Calls `ring` when the job fails while a backend is being created.
 class Alarm final : public JobListener {
  public:
   Alarm(std::shared_ptr<Job> job, const std::string& group, std::function<void(std::exception_ptr)> ring)
@@ -31,8 +31,8 @@ class Alarm final : public JobListener {
   const std::function<void(std::exception_ptr)> ring_;
 };
 
-/// While it lives, and on rank 0 of the group alone, prints when the backend takes long to make. The ranks know of each
-/// other then, so the likely reason is that they cannot connect.
+/// Prints a warning, on rank 0 of the group only, when creating the backend takes long. The rendezvous has succeeded at
+/// that point, so the likely reason is that the ranks cannot connect.
 class MakingNotice final : public JobListener {
  public:
   MakingNotice(std::shared_ptr<Job> job, const Membership& group) : job_(std::move(job)), group_(group) {
@@ -53,7 +53,7 @@ class MakingNotice final : public JobListener {
 
   const std::shared_ptr<Job> job_;
   const Membership& group_;
-  WaitNotice notice_;  // the job's thread's
+  WaitNotice notice_;  // used only by the job's thread
 };
 
 Membership membership_of(const Job& job, const GroupSpec& spec, const std::string& backend_asked) {
@@ -84,8 +84,8 @@ std::string rank_key(int rank) {
   return text("made/", rank);
 }
 
-// A backend may be made on this rank before the others have theirs: the group begins when all have. One that could not
-// make its own says why.
+// Blocks until all ranks have created their backend, since this rank may be faster than others. Throws PeerError with
+// the reason when another rank could not create its backend.
 void await_all(const BackendContext& context, const Membership& group) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < context.size; ++rank) keys.push_back(rank_key(rank));
@@ -107,7 +107,7 @@ void await_all(const BackendContext& context, const Membership& group) {
 void tell_others(const BackendContext& context, const std::string& error) {
   try {
     context.store->set(rank_key(context.rank), error);
-  } catch (const Error&) {  // there is no store any more: they know
+  } catch (const Error&) {  // the store is gone, so the other ranks know
   }
 }
 
@@ -135,13 +135,13 @@ std::unique_ptr<Backend> make_backend(const std::shared_ptr<Job>& job, const Gro
     auto backend = find_backend(membership.backend_name)(context);
     await_all(context, membership);
     return backend;
-  } catch (const NoSharedMemory&) {  // all ranks know
+  } catch (const NoSharedMemory&) {  // thrown on all ranks
     throw;
   } catch (...) {
     auto error = std::current_exception();
     tell_others(context, message_of(error));
     if (!is_ours(error)) throw;
-    // A connection that cannot be made is a symptom: the other rank may have died.
+    // A failed connection is only a symptom: the other rank may have died.
     if (is_a<PeerError>(error))
       error = to_exception(job->report(spec.name, to_failure(error), Job::Certainty::kSymptom));
     rethrow_with_prefix(
@@ -149,7 +149,7 @@ std::unique_ptr<Backend> make_backend(const std::shared_ptr<Job>& job, const Gro
   }
 }
 
-// Takes the first that works; only shared memory may be found not to.
+// Creates the first backend that works. Only a lack of shared memory leads to the next one.
 std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, const GroupSpec& spec,
                                              Membership& membership) {
   std::vector<std::string> hosts;
@@ -170,7 +170,7 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
   return nullptr;
 }
 
-// For the tensors of one device.
+// Creates the group for the tensors of one device.
 std::shared_ptr<Group> make_part(const std::shared_ptr<Job>& job, const GroupSpec& spec,
                                  const std::string& backend_asked, std::shared_ptr<Group> cpu_group = nullptr) {
   auto membership = membership_of(*job, spec, backend_asked);

@@ -14,14 +14,15 @@ namespace lockstep::detail {
 
 struct GroupSpec {
   std::string name;
-  std::vector<int> ranks_in_job;  // in order
+  std::vector<int> ranks_in_job;  // in the order of group ranks
   std::string backend;            // for parse_backends
   c10::Device device{c10::kCPU};
   std::chrono::milliseconds timeout{};
 };
 
-/// Makes this rank's end of a group, for tensors on its device and, where the backends do both, on the CPU. Collective
-/// over the members; the other ranks of the job get an end that they cannot call, and need not.
+/// Creates a group for tensors on its device and, if there is a backend for the CPU too, for tensors on the CPU.
+/// Collective over the members. Other ranks of the job get a group whose calls throw UsageError; they need not call
+/// this.
 std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSpec& spec);
 
 }  // namespace lockstep::detail

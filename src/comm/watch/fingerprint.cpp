@@ -18,7 +18,7 @@ std::string describe(const CallId& call_id) {
 
 namespace {
 
-/// Takes in whole words, each spread over all bits, since any part of the number may be used alone.
+/// Hashes whole words and mixes each into all bits of the result, because users may take any part of the bits.
 class Hasher {
  public:
   void add(std::string_view bytes) {
@@ -68,7 +68,7 @@ std::vector<int64_t> read_list(const std::string& bytes) {
   return list;
 }
 
-// The two ends of a message are one call.
+// The two ends of a message count as the same operation.
 Operation common(Operation operation) {
   return operation == Operation::kRecv ? Operation::kSend : operation;
 }
@@ -106,7 +106,7 @@ uint64_t hash(const Fingerprint& call, const CallId& call_id) {
   }
   if (!call.detail.empty()) hasher.add(call.detail);
   hasher.add(number(call.elements));
-  // One word: there are fewer than 255 operations, dtypes and reduce operations.
+  // Fits into one word: there are fewer than 255 operations, dtypes and reduce operations.
   int64_t kinds =
       static_cast<int64_t>(common(call.operation)) | (number(call.dtype) + 1) << 8 | (number(call.reduce_op) + 1) << 16;
   hasher.add(join(kinds, number(call.root)));

@@ -27,7 +27,7 @@
 namespace lockstep::detail {
 namespace {
 
-/// The files of one failure of the largest job on a host, 1024 ranks, stay together.
+/// Enough for one failure of the largest job on a host: 1024 ranks.
 constexpr size_t kMostFiles = 1024;
 constexpr std::string_view kBeginning = "lockstep-flight-";
 constexpr std::string_view kEnding = ".jsonl";
@@ -54,8 +54,8 @@ struct FlightFile {
   FileDescriptor opened;
 };
 
-/// O_EXCL: what somebody else has put under the name stays as it is, and the file gets another name, which cannot be
-/// foreseen. The same holds for the file of an earlier process with this one's number.
+/// O_EXCL never opens an existing file, whether another user created it or an earlier process with the same pid. If the
+/// name exists, the file gets an unpredictable name.
 FlightFile create_flight_file(const FlightFolder& folder, int rank) {
   auto process = text(::getpid());
   for (;;) {
@@ -78,7 +78,7 @@ bool write_whole(const FileDescriptor& file, std::string_view bytes) {
   return true;
 }
 
-/// Ranks may do so at once: they remove the same files.
+/// Safe when several ranks run it at once: they choose the same files.
 void remove_oldest(const FlightFolder& folder) {
   const std::unique_ptr<DIR, int (*)(DIR*)> listing(
       ::fdopendir(::openat(folder.opened.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)), &::closedir);
@@ -185,7 +185,7 @@ void FlightRecorder::change(uint64_t ticket, CallRecord::State state) {
   auto& place = ring_[(ticket - 1) % kCalls];
   const bool is_in_ring = place.ticket == ticket;
   const auto old = is_in_ring ? aside_.end() : aside_.find(ticket);
-  if (!is_in_ring && old == aside_.end()) return;  // so many calls later, it is forgotten
+  if (!is_in_ring && old == aside_.end()) return;  // the record was overwritten
   auto& record = is_in_ring ? place : old->second;
   record.state = state;
   if (!is_over(record)) return;

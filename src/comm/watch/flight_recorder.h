@@ -14,15 +14,15 @@
 
 namespace lockstep::detail {
 
-/// Writes a new file of a rank's flight recorder into LOCKSTEP_FLIGHT_DIR, or else into a folder of this user's in
-/// TMPDIR or /tmp, where only the newest files are kept. Other users may write to those places: no file of theirs is
-/// opened, and none can block the rank. Returns the path; throws Error when it cannot be written.
+/// Writes a new flight recorder file into LOCKSTEP_FLIGHT_DIR, or else into a private folder of this user in TMPDIR or
+/// /tmp, where only the newest files are kept. Never opens or waits for files of other users, who may be able to write
+/// to these folders. Returns the path. Throws Error when the file cannot be written.
 std::string write_flight_file(int rank, const std::string& content);
 
-/// One call, as it is remembered.
+/// The record of one call.
 struct CallRecord {
   enum class State {
-    kPosted,  // a message that nobody waits for yet
+    kPosted,  // a message that no thread waits for yet
     kRunning,
     kDone,
     kFailed,
@@ -41,24 +41,23 @@ struct CallRecord {
 /// "all_reduce(sum, Float[4]), call 5 of group 'world' at train.cpp:40".
 std::string describe(const CallRecord& record);
 
-/// The last calls of one rank, over all groups, and older ones that still run. Thread-safe but for begin() and
-/// change().
+/// Keeps the last calls of one rank in all groups, and older calls that are still running. Thread-safe, except for
+/// begin() and change().
 class FlightRecorder {
  public:
   static constexpr size_t kCalls = 256;
 
-  /// Guards the records, and all that groups note when a call begins and ends, which so takes one lock each.
+  /// Guards the records and the bookkeeping of groups, so that the beginning and the end of a call take one lock each.
   std::mutex& mutex() const { return mutex_; }
 
-  /// Remembers the call, and gives it its ticket, for change(). Both with the mutex held.
+  /// begin() records the call and returns its ticket, which change() takes. Both require the mutex.
   uint64_t begin(const CallRecord& record);
   void change(uint64_t ticket, CallRecord::State state);
 
-  /// The call of that call_id, if it is remembered.
+  /// Returns the call with that id, in the form of describe(CallId), if it is still recorded.
   std::optional<CallRecord> find(const std::string& group, const std::string& call_id) const;
 
-  /// What the rank is doing now, for people: "in barrier(), call 7 ... for 0.2 s" or "outside of any call for 3 s,
-  /// ...".
+  /// Describes what the rank is doing now: "in barrier(), call 7 ... for 0.2 s" or "outside of any call for 3 s; ...".
   std::string doing() const;
 
   /// Oldest first.
@@ -67,12 +66,12 @@ class FlightRecorder {
  private:
   mutable std::mutex mutex_;
   std::vector<CallRecord> ring_;          // guarded by mutex_: ticket t is at (t - 1) % kCalls
-  std::map<uint64_t, CallRecord> aside_;  // guarded by mutex_: older ones that have not ended, by ticket
+  std::map<uint64_t, CallRecord> aside_;  // guarded by mutex_: older unfinished calls, by ticket
   uint64_t tickets_ = 0;                  // guarded by mutex_
 };
 
-/// Writes the calls as JSON, one object a line after a header, into a new file (comm/watch/flight_file.h). Returns the
-/// path, or why there is none.
+/// Writes the calls as JSON into a new file (write_flight_file): a header line, then one object per line. Returns the
+/// path, or the reason why the file could not be written.
 std::string dump(const FlightRecorder& recorder, int rank, const std::string& reason);
 
 }  // namespace lockstep::detail

@@ -38,7 +38,7 @@ Job::~Job() {
     client_->say_goodbye(std::nullopt);
   client_.reset();
   store_.reset();
-  // The others may be about to end too: with the store they lose who watches over them.
+  // Other ranks may be about to leave too. Without the store they would lose failure detection, so wait for them.
   if (server_ && !is_failing && !failure_) server_->await_departures(kLinger);
 }
 
@@ -46,7 +46,7 @@ void Job::give_up(const std::exception_ptr& error) noexcept {
   if (client_) client_->say_goodbye(to_failure(error));
 }
 
-// At once, before the others, whom this wakes, can give up in turn: the first to do so is blamed.
+// Reports at once, before the ranks that this wakes give up in turn: the first rank that gives up is blamed.
 void Job::give_up_group(const std::string& group, const std::string& who) noexcept {
   if (group == kWorld && client_) return client_->say_goodbye(Failure{"PeerError", kException});
   report_async(group, {"PeerError", text(who, " gave up: ", kException)});
@@ -78,7 +78,7 @@ Failure Job::report(const std::string& group, const Failure& failure, Certainty 
                                                certainty == Certainty::kSymptom ? "symptom" : "certain"});
     return {cause.at(0), cause.at(1)};
   } catch (const Error&) {
-    // The store is gone. When that is why, it is the cause; when it ended in order, it says nothing about the group.
+    // The store is gone. If its loss ended the job, that is the cause. If the store ended in order, it is not.
     return client_->over().value_or(failure);
   }
 }
@@ -100,11 +100,11 @@ std::vector<Answer> Job::ask(const std::string& group, const std::string& call_i
   try {
     return read_answers(client_->call(Verb::kAsk, {on_wire(group), call_id}));
   } catch (const std::exception&) {
-    return {};  // nobody is left to relay the question
+    return {};  // no store is left to relay the question
   }
 }
 
-// Answers may come when the listener is gone.
+// An answer may arrive after the listener was destroyed.
 void Job::notify(JobListener& listener, const std::function<void()>& news) {
   std::lock_guard lock(mutex_);
   if (listeners_.contains(&listener)) news();
@@ -144,8 +144,7 @@ void Job::on_failure(const std::string& wire_group, const Failure& failure) {
   std::lock_guard lock(mutex_);
   auto cause = to_exception(failure);
   if (is_job && !failure_) failure_ = cause;
-  if (!is_job)
-    group_failures_.emplace(base_name(*group), cause);  // this rank may not have made its end of the group yet
+  if (!is_job) group_failures_.emplace(base_name(*group), cause);  // this rank may not have created the group yet
   for (const auto& [listener, name] : listeners_)
     if (is_job || base_name(*group) == base_name(name)) listener->on_failure(cause);
 }
@@ -159,7 +158,7 @@ void Job::on_left(int rank, const std::string& wire_group, int64_t calls) {
     if (*group == name) listener->on_left(rank, calls);
 }
 
-// About a group of another join this rank knows nothing, but says what it does.
+// For a group of another join this rank finds no record, but still answers what it is doing.
 std::string Job::on_question(const std::string& wire_group, const std::string& call_id) {
   return answer(*recorder_, from_wire(wire_group).value_or(wire_group), call_id);
 }

@@ -13,7 +13,7 @@ std::string site_of(const CallRecord& record) {
   return text(record.site.file, ':', record.site.line);
 }
 
-/// A message concerns two ranks, any other call all of them.
+/// Two ranks take part in a message, all ranks in any other call.
 bool takes_part(const CallId& call_id, int rank) {
   return !call_id.message || rank == call_id.message->from || rank == call_id.message->to;
 }
@@ -32,7 +32,7 @@ std::vector<Answer> read_answers(const std::vector<std::string>& fields) {
   for (size_t i = 0; i + 1 < fields.size(); i += 2) {
     Answer answer{static_cast<int>(to_number(fields[i]))};
     auto parts = unpack(fields[i + 1]);
-    if (parts.size() != 4) continue;  // it has just joined, or is about to leave
+    if (parts.size() != 4) continue;  // the rank has just joined or is about to leave
     if (!parts[0].empty()) answer.call = read_fingerprint(parts[0]);
     answer.site = parts[1];
     answer.is_over = parts[2] == "over";
@@ -55,7 +55,7 @@ std::optional<std::string> find_mismatch(const Membership& group, const CallReco
     if (rank != Membership::kNotAMember && rank != group.rank && answer.call)
       known.push_back({rank, &*answer.call, answer.site});
   }
-  // All that is equal to mine is equal; but the parts that two others exchange are no matter of mine.
+  // Comparing all calls with mine is enough, unless the call has sizes per pair of ranks: then all pairs are compared.
   bool is_between_two = !mine.call.sends.empty() || !mine.call.receives.empty();
   for (size_t a = 0; a < (is_between_two ? known.size() : 1); ++a)
     for (size_t b = a + 1; b < known.size(); ++b) {
@@ -70,7 +70,8 @@ std::optional<std::string> find_mismatch(const Membership& group, const CallReco
 }
 
 std::optional<int> find_odd_rank(const Membership& group, const CallRecord& mine, const std::vector<Answer>& answers) {
-  if (!mine.call.sends.empty() || !mine.call.receives.empty()) return std::nullopt;  // parts differ between two ranks
+  // Sizes per pair of ranks do not show which rank is wrong.
+  if (!mine.call.sends.empty() || !mine.call.receives.empty()) return std::nullopt;
   std::map<int, const Fingerprint*> calls{{group.rank, &mine.call}};
   for (const auto& answer : answers)
     if (int rank = rank_in_group(group, answer.rank_in_job); rank != Membership::kNotAMember && answer.call)
@@ -81,7 +82,7 @@ std::optional<int> find_odd_rank(const Membership& group, const CallRecord& mine
       return other.first != r && difference(*c, r, *other.second, other.first);
     });
     if (unlike < 2 || static_cast<size_t>(unlike) + 1 < calls.size()) continue;
-    if (odd) return std::nullopt;  // all differ
+    if (odd) return std::nullopt;  // several ranks differ from all others
     odd = group.peers[static_cast<size_t>(rank)].rank;
   }
   return odd;

@@ -9,35 +9,36 @@
 
 namespace lockstep::detail {
 
-/// What a rank says when it is asked about a call.
+/// The answer of one rank to a question about a call.
 struct Answer {
   int rank_in_job = 0;
-  std::optional<Fingerprint> call{};  // its own call of that call_id, if it has made it
-  std::string site{};                 // and where
-  bool is_over = false;               // and whether it has ended
-  std::string doing{};                // what it does now
+  std::optional<Fingerprint> call{};  // its call with that CallId, if it has reached it
+  std::string site{};                 // call site of that call
+  bool is_over = false;               // that call has ended
+  std::string doing{};                // what the rank is doing now
 
   bool operator==(const Answer&) const = default;
 };
 
-/// What the recorder knows, as it travels.
+/// Serializes the answer of this rank.
 std::string answer(const FlightRecorder& recorder, const std::string& group, const std::string& call_id);
-/// Answers of all ranks that gave one: rank, answer, rank, answer...
+/// Parses the answers of all ranks that answered: rank, answer, rank, answer, ...
 std::vector<Answer> read_answers(const std::vector<std::string>& fields);
 
-/// The two calls that do not fit together, named with their sites; none when all that are known do.
+/// Describes two calls that do not match, with their call sites; nullopt when all known calls match.
 std::optional<std::string> find_mismatch(const Membership& group, const CallRecord& mine,
                                          const std::vector<Answer>& answers);
 
-/// The first rank, in the job, that has not come to the call; none when all have.
+/// The first rank, as rank in the job, that has not reached the call; nullopt when all have.
 std::optional<int> first_straggler(const Membership& group, const CallId& call_id, const std::vector<Answer>& answers);
-/// The rank in the job whose call is unlike that of all others, which are two at least; none when there is no such.
+/// The only rank, as rank in the job, whose call differs from the calls of all others; nullopt when there is no such
+/// rank, or fewer than two others are known.
 std::optional<int> find_odd_rank(const Membership& group, const CallRecord& mine, const std::vector<Answer>& answers);
 
-/// Which ranks have not come to the call, where they run and what they do instead.
+/// Describes the ranks that have not reached the call: where they run and what they are doing.
 std::string describe_stragglers(const Membership& group, const CallId& call_id, const std::vector<Answer>& answers);
 
-/// Whether a lower rank is in the same call: then it prints what there is to print about the call.
+/// Whether a lower rank is in the same call. Only the lowest rank prints warnings about a call.
 bool lower_rank_also_waits(const Membership& group, const std::vector<Answer>& answers);
 
 }  // namespace lockstep::detail
