@@ -34,7 +34,7 @@ std::unique_ptr<Backend> make_gloo_backend(const BackendContext& context);
 /// Ranks are processes that mpirun started, on the network that MPI uses.
 ///
 /// MPI only carries the messages; the algorithms are in messages/. A thread that blocks in one of MPI's collectives
-/// cannot be woken when a rank is lost. They also reduce in an order of their own and have neither AVG nor half
+/// cannot be woken when a rank is lost. They also reduce in an unspecified order and have neither AVG nor half
 /// precision.
 std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context);
 

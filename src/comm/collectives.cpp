@@ -40,7 +40,7 @@ class Checker {
   }
 
   void readable(const at::Tensor& tensor, const char* role) const {
-    if (!tensor.defined()) fail(role, " is an undefined tensor; give one with data");
+    if (!tensor.defined()) fail(role, " is an undefined tensor; pass a tensor with data");
     if (tensor.layout() != c10::kStrided) fail(role, " is ", tensor.layout(), "; only dense tensors can be sent");
     if (tensor.device() != me_.device)
       fail(role, " is on ", tensor.device(), ", but this group's backend '", me_.backend_name, "' moves tensors on ",

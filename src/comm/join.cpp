@@ -58,7 +58,8 @@ const JoinRound& JoinContext::next_round(const Turn& turn) {
                                " in this iteration, the others do not; ", remedy));
   };
   check_agreed(flags[1], "average their gradients", "use no_sync in the same iterations on every rank");
-  check_agreed(flags[2], "have their model in training mode", "call train() and eval() alike on every rank");
+  check_agreed(flags[2], "have their model in training mode",
+               "call train() and eval() in the same iterations on every rank");
   return round_;
 }
 

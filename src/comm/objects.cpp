@@ -66,7 +66,7 @@ c10::IValue ProcessGroup::scatter_object(const std::vector<c10::IValue>& objects
   std::vector<std::string> all;
   if (rank() == src) {
     if (static_cast<int>(objects.size()) != size())
-      throw UsageError(text("rank ", rank(), ": scatter_object: there are ", objects.size(), " objects; give ", size(),
+      throw UsageError(text("rank ", rank(), ": scatter_object: got ", objects.size(), " objects; expected ", size(),
                             ", one for each rank"));
     for (const auto& object : objects) all.push_back(to_bytes(*this, object, "scatter_object"));
   }

@@ -22,14 +22,15 @@
 // Collectives through shared memory. There are three paths, chosen by the tensor:
 //
 // 1. Up to kPayloadBytes: the data travels in the call header. A call is one round of waiting (ShmGroup::begin_call).
-// 2. Tensors from allocate(), which lie in the arena: the header carries the offset. Ranks read each other's tensors
-//    directly; in reductions they also write to them. end_call blocks until all ranks are done with all tensors.
+// 2. Tensors from allocate() on all ranks (broadcast: on the root), which lie in arenas: the header carries the offset.
+//    Ranks read each other's tensors directly, and write to them in all_reduce and reduce. end_call blocks until all
+//    ranks are done with all tensors.
 // 3. Other tensors: ShmGroup::pipeline moves chunks of kChunkBytes through three slots per rank. Each rank fills its
 //    slot with its input; then reduces or copies its share from all slots; then collects the results of the others.
 //    Chunks are small enough to stay in the cache. all_to_all_v always takes this path.
 //
 // In a reduction each rank reduces its share of the bytes over all ranks, in the order of ranks, so all ranks get the
-// same bits. On path 2 a late rank could write to a tensor after the call has failed here. So a failed call raises
+// same bits. On path 2 a late rank could write to a tensor after the call has failed here. So a failed call calls
 // give_up_call, and abort() waits for the other ranks, or detaches the tensor's memory (withdraw).
 
 namespace lockstep {

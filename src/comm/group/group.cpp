@@ -311,7 +311,7 @@ void Group::check_working() {
     rethrow_with_prefix(earlier, text(speaker(membership_), ": the group is broken: "), last_words(earlier));
 }
 
-// --- what breaks the group
+// --- failures
 
 void Group::abort(const std::exception_ptr& cause) {
   check_process();

@@ -57,8 +57,8 @@ c10::Device choose(const ProcessGroupOptions& options, const BackendNames& backe
   if (options.rank && options.world_size > 1) {  // it is not known yet which ranks share this host
     if (!backends.cpu.empty()) return c10::kCPU;
     throw UsageError(
-        "init_process_group: rank is given without .device; set .device to the GPU of this rank. Only with a rank from "
-        "the launcher's variables can lockstep choose the GPU");
+        "init_process_group: rank is given without .device; set .device to the GPU of this rank. lockstep can choose "
+        "the GPU only if the rank comes from the launcher's variables");
   }
   const auto environment = options.rank ? Environment() : Environment::detect();
   const GpuCount count{.visible = gpus, .on_host = gpus_on_host()};
