@@ -75,7 +75,7 @@ void set_local(Environment& found, RankPlace local, const std::string& local_siz
                const std::string& size_variable) {
   if (local.size > found.world_size)
     throw UsageError(text(local_size_variable, " is ", local.size, " but ", size_variable, " is ", found.world_size,
-                          ": a host holds a part of the world, so ", local_size_variable, " must be 1 to ",
+                          ": a host cannot have more ranks than the job, so ", local_size_variable, " must be 1 to ",
                           found.world_size));
   found.local_rank = local.rank;
   found.local_world_size = local.size;

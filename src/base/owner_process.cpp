@@ -36,7 +36,7 @@ void OwnerProcess::refuse(const std::string& owner) const {
   throw UsageError(text("this process (pid ", detail::current_process.pid, ") was forked from ", owner, " (pid ",
                         made_in_.pid,
                         "), whose threads, connections and shared memory it cannot use; make this call in process ",
-                        made_in_.pid, ", or make what the child needs after the fork"));
+                        made_in_.pid, ", or create the objects that the child needs after the fork"));
 }
 
 void abandon(const void* object) {

@@ -15,7 +15,7 @@ namespace lockstep {
 std::string why_not_own_file(const struct stat& status) {
   if (!S_ISREG(status.st_mode)) return "it is not a regular file";
   if (status.st_uid == ::geteuid()) return "";
-  return text("it belongs to user ", status.st_uid, ", and this process runs as user ", ::geteuid());
+  return text("it belongs to user ", status.st_uid, ", but this process runs as user ", ::geteuid());
 }
 
 FileDescriptor open_private_folder(const std::string& folder, const std::string& remedy) {
@@ -29,11 +29,11 @@ FileDescriptor open_private_folder(const std::string& folder, const std::string&
   struct stat status {};
   if (::fstat(opened.get(), &status) != 0) fail("fstat");
   if (status.st_uid != ::geteuid())
-    throw UsageError(text(folder, " belongs to user ", status.st_uid, " and not to this one, ", ::geteuid(),
+    throw UsageError(text(folder, " belongs to user ", status.st_uid, ", but this process runs as user ", ::geteuid(),
                           ": remove it, or ", remedy));
   if ((status.st_mode & 077) != 0)
     throw UsageError(text(folder, " has mode 0", std::oct, status.st_mode & 07777,
-                          ", so others could use or replace what is in it: chmod 700 ", folder, ", or ", remedy));
+                          ", so other users could access or replace its files: chmod 700 ", folder, ", or ", remedy));
   return opened;
 }
 

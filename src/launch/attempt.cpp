@@ -78,7 +78,7 @@ void Attempt::start_next() {
 void Attempt::skip_rest() {
   for (int index = static_cast<int>(workers_.size()); index < options_.plan.workers; ++index) {
     workers_.emplace_back().started = Clock::now();
-    on_end(index, {.status = SIGKILL, .how = "not started: the job was stopped before", .was_stopped = true});
+    on_end(index, {.status = SIGKILL, .how = "not started: the job was already stopping", .was_stopped = true});
   }
 }
 
@@ -127,7 +127,7 @@ void Attempt::watch() {
   mention_missing_ranks();
   if (is_due(ask_at_)) ask_to_end(SIGTERM);
   if (is_due(kill_at_))
-    kill_rest(text("killed: it did not end within the grace time of ",
+    kill_rest(text("killed: it did not exit within the grace period of ",
                    std::chrono::duration<double>(options_.launch.grace).count(), " s"));
 }
 
@@ -137,8 +137,8 @@ void Attempt::on_event(const Crew::Event& event) {
   if (event.kind == Kind::kWardenGone) {
     if (outcome_.broken.empty())
       outcome_.broken =
-          text("the warden of the workers (pid ", crew_->warden(), ") was killed or failed: all were ended");
-    return kill_rest("killed: its warden was gone");
+          text("the warden of the workers (pid ", crew_->warden(), ") was killed or failed: all workers were killed");
+    return kill_rest("killed: its warden had ended");
   }
   auto& worker = workers_.at(static_cast<size_t>(event.worker));
   if (event.kind == Kind::kStarted) {
@@ -185,11 +185,11 @@ void Attempt::on_signal(int number) {
     return crew_->signal_all(SIGCONT);
   }
   if (number == SIGINT && outcome_.signal) {
-    if (!has_ended()) print_status("stopping at once");
-    return kill_rest("killed: Ctrl-C twice");
+    if (!has_ended()) print_status("killing the workers");
+    return kill_rest("killed: Ctrl-C was pressed twice");
   }
   cluster_->tell_signal(number);
-  if (number == SIGINT && !has_ended()) print_status("stopping; Ctrl-C again stops at once");
+  if (number == SIGINT && !has_ended()) print_status("stopping; press Ctrl-C again to kill the workers");
   stop(number);
 }
 

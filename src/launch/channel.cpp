@@ -104,7 +104,7 @@ std::optional<Channel::Fields> Channel::next() {
 
 FileDescriptor Channel::take_file() {
   if (files_.empty())
-    throw SystemError("a worker's output could not be handed over; raise the limit of open files (ulimit -n)");
+    throw SystemError("the warden did not receive a worker's output pipes; raise the limit of open files (ulimit -n)");
   FileDescriptor first = std::move(files_.front());
   files_.erase(files_.begin());
   return first;

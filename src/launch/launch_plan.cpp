@@ -43,8 +43,8 @@ int count_workers(const std::string& written, const Machine& machine, const Envi
 std::vector<int> read_streams(const std::string& flag, const std::string& written, int workers) {
   std::vector<int> streams(static_cast<size_t>(workers), 0);
   auto refuse = [&] {
-    throw UsageError(text(flag, " is \"", written, "\": it should be 0, 1 (stdout), 2 (stderr) or 3 (both), or such a ",
-                          "number for each local rank, as in 0:3,1:1"));
+    throw UsageError(text(flag, " is \"", written, "\": it should be 0, 1 (stdout), 2 (stderr) or 3 (both), or one ",
+                          "such number per local rank, as in 0:3,1:1"));
   };
   auto read = [&](std::string_view number) {
     auto value = parse_number<int>(number);
@@ -65,7 +65,8 @@ std::vector<int> read_streams(const std::string& flag, const std::string& writte
 std::vector<OutputRoutes> route_streams(const LaunchOptions& options, int workers) {
   const bool has_files = !options.log_dir.empty();
   for (const auto& [flag, value] : {std::pair("--tee", options.tee), std::pair("--redirects", options.redirects)})
-    if (!value.empty() && !has_files) throw UsageError(text(flag, " writes to files: say where with --log-dir DIR"));
+    if (!value.empty() && !has_files)
+      throw UsageError(text(flag, " writes to files: set their folder with --log-dir DIR"));
   std::vector<OutputRoutes> routes(static_cast<size_t>(workers), OutputRoutes{{true, has_files}, {true, has_files}});
   std::vector<int> hidden(routes.size(), 0), shown(routes.size(), 0);
   if (!options.redirects.empty()) hidden = read_streams("--redirects", options.redirects, workers);
@@ -73,7 +74,8 @@ std::vector<OutputRoutes> route_streams(const LaunchOptions& options, int worker
   std::vector<bool> is_shown(routes.size(), options.shown_ranks.empty());
   for (int rank : options.shown_ranks) {
     if (rank < 0 || rank >= workers)
-      throw UsageError(text("--local-ranks-filter names local rank ", rank, ", but they go from 0 to ", workers - 1));
+      throw UsageError(
+          text("--local-ranks-filter names local rank ", rank, ", but local ranks range from 0 to ", workers - 1));
     is_shown[static_cast<size_t>(rank)] = true;
   }
   for (size_t rank = 0; rank < routes.size(); ++rank) {
@@ -95,7 +97,7 @@ void find_program(const std::string& program, const Environment::Lookup& lookup)
   for (std::string folder; std::getline(folders, folder, ':');)
     if (is_program((folder.empty() ? "." : folder) + "/" + program)) return;
   if (::access(program.c_str(), F_OK) == 0)
-    throw UsageError(text("no program ", program, " in PATH, but there is one here: say ./", program));
+    throw UsageError(text("no program ", program, " in PATH, but this folder has one: use ./", program));
   throw UsageError(text("no program ", program, " in PATH"));
 }
 
@@ -127,8 +129,8 @@ Plan make_plan(const LaunchOptions& options, const Machine& machine, const Envir
     plan.threads = std::max(1, machine.usable_cores() / plan.workers);
   const auto cores = machine.cores();
   if (options.bind && cores.size() < static_cast<size_t>(plan.workers))
-    throw UsageError(text("--bind gives each worker cores of its own, but there are ", cores.size(), " for ",
-                          plan.workers, " workers: start fewer, or leave out --bind"));
+    throw UsageError(text("--bind gives each worker its own cores, but there are ", cores.size(), " cores for ",
+                          plan.workers, " workers: start fewer workers, or omit --bind"));
   plan.cores = options.bind ? deal_cores(cores, plan.workers) : std::vector<std::vector<int>>(plan.workers);
   plan.routes = route_streams(options, plan.workers);
   plan.job_id = make_job_id(lookup);

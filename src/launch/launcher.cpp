@@ -59,8 +59,8 @@ class Launch {
     if (!options_.secret_file.empty()) return Secret::from_file(options_.secret_file);
     if (plan_.node.nodes == 1) return secret_;
     throw UsageError(
-        "several nodes need a common secret: create a file by (umask 077 && head -c 32 /dev/urandom > "
-        "FILE), copy it to every node and say --secret-file FILE; for a job of this node alone, say --standalone");
+        "a job on several nodes needs a shared secret: create a file with (umask 077 && head -c 32 /dev/urandom > "
+        "FILE), copy it to every node and pass --secret-file FILE; for a job on this node only, pass --standalone");
   }
 
   LaunchExit show_plan() {

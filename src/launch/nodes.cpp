@@ -23,8 +23,8 @@ void check_options(const LaunchOptions& options) {
     throw UsageError(text("--master-port is ", options.master_port, ": it should be a number from 0 to 65535"));
   if (options.standalone && (options.nodes.value_or(1) > 1 || !options.master_addr.empty() || options.master_port != 0))
     throw UsageError(
-        "--standalone is for one node at an address of its own choice: leave out --nnodes, --master-addr "
-        "and --master-port, or leave out --standalone");
+        "--standalone starts one node at an address that the launcher chooses: omit --nnodes, --master-addr "
+        "and --master-port, or omit --standalone");
 }
 
 /// What mpirun or srun says about the launchers that it started; none when neither did.
@@ -41,7 +41,7 @@ std::optional<Environment> find_starter(const Lookup& lookup) {
     if (found.world_size == 1) return std::nullopt;
     return found;
   } catch (const UsageError& error) {
-    throw UsageError(text(error.what(), "; or say --nnodes, --node-rank and --master-addr, or --standalone"));
+    throw UsageError(text(error.what(), "; or pass --nnodes, --node-rank and --master-addr, or --standalone"));
   }
 }
 
@@ -54,16 +54,17 @@ int find_rank(const LaunchOptions& options, const std::optional<Environment>& st
               const Lookup& lookup) {
   auto checked = [&](const char* what, int rank, const char* remedy) {
     if (rank >= 0 && rank < nodes) return rank;
-    throw UsageError(text(what, " is ", rank, ", but with --nnodes ", nodes, " it goes from 0 to ", nodes - 1, remedy));
+    throw UsageError(
+        text(what, " is ", rank, ", but with --nnodes ", nodes, " it must be from 0 to ", nodes - 1, remedy));
   };
   if (options.node_rank) return checked("--node-rank", *options.node_rank, "");
   if (nodes == 1) return 0;
   if (starter && starter->world_size != nodes)
     throw UsageError(text("--nnodes is ", nodes, ", but ", starter->source, " started ", starter->world_size,
-                          " launchers: leave out --nnodes, or say --node-rank too"));
+                          " launchers: omit --nnodes, or pass --node-rank as well"));
   if (starter) return starter->rank;
   const auto index = read_number(lookup, kIndex, 0, std::numeric_limits<int>::max());
-  return checked(kIndex, index.value_or(0), ": the Job's completions must be as many as the nodes");
+  return checked(kIndex, index.value_or(0), ": the Job's completions must equal the number of nodes");
 }
 
 std::string find_address(const LaunchOptions& options, const std::optional<Environment>& starter,
@@ -71,13 +72,14 @@ std::string find_address(const LaunchOptions& options, const std::optional<Envir
   if (!options.master_addr.empty()) return options.master_addr;
   if (const auto given = lookup("MASTER_ADDR"); given && !given->empty()) return *given;
   if (!starter)
-    throw UsageError("with --nnodes above 1, --master-addr must give the name or address of node 0, the same on all");
+    throw UsageError(
+        "with --nnodes above 1, --master-addr must be the name or address of node 0, the same on all nodes");
   if (!starter->master_addr.empty()) return starter->master_addr;
   if (starter->local_world_size == starter->world_size) return kLoopback;
   throw UsageError(text("of ", starter->world_size, " launchers that ", starter->source, " started only ",
                         starter->local_world_size,
-                        " are on this host: say --master-addr, or set MASTER_ADDR, the name or address of the first "
-                        "one's host, the same on all"));
+                        " are on this host: set --master-addr or MASTER_ADDR to the name or address of the first "
+                        "launcher's host, the same on all nodes"));
 }
 
 int choose_port(const LaunchOptions& options, const std::optional<Environment>& starter, const Lookup& lookup) {

@@ -22,12 +22,12 @@ namespace {
 void make_folders(const std::string& path) {
   for (auto slash = path.find('/', 1); slash != path.npos; slash = path.find('/', slash + 1))
     if (::mkdir(path.substr(0, slash).c_str(), 0777) != 0 && errno != EEXIST)
-      throw SystemError(text("mkdir ", path.substr(0, slash), ": ", std::strerror(errno),
-                             "; set --log-dir to a folder that you may write"));
+      throw SystemError(
+          text("mkdir ", path.substr(0, slash), ": ", std::strerror(errno), "; set --log-dir to a writable folder"));
 }
 
 [[noreturn]] void refuse_log(const std::string& path, const std::string& why) {
-  throw SystemError(text("create ", path, ": ", why, "; set --log-dir to a folder of your own that you may write"));
+  throw SystemError(text("create ", path, ": ", why, "; set --log-dir to a writable folder of your own"));
 }
 
 /// Writes over what an earlier run left. Other users may write to the folder: only a regular file of this user is
@@ -121,7 +121,7 @@ bool StreamOutput::pass_on() {
   }
   std::string_view some(bytes.data(), static_cast<size_t>(got));
   if (file_.is_open() && !write_all(file_.get(), some)) {
-    log_warning(text("write ", options_.path, ": ", std::strerror(errno), "; nothing more is written to this file"));
+    log_warning(text("write ", options_.path, ": ", std::strerror(errno), "; no more output is written to this file"));
     file_ = FileDescriptor();
   }
   show(cutter_.feed(some));

@@ -64,8 +64,8 @@ std::string describe_process(pid_t process) {
   if (!read_entry(std::to_string(process), entry) || entry.state == 'Z') return "ended";
   const char* state = entry.state == 'R'   ? "running"
                       : entry.state == 'D' ? "waiting for a disk"
-                      : entry.state == 'T' ? "stopped by a signal: kill -CONT lets it go on"
-                      : entry.state == 't' ? "held by a debugger"
+                      : entry.state == 'T' ? "stopped by a signal; resume it with kill -CONT"
+                      : entry.state == 't' ? "stopped by a debugger"
                                            : "sleeping";
   return text(entry.program, ", ", state);
 }

@@ -17,10 +17,10 @@ namespace {
 
 std::string explain_exit_code(int exit_code) {
   if (exit_code == 126) return " (the program could not be executed)";
-  if (exit_code == 127) return " (a shell says so when a command is not found, the loader when a library is)";
+  if (exit_code == 127) return " (from a shell: command not found; from the loader: library not found)";
   const int signal = exit_code - 128;
   const char* name = signal > 0 && signal < 32 ? ::sigabbrev_np(signal) : nullptr;
-  return name ? text(" (a shell says so when its command was ended by SIG", name, ")") : "";
+  return name ? text(" (from a shell: its command was killed by SIG", name, ")") : "";
 }
 
 std::string in_seconds(double number) {
@@ -63,16 +63,17 @@ std::string remedy_for(const LaunchReport& report) {
   const std::string output = culprit.tail.empty() ? "its output" : "its stderr above";
   if (culprit.pid == 0) return "check the program's path, and the limits of processes and memory";
   if (report.kind == "TimeoutError")
-    return "it did not come to a call in time: find out what it did instead, or raise the time-out if it is only slow";
+    return "it did not reach a call in time: find out what it did instead, or raise the time-out if it is only slow";
   if (report.kind == "MismatchError") return "make the same calls in the same order on all ranks";
-  if (culprit.was_stopped) return text("it gave up, hung or was frozen: see what the ranks were told, and ", output);
+  if (culprit.was_stopped)
+    return text("it gave up, hung or was frozen: see the message that the ranks received, and ", output);
   if (WIFSIGNALED(culprit.status) && culprit.how.starts_with("killed: out of memory"))
     return "use less memory on this host, or raise the limit";
   if (WIFSIGNALED(culprit.status) && WTERMSIG(culprit.status) == SIGKILL)
-    return "find out who sent the signal: a person, the scheduler, or the kernel for want of memory (dmesg)";
+    return "find out who sent the signal: a person, the scheduler, or the kernel because memory ran out (dmesg)";
   if (WIFSIGNALED(culprit.status)) return text("see ", output, ", or run the rank in a debugger");
   if (report.notice.find("has left group") != std::string::npos || !culprit.failed())
-    return "make the same calls on all ranks and end together; for uneven inputs use join";
+    return "make the same calls on all ranks and exit together; for uneven inputs use join";
   return text("see ", output);
 }
 
@@ -80,7 +81,7 @@ std::string remedy_for(const LaunchReport& report) {
 
 std::string describe_status(int status, bool out_of_memory) {
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && out_of_memory)
-    return "killed: out of memory (the kernel's choice; see the memory limit)";
+    return "killed: out of memory (by the kernel; check the memory limit)";
   return describe_exit_status(status) + (WIFEXITED(status) ? explain_exit_code(WEXITSTATUS(status)) : "");
 }
 
@@ -122,7 +123,7 @@ std::string describe_report(const LaunchReport& report) {
            in_seconds(culprit.seconds), ": ", culprit.how);
     if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
     if (!report.notice.empty() && !report.notice.ends_with(culprit.how))  // more than the launcher's own words
-      line("  the ranks were told: ", report.notice);
+      line("  message to the ranks: ", report.notice);
     if (!culprit.tail.empty()) line("  last lines of its stderr:");
     for (const auto& last : culprit.tail) out += text("    | ", last, "\n");
     if (!culprit.logs.empty()) line("  its output: ", culprit.logs);

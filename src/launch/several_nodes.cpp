@@ -53,7 +53,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
 
   ~SeveralNodes() override {
     if (client_) client_->stop_listening();
-    if (client_ && !is_over_) client_->say_goodbye(Failure{"PeerError", "it was told to stop, or could not go on"});
+    if (client_ && !is_over_) client_->say_goodbye(Failure{"PeerError", "it was stopped, or it failed"});
     client_.reset();
     if (control_) control_->await_departures(kNodeFarewell);  // the others read the verdict there
   }
@@ -189,15 +189,15 @@ class SeveralNodes final : public Cluster, private StoreListener {
       const auto other = unpack(found.at(0));
       is_over_ = true;  // not a member: nobody else must hear of this
       throw MismatchError(text("--node-rank ", me(), " is taken by pid ", other.at(1), " on ", other.at(0),
-                               ": give every node another"));
+                               ": give every node its own --node-rank"));
     }
     Fields keys;
     for (int node = 0; node < plan_.node.nodes; ++node) keys.push_back(node_key(node));
     auto values = wait_for(keys, signals, deadline, [&](const Fields& missing) {
       if (!notice.is_due(Clock::now())) return;
-      print_status(text("waiting since ", notice.seconds(Clock::now()), " s for ", name_nodes(missing), " to join at ",
-                        to_string(plan_.node.store), " (up to ", seconds(options_.join_timeout),
-                        " s); is lockstep run started there, with its --node-rank?"));
+      print_status(text("has waited ", notice.seconds(Clock::now()), " s for ", name_nodes(missing), " to join at ",
+                        to_string(plan_.node.store), " (limit ", seconds(options_.join_timeout),
+                        " s); check that lockstep run is started there with its --node-rank"));
     });
     if (values) compare(*values);
     return values.has_value();
@@ -208,16 +208,18 @@ class SeveralNodes final : public Cluster, private StoreListener {
     auto on_wait = [&] {
       if (signals.next()) throw Stopped();
       if (notice.is_due(Clock::now()))
-        print_status(text("waiting since ", notice.seconds(Clock::now()), " s for node 0 to answer at ",
-                          to_string(plan_.node.store), " (up to ", seconds(options_.join_timeout),
-                          " s); is lockstep run started there, with --node-rank 0, and can this node reach it?"));
+        print_status(text("has waited ", notice.seconds(Clock::now()), " s for node 0 to answer at ",
+                          to_string(plan_.node.store), " (limit ", seconds(options_.join_timeout),
+                          " s); check that lockstep run is started there with --node-rank 0, and that this node can "
+                          "reach it"));
     };
     try {
       client_ = std::make_unique<StoreClient>(
           StoreClient::Options{plan_.node.store, secret_.key(kLaunchers), kLaunchers, deadline, kSilence, on_wait});
     } catch (const TimeoutError& error) {
-      throw TimeoutError(text("node 0 did not come within ", seconds(options_.join_timeout), " s: ", error.what(),
-                              "; is lockstep run started there, with --node-rank 0, and can this node reach it?"));
+      throw TimeoutError(text("node 0 did not answer within ", seconds(options_.join_timeout), " s: ", error.what(),
+                              "; check that lockstep run is started there with --node-rank 0, and that this node can "
+                              "reach it"));
     }
   }
 
@@ -269,8 +271,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
   }
 
   [[noreturn]] void refuse_missing(const Fields& keys) {
-    const auto message = text(name_nodes(keys), " did not come within ", seconds(options_.join_timeout),
-                              " s; is lockstep run started there, with its --node-rank?");
+    const auto message = text(name_nodes(keys), " did not join within ", seconds(options_.join_timeout),
+                              " s; check that lockstep run is started there with its --node-rank");
     client_->say_goodbye(Failure{"TimeoutError", message});
     is_over_ = true;
     throw TimeoutError(message);
@@ -285,7 +287,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
       const int workers = static_cast<int>(to_number(value.at(2)));
       if (value.at(3) != std::to_string(plan_.node.nodes))
         throw MismatchError(text("node ", node, " on ", value.at(0), " was started with --nnodes ", value.at(3),
-                                 ", node ", me(), " with ", plan_.node.nodes, ": give all the same"));
+                                 ", node ", me(), " with ", plan_.node.nodes, ": pass the same --nnodes on all nodes"));
       if (node < plan_.node.rank) layout_.first_rank += workers;
       layout_.world_size += workers;
       nodes_.push_back({value.at(0), workers});
@@ -302,8 +304,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
     WaitNotice notice(Clock::now());
     const auto port = wait_for({key("store")}, signals, std::nullopt, [&](const Fields&) {
       if (notice.is_due(Clock::now()))
-        print_status(text("waiting since ", notice.seconds(Clock::now()), " s for node 0 at ",
-                          to_string(plan_.node.store), " to begin attempt ", generation_.load()));
+        print_status(text("has waited ", notice.seconds(Clock::now()), " s for node 0 at ", to_string(plan_.node.store),
+                          " to start attempt ", generation_.load()));
     });
     if (port) layout_.store = {plan_.node.store.host, static_cast<int>(to_number(port->at(0)))};
     return port.has_value();

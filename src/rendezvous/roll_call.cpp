@@ -112,9 +112,10 @@ void check_agreement(const Announcement& mine, const Announcement& other) {
   if (other.version != mine.version)
     differ("lockstep", mine.version, other.version, "install the same version everywhere");
   if (!here.job.empty() && !there.job.empty() && here.job != there.job)
-    differ("the job", here.job, there.job, "two jobs use the same meeting place: give one another port or file");
+    differ("the job", here.job, there.job, "two jobs use the same meeting place: give each job its own port or file");
   if (here.generation != there.generation)
-    differ("the restart count", here.generation, there.generation, "a process of an earlier start is still running");
+    differ("the restart count", here.generation, there.generation,
+           "a process of an earlier start is still running: end it");
   if (here.world_size != there.world_size)
     differ("world size", here.world_size, there.world_size, "start all ranks with the same WORLD_SIZE");
   if (here.backend != there.backend)
@@ -138,9 +139,9 @@ void compare_with_first(Store& store, const Announcement& own, const Claim& clai
 }
 
 std::string why_missing(int joins_before) {
-  if (joins_before == 0) return "Were they started, with the same WORLD_SIZE and init_method?";
-  return text("They came to join ", joins_before, " and not to this one, join ", joins_before + 1,
-              ": call init_process_group equally often on all ranks");
+  if (joins_before == 0) return "Check that they were started, with the same WORLD_SIZE and init_method";
+  return text("They took part in join ", joins_before, " but not in join ", joins_before + 1,
+              ": call init_process_group the same number of times on all ranks");
 }
 
 [[noreturn]] void throw_missing(Store& store, const Announcement& own, std::chrono::milliseconds timeout) {
@@ -198,8 +199,8 @@ void warn_of_other_programs(const Announcement& own, const std::vector<Peer>& pe
     if (!peer.build_id.empty() && peer.build_id != own.peer.build_id) others.push_back(describe(peer));
   if (!others.empty())
     log_warning(text(enumerate(others),
-                     " run another build of the program than rank 0; if that is not meant, copy the "
-                     "same one to every host"));
+                     " run a different build of the program than rank 0; if this is not intended, copy "
+                     "the same build to every host"));
 }
 
 }  // namespace
@@ -221,8 +222,8 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   if (standing != write_announcement(own)) {
     throw MismatchError(text("rank ", mine.rank, ": ", describe(own.peer.process), " wants to join, but ",
                              describe(read_announcement(standing).peer),
-                             " has already joined. Either two processes were started with the same rank, or this is a "
-                             "store that an earlier job left behind: use a fresh one (for file://, remove the file)"));
+                             " has already joined. Either two processes were started with the same rank, or an "
+                             "earlier job left this store behind: use a new store (for file://, remove the file)"));
   }
 
   std::vector<std::string> keys;

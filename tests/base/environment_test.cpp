@@ -251,10 +251,10 @@ TEST(Environment, RefusesARankOutsideOfItsWorld) {
 }
 
 TEST(Environment, RefusesAHostLargerThanTheWorld) {
-  EXPECT_EQ(
-      refusal(with(kTorchrunRank, {{"LOCAL_WORLD_SIZE", "9"}})),
-      "LOCAL_WORLD_SIZE is 9 but WORLD_SIZE is 8: a host holds a part of the world, so LOCAL_WORLD_SIZE must be 1 "
-      "to 8");
+  EXPECT_EQ(refusal(with(kTorchrunRank, {{"LOCAL_WORLD_SIZE", "9"}})),
+            "LOCAL_WORLD_SIZE is 9 but WORLD_SIZE is 8: a host cannot have more ranks than the job, so "
+            "LOCAL_WORLD_SIZE must be 1 "
+            "to 8");
 }
 
 TEST(Environment, NeedsTheLocalRankOfAnMpiLauncherUnlessItIsAlone) {
@@ -324,10 +324,10 @@ TEST(Environment, RefusesALocalRankOutsideOfItsSlurmNode) {
       refusal(with(kSrunRank, {{"SLURM_LOCALID", "2"}})),
       "SLURM_LOCALID is \"2\" but SLURM_STEP_TASKS_PER_NODE for node 1 is 2: ranks count from 0, so SLURM_LOCALID "
       "must be 0 to 1");
-  EXPECT_EQ(
-      refusal(with(kSrunRank, {{"SLURM_STEP_TASKS_PER_NODE", "8(x2)"}})),
-      "SLURM_STEP_TASKS_PER_NODE for node 1 is 8 but SLURM_STEP_NUM_TASKS is 7: a host holds a part of the world, "
-      "so SLURM_STEP_TASKS_PER_NODE for node 1 must be 1 to 7");
+  EXPECT_EQ(refusal(with(kSrunRank, {{"SLURM_STEP_TASKS_PER_NODE", "8(x2)"}})),
+            "SLURM_STEP_TASKS_PER_NODE for node 1 is 8 but SLURM_STEP_NUM_TASKS is 7: a host cannot have more ranks "
+            "than the job, "
+            "so SLURM_STEP_TASKS_PER_NODE for node 1 must be 1 to 7");
 }
 
 TEST(Environment, NamesTheSlurmVariableThatIsMissing) {

@@ -44,7 +44,7 @@ TEST_P(Blame, FallsOnTheRankThatLeftAndNotOnThoseThatNeededIt) {
   ASSERT_GE(report.size(), 2u) << run.output;
   EXPECT_THAT(report.front(), AllOf(StartsWith("rank 1 (pid "), HasSubstr("first, after"), HasSubstr(way.how)));
   EXPECT_THAT(report.back(), AllOf(StartsWith("rank 1 (pid "), HasSubstr(way.how), HasSubstr(way.remedy)));
-  const auto told = lines_after(run.output, "lockstep run:   the ranks were told: ");
+  const auto told = lines_after(run.output, "lockstep run:   message to the ranks: ");
   EXPECT_THAT(told, testing::ElementsAre(ContainsRegex(way.told))) << run.output;
   EXPECT_THAT(run.output, HasSubstr("failed as a consequence: rank"));
 }

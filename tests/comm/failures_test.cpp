@@ -175,7 +175,7 @@ TEST_F(Failures, AFrozenRankIsNamedAfterTheHeartbeatLimit) {
     auto begin = Clock::now();
     ranks[victim].signal(SIGSTOP);
     int survivor = victim == 0 ? 1 : 0;
-    expect_survivors_told(ranks, victim, "PeerError", 4s, who(ranks, victim), "has not been heard of for", "stopped");
+    expect_survivors_told(ranks, victim, "PeerError", 4s, who(ranks, victim), "sent no heartbeat for", "stopped");
     EXPECT_GT(Clock::now() - begin, 1300ms) << ranks[survivor].output();
   }
 }
@@ -188,7 +188,7 @@ TEST_F(Failures, TheHeartbeatLimitIsFiveSeconds) {
   ranks[0].say("go on");
   auto begin = Clock::now();
   ranks[1].signal(SIGSTOP);
-  expect_survivors_told(ranks, 1, "PeerError", 8s, who(ranks, 1), "has not been heard of for 5");
+  expect_survivors_told(ranks, 1, "PeerError", 8s, who(ranks, 1), "sent no heartbeat for 5");
   EXPECT_GT(Clock::now() - begin, 4s);
 }
 
@@ -247,7 +247,7 @@ TEST_F(Failures, ARankThatExitsInTheMiddleIsNamed) {
   ranks.start_all();
   for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
   ranks[1].say("now");
-  expect_survivors_told(ranks, 1, "PeerError", 1s, who(ranks, 1) + " is gone", "ended without destroying");
+  expect_survivors_told(ranks, 1, "PeerError", 1s, who(ranks, 1) + " is gone", "exited without destroying");
   EXPECT_EQ(ranks[1].wait(), 0);
 }
 

@@ -96,7 +96,7 @@ TEST_F(Hierarchy, ACableThatIsCutInTheMiddleOfACallEndsEveryRank) {
   ASSERT_TRUE(a_.inside("ip link set va down"));
   for (auto& rank : ranks_) {
     EXPECT_THAT(rank->expect_line("PeerError"),
-                AllOf(HasSubstr("has not been heard of for"), HasSubstr("network"), HasSubstr("all_reduce")));
+                AllOf(HasSubstr("sent no heartbeat for"), HasSubstr("network"), HasSubstr("all_reduce")));
     EXPECT_EQ(rank->wait(), kExitAfterError);
   }
   EXPECT_LT(Clock::now() - begin, 5s * kSlowness);

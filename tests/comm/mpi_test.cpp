@@ -198,7 +198,7 @@ TEST_F(Mpi, ProgramsEndThoughARankIsFrozen) {
   await_all_running(*job, 3);
   ASSERT_TRUE(send_signal(pid_of(*job, 1), SIGSTOP));
   for (int survivor = 0; survivor < 2; ++survivor)
-    EXPECT_THAT(job->expect_line("PeerError"), HasSubstr("has not been heard of"));
+    EXPECT_THAT(job->expect_line("PeerError"), HasSubstr("sent no heartbeat for"));
   EXPECT_EQ(job->wait(60s), kExitAfterError);
 }
 

@@ -61,7 +61,7 @@ TEST_F(Rejoin, KnowsNothingOfWhatBrokeTheFirstGroup) {
   const auto ran = launch("breaks_and_joins_again");
   EXPECT_EQ(ran.code, 3);
   EXPECT_THAT(ran.output, AllOf(HasSubstr("[0] first: rank 0: all_reduce"), HasSubstr("[1] second: mean 1.5"),
-                                ContainsRegex("the ranks were told: rank 1 .* gave up: an exception ended its work")));
+                                ContainsRegex("message to the ranks: rank 1 .* gave up: an exception ended its work")));
   EXPECT_THAT(lines_after(ran.output, "[0] PeerError"), testing::ElementsAre(Not(HasSubstr("first"))));
 }
 
@@ -78,7 +78,7 @@ TEST_F(Rejoin, SaysWhoHasNotJoinedAsOften) {
   const auto ran = launch("joins_once_too_few", "1500");
   EXPECT_EQ(ran.code, 3);
   EXPECT_THAT(ran.output, HasSubstr("[0] TimeoutError: rank 0: 1 of 2 ranks joined"));
-  EXPECT_THAT(ran.output, HasSubstr("missing: rank 1. They came to join 1 and not to this one, join 2: call"));
+  EXPECT_THAT(ran.output, HasSubstr("missing: rank 1. They took part in join 1 but not in join 2: call"));
   const auto report = lines_after(ran.output, "lockstep run: ");
   ASSERT_FALSE(report.empty());
   EXPECT_THAT(report.front(), testing::StartsWith("rank 1 (pid ")) << "rank 0 gave up because of it";

@@ -69,7 +69,7 @@ TEST_F(TwoHosts, ALinkThatGoesDownIsNoticedOnBothSides) {
   auto begin = Clock::now();
   ASSERT_TRUE(a_.inside("ip link set va down"));
   for (auto& rank : ranks_) {
-    EXPECT_THAT(rank->expect_line("PeerError"), AllOf(HasSubstr("has not been heard of for"), HasSubstr("network")));
+    EXPECT_THAT(rank->expect_line("PeerError"), AllOf(HasSubstr("sent no heartbeat for"), HasSubstr("network")));
     EXPECT_EQ(rank->wait(), 3);
   }
   EXPECT_LT(Clock::now() - begin, 5s);

@@ -66,7 +66,7 @@ void join_late(const LogLines& log) {
   std::thread second([&] { join(1); });
   EXPECT_THAT(await_line(log, "to join", "has waited for 1"),
               AllOf(HasSubstr("rank 0: has waited"), HasSubstr("for rank 2 to join"), HasSubstr("2 of 3 ranks"),
-                    HasSubstr("Were they started")));
+                    HasSubstr("Check that they were started")));
   join(2);
   first.join();
   second.join();

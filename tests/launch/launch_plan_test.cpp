@@ -363,7 +363,7 @@ WorkerEnd end_of(int rank, int status) {
 
 TEST(Report, SaysInWordsHowAProcessEnded) {
   EXPECT_EQ(describe_status(3 << 8, false), "exit code 3");
-  EXPECT_THAT(describe_status(139 << 8, false), HasSubstr("exit code 139 (a shell says so when its command was ended"));
+  EXPECT_THAT(describe_status(139 << 8, false), HasSubstr("exit code 139 (from a shell: its command was killed"));
   EXPECT_EQ(describe_status(SIGSEGV, false), "killed by SIGSEGV (Segmentation fault)");
   EXPECT_EQ(describe_status(SIGKILL, false), "killed by SIGKILL (Killed)");
   EXPECT_THAT(describe_status(SIGKILL, true), HasSubstr("killed: out of memory"));

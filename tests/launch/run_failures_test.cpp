@@ -82,7 +82,7 @@ TEST(RunFailures, BlamesTheRankThatGaveUpAndNotThoseThatEndedBeforeItsProcessDid
   EXPECT_EQ(run.code, 3);
   EXPECT_EQ(lines_after(run.output, "lockstep run: rank 2 (pid ").size(), 2u) << "first and last line:" << run.output;
   EXPECT_EQ(lines_after(run.output, "lockstep run: rank ").size(), 2u) << run.output;
-  EXPECT_THAT(run.output, HasSubstr("the ranks were told: rank 2"));
+  EXPECT_THAT(run.output, HasSubstr("message to the ranks: rank 2"));
   EXPECT_THAT(run.output, HasSubstr("gave up: no data"));
 }
 
@@ -104,7 +104,7 @@ TEST(RunFailures, ARankThatDiesOfASigtermFromElsewhereWasKilled) {
 TEST(RunFailures, BlamesARankThatIsFrozen) {
   auto run = run_launcher({"-n", "2", "--grace", "1", LAUNCHED, "meet", "stop"});
   EXPECT_EQ(run.code, 3);
-  EXPECT_THAT(run.output, AllOf(HasSubstr("told: PeerError: rank 1"), HasSubstr("has not been heard of for 5"),
+  EXPECT_THAT(run.output, AllOf(HasSubstr("told: PeerError: rank 1"), HasSubstr("sent no heartbeat for 5"),
                                 ContainsRegex("lockstep run: rank 1 .*failed first")));
 }
 
@@ -112,7 +112,7 @@ TEST(RunFailures, NamesARankThatLeftEarlyWithExitCodeZero) {
   auto run = run_launcher({"-n", "2", LAUNCHED, "meet", "leave"});
   EXPECT_EQ(run.code, 3);
   EXPECT_THAT(run.output,
-              AllOf(HasSubstr("[0] told: PeerError: rank 1"), HasSubstr("the ranks were told: rank 1"),
+              AllOf(HasSubstr("[0] told: PeerError: rank 1"), HasSubstr("message to the ranks: rank 1"),
                     ContainsRegex("lockstep run: rank 1 .* failed first, after .*: exit code 0, while other ranks"),
                     HasSubstr("failed as a consequence: rank 0 (exit code 1)")));
   EXPECT_THAT(lines_after(run.output, "lockstep run: ").back(), testing::StartsWith("rank 1 (pid "));
@@ -127,7 +127,7 @@ TEST(RunFailures, KillsThoseThatDoNotEndWithinTheGraceTime) {
                           {{"FOLDER", folder.path().string()}});
   EXPECT_EQ(run.code, 3);
   EXPECT_LT(Clock::now() - begin, 10s);
-  EXPECT_THAT(run.output, HasSubstr("0 (killed: it did not end within the grace time of 0.3 s)"));
+  EXPECT_THAT(run.output, HasSubstr("0 (killed: it did not exit within the grace period of 0.3 s)"));
 }
 
 TEST(RunFailures, ReportsAWorkerThatIsKilled) {

@@ -52,7 +52,7 @@ TEST(RunSignals, PassesOnWhatItGetsAndExitsAsPreempted) {
 TEST(RunSignals, StopsAtOnceAtTheSecondCtrlC) {
   RankProcess launcher(run_command({"-n", "2", LAUNCHED, "stubborn"}), clean_environment());
   started(launcher, 2).signal(SIGINT);
-  launcher.expect_line("lockstep run: stopping; Ctrl-C again stops at once");
+  launcher.expect_line("lockstep run: stopping; press Ctrl-C again to kill the workers");
   const auto begin = Clock::now();
   launcher.signal(SIGINT);
   EXPECT_EQ(launcher.wait(), 6);

@@ -151,7 +151,7 @@ TEST_F(SwitchboardTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
     EXPECT_EQ(notice.fields[1], "PeerError");
     EXPECT_THAT(notice.fields[2],
                 AllOf(HasSubstr("rank 1"), HasSubstr("pid 4001 on node1"), HasSubstr("its connection was closed"),
-                      HasSubstr("0.25 s before"), HasSubstr("in all_reduce 12")));
+                      HasSubstr("0.25 s earlier"), HasSubstr("in all_reduce 12")));
   }
   const auto& failure = messages[4].at(1);
   EXPECT_EQ(failure.verb, Verb::kFailed);
@@ -163,7 +163,7 @@ TEST_F(SwitchboardTest, RemembersTheLastThatARankSaidItWasDoing) {
   enrol_all();
   say(2, Verb::kBeat, {"", ""});  // it has begun nothing yet
   lose(2);
-  EXPECT_THAT(heard()[1].at(0).fields.at(2), HasSubstr("it was joining"));
+  EXPECT_THAT(heard()[1].at(0).fields.at(2), HasSubstr("s earlier: joining"));
 }
 
 TEST_F(SwitchboardTest, AnswersLateComersOfAFailedJobAtOnce) {
@@ -192,7 +192,7 @@ TEST_F(SwitchboardTest, NamesARankThatIsSilentBeyondItsLimit) {
   pass(1ms);
   auto notice = heard()[1].at(0);
   EXPECT_EQ(notice.verb, Verb::kNotice);
-  EXPECT_THAT(notice.fields.at(2), AllOf(HasSubstr("rank 1"), HasSubstr("not been heard of for 2 s"),
+  EXPECT_THAT(notice.fields.at(2), AllOf(HasSubstr("rank 1"), HasSubstr("sent no heartbeat for 2 s"),
                                          HasSubstr("in broadcast 3"), HasSubstr("stopped")));
   pass(10s);
   EXPECT_THAT(heard(), IsEmpty());  // once is enough

@@ -116,7 +116,7 @@ TEST_F(Peers, AreConnectedThoughStrangersCameFirst) {
   ranks.push_back(zero.get());
   ranks.push_back(one.get());
   expect_connected(ranks);
-  EXPECT_THAT(log_.lines(), Contains(HasSubstr("rank 0 turned away 127.0.0.1:")));
+  EXPECT_THAT(log_.lines(), Contains(HasSubstr("rank 0 rejected a connection from 127.0.0.1:")));
   for (auto& stranger : strangers) EXPECT_TRUE(stranger.is_cut_off_within(1s));
 }
 
@@ -231,10 +231,9 @@ TEST_F(Peers, NameTheRanksThatDoNotCome) {
   say(socket, peer_proof::Connector(key_of_rank(0), 2, 0).answer(challenge));
   EXPECT_EQ(hear_exactly(socket, peer_proof::kProofBytes).size(), peer_proof::kProofBytes);
   expect_error<TimeoutError>([&] { zero.get(); }, "rank 1 and 3 did not connect to 127.0.0.1:", "within 300 ms",
-                             "0 connections of strangers", "try elsewhere");
+                             "0 unauthenticated connections", "try elsewhere");
   store_->erase("listener/0");
-  expect_error<TimeoutError>([&] { make(1, 4, 300ms).connect(); },
-                             "rank 0 has not said where it listens within 300 ms");
+  expect_error<TimeoutError>([&] { make(1, 4, 300ms).connect(); }, "rank 0 did not publish its address within 300 ms");
 }
 
 TEST_F(Peers, GiveUpWhereverTheyWait) {

@@ -166,7 +166,7 @@ TEST(RollCall, WarnsOfAnotherBuildOfTheProgram) {
   if (peers[0].build_id.empty()) GTEST_SKIP() << "the linker gave this program no build id";
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_THAT(lines[0], testing::AllOf(testing::HasSubstr("rank 1 (pid 4711 on elsewhere)"),
-                                       testing::HasSubstr("another build")));
+                                       testing::HasSubstr("a different build")));
 }
 
 // As after a restart in a container, where pid and host are what they were.
@@ -200,7 +200,7 @@ TEST(RollCall, IsCalledAnewForEachJoin) {
       [&] {
         call_roll(*store, {0, 2, "gloo", "", 0, 3}, 50ms);
       },
-      "missing: rank 1", "came to join 3 and not to this one, join 4", "equally often");
+      "missing: rank 1", "took part in join 3 but not in join 4", "same number of times");
 }
 
 TEST(RollCall, TakesTheHostIdThatIsSet) {

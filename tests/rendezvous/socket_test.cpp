@@ -186,7 +186,7 @@ TEST(Socket, KnowsBothItsEnds) {
   EXPECT_EQ(local_address(client), "127.0.0.1");
   EXPECT_EQ(peer_of(client), "127.0.0.1:" + std::to_string(port_of(listener)));
   EXPECT_EQ(peer_of(server), "127.0.0.1:" + std::to_string(port_of(client)));
-  EXPECT_EQ(peer_of(listener), "a peer that is gone");
+  EXPECT_EQ(peer_of(listener), "a disconnected peer");
 }
 
 TEST(Listening, IsAtItsAddressOnly) {

@@ -45,7 +45,7 @@ TEST(StoreClient, TellsWhenTheHostOfTheStoreIsStopped) {
   child.kill(SIGSTOP);
   EXPECT_THAT(
       ear.failure_within(10s),
-      AllOf(HasSubstr("rank 0"), HasSubstr("hosts the job's store, has not been heard of"), HasSubstr("stopped")));
+      AllOf(HasSubstr("rank 0"), HasSubstr("hosts the job's store, sent no heartbeat for"), HasSubstr("stopped")));
   EXPECT_LT(Clock::now() - start, 2s);
   start = Clock::now();
   client.reset();
@@ -165,22 +165,21 @@ TEST(StoreClient, RefusesWhateverElseListensThere) {
       if (got <= 0 || ::send(socket.get(), bytes.data(), static_cast<size_t>(got), MSG_NOSIGNAL) < 0) return;
     }
   });
-  expect_refusal(client_options(echo.port()), "no store of lockstep", "another job use this port");
+  expect_refusal(client_options(echo.port()), "no lockstep store", "no other job uses this port");
   SideServer web([](const FileDescriptor& socket) {
     std::array<char, 4096> bytes;
     if (is_readable(socket, 1s)) ::recv(socket.get(), bytes.data(), bytes.size(), 0);
     const std::string_view answer = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
     ::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
   });
-  expect_refusal(client_options(web.port()), "no store of lockstep", "another job use this port");
+  expect_refusal(client_options(web.port()), "no lockstep store", "no other job uses this port");
 }
 
 // A store that is full drops connections too, so this may pass; but the port of another must not be hammered.
 TEST(StoreClient, TriesAgainAtALeisurelyPaceWhereItIsDropped) {
   SideServer hermit([](const FileDescriptor&) {});
   const auto options = client_options(hermit.port(), 5s, 500ms);
-  expect_error<TimeoutError>([&] { StoreClient{options}; }, to_string(options.endpoint),
-                             "did not take this process in");
+  expect_error<TimeoutError>([&] { StoreClient{options}; }, to_string(options.endpoint), "did not accept this process");
   EXPECT_GE(hermit.accepted(), 2);
   EXPECT_LE(hermit.accepted(), 100);
 }

@@ -165,7 +165,7 @@ TEST_F(StoreStrangers, AreNamedOnceASecondAtMost) {
   const auto lines = log_.lines();
   ASSERT_GE(lines.size(), 2u);
   EXPECT_LE(lines.size(), 2 + static_cast<size_t>((Clock::now() - start) / 1s));
-  EXPECT_THAT(lines.front(), HasSubstr("the store turned away 127.0.0.1:"));
+  EXPECT_THAT(lines.front(), HasSubstr("the store rejected a connection from 127.0.0.1:"));
   EXPECT_THAT(lines.back(), HasSubstr("more since the last such line"));
 }
 

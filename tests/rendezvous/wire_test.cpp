@@ -96,7 +96,7 @@ TEST(Decoder, RefusesFieldsThatReachBeyondTheMessage) {
                                     std::string("\xff\xff\xff\xff", 4), std::string("\x01\0\0\0ax", 6)}) {
     // What follows would be enough: it belongs to the next message.
     const auto bytes = little_endian(static_cast<uint32_t>(header.size() + fields.size())) + header + fields;
-    expect_error<ProtocolError>([&] { decode(bytes + std::string(64, '\0')); }, "too early");
+    expect_error<ProtocolError>([&] { decode(bytes + std::string(64, '\0')); }, "truncated");
   }
 }
 
@@ -130,7 +130,7 @@ TEST(Packing, RefusesWhatItDidNotMake) {
   const auto bytes = pack({"one", "two"});
   for (size_t size = 1; size < bytes.size(); ++size)
     if (size != pack({"one"}).size())
-      expect_error<ProtocolError>([&] { unpack(std::string_view(bytes).substr(0, size)); }, "too early");
+      expect_error<ProtocolError>([&] { unpack(std::string_view(bytes).substr(0, size)); }, "truncated");
 }
 
 TEST(Number, IsTheWholeField) {
@@ -138,7 +138,7 @@ TEST(Number, IsTheWholeField) {
   EXPECT_EQ(to_number("-9223372036854775808"), std::numeric_limits<int64_t>::min());
   EXPECT_EQ(to_number("9223372036854775807"), std::numeric_limits<int64_t>::max());
   for (const char* field : {"", " 1", "1 ", "+1", "1.0", "0x1", "one", "9223372036854775808", "--1"})
-    expect_error<ProtocolError>([&] { to_number(field); }, "a number was expected");
+    expect_error<ProtocolError>([&] { to_number(field); }, "expected a number");
 }
 
 }  // namespace

@@ -118,8 +118,7 @@ FileDescriptor PeerConnector::reach(int peer) {
     try {
       return unpack(options_.store->get(listener_key(peer), options_.timeout));
     } catch (const TimeoutError&) {
-      throw TimeoutError(
-          text("rank ", peer, " has not said where it listens within ", options_.timeout.count(), " ms"));
+      throw TimeoutError(text("rank ", peer, " did not publish its address within ", options_.timeout.count(), " ms"));
     }
   }();
   const Endpoint endpoint = parse_endpoint(entry.at(0));
@@ -162,7 +161,7 @@ FileDescriptor PeerConnector::try_to_reach(int peer, const Endpoint& endpoint, c
   const auto listeners_proof = receive(socket, peer_proof::kProofBytes, reason);
   if (listeners_proof.empty()) return {};
   if (proof.check(listeners_proof)) return socket;
-  reason = "what listens there does not know the job's secret";
+  reason = "the listener at this address does not know the job's secret";
   return {};
 }
 
@@ -201,7 +200,7 @@ void PeerConnector::accept_higher_ranks(std::vector<FileDescriptor>& sockets) {
     if (Clock::now() >= deadline_)
       throw TimeoutError(with_remedy(text(
           missing, " did not connect to ", to_string(Endpoint{local_address(listener_), port_of(listener_)}),
-          " within ", options_.timeout.count(), " ms; ", strangers_, " connections of strangers were turned away")));
+          " within ", options_.timeout.count(), " ms; ", strangers_, " unauthenticated connections were rejected")));
     std::vector<pollfd> polled{{waker_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     for (const Caller& caller : callers_) polled.push_back({caller.socket.get(), POLLIN, 0});
     const auto until = callers_.empty() ? deadline_ : std::min(deadline_, callers_.front().since + kCallerTime);
@@ -228,7 +227,7 @@ void PeerConnector::accept_callers() {
       return;
     }
     if (callers_.size() >= kMostCallers + options_.size)
-      turn_away(callers_.begin(), "too many connections at once that prove nothing");
+      turn_away(callers_.begin(), "too many unauthenticated connections");
     auto name = peer_of(socket);
     callers_.push_back({std::move(socket), std::move(name), {key_, options_.rank}});
     if (!send_all(callers_.back().socket, callers_.back().proof.challenge()))
@@ -242,7 +241,7 @@ void PeerConnector::make_room(int error) {
   pollfd waiting{listener_.get(), POLLIN, 0};
   if (::poll(&waiting, 1, 0) <= 0) return;
   const auto why = text(std::strerror(error), "; raise the limit of open files (ulimit -n)");
-  if (callers_.empty()) throw SystemError(text("cannot accept the connections of other ranks: ", why));
+  if (callers_.empty()) throw SystemError(text("cannot accept connections from other ranks: ", why));
   turn_away(callers_.begin(), why);
 }
 
@@ -250,13 +249,13 @@ void PeerConnector::hear(std::list<Caller>::iterator caller, std::vector<FileDes
   char bytes[peer_proof::kAnswerBytes];
   const ssize_t got = ::recv(caller->socket.get(), bytes, peer_proof::kAnswerBytes - caller->heard.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) return turn_away(caller, "it proved nothing before its connection ended");
+  if (got <= 0) return turn_away(caller, "it disconnected before it authenticated");
   caller->heard.append(bytes, static_cast<size_t>(got));
   if (caller->heard.size() < peer_proof::kAnswerBytes) return;
   const auto accepted = caller->proof.check(caller->heard);
   if (!accepted) return turn_away(caller, "it does not know the job's secret");
   if (accepted->rank <= options_.rank || accepted->rank >= options_.size)
-    return turn_away(caller, text("it says that it is rank ", accepted->rank, ", which does not connect to this one"));
+    return turn_away(caller, text("it claims to be rank ", accepted->rank, ", which does not connect to this rank"));
   if (!send_all(caller->socket, accepted->proof)) return turn_away(caller, "its connection broke");
   // A rank that comes again has lost its first connection.
   sockets[accepted->rank] = std::move(caller->socket);

@@ -20,7 +20,7 @@ class RejectionLog {
     ++since_last_line_;
     if (now - last_line_ < std::chrono::seconds(1)) return;
     log_warning(
-        text(speaker_, " turned away ", who, ": ", why,
+        text(speaker_, " rejected a connection from ", who, ": ", why,
              since_last_line_ > 1 ? text(" (and ", since_last_line_ - 1, " more since the last such line)") : ""));
     last_line_ = now;
     since_last_line_ = 0;

@@ -33,8 +33,7 @@ constexpr mode_t kOthers = 077;
 
 [[noreturn]] void fail_secret_file(const std::string& call, const std::string& path) {
   throw SystemError(text(call, " ", path, ": ", std::strerror(errno),
-                         "; set LOCKSTEP_SECRET_FILE to a secret file, or XDG_STATE_HOME to a folder that you may "
-                         "write"));
+                         "; set LOCKSTEP_SECRET_FILE to a secret file, or XDG_STATE_HOME to a writable folder"));
 }
 
 std::string in_octal(mode_t mode) {
@@ -59,7 +58,7 @@ std::string read_checked(const FileDescriptor& file, const std::string& path) {
                           ::geteuid(), ") nor root: use a file of your own"));
   if ((status.st_mode & kOthers) != 0)
     throw UsageError(text("secret file ", path, " has mode ", in_octal(status.st_mode),
-                          ", so others than its owner can use it: chmod 600 ", path));
+                          ", so users other than its owner can access it: chmod 600 ", path));
   std::string bytes(static_cast<size_t>(status.st_size), '\0');
   size_t have = 0;
   while (have < bytes.size()) {
@@ -71,7 +70,7 @@ std::string read_checked(const FileDescriptor& file, const std::string& path) {
   }
   bytes.resize(have);
   if (have < kSecretBytes)
-    throw UsageError(text("secret file ", path, " has ", have, " bytes, a secret at least ", kSecretBytes,
+    throw UsageError(text("secret file ", path, " has ", have, " bytes; a secret needs at least ", kSecretBytes,
                           ": head -c 32 /dev/urandom > ", path));
   return bytes;
 }
@@ -181,8 +180,8 @@ std::string random_bytes(size_t count) {
 
 Secret::Secret(std::string bytes) : bytes_(std::move(bytes)) {
   if (bytes_.size() < kSecretBytes)
-    throw UsageError(text("a secret of ", bytes_.size(), " bytes is too short: it should have at least ", kSecretBytes,
-                          " random ones"));
+    throw UsageError(
+        text("a secret of ", bytes_.size(), " bytes is too short: it needs at least ", kSecretBytes, " random bytes"));
 }
 
 Secret::~Secret() {
@@ -257,8 +256,9 @@ Secret find_secret(bool on_loopback, const Environment::Lookup& lookup) {
     return Secret::from_file(*path);
   }
   if (!on_loopback)
-    throw UsageError(text(kVariable, " is not set, and the ranks meet where other hosts can connect: start with ",
-                          "lockstep run, which creates a secret, or create a file by (umask 077 && head -c 32 ",
+    throw UsageError(text(kVariable,
+                          " is not set, and other hosts can connect to the rendezvous address: start the job with ",
+                          "lockstep run, which creates a secret, or create a file with (umask 077 && head -c 32 ",
                           "/dev/urandom > FILE), copy it to every host and set ", kVariable, " on every rank"));
   return Secret::from_bytes(read_or_create_secret_file(own_folder(lookup), Secret::random().bytes()));
 }

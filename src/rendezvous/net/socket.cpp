@@ -131,7 +131,7 @@ Endpoint parse_endpoint(const std::string& written) {
     const bool named = !host.empty() && host.find_first_of("[]:/@?# \t\r\n") == host.npos;
     if ((bracketed ? is_ipv6(host) : named) && port && *port >= 1 && *port <= 65535) return {host, *port};
   }
-  throw UsageError(text("\"", written, "\" is not the place of a socket: it should be host:port with a port from 1 to ",
+  throw UsageError(text("\"", written, "\" is not a socket address: it should be host:port with a port from 1 to ",
                         "65535, like node1:29500, 192.0.2.1:29500 or [2001:db8::1]:29500"));
 }
 
@@ -177,10 +177,10 @@ FileDescriptor connect_to(const Endpoint& endpoint, Clock::time_point deadline, 
     const auto now = Clock::now();
     if (now >= deadline) {
       const auto waited = std::chrono::duration_cast<milliseconds>(now - start);
-      throw TimeoutError(
-          text("nobody listens at ", to_string(endpoint), " after ", waited.count(), " ms: ", reason,
-               "; is rank 0 or the launcher started, and do MASTER_ADDR and MASTER_PORT name its host and a port that "
-               "this host can reach?"));
+      throw TimeoutError(text(
+          "could not connect to ", to_string(endpoint), " within ", waited.count(), " ms: ", reason,
+          "; check that rank 0 or the launcher is running, and that MASTER_ADDR and MASTER_PORT name its host and a "
+          "port that this host can reach"));
     }
     if (on_wait) on_wait();
     if (!on_wait && notice.is_due(now))
@@ -217,7 +217,7 @@ std::string local_address(const FileDescriptor& socket) {
 std::string peer_of(const FileDescriptor& socket) {
   Address address;
   // Asked for messages about connections that broke: no error of its own.
-  if (::getpeername(socket.get(), address.get(), &address.bytes) != 0) return "a peer that is gone";
+  if (::getpeername(socket.get(), address.get(), &address.bytes) != 0) return "a disconnected peer";
   return to_string(Endpoint{address.host(), address.port()});
 }
 

@@ -19,7 +19,7 @@ constexpr size_t kChunk = 16 << 10;
 std::string last_error() {
   unsigned long code = ERR_get_error();
   ERR_clear_error();
-  if (code == 0) return "the other side broke off";
+  if (code == 0) return "the peer aborted the connection";
   const char* reason = ERR_reason_error_string(code);
   return reason ? reason : text("OpenSSL error ", code);
 }
@@ -65,7 +65,7 @@ TlsContext::TlsContext(Side side, std::string identity, std::string key)
       key_(new Key{std::move(identity), std::move(key)}),
       context_(SSL_CTX_new(side == Side::kServer ? TLS_server_method() : TLS_client_method()), SSL_CTX_free) {
   SSL_CTX* context = context_.get();
-  if (!context) throw SystemError("OpenSSL cannot be used: " + last_error());
+  if (!context) throw SystemError("could not initialize OpenSSL: " + last_error());
   SSL_CTX_set_app_data(context, const_cast<Key*>(key_.get()));
   SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
@@ -73,7 +73,7 @@ TlsContext::TlsContext(Side side, std::string identity, std::string key)
   SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
   SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
   if (SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") != 1)
-    throw SystemError("OpenSSL has no TLS_AES_128_GCM_SHA256: " + last_error());
+    throw SystemError("OpenSSL does not support TLS_AES_128_GCM_SHA256: " + last_error());
   if (side == Side::kServer) {
     SSL_CTX_set_psk_find_session_callback(context, Key::find);
   } else {
@@ -88,7 +88,7 @@ TlsContext::~TlsContext() = default;
 TlsSession::TlsSession(const TlsContext& context) : session_(SSL_new(context.context_.get()), SSL_free) {
   BIO* in = BIO_new(BIO_s_mem());
   BIO* out = BIO_new(BIO_s_mem());
-  if (!session_ || !in || !out) throw SystemError("OpenSSL cannot open a session: " + last_error());
+  if (!session_ || !in || !out) throw SystemError("OpenSSL could not create a session: " + last_error());
   SSL_set_bio(session_.get(), in, out);
   if (context.side_ == TlsContext::Side::kServer) {
     SSL_set_accept_state(session_.get());
@@ -107,7 +107,7 @@ void TlsSession::advance() {
     if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) return;
     throw TlsError(last_error());
   }
-  if (SSL_session_reused(session_.get()) != 1) throw TlsError("the other side did not use the key");
+  if (SSL_session_reused(session_.get()) != 1) throw TlsError("the peer did not use the pre-shared key");
   authenticated_ = true;
   if (!unsent_.empty()) send(std::exchange(unsent_, {}));
 }

@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 const std::string& field(const StoreMessage& message, size_t index) {
-  if (index >= message.fields.size()) throw ProtocolError("a request lacks a field");
+  if (index >= message.fields.size()) throw ProtocolError("the request has too few fields");
   return message.fields[index];
 }
 
@@ -105,7 +105,7 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
     case Verb::kGoodbye:
       return goodbye(connection, {field(message, 0), field(message, 1)}, now);
     default:
-      throw ProtocolError("a request that is none");
+      throw ProtocolError("the request has an unknown verb");
   }
 }
 
@@ -228,10 +228,11 @@ void Coordinator::lost(Connection connection, const std::string& how, Time now) 
   auto member = members_.extract(connection);
   if (!member.empty()) {
     const Member& gone = member.mapped();
-    end_job({"PeerError", text(describe_member(gone), " is gone: ", how,
-                               ". It crashed, was killed, or ended without destroying its process group; ",
-                               seconds(now - gone.heard), " s before, it was ", gone.doing)},
-            gone.rank, now);
+    end_job(
+        {"PeerError", text(describe_member(gone), " is gone: ", how,
+                           ". It crashed, was killed, or exited without destroying its process group. Last activity, ",
+                           seconds(now - gone.heard), " s earlier: ", gone.doing)},
+        gone.rank, now);
   }
   finish_questions(now);
   finish_reports(now);
@@ -252,10 +253,10 @@ void Coordinator::find_silent(Time now) {
       member.heard = now;  // when the debugger lets go, it has the whole time again
       continue;
     }
-    return end_job(
-        {"PeerError", text(describe_member(member), " has not been heard of for ", seconds(now - member.heard),
-                           " s: the process is stopped, or its host or network is. Last it was ", member.doing)},
-        member.rank, now);
+    return end_job({"PeerError",
+                    text(describe_member(member), " sent no heartbeat for ", seconds(now - member.heard),
+                         " s: the process is stopped, or its host or network is down. Last activity: ", member.doing)},
+                   member.rank, now);
   }
 }
 

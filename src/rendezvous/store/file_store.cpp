@@ -73,7 +73,7 @@ class FileStore final : public Store {
       if (!is_open_elsewhere() && has_its_name()) ::unlink(path_.c_str());
       unlock_file();
     } catch (const std::exception& error) {
-      log_warning(text("could not leave the store: ", error.what()));
+      log_warning(text("could not close the file store: ", error.what()));
     }
   }
 
@@ -155,9 +155,8 @@ class FileStore final : public Store {
   }
 
   [[noreturn]] void refuse(const std::string& why) const {
-    throw UsageError(text("store: ", path_, " exists and is not a store that can be used: ", why,
-                          "; file:// needs the path of a file that does not exist yet, in a folder that only you can "
-                          "write"));
+    throw UsageError(text("store: ", path_, " exists and is not a store that this process can use: ", why,
+                          "; give file:// a path that does not exist yet, in a folder that only you can write to"));
   }
 
   struct stat status_of(const FileDescriptor& file) const {
@@ -185,8 +184,8 @@ class FileStore final : public Store {
     if (!is_open_elsewhere())
       throw UsageError(text("store: ", path_, " was left behind by a job that has ended (",
                             table_.find(kCreator).value_or("an unknown process"), " created it): rm ", path_,
-                            ", or choose another path. If that job still runs, on another host, the file system has no "
-                            "locks between hosts: use tcp://"));
+                            ", or choose another path. If that job still runs on another host, this file system has "
+                            "no locks between hosts: use tcp://"));
     if (!set_lock(F_RDLCK, kAliveByte, 1)) fail("lock");
     unlock_file();
     return true;
@@ -195,12 +194,12 @@ class FileStore final : public Store {
   void require_own_file(const struct stat& status) const {
     if (const auto why = why_not_own_file(status); !why.empty()) refuse(why);
     if ((status.st_mode & kGroupAndOthers) != 0)
-      refuse(text("it has mode 0", std::oct, status.st_mode & 07777, ", and a store has 0600"));
+      refuse(text("it has mode 0", std::oct, status.st_mode & 07777, " instead of 0600"));
   }
 
   void require_magic() {
     std::string magic(kMagic.size(), '\0');
-    if (!read_at(magic.data(), magic.size(), 0) || magic != kMagic) refuse("another program wrote it");
+    if (!read_at(magic.data(), magic.size(), 0) || magic != kMagic) refuse("it was not written by lockstep");
     read_to_ = static_cast<off_t>(kMagic.size());
   }
 

@@ -20,10 +20,10 @@ int64_t KeyTable::sum(const std::string& key, int64_t amount) const {
   int64_t number = 0;
   auto [end, status] = std::from_chars(value->data(), value->data() + value->size(), number);
   if (status != std::errc() || end != value->data() + value->size())
-    throw UsageError(text("store: add to key '", key, "', which holds '", *value, "' and not a number"));
+    throw UsageError(text("store: cannot add to key '", key, "': its value '", *value, "' is not a number"));
   int64_t sum = 0;
   if (__builtin_add_overflow(number, amount, &sum))
-    throw UsageError(text("store: add ", amount, " to key '", key, "', which holds ", number,
+    throw UsageError(text("store: cannot add ", amount, " to key '", key, "', whose value is ", number,
                           ": the sum does not fit into 64 bits"));
   return sum;
 }
@@ -41,7 +41,7 @@ std::vector<std::string> KeyTable::missing(const std::vector<std::string>& keys)
 }
 
 void throw_keys_late(const std::vector<std::string>& keys, int64_t waited_ms) {
-  throw TimeoutError(text("store: after ", waited_ms, " ms there is still no value for ", enumerate(keys)));
+  throw TimeoutError(text("store: timed out after ", waited_ms, " ms; no value for ", enumerate(keys)));
 }
 
 }  // namespace lockstep

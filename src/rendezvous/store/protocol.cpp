@@ -14,7 +14,7 @@ void put(std::string& out, Number number) {
 
 template <class Number>
 Number take(std::string_view& bytes) {
-  if (bytes.size() < sizeof(Number)) throw ProtocolError("a message ends too early");
+  if (bytes.size() < sizeof(Number)) throw ProtocolError("the message is truncated");
   Number number = 0;
   for (size_t byte = 0; byte < sizeof number; ++byte)
     number |= static_cast<Number>(static_cast<unsigned char>(bytes[byte])) << (8 * byte);
@@ -42,7 +42,7 @@ std::vector<std::string> unpack(std::string_view bytes) {
   while (!bytes.empty()) {
     auto size = take<uint32_t>(bytes);
     if (fields.size() == kMostFields) throw ProtocolError("too many fields");
-    if (size > bytes.size()) throw ProtocolError("a field ends too early");
+    if (size > bytes.size()) throw ProtocolError("a field is truncated");
     fields.emplace_back(bytes.substr(0, size));
     bytes.remove_prefix(size);
   }
@@ -52,7 +52,7 @@ std::vector<std::string> unpack(std::string_view bytes) {
 std::string encode(const StoreMessage& message) {
   std::string fields = pack(message.fields);
   if (kHeaderBytes + fields.size() > Decoder::kMostBytes)
-    throw UsageError(text("store: a request of ", fields.size(), " bytes; keys and values together may have ",
+    throw UsageError(text("store: a request has ", fields.size(), " bytes; keys and values together are limited to ",
                           Decoder::kMostBytes >> 20, " MiB. Send large data through the process group"));
   std::string out;
   put(out, static_cast<uint32_t>(kHeaderBytes + fields.size()));
@@ -65,7 +65,7 @@ std::optional<StoreMessage> Decoder::next() {
   std::string_view left = std::string_view(buffer_).substr(read_);
   if (left.size() < kLengthBytes) return std::nullopt;
   auto size = take<uint32_t>(left);
-  if (size < kHeaderBytes || size > kMostBytes) throw ProtocolError(text("a message of ", size, " bytes"));
+  if (size < kHeaderBytes || size > kMostBytes) throw ProtocolError(text("invalid message size: ", size, " bytes"));
   if (left.size() < size) return std::nullopt;
   left = left.substr(0, size);
   StoreMessage message{static_cast<Verb>(take<uint8_t>(left)), 0, {}};
@@ -81,7 +81,7 @@ std::optional<StoreMessage> Decoder::next() {
 
 int64_t to_number(const std::string& field) {
   auto number = parse_number<int64_t>(field);
-  if (!number) throw ProtocolError("a number was expected");
+  if (!number) throw ProtocolError("expected a number");
   return *number;
 }
 

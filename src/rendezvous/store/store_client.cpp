@@ -89,14 +89,15 @@ void StoreClient::connect() {
       }
     } catch (const std::runtime_error& error) {  // of the encryption or of the language
       throw PeerError(text("the store at ", to_string(options_.endpoint),
-                           " and this process do not have the same secret, or it is no store of lockstep (",
+                           " and this process do not have the same secret, or no lockstep store listens there (",
                            error.what(),
-                           "). Does another job use this port? Do all ranks have the same LOCKSTEP_SECRET_FILE?"));
+                           "). Check that no other job uses this port and that LOCKSTEP_SECRET_FILE is the same on all "
+                           "ranks"));
     }
     std::this_thread::sleep_until(std::min(Clock::now() + pause, options_.deadline));
     pause = std::min(pause * 2, kLongestPause);
   } while (Clock::now() < options_.deadline);
-  throw TimeoutError(text("the store at ", to_string(options_.endpoint), " did not take this process in: ", reason));
+  throw TimeoutError(text("the store at ", to_string(options_.endpoint), " did not accept this process: ", reason));
 }
 
 bool StoreClient::handshake(Deadline deadline, std::string& reason) {
@@ -122,11 +123,11 @@ bool StoreClient::handshake(Deadline deadline, std::string& reason) {
     auto welcome = decoder_.next();
     if (!welcome) continue;
     if (welcome->verb == Verb::kClosing) {
-      reason = "it was about to end";  // another may follow at the same place
+      reason = "it was shutting down";  // another may follow at the same place
       return false;
     }
     if (welcome->verb != Verb::kWelcome || welcome->fields.size() != 4)
-      throw TlsError("it does not begin as a store does");
+      throw TlsError("the first message is not that of a store");
     host_role_ = welcome->fields[0];
     host_ = {welcome->fields[1], welcome->fields[2], to_number(welcome->fields[3])};
     return true;
@@ -314,20 +315,20 @@ void StoreClient::read_some() {
     }
     while (auto message = decoder_.next()) handle(*message);
   } catch (const std::exception& error) {
-    break_down(text("cannot be understood: ", error.what()), false);
+    break_down(text("sent an invalid message: ", error.what()), false);
   }
 }
 
 void StoreClient::handle(const StoreMessage& message) {
   auto field = [&](size_t index) -> const std::string& {
-    if (index >= message.fields.size()) throw ProtocolError("a message lacks a field");
+    if (index >= message.fields.size()) throw ProtocolError("the message has too few fields");
     return message.fields[index];
   };
   switch (message.verb) {
     case Verb::kBeatBack:
       return;
     case Verb::kClosing:
-      return break_down("has ended: nobody keeps the job's values any more", true);
+      return break_down("has ended, so the job's store is closed", true);
     case Verb::kNotice: {
       std::lock_guard listening(listener_mutex_);
       return tell_failure(field(0), {field(1), field(2)});
@@ -379,8 +380,8 @@ void StoreClient::check_silence() {
     last_heard_ = Clock::now();  // when the debugger lets go, it has the whole time again
     return;
   }
-  std::string how = text("has not been heard of for ", std::chrono::duration<double>(silence).count(),
-                         " s: the process is stopped, or its host or network is");
+  std::string how = text("sent no heartbeat for ", std::chrono::duration<double>(silence).count(),
+                         " s: the process is stopped, or its host or network is down");
   // Should it hear this one day, it must not take us for dead.
   send_async(Verb::kGoodbye, {"PeerError", text(describe_host(), " ", how)});
   break_down(how, false);

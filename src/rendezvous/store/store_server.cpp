@@ -41,7 +41,7 @@ constexpr uint64_t kListener = 0;
 constexpr uint64_t kWaker = 1;
 
 [[noreturn]] void fail_server(const char* call) {
-  throw SystemError(text("the store cannot run: ", call, ": ", std::strerror(errno)));
+  throw SystemError(text("could not run the store: ", call, ": ", std::strerror(errno)));
 }
 
 }  // namespace
@@ -243,7 +243,7 @@ class StoreServer::Loop {
         if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) run_out(error, now);
         continue;
       }
-      if (strangers_ >= kMostStrangers) drop_oldest_stranger("too many connections at once that prove nothing", now);
+      if (strangers_ >= kMostStrangers) drop_oldest_stranger("too many unauthenticated connections", now);
       try {
         watch(socket.get(), next_name_, EPOLLIN);
         peers_.try_emplace(next_name_++, std::move(socket), tls_);
@@ -332,9 +332,10 @@ class StoreServer::Loop {
       take_in(name, peer, {bytes.data(), static_cast<size_t>(got)}, now);
     } catch (const TlsError& error) {
       say_last_words(peer);
-      drop(name, text("it does not know the job's secret, or does not speak our language (", error.what(), ")"), now);
+      drop(name, text("it does not know the job's secret, or does not speak the store's protocol (", error.what(), ")"),
+           now);
     } catch (const ProtocolError& error) {
-      drop(name, text("it does not speak our language (", error.what(), ")"), now);
+      drop(name, text("it violated the store's protocol (", error.what(), ")"), now);
     }
   }
 
@@ -347,10 +348,10 @@ class StoreServer::Loop {
         peer.is_known = true;
         --strangers_;
         count_known(1);
-        if (is_stopping_) return drop(name, "the store ends", now);
+        if (is_stopping_) return drop(name, "the store is shutting down", now);
         coordinator_.connected(name);
       } else if (peer.bytes_before_proof >= kStrangerBytes) {
-        return turn_away(name, "it sent 4 KiB that prove nothing", now);
+        return turn_away(name, "it sent 4 KiB without authenticating", now);
       }
     }
     while (auto message = peer.decoder.next()) coordinator_.received(name, *message, now);
@@ -374,7 +375,8 @@ class StoreServer::Loop {
         try {
           peer.session.send(encode(message));
         } catch (const UsageError&) {  // many values at once: one alone fits
-          peer.session.send(encode({Verb::kRefused, message.id, {"store: the values are more than 64 MiB together"}}));
+          peer.session.send(
+              encode({Verb::kRefused, message.id, {"store: the requested values together exceed 64 MiB"}}));
         }
         peer.unsent += peer.session.take_output();
         if (message.verb == Verb::kClosing) peer.is_closing = true;
@@ -397,7 +399,7 @@ class StoreServer::Loop {
       sent += static_cast<size_t>(put);
     }
     peer.unsent.erase(0, sent);
-    if (peer.unsent.size() > kMostUnsent) return drop(name, "it does not read what it is sent", now);
+    if (peer.unsent.size() > kMostUnsent) return drop(name, "it does not read the messages sent to it", now);
     if (peer.unsent.empty() && peer.is_closing) ::shutdown(peer.socket.get(), SHUT_WR);
     bool wants_write = !peer.unsent.empty();
     if (wants_write == peer.wants_write) return;

@@ -63,7 +63,7 @@ Secret secret_of(const TcpStoreOptions& options) {
   if (options.port < (options.is_host ? 0 : 1) || options.port > 65535)
     throw UsageError(
         text("TcpStore: port is ", options.port,
-             options.is_host ? "; it must be from 0 to 65535" : "; it must be the host's, from 1 to 65535"));
+             options.is_host ? "; it must be from 0 to 65535" : "; it must be the host's port, from 1 to 65535"));
   if (!options.secret_file.empty()) return Secret::from_file(options.secret_file);
   return find_secret(is_loopback(options.host), process_variable);
 }
