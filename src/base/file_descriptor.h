@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// An open file descriptor, closed with the object.
+/// Owns a file descriptor and closes it on destruction.
 class FileDescriptor {
  public:
   FileDescriptor() = default;

@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-/// One line of the library's log each; see lockstep/logging.h for where it goes. From any thread. The message is
-/// printed as it is, braces included, and says what a reader can do; what they must do is an exception instead.
+/// Each writes one line to the library's log (destination: lockstep/logging.h). Thread-safe. The message is printed
+/// unchanged, including braces. It should say what the reader can do; conditions that require an action are exceptions.
 void log_debug(const std::string& message);
 void log_info(const std::string& message);
 void log_warning(const std::string& message);

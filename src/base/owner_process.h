@@ -11,23 +11,23 @@ namespace lockstep {
 
 namespace detail {
 
-/// This process. A child that it forks gets other values before fork() returns there.
+/// The current process. A forked child gets new values before fork() returns in the child.
 struct CurrentProcess {
-  uint64_t forks = 0;  // between the first process of the program and this one
+  uint64_t forks = 0;  // number of forks since the program's first process
   pid_t pid = 0;
 };
 extern CurrentProcess current_process;
 
 }  // namespace detail
 
-/// The process that made an object. A child that it forks has a copy of the object, but not the threads behind it, and
-/// shares the object's connections and shared memory with its parent: the child may neither use nor destroy it.
+/// The process that created an object. A forked child has a copy of the object but not its threads, and shares its
+/// connections and shared memory with the parent, so the child must neither use nor destroy the object.
 class OwnerProcess {
  public:
-  /// Costs a comparison, no call of the system.
+  /// Returns whether the current process created the object. One comparison, no system call.
   bool is_this() const { return made_in_.forks == detail::current_process.forks; }
 
-  /// UsageError, in a forked child. `owner` is the process for people: "rank 1's process".
+  /// Throws UsageError in a forked child. `owner` describes the creating process: "rank 1's process".
   void check(const char* owner) const {
     if (!is_this()) refuse(owner);
   }
@@ -37,11 +37,11 @@ class OwnerProcess {
   detail::CurrentProcess made_in_ = detail::current_process;
 };
 
-/// Keeps an object for ever that this process must not destroy, where a leak checker finds it.
+/// Leaks an object that this process must not destroy, but keeps it reachable for leak checkers.
 void abandon(const void* object);
 
-/// Deletes an object in the process that made it. A forked child abandons its copy: destroying that could wait for
-/// threads that the child does not have, or release what the parent still uses.
+/// Deletes an object in the process that created it. A forked child abandons its copy, because the destructor could
+/// wait for threads that the child does not have, or release resources that the parent still uses.
 struct DeleteInOwner {
   template <class Object>
   void operator()(Object* object) const {
@@ -57,7 +57,7 @@ struct DeleteInOwner {
 template <class Object>
 using OwnedPointer = std::unique_ptr<Object, DeleteInOwner>;
 
-/// std::make_shared and std::make_unique for such an object.
+/// Like std::make_shared and std::make_unique, with DeleteInOwner as the deleter.
 template <class Object, class... Arguments>
 std::shared_ptr<Object> make_shared_owned(Arguments&&... arguments) {
   return std::shared_ptr<Object>(new Object(std::forward<Arguments>(arguments)...), DeleteInOwner());

@@ -5,15 +5,15 @@
 
 namespace lockstep {
 
-/// A thread that runs `body`; SystemError, naming what it was for and the remedy, when the system has none left.
+/// Starts a thread that runs `body`. Throws SystemError, with the purpose and the remedy, if no thread can be started.
 std::thread start_thread(const char* purpose, std::function<void()> body);
 
-/// Call this before making what will need run_in_background when it goes: then even a static variable that holds it
-/// goes while the end of the process still waits.
+/// Call this before creating an object whose destructor uses run_in_background(). Then process exit waits for the
+/// background threads even if a static variable holds the object.
 void prepare_background();
 
-/// Runs `body`, which throws nothing, on a thread that nobody waits for but the end of the process, and that not for
-/// long; once it has waited, nothing is run any more. SystemError when the system has no thread left.
+/// Runs `body`, which must not throw, on a detached thread. Only process exit waits for it, for up to 2 s; calls after
+/// that wait do nothing. Throws SystemError if no thread can be started.
 void run_in_background(const char* purpose, std::function<void()> body);
 
 }  // namespace lockstep

@@ -11,11 +11,11 @@
 
 namespace lockstep {
 
-/// The arguments printed one after the other: error messages are written as they read.
+/// Concatenates the arguments as operator<< prints them, in the classic locale.
 template <class... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream out;
-  out.imbue(std::locale::classic());  // what ranks compare must not depend on where a rank was started
+  out.imbue(std::locale::classic());  // ranks compare such texts, so they must not depend on the locale
   (out << ... << parts);
   return out.str();
 }
@@ -35,7 +35,7 @@ std::string enumerate(const List& list) {
   return out.str();
 }
 
-/// All of `written` as a number; none for anything else, blanks, signs other than '-' and overflow included.
+/// Parses all of `written` as a number. Returns none for anything else, including blanks, a leading '+' and overflow.
 template <class Integer>
 std::optional<Integer> parse_number(std::string_view written) {
   Integer number = 0;

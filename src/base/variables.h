@@ -11,20 +11,21 @@
 
 namespace lockstep {
 
-/// The value that the variable has in this process: an Environment::Lookup.
+/// Returns the value of an environment variable of this process. An Environment::Lookup.
 inline std::optional<std::string> process_variable(const std::string& variable) {
   const char* value = std::getenv(variable.c_str());
   if (value == nullptr) return std::nullopt;
   return value;
 }
 
-/// Throws UsageError: the variable's value is not what it should be.
+/// Throws UsageError: the variable has an invalid value.
 [[noreturn]] inline void refuse_value(const std::string& variable, const std::string& value,
                                       const std::string& expected) {
   throw UsageError(text(variable, " is \"", value, "\": it should be ", expected));
 }
 
-/// The variable's number; none when it is not set. UsageError when it is not a number from `least` to `most`.
+/// Returns the variable's value as a number; none if it is not set. Throws UsageError if it is not a number from
+/// `least` to `most`.
 inline std::optional<int> read_number(const Environment::Lookup& lookup, const std::string& variable, int least,
                                       int most) {
   auto value = lookup(variable);

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// Why a group or a whole job is over, in a form that travels between ranks.
+/// Why a group or a whole job failed, in the form that is sent between ranks.
 struct Failure {
   std::string kind;  // "TimeoutError", "MismatchError" or "PeerError"
   std::string message;
@@ -13,10 +13,11 @@ struct Failure {
   bool operator==(const Failure&) const = default;
 };
 
-/// An error of this kind; a kind that is not known is a PeerError.
+/// Returns an exception of this kind; unknown kinds become PeerError.
 std::exception_ptr to_exception(const Failure& failure);
 
-/// What the other ranks are told: errors of kinds that mean nothing to them become "PeerError".
+/// Converts an exception to the failure that other ranks receive. Kinds other than TimeoutError and MismatchError
+/// become "PeerError".
 Failure to_failure(const std::exception_ptr& error);
 
 }  // namespace lockstep

@@ -5,10 +5,10 @@
 
 namespace lockstep {
 
-/// A process, as the others of its job know it.
+/// Identifies a process to the other processes of its job.
 struct ProcessId {
-  std::string host;     // its name, for people
-  std::string host_id;  // equal exactly for processes of one host: LOCKSTEP_HOST_ID, else the kernel's boot id
+  std::string host;     // host name, for messages
+  std::string host_id;  // equal if and only if the host is: LOCKSTEP_HOST_ID, else the kernel's boot id
   int64_t pid = 0;
 
   bool operator==(const ProcessId&) const = default;
@@ -20,10 +20,10 @@ ProcessId this_process();
 /// "pid 4711 on node3".
 std::string describe(const ProcessId& process);
 
-/// Whether a debugger holds the process. Only processes of this host can be seen: false for others.
+/// Returns whether a debugger is attached to the process. False for processes of other hosts.
 bool is_traced(const ProcessId& process);
 
-/// The same of this process. Reads no environment: from any thread at any time.
+/// The same for this process. Does not read the environment, so any thread may call it at any time.
 bool is_this_process_traced();
 
 }  // namespace lockstep

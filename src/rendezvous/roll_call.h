@@ -13,34 +13,34 @@
 
 namespace lockstep {
 
-/// One rank as the others know it.
+/// Identifies a rank to the other ranks.
 struct Peer {
   int rank = 0;
   ProcessId process{};
-  std::string build_id{};  // of its program; empty when it has none
+  std::string build_id{};  // GNU build id of its program; may be empty
 };
 
 /// "rank 3 (pid 4711 on node2)".
 std::string describe(const Peer& peer);
 
-/// What a rank is started as, and must be equal on all but for the rank.
+/// The parameters that a rank was started with. All except `rank` must be the same on all ranks.
 struct Enrolment {
   int rank = 0;
   int world_size = 1;
   std::string backend{};
-  std::string job{};     // see job_name(); empty on any side: not compared
+  std::string job{};     // see job_name(); not compared if empty on either side
   int generation = 0;    // see restart_count()
-  int joins_before = 0;  // see count_join(); of equal ones a roll is called
+  int joins_before = 0;  // see count_join(); each value has its own roll call
 };
 
-/// Counts a join of this process at this store, as this rank: how many it has made there before. Ranks that leave and
-/// join again at a store that outlives their group agree on it, as long as all do so equally often.
+/// Counts the joins of this process as this rank at this store. Returns the number of earlier joins. Ranks that leave
+/// and join again at a store that outlives their group get equal numbers if all of them join the same number of times.
 int count_join(Store& store, int rank);
 
-/// Sets the key if it has no value, and returns the value it has then.
+/// Sets the key if it has no value, and returns the resulting value.
 using Claim = std::function<std::string(const std::string& key, const std::string& value)>;
 
-/// Ranks did not come to a roll call.
+/// Ranks did not join before the deadline.
 class MissingRanksError : public TimeoutError {
  public:
   MissingRanksError(const std::string& message, std::vector<int> ranks)
@@ -51,12 +51,11 @@ class MissingRanksError : public TimeoutError {
   std::vector<int> ranks_;
 };
 
-/// Announces this rank in the store and waits until all of them are there; the peers in order of rank.
+/// Announces this rank in the store and blocks until all ranks have done so. Returns the peers in order of rank.
 ///
-/// Collective. `claim` takes the rank's place in the store, for stores that can do more than compare_set. Throws
-/// MissingRanksError naming the ranks that did not come; MismatchError, both sides named, when a rank came twice, is of
-/// another job, start, world size or backend, or runs another version of lockstep. Programs that differ are worth a
-/// warning.
+/// Collective. `claim` sets the rank's key; the default uses compare_set. Throws MissingRanksError, naming the ranks
+/// that did not join, and MismatchError, naming both sides, if a rank joined twice or if two ranks differ in job,
+/// restart count, world size, backend or lockstep version. Logs a warning if programs have different build ids.
 std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout, Claim claim = {});
 
 }  // namespace lockstep

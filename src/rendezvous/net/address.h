@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// A numeric address with its port, as the system's calls take it.
+/// A numeric address with its port, in the form of the socket API.
 struct Address {
   sockaddr_storage storage{};
   socklen_t bytes = sizeof(sockaddr_storage);
@@ -23,20 +23,20 @@ struct Address {
   std::string host() const;
 };
 
-/// The addresses of a name in the order in which to try them, or the reason why there are none.
+/// The addresses of a name, in the order to try them, or the reason why the name does not resolve.
 struct Resolution {
   std::vector<Address> addresses;
   std::string failure;
 };
 
-/// Asks the system, which may ask the network and take seconds. An IPv6 address may stand in brackets.
-/// SystemError when this process is out of files or memory.
+/// Resolves a name or address with getaddrinfo, which may query the network and block for seconds. An IPv6 address may
+/// be in brackets. Throws SystemError if this process has no file descriptors or memory left.
 Resolution resolve(const std::string& host, int port);
 
-/// The numeric address of a network interface of this host, IPv4 before IPv6; empty when there is none.
+/// Returns the numeric address of a network interface of this host, IPv4 before IPv6; empty if it has none.
 std::string address_of_interface(const std::string& name);
 
-/// Whether this is an IPv6 address, without brackets.
+/// Returns whether `host` is an IPv6 address without brackets.
 bool is_ipv6(const std::string& host);
 
 }  // namespace lockstep

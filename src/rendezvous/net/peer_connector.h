@@ -17,36 +17,37 @@
 
 namespace lockstep {
 
-/// Connects each rank of a group with every other by TCP, and lets nobody else in.
+/// Connects every pair of ranks of a group by TCP and rejects all other connections.
 ///
-/// Each rank listens, and leaves its address and a fresh key in the group's store, which only processes that know the
-/// job's secret can read. Of two ranks, the higher one connects to the lower one. Each proves to the other that it
-/// knows the key (peer_proof.h) before the socket is used for anything else. Connections that do not prove it are
-/// turned away as the store turns them away: they may take 2 s, there may be 64 at a time, and of more the oldest is
-/// closed. A rank that was closed so connects again. What is sent on the sockets afterwards is neither encrypted nor
-/// authenticated.
+/// Each rank listens and publishes its address and a random key in the group's store, which only processes with the
+/// job's secret can read. Of two ranks, the higher rank connects to the lower rank. Both prove that they know the key
+/// (peer_proof.h) before the socket carries anything else. Connections that have not authenticated are limited as in
+/// StoreServer: they may stay open for 2 s, at most 64 more than the group has ranks may be open, and beyond that the
+/// oldest is closed. A rank whose connection was closed that way connects again. Data sent on the sockets afterwards is
+/// neither encrypted nor authenticated.
 class PeerConnector {
  public:
   struct Options {
     int rank = 0;
     int size = 1;
-    std::string host{};              // the address to listen at, and no other
-    std::shared_ptr<Store> store{};  // of this group alone
+    std::string host{};              // the only address to listen at
+    std::shared_ptr<Store> store{};  // of this group only
     std::chrono::milliseconds timeout{};
-    const char* remedy = nullptr;  // for an address at which this rank cannot listen, or that others cannot reach
+    const char* remedy = nullptr;  // appended to the errors of listening and connecting
   };
 
-  /// Listens. SystemError when it cannot.
+  /// Starts to listen. Throws SystemError on failure.
   explicit PeerConnector(Options options);
   ~PeerConnector();
   PeerConnector(const PeerConnector&) = delete;
   PeerConnector& operator=(const PeerConnector&) = delete;
 
-  /// Collective, once. Returns a nonblocking socket for each rank, none for this one. The port is closed afterwards.
-  /// TimeoutError naming the rank that could not be reached, or those that did not connect.
+  /// Blocks until all ranks are connected and returns a nonblocking socket for each rank; this rank's own entry is not
+  /// open. Closes the port. Collective; call it once. Throws TimeoutError, naming the rank that could not be reached or
+  /// the ranks that did not connect, and PeerError if a rank refuses the connection.
   std::vector<FileDescriptor> connect();
 
-  /// Ends connect(), which throws `cause`. Thread-safe.
+  /// Makes connect() throw `cause`. Thread-safe.
   void give_up(std::exception_ptr cause) noexcept;
 
  private:
@@ -68,17 +69,17 @@ class PeerConnector {
   std::string with_remedy(const std::string& message) const;
 
   const Options options_;
-  const Secret key_ = Secret::random();  // of this rank's listener
+  const Secret key_ = Secret::random();  // published for the ranks that connect to this one
   const FileDescriptor waker_;
 
   std::mutex mutex_;
-  std::exception_ptr cause_;  // guarded by mutex_: why connect() ends
+  std::exception_ptr cause_;  // guarded by mutex_: set by give_up()
 
-  // All below: the thread of connect().
+  // Used by the thread of connect() only:
   FileDescriptor listener_;
   Clock::time_point deadline_{};
-  std::list<Caller> callers_;  // who has proved nothing yet, the oldest first
-  int64_t strangers_ = 0;      // who were turned away
+  std::list<Caller> callers_;  // not authenticated yet, oldest first
+  int64_t strangers_ = 0;      // number of rejected connections
   RejectionLog turned_away_;
 };
 

@@ -8,21 +8,21 @@
 
 namespace lockstep {
 
-/// How both ends of a connection between two ranks prove that they know a key. Bytes in, bytes out, no sockets:
+/// Mutual authentication of two ranks with a shared key. Computes bytes only; the caller owns the sockets:
 ///
 ///   listener:   nonce (32 bytes)
 ///   connector:  its rank (4 bytes, little-endian), nonce (32 bytes), proof (32 bytes)
 ///   listener:   proof (32 bytes)
 ///
-/// A proof is the HMAC-SHA256, with the key, of the side that proves, both ranks and both nonces. The nonces are fresh,
-/// so that a recorded conversation proves nothing; the side is in it, so that no end can be sent its own proof back.
+/// A proof is the HMAC-SHA256, under the key, of the proving side, both ranks and both nonces. The nonces are random,
+/// so a recorded handshake cannot be replayed. The side is included, so a proof cannot be reflected to its sender.
 namespace peer_proof {
 
 constexpr size_t kChallengeBytes = 32;
 constexpr size_t kAnswerBytes = 4 + 32 + 32;
 constexpr size_t kProofBytes = 32;
 
-/// The end that listens, for one connection.
+/// The listening side of one connection.
 class Listener {
  public:
   Listener(const Secret& key, int rank) : key_(key), rank_(rank) {}
@@ -33,7 +33,7 @@ class Listener {
     int rank = 0;
     std::string proof;  // for the connector
   };
-  /// Who connects; none when the answer, of kAnswerBytes, proves nothing.
+  /// Returns the connecting rank and the proof to send back; none if the answer is not valid.
   std::optional<Accepted> check(std::string_view answer) const;
 
  private:
@@ -42,14 +42,14 @@ class Listener {
   const std::string nonce_ = random_bytes(kChallengeBytes);
 };
 
-/// The end that connects, for one connection.
+/// The connecting side of one connection.
 class Connector {
  public:
   Connector(const Secret& key, int rank, int listener) : key_(key), rank_(rank), listener_(listener) {}
 
-  /// To a challenge of kChallengeBytes.
+  /// Returns the answer to a challenge of kChallengeBytes.
   std::string answer(std::string_view challenge);
-  /// Whether the listener knows the key, too.
+  /// Returns whether the listener's proof is valid.
   bool check(std::string_view proof) const;
 
  private:

@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// The process whose socket keeps others from listening at this address, for people: "pid 1234 (python3)". Empty when
-/// it cannot be seen: it belongs to another user, to another container, or is gone by now.
+/// Describes the process whose socket occupies this address: "pid 1234 (python3)". Returns "" if the process is not
+/// visible: it belongs to another user or container, or has ended.
 std::string port_owner(const Address& address);
 
 }  // namespace lockstep

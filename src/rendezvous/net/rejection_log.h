@@ -10,10 +10,10 @@
 
 namespace lockstep {
 
-/// Logs who was turned away, once a second at most: a flood of strangers must not become a flood of lines.
+/// Logs rejected connections, at most once per second, so that a flood of connections does not flood the log.
 class RejectionLog {
  public:
-  /// `speaker` turns them away: "the store", "rank 3".
+  /// `speaker` is the subject of the log lines: "the store", "rank 3".
   explicit RejectionLog(std::string speaker) : speaker_(std::move(speaker)) {}
 
   void count(const std::string& who, const std::string& why, std::chrono::steady_clock::time_point now) {

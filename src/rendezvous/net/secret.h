@@ -6,23 +6,24 @@
 
 namespace lockstep {
 
-/// A secret has at least so many bytes.
+/// The minimum size of a secret.
 inline constexpr size_t kSecretBytes = 32;
 
-/// The whole contents of the file `path`, a newline at the end included. UsageError, naming the path and never the
-/// contents, when it is missing, no regular file, someone else's (root's is trusted), open to others than its owner, or
-/// shorter than a secret.
+/// Returns the contents of the file, including a trailing newline. Throws UsageError if the file is missing, is not a
+/// regular file, belongs to a user other than this one or root, is accessible to other users, or is shorter than
+/// kSecretBytes. The message has the path, never the contents.
 std::string read_secret_file(const std::string& path);
 
-/// The same of the file "secret" in `folder`, which is created with the bytes `fresh` when it is missing: folders with
-/// mode 0700, the file with 0600 and whole from the start. Of several processes at once, all get the same bytes.
-/// UsageError when the folder is someone else's or open to others; SystemError when it cannot be written.
+/// The same for the file "secret" in `folder`. If it is missing, creates the folders (mode 0700) and, atomically, the
+/// file (mode 0600) with the bytes `fresh`. Processes that do this concurrently all return the same bytes. Throws
+/// UsageError if the folder belongs to another user or is accessible to other users, SystemError if it cannot be
+/// written.
 std::string read_or_create_secret_file(const std::string& folder, const std::string& fresh);
 
-/// From the system's source for keys. SystemError when it has none.
+/// Returns cryptographically secure random bytes. Throws SystemError if OpenSSL has none.
 std::string random_bytes(size_t count);
 
-/// What the processes of one job know and nobody else: at least 32 bytes. Never printed, never in argv.
+/// The secret shared by the processes of one job: at least 32 bytes. It is never printed and never passed in argv.
 class Secret {
  public:
   Secret(const Secret&) = default;
@@ -33,23 +34,23 @@ class Secret {
   }
   ~Secret();  ///< wipes the bytes
 
-  /// 32 fresh bytes.
+  /// Returns 32 new random bytes.
   static Secret random();
 
-  /// The bytes as they are, for a secret that came over an authenticated way. UsageError when there are less than 32.
+  /// Uses the bytes unchanged, for a secret received over an authenticated connection. Throws UsageError for less than
+  /// 32 bytes.
   static Secret from_bytes(std::string bytes);
 
-  /// The whole contents of a file, a newline at the end included: nothing is stripped. UsageError when it is missing,
-  /// shorter than 32 bytes, no regular file, readable by others than its owner, or owned by another user than this one
-  /// or root.
+  /// Uses the contents of a file, including a trailing newline; see read_secret_file().
   static Secret from_file(const std::string& path);
 
   const std::string& bytes() const { return bytes_; }
 
-  /// The key (32 bytes) of the job's `generation`-th start, by HKDF-SHA256: what an earlier start knows opens nothing.
+  /// Derives the key (32 bytes) of a generation, that is, of one start of the job, by HKDF-SHA256. A key of an earlier
+  /// generation is not accepted by a later one.
   std::string key(int generation) const;
 
-  /// HMAC-SHA256 of the message (32 bytes): whoever can compute it knows the secret.
+  /// Returns the HMAC-SHA256 of the message under the secret (32 bytes).
   std::string hmac(const std::string& message) const;
 
  private:
@@ -80,10 +81,10 @@ class SecretFolder {
   std::string path_;
 };
 
-/// The secret of this job: the file that LOCKSTEP_SECRET_FILE names. Without it, when the job's store is on loopback,
-/// a file of this user's own, created on first use (mode 0600): $XDG_STATE_HOME/lockstep/secret, else
-/// $HOME/.local/state/lockstep/secret, else lockstep-UID/secret in the folder for temporary files. Beyond loopback:
-/// UsageError with the remedy.
+/// Returns the secret of this job from the file that LOCKSTEP_SECRET_FILE names. If it is not set and the job's store
+/// is on loopback, uses a per-user file that is created on first use (mode 0600): $XDG_STATE_HOME/lockstep/secret, else
+/// $HOME/.local/state/lockstep/secret, else $TMPDIR/lockstep-UID/secret (/tmp without TMPDIR). Throws UsageError if it
+/// is not set and the store is not on loopback.
 Secret find_secret(bool on_loopback, const Environment::Lookup& lookup);
 
 }  // namespace lockstep

@@ -11,49 +11,49 @@
 
 namespace lockstep {
 
-/// Reads "host:port", "192.0.2.1:port" or "[2001:db8::1]:port" with a port from 1 to 65535; UsageError, quoting the
-/// text, for anything else.
+/// Parses "host:port", "192.0.2.1:port" or "[2001:db8::1]:port" with a port from 1 to 65535. Throws UsageError, quoting
+/// the text, for anything else.
 Endpoint parse_endpoint(const std::string& text);
 
-/// As parse_endpoint reads it: an IPv6 address stands in brackets.
+/// The inverse of parse_endpoint(): an IPv6 address is put in brackets.
 std::string to_string(const Endpoint& endpoint);
 
-/// Whether the name or address means this host and no other can reach it. A name that does not resolve does not.
+/// Returns whether all addresses of `host` are loopback addresses. False for a name that does not resolve.
 bool is_loopback(const std::string& host);
 
-/// A socket that listens at this address and no other; port 0 lets the system choose. Nonblocking, and what it accepts
-/// has no delays for small messages. Of a name's several addresses, the first that this host has.
-/// SystemError when it cannot: for a port in use, naming the process that has it where that can be seen. `remedy` is
-/// for an endpoint that MASTER_ADDR does not name.
+/// Returns a nonblocking socket that listens at this address only; accepted sockets inherit TCP_NODELAY. Port 0 lets
+/// the system choose. If the name has several addresses, uses the first one that this host has. Throws SystemError on
+/// failure; if the port is in use, the message names its owner if visible. `remedy` replaces the advice about
+/// MASTER_ADDR in the message, for endpoints that MASTER_ADDR does not determine.
 FileDescriptor listen_at(const Endpoint& endpoint, const char* remedy = nullptr);
 
-/// The socket's own port.
+/// Returns the local port of the socket.
 int port_of(const FileDescriptor& socket);
 
-/// Between two attempts to connect: each pause is twice as long as the one before.
+/// The pause between two attempts to connect doubles from kFirstPause to kLongestPause.
 constexpr std::chrono::milliseconds kFirstPause(5);
 constexpr std::chrono::milliseconds kLongestPause(100);
 
-/// What is called about every 100 ms by something that waits; it may throw, which ends the wait.
+/// Callback of a blocking function, called about every kBetweenCalls. An exception that it throws ends the wait.
 using OnWait = std::function<void()>;
 constexpr std::chrono::milliseconds kBetweenCalls(100);
 
-/// A connected nonblocking socket without delays for small messages. While nobody listens there it tries again, and
-/// throws TimeoutError naming the endpoint and the last reason when nobody has by the deadline; a name that does not
-/// resolve yet counts as nobody. Tries once at least. The system may take seconds past the deadline to resolve a name.
+/// Returns a connected nonblocking socket with TCP_NODELAY. Retries until the deadline, at least once, while nothing
+/// listens at the endpoint or its name does not resolve; then throws TimeoutError with the endpoint and the last
+/// reason. Throws SystemError for local errors. Resolving a name may block for seconds past the deadline.
 FileDescriptor connect_to(const Endpoint& endpoint, std::chrono::steady_clock::time_point deadline,
                           const OnWait& on_wait = {});
 
-/// One attempt, for loops that wait for other things too. The socket is connected when `error` is 0. When `error` is
-/// EINPROGRESS, connection_error says how the attempt ended once the socket is writable.
+/// Starts one attempt to connect, for event loops. The socket is connected if `error` is 0. If `error` is EINPROGRESS,
+/// wait until the socket is writable and call connection_error().
 FileDescriptor begin_connecting(const Address& address, int& error);
-/// 0 when the connection to the address is made.
+/// Returns 0 if the socket is connected to the address, else the errno.
 int connection_error(const FileDescriptor& socket, const Address& address);
 
-/// This end's numeric address: the one that reaches the other end.
+/// Returns the local numeric address of the socket.
 std::string local_address(const FileDescriptor& socket);
 
-/// The other end, for people: "192.0.2.1:4711", or "a peer that is gone".
+/// Describes the remote end: "192.0.2.1:4711", or "a disconnected peer".
 std::string peer_of(const FileDescriptor& socket);
 
 }  // namespace lockstep

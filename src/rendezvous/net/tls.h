@@ -10,19 +10,19 @@ struct ssl_ctx_st;
 
 namespace lockstep {
 
-/// The other side does not know the key, does not speak TLS, or broke off.
+/// The peer does not know the key, does not speak TLS, or aborted the connection.
 class TlsError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// One side of TLS 1.3 with a key (32 bytes) that both sides know already, and no other way in: no certificates, no
-/// resumption, no early data.
+/// Configuration of one side of TLS 1.3 with a pre-shared key of 32 bytes. Certificates, resumption and early data are
+/// disabled.
 class TlsContext {
  public:
   enum class Side { kServer, kClient };
 
-  /// `identity` names the key in the clear: both sides must say the same.
+  /// `identity` names the key and is sent unencrypted; it must be the same on both sides.
   TlsContext(Side side, std::string identity, std::string key);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
@@ -37,22 +37,22 @@ class TlsContext {
   const std::shared_ptr<ssl_ctx_st> context_;
 };
 
-/// One encrypted conversation, apart from any socket: the owner carries the bytes. One thread at a time.
+/// One TLS connection without a socket: the owner transfers the bytes. Not thread-safe.
 class TlsSession {
  public:
   /// `context` must outlive the session.
   explicit TlsSession(const TlsContext& context);
 
-  /// Takes in what came from the socket and returns what it said. TlsError when it is not from one who knows the key.
+  /// Decrypts bytes from the socket and returns the plaintext. Throws TlsError if the peer does not know the key.
   std::string receive(std::string_view ciphertext);
 
-  /// Says `plaintext`, as soon as the other side has proved that it knows the key.
+  /// Encrypts `plaintext` for take_output(). Plaintext is held back until the peer is authenticated.
   void send(std::string_view plaintext);
 
-  /// What is to be written to the socket next.
+  /// Returns the bytes to write to the socket, and clears them.
   std::string take_output();
 
-  /// Whether the other side has proved that it knows the key.
+  /// Returns whether the peer has proved that it knows the key.
   bool is_authenticated() const { return authenticated_; }
 
  private:
@@ -60,7 +60,7 @@ class TlsSession {
 
   const std::shared_ptr<ssl_st> session_;
   bool authenticated_ = false;
-  std::string unsent_;  // said before the other side was known
+  std::string unsent_;  // plaintext of send() before authentication
 };
 
 }  // namespace lockstep

@@ -16,14 +16,14 @@
 
 namespace lockstep {
 
-/// What the job's store answers and whom it tells what, apart from sockets and clocks: messages and times go in,
-/// messages come out. One thread at a time.
+/// The logic of the job's store, without sockets and clocks: the owner passes in messages and times, and sends the
+/// messages that take_outgoing() returns. Not thread-safe.
 ///
-/// It knows the values, who waits for which, which connections are the life lines of ranks, and why a group or the job
-/// is over. The first cause is the one that everybody is told.
+/// State: the keys and values, the clients that wait for keys, the connections that are ranks' liveness connections,
+/// and the failure of each group and of the job. All ranks receive the same failure: the first cause.
 class Coordinator {
  public:
-  using Connection = uint64_t;  // as the owner numbers them
+  using Connection = uint64_t;  // assigned by the owner
   using Time = std::chrono::steady_clock::time_point;
 
   struct Outgoing {
@@ -31,46 +31,50 @@ class Coordinator {
     StoreMessage message;
   };
 
-  /// How long a symptom ("the connection to rank 2 broke") waits for its cause (rank 2's life line breaks).
+  /// How long a reported symptom ("the connection to rank 2 broke") waits for its cause (the loss of rank 2's liveness
+  /// connection).
   static constexpr auto kDiagnosis = std::chrono::milliseconds(300);
-  /// How long an announced report is waited for.
+  /// How long symptoms of a group wait for a report that was announced by kWillReport.
   static constexpr auto kAnnounced = std::chrono::milliseconds(2500);
-  /// A rank that ends so soon after some rank was blamed ends because of it.
+  /// A job failure within this time after a kBlame message is a consequence of that blame.
   static constexpr auto kConsequence = std::chrono::seconds(10);
-  /// How long ranks may take to answer a question.
+  /// Time limit for the ranks' answers to a question.
   static constexpr auto kAnswerLimit = std::chrono::seconds(1);
 
   explicit Coordinator(std::string host_role, ProcessId host);
 
   void connected(Connection connection);
-  /// ProtocolError when the message makes no sense: the owner should end the connection.
+  /// Throws ProtocolError for an invalid message; the owner should then close the connection.
   void received(Connection connection, const StoreMessage& message, Time now);
-  /// The connection is no more; `how` says why, for people.
+  /// Removes a closed connection. `how` is a human-readable reason. If the connection was a liveness connection, the
+  /// job fails.
   void lost(Connection connection, const std::string& how, Time now);
-  /// Does what is due. To be called at least every 50 ms or so.
+  /// Handles expired deadlines. Call it about every 50 ms.
   void tick(Time now);
-  /// The owner did not look at messages for a while: silence until now means nothing.
+  /// Resets the heartbeat deadline of every rank. Call it after the owner has not read messages for a while.
   void excuse_silence(Time now);
 
-  /// The job is over, for this reason and because of this rank, if it is not already. When another rank was blamed
-  /// shortly before, that one is the failed_rank() and its failure the first_failure(): this one is a consequence.
+  /// Ends the job with this failure and failed rank. Does nothing if the job has ended already. If a rank was blamed
+  /// within kConsequence before, failed_rank() and first_failure() come from that blame, because this failure is then
+  /// its consequence.
   void end_job(const Failure& failure, std::optional<int64_t> rank, Time now);
-  /// Asks the ranks for a sign that they have taken in what they were told so far.
+  /// Asks all ranks to acknowledge the messages sent so far.
   void ask_for_signs(Time now);
-  /// Whether all have given it, or have had the time to.
+  /// Returns whether all ranks have acknowledged, or kAnswerLimit has passed.
   bool has_signs() const { return !questions_.contains(signs_); }
-  /// Why the job is over, as all ranks are told.
+  /// The failure that all ranks receive; none while the job runs.
   const std::optional<Failure>& job_failure() const { return job_failure_; }
-  /// What began it, when the job is over, and the rank that was the first to fail where one was.
+  /// The root cause, and the rank that failed first; none while the job runs. The rank is also none if the cause is not
+  /// a rank.
   const std::optional<Failure>& first_failure() const { return first_failure_; }
   std::optional<int64_t> failed_rank() const { return failed_rank_; }
 
-  /// What is to be sent, in order.
+  /// Returns the messages to send, in order, and clears the queue.
   std::vector<Outgoing> take_outgoing();
 
-  /// The ranks whose life lines are connected.
+  /// The number of connected ranks.
   size_t members() const { return members_.size(); }
-  /// The ranks that ever had one.
+  /// All ranks that have joined so far, including ranks that have left.
   const std::set<int64_t>& joined() const { return joined_; }
 
  private:
@@ -78,7 +82,7 @@ class Coordinator {
     Connection connection;
     uint64_t id;
     std::vector<std::string> keys;
-    size_t next = 0;  // those before it had a value when last looked
+    size_t next = 0;  // keys before this index had a value at the last check
   };
   struct Member {
     int64_t rank;
@@ -103,7 +107,7 @@ class Coordinator {
   struct Question {
     Connection connection;
     uint64_t id;
-    std::set<Connection> open;           // who has not answered
+    std::set<Connection> open;           // ranks that have not answered
     std::vector<std::string> answers{};  // rank, answer, rank, answer...
     Time due;
   };
@@ -135,16 +139,16 @@ class Coordinator {
   std::list<Waiter> waiters_;
   std::map<Connection, Member> members_;
   std::set<int64_t> joined_;
-  std::optional<Blame> blame_;  // the first of the last kConsequence, while the job goes on
+  std::optional<Blame> blame_;  // the first blame within the last kConsequence
   std::optional<Failure> job_failure_;
   std::optional<Failure> first_failure_;
   std::optional<int64_t> failed_rank_;
   std::map<std::string, Failure> group_failures_;
   std::list<Report> reports_;
-  std::map<std::string, Time> announced_;  // groups that a report was announced for, and until when it is waited for
+  std::map<std::string, Time> announced_;  // group -> deadline of its announced report
   std::map<uint64_t, Question> questions_;
   uint64_t next_question_ = 1;
-  uint64_t signs_ = 0;  // the question that asks for signs
+  uint64_t signs_ = 0;  // id of the question of ask_for_signs()
   std::vector<Outgoing> outgoing_;
 };
 

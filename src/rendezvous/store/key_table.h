@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-/// The meaning of a store's operations, without locks, waiting or transport: every store applies them through this.
+/// The semantics of the store operations, without locks, waiting or transport. Every store implementation uses it. Not
+/// thread-safe.
 class KeyTable {
  public:
   void set(const std::string& key, const std::string& value) { values_[key] = value; }
@@ -17,20 +18,20 @@ class KeyTable {
   bool contains(const std::string& key) const { return values_.contains(key); }
   std::optional<std::string> find(const std::string& key) const;
 
-  /// The sum that add() would store.
+  /// Returns the sum that add() would store. Throws UsageError if the value is not a number or the sum overflows.
   int64_t sum(const std::string& key, int64_t amount) const;
 
-  /// Whether compare_set() would set the key.
+  /// Returns whether compare_set() would set the key.
   bool matches(const std::string& key, const std::string& expected) const;
 
-  /// Those of `keys` that have no value.
+  /// Returns the keys that have no value.
   std::vector<std::string> missing(const std::vector<std::string>& keys) const;
 
  private:
   std::unordered_map<std::string, std::string> values_;
 };
 
-/// Throws TimeoutError: the keys did not come.
+/// Throws TimeoutError, naming the keys that have no value.
 [[noreturn]] void throw_keys_late(const std::vector<std::string>& keys, int64_t waited_ms);
 
 }  // namespace lockstep

@@ -9,43 +9,43 @@
 
 namespace lockstep {
 
-/// What is said over the connection between a process and the job's store. The fields of each stand beside it.
+/// The message types between a process and the job's store. The comment of each verb lists its fields.
 enum class Verb : uint8_t {
-  // A process asks; the answer (kDone, kLate, kRefused or kFailed) carries the same id.
+  // Requests of a process. The answer (kDone, kLate, kRefused or kFailed) carries the same id.
   kSet = 1,         // key, value
-  kGet = 2,         // keys...: answered with their values as soon as all have one
-  kCancel = 3,      // the id of a kGet, which is then answered kLate
+  kGet = 2,         // keys...: answered with their values once all keys have one
+  kCancel = 3,      // id of a kGet, which is then answered with kLate
   kAdd = 4,         // key, amount: answered with the sum
-  kCompareSet = 5,  // key, expected, desired: answered with the value afterwards
+  kCompareSet = 5,  // key, expected, desired: answered with the resulting value
   kCheck = 6,       // keys...: answered "1" or "0"
   kErase = 7,       // key: answered "1" or "0"
-  kEnrol =
-      8,  // key, value, rank, host, host id, pid, heartbeat limit in ms: sets the key if it has no value, and if it
-          // did, this connection is the rank's life line; answered with the value afterwards
+  // key, value, rank, host, host id, pid, heartbeat limit in ms: if the key has no value, sets it and makes this
+  // connection the rank's liveness connection. Answered with the resulting value.
+  kEnrol = 8,
   kReport = 9,  // group, kind, message, "certain" or "symptom": answered with the kind and message of the first cause
-  kAsk = 10,    // group, subject: answered with a rank and its answer for every rank that has given one
+  kAsk = 10,    // group, subject: answered with rank, answer, rank, answer... of all ranks that answered in time
 
-  // A process says.
-  kBeat = 20,        // what it is doing, "traced" or ""
-  kAnswer = 21,      // the id of a kQuestion, the answer
-  kWillReport = 24,  // group: a report follows, before which no symptom of another is taken for the cause
+  // Notifications of a process.
+  kBeat = 20,        // current activity, "traced" or ""
+  kAnswer = 21,      // id of a kQuestion, answer
+  kWillReport = 24,  // group: a kReport follows; until then no symptom of the group becomes its cause
   kLeave = 22,       // group, number of calls made on it
-  kBlame = 25,       // rank, kind, message: this process is about to fail with this error because of that rank
-  kGoodbye = 23,     // kind, message of its failure, both "" when all went well: ends the life line
+  kBlame = 25,       // rank, kind, message: this process is about to fail with this error, which that rank caused
+  kGoodbye = 23,     // kind, message of its failure, both "" on success: ends the liveness connection
 
-  // The store answers.
-  kDone = 40,     // as said above
+  // Answers of the store.
+  kDone = 40,     // see the request
   kLate = 41,     // the keys that have no value
-  kRefused = 42,  // message: the request makes no sense
-  kFailed = 43,   // kind, message: the job is over
+  kRefused = 42,  // message: the request is invalid
+  kFailed = 43,   // kind, message: the job has failed
 
-  // The store says.
-  kWelcome = 50,   // who hosts it, host, host id, pid
-  kBeatBack = 51,  //
-  kNotice = 52,    // group or "" for the whole job, kind, message
-  kQuestion = 53,  // group, subject; its id is for the answer
-  kLeft = 54,      // rank, group, number of calls it made
-  kClosing = 55,   // the store ends in order
+  // Notifications of the store.
+  kWelcome = 50,   // role of the hosting process, host, host id, pid
+  kBeatBack = 51,  // no fields: answers kBeat
+  kNotice = 52,    // group, or "" for the whole job, kind, message
+  kQuestion = 53,  // group, subject; kAnswer refers to its id
+  kLeft = 54,      // rank, group, number of calls made on it
+  kClosing = 55,   // the store shuts down in order
 };
 
 struct StoreMessage {
@@ -56,37 +56,37 @@ struct StoreMessage {
   bool operator==(const StoreMessage&) const = default;
 };
 
-/// The other side does not speak this language. The connection is of no further use.
+/// The peer violated the protocol. The connection cannot be used any more.
 class ProtocolError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The bytes of a message: the length of what follows (u32), verb (u8), id (u64), then each field with its length
-/// (u32); numbers little-endian.
+/// Encodes a message: the length of the remainder (u32), verb (u8), id (u64), then each field preceded by its length
+/// (u32). Numbers are little-endian. Throws UsageError if the message is larger than Decoder::kMostBytes.
 std::string encode(const StoreMessage& message);
 
-/// Cuts a stream of bytes into messages.
+/// Splits a byte stream into messages. Not thread-safe.
 class Decoder {
  public:
-  static constexpr size_t kMostBytes = 64 << 20;  // of one message
+  static constexpr size_t kMostBytes = 64 << 20;  // per message, without its length field
 
   void feed(std::string_view bytes) { buffer_.append(bytes); }
 
-  /// The next whole message, if there is one. ProtocolError when the bytes are no message.
+  /// Returns the next complete message, if any. Throws ProtocolError if the bytes are not a message.
   std::optional<StoreMessage> next();
 
  private:
   std::string buffer_;
-  size_t read_ = 0;  // how much of the buffer has been cut off already
+  size_t read_ = 0;  // bytes of the buffer that are consumed
 };
 
-/// Lists of strings as one string, in the form of a message's fields.
+/// Encodes a list of strings as one string, in the format of a message's fields.
 std::string pack(const std::vector<std::string>& fields);
-/// ProtocolError when `bytes` are not what pack() makes.
+/// The inverse of pack(). Throws ProtocolError if `bytes` are malformed.
 std::vector<std::string> unpack(std::string_view bytes);
 
-/// A field as a number; ProtocolError when it is none.
+/// Parses a field as a number. Throws ProtocolError if it is not one.
 int64_t to_number(const std::string& field);
 
 }  // namespace lockstep

@@ -22,26 +22,26 @@
 
 namespace lockstep {
 
-/// What a rank wants to hear from its job. Every function is called on the line's own thread and must not wait for the
-/// line.
+/// Receives notifications from the job's store. All functions are called on the StoreClient's thread and must not block
+/// on the StoreClient.
 class StoreListener {
  public:
   virtual ~StoreListener() = default;
 
-  /// A group, or the whole job when `group` is empty, is over.
+  /// A group has failed, or the whole job if `group` is empty.
   virtual void on_failure(const std::string& group, const Failure& failure) = 0;
-  /// A rank has left a group, in order, after so many calls.
+  /// A rank has left a group in order, after `calls` calls on it.
   virtual void on_left(int rank, const std::string& group, int64_t calls) = 0;
-  /// What this rank knows about a subject.
+  /// Returns this rank's answer to a kQuestion.
   virtual std::string on_question(const std::string& group, const std::string& subject) = 0;
-  /// What this rank is doing, for people.
+  /// Returns a human-readable description of this rank's current activity.
   virtual std::string doing() = 0;
-  /// Some time has passed.
+  /// Called periodically.
   virtual void on_tick() = 0;
 };
 
-/// A process's connection to the store of its job: requests and their answers, and, once the process has enrolled, its
-/// life line. A thread of its own listens and sends heartbeats. Thread-safe.
+/// A process's connection to the job's store: it carries requests and answers and, after kEnrol, is the rank's liveness
+/// connection. A background thread receives messages and sends heartbeats. Thread-safe.
 class StoreClient {
  public:
   using Fields = std::vector<std::string>;
@@ -53,40 +53,40 @@ class StoreClient {
     int generation = 0;
     Deadline deadline{};
     std::chrono::milliseconds heartbeat_limit = std::chrono::seconds(5);
-    OnWait on_wait{};  // called while it connects, and never later
+    OnWait on_wait{};  // called only while the constructor connects
   };
 
-  /// Connects. TimeoutError when nobody answers by the deadline, PeerError when the store does not know this secret or
-  /// something else listens there.
+  /// Blocks until connected. Throws TimeoutError if no store answers by the deadline, PeerError if the store has
+  /// another secret or a different program listens there.
   explicit StoreClient(const Options& options);
-  /// Says goodbye, and waits half a second at most for the store to hear it.
+  /// Sends kGoodbye and waits up to 0.5 s for the store to close the connection. Does nothing in a forked child.
   ~StoreClient();
   StoreClient(const StoreClient&) = delete;
   StoreClient& operator=(const StoreClient&) = delete;
 
-  /// Makes a request and returns what it is answered. PeerError when the store is gone, UsageError when it refuses and
-  /// in a forked child, the job's failure when the job is over.
+  /// Sends a request and blocks for the answer. Throws PeerError if the connection to the store is lost, UsageError if
+  /// the store refuses the request or in a forked child, and the job's failure if the job has failed.
   Fields call(Verb verb, Fields fields);
-  /// The same for a kGet, which may wait; none when the deadline comes first, with the keys that are missing in `late`.
+  /// The same with a deadline, for kGet. Returns none if the deadline passes; `late` then has the missing keys.
   std::optional<Fields> call(Verb verb, Fields fields, Deadline deadline, Fields& late);
-  /// The same without waiting: `done` gets the answer on the line's thread, or nothing when there is none; nothing and
-  /// at once when the line is broken.
+  /// The same without blocking: `done` is called with the answer on the client's thread, or with none if the request
+  /// fails. If the connection is lost already, `done` is called with none on the calling thread.
   void call(Verb verb, Fields fields, std::function<void(std::optional<Fields>)> done);
-  /// Says something that needs no answer. Nothing happens when the line is broken.
+  /// Sends a notification, which has no answer. Does nothing if the connection is lost.
   void send_async(Verb verb, Fields fields) noexcept;
 
-  /// From here on until stop_listening the listener hears what comes, and heartbeats tell what it does. When the job is
-  /// over already, it is told so at once, on this thread.
+  /// Delivers notifications to `listener` until stop_listening(), and reports its activity in heartbeats. If the job
+  /// has failed already, calls listener->on_failure() on the calling thread.
   void listen(StoreListener* listener);
   void stop_listening();
 
-  /// Ends the life line: the others are told why this process failed, if it did.
+  /// Ends the liveness connection. If `failure` is set, the job fails with it and all ranks are notified.
   void say_goodbye(const std::optional<Failure>& failure) noexcept;
 
-  /// Why the whole job is over, if it is; not for the listener to ask.
+  /// The failure of the whole job, if any. Must not be called by the listener.
   std::optional<Failure> over();
 
-  /// This host's address on the way to the store.
+  /// The local address of the connection to the store.
   const std::string& local_address() const { return local_address_; }
   const ProcessId& host() const { return host_; }
   std::chrono::milliseconds heartbeat_limit() const { return options_.heartbeat_limit; }
@@ -124,7 +124,7 @@ class StoreClient {
   FileDescriptor socket_;      // constant after construction
   FileDescriptor waker_;       // constant after construction
   std::string local_address_;  // constant after construction
-  ProcessId host_;             // constant after construction: where the store runs
+  ProcessId host_;             // constant after construction: the process that hosts the store
   std::string host_role_;      // constant after construction
 
   std::mutex mutex_;
@@ -133,17 +133,17 @@ class StoreClient {
   std::string unsent_;                                    // guarded by mutex_
   uint64_t next_id_ = 1;                                  // guarded by mutex_
   std::map<uint64_t, std::shared_ptr<Pending>> pending_;  // guarded by mutex_
-  std::exception_ptr broken_;                             // guarded by mutex_: why there will be no answers
-  bool is_over_ = false;      // guarded by mutex_: the store ended in order, or we said goodbye
+  std::exception_ptr broken_;                             // guarded by mutex_: why the connection is lost
+  bool is_over_ = false;      // guarded by mutex_: the store shut down in order, or kGoodbye was sent
   bool is_stopping_ = false;  // guarded by mutex_
 
-  std::mutex listener_mutex_;          // held while the listener is called; before mutex_
+  std::mutex listener_mutex_;          // held while the listener is called; lock it before mutex_
   StoreListener* listener_ = nullptr;  // guarded by listener_mutex_
-  std::optional<Failure> over_;        // guarded by listener_mutex_: why the whole job is
+  std::optional<Failure> over_;        // guarded by listener_mutex_: the failure of the whole job
 
-  Decoder decoder_;                                     // the thread's
-  std::chrono::steady_clock::time_point last_heard_{};  // the thread's
-  std::chrono::steady_clock::time_point next_beat_{};   // the thread's
+  Decoder decoder_;                                     // used by thread_ only
+  std::chrono::steady_clock::time_point last_heard_{};  // used by thread_ only
+  std::chrono::steady_clock::time_point next_beat_{};   // used by thread_ only
   std::thread thread_;
 };
 

@@ -15,44 +15,45 @@
 
 namespace lockstep {
 
-/// Hosts the store of one job: a thread that listens on a port and speaks only with those who know the job's secret.
+/// Hosts the store of one job on a background thread. Clients must authenticate with the job's secret (TLS-PSK).
 ///
-/// Before a connection has proved that, it may send 4 KiB and take 2 s, and there may be 64 such; of more, the oldest
-/// goes. None can delay another: nothing here waits for one connection alone. Thread-safe.
+/// A connection that has not authenticated may send 4 KiB and stay open for 2 s. At most 64 such connections are open;
+/// beyond that, the oldest is closed. The thread never blocks on a single connection, so no connection can delay
+/// another. Thread-safe.
 class StoreServer {
  public:
   struct Options {
-    Endpoint endpoint;  // the address to listen at, and no other; port 0: the system chooses
+    Endpoint endpoint;  // the only address to listen at; port 0: the system chooses
     Secret secret;
-    int generation = 0;              // the key's: see Secret::key
-    std::string role = "the store";  // who hosts it, for people: "rank 0", "lockstep run"
+    int generation = 0;              // selects the key: see Secret::key
+    std::string role = "the store";  // of the hosting process, in messages: "rank 0", "lockstep run"
   };
 
-  /// Why the job is over, and which rank failed first, where it was a rank.
+  /// Why the job failed, and the rank that failed first, if the cause is a rank.
   struct FirstCause {
     Failure failure;
     std::optional<int64_t> rank{};
   };
 
-  /// SystemError when it cannot listen there: for a port in use, naming the owner.
+  /// Throws SystemError if it cannot listen at the endpoint; if the port is in use, the message names its owner.
   explicit StoreServer(Options options);
-  /// Tells all that the store ends in order, and waits half a second at most for them to let go.
+  /// Sends kClosing to all clients and waits up to 0.5 s for them to disconnect.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
   int port() const;
 
-  /// Tells all ranks that the job is over, unless they know already. Returns the first cause when all ranks know it, or
-  /// after a second: some may be frozen.
+  /// Ends the job with this cause, unless it has failed already, and notifies all ranks. Blocks until all ranks have
+  /// acknowledged, or for 1 s, because ranks may be frozen. Returns the first cause.
   FirstCause end_job(const FirstCause& cause);
-  /// None while the job goes on.
+  /// None while the job runs.
   std::optional<FirstCause> first_cause() const;
-  /// The ranks that have joined so far, those that have left included.
+  /// The ranks that have joined so far, including ranks that have left.
   std::set<int64_t> joined() const;
 
-  /// Waits until nobody who knows the secret is connected, or the time is up: for a host that gives up, so that the
-  /// others can still find out why.
+  /// Blocks until no authenticated client is connected, or until `limit` has passed. A host that gives up calls it so
+  /// that the other processes can still read the reason.
   void await_departures(std::chrono::milliseconds limit) const;
 
  private:
@@ -62,7 +63,7 @@ class StoreServer {
   std::thread thread_;
 };
 
-/// What both sides call the key of a generation.
+/// The TLS identity of the key of a generation; client and server use the same.
 std::string key_identity(int generation);
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// The store at the other end of the line.
+/// Returns a Store whose operations are requests over `client`.
 std::shared_ptr<Store> make_remote_store(std::shared_ptr<StoreClient> client);
 
 }  // namespace lockstep
