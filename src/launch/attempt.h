@@ -16,21 +16,21 @@
 
 namespace lockstep {
 
-/// One start of all workers of this node: passes on what they print, and stops all when one fails, when another node
-/// says so or when this process is told to stop. One thread at a time.
+/// One start of all workers of this node. Forwards their output, and stops all of them if one fails, if another node
+/// orders it, or if this process receives a signal. Not thread-safe.
 class Attempt {
  public:
   struct Options {
     const LaunchOptions& launch;
     const Plan& plan;
     const Layout& layout;
-    std::string secret;       // to be written to a file for the workers; or
-    std::string secret_file;  // the file that has it
+    std::string secret;       // the warden writes it to a file for the workers; or
+    std::string secret_file;  // an existing file that has the secret
   };
 
   Attempt(const Options& options, Cluster* cluster, Signals* signals, Console* console);
 
-  /// Returns when every worker has ended, with all its descendants, and the cluster knows.
+  /// Blocks until all workers and their descendants have ended on this node, and the cluster has decided what follows.
   Verdict run();
 
  private:
@@ -40,7 +40,7 @@ class Attempt {
     bool has_ended = false;
     Clock::time_point started;
     StderrMemory memory;
-    std::unique_ptr<StreamOutput> out, err;  // none when it was not started
+    std::unique_ptr<StreamOutput> out, err;  // null if the worker was not started
   };
   struct Ending {
     int status = 0;
@@ -73,13 +73,13 @@ class Attempt {
   Signals* const signals_;
   Console* const console_;
   const Machine machine_;
-  std::deque<Worker> workers_;  // that were started so far, and after skip_rest() the others
+  std::deque<Worker> workers_;  // started so far; skip_rest() adds the others
   std::unique_ptr<Crew> crew_;
-  std::optional<Clock::time_point> ask_at_;   // when those who were told of a failure have had their time
-  std::optional<Clock::time_point> kill_at_;  // when those who were asked to end have had theirs
-  std::optional<WaitNotice> silence_;         // while no worker has printed anything and ranks are missing
+  std::optional<Clock::time_point> ask_at_;   // after a failure: when to send SIGTERM
+  std::optional<Clock::time_point> kill_at_;  // after a signal: when to send SIGKILL
+  std::optional<WaitNotice> silence_;         // set while no worker has printed anything and ranks are missing
   bool is_stopping_ = false;
-  int64_t memory_kills_ = 0;  // of this control group, that are accounted for
+  int64_t memory_kills_ = 0;  // out-of-memory kills of this control group that are attributed to a worker
   Outcome outcome_;
 };
 

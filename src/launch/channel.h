@@ -10,40 +10,41 @@
 
 namespace lockstep {
 
-/// One end of the line between the launcher and its warden: messages that are lists of strings, and open files that go
-/// with them. When a process ends, however, the other hears it as the end of the line. Never waits for the other end:
-/// both may have much to say at the same time, and either may be stopped. One thread at a time.
+/// One end of the connection between the launcher and its warden. Messages are lists of strings, with file descriptors
+/// attached. When one process ends for any reason, the other reads end-of-file. Never blocks on the other end, because
+/// both may send much at the same time, and either may be stopped. Not thread-safe.
 class Channel {
  public:
   using Fields = std::vector<std::string>;
 
   explicit Channel(FileDescriptor socket) : socket_(std::move(socket)) {}
 
-  /// Both ends; neither survives an exec by itself.
+  /// Returns both ends, with FD_CLOEXEC set.
   static std::pair<FileDescriptor, FileDescriptor> make_ends();
 
   int fd() const { return socket_.get(); }
-  /// What fd() is to be polled for.
+  /// The events to poll fd() for.
   short events() const;
 
-  /// Queues a message and sends what the other end takes now; flush() sends the rest. The files stay open until they
-  /// are sent. SystemError when the system refuses to send them.
+  /// Queues a message and sends as much as the socket accepts now; flush() sends the rest. The files stay open until
+  /// they are sent. Throws SystemError if sendmsg fails.
   void send(const Fields& fields, std::vector<FileDescriptor> files = {});
-  /// Whether some of what was queued is not sent yet.
+  /// Returns whether queued messages are not sent completely.
   bool has_unsent() const { return !unsent_.empty(); }
   void flush();
 
-  /// Reads what has come. False when the other end is gone and all it said was taken.
+  /// Reads the available bytes without blocking. Returns false at end-of-file or on an error.
   bool read_some();
-  /// The next whole message of what was read.
+  /// Returns the next complete message that was read, if any.
   std::optional<Fields> next();
-  /// The next file that came. SystemError when there is none, as when this process may open no more.
+  /// Returns the next received file. Throws SystemError if there is none, which happens if this process has reached its
+  /// limit of open files.
   FileDescriptor take_file();
 
  private:
   struct Unsent {
     std::string bytes;
-    std::vector<FileDescriptor> files;  // go with the first byte
+    std::vector<FileDescriptor> files;  // sent with the first byte
     size_t sent = 0;
   };
 

@@ -19,8 +19,8 @@ namespace lockstep {
 /// How an attempt ended on one node.
 struct Outcome {
   std::vector<WorkerEnd> ends;  // in the order in which the workers ended
-  std::optional<int> signal;    // that told this launcher, or another, to stop
-  std::string broken;           // why the launcher cannot go on; empty: it can
+  std::optional<int> signal;    // received by this launcher or by another node's
+  std::string broken;           // why the launcher cannot continue; empty if it can
 };
 
 /// A rank that has not joined the job yet.
@@ -29,56 +29,57 @@ struct MissingRank {
   std::string where;  // "node 1 on host b"
 };
 
-/// What all nodes do when an attempt has ended on all.
+/// What all nodes do after an attempt has ended on all nodes.
 struct Verdict {
   bool restart = false;
   LaunchReport report;
 };
 
-/// The launchers of all nodes of a job, and the store that their workers meet at. Node 0 decides; what happens on one
-/// happens on all. One thread at a time.
+/// The launchers of all nodes of a job, and the store of their ranks. Node 0 decides; a failure, signal or restart on
+/// one node takes effect on all nodes. Not thread-safe.
 class Cluster {
  public:
   virtual ~Cluster() = default;
 
-  /// Prints a line for people.
+  /// Prints a status line.
   using PrintStatus = std::function<void(const std::string&)>;
 
-  /// Opens the store for an attempt and waits for the other nodes, which `print_status` reports when it takes long.
-  /// None when a signal came first. TimeoutError, naming the nodes that did not come; SystemError when the port is
-  /// taken, naming by whom.
+  /// Opens the store for an attempt and blocks until the other nodes have joined; reports a long wait to
+  /// `print_status`. Returns none if a signal arrives first. Throws TimeoutError, naming the missing nodes, and
+  /// SystemError if the port is in use, naming its owner.
   virtual std::optional<Layout> begin(int generation, Signals& signals, const PrintStatus& print_status) = 0;
 
-  /// The ranks of all nodes that have not joined yet. None where another node's launcher knows.
+  /// The ranks of all nodes that have not joined yet. None on nodes that do not host the store.
   virtual std::optional<std::vector<MissingRank>> missing_ranks() = 0;
 
-  /// A worker of this node failed: every rank is told, unless it knows of an earlier failure, before this returns, and
-  /// every node stops its workers.
+  /// Reports that a worker of this node failed. Before it returns, all ranks are notified, unless they know of an
+  /// earlier failure; the wait is limited to a few seconds. Every node then stops its workers.
   virtual void tell_failure(const StoreServer::FirstCause& cause) = 0;
-  /// Whether a rank of the job may have been told: one has joined, as far as this node knows.
+  /// Returns whether a rank has joined, and may thus have been notified, as far as this node knows.
   virtual bool has_joined_ranks() = 0;
-  /// This launcher was told to stop, and passes that on.
+  /// Forwards a signal that this launcher received to the other nodes.
   virtual void tell_signal(int number) = 0;
 
-  /// Readable when next_order or verdict may have something; -1: never.
+  /// Readable if next_order() or verdict() may have a result; -1 if that never happens.
   virtual int fd() const = 0;
-  /// What another node wants: a signal for the workers, 0 when they must be stopped after a failure.
+  /// The next order from another node: a signal for the workers, or 0 to stop them after a failure.
   virtual std::optional<int> next_order() = 0;
 
-  /// All workers of this node have ended. Then, once that is so on all nodes, verdict() has what follows.
+  /// Reports that all workers of this node have ended. verdict() returns the decision once all nodes have reported.
   virtual void tell_outcome(const Outcome& outcome) = 0;
   virtual std::optional<Verdict> verdict() = 0;
 };
 
-/// What follows from how an attempt ended.
+/// Decides, from the outcome of all nodes, whether to restart, and makes the report.
 Verdict decide(const Outcome& outcome, const std::optional<StoreServer::FirstCause>& cause, int generation,
                int max_restarts);
 
-/// The cluster of one node.
+/// Returns the cluster of a job on one node.
 std::unique_ptr<Cluster> make_single_node(const LaunchOptions& options, const Plan& plan, const Secret& secret);
 
-/// That of several: node 0 hosts a store for the launchers at --master-port, and for each attempt one for the ranks.
-/// MismatchError when nodes were started with options that do not fit; PeerError when a launcher is gone.
+/// Returns the cluster of a job on several nodes. Node 0 hosts a store for the launchers at --master-port, and one
+/// store for the ranks of each attempt. begin() also throws MismatchError if the nodes were started with different
+/// options, and PeerError if a launcher is gone.
 std::unique_ptr<Cluster> make_several_nodes(const LaunchOptions& options, const Plan& plan, const Secret& secret);
 
 }  // namespace lockstep

@@ -6,28 +6,28 @@
 
 namespace lockstep {
 
-/// This process's stdout and stderr, written in the order given and without ever keeping the launcher waiting: a reader
-/// that is slow, or a terminal that is held, must not delay the watching over workers. One thread at a time.
+/// Writes to this process's stdout and stderr, in order and without blocking: a slow reader or a paused terminal must
+/// not delay the supervision of the workers. Not thread-safe.
 class Console {
  public:
   enum class Stream { kOut = 1, kErr = 2 };
 
   Console();
 
-  /// Whole lines.
+  /// Queues complete lines.
   void put(Stream stream, const std::string& lines);
 
-  /// The file that it would write to next, to be polled; -1 when all is written.
+  /// The file descriptor that the next write needs, for poll(); -1 if the queue is empty.
   int waits_for() const { return queue_.empty() ? -1 : static_cast<int>(queue_.front().stream); }
-  /// Writes some, when that file takes it now.
+  /// Writes up to PIPE_BUF bytes. Call it when waits_for() is writable.
   void write_some();
-  /// Writes all. Lines for a stream that takes none are dropped as soon as `interrupt` is readable, or when `is_urgent`
-  /// after a second; those for the other stream are written.
+  /// Blocks until the queue is empty. If a stream accepts no bytes, its lines are dropped as soon as `interrupt` is
+  /// readable or, if `is_urgent`, after 1 s; the lines of the other stream are still written.
   void flush(int interrupt, bool is_urgent = false);
-  /// Whether so much is unwritten that workers should wait.
+  /// Returns whether more than 4 MiB are queued, so that reading from the workers should pause.
   bool is_full() const { return unwritten_ > (4u << 20); }
 
-  /// Whether lines on that stream may be coloured: it is a terminal, and NO_COLOR is not set.
+  /// Returns whether the stream is a terminal with colours: NO_COLOR is not set and TERM is not "dumb".
   bool has_colour(Stream stream) const { return has_colour_[static_cast<int>(stream)]; }
 
  private:

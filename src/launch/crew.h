@@ -14,43 +14,43 @@ namespace lockstep {
 /// How one worker is started.
 struct WorkerSpec {
   std::vector<std::string> command;
-  std::vector<std::string> environment;  // all of it, "NAME=value"
-  std::vector<int> cores;                // to run on; empty: any
+  std::vector<std::string> environment;  // the complete environment, "NAME=value"
+  std::vector<int> cores;                // CPU affinity; empty: any
 };
 
-/// The workers of one attempt on this host, by way of a warden of their own (warden.h). Whatever happens to this
-/// process, they and their descendants end with it. One thread at a time.
+/// The workers of one attempt on this host, started through a warden process (warden.h). When this process ends for any
+/// reason, the workers and their descendants are killed. Not thread-safe.
 class Crew {
  public:
   struct Event {
     enum class Kind { kStarted, kRefused, kEnded, kWardenGone } kind;
     int worker = 0;            // its index
-    int value = 0;             // its pid; the errno; the status as waitpid has it
-    bool was_stopped = false;  // it ended by a signal of signal_all
+    int value = 0;             // kStarted: pid; kRefused: errno; kEnded: status of waitpid
+    bool was_stopped = false;  // it was killed by a signal of signal_all()
   };
 
-  /// Starts the warden: this very program again, whose main() must begin with run_as_warden. The secret is written to a
-  /// file for the workers, which find its name in LOCKSTEP_SECRET_FILE, unless it is empty.
+  /// Starts the warden by executing this program again; main() must begin with run_as_warden(). Unless `secret` is
+  /// empty, the warden writes it to a file and sets LOCKSTEP_SECRET_FILE for the workers.
   explicit Crew(const std::string& secret);
-  /// Ends all, by SIGKILL.
+  /// Calls end_all().
   ~Crew();
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  /// Whether the warden has taken all that it was told. Start the next worker only then, so that files do not pile up
-  /// here and a signal does not wait behind a thousand starts.
+  /// Returns whether all messages to the warden are sent. Start the next worker only then: otherwise open files
+  /// accumulate in this process, and a signal would queue behind all starts.
   bool is_ready() const { return !channel_.has_unsent(); }
-  /// Starts a worker; kStarted or kRefused will tell. The ends to read its stdout and stderr from, nonblocking.
+  /// Starts a worker; the result arrives as kStarted or kRefused. Returns nonblocking pipes of its stdout and stderr.
   std::pair<FileDescriptor, FileDescriptor> start(int worker, const WorkerSpec& spec);
 
-  /// To the process groups of all workers that have not ended. A warden that is stopped goes on.
+  /// Sends a signal to the process groups of all workers that have not ended. Resumes the warden if it is stopped.
   void signal_all(int number);
 
-  /// Kills all that descends from the workers and returns when nothing is left. A warden that does not do that in time
-  /// is killed itself.
+  /// Kills all workers and their descendants and blocks until none is left. If the warden does not finish within 15 s,
+  /// it is killed as well.
   void end_all();
 
-  /// To be polled for events(). Readable: read_events has something. Writable: flush() can send more to the warden.
+  /// Poll fd() for events(). Readable: call read_events(). Writable: call flush().
   int fd() const { return channel_.fd(); }
   short events() const { return channel_.events(); }
   void flush() { channel_.flush(); }
@@ -61,10 +61,10 @@ class Crew {
  private:
   void reap_warden();
 
-  const rlimit files_before_;  // this process's limit of open files, which workers have
+  const rlimit files_before_;  // limit of open files before it was raised; workers inherit it
   Channel channel_;
   pid_t warden_ = -1;
-  std::string folder_;  // where the warden keeps the secret
+  std::string folder_;  // the warden's folder with the secret
   bool is_over_ = false;
 };
 

@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// Which streams of a worker go where.
+/// The destinations of one output stream of a worker.
 struct OutputRoute {
   bool to_console = true;
   bool to_file = false;
@@ -27,31 +27,32 @@ struct OutputRoutes {
   OutputRoute out, err;
 };
 
-/// What one node starts, decided from the options, the host and the environment alone.
+/// The workers that one node starts, determined by the options, the host and the environment.
 struct Plan {
   int workers = 1;                      // on this node
-  int threads = 0;                      // OMP_NUM_THREADS of each; 0: left as it is
-  std::vector<std::vector<int>> cores;  // of each
-  std::vector<OutputRoutes> routes;     // of each
-  NodePlace node;                       // this one among all
+  int threads = 0;                      // OMP_NUM_THREADS of each worker; 0: unchanged
+  std::vector<std::vector<int>> cores;  // per worker
+  std::vector<OutputRoutes> routes;     // per worker
+  NodePlace node;
   std::string job_id;
 };
 
-/// UsageError, naming the option and the remedy, when they make no sense together.
+/// Throws UsageError, naming the option and the remedy, if the options are invalid or contradict each other.
 Plan make_plan(const LaunchOptions& options, const Machine& machine, const Environment::Lookup& lookup);
 
-/// How the workers of one attempt stand among those of all nodes.
+/// The position of this node's workers among the workers of all nodes, for one attempt.
 struct Layout {
   int first_rank = 0;
   int world_size = 1;
   int generation = 0;
-  Endpoint store;  // where the ranks meet
+  Endpoint store;  // of the ranks
   std::string job_id;
 
   bool operator==(const Layout&) const = default;
 };
 
-/// What is added to the launcher's own environment for a worker. `secret_file` is empty when the warden names it.
+/// Returns the variables that a worker has in addition to the launcher's environment. `secret_file` is empty if the
+/// warden sets that variable.
 std::map<std::string, std::string> worker_variables(const LaunchOptions& options, const Plan& plan,
                                                     const Layout& layout, int local_rank,
                                                     const std::string& secret_file);
@@ -59,7 +60,7 @@ std::map<std::string, std::string> worker_variables(const LaunchOptions& options
 WorkerSpec worker_spec(const LaunchOptions& options, const Plan& plan, const Layout& layout, int local_rank,
                        const std::string& secret_file);
 
-/// What would be started, for people or as one JSON object.
+/// Describes the workers for --dry-run, as text or as one JSON object.
 std::string describe_plan(const LaunchOptions& options, const Plan& plan, const Layout& layout);
 
 }  // namespace lockstep

@@ -11,28 +11,28 @@
 
 namespace lockstep {
 
-/// Cuts bytes into whole lines; what has no end yet stays.
+/// Splits bytes into lines. An incomplete line is kept for the next call.
 class LineCutter {
  public:
-  static constexpr size_t kLongest = 1 << 20;  // a longer line is cut: it would never be shown
+  static constexpr size_t kLongest = 1 << 20;  // longer lines are split, so that they are shown at all
 
-  /// The whole lines that are complete now, without their ends.
+  /// Returns the lines that are complete now, without newlines.
   std::vector<std::string> feed(std::string_view bytes);
-  /// What is left, when nothing more will come; empty when nothing is.
+  /// Returns the incomplete last line, if any, and clears it.
   std::string take_rest();
 
  private:
   std::string partial_;
 };
 
-/// What the launcher remembers of a worker's stderr.
+/// Keeps the last lines of a worker's stderr and the message of an uncaught exception, for the report.
 class StderrMemory {
  public:
   static constexpr size_t kLines = 20;
 
   void add(const std::string& line);
   const std::deque<std::string>& tail() const { return tail_; }
-  /// What an exception that nobody caught said, with its type: "std::runtime_error: no data". Empty: there was none.
+  /// The type and message of an uncaught exception: "std::runtime_error: no data". Empty if there was none.
   std::string uncaught() const;
 
  private:
@@ -40,26 +40,26 @@ class StderrMemory {
   std::string type_, what_;
 };
 
-/// One stream of a worker: from its pipe to the console, with a prefix on each line, and to its file, as it is.
+/// Forwards one stream of a worker from its pipe: to the console with a prefix on each line, and unchanged to a file.
 class StreamOutput {
  public:
   struct Options {
     Console::Stream stream;
     OutputRoute route;
     std::string prefix;  // "[2] "
-    int colour = 0;      // of the terminal's, for the prefix
-    std::string path;    // of the file, when the route has one
+    int colour = 0;      // of the prefix, modulo the terminal's colours
+    std::string path;    // of the file, if route.to_file
     StderrMemory* memory = nullptr;
   };
 
-  /// SystemError when the file cannot be written.
+  /// Creates the file. Throws SystemError if it cannot be written.
   StreamOutput(FileDescriptor pipe, Options options, Console* console);
 
-  /// -1 when the other end is closed.
+  /// -1 if the other end is closed.
   int fd() const { return pipe_.get(); }
-  /// Passes on what has come; whether something had.
+  /// Forwards the available bytes. Returns whether there were any.
   bool read_some();
-  /// Passes on what is left, without waiting, and closes the pipe. A last line without an end gets one.
+  /// Forwards the remaining bytes without blocking, and closes the pipe. Adds a newline to an incomplete last line.
   void finish();
 
  private:

@@ -8,15 +8,14 @@
 
 namespace lockstep {
 
-/// All children of the process, their children and so on, as /proc has them now. Zombies are left out, but not what
-/// they left behind.
+/// Returns all descendants of the process according to /proc. Zombies are omitted, but their descendants are included.
 std::vector<pid_t> descendants_of(pid_t process);
 
-/// What the process does, for people: "python3, sleeping"; "ended" when it is gone.
+/// Describes the process: "python3, sleeping", or "ended".
 std::string describe_process(pid_t process);
 
-/// Kills every descendant of this process and reaps it, until none is left or the time is up; whether none is left.
-/// This process must be the subreaper of those whose parents are gone.
+/// Kills and reaps all descendants of this process until none is left or the time limit is reached. Returns whether
+/// none is left. This process must be a child subreaper, so that orphaned descendants become its children.
 bool kill_descendants(std::chrono::milliseconds limit = std::chrono::seconds(10));
 
 }  // namespace lockstep

@@ -9,19 +9,19 @@
 
 namespace lockstep {
 
-/// How one worker ended, as its launcher saw it.
+/// How one worker ended, as seen by its launcher.
 struct WorkerEnd {
   int rank = 0;
   std::string host;
-  int pid = 0;                    // 0: it could not be started
-  int status = 0;                 // as waitpid has it
+  int pid = 0;                    // 0 if it could not be started
+  int status = 0;                 // of waitpid
   std::string how;                // in words: "exit code 1", "killed: out of memory"
-  std::string uncaught;           // what an exception that nobody caught said
+  std::string uncaught;           // type and message of an uncaught exception
   std::vector<std::string> tail;  // the last lines of its stderr
-  std::string logs;               // the folder with its output; empty: none
-  double seconds = 0;             // that it ran
-  bool after_stop = false;        // it ended when the launcher had begun to stop the workers
-  bool was_stopped = false;       // by the launcher: how it ended says nothing about why
+  std::string logs;               // the folder with its output; may be empty
+  double seconds = 0;             // run time
+  bool after_stop = false;        // it ended after the launcher began to stop the workers
+  bool was_stopped = false;       // by a signal of the launcher, so `status` does not show the cause
 
   bool failed() const { return status != 0 || pid == 0; }
 };
@@ -33,27 +33,27 @@ std::string describe_status(int status, bool out_of_memory);
 struct LaunchReport {
   LaunchExit exit = LaunchExit::kSuccess;
   std::optional<WorkerEnd> culprit;     // the rank that the store blames, else the first that failed
-  std::vector<WorkerEnd> consequences;  // the others that failed
-  std::vector<WorkerEnd> ended_before;  // well, before the culprit did
-  std::string notice;                   // what the store told the ranks
-  std::string kind;                     // of the error that they got: "PeerError", "TimeoutError", "MismatchError"
-  std::string message;                  // when no worker is to blame
+  std::vector<WorkerEnd> consequences;  // the other failed workers
+  std::vector<WorkerEnd> ended_before;  // with success, before the culprit ended
+  std::string notice;                   // the failure message that the store sent to the ranks
+  std::string kind;                     // of that failure: "PeerError", "TimeoutError", "MismatchError"
+  std::string message;                  // used if no worker is the cause
   int restarts = 0;
   double seconds = 0;  // of the whole job
 };
 
-/// Sorts out who failed first: the rank that the store named, if any failed, for it may have ended well and too early;
-/// else the first of `ends`, which are in the order in which the workers of each node ended, that did so before the
-/// launcher stopped them.
+/// Determines the culprit, if any worker failed. The culprit is the rank that the store named, even if it exited with
+/// success, because it may have exited too early. Otherwise it is the first failed worker of `ends` that ended before
+/// the launcher stopped the workers. `ends` must be in the order in which the workers of each node ended.
 LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64_t> named_rank,
                          const std::string& notice);
 
-/// For people; ends with a line end. Empty when all went well.
+/// Formats the report as text that ends with a newline. Empty on success.
 std::string describe_report(const LaunchReport& report);
-/// One line.
+/// Formats the report as one line of JSON.
 std::string report_to_json(const LaunchReport& report);
 
-/// The ends of workers as they travel between nodes.
+/// Encoding of worker ends for messages between nodes.
 std::string pack_ends(const std::vector<WorkerEnd>& ends);
 std::vector<WorkerEnd> unpack_ends(const std::string& packed);
 

@@ -9,8 +9,9 @@
 
 namespace lockstep {
 
-/// For as long as the object lives, the signals that a launcher acts upon come through a file: INT, TERM, HUP, USR1 and
-/// TSTP. Those started meanwhile must unblock them. Threads that are to be spared must be started after it.
+/// Blocks SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGTSTP during its lifetime and delivers them through a signalfd.
+/// Ignores SIGPIPE. SIGHUP stays ignored if it was (nohup). Child processes must unblock the signals. Threads must be
+/// started after this object is constructed, so that they inherit the signal mask.
 class Signals {
  public:
   Signals();
@@ -18,12 +19,12 @@ class Signals {
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
 
-  /// Readable when next() has one.
+  /// Readable if next() has a signal.
   int fd() const { return file_.get(); }
   std::optional<int> next();
-  /// The next, waiting for it so long.
+  /// Returns the next signal; blocks for up to `limit`.
   std::optional<int> wait_for(std::chrono::milliseconds limit);
-  /// Whether next() has given one that asks this process to stop, which all do but TSTP.
+  /// Returns whether next() has returned a signal other than SIGTSTP.
   bool stop_was_asked() const { return stop_was_asked_; }
 
  private:

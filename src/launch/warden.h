@@ -7,23 +7,23 @@
 
 namespace lockstep {
 
-/// The warden is a process between the launcher and its workers: it has one thread, so it may fork, and it outlives the
-/// launcher by as long as it takes to kill everything the launcher started.
+/// Runs the warden, the process between the launcher and its workers. Returns the exit code. The warden has one thread,
+/// so it can fork safely, and it outlives the launcher long enough to kill all processes that the launcher started.
 ///
-/// It is told, over its channel:
-///   "secret", bytes         write the job's secret to a file of a folder that goes with the warden
-///   "start", index, argument list, environment list, cores list (lists as pack() makes them); two files: its stdout
-///                           and stderr
-///   "signal", number        to the process group of every worker that has not ended
-/// and tells:
-///   "folder", path          where the secret is, as a file "secret"
+/// Messages to the warden:
+///   "secret", bytes         write the job's secret to a file in a folder that is removed with the warden
+///   "start", index, argument list, environment list, cores list (lists encoded by pack()); attached files: stdout and
+///                           stderr of the worker
+///   "signal", number        send it to the process group of every worker that has not ended
+/// Messages from the warden:
+///   "folder", path          the folder that has the file "secret"
 ///   "started", index, pid
-///   "refused", index, errno it could not be executed
-///   "ended", index, status  as waitpid has it
-/// When the channel ends, whoever ended it, it kills all that descends from it and exits.
+///   "refused", index, errno the worker could not be executed
+///   "ended", index, status of waitpid, "stopped" if a "signal" message killed it, else ""
+/// When the channel is closed, for any reason, the warden kills all its descendants and exits.
 int run_warden(Channel channel);
 
-/// The variable that names the secret's file for workers, which the warden adds when it has written one.
+/// The variable with the path of the secret file; the warden sets it for workers if it has written the file.
 inline constexpr const char* kSecretVariable = "LOCKSTEP_SECRET_FILE";
 
 }  // namespace lockstep
