@@ -51,7 +51,7 @@ RankPlace checked(const std::string& rank_variable, int rank, const std::string&
                         ": ranks count from 0, so ", rank_variable, " must be ", range));
 }
 
-/// Both or neither.
+/// Reads rank and size; both or neither must be set.
 std::optional<RankPlace> read_rank_place(const Lookup& lookup, const std::string& rank_variable,
                                          const std::string& size_variable) {
   auto rank = read_number(lookup, rank_variable, 0, kMost);
@@ -108,7 +108,8 @@ void read_mpi_local(const Lookup& lookup, const Launcher& launcher, Environment&
   set_local(found, *local, launcher.local_size, launcher.size);
 }
 
-/// srun's tasks only: sbatch and salloc set SLURM_PROCID and SLURM_NTASKS too, for a script that is no rank.
+/// Returns none outside of srun's tasks: sbatch and salloc also set SLURM_PROCID and SLURM_NTASKS, for a script that is
+/// not a rank.
 std::optional<std::string> slurm_size_variable(const Lookup& lookup) {
   constexpr int64_t kFirstReservedStep = 0xfffffff0;  // batch scripts, interactive shells
   auto step = lookup("SLURM_STEP_ID");
@@ -118,7 +119,7 @@ std::optional<std::string> slurm_size_variable(const Lookup& lookup) {
   return std::nullopt;
 }
 
-/// srun sets the PMI variables of its own library beside Slurm's, which say more: the local ranks and the hosts.
+/// srun sets PMI variables in addition to Slurm's own, which also have the local ranks and the hosts.
 bool srun_speaks_pmi(const Lookup& lookup) {
   return slurm_size_variable(lookup) && !lookup(kPmi.local_rank) && !lookup(kPmi.local_size) &&
          lookup(kPmi.rank) == lookup("SLURM_PROCID");
@@ -137,7 +138,7 @@ std::optional<int> take_count(std::string_view& list) {
   return count && *count > 0 ? count : std::nullopt;
 }
 
-/// The entry of `node` in Slurm's list of tasks per node, "2(x3),1": two on each of three nodes, then one.
+/// Returns the entry of `node` in Slurm's list of tasks per node; "2(x3),1" means two on each of three nodes, then one.
 std::optional<int> tasks_at(std::string_view list, int64_t node) {
   std::optional<int> found;
   do {
@@ -154,7 +155,7 @@ std::optional<int> tasks_at(std::string_view list, int64_t node) {
   return list.empty() ? found : std::nullopt;
 }
 
-/// "node01" of "node[01-03,07],other".
+/// Returns "node01" for "node[01-03,07],other".
 std::optional<std::string> first_host(std::string_view list) {
   std::string host;
   while (!list.empty() && list.front() != ',') {

@@ -45,13 +45,13 @@ spdlog::color_mode color_mode() {
   return refused ? spdlog::color_mode::never : spdlog::color_mode::automatic;
 }
 
-/// Asked for every line, not once: a process that was forked learns its rank after the fork.
+/// Evaluated for every line, because a forked process gets its rank after the fork.
 std::string speaker() {
   try {
     const auto environment = Environment::detect();
     if (environment.source != Environment::kSingleProcess) return text("lockstep rank ", environment.rank);
   } catch (const UsageError&) {
-    // Whoever needs the rank reports this. A line of the log must not fail for it.
+    // Code that needs the rank reports this error. Logging must not fail.
   }
   return "lockstep";
 }
@@ -86,7 +86,7 @@ class Log {
       try {
         return (*sink)(level, message);
       } catch (...) {
-        // A line of the log must not fail; it is written below.
+        // Logging must not fail; the line is written to stderr below.
       }
     }
     write_stderr(level, message);
@@ -95,7 +95,7 @@ class Log {
  private:
   using Sink = std::function<void(LogLevel, const std::string&)>;
 
-  /// spdlog fixes a logger's name when it is made, and the name carries the rank.
+  /// Creates a logger per line, because the name of a spdlog logger is fixed and contains the rank.
   void write_stderr(LogLevel level, const std::string& message) {
     spdlog::logger logger(speaker(), stderr_);
     logger.set_level(spdlog::level::trace);
@@ -104,8 +104,8 @@ class Log {
 
   const std::shared_ptr<spdlog::sinks::stderr_color_sink_mt> stderr_;  // constant after construction
   std::atomic<LogLevel> level_{LogLevel::kWarning};
-  std::recursive_mutex mutex_;        // recursive: a sink may call what logs
-  std::shared_ptr<const Sink> sink_;  // guarded by mutex_; none: stderr
+  std::recursive_mutex mutex_;        // recursive: a sink may call functions that log
+  std::shared_ptr<const Sink> sink_;  // guarded by mutex_; null: stderr
 };
 
 /// Never destroyed: destructors of the program's static objects may still log.

@@ -23,7 +23,7 @@ struct Background {
   int running = 0;       // guarded by mutex
   bool is_over = false;  // guarded by mutex
 
-  /// Counts one more, unless it is too late.
+  /// Counts one more thread. Returns false after the wait at exit.
   bool begin() {
     std::lock_guard lock(mutex);
     if (!is_over) ++running;
@@ -48,7 +48,7 @@ struct WaitAtExit {
 };
 
 const std::shared_ptr<Background>& background() {
-  static const auto& result = *new std::shared_ptr<Background>([] {  // may be asked for when the process ends
+  static const auto& result = *new std::shared_ptr<Background>([] {  // never destroyed: may be used during process exit
     static const WaitAtExit exit;
     return exit.background;
   }());
@@ -75,7 +75,7 @@ void run_in_background(const char* purpose, std::function<void()> body) {
   if (!here->begin()) return;
   try {
     start_thread(purpose, [here, body = std::move(body)]() mutable {
-      std::exchange(body, nullptr)();  // what it holds goes before it counts as done
+      std::exchange(body, nullptr)();  // destroys its captures before it counts as done
       here->end();
     }).detach();
   } catch (const Error&) {

@@ -14,11 +14,11 @@ namespace {
 
 using Lookup = Environment::Lookup;
 
-// Below 32768, where Linux begins to choose ports for those that ask for any.
+// Below 32768, where the ephemeral ports of Linux begin.
 constexpr int kFirstDerivedPort = 20000;
 constexpr int kDerivedPorts = 10000;
 
-/// FNV-1a: the same on all ranks, whatever they were compiled with.
+/// FNV-1a, because std::hash may differ between ranks.
 int derive_port(const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char byte : name) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3;
@@ -29,7 +29,7 @@ std::string value_of(const Lookup& lookup, const std::string& variable) {
   return lookup(variable).value_or("");
 }
 
-/// What stands behind "scheme://", none for another scheme.
+/// Returns the part after "scheme://"; none for another scheme.
 std::optional<std::string> after(const std::string& scheme, const std::string& place) {
   if (!place.starts_with(scheme)) return std::nullopt;
   return place.substr(scheme.size());
@@ -76,7 +76,7 @@ int find_port(const Environment& environment, const Lookup& lookup, bool hosted)
   const int given = environment.master_port;
   if (given == 0) return job_port(lookup);
   if (hosted || lookup("TORCHELASTIC_USE_AGENT_STORE") != "True") return given;
-  // torchrun's agent listens there.
+  // torchrun's agent listens at the given port.
   const int port = derive_port(text(given, " ", value_of(lookup, "TORCHELASTIC_RUN_ID")));
   if (port != given) return port;
   return port + 1 < kFirstDerivedPort + kDerivedPorts ? port + 1 : kFirstDerivedPort;
@@ -100,7 +100,8 @@ MeetingPlace find_meeting_place(const std::string& init_method, const Environmen
 }
 
 std::string job_name(const Lookup& lookup) {
-  // Slurm's come last: under mpirun in an allocation, ranks on the first host do not have the step that others have.
+  // Slurm's variables come last: with mpirun in an allocation, the ranks on the first host have another step id than
+  // the other ranks.
   for (const char* variable : {"LOCKSTEP_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"})
     if (const auto name = value_of(lookup, variable); !name.empty()) return name;
   const auto job = value_of(lookup, "SLURM_JOB_ID");

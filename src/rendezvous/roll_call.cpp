@@ -24,7 +24,7 @@ struct Announcement {
   Enrolment enrolment{};
   Peer peer{};
   std::string version{};
-  std::string nonce{};  // tells this process's call from any other, whatever pid and host they have
+  std::string nonce{};  // distinguishes this call even if pid and host are equal
 };
 
 std::string enrolment_key(const Enrolment& enrolment, int rank) {
@@ -40,7 +40,7 @@ std::string random_nonce() {
   return text(random(), '-', random(), '-', random(), '-', random());
 }
 
-// The program comes first among the loaded objects; the linker has left a hash of it in one of its notes.
+// Reads the GNU build id from the ELF notes of the program, which is the first loaded object.
 int read_build_id(dl_phdr_info* object, size_t, void* result) {
   for (int i = 0; i < object->dlpi_phnum; ++i) {
     const auto& segment = object->dlpi_phdr[i];
@@ -72,7 +72,7 @@ std::string build_id() {
   return id;
 }
 
-// One line for each field, so that any name survives.
+// One line per field, because names may contain any other character.
 std::string write_announcement(const Announcement& a) {
   return text(a.version, '\n', a.enrolment.world_size, '\n', a.enrolment.backend, '\n', a.enrolment.job, '\n',
               a.enrolment.generation, '\n', a.enrolment.rank, '\n', a.peer.process.pid, '\n', a.peer.process.host, '\n',
@@ -122,8 +122,8 @@ void check_agreement(const Announcement& mine, const Announcement& other) {
     differ("the backend", here.backend, there.backend, "choose the same backend on all ranks");
 }
 
-// The first to come says what the job is. One that does not fit but has a rank that the others wait for takes its place
-// all the same, so that they learn why it does not come.
+// The first rank to join defines the job. If this rank does not match it, but the other ranks wait for this rank
+// number, it still claims its key, so that the other ranks learn about the mismatch.
 void compare_with_first(Store& store, const Announcement& own, const Claim& claim) {
   auto first = read_announcement(store.compare_set(first_comer_key(own.enrolment), "", write_announcement(own)));
   try {
@@ -132,7 +132,7 @@ void compare_with_first(Store& store, const Announcement& own, const Claim& clai
     try {
       if (own.peer.rank < first.enrolment.world_size)
         claim(enrolment_key(own.enrolment, own.peer.rank), write_announcement(own));
-    } catch (const Error&) {  // they have given up already
+    } catch (const Error&) {  // the other ranks have failed already
     }
     throw mismatch;
   }
@@ -150,7 +150,7 @@ std::string why_missing(int joins_before) {
   for (int r = 0; r < world_size; ++r) {
     const auto key = enrolment_key(own.enrolment, r);
     if (store.check({key}))
-      check_agreement(own, read_announcement(store.get(key, timeout)));  // a better reason than absence
+      check_agreement(own, read_announcement(store.get(key, timeout)));  // a mismatch explains more than a missing rank
     else
       missing.push_back(r);
   }
@@ -160,7 +160,7 @@ std::string why_missing(int joins_before) {
   throw MissingRanksError(message, missing);
 }
 
-/// The lowest rank that is there prints which are missing.
+/// Logs the missing ranks. Only the lowest rank that has joined logs.
 void print_missing(Store& store, const Announcement& own, const std::vector<std::string>& keys, int64_t seconds) {
   std::vector<int> missing;
   for (int rank = 0; rank < own.enrolment.world_size; ++rank) {
@@ -210,7 +210,7 @@ std::string describe(const Peer& peer) {
 }
 
 int count_join(Store& store, int rank) {
-  static const std::string process = random_nonce();  // pid and host may be those of another, in another container
+  static const std::string process = random_nonce();  // a process in another container may have the same pid and host
   return static_cast<int>(store.add(text("joins/", rank, "/", process, "/", ::getpid()), 1)) - 1;
 }
 
@@ -233,7 +233,7 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   } catch (const TimeoutError& late) {
     try {
       throw_missing(store, own, timeout);
-    } catch (const PeerError&) {  // the store has ended meanwhile
+    } catch (const PeerError&) {  // the store has shut down in the meantime
       throw late;
     }
   }

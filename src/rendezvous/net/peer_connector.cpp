@@ -19,10 +19,11 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMostCallers = 64;  // beside the ranks, which may all come at once
+// A caller is a connection that has not authenticated yet.
+constexpr size_t kMostCallers = 64;  // in addition to the ranks, which may all connect at once
 constexpr auto kCallerTime = std::chrono::seconds(2);
-constexpr int kAcceptsAtOnce = 16;  // then those who are here already have their turn
-// The kernel repeats unanswered packets ever more slowly: a port that was flooded is reached sooner by trying again.
+constexpr int kAcceptsAtOnce = 16;  // then the callers that are connected already are handled
+// The kernel retransmits SYN packets with growing intervals, so a new attempt reaches a flooded port sooner.
 constexpr auto kConnectAttempt = std::chrono::seconds(3);
 
 std::string listener_key(int rank) {
@@ -34,7 +35,7 @@ int poll_milliseconds(std::chrono::steady_clock::time_point until) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60 * 60 * 1000));
 }
 
-/// A rank that listens accepts: other errors than these are of the network, or the rank is gone.
+/// Errors that can be temporary. With any other error, the network is faulty or the rank is gone.
 bool may_connect_later(int error) {
   return error == ETIMEDOUT || error == EADDRNOTAVAIL || error == ECONNRESET || error == ECONNABORTED;
 }
@@ -44,13 +45,13 @@ bool is_out_of_room(int error) {
 }
 
 bool send_all(const FileDescriptor& socket, const std::string& bytes) {
-  // The few bytes of a proof always fit into the buffer of a new connection.
+  // A challenge or proof always fits into the send buffer of a new connection.
   return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
 }
 
 }  // namespace
 
-/// Somebody who has connected and proved nothing yet.
+/// A connection that has not authenticated yet.
 struct PeerConnector::Caller {
   FileDescriptor socket;
   std::string name;
@@ -95,7 +96,8 @@ void PeerConnector::throw_if_given_up() {
   if (cause_) std::rethrow_exception(cause_);
 }
 
-/// Whether the descriptor is ready before the time is up; a negative one never is. Throws what give_up was given.
+/// Returns whether the descriptor becomes ready before `until`; a negative descriptor never does. Throws the cause of
+/// give_up().
 bool PeerConnector::wait(int descriptor, short events, Clock::time_point until) {
   for (;;) {
     pollfd polled[2]{{waker_.get(), POLLIN, 0}, {descriptor, events, 0}};
@@ -111,7 +113,7 @@ std::string PeerConnector::with_remedy(const std::string& message) const {
   return options_.remedy ? text(message, "; ", options_.remedy) : message;
 }
 
-// --- to the ranks below this one
+// --- connections to lower ranks
 
 FileDescriptor PeerConnector::reach(int peer) {
   const auto entry = [&] {
@@ -134,7 +136,7 @@ FileDescriptor PeerConnector::reach(int peer) {
   }
 }
 
-/// Not open, with the reason, when it is worth another try.
+/// Returns a socket that is not open, and sets `reason`, if the attempt can be repeated.
 FileDescriptor PeerConnector::try_to_reach(int peer, const Endpoint& endpoint, const Secret& key, std::string& reason) {
   const auto resolution = resolve(endpoint.host, endpoint.port);
   if (resolution.addresses.empty())
@@ -165,7 +167,7 @@ FileDescriptor PeerConnector::try_to_reach(int peer, const Endpoint& endpoint, c
   return {};
 }
 
-/// Empty, with the reason, when not all of it comes.
+/// Returns "" and sets `reason` if fewer bytes arrive.
 std::string PeerConnector::receive(const FileDescriptor& socket, size_t bytes, std::string& reason) {
   std::string received(bytes, '\0');
   for (size_t got = 0; got < bytes;) {
@@ -184,7 +186,7 @@ std::string PeerConnector::receive(const FileDescriptor& socket, size_t bytes, s
   return received;
 }
 
-// --- from the ranks above this one
+// --- connections from higher ranks
 
 std::string PeerConnector::describe_missing(const std::vector<FileDescriptor>& sockets) const {
   std::vector<std::string> missing;
@@ -235,9 +237,9 @@ void PeerConnector::accept_callers() {
   }
 }
 
-/// No descriptors left: those who have proved nothing give up theirs.
+/// No descriptors left: closes the oldest caller.
 void PeerConnector::make_room(int error) {
-  // Linux looks for a free descriptor first, and complains of none although nobody waits for one.
+  // accept4() allocates a descriptor first, so it can fail with EMFILE although no connection is waiting.
   pollfd waiting{listener_.get(), POLLIN, 0};
   if (::poll(&waiting, 1, 0) <= 0) return;
   const auto why = text(std::strerror(error), "; raise the limit of open files (ulimit -n)");
@@ -257,7 +259,7 @@ void PeerConnector::hear(std::list<Caller>::iterator caller, std::vector<FileDes
   if (accepted->rank <= options_.rank || accepted->rank >= options_.size)
     return turn_away(caller, text("it claims to be rank ", accepted->rank, ", which does not connect to this rank"));
   if (!send_all(caller->socket, accepted->proof)) return turn_away(caller, "its connection broke");
-  // A rank that comes again has lost its first connection.
+  // A rank that connects again has lost its first connection.
   sockets[accepted->rank] = std::move(caller->socket);
   callers_.erase(caller);
 }

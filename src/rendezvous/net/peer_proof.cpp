@@ -22,7 +22,7 @@ int rank_of(std::string_view bytes) {
   return static_cast<int>(number);
 }
 
-/// All parts have a fixed length, so that no two different conversations have the same bytes.
+/// All parts have a fixed length, so different handshakes never produce the same message.
 std::string prove(const Secret& key, Side side, int listener, int connector, std::string_view listener_nonce,
                   std::string_view connector_nonce) {
   std::string message = side == Side::kListener ? "lockstep peer 1 listener " : "lockstep peer 1 connector";

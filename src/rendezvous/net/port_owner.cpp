@@ -14,13 +14,13 @@
 
 #include "base/text.h"
 
-// The kernel lists its sockets with their inodes in /proc/net/tcp and tcp6, and every process its open files in
-// /proc/PID/fd, where a socket reads "socket:[inode]".
+// /proc/net/tcp and tcp6 list all sockets with their inodes. /proc/PID/fd lists the open files of a process; a socket
+// is a link "socket:[inode]".
 
 namespace lockstep {
 namespace {
 
-/// As /proc/net/tcp writes it: words of the machine's byte order.
+/// Formats the address as in /proc/net/tcp: 32-bit words in host byte order.
 std::string in_hex(const Address& address) {
   uint32_t words[4];
   size_t count = 1;
@@ -43,12 +43,12 @@ bool is_any(const std::string& hex) {
   return hex.find_first_not_of('0') == hex.npos;
 }
 
-/// An IPv4 address that is mapped into IPv6 ends in itself.
+/// Compares suffixes, because an IPv4-mapped IPv6 address ends with the IPv4 address.
 bool collide(const std::string& hex, const std::string& other) {
   return is_any(hex) || is_any(other) || hex.ends_with(other) || other.ends_with(hex);
 }
 
-/// The links "socket:[inode]" of the sockets that collide with `address`: those that listen, else any.
+/// Returns the links "socket:[inode]" of the sockets that collide with `address`: listening ones if any, else all.
 std::set<std::string> colliding_sockets(const Address& address) {
   constexpr const char* kListens = "0A";
   const std::string mine = in_hex(address);
@@ -64,7 +64,7 @@ std::set<std::string> colliding_sockets(const Address& address) {
           timeout >> inode;
       const auto colon = local.find(':');
       if (colon == local.npos || local.substr(colon + 1) != port || !collide(local.substr(0, colon), mine)) continue;
-      if (inode == "0") continue;  // closed by its process: nobody's
+      if (inode == "0") continue;  // closed by its process
       (state == kListens ? listening : others).insert(text("socket:[", inode, "]"));
     }
   }

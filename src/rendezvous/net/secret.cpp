@@ -46,7 +46,7 @@ struct stat status_of(const FileDescriptor& file, const std::string& path) {
   return status;
 }
 
-/// A pipe or a device must not stop the opening: hence O_NONBLOCK.
+/// O_NONBLOCK, so that open() does not block on a pipe or a device.
 constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 std::string read_checked(const FileDescriptor& file, const std::string& path) {
@@ -80,7 +80,7 @@ void make_private_folders(const std::string& folder) {
     const std::string part = folder.substr(0, slash);
     if (::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) {
       struct stat status {};
-      const int error = errno;  // where nothing may be created, what exists is enough
+      const int error = errno;  // mkdir may fail for other reasons although the folder exists
       if (::stat(part.c_str(), &status) != 0) {
         errno = error;
         fail_secret_file("mkdir", part);
@@ -100,21 +100,21 @@ void write_secret(const FileDescriptor& file, const std::string& bytes, const st
     from += put;
     left -= static_cast<size_t>(put);
   }
-  if (::fsync(file.get()) != 0) fail_secret_file("fsync", path);  // a crash must not leave the name without the bytes
+  if (::fsync(file.get()) != 0) fail_secret_file("fsync", path);  // after a crash the file must not be empty
 }
 
-/// A name in a folder for as long as the object lives.
+/// Removes a name from a folder on destruction.
 struct TemporaryName {
   const FileDescriptor& folder;
   std::string name;
   ~TemporaryName() { ::unlinkat(folder.get(), name.c_str(), 0); }
 };
 
-/// Writes the bytes elsewhere and links them to the name: whoever comes second finds the first one's file, whole.
+/// Writes a temporary file and links it to the final name. If another process was first, its complete file is kept.
 void create_secret(const FileDescriptor& folder, const std::string& path, const std::string& bytes) {
   std::string name;
   FileDescriptor file;
-  for (int attempt = 0; !file.is_open(); ++attempt) {  // another's name: a process killed here had the same pid
+  for (int attempt = 0; !file.is_open(); ++attempt) {  // EEXIST: left by a killed process with the same pid
     name = text(kName, ".", ::getpid(), ".", attempt);
     file = FileDescriptor(::openat(folder.get(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!file.is_open() && errno != EEXIST) fail_secret_file("create", path);
@@ -162,7 +162,7 @@ std::optional<std::string> nonempty(const Environment::Lookup& lookup, const std
   return value && !value->empty() ? value : std::nullopt;
 }
 
-/// The folder of this user's own secret. Relative folders in XDG_STATE_HOME do not count: that standard says so.
+/// Returns the folder of the per-user secret. The XDG specification requires relative paths to be ignored.
 std::string own_folder(const Environment::Lookup& lookup) {
   if (auto state = nonempty(lookup, "XDG_STATE_HOME"); state && state->front() == '/') return *state + "/lockstep";
   if (auto home = nonempty(lookup, "HOME"); home && home->front() == '/') return *home + "/.local/state/lockstep";
@@ -206,7 +206,7 @@ std::string Secret::key(int generation) const {
   const std::unique_ptr<EVP_KDF_CTX, decltype(&::EVP_KDF_CTX_free)> context(
       kdf ? ::EVP_KDF_CTX_new(kdf.get()) : nullptr, &::EVP_KDF_CTX_free);
   if (!context) fail_openssl("HKDF");
-  // OpenSSL takes its parameters by pointers that are not to const, and writes to none of them.
+  // OSSL_PARAM takes non-const pointers, but OpenSSL does not write through them here.
   std::string digest = "SHA256";
   std::string info = text("lockstep store 1 generation ", generation);
   auto& bytes = const_cast<std::string&>(bytes_);

@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// The kernel repeats unanswered packets ever more slowly: a host that starts up is found sooner by trying anew.
+// The kernel retransmits SYN packets with growing intervals, so a new attempt reaches a booting host sooner.
 constexpr milliseconds kAttempt(3000);
 
 [[noreturn]] void fail_socket(const std::string& call, int error) {
@@ -38,11 +38,11 @@ void enable(const FileDescriptor& socket, int level, int option) {
   if (::setsockopt(socket.get(), level, option, &on, sizeof on) != 0) fail_socket("setsockopt of a socket", errno);
 }
 
-/// Not open, with errno, where the system knows no such family of addresses.
+/// Returns a socket that is not open, with errno set, if the system does not support the address family.
 FileDescriptor open_socket(const std::string& place, int family) {
   FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (socket.is_open()) {
-    enable(socket, IPPROTO_TCP, TCP_NODELAY);  // what a listening socket accepts inherits it
+    enable(socket, IPPROTO_TCP, TCP_NODELAY);  // inherited by accepted sockets
   } else if (errno != EAFNOSUPPORT) {
     fail_socket(text("socket for ", place), errno);
   }
@@ -73,13 +73,14 @@ Address own_address(const FileDescriptor& socket) {
   return address;
 }
 
-/// The system may choose the very port that nobody listens on, and the connection then ends in itself.
+/// TCP self-connect: the system may choose the destination port as the local port, and the socket then connects to
+/// itself.
 bool is_its_own_peer(const FileDescriptor& socket, const Address& peer) {
   const Address own = own_address(socket);
   return own.port() == peer.port() && own.host() == peer.host();
 }
 
-/// 0 when the connection is made, else the error.
+/// Returns 0 if the connection is established, else the errno.
 int finish_connecting(const FileDescriptor& socket, const Address& address, Clock::time_point deadline,
                       const OnWait& on_wait) {
   for (;;) {
@@ -93,7 +94,7 @@ int finish_connecting(const FileDescriptor& socket, const Address& address, Cloc
   }
 }
 
-/// What passes when the other side starts; anything else is this side's own trouble.
+/// Returns whether the error can disappear once the peer has started. Other errors are local.
 bool may_pass(int error) {
   for (int passing : {ECONNREFUSED, ECONNRESET, ECONNABORTED, ETIMEDOUT, EHOSTUNREACH, EHOSTDOWN, ENETUNREACH, ENETDOWN,
                       EADDRNOTAVAIL, EAFNOSUPPORT})
@@ -101,7 +102,7 @@ bool may_pass(int error) {
   return false;
 }
 
-/// One try at every address. Not open, with `reason` updated, when nobody listens at any.
+/// Tries every address once. Returns a socket that is not open, and updates `reason`, if none can be reached.
 FileDescriptor connect_to_any(const Endpoint& endpoint, Clock::time_point deadline, const OnWait& on_wait,
                               std::string& reason) {
   const auto resolution = resolve(endpoint.host, endpoint.port);
@@ -113,7 +114,7 @@ FileDescriptor connect_to_any(const Endpoint& endpoint, Clock::time_point deadli
       error = finish_connecting(socket, address, std::min(deadline, Clock::now() + kAttempt), on_wait);
     if (error == 0) return socket;
     if (!may_pass(error)) fail_socket(text("connect to ", to_string(endpoint)), error);
-    // A try that the deadline cut short says less than the one before.
+    // If the deadline cut this attempt short, the reason of the previous attempt is more useful.
     if (reason.empty() || Clock::now() < deadline) reason = std::strerror(error);
   }
   return {};
@@ -151,13 +152,13 @@ FileDescriptor listen_at(const Endpoint& endpoint, const char* remedy) {
   for (const auto& address : resolution.addresses) {
     auto socket = open_socket(to_string(endpoint), address.family());
     if (socket.is_open()) {
-      enable(socket, SOL_SOCKET, SO_REUSEADDR);  // a restart finds the port free at once
+      enable(socket, SOL_SOCKET, SO_REUSEADDR);  // so that a restart can bind the port immediately
       if (address.family() == AF_INET6) enable(socket, IPPROTO_IPV6, IPV6_V6ONLY);
       if (::bind(socket.get(), address.get(), address.bytes) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
         return socket;
     }
     error = errno;
-    // Not the next address: whoever connects by this name would reach the other process.
+    // Do not try the next address: clients that use this name would reach the other process.
     if (error == EADDRINUSE) refuse_port_in_use(endpoint, address);
   }
   refuse_to_listen(endpoint, resolution.addresses.empty() ? resolution.failure : std::strerror(error), error, remedy);
@@ -197,7 +198,7 @@ FileDescriptor begin_connecting(const Address& address, int& error) {
     return socket;
   }
   error = ::connect(socket.get(), address.get(), address.bytes) == 0 ? 0 : errno;
-  if (error == EINTR) error = EINPROGRESS;  // it goes on
+  if (error == EINTR) error = EINPROGRESS;  // connecting continues in the background
   if (error == 0) error = connection_error(socket, address);
   return socket;
 }
@@ -216,7 +217,7 @@ std::string local_address(const FileDescriptor& socket) {
 
 std::string peer_of(const FileDescriptor& socket) {
   Address address;
-  // Asked for messages about connections that broke: no error of its own.
+  // Used in messages about broken connections, so it must not fail.
   if (::getpeername(socket.get(), address.get(), &address.bytes) != 0) return "a disconnected peer";
   return to_string(Endpoint{address.host(), address.port()});
 }

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-constexpr unsigned char kCipher[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256: the key's hash is part of it
+constexpr unsigned char kCipher[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256; a PSK is bound to the hash
 constexpr size_t kChunk = 16 << 10;
 
 std::string last_error() {
@@ -51,7 +51,7 @@ struct TlsContext::Key {
     return *session ? 1 : 0;
   }
 
-  // A name we do not know is no error yet: without a certificate the handshake then has nowhere to go.
+  // An unknown identity is not an error here: without a PSK and a certificate the handshake fails.
   static int find(SSL* ssl, const unsigned char* id, size_t size, SSL_SESSION** session) {
     const Key& key = of(ssl);
     *session = nullptr;
@@ -78,7 +78,7 @@ TlsContext::TlsContext(Side side, std::string identity, std::string key)
     SSL_CTX_set_psk_find_session_callback(context, Key::find);
   } else {
     SSL_CTX_set_psk_use_session_callback(context, Key::offer);
-    // A server that does not know the key might show a certificate instead: none is trusted.
+    // A server without the key might offer a certificate; no certificate is trusted.
     SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
   }
 }
@@ -98,7 +98,7 @@ TlsSession::TlsSession(const TlsContext& context) : session_(SSL_new(context.con
   }
 }
 
-// Errors of OpenSSL are kept per thread: one left behind by someone else must not look like ours.
+// OpenSSL's error queue is per thread; clear errors that other code left there.
 void TlsSession::advance() {
   ERR_clear_error();
   int result = SSL_do_handshake(session_.get());

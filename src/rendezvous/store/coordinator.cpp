@@ -7,6 +7,19 @@
 
 #include "base/text.h"
 
+// Groups and the job fail separately. The first failure of each is kept, and all ranks are notified of it (kNotice).
+//
+// The job fails when a rank's liveness connection is lost, when a rank sends no heartbeat within its limit, when a rank
+// leaves with a failure (kGoodbye), or when the launcher calls end_job().
+//
+// A group fails when a rank reports an error (kReport). Ranks often see a symptom before the cause: when rank 2 dies,
+// its neighbours first see broken connections. A report marked "symptom" is therefore held back for kDiagnosis, or up
+// to kAnnounced if another report of the group was announced (kWillReport). If the group or the job fails meanwhile,
+// the reporting rank receives that failure instead of its own.
+//
+// A rank may fail because of another rank whose connection is intact, such as a straggler. It sends kBlame first. If
+// the job then fails within kConsequence, failed_rank() and first_failure() come from the blame.
+
 namespace lockstep {
 namespace {
 
@@ -15,7 +28,7 @@ const std::string& field(const StoreMessage& message, size_t index) {
   return message.fields[index];
 }
 
-constexpr int64_t kLongestLimitMs = 1'000'000'000'000;  // 31 years: more would overflow the clock's nanoseconds
+constexpr int64_t kLongestLimitMs = 1'000'000'000'000;  // 31 years; more would overflow the nanoseconds of the clock
 
 double seconds(std::chrono::steady_clock::duration time) {
   return static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(time).count()) / 1000;
@@ -116,11 +129,12 @@ void Coordinator::get(Connection connection, const StoreMessage& message) {
   wake_waiters();
 }
 
-// Looks at few keys: all ranks wait for all ranks, and each that comes would make every waiter look at every key.
+// Remembers the position of the first missing key. When N ranks wait for N keys, each new key would otherwise make
+// every waiter check all keys.
 bool Coordinator::is_satisfied(Waiter& waiter) const {
   while (waiter.next < waiter.keys.size() && table_.contains(waiter.keys[waiter.next])) ++waiter.next;
   if (waiter.next < waiter.keys.size()) return false;
-  waiter.next = 0;  // one may have been erased meanwhile
+  waiter.next = 0;  // a key may have been erased in the meantime
   return table_.missing(waiter.keys).empty();
 }
 
@@ -155,7 +169,7 @@ void Coordinator::enrol(Connection connection, const StoreMessage& message, Time
                   "joining"};
     table_.set(key, value);
     joined_.insert(member.rank);
-    blame_.reset();  // the ranks have survived that, and meet again
+    blame_.reset();  // the ranks survived the blamed failure and join again
     members_.insert_or_assign(connection, std::move(member));
   }
   answer(connection, message.id, {*table_.find(key)});
@@ -173,8 +187,8 @@ void Coordinator::report(Connection connection, const StoreMessage& message, Tim
   reports_.push_back(std::move(report));
 }
 
-// Who reports is told like all others, and before it gets its answer: the answer goes to a thread that may wake late,
-// when the next notice has been taken in already.
+// The reporting rank also receives the notice, and before its answer: the answer goes to a thread that may wake only
+// after the client has processed the next notice.
 void Coordinator::resolve(const Report& report) {
   bool is_first = false;
   if (!job_failure_) is_first = group_failures_.emplace(report.group, report.failure).second;
@@ -194,8 +208,8 @@ void Coordinator::finish_reports(Time now) {
   });
 }
 
-// The groups know already: whoever blames another rank has been told that it left, or has reported that it is late. A
-// program may catch that and go on, and fail for a reason of its own later.
+// Sends no notice: before a rank blames another rank, it was notified that the rank left, or it reported that the rank
+// is late. The program may catch that error, continue, and fail later for an unrelated reason, so the blame expires.
 void Coordinator::blame(const StoreMessage& message, Time now) {
   Blame blame{to_number(field(message, 0)), {field(message, 1), field(message, 2)}, now};
   if (!blame_ || now - blame_->since > kConsequence) blame_ = std::move(blame);
@@ -250,7 +264,7 @@ void Coordinator::find_silent(Time now) {
   for (auto& [connection, member] : members_) {
     if (now - member.heard < member.limit) continue;
     if (member.traced || is_traced(member.process)) {
-      member.heard = now;  // when the debugger lets go, it has the whole time again
+      member.heard = now;  // after the debugger detaches, the rank has the full limit again
       continue;
     }
     return end_job({"PeerError",
@@ -281,7 +295,8 @@ void Coordinator::ask(Connection connection, const StoreMessage& message, Time n
   finish_questions(now);
 }
 
-// A rank takes in messages in order, so any answer is a sign. Nobody is connection 0: the answers go nowhere.
+// A rank processes messages in order, so any answer acknowledges all earlier messages. No client has connection 0, so
+// the answers are discarded.
 void Coordinator::ask_for_signs(Time now) {
   signs_ = next_question_;
   ask(0, {Verb::kAsk, 0, {"", ""}}, now);

@@ -20,26 +20,26 @@
 #include "rendezvous/process_id.h"
 #include "rendezvous/store/key_table.h"
 
-// The file is a log of records, each a header and then the bytes of key and value; the holder of the lock on the file
-// reads what others have appended and appends its own records. A record that a dying process left unfinished at the
-// end is cut off by the next holder of the lock.
+// The file is a log of records: a header, then the bytes of key and value. A process locks the file, reads the records
+// that other processes appended, and appends its own. If a process dies while it appends, the next holder of the lock
+// truncates the incomplete record.
 //
-// The folder may be one that other users write to, as /tmp is, and the file carries the job's secret. So a rank creates
-// the file under a random name (O_EXCL, mode 0600), and links it to the path when it is a whole store: link() fails
-// where anything exists, also a link that leads nowhere. Something that exists is opened only when it is a regular file
-// of this user that others cannot open, and it is changed only when it begins as a store does.
+// Other users may write to the folder, for example /tmp, and the file contains the job's secret. A rank therefore
+// creates the file under a random name (O_EXCL, mode 0600) and links it to the path once the store is complete. link()
+// fails if the path exists, even as a dangling symbolic link. An existing file is opened only if it is a regular file
+// of this user with mode 0600, and it is modified only if it begins with kMagic.
 //
-// Each rank has a read lock on one byte beyond the data for as long as it has the store open. The kernel releases that
-// lock whichever way the process ends. So a file on which nobody has it is that of a dead job, and the last rank to
-// close the file knows that it is the last and removes it.
+// Each rank holds a read lock on one byte beyond the data while it has the store open. The kernel releases the lock
+// when the process ends for any reason. A file without this lock thus belongs to a dead job, and the last rank that
+// closes the file can detect that it is the last and removes the file.
 
 namespace lockstep {
 namespace {
 
-constexpr std::chrono::seconds kLockLimit(
-    30);  // a holder needs microseconds: after this it is stopped or the lock broken
+// A holder needs the lock for microseconds: after this time it is stopped, or file locks do not work.
+constexpr std::chrono::seconds kLockLimit(30);
 constexpr const char* kCreator = "lockstep/file_store/creator";
-constexpr std::string_view kMagic = "lockstep store 1\n";  // before all records: no other file is touched
+constexpr std::string_view kMagic = "lockstep store 1\n";  // first bytes of the file; other files are not modified
 constexpr off_t kAliveByte = off_t{1} << 62;               // locked by every rank that has the store open
 constexpr mode_t kGroupAndOthers = 077;
 
@@ -49,7 +49,7 @@ struct RecordHeader {
   uint64_t value_bytes;
 };
 
-/// A file's other name, until the file has its own.
+/// Removes the temporary name of a file on destruction.
 struct NameBeforeLinking {
   const std::string& name;
   ~NameBeforeLinking() { ::unlink(name.c_str()); }
@@ -60,7 +60,7 @@ class FileStore final : public Store {
   explicit FileStore(std::string path) : path_(std::move(path)) {
     std::lock_guard guard(mutex_);
     while (!open_existing() && !create()) {
-      // Another rank created the file, or the last one of a job removed it, between the two.
+      // Between the two calls another rank created the file, or the last rank of a job removed it.
     }
   }
 
@@ -68,7 +68,7 @@ class FileStore final : public Store {
     try {
       std::lock_guard guard(mutex_);
       lock_file();
-      // Before the look for others: of two ranks that leave at once, one must see that it is the last.
+      // Unlock before the check: of two ranks that leave concurrently, one must detect that it is the last.
       set_lock(F_UNLCK, kAliveByte, 1);
       if (!is_open_elsewhere() && has_its_name()) ::unlink(path_.c_str());
       unlock_file();
@@ -125,7 +125,7 @@ class FileStore final : public Store {
   }
 
  private:
-  // The mutex and the file's lock, with the table up to date.
+  // Holds the mutex and the file lock. The constructor brings the table up to date.
   class Locked {
    public:
     explicit Locked(FileStore& store) : store_(store), guard_(checked(store).mutex_) {
@@ -140,7 +140,7 @@ class FileStore final : public Store {
     ~Locked() { store_.unlock_file(); }
 
    private:
-    // A forked child shares the lock of the file with its parent, so that both would hold it at once.
+    // A forked child shares the file lock with its parent, so both would hold it at the same time.
     static FileStore& checked(FileStore& store) {
       store.owner_.check("the process that opened the store's file");
       return store;
@@ -167,9 +167,9 @@ class FileStore final : public Store {
 
   // --- opening: called by the constructor
 
-  /// False when there is no file, or when the last rank has just removed it.
+  /// Returns false if there is no file, or if the last rank has just removed it.
   bool open_existing() {
-    // O_PATH opens the name alone: a device is not touched, and a pipe blocks nobody.
+    // O_PATH does not open the file itself, so a device is not accessed and a pipe does not block.
     const FileDescriptor found(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
     if (!found.is_open() && errno == ENOENT) return false;
     if (!found.is_open()) fail("open");
@@ -203,7 +203,7 @@ class FileStore final : public Store {
     read_to_ = static_cast<off_t>(kMagic.size());
   }
 
-  /// False when something has the name already.
+  /// Returns false if the path exists already.
   bool create() {
     std::string name = path_.substr(0, path_.rfind('/') + 1) + ".lockstep-store-XXXXXX";
     file_ = FileDescriptor(::mkostemp(name.data(), O_CLOEXEC));  // O_EXCL, mode 0600
@@ -215,7 +215,7 @@ class FileStore final : public Store {
     if (!set_lock(F_RDLCK, kAliveByte, 1)) fail("lock");
     if (::link(name.c_str(), path_.c_str()) == 0) return true;
     const int error = errno;
-    if (status_of(file_).st_nlink == 2) return true;  // NFS may have lost the answer
+    if (status_of(file_).st_nlink == 2) return true;  // NFS may have lost the reply of a successful link()
     errno = error;
     if (error != EEXIST) fail("create");
     table_ = {};
@@ -234,7 +234,7 @@ class FileStore final : public Store {
     return ::fcntl(file_.get(), F_OFD_SETLK, &range) == 0;
   }
 
-  /// Whether another rank, or another handle of this process, has the store open.
+  /// Returns whether another rank, or another FileStore of this process, has the store open.
   bool is_open_elsewhere() const {
     struct flock range {};
     range.l_type = F_WRLCK;
@@ -245,7 +245,7 @@ class FileStore final : public Store {
     return range.l_type != F_UNLCK;
   }
 
-  /// Whether the path still leads to this file.
+  /// Returns whether the path still refers to this file.
   bool has_its_name() const {
     const auto mine = status_of(file_);
     struct stat named {};
@@ -334,7 +334,7 @@ class FileStore final : public Store {
   const std::string path_;
   std::mutex mutex_;
   FileDescriptor file_;  // guarded by mutex_
-  off_t read_to_ = 0;    // guarded by mutex_: how much of the file is in table_
+  off_t read_to_ = 0;    // guarded by mutex_: bytes of the file that are applied to table_
   KeyTable table_;       // guarded by mutex_
 };
 

@@ -22,10 +22,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kTick = std::chrono::milliseconds(100);
-constexpr auto kBeat = std::chrono::milliseconds(250);  // so old at most is what others know of this rank
+constexpr auto kBeat = std::chrono::milliseconds(250);  // the maximum age of the activity that other ranks see
 constexpr auto kFarewell = std::chrono::milliseconds(500);
-constexpr auto kStall = std::chrono::seconds(1);       // longer between two looks: it was this process that did not run
-constexpr auto kHandshake = std::chrono::seconds(10);  // for one try
+constexpr auto kStall =
+    std::chrono::seconds(1);  // a longer pause between two iterations means that this process did not run
+constexpr auto kHandshake = std::chrono::seconds(10);  // limit of one attempt
 
 std::chrono::milliseconds time_left(Clock::time_point until) {
   auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
@@ -45,7 +46,7 @@ StoreClient::StoreClient(const Options& options)
 }
 
 StoreClient::~StoreClient() {
-  if (!owner_.is_this()) {  // there is no such thread here, and the connection is the parent's
+  if (!owner_.is_this()) {  // a forked child has no such thread, and the parent uses the connection
     thread_.detach();
     return;
   }
@@ -67,8 +68,8 @@ StoreClient::~StoreClient() {
 
 // --- connecting
 
-// A store that is full of strangers, not quite up yet, or about to end drops the connection: a reason to try again. One
-// that answers and does not accept our key will not accept it later.
+// A store that has too many unauthenticated connections, is starting up, or is shutting down drops the connection; then
+// retry. A store that answers but does not accept the key will not accept it later either.
 void StoreClient::connect() {
   std::string reason;
   auto pause = kFirstPause;
@@ -87,7 +88,7 @@ void StoreClient::connect() {
         local_address_ = lockstep::local_address(socket_);
         return;
       }
-    } catch (const std::runtime_error& error) {  // of the encryption or of the language
+    } catch (const std::runtime_error& error) {  // TlsError or ProtocolError
       throw PeerError(text("the store at ", to_string(options_.endpoint),
                            " and this process do not have the same secret, or no lockstep store listens there (",
                            error.what(),
@@ -123,7 +124,7 @@ bool StoreClient::handshake(Deadline deadline, std::string& reason) {
     auto welcome = decoder_.next();
     if (!welcome) continue;
     if (welcome->verb == Verb::kClosing) {
-      reason = "it was shutting down";  // another may follow at the same place
+      reason = "it was shutting down";  // another store may start at this address
       return false;
     }
     if (welcome->verb != Verb::kWelcome || welcome->fields.size() != 4)
@@ -177,7 +178,7 @@ std::optional<StoreClient::Fields> StoreClient::call(Verb verb, Fields fields, D
   Lock lock(mutex_);
   auto is_answered = [&] { return pending->is_done || broken_; };
   if (!changed_.wait_until(lock, deadline, is_answered)) {
-    // The store knows what is missing; its answer, to this or to the request that it crosses, comes at once.
+    // The store answers kCancel at once with the missing keys, or has answered the request already.
     send_locked({Verb::kCancel, 0, {std::to_string(id)}});
     changed_.wait(lock, is_answered);
   }
@@ -201,14 +202,14 @@ void StoreClient::send_async(Verb verb, Fields fields) noexcept {
     Lock lock(mutex_);
     if (!broken_ && !is_over_) send_locked({verb, 0, std::move(fields)});
   } catch (const std::exception&) {
-    // Nobody is left to hear it.
+    // The connection is lost, so the notification has no receiver.
   }
 }
 
 void StoreClient::say_goodbye(const std::optional<Failure>& failure) noexcept {
   if (!owner_.is_this()) return;
   auto said = failure.value_or(Failure{});
-  send_async(Verb::kGoodbye, {said.kind, said.message});  // nothing the second time
+  send_async(Verb::kGoodbye, {said.kind, said.message});  // no-op after the first call
   Lock lock(mutex_);
   is_over_ = true;
 }
@@ -220,7 +221,7 @@ void StoreClient::send_locked(const StoreMessage& message) {
   if (!unsent_.empty()) wake();
 }
 
-// Errors show when reading: whoever is gone has closed its end.
+// Ignores errors: read_some() detects a lost connection.
 void StoreClient::flush_locked() {
   size_t sent = 0;
   while (sent < unsent_.size()) {
@@ -262,12 +263,12 @@ void StoreClient::run() {
   for (;;) {
     bool can_read = wait_for_something(kTick);
     auto now = Clock::now();
-    if (now - last_look > kStall) last_heard_ = now;  // frozen and thawed: what was said meanwhile is yet to be read
+    if (now - last_look > kStall) last_heard_ = now;  // this process was stopped; messages may still be unread
     last_look = now;
     {
       Lock lock(mutex_);
       if (is_stopping_) return;
-      if (broken_) {  // nothing more will come: wait to be stopped
+      if (broken_) {  // no more messages: wait for the destructor
         changed_.wait(lock, [&] { return is_stopping_; });
         return;
       }
@@ -377,12 +378,12 @@ void StoreClient::check_silence() {
   auto silence = Clock::now() - last_heard_;
   if (silence < options_.heartbeat_limit) return;
   if (is_traced(host_)) {
-    last_heard_ = Clock::now();  // when the debugger lets go, it has the whole time again
+    last_heard_ = Clock::now();  // after the debugger detaches, the host has the full limit again
     return;
   }
   std::string how = text("sent no heartbeat for ", std::chrono::duration<double>(silence).count(),
                          " s: the process is stopped, or its host or network is down");
-  // Should it hear this one day, it must not take us for dead.
+  // If the host resumes later, it must not conclude that this process died.
   send_async(Verb::kGoodbye, {"PeerError", text(describe_host(), " ", how)});
   break_down(how, false);
 }
@@ -390,7 +391,7 @@ void StoreClient::check_silence() {
 void StoreClient::break_down(const std::string& how, bool in_order) {
   Failure failure{"PeerError", text(describe_host(), " ", how)};
   std::vector<std::shared_ptr<Pending>> unanswered;
-  std::lock_guard listening(listener_mutex_);  // first: once stop_listening has returned, nobody is called any more
+  std::lock_guard listening(listener_mutex_);  // first: after stop_listening() returns, no callback may run
   {
     Lock lock(mutex_);
     if (broken_) return;
@@ -399,7 +400,7 @@ void StoreClient::break_down(const std::string& how, bool in_order) {
     is_over_ = true;
     for (auto& [id, pending] : pending_) unanswered.push_back(pending);
     pending_.clear();
-    ::shutdown(socket_.get(), SHUT_RDWR);  // a store that ends waits for that
+    ::shutdown(socket_.get(), SHUT_RDWR);  // a store that shuts down waits for this
     changed_.notify_all();
   }
   for (auto& pending : unanswered)
@@ -407,7 +408,7 @@ void StoreClient::break_down(const std::string& how, bool in_order) {
   if (!in_order) tell_failure("", failure);
 }
 
-// With listener_mutex_. A listener that comes later must hear of it too.
+// Requires listener_mutex_. Stores the failure for listeners that are set later.
 void StoreClient::tell_failure(const std::string& group, const Failure& failure) {
   if (group.empty() && !over_) over_ = failure;
   if (listener_) listener_->on_failure(group, failure);

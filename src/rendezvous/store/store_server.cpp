@@ -27,14 +27,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A stranger is a connection that has not authenticated yet.
 constexpr size_t kMostStrangers = 64;
 constexpr size_t kStrangerBytes = 4 << 10;
 constexpr auto kStrangerTime = std::chrono::seconds(2);
-constexpr size_t kMostUnsent = 256 << 20;  // for one connection: it does not read any more
-constexpr int kAcceptsInARow = 16;         // then the others have their turn
+constexpr size_t kMostUnsent = 256 << 20;  // per connection; beyond it the client is considered hung
+constexpr int kAcceptsInARow = 16;         // then other events are handled
 constexpr auto kServerTick = std::chrono::milliseconds(50);
 constexpr auto kServerFarewell = std::chrono::milliseconds(500);
-// Longer between two looks: it was this process that did not run.
+// A longer pause between two iterations means that this process did not run.
 constexpr auto kServerStall = std::chrono::seconds(1);
 
 constexpr uint64_t kListener = 0;
@@ -48,7 +49,7 @@ constexpr uint64_t kWaker = 1;
 
 namespace store_server {
 
-/// One connection: its socket, its encryption, and what is half sent or half received.
+/// One connection: its socket, TLS session, and partially sent or received messages.
 struct ConnectedPeer {
   ConnectedPeer(FileDescriptor socket, const TlsContext& tls)
       : socket(std::move(socket)), name(peer_of(this->socket)), session(tls), since(Clock::now()) {}
@@ -60,9 +61,9 @@ struct ConnectedPeer {
   std::string unsent{};
   Clock::time_point since;
   size_t bytes_before_proof = 0;
-  bool is_known = false;     // it has proved that it knows the secret
-  bool is_closing = false;   // ends when all is sent
-  bool wants_write = false;  // as the poller knows it
+  bool is_known = false;     // authenticated
+  bool is_closing = false;   // shut down once everything is sent
+  bool wants_write = false;  // registered for EPOLLOUT
 };
 
 }  // namespace store_server
@@ -125,13 +126,13 @@ class StoreServer::Loop {
       std::array<epoll_event, 64> events;
       int count = ::epoll_wait(poller_.get(), events.data(), events.size(), static_cast<int>(kServerTick.count()));
       auto now = Clock::now();
-      // Frozen and thawed: what the others said meanwhile is still in the sockets, so judge none by its silence yet.
+      // This process was stopped. Heartbeats of the ranks may still be unread in the sockets.
       if (now - last_look > kServerStall) coordinator_.excuse_silence(now);
       last_look = now;
       for (int i = 0; i < count; ++i) handle(events[i], now);
       if (is_accepting_ != may_accept(now)) pause_accepting(now);
       coordinator_.tick(now);
-      // After the connections: a rank that is gone has a better story than the one who saw its process end.
+      // After the connections: the loss of a rank's connection is a more precise cause than the launcher's report.
       end_job_if_asked(now);
       deliver(now);
       publish_joined();
@@ -150,7 +151,7 @@ class StoreServer::Loop {
     if (::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) fail_server("epoll_ctl");
   }
 
-  // Closing alone ends nothing while a process that was forked from this one has the socket too.
+  // close() alone would not end the connection while a forked child also has the socket open.
   void end(std::unordered_map<Connection, ConnectedPeer>::iterator peer) {
     ::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, peer->second.socket.get(), nullptr);
     ::shutdown(peer->second.socket.get(), SHUT_RDWR);
@@ -222,7 +223,7 @@ class StoreServer::Loop {
     for (Connection name : known) flush(name, now);
   }
 
-  // --- strangers
+  // --- strangers: connections that have not authenticated yet
 
   bool may_accept(Clock::time_point now) const { return now >= accept_again_ && !is_stopping_; }
 
@@ -248,19 +249,19 @@ class StoreServer::Loop {
         watch(socket.get(), next_name_, EPOLLIN);
         peers_.try_emplace(next_name_++, std::move(socket), tls_);
         ++strangers_;
-      } catch (const SystemError& error) {  // no room for one more
+      } catch (const SystemError& error) {  // epoll_ctl failed
         log_warning(error.what());
       }
     }
   }
 
-  // Linux looks for a free descriptor first, and complains of none although nobody needs one.
+  // accept4() allocates a descriptor first, so it can fail with EMFILE although no connection is waiting.
   bool somebody_waits() const {
     pollfd waiting{listener_.get(), POLLIN, 0};
     return ::poll(&waiting, 1, 0) > 0;
   }
 
-  // No descriptors left: those who have proved nothing make room first.
+  // No descriptors left: close strangers first.
   void run_out(int error, Clock::time_point now) {
     std::string why = text(std::strerror(error), "; raise the limit of open files (ulimit -n)");
     if (strangers_ > 0) return drop_oldest_stranger(why, now);
@@ -279,7 +280,7 @@ class StoreServer::Loop {
     if (oldest) turn_away(name, why, now);
   }
 
-  // Those who have said nothing go first, then those who have been here longest.
+  // Strangers that have sent nothing are closed first, then the oldest.
   static bool is_more_welcome(const ConnectedPeer& a, const ConnectedPeer& b) {
     bool a_spoke = a.bytes_before_proof > 0;
     bool b_spoke = b.bytes_before_proof > 0;
@@ -301,7 +302,7 @@ class StoreServer::Loop {
     --strangers_;
   }
 
-  // --- those who know the secret
+  // --- authenticated clients
 
   void count_known(int change) {
     std::lock_guard lock(mutex_);
@@ -358,13 +359,13 @@ class StoreServer::Loop {
     if (!peer.unsent.empty()) flush(name, now);
   }
 
-  // Tells the other side why, if it takes it: the alert that TLS has for it.
+  // Sends the TLS alert with the reason, without blocking.
   static void say_last_words(ConnectedPeer& peer) {
     auto alert = peer.session.take_output();
     [[maybe_unused]] auto sent = ::send(peer.socket.get(), alert.data(), alert.size(), MSG_NOSIGNAL);
   }
 
-  // Hands out what the coordinator wants said; losing a connection may make it want to say more.
+  // Sends the coordinator's messages. Losing a connection may produce more messages, hence the loop.
   void deliver(Clock::time_point now) {
     for (auto batch = coordinator_.take_outgoing(); !batch.empty(); batch = coordinator_.take_outgoing()) {
       std::set<Connection> spoken_to;
@@ -374,7 +375,7 @@ class StoreServer::Loop {
         ConnectedPeer& peer = found->second;
         try {
           peer.session.send(encode(message));
-        } catch (const UsageError&) {  // many values at once: one alone fits
+        } catch (const UsageError&) {  // several values in one answer; a single value always fits
           peer.session.send(
               encode({Verb::kRefused, message.id, {"store: the requested values together exceed 64 MiB"}}));
         }
@@ -417,23 +418,23 @@ class StoreServer::Loop {
   std::mutex mutex_;
   std::condition_variable departed_;
   std::condition_variable told_;
-  int known_ = 0;                          // guarded by mutex_: connections that know the secret
+  int known_ = 0;                          // guarded by mutex_: authenticated connections
   bool should_stop_ = false;               // guarded by mutex_
-  std::optional<FirstCause> ending_;       // guarded by mutex_: what end_job was asked for
+  std::optional<FirstCause> ending_;       // guarded by mutex_: the argument of end_job()
   std::optional<FirstCause> first_cause_;  // guarded by mutex_
-  bool all_told_ = false;                  // guarded by mutex_: the ranks know it, after end_job
+  bool all_told_ = false;                  // guarded by mutex_: after end_job(), all ranks have acknowledged
   std::set<int64_t> joined_;               // guarded by mutex_
 
-  // All below: the loop's thread.
+  // Used by the loop's thread only:
   Coordinator coordinator_;
   std::unordered_map<Connection, ConnectedPeer> peers_;
   Connection next_name_ = 2;
   size_t strangers_ = 0;
-  size_t published_ = 0;  // ranks that joined
+  size_t published_ = 0;  // size of joined_
   RejectionLog turned_away_{"the store"};
   bool is_accepting_ = true;
   Clock::time_point accept_again_{};
-  bool is_ending_ = false;  // end_job was asked for
+  bool is_ending_ = false;  // ending_ was passed to the coordinator
   bool is_stopping_ = false;
   Clock::time_point farewell_ends_{};
 };
@@ -443,7 +444,7 @@ StoreServer::StoreServer(Options options) : loop_(std::make_unique<Loop>(options
 }
 
 StoreServer::~StoreServer() {
-  if (!owner_.is_this()) {  // there is no such thread here
+  if (!owner_.is_this()) {  // a forked child has no such thread
     thread_.detach();
     return;
   }

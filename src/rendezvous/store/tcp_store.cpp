@@ -70,7 +70,7 @@ Secret secret_of(const TcpStoreOptions& options) {
 
 }  // namespace
 
-/// In the order in which they are made; the connection goes before the host.
+/// In order of construction, so that the connection is destroyed before the host.
 struct TcpStore::Parts {
   Secret secret;
   std::unique_ptr<StoreServer> host;
