@@ -15,8 +15,8 @@
 namespace lockstep {
 namespace {
 
-// Between the notice of a failure and SIGTERM: ranks catch their error, write down what they know, and end by
-// themselves.
+// Time between the notice of a failure and SIGTERM, in which ranks can catch their error, write their flight recorder
+// and exit on their own.
 constexpr auto kNoticeTime = std::chrono::seconds(2);
 
 std::string prefix_of(const std::string& role, int rank) {
@@ -50,7 +50,7 @@ std::string Attempt::log_folder(int worker) const {
   return text(options_.launch.log_dir, "/", options_.layout.generation, "/", options_.layout.first_rank + worker);
 }
 
-// As many as the warden takes now: watch() goes on meanwhile.
+// Starts workers until the channel to the warden is full; watch() runs between the calls.
 void Attempt::start_some() {
   while (workers_.size() < static_cast<size_t>(options_.plan.workers) && crew_->is_ready()) start_next();
 }
@@ -74,7 +74,7 @@ void Attempt::start_next() {
       console_);
 }
 
-// The job is over before all workers were started.
+// Records an end for all workers that are not started yet, because the job is stopping.
 void Attempt::skip_rest() {
   for (int index = static_cast<int>(workers_.size()); index < options_.plan.workers; ++index) {
     workers_.emplace_back().started = Clock::now();
@@ -99,7 +99,7 @@ bool Attempt::is_due(const std::optional<Clock::time_point>& time) const {
   return time && !has_ended() && Clock::now() >= *time;
 }
 
-// Everything that can happen while workers run, or while other nodes' still do.
+// One iteration of the event loop, while workers run here or on other nodes.
 void Attempt::watch() {
   std::vector<pollfd> files{{signals_->fd(), POLLIN, 0},
                             {has_ended() ? -1 : crew_->fd(), crew_->events(), 0},
@@ -112,7 +112,7 @@ void Attempt::watch() {
       files.push_back({console_->is_full() || !stream ? -1 : stream->fd(), POLLIN, 0});
   ::poll(files.data(), files.size(), time_left());
 
-  for (size_t i = 0; i < polled; ++i) {  // first: what a worker said last comes before its end
+  for (size_t i = 0; i < polled; ++i) {  // first, so that the last output of a worker precedes its end
     if (files[fixed + 2 * i].revents != 0 && workers_[i].out->read_some()) silence_.reset();
     if (files[fixed + 2 * i + 1].revents != 0 && workers_[i].err->read_some()) silence_.reset();
   }
@@ -179,7 +179,7 @@ void Attempt::on_end(int index, const Ending& ending) {
 }
 
 void Attempt::on_signal(int number) {
-  if (number == SIGTSTP) {  // Ctrl-Z holds the job, fg goes on
+  if (number == SIGTSTP) {  // Ctrl-Z stops the job, fg resumes it
     crew_->signal_all(SIGSTOP);
     ::raise(SIGSTOP);
     return crew_->signal_all(SIGCONT);
@@ -193,17 +193,18 @@ void Attempt::on_signal(int number) {
   stop(number);
 }
 
-// This launcher, or that of another node, got a signal.
+// Handles a signal that this launcher, or that of another node, received.
 void Attempt::stop(int number) {
   if (!outcome_.signal) outcome_.signal = number;
   is_stopping_ = true;
-  // USR1 comes long before the end: a worker finishes what it does and ends by itself, unless others are missing.
+  // Schedulers send SIGUSR1 long before they end the job: workers finish their work and exit on their own. If not all
+  // workers were started, they cannot.
   const bool all_started = workers_.size() == static_cast<size_t>(options_.plan.workers);
   if (number == SIGUSR1 && all_started) return crew_->signal_all(number);
   ask_to_end(number == SIGHUP ? SIGTERM : number);
 }
 
-// The ranks know of the failure, if any can. Those that fail because of it may say so first.
+// Ranks that have joined are notified of the failure at this point, and get kNoticeTime to report their own error.
 void Attempt::stop_after_failure() {
   is_stopping_ = true;
   skip_rest();
@@ -227,7 +228,7 @@ void Attempt::kill_rest(const std::string& why) {
     on_end(static_cast<int>(index), {.status = SIGKILL, .how = why, .was_stopped = true});
 }
 
-// A job that shows nothing at all looks like one that hangs. Once all ranks have joined, they speak for themselves.
+// Without any output, a job looks as if it hangs. After all ranks have joined, the ranks report waits themselves.
 void Attempt::mention_missing_ranks() {
   constexpr size_t kMost = 8;
   if (is_stopping_ || !silence_ || !silence_->is_due(Clock::now())) return;

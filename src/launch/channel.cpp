@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMostFiles = 8;  // with one message
+constexpr size_t kMostFiles = 8;  // per message
 
 }  // namespace
 
@@ -41,7 +41,7 @@ void Channel::flush() {
     const ssize_t put = send_some(message);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0 && errno == EAGAIN) return;
-    if (put < 0 && (errno == EPIPE || errno == ECONNRESET)) return unsent_.clear();  // read_some says so
+    if (put < 0 && (errno == EPIPE || errno == ECONNRESET)) return unsent_.clear();  // read_some() reports it
     if (put < 0)
       throw SystemError(text("sendmsg between the launcher and its warden: ", std::strerror(errno),
                              "; raise the limit of open files (ulimit -n), or free memory"));

@@ -13,7 +13,7 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kPart = 64 << 10;
-constexpr int kPatienceMs = 1000;  // with a reader, when the launcher was told to stop
+constexpr int kPatienceMs = 1000;  // limit for a reader after a signal
 
 bool is_set(const char* variable) {
   const char* value = std::getenv(variable);
@@ -39,11 +39,13 @@ void Console::put(Stream stream, const std::string& lines) {
 
 void Console::write_some() {
   Part& part = queue_.front();
-  // A pipe that is ready takes PIPE_BUF bytes without waiting, and perhaps no more.
+  // A writable pipe accepts PIPE_BUF bytes without blocking, but possibly no more.
   const size_t most = std::min<size_t>(part.bytes.size() - part.written, PIPE_BUF);
   ssize_t put = ::write(static_cast<int>(part.stream), part.bytes.data() + part.written, most);
   if (put < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  if (put < 0) put = static_cast<ssize_t>(part.bytes.size() - part.written);  // nobody reads it: the job goes on
+  if (put < 0)
+    put = static_cast<ssize_t>(part.bytes.size() -
+                               part.written);  // the reader is gone: discard the lines, the job continues
   part.written += static_cast<size_t>(put);
   unwritten_ -= static_cast<size_t>(put);
   if (part.written == part.bytes.size()) queue_.pop_front();

@@ -27,7 +27,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kWardenCommand = "__warden";
-constexpr auto kWardenLimit = std::chrono::seconds(15);  // to end all workers, which it tries for 10 s
+constexpr auto kWardenLimit = std::chrono::seconds(15);  // the warden tries for 10 s to kill all workers
 
 [[noreturn]] void fail_crew(const std::string& call, int error) {
   const char* remedy = error == EMFILE || error == ENFILE ? "; raise the limit of open files (ulimit -n)"
@@ -37,18 +37,18 @@ constexpr auto kWardenLimit = std::chrono::seconds(15);  // to end all workers, 
   throw SystemError(text(call, ": ", std::strerror(error), remedy));
 }
 
-/// This program once more, with `end` open and as its second argument.
+/// Executes this program again, with `end` open and its number as the second argument.
 pid_t start_warden(const FileDescriptor& end) {
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
   ::posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&files, end.get(), end.get());  // onto itself: open after exec
+  ::posix_spawn_file_actions_adddup2(&files, end.get(), end.get());  // onto itself: clears FD_CLOEXEC
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
   sigset_t defaults;
   ::sigemptyset(&defaults);
-  ::sigaddset(&defaults, SIGPIPE);  // which the launcher ignores and workers may want
+  ::sigaddset(&defaults, SIGPIPE);  // the launcher ignores it, workers must not
   ::posix_spawnattr_setsigdefault(&attributes, &defaults);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
   std::string name = "lockstep", command = kWardenCommand, number = std::to_string(end.get());
@@ -61,13 +61,13 @@ pid_t start_warden(const FileDescriptor& end) {
   return pid;
 }
 
-/// Lets this process open as many files as it may: two for each worker's output and one for its connection to the
-/// store. Returns the limit that it had.
+/// Raises the soft limit of open files to the hard limit, because each worker needs two pipes and one connection to the
+/// store. Returns the previous limit.
 rlimit raise_file_limit() {
   rlimit before{};
   ::getrlimit(RLIMIT_NOFILE, &before);
   const rlimit raised{before.rlim_max, before.rlim_max};
-  ::setrlimit(RLIMIT_NOFILE, &raised);  // a refusal shows when a file cannot be opened
+  ::setrlimit(RLIMIT_NOFILE, &raised);  // a failure shows up later when a file cannot be opened
   return before;
 }
 
@@ -75,7 +75,7 @@ std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail_crew("pipe for a worker's output", errno);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  ::fcntl(ends[0], F_SETPIPE_SZ, 1 << 20);  // fewer turns for loud workers; a refusal does not matter
+  ::fcntl(ends[0], F_SETPIPE_SZ, 1 << 20);  // fewer reads for much output; failure is harmless
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
@@ -87,7 +87,7 @@ std::optional<int> run_as_warden(int argc, char** argv) {
   int type = 0;
   socklen_t size = sizeof type;
   if (!end || ::getsockopt(*end, SOL_SOCKET, SO_TYPE, &type, &size) != 0) return static_cast<int>(LaunchExit::kUsage);
-  ::fcntl(*end, F_SETFD, FD_CLOEXEC);  // not for the workers: the line ends with this process
+  ::fcntl(*end, F_SETFD, FD_CLOEXEC);  // workers must not inherit it: the channel must close when this process ends
   try {
     return run_warden(Channel(FileDescriptor(*end)));
   } catch (const std::exception& error) {
@@ -101,7 +101,7 @@ std::optional<int> run_as_warden(int argc, char** argv) {
 Crew::Crew(const std::string& secret) : files_before_(raise_file_limit()), channel_{FileDescriptor()} {
   auto [mine, theirs] = Channel::make_ends();
   warden_ = start_warden(theirs);
-  ::prlimit(warden_, RLIMIT_NOFILE, &files_before_, nullptr);  // which workers inherit
+  ::prlimit(warden_, RLIMIT_NOFILE, &files_before_, nullptr);  // workers inherit it
   channel_ = Channel(std::move(mine));
   if (!secret.empty()) channel_.send({"secret", secret});
 }
@@ -133,8 +133,8 @@ void Crew::signal_all(int number) {
 void Crew::end_all() {
   if (is_over_) return;
   is_over_ = true;
-  ::shutdown(channel_.fd(), SHUT_WR);  // the warden hears that as our end
-  ::kill(warden_, SIGCONT);            // unless it is stopped
+  ::shutdown(channel_.fd(), SHUT_WR);  // the warden reads end-of-file
+  ::kill(warden_, SIGCONT);            // it may be stopped
   reap_warden();
 }
 
@@ -148,7 +148,7 @@ void Crew::reap_warden() {
     ::kill(warden_, SIGKILL);
     ::waitpid(warden_, &status, 0);
   }
-  // A warden that was killed leaves its descendants to this process.
+  // If the warden was killed, its descendants are now children of this process (subreaper).
   if (WIFSIGNALED(status)) kill_descendants();
   if (!folder_.empty()) SecretFolder::remove(folder_);
 }

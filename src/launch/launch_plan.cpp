@@ -39,7 +39,7 @@ int count_workers(const std::string& written, const Machine& machine, const Envi
                         ", auto, cpu or gpu"));
 }
 
-/// "3", or "0:3,1:1": for each local rank the streams, 1 stdout and 2 stderr.
+/// Parses "3" or "0:3,1:1": the streams of all or of each local rank, as a bit mask of 1 (stdout) and 2 (stderr).
 std::vector<int> read_streams(const std::string& flag, const std::string& written, int workers) {
   std::vector<int> streams(static_cast<size_t>(workers), 0);
   auto refuse = [&] {
@@ -174,7 +174,7 @@ WorkerSpec worker_spec(const LaunchOptions& options, const Plan& plan, const Lay
   if (options.pass_local_rank) spec.command.push_back(text("--local_rank=", local_rank));
   spec.cores = plan.cores.at(static_cast<size_t>(local_rank));
   auto variables = worker_variables(options, plan, layout, local_rank, secret_file);
-  // What says otherwise where the ranks meet, from an outer launcher or an earlier one.
+  // Remove rendezvous variables of an outer or earlier launcher, which would override ours.
   for (const char* stale : {"LOCKSTEP_SECRET_FILE", "LOCKSTEP_INIT_METHOD", "TORCHELASTIC_USE_AGENT_STORE"})
     if (!variables.contains(stale)) variables[stale];
   for (char** entry = environ; *entry; ++entry)

@@ -33,7 +33,7 @@ class Launch {
 
   LaunchExit run() {
     if (options_.dry_run) return show_plan();
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a warden that was killed leaves behind comes here
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // adopts the descendants of a killed warden
     auto cluster = (plan_.node.nodes == 1 ? make_single_node : make_several_nodes)(options_, plan_, find_secret());
     const auto begin = Clock::now();
     for (int generation = 0;; ++generation) {
@@ -87,7 +87,7 @@ class Launch {
     return attempt.run();
   }
 
-  /// Says why, and waits before a restart; false when a signal came.
+  /// Prints the reason for the restart and waits for the restart delay. Returns false if a signal arrives.
   bool pause(const Verdict& verdict, int generation) {
     auto delay = options_.restart_delay;
     for (int i = 0; i < generation && delay < kLongestDelay; ++i) delay *= 2;
@@ -131,7 +131,7 @@ int launch(const LaunchOptions& options) {
     return static_cast<int>(Launch(options).run());
   } catch (const UsageError& error) {
     return refuse(LaunchExit::kUsage, error);
-  } catch (const MismatchError& error) {  // nodes that were started differently
+  } catch (const MismatchError& error) {  // nodes were started with different options
     return refuse(LaunchExit::kUsage, error);
   } catch (const TimeoutError& error) {
     return refuse(LaunchExit::kTimedOut, error);

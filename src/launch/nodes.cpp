@@ -27,10 +27,10 @@ void check_options(const LaunchOptions& options) {
         "and --master-port, or omit --standalone");
 }
 
-/// What mpirun or srun says about the launchers that it started; none when neither did.
+/// Returns the environment that mpirun or srun set for the launchers; none if neither started them.
 std::optional<Environment> find_starter(const Lookup& lookup) {
   if (lookup("RANK") && lookup("WORLD_SIZE")) return std::nullopt;  // a worker of another launcher
-  // The rest of a worker's variables is read elsewhere, or not at all: one node needs none of it.
+  // Hide the remaining variables of a worker: they are read elsewhere, and a single node does not need them.
   auto starters_own = [&](const std::string& variable) -> std::optional<std::string> {
     for (const char* workers : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
       if (variable == workers) return std::nullopt;

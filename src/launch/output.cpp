@@ -17,8 +17,8 @@
 namespace lockstep {
 namespace {
 
-/// mkdir -p for the folders above `path`. Not std::filesystem, whose functions some libraries export in versions that
-/// do not fit.
+/// mkdir -p for the parent folders of `path`. Does not use std::filesystem, because some libraries export incompatible
+/// versions of its functions.
 void make_folders(const std::string& path) {
   for (auto slash = path.find('/', 1); slash != path.npos; slash = path.find('/', slash + 1))
     if (::mkdir(path.substr(0, slash).c_str(), 0777) != 0 && errno != EEXIST)
@@ -30,8 +30,8 @@ void make_folders(const std::string& path) {
   throw SystemError(text("create ", path, ": ", why, "; set --log-dir to a writable folder of your own"));
 }
 
-/// Writes over what an earlier run left. Other users may write to the folder: only a regular file of this user is
-/// written over, no link is followed, and no pipe blocks the launcher.
+/// Creates the file, or truncates the file of an earlier run. Other users may be able to write to the folder, so only a
+/// regular file of this user is truncated, links are not followed, and a pipe does not block the launcher.
 FileDescriptor create_file(const std::string& path) {
   make_folders(path);
   constexpr int kToWrite = O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -86,7 +86,7 @@ void StderrMemory::add(const std::string& line) {
     if (!line.starts_with(beginning)) return std::nullopt;
     return line.substr(beginning.size());
   };
-  if (auto type = after("terminate called after throwing an instance of '")) {  // libstdc++'s words
+  if (auto type = after("terminate called after throwing an instance of '")) {  // libstdc++'s message
     type_ = type->substr(0, type->rfind('\''));
     what_.clear();
   } else if (auto what = after("  what():  ")) {

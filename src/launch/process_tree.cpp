@@ -25,7 +25,7 @@ struct Entry {
   std::string program;
 };
 
-/// From /proc/PID/stat: "pid (name) state parent ..."; the name may hold anything, brackets and blanks included.
+/// Parses /proc/PID/stat: "pid (name) state parent ..."; the name may contain any characters, including parentheses.
 bool read_entry(const std::string& pid, Entry& entry) {
   std::ifstream file(text("/proc/", pid, "/stat"));
   std::string line{std::istreambuf_iterator<char>(file), {}};
@@ -76,7 +76,8 @@ bool kill_descendants(std::chrono::milliseconds limit) {
     pid_t reaped = 0;
     do reaped = ::waitpid(-1, nullptr, WNOHANG);
     while (reaped > 0);
-    if (reaped < 0 && errno == ECHILD) return true;  // orphans come to this process: no children, no descendants
+    if (reaped < 0 && errno == ECHILD)
+      return true;  // orphans become children of this process, so no children means no descendants
     for (pid_t pid : descendants_of(::getpid())) ::kill(pid, SIGKILL);
     if (std::chrono::steady_clock::now() >= deadline) return false;
     ::poll(nullptr, 0, 1);

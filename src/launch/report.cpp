@@ -52,12 +52,12 @@ nlohmann::ordered_json to_json(const std::vector<WorkerEnd>& ends) {
   return json;
 }
 
-/// Output of workers may hold any bytes.
+/// Replaces invalid UTF-8, because the output of workers may contain any bytes.
 std::string dump(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-/// What to do about it, for the last line.
+/// Returns the remedy for the last line.
 std::string remedy_for(const LaunchReport& report) {
   const auto& culprit = *report.culprit;
   const std::string output = culprit.tail.empty() ? "its output" : "its stderr above";
@@ -99,7 +99,7 @@ LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64
                                   [&](const WorkerEnd& a, const WorkerEnd& b) { return innocence(a) < innocence(b); });
   report.culprit = *culprit;
   if (!culprit->failed()) report.culprit->how += ", while other ranks still needed it";
-  // One that gave up, or is frozen, may be stopped before it ends by itself.
+  // A culprit that gave up or is frozen may be stopped by the launcher before it exits on its own.
   if (culprit->was_stopped) report.culprit->how = text("stopped with the others (", culprit->how, ")");
   const bool was_killed = WIFSIGNALED(culprit->status) && !culprit->was_stopped;
   report.exit = was_killed ? LaunchExit::kWorkerKilled : LaunchExit::kWorkerFailed;
@@ -122,7 +122,8 @@ std::string describe_report(const LaunchReport& report) {
       line("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed first, after ",
            in_seconds(culprit.seconds), ": ", culprit.how);
     if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
-    if (!report.notice.empty() && !report.notice.ends_with(culprit.how))  // more than the launcher's own words
+    if (!report.notice.empty() &&
+        !report.notice.ends_with(culprit.how))  // skip the message that the launcher itself sent
       line("  message to the ranks: ", report.notice);
     if (!culprit.tail.empty()) line("  last lines of its stderr:");
     for (const auto& last : culprit.tail) out += text("    | ", last, "\n");

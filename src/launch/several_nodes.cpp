@@ -15,16 +15,15 @@
 #include "launch/cluster.h"
 #include "rendezvous/store/store_client.h"
 
-// The launchers' store has these keys, G being the generation and K a node:
-//   launch/node/K        who came: host, pid, workers, nodes, job
-//   launch/G/store       the port of the ranks' store, from node 0
-//   launch/G/failure     the first failure that a node saw: kind, message, rank
-//   launch/G/told        set by node 0 when the ranks know of it: its number, how many ranks have joined; now the
-//   workers
-//                        are stopped
-//   launch/G/signals     how many signals launchers got; launch/G/signal/1 and so on: number, node
+// Keys of the launchers' store, where G is the generation and K a node:
+//   launch/node/K        set by each node when it joins: host, pid, workers, nodes, job
+//   launch/G/store       the port of the ranks' store, set by node 0
+//   launch/G/failure     the first failure seen by a node other than 0: kind, message, rank
+//   launch/G/told        set by node 0 after the ranks were notified of a failure: node, number of joined ranks; the
+//                        other nodes then stop their workers
+//   launch/G/signals     the number of signals that launchers received; launch/G/signal/1 and so on: number, node
 //   launch/G/outcome/K   how the attempt ended on a node
-//   launch/G/verdict     from node 0, when all have: all outcomes as one, the first cause, how many restarts there are
+//   launch/G/verdict     set by node 0 after all outcomes are set: the merged outcome, max_restarts, the first cause
 
 namespace lockstep {
 namespace {
@@ -32,12 +31,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Fields = StoreClient::Fields;
 
-constexpr int kLaunchers = -1;  // in the place of a generation: their key is none that ranks ever had
-constexpr auto kSilence = std::chrono::seconds(30);   // of a launcher, until it counts as gone
-constexpr auto kTellLimit = std::chrono::seconds(2);  // the ranks have one
+constexpr int kLaunchers = -1;  // used as generation, so that the launchers' key differs from every key of the ranks
+constexpr auto kSilence = std::chrono::seconds(30);   // heartbeat limit of a launcher
+constexpr auto kTellLimit = std::chrono::seconds(2);  // the ranks have 1 s to acknowledge
 constexpr auto kNodeFarewell = std::chrono::seconds(5);
 
-/// What a launcher's end sounds like in the words that the store has for a rank's.
+/// Rewrites a message of the store about a rank, because the "ranks" of the launchers' store are nodes.
 std::string about_launchers(std::string message) {
   if (message.starts_with("rank ")) message = "the launcher of node " + message.substr(5);
   return message.substr(0, message.find(". It crashed"));
@@ -55,7 +54,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
     if (client_) client_->stop_listening();
     if (client_ && !is_over_) client_->say_goodbye(Failure{"PeerError", "it was stopped, or it failed"});
     client_.reset();
-    if (control_) control_->await_departures(kNodeFarewell);  // the others read the verdict there
+    if (control_) control_->await_departures(kNodeFarewell);  // the other nodes read the verdict from it
   }
 
   std::optional<Layout> begin(int generation, Signals& signals, const PrintStatus& print_status) override {
@@ -78,7 +77,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
     }
     layout_.generation = generation;
     subscribe();
-    wake();  // what came while this launcher waited was not looked at
+    wake();  // orders that arrived during the wait are not handled yet
     return layout_;
   }
 
@@ -91,7 +90,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
       client_->call(Verb::kCompareSet, failure);
       client_->call(Verb::kGet, {key("told")}, Clock::now() + kTellLimit, late);
     } catch (const Error&) {
-      // Node 0 is gone, which the line's thread says too.
+      // Node 0 is gone; the client's thread reports it too.
     }
   }
 
@@ -154,7 +153,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
   }
 
  private:
-  struct Stopped {};  // thrown when a signal came
+  struct Stopped {};  // thrown if a signal arrives
   struct Node {
     std::string host;
     int workers = 0;
@@ -171,7 +170,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
     return std::make_unique<StoreServer>(options);
   }
 
-  // --- meeting
+  // --- joining
 
   bool join(Signals& signals, const PrintStatus& print_status) {
     const auto begin = Clock::now();
@@ -187,7 +186,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
                                      std::to_string(process.pid), std::to_string(to_ms(kSilence))});
     if (found.at(0) != mine) {
       const auto other = unpack(found.at(0));
-      is_over_ = true;  // not a member: nobody else must hear of this
+      is_over_ = true;  // not a member: the other nodes must not be notified
       throw MismatchError(text("--node-rank ", me(), " is taken by pid ", other.at(1), " on ", other.at(0),
                                ": give every node its own --node-rank"));
     }
@@ -203,7 +202,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
     return values.has_value();
   }
 
-  // As often as it takes: a slow network must not look like nobody, and each try has limits of its own on both sides.
+  // StoreClient retries until the deadline. Each attempt has shorter limits on both sides, which a slow network may
+  // miss.
   void connect(Signals& signals, Clock::time_point deadline, WaitNotice& notice, const PrintStatus& print_status) {
     auto on_wait = [&] {
       if (signals.next()) throw Stopped();
@@ -229,8 +229,9 @@ class SeveralNodes final : public Cluster, private StoreListener {
     bool has_failed = false;
   };
 
-  /// The values; none when a signal came. TimeoutError when nodes are missing. Now and then `on_wait` gets the keys
-  /// that have no value yet. Waits for the store's answers only, so that signals are seen even when node 0 is frozen.
+  /// Blocks until all keys have values and returns them; none if a signal arrives. Throws TimeoutError at the deadline.
+  /// Calls `on_wait` periodically with the keys that have no value yet. The requests are asynchronous, so that signals
+  /// are handled even if node 0 is frozen.
   std::optional<Fields> wait_for(const Fields& keys, Signals& signals, std::optional<Clock::time_point> deadline,
                                  const std::function<void(const Fields&)>& on_wait) {
     auto awaited = std::make_shared<Awaited>(keys.size());
@@ -253,7 +254,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
         has_failed = awaited->has_failed;
       }
       if (missing.empty()) return values;
-      if (has_failed) return client_->call(Verb::kGet, keys);  // throws why
+      if (has_failed) return client_->call(Verb::kGet, keys);  // throws the reason
       if (signals.next()) return std::nullopt;
       if (deadline && Clock::now() >= *deadline) refuse_missing(missing);
       on_wait(missing);
@@ -311,7 +312,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
     return port.has_value();
   }
 
-  // --- hearing of others, on the line's thread
+  // --- notifications from other nodes, on the client's thread
 
   void subscribe() {
     if (plan_.node.rank == 0) {
@@ -343,7 +344,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
         [this, base, count] { listen_for_signal(base, count + 1); });
   }
 
-  /// Calls `then` with mutex_, and `after` without, when the key has a value and its generation is still the one.
+  /// Calls `then` with mutex_ held, and `after` without, once the key has a value and if the generation has not
+  /// changed.
   void when(const std::string& name, std::function<void(const std::string&)> then, std::function<void()> after = {}) {
     client_->call(Verb::kGet, {name},
                   [this, then = std::move(then), after = std::move(after),
@@ -353,14 +355,14 @@ class SeveralNodes final : public Cluster, private StoreListener {
                     if (values)
                       then(values->at(0));
                     else if (lost_.empty() && !verdict_)
-                      drop("the launcher of node 0 is gone");  // verdict() asks the client for more
+                      drop("the launcher of node 0 is gone");  // verdict() gets the details from the client
                     wake();
                     lock.unlock();
                     if (values && after) after();
                   });
   }
 
-  void drop(const std::string& why) {  // with mutex_
+  void drop(const std::string& why) {  // requires mutex_
     lost_ = why;
     orders_.push_back(0);
   }
@@ -380,7 +382,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
     [[maybe_unused]] auto written = ::write(waker_.get(), &one, sizeof one);
   }
 
-  /// What the line has to say for itself, when it ended.
+  /// Returns why the connection to node 0 is lost; none if it is not.
   std::optional<std::string> why_broken() const {
     try {
       client_->call(Verb::kCheck, {node_key(0)});
@@ -430,7 +432,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
                   ignore);
   }
 
-  // --- what travels
+  // --- encoding
 
   static std::string pack_outcome(const Outcome& outcome) {
     return pack({pack_ends(outcome.ends), std::to_string(outcome.signal.value_or(0)), outcome.broken});
@@ -459,21 +461,21 @@ class SeveralNodes final : public Cluster, private StoreListener {
   const Plan plan_;
   const Secret secret_;
   const FileDescriptor waker_;
-  std::unique_ptr<StoreServer> control_;  // node 0's, constant after construction: for the launchers
-  std::unique_ptr<StoreServer> store_;    // node 0's: for the ranks of this attempt
-  std::vector<Node> nodes_;               // set when all have come
+  std::unique_ptr<StoreServer> control_;  // node 0 only, constant after construction: the launchers' store
+  std::unique_ptr<StoreServer> store_;    // node 0 only: the store of the ranks of this attempt
+  std::vector<Node> nodes_;               // set after all nodes have joined
   Layout layout_;
-  bool is_over_ = false;  // the others expect this launcher to leave
+  bool is_over_ = false;  // leaving is not a failure for the other nodes
 
   std::atomic<int> generation_ = 0;  // set by the main thread
   std::mutex mutex_;
   std::deque<int> orders_;               // guarded by mutex_
-  std::optional<std::string> failure_;   // guarded by mutex_: that another node saw, for node 0
-  std::optional<Fields> outcomes_;       // guarded by mutex_: of all nodes, for node 0
+  std::optional<std::string> failure_;   // guarded by mutex_: seen by another node; node 0 only
+  std::optional<Fields> outcomes_;       // guarded by mutex_: of all nodes; node 0 only
   std::optional<Verdict> verdict_;       // guarded by mutex_
-  bool has_joined_ranks_ = true;         // guarded by mutex_: as node 0 says, or may be
-  std::string lost_;                     // guarded by mutex_: why the nodes cannot go on together
-  std::unique_ptr<StoreClient> client_;  // last, so that its thread ends first
+  bool has_joined_ranks_ = true;         // guarded by mutex_: true until node 0 reports otherwise
+  std::string lost_;                     // guarded by mutex_: why the cluster cannot continue
+  std::unique_ptr<StoreClient> client_;  // last member, so that its thread ends first
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ class SingleNode final : public Cluster {
   std::optional<Layout> begin(int generation, Signals&, const PrintStatus&) override {
     generation_ = generation;
     verdict_.reset();
-    store_.reset();  // its port first
+    store_.reset();  // frees the port for the new store
     store_ = std::make_unique<StoreServer>(StoreServer::Options{endpoint_, secret_, generation, "lockstep run"});
     return Layout{0, workers_, generation, {endpoint_.host, store_->port()}, job_id_};
   }

@@ -24,10 +24,24 @@
 #include "launch/process_tree.h"
 #include "rendezvous/net/secret.h"
 
+// The warden guarantees that no worker or descendant of a worker outlives the launcher, even if the launcher is killed
+// by SIGKILL. It rests on three mechanisms:
+//   - The channel shows the end of the launcher: the warden reads end-of-file, kills all its descendants and exits.
+//   - The warden is a child subreaper. A process whose parent ends becomes a child of the warden, also after setsid()
+//   or a
+//     double fork, so kill_descendants() finds every process.
+//   - Each worker has PR_SET_PDEATHSIG, so it is killed if the warden itself is killed. The launcher is a subreaper too
+//   and
+//     kills the remaining descendants in that case. Only if both are killed at once, descendants of workers may
+//     survive.
+//
+// The warden blocks all signals and has its own session, so neither the terminal nor a signal to the launcher's group
+// ends it. Each worker is the leader of its own process group; "signal" messages go to the group. SIGCHLD arrives
+// through a signalfd, next to the channel in one poll(). A process in uninterruptible sleep survives SIGKILL; the
+// warden then exits with code 1 after the limit of kill_descendants().
+
 namespace lockstep {
 namespace {
-
-/// A process that does not die of SIGKILL hangs in the kernel: nothing can be done about it.
 
 std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> result;
@@ -39,7 +53,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 class Warden {
  public:
   explicit Warden(Channel channel) : channel_(std::move(channel)) {
-    ::setsid();  // away from the terminal, which would signal it
+    ::setsid();  // so that the terminal does not signal it
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     sigset_t all;
     ::sigfillset(&all);
@@ -58,8 +72,8 @@ class Warden {
 
  private:
   struct Worker {
-    std::string index;      // that the launcher gave it
-    std::set<int> signals;  // that it was sent
+    std::string index;      // assigned by the launcher
+    std::set<int> signals;  // sent to it
   };
 
   bool watch() {
@@ -110,7 +124,7 @@ class Warden {
       [[maybe_unused]] auto written = ::write(tell.get(), &error, sizeof error);
       ::_exit(127);
     }
-    ::setpgid(pid, pid);  // here too: a signal may come before the child has had its turn
+    ::setpgid(pid, pid);  // also here: a signal may be sent before the child runs
     tell = FileDescriptor();
     int error = 0;
     if (::read(told.get(), &error, sizeof error) == sizeof error) {
@@ -121,7 +135,7 @@ class Warden {
     channel_.send({"started", order.at(1), std::to_string(pid)});
   }
 
-  /// In the child: what a worker has of its own.
+  /// Runs in the forked child: sets up process group, affinity, stdio and signals of the worker.
   static void become(pid_t warden, int out, int err, const cpu_set_t& cores) {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -131,7 +145,8 @@ class Warden {
     ::dup2(in, 0);
     ::dup2(out, 1);
     ::dup2(err, 2);
-    for (int number : {SIGINT, SIGTERM, SIGUSR1}) ::signal(number, SIG_DFL);  // a shell's "&" ignores the first
+    for (int number : {SIGINT, SIGTERM, SIGUSR1})
+      ::signal(number, SIG_DFL);  // a shell ignores SIGINT in background jobs ("&")
     sigset_t none;
     ::sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -140,11 +155,11 @@ class Warden {
   void refuse(const std::string& index, int error) { channel_.send({"refused", index, std::to_string(error)}); }
 
   void signal_all(int number) {
-    reap();  // those that have ended by themselves were not stopped
+    reap();  // workers that have ended already were not stopped by this signal
     for (auto& [pid, worker] : workers_) {
       ::kill(-pid, number);
       worker.signals.insert(number);
-      if (number == SIGTERM) ::kill(-pid, SIGCONT);  // one that is stopped would not hear it
+      if (number == SIGTERM) ::kill(-pid, SIGCONT);  // a stopped process handles SIGTERM only after SIGCONT
     }
   }
 
@@ -165,7 +180,7 @@ class Warden {
   Channel channel_;
   FileDescriptor ends_;
   std::optional<SecretFolder> folder_;
-  std::map<pid_t, Worker> workers_;  // that have not ended
+  std::map<pid_t, Worker> workers_;  // not ended yet
 };
 
 }  // namespace

@@ -100,7 +100,7 @@ MeetingPlace find_meeting_place(const std::string& init_method, const Environmen
 }
 
 std::string job_name(const Lookup& lookup) {
-  // Slurm's variables come last: with mpirun in an allocation, the ranks on the first host have another step id than
+  // Slurm's variables come last: with mpirun in an allocation, the ranks on the first host do not have the step id of
   // the other ranks.
   for (const char* variable : {"LOCKSTEP_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"})
     if (const auto name = value_of(lookup, variable); !name.empty()) return name;
