@@ -43,9 +43,7 @@ void Console::write_some() {
   const size_t most = std::min<size_t>(part.bytes.size() - part.written, PIPE_BUF);
   ssize_t put = ::write(static_cast<int>(part.stream), part.bytes.data() + part.written, most);
   if (put < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  if (put < 0)
-    put = static_cast<ssize_t>(part.bytes.size() -
-                               part.written);  // the reader is gone: discard the lines, the job continues
+  if (put < 0) put = static_cast<ssize_t>(part.bytes.size() - part.written);  // the reader is gone: discard the part
   part.written += static_cast<size_t>(put);
   unwritten_ -= static_cast<size_t>(put);
   if (part.written == part.bytes.size()) queue_.pop_front();

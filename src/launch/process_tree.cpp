@@ -76,8 +76,7 @@ bool kill_descendants(std::chrono::milliseconds limit) {
     pid_t reaped = 0;
     do reaped = ::waitpid(-1, nullptr, WNOHANG);
     while (reaped > 0);
-    if (reaped < 0 && errno == ECHILD)
-      return true;  // orphans become children of this process, so no children means no descendants
+    if (reaped < 0 && errno == ECHILD) return true;  // orphans become children: no children means no descendants
     for (pid_t pid : descendants_of(::getpid())) ::kill(pid, SIGKILL);
     if (std::chrono::steady_clock::now() >= deadline) return false;
     ::poll(nullptr, 0, 1);

@@ -122,8 +122,7 @@ std::string describe_report(const LaunchReport& report) {
       line("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed first, after ",
            in_seconds(culprit.seconds), ": ", culprit.how);
     if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
-    if (!report.notice.empty() &&
-        !report.notice.ends_with(culprit.how))  // skip the message that the launcher itself sent
+    if (!report.notice.empty() && !report.notice.ends_with(culprit.how))  // skip the launcher's own message
       line("  message to the ranks: ", report.notice);
     if (!culprit.tail.empty()) line("  last lines of its stderr:");
     for (const auto& last : culprit.tail) out += text("    | ", last, "\n");

@@ -202,8 +202,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
     return values.has_value();
   }
 
-  // StoreClient retries until the deadline. Each attempt has shorter limits on both sides, which a slow network may
-  // miss.
+  // StoreClient retries until the deadline, because a slow network may miss the shorter limits of a single attempt.
   void connect(Signals& signals, Clock::time_point deadline, WaitNotice& notice, const PrintStatus& print_status) {
     auto on_wait = [&] {
       if (signals.next()) throw Stopped();

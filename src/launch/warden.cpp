@@ -28,12 +28,9 @@
 // by SIGKILL. It rests on three mechanisms:
 //   - The channel shows the end of the launcher: the warden reads end-of-file, kills all its descendants and exits.
 //   - The warden is a child subreaper. A process whose parent ends becomes a child of the warden, also after setsid()
-//   or a
-//     double fork, so kill_descendants() finds every process.
-//   - Each worker has PR_SET_PDEATHSIG, so it is killed if the warden itself is killed. The launcher is a subreaper too
-//   and
-//     kills the remaining descendants in that case. Only if both are killed at once, descendants of workers may
-//     survive.
+//     or a double fork, so kill_descendants() finds every process.
+//   - Each worker has PR_SET_PDEATHSIG, so it is killed if the warden itself is killed. The launcher is a subreaper
+//     too, and kills the remaining descendants then. If both are killed at once, descendants of workers may survive.
 //
 // The warden blocks all signals and has its own session, so neither the terminal nor a signal to the launcher's group
 // ends it. Each worker is the leader of its own process group; "signal" messages go to the group. SIGCHLD arrives
@@ -145,8 +142,7 @@ class Warden {
     ::dup2(in, 0);
     ::dup2(out, 1);
     ::dup2(err, 2);
-    for (int number : {SIGINT, SIGTERM, SIGUSR1})
-      ::signal(number, SIG_DFL);  // a shell ignores SIGINT in background jobs ("&")
+    for (int number : {SIGINT, SIGTERM, SIGUSR1}) ::signal(number, SIG_DFL);  // a shell's "&" ignores SIGINT
     sigset_t none;
     ::sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);

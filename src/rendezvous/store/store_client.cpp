@@ -24,8 +24,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kBeat = std::chrono::milliseconds(250);  // the maximum age of the activity that other ranks see
 constexpr auto kFarewell = std::chrono::milliseconds(500);
-constexpr auto kStall =
-    std::chrono::seconds(1);  // a longer pause between two iterations means that this process did not run
+constexpr auto kStall = std::chrono::seconds(1);       // a longer gap between iterations: this process was stopped
 constexpr auto kHandshake = std::chrono::seconds(10);  // limit of one attempt
 
 std::chrono::milliseconds time_left(Clock::time_point until) {
