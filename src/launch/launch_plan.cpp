@@ -91,7 +91,7 @@ void find_program(const std::string& program, const Environment::Lookup& lookup)
   if (program.find('/') != program.npos) {
     if (is_program(program)) return;
     throw UsageError(text("cannot run ", program, ": ", std::strerror(errno),
-                          errno == EACCES ? text("; chmod +x ", program, "?") : "; is the path right?"));
+                          errno == EACCES ? text("; chmod +x ", program, "?") : "; check the path"));
   }
   std::istringstream folders(lookup("PATH").value_or("/usr/bin:/bin"));
   for (std::string folder; std::getline(folders, folder, ':');)

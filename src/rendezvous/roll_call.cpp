@@ -139,7 +139,7 @@ void compare_with_first(Store& store, const Announcement& own, const Claim& clai
 }
 
 std::string why_missing(int joins_before) {
-  if (joins_before == 0) return "Check that they were started, with the same WORLD_SIZE and init_method";
+  if (joins_before == 0) return "Check that they were started with the same WORLD_SIZE and init_method";
   return text("They took part in join ", joins_before, " but not in join ", joins_before + 1,
               ": call init_process_group the same number of times on all ranks");
 }

@@ -133,7 +133,7 @@ std::string read_secret_file(const std::string& path) {
     fail_secret_file("open", path);
   if (!file.is_open())
     throw UsageError(text("secret file ", path, " cannot be opened: ", std::strerror(errno),
-                          "; is LOCKSTEP_SECRET_FILE right? To create one: (umask 077 && head -c 32 /dev/urandom > ",
+                          "; check LOCKSTEP_SECRET_FILE. To create a secret: (umask 077 && head -c 32 /dev/urandom > ",
                           path, ")"));
   return read_checked(file, path);
 }

@@ -258,7 +258,7 @@ class FileStore final : public Store {
       if (errno != EAGAIN && errno != EACCES && errno != EINTR) fail("lock");
       if (std::chrono::steady_clock::now() >= deadline)
         throw SystemError(text("store: ", path_, " has been locked by another process for ", kLockLimit.count(),
-                               " s: is a rank stopped in a debugger?"));
+                               " s: check whether a rank is stopped in a debugger"));
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }

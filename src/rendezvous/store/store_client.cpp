@@ -126,8 +126,7 @@ bool StoreClient::handshake(Deadline deadline, std::string& reason) {
       reason = "it was shutting down";  // another store may start at this address
       return false;
     }
-    if (welcome->verb != Verb::kWelcome || welcome->fields.size() != 4)
-      throw TlsError("the first message is not that of a store");
+    if (welcome->verb != Verb::kWelcome || welcome->fields.size() != 4) throw TlsError("unexpected first message");
     host_role_ = welcome->fields[0];
     host_ = {welcome->fields[1], welcome->fields[2], to_number(welcome->fields[3])};
     return true;
