@@ -78,8 +78,8 @@ Verdict decide(const Outcome& outcome, const std::optional<StoreServer::FirstCau
 std::unique_ptr<Cluster> make_single_node(const LaunchOptions& options, const Plan& plan, const Secret& secret);
 
 /// Returns the cluster of a job on several nodes. Node 0 hosts a store for the launchers at --master-port, and one
-/// store for the ranks of each attempt. begin() also throws MismatchError if the nodes were started with different
-/// options, and PeerError if a launcher is gone.
+/// store for the ranks of each attempt. Throws SystemError if node 0 cannot listen at --master-port. begin() also
+/// throws MismatchError if the nodes were started with different options, and PeerError if a launcher is gone.
 std::unique_ptr<Cluster> make_several_nodes(const LaunchOptions& options, const Plan& plan, const Secret& secret);
 
 }  // namespace lockstep
