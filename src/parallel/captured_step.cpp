@@ -27,7 +27,7 @@ class StepCapture::Impl {
   Impl(ProcessGroup group, const CapturedStepOptions& options) : group_(std::move(group)), options_(options) {
     if (options.warm_up < 1)
       throw UsageError(text("CapturedStep: option warm_up is ", options.warm_up,
-                            ", and must be 1 or more: the first steps make what later ones go on from"));
+                            ", expected 1 or more; the first steps allocate state that later steps use"));
     if (group_.device().is_cuda()) stream_ = make_capture_stream(group_.device());
   }
 
@@ -39,7 +39,7 @@ class StepCapture::Impl {
       run(inputs);
       return false;
     }
-    if (has_failed_) throw UsageError(text(me(), "it could not be captured before; make a new one"));
+    if (has_failed_) throw UsageError(text(me(), "an earlier capture of this step failed; create a new CapturedStep"));
     const bool is_as_before = is_alike(inputs, is_captured_ ? inputs_ : last_);
     if (!is_captured_ && is_as_before && warm_ups_ == options_.warm_up) capture(inputs, run);
     if (is_captured_ && is_as_before) {
@@ -69,8 +69,8 @@ class StepCapture::Impl {
       throw;
     } catch (const std::exception& error) {
       throw UsageError(
-          text(me(), "the step cannot be captured: it must not wait for the GPU (item(), cpu(), printing ",
-               "a tensor, a loss that is kept from before) nor do anything on the default stream: ", error.what()));
+          text(me(), "the step cannot be captured; it must not wait for the GPU (item(), cpu(), printing a tensor, a ",
+               "loss kept from an earlier step) and must not use the default stream: ", error.what()));
     }
     before_replay_ = recording.take();
     last_.clear();
@@ -97,10 +97,10 @@ class StepCapture::Impl {
 
   const ProcessGroup group_;
   const CapturedStepOptions options_;
-  std::vector<at::Tensor> inputs_;  // where the graph finds them
+  std::vector<at::Tensor> inputs_;  // the buffers that the captured graph reads
   std::vector<std::function<void()>> before_replay_;
-  std::unique_ptr<CaptureStream> stream_;  // none on a CPU
-  std::vector<at::Tensor> last_;           // inputs of the last call, until one is captured
+  std::unique_ptr<CaptureStream> stream_;  // null on a CPU
+  std::vector<at::Tensor> last_;           // inputs of the last call, until a call is captured
   int warm_ups_ = 0;
   bool is_captured_ = false;
   bool has_failed_ = false;

@@ -158,7 +158,7 @@ TEST_F(CudaCapturedStep, SaysWhatCannotBeCaptured) {
     CapturedStep waiting(world, [](const torch::Tensor& x) { return x * x.sum().item<float>(); });
     for (int i = 0; i < 3; ++i) waiting(input);
     expect_error<UsageError>([&] { waiting(input); }, "rank ", "item()");
-    expect_error<UsageError>([&] { waiting(input); }, "make a new one");
+    expect_error<UsageError>([&] { waiting(input); }, "create a new CapturedStep");
 
     auto parameter = torch::ones({2}, torch::device(kGpu).requires_grad(true));
     FusedAdamW optimizer({parameter});
@@ -267,12 +267,12 @@ TEST_F(CudaCapturedStep, AFirstWeightOrALoadAfterTheCaptureIsRefused) {
     };
     auto step = make();
     ddp.set_batch_weight(2);
-    expect_error<UsageError>([&] { (*step)(x, y); }, "rank ", "set_batch_weight", "before the step's first call");
+    expect_error<UsageError>([&] { (*step)(x, y); }, "rank ", "set_batch_weight", "before the first call of the step");
     step = make();
     std::stringstream file;
     torch::save(model, file);
     torch::load(model, file, kGpu);
-    expect_error<UsageError>([&] { (*step)(x, y); }, "rank ", "'first.weight'", "torch::load", "make a new");
+    expect_error<UsageError>([&] { (*step)(x, y); }, "rank ", "'first.weight'", "torch::load", "create a new");
     step = make();
     (*step)(x, y);
     ddp.check_replicas();
@@ -365,7 +365,7 @@ TEST_F(CudaCapturedStep, SaysThatALossIsKeptFromBefore) {
     const auto kept = train(ddp, optimizer, input, target);
     CapturedStep step(group, [&](torch::Tensor x, torch::Tensor y) { return train(ddp, optimizer, x, y); });
     for (int i = 0; i < 3; ++i) step(input, target);
-    expect_error<UsageError>([&] { step(input, target); }, "a loss that is kept from before");
+    expect_error<UsageError>([&] { step(input, target); }, "loss kept from an earlier step");
     world.barrier();
   });
 }

@@ -212,9 +212,9 @@ TEST(DistributedDataParallel, NamesTheFirstDifferenceBetweenTheModels) {
   differing([](MlpImpl& m) { m.second->bias.set_requires_grad(false); }, "'second.bias' is [12] Float, not trained",
             "rank 0 has [12] Float, trained");
   differing([](MlpImpl& m) { m.register_module("fourth", torch::nn::Linear(1, 1)); }, "has parameter 'fourth.weight'",
-            "which rank 0 has not");
-  differing([](MlpImpl& m) { m.unregister_module("third"); }, "lacks parameter 'third.weight'", "which rank 0 has");
-  differing([](MlpImpl& m) { m.register_buffer("steps", torch::zeros({1})); }, "has buffer 'steps'", "has not");
+            "but rank 0 does not");
+  differing([](MlpImpl& m) { m.unregister_module("third"); }, "lacks parameter 'third.weight'", "but rank 0 has it");
+  differing([](MlpImpl& m) { m.register_buffer("steps", torch::zeros({1})); }, "has buffer 'steps'", "does not");
   differing(
       [](MlpImpl& m) {
         m.first->weight.set_data(torch::ones({6, 16}).t());
@@ -337,7 +337,7 @@ TEST(DistributedDataParallel, AnInterruptedBackwardIsNotTakenForTheNext) {
       return gradient;
     });
     EXPECT_THROW(out.backward(), std::runtime_error);
-    expect_error<UsageError>([&] { ddp(input_of(0)); }, "rank 0", "broke off", "checkpoint");
+    expect_error<UsageError>([&] { ddp(input_of(0)); }, "rank 0", "did not finish", "checkpoint");
   });
 }
 

@@ -119,7 +119,7 @@ TEST(Options, AStaticGraphRemembersWhichParametersAreUnused) {
     }
     EXPECT_TRUE(ddp.logging_data().is_static_graph);
     expect_error<UsageError>([&] { ddp(input_of(world.rank()), true).sum().backward(); }, "'unused.",
-                             "in the first there were 0", "not static");
+                             "but 0 in the first one", "not static");
   });
 }
 
@@ -249,9 +249,9 @@ TEST(Options, OutputsMoveToTheOutputDeviceAndInputsToTheModels) {
         [&] {
           DistributedDataParallel two(model, world, {.device_ids = {torch::Device("cpu"), torch::Device("cpu")}});
         },
-        "2 devices", "a rank for each");
+        "2 devices", "one rank for each");
     expect_error<UsageError>([&] { DistributedDataParallel other(model, world, {.device_ids = {torch::kMeta}}); },
-                             "device_ids is meta", "the group works on cpu");
+                             "device_ids is meta", "the group's device is cpu");
   });
 }
 

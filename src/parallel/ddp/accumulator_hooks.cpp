@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-// Autograd gives away the addresses of two of the task's members, and not the task. Its depth is public, too, and
-// stands at a known distance from them.
+// Autograd exposes the address of the task's member nodes_in_graph_, but not of the task. The task's address follows
+// from the member's offset; the depth and exec_info_ are public members.
 BackwardTask current_backward_task() {
   using torch::autograd::GraphTask;
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
@@ -86,7 +86,8 @@ void AccumulatorHooks::stop_listening(const Listener& listener) {
                 [&](const auto& hook) { return hook.get() == listener.replace_hook; });
 }
 
-// Autograd makes a new accumulator, on the current stream, once nothing holds the old one.
+// Releases the old accumulators first: autograd creates a new one, on the current stream, only after the old one is
+// destroyed.
 void AccumulatorHooks::listen_to_all() {
   std::for_each(listeners_.begin(), listeners_.end(), stop_listening);
   listeners_.clear();

@@ -12,27 +12,28 @@
 
 namespace lockstep {
 
-/// A run of autograd's engine: one call of backward(). Recomputed segments call backward() inside of another.
+/// One run of the autograd engine, that is one call of backward(). Activation checkpointing nests backward() calls.
 struct BackwardTask {
-  const void* id = nullptr;  // no other task that runs has it; null outside of backward
-  int depth = 0;             // 0 for the outermost
-  bool is_partial = false;   // towards some tensors only: autograd::grad, or backward with inputs
+  const void* id = nullptr;  // unique among running tasks; null outside of backward
+  int depth = 0;             // 0 for the outermost task
+  bool is_partial = false;   // computes gradients of selected tensors only: autograd::grad, or backward with inputs
 };
 
-/// The task that the calling thread works for.
+/// Returns the task that the calling thread executes.
 BackwardTask current_backward_task();
 
-/// Hooks on the gradient accumulators of parameters: the nodes at which autograd adds a gradient to .grad().
+/// Hooks on the gradient accumulators of parameters. A gradient accumulator is the autograd node that adds a gradient
+/// to .grad().
 ///
 /// LibTorch replaces a parameter's accumulator when the parameter's storage is replaced (torch::load, to()). On a GPU,
-/// autograd accumulates on the stream on which the accumulator was made. connect() moves the hooks in both cases.
+/// autograd accumulates on the stream on which the accumulator was created. connect() moves the hooks in both cases.
 /// Not thread-safe; the callbacks run on autograd's threads.
 class AccumulatorHooks {
  public:
-  /// Called after a gradient of parameter number `parameter` was accumulated. Autograd also calls it for an undefined
-  /// gradient, which a function returns for an input that its result does not depend on.
+  /// Called after a gradient of parameter number `parameter` was accumulated. Also called for an undefined gradient: a
+  /// function returns one for an input that does not affect its result.
   using OnGradient = std::function<void(size_t parameter, bool is_defined)>;
-  /// Returns what to accumulate in place of a gradient.
+  /// Returns the tensor to accumulate in place of `gradient`.
   using Replace = std::function<at::Tensor(const at::Tensor& gradient)>;
 
   AccumulatorHooks(std::vector<at::Tensor> parameters, c10::Device device, OnGradient on_gradient);
@@ -40,11 +41,11 @@ class AccumulatorHooks {
   AccumulatorHooks(const AccumulatorHooks&) = delete;
   AccumulatorHooks& operator=(const AccumulatorHooks&) = delete;
 
-  /// Before a forward, and not during backward: hooks the accumulators that the forward's graph will use. Hooks on
-  /// replaced accumulators stay for as long as an earlier graph uses them.
+  /// Hooks the accumulators that the next forward's graph will use. Call it before a forward, never during backward.
+  /// Hooks on replaced accumulators stay as long as an earlier graph uses them.
   void connect();
 
-  /// Calls `replace` for every gradient before it is accumulated, from now on. Once.
+  /// From now on, calls `replace` for every gradient before the gradient is accumulated. May be called only once.
   void replace_gradients(Replace replace);
   bool replaces_gradients() const { return replace_ != nullptr; }
 
@@ -53,7 +54,7 @@ class AccumulatorHooks {
   class ReplaceHook;
   /// The hooks on one accumulator.
   struct Listener {
-    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive: autograd holds it weakly
+    std::shared_ptr<torch::autograd::Node> accumulator;  // keeps it alive: autograd holds a weak pointer
     uintptr_t key;
     torch::autograd::FunctionPreHook* replace_hook = nullptr;
 
@@ -71,8 +72,8 @@ class AccumulatorHooks {
   const OnGradient on_gradient_;
   Replace replace_;
   std::vector<Listener> listeners_;  // by parameter
-  std::vector<Listener> replaced_;   // on accumulators that were replaced and that an earlier graph still uses
-  c10::Stream stream_;               // on which the accumulators were made
+  std::vector<Listener> replaced_;   // on replaced accumulators that an earlier graph still uses
+  c10::Stream stream_;               // on which the accumulators were created
 };
 
 }  // namespace lockstep

@@ -16,8 +16,8 @@ BatchWeight::BatchWeight(ProcessGroup group) : group_(std::move(group)), sum_(gr
 
 void BatchWeight::check(double samples) const {
   if (!(samples >= 0) || !std::isfinite(samples))
-    throw UsageError(text("rank ", group_.rank(), ": the weight of a batch is ", samples,
-                          "; expected 0 or more: give the number of samples in the batch"));
+    throw UsageError(text("rank ", group_.rank(), ": the batch weight is ", samples,
+                          ", expected a finite number of 0 or more; pass the number of samples in the batch"));
 }
 
 void BatchWeight::set(double samples) {
@@ -41,7 +41,7 @@ void BatchWeight::set_on_device() {
   }
   samples.fill_(samples_);
   sum.copy_(samples);
-  group_.all_reduce_async(sum).wait();  // orders streams; the host goes on
+  group_.all_reduce_async(sum).wait();  // orders streams; does not block the host
   factor.copy_((samples * group_.size() / sum)[0]);
   is_empty.copy_((samples == 0)[0]);
 }
@@ -64,14 +64,14 @@ void BatchWeight::wait_for_sum() {
   }
   if ((round_ ? round_->sum : sum_) > 0) return;
   throw UsageError(text("rank ", group_.rank(),
-                        ": the weights of this batch are 0 on all ranks, so there are no samples to average over; "
-                        "skip a step that has no samples on any rank"));
+                        ": the batch weights are 0 on all ranks, so there are no samples to average over; skip the "
+                        "step when no rank has samples"));
 }
 
 at::Tensor BatchWeight::apply(const at::Tensor& gradient) {
   wait_for_sum();
   const bool reads_device = is_set_ && !round_ && group_.device().is_cuda();
-  if (reads_device && detail::is_capturing(group_.device()))  // replays may have another weight
+  if (reads_device && detail::is_capturing(group_.device()))  // the weight may differ at each replay
     return (gradient * on_device_.factor).masked_fill(on_device_.is_empty, 0);
   const auto [samples, sum] = round_.value_or(Share{samples_, sum_});
   if (samples == 0) return at::zeros_like(gradient);

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-// A gradient begins on a cache line, so that vector loops need no special start.
+// Each gradient begins on a cache line, so vector loops need no unaligned prologue.
 constexpr int64_t kGradientAlignBytes = 64;
 
 constexpr size_t kLargeBytes = 1 << 20;
@@ -28,7 +28,8 @@ Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Te
   int64_t width = static_cast<int64_t>(parameters.front().element_size());
   int64_t total = 0;
   for (const auto& parameter : parameters) total += padded_elements(parameter.numel(), width);
-  memory_ = group.allocate({total + extra}, parameters.front().scalar_type()).zero_();  // the gaps are reduced, too
+  memory_ =
+      group.allocate({total + extra}, parameters.front().scalar_type()).zero_();  // the padding is reduced as well
 
   int64_t offset = 0;
   std::vector<at::Tensor> gradients;
@@ -68,7 +69,7 @@ void Bucket::put(size_t slot, const at::Tensor& gradient) {
   if (--missing_ == 0) times_.full = Clock::now();
 }
 
-/// Then its memory is worth a copy of its own, after which it is free.
+/// Such a gradient gets its own copy, so that its memory can be freed at once.
 bool Bucket::is_most_of_it(const at::Tensor& place) const {
   return place.nbytes() >= kLargeBytes && 2 * place.nbytes() >= memory_.nbytes();
 }

@@ -16,12 +16,13 @@ inline bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-/// Whether they are the same elements.
+/// Whether both tensors are the same view of the same memory.
 inline bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.data_ptr() == b.data_ptr() && same_layout(a, b);
 }
 
-/// Copies a gradient; small ones without LibTorch, whose copy takes longer to call than to do.
+/// Copies a gradient. Small ones are copied with memcpy, because the call overhead of LibTorch's copy exceeds the copy
+/// itself.
 inline void write(const at::Tensor& to, const at::Tensor& from) {
   constexpr size_t kSmallBytes = 64 << 10;
   if (to.nbytes() <= kSmallBytes && to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type() &&
@@ -31,46 +32,47 @@ inline void write(const at::Tensor& to, const at::Tensor& from) {
     to.copy_(from);
 }
 
-/// Gradients that are reduced together, in one piece of the backend's memory. Not thread-safe.
+/// Gradients that are reduced together, in one buffer of the backend's memory. Not thread-safe.
 class Bucket {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// When things happened in the last reduction.
+  /// Times of the last reduction.
   struct Times {
     Clock::time_point full;
     Clock::time_point started;
     Clock::time_point reduced;
   };
 
-  /// `parameters` of one dtype and device; `extra` more elements follow the gradients.
+  /// `parameters` must have one dtype and device. `extra` elements follow the gradients.
   Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra);
 
-  /// A tensor of the shape and strides of parameter `slot` in the bucket's memory. Not an autograd view: optimizers
-  /// detach gradients in place, which those refuse.
+  /// Returns a tensor in the bucket's memory with the shape and strides of parameter `slot`. It is not an autograd
+  /// view: optimizers detach gradients in place, and autograd views refuse that.
   const at::Tensor& gradient(size_t slot) const { return contents_.gradients[slot]; }
 
-  /// The elements after the gradients. A hook does not get them: they travel beside it.
+  /// The elements after the gradients. A comm hook does not receive them: they have their own all-reduce.
   const at::Tensor& extra() const { return extra_; }
-  /// All of it is zero.
+  /// Fills the bucket with zeros.
   void clear() { memory_.zero_(); }
 
-  /// All gradients are missing again. Drops what an interrupted backward has left.
+  /// Marks all gradients as missing and drops pending copies and the reduction of an interrupted backward.
   void reset();
-  /// Adds a gradient, or zeros when it is undefined. On a GPU small gradients are kept until the bucket's reduction
-  /// starts and are then copied together; a gradient that fills most of the bucket is copied at once.
+  /// Adds a gradient, or zeros if `gradient` is undefined. On a GPU, small gradients are held back until the bucket's
+  /// reduction starts and are then copied together; a gradient that fills most of the bucket is copied at once.
   void put(size_t slot, const at::Tensor& gradient);
   /// The same for the elements after the gradients.
   void put_extra(const at::Tensor& values);
-  /// What was put is in the bucket's memory.
+  /// Copies all held-back gradients into the bucket's memory.
   void flush_pending_copies();
   bool is_full() const { return missing_ == 0; }
 
-  /// Averages the bucket, or does what the hook does if there is one. Collective.
+  /// Starts to average the bucket, or calls the hook if one is set. Collective.
   void start(const CommHook& hook);
   bool is_under_way() const { return average_ || finish_hook_; }
+  /// Blocks until the started reduction is complete.
   void finish();
-  /// Averages it without a hook, on the calling thread where that can be.
+  /// Averages the bucket without a hook, on the calling thread if the backend can. Collective.
   void reduce();
 
   const GradientBucket& contents() const { return contents_; }
@@ -84,9 +86,9 @@ class Bucket {
   at::Tensor extra_;
   GradientBucket contents_;
   size_t missing_ = 0;
-  std::vector<at::Tensor> places_, values_;  // to be copied together, on a GPU
-  std::optional<Work> average_;              // of a reduction under way
-  FinishReduction finish_hook_{};            // of a reduction under way
+  std::vector<at::Tensor> places_, values_;  // pending copies, GPU only
+  std::optional<Work> average_;              // of the running reduction
+  FinishReduction finish_hook_{};            // of the running reduction
   Times times_{};
 };
 

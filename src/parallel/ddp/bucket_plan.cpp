@@ -10,14 +10,15 @@ namespace {
 struct OpenBucket {
   std::vector<size_t> gradients;
   int64_t bytes = 0;
-  size_t full_at = 0;  // when the last of its gradients comes
+  size_t full_at = 0;  // position in the order at which its last gradient arrives
 };
 
 int64_t gradient_bytes(const GradientSpec& gradient) {
   return gradient.elements * static_cast<int64_t>(c10::elementSize(gradient.dtype));
 }
 
-/// To send a bucket on its way costs a GPU's host more than a little of overlap gains.
+/// Returns the size limit of the first bucket. A small model on a GPU gets a single bucket: launching one more
+/// all-reduce costs the host more than the overlap saves.
 int64_t first_limit(const std::vector<GradientSpec>& gradients, const BucketLimits& limits) {
   int64_t all = 0;
   for (const auto& gradient : gradients) {

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// The bucket is averaged in another dtype, in memory that is kept for it.
+/// Averages the bucket in `dtype`. The converted buffer of each bucket is kept and reused.
 CommHook compress(at::ScalarType dtype) {
   auto narrow = std::make_shared<std::map<size_t, at::Tensor>>();  // by bucket
   return [=](const GradientBucket& bucket, const ProcessGroup& group) -> FinishReduction {

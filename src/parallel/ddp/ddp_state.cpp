@@ -19,9 +19,9 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr int kSource = 0;  // the rank whose parameters and buffers everyone takes
+constexpr int kSource = 0;  // the rank whose parameters and buffers all ranks receive
 
-/// Tells the reducer that backward has come to what the model returned.
+/// Notifies the reducer when backward reaches an output of the model.
 class OutputHook final : public torch::autograd::FunctionPreHook {
  public:
   explicit OutputHook(std::weak_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
@@ -38,7 +38,7 @@ class OutputHook final : public torch::autograd::FunctionPreHook {
 std::optional<c10::Device> only_device(const std::vector<c10::Device>& devices) {
   if (devices.size() > 1)
     throw UsageError(text("DistributedDataParallel: option device_ids has ", devices.size(),
-                          " devices; a rank trains on one: start a rank for each device"));
+                          " devices, expected at most 1; start one rank for each device"));
   return devices.empty() ? std::nullopt : std::optional(devices[0]);
 }
 
@@ -64,7 +64,7 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
                                 weight_, recorder_);
 }
 
-// Evaluation sends nothing, so that ranks may evaluate different numbers of batches, or one rank alone.
+// Evaluation does not communicate, so ranks may evaluate different numbers of batches.
 void DdpState::before_forward() {
   recorder_.begin_forward();
   reducer_->check_finished();
@@ -87,14 +87,16 @@ void DdpState::before_forward() {
   take_buffers_if_due(source);
 }
 
-// Once for each reduction: where several forwards go before it, whether their gradients accumulate or one backward runs
-// through all of them, the first does it. A buffer that changed between them would break that backward.
+// Broadcasts the buffers once per reduction. If several forwards precede a reduction (gradient accumulation, or one
+// backward through all of them), only the first forward broadcasts: a buffer that changed between the forwards would
+// make that backward fail.
 void DdpState::take_buffers_if_due(int source) {
   const auto now = reducer_->reductions();
   if (options_.broadcast_buffers && std::exchange(buffers_taken_at_, now) != now) broadcast_buffers(source);
 }
 
-// A graph reads and writes the parameters' memory, and multiplies gradients by weights or does not.
+// A captured graph contains the addresses of the parameters and, if set_batch_weight was called before, the weighting
+// of the gradients. Neither may change between capture and replay.
 void DdpState::take_part_in_capture() {
   std::vector<const void*> addresses;
   for (const auto& [name, tensor] : reducer_->parameters()) addresses.push_back(tensor.data_ptr());
@@ -102,12 +104,12 @@ void DdpState::take_part_in_capture() {
     for (size_t i = 0; i < addresses.size(); ++i)
       if (const auto& [name, tensor] = reducer->parameters()[i]; tensor.data_ptr() != addresses[i])
         throw UsageError(text("parameter '", name,
-                              "' has other memory than when the step was captured (torch::load, set_data or to()); "
-                              "make a new CapturedStep after loading"));
+                              "' was moved to other memory after the step was captured (torch::load, set_data or "
+                              "to()); create a new CapturedStep after loading"));
     if (reducer->weighs_gradients() != weighs)
       throw UsageError(
-          "the first set_batch_weight came after the step was captured, which does not weight its gradients; call it "
-          "before the step's first call");
+          "set_batch_weight was first called after the step was captured, so the captured step does not weight its "
+          "gradients; call set_batch_weight before the first call of the step");
   });
   Recording::if_abandoned([this] {
     reducer_->abandon_capture();
@@ -126,7 +128,8 @@ void DdpState::check_unchanged() const {
   const auto change = wrapped_.describe_change();
   if (!change.empty())
     throw UsageError(text("rank ", group_.rank(), ": ", change,
-                          "; the wrapper averages what it was given: change the model first, then wrap it (again)"));
+                          "; the wrapper averages the parameters that it was constructed with: change the model first, "
+                          "then wrap it (again)"));
 }
 
 void DdpState::begin_no_sync() {
@@ -141,17 +144,17 @@ void DdpState::warn_of_lone_step() {
   has_warned_ = true;
   log_warning(
       text("rank ", group_.rank(),
-           ": parameters changed after a backward under no_sync() and none outside of it, so that this rank "
-           "stepped by gradients of its own and the replicas have come apart; let the last backward before each "
-           "step be outside of no_sync()"));
+           ": parameters changed after a backward under no_sync() that no synchronized backward followed, so this rank "
+           "stepped with its local gradients and the replicas have diverged; run the last backward before each step "
+           "outside of no_sync()"));
 }
 
 void DdpState::set_batch_weight(double samples) {
   const auto layer = weight_.is_set() ? std::nullopt : synced_batch_norm_in(wrapped_.module());
-  if (layer)  // its backward adds up gradients of all ranks, before they could be weighted
+  if (layer)  // its backward sums gradients over the ranks before they could be weighted
     throw UsageError(text("rank ", group_.rank(), ": set_batch_weight: layer '", *layer,
-                          "' is a SyncBatchNorm, which sums over the ranks inside of backward; divide each rank's "
-                          "summed loss by the mean number of samples of a rank instead"));
+                          "' is a SyncBatchNorm, which sums over the ranks during backward; instead, divide each "
+                          "rank's summed loss by the mean number of samples per rank"));
   join_ ? weight_.set_in_join(samples) : weight_.set(samples);
   reducer_->weigh_gradients();
 }
@@ -170,14 +173,14 @@ void DdpState::check_replicas() const {
   check_equal(wrapped_.parameters(), group_);
 }
 
-// --- in a join
+// --- join
 
 void DdpState::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
   const auto layer = synced_batch_norm_in(wrapped_.module());
   if (layer && !context->options().throw_on_early_termination)
     throw UsageError(text("rank ", group_.rank(), ": join: layer '", *layer,
-                          "' is a SyncBatchNorm, whose collectives a rank without inputs cannot make up for; set "
-                          "throw_on_early_termination, or give all ranks as many inputs"));
+                          "' is a SyncBatchNorm, and a rank without inputs cannot take part in its collectives; set "
+                          "throw_on_early_termination, or give all ranks the same number of inputs"));
   join_ = std::move(context);
   leads_join_ = is_first;
   reducer_->weigh_gradients();

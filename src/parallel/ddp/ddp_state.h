@@ -16,7 +16,8 @@
 
 namespace lockstep::detail {
 
-/// This rank's copy of the model, kept equal to the others'. Not thread-safe, but for its reducer.
+/// State of a DistributedDataParallel wrapper on this rank: the module, its buffers, its batch weight and its reducer.
+/// Not thread-safe, except for the reducer.
 class DdpState {
  public:
   DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
@@ -56,13 +57,13 @@ class DdpState {
   PackedBroadcast buffers_;
   BatchWeight weight_;
   StepRecorder recorder_;
-  std::shared_ptr<Reducer> reducer_;  // constant after construction; graphs may outlive this
-  int64_t buffers_taken_at_ = -1;     // how many reductions there had been
+  std::shared_ptr<Reducer> reducer_;  // constant after construction; shared: autograd graphs may outlive this object
+  int64_t buffers_taken_at_ = -1;     // number of reductions at the last buffer broadcast
   int64_t iterations_ = 0;
-  uint64_t cheap_fingerprint_ =
-      0;  // at the parameters, before the first backward under no_sync since the last reduction
+  // Of the parameters, before the first backward under no_sync() since the last reduction.
+  uint64_t cheap_fingerprint_ = 0;
   bool has_warned_ = false;
-  std::shared_ptr<JoinContext> join_;  // while in one
+  std::shared_ptr<JoinContext> join_;  // null outside of a join
   bool leads_join_ = false;
 };
 

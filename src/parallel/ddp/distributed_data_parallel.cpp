@@ -99,7 +99,7 @@ BucketPlan DistributedDataParallelBase::bucket_plan() const {
   return replica_->reducer().plan();
 }
 
-// --- what it tells of itself
+// --- logging
 
 DdpLoggingData DistributedDataParallelBase::logging_data() const {
   const auto& group = replica_->group();
@@ -137,7 +137,7 @@ std::ostream& operator<<(std::ostream& out, const DistributedDataParallelBase& d
   return out << ddp.to_string();
 }
 
-// --- for forward
+// --- forward
 
 void DistributedDataParallelBase::before_forward() const {
   replica_->before_forward();

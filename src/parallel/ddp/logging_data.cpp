@@ -45,7 +45,7 @@ double microseconds(Clock::time_point time) {
   return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
 }
 
-/// How long at least one of the reductions was under way between two moments.
+/// Returns how long at least one reduction was running between `from` and `to`.
 double under_way_ms(const StepTimes& step, Clock::time_point from, Clock::time_point to) {
   std::vector<Span> spans;
   for (const auto& bucket : step.buckets)
@@ -73,7 +73,7 @@ std::string size_text(int64_t bytes) {
   return print("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-/// A complete event: name, track, begin and end.
+/// Returns a complete event ("ph": "X") of the trace format.
 std::string event(const std::string& name, int rank, int track, Clock::time_point begin, Clock::time_point end) {
   return text(
       "{\"name\":\"", name, "\",\"ph\":\"X\",\"pid\":", rank, ",\"tid\":", track,
@@ -129,7 +129,7 @@ std::string trace_events(int rank, const std::vector<StepTimes>& steps) {
       events.push_back(event(text("forward ", step.number), rank, kCompute, step.forward_begin, step.forward_end));
     events.push_back(event(text("backward ", step.number), rank, kCompute, step.backward_begin, step.backward_end));
     events.push_back(event("wait", rank, kCompute, step.computed, step.backward_end));
-    auto free = step.backward_begin;  // buckets are reduced one after the other
+    auto free = step.backward_begin;  // buckets are reduced one after another
     for (size_t i = 0; i < step.buckets.size(); ++i) {
       const auto& bucket = step.buckets[i];
       events.push_back(event(text("bucket ", i, ", ", size_text(bucket.bytes)), rank, kBuckets,

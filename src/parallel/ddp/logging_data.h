@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// When the parts of a training step happened on this rank.
+/// Times of the parts of a training step on this rank.
 struct StepTimes {
   using Clock = std::chrono::steady_clock;
   struct Bucket {
@@ -20,20 +20,20 @@ struct StepTimes {
     Clock::time_point full{}, started{}, reduced{};
   };
 
-  int64_t number = 0;                                // of the reduction, from 1
-  Clock::time_point forward_begin{}, forward_end{};  // of the wrapper; zero when it was not used
-  Clock::time_point backward_begin{};                // its first gradient
-  Clock::time_point computed{};                      // its last gradient: from here on this rank only waits
+  int64_t number = 0;                                // of the reduction, starting at 1
+  Clock::time_point forward_begin{}, forward_end{};  // of the wrapper; zero if the wrapper's forward was not called
+  Clock::time_point backward_begin{};                // first gradient
+  Clock::time_point computed{};                      // last gradient; after it this rank only waits
   Clock::time_point backward_end{};
   std::vector<Bucket> buckets{};
 };
 
-/// The last steps. Thread-safe.
+/// Keeps the times of the last steps. Thread-safe.
 class StepRecorder {
  public:
   void begin_forward();
   void end_forward();
-  /// Ends a step; forward times are filled in.
+  /// Ends a step and fills in its number and forward times.
   void add(StepTimes step);
 
   std::vector<StepTimes> steps() const;
@@ -47,14 +47,14 @@ class StepRecorder {
   std::deque<StepTimes> steps_;                                   // guarded by mutex_
 };
 
-/// Fills in what a step says.
+/// Fills in the members of `data` that describe the last step.
 void describe_step(const StepTimes& step, DdpLoggingData& data);
 
-/// The steps of a rank as events in Chrome's trace format, separated by commas: forward, backward and waiting on one
-/// track, buckets on another. Times are of the machine's clock, so ranks of one host fit together.
+/// Returns the steps of a rank as comma-separated events in Chrome's trace format: forward, backward and waiting on one
+/// track, buckets on another. Times are of the host's steady clock, so ranks of one host line up.
 std::string trace_events(int rank, const std::vector<StepTimes>& steps);
 
-/// A whole file of them, which Perfetto and chrome://tracing open.
+/// Returns a complete trace file for Perfetto or chrome://tracing.
 std::string trace_file(const std::vector<std::string>& events_of_ranks);
 
 }  // namespace lockstep

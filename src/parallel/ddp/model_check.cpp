@@ -22,7 +22,7 @@ uint64_t mix(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 29);
 }
 
-/// Of the bits, in four chains so that the processor need not wait for one.
+/// Hashes the tensor's bits in four independent chains, to hide the latency of each.
 uint64_t hash_bits(const at::Tensor& tensor) {
   const auto dense = tensor.detach().cpu().contiguous();
   const auto* bytes = static_cast<const char*>(dense.data_ptr());
@@ -56,9 +56,9 @@ void check_equal(const std::vector<NamedParameter>& tensors, const ProcessGroup&
     for (int rank = 1; rank < group.size(); ++rank)
       if (hash[rank * count + i] != hash[i]) others.push_back(rank);
     if (others.empty()) continue;
-    throw MismatchError(text("rank ", group.rank(), ": the replicas have come apart: parameter '", tensors[i].name,
-                             "' is another on ", others.size() == 1 ? "rank " : "ranks ", enumerate(others),
-                             " than on rank 0; change parameters on all ranks alike, or call "
+    throw MismatchError(text("rank ", group.rank(), ": the replicas have diverged: parameter '", tensors[i].name,
+                             "' on ", others.size() == 1 ? "rank " : "ranks ", enumerate(others),
+                             " differs from rank 0; change parameters in the same way on all ranks, or call "
                              "sync_parameters_and_buffers() after changing them on one"));
   }
 }
@@ -66,13 +66,13 @@ void check_equal(const std::vector<NamedParameter>& tensors, const ProcessGroup&
 namespace {
 
 ModelFact fact_of(const char* kind, const std::string& name, const at::Tensor& tensor) {
-  // Gradients are laid out as their parameters are, so strides count too.
+  // Gradients have the strides of their parameters, so strides must match as well.
   return {text(kind, " '", name, "'"),
           text(tensor.sizes(), ' ', tensor.scalar_type(), tensor.requires_grad() ? ", trained" : ", not trained",
                tensor.is_contiguous() ? "" : text(", strides ", tensor.strides()))};
 }
 
-// A line each: names of parameters cannot contain a tab or a line break that would matter to equality.
+// One line for each fact. Names of parameters cannot contain a tab or a line break that would affect equality.
 std::string write_facts(const std::vector<ModelFact>& specs) {
   std::string result;
   for (const auto& spec : specs) result += spec.name + '\t' + spec.description + '\n';
@@ -89,7 +89,7 @@ std::vector<ModelFact> read_facts(const std::string& lines) {
   return specs;
 }
 
-/// The options that must be equal on all ranks, or they would reduce different things.
+/// The options that affect communication; they must match on all ranks.
 std::vector<ModelFact> facts_of(const DistributedDataParallelOptions& options) {
   auto word = [](bool on) { return on ? "true" : "false"; };
   return {
@@ -107,22 +107,22 @@ std::string why_not_trainable(const WrappedModule& model, const std::optional<c1
     return text("rank ", group.rank(), ": DistributedDataParallel: ", parts...);
   };
   if (device && *device != group.device())
-    return because("option device_ids is ", *device, ", the group works on ", group.device(),
-                   "; give the group's device, or none");
+    return because("option device_ids is ", *device, ", but the group's device is ", group.device(),
+                   "; pass the group's device, or none");
   bool trains = false;
   for (const auto& [name, tensor] : model.parameters()) {
     trains = trains || tensor.requires_grad();
     if (tensor.device() != group.device())
-      return because("parameter '", name, "' is on ", tensor.device(), ", the group works on ", group.device(),
+      return because("parameter '", name, "' is on ", tensor.device(), ", but the group's device is ", group.device(),
                      "; call model->to(world.device()) before wrapping");
     if (tensor.requires_grad() && !c10::isFloatingType(tensor.scalar_type()))
-      return because("parameter '", name, "' is ", tensor.scalar_type(),
-                     "; gradients of this dtype cannot be averaged");
+      return because("parameter '", name, "' has dtype ", tensor.scalar_type(),
+                     "; only gradients of floating-point dtypes can be averaged");
   }
   if (!trains)
     return because(
-        "no parameter of the model requires a gradient, so there is nothing to average; use the model as it is, or "
-        "call requires_grad_() on what is to be trained");
+        "no parameter of the model requires a gradient, so there is nothing to average; use the model without the "
+        "wrapper, or call requires_grad_() on the parameters to train");
   return {};
 }
 
@@ -137,13 +137,13 @@ std::string first_difference(const std::vector<ModelFact>& mine, int my_rank, co
     if (mine[i].name == theirs[i].name)
       return text("rank ", my_rank, ": ", mine[i].name, " is ", mine[i].description, ", rank ", their_rank, " has ",
                   theirs[i].description, kRemedy);
-    return text("rank ", my_rank, ": number ", i, " of the model's tensors is ", mine[i].name, ", on rank ", their_rank,
-                " it is ", theirs[i].name, kRemedy);
+    return text("rank ", my_rank, ": item ", i, " of the model is ", mine[i].name, ", on rank ", their_rank, " it is ",
+                theirs[i].name, kRemedy);
   }
   if (mine.size() > common)
-    return text("rank ", my_rank, ": has ", mine[common].name, ", which rank ", their_rank, " has not", kRemedy);
+    return text("rank ", my_rank, ": has ", mine[common].name, ", but rank ", their_rank, " does not", kRemedy);
   if (theirs.size() > common)
-    return text("rank ", my_rank, ": lacks ", theirs[common].name, ", which rank ", their_rank, " has", kRemedy);
+    return text("rank ", my_rank, ": lacks ", theirs[common].name, ", but rank ", their_rank, " has it", kRemedy);
   return {};
 }
 

@@ -13,8 +13,8 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kMuch = 25 << 20;
-constexpr int64_t kPackAlignBytes = 64;  // of every dtype
+constexpr int64_t kMuch = 25 << 20;      // bytes
+constexpr int64_t kPackAlignBytes = 64;  // sufficient for every dtype
 
 int64_t aligned_bytes(const at::Tensor& tensor) {
   return (static_cast<int64_t>(tensor.nbytes()) + kPackAlignBytes - 1) / kPackAlignBytes * kPackAlignBytes;
@@ -25,7 +25,7 @@ void copy_in(const std::vector<at::Tensor>& inside, const std::vector<at::Tensor
   for (size_t i = 0; i < inside.size(); ++i) write(inside[i], outside[i]);
 }
 
-/// By LibTorch's own copies, which autograd hears of.
+/// Uses LibTorch's copies, so that autograd notices the change of each tensor.
 void copy_out(const std::vector<at::Tensor>& outside, const std::vector<at::Tensor>& inside) {
   if (inside[0].is_cuda()) return detail::copy_together(outside, inside);
   for (size_t i = 0; i < inside.size(); ++i) outside[i].copy_(inside[i]);
@@ -49,7 +49,7 @@ bool PackedBroadcast::is_laid_out() const {
       });
 }
 
-// Bytes are copied together where values of several dtypes would not be.
+// Contiguous tensors are viewed as bytes: on a GPU, values of several dtypes would not be copied together.
 void PackedBroadcast::lay_out() {
   seen_.clear();
   outside_.clear();
@@ -63,7 +63,7 @@ void PackedBroadcast::lay_out() {
   }
   if (bytes == 0 || bytes > kMuch) return;
 
-  memory_ = group_.allocate({bytes}, at::kByte).zero_();  // the gaps travel, too
+  memory_ = group_.allocate({bytes}, at::kByte).zero_();  // the padding is sent as well
   int64_t offset = 0;
   for (const auto& tensor : seen_) {
     if (tensor.numel() == 0) continue;

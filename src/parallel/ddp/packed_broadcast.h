@@ -9,14 +9,14 @@
 
 namespace lockstep {
 
-/// The same tensors, broadcast again and again, in one message whatever their dtypes. What they take up is kept, unless
-/// it is much. Not thread-safe.
+/// Broadcasts the same tensors repeatedly, in one message regardless of their dtypes. The packing buffer is kept
+/// between calls; tensors of more than 25 MiB in total are not packed. Not thread-safe.
 class PackedBroadcast {
  public:
   PackedBroadcast(ProcessGroup group, std::vector<at::Tensor> tensors)
       : group_(std::move(group)), tensors_(std::move(tensors)) {}
 
-  /// Every rank has root's values. Collective.
+  /// Copies root's values to every rank. Collective.
   void run(int root);
 
  private:
@@ -25,10 +25,10 @@ class PackedBroadcast {
 
   const ProcessGroup group_;
   const std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> seen_;     // as they were laid out: a tensor may be given other memory, or another size
-  at::Tensor memory_;                // for all of them; undefined where they are not packed
-  std::vector<at::Tensor> outside_;  // each that has elements, as bytes where that can be
-  std::vector<at::Tensor> inside_;   // and in the memory
+  std::vector<at::Tensor> seen_;     // at the last lay_out(): a tensor's memory or size may have changed since
+  at::Tensor memory_;                // packing buffer; undefined if the tensors are not packed
+  std::vector<at::Tensor> outside_;  // the non-empty tensors, viewed as bytes where contiguous
+  std::vector<at::Tensor> inside_;   // their places in memory_
 };
 
 }  // namespace lockstep

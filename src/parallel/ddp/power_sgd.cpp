@@ -13,29 +13,31 @@
 namespace lockstep {
 namespace {
 
-/// A gradient as the matrix that is approximated by p * q^T.
+/// A gradient, viewed as a matrix that is approximated by p * q^T.
 struct Matrix {
-  at::Tensor gradient;  // n x m, a part of the bucket
-  at::Tensor p;         // n x rank, a part of ps
-  at::Tensor q;         // m x rank, a part of qs
+  at::Tensor gradient;  // n x m, a view of the bucket
+  at::Tensor p;         // n x rank, a view of ps
+  at::Tensor q;         // m x rank, a view of qs
 };
 
-/// One bucket between its steps. The factors of all its matrices lie together, so that each kind is one all-reduce.
+/// State of one bucket. The factors p of all its matrices are contiguous, and so are the factors q: each needs only one
+/// all-reduce.
 struct Approximation {
-  at::Tensor buffer;  // whose it is
+  at::Tensor buffer;  // the bucket's buffer
   std::vector<Matrix> matrices;
-  std::vector<at::Tensor> whole;  // gradients that travel as they are, flat
-  at::Tensor ps, qs, wholes;      // memory of the group
-  at::Tensor error;               // what the last step lost
+  std::vector<at::Tensor> whole;  // uncompressed gradients, flat
+  at::Tensor ps, qs, wholes;      // allocated by the group
+  at::Tensor error;               // the approximation error of the last step
   int64_t reductions = 0;
 };
 
-/// Factors are computed in float32 at least: LibTorch multiplies half matrices on few processors.
+/// Factors are computed in float32 or wider: LibTorch multiplies half-precision matrices on few processors only.
 at::ScalarType factor_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// Makes the columns orthonormal, also those that are zero: else a gradient that is zero once would be lost for ever.
+/// Makes the columns orthonormal, zero columns included. Otherwise a gradient that is zero once would stay zero in all
+/// later steps.
 void orthonormalise(const at::Tensor& matrix) {
   matrix.copy_(std::get<0>(at::linalg_qr(matrix)));
 }
@@ -108,10 +110,10 @@ class PowerSgd {
     return state;
   }
 
-  /// All elements of a gradient of any layout, as a view of the bucket.
+  /// Returns all elements of a gradient of any layout as a flat view of the bucket.
   static at::Tensor flat(const at::Tensor& gradient) { return gradient.as_strided({gradient.numel()}, {1}); }
 
-  /// The same random numbers on every rank.
+  /// Fills the tensor with random numbers that are equal on every rank.
   void fill(const at::Tensor& tensor, size_t bucket) const {
     auto generator = at::detail::createCPUGenerator(options_.seed + bucket);
     tensor.copy_(at::randn(tensor.sizes(), generator, tensor.scalar_type()));
@@ -137,7 +139,8 @@ class PowerSgd {
     if (!options_.warm_start) fill(state.qs, static_cast<size_t>(state.reductions) << 20);
   }
 
-  /// Leaves in `error` what the approximation is off the gradient that this rank gave; whole gradients lose nothing.
+  /// Sets `error` to the difference between this rank's gradient and the approximation; uncompressed gradients have no
+  /// error.
   static void update_error_feedback(const Approximation& state) {
     state.error.sub_(state.buffer);
     for (const auto& part : state.whole) {
@@ -153,9 +156,9 @@ class PowerSgd {
 }  // namespace
 
 CommHook power_sgd(const PowerSgdOptions& options) {
-  if (options.rank < 1) throw UsageError(text("power_sgd: rank is ", options.rank, "; it must be 1 or more"));
+  if (options.rank < 1) throw UsageError(text("power_sgd: option rank is ", options.rank, ", expected 1 or more"));
   if (options.start_iteration < 0)
-    throw UsageError(text("power_sgd: start_iteration is ", options.start_iteration, "; it must be 0 or more"));
+    throw UsageError(text("power_sgd: option start_iteration is ", options.start_iteration, ", expected 0 or more"));
   auto state = std::make_shared<PowerSgd>(options);
   return [state](const GradientBucket& bucket, const ProcessGroup& group) { return state->start(bucket, group); };
 }

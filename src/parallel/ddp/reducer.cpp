@@ -12,10 +12,26 @@
 #include "comm/strings.h"
 #include "parallel/ddp/bucket.h"
 
+// Overview of one reduction.
+//
+// 1. plan_buckets() groups the parameters in reverse order of registration, which approximates the order of backward.
+//    After the first reduction rebuild_buckets() plans again, in the order in which rank 0's gradients arrived.
+// 2. on_gradient() runs after autograd has accumulated a parameter's gradient. The first call of a backward calls
+//    begin() and registers a callback for the end of the backward. Each call copies the gradient into its bucket.
+// 3. start_full_buckets() starts the all-reduce of full buckets strictly in the order of the plan, so that all ranks
+//    issue the same sequence of collectives. The last bucket is reduced at the end of backward.
+// 4. finish() runs at the end of the outermost backward. It adds the parameters that got no gradient, with their old
+//    gradient or zeros, so that every bucket becomes full. The last bucket also carries the marks of used parameters
+//    (UnusedParameterBitmap). Then finish() waits for all buckets and publishes the averages in .grad().
+//
+// With a static graph, the first backward counts the gradients of each parameter. Later ones use these counts to detect
+// that a gradient is complete, and send marks only for check_finite. If backward throws, in_backward_ stays true and
+// the next forward or backward throws UsageError: this rank has missed collectives and is out of step with the others.
+
 namespace lockstep {
 namespace {
 
-constexpr int kReference = 0;  // the rank by whose gradients the buckets are planned
+constexpr int kReference = 0;  // the rank whose arrival order determines the buckets
 
 std::vector<GradientSpec> specs_of(const std::vector<NamedParameter>& parameters) {
   std::vector<GradientSpec> specs;
@@ -64,14 +80,14 @@ bool Reducer::weighs_gradients() const {
   return hooks_.replaces_gradients();
 }
 
-// Before autograd accumulates the gradient, so that each backward of an accumulation counts by its own weight.
+// Runs before autograd accumulates the gradient, so each backward of a gradient accumulation has its own weight.
 at::Tensor Reducer::weigh(const at::Tensor& gradient) {
   std::lock_guard lock(mutex_);
   const bool is_dense = gradient.defined() && gradient.layout() == c10::kStrided;
   return is_dense ? weight_.apply(gradient) : gradient;
 }
 
-// The last bucket also carries the marks.
+// The last bucket has extra elements for the marks.
 void Reducer::make_buckets() {
   buckets_.clear();
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
@@ -105,8 +121,8 @@ void Reducer::set_static_graph() {
   if (reductions_ > 0 && !options_.static_graph)
     throw UsageError(
         text("rank ", group_.rank(),
-             ": set_static_graph after the first backward, in which the graph is recorded; call it before, or "
-             "wrap with {.static_graph = true}"));
+             ": set_static_graph was called after the first backward, which records the graph; call it before the "
+             "first backward, or wrap with {.static_graph = true}"));
   options_.static_graph = true;
 }
 
@@ -119,7 +135,7 @@ void Reducer::set_hook(CommHook hook) {
   std::lock_guard lock(mutex_);
   if (hook_)
     throw UsageError(
-        text("rank ", group_.rank(), ": a comm hook is registered already; there can be one for each wrapper"));
+        text("rank ", group_.rank(), ": a comm hook is registered already; register only one for each wrapper"));
   hook_ = std::move(hook);
 }
 
@@ -131,9 +147,9 @@ void Reducer::check_finished() const {
 void Reducer::throw_broken_off() const {
   throw UsageError(
       text("rank ", group_.rank(),
-           ": the last backward broke off, so this rank has left the others in the middle of a reduction; "
-           "end the job and resume from a checkpoint. (Where all of a model is recomputed in backward: call "
-           "forward on the wrapper and return tensors from it.)"));
+           ": the last backward did not finish, so this rank left the others in the middle of a reduction; end the "
+           "job and resume from a checkpoint (if backward recomputes the whole model: call forward on the wrapper and "
+           "return tensors from it)"));
 }
 
 int64_t Reducer::reductions() const {
@@ -150,7 +166,7 @@ const at::Tensor& Reducer::view_of(size_t parameter) const {
   return buckets_[states_[parameter].bucket].gradient(states_[parameter].slot);
 }
 
-// --- while backward runs
+// --- during backward
 
 void Reducer::on_gradient(size_t parameter, bool is_defined) {
   std::lock_guard lock(mutex_);
@@ -164,7 +180,7 @@ void Reducer::on_gradient(size_t parameter, bool is_defined) {
   arrivals_.push_back(parameter);
   if (!is_complete(parameter)) return;
   put_in_bucket(parameter);
-  // At once, so that the gradient's memory, still in the cache, is free for the next one that autograd makes.
+  // Frees the gradient's memory while it is still in the cache, so that autograd can reuse it for the next gradient.
   if (options_.gradient_as_bucket_view) parameters_[parameter].tensor.mutable_grad() = view_of(parameter);
   start_full_buckets();
 }
@@ -175,8 +191,8 @@ void Reducer::on_output_gradient() {
   if (enabled_ && !task.is_partial) register_end_callback(task);
 }
 
-// Recomputed segments of a model run backward inside of backward. The engine tells the end of each task only to those
-// who asked for it from inside of that task.
+// Checkpointed segments of a model run backward inside of backward. A callback is bound to the task in which it is
+// queued, so each task needs its own.
 void Reducer::register_end_callback(const BackwardTask& task) {
   if (!in_backward_) begin();
   if (std::find(tasks_.begin(), tasks_.end(), task.id) != tasks_.end()) return;
@@ -194,7 +210,7 @@ void Reducer::on_task_end(const BackwardTask& task) {
 }
 
 void Reducer::begin() {
-  if (hooks_.replaces_gradients()) weight_.wait_for_sum();  // may throw, while this backward can still be left
+  if (hooks_.replaces_gradients()) weight_.wait_for_sum();  // throws before any collective of this backward
   in_backward_ = true;
   began_ = StepTimes::Clock::now();
   started_ = 0;
@@ -213,7 +229,7 @@ void Reducer::begin() {
     if (states_[i].expected == 0) put_without_new_gradient(i);
 }
 
-/// Whether the parameter's gradient, of which one more part has come, is all there.
+/// Counts one more gradient of the parameter and returns whether its gradient is complete.
 bool Reducer::is_complete(size_t parameter) {
   auto& state = states_[parameter];
   ++state.gradients;
@@ -221,27 +237,29 @@ bool Reducer::is_complete(size_t parameter) {
   if (knows_graph()) {
     if (state.gradients > state.expected)
       throw UsageError(text("rank ", group_.rank(), ": parameter '", parameters_[parameter].name, "' got ",
-                            state.gradients, " gradients in one backward, in the first there were ", state.expected,
-                            "; the graph is not static: wrap without static_graph"));
+                            state.gradients, " gradients in one backward, but ", state.expected,
+                            " in the first one; the graph is not static: wrap without static_graph"));
     return state.gradients == state.expected;
   }
   if (state.gradients > 1)
-    throw UsageError(
-        text("rank ", group_.rank(), ": parameter '", parameters_[parameter].name,
-             "' got a second gradient in one backward, after its first was already on its way to the other "
-             "ranks; run such backward passes under no_sync() but for the last, or wrap with "
-             "{.static_graph = true} when segments that share it are recomputed in backward"));
+    throw UsageError(text(
+        "rank ", group_.rank(), ": parameter '", parameters_[parameter].name,
+        "' got a second gradient in one backward, after the first was already handed to the reduction; run all "
+        "but the last of such backward passes under no_sync(), or wrap with {.static_graph = true} if checkpointed "
+        "segments share the parameter"));
   return true;
 }
 
-// Copies the gradient, unless autograd has accumulated into the bucket's memory already.
+// Does not copy a gradient that autograd has accumulated in the bucket's memory.
 void Reducer::put_in_bucket(size_t parameter) {
   c10::NoGradGuard no_grad;
   const auto& [name, tensor] = parameters_[parameter];
   const auto& gradient = tensor.grad();
   if (gradient.defined() && gradient.layout() != c10::kStrided)
-    throw UsageError(text("rank ", group_.rank(), ": the gradient of parameter '", name, "' is ", gradient.layout(),
-                          "; only dense gradients can be averaged (for Embedding, set sparse to false)"));
+    throw UsageError(text("rank ", group_.rank(), ": the gradient of parameter '", name, "' has layout ",
+                          gradient.layout(),
+                          ", expected Strided; only dense gradients can be averaged (for Embedding, set sparse to "
+                          "false)"));
   auto& bucket = buckets_[states_[parameter].bucket];
   bucket.put(states_[parameter].slot, gradient);
   if (options_.check_finite && not_finite_.empty()) {
@@ -252,21 +270,23 @@ void Reducer::put_in_bucket(size_t parameter) {
   ++in_;
 }
 
-// What got no gradient goes in as it stands, so that the bucket can leave and no rank waits for this one. Where its old
-// gradient lies in the bucket, the reduction writes over it: keep it.
+// Adds a parameter that got no gradient in this backward, with its old gradient or zeros, so that the bucket becomes
+// full and no rank waits for this one. If the old gradient is in the bucket's memory, the reduction overwrites it:
+// publish_gradient() restores it from a copy if no rank used the parameter.
 void Reducer::put_without_new_gradient(size_t parameter) {
   const auto& gradient = parameters_[parameter].tensor.grad();
   if (gradient.defined() && same_memory(gradient, view_of(parameter))) states_[parameter].kept = gradient.clone();
   put_in_bucket(parameter);
 }
 
-// In the order of the plan, which is the same on all ranks, whatever order the gradients come in. The last bucket waits
-// for the end of backward, which is near: there it is reduced on the same thread, without waking another.
+// Starts buckets in the order of the plan, which is the same on all ranks, regardless of the order in which gradients
+// arrive. The last bucket is left for the end of backward, which is near: there it is reduced on the calling thread,
+// which saves waking up another.
 void Reducer::start_full_buckets() {
   for (; started_ + 1 < buckets_.size() && buckets_[started_].is_full(); ++started_) buckets_[started_].start(hook_);
 }
 
-// --- at its end
+// --- at the end of backward
 
 void Reducer::finish() {
   c10::NoGradGuard no_grad;
@@ -316,7 +336,7 @@ void Reducer::record_step(StepTimes::Clock::time_point computed) {
   recorder_.add(std::move(step));
 }
 
-// Where this rank used every parameter, it need not know at once whether the others did.
+// A rank that used every parameter does not need the other ranks' marks immediately.
 void Reducer::learn_use() {
   if (!needs_marks()) return;
   const bool has_unused = std::find(used_.begin(), used_.end(), 0) != used_.end();
@@ -340,7 +360,7 @@ void Reducer::publish_gradient(size_t parameter) {
   }
 }
 
-// Rank 0's order counts, since the buckets must be the same everywhere.
+// Uses rank 0's arrival order, because the buckets must be the same on all ranks. Collective.
 void Reducer::rebuild_buckets() {
   if (std::exchange(is_planned_anew_, true) || buckets_.size() < 2) return;
   std::vector<int64_t> order;
@@ -348,7 +368,7 @@ void Reducer::rebuild_buckets() {
   auto add = [&](size_t parameter) {
     if (!std::exchange(is_in[parameter], true)) order.push_back(static_cast<int64_t>(parameter));
   };
-  for (size_t i = 0; i < parameters_.size(); ++i)  // backwards: those without a gradient come last
+  for (size_t i = 0; i < parameters_.size(); ++i)  // reversed below: parameters without a gradient end up last
     if (states_[i].gradients == 0) add(i);
   std::for_each(arrivals_.rbegin(), arrivals_.rend(), add);
   std::reverse(order.begin(), order.end());
@@ -399,7 +419,7 @@ void Reducer::shadow() {
   ++reductions_;
   has_unsynchronised_ = false;
   not_finite_.clear();
-  std::fill(used_.begin(), used_.end(), 1);  // whatever is unused, is so elsewhere
+  std::fill(used_.begin(), used_.end(), 1);  // describe_unused() then blames other ranks, not this one
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
   std::fill(used_.begin(), used_.end(), 0);
   if (!unused.empty()) throw UsageError(unused);
@@ -407,7 +427,7 @@ void Reducer::shadow() {
   if (marks_.is_not_finite_somewhere()) throw_not_finite();
 }
 
-/// Empty when every parameter was used on every rank.
+/// Returns an error message, empty if every parameter was used on every rank.
 std::string Reducer::describe_unused() const {
   std::vector<std::string> here;
   std::vector<std::string> elsewhere;
@@ -416,8 +436,8 @@ std::string Reducer::describe_unused() const {
   if (here.empty() && elsewhere.empty()) return {};
   if (here.size() == parameters_.size())
     return text("rank ", group_.rank(),
-                ": backward gave no gradient to any parameter of the wrapped model: the loss does not depend on them; "
-                "compute the loss from the wrapper's output, without detach() or NoGradGuard");
+                ": backward gave no gradient to any parameter of the wrapped model, so the loss does not depend on "
+                "them; compute the loss from the wrapper's output, without detach() or NoGradGuard");
   auto sentence = [](const std::vector<std::string>& names, const char* where) {
     return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");
   };
@@ -426,7 +446,7 @@ std::string Reducer::describe_unused() const {
               "use every parameter in the loss, or wrap with {.find_unused_parameters = true}");
 }
 
-// Collective: all ranks know that there is one, and not where.
+// Collective: all ranks know that some gradient is not finite, but only the affected ranks know which.
 void Reducer::throw_not_finite() const {
   const auto names = all_gather_strings(group_, not_finite_);
   std::vector<std::string> findings;
@@ -434,7 +454,7 @@ void Reducer::throw_not_finite() const {
     if (!names[rank].empty()) findings.push_back(text("of parameter '", names[rank], "' on rank ", rank));
   throw Error(text("rank ", group_.rank(), ": backward number ", reductions_,
                    " gave gradients that are NaN or infinite: ", enumerate(findings),
-                   " (the first of each rank); lower the learning rate, clip, or look at the input"));
+                   " (the first on each rank); lower the learning rate, clip gradients, or check the input"));
 }
 
 }  // namespace lockstep

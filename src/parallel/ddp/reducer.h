@@ -35,54 +35,56 @@ struct ReducerOptions {
   bool check_finite = false;
 };
 
-/// Averages gradients over the ranks while backward runs. A hook on each parameter copies its gradient into a bucket; a
-/// full bucket starts its all-reduce at once; when backward ends, every .grad() is the average, in the bucket's memory.
+/// Averages gradients over the ranks while backward runs. A hook on each parameter copies the gradient into a bucket. A
+/// full bucket starts its all-reduce at once. When backward ends, every .grad() is the average, in the bucket's memory
+/// if gradient_as_bucket_view is set.
 ///
-/// Each outermost backward while enabled is one reduction, and collective. After the first the buckets are planned
-/// anew, in the order in which rank 0's gradients came. Hooks may come from several autograd threads.
+/// Each outermost backward while enabled is one reduction, and collective. After the first reduction the buckets are
+/// rebuilt in the order in which rank 0's gradients arrived. Thread-safe: autograd may call hooks on several threads.
 class Reducer {
  public:
-  /// `parameters` are different tensors. `weight` and `recorder` outlive the reducer.
+  /// `parameters` must be distinct tensors. `weight` and `recorder` must outlive the reducer.
   Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
           BatchWeight& weight, StepRecorder& recorder);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// While disabled, gradients accumulate on this rank alone.
+  /// While disabled, gradients accumulate on this rank only, without communication.
   void set_enabled(bool enabled);
   bool is_enabled() const;
-  /// Whether gradients have accumulated on this rank alone since the last reduction.
+  /// Whether gradients have accumulated while disabled since the last reduction.
   bool has_unsynchronised() const;
 
-  /// UsageError after the first reduction, in which the graph is recorded.
+  /// Throws UsageError after the first reduction, because that reduction records the graph.
   void set_static_graph();
   bool is_static_graph() const;
-  /// UsageError when there is one already.
+  /// Throws UsageError if a hook is set already.
   void set_hook(CommHook hook);
 
-  /// Before a forward: see AccumulatorHooks.
+  /// Call it before each forward; see AccumulatorHooks::connect. Does nothing during backward.
   void connect();
 
-  /// Multiplies every gradient by this rank's factor of `weight`, from the next backward on.
+  /// From the next backward on, multiplies every gradient by this rank's factor of `weight`.
   void weigh_gradients();
   bool weighs_gradients() const;
 
-  /// Forgets a backward that was being captured in a CUDA graph when the capture failed: none of it has run. Its
-  /// gradients are undefined afterwards.
+  /// Discards a backward whose capture in a CUDA graph failed: none of its kernels has run. All gradients are undefined
+  /// tensors afterwards.
   void abandon_capture();
 
-  /// A backward that the calling thread is in has come to what the model returned: it will end with a reduction, even
-  /// if no parameter gets a gradient.
+  /// Called when the calling thread's backward reaches an output of the model. Ensures that this backward ends with a
+  /// reduction, even if no parameter gets a gradient.
   void on_output_gradient();
 
-  /// Takes part in the others' reduction with nothing of its own, on a rank that has no input left, and has the
-  /// average, too.
+  /// Takes part in the other ranks' reduction with gradients of zero, on a rank that has no input left in a join. This
+  /// rank's .grad() becomes the average as well.
   void shadow();
 
-  /// UsageError when the last backward broke off, since this rank has then left the others in the middle of it.
+  /// Throws UsageError if the last backward was interrupted: this rank then left the others in the middle of a
+  /// reduction.
   void check_finished() const;
 
-  /// So far, equal on all ranks.
+  /// Number of reductions so far; equal on all ranks.
   int64_t reductions() const;
   BucketPlan plan() const;
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
@@ -91,15 +93,15 @@ class Reducer {
   struct State {
     size_t bucket = 0;
     size_t slot = 0;
-    bool is_in = false;  // in this backward
-    int gradients = 0;   // in this backward: several where segments of it are recomputed
-    int expected = 0;    // of them, with a static graph
-    at::Tensor kept{};   // the old gradient, where the reduction writes over it
+    bool is_in = false;  // the gradient of this backward is in its bucket
+    int gradients = 0;   // arrived in this backward: several if checkpointed segments share the parameter
+    int expected = 0;    // static graph only: gradients per backward
+    at::Tensor kept{};   // copy of the old gradient, if the reduction overwrites it
   };
   void make_buckets();
   at::Tensor weigh(const at::Tensor& gradient);
-  // A rank that has no input in the first iteration of a join records later than the others; whether marks travel must
-  // be the same everywhere.
+  // A rank that has no input in the first iteration of a join records its graph later than the others. needs_marks()
+  // therefore depends on reductions_ instead: ranks must agree on whether marks are sent.
   bool is_recording() const { return options_.static_graph && !has_recorded_; }
   bool knows_graph() const { return options_.static_graph && has_recorded_; }
   bool needs_marks() const { return !options_.static_graph || reductions_ == 0 || options_.check_finite; }
@@ -130,28 +132,28 @@ class Reducer {
   BatchWeight& weight_;
   StepRecorder& recorder_;
 
-  mutable std::mutex mutex_;  // guards all that follows
+  mutable std::mutex mutex_;  // guards all members below
   BucketPlan plan_;
   std::vector<Bucket> buckets_;
-  std::vector<State> states_;  // of the parameters
-  std::vector<char> used_;     // which parameters are, since the last reduction, under no_sync included
+  std::vector<State> states_;  // by parameter
+  std::vector<char> used_;     // by parameter: got a gradient since the last reduction, no_sync() included
   UnusedParameterBitmap marks_;
   CommHook hook_;
   bool enabled_ = true;
   bool has_unsynchronised_ = false;
   int64_t reductions_ = 0;
-  bool has_recorded_ = false;  // with a static graph: a backward of this rank
-  bool is_planned_anew_ = false;
-  // Of the backward that runs:
+  bool has_recorded_ = false;     // a backward of this rank has recorded the static graph
+  bool is_planned_anew_ = false;  // rebuild_buckets() was called
+  // State of the running backward:
   bool in_backward_ = false;
   StepTimes::Clock::time_point began_{};
   size_t started_ = 0;              // buckets whose reduction has started
   size_t in_ = 0;                   // gradients that are in their buckets
-  std::vector<size_t> arrivals_;    // parameters, in the order of their gradients
-  std::vector<const void*> tasks_;  // whose end will be told
-  bool has_outermost_ = false;      // among them
-  std::string not_finite_;          // the first parameter whose gradient is not
-  AccumulatorHooks hooks_;          // last: destroyed first, so that nothing calls the rest any more
+  std::vector<size_t> arrivals_;    // parameters in the order in which their gradients arrived
+  std::vector<const void*> tasks_;  // running tasks with a registered end callback
+  bool has_outermost_ = false;      // tasks_ had a task of depth 0
+  std::string not_finite_;          // the first parameter whose gradient is not finite
+  AccumulatorHooks hooks_;          // last, so it is destroyed first: its callbacks use the other members
 };
 
 }  // namespace lockstep

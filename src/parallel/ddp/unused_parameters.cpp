@@ -10,9 +10,9 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kLookEvery = 8;  // looking takes a copy and an event, in a step that may be short
+constexpr int64_t kLookEvery = 8;  // reading the marks costs a copy and an event, which matters in short steps
 
-/// Whether its elements can be read and written without LibTorch.
+/// Whether the tensor's elements can be read and written through a float pointer.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat;
 }
@@ -56,9 +56,9 @@ void UnusedParameterBitmap::take(const at::Tensor& marks) {
   is_not_finite_somewhere_ = mark[2 * count] > 0;
 }
 
-// One set of marks is on its way at a time. A graph that is captured is not looked at: its replays are not seen here.
+// At most one copy of marks is pending at a time. No copy is made during capture, because replays do not run this code.
 void UnusedParameterBitmap::learn_later(const at::Tensor& marks) {
-  std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // here
+  std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // this rank used all
   std::fill(unused_somewhere_.begin(), unused_somewhere_.end(), 0);
   if (reductions_++ % kLookEvery != 0 || detail::is_capturing(marks.device())) return;
   if (arrival_) {

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// The way to the parameters of a module that makes no copies and no names.
+/// Accesses a module's parameters without copying them and without building names.
 struct Peek : torch::nn::Module {
   static const torch::OrderedDict<std::string, at::Tensor>& parameters(const torch::nn::Module& module) {
     return module.*(&Peek::parameters_);
@@ -40,7 +40,7 @@ void check_names(const torch::nn::Module& module, const std::vector<std::string>
   for (const auto& name : ignored)
     if (!module.named_parameters().contains(name) && !module.named_buffers().contains(name))
       throw UsageError(text("DistributedDataParallel: option ignore names '", name, "', but ", module.name(),
-                            " has no such parameter or buffer"));
+                            " has no such parameter or buffer; use a name from named_parameters() or named_buffers()"));
 }
 
 }  // namespace
@@ -100,8 +100,8 @@ std::string WrappedModule::describe_change() const {
   return "a parameter was removed after the model was wrapped";
 }
 
-// LibTorch counts changes in place, but not those that SGD makes, through data(). On a GPU looking at values would wait
-// for it.
+// LibTorch's version counter counts in-place changes, but not those that SGD makes through data(), so CPU tensors also
+// contribute their last element. Reading a value from a GPU would block.
 uint64_t WrappedModule::cheap_fingerprint() const {
   uint64_t sum = 0;
   for (const auto& [name, tensor] : parameters_) {

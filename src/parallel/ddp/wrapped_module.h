@@ -13,23 +13,23 @@ namespace lockstep {
 /// The tensors of a module as they were when it was wrapped. Not thread-safe.
 class WrappedModule {
  public:
-  /// Tensors whose names are in `ignored` are left alone. UsageError for a name that the module does not have.
+  /// Excludes the tensors named in `ignored`. Throws UsageError for a name that the module does not have.
   WrappedModule(std::shared_ptr<torch::nn::Module> module, const std::vector<std::string>& ignored);
 
   torch::nn::Module& module() const { return *module_; }
 
-  /// Each tensor once, under its first name, though it may be registered under several.
+  /// Each tensor once, under its first name, even if it is registered under several names.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   const std::vector<NamedParameter>& buffers() const { return buffers_; }
   std::vector<NamedParameter> trained() const;
-  /// Those that are ignored, too.
+  /// Includes the ignored parameters.
   std::vector<NamedParameter> all_parameters() const;
 
-  /// What happened to the parameters since, for an error: one was added, replaced, moved, or trains no longer. Empty
-  /// when nothing did. Costs a few nanoseconds a parameter.
+  /// Describes how the parameters changed since construction, for an error message: a parameter was added, removed,
+  /// replaced, moved, frozen or unfrozen. Empty if none changed. Costs a few nanoseconds per parameter.
   std::string describe_change() const;
 
-  /// Differs, most likely, when an optimizer has stepped since.
+  /// Returns a number that most likely changes when an optimizer steps.
   uint64_t cheap_fingerprint() const;
 
  private:
@@ -49,7 +49,7 @@ class WrappedModule {
   std::vector<NamedParameter> buffers_;             // constant after construction
   std::vector<Form> as_wrapped_;                    // constant after construction
   std::vector<bool> trains_;                        // constant after construction
-  std::vector<const c10::TensorImpl*> registered_;  // constant after construction: all parameters, as they stand
+  std::vector<const c10::TensorImpl*> registered_;  // constant after construction: all registered parameters, in order
 };
 
 }  // namespace lockstep
