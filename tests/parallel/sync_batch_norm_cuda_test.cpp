@@ -90,7 +90,7 @@ TEST_F(CudaSyncBatchNorm, TheModuleTakesOneValueForEachChannelAndRefusesOneInAll
     output.sum().backward();
     EXPECT_TRUE(layer->weight.grad().defined());
     const auto running_var = layer->running_var.clone();
-    expect_error<UsageError>([&] { layer(input.narrow(0, 0, 1 - world.rank())); }, "1 values for each channel");
+    expect_error<UsageError>([&] { layer(input.narrow(0, 0, 1 - world.rank())); }, "1 values per channel");
     EXPECT_TRUE(torch::equal(layer->running_var, running_var));
   });
 }

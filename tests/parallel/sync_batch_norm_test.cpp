@@ -322,7 +322,7 @@ TEST(SyncBatchNormTest, AWeightWithHooksCannotBeMarked) {
   run_threads(1, [](ProcessGroup world) {
     torch::nn::BatchNorm1d layer(BatchNormOptions(3).track_running_stats(false));
     layer->weight.register_hook([](const torch::Tensor& gradient) { return 2 * gradient; });
-    expect_error<UsageError>([&] { convert_sync_batch_norm(*layer, world); }, "weight has hooks",
+    expect_error<UsageError>([&] { convert_sync_batch_norm(*layer, world); }, "weight already has hooks",
                              "track_running_stats");
   });
 }
@@ -349,8 +349,8 @@ TEST(SyncBatchNormTest, SaysWhatIsWrongWithAnInput) {
     expect_error<UsageError>([&] { layer(torch::zeros({4, 5})); }, me, "[N, 3, ...]", "[4, 5]");
     expect_error<UsageError>([&] { layer(torch::zeros({3})); }, me, "[N, 3, ...]", "[3]");
     const auto one_in_all = torch::zeros({1 - world.rank(), 3});
-    expect_error<UsageError>([&] { layer(one_in_all); }, "SyncBatchNorm of 3 channels", me, "1 values for each channel",
-                             "2 at least");
+    expect_error<UsageError>([&] { layer(one_in_all); }, "SyncBatchNorm of 3 channels", me, "1 values per channel",
+                             "at least 2");
     EXPECT_EQ(layer(torch::ones({1, 3})).size(0), 1) << "the group goes on";
   });
   run_threads(1, [](ProcessGroup world) {
@@ -358,7 +358,7 @@ TEST(SyncBatchNormTest, SaysWhatIsWrongWithAnInput) {
         [&] {
           SyncBatchNorm(3, world)(torch::zeros({1, 3}));
         },
-        "SyncBatchNorm of 3 channels: rank 0", "1 values for each channel");
+        "SyncBatchNorm of 3 channels: rank 0", "1 values per channel");
   });
 }
 

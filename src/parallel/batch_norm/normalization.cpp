@@ -13,19 +13,20 @@ int64_t count_of(const at::Tensor& input) {
   return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
 }
 
-/// LibTorch's kernels do not take 16 bits everywhere, and counts do not fit in them.
+/// Converts 16-bit types to float: some of LibTorch's kernels do not accept 16-bit types, and counts do not fit in
+/// them.
 at::Tensor widened(const at::Tensor& tensor) {
   return tensor.defined() && tensor.element_size() == 2 ? tensor.to(at::kFloat) : tensor;
 }
 
-/// The rows of all ranks, one below the other.
+/// Returns a matrix with one row of each rank. Collective.
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroup& group) {
   auto rows = at::empty({group.size(), row.numel()}, row.options());
   group.all_gather(rows, row);
   return rows;
 }
 
-// --- on a CPU, by what LibTorch has for evaluation: the moments of all ranks take the place of running statistics
+// --- on a CPU: LibTorch's evaluation kernels, with the moments of all ranks in place of the running statistics
 
 at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                      const BatchMoments& moments, double eps) {
@@ -74,7 +75,7 @@ NormalizationGradients gradients_on_cpu(const at::Tensor& output_gradient, const
     std::tie(result.input, result.weight, result.bias) =
         at::native_batch_norm_backward(widened(output_gradient), input, weight, moments.mean, moments.spread, {}, {},
                                        /*train=*/false, eps, {wants_input, true, true});
-  if (wants_input) {  // what remains is how the moments depend on the inputs of all ranks
+  if (wants_input) {  // adds the gradient through the moments, which depend on the inputs of all ranks
     const auto sums = at::stack({result.weight, result.bias}).to(at::kDouble);
     group.all_reduce(sums);
     auto scale = (moments.spread.to(at::kDouble) + eps).rsqrt() / moments.counts.sum();
@@ -85,12 +86,13 @@ NormalizationGradients gradients_on_cpu(const at::Tensor& output_gradient, const
   return {wants_input ? result.input.to(original.scalar_type()) : at::Tensor(), result.weight, result.bias};
 }
 
-// --- on a GPU, by what LibTorch has for Python's SyncBatchNorm
+// --- on a GPU: the kernels that LibTorch provides for Python's SyncBatchNorm
 
-// The kernel divides by the number of values so far, which must not be 0 when the first ranks have none.
+// Count of a rank without values. The kernel divides by the running sum of counts, which would be 0 if the first ranks
+// have no values.
 constexpr double kNoValues = 1e-30;
 
-/// In memory as the kernels want it.
+/// Returns the tensor contiguous in the memory format that the kernels require.
 at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.contiguous(like.suggest_memory_format());
 }
@@ -105,9 +107,9 @@ Normalized normalize_on_gpu(const at::Tensor& original, const NormalizingLayer& 
   const auto counted = at::full({1}, count > 0 ? static_cast<double>(count) : kNoValues, floats);
   const auto rows = gather_rows(at::cat({mean, invstd, counted}), group);
   const auto counts = rows.narrow(1, 2 * channels, 1).flatten();
-  if (count < 2) check_total(counts.sum().item<double>(), group);  // only those with so few could have as few in all
+  if (count < 2) check_total(counts.sum().item<double>(), group);  // item() blocks; skip it if the total is at least 2
   const auto running_mean = widened(layer.running_mean), running_var = widened(layer.running_var);
-  std::tie(mean, invstd) =  // the first argument tells the dtype of the others
+  std::tie(mean, invstd) =  // the first argument only determines the dtype of the others
       at::batch_norm_gather_stats_with_counts(mean, rows.narrow(1, 0, channels), rows.narrow(1, channels, channels),
                                               running_mean, running_var, layer.momentum, layer.eps, counts);
   if (!running_mean.is_same(layer.running_mean)) {
@@ -136,7 +138,7 @@ NormalizationGradients gradients_on_gpu(const at::Tensor& output_gradient, const
         gradient, input, mean, invstd, weight, wants_input || !has_weight, has_weight, has_weight);
   if (!has_weight) result.bias = by_mean;
   if (!wants_input) return result;
-  const auto sums = at::stack({by_mean, by_spread});  // a copy: the bias's gradient stays this rank's
+  const auto sums = at::stack({by_mean, by_spread});  // a copy: the all-reduce must not change the bias gradient
   group.all_reduce(sums);
   result.input = has_values ? at::batch_norm_backward_elemt(gradient, input, mean, invstd, weight, sums[0], sums[1],
                                                             counts.to(at::kInt))
@@ -149,7 +151,7 @@ NormalizationGradients gradients_on_gpu(const at::Tensor& output_gradient, const
 void check_total(double total, const ProcessGroup& group) {
   if (total < 2)
     throw UsageError(text("rank ", group.rank(), ": the batches of all ranks together have ", total,
-                          " values for each channel; training needs 2 at least, call eval() or give larger batches"));
+                          " values per channel, expected at least 2 in training; call eval() or use larger batches"));
 }
 
 Normalized normalize_over_ranks(const at::Tensor& input, const NormalizingLayer& layer, const ProcessGroup& group) {

@@ -19,6 +19,19 @@
 #include "parallel/batch_norm/normalization.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
 
+// Overview.
+//
+// SyncedNormalization is the autograd function: its forward gathers each rank's mean, variance and number of values per
+// channel and normalises with the combined moments; its backward all-reduces the sums that the input gradient needs
+// (see normalization.h). The gradients of weight and bias stay local, since DistributedDataParallel averages them.
+//
+// Two kinds of layers use it. SyncBatchNormImpl calls it directly. convert_sync_batch_norm() leaves LibTorch's
+// BatchNorm layers in place and marks them: it adds a Conversion, a hook that does nothing, to the layer's running
+// mean, or to its weight if there are no running statistics. The first conversion also replaces aten::batch_norm for
+// the AutogradCPU and AutogradCUDA dispatch keys, for the whole process. The replacement searches the hooks of the
+// tensors it receives for a Conversion. If it finds one, the layer is in training and the group has several ranks, it
+// normalises over the ranks; otherwise it calls LibTorch's implementation.
+
 namespace lockstep {
 namespace {
 
@@ -32,17 +45,17 @@ Tensor value_of(const OptionalTensor& tensor) {
   return tensor ? *tensor : Tensor();
 }
 
-/// Autograd takes no undefined tensors.
+/// Autograd functions do not accept undefined tensors as arguments.
 OptionalTensor if_defined(const Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
 }
 
-/// Who normalises over which ranks.
+/// The ranks over which a layer normalises.
 struct Ranks {
   ProcessGroup group;
   std::string layer;  // for errors: "SyncBatchNorm 'first.norm'"
 
-  /// Does what needs all of them.
+  /// Calls a collective function and prefixes its errors with the layer's name.
   template <class Function>
   auto together(Function&& function) const {
     try {
@@ -53,12 +66,12 @@ struct Ranks {
   }
 };
 
-/// LibTorch's kernels rely on it.
+/// LibTorch's kernels do not check this.
 void check_channels(const Tensor& input, const NormalizingLayer& layer, const Ranks& ranks) {
   for (const auto& tensor : {layer.weight, layer.bias, layer.running_mean, layer.running_var})
     if (tensor.defined() && (input.dim() < 2 || input.size(1) != tensor.numel()))
       throw UsageError(text("rank ", ranks.group.rank(), ": ", ranks.layer, ": expected an input of shape [N, ",
-                            tensor.numel(), ", ...], and got ", input.sizes()));
+                            tensor.numel(), ", ...], got ", input.sizes()));
 }
 
 class SyncedNormalization : public torch::autograd::Function<SyncedNormalization> {
@@ -78,8 +91,8 @@ class SyncedNormalization : public torch::autograd::Function<SyncedNormalization
     const auto& kept = static_cast<const Kept&>(*capsule);
     if (c10::GradMode::is_enabled())
       throw UsageError(text("rank ", kept.ranks.group.rank(), ": ", kept.ranks.layer,
-                            ": backward was called with create_graph, and second derivatives over several ranks are ",
-                            "not computed; call eval() on the layer for what needs them"));
+                            ": backward was called with create_graph, but second derivatives over several ranks are ",
+                            "not supported; call eval() on the layer to compute them"));
     const auto saved = context->get_saved_variables();
     const auto& input = saved[0];
     const auto& weight = saved[1];
@@ -113,8 +126,8 @@ bool has_hooks(const Tensor& tensor) {
   return torch::autograd::impl::get_autograd_meta(tensor) && !torch::autograd::impl::hooks(tensor).empty();
 }
 
-/// What makes a layer's calls recognisable: it stands among the hooks of the layer's running mean, or of its weight,
-/// and goes with that tensor. As a hook it does nothing.
+/// Marks a converted layer. A hook on the layer's running mean, or on its weight; destroyed with that tensor. As a hook
+/// it does nothing.
 class Conversion final : public torch::autograd::FunctionPreHook {
  public:
   Conversion(torch::nn::Module& layer, Ranks ranks) : layer_(layer.weak_from_this()), ranks_(std::move(ranks)) {}
@@ -128,7 +141,8 @@ class Conversion final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override { return gradients; }
 
-  /// A layer without running statistics uses those of the batch in evaluation, too, each rank its own.
+  /// Needed because a layer without running statistics uses the batch's statistics in evaluation as well. There each
+  /// rank uses its own batch.
   bool is_training() const {
     const auto layer = layer_.lock();
     return !layer || layer->is_training();
@@ -141,7 +155,8 @@ class Conversion final : public torch::autograd::FunctionPreHook {
   Ranks ranks_;
 };
 
-/// In place of aten::batch_norm: for converted layers in training over the ranks, else as ever.
+/// Replaces aten::batch_norm. Normalises converted layers over the ranks in training; otherwise calls LibTorch's
+/// implementation.
 Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
                   const OptionalTensor& running_mean, const OptionalTensor& running_var, bool uses_batch,
                   double momentum, double eps, bool cudnn_enabled) {
@@ -156,7 +171,7 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const Optio
                                 cudnn_enabled);
 }
 
-/// From the first conversion on, for the life of the process.
+/// Installs the replacement at the first call, for the lifetime of the process.
 void intercept_batch_norm() {
   static const auto intercept = [](c10::DispatchKey key) {
     torch::Library library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
@@ -167,7 +182,8 @@ void intercept_batch_norm() {
   static const auto on_gpu = intercept(c10::DispatchKey::AutogradCUDA);
 }
 
-/// The tensor by which the calls of a layer are recognised, if it is a batch normalisation.
+/// Returns the tensor that carries the layer's mark. Returns nothing unless the module is a batch normalisation. The
+/// tensor is undefined if the layer has neither running statistics nor a weight.
 OptionalTensor mark_of(torch::nn::Module& module) {
   const auto of = [](auto* layer) { return layer->running_mean.defined() ? layer->running_mean : layer->weight; };
   if (auto* layer = module.as<torch::nn::BatchNorm1dImpl>()) return of(layer);
@@ -182,7 +198,7 @@ struct Layer {
   Tensor mark;
 };
 
-/// Each once, under its first name.
+/// Returns each batch normalisation once, under its first name.
 std::vector<Layer> batch_norms_of(torch::nn::Module& module) {
   std::vector<Layer> result;
   std::set<torch::nn::Module*> seen;
@@ -195,7 +211,7 @@ std::vector<Layer> batch_norms_of(torch::nn::Module& module) {
 
 void check_member(const ProcessGroup& group, const char* call) {
   if (!group.contains_me())
-    throw UsageError(text(call, ": this rank is not in group '", group.name(), "'; give a group that it is in"));
+    throw UsageError(text(call, ": this rank is not in group '", group.name(), "'; pass a group that contains it"));
 }
 
 }  // namespace
@@ -209,12 +225,12 @@ int64_t convert_sync_batch_norm(torch::nn::Module& module, const ProcessGroup& g
     };
     if (!layer.mark.defined())
       refuse(
-          "has neither running statistics nor a weight, so that its calls cannot be told from those of others; make it "
-          "a lockstep::SyncBatchNorm, or set affine or track_running_stats");
+          "has neither running statistics nor a weight, so its calls cannot be recognized; use "
+          "lockstep::SyncBatchNorm instead, or set affine or track_running_stats");
     if (has_hooks(layer.mark) && !Conversion::find(layer.mark))
       refuse(
-          "has no running statistics, and its weight has hooks, beside which LibTorch allows no mark; make it a "
-          "lockstep::SyncBatchNorm, or set track_running_stats");
+          "has no running statistics, and its weight already has hooks, so it cannot be marked; use "
+          "lockstep::SyncBatchNorm instead, or set track_running_stats");
   }
   intercept_batch_norm();
   for (const auto& [name, layer, mark] : layers) {
@@ -249,7 +265,7 @@ SyncBatchNormImpl::SyncBatchNormImpl(int64_t num_features, ProcessGroup group)
 void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
   if (input.dim() < 2 || input.size(1) != options.num_features())
     throw UsageError(text("rank ", group_.rank(), ": SyncBatchNorm: expected an input of shape [N, ",
-                          options.num_features(), ", ...], and got ", input.sizes()));
+                          options.num_features(), ", ...], got ", input.sizes()));
 }
 
 Tensor SyncBatchNormImpl::forward(const Tensor& input) {

@@ -7,7 +7,8 @@
 
 namespace lockstep {
 
-/// The name of a layer in the module that normalises by the batches of several ranks, if one does.
+/// Returns the name of a layer in `module` that normalises over the ranks: a SyncBatchNorm or a converted layer.
+/// Returns nothing if there is none.
 std::optional<std::string> synced_batch_norm_in(torch::nn::Module& module);
 
 }  // namespace lockstep

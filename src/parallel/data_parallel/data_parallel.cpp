@@ -12,7 +12,8 @@
 namespace lockstep {
 namespace {
 
-/// The host waits where its memory is read or written.
+/// Copies asynchronously only between GPUs: copies from or to host memory block, so that the memory is valid
+/// afterwards.
 at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
   return tensor.to(device, /*non_blocking=*/!tensor.is_cpu() && !device.is_cpu());
 }
@@ -52,12 +53,12 @@ size_t DataParallelBase::count_parts(const std::vector<at::Tensor>& inputs) cons
   for (const auto& input : inputs) {
     if (input.dim() == 0) continue;
     if (input.dim() <= dim)
-      throw UsageError(
-          text("DataParallel: an input of shape ", input.sizes(), " cannot be split along dimension ", dim));
+      throw UsageError(text("DataParallel: an input of shape ", input.sizes(), " cannot be split along dimension ", dim,
+                            "; set option dim to a dimension that every input has"));
     if (!first) first = &input;
     if (input.size(dim) != first->size(dim))
       throw UsageError(text("DataParallel: inputs of shapes ", first->sizes(), " and ", input.sizes(),
-                            " are not of one batch: they differ along dimension ", dim));
+                            " differ along dimension ", dim, "; pass inputs of the same batch"));
   }
   if (!first) return 1;
   return std::max<size_t>(1, std::min(devices().size(), static_cast<size_t>(first->size(dim))));
@@ -66,7 +67,7 @@ size_t DataParallelBase::count_parts(const std::vector<at::Tensor>& inputs) cons
 at::Tensor DataParallelBase::part(const at::Tensor& input, size_t index, size_t parts) const {
   const auto device = devices()[index];
   if (input.dim() == 0 || parts == 1) return moved(input, device);
-  // The first ones have one row more where it does not come out even.
+  // If the rows do not divide evenly, the first parts have one row more.
   const auto size = input.size(replicas_->dim());
   const auto [least, rest] = std::div(size, static_cast<int64_t>(parts));
   const auto place = static_cast<int64_t>(index);
@@ -82,8 +83,8 @@ void DataParallelBase::check_counts(const std::vector<std::vector<at::Tensor>>& 
   for (size_t index = 1; index < tensors.size(); ++index)
     if (tensors[index].size() != tensors[0].size())
       throw UsageError(text("DataParallel: replica ", index, " returned ", tensors[index].size(),
-                            " tensors, and replica 0 ", tensors[0].size(),
-                            "; return as many for each part of a batch"));
+                            " tensors, but replica 0 returned ", tensors[0].size(),
+                            "; return the same number for each part of a batch"));
 }
 
 at::Tensor DataParallelBase::gather(const std::vector<at::Tensor>& parts) const {

@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-/// The current streams of all devices that have some.
+/// Returns the current streams of all devices except CPUs.
 std::vector<c10::Stream> current_streams(const std::vector<c10::Device>& devices) {
   std::vector<c10::Stream> result;
   for (const auto device : devices) {

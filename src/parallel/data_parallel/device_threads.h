@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-/// A thread for each device but the first, whose work is the caller's. Not thread-safe. A forked child has no such
-/// threads: it must not destroy the object (see OwnedPointer).
+/// A thread for each device except the first; the caller's thread serves the first. Not thread-safe. The threads do not
+/// exist in a forked child: the child must not destroy the object (see OwnedPointer).
 class DeviceThreads {
  public:
   explicit DeviceThreads(std::vector<c10::Device> devices);
@@ -22,9 +22,10 @@ class DeviceThreads {
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
-  /// Calls the body for each of the first `count` devices at the same time: each with its device current, and the
-  /// caller's streams, gradient mode and the like. Returns when all are done, or throws what the first of them threw,
-  /// with its number before it where there are several. UsageError in a forked child, unless `count` is 1.
+  /// Calls `body` concurrently for each of the first `count` devices, with that device current and with the caller's
+  /// current streams and thread-local state (gradient mode and so on). Blocks until all calls have returned. Rethrows
+  /// the error of the lowest index; if `count` is above 1, the message is prefixed with the index and the device.
+  /// Throws UsageError in a forked child, unless `count` is 1.
   void run(size_t count, const std::function<void(size_t)>& body);
 
  private:
@@ -35,10 +36,10 @@ class DeviceThreads {
   const std::vector<c10::Device> devices_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::function<void()>> tasks_;  // guarded by mutex_: by device; empty when there is nothing to do
+  std::vector<std::function<void()>> tasks_;  // guarded by mutex_: by device; empty if idle
   size_t running_ = 0;                        // guarded by mutex_
   bool ends_ = false;                         // guarded by mutex_
-  std::vector<std::thread> threads_;          // last: they use all of the above
+  std::vector<std::thread> threads_;          // last: the threads use the members above
 };
 
 }  // namespace lockstep

@@ -19,7 +19,7 @@
 namespace lockstep::detail {
 namespace {
 
-/// Where the gradients of a parameter's replicas come together: in the gradient of the parameter itself.
+/// Sums the gradients of a parameter's replicas and passes the sum to the parameter itself.
 class SumReplicaGradients final : public torch::autograd::Node {
  public:
   explicit SumReplicaGradients(const at::Tensor& parameter)
@@ -33,7 +33,8 @@ class SumReplicaGradients final : public torch::autograd::Node {
   }
 };
 
-/// Brings the gradient of one replica there. A node of its own, since a node runs on the device of its inputs.
+/// Moves the gradient of one replica to the parameter's device. A separate node from SumReplicaGradients, because a
+/// node runs on the device of its inputs.
 class MoveGradientToOwner final : public torch::autograd::Node {
  public:
   MoveGradientToOwner(const std::shared_ptr<SumReplicaGradients>& sum, const at::Tensor& parameter)
@@ -47,7 +48,7 @@ class MoveGradientToOwner final : public torch::autograd::Node {
   const c10::Device device_;
 };
 
-/// While it lives, random numbers may be drawn that nobody will miss.
+/// Saves the state of the default CPU generator and restores it on destruction.
 class RandomNumbersKept {
  public:
   RandomNumbersKept() {
@@ -77,8 +78,8 @@ std::vector<c10::Device> chosen(const std::vector<c10::Device>& asked) {
   for (const auto device : asked) {
     result.push_back(with_index(device));
     if (device.is_cuda() && result.back().index() >= gpus)
-      throw UsageError(text("DataParallel: device ", result.back(), " is asked for, and this process sees ", gpus,
-                            gpus == 1 ? " GPU" : " GPUs", "; CUDA_VISIBLE_DEVICES says which"));
+      throw UsageError(text("DataParallel: option devices has ", result.back(), ", but this process sees ", gpus,
+                            gpus == 1 ? " GPU" : " GPUs", "; check CUDA_VISIBLE_DEVICES"));
   }
   if (!asked.empty()) return result;
   for (int gpu = 0; gpu < gpus; ++gpu) result.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
@@ -101,7 +102,7 @@ ModuleReplicas::ModuleReplicas(std::shared_ptr<torch::nn::Module> module, const 
       output_device_(with_index(options.output_device.value_or(devices_.front()))),
       dim_(options.dim),
       threads_(make_unique_owned<DeviceThreads>(devices_)) {
-  if (dim_ < 0) throw UsageError(text("DataParallel: dim is ", dim_, "; it must be 0 or above"));
+  if (dim_ < 0) throw UsageError(text("DataParallel: option dim is ", dim_, ", expected 0 or more"));
   replicate();
 }
 
@@ -114,7 +115,7 @@ std::vector<ModuleReplicas::Form> ModuleReplicas::forms() const {
 
 void ModuleReplicas::refuse_synced_layers() const {
   if (const auto layer = synced_batch_norm_in(*module_))
-    throw UsageError(text("DataParallel: layer '", *layer, "' is a SyncBatchNorm, which is for ranks, one for each ",
+    throw UsageError(text("DataParallel: layer '", *layer, "' is a SyncBatchNorm, which needs one rank for each ",
                           "device; use DistributedDataParallel"));
 }
 
@@ -123,8 +124,8 @@ void ModuleReplicas::check_place() const {
     for (const auto& item : tensors)
       if (item.value().device() != devices_.front())
         throw UsageError(text("DataParallel: '", item.key(), "' is on ", item.value().device(),
-                              ", and the module must be on the first device, ", devices_.front(),
-                              "; call model->to() before"));
+                              ", but the module must be on the first device, ", devices_.front(),
+                              "; call model->to() first"));
   };
   check(module_->named_parameters());
   check(module_->named_buffers());
@@ -133,8 +134,8 @@ void ModuleReplicas::check_place() const {
 ModuleReplicas::Copy ModuleReplicas::make_copy(c10::Device device) const {
   const auto refuse = [](const auto&... parts) {
     throw UsageError(text("DataParallel: the module cannot be cloned: ", parts...,
-                          "; derive it and its submodules from torch::nn::Cloneable of their own class, and make what ",
-                          "they hold in reset()"));
+                          "; derive it and its submodules from torch::nn::Cloneable<OwnClass>, and create their ",
+                          "parameters, buffers and submodules in reset()"));
   };
   std::shared_ptr<torch::nn::Module> clone;
   try {
@@ -190,14 +191,15 @@ void ModuleReplicas::replicate() {
   made_of_layers_ = module_->modules();
 }
 
-/// What the module's tensors and layers are now, the first replicas are, too.
+/// Updates the first `count` - 1 copies to the current values and training mode of the module. Replicates again if
+/// tensors or layers of the module were replaced.
 void ModuleReplicas::follow(size_t count) {
   if (count < 2) return;
   const auto layers = module_->modules();
   if (forms() != made_of_ || layers != made_of_layers_) replicate();
-  refuse_synced_layers();  // it may have been converted since
+  refuse_synced_layers();  // layers may have been converted since the last call
   c10::NoGradGuard no_grad;
-  const auto take = [](const at::Tensor& replica, const at::Tensor& original) {  // a graph that has it keeps working
+  const auto take = [](const at::Tensor& replica, const at::Tensor& original) {  // variable_data(): graphs stay valid
     replica.variable_data().copy_(original, /*non_blocking=*/!replica.is_cpu() && !original.is_cpu());
   };
   const auto parameters = module_->parameters(), buffers = module_->buffers();

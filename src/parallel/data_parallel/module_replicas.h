@@ -11,7 +11,7 @@
 
 namespace lockstep::detail {
 
-/// A module and its copies on several devices. Not thread-safe.
+/// A module on the first device and its copies on the others. Not thread-safe.
 class ModuleReplicas {
  public:
   ModuleReplicas(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options);
@@ -21,18 +21,21 @@ class ModuleReplicas {
   c10::Device output_device() const { return output_device_; }
   int64_t dim() const { return dim_; }
 
+  /// Creates the copies again. Throws UsageError if the module is not on the first device or cannot be cloned.
   void replicate();
+  /// Updates the first `count` - 1 copies, then calls `body` for the module and for these copies as
+  /// DeviceThreads::run does.
   void run(size_t count, const std::function<void(size_t, torch::nn::Module&)>& body);
 
  private:
   using Layers = std::vector<std::shared_ptr<torch::nn::Module>>;
 
-  /// In the order of the module's own.
+  /// Tensors and layers of a copy, in the order of the module's.
   struct Copy {
     std::vector<at::Tensor> parameters, buffers;
-    Layers layers;  // the copy itself first
+    Layers layers;  // the first is the copy itself
   };
-  /// What a tensor of the module was when the replicas were made.
+  /// Properties of one of the module's tensors when the copies were created.
   struct Form {
     explicit Form(const at::Tensor& tensor);
     bool operator==(const Form& other) const = default;
@@ -56,7 +59,7 @@ class ModuleReplicas {
   const int64_t dim_;
   std::vector<Form> made_of_;
   Layers made_of_layers_;
-  std::vector<Copy> copies_;  // for each device but the first
+  std::vector<Copy> copies_;  // for each device except the first
   const OwnedPointer<DeviceThreads> threads_;
 };
 
