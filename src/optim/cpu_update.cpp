@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kMostTensors = 5;
 
-/// Calls loop(count, pointers, strides), the strides in elements, for parts of the tensors, `written` first.
+/// Calls loop(count, pointers, strides) for parts of the tensors, possibly on several threads. Strides are in elements.
+/// Tensor indices start with `written`; `read` is last.
 template <class T, class Loop>
 void for_parts(std::initializer_list<const at::Tensor*> written, const at::Tensor& read, const Loop& loop) {
   at::TensorIteratorConfig config;
@@ -41,7 +42,7 @@ void for_parts(std::initializer_list<const at::Tensor*> written, const at::Tenso
   });
 }
 
-/// What T is computed as.
+/// The type in which T is computed.
 template <class T>
 using Wide = at::opmath_type<T>;
 

@@ -6,8 +6,9 @@
 
 namespace lockstep::detail {
 
-/// Updates of one parameter in one pass over its memory and that of its state, by LibTorch's threads. All tensors are
-/// of the same sizes and of one floating dtype; half and bfloat16 are computed in float32.
+/// Each function updates one parameter in one pass over the memory of the parameter and its state, on LibTorch's
+/// threads. All tensors must have the same sizes and the same floating-point dtype; half and bfloat16 are computed in
+/// float32.
 
 struct AdamUpdate {
   double lr = 0;
@@ -15,10 +16,11 @@ struct AdamUpdate {
   double beta2 = 0;
   double eps = 0;
   double weight_decay = 0;
-  bool is_decoupled = false;  // the decay shrinks the parameter (AdamW) and is not part of the gradient (Adam)
-  int64_t step = 1;           // the first has number 1
+  bool is_decoupled =
+      false;         // true: the decay shrinks the parameter (AdamW); false: it is added to the gradient (Adam)
+  int64_t step = 1;  // number of this step, starting at 1
 };
-/// `max_square` is undefined unless the update is AMSGrad's.
+/// `max_square` is undefined except for AMSGrad.
 void update_adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& mean,
                  const at::Tensor& square, const at::Tensor& max_square, const AdamUpdate& update);
 
@@ -28,9 +30,9 @@ struct SgdUpdate {
   double dampening = 0;
   double weight_decay = 0;
   bool is_nesterov = false;
-  bool is_first = false;  // the momentum begins as the gradient
+  bool is_first = false;  // first step: the momentum buffer is initialized with the gradient
 };
-/// `momentum` is undefined where there is none.
+/// `momentum` is the momentum buffer; undefined for SGD without momentum.
 void update_sgd(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& momentum,
                 const SgdUpdate& update);
 

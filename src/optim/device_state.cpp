@@ -20,9 +20,9 @@ const at::Tensor& DeviceState::rate(size_t group, c10::Device device) {
     return rate.there;
   }
   if (is_capturing(device))
-    throw UsageError(text("group ", group,
-                          " of an optimizer's parameters is stepped for the first time where the step ",
-                          "is captured; run one before in which they have gradients"));
+    throw UsageError(text("the first step of parameter group ", group,
+                          " of an optimizer cannot be captured; run a step in which the group's parameters ",
+                          "have gradients before the capture"));
   rates_.push_back({group, at::full({}, value, at::TensorOptions(device).dtype(at::kFloat)), value});
   return rates_.back().there;
 }
@@ -41,7 +41,8 @@ int64_t DeviceState::counted(const at::Tensor& parameter) const {
 void DeviceState::refresh() {
   if (!optimizer_)
     throw UsageError(
-        "a captured step cannot be replayed: its optimizer is gone, or its state was loaded since; make a new one");
+        "the captured step cannot be replayed: its optimizer was destroyed, or the optimizer's state was loaded after "
+        "the capture; create a new CapturedStep");
   for (auto& rate : rates_) this->rate(rate.group, rate.there.device());
 }
 

@@ -8,39 +8,42 @@
 
 namespace lockstep::detail {
 
-/// What a fused optimizer keeps in the memory of GPUs beside the states of its parameters, since a captured step takes
-/// it from there: of each group the learning rate, and of each parameter how many steps it has made. Not thread-safe.
+/// State of a fused optimizer in GPU memory, in addition to the states of its parameters: the learning rate of each
+/// group and the step count of each parameter. A captured step reads both from there. Not thread-safe.
 class DeviceState {
  public:
   explicit DeviceState(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {}
 
-  /// The optimizer is going, or its state was replaced: what was captured must not be replayed any more.
+  /// Call it when the optimizer is destroyed or its state is replaced: captured steps must not be replayed afterwards.
   void release() { optimizer_ = nullptr; }
   bool is_released() const { return optimizer_ == nullptr; }
-  /// A step of the optimizer is being captured.
+  /// Call it when a step of the optimizer is captured.
   void note_capture() { is_captured_ = true; }
   bool is_captured() const { return is_captured_; }
 
-  /// The learning rate of a group, there: as it is now, unless a step is being captured.
+  /// Returns the learning rate of a group as a scalar on `device`. Updates it from the optimizer's options first,
+  /// unless a step is being captured. Throws UsageError if the tensor would have to be created during capture.
   const at::Tensor& rate(size_t group, c10::Device device);
-  /// How often a parameter was stepped: as `steps` says, at first, and then as the GPU has counted.
+  /// Returns the step count of a parameter as a scalar on its device. The first call initializes it with `steps`;
+  /// afterwards only the GPU changes it.
   const at::Tensor& steps(const at::Tensor& parameter, int64_t steps);
   void forget_steps(const at::Tensor& parameter) { steps_.erase(parameter.unsafeGetTensorImpl()); }
-  /// As the GPU has counted, where it counts(). Waits for it.
+  /// Reads the step count from the GPU; blocks. Precondition: counts(parameter).
   int64_t counted(const at::Tensor& parameter) const;
+  /// Whether the GPU counts the steps of the parameter.
   bool counts(const at::Tensor& parameter) const { return steps_.count(parameter.unsafeGetTensorImpl()) > 0; }
 
-  /// Learning rates become what they are in the optimizer's options. UsageError when that was released.
+  /// Updates all learning rates from the optimizer's options. Throws UsageError after release().
   void refresh();
 
  private:
   struct Rate {
     size_t group;
     at::Tensor there;
-    double value;
+    double value;  // of `there`
   };
 
-  torch::optim::Optimizer* optimizer_;
+  torch::optim::Optimizer* optimizer_;  // null after release()
   bool is_captured_ = false;
   std::vector<Rate> rates_;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> steps_;

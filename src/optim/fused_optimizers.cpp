@@ -35,7 +35,7 @@ bool is_floating(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-// All of them, before any is changed.
+// Checks all parameters before the step changes any of them.
 void check_supported(const Optimizer& optimizer, const char* name) {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
@@ -45,21 +45,22 @@ void check_supported(const Optimizer& optimizer, const char* name) {
       if (!gradient.defined()) continue;
       auto refuse = [&](auto&&... why) {
         throw UsageError(text(name, ": parameter ", i, " of group ", group, ", of sizes ", parameters[i].sizes(), ", ",
-                              why..., "; LibTorch's own optimizers may take it"));
+                              why..., "; LibTorch's own optimizers may support it"));
       };
-      if (gradient.layout() != c10::kStrided) refuse("has a sparse gradient, and a dense one is needed");
+      if (gradient.layout() != c10::kStrided) refuse("has a sparse gradient, expected a dense one");
       if (!is_floating(parameters[i].scalar_type()))
-        refuse("is of ", parameters[i].scalar_type(), ", and must be Float, Double, Half or BFloat16");
+        refuse("has dtype ", parameters[i].scalar_type(), ", expected Float, Double, Half or BFloat16");
       if (!parameters[i].is_cpu() && !parameters[i].is_cuda())
-        refuse("is on ", parameters[i].device(), ", and must be on a CPU or a CUDA device");
+        refuse("is on ", parameters[i].device(), ", expected a CPU or a CUDA device");
       if (!seen.insert(parameters[i].unsafeGetTensorImpl()).second)
         throw UsageError(text(name, ": parameter ", i, " of group ", group, ", of sizes ", parameters[i].sizes(),
-                              ", is given twice, and would be stepped twice; ddp.parameters() has each once"));
+                              ", is listed twice and would be stepped twice; ddp.parameters() lists each once"));
     }
   }
 }
 
-/// Whether LibTorch's own step must do. It cannot be captured: what the host does in it a graph would not repeat.
+/// Whether LibTorch's own step must be used. Throws UsageError during capture: a graph would not repeat the work that
+/// LibTorch's step does on the host.
 bool is_left_to_libtorch(const Optimizer& optimizer, const char* name) {
   if (detail::kFusesOnGpu) return false;
   bool has_gpu_parameters = false;
@@ -67,7 +68,7 @@ bool is_left_to_libtorch(const Optimizer& optimizer, const char* name) {
     for (const auto& parameter : group.params()) {
       has_gpu_parameters |= parameter.is_cuda();
       if (detail::is_capturing(parameter.device()))
-        throw UsageError(text(name, ": only with LibTorch 2.3 or later can its step be captured"));
+        throw UsageError(text(name, ": with this LibTorch its step cannot be captured; use LibTorch 2.3 or later"));
     }
   return has_gpu_parameters;
 }
@@ -76,14 +77,14 @@ at::Tensor zeros_as(const at::Tensor& parameter) {
   return at::zeros_like(parameter, at::MemoryFormat::Preserve);
 }
 
-/// Parameters of a GPU, sorted into lists of one device, dtype and a further trait each.
+/// Parameters on GPUs, sorted into lists by device, dtype and one more trait.
 class GpuLists {
  public:
   FusedLists& of(const at::Tensor& parameter, bool trait = false) {
     return lists_[{parameter.device().index(), parameter.scalar_type(), trait}];
   }
 
-  /// call(device, trait, lists)
+  /// Calls call(device, trait, lists) for each list.
   template <class Call>
   void for_each(const Call& call) const {
     for (const auto& [key, lists] : lists_) call(lists.parameters.front().device(), std::get<2>(key), lists);
@@ -93,13 +94,14 @@ class GpuLists {
   std::map<std::tuple<c10::DeviceIndex, at::ScalarType, bool>, FusedLists> lists_;
 };
 
-/// Whether the step that runs is being captured, and so happens when it is replayed.
+/// Whether the current step is being captured, so that it takes effect only when it is replayed. Throws UsageError
+/// during capture unless `is_prepared`, that is unless the state exists already.
 bool is_captured(const at::Tensor& parameter, const char* name, bool is_prepared) {
   const bool captured = detail::is_capturing(parameter.device());
   if (captured && !is_prepared)
     throw UsageError(text(name,
-                          ": the first step, or the first after loading a state, cannot be captured, since it makes "
-                          "what later ones go on from; run one before"));
+                          ": the first step, or the first after loading a state, cannot be captured, because it "
+                          "allocates state; run one step before the capture"));
   return captured;
 }
 
@@ -108,7 +110,7 @@ DeviceState& make(std::shared_ptr<DeviceState>& device, Optimizer& optimizer) {
   return *device;
 }
 
-/// What was captured is remembered until something else is, so that it is not replayed.
+/// Releases the state. A captured state is kept, so that before_replay() refuses to replay it.
 void release(std::shared_ptr<DeviceState>& device) {
   if (!device) return;
   device->release();
@@ -120,7 +122,7 @@ void announce(const std::shared_ptr<DeviceState>& device) {
   detail::Recording::before_replay([device] { device->refresh(); });
 }
 
-// --- Adam and AdamW, which differ in types alone and in where the decay goes
+// --- Adam and AdamW: they differ only in types and in how the weight decay is applied
 
 template <class State>
 std::unique_ptr<State> first_adam_state(const at::Tensor& parameter) {
@@ -130,7 +132,7 @@ std::unique_ptr<State> first_adam_state(const at::Tensor& parameter) {
   return state;
 }
 
-/// What was loaded may lie otherwise in memory than a GPU's kernels need it.
+/// Gives the state the parameter's strides, which the GPU kernels require; a loaded state may have others.
 template <class State>
 void lay_out(State& state, const at::Tensor& parameter) {
   state.exp_avg(laid_out_as(parameter, state.exp_avg()));
@@ -187,7 +189,7 @@ void step_adam(Optimizer& optimizer, std::shared_ptr<DeviceState>& device, const
   if (is_any_captured) announce(device);
 }
 
-/// What the GPU has counted becomes what the states say.
+/// Copies the step counts from the GPU to the parameters' states.
 template <class State>
 void read_steps(const Optimizer& optimizer, const std::shared_ptr<DeviceState>& device) {
   if (!device || device->is_released()) return;

@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-/// Those of one device and dtype together, in their order.
+/// Gradients by device and dtype, in the order of the parameters.
 using Lists = std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>;
 
 Lists gradients_of(const std::vector<at::Tensor>& parameters) {
@@ -25,7 +25,7 @@ Lists gradients_of(const std::vector<at::Tensor>& parameters) {
   return lists;
 }
 
-/// Those that have a gradient, each once.
+/// Returns the parameters that have a gradient, each once.
 std::vector<at::Tensor> with_gradients(const std::vector<at::Tensor>& parameters, const char* name) {
   std::vector<at::Tensor> result;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -33,8 +33,8 @@ std::vector<at::Tensor> with_gradients(const std::vector<at::Tensor>& parameters
     const auto& gradient = parameter.grad();
     if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     if (gradient.layout() != c10::kStrided)
-      throw UsageError(text(name, ": a parameter of sizes ", parameter.sizes(),
-                            " has a sparse gradient, and a dense one is needed"));
+      throw UsageError(
+          text(name, ": a parameter of sizes ", parameter.sizes(), " has a sparse gradient, expected a dense one"));
     result.push_back(parameter);
   }
   return result;
@@ -44,7 +44,7 @@ std::vector<at::Tensor> with_gradients(const std::vector<at::Tensor>& parameters
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                            const ClipGradNormOptions& options) {
-  if (!(max_norm >= 0)) throw UsageError(text("clip_grad_norm_: max_norm is ", max_norm, ", and must be 0 or more"));
+  if (!(max_norm >= 0)) throw UsageError(text("clip_grad_norm_: max_norm is ", max_norm, ", expected 0 or more"));
   const c10::NoGradGuard no_grad;
   const auto used = with_gradients(parameters, "clip_grad_norm_");
   if (used.empty()) return at::zeros({});

@@ -1,4 +1,5 @@
-// LibTorch's optimizers show what they know in archives alone, and take it back from there; so does this.
+// LibTorch's optimizers expose their state only through archives: state_dict() saves to an archive and parses it,
+// load_state_dict() builds an archive and lets the optimizer load it.
 
 #include "optim/optimizer_state.h"
 
@@ -27,7 +28,7 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 using Values = OptimizerState::Values;
 
-/// What was written, to be read: with its tensors on that device.
+/// Reopens a written archive for reading, with its tensors on `device`.
 InputArchive reopen(OutputArchive& written, c10::Device device) {
   std::stringstream bytes;
   written.save_to(bytes);
@@ -69,7 +70,7 @@ Values options_of(const torch::optim::OptimizerOptions& options) {
   return values_in(written);
 }
 
-/// Python keeps it in a tensor, LibTorch in a number.
+/// Python keeps the step count in a tensor, LibTorch in an integer.
 constexpr const char* kStep = "step";
 
 c10::IValue as_python_has_it(const std::string& name, const c10::IValue& value) {
@@ -77,7 +78,7 @@ c10::IValue as_python_has_it(const std::string& name, const c10::IValue& value) 
   return value;
 }
 
-/// On the CPU.
+/// Tensors of the result are on the CPU.
 c10::IValue as_libtorch_has_it(const std::string& name, const c10::IValue& value, const at::Tensor& parameter) {
   if (name == kStep && value.isTensor()) return static_cast<int64_t>(value.toTensor().item<double>());
   if (name == kStep && value.isDouble()) return static_cast<int64_t>(value.toDouble());
@@ -86,7 +87,7 @@ c10::IValue as_libtorch_has_it(const std::string& name, const c10::IValue& value
   return tensor.to(at::kCPU, tensor.is_floating_point() ? parameter.scalar_type() : tensor.scalar_type());
 }
 
-/// A number of the kind that the option has now.
+/// Converts `value` to the type of the option's current value `now`.
 c10::IValue as_option(const c10::IValue& value, const c10::IValue& now) {
   if (now.isDouble() && value.isInt()) return static_cast<double>(value.toInt());
   if (now.isDouble() && value.isTensor()) return value.toTensor().item<double>();
@@ -98,7 +99,7 @@ c10::IValue as_option(const c10::IValue& value, const c10::IValue& now) {
   return c10::ivalue::Tuple::create(std::move(result));
 }
 
-// --- what must fit
+// --- checks
 
 std::string parameter_name(const OptimizerState::Group& group, size_t i) {
   if (i < group.names.size()) return text("parameter '", group.names[i], "'");
@@ -108,7 +109,7 @@ std::string parameter_name(const OptimizerState::Group& group, size_t i) {
 const std::set<std::string> kOfParametersSizes = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
                                                   "sum",     "square_avg", "grad_avg"};
 
-/// What the state of a stepped parameter has, if the optimizer is one that is known.
+/// Returns the values that every state of a stepped parameter must have; empty if the type of optimizer is unknown.
 std::vector<std::string> needed_by(const Optimizer& optimizer) {
   using namespace torch::optim;
   if (dynamic_cast<const Adam*>(&optimizer) || dynamic_cast<const AdamW*>(&optimizer))
@@ -119,7 +120,7 @@ std::vector<std::string> needed_by(const Optimizer& optimizer) {
   return {};
 }
 
-/// A parameter that SGD steps without momentum has none, which Python may write down.
+/// SGD without momentum has no momentum buffer; Python may save it as None.
 bool says_nothing(const Values& values) {
   return std::all_of(values.begin(), values.end(), [](const auto& item) { return item.second.isNone(); });
 }
@@ -129,15 +130,15 @@ void check_values(const OptimizerState::Group& group, size_t i, const Values& va
   for (const auto& name : needed)
     if (const auto found = values.find(name); found == values.end() || found->second.isNone())
       throw UsageError(text("load_state_dict: the state of ", parameter_name(group, i), " has no '", name,
-                            "': it is another kind of optimizer's"));
+                            "': it belongs to another kind of optimizer; load it into the kind that saved it"));
   for (const auto& [name, value] : values)
     if (kOfParametersSizes.count(name) && value.isTensor() && value.toTensor().sizes() != parameter.sizes())
-      throw UsageError(text("load_state_dict: '", name, "' of ", parameter_name(group, i), " is of sizes ",
-                            value.toTensor().sizes(), ", and the parameter of ", parameter.sizes(),
-                            ": the state is another model's"));
+      throw UsageError(text("load_state_dict: '", name, "' of ", parameter_name(group, i), " has sizes ",
+                            value.toTensor().sizes(), ", expected the parameter's sizes ", parameter.sizes(),
+                            "; the state belongs to another model"));
 }
 
-/// In the form that LibTorch's optimizers load.
+/// Writes the state in the format that LibTorch's optimizers load.
 OutputArchive archive_of(const Optimizer& optimizer, const OptimizerState& state) {
   auto archive = new_archive();
   const auto unit = archive.compilation_unit();
@@ -149,7 +150,7 @@ OutputArchive archive_of(const Optimizer& optimizer, const OptimizerState& state
     OutputArchive one(unit), options(unit);
     one.write("params/size", at::scalar_tensor(static_cast<int64_t>(parameters.size()), at::kLong));
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const auto key = std::to_string(group.parameters[i] + 1);  // it may become a pointer, and 0 is none
+      const auto key = std::to_string(group.parameters[i] + 1);  // LibTorch may parse it as a pointer: avoid null
       one.write(text("params/", i), c10::IValue(key));
       const auto found = state.parameters.find(group.parameters[i]);
       if (found == state.parameters.end() || says_nothing(found->second)) continue;
@@ -168,7 +169,7 @@ OutputArchive archive_of(const Optimizer& optimizer, const OptimizerState& state
   return archive;
 }
 
-/// These options, with those values that the state has.
+/// Returns a copy of `options`, with the values that the state has.
 std::unique_ptr<torch::optim::OptimizerOptions> changed(const torch::optim::OptimizerOptions& options,
                                                         const Values& values) {
   auto all = options_of(options);
@@ -182,14 +183,14 @@ std::unique_ptr<torch::optim::OptimizerOptions> changed(const torch::optim::Opti
   return result;
 }
 
-/// Where the parameters are, and so their states.
+/// Returns the device of the parameters, and so of their states.
 c10::Device device_of_state(const Optimizer& optimizer) {
   std::optional<c10::Device> device;
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
       if (device && parameter.device() != *device)
         throw UsageError(text("load_state_dict: the optimizer has parameters on ", *device, " and on ",
-                              parameter.device(), "; make an optimizer for each device"));
+                              parameter.device(), "; create one optimizer for each device"));
       device = parameter.device();
     }
   return device.value_or(c10::kCPU);
@@ -201,14 +202,16 @@ void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state)
   const auto needed = needed_by(optimizer);
   const auto& groups = optimizer.param_groups();
   if (state.groups.size() != groups.size())
-    throw UsageError(text("load_state_dict: the state is of ", state.groups.size(),
-                          " groups of parameters, and the optimizer has ", groups.size()));
+    throw UsageError(text("load_state_dict: the state has ", state.groups.size(),
+                          " groups of parameters, but the optimizer has ", groups.size(),
+                          "; construct the optimizer with the same groups"));
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& group = state.groups[g];
     const auto& parameters = groups[g].params();
     if (group.parameters.size() != parameters.size())
       throw UsageError(text("load_state_dict: group ", g, " of the state has ", group.parameters.size(),
-                            " parameters, and that of the optimizer has ", parameters.size()));
+                            " parameters, but that of the optimizer has ", parameters.size(),
+                            "; construct the optimizer with the same groups"));
     for (size_t i = 0; i < parameters.size(); ++i)
       if (const auto found = state.parameters.find(group.parameters[i]);
           found != state.parameters.end() && !says_nothing(found->second))
@@ -216,8 +219,8 @@ void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state)
     const auto maximize = group.options.find("maximize");
     if (maximize != group.options.end() && maximize->second.isBool() && maximize->second.toBool())
       throw UsageError(text("load_state_dict: group ", g,
-                            " of the state maximizes, which LibTorch's optimizers cannot; negate the loss and the "
-                            "option"));
+                            " of the state maximizes, which LibTorch's optimizers do not support; negate the loss and "
+                            "the option"));
   }
 }
 

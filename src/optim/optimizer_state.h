@@ -12,7 +12,7 @@
 
 namespace lockstep::detail {
 
-/// Under what an optimizer keeps a parameter's state: the tensor's address, which LibTorch wrote as text before 2.1.
+/// Returns the key of a parameter in an optimizer's state: the tensor's address, as text before LibTorch 2.1.
 template <class Key>
 Key state_key(const at::Tensor& parameter) {
   if constexpr (std::is_same_v<Key, std::string>) {
@@ -27,7 +27,7 @@ Key state_key(const at::Tensor& parameter) {
 template <class Optimizer>
 using StateKey = typename std::decay_t<decltype(std::declval<Optimizer&>().state())>::value_type::first_type;
 
-/// A parameter's state; none before its first step.
+/// Returns a parameter's state; null before its first step.
 template <class State, class Optimizer>
 State* find_state(Optimizer& optimizer, const at::Tensor& parameter) {
   const auto found = optimizer.state().find(state_key<StateKey<Optimizer>>(parameter));
@@ -41,7 +41,7 @@ State* add_state(Optimizer& optimizer, const at::Tensor& parameter, std::unique_
   return static_cast<State*>(place.get());
 }
 
-/// UsageError unless the state can be one of this optimizer's parameters.
+/// Throws UsageError unless the state fits the groups and parameters of this optimizer.
 void check_fits(const torch::optim::Optimizer& optimizer, const OptimizerState& state);
 
 }  // namespace lockstep::detail

@@ -22,7 +22,7 @@ ShardPlan divide_elements(const std::vector<int64_t>& sizes, int ranks, int64_t 
   return plan;
 }
 
-// The largest first, each to the rank that has least.
+// Greedy: assigns the largest parameter first, each to the rank with the smallest load.
 ShardPlan divide_parameters(const std::vector<int64_t>& sizes, int ranks, int64_t alignment) {
   std::vector<size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), size_t(0));

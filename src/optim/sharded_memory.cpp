@@ -8,7 +8,7 @@
 namespace lockstep::detail {
 namespace {
 
-// What a GPU's allocator gives a tensor of its own, so that matrices begin where its fastest kernels want them.
+// The alignment of LibTorch's GPU allocator, so that matrices have the alignment that the fastest kernels need.
 constexpr int64_t kShardAlignBytes = 512;
 
 }  // namespace
@@ -21,7 +21,7 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
   for (const auto& parameter : parameters_) sizes.push_back(parameter.numel());
   plan_ = plan_shards(sizes, group.size(), by, kShardAlignBytes / static_cast<int64_t>(c10::elementSize(dtype)));
   pieces_ = pieces_of(plan_, sizes, group.rank());
-  memory_ = group.allocate({plan_.elements()}, dtype).zero_();  // the gaps travel, too
+  memory_ = group.allocate({plan_.elements()}, dtype).zero_();  // the padding is sent as well
   for (int rank = 0; rank < group.size(); ++rank)
     shares_.push_back(memory_.narrow(0, plan_.begins[rank], plan_.size_of(rank)));
   for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -9,24 +9,27 @@
 
 namespace lockstep::detail {
 
-/// Parameters of one dtype, moved into one piece of memory, of which each rank updates its share and takes the others'.
-/// Not thread-safe.
+/// Parameters of one dtype in one contiguous buffer, divided into one share per rank. Each rank updates its share and
+/// receives the other ranks' shares. Not thread-safe.
 class ShardedMemory {
  public:
-  /// The parameters keep their values and layouts, and live here from now on. All ranks give the same ones.
+  /// Moves the parameters into the buffer. They keep their values and, if dense, their strides; pointers to the old
+  /// storage become stale. All ranks must pass the same parameters.
   ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> parameters, ShardBy by);
 
-  /// This rank's.
+  /// The pieces of parameters in this rank's share.
   const std::vector<ShardPiece>& pieces() const { return pieces_; }
-  /// The elements of a piece, in the parameter's own sizes when it is all of it. Shares memory with the parameter.
+  /// Returns the elements of a piece: flat, or in the parameter's sizes if the piece is the whole parameter. Shares
+  /// memory with the parameter.
   at::Tensor values(const ShardPiece& piece) const;
-  /// The same of the parameter's gradient; undefined when there is none.
+  /// The same for the parameter's gradient; undefined if there is none. May be a copy.
   at::Tensor gradient(const ShardPiece& piece) const;
 
-  /// A parameter that was given other memory brings its values back. False when it has become another kind of tensor.
+  /// If the parameter's storage was replaced, copies its values to the buffer and makes the buffer its storage again.
+  /// Returns false if its sizes, dtype or device have changed.
   bool restore_storage(size_t parameter) const;
 
-  /// Every rank has the shares of all. Collective.
+  /// Sends this rank's share to all ranks and receives theirs. Collective.
   void gather() const;
 
  private:
@@ -37,8 +40,8 @@ class ShardedMemory {
   ShardPlan plan_;
   std::vector<ShardPiece> pieces_;
   at::Tensor memory_;
-  std::vector<at::Tensor> shares_;  // of it, by rank
-  std::vector<at::Tensor> homes_;   // where each parameter lives
+  std::vector<at::Tensor> shares_;  // views of memory_, by rank
+  std::vector<at::Tensor> homes_;   // views of memory_, by parameter
 };
 
 }  // namespace lockstep::detail

@@ -17,6 +17,22 @@
 #include "optim/optimizer_state.h"
 #include "optim/sharded_memory.h"
 
+// Overview.
+//
+// The ZeroRedundancyOptimizer itself ("outer") holds all parameters and their groups, but no state. At construction,
+// Shard moves the parameters of each dtype into one ShardedMemory, a buffer with one share per rank. An "inner"
+// optimizer of the user's type holds this rank's pieces of parameters, as views of that buffer, so its state covers
+// only the share.
+//
+// step() copies the options of the outer groups to the inner ones, assigns each piece its range of the gradient, steps
+// the inner optimizer and all-gathers the shares. consolidate() gathers all ranks' pieces of state on one rank and
+// assembles them to the state of whole parameters; load() cuts this rank's pieces out of such a state. Both therefore
+// work with any number of ranks.
+//
+// A captured step holds the Shard by shared_ptr, because it may outlive the optimizer; release() makes its replay fail.
+// If a step fails between the inner step and the all-gather, ranks may hold shares of different steps; step_incomplete_
+// records this, and consolidate() then refuses to save.
+
 namespace lockstep {
 namespace {
 
@@ -24,7 +40,8 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 using Values = OptimizerState::Values;
 
-/// A value of a state that is cut as its parameter is, and not one for all of it, as the number of steps.
+/// Whether a value of a state has one element for each element of the parameter and is divided with it. Others, such as
+/// the step count, apply to the whole parameter.
 bool is_cut(const c10::IValue& value, at::IntArrayRef sizes) {
   return value.isTensor() && value.toTensor().sizes() == sizes;
 }
@@ -33,7 +50,7 @@ at::Tensor range_of(const at::Tensor& dense, const detail::ShardPiece& piece) {
   return detail::as_row(dense).narrow(0, piece.begin, piece.size);
 }
 
-// --- as they travel: nested tuples
+// --- serialization of a piece's state as nested tuples
 
 c10::IValue pack(const detail::ShardPiece& piece, const Values& values) {
   std::vector<c10::IValue> items{static_cast<int64_t>(piece.parameter), piece.begin, piece.size};
@@ -54,7 +71,8 @@ std::pair<detail::ShardPiece, Values> unpack(const c10::IValue& packed) {
 
 }  // namespace
 
-/// What this rank keeps and updates. Captured steps may hold on to it when the optimizer is gone.
+/// This rank's share of the parameters and the inner optimizer. Captured steps may keep it alive after the optimizer is
+/// destroyed.
 class ZeroRedundancyOptimizerBase::Shard {
  public:
   Shard(Optimizer& outer, std::vector<std::string> names, ProcessGroup group, ShardBy by, const Make& make,
@@ -78,14 +96,14 @@ class ZeroRedundancyOptimizerBase::Shard {
 
  private:
   struct Memory {
-    std::vector<size_t> members;  // numbers of its parameters
+    std::vector<size_t> members;  // indices into parameters_
     detail::ShardedMemory memory;
   };
-  /// The inner optimizer's parameters, in their order.
+  /// One parameter of the inner optimizer.
   struct Share {
-    size_t memory;
-    detail::ShardPiece here;     // with the parameter's place in the memory
-    detail::ShardPiece overall;  // with its number
+    size_t memory;       // index into memories_
+    detail::ShardPiece here;     // its parameter is an index into Memory::members
+    detail::ShardPiece overall;  // its parameter is an index into parameters_
     size_t group;
   };
 
@@ -95,16 +113,16 @@ class ZeroRedundancyOptimizerBase::Shard {
   void move_parameters(ShardBy by);
   bool is_whole(const detail::ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
 
-  Optimizer* outer_;
+  Optimizer* outer_;  // null after release()
   const std::vector<std::string> names_;
   const ProcessGroup group_;
   void (*const before_replay_)(Optimizer&);
-  std::vector<at::Tensor> parameters_;  // of all groups, one after the other
-  std::vector<size_t> group_of_;        // each
-  std::vector<Memory> memories_;
-  std::vector<Share> shares_;
+  std::vector<at::Tensor> parameters_;  // of all groups, concatenated
+  std::vector<size_t> group_of_;        // by parameter
+  std::vector<Memory> memories_;        // by dtype
+  std::vector<Share> shares_;           // in the order of the inner optimizer's parameters
   std::unique_ptr<Optimizer> inner_;
-  bool step_incomplete_ = false;  // a step has begun and not ended
+  bool step_incomplete_ = false;  // a step has started but did not finish
 };
 
 ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::string> names, ProcessGroup group,
@@ -133,7 +151,7 @@ std::string ZeroRedundancyOptimizerBase::Shard::name_of(size_t parameter) const 
   return text("parameter ", parameter);
 }
 
-/// With this rank's parameters; empty when nothing is.
+/// Describes what is wrong with this rank's parameters, for an error message; empty if nothing is.
 std::string ZeroRedundancyOptimizerBase::Shard::what_is_wrong() const {
   if (parameters_.empty()) return "there are no parameters";
   std::set<const c10::TensorImpl*> seen;
@@ -141,20 +159,22 @@ std::string ZeroRedundancyOptimizerBase::Shard::what_is_wrong() const {
     const auto& parameter = parameters_[i];
     const auto about = text(name_of(i), ", of sizes ", parameter.sizes(), ", ");
     if (parameter.layout() != c10::kStrided)
-      return text(about, "is ", parameter.layout(), "; only dense ones can be divided");
+      return text(about, "has layout ", parameter.layout(), "; only dense parameters can be divided");
     if (parameter.device() != group_.device())
-      return text(about, "is on ", parameter.device(), ", and the ranks exchange parameters on ", group_.device(),
-                  "; move the model there before");
+      return text(about, "is on ", parameter.device(), ", but the group's device is ", group_.device(),
+                  "; move the model there first");
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second)
-      return text(about, "is given twice; ddp.parameters() has each once");
+      return text(about, "is listed twice; ddp.parameters() lists each once");
   }
   return {};
 }
 
-// Ranks that disagree would take other parameters for theirs. On all ranks or on none.
+// Compares the parameters of all ranks: ranks that disagree would assign shares to the wrong parameters. Collective;
+// throws on all ranks or on none.
 void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
   if (!group_.contains_me())
-    throw UsageError(text("ZeroRedundancyOptimizer: this process is not in group ", group_.name()));
+    throw UsageError(text("ZeroRedundancyOptimizer: this process is not in group ", group_.name(),
+                          "; pass a group that contains it"));
   const auto wrong = what_is_wrong();
   std::vector<c10::IValue> facts{wrong};
   if (wrong.empty())
@@ -174,7 +194,7 @@ void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
       };
       if (fact(first) != fact(theirs))
         throw MismatchError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer: on rank 0 ", fact(first),
-                                 ", on rank ", rank, " ", fact(theirs), "; make the same model on every rank"));
+                                 ", on rank ", rank, " ", fact(theirs), "; build the same model on every rank"));
     }
   }
 }
@@ -195,24 +215,24 @@ void ZeroRedundancyOptimizerBase::Shard::move_parameters(ShardBy by) {
             [](const Share& a, const Share& b) { return a.overall.parameter < b.overall.parameter; });
 }
 
-// On all ranks or on none, as far as all ranks run the same program.
+// Not collective. Throws on all ranks or on none if all ranks run the same program.
 void ZeroRedundancyOptimizerBase::Shard::check_unchanged() const {
   size_t count = 0;
   for (const auto& group : outer_->param_groups()) count += group.params().size();
   if (count != parameters_.size())
-    throw UsageError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer was made for ", parameters_.size(),
-                          " parameters and has ", count, " now; give all groups to its constructor"));
+    throw UsageError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer was constructed with ", parameters_.size(),
+                          " parameters and has ", count, " now; pass all groups to its constructor"));
   for (const auto& [members, memory] : memories_)
     for (size_t i = 0; i < members.size(); ++i)
       if (!memory.restore_storage(i))
-        throw UsageError(text("rank ", group_.rank(), ": ", name_of(members[i]), " has become ",
-                              parameters_[members[i]].sizes(), ' ', parameters_[members[i]].scalar_type(), " on ",
-                              parameters_[members[i]].device(),
-                              " after ZeroRedundancyOptimizer was made; make it when the model is what it stays"));
+        throw UsageError(text(
+            "rank ", group_.rank(), ": ", name_of(members[i]), " has become ", parameters_[members[i]].sizes(), ' ',
+            parameters_[members[i]].scalar_type(), " on ", parameters_[members[i]].device(),
+            " after ZeroRedundancyOptimizer was constructed; construct the optimizer after the model ", "is final"));
 }
 
-// In a join, what stands in the loop of a rank that has inputs must count on all: its learning rates, and gradients of
-// zero, where a rank without inputs has none. Collective.
+// Takes the learning rates of `rank`, which still has inputs in a join, and adds gradients of zero for parameters that
+// have a gradient there but not here. A rank without inputs does not run the loop that sets them. Collective.
 void ZeroRedundancyOptimizerBase::Shard::do_as(int rank) const {
   auto& groups = outer_->param_groups();
   std::vector<double> here;
@@ -232,7 +252,8 @@ void ZeroRedundancyOptimizerBase::Shard::do_as(int rank) const {
 
 void ZeroRedundancyOptimizerBase::Shard::take_options() const {
   if (!outer_)
-    throw UsageError("a captured step cannot be replayed: its ZeroRedundancyOptimizer is gone; make a new one");
+    throw UsageError(
+        "the captured step cannot be replayed: its ZeroRedundancyOptimizer was destroyed; create a new CapturedStep");
   for (size_t g = 0; g < inner_->param_groups().size(); ++g)
     inner_->param_groups()[g].set_options(outer_->param_groups()[g].options().clone());
 }
@@ -254,7 +275,7 @@ void ZeroRedundancyOptimizerBase::Shard::step() {
 OptimizerState ZeroRedundancyOptimizerBase::Shard::consolidate(int dst) const {
   if (step_incomplete_)
     throw UsageError(text("rank ", group_.rank(),
-                          ": ZeroRedundancyOptimizer: the last step broke off, so that the ranks' shares may be of "
+                          ": ZeroRedundancyOptimizer: the last step did not finish, so the ranks' shares may be of "
                           "different steps; resume from the last checkpoint"));
   group_.synchronize();
   take_options();
@@ -294,7 +315,7 @@ OptimizerState ZeroRedundancyOptimizerBase::Shard::consolidate(int dst) const {
 
 void ZeroRedundancyOptimizerBase::Shard::load(const OptimizerState& state) {
   detail::check_fits(*outer_, state);
-  std::vector<int64_t> numbers;  // by which the state knows our parameters
+  std::vector<int64_t> numbers;  // of our parameters in the state
   std::vector<std::string> names;
   for (const auto& group : state.groups) {
     numbers.insert(numbers.end(), group.parameters.begin(), group.parameters.end());
@@ -303,7 +324,8 @@ void ZeroRedundancyOptimizerBase::Shard::load(const OptimizerState& state) {
   for (size_t i = 0; i < std::min(names.size(), names_.size()); ++i)
     if (names[i] != names_[i])
       throw UsageError(text("rank ", group_.rank(), ": load_state_dict: parameter ", i, " is '", names_[i],
-                            "' here and '", names[i], "' in the state: it is another model's, or in another order"));
+                            "' here and '", names[i],
+                            "' in the state; the state belongs to another model, or its order differs"));
   OptimizerState mine;
   for (const auto& group : state.groups) mine.groups.push_back({.options = group.options});
   for (size_t i = 0; i < shares_.size(); ++i) {
@@ -364,11 +386,12 @@ void ZeroRedundancyOptimizerBase::load_state_dict(const OptimizerState& state) {
 
 void ZeroRedundancyOptimizerBase::save(torch::serialize::OutputArchive&) const {
   throw UsageError(
-      "ZeroRedundancyOptimizer: this rank has a share of the state only; call consolidated_state_dict() on all ranks");
+      "ZeroRedundancyOptimizer: this rank has only a share of the state; call consolidated_state_dict() on all ranks");
 }
 
 void ZeroRedundancyOptimizerBase::load(torch::serialize::InputArchive&) {
-  throw UsageError("ZeroRedundancyOptimizer: give the state of all ranks to its load_state_dict()");
+  throw UsageError(
+      "ZeroRedundancyOptimizer: load() is not supported; call load_state_dict() with the consolidated state");
 }
 
 int64_t ZeroRedundancyOptimizerBase::state_bytes() const {
@@ -390,11 +413,11 @@ ProcessGroup ZeroRedundancyOptimizerBase::join_group() const {
 void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) {
   if (is_first)
     throw UsageError(text("rank ", shard_->group().rank(),
-                          ": join: the wrapper must come before the optimizer: join({&ddp, &optimizer}, ...)"));
+                          ": join: the optimizer is listed before the wrapper; call join({&ddp, &optimizer}, ...)"));
   join_ = std::move(context);
 }
 
-// A share of the parameters waits for this rank, whether it has inputs or not.
+// A rank without inputs must step as well: the other ranks wait for its share of the parameters.
 void ZeroRedundancyOptimizerBase::shadow(const detail::JoinRound& round) {
   if (round.is_synchronised) step();
 }

@@ -129,7 +129,7 @@ TEST_F(CudaCapturedStep, TheStateCountsTheReplays) {
     state.parameters[0]["step"] = 4.0;
     load_state_dict(optimizer, state);
     EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("step").toTensor().item<float>(), 4);
-    expect_error<UsageError>([&] { step(input, target); }, "rank ", "loaded", "make a new one");
+    expect_error<UsageError>([&] { step(input, target); }, "rank ", "loaded", "create a new CapturedStep");
   });
 }
 

@@ -378,7 +378,7 @@ struct HalfClonedImpl : torch::nn::Cloneable<HalfClonedImpl> {
 TEST(DataParallelTest, WhatCannotBeClonedOrGatheredIsRefused) {
   DataParallel rows(Rows(), {.devices = {kCpu, kCpu}});
   EXPECT_EQ(rows(torch::ones({4, 2})).size(), 2) << "of each part";
-  expect_error<UsageError>([&] { rows(torch::ones({3, 2})); }, "replica 1 returned 1 tensors", "replica 0 2");
+  expect_error<UsageError>([&] { rows(torch::ones({3, 2})); }, "replica 1 returned 1 tensors", "replica 0 returned 2");
   expect_error<UsageError>(
       [] {
         DataParallel(std::make_shared<DerivedNetImpl>(), {.devices = {kCpu, kCpu}});
