@@ -15,16 +15,16 @@
 namespace lockstep::detail {
 namespace {
 
-// A worker is one of several: what it computes shall not start threads of its own. at::set_num_threads would say so for
-// the whole process, OpenMP's own function does for this thread.
+// Several workers run in parallel, so none of them should start OpenMP threads. at::set_num_threads would apply to the
+// whole process; OpenMP's own function applies to this thread only.
 void compute_on_one_thread() {
-  at::get_num_threads();  // LibTorch sets the number when a thread first asks for it
+  at::get_num_threads();  // LibTorch sets the number of threads at the first call on each thread
   if (auto* set = reinterpret_cast<void (*)(int)>(::dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(1);
 }
 
 }  // namespace
 
-// What start() began. Guarded by mutex_, but for `make`, which is constant.
+// The batches of one start(). Guarded by mutex_, except `make`, which is constant.
 struct BatchQueue::Run {
   struct Made {
     Batch batch;
@@ -75,7 +75,7 @@ void BatchQueue::start(size_t count, Make make) {
   auto run = std::make_shared<Run>(Run{std::move(make), count});
   {
     const std::lock_guard lock(mutex_);
-    std::swap(run_, run);  // the old one goes after the lock
+    std::swap(run_, run);  // the old run is destroyed after the lock is released
   }
   waited_ = {};
   changed_.notify_all();

@@ -13,31 +13,33 @@
 
 namespace lockstep::detail {
 
-/// Makes batches on threads of its own, some ahead of the one who takes them, and hands them out in order. Without
-/// threads they are made when they are taken. One thread at a time may call it. A forked child has no such threads: it
-/// must not destroy the queue (see OwnedPointer).
+/// Prefetches batches on worker threads and returns them in order. Without workers, next() creates each batch itself.
+/// Not thread-safe. The workers do not exist in a forked child: the child must not destroy the queue (see
+/// OwnedPointer).
 class BatchQueue {
  public:
   using Batch = std::shared_ptr<void>;
-  /// Called from any of the workers, numbered from 0, for several batches at a time but once for each worker.
+  /// Creates batch `number`. Called concurrently by different workers, which are numbered from 0; a worker creates one
+  /// batch at a time.
   using Make = std::function<Batch(int worker, size_t number)>;
 
-  /// At most `ahead` batches are made or waiting. SystemError when the system has no thread left.
+  /// At most `ahead` batches are in progress or ready. Throws SystemError if a thread cannot be created.
   BatchQueue(int workers, size_t ahead);
-  /// Waits for the batches that are being made.
+  /// Blocks until the workers have finished the batches in progress.
   ~BatchQueue();
   BatchQueue(const BatchQueue&) = delete;
   BatchQueue& operator=(const BatchQueue&) = delete;
 
-  /// From now on batches 0 to count - 1 are handed out, by `make`. What was made before is dropped; a batch that a
-  /// worker is busy with is finished first, by that worker.
+  /// Starts a new run of batches 0 to count - 1, created by `make`. Drops the batches of the previous run; workers
+  /// first finish the batches of that run that are in progress. Throws UsageError in a forked child, unless there are
+  /// no workers.
   void start(size_t count, Make make);
 
-  /// The next batch; none when all have been handed out. What `make` threw for it is thrown here, and then there are no
-  /// more. In a forked child both throw UsageError, unless there are no threads.
+  /// Returns the next batch, or null after the last one. Rethrows the exception that `make` threw for this batch and
+  /// then ends the run. Throws UsageError in a forked child, unless there are no workers.
   Batch next();
 
-  /// How long next() has taken in all since start().
+  /// Total time spent in next() since start().
   std::chrono::nanoseconds waited() const { return waited_; }
 
  private:

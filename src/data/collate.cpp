@@ -27,7 +27,8 @@ bool is_plain_memory(const at::Tensor& tensor) {
          !tensor.requires_grad() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// What at::stack does for tensors of plain memory, without a dispatch for each: small ones cost a fifth.
+// Equivalent to at::stack for contiguous CPU tensors, without one dispatch per tensor: five times as fast for small
+// tensors.
 at::Tensor stack_memory(const std::vector<at::Tensor>& tensors) {
   auto shape = tensors[0].sizes().vec();
   shape.insert(shape.begin(), static_cast<int64_t>(tensors.size()));
@@ -42,13 +43,13 @@ at::Tensor stack_memory(const std::vector<at::Tensor>& tensors) {
   return stacked;
 }
 
-// None of no tensors: a sample need not have a target.
+// Returns an undefined tensor if all are undefined: samples may have no target.
 at::Tensor stack(const std::vector<at::Tensor>& tensors, const char* what) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!are_alike(tensors[i], tensors[0])) {
-      throw UsageError(text("the samples cannot be stacked: ", what, " of number ", i, " in the batch is ",
-                            describe_sample(tensors[i]), ", that of number 0 ", describe_sample(tensors[0]),
-                            "; return tensors of one kind, or give DataLoader a function that makes the batch"));
+      throw UsageError(text("the samples cannot be stacked: ", what, " of sample ", i, " in the batch is ",
+                            describe_sample(tensors[i]), ", but that of sample 0 is ", describe_sample(tensors[0]),
+                            "; return tensors of one shape, dtype and device, or pass DataLoader a collate function"));
     }
   }
   if (!tensors.at(0).defined()) return {};

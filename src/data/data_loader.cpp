@@ -23,19 +23,19 @@ DataLoaderOptions checked_options(const DataLoaderOptions& options, const Distri
   if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
   if (options.prefetch < 1) fail("prefetch is ", options.prefetch, ", expected 1 or more");
   if (dataset_size && *dataset_size != sampler.dataset_size())
-    fail("the sampler deals out ", sampler.dataset_size(), " samples and the dataset has ", *dataset_size,
-         "; make the sampler from this dataset");
+    fail("the sampler was created for ", sampler.dataset_size(), " samples, but the dataset has ", *dataset_size,
+         "; create the sampler from this dataset");
   if (options.drop_last && sampler.size() < options.batch_size)
-    fail("drop_last leaves no batch: this rank has ", sampler.size(), " samples an epoch, batch_size is ",
-         options.batch_size, "; use a smaller one");
+    fail("drop_last leaves no batch: this rank has ", sampler.size(), " samples per epoch, batch_size is ",
+         options.batch_size, "; use a smaller batch_size");
   if ((options.device || options.pin_memory) && !finds_tensors)
     fail(
-        "device or pin_memory is set, but no tensors are found in this type of batch; specialise lockstep::TensorsIn "
-        "for it, or copy batches in the loop");
+        "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; specialise "
+        "lockstep::TensorsIn for it, or copy batches in the loop");
   return options;
 }
 
-// One round of splitmix64, which gives neighbouring numbers nothing in common.
+// One round of splitmix64: neighbouring inputs give unrelated outputs.
 uint64_t mix_bits(uint64_t number) {
   number += 0x9e3779b97f4a7c15;
   number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9;
@@ -83,16 +83,17 @@ struct LoaderCore::State {
     return {first, first + static_cast<std::ptrdiff_t>(std::min(options.batch_size, left))};
   }
 
-  // What the loop gets is dealt out now, and not when a worker asked for it.
+  // The sampler advances when the loop receives a batch, not when a worker prefetches it, so that its saved position is
+  // the loop's.
   void advance_sampler() {
     const auto expected = batch_of(*samples, delivered++);
     const auto dealt = sampler.next(expected.size());
     if (!dealt || *dealt != expected)
       throw UsageError(text("rank ", sampler.rank(),
-                            ": DataLoader: somebody else has called next(), reset() or load() of its sampler since the "
-                            "loop began; let one sampler drive one loader"));
+                            ": DataLoader: next(), reset() or load() of its sampler was called during the loop; use "
+                            "one sampler for each loader"));
     if (delivered == batches_of(samples->size()) && samples->size() % options.batch_size != 0 && options.drop_last)
-      sampler.next(options.batch_size);  // the rest is left out: the epoch is over
+      sampler.next(options.batch_size);  // skips the samples that drop_last drops: the epoch is over
   }
 
   DistributedSampler sampler;
@@ -134,7 +135,7 @@ LoaderCore::Batch LoaderCore::next(uint64_t loop) {
   State& state = *state_;
   if (loop != state.loop)
     throw UsageError(text("rank ", state.sampler.rank(),
-                          ": DataLoader: another loop over this loader has begun; use a loader for each"));
+                          ": DataLoader: another loop over this loader has started; use one loader for each loop"));
   auto batch = state.queue->next();
   if (batch) state.advance_sampler();
   return batch;

@@ -40,7 +40,7 @@ void check_dataset_size(size_t dataset_size, int num_replicas, Tail tail) {
   if (tail == Tail::kDrop && dataset_size < static_cast<size_t>(num_replicas)) {
     throw UsageError(
         text("DistributedSampler: Tail::kDrop of ", dataset_size, " samples among ", num_replicas,
-             " replicas leaves nothing, expected at least one sample each; use Tail::kPad or fewer ranks"));
+             " replicas leaves no samples, expected at least one per replica; use Tail::kPad or fewer ranks"));
   }
 }
 
@@ -58,17 +58,17 @@ void check_replica(int rank, int num_replicas) {
 int64_t read_number(torch::serialize::InputArchive& archive, const std::string& key) {
   c10::IValue value;
   if (!archive.try_read(key, value) || !value.isInt()) {
-    throw UsageError(text("DistributedSampler: the archive has no whole number '", key,
-                          "', expected what DistributedSampler::save wrote; load it from where it was saved"));
+    throw UsageError(text("DistributedSampler: the archive has no integer '", key,
+                          "', expected an archive that DistributedSampler::save wrote; load the sampler's archive"));
   }
   return value.toInt();
 }
 
-// Numbers that must be equal for a position inside an epoch to mean the same samples.
+// Checks a number that must be equal for a position inside an epoch to denote the same samples.
 void check_same(const std::string& what, int64_t saved, int64_t mine) {
   if (saved != mine) {
     throw UsageError(text("DistributedSampler: the saved position is inside an epoch with ", what, " ", saved,
-                          ", this sampler has ", mine, "; resume with the same, or from the end of an epoch"));
+                          ", this sampler has ", mine, "; resume with the same value, or from the end of an epoch"));
   }
 }
 
@@ -77,7 +77,7 @@ void check_same(const std::string& what, int64_t saved, int64_t mine) {
 std::vector<size_t> distributed_indices(size_t dataset_size, int rank, int num_replicas,
                                         const DistributedSamplerOptions& options, int64_t epoch) {
   std::vector<size_t> mine(samples_of_rank(dataset_size, rank, num_replicas, options.tail));
-  // The order of the whole dataset is endless, repeating itself; the ranks take turns.
+  // The order of the dataset repeats cyclically; the ranks take samples from it in turn.
   size_t turn = static_cast<size_t>(rank);
   for (size_t& index : mine) {
     index = turn % dataset_size;
@@ -97,10 +97,10 @@ struct DistributedSampler::State {
   // Guarded by mutex.
   size_t dataset_size = 0;
   int64_t epoch = 0;
-  int64_t dealt_epoch = 0;    // The epoch of `dealt`, which set_epoch() leaves behind until reset().
-  std::vector<size_t> dealt;  // What next() hands out.
-  size_t position = 0;        // How much of it has been handed out.
-  bool resumed = false;       // load() put us inside an epoch: a reset() that comes first keeps the position.
+  int64_t dealt_epoch = 0;    // The epoch of `dealt`; set_epoch() does not change it, reset() does.
+  std::vector<size_t> dealt;  // This rank's samples, which next() returns.
+  size_t position = 0;        // Number of samples of `dealt` that next() has returned.
+  bool resumed = false;       // load() set a position inside an epoch: the next reset() keeps it.
   bool was_reset = false;
   bool knows_set_epoch = false;
   bool warned = false;
@@ -123,7 +123,7 @@ DistributedSampler::~DistributedSampler() = default;
 
 size_t DistributedSampler::known_size(torch::optional<size_t> size) {
   if (size.has_value()) return *size;
-  throw UsageError("DistributedSampler: the dataset does not know its size, expected a number of samples; pass one");
+  throw UsageError("DistributedSampler: the dataset does not know its size; pass the number of samples instead");
 }
 
 std::vector<size_t> DistributedSampler::deal(size_t dataset_size, int64_t epoch) const {
@@ -183,13 +183,13 @@ void DistributedSampler::reset(torch::optional<size_t> new_size) {
     state.dataset_size = dataset_size;
     state.dealt_epoch = state.epoch;
     state.resumed = false;
-    // All ranks run the same program: one of them says it for all.
+    // All ranks run the same program: only rank 0 warns.
     warn = options_.shuffle && rank_ == 0 && state.was_reset && !state.knows_set_epoch && !state.warned;
     state.was_reset = true;
     state.warned = state.warned || warn;
   }
   if (warn) {
-    log_warning("DistributedSampler: every epoch has the same order; call sampler.set_epoch(epoch) before each epoch");
+    log_warning("DistributedSampler: all epochs use the same order; call sampler.set_epoch(epoch) before each epoch");
   }
 }
 
@@ -206,7 +206,7 @@ torch::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size)
 
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
   const std::lock_guard lock(state_->mutex);
-  // After set_epoch() the old epoch is over, even if it was left early.
+  // After set_epoch() the previous epoch is over, even if the loop ended early.
   const size_t position = state_->epoch == state_->dealt_epoch ? state_->position : 0;
   const auto write = [&archive](const std::string& key, int64_t value) { archive.write(key, c10::IValue(value)); };
   write("epoch", state_->epoch);
@@ -228,7 +228,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   const std::lock_guard lock(state_->mutex);
   if (dataset_size != static_cast<int64_t>(state_->dataset_size)) {
     throw UsageError(text("DistributedSampler: saved with a dataset of ", dataset_size, " samples, this one has ",
-                          state_->dataset_size, "; resume with the dataset it was saved with"));
+                          state_->dataset_size, "; resume with the same dataset"));
   }
   if (position > 0 && !finished) {
     check_same("num_replicas", read_number(archive, "num_replicas"), num_replicas_);
@@ -241,7 +241,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   if (epoch < 0 || position < 0 || (!finished && static_cast<size_t>(position) >= longest)) {
     throw UsageError(text("DistributedSampler: saved at epoch ", epoch, ", position ", position,
                           ", expected an epoch of 0 or more and a position of 0 to ", longest - 1,
-                          "; the archive is damaged, use another"));
+                          "; the archive is damaged: use another one"));
   }
   state_->dealt = deal(state_->dataset_size, epoch);
   state_->epoch = state_->dealt_epoch = epoch;

@@ -20,7 +20,7 @@ std::optional<ProcessGroup> if_member(const std::optional<ProcessGroup>& group) 
   return group && group->contains_me() ? group : std::nullopt;
 }
 
-// A parcel's numbers, and where the sampler of its reader was.
+// A parcel's kind and sizes, and the epoch and position of the reader's sampler.
 struct Header {
   enum { kKind, kSamples, kBytes, kEpoch, kPosition, kCount };
   at::Tensor numbers = at::empty({kCount}, at::kLong);
@@ -38,15 +38,16 @@ Header header_of(const Parcel& parcel, const DistributedSampler& sampler) {
   return header;
 }
 
-// The memory of the bytes themselves.
+// Returns a tensor that shares the memory of `bytes`.
 at::Tensor bytes_as_tensor(std::string& bytes) {
   return at::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
-// For what a header announces, from a reader whose sampler is where this rank's is.
+// Allocates a parcel for the payload that the header announces. Throws MismatchError unless the reader's sampler has
+// the same epoch and position as this rank's.
 Parcel with_room(const Header& header, const DistributedSampler& mine) {
   if (header[Header::kEpoch] != mine.epoch() || header[Header::kPosition] != static_cast<int64_t>(mine.position()))
-    throw MismatchError(text("rank ", mine.rank(), ": GroupLoader: the sampler of the rank that reads is in epoch ",
+    throw MismatchError(text("rank ", mine.rank(), ": GroupLoader: the sampler of the reading rank is in epoch ",
                              header[Header::kEpoch], " at ", header[Header::kPosition], ", this one in epoch ",
                              mine.epoch(), " at ", mine.position(), "; call set_epoch and load on all ranks"));
   return {static_cast<Kind>(header[Header::kKind]), header[Header::kSamples],
@@ -81,24 +82,26 @@ std::string describe_loading(const DistributedSampler& sampler, const DataLoader
               options.drop_last);
 }
 
-// How the first rank that differs from rank 0 does so; empty where none does. Every rank hears the same.
+// Describes how the first differing rank differs from rank 0; empty if none does. Collective; returns the same on every
+// rank.
 std::string difference(const ProcessGroup& group, const std::string& mine, const char* what) {
   const auto all = group.all_gather_object(c10::IValue(mine));
   for (size_t rank = 1; rank < all.size(); ++rank)
     if (all[rank].toStringRef() != all[0].toStringRef())
-      return text("GroupLoader: ranks of the group that ", what, " differ: rank 0 has ", all[0].toStringRef(),
-                  "; rank ", rank, " has ", all[rank].toStringRef(), "; give all of them the same");
+      return text("GroupLoader: the options of the ranks of the group that ", what, " differ: rank 0 has ",
+                  all[0].toStringRef(), "; rank ", rank, " has ", all[rank].toStringRef(),
+                  "; pass the same on all ranks");
   return "";
 }
 
-// The first that is not empty, on every rank of the group.
+// Returns the first non-empty string of all ranks of the group. Collective.
 std::string first_of_all(const ProcessGroup& group, const std::string& mine) {
   for (const auto& each : group.all_gather_object(c10::IValue(mine)))
     if (!each.toStringRef().empty()) return each.toStringRef();
   return "";
 }
 
-// Puts a sampler where another is: in the same epoch, at the same position.
+// Sets the sampler to the epoch and position of `leader`.
 void follow(DistributedSampler& sampler, const DistributedSampler& leader) {
   sampler.set_epoch(leader.epoch());
   std::stringstream bytes;
@@ -110,33 +113,34 @@ void follow(DistributedSampler& sampler, const DistributedSampler& leader) {
   sampler.load(loaded);
 }
 
-// All end together, or one of them would wait for parcels that do not come.
+// Describes the first difference in the number of batches; empty if there is none. All ranks must have the same number:
+// otherwise a rank would wait for parcels that never arrive.
 std::string unequal_batches(const DistributedSampler& mine, const std::vector<int>& ranks,
                             const DataLoaderOptions& options) {
-  if (mine.options().tail != Tail::kExact) return "";  // else all have as many samples
+  if (mine.options().tail != Tail::kExact) return "";  // all ranks have the same number of samples
   const auto batches_of = [&](int rank) {
     return batches_in(DistributedSampler(mine.dataset_size(), rank, mine.num_replicas(), mine.options()).size(),
                       options);
   };
   for (int rank : ranks)
     if (options.batch_size > 0 && batches_of(rank) != batches_of(ranks[0]))
-      return text("GroupLoader: rank ", ranks[0], " has ", batches_of(ranks[0]), " batches an epoch and rank ", rank,
-                  " ", batches_of(rank), "; use Tail::kPad or Tail::kDrop");
+      return text("GroupLoader: rank ", ranks[0], " has ", batches_of(ranks[0]), " batches per epoch, but rank ", rank,
+                  " has ", batches_of(rank), "; use Tail::kPad or Tail::kDrop");
   return "";
 }
 
 }  // namespace
 
 struct GroupReading::State {
-  // Throws what all ranks of the groups throw, when all of them have heard of it: one that leaves sooner would end the
-  // call in which the others hear it.
+  // Throws an error that all ranks of the groups throw, after all of them have received it: a rank that left earlier
+  // would abort the collective in which the others receive it.
   template <class Kind>
   [[noreturn]] void throw_together(const std::string& error) const {
     for (const auto& group : {groups.broadcast, groups.scatter}) {
       try {
         if (group) group->barrier();
       } catch (const Error&) {
-        // they have more to worry about
+        // Ignored: `error` is the root cause.
       }
     }
     throw Kind(error);
@@ -146,7 +150,7 @@ struct GroupReading::State {
   DistributedSampler sampler;
   DataLoaderOptions options;
   bool reads = true;
-  std::vector<int> ranks{};  // the samplers' ranks of those for whom this rank reads
+  std::vector<int> ranks{};  // sampler ranks of the ranks for which this rank reads
   uint64_t loop = 0;
 };
 
@@ -159,13 +163,15 @@ GroupReading::GroupReading(ReadingGroups groups, DistributedSampler sampler, con
   state.reads = scattering ? scattering->rank() == 0 : !broadcasting || broadcasting->rank() == 0;
   state.ranks = {rank};
 
-  // Whatever is wrong on one rank, all that it is connected with must hear of it: inside the groups that broadcast,
-  // then among those that scatter, then inside again.
+  // An error on one rank must reach all ranks that are connected to it: first inside the broadcasting groups, then
+  // inside the scattering group, then inside the broadcasting groups again.
   const std::string mine = describe_loading(state.sampler, options);
   std::string error;
   if (scattering && broadcasting && broadcasting->rank() != 0)
-    error = text("GroupLoader: rank ", broadcasting->rank(),
-                 " of the group that broadcasts is in the group that scatters, too; scatter over their ranks 0");
+    error =
+        text("GroupLoader: rank ", broadcasting->rank(),
+             " of the group that broadcasts is also in the group that scatters; the group that scatters may contain "
+             "only rank 0 of each group that broadcasts");
   if (broadcasting) {
     const auto unequal = difference(*broadcasting, text(mine, ", rank ", rank), "broadcasts");
     error = first_of_all(*broadcasting, error.empty() ? unequal : error);
@@ -202,7 +208,7 @@ void GroupReading::agree(const std::string& error) const {
   std::string said = error;
   if (scattering) said = scattering->broadcast_object(c10::IValue(said), 0).toStringRef();
   if (broadcasting) said = broadcasting->broadcast_object(c10::IValue(said), 0).toStringRef();
-  if (!said.empty()) state_->throw_together<Error>(text("GroupLoader: where it reads: ", said));
+  if (!said.empty()) state_->throw_together<Error>(text("GroupLoader: on the reading rank: ", said));
 }
 
 uint64_t GroupReading::begin() {
@@ -216,7 +222,7 @@ void GroupReading::place(std::vector<DistributedSampler>& samplers) const {
 
 void GroupReading::require_current(uint64_t loop) const {
   if (loop != state_->loop)
-    throw UsageError("GroupLoader: another loop over this loader has begun; use a loader for each");
+    throw UsageError("GroupLoader: another loop over this loader has started; use one loader for each loop");
 }
 
 Parcel GroupReading::exchange(std::vector<Parcel> parcels) {
@@ -229,11 +235,11 @@ Parcel GroupReading::exchange(std::vector<Parcel> parcels) {
     mine = std::move(parcels.front());
   if (broadcasting) mine = broadcast(*broadcasting, std::move(mine), state.sampler);
 
-  if (mine.kind == Kind::kError) state.throw_together<Error>(text("GroupLoader: where it reads: ", mine.bytes));
+  if (mine.kind == Kind::kError) state.throw_together<Error>(text("GroupLoader: on the reading rank: ", mine.bytes));
   if (mine.kind == Kind::kBatch)
     state.sampler.next(static_cast<size_t>(mine.samples));
   else if (state.sampler.position() < state.sampler.size())
-    state.sampler.next(state.options.batch_size);  // what drop_last leaves out: the epoch is over
+    state.sampler.next(state.options.batch_size);  // skips the samples that drop_last drops: the epoch is over
   return mine;
 }
 

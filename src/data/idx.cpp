@@ -26,11 +26,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Deflate cannot grow data by more than this factor: a gzipped file that claims more is refused unread.
+// Deflate compresses data by at most this factor: a gzipped file that claims more is refused without reading it.
 constexpr int64_t kMaxInflation = 1032;
 constexpr size_t kChunkBytes = size_t{1} << 20;
 
-// A file read through zlib, which hands out plain files as they are.
+// A file read through zlib, which passes plain files through unchanged.
 class ByteSource {
  public:
   explicit ByteSource(const fs::path& file) : file_(file) {
@@ -48,7 +48,7 @@ class ByteSource {
   ByteSource(const ByteSource&) = delete;
   ByteSource& operator=(const ByteSource&) = delete;
 
-  // As many of `bytes` as there are; fewer only at the end of the file.
+  // Reads up to `bytes` bytes and returns how many; fewer only at the end of the file.
   size_t read(uint8_t* into, size_t bytes) {
     size_t done = 0;
     while (done < bytes) {
@@ -61,7 +61,7 @@ class ByteSource {
     return done;
   }
 
-  // The most bytes that the file can give, known after the first read; a pipe may give any number.
+  // Returns an upper bound on the bytes in the file; valid after the first read. Unlimited for a pipe.
   int64_t most_bytes() const {
     constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
     if (file_bytes_ < 0) return kUnknown;
@@ -76,7 +76,8 @@ class ByteSource {
     if (code == Z_OK || code == Z_STREAM_END) return;
     if (code == Z_ERRNO) throw SystemError(text("read ", file_, ": ", std::strerror(errno)));
     if (code == Z_MEM_ERROR) throw SystemError(text("gzread ", file_, ": out of memory"));
-    throw UsageError(text(file_, ": expected a whole gzip stream, but it is damaged (", reason, "); fetch it again"));
+    throw UsageError(
+        text(file_, ": expected a complete gzip stream, but it is damaged (", reason, "); download it again"));
   }
 
   fs::path file_;
@@ -118,7 +119,7 @@ int64_t bytes_of_extents(const fs::path& file, const std::vector<int64_t>& exten
     if (__builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes)) {
       throw UsageError(text(file, ": the extents ", enumerate(extents),
                             " multiply to more than 2^63 - 1 bytes, expected",
-                            " less; the header is damaged, fetch the file again"));
+                            " less; the header is damaged: download the file again"));
     }
   }
   return empty ? 0 : bytes;
@@ -129,7 +130,7 @@ IdxHeader read_header(const fs::path& file, ByteSource& source) {
   const size_t magic_bytes = source.read(magic.data(), magic.size());
   if (magic_bytes < magic.size()) {
     throw UsageError(
-        text(file, ": ends after ", magic_bytes, " bytes, expected the 4 of an IDX header; fetch it again"));
+        text(file, ": ends after ", magic_bytes, " bytes, expected the 4 of an IDX header; download it again"));
   }
   if (magic[0] != 0 || magic[1] != 0) {
     throw UsageError(text(file, ": starts with the bytes ", int{magic[0]}, " ", int{magic[1]},
@@ -142,7 +143,7 @@ IdxHeader read_header(const fs::path& file, ByteSource& source) {
   const size_t raw_bytes = source.read(raw.data(), raw.size());
   if (raw_bytes < raw.size()) {
     throw UsageError(text(file, ": the header ends after ", magic_bytes + raw_bytes, " bytes, expected ",
-                          magic_bytes + raw.size(), " for ", rank, " extents; fetch it again"));
+                          magic_bytes + raw.size(), " for ", rank, " extents; download it again"));
   }
   for (size_t i = 0; i < raw.size(); i += 4) {
     header.extents.push_back(int64_t{raw[i]} << 24 | int64_t{raw[i + 1]} << 16 | int64_t{raw[i + 2]} << 8 | raw[i + 3]);
@@ -155,7 +156,7 @@ std::vector<uint8_t> read_data(const fs::path& file, ByteSource& source, const I
   const auto expected = static_cast<size_t>(header.data_bytes);
   if (header.data_bytes > source.most_bytes()) {
     throw UsageError(text(file, ": the header announces ", expected, " bytes of data, the file can hold at most ",
-                          source.most_bytes(), "; it is damaged or cut short, fetch it again"));
+                          source.most_bytes(), "; it is damaged or truncated: download it again"));
   }
   std::vector<uint8_t> data;
   while (data.size() < expected) {
@@ -165,14 +166,14 @@ std::vector<uint8_t> read_data(const fs::path& file, ByteSource& source, const I
     const size_t got = source.read(data.data() + before, step);
     if (got < step) {
       throw UsageError(text(file, ": ends after ", before + got, " bytes of data, expected ", expected,
-                            "; it is cut short, fetch it again"));
+                            "; it is truncated: download it again"));
     }
   }
   // Reading past the end also makes zlib compare the checksum.
   uint8_t extra = 0;
   if (source.read(&extra, 1) != 0) {
-    throw UsageError(text(file, ": goes on after the ", expected, " bytes of data that the header announces, expected",
-                          " the end of the file; fetch it again"));
+    throw UsageError(text(file, ": has more than the ", expected, " bytes of data that the header announces, expected",
+                          " the end of the file; download it again"));
   }
   return data;
 }
@@ -188,7 +189,7 @@ constexpr const char* kPackagedData = "/usr/share/datasets";
 constexpr std::array<const char*, 4> kDatasetFiles = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
                                                       "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
 
-// The file itself or, where only that exists, the gzipped one.
+// Returns the file, or the gzipped file if only that exists.
 fs::path plain_or_gzipped(const fs::path& file) {
   fs::path gzipped = file;
   gzipped += ".gz";
@@ -207,8 +208,8 @@ at::Tensor read_bytes(const fs::path& folder, const std::string& name, int64_t r
   std::error_code ignored;
   if (!fs::exists(file, ignored)) {
     throw UsageError(text("expected ", file,
-                          " or the same with .gz, found neither; pass the folder with the files of the ",
-                          "dataset, or use lockstep::find_dataset"));
+                          " or the same with .gz, found neither; pass the folder that contains the dataset's files, ",
+                          "or use lockstep::find_dataset"));
   }
   at::Tensor tensor = read_idx(file);
   if (tensor.scalar_type() != at::kByte || tensor.dim() != rank) {
@@ -256,7 +257,7 @@ IdxDataset::IdxDataset(const fs::path& folder, Split split) {
   const at::Tensor labels = read_bytes(folder, prefix + "-labels-idx1-ubyte", 1);
   if (images.size(0) != labels.size(0)) {
     throw UsageError(text(folder, ": ", images.size(0), " ", prefix, " images and ", labels.size(0),
-                          " labels, expected as many of both; the files are not of one dataset"));
+                          " labels, expected equal numbers; the files belong to different datasets"));
   }
   images_ = images.unsqueeze(1).to(at::kFloat).div_(255);
   targets_ = labels.to(at::kLong);

@@ -40,9 +40,9 @@ using lmdb::OpenEnvironment;
 using lmdb::OpenTransaction;
 namespace fs = std::filesystem;
 
-constexpr mdb_mode_t kDatabaseMode = 0666;  // less what the umask takes
+constexpr mdb_mode_t kDatabaseMode = 0666;  // minus the umask
 
-// LMDB's own errors are negative and mean the file or its use; others are the system's.
+// LMDB's own errors are negative and concern the file or its use; positive ones are errno values.
 void check_lmdb(int result, const char* call, const fs::path& path) {
   if (result == MDB_SUCCESS) return;
   if (result < 0) throw UsageError(text(path, ": ", ::mdb_strerror(result), " (", call, ")"));
@@ -64,14 +64,14 @@ OpenTransaction begin_transaction(MDB_env* environment, unsigned flags, const fs
 }
 
 MDB_val as_value(std::string_view bytes) {
-  return {bytes.size(), const_cast<char*>(bytes.data())};  // LMDB does not write there
+  return {bytes.size(), const_cast<char*>(bytes.data())};  // LMDB does not write to it
 }
 
 std::string_view as_text(const MDB_val& value) {
   return {static_cast<const char*>(value.mv_data), value.mv_size};
 }
 
-// The key of a number: sorted as bytes, keys are sorted as numbers.
+// Returns the key of a record: big-endian, so that keys in byte order are in numeric order.
 std::string record_key(uint64_t number) {
   std::string key(8, '\0');
   for (size_t i = key.size(); i-- > 0; number >>= 8) key[i] = static_cast<char>(number & 0xff);
@@ -84,11 +84,11 @@ struct LmdbReader::State {
   State(const fs::path& where, LmdbOptions options) : path(where) {
     struct stat status = {};
     if (::stat(path.c_str(), &status) != 0)
-      throw UsageError(text("LMDB: there is no ", path, ": ", std::strerror(errno), "; check the path"));
+      throw UsageError(text("LMDB: cannot access ", path, ": ", std::strerror(errno), "; check the path"));
     const bool is_folder = S_ISDIR(status.st_mode);
     const fs::path file = is_folder ? path / "data.mdb" : path;
     if (::stat(file.c_str(), &status) != 0 || status.st_size == 0)
-      throw UsageError(text("LMDB: ", path, " is no database: there is nothing in ", file, "; check the path"));
+      throw UsageError(text("LMDB: ", path, " is not a database: ", file, " is missing or empty; check the path"));
     environment = open_environment(path, MDB_RDONLY | MDB_NOLOCK | MDB_NOTLS | (is_folder ? 0 : MDB_NOSUBDIR) |
                                              (options.read_ahead ? 0 : MDB_NORDAHEAD));
     refuse_cut_short(file);
@@ -99,10 +99,10 @@ struct LmdbReader::State {
     check_lmdb(::mdb_stat(transaction.get(), database, &statistics), "mdb_stat", path);
     count = statistics.ms_entries;
     if (count > 0 && !is_numbered(transaction.get())) read_keys(transaction.get());
-    check_lmdb(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", path);  // which keeps the handle open
+    check_lmdb(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", path);  // keeps the handle open
   }
 
-  // Pages beyond the file's end would end the process when they are touched.
+  // Refuses a truncated file: an access to a mapped page beyond the end of the file would kill the process (SIGBUS).
   void refuse_cut_short(const fs::path& file) const {
     MDB_envinfo info = {};
     MDB_stat statistics = {};
@@ -112,11 +112,12 @@ struct LmdbReader::State {
     if (::stat(file.c_str(), &status) != 0) throw SystemError(text("stat of ", file, ": ", std::strerror(errno)));
     const uint64_t expected = (info.me_last_pgno + 1) * uint64_t{statistics.ms_psize};
     if (static_cast<uint64_t>(status.st_size) < expected)
-      throw UsageError(text(file, " was cut short: it has ", status.st_size, " bytes, expected ", expected,
-                            "; copy it again, or, if this is the original, by mdb_copy -c"));
+      throw UsageError(text(file, " is truncated: it has ", status.st_size, " bytes, expected ", expected,
+                            "; copy it again, or, if this is the original, copy it with mdb_copy -c"));
   }
 
-  // Whether the keys are the numbers from 0 on: n different keys, sorted, the first 0 and the last n - 1.
+  // Whether the keys are the numbers 0 to count - 1. The keys are distinct and sorted, so checking the first and the
+  // last suffices.
   bool is_numbered(MDB_txn* transaction) const {
     return key_at(transaction, MDB_FIRST) == record_key(0) && key_at(transaction, MDB_LAST) == record_key(count - 1);
   }
@@ -153,7 +154,7 @@ struct LmdbReader::State {
   OpenEnvironment environment;
   MDB_dbi database = 0;
   size_t count = 0;
-  std::vector<std::string> keys{};  // empty where they are numbers
+  std::vector<std::string> keys{};  // empty if the keys are numbers
 };
 
 LmdbReader::LmdbReader(const fs::path& path, LmdbOptions options)
@@ -178,13 +179,13 @@ void LmdbReader::read(size_t index, const std::function<void(std::string_view, s
 }
 
 struct LmdbWriter::State {
-  // Where transactions end, so that their pages need not all be in memory.
+  // A transaction is committed at this size, to limit the number of dirty pages in memory.
   static constexpr size_t kTransactionBytes = size_t{64} << 20;
 
   explicit State(fs::path final_place)
       : file(std::move(final_place)), partial(text(file.native(), ".partial-", std::random_device()())) {
     if (::access(file.c_str(), F_OK) == 0)
-      throw UsageError(text("LMDB: ", file, " exists already; remove it, or write to another place"));
+      throw UsageError(text("LMDB: ", file, " exists already; remove it, or write to another path"));
     environment = open_environment(partial, MDB_NOSUBDIR | MDB_NOLOCK | MDB_NOSYNC);
   }
   ~State() {
@@ -193,7 +194,7 @@ struct LmdbWriter::State {
     if (!is_finished) ::unlink(partial.c_str());
   }
 
-  // Room in the map for what the next transaction will write, the pages around it included.
+  // Grows the map so that the next transaction fits, including B-tree pages.
   void make_room(size_t bytes) {
     MDB_envinfo info = {};
     MDB_stat statistics = {};
@@ -221,28 +222,28 @@ struct LmdbWriter::State {
   }
 
   void commit() {
-    is_broken = true;  // until it has worked: records that were added may be lost
+    is_broken = true;  // if the commit throws, added records may be lost
     if (transaction) check_lmdb(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", file);
     is_broken = false;
     uncommitted = 0;
   }
 
   void require_whole() const {
-    if (is_broken) throw UsageError(text(file, ": a write has failed before; begin anew with another writer"));
+    if (is_broken) throw UsageError(text(file, ": an earlier write failed; start again with a new writer"));
   }
 
   void finish() {
     commit();
     check_lmdb(::mdb_env_sync(environment.get(), 1), "mdb_env_sync", file);
     environment.reset();
-    is_finished = is_broken = true;  // what is whole is not removed, whatever happens to its name
+    is_finished = is_broken = true;  // the file is complete: keep it even if the rename fails
     int result = ::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, file.c_str(), RENAME_NOREPLACE);
-    if (result != 0 && errno == EINVAL) {  // a file system without it
+    if (result != 0 && errno == EINVAL) {  // the file system does not support RENAME_NOREPLACE
       result = ::link(partial.c_str(), file.c_str());
       if (result == 0) ::unlink(partial.c_str());
     }
     if (result != 0)
-      throw SystemError(text("rename to ", file, ": ", std::strerror(errno), "; all that was added is in ", partial));
+      throw SystemError(text("rename to ", file, ": ", std::strerror(errno), "; all added records are in ", partial));
     sync_folder();
     is_broken = false;
   }
@@ -271,7 +272,7 @@ LmdbWriter::~LmdbWriter() = default;
 
 void LmdbWriter::add(std::string_view value) {
   state_->require_whole();
-  if (!state_->environment) throw UsageError(text(state_->file, " is finished; nothing can be added any more"));
+  if (!state_->environment) throw UsageError(text(state_->file, " is finished; call add() before finish()"));
   if (value.size() > std::numeric_limits<uint32_t>::max())
     throw UsageError(text(state_->file, ": a record of ", value.size(), " bytes, expected at most 4 GiB"));
   state_->put(value);

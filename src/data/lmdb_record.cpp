@@ -1,4 +1,4 @@
-// What LmdbWriter and LmdbDataset do with records, whether or not there is LMDB.
+// Encoding and decoding of records, for builds with and without LMDB.
 
 #include <utility>
 
@@ -15,7 +15,7 @@ torch::data::Example<> example_of_record(std::string_view, std::string_view valu
   auto tensors = from_safetensors(value);
   if (!tensors.contains("data"))
     throw UsageError(
-        text("LMDB: the record has no tensor 'data'; give LmdbDataset a function that decodes its records"));
+        text("LMDB: the record has no tensor 'data'; pass LmdbDataset a function that decodes its records"));
   return detail::Packing<torch::data::Example<>>::batch(std::move(tensors));
 }
 

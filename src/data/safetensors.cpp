@@ -28,38 +28,38 @@ constexpr std::pair<at::ScalarType, const char*> kTypes[] = {
     {at::kBool, "BOOL"}, {at::kByte, "U8"},  {at::kChar, "I8"},       {at::kShort, "I16"}, {at::kInt, "I32"},
     {at::kLong, "I64"},  {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kFloat, "F32"}, {at::kDouble, "F64"}};
 
-constexpr size_t kPrefixBytes = 8;  // the length of the header
-constexpr size_t kAlignment = 8;    // of the tensors, by spaces behind the header
+constexpr size_t kPrefixBytes = 8;  // hold the length of the header
+constexpr size_t kAlignment = 8;    // of the tensors; spaces pad the header
 constexpr const char* kMetadata = "__metadata__";
 
 template <class... Parts>
 [[noreturn]] void refuse_file(const Parts&... parts) {
-  throw UsageError(text("these bytes are no safetensors: ", parts...));
+  throw UsageError(text("not valid safetensors data: ", parts...));
 }
 
 const char* dtype_name(at::ScalarType type) {
   for (const auto& [known, name] : kTypes)
     if (known == type) return name;
-  throw UsageError(text("safetensors have no type for tensors of ", type, "; convert them first"));
+  throw UsageError(text("safetensors has no dtype for tensors of ", type, "; convert them first"));
 }
 
 at::ScalarType type_named(const std::string& name, const std::string& tensor) {
   for (const auto& [type, known] : kTypes)
     if (name == known) return type;
-  refuse_file("tensor '", tensor, "' is of type '", name, "', which LibTorch and lockstep do not share");
+  refuse_file("tensor '", tensor, "' is of type '", name, "', which lockstep does not support");
 }
 
 std::vector<int64_t> whole_numbers(const json& entry) {
   std::vector<int64_t> numbers;
   for (const auto& number : entry) {
-    if (!number.is_number_unsigned()) throw std::invalid_argument(number.dump() + " is no whole number");
+    if (!number.is_number_unsigned()) throw std::invalid_argument(number.dump() + " is not an integer of 0 or more");
     numbers.push_back(number.get<int64_t>());
   }
   return numbers;
 }
 
-// How many bytes a tensor of this shape has. One with no elements may have extents, but none that LibTorch could not
-// count.
+// Returns the size of a tensor of this shape. Extents of an empty tensor are checked for overflow as well, because
+// LibTorch would fail on them.
 size_t tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, size_t limit, const std::string& name) {
   constexpr auto kMost = static_cast<size_t>(std::numeric_limits<int64_t>::max());
   const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
@@ -70,7 +70,7 @@ size_t tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, siz
     if (extent > 0) bytes *= static_cast<size_t>(extent);
   }
   if (is_empty) return 0;
-  if (bytes > limit) refuse_file("tensor '", name, "' claims ", bytes, " bytes of the ", limit, " that are there");
+  if (bytes > limit) refuse_file("tensor '", name, "' claims ", bytes, " bytes, but there are only ", limit);
   return bytes;
 }
 
@@ -90,19 +90,19 @@ TensorEntry read_entry(const std::string& name, const json& entry, size_t data_b
                       static_cast<size_t>(offsets.at(1))};
     const size_t expected = tensor_bytes(place.shape, c10::elementSize(type), data_bytes, name);
     if (offsets.size() != 2 || place.begin > place.end || place.end > data_bytes || place.end - place.begin != expected)
-      refuse_file("tensor '", name, "' of ", expected, " bytes lies at ", entry.at("data_offsets").dump(), " of ",
-                  data_bytes);
+      refuse_file("tensor '", name, "' of ", expected, " bytes has data_offsets ", entry.at("data_offsets").dump(),
+                  " in ", data_bytes, " bytes of data");
     return place;
   } catch (const json::exception& error) {
     refuse_file("tensor '", name, "': ", error.what());
   } catch (const std::out_of_range&) {
-    refuse_file("tensor '", name, "' has no begin and end");
+    refuse_file("tensor '", name, "' has fewer than two data_offsets");
   } catch (const std::invalid_argument& error) {
     refuse_file("tensor '", name, "': ", error.what());
   }
 }
 
-// In the order of their bytes, which they share without holes.
+// Returns the tensors in the order of their data, which must have no gaps and no overlaps.
 std::vector<TensorEntry> parse_header(std::string_view header, size_t data_bytes) {
   std::vector<TensorEntry> places;
   json parsed;
@@ -111,7 +111,7 @@ std::vector<TensorEntry> parse_header(std::string_view header, size_t data_bytes
   } catch (const json::exception& error) {
     refuse_file("the header cannot be read: ", error.what());
   }
-  if (!parsed.is_object()) refuse_file("the header is no JSON object");
+  if (!parsed.is_object()) refuse_file("the header is not a JSON object");
   for (const auto& [name, entry] : parsed.items())
     if (name != kMetadata) places.push_back(read_entry(name, entry, data_bytes));
   std::sort(places.begin(), places.end(), [](const TensorEntry& one, const TensorEntry& other) {
@@ -122,7 +122,7 @@ std::vector<TensorEntry> parse_header(std::string_view header, size_t data_bytes
     if (place.begin != next) refuse_file("tensor '", place.name, "' begins at ", place.begin, ", expected ", next);
     next = place.end;
   }
-  if (next != data_bytes) refuse_file("tensors end at ", next, " of ", data_bytes, " bytes");
+  if (next != data_bytes) refuse_file("the tensors end at byte ", next, ", expected ", data_bytes);
   return places;
 }
 
@@ -133,8 +133,9 @@ std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors) {
   std::vector<at::Tensor> parts;
   size_t data_bytes = 0;
   for (const auto& [name, tensor] : tensors) {
-    if (!tensor.defined()) throw UsageError(text("to_safetensors: '", name, "' is no tensor; leave it out"));
-    if (name == kMetadata) throw UsageError(text("to_safetensors: no tensor may be called ", kMetadata));
+    if (!tensor.defined()) throw UsageError(text("to_safetensors: '", name, "' is undefined; leave it out"));
+    if (name == kMetadata)
+      throw UsageError(text("to_safetensors: the name ", kMetadata, " is reserved; rename the tensor"));
     const auto& part = parts.emplace_back(tensor.detach().cpu().contiguous().resolve_conj().resolve_neg());
     header[name] = {{"dtype", dtype_name(part.scalar_type())},
                     {"shape", part.sizes().vec()},
@@ -159,11 +160,11 @@ std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors) {
 }
 
 std::map<std::string, at::Tensor> from_safetensors(std::string_view bytes) {
-  if (bytes.size() < kPrefixBytes) refuse_file("there are ", bytes.size(), ", expected ", kPrefixBytes, " or more");
+  if (bytes.size() < kPrefixBytes) refuse_file("got ", bytes.size(), " bytes, expected ", kPrefixBytes, " or more");
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), kPrefixBytes);
   bytes.remove_prefix(kPrefixBytes);
-  if (length > bytes.size()) refuse_file("the header has ", length, " bytes of ", bytes.size());
+  if (length > bytes.size()) refuse_file("the header claims ", length, " bytes, but there are only ", bytes.size());
   const auto data = bytes.substr(length);
   std::map<std::string, at::Tensor> tensors;
   for (const auto& place : parse_header(bytes.substr(0, length), data.size())) {

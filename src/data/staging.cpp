@@ -35,9 +35,9 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kPieceBytes = size_t{4} << 20;
-constexpr uint64_t kSyncBytes = uint64_t{64} << 20;     // so that no turn has to wait for all of a file to be on disk
-constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // less what the umask takes
-// Other users may write to the folder: no link is followed, and no pipe blocks the rank.
+constexpr uint64_t kSyncBytes = uint64_t{64} << 20;     // limits how long a single sync blocks
+constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // minus the umask
+// Other users may write to the folder, so links are not followed and a pipe does not block the rank.
 constexpr int kToWrite = O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 
 template <class... Parts>
@@ -52,14 +52,14 @@ FileDescriptor open_source(const fs::path& path) {
   return file;
 }
 
-// Whether the name still leads to the file that is open.
+// Whether the path still refers to the open file.
 bool is_called(const fs::path& path, const FileDescriptor& file) {
   struct stat named = {}, open = {};
   return ::lstat(path.c_str(), &named) == 0 && ::fstat(file.get(), &open) == 0 && named.st_dev == open.st_dev &&
          named.st_ino == open.st_ino;
 }
 
-// A file to write over, if this user owns it; none otherwise.
+// Opens an existing file for writing if this user owns it; otherwise returns a closed descriptor.
 FileDescriptor open_own_file(const fs::path& path) {
   FileDescriptor file(::open(path.c_str(), kToWrite));
   struct stat status = {};
@@ -67,8 +67,8 @@ FileDescriptor open_own_file(const fs::path& path) {
   return is_own ? std::move(file) : FileDescriptor();
 }
 
-// A file to write to, beside where it will be. What an ended job of this user has left there is written over; where
-// another is writing just now, or another user has put something there, the file gets another name.
+// Opens and locks a partial file next to the target. Overwrites a leftover of an earlier job of this user. If another
+// process is writing the partial file, or another user owns it, a different name is used.
 std::pair<FileDescriptor, fs::path> open_partial(const fs::path& target) {
   fs::path partial = text(target.native(), ".partial");
   for (;;) {
@@ -80,7 +80,7 @@ std::pair<FileDescriptor, fs::path> open_partial(const fs::path& target) {
     } else if (is_called(partial, file)) {
       if (::ftruncate(file.get(), 0) != 0) fail_staging(partial, " cannot be written");
       return {std::move(file), partial};
-    }  // else it has got its final name meanwhile
+    }  // else another process has renamed it to its final name: retry
   }
 }
 
@@ -97,7 +97,7 @@ void make_folder(const fs::path& folder) {
   }
   struct stat status = {};
   if (errno == EEXIST && ::stat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) return;
-  fail_staging("the folder ", folder, " cannot be made");
+  fail_staging("the folder ", folder, " cannot be created");
 }
 
 std::vector<std::string> names_in(const fs::path& folder) {
@@ -134,7 +134,7 @@ void Staging::list(const fs::path& from, const fs::path& to, std::vector<Inode>&
   if (S_ISDIR(source.st_mode)) {
     const Inode inode(source.st_dev, source.st_ino);
     if (std::find(inside.begin(), inside.end(), inode) != inside.end())
-      throw SystemError(text(from, " is a link to a folder that it lies in"));
+      throw SystemError(text(from, " is a link to a folder that contains it; remove the link"));
     inside.push_back(inode);
     folders_.push_back(to);
     for (const auto& name : names_in(from)) list(from / name, to / name, inside);
@@ -144,7 +144,7 @@ void Staging::list(const fs::path& from, const fs::path& to, std::vector<Inode>&
     missing_.push_back({from, to, source});
     missing_bytes_ += static_cast<uint64_t>(source.st_size);
   } else {
-    throw SystemError(text(from, " is neither a file nor a folder"));
+    throw SystemError(text(from, " is neither a regular file nor a folder; remove it from the source"));
   }
 }
 
@@ -154,7 +154,7 @@ void Staging::require_room(const fs::path& folder) const {
   const uint64_t free = uint64_t{room.f_bavail} * room.f_frsize;
   if (free < missing_bytes_)
     throw SystemError(
-        text(folder, " has room for ", free, " bytes, expected ", missing_bytes_, "; choose another disk"));
+        text(folder, " has ", free, " bytes of free space, expected ", missing_bytes_, "; choose another disk"));
 }
 
 void Staging::run_for(std::chrono::milliseconds time) {
@@ -200,7 +200,7 @@ void Staging::finish() {
   struct stat now = {};
   if (::fstat(copy_->from.get(), &now) != 0) fail_staging(file.from, " cannot be read");
   if (!is_same(now, file.status) || copy_->copied != static_cast<uint64_t>(file.status.st_size))
-    throw SystemError(text(file.from, " has changed while it was copied; try again when nobody writes it"));
+    throw SystemError(text(file.from, " changed while it was copied; retry when no process writes to it"));
   const struct timespec times[] = {file.status.st_atim, file.status.st_mtim};
   if (::futimens(copy_->to.get(), times) != 0 || ::fsync(copy_->to.get()) != 0 ||
       ::rename(copy_->partial.c_str(), file.to.c_str()) != 0)
@@ -213,21 +213,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How long a rank copies before it tells the others that it lives.
+// How long a rank copies before its next collective, so that the other ranks' wait does not time out.
 constexpr std::chrono::seconds kTurn(1);
 
 fs::path target_of(const fs::path& source, const fs::path& folder) {
   auto normal = source.lexically_normal();
-  if (!normal.has_filename()) normal = normal.parent_path();  // it ended in a slash
+  if (!normal.has_filename()) normal = normal.parent_path();  // the path ended in a slash
   return folder / normal.filename();
 }
 
-// One rank's part: what it copies, and what went wrong.
+// One rank's part in stage(): copies files and records the error, if any.
 class Part {
  public:
   explicit Part(const ProcessGroup& group) : group_(group) {}
 
-  // Copies what is missing, if it is this rank's turn, while all ranks wait for those whose turn it is.
+  // Copies the missing files if it is this rank's turn. Blocks until all ranks whose turn it is are done. Collective.
   void run(const fs::path& source, const fs::path& target, bool is_my_turn) {
     std::optional<Staging> staging;
     attempt([&] {
@@ -245,7 +245,7 @@ class Part {
     } while (busy.item<int64_t>() > 0);
   }
 
-  // All ranks throw what any of them has met.
+  // Throws the errors of all ranks, on every rank. Collective.
   void agree() const {
     const auto errors = group_.all_gather_object(c10::IValue(error_));
     std::string all;
@@ -254,9 +254,9 @@ class Part {
         all += text(all.empty() ? "" : "; ", "rank ", rank, ": ", error);
     if (all.empty()) return;
     try {
-      group_.barrier();  // one that leaves sooner would end the call in which the others hear it
+      group_.barrier();  // a rank that left earlier would abort the collective in which the others receive the errors
     } catch (const Error&) {
-      // they have more to worry about
+      // Ignored: `all` has the root cause.
     }
     throw SystemError(text("stage: ", all));
   }
@@ -281,7 +281,7 @@ fs::path stage(const ProcessGroup& group, const fs::path& source, const fs::path
   Part part(group);
   part.run(source, target, group.local_rank() == 0);
   part.agree();
-  part.run(source, target, true);  // ranks of one host need not see the same disk: in containers, for instance
+  part.run(source, target, true);  // ranks of one host may have different disks, for example in containers
   part.agree();
   return target;
 }

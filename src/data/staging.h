@@ -14,12 +14,13 @@
 
 namespace lockstep {
 
-/// Copies the files of a source that a target lacks, a while at a time. See lockstep/stage.h for what it promises.
+/// Copies the files of a source that are missing in a target, incrementally. See lockstep/stage.h for the guarantees.
 class Staging {
  public:
-  /// Looks at both. Throws SystemError where that fails or where there is no room.
+  /// Compares source and target and creates the target's folders. Throws SystemError if this fails or if the disk has
+  /// too little space.
   Staging(std::filesystem::path source, std::filesystem::path target);
-  /// Removes a file that is not whole.
+  /// Removes a partially copied file.
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
@@ -27,7 +28,7 @@ class Staging {
   bool is_done() const { return next_ == missing_.size(); }
   uint64_t missing_bytes() const { return missing_bytes_; }
 
-  /// Goes on copying, at least one piece. Throws SystemError.
+  /// Continues copying for about `time`, at least one piece. Throws SystemError if a file cannot be read or written.
   void run_for(std::chrono::milliseconds time);
 
  private:
@@ -52,7 +53,7 @@ class Staging {
   void copy_piece();
   void finish();
 
-  std::vector<std::filesystem::path> folders_{};  // to be made, outer ones first
+  std::vector<std::filesystem::path> folders_{};  // to create, outer folders first
   std::vector<File> missing_{};
   uint64_t missing_bytes_ = 0;
   size_t next_ = 0;

@@ -1,4 +1,4 @@
-// Where lockstep is built without LMDB.
+// Compiled instead of lmdb.cpp if lockstep is built without LMDB. Every function throws UsageError.
 
 #include <lockstep/error.h>
 #include <lockstep/lmdb.h>

@@ -213,8 +213,8 @@ TEST_P(DataLoaderWorkers, NameTheSamplesThatMakeNoBatch) {
         for (auto& batch : loader) EXPECT_EQ(batch.data.size(1), 2);
       }),
       AllOf(HasSubstr("rank 0: DataLoader: epoch 0: samples 4 5 6 7: the samples cannot be stacked: the data of "
-                      "number 1 in the batch is a tensor of shape [3], Float, on cpu"),
-            HasSubstr("number 0 a tensor of shape [2], Float"), HasSubstr("function that makes the batch")));
+                      "sample 1 in the batch is a tensor of shape [3], Float, on cpu"),
+            HasSubstr("sample 0 is a tensor of shape [2], Float"), HasSubstr("collate function")));
 }
 
 TEST(DataLoader, ReadsAheadAndNoFurtherThanItMay) {
@@ -470,8 +470,9 @@ TEST(DataLoader, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refused(10, {.batch_size = 0}), HasSubstr("rank 1: DataLoader: batch_size is 0, expected 1 or more"));
   EXPECT_THAT(refused(10, {.workers = -1}), HasSubstr("workers is -1, expected 0 or more"));
   EXPECT_THAT(refused(10, {.prefetch = 0}), HasSubstr("prefetch is 0, expected 1 or more"));
-  EXPECT_THAT(refused(11, {}), HasSubstr("the sampler deals out 10 samples and the dataset has 11; make the sampler"));
-  EXPECT_THAT(refused(10, {.batch_size = 6, .drop_last = true}), HasSubstr("this rank has 5 samples an epoch"));
+  EXPECT_THAT(refused(11, {}),
+              HasSubstr("the sampler was created for 10 samples, but the dataset has 11; create the sampler"));
+  EXPECT_THAT(refused(10, {.batch_size = 6, .drop_last = true}), HasSubstr("this rank has 5 samples per epoch"));
   EXPECT_EQ(refused(10, {.batch_size = 5, .drop_last = true}), "no such error");
   Told<int> numbers{[](size_t) { return 1; }};
   EXPECT_THAT(error_of<UsageError>(
@@ -484,11 +485,11 @@ TEST(DataLoader, RefusesTwoLoopsAtATime) {
   DataLoader loader(Numbers(8), sampler, {.batch_size = 2});
   auto first = loader.begin();
   auto second = loader.begin();
-  EXPECT_THAT(error_of<UsageError>([&] { ++first; }), HasSubstr("another loop over this loader has begun"));
+  EXPECT_THAT(error_of<UsageError>([&] { ++first; }), HasSubstr("another loop over this loader has started"));
   ++second;
   EXPECT_EQ(sampler.position(), 4u);
   sampler.next(1);
-  EXPECT_THAT(error_of<UsageError>([&] { ++second; }), HasSubstr("let one sampler drive one loader"));
+  EXPECT_THAT(error_of<UsageError>([&] { ++second; }), HasSubstr("one sampler for each loader"));
 }
 
 }  // namespace

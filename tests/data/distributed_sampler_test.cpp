@@ -350,7 +350,7 @@ TEST(DistributedSampler, RefusesDamagedArchives) {
   const auto refusal = [&](int64_t position) {
     return error_of<lockstep::UsageError>([&] { through_archive(WrittenByHand{position}, sampler); });
   };
-  EXPECT_NE(refusal(0).find("no whole number 'position'"), std::string::npos);
+  EXPECT_NE(refusal(0).find("no integer 'position'"), std::string::npos);
   EXPECT_NE(refusal(5).find("position 5, expected"), std::string::npos);
   EXPECT_NE(refusal(-1).find("position -1, expected"), std::string::npos);
   EXPECT_EQ(refusal(3), "no such error");

@@ -181,7 +181,7 @@ TEST(GroupLoader, ThrowsOnAllRanksWhatGoesWrongWhereItReads) {
                                              {.scatter = ranks.firsts, .broadcast = ranks.three}, kBatches);
                           for ([[maybe_unused]] auto& batch : loader) ++delivered;
                         }),
-              Each(AllOf(HasSubstr("GroupLoader: where it reads: rank 1: DataLoader"),
+              Each(AllOf(HasSubstr("GroupLoader: on the reading rank: rank 1: DataLoader"),
                          HasSubstr("sample 23: a page is torn"))));
   EXPECT_EQ(delivered, 18) << "three batches on each rank";
 
@@ -190,7 +190,7 @@ TEST(GroupLoader, ThrowsOnAllRanksWhatGoesWrongWhereItReads) {
                           const auto open = []() -> Drawn { throw std::runtime_error("not mounted"); };
                           GroupLoader loader(open, DistributedSampler(24, world), {.scatter = world}, kBatches);
                         }),
-              Each("GroupLoader: where it reads: not mounted"));
+              Each("GroupLoader: on the reading rank: not mounted"));
 }
 
 TEST(GroupLoader, RefusesSamplersThatDoNotFit) {
@@ -208,7 +208,7 @@ TEST(GroupLoader, RefusesSamplersThatDoNotFit) {
   EXPECT_THAT(with([](auto world) { return DistributedSampler(24, world, {.seed = uint64_t(world.rank())}); }, false),
               Each(HasSubstr("that scatters differ")));
   EXPECT_THAT(with([](auto world) { return DistributedSampler(23, world); }, false),
-              Each(HasSubstr("the sampler deals out 23 samples and the dataset has 24")));
+              Each(HasSubstr("the sampler was created for 23 samples, but the dataset has 24")));
   EXPECT_THAT(errors_of(2,
                         [](ProcessGroup world) {
                           DistributedSampler sampler(7, world, {.tail = Tail::kExact});
@@ -216,7 +216,7 @@ TEST(GroupLoader, RefusesSamplersThatDoNotFit) {
                           for ([[maybe_unused]] auto& batch : loader) {
                           }
                         }),
-              Each(HasSubstr("rank 0 has 2 batches an epoch and rank 1 1; use Tail::kPad")));
+              Each(HasSubstr("rank 0 has 2 batches per epoch, but rank 1 has 1; use Tail::kPad")));
 
   // With both kinds of groups, ranks that have nothing to do with what is wrong hear of it, too.
   const auto among_six = [](auto make_sampler) {
@@ -238,7 +238,7 @@ TEST(GroupLoader, RefusesSamplersThatDoNotFit) {
                           GroupLoader loader([] { return Drawn(); }, DistributedSampler(24, world.rank() / 2, 2),
                                              {.scatter = world, .broadcast = two}, kBatches);
                         }),
-              Each(HasSubstr("scatter over their ranks 0")));
+              Each(HasSubstr("only rank 0 of each group")));
 }
 
 TEST(GroupLoader, RefusesARankInAnotherEpoch) {
@@ -249,7 +249,7 @@ TEST(GroupLoader, RefusesARankInAnotherEpoch) {
     for ([[maybe_unused]] auto& batch : loader) {
     }
   });
-  EXPECT_THAT(errors[1], HasSubstr("the sampler of the rank that reads is in epoch 3 at 0, this one in epoch 0 at 0"));
+  EXPECT_THAT(errors[1], HasSubstr("the sampler of the reading rank is in epoch 3 at 0, this one in epoch 0 at 0"));
 }
 
 TEST(GroupLoader, RefusesTwoLoopsAtATime) {

@@ -138,9 +138,9 @@ TEST_F(Idx, RefusesAFileThatIsCutShortOrTooLong) {
   expect_refused(header(8, {2, 2}).substr(0, 9), "header ends after 9 bytes, expected 12");
   expect_refused(header(8, {5}) + "abcd", "ends after 4 bytes of data, expected 5");
   expect_refused(header(8, {50}) + "abcd", "announces 50 bytes of data, the file can hold at most 12");
-  expect_refused(header(8, {3}) + "abcd", "goes on after the 3 bytes");
+  expect_refused(header(8, {3}) + "abcd", "has more than the 3 bytes");
   expect_refused(gzipped(header(8, {5}) + "abcd"), "ends after 4 bytes of data, expected 5");
-  expect_refused(gzipped(header(8, {3}) + "abcd"), "goes on after the 3 bytes");
+  expect_refused(gzipped(header(8, {3}) + "abcd"), "has more than the 3 bytes");
 }
 
 TEST_F(Idx, RefusesHostileExtentsWithoutAllocatingThem) {

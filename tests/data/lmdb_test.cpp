@@ -175,8 +175,8 @@ TEST_F(Lmdb, PublishesNothingWhenAWriteHasFailed) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   ::signal(SIGXFSZ, ignored);
   EXPECT_THAT(error, HasSubstr("mdb_txn_commit"));
-  EXPECT_THAT(error_of<UsageError>([&] { writer.add(value); }), HasSubstr("a write has failed before"));
-  EXPECT_THAT(error_of<UsageError>([&] { writer.finish(); }), HasSubstr("begin anew"));
+  EXPECT_THAT(error_of<UsageError>([&] { writer.add(value); }), HasSubstr("an earlier write failed"));
+  EXPECT_THAT(error_of<UsageError>([&] { writer.finish(); }), HasSubstr("start again with a new writer"));
   EXPECT_FALSE(files().contains("samples.lmdb"));
 }
 
@@ -187,9 +187,9 @@ TEST_F(Lmdb, OverwritesNothing) {
   second->add("second");
   first.finish();
   const auto error = error_of<SystemError>([&] { second->finish(); });
-  EXPECT_THAT(error_of<UsageError>([&] { second->finish(); }), HasSubstr("a write has failed before"));
+  EXPECT_THAT(error_of<UsageError>([&] { second->finish(); }), HasSubstr("an earlier write failed"));
   second.reset();
-  EXPECT_THAT(error, AllOf(HasSubstr("File exists"), HasSubstr("all that was added is in")));
+  EXPECT_THAT(error, AllOf(HasSubstr("File exists"), HasSubstr("all added records are in")));
   EXPECT_EQ(record(LmdbReader(file_), 0).second, "first");
   EXPECT_EQ(files().size(), 2u) << "what the second wrote is not lost";
   EXPECT_THAT(error_of<UsageError>([&] { LmdbWriter third(file_); }), HasSubstr("exists already"));
@@ -203,8 +203,7 @@ TEST_F(Lmdb, RefusesWhatIsNoWholeDatabase) {
   EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(file_); }), HasSubstr("not an LMDB file"));
   ::unlink(file_.c_str());
   std::ofstream(file_).flush();
-  EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(file_); }),
-              HasSubstr("is no database: there is nothing in"));
+  EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(file_); }), HasSubstr("is not a database"));
   ::unlink(file_.c_str());
   EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(folder_.path()); }), HasSubstr("data.mdb"));
 
@@ -213,7 +212,7 @@ TEST_F(Lmdb, RefusesWhatIsNoWholeDatabase) {
   writer.finish();
   const auto bytes = std::filesystem::file_size(file_);
   ASSERT_EQ(::truncate(file_.c_str(), static_cast<off_t>(bytes - 1)), 0);
-  EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(file_); }), HasSubstr("was cut short: it has"));
+  EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(file_); }), HasSubstr("is truncated: it has"));
 }
 
 TEST_F(Lmdb, SaysWhatARecordLacks) {
@@ -222,7 +221,7 @@ TEST_F(Lmdb, SaysWhatARecordLacks) {
   writer.add(Example<>(torch::ones({2}), at::Tensor()));
   writer.finish();
   LmdbDataset dataset(file_);
-  EXPECT_THAT(error_of<UsageError>([&] { dataset.get(0); }), HasSubstr("no safetensors"));
+  EXPECT_THAT(error_of<UsageError>([&] { dataset.get(0); }), HasSubstr("not valid safetensors"));
   EXPECT_FALSE(dataset.get(1).target.defined());
   EXPECT_EQ(Stack()(std::vector{dataset.get(1), dataset.get(1)}).data.sizes(), (std::vector<int64_t>{2, 2}));
 }

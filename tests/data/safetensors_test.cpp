@@ -67,30 +67,34 @@ TEST(Safetensors, RefuseWhatIsNone) {
   const auto one = [](const std::string& entry, const std::string& data = "12345678") {
     return refusal_of(safetensors("{\"x\":" + entry + "}", data));
   };
-  EXPECT_THAT(refusal_of("1234567"), HasSubstr("there are 7, expected 8 or more"));
-  EXPECT_THAT(refusal_of(std::string(8, '\xff') + "{}"), HasSubstr("the header has 18446744073709551615 bytes of 2"));
+  EXPECT_THAT(refusal_of("1234567"), HasSubstr("got 7 bytes, expected 8 or more"));
+  EXPECT_THAT(refusal_of(std::string(8, '\xff') + "{}"),
+              HasSubstr("the header claims 18446744073709551615 bytes, but there are only 2"));
   EXPECT_THAT(refusal_of(safetensors("{", "")), HasSubstr("the header cannot be read"));
-  EXPECT_THAT(refusal_of(safetensors("[]", "")), HasSubstr("no JSON object"));
-  EXPECT_THAT(refusal_of(safetensors("{}", "1")), HasSubstr("tensors end at 0 of 1"));
+  EXPECT_THAT(refusal_of(safetensors("[]", "")), HasSubstr("not a JSON object"));
+  EXPECT_THAT(refusal_of(safetensors("{}", "1")), HasSubstr("tensors end at byte 0, expected 1"));
   EXPECT_THAT(one("3"), HasSubstr("tensor 'x'"));
   EXPECT_THAT(one(R"({"dtype":"F32","shape":[2]})"), HasSubstr("data_offsets"));
   EXPECT_THAT(one(R"({"dtype":"F99","shape":[2],"data_offsets":[0,8]})"), HasSubstr("of type 'F99'"));
-  EXPECT_THAT(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0]})"), HasSubstr("no begin and end"));
-  EXPECT_THAT(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"), HasSubstr("lies at [8,0] of 8"));
-  EXPECT_THAT(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,9]})"), HasSubstr("lies at [0,9] of 8"));
-  EXPECT_THAT(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), HasSubstr("end at 4 of 8"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0]})"), HasSubstr("fewer than two data_offsets"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"),
+              HasSubstr("has data_offsets [8,0] in 8 bytes"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,9]})"),
+              HasSubstr("has data_offsets [0,9] in 8 bytes"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), HasSubstr("end at byte 4, expected 8"));
   EXPECT_THAT(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})"), HasSubstr("begins at 4, expected 0"));
-  EXPECT_THAT(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), HasSubstr("-2 is no whole number"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), HasSubstr("-2 is not an integer"));
   EXPECT_THAT(one(R"({"dtype":"F32","shape":[4294967296,4294967297],"data_offsets":[0,8]})"),
               HasSubstr("has an extent of 4294967297"));
   EXPECT_THAT(one(R"({"dtype":"F32","shape":[9223372036854775807,0,9223372036854775807],"data_offsets":[0,8]})"),
               HasSubstr("has an extent of 9223372036854775807"));
-  EXPECT_THAT(one(R"({"dtype":"F32","shape":[0,7],"data_offsets":[0,8]})"), HasSubstr("of 0 bytes lies at"));
-  EXPECT_THAT(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), HasSubstr("claims 12 bytes of the 8"));
-  EXPECT_THAT(one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})"), HasSubstr("2.0 is no whole number"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[0,7],"data_offsets":[0,8]})"), HasSubstr("of 0 bytes has data_offsets"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"),
+              HasSubstr("claims 12 bytes, but there are only 8"));
+  EXPECT_THAT(one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})"), HasSubstr("2.0 is not an integer"));
   for (const char* shape : {"[1000000000]", "[]"})  // with no bytes at all
     EXPECT_THAT(one(text(R"({"dtype":"F32","shape":)", shape, R"(,"data_offsets":[0,0]})"), ""),
-                HasSubstr("bytes of the 0 that are there"));
+                HasSubstr("bytes, but there are only 0"));
   EXPECT_THAT(refusal_of(safetensors(R"({"x":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)"
                                      R"("y":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",
                                      "12345678")),

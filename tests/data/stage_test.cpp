@@ -121,10 +121,11 @@ TEST_F(Stage, FailsOnAllRanksWhereOneFails) {
               Each(AllOf(HasSubstr("stage: rank 0: "), HasSubstr("nothing\" cannot be read: No such file"),
                          Not(HasSubstr("rank 1")))));
   write("file", "bytes");
-  EXPECT_THAT(stage_on_all(shared_ / "file", shared_ / "file"), Each(HasSubstr("file\" cannot be made: File exists")));
+  EXPECT_THAT(stage_on_all(shared_ / "file", shared_ / "file"),
+              Each(HasSubstr("file\" cannot be created: File exists")));
   ASSERT_EQ(::symlink(shared_.c_str(), (shared_ / "loop").c_str()), 0);
   EXPECT_THAT(stage_on_all(shared_, temporary_.path() / "new"),
-              Each(HasSubstr("loop\" is a link to a folder that it lies in")));
+              Each(HasSubstr("loop\" is a link to a folder that contains it")));
   EXPECT_FALSE(fs::exists(temporary_.path() / "new")) << "something was made before all was looked at";
 }
 
