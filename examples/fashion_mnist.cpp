@@ -28,11 +28,12 @@ TORCH_MODULE(Net);
 
 struct Settings {
   int epochs = 2;
-  size_t batch = 64;  // of each rank
+  size_t batch = 64;  // per rank
   double learning_rate = 0.05;
 };
 
-/// The share of the test images that the model gets right. Each rank looks at its part; none is looked at twice.
+/// Returns the fraction of test images that the model classifies correctly. Each rank evaluates its part; no image is
+/// evaluated twice.
 double test_accuracy(Net& net, const lockstep::IdxDataset& test, const lockstep::ProcessGroup& world) {
   torch::NoGradGuard no_grad;
   net->eval();
@@ -109,7 +110,7 @@ int main(int argc, char** argv) {
     }
   }
   try {
-    torch::set_num_threads(1);  // one core for each rank
+    torch::set_num_threads(1);  // one core per rank
     lockstep::prefer_fast_convolutions();
     train(lockstep::init_process_group(), settings);
   } catch (const std::exception& error) {

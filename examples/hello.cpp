@@ -1,8 +1,9 @@
-// The first program: every rank brings a number, and all of them get the sum and the mean.
+// The first program: every rank contributes a number, and all ranks receive the sum and the mean.
 //
 //   lockstep run -n 2 ./hello
 //
-// Or without the launcher: the ranks meet in a file that does not exist yet, in a folder that only this user can write.
+// Without the launcher, the ranks rendezvous through a file that must not exist yet, in a folder that only this user
+// can write to.
 //
 //   export WORLD_SIZE=2 LOCKSTEP_INIT_METHOD=file://$(mktemp -d)/hello
 //   RANK=0 ./hello &
@@ -15,7 +16,7 @@
 int main() {
   auto world = lockstep::init_process_group();  // from the environment; started alone, this is rank 0 of 1
   auto t = torch::full({4}, world.rank() + 1.0);
-  world.all_reduce(t);  // the sum by default; returns when done
+  world.all_reduce(t);  // computes the sum; blocks until it is complete
   auto work = world.all_reduce_async(t, lockstep::ReduceOp::kAvg);
   work.wait();
   if (world.rank() == 0) std::cout << t << '\n';

@@ -11,16 +11,16 @@
 #include <stdexcept>
 #include <string>
 
-/// A process that talks with the test by lines. It ends with the object, or with the test. To be started while the test
-/// has no other threads.
+/// A forked process that exchanges lines with the test. It is killed when the object is destroyed or the test ends.
+/// Construct it while the test has no other threads.
 class ChildProcess {
  public:
-  /// What the child sees of the test.
+  /// The child's end of the connection to the test.
   class Parent {
    public:
     Parent(int in, int out) : in_(in), out_(out) {}
     void write_line(const std::string& line) const { write_to(out_, line); }
-    /// Empty when the test is through with this child.
+    /// Returns an empty string after the test's end_input().
     std::string read_line() const { return read_from(in_, std::chrono::minutes(5)); }
 
    private:
@@ -62,12 +62,12 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   void write_line(const std::string& line) const { write_to(out_, line); }
-  /// Empty when none comes in time.
+  /// Returns an empty string if no line arrives in time.
   std::string read_line(std::chrono::milliseconds limit = std::chrono::seconds(20)) const {
     return read_from(in_, limit);
   }
 
-  /// The child's read_line returns nothing from here on.
+  /// Closes the child's input: its read_line() returns an empty string from now on.
   void end_input() {
     if (out_ >= 0) ::close(out_);
     out_ = -1;
@@ -77,7 +77,7 @@ class ChildProcess {
     if (!is_over_) ::kill(pid_, signal);
   }
 
-  /// Its status, as waitpid gives it.
+  /// Blocks until the child ends and returns its waitpid status.
   int wait() {
     if (!is_over_) ::waitpid(pid_, &status_, 0);
     is_over_ = true;

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A coordinator in an invented time. Connections are numbered from 1.
+/// Fixture with a coordinator whose clock the test controls. Connections are numbered from 1.
 class SwitchboardTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -28,7 +28,7 @@ class SwitchboardTest : public testing::Test {
     heard();
   }
 
-  /// Ranks 0, 1 and 2 on the connections 1, 2 and 3.
+  /// Enrols ranks 0, 1 and 2 on the connections 1, 2 and 3.
   void enrol_all() {
     for (int rank : {0, 1, 2}) enrol(static_cast<Coordinator::Connection>(rank + 1), rank);
   }
@@ -45,14 +45,14 @@ class SwitchboardTest : public testing::Test {
     board_.tick(now_);
   }
 
-  /// What each connection was told since the last time.
+  /// Returns the messages to each connection since the last call.
   std::map<Coordinator::Connection, std::vector<StoreMessage>> heard() {
     std::map<Coordinator::Connection, std::vector<StoreMessage>> messages;
     for (auto& [to, message] : board_.take_outgoing()) messages[to].push_back(std::move(message));
     return messages;
   }
 
-  /// The one message that `name` was told since the last time, when nobody else was told anything.
+  /// Returns the single message to `name` since the last call. The test fails if other messages were sent.
   StoreMessage answer_to(Coordinator::Connection name) {
     auto messages = heard();
     EXPECT_EQ(messages.size(), 1u);

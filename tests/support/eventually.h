@@ -3,7 +3,7 @@
 #include <chrono>
 #include <thread>
 
-/// Whether the condition comes true before the limit; looks every millisecond.
+/// Polls the condition every millisecond and returns whether it becomes true before the limit.
 template <class Condition>
 bool eventually(Condition&& condition, std::chrono::milliseconds limit = std::chrono::seconds(10)) {
   const auto deadline = std::chrono::steady_clock::now() + limit;

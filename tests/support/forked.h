@@ -15,12 +15,12 @@
 constexpr int kForkHangs = -1;
 
 /// Runs the body in a forked child, which then calls exit(), so that static objects are destroyed there. Returns its
-/// exit code, 128 and the signal that ended it, or kForkHangs when it had to be killed. A body that throws exits
-/// with 1.
+/// exit code, 128 plus the signal that ended it, or kForkHangs if it had to be killed. If the body throws, the exit
+/// code is 1.
 inline int exit_code_of_fork(const std::function<void()>& body,
                              std::chrono::milliseconds limit = std::chrono::seconds(20)) {
   std::cout << std::flush;
-  std::fflush(nullptr);  // or the child would print it once more
+  std::fflush(nullptr);  // otherwise the child would print buffered output again
   const pid_t child = ::fork();
   if (child == 0) {
     try {

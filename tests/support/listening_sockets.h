@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// The ports on which a process listens by TCP at 127.0.0.1, as any user can read them from /proc/net/tcp; the process
-/// serves only to leave other jobs on this machine alone.
+/// Returns the TCP ports on which a process listens at 127.0.0.1. Any user can read them from /proc/net/tcp; `pid` only
+/// excludes the ports of other jobs on this machine.
 inline std::set<int> listening_ports(int pid) {
   constexpr const char* kLoopback = "0100007F";
   constexpr const char* kListens = "0A";

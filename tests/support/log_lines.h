@@ -6,7 +6,7 @@
 
 #include <lockstep/logging.h>
 
-/// Collects the library's log instead of stderr for as long as it lives.
+/// Collects the library's log lines during its lifetime; they are not written to stderr.
 class LogLines {
  public:
   LogLines() {

@@ -17,24 +17,24 @@
 
 namespace lockstep {
 
-/// Waits until bytes, the end, or an error can be read.
+/// Blocks until data, end of file or an error can be read. Returns false on time-out.
 inline bool is_readable(const FileDescriptor& socket, std::chrono::milliseconds limit) {
   pollfd waiting{socket.get(), POLLIN, 0};
   return ::poll(&waiting, 1, static_cast<int>(limit.count())) == 1;
 }
 
-/// One who connects to a port of loopback and says what it likes.
+/// A client that connects to a loopback port and sends arbitrary bytes.
 class Stranger {
  public:
   explicit Stranger(int port)
       : socket_(connect_to({"127.0.0.1", port}, std::chrono::steady_clock::now() + std::chrono::seconds(20))) {}
 
-  /// False when the other side is gone.
+  /// Returns false if the peer has closed the connection.
   bool say(std::string_view bytes) const {
     return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0;
   }
 
-  /// Whether the other side ends the connection, in order or not, before the limit; what it said is in heard().
+  /// Whether the peer closes or resets the connection before the limit. Data received until then is in heard().
   bool is_cut_off_within(std::chrono::milliseconds limit) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     for (std::array<char, 4096> bytes;;) {
@@ -53,7 +53,7 @@ class Stranger {
   std::string heard_;
 };
 
-/// Something else that listens on a port of loopback, and does what it does with one connection at a time.
+/// A server on a loopback port that handles one connection at a time with a given function.
 class SideServer {
  public:
   explicit SideServer(std::function<void(const FileDescriptor&)> serve)
@@ -80,14 +80,14 @@ class SideServer {
   std::thread thread_;
 };
 
-/// Carries one connection to a port, remembers what was said on the way there, and can be cut.
+/// Forwards one connection to a port, records the data sent to that port, and can cut the connection.
 class Relay {
  public:
   explicit Relay(int port) : server_([this, port](const FileDescriptor& client) { carry(client, port); }) {}
   ~Relay() { cut(); }
 
   int port() const { return server_.port(); }
-  /// Both ends see their connection end, without another word.
+  /// Closes the connection at both ends without sending further data.
   void cut() { is_cut_ = true; }
   std::string said() const {
     std::lock_guard lock(mutex_);

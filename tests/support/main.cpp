@@ -4,12 +4,12 @@
 
 namespace {
 
-// A skipped test says why on a line that ./test collects: no test is skipped silently.
+// Prints why a test was skipped, on a line that ./test collects: no test is skipped silently.
 class SkipReporter final : public testing::EmptyTestEventListener {
   void OnTestStart(const testing::TestInfo& test) override {
     name_ = std::string(test.test_suite_name()) + "." + test.name();
   }
-  // Must not ask GoogleTest for anything: it holds its lock here.
+  // Must not call GoogleTest: it holds its lock here.
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (result.skipped()) std::cout << "could not run: " << name_ << ": " << result.message() << std::endl;
   }

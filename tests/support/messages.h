@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-/// The message of the error of this kind that `call` throws, or "no such error".
+/// Returns the message of the `Error` that `call` throws, or "no such error".
 template <class Error, class Call>
 std::string error_of(Call&& call) {
   try {
@@ -16,7 +16,7 @@ std::string error_of(Call&& call) {
   return "no such error";
 }
 
-/// Expects `call` to throw an `Error` of this kind whose message contains every one of `parts`.
+/// Expects `call` to throw an `Error` whose message contains all of `parts`.
 template <class Error, class Call, class... Parts>
 void expect_error(Call&& call, const Parts&... parts) {
   try {

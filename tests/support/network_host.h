@@ -11,7 +11,7 @@ inline bool run_quietly(const std::string& command) {
   return std::system((command + " 2>/dev/null").c_str()) == 0;
 }
 
-/// A network namespace with its loopback up, as if it were another host; it goes with the object. Only root can.
+/// A network namespace with its loopback interface up, which acts as another host. Removed with the object. Needs root.
 class NetworkHost {
  public:
   explicit NetworkHost(const std::string& role) : name_("lockstep" + std::to_string(::getpid()) + role) {
@@ -30,7 +30,7 @@ class NetworkHost {
   bool is_made_ = false;
 };
 
-/// A cable between two hosts; each end has an address.
+/// Connects two hosts by a veth pair; each end gets an address. Returns false on failure.
 inline bool connect_hosts(const NetworkHost& a, const std::string& interface_a, const std::string& address_a,
                           const NetworkHost& b, const std::string& interface_b, const std::string& address_b) {
   auto set_up = [](const NetworkHost& host, const std::string& interface, const std::string& address) {

@@ -40,7 +40,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-/// What a program inherits across exec: the environment, and the descriptors that are not closed by it.
+/// Emulates exec: sets the environment and closes the descriptors that exec would close.
 void act_as_started(const std::vector<std::string>& environment) {
   ::clearenv();
   for (const auto& entry : environment)
@@ -74,7 +74,7 @@ RankProcess::RankProcess(const std::vector<std::string>& command, const std::map
   auto envp = pointers(environment);
   const auto contained = contained_programs().find(command[0]);
   std::cout << std::flush;
-  std::fflush(nullptr);  // or the child would print it once more
+  std::fflush(nullptr);  // otherwise the child would print buffered output again
   pid_ = ::fork();
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -142,7 +142,7 @@ int RankProcess::wait(std::chrono::milliseconds limit) {
   auto deadline = Clock::now() + limit;
   while (read_more(deadline)) {
   }
-  // Its streams are closed: it has ended or is about to.
+  // Its streams are closed, so the process has ended or is about to end.
   for (int status = 0; !status_;) {
     if (::waitpid(pid_, &status, WNOHANG) == pid_)
       status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

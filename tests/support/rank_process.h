@@ -8,18 +8,18 @@
 #include <string>
 #include <vector>
 
-/// Programs that this process contains, by their paths: what they do with their arguments. A RankProcess of one of them
-/// is forked and calls the function. It does not have to load LibTorch, which takes most of a second of computing time.
-/// Register only while this process has a single thread.
+/// Main functions of programs that are linked into this process, by path. For such a program RankProcess forks and
+/// calls the function instead of exec, which saves loading LibTorch (most of a second of CPU time). Register only while
+/// this process has a single thread.
 using ProgramFunction = int (*)(const std::vector<std::string>& arguments);
 std::map<std::string, ProgramFunction>& contained_programs();
 
-/// A process of its own that a test starts, talks to by lines, and ends: it never outlives the object.
+/// A process that a test starts and exchanges lines with. It never outlives the object.
 class RankProcess {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Starts the program; `variables` are added to this process's environment, an empty value removes one.
+  /// Starts the program. `variables` are added to this process's environment; an empty value removes a variable.
   RankProcess(const std::vector<std::string>& command, const std::map<std::string, std::string>& variables);
   ~RankProcess();
   RankProcess(const RankProcess&) = delete;
@@ -27,17 +27,18 @@ class RankProcess {
 
   int pid() const { return pid_; }
 
-  /// The first line, from where the last call stopped, that begins so; a test failure and an empty string when it does
-  /// not come in time.
+  /// Returns the next line, after the one that the last call returned, that starts with `beginning`. If it does not
+  /// arrive in time, the test fails and an empty string is returned.
   std::string expect_line(const std::string& beginning, std::chrono::milliseconds limit = std::chrono::seconds(30));
 
   void say(const std::string& line);
   void signal(int number);
 
-  /// The exit code, or 128 and the signal; a test failure and -1 when it does not end in time.
+  /// Returns the exit code, or 128 plus the signal. If the process does not end in time, the test fails and -1 is
+  /// returned.
   int wait(std::chrono::milliseconds limit = std::chrono::seconds(30));
 
-  /// All that it has printed to both streams so far.
+  /// Everything that the process has printed to stdout and stderr so far.
   const std::string& output() const { return output_; }
 
  private:
@@ -51,14 +52,14 @@ class RankProcess {
   std::optional<int> status_;
 };
 
-/// The ranks of one job, each a process that runs `program scenario arguments...` and meets the others on a port of its
-/// own.
+/// The ranks of one job. Each is a process that runs `program scenario arguments...`; they rendezvous on a port that is
+/// unique to the job.
 class JobProcesses {
  public:
   JobProcesses(std::string program, int world_size, std::vector<std::string> arguments,
                std::map<std::string, std::string> variables = {});
 
-  /// Starts a rank; one that is started twice is a duplicate.
+  /// Starts a rank. Starting a rank twice creates a duplicate.
   RankProcess& start(int rank);
   void start_all();
 
@@ -77,5 +78,5 @@ class JobProcesses {
   std::vector<std::unique_ptr<RankProcess>> replaced_;
 };
 
-/// A port of this host's loopback that nobody listened on a moment ago.
+/// Returns a loopback port that was free at the time of the call.
 int free_port();

@@ -18,8 +18,8 @@ inline bool ranks_are_processes() {
   return std::getenv("LOCKSTEP_TEST_PROCESSES") != nullptr;
 }
 
-/// The backends of this build that can join ranks: as threads of this process, or as processes where that is what they
-/// are. MPI knows no ranks but processes.
+/// Returns the backends of this build that can connect the test's ranks, which are threads or processes. With MPI,
+/// ranks are always processes.
 inline std::vector<std::string> backends_under_test() {
   std::vector<std::string> backends{"threads", "shm"};
 #ifdef LOCKSTEP_HAVE_GLOO
@@ -31,14 +31,14 @@ inline std::vector<std::string> backends_under_test() {
   return backends;
 }
 
-/// These; where ranks are processes, as many as were started.
+/// Returns `sizes`, or only the number of started processes if ranks are processes.
 inline std::vector<int> world_sizes(std::vector<int> sizes) {
   if (ranks_are_processes()) sizes = {lockstep::Environment::detect().world_size};
   return sizes;
 }
 
-/// Runs `body` on every rank of a group of `size`: as threads of this process, or, when ranks are processes, as
-/// this one's rank.
+/// Runs `body` on every rank of a group of `size`: on threads of this process or, if ranks are processes, for this
+/// process's rank.
 inline void on_every_rank(const std::string& backend, int size, const std::function<void(lockstep::ProcessGroup)>& body,
                           c10::Device device = c10::kCPU) {
   if (!ranks_are_processes()) {
@@ -51,8 +51,8 @@ inline void on_every_rank(const std::string& backend, int size, const std::funct
   body(world);
 }
 
-/// Runs a body that expects an error which leaves the group unusable, on `size` ranks. No rank leaves before all have
-/// seen theirs: the first to leave would end the calls of those still on their way.
+/// Runs, on `size` ranks, a body that expects an error that makes the group unusable. No rank leaves before all have
+/// seen their error: the first rank to leave would abort the calls that are still running on other ranks.
 inline void run_threads_into_an_error(int size, const std::function<void(lockstep::ProcessGroup)>& body,
                                       const lockstep::RunThreadsOptions& options = {}) {
   std::atomic<int> got_there{0};

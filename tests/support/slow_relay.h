@@ -15,8 +15,8 @@
 
 namespace lockstep {
 
-/// A slow network on loopback: what is sent to its port arrives at the other port, and the answers here, each byte this
-/// much later. A thread of its own, for as long as the object lives.
+/// Emulates a slow network on loopback: forwards connections on its port to the target port and delays each byte by
+/// `delay` in both directions. Runs a thread during its lifetime.
 class SlowRelay {
  public:
   SlowRelay(int target, std::chrono::milliseconds delay)
@@ -35,7 +35,8 @@ class SlowRelay {
 
   struct Direction {
     int from, to;
-    std::deque<std::pair<Clock::time_point, std::string>> under_way{};  // when it arrives; empty bytes: the end
+    std::deque<std::pair<Clock::time_point, std::string>>
+        under_way{};  // time of arrival, data; empty data: end of file
     bool has_ended = false;
   };
   struct Connection {
@@ -76,7 +77,7 @@ class SlowRelay {
       const auto& bytes = way.under_way.front().second;
       if (bytes.empty())
         ::shutdown(way.to, SHUT_WR);
-      else  // few bytes, which the socket's buffer has room for
+      else  // few bytes, so they fit in the socket's buffer
           [[maybe_unused]]
         auto sent = ::send(way.to, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     }
@@ -86,7 +87,7 @@ class SlowRelay {
   const std::chrono::milliseconds delay_;
   const FileDescriptor listener_;
   std::atomic<bool> should_stop_ = false;
-  std::list<Connection> connections_;  // the thread's
+  std::list<Connection> connections_;  // used by the thread only
   std::thread thread_;
 };
 

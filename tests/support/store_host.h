@@ -43,7 +43,8 @@ struct StoreHost {
   std::shared_ptr<Store> open() const { return make_remote_store(connect()); }
 };
 
-/// A store in a process of its own, which ends in order at the end of its input. Writes its port, then its log.
+/// Body of a ChildProcess that hosts a store. Writes its port, then its log. Shuts down in order at the end of its
+/// input.
 inline void host_store(const ChildProcess::Parent& test) {
   set_log_sink([&](LogLevel, const std::string& client) { test.write_line(client); });
   StoreHost host;
@@ -51,7 +52,7 @@ inline void host_store(const ChildProcess::Parent& test) {
   test.read_line();
 }
 
-/// Makes the client the liveness connection of a rank. Returns what the store has for the rank's key afterwards.
+/// Makes the client the liveness connection of a rank. Returns the store's value of the rank's key afterwards.
 inline std::string enrol(StoreClient& client, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
   const auto me = this_process();
   return client
@@ -60,7 +61,7 @@ inline std::string enrol(StoreClient& client, int rank, std::chrono::millisecond
       .at(0);
 }
 
-/// Remembers what a rank is told.
+/// Records the events that the store reports to a rank.
 class Ear : public StoreListener {
  public:
   explicit Ear(std::string doing = "in a test") : doing_(std::move(doing)) {}
@@ -90,19 +91,19 @@ class Ear : public StoreListener {
     changed_.notify_all();
   }
 
-  /// The first failure; empty when none comes in time.
+  /// Returns the first failure; empty if none arrives in time.
   std::string failure_within(std::chrono::milliseconds limit) { return first_within(failures_, limit); }
   std::string left_within(std::chrono::milliseconds limit) { return first_within(left_, limit); }
   size_t failures() {
     std::lock_guard lock(mutex_);
     return failures_.size();
   }
-  /// Whether a heartbeat has been sent: it has when the next is prepared.
+  /// Waits until a heartbeat has been sent, that is until the one after it is prepared. Returns false on time-out.
   bool has_told() {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(10), [this, wanted = beats_ + 2] { return beats_ >= wanted; });
   }
-  /// Returns when the client's thread has been around twice more.
+  /// Waits for two more ticks of the client's thread. Returns false on time-out.
   bool hears_ticks() {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(10), [this, wanted = ticks_ + 2] { return ticks_ >= wanted; });

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-/// A folder that goes with the object, and all that is in it.
+/// A temporary folder that is removed with its contents when the object is destroyed.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

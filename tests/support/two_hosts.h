@@ -17,7 +17,7 @@
 
 namespace lockstep {
 
-/// Two hosts on one machine, a and b: network namespaces, which the test connects itself.
+/// Fixture with two emulated hosts, a and b: network namespaces that the test connects itself.
 class TwoHosts : public testing::Test {
  protected:
   void SetUp() override {
@@ -30,7 +30,7 @@ class TwoHosts : public testing::Test {
 
   std::string secret() const { return (folder_.path() / "secret").string(); }
 
-  /// Starts a rank for each letter of `host_of_rank`, as in "aabb", on that host.
+  /// Starts one rank for each letter of `host_of_rank` on the host of that letter. Example: "aabb".
   void start(const std::string& host_of_rank, const std::vector<std::string>& program, const std::string& master_addr,
              const std::map<std::string, std::string>& variables = {}) {
     for (size_t rank = 0; rank < host_of_rank.size(); ++rank) {

@@ -6,7 +6,7 @@
 
 #include <lockstep/environment.h>
 
-/// Environment variables of a process that a test describes rather than starts.
+/// Environment variables of a simulated process, which the test does not start.
 namespace lockstep {
 
 using Variables = std::map<std::string, std::string>;
