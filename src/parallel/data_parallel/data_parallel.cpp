@@ -21,7 +21,7 @@ at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
 }  // namespace
 
 DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options) {
-  if (!module) throw UsageError("DataParallel: the module is empty");
+  if (!module) throw UsageError("DataParallel: the module is empty; pass a constructed module");
   replicas_ = std::make_unique<detail::ModuleReplicas>(std::move(module), options);
 }
 

@@ -32,7 +32,9 @@ namespace {
 
 std::shared_ptr<detail::DdpState> make_replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                                                const DistributedDataParallelOptions& options) {
-  if (!module) throw UsageError(text("rank ", group.rank(), ": DistributedDataParallel: the module is empty"));
+  if (!module)
+    throw UsageError(
+        text("rank ", group.rank(), ": DistributedDataParallel: the module is empty; pass a constructed module"));
   return std::make_shared<detail::DdpState>(std::move(module), std::move(group), options);
 }
 
@@ -75,7 +77,9 @@ void DistributedDataParallelBase::join(const std::function<void()>& loop, const 
 }
 
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
-  if (!hook) throw UsageError(text("rank ", replica_->group().rank(), ": register_comm_hook: the hook is empty"));
+  if (!hook)
+    throw UsageError(
+        text("rank ", replica_->group().rank(), ": register_comm_hook: the hook is empty; pass a function"));
   replica_->reducer().set_hook(std::move(hook));
 }
 

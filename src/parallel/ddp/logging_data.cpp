@@ -108,8 +108,8 @@ std::string DdpLoggingData::to_table() const {
            size_text(bytes), " of gradients, ", steps, " steps", is_static_graph ? ", static graph" : "", '\n');
   if (steps == 0) return result;
   result += print(
-      "last step: forward %.3f ms, backward %.3f ms, of which %.3f ms waiting; reductions %.3f ms, %.0f %% "
-      "of them behind computation\n",
+      "last step: forward %.3f ms, backward %.3f ms (%.3f ms of it waiting), reductions %.3f ms (%.0f %% overlapped "
+      "with computation)\n",
       forward_ms, backward_ms, exposed_ms, reduction_ms, overlap * 100);
   result += print("%8s %10s %12s %10s %10s %10s\n", "bucket", "gradients", "size", "full ms", "start ms", "done ms");
   for (size_t i = 0; i < buckets.size(); ++i)

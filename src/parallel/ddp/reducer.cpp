@@ -280,8 +280,8 @@ void Reducer::put_without_new_gradient(size_t parameter) {
 }
 
 // Starts buckets in the order of the plan, which is the same on all ranks, regardless of the order in which gradients
-// arrive. The last bucket is left for the end of backward, which is near: there it is reduced on the calling thread,
-// which saves waking up another.
+// arrive. The last bucket is reduced at the end of backward, which is near, on the calling thread; this avoids waking
+// up another thread.
 void Reducer::start_full_buckets() {
   for (; started_ + 1 < buckets_.size() && buckets_[started_].is_full(); ++started_) buckets_[started_].start(hook_);
 }
