@@ -102,7 +102,7 @@ struct LoaderCore::State {
   uint64_t loop = 0;
   std::shared_ptr<const Samples> samples{};  // of this loop
   size_t delivered = 0;                      // batches of this loop
-  OwnedPointer<BatchQueue> queue;            // last: its workers use the others
+  OwnedPointer<BatchQueue> queue;            // last: its workers use the members above
 };
 
 LoaderCore::LoaderCore(DistributedSampler sampler, const DataLoaderOptions& options, std::optional<size_t> dataset_size,

@@ -138,7 +138,7 @@ void DdpState::begin_no_sync() {
   reducer_->set_enabled(false);
 }
 
-// Parameters must not change between the first backward under no_sync and the next reduction.
+// Warns if parameters changed between the first backward under no_sync() and the next reduction.
 void DdpState::warn_of_lone_step() {
   if (has_warned_ || !reducer_->has_unsynchronised() || cheap_fingerprint_ == wrapped_.cheap_fingerprint()) return;
   has_warned_ = true;

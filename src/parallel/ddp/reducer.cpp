@@ -407,7 +407,8 @@ void Reducer::shadow() {
   c10::NoGradGuard no_grad;
   started_ = 0;
   arrivals_.clear();
-  for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();  // of this rank's last iteration
+  for (const auto& parameter : parameters_)
+    parameter.tensor.mutable_grad().reset();  // left from this rank's last iteration
   for (auto& bucket : buckets_) {
     bucket.clear();
     bucket.start(hook_);
@@ -415,7 +416,7 @@ void Reducer::shadow() {
   finish_all();
   learn_use();
   for (size_t i = 0; i < parameters_.size(); ++i)
-    publish_gradient(i);  // for an optimizer that steps a share of them on this rank
+    publish_gradient(i);  // for ZeroRedundancyOptimizer, which steps on this rank as well
   ++reductions_;
   has_unsynchronised_ = false;
   not_finite_.clear();

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// The tensors of a module as they were when it was wrapped. Not thread-safe.
+/// A module and its tensors at the time of wrapping. Not thread-safe.
 class WrappedModule {
  public:
   /// Excludes the tensors named in `ignored`. Throws UsageError for a name that the module does not have.
@@ -33,7 +33,7 @@ class WrappedModule {
   uint64_t cheap_fingerprint() const;
 
  private:
-  /// What must not change under the wrapper.
+  /// Properties of a parameter that must not change after wrapping.
   struct Form {
     explicit Form(const at::Tensor& tensor);
     bool is_that_of(const at::Tensor& tensor) const;
