@@ -1,8 +1,9 @@
 // A rank of benchmarks/two_hosts, which makes the hosts and says what is measured: two_hosts_rank FOLDER
 //
 // The same all-reduce by the backends hierarchical and gloo and by Gloo's own ring, alternating. Ranks are released
-// together before every sample, which is the slowest rank's time; buffers are rewritten and results checked. What leaves
-// a host is read from the statistics of its interface, "cable": headers, acknowledgements and a barrier included.
+// together before every sample, which is the slowest rank's time; buffers are rewritten and results checked. What
+// leaves a host is read from the statistics of its interface, "cable": headers, acknowledgements and a barrier
+// included.
 
 #include <algorithm>
 #include <chrono>

@@ -37,7 +37,7 @@ struct ReadingGroups {
 namespace detail {
 
 /// A batch in transit: safetensors bytes, or an error message.
-struct Parcel {
+struct BatchMessage {
   enum class Kind : int64_t { kEnd, kBatch, kError };
   Kind kind = Kind::kEnd;
   int64_t samples = 0;
@@ -58,8 +58,8 @@ class LOCKSTEP_EXPORT GroupReading {
   uint64_t begin();                                             // returns the number of the new loop
   void place(std::vector<DistributedSampler>& samplers) const;  // moves them to this rank's epoch and position
   void require_current(uint64_t loop) const;
-  /// Takes one parcel for each rank for which this rank reads. Returns this rank's parcel.
-  Parcel exchange(std::vector<Parcel> parcels);
+  /// Takes one message for each rank for which this rank reads. Returns this rank's message.
+  BatchMessage scatter(std::vector<BatchMessage> messages);
   size_t size() const;
 
  private:
@@ -102,10 +102,10 @@ struct Packer {
   Collate collate;
 
   template <class Sample>
-  Parcel operator()(std::vector<Sample> samples) {
+  BatchMessage operator()(std::vector<Sample> samples) {
     using Batch = std::invoke_result_t<Collate&, std::vector<Sample>>;
     const auto count = static_cast<int64_t>(samples.size());
-    return {Parcel::Kind::kBatch, count, to_safetensors(Packing<Batch>::tensors(collate(std::move(samples))))};
+    return {BatchMessage::Kind::kBatch, count, to_safetensors(Packing<Batch>::tensors(collate(std::move(samples))))};
   }
 };
 
@@ -137,7 +137,7 @@ template <class Open, class Collate = Stack>
 class GroupLoader {
   using Data = std::invoke_result_t<Open&>;
   using Loader = DataLoader<Data, detail::Packer<Collate>>;
-  static_assert(std::is_same_v<typename Loader::Batch, detail::Parcel>,
+  static_assert(std::is_same_v<typename Loader::Batch, detail::BatchMessage>,
                 "GroupLoader needs a dataset with get(size_t, at::Generator&) or get(size_t).");
 
  public:
@@ -196,18 +196,18 @@ class GroupLoader {
   std::shared_ptr<Batch> next(uint64_t loop) {
     reading_.require_current(loop);
     const auto begin = std::chrono::steady_clock::now();
-    auto parcel = reading_.exchange(read());
+    auto message = reading_.scatter(read());
     waited_ += std::chrono::steady_clock::now() - begin;
-    if (parcel.kind == detail::Parcel::Kind::kEnd) return nullptr;
-    auto batch = std::make_shared<Batch>(detail::Packing<Batch>::batch(from_safetensors(parcel.bytes)));
+    if (message.kind == detail::BatchMessage::Kind::kEnd) return nullptr;
+    auto batch = std::make_shared<Batch>(detail::Packing<Batch>::batch(from_safetensors(message.bytes)));
     detail::pin(*batch, options_);
     detail::place_on(*batch, options_);
     return batch;
   }
 
-  // Returns the next parcel of each rank for which this rank reads.
-  std::vector<detail::Parcel> read() {
-    std::vector<detail::Parcel> parcels;
+  // Returns the next message of each rank for which this rank reads.
+  std::vector<detail::BatchMessage> read() {
+    std::vector<detail::BatchMessage> messages;
     try {
       if (batches_.empty()) reading_.place(samplers_);
       for (size_t i = 0; i < loaders_.size(); ++i) {
@@ -215,12 +215,12 @@ class GroupLoader {
           batches_.push_back(loaders_[i]->begin());
         else
           ++batches_[i];
-        parcels.push_back(batches_[i] == loaders_[i]->end() ? detail::Parcel() : std::move(*batches_[i]));
+        messages.push_back(batches_[i] == loaders_[i]->end() ? detail::BatchMessage() : std::move(*batches_[i]));
       }
     } catch (...) {
-      parcels.assign(loaders_.size(), {detail::Parcel::Kind::kError, 0, detail::message_of_current()});
+      messages.assign(loaders_.size(), {detail::BatchMessage::Kind::kError, 0, detail::message_of_current()});
     }
-    return parcels;
+    return messages;
   }
 
   const DataLoaderOptions options_;

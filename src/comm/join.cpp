@@ -70,8 +70,8 @@ JoinMembers::JoinMembers(const std::vector<Joinable*>& members, const JoinOption
   const auto group = members.front()->join_group();
   for (const auto* member : members)
     if (member->join_group().global_ranks() != group.global_ranks())
-      throw UsageError(text("rank ", group.rank(),
-                            ": the members of a join must have the same ranks; run one join for each group"));
+      throw UsageError(
+          text("rank ", group.rank(), ": the members of a join must have the same ranks; run one join for each group"));
   context_ = std::make_shared<JoinContext>(group, options);
   try {
     for (auto* member : members) {

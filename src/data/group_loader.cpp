@@ -14,13 +14,13 @@
 namespace lockstep::detail {
 namespace {
 
-using Kind = Parcel::Kind;
+using Kind = BatchMessage::Kind;
 
 std::optional<ProcessGroup> if_member(const std::optional<ProcessGroup>& group) {
   return group && group->contains_me() ? group : std::nullopt;
 }
 
-// A parcel's kind and sizes, and the epoch and position of the reader's sampler.
+// A message's kind and sizes, and the epoch and position of the reader's sampler.
 struct Header {
   enum { kKind, kSamples, kBytes, kEpoch, kPosition, kCount };
   at::Tensor numbers = at::empty({kCount}, at::kLong);
@@ -28,11 +28,11 @@ struct Header {
   int64_t& operator[](int which) const { return numbers.data_ptr<int64_t>()[which]; }
 };
 
-Header header_of(const Parcel& parcel, const DistributedSampler& sampler) {
+Header header_of(const BatchMessage& message, const DistributedSampler& sampler) {
   const Header header;
-  header[Header::kKind] = static_cast<int64_t>(parcel.kind);
-  header[Header::kSamples] = parcel.samples;
-  header[Header::kBytes] = static_cast<int64_t>(parcel.bytes.size());
+  header[Header::kKind] = static_cast<int64_t>(message.kind);
+  header[Header::kSamples] = message.samples;
+  header[Header::kBytes] = static_cast<int64_t>(message.bytes.size());
   header[Header::kEpoch] = sampler.epoch();
   header[Header::kPosition] = static_cast<int64_t>(sampler.position());
   return header;
@@ -43,9 +43,9 @@ at::Tensor bytes_as_tensor(std::string& bytes) {
   return at::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
-// Allocates a parcel for the payload that the header announces. Throws MismatchError unless the reader's sampler has
+// Allocates a message for the payload that the header announces. Throws MismatchError unless the reader's sampler has
 // the same epoch and position as this rank's.
-Parcel with_room(const Header& header, const DistributedSampler& mine) {
+BatchMessage with_room(const Header& header, const DistributedSampler& mine) {
   if (header[Header::kEpoch] != mine.epoch() || header[Header::kPosition] != static_cast<int64_t>(mine.position()))
     throw MismatchError(text("rank ", mine.rank(), ": GroupLoader: the sampler of the reading rank is in epoch ",
                              header[Header::kEpoch], " at ", header[Header::kPosition], ", this one in epoch ",
@@ -54,11 +54,11 @@ Parcel with_room(const Header& header, const DistributedSampler& mine) {
           std::string(static_cast<size_t>(header[Header::kBytes]), '\0')};
 }
 
-Parcel scatter(const ProcessGroup& group, std::vector<Parcel> parcels, const DistributedSampler& sampler) {
+BatchMessage scatter(const ProcessGroup& group, std::vector<BatchMessage> messages, const DistributedSampler& sampler) {
   std::vector<at::Tensor> headers, bodies;
-  for (auto& parcel : parcels) {
-    headers.push_back(header_of(parcel, sampler).numbers);
-    bodies.push_back(bytes_as_tensor(parcel.bytes));
+  for (auto& message : messages) {
+    headers.push_back(header_of(message, sampler).numbers);
+    bodies.push_back(bytes_as_tensor(message.bytes));
   }
   const Header header;
   group.scatter(header.numbers, headers, 0);
@@ -67,12 +67,12 @@ Parcel scatter(const ProcessGroup& group, std::vector<Parcel> parcels, const Dis
   return mine;
 }
 
-Parcel broadcast(const ProcessGroup& group, Parcel parcel, const DistributedSampler& sampler) {
-  const auto header = header_of(parcel, sampler);
+BatchMessage broadcast(const ProcessGroup& group, BatchMessage message, const DistributedSampler& sampler) {
+  const auto header = header_of(message, sampler);
   group.broadcast(header.numbers, 0);
-  if (group.rank() != 0) parcel = with_room(header, sampler);
-  group.broadcast(bytes_as_tensor(parcel.bytes), 0);
-  return parcel;
+  if (group.rank() != 0) message = with_room(header, sampler);
+  group.broadcast(bytes_as_tensor(message.bytes), 0);
+  return message;
 }
 
 std::string describe_loading(const DistributedSampler& sampler, const DataLoaderOptions& options) {
@@ -114,7 +114,7 @@ void follow(DistributedSampler& sampler, const DistributedSampler& leader) {
 }
 
 // Describes the first difference in the number of batches; empty if there is none. All ranks must have the same number:
-// otherwise a rank would wait for parcels that never arrive.
+// otherwise a rank would wait for messages that never arrive.
 std::string unequal_batches(const DistributedSampler& mine, const std::vector<int>& ranks,
                             const DataLoaderOptions& options) {
   if (mine.options().tail != Tail::kExact) return "";  // all ranks have the same number of samples
@@ -225,14 +225,14 @@ void GroupReading::require_current(uint64_t loop) const {
     throw UsageError("GroupLoader: another loop over this loader has started; use one loader for each loop");
 }
 
-Parcel GroupReading::exchange(std::vector<Parcel> parcels) {
+BatchMessage GroupReading::scatter(std::vector<BatchMessage> messages) {
   State& state = *state_;
   const auto& [scattering, broadcasting] = state.groups;
-  Parcel mine;
+  BatchMessage mine;
   if (scattering)
-    mine = scatter(*scattering, std::move(parcels), state.sampler);
+    mine = scatter(*scattering, std::move(messages), state.sampler);
   else if (state.reads)
-    mine = std::move(parcels.front());
+    mine = std::move(messages.front());
   if (broadcasting) mine = broadcast(*broadcasting, std::move(mine), state.sampler);
 
   if (mine.kind == Kind::kError) state.throw_together<Error>(text("GroupLoader: on the reading rank: ", mine.bytes));

@@ -354,21 +354,21 @@ class SeveralNodes final : public Cluster, private StoreListener {
                     if (values)
                       then(values->at(0));
                     else if (lost_.empty() && !verdict_)
-                      drop("the launcher of node 0 is gone");  // verdict() gets the details from the client
+                      mark_lost("the launcher of node 0 is gone");  // verdict() gets the details from the client
                     wake();
                     lock.unlock();
                     if (values && after) after();
                   });
   }
 
-  void drop(const std::string& why) {  // requires mutex_
+  void mark_lost(const std::string& why) {  // requires mutex_
     lost_ = why;
     orders_.push_back(0);
   }
 
   void on_failure(const std::string&, const Failure& failure) override {
     std::lock_guard lock(mutex_);
-    if (lost_.empty() && !verdict_) drop(about_launchers(failure.message));
+    if (lost_.empty() && !verdict_) mark_lost(about_launchers(failure.message));
     wake();
   }
   void on_left(int, const std::string&, int64_t) override {}

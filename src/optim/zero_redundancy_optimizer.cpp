@@ -101,7 +101,7 @@ class ZeroRedundancyOptimizerBase::Shard {
   };
   /// One parameter of the inner optimizer.
   struct Share {
-    size_t memory;       // index into memories_
+    size_t memory;               // index into memories_
     detail::ShardPiece here;     // its parameter is an index into Memory::members
     detail::ShardPiece overall;  // its parameter is an index into parameters_
     size_t group;

@@ -62,7 +62,8 @@ TEST_P(Conformance, AllReduceGivesEveryRankTheReductionInTheOrderOfRanks) {
       for (int64_t n : {1, 5, 1000, 20011}) {
         auto tensor = mine(world.rank(), {n}, ++key);
         world.all_reduce(tensor, op);
-        EXPECT_TRUE(same_values(tensor, reduced(all({n}, key), op))) << n << " elements, operation " << static_cast<int>(op);
+        EXPECT_TRUE(same_values(tensor, reduced(all({n}, key), op)))
+            << n << " elements, operation " << static_cast<int>(op);
       }
     }
   });
@@ -122,7 +123,8 @@ TEST_P(Conformance, PartsOfDifferentSizesArrive) {
     for (int root = 0; root < size(); ++root) {
       for (auto& output : outputs) output.zero_();
       world.gather(me == root ? outputs : std::vector<at::Tensor>{}, expected[me], root);
-      for (int r = 0; me == root && r < size(); ++r) EXPECT_TRUE(same_values(outputs[r], expected[r])) << "gather " << r;
+      for (int r = 0; me == root && r < size(); ++r)
+        EXPECT_TRUE(same_values(outputs[r], expected[r])) << "gather " << r;
 
       auto part = blank({me * 3});
       world.scatter(part, me == root ? expected : std::vector<at::Tensor>{}, root);
@@ -262,7 +264,8 @@ TEST_P(Conformance, AllocatedMemoryIsLikeAnyOther) {
 
         whole.copy_(mine(world.rank(), {size(), n}, 3));
         world.reduce_scatter(whole[world.rank()], whole);
-        EXPECT_TRUE(same_values(whole[world.rank()], reduced(all({size(), n}, 3), ReduceOp::kSum)[world.rank()])) << what;
+        EXPECT_TRUE(same_values(whole[world.rank()], reduced(all({size(), n}, 3), ReduceOp::kSum)[world.rank()]))
+            << what;
       }
     }
   });

@@ -8,8 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "backends/common/narrow_floats.h"
-#include "comm/oracle.h"
 #include "backends/common/slices.h"
+#include "comm/oracle.h"
 
 namespace lockstep {
 namespace {

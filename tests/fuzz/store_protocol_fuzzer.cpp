@@ -44,7 +44,7 @@ class Store {
       deliver();
     }
     now_ += std::chrono::hours(1);  // whatever is still open must come to its end
-    board_.tick(now_);
+    coordinator_.tick(now_);
     deliver();
   }
 
@@ -53,11 +53,11 @@ class Store {
 
   void connect(uint64_t name) {
     decoders_[name] = {};
-    board_.connected(name);
+    coordinator_.connected(name);
   }
 
   void lose(uint64_t name) {
-    board_.lost(name, "its connection was closed", now_);
+    coordinator_.lost(name, "its connection was closed", now_);
     connect(name);
   }
 
@@ -70,9 +70,9 @@ class Store {
       case 0:
         return lose(name);
       case 1:
-        return board_.tick(now_);
+        return coordinator_.tick(now_);
       case 2:
-        return board_.excuse_silence(now_);
+        return coordinator_.excuse_silence(now_);
       case 3:
         return hear(name, encode(compose(script)));
       default:
@@ -99,7 +99,7 @@ class Store {
   void hear(uint64_t name, std::string_view bytes) {
     try {
       decoders_[name].feed(bytes);
-      while (auto message = decoders_[name].next()) board_.received(name, *message, now_);
+      while (auto message = decoders_[name].next()) coordinator_.received(name, *message, now_);
     } catch (const ProtocolError&) {
       lose(name);
     }
@@ -107,17 +107,17 @@ class Store {
 
   // What the store says it must understand itself.
   void deliver() {
-    for (const auto& [to, message] : board_.take_outgoing()) {
+    for (const auto& [to, message] : coordinator_.take_outgoing()) {
       require(to >= 1 && to <= kConnections);
       Decoder decoder;
       decoder.feed(encode(message));
       require(decoder.next() == message);
     }
-    require(board_.members() <= kConnections);
+    require(coordinator_.members() <= kConnections);
   }
 
   Coordinator::Time now_{std::chrono::hours(1)};
-  Coordinator board_{"rank 0", {"node0", "boot", 4000}};
+  Coordinator coordinator_{"rank 0", {"node0", "boot", 4000}};
   std::map<uint64_t, Decoder> decoders_;
 };
 

@@ -19,7 +19,7 @@ StoreMessage notice_of(const std::string& message, const std::string& group = "w
   return {Verb::kNotice, 0, {group, "PeerError", message}};
 }
 
-TEST_F(SwitchboardTest, TellsEveryoneTheFirstCause) {
+TEST_F(CoordinatorTest, TellsEveryoneTheFirstCause) {
   enrol_all();
   report(1, "certain", "first", 1);
   auto messages = heard();
@@ -37,7 +37,7 @@ TEST_F(SwitchboardTest, TellsEveryoneTheFirstCause) {
             (std::vector{notice_of("of another group", "halves"), done(4, {"PeerError", "of another group"})}));
 }
 
-TEST_F(SwitchboardTest, AnswersReportsAfterADeathWithTheDeath) {
+TEST_F(CoordinatorTest, AnswersReportsAfterADeathWithTheDeath) {
   enrol_all();
   lose(2);
   heard();
@@ -47,7 +47,7 @@ TEST_F(SwitchboardTest, AnswersReportsAfterADeathWithTheDeath) {
   }
 }
 
-TEST_F(SwitchboardTest, KeepsTheFirstDeathForTheCause) {
+TEST_F(CoordinatorTest, KeepsTheFirstDeathForTheCause) {
   enrol_all();
   lose(2);
   heard();
@@ -57,7 +57,7 @@ TEST_F(SwitchboardTest, KeepsTheFirstDeathForTheCause) {
   EXPECT_THAT(answer_to(1).fields.at(1), HasSubstr("rank 1"));
 }
 
-TEST_F(SwitchboardTest, HoldsASymptomUntilTheDeathThatExplainsIt) {
+TEST_F(CoordinatorTest, HoldsASymptomUntilTheDeathThatExplainsIt) {
   enrol_all();
   report(1, "symptom", "the connection to rank 1 broke", 1);
   pass(Coordinator::kDiagnosis - 1ms);
@@ -73,7 +73,7 @@ TEST_F(SwitchboardTest, HoldsASymptomUntilTheDeathThatExplainsIt) {
   EXPECT_THAT(heard()[1], IsEmpty());
 }
 
-TEST_F(SwitchboardTest, TakesASymptomForTheCauseWhenNothingFollows) {
+TEST_F(CoordinatorTest, TakesASymptomForTheCauseWhenNothingFollows) {
   enrol(1, 0, 1h);
   report(1, "symptom", "first", 1);
   report(2, "symptom", "second", 2);
@@ -87,20 +87,20 @@ TEST_F(SwitchboardTest, TakesASymptomForTheCauseWhenNothingFollows) {
   EXPECT_THAT(messages[3], testing::Contains(StoreMessage{Verb::kNotice, 0, {"world", "PeerError", "first"}}));
 }
 
-TEST_F(SwitchboardTest, AnswersASymptomWithTheCertainReportThatFollows) {
+TEST_F(CoordinatorTest, AnswersASymptomWithTheCertainReportThatFollows) {
   report(1, "symptom", "symptom", 1);
   report(2, "certain", "cause", 2);
   EXPECT_THAT(heard()[1], testing::Contains(done(1, {"PeerError", "cause"})));
 }
 
-TEST_F(SwitchboardTest, ForgetsTheSymptomOfOneWhoIsLost) {
+TEST_F(CoordinatorTest, ForgetsTheSymptomOfOneWhoIsLost) {
   report(1, "symptom", "symptom", 1);
   lose(1);
   pass(1h);
   EXPECT_THAT(heard(), IsEmpty());
 }
 
-TEST_F(SwitchboardTest, LetsAnAnnouncedReportGoBeforeSymptoms) {
+TEST_F(CoordinatorTest, LetsAnAnnouncedReportGoBeforeSymptoms) {
   enrol(3, 2, 1h);
   say(1, Verb::kWillReport, {"world"});
   report(2, "symptom", "symptom", 2);
@@ -113,23 +113,23 @@ TEST_F(SwitchboardTest, LetsAnAnnouncedReportGoBeforeSymptoms) {
   EXPECT_EQ(messages[3].at(0).fields.at(2), "cause");
 }
 
-TEST_F(SwitchboardTest, WaitsForAnAnnouncedReportNoLongerThanItMay) {
+TEST_F(CoordinatorTest, WaitsForAnAnnouncedReportNoLongerThanItMay) {
   say(1, Verb::kWillReport, {"world"});
   report(2, "symptom", "symptom", 2);
   pass(Coordinator::kAnnounced);
   EXPECT_EQ(heard()[2], (std::vector{notice_of("symptom"), done(2, {"PeerError", "symptom"})}));
 }
 
-TEST_F(SwitchboardTest, AnnouncesForOneGroupOnly) {
+TEST_F(CoordinatorTest, AnnouncesForOneGroupOnly) {
   say(1, Verb::kWillReport, {"halves"});
   report(2, "symptom", "symptom", 2);
   pass(Coordinator::kDiagnosis);
   EXPECT_EQ(heard()[2], (std::vector{notice_of("symptom"), done(2, {"PeerError", "symptom"})}));
 }
 
-TEST_F(SwitchboardTest, AsksAllRanksAndGivesTheirAnswers) {
+TEST_F(CoordinatorTest, AsksAllRanksAndGivesTheirAnswers) {
   enrol_all();
-  board_.connected(4);
+  coordinator_.connected(4);
   heard();
   say(4, Verb::kAsk, {"world", "call 7"}, 9);
   auto questions = heard();
@@ -150,7 +150,7 @@ TEST_F(SwitchboardTest, AsksAllRanksAndGivesTheirAnswers) {
   EXPECT_THAT(heard(), IsEmpty());
 }
 
-TEST_F(SwitchboardTest, AnswersAQuestionWithoutThoseWhoAreTooSlow) {
+TEST_F(CoordinatorTest, AnswersAQuestionWithoutThoseWhoAreTooSlow) {
   enrol_all();
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   const auto id = std::to_string(heard()[2].at(0).id);
@@ -161,7 +161,7 @@ TEST_F(SwitchboardTest, AnswersAQuestionWithoutThoseWhoAreTooSlow) {
   EXPECT_EQ(answer_to(1), done(9, {"1", "waiting"}));
 }
 
-TEST_F(SwitchboardTest, AnswersAQuestionWithoutThoseWhoAreLostMeanwhile) {
+TEST_F(CoordinatorTest, AnswersAQuestionWithoutThoseWhoAreLostMeanwhile) {
   enrol_all();
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   const auto id = std::to_string(heard()[2].at(0).id);
@@ -171,12 +171,12 @@ TEST_F(SwitchboardTest, AnswersAQuestionWithoutThoseWhoAreLostMeanwhile) {
   EXPECT_THAT(heard()[1], testing::Contains(done(9, {"0", "waiting", "1", "waiting too"})));
 }
 
-TEST_F(SwitchboardTest, AnswersAQuestionAtOnceWhenThereIsNobodyToAsk) {
+TEST_F(CoordinatorTest, AnswersAQuestionAtOnceWhenThereIsNobodyToAsk) {
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   EXPECT_EQ(answer_to(1), done(9, {}));
 }
 
-TEST_F(SwitchboardTest, ForgetsTheQuestionOfOneWhoIsLost) {
+TEST_F(CoordinatorTest, ForgetsTheQuestionOfOneWhoIsLost) {
   enrol(2, 1);
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   const auto id = std::to_string(heard()[2].at(0).id);
@@ -185,42 +185,42 @@ TEST_F(SwitchboardTest, ForgetsTheQuestionOfOneWhoIsLost) {
   EXPECT_THAT(heard(), IsEmpty());
 }
 
-TEST_F(SwitchboardTest, HasSignsWhenEveryRankHasAnswered) {
+TEST_F(CoordinatorTest, HasSignsWhenEveryRankHasAnswered) {
   enrol_all();
-  board_.end_job({"PeerError", "it is over"}, 1, now_);
-  board_.ask_for_signs(now_);
+  coordinator_.end_job({"PeerError", "it is over"}, 1, now_);
+  coordinator_.ask_for_signs(now_);
   const auto messages = heard();
   for (Connection rank : {1, 2, 3}) {
     ASSERT_EQ(messages.at(rank).size(), 2u);
     EXPECT_EQ(messages.at(rank)[0].verb, Verb::kNotice) << "first";
     EXPECT_EQ(messages.at(rank)[1].verb, Verb::kQuestion);
-    EXPECT_FALSE(board_.has_signs());
+    EXPECT_FALSE(coordinator_.has_signs());
     say(rank, Verb::kAnswer, {std::to_string(messages.at(rank)[1].id), ""});
   }
-  EXPECT_TRUE(board_.has_signs());
+  EXPECT_TRUE(coordinator_.has_signs());
   EXPECT_THAT(heard(), testing::Not(testing::Contains(testing::Key(testing::Ne(0u))))) << "nobody asked";
 }
 
-TEST_F(SwitchboardTest, DoesNotWaitForSignsOfThoseWhoAreFrozenOrLost) {
+TEST_F(CoordinatorTest, DoesNotWaitForSignsOfThoseWhoAreFrozenOrLost) {
   enrol_all();
-  board_.ask_for_signs(now_);
+  coordinator_.ask_for_signs(now_);
   const auto question = std::to_string(heard()[1].at(0).id);
   say(1, Verb::kAnswer, {question, ""});
   lose(2);
-  EXPECT_FALSE(board_.has_signs()) << "rank 2 may still answer";
+  EXPECT_FALSE(coordinator_.has_signs()) << "rank 2 may still answer";
   pass(Coordinator::kAnswerLimit - 1ms);
-  EXPECT_FALSE(board_.has_signs());
+  EXPECT_FALSE(coordinator_.has_signs());
   pass(1ms);
-  EXPECT_TRUE(board_.has_signs());
+  EXPECT_TRUE(coordinator_.has_signs());
 }
 
-TEST_F(SwitchboardTest, HasSignsAtOnceWhenThereIsNoRank) {
-  EXPECT_TRUE(board_.has_signs()) << "none were asked for";
-  board_.ask_for_signs(now_);
-  EXPECT_TRUE(board_.has_signs());
+TEST_F(CoordinatorTest, HasSignsAtOnceWhenThereIsNoRank) {
+  EXPECT_TRUE(coordinator_.has_signs()) << "none were asked for";
+  coordinator_.ask_for_signs(now_);
+  EXPECT_TRUE(coordinator_.has_signs());
 }
 
-TEST_F(SwitchboardTest, TellsTheOthersWhoHasLeftAGroup) {
+TEST_F(CoordinatorTest, TellsTheOthersWhoHasLeftAGroup) {
   enrol_all();
   say(2, Verb::kLeave, {"world", "12"});
   auto messages = heard();
@@ -230,16 +230,16 @@ TEST_F(SwitchboardTest, TellsTheOthersWhoHasLeftAGroup) {
   EXPECT_EQ(messages[3], std::vector{left});
 }
 
-TEST_F(SwitchboardTest, LetsARankGoThatSaysGoodbye) {
+TEST_F(CoordinatorTest, LetsARankGoThatSaysGoodbye) {
   enrol_all();
   say(2, Verb::kGoodbye, {"", ""});
   EXPECT_EQ(answer_to(2), StoreMessage{Verb::kClosing});
-  EXPECT_EQ(board_.members(), 2u);
+  EXPECT_EQ(coordinator_.members(), 2u);
   lose(2);
   EXPECT_THAT(heard(), IsEmpty());
 }
 
-TEST_F(SwitchboardTest, TellsAllWhyARankGaveUp) {
+TEST_F(CoordinatorTest, TellsAllWhyARankGaveUp) {
   enrol_all();
   say(2, Verb::kGoodbye, {"TimeoutError", "its data is missing"});
   auto messages = heard();
@@ -249,7 +249,7 @@ TEST_F(SwitchboardTest, TellsAllWhyARankGaveUp) {
   EXPECT_EQ(messages[2].back(), StoreMessage{Verb::kClosing});
 }
 
-TEST_F(SwitchboardTest, KeepsHalfAnAnswerToItself) {
+TEST_F(CoordinatorTest, KeepsHalfAnAnswerToItself) {
   enrol(1, 0);
   say(2, Verb::kAsk, {"world", "call 7"}, 9);
   const auto id = std::to_string(heard()[1].at(0).id);
@@ -258,43 +258,43 @@ TEST_F(SwitchboardTest, KeepsHalfAnAnswerToItself) {
   EXPECT_THAT(heard()[2], testing::Contains(done(9, {})));
 }
 
-TEST_F(SwitchboardTest, TakesARankThatEndsAfterItBlamedAnotherForAConsequence) {
+TEST_F(CoordinatorTest, TakesARankThatEndsAfterItBlamedAnotherForAConsequence) {
   for (int rank : {0, 1, 2}) enrol(static_cast<Connection>(rank + 1), rank, 1h);
   say(1, Verb::kBlame, {"2", "TimeoutError", "rank 2 is late"});
   say(2, Verb::kBlame, {"0", "PeerError", "rank 0 is gone"});  // the first counts
   EXPECT_THAT(heard(), IsEmpty()) << "the launcher alone wants to know";
   pass(Coordinator::kConsequence);
   lose(1);
-  EXPECT_EQ(board_.failed_rank(), 2);
-  EXPECT_EQ(board_.first_failure(), (Failure{"TimeoutError", "rank 2 is late"}));
-  EXPECT_THAT(board_.job_failure()->message, HasSubstr("rank 0 (pid 4000 on node0) is gone"));
+  EXPECT_EQ(coordinator_.failed_rank(), 2);
+  EXPECT_EQ(coordinator_.first_failure(), (Failure{"TimeoutError", "rank 2 is late"}));
+  EXPECT_THAT(coordinator_.job_failure()->message, HasSubstr("rank 0 (pid 4000 on node0) is gone"));
 }
 
-TEST_F(SwitchboardTest, ForgetsABlameThatNobodyEndedFor) {
+TEST_F(CoordinatorTest, ForgetsABlameThatNobodyEndedFor) {
   enrol(1, 0, 1h);
   enrol(2, 1, 1h);
   say(1, Verb::kBlame, {"1", "TimeoutError", "rank 1 is late"});
   pass(Coordinator::kConsequence + 1ms);
   lose(1);
-  EXPECT_EQ(board_.failed_rank(), 0);
-  EXPECT_THAT(board_.first_failure()->message, HasSubstr("rank 0 (pid 4000 on node0) is gone"));
+  EXPECT_EQ(coordinator_.failed_rank(), 0);
+  EXPECT_THAT(coordinator_.first_failure()->message, HasSubstr("rank 0 (pid 4000 on node0) is gone"));
 }
 
-TEST_F(SwitchboardTest, ForgetsABlameWhenARankJoinsAgain) {
+TEST_F(CoordinatorTest, ForgetsABlameWhenARankJoinsAgain) {
   enrol(1, 0);
   enrol(2, 1);
   say(1, Verb::kBlame, {"1", "TimeoutError", "rank 1 is late"});
   say(1, Verb::kGoodbye, {"", ""});
   say(3, Verb::kEnrol, {"1/rank/0", "again", "0", "node0", "boot elsewhere", "4000", "5000"}, 7);
   lose(3);
-  EXPECT_EQ(board_.failed_rank(), 0);
+  EXPECT_EQ(coordinator_.failed_rank(), 0);
 }
 
-TEST_F(SwitchboardTest, HearsNoBlameFromStrangersToTheJob) {
+TEST_F(CoordinatorTest, HearsNoBlameFromStrangersToTheJob) {
   enrol(1, 0);
   say(2, Verb::kBlame, {"7", "PeerError", "it is rank 7"});
   lose(1);
-  EXPECT_EQ(board_.failed_rank(), 0);
+  EXPECT_EQ(coordinator_.failed_rank(), 0);
 }
 
 }  // namespace

@@ -17,12 +17,12 @@ using testing::IsEmpty;
 using Fields = std::vector<std::string>;
 using Connection = Coordinator::Connection;
 
-TEST_F(SwitchboardTest, WelcomesWithTheNameOfTheHost) {
-  board_.connected(4);
+TEST_F(CoordinatorTest, WelcomesWithTheNameOfTheHost) {
+  coordinator_.connected(4);
   EXPECT_EQ(answer_to(4), (StoreMessage{Verb::kWelcome, 0, {"rank 0", "node0", "boot", "4000"}}));
 }
 
-TEST_F(SwitchboardTest, AnswersEveryRequestWithItsId) {
+TEST_F(CoordinatorTest, AnswersEveryRequestWithItsId) {
   say(1, Verb::kSet, {"key", "value"}, 11);
   EXPECT_EQ(answer_to(1), done(11, {}));
   say(2, Verb::kGet, {"key"}, 12);
@@ -49,7 +49,7 @@ TEST_F(SwitchboardTest, AnswersEveryRequestWithItsId) {
   EXPECT_EQ(answer_to(3), done(22, {"0"}));
 }
 
-TEST_F(SwitchboardTest, AnswersThoseWhoWaitOnceAllTheirKeysAreThere) {
+TEST_F(CoordinatorTest, AnswersThoseWhoWaitOnceAllTheirKeysAreThere) {
   say(1, Verb::kGet, {"a", "b"}, 1);
   say(2, Verb::kGet, {"b"}, 2);
   pass(1h);
@@ -62,7 +62,7 @@ TEST_F(SwitchboardTest, AnswersThoseWhoWaitOnceAllTheirKeysAreThere) {
   EXPECT_EQ(answer_to(3), done(5, {}));  // who was answered waits no more
 }
 
-TEST_F(SwitchboardTest, WakesThoseWhoWaitForANumberOrARank) {
+TEST_F(CoordinatorTest, WakesThoseWhoWaitForANumberOrARank) {
   say(1, Verb::kGet, {"n"}, 1);
   say(2, Verb::kAdd, {"n", "3"}, 2);
   EXPECT_EQ(heard()[1], std::vector{done(1, {"3"})});
@@ -71,7 +71,7 @@ TEST_F(SwitchboardTest, WakesThoseWhoWaitForANumberOrARank) {
   EXPECT_EQ(heard()[1], std::vector{done(3, {"here"})});
 }
 
-TEST_F(SwitchboardTest, TellsOneWhoGivesUpWhatIsMissing) {
+TEST_F(CoordinatorTest, TellsOneWhoGivesUpWhatIsMissing) {
   say(1, Verb::kSet, {"a", "A"}, 1);
   say(1, Verb::kGet, {"a", "b", "c"}, 2);
   say(2, Verb::kGet, {"b"}, 2);
@@ -84,7 +84,7 @@ TEST_F(SwitchboardTest, TellsOneWhoGivesUpWhatIsMissing) {
   EXPECT_THAT(messages[1], IsEmpty());
 }
 
-TEST_F(SwitchboardTest, IsNotConfusedByOneWhoGivesUpAfterTheAnswer) {
+TEST_F(CoordinatorTest, IsNotConfusedByOneWhoGivesUpAfterTheAnswer) {
   say(1, Verb::kSet, {"a", "A"}, 1);
   say(1, Verb::kGet, {"a"}, 2);
   heard();
@@ -93,14 +93,14 @@ TEST_F(SwitchboardTest, IsNotConfusedByOneWhoGivesUpAfterTheAnswer) {
   EXPECT_THAT(heard(), IsEmpty());
 }
 
-TEST_F(SwitchboardTest, ForgetsWhatALostConnectionWaitedFor) {
+TEST_F(CoordinatorTest, ForgetsWhatALostConnectionWaitedFor) {
   say(1, Verb::kGet, {"a"}, 1);
   lose(1);
   say(2, Verb::kSet, {"a", "A"}, 2);
   EXPECT_EQ(answer_to(2), done(2, {}));
 }
 
-TEST_F(SwitchboardTest, RefusesToAddToWhatIsNoNumber) {
+TEST_F(CoordinatorTest, RefusesToAddToWhatIsNoNumber) {
   say(1, Verb::kSet, {"word", "five"}, 1);
   heard();
   say(1, Verb::kAdd, {"word", "1"}, 2);
@@ -110,7 +110,7 @@ TEST_F(SwitchboardTest, RefusesToAddToWhatIsNoNumber) {
   EXPECT_THAT(answer.fields, ElementsAre(AllOf(HasSubstr("word"), HasSubstr("five"))));
 }
 
-TEST_F(SwitchboardTest, RefusesASumThatIsTooLarge) {
+TEST_F(CoordinatorTest, RefusesASumThatIsTooLarge) {
   const auto most = std::to_string(std::numeric_limits<int64_t>::max());
   say(1, Verb::kAdd, {"n", most}, 1);
   EXPECT_EQ(answer_to(1), done(1, {most}));
@@ -120,20 +120,20 @@ TEST_F(SwitchboardTest, RefusesASumThatIsTooLarge) {
   EXPECT_EQ(answer_to(1), done(3, {most}));
 }
 
-TEST_F(SwitchboardTest, GivesARankToTheFirstWhoClaimsIt) {
+TEST_F(CoordinatorTest, GivesARankToTheFirstWhoClaimsIt) {
   say(1, Verb::kEnrol, {"rank/0", "first", "0", "node0", "id", "4000", "5000"}, 1);
   EXPECT_EQ(answer_to(1), done(1, {"first"}));
-  EXPECT_EQ(board_.members(), 1u);
+  EXPECT_EQ(coordinator_.members(), 1u);
   say(2, Verb::kEnrol, {"rank/0", "second", "0", "node1", "id", "4001", "5000"}, 2);
   EXPECT_EQ(answer_to(2), done(2, {"first"}));
-  EXPECT_EQ(board_.members(), 1u);
+  EXPECT_EQ(coordinator_.members(), 1u);
   lose(2);  // who has no rank may go
   EXPECT_THAT(heard(), IsEmpty());
 }
 
-TEST_F(SwitchboardTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
+TEST_F(CoordinatorTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
   enrol_all();
-  board_.connected(4);
+  coordinator_.connected(4);
   heard();
   say(4, Verb::kGet, {"never"}, 7);
   say(2, Verb::kBeat, {"in all_reduce 12", ""});
@@ -141,7 +141,7 @@ TEST_F(SwitchboardTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
   now_ += 250ms;
   lose(2);
   auto messages = heard();
-  EXPECT_EQ(board_.members(), 2u);
+  EXPECT_EQ(coordinator_.members(), 2u);
   EXPECT_THAT(messages[2], IsEmpty());
   for (Connection name : {1, 3, 4}) {
     const auto& notice = messages[name].at(0);
@@ -159,14 +159,14 @@ TEST_F(SwitchboardTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
   EXPECT_THAT(failure.fields, ElementsAre("PeerError", HasSubstr("rank 1")));
 }
 
-TEST_F(SwitchboardTest, RemembersTheLastThatARankSaidItWasDoing) {
+TEST_F(CoordinatorTest, RemembersTheLastThatARankSaidItWasDoing) {
   enrol_all();
   say(2, Verb::kBeat, {"", ""});  // it has begun nothing yet
   lose(2);
   EXPECT_THAT(heard()[1].at(0).fields.at(2), HasSubstr("s earlier: joining"));
 }
 
-TEST_F(SwitchboardTest, AnswersLateComersOfAFailedJobAtOnce) {
+TEST_F(CoordinatorTest, AnswersLateComersOfAFailedJobAtOnce) {
   enrol_all();
   say(1, Verb::kSet, {"there", "value"}, 1);
   lose(2);
@@ -175,14 +175,14 @@ TEST_F(SwitchboardTest, AnswersLateComersOfAFailedJobAtOnce) {
   EXPECT_EQ(answer_to(1).verb, Verb::kFailed);
   say(1, Verb::kGet, {"there"}, 3);
   EXPECT_EQ(answer_to(1), done(3, {"value"}));
-  board_.connected(4);
+  coordinator_.connected(4);
   heard();
   say(4, Verb::kEnrol, {"rank/3", "here", "3", "node3", "id", "4003", "5000"}, 4);
   EXPECT_EQ(answer_to(4).verb, Verb::kFailed);
-  EXPECT_EQ(board_.members(), 2u);
+  EXPECT_EQ(coordinator_.members(), 2u);
 }
 
-TEST_F(SwitchboardTest, NamesARankThatIsSilentBeyondItsLimit) {
+TEST_F(CoordinatorTest, NamesARankThatIsSilentBeyondItsLimit) {
   enrol(1, 0, 5s);
   enrol(2, 1, 2s);
   say(2, Verb::kBeat, {"in broadcast 3", ""});
@@ -198,7 +198,7 @@ TEST_F(SwitchboardTest, NamesARankThatIsSilentBeyondItsLimit) {
   EXPECT_THAT(heard(), IsEmpty());  // once is enough
 }
 
-TEST_F(SwitchboardTest, TakesAnyMessageForASignOfLife) {
+TEST_F(CoordinatorTest, TakesAnyMessageForASignOfLife) {
   enrol(1, 0, 2s);
   for (int round = 0; round < 5; ++round) {
     pass(1900ms);
@@ -207,7 +207,7 @@ TEST_F(SwitchboardTest, TakesAnyMessageForASignOfLife) {
   }
 }
 
-TEST_F(SwitchboardTest, DoesNotMissARankThatADebuggerHolds) {
+TEST_F(CoordinatorTest, DoesNotMissARankThatADebuggerHolds) {
   enrol(1, 0, 2s);
   say(1, Verb::kBeat, {"in step 1", "traced"});
   heard();
@@ -219,24 +219,24 @@ TEST_F(SwitchboardTest, DoesNotMissARankThatADebuggerHolds) {
   EXPECT_EQ(heard()[1].at(0).verb, Verb::kNotice);
 }
 
-TEST_F(SwitchboardTest, ExcusesTheSilenceThatItsOwnSleepCaused) {
+TEST_F(CoordinatorTest, ExcusesTheSilenceThatItsOwnSleepCaused) {
   enrol(1, 0, 2s);
   now_ += 1h;
-  board_.excuse_silence(now_);
-  board_.tick(now_);
+  coordinator_.excuse_silence(now_);
+  coordinator_.tick(now_);
   pass(1999ms);
   EXPECT_THAT(heard(), IsEmpty());
   pass(1ms);
   EXPECT_EQ(heard()[1].at(0).verb, Verb::kNotice);
 }
 
-TEST_F(SwitchboardTest, TakesLimitsThatNoClockReaches) {
+TEST_F(CoordinatorTest, TakesLimitsThatNoClockReaches) {
   enrol(1, 0, std::chrono::milliseconds::max());
   pass(1h);
   EXPECT_THAT(heard(), IsEmpty());
 }
 
-TEST_F(SwitchboardTest, RefusesWhatMakesNoSense) {
+TEST_F(CoordinatorTest, RefusesWhatMakesNoSense) {
   enrol(1, 0);
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   const auto question = std::to_string(heard()[1].at(0).id);

@@ -9,15 +9,15 @@
 namespace lockstep {
 
 /// Fixture with a coordinator whose clock the test controls. Connections are numbered from 1.
-class SwitchboardTest : public testing::Test {
+class CoordinatorTest : public testing::Test {
  protected:
   void SetUp() override {
-    for (Coordinator::Connection name : {1, 2, 3}) board_.connected(name);
-    board_.take_outgoing();
+    for (Coordinator::Connection name : {1, 2, 3}) coordinator_.connected(name);
+    coordinator_.take_outgoing();
   }
 
   void say(Coordinator::Connection from, Verb verb, std::vector<std::string> fields, uint64_t id = 0) {
-    board_.received(from, {verb, id, std::move(fields)}, now_);
+    coordinator_.received(from, {verb, id, std::move(fields)}, now_);
   }
 
   void enrol(Coordinator::Connection from, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
@@ -38,17 +38,17 @@ class SwitchboardTest : public testing::Test {
     say(from, Verb::kReport, {group, "PeerError", message, certainty}, id);
   }
 
-  void lose(Coordinator::Connection name) { board_.lost(name, "its connection was closed", now_); }
+  void lose(Coordinator::Connection name) { coordinator_.lost(name, "its connection was closed", now_); }
 
   void pass(std::chrono::milliseconds time) {
     now_ += time;
-    board_.tick(now_);
+    coordinator_.tick(now_);
   }
 
   /// Returns the messages to each connection since the last call.
   std::map<Coordinator::Connection, std::vector<StoreMessage>> heard() {
     std::map<Coordinator::Connection, std::vector<StoreMessage>> messages;
-    for (auto& [to, message] : board_.take_outgoing()) messages[to].push_back(std::move(message));
+    for (auto& [to, message] : coordinator_.take_outgoing()) messages[to].push_back(std::move(message));
     return messages;
   }
 
@@ -61,7 +61,7 @@ class SwitchboardTest : public testing::Test {
   }
 
   Coordinator::Time now_{std::chrono::seconds(1000)};
-  Coordinator board_{"rank 0", {"node0", "boot", 4000}};
+  Coordinator coordinator_{"rank 0", {"node0", "boot", 4000}};
 };
 
 inline StoreMessage done(uint64_t id, std::vector<std::string> fields) {

@@ -143,6 +143,8 @@ size_t count_of(const std::string& text, const std::string& part) {
 
 TEST(BenchPlot, HasALineForEachSeriesAndTheFloor) {
   const auto svg = plot_svg(some_rows(), {"title", "where"});
+  EXPECT_THAT(svg, HasSubstr("prefers-color-scheme: dark"));
+  EXPECT_THAT(svg, HasSubstr("[fill=\"white\"] { fill: #0d1117 }"));
   EXPECT_EQ(count_of(svg, "<polyline"), 4U);
   EXPECT_EQ(count_of(svg, "<polygon"), 3U);
   EXPECT_EQ(count_of(svg, "stroke-dasharray"), 2U);  // the floor, and in the legend

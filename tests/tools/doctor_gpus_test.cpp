@@ -20,7 +20,8 @@ using testing::HasSubstr;
 TEST(Doctor, JudgesTheDriver) {
   auto some = gpus();
   expect_ok(check_driver(some, probe()), "550.54.15");
-  some.smi_failure = "ended with exit code 15: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error";
+  some.smi_failure =
+      "ended with exit code 15: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error";
   expect_warning(check_driver(some, probe()), "nvidia-smi ended with exit code 15: Unable to determine",
                  "dmesg | grep NVRM");
   some = {.has_driver = true, .device_files = 2};

@@ -21,10 +21,10 @@ using messages::Direction;
 // side. In the slots of collectives the highest bit is clear and the lowest two bits hold the kind of the channel. In
 // the slots of point-to-point messages the highest bit is set.
 constexpr uint64_t kUpperBit = 1ull << 63;
-constexpr uint64_t kLaneBits = 3;
+constexpr uint64_t kKindBits = 3;
 
 uint64_t collective_slot(const Channel& channel) {
-  return (channel.fingerprint & ~kUpperBit & ~kLaneBits) | static_cast<uint64_t>(channel.kind);
+  return (channel.fingerprint & ~kUpperBit & ~kKindBits) | static_cast<uint64_t>(channel.kind);
 }
 
 uint64_t message_slot(uint64_t fingerprint) {
@@ -36,13 +36,13 @@ uint64_t message_slot(uint64_t fingerprint) {
 class GlooTransfer final : public Transfer {
  public:
   GlooTransfer(Connection& connection, gloo_backend::Request request)
-      : connection_(connection), shipment_(std::move(request)) {}
+      : connection_(connection), request_(std::move(request)) {}
 
   // Gloo cannot cancel a message: the connection would stay blocked behind it. So the whole connection is aborted.
   ~GlooTransfer() override {
     if (done_.valid() && done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return;
     connection_.abort(
-        std::make_exception_ptr(PeerError(text("the Work of a send_async or recv_async with rank ", shipment_.peer(),
+        std::make_exception_ptr(PeerError(text("the Work of a send_async or recv_async with rank ", request_.peer(),
                                                " was destroyed before it was done; keep the Work and call wait()"))));
     if (done_.valid()) done_.wait();
   }
@@ -50,14 +50,14 @@ class GlooTransfer final : public Transfer {
   void wait(Deadline deadline) override {
     std::unique_lock lock(mutex_);
     if (!done_.valid()) {
-      std::packaged_task<void()> waiting([&] { connection_.finish(shipment_, deadline); });
+      std::packaged_task<void()> waiting([&] { connection_.finish(request_, deadline); });
       done_ = waiting.get_future().share();
       lock.unlock();
       waiting();
     } else {
       lock.unlock();
       if (done_.wait_until(deadline) != std::future_status::ready)
-        throw TimeoutError(text("timed out: rank ", shipment_.peer(), " did not post its end of this message"));
+        throw TimeoutError(text("timed out: rank ", request_.peer(), " did not post its end of this message"));
     }
     done_.get();
   }
@@ -65,13 +65,13 @@ class GlooTransfer final : public Transfer {
   bool is_done() override {
     std::lock_guard lock(mutex_);
     if (!done_.valid())
-      done_ = std::async(std::launch::async, [this] { connection_.finish(shipment_, Deadline::max()); }).share();
+      done_ = std::async(std::launch::async, [this] { connection_.finish(request_, Deadline::max()); }).share();
     return done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }
 
  private:
   Connection& connection_;
-  gloo_backend::Request shipment_;
+  gloo_backend::Request request_;
   std::mutex mutex_;
   std::shared_future<void> done_;  // guarded by mutex_ until valid, then constant
 };

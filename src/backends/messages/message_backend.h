@@ -115,7 +115,7 @@ class MessageBackend final : public Backend {
     if (own != bytes_of(input)) std::memcpy(own, bytes_of(input), bytes);
     guard(
         [&] {
-          Shipments all;
+          Requests all;
           for (int peer : others_) receive(all, {peer, bytes_of(output) + peer * bytes, bytes}, inputs(call));
           for (int peer : others_) send(all, {peer, own, bytes}, inputs(call));
           finish(all, call.deadline);
@@ -134,7 +134,7 @@ class MessageBackend final : public Backend {
       std::memcpy(bytes_of(receives[rank_]), bytes_of(sends[rank_]), sends[rank_].nbytes());
     guard(
         [&] {
-          Shipments all;
+          Requests all;
           for (int peer : others_)
             if (const auto& part = receives[peer]; part.defined())
               receive(all, {peer, bytes_of(part), part.nbytes()}, sized(call, part));
@@ -152,7 +152,7 @@ class MessageBackend final : public Backend {
     auto tokens = room(2);
     guard([&] {
       for (int distance = 1; distance < size_; distance *= 2) {
-        Shipments round;
+        Requests round;
         receive(round, {(rank_ - distance + size_) % size_, bytes_of(tokens), 1}, inputs(call));
         send(round, {(rank_ + distance) % size_, bytes_of(tokens) + 1, 1}, inputs(call));
         finish(round, call.deadline);
@@ -169,7 +169,7 @@ class MessageBackend final : public Backend {
   }
 
  private:
-  using Shipments = std::vector<typename Link::Request>;
+  using Requests = std::vector<typename Link::Request>;
 
   static constexpr int64_t kKeptBytes = int64_t{16} << 20;  // a larger scratch buffer is freed after the call
 
@@ -194,7 +194,7 @@ class MessageBackend final : public Backend {
   }
 
   // Empty buffers are not sent: both sides know the sizes.
-  void start(Shipments& requests, Direction direction, Buffer buffer, const Channel& channel) {
+  void start(Requests& requests, Direction direction, Buffer buffer, const Channel& channel) {
     for (const size_t most = Link::part_bytes(buffer.bytes, channel.kind); buffer.bytes > 0;) {
       size_t bytes = std::min(buffer.bytes, most);
       requests.push_back(link_.start(direction, {buffer.peer, buffer.data, bytes}, channel));
@@ -202,13 +202,13 @@ class MessageBackend final : public Backend {
       buffer.bytes -= bytes;
     }
   }
-  void receive(Shipments& requests, const Buffer& buffer, const Channel& channel) {
+  void receive(Requests& requests, const Buffer& buffer, const Channel& channel) {
     start(requests, Direction::kRecv, buffer, channel);
   }
-  void send(Shipments& requests, const Buffer& buffer, const Channel& channel) {
+  void send(Requests& requests, const Buffer& buffer, const Channel& channel) {
     start(requests, Direction::kSend, buffer, channel);
   }
-  void finish(Shipments& requests, Deadline deadline) {
+  void finish(Requests& requests, Deadline deadline) {
     for (auto& request : requests) link_.finish(request, deadline);
     requests.clear();
   }
@@ -243,7 +243,7 @@ class MessageBackend final : public Backend {
   void all_reduce_at_once(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     size_t bytes = data.nbytes();
     auto rows = room(static_cast<int64_t>(bytes) * size_);
-    Shipments all;
+    Requests all;
     all.reserve(2 * others_.size());
     for (int peer : others_) receive(all, {peer, bytes_of(rows) + peer * bytes, bytes}, inputs(call));
     for (int peer : others_) send(all, {peer, bytes_of(data), bytes}, inputs(call));
@@ -255,7 +255,7 @@ class MessageBackend final : public Backend {
   // only after it has received the input.
   void all_reduce_in_pieces(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     const Pieces pieces(data, size_, Link::kPieceBytes);
-    Shipments gathered;
+    Requests gathered;
     reduce_slices(
         pieces.slice(rank_).data, data, op, call, [&](int64_t index) { expect_reduced(gathered, pieces, index, call); },
         [&](const Piece& reduced) {
@@ -267,7 +267,7 @@ class MessageBackend final : public Backend {
   // On the root: reduces its own slice in place and receives the slices that the other ranks have reduced.
   void reduce_here(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     const Pieces pieces(data, size_, Link::kPieceBytes);
-    Shipments gathered;
+    Requests gathered;
     reduce_slices(
         pieces.slice(rank_).data, data, op, call, [&](int64_t index) { expect_reduced(gathered, pieces, index, call); },
         [](const Piece&) {});
@@ -279,7 +279,7 @@ class MessageBackend final : public Backend {
     auto slice = at::empty({static_cast<int64_t>(pieces.slice(rank_).bytes)}, at::kByte);
     guard(
         [&] {
-          Shipments sent;
+          Requests sent;
           reduce_slices(
               bytes_of(slice), data, op, call, [](int64_t) {},
               [&](const Piece& reduced) {
@@ -291,7 +291,7 @@ class MessageBackend final : public Backend {
   }
 
   void broadcast_at_once(const at::Tensor& data, int root, const CallInfo& call) {
-    Shipments all;
+    Requests all;
     if (rank_ != root) receive(all, {root, bytes_of(data), data.nbytes()}, one_way(call));
     for (int peer : others_)
       if (rank_ == root) send(all, {peer, bytes_of(data), data.nbytes()}, one_way(call));
@@ -305,7 +305,7 @@ class MessageBackend final : public Backend {
     auto buffer = [&](int peer, int slice) {
       return Buffer{peer, pieces.slice(slice).data, pieces.slice(slice).bytes};
     };
-    Shipments first, second;
+    Requests first, second;
     for (int peer : others_)
       if (rank_ != root) receive(second, buffer(peer, peer), results(call));
     if (rank_ != root) receive(first, buffer(root, rank_), one_way(call));
@@ -328,7 +328,7 @@ class MessageBackend final : public Backend {
   }
 
   // Starts to receive piece `index` of every other slice, already reduced, into its final position.
-  void expect_reduced(Shipments& gathered, const Pieces& pieces, int64_t index, const CallInfo& call) {
+  void expect_reduced(Requests& gathered, const Pieces& pieces, int64_t index, const CallInfo& call) {
     for (int peer : others_) {
       Piece piece = pieces.piece(peer, index);
       receive(gathered, {peer, piece.data, piece.bytes}, results(call));
@@ -347,7 +347,7 @@ class MessageBackend final : public Backend {
     auto rows_of = [&](int64_t index) { return bytes_of(rows) + index % ahead * rows_bytes; };
     auto start_piece = [&](int64_t index) {
       started(index);
-      Shipments piece;
+      Requests piece;
       size_t bytes = pieces.piece(rank_, index).bytes;
       for (int peer : others_) receive(piece, {peer, rows_of(index) + peer * bytes, bytes}, inputs(call));
       for (int peer : others_)
@@ -355,7 +355,7 @@ class MessageBackend final : public Backend {
       return piece;
     };
 
-    std::deque<Shipments> under_way;
+    std::deque<Requests> under_way;
     for (int64_t index = 0; index < ahead; ++index) under_way.push_back(start_piece(index));
     for (int64_t index = 0; index < pieces.count(); ++index) {
       finish(under_way.front(), call.deadline);

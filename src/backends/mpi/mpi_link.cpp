@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLooks = 2000;  // a few hundred microseconds
 constexpr auto kYielding = std::chrono::microseconds(500);
 constexpr auto kLongestSleep = std::chrono::milliseconds(1);
-constexpr int kLaneBits = 2;
+constexpr int kKindBits = 2;
 constexpr int kUserTagBits = 16;
 
 [[noreturn]] void throw_error(int code, int peer) {
@@ -79,16 +79,16 @@ class MpiLink::Message final : public Transfer {
     const size_t most = part_bytes(data.nbytes(), Channel::Kind::kOneWay);
     for (size_t done = 0; done < data.nbytes(); done += most) {
       const Buffer buffer{peer, begin + done, std::min(data.nbytes() - done, most)};
-      shipments_.push_back(direction == Direction::kSend ? link_.start_send(buffer, tag, communicator, MPI_Issend)
-                                                         : link_.start_receive(buffer, tag, communicator));
+      requests_.push_back(direction == Direction::kSend ? link_.start_send(buffer, tag, communicator, MPI_Issend)
+                                                        : link_.start_receive(buffer, tag, communicator));
     }
     Library::of_process().begin_message();
   }
 
   ~Message() override {
     Library::of_process().end_message();
-    if (shipments_.empty()) return;
-    shipments_.clear();
+    if (requests_.empty()) return;
+    requests_.clear();
     link_.keep(data_);
   }
 
@@ -98,8 +98,8 @@ class MpiLink::Message final : public Transfer {
 
   bool is_done() override {
     std::lock_guard lock(mutex_);
-    while (!shipments_.empty() && shipments_.back().is_done()) shipments_.pop_back();
-    return shipments_.empty();
+    while (!requests_.empty() && requests_.back().is_done()) requests_.pop_back();
+    return requests_.empty();
   }
 
  private:
@@ -108,7 +108,7 @@ class MpiLink::Message final : public Transfer {
   const int peer_;
   const at::Tensor data_;
   std::mutex mutex_;
-  std::vector<Request> shipments_;  // guarded by mutex_: unfinished requests
+  std::vector<Request> requests_;  // guarded by mutex_: unfinished requests
 };
 
 // --- the link
@@ -131,8 +131,8 @@ MpiLink::~MpiLink() {
 // Tags have fewer bits than fingerprints, so different calls may get equal tags. That is harmless for ranks that make
 // the same calls, because they send and receive in the same order. The bits detect ranks that make different calls.
 int MpiLink::collective_tag(const Channel& channel) const {
-  const int bits = communicators_.tag_bits - kLaneBits;
-  return static_cast<int>(channel.fingerprint >> (64 - bits)) << kLaneBits | static_cast<int>(channel.kind);
+  const int bits = communicators_.tag_bits - kKindBits;
+  return static_cast<int>(channel.fingerprint >> (64 - bits)) << kKindBits | static_cast<int>(channel.kind);
 }
 
 // Messages with different tags may be received in a different order than they were sent, so the tag must contain the

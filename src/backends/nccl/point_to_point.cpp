@@ -14,7 +14,7 @@
 namespace lockstep::nccl {
 namespace {
 
-constexpr auto kMailPause = std::chrono::microseconds(20);
+constexpr auto kProgressPause = std::chrono::microseconds(20);
 
 }  // namespace
 
@@ -82,7 +82,7 @@ class PointToPoint::MessageTransfer final : public Transfer {
   void wait(Deadline deadline) override {
     while (!is_done()) {
       if (std::chrono::steady_clock::now() >= deadline) throw TimeoutError("timed out: the message did not arrive");
-      std::this_thread::sleep_for(kMailPause);
+      std::this_thread::sleep_for(kProgressPause);
     }
   }
 

@@ -64,10 +64,10 @@ std::shared_ptr<SharedMemory> CallLog::find(const std::string& offer, const std:
 
 void CallLog::write(uint64_t fingerprint) {
   const uint64_t number = ++calls_;
-  auto& offset = Page::of(*mine_).entries[number % kCalls];
-  offset.number.store(0);
-  offset.fingerprint.store(fingerprint);
-  offset.number.store(number);
+  auto& entry = Page::of(*mine_).entries[number % kCalls];
+  entry.number.store(0);
+  entry.fingerprint.store(fingerprint);
+  entry.number.store(number);
   for (size_t rank = 0; rank < others_.size(); ++rank) {
     if (!others_[rank]) continue;
     const auto& theirs = Page::of(*others_[rank]).entries[number % kCalls];

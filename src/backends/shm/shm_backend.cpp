@@ -93,7 +93,7 @@ class ShmBackend final : public Backend {
   void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
     if (travels_with_the_call(data)) {
       begin_small(data, call);
-      return reduce_posts(data, 0, op);
+      return reduce_payloads(data, 0, op);
     }
     run_large(
         data, call, [&] { all_reduce_large(data, op, call); }, OthersWrite::kYes);
@@ -102,7 +102,7 @@ class ShmBackend final : public Backend {
   void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
     if (travels_with_the_call(data)) {
       begin_small(data, call);
-      if (rank_ == root) reduce_posts(data, 0, op);
+      if (rank_ == root) reduce_payloads(data, 0, op);
       return;
     }
     const auto others_write = rank_ == root ? OthersWrite::kYes : OthersWrite::kNo;
@@ -134,7 +134,7 @@ class ShmBackend final : public Backend {
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
     if (travels_with_the_call(input)) {
       begin_small(input, call);
-      return reduce_posts(output, rank_ * size_of(output), op);
+      return reduce_payloads(output, rank_ * size_of(output), op);
     }
     run_large(input, call, [&] { reduce_scatter_large(output, input, op, call); });
   }
@@ -213,7 +213,7 @@ class ShmBackend final : public Backend {
   }
 
   // Every rank reduces the whole tensor: a second round of waiting would cost more.
-  void reduce_posts(const at::Tensor& output, int64_t begin, ReduceOp op) const {
+  void reduce_payloads(const at::Tensor& output, int64_t begin, ReduceOp op) const {
     auto inputs = everyone([&](int rank) -> void* { return group_->header(rank).payload.data() + begin; });
     void* to = bytes_of(output);
     reduce({&to, 1}, {inputs.data(), inputs.size()}, size_of(output), output, op);
@@ -370,22 +370,22 @@ class ShmBackend final : public Backend {
   void reduce_in_chunks(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool gets_result) {
     const int64_t bytes = size_of(data);
     auto chunk = [&](uint64_t k) { return chunk_of(bytes, kChunkBytes, k); };
-    auto offset = [&](uint64_t k, int64_t begin) { return bytes_of(data) + chunk(k).begin + begin; };
+    auto position = [&](uint64_t k, int64_t begin) { return bytes_of(data) + chunk(k).begin + begin; };
     group_->pipeline(
         chunks_of(bytes, kChunkBytes), call.deadline,
         [&](uint64_t k, uint64_t slot) {  // all but this rank's own share, which work() reads from the tensor
           Stretch mine = share_of(chunk(k).size, size_, rank_);
           int64_t behind = mine.begin + mine.size;
-          std::memcpy(input_slot(rank_, slot), offset(k, 0), mine.begin);
-          std::memcpy(input_slot(rank_, slot) + behind, offset(k, behind), chunk(k).size - behind);
+          std::memcpy(input_slot(rank_, slot), position(k, 0), mine.begin);
+          std::memcpy(input_slot(rank_, slot) + behind, position(k, behind), chunk(k).size - behind);
         },
         [&](uint64_t k, uint64_t slot) {
           Stretch mine = share_of(chunk(k).size, size_, rank_);
           auto inputs = everyone([&](int rank) -> void* {
-            return rank == rank_ ? offset(k, mine.begin) : input_slot(rank, slot) + mine.begin;
+            return rank == rank_ ? position(k, mine.begin) : input_slot(rank, slot) + mine.begin;
           });
           Pointers outputs;
-          if (gets_result) outputs.push_back(offset(k, mine.begin));
+          if (gets_result) outputs.push_back(position(k, mine.begin));
           outputs.push_back(result_slot(rank_, slot));
           reduce({outputs.data(), outputs.size()}, {inputs.data(), inputs.size()}, mine.size, data, op);
         },
@@ -393,7 +393,7 @@ class ShmBackend final : public Backend {
           if (!gets_result) return;
           for (int rank : others()) {
             Stretch theirs = share_of(chunk(k).size, size_, rank);
-            std::memcpy(offset(k, theirs.begin), result_slot(rank, slot), theirs.size);
+            std::memcpy(position(k, theirs.begin), result_slot(rank, slot), theirs.size);
           }
         });
   }

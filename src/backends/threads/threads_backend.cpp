@@ -137,23 +137,23 @@ class ThreadsBackend final : public Backend {
   const std::shared_ptr<ThreadGroup> group_;
 };
 
-constexpr const char* kHub = "group";
+constexpr const char* kGroupKey = "group";
 constexpr const char* kAttached = "attached";
 constexpr const char* kComplete = "complete";
 
 // Rank 0 creates the group and publishes its address in the store. The address is valid for all ranks of one process.
-std::shared_ptr<ThreadGroup> host_hub(const BackendContext& context) {
+std::shared_ptr<ThreadGroup> host_group(const BackendContext& context) {
   // Leaked when a rank does not arrive before the time-out: that rank may still read it later.
   auto* shown = new std::shared_ptr<ThreadGroup>(std::make_shared<ThreadGroup>(context.size));
-  context.store->set(kHub, text(::getpid(), ' ', reinterpret_cast<uintptr_t>(shown)));
+  context.store->set(kGroupKey, text(::getpid(), ' ', reinterpret_cast<uintptr_t>(shown)));
   context.store->get(kComplete, context.timeout);
   auto group = *shown;
   delete shown;
   return group;
 }
 
-std::shared_ptr<ThreadGroup> find_hub(const BackendContext& context) {
-  std::istringstream where(context.store->get(kHub, context.timeout));
+std::shared_ptr<ThreadGroup> find_group(const BackendContext& context) {
+  std::istringstream where(context.store->get(kGroupKey, context.timeout));
   int64_t pid = 0;
   uintptr_t address = 0;
   where >> pid >> address;
@@ -170,8 +170,8 @@ std::shared_ptr<ThreadGroup> find_hub(const BackendContext& context) {
 
 std::unique_ptr<Backend> make_threads_backend(const BackendContext& context) {
   std::shared_ptr<ThreadGroup> group = context.size == 1   ? std::make_shared<ThreadGroup>(1)
-                                       : context.rank == 0 ? host_hub(context)
-                                                           : find_hub(context);
+                                       : context.rank == 0 ? host_group(context)
+                                                           : find_group(context);
   return std::make_unique<ThreadsBackend>(context.rank, context.size, std::move(group));
 }
 

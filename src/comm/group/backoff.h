@@ -18,7 +18,7 @@ class Backoff {
       : next_look_(begin + pause_), deadline_(deadline), notice_(begin) {}
 
   /// Returns whether a check is due, and if so schedules the next one.
-  bool is_over(Clock::time_point now) {
+  bool is_due(Clock::time_point now) {
     if (notice_.is_due(now)) {
       wants_notice_ = true;
     } else if (now < next_look_) {

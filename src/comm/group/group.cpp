@@ -383,18 +383,18 @@ std::exception_ptr Group::departure_before(const CallId& call_id) const {
 void Group::on_tick() {
   retire_queued();
   auto now = Clock::now();
-  std::vector<std::string> subjects;
+  std::vector<std::string> call_ids;
   std::shared_ptr<Parts> parts;
   {
     std::lock_guard lock(mutex_);
     parts = parts_;
     if (failure_) return;
     for (Watched* watched : watched_)
-      if (watched->backoff.is_over(now)) subjects.push_back(describe(watched->record.call_id));
-    if (auto* oldest = queued_.oldest(); oldest && oldest->backoff.is_over(now))
-      subjects.push_back(describe(oldest->record.call_id));
+      if (watched->backoff.is_due(now)) call_ids.push_back(describe(watched->record.call_id));
+    if (auto* oldest = queued_.oldest(); oldest && oldest->backoff.is_due(now))
+      call_ids.push_back(describe(oldest->record.call_id));
   }
-  for (const auto& call_id : subjects) parts->job->ask(*this, membership_.name, call_id);
+  for (const auto& call_id : call_ids) parts->job->ask(*this, membership_.name, call_id);
 }
 
 void Group::on_answers(const std::string& call_id, const std::vector<Answer>& answers) {

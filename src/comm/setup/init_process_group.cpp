@@ -100,7 +100,7 @@ class Arrival {
 
   // The ranks meet in a file or in a store of the user. Then rank 0 hosts the job's store and publishes its endpoint
   // and secret there.
-  Meeting by_way_of(Store& elsewhere) const {
+  Meeting through_store(Store& elsewhere) const {
     Meeting meeting;
     meeting.peers = call_roll(elsewhere, mine_, time_left());
     constexpr const char* kJobStore = "job_store";
@@ -224,13 +224,13 @@ class Arrival {
 };
 
 Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int world_size) {
-  if (options.store) return arrival.by_way_of(*options.store);
+  if (options.store) return arrival.through_store(*options.store);
   if (world_size == 1) return arrival.alone();
   // Only env:// reads the launcher's variables. Ranks with an explicit rank and another init_method do not need them.
   bool is_told = options.rank && options.init_method != "env://";
   auto environment = is_told ? Environment() : Environment::detect();
   auto place = find_meeting_place(options.init_method, environment, process_variable);
-  if (auto* file = std::get_if<MeetingFile>(&place)) return arrival.by_way_of(*open_file_store(file->path));
+  if (auto* file = std::get_if<MeetingFile>(&place)) return arrival.through_store(*open_file_store(file->path));
   return arrival.at_port(std::get<MeetingPort>(place));
 }
 

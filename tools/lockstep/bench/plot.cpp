@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -52,6 +53,18 @@ constexpr const char* kFaint = "#666666";
 constexpr const char* kGrid = "#e2e2e2";
 /// A palette for colour-blind readers, too (Okabe and Ito).
 constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"};
+
+/// Colours for dark mode, by the colour of light mode. Browsers apply the style sheet by the reader's preference.
+constexpr std::pair<const char*, const char*> kDarkColours[] = {
+    {kInk, "#e6edf3"}, {kFaint, "#9aa4ae"}, {kGrid, "#30363d"}, {"white", "#0d1117"}, {"#0072B2", "#4ba3e3"}};
+
+std::string style_sheet() {
+  std::string rules;
+  for (const auto& [light, dark] : kDarkColours)
+    for (const char* attribute : {"fill", "stroke"})
+      rules += fmt::format("  [{0}=\"{1}\"] {{ {0}: {2} }}\n", attribute, light, dark);
+  return "<style>\n@media (prefers-color-scheme: dark) {\n" + rules + "}\n</style>\n";
+}
 
 struct Point {
   double x, y;
@@ -116,8 +129,8 @@ class Plot {
     std::string svg = fmt::format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
         "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"15\" fill=\"{2}\">\n"
-        "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-        width(), kHeight, kInk);
+        "{3}<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
+        width(), kHeight, kInk, style_sheet());
     svg += label({kLeft, 34}, text.title, "font-size=\"20\" font-weight=\"bold\"");
     svg += label({kLeft, 58}, text.subtitle, fmt::format("font-size=\"14\" fill=\"{}\"", kFaint));
     svg += draw_axes();

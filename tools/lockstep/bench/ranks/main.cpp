@@ -14,8 +14,8 @@
 
 #include <lockstep/backend.h>
 #include <lockstep/error.h>
-#include <lockstep/process_group.h>
 #include <lockstep/fast_convolutions.h>
+#include <lockstep/process_group.h>
 
 #include "bench/ranks/measure.h"
 #ifdef LOCKSTEP_BENCH_GPU
