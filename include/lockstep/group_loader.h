@@ -59,7 +59,7 @@ class LOCKSTEP_EXPORT GroupReading {
   void place(std::vector<DistributedSampler>& samplers) const;  // moves them to this rank's epoch and position
   void require_current(uint64_t loop) const;
   /// Takes one message for each rank for which this rank reads. Returns this rank's message.
-  BatchMessage scatter(std::vector<BatchMessage> messages);
+  BatchMessage distribute(std::vector<BatchMessage> messages);
   size_t size() const;
 
  private:
@@ -196,7 +196,7 @@ class GroupLoader {
   std::shared_ptr<Batch> next(uint64_t loop) {
     reading_.require_current(loop);
     const auto begin = std::chrono::steady_clock::now();
-    auto message = reading_.scatter(read());
+    auto message = reading_.distribute(read());
     waited_ += std::chrono::steady_clock::now() - begin;
     if (message.kind == detail::BatchMessage::Kind::kEnd) return nullptr;
     auto batch = std::make_shared<Batch>(detail::Packing<Batch>::batch(from_safetensors(message.bytes)));

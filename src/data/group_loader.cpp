@@ -225,7 +225,7 @@ void GroupReading::require_current(uint64_t loop) const {
     throw UsageError("GroupLoader: another loop over this loader has started; use one loader for each loop");
 }
 
-BatchMessage GroupReading::scatter(std::vector<BatchMessage> messages) {
+BatchMessage GroupReading::distribute(std::vector<BatchMessage> messages) {
   State& state = *state_;
   const auto& [scattering, broadcasting] = state.groups;
   BatchMessage mine;

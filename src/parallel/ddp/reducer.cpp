@@ -33,8 +33,8 @@ namespace {
 
 constexpr int kReference = 0;  // the rank whose arrival order determines the buckets
 
-std::vector<GradientSpec> specs_of(const std::vector<NamedParameter>& parameters) {
-  std::vector<GradientSpec> specs;
+std::vector<detail::GradientSpec> specs_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<detail::GradientSpec> specs;
   for (const auto& [name, tensor] : parameters)
     specs.push_back({tensor.numel(), tensor.scalar_type(), tensor.device()});
   return specs;
@@ -55,7 +55,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       options_(options),
       weight_(weight),
       recorder_(recorder),
-      plan_(plan_buckets(specs_of(parameters_), options.limits)),
+      plan_(detail::plan_buckets(specs_of(parameters_), options.limits)),
       states_(parameters_.size()),
       used_(parameters_.size()),
       marks_(parameters_.size()),
@@ -377,7 +377,7 @@ void Reducer::rebuild_buckets() {
   agreed = agreed.cpu();
   const auto* index = agreed.data_ptr<int64_t>();
 
-  auto plan = plan_buckets(specs_of(parameters_), options_.limits, {index, index + agreed.numel()});
+  auto plan = detail::plan_buckets(specs_of(parameters_), options_.limits, {index, index + agreed.numel()});
   if (plan == plan_) return;
   plan_ = std::move(plan);
   std::vector<at::Tensor> old;
