@@ -73,7 +73,7 @@ const std::vector<std::string> kGoOn{"--enable-recovery"};
 TEST_F(Mpi, ProcessesThatMpirunDidNotStartAreToldHow) {
   const auto ran = run_launcher({"--standalone", "-n", "2", FAILING_RANK, "sums"}, variables());
   EXPECT_NE(ran.code, 0) << ran.output;
-  EXPECT_THAT(ran.output, ContainsRegex("UsageError: rank [01]: .*start with mpirun -n 2 PROGRAM"));
+  EXPECT_THAT(ran.output, ContainsRegex("UsageError: rank [01]: .*start the job with mpirun -n 2 PROGRAM"));
 }
 
 TEST_F(Mpi, RanksThatShareAProcessOfMpirunAreRefused) {
