@@ -61,8 +61,8 @@ class LOCKSTEP_EXPORT QueuedCall {
 /// may run concurrently with them; abort may be called from any thread at any time.
 ///
 /// Data must not move between ranks whose fingerprints differ. A backend that detects the difference throws
-/// MismatchError. A backend may also let such calls block, as Gloo's does by using the fingerprint as the address of
-/// its messages. The group then finds the mismatch and calls abort.
+/// MismatchError. A backend may also let such calls block, as the gloo backend does by using the fingerprint as the
+/// address of its messages. The group then finds the mismatch and calls abort.
 ///
 /// A call returns when the result is in place. A backend that queues its calls on a device returns once the call is
 /// queued; see queue. A call throws PeerError if a rank is gone and TimeoutError after the deadline. After that the
@@ -75,7 +75,7 @@ class LOCKSTEP_EXPORT Backend {
  public:
   virtual ~Backend();
 
-  /// Allocates memory (uint8) that this backend reduces fastest, in place if possible. Not collective.
+  /// Allocates memory (uint8) on which this backend's reductions are fastest, in place if possible. Not collective.
   virtual at::Tensor allocate(int64_t bytes) = 0;
 
   /// Wakes all blocked calls. Blocked and later calls throw `cause`. Further aborts have no effect. Must return
@@ -111,7 +111,8 @@ class LOCKSTEP_EXPORT Backend {
   virtual bool is_queueing() const { return false; }
   /// Only for a queueing backend: runs `call` with `stream` as the current stream. `call` makes one of the calls above
   /// and the copies that it needs. Returns a handle for all of this work, or null if the work is already complete. The
-  /// device must execute the calls of a backend in the order in which they were made, on whichever streams.
+  /// device must execute the calls of a backend in the order in which they were made, even if they use different
+  /// streams.
   virtual std::shared_ptr<QueuedCall> queue(const std::function<void()>& call, Stream stream);
 
   /// Start a message. Messages with the same tag between the same two ranks arrive in the order in which they were
@@ -131,8 +132,8 @@ struct BackendContext {
   bool one_host = true;   // whether all ranks run on one host
   std::string address{};  // address of this host that the other hosts can reach; empty if unknown
   std::chrono::milliseconds timeout{};
-  /// Registers a function to call, from another thread, when the job fails, until the returned object is destroyed. For
-  /// factories that block on other ranks outside of the store. May be empty.
+  /// Registers a function that is called, on another thread, when the job fails. Destroying the returned object
+  /// unregisters it. For factories that wait for other ranks without using the store. May be empty.
   std::function<std::shared_ptr<void>(std::function<void(std::exception_ptr)>)> on_failure{};
 };
 

@@ -19,7 +19,8 @@ struct CallSite {
 /// Options of a single call. The last argument of every collective. Construct it in the call itself, so that `site` is
 /// the location of the call.
 struct CallOptions {
-  /// Time limit of this call. Default: the group's. Counts from when the call starts to run, after all earlier calls.
+  /// Time limit of this call, measured from its start, which is after all earlier calls have finished. Default: the
+  /// group's.
   std::optional<std::chrono::milliseconds> timeout{};
   /// Appears in errors and in the flight recorder. Filled in automatically.
   CallSite site = CallSite::here();

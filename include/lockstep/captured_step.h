@@ -18,8 +18,8 @@
 namespace lockstep {
 
 struct CapturedStepOptions {
-  /// Number of calls, at least 1, that run without capture because the first steps create state that later steps use.
-  /// After them, the first call whose inputs have the same sizes as in the call before is captured.
+  /// Number of calls, at least 1, that run before the capture: the first steps create state that the captured step
+  /// uses. Then the first call whose inputs have the sizes of the previous call is captured.
   int warm_up = 3;
   /// Source location of the step, for error messages. Filled in automatically.
   CallSite site = CallSite::here();
@@ -37,7 +37,7 @@ class LOCKSTEP_EXPORT StepCapture {
 
   using Run = std::function<void(const std::vector<at::Tensor>& inputs)>;
 
-  /// Returns whether the call replayed the graph. In that case `run`, if it was called at all, was captured.
+  /// Returns whether the graph was replayed. `run` was then either captured in this call or not called.
   bool call(const std::vector<at::Tensor>& inputs, const Run& run);
   bool is_captured() const;
 
@@ -65,10 +65,10 @@ class LOCKSTEP_EXPORT StepCapture {
 /// The step takes tensors, which are moved to the group's device. It returns nothing, tensors, or a type that contains
 /// tensors (see TensorsIn). The caller gets results without autograd history.
 ///
-/// The step must do the same in each call, because its host code does not run in a replay. It must not wait for the GPU
-/// (item(), cpu(), printing); keep numbers that change in tensors. LibTorch's optimizers count steps on the host: use
-/// lockstep's fused optimizers, whose learning rates may change between calls. A call whose inputs have different sizes
-/// than the captured ones, for example the last batch of an epoch, runs without the graph.
+/// The step must do the same work in each call, because its host code does not run in a replay. It must not wait for
+/// the GPU (item(), cpu(), printing); keep numbers that change in tensors. LibTorch's optimizers count steps on the
+/// host: use lockstep's fused optimizers, whose learning rates may change between calls. A call whose inputs have
+/// different sizes than the captured ones, for example the last batch of an epoch, runs without the graph.
 ///
 /// Collective: every rank calls it equally often, with inputs of the same sizes in the same calls. Throws UsageError,
 /// which names the reason, if the step cannot be captured; later calls then throw UsageError too. If a rank fails or is

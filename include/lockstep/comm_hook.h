@@ -38,7 +38,8 @@ using CommHook = std::function<FinishReduction(const GradientBucket& bucket, con
 LOCKSTEP_EXPORT CommHook all_reduce_hook();
 
 /// Return a hook that averages gradients in float16 or bfloat16, which halves the bytes sent. CPU backends accumulate
-/// in float32. NCCL accumulates in the 16-bit type but divides each rank's part first. So the sum does not overflow.
+/// in float32. NCCL accumulates in the 16-bit type but divides by the number of ranks before summing, so that the sum
+/// does not overflow.
 LOCKSTEP_EXPORT CommHook fp16_compress();
 LOCKSTEP_EXPORT CommHook bf16_compress();
 
@@ -62,7 +63,7 @@ struct PowerSgdOptions {
 
 /// Returns a PowerSGD hook (Vogels, Karimireddy, Jaggi: NeurIPS 2019), which averages low-rank approximations of the
 /// gradients. Gradients with one dimension, non-contiguous gradients, and gradients that would not shrink enough are
-/// sent uncompressed. Throws UsageError if rank or start_iteration is invalid.
+/// sent uncompressed. Throws UsageError if an option is invalid.
 LOCKSTEP_EXPORT CommHook power_sgd(const PowerSgdOptions& options = {});
 
 }  // namespace lockstep

@@ -183,23 +183,22 @@ struct Collated<std::vector<Sample>, Collate> {
 ///       for (auto& batch : loader) train(batch.data, batch.target);
 ///     }
 ///
-/// Not collective. The contents and the order of batches depend neither on the number of workers nor on timing. A
-/// dataset has at least one of these methods; the first in this list is used:
+/// Not collective. The contents and the order of batches depend neither on the number of workers nor on timing. The
+/// dataset must have at least one of these methods; the first in this list is used:
 ///   - `get(size_t index, at::Generator& random)`: `random` is seeded for each sample from the sampler's seed, the
 ///     epoch and the index. Random augmentation that uses it is the same with any number of workers and ranks, and
 ///     after a resume.
-///   - `gather(ArrayRef<size_t>)`: returns the whole batch. For data in memory, where reading single samples costs more
-///     than copying their bytes. Not used if there is a custom `collate`.
+///   - `gather(ArrayRef<size_t>)`: returns the whole batch. For data in memory, where the overhead of each read exceeds
+///     the copy. Not used if there is a custom `collate`.
 ///   - `get(size_t index)`, as in torch::data::datasets::Dataset.
 ///   - `get_batch(ArrayRef<size_t>)`, as in torch::data::datasets::BatchDataset and the result of `.map(...)`: returns
-///     a vector of samples, or any other type, which then is the batch.
-/// `collate` turns a vector of samples into a batch; the default is Stack. Each worker reads its own copy of the
-/// dataset, so `get` need not be thread-safe. If the dataset is a std::shared_ptr, the workers share the object.
-/// Workers read with autograd disabled, and LibTorch operations in a worker use one thread.
+///     a vector of samples, which is collated, or a value of another type, which is used as the batch. `collate` turns
+///     a vector of samples into a batch; the default is Stack. Each worker reads its own copy of the dataset, so `get`
+///     need not be thread-safe. If the dataset is a std::shared_ptr, the workers share the object. Workers read with
+///     autograd disabled, and LibTorch operations in a worker use one thread.
 ///
-/// The sampler's position is the position of the loop, not of the workers. A sampler that is saved inside the loop and
-/// loaded before another loop continues with the batch after the loop's current batch. Leaving a loop early and
-/// beginning another loop restarts the epoch.
+/// The sampler's position is the position of the loop, not of the workers. A sampler that was saved inside a loop and
+/// is loaded later continues with the next batch. After a loop that was left early, the next loop restarts the epoch.
 ///
 /// If the dataset throws, the loop throws when it reaches that batch, and ends. The message names rank, epoch and
 /// sample. Errors of lockstep keep their type; other exceptions are nested in an Error. The constructor throws

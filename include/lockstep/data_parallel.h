@@ -72,8 +72,8 @@ class LOCKSTEP_EXPORT DataParallelBase {
 ///
 /// The module must be Cloneable. The constructor throws UsageError if it is not, if a tensor of the module is not on
 /// the first device, or if the module has SyncBatchNorm layers. The replicas exist as long as this object. Before each
-/// forward they copy the module's parameters and buffers. The first replica is the module itself. Buffer changes of the
-/// other replicas are lost, so running statistics come from the first part of each batch.
+/// forward, the module's parameters and buffers are copied to them. The first replica is the module itself. Buffer
+/// changes of the other replicas are lost, so running statistics come from the first part of each batch.
 ///
 /// One process for each device, with DistributedDataParallel, is faster. Not collective. Not thread-safe. Not movable.
 template <class Module>

@@ -24,12 +24,12 @@ struct LOCKSTEP_EXPORT DdpLoggingData {
   std::string backend{};
   std::string module{};
   size_t parameters = 0;
-  int64_t bytes = 0;  // of all gradients
+  int64_t bytes = 0;  // total size of all gradients
   bool is_static_graph = false;
-  int64_t steps = 0;      // reductions so far; all times are zero before the first
+  int64_t steps = 0;      // number of reductions so far; all times are zero before the first
   double forward_ms = 0;  // duration of the wrapper's forward; 0 if the module's own forward was called
   double backward_ms = 0;
-  double exposed_ms = 0;          // part of backward_ms after the last computation: waiting for reductions
+  double exposed_ms = 0;          // part of backward_ms after the last gradient was computed: waiting for reductions
   double reduction_ms = 0;        // part of backward_ms in which some reduction was running
   double overlap = 0;             // fraction of reduction_ms in which backward computed, from 0 to 1
   std::vector<Bucket> buckets{};  // in the order in which they are reduced

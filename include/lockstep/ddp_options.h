@@ -11,8 +11,8 @@ namespace lockstep {
 
 /// Sizes of gradient buckets.
 struct BucketLimits {
-  /// The first bucket is small, so that its all-reduce starts early in backward. On a GPU, gradients of at most twice
-  /// this size share one bucket.
+  /// The first bucket is small, so that its all-reduce starts early in backward. On a GPU, a model whose gradients
+  /// total at most twice this size uses one bucket.
   int64_t first_bytes = 1 << 20;
   int64_t cap_bytes = 25 << 20;
 };
@@ -31,9 +31,9 @@ struct DistributedDataParallelOptions {
   /// In training mode, copies rank 0's buffers (running statistics and the like) to all ranks before the first forward
   /// of each step.
   bool broadcast_buffers = true;
-  /// Allows parameters without a gradient. Such a parameter counts as zero on that rank; a parameter without a gradient
-  /// on all ranks keeps its old gradient. If false, a parameter without a gradient on any rank is a UsageError on every
-  /// rank. On a GPU, a rank that used all parameters itself may throw it some steps later.
+  /// Allows parameters without a gradient. Its gradient counts as zero on that rank; a parameter without a gradient on
+  /// all ranks keeps its old gradient. If false, a parameter without a gradient on any rank is a UsageError on every
+  /// rank. On a GPU, a rank that used all parameters itself may throw this error some steps later.
   bool find_unused_parameters = false;
   /// Promises that every backward uses the same parameters in the same way as the first backward, which is recorded.
   /// Parameters may then be unused, and may get several gradients in one backward, as with activation checkpointing of
@@ -51,8 +51,8 @@ struct DistributedDataParallelOptions {
   std::vector<c10::Device> device_ids{};
   /// Device to which forward moves the tensors that it returns by value. Default: they stay where they are.
   std::optional<c10::Device> output_device{};
-  /// Checks all gradients for NaN and infinity in each backward. Throws Error on every rank, which names rank and
-  /// parameter. Costs one pass over the gradients.
+  /// Checks all gradients for NaN and infinity in each backward. If it finds any, throws an Error that names the rank
+  /// and the parameter, on every rank. Costs one pass over the gradients.
   bool check_finite = false;
   /// Interval, in training forwards, at which check_replicas() runs automatically. 0: never.
   int64_t check_replicas_every = 0;

@@ -44,7 +44,7 @@ class LOCKSTEP_EXPORT NoSync {
 /// The part of DistributedDataParallel that does not depend on the module's class.
 class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
  public:
-  /// Return each tensor of the module once, even if modules share it. Pass these to the optimizer.
+  /// Return each parameter once, even if several modules share it. Pass these to the optimizer.
   std::vector<at::Tensor> parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
   void train(bool on = true);
@@ -56,8 +56,8 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   [[nodiscard]] detail::NoSync no_sync() const;
 
   /// Weights this rank's gradients by the number of samples in its batch, so that the average is the mean over all
-  /// samples, as in one process on the concatenated batch. Holds for each backward, also under no_sync, until the next
-  /// call. 0 means an empty batch: this rank's gradients count as zeros.
+  /// samples, as in one process on the concatenated batch. Applies to every backward, including those under no_sync,
+  /// until the next call. 0 means an empty batch: this rank's gradients count as zeros.
   ///
   /// Collective: every rank calls it equally often. Returns without waiting. Throws UsageError unless the weight is
   /// finite and 0 or more, and for a model with SyncBatchNorm layers. If the weights of all ranks are 0, backward
@@ -76,8 +76,8 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   /// Copy rank 0's buffers, or its parameters and buffers, to all ranks. Collective.
   void sync_buffers();
   void sync_parameters_and_buffers();
-  /// Throws MismatchError on every rank, which names the first parameter that differs, unless the parameters of all
-  /// ranks are bitwise equal. Collective.
+  /// Compares the parameters of all ranks. If they are not bitwise equal, throws a MismatchError that names the first
+  /// parameter that differs, on every rank. Collective.
   void check_replicas() const;
 
   /// Returns the current buckets. After the first backward, buckets follow the order in which rank 0's gradients
@@ -104,7 +104,7 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   ProcessGroup join_group() const override;
   void enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) override;
   void shadow(const detail::JoinRound& round) override;
-  void take_state_from(int source) override;
+  void copy_state_from(int source) override;
   void leave_join() noexcept override;
 
   std::shared_ptr<detail::DdpState> replica_;
@@ -123,10 +123,10 @@ LOCKSTEP_EXPORT std::ostream& operator<<(std::ostream& out, const DistributedDat
 /// not divide by the world size again. On a GPU the reduction may still be running; later work on the current stream
 /// sees the mean.
 ///
-/// Both forward of the wrapper and forward of the module itself lead to averaged gradients, because the hooks are on
-/// the parameters. Only forward of the wrapper broadcasts buffers and checks the model: it throws UsageError if a
-/// parameter was added, replaced, moved or frozen after wrapping. It also throws UsageError if the last backward was
-/// aborted by an exception.
+/// Gradients are averaged whether you call the wrapper's forward or the module's own, because the hooks are on the
+/// parameters. Only the wrapper's forward broadcasts buffers and checks the model: it throws UsageError if a parameter
+/// was added, replaced, moved or frozen after wrapping. It also throws UsageError if the last backward was aborted by
+/// an exception.
 ///
 /// By default `.grad()` is memory of the wrapper (see gradient_as_bucket_view). Read and modify it freely, but do not
 /// keep it beyond the next backward.

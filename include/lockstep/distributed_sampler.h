@@ -17,7 +17,7 @@ class ProcessGroup;
 /// How to handle a dataset size that is not a multiple of the number of ranks.
 enum class Tail {
   kPad,   ///< Repeat samples from the start: every rank gets ceil(n / ranks). Default of Python's DistributedSampler.
-  kDrop,  ///< Drop the last n % ranks samples of the order. Python's drop_last=True.
+  kDrop,  ///< Drop the last n % ranks samples of the shuffled order. Python's drop_last=True.
   kExact  ///< Each sample exactly once: ranks differ by at most one sample. For evaluation.
 };
 
@@ -59,9 +59,9 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   DistributedSampler(const DistributedSampler&) = default;
   DistributedSampler& operator=(const DistributedSampler&) = default;
 
-  /// Selects the epoch, and so the order, of the next reset(). Does not affect the current order. Call it before each
-  /// epoch with the same number on every rank. Without it every shuffled epoch has the same order; rank 0 logs a
-  /// warning in the second epoch. Throws UsageError for a negative epoch.
+  /// Sets the epoch, and therefore the order of samples, that the next reset() starts. Does not affect the current
+  /// order. Call it before each epoch with the same number on every rank. Without it every shuffled epoch has the same
+  /// order; rank 0 logs a warning in the second epoch. Throws UsageError for a negative epoch.
   void set_epoch(int64_t epoch);
   int64_t epoch() const;
 
@@ -74,14 +74,14 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   /// Returns how many samples next() has returned since the epoch began.
   size_t position() const;
 
-  /// Returns the number of samples that all ranks share.
+  /// Returns the number of samples in the dataset.
   size_t dataset_size() const;
 
   int rank() const { return rank_; }
   int num_replicas() const { return num_replicas_; }
   const DistributedSamplerOptions& options() const { return options_; }
 
-  /// Returns all samples of this rank in epoch(), whatever the position.
+  /// Returns all samples of this rank in epoch(), regardless of the position.
   std::vector<size_t> indices() const;
 
   /// Starts epoch() from its first sample or, directly after load(), from the loaded position. `new_size` changes the

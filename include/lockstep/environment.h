@@ -11,7 +11,7 @@ namespace lockstep {
 
 /// This process's rank and the job's size, as set by the launcher. A plain value.
 ///
-/// The first source that is set is used alone:
+/// All values come from the first of these sources that is set; sources are not mixed:
 ///   1. RANK and WORLD_SIZE, with LOCAL_RANK and LOCAL_WORLD_SIZE: lockstep run, torchrun, or set by hand.
 ///   2. Open MPI: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE.
 ///   3. MPICH, Intel MPI: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS.
@@ -24,7 +24,8 @@ namespace lockstep {
 /// and `local_assumed` is set. If MASTER_ADDR is unset or a loopback address, which no other host could reach, all
 /// ranks are assumed to be on one host. With any other MASTER_ADDR, one rank per host is assumed, as in a manual start
 /// on two machines or in Kubernetes. LOCAL_RANK without LOCAL_WORLD_SIZE is accepted only if all ranks are assumed to
-/// be on one host; otherwise one of the pair alone throws UsageError, because ranks could assume different values.
+/// be on one host; in all other cases, setting only one of the two is a UsageError, because ranks could assume
+/// different values.
 struct LOCKSTEP_EXPORT Environment {
   static constexpr std::string_view kSingleProcess = "single process";
 
@@ -40,9 +41,9 @@ struct LOCKSTEP_EXPORT Environment {
   /// Returns the value of a variable, or nullopt if it is not set. An empty value counts as set.
   using Lookup = std::function<std::optional<std::string>(const std::string& variable)>;
 
-  /// Reads this process's environment. Not collective. Thread-safe as long as no thread changes the environment. Throws
-  /// UsageError, which names the variable, its value and the remedy, if a set of variables is incomplete or a value
-  /// invalid.
+  /// Reads this process's environment. Not collective. Thread-safe as long as no thread changes the environment. If a
+  /// set of variables is incomplete or a value is invalid, throws a UsageError that names the variable, its value and
+  /// the remedy.
   static Environment detect();
 
   /// Like detect(), but reads variables only through `lookup`.

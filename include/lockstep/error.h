@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -13,16 +14,49 @@ enum class ErrorKind { kError, kUsage, kPeer, kTimeout, kMismatch, kCheckpoint, 
 /// "PeerError", "TimeoutError": the name of the class.
 LOCKSTEP_EXPORT const char* name_of(ErrorKind kind);
 
-/// Base class of all errors that lockstep throws. The message names the rank, the expected and the actual value, and
-/// the remedy. Catch a derived class to handle one kind. Exceptions of LibTorch itself pass through unchanged.
+/// How a rank caused the failure of other ranks.
+enum class CulpritRole {
+  kGone,     // the store lost its connection or its heartbeat
+  kExited,   // its launcher saw its process end
+  kGaveUp,   // it reported an error of its own
+  kLeft,     // it left a group regularly while other ranks still used it
+  kLate,     // it did not make a call in time
+  kDiffers,  // its call differs from the calls of all other ranks
+};
+
+/// The rank that caused an error, and how.
+struct Culprit {
+  int rank = 0;  // in the job
+  CulpritRole role = CulpritRole::kGone;
+
+  bool operator==(const Culprit&) const = default;
+};
+
+/// Base class of all errors that lockstep throws. The message names, where known, the rank, the expected and the actual
+/// value, and the remedy. Catch a derived class to handle one kind. Exceptions of LibTorch itself pass through
+/// unchanged.
 class LOCKSTEP_EXPORT Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message);
+  /// The message becomes "rank 3: message".
+  Error(int rank, const std::string& message);
+  /// Keeps the message as it is.
+  Error(const std::string& message, std::optional<int> rank, std::optional<Culprit> culprit);
   ~Error() override;
+
   virtual ErrorKind kind() const noexcept;
+  /// The rank whose call failed, if the message begins with it. In a subgroup it is the rank in that group.
+  std::optional<int> rank() const noexcept { return rank_; }
+  /// The rank that caused the error, if it is known. When several ranks are late, it is the lowest of them.
+  std::optional<Culprit> culprit() const noexcept { return culprit_; }
+
+ private:
+  std::optional<int> rank_;
+  std::optional<Culprit> culprit_;
 };
 
-/// The program made an invalid call or set an invalid option. Nothing was sent. The group still works.
+/// The program made an invalid call or set an invalid option. If a call of ProcessGroup refuses an argument, nothing
+/// was sent and the group still works. Other functions document the state that they leave.
 class LOCKSTEP_EXPORT UsageError : public Error {
  public:
   using Error::Error;
@@ -55,7 +89,7 @@ class LOCKSTEP_EXPORT MismatchError : public Error {
   ErrorKind kind() const noexcept override;
 };
 
-/// A checkpoint cannot be read or written. The message names the file and the record.
+/// A checkpoint cannot be read or written. The message names the file and the record. Not thrown by this version.
 class LOCKSTEP_EXPORT CheckpointError : public Error {
  public:
   using Error::Error;

@@ -18,8 +18,8 @@ class DeviceState;
 // is one pass over memory for each parameter; on a GPU it is a few kernels for all parameters (LibTorch 2.3 or later;
 // older versions use LibTorch's own step).
 //
-// Steps can be captured in a CUDA graph after the first step has run, because learning rate and step count are then in
-// GPU memory. CapturedStep handles replays; with your own CUDA graph, call before_replay() before each replay.
+// After the first step, the learning rate and the step count are in GPU memory, so later steps can be captured in a
+// CUDA graph. CapturedStep handles replays; with your own CUDA graph, call before_replay() before each replay.
 //
 // Parameters are float32, float64, float16 or bfloat16, on a CPU or CUDA device, with dense gradients, and each is
 // listed once. Otherwise step() throws UsageError before it changes a parameter. On a GPU learning rates are float32,

@@ -25,8 +25,8 @@
 
 namespace lockstep {
 
-/// Which ranks read, and for which other ranks. A group without this rank counts as not set. Groups must move CPU
-/// tensors.
+/// Which ranks read, and for which other ranks. A group that does not contain this rank is ignored. The groups must
+/// support CPU tensors.
 struct ReadingGroups {
   /// Rank 0 of this group reads for all its ranks. Each rank gets the batches of its own sampler.
   std::optional<ProcessGroup> scatter{};
@@ -127,10 +127,10 @@ struct Packer {
 /// options for each rank for which it reads. Batches are tensors, or LibTorch's Examples of tensors.
 ///
 /// The constructor and every step of the loop are collective over the groups. Options and samplers, except for the
-/// samplers' ranks, must match on all ranks. All ranks must have the same number of batches, which Tail::kExact may
-/// violate. Otherwise the constructor throws MismatchError on all ranks. Call set_epoch, save and load of the sampler
-/// on every rank, as with a DataLoader. The loop throws MismatchError if a sampler's epoch or position differs from the
-/// reader's. If reading fails, all ranks of the groups throw Error in the same step.
+/// samplers' ranks, must match on all ranks. All ranks must have the same number of batches, which Tail::kExact does
+/// not ensure. If any of this does not hold, the constructor throws MismatchError on all ranks. Call set_epoch, save
+/// and load of the sampler on every rank, as with a DataLoader. The loop throws MismatchError if a sampler's epoch or
+/// position differs from the reader's. If reading fails, all ranks of the groups throw Error in the same step.
 ///
 /// Not thread-safe. Only one loop may run at a time.
 template <class Open, class Collate = Stack>

@@ -8,8 +8,8 @@
 namespace lockstep {
 
 /// Starts the workers of this node, hosts the job's store on node 0, forwards the workers' output, and returns a
-/// LaunchExit when all workers have exited. All processes that it started end with this call, or with this process,
-/// however either ends. Reports errors on stderr; does not throw.
+/// LaunchExit when all workers have exited. When it returns, or when this process ends for any reason, all processes
+/// that it started are killed. Reports errors on stderr; does not throw.
 ///
 /// The program's main() must begin with run_as_warden. The process must have no other child processes and no handlers
 /// for SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGTSTP, which launch() handles. Not thread-safe.

@@ -31,8 +31,8 @@ struct LmdbOptions {
 /// call fails.
 class LOCKSTEP_EXPORT LmdbReader {
  public:
-  /// Opens a file, or a directory that contains data.mdb. Reads all keys at once unless they are the keys of
-  /// LmdbWriter.
+  /// Opens a file, or a directory that contains data.mdb. Reads all keys when opening, unless LmdbWriter wrote the
+  /// database.
   explicit LmdbReader(const std::filesystem::path& path, LmdbOptions options = {});
   ~LmdbReader();
   LmdbReader(const LmdbReader&) = default;
@@ -100,8 +100,8 @@ class LOCKSTEP_EXPORT LmdbWriter {
 
   size_t size() const;
 
-  /// Makes the database durable on disk under its final name. After that nothing can be added. Throws SystemError if
-  /// that fails; if only the renaming failed, the message names the temporary file, which stays.
+  /// Makes the database durable on disk under its final name. After that nothing can be added. Throws SystemError on
+  /// failure; if only the rename failed, the message names the temporary file, which stays.
   void finish();
 
  private:

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// In increasing order. A level shows its own lines and the lines of all higher levels. kOff shows none.
+/// In increasing order. At each level, lines of that level and of all higher levels are logged. kOff: none.
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
 /// The log belongs to the process: all groups share one level and one sink. All functions in this file are thread-safe

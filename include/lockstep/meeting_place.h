@@ -33,7 +33,7 @@ struct MeetingPort {
 
 using MeetingPlace = std::variant<MeetingFile, MeetingPort>;
 
-/// Port of jobs that have neither a port nor a name; the same as PyTorch's.
+/// Default port of a job for which neither a port nor a job name is set; the same as PyTorch's.
 inline constexpr int kDefaultPort = 29500;
 
 /// Returns where the ranks of a job rendezvous in init_process_group. `init_method` is "file:///path",
@@ -47,7 +47,7 @@ inline constexpr int kDefaultPort = 29500;
 ///      host. Without MASTER_PORT: a port derived from the job's name, else kDefaultPort.
 /// Derived ports are from 20000 to 29999, and equal on all ranks.
 ///
-/// Throws UsageError, which names the variable and the remedy, if the variables are insufficient or invalid. A pure
+/// If the variables are insufficient or invalid, throws a UsageError that names the variable and the remedy. A pure
 /// function: reads variables only through `lookup`.
 LOCKSTEP_EXPORT MeetingPlace find_meeting_place(const std::string& init_method, const Environment& environment,
                                                 const Environment::Lookup& lookup);

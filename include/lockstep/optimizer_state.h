@@ -12,8 +12,8 @@
 
 namespace lockstep {
 
-/// The state of an optimizer, in the layout of Python's state_dict(). Parameters are numbered through all groups. Names
-/// are those of torch.optim ("exp_avg", "lr", "betas").
+/// The state of an optimizer, in the layout of Python's state_dict(). Parameters are numbered consecutively across all
+/// groups. Names are those of torch.optim ("exp_avg", "lr", "betas").
 struct OptimizerState {
   using Values = std::map<std::string, c10::IValue>;
 
@@ -23,7 +23,7 @@ struct OptimizerState {
     std::vector<std::string> names{};  // of the parameters; empty if unknown
   };
 
-  std::map<int64_t, Values> parameters{};  // only parameters that have been stepped
+  std::map<int64_t, Values> parameters{};  // only parameters that have been updated at least once
   std::vector<Group> groups{};
 };
 

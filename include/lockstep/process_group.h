@@ -44,15 +44,16 @@ struct NewGroupOptions {
 /// copies refer to the same group.
 ///
 /// Collectives: every rank must make the same calls in the same order. All methods are thread-safe, but two threads
-/// that make collectives must agree on their order, so make collectives from one thread. A synchronous call runs on the
+/// that call collectives must agree on their order, so call them from one thread. A synchronous call runs on the
 /// calling thread if no call is pending; otherwise it waits for the pending calls first. Asynchronous calls run in the
-/// order in which they were made, on a background thread of the group. On CUDA tensors a collective is queued on a
-/// stream and returns: a synchronous call uses the current stream, an asynchronous call uses a stream of the group (see
-/// Work::wait).
+/// order in which they were made, on a background thread of the group. For CUDA tensors, a collective queues its work
+/// on a stream and returns: a synchronous call uses the current stream, an asynchronous call uses a stream of the group
+/// (see Work::wait).
 ///
-/// Tensors are modified in place. They may have any dtype listed in docs/collectives.md, any strides, zero dimensions,
-/// no elements, or more than 2 GiB. All ranks must pass the same dtype and, unless a method says otherwise, the same
-/// number of elements. An asynchronous call keeps its tensors alive; do not read or write them before wait() returns.
+/// Results are written into the caller's tensors. Tensors may have any dtype listed in docs/collectives.md, any
+/// strides, zero dimensions, no elements, or more than 2 GiB. All ranks must pass the same dtype and, unless a method
+/// says otherwise, the same number of elements. An asynchronous call keeps its tensors alive; do not read or write them
+/// before wait() returns.
 ///
 /// Ranks compare their calls before data moves: operation, dtype, element count, reduce operation, root, and sequence
 /// number. If the calls differ, all ranks throw MismatchError, which names both calls and their source locations.
@@ -66,9 +67,9 @@ struct NewGroupOptions {
 ///   - PeerError: a rank is gone. The group is broken.
 ///   - TimeoutError: the call did not finish in time. Names the late ranks and what they are doing. The group is
 ///     broken.
-///   - MismatchError: ranks made different calls. The group is broken.
-/// A broken group stays broken on all ranks: pending and later calls throw an error of the same kind with the first
-/// cause. The exception is monitored_barrier, whose TimeoutError leaves the group usable.
+///   - MismatchError: ranks made different calls. The group is broken. A broken group stays broken on all ranks:
+///     pending and later calls throw an error of the same type that describes the first cause. The exception is
+///     monitored_barrier, whose TimeoutError leaves the group usable.
 class LOCKSTEP_EXPORT ProcessGroup {
  public:
   explicit ProcessGroup(std::shared_ptr<detail::Group> group);
@@ -77,10 +78,10 @@ class LOCKSTEP_EXPORT ProcessGroup {
   int size() const;
   int local_rank() const;  // among the group's ranks on this host
   c10::Device device() const;
-  /// Returns for example "nccl", or "cpu:shm,cuda:nccl" if the group moves CPU and CUDA tensors.
+  /// Returns for example "nccl", or "cpu:shm,cuda:nccl" if the group supports CPU and CUDA tensors.
   std::string backend_name() const;
   /// Returns whether calls of this group accept tensors on this type of device.
-  bool moves(c10::DeviceType type) const;
+  bool supports(c10::DeviceType type) const;
   std::chrono::milliseconds timeout() const;
   /// Returns "world" for the group of all ranks, "world/1" for the first group created from it.
   const std::string& name() const;
@@ -95,9 +96,9 @@ class LOCKSTEP_EXPORT ProcessGroup {
   int group_rank(int global_rank) const;
 
   /// Creates a group from some ranks of this group. Collective over this group: every rank calls it with the same
-  /// arguments, members of the new group or not. `ranks` are ranks of this group. They are sorted; the new ranks count
-  /// from 0. Returns a handle on every rank; see contains_me(). Throws UsageError if `ranks` is empty or has a
-  /// duplicate or an invalid rank.
+  /// arguments, members of the new group or not. `ranks` are ranks of this group. They are sorted first; the position
+  /// in the sorted list is the new rank. Returns a handle on every rank; see contains_me(). Throws UsageError if
+  /// `ranks` is empty or has a duplicate or an invalid rank.
   ProcessGroup new_group(std::vector<int> ranks, const NewGroupOptions& options = {}) const;
   /// Splits this group into groups of `group_size` consecutive ranks and returns the group of this rank; see
   /// GroupLayout. Collective over this group. Throws UsageError unless `group_size` divides size().
@@ -158,10 +159,10 @@ class LOCKSTEP_EXPORT ProcessGroup {
   [[nodiscard]] Work all_to_all_async(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                                       const CallOptions& options = {}) const;
 
-  /// Send and receive one message. Not part of the order of collectives. Messages with the same tag between the same
-  /// two ranks arrive in the order in which they were sent. A rank cannot send to itself. A receive must have the dtype
-  /// and element count of its send. send() and recv() block until the message is sent or received, for CUDA tensors
-  /// too.
+  /// Send and receive one message. Messages may be interleaved freely with collectives. Messages with the same tag
+  /// between the same two ranks arrive in the order in which they were sent. A rank cannot send to itself. A receive
+  /// must have the dtype and element count of its send. send() and recv() block until the message is sent or received,
+  /// for CUDA tensors too.
   void send(const at::Tensor& tensor, int dst, uint32_t tag = 0, const CallOptions& options = {}) const;
   [[nodiscard]] Work send_async(const at::Tensor& tensor, int dst, uint32_t tag = 0,
                                 const CallOptions& options = {}) const;
@@ -195,8 +196,9 @@ class LOCKSTEP_EXPORT ProcessGroup {
   /// are undefined.
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) const;
 
-  /// Waits for the pending calls of this rank, then leaves the group. Not collective. Later calls throw UsageError;
-  /// ranks that still need this rank throw PeerError. Destroying the last handle also leaves the group.
+  /// Waits for the pending calls of this rank, then leaves the group. Not collective. Later calls of this rank throw
+  /// UsageError. Other ranks get PeerError if they call a collective of the group afterwards. Destroying the last
+  /// handle also leaves the group.
   void destroy() const;
 
   /// Breaks the group. Not collective. All waiting and all later calls throw PeerError with `reason`, on all ranks.
@@ -221,12 +223,12 @@ struct ProcessGroupOptions {
   /// yet, in a directory that all ranks can access and only this user can write. "env://": from MASTER_ADDR and
   /// MASTER_PORT, or from other variables of the launcher (docs/environment.md). Ignored if there is only one rank.
   std::string init_method = "env://";
-  /// Set both or neither. Default: from the environment, see Environment.
+  /// `rank` and `world_size`: set both or neither. Default: from the environment, see Environment.
   std::optional<int> rank{};
   std::optional<int> world_size{};
   /// Time limit of init_process_group, and default time limit of each call of the group. At least 1 ms.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  /// Device of this rank's tensors. Default: a GPU if this host has one for each of its ranks and the backend moves
+  /// Device of this rank's tensors. Default: a GPU if this host has one for each of its ranks and the backend supports
   /// CUDA tensors, otherwise the CPU. The GPU is the only visible one, or the one with the index local_rank. If `rank`
   /// is set and there are several ranks, the local rank is unknown: the default is then the CPU, and a backend for CUDA
   /// tensors alone throws UsageError.
@@ -249,7 +251,7 @@ struct ProcessGroupOptions {
 /// Rank 0's process hosts the job's store, unless the launcher does. Let that process exit last.
 ///
 /// A process may destroy its group and join again if the ranks meet at a port (env://, tcp://) and all ranks join
-/// equally often. A file or a user's store is good for one join.
+/// equally often. A file, or a store passed in `store`, can be used for one join only.
 LOCKSTEP_EXPORT ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
 
 }  // namespace lockstep

@@ -23,9 +23,10 @@ struct SpawnOptions {
 ///
 /// A rank is this program, started again with the same arguments. It runs main() up to this call, where it joins its
 /// group, runs `rank_main` and exits without returning. So every rank also executes the code before this call, and
-/// `rank_main` captures variables of the rank's own process. Guard side effects with `if (!lockstep::is_spawned())`.
-/// (spawn does not fork, because LibTorch's thread pools do not survive a fork.) Parent and ranks identify a call of
-/// spawn() by its number, so make the same calls in the same order, from one thread. A rank cannot call spawn() itself.
+/// variables captured by `rank_main` are those of the rank's own process, not of the parent. Guard side effects with
+/// `if (!lockstep::is_spawned())`. (spawn does not fork, because LibTorch's thread pools do not survive a fork.) Parent
+/// and ranks identify a call of spawn() by how many such calls came before it, so make the same calls in the same
+/// order, from one thread. A rank cannot call spawn() itself.
 ///
 /// If `rank_main` throws, spawn() throws in the parent. lockstep's errors keep their type; other exceptions become an
 /// Error that names their type. The message begins with the rank. If a rank is killed or exits early, spawn() throws

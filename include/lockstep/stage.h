@@ -12,7 +12,7 @@ class ProcessGroup;
 /// path of the copy: `folder` / name of `source`. Creates `folder` if it does not exist.
 ///
 /// Collective: every rank of the group calls it, and all return when every host has the copy. One rank on each host
-/// copies; a rank that cannot see that copy, for example in a container, makes its own. The group must move CPU
+/// copies; a rank that cannot see that copy, for example in a container, makes its own. The group must support CPU
 /// tensors. No rank times out while another rank copies.
 ///
 /// A file that already exists with the same size and modification time is not copied again. A file appears under its

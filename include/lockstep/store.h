@@ -58,9 +58,10 @@ LOCKSTEP_EXPORT std::shared_ptr<Store> make_memory_store();
 /// first rank creates the file with mode 0600; it must not exist before the job. The last rank that closes the store
 /// removes the file. If all ranks are killed, the file stays.
 ///
-/// Throws UsageError unless the path is missing or is a store that belongs to this user and that some rank has open. It
-/// refuses a link, a device, another user's file, a file with permissions for others, a file of another program and a
-/// store of a finished job, and neither changes nor removes them. Throws SystemError if the file cannot be created.
+/// The path must not exist, or must be a store that belongs to this user and that some rank has open. Otherwise throws
+/// UsageError: a link, a device, another user's file, a file with permissions for others, a file of another program and
+/// a store of a finished job are refused, and neither changed nor removed. Throws SystemError if the file cannot be
+/// created.
 LOCKSTEP_EXPORT std::shared_ptr<Store> open_file_store(const std::string& path);
 
 /// Returns a view of the store that adds a prefix to every key, so that independent users of one store do not collide.

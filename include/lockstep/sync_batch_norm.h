@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// Batch normalisation with the mean and variance over the batches of all ranks, for inputs of shape [N, C, ...] on any
+/// Batch normalization with the mean and variance over the batches of all ranks, for inputs of shape [N, C, ...] on any
 /// device. Batches may differ in size between ranks; a rank's batch may have one value for each channel, or none.
 /// Parameters and buffers have the names of torch::nn::BatchNorm2d, so checkpoints are interchangeable.
 ///
@@ -34,12 +34,12 @@ class LOCKSTEP_EXPORT SyncBatchNormImpl
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in the module normalise over the group, as SyncBatchNorm does,
+/// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in the module normalize over the group, as SyncBatchNorm does,
 /// and returns their number. Not collective. The modules keep their types, so classes that contain them need no change.
 /// Another call can set a different group. Copies made by clone() are not converted.
 ///
-/// Each layer needs running statistics or a weight without hooks, by which lockstep recognises its calls. Throws
-/// UsageError, and converts nothing, if a layer has neither.
+/// Each layer needs running statistics, or a weight that has no hooks; lockstep uses it to recognize calls of the
+/// layer. If a layer has neither, throws UsageError and converts nothing.
 ///
 /// LibTorch refuses a batch with one value for each channel before lockstep can combine it with the other ranks'
 /// batches. Use SyncBatchNorm for layers that get such batches.

@@ -10,7 +10,7 @@
 namespace lockstep {
 
 struct TcpStoreOptions {
-  /// Name or address of the host of the store. The host listens on this address only.
+  /// Name or address at which the store is reached. The hosting process listens at this address only.
   std::string host = "127.0.0.1";
   /// Port of the store. On the host, 0 lets the system choose a port; see port().
   int port = 0;
@@ -27,8 +27,8 @@ struct TcpStoreOptions {
 /// that no other process can read or write the store (docs/security.md). Thread-safe.
 ///
 /// The constructor throws TimeoutError if no store listens at the address, PeerError if the other side has a different
-/// secret, SystemError, which names the process, if the port is in use, and UsageError for an invalid port. When the
-/// host is gone, every call throws PeerError.
+/// secret, SystemError if the port is in use (the message names the process that uses it), and UsageError for an
+/// invalid port. When the host is gone, every call throws PeerError.
 class LOCKSTEP_EXPORT TcpStore final : public Store {
  public:
   explicit TcpStore(const TcpStoreOptions& options);

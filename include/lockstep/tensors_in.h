@@ -16,7 +16,7 @@ namespace lockstep {
 
 /// Finds the tensors in a value, for example in a module's arguments or results. `visit` calls the function with a
 /// reference to each defined tensor. Finds tensors in tuples, pairs, vectors, arrays, optionals and maps, nested to any
-/// depth. Specialise this template for your own struct. `kAny` is false for types that cannot contain tensors.
+/// depth. Specialize this template for your own struct. `kAny` is false for types that cannot contain tensors.
 template <class T>
 struct TensorsIn {
   static constexpr bool kAny = false;

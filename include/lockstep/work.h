@@ -19,11 +19,11 @@ class LOCKSTEP_EXPORT Work {
  public:
   explicit Work(std::shared_ptr<detail::Completion> completion);
 
-  /// Blocks until the call is complete and its result is in place. Throws the call's error, in every wait(). For a
-  /// collective on CUDA tensors it does not block: later work on the current stream runs after the collective.
+  /// Blocks until the call is complete and its result is in place. If the call failed, every wait() throws its error.
+  /// For a collective on CUDA tensors it does not block: later work on the current stream runs after the collective.
   void wait() const;
 
-  /// Like wait(), but also blocks until the device has finished the call. Throws any error that occurred until then.
+  /// Like wait(), but also blocks until the device has finished the call. Throws any error that occurred before that.
   void synchronize() const;
 
   /// Returns whether synchronize() would return or throw without blocking.

@@ -34,7 +34,7 @@ struct ZeroRedundancyOptions {
   /// AdamW, Adagrad and RMSprop, and lockstep's fused optimizers), otherwise kParameters.
   std::optional<ShardBy> shard_by{};
   /// Called at the start of each step, to change gradients on every rank, for example to clip them. In a join, also
-  /// called on ranks without inputs, which still step.
+  /// called on ranks without inputs, which also call step().
   std::function<void()> before_step{};
 };
 
@@ -81,7 +81,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   ProcessGroup join_group() const override;
   void enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) override;
   void shadow(const detail::JoinRound& round) override;
-  void take_state_from(int source) override;
+  void copy_state_from(int source) override;
   void leave_join() noexcept override;
 
   class Shard;
@@ -104,8 +104,8 @@ inline constexpr bool updates_elements =
 }  // namespace detail
 
 /// An optimizer that shards its state over the ranks of a group (ZeRO stage 1). Each rank keeps one shard of the state,
-/// updates the corresponding part of the parameters, and receives the other parts from the other ranks. Replaces
-/// `Inner` with the same results.
+/// updates the corresponding part of the parameters, and receives the other parts from the other ranks. Use it in place
+/// of `Inner`; the results are the same.
 ///
 /// The constructor is collective. It moves the parameters into memory of the group; values, sizes and, for dense
 /// parameters, strides stay the same. It throws UsageError on all ranks if a parameter is not on the group's device, is
@@ -113,8 +113,8 @@ inline constexpr bool updates_elements =
 /// to the constructor.
 ///
 /// The gradients must be equal on all ranks when step() is called; DistributedDataParallel ensures this. Change
-/// learning rates in param_groups(), as with other optimizers. If a parameter gets other memory later, for example by
-/// torch::load, the next step moves its values back. If a parameter's device, dtype or sizes have changed, the next
+/// learning rates in param_groups(), as with other optimizers. If a parameter gets different storage later, for example
+/// by torch::load, the next step moves its values back. If a parameter's device, dtype or sizes have changed, the next
 /// step throws UsageError.
 ///
 /// Not thread-safe. Not movable. The model may outlive the optimizer.

@@ -3,9 +3,15 @@
 #include <algorithm>
 #include <array>
 
+#include "base/text.h"
+
 namespace lockstep {
 
 Error::Error(const std::string& message) : std::runtime_error(message) {}
+Error::Error(int rank, const std::string& message)
+    : std::runtime_error(text("rank ", rank, ": ", message)), rank_(rank) {}
+Error::Error(const std::string& message, std::optional<int> rank, std::optional<Culprit> culprit)
+    : std::runtime_error(message), rank_(rank), culprit_(culprit) {}
 
 // Out of line, so that the type information lives in one library and a catch works across its boundary.
 Error::~Error() = default;
@@ -57,46 +63,64 @@ std::optional<ErrorKind> parse_error_kind(std::string_view name) {
   return static_cast<ErrorKind>(found - kKindNames.begin());
 }
 
-void throw_error(ErrorKind kind, const std::string& message) {
+void throw_error(ErrorKind kind, const std::string& message, std::optional<int> rank, std::optional<Culprit> culprit) {
   switch (kind) {
     case ErrorKind::kUsage:
-      throw UsageError(message);
+      throw UsageError(message, rank, culprit);
     case ErrorKind::kPeer:
-      throw PeerError(message);
+      throw PeerError(message, rank, culprit);
     case ErrorKind::kTimeout:
-      throw TimeoutError(message);
+      throw TimeoutError(message, rank, culprit);
     case ErrorKind::kMismatch:
-      throw MismatchError(message);
+      throw MismatchError(message, rank, culprit);
     case ErrorKind::kCheckpoint:
-      throw CheckpointError(message);
+      throw CheckpointError(message, rank, culprit);
     case ErrorKind::kSystem:
-      throw SystemError(message);
+      throw SystemError(message, rank, culprit);
     case ErrorKind::kError:
       break;
   }
-  throw Error(message);
+  throw Error(message, rank, culprit);
 }
 
-void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix, const std::string& suffix) {
+void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix, const std::string& suffix,
+                         std::optional<int> rank) {
   const std::string message = prefix + message_of(error) + suffix;
+  if (!rank) rank = rank_of(error);
+  const auto culprit = culprit_of(error);
+  if (kind_of(error) != ErrorKind::kError) throw_error(kind_of(error), message, rank, culprit);
+  try {
+    std::rethrow_exception(error);
+  } catch (...) {
+    std::throw_with_nested(Error(message, rank, culprit));  // keeps the exceptions that it nests
+  }
+}
+
+namespace {
+
+template <class Value>
+Value read(const std::exception_ptr& error, Value (Error::*member)() const noexcept, Value otherwise) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& original) {
-    if (original.kind() != ErrorKind::kError) throw_error(original.kind(), message);
-    std::throw_with_nested(Error(message));  // the exception that it already nests must not be lost
+    return (original.*member)();
   } catch (...) {
-    std::throw_with_nested(Error(message));
+    return otherwise;
   }
 }
+
+}  // namespace
 
 ErrorKind kind_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& original) {
-    return original.kind();
-  } catch (...) {
-    return ErrorKind::kError;
-  }
+  return read(error, &Error::kind, ErrorKind::kError);
+}
+
+std::optional<int> rank_of(const std::exception_ptr& error) {
+  return read<std::optional<int>>(error, &Error::rank, std::nullopt);
+}
+
+std::optional<Culprit> culprit_of(const std::exception_ptr& error) {
+  return read<std::optional<Culprit>>(error, &Error::culprit, std::nullopt);
 }
 
 bool is_ours(const std::exception_ptr& error) {

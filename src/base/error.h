@@ -13,12 +13,14 @@ namespace lockstep {
 std::optional<ErrorKind> parse_error_kind(std::string_view name);
 
 /// Throws an error of this kind.
-[[noreturn]] void throw_error(ErrorKind kind, const std::string& message);
+[[noreturn]] void throw_error(ErrorKind kind, const std::string& message, std::optional<int> rank = {},
+                              std::optional<Culprit> culprit = {});
 
-/// Throws `error` again with `prefix` before its message and `suffix` after it: lockstep's errors keep their kind,
-/// others become an Error that holds the original nested.
+/// Throws `error` again with `prefix` before its message and `suffix` after it: lockstep's errors keep their kind and
+/// culprit, others become an Error that holds the original nested. `rank` is the rank that the prefix names; without
+/// one, the error keeps its rank.
 [[noreturn]] void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix,
-                                      const std::string& suffix = "");
+                                      const std::string& suffix = "", std::optional<int> rank = {});
 
 /// Whether it is an exception of this kind.
 template <class Kind>
@@ -34,6 +36,9 @@ bool is_a(const std::exception_ptr& error) {
 
 /// The kind of an exception; kError for exceptions that are not lockstep's.
 ErrorKind kind_of(const std::exception_ptr& error);
+/// Error::rank() and Error::culprit(); none for exceptions that are not lockstep's.
+std::optional<int> rank_of(const std::exception_ptr& error);
+std::optional<Culprit> culprit_of(const std::exception_ptr& error);
 
 /// Whether it is a lockstep::Error.
 bool is_ours(const std::exception_ptr& error);

@@ -66,7 +66,7 @@ class Log {
       level_ = *level;
     } else {
       write_stderr(LogLevel::kWarning, text("LOCKSTEP_LOG is \"", wanted,
-                                            "\": it should be debug, info, warning, error or off; using warning"));
+                                            "\": it must be debug, info, warning, error or off; using warning"));
     }
   }
 

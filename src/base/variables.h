@@ -21,7 +21,7 @@ inline std::optional<std::string> process_variable(const std::string& variable) 
 /// Throws UsageError: the variable has an invalid value.
 [[noreturn]] inline void refuse_value(const std::string& variable, const std::string& value,
                                       const std::string& expected) {
-  throw UsageError(text(variable, " is \"", value, "\": it should be ", expected));
+  throw UsageError(text(variable, " is \"", value, "\": it must be ", expected));
 }
 
 /// Returns the variable's value as a number; none if it is not set. Throws UsageError if it is not a number from

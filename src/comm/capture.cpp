@@ -22,7 +22,8 @@ std::unique_ptr<CaptureStream> make_capture_stream([[maybe_unused]] c10::Device 
 #ifdef LOCKSTEP_HAVE_NCCL
   return nccl::make_capture_stream(device);
 #else
-  throw UsageError("this build of lockstep has no CUDA support");
+  throw UsageError(
+      "CapturedStep: this build of lockstep has no CUDA support; CMake's summary says why nccl was not built");
 #endif
 }
 

@@ -36,14 +36,14 @@ class Checker {
 
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... parts) const {
-    throw UsageError(text("rank ", me_.rank, ": ", name_of(call_), ": ", parts...));
+    throw UsageError(me_.rank, text(name_of(call_), ": ", parts...));
   }
 
   void readable(const at::Tensor& tensor, const char* role) const {
     if (!tensor.defined()) fail(role, " is an undefined tensor; pass a tensor with data");
     if (tensor.layout() != c10::kStrided) fail(role, " is ", tensor.layout(), "; only dense tensors can be sent");
     if (tensor.device() != me_.device)
-      fail(role, " is on ", tensor.device(), ", but this group's backend '", me_.backend_name, "' moves tensors on ",
+      fail(role, " is on ", tensor.device(), ", but this group's backend '", me_.backend_name, "' supports tensors on ",
            me_.device, "; call .to(world.device())");
     if (!is_movable(tensor.scalar_type()))
       fail(role, " is ", tensor.scalar_type(), "; docs/collectives.md lists the dtypes that can be sent");
@@ -66,18 +66,18 @@ class Checker {
       fail("the output is ", a.scalar_type(), " and the input ", b.scalar_type(), "; they must be the same");
   }
 
-  // Required because ranks read inputs of other ranks while outputs are written.
-  void apart(const at::Tensor& output, const at::Tensor& input) const {
+  // The tensors must not overlap, because other ranks read this rank's input while it writes its output.
+  void no_overlap(const at::Tensor& output, const at::Tensor& input) const {
     auto status = at::get_overlap_status(output.unsafeGetTensorImpl(), input.unsafeGetTensorImpl());
     if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial)
       fail("an output and an input share memory; use separate tensors");
   }
 
   // Allows this rank's part to be exactly its own range of the whole (in place).
-  void apart_or_in_place(const at::Tensor& whole, const at::Tensor& part) const {
+  void no_overlap_or_in_place(const at::Tensor& whole, const at::Tensor& part) const {
     auto* place = static_cast<char*>(whole.data_ptr()) + me_.rank * part.nbytes();
     if (whole.is_contiguous() && part.is_contiguous() && part.data_ptr() == place) return;
-    apart(whole, part);
+    no_overlap(whole, part);
   }
 
   void rank_in_group(int rank, const char* role) const {
@@ -170,7 +170,7 @@ Group::Call all_gather_call(const Membership& me, const at::Tensor& output, cons
   check.readable(input, "the input");
   check.same_dtype(output, input);
   check.parts_of(output, "the output", input, "the input");
-  check.apart_or_in_place(output, input);
+  check.no_overlap_or_in_place(output, input);
   Fingerprint fingerprint{Operation::kAllGather, input.scalar_type(), input.numel()};
   return {std::move(fingerprint), [&output, &input](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
@@ -190,7 +190,7 @@ Group::Call all_gather_list_call(const Membership& me, const std::vector<at::Ten
   }
   check_own_part(check, outputs[me.rank], input);
   for (int r = 0; r < me.size; ++r)
-    if (r != me.rank || !outputs[r].is_same(input)) check.apart(outputs[r], input);
+    if (r != me.rank || !outputs[r].is_same(input)) check.no_overlap(outputs[r], input);
   Fingerprint fingerprint{
       Operation::kAllGather, input.scalar_type(), {}, {}, {}, "", std::vector<int64_t>(me.size, input.numel()),
       elements_of(outputs)};
@@ -214,7 +214,7 @@ Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& out
     }
     check_own_part(check, outputs[me.rank], input);
     for (const auto& output : outputs)
-      if (!output.is_same(input)) check.apart(output, input);
+      if (!output.is_same(input)) check.no_overlap(output, input);
   } else {
     check.none(outputs, "the list of outputs", root);
   }
@@ -243,7 +243,7 @@ Group::Call scatter_call(const Membership& me, const at::Tensor& output, const s
     }
     check_own_part(check, output, inputs[me.rank]);
     for (const auto& input : inputs)
-      if (!input.is_same(output)) check.apart(output, input);
+      if (!input.is_same(output)) check.no_overlap(output, input);
   } else {
     check.none(inputs, "the list of inputs", root);
   }
@@ -266,7 +266,7 @@ Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, 
   check.same_dtype(output, input);
   check.reducible(input, op);
   check.parts_of(input, "the input", output, "the output");
-  check.apart_or_in_place(input, output);
+  check.no_overlap_or_in_place(input, output);
   Fingerprint fingerprint{Operation::kReduceScatter, input.scalar_type(), input.numel(), op};
   return {std::move(fingerprint), [&output, &input, op](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
@@ -287,7 +287,7 @@ Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>&
   }
   check_own_part(check, outputs[me.rank], inputs[me.rank]);
   for (const auto& output : outputs)
-    for (const auto& input : inputs) check.apart(output, input);
+    for (const auto& input : inputs) check.no_overlap(output, input);
   Fingerprint fingerprint{Operation::kAllToAll, inputs[0].scalar_type(), {}, {}, {}, "",
                           elements_of(inputs),  elements_of(outputs)};
   return {std::move(fingerprint), [&outputs, &inputs](Backend& backend, const CallInfo& call) {

@@ -25,9 +25,9 @@ GroupLayout::GroupLayout(int rank, int world_size, int group_size)
   if (world_size < 1 || rank < 0 || rank >= world_size)
     throw UsageError(text("GroupLayout: rank ", rank, " of ", world_size, "; ranks count from 0 to world size - 1"));
   if (group_size < 1 || world_size % group_size != 0)
-    throw UsageError(text("rank ", rank, ": groups of ", group_size, " cannot be formed from ", world_size,
-                          " ranks; the group size must divide the world size. For uneven groups use "
-                          "new_subgroups_by_enumeration"));
+    throw UsageError(rank, text("groups of ", group_size, " cannot be formed from ", world_size,
+                                " ranks; the group size must divide the world size. For uneven groups use "
+                                "new_subgroups_by_enumeration"));
 }
 
 std::vector<int> GroupLayout::group() const {

@@ -34,7 +34,7 @@ const JoinRound& JoinContext::next_round(const Turn& turn) {
   value[group_.rank()] = turn.weight.value_or(0);
   value[ranks + group_.rank()] = turn.weight.has_value();
   flags[0] = turn.is_weighted;
-  flags[1] = turn.is_synchronised;
+  flags[1] = turn.is_synchronized;
   flags[2] = turn.is_training;
   sum = sum.to(group_.device());
   group_.all_reduce(sum);
@@ -49,13 +49,14 @@ const JoinRound& JoinContext::next_round(const Turn& turn) {
     std::vector<int> out;
     for (int rank = 0; rank < group_.size(); ++rank)
       if (!round_.has_inputs[rank]) out.push_back(rank);
-    throw InputsExhausted(text("rank ", group_.rank(), ": ", out.size() == 1 ? "rank " : "ranks ", enumerate(out),
-                               out.size() == 1 ? " has" : " have", " no inputs left; all ranks stop here"));
+    throw InputsExhausted(group_.rank(),
+                          text(out.size() == 1 ? "rank " : "ranks ", enumerate(out), out.size() == 1 ? " has" : " have",
+                               " no inputs left; all ranks stop here"));
   }
   auto check_agreed = [&](double count, const char* what, const char* remedy) {
     if (count != 0 && count != trains)
-      throw MismatchError(text("rank ", group_.rank(), ": ", count, " of the ", trains, " ranks that train ", what,
-                               " in this iteration, the others do not; ", remedy));
+      throw MismatchError(group_.rank(), text(count, " of the ", trains, " ranks that train ", what,
+                                              " in this iteration, the others do not; ", remedy));
   };
   check_agreed(flags[1], "average their gradients", "use no_sync in the same iterations on every rank");
   check_agreed(flags[2], "have their model in training mode",
@@ -65,13 +66,13 @@ const JoinRound& JoinContext::next_round(const Turn& turn) {
 
 JoinMembers::JoinMembers(const std::vector<Joinable*>& members, const JoinOptions& options) : members_(members) {
   if (members.empty() || std::find(members.begin(), members.end(), nullptr) != members.end())
-    throw UsageError(
-        "join needs at least one member and no null pointers; pass the wrapper that the loop trains: {&ddp}");
+    throw UsageError("join: the list of members is empty or contains a null pointer; pass the wrapper, as in {&ddp}");
   const auto group = members.front()->join_group();
-  for (const auto* member : members)
-    if (member->join_group().global_ranks() != group.global_ranks())
-      throw UsageError(
-          text("rank ", group.rank(), ": the members of a join must have the same ranks; run one join for each group"));
+  for (size_t i = 0; i < members.size(); ++i)
+    if (const auto ranks = members[i]->join_group().global_ranks(); ranks != group.global_ranks())
+      throw UsageError(group.rank(),
+                       text("join: member ", i, " has ranks ", enumerate(ranks), ", but member 0 has ranks ",
+                            enumerate(group.global_ranks()), "; run one join for each group"));
   context_ = std::make_shared<JoinContext>(group, options);
   try {
     for (auto* member : members) {
@@ -99,7 +100,7 @@ void JoinMembers::follow_others() {
     source = context_->round().last_rank();
     for (auto* member : members_) member->shadow(context_->round());
   }
-  for (auto* member : members_) member->take_state_from(source);
+  for (auto* member : members_) member->copy_state_from(source);
 }
 
 }  // namespace detail

@@ -13,7 +13,7 @@ struct JoinRound {
   std::vector<double> weights;   // by rank; 0 for a rank without inputs or with an empty batch
   std::vector<bool> has_inputs;  // by rank
   bool is_weighted = false;      // some rank has called set_batch_weight
-  bool is_synchronised = false;  // this iteration averages gradients: it is not under no_sync
+  bool is_synchronized = false;  // this iteration averages gradients: it is not under no_sync
   bool is_training = false;      // the model is in training mode
 
   int trains() const;     // number of ranks with inputs
@@ -29,7 +29,7 @@ class JoinContext {
   struct Turn {
     std::optional<double> weight{};
     bool is_weighted = false;
-    bool is_synchronised = false;
+    bool is_synchronized = false;
     bool is_training = false;
   };
 

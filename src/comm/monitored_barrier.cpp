@@ -74,7 +74,8 @@ void ProcessGroup::monitored_barrier(const CallOptions& options) const {
   group.run_aside(detail::Operation::kMonitoredBarrier, options,
                   [&](const detail::CallRecord& record, std::chrono::milliseconds timeout) {
                     auto verdict = verdict_of(group, describe(record.call_id), timeout, record);
-                    if (verdict != kPassed) throw TimeoutError(text(speaker(group.membership()), ": ", verdict));
+                    if (verdict != kPassed)
+                      throw TimeoutError(text(speaker(group.membership()), ": ", verdict), group.membership().rank, {});
                   });
 }
 

@@ -16,7 +16,8 @@ std::string to_bytes(const ProcessGroup& group, const c10::IValue& object, const
     auto bytes = torch::jit::pickle_save(object);
     return {bytes.begin(), bytes.end()};
   } catch (const std::exception& error) {
-    throw UsageError(text("rank ", group.rank(), ": ", call, ": a ", object.tagKind(),
+    throw UsageError(group.rank(),
+                     text(call, ": a ", object.tagKind(),
                           " cannot be sent; use strings, numbers, tensors, or lists, tuples and dictionaries of them (",
                           error.what(), ")"));
   }
@@ -34,8 +35,8 @@ std::vector<c10::IValue> read_all(const std::vector<std::string>& all) {
 
 void check_rank(const ProcessGroup& group, int rank, const char* call, const char* role) {
   if (rank < 0 || rank >= group.size())
-    throw UsageError(text("rank ", group.rank(), ": ", call, ": ", role, " is rank ", rank,
-                          "; this group has ranks 0 to ", group.size() - 1));
+    throw UsageError(group.rank(),
+                     text(call, ": ", role, " is rank ", rank, "; this group has ranks 0 to ", group.size() - 1));
 }
 
 }  // namespace
@@ -66,8 +67,8 @@ c10::IValue ProcessGroup::scatter_object(const std::vector<c10::IValue>& objects
   std::vector<std::string> all;
   if (rank() == src) {
     if (static_cast<int>(objects.size()) != size())
-      throw UsageError(text("rank ", rank(), ": scatter_object: got ", objects.size(), " objects; expected ", size(),
-                            ", one for each rank"));
+      throw UsageError(
+          rank(), text("scatter_object: got ", objects.size(), " objects; expected ", size(), ", one for each rank"));
     for (const auto& object : objects) all.push_back(to_bytes(*this, object, "scatter_object"));
   }
   return from_bytes(scatter_strings(*this, all, src, options));

@@ -127,7 +127,7 @@ std::string ProcessGroup::backend_name() const {
   return cpu_group ? text("cpu:", cpu_group->membership().backend_name, ",cuda:", mine) : mine;
 }
 
-bool ProcessGroup::moves(c10::DeviceType type) const {
+bool ProcessGroup::supports(c10::DeviceType type) const {
   return group_->for_device(type).membership().device.type() == type;
 }
 
@@ -290,7 +290,8 @@ void ProcessGroup::destroy() const {
 }
 
 void ProcessGroup::abort(const std::string& reason) const {
-  member().abort(std::make_exception_ptr(PeerError(text("rank ", rank(), " gave up: ", reason))));
+  member().abort(std::make_exception_ptr(PeerError(text("rank ", rank(), " gave up: ", reason), {},
+                                                   Culprit{member().job()->rank(), CulpritRole::kGaveUp})));
 }
 
 }  // namespace lockstep

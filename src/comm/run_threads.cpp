@@ -43,12 +43,13 @@ class FirstFailure {
     while (!groups_.empty()) groups_.pop_back();  // rank 0, which hosts the store, last
     if (!error_) return;
     std::string prefix = text("rank ", rank_, ": ");
-    rethrow_with_prefix(error_, message_of(error_).starts_with(prefix) ? "" : prefix);
+    rethrow_with_prefix(error_, rank_of(error_) == rank_ ? "" : prefix, "", rank_);
   }
 
  private:
   std::exception_ptr consequence() const {
-    return std::make_exception_ptr(PeerError(text("rank ", rank_, " failed: ", message_of(error_))));
+    return std::make_exception_ptr(
+        PeerError(text("rank ", rank_, " failed: ", message_of(error_)), {}, Culprit{rank_, CulpritRole::kGaveUp}));
   }
 
   std::mutex mutex_;

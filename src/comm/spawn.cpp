@@ -54,18 +54,26 @@ std::string type_of(const std::exception& error) {
   return status == 0 ? name.get() : raw;
 }
 
-// The report to the parent: the kind and the message of the current exception. The type of an exception that is not
-// lockstep's is part of the message.
-std::vector<std::string> describe_error() {
+// The message of the current exception. The type of an exception that is not lockstep's is part of it.
+std::string describe_error() {
   try {
     throw;
   } catch (const Error& error) {
-    return {name_of(error.kind()), error.what()};
+    return error.what();
   } catch (const std::exception& error) {
-    return {name_of(ErrorKind::kError), text(type_of(error), ": ", error.what())};
+    return text(type_of(error), ": ", error.what());
   } catch (...) {
-    return {name_of(ErrorKind::kError), message_of(std::current_exception())};
+    return message_of(std::current_exception());
   }
+}
+
+// The report of the current exception to the parent.
+std::vector<std::string> report_error() {
+  const auto error = std::current_exception();
+  std::vector<std::string> fields{name_of(kind_of(error))};
+  for (auto& field : to_fields({ErrorKind::kPeer, describe_error(), culprit_of(error), rank_of(error)}))
+    fields.push_back(std::move(field));
+  return fields;
 }
 
 [[noreturn]] void run_as_rank(const std::function<void(ProcessGroup)>& rank_main, const SpawnOptions& options) {
@@ -76,9 +84,9 @@ std::vector<std::string> describe_error() {
   std::vector<std::string> ending;
   try {
     rank_main(init_process_group({.backend = options.backend, .timeout = options.timeout}));
-    ending = {"", ""};
+    ending = {""};
   } catch (...) {
-    ending = describe_error();
+    ending = report_error();
   }
   auto said = pack(ending);
   [[maybe_unused]] auto written = ::write(report, said.data(), said.size());
@@ -88,9 +96,9 @@ std::vector<std::string> describe_error() {
 // --- in the parent
 
 struct Ending {
-  std::optional<ErrorKind> kind;  // none: its function returned
-  std::string message;
-  bool is_reported = false;  // by the rank itself; otherwise its process ended without a report
+  std::optional<ErrorKind> kind{};  // none: its function returned
+  Failure failure{};                // its message, culprit and reporter
+  bool is_reported = false;         // by the rank itself; otherwise its process ended without a report
 };
 
 /// One rank's process, killed with the object.
@@ -138,7 +146,8 @@ class Child {
   int report() const { return report_.get(); }
   const std::optional<Ending>& ending() const { return ending_; }
 
-  /// Call when its report can be read: takes in what it says, and at its end how it ended.
+  /// Reads its report. At the end of the report, waits for the process and records how it ended. Call it when report()
+  /// is readable.
   void listen() {
     char bytes[4096];
     ssize_t got = ::read(report_.get(), bytes, sizeof bytes);
@@ -152,7 +161,7 @@ class Child {
   }
 
  private:
-  // What a launcher says about this process does not hold for those it starts.
+  // Variables of a launcher describe this process, not its children.
   static std::vector<std::string> inherited() {
     std::vector<std::string> result;
     for (char** entry = environ; *entry; ++entry) {
@@ -184,12 +193,15 @@ class Child {
     if (WIFEXITED(status)) {
       try {
         auto fields = unpack(said_);
-        if (fields.size() == 2) return {parse_error_kind(fields[0]), fields[1], true};
+        if (fields.size() == 1) return {std::nullopt, {}, true};
+        if (fields.size() > 1) return {parse_error_kind(fields[0]), read_failure(fields, 1), true};
       } catch (const ProtocolError&) {
       }
     }
     return {ErrorKind::kPeer,
-            text("its process (pid ", pid_, ") ended before its function returned: ", describe_exit_status(status))};
+            {ErrorKind::kPeer,
+             text("its process (pid ", pid_, ") ended before its function returned: ", describe_exit_status(status)),
+             Culprit{rank_, CulpritRole::kExited}}};
   }
 
   const int rank_;
@@ -200,12 +212,12 @@ class Child {
 };
 
 [[noreturn]] void throw_ending(int rank, const Ending& ending) {
-  std::string prefix = text("rank ", rank, ": ");
-  std::string message = ending.message.starts_with(prefix) ? ending.message : prefix + ending.message;
-  throw_error(*ending.kind, message);
+  const auto& failure = ending.failure;
+  std::string prefix = failure.reporter == rank ? "" : text("rank ", rank, ": ");
+  throw_error(*ending.kind, prefix + failure.message, rank, failure.culprit);
 }
 
-/// The ranks, and what has gone wrong with them.
+/// All ranks of one call of spawn(), and the first failure among them.
 class Family {
  public:
   Family(int world_size, int call, int port, const std::string& secret_file) {
@@ -241,7 +253,7 @@ class Family {
     return text(enumerate(names), names.size() == 1 ? " is" : " are");
   }
 
-  // False when the deadline comes first.
+  // Returns false at the deadline.
   static bool listen(const std::vector<Child*>& running, Clock::time_point deadline) {
     std::vector<pollfd> ready;
     for (Child* child : running) ready.push_back({child->report(), POLLIN, 0});
@@ -254,7 +266,7 @@ class Family {
     return true;
   }
 
-  // The first failure counts, unless it is that of a rank that only found another one gone.
+  // Keeps the first failure. The PeerError of a rank is a consequence, so a later error of another kind replaces it.
   void note(const Child& child, const SpawnOptions& options, Clock::time_point& deadline) {
     if (!child.ending() || !child.ending()->kind) return;
     bool is_consequence = child.ending()->kind == ErrorKind::kPeer && child.ending()->is_reported;
@@ -281,7 +293,7 @@ void spawn(int world_size, const std::function<void(ProcessGroup)>& rank_main, c
   if (world_size < 1) throw UsageError(text("spawn: world_size is ", world_size, "; it must be at least 1"));
   int call = ++calls_so_far;
   if (is_spawned()) {
-    if (call < number_from(kCall)) return;  // an earlier call, whose ranks have come and gone
+    if (call < number_from(kCall)) return;  // an earlier call, whose ranks have ended
     if (call > number_from(kCall))
       throw UsageError("spawn: this process is a rank that spawn has started; it cannot spawn");
     run_as_rank(rank_main, options);

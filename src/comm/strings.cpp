@@ -9,7 +9,7 @@ namespace {
 
 // The device over which strings are sent.
 c10::Device device_of(const ProcessGroup& group) {
-  return group.moves(c10::kCPU) ? c10::Device(c10::kCPU) : group.device();
+  return group.supports(c10::kCPU) ? c10::Device(c10::kCPU) : group.device();
 }
 
 at::Tensor to_bytes(const std::string& text, c10::Device device) {

@@ -15,13 +15,12 @@ namespace lockstep {
 namespace {
 
 using detail::Group;
-using detail::GroupSpec;
 using detail::Operation;
 
 // Sorts the ranks, like PyTorch: the order in which ranks are listed does not matter.
 std::vector<int> checked_ranks(const detail::Membership& parent, std::vector<int> ranks) {
   auto fail = [&](const auto&... parts) {
-    throw UsageError(text("rank ", parent.rank, ": new_group of '", parent.name, "': ", parts...));
+    throw UsageError(parent.rank, text("new_group of '", parent.name, "': ", parts...));
   };
   if (ranks.empty()) fail("a group needs at least one rank");
   std::sort(ranks.begin(), ranks.end());
@@ -50,8 +49,7 @@ std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector
   auto timeout = options.timeout.value_or(here.timeout);
   detail::parse_backends(backend);  // throws if it is invalid
   if (timeout <= std::chrono::milliseconds(0))
-    throw UsageError(text("rank ", here.rank, ": ", name_of(call), ": the time-out is ", timeout.count(),
-                          " ms; it must be above 0"));
+    throw UsageError(here.rank, text(name_of(call), ": the time-out is ", timeout.count(), " ms; it must be above 0"));
   std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list_groups(groups));
   auto meet = [&] {  // a call of the parent; a short time-out of the new group must not break the parent
     parent.for_control().run(
@@ -89,16 +87,15 @@ ProcessGroup ProcessGroup::new_subgroups(int group_size, const NewGroupOptions& 
 ProcessGroup ProcessGroup::new_subgroups_by_enumeration(const std::vector<std::vector<int>>& groups,
                                                         const NewGroupOptions& options) const {
   auto& parent = member();
-  if (groups.empty())
-    throw UsageError(text("rank ", rank(), ": new_subgroups_by_enumeration: the list of groups is empty"));
+  if (groups.empty()) throw UsageError(rank(), "new_subgroups_by_enumeration: the list of groups is empty");
   std::vector<std::vector<int>> checked;
   std::set<int> seen;
   for (const auto& group : groups) {
     checked.push_back(checked_ranks(parent.membership(), group));
     for (int member : group)
       if (!seen.insert(member).second)
-        throw UsageError(text("rank ", rank(), ": new_subgroups_by_enumeration: rank ", member,
-                              " is in two groups; create overlapping groups with new_group, one by one"));
+        throw UsageError(rank(), text("new_subgroups_by_enumeration: rank ", member,
+                                      " is in two groups; create overlapping groups with new_group, one by one"));
   }
   auto made = make_groups(parent, checked, Operation::kNewSubgroupsByEnumeration, options);
   for (const auto& group : made)

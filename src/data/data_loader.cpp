@@ -18,7 +18,7 @@ namespace {
 
 DataLoaderOptions checked_options(const DataLoaderOptions& options, const DistributedSampler& sampler,
                                   std::optional<size_t> dataset_size, bool finds_tensors) {
-  const auto fail = [&](auto... parts) { throw UsageError(text("rank ", sampler.rank(), ": DataLoader: ", parts...)); };
+  const auto fail = [&](auto... parts) { throw UsageError(sampler.rank(), text("DataLoader: ", parts...)); };
   if (options.batch_size == 0) fail("batch_size is 0, expected 1 or more");
   if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
   if (options.prefetch < 1) fail("prefetch is ", options.prefetch, ", expected 1 or more");
@@ -30,7 +30,7 @@ DataLoaderOptions checked_options(const DataLoaderOptions& options, const Distri
          options.batch_size, "; use a smaller batch_size");
   if ((options.device || options.pin_memory) && !finds_tensors)
     fail(
-        "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; specialise "
+        "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; specialize "
         "lockstep::TensorsIn for it, or copy batches in the loop");
   return options;
 }
@@ -89,9 +89,9 @@ struct LoaderCore::State {
     const auto expected = batch_of(*samples, delivered++);
     const auto dealt = sampler.next(expected.size());
     if (!dealt || *dealt != expected)
-      throw UsageError(text("rank ", sampler.rank(),
-                            ": DataLoader: next(), reset() or load() of its sampler was called during the loop; use "
-                            "one sampler for each loader"));
+      throw UsageError(sampler.rank(),
+                       "DataLoader: its sampler was moved during the loop (next(), reset() or load() was called); use "
+                       "one sampler for each loader");
     if (delivered == batches_of(samples->size()) && samples->size() % options.batch_size != 0 && options.drop_last)
       sampler.next(options.batch_size);  // skips the samples that drop_last drops: the epoch is over
   }
@@ -119,23 +119,23 @@ uint64_t LoaderCore::begin() {
   samples.erase(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(state.sampler.position()));
   state.samples = std::make_shared<const Samples>(std::move(samples));
   state.delivered = 0;
-  state.queue->start(state.batches_of(state.samples->size()),
-                     [&state, epoch, samples = state.samples](int worker, size_t number) {
-                       try {
-                         return state.make(worker, state.batch_of(*samples, number), epoch);
-                       } catch (...) {
-                         rethrow_with_prefix(std::current_exception(),
-                                             text("rank ", state.sampler.rank(), ": DataLoader: epoch ", epoch, ": "));
-                       }
-                     });
+  state.queue->start(state.batches_of(state.samples->size()), [&state, epoch, samples = state.samples](int worker,
+                                                                                                       size_t number) {
+    try {
+      return state.make(worker, state.batch_of(*samples, number), epoch);
+    } catch (...) {
+      const int rank = state.sampler.rank();
+      rethrow_with_prefix(std::current_exception(), text("rank ", rank, ": DataLoader: epoch ", epoch, ": "), "", rank);
+    }
+  });
   return ++state.loop;
 }
 
 LoaderCore::Batch LoaderCore::next(uint64_t loop) {
   State& state = *state_;
   if (loop != state.loop)
-    throw UsageError(text("rank ", state.sampler.rank(),
-                          ": DataLoader: another loop over this loader has started; use one loader for each loop"));
+    throw UsageError(state.sampler.rank(),
+                     "DataLoader: another loop over this loader has started; use one loader for each loop");
   auto batch = state.queue->next();
   if (batch) state.advance_sampler();
   return batch;

@@ -47,9 +47,10 @@ at::Tensor bytes_as_tensor(std::string& bytes) {
 // the same epoch and position as this rank's.
 BatchMessage with_room(const Header& header, const DistributedSampler& mine) {
   if (header[Header::kEpoch] != mine.epoch() || header[Header::kPosition] != static_cast<int64_t>(mine.position()))
-    throw MismatchError(text("rank ", mine.rank(), ": GroupLoader: the sampler of the reading rank is in epoch ",
-                             header[Header::kEpoch], " at ", header[Header::kPosition], ", this one in epoch ",
-                             mine.epoch(), " at ", mine.position(), "; call set_epoch and load on all ranks"));
+    throw MismatchError(
+        mine.rank(), text("GroupLoader: the sampler of the reading rank is in epoch ", header[Header::kEpoch], " at ",
+                          header[Header::kPosition], ", this one in epoch ", mine.epoch(), " at ", mine.position(),
+                          "; call set_epoch and load on all ranks"));
   return {static_cast<Kind>(header[Header::kKind]), header[Header::kSamples],
           std::string(static_cast<size_t>(header[Header::kBytes]), '\0')};
 }

@@ -211,8 +211,6 @@ void Staging::finish() {
 
 namespace {
 
-namespace fs = std::filesystem;
-
 // How long a rank copies before its next collective, so that the other ranks' wait does not time out.
 constexpr std::chrono::seconds kTurn(1);
 

@@ -153,7 +153,7 @@ void Attempt::on_event(const Crew::Event& event) {
     out_of_memory = kills > memory_kills_;
     memory_kills_ = std::min(kills, memory_kills_ + 1);
   }
-  on_end(event.worker, {event.value, describe_status(event.value, out_of_memory), event.was_stopped});
+  on_end(event.worker, {event.value, describe_status(event.value, out_of_memory), event.was_stopped, out_of_memory});
 }
 
 void Attempt::on_end(int index, const Ending& ending) {
@@ -170,11 +170,13 @@ void Attempt::on_end(int index, const Ending& ending) {
   end.seconds = seconds_since(worker.started);
   end.after_stop = is_stopping_;
   end.was_stopped = ending.was_stopped;
+  end.out_of_memory = ending.out_of_memory;
   outcome_.ends.push_back(end);
   if (!end.failed() || is_stopping_) return;
   auto who = end.pid == 0 ? text("rank ", end.rank, " on ", end.host)
                           : text("rank ", end.rank, " (pid ", end.pid, " on ", end.host, ")");
-  cluster_->tell_failure({{"PeerError", text(who, " has failed: ", end.how)}, end.rank});
+  cluster_->tell_failure(
+      {ErrorKind::kPeer, text(who, " has failed: ", end.how), Culprit{end.rank, CulpritRole::kExited}});
   stop_after_failure();
 }
 

@@ -46,6 +46,7 @@ class Attempt {
     int status = 0;
     std::string how;
     bool was_stopped = false;
+    bool out_of_memory = false;
   };
 
   void start_some();

@@ -16,23 +16,10 @@
 
 namespace lockstep {
 
-/// How an attempt ended on one node.
-struct Outcome {
-  std::vector<WorkerEnd> ends;  // in the order in which the workers ended
-  std::optional<int> signal;    // received by this launcher or by another node's
-  std::string broken;           // why the launcher cannot continue; empty if it can
-};
-
 /// A rank that has not joined the job yet.
 struct MissingRank {
   int rank = 0;
   std::string where;  // "node 1 on host b"
-};
-
-/// What all nodes do after an attempt has ended on all nodes.
-struct Verdict {
-  bool restart = false;
-  LaunchReport report;
 };
 
 /// The launchers of all nodes of a job, and the store of their ranks. Node 0 decides; a failure, signal or restart on
@@ -54,7 +41,7 @@ class Cluster {
 
   /// Reports that a worker of this node failed. Before it returns, all ranks are notified, unless they know of an
   /// earlier failure; the wait is limited to a few seconds. Every node then stops its workers.
-  virtual void tell_failure(const StoreServer::FirstCause& cause) = 0;
+  virtual void tell_failure(const Failure& cause) = 0;
   /// Returns whether a rank has joined, and may thus have been notified, as far as this node knows.
   virtual bool has_joined_ranks() = 0;
   /// Forwards a signal that this launcher received to the other nodes.
@@ -69,10 +56,6 @@ class Cluster {
   virtual void tell_outcome(const Outcome& outcome) = 0;
   virtual std::optional<Verdict> verdict() = 0;
 };
-
-/// Decides, from the outcome of all nodes, whether to restart, and makes the report.
-Verdict decide(const Outcome& outcome, const std::optional<StoreServer::FirstCause>& cause, int generation,
-               int max_restarts);
 
 /// Returns the cluster of a job on one node.
 std::unique_ptr<Cluster> make_single_node(const LaunchOptions& options, const Plan& plan, const Secret& secret);

@@ -35,7 +35,7 @@ int count_workers(const std::string& written, const Machine& machine, const Envi
   }
   auto count = parse_number<int>(written);
   if (count && *count >= 1 && *count <= kMostWorkers) return *count;
-  throw UsageError(text("--nproc-per-node is \"", written, "\": it should be a number from 1 to ", kMostWorkers,
+  throw UsageError(text("--nproc-per-node is \"", written, "\": it must be a number from 1 to ", kMostWorkers,
                         ", auto, cpu or gpu"));
 }
 
@@ -43,7 +43,7 @@ int count_workers(const std::string& written, const Machine& machine, const Envi
 std::vector<int> read_streams(const std::string& flag, const std::string& written, int workers) {
   std::vector<int> streams(static_cast<size_t>(workers), 0);
   auto refuse = [&] {
-    throw UsageError(text(flag, " is \"", written, "\": it should be 0, 1 (stdout), 2 (stderr) or 3 (both), or one ",
+    throw UsageError(text(flag, " is \"", written, "\": it must be 0, 1 (stdout), 2 (stderr) or 3 (both), or one ",
                           "such number per local rank, as in 0:3,1:1"));
   };
   auto read = [&](std::string_view number) {
@@ -119,10 +119,10 @@ Plan make_plan(const LaunchOptions& options, const Machine& machine, const Envir
   plan.node = find_node(options, lookup);
   plan.workers = count_workers(options.workers_per_node, machine, lookup);
   if (options.max_restarts < 0)
-    throw UsageError(text("--max-restarts is ", options.max_restarts, ": it should be 0 or more"));
-  if (options.grace.count() < 0) throw UsageError("--grace is negative: it should be 0 s or more");
+    throw UsageError(text("--max-restarts is ", options.max_restarts, ": it must be 0 or more"));
+  if (options.grace.count() < 0) throw UsageError("--grace is negative: it must be 0 s or more");
   if (options.omp_threads && *options.omp_threads < 1)
-    throw UsageError(text("--omp-threads is ", *options.omp_threads, ": it should be 1 or more"));
+    throw UsageError(text("--omp-threads is ", *options.omp_threads, ": it must be 1 or more"));
   if (options.omp_threads)
     plan.threads = *options.omp_threads;
   else if (!lookup("OMP_NUM_THREADS"))
@@ -131,7 +131,7 @@ Plan make_plan(const LaunchOptions& options, const Machine& machine, const Envir
   if (options.bind && cores.size() < static_cast<size_t>(plan.workers))
     throw UsageError(text("--bind gives each worker its own cores, but there are ", cores.size(), " cores for ",
                           plan.workers, " workers: start fewer workers, or omit --bind"));
-  plan.cores = options.bind ? deal_cores(cores, plan.workers) : std::vector<std::vector<int>>(plan.workers);
+  plan.cores = options.bind ? assign_cores(cores, plan.workers) : std::vector<std::vector<int>>(plan.workers);
   plan.routes = route_streams(options, plan.workers);
   plan.job_id = make_job_id(lookup);
   find_program(options.command.front(), lookup);

@@ -59,7 +59,7 @@ std::optional<int64_t> Machine::out_of_memory_kills() const {
   return read_cgroup_oom_kills(root_);
 }
 
-std::vector<std::vector<int>> deal_cores(const std::vector<int>& cores, int workers) {
+std::vector<std::vector<int>> assign_cores(const std::vector<int>& cores, int workers) {
   std::vector<std::vector<int>> dealt(static_cast<size_t>(workers));
   const size_t count = cores.size(), hands = dealt.size();
   if (count < hands) return dealt;

@@ -29,6 +29,6 @@ class Machine {
 
 /// Divides the cores into disjoint sets of nearly equal size, one for each worker. The sets are empty when there are
 /// fewer cores than workers.
-std::vector<std::vector<int>> deal_cores(const std::vector<int>& cores, int workers);
+std::vector<std::vector<int>> assign_cores(const std::vector<int>& cores, int workers);
 
 }  // namespace lockstep

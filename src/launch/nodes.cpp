@@ -18,9 +18,9 @@ constexpr const char* kIndex = "JOB_COMPLETION_INDEX";  // of Kubernetes
 
 void check_options(const LaunchOptions& options) {
   if (options.nodes && *options.nodes < 1)
-    throw UsageError(text("--nnodes is ", *options.nodes, ": it should be 1 or more"));
+    throw UsageError(text("--nnodes is ", *options.nodes, ": it must be 1 or more"));
   if (options.master_port < 0 || options.master_port > 65535)
-    throw UsageError(text("--master-port is ", options.master_port, ": it should be a number from 0 to 65535"));
+    throw UsageError(text("--master-port is ", options.master_port, ": it must be a number from 0 to 65535"));
   if (options.standalone && (options.nodes.value_or(1) > 1 || !options.master_addr.empty() || options.master_port != 0))
     throw UsageError(
         "--standalone starts one node at an address that the launcher chooses: omit --nnodes, --master-addr "

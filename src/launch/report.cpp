@@ -62,17 +62,19 @@ std::string remedy_for(const LaunchReport& report) {
   const auto& culprit = *report.culprit;
   const std::string output = culprit.tail.empty() ? "its output" : "its stderr above";
   if (culprit.pid == 0) return "check the program's path, and the limits of processes and memory";
-  if (report.kind == "TimeoutError")
+  const auto& notice = report.notice;
+  const auto kind = notice ? notice->kind : ErrorKind::kPeer;
+  const bool has_left = notice && notice->culprit && notice->culprit->role == CulpritRole::kLeft;
+  if (kind == ErrorKind::kTimeout)
     return "it did not reach a call in time: find out what it did instead, or raise the time-out if it is only slow";
-  if (report.kind == "MismatchError") return "make the same calls in the same order on all ranks";
+  if (kind == ErrorKind::kMismatch) return "make the same calls in the same order on all ranks";
   if (culprit.was_stopped)
     return text("it gave up, hung or was frozen: see the message that the ranks received, and ", output);
-  if (WIFSIGNALED(culprit.status) && culprit.how.starts_with("killed: out of memory"))
-    return "use less memory on this host, or raise the limit";
+  if (culprit.out_of_memory) return "use less memory on this host, or raise the limit";
   if (WIFSIGNALED(culprit.status) && WTERMSIG(culprit.status) == SIGKILL)
     return "find out who sent the signal: a person, the scheduler, or the kernel because memory ran out (dmesg)";
   if (WIFSIGNALED(culprit.status)) return text("see ", output, ", or run the rank in a debugger");
-  if (report.notice.find("has left group") != std::string::npos || !culprit.failed())
+  if (has_left || !culprit.failed())
     return "make the same calls on all ranks and exit together; for uneven inputs use join";
   return text("see ", output);
 }
@@ -85,14 +87,14 @@ std::string describe_status(int status, bool out_of_memory) {
   return describe_exit_status(status) + (WIFEXITED(status) ? explain_exit_code(WEXITSTATUS(status)) : "");
 }
 
-LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64_t> named_rank,
-                         const std::string& notice) {
+LaunchReport make_report(const std::vector<WorkerEnd>& ends, const std::optional<Failure>& notice) {
   LaunchReport report;
   report.notice = notice;
+  const auto named = notice ? notice->culprit : std::nullopt;
   const bool any_failed = std::any_of(ends.begin(), ends.end(), std::mem_fn(&WorkerEnd::failed));
   if (!any_failed) return report;
   auto innocence = [&](const WorkerEnd& end) {
-    if (end.rank == named_rank) return 0;
+    if (named && end.rank == named->rank) return 0;
     return !end.failed() ? 3 : end.after_stop ? 2 : 1;
   };
   auto culprit = std::min_element(ends.begin(), ends.end(),
@@ -110,6 +112,26 @@ LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64
   return report;
 }
 
+Verdict decide(const Outcome& outcome, const std::optional<Failure>& cause, int generation, int max_restarts) {
+  Verdict verdict;
+  auto& report = verdict.report;
+  report.restarts = generation;
+  if (!outcome.broken.empty()) {
+    report.exit = LaunchExit::kInternal;
+    report.message = outcome.broken;
+    return verdict;
+  }
+  if (outcome.signal) {
+    report.exit = LaunchExit::kPreempted;
+    report.message = text("stopped by SIG", ::sigabbrev_np(*outcome.signal));
+    return verdict;
+  }
+  report = make_report(outcome.ends, cause);
+  report.restarts = generation;
+  verdict.restart = report.exit != LaunchExit::kSuccess && generation < max_restarts;
+  return verdict;
+}
+
 std::string describe_report(const LaunchReport& report) {
   std::string out;
   auto line = [&](const auto&... parts) { out += text("lockstep run: ", parts..., "\n"); };
@@ -122,8 +144,9 @@ std::string describe_report(const LaunchReport& report) {
       line("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed first, after ",
            in_seconds(culprit.seconds), ": ", culprit.how);
     if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
-    if (!report.notice.empty() && !report.notice.ends_with(culprit.how))  // skip the launcher's own message
-      line("  message to the ranks: ", report.notice);
+    const auto& notice = report.notice;
+    const bool from_launcher = notice && notice->culprit && notice->culprit->role == CulpritRole::kExited;
+    if (notice && !from_launcher) line("  message to the ranks: ", notice->message);
     if (!culprit.tail.empty()) line("  last lines of its stderr:");
     for (const auto& last : culprit.tail) out += text("    | ", last, "\n");
     if (!culprit.logs.empty()) line("  its output: ", culprit.logs);
@@ -144,7 +167,7 @@ std::string report_to_json(const LaunchReport& report) {
                               {"seconds", report.seconds},
                               {"message", report.message}};
   json["culprit"] = report.culprit ? to_json(*report.culprit) : nlohmann::ordered_json();
-  json["notice"] = report.notice;
+  json["notice"] = report.notice ? report.notice->message : "";
   json["remedy"] = report.culprit ? remedy_for(report) : "";
   json["consequences"] = to_json(report.consequences);
   json["ended_before"] = to_json(report.ended_before);
@@ -157,6 +180,7 @@ std::string pack_ends(const std::vector<WorkerEnd>& ends) {
     json[i]["status"] = ends[i].status;
     json[i]["after_stop"] = ends[i].after_stop;
     json[i]["was_stopped"] = ends[i].was_stopped;
+    json[i]["out_of_memory"] = ends[i].out_of_memory;
   }
   return dump(json);
 }
@@ -166,7 +190,7 @@ std::vector<WorkerEnd> unpack_ends(const std::string& packed) {
   for (const auto& json : nlohmann::json::parse(packed))
     ends.push_back({json.at("rank"), json.at("host"), json.at("pid"), json.at("status"), json.at("how"),
                     json.at("uncaught"), json.at("stderr_tail"), json.at("logs"), json.at("seconds"),
-                    json.at("after_stop"), json.at("was_stopped")});
+                    json.at("after_stop"), json.at("was_stopped"), json.at("out_of_memory")});
   return ends;
 }
 

@@ -7,6 +7,8 @@
 
 #include <lockstep/launch_options.h>
 
+#include "rendezvous/failure.h"
+
 namespace lockstep {
 
 /// How one worker ended, as seen by its launcher.
@@ -22,6 +24,7 @@ struct WorkerEnd {
   double seconds = 0;             // run time
   bool after_stop = false;        // it ended after the launcher began to stop the workers
   bool was_stopped = false;       // by a signal of the launcher, so `status` does not show the cause
+  bool out_of_memory = false;     // the kernel killed it because memory ran out
 
   bool failed() const { return status != 0 || pid == 0; }
 };
@@ -35,18 +38,32 @@ struct LaunchReport {
   std::optional<WorkerEnd> culprit;     // the rank that the store blames, else the first that failed
   std::vector<WorkerEnd> consequences;  // the other failed workers
   std::vector<WorkerEnd> ended_before;  // with success, before the culprit ended
-  std::string notice;                   // the failure message that the store sent to the ranks
-  std::string kind;                     // of that failure: "PeerError", "TimeoutError", "MismatchError"
+  std::optional<Failure> notice;        // the failure that the store sent to the ranks
   std::string message;                  // used if no worker is the cause
   int restarts = 0;
   double seconds = 0;  // of the whole job
 };
 
-/// Determines the culprit, if any worker failed. The culprit is the rank that the store named, even if it exited with
+/// Determines the culprit, if any worker failed. The culprit is the rank that `notice` names, even if it exited with
 /// success, because it may have exited too early. Otherwise it is the first failed worker of `ends` that ended before
 /// the launcher stopped the workers. `ends` must be in the order in which the workers of each node ended.
-LaunchReport make_report(const std::vector<WorkerEnd>& ends, std::optional<int64_t> named_rank,
-                         const std::string& notice);
+LaunchReport make_report(const std::vector<WorkerEnd>& ends, const std::optional<Failure>& notice);
+
+/// How an attempt ended on one node.
+struct Outcome {
+  std::vector<WorkerEnd> ends;  // in the order in which the workers ended
+  std::optional<int> signal;    // received by this launcher or by another node's
+  std::string broken;           // why the launcher cannot continue; empty if it can
+};
+
+/// What all nodes do after an attempt has ended on all nodes.
+struct Verdict {
+  bool restart = false;
+  LaunchReport report;
+};
+
+/// Decides, from the outcome of all nodes, whether to restart, and makes the report.
+Verdict decide(const Outcome& outcome, const std::optional<Failure>& cause, int generation, int max_restarts);
 
 /// Formats the report as text that ends with a newline. Empty on success.
 std::string describe_report(const LaunchReport& report);

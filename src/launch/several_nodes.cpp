@@ -18,7 +18,7 @@
 // Keys of the launchers' store, where G is the generation and K a node:
 //   launch/node/K        set by each node when it joins: host, pid, workers, nodes, job
 //   launch/G/store       the port of the ranks' store, set by node 0
-//   launch/G/failure     the first failure seen by a node other than 0: kind, message, rank
+//   launch/G/failure     the first failure seen by a node other than 0: see to_fields
 //   launch/G/told        set by node 0 after the ranks were notified of a failure: node, number of joined ranks; the
 //                        other nodes then stop their workers
 //   launch/G/signals     the number of signals that launchers received; launch/G/signal/1 and so on: number, node
@@ -36,23 +36,18 @@ constexpr auto kSilence = std::chrono::seconds(30);   // heartbeat limit of a la
 constexpr auto kTellLimit = std::chrono::seconds(2);  // the ranks have 1 s to acknowledge
 constexpr auto kNodeFarewell = std::chrono::seconds(5);
 
-/// Rewrites a message of the store about a rank, because the "ranks" of the launchers' store are nodes.
-std::string about_launchers(std::string message) {
-  if (message.starts_with("rank ")) message = "the launcher of node " + message.substr(5);
-  return message.substr(0, message.find(". It crashed"));
-}
-
 class SeveralNodes final : public Cluster, private StoreListener {
  public:
   SeveralNodes(const LaunchOptions& options, const Plan& plan, const Secret& secret)
       : options_(options), plan_(plan), secret_(secret), waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!waker_.is_open()) throw SystemError(text("eventfd: ", ::strerror(errno)));
-    if (plan_.node.rank == 0) control_ = host_store(plan_.node.store, kLaunchers, "the launcher of node 0");
+    if (plan_.node.rank == 0)
+      control_ = host_store(plan_.node.store, kLaunchers, "the launcher of node 0", Coordinator::Members::kLaunchers);
   }
 
   ~SeveralNodes() override {
     if (client_) client_->stop_listening();
-    if (client_ && !is_over_) client_->say_goodbye(Failure{"PeerError", "it was stopped, or it failed"});
+    if (client_ && !is_over_) client_->say_goodbye(Failure{ErrorKind::kPeer, "it was stopped, or it failed"});
     client_.reset();
     if (control_) control_->await_departures(kNodeFarewell);  // the other nodes read the verdict from it
   }
@@ -70,10 +65,6 @@ class SeveralNodes final : public Cluster, private StoreListener {
       if (!open_store(signals, print_status)) return std::nullopt;
     } catch (const Stopped&) {
       return std::nullopt;
-    } catch (const PeerError& error) {
-      throw PeerError(about_launchers(error.what()));
-    } catch (const TimeoutError& error) {
-      throw TimeoutError(about_launchers(error.what()));
     }
     layout_.generation = generation;
     subscribe();
@@ -81,9 +72,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
     return layout_;
   }
 
-  void tell_failure(const StoreServer::FirstCause& cause) override {
-    const Fields failure{key("failure"), "",
-                         pack({cause.failure.kind, cause.failure.message, std::to_string(cause.rank.value_or(-1))})};
+  void tell_failure(const Failure& cause) override {
+    const Fields failure{key("failure"), "", pack(to_fields(cause))};
     try {
       if (store_) return tell_ranks(cause);
       Fields late;
@@ -165,8 +155,9 @@ class SeveralNodes final : public Cluster, private StoreListener {
   std::string key(const std::string& name) const { return text("launch/", generation_.load(), "/", name); }
   static std::string node_key(int node) { return text("launch/node/", node); }
 
-  std::unique_ptr<StoreServer> host_store(const Endpoint& endpoint, int generation, const std::string& role) const {
-    const StoreServer::Options options{endpoint, secret_, generation, role};
+  std::unique_ptr<StoreServer> host_store(const Endpoint& endpoint, int generation, const std::string& role,
+                                          Coordinator::Members members) const {
+    const StoreServer::Options options{endpoint, secret_, generation, role, {}, members};
     return std::make_unique<StoreServer>(options);
   }
 
@@ -273,7 +264,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
   [[noreturn]] void refuse_missing(const Fields& keys) {
     const auto message = text(name_nodes(keys), " did not join within ", seconds(options_.join_timeout),
                               " s; check that lockstep run is started there with its --node-rank");
-    client_->say_goodbye(Failure{"TimeoutError", message});
+    client_->say_goodbye(Failure{ErrorKind::kTimeout, message});
     is_over_ = true;
     throw TimeoutError(message);
   }
@@ -298,7 +289,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
   bool open_store(Signals& signals, const PrintStatus& print_status) {
     if (plan_.node.rank == 0) {
       store_.reset();
-      store_ = host_store({plan_.node.store.host, 0}, generation_, "lockstep run of node 0");
+      store_ =
+          host_store({plan_.node.store.host, 0}, generation_, "lockstep run of node 0", Coordinator::Members::kRanks);
       client_->call(Verb::kSet, {key("store"), std::to_string(store_->port())});
     }
     WaitNotice notice(Clock::now());
@@ -368,7 +360,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
 
   void on_failure(const std::string&, const Failure& failure) override {
     std::lock_guard lock(mutex_);
-    if (lost_.empty() && !verdict_) mark_lost(about_launchers(failure.message));
+    if (lost_.empty() && !verdict_) mark_lost(failure.message);
     wake();
   }
   void on_left(int, const std::string&, int64_t) override {}
@@ -387,7 +379,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
       client_->call(Verb::kCheck, {node_key(0)});
       return std::nullopt;
     } catch (const Error& error) {
-      return about_launchers(error.what());
+      return error.what();
     }
   }
 
@@ -402,15 +394,14 @@ class SeveralNodes final : public Cluster, private StoreListener {
       outcomes.swap(outcomes_);
     }
     if (failure) {
-      const auto fields = unpack(*failure);
-      tell_ranks({{fields.at(0), fields.at(1)}, to_number(fields.at(2))});
+      tell_ranks(read_failure(unpack(*failure)));
       std::lock_guard lock(mutex_);
       orders_.push_back(0);
     }
     if (outcomes) judge(*outcomes);
   }
 
-  void tell_ranks(const StoreServer::FirstCause& cause) {
+  void tell_ranks(const Failure& cause) {
     store_->end_job(cause);
     client_->call(Verb::kSet, {key("told"), pack({me(), std::to_string(store_->joined().size())})}, ignore);
   }
@@ -425,9 +416,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
     }
     const auto cause = store_->first_cause();
     client_->call(Verb::kSet,
-                  {key("verdict"),
-                   pack({pack_outcome(all), std::to_string(options_.max_restarts), cause ? cause->failure.message : "",
-                         std::to_string(cause ? cause->rank.value_or(-1) : -1), cause ? cause->failure.kind : ""})},
+                  {key("verdict"), pack({pack_outcome(all), std::to_string(options_.max_restarts),
+                                         cause ? pack(to_fields(*cause)) : ""})},
                   ignore);
   }
 
@@ -448,8 +438,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
 
   Verdict unpack_verdict(const std::string& packed) const {  // the same on all nodes
     const auto fields = unpack(packed);
-    std::optional<StoreServer::FirstCause> cause;
-    if (!fields.at(2).empty()) cause = {{fields.at(4), fields.at(2)}, to_number(fields.at(3))};
+    std::optional<Failure> cause;
+    if (!fields.at(2).empty()) cause = read_failure(unpack(fields.at(2)));
     return decide(unpack_outcome(fields.at(0)), cause, generation_, static_cast<int>(to_number(fields.at(1))));
   }
 

@@ -21,7 +21,7 @@ Signals::Signals() {
   ::sigaction(SIGHUP, nullptr, &hangup);
   if (hangup.sa_handler == SIG_IGN) ::sigdelset(&taken, SIGHUP);  // nohup
   file_ = FileDescriptor(::signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!file_.is_open()) throw SystemError(text("signalfd: ", std::strerror(errno)));
+  if (!file_.is_open()) throw SystemError(text("could not create the launcher's signalfd: ", std::strerror(errno)));
   ::pthread_sigmask(SIG_BLOCK, &taken, &before_);
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;

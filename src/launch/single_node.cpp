@@ -1,5 +1,3 @@
-#include <string.h>
-
 #include "base/text.h"
 #include "launch/cluster.h"
 
@@ -23,7 +21,7 @@ class SingleNode final : public Cluster {
     return Layout{0, workers_, generation, {endpoint_.host, store_->port()}, job_id_};
   }
 
-  void tell_failure(const StoreServer::FirstCause& cause) override { store_->end_job(cause); }
+  void tell_failure(const Failure& cause) override { store_->end_job(cause); }
   std::optional<std::vector<MissingRank>> missing_ranks() override {
     const auto joined = store_->joined();
     std::vector<MissingRank> missing;
@@ -54,28 +52,6 @@ class SingleNode final : public Cluster {
 };
 
 }  // namespace
-
-Verdict decide(const Outcome& outcome, const std::optional<StoreServer::FirstCause>& cause, int generation,
-               int max_restarts) {
-  Verdict verdict;
-  auto& report = verdict.report;
-  report.restarts = generation;
-  if (!outcome.broken.empty()) {
-    report.exit = LaunchExit::kInternal;
-    report.message = outcome.broken;
-    return verdict;
-  }
-  if (outcome.signal) {
-    report.exit = LaunchExit::kPreempted;
-    report.message = text("stopped by SIG", ::sigabbrev_np(*outcome.signal));
-    return verdict;
-  }
-  report = make_report(outcome.ends, cause ? cause->rank : std::nullopt, cause ? cause->failure.message : "");
-  report.kind = cause ? cause->failure.kind : "";
-  report.restarts = generation;
-  verdict.restart = report.exit != LaunchExit::kSuccess && generation < max_restarts;
-  return verdict;
-}
 
 std::unique_ptr<Cluster> make_single_node(const LaunchOptions& options, const Plan& plan, const Secret& secret) {
   return std::make_unique<SingleNode>(options, plan, secret);

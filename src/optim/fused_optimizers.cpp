@@ -94,9 +94,9 @@ class GpuLists {
   std::map<std::tuple<c10::DeviceIndex, at::ScalarType, bool>, FusedLists> lists_;
 };
 
-/// Whether the current step is being captured, so that it takes effect only when it is replayed. Throws UsageError
-/// during capture unless `is_prepared`, that is unless the state exists already.
-bool is_captured(const at::Tensor& parameter, const char* name, bool is_prepared) {
+/// Returns whether the current step is being captured. Throws UsageError if it is and the optimizer's state does not
+/// exist yet (`is_prepared` is false).
+bool check_capture(const at::Tensor& parameter, const char* name, bool is_prepared) {
   const bool captured = detail::is_capturing(parameter.device());
   if (captured && !is_prepared)
     throw UsageError(text(name,
@@ -154,7 +154,7 @@ void step_adam(Optimizer& optimizer, std::shared_ptr<DeviceState>& device, const
       if (!gradient.defined()) continue;
       auto* state = detail::find_state<State>(optimizer, parameter);
       const bool is_prepared = state && device && !device->is_released() && device->counts(parameter);
-      const bool captured = is_captured(parameter, name, is_prepared);
+      const bool captured = check_capture(parameter, name, is_prepared);
       is_any_captured |= captured;
       if (!state) {
         state = detail::add_state(optimizer, parameter, first_adam_state<State>(parameter));
@@ -277,7 +277,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
       if (!gradient.defined()) continue;
       auto* state = has_momentum ? detail::find_state<torch::optim::SGDParamState>(*this, parameter) : nullptr;
       const bool is_first = has_momentum && !(state && state->momentum_buffer().defined());
-      is_any_captured |= is_captured(parameter, "FusedSGD", !is_first && device_ && !device_->is_released());
+      is_any_captured |= check_capture(parameter, "FusedSGD", !is_first && device_ && !device_->is_released());
       if (is_first) {
         state = detail::add_state(*this, parameter, std::make_unique<torch::optim::SGDParamState>());
         state->momentum_buffer(zeros_as(parameter));

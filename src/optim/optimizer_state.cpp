@@ -203,24 +203,24 @@ void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state)
   const auto& groups = optimizer.param_groups();
   if (state.groups.size() != groups.size())
     throw UsageError(text("load_state_dict: the state has ", state.groups.size(),
-                          " groups of parameters, but the optimizer has ", groups.size(),
+                          " parameter groups, but the optimizer has ", groups.size(),
                           "; construct the optimizer with the same groups"));
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& group = state.groups[g];
     const auto& parameters = groups[g].params();
     if (group.parameters.size() != parameters.size())
-      throw UsageError(text("load_state_dict: group ", g, " of the state has ", group.parameters.size(),
-                            " parameters, but that of the optimizer has ", parameters.size(),
-                            "; construct the optimizer with the same groups"));
+      throw UsageError(text("load_state_dict: parameter group ", g, " has ", group.parameters.size(),
+                            " parameters in the state and ", parameters.size(),
+                            " in the optimizer; construct the optimizer with the same groups"));
     for (size_t i = 0; i < parameters.size(); ++i)
       if (const auto found = state.parameters.find(group.parameters[i]);
           found != state.parameters.end() && !says_nothing(found->second))
         check_values(group, i, found->second, parameters[i], needed);
     const auto maximize = group.options.find("maximize");
     if (maximize != group.options.end() && maximize->second.isBool() && maximize->second.toBool())
-      throw UsageError(text("load_state_dict: group ", g,
-                            " of the state maximizes, which LibTorch's optimizers do not support; negate the loss and "
-                            "the option"));
+      throw UsageError(text("load_state_dict: parameter group ", g,
+                            " of the state has maximize = true, which LibTorch's optimizers do not support; set "
+                            "maximize to false and negate the loss"));
   }
 }
 

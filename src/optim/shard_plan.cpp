@@ -3,21 +3,19 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/align.h"
+
 namespace lockstep::detail {
 namespace {
-
-int64_t align_elements(int64_t elements, int64_t alignment) {
-  return (elements + alignment - 1) / alignment * alignment;
-}
 
 ShardPlan divide_elements(const std::vector<int64_t>& sizes, int ranks, int64_t alignment) {
   ShardPlan plan;
   int64_t end = 0;
   for (int64_t size : sizes) {
     plan.offsets.push_back(end);
-    end += align_elements(size, alignment);
+    end += align_up(size, alignment);
   }
-  const int64_t share = align_elements((end + ranks - 1) / ranks, alignment);
+  const int64_t share = align_up((end + ranks - 1) / ranks, alignment);
   for (int rank = 0; rank <= ranks; ++rank) plan.begins.push_back(rank * share);
   return plan;
 }
@@ -32,7 +30,7 @@ ShardPlan divide_parameters(const std::vector<int64_t>& sizes, int ranks, int64_
   for (size_t parameter : order) {
     const auto least = std::min_element(load.begin(), load.end());
     owners[parameter] = static_cast<int>(least - load.begin());
-    *least += align_elements(sizes[parameter], alignment);
+    *least += align_up(sizes[parameter], alignment);
   }
   ShardPlan plan;
   plan.begins.push_back(0);
@@ -44,7 +42,7 @@ ShardPlan divide_parameters(const std::vector<int64_t>& sizes, int ranks, int64_
   for (size_t parameter = 0; parameter < sizes.size(); ++parameter) {
     int64_t& offset = next[owners[parameter]];
     plan.offsets.push_back(offset);
-    offset += align_elements(sizes[parameter], alignment);
+    offset += align_up(sizes[parameter], alignment);
   }
   return plan;
 }

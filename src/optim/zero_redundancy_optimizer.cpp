@@ -184,7 +184,7 @@ void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
   const auto all = group_.all_gather_object(c10::ivalue::Tuple::create(std::move(facts)));
   for (int rank = 0; rank < group_.size(); ++rank)
     if (const auto& theirs = all[rank].toTupleRef().elements()[0].toStringRef(); !theirs.empty())
-      throw UsageError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer: on rank ", rank, ", ", theirs));
+      throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer: on rank ", rank, ", ", theirs));
   const auto& first = all[0].toTupleRef().elements();
   for (int rank = 1; rank < group_.size(); ++rank) {
     const auto& theirs = all[rank].toTupleRef().elements();
@@ -193,8 +193,8 @@ void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
         return i < list.size() ? list[i].toStringRef() : text("there are ", list.size() - 1, " parameters");
       };
       if (fact(first) != fact(theirs))
-        throw MismatchError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer: on rank 0 ", fact(first),
-                                 ", on rank ", rank, " ", fact(theirs), "; build the same model on every rank"));
+        throw MismatchError(group_.rank(), text("ZeroRedundancyOptimizer: on rank 0 ", fact(first), ", on rank ", rank,
+                                                " ", fact(theirs), "; build the same model on every rank"));
     }
   }
 }
@@ -220,15 +220,17 @@ void ZeroRedundancyOptimizerBase::Shard::check_unchanged() const {
   size_t count = 0;
   for (const auto& group : outer_->param_groups()) count += group.params().size();
   if (count != parameters_.size())
-    throw UsageError(text("rank ", group_.rank(), ": ZeroRedundancyOptimizer was constructed with ", parameters_.size(),
-                          " parameters and has ", count, " now; pass all groups to its constructor"));
+    throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer was constructed with ", parameters_.size(),
+                                         " parameters and has ", count, " now; pass all groups to its constructor"));
   for (const auto& [members, memory] : memories_)
     for (size_t i = 0; i < members.size(); ++i)
       if (!memory.restore_storage(i))
-        throw UsageError(text(
-            "rank ", group_.rank(), ": ", name_of(members[i]), " has become ", parameters_[members[i]].sizes(), ' ',
-            parameters_[members[i]].scalar_type(), " on ", parameters_[members[i]].device(),
-            " after ZeroRedundancyOptimizer was constructed; construct the optimizer after the model ", "is final"));
+        throw UsageError(
+            group_.rank(),
+            text(name_of(members[i]), " has become ", parameters_[members[i]].sizes(), ' ',
+                 parameters_[members[i]].scalar_type(), " on ", parameters_[members[i]].device(),
+                 " after ZeroRedundancyOptimizer was constructed; construct the optimizer after the model ",
+                 "is final"));
 }
 
 // Takes the learning rates of `rank`, which still has inputs in a join, and adds gradients of zero for parameters that
@@ -274,9 +276,9 @@ void ZeroRedundancyOptimizerBase::Shard::step() {
 
 OptimizerState ZeroRedundancyOptimizerBase::Shard::consolidate(int dst) const {
   if (step_incomplete_)
-    throw UsageError(text("rank ", group_.rank(),
-                          ": ZeroRedundancyOptimizer: the last step did not finish, so the ranks' shares may be of "
-                          "different steps; resume from the last checkpoint"));
+    throw UsageError(group_.rank(),
+                     "ZeroRedundancyOptimizer: the last step did not finish, so the ranks' shares may be of "
+                     "different steps; resume from the last checkpoint");
   group_.synchronize();
   take_options();
   auto mine = state_dict(*inner_);
@@ -323,8 +325,8 @@ void ZeroRedundancyOptimizerBase::Shard::load(const OptimizerState& state) {
   }
   for (size_t i = 0; i < std::min(names.size(), names_.size()); ++i)
     if (names[i] != names_[i])
-      throw UsageError(text("rank ", group_.rank(), ": load_state_dict: parameter ", i, " is '", names_[i],
-                            "' here and '", names[i],
+      throw UsageError(group_.rank(),
+                       text("load_state_dict: parameter ", i, " is '", names_[i], "' here and '", names[i],
                             "' in the state; the state belongs to another model, or its order differs"));
   OptimizerState mine;
   for (const auto& group : state.groups) mine.groups.push_back({.options = group.options});
@@ -412,17 +414,17 @@ ProcessGroup ZeroRedundancyOptimizerBase::join_group() const {
 
 void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) {
   if (is_first)
-    throw UsageError(text("rank ", shard_->group().rank(),
-                          ": join: the optimizer is listed before the wrapper; call join({&ddp, &optimizer}, ...)"));
+    throw UsageError(shard_->group().rank(),
+                     "join: the optimizer is listed before the wrapper; call join({&ddp, &optimizer}, ...)");
   join_ = std::move(context);
 }
 
 // A rank without inputs must step as well: the other ranks wait for its share of the parameters.
 void ZeroRedundancyOptimizerBase::shadow(const detail::JoinRound& round) {
-  if (round.is_synchronised) step();
+  if (round.is_synchronized) step();
 }
 
-void ZeroRedundancyOptimizerBase::take_state_from(int) {}
+void ZeroRedundancyOptimizerBase::copy_state_from(int) {}
 
 void ZeroRedundancyOptimizerBase::leave_join() noexcept {
   join_.reset();

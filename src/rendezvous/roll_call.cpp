@@ -105,7 +105,8 @@ Announcement read_announcement(const std::string& value) {
 void check_agreement(const Announcement& mine, const Announcement& other) {
   auto differ = [&](const char* what, const auto& here, const auto& there, const char* remedy) {
     throw MismatchError(text("rank ", mine.peer.rank, " (", describe(mine.peer.process), "): ", what, " is ", here,
-                             " here, but ", there, " for ", describe(other.peer), "; ", remedy));
+                             " here, but ", there, " for ", describe(other.peer), "; ", remedy),
+                        mine.peer.rank, {});
   };
   const Enrolment& here = mine.enrolment;
   const Enrolment& there = other.enrolment;
@@ -157,7 +158,9 @@ std::string why_missing(int joins_before) {
   const auto message = text("rank ", own.peer.rank, ": ", world_size - static_cast<int>(missing.size()), " of ",
                             world_size, " ranks joined within ", timeout.count(), " ms; missing: rank ",
                             enumerate(missing), ". ", why_missing(own.enrolment.joins_before));
-  throw MissingRanksError(message, missing);
+  std::optional<Culprit> culprit;
+  if (!missing.empty()) culprit = Culprit{missing.front(), CulpritRole::kLate};
+  throw TimeoutError(message, own.peer.rank, culprit);
 }
 
 /// Logs the missing ranks. Only the lowest rank that has joined logs.
@@ -220,10 +223,10 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   compare_with_first(store, own, claim);
   std::string standing = claim(enrolment_key(mine, mine.rank), write_announcement(own));
   if (standing != write_announcement(own)) {
-    throw MismatchError(text("rank ", mine.rank, ": ", describe(own.peer.process), " wants to join, but ",
-                             describe(read_announcement(standing).peer),
-                             " has already joined. Either two processes were started with the same rank, or an "
-                             "earlier job left this store behind: use a new store (for file://, remove the file)"));
+    throw MismatchError(
+        mine.rank, text(describe(own.peer.process), " wants to join, but ", describe(read_announcement(standing).peer),
+                        " has already joined. Either two processes were started with the same rank, or an "
+                        "earlier job left this store behind: use a new store (for file://, remove the file)"));
   }
 
   std::vector<std::string> keys;

@@ -40,20 +40,9 @@ int count_join(Store& store, int rank);
 /// Sets the key if it has no value, and returns the resulting value.
 using Claim = std::function<std::string(const std::string& key, const std::string& value)>;
 
-/// Ranks did not join before the deadline.
-class MissingRanksError : public TimeoutError {
- public:
-  MissingRanksError(const std::string& message, std::vector<int> ranks)
-      : TimeoutError(message), ranks_(std::move(ranks)) {}
-  const std::vector<int>& ranks() const { return ranks_; }
-
- private:
-  std::vector<int> ranks_;
-};
-
 /// Announces this rank in the store and blocks until all ranks have done so. Returns the peers in order of rank.
 ///
-/// Collective. `claim` sets the rank's key; the default uses compare_set. Throws MissingRanksError, naming the ranks
+/// Collective. `claim` sets the rank's key; the default uses compare_set. Throws TimeoutError, naming the ranks
 /// that did not join, and MismatchError, naming both sides, if a rank joined twice or if two ranks differ in job,
 /// restart count, world size, backend or lockstep version. Logs a warning if programs have different build ids.
 std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout, Claim claim = {});

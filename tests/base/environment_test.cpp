@@ -195,7 +195,7 @@ TEST(Environment, RefusesHalfOfAWorld) {
 TEST(Environment, NamesTheVariableThatIsNotANumber) {
   for (const auto& value :
        {"", " ", "four", "1x", "1 ", " 1", "+1", "-1", "1.0", "0x1", "2147483648", "99999999999999"}) {
-    const std::string is = std::string(" is \"") + value + "\": it should be a whole number from ";
+    const std::string is = std::string(" is \"") + value + "\": it must be a whole number from ";
     EXPECT_EQ(refusal(with(kTorchrunRank, {{"RANK", value}})), "RANK" + is + "0 to 2147483647");
     EXPECT_EQ(refusal(with(kTorchrunRank, {{"WORLD_SIZE", value}})), "WORLD_SIZE" + is + "1 to 2147483647");
     EXPECT_EQ(refusal(with(kTorchrunRank, {{"LOCAL_RANK", value}})), "LOCAL_RANK" + is + "0 to 2147483647");
@@ -208,7 +208,7 @@ TEST(Environment, NamesTheVariableThatIsNotANumber) {
 TEST(Environment, NamesTheLaunchersVariableThatIsNotANumber) {
   auto expect_named = [](const Variables& source, const std::string& variable, const std::string& least) {
     EXPECT_EQ(refusal(with(source, {{variable, "two"}})),
-              variable + " is \"two\": it should be a whole number from " + least + " to 2147483647");
+              variable + " is \"two\": it must be a whole number from " + least + " to 2147483647");
   };
   expect_named(kOpenMpiRank, "OMPI_COMM_WORLD_RANK", "0");
   expect_named(kOpenMpiRank, "OMPI_COMM_WORLD_SIZE", "1");
@@ -226,14 +226,14 @@ TEST(Environment, NamesTheLaunchersVariableThatIsNotANumber) {
 
 TEST(Environment, RefusesAnEmptyWorldAndAPortOutOfRange) {
   EXPECT_EQ(refusal({{"RANK", "0"}, {"WORLD_SIZE", "0"}}),
-            "WORLD_SIZE is \"0\": it should be a whole number from 1 to 2147483647");
+            "WORLD_SIZE is \"0\": it must be a whole number from 1 to 2147483647");
   for (const std::string port : {"0", "65536"})
     EXPECT_EQ(refusal({{"MASTER_PORT", port}}),
-              "MASTER_PORT is \"" + port + "\": it should be a whole number from 1 to 65535");
+              "MASTER_PORT is \"" + port + "\": it must be a whole number from 1 to 65535");
 }
 
 TEST(Environment, RefusesAnEmptyMasterAddress) {
-  EXPECT_EQ(refusal({{"MASTER_ADDR", ""}}), "MASTER_ADDR is \"\": it should be the name or address of rank 0's host");
+  EXPECT_EQ(refusal({{"MASTER_ADDR", ""}}), "MASTER_ADDR is \"\": it must be the name or address of rank 0's host");
 }
 
 TEST(Environment, RefusesARankOutsideOfItsWorld) {
@@ -316,7 +316,7 @@ TEST(Environment, RefusesTasksPerNodeThatDoNotCoverTheNode) {
                                  "2", "1,1(x2147483647),1(x2147483648)"})
     EXPECT_EQ(refusal(with(kSrunRank, {{"SLURM_STEP_TASKS_PER_NODE", list}})),
               "SLURM_STEP_TASKS_PER_NODE is \"" + list +
-                  "\": it should be the tasks of every node, like \"2(x3),1\", with an entry for SLURM_NODEID 1");
+                  "\": it must be the tasks of every node, like \"2(x3),1\", with an entry for SLURM_NODEID 1");
 }
 
 TEST(Environment, RefusesALocalRankOutsideOfItsSlurmNode) {
@@ -355,7 +355,7 @@ TEST(Environment, RefusesASlurmListWithoutAHost) {
   for (const std::string list : {"", ",a", "node[", "node[01-03", "node[]", "node]", "node[01]]"}) {
     EXPECT_EQ(refusal(with(kSrunRank, {{"SLURM_STEP_NODELIST", list}})),
               "SLURM_STEP_NODELIST is \"" + list +
-                  "\": it should be a list of hosts, like \"node[01-03,07],other\"; or set MASTER_ADDR");
+                  "\": it must be a list of hosts, like \"node[01-03,07],other\"; or set MASTER_ADDR");
     EXPECT_EQ(detect(with(kSrunRank, {{"SLURM_STEP_NODELIST", list}, {"MASTER_ADDR", "a"}})).master_addr, "a");
   }
 }

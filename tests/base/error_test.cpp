@@ -43,6 +43,31 @@ TEST(ErrorKind, HasTheNameOfTheClassAndIsReadBackFromIt) {
   EXPECT_EQ(parse_error_kind("OtherError"), std::nullopt);
 }
 
+TEST(Error, NamesTheRankInItsMessageAndAsData) {
+  const UsageError error(3, "the batch is empty");
+  EXPECT_STREQ(error.what(), "rank 3: the batch is empty");
+  EXPECT_EQ(error.rank(), 3);
+  EXPECT_EQ(error.culprit(), std::nullopt);
+  EXPECT_EQ(UsageError("the batch is empty").rank(), std::nullopt);
+}
+
+TEST(Rethrow, ErrorsKeepTheirCulpritAndTakeTheRankOfThePrefix) {
+  const Culprit culprit{2, CulpritRole::kLeft};
+  const auto error = std::make_exception_ptr(PeerError("rank 2 has left", 0, culprit));
+  for (const auto& [given, expected] : {std::pair<std::optional<int>, int>{1, 1}, {std::nullopt, 0}}) {
+    try {
+      rethrow_with_prefix(error, "rank 1: ", "", given);
+    } catch (const PeerError& again) {
+      EXPECT_STREQ(again.what(), "rank 1: rank 2 has left");
+      EXPECT_EQ(again.rank(), expected);
+      EXPECT_EQ(again.culprit(), culprit);
+    }
+  }
+  EXPECT_EQ(rank_of(error), 0);
+  EXPECT_EQ(culprit_of(error), culprit);
+  EXPECT_EQ(culprit_of(std::make_exception_ptr(std::out_of_range("far"))), std::nullopt);
+}
+
 TEST(Rethrow, ASecondPassKeepsWhatTheFirstHasNested) {
   std::exception_ptr once;
   try {

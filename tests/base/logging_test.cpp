@@ -196,7 +196,7 @@ TEST_F(Logging, WarnsOnceOfASenselessLevel) {
         {
           setenv("LOCKSTEP_LOG", value.c_str(), 1);
           claim(on_stderr(log_every_level), "[lockstep] warning: LOCKSTEP_LOG is \"" + value +
-                                                "\": it should be debug, info, warning, error or off; using warning\n"
+                                                "\": it must be debug, info, warning, error or off; using warning\n"
                                                 "[lockstep] warning: w\n[lockstep] error: e\n");
         },
         testing::ExitedWithCode(0), "")

@@ -37,7 +37,7 @@ TEST(BackendNames, WhatMakesNoSenseIsRefusedWithAnExample) {
   for (const char* asked : {"gpu:shm", "cpu:shm,cpu:threads", "cpu:shm,threads", ":"})
     expect_error<UsageError>([&] { parse_backends(asked); }, asked, "cpu:gloo,cuda:nccl");
   expect_error<UsageError>([] { parse_backends("cpu:carrier_pigeon"); }, "no backend 'carrier_pigeon'");
-  expect_error<UsageError>([] { parse_backends("cuda:shm"); }, "shm moves only CPU tensors", "use nccl");
+  expect_error<UsageError>([] { parse_backends("cuda:shm"); }, "shm supports only CPU tensors", "use nccl");
 }
 
 TEST(ChooseDevice, ARankTakesTheGpuOfItsLocalRankOrTheOneThatItIsShown) {

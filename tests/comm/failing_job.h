@@ -76,6 +76,9 @@ void expect_survivors_told(JobProcesses& job, int victim, const std::string& kin
     std::string me = "rank " + std::to_string(rank);
     EXPECT_THAT(line, testing::AllOf(testing::AnyOf(HasSubstr(me + ":"), HasSubstr("(" + me + " of the job):")),
                                      HasSubstr(parts)...));
+    if (victim >= 0) {
+      EXPECT_THAT(line, HasSubstr("[culprit: " + std::to_string(victim) + "]"));
+    }
     EXPECT_LT(took, limit * kSlowness) << line;
   }
   for (int rank = 0; rank < job.size(); ++rank)

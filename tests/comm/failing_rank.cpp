@@ -402,7 +402,7 @@ void stops_while_connecting() {
     auto changed = context;
     print("connecting");
     if (context.rank == 1) changed.store = std::make_shared<StopsAfterPublishing>(context.store);
-    return lockstep::find_backend("gloo")(changed);
+    return lockstep::detail::find_backend("gloo")(changed);
   });
   auto world = join();
   auto ones = at::ones({1000});
@@ -467,19 +467,12 @@ int run_failing_rank(const std::string& scenario) {
     kScenarios.at(scenario)();
     print("done");
     return 0;
-  } catch (const lockstep::PeerError& error) {
-    print(std::string("PeerError: ") + error.what());
-  } catch (const lockstep::TimeoutError& error) {
-    print(std::string("TimeoutError: ") + error.what());
-  } catch (const lockstep::MismatchError& error) {
-    print(std::string("MismatchError: ") + error.what());
-  } catch (const lockstep::UsageError& error) {
-    print(std::string("UsageError: ") + error.what());
-  } catch (const lockstep::SystemError& error) {
-    print(std::string("SystemError: ") + error.what());
+  } catch (const lockstep::Error& error) {
+    const auto culprit = error.culprit() ? std::to_string(error.culprit()->rank) : "unknown";
+    print(std::string(name_of(error.kind())) + ": " + error.what() + " [culprit: " + culprit + "]");
+    return 3;
   } catch (const std::exception& error) {
     print(std::string("other: ") + error.what());
     return 4;
   }
-  return 3;
 }

@@ -29,7 +29,7 @@ TEST_F(Gpu, IsChosenAndTensorsOfBothDevicesMove) {
   EXPECT_TRUE(world.backend_name().starts_with("cpu:") && world.backend_name().ends_with(",cuda:nccl"))
       << world.backend_name();
   for (const auto device : {c10::Device(c10::kCPU), world.device()}) {
-    EXPECT_TRUE(world.moves(device.type()));
+    EXPECT_TRUE(world.supports(device.type()));
     const auto tensor = at::full({3}, 5.0, device);
     world.all_reduce(tensor, ReduceOp::kAvg);
     world.broadcast(tensor, 0);

@@ -41,13 +41,13 @@ TEST(Job, ToldOfAnotherJoinKnowsThatItIsNotMeant) {
   Hearing hearing;
   mine.job->subscribe("world", hearing);
   old_rank.job->leave("world", 3);
-  old_rank.job->report("world", {"TimeoutError", "too late"}, Job::Certainty::kCertain);
+  old_rank.job->report("world", {ErrorKind::kTimeout, "too late"}, Job::Certainty::kCertain);
   old_rank.client->call(Verb::kCheck, {});
   mine.client->call(Verb::kCheck, {});  // what was told before has been heard
   EXPECT_EQ(hearing.failures, 0);
   EXPECT_EQ(hearing.departures, 0);
   // The first cause of one is not that of the other.
-  EXPECT_EQ(other.job->report("world", {"PeerError", "gone"}, Job::Certainty::kCertain).message, "gone");
+  EXPECT_EQ(other.job->report("world", {ErrorKind::kPeer, "gone"}, Job::Certainty::kCertain).message, "gone");
   other.job->leave("world", 3);
   other.client->call(Verb::kCheck, {});
   mine.client->call(Verb::kCheck, {});
@@ -64,7 +64,7 @@ TEST(Job, AFailureOfAGroupIsOneOfItsPartnerToo) {
   mine.job->subscribe("world", group);
   mine.job->subscribe("world:cpu", cpu_group);
   mine.job->subscribe("world/1", stranger);
-  other.job->report("world:cpu", {"TimeoutError", "too late"}, Job::Certainty::kCertain);
+  other.job->report("world:cpu", {ErrorKind::kTimeout, "too late"}, Job::Certainty::kCertain);
   mine.client->call(Verb::kCheck, {});  // what was told before has been heard
   EXPECT_EQ(group.failures, 1);
   EXPECT_EQ(cpu_group.failures, 1);
@@ -110,7 +110,7 @@ TEST(Job, IsOverAtOnceWhenAnExceptionEndsTheWorld) {
   failing.job->give_up_group("world", "rank 1");
   EXPECT_THAT(ear.failure_within(5s), AllOf(testing::StartsWith(": PeerError: rank 1"), HasSubstr("gave up")));
   ASSERT_TRUE(eventually([&] { return host.server.first_cause().has_value(); }));
-  EXPECT_EQ(host.server.first_cause()->rank, 1);
+  EXPECT_EQ(host.server.first_cause()->culprit, (Culprit{1, CulpritRole::kGaveUp}));
 }
 
 TEST(Job, GoesOnWhenAnExceptionEndsASmallerGroup) {

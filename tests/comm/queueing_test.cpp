@@ -110,7 +110,7 @@ struct Devices {
 class QueueingBackend final : public Backend {
  public:
   QueueingBackend(Devices& devices, const BackendContext& context)
-      : devices_(devices), ranks_(find_backend("threads")(context)) {
+      : devices_(devices), ranks_(detail::find_backend("threads")(context)) {
     devices_.of[context.rank] = &device_;
   }
 

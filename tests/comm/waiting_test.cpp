@@ -128,7 +128,7 @@ TEST(Waiting, TheLowestRankThatWaitsPrintsWhomFor) {
         EXPECT_THAT(await_line(log, "by backend slow", "has waited for 1"),
                     AllOf(HasSubstr("rank 0: has waited"), HasSubstr("the 3 ranks"), HasSubstr("LOCKSTEP_INTERFACE")));
       }
-      return find_backend("threads")(context);
+      return detail::find_backend("threads")(context);
     });
     run_threads(3, [](ProcessGroup world) { world.barrier(); }, {.backend = "slow"});
   });

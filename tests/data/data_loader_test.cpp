@@ -477,7 +477,7 @@ TEST(DataLoader, RefusesWhatMakesNoSense) {
   Told<int> numbers{[](size_t) { return 1; }};
   EXPECT_THAT(error_of<UsageError>(
                   [&] { DataLoader loader(numbers, DistributedSampler(2, 0, 1), {.device = torch::Device("cpu")}); }),
-              HasSubstr("specialise lockstep::TensorsIn"));
+              HasSubstr("specialize lockstep::TensorsIn"));
 }
 
 TEST(DataLoader, RefusesTwoLoopsAtATime) {

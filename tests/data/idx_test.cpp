@@ -277,7 +277,7 @@ TEST_F(Idx, ReadsFashionMnist) {
     EXPECT_EQ(split->images().min().item<float>(), 0.0F);
     EXPECT_EQ(split->images().max().item<float>(), 1.0F);
   }
-  EXPECT_NEAR(train.images().mean().item<double>(), 0.2860, 1e-4);  // The figure that is used to normalise it.
+  EXPECT_NEAR(train.images().mean().item<double>(), 0.2860, 1e-4);  // The figure that is used to normalize it.
 }
 
 }  // namespace

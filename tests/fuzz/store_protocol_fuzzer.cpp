@@ -72,7 +72,7 @@ class Store {
       case 1:
         return coordinator_.tick(now_);
       case 2:
-        return coordinator_.excuse_silence(now_);
+        return coordinator_.reset_heartbeats(now_);
       case 3:
         return hear(name, encode(compose(script)));
       default:
@@ -117,7 +117,7 @@ class Store {
   }
 
   Coordinator::Time now_{std::chrono::hours(1)};
-  Coordinator coordinator_{"rank 0", {"node0", "boot", 4000}};
+  Coordinator coordinator_{{"rank 0", {"node0", "boot", 4000}, 0}};
   std::map<uint64_t, Decoder> decoders_;
 };
 

@@ -108,9 +108,9 @@ TEST(Machine, CountsGpusByDeviceUnlessTheEnvironmentChooses) {
 }
 
 TEST(DealCores, GivesDisjointSetsOfEvenSize) {
-  EXPECT_THAT(deal_cores({0, 1, 2, 3, 6}, 2), ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3, 6)));
-  EXPECT_THAT(deal_cores({4, 5}, 2), ElementsAre(ElementsAre(4), ElementsAre(5)));
-  EXPECT_THAT(deal_cores({4}, 2), ElementsAre(IsEmpty(), IsEmpty()));
+  EXPECT_THAT(assign_cores({0, 1, 2, 3, 6}, 2), ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3, 6)));
+  EXPECT_THAT(assign_cores({4, 5}, 2), ElementsAre(ElementsAre(4), ElementsAre(5)));
+  EXPECT_THAT(assign_cores({4}, 2), ElementsAre(IsEmpty(), IsEmpty()));
 }
 
 // --- the plan
@@ -369,37 +369,42 @@ TEST(Report, SaysInWordsHowAProcessEnded) {
   EXPECT_THAT(describe_status(SIGKILL, true), HasSubstr("killed: out of memory"));
 }
 
+Failure gone(int rank) {
+  return {ErrorKind::kPeer, "rank " + std::to_string(rank) + " is gone", Culprit{rank, CulpritRole::kGone}};
+}
+
 TEST(Report, BlamesTheRankThatTheStoreNamedElseTheFirst) {
   const std::vector<WorkerEnd> ends{end_of(3, 0), end_of(0, 1 << 8), end_of(1, 1 << 8), end_of(2, SIGKILL)};
-  auto report = make_report(ends, std::nullopt, "");
+  auto report = make_report(ends, std::nullopt);
   EXPECT_EQ(report.culprit->rank, 0);
   EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
   EXPECT_EQ(report.ended_before.at(0).rank, 3);
   EXPECT_EQ(report.consequences.size(), 2u);
-  report = make_report(ends, 2, "rank 2 is gone");
+  report = make_report(ends, gone(2));
   EXPECT_EQ(report.culprit->rank, 2);
   EXPECT_EQ(report.exit, LaunchExit::kWorkerKilled);
-  report = make_report(ends, 3, "rank 3 is gone");
+  report = make_report(ends, gone(3));
   EXPECT_EQ(report.culprit->rank, 3) << "it ended well, but too early for the others";
   EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
   EXPECT_EQ(report.culprit->how, "exit code 0, while other ranks still needed it");
   EXPECT_EQ(report.consequences.size(), 3u);
   EXPECT_TRUE(report.ended_before.empty());
-  EXPECT_EQ(make_report({end_of(0, 0), end_of(1, 0)}, 1, "rank 1 is gone").exit, LaunchExit::kSuccess);
-  EXPECT_EQ(make_report({end_of(0, 0)}, std::nullopt, "").exit, LaunchExit::kSuccess);
+  EXPECT_EQ(make_report({end_of(0, 0), end_of(1, 0)}, gone(1)).exit, LaunchExit::kSuccess);
+  EXPECT_EQ(make_report({end_of(0, 0)}, std::nullopt).exit, LaunchExit::kSuccess);
 }
 
 TEST(Report, DoesNotTakeTheWayAWorkerWasStoppedForTheCause) {
   auto stopped = end_of(1, SIGTERM);
   stopped.after_stop = stopped.was_stopped = true;
-  auto report = make_report({end_of(0, 1 << 8), stopped}, 1, "rank 1 gave up");
+  auto report = make_report({end_of(0, 1 << 8), stopped},
+                            Failure{ErrorKind::kPeer, "rank 1 gave up", Culprit{1, CulpritRole::kGaveUp}});
   EXPECT_EQ(report.culprit->rank, 1);
   EXPECT_EQ(report.culprit->how, "stopped with the others (killed by SIGTERM (Terminated))");
   EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
   auto killed = end_of(1, SIGTERM);
   killed.after_stop = true;  // its end was heard of late
-  EXPECT_EQ(make_report({end_of(0, 1 << 8), killed}, 1, "rank 1 is gone").exit, LaunchExit::kWorkerKilled);
-  report = make_report({stopped, end_of(2, 1 << 8)}, std::nullopt, "");  // of two nodes
+  EXPECT_EQ(make_report({end_of(0, 1 << 8), killed}, gone(1)).exit, LaunchExit::kWorkerKilled);
+  report = make_report({stopped, end_of(2, 1 << 8)}, std::nullopt);  // of two nodes
   EXPECT_EQ(report.culprit->rank, 2);
   EXPECT_EQ(report.consequences.at(0).rank, 1);
 }

@@ -72,7 +72,7 @@ class Listener : public StoreListener {
   void on_failure(const std::string&, const Failure& failure) override {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));  // slow of hearing: SIGTERM must not overtake it
     std::lock_guard lock(mutex_);
-    failure_ = failure.kind + ": " + failure.message;
+    failure_ = std::string(name_of(failure.kind)) + ": " + failure.message;
     changed_.notify_all();
   }
   void on_left(int, const std::string&, int64_t) override {}
@@ -134,7 +134,7 @@ int meet(int rank, bool is_victim, const std::string& way) {
     if (way == "exit") ::_exit(9);
     if (way == "stop") ::raise(SIGSTOP);
     if (way.starts_with("give_up")) {  // the others know long before this process ends
-      member.line->say_goodbye(Failure{"PeerError", "no data"});
+      member.line->say_goodbye(Failure{ErrorKind::kPeer, "no data"});
       if (way == "give_up") ::signal(SIGTERM, [](int) { ::_exit(11); });
       wait_for_the_end();
     }

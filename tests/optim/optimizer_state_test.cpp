@@ -151,11 +151,12 @@ TEST(OptimizerState, OfAnotherModelIsRefused) {
                            "another model");
   state.groups[0].names = {"head.bias"};
   expect_error<UsageError>([&] { load_state_dict(of_large, state); }, "parameter 'head.bias'");
-  expect_error<UsageError>([&] { load_state_dict(of_both, state); }, "has 1 parameters", "has 2");
+  expect_error<UsageError>([&] { load_state_dict(of_both, state); }, "has 1 parameters in the state",
+                           "2 in the optimizer");
   state.groups[0].options["maximize"] = true;
-  expect_error<UsageError>([&] { load_state_dict(of_small, state); }, "maximizes");
+  expect_error<UsageError>([&] { load_state_dict(of_small, state); }, "maximize = true");
   state.groups.push_back({});
-  expect_error<UsageError>([&] { load_state_dict(of_small, state); }, "2 groups", "has 1");
+  expect_error<UsageError>([&] { load_state_dict(of_small, state); }, "2 parameter groups", "has 1");
   EXPECT_EQ(state_dict(of_small).parameters.at(0).at("step").toTensor().item<float>(), 1);
 }
 

@@ -23,7 +23,7 @@ else()
   set(where -D LOCKSTEP_SOURCE=${SOURCE})
 endif()
 file(REMOVE ${build}/CMakeCache.txt)
-# No build type: what is proven here is not speed, and code that is not optimised is soon built.
+# No build type: what is proven here is not speed, and code that is not optimized is soon built.
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${build} -G Ninja -D Torch_DIR=${TORCH_DIR} ${where})
 if(NOT CONFIGURE_ONLY)
   run(${CMAKE_COMMAND} --build ${build})

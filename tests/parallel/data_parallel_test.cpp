@@ -49,7 +49,7 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 };
 TORCH_MODULE(Net);
 
-/// With statistics of its own, so that parts of a batch are normalised as the whole.
+/// With statistics of its own, so that parts of a batch are normalized as the whole.
 Net make_net(torch::Device device = kCpu) {
   Net net;
   fill_parameters(*net, 1);

@@ -30,7 +30,7 @@ TEST(DistributedDataParallel, AveragesGradientsByTheTimeBackwardReturns) {
   });
 }
 
-TEST(DistributedDataParallel, ForwardOnTheModuleItselfSynchronisesToo) {
+TEST(DistributedDataParallel, ForwardOnTheModuleItselfSynchronizesToo) {
   auto expected = mean_gradients(2);
   run_threads(2, [&](ProcessGroup world) {
     auto model = filled_mlp();
@@ -212,8 +212,8 @@ TEST(DistributedDataParallel, NamesTheFirstDifferenceBetweenTheModels) {
   differing([](MlpImpl& m) { m.second->bias.set_requires_grad(false); }, "'second.bias' is [12] Float, not trained",
             "rank 0 has [12] Float, trained");
   differing([](MlpImpl& m) { m.register_module("fourth", torch::nn::Linear(1, 1)); }, "has parameter 'fourth.weight'",
-            "but rank 0 does not");
-  differing([](MlpImpl& m) { m.unregister_module("third"); }, "lacks parameter 'third.weight'", "but rank 0 has it");
+            "but rank 0's does not");
+  differing([](MlpImpl& m) { m.unregister_module("third"); }, "lacks parameter 'third.weight'", "but rank 0's has it");
   differing([](MlpImpl& m) { m.register_buffer("steps", torch::zeros({1})); }, "has buffer 'steps'", "does not");
   differing(
       [](MlpImpl& m) {

@@ -261,7 +261,7 @@ TEST(Join, TakesSeveralMembers) {
     auto expected = reference({2, 3}, true);
     EXPECT_LE(relative_difference(model->first->weight, expected->first->weight), 1e-6);
     EXPECT_LE(relative_difference(other->first->weight, expected->first->weight), 1e-6);
-    expect_error<UsageError>([&] { join({}, [] {}); }, "needs at least one member");
+    expect_error<UsageError>([&] { join({}, [] {}); }, "the list of members is empty");
   });
 }
 

@@ -31,7 +31,7 @@ void expect_refused(const std::function<void(MlpImpl&)>& change, const std::stri
     ddp(input_of(world.rank())).sum().backward();
     change(*model);
     expect_error<UsageError>([&] { ddp(input_of(world.rank())); }, "rank " + std::to_string(world.rank()), what, more,
-                             "wrap it (again)");
+                             "wrap it again");
   });
 }
 

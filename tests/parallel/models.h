@@ -16,7 +16,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-/// With buffers: running statistics. The convolution has no bias, since normalisation would make its gradient zero but
+/// With buffers: running statistics. The convolution has no bias, since normalization would make its gradient zero but
 /// for rounding.
 struct ConvNetImpl : torch::nn::Module {
   ConvNetImpl() {

@@ -10,7 +10,7 @@
 
 #include "parallel/models.h"
 
-/// Layers that normalise batches, and what they make of them.
+/// Layers that normalize batches, and what they make of them.
 
 namespace lockstep {
 

@@ -255,7 +255,7 @@ TEST(Options, OutputsMoveToTheOutputDeviceAndInputsToTheModels) {
   });
 }
 
-TEST(Options, SynchronisesBuffersWhenAsked) {
+TEST(Options, SynchronizesBuffersWhenAsked) {
   run_threads(3, [&](ProcessGroup world) {
     ConvNet model;
     DistributedDataParallel ddp(model, world, {.broadcast_buffers = false});

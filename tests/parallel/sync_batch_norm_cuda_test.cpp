@@ -29,7 +29,7 @@ class CudaSyncBatchNorm : public testing::Test {
 };
 
 /// What narrow dtypes round away of the inputs is the same in `expected`, which is in double. The layer has its inputs'
-/// dtype, or wider ones. The gradients are around zero: the weight's is a sum of them times normalised inputs, and what
+/// dtype, or wider ones. The gradients are around zero: the weight's is a sum of them times normalized inputs, and what
 /// they have in common cancels out, which leaves rounding errors.
 void expect_as_one_gpu(const ProcessGroup& world, const std::vector<int64_t>& sizes, const BatchNormOptions& options,
                        at::ScalarType dtype, bool is_mixed, at::MemoryFormat layout, double tolerance) {
@@ -63,7 +63,7 @@ void expect_as_one_gpu(const ProcessGroup& world, const std::vector<int64_t>& si
   }
 }
 
-TEST_F(CudaSyncBatchNorm, NormalisesByTheBatchesOfBothRanks) {
+TEST_F(CudaSyncBatchNorm, NormalizesByTheBatchesOfBothRanks) {
   on_both([](ProcessGroup world) {
     for (const auto& options : {BatchNormOptions(3), BatchNormOptions(3).affine(false),
                                 BatchNormOptions(3).track_running_stats(false).eps(0.3)})

@@ -49,7 +49,7 @@ void expect_as_alone(const std::string& backend, const std::vector<int64_t>& siz
 
 class SyncBatchNormOver : public testing::TestWithParam<std::string> {};
 
-TEST_P(SyncBatchNormOver, NormalisesByTheBatchesOfAllRanks) {
+TEST_P(SyncBatchNormOver, NormalizesByTheBatchesOfAllRanks) {
   const BatchNormOptions options(3);
   const auto synced = [&](const ProcessGroup& world) { return converted<torch::nn::BatchNorm2d>(options, world); };
   for (const auto& sizes : {std::vector<int64_t>{4, 4}, {2, 7, 5}, {3, 0, 6}, {0, 0, 5, 3}})
@@ -301,7 +301,7 @@ TEST(SyncBatchNormTest, AConversionFollowsTheLayerAndKeepsItsGroup) {
   });
 }
 
-TEST(SyncBatchNormTest, LayersThatCannotBeRecognisedAreRefusedByNameAndNoneIsConverted) {
+TEST(SyncBatchNormTest, LayersThatCannotBeRecognizedAreRefusedByNameAndNoneIsConverted) {
   run_threads(2, [](ProcessGroup world) {
     torch::nn::Sequential model(torch::nn::BatchNorm1d(3),
                                 torch::nn::BatchNorm1d(BatchNormOptions(3).affine(false).track_running_stats(false)));

@@ -68,7 +68,8 @@ TEST_F(CoordinatorTest, HoldsASymptomUntilTheDeathThatExplainsIt) {
   EXPECT_EQ(messages[1][0].verb, Verb::kNotice);
   EXPECT_EQ(messages[1][1].verb, Verb::kDone);
   EXPECT_EQ(messages[1][1].id, 1u);
-  EXPECT_THAT(messages[1][1].fields, ElementsAre("PeerError", HasSubstr("rank 1 (pid 4001 on node1) is gone")));
+  EXPECT_THAT(messages[1][1].fields,
+              ElementsAre("PeerError", HasSubstr("rank 1 (pid 4001 on node1) is gone"), "1", "gone", ""));
   pass(1h);
   EXPECT_THAT(heard()[1], IsEmpty());
 }
@@ -187,37 +188,37 @@ TEST_F(CoordinatorTest, ForgetsTheQuestionOfOneWhoIsLost) {
 
 TEST_F(CoordinatorTest, HasSignsWhenEveryRankHasAnswered) {
   enrol_all();
-  coordinator_.end_job({"PeerError", "it is over"}, 1, now_);
-  coordinator_.ask_for_signs(now_);
+  coordinator_.end_job({ErrorKind::kPeer, "it is over"}, now_);
+  coordinator_.request_acknowledgements(now_);
   const auto messages = heard();
   for (Connection rank : {1, 2, 3}) {
     ASSERT_EQ(messages.at(rank).size(), 2u);
     EXPECT_EQ(messages.at(rank)[0].verb, Verb::kNotice) << "first";
     EXPECT_EQ(messages.at(rank)[1].verb, Verb::kQuestion);
-    EXPECT_FALSE(coordinator_.has_signs());
+    EXPECT_FALSE(coordinator_.all_acknowledged());
     say(rank, Verb::kAnswer, {std::to_string(messages.at(rank)[1].id), ""});
   }
-  EXPECT_TRUE(coordinator_.has_signs());
+  EXPECT_TRUE(coordinator_.all_acknowledged());
   EXPECT_THAT(heard(), testing::Not(testing::Contains(testing::Key(testing::Ne(0u))))) << "nobody asked";
 }
 
 TEST_F(CoordinatorTest, DoesNotWaitForSignsOfThoseWhoAreFrozenOrLost) {
   enrol_all();
-  coordinator_.ask_for_signs(now_);
+  coordinator_.request_acknowledgements(now_);
   const auto question = std::to_string(heard()[1].at(0).id);
   say(1, Verb::kAnswer, {question, ""});
   lose(2);
-  EXPECT_FALSE(coordinator_.has_signs()) << "rank 2 may still answer";
+  EXPECT_FALSE(coordinator_.all_acknowledged()) << "rank 2 may still answer";
   pass(Coordinator::kAnswerLimit - 1ms);
-  EXPECT_FALSE(coordinator_.has_signs());
+  EXPECT_FALSE(coordinator_.all_acknowledged());
   pass(1ms);
-  EXPECT_TRUE(coordinator_.has_signs());
+  EXPECT_TRUE(coordinator_.all_acknowledged());
 }
 
 TEST_F(CoordinatorTest, HasSignsAtOnceWhenThereIsNoRank) {
-  EXPECT_TRUE(coordinator_.has_signs()) << "none were asked for";
-  coordinator_.ask_for_signs(now_);
-  EXPECT_TRUE(coordinator_.has_signs());
+  EXPECT_TRUE(coordinator_.all_acknowledged()) << "none were asked for";
+  coordinator_.request_acknowledgements(now_);
+  EXPECT_TRUE(coordinator_.all_acknowledged());
 }
 
 TEST_F(CoordinatorTest, TellsTheOthersWhoHasLeftAGroup) {
@@ -244,8 +245,9 @@ TEST_F(CoordinatorTest, TellsAllWhyARankGaveUp) {
   say(2, Verb::kGoodbye, {"TimeoutError", "its data is missing"});
   auto messages = heard();
   for (Connection name : {1, 3})
-    EXPECT_THAT(messages[name].at(0).fields,
-                ElementsAre("", "TimeoutError", "rank 1 (pid 4001 on node1) gave up: its data is missing"));
+    EXPECT_THAT(
+        messages[name].at(0).fields,
+        ElementsAre("", "TimeoutError", "rank 1 (pid 4001 on node1) gave up: its data is missing", "1", "gave up", ""));
   EXPECT_EQ(messages[2].back(), StoreMessage{Verb::kClosing});
 }
 
@@ -260,41 +262,41 @@ TEST_F(CoordinatorTest, KeepsHalfAnAnswerToItself) {
 
 TEST_F(CoordinatorTest, TakesARankThatEndsAfterItBlamedAnotherForAConsequence) {
   for (int rank : {0, 1, 2}) enrol(static_cast<Connection>(rank + 1), rank, 1h);
-  say(1, Verb::kBlame, {"2", "TimeoutError", "rank 2 is late"});
-  say(2, Verb::kBlame, {"0", "PeerError", "rank 0 is gone"});  // the first counts
+  say(1, Verb::kBlame, {"TimeoutError", "rank 2 is late", "2", "late", "0"});
+  say(2, Verb::kBlame, {"PeerError", "rank 0 is gone", "0", "gone", ""});  // the first counts
   EXPECT_THAT(heard(), IsEmpty()) << "the launcher alone wants to know";
   pass(Coordinator::kConsequence);
   lose(1);
-  EXPECT_EQ(coordinator_.failed_rank(), 2);
-  EXPECT_EQ(coordinator_.first_failure(), (Failure{"TimeoutError", "rank 2 is late"}));
+  EXPECT_EQ(coordinator_.first_failure(),
+            (Failure{ErrorKind::kTimeout, "rank 2 is late", Culprit{2, CulpritRole::kLate}, 0}));
   EXPECT_THAT(coordinator_.job_failure()->message, HasSubstr("rank 0 (pid 4000 on node0) is gone"));
 }
 
 TEST_F(CoordinatorTest, ForgetsABlameThatNobodyEndedFor) {
   enrol(1, 0, 1h);
   enrol(2, 1, 1h);
-  say(1, Verb::kBlame, {"1", "TimeoutError", "rank 1 is late"});
+  say(1, Verb::kBlame, {"TimeoutError", "rank 1 is late", "1", "late", ""});
   pass(Coordinator::kConsequence + 1ms);
   lose(1);
-  EXPECT_EQ(coordinator_.failed_rank(), 0);
+  EXPECT_EQ(coordinator_.first_failure()->culprit, (Culprit{0, CulpritRole::kGone}));
   EXPECT_THAT(coordinator_.first_failure()->message, HasSubstr("rank 0 (pid 4000 on node0) is gone"));
 }
 
 TEST_F(CoordinatorTest, ForgetsABlameWhenARankJoinsAgain) {
   enrol(1, 0);
   enrol(2, 1);
-  say(1, Verb::kBlame, {"1", "TimeoutError", "rank 1 is late"});
+  say(1, Verb::kBlame, {"TimeoutError", "rank 1 is late", "1", "late", ""});
   say(1, Verb::kGoodbye, {"", ""});
   say(3, Verb::kEnrol, {"1/rank/0", "again", "0", "node0", "boot elsewhere", "4000", "5000"}, 7);
   lose(3);
-  EXPECT_EQ(coordinator_.failed_rank(), 0);
+  EXPECT_EQ(coordinator_.first_failure()->culprit, (Culprit{0, CulpritRole::kGone}));
 }
 
 TEST_F(CoordinatorTest, HearsNoBlameFromStrangersToTheJob) {
   enrol(1, 0);
-  say(2, Verb::kBlame, {"7", "PeerError", "it is rank 7"});
+  say(2, Verb::kBlame, {"PeerError", "it is rank 7", "7", "gone", ""});
   lose(1);
-  EXPECT_EQ(coordinator_.failed_rank(), 0);
+  EXPECT_EQ(coordinator_.first_failure()->culprit, (Culprit{0, CulpritRole::kGone}));
 }
 
 }  // namespace

@@ -19,7 +19,16 @@ using Connection = Coordinator::Connection;
 
 TEST_F(CoordinatorTest, WelcomesWithTheNameOfTheHost) {
   coordinator_.connected(4);
-  EXPECT_EQ(answer_to(4), (StoreMessage{Verb::kWelcome, 0, {"rank 0", "node0", "boot", "4000"}}));
+  EXPECT_EQ(answer_to(4), (StoreMessage{Verb::kWelcome, 0, {"rank 0", "node0", "boot", "4000", "0"}}));
+}
+
+TEST_F(CoordinatorTest, CallsTheProcessesOfALaunchersStoreLaunchers) {
+  Coordinator launchers({"the launcher of node 0", {"node0", "boot", 4000}}, Coordinator::Members::kLaunchers);
+  launchers.connected(1);
+  launchers.received(1, {Verb::kEnrol, 1, {"node/2", "here", "2", "node2", "boot", "4002", "5000"}}, now_);
+  launchers.lost(1, "its connection was closed", now_);
+  EXPECT_EQ(launchers.job_failure()->message,
+            "the launcher of node 2 (pid 4002 on node2) is gone: its connection was closed");
 }
 
 TEST_F(CoordinatorTest, AnswersEveryRequestWithItsId) {
@@ -137,7 +146,7 @@ TEST_F(CoordinatorTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
   heard();
   say(4, Verb::kGet, {"never"}, 7);
   say(2, Verb::kBeat, {"in all_reduce 12", ""});
-  EXPECT_EQ(answer_to(2).verb, Verb::kBeatBack);
+  EXPECT_EQ(answer_to(2).verb, Verb::kHeartbeatReply);
   now_ += 250ms;
   lose(2);
   auto messages = heard();
@@ -146,17 +155,19 @@ TEST_F(CoordinatorTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
   for (Connection name : {1, 3, 4}) {
     const auto& notice = messages[name].at(0);
     EXPECT_EQ(notice.verb, Verb::kNotice);
-    ASSERT_EQ(notice.fields.size(), 3u);
+    ASSERT_EQ(notice.fields.size(), 6u);
     EXPECT_EQ(notice.fields[0], "");
     EXPECT_EQ(notice.fields[1], "PeerError");
     EXPECT_THAT(notice.fields[2],
                 AllOf(HasSubstr("rank 1"), HasSubstr("pid 4001 on node1"), HasSubstr("its connection was closed"),
                       HasSubstr("0.25 s earlier"), HasSubstr("in all_reduce 12")));
+    EXPECT_EQ(notice.fields[3], "1");
+    EXPECT_EQ(notice.fields[4], "gone");
   }
   const auto& failure = messages[4].at(1);
   EXPECT_EQ(failure.verb, Verb::kFailed);
   EXPECT_EQ(failure.id, 7u);
-  EXPECT_THAT(failure.fields, ElementsAre("PeerError", HasSubstr("rank 1")));
+  EXPECT_THAT(failure.fields, ElementsAre("PeerError", HasSubstr("rank 1"), "1", "gone", ""));
 }
 
 TEST_F(CoordinatorTest, RemembersTheLastThatARankSaidItWasDoing) {
@@ -222,7 +233,7 @@ TEST_F(CoordinatorTest, DoesNotMissARankThatADebuggerHolds) {
 TEST_F(CoordinatorTest, ExcusesTheSilenceThatItsOwnSleepCaused) {
   enrol(1, 0, 2s);
   now_ += 1h;
-  coordinator_.excuse_silence(now_);
+  coordinator_.reset_heartbeats(now_);
   coordinator_.tick(now_);
   pass(1999ms);
   EXPECT_THAT(heard(), IsEmpty());
@@ -252,7 +263,9 @@ TEST_F(CoordinatorTest, RefusesWhatMakesNoSense) {
       {Verb::kEnrol, {"rank/1"}},
       {Verb::kEnrol, {"rank/1", "here", "one", "node1", "id", "4001", "5000"}},
       {Verb::kEnrol, {"rank/1", "here", "1", "node1", "id", "4001"}},
-      {Verb::kReport, {"world", "PeerError", "message"}},
+      {Verb::kReport, {"world", "certain", "PeerError"}},
+      {Verb::kReport, {"world", "certain", "PeerError", "message", "one", "late", ""}},
+      {Verb::kReport, {"world", "certain", "PeerError", "message", "1", "guilty", ""}},
       {Verb::kAsk, {"world"}},
       {Verb::kBeat, {"in step 1"}},
       {Verb::kAnswer, {}},

@@ -16,7 +16,7 @@ std::string all_bytes() {
 }
 
 std::vector<StoreMessage> some_messages() {
-  return {{Verb::kBeatBack, 0, {}},
+  return {{Verb::kHeartbeatReply, 0, {}},
           {Verb::kSet, 1, {"key", "value"}},
           {Verb::kSet, std::numeric_limits<uint64_t>::max(), {"", ""}},
           {Verb::kGet, 0x0123456789abcdef, std::vector<std::string>(1000, "k")},

@@ -93,7 +93,7 @@ TEST(StoreClient, TellsTheOthersWhyItGaveUp) {
   client->listen(&ear);
   auto leaving = host.connect();
   enrol(*leaving, 1);
-  leaving->say_goodbye(Failure{"TimeoutError", "its data is missing"});
+  leaving->say_goodbye(Failure{ErrorKind::kTimeout, "its data is missing"});
   EXPECT_THAT(ear.failure_within(5s),
               AllOf(HasSubstr(": TimeoutError: rank 1"), HasSubstr("gave up: its data is missing")));
 }

@@ -144,8 +144,8 @@ TEST(StoreServer, TellsWhoIsStoppedOnceItsLimitIsOver) {
   EXPECT_LT(Clock::now() - start, 2s);
 }
 
-StoreServer::FirstCause cause_of(const std::string& message, int64_t rank) {
-  return {{"PeerError", message}, rank};
+Failure cause_of(const std::string& message, int rank) {
+  return {ErrorKind::kPeer, message, Culprit{rank, CulpritRole::kExited}};
 }
 
 /// One that takes its time to take in what it is told.
@@ -172,9 +172,9 @@ TEST(StoreServer, EndsAJobWhenEveryRankKnowsWhy) {
   EXPECT_EQ(quick.failures(), 1u) << "before it returns";
   EXPECT_EQ(slow.failures(), 1u);
   EXPECT_EQ(quick.failure_within(0ms), ": PeerError: rank 2 has failed: exit code 3");
-  EXPECT_EQ(told.failure.message, "rank 2 has failed: exit code 3");
-  EXPECT_EQ(told.rank, 2);
-  EXPECT_EQ(host.server.first_cause()->rank, 2);
+  EXPECT_EQ(told.message, "rank 2 has failed: exit code 3");
+  EXPECT_EQ(told.culprit, (Culprit{2, CulpritRole::kExited}));
+  EXPECT_EQ(host.server.first_cause()->culprit->rank, 2);
   expect_error<PeerError>([&] { waiting.get(); }, "rank 2 has failed");
   auto late = host.connect();
   expect_error<PeerError>([&] { enrol(*late, 2); }, "rank 2 has failed");
@@ -191,10 +191,10 @@ TEST(StoreServer, KeepsTheFirstCauseWhoeverEndsTheJobLater) {
   enrol(victim, 1);
   relay.cut();
   EXPECT_THAT(ear.failure_within(5s), HasSubstr("rank 1"));
-  for (int64_t later : {2, 3}) {
+  for (int later : {2, 3}) {
     const auto told = host.server.end_job(cause_of("rank 2 has failed", later));
-    EXPECT_THAT(told.failure.message, AllOf(HasSubstr("rank 1"), HasSubstr("is gone")));
-    EXPECT_EQ(told.rank, 1);
+    EXPECT_THAT(told.message, AllOf(HasSubstr("rank 1"), HasSubstr("is gone")));
+    EXPECT_EQ(told.culprit, (Culprit{1, CulpritRole::kGone}));
   }
   EXPECT_EQ(ear.failures(), 1u);
 }
@@ -203,7 +203,7 @@ TEST(StoreServer, EndsAJobAtOnceWhenNobodyHasJoined) {
   StoreHost host;
   auto stranger_to_the_job = host.connect();
   const auto start = Clock::now();
-  EXPECT_EQ(host.server.end_job(cause_of("rank 0 has failed", 0)).rank, 0);
+  EXPECT_EQ(host.server.end_job(cause_of("rank 0 has failed", 0)).culprit->rank, 0);
   EXPECT_LT(Clock::now() - start, 900ms) << "nobody's answer is waited for";
 }
 

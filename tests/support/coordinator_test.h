@@ -35,7 +35,7 @@ class CoordinatorTest : public testing::Test {
 
   void report(Coordinator::Connection from, const std::string& certainty, const std::string& message, uint64_t id,
               const std::string& group = "world") {
-    say(from, Verb::kReport, {group, "PeerError", message, certainty}, id);
+    say(from, Verb::kReport, {group, certainty, "PeerError", message}, id);
   }
 
   void lose(Coordinator::Connection name) { coordinator_.lost(name, "its connection was closed", now_); }
@@ -61,7 +61,7 @@ class CoordinatorTest : public testing::Test {
   }
 
   Coordinator::Time now_{std::chrono::seconds(1000)};
-  Coordinator coordinator_{"rank 0", {"node0", "boot", 4000}};
+  Coordinator coordinator_{{"rank 0", {"node0", "boot", 4000}, 0}};
 };
 
 inline StoreMessage done(uint64_t id, std::vector<std::string> fields) {

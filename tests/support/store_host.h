@@ -68,7 +68,7 @@ class Ear : public StoreListener {
 
   void on_failure(const std::string& group, const Failure& failure) override {
     std::lock_guard lock(mutex_);
-    failures_.push_back(group + ": " + failure.kind + ": " + failure.message);
+    failures_.push_back(group + ": " + name_of(failure.kind) + ": " + failure.message);
     changed_.notify_all();
   }
   void on_left(int rank, const std::string& group, int64_t calls) override {

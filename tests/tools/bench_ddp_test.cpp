@@ -60,7 +60,7 @@ TEST(BenchDdpRequest, KeepsTheOrderThatIsAskedFor) {
 TEST(BenchDdpRequest, SaysWhatThereIs) {
   auto asked = request();
   asked.models = {"small", "gpt"};
-  expect_ddp_refusal(asked, "--models: unknown model 'gpt'; it should be one of small, cnn, mlp");
+  expect_ddp_refusal(asked, "--models: unknown model 'gpt'; it must be one of small, cnn, mlp");
   asked.models = {"cnn", "cnn"};
   expect_ddp_refusal(asked, "--models contains 'cnn' twice");
   asked = request();
@@ -70,7 +70,7 @@ TEST(BenchDdpRequest, SaysWhatThereIs) {
   expect_ddp_refusal(asked, "unknown backend 'threads'");
   asked = request();
   asked.against = "horovod";
-  expect_ddp_refusal(asked, "--against is \"horovod\": it should be python");
+  expect_ddp_refusal(asked, "--against is \"horovod\": it must be python");
 }
 
 TEST(BenchDdpRequest, RefusesWhatWouldHaveNoEffect) {
@@ -89,7 +89,7 @@ TEST(BenchDdpRequest, RefusesNumbersOutOfRange) {
   expect_ddp_refusal(asked, "-n is 0");
   asked.ranks = 2;
   asked.rounds = 4;
-  expect_ddp_refusal(asked, "--rounds is 4: it should be 5 or more");
+  expect_ddp_refusal(asked, "--rounds is 4: it must be 5 or more");
 }
 
 TEST(BenchDdpPlan, SurvivesTheWayToTheRanks) {

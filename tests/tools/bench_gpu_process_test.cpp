@@ -37,7 +37,7 @@ TEST(BenchGpuCommand, MeasuresAllSidesInOneRun) {
 TEST(BenchGpuCommand, SaysWhatIsWrongWithItsArguments) {
   expect_usage_error("gpu -n 2", "-n is 2: gpu measures");
   expect_usage_error("gpu --plot a.svg", "gpu has no sizes");
-  expect_usage_error("gpu --models resnet", "unknown model 'resnet'; it should be one of mlp-small");
+  expect_usage_error("gpu --models resnet", "unknown model 'resnet'; it must be one of mlp-small");
   if (!has_gpu()) expect_usage_error("gpu", "gpu needs a GPU");
 }
 

@@ -54,7 +54,7 @@ TEST(BenchGpuRequest, RefusesWhatItCannotMeasure) {
   expect_error<UsageError>([] { make_gpu_plan(gpu_request(), {}); }, "gpu needs a GPU", "nvidia-smi");
   auto asked = gpu_request();
   asked.models = {"small"};
-  expect_gpu_refusal(asked, "unknown model 'small'; it should be one of mlp-small, cnn");
+  expect_gpu_refusal(asked, "unknown model 'small'; it must be one of mlp-small, cnn");
   asked = gpu_request();
   asked.ranks = 2;
   expect_gpu_refusal(asked, "-n is 2: gpu measures");

@@ -29,7 +29,7 @@ TEST(BenchSizes, ReadsBinaryUnits) {
 TEST(BenchSizes, NamesTheOptionThatIsNoSize) {
   for (const char* written : {"", "0", "-4", "4.5", "4k", "4MB", "K", "1025G", "99999999999999999999", " 4", "4 "})
     expect_error<UsageError>([&] { parse_bytes("--max", written); },
-                             "--max is \"" + std::string(written) + "\": it should be a number of bytes");
+                             "--max is \"" + std::string(written) + "\": it must be a number of bytes");
 }
 
 TEST(BenchSizes, AreWrittenAsTheyAreRead) {
@@ -83,7 +83,7 @@ TEST(BenchOperation, IsFoundByItsName) {
   std::erase(collectives, kGpu);
   for (const auto& name : collectives) EXPECT_EQ(name_of(operation_named(name)), name);
   expect_error<UsageError>([] { operation_named("allreduce"); },
-                           "unknown operation 'allreduce': it should be one of all-reduce, reduce-scatter",
+                           "unknown operation 'allreduce': it must be one of all-reduce, reduce-scatter",
                            "barrier, ddp, gpu");
 }
 
@@ -153,9 +153,9 @@ TEST(BenchRequest, RefusesWhatHasNoResult) {
   asked.redop = "xor";
   expect_refusal(asked, "--op xor is not defined for float16");
   asked.redop = "mean";
-  expect_refusal(asked, "--op is \"mean\": it should be one of sum, avg");
+  expect_refusal(asked, "--op is \"mean\": it must be one of sum, avg");
   asked.dtype = "float8";
-  expect_refusal(asked, "--dtype is \"float8\": it should be one of float32");
+  expect_refusal(asked, "--dtype is \"float8\": it must be one of float32");
 }
 
 TEST(BenchRequest, RefusesWhatWouldHaveNoEffect) {
@@ -174,13 +174,13 @@ TEST(BenchRequest, RefusesWhatWouldHaveNoEffect) {
 TEST(BenchRequest, RefusesNumbersOutOfRange) {
   auto asked = request("all-reduce");
   asked.ranks = 0;
-  expect_refusal(asked, "-n is 0: it should be a number of ranks from 1");
+  expect_refusal(asked, "-n is 0: it must be a number of ranks from 1");
   asked.ranks = 2;
   asked.rounds = 4;
-  expect_refusal(asked, "--rounds is 4: it should be 5 or more");
+  expect_refusal(asked, "--rounds is 4: it must be 5 or more");
   asked.rounds = 5;
   asked.memory = "fast";
-  expect_refusal(asked, "--memory is \"fast\": it should be allocated, ordinary or both");
+  expect_refusal(asked, "--memory is \"fast\": it must be allocated, ordinary or both");
 }
 
 TEST(BenchPlan, SurvivesTheWayToTheRanks) {

@@ -196,7 +196,7 @@ TEST(DoctorCommand, QuotesVariablesThatAreNoUtf8) {
   const auto ran = run_command("doctor --json --probe /nowhere");
   ::unsetenv("LOCKSTEP_INIT_METHOD");
   EXPECT_EQ(finding_of(json::parse(ran.output), "launcher")["found"],
-            "LOCKSTEP_INIT_METHOD is \"\ufffd\": it should be file:///path or tcp://host:port");
+            "LOCKSTEP_INIT_METHOD is \"\ufffd\": it must be file:///path or tcp://host:port");
 }
 
 TEST(DoctorCommand, PrintsATableThatEndsWithTheCounts) {

@@ -147,7 +147,8 @@ void Communicator::abort(std::exception_ptr cause) noexcept {
     raw = raw_.exchange(nullptr);
   }
   c10::cuda::set_device(gpu_);
-  // Without the mutex: the call may wait until graphs are destroyed, and their owner may need the mutex to unwind.
+  // Without mutex_: ncclCommAbort may block until the CUDA graphs that captured this communicator are destroyed, and
+  // the thread that owns them may need mutex_ while an exception unwinds its stack.
   if (raw) ncclCommAbort(raw);
 }
 

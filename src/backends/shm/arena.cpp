@@ -6,6 +6,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/align.h"
 #include "base/text.h"
 #include "base/variables.h"
 
@@ -16,10 +17,6 @@ constexpr size_t kPopulated = 64 * 1024;         // smaller blocks get their mem
 constexpr size_t kGivenBack = 64 * 1024 * 1024;  // smaller free blocks keep their memory for reuse
 constexpr size_t kMostBytes = size_t{1} << 40;   // of address space: a process maps the arenas of all ranks
 
-size_t round_up(size_t bytes, size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-
 size_t reserved_bytes() {
   auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   auto value = process_variable("LOCKSTEP_SHM_BYTES");
@@ -27,7 +24,7 @@ size_t reserved_bytes() {
   constexpr int64_t kLeast = 16 << 20;
   auto bytes = parse_number<int64_t>(*value);
   if (!bytes || *bytes < kLeast) refuse_value("LOCKSTEP_SHM_BYTES", *value, text("a whole number from ", kLeast));
-  return round_up(static_cast<size_t>(*bytes), page);
+  return align_up(static_cast<size_t>(*bytes), page);
 }
 
 }  // namespace
@@ -50,18 +47,18 @@ Arena::Arena(SharedMemory::Kind way) : memory_(SharedMemory::create(way, reserve
 char* Arena::reserve(size_t bytes) {
   static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t unit = bytes >= kOwnPages ? page : kAlignment;
-  const size_t size = round_up(std::max<size_t>(bytes, 1), unit);
+  const size_t size = align_up(std::max<size_t>(bytes, 1), unit);
   std::lock_guard lock(mutex_);
   free_retired();
   auto room = std::find_if(free_.begin(), free_.end(), [&](const auto& range) {
-    return round_up(range.first, unit) + size <= range.first + range.second;
+    return align_up(range.first, unit) + size <= range.first + range.second;
   });
   if (room == free_.end())
     throw SystemError(text("no room for ", bytes, " bytes of shared memory: this process has ", memory_->bytes(),
                            " bytes, as set by LOCKSTEP_SHM_BYTES or else by the machine's memory; allocate less, or "
                            "raise LOCKSTEP_SHM_BYTES"));
   const uint64_t begin = room->first;
-  const uint64_t offset = round_up(begin, unit);
+  const uint64_t offset = align_up(begin, unit);
   const uint64_t end = begin + room->second;
   free_.erase(room);
   if (offset > begin) free_[begin] = offset - begin;

@@ -15,6 +15,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/align.h"
 #include "base/text.h"
 
 namespace lockstep::shm {
@@ -155,7 +156,7 @@ void SharedMemory::populate(size_t offset, size_t bytes) {
 
 void SharedMemory::release(size_t offset, size_t bytes) {
   auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  size_t from = (offset + page - 1) / page * page;
+  size_t from = align_up(offset, page);
   size_t to = (offset + bytes) / page * page;
   if (from < to) ::madvise(begin_ + from, to - from, MADV_REMOVE);
 }

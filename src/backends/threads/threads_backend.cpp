@@ -158,9 +158,9 @@ std::shared_ptr<ThreadGroup> find_group(const BackendContext& context) {
   uintptr_t address = 0;
   where >> pid >> address;
   if (pid != ::getpid())
-    throw UsageError(
-        text("rank ", context.rank, ": backend 'threads' needs all ranks in one process, but rank 0 is in process ",
-             pid, " and this rank in ", ::getpid(), "; use another backend, or start the ranks with run_threads"));
+    throw UsageError(context.rank, text("backend 'threads' needs all ranks in one process, but rank 0 is in process ",
+                                        pid, " and this rank in ", ::getpid(),
+                                        "; use another backend, or start the ranks with run_threads"));
   auto group = *reinterpret_cast<std::shared_ptr<ThreadGroup>*>(address);
   if (context.store->add(kAttached, 1) == context.size - 1) context.store->set(kComplete, "");
   return group;

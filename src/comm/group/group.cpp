@@ -174,8 +174,9 @@ void Group::run_aside(Operation operation, const CallOptions& options,
   queue_.run([&](WorkQueue::Lock& lock) {
     if (!parts_) refuse_destroyed();
     if (failure_)
-      rethrow_with_prefix(failure_, text(speaker(membership_), ": ", name_of(operation),
-                                         ": the group is broken by an earlier error: "));
+      rethrow_with_prefix(
+          failure_, text(speaker(membership_), ": ", name_of(operation), ": the group is broken by an earlier error: "),
+          "", membership_.rank);
     CallRecord record{0, membership_.name, {++aside_[operation], {}, operation}, {operation}, options.site};
     record.ticket = recorder_->begin(record);
     auto end = [&](CallRecord::State state) {
@@ -223,7 +224,7 @@ void Group::guard(const Watched& watched, std::chrono::milliseconds timeout,
     rethrow_with_prefix(
         watched.refusal,
         text(speaker(membership_), ": ", name_of(record.call.operation), ": the group is broken by an earlier error: "),
-        last_words(watched.refusal));
+        flight_recorder_suffix(watched.refusal), membership_.rank);
   }
   try {
     body({deadline_after(timeout, watched.begin), hash(record.call, record.call_id)});
@@ -238,38 +239,34 @@ void Group::fail(const CallRecord& record, std::chrono::milliseconds timeout, st
   bool is_local = is_foreign || is_a<UsageError>(error) || is_a<SystemError>(error);  // concerns only this rank
   auto known = failure();
   auto cause = mark_broken(known ? known : diagnose(record, timeout, error));
-  std::string flight = last_words(cause);
+  std::string flight = flight_recorder_suffix(cause);
   wake();
   if (is_foreign && !known) std::rethrow_exception(error);
   if (is_local && !known) cause = error;
-  std::string me = text(speaker(membership_), ": ");
-  bool says_so_already = message_of(cause).starts_with(me);
-  rethrow_with_prefix(cause, says_so_already ? "" : text(me, name_of(record.call.operation), ": "), flight);
+  bool names_me = rank_of(cause) == job()->rank();
+  rethrow_with_prefix(cause, names_me ? "" : text(speaker(membership_), ": ", name_of(record.call.operation), ": "),
+                      flight, membership_.rank);
 }
 
 std::exception_ptr Group::diagnose(const CallRecord& record, std::chrono::milliseconds timeout,
                                    const std::exception_ptr& error) {
   auto job = this->job();
-  std::string me = text(speaker(membership_), ": ");
   bool is_timeout = is_a<TimeoutError>(error);
   if (is_timeout || is_a<MismatchError>(error)) {
     job->will_report(membership_.name);
     auto answers = is_timeout ? job->ask(membership_.name, describe(record.call_id)) : ask_when_all_came(record);
     auto mismatch = find_mismatch(membership_, record, answers);
-    Failure failure = mismatch     ? Failure{"MismatchError", me + *mismatch}
+    Failure failure = mismatch     ? mismatch_failure(record, *mismatch, answers)
                       : is_timeout ? timeout_failure(record, timeout, answers)
-                                   : Failure{"MismatchError", text(me, describe(record), ": ", message_of(error))};
-    const auto culprit = mismatch     ? find_odd_rank(membership_, record, answers)
-                         : is_timeout ? first_straggler(membership_, record.call_id, answers)
-                                      : std::nullopt;
-    if (culprit) job->blame(*culprit, failure);
+                                   : own_failure(ErrorKind::kMismatch, text(describe(record), ": ", message_of(error)));
+    job->blame(failure);
     // A rank that does not know how the calls differ reports a symptom, so that a rank that knows reports the cause.
     bool is_certain = mismatch || is_timeout;
     return to_exception(
         job->report(membership_.name, failure, is_certain ? Job::Certainty::kCertain : Job::Certainty::kSymptom));
   }
   bool is_symptom = is_a<PeerError>(error);
-  Failure failure{"PeerError", text(me, describe(record), ": ", message_of(error))};
+  auto failure = own_failure(ErrorKind::kPeer, text(describe(record), ": ", message_of(error)));
   auto cause = job->report(membership_.name, failure, is_symptom ? Job::Certainty::kSymptom : Job::Certainty::kCertain);
   std::unique_lock lock(mutex_);
   auto departure = is_symptom ? departure_before({calls_}) : nullptr;
@@ -293,12 +290,28 @@ std::vector<Answer> Group::ask_when_all_came(const CallRecord& record) const {
 
 Failure Group::timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
                                const std::vector<Answer>& answers) const {
-  return {"TimeoutError", text(speaker(membership_), ": ", describe(record), " did not finish within ", timeout.count(),
-                               " ms. ", describe_stragglers(membership_, record.call_id, answers))};
+  auto failure =
+      own_failure(ErrorKind::kTimeout, text(describe(record), " did not finish within ", timeout.count(), " ms. ",
+                                            describe_stragglers(membership_, record.call_id, answers)));
+  if (auto rank = first_straggler(membership_, record.call_id, answers))
+    failure.culprit = Culprit{*rank, CulpritRole::kLate};
+  return failure;
+}
+
+Failure Group::mismatch_failure(const CallRecord& record, const std::string& mismatch,
+                                const std::vector<Answer>& answers) const {
+  auto failure = own_failure(ErrorKind::kMismatch, mismatch);
+  if (auto rank = find_odd_rank(membership_, record, answers)) failure.culprit = Culprit{*rank, CulpritRole::kDiffers};
+  return failure;
+}
+
+// A failure that this rank found; its message begins with this rank.
+Failure Group::own_failure(ErrorKind kind, const std::string& message) const {
+  return {kind, text(speaker(membership_), ": ", message), {}, membership_.peers.at(membership_.rank).rank};
 }
 
 // Waits for the device first: a caller that sees the error may free or reuse the tensors of queued calls.
-std::string Group::last_words(const std::exception_ptr& cause) {
+std::string Group::flight_recorder_suffix(const std::exception_ptr& cause) {
   queued_.await_end();
   auto parts = parts_if_any();
   if (!parts || membership_.size == 1) return "";
@@ -308,7 +321,8 @@ std::string Group::last_words(const std::exception_ptr& cause) {
 void Group::check_working() {
   check_process();
   if (auto earlier = failure())
-    rethrow_with_prefix(earlier, text(speaker(membership_), ": the group is broken: "), last_words(earlier));
+    rethrow_with_prefix(earlier, text(speaker(membership_), ": the group is broken: "), flight_recorder_suffix(earlier),
+                        membership_.rank);
 }
 
 // --- failures
@@ -360,12 +374,7 @@ void Group::on_left(int rank_in_job, int64_t calls) {
 }
 
 void Group::blame_departure(const std::exception_ptr& cause) {
-  std::unique_lock lock(mutex_);
-  auto parts = parts_;
-  if (!parts || !departure_) return;
-  const int rank_in_job = departure_->rank_in_job;
-  lock.unlock();
-  parts->job->blame(rank_in_job, to_failure(cause));
+  if (auto parts = parts_if_any()) parts->job->blame(to_failure(cause));
 }
 
 // Requires mutex_. Returns why a collective cannot succeed if a rank left before it, else null.
@@ -375,7 +384,8 @@ std::exception_ptr Group::departure_before(const CallId& call_id) const {
       PeerError(text(departure_->who, " has left group '", membership_.name, "' after ", departure_->calls,
                      " calls, but this is call ", call_id.number,
                      ": its program destroyed the group or exited. Make the same calls on all ranks; for uneven inputs "
-                     "use join")));
+                     "use join"),
+                std::nullopt, Culprit{departure_->rank_in_job, CulpritRole::kLeft}));
 }
 
 // --- diagnosing calls that take long
@@ -399,19 +409,15 @@ void Group::on_tick() {
 
 void Group::on_answers(const std::string& call_id, const std::vector<Answer>& answers) {
   std::optional<Failure> failure;
-  std::optional<int> culprit;
   std::shared_ptr<Parts> parts;
   std::string notice;
-  auto me = text(speaker(membership_), ": ");
   auto look_at = [&](const CallRecord& record, Backoff& backoff) {
     if (describe(record.call_id) != call_id) return false;
-    if (auto mismatch = find_mismatch(membership_, record, answers)) {
-      failure = {"MismatchError", me + *mismatch};
-      culprit = find_odd_rank(membership_, record, answers);
-    }
+    if (auto mismatch = find_mismatch(membership_, record, answers))
+      failure = mismatch_failure(record, *mismatch, answers);
     if (backoff.take_notice() && !lower_rank_also_waits(membership_, answers))
-      notice = text(me, describe(record), " has waited for ", backoff.seconds(Clock::now()), " s. ",
-                    describe_stragglers(membership_, record.call_id, answers));
+      notice = text(speaker(membership_), ": ", describe(record), " has waited for ", backoff.seconds(Clock::now()),
+                    " s. ", describe_stragglers(membership_, record.call_id, answers));
     return true;
   };
   {
@@ -420,16 +426,15 @@ void Group::on_answers(const std::string& call_id, const std::vector<Answer>& an
     if (failure_) return;
     for (Watched* watched : watched_) look_at(watched->record, watched->backoff);
     auto* oldest = queued_.oldest();  // no thread blocks on it, so its time-out is checked here
-    if (oldest && look_at(oldest->record, oldest->backoff) && !failure && oldest->backoff.is_time_up(Clock::now())) {
+    if (oldest && look_at(oldest->record, oldest->backoff) && !failure && oldest->backoff.is_time_up(Clock::now()))
       failure = timeout_failure(oldest->record, oldest->timeout, answers);
-      culprit = first_straggler(membership_, oldest->record.call_id, answers);
-    }
   }
-  if (failure && culprit) parts->job->blame(*culprit, *failure);
-  if (failure)
+  if (failure) {
+    parts->job->blame(*failure);
     parts->job->report(*this, membership_.name, *failure);
-  else if (!notice.empty())
+  } else if (!notice.empty()) {
     log_warning(notice);
+  }
 }
 
 }  // namespace lockstep::detail

@@ -170,9 +170,12 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   std::vector<Answer> ask_when_all_came(const CallRecord& record) const;
   Failure timeout_failure(const CallRecord& record, std::chrono::milliseconds timeout,
                           const std::vector<Answer>& answers) const;
+  Failure mismatch_failure(const CallRecord& record, const std::string& mismatch,
+                           const std::vector<Answer>& answers) const;
+  Failure own_failure(ErrorKind kind, const std::string& message) const;
   std::exception_ptr departure_before(const CallId& call_id) const;
   void blame_departure(const std::exception_ptr& cause);
-  std::string last_words(const std::exception_ptr& cause);
+  std::string flight_recorder_suffix(const std::exception_ptr& cause);
 
   void on_failure(std::exception_ptr cause) override;
   void on_left(int rank_in_job, int64_t calls) override;

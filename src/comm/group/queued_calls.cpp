@@ -193,7 +193,7 @@ void Group::retire_queued() {
     queued_.retire();
   } catch (const Error& error) {
     if (auto parts = parts_if_any())
-      parts->job->report(*this, membership_.name, {"PeerError", text(speaker(membership_), ": ", error.what())});
+      parts->job->report(*this, membership_.name, own_failure(ErrorKind::kPeer, error.what()));
   }
 }
 

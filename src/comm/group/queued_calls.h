@@ -14,8 +14,9 @@
 
 namespace lockstep::detail {
 
-/// The calls of a group that a device has not finished, oldest first. On the device each call runs after the one before
-/// it, unless a CUDA graph captures it. Thread-safe. The recorder's mutex guards the entries.
+/// The calls of a group that a device has not finished, oldest first. The device runs the calls in this order, except
+/// for calls that are being captured into a CUDA graph, which do not run yet. Thread-safe. The mutex of the
+/// FlightRecorder guards the entries.
 class QueuedCalls {
  public:
   struct Entry {

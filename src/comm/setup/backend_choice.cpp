@@ -11,55 +11,11 @@
 #include "backends/factories.h"
 #include "base/text.h"
 
-namespace lockstep::detail {
+namespace lockstep {
 namespace {
 
 constexpr const char* kAuto = "auto";
 constexpr const char* kNccl = "nccl";  // the only backend for CUDA tensors
-
-std::string checked_name(const std::string& name) {
-  if (name != kAuto) find_backend(name);
-  return name;
-}
-
-}  // namespace
-
-BackendNames parse_backends(const std::string& asked) {
-  if (asked == kAuto) return {kAuto, kAuto};
-  if (asked.find(':') == std::string::npos)
-    return asked == kNccl ? BackendNames{.cuda = checked_name(asked)} : BackendNames{.cpu = checked_name(asked)};
-  BackendNames names;
-  std::istringstream parts(asked);
-  for (std::string part; std::getline(parts, part, ',');) {
-    const auto colon = part.find(':');
-    const auto device = part.substr(0, colon);
-    auto* name = device == "cpu" ? &names.cpu : device == "cuda" ? &names.cuda : nullptr;
-    if (!name || !name->empty() || colon == std::string::npos)
-      throw UsageError(
-          text("backend is '", asked, "'; expected one name, or a name for each device as in \"cpu:gloo,cuda:nccl\""));
-    *name = checked_name(part.substr(colon + 1));
-  }
-  if (names.cpu == kNccl)
-    throw UsageError(text("backend is '", asked, "', but nccl moves only CUDA tensors; for cpu use another backend"));
-  if (!names.cuda.empty() && names.cuda != kAuto && names.cuda != kNccl)
-    throw UsageError(text("backend is '", asked, "', but ", names.cuda, " moves only CPU tensors; for cuda use nccl"));
-  return names;
-}
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-Transfer::~Transfer() = default;
-QueuedCall::~QueuedCall() = default;
-Backend::~Backend() = default;
-
-std::shared_ptr<QueuedCall> Backend::queue(const std::function<void()>& call, Stream /*stream*/) {
-  call();
-  return nullptr;
-}
-
-namespace {
 
 struct Registry {
   std::mutex mutex;
@@ -88,8 +44,17 @@ Registry& registry() {
 
 }  // namespace
 
+Transfer::~Transfer() = default;
+QueuedCall::~QueuedCall() = default;
+Backend::~Backend() = default;
+
+std::shared_ptr<QueuedCall> Backend::queue(const std::function<void()>& call, Stream /*stream*/) {
+  call();
+  return nullptr;
+}
+
 void register_backend(const std::string& name, BackendFactory factory) {
-  if (name.empty() || name == "auto" || name.find_first_of(":,") != std::string::npos)
+  if (name.empty() || name == kAuto || name.find_first_of(":,") != std::string::npos)
     throw UsageError(text("'", name, "' cannot be the name of a backend; use letters, digits and '_'"));
   std::lock_guard lock(registry().mutex);
   if (!registry().factories.emplace(name, std::move(factory)).second)
@@ -103,6 +68,8 @@ std::vector<std::string> available_backends() {
   return names;
 }
 
+namespace detail {
+
 BackendFactory find_backend(const std::string& name) {
   {
     std::lock_guard lock(registry().mutex);
@@ -115,9 +82,34 @@ BackendFactory find_backend(const std::string& name) {
                         is_known ? text(". CMake's summary says why ", name, " was not built") : std::string()));
 }
 
-}  // namespace lockstep
+static std::string checked_name(const std::string& name) {
+  if (name != kAuto) find_backend(name);
+  return name;
+}
 
-namespace lockstep::detail {
+BackendNames parse_backends(const std::string& asked) {
+  if (asked == kAuto) return {kAuto, kAuto};
+  if (asked.find(':') == std::string::npos)
+    return asked == kNccl ? BackendNames{.cuda = checked_name(asked)} : BackendNames{.cpu = checked_name(asked)};
+  BackendNames names;
+  std::istringstream parts(asked);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const auto colon = part.find(':');
+    const auto device = part.substr(0, colon);
+    auto* name = device == "cpu" ? &names.cpu : device == "cuda" ? &names.cuda : nullptr;
+    if (!name || !name->empty() || colon == std::string::npos)
+      throw UsageError(
+          text("backend is '", asked, "'; expected one name, or a name for each device as in \"cpu:gloo,cuda:nccl\""));
+    *name = checked_name(part.substr(colon + 1));
+  }
+  if (names.cpu == kNccl)
+    throw UsageError(
+        text("backend is '", asked, "', but nccl supports only CUDA tensors; for cpu use another backend"));
+  if (!names.cuda.empty() && names.cuda != kAuto && names.cuda != kNccl)
+    throw UsageError(
+        text("backend is '", asked, "', but ", names.cuda, " supports only CPU tensors; for cuda use nccl"));
+  return names;
+}
 
 std::vector<std::string> choose_backends(const std::vector<std::string>& host_of_rank,
                                          const std::vector<std::string>& available) {
@@ -141,4 +133,5 @@ std::vector<std::string> choose_backends(const std::vector<std::string>& host_of
   return choice;
 }
 
-}  // namespace lockstep::detail
+}  // namespace detail
+}  // namespace lockstep

@@ -17,16 +17,8 @@ struct BackendNames {
 /// is not a backend of this build, or a backend does not support its device.
 BackendNames parse_backends(const std::string& asked);
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
 /// Returns the factory of a backend. Throws UsageError, listing the available backends, when the name is unknown.
 BackendFactory find_backend(const std::string& name);
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// Resolves backend "auto" for CPU tensors: returns the backends to try, best first. `host_of_rank` has one entry per
 /// rank.

@@ -44,7 +44,7 @@ c10::Device checked_gpu(c10::Device device) {
   const int index = device.has_index() ? device.index() : 0;
   if (index >= gpus)
     throw UsageError(text("init_process_group: device is ", device, ", but this process sees ", gpus,
-                          " GPUs; check nvidia-smi and CUDA_VISIBLE_DEVICES"));
+                          gpus == 1 ? " GPU" : " GPUs", "; check nvidia-smi and CUDA_VISIBLE_DEVICES"));
   const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
   make_current(gpu);
   return gpu;

@@ -138,7 +138,7 @@ class Arrival {
   std::string prefix() const { return text("start/", mine_.generation, "/"); }
 
   std::unique_ptr<StoreServer> host(const Endpoint& endpoint, const Secret& secret) const {
-    return std::make_unique<StoreServer>(StoreServer::Options{endpoint, secret, mine_.generation, "rank 0"});
+    return std::make_unique<StoreServer>(StoreServer::Options{endpoint, secret, mine_.generation, "rank 0", 0});
   }
 
   void connect(Meeting& meeting, Endpoint endpoint, const Secret& secret) const {
@@ -146,8 +146,8 @@ class Arrival {
       meeting.client = make_shared_owned<StoreClient>(
           StoreClient::Options{endpoint, secret.key(mine_.generation), mine_.generation, deadline_, heartbeat_limit_});
     } catch (const TimeoutError& error) {
-      throw TimeoutError(
-          text("rank ", mine_.rank, ": missing: the host of the job's store (rank 0 or the launcher). ", error.what()));
+      throw TimeoutError(mine_.rank,
+                         text("missing: the host of the job's store (rank 0 or the launcher). ", error.what()));
     }
     meeting.store = with_prefix(make_remote_store(meeting.client), prefix());
   }
@@ -169,11 +169,12 @@ class Arrival {
         if (meeting.joins_before == 0 || !place.rank_zero_hosts) return;
         has_seen_the_last = true;
       } catch (const PeerError&) {
-        if (meeting.client->over() || !place.rank_zero_hosts) throw;  // otherwise the store has just ended in order
+        if (meeting.client->over() || !place.rank_zero_hosts) throw;  // otherwise the store has just ended cleanly
       }
       std::this_thread::sleep_for(kPause);
     } while (Clock::now() < deadline_);
-    throw TimeoutError(text("rank ", mine_.rank, ": this process has joined at ", to_string(place.endpoint),
+    throw TimeoutError(mine_.rank,
+                       text("this process has joined at ", to_string(place.endpoint),
                             " before, but rank 0 has not opened a store for the next group there; destroy the group on "
                             "rank 0 too, and call init_process_group equally often on all ranks"));
   }
@@ -189,14 +190,7 @@ class Arrival {
   // Tells the waiting ranks why this rank fails. The host of the store keeps it up until they know, at most one second.
   [[noreturn]] static void give_up(Meeting& meeting) {
     const auto failure = to_failure(std::current_exception());
-    try {
-      throw;
-    } catch (const MissingRanksError& error) {  // the missing ranks are the cause
-      if (!error.ranks().empty())
-        meeting.client->send_async(Verb::kBlame,
-                                   {std::to_string(error.ranks().front()), failure.kind, failure.message});
-    } catch (...) {
-    }
+    if (failure.culprit) meeting.client->send_async(Verb::kBlame, to_fields(failure));
     meeting.client->say_goodbye(failure);
     meeting.client.reset();
     meeting.store.reset();
@@ -211,9 +205,9 @@ class Arrival {
     if (one_host) return "127.0.0.1";
     std::string address = process_variable("MASTER_ADDR").value_or(mine.host);
     if (is_loopback(address))
-      throw UsageError(text("rank 0: this host's name, ", address,
-                            ", is a loopback address here, which other hosts cannot reach; set MASTER_ADDR to an "
-                            "address of rank 0's host that they can reach"));
+      throw UsageError(0, text("this host's name, ", address,
+                               ", is a loopback address here, which other hosts cannot reach; set MASTER_ADDR to an "
+                               "address of rank 0's host that they can reach"));
     return address;
   }
 
@@ -247,9 +241,8 @@ std::shared_ptr<detail::Group> detail::init_group(const ProcessGroupOptions& opt
     try {
       return meet(options, {mine, timeout, heartbeat_limit}, world_size);
     } catch (const Error& error) {
-      std::string me = text("rank ", rank, ":");
-      bool says_so_already = std::string_view(error.what()).starts_with(me.substr(0, me.size() - 1));
-      rethrow_with_prefix(std::current_exception(), says_so_already ? "" : me + " joining: ");
+      rethrow_with_prefix(std::current_exception(), error.rank() == rank ? "" : text("rank ", rank, ": joining: "), "",
+                          rank);
     }
   }();
   auto job = make_shared_owned<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(client),

@@ -145,7 +145,8 @@ std::unique_ptr<Backend> make_backend(const std::shared_ptr<Job>& job, const Gro
     if (is_a<PeerError>(error))
       error = to_exception(job->report(spec.name, to_failure(error), Job::Certainty::kSymptom));
     rethrow_with_prefix(
-        error, text(speaker(membership), ": backend ", membership.backend_name, " of group '", spec.name, "': "));
+        error, text(speaker(membership), ": backend ", membership.backend_name, " of group '", spec.name, "': "), "",
+        membership.rank);
   }
 }
 
@@ -163,7 +164,8 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
       return make_backend(job, spec, membership);
     } catch (const NoSharedMemory& error) {
       if (name == choice.back())
-        throw UsageError(text(speaker(membership), ": backend ", name, " of group '", spec.name, "': ", error.what()));
+        throw UsageError(text(speaker(membership), ": backend ", name, " of group '", spec.name, "': ", error.what()),
+                         membership.rank, {});
       log_info(text(speaker(membership), ": group '", spec.name, "' cannot use backend ", name, ": ", error.what()));
     }
   }

@@ -11,6 +11,12 @@ namespace {
 constexpr auto kLinger = std::chrono::seconds(1);
 constexpr const char* kException = "an exception ended its work";
 
+std::vector<std::string> report_fields(const std::string& wire_group, const char* certainty, const Failure& failure) {
+  std::vector<std::string> fields{wire_group, certainty};
+  for (auto& field : to_fields(failure)) fields.push_back(std::move(field));
+  return fields;
+}
+
 }  // namespace
 
 std::string base_name(const std::string& group) {
@@ -33,7 +39,7 @@ Job::~Job() {
   client_->stop_listening();
   bool is_failing = std::uncaught_exceptions() > 0;
   if (is_failing)
-    client_->say_goodbye(Failure{"PeerError", kException});
+    client_->say_goodbye(Failure{ErrorKind::kPeer, kException});
   else
     client_->say_goodbye(std::nullopt);
   client_.reset();
@@ -48,8 +54,8 @@ void Job::give_up(const std::exception_ptr& error) noexcept {
 
 // Reports at once, before the ranks that this wakes give up in turn: the first rank that gives up is blamed.
 void Job::give_up_group(const std::string& group, const std::string& who) noexcept {
-  if (group == kWorld && client_) return client_->say_goodbye(Failure{"PeerError", kException});
-  report_async(group, {"PeerError", text(who, " gave up: ", kException)});
+  if (group == kWorld && client_) return client_->say_goodbye(Failure{ErrorKind::kPeer, kException});
+  report_async(group, {ErrorKind::kPeer, text(who, " gave up: ", kException), Culprit{rank_, CulpritRole::kGaveUp}});
 }
 
 std::optional<std::string> Job::from_wire(const std::string& group) const {
@@ -74,21 +80,21 @@ void Job::unsubscribe(JobListener& listener) {
 Failure Job::report(const std::string& group, const Failure& failure, Certainty certainty) {
   if (!client_) return failure;
   try {
-    auto cause = client_->call(Verb::kReport, {on_wire(group), failure.kind, failure.message,
-                                               certainty == Certainty::kSymptom ? "symptom" : "certain"});
-    return {cause.at(0), cause.at(1)};
+    return read_failure(client_->call(
+        Verb::kReport,
+        report_fields(on_wire(group), certainty == Certainty::kSymptom ? "symptom" : "certain", failure)));
   } catch (const Error&) {
-    // The store is gone. If its loss ended the job, that is the cause. If the store ended in order, it is not.
+    // The store is gone. If its loss ended the job, that is the cause. If the store ended cleanly, it is not.
     return client_->over().value_or(failure);
   }
 }
 
 void Job::report_async(const std::string& group, const Failure& failure) noexcept {
-  if (client_) client_->send_async(Verb::kReport, {on_wire(group), failure.kind, failure.message, "certain"});
+  if (client_) client_->send_async(Verb::kReport, report_fields(on_wire(group), "certain", failure));
 }
 
-void Job::blame(int rank_in_job, const Failure& failure) noexcept {
-  if (client_) client_->send_async(Verb::kBlame, {std::to_string(rank_in_job), failure.kind, failure.message});
+void Job::blame(const Failure& failure) noexcept {
+  if (client_ && failure.culprit) client_->send_async(Verb::kBlame, to_fields(failure));
 }
 
 void Job::will_report(const std::string& group) {
@@ -120,10 +126,9 @@ void Job::ask(JobListener& listener, const std::string& group, const std::string
 
 void Job::report(JobListener& listener, const std::string& group, const Failure& failure) {
   if (!client_) return;
-  client_->call(Verb::kReport, {on_wire(group), failure.kind, failure.message, "certain"},
+  client_->call(Verb::kReport, report_fields(on_wire(group), "certain", failure),
                 [this, &listener](std::optional<StoreClient::Fields> fields) {
-                  if (fields)
-                    notify(listener, [&] { listener.on_failure(to_exception({fields->at(0), fields->at(1)})); });
+                  if (fields) notify(listener, [&] { listener.on_failure(to_exception(read_failure(*fields))); });
                 });
 }
 

@@ -31,7 +31,7 @@ class JobListener {
   virtual ~JobListener() = default;
   /// The group is broken.
   virtual void on_failure(std::exception_ptr cause) = 0;
-  /// A rank of the job has left the group in order, after `calls` calls.
+  /// A rank of the job has left the group cleanly, after `calls` calls.
   virtual void on_left(int /*rank_in_job*/, int64_t /*calls*/) {}
   /// The answers to Job::ask have arrived.
   virtual void on_answers(const std::string& /*call_id*/, const std::vector<Answer>& /*answers*/) {}
@@ -46,7 +46,7 @@ class Job final : private StoreListener {
   /// `joins_before` (see count_join) distinguishes groups of this join from groups of other joins with the same name.
   Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store,
       std::shared_ptr<StoreClient> client, std::unique_ptr<StoreServer> server);
-  /// Leaves the job in order, or as failed if an exception is unwinding the stack. The host of the store waits up to
+  /// Leaves the job cleanly, or as failed if an exception is unwinding the stack. The host of the store waits up to
   /// one second for the other ranks to leave.
   ~Job() override;
 
@@ -77,9 +77,9 @@ class Job final : private StoreListener {
   void report(JobListener& listener, const std::string& group, const Failure& failure);
   /// The same without a result.
   void report_async(const std::string& group, const Failure& failure) noexcept;
-  /// Tells the store that this rank is about to throw this error because of `rank_in_job`, so that the launcher does
-  /// not blame this rank.
-  void blame(int rank_in_job, const Failure& failure) noexcept;
+  /// Tells the store that this rank is about to throw this error because of its culprit, so that the launcher does not
+  /// blame this rank. Does nothing if the failure has no culprit.
+  void blame(const Failure& failure) noexcept;
   /// Announces a report. The store takes no other cause for the group before it.
   void will_report(const std::string& group);
 

@@ -150,7 +150,8 @@ NormalizationGradients gradients_on_gpu(const at::Tensor& output_gradient, const
 
 void check_total(double total, const ProcessGroup& group) {
   if (total < 2)
-    throw UsageError(text("rank ", group.rank(), ": the batches of all ranks together have ", total,
+    throw UsageError(group.rank(),
+                     text("the batches of all ranks together have ", total,
                           " values per channel, expected at least 2 in training; call eval() or use larger batches"));
 }
 

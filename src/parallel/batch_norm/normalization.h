@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Tensors and options of a layer that normalises each channel (dimension 1) of its input. Any tensor may be undefined.
+/// Tensors and options of a layer that normalizes each channel (dimension 1) of its input. Any tensor may be undefined.
 struct NormalizingLayer {
   at::Tensor weight, bias;
   at::Tensor running_mean, running_var;
@@ -29,7 +29,7 @@ struct Normalized {
 /// Throws UsageError if `total`, the number of values per channel over all ranks, is below 2: a variance needs two.
 void check_total(double total, const ProcessGroup& group);
 
-/// Normalises the input with the moments of all ranks' batches and updates the running statistics. Collective. Throws
+/// Normalizes the input with the moments of all ranks' batches and updates the running statistics. Collective. Throws
 /// UsageError as check_total() does.
 Normalized normalize_over_ranks(const at::Tensor& input, const NormalizingLayer& layer, const ProcessGroup& group);
 

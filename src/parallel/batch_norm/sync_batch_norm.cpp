@@ -22,7 +22,7 @@
 // Overview.
 //
 // SyncedNormalization is the autograd function: its forward gathers each rank's mean, variance and number of values per
-// channel and normalises with the combined moments; its backward all-reduces the sums that the input gradient needs
+// channel and normalizes with the combined moments; its backward all-reduces the sums that the input gradient needs
 // (see normalization.h). The gradients of weight and bias stay local, since DistributedDataParallel averages them.
 //
 // Two kinds of layers use it. SyncBatchNormImpl calls it directly. convert_sync_batch_norm() leaves LibTorch's
@@ -30,7 +30,7 @@
 // mean, or to its weight if there are no running statistics. The first conversion also replaces aten::batch_norm for
 // the AutogradCPU and AutogradCUDA dispatch keys, for the whole process. The replacement searches the hooks of the
 // tensors it receives for a Conversion. If it finds one, the layer is in training and the group has several ranks, it
-// normalises over the ranks; otherwise it calls LibTorch's implementation.
+// normalizes over the ranks; otherwise it calls LibTorch's implementation.
 
 namespace lockstep {
 namespace {
@@ -50,7 +50,7 @@ OptionalTensor if_defined(const Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
 }
 
-/// The ranks over which a layer normalises.
+/// The ranks over which a layer normalizes.
 struct Ranks {
   ProcessGroup group;
   std::string layer;  // for errors: "SyncBatchNorm 'first.norm'"
@@ -70,8 +70,8 @@ struct Ranks {
 void check_channels(const Tensor& input, const NormalizingLayer& layer, const Ranks& ranks) {
   for (const auto& tensor : {layer.weight, layer.bias, layer.running_mean, layer.running_var})
     if (tensor.defined() && (input.dim() < 2 || input.size(1) != tensor.numel()))
-      throw UsageError(text("rank ", ranks.group.rank(), ": ", ranks.layer, ": expected an input of shape [N, ",
-                            tensor.numel(), ", ...], got ", input.sizes()));
+      throw UsageError(ranks.group.rank(), text(ranks.layer, ": expected an input of shape [N, ", tensor.numel(),
+                                                ", ...], got ", input.sizes()));
 }
 
 class SyncedNormalization : public torch::autograd::Function<SyncedNormalization> {
@@ -90,7 +90,8 @@ class SyncedNormalization : public torch::autograd::Function<SyncedNormalization
     const auto capsule = context->saved_data["kept"].toCapsule();
     const auto& kept = static_cast<const Kept&>(*capsule);
     if (c10::GradMode::is_enabled())
-      throw UsageError(text("rank ", kept.ranks.group.rank(), ": ", kept.ranks.layer,
+      throw UsageError(kept.ranks.group.rank(),
+                       text(kept.ranks.layer,
                             ": backward was called with create_graph, but second derivatives over several ranks are ",
                             "not supported; call eval() on the layer to compute them"));
     const auto saved = context->get_saved_variables();
@@ -155,7 +156,7 @@ class Conversion final : public torch::autograd::FunctionPreHook {
   Ranks ranks_;
 };
 
-/// Replaces aten::batch_norm. Normalises converted layers over the ranks in training; otherwise calls LibTorch's
+/// Replaces aten::batch_norm. Normalizes converted layers over the ranks in training; otherwise calls LibTorch's
 /// implementation.
 Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
                   const OptionalTensor& running_mean, const OptionalTensor& running_var, bool uses_batch,
@@ -182,7 +183,7 @@ void intercept_batch_norm() {
   static const auto on_gpu = intercept(c10::DispatchKey::AutogradCUDA);
 }
 
-/// Returns the tensor that carries the layer's mark. Returns nothing unless the module is a batch normalisation. The
+/// Returns the tensor that carries the layer's mark. Returns nothing unless the module is a batch normalization. The
 /// tensor is undefined if the layer has neither running statistics nor a weight.
 OptionalTensor mark_of(torch::nn::Module& module) {
   const auto of = [](auto* layer) { return layer->running_mean.defined() ? layer->running_mean : layer->weight; };
@@ -198,7 +199,7 @@ struct Layer {
   Tensor mark;
 };
 
-/// Returns each batch normalisation once, under its first name.
+/// Returns each batch normalization once, under its first name.
 std::vector<Layer> batch_norms_of(torch::nn::Module& module) {
   std::vector<Layer> result;
   std::set<torch::nn::Module*> seen;
@@ -221,7 +222,7 @@ int64_t convert_sync_batch_norm(torch::nn::Module& module, const ProcessGroup& g
   const auto layers = batch_norms_of(module);
   for (const auto& layer : layers) {
     const auto refuse = [&](const char* why) {
-      throw UsageError(text("rank ", group.rank(), ": convert_sync_batch_norm: layer '", layer.name, "' ", why));
+      throw UsageError(group.rank(), text("convert_sync_batch_norm: layer '", layer.name, "' ", why));
     };
     if (!layer.mark.defined())
       refuse(
@@ -264,8 +265,8 @@ SyncBatchNormImpl::SyncBatchNormImpl(int64_t num_features, ProcessGroup group)
 
 void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
   if (input.dim() < 2 || input.size(1) != options.num_features())
-    throw UsageError(text("rank ", group_.rank(), ": SyncBatchNorm: expected an input of shape [N, ",
-                          options.num_features(), ", ...], got ", input.sizes()));
+    throw UsageError(group_.rank(), text("SyncBatchNorm: expected an input of shape [N, ", options.num_features(),
+                                         ", ...], got ", input.sizes()));
 }
 
 Tensor SyncBatchNormImpl::forward(const Tensor& input) {

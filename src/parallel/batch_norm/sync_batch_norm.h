@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// Returns the name of a layer in `module` that normalises over the ranks: a SyncBatchNorm or a converted layer.
+/// Returns the name of a layer in `module` that normalizes over the ranks: a SyncBatchNorm or a converted layer.
 /// Returns nothing if there is none.
 std::optional<std::string> synced_batch_norm_in(torch::nn::Module& module);
 

@@ -16,7 +16,8 @@ BatchWeight::BatchWeight(ProcessGroup group) : group_(std::move(group)), sum_(gr
 
 void BatchWeight::check(double samples) const {
   if (!(samples >= 0) || !std::isfinite(samples))
-    throw UsageError(text("rank ", group_.rank(), ": the batch weight is ", samples,
+    throw UsageError(group_.rank(),
+                     text("the batch weight is ", samples,
                           ", expected a finite number of 0 or more; pass the number of samples in the batch"));
 }
 
@@ -63,9 +64,9 @@ void BatchWeight::wait_for_sum() {
     sum_ = adding_.item<double>();
   }
   if ((round_ ? round_->sum : sum_) > 0) return;
-  throw UsageError(text("rank ", group_.rank(),
-                        ": the batch weights are 0 on all ranks, so there are no samples to average over; skip the "
-                        "step when no rank has samples"));
+  throw UsageError(group_.rank(),
+                   "the batch weights are 0 on all ranks, so there are no samples to average over; skip the "
+                   "step when no rank has samples");
 }
 
 at::Tensor BatchWeight::apply(const at::Tensor& gradient) {

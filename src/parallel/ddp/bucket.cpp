@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "base/align.h"
 #include "comm/torch_version.h"
 
 namespace lockstep {
@@ -16,8 +17,7 @@ constexpr int64_t kGradientAlignBytes = 64;
 constexpr size_t kLargeBytes = 1 << 20;
 
 int64_t padded_elements(int64_t elements, int64_t element_bytes) {
-  int64_t step = kGradientAlignBytes / element_bytes;
-  return (elements + step - 1) / step * step;
+  return align_up(elements, kGradientAlignBytes / element_bytes);
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ void Bucket::put(size_t slot, const at::Tensor& gradient) {
   } else if (!same_memory(gradient, place)) {
     if (!place.is_cuda()) {
       write(place, gradient);
-    } else if (is_most_of_it(place)) {
+    } else if (exceeds_half_of_bucket(place)) {
       place.copy_(gradient, /*non_blocking=*/true);
     } else {
       places_.push_back(place);
@@ -70,7 +70,7 @@ void Bucket::put(size_t slot, const at::Tensor& gradient) {
 }
 
 /// Such a gradient gets its own copy, so that its memory can be freed at once.
-bool Bucket::is_most_of_it(const at::Tensor& place) const {
+bool Bucket::exceeds_half_of_bucket(const at::Tensor& place) const {
   return place.nbytes() >= kLargeBytes && 2 * place.nbytes() >= memory_.nbytes();
 }
 

@@ -79,7 +79,7 @@ class Bucket {
   const Times& times() const { return times_; }
 
  private:
-  bool is_most_of_it(const at::Tensor& place) const;
+  bool exceeds_half_of_bucket(const at::Tensor& place) const;
 
   ProcessGroup group_;
   at::Tensor memory_;  // the gradients, then the extra elements

@@ -127,20 +127,21 @@ void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
 void DdpState::check_unchanged() const {
   const auto change = wrapped_.describe_change();
   if (!change.empty())
-    throw UsageError(text("rank ", group_.rank(), ": ", change,
-                          "; the wrapper averages the parameters that it was constructed with: change the model first, "
-                          "then wrap it (again)"));
+    throw UsageError(group_.rank(),
+                     text(change,
+                          "; the wrapper averages the gradients of the parameters that the model had when it was "
+                          "wrapped: change the model first, then wrap it again"));
 }
 
 void DdpState::begin_no_sync() {
   warn_of_lone_step();
-  if (!reducer_->has_unsynchronised()) cheap_fingerprint_ = wrapped_.cheap_fingerprint();
+  if (!reducer_->has_unsynchronized()) cheap_fingerprint_ = wrapped_.cheap_fingerprint();
   reducer_->set_enabled(false);
 }
 
 // Warns if parameters changed between the first backward under no_sync() and the next reduction.
 void DdpState::warn_of_lone_step() {
-  if (has_warned_ || !reducer_->has_unsynchronised() || cheap_fingerprint_ == wrapped_.cheap_fingerprint()) return;
+  if (has_warned_ || !reducer_->has_unsynchronized() || cheap_fingerprint_ == wrapped_.cheap_fingerprint()) return;
   has_warned_ = true;
   log_warning(
       text("rank ", group_.rank(),
@@ -152,7 +153,8 @@ void DdpState::warn_of_lone_step() {
 void DdpState::set_batch_weight(double samples) {
   const auto layer = weight_.is_set() ? std::nullopt : synced_batch_norm_in(wrapped_.module());
   if (layer)  // its backward sums gradients over the ranks before they could be weighted
-    throw UsageError(text("rank ", group_.rank(), ": set_batch_weight: layer '", *layer,
+    throw UsageError(group_.rank(),
+                     text("set_batch_weight: layer '", *layer,
                           "' is a SyncBatchNorm, which sums over the ranks during backward; instead, divide each "
                           "rank's summed loss by the mean number of samples per rank"));
   join_ ? weight_.set_in_join(samples) : weight_.set(samples);
@@ -178,7 +180,8 @@ void DdpState::check_replicas() const {
 void DdpState::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
   const auto layer = synced_batch_norm_in(wrapped_.module());
   if (layer && !context->options().throw_on_early_termination)
-    throw UsageError(text("rank ", group_.rank(), ": join: layer '", *layer,
+    throw UsageError(group_.rank(),
+                     text("join: layer '", *layer,
                           "' is a SyncBatchNorm, and a rank without inputs cannot take part in its collectives; set "
                           "throw_on_early_termination, or give all ranks the same number of inputs"));
   join_ = std::move(context);
@@ -199,7 +202,7 @@ void DdpState::weigh(const JoinRound& round) {
 
 void DdpState::shadow(const JoinRound& round) {
   if (round.is_training) take_buffers_if_due(round.last_rank());
-  if (round.is_synchronised) reducer_->shadow();
+  if (round.is_synchronized) reducer_->shadow();
 }
 
 }  // namespace lockstep::detail

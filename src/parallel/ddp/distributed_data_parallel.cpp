@@ -33,8 +33,7 @@ namespace {
 std::shared_ptr<detail::DdpState> make_replica(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                                                const DistributedDataParallelOptions& options) {
   if (!module)
-    throw UsageError(
-        text("rank ", group.rank(), ": DistributedDataParallel: the module is empty; pass a constructed module"));
+    throw UsageError(group.rank(), "DistributedDataParallel: the module is empty; pass a constructed module");
   return std::make_shared<detail::DdpState>(std::move(module), std::move(group), options);
 }
 
@@ -77,9 +76,7 @@ void DistributedDataParallelBase::join(const std::function<void()>& loop, const 
 }
 
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
-  if (!hook)
-    throw UsageError(
-        text("rank ", replica_->group().rank(), ": register_comm_hook: the hook is empty; pass a function"));
+  if (!hook) throw UsageError(replica_->group().rank(), "register_comm_hook: the hook is empty; pass a function");
   replica_->reducer().set_hook(std::move(hook));
 }
 
@@ -127,7 +124,7 @@ void DistributedDataParallelBase::write_trace(const std::string& path) const {
   if (group.rank() != 0) return;
   std::ofstream file(path);
   file << trace_file(all) << std::flush;
-  if (!file) throw SystemError(text("rank 0: cannot write the trace to ", path, ": ", std::strerror(errno)));
+  if (!file) throw SystemError(0, text("cannot write the trace to ", path, ": ", std::strerror(errno)));
 }
 
 std::string DistributedDataParallelBase::to_string() const {
@@ -173,7 +170,7 @@ void DistributedDataParallelBase::shadow(const detail::JoinRound& round) {
   replica_->shadow(round);
 }
 
-void DistributedDataParallelBase::take_state_from(int source) {
+void DistributedDataParallelBase::copy_state_from(int source) {
   replica_->broadcast_parameters_and_buffers(source);
 }
 

@@ -56,8 +56,9 @@ void check_equal(const std::vector<NamedParameter>& tensors, const ProcessGroup&
     for (int rank = 1; rank < group.size(); ++rank)
       if (hash[rank * count + i] != hash[i]) others.push_back(rank);
     if (others.empty()) continue;
-    throw MismatchError(text("rank ", group.rank(), ": the replicas have diverged: parameter '", tensors[i].name,
-                             "' on ", others.size() == 1 ? "rank " : "ranks ", enumerate(others),
+    throw MismatchError(group.rank(),
+                        text("the replicas have diverged: parameter '", tensors[i].name, "' on ",
+                             others.size() == 1 ? "rank " : "ranks ", enumerate(others),
                              " differs from rank 0; change parameters in the same way on all ranks, or call "
                              "sync_parameters_and_buffers() after changing them on one"));
   }
@@ -103,9 +104,7 @@ std::vector<ModelFact> facts_of(const DistributedDataParallelOptions& options) {
 
 std::string why_not_trainable(const WrappedModule& model, const std::optional<c10::Device>& device,
                               const ProcessGroup& group) {
-  auto because = [&](const auto&... parts) {
-    return text("rank ", group.rank(), ": DistributedDataParallel: ", parts...);
-  };
+  auto because = [&](const auto&... parts) { return text("DistributedDataParallel: ", parts...); };
   if (device && *device != group.device())
     return because("option device_ids is ", *device, ", but the group's device is ", group.device(),
                    "; pass the group's device, or none");
@@ -128,28 +127,28 @@ std::string why_not_trainable(const WrappedModule& model, const std::optional<c1
 
 }  // namespace
 
-std::string first_difference(const std::vector<ModelFact>& mine, int my_rank, const std::vector<ModelFact>& theirs,
-                             int their_rank) {
+std::string first_difference(const std::vector<ModelFact>& mine, const std::vector<ModelFact>& theirs, int their_rank) {
   constexpr const char* kRemedy = "; build the same model, with the same options, on every rank";
   size_t common = std::min(mine.size(), theirs.size());
   for (size_t i = 0; i < common; ++i) {
     if (mine[i] == theirs[i]) continue;
     if (mine[i].name == theirs[i].name)
-      return text("rank ", my_rank, ": ", mine[i].name, " is ", mine[i].description, ", rank ", their_rank, " has ",
-                  theirs[i].description, kRemedy);
-    return text("rank ", my_rank, ": item ", i, " of the model is ", mine[i].name, ", on rank ", their_rank, " it is ",
-                theirs[i].name, kRemedy);
+      return text(mine[i].name, " is ", mine[i].description, ", rank ", their_rank, " has ", theirs[i].description,
+                  kRemedy);
+    return text("the model differs from rank ", their_rank, "'s at ", mine[i].name, ", where rank ", their_rank,
+                " has ", theirs[i].name, kRemedy);
   }
   if (mine.size() > common)
-    return text("rank ", my_rank, ": has ", mine[common].name, ", but rank ", their_rank, " does not", kRemedy);
+    return text("the model has ", mine[common].name, ", but rank ", their_rank, "'s does not", kRemedy);
   if (theirs.size() > common)
-    return text("rank ", my_rank, ": lacks ", theirs[common].name, ", but rank ", their_rank, " has it", kRemedy);
+    return text("the model lacks ", theirs[common].name, ", but rank ", their_rank, "'s has it", kRemedy);
   return {};
 }
 
 void check_trainable(const WrappedModule& model, const std::optional<c10::Device>& device, const ProcessGroup& group) {
-  for (const auto& reason : all_gather_strings(group, why_not_trainable(model, device, group)))
-    if (!reason.empty()) throw UsageError(reason);
+  const auto reasons = all_gather_strings(group, why_not_trainable(model, device, group));
+  for (size_t rank = 0; rank < reasons.size(); ++rank)
+    if (!reasons[rank].empty()) throw UsageError(static_cast<int>(rank), reasons[rank]);
 }
 
 void check_same_model(const WrappedModule& model, const DistributedDataParallelOptions& options,
@@ -159,8 +158,9 @@ void check_same_model(const WrappedModule& model, const DistributedDataParallelO
   for (const auto& [name, tensor] : model.parameters()) mine.push_back(fact_of("parameter", name, tensor));
   for (const auto& [name, tensor] : model.buffers()) mine.push_back(fact_of("buffer", name, tensor));
   auto reference = read_facts(broadcast_string(group, write_facts(mine), kReference));
-  for (const auto& difference : all_gather_strings(group, first_difference(mine, group.rank(), reference, kReference)))
-    if (!difference.empty()) throw MismatchError(difference);
+  const auto differences = all_gather_strings(group, first_difference(mine, reference, kReference));
+  for (size_t rank = 0; rank < differences.size(); ++rank)
+    if (!differences[rank].empty()) throw MismatchError(static_cast<int>(rank), differences[rank]);
 }
 
 }  // namespace lockstep

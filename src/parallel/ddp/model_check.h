@@ -25,8 +25,7 @@ struct ModelFact {
 };
 
 /// Describes the first difference between two ranks' models for an error message; empty if there is none.
-std::string first_difference(const std::vector<ModelFact>& mine, int my_rank, const std::vector<ModelFact>& theirs,
-                             int their_rank);
+std::string first_difference(const std::vector<ModelFact>& mine, const std::vector<ModelFact>& theirs, int their_rank);
 
 /// Throws UsageError if some rank's model cannot be trained by this group, or if `device` is set and is not the group's
 /// device. Collective; throws on all ranks or on none.

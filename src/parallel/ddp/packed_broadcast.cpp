@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "base/align.h"
 #include "comm/torch_version.h"
 
 #include "comm/coalesced.h"
@@ -17,7 +18,7 @@ constexpr int64_t kMuch = 25 << 20;      // bytes
 constexpr int64_t kPackAlignBytes = 64;  // sufficient for every dtype
 
 int64_t aligned_bytes(const at::Tensor& tensor) {
-  return (static_cast<int64_t>(tensor.nbytes()) + kPackAlignBytes - 1) / kPackAlignBytes * kPackAlignBytes;
+  return align_up(static_cast<int64_t>(tensor.nbytes()), kPackAlignBytes);
 }
 
 void copy_in(const std::vector<at::Tensor>& inside, const std::vector<at::Tensor>& outside) {

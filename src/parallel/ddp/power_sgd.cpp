@@ -38,7 +38,7 @@ at::ScalarType factor_dtype(at::ScalarType dtype) {
 
 /// Makes the columns orthonormal, zero columns included. Otherwise a gradient that is zero once would stay zero in all
 /// later steps.
-void orthonormalise(const at::Tensor& matrix) {
+void orthonormalize(const at::Tensor& matrix) {
   matrix.copy_(std::get<0>(at::linalg_qr(matrix)));
 }
 
@@ -63,7 +63,7 @@ class PowerSgd {
       works.push_back(group.all_reduce_async(state.wholes, ReduceOp::kAvg));
     }
     for (auto& matrix : state.matrices) {
-      orthonormalise(matrix.q);
+      orthonormalize(matrix.q);
       at::Tensor p = matrix.p;
       at::mm_out(p, matrix.gradient.to(p.scalar_type()), matrix.q);
     }
@@ -123,7 +123,7 @@ class PowerSgd {
     c10::NoGradGuard no_grad;
     if (!state.matrices.empty()) {
       for (auto& matrix : state.matrices) {
-        orthonormalise(matrix.p);
+        orthonormalize(matrix.p);
         at::Tensor q = matrix.q;
         at::mm_out(q, matrix.gradient.to(q.scalar_type()).t(), matrix.p);
       }

@@ -111,18 +111,18 @@ bool Reducer::is_enabled() const {
   return enabled_;
 }
 
-bool Reducer::has_unsynchronised() const {
+bool Reducer::has_unsynchronized() const {
   std::lock_guard lock(mutex_);
-  return has_unsynchronised_;
+  return has_unsynchronized_;
 }
 
 void Reducer::set_static_graph() {
   std::lock_guard lock(mutex_);
   if (reductions_ > 0 && !options_.static_graph)
     throw UsageError(
-        text("rank ", group_.rank(),
-             ": set_static_graph was called after the first backward, which records the graph; call it before the "
-             "first backward, or wrap with {.static_graph = true}"));
+        group_.rank(),
+        "set_static_graph was called after the first backward, which records the graph; call it before the "
+        "first backward, or wrap with {.static_graph = true}");
   options_.static_graph = true;
 }
 
@@ -133,23 +133,21 @@ bool Reducer::is_static_graph() const {
 
 void Reducer::set_hook(CommHook hook) {
   std::lock_guard lock(mutex_);
-  if (hook_)
-    throw UsageError(
-        text("rank ", group_.rank(), ": a comm hook is registered already; register only one for each wrapper"));
+  if (hook_) throw UsageError(group_.rank(), "a comm hook is registered already; register only one for each wrapper");
   hook_ = std::move(hook);
 }
 
 void Reducer::check_finished() const {
   std::lock_guard lock(mutex_);
-  if (in_backward_) throw_broken_off();
+  if (in_backward_) throw_interrupted_backward();
 }
 
-void Reducer::throw_broken_off() const {
+void Reducer::throw_interrupted_backward() const {
   throw UsageError(
-      text("rank ", group_.rank(),
-           ": the last backward did not finish, so this rank left the others in the middle of a reduction; end the "
-           "job and resume from a checkpoint (if backward recomputes the whole model: call forward on the wrapper and "
-           "return tensors from it)"));
+      group_.rank(),
+      "the last backward did not finish, so this rank left the others in the middle of a reduction; end the "
+      "job and resume from a checkpoint (if backward recomputes the whole model: call forward on the wrapper and "
+      "return tensors from it)");
 }
 
 int64_t Reducer::reductions() const {
@@ -172,7 +170,7 @@ void Reducer::on_gradient(size_t parameter, bool is_defined) {
   std::lock_guard lock(mutex_);
   if (is_defined) used_[parameter] = 1;
   if (!enabled_) {
-    has_unsynchronised_ = has_unsynchronised_ || is_defined;
+    has_unsynchronized_ = has_unsynchronized_ || is_defined;
     return;
   }
   register_end_callback(current_backward_task());
@@ -196,7 +194,7 @@ void Reducer::on_output_gradient() {
 void Reducer::register_end_callback(const BackwardTask& task) {
   if (!in_backward_) begin();
   if (std::find(tasks_.begin(), tasks_.end(), task.id) != tasks_.end()) return;
-  if (task.depth == 0 && std::exchange(has_outermost_, true)) throw_broken_off();
+  if (task.depth == 0 && std::exchange(has_outermost_, true)) throw_interrupted_backward();
   tasks_.push_back(task.id);
   torch::autograd::Engine::get_default_engine().queue_callback([this, task] { on_task_end(task); });
 }
@@ -236,17 +234,19 @@ bool Reducer::is_complete(size_t parameter) {
   if (is_recording()) return false;
   if (knows_graph()) {
     if (state.gradients > state.expected)
-      throw UsageError(text("rank ", group_.rank(), ": parameter '", parameters_[parameter].name, "' got ",
-                            state.gradients, " gradients in one backward, but ", state.expected,
-                            " in the first one; the graph is not static: wrap without static_graph"));
+      throw UsageError(group_.rank(), text("parameter '", parameters_[parameter].name, "' got ", state.gradients,
+                                           " gradients in one backward, but ", state.expected,
+                                           " in the first one; the graph is not static: wrap without static_graph"));
     return state.gradients == state.expected;
   }
   if (state.gradients > 1)
-    throw UsageError(text(
-        "rank ", group_.rank(), ": parameter '", parameters_[parameter].name,
-        "' got a second gradient in one backward, after the first was already handed to the reduction; run all "
-        "but the last of such backward passes under no_sync(), or wrap with {.static_graph = true} if checkpointed "
-        "segments share the parameter"));
+    throw UsageError(
+        group_.rank(),
+        text(
+            "parameter '", parameters_[parameter].name,
+            "' got a second gradient in one backward, after the first was already handed to the reduction; run all "
+            "but the last of such backward passes under no_sync(), or wrap with {.static_graph = true} if checkpointed "
+            "segments share the parameter"));
   return true;
 }
 
@@ -256,8 +256,8 @@ void Reducer::put_in_bucket(size_t parameter) {
   const auto& [name, tensor] = parameters_[parameter];
   const auto& gradient = tensor.grad();
   if (gradient.defined() && gradient.layout() != c10::kStrided)
-    throw UsageError(text("rank ", group_.rank(), ": the gradient of parameter '", name, "' has layout ",
-                          gradient.layout(),
+    throw UsageError(group_.rank(),
+                     text("the gradient of parameter '", name, "' has layout ", gradient.layout(),
                           ", expected Strided; only dense gradients can be averaged (for Embedding, set sparse to "
                           "false)"));
   auto& bucket = buckets_[states_[parameter].bucket];
@@ -271,8 +271,8 @@ void Reducer::put_in_bucket(size_t parameter) {
 }
 
 // Adds a parameter that got no gradient in this backward, with its old gradient or zeros, so that the bucket becomes
-// full and no rank waits for this one. If the old gradient is in the bucket's memory, the reduction overwrites it:
-// publish_gradient() restores it from a copy if no rank used the parameter.
+// full and the other ranks do not wait for this rank. If the old gradient is in the bucket's memory, the reduction
+// overwrites it: publish_gradient() restores it from a copy if no rank used the parameter.
 void Reducer::put_without_new_gradient(size_t parameter) {
   const auto& gradient = parameters_[parameter].tensor.grad();
   if (gradient.defined() && same_memory(gradient, view_of(parameter))) states_[parameter].kept = gradient.clone();
@@ -300,15 +300,15 @@ void Reducer::finish() {
   const auto computed = StepTimes::Clock::now();
   reduce_the_rest();
   in_backward_ = false;
-  learn_use();
+  read_usage_marks();
   for (size_t i = 0; i < parameters_.size(); ++i) publish_gradient(i);
   has_recorded_ = true;
   ++reductions_;
-  has_unsynchronised_ = false;
+  has_unsynchronized_ = false;
 
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
   std::fill(used_.begin(), used_.end(), 0);
-  if (!unused.empty()) throw UsageError(unused);
+  if (!unused.empty()) throw UsageError(group_.rank(), unused);
   record_step(computed);
   rebuild_buckets();
   if (marks_.is_not_finite_somewhere()) throw_not_finite();
@@ -337,7 +337,7 @@ void Reducer::record_step(StepTimes::Clock::time_point computed) {
 }
 
 // A rank that used every parameter does not need the other ranks' marks immediately.
-void Reducer::learn_use() {
+void Reducer::read_usage_marks() {
   if (!needs_marks()) return;
   const bool has_unused = std::find(used_.begin(), used_.end(), 0) != used_.end();
   marks_.learn(buckets_.back(), has_unused || options_.check_finite);
@@ -362,7 +362,7 @@ void Reducer::publish_gradient(size_t parameter) {
 
 // Uses rank 0's arrival order, because the buckets must be the same on all ranks. Collective.
 void Reducer::rebuild_buckets() {
-  if (std::exchange(is_planned_anew_, true) || buckets_.size() < 2) return;
+  if (std::exchange(buckets_rebuilt_, true) || buckets_.size() < 2) return;
   std::vector<int64_t> order;
   std::vector<char> is_in(parameters_.size());
   auto add = [&](size_t parameter) {
@@ -394,7 +394,7 @@ void Reducer::rebuild_buckets() {
 void Reducer::abandon_capture() {
   std::lock_guard lock(mutex_);
   in_backward_ = false;
-  has_unsynchronised_ = false;
+  has_unsynchronized_ = false;
   for (auto& bucket : buckets_) bucket.reset();
   for (auto& state : states_) state.kept.reset();
   for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();
@@ -414,16 +414,16 @@ void Reducer::shadow() {
     bucket.start(hook_);
   }
   finish_all();
-  learn_use();
+  read_usage_marks();
   for (size_t i = 0; i < parameters_.size(); ++i)
     publish_gradient(i);  // for ZeroRedundancyOptimizer, which steps on this rank as well
   ++reductions_;
-  has_unsynchronised_ = false;
+  has_unsynchronized_ = false;
   not_finite_.clear();
   std::fill(used_.begin(), used_.end(), 1);  // describe_unused() then blames other ranks, not this one
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
   std::fill(used_.begin(), used_.end(), 0);
-  if (!unused.empty()) throw UsageError(unused);
+  if (!unused.empty()) throw UsageError(group_.rank(), unused);
   rebuild_buckets();
   if (marks_.is_not_finite_somewhere()) throw_not_finite();
 }
@@ -442,8 +442,7 @@ std::string Reducer::describe_unused() const {
   auto sentence = [](const std::vector<std::string>& names, const char* where) {
     return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");
   };
-  return text("rank ", group_.rank(), ": backward gave ", sentence(here, "on this rank"),
-              sentence(elsewhere, "on another rank"),
+  return text("backward gave ", sentence(here, "on this rank"), sentence(elsewhere, "on another rank"),
               "use every parameter in the loss, or wrap with {.find_unused_parameters = true}");
 }
 
@@ -453,8 +452,8 @@ void Reducer::throw_not_finite() const {
   std::vector<std::string> findings;
   for (size_t rank = 0; rank < names.size(); ++rank)
     if (!names[rank].empty()) findings.push_back(text("of parameter '", names[rank], "' on rank ", rank));
-  throw Error(text("rank ", group_.rank(), ": backward number ", reductions_,
-                   " gave gradients that are NaN or infinite: ", enumerate(findings),
+  throw Error(group_.rank(),
+              text("backward number ", reductions_, " gave gradients that are NaN or infinite: ", enumerate(findings),
                    " (the first on each rank); lower the learning rate, clip gradients, or check the input"));
 }
 

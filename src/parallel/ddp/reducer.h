@@ -36,8 +36,8 @@ struct ReducerOptions {
 };
 
 /// Averages gradients over the ranks while backward runs. A hook on each parameter copies the gradient into a bucket. A
-/// full bucket starts its all-reduce at once. When backward ends, every .grad() is the average, in the bucket's memory
-/// if gradient_as_bucket_view is set.
+/// full bucket's all-reduce starts at once. When backward ends, every .grad() is the average, in the bucket's memory if
+/// gradient_as_bucket_view is set.
 ///
 /// Each outermost backward while enabled is one reduction, and collective. After the first reduction the buckets are
 /// rebuilt in the order in which rank 0's gradients arrived. Thread-safe: autograd may call hooks on several threads.
@@ -53,7 +53,7 @@ class Reducer {
   void set_enabled(bool enabled);
   bool is_enabled() const;
   /// Whether gradients have accumulated while disabled since the last reduction.
-  bool has_unsynchronised() const;
+  bool has_unsynchronized() const;
 
   /// Throws UsageError after the first reduction, because that reduction records the graph.
   void set_static_graph();
@@ -119,10 +119,10 @@ class Reducer {
   void finish_all();
   void finish();
   void record_step(StepTimes::Clock::time_point computed);
-  void learn_use();
+  void read_usage_marks();
   void publish_gradient(size_t parameter);
   void rebuild_buckets();
-  [[noreturn]] void throw_broken_off() const;
+  [[noreturn]] void throw_interrupted_backward() const;
   std::string describe_unused() const;
   void throw_not_finite() const;
 
@@ -140,10 +140,10 @@ class Reducer {
   UnusedParameterBitmap marks_;
   CommHook hook_;
   bool enabled_ = true;
-  bool has_unsynchronised_ = false;
+  bool has_unsynchronized_ = false;
   int64_t reductions_ = 0;
   bool has_recorded_ = false;     // a backward of this rank has recorded the static graph
-  bool is_planned_anew_ = false;  // rebuild_buckets() was called
+  bool buckets_rebuilt_ = false;  // rebuild_buckets() was called
   // State of the running backward:
   bool in_backward_ = false;
   StepTimes::Clock::time_point began_{};

@@ -132,7 +132,7 @@ Endpoint parse_endpoint(const std::string& written) {
     const bool named = !host.empty() && host.find_first_of("[]:/@?# \t\r\n") == host.npos;
     if ((bracketed ? is_ipv6(host) : named) && port && *port >= 1 && *port <= 65535) return {host, *port};
   }
-  throw UsageError(text("\"", written, "\" is not a socket address: it should be host:port with a port from 1 to ",
+  throw UsageError(text("\"", written, "\" is not a socket address: it must be host:port with a port from 1 to ",
                         "65535, like node1:29500, 192.0.2.1:29500 or [2001:db8::1]:29500"));
 }
 

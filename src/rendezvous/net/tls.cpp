@@ -73,7 +73,8 @@ TlsContext::TlsContext(Side side, std::string identity, std::string key)
   SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
   SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
   if (SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") != 1)
-    throw SystemError("OpenSSL does not support TLS_AES_128_GCM_SHA256: " + last_error());
+    throw SystemError("OpenSSL does not support TLS_AES_128_GCM_SHA256: " + last_error() +
+                      "; enable it in OpenSSL's configuration, for example in the system's crypto policy");
   if (side == Side::kServer) {
     SSL_CTX_set_psk_find_session_callback(context, Key::find);
   } else {

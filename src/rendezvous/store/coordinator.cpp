@@ -18,7 +18,7 @@
 // the reporting rank receives that failure instead of its own.
 //
 // A rank may fail because of another rank whose connection is intact, such as a straggler. It sends kBlame first. If
-// the job then fails within kConsequence, failed_rank() and first_failure() come from the blame.
+// the job then fails within kConsequence, first_failure() comes from the blame.
 
 namespace lockstep {
 namespace {
@@ -26,6 +26,11 @@ namespace {
 const std::string& field(const StoreMessage& message, size_t index) {
   if (index >= message.fields.size()) throw ProtocolError("the request has too few fields");
   return message.fields[index];
+}
+
+std::vector<std::string> in_front(std::string first, std::vector<std::string> fields) {
+  fields.insert(fields.begin(), std::move(first));
+  return fields;
 }
 
 constexpr int64_t kLongestLimitMs = 1'000'000'000'000;  // 31 years; more would overflow the nanoseconds of the clock
@@ -36,8 +41,12 @@ double seconds(std::chrono::steady_clock::duration time) {
 
 }  // namespace
 
-Coordinator::Coordinator(std::string host_role, ProcessId host)
-    : welcome_{Verb::kWelcome, 0, {std::move(host_role), host.host, host.host_id, std::to_string(host.pid)}} {}
+Coordinator::Coordinator(const Host& host, Members kind)
+    : welcome_{Verb::kWelcome,
+               0,
+               {host.role, host.process.host, host.process.host_id, std::to_string(host.process.pid),
+                host.rank ? std::to_string(*host.rank) : ""}},
+      kind_(kind) {}
 
 void Coordinator::send(Connection to, StoreMessage message) {
   outgoing_.push_back({to, std::move(message)});
@@ -101,7 +110,7 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
         if (!field(message, 0).empty()) member->second.doing = field(message, 0);
         member->second.traced = field(message, 1) == "traced";
       }
-      return send(connection, {Verb::kBeatBack});
+      return send(connection, {Verb::kHeartbeatReply});
     case Verb::kAnswer:
       return take_answer(connection, message);
     case Verb::kWillReport:
@@ -116,7 +125,7 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
       if (member != members_.end()) blame(message, now);
       return;
     case Verb::kGoodbye:
-      return goodbye(connection, {field(message, 0), field(message, 1)}, now);
+      return goodbye(connection, message, now);
     default:
       throw ProtocolError("the request has an unknown verb");
   }
@@ -124,7 +133,7 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
 
 void Coordinator::get(Connection connection, const StoreMessage& message) {
   if (job_failure_ && !table_.missing(message.fields).empty())
-    return send(connection, {Verb::kFailed, message.id, {job_failure_->kind, job_failure_->message}});
+    return send(connection, {Verb::kFailed, message.id, to_fields(*job_failure_)});
   waiters_.push_back({connection, message.id, message.fields});
   wake_waiters();
 }
@@ -157,11 +166,11 @@ void Coordinator::cancel(Connection connection, uint64_t id) {
 }
 
 void Coordinator::enrol(Connection connection, const StoreMessage& message, Time now) {
-  if (job_failure_) return send(connection, {Verb::kFailed, message.id, {job_failure_->kind, job_failure_->message}});
+  if (job_failure_) return send(connection, {Verb::kFailed, message.id, to_fields(*job_failure_)});
   const auto& key = field(message, 0);
   const auto& value = field(message, 1);
   if (!table_.find(key)) {
-    Member member{to_number(field(message, 2)),
+    Member member{static_cast<int>(to_number(field(message, 2))),
                   {field(message, 3), field(message, 4), to_number(field(message, 5))},
                   std::chrono::milliseconds(std::min(to_number(field(message, 6)), kLongestLimitMs)),
                   now,
@@ -177,8 +186,8 @@ void Coordinator::enrol(Connection connection, const StoreMessage& message, Time
 }
 
 void Coordinator::report(Connection connection, const StoreMessage& message, Time now) {
-  Report report{connection, message.id, field(message, 0), {field(message, 1), field(message, 2)}, now};
-  bool is_symptom = field(message, 3) == "symptom";
+  Report report{connection, message.id, field(message, 0), read_failure(message.fields, 2), now};
+  bool is_symptom = field(message, 1) == "symptom";
   if (!is_symptom || job_failure_ || group_failures_.contains(report.group)) {
     resolve(report);
     return finish_reports(now);
@@ -193,8 +202,8 @@ void Coordinator::resolve(const Report& report) {
   bool is_first = false;
   if (!job_failure_) is_first = group_failures_.emplace(report.group, report.failure).second;
   const Failure& cause = job_failure_ ? *job_failure_ : group_failures_.at(report.group);
-  if (is_first) tell_all({Verb::kNotice, 0, {report.group, cause.kind, cause.message}});
-  answer(report.connection, report.id, {cause.kind, cause.message});
+  if (is_first) tell_all({Verb::kNotice, 0, in_front(report.group, to_fields(cause))});
+  answer(report.connection, report.id, to_fields(cause));
 }
 
 void Coordinator::finish_reports(Time now) {
@@ -211,26 +220,24 @@ void Coordinator::finish_reports(Time now) {
 // Sends no notice: before a rank blames another rank, it was notified that the rank left, or it reported that the rank
 // is late. The program may catch that error, continue, and fail later for an unrelated reason, so the blame expires.
 void Coordinator::blame(const StoreMessage& message, Time now) {
-  Blame blame{to_number(field(message, 0)), {field(message, 1), field(message, 2)}, now};
+  Blame blame{read_failure(message.fields), now};
+  if (!blame.failure.culprit) throw ProtocolError("a blame names no rank");
   if (!blame_ || now - blame_->since > kConsequence) blame_ = std::move(blame);
 }
 
-void Coordinator::end_job(const Failure& failure, std::optional<int64_t> rank, Time now) {
+void Coordinator::end_job(const Failure& failure, Time now) {
   if (job_failure_) return;
-  job_failure_ = first_failure_ = failure;
-  failed_rank_ = rank;
-  if (blame_ && now - blame_->since <= kConsequence) {
-    first_failure_ = blame_->failure;
-    failed_rank_ = blame_->rank;
-  }
-  tell_all({Verb::kNotice, 0, {"", failure.kind, failure.message}});
-  for (const auto& waiter : waiters_)
-    send(waiter.connection, {Verb::kFailed, waiter.id, {failure.kind, failure.message}});
+  const bool is_consequence = blame_ && now - blame_->since <= kConsequence;
+  job_failure_ = failure;
+  first_failure_ = is_consequence ? blame_->failure : failure;
+  tell_all({Verb::kNotice, 0, in_front("", to_fields(failure))});
+  for (const auto& waiter : waiters_) send(waiter.connection, {Verb::kFailed, waiter.id, to_fields(failure)});
   waiters_.clear();
 }
 
 std::string Coordinator::describe_member(const Member& member) const {
-  return text("rank ", member.rank, " (", describe(member.process), ")");
+  return text(kind_ == Members::kRanks ? "rank " : "the launcher of node ", member.rank, " (", describe(member.process),
+              ")");
 }
 
 void Coordinator::lost(Connection connection, const std::string& how, Time now) {
@@ -242,44 +249,51 @@ void Coordinator::lost(Connection connection, const std::string& how, Time now) 
   auto member = members_.extract(connection);
   if (!member.empty()) {
     const Member& gone = member.mapped();
-    end_job(
-        {"PeerError", text(describe_member(gone), " is gone: ", how,
-                           ". It crashed, was killed, or exited without destroying its process group. Last activity, ",
-                           seconds(now - gone.heard), " s earlier: ", gone.doing)},
-        gone.rank, now);
+    std::string message = text(describe_member(gone), " is gone: ", how);
+    if (kind_ == Members::kRanks)
+      message += text(". It crashed, was killed, or exited without destroying its process group. Last activity, ",
+                      seconds(now - gone.heard), " s earlier: ", gone.doing);
+    end_job({ErrorKind::kPeer, message, Culprit{gone.rank, CulpritRole::kGone}}, now);
   }
   finish_questions(now);
   finish_reports(now);
 }
 
-void Coordinator::goodbye(Connection connection, const Failure& failure, Time now) {
+void Coordinator::goodbye(Connection connection, const StoreMessage& message, Time now) {
+  const bool has_failed = !field(message, 0).empty();
+  const auto failure = read_failure(message.fields);
   auto member = members_.extract(connection);
-  if (!member.empty() && !failure.kind.empty())
-    end_job({failure.kind, text(describe_member(member.mapped()), " gave up: ", failure.message)}, member.mapped().rank,
+  if (!member.empty() && has_failed) {
+    const Member& gone = member.mapped();
+    end_job({failure.kind, text(describe_member(gone), " gave up: ", failure.message),
+             Culprit{gone.rank, CulpritRole::kGaveUp}},
             now);
+  }
   send(connection, {Verb::kClosing});
 }
 
-void Coordinator::find_silent(Time now) {
+void Coordinator::check_heartbeats(Time now) {
   for (auto& [connection, member] : members_) {
     if (now - member.heard < member.limit) continue;
     if (member.traced || is_traced(member.process)) {
       member.heard = now;  // after the debugger detaches, the rank has the full limit again
       continue;
     }
-    return end_job({"PeerError",
+    return end_job({ErrorKind::kPeer,
                     text(describe_member(member), " sent no heartbeat for ", seconds(now - member.heard),
-                         " s: the process is stopped, or its host or network is down. Last activity: ", member.doing)},
-                   member.rank, now);
+                         " s: the process is stopped, or its host or network is down. Last activity: ", member.doing),
+                    Culprit{member.rank, CulpritRole::kGone}},
+                   now);
   }
 }
 
-void Coordinator::excuse_silence(Time now) {
+void Coordinator::reset_heartbeats(Time now) {
   for (auto& [connection, member] : members_) member.heard = now;
 }
 
 void Coordinator::tick(Time now) {
-  if (!job_failure_) find_silent(now);
+  if (!job_failure_) check_heartbeats(now);
+  std::erase_if(announced_, [&](const auto& entry) { return now >= entry.second; });
   finish_reports(now);
   finish_questions(now);
 }
@@ -297,8 +311,8 @@ void Coordinator::ask(Connection connection, const StoreMessage& message, Time n
 
 // A rank processes messages in order, so any answer acknowledges all earlier messages. No client has connection 0, so
 // the answers are discarded.
-void Coordinator::ask_for_signs(Time now) {
-  signs_ = next_question_;
+void Coordinator::request_acknowledgements(Time now) {
+  acknowledgements_ = next_question_;
   ask(0, {Verb::kAsk, 0, {"", ""}}, now);
 }
 

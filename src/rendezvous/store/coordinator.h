@@ -41,7 +41,17 @@ class Coordinator {
   /// Time limit for the ranks' answers to a question.
   static constexpr auto kAnswerLimit = std::chrono::seconds(1);
 
-  explicit Coordinator(std::string host_role, ProcessId host);
+  /// What the processes of the job are, in messages.
+  enum class Members { kRanks, kLaunchers };
+
+  /// The process that hosts the store.
+  struct Host {
+    std::string role;  // in messages: "rank 0", "lockstep run"
+    ProcessId process;
+    std::optional<int> rank{};  // none if it is not a rank
+  };
+
+  explicit Coordinator(const Host& host, Members kind = Members::kRanks);
 
   void connected(Connection connection);
   /// Throws ProtocolError for an invalid message; the owner should then close the connection.
@@ -52,22 +62,19 @@ class Coordinator {
   /// Handles expired deadlines. Call it about every 50 ms.
   void tick(Time now);
   /// Resets the heartbeat deadline of every rank. Call it after the owner has not read messages for a while.
-  void excuse_silence(Time now);
+  void reset_heartbeats(Time now);
 
-  /// Ends the job with this failure and failed rank. Does nothing if the job has ended already. If a rank was blamed
-  /// within kConsequence before, failed_rank() and first_failure() come from that blame, because this failure is then
-  /// its consequence.
-  void end_job(const Failure& failure, std::optional<int64_t> rank, Time now);
+  /// Ends the job with this failure. Does nothing if the job has ended already. If a rank was blamed within
+  /// kConsequence before, first_failure() comes from that blame, because this failure is then its consequence.
+  void end_job(const Failure& failure, Time now);
   /// Asks all ranks to acknowledge the messages sent so far.
-  void ask_for_signs(Time now);
+  void request_acknowledgements(Time now);
   /// Returns whether all ranks have acknowledged, or kAnswerLimit has passed.
-  bool has_signs() const { return !questions_.contains(signs_); }
+  bool all_acknowledged() const { return !questions_.contains(acknowledgements_); }
   /// The failure that all ranks receive; none while the job runs.
   const std::optional<Failure>& job_failure() const { return job_failure_; }
-  /// The root cause, and the rank that failed first; none while the job runs. The rank is also none if the cause is not
-  /// a rank.
+  /// The root cause; none while the job runs. Its culprit is the rank that failed first, if the cause is a rank.
   const std::optional<Failure>& first_failure() const { return first_failure_; }
-  std::optional<int64_t> failed_rank() const { return failed_rank_; }
 
   /// Returns the messages to send, in order, and clears the queue.
   std::vector<Outgoing> take_outgoing();
@@ -75,7 +82,7 @@ class Coordinator {
   /// The number of connected ranks.
   size_t members() const { return members_.size(); }
   /// All ranks that have joined so far, including ranks that have left.
-  const std::set<int64_t>& joined() const { return joined_; }
+  const std::set<int>& joined() const { return joined_; }
 
  private:
   struct Waiter {
@@ -85,7 +92,7 @@ class Coordinator {
     size_t next = 0;  // keys before this index had a value at the last check
   };
   struct Member {
-    int64_t rank;
+    int rank;
     ProcessId process;
     std::chrono::milliseconds limit;
     Time heard;
@@ -93,7 +100,6 @@ class Coordinator {
     std::string doing;
   };
   struct Blame {
-    int64_t rank;
     Failure failure;
     Time since;
   };
@@ -127,28 +133,28 @@ class Coordinator {
   void finish_questions(Time now);
   void finish_reports(Time now);
   void blame(const StoreMessage& message, Time now);
-  void goodbye(Connection connection, const Failure& failure, Time now);
-  void find_silent(Time now);
+  void goodbye(Connection connection, const StoreMessage& message, Time now);
+  void check_heartbeats(Time now);
 
   void resolve(const Report& report);
   std::string describe_member(const Member& member) const;
 
   const StoreMessage welcome_;
+  const Members kind_;
   KeyTable table_;
   std::set<Connection> connections_;
   std::list<Waiter> waiters_;
   std::map<Connection, Member> members_;
-  std::set<int64_t> joined_;
+  std::set<int> joined_;
   std::optional<Blame> blame_;  // the first blame within the last kConsequence
   std::optional<Failure> job_failure_;
   std::optional<Failure> first_failure_;
-  std::optional<int64_t> failed_rank_;
   std::map<std::string, Failure> group_failures_;
   std::list<Report> reports_;
   std::map<std::string, Time> announced_;  // group -> deadline of its announced report
   std::map<uint64_t, Question> questions_;
   uint64_t next_question_ = 1;
-  uint64_t signs_ = 0;  // id of the question of ask_for_signs()
+  uint64_t acknowledgements_ = 0;  // id of the question of request_acknowledgements()
   std::vector<Outgoing> outgoing_;
 };
 

@@ -22,7 +22,7 @@ enum class Verb : uint8_t {
   // key, value, rank, host, host id, pid, heartbeat limit in ms: if the key has no value, sets it and makes this
   // connection the rank's liveness connection. Answered with the resulting value.
   kEnrol = 8,
-  kReport = 9,  // group, kind, message, "certain" or "symptom": answered with the kind and message of the first cause
+  kReport = 9,  // group, "certain" or "symptom", failure (see to_fields): answered with the first cause
   kAsk = 10,    // group, subject: answered with rank, answer, rank, answer... of all ranks that answered in time
 
   // Notifications of a process.
@@ -30,22 +30,22 @@ enum class Verb : uint8_t {
   kAnswer = 21,      // id of a kQuestion, answer
   kWillReport = 24,  // group: a kReport follows; until then no symptom of the group becomes its cause
   kLeave = 22,       // group, number of calls made on it
-  kBlame = 25,       // rank, kind, message: this process is about to fail with this error, which that rank caused
-  kGoodbye = 23,     // kind, message of its failure, both "" on success: ends the liveness connection
+  kBlame = 25,       // failure with a culprit: this process is about to fail because of that rank
+  kGoodbye = 23,     // its failure, with kind and message "" on success: ends the liveness connection
 
   // Answers of the store.
   kDone = 40,     // see the request
   kLate = 41,     // the keys that have no value
   kRefused = 42,  // message: the request is invalid
-  kFailed = 43,   // kind, message: the job has failed
+  kFailed = 43,   // failure: the job has failed
 
   // Notifications of the store.
-  kWelcome = 50,   // role of the hosting process, host, host id, pid
-  kBeatBack = 51,  // no fields: answers kBeat
-  kNotice = 52,    // group, or "" for the whole job, kind, message
-  kQuestion = 53,  // group, subject; kAnswer refers to its id
-  kLeft = 54,      // rank, group, number of calls made on it
-  kClosing = 55,   // the store shuts down in order
+  kWelcome = 50,         // role of the hosting process, host, host id, pid, rank or ""
+  kHeartbeatReply = 51,  // no fields: answers kBeat
+  kNotice = 52,          // group, or "" for the whole job, failure
+  kQuestion = 53,        // group, subject; kAnswer refers to its id
+  kLeft = 54,            // rank, group, number of calls made on it
+  kClosing = 55,         // the store shuts down cleanly
 };
 
 struct StoreMessage {

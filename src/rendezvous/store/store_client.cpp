@@ -126,9 +126,11 @@ bool StoreClient::handshake(Deadline deadline, std::string& reason) {
       reason = "it was shutting down";  // another store may start at this address
       return false;
     }
-    if (welcome->verb != Verb::kWelcome || welcome->fields.size() != 4) throw TlsError("unexpected first message");
+    if (welcome->verb != Verb::kWelcome || welcome->fields.size() != 5) throw TlsError("unexpected first message");
     host_role_ = welcome->fields[0];
     host_ = {welcome->fields[1], welcome->fields[2], to_number(welcome->fields[3])};
+    if (!welcome->fields[4].empty())
+      host_culprit_ = Culprit{static_cast<int>(to_number(welcome->fields[4])), CulpritRole::kGone};
     return true;
   }
 }
@@ -158,7 +160,7 @@ StoreClient::Fields StoreClient::result_of(const Pending& pending) {
   const auto& answer = pending.answer;
   auto field = [&](size_t index) { return index < answer.fields.size() ? answer.fields[index] : std::string(); };
   if (answer.verb == Verb::kRefused) throw UsageError(field(0));
-  if (answer.verb == Verb::kFailed) std::rethrow_exception(to_exception({field(0), field(1)}));
+  if (answer.verb == Verb::kFailed) std::rethrow_exception(to_exception(read_failure(answer.fields)));
   return answer.fields;
 }
 
@@ -206,8 +208,7 @@ void StoreClient::send_async(Verb verb, Fields fields) noexcept {
 
 void StoreClient::say_goodbye(const std::optional<Failure>& failure) noexcept {
   if (!owner_.is_this()) return;
-  auto said = failure.value_or(Failure{});
-  send_async(Verb::kGoodbye, {said.kind, said.message});  // no-op after the first call
+  send_async(Verb::kGoodbye, failure ? to_fields(*failure) : Fields{"", ""});  // no-op after the first call
   Lock lock(mutex_);
   is_over_ = true;
 }
@@ -324,13 +325,13 @@ void StoreClient::handle(const StoreMessage& message) {
     return message.fields[index];
   };
   switch (message.verb) {
-    case Verb::kBeatBack:
+    case Verb::kHeartbeatReply:
       return;
     case Verb::kClosing:
       return break_down("has ended, so the job's store is closed", true);
     case Verb::kNotice: {
       std::lock_guard listening(listener_mutex_);
-      return tell_failure(field(0), {field(1), field(2)});
+      return tell_failure(field(0), read_failure(message.fields, 1));
     }
     case Verb::kQuestion: {
       std::lock_guard listening(listener_mutex_);
@@ -382,19 +383,19 @@ void StoreClient::check_silence() {
   std::string how = text("sent no heartbeat for ", std::chrono::duration<double>(silence).count(),
                          " s: the process is stopped, or its host or network is down");
   // If the host resumes later, it must not conclude that this process died.
-  send_async(Verb::kGoodbye, {"PeerError", text(describe_host(), " ", how)});
+  send_async(Verb::kGoodbye, to_fields({ErrorKind::kPeer, text(describe_host(), " ", how), host_culprit_}));
   break_down(how, false);
 }
 
-void StoreClient::break_down(const std::string& how, bool in_order) {
-  Failure failure{"PeerError", text(describe_host(), " ", how)};
+void StoreClient::break_down(const std::string& how, bool is_clean) {
+  Failure failure{ErrorKind::kPeer, text(describe_host(), " ", how), host_culprit_};
   std::vector<std::shared_ptr<Pending>> unanswered;
   std::lock_guard listening(listener_mutex_);  // first: after stop_listening() returns, no callback may run
   {
     Lock lock(mutex_);
     if (broken_) return;
     broken_ = to_exception(failure);
-    in_order = in_order || is_over_;
+    is_clean = is_clean || is_over_;
     is_over_ = true;
     for (auto& [id, pending] : pending_) unanswered.push_back(pending);
     pending_.clear();
@@ -403,7 +404,7 @@ void StoreClient::break_down(const std::string& how, bool in_order) {
   }
   for (auto& pending : unanswered)
     if (pending->done) pending->done(std::nullopt);
-  if (!in_order) tell_failure("", failure);
+  if (!is_clean) tell_failure("", failure);
 }
 
 // Requires listener_mutex_. Stores the failure for listeners that are set later.

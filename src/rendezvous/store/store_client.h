@@ -30,7 +30,7 @@ class StoreListener {
 
   /// A group has failed, or the whole job if `group` is empty.
   virtual void on_failure(const std::string& group, const Failure& failure) = 0;
-  /// A rank has left a group in order, after `calls` calls on it.
+  /// A rank has left a group cleanly, after `calls` calls on it.
   virtual void on_left(int rank, const std::string& group, int64_t calls) = 0;
   /// Returns this rank's answer to a kQuestion.
   virtual std::string on_question(const std::string& group, const std::string& subject) = 0;
@@ -114,18 +114,19 @@ class StoreClient {
   void send_locked(const StoreMessage& message);
   void flush_locked();
   void wake();
-  void break_down(const std::string& how, bool in_order);
+  void break_down(const std::string& how, bool is_clean);
   void tell_failure(const std::string& group, const Failure& failure);
   std::string describe_host() const;
 
   const Options options_;
   const OwnerProcess owner_{};
   const TlsContext tls_;
-  FileDescriptor socket_;      // constant after construction
-  FileDescriptor waker_;       // constant after construction
-  std::string local_address_;  // constant after construction
-  ProcessId host_;             // constant after construction: the process that hosts the store
-  std::string host_role_;      // constant after construction
+  FileDescriptor socket_;                // constant after construction
+  FileDescriptor waker_;                 // constant after construction
+  std::string local_address_;            // constant after construction
+  ProcessId host_;                       // constant after construction: the process that hosts the store
+  std::string host_role_;                // constant after construction
+  std::optional<Culprit> host_culprit_;  // constant after construction: the host, if it is a rank
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -134,7 +135,7 @@ class StoreClient {
   uint64_t next_id_ = 1;                                  // guarded by mutex_
   std::map<uint64_t, std::shared_ptr<Pending>> pending_;  // guarded by mutex_
   std::exception_ptr broken_;                             // guarded by mutex_: why the connection is lost
-  bool is_over_ = false;      // guarded by mutex_: the store shut down in order, or kGoodbye was sent
+  bool is_over_ = false;      // guarded by mutex_: the store shut down cleanly, or kGoodbye was sent
   bool is_stopping_ = false;  // guarded by mutex_
 
   std::mutex listener_mutex_;          // held while the listener is called; lock it before mutex_

@@ -81,7 +81,7 @@ class StoreServer::Loop {
         waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         poller_(::epoll_create1(EPOLL_CLOEXEC)),
         tls_(TlsContext::Side::kServer, key_identity(options.generation), options.secret.key(options.generation)),
-        coordinator_(options.role, this_process()) {
+        coordinator_({options.role, this_process(), options.rank}, options.members) {
     if (!waker_.is_open() || !poller_.is_open()) fail_server("eventfd or epoll_create1");
     watch(listener_.get(), kListener, EPOLLIN);
     watch(waker_.get(), kWaker, EPOLLIN);
@@ -102,7 +102,7 @@ class StoreServer::Loop {
     wake();
   }
 
-  FirstCause end_job(const FirstCause& cause) {
+  Failure end_job(const Failure& cause) {
     std::unique_lock lock(mutex_);
     if (!ending_) ending_ = cause;
     wake();
@@ -110,12 +110,12 @@ class StoreServer::Loop {
     return *first_cause_;
   }
 
-  std::optional<FirstCause> first_cause() {
+  std::optional<Failure> first_cause() {
     std::lock_guard lock(mutex_);
     return first_cause_;
   }
 
-  std::set<int64_t> joined() {
+  std::set<int> joined() {
     std::lock_guard lock(mutex_);
     return joined_;
   }
@@ -127,7 +127,7 @@ class StoreServer::Loop {
       int count = ::epoll_wait(poller_.get(), events.data(), events.size(), static_cast<int>(kServerTick.count()));
       auto now = Clock::now();
       // This process was stopped. Heartbeats of the ranks may still be unread in the sockets.
-      if (now - last_look > kServerStall) coordinator_.excuse_silence(now);
+      if (now - last_look > kServerStall) coordinator_.reset_heartbeats(now);
       last_look = now;
       for (int i = 0; i < count; ++i) handle(events[i], now);
       if (is_accepting_ != may_accept(now)) pause_accepting(now);
@@ -185,8 +185,8 @@ class StoreServer::Loop {
     std::lock_guard lock(mutex_);
     if (!ending_ || is_ending_) return;
     is_ending_ = true;
-    coordinator_.end_job(ending_->failure, ending_->rank, now);
-    coordinator_.ask_for_signs(now);
+    coordinator_.end_job(*ending_, now);
+    coordinator_.request_acknowledgements(now);
   }
 
   void publish_joined() {
@@ -199,8 +199,8 @@ class StoreServer::Loop {
   void publish_first_cause() {
     if (!coordinator_.job_failure()) return;
     std::lock_guard lock(mutex_);
-    if (!first_cause_) first_cause_ = FirstCause{*coordinator_.first_failure(), coordinator_.failed_rank()};
-    if (!is_ending_ || all_told_ || !coordinator_.has_signs()) return;
+    if (!first_cause_) first_cause_ = *coordinator_.first_failure();
+    if (!is_ending_ || all_told_ || !coordinator_.all_acknowledged()) return;
     all_told_ = true;
     told_.notify_all();
   }
@@ -418,12 +418,12 @@ class StoreServer::Loop {
   std::mutex mutex_;
   std::condition_variable departed_;
   std::condition_variable told_;
-  int known_ = 0;                          // guarded by mutex_: authenticated connections
-  bool should_stop_ = false;               // guarded by mutex_
-  std::optional<FirstCause> ending_;       // guarded by mutex_: the argument of end_job()
-  std::optional<FirstCause> first_cause_;  // guarded by mutex_
-  bool all_told_ = false;                  // guarded by mutex_: after end_job(), all ranks have acknowledged
-  std::set<int64_t> joined_;               // guarded by mutex_
+  int known_ = 0;                       // guarded by mutex_: authenticated connections
+  bool should_stop_ = false;            // guarded by mutex_
+  std::optional<Failure> ending_;       // guarded by mutex_: the argument of end_job()
+  std::optional<Failure> first_cause_;  // guarded by mutex_
+  bool all_told_ = false;               // guarded by mutex_: after end_job(), all ranks have acknowledged
+  std::set<int> joined_;                // guarded by mutex_
 
   // Used by the loop's thread only:
   Coordinator coordinator_;
@@ -456,15 +456,15 @@ void StoreServer::await_departures(std::chrono::milliseconds limit) const {
   loop_->await_departures(limit);
 }
 
-StoreServer::FirstCause StoreServer::end_job(const FirstCause& cause) {
+Failure StoreServer::end_job(const Failure& cause) {
   return loop_->end_job(cause);
 }
 
-std::optional<StoreServer::FirstCause> StoreServer::first_cause() const {
+std::optional<Failure> StoreServer::first_cause() const {
   return loop_->first_cause();
 }
 
-std::set<int64_t> StoreServer::joined() const {
+std::set<int> StoreServer::joined() const {
   return loop_->joined();
 }
 

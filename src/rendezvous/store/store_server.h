@@ -12,6 +12,7 @@
 #include "rendezvous/failure.h"
 #include "rendezvous/net/secret.h"
 #include "rendezvous/net/socket.h"
+#include "rendezvous/store/coordinator.h"
 
 namespace lockstep {
 
@@ -27,12 +28,8 @@ class StoreServer {
     Secret secret;
     int generation = 0;              // selects the key: see Secret::key
     std::string role = "the store";  // of the hosting process, in messages: "rank 0", "lockstep run"
-  };
-
-  /// Why the job failed, and the rank that failed first, if the cause is a rank.
-  struct FirstCause {
-    Failure failure;
-    std::optional<int64_t> rank{};
+    std::optional<int> rank{};       // of the hosting process, if it is a rank
+    Coordinator::Members members = Coordinator::Members::kRanks;
   };
 
   /// Throws SystemError if it cannot listen at the endpoint; if the port is in use, the message names its owner.
@@ -46,11 +43,11 @@ class StoreServer {
 
   /// Ends the job with this cause, unless it has failed already, and notifies all ranks. Blocks until all ranks have
   /// acknowledged, or for 1 s, because ranks may be frozen. Returns the first cause.
-  FirstCause end_job(const FirstCause& cause);
-  /// None while the job runs.
-  std::optional<FirstCause> first_cause() const;
+  Failure end_job(const Failure& cause);
+  /// Why the job failed, with the rank that failed first if the cause is a rank; none while the job runs.
+  std::optional<Failure> first_cause() const;
   /// The ranks that have joined so far, including ranks that have left.
-  std::set<int64_t> joined() const;
+  std::set<int> joined() const;
 
   /// Blocks until no authenticated client is connected, or until `limit` has passed. A host that gives up calls it so
   /// that the other processes can still read the reason.

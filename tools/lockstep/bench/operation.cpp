@@ -41,7 +41,7 @@ constexpr const char* kRedops[] = {"sum", "avg", "product", "min", "max", "and",
 const Dtype& dtype_named(const std::string& name) {
   for (const auto& dtype : kDtypes)
     if (name == dtype.name) return dtype;
-  throw UsageError(fmt::format("--dtype is \"{}\": it should be one of {}", name, fmt::join(dtype_names(), ", ")));
+  throw UsageError(fmt::format("--dtype is \"{}\": it must be one of {}", name, fmt::join(dtype_names(), ", ")));
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ Operation operation_named(const std::string& name) {
   for (const auto& [known, known_name] : kNames)
     if (name == known_name) return known;
   throw UsageError(
-      fmt::format("unknown operation '{}': it should be one of {}", name, fmt::join(operation_names(), ", ")));
+      fmt::format("unknown operation '{}': it must be one of {}", name, fmt::join(operation_names(), ", ")));
 }
 
 std::vector<std::string> operation_names() {
@@ -113,7 +113,7 @@ int64_t parse_bytes(const std::string& option, const std::string& written) {
   }
   if (error != std::errc() || rest != end || number < 1 || number > kMost / unit)
     throw UsageError(
-        fmt::format("{} is \"{}\": it should be a number of bytes from 1 to 1024G, as in 4, 64K, 25M or 1G (K is 1024)",
+        fmt::format("{} is \"{}\": it must be a number of bytes from 1 to 1024G, as in 4, 64K, 25M or 1G (K is 1024)",
                     option, written));
   return number * unit;
 }
@@ -130,7 +130,7 @@ std::vector<int64_t> size_range(int64_t least, int64_t most, int64_t factor) {
   if (least > most)
     throw UsageError(fmt::format("--min is {} and --max is {}: --min must not be larger than --max", format_size(least),
                                  format_size(most)));
-  if (factor < 2) throw UsageError(fmt::format("--factor is {}: it should be 2 or more", factor));
+  if (factor < 2) throw UsageError(fmt::format("--factor is {}: it must be 2 or more", factor));
   std::vector<int64_t> sizes{least};
   while (sizes.back() <= most / factor) sizes.push_back(sizes.back() * factor);
   return sizes;
@@ -167,7 +167,7 @@ int element_bytes(const std::string& dtype) {
 void check_reduction(const std::string& redop, const std::string& dtype) {
   const auto names = redop_names();
   if (std::find(names.begin(), names.end(), redop) == names.end())
-    throw UsageError(fmt::format("--op is \"{}\": it should be one of {}", redop, fmt::join(names, ", ")));
+    throw UsageError(fmt::format("--op is \"{}\": it must be one of {}", redop, fmt::join(names, ", ")));
   const bool is_floating = dtype_named(dtype).is_floating;
   if (redop == "avg" && !is_floating)
     throw UsageError(fmt::format("--op avg is not defined for {}: use a floating-point --dtype, or --op sum", dtype));

@@ -57,7 +57,7 @@ std::vector<int64_t> choose_sizes(const Request& request) {
 Memory memory_named(const std::string& name) {
   for (Memory memory : {Memory::kAllocated, Memory::kOrdinary, Memory::kBoth})
     if (name == name_of(memory)) return memory;
-  throw UsageError(fmt::format("--memory is \"{}\": it should be allocated, ordinary or both", name));
+  throw UsageError(fmt::format("--memory is \"{}\": it must be allocated, ordinary or both", name));
 }
 
 /// Throws UsageError for options that would have no effect.
@@ -95,9 +95,9 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 RunPlan make_run_plan(const Request& request) {
   const int ranks = request.ranks.value_or(kDefaultRanks);
   if (ranks < 1 || ranks > kMostRanks)
-    throw UsageError(fmt::format("-n is {}: it should be a number of ranks from 1 to {}", ranks, kMostRanks));
+    throw UsageError(fmt::format("-n is {}: it must be a number of ranks from 1 to {}", ranks, kMostRanks));
   if (request.rounds != 0 && request.rounds < kFewestRounds)
-    throw UsageError(fmt::format("--rounds is {}: it should be {} or more, or omitted", request.rounds, kFewestRounds));
+    throw UsageError(fmt::format("--rounds is {}: it must be {} or more, or omitted", request.rounds, kFewestRounds));
   RunPlan plan;
   plan.ranks = ranks;
   plan.rounds = request.rounds;
@@ -140,7 +140,7 @@ void reject_collective_options(const Request& request) {
     throw UsageError(fmt::format("{} trains models and has no message options: remove {}", request.operation,
                                  fmt::join(said, ", ")));
   if (!request.against.empty() && request.against != "python")
-    throw UsageError(fmt::format("--against is \"{}\": it should be python, or omitted", request.against));
+    throw UsageError(fmt::format("--against is \"{}\": it must be python, or omitted", request.against));
 }
 
 std::vector<std::string> choose_models(const std::vector<std::string>& wanted, const std::vector<std::string>& known) {
@@ -148,8 +148,7 @@ std::vector<std::string> choose_models(const std::vector<std::string>& wanted, c
   std::vector<std::string> chosen;
   for (const auto& name : wanted) {
     if (!contains(known, name))
-      throw UsageError(
-          fmt::format("--models: unknown model '{}'; it should be one of {}", name, fmt::join(known, ", ")));
+      throw UsageError(fmt::format("--models: unknown model '{}'; it must be one of {}", name, fmt::join(known, ", ")));
     if (contains(chosen, name)) throw UsageError(fmt::format("--models contains '{}' twice", name));
     chosen.push_back(name);
   }

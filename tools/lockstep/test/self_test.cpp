@@ -122,15 +122,19 @@ BackendResult launch_result(const CapturedProcess& launcher, milliseconds limit)
     describe_culprit(report.at("culprit"), result);
   } else {
     result.failure = report.is_object() ? report.at("message").get<std::string>() : launcher_error(errors);
-    result.remedy = result.failure.starts_with("no program mpirun")
-                        ? "install Open MPI (apt-get install openmpi-bin), or exclude this backend with --backends"
-                        : "run `lockstep doctor` to check this machine";
+    result.remedy = "run `lockstep doctor` to check this machine";
   }
   return result;
 }
 
 BackendResult test_backend(const std::filesystem::path& program, const TestableBackend& backend, int ranks,
                            milliseconds limit) {
+  if (backend.ranks == TestableBackend::Ranks::kMpirun && !has_mpirun()) {
+    BackendResult missing;
+    missing.failure = "no program mpirun in PATH";
+    missing.remedy = "install Open MPI (apt-get install openmpi-bin), or exclude this backend with --backends";
+    return missing;
+  }
   // Calls time out first, so that a waiting rank can report the missing rank before all are killed.
   const milliseconds call_limit = std::max(limit * 3 / 4, milliseconds(1));
   LaunchOptions options;
