@@ -19,6 +19,7 @@ struct GradientBucket {
   at::Tensor buffer;                   // 1-dimensional: all gradients, in memory of the group; padding is zero
   std::vector<at::Tensor> gradients;   // views of the buffer, with the shapes of the parameters
   std::vector<at::Tensor> parameters;  // the parameter of each gradient
+  int64_t plan = 0;                    // changes when the buckets are rebuilt: state for an index is then stale
 };
 
 /// Finishes a reduction that a hook has started. When it returns, the bucket's buffer holds the result.
@@ -29,9 +30,9 @@ using FinishReduction = std::function<void()>;
 /// same bucket order on all ranks. The returned functions are called at the end of backward, in the same order.
 ///
 /// The hook determines the final gradients, including the division by the number of ranks. It may keep state for each
-/// bucket index. Buckets are rebuilt once, after the first backward, so compare sizes before using the state. The hook
-/// must not call the wrapper: the wrapper holds a lock while the hook runs. The hooks below keep state: create one hook
-/// for each wrapper.
+/// bucket index, together with GradientBucket::plan. Buckets are rebuilt after the first backward; state from an older
+/// plan belongs to other gradients, even if the sizes are equal. The hook must not call the wrapper: the wrapper holds
+/// a lock while the hook runs. The hooks below keep state: create one hook for each wrapper.
 using CommHook = std::function<FinishReduction(const GradientBucket& bucket, const ProcessGroup& group)>;
 
 /// Returns a hook that averages gradients, as DistributedDataParallel does without a hook.

@@ -79,8 +79,11 @@ void place_on(Batch& batch, const DataLoaderOptions& options) {
 /// Returns the number of batches in this many samples.
 LOCKSTEP_EXPORT size_t batches_in(size_t samples, const DataLoaderOptions& options);
 
-/// Returns the seed of a sample's generator, which differs for each sampler seed, epoch and sample.
+/// Returns the seed of a sample's generator, which depends on the sampler's seed, the epoch and the sample. With a
+/// million samples, two of them share a seed with a probability of 3e-8.
 LOCKSTEP_EXPORT uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample);
+/// Seeds a CPU generator with all 64 bits; LibTorch's set_current_seed uses only 32 of them.
+LOCKSTEP_EXPORT void seed_generator(at::Generator& random, uint64_t seed);
 
 /// Rethrows the current exception with the samples' indices in the message.
 [[noreturn]] LOCKSTEP_EXPORT void rethrow_about(c10::ArrayRef<size_t> samples);
@@ -118,7 +121,7 @@ template <class Data>
 auto read_sample(Data& data, size_t sample, at::Generator& random, uint64_t seed) {
   try {
     if constexpr (ReadsWithGenerator<Data>) {
-      random.set_current_seed(seed);
+      seed_generator(random, seed);
       return data.get(sample, random);
     } else {
       return data.get(sample);

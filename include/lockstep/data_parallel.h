@@ -78,6 +78,10 @@ class LOCKSTEP_EXPORT DataParallelBase {
 /// One process for each device, with DistributedDataParallel, is faster. Not collective. Not thread-safe. Not movable.
 template <class Module>
 class DataParallel : public DataParallelBase {
+  static_assert(!torch::detail::is_module_holder<Module>::value,
+                "Module is a module holder (TORCH_MODULE): write DataParallel parallel(net), or DataParallel<NetImpl> "
+                "with the class that the holder holds.");
+
  public:
   explicit DataParallel(std::shared_ptr<Module> module, const DataParallelOptions& options = {})
       : DataParallelBase(module, options), module_(std::move(module)) {}

@@ -49,7 +49,7 @@ struct DistributedDataParallelOptions {
   std::vector<std::string> ignore{};
   /// Empty, or the model's device. If set, forward copies its tensor arguments to this device.
   std::vector<c10::Device> device_ids{};
-  /// Device to which forward moves the tensors that it returns by value. Default: they stay where they are.
+  /// Device to which forward moves the tensors that it returns. Default: they stay where they are.
   std::optional<c10::Device> output_device{};
   /// Checks all gradients for NaN and infinity in each backward. If it finds any, throws an Error that names the rank
   /// and the parameter, on every rank. Costs one pass over the gradients.

@@ -135,6 +135,10 @@ LOCKSTEP_EXPORT std::ostream& operator<<(std::ostream& out, const DistributedDat
 /// wrapper.
 template <class Module>
 class DistributedDataParallel : public DistributedDataParallelBase {
+  static_assert(!torch::detail::is_module_holder<Module>::value,
+                "Module is a module holder (TORCH_MODULE): write DistributedDataParallel ddp(net, world), or "
+                "DistributedDataParallel<NetImpl> with the class that the holder holds.");
+
  public:
   DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group,
                           const DistributedDataParallelOptions& options = {})
@@ -144,10 +148,11 @@ class DistributedDataParallel : public DistributedDataParallelBase {
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module.ptr(), std::move(group), options) {}
 
-  /// Calls the module's forward and returns its result. In training mode with gradients enabled it is collective if it
-  /// broadcasts buffers or checks replicas.
+  /// Calls the module's forward and returns its result, by value: a reference could refer to a copy of an argument that
+  /// was made for device_ids. In training mode with gradients enabled it is collective if it broadcasts buffers or
+  /// checks replicas.
   template <class... Args>
-  decltype(auto) forward(Args&&... args) {
+  auto forward(Args&&... args) {
     before_forward();
     if (!input_device())
       return finish([&]() -> decltype(auto) { return module_->forward(std::forward<Args>(args)...); });
@@ -159,7 +164,7 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   }
 
   template <class... Args>
-  decltype(auto) operator()(Args&&... args) {
+  auto operator()(Args&&... args) {
     return forward(std::forward<Args>(args)...);
   }
 
@@ -168,20 +173,15 @@ class DistributedDataParallel : public DistributedDataParallelBase {
 
  private:
   template <class Forward>
-  decltype(auto) finish(const Forward& run) {
-    using Result = decltype(run());
-    if constexpr (std::is_void_v<Result>) {
+  auto finish(const Forward& run) {
+    if constexpr (std::is_void_v<decltype(run())>) {
       run();
       after_forward({});
-    } else if constexpr (std::is_reference_v<Result>) {
-      auto&& result = run();
-      look_at(result);
-      return static_cast<Result>(result);
     } else {
       auto result = run();
       look_at(result);
       if (output_device())
-        TensorsIn<Result>::visit(result, [&](at::Tensor& tensor) { tensor = tensor.to(*output_device()); });
+        TensorsIn<decltype(result)>::visit(result, [&](at::Tensor& tensor) { tensor = tensor.to(*output_device()); });
       return result;
     }
   }

@@ -85,8 +85,9 @@ void throw_error(ErrorKind kind, const std::string& message, std::optional<int> 
 
 void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix, const std::string& suffix,
                          std::optional<int> rank) {
-  const std::string message = prefix + message_of(error) + suffix;
   if (!rank) rank = rank_of(error);
+  if (prefix.empty() && suffix.empty() && rank == rank_of(error)) std::rethrow_exception(error);
+  const std::string message = prefix + message_of(error) + suffix;
   const auto culprit = culprit_of(error);
   if (kind_of(error) != ErrorKind::kError) throw_error(kind_of(error), message, rank, culprit);
   try {

@@ -4,6 +4,7 @@
 #include <exception>
 #include <string>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
 #include <lockstep/error.h>
@@ -56,6 +57,17 @@ size_t batches_in(size_t samples, const DataLoaderOptions& options) {
 
 uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample) {
   return mix_bits(mix_bits(mix_bits(seed) + static_cast<uint64_t>(epoch)) + sample);
+}
+
+void seed_generator(at::Generator& random, uint64_t seed) {
+  auto* generator = at::check_generator<at::CPUGeneratorImpl>(random);
+  generator->set_current_seed(seed);  // also drops a normal sample that the last user left in the generator
+  auto engine = generator->engine();
+  auto data = engine.data();
+  constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
+  for (size_t i = 0; i < data.state_.size(); ++i) data.state_[i] = static_cast<uint32_t>(mix_bits(seed + i * kStep));
+  engine.set_data(data);
+  generator->set_engine(engine);
 }
 
 void rethrow_about(c10::ArrayRef<size_t> samples) {

@@ -92,6 +92,16 @@ TEST(Run, SuggestsTheNearestOption) {
   EXPECT_EQ(run_launcher({}).code, 2);
 }
 
+TEST(Run, RefusesTimesThatAreNotNumbersOfSeconds) {
+  for (const char* option : {"--grace", "--join-timeout", "--restart-delay"})
+    for (const char* time : {"nan", "inf", "-1", "x", "1e300"}) {
+      const auto run = run_launcher({option, time, "true"});
+      EXPECT_EQ(run.code, 2) << option << ' ' << time;
+      EXPECT_THAT(run.output, HasSubstr(std::string(option) + ": " + time + " is not valid: it must be a number"));
+    }
+  EXPECT_EQ(run_launcher({"--grace", "0.5", "true"}).code, 0);
+}
+
 TEST(Run, RefusesAProgramThatIsNotThere) {
   auto run = run_launcher({"-n", "2", "./no-such-program"});
   EXPECT_EQ(run.code, 2);

@@ -75,6 +75,43 @@ TEST(CommHooks, NothingIsSentByTheOneThatDoesNothing) {
   });
 }
 
+/// Uses its layers in the order in which they were registered backwards, so that the buckets are rebuilt. All layers
+/// have the same size, so every plan has buckets of the same sizes.
+struct BackwardsImpl : torch::nn::Module {
+  BackwardsImpl() {
+    for (int i = 0; i < 4; ++i) layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(6, 6)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) x = (*layer)(x);
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+TEST(CommHooks, AreToldWhenBucketsOfEqualSizesGetOtherGradients) {
+  run_threads(2, [&](ProcessGroup world) {
+    using Bucket = std::pair<int64_t, std::vector<void*>>;  // its plan and its parameters
+    std::vector<Bucket> seen;
+    DistributedDataParallel ddp(std::make_shared<BackwardsImpl>(), world,
+                                {.buckets = {.first_bytes = 1, .cap_bytes = 1}});
+    ddp.register_comm_hook([&](const GradientBucket& bucket, const ProcessGroup& group) -> FinishReduction {
+      std::vector<void*> parameters;
+      for (const auto& parameter : bucket.parameters) parameters.push_back(parameter.data_ptr());
+      seen.emplace_back(bucket.plan, parameters);
+      return all_reduce_hook()(bucket, group);
+    });
+    std::vector<std::vector<Bucket>> steps;
+    for (int step = 0; step < 3; ++step) {
+      ddp(input_of(world.rank())).square().sum().backward();
+      steps.push_back(std::exchange(seen, {}));
+    }
+    ASSERT_EQ(steps[0].size(), steps[1].size());
+    EXPECT_NE(steps[0].front().second, steps[1].front().second) << "the model must have its buckets rebuilt";
+    for (size_t b = 0; b < steps[0].size(); ++b) EXPECT_NE(steps[0][b].first, steps[1][b].first);
+    EXPECT_EQ(steps[1], steps[2]);
+  });
+}
+
 TEST(CommHooks, OnesOwnSeesEveryBucketInOrderAndItsResultCounts) {
   run_threads(2, [&](ProcessGroup world) {
     std::vector<size_t> seen;

@@ -223,6 +223,21 @@ TEST(Join, FollowsNoSyncAndBuffers) {
   });
 }
 
+TEST(Join, AnEarlyTerminationKeepsItsTypeOutsideOfRunThreads) {
+  expect_error<InputsExhausted>(
+      [] {
+        run_threads(2, [](ProcessGroup world) {
+          DistributedDataParallel ddp(filled_mlp(), world);
+          ddp.join(
+              [&] {
+                for (int i = 0; i < 1 + world.rank(); ++i) ddp(input_of(i)).sum().backward();
+              },
+              {.throw_on_early_termination = true});
+        });
+      },
+      "rank 0 has no inputs left");
+}
+
 TEST(Join, StopsAllRanksAtTheFirstThatRunsOutWhenAsked) {
   run_threads(3, [&](ProcessGroup world) {
     auto model = filled_mlp();

@@ -255,6 +255,20 @@ TEST(Options, OutputsMoveToTheOutputDeviceAndInputsToTheModels) {
   });
 }
 
+struct EchoImpl : torch::nn::Module {
+  EchoImpl() { weight = register_parameter("weight", torch::ones({1})); }
+  const at::Tensor& forward(const at::Tensor& input) { return input; }
+  at::Tensor weight;
+};
+
+TEST(Options, AResultThatRefersToAnArgumentOutlivesTheCopyForTheDevice) {
+  run_threads(2, [&](ProcessGroup world) {
+    DistributedDataParallel ddp(std::make_shared<EchoImpl>(), world, {.device_ids = {torch::Device("cpu")}});
+    static_assert(!std::is_reference_v<decltype(ddp(torch::ones({2})))>);
+    EXPECT_TRUE(torch::equal(ddp(torch::full({2}, 3.0)), torch::full({2}, 3.0)));
+  });
+}
+
 TEST(Options, SynchronizesBuffersWhenAsked) {
   run_threads(3, [&](ProcessGroup world) {
     ConvNet model;

@@ -22,7 +22,8 @@ int64_t padded_elements(int64_t elements, int64_t element_bytes) {
 
 }  // namespace
 
-Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra)
+Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra,
+               int64_t plan)
     : group_(group), missing_(parameters.size()) {
   c10::NoGradGuard no_grad;
   int64_t width = static_cast<int64_t>(parameters.front().element_size());
@@ -40,7 +41,7 @@ Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Te
         (dense ? part.as_strided(parameter.sizes(), parameter.strides()) : part.view(parameter.sizes())).detach());
     offset += padded_elements(parameter.numel(), width);
   }
-  contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters};
+  contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters, plan};
   extra_ = memory_.narrow(0, total, extra);
 }
 

@@ -44,8 +44,10 @@ class Bucket {
     Clock::time_point reduced;
   };
 
-  /// `parameters` must have one dtype and device. `extra` elements follow the gradients.
-  Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra);
+  /// `parameters` must have one dtype and device. `extra` elements follow the gradients. `plan` is
+  /// GradientBucket::plan.
+  Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra,
+         int64_t plan);
 
   /// Returns a tensor in the bucket's memory with the shape and strides of parameter `slot`. It is not an autograd
   /// view: optimizers detach gradients in place, and autograd views refuse that.

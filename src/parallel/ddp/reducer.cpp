@@ -90,6 +90,7 @@ at::Tensor Reducer::weigh(const at::Tensor& gradient) {
 // The last bucket has extra elements for the marks.
 void Reducer::make_buckets() {
   buckets_.clear();
+  ++plans_;
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
     std::vector<at::Tensor> members;
     for (size_t parameter : plan_.buckets[b]) {
@@ -97,7 +98,7 @@ void Reducer::make_buckets() {
       states_[parameter].slot = members.size();
       members.push_back(parameters_[parameter].tensor);
     }
-    buckets_.emplace_back(group_, b, members, b + 1 == plan_.buckets.size() ? marks_.elements() : 0);
+    buckets_.emplace_back(group_, b, members, b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_);
   }
 }
 

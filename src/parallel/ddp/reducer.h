@@ -134,6 +134,7 @@ class Reducer {
 
   mutable std::mutex mutex_;  // guards all members below
   BucketPlan plan_;
+  int64_t plans_ = 0;  // number of plans so far
   std::vector<Bucket> buckets_;
   std::vector<State> states_;  // by parameter
   std::vector<char> used_;     // by parameter: got a gradient since the last reduction, no_sync() included

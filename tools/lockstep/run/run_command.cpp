@@ -6,6 +6,7 @@
 #include <lockstep/launcher.h>
 
 #include "cli/commands.h"
+#include "cli/seconds.h"
 
 namespace {
 
@@ -93,7 +94,7 @@ void add_nodes(CLI::App& run, RunArguments& arguments) {
       ->type_name("FILE");
   run.add_option("--join-timeout", arguments.join_seconds, "How long to wait for the other nodes")
       ->type_name("SECONDS")
-      ->check(CLI::NonNegativeNumber)
+      ->check(is_seconds())
       ->capture_default_str();
 }
 
@@ -106,11 +107,11 @@ void add_failures(CLI::App& run, RunArguments& arguments) {
   run.add_option("--restart-delay", arguments.restart_seconds,
                  "Delay before the first restart; doubles with each restart, up to a minute")
       ->type_name("SECONDS")
-      ->check(CLI::NonNegativeNumber)
+      ->check(is_seconds())
       ->capture_default_str();
   run.add_option("--grace", arguments.grace_seconds, "Time between SIGTERM and SIGKILL when stopping workers")
       ->type_name("SECONDS")
-      ->check(CLI::NonNegativeNumber)
+      ->check(is_seconds())
       ->capture_default_str();
 }
 

@@ -13,6 +13,7 @@
 #include <lockstep/version.h>
 
 #include "cli/commands.h"
+#include "cli/seconds.h"
 #include "doctor/findings.h"
 #include "run/child_process.h"
 #include "test/self_test.h"
@@ -158,7 +159,7 @@ void add_test(CLI::App& app, int& exit_code) {
       ->allow_extra_args(false)
       ->type_name("LIST");
   command->add_option("--timeout", arguments->timeout_seconds, "Time limit for each backend")
-      ->check(CLI::PositiveNumber)
+      ->check(is_seconds(/*is_positive=*/true))
       ->type_name("SECONDS")
       ->capture_default_str();
   command->add_option("--selftest", arguments->program, "Path of lockstep-selftest, if it is not beside lockstep")
