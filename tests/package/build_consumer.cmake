@@ -30,6 +30,28 @@ if(NOT CONFIGURE_ONLY)
   run(${build}/consumer)
 endif()
 
+# The README's first program and its CMakeLists.txt are built as they stand there.
+if(WAY STREQUAL "installed")
+  file(READ ${SOURCE}/README.md readme)
+  if(NOT readme MATCHES "```cpp\n([^`]*)```")
+    message(FATAL_ERROR "README.md has no program")
+  endif()
+  file(CONFIGURE OUTPUT ${WORK}/readme/hello.cpp CONTENT "${CMAKE_MATCH_1}" @ONLY)
+  if(NOT readme MATCHES "```cmake\n([^`]*)```")
+    message(FATAL_ERROR "README.md has no CMakeLists.txt")
+  endif()
+  file(CONFIGURE OUTPUT ${WORK}/readme/CMakeLists.txt CONTENT "${CMAKE_MATCH_1}" @ONLY)
+  run(${CMAKE_COMMAND} -S ${WORK}/readme -B ${WORK}/readme/build -G Ninja ${where})
+  run(${CMAKE_COMMAND} --build ${WORK}/readme/build)
+  execute_process(COMMAND ${WORK}/prefix/bin/lockstep run -n 2 ${WORK}/readme/build/hello
+    OUTPUT_VARIABLE printed RESULT_VARIABLE result)
+  string(REGEX MATCHALL "\\[0\\]  3\n" threes "${printed}")
+  list(LENGTH threes count)
+  if(NOT result EQUAL 0 OR NOT count EQUAL 4)
+    message(FATAL_ERROR "the README's program ended with ${result} and printed:\n${printed}")
+  endif()
+endif()
+
 # A guest in another project builds no tests, examples or benchmarks.
 file(STRINGS ${build}/CMakeCache.txt guest REGEX "^LOCKSTEP_(TESTS|EXAMPLES|BENCHMARKS):BOOL=ON")
 if(guest)
