@@ -28,7 +28,11 @@ TEST(Rethrow, ErrorsKeepTheirKind) {
 
 TEST(ErrorKind, HasTheNameOfTheClassAndIsReadBackFromIt) {
   EXPECT_STREQ(name_of(Error("").kind()), "Error");
+  EXPECT_STREQ(name_of(UsageError("").kind()), "UsageError");
+  EXPECT_STREQ(name_of(PeerError("").kind()), "PeerError");
   EXPECT_STREQ(name_of(TimeoutError("").kind()), "TimeoutError");
+  EXPECT_STREQ(name_of(MismatchError("").kind()), "MismatchError");
+  EXPECT_STREQ(name_of(CheckpointError("").kind()), "CheckpointError");
   EXPECT_STREQ(name_of(SystemError("").kind()), "SystemError");
   for (auto kind : {ErrorKind::kError, ErrorKind::kUsage, ErrorKind::kPeer, ErrorKind::kTimeout, ErrorKind::kMismatch,
                     ErrorKind::kCheckpoint, ErrorKind::kSystem}) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cmath>
 #include <string>
 
 #include <fmt/format.h>
@@ -13,7 +12,7 @@ inline CLI::Validator is_seconds(bool is_positive = false) {
   return CLI::Validator(
       [=](std::string& written) {
         double seconds = 0;
-        const bool is_number = CLI::detail::lexical_cast(written, seconds) && std::isfinite(seconds);
+        const bool is_number = CLI::detail::lexical_cast(written, seconds);
         const bool is_valid = is_number && seconds <= kMost && (is_positive ? seconds > 0 : seconds >= 0);
         if (is_valid) return std::string();
         return fmt::format("{} is not valid: it must be a number of seconds {} and at most {:.0f}", written,
