@@ -101,7 +101,8 @@ class Launch {
   }
 
   LaunchExit conclude(const LaunchReport& report) {
-    console_.put(Console::Stream::kErr, options_.json ? report_to_json(report) : describe_report(report));
+    constexpr auto kErr = Console::Stream::kErr;
+    console_.put(kErr, options_.json ? report_to_json(report) : describe_report(report, console_.has_colour(kErr)));
     console_.flush(signals_.fd(), signals_.stop_was_asked());
     return report.exit;
   }

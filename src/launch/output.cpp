@@ -58,8 +58,11 @@ bool write_all(int file, std::string_view bytes) {
   return true;
 }
 
+// Red is left to failures.
 std::string coloured(const std::string& prefix, int colour) {
-  return text("\033[", 31 + colour % 6, "m", prefix.substr(0, prefix.size() - 1), "\033[0m ");
+  constexpr std::array kColours{36, 32, 33, 35, 34};  // cyan, green, yellow, magenta, blue
+  return text("\033[", kColours[static_cast<size_t>(colour) % kColours.size()], "m",
+              prefix.substr(0, prefix.size() - 1), "\033[0m ");
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ class StreamOutput {
     Console::Stream stream;
     OutputRoute route;
     std::string prefix;  // "[2] "
-    int colour = 0;      // of the prefix, modulo the terminal's colours
+    int colour = 0;      // of the prefix, modulo the number of colours
     std::string path;    // of the file, if route.to_file
     StderrMemory* memory = nullptr;
   };

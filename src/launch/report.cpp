@@ -132,17 +132,20 @@ Verdict decide(const Outcome& outcome, const std::optional<Failure>& cause, int 
   return verdict;
 }
 
-std::string describe_report(const LaunchReport& report) {
+std::string describe_report(const LaunchReport& report, bool in_colour) {
   std::string out;
   auto line = [&](const auto&... parts) { out += text("lockstep run: ", parts..., "\n"); };
-  if (!report.message.empty()) line(report.message);
+  auto headline = [&](const auto&... parts) {
+    out += text(in_colour ? "\033[1;31m" : "", "lockstep run: ", parts..., in_colour ? "\033[0m" : "", "\n");
+  };
+  if (!report.message.empty()) headline(report.message);
   if (report.culprit) {
     const auto& culprit = *report.culprit;
     if (culprit.pid == 0)
-      line("rank ", culprit.rank, " on ", culprit.host, " could not be started: ", culprit.how);
+      headline("rank ", culprit.rank, " on ", culprit.host, " could not be started: ", culprit.how);
     else
-      line("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed first, after ",
-           in_seconds(culprit.seconds), ": ", culprit.how);
+      headline("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed first, after ",
+               in_seconds(culprit.seconds), ": ", culprit.how);
     if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
     const auto& notice = report.notice;
     const bool from_launcher = notice && notice->culprit && notice->culprit->role == CulpritRole::kExited;
@@ -156,8 +159,8 @@ std::string describe_report(const LaunchReport& report) {
   if (report.culprit && report.restarts > 0)
     line("  failed ", report.restarts + 1, " times, restarted ", report.restarts, " times: no restart is left");
   if (report.culprit)
-    line("rank ", report.culprit->rank, " (pid ", report.culprit->pid, " on ", report.culprit->host,
-         ") is to blame: ", report.culprit->how, "; ", remedy_for(report));
+    headline("rank ", report.culprit->rank, " (pid ", report.culprit->pid, " on ", report.culprit->host,
+             ") is to blame: ", report.culprit->how, "; ", remedy_for(report));
   return out;
 }
 

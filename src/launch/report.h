@@ -65,8 +65,9 @@ struct Verdict {
 /// Decides, from the outcome of all nodes, whether to restart, and makes the report.
 Verdict decide(const Outcome& outcome, const std::optional<Failure>& cause, int generation, int max_restarts);
 
-/// Formats the report as text that ends with a newline. Empty on success.
-std::string describe_report(const LaunchReport& report);
+/// Formats the report as text that ends with a newline. Empty on success. `in_colour`: the lines that name the worker
+/// to blame are red.
+std::string describe_report(const LaunchReport& report, bool in_colour = false);
 /// Formats the report as one line of JSON.
 std::string report_to_json(const LaunchReport& report);
 

@@ -23,6 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -187,15 +188,18 @@ TEST(RunOutput, KeepsALastLineThatHasNoEnd) {
 
 TEST(RunOutput, ColoursThePrefixOnATerminalOnly) {
   const std::string tool = LOCKSTEP_TOOL;
-  auto on_terminal = [&](std::map<std::string, std::string> variables) {
+  auto on_terminal = [&](std::map<std::string, std::string> variables, const std::string& program = "echo hello") {
     variables.emplace("TERM", "xterm");
-    RankProcess script({"script", "-qec", tool + " run -n 2 echo hello", "/dev/null"}, clean_environment(variables));
-    EXPECT_EQ(script.wait(), 0);
+    RankProcess script({"script", "-qec", tool + " run -n 2 " + program, "/dev/null"}, clean_environment(variables));
+    script.wait();
     return script.output();
   };
   auto output = on_terminal({});
-  EXPECT_THAT(output, AllOf(HasSubstr("\033[31m[0]\033[0m hello"), HasSubstr("\033[32m[1]\033[0m hello")));
+  EXPECT_THAT(output, AllOf(HasSubstr("\033[36m[0]\033[0m hello"), HasSubstr("\033[32m[1]\033[0m hello")));
+  EXPECT_THAT(output, Not(HasSubstr("\033[1;31m"))) << "red is for failures";
+  EXPECT_THAT(on_terminal({}, "false"), ContainsRegex("\033\\[1;31mlockstep run: rank . .*failed first"));
   EXPECT_THAT(on_terminal({{"NO_COLOR", "1"}}), AllOf(HasSubstr("[1] hello"), Not(HasSubstr("\033"))));
+  EXPECT_THAT(on_terminal({{"NO_COLOR", "1"}}, "false"), Not(HasSubstr("\033")));
   EXPECT_THAT(run_launcher({"-n", "2", "echo", "hello"}).output, Not(HasSubstr("\033")));
 }
 

@@ -82,6 +82,7 @@ TEST(BenchOperation, IsFoundByItsName) {
   std::erase(collectives, kDdp);
   std::erase(collectives, kGpu);
   for (const auto& name : collectives) EXPECT_EQ(name_of(operation_named(name)), name);
+  EXPECT_EQ(operation_named("all_reduce"), Operation::kAllReduce);
   expect_error<UsageError>([] { operation_named("allreduce"); },
                            "unknown operation 'allreduce': it must be one of all-reduce, reduce-scatter",
                            "barrier, ddp, gpu");

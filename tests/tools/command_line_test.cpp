@@ -34,6 +34,12 @@ TEST(CommandLine, PointsToTheHelpOfTheCommandThatWasGiven) {
   EXPECT_THAT(said_to("env --nothing"), AllOf(HasSubstr("--nothing"), HasSubstr("See lockstep env --help.\n2\n")));
 }
 
+TEST(CommandLine, TakesHelpForACommandToo) {
+  EXPECT_EQ(said_to("help run"), said_to("run --help"));
+  EXPECT_EQ(said_to("help"), said_to("--help"));
+  EXPECT_EQ(said_to("help docter"), said_to("docter"));
+}
+
 TEST(CommandLine, PrintsHelpForLockstepAndForEachCommand) {
   EXPECT_THAT(said_to("--help"), AllOf(HasSubstr("\nUsage: lockstep COMMAND [OPTIONS]\n"), HasSubstr("\n0\n")));
   EXPECT_THAT(said_to("run -h"),

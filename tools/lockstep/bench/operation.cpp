@@ -53,8 +53,10 @@ const char* name_of(Operation operation) {
 }
 
 Operation operation_named(const std::string& name) {
+  std::string with_dashes = name;  // all_reduce, as ProcessGroup spells it, is accepted too
+  std::replace(with_dashes.begin(), with_dashes.end(), '_', '-');
   for (const auto& [known, known_name] : kNames)
-    if (name == known_name) return known;
+    if (with_dashes == known_name) return known;
   throw UsageError(
       fmt::format("unknown operation '{}': it must be one of {}", name, fmt::join(operation_names(), ", ")));
 }

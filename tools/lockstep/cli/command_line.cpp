@@ -185,6 +185,11 @@ int run_command(std::vector<std::string> arguments) {
 }
 
 int CommandLine::run(std::vector<std::string> arguments) {
+  if (!arguments.empty() && arguments[0] == "help") {  // as git does: lockstep help run
+    arguments.resize(std::min<size_t>(arguments.size(), 2));
+    arguments.erase(arguments.begin());
+    arguments.emplace_back("--help");
+  }
   const std::string command = !arguments.empty() && has_command(app_, arguments[0]) ? arguments[0] : "";
   try {
     check_command(app_, arguments);
