@@ -64,7 +64,7 @@ struct PowerSgdOptions {
 
 /// Returns a PowerSGD hook (Vogels, Karimireddy, Jaggi: NeurIPS 2019), which averages low-rank approximations of the
 /// gradients. Gradients with one dimension, non-contiguous gradients, and gradients that would not shrink enough are
-/// sent uncompressed. Throws UsageError if an option is invalid.
+/// sent uncompressed. Throws UsageError if rank or start_iteration is invalid.
 LOCKSTEP_EXPORT CommHook power_sgd(const PowerSgdOptions& options = {});
 
 }  // namespace lockstep

@@ -195,10 +195,10 @@ struct Collated<std::vector<Sample>, Collate> {
 ///     the copy. Not used if there is a custom `collate`.
 ///   - `get(size_t index)`, as in torch::data::datasets::Dataset.
 ///   - `get_batch(ArrayRef<size_t>)`, as in torch::data::datasets::BatchDataset and the result of `.map(...)`: returns
-///     a vector of samples, which is collated, or a value of another type, which is used as the batch. `collate` turns
-///     a vector of samples into a batch; the default is Stack. Each worker reads its own copy of the dataset, so `get`
-///     need not be thread-safe. If the dataset is a std::shared_ptr, the workers share the object. Workers read with
-///     autograd disabled, and LibTorch operations in a worker use one thread.
+///     a vector of samples, which is collated, or a value of another type, which is used as the batch.
+/// `collate` turns a vector of samples into a batch; the default is Stack. Each worker reads its own copy of the
+/// dataset, so `get` need not be thread-safe. If the dataset is a std::shared_ptr, the workers share the object.
+/// Workers read with autograd disabled, and LibTorch operations in a worker use one thread.
 ///
 /// The sampler's position is the position of the loop, not of the workers. A sampler that was saved inside a loop and
 /// is loaded later continues with the next batch. After a loop that was left early, the next loop restarts the epoch.

@@ -45,7 +45,8 @@ class LOCKSTEP_EXPORT Error : public std::runtime_error {
   ~Error() override;
 
   virtual ErrorKind kind() const noexcept;
-  /// The rank whose call failed, if the message begins with it. In a subgroup it is the rank in that group.
+  /// The rank that the message begins with, usually the rank whose call failed. In a subgroup it is the rank in that
+  /// group.
   std::optional<int> rank() const noexcept { return rank_; }
   /// The rank that caused the error, if it is known. When several ranks are late, it is the lowest of them.
   std::optional<Culprit> culprit() const noexcept { return culprit_; }

@@ -67,9 +67,9 @@ struct NewGroupOptions {
 ///   - PeerError: a rank is gone. The group is broken.
 ///   - TimeoutError: the call did not finish in time. Names the late ranks and what they are doing. The group is
 ///     broken.
-///   - MismatchError: ranks made different calls. The group is broken. A broken group stays broken on all ranks:
-///     pending and later calls throw an error of the same type that describes the first cause. The exception is
-///     monitored_barrier, whose TimeoutError leaves the group usable.
+///   - MismatchError: ranks made different calls. The group is broken.
+/// A broken group stays broken on all ranks: pending and later calls throw an error of the same type that describes
+/// the first cause. The exception is monitored_barrier, whose TimeoutError leaves the group usable.
 class LOCKSTEP_EXPORT ProcessGroup {
  public:
   explicit ProcessGroup(std::shared_ptr<detail::Group> group);
