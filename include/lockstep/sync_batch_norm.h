@@ -38,8 +38,8 @@ TORCH_MODULE(SyncBatchNorm);
 /// and returns their number. Not collective. The modules keep their types, so classes that contain them need no change.
 /// Another call can set a different group. Copies made by clone() are not converted.
 ///
-/// Each layer needs running statistics, or a weight that has no hooks; lockstep uses it to recognize calls of the
-/// layer. If a layer has neither, throws UsageError and converts nothing.
+/// Each layer needs running statistics or a weight, which lockstep marks to recognize calls of the layer. If a layer
+/// has neither, throws UsageError and converts nothing.
 ///
 /// LibTorch refuses a batch with one value for each channel before lockstep can combine it with the other ranks'
 /// batches. Use SyncBatchNorm for layers that get such batches.

@@ -61,6 +61,25 @@ TEST(Misuse, AFrozenOrThawedParameterIsNamed) {
   });
 }
 
+TEST(Misuse, AReplacedOrAddedBufferIsNamed) {
+  run_threads(2, [&](ProcessGroup world) {
+    const std::vector<std::pair<const char*, std::function<void(torch::nn::SequentialImpl&)>>> changes{
+        {"'1.running_mean' was added or replaced",
+         [](auto& model) {
+           model.replace_module("1", torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(4).affine(false)));
+         }},
+        {"'more' was added or replaced", [](auto& model) { model.register_buffer("more", torch::zeros(2)); }}};
+    for (const auto& [what, change] : changes) {
+      torch::nn::Sequential model(torch::nn::Linear(6, 4),
+                                  torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(4).affine(false)));
+      DistributedDataParallel ddp(model, world);
+      ddp(input_of(world.rank())).sum().backward();
+      change(*model);
+      expect_error<UsageError>([&] { ddp(input_of(world.rank())); }, "buffer", what, "wrap it again");
+    }
+  });
+}
+
 /// Everything that gives parameters other storage or other values without making them other tensors.
 const std::vector<std::pair<const char*, std::function<void(Mlp&)>>> kReplacements{
     {"torch::load",
@@ -212,6 +231,72 @@ TEST(Misuse, AStepByLocalGradientsAloneIsWarnedOf) {
   });
   EXPECT_THAT(lines.lines(), Contains(AllOf(HasSubstr("rank 1"), HasSubstr("the replicas have diverged"),
                                             HasSubstr("outside of no_sync()"))));
+}
+
+TEST(Misuse, BackwardWithCreateGraphIsRefusedBeforeAnythingIsSent) {
+  const auto expected = mean_gradients(2);
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    expect_error<UsageError>(
+        [&] { ddp(input_of(world.rank())).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true); },
+        "rank " + std::to_string(world.rank()), "create_graph", "autograd::grad");
+    model->zero_grad();
+    ddp(input_of(world.rank())).square().sum().backward();
+    expect_gradients(*model, expected);
+  });
+}
+
+// The remedy that the error above names, as a WGAN's gradient penalty does it.
+TEST(Misuse, APenaltyOnGradientsIsAveraged) {
+  const auto loss_of = [](auto&& model, const torch::Tensor& data) {
+    const auto input = data.clone().requires_grad_();
+    const auto output = model(input);
+    const auto gradient = torch::autograd::grad({output.sum()}, {input}, {}, /*retain_graph=*/true,
+                                                /*create_graph=*/true)[0];
+    return output.square().sum() + gradient.norm();
+  };
+  auto alone = filled_mlp();
+  ((loss_of(alone, input_of(0)) + loss_of(alone, input_of(1))) / 2).backward();
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    loss_of(ddp, input_of(world.rank())).backward();
+    for (size_t i = 0; i < model->parameters().size(); ++i)
+      EXPECT_LE(relative_difference(model->parameters()[i].grad(), alone->parameters()[i].grad()), 1e-5);
+  });
+}
+
+TEST(Misuse, SetStaticGraphOnOneRankOnlyIsNamedInTheFirstBackward) {
+  run_threads_into_an_error(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    if (world.rank() == 1) ddp.set_static_graph();
+    const auto message = error_of<MismatchError>([&] { ddp(input_of(world.rank())).sum().backward(); });
+    EXPECT_THAT(message, AllOf(HasSubstr("rank " + std::to_string(world.rank())), HasSubstr("call it on all ranks"),
+                               HasSubstr(world.rank() == 1 ? "was called on this rank" : "was not called on this")));
+  });
+}
+
+/// Returns another network's tensor unchanged, beside its own result.
+struct PassThroughImpl : torch::nn::Module {
+  PassThroughImpl() { head = register_module("head", torch::nn::Linear(6, 2)); }
+  std::vector<torch::Tensor> forward(const torch::Tensor& x) { return {x, head(x)}; }
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(PassThrough);
+
+TEST(Misuse, BackwardOfAnotherNetworkDoesNotReduceAModelThatPassedItsTensorThrough) {
+  run_threads(2, [&](ProcessGroup world) {
+    torch::nn::Linear other(6, 6);
+    PassThrough model;
+    DistributedDataParallel ddp(model, world);
+    const auto outputs = ddp(other(input_of(world.rank())));
+    if (world.rank() == 0) outputs[0].sum().backward({}, /*retain_graph=*/true);  // without rank 1
+    EXPECT_FALSE(model->head->weight.grad().defined());
+    outputs[1].sum().backward();
+    EXPECT_TRUE(model->head->weight.grad().defined());
+  });
 }
 
 TEST(Misuse, OneHookForEachWrapper) {

@@ -318,12 +318,27 @@ TEST(SyncBatchNormTest, LayersThatCannotBeRecognizedAreRefusedByNameAndNoneIsCon
   });
 }
 
-TEST(SyncBatchNormTest, AWeightWithHooksCannotBeMarked) {
-  run_threads(1, [](ProcessGroup world) {
-    torch::nn::BatchNorm1d layer(BatchNormOptions(3).track_running_stats(false));
-    layer->weight.register_hook([](const torch::Tensor& gradient) { return 2 * gradient; });
-    expect_error<UsageError>([&] { convert_sync_batch_norm(*layer, world); }, "weight already has hooks",
-                             "track_running_stats");
+// Without running statistics the weight carries the mark of a converted layer.
+TEST(SyncBatchNormTest, HooksOnAWeightAndTheConversionDoNotDisturbEachOther) {
+  const auto inputs = random({8, 3}, 1, torch::kDouble);
+  torch::nn::BatchNorm1d alone(BatchNormOptions(3).track_running_stats(false));
+  alone->to(torch::kDouble);
+  const auto expected = alone(inputs);
+  run_threads(2, [&](ProcessGroup world) {
+    for (const std::string hook : {"before conversion", "after conversion", "before and after"}) {
+      SCOPED_TRACE(hook);
+      torch::nn::BatchNorm1d layer(BatchNormOptions(3).track_running_stats(false));
+      layer->to(torch::kDouble);
+      int calls = 0;
+      const auto add_hook = [&] { layer->weight.register_hook([&](const torch::Tensor&) { ++calls; }); };
+      if (hook != "after conversion") add_hook();
+      convert_sync_batch_norm(*layer, world);
+      if (hook != "before conversion") add_hook();
+      const auto actual = layer(inputs.narrow(0, 4 * world.rank(), 4));
+      EXPECT_LE(relative_difference(actual, expected.narrow(0, 4 * world.rank(), 4)), 1e-12);
+      actual.sum().backward();
+      EXPECT_EQ(calls, hook == "before and after" ? 2 : 1);
+    }
   });
 }
 

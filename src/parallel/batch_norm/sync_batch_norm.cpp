@@ -172,6 +172,14 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const Optio
                                 cudnn_enabled);
 }
 
+/// The first call of register_hook on a tensor removes the hooks that add_hook added before. A list of registered
+/// hooks, still empty, prevents that.
+void add_mark(const Tensor& tensor, std::unique_ptr<Conversion> conversion) {
+  const auto* meta = torch::autograd::impl::materialize_autograd_meta(tensor);
+  if (!meta->cpp_hooks_list_) torch::autograd::impl::create_cpp_hook(tensor);
+  torch::autograd::impl::add_hook(tensor, std::move(conversion));
+}
+
 /// Installs the replacement at the first call, for the lifetime of the process.
 void intercept_batch_norm() {
   static const auto intercept = [](c10::DispatchKey key) {
@@ -228,10 +236,6 @@ int64_t convert_sync_batch_norm(torch::nn::Module& module, const ProcessGroup& g
       refuse(
           "has neither running statistics nor a weight, so its calls cannot be recognized; use "
           "lockstep::SyncBatchNorm instead, or set affine or track_running_stats");
-    if (has_hooks(layer.mark) && !Conversion::find(layer.mark))
-      refuse(
-          "has no running statistics, and its weight already has hooks, so it cannot be marked; use "
-          "lockstep::SyncBatchNorm instead, or set track_running_stats");
   }
   intercept_batch_norm();
   for (const auto& [name, layer, mark] : layers) {
@@ -239,7 +243,7 @@ int64_t convert_sync_batch_norm(torch::nn::Module& module, const ProcessGroup& g
     if (auto* conversion = Conversion::find(mark))
       conversion->change(ranks);
     else
-      torch::autograd::impl::add_hook(mark, std::make_unique<Conversion>(*layer, ranks));
+      add_mark(mark, std::make_unique<Conversion>(*layer, ranks));
   }
   return static_cast<int64_t>(layers.size());
 }

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function_hook.h>
 
@@ -34,6 +36,12 @@ class OutputHook final : public torch::autograd::FunctionPreHook {
  private:
   const std::weak_ptr<Reducer> reducer_;
 };
+
+/// Whether autograd created the node before the operation number `begin` of this thread. A model that returns such a
+/// node passes another network's tensor through: a backward of that network alone must not reduce this model.
+bool is_older(const torch::autograd::Node& node, uint64_t begin) {
+  return node.thread_id() == at::RecordFunction::currentThreadId() && node.sequence_nr() < begin;
+}
 
 std::optional<c10::Device> only_device(const std::vector<c10::Device>& devices) {
   if (devices.size() > 1)
@@ -67,6 +75,7 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
 // Evaluation does not communicate, so ranks may evaluate different numbers of batches.
 void DdpState::before_forward() {
   recorder_.begin_forward();
+  forward_begin_ = at::sequence_number::peek();
   reducer_->check_finished();
   check_unchanged();
   if (!c10::GradMode::is_enabled()) return;
@@ -121,7 +130,8 @@ void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (!c10::GradMode::is_enabled()) return;
   for (const auto& output : outputs)
-    if (const auto& node = output.grad_fn()) node->add_pre_hook(std::make_unique<OutputHook>(reducer_));
+    if (const auto& node = output.grad_fn(); node && !is_older(*node, forward_begin_))
+      node->add_pre_hook(std::make_unique<OutputHook>(reducer_));
 }
 
 void DdpState::check_unchanged() const {
@@ -129,7 +139,7 @@ void DdpState::check_unchanged() const {
   if (!change.empty())
     throw UsageError(group_.rank(),
                      text(change,
-                          "; the wrapper averages the gradients of the parameters that the model had when it was "
+                          "; the wrapper synchronizes the parameters and buffers that the model had when it was "
                           "wrapped: change the model first, then wrap it again"));
 }
 

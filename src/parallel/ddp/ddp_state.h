@@ -60,6 +60,7 @@ class DdpState {
   std::shared_ptr<Reducer> reducer_;  // constant after construction; shared: autograd graphs may outlive this object
   int64_t buffers_taken_at_ = -1;     // number of reductions at the last buffer broadcast
   int64_t iterations_ = 0;
+  uint64_t forward_begin_ = 0;  // autograd's sequence number of this thread at the last forward
   // Of the parameters, before the first backward under no_sync() since the last reduction.
   uint64_t cheap_fingerprint_ = 0;
   bool has_warned_ = false;

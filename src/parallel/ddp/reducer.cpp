@@ -9,6 +9,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "comm/capture.h"
 #include "comm/strings.h"
 #include "parallel/ddp/bucket.h"
 
@@ -193,11 +194,24 @@ void Reducer::on_output_gradient() {
 // Checkpointed segments of a model run backward inside of backward. A callback is bound to the task in which it is
 // queued, so each task needs its own.
 void Reducer::register_end_callback(const BackwardTask& task) {
-  if (!in_backward_) begin();
+  if (!in_backward_) {
+    refuse_create_graph();
+    begin();
+  }
   if (std::find(tasks_.begin(), tasks_.end(), task.id) != tasks_.end()) return;
   if (task.depth == 0 && std::exchange(has_outermost_, true)) throw_interrupted_backward();
   tasks_.push_back(task.id);
   torch::autograd::Engine::get_default_engine().queue_callback([this, task] { on_task_end(task); });
+}
+
+// The reduction overwrites gradients in place, which autograd cannot differentiate.
+void Reducer::refuse_create_graph() const {
+  if (c10::GradMode::is_enabled())
+    throw UsageError(
+        group_.rank(),
+        "backward was called with create_graph, but gradients lose their graph when they are averaged over "
+        "the ranks; compute the inner gradients with torch::autograd::grad(..., create_graph), add the "
+        "terms that use them to the loss, and call backward without create_graph");
 }
 
 void Reducer::on_task_end(const BackwardTask& task) {
@@ -297,7 +311,7 @@ void Reducer::finish() {
     if (state.is_in) continue;
     state.gradients > 0 ? put_in_bucket(i) : put_without_new_gradient(i);
   }
-  if (needs_marks()) marks_.write(buckets_.back(), used_, not_finite_.empty());
+  if (needs_marks()) marks_.write(buckets_.back(), used_, not_finite_.empty(), options_.static_graph);
   const auto computed = StepTimes::Clock::now();
   reduce_the_rest();
   in_backward_ = false;
@@ -337,11 +351,17 @@ void Reducer::record_step(StepTimes::Clock::time_point computed) {
   recorder_.add(std::move(step));
 }
 
-// A rank that used every parameter does not need the other ranks' marks immediately.
+// A rank that used every parameter does not need the other ranks' marks immediately, except in the first reduction:
+// afterwards, ranks that disagree on static_graph would disagree on whether marks are sent.
 void Reducer::read_usage_marks() {
   if (!needs_marks()) return;
   const bool has_unused = std::find(used_.begin(), used_.end(), 0) != used_.end();
-  marks_.learn(buckets_.back(), has_unused || options_.check_finite);
+  const bool is_first = reductions_ == 0 && !detail::is_capturing(group_.device());
+  marks_.learn(buckets_.back(), has_unused || options_.check_finite || is_first);
+  if (is_first && marks_.static_graph_differs())
+    throw MismatchError(group_.rank(), text("set_static_graph was ", options_.static_graph ? "" : "not ",
+                                            "called on this rank, but ", options_.static_graph ? "not " : "",
+                                            "on another; call it on all ranks before the first backward"));
 }
 
 void Reducer::publish_gradient(size_t parameter) {

@@ -109,6 +109,7 @@ class Reducer {
 
   void on_gradient(size_t parameter, bool is_defined);
   void register_end_callback(const BackwardTask& task);
+  void refuse_create_graph() const;
   void on_task_end(const BackwardTask& task);
   void begin();
   bool is_complete(size_t parameter);

@@ -22,7 +22,7 @@ bool is_plain(const at::Tensor& tensor) {
 UnusedParameterBitmap::UnusedParameterBitmap(size_t parameters)
     : used_somewhere_(parameters, 1), unused_somewhere_(parameters, 0) {}
 
-void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used, bool is_finite) {
+void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used, bool is_finite, bool is_static_graph) {
   const auto& place = bucket.extra();
   const bool is_usual = is_finite && std::find(used.begin(), used.end(), 0) == used.end();
   if (is_usual && all_used_.defined()) return bucket.put_extra(all_used_);
@@ -33,6 +33,8 @@ void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used,
     mark[used.size() + i] = used[i] ? 0 : 1;
   }
   mark[2 * used.size()] = is_finite ? 0 : 1;
+  mark[2 * used.size() + 1] = is_static_graph ? 1 : 0;
+  mark[2 * used.size() + 2] = is_static_graph ? 0 : 1;
   if (is_plain(place)) return;
   const auto there = marks.to(place.options());
   bucket.put_extra(there);
@@ -54,6 +56,7 @@ void UnusedParameterBitmap::take(const at::Tensor& marks) {
     unused_somewhere_[i] = mark[count + i] > 0;
   }
   is_not_finite_somewhere_ = mark[2 * count] > 0;
+  static_graph_differs_ = mark[2 * count + 1] > 0 && mark[2 * count + 2] > 0;
 }
 
 // At most one copy of marks is pending at a time. No copy is made during capture, because replays do not run this code.

@@ -22,6 +22,7 @@ struct Peek : torch::nn::Module {
 
 void list_tensors(const torch::nn::Module& module, std::vector<const c10::TensorImpl*>& tensors) {
   for (const auto& item : Peek::parameters(module)) tensors.push_back(item.value().unsafeGetTensorImpl());
+  for (const auto& buffer : module.buffers(/*recurse=*/false)) tensors.push_back(buffer.unsafeGetTensorImpl());
   for (const auto& child : module.children()) list_tensors(*child, tensors);
 }
 
@@ -93,11 +94,17 @@ std::string WrappedModule::describe_change() const {
   registered.reserve(registered_.size());
   list_tensors(*module_, registered);
   if (registered == registered_) return {};
+  const auto is_new = [&](const at::Tensor& tensor) {
+    return tensor.defined() &&
+           std::find(registered_.begin(), registered_.end(), tensor.unsafeGetTensorImpl()) == registered_.end();
+  };
   for (const auto& item : module_->named_parameters())
-    if (item.value().defined() &&
-        std::find(registered_.begin(), registered_.end(), item.value().unsafeGetTensorImpl()) == registered_.end())
+    if (is_new(item.value()))
       return text("parameter '", item.key(), "' was added or replaced after the model was wrapped");
-  return "a parameter was removed after the model was wrapped";
+  for (const auto& item : module_->named_buffers())
+    if (is_new(item.value()))
+      return text("buffer '", item.key(), "' was added or replaced after the model was wrapped");
+  return "a parameter or buffer was removed after the model was wrapped";
 }
 
 // LibTorch's version counter counts in-place changes, but not those that SGD makes through data(), so CPU tensors also

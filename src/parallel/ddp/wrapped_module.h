@@ -25,8 +25,9 @@ class WrappedModule {
   /// Includes the ignored parameters.
   std::vector<NamedParameter> all_parameters() const;
 
-  /// Describes how the parameters changed since construction, for an error message: a parameter was added, removed,
-  /// replaced, moved, frozen or unfrozen. Empty if none changed. Costs a few nanoseconds per parameter.
+  /// Describes how the module changed since construction, for an error message: a parameter or buffer was added,
+  /// removed or replaced, or a parameter was moved, frozen or unfrozen. Empty if nothing changed. Costs a few
+  /// nanoseconds per tensor.
   std::string describe_change() const;
 
   /// Returns a number that most likely changes when an optimizer steps.
@@ -49,7 +50,7 @@ class WrappedModule {
   std::vector<NamedParameter> buffers_;             // constant after construction
   std::vector<Form> as_wrapped_;                    // constant after construction
   std::vector<bool> trains_;                        // constant after construction
-  std::vector<const c10::TensorImpl*> registered_;  // constant after construction: all registered parameters, in order
+  std::vector<const c10::TensorImpl*> registered_;  // constant after construction: all registered tensors, in order
 };
 
 }  // namespace lockstep
