@@ -8,8 +8,12 @@
 
 namespace lockstep {
 
-/// Describes DistributedDataParallel on this rank: its buckets, and the times of the last step. Times of buckets are in
-/// milliseconds since the first gradient of backward.
+/// Describes DistributedDataParallel on this rank: its buckets, and the times of the last measured step. Times of
+/// buckets are in milliseconds since the first gradient of backward.
+///
+/// On the CPU every step is measured. On a GPU the times are those of the device, and the first 8 steps and every 16th
+/// step are measured, but none inside a CapturedStep. With LibTorch before 2.5 the times of a GPU step are those at
+/// which the host queued the work.
 struct LOCKSTEP_EXPORT DdpLoggingData {
   struct Bucket {
     size_t gradients = 0;
@@ -26,8 +30,9 @@ struct LOCKSTEP_EXPORT DdpLoggingData {
   size_t parameters = 0;
   int64_t bytes = 0;  // total size of all gradients
   bool is_static_graph = false;
-  int64_t steps = 0;      // number of reductions so far; all times are zero before the first
-  double forward_ms = 0;  // duration of the wrapper's forward; 0 if the module's own forward was called
+  int64_t steps = 0;          // number of reductions so far
+  int64_t measured_step = 0;  // number of the step that the times describe; 0 and no times before the first
+  double forward_ms = 0;      // duration of the wrapper's forward; 0 if the module's own forward was called
   double backward_ms = 0;
   double exposed_ms = 0;          // part of backward_ms after the last gradient was computed: waiting for reductions
   double reduction_ms = 0;        // part of backward_ms in which some reduction was running

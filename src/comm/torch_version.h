@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
 #include <torch/version.h>
 
 // All differences between the supported LibTorch versions are in this file.
@@ -24,6 +25,28 @@ inline void multiply_together(const std::vector<at::Tensor>& tensors, const at::
   at::_foreach_mul_(tensors, factor);
 #else
   for (auto tensor : tensors) tensor.mul_(factor);
+#endif
+}
+
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
+inline constexpr bool kMeasuresEvents = true;
+#else
+inline constexpr bool kMeasuresEvents = false;
+#endif
+
+/// Only if kMeasuresEvents. Both events must have finished.
+inline double elapsed_ms([[maybe_unused]] const c10::Event& from, [[maybe_unused]] const c10::Event& to) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
+  return from.elapsedTime(to);
+#else
+  return 0;
+#endif
+}
+
+/// Only if kMeasuresEvents. Blocks until the event has finished.
+inline void synchronize([[maybe_unused]] const c10::Event& event) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
+  event.synchronize();
 #endif
 }
 

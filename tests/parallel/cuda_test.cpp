@@ -1,7 +1,9 @@
 // DistributedDataParallel with ranks as processes that share one GPU.
 
+#include <chrono>
 #include <optional>
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
@@ -91,6 +93,50 @@ TEST_F(Cuda, AStepDoesNotMakeTheHostWait) {
           optimizer->step();
         }
         EXPECT_EQ(ddp.logging_data().steps, 6);
+      },
+      kGpu);
+}
+
+// The host queues such a step in a fraction of the time that the device needs.
+TEST_F(Cuda, LoggingDataHasTheTimesOfTheDevice) {
+  on_every_rank(
+      "nccl", 2,
+      [&](ProcessGroup world) {
+        constexpr int64_t kWidth = 4096, kBatch = 8192;
+        torch::nn::Sequential model(torch::nn::Linear(kWidth, kWidth), torch::nn::Linear(kWidth, kWidth),
+                                    torch::nn::Linear(kWidth, kWidth));
+        model->to(kGpu);
+        DistributedDataParallel ddp(model, world);
+        const auto inputs = torch::ones({kBatch, kWidth}, kGpu);
+        at::cuda::CUDAEvent begin(cudaEventDefault), between(cudaEventDefault), end(cudaEventDefault);
+        double queued_ms = 0;
+        for (int step = 0; step < 20; ++step) {
+          torch::cuda::synchronize();
+          const auto host_begin = std::chrono::steady_clock::now();
+          begin.record();
+          const auto loss = ddp(inputs).sum();
+          between.record();
+          loss.backward();
+          end.record();
+          queued_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - host_begin).count();
+          if (step == 15) {  // step number 16, the last one that is measured
+            const auto data = ddp.logging_data();
+            const double forward_ms = begin.elapsed_time(between), backward_ms = between.elapsed_time(end);
+            EXPECT_GT(forward_ms + backward_ms, 2 * queued_ms) << "the model is too small for this test";
+            EXPECT_NEAR(data.forward_ms, forward_ms, 0.1 * forward_ms);
+            EXPECT_NEAR(data.backward_ms, backward_ms, 0.1 * backward_ms);
+            EXPECT_GT(data.buckets.size(), 1u);
+            for (const auto& bucket : data.buckets) {
+              EXPECT_LE(bucket.full_ms, bucket.started_ms);
+              EXPECT_LE(bucket.started_ms, bucket.reduced_ms);
+              EXPECT_LE(bucket.reduced_ms, data.backward_ms + 0.1);
+            }
+            EXPECT_LT(data.buckets[0].reduced_ms, data.backward_ms / 2) << "overlaps with the rest of backward";
+            EXPECT_GT(data.overlap, 0);
+          }
+        }
+        EXPECT_EQ(ddp.logging_data().steps, 20);
+        EXPECT_EQ(ddp.logging_data().measured_step, 16);
       },
       kGpu);
 }

@@ -22,8 +22,8 @@ namespace {
 
 using testing::HasSubstr;
 
-StepTimes::Clock::time_point at(double ms) {
-  return StepTimes::Clock::time_point() + std::chrono::microseconds(static_cast<int64_t>(ms * 1000));
+Moment at(double ms) {
+  return {std::chrono::steady_clock::time_point() + std::chrono::microseconds(static_cast<int64_t>(ms * 1000))};
 }
 
 /// Backward from 100 to 110 ms, computing until 108; two reductions of 3 ms each, of which 4 ms are hidden.
@@ -41,7 +41,7 @@ StepTimes example() {
 TEST(LoggingData, SaysHowMuchOfTheReductionsIsHidden) {
   DdpLoggingData data;
   describe_step(example(), data);
-  EXPECT_EQ(data.steps, 7);
+  EXPECT_EQ(data.measured_step, 7);
   EXPECT_DOUBLE_EQ(data.forward_ms, 5);
   EXPECT_DOUBLE_EQ(data.backward_ms, 10);
   EXPECT_DOUBLE_EQ(data.exposed_ms, 2);
@@ -93,6 +93,7 @@ TEST(LoggingData, IsThatOfRealSteps) {
     for (int step = 0; step < 70; ++step) ddp(input_of(world.rank())).sum().backward();
     auto data = ddp.logging_data();
     EXPECT_EQ(data.steps, 70);
+    EXPECT_EQ(data.measured_step, 70);
     EXPECT_EQ(data.rank, world.rank());
     EXPECT_EQ(data.world_size, 2);
     EXPECT_EQ(data.parameters, 6u);

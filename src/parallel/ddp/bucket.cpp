@@ -23,8 +23,8 @@ int64_t padded_elements(int64_t elements, int64_t element_bytes) {
 }  // namespace
 
 Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra,
-               int64_t plan)
-    : group_(group), missing_(parameters.size()) {
+               int64_t plan, const StepRecorder& recorder)
+    : group_(group), missing_(parameters.size()), recorder_(&recorder) {
   c10::NoGradGuard no_grad;
   int64_t width = static_cast<int64_t>(parameters.front().element_size());
   int64_t total = 0;
@@ -43,6 +43,7 @@ Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Te
   }
   contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters, plan};
   extra_ = memory_.narrow(0, total, extra);
+  times_ = {static_cast<int64_t>(contents_.buffer.nbytes()), contents_.gradients.size()};
 }
 
 void Bucket::reset() {
@@ -67,7 +68,7 @@ void Bucket::put(size_t slot, const at::Tensor& gradient) {
       values_.push_back(gradient);
     }
   }
-  if (--missing_ == 0) times_.full = Clock::now();
+  if (--missing_ == 0) times_.full = recorder_->now();
 }
 
 /// Such a gradient gets its own copy, so that its memory can be freed at once.
@@ -93,12 +94,13 @@ void Bucket::flush_pending_copies() {
 
 void Bucket::start(const CommHook& hook) {
   flush_pending_copies();
-  times_.started = Clock::now();
+  times_.started = recorder_->now();
   if (hook) {
     finish_hook_ = hook(contents_, group_);
     if (contents_.is_last) average_ = group_.all_reduce_async(extra_, ReduceOp::kAvg);
   } else {
     average_ = group_.all_reduce_async(memory_, ReduceOp::kAvg);
+    if (memory_.is_cuda()) times_.reduced = recorder_->end_of(*average_);
   }
 }
 
@@ -107,14 +109,17 @@ void Bucket::finish() {
   auto average = std::exchange(average_, std::nullopt);
   if (finish_hook) finish_hook();
   if (average) average->wait();
-  times_.reduced = finish_hook ? Clock::now() : average->done_at();
+  if (finish_hook)
+    times_.reduced = recorder_->now();
+  else if (!memory_.is_cuda())
+    times_.reduced = recorder_->end_of(*average);
 }
 
 void Bucket::reduce() {
   flush_pending_copies();
-  times_.started = Clock::now();
+  times_.started = recorder_->now();
   group_.all_reduce(memory_, ReduceOp::kAvg);
-  times_.reduced = Clock::now();
+  times_.reduced = recorder_->now();
 }
 
 }  // namespace lockstep

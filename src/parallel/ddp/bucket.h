@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -9,6 +8,8 @@
 
 #include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
+
+#include "parallel/ddp/logging_data.h"
 
 namespace lockstep {
 
@@ -35,19 +36,10 @@ inline void write(const at::Tensor& to, const at::Tensor& from) {
 /// Gradients that are reduced together, in one buffer of the backend's memory. Not thread-safe.
 class Bucket {
  public:
-  using Clock = std::chrono::steady_clock;
-
-  /// Times of the last reduction.
-  struct Times {
-    Clock::time_point full;
-    Clock::time_point started;
-    Clock::time_point reduced;
-  };
-
   /// `parameters` must have one dtype and device. `extra` elements follow the gradients. `plan` is
-  /// GradientBucket::plan.
+  /// GradientBucket::plan. `recorder` must outlive the bucket.
   Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra,
-         int64_t plan);
+         int64_t plan, const StepRecorder& recorder);
 
   /// Returns a tensor in the bucket's memory with the shape and strides of parameter `slot`. It is not an autograd
   /// view: optimizers detach gradients in place, and autograd views refuse that.
@@ -78,7 +70,8 @@ class Bucket {
   void reduce();
 
   const GradientBucket& contents() const { return contents_; }
-  const Times& times() const { return times_; }
+  /// Times of the last reduction.
+  const StepTimes::Bucket& times() const { return times_; }
 
  private:
   bool exceeds_half_of_bucket(const at::Tensor& place) const;
@@ -91,7 +84,8 @@ class Bucket {
   std::vector<at::Tensor> places_, values_;  // pending copies, GPU only
   std::optional<Work> average_;              // of the running reduction
   FinishReduction finish_hook_{};            // of the running reduction
-  Times times_{};
+  const StepRecorder* recorder_;             // not null
+  StepTimes::Bucket times_{};
 };
 
 }  // namespace lockstep

@@ -59,7 +59,8 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
       wrapped_(std::move(module), options.ignore),
       input_device_(only_device(options.device_ids)),
       buffers_(group_, tensors_of(wrapped_.buffers())),
-      weight_(group_) {
+      weight_(group_),
+      recorder_(group_.device()) {
   check_trainable(wrapped_, input_device_, group_);
   if (options.init_sync) {
     check_same_model(wrapped_, options, group_);

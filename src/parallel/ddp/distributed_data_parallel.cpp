@@ -113,6 +113,7 @@ DdpLoggingData DistributedDataParallelBase::logging_data() const {
     data.bytes += static_cast<int64_t>(tensor.nbytes());
   }
   data.is_static_graph = replica_->reducer().is_static_graph();
+  data.steps = replica_->recorder().count();
   const auto steps = replica_->recorder().steps();
   if (!steps.empty()) describe_step(steps.back(), data);
   return data;

@@ -4,37 +4,115 @@
 #include <cstdio>
 #include <utility>
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "base/text.h"
+#include "comm/capture.h"
+#include "comm/torch_version.h"
 
 namespace lockstep {
 
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr int64_t kMeasuredFirst = 8;
+constexpr int64_t kMeasureEvery = 16;
+
+c10::Stream current_stream_of(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+std::shared_ptr<const c10::Event> record_event(c10::Device device) {
+  auto event = std::make_shared<c10::Event>(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  event->record(current_stream_of(device));
+  return event;
+}
+
+std::vector<Moment*> moments_of(StepTimes& step) {
+  std::vector<Moment*> moments{&step.forward_begin, &step.forward_end, &step.backward_begin, &step.computed,
+                               &step.backward_end};
+  for (auto& bucket : step.buckets) moments.insert(moments.end(), {&bucket.full, &bucket.started, &bucket.reduced});
+  return moments;
+}
+
+}  // namespace
+
+bool StepRecorder::is_measuring() const {
+  if (!device_.is_cuda()) return true;
+  const auto number = count() + 1;
+  const bool is_due = number <= kMeasuredFirst || number % kMeasureEvery == 0;
+  return (is_due || !detail::kMeasuresEvents) && !detail::is_capturing(device_);
+}
+
+Moment StepRecorder::now() const {
+  if (device_.is_cuda() && detail::kMeasuresEvents && is_measuring()) return {Clock::now(), record_event(device_)};
+  return {Clock::now()};
+}
+
+// A stream of its own waits for the call. The current stream continues to compute.
+Moment StepRecorder::end_of(const Work& work) const {
+  if (!device_.is_cuda()) return {work.done_at()};
+  if (!detail::kMeasuresEvents || !is_measuring()) return now();
+  const c10::impl::VirtualGuardImpl devices(device_.type());
+  c10::StreamGuard side(devices.getStreamFromGlobalPool(device_));
+  work.wait();
+  return now();
+}
+
 void StepRecorder::begin_forward() {
+  auto moment = now();
   std::lock_guard lock(mutex_);
-  forward_begin_ = StepTimes::Clock::now();
+  forward_begin_ = std::move(moment);
 }
 
 void StepRecorder::end_forward() {
+  auto moment = now();
   std::lock_guard lock(mutex_);
-  forward_end_ = StepTimes::Clock::now();
+  forward_end_ = std::move(moment);
 }
 
 void StepRecorder::add(StepTimes step) {
+  const bool is_measured = is_measuring();
   std::lock_guard lock(mutex_);
   step.number = ++count_;
   step.forward_begin = std::exchange(forward_begin_, {});
   step.forward_end = std::exchange(forward_end_, {});
+  if (!is_measured) return;
   if (steps_.size() == kKept) steps_.pop_front();
   steps_.push_back(std::move(step));
 }
 
+int64_t StepRecorder::count() const {
+  std::lock_guard lock(mutex_);
+  return count_;
+}
+
 std::vector<StepTimes> StepRecorder::steps() const {
   std::lock_guard lock(mutex_);
+  take_event_times();
   return {steps_.begin(), steps_.end()};
+}
+
+// Relates the device's times to the host's clock, so that the ranks of a host line up in a trace: the host waits for an
+// event and reads its own clock.
+void StepRecorder::take_event_times() const {
+  if (!device_.is_cuda() || steps_.empty() || !steps_.back().backward_end.event) return;
+  detail::synchronize(*steps_.back().backward_end.event);
+  const auto reference = record_event(device_);
+  detail::synchronize(*reference);
+  const auto host = Clock::now();
+  for (auto& step : steps_)
+    for (auto* moment : moments_of(step)) {
+      if (!moment->event) continue;
+      const std::chrono::duration<double, std::milli> age(detail::elapsed_ms(*moment->event, *reference));
+      *moment = {host - std::chrono::duration_cast<Clock::duration>(age)};
+    }
 }
 
 namespace {
 
-using Clock = StepTimes::Clock;
 using Span = std::pair<Clock::time_point, Clock::time_point>;
 
 double in_milliseconds(Clock::duration duration) {
@@ -49,7 +127,7 @@ double microseconds(Clock::time_point time) {
 double under_way_ms(const StepTimes& step, Clock::time_point from, Clock::time_point to) {
   std::vector<Span> spans;
   for (const auto& bucket : step.buckets)
-    spans.push_back({std::max(bucket.started, from), std::min(bucket.reduced, to)});
+    spans.push_back({std::max(bucket.started.at, from), std::min(bucket.reduced.at, to)});
   std::sort(spans.begin(), spans.end());
   double sum = 0;
   auto end = from;
@@ -88,13 +166,14 @@ std::string name_event(const char* what, const std::string& name, int rank, int 
 }  // namespace
 
 void describe_step(const StepTimes& step, DdpLoggingData& data) {
-  auto since_begin = [&](Clock::time_point time) { return in_milliseconds(time - step.backward_begin); };
-  data.steps = step.number;
-  data.forward_ms = in_milliseconds(step.forward_end - step.forward_begin);
+  auto between = [](const Moment& from, const Moment& to) { return in_milliseconds(to.at - from.at); };
+  auto since_begin = [&](const Moment& moment) { return between(step.backward_begin, moment); };
+  data.measured_step = step.number;
+  data.forward_ms = between(step.forward_begin, step.forward_end);
   data.backward_ms = since_begin(step.backward_end);
-  data.exposed_ms = in_milliseconds(step.backward_end - step.computed);
-  data.reduction_ms = under_way_ms(step, step.backward_begin, step.backward_end);
-  const double hidden = under_way_ms(step, step.backward_begin, step.computed);
+  data.exposed_ms = between(step.computed, step.backward_end);
+  data.reduction_ms = under_way_ms(step, step.backward_begin.at, step.backward_end.at);
+  const double hidden = under_way_ms(step, step.backward_begin.at, step.computed.at);
   data.overlap = data.reduction_ms > 0 ? hidden / data.reduction_ms : 0;
   data.buckets.clear();
   for (const auto& bucket : step.buckets)
@@ -106,11 +185,11 @@ std::string DdpLoggingData::to_table() const {
   std::string result =
       text(module, " on rank ", rank, " of ", world_size, " over ", backend, ": ", parameters, " parameters, ",
            size_text(bytes), " of gradients, ", steps, " steps", is_static_graph ? ", static graph" : "", '\n');
-  if (steps == 0) return result;
+  if (measured_step == 0) return result;
   result += print(
-      "last step: forward %.3f ms, backward %.3f ms (%.3f ms of it waiting), reductions %.3f ms (%.0f %% overlapped "
+      "step %lld: forward %.3f ms, backward %.3f ms (%.3f ms of it waiting), reductions %.3f ms (%.0f %% overlapped "
       "with computation)\n",
-      forward_ms, backward_ms, exposed_ms, reduction_ms, overlap * 100);
+      static_cast<long long>(measured_step), forward_ms, backward_ms, exposed_ms, reduction_ms, overlap * 100);
   result += print("%8s %10s %12s %10s %10s %10s\n", "bucket", "gradients", "size", "full ms", "start ms", "done ms");
   for (size_t i = 0; i < buckets.size(); ++i)
     result +=
@@ -124,17 +203,20 @@ std::string trace_events(int rank, const std::vector<StepTimes>& steps) {
   std::vector<std::string> events{name_event("process_name", text("rank ", rank), rank, kCompute),
                                   name_event("thread_name", "compute", rank, kCompute),
                                   name_event("thread_name", "buckets", rank, kBuckets)};
+  auto add = [&](const std::string& name, int track, const Moment& begin, const Moment& end) {
+    events.push_back(event(name, rank, track, begin.at, end.at));
+  };
   for (const auto& step : steps) {
-    if (step.forward_end > step.forward_begin)
-      events.push_back(event(text("forward ", step.number), rank, kCompute, step.forward_begin, step.forward_end));
-    events.push_back(event(text("backward ", step.number), rank, kCompute, step.backward_begin, step.backward_end));
-    events.push_back(event("wait", rank, kCompute, step.computed, step.backward_end));
+    if (step.forward_end.at > step.forward_begin.at)
+      add(text("forward ", step.number), kCompute, step.forward_begin, step.forward_end);
+    add(text("backward ", step.number), kCompute, step.backward_begin, step.backward_end);
+    add("wait", kCompute, step.computed, step.backward_end);
     auto free = step.backward_begin;  // buckets are reduced one after another
     for (size_t i = 0; i < step.buckets.size(); ++i) {
       const auto& bucket = step.buckets[i];
-      events.push_back(event(text("bucket ", i, ", ", size_text(bucket.bytes)), rank, kBuckets,
-                             std::max(bucket.started, free), bucket.reduced));
-      free = std::max(free, bucket.reduced);
+      const auto& begin = bucket.started.at > free.at ? bucket.started : free;
+      add(text("bucket ", i, ", ", size_text(bucket.bytes)), kBuckets, begin, bucket.reduced);
+      if (bucket.reduced.at > free.at) free = bucket.reduced;
     }
   }
   std::string result;

@@ -99,7 +99,7 @@ void Reducer::make_buckets() {
       states_[parameter].slot = members.size();
       members.push_back(parameters_[parameter].tensor);
     }
-    buckets_.emplace_back(group_, b, members, b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_);
+    buckets_.emplace_back(group_, b, members, b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_, recorder_);
   }
 }
 
@@ -225,7 +225,7 @@ void Reducer::on_task_end(const BackwardTask& task) {
 void Reducer::begin() {
   if (hooks_.replaces_gradients()) weight_.wait_for_sum();  // throws before any collective of this backward
   in_backward_ = true;
-  began_ = StepTimes::Clock::now();
+  began_ = recorder_.now();
   started_ = 0;
   in_ = 0;
   arrivals_.clear();
@@ -312,7 +312,7 @@ void Reducer::finish() {
     state.gradients > 0 ? put_in_bucket(i) : put_without_new_gradient(i);
   }
   if (needs_marks()) marks_.write(buckets_.back(), used_, not_finite_.empty(), options_.static_graph);
-  const auto computed = StepTimes::Clock::now();
+  const auto computed = recorder_.now();
   reduce_the_rest();
   in_backward_ = false;
   read_usage_marks();
@@ -343,11 +343,9 @@ void Reducer::finish_all() {
     if (bucket.is_under_way()) bucket.finish();
 }
 
-void Reducer::record_step(StepTimes::Clock::time_point computed) {
-  StepTimes step{.backward_begin = began_, .computed = computed, .backward_end = StepTimes::Clock::now()};
-  for (const auto& bucket : buckets_)
-    step.buckets.push_back({static_cast<int64_t>(bucket.contents().buffer.nbytes()), bucket.contents().gradients.size(),
-                            bucket.times().full, bucket.times().started, bucket.times().reduced});
+void Reducer::record_step(const Moment& computed) {
+  StepTimes step{.backward_begin = began_, .computed = computed, .backward_end = recorder_.now()};
+  for (const auto& bucket : buckets_) step.buckets.push_back(bucket.times());
   recorder_.add(std::move(step));
 }
 

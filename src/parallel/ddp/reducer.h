@@ -119,7 +119,7 @@ class Reducer {
   void reduce_the_rest();
   void finish_all();
   void finish();
-  void record_step(StepTimes::Clock::time_point computed);
+  void record_step(const Moment& computed);
   void read_usage_marks();
   void publish_gradient(size_t parameter);
   void rebuild_buckets();
@@ -148,7 +148,7 @@ class Reducer {
   bool buckets_rebuilt_ = false;  // rebuild_buckets() was called
   // State of the running backward:
   bool in_backward_ = false;
-  StepTimes::Clock::time_point began_{};
+  Moment began_{};
   size_t started_ = 0;              // buckets whose reduction has started
   size_t in_ = 0;                   // gradients that are in their buckets
   std::vector<size_t> arrivals_;    // parameters in the order in which their gradients arrived
