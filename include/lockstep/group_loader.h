@@ -55,7 +55,7 @@ class LOCKSTEP_EXPORT GroupReading {
   std::vector<DistributedSampler> samplers() const;  // of the ranks for which this rank reads
   void agree(const std::string& error) const;        // throws on all ranks if a reader passes an error
 
-  uint64_t begin();                                             // returns the number of the new loop
+  uint64_t begin();                                             // collective; returns the number of the new loop
   void place(std::vector<DistributedSampler>& samplers) const;  // moves them to this rank's epoch and position
   void require_current(uint64_t loop) const;
   /// Takes one message for each rank for which this rank reads. Returns this rank's message.

@@ -60,7 +60,8 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// Returns the bytes of this rank's shard of the state. Copies the state to count them.
+  /// Returns the bytes of the tensors in this rank's shard of the state. For an inner optimizer that is not one of
+  /// LibTorch's or lockstep's, copies the state to count them.
   int64_t state_bytes() const;
 
   /// Call before each replay of your own CUDA graph if the inner optimizer is a fused one. CapturedStep calls it

@@ -20,21 +20,19 @@ std::optional<ProcessGroup> if_member(const std::optional<ProcessGroup>& group) 
   return group && group->contains_me() ? group : std::nullopt;
 }
 
-// A message's kind and sizes, and the epoch and position of the reader's sampler.
+// A message's kind and sizes.
 struct Header {
-  enum { kKind, kSamples, kBytes, kEpoch, kPosition, kCount };
+  enum { kKind, kSamples, kBytes, kCount };
   at::Tensor numbers = at::empty({kCount}, at::kLong);
 
   int64_t& operator[](int which) const { return numbers.data_ptr<int64_t>()[which]; }
 };
 
-Header header_of(const BatchMessage& message, const DistributedSampler& sampler) {
+Header header_of(const BatchMessage& message) {
   const Header header;
   header[Header::kKind] = static_cast<int64_t>(message.kind);
   header[Header::kSamples] = message.samples;
   header[Header::kBytes] = static_cast<int64_t>(message.bytes.size());
-  header[Header::kEpoch] = sampler.epoch();
-  header[Header::kPosition] = static_cast<int64_t>(sampler.position());
   return header;
 }
 
@@ -43,35 +41,29 @@ at::Tensor bytes_as_tensor(std::string& bytes) {
   return at::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
-// Allocates a message for the payload that the header announces. Throws MismatchError unless the reader's sampler has
-// the same epoch and position as this rank's.
-BatchMessage with_room(const Header& header, const DistributedSampler& mine) {
-  if (header[Header::kEpoch] != mine.epoch() || header[Header::kPosition] != static_cast<int64_t>(mine.position()))
-    throw MismatchError(
-        mine.rank(), text("GroupLoader: the sampler of the reading rank is in epoch ", header[Header::kEpoch], " at ",
-                          header[Header::kPosition], ", this one in epoch ", mine.epoch(), " at ", mine.position(),
-                          "; call set_epoch and load on all ranks"));
+// Allocates a message for the payload that the header announces.
+BatchMessage with_room(const Header& header) {
   return {static_cast<Kind>(header[Header::kKind]), header[Header::kSamples],
           std::string(static_cast<size_t>(header[Header::kBytes]), '\0')};
 }
 
-BatchMessage scatter(const ProcessGroup& group, std::vector<BatchMessage> messages, const DistributedSampler& sampler) {
+BatchMessage scatter(const ProcessGroup& group, std::vector<BatchMessage> messages) {
   std::vector<at::Tensor> headers, bodies;
   for (auto& message : messages) {
-    headers.push_back(header_of(message, sampler).numbers);
+    headers.push_back(header_of(message).numbers);
     bodies.push_back(bytes_as_tensor(message.bytes));
   }
   const Header header;
   group.scatter(header.numbers, headers, 0);
-  auto mine = with_room(header, sampler);
+  auto mine = with_room(header);
   group.scatter(bytes_as_tensor(mine.bytes), bodies, 0);
   return mine;
 }
 
-BatchMessage broadcast(const ProcessGroup& group, BatchMessage message, const DistributedSampler& sampler) {
-  const auto header = header_of(message, sampler);
+BatchMessage broadcast(const ProcessGroup& group, BatchMessage message) {
+  const auto header = header_of(message);
   group.broadcast(header.numbers, 0);
-  if (group.rank() != 0) message = with_room(header, sampler);
+  if (group.rank() != 0) message = with_room(header);
   group.broadcast(bytes_as_tensor(message.bytes), 0);
   return message;
 }
@@ -89,9 +81,8 @@ std::string difference(const ProcessGroup& group, const std::string& mine, const
   const auto all = group.all_gather_object(c10::IValue(mine));
   for (size_t rank = 1; rank < all.size(); ++rank)
     if (all[rank].toStringRef() != all[0].toStringRef())
-      return text("GroupLoader: the options of the ranks of the group that ", what, " differ: rank 0 has ",
-                  all[0].toStringRef(), "; rank ", rank, " has ", all[rank].toStringRef(),
-                  "; pass the same on all ranks");
+      return text("GroupLoader: the ", what, " differ: rank 0 has ", all[0].toStringRef(), "; rank ", rank, " has ",
+                  all[rank].toStringRef(), "; use the same on all ranks");
   return "";
 }
 
@@ -174,11 +165,12 @@ GroupReading::GroupReading(ReadingGroups groups, DistributedSampler sampler, con
              " of the group that broadcasts is also in the group that scatters; the group that scatters may contain "
              "only rank 0 of each group that broadcasts");
   if (broadcasting) {
-    const auto unequal = difference(*broadcasting, text(mine, ", rank ", rank), "broadcasts");
+    const auto unequal =
+        difference(*broadcasting, text(mine, ", rank ", rank), "options of the ranks of the group that broadcasts");
     error = first_of_all(*broadcasting, error.empty() ? unequal : error);
   }
   if (scattering) {
-    const auto unequal = difference(*scattering, mine, "scatters");
+    const auto unequal = difference(*scattering, mine, "options of the ranks of the group that scatters");
     error = first_of_all(*scattering, error.empty() ? unequal : error);
     state.ranks.clear();
     for (const auto& each : scattering->all_gather_object(c10::IValue(int64_t{rank})))
@@ -212,9 +204,21 @@ void GroupReading::agree(const std::string& error) const {
   if (!said.empty()) state_->throw_together<Error>(text("GroupLoader: on the reading rank: ", said));
 }
 
+// The reading rank reads at its own position, so all ranks must be there.
 uint64_t GroupReading::begin() {
-  state_->sampler.reset();
-  return ++state_->loop;
+  State& state = *state_;
+  state.sampler.reset();
+  const auto where = text("epoch ", state.sampler.epoch(), ", position ", state.sampler.position());
+  const auto& [scattering, broadcasting] = state.groups;
+  std::string error;
+  if (broadcasting) error = difference(*broadcasting, where, "samplers of the ranks of the group that broadcasts");
+  if (scattering) {
+    const auto unequal = difference(*scattering, where, "samplers of the ranks of the group that scatters");
+    error = first_of_all(*scattering, error.empty() ? unequal : error);
+  }
+  if (broadcasting) error = first_of_all(*broadcasting, error);
+  if (!error.empty()) state.throw_together<MismatchError>(error);
+  return ++state.loop;
 }
 
 void GroupReading::place(std::vector<DistributedSampler>& samplers) const {
@@ -231,10 +235,10 @@ BatchMessage GroupReading::distribute(std::vector<BatchMessage> messages) {
   const auto& [scattering, broadcasting] = state.groups;
   BatchMessage mine;
   if (scattering)
-    mine = scatter(*scattering, std::move(messages), state.sampler);
+    mine = scatter(*scattering, std::move(messages));
   else if (state.reads)
     mine = std::move(messages.front());
-  if (broadcasting) mine = broadcast(*broadcasting, std::move(mine), state.sampler);
+  if (broadcasting) mine = broadcast(*broadcasting, std::move(mine));
 
   if (mine.kind == Kind::kError) state.throw_together<Error>(text("GroupLoader: on the reading rank: ", mine.bytes));
   if (mine.kind == Kind::kBatch)

@@ -198,6 +198,47 @@ c10::Device device_of_state(const Optimizer& optimizer) {
 
 }  // namespace
 
+namespace {
+
+/// Returns the tensors in a parameter's state; nothing if the type of state is unknown.
+std::optional<std::vector<at::Tensor>> tensors_in(const torch::optim::OptimizerParamState& state) {
+  using namespace torch::optim;
+  if (const auto* adam = dynamic_cast<const AdamParamState*>(&state))
+    return {{adam->exp_avg(), adam->exp_avg_sq(), adam->max_exp_avg_sq()}};
+  if (const auto* adamw = dynamic_cast<const AdamWParamState*>(&state))
+    return {{adamw->exp_avg(), adamw->exp_avg_sq(), adamw->max_exp_avg_sq()}};
+  if (const auto* sgd = dynamic_cast<const SGDParamState*>(&state)) return {{sgd->momentum_buffer()}};
+  if (const auto* adagrad = dynamic_cast<const AdagradParamState*>(&state)) return {{adagrad->sum()}};
+  if (const auto* rmsprop = dynamic_cast<const RMSpropParamState*>(&state))
+    return {{rmsprop->square_avg(), rmsprop->momentum_buffer(), rmsprop->grad_avg()}};
+  return std::nullopt;
+}
+
+int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const auto& tensor : tensors)
+    if (tensor.defined()) bytes += static_cast<int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+}  // namespace
+
+int64_t detail::state_bytes(const Optimizer& optimizer) {
+  int64_t bytes = 0;
+  for (const auto& [key, state] : optimizer.state()) {
+    const auto tensors = tensors_in(*state);
+    if (!tensors) {
+      std::vector<at::Tensor> all;
+      for (const auto& [parameter, values] : state_dict(optimizer).parameters)
+        for (const auto& [name, value] : values)
+          if (name != kStep && value.isTensor()) all.push_back(value.toTensor());
+      return bytes_of(all);
+    }
+    bytes += bytes_of(*tensors);
+  }
+  return bytes;
+}
+
 void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state) {
   const auto needed = needed_by(optimizer);
   const auto& groups = optimizer.param_groups();

@@ -41,6 +41,10 @@ State* add_state(Optimizer& optimizer, const at::Tensor& parameter, std::unique_
   return static_cast<State*>(place.get());
 }
 
+/// Returns the bytes of the tensors in the optimizer's state. Copies the state only of optimizers that LibTorch does
+/// not have.
+int64_t state_bytes(const torch::optim::Optimizer& optimizer);
+
 /// Throws UsageError unless the state fits the groups and parameters of this optimizer.
 void check_fits(const torch::optim::Optimizer& optimizer, const OptimizerState& state);
 

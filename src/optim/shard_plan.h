@@ -29,8 +29,17 @@ struct ShardPlan {
   friend bool operator==(const ShardPlan&, const ShardPlan&) = default;
 };
 
-/// Divides parameters of these sizes. Each begins at a multiple of `alignment`. Pure: equal arguments give equal plans.
-ShardPlan plan_shards(const std::vector<int64_t>& sizes, int ranks, ShardBy by, int64_t alignment);
+/// Where a parameter lies before it is moved, in elements.
+struct ParameterRange {
+  int64_t storage = 0;  // equal for parameters that share a storage
+  int64_t offset = 0;
+  int64_t size = 0;
+};
+
+/// Divides parameters. Pure: equal arguments give equal plans. Each parameter begins at a multiple of `alignment`,
+/// except that with ShardBy::kElements parameters of one storage keep their distances: cuDNN copies the weights of an
+/// RNN in each step unless they lie in one block in cuDNN's order.
+ShardPlan plan_shards(const std::vector<ParameterRange>& parameters, int ranks, ShardBy by, int64_t alignment);
 
 /// The pieces of parameters in the range of a rank, in the order of parameters.
 std::vector<ShardPiece> pieces_of(const ShardPlan& plan, const std::vector<int64_t>& sizes, int rank);

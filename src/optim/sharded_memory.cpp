@@ -1,5 +1,7 @@
 #include "optim/sharded_memory.h"
 
+#include <map>
+
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
@@ -11,6 +13,27 @@ namespace {
 // The alignment of LibTorch's GPU allocator, so that matrices have the alignment that the fastest kernels need.
 constexpr int64_t kShardAlignBytes = 512;
 
+/// Rank 0's storages and offsets, because all ranks need the same plan. Collective.
+std::vector<ParameterRange> ranges_of(const std::vector<at::Tensor>& parameters, const ProcessGroup& group) {
+  const auto count = static_cast<int64_t>(parameters.size());
+  auto places = at::empty({count, 2}, at::kLong);
+  auto* place = places.data_ptr<int64_t>();
+  std::map<const void*, int64_t> first;  // parameter of each storage
+  for (int64_t i = 0; i < count; ++i) {
+    const auto& parameter = parameters[i];
+    const bool is_dense = parameter.is_non_overlapping_and_dense();
+    place[2 * i] = is_dense ? first.emplace(parameter.storage().unsafeGetStorageImpl(), i).first->second : i;
+    place[2 * i + 1] = parameter.storage_offset();
+  }
+  places = places.to(group.device());
+  group.broadcast(places, 0);
+  places = places.cpu();
+  place = places.data_ptr<int64_t>();
+  std::vector<ParameterRange> ranges;
+  for (int64_t i = 0; i < count; ++i) ranges.push_back({place[2 * i], place[2 * i + 1], parameters[i].numel()});
+  return ranges;
+}
+
 }  // namespace
 
 ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> parameters, ShardBy by)
@@ -19,7 +42,8 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
   const auto dtype = parameters_.front().scalar_type();
   std::vector<int64_t> sizes;
   for (const auto& parameter : parameters_) sizes.push_back(parameter.numel());
-  plan_ = plan_shards(sizes, group.size(), by, kShardAlignBytes / static_cast<int64_t>(c10::elementSize(dtype)));
+  plan_ = plan_shards(ranges_of(parameters_, group), group.size(), by,
+                      kShardAlignBytes / static_cast<int64_t>(c10::elementSize(dtype)));
   pieces_ = pieces_of(plan_, sizes, group.rank());
   memory_ = group.allocate({plan_.elements()}, dtype).zero_();  // the padding is sent as well
   for (int rank = 0; rank < group.size(); ++rank)

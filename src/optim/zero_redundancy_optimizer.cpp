@@ -270,6 +270,8 @@ void ZeroRedundancyOptimizerBase::Shard::step() {
     }
   step_incomplete_ = !detail::is_capturing(group_.device());
   inner_->step();
+  for (auto& group : inner_->param_groups())
+    for (auto& values : group.params()) values.mutable_grad().reset();  // zero_grad() can then free the gradients
   for (const auto& [members, memory] : memories_) memory.gather();
   step_incomplete_ = false;
 }
@@ -397,11 +399,7 @@ void ZeroRedundancyOptimizerBase::load(torch::serialize::InputArchive&) {
 }
 
 int64_t ZeroRedundancyOptimizerBase::state_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& [parameter, values] : state_dict(shard_->inner()).parameters)
-    for (const auto& [name, value] : values)
-      if (value.isTensor()) bytes += static_cast<int64_t>(value.toTensor().nbytes());
-  return bytes;
+  return detail::state_bytes(shard_->inner());
 }
 
 void ZeroRedundancyOptimizerBase::before_replay() {

@@ -249,7 +249,24 @@ TEST(GroupLoader, RefusesARankInAnotherEpoch) {
     for ([[maybe_unused]] auto& batch : loader) {
     }
   });
-  EXPECT_THAT(errors[1], HasSubstr("the sampler of the reading rank is in epoch 3 at 0, this one in epoch 0 at 0"));
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("samplers"), HasSubstr("rank 0 has epoch 3, position 0"),
+                                 HasSubstr("rank 1 has epoch 0, position 0"))));
+}
+
+TEST(GroupLoader, TellsAllRanksOfBothKindsOfGroupsThatOneIsInAnotherEpoch) {
+  for (int astray : {0, 3, 5})
+    EXPECT_THAT(errors_of(6,
+                          [&](ProcessGroup world) {
+                            const SixRanks ranks(world);
+                            DistributedSampler sampler(24, world.rank() / 3, 2);
+                            GroupLoader loader([] { return Drawn(); }, sampler,
+                                               {.scatter = ranks.firsts, .broadcast = ranks.three}, kBatches);
+                            if (world.rank() == astray) sampler.set_epoch(3);
+                            for ([[maybe_unused]] auto& batch : loader) {
+                            }
+                          }),
+                Each(AllOf(HasSubstr("epoch 3, position 0"), HasSubstr("epoch 0, position 0"))))
+        << "rank " << astray;
 }
 
 TEST(GroupLoader, RefusesTwoLoopsAtATime) {
