@@ -16,7 +16,17 @@ namespace lockstep {
 
 /// Finds the tensors in a value, for example in a module's arguments or results. `visit` calls the function with a
 /// reference to each defined tensor. Finds tensors in tuples, pairs, vectors, arrays, optionals and maps, nested to any
-/// depth. Specialize this template for your own struct. `kAny` is false for types that cannot contain tensors.
+/// depth. `kAny` is false for types that cannot contain tensors.
+///
+/// Your own struct lists its members in a function `tensors()` that returns references to them:
+///
+///   struct Batch {
+///     torch::Tensor tokens, mask;
+///     std::vector<torch::Tensor> images;
+///     auto tensors() { return std::tie(tokens, mask, images); }
+///   };
+///
+/// If you cannot change the struct, specialize this template for it.
 template <class T>
 struct TensorsIn {
   static constexpr bool kAny = false;
@@ -30,6 +40,30 @@ struct TensorsIn<at::Tensor> {
   template <class Visit>
   static void visit(at::Tensor& tensor, const Visit& function) {
     if (tensor.defined()) function(tensor);
+  }
+};
+
+namespace detail {
+
+template <class T>
+inline constexpr bool kIsTupleOfReferences = false;
+template <class... Items>
+inline constexpr bool kIsTupleOfReferences<std::tuple<Items&...>> = true;
+
+template <class T>
+concept ListsTensors = requires(T& value) {
+  requires kIsTupleOfReferences<decltype(value.tensors())>;
+};
+
+}  // namespace detail
+
+template <detail::ListsTensors T>
+struct TensorsIn<T> {
+  static constexpr bool kAny = true;
+  template <class Visit>
+  static void visit(T& value, const Visit& function) {
+    std::apply([&]<class... Items>(Items&... item) { (TensorsIn<Items>::visit(item, function), ...); },
+               value.tensors());
   }
 };
 

@@ -31,8 +31,8 @@ DataLoaderOptions checked_options(const DataLoaderOptions& options, const Distri
          options.batch_size, "; use a smaller batch_size");
   if ((options.device || options.pin_memory) && !finds_tensors)
     fail(
-        "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; specialize "
-        "lockstep::TensorsIn for it, or copy batches in the loop");
+        "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; give it a function "
+        "tensors() (see lockstep/tensors_in.h), or copy batches in the loop");
   return options;
 }
 

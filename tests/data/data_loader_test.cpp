@@ -477,7 +477,39 @@ TEST(DataLoader, RefusesWhatMakesNoSense) {
   Told<int> numbers{[](size_t) { return 1; }};
   EXPECT_THAT(error_of<UsageError>(
                   [&] { DataLoader loader(numbers, DistributedSampler(2, 0, 1), {.device = torch::Device("cpu")}); }),
-              HasSubstr("specialize lockstep::TensorsIn"));
+              HasSubstr("give it a function tensors()"));
+}
+
+/// Nested: a struct in a vector in a struct.
+struct Labelled {
+  torch::Tensor image, label;
+  int count = 0;
+  auto tensors() { return std::tie(image, label); }
+};
+struct Album {
+  std::vector<Labelled> pages;
+  torch::Tensor cover;
+  auto tensors() { return std::tie(pages, cover); }
+};
+
+TEST(TensorsIn, AStructListsItsTensors) {
+  Album album{{{torch::ones(1), torch::ones(2)}, {torch::ones(3), {}}}, torch::ones(4)};
+  std::vector<int64_t> sizes;
+  TensorsIn<Album>::visit(album, [&](at::Tensor& tensor) {
+    sizes.push_back(tensor.numel());
+    tensor = tensor + 1;
+  });
+  EXPECT_THAT(sizes, testing::ElementsAre(1, 2, 3, 4)) << "undefined tensors are left out";
+  EXPECT_EQ(album.pages[1].image[0].item<int>(), 2) << "references, not copies";
+  static_assert(TensorsIn<Album>::kAny && !TensorsIn<std::vector<int>>::kAny);
+}
+
+TEST(DataLoader, PlacesTheTensorsOfAStruct) {
+  Told<Labelled> pages{[](size_t index) { return Labelled{torch::full({2}, double(index)), {}, int(index)}; }};
+  const auto first = [](std::vector<Labelled> samples) { return samples.front(); };
+  DataLoader loader(pages, DistributedSampler(4, 0, 1, {.shuffle = false}), first,
+                    {.batch_size = 2, .device = torch::Device("meta")});
+  for (Labelled& batch : loader) EXPECT_TRUE(batch.image.is_meta());
 }
 
 TEST(DataLoader, RefusesTwoLoopsAtATime) {
