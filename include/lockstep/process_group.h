@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -39,6 +40,12 @@ struct NewGroupOptions {
   /// Source location of the call, for error messages. Filled in automatically.
   CallSite site = CallSite::here();
 };
+
+/// The types of numbers that collectives accept by value.
+template <class T>
+concept Number = std::is_arithmetic_v<T> && !std::is_same_v<T, bool>;
+template <Number T>
+using WidestNumber = std::conditional_t<std::is_floating_point_v<T>, double, int64_t>;
 
 /// A group of ranks that communicate: the counterpart of an NCCL or MPI communicator. A cheap handle to pass by value;
 /// copies refer to the same group.
@@ -118,9 +125,22 @@ class LOCKSTEP_EXPORT ProcessGroup {
   [[nodiscard]] Work reduce_async(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::kSum,
                                   const CallOptions& options = {}) const;
 
+  /// The same for one number, which is returned: `double mean = world.all_reduce(loss, ReduceOp::kAvg)`. Integers are
+  /// reduced as int64_t, others as double. Blocks until the result is known, on a GPU too.
+  template <Number T>
+  [[nodiscard]] T all_reduce(T value, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const {
+    return static_cast<T>(all_reduce_number(static_cast<WidestNumber<T>>(value), op, options));
+  }
+
   /// Copies the tensor of rank `src` to all ranks.
   void broadcast(const at::Tensor& tensor, int src, const CallOptions& options = {}) const;
   [[nodiscard]] Work broadcast_async(const at::Tensor& tensor, int src, const CallOptions& options = {}) const;
+
+  /// Returns the number that rank `src` passed.
+  template <Number T>
+  [[nodiscard]] T broadcast(T value, int src, const CallOptions& options = {}) const {
+    return static_cast<T>(broadcast_number(static_cast<WidestNumber<T>>(value), src, options));
+  }
 
   /// Concatenates the inputs of all ranks, in order of rank, into `output`, which has size() times the elements of
   /// `input`. `input` may be this rank's part of `output`.
@@ -132,6 +152,13 @@ class LOCKSTEP_EXPORT ProcessGroup {
                   const CallOptions& options = {}) const;
   [[nodiscard]] Work all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                       const CallOptions& options = {}) const;
+
+  /// Returns the numbers of all ranks, in order of rank.
+  template <Number T>
+  [[nodiscard]] std::vector<T> all_gather(T value, const CallOptions& options = {}) const {
+    const auto all = all_gather_number(static_cast<WidestNumber<T>>(value), options);
+    return {all.begin(), all.end()};
+  }
 
   /// On rank `dst`, copies the input of rank r to outputs[r]. The other ranks pass no outputs. Inputs may differ in
   /// size.
@@ -182,9 +209,10 @@ class LOCKSTEP_EXPORT ProcessGroup {
   /// hangs.
   void monitored_barrier(const CallOptions& options = {}) const;
 
-  /// Collectives for objects: strings, numbers, CPU tensors, and lists, tuples and dictionaries of these. Tensors are
-  /// copied. broadcast_object and scatter_object ignore the object argument on ranks other than `src`. Throws
-  /// UsageError if an object cannot be serialized.
+  /// Collectives for objects: None, strings, booleans, numbers, dense CPU tensors, and lists, tuples and dictionaries
+  /// of these. Tensors are copied. broadcast_object and scatter_object ignore the object argument on ranks other than
+  /// `src`. Throws UsageError on the sender and on the receivers if an object cannot be serialized, and MismatchError
+  /// if another rank sends bytes that are no object; the group stays usable.
   c10::IValue broadcast_object(const c10::IValue& object, int src, const CallOptions& options = {}) const;
   std::vector<c10::IValue> all_gather_object(const c10::IValue& object, const CallOptions& options = {}) const;
   /// Returns an empty vector on ranks other than `dst`.
@@ -210,6 +238,12 @@ class LOCKSTEP_EXPORT ProcessGroup {
  private:
   friend void detail::run_captured(const ProcessGroup&, const std::function<void()>&, const CallOptions&);
   detail::Group& member() const;
+  double all_reduce_number(double value, ReduceOp op, const CallOptions& options) const;
+  int64_t all_reduce_number(int64_t value, ReduceOp op, const CallOptions& options) const;
+  double broadcast_number(double value, int src, const CallOptions& options) const;
+  int64_t broadcast_number(int64_t value, int src, const CallOptions& options) const;
+  std::vector<double> all_gather_number(double value, const CallOptions& options) const;
+  std::vector<int64_t> all_gather_number(int64_t value, const CallOptions& options) const;
 
   std::shared_ptr<detail::Group> group_;  // constant after construction
 };

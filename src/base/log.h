@@ -11,4 +11,8 @@ void log_info(const std::string& message);
 void log_warning(const std::string& message);
 void log_error(const std::string& message);
 
+/// Like log_warning, for threads that must not block: a stopped terminal blocks its writers. A background thread writes
+/// the line; process exit waits for it, for up to 2 s. Drops lines while 100 lines wait.
+void log_warning_async(std::string message);
+
 }  // namespace lockstep

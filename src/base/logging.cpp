@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,6 +17,7 @@
 #include <lockstep/error.h>
 
 #include "base/log.h"
+#include "base/start_thread.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -114,7 +116,52 @@ Log& process_log() {
   return log;
 }
 
+/// Lines that wait to be written. A background thread exists only while there are some.
+class WaitingLines {
+ public:
+  void add(std::string line) {
+    std::lock_guard lock(mutex_);
+    if (lines_.size() >= kMostLines) return void(++dropped_);
+    lines_.push_back(std::move(line));
+    if (std::exchange(is_writing_, true)) return;
+    try {
+      run_in_background("writing the log", [this] { write_all(); });
+    } catch (const SystemError&) {  // no thread: later lines try again
+      is_writing_ = false;
+    }
+  }
+
+ private:
+  static constexpr size_t kMostLines = 100;
+
+  void write_all() {
+    while (auto line = take()) log_warning(*line);
+  }
+
+  std::optional<std::string> take() {
+    std::lock_guard lock(mutex_);
+    if (lines_.empty() && dropped_ > 0) return text(std::exchange(dropped_, 0), " lines of the log were dropped");
+    if (lines_.empty()) {
+      is_writing_ = false;
+      return std::nullopt;
+    }
+    auto line = std::move(lines_.front());
+    lines_.pop_front();
+    return line;
+  }
+
+  std::mutex mutex_;
+  std::deque<std::string> lines_;  // guarded by mutex_
+  int64_t dropped_ = 0;            // guarded by mutex_
+  bool is_writing_ = false;        // guarded by mutex_
+};
+
 }  // namespace
+
+void log_warning_async(std::string message) {
+  static WaitingLines& lines = *new WaitingLines;  // never destroyed, as the log
+  lines.add(std::move(message));
+}
 
 void set_log_level(LogLevel level) {
   process_log().set_level(level);

@@ -37,6 +37,19 @@ class OwnerProcess {
   detail::CurrentProcess made_in_ = detail::current_process;
 };
 
+/// Closes a descriptor in forked children during its lifetime. Otherwise a living child keeps the connection of its
+/// dead parent open, and the peer notices the death late. Thread-safe.
+class ClosedInChildren {
+ public:
+  explicit ClosedInChildren(int descriptor);
+  ~ClosedInChildren();
+  ClosedInChildren(const ClosedInChildren&) = delete;
+  ClosedInChildren& operator=(const ClosedInChildren&) = delete;
+
+ private:
+  const int descriptor_;
+};
+
 /// Leaks an object that this process must not destroy, but keeps it reachable for leak checkers.
 void abandon(const void* object);
 

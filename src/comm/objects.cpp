@@ -1,35 +1,47 @@
 #include <ATen/core/ivalue.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <lockstep/error.h>
 #include <lockstep/process_group.h>
 
 #include "base/text.h"
+#include "comm/object_bytes.h"
 #include "comm/strings.h"
+
+// A rank whose object cannot be sent takes part in the collective with the reason instead, so that no rank waits for it
+// and all ranks that were to receive the object throw the same error.
 
 namespace lockstep {
 namespace {
 
-// TorchScript's pickle format: supports every serializable IValue, and loading it runs no code.
-std::string to_bytes(const ProcessGroup& group, const c10::IValue& object, const char* call) {
+constexpr char kObject = 'O', kReason = 'E';
+
+std::string object_message(const c10::IValue& object) {
   try {
-    auto bytes = torch::jit::pickle_save(object);
-    return {bytes.begin(), bytes.end()};
-  } catch (const std::exception& error) {
-    throw UsageError(group.rank(),
-                     text(call, ": a ", object.tagKind(),
-                          " cannot be sent; use strings, numbers, tensors, or lists, tuples and dictionaries of them (",
-                          error.what(), ")"));
+    return kObject + to_bytes(object);
+  } catch (const ObjectError& error) {
+    return kReason + std::string(error.what());
   }
 }
 
-c10::IValue from_bytes(const std::string& bytes) {
-  return torch::jit::pickle_load({bytes.begin(), bytes.end()});
+/// Returns the object in a message of rank `sender`.
+c10::IValue object_in(const std::string& message, int sender, const ProcessGroup& group, const char* call) {
+  if (message.starts_with(kReason))
+    throw UsageError(sender, text(call, ": ", message.substr(1),
+                                  "; use strings, numbers, CPU tensors, or lists, tuples and dictionaries of them"));
+  try {
+    if (!message.starts_with(kObject)) throw ObjectError("malformed object: it has no type");
+    return from_bytes(std::string_view(message).substr(1));
+  } catch (const ObjectError& error) {
+    throw MismatchError(group.rank(), text(call, ": rank ", sender, " sent a ", error.what(),
+                                           "; use the same version of lockstep on all ranks"));
+  }
 }
 
-std::vector<c10::IValue> read_all(const std::vector<std::string>& all) {
+std::vector<c10::IValue> objects_in(const std::vector<std::string>& messages, const ProcessGroup& group,
+                                    const char* call) {
   std::vector<c10::IValue> objects;
-  for (const auto& bytes : all) objects.push_back(from_bytes(bytes));
+  for (size_t rank = 0; rank < messages.size(); ++rank)
+    objects.push_back(object_in(messages[rank], static_cast<int>(rank), group, call));
   return objects;
 }
 
@@ -44,34 +56,37 @@ void check_rank(const ProcessGroup& group, int rank, const char* call, const cha
 c10::IValue ProcessGroup::broadcast_object(const c10::IValue& object, int src, const CallOptions& options) const {
   member();
   check_rank(*this, src, "broadcast_object", "src");
-  return from_bytes(
-      broadcast_string(*this, rank() == src ? to_bytes(*this, object, "broadcast_object") : "", src, options));
+  const auto message = broadcast_string(*this, rank() == src ? object_message(object) : "", src, options);
+  return object_in(message, src, *this, "broadcast_object");
 }
 
 std::vector<c10::IValue> ProcessGroup::all_gather_object(const c10::IValue& object, const CallOptions& options) const {
   member();
-  return read_all(all_gather_strings(*this, to_bytes(*this, object, "all_gather_object"), options));
+  return objects_in(all_gather_strings(*this, object_message(object), options), *this, "all_gather_object");
 }
 
 std::vector<c10::IValue> ProcessGroup::gather_object(const c10::IValue& object, int dst,
                                                      const CallOptions& options) const {
   member();
   check_rank(*this, dst, "gather_object", "dst");
-  return read_all(gather_strings(*this, to_bytes(*this, object, "gather_object"), dst, options));
+  const auto mine = object_message(object);
+  const auto messages = gather_strings(*this, mine, dst, options);
+  if (mine.starts_with(kReason)) object_in(mine, rank(), *this, "gather_object");  // throws
+  return objects_in(messages, *this, "gather_object");
 }
 
 c10::IValue ProcessGroup::scatter_object(const std::vector<c10::IValue>& objects, int src,
                                          const CallOptions& options) const {
   member();
   check_rank(*this, src, "scatter_object", "src");
-  std::vector<std::string> all;
+  std::vector<std::string> messages;
   if (rank() == src) {
     if (static_cast<int>(objects.size()) != size())
       throw UsageError(
           rank(), text("scatter_object: got ", objects.size(), " objects; expected ", size(), ", one for each rank"));
-    for (const auto& object : objects) all.push_back(to_bytes(*this, object, "scatter_object"));
+    for (const auto& object : objects) messages.push_back(object_message(object));
   }
-  return from_bytes(scatter_strings(*this, all, src, options));
+  return object_in(scatter_strings(*this, messages, src, options), src, *this, "scatter_object");
 }
 
 }  // namespace lockstep

@@ -247,6 +247,72 @@ Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs, cons
   return submit(member(), options, detail::all_to_all_call, outputs, inputs);
 }
 
+namespace {
+
+/// One number in a tensor of a device that the group supports.
+template <class Number>
+at::Tensor tensor_with(const ProcessGroup& group, Number value) {
+  const auto device = group.supports(c10::kCPU) ? c10::Device(c10::kCPU) : group.device();
+  return at::full({1}, value, at::TensorOptions(c10::CppTypeToScalarType<Number>::value).device(device));
+}
+
+// Synchronizes first: after an aborted call the memory on a GPU must not be taken for a result.
+template <class Number>
+std::vector<Number> numbers_in(const ProcessGroup& group, const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) group.synchronize();
+  const auto local = tensor.cpu();
+  const auto* first = local.data_ptr<Number>();
+  return {first, first + local.numel()};
+}
+
+template <class Number>
+Number reduced(const ProcessGroup& group, Number value, ReduceOp op, const CallOptions& options) {
+  const auto tensor = tensor_with(group, value);
+  group.all_reduce(tensor, op, options);
+  return numbers_in<Number>(group, tensor)[0];
+}
+
+template <class Number>
+Number copied(const ProcessGroup& group, Number value, int src, const CallOptions& options) {
+  const auto tensor = tensor_with(group, value);
+  group.broadcast(tensor, src, options);
+  return numbers_in<Number>(group, tensor)[0];
+}
+
+template <class Number>
+std::vector<Number> gathered(const ProcessGroup& group, Number value, const CallOptions& options) {
+  const auto mine = tensor_with(group, value);
+  const auto all = at::empty({group.size()}, mine.options());
+  group.all_gather(all, mine, options);
+  return numbers_in<Number>(group, all);
+}
+
+}  // namespace
+
+double ProcessGroup::all_reduce_number(double value, ReduceOp op, const CallOptions& options) const {
+  return reduced(*this, value, op, options);
+}
+
+int64_t ProcessGroup::all_reduce_number(int64_t value, ReduceOp op, const CallOptions& options) const {
+  return reduced(*this, value, op, options);
+}
+
+double ProcessGroup::broadcast_number(double value, int src, const CallOptions& options) const {
+  return copied(*this, value, src, options);
+}
+
+int64_t ProcessGroup::broadcast_number(int64_t value, int src, const CallOptions& options) const {
+  return copied(*this, value, src, options);
+}
+
+std::vector<double> ProcessGroup::all_gather_number(double value, const CallOptions& options) const {
+  return gathered(*this, value, options);
+}
+
+std::vector<int64_t> ProcessGroup::all_gather_number(int64_t value, const CallOptions& options) const {
+  return gathered(*this, value, options);
+}
+
 void ProcessGroup::send(const at::Tensor& tensor, int dst, uint32_t tag, const CallOptions& options) const {
   send_async(tensor, dst, tag, options).wait();
 }

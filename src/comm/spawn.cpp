@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -37,6 +38,10 @@ using std::chrono::milliseconds;
 constexpr const char* kCall = "LOCKSTEP_SPAWN_CALL";      // which call of spawn() this rank is for
 constexpr const char* kParent = "LOCKSTEP_SPAWN_PARENT";  // the process that started it
 constexpr const char* kReport = "LOCKSTEP_SPAWN_REPORT";  // the descriptor on which it says how it ended
+
+// Descriptors of a rank.
+constexpr int kTheirReport = 3;
+constexpr int kTheirSecret = 4;
 
 // How many calls of spawn() this process has made: the same number means the same call in a rank and its parent.
 int calls_so_far = 0;
@@ -80,7 +85,7 @@ std::vector<std::string> report_error() {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != number_from(kParent)) ::_exit(1);  // it died before it could be watched
   int report = number_from(kReport);
-  ::fcntl(report, F_SETFD, FD_CLOEXEC);
+  for (int inherited : {report, kTheirSecret}) ::fcntl(inherited, F_SETFD, FD_CLOEXEC);
   std::vector<std::string> ending;
   try {
     rank_main(init_process_group({.backend = options.backend, .timeout = options.timeout}));
@@ -95,6 +100,17 @@ std::vector<std::string> report_error() {
 
 // --- in the parent
 
+/// A file in memory that the ranks inherit. Unlike a file in a folder, it disappears with the processes, however they
+/// end.
+FileDescriptor write_to_memory(const Secret& secret) {
+  FileDescriptor file(::memfd_create("lockstep-secret", MFD_CLOEXEC));
+  const auto& bytes = secret.bytes();
+  if (!file.is_open() || ::fchmod(file.get(), 0600) != 0 ||
+      ::write(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
+    throw SystemError(text("spawn: memfd_create for the job's secret: ", std::strerror(errno)));
+  return file;
+}
+
 struct Ending {
   std::optional<ErrorKind> kind{};  // none: its function returned
   Failure failure{};                // its message, culprit and reporter
@@ -104,7 +120,7 @@ struct Ending {
 /// One rank's process, killed with the object.
 class Child {
  public:
-  Child(int rank, int world_size, int call, int port, const std::string& secret_file) : rank_(rank) {
+  Child(int rank, int world_size, int call, int port, const FileDescriptor& secret) : rank_(rank) {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError(text("pipe2: ", std::strerror(errno)));
     report_ = FileDescriptor(ends[0]);
@@ -118,17 +134,20 @@ class Child {
     set("MASTER_ADDR", "127.0.0.1");
     set("MASTER_PORT", port);
     set("LOCKSTEP_STORE_HOSTED", 1);
-    set("LOCKSTEP_SECRET_FILE", secret_file);
+    set("LOCKSTEP_SECRET_FILE", text("/proc/self/fd/", kTheirSecret));
     set(kCall, call);
     set(kParent, ::getpid());
-    constexpr int kTheirReport = 3;
     set(kReport, kTheirReport);
     auto arguments = own_arguments();
     auto argv = pointers(arguments);
     auto envp = pointers(environment);
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), kTheirReport);
+    // First to numbers that neither is yet, because the second dup2 must not close what the first one needs.
+    ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), kTheirReport + 10);
+    ::posix_spawn_file_actions_adddup2(&actions, secret.get(), kTheirSecret);
+    ::posix_spawn_file_actions_adddup2(&actions, kTheirReport + 10, kTheirReport);
+    ::posix_spawn_file_actions_addclose(&actions, kTheirReport + 10);
     int failure = ::posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv.data(), envp.data());
     ::posix_spawn_file_actions_destroy(&actions);
     if (failure != 0) throw SystemError(text("cannot start rank ", rank, ": ", std::strerror(failure)));
@@ -220,9 +239,9 @@ class Child {
 /// All ranks of one call of spawn(), and the first failure among them.
 class Family {
  public:
-  Family(int world_size, int call, int port, const std::string& secret_file) {
+  Family(int world_size, int call, int port, const FileDescriptor& secret) {
     for (int rank = 0; rank < world_size; ++rank)
-      children_.push_back(std::make_unique<Child>(rank, world_size, call, port, secret_file));
+      children_.push_back(std::make_unique<Child>(rank, world_size, call, port, secret));
   }
 
   void wait(const SpawnOptions& options) {
@@ -299,11 +318,10 @@ void spawn(int world_size, const std::function<void(ProcessGroup)>& rank_main, c
     run_as_rank(rank_main, options);
   }
   auto secret = Secret::random();
-  SecretFolder folder("lockstep-spawn");
-  folder.write(secret);
+  const auto file = write_to_memory(secret);
   const Endpoint loopback{"127.0.0.1", 0};
   StoreServer store({loopback, secret, 0, "spawn's caller"});
-  Family(world_size, call, store.port(), folder.secret_file()).wait(options);
+  Family(world_size, call, store.port(), file).wait(options);
 }
 
 }  // namespace lockstep

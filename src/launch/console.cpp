@@ -2,18 +2,59 @@
 
 #include <limits.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 namespace lockstep {
 namespace {
 
 constexpr size_t kPart = 64 << 10;
 constexpr int kPatienceMs = 1000;  // limit for a reader after a signal
+
+const std::string kClearLine = "\r\033[K";
+
+/// Returns the end of the escape sequence (ESC [ ... letter) that begins at `at`.
+size_t end_of_escape(std::string_view text, size_t at) {
+  size_t end = at + 1;
+  if (end < text.size() && text[end] == '[')
+    for (++end; end < text.size() && !(text[end] >= '@' && text[end] <= '~');) ++end;
+  return std::min(end + 1, text.size());
+}
+
+/// Returns the first `columns` characters of UTF-8 text. Escape sequences take no column and stay complete.
+std::string cut_to_width(std::string_view text, size_t columns) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    if (text[at] == '\033') {
+      const auto end = end_of_escape(text, at);
+      result += text.substr(at, end - at);
+      at = end;
+      continue;
+    }
+    const bool begins_character = (text[at] & 0xC0) != 0x80;
+    if (begins_character && columns-- == 0) break;
+    result += text[at++];
+  }
+  return result;
+}
+
+size_t visible_width(std::string_view text) {
+  size_t width = 0;
+  for (size_t at = 0; at < text.size();) {
+    if (text[at] == '\033') {
+      at = end_of_escape(text, at);
+      continue;
+    }
+    width += (text[at++] & 0xC0) != 0x80;
+  }
+  return width;
+}
 
 bool is_set(const char* variable) {
   const char* value = std::getenv(variable);
@@ -25,16 +66,33 @@ bool is_set(const char* variable) {
 Console::Console() {
   const char* terminal = std::getenv("TERM");
   const bool may = !is_set("NO_COLOR") && !(terminal && std::string_view(terminal) == "dumb");
-  for (int file : {STDOUT_FILENO, STDERR_FILENO}) has_colour_[file] = may && ::isatty(file);
+  for (int file : {STDOUT_FILENO, STDERR_FILENO}) {
+    is_terminal_[file] = ::isatty(file);
+    has_colour_[file] = may && is_terminal_[file];
+  }
 }
 
 void Console::put(Stream stream, const std::string& lines) {
   if (lines.empty()) return;
-  unwritten_ += lines.size();
+  queue(stream, (std::exchange(has_progress_, false) ? kClearLine : "") + lines);
+}
+
+// The state is cut to the width of the terminal: a terminal cannot overwrite a line that it has wrapped.
+void Console::put_progress(Stream stream, const std::string& prefix, const std::string& state) {
+  if (!is_terminal(stream)) return put(stream, prefix + state + "\n");
+  winsize size{};
+  const int columns = ::ioctl(static_cast<int>(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  const size_t room = static_cast<size_t>(columns) - std::min<size_t>(visible_width(prefix), columns - 1) - 1;
+  queue(stream, kClearLine + prefix + cut_to_width(state, room));
+  has_progress_ = true;
+}
+
+void Console::queue(Stream stream, const std::string& bytes) {
+  unwritten_ += bytes.size();
   if (!queue_.empty() && queue_.back().stream == stream && queue_.back().bytes.size() < kPart)
-    queue_.back().bytes += lines;
+    queue_.back().bytes += bytes;
   else
-    queue_.push_back({stream, lines});
+    queue_.push_back({stream, bytes});
 }
 
 void Console::write_some() {

@@ -16,6 +16,8 @@ class Console {
 
   /// Queues complete lines.
   void put(Stream stream, const std::string& lines);
+  /// Queues the state of a progress bar. On a terminal the next state or line overwrites it.
+  void put_progress(Stream stream, const std::string& prefix, const std::string& state);
 
   /// The file descriptor that the next write needs, for poll(); -1 if the queue is empty.
   int waits_for() const { return queue_.empty() ? -1 : static_cast<int>(queue_.front().stream); }
@@ -29,9 +31,11 @@ class Console {
 
   /// Returns whether the stream is a terminal with colours: NO_COLOR is not set and TERM is not "dumb".
   bool has_colour(Stream stream) const { return has_colour_[static_cast<int>(stream)]; }
+  bool is_terminal(Stream stream) const { return is_terminal_[static_cast<int>(stream)]; }
 
  private:
   void drop(Stream stream);
+  void queue(Stream stream, const std::string& bytes);
 
   struct Part {
     Stream stream;
@@ -41,7 +45,9 @@ class Console {
 
   std::deque<Part> queue_;
   size_t unwritten_ = 0;
-  bool has_colour_[3] = {};  // constant after construction
+  bool has_colour_[3] = {};    // constant after construction
+  bool is_terminal_[3] = {};   // constant after construction
+  bool has_progress_ = false;  // the terminal's last line is a progress bar, without a newline
 };
 
 }  // namespace lockstep

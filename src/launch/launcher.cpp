@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <iomanip>
@@ -33,6 +34,7 @@ class Launch {
 
   LaunchExit run() {
     if (options_.dry_run) return show_plan();
+    check_file_limit();
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // adopts the descendants of a killed warden
     auto cluster = (plan_.node.nodes == 1 ? make_single_node : make_several_nodes)(options_, plan_, find_secret());
     const auto begin = Clock::now();
@@ -44,6 +46,7 @@ class Launch {
       }
       if (verdict.restart) continue;
       verdict.report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      verdict.report.command = options_.command;
       return conclude(verdict.report);
     }
   }
@@ -61,6 +64,17 @@ class Launch {
     throw UsageError(
         "a job on several nodes needs a shared secret: create a file with (umask 077 && head -c 32 /dev/urandom > "
         "FILE), copy it to every node and pass --secret-file FILE; for a job on this node only, pass --standalone");
+  }
+
+  /// Without descriptors the store could not accept the ranks, which would wait until their time-out.
+  void check_file_limit() const {
+    constexpr rlim_t kOwn = 32, kPerWorker = 3;  // two pipes and a connection
+    rlimit files{};
+    ::getrlimit(RLIMIT_NOFILE, &files);
+    const rlim_t needed = kOwn + kPerWorker * static_cast<rlim_t>(plan_.workers);
+    if (files.rlim_max < needed)
+      throw SystemError(text("the launcher needs ", needed, " open files for ", plan_.workers,
+                             " workers, but the limit is ", files.rlim_max, ": raise it (ulimit -Hn)"));
   }
 
   LaunchExit show_plan() {
@@ -92,10 +106,12 @@ class Launch {
     auto delay = options_.restart_delay;
     for (int i = 0; i < generation && delay < kLongestDelay; ++i) delay *= 2;
     delay = std::min<std::chrono::milliseconds>(delay, kLongestDelay);
-    const auto& culprit = *verdict.report.culprit;
-    print_status(text("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed: ", culprit.how,
-                      culprit.uncaught.empty() ? "" : ", " + culprit.uncaught, "; restart ", generation + 1, " of ",
-                      options_.max_restarts, " in ", std::chrono::duration<double>(delay).count(), " s"));
+    std::string why = verdict.report.message;
+    if (const auto& culprit = verdict.report.culprit)
+      why = text("rank ", culprit->rank, " (pid ", culprit->pid, " on ", culprit->host, ") failed: ", culprit->how,
+                 culprit->uncaught.empty() ? "" : ", " + culprit->uncaught);
+    print_status(text(why, "; restart ", generation + 1, " of ", options_.max_restarts, " in ",
+                      std::chrono::duration<double>(delay).count(), " s"));
     console_.flush(signals_.fd());
     return !signals_.wait_for(delay);
   }

@@ -67,22 +67,42 @@ std::string coloured(const std::string& prefix, int colour) {
 
 }  // namespace
 
+namespace {
+
+/// Returns what a terminal shows of a line with carriage returns: the text after the last one, or before it if no text
+/// follows.
+std::string_view visible(std::string_view line) {
+  while (line.ends_with('\r')) line.remove_suffix(1);
+  const auto last = line.rfind('\r');
+  return last == line.npos ? line : line.substr(last + 1);
+}
+
+}  // namespace
+
 std::vector<std::string> LineCutter::feed(std::string_view bytes) {
   std::vector<std::string> lines;
   for (size_t end; (end = bytes.find('\n')) != bytes.npos; bytes.remove_prefix(end + 1)) {
-    lines.push_back(partial_ + std::string(bytes.substr(0, end)));
+    lines.push_back(std::string(visible(partial_.append(bytes.substr(0, end)))));
     partial_.clear();
   }
   partial_ += bytes;
+  // What a complete update has overwritten is not needed any more.
+  if (const auto last = partial_.rfind('\r'); last != partial_.npos && last + 1 < partial_.size() && last > 0)
+    partial_.erase(0, last);
   if (partial_.size() >= kLongest) lines.push_back(take_rest());
   return lines;
 }
 
+std::string LineCutter::progress() const {
+  return partial_.find('\r') == partial_.npos ? "" : std::string(visible(partial_));
+}
+
 std::string LineCutter::take_rest() {
-  return std::exchange(partial_, {});
+  return std::string(visible(std::exchange(partial_, {})));
 }
 
 void StderrMemory::add(const std::string& line) {
+  if (line.starts_with("frame #")) return;  // of LibTorch's errors; the worker's output has them
   tail_.push_back(line);
   if (tail_.size() > kLines) tail_.pop_front();
   auto after = [&](std::string_view beginning) -> std::optional<std::string> {
@@ -128,6 +148,7 @@ bool StreamOutput::pass_on() {
     file_ = FileDescriptor();
   }
   show(cutter_.feed(some));
+  show_progress();
   return true;
 }
 
@@ -140,6 +161,18 @@ void StreamOutput::finish() {
   }
   pipe_ = FileDescriptor();
   if (auto rest = cutter_.take_rest(); !rest.empty()) show({rest});
+}
+
+// A terminal shows each state of a progress bar in place of the last one. A pipe or file gets one line per second.
+void StreamOutput::show_progress() {
+  constexpr auto kBetweenLines = std::chrono::seconds(1);
+  auto state = cutter_.progress();
+  if (!options_.route.to_console || state.empty() || state == progress_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (!console_->is_terminal(options_.stream) && now - progress_shown_ < kBetweenLines) return;
+  console_->put_progress(options_.stream, prefix_, state);
+  progress_ = std::move(state);
+  progress_shown_ = now;
 }
 
 void StreamOutput::show(const std::vector<std::string>& lines) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <string>
 #include <string_view>
@@ -11,13 +12,16 @@
 
 namespace lockstep {
 
-/// Splits bytes into lines. An incomplete line is kept for the next call.
+/// Splits bytes into lines. An incomplete line is kept for the next call. A progress bar writes carriage returns, after
+/// which the terminal overwrites the line: only what a terminal would show at the end counts.
 class LineCutter {
  public:
   static constexpr size_t kLongest = 1 << 20;  // longer lines are split, so that they are shown at all
 
   /// Returns the lines that are complete now, without newlines.
   std::vector<std::string> feed(std::string_view bytes);
+  /// Returns the current state of an incomplete line that has carriage returns; empty if there is none.
+  std::string progress() const;
   /// Returns the incomplete last line, if any, and clears it.
   std::string take_rest();
 
@@ -65,12 +69,15 @@ class StreamOutput {
  private:
   bool pass_on();
   void show(const std::vector<std::string>& lines);
+  void show_progress();
 
   FileDescriptor pipe_, file_;
   const Options options_;
   const std::string prefix_;  // with colour
   Console* const console_;
   LineCutter cutter_;
+  std::string progress_;  // shown last
+  std::chrono::steady_clock::time_point progress_shown_{};
 };
 
 }  // namespace lockstep

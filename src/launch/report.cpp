@@ -57,10 +57,40 @@ std::string dump(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+/// Quotes the arguments that a shell would change.
+std::string in_shell(const std::vector<std::string>& command) {
+  std::string result;
+  for (const auto& argument : command) {
+    const bool is_plain = !argument.empty() && argument.find_first_of(" \t\n'\"\\$`*?[]{}()<>|&;#~!") == argument.npos;
+    std::string quoted = "'";
+    for (char letter : argument) quoted += letter == '\'' ? "'\\''" : std::string(1, letter);
+    result += (result.empty() ? "" : " ") + (is_plain ? argument : quoted + "'");
+  }
+  return result;
+}
+
+/// Whether the message contains the text of the uncaught exception ("type: text").
+bool repeats(const std::string& uncaught, const std::string& message) {
+  const auto colon = uncaught.find(": ");
+  return colon != uncaught.npos && message.find(uncaught.substr(colon + 2)) != message.npos;
+}
+
+/// Leaves out the lines that libstdc++ and libc++ print about the uncaught exception: the report has them already.
+std::vector<std::string> without_exception(std::vector<std::string> tail, const std::string& uncaught) {
+  if (uncaught.empty()) return tail;
+  std::erase_if(tail, [](const std::string& line) {
+    return line.starts_with("terminate called after throwing an instance of '") || line.starts_with("  what():  ") ||
+           line.starts_with("libc++abi: terminating");
+  });
+  return tail;
+}
+
 /// Returns the remedy for the last line.
 std::string remedy_for(const LaunchReport& report) {
   const auto& culprit = *report.culprit;
-  const std::string output = culprit.tail.empty() ? "its output" : "its stderr above";
+  const std::string output = !culprit.uncaught.empty() ? "the exception above"
+                             : culprit.tail.empty()    ? "its output"
+                                                       : "its stderr above";
   if (culprit.pid == 0) return "check the program's path, and the limits of processes and memory";
   const auto& notice = report.notice;
   const auto kind = notice ? notice->kind : ErrorKind::kPeer;
@@ -73,7 +103,11 @@ std::string remedy_for(const LaunchReport& report) {
   if (culprit.out_of_memory) return "use less memory on this host, or raise the limit";
   if (WIFSIGNALED(culprit.status) && WTERMSIG(culprit.status) == SIGKILL)
     return "find out who sent the signal: a person, the scheduler, or the kernel because memory ran out (dmesg)";
-  if (WIFSIGNALED(culprit.status)) return text("see ", output, ", or run the rank in a debugger");
+  if (WIFSIGNALED(culprit.status))
+    return text(
+        "see ", output, WCOREDUMP(culprit.status) ? text(" and its core dump (coredumpctl gdb ", culprit.pid, ")") : "",
+        "; to see where, run the ranks in gdb: lockstep run [the same options] gdb -batch -ex run -ex bt --args ",
+        report.command.empty() ? "PROGRAM" : in_shell(report.command));
   if (has_left || !culprit.failed())
     return "make the same calls on all ranks and exit together; for uneven inputs use join";
   return text("see ", output);
@@ -119,6 +153,7 @@ Verdict decide(const Outcome& outcome, const std::optional<Failure>& cause, int 
   if (!outcome.broken.empty()) {
     report.exit = LaunchExit::kInternal;
     report.message = outcome.broken;
+    verdict.restart = !outcome.signal && generation < max_restarts;
     return verdict;
   }
   if (outcome.signal) {
@@ -149,9 +184,11 @@ std::string describe_report(const LaunchReport& report, bool in_colour) {
     if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
     const auto& notice = report.notice;
     const bool from_launcher = notice && notice->culprit && notice->culprit->role == CulpritRole::kExited;
-    if (notice && !from_launcher) line("  message to the ranks: ", notice->message);
-    if (!culprit.tail.empty()) line("  last lines of its stderr:");
-    for (const auto& last : culprit.tail) out += text("    | ", last, "\n");
+    if (notice && !from_launcher && !repeats(culprit.uncaught, notice->message))
+      line("  message to the ranks: ", notice->message);
+    const auto tail = without_exception(culprit.tail, culprit.uncaught);
+    if (!tail.empty()) line("  last lines of its stderr:");
+    for (const auto& last : tail) out += text("    | ", last, "\n");
     if (!culprit.logs.empty()) line("  its output: ", culprit.logs);
   }
   if (!report.ended_before.empty()) line("  ended before it: ", describe_others(report.ended_before));

@@ -40,6 +40,7 @@ struct LaunchReport {
   std::vector<WorkerEnd> ended_before;  // with success, before the culprit ended
   std::optional<Failure> notice;        // the failure that the store sent to the ranks
   std::string message;                  // used if no worker is the cause
+  std::vector<std::string> command;     // of the workers, for advice
   int restarts = 0;
   double seconds = 0;  // of the whole job
 };

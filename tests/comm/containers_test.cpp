@@ -61,8 +61,28 @@ TEST_F(Containers, ThatShareNothingAreToldWhy) {
 TEST_F(Containers, ThatShareNothingGetGlooByDefault) {
   auto ranks = start("auto", true);
   EXPECT_EQ(ranks->wait(60s), 0) << ranks->output();
-  EXPECT_THAT(ranks->output(), AllOf(HasSubstr("cannot use backend shm"), HasSubstr("backend gloo"),
+  EXPECT_THAT(ranks->output(), AllOf(HasSubstr("warning: group 'world' uses backend gloo instead of shm"),
                                      HasSubstr("rank 0 of 2: sum 3"), HasSubstr("rank 1 of 2: sum 3")));
+}
+
+/// Without namespaces: what the ranks themselves refuse to one of them.
+std::string output_of_ranks(const std::string& scenario) {
+  RankProcess ranks({LOCKSTEP_TOOL, "run", "-n", "2", FAILING_RANK, scenario},
+                    {{"TEST_BACKEND", "auto"}, {"LOCKSTEP_LOG", "info"}});
+  EXPECT_EQ(ranks.wait(60s), 0) << ranks.output();
+  return ranks.output();
+}
+
+TEST(Fallback, RanksWithoutAddressSpaceGetGlooAndAWarning) {
+  EXPECT_THAT(output_of_ranks("sums_without_address_space"),
+              AllOf(HasSubstr("warning: group 'world' uses backend gloo instead of shm"), HasSubstr("ulimit -v"),
+                    HasSubstr("rank 0 of 2: sum 3"), HasSubstr("rank 1 of 2: sum 3")));
+}
+
+TEST(Fallback, RanksWithoutMemfdUseNamedSharedMemory) {
+  EXPECT_THAT(output_of_ranks("sums_without_memfd"),
+              AllOf(HasSubstr("trying named shared memory"), HasSubstr("backend shm"), HasSubstr("rank 0 of 2: sum 3"),
+                    HasSubstr("rank 1 of 2: sum 3")));
 }
 
 }  // namespace

@@ -1,11 +1,17 @@
 // A rank of the tests in failures_test.cpp: failing_rank SCENARIO. It prints what it comes to, one line each, and ends
 // with the error it was given: "PeerError: ..." and exit code 3, or "done" and 0.
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -410,6 +416,19 @@ void stops_while_connecting() {
   if (!ones.eq(world.size()).all().item<bool>()) throw std::runtime_error("a wrong sum");
 }
 
+/// The child ends by itself after a minute, if nobody kills it.
+void forks_a_child_that_stays() {
+  auto world = join();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    for (;;) ::pause();
+  }
+  print("child " + std::to_string(child));
+  print("running");
+  for (;;) world.barrier();
+}
+
 void without_descriptors() {
   rlimit few;
   few.rlim_cur = few.rlim_max = 9;
@@ -425,6 +444,32 @@ void without_threads() {
   join();
 }
 
+/// Rank 1 cannot map more than 1 GiB in addition to what it has.
+void sums_without_address_space() {
+  if (std::string(std::getenv("RANK")) == "1") {
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    rlimit little;
+    little.rlim_cur = little.rlim_max = static_cast<rlim_t>(pages * ::sysconf(_SC_PAGESIZE) + (int64_t{1} << 30));
+    ::setrlimit(RLIMIT_AS, &little);
+  }
+  sums();
+}
+
+/// As on kernels without memfd_create, or in containers that forbid it: a filter refuses the call on rank 1.
+void sums_without_memfd() {
+  if (std::string(std::getenv("RANK")) == "1") {
+    std::array<sock_filter, 4> filter{{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
+                                       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+                                       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
+    const sock_fprog program{filter.size(), filter.data()};
+    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+      throw std::runtime_error("cannot refuse memfd_create");
+  }
+  sums();
+}
+
 const std::map<std::string, std::function<void()>> kScenarios{
     {"small_calls", small_calls},
     {"large_calls", large_calls},
@@ -434,6 +479,8 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"captured_training", captured_training},
     {"training", training},
     {"sums", sums},
+    {"sums_without_address_space", sums_without_address_space},
+    {"sums_without_memfd", sums_without_memfd},
     {"joins_again", joins_again},
     {"leaves_late", leaves_late},
     {"breaks_and_joins_again", breaks_and_joins_again},
@@ -455,6 +502,7 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"without_descriptors", without_descriptors},
     {"without_threads", without_threads},
     {"forks", [] { fork_and_go_on(join()); }},
+    {"forks_a_child_that_stays", forks_a_child_that_stays},
     {"stops_in_all_reduce", [] { stop_in_all_reduce(join()); }},
     {"stops_in_broadcast", [] { stop_in_broadcast(join()); }},
     {"frees_memory_after_a_kill", [] { free_memory_after_a_kill(join); }},

@@ -217,20 +217,29 @@ TEST_F(FlightFiles, AreNotWrittenIntoAFolderOfAnotherUser) {
 }
 
 TEST_F(FlightFiles, AreRemovedOldestFirstWhenTheyAreTooMany) {
-  constexpr int kMost = 1024;  // as docs/failures.md says
+  constexpr int kMostRecent = 1024, kMostOld = 64;  // as docs/failures.md says
   ASSERT_EQ(::mkdir(own_.c_str(), 0700), 0);
-  auto old = [&](int number) { return own_ / ("lockstep-flight-" + std::to_string(number) + "-rank0.jsonl"); };
+  auto file = [&](int number) { return own_ / ("lockstep-flight-" + std::to_string(number) + "-rank0.jsonl"); };
+  auto make_files = [&](int count, time_t newest) {
+    for (int number = 0; number < count; ++number) {
+      std::ofstream(file(number)) << "{}";
+      const timespec times[] = {{0, UTIME_OMIT}, {newest - count + number, 0}};
+      ASSERT_EQ(::utimensat(AT_FDCWD, file(number).c_str(), times, 0), 0);
+    }
+  };
   std::ofstream(own_ / "notes") << "the user's";
-  for (int number = 0; number < kMost + 5; ++number) {
-    std::ofstream(old(number)) << "{}";
-    const timespec times[] = {{0, UTIME_OMIT}, {1'000'000 + number, 0}};
-    ASSERT_EQ(::utimensat(AT_FDCWD, old(number).c_str(), times, 0), 0);
-  }
-  const std::string path = dump_rank(0);
+  make_files(kMostRecent + 5, std::time(nullptr));
+  std::string path = dump_rank(0);
   EXPECT_TRUE(std::filesystem::exists(path)) << path;
-  EXPECT_EQ(files_in(own_), kMost + 1u) << "and the notes";
-  EXPECT_FALSE(std::filesystem::exists(old(5)));
-  EXPECT_TRUE(std::filesystem::exists(old(6)));
+  EXPECT_EQ(files_in(own_), kMostRecent + 1u) << "and the notes";
+  EXPECT_FALSE(std::filesystem::exists(file(5)));
+  EXPECT_TRUE(std::filesystem::exists(file(6)));
+
+  std::filesystem::remove(path);
+  make_files(kMostRecent + 5, std::time(nullptr) - 7200);
+  path = dump_rank(0);
+  EXPECT_TRUE(std::filesystem::exists(path)) << path;
+  EXPECT_EQ(files_in(own_), kMostOld + 1u) << "and the notes";
 }
 
 }  // namespace

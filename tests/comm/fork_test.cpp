@@ -19,5 +19,20 @@ TEST_F(Fork, AChildIsRefusedAndItsParentGoesOn) {
   }
 }
 
+// The child has copies of its parent's sockets.
+TEST_F(Fork, TheDeathOfAParentIsNoticedAtOnceAlthoughItsChildLives) {
+  for (int victim : {1, 0}) {  // rank 0 hosts the store
+    SCOPED_TRACE(victim);
+    auto ranks = job("forks_a_child_that_stays", 2);
+    ranks.start_all();
+    const auto line = ranks[victim].expect_line("child ");
+    const int child = std::stoi(line.substr(line.find("child ") + 6));
+    for (int rank = 0; rank < 2; ++rank) ranks[rank].expect_line("running");
+    ranks[victim].signal(SIGKILL);
+    expect_survivors_told(ranks, victim, "PeerError", std::chrono::seconds(2), "rank " + std::to_string(victim));
+    EXPECT_EQ(::kill(child, SIGKILL), 0) << "the child has ended too early";
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

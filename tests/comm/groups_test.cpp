@@ -179,6 +179,8 @@ TEST_P(Groups, DestroyEndsOneGroupAndNotTheOthers) {
     EXPECT_EQ(tensor[0].item<float>(), 2) << "what was pending is done";
     expect_error<UsageError>([&] { copy.barrier(); }, "world/1", "destroyed");
     expect_error<UsageError>([&] { copy.new_group({0}); }, "destroyed");
+    expect_error<UsageError>([&] { copy.synchronize(); }, "destroyed");
+    expect_error<UsageError>([&] { copy.abort("no reason"); }, "destroyed");
     EXPECT_NO_THROW(group.destroy()) << "once more changes nothing";
     EXPECT_EQ(sum_over(world, 1), 2);
   });

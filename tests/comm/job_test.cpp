@@ -22,7 +22,8 @@ using testing::HasSubstr;
 struct Rank {
   Rank(const StoreHost& host, int rank, int joins_before) : client(host.connect()) {
     enrol(*client, 10 * joins_before + rank);  // a key of its own
-    job = std::make_unique<Job>(std::vector<Peer>(2), rank, joins_before, make_remote_store(client), client, nullptr);
+    job =
+        std::make_unique<Job>(std::vector<Peer>(2), rank, joins_before, make_remote_store(client), "", client, nullptr);
   }
   std::shared_ptr<StoreClient> client;
   std::unique_ptr<Job> job;
@@ -40,7 +41,7 @@ TEST(Job, ToldOfAnotherJoinKnowsThatItIsNotMeant) {
   Rank old_rank(host, 1, 0), other(host, 1, 1), mine(host, 0, 1);
   Hearing hearing;
   mine.job->subscribe("world", hearing);
-  old_rank.job->leave("world", 3);
+  old_rank.job->leave("world", 3, 2);
   old_rank.job->report("world", {ErrorKind::kTimeout, "too late"}, Job::Certainty::kCertain);
   old_rank.client->call(Verb::kCheck, {});
   mine.client->call(Verb::kCheck, {});  // what was told before has been heard
@@ -48,7 +49,7 @@ TEST(Job, ToldOfAnotherJoinKnowsThatItIsNotMeant) {
   EXPECT_EQ(hearing.departures, 0);
   // The first cause of one is not that of the other.
   EXPECT_EQ(other.job->report("world", {ErrorKind::kPeer, "gone"}, Job::Certainty::kCertain).message, "gone");
-  other.job->leave("world", 3);
+  other.job->leave("world", 3, 2);
   other.client->call(Verb::kCheck, {});
   mine.client->call(Verb::kCheck, {});
   EXPECT_EQ(hearing.failures, 1);

@@ -81,6 +81,23 @@ TEST_P(Objects, SenselessArgumentsAreRefusedAndTheGroupGoesOn) {
   });
 }
 
+TEST_P(Objects, AnObjectThatCannotBeSentIsAnErrorOnAllRanksAndTheGroupGoesOn) {
+  on_ranks([](ProcessGroup world) {
+    const c10::IValue device = c10::Device("cpu");
+    const auto mine = world.rank() == 0 ? device : c10::IValue(1);
+    expect_error<UsageError>([&] { world.broadcast_object(mine, 0); }, "rank 0", "broadcast_object", "Device");
+    expect_error<UsageError>([&] { world.all_gather_object(mine); }, "rank 0", "all_gather_object", "Device");
+    if (world.rank() == 0)
+      expect_error<UsageError>([&] { world.gather_object(mine, 0); }, "rank 0", "gather_object", "Device");
+    else
+      EXPECT_TRUE(world.gather_object(mine, 0).empty());
+    std::vector<c10::IValue> all(world.size(), device);
+    expect_error<UsageError>([&] { world.scatter_object(world.rank() == 0 ? all : std::vector<c10::IValue>(), 0); },
+                             "rank 0", "scatter_object", "Device");
+    expect_sample(world.broadcast_object(sample(0), 0), 0);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Objects,
                          testing::Combine(testing::ValuesIn(backends_under_test()), testing::Values(1, 2, 3)),
                          [](const auto& info) {

@@ -48,6 +48,42 @@ TEST(ProcessGroup, CopiesAreTheSameGroup) {
   EXPECT_NE(alone(), world);
 }
 
+TEST(ProcessGroup, MoreRanksThanAJobCanHaveAreRefusedAtOnce) {
+  for (int ranks : {65537, 1'000'000, std::numeric_limits<int>::max()})
+    expect_error<UsageError>([&] { init_process_group({.rank = 0, .world_size = ranks}); }, "world_size is",
+                             "at most 65536", "WORLD_SIZE");
+}
+
+TEST(ProcessGroup, TheHeartbeatLimitIsAlsoAVariable) {
+  for (const char* wrong : {"0.1", "nan", "x", "-3", "1e9", ""}) {
+    ::setenv("LOCKSTEP_HEARTBEAT_LIMIT", wrong, 1);
+    expect_error<UsageError>([] { alone(); }, "LOCKSTEP_HEARTBEAT_LIMIT", "from 0.5 to 1000000");
+  }
+  ::setenv("LOCKSTEP_HEARTBEAT_LIMIT", "2.5", 1);
+  EXPECT_NO_THROW(alone());
+  ::unsetenv("LOCKSTEP_HEARTBEAT_LIMIT");
+}
+
+TEST(ProcessGroup, NumbersAreReducedCopiedAndGathered) {
+  for (const auto& backend : backends_under_test())
+    run_threads(3,
+                [](ProcessGroup world) {
+                  const int rank = world.rank();
+                  const double half = world.all_reduce(rank + 0.5);
+                  EXPECT_EQ(half, 4.5);
+                  EXPECT_EQ(world.all_reduce(float(rank), ReduceOp::kAvg), 1.f);
+                  EXPECT_EQ(world.all_reduce((int64_t{1} << 60) + rank, ReduceOp::kMax), (int64_t{1} << 60) + 2);
+                  static_assert(std::is_same_v<decltype(world.all_reduce(size_t{1})), size_t>);
+                  EXPECT_EQ(world.all_reduce(size_t{1}), 3u);
+                  EXPECT_EQ(world.broadcast(10 * rank, 2), 20);
+                  EXPECT_EQ(world.broadcast(rank + 0.25, 1), 1.25);
+                  EXPECT_EQ(world.all_gather(rank * rank), (std::vector<int>{0, 1, 4}));
+                  EXPECT_EQ(world.all_gather(rank / 2.0), (std::vector<double>{0, 0.5, 1}));
+                  expect_error<UsageError>([&] { (void)world.all_reduce(1, ReduceOp::kAvg); }, "all_reduce", "Long");
+                },
+                {.backend = backend});
+}
+
 TEST(ProcessGroup, BadArgumentsAreNamedAndTheGroupGoesOn) {
   run_threads(2, [](ProcessGroup world) {
     auto good = at::ones({4});

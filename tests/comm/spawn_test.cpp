@@ -62,6 +62,12 @@ TEST(Spawn, RanksAreProcessesThatReduceTogether) {
   EXPECT_FALSE(pids.contains(parent.pid()));
 }
 
+TEST(Spawn, WritesNoFileThatAKillCouldLeaveBehind) {
+  RankProcess parent({SPAWNING, "sums"}, {{"TMPDIR", "/nowhere"}});
+  parent.expect_line("done", 60s);
+  EXPECT_EQ(parent.wait(), 0);
+}
+
 TEST(Spawn, OurErrorsKeepTheirKindAndNameTheRank) {
   auto parent = program("throws_usage");
   EXPECT_THAT(parent.expect_line("UsageError", 60s), AllOf(HasSubstr("UsageError: rank 1: broadcast"), HasSubstr("7")));

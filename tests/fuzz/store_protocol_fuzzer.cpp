@@ -130,8 +130,8 @@ void unpack_anything(std::string_view bytes) {
 
 /// As the store hears one who knows nothing, or who changes the words of one who does: neither is ever taken in.
 void play_stranger(Script& script) {
-  static const TlsContext server_context(TlsContext::Side::kServer, "name", std::string(32, 'k'));
-  static const TlsContext client_context(TlsContext::Side::kClient, "name", std::string(32, 'k'));
+  static const TlsContext server_context(TlsContext::Side::kServer, "name", Secret::from_bytes(std::string(32, 'k')));
+  static const TlsContext client_context(TlsContext::Side::kClient, "name", Secret::from_bytes(std::string(32, 'k')));
   TlsSession session(server_context);
   session.send("for ranks only");
   try {

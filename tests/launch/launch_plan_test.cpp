@@ -335,6 +335,20 @@ TEST(LineCutter, KeepsWhatHasNoEndYet) {
   EXPECT_EQ(cutter.take_rest(), "");
 }
 
+TEST(LineCutter, HasTheStateOfAProgressBar) {
+  LineCutter cutter;
+  EXPECT_THAT(cutter.feed("epoch 1"), IsEmpty());
+  EXPECT_EQ(cutter.progress(), "") << "an ordinary line that is not complete";
+  EXPECT_THAT(cutter.feed("\r10 %"), IsEmpty());
+  EXPECT_EQ(cutter.progress(), "10 %");
+  EXPECT_THAT(cutter.feed("\r2"), IsEmpty());
+  EXPECT_THAT(cutter.feed("0 %\r"), IsEmpty());
+  EXPECT_EQ(cutter.progress(), "20 %");
+  EXPECT_THAT(cutter.feed("\rdone\nnext\r\nlast\r"), ElementsAre("done", "next"));
+  EXPECT_EQ(cutter.take_rest(), "last");
+  EXPECT_EQ(cutter.progress(), "");
+}
+
 TEST(StderrMemory, RemembersTheLastLinesAndWhatNobodyCaught) {
   StderrMemory memory;
   for (int line = 0; line < 30; ++line) memory.add(std::to_string(line));
@@ -409,6 +423,29 @@ TEST(Report, DoesNotTakeTheWayAWorkerWasStoppedForTheCause) {
   EXPECT_EQ(report.consequences.at(0).rank, 1);
 }
 
+TEST(Report, SaysEachThingOnce) {
+  auto thrown = end_of(0, SIGABRT);
+  StderrMemory memory;
+  for (const char* line :
+       {"reading", "terminate called after throwing an instance of 'c10::Error'", "  what():  no data in shard 3",
+        "Exception raised from read at data.cpp:7", "frame #0: c10::Error::Error", "frame #1: read"})
+    memory.add(line);
+  thrown.uncaught = memory.uncaught();
+  thrown.tail = {memory.tail().begin(), memory.tail().end()};
+  const auto text = describe_report(make_report(
+      {thrown}, Failure{ErrorKind::kPeer, "rank 0 gave up: no data in shard 3", Culprit{0, CulpritRole::kGaveUp}}));
+  EXPECT_EQ(text.find("no data in shard 3"), text.rfind("no data in shard 3")) << text;
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("c10::Error: no data"), HasSubstr("| reading"), HasSubstr("| Exception raised from"),
+                    Not(HasSubstr("frame #")), Not(HasSubstr("terminate called"))));
+}
+
+TEST(Report, SaysHowToFindThePlaceOfACrash) {
+  auto report = make_report({end_of(0, SIGSEGV)}, std::nullopt);
+  report.command = {"./train", "--name", "two words"};
+  EXPECT_THAT(describe_report(report), HasSubstr("gdb -batch -ex run -ex bt --args ./train --name 'two words'"));
+}
+
 TEST(Report, TravelsBetweenNodesWithAnyBytes) {
   auto end = end_of(1, SIGSEGV);
   end.tail = {"tab\t", "\xff\xfe", "quote \""};
@@ -434,6 +471,10 @@ TEST(Decide, RestartsAfterAFailureWhileRestartsAreLeftAndNeverWhenToldToStop) {
   EXPECT_EQ(decide(failed, std::nullopt, 0, 1).report.exit, LaunchExit::kPreempted);
   failed.broken = "it is";
   EXPECT_EQ(decide(failed, std::nullopt, 0, 1).report.exit, LaunchExit::kInternal);
+  EXPECT_FALSE(decide(failed, std::nullopt, 0, 1).restart);
+  failed.signal.reset();
+  EXPECT_TRUE(decide(failed, std::nullopt, 0, 1).restart) << "a warden that was killed";
+  EXPECT_FALSE(decide(failed, std::nullopt, 1, 1).restart);
 }
 
 }  // namespace

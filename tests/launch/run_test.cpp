@@ -103,6 +103,14 @@ TEST(Run, RefusesTimesThatAreNotNumbersOfSeconds) {
   EXPECT_EQ(run_launcher({"--grace", "0.5", "true"}).code, 0);
 }
 
+TEST(Run, RefusesToStartWithTooFewOpenFiles) {
+  RankProcess run({"sh", "-c", std::string("ulimit -n 40 && exec ") + LOCKSTEP_TOOL + " run -n 4 true"},
+                  clean_environment());
+  EXPECT_EQ(run.wait(), 70);
+  EXPECT_THAT(run.output(), AllOf(HasSubstr("needs 44 open files for 4 workers"), HasSubstr("the limit is 40"),
+                                  HasSubstr("ulimit -Hn")));
+}
+
 TEST(Run, RefusesAProgramThatIsNotThere) {
   auto run = run_launcher({"-n", "2", "./no-such-program"});
   EXPECT_EQ(run.code, 2);
@@ -184,6 +192,27 @@ TEST(RunOutput, PassesOnEveryLineWholeAndInTheOrderOfItsRank) {
 TEST(RunOutput, KeepsALastLineThatHasNoEnd) {
   auto run = run_launcher({"-n", "2", "sh", "-c", "printf out; printf err >&2"});
   EXPECT_THAT(lines_after(run.output, "["), UnorderedElementsAre("0] out", "0] err", "1] out", "1] err"));
+}
+
+TEST(RunOutput, ShowsAProgressBarBeforeItsLineEnds) {
+  TemporaryFolder folder;
+  const auto go = (folder.path() / "go").string();
+  RankProcess run(
+      run_command({"-n", "1", "sh", "-c",
+                   "printf '\\r10 %%'; while [ ! -e " + go + " ]; do sleep 0.01; done; printf '\\r99 %%\\n'"}),
+      clean_environment());
+  EXPECT_EQ(run.expect_line("[0] 10 %"), "[0] 10 %");
+  std::ofstream(go) << "";
+  EXPECT_EQ(run.expect_line("[0] 99 %"), "[0] 99 %");
+  EXPECT_EQ(run.wait(), 0);
+}
+
+TEST(RunOutput, OverwritesAProgressBarOnATerminal) {
+  const std::string tool = LOCKSTEP_TOOL;
+  RankProcess script({"script", "-qec", tool + " run -n 1 printf '\\r10 %%%%\\r20 %%%%\\nend\\n'", "/dev/null"},
+                     clean_environment({{"TERM", "xterm"}, {"NO_COLOR", "1"}}));
+  script.wait();
+  EXPECT_THAT(script.output(), AllOf(HasSubstr("[0] 20 %"), HasSubstr("[0] end"), Not(HasSubstr("10 %\n"))));
 }
 
 TEST(RunOutput, ColoursThePrefixOnATerminalOnly) {

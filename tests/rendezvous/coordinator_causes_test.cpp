@@ -223,12 +223,23 @@ TEST_F(CoordinatorTest, HasSignsAtOnceWhenThereIsNoRank) {
 
 TEST_F(CoordinatorTest, TellsTheOthersWhoHasLeftAGroup) {
   enrol_all();
-  say(2, Verb::kLeave, {"world", "12"});
+  say(2, Verb::kLeave, {"world", "12", "3", "group/world|"});
   auto messages = heard();
   const StoreMessage left{Verb::kLeft, 0, {"1", "world", "12"}};
   EXPECT_EQ(messages.size(), 2u);
   EXPECT_EQ(messages[1], std::vector{left});
   EXPECT_EQ(messages[3], std::vector{left});
+}
+
+TEST_F(CoordinatorTest, ErasesTheKeysOfAGroupOnceAllItsRanksHaveLeft) {
+  enrol_all();
+  const auto before = coordinator_.keys();
+  for (const auto* key : {"group/a|made/0", "group/a|made/1", "group/a/1|made/0"}) say(1, Verb::kSet, {key, "value"});
+  say(1, Verb::kLeave, {"a", "3", "2", "group/a|"});
+  say(1, Verb::kLeave, {"a", "3", "2", "group/a|"});  // the same rank again
+  EXPECT_EQ(coordinator_.keys(), before + 3);
+  say(3, Verb::kLeave, {"a", "3", "2", "group/a|"});
+  EXPECT_EQ(coordinator_.keys(), before + 1) << "the key of group a/1";
 }
 
 TEST_F(CoordinatorTest, LetsARankGoThatSaysGoodbye) {

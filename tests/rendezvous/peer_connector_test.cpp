@@ -9,6 +9,7 @@
 
 #include "rendezvous/net/peer_proof.h"
 #include "rendezvous/store/protocol.h"
+#include "support/eventually.h"
 #include "support/log_lines.h"
 #include "support/loopback.h"
 #include "support/messages.h"
@@ -116,6 +117,7 @@ TEST_F(Peers, AreConnectedThoughStrangersCameFirst) {
   ranks.push_back(zero.get());
   ranks.push_back(one.get());
   expect_connected(ranks);
+  EXPECT_TRUE(eventually([&] { return !log_.lines().empty(); }));
   EXPECT_THAT(log_.lines(), Contains(HasSubstr("rank 0 rejected a connection from 127.0.0.1:")));
   for (auto& stranger : strangers) EXPECT_TRUE(stranger.is_cut_off_within(1s));
 }

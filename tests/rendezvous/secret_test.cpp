@@ -1,5 +1,7 @@
 #include "rendezvous/net/secret.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -98,9 +100,9 @@ TEST(Secret, GivesTheKeysOfHkdfSha256) {
   std::string counting;
   for (char byte = 0; byte < 32; ++byte) counting += byte;
   const auto secret = Secret::from_bytes(counting);
-  EXPECT_EQ(in_hex(secret.key(0)), "b879e8eab2a8768ee7890294772506237812f09e0a510e7caa49d16e9b8412d9");
-  EXPECT_EQ(in_hex(secret.key(1)), "0b865a605ae6de646bfc5cc3be4b99f45ae8ca17d14bdb0291b437c90a91b097");
-  EXPECT_EQ(in_hex(Secret::from_bytes("a secret of more than 32 bytes, with a newline\n").key(12)),
+  EXPECT_EQ(in_hex(secret.key(0).bytes()), "b879e8eab2a8768ee7890294772506237812f09e0a510e7caa49d16e9b8412d9");
+  EXPECT_EQ(in_hex(secret.key(1).bytes()), "0b865a605ae6de646bfc5cc3be4b99f45ae8ca17d14bdb0291b437c90a91b097");
+  EXPECT_EQ(in_hex(Secret::from_bytes("a secret of more than 32 bytes, with a newline\n").key(12).bytes()),
             "5a31e9f951eb5b3d30596491dfef364d2b376064b1968039fc43894b786a1d5f");
   EXPECT_EQ(secret.bytes(), counting);
 }
@@ -251,6 +253,43 @@ TEST_F(Secrets, OnLoopbackSurviveAProcessThatDiedWhileItMadeOne) {
   ASSERT_EQ(::mkdir(own_temporary().c_str(), 0700), 0);
   std::ofstream(own_temporary() + "/secret." + std::to_string(::getpid()) + ".0") << "unfinished";
   EXPECT_EQ(find_secret(true, lookup).bytes().size(), 32u);
+}
+
+TEST_F(Secrets, OfKilledProcessesAreRemovedByTheNextFolder) {
+  const char* before = std::getenv("TMPDIR");
+  const std::string restored = before ? before : "";
+  ::setenv("TMPDIR", folder_.path().c_str(), 1);
+  const auto make = [&](const std::string& name, std::chrono::seconds age) {
+    ::mkdir(path(name).c_str(), 0700);
+    std::ofstream(path(name + "/secret")) << kBytes;
+    fs::last_write_time(path(name), fs::file_time_type::clock::now() - age);
+  };
+  make("lockstep-aaaaaa", std::chrono::hours(1));
+  make("lockstep-bbbbbb", std::chrono::hours(1));
+  make("lockstep-cccccc", std::chrono::seconds(1));
+  make("lockstep-other-dddddd", std::chrono::hours(1));
+  const FileDescriptor in_use(::open(path("lockstep-bbbbbb").c_str(), O_RDONLY | O_DIRECTORY));
+  ASSERT_EQ(::flock(in_use.get(), LOCK_EX), 0);
+  {
+    SecretFolder folder("lockstep");
+    folder.write(Secret::random());
+    EXPECT_TRUE(fs::exists(folder.secret_file()));
+    SecretFolder another("lockstep");
+    EXPECT_TRUE(fs::exists(folder.path())) << "in use";
+  }
+  EXPECT_FALSE(fs::exists(path("lockstep-aaaaaa")));
+  EXPECT_TRUE(fs::exists(path("lockstep-bbbbbb"))) << "in use";
+  EXPECT_TRUE(fs::exists(path("lockstep-cccccc"))) << "its process may not have locked it yet";
+  EXPECT_TRUE(fs::exists(path("lockstep-other-dddddd"))) << "not one of these";
+  before ? ::setenv("TMPDIR", restored.c_str(), 1) : ::unsetenv("TMPDIR");
+}
+
+TEST_F(Secrets, FolderThatCannotBeMadeSaysTheRemedy) {
+  const char* before = std::getenv("TMPDIR");
+  const std::string restored = before ? before : "";
+  ::setenv("TMPDIR", path("missing").c_str(), 1);
+  expect_error<SystemError>([] { SecretFolder folder("lockstep"); }, path("missing"), "set TMPDIR");
+  before ? ::setenv("TMPDIR", restored.c_str(), 1) : ::unsetenv("TMPDIR");
 }
 
 TEST_F(Secrets, OfProcessesThatStartAtOnceAreTheSame) {

@@ -77,7 +77,7 @@ TEST(StoreClient, GoesWithoutTroubleForTheOthers) {
   client->listen(&ear);
   auto leaving = host.connect();
   enrol(*leaving, 1);
-  leaving->send_async(Verb::kLeave, {"world", "12"});
+  leaving->send_async(Verb::kLeave, {"world", "12", "2", "group/world|"});
   EXPECT_EQ(ear.left_within(5s), "1 left world after 12");
   const auto start = Clock::now();
   leaving.reset();

@@ -12,14 +12,14 @@
 namespace lockstep {
 namespace {
 
-const std::string kKey(32, 'k');
-const std::string kOtherKey(32, 'o');
+const Secret kKey = Secret::from_bytes(std::string(32, 'k'));
+const Secret kOtherKey = Secret::from_bytes(std::string(32, 'o'));
 const std::string kName = "name";
 
-TlsContext server_context(const std::string& key = kKey, const std::string& name = kName) {
+TlsContext server_context(const Secret& key = kKey, const std::string& name = kName) {
   return {TlsContext::Side::kServer, name, key};
 }
-TlsContext client_context(const std::string& key = kKey, const std::string& name = kName) {
+TlsContext client_context(const Secret& key = kKey, const std::string& name = kName) {
   return {TlsContext::Side::kClient, name, key};
 }
 
@@ -282,7 +282,8 @@ TEST(Tls, EndsWhenTheOtherSideDoes) {
         ssl, [](SSL* ssl, const EVP_MD*, const unsigned char** id, size_t* size, SSL_SESSION** session) {
           const unsigned char cipher[] = {0x13, 0x01};
           *session = SSL_SESSION_new();
-          SSL_SESSION_set1_master_key(*session, reinterpret_cast<const unsigned char*>(kKey.data()), kKey.size());
+          SSL_SESSION_set1_master_key(*session, reinterpret_cast<const unsigned char*>(kKey.bytes().data()),
+                                      kKey.bytes().size());
           SSL_SESSION_set_cipher(*session, SSL_CIPHER_find(ssl, cipher));
           SSL_SESSION_set_protocol_version(*session, TLS1_3_VERSION);
           *id = reinterpret_cast<const unsigned char*>(kName.data());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -28,6 +30,17 @@ class Stranger {
  public:
   explicit Stranger(int port)
       : socket_(connect_to({"127.0.0.1", port}, std::chrono::steady_clock::now() + std::chrono::seconds(20))) {}
+  /// Connects from the address 127.0.0.`host`.
+  Stranger(int port, int host) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in from{}, to{};
+    from.sin_family = to.sin_family = AF_INET;
+    from.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + static_cast<uint32_t>(host));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(static_cast<uint16_t>(port));
+    if (::bind(socket_.get(), reinterpret_cast<sockaddr*>(&from), sizeof from) != 0 ||
+        ::connect(socket_.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0)
+      throw std::runtime_error("cannot connect from another loopback address");
+  }
 
   /// Returns false if the peer has closed the connection.
   bool say(std::string_view bytes) const {

@@ -77,10 +77,16 @@ class MpiLink::Message final : public Transfer {
     char* begin = static_cast<char*>(data.data_ptr());
     const MPI_Comm communicator = link_.communicators_.messages;
     const size_t most = part_bytes(data.nbytes(), Channel::Kind::kOneWay);
-    for (size_t done = 0; done < data.nbytes(); done += most) {
-      const Buffer buffer{peer, begin + done, std::min(data.nbytes() - done, most)};
-      requests_.push_back(direction == Direction::kSend ? link_.start_send(buffer, tag, communicator, MPI_Issend)
-                                                        : link_.start_receive(buffer, tag, communicator));
+    try {
+      for (size_t done = 0; done < data.nbytes(); done += most) {
+        const Buffer buffer{peer, begin + done, std::min(data.nbytes() - done, most)};
+        requests_.push_back(direction == Direction::kSend ? link_.start_send(buffer, tag, communicator, MPI_Issend)
+                                                          : link_.start_receive(buffer, tag, communicator));
+      }
+    } catch (...) {  // MPI may still use the memory of the parts that were started
+      requests_.clear();
+      link_.keep(data_);
+      throw;
     }
     Library::of_process().begin_message();
   }

@@ -1,5 +1,6 @@
 #include "backends/nccl/communicator.h"
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -15,6 +16,8 @@ namespace lockstep::nccl {
 namespace {
 
 constexpr auto kStatePause = std::chrono::microseconds(50);
+constexpr auto kShortestLook = std::chrono::microseconds(100);
+constexpr auto kLongestLook = std::chrono::milliseconds(10);
 constexpr auto kLongestCall = std::chrono::milliseconds(250);
 
 std::string fresh_id() {
@@ -65,12 +68,22 @@ void Communicator::throw_if_aborted() {
   if (cause_) std::rethrow_exception(cause_);
 }
 
+// Requires mutex_. The longer the id is missing, the less often the store is asked.
+bool Communicator::is_published() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_look_) return false;
+  if (store_->check({key_})) return true;
+  look_pause_ = std::clamp<std::chrono::steady_clock::duration>(2 * look_pause_, kShortestLook, kLongestLook);
+  next_look_ = std::chrono::steady_clock::now() + look_pause_;
+  return false;
+}
+
 bool Communicator::is_ready() {
   std::lock_guard lock(mutex_);
   throw_if_aborted();
   if (is_ready_) return true;
   if (!raw_) {
-    if (!store_->check({key_})) return false;
+    if (!is_published()) return false;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm_t made = nullptr;

@@ -3,6 +3,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -46,6 +47,7 @@ class Communicator {
   void abort(std::exception_ptr cause) noexcept;
 
  private:
+  bool is_published();
   bool is_aborted();
   void throw_if_aborted();
   void end();
@@ -58,6 +60,9 @@ class Communicator {
   std::timed_mutex mutex_;
   std::atomic<ncclComm_t> raw_ = nullptr;  // guarded by mutex_, except in an abort that could not lock it in time
   bool is_ready_ = false;                  // guarded by mutex_
+  // When to look for the id in the store again: rank 0 may be late by minutes. Guarded by mutex_.
+  std::chrono::steady_clock::time_point next_look_{};
+  std::chrono::steady_clock::duration look_pause_{};
   std::mutex cause_mutex_;
   std::exception_ptr cause_;  // guarded by cause_mutex_: why the communicator was aborted
 };

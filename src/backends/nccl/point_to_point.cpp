@@ -1,5 +1,6 @@
 #include "backends/nccl/point_to_point.h"
 
+#include <algorithm>
 #include <thread>
 
 #include <ATen/cuda/CUDAEvent.h>
@@ -14,6 +15,7 @@
 namespace lockstep::nccl {
 namespace {
 
+constexpr int64_t kMostTags = 64;  // a connection takes several MiB of GPU memory and is freed with the group
 constexpr auto kProgressPause = std::chrono::microseconds(20);
 
 }  // namespace
@@ -130,9 +132,16 @@ bool PointToPoint::is_done(const Message& message) {
 std::shared_ptr<PointToPoint::Channel> PointToPoint::channel_of(const Key& key) {
   std::lock_guard lock(mutex_);
   if (cause_) std::rethrow_exception(cause_);
-  auto& channel = channels_[key];
-  if (!channel) channel = std::make_shared<Channel>(store_, key, std::get<0>(key) == rank_, device_);
-  return channel;
+  if (const auto found = channels_.find(key); found != channels_.end()) return found->second;
+  const auto [from, to, tag] = key;
+  const auto tags = std::count_if(channels_.begin(), channels_.end(), [&](const auto& entry) {
+    return std::get<0>(entry.first) == from && std::get<1>(entry.first) == to;
+  });
+  if (tags >= kMostTags)
+    throw UsageError(text("backend 'nccl' supports ", kMostTags, " different tags from one rank to another, but tag ",
+                          tag, " from rank ", from, " to rank ", to,
+                          " is one more; each tag has its own connection: use the same tags again"));
+  return channels_[key] = std::make_shared<Channel>(store_, key, from == rank_, device_);
 }
 
 std::vector<std::shared_ptr<PointToPoint::Channel>> PointToPoint::channels() {

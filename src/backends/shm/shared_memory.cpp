@@ -66,6 +66,14 @@ FileDescriptor create_file(SharedMemory::Kind way, const std::string& name) {
   return file;
 }
 
+/// Removes the name of shared memory that could not be mapped.
+struct NameUntilMapped {
+  std::string name;
+  ~NameUntilMapped() {
+    if (!name.empty()) ::shm_unlink(name.c_str());
+  }
+};
+
 // A POSIX record lock belongs to the process, not to the open file. A forked child does not inherit the lock. The
 // kernel releases the lock when the process ends or closes the file.
 struct flock lock_of_all() {
@@ -95,6 +103,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(Kind way, size_t bytes) {
   std::string id = random_id();
   std::string name = "/lockstep-" + id;
   FileDescriptor file = create_file(way, name);
+  NameUntilMapped until_mapped{way == Kind::kNamed ? name : ""};
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
     fail(text("ftruncate: cannot create ", bytes, " bytes of shared memory", advice()), errno);
   // Without the seal another process could shrink the file, and accesses to the mappings would raise SIGBUS.
@@ -103,6 +112,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(Kind way, size_t bytes) {
   const bool is_locked = lock_for_this_process(file);
   auto memory = std::make_shared<SharedMemory>(std::move(file), MemoryHandle{path, id, bytes, is_locked});
   memory->is_created_here_ = true;
+  until_mapped.name.clear();
   std::lock_guard lock(mapped().mutex);
   mapped().by_id[id] = memory;
   return memory;
@@ -133,6 +143,7 @@ SharedMemory::SharedMemory(FileDescriptor file, MemoryHandle address)
 }
 
 SharedMemory::~SharedMemory() {
+  if (is_created_here_) unlink();
   ::munmap(begin_, handle_.bytes);
   std::lock_guard lock(mapped().mutex);
   auto known = mapped().by_id.find(handle_.id);

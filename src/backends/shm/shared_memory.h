@@ -32,7 +32,7 @@ class SharedMemory {
   static std::shared_ptr<SharedMemory> open(const MemoryHandle& address);
 
   SharedMemory(FileDescriptor file, MemoryHandle address);
-  ~SharedMemory();
+  ~SharedMemory();  ///< also removes the name, if this process created the memory
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 

@@ -127,39 +127,39 @@ namespace {
 /// One attempt to map the memory of all ranks, with one kind of shared memory.
 class Attempt {
  public:
-  Attempt(const BackendContext& context, SharedMemory::Kind way)
-      : context_(context),
-        way_(way == SharedMemory::Kind::kUnnamed ? "unnamed/" : "named/"),
-        arena_(way == SharedMemory::Kind::kUnnamed ? Arena::of_process() : make_shared_owned<Arena>(way)) {}
+  Attempt(const BackendContext& context, SharedMemory::Kind kind)
+      : context_(context), kind_(kind), way_(kind == SharedMemory::Kind::kUnnamed ? "unnamed/" : "named/") {}
 
-  /// Collective. Returns null on all ranks, with the reason in `failure`, when some rank cannot map another.
+  /// Collective. Returns null on all ranks, with the reason in `failure`, when some rank cannot create its memory or
+  /// map another rank's. After an exception the segment is not freed: another rank may have mapped all segments and use
+  /// it.
   std::unique_ptr<ShmGroup> make(std::string& failure) {
-    RankSegment* mine = make_segment();
-    try {
-      return make(*mine, failure);
-    } catch (...) {
-      arena_->memory().unlink();  // the segment is not freed: another rank may have mapped all segments and use it
-      throw;
-    }
-  }
-
- private:
-  std::unique_ptr<ShmGroup> make(RankSegment& mine, std::string& failure) {
-    const auto offers =
-        context_.store->all_gather(way_ + "segment", context_.rank, context_.size, offer(mine), context_.timeout);
-    std::vector<ShmGroup::Member> members(context_.size);
+    RankSegment* mine = nullptr;
     std::string trouble;
+    try {
+      arena_ = kind_ == SharedMemory::Kind::kUnnamed ? Arena::of_process() : make_shared_owned<Arena>(kind_);
+      mine = make_segment();
+    } catch (const SystemError& error) {
+      trouble = error.what();
+    }
+    const auto offers = context_.store->all_gather(way_ + "segment", context_.rank, context_.size,
+                                                   mine ? offer(*mine) : "", context_.timeout);
+    std::vector<ShmGroup::Member> members(context_.size);
     for (int rank = 0; rank < context_.size && trouble.empty(); ++rank)
-      trouble = rank == context_.rank ? (members[rank] = member(mine), "") : find(offers[rank], members[rank]);
+      trouble = rank == context_.rank ? (members[rank] = member(*mine), "") : find(offers[rank], members[rank]);
     failure = agree(context_, way_ + "sees", trouble);
-    arena_->memory().unlink();
+    if (mine) arena_->memory().unlink();
     if (failure.empty()) return std::make_unique<ShmGroup>(context_.rank, std::move(members), arena_);
-    arena_->free(reinterpret_cast<char*>(&mine));
+    if (mine) arena_->free(reinterpret_cast<char*>(mine));
     return nullptr;
   }
 
+ private:
+  // Populates the pages: writing to a page that /dev/shm has no room for would raise a signal.
   RankSegment* make_segment() const {
-    RankSegment* segment = new (arena_->reserve(sizeof(RankSegment))) RankSegment;
+    char* block = arena_->reserve(sizeof(RankSegment));
+    arena_->memory().populate(arena_->offset_of(block).value(), sizeof(RankSegment));
+    RankSegment* segment = new (block) RankSegment;
     std::random_device random;
     for (char& byte : segment->token) byte = static_cast<char>(random());
     CPU_ZERO(&segment->cores);
@@ -181,6 +181,7 @@ class Attempt {
 
   // Maps the segment of the rank. Returns an empty string, or why the segment cannot be mapped.
   static std::string find(const std::string& offered, ShmGroup::Member& member) {
+    if (offered.empty()) return "another rank has no shared memory";
     try {
       const auto offer = unpack(offered);
       MemoryHandle address{offer.at(0), offer.at(1), static_cast<size_t>(to_number(offer.at(2))), !offer.at(3).empty()};
@@ -195,8 +196,9 @@ class Attempt {
   }
 
   const BackendContext& context_;
+  const SharedMemory::Kind kind_;
   const std::string way_;
-  const std::shared_ptr<Arena> arena_;
+  std::shared_ptr<Arena> arena_;
 };
 
 }  // namespace
@@ -212,9 +214,9 @@ std::unique_ptr<ShmGroup> exchange_handles(const BackendContext& context) {
   if (auto group = Attempt(context, SharedMemory::Kind::kUnnamed).make(unseen)) return group;
   log_info(text("shm: ", unseen, "; trying named shared memory"));
   if (auto group = Attempt(context, SharedMemory::Kind::kNamed).make(unnamed)) return group;
-  throw NoSharedMemory(text("the ranks are on one host but cannot map each other's memory (", unseen, "; ", unnamed,
-                            "): they run in different containers or as different users; share the PID namespace and "
-                            "/dev/shm between the containers, or use backend 'gloo'"));
+  throw NoSharedMemory(text("the ranks are on one host but cannot share memory (", unseen, "; ", unnamed,
+                            "). If they run in different containers, share the PID namespace and /dev/shm between the "
+                            "containers, or use backend 'gloo'"));
 }
 
 }  // namespace lockstep::shm

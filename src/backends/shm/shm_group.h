@@ -109,7 +109,7 @@ class ShmGroup {
 };
 
 /// Creates the ShmGroup: each rank publishes the handle of its segment in the store and maps the segments of the
-/// others. Collective. Throws NoSharedMemory on all ranks when some rank cannot map another.
+/// others. Collective. Throws NoSharedMemory on all ranks when the ranks cannot share memory.
 std::unique_ptr<ShmGroup> exchange_handles(const BackendContext& context);
 
 }  // namespace lockstep::shm

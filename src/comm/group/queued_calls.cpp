@@ -167,7 +167,7 @@ Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& op
 }
 
 void Group::synchronize() {
-  check_process();
+  parts();  // throws if the group was destroyed
   if (cpu_group_) cpu_group_->synchronize();
   queue_.run([](WorkQueue::Lock&) {});  // after the calls of the work queue
   queued_.synchronize();

@@ -27,6 +27,8 @@ using std::chrono::milliseconds;
 
 // --- options
 
+constexpr int kMostRanksOfAJob = 1 << 16;
+
 struct JobPlace {
   int rank = 0;
   int world_size = 1;
@@ -47,6 +49,9 @@ JobPlace find_place(const ProcessGroupOptions& options) {
   if (place.world_size < 1 || place.rank < 0 || place.rank >= place.world_size)
     throw UsageError(text("init_process_group: rank ", place.rank, " of ", place.world_size,
                           " is not a valid rank; ranks count from 0 to world_size - 1"));
+  if (place.world_size > kMostRanksOfAJob)
+    throw UsageError(text("init_process_group: world_size is ", place.world_size, "; a job has at most ",
+                          kMostRanksOfAJob, " ranks: check WORLD_SIZE"));
   return place;
 }
 
@@ -57,12 +62,25 @@ milliseconds checked_duration(const char* option, milliseconds value, millisecon
   return value;
 }
 
+/// LOCKSTEP_HEARTBEAT_LIMIT is for programs that leave the option at its default.
+milliseconds heartbeat_limit_of(const ProcessGroupOptions& options) {
+  constexpr const char* kVariable = "LOCKSTEP_HEARTBEAT_LIMIT";
+  const auto value = process_variable(kVariable);
+  if (!value || options.heartbeat_limit != ProcessGroupOptions().heartbeat_limit) return options.heartbeat_limit;
+  constexpr double kLeast = 0.5, kMost = 1e6;
+  const auto seconds = parse_number<double>(*value);
+  if (!seconds || !(*seconds >= kLeast && *seconds <= kMost))
+    refuse_value(kVariable, *value, text("a number of seconds from ", kLeast, " to ", static_cast<int64_t>(kMost)));
+  return std::chrono::duration_cast<milliseconds>(std::chrono::duration<double>(*seconds));
+}
+
 // --- rendezvous
 
 /// The result of the rendezvous on one rank.
 struct Meeting {
   std::vector<Peer> peers;
   std::shared_ptr<Store> store;
+  std::string key_prefix{};  // of the store
   std::shared_ptr<StoreClient> client{};
   std::unique_ptr<StoreServer> server{};
   int joins_before = 0;  // number of earlier joins of this process at this store
@@ -94,7 +112,9 @@ class Arrival {
       give_up(meeting);
     }
     // Hides keys that an earlier group of this process left in the store.
-    meeting.store = with_prefix(meeting.store, text("join/", meeting.joins_before, "/"));
+    const auto join_prefix = text("join/", meeting.joins_before, "/");
+    meeting.store = with_prefix(meeting.store, join_prefix);
+    meeting.key_prefix += join_prefix;
     return meeting;
   }
 
@@ -149,7 +169,8 @@ class Arrival {
       throw TimeoutError(mine_.rank,
                          text("missing: the host of the job's store (rank 0 or the launcher). ", error.what()));
     }
-    meeting.store = with_prefix(make_remote_store(meeting.client), prefix());
+    meeting.key_prefix = prefix();
+    meeting.store = with_prefix(make_remote_store(meeting.client), meeting.key_prefix);
   }
 
   // A store that rank 0 hosts serves one group. While the store of the group that this process has left is still up,
@@ -233,11 +254,11 @@ Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int wor
 std::shared_ptr<detail::Group> detail::init_group(const ProcessGroupOptions& options) {
   auto device = choose_device(options, parse_backends(options.backend));
   auto timeout = checked_duration("timeout", options.timeout, milliseconds(1));
-  auto heartbeat_limit = checked_duration("heartbeat_limit", options.heartbeat_limit, milliseconds(500));
+  auto heartbeat_limit = checked_duration("heartbeat_limit", heartbeat_limit_of(options), milliseconds(500));
   auto [rank, world_size] = find_place(options);
 
   Enrolment mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
-  auto [peers, store, client, server, joins_before] = [&, rank = rank, world_size = world_size] {
+  auto [peers, store, key_prefix, client, server, joins_before] = [&, rank = rank, world_size = world_size] {
     try {
       return meet(options, {mine, timeout, heartbeat_limit}, world_size);
     } catch (const Error& error) {
@@ -245,8 +266,8 @@ std::shared_ptr<detail::Group> detail::init_group(const ProcessGroupOptions& opt
                           rank);
     }
   }();
-  auto job = make_shared_owned<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(client),
-                                    std::move(server));
+  auto job = make_shared_owned<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(key_prefix),
+                                    std::move(client), std::move(server));
   std::vector<int> everyone(world_size);
   for (int r = 0; r < world_size; ++r) everyone[r] = r;
   try {

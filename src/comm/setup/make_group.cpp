@@ -45,10 +45,10 @@ class MakingNotice final : public JobListener {
   void on_tick() override {
     const auto now = WaitNotice::Clock::now();
     if (!notice_.is_due(now)) return;
-    log_warning(text(speaker(group_), ": has waited for ", notice_.seconds(now), " s for the ", group_.size,
-                     " ranks of group '", group_.name, "' to connect by backend ", group_.backend_name,
-                     ". Check that their hosts can reach each other on all ports; LOCKSTEP_INTERFACE selects the "
-                     "network interface"));
+    log_warning_async(text(speaker(group_), ": has waited for ", notice_.seconds(now), " s for the ", group_.size,
+                           " ranks of group '", group_.name, "' to connect by backend ", group_.backend_name,
+                           ". Check that their hosts can reach each other on all ports; LOCKSTEP_INTERFACE selects the "
+                           "network interface"));
   }
 
   const std::shared_ptr<Job> job_;
@@ -116,7 +116,7 @@ BackendContext context_of(const std::shared_ptr<Job>& job, const GroupSpec& spec
   BackendContext context;
   context.rank = membership.rank;
   context.size = membership.size;
-  context.store = with_prefix(job->store(), text("group/", spec.name, "/", backend, "/"));
+  context.store = with_prefix(job->store(), text(group_keys(spec.name), backend, "/"));
   context.device = spec.device;
   context.one_host = on_one_host(membership.peers);
   context.address = job->address();
@@ -150,7 +150,7 @@ std::unique_ptr<Backend> make_backend(const std::shared_ptr<Job>& job, const Gro
   }
 }
 
-// Creates the first backend that works. Only a lack of shared memory leads to the next one.
+// Creates the first backend that works. Only a lack of shared memory leads to the next one, on all ranks.
 std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, const GroupSpec& spec,
                                              Membership& membership) {
   std::vector<std::string> hosts;
@@ -166,7 +166,9 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
       if (name == choice.back())
         throw UsageError(text(speaker(membership), ": backend ", name, " of group '", spec.name, "': ", error.what()),
                          membership.rank, {});
-      log_info(text(speaker(membership), ": group '", spec.name, "' cannot use backend ", name, ": ", error.what()));
+      if (membership.rank == 0)
+        log_warning(text("group '", spec.name, "' uses backend ", choice.back(), " instead of ", name,
+                         ", which is faster: ", error.what()));
     }
   }
   return nullptr;

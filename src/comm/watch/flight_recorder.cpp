@@ -29,6 +29,9 @@ namespace {
 
 /// Enough for one failure of the largest job on a host: 1024 ranks.
 constexpr size_t kMostFiles = 1024;
+/// How many files stay that are older than kRecent.
+constexpr size_t kMostOldFiles = 64;
+constexpr time_t kRecent = 3600;  // seconds
 constexpr std::string_view kBeginning = "lockstep-flight-";
 constexpr std::string_view kEnding = ".jsonl";
 
@@ -92,10 +95,14 @@ void remove_oldest(const FlightFolder& folder) {
       continue;
     files.emplace_back(status.st_mtim.tv_sec, status.st_mtim.tv_nsec, name);
   }
-  if (files.size() <= kMostFiles) return;
   std::sort(files.begin(), files.end());
-  files.resize(files.size() - kMostFiles);
-  for (const auto& [seconds, nanoseconds, name] : files) ::unlinkat(folder.opened.get(), name.c_str(), 0);
+  const auto now = std::time(nullptr);
+  for (size_t i = 0; i < files.size(); ++i) {
+    const size_t newer = files.size() - i - 1;
+    const auto& [seconds, nanoseconds, name] = files[i];
+    if (newer >= kMostFiles || (newer >= kMostOldFiles && now - seconds > kRecent))
+      ::unlinkat(folder.opened.get(), name.c_str(), 0);
+  }
 }
 
 }  // namespace

@@ -19,15 +19,21 @@ std::vector<std::string> report_fields(const std::string& wire_group, const char
 
 }  // namespace
 
+// Group names contain '/', so that the keys of group 'a' would include those of 'a/1' if they ended with '/'.
+std::string group_keys(const std::string& group) {
+  return text("group/", group, "|");
+}
+
 std::string base_name(const std::string& group) {
   return group.substr(0, group.find(':'));
 }
 
-Job::Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store,
+Job::Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store, std::string key_prefix,
          std::shared_ptr<StoreClient> client, std::unique_ptr<StoreServer> server)
     : peers_(std::move(peers)),
       rank_(rank),
       prefix_(text(joins_before, "/")),
+      key_prefix_(std::move(key_prefix)),
       server_(std::move(server)),
       client_(std::move(client)),
       store_(std::move(store)) {
@@ -138,8 +144,10 @@ std::string Job::dump_flight(const std::string& reason) {
   return flight_path_;
 }
 
-void Job::leave(const std::string& group, int64_t calls) noexcept {
-  if (client_) client_->send_async(Verb::kLeave, {on_wire(group), std::to_string(calls)});
+void Job::leave(const std::string& group, int64_t calls, int members) noexcept {
+  if (client_)
+    client_->send_async(Verb::kLeave, {on_wire(group), std::to_string(calls), std::to_string(members),
+                                       key_prefix_ + group_keys(group)});
 }
 
 void Job::on_failure(const std::string& wire_group, const Failure& failure) {

@@ -21,6 +21,9 @@ namespace lockstep::detail {
 /// The name of the group that contains all ranks.
 inline constexpr const char* kWorld = "world";
 
+/// Returns the prefix of the group's keys in the job's store.
+std::string group_keys(const std::string& group);
+
 /// Removes the device suffix: "world" for the groups "world" and "world:cpu". A failure of one of them breaks both.
 std::string base_name(const std::string& group);
 
@@ -44,7 +47,7 @@ class Job final : private StoreListener {
  public:
   /// `client` and `server` are null for a single rank. `server` is null on ranks that do not host the store.
   /// `joins_before` (see count_join) distinguishes groups of this join from groups of other joins with the same name.
-  Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store,
+  Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store, std::string key_prefix,
       std::shared_ptr<StoreClient> client, std::unique_ptr<StoreServer> server);
   /// Leaves the job cleanly, or as failed if an exception is unwinding the stack. The host of the store waits up to
   /// one second for the other ranks to leave.
@@ -91,8 +94,9 @@ class Job final : private StoreListener {
   /// Writes the flight recorder to a file, at most once. Returns the path, or why the file could not be written.
   std::string dump_flight(const std::string& reason);
 
-  /// Tells the other ranks that this rank leaves the group after `calls` calls.
-  void leave(const std::string& group, int64_t calls) noexcept;
+  /// Tells the other ranks that this rank leaves the group after `calls` calls. When all `members` have left, the
+  /// store erases the keys of the group.
+  void leave(const std::string& group, int64_t calls, int members) noexcept;
 
  private:
   void on_failure(const std::string& group, const Failure& failure) override;
@@ -107,6 +111,7 @@ class Job final : private StoreListener {
   const std::vector<Peer> peers_;
   const int rank_;
   const std::string prefix_;                   // of the names of groups in messages to the store
+  const std::string key_prefix_;               // of the keys of store_
   const std::unique_ptr<StoreServer> server_;  // outlives client_
   std::shared_ptr<StoreClient> client_;        // constant until the destructor
   std::shared_ptr<Store> store_;               // constant until the destructor

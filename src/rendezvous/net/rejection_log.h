@@ -10,7 +10,8 @@
 
 namespace lockstep {
 
-/// Logs rejected connections, at most once per second, so that a flood of connections does not flood the log.
+/// Logs rejected connections, at most once per second, so that a flood of connections does not flood the log. Never
+/// blocks.
 class RejectionLog {
  public:
   /// `speaker` is the subject of the log lines: "the store", "rank 3".
@@ -19,7 +20,7 @@ class RejectionLog {
   void count(const std::string& who, const std::string& why, std::chrono::steady_clock::time_point now) {
     ++since_last_line_;
     if (now - last_line_ < std::chrono::seconds(1)) return;
-    log_warning(
+    log_warning_async(
         text(speaker_, " rejected a connection from ", who, ": ", why,
              since_last_line_ > 1 ? text(" (and ", since_last_line_ - 1, " more since the last such line)") : ""));
     last_line_ = now;

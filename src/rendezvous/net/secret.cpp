@@ -1,11 +1,15 @@
 #include "rendezvous/net/secret.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <utility>
 
@@ -127,7 +131,7 @@ void create_secret(const FileDescriptor& folder, const std::string& path, const 
 
 }  // namespace
 
-std::string read_secret_file(const std::string& path) {
+Secret Secret::from_file(const std::string& path) {
   const FileDescriptor file(::open(path.c_str(), kToRead));
   if (!file.is_open() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO))
     fail_secret_file("open", path);
@@ -135,18 +139,18 @@ std::string read_secret_file(const std::string& path) {
     throw UsageError(text("secret file ", path, " cannot be opened: ", std::strerror(errno),
                           "; check LOCKSTEP_SECRET_FILE. To create a secret: (umask 077 && head -c 32 /dev/urandom > ",
                           path, ")"));
-  return read_checked(file, path);
+  return Secret(read_checked(file, path));
 }
 
-std::string read_or_create_secret_file(const std::string& folder, const std::string& fresh) {
+Secret Secret::from_own_file(const std::string& folder) {
   make_private_folders(folder);
   const auto opened = open_private_folder(folder, "set LOCKSTEP_SECRET_FILE to a secret file");
   const std::string path = text(folder, "/", kName);
   for (;;) {
     const FileDescriptor file(::openat(opened.get(), kName, kToRead | O_NOFOLLOW));
-    if (file.is_open()) return read_checked(file, path);
+    if (file.is_open()) return Secret(read_checked(file, path));
     if (errno != ENOENT) fail_secret_file("open", path);
-    create_secret(opened, path, fresh);
+    create_secret(opened, path, Secret::random().bytes());
   }
 }
 
@@ -196,11 +200,7 @@ Secret Secret::from_bytes(std::string bytes) {
   return Secret(std::move(bytes));
 }
 
-Secret Secret::from_file(const std::string& path) {
-  return Secret(read_secret_file(path));
-}
-
-std::string Secret::key(int generation) const {
+Secret Secret::key(int generation) const {
   const std::unique_ptr<EVP_KDF, decltype(&::EVP_KDF_free)> kdf(::EVP_KDF_fetch(nullptr, "HKDF", nullptr),
                                                                 &::EVP_KDF_free);
   const std::unique_ptr<EVP_KDF_CTX, decltype(&::EVP_KDF_CTX_free)> context(
@@ -217,7 +217,7 @@ std::string Secret::key(int generation) const {
   std::string key(32, '\0');
   if (::EVP_KDF_derive(context.get(), reinterpret_cast<unsigned char*>(key.data()), key.size(), parameters) != 1)
     fail_openssl("HKDF");
-  return key;
+  return Secret(std::move(key));
 }
 
 std::string Secret::hmac(const std::string& message) const {
@@ -231,10 +231,39 @@ std::string Secret::hmac(const std::string& message) const {
   return digest;
 }
 
+namespace {
+
+constexpr auto kSurelyLocked = std::chrono::minutes(1);  // a folder of this age has been locked if it is in use
+
+/// Removes folders of this user whose process was killed. The kernel has released their locks.
+void remove_abandoned(const std::string& parent, const std::string& beginning) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::opendir(parent.c_str()), &::closedir);
+  if (!listing) return;
+  while (const auto* entry = ::readdir(listing.get())) {
+    const std::string name = entry->d_name, path = parent + "/" + name;
+    if (!name.starts_with(beginning) || name.size() != beginning.size() + 6) continue;
+    const FileDescriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat status {};
+    if (!folder.is_open() || ::fstat(folder.get(), &status) != 0 || status.st_uid != ::geteuid() ||
+        (status.st_mode & 07777) != 0700)
+      continue;
+    const auto age = std::chrono::seconds(std::time(nullptr) - status.st_mtim.tv_sec);
+    if (age > kSurelyLocked && ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0) SecretFolder::remove(path);
+  }
+}
+
+}  // namespace
+
 SecretFolder::SecretFolder(const std::string& name) {
-  const char* parent = std::getenv("TMPDIR");
-  path_ = text(parent && *parent ? parent : "/tmp", '/', name, "-XXXXXX");
-  if (!::mkdtemp(path_.data())) throw SystemError(text("mkdtemp ", path_, ": ", std::strerror(errno)));
+  const char* variable = std::getenv("TMPDIR");
+  const std::string parent = variable && *variable ? variable : "/tmp";
+  remove_abandoned(parent, name + "-");
+  path_ = text(parent, '/', name, "-XXXXXX");
+  if (!::mkdtemp(path_.data()))
+    throw SystemError(text("mkdtemp ", path_, ": ", std::strerror(errno),
+                           "; set TMPDIR to a folder that exists and that you can write to"));
+  lock_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (lock_.is_open()) ::flock(lock_.get(), LOCK_EX | LOCK_NB);
 }
 
 void SecretFolder::write(const Secret& secret) {
@@ -260,7 +289,7 @@ Secret find_secret(bool on_loopback, const Environment::Lookup& lookup) {
                           " is not set, and other hosts can connect to the rendezvous address: start the job with ",
                           "lockstep run, which creates a secret, or create a file with (umask 077 && head -c 32 ",
                           "/dev/urandom > FILE), copy it to every host and set ", kVariable, " on every rank"));
-  return Secret::from_bytes(read_or_create_secret_file(own_folder(lookup), Secret::random().bytes()));
+  return Secret::from_own_file(own_folder(lookup));
 }
 
 }  // namespace lockstep

@@ -4,26 +4,18 @@
 
 #include <lockstep/environment.h>
 
+#include "base/file_descriptor.h"
+
 namespace lockstep {
 
 /// The minimum size of a secret.
 inline constexpr size_t kSecretBytes = 32;
 
-/// Returns the contents of the file, including a trailing newline. Throws UsageError if the file is missing, is not a
-/// regular file, belongs to a user other than this one or root, is accessible to other users, or is shorter than
-/// kSecretBytes. The message has the path, never the contents.
-std::string read_secret_file(const std::string& path);
-
-/// The same for the file "secret" in `folder`. If it is missing, creates the folders (mode 0700) and, atomically, the
-/// file (mode 0600) with the bytes `fresh`. Processes that do this concurrently all return the same bytes. Throws
-/// UsageError if the folder belongs to another user or is accessible to other users, SystemError if it cannot be
-/// written.
-std::string read_or_create_secret_file(const std::string& folder, const std::string& fresh);
-
 /// Returns cryptographically secure random bytes. Throws SystemError if OpenSSL has none.
 std::string random_bytes(size_t count);
 
-/// The secret shared by the processes of one job: at least 32 bytes. It is never printed and never passed in argv.
+/// The secret shared by the processes of one job, or a key derived from it: at least 32 bytes. It is never printed and
+/// never passed in argv. The memory is wiped when it is freed.
 class Secret {
  public:
   Secret(const Secret&) = default;
@@ -32,7 +24,7 @@ class Secret {
     bytes_.swap(other.bytes_);
     return *this;
   }
-  ~Secret();  ///< wipes the bytes
+  ~Secret();
 
   /// Returns 32 new random bytes.
   static Secret random();
@@ -41,14 +33,22 @@ class Secret {
   /// 32 bytes.
   static Secret from_bytes(std::string bytes);
 
-  /// Uses the contents of a file, including a trailing newline; see read_secret_file().
+  /// Uses the contents of a file, including a trailing newline. Throws UsageError if the file is missing, is not a
+  /// regular file, belongs to a user other than this one or root, is accessible to other users, or is shorter than
+  /// kSecretBytes. The message has the path, never the contents.
   static Secret from_file(const std::string& path);
+
+  /// The same for the file "secret" in `folder`. If it is missing, creates the folders (mode 0700) and, atomically, the
+  /// file (mode 0600) with a random secret. Processes that do this concurrently all return the same secret. Throws
+  /// UsageError if the folder belongs to another user or is accessible to other users, SystemError if it cannot be
+  /// written.
+  static Secret from_own_file(const std::string& folder);
 
   const std::string& bytes() const { return bytes_; }
 
   /// Derives the key (32 bytes) of a generation, that is, of one start of the job, by HKDF-SHA256. A key of an earlier
   /// generation is not accepted by a later one.
-  std::string key(int generation) const;
+  Secret key(int generation) const;
 
   /// Returns the HMAC-SHA256 of the message under the secret (32 bytes).
   std::string hmac(const std::string& message) const;
@@ -60,7 +60,7 @@ class Secret {
 };
 
 /// A new folder in TMPDIR, or /tmp, that holds a job's secret in a file which only this user can read. Removed with the
-/// object.
+/// object. If the process is killed, the next SecretFolder of the user removes it.
 class SecretFolder {
  public:
   /// `name` begins the folder's name. SystemError when the folder cannot be created.
@@ -79,6 +79,7 @@ class SecretFolder {
 
  private:
   std::string path_;
+  FileDescriptor lock_;  // of the folder: held as long as the folder is in use
 };
 
 /// Returns the secret of this job from the file that LOCKSTEP_SECRET_FILE names. If it is not set and the job's store

@@ -28,11 +28,12 @@ std::string last_error() {
 
 struct TlsContext::Key {
   const std::string identity;
-  const std::string bytes;
+  const Secret secret;
 
   SSL_SESSION* to_session(SSL* ssl) const {
     SSL_SESSION* session = SSL_SESSION_new();
     const SSL_CIPHER* cipher = SSL_CIPHER_find(ssl, kCipher);
+    const auto& bytes = secret.bytes();
     if (session && cipher &&
         SSL_SESSION_set1_master_key(session, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()) == 1 &&
         SSL_SESSION_set_cipher(session, cipher) == 1 && SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) == 1)
@@ -60,7 +61,7 @@ struct TlsContext::Key {
   }
 };
 
-TlsContext::TlsContext(Side side, std::string identity, std::string key)
+TlsContext::TlsContext(Side side, std::string identity, Secret key)
     : side_(side),
       key_(new Key{std::move(identity), std::move(key)}),
       context_(SSL_CTX_new(side == Side::kServer ? TLS_server_method() : TLS_client_method()), SSL_CTX_free) {

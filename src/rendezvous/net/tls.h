@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "rendezvous/net/secret.h"
+
 struct ssl_st;
 struct ssl_ctx_st;
 
@@ -23,7 +25,7 @@ class TlsContext {
   enum class Side { kServer, kClient };
 
   /// `identity` names the key and is sent unencrypted; it must be the same on both sides.
-  TlsContext(Side side, std::string identity, std::string key);
+  TlsContext(Side side, std::string identity, Secret key);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;

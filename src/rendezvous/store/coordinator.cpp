@@ -107,7 +107,10 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
       return ask(connection, message, now);
     case Verb::kBeat:
       if (member != members_.end()) {
-        if (!field(message, 0).empty()) member->second.doing = field(message, 0);
+        if (!field(message, 0).empty()) {
+          member->second.doing = field(message, 0);
+          member->second.doing_since = now;
+        }
         member->second.traced = field(message, 1) == "traced";
       }
       return send(connection, {Verb::kHeartbeatReply});
@@ -117,10 +120,7 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
       announced_.insert_or_assign(field(message, 0), now + kAnnounced);
       return;
     case Verb::kLeave:
-      if (member != members_.end())
-        tell_all({Verb::kLeft, 0, {std::to_string(member->second.rank), field(message, 0), field(message, 1)}},
-                 connection);
-      return;
+      return leave(connection, message);
     case Verb::kBlame:
       if (member != members_.end()) blame(message, now);
       return;
@@ -175,7 +175,8 @@ void Coordinator::enrol(Connection connection, const StoreMessage& message, Time
                   std::chrono::milliseconds(std::min(to_number(field(message, 6)), kLongestLimitMs)),
                   now,
                   false,
-                  "joining"};
+                  "joining",
+                  now};
     table_.set(key, value);
     joined_.insert(member.rank);
     blame_.reset();  // the ranks survived the blamed failure and join again
@@ -217,6 +218,20 @@ void Coordinator::finish_reports(Time now) {
   });
 }
 
+void Coordinator::leave(Connection connection, const StoreMessage& message) {
+  const auto member = members_.find(connection);
+  if (member == members_.end()) return;
+  const auto& group = field(message, 0);
+  const int rank = member->second.rank;
+  tell_all({Verb::kLeft, 0, {std::to_string(rank), group, field(message, 1)}}, connection);
+  auto& left = left_[group];
+  left.insert(rank);
+  if (static_cast<int64_t>(left.size()) < to_number(field(message, 2))) return;
+  table_.erase_all(field(message, 3));
+  left_.erase(group);
+  group_failures_.erase(group);
+}
+
 // Sends no notice: before a rank blames another rank, it was notified that the rank left, or it reported that the rank
 // is late. The program may catch that error, continue, and fail later for an unrelated reason, so the blame expires.
 void Coordinator::blame(const StoreMessage& message, Time now) {
@@ -252,7 +267,7 @@ void Coordinator::lost(Connection connection, const std::string& how, Time now) 
     std::string message = text(describe_member(gone), " is gone: ", how);
     if (kind_ == Members::kRanks)
       message += text(". It crashed, was killed, or exited without destroying its process group. Last activity, ",
-                      seconds(now - gone.heard), " s earlier: ", gone.doing);
+                      seconds(now - gone.doing_since), " s earlier: ", gone.doing);
     end_job({ErrorKind::kPeer, message, Culprit{gone.rank, CulpritRole::kGone}}, now);
   }
   finish_questions(now);

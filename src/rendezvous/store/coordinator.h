@@ -79,6 +79,8 @@ class Coordinator {
   /// Returns the messages to send, in order, and clears the queue.
   std::vector<Outgoing> take_outgoing();
 
+  /// The number of keys that have a value.
+  size_t keys() const { return table_.size(); }
   /// The number of connected ranks.
   size_t members() const { return members_.size(); }
   /// All ranks that have joined so far, including ranks that have left.
@@ -98,6 +100,7 @@ class Coordinator {
     Time heard;
     bool traced = false;
     std::string doing;
+    Time doing_since;  // when the rank reported `doing`
   };
   struct Blame {
     Failure failure;
@@ -132,6 +135,7 @@ class Coordinator {
   void take_answer(Connection connection, const StoreMessage& message);
   void finish_questions(Time now);
   void finish_reports(Time now);
+  void leave(Connection connection, const StoreMessage& message);
   void blame(const StoreMessage& message, Time now);
   void goodbye(Connection connection, const StoreMessage& message, Time now);
   void check_heartbeats(Time now);
@@ -150,6 +154,7 @@ class Coordinator {
   std::optional<Failure> job_failure_;
   std::optional<Failure> first_failure_;
   std::map<std::string, Failure> group_failures_;
+  std::map<std::string, std::set<int>> left_;  // group -> ranks that have left it, until all have
   std::list<Report> reports_;
   std::map<std::string, Time> announced_;  // group -> deadline of its announced report
   std::map<uint64_t, Question> questions_;

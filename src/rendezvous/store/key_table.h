@@ -14,6 +14,10 @@ class KeyTable {
  public:
   void set(const std::string& key, const std::string& value) { values_[key] = value; }
   bool erase(const std::string& key) { return values_.erase(key) > 0; }
+  void erase_all(const std::string& prefix) {
+    std::erase_if(values_, [&](const auto& entry) { return entry.first.starts_with(prefix); });
+  }
+  size_t size() const { return values_.size(); }
 
   bool contains(const std::string& key) const { return values_.contains(key); }
   std::optional<std::string> find(const std::string& key) const;

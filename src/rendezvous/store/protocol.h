@@ -29,9 +29,11 @@ enum class Verb : uint8_t {
   kBeat = 20,        // current activity, "traced" or ""
   kAnswer = 21,      // id of a kQuestion, answer
   kWillReport = 24,  // group: a kReport follows; until then no symptom of the group becomes its cause
-  kLeave = 22,       // group, number of calls made on it
-  kBlame = 25,       // failure with a culprit: this process is about to fail because of that rank
-  kGoodbye = 23,     // its failure, with kind and message "" on success: ends the liveness connection
+  // group, number of calls made on it, number of members, prefix of the group's keys: once all members have left, the
+  // keys are erased
+  kLeave = 22,
+  kBlame = 25,    // failure with a culprit: this process is about to fail because of that rank
+  kGoodbye = 23,  // its failure, with kind and message "" on success: ends the liveness connection
 
   // Answers of the store.
   kDone = 40,     // see the request

@@ -85,6 +85,7 @@ void StoreClient::connect() {
     try {
       if (handshake(std::min(options_.deadline, Clock::now() + kHandshake), reason)) {
         local_address_ = lockstep::local_address(socket_);
+        closed_in_children_.emplace(socket_.get());
         return;
       }
     } catch (const std::runtime_error& error) {  // TlsError or ProtocolError

@@ -49,7 +49,7 @@ class StoreClient {
 
   struct Options {
     Endpoint endpoint;
-    std::string key;  // see Secret::key
+    Secret key;  // see Secret::key
     int generation = 0;
     Deadline deadline{};
     std::chrono::milliseconds heartbeat_limit = std::chrono::seconds(5);
@@ -121,12 +121,13 @@ class StoreClient {
   const Options options_;
   const OwnerProcess owner_{};
   const TlsContext tls_;
-  FileDescriptor socket_;                // constant after construction
-  FileDescriptor waker_;                 // constant after construction
-  std::string local_address_;            // constant after construction
-  ProcessId host_;                       // constant after construction: the process that hosts the store
-  std::string host_role_;                // constant after construction
-  std::optional<Culprit> host_culprit_;  // constant after construction: the host, if it is a rank
+  FileDescriptor socket_;                               // constant after construction
+  std::optional<ClosedInChildren> closed_in_children_;  // of socket_
+  FileDescriptor waker_;                                // constant after construction
+  std::string local_address_;                           // constant after construction
+  ProcessId host_;                                      // constant after construction: the process that hosts the store
+  std::string host_role_;                               // constant after construction
+  std::optional<Culprit> host_culprit_;                 // constant after construction: the host, if it is a rank
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 
@@ -52,10 +53,16 @@ namespace store_server {
 /// One connection: its socket, TLS session, and partially sent or received messages.
 struct ConnectedPeer {
   ConnectedPeer(FileDescriptor socket, const TlsContext& tls)
-      : socket(std::move(socket)), name(peer_of(this->socket)), session(tls), since(Clock::now()) {}
+      : socket(std::move(socket)),
+        name(peer_of(this->socket)),
+        address(name.substr(0, name.rfind(':'))),
+        session(tls),
+        since(Clock::now()) {}
 
   FileDescriptor socket;
-  std::string name;
+  ClosedInChildren closed_in_children{socket.get()};
+  std::string name;  // address and port
+  std::string address;
   TlsSession session;
   Decoder decoder{};
   std::string unsent{};
@@ -214,8 +221,12 @@ class StoreServer::Loop {
         strangers.push_back(name);
         continue;
       }
-      peer.session.send(encode({Verb::kClosing}));
-      peer.unsent += peer.session.take_output();
+      try {
+        peer.session.send(encode({Verb::kClosing}));
+        peer.unsent += peer.session.take_output();
+      } catch (const TlsError&) {
+        strangers.push_back(name);
+      }
     }
     for (Connection name : strangers) end(peers_.find(name));
     std::vector<Connection> known;
@@ -244,13 +255,13 @@ class StoreServer::Loop {
         if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) run_out(error, now);
         continue;
       }
-      if (strangers_ >= kMostStrangers) drop_oldest_stranger("too many unauthenticated connections", now);
+      if (strangers_ >= kMostStrangers) drop_one_stranger("too many unauthenticated connections", now);
       try {
         watch(socket.get(), next_name_, EPOLLIN);
         peers_.try_emplace(next_name_++, std::move(socket), tls_);
         ++strangers_;
       } catch (const SystemError& error) {  // epoll_ctl failed
-        log_warning(error.what());
+        log_warning_async(error.what());
       }
     }
   }
@@ -264,27 +275,25 @@ class StoreServer::Loop {
   // No descriptors left: close strangers first.
   void run_out(int error, Clock::time_point now) {
     std::string why = text(std::strerror(error), "; raise the limit of open files (ulimit -n)");
-    if (strangers_ > 0) return drop_oldest_stranger(why, now);
-    log_warning(text("the store cannot accept connections: ", why));
+    if (strangers_ > 0) return drop_one_stranger(why, now);
+    log_warning_async(text("the store cannot accept connections: ", why));
     accept_again_ = now + std::chrono::seconds(1);
   }
 
-  void drop_oldest_stranger(const std::string& why, Clock::time_point now) {
-    const ConnectedPeer* oldest = nullptr;
-    Connection name = 0;
-    for (const auto& [candidate, peer] : peers_) {
-      if (peer.is_known || (oldest && is_more_welcome(peer, *oldest))) continue;
-      oldest = &peer;
-      name = candidate;
-    }
-    if (oldest) turn_away(name, why, now);
-  }
-
-  // Strangers that have sent nothing are closed first, then the oldest.
-  static bool is_more_welcome(const ConnectedPeer& a, const ConnectedPeer& b) {
-    bool a_spoke = a.bytes_before_proof > 0;
-    bool b_spoke = b.bytes_before_proof > 0;
-    return a_spoke != b_spoke ? a_spoke : a.since > b.since;
+  // Drops the oldest stranger of the address that has the most. A flood from one host then displaces none of another
+  // host. A rank authenticates within milliseconds, so a flood from the rank's own host seldom outlasts it.
+  void drop_one_stranger(const std::string& why, Clock::time_point now) {
+    std::map<std::string_view, size_t> by_address;
+    for (const auto& [name, peer] : peers_)
+      if (!peer.is_known) ++by_address[peer.address];
+    const auto rank_of = [&](const ConnectedPeer& peer) {
+      return std::pair(by_address[peer.address], now - peer.since);
+    };
+    auto worst = peers_.end();
+    for (auto peer = peers_.begin(); peer != peers_.end(); ++peer)
+      if (!peer->second.is_known && (worst == peers_.end() || rank_of(peer->second) > rank_of(worst->second)))
+        worst = peer;
+    if (worst != peers_.end()) turn_away(worst->first, why, now);
   }
 
   void drop_slow_strangers(Clock::time_point now) {
@@ -365,6 +374,14 @@ class StoreServer::Loop {
     [[maybe_unused]] auto sent = ::send(peer.socket.get(), alert.data(), alert.size(), MSG_NOSIGNAL);
   }
 
+  static std::string encoded(const StoreMessage& message) {
+    try {
+      return encode(message);
+    } catch (const UsageError&) {  // several values in one answer; a single value always fits
+      return encode({Verb::kRefused, message.id, {"store: the requested values together exceed 64 MiB"}});
+    }
+  }
+
   // Sends the coordinator's messages. Losing a connection may produce more messages, hence the loop.
   void deliver(Clock::time_point now) {
     for (auto batch = coordinator_.take_outgoing(); !batch.empty(); batch = coordinator_.take_outgoing()) {
@@ -374,12 +391,12 @@ class StoreServer::Loop {
         if (found == peers_.end()) continue;
         ConnectedPeer& peer = found->second;
         try {
-          peer.session.send(encode(message));
-        } catch (const UsageError&) {  // several values in one answer; a single value always fits
-          peer.session.send(
-              encode({Verb::kRefused, message.id, {"store: the requested values together exceed 64 MiB"}}));
+          peer.session.send(encoded(message));
+          peer.unsent += peer.session.take_output();
+        } catch (const TlsError& error) {
+          drop(to, text("its TLS connection broke (", error.what(), ")"), now);
+          continue;
         }
-        peer.unsent += peer.session.take_output();
         if (message.verb == Verb::kClosing) peer.is_closing = true;
         spoken_to.insert(to);
       }
@@ -412,6 +429,7 @@ class StoreServer::Loop {
   }
 
   const FileDescriptor listener_;
+  const ClosedInChildren closed_in_children_{listener_.get()};
   const FileDescriptor waker_;
   const FileDescriptor poller_;
   const TlsContext tls_;
