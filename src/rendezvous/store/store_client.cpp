@@ -214,8 +214,15 @@ void StoreClient::say_goodbye(const std::optional<Failure>& failure) noexcept {
   is_over_ = true;
 }
 
+// Throws PeerError if the session has ended by an alert of the store. The thread is then about to set broken_.
 void StoreClient::send_locked(const StoreMessage& message) {
-  session_->send(encode(message));
+  try {
+    session_->send(encode(message));
+  } catch (const TlsError& error) {
+    std::rethrow_exception(
+        to_exception({ErrorKind::kPeer, text(describe_host(), " is gone: its connection broke (", error.what(), ")"),
+                      host_culprit_}));
+  }
   unsent_ += session_->take_output();
   flush_locked();
   if (!unsent_.empty()) wake();
