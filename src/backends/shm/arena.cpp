@@ -13,7 +13,7 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr size_t kPopulated = 64 * 1024;         // smaller blocks get their memory on first touch
+constexpr size_t kPopulated = 64 * 1024;         // smaller blocks of unnamed memory are allocated on first touch
 constexpr size_t kGivenBack = 64 * 1024 * 1024;  // smaller free blocks keep their memory for reuse
 constexpr size_t kMostBytes = size_t{1} << 40;   // of address space: a process maps the arenas of all ranks
 
@@ -40,7 +40,7 @@ std::shared_ptr<Arena> Arena::of_process() {
   return arena;
 }
 
-Arena::Arena(SharedMemory::Kind way) : memory_(SharedMemory::create(way, reserved_bytes())) {
+Arena::Arena(SharedMemory::Kind way) : kind_(way), memory_(SharedMemory::create(way, reserved_bytes())) {
   free_[kAlignment] = memory_->bytes() - kAlignment;
 }
 
@@ -70,7 +70,7 @@ char* Arena::reserve(size_t bytes) {
 char* Arena::allocate(size_t bytes) {
   char* block = reserve(bytes);
   try {
-    if (bytes >= kPopulated) memory_->populate(*offset_of(block), bytes);
+    if (kind_ == SharedMemory::Kind::kNamed || bytes >= kPopulated) memory_->populate(*offset_of(block), bytes);
   } catch (...) {
     free(block);
     throw;

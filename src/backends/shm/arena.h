@@ -29,7 +29,8 @@ class Arena {
 
   /// Returns a block, never at offset 0, with undefined contents. Throws SystemError when no memory is left.
   char* allocate(size_t bytes);
-  /// Like allocate, but each page of the block takes memory only on first touch.
+  /// Like allocate, but each page of the block takes memory only on first touch. Named memory may be full then, and the
+  /// touch raises SIGBUS: use allocate.
   char* reserve(size_t bytes);
   /// Does nothing in a forked child: the block belongs to the parent, even if tensors of the child refer to it.
   void free(char* block);
@@ -61,6 +62,7 @@ class Arena {
   void give_back(char* block);
 
   const OwnerProcess owner_{};
+  const SharedMemory::Kind kind_;
   const std::shared_ptr<SharedMemory> memory_;
   mutable std::mutex mutex_;
   std::map<uint64_t, size_t> free_;      // guarded by mutex_: by offset, no two adjacent
