@@ -1,6 +1,5 @@
 // Workers that fail in every way: what the report says, what the others are told, how the launcher exits.
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -10,6 +9,7 @@
 
 #include "launch/launcher_process.h"
 #include "support/send_signal.h"
+#include "support/small_memory.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -139,33 +139,8 @@ TEST(RunFailures, ReportsAWorkerThatIsKilled) {
                                        HasSubstr("killed by SIGKILL (Killed)"), Not(HasSubstr("out of memory"))));
 }
 
-/// A control group with little memory that goes with the object; version 1 or 2, where this user may make one.
-class SmallMemory {
- public:
-  SmallMemory() {
-    for (const std::string root : {"/sys/fs/cgroup", "/sys/fs/cgroup/memory"}) {
-      std::string group = root + "/lockstep_test_" + std::to_string(::getpid());
-      if (::mkdir(group.c_str(), 0755) != 0) continue;
-      for (const char* limit : {"/memory.max", "/memory.limit_in_bytes"}) {
-        std::ofstream file(group + limit, std::ios::in);
-        if (file && file << (256 << 20) << std::flush) path_ = group;
-      }
-      std::ofstream(group + "/memory.swap.max", std::ios::in) << 0;
-      if (!path_.empty()) return;
-      ::rmdir(group.c_str());
-    }
-  }
-  ~SmallMemory() {
-    for (int i = 0; i < 100 && !path_.empty() && ::rmdir(path_.c_str()) != 0; ++i) ::usleep(10000);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 TEST(RunFailures, ReportsAKillForWantOfMemoryAsSuch) {
-  SmallMemory group;
+  SmallMemory group(256 << 20);
   if (group.path().empty()) GTEST_SKIP() << "no control group for memory can be made here: run as root";
   RankProcess launcher(
       {"sh", "-c", "echo $$ > " + group.path() + "/cgroup.procs; exec " LOCKSTEP_TOOL " run -n 2 " LAUNCHED " eat"},
