@@ -31,9 +31,9 @@ struct DistributedDataParallelOptions {
   /// In training mode, copies rank 0's buffers (running statistics and the like) to all ranks before the first forward
   /// of each step.
   bool broadcast_buffers = true;
-  /// Allows parameters without a gradient. Its gradient counts as zero on that rank; a parameter without a gradient on
-  /// all ranks keeps its old gradient. If false, a parameter without a gradient on any rank is a UsageError on every
-  /// rank. On a GPU, a rank that used all parameters itself may throw this error some steps later.
+  /// Allows parameters without a gradient. The gradient of such a parameter counts as zero on that rank; a parameter
+  /// without a gradient on all ranks keeps its old gradient. If false, a parameter without a gradient on any rank is a
+  /// UsageError on every rank. On a GPU, a rank that used all parameters itself may throw this error some steps later.
   bool find_unused_parameters = false;
   /// Promises that every backward uses the same parameters in the same way as the first backward, which is recorded.
   /// Parameters may then be unused, and may get several gradients in one backward, as with activation checkpointing of

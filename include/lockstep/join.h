@@ -68,9 +68,11 @@ class LOCKSTEP_EXPORT Joinable {
 ///   - set_batch_weight on the first member, before its forward, applies to all members.
 ///   - The loop has no other collectives.
 ///   - Under no_sync, forward and backward are both inside its scope. Gradients that a rank has accumulated when it
-///     runs out of inputs are lost. Throws UsageError if `members` is empty or the members' groups have different
-///     ranks, and for a model with SyncBatchNorm layers unless throw_on_early_termination is set. Throws MismatchError
-///     if ranks disagree about no_sync or training mode.
+///     runs out of inputs are lost.
+///
+/// Throws UsageError if `members` is empty or the members' groups have different ranks, and for a model with
+/// SyncBatchNorm layers unless throw_on_early_termination is set. Throws MismatchError if ranks disagree about no_sync
+/// or training mode.
 LOCKSTEP_EXPORT void join(const std::vector<Joinable*>& members, const JoinOptions& options,
                           const std::function<void()>& loop);
 LOCKSTEP_EXPORT void join(const std::vector<Joinable*>& members, const std::function<void()>& loop);
