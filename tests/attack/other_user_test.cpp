@@ -53,7 +53,7 @@ bool can_read_memory(int pid) {
   return ::process_vm_readv(pid, &here, 1, &there, 1, 0) >= 0 || errno == EFAULT;
 }
 
-bool can_join(int port, const std::string& key) {
+bool can_join(int port, const Secret& key) {
   try {
     StoreClient client({{"127.0.0.1", port}, key, 0, Clock::now() + 5s});
     return true;

@@ -95,9 +95,7 @@ class StoreAttack : public testing::Test {
 
   /// A client of the store that gives up after a few seconds.
   std::shared_ptr<Store> open_store(int port) const {
-    StoreClient::Options options;
-    options.endpoint = {"127.0.0.1", port};
-    options.key = key_;
+    StoreClient::Options options{{"127.0.0.1", port}, key_};
     options.deadline = Clock::now() + 4s;
     options.heartbeat_limit = 1s;
     return make_remote_store(std::make_shared<StoreClient>(options));
@@ -121,7 +119,7 @@ class StoreAttack : public testing::Test {
   std::mt19937 random_ = attack_random();
   AttackedJob job_{{.ranks = 2, .backend = "gloo"}};
   int port_ = 0;
-  std::string key_;
+  Secret key_ = Secret::random();  // of the store, after SetUp()
 };
 
 /// Raises the limit of open files of this process. Returns whether it is at least `files`.

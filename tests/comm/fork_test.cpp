@@ -23,7 +23,7 @@ TEST_F(Fork, AChildIsRefusedAndItsParentGoesOn) {
 TEST_F(Fork, TheDeathOfAParentIsNoticedAtOnceAlthoughItsChildLives) {
   for (int victim : {1, 0}) {  // rank 0 hosts the store
     SCOPED_TRACE(victim);
-    auto ranks = job("forks_a_child_that_stays", 2);
+    auto ranks = job("forks_a_child_that_stays", 2, {{"TEST_FORKING_RANK", std::to_string(victim)}});
     ranks.start_all();
     const auto line = ranks[victim].expect_line("child ");
     const int child = std::stoi(line.substr(line.find("child ") + 6));

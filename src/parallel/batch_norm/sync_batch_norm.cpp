@@ -2,6 +2,7 @@
 
 #include <ostream>
 #include <set>
+#include <type_traits>
 
 #include <ATen/ATen.h>
 #include <ATen/ops/batch_norm_native.h>
@@ -172,12 +173,21 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const Optio
                                 cudnn_enabled);
 }
 
-/// The first call of register_hook on a tensor removes the hooks that add_hook added before. A list of registered
-/// hooks, still empty, prevents that.
+/// LibTorch 2 gives write access to a tensor's hooks, and its add_hook accepts only the first one.
+template <class Hooks>
+void append(Hooks& hooks, const Tensor& tensor, std::unique_ptr<Conversion> conversion) {
+  if constexpr (std::is_const_v<Hooks>)
+    torch::autograd::impl::add_hook(tensor, std::move(conversion));
+  else
+    hooks.push_back(std::move(conversion));
+}
+
+/// The first call of register_hook on a tensor removes the hooks that were added before. A list of registered hooks,
+/// still empty, prevents that.
 void add_mark(const Tensor& tensor, std::unique_ptr<Conversion> conversion) {
   const auto* meta = torch::autograd::impl::materialize_autograd_meta(tensor);
   if (!meta->cpp_hooks_list_) torch::autograd::impl::create_cpp_hook(tensor);
-  torch::autograd::impl::add_hook(tensor, std::move(conversion));
+  append(torch::autograd::impl::hooks(tensor), tensor, std::move(conversion));
 }
 
 /// Installs the replacement at the first call, for the lifetime of the process.
