@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// A source location of the program.
+/// A source location of the program. If `line` is 0, `file` describes the place in other words.
 struct CallSite {
   const char* file = "";
   int line = 0;

@@ -123,6 +123,11 @@ std::vector<int64_t> at_rank(int rank, int size, const at::Tensor& tensor) {
   return result;
 }
 
+// A call on tensors without elements moves no data, but ranks that make different calls must be told.
+void agree_only(Backend& backend, const CallInfo& call) {
+  if (!backend.is_queueing()) backend.barrier(call);
+}
+
 }  // namespace
 
 Group::Call all_reduce_call(const Membership& me, const at::Tensor& tensor, ReduceOp op) {
@@ -132,7 +137,7 @@ Group::Call all_reduce_call(const Membership& me, const at::Tensor& tensor, Redu
   Fingerprint fingerprint{Operation::kAllReduce, tensor.scalar_type(), tensor.numel(), op};
   return {std::move(fingerprint), [&tensor, op](Backend& backend, const CallInfo& call) {
             auto dense = dense_input(tensor);
-            if (dense->defined()) backend.all_reduce(*dense, op, call);
+            dense->defined() ? backend.all_reduce(*dense, op, call) : agree_only(backend, call);
             store(tensor, *dense);
           }};
 }
@@ -146,7 +151,7 @@ Group::Call reduce_call(const Membership& me, const at::Tensor& tensor, int root
   return {std::move(fingerprint),
           [&tensor, op, root, is_root = me.rank == root](Backend& backend, const CallInfo& call) {
             auto dense = dense_input(tensor);
-            if (dense->defined()) backend.reduce(*dense, op, root, call);
+            dense->defined() ? backend.reduce(*dense, op, root, call) : agree_only(backend, call);
             if (is_root) store(tensor, *dense);
           }};
 }
@@ -159,7 +164,7 @@ Group::Call broadcast_call(const Membership& me, const at::Tensor& tensor, int r
   Fingerprint fingerprint{Operation::kBroadcast, tensor.scalar_type(), tensor.numel(), {}, root};
   return {std::move(fingerprint), [&tensor, root, is_root](Backend& backend, const CallInfo& call) {
             auto dense = is_root ? dense_input(tensor) : dense_output(tensor);
-            if (dense->defined()) backend.broadcast(*dense, root, call);
+            dense->defined() ? backend.broadcast(*dense, root, call) : agree_only(backend, call);
             if (!is_root) store(tensor, *dense);
           }};
 }
@@ -174,7 +179,7 @@ Group::Call all_gather_call(const Membership& me, const at::Tensor& output, cons
   Fingerprint fingerprint{Operation::kAllGather, input.scalar_type(), input.numel()};
   return {std::move(fingerprint), [&output, &input](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
-            if (to->defined()) backend.all_gather(*to, *dense_input(input), call);
+            to->defined() ? backend.all_gather(*to, *dense_input(input), call) : agree_only(backend, call);
             store(output, *to);
           }};
 }
@@ -270,7 +275,7 @@ Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, 
   Fingerprint fingerprint{Operation::kReduceScatter, input.scalar_type(), input.numel(), op};
   return {std::move(fingerprint), [&output, &input, op](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
-            if (to->defined()) backend.reduce_scatter(*to, *dense_input(input), op, call);
+            to->defined() ? backend.reduce_scatter(*to, *dense_input(input), op, call) : agree_only(backend, call);
             store(output, *to);
           }};
 }

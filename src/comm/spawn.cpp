@@ -24,6 +24,7 @@
 #include "base/text.h"
 #include "base/variables.h"
 #include "rendezvous/failure.h"
+#include "rendezvous/net/address.h"
 #include "rendezvous/store/protocol.h"
 #include "rendezvous/store/store_server.h"
 
@@ -131,7 +132,7 @@ class Child {
     set("LOCAL_RANK", rank);
     set("WORLD_SIZE", world_size);
     set("LOCAL_WORLD_SIZE", world_size);
-    set("MASTER_ADDR", "127.0.0.1");
+    set("MASTER_ADDR", loopback_address());
     set("MASTER_PORT", port);
     set("LOCKSTEP_STORE_HOSTED", 1);
     set("LOCKSTEP_SECRET_FILE", text("/proc/self/fd/", kTheirSecret));
@@ -319,7 +320,7 @@ void spawn(int world_size, const std::function<void(ProcessGroup)>& rank_main, c
   }
   auto secret = Secret::random();
   const auto file = write_to_memory(secret);
-  const Endpoint loopback{"127.0.0.1", 0};
+  const Endpoint loopback{loopback_address(), 0};
   StoreServer store({loopback, secret, 0, "spawn's caller"});
   Family(world_size, call, store.port(), file).wait(options);
 }

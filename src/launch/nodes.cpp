@@ -7,13 +7,13 @@
 #include "base/text.h"
 #include "base/variables.h"
 #include "rendezvous/meeting_place.h"
+#include "rendezvous/net/address.h"
 
 namespace lockstep {
 namespace {
 
 using Lookup = Environment::Lookup;
 
-constexpr const char* kLoopback = "127.0.0.1";
 constexpr const char* kIndex = "JOB_COMPLETION_INDEX";  // of Kubernetes
 
 void check_options(const LaunchOptions& options) {
@@ -75,7 +75,7 @@ std::string find_address(const LaunchOptions& options, const std::optional<Envir
     throw UsageError(
         "with --nnodes above 1, --master-addr must be the name or address of node 0, the same on all nodes");
   if (!starter->master_addr.empty()) return starter->master_addr;
-  if (starter->local_world_size == starter->world_size) return kLoopback;
+  if (starter->local_world_size == starter->world_size) return loopback_address();
   throw UsageError(text("of ", starter->world_size, " launchers that ", starter->source, " started only ",
                         starter->local_world_size,
                         " are on this host: set --master-addr or MASTER_ADDR to the name or address of the first "
@@ -97,7 +97,7 @@ NodePlace find_node(const LaunchOptions& options, const Lookup& lookup) {
   place.nodes = options.nodes.value_or(starter ? starter->world_size : 1);
   place.rank = find_rank(options, starter, place.nodes, lookup);
   if (place.nodes == 1)
-    place.store = {options.master_addr.empty() ? kLoopback : options.master_addr, options.master_port};
+    place.store = {options.master_addr.empty() ? loopback_address() : options.master_addr, options.master_port};
   else
     place.store = {find_address(options, starter, lookup), choose_port(options, starter, lookup)};
   return place;

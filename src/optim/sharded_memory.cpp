@@ -13,6 +13,8 @@ namespace {
 // The alignment of LibTorch's GPU allocator, so that matrices have the alignment that the fastest kernels need.
 constexpr int64_t kShardAlignBytes = 512;
 
+const CallOptions kInStep{.site = {"step of ZeroRedundancyOptimizer", 0}};
+
 /// Rank 0's storages and offsets, because all ranks need the same plan. Collective.
 std::vector<ParameterRange> ranges_of(const std::vector<at::Tensor>& parameters, const ProcessGroup& group) {
   const auto count = static_cast<int64_t>(parameters.size());
@@ -85,9 +87,9 @@ bool ShardedMemory::restore_storage(size_t index) const {
 void ShardedMemory::gather() const {
   const c10::NoGradGuard no_grad;
   if (plan_.is_even())
-    group_.all_gather(memory_, shares_[group_.rank()]);
+    group_.all_gather(memory_, shares_[group_.rank()], kInStep);
   else
-    group_.all_gather(shares_, shares_[group_.rank()]);
+    group_.all_gather(shares_, shares_[group_.rank()], kInStep);
   for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
 }
 

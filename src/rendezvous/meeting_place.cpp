@@ -65,7 +65,7 @@ bool launcher_hosts(const Environment& environment, const Lookup& lookup) {
 
 std::string find_host(const Environment& environment) {
   if (!environment.master_addr.empty()) return environment.master_addr;
-  if (environment.local_world_size == environment.world_size) return "127.0.0.1";
+  if (environment.local_world_size == environment.world_size) return loopback_address();
   throw UsageError(text("MASTER_ADDR is not set, and of ", environment.world_size, " ranks only ",
                         environment.local_world_size,
                         " are on this host: set MASTER_ADDR to the name or address of rank 0's host, the same on all "

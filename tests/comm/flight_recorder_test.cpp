@@ -63,6 +63,14 @@ TEST(FlightRecorder, IsNotSlowedDownByMessagesUnderWay) {
   EXPECT_EQ(recorder.records().size(), 20000 + FlightRecorder::kCalls);
 }
 
+TEST(FlightRecorder, DescribesCallsOfLockstepItselfWithoutPathsOfTheMachineThatBuiltIt) {
+  EXPECT_EQ(describe(CallSite{"/home/me/train.cpp", 7}), "/home/me/train.cpp:7");
+  EXPECT_EQ(describe(CallSite{"backward of DistributedDataParallel", 0}), "backward of DistributedDataParallel");
+  const std::string tests = LOCKSTEP_TEST_SOURCE_DIR;
+  const auto own = tests.substr(0, tests.rfind('/')) + "/src/comm/strings.cpp";
+  EXPECT_EQ(describe(CallSite{own.c_str(), 56}), "comm/strings.cpp:56, inside lockstep");
+}
+
 TEST(FlightRecorder, SaysWhatTheRankIsDoing) {
   FlightRecorder recorder;
   EXPECT_THAT(recorder.doing(), HasSubstr("it has made no call yet"));

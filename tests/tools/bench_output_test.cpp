@@ -54,7 +54,7 @@ TEST(BenchTable, ItsLinesAreAsWideForEveryRow) {
   std::getline(header, first);
   std::getline(header, second);
   EXPECT_EQ(first.size(), second.size());
-  EXPECT_LE(first.size(), 120U);
+  EXPECT_LE(first.size(), 110U);
   for (const auto& each : {row("shm", "allocated", 4, 0.25), slow})
     EXPECT_EQ(table.line(each).size(), first.size() + 1) << table.line(each);
   EXPECT_THAT(table.line(slow), HasSubstr("N/A"));

@@ -29,7 +29,7 @@ std::string choose_host(const BackendContext& context) {
     throw SystemError(text("gloo cannot listen on interface ", interface,
                            ": this host has no such interface, or the interface has no address; ", kRemedy));
   }
-  if (context.one_host) return "127.0.0.1";
+  if (context.one_host) return loopback_address();
   if (!context.address.empty()) return context.address;
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
@@ -77,6 +77,9 @@ void Connection::connect(const BackendContext& context) {
     transport_->adopt(peers);
   } catch (const SystemError&) {
     throw;
+  } catch (const std::system_error& error) {  // the thread of Gloo's event loop
+    throw SystemError(text("Gloo cannot start a thread: ", error.what(),
+                           "; raise the limit of threads (ulimit -u, or the cgroup's pids.max) or free memory"));
   } catch (const std::exception& error) {
     throw SystemError(text("Gloo cannot take over the connections: ", error.what(),
                            "; Gloo needs the loopback interface (ip link set lo up) and /proc"));

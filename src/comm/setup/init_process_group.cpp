@@ -223,7 +223,7 @@ class Arrival {
     const auto& mine = peers.front().process;
     bool one_host =
         std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) { return peer.process.host_id == mine.host_id; });
-    if (one_host) return "127.0.0.1";
+    if (one_host) return loopback_address();
     std::string address = process_variable("MASTER_ADDR").value_or(mine.host);
     if (is_loopback(address))
       throw UsageError(0, text("this host's name, ", address,

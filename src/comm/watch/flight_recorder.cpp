@@ -166,8 +166,7 @@ std::string to_json(const CallRecord& record, Clock::time_point now) {
               ", \"call\": ", quoted(describe(record.call_id)),
               ", \"operation\": ", quoted(name_of(record.call.operation)),
               ", \"what\": ", quoted(describe(record.call)), ", \"state\": \"", name_of(record.state),
-              "\", \"site\": ", quoted(text(record.site.file, ':', record.site.line)),
-              ", \"started_s_ago\": ", seconds(now - record.started),
+              "\", \"site\": ", quoted(describe(record.site)), ", \"started_s_ago\": ", seconds(now - record.started),
               ", \"took_s\": ", is_over(record) ? text(seconds(record.ended - record.started)) : "null", "}");
 }
 
@@ -175,7 +174,18 @@ std::string to_json(const CallRecord& record, Clock::time_point now) {
 
 std::string describe(const CallRecord& record) {
   return text(describe(record.call), ", ", describe(record.call_id), " of group '", record.group, "' at ",
-              record.site.file, ':', record.site.line);
+              describe(record.site));
+}
+
+// The path of this file gives the folder of lockstep's sources on the machine that built lockstep; it means nothing to
+// a user.
+std::string describe(const CallSite& site) {
+  constexpr std::string_view kHere = __FILE__, kInSources = "comm/watch/flight_recorder.cpp";
+  constexpr auto kSources = kHere.substr(0, kHere.size() - kInSources.size());
+  std::string_view file = site.file;
+  if (site.line == 0) return std::string(file);
+  if (!file.starts_with(kSources)) return text(file, ':', site.line);
+  return text(file.substr(kSources.size()), ':', site.line, ", inside lockstep");
 }
 
 uint64_t FlightRecorder::begin(const CallRecord& record) {

@@ -40,6 +40,8 @@ struct CallRecord {
 
 /// "all_reduce(sum, Float[4]), call 5 of group 'world' at train.cpp:40".
 std::string describe(const CallRecord& record);
+/// "train.cpp:7"; for calls that lockstep itself makes: their purpose, or "comm/strings.cpp:56, inside lockstep".
+std::string describe(const CallSite& site);
 
 /// Keeps the last calls of one rank in all groups, and older calls that are still running. Thread-safe, except for
 /// begin() and change().

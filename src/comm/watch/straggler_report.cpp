@@ -9,10 +9,6 @@
 namespace lockstep::detail {
 namespace {
 
-std::string site_of(const CallRecord& record) {
-  return text(record.site.file, ':', record.site.line);
-}
-
 /// Two ranks take part in a message, all ranks in any other call.
 bool takes_part(const CallId& call_id, int rank) {
   return !call_id.message || rank == call_id.message->from || rank == call_id.message->to;
@@ -24,7 +20,7 @@ std::string answer(const FlightRecorder& recorder, const std::string& group, con
   auto record = recorder.find(group, call_id);
   if (!record) return pack({"", "", "", recorder.doing()});
   bool is_over = record->state == CallRecord::State::kDone || record->state == CallRecord::State::kFailed;
-  return pack({write(record->call), site_of(*record), is_over ? "over" : "", recorder.doing()});
+  return pack({write(record->call), describe(record->site), is_over ? "over" : "", recorder.doing()});
 }
 
 std::vector<Answer> read_answers(const std::vector<std::string>& fields) {
@@ -49,7 +45,7 @@ std::optional<std::string> find_mismatch(const Membership& group, const CallReco
     const Fingerprint* call;
     std::string site;
   };
-  std::vector<Known> known{{group.rank, &mine.call, site_of(mine)}};
+  std::vector<Known> known{{group.rank, &mine.call, describe(mine.site)}};
   for (const auto& answer : answers) {
     int rank = rank_in_group(group, answer.rank_in_job);
     if (rank != Membership::kNotAMember && rank != group.rank && answer.call)

@@ -16,6 +16,8 @@ constexpr int64_t kGradientAlignBytes = 64;
 
 constexpr size_t kLargeBytes = 1 << 20;
 
+const CallOptions kInBackward{.site = {"backward of DistributedDataParallel", 0}};
+
 int64_t padded_elements(int64_t elements, int64_t element_bytes) {
   return align_up(elements, kGradientAlignBytes / element_bytes);
 }
@@ -97,9 +99,9 @@ void Bucket::start(const CommHook& hook) {
   times_.started = recorder_->now();
   if (hook) {
     finish_hook_ = hook(contents_, group_);
-    if (contents_.is_last) average_ = group_.all_reduce_async(extra_, ReduceOp::kAvg);
+    if (contents_.is_last) average_ = group_.all_reduce_async(extra_, ReduceOp::kAvg, kInBackward);
   } else {
-    average_ = group_.all_reduce_async(memory_, ReduceOp::kAvg);
+    average_ = group_.all_reduce_async(memory_, ReduceOp::kAvg, kInBackward);
     if (memory_.is_cuda()) times_.reduced = recorder_->end_of(*average_);
   }
 }
@@ -118,7 +120,7 @@ void Bucket::finish() {
 void Bucket::reduce() {
   flush_pending_copies();
   times_.started = recorder_->now();
-  group_.all_reduce(memory_, ReduceOp::kAvg);
+  group_.all_reduce(memory_, ReduceOp::kAvg, kInBackward);
   times_.reduced = recorder_->now();
 }
 

@@ -39,7 +39,7 @@ void PackedBroadcast::run(int root) {
   if (!is_laid_out()) lay_out();
   if (!memory_.defined()) return broadcast_coalesced(group_, tensors_, root);
   if (group_.rank() == root) copy_in(inside_, outside_);
-  group_.broadcast(memory_, root);
+  group_.broadcast(memory_, root, {.site = {"forward of DistributedDataParallel, for its buffers", 0}});
   if (group_.rank() != root) copy_out(outside_, inside_);
 }
 

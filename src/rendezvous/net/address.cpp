@@ -12,6 +12,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/file_descriptor.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -98,6 +99,19 @@ bool is_ipv6(const std::string& host) {
   in6_addr address;
   const std::string without_scope = host.substr(0, host.find('%'));  // "fe80::7%eth0"
   return ::inet_pton(AF_INET6, without_scope.c_str(), &address) == 1;
+}
+
+const std::string& loopback_address() {
+  static const std::string address = [] {
+    const FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in loopback{};
+    loopback.sin_family = AF_INET;
+    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool has_ipv4 =
+        socket.is_open() && ::bind(socket.get(), reinterpret_cast<sockaddr*>(&loopback), sizeof loopback) == 0;
+    return has_ipv4 ? "127.0.0.1" : "::1";
+  }();
+  return address;
 }
 
 }  // namespace lockstep

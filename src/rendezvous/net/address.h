@@ -36,6 +36,9 @@ Resolution resolve(const std::string& host, int port);
 /// Returns the numeric address of a network interface of this host, IPv4 before IPv6; empty if it has none.
 std::string address_of_interface(const std::string& name);
 
+/// Returns "127.0.0.1", or "::1" on a host without IPv4.
+const std::string& loopback_address();
+
 /// Returns whether `host` is an IPv6 address without brackets.
 bool is_ipv6(const std::string& host);
 

@@ -31,8 +31,8 @@ struct Request {
 /// Defaults.
 inline constexpr int kDefaultRanks = 2;
 inline constexpr const char* kDefaultMin = "4";
-inline constexpr const char* kDefaultMax = "256M";
-inline constexpr int64_t kDefaultFactor = 2;
+inline constexpr const char* kDefaultMax = "64M";
+inline constexpr int64_t kDefaultFactor = 4;
 
 /// Makes the plan of a collective. `available` are the backends of this build. Throws UsageError for invalid options
 /// and for options that do not apply to the operation. Pure.

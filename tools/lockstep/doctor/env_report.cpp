@@ -72,10 +72,16 @@ ordered_json describe_torch(const Probe& probe) {
   if (!probe.failure.empty()) return {{"could not be asked", probe.failure}};
   auto gpus = ordered_json::array();
   for (const auto& gpu : probe.gpus) gpus.push_back(fmt::format("{}, {}", gpu.name, format_bytes(gpu.memory_bytes)));
-  return {{"version", probe.torch_version},     {"library", probe.torch_library},      {"compiler", probe.compiler},
-          {"threads", probe.threads},           {"BLAS", probe.blas_libraries},        {"MKL", probe.has_mkl},
-          {"MKL-DNN", probe.uses_mkldnn},       {"CUDA", or_null(probe.cuda_version)}, {"GPUs", gpus},
-          {"NCCL", or_null(probe.nccl_version)}};
+  return {{"version", probe.torch_version},
+          {"library", probe.torch_library},
+          {"compiler", probe.compiler},
+          {"threads", probe.threads},
+          {"BLAS", probe.blas_libraries},
+          {"MKL", probe.has_mkl},
+          {"MKL-DNN", probe.uses_mkldnn},
+          {"CUDA", or_null(probe.cuda_version)},
+          {"GPUs", gpus},
+          {"NCCL", probe.cuda_version.empty() ? ordered_json() : or_null(probe.nccl_version)}};
 }
 
 /// Replaces control characters, so that the text stays on one line.
