@@ -57,6 +57,21 @@ void log_every_level() {
   log_error("e");
 }
 
+TEST_F(Logging, AsynchronousLinesDoNotWaitForTheReader) {
+  std::latch may_write(1);
+  std::atomic<int> written = 0;
+  set_log_sink([&](LogLevel, const std::string&) {
+    may_write.wait();
+    ++written;
+  });
+  for (int line = 0; line < 150; ++line) log_warning_async("line " + std::to_string(line));  // more than can wait
+  EXPECT_EQ(written, 0) << "the sink blocks, this thread does not";
+  may_write.count_down();
+  while (written < 101) std::this_thread::yield();  // 100 lines, and how many were dropped
+  log_warning_async("the last");
+  while (written < 102) std::this_thread::yield();
+}
+
 /// Ends the process of a claim: 0 when it holds, else 1 with what was found instead.
 [[noreturn]] void claim(const std::string& actual, const std::string& expected) {
   if (actual != expected) std::cerr << "found: " << actual << "\nexpected: " << expected << '\n';

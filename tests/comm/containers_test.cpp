@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/network_host.h"
 #include "support/rank_process.h"
 
 namespace lockstep {
@@ -83,6 +84,17 @@ TEST(Fallback, RanksWithoutMemfdUseNamedSharedMemory) {
   EXPECT_THAT(output_of_ranks("sums_without_memfd"),
               AllOf(HasSubstr("trying named shared memory"), HasSubstr("backend shm"), HasSubstr("rank 0 of 2: sum 3"),
                     HasSubstr("rank 1 of 2: sum 3")));
+}
+
+TEST(Loopback, OfAHostWithoutIpv4IsThatOfIpv6) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make network namespaces";
+  NetworkHost host("six");
+  if (!host.is_made() || !host.inside("ip address delete 127.0.0.1/8 dev lo"))
+    GTEST_SKIP() << "this machine makes no network namespaces (ip netns)";
+  RankProcess ranks({"ip", "netns", "exec", host.name(), LOCKSTEP_TOOL, "run", "-n", "2", FAILING_RANK, "sums"},
+                    {{"TEST_BACKEND", "shm"}});
+  EXPECT_EQ(ranks.wait(60s), 0) << ranks.output();
+  EXPECT_THAT(ranks.output(), AllOf(HasSubstr("rank 0 of 2: sum 3"), HasSubstr("rank 1 of 2: sum 3")));
 }
 
 }  // namespace

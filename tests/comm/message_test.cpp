@@ -67,6 +67,32 @@ TEST_P(Messages, PolledUntilTheyAreDoneAreRecordedAsDone) {
   });
 }
 
+// Eight times as many take eight times as long, give or take; with a search in a list they would take 64 times as long.
+TEST_P(Messages, OutstandingInLargeNumbersTakeLinearTime) {
+  on_two_ranks([](const ProcessGroup& world, const detail::FlightRecorder&) {
+    const auto word = at::ones({4});
+    const auto time_of = [&](int messages) {
+      auto best = std::chrono::steady_clock::duration::max();
+      for (int attempt = 0; attempt < 3; ++attempt) {
+        world.barrier();
+        const auto begin = std::chrono::steady_clock::now();
+        std::vector<Work> works;
+        for (int message = 0; message < messages; ++message)
+          works.push_back(world.rank() == 0 ? world.send_async(word, 1) : world.recv_async(at::empty({4}), 0));
+        for (const auto& work : works) work.wait();
+        world.barrier();
+        best = std::min(best, std::chrono::steady_clock::now() - begin);
+      }
+      return std::chrono::duration<double>(best).count();
+    };
+    time_of(100);
+    const double few = time_of(1500), many = time_of(12000);
+    if (world.rank() == 0) {
+      EXPECT_LT(many / few, 28) << few << " s and " << many << " s";
+    }
+  });
+}
+
 TEST_P(Messages, OfABrokenGroupAreDone) {
   std::latch both_receive(2);  // not a barrier of the group: the abort would break it for the rank that leaves last
   on_two_ranks([&](const ProcessGroup& world, const detail::FlightRecorder& recorder) {

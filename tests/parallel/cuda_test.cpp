@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/error.h>
 
 #include "parallel/gpu.h"
 #include "parallel/models.h"
@@ -93,6 +94,29 @@ TEST_F(Cuda, AStepDoesNotMakeTheHostWait) {
           optimizer->step();
         }
         EXPECT_EQ(ddp.logging_data().steps, 6);
+      },
+      kGpu);
+}
+
+// Each tag has a connection of its own.
+TEST_F(Cuda, RefusesMoreTagsThanItCanConnect) {
+  on_every_rank(
+      "nccl", 2,
+      [&](ProcessGroup world) {
+        if (world.rank() == 1) {
+          const auto tensor = torch::zeros({4}, kGpu);
+          std::vector<Work> receives;  // nobody sends, so nothing is connected
+          for (uint32_t tag = 0; tag < 64; ++tag) receives.push_back(world.recv_async(tensor, 0, tag));
+          try {
+            receives.push_back(world.recv_async(tensor, 0, 64));
+            ADD_FAILURE() << "tag 64 was accepted";
+          } catch (const UsageError& error) {
+            EXPECT_NE(std::string(error.what()).find("64 different tags"), std::string::npos) << error.what();
+          }
+        }
+        const auto sum = torch::ones({4}, kGpu);
+        world.all_reduce(sum);
+        EXPECT_EQ(sum.sum().item<int>(), 8) << "the group still works";
       },
       kGpu);
 }

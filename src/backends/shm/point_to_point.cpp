@@ -1,6 +1,5 @@
 #include "backends/shm/point_to_point.h"
 
-#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -38,41 +37,49 @@ class PointToPoint::Sending final : public Transfer {
 class PointToPoint::Receiving final : public Transfer {
  public:
   Receiving(PointToPoint& point_to_point, void* data, int from, uint64_t fingerprint)
-      : data(data), from(from), fingerprint(fingerprint), point_to_point_(point_to_point) {
+      : data_(data), from_(from), fingerprint_(fingerprint), point_to_point_(point_to_point) {
     std::lock_guard lock(point_to_point_.mutex_);
-    point_to_point_.pending_.push_back(this);
+    auto& waiting = queue();
+    place_ = waiting.insert(waiting.end(), this);
+    point_to_point_.match(from_, fingerprint_);
   }
   ~Receiving() override {
     std::lock_guard lock(point_to_point_.mutex_);
-    point_to_point_.pending_.remove(this);
+    if (is_done_) return;
+    auto& waiting = queue();
+    waiting.erase(place_);
+    if (waiting.empty()) point_to_point_.inboxes_[from_].waiting.erase(fingerprint_);
   }
 
   void wait(Deadline deadline) override {
-    point_to_point_.group_.waiter().until([this] { return is_done(); }, from, deadline);
+    point_to_point_.group_.waiter().until([this] { return is_done(); }, from_, deadline);
   }
 
   bool is_done() override {
     std::lock_guard lock(point_to_point_.mutex_);
-    return fetch();
-  }
-
-  /// Requires the mutex of the PointToPoint.
-  bool fetch() {
-    if (!is_done_) is_done_ = point_to_point_.fetch(*this);
+    if (!is_done_) point_to_point_.look(from_);
     return is_done_;
   }
 
-  void* const data;
-  const int from;
-  const uint64_t fingerprint;
+  /// Copies the data. Requires the mutex of the PointToPoint. The caller removes this object from its queue.
+  void fetch(ShmMessage& message) {
+    std::memcpy(data_, data_of(message), message.bytes);  // equal fingerprints imply equal sizes
+    message.is_taken = true;
+    is_done_ = true;
+  }
 
  private:
+  std::list<Receiving*>& queue() { return point_to_point_.inboxes_[from_].waiting[fingerprint_]; }
+
+  void* const data_;
+  const int from_;
+  const uint64_t fingerprint_;
   PointToPoint& point_to_point_;
-  bool is_done_ = false;  // guarded by point_to_point_.mutex_
+  std::list<Receiving*>::iterator place_;  // guarded by point_to_point_.mutex_; valid until is_done_
+  bool is_done_ = false;                   // guarded by point_to_point_.mutex_
 };
 
-PointToPoint::PointToPoint(ShmGroup& group)
-    : group_(group), sent_(group.size()), arrived_(group.size()), last_seen_(group.size()) {
+PointToPoint::PointToPoint(ShmGroup& group) : group_(group), sent_(group.size()), inboxes_(group.size()) {
   group_.waiter().meanwhile([this] { fetch_what_is_there(); });
 }
 
@@ -116,34 +123,40 @@ std::unique_ptr<Transfer> PointToPoint::receive(const at::Tensor& data, int from
 
 void PointToPoint::fetch_what_is_there() {
   std::lock_guard lock(mutex_);
-  for (Receiving* receiving : pending_) receiving->fetch();
-}
-
-bool PointToPoint::fetch(const Receiving& receiving) {
-  look(receiving.from);
-  auto& messages = arrived_[receiving.from];
-  auto found = std::find_if(messages.begin(), messages.end(),
-                            [&](const ShmMessage* message) { return message->fingerprint == receiving.fingerprint; });
-  if (found == messages.end()) return false;
-  ShmMessage& message = **found;
-  std::memcpy(receiving.data, data_of(message), message.bytes);  // equal fingerprints imply equal sizes
-  message.is_taken = true;
-  messages.erase(found);
-  Waiter::wake(group_.segment(receiving.from));
-  return true;
+  for (int from = 0; from < group_.size(); ++from)
+    if (!inboxes_[from].waiting.empty()) look(from);
 }
 
 // Follows the linked list of messages from that rank to its end.
 void PointToPoint::look(int from) {
+  auto& inbox = inboxes_[from];
   for (;;) {
-    ShmMessage* last = last_seen_[from];
+    ShmMessage* last = inbox.last_seen;
     uint64_t offset = last ? last->next.load() : group_.segment(from).first_messages[group_.rank()].load();
     if (offset == 0) return;
     auto* message = reinterpret_cast<ShmMessage*>(group_.at(from, offset));
-    arrived_[from].push_back(message);
-    last_seen_[from] = message;
+    const uint64_t fingerprint = message->fingerprint;
+    inbox.arrived[fingerprint].push_back(message);
+    inbox.last_seen = message;
     if (last) last->is_passed = true;
+    match(from, fingerprint);
   }
+}
+
+// Looks nothing up in the lists of messages, which may be long: a program may post thousands of receives first.
+void PointToPoint::match(int from, uint64_t fingerprint) {
+  auto& [arrived, waiting, last_seen] = inboxes_[from];
+  const auto messages = arrived.find(fingerprint);
+  const auto receives = waiting.find(fingerprint);
+  if (messages == arrived.end() || receives == waiting.end()) return;
+  while (!messages->second.empty() && !receives->second.empty()) {
+    receives->second.front()->fetch(*messages->second.front());
+    receives->second.pop_front();
+    messages->second.pop_front();
+    Waiter::wake(group_.segment(from));
+  }
+  if (messages->second.empty()) arrived.erase(messages);
+  if (receives->second.empty()) waiting.erase(receives);
 }
 
 }  // namespace lockstep::shm

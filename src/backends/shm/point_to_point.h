@@ -4,6 +4,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include <lockstep/backend.h>
@@ -33,19 +34,25 @@ class PointToPoint {
     ShmMessage* message = nullptr;  // null once the message was fetched and freed
   };
 
+  /// Messages from one rank that have arrived, and receives that wait for one, by fingerprint. At most one of the two
+  /// queues of a fingerprint has entries after match().
+  struct Inbox {
+    std::unordered_map<uint64_t, std::deque<ShmMessage*>> arrived;
+    std::unordered_map<uint64_t, std::list<Receiving*>> waiting;
+    ShmMessage* last_seen = nullptr;
+  };
+
   // All require mutex_.
   void discard_fetched(int to);
   void look(int from);
-  bool fetch(const Receiving& receiving);
+  void match(int from, uint64_t fingerprint);
 
   void fetch_what_is_there();
 
   ShmGroup& group_;
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Outgoing>>> sent_;  // guarded by mutex_: to each rank, oldest first
-  std::vector<std::list<ShmMessage*>> arrived_;              // guarded by mutex_: from each rank, not yet fetched
-  std::vector<ShmMessage*> last_seen_;                       // guarded by mutex_: from each rank
-  std::list<Receiving*> pending_;                            // guarded by mutex_
+  std::vector<Inbox> inboxes_;                               // guarded by mutex_: from each rank
 };
 
 }  // namespace lockstep::shm
