@@ -1,6 +1,8 @@
 #include <lockstep/error.h>
 
 #include "base/deadline.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "comm/group/group.h"
 
 namespace lockstep::detail {
@@ -15,10 +17,18 @@ Group::Message::Message(std::shared_ptr<Group> group, const MessageRoute& route,
   record_ = {0, group_->membership_.name, {++group_->messages_[route], route}, std::move(call), options.site};
   record_.state = CallRecord::State::kPosted;
   record_.ticket = group_->recorder_->begin(record_);
+  std::exception_ptr refused;  // an invalid argument, such as a tag that the backend does not support
   guard(lock, record_.started, [&](const CallInfo& info) {
-    transfer_ = start(*backend_, info.fingerprint);
+    try {
+      transfer_ = start(*backend_, info.fingerprint);
+    } catch (const UsageError&) {  // nothing was sent, so the group stays usable
+      refused = std::current_exception();
+      return CallRecord::State::kFailed;
+    }
     return transfer_ ? CallRecord::State::kPosted : CallRecord::State::kDone;  // an empty tensor is not sent
   });
+  const int rank = group_->membership_.rank;
+  if (refused) rethrow_with_prefix(refused, text("rank ", rank, ": ", describe(record_.call), ": "), "", rank);
 }
 
 // Requires the group's mutex. The body returns the new state of the record.
