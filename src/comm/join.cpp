@@ -37,7 +37,7 @@ const JoinRound& JoinContext::next_round(const Turn& turn) {
   flags[1] = turn.is_synchronized;
   flags[2] = turn.is_training;
   sum = sum.to(group_.device());
-  group_.all_reduce(sum, ReduceOp::kSum, {.site = {"the begin of an iteration in lockstep::join", 0}});
+  group_.all_reduce(sum, ReduceOp::kSum, {.site = {"the beginning of an iteration in lockstep::join", 0}});
   sum = sum.cpu();
   value = sum.data_ptr<double>();
   flags = value + 2 * ranks;
