@@ -3,7 +3,7 @@
 
 cmake_minimum_required(VERSION 3.25)
 
-set(rooms base rendezvous backends comm parallel data optim launch)
+set(rooms base rendezvous backends comm checkpoint parallel data optim launch)
 
 # The rooms whose files each room may include, itself aside, as "src/" and as public headers.
 set(base_may "")
@@ -11,8 +11,9 @@ set(rendezvous_may base)
 set(backends_may base rendezvous)
 set(comm_may base rendezvous backends)
 set(parallel_may base comm)
-set(data_may base comm)
-set(optim_may base comm)
+set(checkpoint_may base comm)
+set(data_may base comm checkpoint)
+set(optim_may base comm checkpoint)
 set(launch_may base rendezvous)
 
 # The rooms that never see torch, and what comm may see of it: tensors.
@@ -29,7 +30,8 @@ set(comm_headers
 set(parallel_headers
   captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel sync_batch_norm)
 set(optim_headers fused_optimizers gradient_tools optimizer_state zero_redundancy_optimizer)
-set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb safetensors stage)
+set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb stage)
+set(checkpoint_headers checkpoint_file module_state safetensors state_traits value)
 
 function(violation file include why)
   message("layering: ${file} includes ${include}: ${why}")

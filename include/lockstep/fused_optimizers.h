@@ -12,7 +12,9 @@ namespace lockstep {
 
 namespace detail {
 class DeviceState;
-}
+/// Copies the step counts of a fused optimizer from the GPU to its states. Does nothing for other optimizers.
+void read_step_counts(const torch::optim::Optimizer& optimizer);
+}  // namespace detail
 
 // LibTorch's optimizers with a faster step(). Options, states and archives are the same as LibTorch's. On a CPU a step
 // is one pass over memory for each parameter; on a GPU it is a few kernels for all parameters (LibTorch 2.3 or later;
@@ -38,6 +40,7 @@ class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW {
   void before_replay();
 
  private:
+  friend void detail::read_step_counts(const torch::optim::Optimizer&);
   std::shared_ptr<detail::DeviceState> device_;
 };
 
@@ -52,6 +55,7 @@ class LOCKSTEP_EXPORT FusedAdam : public torch::optim::Adam {
   void before_replay();
 
  private:
+  friend void detail::read_step_counts(const torch::optim::Optimizer&);
   std::shared_ptr<detail::DeviceState> device_;
 };
 

@@ -6,6 +6,7 @@
 #include <lockstep/batch_iterator.h>
 #include <lockstep/call_options.h>
 #include <lockstep/captured_step.h>
+#include <lockstep/checkpoint_file.h>
 #include <lockstep/collate.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/data_loader.h>
@@ -26,6 +27,7 @@
 #include <lockstep/lmdb.h>
 #include <lockstep/logging.h>
 #include <lockstep/meeting_place.h>
+#include <lockstep/module_state.h>
 #include <lockstep/optimizer_state.h>
 #include <lockstep/process_group.h>
 #include <lockstep/reduce_op.h>
@@ -33,10 +35,12 @@
 #include <lockstep/safetensors.h>
 #include <lockstep/spawn.h>
 #include <lockstep/stage.h>
+#include <lockstep/state_traits.h>
 #include <lockstep/store.h>
 #include <lockstep/sync_batch_norm.h>
 #include <lockstep/tcp_store.h>
 #include <lockstep/tensors_in.h>
+#include <lockstep/value.h>
 #include <lockstep/version.h>
 #include <lockstep/work.h>
 #include <lockstep/zero_redundancy_optimizer.h>

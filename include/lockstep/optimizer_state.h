@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -9,6 +10,8 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/export.h>
+#include <lockstep/state_traits.h>
+#include <lockstep/value.h>
 
 namespace lockstep {
 
@@ -36,5 +39,20 @@ LOCKSTEP_EXPORT OptimizerState state_dict(const torch::optim::Optimizer& optimiz
 /// optimizer, or uses an option that LibTorch's optimizers do not have (maximize). A captured step of a fused optimizer
 /// must be captured again.
 LOCKSTEP_EXPORT void load_state_dict(torch::optim::Optimizer& optimizer, const OptimizerState& state);
+
+/// The state as a Value, as Python's torch.save would save it, and back. The tensors are shared. to_optimizer_state()
+/// also reads what Python's torch.save has saved. It throws UsageError if the value has another layout.
+LOCKSTEP_EXPORT Value to_value(const OptimizerState& state);
+LOCKSTEP_EXPORT OptimizerState to_optimizer_state(const Value& value);
+
+/// Returns the state of an optimizer as a Value. For the optimizers of LibTorch and lockstep, the tensors are those of
+/// the optimizer, not copies. Not collective.
+LOCKSTEP_EXPORT Value state_value(const torch::optim::Optimizer& optimizer);
+
+template <std::derived_from<torch::optim::Optimizer> T>
+requires(!detail::HasStateDict<T>) struct StateTraits<T> {
+  static Value save(const T& optimizer) { return state_value(optimizer); }
+  static void load(T& optimizer, const Value& value) { load_state_dict(optimizer, to_optimizer_state(value)); }
+};
 
 }  // namespace lockstep

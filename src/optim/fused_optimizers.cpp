@@ -255,6 +255,13 @@ void FusedAdam::before_replay() {
   if (device_) device_->refresh();
 }
 
+void detail::read_step_counts(const Optimizer& optimizer) {
+  if (const auto* adamw = dynamic_cast<const FusedAdamW*>(&optimizer))
+    read_steps<torch::optim::AdamWParamState>(*adamw, adamw->device_);
+  if (const auto* adam = dynamic_cast<const FusedAdam*>(&optimizer))
+    read_steps<torch::optim::AdamParamState>(*adam, adam->device_);
+}
+
 // --- SGD
 
 FusedSGD::~FusedSGD() {

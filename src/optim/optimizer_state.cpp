@@ -1,5 +1,5 @@
-// LibTorch's optimizers expose their state only through archives: state_dict() saves to an archive and parses it,
-// load_state_dict() builds an archive and lets the optimizer load it.
+// Options, and the states of optimizers of unknown classes, are accessible only through archives: state_dict() reads
+// the archive that the optimizer writes. load_state_dict() builds an archive and lets the optimizer load it.
 
 #include "optim/optimizer_state.h"
 
@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <typeinfo>
 
 #include <ATen/ATen.h>
 #include <torch/optim/adagrad.h>
@@ -17,6 +18,7 @@
 #include <torch/serialize/archive.h>
 
 #include <lockstep/error.h>
+#include <lockstep/fused_optimizers.h>
 
 #include "base/text.h"
 
@@ -200,42 +202,114 @@ c10::Device device_of_state(const Optimizer& optimizer) {
 
 namespace {
 
-/// Returns the tensors in a parameter's state; nothing if the type of state is unknown.
-std::optional<std::vector<at::Tensor>> tensors_in(const torch::optim::OptimizerParamState& state) {
-  using namespace torch::optim;
-  if (const auto* adam = dynamic_cast<const AdamParamState*>(&state))
-    return {{adam->exp_avg(), adam->exp_avg_sq(), adam->max_exp_avg_sq()}};
-  if (const auto* adamw = dynamic_cast<const AdamWParamState*>(&state))
-    return {{adamw->exp_avg(), adamw->exp_avg_sq(), adamw->max_exp_avg_sq()}};
-  if (const auto* sgd = dynamic_cast<const SGDParamState*>(&state)) return {{sgd->momentum_buffer()}};
-  if (const auto* adagrad = dynamic_cast<const AdagradParamState*>(&state)) return {{adagrad->sum()}};
-  if (const auto* rmsprop = dynamic_cast<const RMSpropParamState*>(&state))
-    return {{rmsprop->square_avg(), rmsprop->momentum_buffer(), rmsprop->grad_avg()}};
-  return std::nullopt;
+/// Adds the tensors that are defined.
+void add_tensors(Values& values, std::initializer_list<std::pair<const char*, at::Tensor>> tensors) {
+  for (const auto& [name, tensor] : tensors)
+    if (tensor.defined()) values.emplace(name, tensor);
 }
 
-int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
-  int64_t bytes = 0;
-  for (const auto& tensor : tensors)
-    if (tensor.defined()) bytes += static_cast<int64_t>(tensor.nbytes());
-  return bytes;
+template <class State>
+Values adam_values(const State& state) {
+  Values values{{kStep, state.step()}};
+  add_tensors(
+      values,
+      {{"exp_avg", state.exp_avg()}, {"exp_avg_sq", state.exp_avg_sq()}, {"max_exp_avg_sq", state.max_exp_avg_sq()}});
+  return values;
+}
+
+/// Returns a parameter's state, with its own tensors; nothing if the type of state is unknown.
+std::optional<Values> values_of(const torch::optim::OptimizerParamState& state) {
+  using namespace torch::optim;
+  const auto& type = typeid(state);
+  Values values;
+  if (type == typeid(AdamParamState)) return adam_values(static_cast<const AdamParamState&>(state));
+  if (type == typeid(AdamWParamState)) return adam_values(static_cast<const AdamWParamState&>(state));
+  if (type == typeid(SGDParamState)) {
+    add_tensors(values, {{"momentum_buffer", static_cast<const SGDParamState&>(state).momentum_buffer()}});
+  } else if (type == typeid(AdagradParamState)) {
+    const auto& adagrad = static_cast<const AdagradParamState&>(state);
+    values = {{kStep, adagrad.step()}};
+    add_tensors(values, {{"sum", adagrad.sum()}});
+  } else if (type == typeid(RMSpropParamState)) {
+    const auto& rmsprop = static_cast<const RMSpropParamState&>(state);
+    values = {{kStep, rmsprop.step()}};
+    add_tensors(values, {{"square_avg", rmsprop.square_avg()},
+                         {"momentum_buffer", rmsprop.momentum_buffer()},
+                         {"grad_avg", rmsprop.grad_avg()}});
+  } else {
+    return std::nullopt;
+  }
+  return values;
+}
+
+/// Reads the state from the archive that the optimizer writes: works for every class, but copies.
+OptimizerState archived_state(const Optimizer& optimizer) {
+  auto saved = new_archive();
+  optimizer.save(saved);
+  auto archive = reopen(saved, c10::kCPU);
+  auto states = child(archive, "state");
+  auto groups = child(archive, "param_groups");
+  const auto keys = states.keys();
+  const std::set<std::string> with_state(keys.begin(), keys.end());
+
+  OptimizerState state;
+  int64_t next = 0;
+  const int64_t group_count = read_count(groups, "param_groups/size");
+  for (int64_t g = 0; g < group_count; ++g) {
+    auto saved_group = child(groups, text("param_groups/", g));
+    auto options = child(saved_group, "options");
+    auto& group = state.groups.emplace_back();
+    group.options = values_in(options);
+    const int64_t size = read_count(saved_group, "params/size");
+    for (int64_t i = 0; i < size; ++i, ++next) {
+      group.parameters.push_back(next);
+      c10::IValue key;
+      saved_group.read(text("params/", i), key);
+      if (!with_state.count(key.toStringRef())) continue;
+      auto values = child(states, key.toStringRef());
+      for (const auto& [name, value] : values_in(values)) state.parameters[next][name] = as_python_has_it(name, value);
+    }
+  }
+  return state;
+}
+
+/// Whether save() is one of LibTorch or lockstep, which write nothing but the states that values_of() knows.
+bool is_known(const Optimizer& optimizer) {
+  const auto& type = typeid(optimizer);
+  for (const auto* known : {&typeid(torch::optim::SGD), &typeid(torch::optim::Adam), &typeid(torch::optim::AdamW),
+                            &typeid(torch::optim::Adagrad), &typeid(torch::optim::RMSprop), &typeid(FusedSGD),
+                            &typeid(FusedAdam), &typeid(FusedAdamW)})
+    if (type == *known) return true;
+  return false;
 }
 
 }  // namespace
 
+OptimizerState detail::view_state(const Optimizer& optimizer) {
+  if (!is_known(optimizer)) return archived_state(optimizer);
+  read_step_counts(optimizer);
+  OptimizerState state;
+  int64_t next = 0;
+  for (const auto& from : optimizer.param_groups()) {
+    auto& group = state.groups.emplace_back();
+    group.options = options_of(from.options());
+    for (const auto& parameter : from.params()) {
+      group.parameters.push_back(next);
+      if (const auto* found = find_state<torch::optim::OptimizerParamState>(optimizer, parameter)) {
+        const auto values = values_of(*found).value();
+        for (const auto& [name, value] : values) state.parameters[next][name] = as_python_has_it(name, value);
+      }
+      ++next;
+    }
+  }
+  return state;
+}
+
 int64_t detail::state_bytes(const Optimizer& optimizer) {
   int64_t bytes = 0;
-  for (const auto& [key, state] : optimizer.state()) {
-    const auto tensors = tensors_in(*state);
-    if (!tensors) {
-      std::vector<at::Tensor> all;
-      for (const auto& [parameter, values] : state_dict(optimizer).parameters)
-        for (const auto& [name, value] : values)
-          if (name != kStep && value.isTensor()) all.push_back(value.toTensor());
-      return bytes_of(all);
-    }
-    bytes += bytes_of(*tensors);
-  }
+  for (const auto& [parameter, values] : view_state(optimizer).parameters)
+    for (const auto& [name, value] : values)
+      if (name != kStep && value.isTensor()) bytes += static_cast<int64_t>(value.toTensor().nbytes());
   return bytes;
 }
 
@@ -266,33 +340,51 @@ void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state)
 }
 
 OptimizerState state_dict(const Optimizer& optimizer) {
-  auto saved = new_archive();
-  optimizer.save(saved);
-  auto archive = reopen(saved, c10::kCPU);
-  auto states = child(archive, "state");
-  auto groups = child(archive, "param_groups");
-  const auto keys = states.keys();
-  const std::set<std::string> with_state(keys.begin(), keys.end());
+  auto state = detail::view_state(optimizer);
+  for (auto& [parameter, values] : state.parameters)
+    for (auto& [name, value] : values)
+      if (value.isTensor()) value = value.toTensor().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+  return state;
+}
 
+Value to_value(const OptimizerState& state) {
+  auto states = Value::dict(), groups = Value::list();
+  for (const auto& [parameter, values] : state.parameters) {
+    auto of_parameter = Value::dict();
+    for (const auto& [name, value] : values) of_parameter.items().emplace_back(name, detail::value_of(value));
+    states.items().emplace_back(parameter, std::move(of_parameter));
+  }
+  for (const auto& group : state.groups) {
+    auto dict = Value::dict();
+    for (const auto& [name, value] : group.options) dict.items().emplace_back(name, detail::value_of(value));
+    dict.set("params", Value::list({group.parameters.begin(), group.parameters.end()}));
+    if (!group.names.empty()) dict.set("param_names", Value::list({group.names.begin(), group.names.end()}));
+    groups.elements().push_back(std::move(dict));
+  }
+  return Value::dict({{"state", std::move(states)}, {"param_groups", std::move(groups)}});
+}
+
+OptimizerState to_optimizer_state(const Value& value) {
   OptimizerState state;
-  int64_t next = 0;
-  const int64_t group_count = read_count(groups, "param_groups/size");
-  for (int64_t g = 0; g < group_count; ++g) {
-    auto saved_group = child(groups, text("param_groups/", g));
-    auto options = child(saved_group, "options");
+  for (const auto& [parameter, values] : value.at("state").items())
+    for (const auto& [name, item] : values.items())
+      state.parameters[parameter.as_int()][name.as_string()] = detail::ivalue_of(item);
+  for (const auto& dict : value.at("param_groups").elements()) {
     auto& group = state.groups.emplace_back();
-    group.options = values_in(options);
-    const int64_t size = read_count(saved_group, "params/size");
-    for (int64_t i = 0; i < size; ++i, ++next) {
-      group.parameters.push_back(next);
-      c10::IValue key;
-      saved_group.read(text("params/", i), key);
-      if (!with_state.count(key.toStringRef())) continue;
-      auto values = child(states, key.toStringRef());
-      for (const auto& [name, value] : values_in(values)) state.parameters[next][name] = as_python_has_it(name, value);
+    for (const auto& [name, item] : dict.items()) {
+      if (name.as_string() == "params")
+        for (const auto& parameter : item.elements()) group.parameters.push_back(parameter.as_int());
+      else if (name.as_string() == "param_names")
+        for (const auto& parameter : item.elements()) group.names.push_back(parameter.as_string());
+      else
+        group.options[name.as_string()] = detail::ivalue_of(item);
     }
   }
   return state;
+}
+
+Value state_value(const Optimizer& optimizer) {
+  return to_value(detail::view_state(optimizer));
 }
 
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {

@@ -45,6 +45,10 @@ State* add_state(Optimizer& optimizer, const at::Tensor& parameter, std::unique_
 /// not have.
 int64_t state_bytes(const torch::optim::Optimizer& optimizer);
 
+/// As lockstep::state_dict(), but for the optimizers of LibTorch and lockstep the tensors are those of the optimizer,
+/// not copies.
+OptimizerState view_state(const torch::optim::Optimizer& optimizer);
+
 /// Throws UsageError unless the state fits the groups and parameters of this optimizer.
 void check_fits(const torch::optim::Optimizer& optimizer, const OptimizerState& state);
 

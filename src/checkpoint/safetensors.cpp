@@ -1,4 +1,4 @@
-#include <lockstep/safetensors.h>
+#include "checkpoint/safetensors.h"
 
 #include <algorithm>
 #include <bit>
@@ -34,7 +34,7 @@ constexpr const char* kMetadata = "__metadata__";
 
 template <class... Parts>
 [[noreturn]] void refuse_file(const Parts&... parts) {
-  throw UsageError(text("not valid safetensors data: ", parts...));
+  throw CheckpointError(text("not valid safetensors data: ", parts...));
 }
 
 const char* dtype_name(at::ScalarType type) {
@@ -128,7 +128,7 @@ std::vector<TensorEntry> parse_header(std::string_view header, size_t data_bytes
 
 }  // namespace
 
-std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors) {
+void detail::write_safetensors(ByteSink& sink, const std::map<std::string, at::Tensor>& tensors) {
   ordered_json header = ordered_json::object();
   std::vector<at::Tensor> parts;
   size_t data_bytes = 0;
@@ -150,29 +150,56 @@ std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors) {
   }
   text_of_header.resize((text_of_header.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
 
-  std::string bytes(kPrefixBytes + text_of_header.size() + data_bytes, '\0');
   const uint64_t length = text_of_header.size();
-  std::memcpy(bytes.data(), &length, kPrefixBytes);
-  char* next = std::copy(text_of_header.begin(), text_of_header.end(), bytes.data() + kPrefixBytes);
-  for (const auto& part : parts)
-    if (part.nbytes() > 0) next = std::copy_n(static_cast<const char*>(part.data_ptr()), part.nbytes(), next);
-  return bytes;
+  sink.reserve(kPrefixBytes + length + data_bytes);
+  sink.write_at(0, &length, kPrefixBytes);
+  sink.write_at(kPrefixBytes, text_of_header.data(), length);
+  uint64_t next = kPrefixBytes + length;
+  for (const auto& part : parts) {
+    sink.write_at(next, part.data_ptr(), part.nbytes());
+    next += part.nbytes();
+  }
+}
+
+std::string to_safetensors(const std::map<std::string, at::Tensor>& tensors) {
+  detail::MemorySink sink;
+  detail::write_safetensors(sink, tensors);
+  return sink.take();
+}
+
+bool detail::looks_like_safetensors(const ByteSource& source) {
+  if (source.size() <= kPrefixBytes) return false;
+  uint64_t length = 0;
+  source.read(0, &length, kPrefixBytes);
+  return length <= source.size() - kPrefixBytes && source.read(kPrefixBytes, 1) == "{";
+}
+
+std::map<std::string, at::Tensor> detail::read_safetensors(const ByteSource& source, c10::Device device) {
+  if (source.size() < kPrefixBytes) refuse_file("got ", source.size(), " bytes, expected ", kPrefixBytes, " or more");
+  uint64_t length = 0;
+  source.read(0, &length, kPrefixBytes);
+  const uint64_t rest = source.size() - kPrefixBytes;
+  if (length > rest) refuse_file("the header claims ", length, " bytes, but there are only ", rest);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& place : parse_header(source.read(kPrefixBytes, length), rest - length)) {
+    const auto options = at::TensorOptions(place.type);
+    if (device.is_meta()) {
+      tensors.emplace(place.name, at::empty(place.shape, options.device(device)));
+      continue;
+    }
+    auto tensor = at::empty(place.shape, options);
+    source.read(kPrefixBytes + length + place.begin, tensor.data_ptr(), place.end - place.begin);
+    tensors.emplace(place.name, tensor.to(device));
+  }
+  return tensors;
 }
 
 std::map<std::string, at::Tensor> from_safetensors(std::string_view bytes) {
-  if (bytes.size() < kPrefixBytes) refuse_file("got ", bytes.size(), " bytes, expected ", kPrefixBytes, " or more");
-  uint64_t length = 0;
-  std::memcpy(&length, bytes.data(), kPrefixBytes);
-  bytes.remove_prefix(kPrefixBytes);
-  if (length > bytes.size()) refuse_file("the header claims ", length, " bytes, but there are only ", bytes.size());
-  const auto data = bytes.substr(length);
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& place : parse_header(bytes.substr(0, length), data.size())) {
-    auto tensor = at::empty(place.shape, place.type);
-    if (place.end > place.begin) std::memcpy(tensor.data_ptr(), data.data() + place.begin, place.end - place.begin);
-    tensors.emplace(place.name, std::move(tensor));
+  try {
+    return detail::read_safetensors(detail::MemorySource(bytes), c10::kCPU);
+  } catch (const CheckpointError& error) {
+    throw UsageError(error.what());
   }
-  return tensors;
 }
 
 }  // namespace lockstep

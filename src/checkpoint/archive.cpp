@@ -1,0 +1,303 @@
+#include "checkpoint/archive.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/error.h>
+#include <lockstep/version.h>
+
+#include "base/text.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/pickle.h"
+
+namespace lockstep::detail {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* kRoot = "archive/";
+constexpr const char* kPickle = "data.pkl";
+constexpr const char* kByteOrder = "byteorder";
+constexpr const char* kData = "data/";
+constexpr const char* kManifest = "lockstep/manifest.json";
+constexpr std::string_view kDigestKey = "\"file_sha256\":\"";
+constexpr std::string_view kManifestEnd = "\"}\n";
+constexpr int kFormat = 1;
+constexpr size_t kChunk = 1 << 20;  // fits into the processor's cache, so that each pass but the first is cheap
+constexpr uint64_t kLargestPickle = uint64_t{1} << 32;
+
+template <class... Parts>
+[[noreturn]] void refuse_archive(const Parts&... parts) {
+  throw CheckpointError(text(parts...));
+}
+
+struct RecordDigest {
+  std::string sha256;
+  uint32_t crc = 0;
+};
+
+/// Writes bytes at a position and returns their digests.
+RecordDigest write_hashed(ByteSink& sink, uint64_t offset, const char* bytes, size_t size) {
+  Sha256 sha;
+  RecordDigest digest;
+  for (size_t done = 0; done < size; done += kChunk) {
+    const size_t part = std::min(kChunk, size - done);
+    sha.add(bytes + done, part);
+    digest.crc = crc32_of(digest.crc, bytes + done, part);
+    sink.write_at(offset + done, bytes + done, part);
+  }
+  digest.sha256 = sha.finish();
+  return digest;
+}
+
+/// The manifest up to the digest of the file.
+std::string manifest_text(const std::vector<ZipRecord>& records, const std::vector<RecordDigest>& digests) {
+  ordered_json manifest;
+  manifest["format"] = kFormat;
+  manifest["lockstep"] = LOCKSTEP_VERSION_STRING;
+  auto& list = manifest["records"] = ordered_json::array();
+  for (size_t i = 0; i < digests.size(); ++i)
+    list.push_back({{"name", records[i].name.substr(std::strlen(kRoot))},
+                    {"offset", records[i].offset},
+                    {"size", records[i].size},
+                    {"sha256", digests[i].sha256}});
+  auto written = manifest.dump();
+  written.pop_back();  // the closing brace
+  return text(written, ",", kDigestKey);
+}
+
+}  // namespace
+
+std::string write_archive(ByteSink& sink, const Value& value) {
+  auto pickled = write_pickle(value);
+  for (auto& storage : pickled.storages) storage = storage.cpu();
+  const std::string byte_order = "little", version = "3\n";
+
+  std::vector<ZipRecord> records;
+  std::vector<std::string_view> contents;
+  const auto add = [&](const std::string& name, std::string_view content) {
+    records.push_back({.name = kRoot + name, .size = content.size()});
+    contents.push_back(content);
+  };
+  add(kPickle, pickled.bytes);
+  add(kByteOrder, byte_order);
+  for (size_t i = 0; i < pickled.storages.size(); ++i) {
+    const auto& storage = pickled.storages[i];
+    add(text(kData, i), {static_cast<const char*>(storage.data_ptr()), storage.nbytes()});
+  }
+  add("version", version);
+  records.push_back({.name = text(kRoot, kManifest)});
+  lay_out_zip(records);
+  // The sizes of the manifest do not depend on the digests in it.
+  std::vector<RecordDigest> digests(contents.size(), {std::string(kSha256Digits, '0')});
+  auto& manifest = records.back();
+  manifest.size = manifest_text(records, digests).size() + kSha256Digits + kManifestEnd.size();
+  const uint64_t begin = lay_out_zip(records);
+  sink.reserve(begin + zip_directory(records, begin).size());
+
+  for_each_in_parallel(contents.size(), file_threads(), [&](size_t i) {
+    digests[i] = write_hashed(sink, records[i].offset, contents[i].data(), contents[i].size());
+  });
+
+  // With a manifest CRC of zero, as the digest of the file wants it.
+  Sha256 sha;
+  auto listed = manifest_text(records, digests);
+  for (size_t i = 0; i < digests.size(); ++i) records[i].crc = digests[i].crc;
+  for (const auto& record : records) sha.add(zip_header(record));
+  sha.add(zip_directory(records, begin));
+  sha.add(listed);
+  const auto file_digest = sha.finish();
+  listed += file_digest;
+  listed += kManifestEnd;
+  manifest.crc = crc32_of(0, listed.data(), listed.size());
+  sink.write_at(manifest.offset, listed.data(), listed.size());
+  for (const auto& record : records) {
+    const auto header = zip_header(record);
+    sink.write_at(record.header, header.data(), header.size());
+  }
+  const auto directory = zip_directory(records, begin);
+  sink.write_at(begin, directory.data(), directory.size());
+  return file_digest;
+}
+
+ArchiveReader::ArchiveReader(const ByteSource& source) : source_(source), records_(read_zip(source)) {
+  if (records_.empty()) refuse_archive("the zip file is empty");
+  for (const auto& record : records_)
+    if (const auto end = record.name.find('/'); end != std::string::npos && record.name.substr(end + 1) == kPickle)
+      root_ = record.name.substr(0, end + 1);
+  if (root_.empty()) refuse_archive("the zip file has no record ", kPickle, ": it is no file of PyTorch");
+  for (const auto& record : records_)
+    if (record.name.starts_with(root_)) by_name_[record.name.substr(root_.size())] = &record;
+  read_manifest();
+  if (const auto found = by_name_.find(kByteOrder); found != by_name_.end() && found->second->size <= 16)
+    if (source_.read(found->second->offset, found->second->size) == "big")
+      refuse_archive("was written by a big-endian machine, which is not supported");
+}
+
+std::string ArchiveReader::short_name(const ZipRecord& record) const {
+  return record.name.starts_with(root_) ? record.name.substr(root_.size()) : record.name;
+}
+
+const ZipRecord& ArchiveReader::record(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) refuse_archive("record '", name, "' is missing");
+  if (found->second->is_compressed) refuse_archive("record '", name, "' is compressed, which is not supported");
+  return *found->second;
+}
+
+// --- manifest
+
+void ArchiveReader::read_manifest() {
+  const auto found = by_name_.find(kManifest);
+  if (found == by_name_.end()) return;
+  const auto& manifest = record(kManifest);
+  if (manifest.size > kLargestPickle) refuse_archive("record '", kManifest, "' claims ", manifest.size, " bytes");
+  const auto content = source_.read(manifest.offset, manifest.size);
+  try {
+    check_manifest(manifest, content);
+  } catch (const CheckpointError& error) {
+    structure_damage_ = error.what();
+  } catch (const json::exception& error) {
+    structure_damage_ = error.what();
+  }
+}
+
+void ArchiveReader::check_manifest(const ZipRecord& manifest, const std::string& content) {
+  const size_t tail = kSha256Digits + kManifestEnd.size();
+  if (content.size() < tail + kDigestKey.size() || !content.ends_with(kManifestEnd))
+    refuse_archive("the manifest has no end");
+  const auto listed = std::string_view(content).substr(0, content.size() - tail);
+  file_sha256_ = content.substr(listed.size(), kSha256Digits);
+  if (!listed.ends_with(kDigestKey)) refuse_archive("the manifest has no digest of the file");
+  if (crc32_of(0, content.data(), content.size()) != manifest.crc)
+    refuse_archive("the checksum of the manifest differs");
+  if (digest_outside(manifest, listed) != file_sha256_)
+    refuse_archive("the headers or the manifest differ from their SHA-256");
+  const auto parsed = json::parse(content);
+  if (parsed.at("format") != kFormat)
+    refuse_archive("the manifest has format ", parsed.at("format").dump(), ", expected ", kFormat,
+                   "; use a newer lockstep");
+  size_t index = 0;
+  for (const auto& item : parsed.at("records")) {
+    while (index < records_.size() && &records_[index] == &manifest) ++index;
+    if (index == records_.size()) refuse_archive("the manifest lists more records than the file has");
+    const auto& actual = records_[index++];
+    const auto name = item.at("name").get<std::string>();
+    if (short_name(actual) != name || item.at("size") != actual.size || item.at("offset") != actual.offset)
+      refuse_archive("record '", short_name(actual), "' differs from the manifest's '", name, "'");
+    sha256_of_[name] = item.at("sha256").get<std::string>();
+  }
+  if (sha256_of_.size() + 1 != records_.size())
+    refuse_archive("the manifest lists ", sha256_of_.size(), " records, the file has ", records_.size() - 1);
+}
+
+/// Returns the SHA-256 of all bytes outside of records, and of the manifest up to its digest.
+std::string ArchiveReader::digest_outside(const ZipRecord& manifest, std::string_view listed) const {
+  Sha256 sha;
+  const uint64_t directory = manifest.offset + manifest.size;  // the manifest is the last record
+  const std::array zeros{crc_in_header(manifest), crc_in_directory(records_, manifest, directory)};
+  uint64_t next = 0;
+  const auto add_up_to = [&](uint64_t end) {
+    while (next < end) {
+      const auto size = static_cast<size_t>(std::min<uint64_t>(kChunk, end - next));
+      auto bytes = source_.read(next, size);
+      for (uint64_t zero : zeros)
+        for (uint64_t at = zero; at < zero + sizeof(uint32_t); ++at)
+          if (at >= next && at < next + size) bytes[at - next] = '\0';
+      sha.add(bytes);
+      next += size;
+    }
+  };
+  for (const auto& record : records_) {
+    add_up_to(record.offset);
+    next = record.offset + record.size;
+  }
+  add_up_to(source_.size());
+  sha.add(listed);
+  return sha.finish();
+}
+
+// --- records
+
+std::string ArchiveReader::read_record(const Read& read, bool verify) const {
+  const auto& record = *read.record;
+  const auto expected = sha256_of_.find(short_name(record));
+  const bool by_sha = verify && expected != sha256_of_.end();
+  const bool by_crc = verify && !by_sha && !record.is_compressed;
+  std::optional<Sha256> sha;
+  if (by_sha) sha.emplace();
+  uint32_t crc = 0;
+  std::string buffer;
+  for (uint64_t done = 0; done < record.size; done += kChunk) {
+    const auto size = static_cast<size_t>(std::min<uint64_t>(kChunk, record.size - done));
+    char* to = static_cast<char*>(read.to) + done;
+    if (!read.to) {
+      buffer.resize(size);
+      to = buffer.data();
+    }
+    source_.read(record.offset + done, to, size);
+    if (by_sha) sha->add(to, size);
+    if (by_crc) crc = crc32_of(crc, to, size);
+  }
+  if (by_sha && sha->finish() != expected->second) return "differs from its SHA-256";
+  if (by_crc && crc != record.crc) return "differs from its CRC-32";
+  return "";
+}
+
+void ArchiveReader::read_all(std::vector<Read> reads, bool verify) const {
+  std::stable_sort(reads.begin(), reads.end(),
+                   [](const Read& a, const Read& b) { return a.record->size > b.record->size; });
+  for_each_in_parallel(reads.size(), file_threads(), [&](size_t i) {
+    if (const auto wrong = read_record(reads[i], verify); !wrong.empty())
+      refuse_archive("record '", short_name(*reads[i].record), "' ", wrong, ": the file is damaged");
+  });
+}
+
+Value ArchiveReader::load(const LoadOptions& options) const {
+  if (options.verify && !structure_damage_.empty()) refuse_archive(structure_damage_, ": the file is damaged");
+  const auto& pickle = record(kPickle);
+  if (pickle.size > kLargestPickle) refuse_archive("record '", kPickle, "' claims ", pickle.size, " bytes");
+  std::string bytes(pickle.size, '\0');
+  read_all({{&pickle, bytes.data()}}, options.verify);
+  const PickleReader reader(bytes);
+  if (options.map_location.is_meta()) return reader.value([](const StorageClaim&) { return at::Tensor(); });
+
+  std::map<std::string, at::Tensor> storages;
+  std::vector<Read> reads;
+  std::map<const ZipRecord*, bool> is_read{{&pickle, true}};
+  for (const auto& claim : reader.storages()) {
+    const auto& found = record(kData + claim.key);
+    if (claim.bytes > found.size)
+      refuse_archive("record '", short_name(found), "' has ", found.size, " bytes, expected ", claim.bytes);
+    auto& storage = storages[claim.key] = at::empty({static_cast<int64_t>(found.size)}, at::kByte);
+    reads.push_back({&found, storage.data_ptr()});
+    is_read[&found] = true;
+  }
+  if (options.verify)
+    for (const auto& other : records_)
+      if (!is_read.count(&other)) reads.push_back({&other, nullptr});
+  read_all(std::move(reads), options.verify);
+  return reader.value([&](const StorageClaim& claim) {
+    const auto device = options.map_location(claim.device);
+    return device.is_cpu() ? storages[claim.key] : storages[claim.key].to(device);
+  });
+}
+
+std::vector<Damage> ArchiveReader::verify() const {
+  std::vector<Damage> damage;
+  if (!structure_damage_.empty()) damage.push_back({"", structure_damage_});
+  std::vector<std::string> wrong(records_.size());
+  for_each_in_parallel(records_.size(), file_threads(), [&](size_t i) {
+    wrong[i] = read_record({&records_[i], nullptr}, true);
+  });
+  for (size_t i = 0; i < records_.size(); ++i)
+    if (!wrong[i].empty()) damage.push_back({short_name(records_[i]), wrong[i]});
+  return damage;
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/checkpoint_file.h>
+#include <lockstep/value.h>
+
+#include "checkpoint/files.h"
+#include "checkpoint/zip.h"
+
+// Checkpoints in PyTorch's zip format.
+//
+//   archive/data.pkl                 the value as a pickle
+//   archive/byteorder                "little"
+//   archive/data/0, archive/data/1   the storages of its tensors
+//   archive/version                  "3"
+//   archive/lockstep/manifest.json   checksums; Python ignores it
+//
+// The manifest lists name, offset, size and SHA-256 of every other record, and ends with a SHA-256 of the file. That
+// one covers the manifest up to it and all bytes outside of records (headers, padding, directory). So each byte is
+// hashed once and every change of a byte is found. Two fields are exempt, because they depend on it: the CRC-32 of the
+// manifest itself, in its header and in the directory. They count as zeros, and are compared with the manifest.
+
+namespace lockstep::detail {
+
+/// Returns the SHA-256 of the file.
+std::string write_archive(ByteSink& sink, const Value& value);
+
+class ArchiveReader {
+ public:
+  /// Reads the directory and the manifest. Throws CheckpointError if the bytes are no zip file with a pickle.
+  explicit ArchiveReader(const ByteSource& source);
+
+  bool has_manifest() const { return !file_sha256_.empty(); }
+  const std::string& sha256() const { return file_sha256_; }
+  size_t size() const { return records_.size(); }
+
+  Value load(const LoadOptions& options) const;
+  /// Reads everything and returns all damage.
+  std::vector<Damage> verify() const;
+
+ private:
+  struct Read {
+    const ZipRecord* record;
+    void* to;  // null to only compare
+  };
+  std::string short_name(const ZipRecord& record) const;
+  const ZipRecord& record(const std::string& name) const;
+  void read_manifest();
+  void check_manifest(const ZipRecord& manifest, const std::string& text);
+  std::string digest_outside(const ZipRecord& manifest, std::string_view listed) const;
+  /// Returns what is wrong with a record; empty if nothing is.
+  std::string read_record(const Read& read, bool verify) const;
+  void read_all(std::vector<Read> reads, bool verify) const;
+
+  const ByteSource& source_;
+  std::vector<ZipRecord> records_;
+  std::string root_;                                 // the folder of all records: "archive/"
+  std::map<std::string, const ZipRecord*> by_name_;  // without the root
+  std::map<std::string, std::string> sha256_of_;     // by the same name; empty without a manifest
+  std::string file_sha256_;
+  std::string structure_damage_;  // empty if there is none
+};
+
+}  // namespace lockstep::detail

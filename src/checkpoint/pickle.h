@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/value.h>
+
+// The pickles in PyTorch's files. Tensors lie outside of the pickle, in storages, which have names.
+
+namespace lockstep::detail {
+
+/// A value as a pickle of protocol 2, and the storages of its tensors: storage "0" is storages[0]. Each is a
+/// one-dimensional contiguous tensor on any device. Tensors that overlap in memory share a storage; the others have
+/// storages of their own without unused elements.
+struct Pickled {
+  std::string bytes;
+  std::vector<at::Tensor> storages;
+};
+
+/// Throws UsageError for values that Python could not load: undefined, sparse, quantized and meta tensors, and objects.
+Pickled write_pickle(const Value& value);
+
+/// A storage that a pickle refers to. Sizes are as the pickle claims.
+struct StorageClaim {
+  std::string key;
+  uint64_t bytes = 0;
+  std::string device;  // on which it was saved
+};
+
+/// Returns a tensor of bytes that holds the storage, on the device on which its tensors are to be; undefined for
+/// tensors without data, on the meta device.
+using ReadStorage = std::function<at::Tensor(const StorageClaim& claim)>;
+
+/// Reads pickles of Python's torch.save (protocols 2 to 5) and of LibTorch. Never calls what the pickle names: classes
+/// that it does not know become values of kind object. Throws CheckpointError for anything else: unknown opcodes,
+/// tensors outside of their storage, values inside themselves, and pickles that would grow by more than a factor.
+class PickleReader {
+ public:
+  explicit PickleReader(std::string_view bytes);
+  ~PickleReader();
+  PickleReader(const PickleReader&) = delete;
+  PickleReader& operator=(const PickleReader&) = delete;
+
+  /// The storages of the tensors, without repetition.
+  const std::vector<StorageClaim>& storages() const;
+  /// Returns the value. Calls `read` once for each storage.
+  Value value(const ReadStorage& read) const;
+
+ private:
+  class Machine;
+  std::unique_ptr<Machine> machine_;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,370 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <map>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "checkpoint/pickle.h"
+
+namespace lockstep::detail {
+namespace {
+
+using Kind = Value::Kind;
+
+// --- storages
+
+/// Where a tensor lies: in which storage, and with which view of it.
+struct Placement {
+  at::Tensor tensor;
+  size_t storage = 0;
+  int64_t offset = 0;  // in elements of the storage
+};
+
+/// The elements from a tensor's first to its last in memory.
+int64_t span_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return last + 1;
+}
+
+at::Tensor checked(const at::Tensor& tensor) {
+  if (!tensor.defined()) throw UsageError("a checkpoint cannot hold an undefined tensor; leave it out, or store None");
+  const auto refuse = [&](const auto& what) {
+    throw UsageError(text("a checkpoint cannot hold a ", what, " tensor (sizes ", tensor.sizes(), ", ",
+                          python_name(tensor.scalar_type()), "); convert it to a dense one"));
+  };
+  if (tensor.layout() != c10::kStrided) refuse("sparse");
+  if (tensor.is_quantized()) refuse("quantized");
+  if (tensor.is_meta()) refuse("meta");
+  return tensor.detach().resolve_conj().resolve_neg();
+}
+
+void collect(const Value& value, std::vector<Placement>& tensors) {
+  switch (value.kind()) {
+    case Kind::kTensor:
+      tensors.push_back({checked(value.tensor())});
+      break;
+    case Kind::kList:
+    case Kind::kTuple:
+    case Kind::kSet:
+      for (const auto& element : value.elements()) collect(element, tensors);
+      break;
+    case Kind::kDict:
+      for (const auto& [key, item] : value.items()) {
+        collect(key, tensors);
+        collect(item, tensors);
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+/// Makes one storage of tensors of one storage and dtype that overlap, and assigns it to them.
+void place_together(std::vector<Placement*>& cluster, std::vector<at::Tensor>& storages) {
+  int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+  if (cluster.size() == 1) {  // nothing is shared: save no unused elements
+    auto& tensor = cluster[0]->tensor;
+    if (tensor.numel() < span_of(tensor)) tensor = tensor.contiguous();
+  }
+  for (const auto* placed : cluster) {
+    begin = std::min(begin, placed->tensor.storage_offset());
+    end = std::max(end, placed->tensor.storage_offset() + span_of(placed->tensor));
+  }
+  const auto& first = cluster[0]->tensor;
+  for (auto* placed : cluster) {
+    placed->storage = storages.size();
+    placed->offset = placed->tensor.storage_offset() - begin;
+  }
+  storages.push_back(at::empty({0}, first.options()).set_(first.storage(), begin, {end - begin}, {1}));
+}
+
+std::vector<at::Tensor> place(std::vector<Placement>& tensors) {
+  std::vector<at::Tensor> storages;
+  std::map<std::pair<const c10::StorageImpl*, at::ScalarType>, std::vector<Placement*>> by_storage;
+  std::vector<std::vector<Placement*>*> order;
+  for (auto& placed : tensors) {
+    auto& together = by_storage[{placed.tensor.storage().unsafeGetStorageImpl(), placed.tensor.scalar_type()}];
+    if (together.empty()) order.push_back(&together);
+    together.push_back(&placed);
+  }
+  for (auto* together : order) {
+    const auto begin_of = [](const Placement* placed) { return placed->tensor.storage_offset(); };
+    std::stable_sort(together->begin(), together->end(),
+                     [&](const Placement* a, const Placement* b) { return begin_of(a) < begin_of(b); });
+    std::vector<Placement*> cluster;
+    int64_t end = 0;
+    for (auto* placed : *together) {
+      if (!cluster.empty() && begin_of(placed) >= end) {
+        place_together(cluster, storages);
+        cluster.clear();
+      }
+      if (cluster.empty()) end = begin_of(placed);
+      end = std::max(end, begin_of(placed) + span_of(placed->tensor));
+      cluster.push_back(placed);
+    }
+    place_together(cluster, storages);
+  }
+  return storages;
+}
+
+// --- opcodes
+
+/// The class of typed storages of a dtype in Python; empty for newer dtypes, which have untyped storages.
+std::string storage_class(at::ScalarType dtype) {
+  using at::ScalarType;
+  switch (dtype) {
+    case ScalarType::Float:
+    case ScalarType::Double:
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+    case ScalarType::Long:
+    case ScalarType::Int:
+    case ScalarType::Short:
+    case ScalarType::Char:
+    case ScalarType::Byte:
+    case ScalarType::Bool:
+    case ScalarType::ComplexFloat:
+    case ScalarType::ComplexDouble:
+      return text(c10::toString(dtype), "Storage");
+    default:
+      return {};
+  }
+}
+
+class Writer {
+ public:
+  Writer(std::vector<Placement> tensors, const std::vector<at::Tensor>& storages)
+      : tensors_(std::move(tensors)), storages_(storages) {
+    bytes_ = "\x80\x02";  // protocol 2
+  }
+
+  std::string finish(const Value& value) && {
+    write(value);
+    bytes_ += '.';
+    return std::move(bytes_);
+  }
+
+ private:
+  void write(const Value& value) {
+    switch (value.kind()) {
+      case Kind::kNone:
+        bytes_ += 'N';
+        break;
+      case Kind::kBool:
+        write_bool(value.as_bool());
+        break;
+      case Kind::kInt:
+        write_int(value.as_int());
+        break;
+      case Kind::kBigInt:
+        write_long(value.digits());
+        break;
+      case Kind::kFloat:
+        write_float(value.as_double());
+        break;
+      case Kind::kString:
+        write_string(value.as_string());
+        break;
+      case Kind::kBytes:
+        write_bytes(value.as_string());
+        break;
+      case Kind::kTensor:
+        write_tensor(tensors_[next_tensor_++]);
+        break;
+      case Kind::kDtype:
+        write_global("torch", python_name(value.dtype()));
+        break;
+      case Kind::kDevice:
+        write_device(value.device());
+        break;
+      case Kind::kList:
+        write_list(value.elements());
+        break;
+      case Kind::kTuple:
+        bytes_ += '(';
+        for (const auto& element : value.elements()) write(element);
+        bytes_ += 't';
+        break;
+      case Kind::kSet:
+        write_global("__builtin__", "set");
+        bytes_ += '(';
+        write_list(value.elements());
+        bytes_ += "tR";
+        break;
+      case Kind::kDict:
+        bytes_ += '}';
+        if (value.size() == 0) break;
+        bytes_ += '(';
+        for (const auto& [key, item] : value.items()) {
+          write(key);
+          write(item);
+        }
+        bytes_ += 'u';
+        break;
+      case Kind::kObject:
+        throw UsageError(text("a checkpoint cannot hold an object of Python's class ", value.type(),
+                              "; store its entries in a dict"));
+    }
+  }
+
+  template <class T>
+  void put(T number) {
+    bytes_.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  }
+
+  void write_bool(bool truth) { bytes_ += truth ? '\x88' : '\x89'; }
+
+  void write_int(int64_t number) {
+    if (number >= 0 && number <= 0xff) {
+      bytes_ += 'K';
+      put(static_cast<uint8_t>(number));
+    } else if (number >= 0 && number <= 0xffff) {
+      bytes_ += 'M';
+      put(static_cast<uint16_t>(number));
+    } else if (number >= std::numeric_limits<int32_t>::min() && number <= std::numeric_limits<int32_t>::max()) {
+      bytes_ += 'J';
+      put(static_cast<int32_t>(number));
+    } else {
+      write_long(std::string(reinterpret_cast<const char*>(&number), sizeof(number)));
+    }
+  }
+
+  void write_long(const std::string& digits) {
+    if (digits.size() <= 0xff) {
+      bytes_ += '\x8a';
+      put(static_cast<uint8_t>(digits.size()));
+    } else {
+      bytes_ += '\x8b';
+      put(static_cast<int32_t>(digits.size()));
+    }
+    bytes_ += digits;
+  }
+
+  void write_float(double number) {
+    bytes_ += 'G';  // the only number in a pickle with the most significant byte first
+    auto bits = std::bit_cast<uint64_t>(number);
+    for (int shift = 56; shift >= 0; shift -= 8) bytes_ += static_cast<char>(bits >> shift);
+  }
+
+  /// Writes bytes that occur often only once: later occurrences refer to the first.
+  template <class Write>
+  void remember(const std::string& key, const Write& write_first) {
+    const auto [found, is_new] = memo_.emplace(key, static_cast<uint32_t>(memo_.size()));
+    const uint32_t place = found->second;
+    if (is_new) write_first();
+    const bool is_short = place <= 0xff;
+    bytes_ += is_new ? (is_short ? 'q' : 'r') : (is_short ? 'h' : 'j');
+    if (is_short)
+      put(static_cast<uint8_t>(place));
+    else
+      put(place);
+  }
+
+  void write_string(const std::string& content) {
+    if (content.size() > std::numeric_limits<uint32_t>::max())
+      throw UsageError("a checkpoint cannot hold a string of 4 GiB or more; store a tensor of bytes");
+    remember("s" + content, [&] {
+      bytes_ += 'X';
+      put(static_cast<uint32_t>(content.size()));
+      bytes_ += content;
+    });
+  }
+
+  void write_global(const std::string& module, const std::string& name) {
+    const auto line = text("c", module, "\n", name, "\n");
+    remember(line, [&] { bytes_ += line; });
+  }
+
+  /// Protocol 2 has no bytes: they are written as Python does it, as text in latin1.
+  void write_bytes(const std::string& content) {
+    std::string utf8;
+    for (char c : content) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (byte < 0x80) {
+        utf8 += c;
+      } else {
+        utf8 += static_cast<char>(0xc0 | (byte >> 6));
+        utf8 += static_cast<char>(0x80 | (byte & 0x3f));
+      }
+    }
+    write_global("_codecs", "encode");
+    bytes_ += '(';
+    write_string(utf8);
+    write_string("latin1");
+    bytes_ += "tR";
+  }
+
+  void write_list(const std::vector<Value>& elements) {
+    bytes_ += ']';
+    if (elements.empty()) return;
+    bytes_ += '(';
+    for (const auto& element : elements) write(element);
+    bytes_ += 'e';
+  }
+
+  void write_device(const c10::Device& device) {
+    write_global("torch", "device");
+    bytes_ += '(';
+    write_string(c10::DeviceTypeName(device.type(), /*lower_case=*/true));
+    if (device.has_index()) write_int(device.index());
+    bytes_ += "tR";
+  }
+
+  void write_sizes(at::IntArrayRef sizes) {
+    bytes_ += '(';
+    for (int64_t size : sizes) write_int(size);
+    bytes_ += 't';
+  }
+
+  void write_tensor(const Placement& placed) {
+    const auto dtype = placed.tensor.scalar_type();
+    const auto type = storage_class(dtype);
+    const bool is_typed = !type.empty();
+    const auto& storage = storages_[placed.storage];
+    write_global("torch._utils", is_typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+    bytes_ += "((";
+    write_string("storage");
+    if (is_typed)
+      write_global("torch", type);
+    else
+      write_global("torch.storage", "UntypedStorage");
+    write_string(std::to_string(placed.storage));
+    write_string("cpu");  // so that every machine can load it
+    write_int(is_typed ? storage.numel() : static_cast<int64_t>(storage.nbytes()));
+    bytes_ += "tQ";
+    write_int(placed.offset);
+    write_sizes(placed.tensor.sizes());
+    write_sizes(placed.tensor.strides());
+    write_bool(false);  // requires_grad
+    write_global("collections", "OrderedDict");
+    bytes_ += ")R";  // no hooks
+    if (!is_typed) write_global("torch", python_name(dtype));
+    bytes_ += "tR";
+  }
+
+  const std::vector<Placement> tensors_;  // in the order of the value
+  const std::vector<at::Tensor>& storages_;
+  size_t next_tensor_ = 0;
+  std::map<std::string, uint32_t> memo_;
+  std::string bytes_;
+};
+
+}  // namespace
+
+Pickled write_pickle(const Value& value) {
+  Pickled result;
+  std::vector<Placement> tensors;
+  collect(value, tensors);
+  result.storages = place(tensors);
+  result.bytes = Writer(std::move(tensors), result.storages).finish(value);
+  return result;
+}
+
+}  // namespace lockstep::detail
