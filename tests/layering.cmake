@@ -31,7 +31,8 @@ set(parallel_headers
   captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel sync_batch_norm)
 set(optim_headers fused_optimizers gradient_tools optimizer_state zero_redundancy_optimizer)
 set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb stage)
-set(checkpoint_headers checkpoint_file module_state safetensors state_traits value)
+set(checkpoint_headers
+  checkpoint_directory checkpoint_file module_state preemption_guard safetensors state_traits training_state value)
 
 function(violation file include why)
   message("layering: ${file} includes ${include}: ${why}")

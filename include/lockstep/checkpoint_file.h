@@ -64,6 +64,10 @@ LOCKSTEP_EXPORT std::string save_checkpoint(const std::string& path, const Value
 /// another format; SystemError if it cannot be read.
 LOCKSTEP_EXPORT Value load_checkpoint(const std::string& path, const LoadOptions& options = {});
 
+/// Loads a checkpoint that a CheckpointDirectory has written with shards as if it had none: reads the shards' files,
+/// which are in the same folder, and merges them. Loads other files as load_checkpoint() does.
+LOCKSTEP_EXPORT Value load_merged_checkpoint(const std::string& path, const LoadOptions& options = {});
+
 /// One record of a checkpoint file, or the file's structure ("").
 struct Damage {
   std::string record;

@@ -68,10 +68,11 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   /// Returns the epoch with which to continue after load(): epoch(), or epoch() + 1 if epoch() is complete.
   int64_t next_epoch() const;
 
-  /// Returns the number of samples that this rank gets in an epoch.
+  /// Returns the number of samples that this rank gets in an epoch. In an epoch that load() continues with another
+  /// number of replicas, the number that it gets in the rest of the epoch.
   size_t size() const;
 
-  /// Returns how many samples next() has returned since the epoch began.
+  /// Returns how many of size() samples next() has returned.
   size_t position() const;
 
   /// Returns the number of samples in the dataset.
@@ -96,14 +97,16 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   void save(torch::serialize::OutputArchive& archive) const override;
 
   /// Continues at the saved epoch and position. A later set_epoch() with a different epoch discards the position. All
-  /// ranks may load the state that one of them saved. Throws UsageError, and changes nothing, if the dataset size
-  /// differs, or if the saved position is inside an epoch with different options or a different number of replicas.
+  /// ranks may load the state that one of them saved. If the number of replicas differs, the replicas divide the
+  /// samples of the epoch that none of the saved replicas had taken: each sample is seen once in the epoch, except that
+  /// kPad repeats and kDrop drops some at its end. Throws UsageError, and changes nothing, if the dataset size differs,
+  /// or if the saved position is inside an epoch with a different seed, shuffle or tail.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
   struct State;
   static size_t known_size(torch::optional<size_t> size);
-  std::vector<size_t> deal(size_t dataset_size, int64_t epoch) const;
+  std::vector<size_t> deal(size_t start, size_t dataset_size, int64_t epoch) const;
 
   // Constant after construction.
   int rank_;

@@ -6,6 +6,7 @@
 #include <lockstep/batch_iterator.h>
 #include <lockstep/call_options.h>
 #include <lockstep/captured_step.h>
+#include <lockstep/checkpoint_directory.h>
 #include <lockstep/checkpoint_file.h>
 #include <lockstep/collate.h>
 #include <lockstep/comm_hook.h>
@@ -29,6 +30,7 @@
 #include <lockstep/meeting_place.h>
 #include <lockstep/module_state.h>
 #include <lockstep/optimizer_state.h>
+#include <lockstep/preemption_guard.h>
 #include <lockstep/process_group.h>
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
@@ -40,6 +42,7 @@
 #include <lockstep/sync_batch_norm.h>
 #include <lockstep/tcp_store.h>
 #include <lockstep/tensors_in.h>
+#include <lockstep/training_state.h>
 #include <lockstep/value.h>
 #include <lockstep/version.h>
 #include <lockstep/work.h>

@@ -55,6 +55,17 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// the complete state. Throws UsageError if the state belongs to other parameters or another kind of optimizer.
   void load_state_dict(const OptimizerState& state);
 
+  /// For checkpoints (see TrainingState). state_dict() is consolidated_state_dict(0) as a Value. Collective.
+  Value state_dict() const;
+  void load_state_dict(const Value& value);
+  /// Returns this rank's part of the state. The tensors are those of the optimizer, not copies. Not collective. Throws
+  /// as consolidated_state_dict() does.
+  Value shard_state_dict() const;
+  /// Loads the parts of a state that `shards` ranks had. `read` returns one of them; with the option map_location =
+  /// torch::kMeta, without data. Only shards that have elements of this rank's share are read. Not collective. Throws
+  /// UsageError if the state belongs to other parameters or another kind of optimizer.
+  void load_shards(size_t shards, const ReadShard& read);
+
   /// Always throw UsageError, which names the method to use instead: this rank has only a shard of the state, and save
   /// and load are not collective.
   void save(torch::serialize::OutputArchive& archive) const override;

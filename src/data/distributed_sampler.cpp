@@ -64,6 +64,17 @@ int64_t read_number(torch::serialize::InputArchive& archive, const std::string& 
   return value.toInt();
 }
 
+bool archive_has(torch::serialize::InputArchive& archive, const std::string& key) {
+  c10::IValue value;
+  return archive.try_read(key, value);
+}
+
+[[noreturn]] void refuse_damaged(int64_t epoch, int64_t position, size_t limit) {
+  throw UsageError(text("DistributedSampler: saved at epoch ", epoch, ", position ", position,
+                        ", expected an epoch of 0 or more and a position of 0 to ", limit == 0 ? 0 : limit - 1,
+                        "; the archive is damaged: use another one"));
+}
+
 // Checks a number that must be equal for a position inside an epoch to denote the same samples.
 void check_same(const std::string& what, int64_t saved, int64_t mine) {
   if (saved != mine) {
@@ -74,11 +85,14 @@ void check_same(const std::string& what, int64_t saved, int64_t mine) {
 
 }  // namespace
 
-std::vector<size_t> distributed_indices(size_t dataset_size, int rank, int num_replicas,
-                                        const DistributedSamplerOptions& options, int64_t epoch) {
-  std::vector<size_t> mine(samples_of_rank(dataset_size, rank, num_replicas, options.tail));
+namespace {
+
+/// The samples of a rank among those that are left after `start` samples of the epoch's order.
+std::vector<size_t> indices_from(size_t start, size_t dataset_size, int rank, int num_replicas,
+                                 const DistributedSamplerOptions& options, int64_t epoch) {
+  std::vector<size_t> mine(samples_of_rank(dataset_size - start, rank, num_replicas, options.tail));
   // The order of the dataset repeats cyclically; the ranks take samples from it in turn.
-  size_t turn = static_cast<size_t>(rank);
+  size_t turn = start + static_cast<size_t>(rank);
   for (size_t& index : mine) {
     index = turn % dataset_size;
     turn += static_cast<size_t>(num_replicas);
@@ -92,13 +106,21 @@ std::vector<size_t> distributed_indices(size_t dataset_size, int rank, int num_r
   return mine;
 }
 
+}  // namespace
+
+std::vector<size_t> distributed_indices(size_t dataset_size, int rank, int num_replicas,
+                                        const DistributedSamplerOptions& options, int64_t epoch) {
+  return indices_from(0, dataset_size, rank, num_replicas, options, epoch);
+}
+
 struct DistributedSampler::State {
   std::mutex mutex;
   // Guarded by mutex.
   size_t dataset_size = 0;
   int64_t epoch = 0;
-  int64_t dealt_epoch = 0;    // The epoch of `dealt`; set_epoch() does not change it, reset() does.
-  std::vector<size_t> dealt;  // This rank's samples, which next() returns.
+  int64_t dealt_epoch = 0;  // The epoch of `dealt`; set_epoch() does not change it, reset() does.
+  size_t start = 0;         // Samples of the epoch that all ranks had taken before another number of ranks resumed it.
+  std::vector<size_t> dealt;  // This rank's samples after `start`, which next() returns.
   size_t position = 0;        // Number of samples of `dealt` that next() has returned.
   bool resumed = false;       // load() set a position inside an epoch: the next reset() keeps it.
   bool was_reset = false;
@@ -112,7 +134,7 @@ DistributedSampler::DistributedSampler(size_t dataset_size, int rank, int num_re
   check_replica(rank, num_replicas);
   check_dataset_size(dataset_size, num_replicas, options.tail);
   state_->dataset_size = dataset_size;
-  state_->dealt = deal(dataset_size, 0);
+  state_->dealt = deal(0, dataset_size, 0);
 }
 
 DistributedSampler::DistributedSampler(size_t dataset_size, const ProcessGroup& group,
@@ -126,8 +148,8 @@ size_t DistributedSampler::known_size(torch::optional<size_t> size) {
   throw UsageError("DistributedSampler: the dataset does not know its size; pass the number of samples instead");
 }
 
-std::vector<size_t> DistributedSampler::deal(size_t dataset_size, int64_t epoch) const {
-  return distributed_indices(dataset_size, rank_, num_replicas_, options_, epoch);
+std::vector<size_t> DistributedSampler::deal(size_t start, size_t dataset_size, int64_t epoch) const {
+  return indices_from(start, dataset_size, rank_, num_replicas_, options_, epoch);
 }
 
 void DistributedSampler::set_epoch(int64_t epoch) {
@@ -167,7 +189,7 @@ size_t DistributedSampler::dataset_size() const {
 
 std::vector<size_t> DistributedSampler::indices() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->epoch == state_->dealt_epoch ? state_->dealt : deal(state_->dataset_size, state_->epoch);
+  return state_->epoch == state_->dealt_epoch ? state_->dealt : deal(0, state_->dataset_size, state_->epoch);
 }
 
 void DistributedSampler::reset(torch::optional<size_t> new_size) {
@@ -178,8 +200,12 @@ void DistributedSampler::reset(torch::optional<size_t> new_size) {
     const size_t dataset_size = new_size.value_or(state.dataset_size);
     check_dataset_size(dataset_size, num_replicas_, options_.tail);
     const bool same_list = dataset_size == state.dataset_size && state.epoch == state.dealt_epoch;
-    if (!same_list) state.dealt = deal(dataset_size, state.epoch);
-    if (!same_list || !state.resumed) state.position = 0;
+    const bool continues = same_list && state.resumed;
+    if (!same_list || (!continues && state.start > 0)) {
+      state.start = 0;
+      state.dealt = deal(0, dataset_size, state.epoch);
+    }
+    if (!continues) state.position = 0;
     state.dataset_size = dataset_size;
     state.dealt_epoch = state.epoch;
     state.resumed = false;
@@ -207,11 +233,13 @@ torch::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size)
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
   const std::lock_guard lock(state_->mutex);
   // After set_epoch() the previous epoch is over, even if the loop ended early.
-  const size_t position = state_->epoch == state_->dealt_epoch ? state_->position : 0;
+  const bool is_current = state_->epoch == state_->dealt_epoch;
+  const size_t position = is_current ? state_->position : 0;
   const auto write = [&archive](const std::string& key, int64_t value) { archive.write(key, c10::IValue(value)); };
   write("epoch", state_->epoch);
   write("position", static_cast<int64_t>(position));
-  write("finished", position == state_->dealt.size() ? 1 : 0);
+  write("start", is_current ? static_cast<int64_t>(state_->start) : 0);
+  write("finished", is_current && position == state_->dealt.size() ? 1 : 0);
   write("dataset_size", static_cast<int64_t>(state_->dataset_size));
   write("num_replicas", num_replicas_);
   write("shuffle", options_.shuffle ? 1 : 0);
@@ -230,22 +258,27 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
     throw UsageError(text("DistributedSampler: saved with a dataset of ", dataset_size, " samples, this one has ",
                           state_->dataset_size, "; resume with the same dataset"));
   }
-  if (position > 0 && !finished) {
-    check_same("num_replicas", read_number(archive, "num_replicas"), num_replicas_);
+  const int64_t start = archive_has(archive, "start") ? read_number(archive, "start") : 0;
+  const int64_t replicas = read_number(archive, "num_replicas");
+  if (start < 0 || start > dataset_size || replicas < 1 || position < 0 || position > dataset_size)
+    refuse_damaged(epoch, position, dataset_size);
+  if (start + position > 0 && !finished) {
     check_same("shuffle", read_number(archive, "shuffle"), options_.shuffle ? 1 : 0);
     check_same("seed", read_number(archive, "seed"), static_cast<int64_t>(options_.seed));
     check_same("tail", read_number(archive, "tail"), static_cast<int64_t>(options_.tail));
   }
+  // Another number of ranks divides what all ranks together have left.
+  const bool is_divided_again = !finished && position > 0 && replicas != num_replicas_;
+  const int64_t taken = std::min(start + position * replicas, dataset_size);
+  const auto begin = static_cast<size_t>(finished ? 0 : is_divided_again ? taken : start);
+  const auto next = static_cast<size_t>(is_divided_again ? 0 : position);
   // With Tail::kExact the rank that saved may have had one sample more than this one, so compare with the first rank.
-  const size_t longest = samples_of_rank(state_->dataset_size, 0, num_replicas_, options_.tail);
-  if (epoch < 0 || position < 0 || (!finished && static_cast<size_t>(position) >= longest)) {
-    throw UsageError(text("DistributedSampler: saved at epoch ", epoch, ", position ", position,
-                          ", expected an epoch of 0 or more and a position of 0 to ", longest - 1,
-                          "; the archive is damaged: use another one"));
-  }
-  state_->dealt = deal(state_->dataset_size, epoch);
+  const size_t longest = samples_of_rank(state_->dataset_size - begin, 0, num_replicas_, options_.tail);
+  if (epoch < 0 || (!finished && next > 0 && next >= longest)) refuse_damaged(epoch, position, longest);
+  state_->start = begin;
+  state_->dealt = deal(begin, state_->dataset_size, epoch);
   state_->epoch = state_->dealt_epoch = epoch;
-  state_->position = finished ? state_->dealt.size() : static_cast<size_t>(position);
+  state_->position = finished ? state_->dealt.size() : std::min(next, state_->dealt.size());
   state_->resumed = !finished;
 }
 

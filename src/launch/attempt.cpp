@@ -173,6 +173,10 @@ void Attempt::on_end(int index, const Ending& ending) {
   end.out_of_memory = ending.out_of_memory;
   outcome_.ends.push_back(end);
   if (!end.failed() || is_stopping_) return;
+  if (was_preempted(end)) {  // the others have agreed with it to stop: let them end as well
+    if (!ask_at_ && !kill_at_) ask_at_ = Clock::now() + options_.launch.grace;
+    return;
+  }
   auto who = end.pid == 0 ? text("rank ", end.rank, " on ", end.host)
                           : text("rank ", end.rank, " (pid ", end.pid, " on ", end.host, ")");
   cluster_->tell_failure(
@@ -210,9 +214,10 @@ void Attempt::stop(int number) {
 void Attempt::stop_after_failure() {
   is_stopping_ = true;
   skip_rest();
-  if (ask_at_ || kill_at_) return;
+  if (kill_at_) return;
   if (!cluster_->has_joined_ranks()) return ask_to_end(SIGTERM);
-  ask_at_ = Clock::now() + kNoticeTime;
+  const auto soon = Clock::now() + kNoticeTime;
+  if (!ask_at_ || soon < *ask_at_) ask_at_ = soon;
 }
 
 void Attempt::ask_to_end(int signal) {

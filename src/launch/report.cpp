@@ -115,6 +115,10 @@ std::string remedy_for(const LaunchReport& report) {
 
 }  // namespace
 
+bool was_preempted(const WorkerEnd& end) {
+  return end.pid != 0 && WIFEXITED(end.status) && WEXITSTATUS(end.status) == static_cast<int>(LaunchExit::kPreempted);
+}
+
 std::string describe_status(int status, bool out_of_memory) {
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && out_of_memory)
     return "killed: out of memory (by the kernel; check the memory limit)";
@@ -163,6 +167,13 @@ Verdict decide(const Outcome& outcome, const std::optional<Failure>& cause, int 
   }
   report = make_report(outcome.ends, cause);
   report.restarts = generation;
+  if (report.culprit && was_preempted(*report.culprit)) {
+    report.exit = LaunchExit::kPreempted;
+    report.message = text("rank ", report.culprit->rank, " was preempted (", report.culprit->how, ")");
+    report.culprit.reset();
+    report.consequences.clear();
+    report.ended_before.clear();
+  }
   verdict.restart = report.exit != LaunchExit::kSuccess && generation < max_restarts;
   return verdict;
 }

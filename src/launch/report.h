@@ -29,6 +29,9 @@ struct WorkerEnd {
   bool failed() const { return status != 0 || pid == 0; }
 };
 
+/// Whether the worker ended with the exit code of a PreemptionGuard.
+bool was_preempted(const WorkerEnd& end);
+
 /// "exit code 3", "killed by SIGSEGV (segmentation fault)"; with `out_of_memory`, SIGKILL is "killed: out of memory".
 std::string describe_status(int status, bool out_of_memory);
 

@@ -1,0 +1,131 @@
+#include "checkpoint/folder.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include <lockstep/error.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "checkpoint/files.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr const char* kLockFile = ".lock";
+constexpr std::string_view kExtension = ".pt";
+constexpr std::string_view kShard = ".shard-";
+
+void make_folders(const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const auto folder = path.substr(0, end);
+    if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) fail_file("mkdir", folder);
+    if (end == std::string::npos) return;
+  }
+}
+
+void copy_file(const std::string& from, const std::string& to) {
+  const FileSource source(from);
+  AtomicFile file(to);
+  constexpr uint64_t kPart = 1 << 20;
+  for (uint64_t at = 0; at < source.size(); at += kPart) {
+    const auto bytes = source.read(at, static_cast<size_t>(std::min(kPart, source.size() - at)));
+    file.write_at(at, bytes.data(), bytes.size());
+  }
+  file.commit();
+}
+
+}  // namespace
+
+std::string checkpoint_name(const std::string& unit, int64_t number) {
+  auto digits = std::to_string(number);
+  if (digits.size() < 8) digits.insert(0, 8 - digits.size(), '0');  // so that names sort as numbers do
+  return text(unit, "-", digits, kExtension);
+}
+
+std::string shard_name(const std::string& unit, int64_t number, int shard, int shards, const std::string& digits) {
+  auto name = checkpoint_name(unit, number);
+  name.resize(name.size() - kExtension.size());
+  return text(name, kShard, shard, "-of-", shards, "-", digits, kExtension);
+}
+
+FolderContents read_folder(const std::string& folder, const std::string& unit) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.c_str()), ::closedir);
+  if (!opened) fail_file("opendir", folder);
+  FolderContents contents;
+  while (const auto* entry = ::readdir(opened.get())) {
+    const std::string_view name = entry->d_name;
+    if (name.starts_with(AtomicFile::kTemporaryPrefix)) contents.unfinished.emplace_back(name);
+    if (name == kBestFile) contents.has_best = true;
+    if (!name.starts_with(unit + "-") || !name.ends_with(kExtension)) continue;
+    if (name.find(kShard) != std::string_view::npos) {
+      contents.shards.emplace_back(name);
+      continue;
+    }
+    const auto digits = name.substr(unit.size() + 1, name.size() - unit.size() - 1 - kExtension.size());
+    const auto number = parse_number<int64_t>(digits);
+    if (number && *number >= 0 && checkpoint_name(unit, *number) == name) contents.numbers.insert(*number);
+  }
+  return contents;
+}
+
+std::vector<int64_t> plan_removals(const std::set<int64_t>& numbers, int keep_last, int64_t keep_every) {
+  std::vector<int64_t> removed;
+  if (keep_last == 0) return removed;
+  auto left = static_cast<int64_t>(numbers.size());
+  for (int64_t number : numbers)
+    if (left-- > keep_last && (keep_every == 0 || number % keep_every != 0)) removed.push_back(number);
+  return removed;
+}
+
+FileDescriptor lock_folder(const std::string& folder, const std::string& owner) {
+  make_folders(folder);
+  const auto path = text(folder, "/", kLockFile);
+  FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (!file.is_open()) fail_file("open", path);
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail_file("flock", path);
+    throw UsageError(text("checkpoint folder ", folder, " is in use by ", read_owner(folder),
+                          "; use another folder, or end that job first"));
+  }
+  if (::ftruncate(file.get(), 0) != 0) fail_file("truncate", path);
+  if (::pwrite(file.get(), owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()))
+    fail_file("write", path);
+  return file;
+}
+
+std::string read_owner(const std::string& folder) {
+  const FileDescriptor file(::open(text(folder, "/", kLockFile).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.is_open()) return "";
+  std::string owner(512, '\0');
+  const auto size = ::pread(file.get(), owner.data(), owner.size(), 0);
+  owner.resize(size > 0 ? static_cast<size_t>(size) : 0);
+  return owner;
+}
+
+void link_file(const std::string& from, const std::string& to) {
+  const auto temporary =
+      text(folder_of(to), "/", AtomicFile::kTemporaryPrefix, to.substr(to.rfind('/') + 1), "-", ::getpid());
+  ::unlink(temporary.c_str());
+  if (::link(from.c_str(), temporary.c_str()) != 0) return copy_file(from, to);
+  if (::rename(temporary.c_str(), to.c_str()) != 0) fail_file("rename", to);
+  // If both names already are the same file, rename() does nothing and leaves the temporary name.
+  ::unlink(temporary.c_str());
+  sync_folder(folder_of(to));
+}
+
+void remove_file(const std::string& path) {
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT)
+    log_warning(text("cannot remove ", path, ": ", std::strerror(errno)));
+}
+
+}  // namespace lockstep::detail
