@@ -74,6 +74,9 @@ struct Damage {
   std::string what;
 };
 
+/// "record 'data/1' differs from its SHA-256".
+LOCKSTEP_EXPORT std::string describe(const Damage& damage);
+
 struct Verification {
   bool has_manifest = false;  // written by lockstep: every byte of the file is covered
   std::string sha256{};       // of the file; empty without a manifest

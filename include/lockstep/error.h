@@ -90,7 +90,7 @@ class LOCKSTEP_EXPORT MismatchError : public Error {
   ErrorKind kind() const noexcept override;
 };
 
-/// A checkpoint cannot be read or written. The message names the file and the record. Not thrown by this version.
+/// A checkpoint cannot be read or written. The message names the file and the record.
 class LOCKSTEP_EXPORT CheckpointError : public Error {
  public:
   using Error::Error;

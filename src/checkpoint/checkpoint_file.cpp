@@ -83,6 +83,10 @@ Value load_checkpoint(const std::string& path, const LoadOptions& options) {
   });
 }
 
+std::string describe(const Damage& damage) {
+  return damage.record.empty() ? damage.what : text("record '", damage.record, "' ", damage.what);
+}
+
 Verification verify_checkpoint(const std::string& path) {
   return about_file(path, [&] {
     const detail::FileSource source(path);

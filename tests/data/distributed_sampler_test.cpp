@@ -6,6 +6,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -329,10 +330,95 @@ TEST(DistributedSampler, RefusesToContinueSomethingElse) {
     return error_of<lockstep::UsageError>([&] { through_archive(saved, other); });
   };
   EXPECT_NE(refusal({90, 0, 2, {.seed = 4}}).find("dataset of 100 samples, this one has 90"), std::string::npos);
-  EXPECT_NE(refusal({100, 0, 4, {.seed = 4}}).find("num_replicas 2, this sampler has 4"), std::string::npos);
   EXPECT_NE(refusal({100, 0, 2, {.seed = 5}}).find("seed 4, this sampler has 5"), std::string::npos);
   EXPECT_NE(refusal({100, 0, 2, {.shuffle = false}}).find("shuffle 1"), std::string::npos);
   EXPECT_NE(refusal({100, 0, 2, {.seed = 4, .tail = Tail::kDrop}}).find("tail 0"), std::string::npos);
+}
+
+/// The samples that `replicas` ranks see together from where `saved` was, and how many of them each sees.
+Indices rest_of_epoch(const DistributedSampler& saved, int replicas, std::vector<size_t>* sizes = nullptr) {
+  Indices all;
+  for (int rank = 0; rank < replicas; ++rank) {
+    DistributedSampler sampler(saved.dataset_size(), rank, replicas, saved.options());
+    through_archive(saved, sampler);
+    sampler.reset();
+    const auto mine = drain(sampler, 3);
+    EXPECT_EQ(mine.size(), sampler.size() - (replicas == saved.num_replicas() ? saved.position() : 0));
+    if (sizes) sizes->push_back(mine.size());
+    all.insert(all.end(), mine.begin(), mine.end());
+  }
+  return all;
+}
+
+TEST(DistributedSampler, AnotherNumberOfReplicasSeesTheRestOfTheEpochOnce) {
+  for (const auto tail : {Tail::kPad, Tail::kDrop, Tail::kExact})
+    for (const size_t size : {7, 100, 101, 119})
+      for (const int before : {1, 2, 4})
+        for (const int after : {1, 2, 3, 4, 7})
+          for (const size_t taken : {1, 2, 5}) {
+            SCOPED_TRACE(testing::Message() << size << " samples, tail " << static_cast<int>(tail) << ", " << before
+                                            << " to " << after << " replicas after " << taken);
+            const DistributedSamplerOptions options{.seed = 9, .tail = tail};
+            Indices seen;
+            std::vector<DistributedSampler> first;
+            bool is_over = false;
+            for (int rank = 0; rank < before; ++rank) {
+              first.emplace_back(size, rank, before, options);
+              const auto batch = first.back().next(taken);
+              if (batch) seen.insert(seen.end(), batch->begin(), batch->end());
+              is_over |= first.back().position() == first.back().size();
+            }
+            if (is_over) continue;  // another test: the next epoch begins
+            std::vector<size_t> sizes;
+            const auto rest = rest_of_epoch(first[0], after, &sizes);
+            seen.insert(seen.end(), rest.begin(), rest.end());
+            std::vector<int> times(size, 0);
+            for (size_t index : seen) ++times[index];
+            const auto left = static_cast<int64_t>(size) - static_cast<int64_t>(taken) * before;
+            const auto [fewest, most] = std::minmax_element(sizes.begin(), sizes.end());
+            if (tail == Tail::kExact) {
+              EXPECT_EQ(std::count(times.begin(), times.end(), 1), static_cast<int64_t>(size));
+              EXPECT_LE(*most - *fewest, 1u);
+            } else {
+              EXPECT_EQ(*most, *fewest);
+            }
+            if (tail == Tail::kPad) {
+              EXPECT_EQ(std::count(times.begin(), times.end(), 0), 0);
+              EXPECT_LT(static_cast<int64_t>(rest.size()) - left, after);
+            }
+            if (tail == Tail::kDrop) {
+              EXPECT_EQ(std::count(times.begin(), times.end(), 0), left % after);
+              EXPECT_EQ(*std::max_element(times.begin(), times.end()), 1);
+            }
+          }
+}
+
+TEST(DistributedSampler, MayChangeTheNumberOfReplicasTwiceInAnEpoch) {
+  const DistributedSamplerOptions options{.seed = 2, .tail = Tail::kExact};
+  Indices seen;
+  const auto take = [&](DistributedSampler& sampler, size_t count) {
+    const auto batch = sampler.next(count).value();
+    seen.insert(seen.end(), batch.begin(), batch.end());
+  };
+  std::vector<DistributedSampler> four, two;
+  for (int rank = 0; rank < 4; ++rank) take(four.emplace_back(100, rank, 4, options), 3);
+  for (int rank = 0; rank < 2; ++rank) {
+    two.emplace_back(100, rank, 2, options);
+    through_archive(four[1], two.back());
+    two.back().reset();
+    take(two.back(), 5);
+  }
+  const auto rest = rest_of_epoch(two[0], 3);
+  seen.insert(seen.end(), rest.begin(), rest.end());
+  std::sort(seen.begin(), seen.end());
+  Indices all(100);
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_EQ(seen, all);
+
+  // The next epoch is whole again.
+  two[0].set_epoch(1);
+  two[0].reset();
+  EXPECT_EQ(drain(two[0], 7), distributed_indices(100, 0, 2, options, 1));
 }
 
 struct WrittenByHand {
