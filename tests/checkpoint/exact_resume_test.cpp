@@ -45,6 +45,7 @@ struct TrainingRun {
   TrainingRun(ProcessGroup world, Kind kind, uint64_t seed) : world(world) {
     torch::manual_seed(seed + static_cast<uint64_t>(world.rank()) * 1000);
     model = NoisyNet();
+    model->to(world.device());
     ddp.emplace(model, world);
     const auto parameters = ddp->parameters();
     if (kind == Kind::kMomentum)
@@ -62,7 +63,8 @@ struct TrainingRun {
       sampler.set_epoch(epoch);
       for (auto& batch : loader) {
         optimizer->zero_grad();
-        torch::nll_loss(torch::log_softmax((*ddp)(batch.data), 1), batch.target).backward();
+        const auto output = (*ddp)(batch.data.to(world.device()));
+        torch::nll_loss(torch::log_softmax(output, 1), batch.target.to(world.device())).backward();
         optimizer->step();
         scheduler->step();
         if (++step == until) return;
@@ -83,6 +85,7 @@ struct TrainingRun {
     return Value::dict({{"model", state_dict(*model)},
                         {"optimizer", sharded ? sharded->state_dict() : to_value(state_dict(*optimizer))},
                         {"random", torch::rand({4})},
+                        {"random on device", torch::rand({4}, world.device())},
                         {"position", sampler.position()},
                         {"epoch", sampler.epoch()}});
   }
@@ -99,7 +102,9 @@ struct TrainingRun {
 };
 
 TEST(ExactResume, GivesTheSameBits) {
-  const auto world = init_process_group({.backend = "shm"});
+  const bool is_on_gpu = std::getenv("LOCKSTEP_TEST_CUDA") != nullptr;
+  const auto world =
+      is_on_gpu ? init_process_group({.device = torch::Device("cuda:0")}) : init_process_group({.backend = "shm"});
   const TemporaryFolder temporary;
   const auto root = world.broadcast_object(temporary.path().string(), 0).toStringRef();
   std::mt19937 random(17);  // equal on all ranks

@@ -460,6 +460,20 @@ TEST(Report, TravelsBetweenNodesWithAnyBytes) {
   EXPECT_TRUE(back[0].was_stopped);
 }
 
+TEST(Decide, DoesNotBlameAWorkerThatWasPreempted) {
+  const int preempted = static_cast<int>(LaunchExit::kPreempted) << 8;
+  Outcome outcome;
+  outcome.ends = {end_of(1, preempted), end_of(0, preempted)};
+  const auto verdict = decide(outcome, std::nullopt, 0, 1);
+  EXPECT_TRUE(verdict.restart);
+  EXPECT_EQ(verdict.report.exit, LaunchExit::kPreempted);
+  EXPECT_FALSE(verdict.report.culprit);
+  EXPECT_EQ(verdict.report.message, "rank 1 was preempted (exit code 6)");
+  EXPECT_FALSE(decide(outcome, std::nullopt, 1, 1).restart);
+  outcome.ends = {end_of(1, 1 << 8), end_of(0, preempted)};
+  EXPECT_EQ(decide(outcome, std::nullopt, 1, 1).report.exit, LaunchExit::kWorkerFailed) << "a failure came first";
+}
+
 TEST(Decide, RestartsAfterAFailureWhileRestartsAreLeftAndNeverWhenToldToStop) {
   Outcome failed;
   failed.ends = {end_of(0, 1 << 8)};
