@@ -466,7 +466,7 @@ TEST(ZeroRedundancyOptimizer, SaysWhatIsWrong) {
     Zero optimizer(model->parameters(), world, AdamWOptions());
     std::stringstream archive;
     expect_error<UsageError>([&] { torch::save(optimizer, archive); }, "consolidated_state_dict()");
-    expect_error<UsageError>([&] { optimizer.load_state_dict({}); }, "0 parameter groups", "has 1");
+    expect_error<UsageError>([&] { optimizer.load_state_dict(OptimizerState{}); }, "0 parameter groups", "has 1");
     model->bias.set_data(model->bias.to(torch::kFloat));
     expect_error<UsageError>([&] { optimizer.step(); }, "rank ", "parameter 2", "has become [4] Float on cpu");
   });
