@@ -3,6 +3,8 @@
 #include <chrono>
 #include <iomanip>
 #include <iostream>
+#include <optional>
+#include <string>
 
 #include <lockstep/lockstep.h>
 
@@ -30,6 +32,7 @@ struct Settings {
   int epochs = 2;
   size_t batch = 64;  // per rank
   double learning_rate = 0.05;
+  std::string checkpoints{};  // a folder; empty: no checkpoints
 };
 
 /// Returns the fraction of test images that the model classifies correctly. Each rank evaluates its part; no image is
@@ -65,7 +68,19 @@ void train(const lockstep::ProcessGroup& world, const Settings& settings) {
     std::cout << "Training on " << train_set.images().size(0) << " images, " << world.size() << " ranks, backend "
               << world.backend_name() << ", " << steps << " steps an epoch\n";
 
-  for (int epoch = 0; epoch < settings.epochs; ++epoch) {
+  std::optional<lockstep::CheckpointDirectory> checkpoints;
+  auto state =
+      lockstep::TrainingState{}.add("model", net).add("optimizer", optimizer).add("arch", "small cnn").add_rng();
+  int64_t first = 0;
+  if (!settings.checkpoints.empty()) {
+    checkpoints.emplace(
+        world, settings.checkpoints,
+        lockstep::CheckpointDirectoryOptions{.best = "accuracy", .unit = "epoch", .asynchronous = true});
+    first = checkpoints->resume(state);
+    if (speaks && first > 0) std::cout << "Resuming after epoch " << first << "\n";
+  }
+
+  for (int64_t epoch = first; epoch < settings.epochs; ++epoch) {
     auto begin = std::chrono::steady_clock::now();
     sampler.set_epoch(epoch);
     auto mean_loss = torch::zeros({1}, world.device());  // over the last steps and all ranks
@@ -93,7 +108,9 @@ void train(const lockstep::ProcessGroup& world, const Settings& settings) {
                 << " %  (" << std::setprecision(1) << took.count() << " s, "
                 << 100 * std::chrono::duration<double>(loader.waited()) / took << " % of it waiting for data)"
                 << std::endl;
+    if (checkpoints) checkpoints->save(epoch, state, {{"accuracy", accuracy}});
   }
+  if (checkpoints) checkpoints->wait();
 }
 
 }  // namespace
@@ -104,8 +121,10 @@ int main(int argc, char** argv) {
     std::string argument = argv[i];
     if (argument == "--epochs" && i + 1 < argc) {
       settings.epochs = std::atoi(argv[++i]);
+    } else if (argument == "--checkpoints" && i + 1 < argc) {
+      settings.checkpoints = argv[++i];
     } else {
-      std::cerr << "usage: fashion_mnist [--epochs N]\n";
+      std::cerr << "usage: fashion_mnist [--epochs N] [--checkpoints FOLDER]\n";
       return argument == "--help" ? 0 : 2;
     }
   }

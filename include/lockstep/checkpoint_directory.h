@@ -26,7 +26,8 @@ struct CheckpointDirectoryOptions {
   int keep_last = 3;
   /// Also keep the checkpoints whose number is a multiple of this. 0: none.
   int64_t keep_every = 0;
-  /// Also keep the checkpoint with the best value of this metric, as best.pt. Empty: none.
+  /// Also keep the checkpoint with the best value of this metric, as best.pt. Empty: none. Checkpoints that are saved
+  /// without the metric, or with NaN, do not count.
   std::string best{};
   Better better = Better::kHigher;
   /// What the numbers of checkpoints count: the name of the files, and the key of the number in them.

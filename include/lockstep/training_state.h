@@ -47,7 +47,7 @@ concept HasShards = requires(const T& saved, T& loaded, const ReadShard& read) {
 /// The list of objects that make up the state of a training run, which CheckpointDirectory saves and loads:
 ///
 ///     auto state = lockstep::TrainingState{}.add("model", ddp.module()).add("optimizer", optimizer)
-///                      .add("sampler", sampler).add("step", step).add_rng();
+///                      .add("sampler", sampler).add_rng();
 ///
 /// Names are keys of the checkpoint, as Python sees it. Objects are referred to, not copied: they must outlive the
 /// TrainingState, except those in a std::shared_ptr or a module holder. StateTraits says which types can be added. Add

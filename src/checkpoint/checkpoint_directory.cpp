@@ -11,10 +11,13 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <ctime>
+#include <iomanip>
 #include <numeric>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include <lockstep/error.h>
@@ -24,6 +27,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
+#include "checkpoint/agree.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/shards.h"
@@ -55,38 +59,6 @@ std::string describe_owner() {
   return text("process ", ::getpid(), " on ", host, ", which opened it at ", date, " (id ", random_digits(), ")");
 }
 
-/// Whether the group is broken after this error, so that ranks cannot agree on anything.
-bool breaks_group(const std::exception_ptr& error) {
-  const auto kind = kind_of(error);
-  return kind == ErrorKind::kPeer || kind == ErrorKind::kTimeout || kind == ErrorKind::kMismatch;
-}
-
-/// Throws on all ranks if one of them has an error: its own error there, one of the same kind on the others.
-/// Collective.
-void agree(const ProcessGroup& group, const std::exception_ptr& error) {
-  if (error && breaks_group(error)) std::rethrow_exception(error);
-  const auto all = group.all_gather_object(c10::ivalue::Tuple::create(
-      {c10::IValue(static_cast<int64_t>(error ? kind_of(error) : ErrorKind::kError)),
-       c10::IValue(error ? message_of(error) : std::string()), c10::IValue(error != nullptr)}));
-  if (error) std::rethrow_exception(error);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const auto& parts = all[rank].toTupleRef().elements();
-    if (parts[2].toBool())
-      throw_error(static_cast<ErrorKind>(parts[0].toInt()), text("on rank ", rank, ": ", parts[1].toStringRef()));
-  }
-}
-
-template <class Body>
-void run_and_agree(const ProcessGroup& group, const Body& body) {
-  std::exception_ptr error;
-  try {
-    body();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  agree(group, error);
-}
-
 std::vector<int> all_ranks(const ProcessGroup& group) {
   std::vector<int> ranks(static_cast<size_t>(group.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -100,6 +72,8 @@ class CheckpointDirectory::Impl {
   Impl(ProcessGroup group, std::string folder, CheckpointDirectoryOptions options);
   ~Impl() {
     if (writer_.joinable()) writer_.join();
+    if (error_) failure_ = message_of(error_);
+    if (!failure_.empty() && is_first()) log_warning(failure_);
   }
 
   bool save(int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics);
@@ -161,11 +135,11 @@ CheckpointDirectory::Impl::Impl(ProcessGroup group, std::string folder, Checkpoi
       options_(std::move(options)),
       writers_(group_.new_group(all_ranks(group_), {.timeout = kWriteLimit})) {
   check_options();
-  run_and_agree(group_, [&] {
+  detail::run_and_agree(group_, [&] {
     if (is_first()) prepare_folder();
   });
   const auto owner = group_.broadcast_object(is_first() ? detail::read_owner(folder_) : std::string(), 0).toStringRef();
-  run_and_agree(group_, [&] {
+  detail::run_and_agree(group_, [&] {
     if (detail::read_owner(folder_) != owner)
       throw CheckpointError(group_.rank(), text("does not see the checkpoint folder ", folder_,
                                                 " of rank 0; use a folder that all ranks share"));
@@ -216,7 +190,7 @@ bool CheckpointDirectory::Impl::save(int64_t number, const TrainingState& state,
     failure_ = write(request);
     return finish() && previous;
   }
-  run_and_agree(group_, [&] {
+  detail::run_and_agree(group_, [&] {
     request.checkpoint = checkpoint_memory_.take(request.checkpoint);
     request.shard = shard_memory_.take(request.shard);
   });
@@ -246,7 +220,7 @@ CheckpointDirectory::Impl::Request CheckpointDirectory::Impl::collect(
   Request request{
       .number = number, .checkpoint = Value::dict(), .shard = Value::dict(), .digits = {}, .metrics = metrics};
   auto mine = Value::dict();
-  run_and_agree(group_, [&] {
+  detail::run_and_agree(group_, [&] {
     auto values = Value::dict();
     for (const auto& [name, metric] : metrics) values.set(name, metric);
     if (is_first()) {
@@ -258,6 +232,9 @@ CheckpointDirectory::Impl::Request CheckpointDirectory::Impl::collect(
     for (const auto& part : state.parts()) {
       if (part.name == kVersion || part.name == kMetrics || part.name == kWorldSize || part.name == detail::kShards)
         throw UsageError(text("TrainingState: the name '", part.name, "' is used by CheckpointDirectory; rename it"));
+      if (part.name == options_.unit)
+        throw UsageError(text("TrainingState: '", part.name, "' is the number that save() is called with and resume() ",
+                              "returns; leave it out, rename it, or choose another unit for the directory"));
       if (options_.sharded && part.save_shard) {
         request.shard.set(part.name, part.save_shard());
       } else if (part.is_per_rank) {
@@ -277,7 +254,7 @@ CheckpointDirectory::Impl::Request CheckpointDirectory::Impl::collect(
 /// Adds a list with the values of all ranks for each entry of `mine`. Collective.
 void CheckpointDirectory::Impl::gather_per_rank(const Value& mine, Value& checkpoint) const {
   detail::MemorySink bytes;
-  run_and_agree(group_, [&] { detail::write_archive(bytes, mine); });
+  detail::run_and_agree(group_, [&] { detail::write_archive(bytes, mine); });
   const auto all = group_.gather_object(bytes.take(), 0);
   if (!is_first()) return;
   for (const auto& [name, value] : mine.items()) checkpoint.set(name, Value::list());
@@ -339,7 +316,7 @@ void CheckpointDirectory::Impl::keep_best(const Request& request) {
   if (options_.best.empty() || found == request.metrics.end()) return;
   const double metric = found->second;
   const bool is_better = !best_ || (options_.better == Better::kHigher ? metric > *best_ : metric < *best_);
-  if (!is_better) return;
+  if (std::isnan(metric) || !is_better) return;
   detail::link_file(in_folder(name(request.number)), in_folder(detail::kBestFile));
   best_ = metric;
 }
@@ -379,7 +356,7 @@ std::set<std::string> CheckpointDirectory::Impl::referenced_shards(const std::se
 int64_t CheckpointDirectory::Impl::resume(const TrainingState& state) {
   finish();
   std::vector<std::string> names;  // the newest last
-  run_and_agree(group_, [&] {
+  detail::run_and_agree(group_, [&] {
     if (!is_first()) return;
     for (int64_t number : contents().numbers) names.push_back(name(number));
   });
@@ -403,7 +380,7 @@ std::optional<Value> CheckpointDirectory::Impl::find_intact(std::vector<std::str
   for (;;) {
     std::string chosen;
     std::optional<Value> checkpoint;
-    run_and_agree(group_, [&] {
+    detail::run_and_agree(group_, [&] {
       if (is_first()) checkpoint = read_first_intact(names, chosen, damaged);
     });
     chosen = group_.broadcast_object(chosen, 0).toStringRef();
@@ -414,7 +391,7 @@ std::optional<Value> CheckpointDirectory::Impl::find_intact(std::vector<std::str
                             text("no checkpoint in ", folder_, " is intact (", damaged,
                                  " damaged, see the warnings of rank 0); remove them to start from the beginning"));
     // Rank 0 has compared the file with its checksums.
-    run_and_agree(group_, [&] {
+    detail::run_and_agree(group_, [&] {
       if (!is_first()) checkpoint = load_checkpoint(in_folder(chosen), {.verify = false});
     });
     const auto wrong = verify_shards(detail::shards_of(*checkpoint));
@@ -456,7 +433,7 @@ std::string CheckpointDirectory::Impl::verify_shards(const std::vector<detail::S
 }
 
 void CheckpointDirectory::Impl::apply(const Value& checkpoint, const TrainingState& state) const {
-  run_and_agree(group_, [&] {
+  detail::run_and_agree(group_, [&] {
     for (const auto& part : state.parts()) {
       try {
         apply_part(part, checkpoint);

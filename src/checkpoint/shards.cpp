@@ -60,8 +60,7 @@ Value list_of_shards(const std::vector<ShardFile>& shards) {
 std::string verify_shard(const std::string& folder, const ShardFile& shard) {
   try {
     const auto found = verify_checkpoint(text(folder, "/", shard.file));
-    if (!found.damage.empty())
-      return text("shard ", shard.file, ": ", describe(found.damage[0]));
+    if (!found.damage.empty()) return text("shard ", shard.file, ": ", describe(found.damage[0]));
     if (found.sha256 != shard.sha256) return text("shard ", shard.file, " is of another checkpoint");
     return "";
   } catch (const Error& error) {

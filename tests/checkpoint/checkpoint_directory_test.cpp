@@ -91,7 +91,7 @@ TEST_F(Directory, KeepsTheLastEveryNthAndTheBest) {
     auto state = TrainingState{}.add("x", x);
     CheckpointDirectory checkpoints(
         world, folder(), {.keep_last = 2, .keep_every = 4, .best = "loss", .better = Better::kLower, .unit = "epoch"});
-    const std::vector<double> losses{5, 4, 1, 3, 2, 2, 2, 2, 2, 2};
+    const std::vector<double> losses{std::nan(""), 4, 1, 3, 2, 2, 2, 2, 2, 2};
     for (size_t i = 0; i < losses.size(); ++i) {
       x = static_cast<double>(i);
       checkpoints.save(static_cast<int64_t>(i), state, {{"loss", losses[i]}});
@@ -231,6 +231,8 @@ TEST_F(Directory, RefusesStatesThatDoNotFitOnAllRanks) {
                              "weight is [3, 2], expected [4, 2]");
     expect_error<UsageError>([&] { checkpoints.resume(TrainingState{}.add("ema", model)); }, "'ema'", "'model'");
     expect_error<UsageError>([&] { checkpoints.save(1, TrainingState{}.add("metrics", model)); }, "'metrics'");
+    int64_t step = 3;
+    expect_error<UsageError>([&] { checkpoints.save(1, TrainingState{}.add("step", step)); }, "'step'", "leave it out");
     expect_error<UsageError>([&] { checkpoints.save(-1, TrainingState{}); }, "-1");
     auto broken = world.rank() == 1 ? at::Tensor() : torch::ones({1});
     TrainingState uneven;

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include <ATen/core/ivalue.h>
+
+#include <lockstep/process_group.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+// Errors that one rank has and that all ranks must throw, because the others would wait for it.
+
+namespace lockstep::detail {
+
+/// Whether the group is broken after this error, so that ranks cannot agree on anything.
+inline bool breaks_group(const std::exception_ptr& error) {
+  const auto kind = kind_of(error);
+  return kind == ErrorKind::kPeer || kind == ErrorKind::kTimeout || kind == ErrorKind::kMismatch;
+}
+
+/// Throws on all ranks if one of them has an error: its own error there, one of the same kind on the others.
+/// Collective.
+inline void agree(const ProcessGroup& group, const std::exception_ptr& error) {
+  if (error && breaks_group(error)) std::rethrow_exception(error);
+  const auto all = group.all_gather_object(c10::ivalue::Tuple::create(
+      {c10::IValue(static_cast<int64_t>(error ? kind_of(error) : ErrorKind::kError)),
+       c10::IValue(error ? message_of(error) : std::string()), c10::IValue(error != nullptr)}));
+  if (error) std::rethrow_exception(error);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const auto& parts = all[rank].toTupleRef().elements();
+    if (parts[2].toBool())
+      throw_error(static_cast<ErrorKind>(parts[0].toInt()), text("on rank ", rank, ": ", parts[1].toStringRef()));
+  }
+}
+
+template <class Body>
+void run_and_agree(const ProcessGroup& group, const Body& body) {
+  std::exception_ptr error;
+  try {
+    body();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  agree(group, error);
+}
+
+}  // namespace lockstep::detail

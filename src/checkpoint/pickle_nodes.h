@@ -1,0 +1,178 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include <lockstep/error.h>
+#include <lockstep/value.h>
+
+#include "base/text.h"
+#include "checkpoint/pickle.h"
+
+namespace lockstep::detail {
+
+template <class... Parts>
+[[noreturn]] void refuse_pickle(const Parts&... parts) {
+  throw CheckpointError(text("the pickle cannot be read: ", parts...));
+}
+
+/// A reference to a value on the machine.
+using Node = uint32_t;
+
+enum class NodeKind : uint8_t { kLeaf, kList, kTuple, kSet, kDict, kObject, kGlobal, kStorage, kTensor };
+
+struct NodeEntry {
+  NodeKind kind;
+  uint32_t index;  // in the list of its kind
+};
+
+struct ObjectEntry {
+  std::string type;
+  std::vector<Node> arguments;
+  std::vector<Node> entries;  // keys and values in turn
+};
+
+struct TensorEntry {
+  uint32_t storage;
+  at::ScalarType dtype;
+  int64_t offset;
+  std::vector<int64_t> sizes, strides;
+};
+
+struct StorageEntry {
+  uint32_t claim;                       // index into the claims
+  std::optional<at::ScalarType> dtype;  // none if the storage is untyped
+  int64_t elements;
+};
+
+/// The values that a pickle has made so far, as nodes: a pickle may change a container after it was referred to.
+class PickleNodes {
+ public:
+  explicit PickleNodes(size_t pickle_bytes) : whole_budget_(kFreeGrowth + kGrowth * pickle_bytes) {
+    none_ = leaf(Value());
+    true_ = leaf(true);
+    false_ = leaf(false);
+    empty_tuple_ = sequence(NodeKind::kTuple, {});
+  }
+
+  const std::vector<StorageClaim>& claims() const { return claims_; }
+
+ protected:
+  static constexpr size_t kGrowth = 256;          // bytes of values for each byte of the pickle
+  static constexpr size_t kFreeGrowth = 1 << 20;  // bytes of values for any pickle
+
+  /// Opcodes of a few bytes can copy what earlier ones have made: limits how much a pickle may grow.
+  void spend(size_t bytes) {
+    if (bytes > budget_) refuse_growth();
+    budget_ -= bytes;
+  }
+  [[noreturn]] static void refuse_growth() {
+    refuse_pickle("its values would be far larger than the pickle: it is damaged or hostile");
+  }
+
+  Node add(NodeKind kind, size_t index) {
+    nodes_.push_back({kind, static_cast<uint32_t>(index)});
+    return static_cast<Node>(nodes_.size() - 1);
+  }
+  Node leaf(Value value) {
+    const bool is_text = value.is(Value::Kind::kString) || value.is(Value::Kind::kBytes);
+    spend(sizeof(Value) + (is_text ? value.as_string().size() : 0));
+    leaves_.push_back(std::move(value));
+    return add(NodeKind::kLeaf, leaves_.size() - 1);
+  }
+  Node sequence(NodeKind kind, std::vector<Node> elements) {
+    spend((elements.size() + 8) * sizeof(Node));
+    sequences_.push_back(std::move(elements));
+    return add(kind, sequences_.size() - 1);
+  }
+  Node object(std::string type, std::vector<Node> arguments) {
+    spend(type.size() + (arguments.size() + 8) * sizeof(Node));
+    objects_.push_back({std::move(type), std::move(arguments), {}});
+    return add(NodeKind::kObject, objects_.size() - 1);
+  }
+  Node global(std::string_view module, std::string_view name) {
+    spend(module.size() + name.size());
+    globals_.push_back(text(module, ".", name));
+    return add(NodeKind::kGlobal, globals_.size() - 1);
+  }
+
+  NodeKind kind(Node node) const { return nodes_[node].kind; }
+  bool is(Node node, NodeKind wanted) const { return kind(node) == wanted; }
+  bool is_sequence(Node node) const {
+    return is(node, NodeKind::kList) || is(node, NodeKind::kTuple) || is(node, NodeKind::kSet);
+  }
+  const std::vector<Node>& elements(Node node) const { return sequences_[nodes_[node].index]; }
+  std::vector<Node>& elements(Node node) { return sequences_[nodes_[node].index]; }
+  const Value& value(Node node) const { return leaves_[nodes_[node].index]; }
+  ObjectEntry& entry(Node node) { return objects_[nodes_[node].index]; }
+
+  const std::vector<Node>& tuple(Node node, size_t least) const {
+    if (!is(node, NodeKind::kTuple) || elements(node).size() < least)
+      refuse_pickle("expected a tuple of ", least, " or more values");
+    return elements(node);
+  }
+  int64_t integer(Node node) const {
+    if (!is(node, NodeKind::kLeaf) || !value(node).is(Value::Kind::kInt)) refuse_pickle("expected an integer");
+    return value(node).as_int();
+  }
+  const std::string& string(Node node) const {
+    if (!is(node, NodeKind::kLeaf) || !(value(node).is(Value::Kind::kString) || value(node).is(Value::Kind::kBytes)))
+      refuse_pickle("expected a string");
+    return value(node).as_string();
+  }
+  const std::string& name(Node node) const {
+    if (!is(node, NodeKind::kGlobal)) refuse_pickle("expected the name of a class or function");
+    return globals_[nodes_[node].index];
+  }
+  std::vector<int64_t> integers(Node node) const {
+    std::vector<int64_t> result;
+    for (Node element : tuple(node, 0)) result.push_back(integer(element));
+    return result;
+  }
+
+  const size_t whole_budget_;
+  size_t budget_ = whole_budget_;  // what is left of it while the opcodes are executed
+  std::vector<NodeEntry> nodes_;
+  // Deques: references to their elements stay valid.
+  std::deque<Value> leaves_;
+  std::deque<std::vector<Node>> sequences_;  // of lists, tuples, sets and dicts
+  std::vector<ObjectEntry> objects_;
+  std::vector<std::string> globals_;
+  std::vector<StorageEntry> storage_entries_;
+  std::vector<TensorEntry> tensors_;
+  std::vector<StorageClaim> claims_;
+  std::unordered_map<std::string, uint32_t> claim_of_;
+  Node none_ = 0, true_ = 0, false_ = 0, empty_tuple_ = 0;
+};
+
+/// Does what the functions and classes would do that PyTorch's files name, without calling anything.
+class PickleCalls : public PickleNodes {
+ protected:
+  using PickleNodes::PickleNodes;
+
+  /// The result of the function or class of this name with the arguments.
+  Node call(const std::string& function, Node arguments);
+  /// The storage that a persistent id refers to: ("storage", type, key, device, number of elements).
+  Node storage(Node id);
+  /// Applies a state, as __setstate__ would.
+  Node build(Node target, Node state);
+  void add_elements(Node target, const std::vector<Node>& items);
+  void add_items(Node target, const std::vector<Node>& items);
+
+ private:
+  const std::vector<Node>& listed(Node node) const;
+  std::string encoded(Node node) const;
+  Node dict_from(const std::vector<Node>& arguments);
+  Node device(const std::vector<Node>& arguments);
+  Node tensor(const std::string& function, const std::vector<Node>& arguments);
+  std::string numpy_code(Node dtype);
+  Node numpy_scalar(Node arguments);
+  Node numpy_array(Node sizes, Node type, bool is_fortran, Node content);
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,174 @@
+#include "optim/zero_redundancy_shard.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/capture.h"
+
+namespace lockstep {
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+
+}  // namespace
+
+ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::string> names, ProcessGroup group,
+                                          ShardBy by, const Make& make, void (*before_replay)(Optimizer&))
+    : outer_(&outer), names_(std::move(names)), group_(std::move(group)), before_replay_(before_replay) {
+  for (size_t g = 0; g < outer.param_groups().size(); ++g)
+    for (const auto& parameter : outer.param_groups()[g].params()) {
+      parameters_.push_back(parameter);
+      group_of_.push_back(g);
+    }
+  check_parameters();
+  move_parameters(by);
+
+  std::vector<OptimizerParamGroup> groups;
+  for (size_t g = 0; g < outer.param_groups().size(); ++g) {
+    std::vector<at::Tensor> values;
+    for (const auto& share : shares_)
+      if (share.group == g) values.push_back(memories_[share.memory].memory.values(share.here));
+    groups.emplace_back(std::move(values), outer.param_groups()[g].options().clone());
+  }
+  inner_ = make(std::move(groups));
+}
+
+std::string ZeroRedundancyOptimizerBase::Shard::name_of(size_t parameter) const {
+  if (parameter < names_.size()) return text("parameter '", names_[parameter], "'");
+  return text("parameter ", parameter);
+}
+
+/// Describes what is wrong with this rank's parameters, for an error message; empty if nothing is.
+std::string ZeroRedundancyOptimizerBase::Shard::what_is_wrong() const {
+  if (parameters_.empty()) return "there are no parameters";
+  std::set<const c10::TensorImpl*> seen;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& parameter = parameters_[i];
+    const auto about = text(name_of(i), ", of sizes ", parameter.sizes(), ", ");
+    if (parameter.layout() != c10::kStrided)
+      return text(about, "has layout ", parameter.layout(), "; only dense parameters can be divided");
+    if (parameter.device() != group_.device())
+      return text(about, "is on ", parameter.device(), ", but the group's device is ", group_.device(),
+                  "; move the model there first");
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second)
+      return text(about, "is listed twice; ddp.parameters() lists each once");
+  }
+  return {};
+}
+
+// Compares the parameters of all ranks: ranks that disagree would assign shares to the wrong parameters. Collective;
+// throws on all ranks or on none.
+void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
+  if (!group_.contains_me())
+    throw UsageError(text("ZeroRedundancyOptimizer: this process is not in group ", group_.name(),
+                          "; pass a group that contains it"));
+  const auto wrong = what_is_wrong();
+  std::vector<c10::IValue> facts{wrong};
+  if (wrong.empty())
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      facts.emplace_back(text(name_of(i), " of group ", group_of_[i], " is ", parameters_[i].sizes(), " with strides ",
+                              parameters_[i].strides(), ", ", parameters_[i].scalar_type()));
+  const auto all = group_.all_gather_object(c10::ivalue::Tuple::create(std::move(facts)));
+  for (int rank = 0; rank < group_.size(); ++rank)
+    if (const auto& theirs = all[rank].toTupleRef().elements()[0].toStringRef(); !theirs.empty())
+      throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer: on rank ", rank, ", ", theirs));
+  const auto& first = all[0].toTupleRef().elements();
+  for (int rank = 1; rank < group_.size(); ++rank) {
+    const auto& theirs = all[rank].toTupleRef().elements();
+    for (size_t i = 0; i < std::max(first.size(), theirs.size()); ++i) {
+      auto fact = [&](const auto& list) {
+        return i < list.size() ? list[i].toStringRef() : text("there are ", list.size() - 1, " parameters");
+      };
+      if (fact(first) != fact(theirs))
+        throw MismatchError(group_.rank(), text("ZeroRedundancyOptimizer: on rank 0 ", fact(first), ", on rank ", rank,
+                                                " ", fact(theirs), "; build the same model on every rank"));
+    }
+  }
+}
+
+void ZeroRedundancyOptimizerBase::Shard::move_parameters(ShardBy by) {
+  std::map<at::ScalarType, std::vector<size_t>> by_dtype;
+  for (size_t i = 0; i < parameters_.size(); ++i) by_dtype[parameters_[i].scalar_type()].push_back(i);
+  for (const auto& [dtype, members] : by_dtype) {
+    std::vector<at::Tensor> alike;
+    for (size_t i : members) alike.push_back(parameters_[i]);
+    memories_.push_back({members, detail::ShardedMemory(group_, std::move(alike), by)});
+    for (const auto& piece : memories_.back().memory.pieces()) {
+      const size_t parameter = members[piece.parameter];
+      shares_.push_back({memories_.size() - 1, piece, {parameter, piece.begin, piece.size}, group_of_[parameter]});
+    }
+  }
+  std::sort(shares_.begin(), shares_.end(),
+            [](const Share& a, const Share& b) { return a.overall.parameter < b.overall.parameter; });
+}
+
+// Not collective. Throws on all ranks or on none if all ranks run the same program.
+void ZeroRedundancyOptimizerBase::Shard::check_unchanged() const {
+  size_t count = 0;
+  for (const auto& group : outer_->param_groups()) count += group.params().size();
+  if (count != parameters_.size())
+    throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer was constructed with ", parameters_.size(),
+                                         " parameters and has ", count, " now; pass all groups to its constructor"));
+  for (const auto& [members, memory] : memories_)
+    for (size_t i = 0; i < members.size(); ++i)
+      if (!memory.restore_storage(i))
+        throw UsageError(
+            group_.rank(),
+            text(name_of(members[i]), " has become ", parameters_[members[i]].sizes(), ' ',
+                 parameters_[members[i]].scalar_type(), " on ", parameters_[members[i]].device(),
+                 " after ZeroRedundancyOptimizer was constructed; construct the optimizer after the model ",
+                 "is final"));
+}
+
+// Takes the learning rates of `rank`, which still has inputs in a join, and adds gradients of zero for parameters that
+// have a gradient there but not here. A rank without inputs does not run the loop that sets them. Collective.
+void ZeroRedundancyOptimizerBase::Shard::do_as(int rank) const {
+  auto& groups = outer_->param_groups();
+  std::vector<double> here;
+  for (const auto& group : groups) here.push_back(group.options().get_lr());
+  for (const auto& parameter : parameters_) here.push_back(parameter.grad().defined());
+  auto there = at::tensor(here, at::kDouble).to(group_.device());
+  group_.broadcast(there, rank);
+  if (group_.rank() == rank) return;
+  there = there.cpu();
+  const double* value = there.data_ptr<double>();
+  for (auto& group : groups) group.options().set_lr(*value++);
+  for (const auto& parameter : parameters_) {
+    auto& gradient = parameter.mutable_grad();
+    if (*value++ != 0 && !gradient.defined()) gradient = at::zeros_like(parameter);
+  }
+}
+
+void ZeroRedundancyOptimizerBase::Shard::take_options() const {
+  if (!outer_)
+    throw UsageError(
+        "the captured step cannot be replayed: its ZeroRedundancyOptimizer was destroyed; create a new CapturedStep");
+  for (size_t g = 0; g < inner_->param_groups().size(); ++g)
+    inner_->param_groups()[g].set_options(outer_->param_groups()[g].options().clone());
+}
+
+void ZeroRedundancyOptimizerBase::Shard::step() {
+  take_options();
+  size_t next = 0;
+  for (auto& group : inner_->param_groups())
+    for (auto& values : group.params()) {
+      const auto& share = shares_[next++];
+      values.mutable_grad() = memories_[share.memory].memory.gradient(share.here);
+    }
+  step_incomplete_ = !detail::is_capturing(group_.device());
+  inner_->step();
+  for (auto& group : inner_->param_groups())
+    for (auto& values : group.params()) values.mutable_grad().reset();  // zero_grad() can then free the gradients
+  for (const auto& [members, memory] : memories_) memory.gather();
+  step_incomplete_ = false;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include "optim/sharded_memory.h"
+
+// Overview.
+//
+// The ZeroRedundancyOptimizer itself ("outer") holds all parameters and their groups, but no state. At construction,
+// Shard moves the parameters of each dtype into one ShardedMemory, a buffer with one share per rank. An "inner"
+// optimizer of the user's type holds this rank's pieces of parameters, as views of that buffer, so its state covers
+// only the share.
+//
+// step() copies the options of the outer groups to the inner ones, assigns each piece its range of the gradient, steps
+// the inner optimizer and all-gathers the shares. consolidate() gathers all ranks' pieces of state on one rank and
+// assembles them to the state of whole parameters; load() cuts this rank's pieces out of such a state. Both therefore
+// work with any number of ranks.
+//
+// A captured step holds the Shard by shared_ptr, because it may outlive the optimizer; release() makes its replay fail.
+// If a step fails between the inner step and the all-gather, ranks may hold shares of different steps; step_incomplete_
+// records this, and consolidate() then refuses to save.
+
+namespace lockstep {
+
+/// This rank's share of the parameters and the inner optimizer. Captured steps may keep it alive after the optimizer is
+/// destroyed.
+class ZeroRedundancyOptimizerBase::Shard {
+ public:
+  Shard(torch::optim::Optimizer& outer, std::vector<std::string> names, ProcessGroup group, ShardBy by,
+        const Make& make, void (*before_replay)(torch::optim::Optimizer&));
+
+  void release() { outer_ = nullptr; }
+  const ProcessGroup& group() const { return group_; }
+  torch::optim::Optimizer& inner() const { return *inner_; }
+
+  void check_unchanged() const;
+  void do_as(int rank) const;
+  void step();
+  void take_options() const;
+  void before_replay() const {
+    take_options();
+    before_replay_(*inner_);
+  }
+
+  OptimizerState consolidate(int dst) const;
+  void load(const OptimizerState& state);
+  Value save_shard() const;
+  void load_shards(size_t shards, const ReadShard& read);
+
+ private:
+  struct Memory {
+    std::vector<size_t> members;  // indices into parameters_
+    detail::ShardedMemory memory;
+  };
+  /// One parameter of the inner optimizer.
+  struct Share {
+    size_t memory;               // index into memories_
+    detail::ShardPiece here;     // its parameter is an index into Memory::members
+    detail::ShardPiece overall;  // its parameter is an index into parameters_
+    size_t group;
+  };
+
+  std::string name_of(size_t parameter) const;
+  std::string what_is_wrong() const;
+  void check_parameters() const;
+  void move_parameters(ShardBy by);
+  void check_complete() const;
+  void load_inner(const OptimizerState& mine);
+  std::vector<OptimizerState::Group> complete_groups(std::vector<OptimizerState::Group> groups) const;
+  void check_names(const std::vector<std::string>& names) const;
+  void check_same_parameters(const Value& shard) const;
+  void take_overlap(const Value& shard, OptimizerState& mine) const;
+  bool has_overlap(const Value& shard) const;
+  bool is_whole(const detail::ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
+
+  torch::optim::Optimizer* outer_;  // null after release()
+  const std::vector<std::string> names_;
+  const ProcessGroup group_;
+  void (*const before_replay_)(torch::optim::Optimizer&);
+  std::vector<at::Tensor> parameters_;  // of all groups, concatenated
+  std::vector<size_t> group_of_;        // by parameter
+  std::vector<Memory> memories_;        // by dtype
+  std::vector<Share> shares_;           // in the order of the inner optimizer's parameters
+  std::unique_ptr<torch::optim::Optimizer> inner_;
+  bool step_incomplete_ = false;  // a step has started but did not finish
+};
+
+}  // namespace lockstep
