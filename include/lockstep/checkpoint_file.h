@@ -72,6 +72,7 @@ LOCKSTEP_EXPORT Value load_merged_checkpoint(const std::string& path, const Load
 struct Damage {
   std::string record;
   std::string what;
+  std::vector<std::string> tensors{};  // that lie in the record, by path: "model.fc.weight"; empty if it is not known
 };
 
 /// "record 'data/1' differs from its SHA-256".

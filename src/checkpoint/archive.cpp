@@ -36,6 +36,20 @@ template <class... Parts>
   throw CheckpointError(text(parts...));
 }
 
+/// Calls `visit(path, tensor)` for all tensors in a value, with keys and indices joined by dots.
+template <class Visit>
+void for_each_tensor(const Value& value, const std::string& path, const Visit& visit) {
+  using Kind = Value::Kind;
+  const auto inside = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
+  if (value.is(Kind::kTensor)) visit(path, value.tensor());
+  if (value.is(Kind::kList) || value.is(Kind::kTuple) || value.is(Kind::kSet) || value.is(Kind::kObject))
+    for (size_t i = 0; i < value.elements().size(); ++i)
+      for_each_tensor(value.elements()[i], inside(std::to_string(i)), visit);
+  if (value.is(Kind::kDict) || value.is(Kind::kObject))
+    for (const auto& [key, item] : value.items())
+      for_each_tensor(item, inside(key.is(Kind::kString) ? key.as_string() : key.to_string()), visit);
+}
+
 struct RecordDigest {
   std::string sha256;
   uint32_t crc = 0;
@@ -297,7 +311,38 @@ std::vector<Damage> ArchiveReader::verify() const {
   });
   for (size_t i = 0; i < records_.size(); ++i)
     if (!wrong[i].empty()) damage.push_back({short_name(records_[i]), wrong[i]});
+  if (!damage.empty()) name_tensors(damage);
   return damage;
+}
+
+/// Returns the value with storages that have no data, and the record of each storage.
+Value ArchiveReader::load_without_data(std::map<const void*, std::string>& record_of_storage) const {
+  const auto& pickle = record(kPickle);
+  if (pickle.size > kLargestPickle) refuse_archive("record '", kPickle, "' claims ", pickle.size, " bytes");
+  std::string bytes(pickle.size, '\0');
+  read_all({{&pickle, bytes.data()}}, /*verify=*/true);
+  return PickleReader(bytes).value([&](const StorageClaim& claim) {
+    const auto name = kData + claim.key;
+    if (claim.bytes > record(name).size) refuse_archive("record '", name, "' has less bytes than its tensors");
+    auto storage = at::empty({static_cast<int64_t>(record(name).size)}, at::kByte);  // its pages are never touched
+    record_of_storage[storage.storage().unsafeGetStorageImpl()] = name;
+    return storage;
+  });
+}
+
+void ArchiveReader::name_tensors(std::vector<Damage>& damage) const {
+  try {
+    std::map<const void*, std::string> record_of_storage;
+    const auto value = load_without_data(record_of_storage);
+    for_each_tensor(value, "", [&](const std::string& path, const at::Tensor& tensor) {
+      if (!tensor.defined() || !tensor.has_storage()) return;
+      const auto found = record_of_storage.find(tensor.storage().unsafeGetStorageImpl());
+      for (auto& one : damage)
+        if (found != record_of_storage.end() && one.record == found->second) one.tensors.push_back(path);
+    });
+  } catch (const CheckpointError&) {
+    // The pickle is damaged too, so the names are not known.
+  }
 }
 
 }  // namespace lockstep::detail

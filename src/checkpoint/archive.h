@@ -57,6 +57,8 @@ class ArchiveReader {
   /// Returns what is wrong with a record; empty if nothing is.
   std::string read_record(const Read& read, bool verify) const;
   void read_all(std::vector<Read> reads, bool verify) const;
+  Value load_without_data(std::map<const void*, std::string>& record_of_storage) const;
+  void name_tensors(std::vector<Damage>& damage) const;
 
   const ByteSource& source_;
   std::vector<ZipRecord> records_;

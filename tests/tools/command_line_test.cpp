@@ -34,16 +34,30 @@ TEST(CommandLine, PointsToTheHelpOfTheCommandThatWasGiven) {
   EXPECT_THAT(said_to("env --nothing"), AllOf(HasSubstr("--nothing"), HasSubstr("See lockstep env --help.\n2\n")));
 }
 
+TEST(CommandLine, NamesTheCommandsOfACommand) {
+  EXPECT_EQ(said_to("checkpoint"),
+            "lockstep: a command is required: ls, show, verify, diff, convert, prune. See lockstep checkpoint "
+            "--help.\n2\n");
+  EXPECT_EQ(said_to("checkpoint verfy x.pt"),
+            "lockstep: unknown command verfy. Did you mean verify? See lockstep checkpoint --help.\n2\n");
+  EXPECT_EQ(said_to("checkpoint show"), "lockstep: file is required. See lockstep checkpoint show --help.\n2\n");
+}
+
 TEST(CommandLine, TakesHelpForACommandToo) {
   EXPECT_EQ(said_to("help run"), said_to("run --help"));
   EXPECT_EQ(said_to("help"), said_to("--help"));
   EXPECT_EQ(said_to("help docter"), said_to("docter"));
+  EXPECT_EQ(said_to("help checkpoint"), said_to("checkpoint --help"));
+  EXPECT_EQ(said_to("help checkpoint ls"), said_to("checkpoint ls --help"));
+  EXPECT_EQ(said_to("help checkpoint verfy"), said_to("checkpoint verfy"));
 }
 
 TEST(CommandLine, PrintsHelpForLockstepAndForEachCommand) {
   EXPECT_THAT(said_to("--help"), AllOf(HasSubstr("\nUsage: lockstep COMMAND [OPTIONS]\n"), HasSubstr("\n0\n")));
   EXPECT_THAT(said_to("run -h"),
               AllOf(HasSubstr("\nUsage: lockstep run [OPTIONS] PROGRAM [ARGUMENT...]\n"), HasSubstr("\n0\n")));
+  EXPECT_THAT(said_to("checkpoint -h"), HasSubstr("\nUsage: lockstep checkpoint COMMAND [OPTIONS]\n"));
+  EXPECT_THAT(said_to("checkpoint diff -h"), HasSubstr("\nUsage: lockstep checkpoint diff [OPTIONS] A B\n"));
 }
 
 TEST(CommandLine, TakesStreamsInEverySpelling) {

@@ -84,6 +84,15 @@ TEST_F(BashCompletion, OffersEveryOptionOfEveryCommand) {
   EXPECT_THAT(offered({"lockstep", "nothing", "-"}), IsEmpty());
 }
 
+TEST_F(BashCompletion, OffersTheCommandsOfACommand) {
+  EXPECT_THAT(offered({"lockstep", "checkpoint", ""}), ElementsAre("ls", "show", "verify", "diff", "convert", "prune"));
+  EXPECT_THAT(offered({"lockstep", "checkpoint", "p"}), ElementsAre("prune"));
+  EXPECT_THAT(offered({"lockstep", "checkpoint", "prune", "--keep-l"}), ElementsAre("--keep-last"));
+  EXPECT_THAT(offered({"lockstep", "checkpoint", "diff", "x.pt", "jo"}), ElementsAre("job.secret"));
+  EXPECT_THAT(offered({"lockstep", "checkpoint", "prune", "--keep-last", "1", ""}), ElementsAre("logs of mine"));
+  EXPECT_THAT(offered({"lockstep", "checkpoint", "nothing", "-"}), IsEmpty());
+}
+
 TEST_F(BashCompletion, OffersWhatAValueCanBe) {
   EXPECT_THAT(offered({"lockstep", "run", "-n", ""}), UnorderedElementsAre("cpu", "gpu", "auto"));
   EXPECT_THAT(offered({"lockstep", "run", "--nproc-per-node", "g"}), ElementsAre("gpu"));
@@ -185,6 +194,12 @@ TEST_F(ZshCompletion, CompletesCommands) {
     const auto name = last_word(command.name);
     EXPECT_EQ(completed("lockstep " + name.substr(0, name.size() - 1)), "lockstep " + name);
   }
+}
+
+TEST_F(ZshCompletion, CompletesTheCommandsOfACommand) {
+  EXPECT_EQ(completed("lockstep checkpoint pru"), "lockstep checkpoint prune");
+  EXPECT_EQ(completed("lockstep checkpoint prune --keep-l"), "lockstep checkpoint prune --keep-last=");
+  EXPECT_EQ(completed("lockstep checkpoint diff x.pt jo"), "lockstep checkpoint diff x.pt job.secret");
 }
 
 TEST_F(ZshCompletion, CompletesOptionsAndTheirValues) {

@@ -40,6 +40,7 @@ TEST(ManPage, OfLockstepLeadsToThatOfEachCommand) {
   EXPECT_THAT(page, StartsWith(".TH \"LOCKSTEP\" \"1\" \"\" \"lockstep 1.2.3\""));
   for (const auto& command : lockstep.commands)
     EXPECT_THAT(page, HasSubstr("\\fB" + page_name(command) + "\\fR(1)")) << command.name;
+  EXPECT_THAT(without_escapes(man_page(lockstep.commands[0], "1.2.3")), HasSubstr("\\fBlockstep\\fR(1)\n"));
   EXPECT_THAT(without_escapes(man_page(lockstep.commands[0], "1.2.3")),
               HasSubstr("\nlockstep-run - start a program as several ranks"));
 }
@@ -69,11 +70,18 @@ class WrittenPages : public testing::Test {
   ProgramOutput written_;
 };
 
+/// How many pages a command and its own commands have.
+size_t count_pages(const Manual& manual) {
+  size_t count = 1;
+  for (const auto& command : manual.commands) count += count_pages(command);
+  return count;
+}
+
 TEST_F(WrittenPages, AreOneForLockstepAndOneForEachCommand) {
   ASSERT_EQ(written_.failure, "");
-  const auto lockstep = all_commands();
-  EXPECT_EQ(paths().size(), 1 + lockstep.commands.size());
-  for (const auto* name : {"lockstep.1", "lockstep-run.1", "lockstep-completion.1"})
+  EXPECT_EQ(paths().size(), count_pages(all_commands()));
+  for (const auto* name :
+       {"lockstep.1", "lockstep-run.1", "lockstep-completion.1", "lockstep-checkpoint.1", "lockstep-checkpoint-ls.1"})
     EXPECT_TRUE(std::filesystem::exists(folder_.path() / name)) << name;
 }
 

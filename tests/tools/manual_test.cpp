@@ -121,12 +121,17 @@ TEST_F(ReadManual, BecomesHelpThatFits) {
 
 // --- the commands of lockstep itself
 
-/// `lockstep` and every command that its users see.
+/// A command after its own commands.
+void append_manuals(const Manual& manual, std::vector<Manual>& manuals) {
+  for (const auto& command : manual.commands) append_manuals(command, manuals);
+  manuals.push_back(manual);
+}
+
+/// `lockstep`, which is last, and every command that its users see.
 std::vector<Manual> all_manuals() {
   const CommandLine command_line;
-  auto lockstep = read_manual(command_line.app());
-  std::vector<Manual> manuals = lockstep.commands;
-  manuals.push_back(std::move(lockstep));
+  std::vector<Manual> manuals;
+  append_manuals(read_manual(command_line.app()), manuals);
   return manuals;
 }
 
@@ -139,7 +144,8 @@ const std::vector<std::string>& section_of(const Manual& manual, const std::stri
 
 TEST(Commands, AreThere) {
   const auto manual = all_manuals().back();
-  for (const auto* name : {"lockstep run", "lockstep doctor", "lockstep env", "lockstep completion"})
+  for (const auto* name :
+       {"lockstep run", "lockstep doctor", "lockstep env", "lockstep checkpoint", "lockstep completion"})
     EXPECT_THAT(manual.commands, Contains(Field(&Manual::name, name)));
 }
 

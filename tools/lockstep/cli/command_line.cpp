@@ -4,6 +4,7 @@
 #include <iostream>
 #include <numeric>
 #include <regex>
+#include <span>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -133,14 +134,32 @@ bool has_command(const CLI::App& app, const std::string& name) {
   return !app.get_subcommands([&](const CLI::App* command) { return command->check_name(name); }).empty();
 }
 
-/// Throws CLI::ParseError if the first word is not a command; CLI11 would only call it unexpected.
-void check_command(const CLI::App& app, const std::vector<std::string>& arguments) {
+/// Whether the command has commands of its own, as `lockstep checkpoint` has.
+bool is_group(const CLI::App& command) {
+  return !command.get_subcommands([](const CLI::App*) { return true; }).empty();
+}
+
+/// The number of words at the beginning that name a command: 2 of "checkpoint ls FILE". `named` is set to the command.
+size_t count_command_words(const std::vector<std::string>& arguments, const CLI::App*& named) {
+  size_t count = 0;
+  while (count < arguments.size() && is_group(*named) && has_command(*named, arguments[count]))
+    named = named->get_subcommand(arguments[count++]);
+  return count;
+}
+
+/// Throws CLI::ParseError if the first words are not a command; CLI11 would only call them unexpected.
+void check_command(const CLI::App& app, std::span<const std::string> arguments) {
   if (arguments.empty())
     throw CLI::ParseError(fmt::format("a command is required: {}", fmt::join(command_names(app), ", ")),
                           CLI::ExitCodes::RequiredError);
-  if (arguments[0].starts_with('-') || has_command(app, arguments[0])) return;
+  if (arguments[0].starts_with('-')) return;
+  if (has_command(app, arguments[0])) {
+    const auto* command = app.get_subcommand(arguments[0]);
+    if (is_group(*command)) check_command(*command, arguments.subspan(1));
+    return;
+  }
 #ifndef LOCKSTEP_ALL_COMMANDS
-  for (const char* command : {"doctor", "env", "bench", "test"})
+  for (const char* command : {"doctor", "env", "bench", "test", "checkpoint"})
     if (arguments[0] == command)
       throw CLI::ParseError(fmt::format("{0} is not in this build, which contains only run. To build all commands: "
                                         "cmake -DLOCKSTEP_COMMANDS=all build && cmake --build build.",
@@ -175,6 +194,7 @@ CommandLine::CommandLine() : app_("Distributed data-parallel training for C++ on
   add_env(app_, exit_code_);
   add_bench(app_, exit_code_);
   add_test(app_, exit_code_);
+  add_checkpoint(app_, exit_code_);
 #endif
   add_completion(app_, exit_code_);
   add_man(app_, exit_code_);
@@ -185,12 +205,16 @@ int run_command(std::vector<std::string> arguments) {
 }
 
 int CommandLine::run(std::vector<std::string> arguments) {
+  const CLI::App* named = &app_;
   if (!arguments.empty() && arguments[0] == "help") {  // as git does: lockstep help run
-    arguments.resize(std::min<size_t>(arguments.size(), 2));
     arguments.erase(arguments.begin());
+    const size_t words = count_command_words(arguments, named);
+    arguments.resize(std::min(arguments.size(), is_group(*named) ? words + 1 : words));
     arguments.emplace_back("--help");
   }
-  const std::string command = !arguments.empty() && has_command(app_, arguments[0]) ? arguments[0] : "";
+  named = &app_;
+  const size_t words = count_command_words(arguments, named);
+  const auto command = fmt::format("{}", fmt::join(arguments.begin(), arguments.begin() + ptrdiff_t(words), " "));
   try {
     check_command(app_, arguments);
     if (command == "run") {

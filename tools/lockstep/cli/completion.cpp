@@ -1,5 +1,6 @@
 #include "cli/completion.h"
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 
@@ -31,7 +32,7 @@ _lockstep() {
   done
 
   # Scan the words before the last for the command, the operand index, or the option whose value is completed.
-  local last=$((${#words[@]} - 1)) command='' options='' operands=() more='' operand=0 kind='' no_options=''
+  local last=$((${#words[@]} - 1)) command='' options='' operands=() more='' operand=0 kind='' no_options='' is_group=''
   _lockstep_command ''
   for ((i = 1; i < last; ++i)); do
     word=${words[i]}
@@ -43,10 +44,10 @@ _lockstep() {
     elif [[ ${operands[operand]-$more} == program ]]; then
       _lockstep_program "${starts[i]}"
       return
-    elif [[ $command ]]; then
+    elif [[ ! $is_group ]]; then
       ((++operand))
     else
-      command=$word
+      command+=${command:+ }$word
       _lockstep_command "$command"
     fi
   done
@@ -123,9 +124,10 @@ std::string kind_of(const Value& value) {
   return "";
 }
 
-/// The name of a command in the script, such as "run"; empty for `lockstep` itself.
+/// The name of a command in the script, such as "run" or "checkpoint ls"; empty for `lockstep` itself.
 std::string key_of(const Manual& manual) {
-  return manual.commands.empty() ? last_word(manual.name) : "";
+  const auto space = manual.name.find(' ');
+  return space == std::string::npos ? "" : manual.name.substr(space + 1);
 }
 
 /// The case of _lockstep_command with the options and operands of one command.
@@ -140,8 +142,9 @@ std::string command_case(const Manual& manual) {
   std::vector<std::string> commands;
   for (const auto& command : manual.commands) commands.push_back(last_word(command.name));
   if (!commands.empty()) operands.push_back(fmt::format("'words {}'", fmt::join(commands, " ")));
-  return fmt::format("    '{}')\n      options='{}'\n      operands=({}) more={} ;;\n", key_of(manual),
-                     fmt::join(names, " "), fmt::join(operands, " "), more.empty() ? "''" : more);
+  return fmt::format("    '{}')\n      options='{}'\n      operands=({}) more={} is_group={} ;;\n", key_of(manual),
+                     fmt::join(names, " "), fmt::join(operands, " "), more.empty() ? "''" : more,
+                     commands.empty() ? "''" : "yes");
 }
 
 /// The cases of _lockstep_value for the options of one command whose value is the next word.
@@ -225,35 +228,32 @@ std::string specifications(const Manual& manual, const std::string& indent) {
   return text;
 }
 
-}  // namespace
-
-std::string bash_completion(const Manual& lockstep) {
-  std::string commands = command_case(lockstep), values = value_cases(lockstep);
-  for (const auto& command : lockstep.commands) {
-    commands += command_case(command);
-    values += value_cases(command);
-  }
-  return fmt::format(
-      "# Completion of lockstep for bash; printed by `lockstep completion bash`.\n\n"
-      "# Sets the options and operands of command $1.\n"
-      "_lockstep_command() {{\n  case $1 in\n{}    *) options='' operands=() more='' ;;\n  esac\n}}\n\n"
-      "# Sets the kind of value of option $2 of command $1; empty for a flag.\n"
-      "_lockstep_value() {{\n  case \"$1 $2\" in\n{}    *) kind='' ;;\n  esac\n}}\n{}",
-      commands, values, kBashFunctions);
+/// Appends the cases of a command and of its own commands.
+void append_cases(const Manual& manual, std::string& commands, std::string& values) {
+  commands += command_case(manual);
+  values += value_cases(manual);
+  for (const auto& command : manual.commands) append_cases(command, commands, values);
 }
 
-std::string zsh_completion(const Manual& lockstep) {
-  std::string names, cases;
-  for (const auto& command : lockstep.commands) {
+/// "_lockstep_checkpoint": the function that completes a command which has commands.
+std::string function_name(const Manual& group) {
+  auto name = "_" + group.name;
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return name;
+}
+
+/// The functions for a command which has commands, innermost first.
+std::string group_functions(const Manual& group) {
+  std::string inner, names, cases;
+  for (const auto& command : group.commands) {
     const auto name = last_word(command.name);
     names += fmt::format("        '{}:{}'\n", name, escape_zsh(command.description));
-    cases += fmt::format("        {})\n          _arguments -s -S{} && found=0 ;;\n", name,
-                         specifications(command, "            "));
+    if (!command.commands.empty()) inner += group_functions(command);
+    cases += command.commands.empty() ? fmt::format("        {})\n          _arguments -s -S{} && found=0 ;;\n", name,
+                                                    specifications(command, "            "))
+                                      : fmt::format("        {}) {} && found=0 ;;\n", name, function_name(command));
   }
-  return fmt::format(R"(#compdef lockstep
-# Completion of lockstep for zsh; printed by `lockstep completion zsh`.
-
-_lockstep() {{
+  return inner + fmt::format(R"({}() {{
   local curcontext=$curcontext state line found=1
   typeset -A opt_args
   _arguments -C{} \
@@ -271,13 +271,35 @@ _lockstep() {{
   return found
 }}
 
-if [[ $funcstack[1] == _lockstep ]]; then
+)",
+                             function_name(group), specifications(group, "    "), names, cases);
+}
+
+}  // namespace
+
+std::string bash_completion(const Manual& lockstep) {
+  std::string commands, values;
+  append_cases(lockstep, commands, values);
+  return fmt::format(
+      "# Completion of lockstep for bash; printed by `lockstep completion bash`.\n\n"
+      "# Sets the options and operands of command $1.\n"
+      "_lockstep_command() {{\n  case $1 in\n{}    *) options='' operands=() more='' is_group='' ;;\n  esac\n}}\n\n"
+      "# Sets the kind of value of option $2 of command $1; empty for a flag.\n"
+      "_lockstep_value() {{\n  case \"$1 $2\" in\n{}    *) kind='' ;;\n  esac\n}}\n{}",
+      commands, values, kBashFunctions);
+}
+
+std::string zsh_completion(const Manual& lockstep) {
+  return fmt::format(R"(#compdef lockstep
+# Completion of lockstep for zsh; printed by `lockstep completion zsh`.
+
+{}if [[ $funcstack[1] == _lockstep ]]; then
   _lockstep "$@"  # found in fpath and called for the first time
 else
   compdef _lockstep lockstep
 fi
 )",
-                     specifications(lockstep, "    "), names, cases);
+                     group_functions(lockstep));
 }
 
 }  // namespace lockstep::tool

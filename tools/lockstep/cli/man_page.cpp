@@ -96,7 +96,11 @@ std::string see_also(const Manual& manual) {
   std::string text;
   for (const auto& command : manual.commands)
     text += fmt::format("{}\\fB{}\\fR(1)", text.empty() ? "" : ",\n", escape_roff(page_name(command)));
-  if (manual.commands.empty()) text = "\\fBlockstep\\fR(1)";
+  if (text.empty()) {
+    auto parent = page_name(manual);
+    parent.erase(std::min(parent.rfind('-'), parent.size()));
+    text = fmt::format("\\fB{}\\fR(1)", escape_roff(parent));
+  }
   return section("See also") + text + "\n";
 }
 
@@ -110,9 +114,10 @@ bool write_page(const Manual& manual, const std::string& folder) {
   return static_cast<bool>(file);
 }
 
-bool write_pages(const Manual& lockstep, const std::string& folder) {
-  bool is_written = write_page(lockstep, folder);
-  for (const auto& command : lockstep.commands) is_written = is_written && write_page(command, folder);
+/// The page of a command and those of its own commands.
+bool write_pages(const Manual& manual, const std::string& folder) {
+  bool is_written = write_page(manual, folder);
+  for (const auto& command : manual.commands) is_written = is_written && write_pages(command, folder);
   return is_written;
 }
 

@@ -39,6 +39,7 @@ std::vector<std::string> wrap(const std::string& text, size_t columns) {
 TableStyle stdout_style() {
   TableStyle style;
   if (::isatty(STDOUT_FILENO) == 0) return style;
+  style.is_terminal = true;
   const char* no_colour = std::getenv("NO_COLOR");
   style.colour = !no_colour || *no_colour == '\0';
   winsize size{};

@@ -12,6 +12,7 @@ std::vector<std::string> wrap(const std::string& text, size_t columns);
 struct TableStyle {
   int columns = 100;
   bool colour = false;
+  bool is_terminal = false;
 };
 
 /// The width of the terminal, or 100 columns without a terminal. Coloured on a terminal unless NO_COLOR is set and not

@@ -1,0 +1,132 @@
+#include <sys/stat.h>
+
+#include <iostream>
+#include <map>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/checkpoint_file.h>
+#include <lockstep/error.h>
+
+#include "checkpoint/entries.h"
+#include "checkpoint/operations.h"
+#include "checkpoint/table.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using Kind = Value::Kind;
+using nlohmann::ordered_json;
+
+enum class Format { kTorch, kSafetensors };
+
+Format format_of(const std::string& path) {
+  if (path.ends_with(".safetensors")) return Format::kSafetensors;
+  if (path.ends_with(".pt") || path.ends_with(".pth")) return Format::kTorch;
+  throw UsageError(fmt::format("{}: unknown extension, expected .pt, .pth or .safetensors", path));
+}
+
+void check_output(const Arguments& arguments) {
+  struct stat in {};
+  struct stat out {};
+  if (::stat(arguments.second.c_str(), &out) != 0) return;
+  if (::stat(arguments.first.c_str(), &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+    throw UsageError(fmt::format("{}: is both IN and OUT; choose another name for OUT", arguments.second));
+  if (!arguments.force)
+    throw UsageError(fmt::format("{}: exists already; choose another name or add --force", arguments.second));
+}
+
+/// The entry that --key names, or the whole value.
+Value select(const Value& value, const Arguments& arguments) {
+  if (arguments.key.empty()) return value;
+  if (const auto* found = find_entry(value, arguments.key.c_str())) return *found;
+  if (!value.is(Kind::kDict))
+    throw UsageError(fmt::format("{}: contains a {}, which has no entry '{}'; remove --key", arguments.first,
+                                 name_of(value.kind()), arguments.key));
+  std::vector<std::string> keys;
+  for (const auto& [key, item] : value.items()) keys.push_back(key_text(key));
+  throw UsageError(fmt::format("{}: has no entry '{}'; its entries are {}", arguments.first, arguments.key,
+                               shorten(printable(fmt::format("{}", fmt::join(keys, ", "))), 200)));
+}
+
+/// Adds the paths of the outermost values without tensors.
+void add_values_without_tensors(const Value& value, const std::string& path, std::vector<std::string>& paths) {
+  if (value.is(Kind::kTensor)) return;
+  if (tensors_of(value).empty()) {
+    paths.push_back(path.empty() ? "value" : path);
+    return;
+  }
+  const auto inside = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
+  if (!value.is(Kind::kDict))
+    for (size_t i = 0; i < value.elements().size(); ++i)
+      add_values_without_tensors(value.elements()[i], inside(std::to_string(i)), paths);
+  if (value.is(Kind::kDict) || value.is(Kind::kObject))
+    for (const auto& [key, item] : value.items()) add_values_without_tensors(item, inside(key_text(key)), paths);
+}
+
+struct Conversion {
+  size_t tensors = 0;
+  uint64_t bytes = 0;
+  std::vector<std::string> left_out{};             // values that are not tensors
+  std::vector<std::vector<std::string>> shared{};  // tensors that were written more than once
+};
+
+/// safetensors files cannot hold other values, or tensors that share memory.
+void write_as_safetensors(const Value& value, const Arguments& arguments, Conversion& conversion) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& named : tensors_of(value)) {
+    const auto name = named.name.empty() ? "value" : named.name;
+    if (!tensors.emplace(name, named.tensor).second)
+      throw UsageError(
+          fmt::format("{}: two tensors would have the name '{}' in a safetensors file; select one entry "
+                      "with --key",
+                      arguments.first, name));
+  }
+  if (tensors.empty())
+    throw UsageError(fmt::format("{}: contains no tensors to write to a safetensors file", arguments.first));
+  save_safetensors(arguments.second, tensors);
+  add_values_without_tensors(value, "", conversion.left_out);
+  conversion.shared = overlapping(tensors_of(value));
+}
+
+void print_notes(const Arguments& arguments, const Conversion& conversion) {
+  if (!conversion.left_out.empty())
+    std::cerr << fmt::format("note: not tensors, so not in {}: {}\n", printable(arguments.second),
+                             printable(fmt::format("{}", fmt::join(conversion.left_out, ", "))));
+  for (const auto& group : conversion.shared)
+    std::cerr << fmt::format("note: written {} times, because safetensors files cannot share memory: {}\n",
+                             group.size(), printable(fmt::format("{}", fmt::join(group, ", "))));
+}
+
+}  // namespace
+
+int run_convert(const Arguments& arguments) {
+  const auto format = format_of(arguments.second);
+  check_output(arguments);
+  const auto value = select(load_whole(arguments.first), arguments);
+  Conversion conversion;
+  for (const auto& named : tensors_of(value)) {
+    ++conversion.tensors;
+    conversion.bytes += bytes_of(named.tensor);
+  }
+  if (format == Format::kSafetensors)
+    write_as_safetensors(value, arguments, conversion);
+  else
+    save_checkpoint(arguments.second, value);
+  print_notes(arguments, conversion);
+  if (arguments.json)
+    print_json({{"in", arguments.first},
+                {"out", arguments.second},
+                {"tensors", conversion.tensors},
+                {"bytes", conversion.bytes},
+                {"left_out", conversion.left_out},
+                {"written_more_than_once", conversion.shared}});
+  else
+    std::cout << fmt::format("wrote {}: {}, {}\n", printable(arguments.second), counted(conversion.tensors, "tensor"),
+                             human_bytes(conversion.bytes));
+  return 0;
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,197 @@
+#include <fnmatch.h>
+
+#include <cmath>
+#include <iostream>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <lockstep/error.h>
+
+#include "checkpoint/entries.h"
+#include "checkpoint/operations.h"
+#include "checkpoint/statistics.h"
+#include "checkpoint/table.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using Kind = Value::Kind;
+using nlohmann::ordered_json;
+
+constexpr size_t kMostChildren = 20;    // of a value in the tree
+constexpr size_t kLongestLine = 10000;  // characters of a value; shortened to the width of the output
+
+struct Totals {
+  uint64_t tensors = 0, elements = 0, bytes = 0;
+};
+
+Totals totals_of(const std::vector<NamedTensor>& tensors) {
+  Totals totals;
+  for (const auto& named : tensors) {
+    ++totals.tensors;
+    totals.elements += static_cast<uint64_t>(named.tensor.numel());
+    totals.bytes += bytes_of(named.tensor);
+  }
+  return totals;
+}
+
+// --- the tree
+
+/// Prints values, one per line, and the values in them below, indented. A value that fits on a line, and one that has
+/// only tensors, which the table lists, is one line.
+class Tree {
+ public:
+  explicit Tree(size_t columns) : columns_(columns) {}
+
+  void print(const std::string& key, const Value& value, size_t depth) {
+    const auto leaves = leaves_of(value);
+    const auto tensors = tensors_of(value);
+    const auto head = std::string(2 * depth, ' ') + printable(key) + ": ";
+    const auto line = printable(value.to_string(kLongestLine));
+    const bool is_container = !(leaves.size() == 1 && leaves[0].path.empty());
+    if (tensors.empty() && (!is_container || head.size() + line.size() <= columns_)) {
+      const size_t room = columns_ > head.size() + 20 ? columns_ - head.size() : 20;
+      text_ += head + shorten(line, room) + "\n";
+      return;
+    }
+    text_ += head + description(value, tensors) + "\n";
+    if (is_container && tensors.size() < leaves.size()) print_children(value, depth + 1);
+  }
+
+  std::string take() { return std::move(text_); }
+
+ private:
+  static std::string description(const Value& value, const std::vector<NamedTensor>& tensors) {
+    if (value.is(Kind::kTensor)) return value.to_string(80);
+    std::string text = value.is(Kind::kObject) ? printable(value.type()) : name_of(value.kind());
+    text += " of " + counted(value.size(), value.is(Kind::kDict) || value.is(Kind::kObject) ? "entry" : "element");
+    const auto totals = totals_of(tensors);
+    if (totals.tensors > 0)
+      text += fmt::format(", {}, {}", counted(totals.tensors, "tensor"), human_bytes(totals.bytes));
+    return text;
+  }
+
+  void print_children(const Value& value, size_t depth) {
+    size_t left = kMostChildren, more = 0;
+    const auto child = [&](const std::string& key, const Value& inner) {
+      if (left > 0)
+        print(key, inner, depth), --left;
+      else
+        ++more;
+    };
+    if (!value.is(Kind::kDict))
+      for (size_t i = 0; i < value.elements().size(); ++i) child(std::to_string(i), value.elements()[i]);
+    if (value.is(Kind::kDict) || value.is(Kind::kObject))
+      for (const auto& [key, inner] : value.items()) child(key_text(key), inner);
+    if (more > 0) text_ += fmt::format("{}... {} more\n", std::string(2 * depth, ' '), more);
+  }
+
+  const size_t columns_;
+  std::string text_;
+};
+
+std::string tree_of(const Value& value, size_t columns) {
+  Tree tree(columns);
+  if (value.is(Kind::kDict))
+    for (const auto& [key, item] : value.items()) tree.print(key_text(key), item, 0);
+  else
+    tree.print("value", value, 0);
+  return tree.take();
+}
+
+// --- the tensors
+
+std::string number_text(double number) {
+  return fmt::format("{:.3g}", number == 0 ? 0 : number);  // no "-0"
+}
+
+void add_row(Table& table, const NamedTensor& named) {
+  const auto found = statistics_of(named.tensor);
+  const auto number = [&](double Statistics::*member) { return found ? number_text((*found).*member) : "-"; };
+  const auto count = [&](int64_t Statistics::*member) { return found ? std::to_string((*found).*member) : "-"; };
+  table.add({named.name.empty() ? "value" : named.name, shape_text(named.tensor),
+             python_name(named.tensor.scalar_type()), human_bytes(bytes_of(named.tensor)), number(&Statistics::mean),
+             number(&Statistics::norm), number(&Statistics::min), number(&Statistics::max),
+             count(&Statistics::nan_count), count(&Statistics::inf_count)});
+}
+
+std::string table_of(const std::vector<NamedTensor>& tensors, const Style& style) {
+  Table table({{"TENSOR", false, true},
+               {"SHAPE"},
+               {"DTYPE"},
+               {"SIZE", true},
+               {"MEAN", true},
+               {"NORM", true},
+               {"MIN", true},
+               {"MAX", true},
+               {"NAN", true},
+               {"INF", true}});
+  for (const auto& named : tensors) add_row(table, named);
+  return table.text(style);
+}
+
+ordered_json object_of(const NamedTensor& named) {
+  const auto& tensor = named.tensor;
+  ordered_json object{{"name", named.name},
+                      {"shape", tensor.sizes().vec()},
+                      {"dtype", python_name(tensor.scalar_type())},
+                      {"bytes", bytes_of(tensor)}};
+  const auto found = statistics_of(tensor);
+  const auto set = [&](const char* key, auto number) { object[key] = found ? ordered_json(number) : ordered_json(); };
+  const auto values = found.value_or(Statistics{});
+  set("mean", values.mean);
+  set("norm", values.norm);
+  set("min", values.min);
+  set("max", values.max);
+  set("nan", values.nan_count);
+  set("inf", values.inf_count);
+  return object;
+}
+
+std::vector<NamedTensor> matching(std::vector<NamedTensor> tensors, const std::string& glob) {
+  if (!glob.empty())
+    std::erase_if(tensors,
+                  [&](const NamedTensor& named) { return ::fnmatch(glob.c_str(), named.name.c_str(), 0) != 0; });
+  return tensors;
+}
+
+void print_show_json(const std::string& path, const Value& value, const std::vector<NamedTensor>& tensors) {
+  const auto totals = totals_of(tensors);
+  ordered_json object{{"file", path}, {"value", to_json(value)}, {"tensors", ordered_json::array()}};
+  for (const auto& named : tensors) object["tensors"].push_back(object_of(named));
+  object["totals"] = {{"tensors", totals.tensors}, {"elements", totals.elements}, {"bytes", totals.bytes}};
+  object["shared"] = overlapping(tensors);
+  print_json(object);
+}
+
+std::string totals_line(const std::vector<NamedTensor>& tensors) {
+  const auto totals = totals_of(tensors);
+  size_t sharing = 0;
+  for (const auto& group : overlapping(tensors)) sharing += group.size();
+  auto text = fmt::format("{}, {}, {}", counted(totals.tensors, "tensor"), counted(totals.elements, "element"),
+                          human_bytes(totals.bytes));
+  if (sharing > 0) text += fmt::format("; {} of the tensors share memory", sharing);
+  return text + "\n";
+}
+
+}  // namespace
+
+int run_show(const Arguments& arguments) {
+  const auto value = load_whole(arguments.first);
+  const auto tensors = matching(tensors_of(value), arguments.tensor_glob);
+  if (tensors.empty() && !arguments.tensor_glob.empty())
+    throw UsageError(fmt::format("{}: no tensor matches '{}'; lockstep checkpoint show {} lists all tensors",
+                                 arguments.first, arguments.tensor_glob, arguments.first));
+  if (arguments.json) {
+    print_show_json(arguments.first, value, tensors);
+  } else {
+    const auto style = output_style();
+    if (arguments.tensor_glob.empty()) std::cout << tree_of(value, style.columns) << "\n";
+    if (!tensors.empty()) std::cout << table_of(tensors, style) << "\n";
+    std::cout << totals_line(tensors) << std::flush;
+  }
+  return 0;
+}
+
+}  // namespace lockstep::checkpoint
