@@ -54,6 +54,20 @@ std::string metrics_text(const Value& metrics) {
   return text.empty() ? "-" : text;
 }
 
+/// The name of an earlier file that is the same file by a hard link, as best.pt is one; empty if there is none.
+std::string same_file_as(const Listed& listed, const std::vector<Listed>& all) {
+  for (const auto& other : all) {
+    if (&other == &listed) break;
+    if (!listed.file.is_link() && other.file.is_same_file(listed.file)) return other.file.name;
+  }
+  return "";
+}
+
+std::string name_text(const CheckpointFile& file, const std::string& same_file) {
+  if (file.is_link()) return file.name + " -> " + file.link_target;
+  return same_file.empty() ? file.name : file.name + " = " + same_file;
+}
+
 void print_table(const std::vector<Listed>& all) {
   const bool has_shards = std::any_of(all.begin(), all.end(), [](const auto& one) { return !one.file.shards.empty(); });
   std::vector<Table::Column> columns{{"NAME", false, true}, {"UNIT"}, {"NUMBER", true}, {"SIZE", true}, {"SAVED"}};
@@ -61,12 +75,14 @@ void print_table(const std::vector<Listed>& all) {
   columns.insert(columns.end(), {{"WORLD", true}, {"METRICS", false, true}});
   Table table(std::move(columns));
   uint64_t bytes = 0;
-  for (const auto& [file, metrics, world_size, failure] : all) {
-    bytes += file.is_link() ? 0 : file.bytes_with_shards();
-    std::vector<std::string> cells{
-        file.is_link() ? file.name + " -> " + file.link_target : file.name, file.numbered ? file.numbered->unit : "-",
-        file.numbered ? std::to_string(file.numbered->number) : "-", human_bytes(file.bytes_with_shards()),
-        time_text(file.modified, "%Y-%m-%d %H:%M", ::localtime_r)};
+  for (const auto& listed : all) {
+    const auto& [file, metrics, world_size, failure] = listed;
+    const auto same_file = same_file_as(listed, all);
+    if (!file.is_link() && same_file.empty()) bytes += file.bytes_with_shards();
+    std::vector<std::string> cells{name_text(file, same_file), file.numbered ? file.numbered->unit : "-",
+                                   file.numbered ? std::to_string(file.numbered->number) : "-",
+                                   human_bytes(file.bytes_with_shards()),
+                                   time_text(file.modified, "%Y-%m-%d %H:%M", ::localtime_r)};
     if (has_shards) cells.push_back(file.shards.empty() ? "-" : std::to_string(file.shards.size()));
     cells.push_back(world_size.is_none() ? "-" : world_size.to_string(20));
     cells.push_back(failure.empty() ? metrics_text(metrics) : "cannot be read");
