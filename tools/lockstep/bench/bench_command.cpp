@@ -8,10 +8,12 @@
 #include <lockstep/error.h>
 #include <lockstep/launcher.h>
 
+#include "bench/operation.h"
 #include "bench/rank_protocol.h"
 #include "bench/request.h"
 #include "bench/run_bench.h"
 #include "cli/commands.h"
+#include "doctor/machine.h"
 
 namespace lockstep::bench {
 namespace {
@@ -30,6 +32,9 @@ gpu measures a training step of one rank on one GPU: of the module alone (plain)
 (ddp), as a CapturedStep (captured) and, with --against python, the same in Python: python plain, python graph (plain as a
 CUDA graph), python ddp, and python best (ddp with the fastest settings).
 
+checkpoint measures saving and loading a model with its AdamW, and the time that an asynchronous save blocks, relative to
+a copy in memory; with --against python, also torch.save and torch.load. Files are removed at the end.
+
 Examples:
   lockstep bench all-reduce
   lockstep bench all-reduce --backends gloo -n 4 --sizes 4,64K,25M --json
@@ -37,6 +42,7 @@ Examples:
       --plot times.svg
   lockstep bench ddp -n 2 --models cnn,mlp --against python
   lockstep bench gpu --against python --json
+  lockstep bench checkpoint --bytes 4G --folder /data --against python
 
 Exit codes:
   0   measured, and all results are correct
@@ -48,9 +54,12 @@ Exit codes:
   70  a system call failed, or an internal error
 )";
 
-int run(const BenchArguments& arguments) try {
+int run(BenchArguments arguments) try {
+  if (arguments.threads == 0)
+    arguments.threads = arguments.request.operation == kCheckpoint ? tool::read_machine().allowed_cores : 1;
   if (arguments.request.operation == kDdp) return run_ddp_bench(arguments);
   if (arguments.request.operation == kGpu) return run_gpu_bench(arguments);
+  if (arguments.request.operation == kCheckpoint) return run_checkpoint_bench(arguments);
   return run_collective_bench(arguments);
 } catch (const PeerError& error) {
   std::cerr << "lockstep bench: " << error.what() << "\n";
@@ -71,7 +80,7 @@ void add_run_options(CLI::App& command, BenchArguments& arguments) {
   auto& request = arguments.request;
   command
       .add_option("operation", request.operation,
-                  "The collective to measure, or ddp or gpu for a training step on CPUs or a GPU")
+                  "The collective to measure; ddp or gpu for a training step on CPUs or a GPU; checkpoint for files")
       ->required()
       ->type_name(alternatives(operation_names()));
   command.add_option("-n,--nproc-per-node", request.ranks, "Number of ranks, all on this host")
@@ -80,9 +89,10 @@ void add_run_options(CLI::App& command, BenchArguments& arguments) {
       .add_option("--rounds", request.rounds,
                   "Samples of each backend per size, or of each side per model (default: as many as fit into a minute)")
       ->check(CLI::PositiveNumber);
-  command.add_option("--omp-threads", arguments.threads, "OMP_NUM_THREADS of each rank")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command
+      .add_option("--omp-threads", arguments.threads,
+                  "OMP_NUM_THREADS of each rank (default: 1; checkpoint: all cores)")
+      ->check(CLI::PositiveNumber);
   command.add_flag("--no-bind", arguments.no_bind, "Do not pin ranks to cores");
   command.add_flag("--check,!--no-check", request.check, "Check the results (default)");
   command.add_flag("--json", arguments.json, "Print one JSON object per line");
@@ -136,7 +146,7 @@ void add_message_options(CLI::App& command, BenchArguments& arguments) {
 }
 
 void add_ddp_options(CLI::App& command, Request& request) {
-  constexpr const char* kGroup = "Options of ddp and gpu";
+  constexpr const char* kGroup = "Options of ddp, gpu and checkpoint";
   command
       .add_option("--models", request.models,
                   fmt::format("Models to train (default for ddp: {}; for gpu: {})", fmt::join(model_names(), ","),
@@ -152,6 +162,20 @@ void add_ddp_options(CLI::App& command, Request& request) {
   command.add_option("--against", request.against, "Compare with PyTorch in Python; needs a python3 that has torch")
       ->type_name("python")
       ->group(kGroup);
+  command.add_option("--python", request.python, "The interpreter for --against (default: the first that has torch)")
+      ->type_name("PATH")
+      ->group(kGroup);
+}
+
+void add_checkpoint_options(CLI::App& command, Request& request) {
+  constexpr const char* kGroup = "Options of checkpoint";
+  command.add_option("--bytes", request.bytes, "Size of the parameters; AdamW's state has twice as much")
+      ->type_name("BYTES")
+      ->default_str(kDefaultStateBytes)
+      ->group(kGroup);
+  command.add_option("--folder", request.folder, "Where to save (default: the current folder)")
+      ->type_name("DIR")
+      ->group(kGroup);
 }
 
 }  // namespace
@@ -160,10 +184,11 @@ void add_ddp_options(CLI::App& command, Request& request) {
 void add_bench(CLI::App& app, int& exit_code) {
   using lockstep::bench::BenchArguments;
   auto arguments = std::make_shared<BenchArguments>();
-  auto* command = app.add_subcommand("bench", "Measure collectives of all backends, and the time of a training step");
+  auto* command = app.add_subcommand("bench", "Measure collectives of all backends, training steps and checkpoints");
   lockstep::bench::add_run_options(*command, *arguments);
   lockstep::bench::add_message_options(*command, *arguments);
   lockstep::bench::add_ddp_options(*command, arguments->request);
+  lockstep::bench::add_checkpoint_options(*command, arguments->request);
   command->footer(lockstep::bench::kBenchFooter);
   command->callback([arguments, &exit_code] { exit_code = lockstep::bench::run(*arguments); });
 }

@@ -36,7 +36,8 @@ pid_t spawn(std::vector<std::string> command, int socket) {
 
 }  // namespace
 
-Coprocess::Coprocess(std::string name, std::vector<std::string> command) : name_(std::move(name)) {
+Coprocess::Coprocess(std::string name, std::vector<std::string> command, std::function<void()> on_interrupt)
+    : name_(std::move(name)), on_interrupt_(std::move(on_interrupt)) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     throw SystemError(fmt::format("socketpair: {}", std::strerror(errno)));
@@ -66,7 +67,10 @@ std::string Coprocess::read_answer() {
   for (std::string answer;;) {
     char next = 0;
     const ssize_t got = ::read(socket_, &next, 1);
-    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EINTR) {
+      if (on_interrupt_) on_interrupt_();
+      continue;
+    }
     if (got != 1) throw PeerError(fmt::format("{} has ended: see its output above", name_));
     if (next == '\n') return answer;
     answer += next;

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,8 @@ namespace lockstep::bench {
 class Coprocess {
  public:
   /// `name` appears in errors; command[0] is a path. Does not wait for the process. Throws SystemError if it cannot be
-  /// started.
-  Coprocess(std::string name, std::vector<std::string> command);
+  /// started. `on_interrupt` is called when a signal interrupts waiting for an answer, and may throw.
+  Coprocess(std::string name, std::vector<std::string> command, std::function<void()> on_interrupt = {});
   ~Coprocess();
   Coprocess(const Coprocess&) = delete;
   Coprocess& operator=(const Coprocess&) = delete;
@@ -24,6 +25,7 @@ class Coprocess {
 
  private:
   const std::string name_;
+  const std::function<void()> on_interrupt_;
   int socket_ = -1;  // connected to the child's stdin and stdout
   pid_t pid_ = -1;
 };

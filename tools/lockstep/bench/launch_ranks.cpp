@@ -31,7 +31,9 @@ std::string counted(int number, const char* noun) {
 constexpr const char* kProbe = R"(
 import sys, torch, torch.distributed as dist
 lacks = None
-if not dist.is_available():
+if not sys.argv[1]:
+    pass
+elif not dist.is_available():
     lacks = "torch.distributed"
 elif sys.argv[1] == "Gloo" and not dist.is_gloo_available():
     lacks = "Gloo"
@@ -93,9 +95,11 @@ std::string describe_conditions(const RunPlan& plan, int threads, const tool::Ma
                      counted(machine.allowed_cores, "core"), machine.cpu_model, plan.bind ? "pinned" : "not pinned");
 }
 
-Python find_python(const std::string& library) {
+Python find_python(const std::string& library, const std::string& wanted) {
   std::string lacking;
-  for (const char* name : {"python3", "/usr/bin/python3"}) {
+  std::vector<std::string> names{"python3", "/usr/bin/python3"};
+  if (!wanted.empty()) names = {wanted};
+  for (const auto& name : names) {
     const auto answer = tool::run_program({"/usr/bin/env", name, "-c", kProbe, library}, std::chrono::seconds(60));
     if (answer.failure.empty()) {
       Python python;
@@ -107,9 +111,8 @@ Python find_python(const std::string& library) {
     lacking += fmt::format("\n  {} {}", name, answer.failure);
   }
   throw UsageError(fmt::format(
-      "--against python needs a python3 that has torch with {}: {}. Tried:{}", library,
-      library == "Gloo" ? "apt-get install python3-torch, or put one first in PATH" : "put one first in PATH",
-      lacking));
+      "--against python needs a python3 that has torch{}: {}. Tried:{}", library.empty() ? "" : " with " + library,
+      library == "NCCL" ? "name one by --python" : "apt-get install python3-torch, or name one by --python", lacking));
 }
 
 LaunchOptions rank_launch_options(int ranks, const std::string& plan, const RankOptions& options) {

@@ -68,9 +68,10 @@ struct Python {
   std::string torch{};    // version of its torch
 };
 
-/// Returns the first of python3 in PATH and /usr/bin/python3 that has torch with this library: Gloo, or NCCL and a GPU.
-/// Throws UsageError with the reason for each interpreter if none has. Takes seconds.
-Python find_python(const std::string& library);
+/// Returns the first of python3 in PATH and /usr/bin/python3, or `wanted` if it is not empty, that has torch with this
+/// library: Gloo, or NCCL and a GPU; empty for torch alone. Throws UsageError with the reason for each interpreter if
+/// none has. Takes seconds.
+Python find_python(const std::string& library, const std::string& wanted);
 
 struct RankOptions {
   std::vector<std::string> command{};  // lockstep-bench and its arguments before the plan

@@ -66,6 +66,7 @@ std::vector<std::string> operation_names() {
   for (const auto& [operation, name] : kNames) names.emplace_back(name);
   names.emplace_back(kDdp);
   names.emplace_back(kGpu);
+  names.emplace_back(kCheckpoint);
   return names;
 }
 

@@ -14,12 +14,15 @@ const char* name_of(Operation operation);
 /// The collective with this name. Throws UsageError for an unknown name.
 Operation operation_named(const std::string& name);
 
-/// All names for the command line: the collectives, kDdp and kGpu.
+/// All names for the command line: the collectives, kDdp, kGpu and kCheckpoint.
 std::vector<std::string> operation_names();
 
 /// Operations that train models instead of calling a collective.
 inline constexpr const char* kDdp = "ddp";
 inline constexpr const char* kGpu = "gpu";
+
+/// The operation that saves and loads a state.
+inline constexpr const char* kCheckpoint = "checkpoint";
 
 /// Whether the collective has a reduce operation.
 bool reduces(Operation operation);

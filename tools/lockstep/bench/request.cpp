@@ -60,8 +60,37 @@ Memory memory_named(const std::string& name) {
   throw UsageError(fmt::format("--memory is \"{}\": it must be allocated, ordinary or both", name));
 }
 
+void reject_checkpoint_options(const Request& request) {
+  if (!request.bytes.empty() || !request.folder.empty())
+    throw UsageError(
+        fmt::format("--bytes and --folder apply only to {}, not to {}: remove them", kCheckpoint, request.operation));
+}
+
+/// Throws UsageError unless --against, and --python with it, can be used.
+void check_against(const Request& request) {
+  if (!request.against.empty() && request.against != "python")
+    throw UsageError(fmt::format("--against is \"{}\": it must be python, or omitted", request.against));
+  if (!request.python.empty() && request.against.empty())
+    throw UsageError("--python names the interpreter of --against python: add that, or remove it");
+}
+
+/// The options of collectives that were given.
+std::vector<std::string> collective_options(const Request& request) {
+  const std::pair<const char*, bool> kForMessages[] = {
+      {"--min", !request.min_size.empty()}, {"--max", !request.max_size.empty()}, {"--factor", request.factor != 0},
+      {"--sizes", !request.sizes.empty()},  {"--dtype", !request.dtype.empty()},  {"--op", !request.redop.empty()},
+      {"--memory", !request.memory.empty()}};
+  std::vector<std::string> said;
+  for (const auto& [option, is_said] : kForMessages)
+    if (is_said) said.emplace_back(option);
+  return said;
+}
+
 /// Throws UsageError for options that would have no effect.
 void reject_unused_options(const Request& request, Operation operation) {
+  reject_checkpoint_options(request);
+  if (!request.python.empty())
+    throw UsageError(fmt::format("--python applies only with --against, not to {}: remove it", name_of(operation)));
   if (!request.models.empty() || !request.against.empty() || !request.backend.empty())
     throw UsageError(
         fmt::format("--models, --against and --backend apply only to {} and {}, not to {}: remove them (--backends "
@@ -129,18 +158,12 @@ int64_t memory_bytes(const CollectivePlan& plan) {
 }
 
 void reject_collective_options(const Request& request) {
-  const std::pair<const char*, bool> kForMessages[] = {
-      {"--min", !request.min_size.empty()}, {"--max", !request.max_size.empty()}, {"--factor", request.factor != 0},
-      {"--sizes", !request.sizes.empty()},  {"--dtype", !request.dtype.empty()},  {"--op", !request.redop.empty()},
-      {"--memory", !request.memory.empty()}};
-  std::vector<std::string> said;
-  for (const auto& [option, is_said] : kForMessages)
-    if (is_said) said.emplace_back(option);
+  reject_checkpoint_options(request);
+  const auto said = collective_options(request);
   if (!said.empty())
     throw UsageError(fmt::format("{} trains models and has no message options: remove {}", request.operation,
                                  fmt::join(said, ", ")));
-  if (!request.against.empty() && request.against != "python")
-    throw UsageError(fmt::format("--against is \"{}\": it must be python, or omitted", request.against));
+  check_against(request);
 }
 
 std::vector<std::string> choose_models(const std::vector<std::string>& wanted, const std::vector<std::string>& known) {
@@ -181,6 +204,28 @@ GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gp
     throw UsageError(
         "gpu needs a GPU, and a build with nccl and LibTorch 2.4 or later: check nvidia-smi and the summary that CMake "
         "prints");
+  return plan;
+}
+
+CheckpointPlan make_checkpoint_plan(const Request& request) {
+  auto said = collective_options(request);
+  if (!request.models.empty()) said.emplace_back("--models");
+  if (!request.backend.empty()) said.emplace_back("--backend");
+  if (!request.backends.empty()) said.emplace_back("--backends");
+  if (request.ranks) said.emplace_back("-n");
+  if (!said.empty())
+    throw UsageError(fmt::format("{} saves a state in one process and has no use for {}: remove them", kCheckpoint,
+                                 fmt::join(said, ", ")));
+  check_against(request);
+  if (request.rounds == 1) throw UsageError("--rounds is 1: it must be 2 or more, or omitted");
+  const auto bytes = parse_bytes("--bytes", value_or(request.bytes, kDefaultStateBytes));
+  if (bytes < kFewestParameterBytes)
+    throw UsageError(
+        fmt::format("--bytes is {}: it must be {} or more", format_size(bytes), format_size(kFewestParameterBytes)));
+  CheckpointPlan plan;
+  plan.parameters = plan_parameters(bytes);
+  plan.rounds = request.rounds == 0 ? kFewestRounds : request.rounds;
+  plan.check = request.check;
   return plan;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/checkpoint_plan.h"
 #include "bench/rank_protocol.h"
 
 namespace lockstep::bench {
@@ -24,6 +25,9 @@ struct Request {
   std::vector<std::string> models{};
   std::string backend{};
   std::string against{};
+  std::string python{};
+  std::string bytes{};
+  std::string folder{};
   int rounds = 0;
   bool check = true;
 };
@@ -33,6 +37,7 @@ inline constexpr int kDefaultRanks = 2;
 inline constexpr const char* kDefaultMin = "4";
 inline constexpr const char* kDefaultMax = "64M";
 inline constexpr int64_t kDefaultFactor = 4;
+inline constexpr const char* kDefaultStateBytes = "1G";
 
 /// Makes the plan of a collective. `available` are the backends of this build. Throws UsageError for invalid options
 /// and for options that do not apply to the operation. Pure.
@@ -68,6 +73,10 @@ struct GpuPlan {
 /// Makes the plan of `gpu`. `gpus` are the GPUs that this build can use. Throws UsageError for invalid options and for
 /// options that do not apply to training on a GPU. Pure.
 GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gpus);
+
+/// Makes the plan of `checkpoint`, without the number of threads. Throws UsageError for invalid options and for options
+/// that do not apply. Pure.
+CheckpointPlan make_checkpoint_plan(const Request& request);
 
 /// mlp-small, cnn, gpt-6x384 and gpt-124m; docs/bench.md describes them.
 std::vector<std::string> gpu_model_names();

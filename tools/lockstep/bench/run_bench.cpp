@@ -103,7 +103,7 @@ int run_ddp_bench(const BenchArguments& arguments) {
   const auto machine = tool::read_machine();
   decide_core_binding(plan, arguments, machine);
   std::optional<Python> python;
-  if (!arguments.request.against.empty()) python = find_python("Gloo");
+  if (!arguments.request.against.empty()) python = find_python("Gloo", arguments.request.python);
   const auto store = SharedFile::in_memory();
   if (python) plan.python = python->program;
   plan.python_store = store.path();

@@ -9,7 +9,7 @@ namespace lockstep::bench {
 /// The command line of `lockstep bench`.
 struct BenchArguments {
   Request request{};
-  int threads = 1;
+  int threads = 0;  // 0: not given
   bool no_bind = false;
   bool json = false;
   std::string plot_file{};
@@ -23,5 +23,6 @@ inline constexpr int kWrongResults = 1;
 int run_collective_bench(const BenchArguments& arguments);
 int run_ddp_bench(const BenchArguments& arguments);
 int run_gpu_bench(const BenchArguments& arguments);
+int run_checkpoint_bench(const BenchArguments& arguments);
 
 }  // namespace lockstep::bench

@@ -171,7 +171,7 @@ int run_gpu_bench(const BenchArguments& arguments) {
   const auto gpus = query_gpus(program);
   const auto plan = make_gpu_plan(arguments.request, gpus);
   std::optional<Python> python;
-  if (!arguments.request.against.empty()) python = find_python("NCCL");
+  if (!arguments.request.against.empty()) python = find_python("NCCL", arguments.request.python);
   ::setenv("OMP_NUM_THREADS", std::to_string(arguments.threads).c_str(), 1);
   for (int stop : {SIGINT, SIGTERM})  // the trainers end with this process
     ::signal(stop, [](int) { ::_exit(static_cast<int>(LaunchExit::kPreempted)); });

@@ -4,6 +4,7 @@
 //   lockstep-bench --ddp PLAN   trains models; PLAN is a DdpPlan as JSON
 //   lockstep-bench --gpus       prints the names of the GPUs that this build can use as a JSON array
 //   lockstep-bench --gpu SIDE   trains on the first GPU as requested on stdin
+//   lockstep-bench --checkpoint PLAN   saves and loads as requested on stdin; PLAN is a CheckpointPlan as JSON
 
 #include <fstream>
 #include <iostream>
@@ -17,6 +18,7 @@
 #include <lockstep/fast_convolutions.h>
 #include <lockstep/process_group.h>
 
+#include "bench/ranks/checkpoint_state.h"
 #include "bench/ranks/measure.h"
 #ifdef LOCKSTEP_BENCH_GPU
 #include "bench/ranks/gpu_trainer.h"
@@ -68,6 +70,8 @@ void run(const std::string& option, const std::string& text) {
     std::cout << nlohmann::json(usable_gpus()).dump() << std::endl;
   } else if (option == "--gpu") {
     serve_trainer(text);
+  } else if (option == "--checkpoint") {
+    serve_checkpoints(checkpoint_plan_from(text));
   } else if (option.starts_with('{')) {
     const auto plan = collective_plan_from(option);
     run_plan(plan, plan.backends.at(0),
