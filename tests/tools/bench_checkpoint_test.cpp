@@ -27,7 +27,7 @@ Request checkpoint_request() {
   return asked;
 }
 
-void expect_refusal(const Request& asked, const std::string& part) {
+void expect_checkpoint_refusal(const Request& asked, const std::string& part) {
   expect_error<UsageError>([&] { make_checkpoint_plan(asked); }, part);
 }
 
@@ -55,23 +55,23 @@ TEST(BenchCheckpointRequest, KeepsWhatIsAskedFor) {
 TEST(BenchCheckpointRequest, RefusesWhatItCannotMeasure) {
   auto asked = checkpoint_request();
   asked.bytes = "1000K";
-  expect_refusal(asked, "--bytes is 1000K: it must be 1M or more");
+  expect_checkpoint_refusal(asked, "--bytes is 1000K: it must be 1M or more");
   asked = checkpoint_request();
   asked.bytes = "much";
-  expect_refusal(asked, "--bytes is \"much\"");
+  expect_checkpoint_refusal(asked, "--bytes is \"much\"");
   asked = checkpoint_request();
   asked.rounds = 1;
-  expect_refusal(asked, "--rounds is 1");
+  expect_checkpoint_refusal(asked, "--rounds is 1");
   asked = checkpoint_request();
   asked.ranks = 2;
   asked.dtype = "float16";
-  expect_refusal(asked, "has no use for --dtype, -n");
+  expect_checkpoint_refusal(asked, "has no use for --dtype, -n");
   asked = checkpoint_request();
   asked.against = "jax";
-  expect_refusal(asked, "--against is \"jax\"");
+  expect_checkpoint_refusal(asked, "--against is \"jax\"");
   asked = checkpoint_request();
   asked.python = "python3";
-  expect_refusal(asked, "--python names the interpreter of --against");
+  expect_checkpoint_refusal(asked, "--python names the interpreter of --against");
 }
 
 TEST(BenchCheckpointRequest, IsTheOnlyOneWithBytesAndFolder) {

@@ -81,11 +81,12 @@ TEST(BenchOperation, IsFoundByItsName) {
   auto collectives = operation_names();
   std::erase(collectives, kDdp);
   std::erase(collectives, kGpu);
+  std::erase(collectives, kCheckpoint);
   for (const auto& name : collectives) EXPECT_EQ(name_of(operation_named(name)), name);
   EXPECT_EQ(operation_named("all_reduce"), Operation::kAllReduce);
   expect_error<UsageError>([] { operation_named("allreduce"); },
                            "unknown operation 'allreduce': it must be one of all-reduce, reduce-scatter",
-                           "barrier, ddp, gpu");
+                           "barrier, ddp, gpu, checkpoint");
 }
 
 TEST(BenchFloor, IsTheMemorysTimeForLargeMessages) {

@@ -1,5 +1,6 @@
 #include "bench/checkpoint_plan.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 

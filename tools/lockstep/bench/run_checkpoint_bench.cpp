@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -138,7 +139,9 @@ class CheckpointMeasurement {
  private:
   nlohmann::json request(Coprocess& process, const std::string& line) {
     throw_if_stopped();
+    if (shows_progress_) std::cerr << fmt::format("\r\033[K{}", line) << std::flush;
     const auto answer = nlohmann::json::parse(process.request(line));
+    if (shows_progress_) std::cerr << "\r\033[K" << std::flush;
     report_.wrong += answer.value("wrong", int64_t{0});
     return answer;
   }
@@ -146,6 +149,7 @@ class CheckpointMeasurement {
   const CheckpointPlan& plan_;
   const std::string ours_, pythons_, directory_;
   CheckpointReport& report_;
+  const bool shows_progress_ = ::isatty(STDERR_FILENO) != 0;
 };
 
 /// Starts both sides one after the other: each needs much memory while it creates its state.
