@@ -36,6 +36,8 @@ std::string escape_roff(const std::string& text) {
       result += "\\(ti";
     else if (letter == '"')
       result += "\\(dq";
+    else if (letter == '|')
+      result += "|\\:";  // a line may break here: lists of alternatives are longer than a line
     else
       result += letter;
   }
