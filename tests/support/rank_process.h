@@ -18,6 +18,9 @@ std::map<std::string, ProgramFunction>& contained_programs();
 class RankProcess {
  public:
   using Clock = std::chrono::steady_clock;
+  /// Only a hang takes so long, also on a machine whose processors are busy elsewhere: loading LibTorch, which usually
+  /// takes half a second, has taken half a minute.
+  static constexpr std::chrono::milliseconds kPatience = std::chrono::minutes(2);
 
   /// Starts the program. `variables` are added to this process's environment; an empty value removes a variable.
   RankProcess(const std::vector<std::string>& command, const std::map<std::string, std::string>& variables);
@@ -29,14 +32,14 @@ class RankProcess {
 
   /// Returns the next line, after the one that the last call returned, that starts with `beginning`. If it does not
   /// arrive in time, the test fails and an empty string is returned.
-  std::string expect_line(const std::string& beginning, std::chrono::milliseconds limit = std::chrono::seconds(30));
+  std::string expect_line(const std::string& beginning, std::chrono::milliseconds limit = kPatience);
 
   void say(const std::string& line);
   void signal(int number);
 
   /// Returns the exit code, or 128 plus the signal. If the process does not end in time, the test fails and -1 is
   /// returned.
-  int wait(std::chrono::milliseconds limit = std::chrono::seconds(30));
+  int wait(std::chrono::milliseconds limit = kPatience);
 
   /// Everything that the process has printed to stdout and stderr so far.
   const std::string& output() const { return output_; }
