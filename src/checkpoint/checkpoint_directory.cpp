@@ -104,6 +104,7 @@ class CheckpointDirectory::Impl {
   void publish(Request& request, const std::vector<c10::IValue>& shards);
   void keep_best(const Request& request);
   void prune() const;
+  void remove_unused_shards(const detail::FolderContents& found) const;
   std::set<std::string> referenced_shards(const std::set<int64_t>& numbers) const;
 
   std::optional<Value> find_intact(std::vector<std::string> names) const;
@@ -161,11 +162,7 @@ void CheckpointDirectory::Impl::prepare_folder() {
   // Nobody else uses the folder: what is unfinished belongs to processes that have died.
   const auto found = contents();
   for (const auto& file : found.unfinished) detail::remove_file(in_folder(file));
-  if (!found.shards.empty()) {
-    const auto used = referenced_shards(found.numbers);
-    for (const auto& file : found.shards)
-      if (!used.count(file)) detail::remove_file(in_folder(file));
-  }
+  remove_unused_shards(found);
   if (found.has_best && !options_.best.empty()) read_best();
 }
 
@@ -329,6 +326,10 @@ void CheckpointDirectory::Impl::prune() const {
     detail::remove_file(in_folder(name(number)));
     found.numbers.erase(number);
   }
+  remove_unused_shards(found);
+}
+
+void CheckpointDirectory::Impl::remove_unused_shards(const detail::FolderContents& found) const {
   if (found.shards.empty()) return;
   const auto used = referenced_shards(found.numbers);
   for (const auto& file : found.shards)
