@@ -9,15 +9,9 @@
 
 #include <lockstep/checkpoint_directory.h>
 
-#include <unistd.h>
-
 #include <cmath>
-#include <ctime>
-#include <iomanip>
 #include <numeric>
 #include <optional>
-#include <random>
-#include <sstream>
 #include <thread>
 
 #include <lockstep/error.h>
@@ -41,23 +35,6 @@ constexpr const char* kWorldSize = "world_size";
 constexpr const char* kVersion = "lockstep";
 // Writing may take long on a slow disk. A rank that dies is noticed at once, whatever the time limit.
 constexpr auto kWriteLimit = std::chrono::hours(24);
-
-std::string random_digits() {
-  std::random_device random;
-  std::ostringstream digits;
-  digits << std::hex << std::setw(8) << std::setfill('0') << random();
-  return digits.str();
-}
-
-std::string describe_owner() {
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  char date[32] = {};
-  std::strftime(date, sizeof(date), "%Y-%m-%d %H:%M:%S", ::localtime_r(&now, &parts));
-  return text("process ", ::getpid(), " on ", host, ", which opened it at ", date, " (id ", random_digits(), ")");
-}
 
 std::vector<int> all_ranks(const ProcessGroup& group) {
   std::vector<int> ranks(static_cast<size_t>(group.size()));
@@ -158,7 +135,7 @@ void CheckpointDirectory::Impl::check_options() const {
 }
 
 void CheckpointDirectory::Impl::prepare_folder() {
-  lock_ = detail::lock_folder(folder_, describe_owner());
+  lock_ = detail::lock_folder(folder_);
   // Nobody else uses the folder: what is unfinished belongs to processes that have died.
   const auto found = contents();
   for (const auto& file : found.unfinished) detail::remove_file(in_folder(file));
@@ -244,7 +221,7 @@ CheckpointDirectory::Impl::Request CheckpointDirectory::Impl::collect(
   });
   if (mine.size() > 0) gather_per_rank(mine, request.checkpoint);
   if (request.shard.size() > 0)
-    request.digits = group_.broadcast_object(is_first() ? random_digits() : std::string(), 0).toStringRef();
+    request.digits = group_.broadcast_object(is_first() ? detail::random_digits() : std::string(), 0).toStringRef();
   return request;
 }
 

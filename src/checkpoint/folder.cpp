@@ -10,7 +10,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
+#include <iomanip>
 #include <memory>
+#include <random>
+#include <sstream>
 
 #include <lockstep/error.h>
 
@@ -33,6 +37,16 @@ void make_folders(const std::string& path) {
   }
 }
 
+std::string describe_owner() {
+  char host[256] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  char date[32] = {};
+  std::strftime(date, sizeof(date), "%Y-%m-%d %H:%M:%S", ::localtime_r(&now, &parts));
+  return text("process ", ::getpid(), " on ", host, ", which opened it at ", date, " (id ", random_digits(), ")");
+}
+
 void copy_file(const std::string& from, const std::string& to) {
   const FileSource source(from);
   AtomicFile file(to);
@@ -45,6 +59,13 @@ void copy_file(const std::string& from, const std::string& to) {
 }
 
 }  // namespace
+
+std::string random_digits() {
+  std::random_device random;
+  std::ostringstream digits;
+  digits << std::hex << std::setw(8) << std::setfill('0') << random();
+  return digits.str();
+}
 
 std::string checkpoint_name(const std::string& unit, int64_t number) {
   auto digits = std::to_string(number);
@@ -87,7 +108,7 @@ std::vector<int64_t> plan_removals(const std::set<int64_t>& numbers, int keep_la
   return removed;
 }
 
-FileDescriptor lock_folder(const std::string& folder, const std::string& owner) {
+FileDescriptor lock_folder(const std::string& folder) {
   make_folders(folder);
   const auto path = text(folder, "/", kLockFile);
   FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
@@ -97,6 +118,7 @@ FileDescriptor lock_folder(const std::string& folder, const std::string& owner) 
     throw UsageError(text("checkpoint folder ", folder, " is in use by ", read_owner(folder),
                           "; use another folder, or end that job first"));
   }
+  const auto owner = describe_owner();
   if (::ftruncate(file.get(), 0) != 0) fail_file("truncate", path);
   if (::pwrite(file.get(), owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()))
     fail_file("write", path);

@@ -38,9 +38,13 @@ FolderContents read_folder(const std::string& folder, const std::string& unit);
 /// Returns the checkpoints that are not to be kept. Pure.
 std::vector<int64_t> plan_removals(const std::set<int64_t>& numbers, int keep_last, int64_t keep_every);
 
-/// Creates the folder if it is missing and locks it for this process, until the result is closed. Writes `owner` into
-/// its lock file. Throws UsageError, which names the owner, if another process holds the lock.
-FileDescriptor lock_folder(const std::string& folder, const std::string& owner);
+/// Eight hexadecimal digits.
+std::string random_digits();
+
+/// Creates the folder if it is missing and locks it for this process, until the result is closed. Writes a description
+/// of this process, with random digits, into its lock file. Throws UsageError, which names the owner, if another
+/// process holds the lock.
+FileDescriptor lock_folder(const std::string& folder);
 /// Returns what the process that holds the lock has written; empty if there is no lock file.
 std::string read_owner(const std::string& folder);
 
