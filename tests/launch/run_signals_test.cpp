@@ -62,14 +62,14 @@ TEST(RunSignals, StopsAtOnceAtTheSecondCtrlC) {
 TEST(RunSignals, KillsAfterTheGraceTimeWhatDoesNotStop) {
   RankProcess launcher(run_command({"-n", "2", "--grace", "0.2", LAUNCHED, "stubborn"}), clean_environment());
   started(launcher, 2).signal(SIGTERM);
-  EXPECT_EQ(launcher.wait(5s), 6);
+  EXPECT_EQ(launcher.wait(40s), 6);
 }
 
 TEST(RunSignals, DoesNotRestartWhenToldToStopBetweenAttempts) {
   RankProcess launcher(run_command({"--max-restarts", "3", "--restart-delay", "60", "false"}), clean_environment());
   launcher.expect_line("lockstep run: rank 0");
   launcher.signal(SIGTERM);
-  EXPECT_EQ(launcher.wait(5s), 6);
+  EXPECT_EQ(launcher.wait(40s), 6);
 }
 
 TEST(RunSignals, HearsThemWhileNobodyReadsItsOutput) {
@@ -171,7 +171,7 @@ TEST(RunSignals, EndsItWhileItStartsWorkers) {
     ASSERT_TRUE(eventually([&] { return processes_with("LOCKSTEP_TEST_FAMILY=" + mark).size() > 2; }));
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 50));  // not a wait: another moment each time
     launcher.signal(SIGINT);
-    EXPECT_EQ(launcher.wait(10s), 6) << launcher.output();
+    EXPECT_EQ(launcher.wait(40s), 6) << launcher.output();
     EXPECT_TRUE(processes_with("LOCKSTEP_TEST_FAMILY=" + mark).empty());
   }
 }
@@ -256,7 +256,7 @@ TEST(RunOrphans, CtrlCEndsAJobWhoseWardenIsStopped) {
     ASSERT_TRUE(send_signal(warden, SIGSTOP));
     ASSERT_TRUE(eventually([&] { return is_stopped(std::to_string(warden)); }));
     for (int i = 0; i < times; ++i) family.launcher().signal(SIGINT);
-    EXPECT_EQ(family.launcher().wait(5s), 6) << family.launcher().output();
+    EXPECT_EQ(family.launcher().wait(40s), 6) << family.launcher().output();
     expect_all_gone(family, "a stopped warden's job");
   }
 }
