@@ -39,12 +39,15 @@ struct CheckpointDirectoryOptions {
   /// number of ranks can load them. `lockstep checkpoint convert` merges the shards into one file for Python.
   bool sharded = false;
   OnSaveError on_error = OnSaveError::kWarn;
+  /// A checkpoint without an entry for a part of the state is an error. Otherwise the part keeps its value, with a
+  /// warning that names it: for a state that has got new parts.
+  bool strict = true;
 };
 
 /// A folder of checkpoints of one training run:
 ///
-///     lockstep::CheckpointDirectory checkpoints(world, "runs/a", {.keep_last = 3, .best = "accuracy", .unit =
-///     "epoch"}); for (int64_t epoch = checkpoints.resume(state); epoch < epochs; ++epoch) {
+///     lockstep::CheckpointDirectory checkpoints(world, "runs/a", {.best = "accuracy", .unit = "epoch"});
+///     for (int64_t epoch = checkpoints.resume(state); epoch < epochs; ++epoch) {
 ///       train(epoch);
 ///       checkpoints.save(epoch, state, {{"accuracy", evaluate()}});
 ///     }
@@ -55,7 +58,7 @@ struct CheckpointDirectoryOptions {
 /// and lists the shards' files and their SHA-256.
 ///
 /// All ranks must see the same folder. Rank 0 creates it and locks it: a second job that uses it at the same time is
-/// refused. All methods but the destructor are collective. Not thread-safe. After a PeerError the state may be
+/// refused. Methods are collective unless they say otherwise. Not thread-safe. After a PeerError the state may be
 /// inconsistent: save() throws then, because the group is broken.
 class LOCKSTEP_EXPORT CheckpointDirectory {
  public:
@@ -70,9 +73,9 @@ class LOCKSTEP_EXPORT CheckpointDirectory {
 
   /// Saves the state after step or epoch `number`. `metrics` are those of rank 0. Returns when the checkpoint is on
   /// disk or, if asynchronous, when the state is copied; then first waits for the previous save. Afterwards removes
-  /// checkpoints that are not to be kept. Returns false on all ranks if writing, or the previous asynchronous writing,
-  /// failed and on_error is kWarn: earlier checkpoints are intact then. Throws UsageError on all ranks if a part of the
-  /// state cannot be saved or has the name of another entry.
+  /// checkpoints that are not to be kept: never this one, nor those with a higher number. Returns false on all ranks if
+  /// writing, or the previous asynchronous writing, failed and on_error is kWarn: earlier checkpoints are intact then.
+  /// Throws UsageError on all ranks if a part of the state cannot be saved or has the name of another entry.
   bool save(int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics = {});
 
   /// Waits for an asynchronous save. Returns and throws as save() does.
@@ -84,8 +87,11 @@ class LOCKSTEP_EXPORT CheckpointDirectory {
   /// throws an error that names it on all ranks; the state may have changed partially then.
   int64_t resume(const TrainingState& state);
 
-  /// Loads the checkpoint with the best metric (best.pt) into the state, for example to evaluate it. Throws
-  /// CheckpointError if there is none.
+  /// Loads the checkpoint of this number into the state, and returns as resume() does. Throws CheckpointError on all
+  /// ranks if it is missing or damaged.
+  int64_t load(int64_t number, const TrainingState& state);
+
+  /// The same for the checkpoint with the best metric (best.pt), for example to evaluate it.
   int64_t load_best(const TrainingState& state);
 
   /// Returns the file of a number. Not collective.

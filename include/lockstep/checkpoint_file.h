@@ -52,7 +52,8 @@ struct LoadOptions {
 /// Not collective. Throws UsageError if Python could not load the value, SystemError if the file cannot be written;
 /// a file that had the name is intact then.
 ///
-/// Returns the SHA-256 of the file's contents, as in the file's manifest.
+/// Returns the SHA-256 that the file's manifest has of the file. It covers every byte, but by way of the SHA-256s of
+/// the records (docs/checkpoints.md), so that `sha256sum` prints another one.
 LOCKSTEP_EXPORT std::string save_checkpoint(const std::string& path, const Value& value);
 
 /// Loads a file of save_checkpoint(), of Python's torch.save, of LibTorch's torch::save or OutputArchive, of
@@ -63,6 +64,16 @@ LOCKSTEP_EXPORT std::string save_checkpoint(const std::string& path, const Value
 /// Not collective. Throws CheckpointError, which names the file and the record, if the file is missing, damaged or of
 /// another format; SystemError if it cannot be read.
 LOCKSTEP_EXPORT Value load_checkpoint(const std::string& path, const LoadOptions& options = {});
+
+/// A file that has a part of a checkpoint, in the same folder.
+struct ShardFile {
+  std::string file;
+  std::string sha256;  // as save_checkpoint() has returned it
+};
+
+/// Returns the shards that a checkpoint of a CheckpointDirectory lists; none if it has none. Throws CheckpointError if
+/// the list is invalid.
+LOCKSTEP_EXPORT std::vector<ShardFile> shards_of(const Value& checkpoint);
 
 /// Loads a checkpoint that a CheckpointDirectory has written with shards as if it had none: reads the shards' files,
 /// which are in the same folder, and merges them. Loads other files as load_checkpoint() does.
@@ -80,7 +91,7 @@ LOCKSTEP_EXPORT std::string describe(const Damage& damage);
 
 struct Verification {
   bool has_manifest = false;  // written by lockstep: every byte of the file is covered
-  std::string sha256{};       // of the file; empty without a manifest
+  std::string sha256{};       // as save_checkpoint() has returned it; empty without a manifest
   uint64_t bytes = 0;
   size_t records = 0;
   std::vector<Damage> damage{};  // empty if the file is intact

@@ -41,7 +41,7 @@ class LOCKSTEP_EXPORT PreemptionGuard {
  public:
   static constexpr int kExitCode = 6;  // LaunchExit::kPreempted
 
-  /// Collective. Throws UsageError for an invalid option, SystemError if a signal cannot be handled.
+  /// Collective. Throws UsageError for an invalid option, such as a signal that cannot be handled.
   explicit PreemptionGuard(ProcessGroup group, PreemptionGuardOptions options = {});
   ~PreemptionGuard();
   PreemptionGuard(const PreemptionGuard&) = delete;

@@ -100,11 +100,15 @@ class LOCKSTEP_EXPORT Value {
   size_t size() const;
   /// Returns the value with this key in a dict or object; null if there is none. Linear in the number of items.
   const Value* find(const Value& key) const;
+  Value* find(const Value& key);
   bool contains(const Value& key) const { return find(key) != nullptr; }
   /// The same, but throws UsageError, which lists the keys, if there is none.
   const Value& at(const Value& key) const;
+  Value& at(const Value& key);
   /// Sets or replaces an item of a dict.
   void set(const Value& key, Value value);
+  /// Removes an item of a dict or object. Returns whether there was one.
+  bool erase(const Value& key);
 
   /// Compares contents. Tensors are equal if dtype, sizes and all bits are equal.
   friend LOCKSTEP_EXPORT bool operator==(const Value& a, const Value& b);

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <string>
+#include <vector>
 
 #include <ATen/core/ivalue.h>
 
@@ -24,9 +25,14 @@ inline bool breaks_group(const std::exception_ptr& error) {
 /// Collective.
 inline void agree(const ProcessGroup& group, const std::exception_ptr& error) {
   if (error && breaks_group(error)) std::rethrow_exception(error);
-  const auto all = group.all_gather_object(c10::ivalue::Tuple::create(
-      {c10::IValue(static_cast<int64_t>(error ? kind_of(error) : ErrorKind::kError)),
-       c10::IValue(error ? message_of(error) : std::string()), c10::IValue(error != nullptr)}));
+  std::vector<c10::IValue> all;
+  try {
+    all = group.all_gather_object(c10::ivalue::Tuple::create(
+        {c10::IValue(static_cast<int64_t>(error ? kind_of(error) : ErrorKind::kError)),
+         c10::IValue(error ? message_of(error) : std::string()), c10::IValue(error != nullptr)}));
+  } catch (const Error&) {
+    if (!error) throw;  // otherwise this rank's own error says more
+  }
   if (error) std::rethrow_exception(error);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto& parts = all[rank].toTupleRef().elements();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
@@ -28,7 +30,6 @@ constexpr const char* kManifest = "lockstep/manifest.json";
 constexpr std::string_view kDigestKey = "\"file_sha256\":\"";
 constexpr std::string_view kManifestEnd = "\"}\n";
 constexpr int kFormat = 1;
-constexpr size_t kChunk = 1 << 20;  // fits into the processor's cache, so that each pass but the first is cheap
 constexpr uint64_t kLargestPickle = uint64_t{1} << 32;
 
 template <class... Parts>
@@ -50,36 +51,26 @@ void for_each_tensor(const Value& value, const std::string& path, const Visit& v
       for_each_tensor(item, inside(key.is(Kind::kString) ? key.as_string() : key.to_string()), visit);
 }
 
-struct RecordDigest {
-  std::string sha256;
-  uint32_t crc = 0;
-};
-
-/// Writes bytes at a position and returns their digests.
-RecordDigest write_hashed(ByteSink& sink, uint64_t offset, const char* bytes, size_t size) {
-  Sha256 sha;
-  RecordDigest digest;
-  for (size_t done = 0; done < size; done += kChunk) {
-    const size_t part = std::min(kChunk, size - done);
-    sha.add(bytes + done, part);
-    digest.crc = crc32_of(digest.crc, bytes + done, part);
-    sink.write_at(offset + done, bytes + done, part);
-  }
-  digest.sha256 = sha.finish();
-  return digest;
+/// Calls visit(record, chunk) for all chunks of all records, on several threads.
+template <class Visit>
+void for_each_chunk(const std::vector<RecordDigest>& digests, const Visit& visit) {
+  std::vector<std::pair<size_t, size_t>> chunks;
+  for (size_t record = 0; record < digests.size(); ++record)
+    for (size_t chunk = 0; chunk < digests[record].chunk_count(); ++chunk) chunks.emplace_back(record, chunk);
+  for_each_in_parallel(chunks.size(), file_threads(), [&](size_t i) { visit(chunks[i].first, chunks[i].second); });
 }
 
 /// The manifest up to the digest of the file.
-std::string manifest_text(const std::vector<ZipRecord>& records, const std::vector<RecordDigest>& digests) {
+std::string manifest_text(const std::vector<ZipRecord>& records, const std::vector<std::string>& sha256s) {
   ordered_json manifest;
   manifest["format"] = kFormat;
   manifest["lockstep"] = LOCKSTEP_VERSION_STRING;
   auto& list = manifest["records"] = ordered_json::array();
-  for (size_t i = 0; i < digests.size(); ++i)
+  for (size_t i = 0; i < sha256s.size(); ++i)
     list.push_back({{"name", records[i].name.substr(std::strlen(kRoot))},
                     {"offset", records[i].offset},
                     {"size", records[i].size},
-                    {"sha256", digests[i].sha256}});
+                    {"sha256", sha256s[i]}});
   auto written = manifest.dump();
   written.pop_back();  // the closing brace
   return text(written, ",", kDigestKey);
@@ -108,27 +99,36 @@ std::string write_archive(ByteSink& sink, const Value& value) {
   records.push_back({.name = text(kRoot, kManifest)});
   lay_out_zip(records);
   // The sizes of the manifest do not depend on the digests in it.
-  std::vector<RecordDigest> digests(contents.size(), {std::string(kSha256Digits, '0')});
+  std::vector<std::string> sha256s(contents.size(), std::string(kSha256Digits, '0'));
   auto& manifest = records.back();
-  manifest.size = manifest_text(records, digests).size() + kSha256Digits + kManifestEnd.size();
+  manifest.size = manifest_text(records, sha256s).size() + kSha256Digits + kManifestEnd.size();
   const uint64_t begin = lay_out_zip(records);
   sink.reserve(begin + zip_directory(records, begin).size());
 
-  for_each_in_parallel(contents.size(), file_threads(), [&](size_t i) {
-    digests[i] = write_hashed(sink, records[i].offset, contents[i].data(), contents[i].size());
+  std::vector<RecordDigest> digests;
+  for (const auto& content : contents)
+    digests.emplace_back(content.size(), RecordDigest::Kinds{.sha256 = true, .crc = true});
+  for_each_chunk(digests, [&](size_t i, size_t chunk) {
+    const size_t begin_of_chunk = chunk * RecordDigest::kChunk;
+    const char* bytes = contents[i].data() + begin_of_chunk;
+    digests[i].add_chunk(chunk, bytes);
+    sink.write_at(records[i].offset + begin_of_chunk, bytes, digests[i].chunk_size(chunk));
   });
+  for (size_t i = 0; i < digests.size(); ++i) {
+    sha256s[i] = digests[i].sha256();
+    records[i].crc = digests[i].crc();
+  }
 
   // With a manifest CRC of zero, as the digest of the file wants it.
   Sha256 sha;
-  auto listed = manifest_text(records, digests);
-  for (size_t i = 0; i < digests.size(); ++i) records[i].crc = digests[i].crc;
+  auto listed = manifest_text(records, sha256s);
   for (const auto& record : records) sha.add(zip_header(record));
   sha.add(zip_directory(records, begin));
   sha.add(listed);
-  const auto file_digest = sha.finish();
+  const auto file_digest = hexadecimal(sha.finish());
   listed += file_digest;
   listed += kManifestEnd;
-  manifest.crc = crc32_of(0, listed.data(), listed.size());
+  manifest.crc = crc32_of(listed);
   sink.write_at(manifest.offset, listed.data(), listed.size());
   for (const auto& record : records) {
     const auto header = zip_header(record);
@@ -188,8 +188,7 @@ void ArchiveReader::check_manifest(const ZipRecord& manifest, const std::string&
   const auto listed = std::string_view(content).substr(0, content.size() - tail);
   file_sha256_ = content.substr(listed.size(), kSha256Digits);
   if (!listed.ends_with(kDigestKey)) refuse_archive("the manifest has no digest of the file");
-  if (crc32_of(0, content.data(), content.size()) != manifest.crc)
-    refuse_archive("the checksum of the manifest differs");
+  if (crc32_of(content) != manifest.crc) refuse_archive("the checksum of the manifest differs");
   if (digest_outside(manifest, listed) != file_sha256_)
     refuse_archive("the headers or the manifest differ from their SHA-256");
   const auto parsed = json::parse(content);
@@ -218,7 +217,7 @@ std::string ArchiveReader::digest_outside(const ZipRecord& manifest, std::string
   uint64_t next = 0;
   const auto add_up_to = [&](uint64_t end) {
     while (next < end) {
-      const auto size = static_cast<size_t>(std::min<uint64_t>(kChunk, end - next));
+      const auto size = static_cast<size_t>(std::min<uint64_t>(RecordDigest::kChunk, end - next));
       auto bytes = source_.read(next, size);
       for (uint64_t zero : zeros)
         for (uint64_t at = zero; at < zero + sizeof(uint32_t); ++at)
@@ -233,43 +232,46 @@ std::string ArchiveReader::digest_outside(const ZipRecord& manifest, std::string
   }
   add_up_to(source_.size());
   sha.add(listed);
-  return sha.finish();
+  return hexadecimal(sha.finish());
 }
 
 // --- records
 
-std::string ArchiveReader::read_record(const Read& read, bool verify) const {
-  const auto& record = *read.record;
-  const auto expected = sha256_of_.find(short_name(record));
-  const bool by_sha = verify && expected != sha256_of_.end();
-  const bool by_crc = verify && !by_sha && !record.is_compressed;
-  std::optional<Sha256> sha;
-  if (by_sha) sha.emplace();
-  uint32_t crc = 0;
-  std::string buffer;
-  for (uint64_t done = 0; done < record.size; done += kChunk) {
-    const auto size = static_cast<size_t>(std::min<uint64_t>(kChunk, record.size - done));
-    char* to = static_cast<char*>(read.to) + done;
-    if (!read.to) {
-      buffer.resize(size);
-      to = buffer.data();
-    }
-    source_.read(record.offset + done, to, size);
-    if (by_sha) sha->add(to, size);
-    if (by_crc) crc = crc32_of(crc, to, size);
+std::vector<std::string> ArchiveReader::read_records(const std::vector<Read>& reads, bool verify) const {
+  std::vector<RecordDigest> digests;
+  for (const auto& [record, to] : reads) {
+    const bool is_listed = sha256_of_.contains(short_name(*record));
+    digests.emplace_back(record->size, RecordDigest::Kinds{.sha256 = verify && is_listed,
+                                                           .crc = verify && !is_listed && !record->is_compressed});
   }
-  if (by_sha && sha->finish() != expected->second) return "differs from its SHA-256";
-  if (by_crc && crc != record.crc) return "differs from its CRC-32";
-  return "";
+  for_each_chunk(digests, [&](size_t i, size_t chunk) {
+    const size_t begin = chunk * RecordDigest::kChunk, size = digests[i].chunk_size(chunk);
+    std::unique_ptr<char[]> buffer;
+    char* to = static_cast<char*>(reads[i].to) + begin;
+    if (!reads[i].to) {
+      buffer.reset(new char[size]);
+      to = buffer.get();
+    }
+    source_.read(reads[i].record->offset + begin, to, size);
+    digests[i].add_chunk(chunk, to);
+  });
+  std::vector<std::string> wrong(reads.size());
+  for (size_t i = 0; verify && i < reads.size(); ++i) {
+    const auto& record = *reads[i].record;
+    const auto expected = sha256_of_.find(short_name(record));
+    if (expected != sha256_of_.end())
+      wrong[i] = digests[i].sha256() == expected->second ? "" : "differs from its SHA-256";
+    else if (!record.is_compressed)
+      wrong[i] = digests[i].crc() == record.crc ? "" : "differs from its CRC-32";
+  }
+  return wrong;
 }
 
-void ArchiveReader::read_all(std::vector<Read> reads, bool verify) const {
-  std::stable_sort(reads.begin(), reads.end(),
-                   [](const Read& a, const Read& b) { return a.record->size > b.record->size; });
-  for_each_in_parallel(reads.size(), file_threads(), [&](size_t i) {
-    if (const auto wrong = read_record(reads[i], verify); !wrong.empty())
-      refuse_archive("record '", short_name(*reads[i].record), "' ", wrong, ": the file is damaged");
-  });
+void ArchiveReader::read_all(const std::vector<Read>& reads, bool verify) const {
+  const auto wrong = read_records(reads, verify);
+  for (size_t i = 0; i < reads.size(); ++i)
+    if (!wrong[i].empty())
+      refuse_archive("record '", short_name(*reads[i].record), "' ", wrong[i], ": the file is damaged");
 }
 
 Value ArchiveReader::load(const LoadOptions& options) const {
@@ -295,7 +297,7 @@ Value ArchiveReader::load(const LoadOptions& options) const {
   if (options.verify)
     for (const auto& other : records_)
       if (!is_read.count(&other)) reads.push_back({&other, nullptr});
-  read_all(std::move(reads), options.verify);
+  read_all(reads, options.verify);
   return reader.value([&](const StorageClaim& claim) {
     const auto device = options.map_location(claim.device);
     return device.is_cpu() ? storages[claim.key] : storages[claim.key].to(device);
@@ -305,10 +307,9 @@ Value ArchiveReader::load(const LoadOptions& options) const {
 std::vector<Damage> ArchiveReader::verify() const {
   std::vector<Damage> damage;
   if (!structure_damage_.empty()) damage.push_back({"", structure_damage_});
-  std::vector<std::string> wrong(records_.size());
-  for_each_in_parallel(records_.size(), file_threads(), [&](size_t i) {
-    wrong[i] = read_record({&records_[i], nullptr}, true);
-  });
+  std::vector<Read> reads;
+  for (const auto& record : records_) reads.push_back({&record, nullptr});
+  const auto wrong = read_records(reads, /*verify=*/true);
   for (size_t i = 0; i < records_.size(); ++i)
     if (!wrong[i].empty()) damage.push_back({short_name(records_[i]), wrong[i]});
   if (!damage.empty()) name_tensors(damage);

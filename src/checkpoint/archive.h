@@ -21,10 +21,11 @@
 //   archive/version                  "3"
 //   archive/lockstep/manifest.json   checksums; Python ignores it
 //
-// The manifest lists name, offset, size and SHA-256 of every other record, and ends with a SHA-256 of the file. That
-// one covers the manifest up to it and all bytes outside of records (headers, padding, directory). So each byte is
-// hashed once and every change of a byte is found. Two fields are exempt, because they depend on it: the CRC-32 of the
-// manifest itself, in its header and in the directory. They count as zeros, and are compared with the manifest.
+// The manifest lists name, offset, size and SHA-256 (see RecordDigest) of every other record, and ends with a SHA-256
+// of the file. That one covers the manifest up to it and all bytes outside of records (headers, padding, directory). So
+// each byte is hashed once and every change of a byte is found. Two fields are exempt, because they depend on it: the
+// CRC-32 of the manifest itself, in its header and in the directory. They count as zeros, and are compared with the
+// manifest.
 
 namespace lockstep::detail {
 
@@ -54,9 +55,10 @@ class ArchiveReader {
   void read_manifest();
   void check_manifest(const ZipRecord& manifest, const std::string& text);
   std::string digest_outside(const ZipRecord& manifest, std::string_view listed) const;
-  /// Returns what is wrong with a record; empty if nothing is.
-  std::string read_record(const Read& read, bool verify) const;
-  void read_all(std::vector<Read> reads, bool verify) const;
+  /// Returns what is wrong with each record; empty if nothing is.
+  std::vector<std::string> read_records(const std::vector<Read>& reads, bool verify) const;
+  /// Throws CheckpointError if anything is wrong with one.
+  void read_all(const std::vector<Read>& reads, bool verify) const;
   Value load_without_data(std::map<const void*, std::string>& record_of_storage) const;
   void name_tensors(std::vector<Damage>& damage) const;
 

@@ -10,6 +10,7 @@
 #include <lockstep/checkpoint_directory.h>
 
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -23,16 +24,15 @@
 #include "base/text.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/archive.h"
+#include "checkpoint/checkpoint_loader.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/pickle.h"
 #include "checkpoint/shards.h"
 #include "checkpoint/snapshot.h"
 
 namespace lockstep {
 namespace {
 
-constexpr const char* kMetrics = "metrics";
-constexpr const char* kWorldSize = "world_size";
-constexpr const char* kVersion = "lockstep";
 // Writing may take long on a slow disk. A rank that dies is noticed at once, whatever the time limit.
 constexpr auto kWriteLimit = std::chrono::hours(24);
 
@@ -56,7 +56,7 @@ class CheckpointDirectory::Impl {
   bool save(int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics);
   bool finish();
   int64_t resume(const TrainingState& state);
-  int64_t load_best(const TrainingState& state);
+  int64_t load(const std::string& file, const TrainingState& state, const char* remedy);
   std::string in_folder(const std::string& name) const { return text(folder_, "/", name); }
   std::string name(int64_t number) const { return detail::checkpoint_name(options_.unit, number); }
   detail::FolderContents contents() const { return detail::read_folder(folder_, options_.unit); }
@@ -80,24 +80,22 @@ class CheckpointDirectory::Impl {
   std::string write(Request& request);
   void publish(Request& request, const std::vector<c10::IValue>& shards);
   void keep_best(const Request& request);
-  void prune() const;
+  void prune(int64_t saved) const;
+  void warn_about_later(int64_t saved);
   void remove_unused_shards(const detail::FolderContents& found) const;
-  std::set<std::string> referenced_shards(const std::set<int64_t>& numbers) const;
-
-  std::optional<Value> find_intact(std::vector<std::string> names) const;
-  std::optional<Value> read_first_intact(std::vector<std::string>& names, std::string& chosen, int& damaged) const;
-  std::string verify_shards(const std::vector<detail::ShardFile>& shards) const;
-  void apply(const Value& checkpoint, const TrainingState& state) const;
-  void apply_part(const detail::StatePart& part, const Value& checkpoint) const;
 
   // Constant after construction.
   const ProcessGroup group_;
   const std::string folder_;
   const CheckpointDirectoryOptions options_;
   const ProcessGroup writers_;  // only write() uses it
-  FileDescriptor lock_;         // of rank 0
+  const detail::CheckpointLoader loader_;
+  FileDescriptor lock_;  // of rank 0
 
-  std::optional<double> best_;  // of rank 0; while writer_ runs, only it uses best_
+  // Of rank 0. While writer_ runs, only it uses them.
+  std::optional<double> best_;
+  bool has_warned_about_later_ = false;
+
   detail::Snapshot checkpoint_memory_, shard_memory_;
   std::thread writer_;
   // Written by writer_, read after it has been joined.
@@ -111,9 +109,10 @@ CheckpointDirectory::Impl::Impl(ProcessGroup group, std::string folder, Checkpoi
     : group_(std::move(group)),
       folder_(std::move(folder)),
       options_(std::move(options)),
-      writers_(group_.new_group(all_ranks(group_), {.timeout = kWriteLimit})) {
-  check_options();
+      writers_(group_.new_group(all_ranks(group_), {.timeout = kWriteLimit})),
+      loader_(group_, folder_, options_.unit, options_.strict) {
   detail::run_and_agree(group_, [&] {
+    check_options();
     if (is_first()) prepare_folder();
   });
   const auto owner = group_.broadcast_object(is_first() ? detail::read_owner(folder_) : std::string(), 0).toStringRef();
@@ -146,7 +145,7 @@ void CheckpointDirectory::Impl::prepare_folder() {
 void CheckpointDirectory::Impl::read_best() {
   try {
     const auto best = load_checkpoint(in_folder(detail::kBestFile), {.map_location = c10::kMeta});
-    if (const auto* metric = best.at(kMetrics).find(options_.best)) best_ = metric->as_double();
+    if (const auto* metric = best.at(detail::kMetrics).find(options_.best)) best_ = metric->as_double();
   } catch (const Error& error) {
     log_warning(text("the metric of the best checkpoint is unknown: ", error.what()));
   }
@@ -168,13 +167,20 @@ bool CheckpointDirectory::Impl::save(int64_t number, const TrainingState& state,
     request.checkpoint = checkpoint_memory_.take(request.checkpoint);
     request.shard = shard_memory_.take(request.shard);
   });
-  writer_ = start_thread("saving a checkpoint", [this, request = std::move(request)]() mutable {
+  const auto shared = std::make_shared<Request>(std::move(request));
+  const auto write_all = [this, shared] {
     try {
-      failure_ = write(request);
+      failure_ = write(*shared);
     } catch (...) {
       error_ = std::current_exception();
     }
-  });
+  };
+  try {
+    writer_ = start_thread("saving a checkpoint", write_all);
+  } catch (const SystemError& error) {  // the other ranks wait for this one
+    log_warning(text(error.what(), "; this rank writes its part of the checkpoint at once"));
+    write_all();
+  }
   return previous;
 }
 
@@ -193,32 +199,26 @@ CheckpointDirectory::Impl::Request CheckpointDirectory::Impl::collect(
     int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics) const {
   Request request{
       .number = number, .checkpoint = Value::dict(), .shard = Value::dict(), .digits = {}, .metrics = metrics};
-  auto mine = Value::dict();
-  detail::run_and_agree(group_, [&] {
-    auto values = Value::dict();
-    for (const auto& [name, metric] : metrics) values.set(name, metric);
-    if (is_first()) {
-      request.checkpoint = Value::dict({{kVersion, LOCKSTEP_VERSION_STRING},
-                                        {options_.unit, number},
-                                        {kMetrics, std::move(values)},
-                                        {kWorldSize, group_.size()}});
-    }
-    for (const auto& part : state.parts()) {
-      if (part.name == kVersion || part.name == kMetrics || part.name == kWorldSize || part.name == detail::kShards)
-        throw UsageError(text("TrainingState: the name '", part.name, "' is used by CheckpointDirectory; rename it"));
-      if (part.name == options_.unit)
-        throw UsageError(text("TrainingState: '", part.name, "' is the number that save() is called with and resume() ",
-                              "returns; leave it out, rename it, or choose another unit for the directory"));
-      if (options_.sharded && part.save_shard) {
-        request.shard.set(part.name, part.save_shard());
-      } else if (part.is_per_rank) {
-        mine.set(part.name, part.save(group_));
-      } else {
-        auto value = part.save(group_);
-        if (is_first()) request.checkpoint.set(part.name, std::move(value));
-      }
-    }
-  });
+  auto mine = Value::dict(), values = Value::dict();
+  detail::check_same_parts(group_, state, options_.unit);
+  for (const auto& [name, metric] : metrics) values.set(name, metric);
+  if (is_first())
+    request.checkpoint = Value::dict({{detail::kVersion, LOCKSTEP_VERSION_STRING},
+                                      {options_.unit, number},
+                                      {detail::kMetrics, std::move(values)},
+                                      {detail::kWorldSize, group_.size()}});
+  for (const auto& part : state.parts()) {
+    const bool is_sharded = options_.sharded && part.save_shard;
+    // Saving a part may be collective, so the ranks agree after each that all of them continue.
+    detail::run_and_agree(group_, [&] {
+      detail::about_part("saving", part.name, [&] {
+        auto value = is_sharded ? part.save_shard() : part.save(group_);
+        if (!is_sharded && !part.is_per_rank && !is_first()) return;
+        detail::check_can_be_saved(value);
+        (is_sharded ? request.shard : part.is_per_rank ? mine : request.checkpoint).set(part.name, std::move(value));
+      });
+    });
+  }
   if (mine.size() > 0) gather_per_rank(mine, request.checkpoint);
   if (request.shard.size() > 0)
     request.digits = group_.broadcast_object(is_first() ? detail::random_digits() : std::string(), 0).toStringRef();
@@ -230,14 +230,15 @@ void CheckpointDirectory::Impl::gather_per_rank(const Value& mine, Value& checkp
   detail::MemorySink bytes;
   detail::run_and_agree(group_, [&] { detail::write_archive(bytes, mine); });
   const auto all = group_.gather_object(bytes.take(), 0);
-  if (!is_first()) return;
-  for (const auto& [name, value] : mine.items()) checkpoint.set(name, Value::list());
-  for (const auto& one : all) {
-    const detail::MemorySource source(one.toStringRef());
-    const auto values = detail::ArchiveReader(source).load({});
-    for (const auto& [name, value] : values.items())
-      const_cast<Value*>(checkpoint.find(name))->elements().push_back(value);
-  }
+  detail::run_and_agree(group_, [&] {
+    if (!is_first()) return;
+    for (const auto& [name, value] : mine.items()) checkpoint.set(name, Value::list());
+    for (const auto& one : all) {
+      const detail::MemorySource source(one.toStringRef());
+      const auto values = detail::ArchiveReader(source).load({});
+      for (const auto& [name, value] : values.items()) checkpoint.at(name).elements().push_back(value);
+    }
+  });
 }
 
 /// Writes a checkpoint. Returns, on all ranks, why it failed; empty if it did not. Collective over writers_.
@@ -268,7 +269,7 @@ std::string CheckpointDirectory::Impl::write(Request& request) {
 
 /// Writes the file of rank 0, which makes the checkpoint visible.
 void CheckpointDirectory::Impl::publish(Request& request, const std::vector<c10::IValue>& shards) {
-  std::vector<detail::ShardFile> files;
+  std::vector<ShardFile> files;
   for (size_t rank = 0; rank < shards.size(); ++rank) {
     const auto& parts = shards[rank].toTupleRef().elements();
     if (const auto& error = parts[0].toStringRef(); !error.empty())
@@ -279,8 +280,9 @@ void CheckpointDirectory::Impl::publish(Request& request, const std::vector<c10:
   save_checkpoint(in_folder(name(request.number)), request.checkpoint);
   try {
     keep_best(request);
-    prune();
-  } catch (const Error& error) {
+    prune(request.number);
+    warn_about_later(request.number);
+  } catch (const std::exception& error) {
     log_warning(text("checkpoint ", name(request.number), " is saved, but: ", error.what()));
   }
 }
@@ -297,36 +299,41 @@ void CheckpointDirectory::Impl::keep_best(const Request& request) {
 
 /// Removes checkpoints that are not to be kept, each before its shards: a checkpoint without its shards would be taken
 /// for a damaged one.
-void CheckpointDirectory::Impl::prune() const {
+void CheckpointDirectory::Impl::prune(int64_t saved) const {
   auto found = contents();
-  for (int64_t number : detail::plan_removals(found.numbers, options_.keep_last, options_.keep_every)) {
+  for (int64_t number : detail::plan_removals(found.numbers, saved, options_.keep_last, options_.keep_every)) {
     detail::remove_file(in_folder(name(number)));
     found.numbers.erase(number);
   }
   remove_unused_shards(found);
 }
 
-void CheckpointDirectory::Impl::remove_unused_shards(const detail::FolderContents& found) const {
-  if (found.shards.empty()) return;
-  const auto used = referenced_shards(found.numbers);
-  for (const auto& file : found.shards)
-    if (!used.count(file)) detail::remove_file(in_folder(file));
+/// Tells the user, once, about checkpoints that resume() would prefer to this one.
+void CheckpointDirectory::Impl::warn_about_later(int64_t saved) {
+  const auto found = contents().numbers;
+  if (has_warned_about_later_ || found.empty() || *found.rbegin() <= saved) return;
+  has_warned_about_later_ = true;
+  log_warning(text("checkpoint ", name(saved), " is saved, but resume() loads ", name(*found.rbegin()),
+                   " first; if that is of an earlier run, remove it, or use another folder"));
 }
 
-/// Returns the shards of these checkpoints and of the best one.
-std::set<std::string> CheckpointDirectory::Impl::referenced_shards(const std::set<int64_t>& numbers) const {
-  std::set<std::string> files;
-  std::vector<std::string> names{detail::kBestFile};
-  for (int64_t number : numbers) names.push_back(name(number));
+/// Removes shards that no checkpoint lists. Removes none if a checkpoint cannot be read: the shards may be its own.
+void CheckpointDirectory::Impl::remove_unused_shards(const detail::FolderContents& found) const {
+  if (found.shards.empty()) return;
+  std::vector<std::string> names;
+  if (found.has_best) names.push_back(detail::kBestFile);
+  for (int64_t number : found.numbers) names.push_back(name(number));
+  std::set<std::string> used;
   for (const auto& file : names) {
     try {
-      for (const auto& shard : detail::shards_of(load_checkpoint(in_folder(file), {.map_location = c10::kMeta})))
-        files.insert(shard.file);
+      for (const auto& shard : shards_of(load_checkpoint(in_folder(file), {.map_location = c10::kMeta})))
+        used.insert(shard.file);
     } catch (const Error&) {
-      // Damaged or missing: resume() says so.
+      return;  // resume() tells the user
     }
   }
-  return files;
+  for (const auto& file : found.shards)
+    if (!used.count(file)) detail::remove_file(in_folder(file));
 }
 
 // --- loading
@@ -338,110 +345,26 @@ int64_t CheckpointDirectory::Impl::resume(const TrainingState& state) {
     if (!is_first()) return;
     for (int64_t number : contents().numbers) names.push_back(name(number));
   });
-  const auto checkpoint = find_intact(std::move(names));
-  if (!checkpoint) return 0;
-  apply(*checkpoint, state);
-  return checkpoint->at(options_.unit).as_int() + 1;
-}
-
-int64_t CheckpointDirectory::Impl::load_best(const TrainingState& state) {
-  finish();
-  const auto checkpoint = find_intact({detail::kBestFile});
-  apply(checkpoint.value(), state);
-  return checkpoint->at(options_.unit).as_int() + 1;
-}
-
-/// Returns, on all ranks, the last of the named checkpoints that is intact. `names` is used on rank 0. Returns none if
-/// there are no names; throws CheckpointError if none is intact. Collective.
-std::optional<Value> CheckpointDirectory::Impl::find_intact(std::vector<std::string> names) const {
   int damaged = 0;
-  for (;;) {
-    std::string chosen;
-    std::optional<Value> checkpoint;
-    detail::run_and_agree(group_, [&] {
-      if (is_first()) checkpoint = read_first_intact(names, chosen, damaged);
-    });
-    chosen = group_.broadcast_object(chosen, 0).toStringRef();
-    damaged = group_.broadcast(damaged, 0);
-    if (chosen.empty() && damaged == 0) return std::nullopt;
-    if (chosen.empty())
-      throw CheckpointError(group_.rank(),
-                            text("no checkpoint in ", folder_, " is intact (", damaged,
-                                 " damaged, see the warnings of rank 0); remove them to start from the beginning"));
-    // Rank 0 has compared the file with its checksums.
-    detail::run_and_agree(group_, [&] {
-      if (!is_first()) checkpoint = load_checkpoint(in_folder(chosen), {.verify = false});
-    });
-    const auto wrong = verify_shards(detail::shards_of(*checkpoint));
-    if (wrong.empty()) return checkpoint;
-    ++damaged;
-    if (is_first()) log_warning(text("checkpoint ", in_folder(chosen), " is skipped: ", wrong));
-  }
+  const auto checkpoint = loader_.find_intact(std::move(names), damaged);
+  if (!checkpoint && damaged == 0) return 0;
+  if (!checkpoint)
+    throw CheckpointError(group_.rank(),
+                          text("no checkpoint in ", folder_, " is intact (", damaged,
+                               " damaged, see the warnings of rank 0); remove them to start from the beginning"));
+  loader_.apply(*checkpoint, state);
+  return checkpoint->at(options_.unit).as_int() + 1;
 }
 
-/// Loads the last checkpoint that is intact, and removes it and those after it from `names`.
-std::optional<Value> CheckpointDirectory::Impl::read_first_intact(std::vector<std::string>& names, std::string& chosen,
-                                                                  int& damaged) const {
-  while (!names.empty()) {
-    const auto name = names.back();
-    names.pop_back();
-    try {
-      auto checkpoint = load_checkpoint(in_folder(name));
-      checkpoint.at(options_.unit).as_int();
-      chosen = name;
-      return checkpoint;
-    } catch (const Error& error) {
-      ++damaged;
-      log_warning(text(error.what(), "; it is skipped"));
-    }
-  }
-  return std::nullopt;
-}
-
-/// Returns, on all ranks, what is wrong with the shards; empty if nothing is. The ranks divide the files. Collective.
-std::string CheckpointDirectory::Impl::verify_shards(const std::vector<detail::ShardFile>& shards) const {
-  if (shards.empty()) return "";
-  std::string wrong;
-  for (size_t i = static_cast<size_t>(group_.rank()); i < shards.size() && wrong.empty();
-       i += static_cast<size_t>(group_.size()))
-    wrong = detail::verify_shard(folder_, shards[i]);
-  for (const auto& of_rank : group_.all_gather_object(wrong))
-    if (!of_rank.toStringRef().empty()) return of_rank.toStringRef();
-  return "";
-}
-
-void CheckpointDirectory::Impl::apply(const Value& checkpoint, const TrainingState& state) const {
-  detail::run_and_agree(group_, [&] {
-    for (const auto& part : state.parts()) {
-      try {
-        apply_part(part, checkpoint);
-      } catch (const Error&) {
-        rethrow_with_prefix(std::current_exception(), text("loading '", part.name, "': "));
-      }
-    }
-  });
-  const auto saved = checkpoint.at(kWorldSize).as_int();
-  if (is_first() && saved != group_.size())
-    log_info(text("the checkpoint was saved by ", saved, " ranks and is continued by ", group_.size()));
-}
-
-void CheckpointDirectory::Impl::apply_part(const detail::StatePart& part, const Value& checkpoint) const {
-  const auto shards = detail::shards_of(checkpoint);
-  if (!shards.empty() && !checkpoint.contains(part.name) && !part.is_per_rank) {
-    const auto read = [&](size_t shard, const LoadOptions& options) {
-      auto unverified = options;
-      unverified.verify = false;  // verify_shards() has
-      return load_checkpoint(in_folder(shards.at(shard).file), unverified).at(part.name);
-    };
-    if (part.load_shards) return part.load_shards(shards.size(), read);
-    std::vector<Value> all;
-    for (size_t i = 0; i < shards.size(); ++i) all.push_back(read(i, {}));
-    return part.load(detail::merge_shards(all), group_);
-  }
-  const auto& value = checkpoint.at(part.name);
-  if (!part.is_per_rank) return part.load(value, group_);
-  if (const auto rank = static_cast<size_t>(group_.rank()); rank < value.size())
-    part.load(value.elements()[rank], group_);
+int64_t CheckpointDirectory::Impl::load(const std::string& file, const TrainingState& state, const char* remedy) {
+  finish();
+  int damaged = 0;
+  const auto checkpoint = loader_.find_intact({file}, damaged);
+  if (!checkpoint)
+    throw CheckpointError(group_.rank(), text("checkpoint ", in_folder(file),
+                                              " is missing or damaged, see the warning of rank 0; ", remedy));
+  loader_.apply(*checkpoint, state);
+  return checkpoint->at(options_.unit).as_int() + 1;
 }
 
 // --- public
@@ -464,8 +387,14 @@ int64_t CheckpointDirectory::resume(const TrainingState& state) {
   return impl_->resume(state);
 }
 
+int64_t CheckpointDirectory::load(int64_t number, const TrainingState& state) {
+  return impl_->load(impl_->name(number), state, "load another one");
+}
+
 int64_t CheckpointDirectory::load_best(const TrainingState& state) {
-  return impl_->load_best(state);
+  return impl_->load(
+      detail::kBestFile, state,
+      "it is written if options.best names a metric that save() receives; resume() loads the newest one");
 }
 
 std::string CheckpointDirectory::path(int64_t number) const {

@@ -18,6 +18,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
 
@@ -136,7 +137,11 @@ void AtomicFile::commit() {
   if (::fsync(file_.get()) != 0) fail_file("fsync", temporary_);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_file("rename", path_);
   temporary_.clear();
-  sync_folder(folder_of(path_));
+  try {
+    sync_folder(folder_of(path_));
+  } catch (const SystemError& error) {  // the file is there, complete and intact
+    log_warning(text(error.what(), "; a crash of this machine in the next seconds might lose ", path_));
+  }
 }
 
 void for_each_in_parallel(size_t count, size_t threads, const std::function<void(size_t)>& body) {

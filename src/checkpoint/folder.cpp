@@ -12,6 +12,7 @@
 #include <cstring>
 #include <ctime>
 #include <iomanip>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <sstream>
@@ -88,23 +89,25 @@ FolderContents read_folder(const std::string& folder, const std::string& unit) {
     if (name.starts_with(AtomicFile::kTemporaryPrefix)) contents.unfinished.emplace_back(name);
     if (name == kBestFile) contents.has_best = true;
     if (!name.starts_with(unit + "-") || !name.ends_with(kExtension)) continue;
-    if (name.find(kShard) != std::string_view::npos) {
-      contents.shards.emplace_back(name);
-      continue;
-    }
-    const auto digits = name.substr(unit.size() + 1, name.size() - unit.size() - 1 - kExtension.size());
+    const auto shard = name.find(kShard);
+    auto digits = name.substr(0, shard == std::string_view::npos ? name.size() - kExtension.size() : shard);
+    digits.remove_prefix(unit.size() + 1);
     const auto number = parse_number<int64_t>(digits);
-    if (number && *number >= 0 && checkpoint_name(unit, *number) == name) contents.numbers.insert(*number);
+    if (!number || *number < 0) continue;
+    if (shard != std::string_view::npos)
+      contents.shards.emplace_back(name);
+    else if (checkpoint_name(unit, *number) == name)
+      contents.numbers.insert(*number);
   }
   return contents;
 }
 
-std::vector<int64_t> plan_removals(const std::set<int64_t>& numbers, int keep_last, int64_t keep_every) {
+std::vector<int64_t> plan_removals(const std::set<int64_t>& numbers, int64_t saved, int keep_last, int64_t keep_every) {
   std::vector<int64_t> removed;
   if (keep_last == 0) return removed;
-  auto left = static_cast<int64_t>(numbers.size());
-  for (int64_t number : numbers)
-    if (left-- > keep_last && (keep_every == 0 || number % keep_every != 0)) removed.push_back(number);
+  auto left = std::distance(numbers.begin(), numbers.upper_bound(saved));
+  for (auto number = numbers.begin(); left > keep_last; ++number, --left)
+    if (keep_every == 0 || *number % keep_every != 0) removed.push_back(*number);
   return removed;
 }
 
@@ -114,14 +117,18 @@ FileDescriptor lock_folder(const std::string& folder) {
   FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   if (!file.is_open()) fail_file("open", path);
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) fail_file("flock", path);
-    throw UsageError(text("checkpoint folder ", folder, " is in use by ", read_owner(folder),
-                          "; use another folder, or end that job first"));
+    if (errno == EWOULDBLOCK)
+      throw UsageError(text("checkpoint folder ", folder, " is in use by ", read_owner(folder),
+                            "; use another folder, or end that job first"));
+    if (errno != ENOSYS && errno != ENOLCK && errno != EOPNOTSUPP) fail_file("flock", path);
+    log_warning(text("the file system of checkpoint folder ", folder, " has no locks (", std::strerror(errno),
+                     "): do not start a second job that uses the folder"));
   }
   const auto owner = describe_owner();
   if (::ftruncate(file.get(), 0) != 0) fail_file("truncate", path);
   if (::pwrite(file.get(), owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()))
     fail_file("write", path);
+  ::fdatasync(file.get());  // so that other hosts see it
   return file;
 }
 

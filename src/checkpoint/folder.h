@@ -35,8 +35,9 @@ struct FolderContents {
 /// Throws SystemError if the folder cannot be read.
 FolderContents read_folder(const std::string& folder, const std::string& unit);
 
-/// Returns the checkpoints that are not to be kept. Pure.
-std::vector<int64_t> plan_removals(const std::set<int64_t>& numbers, int keep_last, int64_t keep_every);
+/// Returns the checkpoints that are not to be kept after `saved` was saved: never that one, nor those with a higher
+/// number, which belong to an earlier run or are damaged. Pure.
+std::vector<int64_t> plan_removals(const std::set<int64_t>& numbers, int64_t saved, int keep_last, int64_t keep_every);
 
 /// Eight hexadecimal digits.
 std::string random_digits();

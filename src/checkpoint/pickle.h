@@ -23,7 +23,13 @@ struct Pickled {
   std::vector<at::Tensor> storages;
 };
 
-/// Throws UsageError for values that Python could not load: undefined, sparse, quantized and meta tensors, and objects.
+constexpr size_t kDeepestNesting = 500;  // of containers
+
+/// Throws UsageError for values that could not be loaded again: undefined, sparse, quantized and meta tensors, objects,
+/// strings that are not UTF-8, keys that Python cannot hash, and deep nesting.
+void check_can_be_saved(const Value& value);
+
+/// Throws as check_can_be_saved() does.
 Pickled write_pickle(const Value& value);
 
 /// A storage that a pickle refers to. Sizes are as the pickle claims.

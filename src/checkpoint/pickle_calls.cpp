@@ -170,11 +170,15 @@ std::string PickleCalls::encoded(Node node) const {
 Node PickleCalls::dict_from(const std::vector<Node>& arguments) {
   std::vector<Node> items;
   for (Node argument : arguments) {
-    if (is(argument, NodeKind::kDict)) items = elements(argument);
+    if (is(argument, NodeKind::kDict)) {
+      spend(elements(argument).size() * sizeof(Node));
+      items = elements(argument);
+    }
     if (!is(argument, NodeKind::kList)) continue;
     for (Node pair : elements(argument)) {
       const auto& both = listed(pair);
       if (both.size() != 2) refuse_pickle("an item of a dict is no pair");
+      spend(both.size() * sizeof(Node));
       items.insert(items.end(), both.begin(), both.end());
     }
   }
@@ -211,6 +215,7 @@ Node PickleCalls::storage(Node id) {
   if (is_new) claims_.push_back({key, 0, string(parts[3])});
   entry.claim = found->second;
   claims_[entry.claim].bytes = std::max(claims_[entry.claim].bytes, bytes);
+  spend(sizeof(StorageEntry));
   storage_entries_.push_back(entry);
   return add(NodeKind::kStorage, storage_entries_.size() - 1);
 }
@@ -227,6 +232,7 @@ Node PickleCalls::tensor(const std::string& function, const std::vector<Node>& a
     if (!dtype) refuse_pickle("it has a tensor of ", written, ", which this LibTorch does not have");
   }
   if (!dtype) refuse_pickle("a tensor has no dtype");
+  spend(sizeof(TensorEntry) + (tuple(arguments[2], 0).size() + tuple(arguments[3], 0).size()) * sizeof(int64_t));
   TensorEntry tensor{entry.claim, *dtype, integer(arguments[1]), integers(arguments[2]), integers(arguments[3])};
   const auto bytes = static_cast<uint64_t>(
       checked_product(entry.elements, entry.dtype ? static_cast<int64_t>(c10::elementSize(*entry.dtype)) : 1));
@@ -268,10 +274,13 @@ Node PickleCalls::numpy_array(Node sizes, Node type, bool is_fortran, Node conte
   const auto bytes = encoded(content);
   spend(bytes.size());
   int64_t size = static_cast<int64_t>(c10::elementSize(*dtype));
+  bool is_empty = false;
   for (int64_t extent : shape) {
     if (extent < 0) refuse_pickle("a NumPy array has an extent of ", extent);
-    size = checked_product(size, extent);
+    is_empty |= extent == 0;
+    size = checked_product(size, std::max<int64_t>(1, extent));  // LibTorch also multiplies those beside a zero
   }
+  if (is_empty) size = 0;
   if (static_cast<uint64_t>(size) != bytes.size())
     refuse_pickle("a NumPy array has ", bytes.size(), " bytes, expected ", size);
   auto reversed = shape;

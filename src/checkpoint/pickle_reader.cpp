@@ -16,7 +16,6 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr size_t kDeepest = 500;  // nesting of containers
 constexpr size_t kBytesOfValue = 2 * sizeof(Value);
 
 }  // namespace
@@ -287,8 +286,8 @@ class PickleReader::Machine : public PickleCalls {
     size_t budget;
 
     Value convert(Node node, size_t depth) {
-      if (depth > kDeepest)
-        refuse_pickle("its values are nested more than ", kDeepest, " deep, or a value contains itself");
+      if (depth > kDeepestNesting)
+        refuse_pickle("its values are nested more than ", kDeepestNesting, " deep, or a value contains itself");
       spend(kBytesOfValue);
       const auto [kind, index] = machine.nodes_[node];
       switch (kind) {
@@ -296,6 +295,8 @@ class PickleReader::Machine : public PickleCalls {
           if (const auto& value = machine.leaves_[index];
               value.is(Value::Kind::kString) || value.is(Value::Kind::kBytes))
             spend(value.as_string().size());
+          else if (value.is(Value::Kind::kBigInt))
+            spend(value.digits().size());
           return machine.leaves_[index];
         case NodeKind::kList:
           return Value::list(all(machine.sequences_[index], depth));
@@ -351,6 +352,7 @@ class PickleReader::Machine : public PickleCalls {
     }
 
     at::Tensor view(const TensorEntry& entry) {
+      spend((entry.sizes.size() + entry.strides.size()) * sizeof(int64_t));
       const auto& bytes = storages[entry.storage];
       if (!bytes.defined())
         return at::empty_strided(entry.sizes, entry.strides, at::TensorOptions(entry.dtype).device(c10::kMeta));

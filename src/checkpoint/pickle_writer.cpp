@@ -33,22 +33,10 @@ int64_t span_of(const at::Tensor& tensor) {
   return last + 1;
 }
 
-at::Tensor checked(const at::Tensor& tensor) {
-  if (!tensor.defined()) throw UsageError("a checkpoint cannot hold an undefined tensor; leave it out, or store None");
-  const auto refuse = [&](const auto& what) {
-    throw UsageError(text("a checkpoint cannot hold a ", what, " tensor (sizes ", tensor.sizes(), ", ",
-                          python_name(tensor.scalar_type()), "); convert it to a dense one"));
-  };
-  if (tensor.layout() != c10::kStrided) refuse("sparse");
-  if (tensor.is_quantized()) refuse("quantized");
-  if (tensor.is_meta()) refuse("meta");
-  return tensor.detach().resolve_conj().resolve_neg();
-}
-
 void collect(const Value& value, std::vector<Placement>& tensors) {
   switch (value.kind()) {
     case Kind::kTensor:
-      tensors.push_back({checked(value.tensor())});
+      tensors.push_back({value.tensor().detach().resolve_conj().resolve_neg()});
       break;
     case Kind::kList:
     case Kind::kTuple:
@@ -209,8 +197,7 @@ class Writer {
         bytes_ += 'u';
         break;
       case Kind::kObject:
-        throw UsageError(text("a checkpoint cannot hold an object of Python's class ", value.type(),
-                              "; store its entries in a dict"));
+        break;  // refused before
     }
   }
 
@@ -270,11 +257,16 @@ class Writer {
   void write_string(const std::string& content) {
     if (content.size() > std::numeric_limits<uint32_t>::max())
       throw UsageError("a checkpoint cannot hold a string of 4 GiB or more; store a tensor of bytes");
-    remember("s" + content, [&] {
+    const auto write_out = [&] {
       bytes_ += 'X';
       put(static_cast<uint32_t>(content.size()));
       bytes_ += content;
-    });
+    };
+    constexpr size_t kLongestRepeated = 200;  // readers refuse pickles that grow too much
+    if (content.size() > kLongestRepeated)
+      write_out();
+    else
+      remember("s" + content, write_out);
   }
 
   void write_global(const std::string& module, const std::string& name) {
@@ -359,6 +351,7 @@ class Writer {
 }  // namespace
 
 Pickled write_pickle(const Value& value) {
+  check_can_be_saved(value);
   Pickled result;
   std::vector<Placement> tensors;
   collect(value, tensors);

@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 
@@ -16,7 +18,10 @@ namespace {
 
 // Signal handlers can only use globals. Ranks that are threads share them.
 std::atomic<bool> signalled{false};
-std::atomic<int> guards{0};
+
+std::mutex handlers_mutex;
+int guards = 0;                                                   // guarded by handlers_mutex
+std::vector<std::pair<int, struct sigaction>> handlers_before{};  // guarded by handlers_mutex
 
 void on_signal(int number) {
   if (number == SIGINT && signalled) {  // pressed twice: end as if there were no handler
@@ -32,6 +37,7 @@ static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler"
 
 struct PreemptionGuard::Handlers {
   explicit Handlers(const std::vector<int>& signals) {
+    const std::lock_guard lock(handlers_mutex);
     if (guards++ > 0) return;  // another thread's guard has installed them
     signalled = false;
     for (int number : signals) {
@@ -44,18 +50,19 @@ struct PreemptionGuard::Handlers {
         restore();
         throw UsageError(text("PreemptionGuard: signal ", number, " cannot be handled: ", std::strerror(reason)));
       }
-      before_.emplace_back(number, before);
+      handlers_before.emplace_back(number, before);
     }
   }
-  ~Handlers() { restore(); }
-
-  void restore() {
-    for (const auto& [number, action] : before_) ::sigaction(number, &action, nullptr);
-    before_.clear();
-    --guards;
+  ~Handlers() {
+    const std::lock_guard lock(handlers_mutex);
+    restore();
   }
 
-  std::vector<std::pair<int, struct sigaction>> before_;
+  static void restore() {
+    if (--guards > 0) return;  // the last of the guards does it
+    for (const auto& [number, action] : handlers_before) ::sigaction(number, &action, nullptr);
+    handlers_before.clear();
+  }
 };
 
 PreemptionGuard::PreemptionGuard(ProcessGroup group, PreemptionGuardOptions options)

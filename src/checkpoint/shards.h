@@ -13,18 +13,12 @@ namespace lockstep::detail {
 
 constexpr const char* kShards = "shards";
 
-struct ShardFile {
-  std::string file;  // in the folder of the checkpoint
-  std::string sha256;
-};
-
-/// Returns the shards that a checkpoint lists; none if it is not sharded. Throws CheckpointError if the list is
-/// invalid.
-std::vector<ShardFile> shards_of(const Value& checkpoint);
 Value list_of_shards(const std::vector<ShardFile>& shards);
 
 /// Returns what is wrong with a shard's file; empty if it is intact. Reads it all.
 std::string verify_shard(const std::string& folder, const ShardFile& shard);
+/// Throws CheckpointError if the file is missing, damaged or of another checkpoint.
+Value load_shard(const std::string& folder, const ShardFile& shard, const LoadOptions& options);
 
 /// Returns the state_dict of an optimizer, as Python has it, from all of its shards. A shard is a dict:
 ///   "param_groups"  as in the state_dict

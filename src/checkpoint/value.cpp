@@ -328,6 +328,10 @@ const Value* Value::find(const Value& key) const {
   return nullptr;
 }
 
+Value* Value::find(const Value& key) {
+  return const_cast<Value*>(std::as_const(*this).find(key));
+}
+
 const Value& Value::at(const Value& key) const {
   if (const auto* found = find(key)) return *found;
   std::vector<std::string> keys;
@@ -341,11 +345,19 @@ const Value& Value::at(const Value& key) const {
   throw UsageError(text("there is no key ", key.to_string(80), "; the keys are ", enumerate(keys)));
 }
 
+Value& Value::at(const Value& key) {
+  return const_cast<Value&>(std::as_const(*this).at(key));
+}
+
 void Value::set(const Value& key, Value value) {
-  if (const auto* found = find(key))
-    *const_cast<Value*>(found) = std::move(value);
+  if (auto* found = find(key))
+    *found = std::move(value);
   else
     items().emplace_back(key, std::move(value));
+}
+
+bool Value::erase(const Value& key) {
+  return std::erase_if(items(), [&](const auto& item) { return item.first == key; }) > 0;
 }
 
 bool operator==(const Value& a, const Value& b) {

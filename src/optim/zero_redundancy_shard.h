@@ -1,7 +1,9 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/zero_redundancy_optimizer.h>
@@ -73,7 +75,9 @@ class ZeroRedundancyOptimizerBase::Shard {
   std::vector<OptimizerState::Group> complete_groups(std::vector<OptimizerState::Group> groups) const;
   void check_names(const std::vector<std::string>& names) const;
   void check_same_parameters(const Value& shard) const;
-  void take_overlap(const Value& shard, OptimizerState& mine) const;
+  bool has_same_layout(const Value& shard) const;
+  using Filled = std::map<std::pair<size_t, std::string>, int64_t>;  // elements of a share's tensor, by its name
+  void take_overlap(const Value& shard, OptimizerState& mine, Filled& filled) const;
   bool has_overlap(const Value& shard) const;
   bool is_whole(const detail::ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
 

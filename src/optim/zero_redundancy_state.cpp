@@ -8,6 +8,8 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "checkpoint/agree.h"
+#include "checkpoint/shards.h"
 #include "optim/layout.h"
 #include "optim/optimizer_state.h"
 #include "optim/zero_redundancy_shard.h"
@@ -68,7 +70,7 @@ std::vector<OptimizerState::Group> ZeroRedundancyOptimizerBase::Shard::complete_
 }
 
 OptimizerState ZeroRedundancyOptimizerBase::Shard::consolidate(int dst) const {
-  check_complete();
+  detail::run_and_agree(group_, [&] { check_complete(); });
   group_.synchronize();
   take_options();
   auto mine = detail::view_state(*inner_);
@@ -187,6 +189,27 @@ void ZeroRedundancyOptimizerBase::Shard::check_same_parameters(const Value& shar
     if (const auto* listed = group.find("param_names"))
       for (const auto& name : listed->elements()) names.push_back(name.as_string());
   check_names(names);
+  for (const auto& piece : shard.at("pieces").elements()) {
+    const auto parameter = piece.at("parameter").as_int(), begin = piece.at("begin").as_int();
+    const auto size = piece.at("size").as_int();
+    const auto in = parameter < 0 || parameter >= static_cast<int64_t>(parameters_.size())
+                        ? -1
+                        : parameters_[static_cast<size_t>(parameter)].numel();
+    if (begin < 0 || size < 0 || size > in || begin > in - size)
+      throw CheckpointError(group_.rank(), text("load_shards: a shard has ", size, " elements from ", begin,
+                                                " of parameter ", parameter, ", which has ", in, " elements"));
+  }
+}
+
+/// Whether ranges of elements in memory order are the same elements here and in the state.
+bool ZeroRedundancyOptimizerBase::Shard::has_same_layout(const Value& shard) const {
+  const auto& strides = shard.at("strides").elements();
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    for (int64_t d = 0; d < parameters_[i].dim(); ++d)
+      if (parameters_[i].size(d) > 1 &&
+          strides.at(i).elements().at(static_cast<size_t>(d)).as_int() != parameters_[i].stride(d))
+        return false;
+  return true;
 }
 
 namespace {
@@ -208,7 +231,7 @@ bool ZeroRedundancyOptimizerBase::Shard::has_overlap(const Value& shard) const {
   return false;
 }
 
-void ZeroRedundancyOptimizerBase::Shard::take_overlap(const Value& shard, OptimizerState& mine) const {
+void ZeroRedundancyOptimizerBase::Shard::take_overlap(const Value& shard, OptimizerState& mine, Filled& filled) const {
   for (const auto& piece : shard.at("pieces").elements())
     for (size_t i = 0; i < shares_.size(); ++i) {
       const auto& own = shares_[i].overall;
@@ -231,15 +254,22 @@ void ZeroRedundancyOptimizerBase::Shard::take_overlap(const Value& shard, Optimi
         detail::as_row(place.toTensor())
             .narrow(0, both.begin - own.begin, both.size)
             .copy_(value.tensor().narrow(0, both.begin - piece.at("begin").as_int(), both.size));
+        filled[{i, name}] += both.size;
       }
     }
 }
 
 void ZeroRedundancyOptimizerBase::Shard::load_shards(size_t shards, const ReadShard& read) {
   OptimizerState mine;
+  Filled filled;
   for (size_t s = 0; s < shards; ++s) {
     const auto outline = read(s, {.map_location = c10::kMeta});
     check_same_parameters(outline);
+    if (s == 0 && !has_same_layout(outline)) {  // such as channels last there and not here
+      std::vector<Value> all;
+      for (size_t i = 0; i < shards; ++i) all.push_back(read(i, {}));
+      return load(to_optimizer_state(detail::merge_shards(all)));
+    }
     if (s == 0) {
       mine.groups =
           to_optimizer_state(Value::dict({{"state", Value::dict()}, {"param_groups", outline.at("param_groups")}}))
@@ -251,8 +281,13 @@ void ZeroRedundancyOptimizerBase::Shard::load_shards(size_t shards, const ReadSh
       for (size_t i = 0; i < shares_.size(); ++i)
         mine.groups[shares_[i].group].parameters.push_back(static_cast<int64_t>(i));
     }
-    if (has_overlap(outline)) take_overlap(read(s, {}), mine);
+    if (has_overlap(outline)) take_overlap(read(s, {}), mine, filled);
   }
+  for (const auto& [place, elements] : filled)
+    if (const auto& share = shares_[place.first].overall; elements != share.size)
+      throw CheckpointError(group_.rank(),
+                            text("load_shards: the shards have ", elements, " elements of '", place.second, "' of ",
+                                 name_of(share.parameter), ", expected ", share.size, ": a shard is missing"));
   load_inner(mine);
 }
 

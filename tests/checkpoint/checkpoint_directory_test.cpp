@@ -116,10 +116,82 @@ TEST_F(Directory, KeepsTheLastEveryNthAndTheBest) {
 
 TEST(PlanRemovals, KeepsWhatIsAskedFor) {
   const std::set<int64_t> numbers{0, 10, 20, 25, 30};
-  EXPECT_EQ(detail::plan_removals(numbers, 2, 0), (std::vector<int64_t>{0, 10, 20}));
-  EXPECT_EQ(detail::plan_removals(numbers, 1, 20), (std::vector<int64_t>{10, 25}));
-  EXPECT_EQ(detail::plan_removals(numbers, 0, 0), std::vector<int64_t>{});
-  EXPECT_EQ(detail::plan_removals(numbers, 9, 0), std::vector<int64_t>{});
+  EXPECT_EQ(detail::plan_removals(numbers, 30, 2, 0), (std::vector<int64_t>{0, 10, 20}));
+  EXPECT_EQ(detail::plan_removals(numbers, 30, 1, 20), (std::vector<int64_t>{10, 25}));
+  EXPECT_EQ(detail::plan_removals(numbers, 30, 0, 0), std::vector<int64_t>{});
+  EXPECT_EQ(detail::plan_removals(numbers, 30, 9, 0), std::vector<int64_t>{});
+}
+
+TEST(PlanRemovals, KeepsWhatWasSavedBelowHigherNumbers) {
+  const std::set<int64_t> numbers{0, 10, 20, 300, 400};
+  EXPECT_EQ(detail::plan_removals(numbers, 20, 2, 0), std::vector<int64_t>{0});
+  EXPECT_EQ(detail::plan_removals(numbers, 0, 1, 0), std::vector<int64_t>{});
+}
+
+TEST_F(Directory, KeepsWhatItHasJustSaved) {
+  alone([&](ProcessGroup world) {
+    int64_t x = 1;
+    const auto state = TrainingState{}.add("x", x);
+    {
+      CheckpointDirectory earlier(world, folder(), {.keep_last = 1});
+      earlier.save(500, state);
+    }
+    CheckpointDirectory checkpoints(world, folder(), {.keep_last = 1});
+    const LogLines log;
+    x = 2;
+    EXPECT_TRUE(checkpoints.save(7, state));
+    EXPECT_TRUE(checkpoints.save(8, state));
+    EXPECT_EQ(checkpoints.numbers(), (std::vector<int64_t>{8, 500}));
+    EXPECT_THAT(log.lines(), testing::ElementsAre(testing::HasSubstr("resume() loads step-00000500.pt first")));
+    EXPECT_EQ(checkpoints.load(500, state), 501);
+    EXPECT_EQ(x, 1);
+    EXPECT_EQ(checkpoints.load(8, state), 9);
+    EXPECT_EQ(x, 2);
+    expect_error<CheckpointError>([&] { checkpoints.load(9, state); }, "step-00000009.pt", "missing or damaged");
+    expect_error<CheckpointError>([&] { checkpoints.load_best(state); }, "best.pt", "options.best");
+  });
+}
+
+TEST_F(Directory, LeavesNewPartsAloneIfItIsNotStrict) {
+  run_threads(2, [&](ProcessGroup world) {
+    int64_t x = 1, y = 5;
+    {
+      CheckpointDirectory checkpoints(world, folder());
+      checkpoints.save(0, TrainingState{}.add("x", x));
+    }
+    x = 2;
+    auto state = TrainingState{}.add("x", x).add("y", y);
+    {
+      CheckpointDirectory strict(world, folder());
+      expect_error<UsageError>([&] { strict.resume(state); }, "loading 'y'", "no key");
+    }
+    CheckpointDirectory checkpoints(world, folder(), {.strict = false});
+    EXPECT_EQ(checkpoints.resume(state), 1);
+    EXPECT_EQ(x, 1);
+    EXPECT_EQ(y, 5);
+  });
+}
+
+TEST_F(Directory, LeavesShardsOfOtherUnitsAlone) {
+  std::filesystem::create_directories(folder());
+  std::ofstream(file("step-eval-00000001.shard-0-of-1-00000000.pt")) << "of unit step-eval";
+  alone([&](ProcessGroup world) { CheckpointDirectory checkpoints(world, folder()); });
+  EXPECT_EQ(files(), (std::vector<std::string>{".lock", "step-eval-00000001.shard-0-of-1-00000000.pt"}));
+}
+
+TEST_F(Directory, NamesThePartThatCannotBeSaved) {
+  for (const bool asynchronous : {false, true})
+    run_threads(2, [&](ProcessGroup world) {
+      CheckpointDirectory checkpoints(world, folder(), {.asynchronous = asynchronous});
+      Value wrong = Value::dict({{"mask", torch::eye(3).to_sparse()}});
+      expect_error<UsageError>([&] { checkpoints.save(0, TrainingState{}.add("wrong", wrong)); }, "saving 'wrong'",
+                               "sparse");
+      int64_t x = 1;
+      auto state = world.rank() == 0 ? TrainingState{}.add("x", x) : TrainingState{}.add("other", x);
+      expect_error<UsageError>([&] { checkpoints.save(0, state); }, "other", "on rank 0");
+      EXPECT_TRUE(checkpoints.save(0, TrainingState{}.add("x", x)));
+      checkpoints.wait();
+    });
 }
 
 TEST_F(Directory, SkipsDamagedCheckpointsAndNamesTheRecord) {
@@ -248,7 +320,7 @@ TEST_F(Directory, RefusesStatesThatDoNotFitOnAllRanks) {
 struct ShardedRun {
   explicit ShardedRun(const ProcessGroup& world, bool named = true) {
     torch::manual_seed(5);
-    model = torch::nn::Sequential(torch::nn::Linear(7, 5), torch::nn::Linear(5, 3));
+    model = torch::nn::Sequential(torch::nn::Linear(70, 50), torch::nn::Linear(50, 30));
     std::vector<std::pair<std::string, at::Tensor>> parameters;
     for (const auto& item : model->named_parameters()) parameters.emplace_back(item.key(), item.value());
     optimizer = named ? std::make_unique<Optimizer>(parameters, world, torch::optim::AdamWOptions(0.01))
@@ -288,6 +360,11 @@ TEST_F(Directory, ShardsAreLoadedByAnyNumberOfRanks) {
   EXPECT_EQ(files().size(), 9u);
   const auto expected_model = expected.at("model");
   EXPECT_EQ(load_merged_checkpoint(file("step-00000001.pt")).at("optimizer"), expected.at("optimizer"));
+  const auto shards = shards_of(load_checkpoint(file("step-00000001.pt")));
+  ASSERT_EQ(shards.size(), 3u);
+  const auto second = load_checkpoint(file(shards[1].file)).at("optimizer").at("pieces").elements();
+  ASSERT_FALSE(second.empty());
+  EXPECT_GT(second[0].at("begin").as_int(), 0) << "no parameter is divided: the test proves little";
   for (int ranks : {1, 2, 3, 5}) {
     SCOPED_TRACE(ranks);
     run_threads(ranks, [&](ProcessGroup world) {
@@ -302,7 +379,7 @@ TEST_F(Directory, ShardsAreLoadedByAnyNumberOfRanks) {
   // Into an optimizer without shards.
   alone([&](ProcessGroup world) {
     ShardedRun run(world);
-    torch::nn::Sequential model(torch::nn::Linear(7, 5), torch::nn::Linear(5, 3));
+    torch::nn::Sequential model(torch::nn::Linear(70, 50), torch::nn::Linear(50, 30));
     torch::optim::AdamW plain(model->parameters(), torch::optim::AdamWOptions(1));
     CheckpointDirectory checkpoints(world, folder());
     checkpoints.resume(TrainingState{}.add("model", model).add("optimizer", plain));
@@ -327,6 +404,57 @@ TEST_F(Directory, ShardsAreLoadedByAnyNumberOfRanks) {
     CheckpointDirectory checkpoints(world, folder(), {.sharded = true});
     EXPECT_EQ(checkpoints.resume(run.state()), 1);
   });
+  EXPECT_THAT(error_of<CheckpointError>([&] { load_merged_checkpoint(file("step-00000001.pt")); }),
+              testing::AllOf(testing::HasSubstr(shard), testing::HasSubstr("damaged")));
+  // An intact file of another checkpoint in place of a shard.
+  save_checkpoint(file(shard), Value::dict());
+  EXPECT_THAT(error_of<CheckpointError>([&] { load_merged_checkpoint(file("step-00000001.pt")); }),
+              testing::AllOf(testing::HasSubstr(shard), testing::HasSubstr("of another checkpoint")));
+}
+
+TEST_F(Directory, ShardsOfAnotherMemoryLayoutAreRearranged) {
+  using Optimizer = ShardedRun::Optimizer;
+  const auto weight = [](bool last) {
+    auto values = torch::arange(2 * 3 * 4 * 5).view({2, 3, 4, 5}).to(torch::kFloat) / 100;
+    return last ? values.contiguous(torch::MemoryFormat::ChannelsLast) : values;
+  };
+  Value saved;
+  run_threads(2, [&](ProcessGroup world) {
+    auto parameter = weight(true);
+    Optimizer optimizer({parameter}, world, torch::optim::AdamWOptions(0.01));
+    parameter.mutable_grad() = torch::sin(weight(true) * 7);
+    optimizer.step();
+    CheckpointDirectory checkpoints(world, folder(), {.sharded = true});
+    checkpoints.save(0, TrainingState{}.add("optimizer", optimizer));
+    const auto whole = optimizer.state_dict();
+    if (world.rank() == 0) saved = whole.at("state").at(0).at("exp_avg");
+  });
+  run_threads(3, [&](ProcessGroup world) {
+    auto parameter = weight(false);
+    Optimizer optimizer({parameter}, world, torch::optim::AdamWOptions(0.01));
+    CheckpointDirectory checkpoints(world, folder(), {.sharded = true});
+    checkpoints.resume(TrainingState{}.add("optimizer", optimizer));
+    const auto whole = optimizer.state_dict();
+    if (world.rank() == 0) {
+      EXPECT_TRUE(torch::equal(whole.at("state").at(0).at("exp_avg").tensor(), saved.tensor()));
+    }
+  });
+}
+
+TEST_F(Directory, KeepsAllShardsWhileACheckpointCannotBeRead) {
+  run_threads(2, [&](ProcessGroup world) {
+    ShardedRun run(world);
+    run.train(1);
+    CheckpointDirectory checkpoints(world, folder(), {.keep_last = 2, .sharded = true});
+    for (int64_t number : {0, 1}) checkpoints.save(number, run.state());
+    world.barrier();
+    if (world.rank() == 0) damage("step-00000001.pt", 100);
+    checkpoints.save(2, run.state());
+    EXPECT_EQ(files().size(), 1 + 2 + 3 * 2u);
+    // When retention has removed the file, its shards and those that stayed follow.
+    for (int64_t number : {3, 4}) checkpoints.save(number, run.state());
+    EXPECT_EQ(files().size(), 1 + 2 + 2 * 2u);
+  });
 }
 
 TEST_F(Directory, WithoutShardsHoldsTheWholeStateOfAShardedOptimizer) {
@@ -343,7 +471,7 @@ TEST_F(Directory, WithoutShardsHoldsTheWholeStateOfAShardedOptimizer) {
   });
   const auto optimizer = load_checkpoint(file("step-00000000.pt")).at("optimizer");
   EXPECT_EQ(optimizer.at("state").size(), 4u);
-  EXPECT_EQ(optimizer.at("state").at(0).at("exp_avg").tensor().sizes(), (std::vector<int64_t>{5, 7}));
+  EXPECT_EQ(optimizer.at("state").at(0).at("exp_avg").tensor().sizes(), (std::vector<int64_t>{50, 70}));
 }
 
 }  // namespace

@@ -97,7 +97,37 @@ TEST_F(CheckpointFile, RefusesTensorsThatPythonCouldNotLoad) {
               testing::HasSubstr("sparse"));
   EXPECT_THAT(error_of<UsageError>([&] { save_checkpoint(path(), Value::object("a.B", {}, {})); }),
               testing::HasSubstr("a.B"));
+  EXPECT_THAT(error_of<UsageError>([&] { save_checkpoint(path(), Value::list({"caf\xe9"})); }),
+              testing::HasSubstr("Value::bytes"));
+  EXPECT_THAT(error_of<UsageError>([&] {
+                save_checkpoint(path(), Value::dict({{Value::list({1}), 2}}));
+              }),
+              testing::HasSubstr("cannot hash"));
+  EXPECT_THAT(error_of<UsageError>([&] { save_checkpoint(path(), Value::set({Value::tuple({Value::dict()})})); }),
+              testing::HasSubstr("cannot hash"));
+  auto deep = Value::list();
+  for (int i = 0; i < 600; ++i) deep = Value::list({std::move(deep)});
+  EXPECT_THAT(error_of<UsageError>([&] { save_checkpoint(path(), deep); }), testing::HasSubstr("nested"));
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(CheckpointFile, KeepsLongStringsThatRepeat) {
+  const auto value = Value::list(std::vector<Value>(5000, std::string(5000, 'x')));
+  EXPECT_EQ(through_file(value), value);
+}
+
+TEST_F(CheckpointFile, LeavesShardsOfOthersAlone) {
+  const auto value = Value::dict({{"shards", 8}, {"model", torch::ones({2})}});
+  save_checkpoint(path(), value);
+  EXPECT_EQ(load_merged_checkpoint(path()), value);
+}
+
+TEST_F(CheckpointFile, DictsCanBeChanged) {
+  auto value = Value::dict({{"model", Value::dict({{"fc.weight", 1}, {"fc.bias", 2}})}});
+  EXPECT_TRUE(value.at("model").erase("fc.weight"));
+  EXPECT_FALSE(value.at("model").erase("fc.weight"));
+  value.at("model").at("fc.bias") = 3;
+  EXPECT_EQ(value, Value::dict({{"model", Value::dict({{"fc.bias", 3}})}}));
 }
 
 TEST_F(CheckpointFile, ReplacesAFileOnlyWhenTheNewOneIsComplete) {

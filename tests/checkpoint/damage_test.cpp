@@ -198,6 +198,24 @@ TEST(HostilePickle, RefusesToGrowFarBeyondItsSize) {
       kStart + "c_codecs\nencode\nq\0X"s + number(1 << 20) + std::string(1 << 20, 'x') + "X\6\0\0\0latin1\x86q\1"s;
   for (int i = 0; i < 100000; ++i) copies += "h\0h\1R0"s;
   expect_error<CheckpointError>([&] { read_pickle(copies + "N."); }, "far larger");
+  const auto repeated = [](const std::string& opcodes, int count) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += opcodes;
+    return all;
+  };
+  // The same for the sizes of tensors.
+  const auto tensors = kStart + "ctorch._utils\n_rebuild_tensor_v2\nq\0((X\7\0\0\0storagectorch\nFloatStorage\n"s +
+                       "X\1\0\0\0\x30X\3\0\0\0cpuK\x0atQK\0("s + repeated("K\1", 100000) + "t(" +
+                       repeated("K\0"s, 100000) + "t\x89Ntq\1"s + repeated("h\0h\1R0"s, 100000);
+  expect_error<CheckpointError>([&] { read_pickle(tensors + "N."); }, "far larger");
+  // Items of a dict.
+  const auto items = kStart + "ccollections\nOrderedDict\n](" + repeated("K\1N\x86", 1000) + "eq\0"s + "0(" +
+                     repeated("h\0"s, 100000) + "tR.";
+  expect_error<CheckpointError>([&] { read_pickle(items); }, "far larger");
+  // A large integer.
+  const auto integers =
+      kStart + "](\x8b" + number(1 << 20) + std::string(1 << 20, 'x') + "q\0"s + repeated("h\0"s, 100000) + "e.";
+  expect_error<CheckpointError>([&] { read_pickle(integers); }, "far larger");
 }
 
 /// A tensor of a storage of 10 floats: offset, sizes and strides are opcodes.
@@ -227,6 +245,9 @@ TEST(HostilePickle, RefusesTensorsOutsideOfTheirStorage) {
            tensor_pickle("K\x0a", "K\0"s, "X\1\0\0\0a"s, "K\x01"),    // a size that is no number
        })
     EXPECT_THROW(read_pickle(pickle), CheckpointError) << testing::PrintToString(pickle);
+  const auto numpy = kStart + "cnumpy.core.multiarray\n_reconstruct\n)R(K\1(K\0"s + huge + huge + "t" +
+                     "cnumpy\ndtype\n(X\2\0\0\0f4tR\x89X\0\0\0\0tb."s;
+  EXPECT_THROW(read_pickle(numpy), CheckpointError);
 }
 
 TEST(HostilePickle, SurvivesAnyBytes) {

@@ -1,15 +1,18 @@
 """Python's side of the tests of checkpoint files.
 
-  oracle.py rewrite IN OUT       loads IN, as a careful user would, and saves it again
+  oracle.py rewrite IN OUT       checks IN's SHA-256s, loads it, as a careful user would, and saves it again
   oracle.py make FOLDER          writes files of the kinds that Python programs write
   oracle.py train STEPS FOLDER   continues the training of FOLDER/KIND.pt, for each kind of optimizer
 """
 import argparse
 import collections
 import enum
+import hashlib
+import json
 import math
 import os
 import sys
+import zipfile
 
 import torch
 from torch import nn
@@ -21,7 +24,26 @@ def load(path):
     return torch.load(path)
 
 
+def check_digests(path):
+    """As docs/checkpoints.md defines them."""
+    def sha256(content):
+        return hashlib.sha256(content).digest()
+
+    def of_record(content):
+        parts = [content[i:i + 16384] for i in range(0, len(content), 16384)]
+        return sha256(b"".join(sha256(part) for part in parts)) if len(parts) > 1 else sha256(content)
+
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        records = json.loads(archive.read("archive/lockstep/manifest.json"))["records"]
+        assert [r["name"] for r in records] == [n[len("archive/"):] for n in archive.namelist()[:-1]]
+        for record in records:
+            content = archive.read("archive/" + record["name"])
+            assert (record["size"], record["sha256"]) == (len(content), of_record(content).hex()), record
+
+
 def rewrite(source, target):
+    check_digests(source)
     value = load(source)
     assert type(value) is dict, type(value)
     torch.save(value, target)

@@ -59,6 +59,7 @@ TEST_P(PythonFiles, ComeBackAsTheyWereWritten) {
   const auto shared = torch::randn({5});
   const auto value = Value::dict({
       {"model", Value::dict({{"fc.weight", torch::randn({3, 2})},
+                             {"embedding", torch::randn({1000, 300})},
                              {"half", torch::ones({2}, torch::kHalf)},
                              {"tied", shared},
                              {"also tied", shared}})},

@@ -160,7 +160,7 @@ TEST(BenchCheckpointReport, PrintsATableOfAtMost110Columns) {
   const auto text =
       checkpoint_conditions(report, "2 cores of Intel(R) Xeon(R) Processor @ 2.50GHz") + checkpoint_table(report);
   for (const char* line :
-       {"# processor has no SHA instructions; one thread: SHA-256 0.40 GB/s, CRC-32 1.50 GB/s\n",
+       {"# processor has no SHA instructions; one thread: OpenSSL's SHA-256 0.40 GB/s, CRC-32 1.50 GB/s\n",
         "  save +6000 +5200 +8400 +0.50\n", "  load unverified +1000 ", "  python load +3000 ",
         "# 3 rounds; all tensors are right\n", "  python save/save +1.50x\n", "  later async/copy +1.10x\n"})
     EXPECT_THAT(text, ContainsRegex(line));

@@ -195,6 +195,17 @@ TEST_F(Show, RefusesADamagedFile) {
 
 class Verify : public CheckpointCommand {};
 
+TEST_F(Verify, ReportsBothNamesOfADamagedFile) {
+  const auto weight = at::rand({100});
+  save("step-00000001.pt", Value::dict({{"weight", weight}}));
+  ASSERT_EQ(::link(path("step-00000001.pt").c_str(), path("best.pt").c_str()), 0);
+  damage("step-00000001.pt", weight);
+  const auto ran = run("verify .");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_THAT(ran.output, AllOf(ContainsRegex("damaged  ./best.pt "), ContainsRegex("damaged  ./step-00000001.pt "),
+                                HasSubstr("2 files, 2 damaged")));
+}
+
 TEST_F(Verify, NamesTheDamagedRecordAndItsTensors) {
   // Parts of one storage are saved by their position, not by the order in the dict.
   const auto all = at::arange(300, at::kInt);

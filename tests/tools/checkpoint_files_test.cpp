@@ -1,10 +1,13 @@
 // `lockstep checkpoint convert` and `prune`, which write and remove files, and the start of the helper program.
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
+#include "base/file_descriptor.h"
 #include "tools/checkpoint_process.h"
 
 namespace lockstep {
@@ -33,7 +36,9 @@ class Convert : public CheckpointCommand {
     };
     save_sharded(stem, Value::dict({{"epoch", 7}}), shard(0, 4), shard(4, 2));
     const auto state = Value::dict({{0, Value::dict({{"exp_avg", average}})}});
-    return Value::dict({{"epoch", 7}, {"optimizer", Value::dict({{"state", state}, {"param_groups", groups}})}});
+    return Value::dict({{"epoch", 7},
+                        {"lockstep", "0.1.0"},
+                        {"optimizer", Value::dict({{"state", state}, {"param_groups", groups}})}});
   }
 };
 
@@ -74,7 +79,7 @@ TEST_F(Convert, NamesTensorsThatShareMemory) {
   save("a.pt", Value::dict({{"encoder", shared}, {"decoder", shared.view({2, 2})}, {"alone", at::ones({4})}}));
   const auto ran = run("convert a.pt a.safetensors");
   EXPECT_EQ(ran.errors, "note: written 2 times, because safetensors files cannot share memory: encoder, decoder\n");
-  EXPECT_EQ(object("convert --force a.pt a.safetensors 2>/dev/null")["written_more_than_once"],
+  EXPECT_EQ(object("convert --force a.pt a.safetensors")["written_more_than_once"],
             json::parse(R"([["encoder", "decoder"]])"));
 }
 
@@ -191,6 +196,27 @@ TEST_F(Prune, RemovesNothingIfTheShardsOfBestAreNotKnown) {
   std::ofstream(path("best.pt")) << "garbage";
   expect_failure("prune . --keep-last 1", 1, "nothing was removed");
   EXPECT_TRUE(exists("step-00000001.pt"));
+}
+
+TEST_F(Prune, RemovesNothingWhileAJobUsesTheFolder) {
+  save_steps({1, 2});
+  {
+    std::ofstream(path(".lock")) << "process 7 on here";
+    const FileDescriptor lock(::open(path(".lock").c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_EQ(::flock(lock.get(), LOCK_EX | LOCK_NB), 0);
+    expect_failure("prune . --keep-last 1", 2, "in use by process 7 on here; nothing was removed");
+    EXPECT_EQ(run("prune . --keep-last 1 --dry-run").code, 0);
+    EXPECT_TRUE(exists("step-00000001.pt"));
+  }
+  EXPECT_EQ(run("prune . --keep-last 1").code, 0);
+  EXPECT_FALSE(exists("step-00000001.pt"));
+}
+
+TEST_F(Prune, KeepsIntactFilesBelowDamagedOnes) {
+  save_steps({1, 2, 3});
+  std::ofstream(path("step-00000003.pt")) << "garbage";
+  EXPECT_EQ(run("prune . --keep-last 1").code, 0);
+  EXPECT_THAT(files(), ElementsAre("step-00000002.pt", "step-00000003.pt"));
 }
 
 TEST_F(Prune, OnlyPrintsInADryRun) {

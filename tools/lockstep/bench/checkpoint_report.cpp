@@ -127,8 +127,9 @@ std::string checkpoint_conditions(const CheckpointReport& report, const std::str
                   tool::format_bytes(static_cast<uint64_t>(report.parameter_bytes)),
                   tool::format_bytes(static_cast<uint64_t>(report.state_bytes)), report.tensors, report.libtorch);
   text += fmt::format("# {} thread{} per side, {}\n", report.threads, report.threads == 1 ? "" : "s", processor);
-  text += fmt::format("# processor {} SHA instructions; one thread: SHA-256 {:.2f} GB/s, CRC-32 {:.2f} GB/s\n",
-                      report.has_sha_instructions ? "has" : "has no", report.sha256_gbps, report.crc32_gbps);
+  text +=
+      fmt::format("# processor {} SHA instructions; one thread: OpenSSL's SHA-256 {:.2f} GB/s, CRC-32 {:.2f} GB/s\n",
+                  report.has_sha_instructions ? "has" : "has no", report.sha256_gbps, report.crc32_gbps);
   text += fmt::format("# folder: {}\n", report.folder);
   return text;
 }

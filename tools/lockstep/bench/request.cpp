@@ -92,10 +92,10 @@ void reject_unused_options(const Request& request, Operation operation) {
   if (!request.python.empty())
     throw UsageError(fmt::format("--python applies only with --against, not to {}: remove it", name_of(operation)));
   if (!request.models.empty() || !request.against.empty() || !request.backend.empty())
-    throw UsageError(
-        fmt::format("--models, --against and --backend apply only to {} and {}, not to {}: remove them (--backends "
-                    "selects the backends to measure)",
-                    kDdp, kGpu, name_of(operation)));
+    throw UsageError(fmt::format(
+        "--models, --against and --backend do not apply to {}, only to {}, {} or {}: remove them (--backends "
+        "selects the backends to measure)",
+        name_of(operation), kDdp, kGpu, kCheckpoint));
   if (!request.redop.empty() && !reduces(operation))
     throw UsageError(
         fmt::format("--op applies only to all-reduce and reduce-scatter, not to {}: remove it", name_of(operation)));

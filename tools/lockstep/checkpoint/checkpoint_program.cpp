@@ -1,6 +1,3 @@
-// lockstep-checkpoint: the commands of `lockstep checkpoint`, which need LibTorch. lockstep replaces itself by this
-// program and passes the command line that it has parsed.
-
 #include <iostream>
 #include <map>
 #include <new>
@@ -14,10 +11,8 @@
 #include "checkpoint/operations.h"
 #include "checkpoint/table.h"
 
+namespace lockstep::checkpoint {
 namespace {
-
-using lockstep::checkpoint::Arguments;
-using lockstep::checkpoint::printable;
 
 constexpr int kFailure = 1;
 constexpr int kUsage = 2;
@@ -30,7 +25,6 @@ int report(const Arguments& arguments, const std::string& message, int code) {
 }
 
 int run(const Arguments& arguments) {
-  using namespace lockstep::checkpoint;
   static const std::map<std::string, int (*)(const Arguments&)> kCommands{
       {"ls", run_ls},     {"show", run_show},       {"verify", run_verify},
       {"diff", run_diff}, {"convert", run_convert}, {"prune", run_prune}};
@@ -38,7 +32,7 @@ int run(const Arguments& arguments) {
   const int failure = arguments.command == "diff" ? kUsage : kFailure;
   try {
     return kCommands.at(arguments.command)(arguments);
-  } catch (const lockstep::UsageError& error) {
+  } catch (const UsageError& error) {
     return report(arguments, error.what(), kUsage);
   } catch (const std::bad_alloc&) {
     return report(arguments, "not enough memory to load the file: use a machine with more memory", failure);
@@ -49,10 +43,10 @@ int run(const Arguments& arguments) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run_checkpoint_program(int argc, const char* const* argv) {
   CLI::App app("The commands of `lockstep checkpoint`", "lockstep-checkpoint");
   Arguments arguments;
-  lockstep::checkpoint::add_checkpoint_commands(app, arguments);
+  add_checkpoint_commands(app, arguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -60,3 +54,5 @@ int main(int argc, char** argv) {
   }
   return run(arguments);
 }
+
+}  // namespace lockstep::checkpoint

@@ -152,25 +152,6 @@ const Value* find_entry(const Value& value, const char* key) {
   return value.is(Kind::kDict) ? value.find(key) : nullptr;
 }
 
-std::vector<ShardEntry> shards_listed(const std::string& path, const Value& value) {
-  const auto* shards = find_entry(value, "shards");
-  if (!shards) return {};
-  std::vector<ShardEntry> listed;
-  const auto text_of = [](const Value& entry, const char* key) -> std::string {
-    const auto* found = find_entry(entry, key);
-    return found && found->is(Kind::kString) ? found->as_string() : "";
-  };
-  if (is_sequence(*shards))
-    for (const auto& entry : shards->elements()) listed.push_back({text_of(entry, "file"), text_of(entry, "sha256")});
-  const auto is_wrong = [](const ShardEntry& entry) {
-    return entry.file.empty() || entry.sha256.empty() || entry.file.find('/') != std::string::npos;
-  };
-  if (!is_sequence(*shards) || std::any_of(listed.begin(), listed.end(), is_wrong))
-    throw CheckpointError(fmt::format("{}: entry 'shards' is {}, expected a list of {{'file': name, 'sha256': digest}}",
-                                      path, shards->to_string(60)));
-  return listed;
-}
-
 Value load_whole(const std::string& path) {
   require_file(path);
   return load_merged_checkpoint(path);

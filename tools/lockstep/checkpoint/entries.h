@@ -51,16 +51,6 @@ void print_json(const nlohmann::ordered_json& object);
 /// The value of an entry of a dict; null if there is none, or if the value is not a dict.
 const Value* find_entry(const Value& value, const char* key);
 
-/// A shard of a checkpoint as its main file lists it.
-struct ShardEntry {
-  std::string file;
-  std::string sha256;
-};
-
-/// The shards that a main file lists; empty if it is complete by itself. Entries that are not of this form throw
-/// CheckpointError, which names `path`.
-std::vector<ShardEntry> shards_listed(const std::string& path, const Value& value);
-
 /// Loads a checkpoint on the CPU, merged with its shards, and compares all files with their checksums. Throws
 /// UsageError if there is no such file.
 Value load_whole(const std::string& path);

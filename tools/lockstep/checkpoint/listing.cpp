@@ -51,11 +51,6 @@ std::optional<CheckpointFile> file_at(const std::string& path) {
   return file;
 }
 
-std::string folder_of(const std::string& path) {
-  const auto slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
-}
-
 std::string join(const std::string& folder, const std::string& name) {
   return folder.ends_with('/') ? folder + name : folder + "/" + name;
 }
@@ -116,6 +111,11 @@ Folder list_folder(const std::string& path) {
   std::sort(folder.files.begin(), folder.files.end(),
             [](const CheckpointFile& a, const CheckpointFile& b) { return sort_key(a) < sort_key(b); });
   return folder;
+}
+
+std::string folder_of(const std::string& path) {
+  const auto slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
 }
 
 std::vector<CheckpointFile> find_files(const std::vector<std::string>& paths) {

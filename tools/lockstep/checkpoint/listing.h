@@ -50,6 +50,8 @@ struct Folder {
 
 bool is_folder(const std::string& path);
 bool is_file(const std::string& path);
+/// The folder of a path, with the slash; "." if the path has none.
+std::string folder_of(const std::string& path);
 
 /// Lists the files .pt, .pth and .safetensors in a folder. Throws UsageError if there is no such folder, SystemError if
 /// it cannot be read.

@@ -14,4 +14,7 @@ int run_diff(const Arguments& arguments);
 int run_convert(const Arguments& arguments);
 int run_prune(const Arguments& arguments);
 
+/// Parses a command line, carries it out and returns the exit code. Prints errors to stderr, each as one line.
+int run_checkpoint_program(int argc, const char* const* argv);
+
 }  // namespace lockstep::checkpoint

@@ -1,3 +1,5 @@
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,7 +34,7 @@ std::set<std::string> shards_of_best(const Folder& folder) {
     if (file.name != kBest) continue;
     try {
       const auto value = load_checkpoint(file.path, {.map_location = c10::kMeta});
-      for (const auto& listed : shards_listed(file.path, value)) names.insert(listed.file);
+      for (const auto& listed : shards_of(value)) names.insert(listed.file);
     } catch (const CheckpointError& error) {
       throw CheckpointError(
           fmt::format("{}; nothing was removed, because the shards that {} needs are not known: "
@@ -68,12 +70,37 @@ bool is_checkpoint(const CheckpointFile& file) {
   }
 }
 
+/// Locks the folder as CheckpointDirectory does, until this program ends. A folder that no job has used needs no
+/// lock. Throws UsageError, which names the job, if one uses the folder.
+void lock_folder(const std::string& folder) {
+  const auto path = folder + "/.lock";
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0 && errno == ENOENT) return;
+  if (file >= 0 && ::flock(file, LOCK_EX | LOCK_NB) == 0) return;
+  if (errno != EWOULDBLOCK) throw SystemError(fmt::format("{}: cannot be locked: {}", path, std::strerror(errno)));
+  std::string owner(512, '\0');
+  owner.resize(static_cast<size_t>(std::max<ssize_t>(0, ::pread(file, owner.data(), owner.size(), 0))));
+  throw UsageError(
+      fmt::format("{}: in use by {}; nothing was removed. Let the job remove old checkpoints (keep_last, "
+                  "keep_every), or wait until it has ended",
+                  folder, printable(owner)));
+}
+
 struct Plan {
   std::vector<CheckpointFile> removed{};
   std::vector<CheckpointFile> kept{};  // with a number
 };
 
-/// Decides by number, separately for each unit.
+/// Whether a file is intact, so that others may be removed because of it. Reads all of it.
+bool is_intact(const CheckpointFile& file) {
+  try {
+    return verify_checkpoint(file.path).damage.empty();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Decides by number, separately for each unit. Damaged files stay and do not count.
 Plan plan_prune(const Folder& folder, const std::set<std::string>& best_shards, const Arguments& arguments) {
   std::map<std::string, int64_t> newer;  // files with a higher number that are no links, by unit
   Plan plan;
@@ -81,7 +108,7 @@ Plan plan_prune(const Folder& folder, const std::set<std::string>& best_shards, 
     if (!is_checkpoint(*file)) continue;
     const auto [unit, number] = *file->numbered;
     const bool is_last = newer[unit] < arguments.keep_last;
-    if (!file->is_link()) ++newer[unit];
+    if (is_last && !file->is_link() && is_intact(*file)) ++newer[unit];
     const bool is_multiple = arguments.keep_every > 0 && number % arguments.keep_every == 0;
     const bool stays = is_last || is_multiple || is_protected(*file, folder, best_shards);
     (stays ? plan.kept : plan.removed).push_back(*file);
@@ -132,6 +159,7 @@ void print_summary(const Plan& plan, uint64_t freed, const Arguments& arguments)
 }  // namespace
 
 int run_prune(const Arguments& arguments) {
+  if (!arguments.dry_run) lock_folder(arguments.first);
   const auto folder = list_folder(arguments.first);
   const auto plan = plan_prune(folder, shards_of_best(folder), arguments);
   uint64_t freed = 0;

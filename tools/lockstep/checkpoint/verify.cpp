@@ -31,7 +31,7 @@ struct Verified {
 };
 
 /// Why the shard is not the one that the main file lists; empty if it is.
-std::string check_shard(const std::string& path, const ShardEntry& listed) {
+std::string check_shard(const std::string& path, const ShardFile& listed) {
   if (!is_file(path)) return "is missing";
   const auto found = verify_checkpoint(path);
   if (!found.damage.empty()) return describe(found.damage[0]);
@@ -44,7 +44,7 @@ std::string check_shard(const std::string& path, const ShardEntry& listed) {
 void verify_shards(Verified& verified) {
   const auto folder = verified.path.substr(0, verified.path.rfind('/') + 1);
   const auto value = load_checkpoint(verified.path, {.map_location = c10::kMeta, .verify = false});
-  for (const auto& listed : shards_listed(verified.path, value)) {
+  for (const auto& listed : shards_of(value)) {
     ++verified.shards;
     if (const auto wrong = check_shard(folder + listed.file, listed); !wrong.empty())
       verified.shard_damage.push_back({listed.file, wrong});
@@ -112,8 +112,17 @@ int run_verify(const Arguments& arguments) {
   const auto files = find_files(arguments.paths);
   size_t damaged = 0, path_columns = 0;
   for (const auto& file : files) path_columns = std::min<size_t>(std::max(path_columns, file.path.size()), 50);
+  std::vector<Verified> results;
   for (const auto& file : files) {
-    const auto verified = verify(file.path);
+    // best.pt is a second name of another file: read it once.
+    const auto is_it = [&](const CheckpointFile& earlier) {
+      return earlier.is_same_file(file) && folder_of(earlier.path) == folder_of(file.path);
+    };
+    const auto same = std::find_if(files.begin(), files.begin() + static_cast<ptrdiff_t>(results.size()), is_it);
+    const auto index = static_cast<size_t>(same - files.begin());
+    auto verified = index < results.size() ? results[index] : verify(file.path);
+    verified.path = file.path;
+    results.push_back(verified);
     arguments.json ? print_verified_json(verified) : print_verified(verified, path_columns, style);
     if (!verified.is_intact()) ++damaged;
   }

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include <lockstep/checkpoint_file.h>
+#include <lockstep/error.h>
+#include <lockstep/process_group.h>
+#include <lockstep/training_state.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+// How a CheckpointDirectory loads, and what saving and loading share.
+
+namespace lockstep::detail {
+
+// Entries of a checkpoint beside the parts of the state, the number and the shards.
+constexpr const char* kMetrics = "metrics";
+constexpr const char* kWorldSize = "world_size";
+constexpr const char* kVersion = "lockstep";
+
+/// Runs `body` and adds the name of a part of the state to its errors.
+template <class Body>
+void about_part(const char* doing, const std::string& name, const Body& body) {
+  const auto prefix = text(doing, " '", name, "': ");
+  try {
+    body();
+  } catch (const Error&) {
+    rethrow_with_prefix(std::current_exception(), prefix);
+  } catch (const c10::Error& error) {
+    throw UsageError(text(prefix, error.what_without_backtrace()));
+  }
+}
+
+/// Throws UsageError on all ranks unless the names of the parts are valid, and the same on all ranks. Collective.
+void check_same_parts(const ProcessGroup& group, const TrainingState& state, const std::string& unit);
+
+/// Loads checkpoints of a folder on all ranks.
+class CheckpointLoader {
+ public:
+  CheckpointLoader(ProcessGroup group, std::string folder, std::string unit, bool strict)
+      : group_(std::move(group)), folder_(std::move(folder)), unit_(std::move(unit)), strict_(strict) {}
+
+  /// Returns, on all ranks, the last of the named checkpoints that is intact, and how many after it are damaged.
+  /// `names` is used on rank 0. Collective.
+  std::optional<Value> find_intact(std::vector<std::string> names, int& damaged) const;
+  /// Loads a checkpoint into the state. Collective.
+  void apply(const Value& checkpoint, const TrainingState& state) const;
+
+ private:
+  bool is_first() const { return group_.rank() == 0; }
+  std::string in_folder(const std::string& name) const { return text(folder_, "/", name); }
+  std::optional<Value> read_first_intact(std::vector<std::string>& names, std::string& chosen, int& damaged) const;
+  std::string verify_shards(const std::vector<ShardFile>& shards) const;
+  bool has_entry(const Value& checkpoint, const std::string& name) const;
+  void apply_part(const StatePart& part, const Value& checkpoint) const;
+
+  const ProcessGroup group_;
+  const std::string folder_;
+  const std::string unit_;
+  const bool strict_;
+};
+
+}  // namespace lockstep::detail
