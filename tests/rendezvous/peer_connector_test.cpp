@@ -203,8 +203,8 @@ TEST_F(Peers, RefuseAListenerThatDoesNotKnowTheKey) {
     say(socket, answer.substr(answer.size() - peer_proof::kProofBytes));  // its own proof back
   });
   store_->set("listener/0", pack({"127.0.0.1:" + std::to_string(impostor.port()), Secret::random().bytes()}));
-  auto one = start(1, 2, 500ms);
-  expect_error<TimeoutError>([&] { one.get(); }, "could not connect to rank 0 at 127.0.0.1:", "within 500 ms",
+  auto one = start(1, 2, 1900ms);
+  expect_error<TimeoutError>([&] { one.get(); }, "could not connect to rank 0 at 127.0.0.1:", "within 1900 ms",
                              "does not know the job's secret", "try elsewhere");
   EXPECT_GE(impostor.accepted(), 2) << "it tries again";
 }

@@ -11,6 +11,7 @@
 #include "support/eventually.h"
 #include "support/loopback.h"
 #include "support/messages.h"
+#include "support/stolen_time.h"
 #include "support/store_host.h"
 
 namespace lockstep {
@@ -27,11 +28,11 @@ TEST(StoreClient, TellsWhenTheHostOfTheStoreIsKilled) {
   StoreClient client(client_options(std::stoi(child.read_line())));
   client.listen(&ear);
   auto waiting = std::async(std::launch::async, [&] { client.call(Verb::kGet, {"never"}); });
-  const auto start = Clock::now();
+  const Stopwatch watch;
   child.kill(SIGKILL);
   EXPECT_THAT(ear.failure_within(5s), AllOf(HasSubstr(": PeerError: rank 0 (pid " + std::to_string(child.pid())),
                                             HasSubstr("hosts the job's store, is gone")));
-  EXPECT_LT(Clock::now() - start, 1s);
+  EXPECT_LT(watch.unstolen(), 1s);
   expect_error<PeerError>([&] { waiting.get(); }, "rank 0", "hosts the job's store");
   expect_error<PeerError>([&] { client.call(Verb::kCheck, {}); }, "rank 0", "hosts the job's store");
 }
@@ -41,15 +42,15 @@ TEST(StoreClient, TellsWhenTheHostOfTheStoreIsStopped) {
   Ear ear;
   auto client = std::make_unique<StoreClient>(client_options(std::stoi(child.read_line()), 500ms));
   client->listen(&ear);
-  auto start = Clock::now();
+  Stopwatch watch;
   child.kill(SIGSTOP);
   EXPECT_THAT(
       ear.failure_within(10s),
       AllOf(HasSubstr("rank 0"), HasSubstr("hosts the job's store, sent no heartbeat for"), HasSubstr("stopped")));
-  EXPECT_LT(Clock::now() - start, 2s);
-  start = Clock::now();
+  EXPECT_LT(watch.unstolen(), 2s);
+  watch = Stopwatch();
   client.reset();
-  EXPECT_LT(Clock::now() - start, 1s);
+  EXPECT_LT(watch.unstolen(), 1s);
 }
 
 TEST(StoreClient, KnowsAnEndInOrderFromAFailure) {
@@ -61,9 +62,9 @@ TEST(StoreClient, KnowsAnEndInOrderFromAFailure) {
   auto other = host->connect();
   enrol(*other, 1);
   auto waiting = std::async(std::launch::async, [&] { make_remote_store(client)->get("never", 20s); });
-  const auto start = Clock::now();
+  const Stopwatch watch;
   host.reset();
-  EXPECT_LT(Clock::now() - start, 1s);
+  EXPECT_LT(watch.unstolen(), 1s);
   expect_error<PeerError>([&] { waiting.get(); }, "rank 0", "has ended");
   expect_error<PeerError>([&] { make_remote_store(client)->set("key", "value"); }, "rank 0", "has ended");
   expect_error<PeerError>([&] { make_remote_store(other)->add("key", 1); }, "rank 0", "has ended");
@@ -79,9 +80,9 @@ TEST(StoreClient, GoesWithoutTroubleForTheOthers) {
   enrol(*leaving, 1);
   leaving->send_async(Verb::kLeave, {"world", "12", "2", "group/world|"});
   EXPECT_EQ(ear.left_within(5s), "1 left world after 12");
-  const auto start = Clock::now();
+  const Stopwatch watch;
   leaving.reset();
-  EXPECT_LT(Clock::now() - start, 400ms);
+  EXPECT_LT(watch.unstolen(), 400ms);
   ASSERT_TRUE(ear.hears_ticks());
   EXPECT_EQ(ear.failures(), 0u);
 }
@@ -125,7 +126,7 @@ TEST(StoreClient, TellsAListenerWhatHappenedBeforeItListened) {
   relay.cut();
   expect_error<PeerError>([&] { make_remote_store(client)->get("never", 20s); }, "rank 1");
   client->listen(&ear);
-  EXPECT_THAT(ear.failure_within(2s), HasSubstr("rank 1"));
+  EXPECT_THAT(ear.failure_within(10s), HasSubstr("rank 1"));
   ASSERT_TRUE(eventually([&] {
     try {
       victim.call(Verb::kCheck, {});
@@ -135,15 +136,15 @@ TEST(StoreClient, TellsAListenerWhatHappenedBeforeItListened) {
     }
   }));
   victim.listen(&late_ear);
-  EXPECT_THAT(late_ear.failure_within(2s), HasSubstr("hosts the job's store, is gone"));
+  EXPECT_THAT(late_ear.failure_within(10s), HasSubstr("hosts the job's store, is gone"));
 }
 
 /// Expects a client to be refused quickly with these words.
 template <class... Parts>
 void expect_refusal(StoreClient::Options options, const Parts&... parts) {
-  const auto start = Clock::now();
+  const Stopwatch watch;
   expect_error<PeerError>([&] { StoreClient{options}; }, to_string(options.endpoint), parts...);
-  EXPECT_LT(Clock::now() - start, 2s);
+  EXPECT_LT(watch.unstolen(), 2s);
 }
 
 TEST(StoreClient, IsRefusedWithAnotherSecretOrGeneration) {
@@ -189,9 +190,9 @@ TEST(StoreClient, DoesNotWaitForeverForOneThatSaysNothing) {
     std::array<char, 4096> bytes;
     while (is_readable(socket, 1s) && ::recv(socket.get(), bytes.data(), bytes.size(), 0) > 0) continue;
   });
-  const auto start = Clock::now();
+  const Stopwatch watch;
   expect_error<TimeoutError>([&] { StoreClient(client_options(silent.port(), 5s, 300ms)); }, "it did not answer");
-  EXPECT_LT(Clock::now() - start, 2s);
+  EXPECT_LT(watch.unstolen(), 2s);
 }
 
 // A process that was forked has all sockets too, so that closing one does not end it.

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "rendezvous/net/socket.h"
+#include "support/stolen_time.h"
 
 namespace lockstep {
 
@@ -47,12 +48,17 @@ class Stranger {
     return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0;
   }
 
-  /// Whether the peer closes or resets the connection before the limit. Data received until then is in heard().
+  /// Whether the peer closes or resets the connection before the limit, stolen time aside. Data received until then is
+  /// in heard().
   bool is_cut_off_within(std::chrono::milliseconds limit) {
-    const auto deadline = std::chrono::steady_clock::now() + limit;
+    const Stopwatch watch;
     for (std::array<char, 4096> bytes;;) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-      if (left.count() < 0 || !is_readable(socket_, left)) return false;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit - watch.unstolen());
+      if (left.count() < 0) return false;
+      if (!is_readable(socket_, left)) {
+        if (watch.unstolen() < limit) continue;
+        return false;
+      }
       const ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
       if (got <= 0) return true;
       heard_.append(bytes.data(), static_cast<size_t>(got));

@@ -17,3 +17,17 @@ inline std::chrono::milliseconds stolen_time() {
   for (int column = 1; column <= 8; ++column) stat >> ticks;  // user nice system idle iowait irq softirq steal
   return std::chrono::milliseconds(ticks * 1000 / ::sysconf(_SC_CLK_TCK));
 }
+
+/// Measures from its construction.
+class Stopwatch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Clock::duration elapsed() const { return Clock::now() - begin_; }
+  /// Without the time that the host has stolen, for upper limits.
+  Clock::duration unstolen() const { return elapsed() - (stolen_time() - stolen_before_); }
+
+ private:
+  Clock::time_point begin_ = Clock::now();
+  std::chrono::milliseconds stolen_before_ = stolen_time();
+};
