@@ -11,22 +11,15 @@
 namespace lockstep::detail {
 namespace {
 
+/// Elements are moved as bytes, so any dtype of plain values can be sent.
 bool is_movable(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-    case c10::ScalarType::Double:
-    case c10::ScalarType::Half:
-    case c10::ScalarType::BFloat16:
-    case c10::ScalarType::Byte:
-    case c10::ScalarType::Char:
-    case c10::ScalarType::Short:
-    case c10::ScalarType::Int:
-    case c10::ScalarType::Long:
-    case c10::ScalarType::Bool:
-      return true;
-    default:
-      return false;
-  }
+  return dtype != c10::ScalarType::Undefined && !c10::isQIntType(dtype);
+}
+
+const char* remedy_for(ReduceOp op, c10::ScalarType dtype) {
+  if (c10::isComplexType(dtype)) return "; reduce at::view_as_real(tensor) if the operation applies to each part";
+  if (!has_reductions(dtype)) return "; convert the tensor to a dtype that docs/collectives.md lists for reductions";
+  return op == ReduceOp::kAvg ? "; use sum, or a floating-point tensor" : "; use an integer or bool tensor";
 }
 
 /// Checks the arguments of one call. Every message begins with the rank and the call.
@@ -57,8 +50,8 @@ class Checker {
 
   void reducible(const at::Tensor& tensor, ReduceOp op) const {
     if (!is_reducible(op, tensor.scalar_type()))
-      fail("operation ", name_of(op), " has no meaning for ", tensor.scalar_type(),
-           op == ReduceOp::kAvg ? "; use sum, or a floating-point tensor" : "; use an integer or bool tensor");
+      fail("operation ", name_of(op), " is not defined for ", tensor.scalar_type(),
+           remedy_for(op, tensor.scalar_type()));
   }
 
   void same_dtype(const at::Tensor& a, const at::Tensor& b) const {

@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/version.h>
 
 #include <lockstep/error.h>
 
@@ -296,6 +297,66 @@ INSTANTIATE_TEST_SUITE_P(All, Conformance, testing::ValuesIn(all_cases()), name_
 
 /// The checks that do not depend on the dtype, or would take too long for each.
 class ConformanceOnce : public OnEveryRank {};
+
+// Bytes are compared: LibTorch has no comparison for all of these dtypes.
+TEST_P(ConformanceOnce, DtypesWithoutReductionsAreMoved) {
+  std::vector<at::ScalarType> dtypes{at::kComplexHalf, at::kComplexFloat, at::kComplexDouble};
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
+  dtypes.insert(dtypes.end(), {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kUInt16, at::kUInt32, at::kUInt64});
+#endif
+  on_every_rank([&](ProcessGroup world) {
+    for (const auto dtype : dtypes) {
+      SCOPED_TRACE(at::toString(dtype));
+      const auto width = static_cast<int64_t>(c10::elementSize(dtype));
+      auto bytes_of_rank = [&](int rank) { return values_of(rank, at::kByte, {6 * width}, 1); };
+      auto of_rank = [&](int rank) { return here(bytes_of_rank(rank).view(dtype)); };
+      auto expect_rank = [&](const at::Tensor& tensor, int rank) {
+        EXPECT_TRUE(tensor.cpu().contiguous().view(at::kByte).equal(bytes_of_rank(rank))) << "of rank " << rank;
+      };
+      auto blanks = [&](int count) {
+        std::vector<at::Tensor> result;
+        for (int i = 0; i < count; ++i) result.push_back(here(at::zeros({6 * width}, at::kByte).view(dtype)));
+        return result;
+      };
+      const int me = world.rank(), root = world.size() - 1;
+
+      auto broadcast = of_rank(me);
+      world.broadcast(broadcast, root);
+      expect_rank(broadcast, root);
+      auto apart = here(at::zeros({6, 2 * width}, at::kByte).view(dtype)).select(1, 1);  // not contiguous
+      apart.copy_(of_rank(me));
+      world.broadcast(apart, root);
+      expect_rank(apart, root);
+
+      auto all = blanks(world.size());
+      world.all_gather(all, of_rank(me));
+      for (int rank = 0; rank < world.size(); ++rank) expect_rank(all[rank], rank);
+      auto whole = here(at::zeros({world.size() * 6 * width}, at::kByte).view(dtype));
+      world.all_gather(whole, of_rank(me));
+      for (int rank = 0; rank < world.size(); ++rank) expect_rank(whole.narrow(0, 6 * rank, 6), rank);
+
+      auto gathered = me == root ? blanks(world.size()) : std::vector<at::Tensor>();
+      world.gather(gathered, of_rank(me), root);
+      for (size_t rank = 0; rank < gathered.size(); ++rank) expect_rank(gathered[rank], static_cast<int>(rank));
+      std::vector<at::Tensor> parts;
+      for (int rank = 0; me == root && rank < world.size(); ++rank) parts.push_back(of_rank(rank));
+      auto part = blanks(1)[0];
+      world.scatter(part, parts, root);
+      expect_rank(part, me);
+      auto exchanged = blanks(world.size());
+      world.all_to_all(exchanged, std::vector<at::Tensor>(static_cast<size_t>(world.size()), of_rank(me)));
+      for (int rank = 0; rank < world.size(); ++rank) expect_rank(exchanged[rank], rank);
+
+      if (world.size() > 1 && me < 2) {
+        auto message = me == 0 ? of_rank(0) : blanks(1)[0];
+        me == 0 ? world.send(message, 1) : world.recv(message, 0);
+        expect_rank(message, 0);
+      }
+      expect_error<UsageError>([&] { world.all_reduce(of_rank(me)); }, "sum is not defined for",
+                               c10::isComplexType(dtype) ? "view_as_real" : "docs/collectives.md");
+    }
+  });
+}
 
 // Random calls on random shapes, the same on every rank, each compared with a plain loop.
 TEST_P(ConformanceOnce, RandomCallsOnRandomShapesAgreeWithAPlainLoop) {

@@ -261,7 +261,26 @@ const char* name_of(ReduceOp op) {
   return "unknown";
 }
 
+bool has_reductions(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+    case c10::ScalarType::Double:
+    case c10::ScalarType::Half:
+    case c10::ScalarType::BFloat16:
+    case c10::ScalarType::Byte:
+    case c10::ScalarType::Char:
+    case c10::ScalarType::Short:
+    case c10::ScalarType::Int:
+    case c10::ScalarType::Long:
+    case c10::ScalarType::Bool:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool is_reducible(ReduceOp op, c10::ScalarType dtype) {
+  if (!has_reductions(dtype)) return false;
   bool bitwise = op == ReduceOp::kAnd || op == ReduceOp::kOr || op == ReduceOp::kXor;
   return c10::isFloatingType(dtype) ? !bitwise : op != ReduceOp::kAvg;
 }

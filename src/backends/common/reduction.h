@@ -12,6 +12,9 @@ namespace lockstep {
 /// Returns the name that users write: "sum", "avg", ...
 const char* name_of(ReduceOp op);
 
+/// Whether any operation is defined for this dtype. Other dtypes can only be moved.
+bool has_reductions(c10::ScalarType dtype);
+
 /// Whether the operation is defined for this dtype: see docs/collectives.md.
 bool is_reducible(ReduceOp op, c10::ScalarType dtype);
 
