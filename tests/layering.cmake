@@ -28,7 +28,8 @@ set(backends_headers backend reduce_op)
 set(comm_headers
   call_options fast_convolutions group_layout join process_group run_threads spawn tensors_in work)
 set(parallel_headers
-  captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel sync_batch_norm)
+  captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel
+  model_adapters sync_batch_norm)
 set(optim_headers fused_optimizers gradient_tools optimizer_state zero_redundancy_optimizer)
 set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb stage)
 set(checkpoint_headers

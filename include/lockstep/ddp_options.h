@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 namespace lockstep {
 
@@ -25,8 +26,8 @@ struct BucketPlan {
 };
 
 /// Options that affect communication must match on all ranks: broadcast_buffers, find_unused_parameters, static_graph,
-/// check_finite, check_replicas_every and buckets. The constructor throws MismatchError if they differ, unless
-/// init_sync is false.
+/// reduce_dtype, densify_sparse_gradients, sparse_parameters, check_finite, check_replicas_every and buckets. The
+/// constructor throws MismatchError if they differ, unless init_sync is false.
 struct DistributedDataParallelOptions {
   /// In training mode, copies rank 0's buffers (running statistics and the like) to all ranks before the first forward
   /// of each step.
@@ -54,6 +55,17 @@ struct DistributedDataParallelOptions {
   /// Checks all gradients for NaN and infinity in each backward. If it finds any, throws an Error that names the rank
   /// and the parameter, on every rank. Costs one pass over the gradients.
   bool check_finite = false;
+  /// Dtype in which gradients are reduced. Default: that of the parameter. For example float32 for bfloat16 parameters,
+  /// so that the sum over many ranks is not rounded, or bfloat16 for float32 parameters, which halves the bytes sent. A
+  /// gradient of another dtype is converted, which costs one copy each step. Complex gradients keep their dtype.
+  std::optional<c10::ScalarType> reduce_dtype{};
+  /// Sparse gradients (Embedding with the option sparse) stay sparse: each rank sends the rows that it has, and .grad()
+  /// is a sparse tensor with the rows of all ranks. If true, they are converted and reduced with the dense gradients,
+  /// which is faster if a step uses most of the rows. Comm hooks get dense gradients only.
+  bool densify_sparse_gradients = false;
+  /// Names of further parameters with sparse gradients, besides the weights of Embedding and EmbeddingBag layers whose
+  /// option sparse is set. For TorchScript and functions.
+  std::vector<std::string> sparse_parameters{};
   /// Interval, in training forwards, at which check_replicas() runs automatically. 0: never.
   int64_t check_replicas_every = 0;
 };

@@ -17,6 +17,7 @@
 #include <lockstep/ddp_options.h>
 #include <lockstep/export.h>
 #include <lockstep/join.h>
+#include <lockstep/model_adapters.h>
 #include <lockstep/process_group.h>
 #include <lockstep/tensors_in.h>
 
@@ -46,7 +47,7 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
  public:
   /// Return each parameter once, even if several modules share it. Pass these to the optimizer.
   std::vector<at::Tensor> parameters() const;
-  std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
+  NamedTensors named_parameters() const;
   void train(bool on = true);
   void eval();
 
@@ -125,8 +126,19 @@ LOCKSTEP_EXPORT std::ostream& operator<<(std::ostream& out, const DistributedDat
 ///
 /// Gradients are averaged whether you call the wrapper's forward or the module's own, because the hooks are on the
 /// parameters. Only the wrapper's forward broadcasts buffers and checks the model: it throws UsageError if a parameter
-/// was added, replaced, moved or frozen after wrapping. It also throws UsageError if the last backward was aborted by
-/// an exception.
+/// was added, replaced or moved after wrapping. It also throws UsageError if the last backward was aborted by an
+/// exception.
+///
+/// Parameters may be frozen and trained again between steps (requires_grad_). A frozen parameter takes no part in a
+/// backward: it keeps its gradient, and nothing is expected of it. If all are frozen, backward does not communicate.
+/// All ranks must freeze the same parameters: backward throws MismatchError on every rank otherwise, on a GPU some
+/// steps later. A parameter that is frozen when the model is wrapped is not reduced and must stay frozen.
+///
+/// A model is a module, a TorchScript module, or a function with a list of parameters:
+///
+///   lockstep::DistributedDataParallel ddp(torch::jit::load("model.pt"), world);      // calls return c10::IValue
+///   lockstep::DistributedDataParallel ddp({{"weight", weight}, {"bias", bias}}, [&](torch::Tensor input) {...},
+///   world);
 ///
 /// By default `.grad()` is memory of the wrapper (see gradient_as_bucket_view). Read and modify it freely, but do not
 /// keep it beyond the next backward.
@@ -147,6 +159,17 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module, ProcessGroup group,
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module.ptr(), std::move(group), options) {}
+
+  DistributedDataParallel(
+      const torch::jit::Module& script, ProcessGroup group,
+      const DistributedDataParallelOptions& options = {}) requires(std::is_same_v<Module, ScriptModule>)
+      : DistributedDataParallel(std::make_shared<ScriptModule>(script), std::move(group), options) {}
+
+  template <class Function>
+  DistributedDataParallel(
+      const NamedTensors& parameters, Function function, ProcessGroup group,
+      const DistributedDataParallelOptions& options = {}) requires(std::is_same_v<Module, FunctionModule<Function>>)
+      : DistributedDataParallel(std::make_shared<Module>(parameters, std::move(function)), std::move(group), options) {}
 
   /// Calls the module's forward and returns its result, by value: a reference could refer to a copy of an argument that
   /// was made for device_ids. In training mode with gradients enabled it is collective if it broadcasts buffers or
@@ -201,5 +224,14 @@ DistributedDataParallel(const torch::nn::ModuleHolder<Module>&, ProcessGroup, co
     -> DistributedDataParallel<Module>;
 template <class Module>
 DistributedDataParallel(const torch::nn::ModuleHolder<Module>&, ProcessGroup) -> DistributedDataParallel<Module>;
+DistributedDataParallel(const torch::jit::Module&, ProcessGroup, const DistributedDataParallelOptions&)
+    ->DistributedDataParallel<ScriptModule>;
+DistributedDataParallel(const torch::jit::Module&, ProcessGroup)->DistributedDataParallel<ScriptModule>;
+template <class Function>
+DistributedDataParallel(const NamedTensors&, Function, ProcessGroup, const DistributedDataParallelOptions&)
+    -> DistributedDataParallel<FunctionModule<Function>>;
+template <class Function>
+DistributedDataParallel(const NamedTensors&, Function, ProcessGroup)
+    -> DistributedDataParallel<FunctionModule<Function>>;
 
 }  // namespace lockstep

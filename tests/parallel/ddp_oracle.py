@@ -46,6 +46,27 @@ class TwoHeads(nn.Module):
         return y
 
 
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.second = nn.Linear(16, 12)
+        self.third = nn.Linear(12, 4)
+
+    def forward(self, x):
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(12, 6, sparse=True)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.table(tokens)))
+
+
 def generator(seed):
     return torch.Generator().manual_seed(seed)
 
@@ -158,6 +179,35 @@ def no_sync():
     return result(model)
 
 
+def sparse():
+    model = filled(Tokens())
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        loss(ddp(targets_of(step) * 2 + RANK), step).backward()
+        optimizer.step()
+    return result(model)
+
+
+def gan():
+    maker, critic = filled(nn.Linear(6, 6)), filled(Mlp())
+    ddp_maker, ddp_critic = DistributedDataParallel(maker), DistributedDataParallel(critic)
+    maker_optimizer = torch.optim.SGD(maker.parameters(), lr=0.1)
+    critic_optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    for step in range(STEPS):
+        fake = ddp_maker(inputs_of(step, (6,), DTYPE))
+        zero(critic)
+        loss(ddp_critic(fake.detach()), step).backward()
+        critic_optimizer.step()
+        zero(maker)
+        critic.requires_grad_(False)
+        (-loss(critic(fake), step)).backward()  # Python's wrapper expects gradients of a frozen model, too
+        critic.requires_grad_(True)
+        maker_optimizer.step()
+    return result(maker) + result(critic)
+
+
 def uneven(divide_by_initial_world_size):
     model = filled(ConvNet())
     ddp = DistributedDataParallel(model)
@@ -192,7 +242,9 @@ def main():
         world_size=SIZE,
         timeout=timedelta(minutes=1),
     )
-    scenarios = [sgd, adam, bucket_view, fp16, unused, static_graph, no_sync, join, join_by_current]
+    scenarios = [sgd, adam, bucket_view, fp16, unused, static_graph, no_sync, gan, join, join_by_current]
+    if DEVICE.type == "cpu":
+        scenarios.append(sparse)
     if DEVICE.type == "cuda":
         scenarios.append(sync_batch_norm)
     for scenario in scenarios:

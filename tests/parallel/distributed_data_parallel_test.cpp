@@ -286,18 +286,6 @@ TEST(DistributedDataParallel, MixesDtypesAndLayouts) {
   });
 }
 
-TEST(DistributedDataParallel, SparseGradientsAreRefusedByName) {
-  run_threads_into_an_error(2, [&](ProcessGroup world) {
-    torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 3).sparse(true));
-    DistributedDataParallel ddp(table, world);
-    expect_error<UsageError>(
-        [&] {
-          ddp(torch::tensor({1, 2})).sum().backward();
-        },
-        "'weight'", "Sparse", "sparse to false");
-  });
-}
-
 TEST(DistributedDataParallel, ReachesTheModuleAndMayBeMoved) {
   run_threads(2, [&](ProcessGroup world) {
     auto model = filled_mlp();

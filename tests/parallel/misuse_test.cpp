@@ -49,18 +49,6 @@ TEST(Misuse, AMovedParameterIsNamed) {
   expect_refused([](MlpImpl& m) { m.to(torch::kDouble); }, "'first.weight' was [16, 6] Float", "is [16, 6] Double");
 }
 
-TEST(Misuse, AFrozenOrThawedParameterIsNamed) {
-  expect_refused([](MlpImpl& m) { m.second->bias.set_requires_grad(false); }, "'second.bias' was trained",
-                 "is frozen now");
-  run_threads(1, [&](ProcessGroup world) {
-    auto model = filled_mlp();
-    model->first->weight.set_requires_grad(false);
-    DistributedDataParallel ddp(model, world);
-    model->first->weight.set_requires_grad(true);
-    expect_error<UsageError>([&] { ddp(input_of(0)); }, "'first.weight' was frozen", "is trained now");
-  });
-}
-
 TEST(Misuse, AReplacedOrAddedBufferIsNamed) {
   run_threads(2, [&](ProcessGroup world) {
     const std::vector<std::pair<const char*, std::function<void(torch::nn::SequentialImpl&)>>> changes{

@@ -160,6 +160,57 @@ inline Named uneven(const ProcessGroup& world, const Place& place, const JoinOpt
   return result_of(*model);
 }
 
+struct TokensImpl : torch::nn::Module {
+  TokensImpl() {
+    table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(12, 6).sparse(true)));
+    head = register_module("head", torch::nn::Linear(6, 4));
+  }
+  torch::Tensor forward(torch::Tensor tokens) { return head(torch::tanh(table(tokens))); }
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Tokens);
+
+/// The rows of a step differ between the ranks.
+inline Named sparse(const ProcessGroup& world, const Place& place, const Options& options = {}) {
+  auto model = filled<Tokens>(place);
+  DistributedDataParallel ddp(model, world, options);
+  torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
+    const auto tokens = (targets_of(step, world.rank()) * 2 + world.rank()).to(place.device);
+    loss_of(ddp(tokens), step, world.rank()).backward();
+    optimizer.step();
+  }
+  return result_of(*model);
+}
+
+/// Trains a generator through a discriminator that is frozen meanwhile.
+inline Named gan(const ProcessGroup& world, const Place& place, const Options& options = {}) {
+  torch::nn::Linear generator(6, 6);
+  fill_parameters(*generator, 1);
+  generator->to(place.device, place.dtype);
+  auto discriminator = filled<Mlp>(place);
+  DistributedDataParallel ddp_generator(generator, world, options);
+  DistributedDataParallel ddp_discriminator(discriminator, world, options);
+  torch::optim::SGD generator_optimizer(generator->parameters(), 0.1);
+  torch::optim::SGD discriminator_optimizer(discriminator->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    const auto fake = ddp_generator(inputs_of(step, world.rank(), {6}, place.dtype).to(place.device));
+    zero(*discriminator);
+    loss_of(ddp_discriminator(fake.detach()), step, world.rank()).backward();
+    discriminator_optimizer.step();
+    zero(*generator);
+    for (auto& parameter : discriminator->parameters()) parameter.requires_grad_(false);
+    (-loss_of(ddp_discriminator(fake), step, world.rank())).backward();
+    for (auto& parameter : discriminator->parameters()) parameter.requires_grad_(true);
+    generator_optimizer.step();
+  }
+  auto result = result_of(*generator);
+  for (const auto& item : result_of(*discriminator)) result.push_back(item);
+  return result;
+}
+
 struct Scenario {
   std::string name;     // of the function in ddp_oracle.py
   std::string variant;  // how it is done here
@@ -198,9 +249,19 @@ inline const std::vector<Scenario> kScenarios{
      [](auto& world, auto& place) { return static_graph(world, place, kSmallBuckets); }},
     {"no_sync", "default", [](auto& world, auto& place) { return no_sync(world, place); }},
     {"no_sync", "small buckets", [](auto& world, auto& place) { return no_sync(world, place, kSmallBuckets); }},
+    {"gan", "default", [](auto& world, auto& place) { return gan(world, place); }},
+    {"gan", "small buckets", [](auto& world, auto& place) { return gan(world, place, kSmallBuckets); }},
+    {"gan", "gradients in memory of their own", [](auto& world, auto& place) { return gan(world, place, kOwnMemory); }},
     {"join", "default", [](auto& world, auto& place) { return uneven(world, place, {}); }},
     {"join_by_current", "default",
      [](auto& world, auto& place) { return uneven(world, place, {.divide_by_initial_world_size = false}); }},
+};
+
+/// Those that Python has on CPUs only.
+inline const std::vector<Scenario> kCpuScenarios{
+    {"sparse", "default", [](auto& world, auto& place) { return sparse(world, place); }},
+    {"sparse", "densified",
+     [](auto& world, auto& place) { return sparse(world, place, {.densify_sparse_gradients = true}); }},
 };
 
 /// Those that Python has on GPUs only.

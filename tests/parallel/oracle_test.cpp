@@ -14,9 +14,11 @@ namespace {
 TEST(Oracle, TrainingEqualsPythonsDistributedDataParallel) {
   const auto python = python_with_torch();
   if (python.empty()) GTEST_SKIP() << "needs Python's torch: apt-get install python3-torch";
+  auto scenarios = oracle::kScenarios;
+  scenarios.insert(scenarios.end(), oracle::kCpuScenarios.begin(), oracle::kCpuScenarios.end());
   for (int size : {2, 3, 4}) {
     const PythonOracle python_ranks(python, size, torch::kCPU);
-    for (const auto& scenario : oracle::kScenarios) {
+    for (const auto& scenario : scenarios) {
       const auto expected = python_ranks.values(scenario.name);
       run_threads(size, [&](ProcessGroup world) {
         const auto actual = scenario.run(world, {torch::kCPU, at::kDouble});

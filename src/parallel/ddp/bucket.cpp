@@ -22,26 +22,30 @@ int64_t padded_elements(int64_t elements, int64_t element_bytes) {
   return align_up(elements, kGradientAlignBytes / element_bytes);
 }
 
+int64_t real_elements(const at::Tensor& tensor) {
+  return tensor.numel() * (tensor.is_complex() ? 2 : 1);
+}
+
 }  // namespace
 
-Bucket::Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra,
-               int64_t plan, const StepRecorder& recorder)
+Bucket::Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, const std::vector<at::Tensor>& parameters,
+               int64_t extra, int64_t plan, const StepRecorder& recorder)
     : group_(group), missing_(parameters.size()), recorder_(&recorder) {
   c10::NoGradGuard no_grad;
-  int64_t width = static_cast<int64_t>(parameters.front().element_size());
+  const auto width = static_cast<int64_t>(c10::elementSize(dtype));
   int64_t total = 0;
-  for (const auto& parameter : parameters) total += padded_elements(parameter.numel(), width);
-  memory_ =
-      group.allocate({total + extra}, parameters.front().scalar_type()).zero_();  // the padding is reduced as well
+  for (const auto& parameter : parameters) total += padded_elements(real_elements(parameter), width);
+  memory_ = group.allocate({total + extra}, dtype).zero_();  // the padding is reduced as well
 
   int64_t offset = 0;
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters) {
-    auto part = memory_.narrow(0, offset, parameter.numel());
+    auto part = memory_.narrow(0, offset, real_elements(parameter));
+    if (parameter.is_complex()) part = at::view_as_complex(part.view({-1, 2}));
     bool dense = parameter.is_non_overlapping_and_dense();
     gradients.push_back(
         (dense ? part.as_strided(parameter.sizes(), parameter.strides()) : part.view(parameter.sizes())).detach());
-    offset += padded_elements(parameter.numel(), width);
+    offset += padded_elements(real_elements(parameter), width);
   }
   contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters, plan};
   extra_ = memory_.narrow(0, total, extra);

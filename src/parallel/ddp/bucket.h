@@ -36,13 +36,14 @@ inline void write(const at::Tensor& to, const at::Tensor& from) {
 /// Gradients that are reduced together, in one buffer of the backend's memory. Not thread-safe.
 class Bucket {
  public:
-  /// `parameters` must have one dtype and device. `extra` elements follow the gradients. `plan` is
-  /// GradientBucket::plan. `recorder` must outlive the bucket.
-  Bucket(const ProcessGroup& group, size_t index, const std::vector<at::Tensor>& parameters, int64_t extra,
-         int64_t plan, const StepRecorder& recorder);
+  /// The bucket's memory has a real dtype; a complex gradient occupies two elements for each of its own. `extra`
+  /// elements follow the gradients. `plan` is GradientBucket::plan. `recorder` must outlive the bucket.
+  Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, const std::vector<at::Tensor>& parameters,
+         int64_t extra, int64_t plan, const StepRecorder& recorder);
 
-  /// Returns a tensor in the bucket's memory with the shape and strides of parameter `slot`. It is not an autograd
-  /// view: optimizers detach gradients in place, and autograd views refuse that.
+  /// Returns a tensor in the bucket's memory with the shape and strides of parameter `slot`: complex if the parameter
+  /// is, else of the bucket's dtype. It is not an autograd view: optimizers detach gradients in place, and autograd
+  /// views refuse that.
   const at::Tensor& gradient(size_t slot) const { return contents_.gradients[slot]; }
 
   /// The elements after the gradients. A comm hook does not receive them: they have their own all-reduce.

@@ -61,16 +61,21 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
       buffers_(group_, tensors_of(wrapped_.buffers())),
       weight_(group_),
       recorder_(group_.device()) {
-  check_trainable(wrapped_, input_device_, group_);
+  check_trainable(wrapped_, options, input_device_, group_);
   if (options.init_sync) {
     check_same_model(wrapped_, options, group_);
     broadcast_parameters_and_buffers(kSource);
   }
-  reducer_ =
-      std::make_shared<Reducer>(wrapped_.trained(), group_,
-                                ReducerOptions{options.buckets, options.find_unused_parameters, options.static_graph,
-                                               options.gradient_as_bucket_view, options.check_finite},
-                                weight_, recorder_);
+  reducer_ = std::make_shared<Reducer>(wrapped_.trained(), group_,
+                                       ReducerOptions{.limits = options.buckets,
+                                                      .allow_unused = options.find_unused_parameters,
+                                                      .static_graph = options.static_graph,
+                                                      .gradient_as_bucket_view = options.gradient_as_bucket_view,
+                                                      .check_finite = options.check_finite,
+                                                      .reduce_dtype = options.reduce_dtype,
+                                                      .sparse_parameters = wrapped_.sparse_parameters(options),
+                                                      .densify_sparse_gradients = options.densify_sparse_gradients},
+                                       weight_, recorder_);
 }
 
 // Evaluation does not communicate, so ranks may evaluate different numbers of batches.
@@ -80,7 +85,7 @@ void DdpState::before_forward() {
   reducer_->check_finished();
   check_unchanged();
   if (!c10::GradMode::is_enabled()) return;
-  reducer_->connect();
+  reducer_->begin_forward();
   if (Recording::is_active()) take_part_in_capture();
   const bool is_training = wrapped_.module().is_training();
   int source = kSource;
@@ -105,17 +110,28 @@ void DdpState::take_buffers_if_due(int source) {
   if (options_.broadcast_buffers && std::exchange(buffers_taken_at_, now) != now) broadcast_buffers(source);
 }
 
-// A captured graph contains the addresses of the parameters and, if set_batch_weight was called before, the weighting
-// of the gradients. Neither may change between capture and replay.
+// A captured graph contains the addresses of the parameters, the backward of those that are trained and, if
+// set_batch_weight was called before, the weighting of the gradients. None may change between capture and replay.
 void DdpState::take_part_in_capture() {
-  std::vector<const void*> addresses;
-  for (const auto& [name, tensor] : reducer_->parameters()) addresses.push_back(tensor.data_ptr());
-  Recording::before_replay([reducer = reducer_, addresses, weighs = reducer_->weighs_gradients()] {
-    for (size_t i = 0; i < addresses.size(); ++i)
-      if (const auto& [name, tensor] = reducer->parameters()[i]; tensor.data_ptr() != addresses[i])
+  struct Captured {
+    const void* address;
+    bool is_trained;
+  };
+  std::vector<Captured> captured;
+  for (const auto& [name, tensor] : reducer_->parameters())
+    captured.push_back({tensor.data_ptr(), tensor.requires_grad()});
+  Recording::before_replay([reducer = reducer_, captured, weighs = reducer_->weighs_gradients()] {
+    for (size_t i = 0; i < captured.size(); ++i) {
+      const auto& [name, tensor] = reducer->parameters()[i];
+      if (tensor.data_ptr() != captured[i].address)
         throw UsageError(text("parameter '", name,
                               "' was moved to other memory after the step was captured (torch::load, set_data or "
                               "to()); create a new CapturedStep after loading"));
+      if (tensor.requires_grad() != captured[i].is_trained)
+        throw UsageError(text("parameter '", name, "' was ", captured[i].is_trained ? "trained" : "frozen",
+                              " when the step was captured and is ", captured[i].is_trained ? "frozen" : "trained",
+                              " now; create a CapturedStep for each set of frozen parameters"));
+    }
     if (reducer->weighs_gradients() != weighs)
       throw UsageError(
           "set_batch_weight was first called after the step was captured, so the captured step does not weight its "

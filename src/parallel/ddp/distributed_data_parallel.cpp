@@ -49,8 +49,8 @@ std::vector<at::Tensor> DistributedDataParallelBase::parameters() const {
   return result;
 }
 
-std::vector<std::pair<std::string, at::Tensor>> DistributedDataParallelBase::named_parameters() const {
-  std::vector<std::pair<std::string, at::Tensor>> result;
+NamedTensors DistributedDataParallelBase::named_parameters() const {
+  NamedTensors result;
   for (const auto& [name, tensor] : replica_->wrapped().all_parameters()) result.emplace_back(name, tensor);
   return result;
 }

@@ -98,25 +98,37 @@ std::vector<ModelFact> facts_of(const DistributedDataParallelOptions& options) {
       {"option find_unused_parameters", word(options.find_unused_parameters)},
       {"option static_graph", word(options.static_graph)},
       {"option check_finite", word(options.check_finite)},
+      {"option reduce_dtype", options.reduce_dtype ? text(*options.reduce_dtype) : "that of the parameter"},
+      {"option densify_sparse_gradients", word(options.densify_sparse_gradients)},
+      {"option sparse_parameters", enumerate(options.sparse_parameters)},
       {"option check_replicas_every", text(options.check_replicas_every)},
       {"option buckets", text("first_bytes ", options.buckets.first_bytes, ", cap_bytes ", options.buckets.cap_bytes)}};
 }
 
-std::string why_not_trainable(const WrappedModule& model, const std::optional<c10::Device>& device,
-                              const ProcessGroup& group) {
+bool can_be_averaged(c10::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+std::string why_not_trainable(const WrappedModule& model, const DistributedDataParallelOptions& options,
+                              const std::optional<c10::Device>& device, const ProcessGroup& group) {
   auto because = [&](const auto&... parts) { return text("DistributedDataParallel: ", parts...); };
   if (device && *device != group.device())
     return because("option device_ids is ", *device, ", but the group's device is ", group.device(),
                    "; pass the group's device, or none");
+  if (options.reduce_dtype && !can_be_averaged(*options.reduce_dtype))
+    return because("option reduce_dtype is ", *options.reduce_dtype,
+                   ", expected float32, float64, float16 or bfloat16");
   bool trains = false;
   for (const auto& [name, tensor] : model.parameters()) {
     trains = trains || tensor.requires_grad();
     if (tensor.device() != group.device())
       return because("parameter '", name, "' is on ", tensor.device(), ", but the group's device is ", group.device(),
                      "; call model->to(world.device()) before wrapping");
-    if (tensor.requires_grad() && !c10::isFloatingType(tensor.scalar_type()))
-      return because("parameter '", name, "' has dtype ", tensor.scalar_type(),
-                     "; only gradients of floating-point dtypes can be averaged");
+    const auto dtype = c10::toRealValueType(tensor.scalar_type());
+    if (tensor.requires_grad() && !can_be_averaged(dtype))
+      return because(
+          "parameter '", name, "' has dtype ", tensor.scalar_type(),
+          ", whose gradients cannot be averaged; use float32, float64, float16, bfloat16 or a complex dtype");
   }
   if (!trains)
     return because(
@@ -145,8 +157,9 @@ std::string first_difference(const std::vector<ModelFact>& mine, const std::vect
   return {};
 }
 
-void check_trainable(const WrappedModule& model, const std::optional<c10::Device>& device, const ProcessGroup& group) {
-  const auto reasons = all_gather_strings(group, why_not_trainable(model, device, group));
+void check_trainable(const WrappedModule& model, const DistributedDataParallelOptions& options,
+                     const std::optional<c10::Device>& device, const ProcessGroup& group) {
+  const auto reasons = all_gather_strings(group, why_not_trainable(model, options, device, group));
   for (size_t rank = 0; rank < reasons.size(); ++rank)
     if (!reasons[rank].empty()) throw UsageError(static_cast<int>(rank), reasons[rank]);
 }

@@ -27,9 +27,10 @@ struct ModelFact {
 /// Describes the first difference between two ranks' models for an error message; empty if there is none.
 std::string first_difference(const std::vector<ModelFact>& mine, const std::vector<ModelFact>& theirs, int their_rank);
 
-/// Throws UsageError if some rank's model cannot be trained by this group, or if `device` is set and is not the group's
-/// device. Collective; throws on all ranks or on none.
-void check_trainable(const WrappedModule& model, const std::optional<c10::Device>& device, const ProcessGroup& group);
+/// Throws UsageError if some rank's model cannot be trained by this group with these options, or if `device` is set and
+/// is not the group's device. Collective; throws on all ranks or on none.
+void check_trainable(const WrappedModule& model, const DistributedDataParallelOptions& options,
+                     const std::optional<c10::Device>& device, const ProcessGroup& group);
 
 /// Throws MismatchError, naming the first difference, unless all ranks have the same model and the same options.
 /// Collective; throws on all ranks or on none.

@@ -10,8 +10,8 @@
 
 #include "base/text.h"
 #include "comm/capture.h"
-#include "comm/strings.h"
 #include "parallel/ddp/bucket.h"
+#include "parallel/ddp/sparse_gradients.h"
 
 // Overview of one reduction.
 //
@@ -32,13 +32,16 @@
 namespace lockstep {
 namespace {
 
-constexpr int kReference = 0;  // the rank whose arrival order determines the buckets
-
-std::vector<detail::GradientSpec> specs_of(const std::vector<NamedParameter>& parameters) {
-  std::vector<detail::GradientSpec> specs;
+std::vector<char> which_are_named(const std::vector<NamedParameter>& parameters,
+                                  const std::vector<std::string>& names) {
+  std::vector<char> result;
   for (const auto& [name, tensor] : parameters)
-    specs.push_back({tensor.numel(), tensor.scalar_type(), tensor.device()});
-  return specs;
+    result.push_back(std::find(names.begin(), names.end(), name) != names.end());
+  return result;
+}
+
+bool is_all_finite(const at::Tensor& tensor) {
+  return at::isfinite(tensor.is_sparse() ? tensor._values() : tensor).all().item<bool>();
 }
 
 }  // namespace
@@ -54,20 +57,29 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(options),
+      sparse_(which_are_named(parameters_, options.sparse_parameters)),
       weight_(weight),
       recorder_(recorder),
-      plan_(detail::plan_buckets(specs_of(parameters_), options.limits)),
       states_(parameters_.size()),
       used_(parameters_.size()),
+      trained_in_forward_(parameters_.size()),
       marks_(parameters_.size()),
       hooks_(tensors_of(parameters_), group_.device(),
              [this](size_t parameter, bool is_defined) { on_gradient(parameter, is_defined); }) {
+  frozen_.resize(parameters_.size());
+  std::vector<size_t> order;
+  for (size_t i = parameters_.size(); i-- > 0;)
+    if (!is_sparse(i)) order.push_back(i);
+  plan_ = detail::plan_buckets(specs(), options_.limits, order);
   make_buckets();
 }
 
-void Reducer::connect() {
+void Reducer::begin_forward() {
   std::lock_guard lock(mutex_);
   if (!in_backward_) hooks_.connect();
+  in_forward_ = true;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].tensor.requires_grad()) trained_in_forward_[i] = 1;
 }
 
 void Reducer::weigh_gradients() {
@@ -84,23 +96,7 @@ bool Reducer::weighs_gradients() const {
 // Runs before autograd accumulates the gradient, so each backward of a gradient accumulation has its own weight.
 at::Tensor Reducer::weigh(const at::Tensor& gradient) {
   std::lock_guard lock(mutex_);
-  const bool is_dense = gradient.defined() && gradient.layout() == c10::kStrided;
-  return is_dense ? weight_.apply(gradient) : gradient;
-}
-
-// The last bucket has extra elements for the marks.
-void Reducer::make_buckets() {
-  buckets_.clear();
-  ++plans_;
-  for (size_t b = 0; b < plan_.buckets.size(); ++b) {
-    std::vector<at::Tensor> members;
-    for (size_t parameter : plan_.buckets[b]) {
-      states_[parameter].bucket = b;
-      states_[parameter].slot = members.size();
-      members.push_back(parameters_[parameter].tensor);
-    }
-    buckets_.emplace_back(group_, b, members, b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_, recorder_);
-  }
+  return gradient.defined() ? weight_.apply(gradient) : gradient;
 }
 
 void Reducer::set_enabled(bool enabled) {
@@ -144,14 +140,6 @@ void Reducer::check_finished() const {
   if (in_backward_) throw_interrupted_backward();
 }
 
-void Reducer::throw_interrupted_backward() const {
-  throw UsageError(
-      group_.rank(),
-      "the last backward did not finish, so this rank left the others in the middle of a reduction; end the "
-      "job and resume from a checkpoint (if backward recomputes the whole model: call forward on the wrapper and "
-      "return tensors from it)");
-}
-
 int64_t Reducer::reductions() const {
   std::lock_guard lock(mutex_);
   return reductions_;
@@ -162,14 +150,11 @@ BucketPlan Reducer::plan() const {
   return plan_;
 }
 
-const at::Tensor& Reducer::view_of(size_t parameter) const {
-  return buckets_[states_[parameter].bucket].gradient(states_[parameter].slot);
-}
-
 // --- during backward
 
 void Reducer::on_gradient(size_t parameter, bool is_defined) {
   std::lock_guard lock(mutex_);
+  if (!parameters_[parameter].tensor.requires_grad()) is_defined = false;  // frozen after forward: not accumulated
   if (is_defined) used_[parameter] = 1;
   if (!enabled_) {
     has_unsynchronized_ = has_unsynchronized_ || is_defined;
@@ -177,11 +162,12 @@ void Reducer::on_gradient(size_t parameter, bool is_defined) {
   }
   register_end_callback(current_backward_task());
   if (!is_defined) return;
+  frozen_[parameter] = 0;
   arrivals_.push_back(parameter);
   if (!is_complete(parameter)) return;
   put_in_bucket(parameter);
   // Frees the gradient's memory while it is still in the cache, so that autograd can reuse it for the next gradient.
-  if (options_.gradient_as_bucket_view) parameters_[parameter].tensor.mutable_grad() = view_of(parameter);
+  if (is_bucket_view(parameter)) parameters_[parameter].tensor.mutable_grad() = view_of(parameter);
   start_full_buckets();
 }
 
@@ -195,6 +181,11 @@ void Reducer::on_output_gradient() {
 // queued, so each task needs its own.
 void Reducer::register_end_callback(const BackwardTask& task) {
   if (!in_backward_) {
+    if (are_all_frozen()) {
+      in_forward_ = false;
+      std::fill(trained_in_forward_.begin(), trained_in_forward_.end(), 0);
+      return;
+    }
     refuse_create_graph();
     begin();
   }
@@ -202,16 +193,6 @@ void Reducer::register_end_callback(const BackwardTask& task) {
   if (task.depth == 0 && std::exchange(has_outermost_, true)) throw_interrupted_backward();
   tasks_.push_back(task.id);
   torch::autograd::Engine::get_default_engine().queue_callback([this, task] { on_task_end(task); });
-}
-
-// The reduction overwrites gradients in place, which autograd cannot differentiate.
-void Reducer::refuse_create_graph() const {
-  if (c10::GradMode::is_enabled())
-    throw UsageError(
-        group_.rank(),
-        "backward was called with create_graph, but gradients lose their graph when they are averaged over "
-        "the ranks; compute the inner gradients with torch::autograd::grad(..., create_graph), add the "
-        "terms that use them to the loss, and call backward without create_graph");
 }
 
 void Reducer::on_task_end(const BackwardTask& task) {
@@ -237,9 +218,24 @@ void Reducer::begin() {
     state.is_in = false;
     state.gradients = 0;
   }
-  if (!knows_graph()) return;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    frozen_[i] = is_frozen(i);
+    const bool cannot_arrive = !parameters_[i].tensor.requires_grad() || (knows_graph() && states_[i].expected == 0);
+    if (cannot_arrive) put_without_new_gradient(i);
+  }
+}
+
+// A gradient that was accumulated under no_sync() is reduced even if the parameter is frozen now. A parameter that was
+// frozen in all forwards gets no gradient, although it may be trained again when backward runs.
+bool Reducer::is_frozen(size_t parameter) const {
+  if (used_[parameter]) return false;
+  return !parameters_[parameter].tensor.requires_grad() || (in_forward_ && !trained_in_forward_[parameter]);
+}
+
+bool Reducer::are_all_frozen() const {
   for (size_t i = 0; i < parameters_.size(); ++i)
-    if (states_[i].expected == 0) put_without_new_gradient(i);
+    if (!is_frozen(i)) return false;
+  return true;
 }
 
 /// Counts one more gradient of the parameter and returns whether its gradient is complete.
@@ -268,21 +264,29 @@ bool Reducer::is_complete(size_t parameter) {
 // Does not copy a gradient that autograd has accumulated in the bucket's memory.
 void Reducer::put_in_bucket(size_t parameter) {
   c10::NoGradGuard no_grad;
-  const auto& [name, tensor] = parameters_[parameter];
-  const auto& gradient = tensor.grad();
-  if (gradient.defined() && gradient.layout() != c10::kStrided)
-    throw UsageError(group_.rank(),
-                     text("the gradient of parameter '", name, "' has layout ", gradient.layout(),
-                          ", expected Strided; only dense gradients can be averaged (for Embedding, set sparse to "
-                          "false)"));
-  auto& bucket = buckets_[states_[parameter].bucket];
-  bucket.put(states_[parameter].slot, gradient);
-  if (options_.check_finite && not_finite_.empty()) {
-    bucket.flush_pending_copies();
-    if (!at::isfinite(view_of(parameter)).all().item<bool>()) not_finite_ = name;
-  }
+  const auto& name = parameters_[parameter].name;
+  auto gradient = parameters_[parameter].tensor.grad();
   states_[parameter].is_in = true;
   ++in_;
+  const bool looks = options_.check_finite && not_finite_.empty();
+  if (is_sparse(parameter)) {  // reduced at the end of backward
+    if (looks && gradient.defined() && !is_all_finite(gradient)) not_finite_ = name;
+    return;
+  }
+  if (gradient.defined() && gradient.layout() != c10::kStrided) {
+    if (!options_.densify_sparse_gradients)
+      throw UsageError(group_.rank(),
+                       text("the gradient of parameter '", name, "' has layout ", gradient.layout(),
+                            ", expected Strided; name the parameter in the option sparse_parameters, or set "
+                            "densify_sparse_gradients"));
+    gradient = gradient.to_dense();
+  }
+  auto& bucket = buckets_[states_[parameter].bucket];
+  bucket.put(states_[parameter].slot, gradient);
+  if (looks) {
+    bucket.flush_pending_copies();
+    if (!is_all_finite(view_of(parameter))) not_finite_ = name;
+  }
 }
 
 // Adds a parameter that got no gradient in this backward, with its old gradient or zeros, so that the bucket becomes
@@ -290,7 +294,8 @@ void Reducer::put_in_bucket(size_t parameter) {
 // overwrites it: publish_gradient() restores it from a copy if no rank used the parameter.
 void Reducer::put_without_new_gradient(size_t parameter) {
   const auto& gradient = parameters_[parameter].tensor.grad();
-  if (gradient.defined() && same_memory(gradient, view_of(parameter))) states_[parameter].kept = gradient.clone();
+  if (is_bucket_view(parameter) && gradient.defined() && same_memory(gradient, view_of(parameter)))
+    states_[parameter].kept = gradient.clone();
   put_in_bucket(parameter);
 }
 
@@ -311,16 +316,20 @@ void Reducer::finish() {
     if (state.is_in) continue;
     state.gradients > 0 ? put_in_bucket(i) : put_without_new_gradient(i);
   }
-  if (needs_marks()) marks_.write(buckets_.back(), used_, not_finite_.empty(), options_.static_graph);
+  if (needs_marks()) marks_.write(buckets_.back(), used_, frozen_, not_finite_.empty(), options_.static_graph);
   const auto computed = recorder_.now();
   reduce_the_rest();
   in_backward_ = false;
   read_usage_marks();
+  reduce_sparse_gradients();
   for (size_t i = 0; i < parameters_.size(); ++i) publish_gradient(i);
   has_recorded_ = true;
   ++reductions_;
   has_unsynchronized_ = false;
+  in_forward_ = false;
+  std::fill(trained_in_forward_.begin(), trained_in_forward_.end(), 0);
 
+  check_frozen_alike();
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
   std::fill(used_.begin(), used_.end(), 0);
   if (!unused.empty()) throw UsageError(group_.rank(), unused);
@@ -353,7 +362,8 @@ void Reducer::record_step(const Moment& computed) {
 // afterwards, ranks that disagree on static_graph would disagree on whether marks are sent.
 void Reducer::read_usage_marks() {
   if (!needs_marks()) return;
-  const bool has_unused = std::find(used_.begin(), used_.end(), 0) != used_.end();
+  bool has_unused = false;
+  for (size_t i = 0; i < parameters_.size(); ++i) has_unused = has_unused || (!used_[i] && !frozen_[i]);
   const bool is_first = reductions_ == 0 && !detail::is_capturing(group_.device());
   marks_.learn(buckets_.back(), has_unused || options_.check_finite || is_first);
   if (is_first && marks_.static_graph_differs())
@@ -362,51 +372,44 @@ void Reducer::read_usage_marks() {
                                             "on another; call it on all ranks before the first backward"));
 }
 
+// All ranks gather the rows of all sparse gradients, in the order of the parameters.
+void Reducer::reduce_sparse_gradients() {
+  std::vector<at::Tensor> gradients, tensors;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!is_sparse(i)) continue;
+    tensors.push_back(parameters_[i].tensor);
+    gradients.push_back(parameters_[i].tensor.grad());
+  }
+  if (tensors.empty()) return;
+  if (detail::is_capturing(group_.device()))
+    throw UsageError(group_.rank(),
+                     "a step with sparse gradients cannot be captured, because the number of rows differs from step to "
+                     "step; set densify_sparse_gradients");
+  const auto averages = average_sparse(group_, gradients, tensors);
+  size_t next = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (is_sparse(i)) states_[i].kept = averages[next++];
+}
+
 void Reducer::publish_gradient(size_t parameter) {
   auto& state = states_[parameter];
   auto& gradient = parameters_[parameter].tensor.mutable_grad();
-  const auto& view = view_of(parameter);
   const auto kept = std::exchange(state.kept, at::Tensor());
-  if (!marks_.used_somewhere(parameter)) {
+  const bool is_used = marks_.used_somewhere(parameter) && !frozen_[parameter];
+  if (is_sparse(parameter)) {
+    if (is_used) gradient = kept;
+    return;
+  }
+  const auto& view = view_of(parameter);
+  if (!is_used) {
     if (kept.defined()) gradient.copy_(kept);
-  } else if (!options_.gradient_as_bucket_view) {
-    if (gradient.defined())
+  } else if (!is_bucket_view(parameter)) {
+    if (gradient.defined() && gradient.layout() == c10::kStrided)
       write(gradient, view);
     else
-      gradient = view.clone();
+      gradient = view.to(parameters_[parameter].tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   } else if (!gradient.defined() || !same_memory(gradient, view)) {
     gradient = view;
-  }
-}
-
-// Uses rank 0's arrival order, because the buckets must be the same on all ranks. Collective.
-void Reducer::rebuild_buckets() {
-  if (std::exchange(buckets_rebuilt_, true) || buckets_.size() < 2) return;
-  std::vector<int64_t> order;
-  std::vector<char> is_in(parameters_.size());
-  auto add = [&](size_t parameter) {
-    if (!std::exchange(is_in[parameter], true)) order.push_back(static_cast<int64_t>(parameter));
-  };
-  for (size_t i = 0; i < parameters_.size(); ++i)  // reversed below: parameters without a gradient end up last
-    if (states_[i].gradients == 0) add(i);
-  std::for_each(arrivals_.rbegin(), arrivals_.rend(), add);
-  std::reverse(order.begin(), order.end());
-  auto agreed = at::tensor(order).to(group_.device());
-  group_.broadcast(agreed, kReference);
-  agreed = agreed.cpu();
-  const auto* index = agreed.data_ptr<int64_t>();
-
-  auto plan = detail::plan_buckets(specs_of(parameters_), options_.limits, {index, index + agreed.numel()});
-  if (plan == plan_) return;
-  plan_ = std::move(plan);
-  std::vector<at::Tensor> old;
-  for (size_t i = 0; i < parameters_.size(); ++i) old.push_back(view_of(i));
-  make_buckets();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    auto& gradient = parameters_[i].tensor.mutable_grad();
-    if (!gradient.defined() || !same_memory(gradient, old[i])) continue;
-    write(view_of(i), old[i]);
-    gradient = view_of(i);
   }
 }
 
@@ -433,7 +436,9 @@ void Reducer::shadow() {
     bucket.start(hook_);
   }
   finish_all();
+  std::fill(frozen_.begin(), frozen_.end(), 0);
   read_usage_marks();
+  reduce_sparse_gradients();
   for (size_t i = 0; i < parameters_.size(); ++i)
     publish_gradient(i);  // for ZeroRedundancyOptimizer, which steps on this rank as well
   ++reductions_;
@@ -445,35 +450,6 @@ void Reducer::shadow() {
   if (!unused.empty()) throw UsageError(group_.rank(), unused);
   rebuild_buckets();
   if (marks_.is_not_finite_somewhere()) throw_not_finite();
-}
-
-/// Returns an error message, empty if every parameter was used on every rank.
-std::string Reducer::describe_unused() const {
-  std::vector<std::string> here;
-  std::vector<std::string> elsewhere;
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (marks_.unused_somewhere(i)) (used_[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
-  if (here.empty() && elsewhere.empty()) return {};
-  if (here.size() == parameters_.size())
-    return text("rank ", group_.rank(),
-                ": backward gave no gradient to any parameter of the wrapped model, so the loss does not depend on "
-                "them; compute the loss from the wrapper's output, without detach() or NoGradGuard");
-  auto sentence = [](const std::vector<std::string>& names, const char* where) {
-    return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");
-  };
-  return text("backward gave ", sentence(here, "on this rank"), sentence(elsewhere, "on another rank"),
-              "use every parameter in the loss, or wrap with {.find_unused_parameters = true}");
-}
-
-// Collective: all ranks know that some gradient is not finite, but only the affected ranks know which.
-void Reducer::throw_not_finite() const {
-  const auto names = all_gather_strings(group_, not_finite_);
-  std::vector<std::string> findings;
-  for (size_t rank = 0; rank < names.size(); ++rank)
-    if (!names[rank].empty()) findings.push_back(text("of parameter '", names[rank], "' on rank ", rank));
-  throw Error(group_.rank(),
-              text("backward number ", reductions_, " gave gradients that are NaN or infinite: ", enumerate(findings),
-                   " (the first on each rank); lower the learning rate, clip gradients, or check the input"));
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,11 +34,14 @@ struct ReducerOptions {
   bool static_graph = false;
   bool gradient_as_bucket_view = true;
   bool check_finite = false;
+  std::optional<at::ScalarType> reduce_dtype{};
+  std::vector<std::string> sparse_parameters{};  // names of parameters whose gradients are sparse
+  bool densify_sparse_gradients = false;
 };
 
 /// Averages gradients over the ranks while backward runs. A hook on each parameter copies the gradient into a bucket. A
 /// full bucket's all-reduce starts at once. When backward ends, every .grad() is the average, in the bucket's memory if
-/// gradient_as_bucket_view is set.
+/// gradient_as_bucket_view is set. Sparse gradients are not in buckets: their rows are gathered at the end of backward.
 ///
 /// Each outermost backward while enabled is one reduction, and collective. After the first reduction the buckets are
 /// rebuilt in the order in which rank 0's gradients arrived. Thread-safe: autograd may call hooks on several threads.
@@ -61,8 +65,9 @@ class Reducer {
   /// Throws UsageError if a hook is set already.
   void set_hook(CommHook hook);
 
-  /// Call it before each forward; see AccumulatorHooks::connect. Does nothing during backward.
-  void connect();
+  /// Call it before each forward: hooks the accumulators (see AccumulatorHooks::connect; not during backward), and
+  /// notes which parameters are frozen.
+  void begin_forward();
 
   /// From the next backward on, multiplies every gradient by this rank's factor of `weight`.
   void weigh_gradients();
@@ -98,6 +103,10 @@ class Reducer {
     int expected = 0;    // static graph only: gradients per backward
     at::Tensor kept{};   // copy of the old gradient, if the reduction overwrites it
   };
+  bool is_sparse(size_t parameter) const { return sparse_[parameter] != 0; }
+  /// Whether .grad() of the parameter is the bucket's memory.
+  bool is_bucket_view(size_t parameter) const;
+  std::vector<detail::GradientSpec> specs() const;
   void make_buckets();
   at::Tensor weigh(const at::Tensor& gradient);
   // A rank that has no input in the first iteration of a join records its graph later than the others. needs_marks()
@@ -106,6 +115,8 @@ class Reducer {
   bool knows_graph() const { return options_.static_graph && has_recorded_; }
   bool needs_marks() const { return !options_.static_graph || reductions_ == 0 || options_.check_finite; }
   const at::Tensor& view_of(size_t parameter) const;
+  bool is_frozen(size_t parameter) const;
+  bool are_all_frozen() const;
 
   void on_gradient(size_t parameter, bool is_defined);
   void register_end_callback(const BackwardTask& task);
@@ -117,6 +128,7 @@ class Reducer {
   void put_without_new_gradient(size_t parameter);
   void start_full_buckets();
   void reduce_the_rest();
+  void reduce_sparse_gradients();
   void finish_all();
   void finish();
   void record_step(const Moment& computed);
@@ -126,10 +138,12 @@ class Reducer {
   [[noreturn]] void throw_interrupted_backward() const;
   std::string describe_unused() const;
   void throw_not_finite() const;
+  void check_frozen_alike() const;
 
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
-  ReducerOptions options_;  // guarded by mutex_
+  ReducerOptions options_;          // guarded by mutex_
+  const std::vector<char> sparse_;  // by parameter: its gradient is sparse
   BatchWeight& weight_;
   StepRecorder& recorder_;
 
@@ -137,8 +151,10 @@ class Reducer {
   BucketPlan plan_;
   int64_t plans_ = 0;  // number of plans so far
   std::vector<Bucket> buckets_;
-  std::vector<State> states_;  // by parameter
-  std::vector<char> used_;     // by parameter: got a gradient since the last reduction, no_sync() included
+  std::vector<State> states_;             // by parameter
+  std::vector<char> used_;                // by parameter: got a gradient since the last reduction, no_sync() included
+  bool in_forward_ = false;               // the wrapper's forward was called since the last reduction
+  std::vector<char> trained_in_forward_;  // by parameter: was not frozen in one of these forwards
   UnusedParameterBitmap marks_;
   CommHook hook_;
   bool enabled_ = true;
@@ -149,6 +165,7 @@ class Reducer {
   // State of the running backward:
   bool in_backward_ = false;
   Moment began_{};
+  std::vector<char> frozen_;        // by parameter: takes no part
   size_t started_ = 0;              // buckets whose reduction has started
   size_t in_ = 0;                   // gradients that are in their buckets
   std::vector<size_t> arrivals_;    // parameters in the order in which their gradients arrived

@@ -20,21 +20,24 @@ bool is_plain(const at::Tensor& tensor) {
 }  // namespace
 
 UnusedParameterBitmap::UnusedParameterBitmap(size_t parameters)
-    : used_somewhere_(parameters, 1), unused_somewhere_(parameters, 0) {}
+    : used_somewhere_(parameters, 1), unused_somewhere_(parameters, 0), frozen_somewhere_(parameters, 0) {}
 
-void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used, bool is_finite, bool is_static_graph) {
+void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used, const std::vector<char>& frozen,
+                                  bool is_finite, bool is_static_graph) {
   const auto& place = bucket.extra();
   const bool is_usual = is_finite && std::find(used.begin(), used.end(), 0) == used.end();
   if (is_usual && all_used_.defined()) return bucket.put_extra(all_used_);
   const auto marks = is_plain(place) ? place : at::empty(place.sizes(), at::kFloat);
   float* mark = marks.data_ptr<float>();
-  for (size_t i = 0; i < used.size(); ++i) {
+  const size_t count = used.size();
+  for (size_t i = 0; i < count; ++i) {
     mark[i] = used[i] ? 1 : 0;
-    mark[used.size() + i] = used[i] ? 0 : 1;
+    mark[count + i] = used[i] || frozen[i] ? 0 : 1;
+    mark[2 * count + i] = frozen[i] ? 1 : 0;
   }
-  mark[2 * used.size()] = is_finite ? 0 : 1;
-  mark[2 * used.size() + 1] = is_static_graph ? 1 : 0;
-  mark[2 * used.size() + 2] = is_static_graph ? 0 : 1;
+  mark[3 * count] = is_finite ? 0 : 1;
+  mark[3 * count + 1] = is_static_graph ? 1 : 0;
+  mark[3 * count + 2] = is_static_graph ? 0 : 1;
   if (is_plain(place)) return;
   const auto there = marks.to(place.options());
   bucket.put_extra(there);
@@ -54,15 +57,17 @@ void UnusedParameterBitmap::take(const at::Tensor& marks) {
   for (size_t i = 0; i < count; ++i) {
     used_somewhere_[i] = mark[i] > 0;
     unused_somewhere_[i] = mark[count + i] > 0;
+    frozen_somewhere_[i] = mark[2 * count + i] > 0;
   }
-  is_not_finite_somewhere_ = mark[2 * count] > 0;
-  static_graph_differs_ = mark[2 * count + 1] > 0 && mark[2 * count + 2] > 0;
+  is_not_finite_somewhere_ = mark[3 * count] > 0;
+  static_graph_differs_ = mark[3 * count + 1] > 0 && mark[3 * count + 2] > 0;
 }
 
 // At most one copy of marks is pending at a time. No copy is made during capture, because replays do not run this code.
 void UnusedParameterBitmap::learn_later(const at::Tensor& marks) {
-  std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // this rank used all
+  std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // this rank used all that it had not frozen
   std::fill(unused_somewhere_.begin(), unused_somewhere_.end(), 0);
+  std::fill(frozen_somewhere_.begin(), frozen_somewhere_.end(), 0);
   if (reductions_++ % kLookEvery != 0 || detail::is_capturing(marks.device())) return;
   if (arrival_) {
     if (!arrival_->query()) return;

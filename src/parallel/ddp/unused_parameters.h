@@ -10,26 +10,30 @@
 
 namespace lockstep {
 
-/// Informs every rank which parameters got a gradient on some rank, which got none on some rank, whether a gradient is
-/// not finite, and whether the ranks agree on static_graph. These marks follow the gradients in the last bucket and are
-/// averaged with them: a mark above zero means "on some rank", in any floating-point type. Not thread-safe.
+/// Informs every rank which parameters got a gradient on some rank, got none on some rank, or were frozen on some rank,
+/// whether a gradient is not finite, and whether the ranks agree on static_graph. These marks follow the gradients in
+/// the last bucket and are averaged with them: a mark above zero means "on some rank", in any floating-point type. Not
+/// thread-safe.
 class UnusedParameterBitmap {
  public:
   explicit UnusedParameterBitmap(size_t parameters);
 
-  int64_t elements() const { return 2 * static_cast<int64_t>(used_somewhere_.size()) + 3; }
+  int64_t elements() const { return 3 * static_cast<int64_t>(used_somewhere_.size()) + 3; }
 
-  /// Writes this rank's marks into the bucket. Call it before the bucket is reduced.
-  void write(Bucket& bucket, const std::vector<char>& used, bool is_finite, bool is_static_graph);
+  /// Writes this rank's marks into the bucket. Call it before the bucket is reduced. A parameter is used, frozen, or
+  /// neither.
+  void write(Bucket& bucket, const std::vector<char>& used, const std::vector<char>& frozen, bool is_finite,
+             bool is_static_graph);
 
   /// Reads the averaged marks. Call it after the bucket was reduced. On a GPU the host waits for the marks only if
   /// `now` is true. Otherwise they are copied asynchronously every few calls, and a later call reads them; in such
-  /// reductions this rank used every parameter.
+  /// reductions this rank used every parameter that it had not frozen.
   void learn(const Bucket& bucket, bool now);
 
   /// According to the marks that were read last.
   bool used_somewhere(size_t parameter) const { return used_somewhere_[parameter] != 0; }
   bool unused_somewhere(size_t parameter) const { return unused_somewhere_[parameter] != 0; }
+  bool frozen_somewhere(size_t parameter) const { return frozen_somewhere_[parameter] != 0; }
   bool is_not_finite_somewhere() const { return is_not_finite_somewhere_; }
   bool static_graph_differs() const { return static_graph_differs_; }
 
@@ -39,6 +43,7 @@ class UnusedParameterBitmap {
 
   std::vector<char> used_somewhere_;
   std::vector<char> unused_somewhere_;
+  std::vector<char> frozen_somewhere_;
   bool is_not_finite_somewhere_ = false;
   bool static_graph_differs_ = false;
   at::Tensor all_used_;                // cached marks of a rank that used all, if marks must be converted or moved

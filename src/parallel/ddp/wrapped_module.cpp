@@ -9,6 +9,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "parallel/ddp/sparse_gradients.h"
 
 namespace lockstep {
 namespace {
@@ -37,10 +38,10 @@ std::vector<NamedParameter> once_each(const Items& items, const std::vector<std:
   return result;
 }
 
-void check_names(const torch::nn::Module& module, const std::vector<std::string>& ignored) {
-  for (const auto& name : ignored)
+void check_names(const torch::nn::Module& module, const char* option, const std::vector<std::string>& names) {
+  for (const auto& name : names)
     if (!module.named_parameters().contains(name) && !module.named_buffers().contains(name))
-      throw UsageError(text("DistributedDataParallel: option ignore names '", name, "', but ", module.name(),
+      throw UsageError(text("DistributedDataParallel: option ", option, " names '", name, "', but ", module.name(),
                             " has no such parameter or buffer; use a name from named_parameters() or named_buffers()"));
 }
 
@@ -61,7 +62,7 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, const st
     : module_(std::move(module)),
       parameters_(once_each(module_->named_parameters(), ignored)),
       buffers_(once_each(module_->named_buffers(), ignored)) {
-  check_names(*module_, ignored);
+  check_names(*module_, "ignore", ignored);
   for (const auto& [name, tensor] : parameters_) {
     as_wrapped_.emplace_back(tensor);
     trains_.push_back(tensor.requires_grad());
@@ -76,6 +77,16 @@ std::vector<NamedParameter> WrappedModule::trained() const {
   return result;
 }
 
+std::vector<std::string> WrappedModule::sparse_parameters(const DistributedDataParallelOptions& options) const {
+  check_names(*module_, "sparse_parameters", options.sparse_parameters);
+  if (options.densify_sparse_gradients) return {};
+  auto names = options.sparse_parameters;
+  const auto weights = sparse_weights_of(*module_);
+  for (const auto& [name, tensor] : parameters_)
+    if (std::find(weights.begin(), weights.end(), tensor.unsafeGetTensorImpl()) != weights.end()) names.push_back(name);
+  return names;
+}
+
 std::vector<NamedParameter> WrappedModule::all_parameters() const {
   return once_each(module_->named_parameters(), {});
 }
@@ -83,9 +94,10 @@ std::vector<NamedParameter> WrappedModule::all_parameters() const {
 std::string WrappedModule::describe_change() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, tensor] = parameters_[i];
-    if (tensor.requires_grad() != trains_[i])
-      return text("parameter '", name, "' was ", trains_[i] ? "trained" : "frozen",
-                  " when the model was wrapped and is ", trains_[i] ? "frozen" : "trained", " now");
+    if (tensor.requires_grad() && !trains_[i])
+      return text("parameter '", name,
+                  "' was frozen when the model was wrapped and is trained now (to train it later, freeze it after "
+                  "wrapping)");
     if (const auto& then = as_wrapped_[i]; !then.is_that_of(tensor))
       return text("parameter '", name, "' was ", then.describe(), " when the model was wrapped and is ",
                   Form(tensor).describe(), " now");

@@ -22,12 +22,16 @@ class WrappedModule {
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   const std::vector<NamedParameter>& buffers() const { return buffers_; }
   std::vector<NamedParameter> trained() const;
+  /// Names of the trained parameters whose gradients are sparse: weights of embeddings with the option sparse, and
+  /// those that the options name. Empty if the options densify them. Throws UsageError for a name that the module does
+  /// not have.
+  std::vector<std::string> sparse_parameters(const DistributedDataParallelOptions& options) const;
   /// Includes the ignored parameters.
   std::vector<NamedParameter> all_parameters() const;
 
   /// Describes how the module changed since construction, for an error message: a parameter or buffer was added,
-  /// removed or replaced, or a parameter was moved, frozen or unfrozen. Empty if nothing changed. Costs a few
-  /// nanoseconds per tensor.
+  /// removed or replaced, a parameter was moved, or one that was frozen then is trained now. Empty if nothing changed.
+  /// Costs a few nanoseconds per tensor.
   std::string describe_change() const;
 
   /// Returns a number that most likely changes when an optimizer steps.

@@ -1,0 +1,90 @@
+// Which gradients a Reducer reduces together.
+
+#include "parallel/ddp/reducer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+namespace lockstep {
+namespace {
+
+constexpr int kReference = 0;  // the rank whose arrival order determines the buckets
+
+}  // namespace
+
+// A complex gradient is reduced as twice as many real numbers.
+std::vector<detail::GradientSpec> Reducer::specs() const {
+  std::vector<detail::GradientSpec> specs;
+  for (const auto& [name, tensor] : parameters_) {
+    if (tensor.is_complex())
+      specs.push_back({2 * tensor.numel(), c10::toRealValueType(tensor.scalar_type()), tensor.device()});
+    else
+      specs.push_back({tensor.numel(), options_.reduce_dtype.value_or(tensor.scalar_type()), tensor.device()});
+  }
+  return specs;
+}
+
+// The last bucket has extra elements for the marks. If all gradients are sparse, it has nothing else.
+void Reducer::make_buckets() {
+  buckets_.clear();
+  ++plans_;
+  const auto specs = this->specs();
+  for (size_t b = 0; b < plan_.buckets.size(); ++b) {
+    std::vector<at::Tensor> members;
+    for (size_t parameter : plan_.buckets[b]) {
+      states_[parameter].bucket = b;
+      states_[parameter].slot = members.size();
+      members.push_back(parameters_[parameter].tensor);
+    }
+    buckets_.emplace_back(group_, b, specs[plan_.buckets[b].front()].dtype, members,
+                          b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_, recorder_);
+  }
+  if (buckets_.empty())
+    buckets_.emplace_back(group_, 0, at::kFloat, std::vector<at::Tensor>(), marks_.elements(), plans_, recorder_);
+}
+
+const at::Tensor& Reducer::view_of(size_t parameter) const {
+  return buckets_[states_[parameter].bucket].gradient(states_[parameter].slot);
+}
+
+bool Reducer::is_bucket_view(size_t parameter) const {
+  return options_.gradient_as_bucket_view && !is_sparse(parameter) &&
+         view_of(parameter).scalar_type() == parameters_[parameter].tensor.scalar_type();
+}
+
+// Uses rank 0's arrival order, because the buckets must be the same on all ranks. Collective.
+void Reducer::rebuild_buckets() {
+  if (std::exchange(buckets_rebuilt_, true) || buckets_.size() < 2) return;
+  std::vector<int64_t> order;
+  std::vector<char> is_in(parameters_.size());
+  auto add = [&](size_t parameter) {
+    if (!std::exchange(is_in[parameter], true)) order.push_back(static_cast<int64_t>(parameter));
+  };
+  for (size_t i = 0; i < parameters_.size(); ++i)  // reversed below: parameters without a gradient end up last
+    if (states_[i].gradients == 0 && !is_sparse(i)) add(i);
+  std::for_each(arrivals_.rbegin(), arrivals_.rend(), [&](size_t parameter) {
+    if (!is_sparse(parameter)) add(parameter);
+  });
+  std::reverse(order.begin(), order.end());
+  auto agreed = at::tensor(order).to(group_.device());
+  group_.broadcast(agreed, kReference);
+  agreed = agreed.cpu();
+  const auto* index = agreed.data_ptr<int64_t>();
+
+  auto plan = detail::plan_buckets(specs(), options_.limits, {index, index + agreed.numel()});
+  if (plan == plan_) return;
+  plan_ = std::move(plan);
+  std::vector<at::Tensor> old;
+  for (size_t i = 0; i < parameters_.size(); ++i) old.push_back(is_sparse(i) ? at::Tensor() : view_of(i));
+  make_buckets();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& gradient = parameters_[i].tensor.mutable_grad();
+    if (is_sparse(i) || !gradient.defined() || !same_memory(gradient, old[i])) continue;
+    write(view_of(i), old[i]);
+    gradient = view_of(i);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+// What a Reducer reports when a backward cannot be reduced.
+
+#include "parallel/ddp/reducer.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/strings.h"
+
+namespace lockstep {
+
+void Reducer::throw_interrupted_backward() const {
+  throw UsageError(
+      group_.rank(),
+      "the last backward did not finish, so this rank left the others in the middle of a reduction; end the "
+      "job and resume from a checkpoint (if backward recomputes the whole model: call forward on the wrapper and "
+      "return tensors from it)");
+}
+
+// The reduction overwrites gradients in place, which autograd cannot differentiate.
+void Reducer::refuse_create_graph() const {
+  if (c10::GradMode::is_enabled())
+    throw UsageError(
+        group_.rank(),
+        "backward was called with create_graph, but gradients lose their graph when they are averaged over "
+        "the ranks; compute the inner gradients with torch::autograd::grad(..., create_graph), add the "
+        "terms that use them to the loss, and call backward without create_graph");
+}
+
+void Reducer::check_frozen_alike() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const bool trained_somewhere = marks_.used_somewhere(i) || marks_.unused_somewhere(i);
+    if (!marks_.frozen_somewhere(i) || !trained_somewhere) continue;
+    throw MismatchError(group_.rank(),
+                        text("parameter '", parameters_[i].name, "' was ", frozen_[i] ? "frozen" : "trained",
+                             " on this rank in this step, but ", frozen_[i] ? "trained" : "frozen",
+                             " on another; call requires_grad_() for the same parameters on all ranks"));
+  }
+}
+
+/// Returns an error message, empty if every parameter was used on every rank.
+std::string Reducer::describe_unused() const {
+  std::vector<std::string> here;
+  std::vector<std::string> elsewhere;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (marks_.unused_somewhere(i)) (used_[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
+  if (here.empty() && elsewhere.empty()) return {};
+  if (here.size() == parameters_.size())
+    return text("rank ", group_.rank(),
+                ": backward gave no gradient to any parameter of the wrapped model, so the loss does not depend on "
+                "them; compute the loss from the wrapper's output, without detach() or NoGradGuard");
+  auto sentence = [](const std::vector<std::string>& names, const char* where) {
+    return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");
+  };
+  return text("backward gave ", sentence(here, "on this rank"), sentence(elsewhere, "on another rank"),
+              "use every parameter in the loss, or wrap with {.find_unused_parameters = true}");
+}
+
+// Collective: all ranks know that some gradient is not finite, but only the affected ranks know which.
+void Reducer::throw_not_finite() const {
+  const auto names = all_gather_strings(group_, not_finite_);
+  std::vector<std::string> findings;
+  for (size_t rank = 0; rank < names.size(); ++rank)
+    if (!names[rank].empty()) findings.push_back(text("of parameter '", names[rank], "' on rank ", rank));
+  throw Error(group_.rank(),
+              text("backward number ", reductions_, " gave gradients that are NaN or infinite: ", enumerate(findings),
+                   " (the first on each rank); lower the learning rate, clip gradients, or check the input"));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,421 @@
+// Models that are not plain modules, gradients that are not plain tensors.
+
+#include <fstream>
+
+#include <gtest/gtest.h>
+#include <torch/script.h>
+#include <torch/torch.h>
+
+#include <lockstep/checkpoint_file.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/error.h>
+#include <lockstep/module_state.h>
+#include <lockstep/run_threads.h>
+
+#include "parallel/gradients.h"
+#include "parallel/python_oracle.h"
+#include "parallel/training.h"
+#include "support/messages.h"
+#include "support/rank_process.h"
+#include "support/ranks.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+using torch::Tensor;
+
+constexpr int kAnySteps = 10;
+
+// --- TorchScript
+
+torch::jit::Module counting_script() {
+  torch::jit::Module script("Counting");
+  script.register_parameter("scale", torch::full({3}, 2.0).requires_grad_(), false);
+  script.register_buffer("calls", torch::zeros({1}));
+  script.define(R"(
+    def forward(self, x):
+      self.calls = self.calls + 1
+      return (x * self.scale, [x * self.scale * 2])
+  )");
+  return script;
+}
+
+TEST(ScriptModules, ThatPythonSavedTrainAsInPython) {
+  const auto python = python_with_torch();
+  if (python.empty()) GTEST_SKIP() << "needs Python's torch: apt-get install python3-torch";
+  TemporaryFolder folder;
+  const auto script = std::string(LOCKSTEP_TEST_SOURCE_DIR) + "/parallel/script_oracle.py";
+  RankProcess process({python, script, folder.path().string(), std::to_string(kAnySteps)}, {});
+  ASSERT_EQ(process.wait(std::chrono::minutes(1)), 0) << process.output();
+  const auto expected = load_checkpoint(folder.path() / "trained.pt");
+
+  run_threads(2, [&](ProcessGroup world) {
+    DistributedDataParallel ddp(torch::jit::load((folder.path() / "model.pt").string()), world);
+    EXPECT_EQ(ddp.module()->script().is_training(), true);
+    torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    for (int step = 0; step < kAnySteps; ++step) {
+      optimizer.zero_grad();
+      const auto output = ddp(inputs_of(step, world.rank(), {6}, at::kDouble)).toTensor();
+      torch::nn::functional::cross_entropy(output, targets_of(step, world.rank())).backward();
+      optimizer.step();
+    }
+    const auto state = state_dict(*ddp.module());
+    ASSERT_EQ(state.size(), expected.size());
+    for (const auto& [name, value] : expected.items())
+      EXPECT_LT(relative_difference(state.at(name.as_string()).tensor(), value.tensor()), 1e-10) << name.as_string();
+    ddp.eval();
+    EXPECT_FALSE(ddp.module()->script().is_training());
+    EXPECT_EQ(ddp(torch::ones({1, 6}, at::kDouble)).toTensor().sizes(), at::IntArrayRef({1, 4}));
+  });
+}
+
+TEST(ScriptModules, MayAssignToTheirBuffers) {
+  run_threads(2, [&](ProcessGroup world) {
+    DistributedDataParallel ddp(counting_script(), world);
+    const auto calls = ddp.module()->named_buffers()["calls"];
+    for (int i = 0; i < 3; ++i) {
+      const auto result = ddp(torch::ones({2, 3}));
+      const auto& parts = result.toTuple()->elements();
+      (parts[0].toTensor().sum() + parts[1].toTensorVector()[0].sum()).backward();
+    }
+    EXPECT_EQ(calls.item<float>(), 3);
+    EXPECT_TRUE(ddp.module()->script().attr("calls").toTensor().is_same(calls));
+    EXPECT_TRUE(ddp.parameters()[0].grad().equal(torch::full({3}, 3 * 2 * 3.0)));
+  });
+}
+
+TEST(ScriptModules, GetTheBuffersOfRankZero) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto script = counting_script();
+    script.attr("calls").toTensor().fill_(10 + world.rank());
+    DistributedDataParallel ddp(script, world);
+    ddp(torch::ones({2, 3}));
+    EXPECT_EQ(script.attr("calls").toTensor().item<float>(), 11);
+  });
+}
+
+TEST(ScriptModules, WithAReplacedParameterAreRefused) {
+  run_threads(1, [&](ProcessGroup world) {
+    auto script = counting_script();
+    DistributedDataParallel ddp(script, world);
+    script.setattr("scale", torch::ones({3}).requires_grad_());
+    expect_error<UsageError>([&] { ddp(torch::ones({2, 3})); }, "parameter 'scale'", "was replaced");
+  });
+}
+
+TEST(ScriptModules, ReturnTensorsOnTheOutputDevice) {
+  run_threads(1, [&](ProcessGroup world) {
+    DistributedDataParallel ddp(counting_script(), world, {.output_device = torch::kMeta});
+    const auto result = ddp(torch::ones({2, 3}));
+    EXPECT_TRUE(result.toTuple()->elements()[0].toTensor().is_meta());
+    EXPECT_TRUE(result.toTuple()->elements()[1].toTensorVector()[0].is_meta());
+  });
+}
+
+// --- functions of parameters
+
+TEST(Functions, OfParametersTrainAsOneProcess) {
+  struct Regression {
+    Tensor weight = torch::full({6, 4}, 0.1, at::kDouble).requires_grad_();
+    Tensor bias = torch::zeros({4}, at::kDouble).requires_grad_();
+    Tensor operator()(const Tensor& input) const { return input.matmul(weight) + bias; }
+  };
+  auto train = [](auto& model, std::vector<Tensor> parameters, int first, int last) {
+    torch::optim::SGD optimizer(std::move(parameters), 0.1);
+    for (int step = 0; step < kAnySteps; ++step) {
+      optimizer.zero_grad();
+      std::vector<Tensor> inputs, targets;
+      for (int rank = first; rank <= last; ++rank) {
+        inputs.push_back(inputs_of(step, rank, {6}, at::kDouble));
+        targets.push_back(targets_of(step, rank));
+      }
+      torch::nn::functional::cross_entropy(model(torch::cat(inputs)), torch::cat(targets)).backward();
+      optimizer.step();
+    }
+  };
+  Regression alone;
+  train(alone, {alone.weight, alone.bias}, 0, 1);
+  run_threads(2, [&](ProcessGroup world) {
+    Regression model;
+    if (world.rank() == 1) model.bias.data().fill_(5);  // replaced by rank 0's
+    DistributedDataParallel ddp({{"layer.weight", model.weight}, {"layer.bias", model.bias}}, model, world);
+    EXPECT_EQ(ddp.named_parameters()[0].first, "layer.weight");
+    train(ddp, ddp.parameters(), world.rank(), world.rank());
+    EXPECT_LT(relative_difference(model.weight, alone.weight), 1e-10);
+    EXPECT_LT(relative_difference(model.bias, alone.bias), 1e-10);
+  });
+}
+
+TEST(Functions, HaveBuffersWithNamesOfNestedModules) {
+  auto weight = torch::ones({1}).requires_grad_();
+  auto identity = [](Tensor x) { return x; };
+  FunctionModule module({{"a.weight", weight}}, identity,
+                        {{"a.b.mean", torch::ones({2})}, {"a.b.count", torch::ones({1})}});
+  const auto state = state_dict(module);
+  EXPECT_EQ(state.size(), 3u);
+  EXPECT_TRUE(state.at("a.b.mean").tensor().equal(torch::ones({2})));
+  EXPECT_TRUE(state.at("a.weight").tensor().is_same(weight) || state.at("a.weight").tensor().equal(weight));
+}
+
+TEST(Functions, WithUnusableTensorsAreRefusedByName) {
+  auto identity = [](Tensor x) { return x; };
+  using Module = FunctionModule<decltype(identity)>;
+  auto weight = torch::ones({1}).requires_grad_();
+  expect_error<UsageError>([&] { Module({{"w", weight}, {"w", weight}}, identity); }, "'w' occurs twice");
+  expect_error<UsageError>([&] { Module({{"w", Tensor()}}, identity); }, "'w' is an undefined tensor");
+  expect_error<UsageError>([&] { Module({{"w", weight * 2}}, identity); }, "'w' was computed", "requires_grad_()");
+  expect_error<UsageError>([&] { Module({{"w", weight}}, identity, {{"w", weight}}); }, "'w' occurs twice");
+}
+
+// --- a wrapped module as a member
+
+struct AgentImpl : torch::nn::Module {
+  AgentImpl(Mlp net, ProcessGroup world) : policy(net, world) {
+    register_module("policy", policy.module());
+    value = register_module("value", torch::nn::Linear(4, 1));
+  }
+  Tensor forward(Tensor x) { return value(policy(x)); }
+  DistributedDataParallel<MlpImpl> policy;
+  torch::nn::Linear value{nullptr};
+};
+
+TEST(WrappedModules, CanBeMembersOfOtherModules) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto agent = std::make_shared<AgentImpl>(filled_mlp(), world);
+    EXPECT_EQ(agent->parameters().size(), 8u);
+    EXPECT_TRUE(state_dict(*agent).find("policy.first.weight"));
+    agent->eval();
+    EXPECT_FALSE(agent->policy->is_training());
+    agent->train();
+    agent->to(torch::kCPU);
+    agent->forward(input_of(world.rank())).sum().backward();
+    const auto gradient = agent->policy->first->weight.grad();
+    ASSERT_TRUE(gradient.defined());
+    EXPECT_TRUE(world.all_gather_object(gradient)[1 - world.rank()].toTensor().equal(gradient));
+    agent->zero_grad();
+    EXPECT_TRUE(!gradient.defined() || !agent->policy->first->weight.grad().defined() ||
+                agent->policy->first->weight.grad().abs().sum().item<float>() == 0);
+    agent->forward(input_of(world.rank())).sum().backward();
+    EXPECT_TRUE(agent->policy->first->weight.grad().defined());
+  });
+}
+
+// --- sparse gradients
+
+struct TokensImpl : torch::nn::Module {
+  explicit TokensImpl(bool sparse) {
+    table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(20, 3).sparse(sparse)));
+    head = register_module("head", torch::nn::Linear(3, 2));
+    fill_parameters(*this, 1);
+    to(at::kDouble);
+  }
+  Tensor forward(Tensor tokens) { return head(table(tokens).mean(1)); }
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Tokens);
+
+/// Few rows, of which some are those of both ranks.
+Tensor tokens_of(int step, int rank) {
+  return torch::randint(5 * rank, 5 * rank + 10, {4, 2}, at::detail::createCPUGenerator(10 * step + rank), at::kLong);
+}
+
+std::vector<Tensor> mean_token_gradients(int step, int ranks) {
+  std::vector<Tensor> sums;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Tokens model(false);
+    model(tokens_of(step, rank)).square().sum().backward();
+    for (size_t i = 0; i < model->parameters().size(); ++i) {
+      const auto gradient = model->parameters()[i].grad() / ranks;
+      if (sums.size() <= i)
+        sums.push_back(gradient);
+      else
+        sums[i] += gradient;
+    }
+  }
+  return sums;
+}
+
+class SparseRows : public testing::TestWithParam<std::string> {};
+
+TEST_P(SparseRows, AreGatheredFromAllRanks) {
+  on_every_rank(GetParam(), 2, [&](ProcessGroup world) {
+    for (const bool densify : {false, true}) {
+      Tokens model(true);
+      DistributedDataParallel ddp(model, world, {.densify_sparse_gradients = densify});
+      for (int step = 0; step < 3; ++step) {
+        const auto means = mean_token_gradients(step, 2);
+        for (auto& parameter : ddp.parameters()) parameter.mutable_grad().reset();
+        ddp(tokens_of(step, world.rank())).square().sum().backward();
+        const auto gradient = model->table->weight.grad();
+        EXPECT_EQ(gradient.is_sparse(), !densify);
+        if (!densify) {
+          EXPECT_TRUE(gradient.is_coalesced());
+          EXPECT_LE(gradient._nnz(), 15);
+        }
+        EXPECT_LT(relative_difference(densify ? gradient : gradient.to_dense(), means[0]), 1e-12);
+        EXPECT_LT(relative_difference(model->head->weight.grad(), means[1]), 1e-12);
+      }
+    }
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Over, SparseRows, testing::Values("threads", "shm"));
+
+TEST(SparseGradients, AccumulateUnderNoSync) {
+  run_threads(2, [&](ProcessGroup world) {
+    Tokens model(true);
+    DistributedDataParallel ddp(model, world);
+    {
+      auto guard = ddp.no_sync();
+      ddp(tokens_of(0, world.rank())).square().sum().backward();
+    }
+    ddp(tokens_of(1, world.rank())).square().sum().backward();
+    EXPECT_LT(relative_difference(model->table->weight.grad().to_dense(),
+                                  mean_token_gradients(0, 2)[0] + mean_token_gradients(1, 2)[0]),
+              1e-12);
+  });
+}
+
+TEST(SparseGradients, AreWeightedByTheBatch) {
+  run_threads(2, [&](ProcessGroup world) {
+    Tokens model(true), dense(false);
+    DistributedDataParallel ddp(model, world), reference(dense, world);
+    for (auto* each : {&ddp, &reference}) {
+      each->set_batch_weight(1 + 3 * world.rank());
+      (*each)(tokens_of(0, world.rank())).square().mean().backward();
+    }
+    EXPECT_LT(relative_difference(model->table->weight.grad().to_dense(), dense->table->weight.grad()), 1e-12);
+  });
+}
+
+TEST(SparseGradients, MayBeAllThatAModelHas) {
+  run_threads(2, [&](ProcessGroup world) {
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(20, 3).sparse(true));
+    fill_parameters(*table, 1);
+    DistributedDataParallel ddp(table, world);
+    for (int step = 0; step < 2; ++step) {
+      table->weight.mutable_grad().reset();
+      ddp(torch::tensor({world.rank()})).sum().backward();
+      auto expected = torch::zeros({20, 3});
+      expected.narrow(0, 0, 2).fill_(0.5);
+      EXPECT_TRUE(table->weight.grad().to_dense().equal(expected));
+    }
+  });
+}
+
+TEST(SparseGradients, OfUnusedTablesAreEmptyOnThatRank) {
+  run_threads(2, [&](ProcessGroup world) {
+    Tokens model(true);
+    DistributedDataParallel ddp(model, world, {.find_unused_parameters = true});
+    const auto loss = world.rank() == 0 ? ddp(tokens_of(0, 0)).square().sum()
+                                        : ddp->head(torch::zeros({1, 3}, at::kDouble)).square().sum();
+    loss.backward();
+    Tokens alone(false);
+    alone(tokens_of(0, 0)).square().sum().backward();
+    EXPECT_LT(relative_difference(model->table->weight.grad().to_dense(), alone->table->weight.grad() / 2), 1e-12);
+  });
+}
+
+TEST(SparseGradients, OfFunctionsMustBeNamed) {
+  auto weight = torch::ones({20, 3}).requires_grad_();
+  auto look_up = [&](Tensor tokens) { return torch::embedding(weight, tokens, -1, false, /*sparse=*/true); };
+  run_threads(1, [&](ProcessGroup world) {
+    DistributedDataParallel ddp({{"w", weight}}, look_up, world, {.sparse_parameters = {"w"}});
+    ddp(torch::tensor({3})).sum().backward();
+    EXPECT_TRUE(weight.grad().is_sparse());
+    weight.mutable_grad().reset();
+    expect_error<UsageError>(
+        [&] {
+          DistributedDataParallel other({{"w", weight}}, look_up, world, {.sparse_parameters = {"v"}});
+        },
+        "sparse_parameters names 'v'");
+  });
+  run_threads(1, [&](ProcessGroup world) {
+    weight.mutable_grad().reset();
+    DistributedDataParallel ddp({{"w", weight}}, look_up, world);
+    expect_error<UsageError>([&] { ddp(torch::tensor({3})).sum().backward(); }, "parameter 'w'", "Sparse",
+                             "sparse_parameters", "densify_sparse_gradients");
+  });
+}
+
+// --- complex parameters
+
+TEST(ComplexGradients, AreAveraged) {
+  for (const bool bucket_view : {true, false})
+    run_threads(2, [&](ProcessGroup world) {
+      auto make = [] {
+        return torch::randn({3, 5}, at::detail::createCPUGenerator(1), at::kComplexDouble).requires_grad_();
+      };
+      auto loss = [](const Tensor& weight, const Tensor& bias, int rank) {
+        const auto input = torch::randn({4, 3}, at::detail::createCPUGenerator(50 + rank), at::kComplexDouble);
+        return (torch::view_as_real(input.matmul(weight)).square().sum() * (rank + 1)) + bias.square().sum() * rank;
+      };
+      auto weight = make(), bias = torch::ones({3}).requires_grad_();
+      if (world.rank() == 1) weight.data().zero_();
+      DistributedDataParallel ddp({{"weight", weight}, {"bias", bias}},
+                                  [&](int rank) { return loss(weight, bias, rank); }, world,
+                                  {.gradient_as_bucket_view = bucket_view});
+      for (int step = 0; step < 2; ++step) {
+        for (auto& parameter : ddp.parameters()) parameter.mutable_grad().reset();
+        ddp(world.rank()).backward();
+        auto alone = make(), other = torch::ones({3}).requires_grad_();
+        ((loss(alone, other, 0) + loss(alone, other, 1)) / 2).backward();
+        ASSERT_TRUE(weight.grad().is_complex());
+        EXPECT_LT((weight.grad() - alone.grad()).abs().max().item<double>(), 1e-12);
+        EXPECT_TRUE(bias.grad().equal(other.grad()));
+      }
+    });
+}
+
+// --- the dtype of the reduction
+
+TEST(ReduceDtype, SumsHalfPrecisionGradientsInFloat32) {
+  constexpr int kRanks = 4;
+  run_threads(kRanks, [&](ProcessGroup world) {
+    // Of 256 + 1 + 1 + 1, bfloat16 would round the sum to 258 or 260; the mean of the exact sum is 64.75.
+    auto weight = torch::ones({8}, at::kBFloat16).requires_grad_();
+    auto scale = [&](double by) { return (weight * by).sum(); };
+    for (const bool bucket_view : {true, false}) {
+      DistributedDataParallel ddp({{"w", weight}}, scale, world,
+                                  {.gradient_as_bucket_view = bucket_view, .reduce_dtype = at::kFloat});
+      at::ScalarType reduced = at::kByte;
+      ddp.register_comm_hook([&](const GradientBucket& bucket, const ProcessGroup& group) {
+        reduced = bucket.buffer.scalar_type();
+        EXPECT_EQ(bucket.gradients[0].scalar_type(), at::kFloat);
+        auto work = group.all_reduce_async(bucket.buffer, ReduceOp::kAvg);
+        return [work] { work.wait(); };
+      });
+      for (int step = 0; step < 2; ++step) {
+        weight.mutable_grad().reset();
+        ddp(world.rank() == 0 ? 256.0 : 1.0).backward();
+        EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
+        EXPECT_TRUE(weight.grad().equal(torch::full({8}, 64.75, at::kBFloat16)));
+      }
+      EXPECT_EQ(reduced, at::kFloat);
+    }
+  });
+}
+
+TEST(ReduceDtype, MayBeNarrowerThanTheParameters) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world, {.reduce_dtype = at::kBFloat16});
+    const auto means = mean_gradients(2);
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      ddp(input_of(world.rank())).square().sum().backward();
+      for (size_t i = 0; i < means.size(); ++i) {
+        const auto gradient = model->parameters()[i].grad();
+        EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+        EXPECT_TRUE(gradient.equal(gradient.to(at::kBFloat16).to(at::kFloat))) << "not rounded";
+        EXPECT_LT(relative_difference(gradient, means[i]), 1e-2);
+      }
+    }
+    expect_error<UsageError>([&] { DistributedDataParallel other(model, world, {.reduce_dtype = at::kInt}); },
+                             "reduce_dtype is Int", "bfloat16");
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
