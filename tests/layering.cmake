@@ -26,11 +26,13 @@ set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launch_options launcher)
 set(backends_headers backend reduce_op)
 set(comm_headers
-  call_options fast_convolutions group_layout join process_group run_threads spawn tensors_in work)
+  call_options fast_convolutions group_layout join metrics print process_group run_threads seed spawn tensors_in work)
 set(parallel_headers
-  captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel
-  model_adapters sync_batch_norm)
-set(optim_headers fused_optimizers gradient_tools optimizer_state zero_redundancy_optimizer)
+  accumulate autocast captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel
+  model_adapters recompute sync_batch_norm)
+set(optim_headers
+  fused_optimizers grad_scaler gradient_tools lr_scheduler optimizer_state parameter_groups schedules weight_average
+  zero_redundancy_optimizer)
 set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb stage)
 set(checkpoint_headers
   checkpoint_directory checkpoint_file module_state preemption_guard safetensors state_traits training_state value)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -12,9 +13,27 @@ namespace lockstep {
 
 namespace detail {
 class DeviceState;
+class MasterWeights;
 /// Copies the step counts of a fused optimizer from the GPU to its states. Does nothing for other optimizers.
 void read_step_counts(const torch::optim::Optimizer& optimizer);
+
+/// The part that all fused optimizers have.
+struct FusedAccess;
+struct FusedState {
+  std::shared_ptr<DeviceState> device;
+  std::shared_ptr<MasterWeights> masters;  // null without master weights
+  at::Tensor skip;                         // during step_unless() on a GPU
+};
 }  // namespace detail
+
+/// An optimizer whose step a value on the GPU can skip. GradScaler uses it.
+class LOCKSTEP_EXPORT SkippableStep {
+ public:
+  virtual ~SkippableStep() = default;
+  /// Makes a step unless `skip`, a float32 tensor with one element, is not zero. The host does not wait for the GPU,
+  /// except in the first step. Can be captured in a CUDA graph as step() can.
+  virtual void step_unless(const at::Tensor& skip) = 0;
+};
 
 // LibTorch's optimizers with a faster step(). Options, states and archives are the same as LibTorch's. On a CPU a step
 // is one pass over memory for each parameter; on a GPU it is a few kernels for all parameters (LibTorch 2.3 or later;
@@ -26,13 +45,20 @@ void read_step_counts(const torch::optim::Optimizer& optimizer);
 // Parameters are float32, float64, float16 or bfloat16, on a CPU or CUDA device, with dense gradients, and each is
 // listed once. Otherwise step() throws UsageError before it changes a parameter. On a GPU learning rates are float32,
 // even for float64 parameters. Not collective. Not thread-safe. Not movable.
+//
+// keep_master_weights(), before the first step, is for parameters in float16 or bfloat16, in which a small update is
+// lost to rounding: the optimizer keeps a float32 copy of each such parameter, updates the copy, with a state in
+// float32, and rounds it to the parameter. The copies are saved with the state, as "master_param". Values that others
+// write into a parameter (loading, broadcasts) are taken over in the next step. See WithMasterWeights.
 
-class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW {
+class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW, public SkippableStep {
  public:
   using torch::optim::AdamW::AdamW;
   ~FusedAdamW() override;
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  void step_unless(const at::Tensor& skip) override;
+  void keep_master_weights();
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
   /// Copies changed learning rates to the GPU. Does not block. Throws UsageError if a state was loaded after the
@@ -40,36 +66,53 @@ class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW {
   void before_replay();
 
  private:
-  friend void detail::read_step_counts(const torch::optim::Optimizer&);
-  std::shared_ptr<detail::DeviceState> device_;
+  detail::FusedState fused_;
+  friend struct detail::FusedAccess;
 };
 
-class LOCKSTEP_EXPORT FusedAdam : public torch::optim::Adam {
+class LOCKSTEP_EXPORT FusedAdam : public torch::optim::Adam, public SkippableStep {
  public:
   using torch::optim::Adam::Adam;
   ~FusedAdam() override;
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  void step_unless(const at::Tensor& skip) override;
+  void keep_master_weights();
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
   void before_replay();
 
  private:
-  friend void detail::read_step_counts(const torch::optim::Optimizer&);
-  std::shared_ptr<detail::DeviceState> device_;
+  detail::FusedState fused_;
+  friend struct detail::FusedAccess;
 };
 
-class LOCKSTEP_EXPORT FusedSGD : public torch::optim::SGD {
+class LOCKSTEP_EXPORT FusedSGD : public torch::optim::SGD, public SkippableStep {
  public:
   using torch::optim::SGD::SGD;
   ~FusedSGD() override;
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  void step_unless(const at::Tensor& skip) override;
+  void keep_master_weights();
+  void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
   void before_replay();
 
  private:
-  std::shared_ptr<detail::DeviceState> device_;
+  detail::FusedState fused_;
+  friend struct detail::FusedAccess;
+};
+
+/// A fused optimizer that keeps master weights from the start. For ZeroRedundancyOptimizer, which constructs its inner
+/// optimizer itself: ZeroRedundancyOptimizer<WithMasterWeights<FusedAdamW>>.
+template <class Fused>
+class WithMasterWeights : public Fused {
+ public:
+  template <class... Args>
+  explicit WithMasterWeights(Args&&... args) : Fused(std::forward<Args>(args)...) {
+    this->keep_master_weights();
+  }
 };
 
 }  // namespace lockstep

@@ -24,6 +24,11 @@ struct ClipGradNormOptions {
 LOCKSTEP_EXPORT at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                                            const ClipGradNormOptions& options = {});
 
+/// Limits each element of the gradients of these parameters to [-max_value, max_value]. Call it between backward and
+/// step. Not collective: averaged gradients are equal on all ranks. Does not wait for the GPU and can be captured in a
+/// CUDA graph. Throws UsageError if `max_value` is negative or a gradient is sparse.
+LOCKSTEP_EXPORT void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_value);
+
 /// Resets all gradients that are entirely zero to undefined and returns their number. The optimizer then skips these
 /// parameters, which momentum or weight decay would otherwise change. For models in which a step uses only some of the
 /// parameters. Not collective. On a GPU it blocks once. Throws UsageError if a gradient is sparse.

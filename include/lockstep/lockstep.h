@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <lockstep/accumulate.h>
+#include <lockstep/autocast.h>
 #include <lockstep/backend.h>
 #include <lockstep/batch_iterator.h>
 #include <lockstep/call_options.h>
@@ -20,6 +22,7 @@
 #include <lockstep/error.h>
 #include <lockstep/fast_convolutions.h>
 #include <lockstep/fused_optimizers.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/gradient_tools.h>
 #include <lockstep/group_layout.h>
 #include <lockstep/group_loader.h>
@@ -27,14 +30,22 @@
 #include <lockstep/join.h>
 #include <lockstep/lmdb.h>
 #include <lockstep/logging.h>
+#include <lockstep/lr_scheduler.h>
 #include <lockstep/meeting_place.h>
+#include <lockstep/metrics.h>
+#include <lockstep/model_adapters.h>
 #include <lockstep/module_state.h>
 #include <lockstep/optimizer_state.h>
+#include <lockstep/parameter_groups.h>
 #include <lockstep/preemption_guard.h>
+#include <lockstep/print.h>
 #include <lockstep/process_group.h>
+#include <lockstep/recompute.h>
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
 #include <lockstep/safetensors.h>
+#include <lockstep/schedules.h>
+#include <lockstep/seed.h>
 #include <lockstep/spawn.h>
 #include <lockstep/stage.h>
 #include <lockstep/state_traits.h>
@@ -45,5 +56,6 @@
 #include <lockstep/training_state.h>
 #include <lockstep/value.h>
 #include <lockstep/version.h>
+#include <lockstep/weight_average.h>
 #include <lockstep/work.h>
 #include <lockstep/zero_redundancy_optimizer.h>

@@ -39,13 +39,18 @@ struct ZeroRedundancyOptions {
 };
 
 /// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's class.
-class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joinable {
+class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimizer,
+                                                    public Joinable,
+                                                    public SkippableStep {
  public:
   ~ZeroRedundancyOptimizerBase() override;
 
   /// Updates this rank's shard of the parameters, then all-gathers the shards of all ranks. Collective. Throws
   /// UsageError if a parameter has changed its device, dtype or sizes.
   at::Tensor step(LossClosure closure = nullptr) override;
+  /// Collective. `skip` must be equal on all ranks. See SkippableStep; the host waits for the GPU unless the inner
+  /// optimizer is a SkippableStep.
+  void step_unless(const at::Tensor& skip) override;
 
   /// Returns, on rank `dst`, the state of all ranks combined, as an optimizer without shards would have it, on the CPU.
   /// Returns an empty state on the other ranks. Collective. If a rank failed during a step, the shards may be from
@@ -97,6 +102,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   void leave_join() noexcept override;
 
   class Shard;
+  void step_shard(const at::Tensor& skip);
 
   const std::function<void()> before_step_;
   std::shared_ptr<Shard> shard_;
@@ -111,7 +117,8 @@ inline constexpr bool is_one_of = (std::is_same_v<Optimizer, Known> || ...);
 template <class Optimizer>
 inline constexpr bool updates_elements =
     is_one_of<Optimizer, torch::optim::SGD, torch::optim::Adam, torch::optim::AdamW, torch::optim::Adagrad,
-              torch::optim::RMSprop, FusedSGD, FusedAdam, FusedAdamW>;
+              torch::optim::RMSprop, FusedSGD, FusedAdam, FusedAdamW, WithMasterWeights<FusedSGD>,
+              WithMasterWeights<FusedAdam>, WithMasterWeights<FusedAdamW>>;
 
 }  // namespace detail
 

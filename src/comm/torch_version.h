@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/Event.h>
 #include <torch/version.h>
 
@@ -27,6 +29,37 @@ inline void multiply_together(const std::vector<at::Tensor>& tensors, const at::
   for (auto tensor : tensors) tensor.mul_(factor);
 #endif
 }
+
+/// Moves each tensor of `averages` towards the one of the same place in `values`, of the same dtype, by this fraction
+/// of their distance, on a GPU in few steps. Equal values stay exactly equal.
+inline void lerp_together(const std::vector<at::Tensor>& averages, const std::vector<at::Tensor>& values,
+                          double fraction) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 1)
+  at::_foreach_lerp_(averages, values, fraction);
+#else
+  for (size_t i = 0; i < averages.size(); ++i) {
+    const bool is_narrow = averages[i].element_size() < 4;  // 1.13 has no lerp_ for these on a CPU
+    is_narrow ? averages[i].add_(values[i] - averages[i], fraction) : averages[i].lerp_(values[i], fraction);
+  }
+#endif
+}
+
+/// Limits the elements of all of them to [-limit, limit], on a GPU in few steps. NaN stays NaN.
+inline void clamp_together(const std::vector<at::Tensor>& tensors, double limit) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 1)
+  at::_foreach_clamp_min_(tensors, -limit);
+  at::_foreach_clamp_max_(tensors, limit);
+#else
+  for (auto tensor : tensors) tensor.clamp_(-limit, limit);
+#endif
+}
+
+/// Whether an optimizer replaces those options of a parameter group that have the default of their class by its own.
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 10)
+inline constexpr bool kReplacesDefaultsOfGroups = true;
+#else
+inline constexpr bool kReplacesDefaultsOfGroups = false;
+#endif
 
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
 inline constexpr bool kMeasuresEvents = true;
@@ -56,25 +89,63 @@ inline constexpr bool kFusesOnGpu = true;
 inline constexpr bool kFusesOnGpu = false;
 #endif
 
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 1)
+inline constexpr bool kAutocastsHalfOnCpu = true;
+#else
+inline constexpr bool kAutocastsHalfOnCpu = false;
+#endif
+
+// Autocast of CPUs and CUDA devices, on the calling thread.
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
+inline bool is_autocast_enabled(c10::DeviceType device) {
+  return at::autocast::is_autocast_enabled(device);
+}
+inline at::ScalarType autocast_dtype(c10::DeviceType device) {
+  return at::autocast::get_autocast_dtype(device);
+}
+inline void set_autocast(c10::DeviceType device, bool enabled, at::ScalarType dtype) {
+  at::autocast::set_autocast_enabled(device, enabled);
+  at::autocast::set_autocast_dtype(device, dtype);
+}
+#else
+inline bool is_autocast_enabled(c10::DeviceType device) {
+  return device == c10::kCPU ? at::autocast::is_cpu_enabled() : at::autocast::is_enabled();
+}
+inline at::ScalarType autocast_dtype(c10::DeviceType device) {
+  return device == c10::kCPU ? at::autocast::get_autocast_cpu_dtype() : at::autocast::get_autocast_gpu_dtype();
+}
+inline void set_autocast(c10::DeviceType device, bool enabled, at::ScalarType dtype) {
+  if (device == c10::kCPU) {
+    at::autocast::set_cpu_enabled(enabled);
+    at::autocast::set_autocast_cpu_dtype(dtype);
+  } else {
+    at::autocast::set_enabled(enabled);
+    at::autocast::set_autocast_gpu_dtype(dtype);
+  }
+}
+#endif
+
 /// All parameters of one dtype and GPU.
 struct FusedLists {
   std::vector<at::Tensor> parameters, gradients, first, second, largest, steps;
 };
 
-/// Only where kFusesOnGpu. `first` and `second` are the moments, `largest` is AMSGrad's.
+/// Only where kFusesOnGpu. `first` and `second` are the moments, `largest` is AMSGrad's. Does nothing if `skip` is
+/// defined and not zero.
 inline void fused_adam([[maybe_unused]] const FusedLists& lists, [[maybe_unused]] const at::Tensor& lr,
                        [[maybe_unused]] double beta1, [[maybe_unused]] double beta2,
                        [[maybe_unused]] double weight_decay, [[maybe_unused]] double eps,
-                       [[maybe_unused]] bool is_decoupled) {
+                       [[maybe_unused]] bool is_decoupled, [[maybe_unused]] const at::Tensor& skip) {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
   const bool amsgrad = !lists.largest.empty();
   const auto& [parameters, gradients, first, second, largest, steps] = lists;
+  const auto found_inf = skip.defined() ? std::optional(skip) : std::nullopt;
   if (is_decoupled)
     at::_fused_adamw_(parameters, gradients, first, second, largest, steps, lr, beta1, beta2, weight_decay, eps,
-                      amsgrad, /*maximize=*/false);
+                      amsgrad, /*maximize=*/false, /*grad_scale=*/{}, found_inf);
   else
     at::_fused_adam_(parameters, gradients, first, second, largest, steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
-                     /*maximize=*/false);
+                     /*maximize=*/false, /*grad_scale=*/{}, found_inf);
 #endif
 }
 
@@ -82,10 +153,10 @@ inline void fused_adam([[maybe_unused]] const FusedLists& lists, [[maybe_unused]
 inline void fused_sgd([[maybe_unused]] const FusedLists& lists, [[maybe_unused]] const at::Tensor& lr,
                       [[maybe_unused]] double momentum, [[maybe_unused]] double dampening,
                       [[maybe_unused]] double weight_decay, [[maybe_unused]] bool nesterov,
-                      [[maybe_unused]] bool is_first) {
+                      [[maybe_unused]] bool is_first, [[maybe_unused]] const at::Tensor& skip) {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
   at::_fused_sgd_(lists.parameters, lists.gradients, lists.first, weight_decay, momentum, lr, dampening, nesterov,
-                  /*maximize=*/false, is_first);
+                  /*maximize=*/false, is_first, /*grad_scale=*/{}, skip.defined() ? std::optional(skip) : std::nullopt);
 #endif
 }
 

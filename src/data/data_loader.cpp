@@ -8,6 +8,7 @@
 #include <ATen/Context.h>
 
 #include <lockstep/error.h>
+#include <lockstep/seed.h>
 
 #include "base/error.h"
 #include "base/owner_process.h"
@@ -34,14 +35,6 @@ DataLoaderOptions checked_options(const DataLoaderOptions& options, const Distri
         "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; give it a function "
         "tensors() (see lockstep/tensors_in.h), or copy batches in the loop");
   return options;
-}
-
-// One round of splitmix64: neighbouring inputs give unrelated outputs.
-uint64_t mix_bits(uint64_t number) {
-  number += 0x9e3779b97f4a7c15;
-  number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9;
-  number = (number ^ (number >> 27)) * 0x94d049bb133111eb;
-  return number ^ (number >> 31);
 }
 
 }  // namespace

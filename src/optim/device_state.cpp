@@ -1,6 +1,9 @@
 #include "optim/device_state.h"
 
 #include <ATen/ATen.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <lockstep/error.h>
 
@@ -8,6 +11,29 @@
 #include "comm/capture.h"
 
 namespace lockstep::detail {
+namespace {
+
+template <class Options>
+std::vector<double> adam_numbers(const Options& options) {
+  const auto [beta1, beta2] = options.betas();
+  return {beta1, beta2, options.eps(), options.weight_decay(), options.amsgrad() ? 1.0 : 0.0};
+}
+
+/// Returns all options of a fused optimizer but the learning rate.
+std::vector<double> numbers_in(const torch::optim::OptimizerOptions& options) {
+  if (const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) return adam_numbers(*adamw);
+  if (const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&options)) return adam_numbers(*adam);
+  const auto& sgd = dynamic_cast<const torch::optim::SGDOptions&>(options);
+  return {sgd.momentum(), sgd.dampening(), sgd.weight_decay(), sgd.nesterov() ? 1.0 : 0.0};
+}
+
+}  // namespace
+
+void DeviceState::note_capture() {
+  is_captured_ = true;
+  captured_options_.clear();
+  for (const auto& group : optimizer_->param_groups()) captured_options_.push_back(numbers_in(group.options()));
+}
 
 const at::Tensor& DeviceState::rate(size_t group, c10::Device device) {
   const double value = optimizer_->param_groups()[group].options().get_lr();
@@ -43,6 +69,12 @@ void DeviceState::refresh() {
     throw UsageError(
         "the captured step cannot be replayed: its optimizer was destroyed, or the optimizer's state was loaded after "
         "the capture; create a new CapturedStep");
+  for (size_t g = 0; g < captured_options_.size(); ++g)
+    if (numbers_in(optimizer_->param_groups()[g].options()) != captured_options_[g])
+      throw UsageError(text("an option of parameter group ", g,
+                            " other than the learning rate changed after the step was captured, which the captured "
+                            "step would not notice; set cycle_momentum = false in a schedule, or create a new "
+                            "CapturedStep"));
   for (auto& rate : rates_) this->rate(rate.group, rate.there.device());
 }
 

@@ -15,6 +15,7 @@
 #include "optim/cpu_update.h"
 #include "optim/device_state.h"
 #include "optim/layout.h"
+#include "optim/master_weights.h"
 #include "optim/optimizer_state.h"
 
 namespace lockstep {
@@ -22,6 +23,7 @@ namespace {
 
 using detail::DeviceState;
 using detail::FusedLists;
+using detail::FusedState;
 using detail::laid_out_as;
 using torch::optim::Optimizer;
 
@@ -77,6 +79,35 @@ at::Tensor zeros_as(const at::Tensor& parameter) {
   return at::zeros_like(parameter, at::MemoryFormat::Preserve);
 }
 
+/// The tensor that the step updates: the master weight, or the parameter itself.
+const at::Tensor& target_of(const FusedState& fused, const at::Tensor& parameter) {
+  return fused.masters && detail::MasterWeights::is_for(parameter) ? fused.masters->of(parameter) : parameter;
+}
+
+at::Tensor in_dtype_of(const at::Tensor& target, const at::Tensor& tensor) {
+  return tensor.scalar_type() == target.scalar_type() ? tensor : tensor.to(target.scalar_type());
+}
+
+/// Returns a gradient or a state in the dtype and strides of the target.
+at::Tensor fitted_to(const at::Tensor& target, const at::Tensor& tensor) {
+  return laid_out_as(target, in_dtype_of(target, tensor));
+}
+
+void finish_cpu_update(const FusedState& fused, const at::Tensor& parameter, const at::Tensor& target) {
+  target.is_same(parameter) ? parameter.unsafeGetTensorImpl()->bump_version() : fused.masters->round({parameter});
+}
+
+/// Returns whether the current step is being captured. Throws UsageError if it is and the optimizer's state does not
+/// exist yet (`is_prepared` is false).
+bool check_capture(const at::Tensor& parameter, const char* name, bool is_prepared) {
+  const bool captured = detail::is_capturing(parameter.device());
+  if (captured && !is_prepared)
+    throw UsageError(text(name,
+                          ": the first step, or the first after loading a state, cannot be captured, because it "
+                          "allocates state; run one step before the capture"));
+  return captured;
+}
+
 /// Parameters on GPUs, sorted into lists by device, dtype and one more trait.
 class GpuLists {
  public:
@@ -90,19 +121,37 @@ class GpuLists {
     for (const auto& [key, lists] : lists_) call(lists.parameters.front().device(), std::get<2>(key), lists);
   }
 
+  /// A parameter whose master weight is in a list.
+  void note_mastered(const at::Tensor& parameter) { mastered_.push_back(parameter); }
+  const std::vector<at::Tensor>& mastered() const { return mastered_; }
+
  private:
   std::map<std::tuple<c10::DeviceIndex, at::ScalarType, bool>, FusedLists> lists_;
+  std::vector<at::Tensor> mastered_;
 };
 
-/// Returns whether the current step is being captured. Throws UsageError if it is and the optimizer's state does not
-/// exist yet (`is_prepared` is false).
-bool check_capture(const at::Tensor& parameter, const char* name, bool is_prepared) {
-  const bool captured = detail::is_capturing(parameter.device());
-  if (captured && !is_prepared)
-    throw UsageError(text(name,
-                          ": the first step, or the first after loading a state, cannot be captured, because it "
-                          "allocates state; run one step before the capture"));
-  return captured;
+/// step_unless() of an optimizer. The first step of a parameter creates state, which a skipped step must not.
+template <class Fused>
+void step_unless_set(Fused& optimizer, FusedState& fused, const at::Tensor& skip, const char* name) {
+  const bool needs_host = skip.is_cpu() || !detail::kFusesOnGpu || !fused.device || fused.device->is_released();
+  if (needs_host) {
+    if (skip.is_cuda() && detail::is_capturing(skip.device())) check_capture(skip, name, false);
+    if (skip.item<float>() == 0) optimizer.step();
+    return;
+  }
+  fused.skip = skip;
+  try {
+    optimizer.step();
+  } catch (...) {
+    fused.skip.reset();
+    throw;
+  }
+  fused.skip.reset();
+}
+
+void refuse_late_masters(const Optimizer& optimizer, const char* name) {
+  if (!optimizer.state().empty())
+    throw UsageError(text(name, ": keep_master_weights() was called after the first step; call it before"));
 }
 
 DeviceState& make(std::shared_ptr<DeviceState>& device, Optimizer& optimizer) {
@@ -132,16 +181,17 @@ std::unique_ptr<State> first_adam_state(const at::Tensor& parameter) {
   return state;
 }
 
-/// Gives the state the parameter's strides, which the GPU kernels require; a loaded state may have others.
+/// Gives the state the target's dtype and strides, which the kernels require; a loaded state may have others.
 template <class State>
-void lay_out(State& state, const at::Tensor& parameter) {
-  state.exp_avg(laid_out_as(parameter, state.exp_avg()));
-  state.exp_avg_sq(laid_out_as(parameter, state.exp_avg_sq()));
-  if (state.max_exp_avg_sq().defined()) state.max_exp_avg_sq(laid_out_as(parameter, state.max_exp_avg_sq()));
+void lay_out(State& state, const at::Tensor& target) {
+  state.exp_avg(fitted_to(target, state.exp_avg()));
+  state.exp_avg_sq(fitted_to(target, state.exp_avg_sq()));
+  if (state.max_exp_avg_sq().defined()) state.max_exp_avg_sq(fitted_to(target, state.max_exp_avg_sq()));
 }
 
 template <class State, class Options>
-void step_adam(Optimizer& optimizer, std::shared_ptr<DeviceState>& device, const char* name, bool is_decoupled) {
+void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool is_decoupled) {
+  auto& device = fused.device;
   check_supported(optimizer, name);
   bool is_any_captured = false;
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
@@ -156,35 +206,39 @@ void step_adam(Optimizer& optimizer, std::shared_ptr<DeviceState>& device, const
       const bool is_prepared = state && device && !device->is_released() && device->counts(parameter);
       const bool captured = check_capture(parameter, name, is_prepared);
       is_any_captured |= captured;
+      const auto& target = target_of(fused, parameter);
       if (!state) {
-        state = detail::add_state(optimizer, parameter, first_adam_state<State>(parameter));
+        state = detail::add_state(optimizer, parameter, first_adam_state<State>(target));
         if (device) device->forget_steps(parameter);
       }
-      if (options.amsgrad() && !state->max_exp_avg_sq().defined()) state->max_exp_avg_sq(zeros_as(parameter));
+      if (options.amsgrad() && !state->max_exp_avg_sq().defined()) state->max_exp_avg_sq(zeros_as(target));
+      lay_out<State>(*state, target);
       const int64_t before = state->step();
       if (!captured) state->step(before + 1);
       if (parameter.is_cuda()) {
-        auto& lists = on_gpus.of(parameter);
-        lay_out<State>(*state, parameter);
-        lists.parameters.push_back(parameter);
-        lists.gradients.push_back(laid_out_as(parameter, gradient));
+        auto& lists = on_gpus.of(target);
+        lists.parameters.push_back(target);
+        lists.gradients.push_back(fitted_to(target, gradient));
+        if (!target.is_same(parameter)) on_gpus.note_mastered(parameter);
         lists.first.push_back(state->exp_avg());
         lists.second.push_back(state->exp_avg_sq());
         if (options.amsgrad()) lists.largest.push_back(state->max_exp_avg_sq());
         lists.steps.push_back(make(device, optimizer).steps(parameter, before));
       } else {
         detail::update_adam(
-            parameter, gradient, state->exp_avg(), state->exp_avg_sq(),
+            target, in_dtype_of(target, gradient), state->exp_avg(), state->exp_avg_sq(),
             options.amsgrad() ? state->max_exp_avg_sq() : at::Tensor(),
             {options.lr(), beta1, beta2, options.eps(), options.weight_decay(), is_decoupled, state->step()});
-        parameter.unsafeGetTensorImpl()->bump_version();
+        finish_cpu_update(fused, parameter, target);
       }
     }
     on_gpus.for_each([&, beta1 = beta1, beta2 = beta2](c10::Device gpu, bool, const FusedLists& lists) {
       at::_foreach_add_(lists.steps, 1);
-      detail::fused_adam(lists, device->rate(g, gpu), beta1, beta2, options.weight_decay(), options.eps(),
-                         is_decoupled);
+      detail::fused_adam(lists, device->rate(g, gpu), beta1, beta2, options.weight_decay(), options.eps(), is_decoupled,
+                         fused.skip.defined() ? fused.skip.to(gpu) : at::Tensor());
+      if (fused.skip.defined()) at::_foreach_sub_(lists.steps, std::vector(lists.steps.size(), fused.skip.to(gpu)));
     });
+    if (!on_gpus.mastered().empty()) fused.masters->round(on_gpus.mastered());
   }
   if (is_any_captured) announce(device);
 }
@@ -202,70 +256,107 @@ void read_steps(const Optimizer& optimizer, const std::shared_ptr<DeviceState>& 
 }  // namespace
 
 FusedAdamW::~FusedAdamW() {
-  release(device_);
+  release(fused_.device);
 }
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
   if (is_left_to_libtorch(*this, "FusedAdamW")) return AdamW::step(std::move(closure));
   auto loss = run_closure(closure);
   const c10::NoGradGuard no_grad;
-  step_adam<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(*this, device_, "FusedAdamW",
+  step_adam<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(*this, fused_, "FusedAdamW",
                                                                        /*is_decoupled=*/true);
   return loss;
 }
 
 void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
-  read_steps<torch::optim::AdamWParamState>(*this, device_);
+  read_steps<torch::optim::AdamWParamState>(*this, fused_.device);
   AdamW::save(archive);
+  if (fused_.masters) fused_.masters->save(*this, archive);
 }
 
 void FusedAdamW::load(torch::serialize::InputArchive& archive) {
   AdamW::load(archive);
-  release(device_);
+  if (fused_.masters) fused_.masters->load(*this, archive);
+  release(fused_.device);
 }
 
 void FusedAdamW::before_replay() {
-  if (device_) device_->refresh();
+  if (fused_.device) fused_.device->refresh();
+}
+
+void FusedAdamW::step_unless(const at::Tensor& skip) {
+  step_unless_set(*this, fused_, skip, "FusedAdamW");
+}
+
+void FusedAdamW::keep_master_weights() {
+  refuse_late_masters(*this, "FusedAdamW");
+  fused_.masters = std::make_shared<detail::MasterWeights>();
 }
 
 FusedAdam::~FusedAdam() {
-  release(device_);
+  release(fused_.device);
 }
 
 at::Tensor FusedAdam::step(LossClosure closure) {
   if (is_left_to_libtorch(*this, "FusedAdam")) return Adam::step(std::move(closure));
   auto loss = run_closure(closure);
   const c10::NoGradGuard no_grad;
-  step_adam<torch::optim::AdamParamState, torch::optim::AdamOptions>(*this, device_, "FusedAdam",
+  step_adam<torch::optim::AdamParamState, torch::optim::AdamOptions>(*this, fused_, "FusedAdam",
                                                                      /*is_decoupled=*/false);
   return loss;
 }
 
 void FusedAdam::save(torch::serialize::OutputArchive& archive) const {
-  read_steps<torch::optim::AdamParamState>(*this, device_);
+  read_steps<torch::optim::AdamParamState>(*this, fused_.device);
   Adam::save(archive);
+  if (fused_.masters) fused_.masters->save(*this, archive);
 }
 
 void FusedAdam::load(torch::serialize::InputArchive& archive) {
   Adam::load(archive);
-  release(device_);
+  if (fused_.masters) fused_.masters->load(*this, archive);
+  release(fused_.device);
 }
 
 void FusedAdam::before_replay() {
-  if (device_) device_->refresh();
+  if (fused_.device) fused_.device->refresh();
 }
 
+void FusedAdam::step_unless(const at::Tensor& skip) {
+  step_unless_set(*this, fused_, skip, "FusedAdam");
+}
+
+void FusedAdam::keep_master_weights() {
+  refuse_late_masters(*this, "FusedAdam");
+  fused_.masters = std::make_shared<detail::MasterWeights>();
+}
+
+struct detail::FusedAccess {
+  /// Null for optimizers that are not fused.
+  static FusedState* of(Optimizer& optimizer) {
+    if (auto* adamw = dynamic_cast<FusedAdamW*>(&optimizer)) return &adamw->fused_;
+    if (auto* adam = dynamic_cast<FusedAdam*>(&optimizer)) return &adam->fused_;
+    if (auto* sgd = dynamic_cast<FusedSGD*>(&optimizer)) return &sgd->fused_;
+    return nullptr;
+  }
+};
+
 void detail::read_step_counts(const Optimizer& optimizer) {
-  if (const auto* adamw = dynamic_cast<const FusedAdamW*>(&optimizer))
-    read_steps<torch::optim::AdamWParamState>(*adamw, adamw->device_);
-  if (const auto* adam = dynamic_cast<const FusedAdam*>(&optimizer))
-    read_steps<torch::optim::AdamParamState>(*adam, adam->device_);
+  const auto* fused = FusedAccess::of(const_cast<Optimizer&>(optimizer));
+  if (!fused) return;
+  if (dynamic_cast<const FusedAdamW*>(&optimizer)) read_steps<torch::optim::AdamWParamState>(optimizer, fused->device);
+  if (dynamic_cast<const FusedAdam*>(&optimizer)) read_steps<torch::optim::AdamParamState>(optimizer, fused->device);
+}
+
+detail::MasterWeights* detail::masters_of(const Optimizer& optimizer) {
+  const auto* fused = FusedAccess::of(const_cast<Optimizer&>(optimizer));
+  return fused ? fused->masters.get() : nullptr;
 }
 
 // --- SGD
 
 FusedSGD::~FusedSGD() {
-  release(device_);
+  release(fused_.device);
 }
 
 at::Tensor FusedSGD::step(LossClosure closure) {
@@ -284,43 +375,62 @@ at::Tensor FusedSGD::step(LossClosure closure) {
       if (!gradient.defined()) continue;
       auto* state = has_momentum ? detail::find_state<torch::optim::SGDParamState>(*this, parameter) : nullptr;
       const bool is_first = has_momentum && !(state && state->momentum_buffer().defined());
-      is_any_captured |= check_capture(parameter, "FusedSGD", !is_first && device_ && !device_->is_released());
+      is_any_captured |=
+          check_capture(parameter, "FusedSGD", !is_first && fused_.device && !fused_.device->is_released());
+      const auto& target = target_of(fused_, parameter);
       if (is_first) {
         state = detail::add_state(*this, parameter, std::make_unique<torch::optim::SGDParamState>());
-        state->momentum_buffer(zeros_as(parameter));
+        state->momentum_buffer(zeros_as(target));
       }
+      if (has_momentum) state->momentum_buffer(fitted_to(target, state->momentum_buffer()));
       if (parameter.is_cuda()) {
-        make(device_, *this);
-        auto& lists = on_gpus.of(parameter, is_first);
-        lists.parameters.push_back(parameter);
-        lists.gradients.push_back(laid_out_as(parameter, gradient));
-        if (has_momentum) {
-          state->momentum_buffer(laid_out_as(parameter, state->momentum_buffer()));
-          lists.first.push_back(state->momentum_buffer());
-        }
+        make(fused_.device, *this);
+        auto& lists = on_gpus.of(target, is_first);
+        lists.parameters.push_back(target);
+        lists.gradients.push_back(fitted_to(target, gradient));
+        if (has_momentum) lists.first.push_back(state->momentum_buffer());
+        if (!target.is_same(parameter)) on_gpus.note_mastered(parameter);
       } else {
-        detail::update_sgd(parameter, gradient, has_momentum ? state->momentum_buffer() : at::Tensor(),
+        detail::update_sgd(target, in_dtype_of(target, gradient),
+                           has_momentum ? state->momentum_buffer() : at::Tensor(),
                            {options.lr(), options.momentum(), options.dampening(), options.weight_decay(),
                             options.nesterov(), is_first});
-        parameter.unsafeGetTensorImpl()->bump_version();
+        finish_cpu_update(fused_, parameter, target);
       }
     }
     on_gpus.for_each([&](c10::Device gpu, bool is_first, const FusedLists& lists) {
-      detail::fused_sgd(lists, device_->rate(g, gpu), options.momentum(), options.dampening(), options.weight_decay(),
-                        options.nesterov(), is_first);
+      detail::fused_sgd(lists, fused_.device->rate(g, gpu), options.momentum(), options.dampening(),
+                        options.weight_decay(), options.nesterov(), is_first,
+                        fused_.skip.defined() ? fused_.skip.to(gpu) : at::Tensor());
     });
+    if (!on_gpus.mastered().empty()) fused_.masters->round(on_gpus.mastered());
   }
-  if (is_any_captured) announce(device_);
+  if (is_any_captured) announce(fused_.device);
   return loss;
+}
+
+void FusedSGD::save(torch::serialize::OutputArchive& archive) const {
+  SGD::save(archive);
+  if (fused_.masters) fused_.masters->save(*this, archive);
 }
 
 void FusedSGD::load(torch::serialize::InputArchive& archive) {
   SGD::load(archive);
-  release(device_);
+  if (fused_.masters) fused_.masters->load(*this, archive);
+  release(fused_.device);
+}
+
+void FusedSGD::step_unless(const at::Tensor& skip) {
+  step_unless_set(*this, fused_, skip, "FusedSGD");
+}
+
+void FusedSGD::keep_master_weights() {
+  refuse_late_masters(*this, "FusedSGD");
+  fused_.masters = std::make_shared<detail::MasterWeights>();
 }
 
 void FusedSGD::before_replay() {
-  if (device_) device_->refresh();
+  if (fused_.device) fused_.device->refresh();
 }
 
 }  // namespace lockstep

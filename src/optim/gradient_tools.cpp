@@ -66,6 +66,13 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
   return total;
 }
 
+void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_value) {
+  if (!(max_value >= 0)) throw UsageError(text("clip_grad_value_: max_value is ", max_value, ", expected 0 or more"));
+  const c10::NoGradGuard no_grad;
+  for (const auto& [kind, list] : gradients_of(with_gradients(parameters, "clip_grad_value_")))
+    detail::clamp_together(list, max_value);
+}
+
 size_t drop_zero_gradients(const std::vector<at::Tensor>& parameters) {
   const c10::NoGradGuard no_grad;
   const auto used = with_gradients(parameters, "drop_zero_gradients");

@@ -21,6 +21,7 @@
 #include <lockstep/fused_optimizers.h>
 
 #include "base/text.h"
+#include "optim/master_weights.h"
 
 namespace lockstep {
 namespace {
@@ -74,19 +75,21 @@ Values options_of(const torch::optim::OptimizerOptions& options) {
 
 /// Python keeps the step count in a tensor, LibTorch in an integer.
 constexpr const char* kStep = "step";
+/// The float32 copy of a parameter. It is not in LibTorch's states: see MasterWeights.
+constexpr const char* kMaster = "master_param";
 
 c10::IValue as_python_has_it(const std::string& name, const c10::IValue& value) {
   if (name == kStep && value.isInt()) return at::scalar_tensor(static_cast<double>(value.toInt()), at::kFloat);
   return value;
 }
 
-/// Tensors of the result are on the CPU.
-c10::IValue as_libtorch_has_it(const std::string& name, const c10::IValue& value, const at::Tensor& parameter) {
+/// Tensors of the result are on the CPU, those with floating-point numbers in `dtype`.
+c10::IValue as_libtorch_has_it(const std::string& name, const c10::IValue& value, at::ScalarType dtype) {
   if (name == kStep && value.isTensor()) return static_cast<int64_t>(value.toTensor().item<double>());
   if (name == kStep && value.isDouble()) return static_cast<int64_t>(value.toDouble());
   if (!value.isTensor()) return value;
   const auto tensor = value.toTensor();
-  return tensor.to(at::kCPU, tensor.is_floating_point() ? parameter.scalar_type() : tensor.scalar_type());
+  return tensor.to(at::kCPU, tensor.is_floating_point() ? dtype : tensor.scalar_type());
 }
 
 /// Converts `value` to the type of the option's current value `now`.
@@ -109,7 +112,7 @@ std::string parameter_name(const OptimizerState::Group& group, size_t i) {
 }
 
 const std::set<std::string> kOfParametersSizes = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
-                                                  "sum",     "square_avg", "grad_avg"};
+                                                  "sum",     "square_avg", "grad_avg",       kMaster};
 
 /// Returns the values that every state of a stepped parameter must have; empty if the type of optimizer is unknown.
 std::vector<std::string> needed_by(const Optimizer& optimizer) {
@@ -122,9 +125,10 @@ std::vector<std::string> needed_by(const Optimizer& optimizer) {
   return {};
 }
 
-/// SGD without momentum has no momentum buffer; Python may save it as None.
+/// Whether LibTorch has no state for it. SGD without momentum has no momentum buffer; Python may save it as None.
 bool says_nothing(const Values& values) {
-  return std::all_of(values.begin(), values.end(), [](const auto& item) { return item.second.isNone(); });
+  return std::all_of(values.begin(), values.end(),
+                     [](const auto& item) { return item.second.isNone() || item.first == kMaster; });
 }
 
 void check_values(const OptimizerState::Group& group, size_t i, const Values& values, const at::Tensor& parameter,
@@ -145,6 +149,7 @@ OutputArchive archive_of(const Optimizer& optimizer, const OptimizerState& state
   auto archive = new_archive();
   const auto unit = archive.compilation_unit();
   OutputArchive states(unit), groups(unit);
+  const bool has_masters = detail::masters_of(optimizer) != nullptr;
   groups.write("param_groups/size", at::scalar_tensor(static_cast<int64_t>(state.groups.size()), at::kLong));
   for (size_t g = 0; g < state.groups.size(); ++g) {
     const auto& group = state.groups[g];
@@ -157,8 +162,10 @@ OutputArchive archive_of(const Optimizer& optimizer, const OptimizerState& state
       const auto found = state.parameters.find(group.parameters[i]);
       if (found == state.parameters.end() || says_nothing(found->second)) continue;
       OutputArchive values(unit);
+      const bool is_mastered = has_masters && detail::MasterWeights::is_for(parameters[i]);
+      const auto dtype = is_mastered ? at::kFloat : parameters[i].scalar_type();
       for (const auto& [name, value] : found->second)
-        if (!value.isNone()) values.write(name, as_libtorch_has_it(name, value, parameters[i]));
+        if (!value.isNone() && name != kMaster) values.write(name, as_libtorch_has_it(name, value, dtype));
       states.write(key, values);
     }
     optimizer.param_groups()[g].options().serialize(options);
@@ -278,9 +285,22 @@ bool is_known(const Optimizer& optimizer) {
   const auto& type = typeid(optimizer);
   for (const auto* known : {&typeid(torch::optim::SGD), &typeid(torch::optim::Adam), &typeid(torch::optim::AdamW),
                             &typeid(torch::optim::Adagrad), &typeid(torch::optim::RMSprop), &typeid(FusedSGD),
-                            &typeid(FusedAdam), &typeid(FusedAdamW)})
+                            &typeid(FusedAdam), &typeid(FusedAdamW), &typeid(WithMasterWeights<FusedSGD>),
+                            &typeid(WithMasterWeights<FusedAdam>), &typeid(WithMasterWeights<FusedAdamW>)})
     if (type == *known) return true;
   return false;
+}
+
+void load_masters(detail::MasterWeights& masters, const Optimizer& optimizer, const OptimizerState& state) {
+  for (size_t g = 0; g < state.groups.size(); ++g) {
+    const auto& parameters = optimizer.param_groups()[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto values = state.parameters.find(state.groups[g].parameters[i]);
+      if (values == state.parameters.end() || !detail::MasterWeights::is_for(parameters[i])) continue;
+      if (const auto found = values->second.find(kMaster); found != values->second.end() && found->second.isTensor())
+        masters.set(parameters[i], found->second.toTensor());
+    }
+  }
 }
 
 }  // namespace
@@ -299,6 +319,8 @@ OptimizerState detail::view_state(const Optimizer& optimizer) {
         const auto values = values_of(*found).value();
         for (const auto& [name, value] : values) state.parameters[next][name] = as_python_has_it(name, value);
       }
+      if (const auto* masters = masters_of(optimizer))
+        if (const auto master = masters->find(parameter); master.defined()) state.parameters[next][kMaster] = master;
       ++next;
     }
   }
@@ -404,6 +426,7 @@ void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
     throw;
   }
   for (size_t g = 0; g < options.size(); ++g) optimizer.param_groups()[g].set_options(std::move(options[g]));
+  if (auto* masters = detail::masters_of(optimizer)) load_masters(*masters, optimizer, state);
 }
 
 }  // namespace lockstep

@@ -31,14 +31,22 @@ at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
     const at::AutoGradMode enabled(true);
     loss = closure();
   }
+  step_shard({});
+  return loss;
+}
+
+void ZeroRedundancyOptimizerBase::step_unless(const at::Tensor& skip) {
+  step_shard(skip);
+}
+
+void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
   const c10::NoGradGuard no_grad;
   shard_->check_unchanged();
   if (join_) shard_->do_as(join_->round().last_rank());
   if (before_step_) before_step_();
   if (detail::is_capturing(shard_->group().device()))
     detail::Recording::before_replay([shard = shard_] { shard->take_options(); });
-  shard_->step();
-  return loss;
+  shard_->step(skip);
 }
 
 OptimizerState ZeroRedundancyOptimizerBase::consolidated_state_dict(int dst) const {

@@ -155,7 +155,7 @@ void ZeroRedundancyOptimizerBase::Shard::take_options() const {
     inner_->param_groups()[g].set_options(outer_->param_groups()[g].options().clone());
 }
 
-void ZeroRedundancyOptimizerBase::Shard::step() {
+void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
   take_options();
   size_t next = 0;
   for (auto& group : inner_->param_groups())
@@ -164,7 +164,12 @@ void ZeroRedundancyOptimizerBase::Shard::step() {
       values.mutable_grad() = memories_[share.memory].memory.gradient(share.here);
     }
   step_incomplete_ = !detail::is_capturing(group_.device());
-  inner_->step();
+  if (!skip.defined())
+    inner_->step();
+  else if (auto* skippable = dynamic_cast<SkippableStep*>(inner_.get()))
+    skippable->step_unless(skip);
+  else if (skip.item<float>() == 0)
+    inner_->step();
   for (auto& group : inner_->param_groups())
     for (auto& values : group.params()) values.mutable_grad().reset();  // zero_grad() can then free the gradients
   for (const auto& [members, memory] : memories_) memory.gather();

@@ -41,7 +41,8 @@ class ZeroRedundancyOptimizerBase::Shard {
 
   void check_unchanged() const;
   void do_as(int rank) const;
-  void step();
+  /// Makes no step if `skip` is defined and not zero.
+  void step(const at::Tensor& skip);
   void take_options() const;
   void before_replay() const {
     take_options();

@@ -58,6 +58,10 @@ class StepCapture::Impl {
   std::string me() const { return text("rank ", group_.rank(), ": CapturedStep: "); }
 
   void capture(const std::vector<at::Tensor>& inputs, const Run& run) {
+    if (is_autocast_enabled(group_.device().type()))
+      throw UsageError(text(me(),
+                            "the step was called inside of an autocast guard, so the graph would use weights that "
+                            "were converted before the capture; construct the guard inside of the step"));
     stream_->run([&] {
       for (const auto& input : inputs) inputs_.push_back(input.detach().clone());
     });

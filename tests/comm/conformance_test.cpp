@@ -12,6 +12,7 @@
 #include <lockstep/error.h>
 
 #include "comm/oracle.h"
+#include "support/messages.h"
 #include "support/ranks.h"
 
 namespace lockstep {

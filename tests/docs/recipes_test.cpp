@@ -148,14 +148,6 @@ TEST(Recipes, AGanMayHaveBatchNormalization) {
   });
 }
 
-TEST(Recipes, AWrapperRefusesAFrozenDiscriminator) {
-  on_two_ranks([](const ProcessGroup& world) {
-    DistributedDataParallel discriminator(two_layers(5, 1), world);
-    for (auto& parameter : discriminator.parameters()) parameter.requires_grad_(false);
-    expect_error<UsageError>([&] { discriminator(random({2, 5}, 1)); }, "frozen");
-  });
-}
-
 TEST(Recipes, ADiscriminatorUnderNoSyncIsNotReduced) {
   on_two_ranks([](const ProcessGroup& world) {
     Gan gan;

@@ -62,6 +62,44 @@ TEST(ClipGradNorm, TellsWhenTheNormIsNotFinite) {
   EXPECT_TRUE(std::isnan(clip_grad_norm_({parameter}, 1).item<double>()));
 }
 
+TEST(ClipGradValue, LimitsAsLibTorchDoes) {
+  for (auto device : devices_under_test())
+    for (auto dtype : {torch::kDouble, torch::kFloat, torch::kBFloat16})
+      for (double limit : {0.0, 0.5, 1e9}) {
+        const auto actual = make_parameters(dtype, device), expected = make_parameters(dtype, device);
+        set_gradients(actual, 0);
+        set_gradients(expected, 0);
+        clip_grad_value_(actual, limit);
+        torch::nn::utils::clip_grad_value_(expected, limit);
+        EXPECT_FALSE(actual[1].grad().defined());
+        for (size_t i = 0; i < actual.size(); ++i) {
+          if (i == 1) continue;
+          EXPECT_TRUE(torch::equal(actual[i].grad(), expected[i].grad())) << dtype << ", " << limit;
+        }
+      }
+}
+
+TEST(ClipGradValue, TakesSeveralDtypesAndKeepsNan) {
+  std::vector<torch::Tensor> parameters;
+  for (auto device : devices_under_test())
+    for (auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16}) {
+      if (dtype == torch::kHalf && device.is_cpu()) continue;  // LibTorch 1.13 cannot clamp it there
+      parameters.push_back(torch::zeros({4}, torch::dtype(dtype).device(device).requires_grad(true)));
+      parameters.back().mutable_grad() = torch::tensor({-4.0f, 0.25f, 4.0f, NAN}).to(device, dtype);
+    }
+  clip_grad_value_(parameters, 2);
+  for (const auto& parameter : parameters) {
+    const auto gradient = parameter.grad().cpu().to(torch::kDouble);
+    EXPECT_TRUE(gradient.slice(0, 0, 3).equal(torch::tensor({-2.0, 0.25, 2.0}, torch::kDouble))) << gradient;
+    EXPECT_TRUE(std::isnan(gradient[3].item<double>()));
+  }
+  clip_grad_value_({torch::ones({2}, torch::requires_grad())}, 1);  // without a gradient
+  expect_error<UsageError>([&] { clip_grad_value_(parameters, -1); }, "max_value is -1");
+  expect_error<UsageError>([&] { clip_grad_value_(parameters, NAN); }, "max_value is nan");
+  parameters[0].mutable_grad() = torch::ones({4}).to_sparse();
+  expect_error<UsageError>([&] { clip_grad_value_(parameters, 1); }, "clip_grad_value_", "sparse");
+}
+
 TEST(DropZeroGradients, LeavesWhatIsNotZero) {
   for (auto device : devices_under_test()) {
     std::vector<torch::Tensor> parameters;

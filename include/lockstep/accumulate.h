@@ -1,0 +1,132 @@
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/error.h>
+#include <lockstep/export.h>
+
+namespace lockstep {
+
+/// The elements of a range in groups; the last group may be smaller. See in_groups().
+template <class Range>
+class Groups {
+  using Iterator = decltype(std::begin(std::declval<Range&>()));
+  using End = decltype(std::end(std::declval<Range&>()));
+
+ public:
+  using Group = std::vector<std::decay_t<decltype(*std::declval<Iterator&>())>>;
+
+  Groups(Range range, int64_t count) : range_(std::forward<Range>(range)), count_(count) {
+    if (count < 1)
+      throw UsageError("in_groups: the groups have " + std::to_string(count) + " elements, expected 1 or more");
+  }
+
+  /// An input iterator: each group exists until the next one is taken.
+  class iterator {
+   public:
+    iterator(Iterator at, End end, int64_t count) : at_(std::move(at)), end_(std::move(end)), count_(count) { take(); }
+    Group& operator*() { return group_; }
+    iterator& operator++() {
+      take();
+      return *this;
+    }
+    bool operator!=(std::default_sentinel_t) const { return !group_.empty(); }
+
+   private:
+    void take() {
+      group_.clear();
+      for (; static_cast<int64_t>(group_.size()) < count_ && at_ != end_; ++at_) group_.push_back(*at_);
+    }
+    Iterator at_;
+    End end_;
+    int64_t count_;
+    Group group_;
+  };
+
+  iterator begin() { return iterator(std::begin(range_), std::end(range_), count_); }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  Range range_;
+  int64_t count_;
+};
+
+/// Returns the elements of a range, for example of a data loader, in groups of `count`. The last group has what is
+/// left. Keeps a reference to a range that is passed as an lvalue. Throws UsageError unless `count` is 1 or more.
+template <class Range>
+Groups<Range> in_groups(Range&& range, int64_t count) {
+  return Groups<Range>(std::forward<Range>(range), count);
+}
+
+/// Returns the number of samples in a batch: of a tensor, or of a batch with a member `target` or `data`.
+template <class Batch>
+int64_t samples_in(const Batch& batch) {
+  if constexpr (std::is_same_v<Batch, at::Tensor>)
+    return batch.size(0);
+  else if constexpr (requires { batch.target.size(0); })
+    return batch.target.size(0);
+  else if constexpr (requires { batch.data.size(0); })
+    return batch.data.size(0);
+  else
+    static_assert(!sizeof(Batch), "samples_in: pass a function that returns the number of samples of a batch");
+}
+
+/// Accumulates the gradients of several micro-batches, as one backward of all their samples would compute them:
+///
+///   for (auto& micro_batches : lockstep::in_groups(loader, 4)) {
+///     optimizer.zero_grad();
+///     lockstep::accumulate(ddp, micro_batches, [&](auto& batch) {
+///       return F::cross_entropy(ddp(batch.data), batch.target);
+///     });
+///     optimizer.step();
+///   }
+///
+/// `loss` returns the mean loss over the samples of a micro-batch. All backwards but the last run under no_sync().
+/// Every sample has the same weight, on all ranks, though micro-batches differ in size and ranks have different numbers
+/// of them: accumulate() calls ddp.set_batch_weight(), whose weight holds until the next call. `samples` returns the
+/// number of samples of a batch.
+///
+/// Returns this rank's mean loss over its samples, without history. Collective: each rank passes at least one
+/// micro-batch, which may be empty; throws UsageError otherwise. Not for models with SyncBatchNorm layers, as
+/// set_batch_weight().
+template <class Ddp, class Batches, class Loss, class Samples>
+at::Tensor accumulate(Ddp& ddp, Batches& micro_batches, const Loss& loss, const Samples& samples) {
+  int64_t total = 0;
+  int64_t left = 0;
+  for (auto& batch : micro_batches) {
+    total += samples(batch);
+    ++left;
+  }
+  if (left == 0)
+    throw UsageError("accumulate: there is no micro-batch; pass at least one on every rank, which may be empty");
+  ddp.set_batch_weight(static_cast<double>(total));
+  at::Tensor mean;
+  auto backward = [&](auto& batch) {
+    const double share = total > 0 ? static_cast<double>(samples(batch)) / static_cast<double>(total) : 0;
+    const at::Tensor part = loss(batch) * share;
+    part.backward();
+    mean = mean.defined() ? mean + part.detach() : part.detach();
+  };
+  for (auto& batch : micro_batches) {
+    if (--left == 0) {
+      backward(batch);
+    } else {
+      auto guard = ddp.no_sync();
+      backward(batch);
+    }
+  }
+  return mean;
+}
+
+template <class Ddp, class Batches, class Loss>
+at::Tensor accumulate(Ddp& ddp, Batches& micro_batches, const Loss& loss) {
+  return accumulate(ddp, micro_batches, loss, [](const auto& batch) { return samples_in(batch); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,83 @@
+#include "optim/master_weights.h"
+
+#include <ATen/ATen.h>
+
+#include "base/text.h"
+#include "comm/capture.h"
+#include "comm/torch_version.h"
+#include "optim/layout.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr const char* kKey = "lockstep_master_weights";
+
+uint64_t version_of(const at::Tensor& tensor) {
+  return static_cast<uint64_t>(tensor._version());
+}
+
+}  // namespace
+
+bool MasterWeights::is_for(const at::Tensor& parameter) {
+  return parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
+}
+
+const at::Tensor& MasterWeights::of(const at::Tensor& parameter) {
+  auto& master = masters_[parameter.unsafeGetTensorImpl()];
+  const auto values = parameter.detach();
+  if (!master.tensor.defined()) {
+    master.tensor = values.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
+  } else if (master.version != version_of(parameter) && !is_capturing(parameter.device())) {
+    const auto rounded = master.tensor.to(values.scalar_type());
+    master.tensor.copy_(at::where(rounded == values, master.tensor, values.to(at::kFloat)));
+  }
+  master.version = version_of(parameter);
+  return master.tensor;
+}
+
+at::Tensor MasterWeights::find(const at::Tensor& parameter) const {
+  const auto found = masters_.find(parameter.unsafeGetTensorImpl());
+  return found == masters_.end() ? at::Tensor() : found->second.tensor;
+}
+
+void MasterWeights::set(const at::Tensor& parameter, const at::Tensor& master) {
+  auto& place = masters_[parameter.unsafeGetTensorImpl()];
+  place.tensor = laid_out_as(parameter.detach(), master.detach().to(parameter.device(), at::kFloat));
+  if (place.tensor.is_same(master) || place.tensor.data_ptr() == master.data_ptr()) place.tensor = place.tensor.clone();
+  place.version = version_of(parameter) - 1;  // the parameter may have other values: compared in the next step
+}
+
+void MasterWeights::round(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> to, from;
+  for (const auto& parameter : parameters) {
+    to.push_back(parameter.detach());
+    from.push_back(masters_.at(parameter.unsafeGetTensorImpl()).tensor);
+  }
+  copy_together(to, from);
+  for (const auto& parameter : parameters) masters_.at(parameter.unsafeGetTensorImpl()).version = version_of(parameter);
+}
+
+void MasterWeights::save(const torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive) const {
+  torch::serialize::OutputArchive masters;
+  int64_t number = 0;
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      if (const auto master = find(parameter); master.defined()) masters.write(text(number), master, true);
+      ++number;
+    }
+  archive.write(kKey, masters);
+}
+
+void MasterWeights::load(const torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive) {
+  masters_.clear();
+  torch::serialize::InputArchive masters;
+  if (!archive.try_read(kKey, masters)) return;
+  int64_t number = 0;
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      at::Tensor master;
+      if (masters.try_read(text(number++), master, true)) set(parameter, master);
+    }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+namespace lockstep::detail {
+
+/// float32 copies of parameters in float16 or bfloat16, which an optimizer updates in their place. Not thread-safe.
+class MasterWeights {
+ public:
+  /// Whether the parameter needs a copy.
+  static bool is_for(const at::Tensor& parameter);
+
+  /// Returns the copy of a parameter. If others have written into the parameter since the last round(), takes over the
+  /// elements that they changed.
+  const at::Tensor& of(const at::Tensor& parameter);
+  /// Returns the copy as it is; undefined if there is none.
+  at::Tensor find(const at::Tensor& parameter) const;
+  void set(const at::Tensor& parameter, const at::Tensor& master);
+
+  /// Writes the copies, rounded, into the parameters.
+  void round(const std::vector<at::Tensor>& parameters);
+
+  void save(const torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive) const;
+  /// An archive without copies leaves none: the next step takes the values of the parameters.
+  void load(const torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive);
+
+ private:
+  struct Master {
+    at::Tensor tensor;
+    uint64_t version = 0;  // of the parameter, when it was equal to the rounded copy
+  };
+  std::unordered_map<const c10::TensorImpl*, Master> masters_;
+};
+
+/// Null for optimizers without master weights.
+MasterWeights* masters_of(const torch::optim::Optimizer& optimizer);
+
+}  // namespace lockstep::detail
