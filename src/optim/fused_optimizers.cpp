@@ -139,7 +139,7 @@ void step_unless_set(Fused& optimizer, FusedState& fused, const at::Tensor& skip
     if (skip.item<float>() == 0) optimizer.step();
     return;
   }
-  fused.skip = skip;
+  fused.skip = skip.reshape({});  // as the step counts
   try {
     optimizer.step();
   } catch (...) {

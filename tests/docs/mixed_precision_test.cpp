@@ -12,6 +12,12 @@ void on_two_processes(const std::function<void(ProcessGroup)>& body) {
   on_every_rank("shm", 2, body);
 }
 
+/// The same on every rank, so that the losses before and after training compare.
+torch::nn::Linear new_model() {
+  torch::manual_seed(1);
+  return torch::nn::Linear(6, 2);
+}
+
 Tensor samples_of(int rank) {
   return torch::randn({16, 6}, at::detail::createCPUGenerator(rank));
 }
@@ -28,7 +34,7 @@ double loss_of(torch::nn::Linear& model, int rank) {
 
 TEST(MixedPrecisionPage, AutocastTrains) {
   on_two_processes([](const ProcessGroup& world) {
-    torch::nn::Linear model(6, 2);
+    auto model = new_model();
     DistributedDataParallel ddp(model, world);
     FusedAdamW optimizer(ddp.parameters(), 0.05);
     const double before = loss_of(model, world.rank());
@@ -41,7 +47,7 @@ TEST(MixedPrecisionPage, AutocastTrains) {
 
 TEST(MixedPrecisionPage, AScalerTrains) {
   on_two_processes([](const ProcessGroup& world) {
-    torch::nn::Linear model(6, 2);
+    auto model = new_model();
     DistributedDataParallel ddp(model, world);
     FusedAdamW optimizer(ddp.parameters(), 0.05);
     GradScaler scaler;
@@ -55,7 +61,7 @@ TEST(MixedPrecisionPage, AScalerTrains) {
 
 TEST(MixedPrecisionPage, MasterWeightsTrain) {
   on_two_processes([](const ProcessGroup& world) {
-    torch::nn::Linear model(6, 2);
+    auto model = new_model();
     const double before = loss_of(model, world.rank());
     train_in_bfloat16(model, world, samples_of(world.rank()), labels_of(world.rank()));
     EXPECT_EQ(model->weight.scalar_type(), torch::kBFloat16);

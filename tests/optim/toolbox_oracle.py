@@ -32,6 +32,13 @@ class Net(nn.Module):
         return self.again(torch.tanh(self.tied(self.norm(self.first(x)))))
 
 
+class Wrapper(nn.Module):
+    """With the names of DistributedDataParallel, which needs a process group."""
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
 def set_weights(model, step):
     """Of each tensor of the state, by its place there."""
     with torch.no_grad():
@@ -82,8 +89,9 @@ def make(folder):
             torch.save(average.state_dict(), at(f"{kind}_{int(use_buffers)}.more.pt"))
 
     model = Net()
-    wrapped = swa_utils.AveragedModel(nn.DataParallel(model))  # names as those of DistributedDataParallel
-    update(wrapped, nn.DataParallel(model), False, range(STEPS))
+    wrapper = Wrapper(model)
+    wrapped = swa_utils.AveragedModel(wrapper)
+    update(wrapped, wrapper, False, range(STEPS))
     torch.save(wrapped.state_dict(), at("wrapped.pt"))
 
     model = Net()
