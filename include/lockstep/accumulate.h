@@ -92,35 +92,38 @@ int64_t samples_in(const Batch& batch) {
 /// of them: accumulate() calls ddp.set_batch_weight(), whose weight holds until the next call. `samples` returns the
 /// number of samples of a batch.
 ///
-/// Returns this rank's mean loss over its samples, without history. Collective: each rank passes at least one
+/// Returns this rank's mean loss over its samples, without history; NaN on a rank without samples. Collective: each rank passes at least one
 /// micro-batch, which may be empty; throws UsageError otherwise. Not for models with SyncBatchNorm layers, as
 /// set_batch_weight().
 template <class Ddp, class Batches, class Loss, class Samples>
 at::Tensor accumulate(Ddp& ddp, Batches& micro_batches, const Loss& loss, const Samples& samples) {
+  // The mean loss of an empty micro-batch is NaN, so only a rank without any sample runs one.
+  using Batch = std::remove_reference_t<decltype(*std::begin(micro_batches))>;
+  std::vector<Batch*> used;
+  Batch* last = nullptr;
   int64_t total = 0;
-  int64_t left = 0;
   for (auto& batch : micro_batches) {
+    last = &batch;
+    if (samples(batch) > 0) used.push_back(&batch);
     total += samples(batch);
-    ++left;
   }
-  if (left == 0)
+  if (!last)
     throw UsageError("accumulate: there is no micro-batch; pass at least one on every rank, which may be empty");
+  if (used.empty()) used.push_back(last);
   ddp.set_batch_weight(static_cast<double>(total));
+
   at::Tensor mean;
-  auto backward = [&](auto& batch) {
-    const double share = total > 0 ? static_cast<double>(samples(batch)) / static_cast<double>(total) : 0;
+  auto backward = [&](Batch& batch) {
+    const double share = total > 0 ? static_cast<double>(samples(batch)) / static_cast<double>(total) : 1;
     const at::Tensor part = loss(batch) * share;
     part.backward();
     mean = mean.defined() ? mean + part.detach() : part.detach();
   };
-  for (auto& batch : micro_batches) {
-    if (--left == 0) {
-      backward(batch);
-    } else {
-      auto guard = ddp.no_sync();
-      backward(batch);
-    }
+  for (size_t i = 0; i + 1 < used.size(); ++i) {
+    auto guard = ddp.no_sync();
+    backward(*used[i]);
   }
+  backward(*used.back());
   return mean;
 }
 

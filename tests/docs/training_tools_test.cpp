@@ -168,5 +168,20 @@ TEST(TrainingTools, SeedsBuildEqualModelsAndDropDifferentUnits) {
   });
 }
 
+TEST(TrainingTools, GroupsOfBatchesMakeOneStepEach) {
+  on_two_ranks([](const ProcessGroup& world) {
+    Deep model;
+    model->to(torch::kDouble);
+    DistributedDataParallel ddp(model, world);
+    torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+    std::vector<Example<>> batches;
+    for (uint64_t i = 0; i < 6; ++i)
+      batches.emplace_back(random({3, 6}, 10 * i + world.rank()), torch::full({3}, static_cast<int64_t>(i)));
+    train_with_accumulation(ddp, optimizer, batches);
+    EXPECT_EQ(ddp.logging_data().steps, 2) << "of four batches and of two";
+    ddp.check_replicas();
+  });
+}
+
 }  // namespace
 }  // namespace lockstep
