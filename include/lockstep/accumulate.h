@@ -39,14 +39,23 @@ class Groups {
     bool operator!=(std::default_sentinel_t) const { return !group_.empty(); }
 
    private:
+    /// Does not ask the range for an element before it is needed: a loader would wait for it.
     void take() {
       group_.clear();
-      for (; static_cast<int64_t>(group_.size()) < count_ && at_ != end_; ++at_) group_.push_back(*at_);
+      while (static_cast<int64_t>(group_.size()) < count_) {
+        if (std::exchange(is_behind_, true)) ++at_;
+        if (!(at_ != end_)) {
+          is_behind_ = false;
+          return;
+        }
+        group_.push_back(*at_);
+      }
     }
     Iterator at_;
     End end_;
     int64_t count_;
     Group group_;
+    bool is_behind_ = false;  // at_ is the last element of group_
   };
 
   iterator begin() { return iterator(std::begin(range_), std::end(range_), count_); }
@@ -92,9 +101,9 @@ int64_t samples_in(const Batch& batch) {
 /// of them: accumulate() calls ddp.set_batch_weight(), whose weight holds until the next call. `samples` returns the
 /// number of samples of a batch.
 ///
-/// Returns this rank's mean loss over its samples, without history; NaN on a rank without samples. Collective: each rank passes at least one
-/// micro-batch, which may be empty; throws UsageError otherwise. Not for models with SyncBatchNorm layers, as
-/// set_batch_weight().
+/// Returns this rank's mean loss over its samples, without history; NaN on a rank without samples. Collective: each
+/// rank passes at least one micro-batch, which may be empty; throws UsageError otherwise. Not for models with
+/// SyncBatchNorm layers, as set_batch_weight().
 template <class Ddp, class Batches, class Loss, class Samples>
 at::Tensor accumulate(Ddp& ddp, Batches& micro_batches, const Loss& loss, const Samples& samples) {
   // The mean loss of an empty micro-batch is NaN, so only a rank without any sample runs one.

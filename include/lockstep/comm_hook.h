@@ -17,7 +17,7 @@ struct GradientBucket {
   size_t index = 0;  // from 0, in the order in which buckets are reduced
   bool is_last = false;
   at::Tensor buffer;                   // 1-dimensional: all gradients, in memory of the group; padding is zero
-  std::vector<at::Tensor> gradients;   // views of the buffer, with the shapes of the parameters
+  std::vector<at::Tensor> gradients;   // views of the buffer, with the shapes of the parameters; complex if they are
   std::vector<at::Tensor> parameters;  // the parameter of each gradient
   int64_t plan = 0;                    // changes when the buckets are rebuilt: state for an index is then stale
 };

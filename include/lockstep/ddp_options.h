@@ -57,7 +57,8 @@ struct DistributedDataParallelOptions {
   bool check_finite = false;
   /// Dtype in which gradients are reduced. Default: that of the parameter. For example float32 for bfloat16 parameters,
   /// so that the sum over many ranks is not rounded, or bfloat16 for float32 parameters, which halves the bytes sent. A
-  /// gradient of another dtype is converted, which costs one copy each step. Complex gradients keep their dtype.
+  /// gradient of another dtype is converted, which costs one copy each step. Complex and sparse gradients keep their
+  /// dtype.
   std::optional<c10::ScalarType> reduce_dtype{};
   /// Sparse gradients (Embedding with the option sparse) stay sparse: each rank sends the rows that it has, and .grad()
   /// is a sparse tensor with the rows of all ranks. If true, they are converted and reduced with the dense gradients,
@@ -66,7 +67,7 @@ struct DistributedDataParallelOptions {
   /// Names of further parameters with sparse gradients, besides the weights of Embedding and EmbeddingBag layers whose
   /// option sparse is set. For TorchScript and functions.
   std::vector<std::string> sparse_parameters{};
-  /// Interval, in training forwards, at which check_replicas() runs automatically. 0: never.
+  /// Interval, in training forwards outside of no_sync(), at which check_replicas() runs automatically. 0: never.
   int64_t check_replicas_every = 0;
 };
 

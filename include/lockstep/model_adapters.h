@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,6 +59,7 @@ class LOCKSTEP_EXPORT ScriptModule : public detail::AdoptedTensors {
     size_t slot;
     at::Tensor tensor;
     bool is_parameter;
+    bool is_assigned;  // the script's forward assigns to it
   };
 
   static std::vector<Attribute> attributes_of(const torch::jit::Module& module);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/export.h>
@@ -44,7 +45,8 @@ LOCKSTEP_EXPORT std::vector<at::Tensor> run_recomputed(Segment segment, const st
 ///
 /// Works with DistributedDataParallel: segments that share a parameter need the option static_graph. Works in a
 /// CapturedStep without random numbers; see RecomputeOptions. Without gradients (NoGradGuard) it only calls the
-/// function. autograd::grad() through it throws UsageError: use backward(). Thread-safe if the function is.
+/// function. autograd::grad() and create_graph through it throw UsageError: use backward(). Thread-safe if the function
+/// is.
 template <class Function, class... Args>
 auto recompute(const RecomputeOptions& options, Function function, Args... args) {
   using Arguments = std::tuple<Args...>;
@@ -54,7 +56,7 @@ auto recompute(const RecomputeOptions& options, Function function, Args... args)
   std::vector<at::Tensor> inputs;
   TensorsIn<Arguments>::visit(arguments, [&](at::Tensor& tensor) {
     inputs.push_back(tensor);
-    tensor = tensor.detach();  // the graph keeps the inputs; this only marks their places
+    tensor = at::empty({0});  // the graph keeps the inputs; this only marks their places
   });
   auto made = std::make_shared<std::optional<Result>>();
   auto segment = [function = std::move(function), arguments = std::move(arguments),

@@ -63,7 +63,7 @@ void check_supported(const Optimizer& optimizer, const char* name) {
 
 /// Whether LibTorch's own step must be used. Throws UsageError during capture: a graph would not repeat the work that
 /// LibTorch's step does on the host.
-bool is_left_to_libtorch(const Optimizer& optimizer, const char* name) {
+bool is_left_to_libtorch(const Optimizer& optimizer, const FusedState& fused, const char* name) {
   if (detail::kFusesOnGpu) return false;
   bool has_gpu_parameters = false;
   for (const auto& group : optimizer.param_groups())
@@ -72,6 +72,8 @@ bool is_left_to_libtorch(const Optimizer& optimizer, const char* name) {
       if (detail::is_capturing(parameter.device()))
         throw UsageError(text(name, ": with this LibTorch its step cannot be captured; use LibTorch 2.3 or later"));
     }
+  if (has_gpu_parameters && fused.masters)
+    throw UsageError(text(name, ": with this LibTorch, master weights are for CPUs only; use LibTorch 2.3 or later"));
   return has_gpu_parameters;
 }
 
@@ -91,10 +93,6 @@ at::Tensor in_dtype_of(const at::Tensor& target, const at::Tensor& tensor) {
 /// Returns a gradient or a state in the dtype and strides of the target.
 at::Tensor fitted_to(const at::Tensor& target, const at::Tensor& tensor) {
   return laid_out_as(target, in_dtype_of(target, tensor));
-}
-
-void finish_cpu_update(const FusedState& fused, const at::Tensor& parameter, const at::Tensor& target) {
-  target.is_same(parameter) ? parameter.unsafeGetTensorImpl()->bump_version() : fused.masters->round({parameter});
 }
 
 /// Returns whether the current step is being captured. Throws UsageError if it is and the optimizer's state does not
@@ -121,20 +119,25 @@ class GpuLists {
     for (const auto& [key, lists] : lists_) call(lists.parameters.front().device(), std::get<2>(key), lists);
   }
 
-  /// A parameter whose master weight is in a list.
-  void note_mastered(const at::Tensor& parameter) { mastered_.push_back(parameter); }
-  const std::vector<at::Tensor>& mastered() const { return mastered_; }
-
  private:
   std::map<std::tuple<c10::DeviceIndex, at::ScalarType, bool>, FusedLists> lists_;
-  std::vector<at::Tensor> mastered_;
 };
 
-/// step_unless() of an optimizer. The first step of a parameter creates state, which a skipped step must not.
+/// step_unless() of an optimizer. The first step of a parameter creates state, which a skipped step must not: the host
+/// decides about it.
 template <class Fused>
 void step_unless_set(Fused& optimizer, FusedState& fused, const at::Tensor& skip, const char* name) {
-  const bool needs_host = skip.is_cpu() || !detail::kFusesOnGpu || !fused.device || fused.device->is_released();
-  if (needs_host) {
+  bool is_first = !fused.device || fused.device->is_released(), has_gradients = false, is_on_cpu = skip.is_cpu();
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      has_gradients = true;
+      is_on_cpu = is_on_cpu || parameter.is_cpu();
+      is_first = is_first || (!optimizer.state().empty() &&
+                              !detail::find_state<torch::optim::OptimizerParamState>(optimizer, parameter));
+    }
+  if (!has_gradients) return;
+  if (is_on_cpu || is_first || !detail::kFusesOnGpu) {
     if (skip.is_cuda() && detail::is_capturing(skip.device())) check_capture(skip, name, false);
     if (skip.item<float>() == 0) optimizer.step();
     return;
@@ -151,7 +154,8 @@ void step_unless_set(Fused& optimizer, FusedState& fused, const at::Tensor& skip
 
 void refuse_late_masters(const Optimizer& optimizer, const char* name) {
   if (!optimizer.state().empty())
-    throw UsageError(text(name, ": keep_master_weights() was called after the first step; call it before"));
+    throw UsageError(text(
+        name, ": keep_master_weights() was called after the first step, or after a state was loaded; call it before"));
 }
 
 DeviceState& make(std::shared_ptr<DeviceState>& device, Optimizer& optimizer) {
@@ -166,9 +170,12 @@ void release(std::shared_ptr<DeviceState>& device) {
   if (!device->is_captured()) device.reset();
 }
 
-void announce(const std::shared_ptr<DeviceState>& device) {
-  device->note_capture();
-  detail::Recording::before_replay([device] { device->refresh(); });
+void announce(const FusedState& fused) {
+  fused.device->note_capture();
+  detail::Recording::before_replay([device = fused.device, masters = fused.masters] {
+    device->refresh();
+    if (masters) masters->take_over_writes();
+  });
 }
 
 // --- Adam and AdamW: they differ only in types and in how the weight decay is applied
@@ -199,6 +206,7 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
     const auto& options = static_cast<const Options&>(group.options());
     const auto [beta1, beta2] = options.betas();
     GpuLists on_gpus;
+    std::vector<at::Tensor> mastered;
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
@@ -207,6 +215,7 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
       const bool captured = check_capture(parameter, name, is_prepared);
       is_any_captured |= captured;
       const auto& target = target_of(fused, parameter);
+      if (!target.is_same(parameter)) mastered.push_back(parameter);
       if (!state) {
         state = detail::add_state(optimizer, parameter, first_adam_state<State>(target));
         if (device) device->forget_steps(parameter);
@@ -219,7 +228,6 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
         auto& lists = on_gpus.of(target);
         lists.parameters.push_back(target);
         lists.gradients.push_back(fitted_to(target, gradient));
-        if (!target.is_same(parameter)) on_gpus.note_mastered(parameter);
         lists.first.push_back(state->exp_avg());
         lists.second.push_back(state->exp_avg_sq());
         if (options.amsgrad()) lists.largest.push_back(state->max_exp_avg_sq());
@@ -229,7 +237,7 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
             target, in_dtype_of(target, gradient), state->exp_avg(), state->exp_avg_sq(),
             options.amsgrad() ? state->max_exp_avg_sq() : at::Tensor(),
             {options.lr(), beta1, beta2, options.eps(), options.weight_decay(), is_decoupled, state->step()});
-        finish_cpu_update(fused, parameter, target);
+        if (target.is_same(parameter)) parameter.unsafeGetTensorImpl()->bump_version();
       }
     }
     on_gpus.for_each([&, beta1 = beta1, beta2 = beta2](c10::Device gpu, bool, const FusedLists& lists) {
@@ -238,9 +246,9 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
                          fused.skip.defined() ? fused.skip.to(gpu) : at::Tensor());
       if (fused.skip.defined()) at::_foreach_sub_(lists.steps, std::vector(lists.steps.size(), fused.skip.to(gpu)));
     });
-    if (!on_gpus.mastered().empty()) fused.masters->round(on_gpus.mastered());
+    if (fused.masters) fused.masters->round(mastered);
   }
-  if (is_any_captured) announce(device);
+  if (is_any_captured) announce(fused);
 }
 
 /// Copies the step counts from the GPU to the parameters' states.
@@ -260,7 +268,7 @@ FusedAdamW::~FusedAdamW() {
 }
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
-  if (is_left_to_libtorch(*this, "FusedAdamW")) return AdamW::step(std::move(closure));
+  if (is_left_to_libtorch(*this, fused_, "FusedAdamW")) return AdamW::step(std::move(closure));
   auto loss = run_closure(closure);
   const c10::NoGradGuard no_grad;
   step_adam<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(*this, fused_, "FusedAdamW",
@@ -298,7 +306,7 @@ FusedAdam::~FusedAdam() {
 }
 
 at::Tensor FusedAdam::step(LossClosure closure) {
-  if (is_left_to_libtorch(*this, "FusedAdam")) return Adam::step(std::move(closure));
+  if (is_left_to_libtorch(*this, fused_, "FusedAdam")) return Adam::step(std::move(closure));
   auto loss = run_closure(closure);
   const c10::NoGradGuard no_grad;
   step_adam<torch::optim::AdamParamState, torch::optim::AdamOptions>(*this, fused_, "FusedAdam",
@@ -360,7 +368,7 @@ FusedSGD::~FusedSGD() {
 }
 
 at::Tensor FusedSGD::step(LossClosure closure) {
-  if (is_left_to_libtorch(*this, "FusedSGD")) return SGD::step(std::move(closure));
+  if (is_left_to_libtorch(*this, fused_, "FusedSGD")) return SGD::step(std::move(closure));
   auto loss = run_closure(closure);
   const c10::NoGradGuard no_grad;
   check_supported(*this, "FusedSGD");
@@ -370,6 +378,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
     const bool has_momentum = options.momentum() != 0;
     GpuLists on_gpus;
+    std::vector<at::Tensor> mastered;
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
@@ -378,6 +387,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
       is_any_captured |=
           check_capture(parameter, "FusedSGD", !is_first && fused_.device && !fused_.device->is_released());
       const auto& target = target_of(fused_, parameter);
+      if (!target.is_same(parameter)) mastered.push_back(parameter);
       if (is_first) {
         state = detail::add_state(*this, parameter, std::make_unique<torch::optim::SGDParamState>());
         state->momentum_buffer(zeros_as(target));
@@ -389,13 +399,12 @@ at::Tensor FusedSGD::step(LossClosure closure) {
         lists.parameters.push_back(target);
         lists.gradients.push_back(fitted_to(target, gradient));
         if (has_momentum) lists.first.push_back(state->momentum_buffer());
-        if (!target.is_same(parameter)) on_gpus.note_mastered(parameter);
       } else {
         detail::update_sgd(target, in_dtype_of(target, gradient),
                            has_momentum ? state->momentum_buffer() : at::Tensor(),
                            {options.lr(), options.momentum(), options.dampening(), options.weight_decay(),
                             options.nesterov(), is_first});
-        finish_cpu_update(fused_, parameter, target);
+        if (target.is_same(parameter)) parameter.unsafeGetTensorImpl()->bump_version();
       }
     }
     on_gpus.for_each([&](c10::Device gpu, bool is_first, const FusedLists& lists) {
@@ -403,9 +412,9 @@ at::Tensor FusedSGD::step(LossClosure closure) {
                         options.weight_decay(), options.nesterov(), is_first,
                         fused_.skip.defined() ? fused_.skip.to(gpu) : at::Tensor());
     });
-    if (!on_gpus.mastered().empty()) fused_.masters->round(on_gpus.mastered());
+    if (fused_.masters) fused_.masters->round(mastered);
   }
-  if (is_any_captured) announce(fused_.device);
+  if (is_any_captured) announce(fused_);
   return loss;
 }
 

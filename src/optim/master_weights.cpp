@@ -16,23 +16,45 @@ uint64_t version_of(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor._version());
 }
 
+void note_equal(const at::Tensor& parameter, uint64_t& version, const void*& address) {
+  version = version_of(parameter);
+  address = parameter.data_ptr();
+}
+
 }  // namespace
 
 bool MasterWeights::is_for(const at::Tensor& parameter) {
   return parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
 }
 
+bool MasterWeights::is_written(const Master& master) {
+  return master.version != version_of(master.parameter) || master.address != master.parameter.data_ptr();
+}
+
+// Elements that are still the rounded copy keep the copy's digits.
+void MasterWeights::take_over(Master& master) {
+  const auto values = master.parameter.detach();
+  const auto rounded = master.tensor.to(values.scalar_type());
+  master.tensor.copy_(at::where(rounded == values, master.tensor, values.to(at::kFloat)));
+  note_equal(master.parameter, master.version, master.address);
+}
+
 const at::Tensor& MasterWeights::of(const at::Tensor& parameter) {
   auto& master = masters_[parameter.unsafeGetTensorImpl()];
-  const auto values = parameter.detach();
   if (!master.tensor.defined()) {
-    master.tensor = values.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
-  } else if (master.version != version_of(parameter) && !is_capturing(parameter.device())) {
-    const auto rounded = master.tensor.to(values.scalar_type());
-    master.tensor.copy_(at::where(rounded == values, master.tensor, values.to(at::kFloat)));
+    master.parameter = parameter;
+    master.tensor =
+        parameter.detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
+    note_equal(parameter, master.version, master.address);
+  } else if (!is_capturing(parameter.device()) && is_written(master)) {
+    take_over(master);
   }
-  master.version = version_of(parameter);
   return master.tensor;
+}
+
+void MasterWeights::take_over_writes() {
+  for (auto& [parameter, master] : masters_)
+    if (is_written(master)) take_over(master);
 }
 
 at::Tensor MasterWeights::find(const at::Tensor& parameter) const {
@@ -44,17 +66,22 @@ void MasterWeights::set(const at::Tensor& parameter, const at::Tensor& master) {
   auto& place = masters_[parameter.unsafeGetTensorImpl()];
   place.tensor = laid_out_as(parameter.detach(), master.detach().to(parameter.device(), at::kFloat));
   if (place.tensor.is_same(master) || place.tensor.data_ptr() == master.data_ptr()) place.tensor = place.tensor.clone();
-  place.version = version_of(parameter) - 1;  // the parameter may have other values: compared in the next step
+  place.parameter = parameter;
+  place.address = nullptr;  // the parameter may have other values: compared in the next step
 }
 
 void MasterWeights::round(const std::vector<at::Tensor>& parameters) {
+  if (parameters.empty()) return;
   std::vector<at::Tensor> to, from;
   for (const auto& parameter : parameters) {
     to.push_back(parameter.detach());
     from.push_back(masters_.at(parameter.unsafeGetTensorImpl()).tensor);
   }
   copy_together(to, from);
-  for (const auto& parameter : parameters) masters_.at(parameter.unsafeGetTensorImpl()).version = version_of(parameter);
+  for (const auto& parameter : parameters) {
+    auto& master = masters_.at(parameter.unsafeGetTensorImpl());
+    note_equal(parameter, master.version, master.address);
+  }
 }
 
 void MasterWeights::save(const torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive) const {

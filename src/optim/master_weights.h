@@ -22,6 +22,10 @@ class MasterWeights {
   at::Tensor find(const at::Tensor& parameter) const;
   void set(const at::Tensor& parameter, const at::Tensor& master);
 
+  /// Takes over what others have written into the parameters since the last round(), before a captured step is
+  /// replayed.
+  void take_over_writes();
+
   /// Writes the copies, rounded, into the parameters.
   void round(const std::vector<at::Tensor>& parameters);
 
@@ -32,8 +36,13 @@ class MasterWeights {
  private:
   struct Master {
     at::Tensor tensor;
-    uint64_t version = 0;  // of the parameter, when it was equal to the rounded copy
+    at::Tensor parameter;
+    // Of the parameter, when it was equal to the rounded copy.
+    uint64_t version = 0;
+    const void* address = nullptr;
   };
+  static bool is_written(const Master& master);
+  static void take_over(Master& master);
   std::unordered_map<const c10::TensorImpl*, Master> masters_;
 };
 

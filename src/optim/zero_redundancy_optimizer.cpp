@@ -36,11 +36,17 @@ at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
 }
 
 void ZeroRedundancyOptimizerBase::step_unless(const at::Tensor& skip) {
+  if (join_)
+    throw UsageError(
+        shard_->group().rank(),
+        "ZeroRedundancyOptimizer: a GradScaler cannot be used in a join, because a rank without inputs would "
+        "step with scaled gradients; use bfloat16, which needs no scaler");
   step_shard(skip);
 }
 
 void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
   const c10::NoGradGuard no_grad;
+  shard_->note_writes();
   shard_->check_unchanged();
   if (join_) shard_->do_as(join_->round().last_rank());
   if (before_step_) before_step_();

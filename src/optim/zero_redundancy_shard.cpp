@@ -110,6 +110,15 @@ void ZeroRedundancyOptimizerBase::Shard::move_parameters(ShardBy by) {
             [](const Share& a, const Share& b) { return a.overall.parameter < b.overall.parameter; });
 }
 
+void ZeroRedundancyOptimizerBase::Shard::note_writes() {
+  std::vector<std::pair<uint64_t, const void*>> now;
+  for (const auto& parameter : parameters_)
+    now.emplace_back(static_cast<uint64_t>(parameter._version()), parameter.data_ptr());
+  if (std::exchange(written_, std::move(now)) == written_) return;
+  for (const auto& group : inner_->param_groups())
+    for (const auto& values : group.params()) values.unsafeGetTensorImpl()->bump_version();
+}
+
 // Not collective. Throws on all ranks or on none if all ranks run the same program.
 void ZeroRedundancyOptimizerBase::Shard::check_unchanged() const {
   size_t count = 0;

@@ -39,6 +39,9 @@ class ZeroRedundancyOptimizerBase::Shard {
   const ProcessGroup& group() const { return group_; }
   torch::optim::Optimizer& inner() const { return *inner_; }
 
+  /// Tells the inner optimizer, whose parameters are views, that others have written into the parameters, or replaced
+  /// their memory, since the last step.
+  void note_writes();
   void check_unchanged() const;
   void do_as(int rank) const;
   /// Makes no step if `skip` is defined and not zero.
@@ -91,7 +94,8 @@ class ZeroRedundancyOptimizerBase::Shard {
   std::vector<Memory> memories_;        // by dtype
   std::vector<Share> shares_;           // in the order of the inner optimizer's parameters
   std::unique_ptr<torch::optim::Optimizer> inner_;
-  bool step_incomplete_ = false;  // a step has started but did not finish
+  std::vector<std::pair<uint64_t, const void*>> written_;  // versions and addresses of parameters_ after the last step
+  bool step_incomplete_ = false;                           // a step has started but did not finish
 };
 
 }  // namespace lockstep

@@ -1,7 +1,13 @@
 #include <lockstep/model_adapters.h>
 
+#include <set>
+
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/jit/ir/graph_node_list.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/inliner.h>
+#include <torch/csrc/jit/runtime/graph_iterator.h>
 
 #include <lockstep/error.h>
 
@@ -53,17 +59,21 @@ c10::IValue with_each_tensor(c10::IValue value, const std::function<void(at::Ten
     if (tensor.defined()) function(tensor);
     return tensor;
   }
+  // New containers: copies of an IValue share theirs.
   if (value.isTuple()) {
-    const auto tuple = value.toTuple();
     std::vector<c10::IValue> items;
-    for (const auto& item : tuple->elements()) items.push_back(with_each_tensor(item, function));
-    tuple->setElements(std::move(items));
-  } else if (value.isList()) {
-    auto list = value.toList();
+    for (const auto& item : value.toTupleRef().elements()) items.push_back(with_each_tensor(item, function));
+    return c10::ivalue::Tuple::createNamed(std::move(items), value.toTupleRef().type());
+  }
+  if (value.isList()) {
+    auto list = value.toList().copy();
     for (size_t i = 0; i < list.size(); ++i) list.set(i, with_each_tensor(list.get(i), function));
-  } else if (value.isGenericDict()) {
-    auto dict = value.toGenericDict();
+    return list;
+  }
+  if (value.isGenericDict()) {
+    auto dict = value.toGenericDict().copy();
     for (const auto& item : dict) item.setValue(with_each_tensor(item.value(), function));
+    return dict;
   }
   return value;
 }
@@ -79,10 +89,24 @@ NamedTensors named_tensors(const auto& attributes, bool parameters) {
   return result;
 }
 
+/// Returns the names of the attributes to which the module's forward assigns.
+std::set<std::string> assigned_names(const torch::jit::Module& module) {
+  std::set<std::string> names;
+  const auto forward = module.find_method("forward");
+  if (!forward) return names;
+  auto graph = forward->graph()->copy();
+  torch::jit::Inline(*graph);
+  torch::jit::DepthFirstGraphNodeIterator nodes(graph);
+  while (const auto* node = nodes.next())
+    if (node->kind() == c10::prim::SetAttr) names.insert(node->s(c10::attr::name));
+  return names;
+}
+
 }  // namespace
 
 std::vector<ScriptModule::Attribute> ScriptModule::attributes_of(const torch::jit::Module& module) {
   std::vector<Attribute> attributes;
+  const auto assigned = assigned_names(module);
   for (const auto& item : module.named_modules()) {
     const auto object = item.value._ivalue();
     const auto type = item.value.type();
@@ -91,8 +115,9 @@ std::vector<ScriptModule::Attribute> ScriptModule::attributes_of(const torch::ji
       if (!value.isTensor() || !value.toTensor().defined()) continue;
       if (!type->is_parameter(slot) && !type->is_buffer(slot)) continue;
       const auto& name = type->getAttributeName(slot);
+      const bool is_parameter = type->is_parameter(slot);
       attributes.push_back({item.name.empty() ? name : item.name + '.' + name, object, slot, value.toTensor(),
-                            type->is_parameter(slot)});
+                            is_parameter, !is_parameter && assigned.count(name) > 0});
     }
   }
   return attributes;
@@ -112,11 +137,21 @@ void ScriptModule::train(bool on) {
   Module::train(on);
 }
 
+// The script works on copies of buffers to which it assigns: the graph may need the old value, into which the new one
+// is written afterwards.
 c10::IValue ScriptModule::run(std::vector<c10::IValue> inputs) {
   keep_tensors();
-  auto result = module_.forward(std::move(inputs));
-  keep_tensors();
-  return result;
+  for (const auto& attribute : attributes_)
+    if (attribute.is_assigned) attribute.owner->setSlot(attribute.slot, attribute.tensor.detach().clone());
+  try {
+    auto result = module_.forward(std::move(inputs));
+    keep_tensors();
+    return result;
+  } catch (...) {
+    for (const auto& attribute : attributes_)
+      if (attribute.is_assigned) attribute.owner->setSlot(attribute.slot, attribute.tensor);
+    throw;
+  }
 }
 
 void ScriptModule::keep_tensors() {

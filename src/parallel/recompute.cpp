@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -97,6 +98,20 @@ std::vector<at::Tensor> run_again(const Recomputation& forward, const std::vecto
   return forward.segment(inputs);
 }
 
+/// Casts of weights that are made without gradients must not be used where gradients are needed.
+class WithoutAutocastCache {
+ public:
+  WithoutAutocastCache() : was_enabled_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(was_enabled_); }
+  WithoutAutocastCache(const WithoutAutocastCache&) = delete;
+  WithoutAutocastCache& operator=(const WithoutAutocastCache&) = delete;
+
+ private:
+  const bool was_enabled_;
+};
+
 /// The first input of apply() requires a gradient, so that the node is in the graph even if only parameters of the
 /// segment do.
 struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
@@ -104,6 +119,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
                                const c10::intrusive_ptr<Recomputation>& recomputation, at::TensorList inputs) {
     context->saved_data["recomputation"] = c10::IValue::make_capsule(recomputation);
     context->save_for_backward(inputs.vec());
+    const WithoutAutocastCache no_cache;
     return recomputation->segment(inputs.vec());
   }
 
@@ -112,6 +128,10 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
       throw UsageError(
           "recompute: autograd::grad(), or backward() for selected inputs, cannot pass through a recomputed segment; "
           "use backward() without inputs");
+    if (at::GradMode::is_enabled())
+      throw UsageError(
+          "recompute: backward with create_graph cannot pass through a recomputed segment, which has no "
+          "second derivatives; call the function itself");
     const auto recomputation =
         c10::static_intrusive_pointer_cast<Recomputation>(context->saved_data["recomputation"].toCapsule());
     std::vector<at::Tensor> inputs;

@@ -208,6 +208,21 @@ TEST(GradScaling, OfAShardedOptimizerSkipsOnAllRanks) {
   });
 }
 
+TEST(GradScaling, OfAShardedOptimizerIsRefusedInAJoin) {
+  run_threads(1, [&](ProcessGroup world) {
+    auto weight = torch::ones({2}).requires_grad_();
+    DistributedDataParallel ddp(
+        {{"w", weight}}, [&](double by) { return (weight * by).sum(); }, world);
+    ZeroRedundancyOptimizer<FusedSGD> optimizer({weight}, world, SGDOptions(0.1));
+    GradScaler scaler;
+    join({&ddp, &optimizer}, [&] {
+      scaler.scale(ddp(1.0)).backward();
+      expect_error<UsageError>([&] { scaler.step(optimizer); }, "GradScaler cannot be used in a join", "bfloat16");
+      optimizer.step();
+    });
+  });
+}
+
 TEST(GradScaling, UnscalesSparseGradients) {
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));
   GradScaler scaler({.init_scale = 4});
@@ -315,6 +330,36 @@ TEST(MasterWeights, TakeOverWhatOthersWrite) {
   EXPECT_EQ(master[0].item<float>(), 4 - 1.0f / 1024);
   EXPECT_EQ(master[1].item<float>(), 1 - 2.0f / 1024);
   EXPECT_EQ(master[2].item<float>(), 1 - 2.0f / 1024);
+}
+
+TEST(MasterWeights, TakeOverReplacedMemoryAndWhatIsWrittenIntoShards) {
+  auto half = torch::ones({3}, at::kBFloat16).requires_grad_();
+  WithMasterWeights<FusedSGD> optimizer(std::vector<Tensor>{half}, SGDOptions(1.0));
+  auto step = [](auto& stepping, Tensor parameter) {
+    parameter.mutable_grad() = torch::full({3}, 1.0 / 1024, at::kBFloat16);
+    stepping.step();
+  };
+  step(optimizer, half);
+  half.set_data(torch::full({3}, 4.0, at::kBFloat16));  // as torch::load does
+  step(optimizer, half);
+  EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("master_param").toTensor()[0].item<float>(), 4 - 1.0f / 1024);
+
+  run_threads(2, [&](ProcessGroup world) {
+    auto sharded = torch::ones({3}, at::kBFloat16).requires_grad_();
+    ZeroRedundancyOptimizer<WithMasterWeights<FusedSGD>> zero(std::vector<Tensor>{sharded}, world, SGDOptions(1.0));
+    for (const double value : {4.0, 8.0}) {
+      step(zero, sharded);
+      {
+        const torch::NoGradGuard no_grad;
+        value == 4 ? sharded.fill_(value) : sharded.copy_(torch::full({3}, value));
+      }
+      step(zero, sharded);
+      const auto state = zero.consolidated_state_dict(0);
+      if (world.rank() == 0) {
+        EXPECT_TRUE(state.parameters.at(0).at("master_param").toTensor().equal(torch::full({3}, value - 1.0 / 1024)));
+      }
+    }
+  });
 }
 
 TEST(MasterWeights, AreSavedAndRestored) {

@@ -27,6 +27,30 @@ TEST(InGroups, TheLastGroupIsWhatIsLeft) {
   EXPECT_EQ(groups, (std::vector<std::vector<int>>{{1, 2}, {3, 4}, {5}}));
   for (auto& group : in_groups(std::vector<int>{}, 2)) FAIL() << group.size();
   std::vector<int> mine{1, 2};
+  struct Counting {  // as a loader: an element is made when it is asked for
+    struct iterator {
+      int* made;
+      int at;
+      int operator*() const { return at; }
+      iterator& operator++() {
+        ++*made;
+        ++at;
+        return *this;
+      }
+      bool operator!=(const iterator& other) const { return at != other.at; }
+    };
+    int made = 0;
+    iterator begin() { return {&made, 0}; }
+    iterator end() { return {&made, 5}; }
+  } counting;
+  int seen = 0;
+  for (auto& group : in_groups(counting, 2)) {
+    seen += static_cast<int>(group.size());
+    if (group.size() == 2) {
+      EXPECT_LT(counting.made, seen) << "asked for the next group's element";
+    }
+  }
+  EXPECT_EQ(seen, 5);
   size_t count = 0;
   for (auto& group : in_groups(mine, 7)) count += group.size();
   EXPECT_EQ(count, 2u);
@@ -224,10 +248,31 @@ TEST(Recompute, PartsOfAModelTrainOnAllRanks) {
   });
 }
 
+// The first call is without gradients: what it casts must not be used later.
+TEST(Recompute, SharesWeightsWithOtherCallsUnderAutocast) {
+  auto weight = torch::randn({8, 8}, at::detail::createCPUGenerator(3)).requires_grad_();
+  auto run = [&](bool recomputes) {
+    weight.mutable_grad().reset();
+    Tensor loss;
+    {
+      auto guard = autocast(torch::kCPU, at::kBFloat16);
+      auto multiply = [&](Tensor x) { return torch::mm(x, weight); };
+      auto x = torch::ones({8, 8});
+      x = recomputes ? recompute(multiply, x) : multiply(x);
+      loss = multiply(x).to(at::kFloat).sum();
+    }
+    loss.backward();
+    return weight.grad().clone();
+  };
+  EXPECT_LT(relative_difference(run(true), run(false)), 0.01);  // bfloat16 is rounded in other places
+}
+
 TEST(Recompute, RefusesWhatItCannotDo) {
   auto input = torch::ones({2}).requires_grad_();
   auto output = recompute([](Tensor x) { return x * x; }, input);
   expect_error<UsageError>([&] { torch::autograd::grad({output.sum()}, {input}); }, "autograd::grad()", "backward()");
+  auto twice = recompute([](Tensor x) { return x * x; }, input);
+  expect_error<UsageError>([&] { twice.sum().backward({}, true, /*create_graph=*/true); }, "create_graph");
   int calls = 0;
   auto changing = recompute([&](Tensor x) { return std::vector<Tensor>(++calls, x * 2); }, input);
   expect_error<UsageError>([&] { changing[0].sum().backward(); }, "returned 1 tensors in forward and 2");

@@ -1,6 +1,6 @@
 // Models that are not plain modules, gradients that are not plain tensors.
 
-#include <fstream>
+#include <cmath>
 
 #include <gtest/gtest.h>
 #include <torch/script.h>
@@ -83,6 +83,41 @@ TEST(ScriptModules, MayAssignToTheirBuffers) {
     EXPECT_TRUE(ddp.module()->script().attr("calls").toTensor().is_same(calls));
     EXPECT_TRUE(ddp.parameters()[0].grad().equal(torch::full({3}, 3 * 2 * 3.0)));
   });
+}
+
+// Backward needs the value from before the assignment.
+TEST(ScriptModules, MayUseABufferBeforeTheyAssignToIt) {
+  run_threads(2, [&](ProcessGroup world) {
+    torch::jit::Module script("Decaying");
+    script.register_parameter("weight", torch::ones({3}).requires_grad_(), false);
+    script.register_buffer("scale", torch::ones({1}));
+    script.define(R"(
+      def forward(self, x):
+        y = (x * self.weight) * self.scale
+        self.scale = self.scale * 0.5
+        return y
+    )");
+    DistributedDataParallel ddp(script, world);
+    for (int step = 0; step < 3; ++step) {
+      ddp.parameters()[0].mutable_grad().reset();
+      ddp(torch::ones({3})).toTensor().sum().backward();
+      EXPECT_TRUE(ddp.parameters()[0].grad().equal(torch::full({3}, std::pow(0.5, step)))) << "step " << step;
+    }
+    EXPECT_EQ(state_dict(*ddp.module()).at("scale").tensor().item<float>(), 0.125f);
+  });
+}
+
+TEST(ScriptModules, LeaveTheirArgumentsAsTheyAre) {
+  c10::IValue list(std::vector<Tensor>{torch::ones({1})});
+  auto copy = list;
+  TensorsIn<c10::IValue>::visit(copy, [](Tensor& tensor) { tensor = tensor + 1; });
+  EXPECT_EQ(copy.toTensorVector()[0].item<float>(), 2);
+  EXPECT_EQ(list.toTensorVector()[0].item<float>(), 1);
+  const c10::IValue tuple(std::make_tuple(torch::ones({1}), 3));
+  copy = tuple;
+  TensorsIn<c10::IValue>::visit(copy, [](Tensor& tensor) { tensor = tensor + 1; });
+  EXPECT_EQ(copy.toTupleRef().elements()[0].toTensor().item<float>(), 2);
+  EXPECT_EQ(tuple.toTupleRef().elements()[0].toTensor().item<float>(), 1);
 }
 
 TEST(ScriptModules, GetTheBuffersOfRankZero) {
@@ -317,6 +352,51 @@ TEST(SparseGradients, OfUnusedTablesAreEmptyOnThatRank) {
   });
 }
 
+TEST(SparseGradients, AreDensifiedInAStaticGraphAndUnderNoSync) {
+  run_threads(2, [&](ProcessGroup world) {
+    for (const bool is_static : {false, true}) {
+      Tokens model(true);
+      DistributedDataParallel ddp(
+          model, world,
+          {.find_unused_parameters = !is_static, .static_graph = is_static, .densify_sparse_gradients = true});
+      for (int step = 0; step < 2; ++step) {
+        for (auto& parameter : ddp.parameters()) parameter.mutable_grad().reset();
+        {
+          auto guard = ddp.no_sync();
+          ddp(tokens_of(step, world.rank())).square().sum().backward();
+        }
+        if (is_static)
+          ddp(tokens_of(step, world.rank())).square().sum().backward();
+        else
+          ddp->head(torch::zeros({1, 3}, at::kDouble)).sum().backward();  // does not use the table
+        EXPECT_LT(
+            relative_difference(model->table->weight.grad(), mean_token_gradients(step, 2)[0] * (is_static ? 2 : 1)),
+            1e-12);
+      }
+    }
+  });
+}
+
+TEST(SparseGradients, MayHaveMoreThanRows) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto weight = torch::ones({4, 3}).requires_grad_();
+    DistributedDataParallel ddp({{"w", weight}},
+                                [&](Tensor index) { return torch::gather(weight, 1, index, /*sparse_grad=*/true); },
+                                world, {.sparse_parameters = {"w"}});
+    ddp(torch::full({4, 1}, world.rank(), at::kLong)).sum().backward();
+    auto expected = torch::zeros({4, 3});
+    expected.narrow(1, 0, 2).fill_(0.5);
+    EXPECT_TRUE(weight.grad().to_dense().equal(expected));
+    auto number = torch::ones({}).requires_grad_();
+    auto times = [&](Tensor x) { return x * number; };
+    expect_error<UsageError>(
+        [&] {
+          DistributedDataParallel other({{"n", number}}, times, world, {.sparse_parameters = {"n"}});
+        },
+        "'n'", "no rows");
+  });
+}
+
 TEST(SparseGradients, OfFunctionsMustBeNamed) {
   auto weight = torch::ones({20, 3}).requires_grad_();
   auto look_up = [&](Tensor tokens) { return torch::embedding(weight, tokens, -1, false, /*sparse=*/true); };
@@ -366,6 +446,26 @@ TEST(ComplexGradients, AreAveraged) {
         EXPECT_TRUE(bias.grad().equal(other.grad()));
       }
     });
+}
+
+TEST(ComplexGradients, AreApproximatedByPowerSgd) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto weight = torch::zeros({8, 8}, at::kComplexDouble).requires_grad_();
+    auto bias = torch::zeros({3}, at::kComplexDouble).requires_grad_();
+    const auto left = torch::randn({8, 1}, at::detail::createCPUGenerator(1), at::kComplexDouble);
+    const auto right = torch::randn({1, 8}, at::detail::createCPUGenerator(2), at::kDouble);
+    // The gradient has rank 2 as a matrix of real numbers.
+    auto loss = [&](double by) {
+      return by * (torch::view_as_real(weight * (left * right)).sum() + torch::view_as_real(bias).sum());
+    };
+    DistributedDataParallel ddp({{"weight", weight}, {"bias", bias}}, loss, world);
+    ddp.register_comm_hook(power_sgd({.rank = 4, .start_iteration = 0, .min_compression_rate = 1}));
+    ddp(world.rank() + 1.0).backward();
+    auto alone = torch::zeros({8, 8}, at::kComplexDouble).requires_grad_();
+    (1.5 * torch::view_as_real(alone * (left * right)).sum()).backward();
+    EXPECT_LT((weight.grad() - alone.grad()).abs().max().item<double>(), 1e-10);
+    EXPECT_TRUE(torch::view_as_real(bias.grad()).equal(torch::full({3, 2}, 1.5, at::kDouble)));
+  });
 }
 
 // --- the dtype of the reduction

@@ -162,6 +162,43 @@ const std::vector<std::string> kFreezingNames{"default", "own_memory", "unused",
 INSTANTIATE_TEST_SUITE_P(With, Frozen, testing::ValuesIn(kFreezingOptions),
                          [](const auto& info) { return kFreezingNames[info.index]; });
 
+TEST(FrozenParameters, AreRefusedInAStaticGraph) {
+  run_threads(1, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world, {.static_graph = true});
+    model->first->bias.set_requires_grad(false);
+    expect_error<UsageError>([&] { ddp(input_of(0)); }, "'first.bias' is frozen", "without static_graph");
+  });
+}
+
+TEST(FrozenParameters, DoNotFailChecksWithTheirOldGradients) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world, {.check_finite = true});
+    backward(ddp, world.rank());
+    model->second->bias.mutable_grad().fill_(NAN);
+    freeze(*model->second);
+    backward(ddp, world.rank());
+    EXPECT_TRUE(model->second->bias.grad().isnan().all().item<bool>());
+  });
+}
+
+// A rank without inputs takes part in the reductions of the others, and only in those.
+TEST(FrozenParameters, MayBeFrozenInAJoin) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    ddp.join([&] {
+      for (int step = 0; step < 2 + 2 * world.rank(); ++step) {
+        freeze(*model, step % 2 == 1);
+        auto input = input_of(world.rank()).requires_grad_();
+        ddp(input).square().sum().backward();
+      }
+    });
+    freeze(*model, false);
+  });
+}
+
 TEST(FrozenParameters, ThatWereFrozenWhenTheModelWasWrappedMustStaySo) {
   run_threads(1, [&](ProcessGroup world) {
     auto model = filled_mlp();

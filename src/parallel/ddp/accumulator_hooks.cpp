@@ -74,6 +74,7 @@ AccumulatorHooks::~AccumulatorHooks() {
 
 AccumulatorHooks::Listener AccumulatorHooks::listen(size_t parameter) {
   auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter]);
+  if (!accumulator) return {};  // the parameter is frozen
   const auto key = accumulator->add_post_hook(std::make_unique<GradientHook>(*this, parameter));
   Listener listener{std::move(accumulator), key};
   if (replace_) add_replace_hook(listener);
@@ -81,6 +82,7 @@ AccumulatorHooks::Listener AccumulatorHooks::listen(size_t parameter) {
 }
 
 void AccumulatorHooks::stop_listening(const Listener& listener) {
+  if (!listener.accumulator) return;
   listener.accumulator->del_post_hook(listener.key);
   std::erase_if(listener.accumulator->pre_hooks(),
                 [&](const auto& hook) { return hook.get() == listener.replace_hook; });
@@ -95,12 +97,17 @@ void AccumulatorHooks::listen_to_all() {
 }
 
 bool AccumulatorHooks::is_connected(size_t parameter) const {
-  return torch::autograd::impl::try_get_grad_accumulator(parameters_[parameter]) == listeners_[parameter].accumulator;
+  if (!parameters_[parameter].requires_grad()) return true;  // no graph will have it
+  return listeners_[parameter].accumulator &&
+         torch::autograd::impl::try_get_grad_accumulator(parameters_[parameter]) == listeners_[parameter].accumulator;
 }
 
 void AccumulatorHooks::connect() {
   for (size_t i = 0; i < parameters_.size(); ++i)
-    if (!is_connected(i)) replaced_.push_back(std::exchange(listeners_[i], listen(i)));
+    if (!is_connected(i)) {
+      auto before = std::exchange(listeners_[i], listen(i));
+      if (before.accumulator) replaced_.push_back(std::move(before));
+    }
   std::erase_if(replaced_, [&](const Listener& listener) {
     if (listener.is_in_graph()) return false;
     stop_listening(listener);
@@ -113,6 +120,7 @@ void AccumulatorHooks::connect() {
 }
 
 void AccumulatorHooks::add_replace_hook(Listener& listener) {
+  if (!listener.accumulator) return;
   auto hook = std::make_unique<ReplaceHook>(*this);
   listener.replace_hook = hook.get();
   listener.accumulator->add_pre_hook(std::move(hook));

@@ -54,8 +54,9 @@ class AccumulatorHooks {
   class ReplaceHook;
   /// The hooks on one accumulator.
   struct Listener {
-    std::shared_ptr<torch::autograd::Node> accumulator;  // keeps it alive: autograd holds a weak pointer
-    uintptr_t key;
+    std::shared_ptr<torch::autograd::Node>
+        accumulator;  // keeps it alive: autograd holds a weak pointer; null if frozen
+    uintptr_t key = 0;
     torch::autograd::FunctionPreHook* replace_hook = nullptr;
 
     bool is_in_graph() const { return accumulator.use_count() > 1; }

@@ -19,7 +19,8 @@ inline bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 
 /// Whether both tensors are the same view of the same memory.
 inline bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.data_ptr() == b.data_ptr() && same_layout(a, b);
+  const bool are_dense = a.layout() == c10::kStrided && b.layout() == c10::kStrided;
+  return are_dense && a.data_ptr() == b.data_ptr() && same_layout(a, b);
 }
 
 /// Copies a gradient. Small ones are copied with memcpy, because the call overhead of LibTorch's copy exceeds the copy

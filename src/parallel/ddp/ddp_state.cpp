@@ -91,14 +91,15 @@ void DdpState::before_forward() {
   int source = kSource;
   if (join_) {
     if (leads_join_)
-      join_->next_round({weight_.samples_in_join(), weight_.is_set(), reducer_->is_enabled(), is_training});
+      join_->next_round({weight_.samples_in_join(), weight_.is_set(), reducer_->will_reduce(), is_training});
     weigh(join_->round());
     source = join_->round().last_rank();
   }
   if (!is_training) return;
   warn_of_lone_step();
-  if (options_.check_replicas_every > 0 && !join_ && iterations_++ % options_.check_replicas_every == 0)
-    check_replicas();
+  // Not under no_sync(), where ranks may have different numbers of forwards.
+  const bool may_check = options_.check_replicas_every > 0 && !join_ && reducer_->is_enabled();
+  if (may_check && iterations_++ % options_.check_replicas_every == 0) check_replicas();
   take_buffers_if_due(source);
 }
 

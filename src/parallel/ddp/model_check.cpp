@@ -100,7 +100,6 @@ std::vector<ModelFact> facts_of(const DistributedDataParallelOptions& options) {
       {"option check_finite", word(options.check_finite)},
       {"option reduce_dtype", options.reduce_dtype ? text(*options.reduce_dtype) : "that of the parameter"},
       {"option densify_sparse_gradients", word(options.densify_sparse_gradients)},
-      {"option sparse_parameters", enumerate(options.sparse_parameters)},
       {"option check_replicas_every", text(options.check_replicas_every)},
       {"option buckets", text("first_bytes ", options.buckets.first_bytes, ", cap_bytes ", options.buckets.cap_bytes)}};
 }
@@ -168,6 +167,7 @@ void check_same_model(const WrappedModule& model, const DistributedDataParallelO
                       const ProcessGroup& group) {
   constexpr int kReference = 0;
   auto mine = facts_of(options);
+  mine.push_back({"the list of parameters with sparse gradients", enumerate(model.sparse_parameters(options))});
   for (const auto& [name, tensor] : model.parameters()) mine.push_back(fact_of("parameter", name, tensor));
   for (const auto& [name, tensor] : model.buffers()) mine.push_back(fact_of("buffer", name, tensor));
   auto reference = read_facts(broadcast_string(group, write_facts(mine), kReference));

@@ -80,7 +80,8 @@ class PowerSgd {
     state.buffer = bucket.buffer;
     state.reductions = reductions;
     int64_t p_elements = 0, q_elements = 0, whole_elements = 0;
-    for (const auto& gradient : bucket.gradients) {
+    for (const auto& each : bucket.gradients) {
+      const auto gradient = each.is_complex() ? at::view_as_real(each) : each;
       const bool is_matrix = gradient.dim() > 1 && gradient.is_contiguous();
       const int64_t n = is_matrix ? gradient.size(0) : 1,
                     m = is_matrix ? gradient.numel() / std::max<int64_t>(n, 1) : 1;

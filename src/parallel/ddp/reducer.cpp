@@ -78,8 +78,20 @@ void Reducer::begin_forward() {
   std::lock_guard lock(mutex_);
   if (!in_backward_) hooks_.connect();
   in_forward_ = true;
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (parameters_[i].tensor.requires_grad()) trained_in_forward_[i] = 1;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].tensor.requires_grad())
+      trained_in_forward_[i] = 1;
+    else if (options_.static_graph)
+      throw UsageError(group_.rank(), text("parameter '", parameters_[i].name,
+                                           "' is frozen, but with static_graph every backward must be like the first; "
+                                           "wrap without static_graph"));
+  }
+}
+
+bool Reducer::will_reduce() const {
+  std::lock_guard lock(mutex_);
+  const auto is_trained = [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); };
+  return enabled_ && std::any_of(parameters_.begin(), parameters_.end(), is_trained);
 }
 
 void Reducer::weigh_gradients() {
@@ -96,7 +108,11 @@ bool Reducer::weighs_gradients() const {
 // Runs before autograd accumulates the gradient, so each backward of a gradient accumulation has its own weight.
 at::Tensor Reducer::weigh(const at::Tensor& gradient) {
   std::lock_guard lock(mutex_);
-  return gradient.defined() ? weight_.apply(gradient) : gradient;
+  if (!gradient.defined()) return gradient;
+  if (!gradient.is_sparse()) return weight_.apply(gradient);
+  if (options_.densify_sparse_gradients) return weight_.apply(gradient.to_dense());
+  const auto rows = gradient.coalesce();
+  return at::sparse_coo_tensor(rows.indices(), weight_.apply(rows.values()), rows.sizes());
 }
 
 void Reducer::set_enabled(bool enabled) {
@@ -265,7 +281,7 @@ bool Reducer::is_complete(size_t parameter) {
 void Reducer::put_in_bucket(size_t parameter) {
   c10::NoGradGuard no_grad;
   const auto& name = parameters_[parameter].name;
-  auto gradient = parameters_[parameter].tensor.grad();
+  auto gradient = frozen_[parameter] ? at::Tensor() : parameters_[parameter].tensor.grad();
   states_[parameter].is_in = true;
   ++in_;
   const bool looks = options_.check_finite && not_finite_.empty();
@@ -329,9 +345,9 @@ void Reducer::finish() {
   in_forward_ = false;
   std::fill(trained_in_forward_.begin(), trained_in_forward_.end(), 0);
 
-  check_frozen_alike();
   const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
   std::fill(used_.begin(), used_.end(), 0);
+  check_frozen_alike();
   if (!unused.empty()) throw UsageError(group_.rank(), unused);
   record_step(computed);
   rebuild_buckets();

@@ -56,6 +56,8 @@ class Reducer {
   /// While disabled, gradients accumulate on this rank only, without communication.
   void set_enabled(bool enabled);
   bool is_enabled() const;
+  /// Whether a backward of the parameters that are trained now would be reduced.
+  bool will_reduce() const;
   /// Whether gradients have accumulated while disabled since the last reduction.
   bool has_unsynchronized() const;
 

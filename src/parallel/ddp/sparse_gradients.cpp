@@ -25,7 +25,9 @@ Rows rows_of(const at::Tensor& gradient, const at::Tensor& parameter) {
     sizes[0] = 0;
     return {at::empty({0}, parameter.options().dtype(at::kLong)), at::empty(sizes, parameter.options())};
   }
-  const auto sparse = (gradient.is_sparse() ? gradient : gradient.to_sparse(1)).coalesce();
+  const bool has_rows = gradient.is_sparse() && gradient.sparse_dim() == 1;
+  const auto dense = [&] { return gradient.is_sparse() ? gradient.to_dense() : gradient; };
+  const auto sparse = (has_rows ? gradient : dense().to_sparse(1)).coalesce();
   return {sparse.indices()[0].contiguous(), sparse.values().contiguous()};
 }
 

@@ -10,6 +10,7 @@
 namespace lockstep {
 namespace {
 
+constexpr size_t kMostPatterns = 8;
 constexpr int64_t kLookEvery = 8;  // reading the marks costs a copy and an event, which matters in short steps
 
 /// Whether the tensor's elements can be read and written through a float pointer.
@@ -25,8 +26,8 @@ UnusedParameterBitmap::UnusedParameterBitmap(size_t parameters)
 void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used, const std::vector<char>& frozen,
                                   bool is_finite, bool is_static_graph) {
   const auto& place = bucket.extra();
-  const bool is_usual = is_finite && std::find(used.begin(), used.end(), 0) == used.end();
-  if (is_usual && all_used_.defined()) return bucket.put_extra(all_used_);
+  const Pattern pattern{used, frozen, is_finite, is_static_graph};
+  if (const auto known = written_.find(pattern); known != written_.end()) return bucket.put_extra(known->second);
   const auto marks = is_plain(place) ? place : at::empty(place.sizes(), at::kFloat);
   float* mark = marks.data_ptr<float>();
   const size_t count = used.size();
@@ -41,7 +42,7 @@ void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used,
   if (is_plain(place)) return;
   const auto there = marks.to(place.options());
   bucket.put_extra(there);
-  if (is_usual) all_used_ = there;
+  if (written_.size() < kMostPatterns) written_.emplace(pattern, there);  // kept: a captured step may read it
 }
 
 void UnusedParameterBitmap::learn(const Bucket& bucket, bool now) {
@@ -72,6 +73,7 @@ void UnusedParameterBitmap::learn_later(const at::Tensor& marks) {
   if (arrival_) {
     if (!arrival_->query()) return;
     take(arriving_.to(at::kFloat));
+    std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // those marks are of an earlier reduction
   }
   if (!arriving_.defined()) arriving_ = at::empty(marks.sizes(), marks.options().device(at::kCPU).pinned_memory(true));
   arriving_.copy_(marks, /*non_blocking=*/true);

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <map>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -46,7 +48,10 @@ class UnusedParameterBitmap {
   std::vector<char> frozen_somewhere_;
   bool is_not_finite_somewhere_ = false;
   bool static_graph_differs_ = false;
-  at::Tensor all_used_;                // cached marks of a rank that used all, if marks must be converted or moved
+  /// What marks depend on: used, frozen, is_finite, is_static_graph.
+  using Pattern = std::tuple<std::vector<char>, std::vector<char>, bool, bool>;
+  std::map<Pattern, at::Tensor>
+      written_;                        // marks that were converted or moved: the next copy need not wait for the host
   int64_t reductions_ = 0;             // calls of learn_later()
   at::Tensor arriving_;                // GPU only: pinned host memory
   std::optional<c10::Event> arrival_;  // set while a copy to arriving_ is pending

@@ -81,6 +81,10 @@ std::vector<std::string> WrappedModule::sparse_parameters(const DistributedDataP
   check_names(*module_, "sparse_parameters", options.sparse_parameters);
   if (options.densify_sparse_gradients) return {};
   auto names = options.sparse_parameters;
+  for (const auto& [name, tensor] : parameters_)
+    if (tensor.dim() == 0 && std::find(names.begin(), names.end(), name) != names.end())
+      throw UsageError(text("DistributedDataParallel: option sparse_parameters names '", name,
+                            "', which has no dimension and so no rows; leave it out"));
   const auto weights = sparse_weights_of(*module_);
   for (const auto& [name, tensor] : parameters_)
     if (std::find(weights.begin(), weights.end(), tensor.unsafeGetTensorImpl()) != weights.end()) names.push_back(name);
