@@ -123,6 +123,12 @@ class GpuLists {
   std::map<std::tuple<c10::DeviceIndex, at::ScalarType, bool>, FusedLists> lists_;
 };
 
+/// Whether a parameter with these options has a state after its first step.
+bool needs_state(const torch::optim::OptimizerOptions& options) {
+  const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options);
+  return !sgd || sgd->momentum() != 0;
+}
+
 /// step_unless() of an optimizer. The first step of a parameter creates state, which a skipped step must not: the host
 /// decides about it.
 template <class Fused>
@@ -133,7 +139,7 @@ void step_unless_set(Fused& optimizer, FusedState& fused, const at::Tensor& skip
       if (!parameter.grad().defined()) continue;
       has_gradients = true;
       is_on_cpu = is_on_cpu || parameter.is_cpu();
-      is_first = is_first || (!optimizer.state().empty() &&
+      is_first = is_first || (needs_state(group.options()) &&
                               !detail::find_state<torch::optim::OptimizerParamState>(optimizer, parameter));
     }
   if (!has_gradients) return;

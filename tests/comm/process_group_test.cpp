@@ -91,7 +91,8 @@ TEST(ProcessGroup, BadArgumentsAreNamedAndTheGroupGoesOn) {
     expect_error<UsageError>([&] { world.all_reduce(at::Tensor()); }, me, "all_reduce", "undefined");
     expect_error<UsageError>([&] { world.all_reduce(at::empty({2}, at::device(at::kMeta))); }, "meta", "cpu",
                              "world.device()");
-    expect_error<UsageError>([&] { world.all_reduce(at::ones({2}, at::kComplexFloat)); }, "ComplexFloat", "dtypes");
+    expect_error<UsageError>([&] { world.all_reduce(at::ones({2}, at::kComplexFloat)); }, "ComplexFloat",
+                             "view_as_real");
     expect_error<UsageError>([&] { world.all_reduce(at::ones({2}).to_sparse()); }, "Sparse", "dense");
     expect_error<UsageError>([&] { world.all_reduce(at::ones({1}).expand({4})); }, "share memory", "contiguous()");
     expect_error<UsageError>([&] { world.all_reduce(at::ones({2}, at::kInt), ReduceOp::kAvg); }, "avg", "Int",

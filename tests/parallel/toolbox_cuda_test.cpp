@@ -327,6 +327,34 @@ TEST_F(CudaToolbox, FrozenParametersTakeNoPart) {
   });
 }
 
+// CapturedStep runs on a stream of its own, on which the wrapper hooks its parameters again.
+TEST_F(CudaToolbox, AModelThatIsFrozenInPartIsCapturedAndDoesNotMakeTheHostWait) {
+  const auto means = mean_gradients(2);
+  on_both([&](ProcessGroup world) {
+    auto model = gpu_mlp();
+    DistributedDataParallel ddp(model, world);
+    for (auto& parameter : model->second->parameters()) parameter.requires_grad_(false);
+    const auto input = input_of(world.rank()).to(kGpu);
+    auto backward = [&](const Tensor& x) {
+      for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
+      ddp(x).square().sum().backward();
+    };
+    {
+      CapturedStep step(world, backward);
+      for (int i = 0; i < 6; ++i) step(input);
+      EXPECT_TRUE(step.is_captured());
+    }
+    for (auto& parameter : model->second->parameters()) parameter.requires_grad_(true);
+    for (int i = 0; i < 2; ++i) backward(input);
+    for (size_t i = 0; i < means.size(); ++i)
+      EXPECT_LE(relative_difference(model->parameters()[i].grad().cpu(), means[i]), 1e-5) << i;
+    for (auto& parameter : model->second->parameters()) parameter.requires_grad_(false);
+    backward(input);
+    const NoWaiting guard;
+    for (int i = 0; i < 20; ++i) backward(input);
+  });
+}
+
 TEST_F(CudaToolbox, SparseGradientsAreGathered) {
   on_both([](ProcessGroup world) {
     for (const bool densify : {false, true}) {
