@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <iterator>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/error.h>
