@@ -30,8 +30,8 @@ struct FusedState {
 class LOCKSTEP_EXPORT SkippableStep {
  public:
   virtual ~SkippableStep() = default;
-  /// Makes a step unless `skip`, a float32 tensor with one element, is not zero. The host does not wait for the GPU,
-  /// except in the first step. Can be captured in a CUDA graph as step() can.
+  /// Makes a step unless `skip`, a float32 tensor with one element that is 0 or 1, is 1. The host does not wait for the
+  /// GPU, except in the first step. Can be captured in a CUDA graph as step() can.
   virtual void step_unless(const at::Tensor& skip) = 0;
 };
 

@@ -25,6 +25,9 @@
 //    gradient or zeros, so that every bucket becomes full. The last bucket also carries the marks of used parameters
 //    (UnusedParameterBitmap). Then finish() waits for all buckets and publishes the averages in .grad().
 //
+// A frozen parameter enters its bucket as zeros in begin() and keeps its gradient. Sparse gradients are not in buckets:
+// reduce_sparse_gradients() gathers their rows after the last bucket.
+//
 // With a static graph, the first backward counts the gradients of each parameter. Later ones use these counts to detect
 // that a gradient is complete, and send marks only for check_finite. If backward throws, in_backward_ stays true and
 // the next forward or backward throws UsageError: this rank has missed collectives and is out of step with the others.
@@ -64,9 +67,9 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       used_(parameters_.size()),
       trained_in_forward_(parameters_.size()),
       marks_(parameters_.size()),
+      frozen_(parameters_.size()),
       hooks_(tensors_of(parameters_), group_.device(),
              [this](size_t parameter, bool is_defined) { on_gradient(parameter, is_defined); }) {
-  frozen_.resize(parameters_.size());
   std::vector<size_t> order;
   for (size_t i = parameters_.size(); i-- > 0;)
     if (!is_sparse(i)) order.push_back(i);

@@ -26,8 +26,11 @@ UnusedParameterBitmap::UnusedParameterBitmap(size_t parameters)
 void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used, const std::vector<char>& frozen,
                                   bool is_finite, bool is_static_graph) {
   const auto& place = bucket.extra();
-  const Pattern pattern{used, frozen, is_finite, is_static_graph};
-  if (const auto known = written_.find(pattern); known != written_.end()) return bucket.put_extra(known->second);
+  Pattern pattern;
+  if (!is_plain(place)) {
+    pattern = {used, frozen, is_finite, is_static_graph};
+    if (const auto known = written_.find(pattern); known != written_.end()) return bucket.put_extra(known->second);
+  }
   const auto marks = is_plain(place) ? place : at::empty(place.sizes(), at::kFloat);
   float* mark = marks.data_ptr<float>();
   const size_t count = used.size();
