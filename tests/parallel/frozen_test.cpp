@@ -150,8 +150,7 @@ TEST_P(Frozen, OnOneRankOnlyIsReportedOnEveryRank) {
     backward(ddp, world.rank());
     if (world.rank() == 1) model->second->bias.set_requires_grad(false);
     expect_error<MismatchError>([&] { backward(ddp, world.rank()); }, "rank " + std::to_string(world.rank()),
-                                "'second.bias' was " + std::string(world.rank() == 1 ? "frozen" : "trained"),
-                                world.rank() == 1 ? "trained on another" : "frozen on another");
+                                "'second.bias' was frozen on some ranks, but trained on others");
   });
 }
 

@@ -30,15 +30,13 @@ void Reducer::refuse_create_graph() const {
         "terms that use them to the loss, and call backward without create_graph");
 }
 
+// On a GPU the marks may be those of an earlier step, so the message does not tell which of the two this rank did.
 void Reducer::check_frozen_alike() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const bool trained_somewhere = marks_.used_somewhere(i) || marks_.unused_somewhere(i);
-    if (!marks_.frozen_somewhere(i) || !trained_somewhere) continue;
-    throw MismatchError(group_.rank(),
-                        text("parameter '", parameters_[i].name, "' was ", frozen_[i] ? "frozen" : "trained",
-                             " on this rank in this step, but ", frozen_[i] ? "trained" : "frozen",
-                             " on another; call requires_grad_() for the same parameters on all ranks"));
-  }
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (marks_.frozen_differs(i))
+      throw MismatchError(group_.rank(), text("parameter '", parameters_[i].name,
+                                              "' was frozen on some ranks, but trained on others in the same step; "
+                                              "call requires_grad_() for the same parameters on all ranks"));
 }
 
 /// Returns an error message, empty if every parameter was used on every rank.

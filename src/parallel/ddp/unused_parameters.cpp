@@ -21,7 +21,7 @@ bool is_plain(const at::Tensor& tensor) {
 }  // namespace
 
 UnusedParameterBitmap::UnusedParameterBitmap(size_t parameters)
-    : used_somewhere_(parameters, 1), unused_somewhere_(parameters, 0), frozen_somewhere_(parameters, 0) {}
+    : used_somewhere_(parameters, 1), unused_somewhere_(parameters, 0), frozen_differs_(parameters, 0) {}
 
 void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used, const std::vector<char>& frozen,
                                   bool is_finite, bool is_static_graph) {
@@ -61,7 +61,7 @@ void UnusedParameterBitmap::take(const at::Tensor& marks) {
   for (size_t i = 0; i < count; ++i) {
     used_somewhere_[i] = mark[i] > 0;
     unused_somewhere_[i] = mark[count + i] > 0;
-    frozen_somewhere_[i] = mark[2 * count + i] > 0;
+    frozen_differs_[i] = mark[2 * count + i] > 0 && (used_somewhere_[i] || unused_somewhere_[i]);
   }
   is_not_finite_somewhere_ = mark[3 * count] > 0;
   static_graph_differs_ = mark[3 * count + 1] > 0 && mark[3 * count + 2] > 0;
@@ -71,7 +71,7 @@ void UnusedParameterBitmap::take(const at::Tensor& marks) {
 void UnusedParameterBitmap::learn_later(const at::Tensor& marks) {
   std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // this rank used all that it had not frozen
   std::fill(unused_somewhere_.begin(), unused_somewhere_.end(), 0);
-  std::fill(frozen_somewhere_.begin(), frozen_somewhere_.end(), 0);
+  std::fill(frozen_differs_.begin(), frozen_differs_.end(), 0);
   if (reductions_++ % kLookEvery != 0 || detail::is_capturing(marks.device())) return;
   if (arrival_) {
     if (!arrival_->query()) return;

@@ -35,7 +35,8 @@ class UnusedParameterBitmap {
   /// According to the marks that were read last.
   bool used_somewhere(size_t parameter) const { return used_somewhere_[parameter] != 0; }
   bool unused_somewhere(size_t parameter) const { return unused_somewhere_[parameter] != 0; }
-  bool frozen_somewhere(size_t parameter) const { return frozen_somewhere_[parameter] != 0; }
+  /// Frozen on some ranks and trained on others, in the same reduction.
+  bool frozen_differs(size_t parameter) const { return frozen_differs_[parameter] != 0; }
   bool is_not_finite_somewhere() const { return is_not_finite_somewhere_; }
   bool static_graph_differs() const { return static_graph_differs_; }
 
@@ -45,7 +46,7 @@ class UnusedParameterBitmap {
 
   std::vector<char> used_somewhere_;
   std::vector<char> unused_somewhere_;
-  std::vector<char> frozen_somewhere_;
+  std::vector<char> frozen_differs_;
   bool is_not_finite_somewhere_ = false;
   bool static_graph_differs_ = false;
   /// What marks depend on: used, frozen, is_finite, is_static_graph.
