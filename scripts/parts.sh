@@ -74,6 +74,18 @@ install_missing() {
   say 'Going on with what there is.'
 }
 
+tensorboard_environment=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/tensorboard
+# TensorBoard reads the event files that the tests write. Where PyPI cannot be reached, those tests are skipped and listed.
+want_tensorboard() {
+  local python
+  [ -x "$tensorboard_environment/bin/tensorboard" ] && return
+  for python in python3 /usr/bin/python3; do "$python" -c 'import venv, ensurepip' 2>/dev/null && break; done
+  say "Installing TensorBoard with pip, into $tensorboard_environment"
+  { "$python" -m venv "$tensorboard_environment" &&
+    "$tensorboard_environment/bin/pip" install -q --disable-pip-version-check --retries 1 --timeout 15 tensorboard; } 2>/dev/null &&
+    installed_any=yes || { rm -rf "$tensorboard_environment"; say 'It cannot be installed here.'; }
+}
+
 # --- LibTorch
 
 torch_wheel=torch==2.11.0  # the version that lockstep is tested with

@@ -3,7 +3,7 @@
 
 cmake_minimum_required(VERSION 3.25)
 
-set(rooms base rendezvous backends comm checkpoint parallel data optim launch)
+set(rooms base rendezvous backends comm checkpoint parallel data optim report launch)
 
 # The rooms whose files each room may include, itself aside, as "src/" and as public headers.
 set(base_may "")
@@ -14,6 +14,7 @@ set(parallel_may base comm)
 set(checkpoint_may base comm)
 set(data_may base comm checkpoint)
 set(optim_may base comm checkpoint)
+set(report_may base comm checkpoint)
 set(launch_may base rendezvous)
 
 # The rooms that never see torch, and what comm may see of it: tensors.
@@ -33,6 +34,7 @@ set(parallel_headers
 set(optim_headers
   fused_optimizers grad_scaler gradient_tools lr_scheduler optimizer_state parameter_groups schedules weight_average
   zero_redundancy_optimizer)
+set(report_headers early_stopping metric_log progress tensorboard_writer training_run)
 set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb stage)
 set(checkpoint_headers
   checkpoint_directory checkpoint_file module_state preemption_guard safetensors state_traits training_state value)

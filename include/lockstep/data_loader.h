@@ -50,6 +50,7 @@ class LOCKSTEP_EXPORT LoaderCore {
   uint64_t begin();           // returns the number of the new loop
   Batch next(uint64_t loop);  // empty at the end
   size_t size() const;
+  DistributedSampler sampler() const;
   std::chrono::nanoseconds waited() const;
 
  private:
@@ -244,6 +245,9 @@ class DataLoader {
 
   /// Returns the number of batches in a whole epoch on this rank.
   size_t size() const { return core_.size(); }
+
+  /// Returns the sampler: a copy, which shares its state with this loader's.
+  DistributedSampler sampler() const { return core_.sampler(); }
 
   /// Returns the total time that the current or last loop has waited for batches. If this is a large part of the
   /// training time, use more workers.

@@ -61,6 +61,7 @@ class LOCKSTEP_EXPORT GroupReading {
   /// Takes one message for each rank for which this rank reads. Returns this rank's message.
   BatchMessage distribute(std::vector<BatchMessage> messages);
   size_t size() const;
+  DistributedSampler sampler() const;
 
  private:
   struct State;
@@ -166,6 +167,9 @@ class GroupLoader {
 
   /// Returns the number of batches in a whole epoch on this rank.
   size_t size() const { return reading_.size(); }
+
+  /// Returns this rank's sampler: a copy, which shares its state with this loader's.
+  DistributedSampler sampler() const { return reading_.sampler(); }
 
   /// Returns the total time that the current or last loop has waited for batches.
   std::chrono::nanoseconds waited() const { return waited_; }

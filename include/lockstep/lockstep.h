@@ -18,6 +18,7 @@
 #include <lockstep/ddp_options.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/distributed_sampler.h>
+#include <lockstep/early_stopping.h>
 #include <lockstep/environment.h>
 #include <lockstep/error.h>
 #include <lockstep/fast_convolutions.h>
@@ -32,6 +33,7 @@
 #include <lockstep/logging.h>
 #include <lockstep/lr_scheduler.h>
 #include <lockstep/meeting_place.h>
+#include <lockstep/metric_log.h>
 #include <lockstep/metrics.h>
 #include <lockstep/model_adapters.h>
 #include <lockstep/module_state.h>
@@ -40,6 +42,7 @@
 #include <lockstep/preemption_guard.h>
 #include <lockstep/print.h>
 #include <lockstep/process_group.h>
+#include <lockstep/progress.h>
 #include <lockstep/recompute.h>
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
@@ -52,7 +55,9 @@
 #include <lockstep/store.h>
 #include <lockstep/sync_batch_norm.h>
 #include <lockstep/tcp_store.h>
+#include <lockstep/tensorboard_writer.h>
 #include <lockstep/tensors_in.h>
+#include <lockstep/training_run.h>
 #include <lockstep/training_state.h>
 #include <lockstep/value.h>
 #include <lockstep/version.h>

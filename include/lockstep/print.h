@@ -18,6 +18,8 @@ LOCKSTEP_EXPORT void print_line(std::string line);
 /// Not collective. The parts are written as by operator<<, manipulators such as std::setprecision(3) included; a line
 /// break follows.
 ///
+/// While a Progress shows a live line, the printed line appears above it.
+///
 /// The line is written to standard output at once and in one piece, so lines of several processes or threads do not
 /// mix, in a pipe up to 4096 bytes. Like std::cout, it ignores errors, for example a closed pipe. Thread-safe.
 template <class... Parts>

@@ -1,5 +1,7 @@
 #include <lockstep/logging.h>
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -16,6 +18,7 @@
 #include <lockstep/environment.h>
 #include <lockstep/error.h>
 
+#include "base/live_line.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
@@ -101,6 +104,7 @@ class Log {
   void write_stderr(LogLevel level, const std::string& message) {
     spdlog::logger logger(speaker(), stderr_);
     logger.set_level(spdlog::level::trace);
+    LiveLine::Pause pause(STDERR_FILENO);
     logger.log(kLevels[static_cast<size_t>(level)].spdlog_level, spdlog::string_view_t(message));
   }
 

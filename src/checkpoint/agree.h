@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,13 @@
 // Errors that one rank has and that all ranks must throw, because the others would wait for it.
 
 namespace lockstep::detail {
+
+/// For a second group of the same ranks.
+inline std::vector<int> all_ranks(const ProcessGroup& group) {
+  std::vector<int> ranks(static_cast<size_t>(group.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 /// Whether the group is broken after this error, so that ranks cannot agree on anything.
 inline bool breaks_group(const std::exception_ptr& error) {

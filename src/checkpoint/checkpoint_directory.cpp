@@ -11,7 +11,6 @@
 
 #include <cmath>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -35,12 +34,6 @@ namespace {
 
 // Writing may take long on a slow disk. A rank that dies is noticed at once, whatever the time limit.
 constexpr auto kWriteLimit = std::chrono::hours(24);
-
-std::vector<int> all_ranks(const ProcessGroup& group) {
-  std::vector<int> ranks(static_cast<size_t>(group.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 }  // namespace
 
@@ -109,7 +102,7 @@ CheckpointDirectory::Impl::Impl(ProcessGroup group, std::string folder, Checkpoi
     : group_(std::move(group)),
       folder_(std::move(folder)),
       options_(std::move(options)),
-      writers_(group_.new_group(all_ranks(group_), {.timeout = kWriteLimit})),
+      writers_(group_.new_group(detail::all_ranks(group_), {.timeout = kWriteLimit})),
       loader_(group_, folder_, options_.unit, options_.strict) {
   detail::run_and_agree(group_, [&] {
     check_options();

@@ -32,6 +32,21 @@ void fail_file(const char* call, const std::string& path) {
   throw SystemError(text(call, " ", path, ": ", std::strerror(reason), remedy));
 }
 
+void replace_file(const std::string& path, const std::string& content) {
+  AtomicFile file(path);
+  file.reserve(content.size());
+  if (!content.empty()) file.write_at(0, content.data(), content.size());
+  file.commit();
+}
+
+void make_folders(const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const auto folder = path.substr(0, end);
+    if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) fail_file("mkdir", folder);
+    if (end == std::string::npos) return;
+  }
+}
+
 std::string folder_of(const std::string& path) {
   const auto slash = path.rfind('/');
   if (slash == std::string::npos) return ".";

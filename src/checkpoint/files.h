@@ -92,9 +92,14 @@ class AtomicFile : public ByteSink {
   FileDescriptor file_;
 };
 
+/// Writes a whole file through an AtomicFile.
+void replace_file(const std::string& path, const std::string& content);
+
 /// Throws SystemError: "call path: reason".
 [[noreturn]] void fail_file(const char* call, const std::string& path);
 
+/// Creates the folder, and those that it is in, if they are missing.
+void make_folders(const std::string& path);
 /// Makes changes of names in the folder durable.
 void sync_folder(const std::string& folder);
 /// Returns the folder of a path: "." if the path has none.

@@ -30,14 +30,6 @@ constexpr const char* kLockFile = ".lock";
 constexpr std::string_view kExtension = ".pt";
 constexpr std::string_view kShard = ".shard-";
 
-void make_folders(const std::string& path) {
-  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
-    const auto folder = path.substr(0, end);
-    if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) fail_file("mkdir", folder);
-    if (end == std::string::npos) return;
-  }
-}
-
 std::string describe_owner() {
   char host[256] = {};
   ::gethostname(host, sizeof(host) - 1);

@@ -150,6 +150,10 @@ size_t LoaderCore::size() const {
   return state_->batches_of(state_->sampler.size());
 }
 
+DistributedSampler LoaderCore::sampler() const {
+  return state_->sampler;
+}
+
 std::chrono::nanoseconds LoaderCore::waited() const {
   return state_->queue->waited();
 }

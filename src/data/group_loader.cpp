@@ -257,4 +257,8 @@ size_t GroupReading::size() const {
   return batches_in(state_->sampler.size(), state_->options);
 }
 
+DistributedSampler GroupReading::sampler() const {
+  return state_->sampler;
+}
+
 }  // namespace lockstep::detail

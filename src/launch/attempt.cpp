@@ -57,13 +57,16 @@ void Attempt::start_some() {
 
 void Attempt::start_next() {
   const int index = static_cast<int>(workers_.size());
-  auto spec = worker_spec(options_.launch, options_.plan, options_.layout, index, options_.secret_file);
-  auto [out, err] = crew_->start(index, spec);
-  auto& worker = workers_.emplace_back();
-  worker.started = Clock::now();
   const auto& routes = options_.plan.routes[static_cast<size_t>(index)];
   const int rank = options_.layout.first_rank + index;
   const auto prefix = prefix_of(options_.launch.role, rank);
+  auto spec = worker_spec(options_.launch, options_.plan, options_.layout, index, options_.secret_file);
+  // The file of a worker's output gets lines, not every state of a progress bar.
+  if (console_->is_terminal(Console::Stream::kOut) && routes.out.to_console && !routes.out.to_file)
+    spec.environment.push_back(text("LOCKSTEP_TERMINAL=", columns_after(prefix)));
+  auto [out, err] = crew_->start(index, spec);
+  auto& worker = workers_.emplace_back();
+  worker.started = Clock::now();
   const auto folder = log_folder(index);
   worker.out = std::make_unique<StreamOutput>(
       std::move(out),
@@ -72,6 +75,10 @@ void Attempt::start_next() {
       std::move(err),
       StreamOutput::Options{Console::Stream::kErr, routes.err, prefix, rank, folder + "/stderr", &worker.memory},
       console_);
+}
+
+int Attempt::columns_after(const std::string& prefix) const {
+  return std::max(1, console_->columns(Console::Stream::kOut) - static_cast<int>(prefix.size()));
 }
 
 // Records an end for all workers that are not started yet, because the job is stopping.

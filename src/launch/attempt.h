@@ -51,6 +51,7 @@ class Attempt {
 
   void start_some();
   void start_next();
+  int columns_after(const std::string& prefix) const;
   void skip_rest();
   std::string log_folder(int worker) const;
   bool has_ended() const { return outcome_.ends.size() == static_cast<size_t>(options_.plan.workers); }

@@ -27,9 +27,11 @@ size_t end_of_escape(std::string_view text, size_t at) {
   return std::min(end + 1, text.size());
 }
 
-/// Returns the first `columns` characters of UTF-8 text. Escape sequences take no column and stay complete.
+/// Returns the first `columns` characters of UTF-8 text. Escape sequences take no column and stay, also those behind
+/// the cut: one of them ends a colour.
 std::string cut_to_width(std::string_view text, size_t columns) {
   std::string result;
+  bool is_cut = false;
   for (size_t at = 0; at < text.size();) {
     if (text[at] == '\033') {
       const auto end = end_of_escape(text, at);
@@ -38,8 +40,9 @@ std::string cut_to_width(std::string_view text, size_t columns) {
       continue;
     }
     const bool begins_character = (text[at] & 0xC0) != 0x80;
-    if (begins_character && columns-- == 0) break;
-    result += text[at++];
+    if (begins_character) is_cut = is_cut || columns-- == 0;
+    if (!is_cut) result += text[at];
+    ++at;
   }
   return result;
 }
@@ -72,19 +75,33 @@ Console::Console() {
   }
 }
 
-void Console::put(Stream stream, const std::string& lines) {
+int Console::columns(Stream stream) const {
+  winsize size{};
+  return ::ioctl(static_cast<int>(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+// If both streams are terminals, they are the same one.
+void Console::put(Stream stream, const std::string& lines, const void* owner) {
   if (lines.empty()) return;
-  queue(stream, (std::exchange(has_progress_, false) ? kClearLine : "") + lines);
+  if (!progress_ || !is_terminal(stream)) return queue(stream, lines);
+  queue(progress_->stream, kClearLine);
+  queue(stream, lines);
+  if (progress_->owner == owner) return progress_.reset();
+  draw_progress();
+}
+
+void Console::put_progress(Stream stream, const std::string& prefix, const std::string& state, const void* owner) {
+  if (!is_terminal(stream)) return put(stream, prefix + state + "\n");
+  progress_ = {stream, prefix, state, owner};
+  draw_progress();
 }
 
 // The state is cut to the width of the terminal: a terminal cannot overwrite a line that it has wrapped.
-void Console::put_progress(Stream stream, const std::string& prefix, const std::string& state) {
-  if (!is_terminal(stream)) return put(stream, prefix + state + "\n");
-  winsize size{};
-  const int columns = ::ioctl(static_cast<int>(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-  const size_t room = static_cast<size_t>(columns) - std::min<size_t>(visible_width(prefix), columns - 1) - 1;
+void Console::draw_progress() {
+  const auto& [stream, prefix, state, owner] = *progress_;
+  const auto all = static_cast<size_t>(columns(stream));
+  const size_t room = all - std::min(visible_width(prefix), all - 1) - 1;
   queue(stream, kClearLine + prefix + cut_to_width(state, room));
-  has_progress_ = true;
 }
 
 void Console::queue(Stream stream, const std::string& bytes) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <optional>
 #include <string>
 
 namespace lockstep {
@@ -14,10 +15,11 @@ class Console {
 
   Console();
 
-  /// Queues complete lines.
-  void put(Stream stream, const std::string& lines);
-  /// Queues the state of a progress bar. On a terminal the next state or line overwrites it.
-  void put_progress(Stream stream, const std::string& prefix, const std::string& state);
+  /// Queues complete lines. On a terminal they appear above the progress bar that is shown; `owner` replaces its own.
+  void put(Stream stream, const std::string& lines, const void* owner = nullptr);
+  /// Queues the state of the progress bar of `owner`. A terminal shows one bar, on its last line: the one that was put
+  /// last. Otherwise the state is a line.
+  void put_progress(Stream stream, const std::string& prefix, const std::string& state, const void* owner);
 
   /// The file descriptor that the next write needs, for poll(); -1 if the queue is empty.
   int waits_for() const { return queue_.empty() ? -1 : static_cast<int>(queue_.front().stream); }
@@ -32,11 +34,19 @@ class Console {
   /// Returns whether the stream is a terminal with colours: NO_COLOR is not set and TERM is not "dumb".
   bool has_colour(Stream stream) const { return has_colour_[static_cast<int>(stream)]; }
   bool is_terminal(Stream stream) const { return is_terminal_[static_cast<int>(stream)]; }
+  /// Returns the width of the terminal that the stream is.
+  int columns(Stream stream) const;
 
  private:
   void drop(Stream stream);
   void queue(Stream stream, const std::string& bytes);
+  void draw_progress();
 
+  struct Progress {
+    Stream stream;
+    std::string prefix, state;
+    const void* owner;
+  };
   struct Part {
     Stream stream;
     std::string bytes;
@@ -45,9 +55,9 @@ class Console {
 
   std::deque<Part> queue_;
   size_t unwritten_ = 0;
-  bool has_colour_[3] = {};    // constant after construction
-  bool is_terminal_[3] = {};   // constant after construction
-  bool has_progress_ = false;  // the terminal's last line is a progress bar, without a newline
+  bool has_colour_[3] = {};           // constant after construction
+  bool is_terminal_[3] = {};          // constant after construction
+  std::optional<Progress> progress_;  // the terminal's last line, without a newline
 };
 
 }  // namespace lockstep

@@ -87,8 +87,8 @@ std::vector<std::string> LineCutter::feed(std::string_view bytes) {
   }
   partial_ += bytes;
   // What a complete update has overwritten is not needed any more.
-  if (const auto last = partial_.rfind('\r'); last != partial_.npos && last + 1 < partial_.size() && last > 0)
-    partial_.erase(0, last);
+  if (const auto shown = partial_.find_last_not_of('\r'); shown != partial_.npos)
+    if (const auto last = partial_.rfind('\r', shown); last != partial_.npos) partial_.erase(0, last);
   if (partial_.size() >= kLongest) lines.push_back(take_rest());
   return lines;
 }
@@ -170,18 +170,20 @@ void StreamOutput::show_progress() {
   if (!options_.route.to_console || state.empty() || state == progress_) return;
   const auto now = std::chrono::steady_clock::now();
   if (!console_->is_terminal(options_.stream) && now - progress_shown_ < kBetweenLines) return;
-  console_->put_progress(options_.stream, prefix_, state);
+  console_->put_progress(options_.stream, prefix_, state, this);
   progress_ = std::move(state);
   progress_shown_ = now;
 }
 
 void StreamOutput::show(const std::vector<std::string>& lines) {
+  if (lines.empty()) return;
+  progress_.clear();  // a line has replaced it
   std::string shown;
   for (const auto& line : lines) {
     if (options_.memory) options_.memory->add(line);
     if (options_.route.to_console) shown.append(prefix_).append(line).append(1, '\n');
   }
-  console_->put(options_.stream, shown);
+  console_->put(options_.stream, shown, this);
 }
 
 }  // namespace lockstep

@@ -41,8 +41,8 @@ TORCH_MODULE(NoisyNet);
 
 enum class Kind { kMomentum, kAdam, kFused, kSharded };
 
-struct TrainingRun {
-  TrainingRun(ProcessGroup world, Kind kind, uint64_t seed) : world(world) {
+struct InterruptedTraining {
+  InterruptedTraining(ProcessGroup world, Kind kind, uint64_t seed) : world(world) {
     torch::manual_seed(seed + static_cast<uint64_t>(world.rank()) * 1000);
     model = NoisyNet();
     model->to(world.device());
@@ -111,7 +111,7 @@ TEST(ExactResume, GivesTheSameBits) {
   constexpr int64_t kSteps = 40;
   int runs = 0;
   for (const auto kind : {Kind::kMomentum, Kind::kAdam, Kind::kFused, Kind::kSharded}) {
-    TrainingRun whole(world, kind, 1);
+    InterruptedTraining whole(world, kind, 1);
     whole.train(kSteps);
     const auto expected = whole.result();
     for (int i = 0; i < 20; ++i) {
@@ -120,14 +120,14 @@ TEST(ExactResume, GivesTheSameBits) {
       const CheckpointDirectoryOptions options{.asynchronous = i % 2 == 0, .sharded = i % 3 != 0};
       const auto folder = root + "/" + std::to_string(runs++);
       {
-        TrainingRun first(world, kind, 1);
+        InterruptedTraining first(world, kind, 1);
         first.train(stop);
         CheckpointDirectory checkpoints(world, folder, options);
         EXPECT_TRUE(checkpoints.save(stop, first.state()));
         first.train(stop + 3);  // changes what an asynchronous save must not see
         EXPECT_TRUE(checkpoints.wait());
       }
-      TrainingRun second(world, kind, 99);
+      InterruptedTraining second(world, kind, 99);
       CheckpointDirectory checkpoints(world, folder, options);
       EXPECT_EQ(checkpoints.resume(second.state()), stop + 1);
       EXPECT_EQ(second.step, stop);

@@ -349,6 +349,13 @@ TEST(LineCutter, HasTheStateOfAProgressBar) {
   EXPECT_EQ(cutter.progress(), "");
 }
 
+TEST(LineCutter, KeepsOnlyTheLastStateOfAProgressBar) {
+  LineCutter cutter;
+  for (size_t update = 0; update < LineCutter::kLongest / 4; ++update)  // together longer than a line may be
+    ASSERT_THAT(cutter.feed("state " + std::to_string(update) + "\r"), IsEmpty());
+  EXPECT_EQ(cutter.progress(), "state " + std::to_string(LineCutter::kLongest / 4 - 1));
+}
+
 TEST(StderrMemory, RemembersTheLastLinesAndWhatNobodyCaught) {
   StderrMemory memory;
   for (int line = 0; line < 30; ++line) memory.add(std::to_string(line));

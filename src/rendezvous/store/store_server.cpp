@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -127,6 +128,8 @@ class StoreServer::Loop {
     return joined_;
   }
 
+  size_t keys() const { return keys_; }
+
   void run() {
     auto last_look = Clock::now();
     while (!should_end()) {
@@ -144,6 +147,7 @@ class StoreServer::Loop {
       deliver(now);
       publish_joined();
       publish_first_cause();
+      keys_ = coordinator_.keys();
       drop_slow_strangers(now);
     }
   }
@@ -442,6 +446,7 @@ class StoreServer::Loop {
   std::optional<Failure> first_cause_;  // guarded by mutex_
   bool all_told_ = false;               // guarded by mutex_: after end_job(), all ranks have acknowledged
   std::set<int> joined_;                // guarded by mutex_
+  std::atomic<size_t> keys_{0};
 
   // Used by the loop's thread only:
   Coordinator coordinator_;
@@ -484,6 +489,10 @@ std::optional<Failure> StoreServer::first_cause() const {
 
 std::set<int> StoreServer::joined() const {
   return loop_->joined();
+}
+
+size_t StoreServer::keys() const {
+  return loop_->keys();
 }
 
 int StoreServer::port() const {

@@ -48,6 +48,8 @@ class StoreServer {
   std::optional<Failure> first_cause() const;
   /// The ranks that have joined so far, including ranks that have left.
   std::set<int> joined() const;
+  /// The number of keys that have a value.
+  size_t keys() const;
 
   /// Blocks until no authenticated client is connected, or until `limit` has passed. A host that gives up calls it so
   /// that the other processes can still read the reason.

@@ -8,9 +8,20 @@
 #include <fmt/format.h>
 
 #include "bench/collective_report.h"
+#include "cli/svg.h"
 
 namespace lockstep::bench {
 namespace {
+
+using svg::head;
+using svg::joined;
+using svg::kColours;
+using svg::kFaint;
+using svg::kGrid;
+using svg::kInk;
+using svg::label;
+using svg::line;
+using svg::Point;
 
 constexpr double kLeastMicroseconds = 0.001;
 
@@ -29,76 +40,9 @@ std::string time_name(double value) {
   return fmt::format("{:g} {}", std::round(scaled), kUnits[unit]);
 }
 
-/// The largest 1, 2 or 5 times a power of ten that does not exceed `value`.
-double rounded_down(double value) {
-  const double ten = std::pow(10, std::floor(std::log10(value) + 1e-9));
-  for (double step : {5.0, 2.0})
-    if (step * ten <= value * (1 + 1e-9)) return step * ten;
-  return ten;
-}
-
-double rounded_up(double value) {
-  const double ten = std::pow(10, std::floor(std::log10(value) - 1e-9));
-  for (double step : {1.0, 2.0, 5.0})
-    if (step * ten >= value * (1 - 1e-9)) return step * ten;
-  return 10 * ten;
-}
-
 constexpr double kHeight = 580;
 constexpr double kLeft = 92, kRight = 730, kTop = 84, kBottom = 504;  // bounds of the plot area
 constexpr double kLegend = kRight + 24;
-
-constexpr const char* kInk = "#222222";
-constexpr const char* kFaint = "#666666";
-constexpr const char* kGrid = "#e2e2e2";
-/// A palette for colour-blind readers, too (Okabe and Ito).
-constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"};
-
-/// Colours for dark mode, by the colour of light mode. Browsers apply the style sheet by the reader's preference.
-constexpr std::pair<const char*, const char*> kDarkColours[] = {
-    {kInk, "#e6edf3"}, {kFaint, "#9aa4ae"}, {kGrid, "#30363d"}, {"white", "#0d1117"}, {"#0072B2", "#4ba3e3"}};
-
-std::string style_sheet() {
-  std::string rules;
-  for (const auto& [light, dark] : kDarkColours)
-    for (const char* attribute : {"fill", "stroke"})
-      rules += fmt::format("  [{0}=\"{1}\"] {{ {0}: {2} }}\n", attribute, light, dark);
-  return "<style>\n@media (prefers-color-scheme: dark) {\n" + rules + "}\n</style>\n";
-}
-
-struct Point {
-  double x, y;
-};
-
-std::string escaped(const std::string& text) {
-  std::string safe;
-  for (char letter : text) {
-    if (letter == '&')
-      safe += "&amp;";
-    else if (letter == '<')
-      safe += "&lt;";
-    else if (letter == '>')
-      safe += "&gt;";
-    else
-      safe += letter;
-  }
-  return safe;
-}
-
-std::string line(Point from, Point to, const std::string& style) {
-  return fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" {}/>\n", from.x, from.y, to.x, to.y,
-                     style);
-}
-
-std::string label(Point at, const std::string& text, const std::string& style) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", at.x, at.y, style, escaped(text));
-}
-
-std::string joined(const std::vector<Point>& points) {
-  std::string text;
-  for (const auto& [x, y] : points) text += fmt::format("{}{:.1f},{:.1f}", text.empty() ? "" : " ", x, y);
-  return text;
-}
 
 /// A series with its style.
 struct Curve {
@@ -126,11 +70,7 @@ class Plot {
       : curves_(curves_of(rows)), x_(size_axis(rows)), y_(time_axis(rows)) {}
 
   std::string draw(const PlotText& text) const {
-    std::string svg = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
-        "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"15\" fill=\"{2}\">\n"
-        "{3}<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-        width(), kHeight, kInk, style_sheet());
+    std::string svg = head(width(), kHeight);
     svg += label({kLeft, 34}, text.title, "font-size=\"20\" font-weight=\"bold\"");
     svg += label({kLeft, 58}, text.subtitle, fmt::format("font-size=\"14\" fill=\"{}\"", kFaint));
     svg += draw_axes();
@@ -269,8 +209,8 @@ LogAxis LogAxis::of_bytes(double least, double largest, Places places) {
 }
 
 LogAxis LogAxis::of_microseconds(double least, double largest, Places places) {
-  const double from = rounded_down(std::max(least, kLeastMicroseconds));
-  const double to = std::max(rounded_up(std::max(largest, kLeastMicroseconds)), 2 * from);
+  const double from = svg::rounded_down(std::max(least, kLeastMicroseconds));
+  const double to = std::max(svg::rounded_up(std::max(largest, kLeastMicroseconds)), 2 * from);
   LogAxis axis(from, to, places);
   const bool is_short = to / from < 500;  // powers of ten alone would give at most two ticks
   for (double ten = std::pow(10, std::floor(std::log10(from) + 1e-9)); ten <= to * (1 + 1e-9); ten *= 10)

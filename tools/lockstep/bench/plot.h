@@ -4,14 +4,9 @@
 #include <vector>
 
 #include "bench/collective_report.h"
+#include "cli/svg.h"
 
 namespace lockstep::bench {
-
-struct Tick {
-  double value = 0;
-  std::string name{};
-  bool operator==(const Tick&) const = default;
-};
 
 /// Maps values to coordinates on a logarithmic scale.
 class LogAxis {
@@ -28,14 +23,14 @@ class LogAxis {
   static LogAxis of_microseconds(double least, double largest, Places places);
 
   double at(double value) const;
-  const std::vector<Tick>& ticks() const { return ticks_; }
+  const std::vector<svg::Tick>& ticks() const { return ticks_; }
 
  private:
   LogAxis(double least, double largest, Places places);
 
   double least_, largest_;  // logarithms
   Places places_;
-  std::vector<Tick> ticks_;
+  std::vector<svg::Tick> ticks_;
 };
 
 struct PlotText {

@@ -1,0 +1,313 @@
+#pragma once
+
+#include <signal.h>
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/checkpoint_directory.h>
+#include <lockstep/early_stopping.h>
+#include <lockstep/export.h>
+#include <lockstep/metric_log.h>
+#include <lockstep/process_group.h>
+#include <lockstep/progress.h>
+#include <lockstep/tensors_in.h>
+#include <lockstep/training_state.h>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace lockstep {
+
+struct TrainingRunOptions {
+  /// Keep the checkpoint with the best value of this metric of the epoch as best.pt. Empty: none.
+  std::string best{};
+  Better better = Better::kHigher;
+  /// How many of the newest checkpoints to keep. 0: all.
+  int keep_last = 3;
+  /// Save after every so many epochs, and after the last one. 0: only after the last one.
+  int64_t save_every_epochs = 1;
+  /// Also save inside epochs: after so many steps, or so much time. 0: not.
+  int64_t save_every_steps = 0;
+  std::chrono::seconds save_every{0};
+  /// As in CheckpointDirectoryOptions.
+  bool asynchronous = true;
+  bool sharded = false;
+
+  /// Load the newest checkpoint of the folder. Without it, a folder that has checkpoints is refused.
+  bool resume = true;
+  /// Stop when a metric of the epoch does not improve any more.
+  std::optional<EarlyStoppingOptions> early_stopping{};
+  /// The signals after which all ranks save and stop; see PreemptionGuard. Empty: none.
+  std::vector<int> signals = {SIGTERM, SIGUSR1, SIGINT};
+
+  MetricLogOptions metrics{};
+  ProgressOptions progress{};
+  /// Its learning rate, of the first parameter group, is shown, and recorded as "lr" in step records. Must outlive the
+  /// run.
+  const torch::optim::Optimizer* optimizer = nullptr;
+};
+
+namespace detail {
+template <class Range>
+class RunBatches;
+}
+
+/// A training run in a folder: checkpoints, metrics, progress, preemption and resume. The loops stay yours:
+///
+///     auto state = lockstep::TrainingState{}.add("model", net).add("optimizer", optimizer);
+///     lockstep::TrainingRun run(world, "runs/mnist", state, {.best = "accuracy", .optimizer = &optimizer});
+///     while (run.next_epoch(20)) {
+///       for (auto& batch : run.batches(loader))
+///         run.step([&] {
+///           optimizer.zero_grad();
+///           auto loss = F::cross_entropy(ddp(batch.data), batch.target);
+///           loss.backward();
+///           optimizer.step();
+///           run.log("loss", loss);
+///         });
+///       run.log("accuracy", [&] { return evaluate(); });
+///     }
+///     return run.exit_code();
+///
+/// Started again with the same folder, the program continues where the last checkpoint was saved: after an epoch, or
+/// in the middle of one, with the next batch. With the same number of ranks the result has the same bits as without
+/// the interruption. The folder has metrics.jsonl, metrics.csv, TensorBoard's event file and checkpoints/
+/// (docs/training_run.md); summary.json is written when the run is complete.
+///
+/// On a signal, Ctrl-C included, all ranks finish the same step, save, and leave their loops: batches() ends, log()
+/// with a function does not call it, and next_epoch() returns false.
+///
+/// Collective: the constructor, next_epoch(), step(), save(). All ranks take the same number of steps in an epoch, so
+/// do not use it inside join(). Now and then, at most every 0.2 s if steps are short, step() exchanges a few numbers
+/// between the ranks. Construct it after the objects in the state, which must outlive it. One in a process at a time,
+/// except with ranks as threads. Not thread-safe.
+class LOCKSTEP_EXPORT TrainingRun {
+ public:
+  /// Creates the folder and loads the newest intact checkpoint into the state. In addition to the parts of `state`,
+  /// checkpoints have the entry "run" and, if it is missing, "rng". Throws as CheckpointDirectory does.
+  TrainingRun(ProcessGroup group, std::string folder, TrainingState state, TrainingRunOptions options = {});
+  /// Metrics that were not yet written are lost, unless next_epoch() has returned false. Not collective.
+  ~TrainingRun();
+  TrainingRun(const TrainingRun&) = delete;
+  TrainingRun& operator=(const TrainingRun&) = delete;
+
+  /// Ends the current epoch: combines its metrics over the ranks, records them, and saves. Then begins the next one,
+  /// or the rest of the one that was interrupted. Returns false if `epochs` are complete, after early stopping, and
+  /// after a signal; everything is on disk then.
+  bool next_epoch(int64_t epochs);
+
+  /// Returns the batches of a loader, or the elements of another range, for a for loop: those that are left of the
+  /// epoch. Calls set_epoch() of a loader's sampler, and saves and loads its position. Of other ranges, which must have
+  /// the same elements after a resume, it skips as many as were used before. An epoch may have several such loops.
+  /// Keeps a reference to the range.
+  template <class Range>
+  detail::RunBatches<Range> batches(Range& range) {
+    return {*this, range};
+  }
+
+  /// Runs one step and returns its result. The values that `body` logs count when it returns; if it throws, they are
+  /// dropped.
+  template <class Body>
+  std::invoke_result_t<Body&> step(Body&& body) {
+    StepGuard guard(*this);
+    if constexpr (std::is_void_v<std::invoke_result_t<Body&>>) {
+      body();
+      guard.end();
+    } else {
+      auto result = body();
+      guard.end();
+      return result;
+    }
+  }
+
+  /// Records a value: a number, or a tensor with one element, on any device, which is not waited for. In step(), it
+  /// counts for the step and the epoch; its weight is the number of samples in the batches of the step, unless given.
+  /// Elsewhere it counts for the epoch, with weight 1. Throws as MetricLog::log().
+  template <class Number>
+  requires(std::convertible_to<const Number&, double> ||
+           std::same_as<Number, at::Tensor>) void log(std::string_view name, const Number& value,
+                                                      std::optional<double> weight = std::nullopt) {
+    record(name, value, {.weight = weight.value_or(default_weight())});
+  }
+  template <class Number>
+  requires(std::convertible_to<const Number&, double> ||
+           std::same_as<Number, at::Tensor>) void log(std::string_view name, const Number& value, Reduce reduce) {
+    record(name, value, {.reduce = reduce, .weight = default_weight()});
+  }
+  /// The same with the result of a function, which is not called if the run is stopping: for an evaluation.
+  template <std::invocable Function>
+  void log(std::string_view name, const Function& function, std::optional<double> weight = std::nullopt) {
+    if (!is_stopping()) log(name, function(), weight);
+  }
+
+  /// Saves a checkpoint now. Collective. Returns as CheckpointDirectory::save().
+  bool save();
+
+  /// The current epoch, from 0, and the number of steps of the run so far.
+  int64_t epoch() const;
+  int64_t steps() const;
+  /// Whether the constructor has loaded a checkpoint.
+  bool is_resumed() const;
+  /// Whether a signal has ended the training. Then the code between the end of batches() and next_epoch() should be
+  /// short.
+  bool is_stopping() const;
+  /// What main() should return: PreemptionGuard::kExitCode after a signal, 0 otherwise.
+  int exit_code() const;
+  /// The metrics of the last epoch that has ended, over all ranks; also of one before a resume.
+  const std::map<std::string, double>& results() const;
+
+  const std::string& folder() const;
+  CheckpointDirectory& checkpoints();
+  /// For histograms, images and text. Null on other ranks than 0.
+  TensorBoardWriter* tensorboard();
+
+ private:
+  template <class Range>
+  friend class detail::RunBatches;
+  class Impl;
+
+  class StepGuard {
+   public:
+    explicit StepGuard(TrainingRun& run) : run_(run) { run.begin_step(); }
+    ~StepGuard() {
+      if (!has_ended_) run_.abandon_step();
+    }
+    StepGuard(const StepGuard&) = delete;
+    StepGuard& operator=(const StepGuard&) = delete;
+    void end() {
+      has_ended_ = true;
+      run_.end_step();
+    }
+
+   private:
+    TrainingRun& run_;
+    bool has_ended_ = false;
+  };
+
+  /// The data of a loop.
+  struct Loop {
+    int64_t batches = 0;  // in a whole epoch; 0 if unknown
+    // Of the position in a sampler; empty if there is none. load() returns whether samples are left in the epoch.
+    std::function<Value()> save{};
+    std::function<bool(const Value&)> load{};
+  };
+
+  void begin_step();
+  void end_step();
+  void abandon_step();
+  void record(std::string_view name, double value, const MetricOptions& options);
+  void record(std::string_view name, const at::Tensor& value, const MetricOptions& options);
+  double default_weight() const;
+  /// Returns how many elements of the range to skip; none if the loop was complete when the run was interrupted.
+  std::optional<int64_t> begin_loop(Loop loop);
+  void took_batch(int64_t samples, std::chrono::nanoseconds waited);
+  void end_loop();
+
+  std::unique_ptr<Impl> impl_;
+};
+
+namespace detail {
+
+/// The samples in a batch: the size of its first tensor that has a dimension, 1 if it has none.
+template <class Batch>
+int64_t samples_of(Batch& batch) {
+  int64_t samples = -1;
+  TensorsIn<Batch>::visit(batch, [&](const at::Tensor& tensor) {
+    if (samples < 0 && tensor.dim() > 0) samples = tensor.size(0);
+  });
+  return samples < 0 ? 1 : samples;
+}
+
+/// The result of TrainingRun::batches().
+template <class Range>
+class RunBatches {
+  using Inner = decltype(std::begin(std::declval<Range&>()));
+  using InnerEnd = decltype(std::end(std::declval<Range&>()));
+  using Clock = std::chrono::steady_clock;
+
+ public:
+  RunBatches(TrainingRun& run, Range& range) : run_(run), range_(range) {}
+
+  /// An input iterator.
+  class Iterator {
+   public:
+    decltype(auto) operator*() const { return **at_; }
+    Iterator& operator++() {
+      fetch([&] { ++*at_; });
+      return *this;
+    }
+    bool operator==(std::default_sentinel_t) const { return is_at_end_; }
+
+   private:
+    friend RunBatches;
+    explicit Iterator(RunBatches& batches) : run_(batches.run_), range_(batches.range_) {
+      const auto skipped = run_.begin_loop(batches.describe());
+      if (!skipped || run_.is_stopping()) return;
+      fetch([&] {
+        at_.emplace(std::begin(range_));
+        for (int64_t i = 0; i < *skipped && *at_ != std::end(range_); ++i) ++*at_;
+      });
+    }
+
+    template <class Advance>
+    void fetch(const Advance& advance) {
+      is_at_end_ = run_.is_stopping();
+      if (is_at_end_) return;
+      const auto begin = Clock::now();
+      advance();
+      is_at_end_ = !(*at_ != std::end(range_));
+      if (is_at_end_) return run_.end_loop();
+      using Batch = std::remove_cvref_t<decltype(**at_)>;
+      run_.took_batch(samples_of(const_cast<Batch&>(static_cast<const Batch&>(**at_))), Clock::now() - begin);
+    }
+
+    TrainingRun& run_;
+    Range& range_;
+    std::optional<Inner> at_{};
+    bool is_at_end_ = true;
+  };
+
+  Iterator begin() { return Iterator(*this); }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  TrainingRun::Loop describe() {
+    TrainingRun::Loop loop;
+    if constexpr (requires {
+                    { range_.size() } -> std::convertible_to<int64_t>;
+                  })
+      loop.batches = static_cast<int64_t>(range_.size());
+    if constexpr (requires { range_.sampler().set_epoch(int64_t{}); }) {
+      auto sampler = range_.sampler();  // shares its state with the loader's
+      using Sampler = decltype(sampler);
+      sampler.set_epoch(run_.epoch());
+      loop.save = [sampler] { return StateTraits<Sampler>::save(sampler); };
+      loop.load = [sampler](const Value& position) mutable {
+        StateTraits<Sampler>::load(sampler, position);
+        return sampler.next_epoch() == sampler.epoch();
+      };
+    }
+    return loop;
+  }
+
+  TrainingRun& run_;
+  Range& range_;
+};
+
+}  // namespace detail
+}  // namespace lockstep

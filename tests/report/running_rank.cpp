@@ -1,0 +1,147 @@
+// A rank that trains a small network with a TrainingRun.
+//
+//   running_rank train FOLDER EPOCHS STEPS
+//
+// Saves every STEPS steps, besides after each epoch. Prints "step N" after each step and, when the run is complete,
+// "weights SUM", where SUM stands for all bits of the weights. Exits with the run's exit code.
+//
+//   running_rank many_steps FOLDER STEPS
+//
+// Takes many small steps. Prints "used RESIDENT_BYTES DESCRIPTORS THREADS" ten times. Ends when it reads a line.
+
+#include <dirent.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iostream>
+#include <string>
+
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+namespace {
+
+using namespace lockstep;
+
+/// Samples with noise from the generator that the loader seeds for each of them.
+struct NoisySamples {
+  size_t size() const { return 120; }
+  torch::data::Example<> get(size_t index, at::Generator& random) const {
+    auto data = torch::sin(torch::arange(8.0) * static_cast<double>(index + 1));
+    data += 0.1 * torch::randn({8}, random);
+    return {data, torch::tensor(static_cast<int64_t>(index % 3))};
+  }
+};
+
+struct SmallNetImpl : torch::nn::Module {
+  SmallNetImpl() {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("last", last);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    return last(torch::dropout(torch::relu(norm(first(x))), 0.3, is_training()));
+  }
+  torch::nn::Linear first{8, 16};
+  torch::nn::BatchNorm1d norm{16};
+  torch::nn::Linear last{16, 3};
+};
+TORCH_MODULE(SmallNet);
+
+int train(const ProcessGroup& world, const std::string& folder, int64_t epochs, int64_t save_every_steps) {
+  torch::manual_seed(1 + world.rank());
+  SmallNet net;
+  net->to(world.device());
+  convert_sync_batch_norm(*net, world);
+  DistributedDataParallel ddp(net, world);
+  FusedAdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(0.01));
+  LRScheduler scheduler(
+      optimizer,
+      schedules::one_cycle({.max_lr = 0.05, .total_steps = epochs * static_cast<int64_t>(120 / 4 / world.size())}));
+  DistributedSampler sampler(120, world, {.seed = 3});
+  DataLoader<NoisySamples> loader(NoisySamples(), sampler, {.batch_size = 4, .workers = 1, .device = world.device()});
+
+  auto state = TrainingState{}.add("model", net).add("optimizer", optimizer).add("scheduler", scheduler);
+  TrainingRun run(world, folder, state,
+                  {.best = "loss",
+                   .better = Better::kLower,
+                   .save_every_steps = save_every_steps,
+                   .metrics = {.every = 4},
+                   .optimizer = &optimizer});
+  while (run.next_epoch(epochs)) {
+    for (auto& batch : run.batches(loader)) {
+      run.step([&] {
+        optimizer.zero_grad();
+        auto loss = torch::nn::functional::cross_entropy(ddp(batch.data), batch.target);
+        loss.backward();
+        optimizer.step();
+        scheduler.step();
+        run.log("loss", loss);
+      });
+      std::cout << "step " << run.steps() << std::endl;
+    }
+    run.log("norm", [&] { return net->first->weight.norm(); });
+  }
+  if (!run.is_stopping() && world.rank() == 0) {
+    auto flat = torch::nn::utils::parameters_to_vector(net->parameters()).cpu().contiguous();
+    uint64_t sum = 14695981039346656037u;
+    for (int64_t i = 0; i < flat.numel(); ++i)
+      sum = (sum ^ reinterpret_cast<const uint32_t*>(flat.data_ptr<float>())[i]) * 1099511628211u;
+    std::cout << "weights " << sum << std::endl;
+  }
+  return run.exit_code();
+}
+
+int64_t entries_in(const char* folder) {
+  DIR* directory = ::opendir(folder);
+  int64_t count = 0;
+  while (::readdir(directory)) ++count;
+  ::closedir(directory);
+  return count;
+}
+
+int64_t resident_bytes() {
+  int64_t total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+int take_many_steps(const ProcessGroup& world, const std::string& folder, int64_t steps) {
+  torch::manual_seed(1);
+  torch::nn::Linear net(8, 4);
+  DistributedDataParallel ddp(net, world);
+  FusedAdamW optimizer(ddp.parameters(), 0.001);
+  const auto input = torch::randn({4, 8});
+  const auto state = TrainingState{}.add("model", net).add("optimizer", optimizer);
+  const int64_t part = steps / 10;
+  TrainingRun run(world, folder, state,
+                  {.save_every_steps = part / 20, .metrics = {.every = 5}, .optimizer = &optimizer});
+  while (run.next_epoch(10)) {
+    for (int64_t i = 0; i < part; ++i)
+      run.step([&] {
+        optimizer.zero_grad();
+        auto loss = ddp(input).square().mean();
+        loss.backward();
+        optimizer.step();
+        run.log("loss", loss);
+        run.log("largest", loss, Reduce::kMax);
+      });
+    run.log("accuracy", 0.5);
+    run.checkpoints().wait();  // its thread and its file are not leaks
+    std::cout << "used " << resident_bytes() << " " << entries_in("/proc/self/fd") << " "
+              << entries_in("/proc/self/task") << std::endl;
+  }
+  std::cin.get();
+  return run.exit_code();
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::vector<std::string> words(arguments + 1, arguments + count);
+  torch::set_num_threads(1);
+  const auto world = init_process_group();
+  if (words.at(0) == "many_steps") return take_many_steps(world, words.at(1), std::stoll(words.at(2)));
+  return train(world, words.at(1), std::stoll(words.at(2)), std::stoll(words.at(3)));
+}

@@ -1,0 +1,398 @@
+#include <unistd.h>
+
+#include <filesystem>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/accumulate.h>
+#include <lockstep/checkpoint_file.h>
+#include <lockstep/data_loader.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/error.h>
+#include <lockstep/run_threads.h>
+#include <lockstep/training_run.h>
+
+#include "report/records.h"
+#include "support/messages.h"
+#include "support/rank_process.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+TrainingRunOptions quiet(TrainingRunOptions options = {}) {
+  options.progress.output = ProgressOptions::Output::kOff;
+  return options;
+}
+
+/// A dataset whose samples are their numbers.
+struct Numbers {
+  size_t count = 10;
+  torch::optional<size_t> size() const { return count; }
+  at::Tensor get(size_t index) const { return torch::tensor(static_cast<double>(index), torch::kDouble); }
+};
+
+// --- processes that end in the middle
+
+/// What a run leaves behind, except for times.
+struct Outcome {
+  std::string weights;
+  std::vector<json> records;
+  bool operator==(const Outcome&) const = default;
+};
+
+Outcome outcome_of(const std::string& weights, const std::string& folder) {
+  Outcome outcome{weights, records_of(folder)};
+  for (auto& record : outcome.records) record.erase("seconds");
+  return outcome;
+}
+
+constexpr const char* kEpochs = "4";  // of 15 steps on 2 ranks
+
+/// Runs the program to its end.
+Outcome run_whole(const std::string& folder, int ranks) {
+  JobProcesses job(RUNNING_RANK, ranks, {"train", folder, kEpochs, "0"});
+  job.start_all();
+  const auto weights = job[0].expect_line("weights ");
+  for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(job[rank].wait(), 0) << job[rank].output();
+  return outcome_of(weights, folder);
+}
+
+TEST(InterruptedRun, HasTheSameBitsAfterSignals) {
+  const TemporaryFolder whole, folder;
+  const auto expected = run_whole(whole.path(), 2);
+  std::mt19937 random(3);
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) {
+    JobProcesses job(RUNNING_RANK, 2, {"train", folder.path(), kEpochs, "0"});
+    job.start_all();
+    const auto line = job[0].expect_line("step ");
+    const auto first = std::stoll(line.substr(5));
+    for (uint32_t i = 0; i < random() % 9; ++i) job[0].expect_line("step ");
+    job[static_cast<int>(random() % 2)].signal(signal);
+    for (int rank : {0, 1}) EXPECT_EQ(job[rank].wait(), 6) << job[rank].output();
+    EXPECT_THAT(job[0].output(), testing::HasSubstr("Stopped after step "));
+    EXPECT_GE(first, 1);
+    EXPECT_FALSE(std::filesystem::exists(folder.path() / "summary.json"));
+  }
+  EXPECT_EQ(run_whole(folder.path(), 2), expected);
+  const auto summary = json::parse(std::ifstream(folder.path() / "summary.json"));
+  EXPECT_EQ(summary.at("status"), "complete");
+  EXPECT_EQ(summary.at("epochs"), 4);
+  EXPECT_EQ(summary.at("steps"), 60);
+  EXPECT_EQ(summary.at("samples"), 4 * 120);
+}
+
+TEST(InterruptedRun, HasTheSameBitsAfterKills) {
+  const TemporaryFolder whole, folder;
+  const auto expected = run_whole(whole.path(), 2);
+  std::mt19937 random(4);
+  for (int i = 0; i < 3; ++i) {
+    JobProcesses job(RUNNING_RANK, 2, {"train", folder.path(), kEpochs, "4"});
+    job.start_all();
+    for (uint32_t step = 0; step < 5 + random() % 8; ++step) job[0].expect_line("step ");
+    const int killed = static_cast<int>(random() % 2);
+    job[killed].signal(SIGKILL);
+    EXPECT_EQ(job[killed].wait(), 128 + SIGKILL);
+    EXPECT_NE(job[1 - killed].wait(), 0) << job[1 - killed].output();
+  }
+  JobProcesses job(RUNNING_RANK, 2, {"train", folder.path(), kEpochs, "4"});
+  job.start_all();
+  EXPECT_THAT(job[0].expect_line("Resuming "), testing::HasSubstr("after step "));
+  const auto weights = job[0].expect_line("weights ");
+  for (int rank : {0, 1}) EXPECT_EQ(job[rank].wait(), 0) << job[rank].output();
+  EXPECT_EQ(outcome_of(weights, folder.path()), expected);
+}
+
+TEST(InterruptedRun, IsCompleteAfterItsEnd) {
+  const TemporaryFolder folder;
+  const auto first = run_whole(folder.path(), 1);
+  const auto summary = lines_of(folder.path() / "summary.json");
+  EXPECT_EQ(run_whole(folder.path(), 1), first);
+  EXPECT_EQ(lines_of(folder.path() / "summary.json"), summary);
+}
+
+TEST(TrainingRun, HasNoSummaryWhileItIsContinuedWithMoreEpochs) {
+  const TemporaryFolder folder;
+  const auto summary = folder.path() / "summary.json";
+  for (const int epochs : {1, 2})
+    run_threads(2, [&](ProcessGroup world) {
+      TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+      EXPECT_EQ(run.results().contains("loss"), epochs == 2) << "of the epoch before";
+      while (run.next_epoch(epochs)) {
+        run.step([&] { run.log("loss", 1); });
+        world.barrier();
+        EXPECT_FALSE(std::filesystem::exists(summary));
+      }
+      world.barrier();
+      EXPECT_TRUE(std::filesystem::exists(summary));
+    });
+}
+
+// --- positions
+
+TEST(TrainingRun, ContinuesInTheLoopThatWasInterrupted) {
+  for (int64_t stop = 0; stop <= 10; ++stop) {
+    SCOPED_TRACE(stop);
+    const TemporaryFolder folder;
+    std::vector<double> whole, parts;
+    auto train = [&](std::vector<double>& seen, int64_t until, const std::string& name) {
+      run_threads(2, [&](ProcessGroup world) {
+        DistributedSampler sampler(12, world, {.seed = 5});
+        DataLoader<Numbers> loader(Numbers{12}, sampler, {.batch_size = 2});
+        const std::vector<int> others{1, 2, 3};
+        int64_t count = 0;
+        TrainingRun run(world, (folder.path() / name).string(), TrainingState{}.add("count", count), quiet());
+        const auto see = [&](double value) {
+          ++count;
+          if (world.rank() == 0) seen.push_back(value);
+          if (count != until) return false;
+          run.save();
+          return true;
+        };
+        while (run.next_epoch(2)) {  // 3 + 3 batches on this rank, with others between them
+          for (auto& batch : run.batches(loader)) {
+            run.step([&] { run.log("value", batch.sum()); });
+            if (see(batch[0].item<double>())) return;
+          }
+          for (int number : run.batches(others)) {
+            run.step([&] { run.log("value", number); });
+            if (see(-number)) return;
+          }
+        }
+        EXPECT_EQ(run.epoch(), 2);
+        EXPECT_EQ(run.steps(), 12);
+      });
+    };
+    train(whole, -1, "whole");
+    train(parts, stop, "parts");
+    train(parts, -1, "parts");
+    EXPECT_EQ(whole.size(), 12);
+    EXPECT_EQ(parts, whole);
+    auto records = records_of(folder.path() / "whole"), continued = records_of(folder.path() / "parts");
+    for (auto* all : {&records, &continued})
+      for (auto& record : *all) record.erase("seconds");
+    EXPECT_EQ(continued, records);
+  }
+}
+
+TEST(TrainingRun, ContinuesWithAnotherNumberOfRanks) {
+  const TemporaryFolder folder;
+  std::mutex mutex;
+  std::vector<int64_t> seen(24);
+  for (const auto& [ranks, steps] : {std::pair(3, 2), std::pair(2, 2), std::pair(1, 100)}) {
+    run_threads(ranks, [&](ProcessGroup world) {
+      DistributedSampler sampler(24, world, {.seed = 5});
+      DataLoader<Numbers> loader(Numbers{24}, sampler, {.batch_size = 2});
+      TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+      int64_t left = steps;
+      while (run.next_epoch(1)) {
+        for (auto& batch : run.batches(loader)) {
+          run.step([&] { run.log("number", batch.mean()); });
+          const std::lock_guard lock(mutex);
+          for (int64_t i = 0; i < batch.size(0); ++i) ++seen[static_cast<size_t>(batch[i].item<double>())];
+          if (--left == 0) break;
+        }
+        if (left == 0) {
+          run.save();
+          return;
+        }
+      }
+      EXPECT_NEAR(run.results().at("number"), 11.5, 1e-12) << "the mean of all samples, by whatever rank";
+    });
+  }
+  EXPECT_THAT(seen, testing::Each(1));
+}
+
+// --- metrics
+
+TEST(TrainingRun, WeighsValuesBySamples) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    DistributedSampler sampler(11, world, {.shuffle = false, .tail = Tail::kExact});
+    DataLoader<Numbers> loader(Numbers{11}, sampler, {.batch_size = 4});  // batches of 4 and 2, or 4 and 1
+    torch::optim::SGD optimizer({torch::ones({1}).requires_grad_()}, 0.25);
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet({.metrics = {.every = 1}, .optimizer = &optimizer}));
+    while (run.next_epoch(1)) {
+      for (auto& batch : run.batches(loader))
+        run.step([&] {
+          run.log("mean", batch.mean());
+          run.log("unweighted", batch.mean(), 1);
+          run.log("most", batch.max(), Reduce::kMax);
+        });
+      run.log("ranks", world.rank());
+    }
+    const auto& results = run.results();
+    EXPECT_NEAR(results.at("mean"), 5, 1e-12);
+    EXPECT_EQ(results.at("most"), 10);
+    EXPECT_EQ(results.at("ranks"), 0.5);
+    // Rank 0 has 0, 2, 4, 6 and 8, 10; rank 1 has 1, 3, 5, 7 and 9.
+    EXPECT_NEAR(results.at("unweighted"), (3 + 9 + 4 + 9) / 4.0, 1e-12);
+    EXPECT_FALSE(results.contains("lr")) << "it is of steps";
+  });
+  for (const auto& record : records_of(folder.path(), "step")) EXPECT_EQ(record.at("lr"), 0.25);
+}
+
+TEST(TrainingRun, AccumulatesGradientsOfSeveralBatches) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    torch::nn::Linear model(torch::nn::LinearOptions(1, 1).bias(false));
+    model->to(torch::kDouble);
+    {
+      torch::NoGradGuard no_grad;
+      model->weight.fill_(1);
+    }
+    DistributedDataParallel ddp(model, world);
+    DistributedSampler sampler(14, world, {.shuffle = false});
+    DataLoader<Numbers> loader(Numbers{14}, sampler, {.batch_size = 2});
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet({.metrics = {.every = 1}}));
+    std::vector<double> gradients;
+    while (run.next_epoch(1))
+      for (auto& group : in_groups(run.batches(loader), 3))  // 3 batches, and then 1 with a single sample
+        run.step([&] {
+          model->zero_grad();
+          auto loss = accumulate(ddp, group, [&](at::Tensor& batch) { return ddp(batch.unsqueeze(1)).mean(); });
+          run.log("loss", loss);
+          gradients.push_back(model->weight.grad().item<double>());
+        });
+    EXPECT_EQ(run.steps(), 2);
+    EXPECT_EQ(gradients.size(), 2);
+    EXPECT_NEAR(gradients[0], 5.5, 1e-12);  // samples 0 to 11
+    EXPECT_NEAR(gradients[1], 12.5, 1e-12);
+    EXPECT_NEAR(run.results().at("loss"), 6.5, 1e-12) << "over all samples";
+  });
+}
+
+TEST(TrainingRun, DropsWhatAStepThatThrowsHasLogged) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+    while (run.next_epoch(1)) {
+      EXPECT_THROW(run.step([&] {
+        run.log("loss", 100);
+        throw std::runtime_error("no luck");
+      }),
+                   std::runtime_error);
+      EXPECT_EQ(run.step([&] {
+        run.log("loss", 1);
+        return 7;
+      }),
+                7);
+    }
+    EXPECT_EQ(run.steps(), 1);
+    EXPECT_EQ(run.results().at("loss"), 1);
+  });
+}
+
+TEST(TrainingRun, AStepThatIsRepeatedHasTheSamplesOfItsBatches) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    DistributedSampler sampler(16, world, {.shuffle = false});
+    DataLoader<Numbers> loader(Numbers{16}, sampler, {.batch_size = 3});  // batches of 3, 3 and 2
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+    while (run.next_epoch(1))
+      for (int number = 0; auto& batch : run.batches(loader)) {
+        ++number;
+        const auto fail = [] { throw std::runtime_error("no luck"); };
+        if (number < 3) {
+          EXPECT_THROW(run.step(fail), std::runtime_error);
+        }
+        if (number != 2) run.step([&] { run.log("mean", batch.mean()); });  // the second batch is given up
+      }
+    // Of rank 0: 0, 2, 4 and 12, 14. Of rank 1: 1, 3, 5 and 13, 15.
+    EXPECT_NEAR(run.results().at("mean"), (3 * 2 + 2 * 13 + 3 * 3 + 2 * 14) / 10.0, 1e-12);
+  });
+}
+
+// --- checkpoints, early stopping
+
+TEST(TrainingRun, KeepsTheBestEpochAndStopsWithoutImprovement) {
+  const TemporaryFolder folder;
+  const std::vector<double> accuracies{0.5, 0.7, 0.6, 0.7, 0.65, 0.9};
+  auto train = [&] {
+    int64_t epochs = 0;
+    run_threads(2, [&](ProcessGroup world) {
+      int64_t marker = -1;
+      TrainingRun run(world, folder.path(), TrainingState{}.add("marker", marker),
+                      quiet({.best = "accuracy", .early_stopping = EarlyStoppingOptions{.metric = "accuracy"}}));
+      while (run.next_epoch(6)) {
+        marker = run.epoch();
+        run.step([] {});
+        run.log("accuracy", accuracies[static_cast<size_t>(run.epoch())]);
+        if (world.rank() == 0) ++epochs;
+      }
+      EXPECT_EQ(run.exit_code(), 0);
+    });
+    return epochs;
+  };
+  EXPECT_EQ(train(), 5);
+  EXPECT_EQ(load_checkpoint(folder.path() / "checkpoints" / "best.pt").at("marker").as_int(), 1);
+  EXPECT_EQ(json::parse(std::ifstream(folder.path() / "summary.json")).at("status"), "stopped early");
+  EXPECT_EQ(train(), 0) << "it stays stopped";
+}
+
+TEST(EarlyStopping, CountsValuesWithoutImprovement) {
+  EarlyStopping stopping({.better = Better::kLower, .patience = 2, .min_delta = 0.1});
+  EXPECT_FALSE(stopping.update(NAN));
+  EXPECT_FALSE(stopping.update(1));
+  EXPECT_FALSE(stopping.update(0.95));
+  EXPECT_FALSE(stopping.update(0.8));
+  EXPECT_FALSE(stopping.update(NAN));
+  EarlyStopping copy({.better = Better::kLower, .patience = 2, .min_delta = 0.1});
+  copy.load_state_dict(stopping.state_dict());
+  EXPECT_EQ(copy.best(), 0.8);
+  EXPECT_TRUE(copy.update(0.75));
+  expect_error<UsageError>([] { EarlyStopping({.patience = 0}); }, "patience is 0");
+  expect_error<UsageError>([] { EarlyStopping({.min_delta = -1}); }, "min_delta is -1");
+}
+
+TEST(TrainingRun, SavesAsOftenAsItIsAsked) {
+  auto numbers = [](const TrainingRunOptions& options, int64_t steps) {
+    const TemporaryFolder folder;
+    std::vector<int64_t> result;
+    run_threads(2, [&](ProcessGroup world) {
+      TrainingRun run(world, folder.path(), TrainingState{}, quiet(options));
+      while (run.next_epoch(3))
+        for (int64_t i = 0; i < steps; ++i) run.step([] {});
+      if (world.rank() == 0) result = run.checkpoints().numbers();
+    });
+    return result;
+  };
+  using Numbers = std::vector<int64_t>;
+  EXPECT_EQ(numbers({.keep_last = 0}, 5), (Numbers{5, 10, 15}));
+  EXPECT_EQ(numbers({}, 5), (Numbers{5, 10, 15}));
+  EXPECT_EQ(numbers({.keep_last = 1}, 5), (Numbers{15}));
+  EXPECT_EQ(numbers({.keep_last = 0, .save_every_epochs = 2}, 5), (Numbers{10, 15}));
+  EXPECT_EQ(numbers({.keep_last = 0, .save_every_epochs = 0}, 5), (Numbers{15}));
+  EXPECT_EQ(numbers({.keep_last = 0, .save_every_epochs = 0, .save_every_steps = 4}, 5), (Numbers{4, 8, 12, 15}));
+}
+
+TEST(TrainingRun, RefusesMisuse) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    {
+      TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+      const std::vector<int> numbers{1};
+      expect_error<UsageError>([&] { run.step([] {}); }, "outside of an epoch", "next_epoch");
+      expect_error<UsageError>([&] { run.batches(numbers).begin(); }, "outside of an epoch", "next_epoch");
+      while (run.next_epoch(1))
+        run.step([&] {
+          expect_error<UsageError>([&] { run.step([] {}); }, "inside of step");
+          expect_error<UsageError>([&] { run.next_epoch(1); }, "inside of step");
+        });
+    }
+    expect_error<UsageError>([&] { TrainingRun(world, folder.path(), TrainingState{}, quiet({.resume = false})); },
+                             "has checkpoints of an earlier run", "another folder");
+    TrainingRun run(world, (folder.path() / "other").string(), TrainingState{},
+                    quiet({.early_stopping = EarlyStoppingOptions{.metric = "accuracy"}}));
+    run.next_epoch(2);
+    expect_error<UsageError>([&] { run.next_epoch(2); }, "'accuracy'", "not logged");
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
