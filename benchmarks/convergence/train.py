@@ -1,4 +1,4 @@
-"""Trains the network of examples/fashion_mnist.cpp with PyTorch's own DistributedDataParallel over Gloo, on CPUs, and
+"""Trains the network of examples/02_fashion_mnist with PyTorch's own DistributedDataParallel over Gloo, on CPUs, and
 writes the same metrics.jsonl. With the same seed, the two runs can be compared record by record.
 
     python3 benchmarks/convergence/train.py --ranks 2 --run runs/python --epochs 5 --seed 1

@@ -242,9 +242,11 @@ void Attempt::kill_rest(const std::string& why) {
     on_end(static_cast<int>(index), {.status = SIGKILL, .how = why, .was_stopped = true});
 }
 
-// Without any output, a job looks as if it hangs. After all ranks have joined, the ranks report waits themselves.
+// Without any output, a job looks as if it hangs. After all ranks have joined, the ranks report waits themselves. A
+// single rank meets nobody.
 void Attempt::mention_missing_ranks() {
   constexpr size_t kMost = 8;
+  if (options_.layout.world_size == 1) return;
   if (is_stopping_ || !silence_ || !silence_->is_due(Clock::now())) return;
   const auto missing = cluster_->missing_ranks();
   if (!missing || missing->empty()) return silence_.reset();

@@ -62,6 +62,14 @@ std::string csv_number(double value) {
   return std::isfinite(value) ? Json(value).dump() : "";
 }
 
+/// Epochs and seconds as all files have them.
+double rounded_epoch(const MetricRecord& record) {
+  return std::round(record.epoch * 1e6) / 1e6;
+}
+double rounded_seconds(const MetricRecord& record) {
+  return std::round(record.seconds * 1e3) / 1e3;
+}
+
 }  // namespace
 
 std::string to_json(const MetricRecord& record) {
@@ -69,8 +77,8 @@ std::string to_json(const MetricRecord& record) {
   if (record.is_epoch)
     line["epoch"] = static_cast<int64_t>(record.epoch);
   else
-    line["epoch"] = std::round(record.epoch * 1e6) / 1e6;
-  line["seconds"] = std::round(record.seconds * 1e3) / 1e3;
+    line["epoch"] = rounded_epoch(record);
+  line["seconds"] = rounded_seconds(record);
   for (const auto& [name, value] : record.values) line[name] = std::isfinite(value) ? Json(value) : Json();
   return line.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -156,8 +164,8 @@ bool MetricFiles::add_columns(const MetricRecord& record) {
 }
 
 std::string MetricFiles::csv_row(const MetricRecord& record) const {
-  auto row = text(record.is_epoch ? "epoch" : "step", ",", record.step, ",", csv_number(record.epoch), ",",
-                  csv_number(record.seconds));
+  auto row = text(record.is_epoch ? "epoch" : "step", ",", record.step, ",", csv_number(rounded_epoch(record)), ",",
+                  csv_number(rounded_seconds(record)));
   for (const auto& name : columns_) {
     const auto found = record.values.find(name);
     row += "," + (found == record.values.end() ? "" : csv_number(found->second));

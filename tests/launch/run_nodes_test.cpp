@@ -204,6 +204,7 @@ TEST_F(RunNodes, CanBeInterruptedWhileTheFirstDoesNotAnswer) {
 }
 
 TEST_F(RunNodes, SayWhomTheyWaitForWhenItTakesLong) {
+  RankProcess alone(run_command({"-n", "1", "sleep", "60"}), clean_environment());
   auto& first = start(0, 3, {"true"});
   auto& third = start(2, 3, {"true"});
   port_ = free_port();
@@ -219,7 +220,7 @@ TEST_F(RunNodes, SayWhomTheyWaitForWhenItTakesLong) {
   EXPECT_THAT(silent.expect_line("lockstep run: no output since the start 10 s ago; 2 of 2 ranks have not joined"),
               AllOf(ContainsRegex("rank 0 \\(pid [0-9]+ on .*: sleep, sleeping\\)"),
                     ContainsRegex("rank 1 \\(pid [0-9]+ on .*: sh, stopped by a signal")));
-  for (auto* quiet : {&joined, &loud}) {
+  for (auto* quiet : {&alone, &joined, &loud}) {
     quiet->signal(SIGTERM);
     quiet->wait(40s);
     EXPECT_THAT(quiet->output(), Not(HasSubstr("no output")));

@@ -157,9 +157,13 @@ TEST(MetricLog, TheTableHasTheRecords) {
     }
     log.log_epoch("accuracy", 0.5);
     log.end_epoch();
+    log.log("loss", 0.4);  // appended: the rows above were written again when accuracy got a column
+    log.end_step(4.0 / 3);
+    log.flush();
+    log.wait();
   });
   const auto lines = lines_of(folder.path() / "metrics.csv");
-  ASSERT_EQ(lines.size(), 5);
+  ASSERT_EQ(lines.size(), 6);
   EXPECT_EQ(lines[0], "type,step,epoch,seconds,loss,\"a \"\"new\"\", one\",accuracy");
   const auto records = records_of(folder.path());
   for (size_t i = 0; i < records.size(); ++i) {

@@ -1,0 +1,66 @@
+# Writes the code in the right column of the table of docs/from_pytorch.md (PAGE) as functions and assertions (OUTPUT).
+# They compile if the code does. Compiler messages name the lines of the page. HEADERS is the folder of the public
+# headers.
+
+cmake_minimum_required(VERSION 3.25)
+
+file(GLOB headers ${HEADERS}/*.h)
+set(declared "")
+foreach(header ${headers})
+  file(READ ${header} text)
+  string(APPEND declared "${text}")
+endforeach()
+
+string(CONCAT check_options "static_assert(Options::one([]<class T>() { return requires { T@code@; }; }), "
+  "\"no options have these members\");\n")
+set(output "")
+set(count 0)
+set(line 0)
+file(READ ${PAGE} rest)
+while(rest MATCHES "^([^\n]*\n)")
+  string(LENGTH "${CMAKE_MATCH_1}" length)
+  string(SUBSTRING "${rest}" 0 ${length} text)
+  string(SUBSTRING "${rest}" ${length} -1 rest)
+  math(EXPR line "${line} + 1")
+  if(NOT text MATCHES "^[|] ")
+    continue()
+  elseif(NOT text MATCHES "^[|] [^|]+ [|] ([^|]+) [|]\n$")
+    message(FATAL_ERROR "${PAGE}:${line}: this row does not have two columns")
+  endif()
+  set(cell "${CMAKE_MATCH_1}")
+  while(cell MATCHES "`([^`]+)`(.*)$")
+    set(code "${CMAKE_MATCH_1}")
+    set(cell "${CMAKE_MATCH_2}")
+    math(EXPR count "${count} + 1")
+    set(place "#line ${line} \"${PAGE}\"\n")
+    set(function "inline void code_${count}() {\n${place}")
+    if(code MATCHES ";$|^{ .*}$")  # statements
+      string(APPEND output "${function}${code}\n}\n")
+    elseif(code MATCHES "^{[.].*}$")  # the options of a class or function
+      string(REPLACE "@code@" "${code}" check "${check_options}")
+      string(APPEND output "${place}${check}")
+    elseif(code MATCHES "^[.][a-z_]+ = ")
+      string(REPLACE "@code@" "{${code}}" check "${check_options}")
+      string(APPEND output "${place}${check}")
+    elseif(code MATCHES "^lockstep::[A-Za-z_:]+$")  # the name of a class, function or constant
+      string(APPEND output "${function}using ${code};\n}\n")
+    elseif(code MATCHES "^schedules::[a-z_]+$")
+      string(APPEND output "${function}using lockstep::${code};\n}\n")
+    elseif(code MATCHES "^lockstep::.*>$")
+      string(APPEND output "${function}using Type [[maybe_unused]] = ${code};\n}\n")
+    elseif(code MATCHES "[)]$|^[a-z]+(->|[.])[a-z]+$")  # an expression
+      string(APPEND output "${function}(void)(${code});\n}\n")
+    elseif(code MATCHES "^[A-Za-z_]+$")
+      if(NOT declared MATCHES "[^A-Za-z_]${code}[^A-Za-z_]")
+        message(FATAL_ERROR "${PAGE}:${line}: no public header has the name '${code}'")
+      endif()
+    elseif(NOT code MATCHES "^lockstep run ")
+      message(FATAL_ERROR "${PAGE}:${line}: write '${code}' so that it can be compiled: a statement, an expression, "
+        "options in braces, or a name")
+    endif()
+  endwhile()
+endwhile()
+if(count EQUAL 0)
+  message(FATAL_ERROR "${PAGE} has no table")
+endif()
+file(WRITE ${OUTPUT} "${output}")

@@ -1,0 +1,358 @@
+// Snippets of the README and of the pages about data, checkpoints and optimizers.
+
+#include <signal.h>
+
+#include <algorithm>
+
+#include <gmock/gmock.h>
+
+#include "fragments.h"
+
+#include "report/records.h"
+
+namespace {
+
+using testing::ElementsAre;
+using torch::optim::AdamWOptions;
+
+TEST(Readme, TrainsAndResumes) {
+  on_two_ranks([](const lockstep::ProcessGroup& group) {
+    const Samples dataset;
+    const auto train = [&](int64_t epochs) {
+#include "README/training.inc"
+    };
+    EXPECT_EQ(train(2), 0);
+    EXPECT_EQ(train(5), 0);
+    if (group.rank() != 0) return;
+    const auto epochs = records_of("runs/a", "epoch");
+    ASSERT_EQ(epochs.size(), 5);
+    EXPECT_LT(epochs.back().at("loss"), epochs.front().at("loss"));
+  });
+}
+
+// --- data
+
+using Indices = std::vector<int64_t>;
+
+Indices sorted(Indices indices) {
+  std::sort(indices.begin(), indices.end());
+  return indices;
+}
+
+/// Returns the numbers of all ranks, in order of rank.
+Indices gathered(const lockstep::ProcessGroup& world, const Indices& mine) {
+  Indices all;
+  for (const auto& of_rank : world.all_gather_object(mine))
+    for (const int64_t index : of_rank.toIntVector()) all.push_back(index);
+  return all;
+}
+
+TEST(DataPage, EveryEpochHasAllSamplesInAnotherOrder) {
+  on_two_ranks([](const lockstep::ProcessGroup& group) {
+    const Samples dataset;
+    const int epochs = 2;
+    std::vector<Indices> seen;
+    const auto train = [&](const Tensor& data, const Tensor& target) {
+      seen.push_back(indices_of(data));
+      EXPECT_TRUE(target.equal(data.select(1, 0).to(torch::kLong) % 4));
+    };
+#include "docs/data/data.inc"
+    ASSERT_EQ(seen.size(), 2);  // a batch of 12 samples in each epoch
+    EXPECT_NE(seen[0], seen[1]);
+    Indices all(24);
+    std::iota(all.begin(), all.end(), 0);
+    for (const auto& epoch : seen) EXPECT_EQ(sorted(gathered(group, epoch)), all);
+  });
+}
+
+using Sentence = std::vector<int64_t>;
+using Padded = Tensor;
+
+/// Sentences of 1 to 4 words.
+struct Sentences {
+  size_t size() const { return 24; }
+  Sentence get(size_t index) const { return Sentence(index % 4 + 1, static_cast<int64_t>(index + 1)); }
+};
+
+Padded padded(const std::vector<Sentence>& sentences) {
+  auto batch = torch::zeros({static_cast<int64_t>(sentences.size()), 4}, torch::kLong);
+  for (size_t i = 0; i < sentences.size(); ++i)
+    batch[static_cast<int64_t>(i)].slice(0, 0, static_cast<int64_t>(sentences[i].size())) = torch::tensor(sentences[i]);
+  return batch;
+}
+
+TEST(DataPage, ACollateFunctionMakesBatches) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const Sentences dataset;
+    lockstep::DistributedSampler sampler(dataset, world);
+#include "docs/data/datasets.inc"
+    int64_t words = 0;
+    for (Padded& batch : loader) words += batch.ne(0).sum().item<int64_t>();
+    EXPECT_EQ(world.all_reduce(words), 6 * (1 + 2 + 3 + 4));
+  });
+}
+
+struct Shifted {
+  size_t size() const { return 24; }
+#include "docs/data/random_numbers.inc"
+  Tensor images = torch::arange(24 * 16, torch::kFloat).reshape({24, 1, 4, 4});
+  Tensor targets = torch::arange(24);
+};
+
+TEST(DataPage, RandomNumbersDependOnTheSampleAndTheEpoch) {
+  const auto epoch_of = [](int workers, int64_t epoch) {
+    lockstep::DistributedSampler sampler(24, 0, 1);
+    sampler.set_epoch(epoch);
+    lockstep::DataLoader loader(Shifted(), sampler, {.batch_size = 24, .workers = workers});
+    Tensor images;
+    for (auto& batch : loader) images = batch.data.index_select(0, batch.target.argsort());
+    return images;
+  };
+  EXPECT_TRUE(epoch_of(2, 1).equal(epoch_of(0, 1)));
+  EXPECT_FALSE(epoch_of(2, 1).equal(epoch_of(2, 2)));
+}
+
+TEST(DataPage, AnEpochContinuesInTheMiddle) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const Samples dataset;
+    const int64_t epochs = 2;
+    Indices seen;
+    const auto train = [&](const Example<>& batch) {
+      for (const int64_t index : indices_of(batch.data)) seen.push_back(index);
+    };
+    {
+      lockstep::DistributedSampler sampler(dataset, world);
+      lockstep::DataLoader loader(dataset, sampler, {.batch_size = 4});
+      for (auto& batch : loader) {
+        train(batch);
+#include "docs/data/resuming_in_the_middle_of_an_epoch.inc"
+        break;
+      }
+    }
+    world.barrier();
+    lockstep::DistributedSampler sampler(dataset, world);
+    lockstep::DataLoader loader(dataset, sampler, {.batch_size = 4});
+#include "docs/data/resuming_in_the_middle_of_an_epoch_2.inc"
+    Indices expected;
+    for (int64_t epoch = 0; epoch < epochs; ++epoch)
+      for (const size_t index : lockstep::distributed_indices(24, world.rank(), 2, {}, epoch))
+        expected.push_back(static_cast<int64_t>(index));
+    EXPECT_EQ(seen, expected);
+  });
+}
+
+void train(const Tensor&, const Tensor&) {}
+
+// On eight ranks, with a file of another host.
+[[maybe_unused]] void read_for_a_host(const lockstep::ProcessGroup& world, size_t size) {
+#include "docs/data/grouploader.inc"
+}
+
+[[maybe_unused]] void stage_a_file(const lockstep::ProcessGroup& world) {
+#include "docs/data/staging_files_to_the_local_disk.inc"
+  EXPECT_GT(*dataset.size(), 0);
+}
+
+std::string decoded(std::string_view value) {
+  return std::string(value);
+}
+
+TEST(DataPage, DatabasesHaveTheSamplesThatWereWritten) {
+#ifndef LOCKSTEP_HAVE_LMDB
+  GTEST_SKIP() << "this build has no LMDB";
+#endif
+  const TemporaryFolder folder;
+  const CurrentFolder current(folder.path());
+  const std::vector<Tensor> images{torch::arange(6), torch::arange(6, 12)}, targets{torch::tensor(1), torch::tensor(2)};
+  lockstep::LmdbWriter caffe("caffe.lmdb");
+  caffe.add("cat");
+  caffe.finish();
+#include "docs/data/lmdb.inc"
+  ASSERT_EQ(dataset.size(), 2);
+  EXPECT_TRUE(dataset.get(1).data.equal(images[1]));
+  EXPECT_TRUE(dataset.get(1).target.equal(targets[1]));
+  EXPECT_EQ(mine.get(0), "cat");
+}
+
+// --- checkpoints
+
+TEST(CheckpointsPage, AResumedRunHasTheSameBits) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const auto trained = [&](const std::string& folder, int64_t epochs) {
+      const CurrentFolder current(folder);
+      auto net = seeded_net();
+      lockstep::DistributedDataParallel ddp(net, world);
+      torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+      lockstep::LRScheduler scheduler(optimizer, lockstep::schedules::exponential({.gamma = 0.5}));
+      const Samples dataset;
+      lockstep::DistributedSampler sampler(dataset, world);
+      lockstep::DataLoader loader(dataset, sampler, {.batch_size = 4});
+      const auto train = [&](int64_t epoch) {
+        sampler.set_epoch(epoch);
+        for (auto& batch : loader) step(ddp, optimizer, {batch.data + torch::randn({4, 6}), batch.target});
+        scheduler.step();
+      };
+      const auto evaluate = [&] { return 1.0 / static_cast<double>(scheduler.last_step()); };
+#include "docs/checkpoints/checkpoints.inc"
+      EXPECT_TRUE(std::filesystem::exists("runs/a/best.pt"));
+      EXPECT_EQ(checkpoints.numbers().back(), epochs - 1);
+      return torch::nn::utils::parameters_to_vector(net->parameters()).detach();
+    };
+    trained("parts", 2);
+    EXPECT_TRUE(trained("parts", 4).equal(trained("whole", 4)));
+  });
+}
+
+struct Killed {};
+
+TEST(CheckpointsPage, AStepIsFollowedByTheNextOne) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const int64_t epochs = 86;  // of 12 steps
+    Indices seen;
+    const auto run = [&](size_t killed_after) {
+      const Samples dataset;
+      lockstep::DistributedSampler sampler(dataset, world);
+      lockstep::DataLoader loader(dataset, sampler, {.workers = 0});
+      auto state = lockstep::TrainingState{}.add("sampler", sampler);
+      const auto train = [&](const Example<>& batch) {
+        if (seen.size() == killed_after) throw Killed();
+        seen.push_back(indices_of(batch.data)[0]);
+      };
+#include "docs/checkpoints/in_the_middle_of_an_epoch.inc"
+    };
+    EXPECT_THROW(run(1010), Killed);
+    ASSERT_EQ(seen.size(), 1010);
+    seen.resize(1000);  // the last checkpoint
+    run(10000);
+    Indices expected;
+    for (int64_t epoch = 0; epoch < epochs; ++epoch)
+      for (const size_t index : lockstep::distributed_indices(24, world.rank(), 2, {}, epoch))
+        expected.push_back(static_cast<int64_t>(index));
+    EXPECT_EQ(seen, expected);
+  });
+}
+
+TEST(CheckpointsPage, AllRanksStopAfterTheSameStep) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    lockstep::CheckpointDirectory checkpoints(world, "runs/a");
+    int64_t step = 0;
+    const int64_t steps = 10;
+    double loss = 0;
+    const auto state = lockstep::TrainingState{}.add("loss", loss);
+    const auto train = [&](int64_t number) {
+      if (number == 3 && world.rank() == 1) ::raise(SIGUSR1);
+    };
+    const auto run = [&] {
+#include "docs/checkpoints/preemption.inc"
+      return 0;
+    };
+    EXPECT_EQ(run(), 6);
+    EXPECT_EQ(step, 3);
+    EXPECT_THAT(checkpoints.numbers(), ElementsAre(3));
+  });
+}
+
+TEST(CheckpointsPage, AFileRestoresAModel) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const CurrentFolder current(std::to_string(world.rank()));
+    auto net = seeded_net();
+#include "docs/checkpoints/files_without_a_directory.inc"
+    EXPECT_EQ(value.at("epoch").as_int(), 3);
+    Net other;
+    lockstep::load_state_dict(*other, value.at("model"));
+    expect_equal_parameters(other, net);
+  });
+}
+
+// --- optimizers
+
+/// Expects a step as that of LibTorch's AdamW in one process.
+void expect_adamw(torch::optim::Optimizer& optimizer, auto& ddp, const Net& net, const lockstep::ProcessGroup& world) {
+  auto alone = seeded_net();
+  torch::optim::AdamW expected(alone->parameters(), AdamWOptions(1e-3));
+  for (int i = 0; i < 2; ++i) {
+    step(ddp, optimizer, Samples().of_rank(world.rank()));
+    step(alone, expected, Samples().slice(0, 24));
+  }
+  expect_equal_parameters(net, alone);
+}
+
+TEST(OptimizersPage, AFusedStepIsThatOfLibTorch) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    auto net = seeded_net();
+    lockstep::DistributedDataParallel ddp(net, world);
+#include "docs/optimizers/optimizers.inc"
+    expect_adamw(optimizer, ddp, net, world);
+  });
+}
+
+TEST(OptimizersPage, AShardedStepIsThatOfLibTorch) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    auto net = seeded_net();
+    lockstep::DistributedDataParallel ddp(net, world);
+#include "docs/optimizers/optimizers_2.inc"
+    expect_adamw(optimizer, ddp, net, world);
+    EXPECT_EQ(world.all_reduce(optimizer.state_bytes()), 8 * (6 * 4 + 4)) << "8 bytes for each parameter, on one rank";
+  });
+}
+
+TEST(OptimizersPage, AShardedOptimizerTakesParametersNamesAndGroups) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    auto net = seeded_net();
+    lockstep::DistributedDataParallel ddp(net, world);
+    const AdamWOptions options(1e-3);
+    const std::vector<torch::optim::OptimizerParamGroup> groups{torch::optim::OptimizerParamGroup({net->layer->weight}),
+                                                                torch::optim::OptimizerParamGroup({net->layer->bias})};
+#include "docs/optimizers/zeroredundancyoptimizer.inc"
+    EXPECT_EQ(optimizer.param_groups().size(), 1);
+    EXPECT_EQ(grouped.param_groups().size(), 2);
+    step(ddp, named, Samples().of_rank(world.rank()));
+    const auto state = named.consolidated_state_dict(0);
+    if (world.rank() == 0) {
+      EXPECT_THAT(state.groups.at(0).names, ElementsAre("layer.weight", "layer.bias"));
+    }
+  });
+}
+
+TEST(OptimizersPage, AStateLoadsOnEveryRank) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    auto net = seeded_net();
+    lockstep::DistributedDataParallel ddp(net, world);
+    using Optimizer = lockstep::ZeroRedundancyOptimizer<lockstep::FusedAdamW>;
+    const auto weights = [&](Optimizer& optimizer) {
+      step(ddp, optimizer, Samples().of_rank(world.rank()));
+      return torch::nn::utils::parameters_to_vector(net->parameters()).detach().clone();
+    };
+    Tensor expected, before;
+    {
+      Optimizer optimizer(ddp.parameters(), world, AdamWOptions(1e-3));
+      before = weights(optimizer);
+#include "docs/optimizers/its_state.inc"
+      EXPECT_EQ(state.parameters.size(), world.rank() == 0 ? 2 : 0);
+      expected = weights(optimizer);
+    }
+    world.barrier();
+    torch::NoGradGuard no_grad;
+    torch::nn::utils::vector_to_parameters(before, net->parameters());
+    at::AutoGradMode with_grad(true);
+    Optimizer optimizer(ddp.parameters(), world, AdamWOptions(1e-3));
+#include "docs/optimizers/its_state_2.inc"
+    EXPECT_TRUE(weights(optimizer).equal(expected));
+  });
+}
+
+TEST(OptimizersPage, GradientsAreClippedAndDropped) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    auto net = seeded_net();
+    lockstep::DistributedDataParallel ddp(net, world);
+    const auto batch = Samples().of_rank(world.rank());
+    (100 * loss_function(ddp(batch.data), batch.target)).backward();
+    net->layer->bias.mutable_grad().zero_();
+#include "docs/optimizers/between_backward_and_step.inc"
+    EXPECT_GT(norm.item<double>(), 1);
+    EXPECT_NEAR(net->layer->weight.grad().norm().item<double>(), 1, 1e-5);
+    EXPECT_FALSE(net->layer->bias.grad().defined());
+  });
+}
+
+}  // namespace

@@ -1,0 +1,64 @@
+# Installs lockstep and builds, as a user would: the examples, the README's first program, and a program by pkg-config.
+# Objects are kept for the next run; what CMake found is not, so that a package we forgot to look for cannot hide in a
+# cache.
+
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "failed with ${result}: ${ARGN}")
+  endif()
+endfunction()
+
+# expect_output(PATTERN COMMAND...): runs it; its output must match.
+function(expect_output pattern)
+  execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE printed RESULT_VARIABLE result)
+  if(NOT result EQUAL 0 OR NOT printed MATCHES "${pattern}")
+    message(FATAL_ERROR "${ARGN} ended with ${result} and printed:\n${printed}")
+  endif()
+endfunction()
+
+set(prefix ${WORK}/prefix)
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+foreach(file man/man1/lockstep.1 man/man1/lockstep-run.1 bash-completion/completions/lockstep
+        zsh/site-functions/_lockstep)
+  if(NOT EXISTS ${prefix}/share/${file})
+    message(FATAL_ERROR "not installed: share/${file}")
+  endif()
+endforeach()
+
+# No build type: what is proven here is not speed, and code that is not optimized is soon built.
+function(build_project source build)
+  file(REMOVE ${build}/CMakeCache.txt)
+  run(${CMAKE_COMMAND} -S ${source} -B ${build} -G Ninja -D Torch_DIR=${TORCH_DIR} -D CMAKE_PREFIX_PATH=${prefix}
+      -D CMAKE_CXX_FLAGS=-Wall\ -Wextra\ -Werror\ -Wno-array-bounds)
+  run(${CMAKE_COMMAND} --build ${build})
+endfunction()
+build_project(${SOURCE}/examples ${WORK}/examples)
+
+# As they stand in the README.
+file(READ ${SOURCE}/README.md readme)
+foreach(block cpp:hello.cpp cmake:CMakeLists.txt)
+  string(REPLACE : ";" block ${block})
+  list(GET block 0 language)
+  list(GET block 1 file)
+  if(NOT readme MATCHES "```${language}\n([^`]*)```")
+    message(FATAL_ERROR "README.md has no ${file}")
+  endif()
+  file(CONFIGURE OUTPUT ${WORK}/readme/${file} CONTENT "${CMAKE_MATCH_1}" @ONLY)
+endforeach()
+build_project(${WORK}/readme ${WORK}/readme/build)
+expect_output("^(\\[0\\]  3\n)(\\[0\\]  3\n)(\\[0\\]  3\n)(\\[0\\]  3\n)"
+  ${prefix}/bin/lockstep run -n 2 ${WORK}/readme/build/hello)
+
+find_program(PKG_CONFIG pkg-config)
+if(NOT PKG_CONFIG)
+  execute_process(COMMAND ${CMAKE_COMMAND} -E echo "could not run: a program by pkg-config: there is no pkg-config")
+  return()
+endif()
+file(GLOB_RECURSE pc ${prefix}/*/lockstep.pc)
+get_filename_component(folder ${pc} DIRECTORY)
+set(ENV{PKG_CONFIG_PATH} ${folder})
+execute_process(COMMAND ${PKG_CONFIG} --cflags --libs lockstep OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
+separate_arguments(flags UNIX_COMMAND "${flags}")
+run(${CXX} -std=c++20 ${CMAKE_CURRENT_LIST_DIR}/pkg_config.cpp -o ${WORK}/pkg_config ${flags})
+expect_output("^\\[0\\] 2 ranks, 2, caught\n$" ${prefix}/bin/lockstep run -n 2 ${WORK}/pkg_config)
