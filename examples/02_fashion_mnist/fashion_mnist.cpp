@@ -4,10 +4,9 @@
 //   fashion_mnist --n-gpus 2                     starts the processes itself
 //   fashion_mnist --n-gpus 2 --data-parallel     one process that uses two devices
 //
-// With --resume, a run that was interrupted in any way is continued. --help lists all options.
+// With --resume, a run that was interrupted in any way is continued. --help lists the options.
 
 #include <chrono>
-#include <iostream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -17,7 +16,7 @@
 
 namespace {
 
-struct NetImpl : torch::nn::Cloneable<NetImpl> {
+struct NetImpl : torch::nn::Cloneable<NetImpl> {  // Cloneable for DataParallel
   NetImpl() { reset(); }
   void reset() override {
     using torch::nn::Conv2dOptions;
@@ -60,29 +59,32 @@ double test_accuracy(Net& net, const lockstep::IdxDataset& test, const lockstep:
   return accuracy.compute(world);
 }
 
-/// Calls `step` with `count` batches after ten others, and prints how many images all ranks train on in a second.
+/// Prints how many images per second all ranks train on, in at most `count` steps of an epoch after the first ten.
 template <class Loader, class Step>
-void measure(const lockstep::ProcessGroup& world, Loader& loader, int64_t count, const Step& step) {
+int measure(const lockstep::ProcessGroup& world, Loader& loader, int64_t count, const Step& step) {
   constexpr int64_t kWarmUp = 10;
   int64_t steps = 0, images = 0;
-  auto began = std::chrono::steady_clock::now();
+  const auto now = [&] {
+    if (world.device().is_cuda()) torch::cuda::synchronize();
+    return std::chrono::steady_clock::now();
+  };
+  auto began = now();
   for (auto& batch : loader) {
     step(batch);
-    images += batch.target.size(0);
-    if (++steps == kWarmUp) began = std::chrono::steady_clock::now(), images = 0;
+    if (++steps > kWarmUp) images += batch.target.size(0);
+    if (steps == kWarmUp) began = now();
     if (steps == kWarmUp + count) break;
   }
-  if (world.device().is_cuda()) torch::cuda::synchronize();
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  const std::chrono::duration<double> took = now() - began;
   lockstep::print(world, "images per second: ", static_cast<int64_t>(images * world.size() / took.count()));
+  return 0;
 }
 
 /// `model` is the network, wrapped for several ranks or several devices.
 template <class Model, class Optimizer>
 int train(const lockstep::ProcessGroup& world, const Settings& settings, Net& net, Model& model, Optimizer& optimizer) {
   const auto folder = lockstep::find_dataset("fashion-mnist");
-  const lockstep::IdxDataset train_set(folder, lockstep::Split::kTrain);
-  const lockstep::IdxDataset test_set(folder, lockstep::Split::kTest);
+  const lockstep::IdxDataset train_set(folder, lockstep::Split::kTrain), test_set(folder, lockstep::Split::kTest);
   const auto batch_size = static_cast<size_t>(settings.batch_size / world.size());
   lockstep::DistributedSampler sampler(train_set, world, {.seed = settings.seed});
   lockstep::DataLoader loader(train_set, sampler, {.batch_size = batch_size, .device = world.device()});
@@ -100,7 +102,7 @@ int train(const lockstep::ProcessGroup& world, const Settings& settings, Net& ne
     optimizer.step();
     return loss;
   };
-  if (settings.measured_steps > 0) return measure(world, loader, settings.measured_steps, step), 0;
+  if (settings.measured_steps > 0) return measure(world, loader, settings.measured_steps, step);
 
   auto state = lockstep::TrainingState{}
                    .add("model", net)
@@ -144,6 +146,8 @@ int run_rank(const lockstep::ProcessGroup& world, const Settings& settings) {
     return train(world, settings, net, model, optimizer);
   };
   if (settings.data_parallel) {
+    if (world.size() > 1)
+      throw std::invalid_argument("--data-parallel is for one process; start it without a launcher");
     std::vector<torch::Device> devices(settings.n_gpus, world.device());  // empty: all GPUs
     for (int i = 0; i < settings.n_gpus && world.device().is_cuda(); ++i) devices[i] = torch::Device(torch::kCUDA, i);
     lockstep::DataParallel model(net, {.devices = devices});
@@ -161,7 +165,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a convolutional network on Fashion-MNIST.");
   app.option_defaults()->always_capture_default();
   app.add_option("--run", settings.run, "folder for checkpoints, metrics and curves");
-  app.add_option("--epochs", settings.epochs, "how often to see all images");
+  app.add_option("--epochs", settings.epochs, "number of epochs");
   app.add_option("--batch-size", settings.batch_size, "images in a step, over all ranks");
   app.add_option("--lr", settings.learning_rate, "largest learning rate for steps of 128 images");
   app.add_option("--seed", settings.seed, "of the weights and the order of images");
@@ -170,9 +174,8 @@ int main(int argc, char** argv) {
   app.add_flag("--zero", settings.zero, "divide the optimizer's state between the ranks (ZeroRedundancyOptimizer)");
   auto* sync_bn = app.add_flag("--sync-bn", settings.sync_bn, "normalize by the batches of all ranks (SyncBatchNorm)");
   auto* data_parallel = app.add_flag("--data-parallel", settings.data_parallel, "one process for all devices");
-  app.add_flag("--distributed", settings.distributed, "one process for each device (the default)")
-      ->excludes(data_parallel);
   data_parallel->excludes(sync_bn);
+  app.add_flag("--distributed", settings.distributed, "one process per device (default)")->excludes(data_parallel);
   app.add_option("--n-gpus", settings.n_gpus, "devices to use without a launcher; CPUs if there are not enough GPUs");
   app.add_option("--backend", settings.backend, "auto, shm, gloo, mpi, nccl or hierarchical");
   app.add_option("--device", settings.device, "cpu: do not use GPUs");
@@ -181,19 +184,17 @@ int main(int argc, char** argv) {
   app.add_option("--world-size", settings.world_size, "number of ranks that are started by hand");
   app.add_option("--measure", settings.measured_steps, "print the speed of so many steps, and end");
   CLI11_PARSE(app, argc, argv);
-  try {
-    torch::set_num_threads(1);  // one core per rank
-    lockstep::prefer_fast_convolutions();
-    if (settings.n_gpus > 0 && !settings.data_parallel) {
-      lockstep::spawn(settings.n_gpus, [&](lockstep::ProcessGroup world) { run_rank(world, settings); });
-      return 0;
-    }
-    lockstep::ProcessGroupOptions job{.backend = settings.backend, .init_method = settings.init_method};
-    if (settings.world_size > 0) job.rank = settings.rank, job.world_size = settings.world_size;
-    if (!settings.device.empty()) job.device = torch::Device(settings.device);
-    return run_rank(lockstep::init_process_group(job), settings);
-  } catch (const std::exception& error) {
-    std::cerr << "fashion_mnist: " << error.what() << '\n';
-    return 1;
+  lockstep::prefer_fast_convolutions();
+  if (settings.n_gpus > 0 && !settings.data_parallel) {
+    const auto rank_main = [&](lockstep::ProcessGroup world) { run_rank(world, settings); };
+    lockstep::spawn(settings.n_gpus, rank_main, {.backend = settings.backend});
+    return 0;
   }
+  lockstep::ProcessGroupOptions job{.backend = settings.backend, .init_method = settings.init_method};
+  if (settings.world_size > 0) {
+    job.rank = settings.rank;
+    job.world_size = settings.world_size;
+  }
+  if (!settings.device.empty()) job.device = torch::Device(settings.device);
+  return run_rank(lockstep::init_process_group(job), settings);
 }

@@ -5,9 +5,9 @@
 //
 // One process per device with DistributedDataParallel is faster, and also works on several hosts.
 
-#include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <numbers>
 
 #include <lockstep/lockstep.h>
 
@@ -17,7 +17,7 @@ namespace {
 torch::data::Example<> spiral(int64_t count) {
   const auto arm = torch::randint(3, {count}, torch::kLong);
   const auto radius = torch::rand({count});
-  const auto angle = 5 * radius + 2 * M_PI / 3 * arm + 0.1 * torch::randn({count});
+  const auto angle = 5 * radius + 2 * std::numbers::pi / 3 * arm + 0.1 * torch::randn({count});
   return {torch::stack({radius * angle.cos(), radius * angle.sin()}, 1), arm};
 }
 

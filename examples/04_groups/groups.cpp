@@ -5,9 +5,9 @@
 //   lockstep run -n 4 build/groups [EPOCHS]     any even number of ranks
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <numbers>
 
 #include <lockstep/lockstep.h>
 
@@ -21,7 +21,7 @@ struct Spiral {
   torch::data::Example<> get(size_t index, at::Generator& random) const {
     const auto arm = static_cast<int64_t>(index % 3);
     const auto radius = torch::rand({}, random);
-    const auto angle = 5 * radius + 2 * M_PI / 3 * arm + 0.1 * torch::randn({}, random);
+    const auto angle = 5 * radius + 2 * std::numbers::pi / 3 * arm + 0.1 * torch::randn({}, random);
     return {torch::stack({radius * angle.cos(), radius * angle.sin()}), torch::tensor(arm)};
   }
 };
@@ -34,7 +34,6 @@ int main(int argc, char** argv) {
     std::cerr << "usage: groups [EPOCHS]\n";
     return 2;
   }
-  torch::set_num_threads(1);  // one core per rank
   auto world = lockstep::init_process_group();
   const lockstep::GroupLayout layout(world, 2);  // throws UsageError if the number of ranks is odd
   const auto group = world.new_subgroups(2);     // of four ranks: {0, 1} and {2, 3}
@@ -64,9 +63,9 @@ int main(int argc, char** argv) {
       optimizer.step();
       loss.add(batch_loss.detach(), static_cast<double>(batch.target.size(0)));
     }
+    const double mean = loss.compute(world);                     // collective, as the next line
     const auto losses = across.all_gather(loss.compute(group));  // one of each group
     const auto [lowest, highest] = std::ranges::minmax(losses);
-    lockstep::print(world, "epoch ", epoch + 1, "  loss ", loss.compute(world), "  in groups from ", lowest, " to ",
-                    highest);
+    lockstep::print(world, "epoch ", epoch + 1, "  loss ", mean, "  in groups from ", lowest, " to ", highest);
   }
 }

@@ -1,5 +1,5 @@
-// The state of AdamW, twice the size of the model, divided between the ranks. Checkpoints after each epoch: started
-// again, the program continues after the last one, with the same or another number of ranks.
+// Divides the state of AdamW, twice the size of the model, between the ranks. Saves a checkpoint after each epoch:
+// started again, the program continues after the last one, with the same or another number of ranks.
 //
 //   lockstep run -n 2 build/sharded_optimizer 4
 //   lockstep run -n 3 build/sharded_optimizer 8     continues with epoch 5
@@ -36,7 +36,6 @@ int main(int argc, char** argv) {
     std::cerr << "usage: sharded_optimizer [EPOCHS [FOLDER]]\n";
     return 2;
   }
-  torch::set_num_threads(1);  // one core per rank
   auto world = lockstep::init_process_group();
   lockstep::seed_everything(1);  // the same data on all ranks
   const Waves waves(8192);
@@ -52,10 +51,10 @@ int main(int argc, char** argv) {
 
   // With `sharded`, each rank writes its part of the optimizer's state.
   lockstep::CheckpointDirectory checkpoints(world, folder, {.unit = "epoch", .sharded = true});
-  auto state = lockstep::TrainingState{}.add("model", net).add("optimizer", optimizer).add("sampler", sampler);
+  auto state = lockstep::TrainingState{}.add("model", net).add("optimizer", optimizer);
   int64_t epoch = checkpoints.resume(state);
   if (epoch > 0) lockstep::print(world, "continuing after epoch ", epoch, " in ", folder);
-  if (epoch >= epochs) lockstep::print(world, "nothing to do: ask for more than ", epochs, " epochs");
+  if (epoch >= epochs) lockstep::print(world, "nothing to do: ", epoch, " epochs are complete");
 
   for (; epoch < epochs; ++epoch) {
     sampler.set_epoch(epoch);
@@ -71,6 +70,6 @@ int main(int argc, char** argv) {
     lockstep::print(world, "epoch ", epoch + 1, "  loss ", mean);
     checkpoints.save(epoch, state, {{"loss", mean}});
   }
-  const auto bytes = static_cast<int64_t>(optimizer.state_bytes());
-  lockstep::print(world, "rank 0 keeps ", bytes, " of ", world.all_reduce(bytes), " bytes of the optimizer's state");
+  const int64_t bytes = optimizer.state_bytes(), all_bytes = world.all_reduce(bytes);
+  lockstep::print(world, "rank 0 keeps ", bytes, " of ", all_bytes, " bytes of the optimizer's state");
 }

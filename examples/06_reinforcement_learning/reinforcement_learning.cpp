@@ -4,9 +4,9 @@
 //
 //   lockstep run -n 2 build/reinforcement_learning [ITERATIONS]
 
-#include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <numbers>
 #include <utility>
 #include <vector>
 
@@ -38,7 +38,7 @@ struct CartPoles {
     steps = steps + 1;
   }
   Tensor have_fallen() const {
-    return (states.select(1, 0).abs() > 2.4).logical_or(states.select(1, 2).abs() > 12 * M_PI / 180);
+    return (states.select(1, 0).abs() > 2.4).logical_or(states.select(1, 2).abs() > 12 * std::numbers::pi / 180);
   }
 };
 
@@ -83,9 +83,8 @@ int main(int argc, char** argv) {
     std::cerr << "usage: reinforcement_learning [ITERATIONS]\n";
     return 2;
   }
-  torch::set_num_threads(1);  // one core per rank
   auto world = lockstep::init_process_group();
-  lockstep::seed_everything(1, world);  // other episodes on each rank
+  lockstep::seed_everything(1, world);  // different episodes on each rank
   using torch::nn::Linear, torch::nn::Tanh;
   torch::nn::Sequential net(Linear(4, 64), Tanh(), Linear(64, 64), Tanh(), Linear(64, 3));
   net->to(world.device());
@@ -97,9 +96,10 @@ int main(int argc, char** argv) {
   for (int64_t iteration = 1; iteration <= iterations; ++iteration) {
     const auto rollout = play(net, carts, returns);
     // Normalize advantages over all ranks, which have equally many.
-    const auto moments = torch::stack({rollout.advantages.mean(), rollout.advantages.square().mean()});
+    auto moments = torch::stack({rollout.advantages.mean(), rollout.advantages.square().mean()});
     world.all_reduce(moments, lockstep::ReduceOp::kAvg);
-    const auto advantages = (rollout.advantages - moments[0]) / (moments[1] - moments[0].square()).sqrt();
+    const auto advantages =
+        (rollout.advantages - moments[0]) / (moments[1] - moments[0].square()).clamp_min(1e-8).sqrt();
     for (int64_t update = 0; update < kUpdates; ++update) {
       const auto rows = torch::randperm(kCarts * kSteps, rollout.actions.options()).slice(0, 0, kRows);
       const auto pick = [&](const Tensor& all) { return all.index_select(0, rows); };
@@ -114,7 +114,8 @@ int main(int argc, char** argv) {
       optimizer.step();
     }
     if (iteration != 1 && iteration % 10 != 0) continue;
-    lockstep::print(world, "iteration ", iteration, "  return ", returns.compute(world));
+    const double mean_return = returns.compute(world);  // collective
+    lockstep::print(world, "iteration ", iteration, "  return ", mean_return);
     returns.reset();
   }
 }

@@ -1,10 +1,11 @@
 // A small transformer that predicts the next character of a text, trained by all ranks. At the end it writes a text of
 // its own.
 //
-//   lockstep run -n 2 build/char_transformer [--steps N] [--text FILE]
+//   lockstep run -n 2 build/char_transformer [STEPS [FILE]]
 //
 // The default text is the GNU General Public License, which is on every Debian.
 
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -45,8 +46,8 @@ struct TransformerImpl : nn::Module {
   Tensor forward(const Tensor& characters) {
     const auto length = characters.size(1);
     const auto positions = torch::arange(length, characters.options());
-    const auto mask = nn::TransformerImpl::generate_square_subsequent_mask(length).to(characters.device());
     const auto embedded = (character(characters) + position(positions)).transpose(0, 1);
+    const auto mask = torch::full({length, length}, -INFINITY, embedded.options()).triu(1);  // hides later characters
     return output(encoder(embedded, mask)).transpose(0, 1);
   }
   nn::Embedding character{nullptr}, position{nullptr};
@@ -71,22 +72,14 @@ std::string write(Transformer& net, Tensor text, size_t length) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int64_t steps = 500;
-  std::string file = "/usr/share/common-licenses/GPL-3";
-  for (int i = 1; i < argc; i += 2) {
-    const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
-    if (option == "--text")
-      file = value;
-    else
-      steps = option == "--steps" ? std::atoll(value.c_str()) : 0;
-  }
+  const int64_t steps = argc > 1 ? std::atoll(argv[1]) : 500;
+  const std::string file = argc > 2 ? argv[2] : "/usr/share/common-licenses/GPL-3";
   std::ifstream stream(file, std::ios::binary);
   const std::vector<uint8_t> bytes(std::istreambuf_iterator<char>(stream), {});
   if (steps < 1 || bytes.size() <= kContext) {
-    std::cerr << "usage: char_transformer [--steps N] [--text FILE], a file of more than 64 characters\n";
+    std::cerr << "usage: char_transformer [STEPS [FILE]]\n" << file << " has " << bytes.size() << " characters\n";
     return 2;
   }
-  torch::set_num_threads(1);  // one core per rank
   auto world = lockstep::init_process_group();
   lockstep::seed_everything(1);
   Transformer net;
@@ -94,7 +87,7 @@ int main(int argc, char** argv) {
   lockstep::DistributedDataParallel ddp(net, world);
   lockstep::FusedAdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(3e-3));
   const Windows windows{torch::tensor(bytes).to(torch::kLong)};
-  lockstep::DistributedSampler sampler(windows, world, {.seed = 1});  // other windows on each rank
+  lockstep::DistributedSampler sampler(windows, world, {.seed = 1});  // different windows on each rank
   lockstep::DataLoader loader(windows, sampler, {.batch_size = 16, .device = world.device()});
 
   lockstep::MeanMetric loss(world.device());
@@ -108,7 +101,8 @@ int main(int argc, char** argv) {
       optimizer.step();
       loss.add(batch_loss.detach());
       if (++step == 1 || step % 50 == 0 || step == steps) {
-        lockstep::print(world, "step ", step, "  loss ", loss.compute(world));
+        const double mean = loss.compute(world);  // collective
+        lockstep::print(world, "step ", step, "  loss ", mean);
         loss.reset();
       }
       if (step == steps) break;

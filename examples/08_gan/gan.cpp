@@ -5,9 +5,9 @@
 //
 //   lockstep run -n 2 build/gan [STEPS]
 
-#include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <numbers>
 
 #include <lockstep/lockstep.h>
 
@@ -20,7 +20,8 @@ constexpr int64_t kModes = 8, kBatch = 256, kNoise = 8;
 constexpr double kDeviation = 0.1;
 
 Tensor centers(torch::Device device) {
-  const auto angles = torch::arange(kModes, torch::TensorOptions(torch::kFloat).device(device)) * (2 * M_PI / kModes);
+  const auto angles =
+      torch::arange(kModes, torch::TensorOptions(torch::kFloat).device(device)) * (2 * std::numbers::pi / kModes);
   return torch::stack({angles.cos(), angles.sin()}, 1);
 }
 
@@ -38,7 +39,7 @@ torch::nn::Sequential layers(int64_t inputs, int64_t outputs) {
 
 /// Returns the sliced Wasserstein distance: sorts the projections of both sets on 32 directions, and compares them.
 Tensor distance(const Tensor& a, const Tensor& b) {
-  const auto angles = torch::arange(32, a.options()) * (M_PI / 32);
+  const auto angles = torch::arange(32, a.options()) * (std::numbers::pi / 32);
   const auto directions = torch::stack({angles.cos(), angles.sin()});
   const auto sorted = [&](const Tensor& points) { return std::get<0>(points.matmul(directions).sort(0)); };
   return (sorted(a) - sorted(b)).abs().mean();
@@ -52,9 +53,8 @@ int main(int argc, char** argv) {
     std::cerr << "usage: gan [STEPS]\n";
     return 2;
   }
-  torch::set_num_threads(1);  // one core per rank
   auto world = lockstep::init_process_group();
-  lockstep::seed_everything(1, world);  // other points and other noise on each rank
+  lockstep::seed_everything(1, world);  // different points and noise on each rank
   const auto device = world.device();
   auto generator_net = layers(kNoise, 2), discriminator_net = layers(2, 1);
   generator_net->to(device);
@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
 
     if (step != 1 && step % 100 != 0 && step != steps) continue;
     // A mode is covered if at least a quarter of its share of points is within three deviations of its center.
-    const auto counts = (torch::cdist(fake.detach(), ring) < 3 * kDeviation).sum(0);
+    auto counts = (torch::cdist(fake.detach(), ring) < 3 * kDeviation).sum(0);
     world.all_reduce(counts);
     const auto covered = (counts >= kBatch * world.size() / kModes / 4).sum().item<int64_t>();
     const auto mean = world.all_reduce(distance(fake.detach(), real).item<double>(), lockstep::ReduceOp::kAvg);

@@ -1,7 +1,7 @@
 // A training step as a CUDA graph. The host takes longer to launch the many kernels of a small model than the GPU takes
 // to run them. CapturedStep captures the whole step once (forward, backward, all-reduce and optimizer), and each later
 // call launches one graph. The program trains the same model without and with it, and prints the times. It needs a GPU
-// for each rank; without one it ends with exit code 77.
+// for each rank.
 //
 //   lockstep run -n gpu build/captured_step [STEPS]
 
@@ -20,7 +20,7 @@ enum class Mode { kEager, kCaptured };
 
 /// Trains a new network for `steps` steps. Prints the losses and returns the microseconds of a step. Collective.
 double train(const lockstep::ProcessGroup& world, Mode mode, int64_t steps) {
-  lockstep::seed_everything(1, world);  // other points on each rank
+  lockstep::seed_everything(1, world);  // different points on each rank
   using torch::nn::Linear, torch::nn::Tanh;
   torch::nn::Sequential net(Linear(2, 256), Tanh(), Linear(256, 256), Tanh(), Linear(256, 256), Tanh(), Linear(256, 1));
   net->to(world.device());
@@ -46,13 +46,12 @@ double train(const lockstep::ProcessGroup& world, Mode mode, int64_t steps) {
   Tensor last_loss;
   for (int64_t i = 0; i < steps; ++i) last_loss = step();
   torch::cuda::synchronize();
-  const std::chrono::duration<double, std::micro> took = Clock::now() - begin;
+  const std::chrono::duration<double, std::micro> took = (Clock::now() - begin) / static_cast<double>(steps);
 
-  const auto losses = torch::stack({first_loss, last_loss});
+  auto losses = torch::stack({first_loss, last_loss});
   world.all_reduce(losses, lockstep::ReduceOp::kAvg);
   lockstep::print(world, mode == Mode::kEager ? "eager" : "captured", "  first loss ", losses[0].item<double>(),
-                  "  last loss ", losses[1].item<double>(), "  us per step ",
-                  took.count() / static_cast<double>(steps));
+                  "  last loss ", losses[1].item<double>(), "  us per step ", took.count());
   return took.count();
 }
 
@@ -66,8 +65,8 @@ int main(int argc, char** argv) {
   }
   auto world = lockstep::init_process_group();
   if (!world.device().is_cuda()) {
-    lockstep::print(world, "captured_step needs a GPU for each rank: a step on a CPU cannot be captured");
-    return 77;
+    std::cerr << "captured_step needs a GPU for each rank: a step on a CPU cannot be captured\n";
+    return 1;
   }
   const double eager = train(world, Mode::kEager, steps), captured = train(world, Mode::kCaptured, steps);
   lockstep::print(world, "The captured step is ", eager / captured, " times as fast");

@@ -33,7 +33,6 @@ int main(int argc, char** argv) {
     std::cerr << "usage: from_python INPUT OUTPUT [STEPS]\n";
     return 2;
   }
-  torch::set_num_threads(1);  // one core per rank
   auto world = lockstep::init_process_group();
   Net net;
   lockstep::load_state_dict(*net, lockstep::load_checkpoint(argv[1]));  // the error lists all names that differ
@@ -41,7 +40,7 @@ int main(int argc, char** argv) {
   lockstep::DistributedDataParallel ddp(net, world);
   lockstep::FusedAdam optimizer(ddp.parameters(), torch::optim::AdamOptions(3e-3));
 
-  lockstep::seed_everything(1, world);  // other points on each rank
+  lockstep::seed_everything(1, world);  // different points on each rank
   lockstep::MeanMetric loss(world.device());
   for (int64_t step = 1; step <= steps; ++step) {
     const auto points = torch::rand({128, 2}, world.device()) * 2 - 1;
@@ -53,7 +52,8 @@ int main(int argc, char** argv) {
 
     loss.add(batch_loss.detach());
     if (step != 1 && step % 100 != 0 && step != steps) continue;
-    lockstep::print(world, "step ", step, "  loss ", loss.compute(world));
+    const double mean = loss.compute(world);  // collective
+    lockstep::print(world, "step ", step, "  loss ", mean);
     loss.reset();
   }
   if (world.rank() == 0) lockstep::save_checkpoint(argv[2], lockstep::state_dict(*net));

@@ -1,8 +1,9 @@
 // A program whose CMakeLists.txt gets lockstep by FetchContent. Two ranks, which are threads of this process, train a
 // model for a few steps: no launcher is needed.
 //
-//   cmake -B build && cmake --build build && build/fetch_content
+//   cmake -B build -D CMAKE_BUILD_TYPE=Release && cmake --build build && build/fetch_content
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <lockstep/lockstep.h>
 
 int main() {
@@ -16,8 +17,9 @@ int main() {
       auto loss = (ddp(input) - input.sum(1, /*keepdim=*/true)).square().mean();
       loss.backward();  // averages the gradients over the ranks
       optimizer.step();
-      world.all_reduce(loss, lockstep::ReduceOp::kAvg);
-      if (step % 20 == 0) lockstep::print(world, "step ", step, "  loss ", loss.item<double>());
+      if (step % 20 != 0) continue;
+      const double mean = world.all_reduce(loss.item<double>(), lockstep::ReduceOp::kAvg);
+      lockstep::print(world, "step ", step, "  loss ", mean);
     }
   });
 }

@@ -4,11 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <torch/data/samplers/base.h>
 
 #include <lockstep/export.h>
+#include <lockstep/sample_order.h>
 
 namespace lockstep {
 
@@ -45,6 +48,9 @@ concept SizedDataset = requires(const Data& data) {
 /// Copies share one state. A loader keeps a copy, and set_epoch() on the original takes effect at the loader's next
 /// reset(). So use one sampler for one loader at a time. Thread-safe: every method locks the shared state.
 ///
+/// By default each epoch visits every sample once, shuffled or in order. A SampleOrder visits samples in any other way:
+/// weighted, with replacement, sorted by length, or as you like.
+///
 /// Works with torch::data::make_data_loader, which calls reset() at the beginning of each loop. The constructor throws
 /// UsageError for an empty dataset, for a dataset of unknown size, for a rank outside of 0 to num_replicas - 1 and,
 /// with Tail::kDrop, for fewer samples than replicas.
@@ -55,6 +61,15 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   template <SizedDataset Data>
   DistributedSampler(const Data& dataset, const ProcessGroup& group, DistributedSamplerOptions options = {})
       : DistributedSampler(known_size(dataset.size()), group, options) {}
+  /// With an order, `shuffle` is ignored, and `seed` is that of the samples' random numbers (see DataLoader).
+  DistributedSampler(SampleOrder order, size_t dataset_size, int rank, int num_replicas,
+                     DistributedSamplerOptions options = {});
+  DistributedSampler(SampleOrder order, size_t dataset_size, const ProcessGroup& group,
+                     DistributedSamplerOptions options = {});
+  template <SizedDataset Data>
+  DistributedSampler(SampleOrder order, const Data& dataset, const ProcessGroup& group,
+                     DistributedSamplerOptions options = {})
+      : DistributedSampler(std::move(order), known_size(dataset.size()), group, options) {}
   ~DistributedSampler() override;
   DistributedSampler(const DistributedSampler&) = default;
   DistributedSampler& operator=(const DistributedSampler&) = default;
@@ -81,12 +96,18 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   int rank() const { return rank_; }
   int num_replicas() const { return num_replicas_; }
   const DistributedSamplerOptions& options() const { return options_; }
+  /// Returns the order that was passed to the constructor.
+  const std::optional<SampleOrder>& order() const { return order_; }
+
+  /// Returns a sampler for another rank, with the same dataset, order and options, at the beginning of epoch 0.
+  DistributedSampler for_rank(int rank) const;
 
   /// Returns all samples of this rank in epoch(), regardless of the position.
   std::vector<size_t> indices() const;
 
   /// Starts epoch() from its first sample or, directly after load(), from the loaded position. `new_size` changes the
-  /// number of samples in the dataset.
+  /// number of samples in the dataset; with an order it must not. Throws UsageError if the order has no samples, or one
+  /// that the dataset does not have.
   void reset(torch::optional<size_t> new_size = torch::nullopt) override;
 
   /// Returns the next `batch_size` samples, fewer at the end of the epoch, then nullopt until reset().
@@ -100,18 +121,22 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   /// ranks may load the state that one of them saved. If the number of replicas differs, the replicas divide the
   /// samples of the epoch that none of the saved replicas had taken: each sample is seen once in the epoch, except that
   /// kPad repeats and kDrop drops some at its end. Throws UsageError, and changes nothing, if the dataset size differs,
-  /// or if the saved position is inside an epoch with a different seed, shuffle or tail.
+  /// or if the saved position is inside an epoch with a different order, seed, shuffle or tail.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
   struct State;
+  DistributedSampler(std::optional<SampleOrder> order, size_t dataset_size, int rank, int num_replicas,
+                     const DistributedSamplerOptions& options);
   static size_t known_size(torch::optional<size_t> size);
+  size_t samples_in(int64_t epoch, size_t dataset_size) const;
   std::vector<size_t> deal(size_t start, size_t dataset_size, int64_t epoch) const;
 
   // Constant after construction.
   int rank_;
   int num_replicas_;
   DistributedSamplerOptions options_;
+  std::optional<SampleOrder> order_;
   std::shared_ptr<State> state_;  // The pointer is constant. State::mutex guards the object.
 };
 

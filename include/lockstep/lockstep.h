@@ -47,6 +47,7 @@
 #include <lockstep/reduce_op.h>
 #include <lockstep/run_threads.h>
 #include <lockstep/safetensors.h>
+#include <lockstep/sample_order.h>
 #include <lockstep/schedules.h>
 #include <lockstep/seed.h>
 #include <lockstep/spawn.h>

@@ -56,7 +56,73 @@ at::Tensor stack(const std::vector<at::Tensor>& tensors, const char* what) {
   return std::all_of(tensors.begin(), tensors.end(), is_plain_memory) ? stack_memory(tensors) : at::stack(tensors);
 }
 
+void check_sequence(const at::Tensor& sequence, const at::Tensor& first, size_t number, const char* what) {
+  const bool is_sequence = sequence.defined() && first.defined() && sequence.dim() > 0 && first.dim() > 0;
+  if (is_sequence && sequence.sizes().slice(1) == first.sizes().slice(1) &&
+      sequence.scalar_type() == first.scalar_type() && sequence.device() == first.device())
+    return;
+  throw UsageError(text("the samples cannot be padded: ", what, " of sample ", number, " in the batch is ",
+                        describe_sample(sequence), ", and that of sample 0 is ", describe_sample(first),
+                        "; return tensors that differ in the size of their first dimension only"));
+}
+
+/// [samples, length, ...]
+at::Tensor padded(const std::vector<at::Tensor>& sequences, int64_t length, double value, const char* what) {
+  for (size_t i = 0; i < sequences.size(); ++i) check_sequence(sequences[i], sequences.at(0), i, what);
+  auto shape = sequences.at(0).sizes().vec();
+  shape[0] = length;
+  shape.insert(shape.begin(), static_cast<int64_t>(sequences.size()));
+  auto batch = at::full(shape, value, sequences[0].options());
+  for (size_t i = 0; i < sequences.size(); ++i)
+    batch[static_cast<int64_t>(i)].narrow(0, 0, sequences[i].size(0)).copy_(sequences[i]);
+  return batch;
+}
+
 }  // namespace
+
+void detail::refuse_other_keys(size_t sample) {
+  throw UsageError(text("the samples cannot be collated: sample ", sample,
+                        " in the batch has other keys than sample 0; return maps with the same keys"));
+}
+
+at::Tensor PaddedBatch::mask() const {
+  return at::arange(data.size(1), lengths.options()).unsqueeze(0) < lengths.unsqueeze(1);
+}
+
+Pad::Pad(PadOptions options) : options_(options) {
+  if (options.multiple_of < 1)
+    throw UsageError(text("Pad: multiple_of is ", options.multiple_of, ", expected 1 or more"));
+}
+
+PaddedBatch Pad::operator()(std::vector<at::Tensor> samples) const {
+  PaddedBatch batch;
+  std::vector<int64_t> lengths;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    check_sequence(samples[i], samples[0], i, "the data");
+    lengths.push_back(samples[i].size(0));
+  }
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const int64_t length = (longest + options_.multiple_of - 1) / options_.multiple_of * options_.multiple_of;
+  batch.data = padded(samples, length, options_.value, "the data");
+  batch.lengths = at::tensor(lengths, at::kLong);
+  return batch;
+}
+
+PaddedBatch Pad::operator()(std::vector<torch::data::Example<>> samples) const {
+  std::vector<at::Tensor> data, targets;
+  bool are_sequences = true;
+  for (auto& sample : samples) {
+    const auto& target = sample.target;
+    are_sequences = are_sequences && target.defined() && target.dim() > 0 && sample.data.dim() > 0 &&
+                    target.size(0) == sample.data.size(0);
+    data.push_back(std::move(sample.data));
+    targets.push_back(target);
+  }
+  auto batch = (*this)(std::move(data));
+  batch.target = are_sequences ? padded(targets, batch.data.size(1), options_.target_value, "the target")
+                               : stack(targets, "the target");
+  return batch;
+}
 
 at::Tensor Stack::operator()(std::vector<at::Tensor> samples) const {
   return stack(samples, "the tensor");

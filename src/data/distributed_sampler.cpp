@@ -32,10 +32,10 @@ size_t samples_of_rank(size_t dataset_size, int rank, int num_replicas, Tail tai
   throw UsageError(text("tail is ", static_cast<int>(tail), "; use Tail::kPad, Tail::kDrop or Tail::kExact"));
 }
 
-void check_dataset_size(size_t dataset_size, int num_replicas, Tail tail) {
+void check_dataset_size(size_t dataset_size, int num_replicas, Tail tail, const std::string& what = "the dataset") {
   if (dataset_size == 0) {
     throw UsageError(
-        "DistributedSampler: the dataset has 0 samples, expected at least 1; check where it was loaded from");
+        text("DistributedSampler: ", what, " has 0 samples, expected at least 1; check where it was loaded from"));
   }
   if (tail == Tail::kDrop && dataset_size < static_cast<size_t>(num_replicas)) {
     throw UsageError(
@@ -75,6 +75,18 @@ bool archive_has(torch::serialize::InputArchive& archive, const std::string& key
                         "; the archive is damaged: use another one"));
 }
 
+/// Checks that a position inside an epoch was saved with this order.
+void check_same_order(torch::serialize::InputArchive& archive, const std::optional<SampleOrder>& order) {
+  c10::IValue saved;
+  const std::string theirs = archive.try_read("order", saved) && saved.isString() ? saved.toStringRef() : "";
+  const std::string mine = order ? order->name() : "";
+  const auto named = [](const std::string& name) { return name.empty() ? "no order" : text("the order '", name, "'"); };
+  if (theirs != mine)
+    throw UsageError(text("DistributedSampler: the saved position is inside an epoch with ", named(theirs),
+                          ", this sampler has ", named(mine),
+                          "; resume with the same order, or from the end of an epoch"));
+}
+
 // Checks a number that must be equal for a position inside an epoch to denote the same samples.
 void check_same(const std::string& what, int64_t saved, int64_t mine) {
   if (saved != mine) {
@@ -83,20 +95,22 @@ void check_same(const std::string& what, int64_t saved, int64_t mine) {
   }
 }
 
-}  // namespace
-
-namespace {
+/// The places in an epoch's order of `size` samples that a rank takes, after the first `start` places. The order
+/// repeats cyclically; the ranks take samples from it in turn.
+std::vector<size_t> places_of_rank(size_t start, size_t size, int rank, int num_replicas, Tail tail) {
+  std::vector<size_t> places(samples_of_rank(size - start, rank, num_replicas, tail));
+  size_t turn = start + static_cast<size_t>(rank);
+  for (size_t& place : places) {
+    place = turn % size;
+    turn += static_cast<size_t>(num_replicas);
+  }
+  return places;
+}
 
 /// The samples of a rank among those that are left after `start` samples of the epoch's order.
 std::vector<size_t> indices_from(size_t start, size_t dataset_size, int rank, int num_replicas,
                                  const DistributedSamplerOptions& options, int64_t epoch) {
-  std::vector<size_t> mine(samples_of_rank(dataset_size - start, rank, num_replicas, options.tail));
-  // The order of the dataset repeats cyclically; the ranks take samples from it in turn.
-  size_t turn = start + static_cast<size_t>(rank);
-  for (size_t& index : mine) {
-    index = turn % dataset_size;
-    turn += static_cast<size_t>(num_replicas);
-  }
+  auto mine = places_of_rank(start, dataset_size, rank, num_replicas, options.tail);
   if (!options.shuffle || mine.empty()) return mine;
 
   const auto generator = at::detail::createCPUGenerator(options.seed + static_cast<uint64_t>(epoch));
@@ -104,6 +118,18 @@ std::vector<size_t> indices_from(size_t start, size_t dataset_size, int rank, in
   const int64_t* shuffled = order.data_ptr<int64_t>();
   for (size_t& index : mine) index = static_cast<size_t>(shuffled[index]);
   return mine;
+}
+
+/// The samples of an epoch. Throws UsageError if there are none, or one that the dataset does not have.
+std::vector<size_t> checked_order(const SampleOrder& order, int64_t epoch, size_t dataset_size, int num_replicas,
+                                  Tail tail) {
+  auto samples = order(epoch);
+  const auto wrong = std::find_if(samples.begin(), samples.end(), [&](size_t index) { return index >= dataset_size; });
+  if (wrong != samples.end())
+    throw UsageError(text("DistributedSampler: the order '", order.name(), "' has sample ", *wrong, " in epoch ", epoch,
+                          ", but the dataset has ", dataset_size, " samples"));
+  check_dataset_size(samples.size(), num_replicas, tail, text("the order '", order.name(), "'"));
+  return samples;
 }
 
 }  // namespace
@@ -128,13 +154,33 @@ struct DistributedSampler::State {
   bool warned = false;
 };
 
-DistributedSampler::DistributedSampler(size_t dataset_size, int rank, int num_replicas,
-                                       DistributedSamplerOptions options)
-    : rank_(rank), num_replicas_(num_replicas), options_(options), state_(std::make_shared<State>()) {
+DistributedSampler::DistributedSampler(std::optional<SampleOrder> order, size_t dataset_size, int rank,
+                                       int num_replicas, const DistributedSamplerOptions& options)
+    : rank_(rank),
+      num_replicas_(num_replicas),
+      options_(options),
+      order_(std::move(order)),
+      state_(std::make_shared<State>()) {
   check_replica(rank, num_replicas);
-  check_dataset_size(dataset_size, num_replicas, options.tail);
+  check_dataset_size(dataset_size, num_replicas, order_ ? Tail::kPad : options.tail);
   state_->dataset_size = dataset_size;
   state_->dealt = deal(0, dataset_size, 0);
+}
+
+DistributedSampler::DistributedSampler(size_t dataset_size, int rank, int num_replicas,
+                                       DistributedSamplerOptions options)
+    : DistributedSampler(std::nullopt, dataset_size, rank, num_replicas, options) {}
+
+DistributedSampler::DistributedSampler(SampleOrder order, size_t dataset_size, int rank, int num_replicas,
+                                       DistributedSamplerOptions options)
+    : DistributedSampler(std::optional(std::move(order)), dataset_size, rank, num_replicas, options) {}
+
+DistributedSampler::DistributedSampler(SampleOrder order, size_t dataset_size, const ProcessGroup& group,
+                                       DistributedSamplerOptions options)
+    : DistributedSampler(std::optional(std::move(order)), dataset_size, group.rank(), group.size(), options) {}
+
+DistributedSampler DistributedSampler::for_rank(int rank) const {
+  return DistributedSampler(order_, dataset_size(), rank, num_replicas_, options_);
 }
 
 DistributedSampler::DistributedSampler(size_t dataset_size, const ProcessGroup& group,
@@ -148,8 +194,16 @@ size_t DistributedSampler::known_size(torch::optional<size_t> size) {
   throw UsageError("DistributedSampler: the dataset does not know its size; pass the number of samples instead");
 }
 
+size_t DistributedSampler::samples_in(int64_t epoch, size_t dataset_size) const {
+  return order_ ? checked_order(*order_, epoch, dataset_size, num_replicas_, options_.tail).size() : dataset_size;
+}
+
 std::vector<size_t> DistributedSampler::deal(size_t start, size_t dataset_size, int64_t epoch) const {
-  return indices_from(start, dataset_size, rank_, num_replicas_, options_, epoch);
+  if (!order_) return indices_from(start, dataset_size, rank_, num_replicas_, options_, epoch);
+  const auto order = checked_order(*order_, epoch, dataset_size, num_replicas_, options_.tail);
+  auto mine = places_of_rank(start, order.size(), rank_, num_replicas_, options_.tail);
+  for (size_t& index : mine) index = order[index];
+  return mine;
 }
 
 void DistributedSampler::set_epoch(int64_t epoch) {
@@ -198,7 +252,10 @@ void DistributedSampler::reset(torch::optional<size_t> new_size) {
     const std::lock_guard lock(state_->mutex);
     State& state = *state_;
     const size_t dataset_size = new_size.value_or(state.dataset_size);
-    check_dataset_size(dataset_size, num_replicas_, options_.tail);
+    check_dataset_size(dataset_size, num_replicas_, order_ ? Tail::kPad : options_.tail);
+    if (order_ && dataset_size != state.dataset_size)
+      throw UsageError(text("DistributedSampler: reset with ", dataset_size, " samples, but the order '",
+                            order_->name(), "' is for a dataset of ", state.dataset_size, "; make a new sampler"));
     const bool same_list = dataset_size == state.dataset_size && state.epoch == state.dealt_epoch;
     const bool continues = same_list && state.resumed;
     if (!same_list || (!continues && state.start > 0)) {
@@ -210,7 +267,8 @@ void DistributedSampler::reset(torch::optional<size_t> new_size) {
     state.dealt_epoch = state.epoch;
     state.resumed = false;
     // All ranks run the same program: only rank 0 warns.
-    warn = options_.shuffle && rank_ == 0 && state.was_reset && !state.knows_set_epoch && !state.warned;
+    warn = rank_ == 0 && state.was_reset && !state.knows_set_epoch && !state.warned &&
+           (order_ ? (*order_)(state.epoch) != (*order_)(state.epoch + 1) : options_.shuffle);
     state.was_reset = true;
     state.warned = state.warned || warn;
   }
@@ -245,6 +303,7 @@ void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
   write("shuffle", options_.shuffle ? 1 : 0);
   write("seed", static_cast<int64_t>(options_.seed));
   write("tail", static_cast<int64_t>(options_.tail));
+  if (order_) archive.write("order", c10::IValue(order_->name()));
 }
 
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
@@ -260,23 +319,26 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   }
   const int64_t start = archive_has(archive, "start") ? read_number(archive, "start") : 0;
   const int64_t replicas = read_number(archive, "num_replicas");
-  if (start < 0 || start > dataset_size || replicas < 1 || position < 0 || position > dataset_size)
-    refuse_damaged(epoch, position, dataset_size);
-  if (start + position > 0 && !finished) {
-    check_same("shuffle", read_number(archive, "shuffle"), options_.shuffle ? 1 : 0);
+  const bool is_inside = start + position > 0 && !finished;
+  if (is_inside) {
+    check_same_order(archive, order_);
+    if (!order_) check_same("shuffle", read_number(archive, "shuffle"), options_.shuffle ? 1 : 0);
     check_same("seed", read_number(archive, "seed"), static_cast<int64_t>(options_.seed));
     check_same("tail", read_number(archive, "tail"), static_cast<int64_t>(options_.tail));
   }
+  if (epoch < 0 || start < 0 || position < 0 || replicas < 1) refuse_damaged(epoch, position, 0);
+  const auto samples = static_cast<int64_t>(samples_in(epoch, state_->dataset_size));
+  if (is_inside && (start > samples || position > samples)) refuse_damaged(epoch, position, samples);
   // Another number of ranks divides what all ranks together have left.
   const bool is_divided_again = !finished && position > 0 && replicas != num_replicas_;
-  const int64_t taken = std::min(start + position * replicas, dataset_size);
+  const int64_t taken = std::min(start + position * replicas, samples);
   const auto begin = static_cast<size_t>(finished ? 0 : is_divided_again ? taken : start);
   const auto next = static_cast<size_t>(is_divided_again ? 0 : position);
   // With Tail::kExact the rank that saved may have had one sample more than this one, so compare with the first rank.
-  const size_t longest = samples_of_rank(state_->dataset_size - begin, 0, num_replicas_, options_.tail);
-  if (epoch < 0 || (!finished && next > 0 && next >= longest)) refuse_damaged(epoch, position, longest);
-  state_->start = begin;
+  const size_t longest = samples_of_rank(static_cast<size_t>(samples) - begin, 0, num_replicas_, options_.tail);
+  if (!finished && next > 0 && next >= longest) refuse_damaged(epoch, position, longest);
   state_->dealt = deal(begin, state_->dataset_size, epoch);
+  state_->start = begin;
   state_->epoch = state_->dealt_epoch = epoch;
   state_->position = finished ? state_->dealt.size() : std::min(next, state_->dealt.size());
   state_->resumed = !finished;

@@ -69,8 +69,9 @@ BatchMessage broadcast(const ProcessGroup& group, BatchMessage message) {
 }
 
 std::string describe_loading(const DistributedSampler& sampler, const DataLoaderOptions& options) {
-  return text("samples ", sampler.dataset_size(), ", replicas ", sampler.num_replicas(), ", shuffle ",
-              sampler.options().shuffle, ", seed ", sampler.options().seed, ", tail ",
+  return text("samples ", sampler.dataset_size(), ", order ",
+              sampler.order() ? sampler.order()->name() : "of the sampler", ", replicas ", sampler.num_replicas(),
+              ", shuffle ", sampler.options().shuffle, ", seed ", sampler.options().seed, ", tail ",
               static_cast<int>(sampler.options().tail), ", batch_size ", options.batch_size, ", drop_last ",
               options.drop_last);
 }
@@ -110,10 +111,7 @@ void follow(DistributedSampler& sampler, const DistributedSampler& leader) {
 std::string unequal_batches(const DistributedSampler& mine, const std::vector<int>& ranks,
                             const DataLoaderOptions& options) {
   if (mine.options().tail != Tail::kExact) return "";  // all ranks have the same number of samples
-  const auto batches_of = [&](int rank) {
-    return batches_in(DistributedSampler(mine.dataset_size(), rank, mine.num_replicas(), mine.options()).size(),
-                      options);
-  };
+  const auto batches_of = [&](int rank) { return batches_in(mine.for_rank(rank).size(), options); };
   for (int rank : ranks)
     if (options.batch_size > 0 && batches_of(rank) != batches_of(ranks[0]))
       return text("GroupLoader: rank ", ranks[0], " has ", batches_of(ranks[0]), " batches per epoch, but rank ", rank,
@@ -191,8 +189,7 @@ std::vector<DistributedSampler> GroupReading::samplers() const {
   std::vector<DistributedSampler> samplers;
   const auto& mine = state_->sampler;
   if (state_->reads)
-    for (int rank : state_->ranks)
-      samplers.emplace_back(mine.dataset_size(), rank, mine.num_replicas(), mine.options());
+    for (int rank : state_->ranks) samplers.push_back(mine.for_rank(rank));
   return samplers;
 }
 

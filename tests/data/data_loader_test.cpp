@@ -474,9 +474,9 @@ TEST(DataLoader, RefusesWhatMakesNoSense) {
               HasSubstr("the sampler was created for 10 samples, but the dataset has 11; create the sampler"));
   EXPECT_THAT(refused(10, {.batch_size = 6, .drop_last = true}), HasSubstr("this rank has 5 samples per epoch"));
   EXPECT_EQ(refused(10, {.batch_size = 5, .drop_last = true}), "no such error");
-  Told<int> numbers{[](size_t) { return 1; }};
+  Told<std::string> words{[](size_t) { return "word"; }};
   EXPECT_THAT(error_of<UsageError>(
-                  [&] { DataLoader loader(numbers, DistributedSampler(2, 0, 1), {.device = torch::Device("cpu")}); }),
+                  [&] { DataLoader loader(words, DistributedSampler(2, 0, 1), {.device = torch::Device("cpu")}); }),
               HasSubstr("give it a function tensors()"));
 }
 

@@ -85,10 +85,73 @@ TEST(DataPage, ACollateFunctionMakesBatches) {
   on_two_ranks([](const lockstep::ProcessGroup& world) {
     const Sentences dataset;
     lockstep::DistributedSampler sampler(dataset, world);
-#include "docs/data/datasets.inc"
+#include "docs/data/batches.inc"
     int64_t words = 0;
     for (Padded& batch : loader) words += batch.ne(0).sum().item<int64_t>();
     EXPECT_EQ(world.all_reduce(words), 6 * (1 + 2 + 3 + 4));
+  });
+}
+
+/// Sample 0 is the only one of class 1.
+struct RareClass {
+  size_t size() const { return 24; }
+  Tensor get(size_t index) const { return torch::tensor(static_cast<int64_t>(index)); }
+  Tensor targets() const { return torch::arange(24).eq(0).to(torch::kLong); }
+};
+
+TEST(DataPage, WeightsBalanceTheClasses) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const RareClass dataset;
+#include "docs/data/other_orders.inc"
+    int64_t rare = 0, draws = 0;
+    for (int64_t epoch = 0; epoch < 50; ++epoch) {
+      sampler.set_epoch(epoch);
+      for (const size_t sample : sampler.indices()) {
+        rare += sample == 0 ? 1 : 0;
+        ++draws;
+      }
+    }
+    EXPECT_NEAR(static_cast<double>(rare) / static_cast<double>(draws), 0.5, 0.06);
+  });
+}
+
+TEST(DataPage, AnOrderMayGrowWithTheEpochs) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    std::vector<size_t> by_difficulty(2500);
+    std::iota(by_difficulty.rbegin(), by_difficulty.rend(), 0);
+    const size_t dataset = by_difficulty.size();
+#include "docs/data/other_orders_2.inc"
+    for (const auto& [epoch, samples] : {std::pair(0, 500), std::pair(1, 1000), std::pair(2, 1250)}) {
+      sampler.set_epoch(epoch);
+      EXPECT_EQ(sampler.indices().size(), static_cast<size_t>(samples));
+      EXPECT_EQ(sampler.indices()[0], 2499 - static_cast<size_t>(world.rank()));
+    }
+  });
+}
+
+/// Sequences of 1 to 100 elements.
+struct Sequences {
+  size_t size() const { return 640; }
+  Example<> get(size_t index) const {
+    return {torch::ones({static_cast<int64_t>(index * 37 % 100) + 1}), torch::tensor(0)};
+  }
+};
+
+TEST(DataPage, StepsOfSimilarLengthsNeedLittlePadding) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const Sequences dataset;
+    std::vector<int64_t> lengths;
+    for (size_t i = 0; i < dataset.size(); ++i) lengths.push_back(dataset.get(i).data.size(0));
+    int64_t places = 0, elements = 0;
+    const auto train = [&](const Tensor& data, const Tensor& mask, const Tensor& target) {
+      places += data.numel();
+      elements += mask.sum().item<int64_t>();
+      EXPECT_EQ(data.size(1) % 8, 0);
+      EXPECT_EQ(target.numel(), 32);
+    };
+#include "docs/data/batches_2.inc"
+    EXPECT_EQ(world.all_reduce(elements), std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+    EXPECT_LT(static_cast<double>(places), 1.25 * static_cast<double>(elements));
   });
 }
 

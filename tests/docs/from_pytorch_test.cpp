@@ -43,6 +43,8 @@ extern double value;
 extern int64_t step, e;
 
 extern Samples ds;
+extern std::vector<double> weights;
+extern std::vector<size_t> indices;
 extern lockstep::DistributedSampler s, sampler;
 extern lockstep::DataLoader<Samples> loader;
 extern std::vector<Example<>> micro_batches;

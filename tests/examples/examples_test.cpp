@@ -21,6 +21,7 @@
 namespace lockstep {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -104,7 +105,7 @@ void expect_data_of_its_own_on_each_rank(const std::string& word, const std::str
 }
 
 TEST(Examples, HelloAddsTheNumbersOfAllRanks) {
-  EXPECT_THAT(run(3, "hello"), HasSubstr("[0]  6\n[0]  6\n[0]  6\n[0]  6\n"));
+  EXPECT_THAT(run(3, "hello"), AllOf(HasSubstr("[0] sum 6\n[0]  6\n"), HasSubstr("[0] mean 2\n[0]  2\n")));
 }
 
 class FashionMnist : public testing::Test {
@@ -203,7 +204,7 @@ TEST(Examples, ReinforcementLearningBalancesThePole) {
 }
 
 TEST(Examples, CharTransformerPredictsTheNextCharacter) {
-  const auto output = run(2, "char_transformer", {"--steps", "150"});
+  const auto output = run(2, "char_transformer", {"150"});
   const auto loss = ends_of("loss", output);
   EXPECT_GT(loss.first, 5) << output;
   EXPECT_LT(loss.last, 2.7) << output;
@@ -211,7 +212,7 @@ TEST(Examples, CharTransformerPredictsTheNextCharacter) {
                           << output;
   const auto text = output.substr(output.find("The network writes:\n"));
   EXPECT_GT(text.size(), 300U) << output;
-  expect_data_of_its_own_on_each_rank("loss", output, run(1, "char_transformer", {"--steps", "1"}));
+  expect_data_of_its_own_on_each_rank("loss", output, run(1, "char_transformer", {"1"}));
 }
 
 TEST(Examples, GanCoversAllModes) {
@@ -230,7 +231,7 @@ TEST(Examples, CapturedStepIsFasterOrNeedsAGpu) {
       !facts.at("LibTorch").at("GPUs").empty() && std::find(backends.begin(), backends.end(), "nccl") != backends.end();
   const auto finished = finish({program("captured_step"), "200"});
   if (!has_gpu) {
-    EXPECT_EQ(finished.code, 77) << finished.output;
+    EXPECT_EQ(finished.code, 1) << finished.output;
     EXPECT_EQ(finished.output, "captured_step needs a GPU for each rank: a step on a CPU cannot be captured\n");
     GTEST_SKIP() << "this machine has no GPU, or lockstep was built without NCCL";
   }
