@@ -19,9 +19,9 @@ namespace lockstep {
 ///
 ///     lockstep::DistributedSampler sampler(lockstep::weighted_order(weights, {.seed = 1}), dataset, world);
 ///
-/// For an order of your own, pass a function of the epoch: the curriculum, the buckets or the draws that you need.
+/// For an order of your own, pass a function of the epoch:
 ///
-///     lockstep::SampleOrder order("hard samples last", [=](int64_t epoch) { return sorted_by_loss(epoch); });
+///     lockstep::SampleOrder order("easy samples first", [=](int64_t epoch) { return easiest(1000 * (epoch + 1)); });
 ///
 /// Thread-safe if the function is. Cheap to copy.
 class LOCKSTEP_EXPORT SampleOrder {
