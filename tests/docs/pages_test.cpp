@@ -424,6 +424,15 @@ TEST(Pages, ListTheVariablesThatSourcesRead) {
   EXPECT_GE(listed.size(), 10u);
 }
 
+TEST(Pages, ListEveryPublicHeader) {
+  const auto reference = read_file(kRoot / "docs/reference.md");
+  for (const auto& header : files_in(kRoot / "include/lockstep", {".h"})) {
+    const auto name = header.filename().string();
+    EXPECT_TRUE(std::regex_search(reference, std::regex("\\b" + name)) || name == "lockstep.h")
+        << "docs/reference.md does not list " << name;
+  }
+}
+
 TEST(Pages, HaveClosedCodeBlocksAndShortLines) {
   for (const auto& page : all_pages()) {
     if (const auto open = page.open_fence()) ADD_FAILURE() << page.at(*open) << "the code block is not closed";

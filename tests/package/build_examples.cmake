@@ -2,13 +2,6 @@
 # Objects are kept for the next run; what CMake found is not, so that a package we forgot to look for cannot hide in a
 # cache.
 
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result)
-  if(NOT result EQUAL 0)
-    message(FATAL_ERROR "failed with ${result}: ${ARGN}")
-  endif()
-endfunction()
-
 # expect_output(PATTERN COMMAND...): runs it; its output must match.
 function(expect_output pattern)
   execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE printed RESULT_VARIABLE result)
@@ -18,7 +11,7 @@ function(expect_output pattern)
 endfunction()
 
 set(prefix ${WORK}/prefix)
-run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix} COMMAND_ERROR_IS_FATAL ANY)
 foreach(file man/man1/lockstep.1 man/man1/lockstep-run.1 bash-completion/completions/lockstep
         zsh/site-functions/_lockstep)
   if(NOT EXISTS ${prefix}/share/${file})
@@ -29,9 +22,10 @@ endforeach()
 # No build type: what is proven here is not speed, and code that is not optimized is soon built.
 function(build_project source build)
   file(REMOVE ${build}/CMakeCache.txt)
-  run(${CMAKE_COMMAND} -S ${source} -B ${build} -G Ninja -D Torch_DIR=${TORCH_DIR} -D CMAKE_PREFIX_PATH=${prefix}
-      -D CMAKE_CXX_FLAGS=-Wall\ -Wextra\ -Werror\ -Wno-array-bounds)
-  run(${CMAKE_COMMAND} --build ${build})
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${source} -B ${build} -G Ninja -D Torch_DIR=${TORCH_DIR}
+    -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_CXX_FLAGS=-Wall\ -Wextra\ -Werror\ -Wno-array-bounds
+    COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ${CMAKE_COMMAND} --build ${build} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 build_project(${SOURCE}/examples ${WORK}/examples)
 
@@ -60,5 +54,6 @@ get_filename_component(folder ${pc} DIRECTORY)
 set(ENV{PKG_CONFIG_PATH} ${folder})
 execute_process(COMMAND ${PKG_CONFIG} --cflags --libs lockstep OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
 separate_arguments(flags UNIX_COMMAND "${flags}")
-run(${CXX} -std=c++20 ${CMAKE_CURRENT_LIST_DIR}/pkg_config.cpp -o ${WORK}/pkg_config ${flags})
+execute_process(COMMAND ${CXX} -std=c++20 ${CMAKE_CURRENT_LIST_DIR}/pkg_config.cpp -o ${WORK}/pkg_config ${flags}
+  COMMAND_ERROR_IS_FATAL ANY)
 expect_output("^\\[0\\] 2 ranks, 2, caught\n$" ${prefix}/bin/lockstep run -n 2 ${WORK}/pkg_config)
