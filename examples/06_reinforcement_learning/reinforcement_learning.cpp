@@ -95,9 +95,8 @@ int main(int argc, char** argv) {
   carts.reset(carts.steps == 0);
   for (int64_t iteration = 1; iteration <= iterations; ++iteration) {
     const auto rollout = play(net, carts, returns);
-    // Normalize advantages over all ranks, which have equally many.
     auto moments = torch::stack({rollout.advantages.mean(), rollout.advantages.square().mean()});
-    world.all_reduce(moments, lockstep::ReduceOp::kAvg);
+    world.all_reduce(moments, lockstep::ReduceOp::kAvg);  // advantages are normalized over all ranks
     const auto advantages =
         (rollout.advantages - moments[0]) / (moments[1] - moments[0].square()).clamp_min(1e-8).sqrt();
     for (int64_t update = 0; update < kUpdates; ++update) {
