@@ -56,19 +56,22 @@ at::Tensor stack(const std::vector<at::Tensor>& tensors, const char* what) {
   return std::all_of(tensors.begin(), tensors.end(), is_plain_memory) ? stack_memory(tensors) : at::stack(tensors);
 }
 
-void check_sequence(const at::Tensor& sequence, const at::Tensor& first, size_t number, const char* what) {
-  const bool is_sequence = sequence.defined() && first.defined() && sequence.dim() > 0 && first.dim() > 0;
-  if (is_sequence && sequence.sizes().slice(1) == first.sizes().slice(1) &&
-      sequence.scalar_type() == first.scalar_type() && sequence.device() == first.device())
-    return;
-  throw UsageError(text("the samples cannot be padded: ", what, " of sample ", number, " in the batch is ",
-                        describe_sample(sequence), ", and that of sample 0 is ", describe_sample(first),
-                        "; return tensors that differ in the size of their first dimension only"));
+void check_sequences(const std::vector<at::Tensor>& sequences, const char* what) {
+  const auto& first = sequences.at(0);
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const auto& sequence = sequences[i];
+    const bool is_sequence = sequence.defined() && first.defined() && sequence.dim() > 0 && first.dim() > 0;
+    if (is_sequence && sequence.sizes().slice(1) == first.sizes().slice(1) &&
+        sequence.scalar_type() == first.scalar_type() && sequence.device() == first.device())
+      continue;
+    throw UsageError(text("the samples cannot be padded: ", what, " of sample ", i, " in the batch is ",
+                          describe_sample(sequence), ", and that of sample 0 is ", describe_sample(first),
+                          "; return tensors that differ in the size of their first dimension only"));
+  }
 }
 
 /// [samples, length, ...]
-at::Tensor padded(const std::vector<at::Tensor>& sequences, int64_t length, double value, const char* what) {
-  for (size_t i = 0; i < sequences.size(); ++i) check_sequence(sequences[i], sequences.at(0), i, what);
+at::Tensor padded(const std::vector<at::Tensor>& sequences, int64_t length, double value) {
   auto shape = sequences.at(0).sizes().vec();
   shape[0] = length;
   shape.insert(shape.begin(), static_cast<int64_t>(sequences.size()));
@@ -95,15 +98,13 @@ Pad::Pad(PadOptions options) : options_(options) {
 }
 
 PaddedBatch Pad::operator()(std::vector<at::Tensor> samples) const {
+  check_sequences(samples, "the data");
   PaddedBatch batch;
   std::vector<int64_t> lengths;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    check_sequence(samples[i], samples[0], i, "the data");
-    lengths.push_back(samples[i].size(0));
-  }
+  for (const auto& sample : samples) lengths.push_back(sample.size(0));
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const int64_t length = (longest + options_.multiple_of - 1) / options_.multiple_of * options_.multiple_of;
-  batch.data = padded(samples, length, options_.value, "the data");
+  batch.data = padded(samples, length, options_.value);
   batch.lengths = at::tensor(lengths, at::kLong);
   return batch;
 }
@@ -119,8 +120,9 @@ PaddedBatch Pad::operator()(std::vector<torch::data::Example<>> samples) const {
     targets.push_back(target);
   }
   auto batch = (*this)(std::move(data));
-  batch.target = are_sequences ? padded(targets, batch.data.size(1), options_.target_value, "the target")
-                               : stack(targets, "the target");
+  if (are_sequences) check_sequences(targets, "the target");
+  batch.target =
+      are_sequences ? padded(targets, batch.data.size(1), options_.target_value) : stack(targets, "the target");
   return batch;
 }
 
