@@ -95,6 +95,11 @@ class LOCKSTEP_EXPORT Backend {
   /// Writes this rank's part of the reduced `input` to `output`, which may be that part of `input`.
   virtual void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) = 0;
 
+  /// Writes the reduction of inputs[r] of all ranks to the output of rank r, which may be inputs[r]. Parts may differ
+  /// in size; a part without elements is an undefined tensor. The default, for CPU tensors, uses all_to_all_v.
+  virtual void reduce_scatter_v(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op,
+                                const CallInfo& call);
+
   /// Sends sends[r] to rank r and receives receives[r] from rank r, for every r including this rank. Parts may differ
   /// in size. An undefined tensor means that there is nothing to send or receive.
   virtual void all_to_all_v(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -39,6 +40,28 @@ struct NewGroupOptions {
   std::optional<std::chrono::milliseconds> timeout{};
   /// Source location of the call, for error messages. Filled in automatically.
   CallSite site = CallSite::here();
+};
+
+/// How all_to_all divides tensors between the ranks: rows, along dimension 0, for each rank. Empty: equal parts.
+struct Splits {
+  std::vector<int64_t> output{};  ///< Rows that each rank sends to this rank.
+  std::vector<int64_t> input{};   ///< Rows that this rank sends to each rank.
+};
+
+/// One message of ProcessGroup::exchange.
+struct Message {
+  enum class Direction { kSend, kReceive };
+  static Message send(at::Tensor tensor, int dst, uint32_t tag = 0) {
+    return {Direction::kSend, std::move(tensor), dst, tag};
+  }
+  static Message receive(at::Tensor tensor, int src, uint32_t tag = 0) {
+    return {Direction::kReceive, std::move(tensor), src, tag};
+  }
+
+  Direction direction{};
+  at::Tensor tensor{};
+  int peer = 0;
+  uint32_t tag = 0;
 };
 
 /// The types of numbers that collectives accept by value.
@@ -115,6 +138,11 @@ class LOCKSTEP_EXPORT ProcessGroup {
   ProcessGroup new_subgroups_by_enumeration(const std::vector<std::vector<int>>& groups,
                                             const NewGroupOptions& options = {}) const;
 
+  /// Splits this group: ranks that pass the same `color` form a group, in the order of `key`, then of rank. Returns the
+  /// group of this rank, or a group without this rank if its color is negative. Collective over this group; unlike in
+  /// the methods above, a rank need not know the colors of others. MPI_Comm_split in MPI.
+  ProcessGroup split_group(int color, int key = 0, const NewGroupOptions& options = {}) const;
+
   /// Reduces `tensor` over all ranks; every rank gets the result.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
   [[nodiscard]] Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum,
@@ -179,12 +207,46 @@ class LOCKSTEP_EXPORT ProcessGroup {
                       const CallOptions& options = {}) const;
   [[nodiscard]] Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                                           ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
+  /// Reduces inputs[r] to the output of rank r. Inputs may differ in size, but inputs[r] has the same size on all
+  /// ranks. `output` may be inputs[rank].
+  void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op = ReduceOp::kSum,
+                      const CallOptions& options = {}) const;
+  [[nodiscard]] Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                                          ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
 
   /// Sends inputs[r] to rank r and receives outputs[r] from rank r. Parts may differ in size.
   void all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                   const CallOptions& options = {}) const;
   [[nodiscard]] Work all_to_all_async(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                                       const CallOptions& options = {}) const;
+  /// The same for parts that lie one after the other: sends rows of `input` to each rank, and writes the rows from each
+  /// rank, in order of rank, to `output`.
+  void all_to_all(const at::Tensor& output, const at::Tensor& input, const Splits& splits = {},
+                  const CallOptions& options = {}) const;
+  [[nodiscard]] Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, const Splits& splits = {},
+                                      const CallOptions& options = {}) const;
+
+  /// Many tensors in few calls. Small tensors of one dtype travel together; large ones are not copied. All tensors are
+  /// on one type of device. Every rank passes as many tensors, of the same sizes and dtypes, in the same order.
+  void all_reduce_coalesced(const std::vector<at::Tensor>& tensors, ReduceOp op = ReduceOp::kSum,
+                            const CallOptions& options = {}) const;
+  [[nodiscard]] Work all_reduce_coalesced_async(const std::vector<at::Tensor>& tensors, ReduceOp op = ReduceOp::kSum,
+                                                const CallOptions& options = {}) const;
+  void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src, const CallOptions& options = {}) const;
+  [[nodiscard]] Work broadcast_coalesced_async(const std::vector<at::Tensor>& tensors, int src,
+                                               const CallOptions& options = {}) const;
+  /// outputs[i] is the result of all_gather for inputs[i].
+  void all_gather_coalesced(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                            const CallOptions& options = {}) const;
+  [[nodiscard]] Work all_gather_coalesced_async(const std::vector<at::Tensor>& outputs,
+                                                const std::vector<at::Tensor>& inputs,
+                                                const CallOptions& options = {}) const;
+  /// outputs[i] is the result of reduce_scatter for inputs[i].
+  void reduce_scatter_coalesced(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                                ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
+  [[nodiscard]] Work reduce_scatter_coalesced_async(const std::vector<at::Tensor>& outputs,
+                                                    const std::vector<at::Tensor>& inputs, ReduceOp op = ReduceOp::kSum,
+                                                    const CallOptions& options = {}) const;
 
   /// Send and receive one message. Messages may be interleaved freely with collectives. Messages with the same tag
   /// between the same two ranks arrive in the order in which they were sent. A rank cannot send to itself. A receive
@@ -196,6 +258,18 @@ class LOCKSTEP_EXPORT ProcessGroup {
   void recv(const at::Tensor& tensor, int src, uint32_t tag = 0, const CallOptions& options = {}) const;
   [[nodiscard]] Work recv_async(const at::Tensor& tensor, int src, uint32_t tag = 0,
                                 const CallOptions& options = {}) const;
+
+  /// Receives a message with this tag from the rank that sends one first, and returns that rank. The sender is found
+  /// through the store, which takes longer than recv(). While several ranks send, they take turns. Only one thread at a
+  /// time may receive with this tag. If no rank sends in time, throws TimeoutError, and the group stays usable.
+  int recv_any(const at::Tensor& tensor, uint32_t tag = 0, const CallOptions& options = {}) const;
+
+  /// Sends and receives several messages at once, in any order, as in a halo exchange. All arguments are checked before
+  /// the first message starts. exchange() blocks until all messages are sent and received; exchange_async() returns the
+  /// Work of each message.
+  void exchange(const std::vector<Message>& messages, const CallOptions& options = {}) const;
+  [[nodiscard]] std::vector<Work> exchange_async(const std::vector<Message>& messages,
+                                                 const CallOptions& options = {}) const;
 
   /// Blocks until all earlier calls of this rank are complete, including work on a GPU. Throws if the group is broken.
   void synchronize() const;
@@ -219,6 +293,11 @@ class LOCKSTEP_EXPORT ProcessGroup {
   std::vector<c10::IValue> gather_object(const c10::IValue& object, int dst, const CallOptions& options = {}) const;
   /// On rank `src`, `objects` has one object for each rank.
   c10::IValue scatter_object(const std::vector<c10::IValue>& objects, int src, const CallOptions& options = {}) const;
+  /// Send and receive one object. Each object is two messages with this tag; see send().
+  void send_object(const c10::IValue& object, int dst, uint32_t tag = 0, const CallOptions& options = {}) const;
+  c10::IValue recv_object(int src, uint32_t tag = 0, const CallOptions& options = {}) const;
+  /// Returns the sender and its object; see recv_any().
+  std::pair<int, c10::IValue> recv_any_object(uint32_t tag = 0, const CallOptions& options = {}) const;
 
   /// Allocates a tensor on device() in memory that the backend can reduce without a copy. Not collective. The contents
   /// are undefined.

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
+#include <functional>
 #include <memory>
 
 #include <lockstep/export.h>
@@ -23,11 +25,23 @@ class LOCKSTEP_EXPORT Work {
   /// For a collective on CUDA tensors it does not block: later work on the current stream runs after the collective.
   void wait() const;
 
+  /// Like synchronize(), but blocks at most this long. Returns whether the call is complete. If not, the call continues
+  /// and the group stays usable. (CallOptions::timeout is a time limit that breaks the group.) Throws UsageError if
+  /// `timeout` is negative.
+  [[nodiscard]] bool wait(std::chrono::milliseconds timeout) const;
+
   /// Like wait(), but also blocks until the device has finished the call. Throws any error that occurred before that.
   void synchronize() const;
 
   /// Returns whether synchronize() would return or throw without blocking.
   bool is_done() const;
+
+  /// Calls `callback` once when the call is complete and its result is in place: with null, or with the error that
+  /// synchronize() would throw. It runs on a thread of lockstep, or on the calling thread if the call is complete
+  /// already. It must not block for long, because later asynchronous calls of the group wait for it, and must not wait
+  /// for a call of this group: that throws UsageError. It may start asynchronous calls, but the ranks must start them
+  /// in the same order. Exceptions that it throws are logged and otherwise ignored.
+  void on_done(std::function<void(std::exception_ptr error)> callback) const;
 
   /// Returns when the call completed, for measurements. For a message or CUDA tensors, returns when it was first waited
   /// for. Valid after synchronize().

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/process_group.h>
 #include <lockstep/reduce_op.h>
 
 #include "comm/group/group.h"
@@ -25,6 +26,10 @@ Group::Call scatter_call(const Membership& me, const at::Tensor& output, const s
 Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, const at::Tensor& input, ReduceOp op);
 Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>& outputs,
                             const std::vector<at::Tensor>& inputs);
+Group::Call reduce_scatter_list_call(const Membership& me, const at::Tensor& output,
+                                     const std::vector<at::Tensor>& inputs, ReduceOp op);
+Group::Call all_to_all_rows_call(const Membership& me, const at::Tensor& output, const at::Tensor& input,
+                                 const Splits& splits);
 Group::Call barrier_call();
 
 /// Checks the arguments of kSend or kRecv. Throws UsageError.

@@ -4,6 +4,7 @@
 #include <lockstep/process_group.h>
 
 #include "base/text.h"
+#include "comm/group/group.h"
 #include "comm/object_bytes.h"
 #include "comm/strings.h"
 
@@ -87,6 +88,23 @@ c10::IValue ProcessGroup::scatter_object(const std::vector<c10::IValue>& objects
     for (const auto& object : objects) messages.push_back(object_message(object));
   }
   return object_in(scatter_strings(*this, messages, src, options), src, *this, "scatter_object");
+}
+
+void ProcessGroup::send_object(const c10::IValue& object, int dst, uint32_t tag, const CallOptions& options) const {
+  member();
+  const auto message = object_message(object);
+  send_string(*this, message, dst, tag, options);
+  if (message.starts_with(kReason)) object_in(message, rank(), *this, "send_object");  // throws
+}
+
+std::pair<int, c10::IValue> ProcessGroup::recv_any_object(uint32_t tag, const CallOptions& options) const {
+  const int src = member().for_control().await_sender(tag, options);
+  return {src, recv_object(src, tag, options)};
+}
+
+c10::IValue ProcessGroup::recv_object(int src, uint32_t tag, const CallOptions& options) const {
+  member();
+  return object_in(recv_string(*this, src, tag, options), src, *this, "recv_object");
 }
 
 }  // namespace lockstep

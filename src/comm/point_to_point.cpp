@@ -29,6 +29,8 @@ Group::Message::Message(std::shared_ptr<Group> group, const MessageRoute& route,
   });
   const int rank = group_->membership_.rank;
   if (refused) rethrow_with_prefix(refused, text("rank ", rank, ": ", describe(record_.call), ": "), "", rank);
+  lock.unlock();
+  if (route.from == rank) group_->announce_send(route);
 }
 
 // Requires the group's mutex. The body returns the new state of the record.

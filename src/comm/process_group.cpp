@@ -247,6 +247,26 @@ Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs, cons
   return submit(member(), options, detail::all_to_all_call, outputs, inputs);
 }
 
+void ProcessGroup::reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op,
+                                  const CallOptions& options) const {
+  run_call(member(), options, detail::reduce_scatter_list_call, output, inputs, op);
+}
+
+Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op,
+                                        const CallOptions& options) const {
+  return submit(member(), options, detail::reduce_scatter_list_call, output, inputs, op);
+}
+
+void ProcessGroup::all_to_all(const at::Tensor& output, const at::Tensor& input, const Splits& splits,
+                              const CallOptions& options) const {
+  run_call(member(), options, detail::all_to_all_rows_call, output, input, splits);
+}
+
+Work ProcessGroup::all_to_all_async(const at::Tensor& output, const at::Tensor& input, const Splits& splits,
+                                    const CallOptions& options) const {
+  return submit(member(), options, detail::all_to_all_rows_call, output, input, splits);
+}
+
 namespace {
 
 /// One number in a tensor of a device that the group supports.
@@ -331,6 +351,33 @@ Work ProcessGroup::recv_async(const at::Tensor& tensor, int src, uint32_t tag, c
   member();
   return Work(make_shared_owned<MessageInFlight>(part_for(*group_, tensor).shared_from_this(), tensor, Operation::kRecv,
                                                  src, tag, options));
+}
+
+int ProcessGroup::recv_any(const at::Tensor& tensor, uint32_t tag, const CallOptions& options) const {
+  member();
+  auto& group = part_for(*group_, tensor);
+  const auto& me = group.membership();
+  if (me.size > 1) detail::check_message(me, Operation::kRecv, tensor, (me.rank + 1) % me.size);
+  const int src = group.await_sender(tag, options);
+  recv(tensor, src, tag, options);
+  return src;
+}
+
+std::vector<Work> ProcessGroup::exchange_async(const std::vector<Message>& messages, const CallOptions& options) const {
+  member();
+  const auto sends = [](const Message& message) { return message.direction == Message::Direction::kSend; };
+  for (const auto& message : messages)
+    detail::check_message(part_for(*group_, message.tensor).membership(),
+                          sends(message) ? Operation::kSend : Operation::kRecv, message.tensor, message.peer);
+  std::vector<Work> started;
+  for (const auto& message : messages)
+    started.push_back(sends(message) ? send_async(message.tensor, message.peer, message.tag, options)
+                                     : recv_async(message.tensor, message.peer, message.tag, options));
+  return started;
+}
+
+void ProcessGroup::exchange(const std::vector<Message>& messages, const CallOptions& options) const {
+  for (const auto& work : exchange_async(messages, options)) work.wait();
 }
 
 void ProcessGroup::synchronize() const {

@@ -94,4 +94,19 @@ std::string scatter_strings(const ProcessGroup& group, const std::vector<std::st
   return to_string(group, mine);
 }
 
+void send_string(const ProcessGroup& group, const std::string& content, int dst, uint32_t tag,
+                 const CallOptions& options) {
+  const auto device = device_of(group);
+  const auto length = at::full({1}, static_cast<int64_t>(content.size()), at::TensorOptions(at::kLong).device(device));
+  group.exchange({Message::send(length, dst, tag), Message::send(to_bytes(content, device), dst, tag)}, options);
+}
+
+std::string recv_string(const ProcessGroup& group, int src, uint32_t tag, const CallOptions& options) {
+  const auto length = at::empty({1}, at::TensorOptions(at::kLong).device(device_of(group)));
+  group.recv(length, src, tag, options);
+  const auto bytes = at::empty({length.item<int64_t>()}, length.options().dtype(at::kByte));
+  group.recv(bytes, src, tag, options);
+  return to_string(group, bytes);
+}
+
 }  // namespace lockstep

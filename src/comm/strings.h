@@ -23,4 +23,9 @@ std::vector<std::string> gather_strings(const ProcessGroup& group, const std::st
 std::string scatter_strings(const ProcessGroup& group, const std::vector<std::string>& all, int root,
                             const CallOptions& options = {});
 
+/// Send and receive a string: two messages with this tag.
+void send_string(const ProcessGroup& group, const std::string& content, int dst, uint32_t tag,
+                 const CallOptions& options = {});
+std::string recv_string(const ProcessGroup& group, int src, uint32_t tag, const CallOptions& options = {});
+
 }  // namespace lockstep

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -70,6 +71,28 @@ std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector
   return result;
 }
 
+/// The groups of one split, in the order of colors, each ordered by key and rank. Collective over the parent.
+std::vector<std::vector<int>> groups_of_colors(const ProcessGroup& parent, int color, int key,
+                                               const CallOptions& options) {
+  const auto all = parent.all_gather(int64_t{color} << 32 | static_cast<uint32_t>(key), options);
+  std::map<int64_t, std::vector<std::pair<int, int>>> members;  // color -> key and rank
+  for (int rank = 0; rank < parent.size(); ++rank)
+    if (all[rank] >= 0) members[all[rank] >> 32].emplace_back(static_cast<int>(all[rank]), rank);
+  std::vector<std::vector<int>> groups;
+  for (auto& [ignored, ranks] : members) {
+    std::sort(ranks.begin(), ranks.end());
+    groups.emplace_back();
+    for (const auto& [ignored_key, rank] : ranks) groups.back().push_back(rank);
+  }
+  return groups;
+}
+
+ProcessGroup group_with_me(const std::vector<std::shared_ptr<Group>>& made) {
+  for (const auto& group : made)
+    if (group->membership().rank != detail::Membership::kNotAMember) return ProcessGroup(group);
+  return ProcessGroup(made[0]);
+}
+
 }  // namespace
 
 ProcessGroup ProcessGroup::new_group(std::vector<int> ranks, const NewGroupOptions& options) const {
@@ -97,10 +120,16 @@ ProcessGroup ProcessGroup::new_subgroups_by_enumeration(const std::vector<std::v
         throw UsageError(rank(), text("new_subgroups_by_enumeration: rank ", member,
                                       " is in two groups; create overlapping groups with new_group, one by one"));
   }
-  auto made = make_groups(parent, checked, Operation::kNewSubgroupsByEnumeration, options);
-  for (const auto& group : made)
-    if (group->membership().rank != detail::Membership::kNotAMember) return ProcessGroup(group);
-  return ProcessGroup(made[0]);
+  return group_with_me(make_groups(parent, checked, Operation::kNewSubgroupsByEnumeration, options));
+}
+
+ProcessGroup ProcessGroup::split_group(int color, int key, const NewGroupOptions& options) const {
+  auto& parent = member();
+  const auto groups = groups_of_colors(*this, color, key, {{}, options.site});
+  if (groups.empty())
+    throw UsageError(rank(),
+                     "split_group: the colors of all ranks are negative; pass a color of 0 or more on some rank");
+  return group_with_me(make_groups(parent, groups, Operation::kSplitGroup, options));
 }
 
 }  // namespace lockstep

@@ -40,6 +40,28 @@ float sum_over(const ProcessGroup& group, double value) {
   return tensor[2].item<float>();
 }
 
+TEST_P(Groups, ASplitIsOfTheRanksWithTheSameColorInTheOrderOfTheirKeys) {
+  on_ranks(4, [](ProcessGroup world) {
+    const int me = world.rank();
+    auto halves = world.split_group(me % 2);
+    EXPECT_EQ(halves.global_ranks(), (me % 2 == 0 ? Ranks{0, 2} : Ranks{1, 3}));
+    EXPECT_EQ(sum_over(halves, me + 1), me % 2 == 0 ? 4 : 6);
+
+    auto reversed = world.split_group(7, -me);
+    EXPECT_EQ(reversed.global_ranks(), (Ranks{3, 2, 1, 0}));
+    EXPECT_EQ(reversed.rank(), 3 - me);
+    auto from_rank_3 = at::full({2}, static_cast<float>(me), world.device());
+    reversed.broadcast(from_rank_3, 0);
+    EXPECT_EQ(from_rank_3[0].item<float>(), 3);
+
+    auto pair = world.split_group(me >= 2 ? 0 : -1);  // ranks 0 and 1 are in no group
+    EXPECT_EQ(pair.contains_me(), me >= 2);
+    EXPECT_EQ(me >= 2 ? sum_over(pair, me) : 5, 5);
+    expect_error<UsageError>([&] { world.split_group(-1); }, "rank " + std::to_string(me), "split_group", "negative");
+    world.barrier();
+  });
+}
+
 TEST_P(Groups, AGroupOfSomeRanksIsTheirsAlone) {
   on_ranks(4, [](ProcessGroup world) {
     auto group = world.new_group({3, 1});

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <latch>
 #include <limits>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -122,6 +124,126 @@ TEST_P(Messages, OfABrokenGroupAreDone) {
     EXPECT_EQ(count(recorder, CallRecord::State::kFailed), 1u);
   });
 }
+
+/// Ranks 1 and 2 send to rank 0, which receives from any.
+class AnySender : public testing::TestWithParam<std::string> {
+ protected:
+  static void on_three_ranks(const std::function<void(ProcessGroup)>& body) {
+    run_threads(3, body, {.backend = GetParam(), .timeout = std::chrono::minutes(1)});
+  }
+};
+
+TEST_P(AnySender, IsTheRankThatSendsFirst) {
+  on_three_ranks([](const ProcessGroup& world) {
+    for (const int sender : {2, 1, 1, 2}) {
+      auto tensor = at::full({700}, static_cast<float>(world.rank()));
+      if (world.rank() == sender) world.send(tensor, 0, 4);
+      if (world.rank() == 0) {
+        EXPECT_EQ(world.recv_any(tensor, 4), sender);
+        EXPECT_TRUE(at::equal(tensor, at::full({700}, static_cast<float>(sender))));
+      }
+      world.barrier();
+    }
+  });
+}
+
+TEST_P(AnySender, IsFoundIfItSentBeforeTheFirstReceive) {
+  on_three_ranks([](const ProcessGroup& world) {
+    auto tensor = at::full({3}, static_cast<float>(world.rank()));
+    std::vector<Work> sends;
+    if (world.rank() > 0)
+      for (uint32_t tag : {0, 9}) sends.push_back(world.send_async(tensor, 0, tag));
+    world.barrier();
+    if (world.rank() == 0)
+      for (uint32_t tag : {9, 0}) {
+        auto directly = at::zeros({3});
+        world.recv(directly, 1, tag);  // which recv_any then does not report again
+        EXPECT_EQ(world.recv_any(tensor, tag), 2);
+        EXPECT_EQ(tensor[0].item<float>(), 2);
+        expect_error<TimeoutError>([&] { world.recv_any(tensor, tag, {.timeout = std::chrono::milliseconds(20)}); },
+                                   "rank 0: recv_any", "with tag " + std::to_string(tag), "20 ms", "stays usable");
+      }
+    for (const auto& send : sends) send.wait();
+    world.barrier();
+  });
+}
+
+TEST_P(AnySender, TakesTurns) {
+  on_three_ranks([](const ProcessGroup& world) {
+    constexpr int kEach = 40;
+    std::vector<Work> sends;
+    auto tensor = at::ones({2});
+    if (world.rank() > 0) world.send(tensor, 0);
+    for (int i = 0; world.rank() == 0 && i < 2; ++i) world.recv_any(tensor);  // now both announce their messages
+    world.barrier();
+    if (world.rank() > 0)
+      for (int i = 0; i < kEach; ++i) sends.push_back(world.send_async(at::full({2}, static_cast<float>(i)), 0));
+    world.monitored_barrier();  // behind the announcements, through the store
+    std::vector<int> received(3);
+    for (int i = 0, last = 0; world.rank() == 0 && i < 2 * kEach; ++i) {
+      const int sender = world.recv_any(tensor);
+      EXPECT_NE(sender, std::exchange(last, sender));
+      EXPECT_EQ(tensor[1].item<int>(), received[sender]++) << "the messages of a rank arrive in order";
+    }
+    for (const auto& send : sends) send.wait();
+    world.barrier();
+  });
+}
+
+TEST_P(AnySender, SendsObjectsToo) {
+  on_three_ranks([](const ProcessGroup& world) {
+    if (world.rank() > 0) world.send_object("from " + std::to_string(world.rank()), 0, 1);
+    std::set<int> senders;
+    while (world.rank() == 0 && senders.size() < 2) {
+      const auto [sender, object] = world.recv_any_object(1);
+      EXPECT_EQ(object.toStringRef(), "from " + std::to_string(sender));
+      EXPECT_TRUE(senders.insert(sender).second);
+    }
+    world.barrier();
+  });
+}
+
+TEST_P(AnySender, InASubgroupIsARankOfTheSubgroup) {
+  on_three_ranks([](const ProcessGroup& world) {
+    const auto pair = world.new_group({0, 2});
+    auto tensor = at::ones({2});
+    if (world.rank() == 2) pair.send(tensor, 0);
+    EXPECT_EQ(world.rank() == 0 ? pair.recv_any(tensor) : 1, 1);
+    const auto alone = world.split_group(world.rank());
+    expect_error<UsageError>([&] { alone.recv_any(tensor); }, "recv_any", "no other rank");
+    expect_error<UsageError>([&] { world.recv_any(at::Tensor()); }, "recv", "undefined");
+    world.barrier();
+  });
+}
+
+TEST_P(AnySender, DoesNotComeWhenAllOthersHaveLeft) {
+  on_three_ranks([](const ProcessGroup& world) {
+    auto group = world.new_group({0, 1, 2});
+    auto tensor = at::ones({2});
+    if (world.rank() == 1) group.send(tensor, 0);
+    EXPECT_EQ(world.rank() == 0 ? group.recv_any(tensor) : 1, 1);
+    world.barrier();
+    if (world.rank() > 0) group.destroy();
+    if (world.rank() == 0)
+      expect_error<PeerError>([&] { group.recv_any(tensor); }, "rank 0", "all other ranks have left", "tag 0");
+    world.barrier();
+  });
+}
+
+TEST_P(AnySender, DoesNotComeWhenTheGroupIsBroken) {
+  run_threads_into_an_error(3,
+                            [](ProcessGroup world) {
+                              auto tensor = at::ones({2});
+                              if (world.rank() == 2)
+                                world.abort("out of paper");
+                              else
+                                expect_error<PeerError>([&] { world.recv_any(tensor); }, "recv_any", "out of paper");
+                            },
+                            {.backend = GetParam(), .timeout = std::chrono::minutes(1)});
+}
+
+INSTANTIATE_TEST_SUITE_P(On, AnySender, testing::ValuesIn(backends_under_test()),
+                         [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Backends, Messages, testing::ValuesIn(backends_under_test()),
                          [](const auto& backend) { return backend.param; });

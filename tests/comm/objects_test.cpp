@@ -98,6 +98,29 @@ TEST_P(Objects, AnObjectThatCannotBeSentIsAnErrorOnAllRanksAndTheGroupGoesOn) {
   });
 }
 
+TEST_P(Objects, AreSentToOneRank) {
+  on_ranks([](ProcessGroup world) {
+    const int me = world.rank();
+    if (world.size() == 1) return;
+    if (me == 0) {
+      for (int rank = 1; rank < world.size(); ++rank) {
+        world.send_object(sample(rank), rank, 3);
+        world.send_object(std::string(), rank, 3);
+      }
+      expect_error<UsageError>([&] { world.send_object(sample(0), 0); }, "rank 0", "itself");
+      expect_error<UsageError>([&] { world.send_object(sample(0), 9); }, "dst is rank 9");
+    } else {
+      EXPECT_EQ(world.recv_object(0, 3).toGenericDict().at("epoch").toInt(), me);
+      EXPECT_EQ(world.recv_object(0, 3).toStringRef(), "");
+    }
+    // What cannot be sent is an error on both sides, and the group stays usable.
+    if (me == 0)
+      expect_error<UsageError>([&] { world.send_object(at::ones({2}).to_sparse(), 1); }, "rank 0", "send_object");
+    if (me == 1) expect_error<UsageError>([&] { world.recv_object(0); }, "rank 0", "recv_object");
+    world.barrier();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Objects,
                          testing::Combine(testing::ValuesIn(backends_under_test()), testing::Values(1, 2, 3)),
                          [](const auto& info) {

@@ -149,6 +149,27 @@ class NcclBackend final : public Backend {
     output.view({-1}).copy_(fold(rows, op));
   }
 
+  void reduce_scatter_v(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op,
+                        const CallInfo& call) override {
+    const auto any = std::find_if(inputs.begin(), inputs.end(), [](const at::Tensor& part) { return part.defined(); });
+    if (any == inputs.end()) return;
+    if (reduces(op, any->scalar_type()))
+      return with_ranks(call, "reduce_scatter", [&](ncclComm_t ranks) {
+        check(ncclGroupStart(), "reduce_scatter");  // errors of the calls below are returned by ncclGroupEnd
+        for (int root = 0; root < size_; ++root)
+          if (const auto& part = inputs[root]; part.defined())
+            ncclReduce(part.data_ptr(), root == rank_ ? output.data_ptr() : nullptr, part.numel(),
+                       data_type(part.scalar_type()), operation_over_ranks(op), root, ranks, current_cuda_stream());
+        return ncclGroupEnd();
+      });
+    c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> received(inputs.size());
+    at::Tensor rows;
+    if (output.defined()) received = (rows = at::empty({size_, output.numel()}, output.options())).unbind();
+    all_to_all_v(received, inputs, call);
+    if (output.defined()) output.view({-1}).copy_(fold(rows, op));
+  }
+
   void all_to_all_v(const std::vector<at::Tensor>& receives, const std::vector<at::Tensor>& sends,
                     const CallInfo& call) override {
     if (receives[rank_].defined() && !receives[rank_].is_same(sends[rank_])) {

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
 
 #include "base/owner_process.h"
 #include "base/text.h"
@@ -8,16 +11,25 @@
 namespace lockstep::detail {
 
 /// The implementation of a Work. Created by make_shared_owned, because other threads may wait for it. Thread-safe.
-class Completion {
+class Completion : public std::enable_shared_from_this<Completion> {
  public:
+  using Callback = std::function<void(std::exception_ptr)>;
+
   explicit Completion(int rank_in_job) : rank_in_job_(rank_in_job) {}
   virtual ~Completion() = default;
   virtual void wait() = 0;
   /// Like wait(), but also blocks until the device is done.
   virtual void synchronize() { wait(); }
   virtual bool is_done() = 0;
+  /// Blocks until is_done() returns true, at most until the deadline. Returns is_done().
+  virtual bool wait_until(std::chrono::steady_clock::time_point deadline);
+  /// Calls the callback as Work::on_done says. Throws SystemError if it needs a thread and none can be started.
+  virtual void on_done(Callback callback);
   /// When the call was done. Valid once it is done.
   virtual std::chrono::steady_clock::time_point done_at() = 0;
+
+  /// Calls the callback with the error that synchronize() throws. Requires is_done().
+  void call_back(const Callback& callback) noexcept;
 
   /// Throws UsageError in a forked child.
   void check_process() const {

@@ -71,6 +71,7 @@ void Group::destroy() {
     leave(parts);
     lock.lock();
     parts_.reset();
+    any_sender_.changed.notify_all();
     lock.unlock();  // the parts are destroyed without the mutex
   });
 }
@@ -342,6 +343,7 @@ std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
     failure_ = cause;
     departure_came_first_ = departure_.has_value();
   }
+  any_sender_.changed.notify_all();
   return failure_;
 }
 
@@ -362,6 +364,8 @@ void Group::on_left(int rank_in_job, int64_t calls) {
   std::exception_ptr cause;
   {
     std::lock_guard lock(mutex_);
+    left_.insert(rank);
+    any_sender_.changed.notify_all();
     if (!departure_ || calls < departure_->calls) departure_ = {calls, rank_in_job, describe_rank(membership_, rank)};
     for (const Watched* watched : watched_)
       if (auto departure = departure_before(watched->record.call_id)) cause = departure;

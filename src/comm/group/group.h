@@ -1,12 +1,15 @@
 #pragma once
 
+#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/backend.h>
@@ -105,6 +108,10 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     std::shared_ptr<Transfer> transfer_;  // guarded by mutex_; empty when done
   };
 
+  /// Blocks until a rank has started to send a message with this tag that this rank has not started to receive, and
+  /// returns that rank. Throws TimeoutError, which leaves the group usable.
+  int await_sender(uint32_t tag, const CallOptions& options);
+
   /// Throws the failure if the group is broken.
   void check_working();
 
@@ -141,6 +148,14 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     CallRecord::State outcome = CallRecord::State::kFailed;  // used by its thread; recorded by the destructor
     Backoff backoff;                                         // guarded by mutex_
   };
+  /// What this rank knows about messages that a rank receives from any sender. All guarded by mutex_.
+  struct AnySender {
+    std::set<std::pair<int, uint32_t>> followers{};  // ranks that want to know of sends to them with the tag
+    std::set<uint32_t> followed{};                   // tags of which the others tell this rank
+    std::map<MessageRoute, int64_t> announced{};     // messages that they have told of
+    std::condition_variable changed{};               // also after a failure, and when a rank leaves
+    int last = 0;                                    // the sender that was returned last
+  };
   class QueuedWork;
   struct Departure {
     int64_t calls;  // that the rank made
@@ -174,11 +189,14 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
                            const std::vector<Answer>& answers) const;
   Failure own_failure(ErrorKind kind, const std::string& message) const;
   std::exception_ptr departure_before(const CallId& call_id) const;
+  void announce_send(const MessageRoute& route);
+  std::optional<int> waiting_sender(uint32_t tag);
   void blame_departure(const std::exception_ptr& cause);
   std::string flight_recorder_suffix(const std::exception_ptr& cause);
 
   void on_failure(std::exception_ptr cause) override;
   void on_left(int rank_in_job, int64_t calls) override;
+  void on_note(int rank_in_job, const std::string& content) override;
   void on_answers(const std::string& call_id, const std::vector<Answer>& answers) override;
   void on_tick() override;
 
@@ -195,11 +213,13 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   std::vector<Watched*> watched_;             // guarded by mutex_
   std::optional<Departure> departure_;        // guarded by mutex_: the one with the fewest calls
   bool departure_came_first_ = false;         // guarded by mutex_: departure_ was set before failure_
+  std::set<int> left_;                        // guarded by mutex_: ranks that have left the group
   std::map<MessageRoute, int64_t> messages_;  // guarded by mutex_: messages so far
-  std::map<Operation, int64_t> aside_;        // guarded by mutex_: number of run_aside calls
-  int children_ = 0;                          // guarded by mutex_
-  int64_t calls_ = 0;                         // guarded by mutex_: collectives started
-  WorkQueue queue_{mutex_, rank_in_job_};     // last, because its tasks use all members above
+  AnySender any_sender_;
+  std::map<Operation, int64_t> aside_;     // guarded by mutex_: number of run_aside calls
+  int children_ = 0;                       // guarded by mutex_
+  int64_t calls_ = 0;                      // guarded by mutex_: collectives started
+  WorkQueue queue_{mutex_, rank_in_job_};  // last, because its tasks use all members above
 };
 
 }  // namespace lockstep::detail

@@ -33,6 +33,7 @@ class WorkQueue {
     Lock lock(mutex_);
     if (busy_ || !queue_.empty()) {
       lock.unlock();
+      refuse_in_callback();
       return submit(std::ref(task))->wait();
     }
     Turn turn(*this, lock);
@@ -61,6 +62,10 @@ class WorkQueue {
   };
 
   void work();
+  /// Runs the first task. Requires the mutex and leaves it locked, unless the queue was destroyed: then returns false.
+  bool run_first(Lock& lock);
+  /// Throws UsageError on a thread that is running a callback of this queue's calls.
+  void refuse_in_callback() const;
 
   const int rank_in_job_;
   std::mutex& mutex_;

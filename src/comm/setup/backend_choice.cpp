@@ -6,8 +6,11 @@
 #include <set>
 #include <sstream>
 
+#include <ATen/ATen.h>
+
 #include <lockstep/error.h>
 
+#include "backends/common/reduction.h"
 #include "backends/factories.h"
 #include "base/text.h"
 
@@ -47,6 +50,19 @@ Registry& registry() {
 Transfer::~Transfer() = default;
 QueuedCall::~QueuedCall() = default;
 Backend::~Backend() = default;
+
+void Backend::reduce_scatter_v(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op,
+                               const CallInfo& call) {
+  std::vector<at::Tensor> received(inputs.size());
+  std::vector<const void*> parts;
+  if (output.defined()) {
+    received = at::empty({static_cast<int64_t>(inputs.size()), output.numel()}, output.options()).unbind();
+    for (const auto& part : received) parts.push_back(part.data_ptr());
+  }
+  all_to_all_v(received, inputs, call);
+  if (output.defined())
+    reduce_elements(output.data_ptr(), {parts.data(), parts.size()}, output.numel(), output.scalar_type(), op);
+}
 
 std::shared_ptr<QueuedCall> Backend::queue(const std::function<void()>& call, Stream /*stream*/) {
   call();

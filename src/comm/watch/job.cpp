@@ -76,6 +76,7 @@ void Job::subscribe(const std::string& group, JobListener& listener) {
   if (auto found = group_failures_.find(base_name(group)); found != group_failures_.end())
     listener.on_failure(found->second);
   for (const auto& [rank, calls] : departures_[group]) listener.on_left(rank, calls);
+  for (const auto& [rank, content] : notes_[group]) listener.on_note(rank, content);
 }
 
 void Job::unsubscribe(JobListener& listener) {
@@ -144,6 +145,10 @@ std::string Job::dump_flight(const std::string& reason) {
   return flight_path_;
 }
 
+void Job::note(int rank_in_job, const std::string& group, const std::string& content) noexcept {
+  if (client_) client_->send_async(Verb::kNote, {std::to_string(rank_in_job), on_wire(group), content});
+}
+
 void Job::leave(const std::string& group, int64_t calls, int members) noexcept {
   if (client_)
     client_->send_async(Verb::kLeave, {on_wire(group), std::to_string(calls), std::to_string(members),
@@ -169,6 +174,19 @@ void Job::on_left(int rank, const std::string& wire_group, int64_t calls) {
   departures_[*group].emplace_back(rank, calls);
   for (const auto& [listener, name] : listeners_)
     if (*group == name) listener->on_left(rank, calls);
+}
+
+void Job::on_note(int rank, const std::string& wire_group, const std::string& content) {
+  const auto group = from_wire(wire_group);
+  if (!group) return;
+  std::lock_guard lock(mutex_);
+  bool is_delivered = false;
+  for (const auto& [listener, name] : listeners_)
+    if (*group == name) {
+      listener->on_note(rank, content);
+      is_delivered = true;
+    }
+  if (!is_delivered) notes_[*group].emplace_back(rank, content);
 }
 
 // For a group of another join this rank finds no record, but still answers what it is doing.

@@ -36,6 +36,8 @@ class JobListener {
   virtual void on_failure(std::exception_ptr cause) = 0;
   /// A rank of the job has left the group cleanly, after `calls` calls.
   virtual void on_left(int /*rank_in_job*/, int64_t /*calls*/) {}
+  /// Another rank has called Job::note for this group.
+  virtual void on_note(int /*rank_in_job*/, const std::string& /*content*/) {}
   /// The answers to Job::ask have arrived.
   virtual void on_answers(const std::string& /*call_id*/, const std::vector<Answer>& /*answers*/) {}
   virtual void on_tick() {}
@@ -91,6 +93,9 @@ class Job final : private StoreListener {
   /// The same without blocking: on_answers of the listener receives the answers.
   void ask(JobListener& listener, const std::string& group, const std::string& call_id);
 
+  /// Sends a short text to the same group on another rank, without blocking.
+  void note(int rank_in_job, const std::string& group, const std::string& content) noexcept;
+
   /// Writes the flight recorder to a file, at most once. Returns the path, or why the file could not be written.
   std::string dump_flight(const std::string& reason);
 
@@ -101,6 +106,7 @@ class Job final : private StoreListener {
  private:
   void on_failure(const std::string& group, const Failure& failure) override;
   void on_left(int rank, const std::string& group, int64_t calls) override;
+  void on_note(int rank, const std::string& group, const std::string& content) override;
   std::string on_question(const std::string& group, const std::string& call_id) override;
   std::string doing() override { return recorder_->doing(); }
   void on_tick() override;
@@ -120,6 +126,7 @@ class Job final : private StoreListener {
   std::mutex mutex_;                                                        // locked while listeners are called
   std::map<JobListener*, std::string> listeners_;                           // guarded by mutex_: with their groups
   std::map<std::string, std::vector<std::pair<int, int64_t>>> departures_;  // guarded by mutex_: by group: rank, calls
+  std::map<std::string, std::vector<std::pair<int, std::string>>> notes_;   // guarded by mutex_: to groups not yet made
   std::map<std::string, std::exception_ptr> group_failures_;  // guarded by mutex_: first failure, by base_name
   std::exception_ptr failure_;                                // guarded by mutex_: why the whole job failed
   std::mutex flight_mutex_;

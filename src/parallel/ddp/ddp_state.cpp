@@ -14,7 +14,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/capture.h"
-#include "comm/coalesced.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
 #include "parallel/ddp/model_check.h"
 
@@ -194,7 +193,7 @@ void DdpState::broadcast_buffers(int source) {
 }
 
 void DdpState::broadcast_parameters_and_buffers(int source) {
-  broadcast_coalesced(group_, tensors_of(wrapped_.parameters()), source);
+  group_.broadcast_coalesced(tensors_of(wrapped_.parameters()), source);
   broadcast_buffers(source);
   cheap_fingerprint_ = wrapped_.cheap_fingerprint();
 }

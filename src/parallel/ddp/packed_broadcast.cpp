@@ -8,7 +8,6 @@
 #include "base/align.h"
 #include "comm/torch_version.h"
 
-#include "comm/coalesced.h"
 #include "parallel/ddp/bucket.h"
 
 namespace lockstep {
@@ -37,7 +36,7 @@ void copy_out(const std::vector<at::Tensor>& outside, const std::vector<at::Tens
 void PackedBroadcast::run(int root) {
   c10::NoGradGuard no_grad;
   if (!is_laid_out()) lay_out();
-  if (!memory_.defined()) return broadcast_coalesced(group_, tensors_, root);
+  if (!memory_.defined()) return group_.broadcast_coalesced(tensors_, root);
   if (group_.rank() == root) copy_in(inside_, outside_);
   group_.broadcast(memory_, root, {.site = {"forward of DistributedDataParallel, for its buffers", 0}});
   if (group_.rank() != root) copy_out(outside_, inside_);

@@ -121,6 +121,9 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
       return;
     case Verb::kLeave:
       return leave(connection, message);
+    case Verb::kNote:
+      if (member != members_.end()) forward_note(member->second.rank, message);
+      return;
     case Verb::kBlame:
       if (member != members_.end()) blame(message, now);
       return;
@@ -329,6 +332,13 @@ void Coordinator::ask(Connection connection, const StoreMessage& message, Time n
 void Coordinator::request_acknowledgements(Time now) {
   acknowledgements_ = next_question_;
   ask(0, {Verb::kAsk, 0, {"", ""}}, now);
+}
+
+void Coordinator::forward_note(int sender, const StoreMessage& message) {
+  const auto receiver = to_number(field(message, 0));
+  for (const auto& [connection, member] : members_)
+    if (member.rank == receiver)
+      send(connection, {Verb::kNoted, 0, {std::to_string(sender), field(message, 1), field(message, 2)}});
 }
 
 void Coordinator::take_answer(Connection connection, const StoreMessage& message) {

@@ -132,6 +132,7 @@ class Coordinator {
   void enrol(Connection connection, const StoreMessage& message, Time now);
   void report(Connection connection, const StoreMessage& message, Time now);
   void ask(Connection connection, const StoreMessage& message, Time now);
+  void forward_note(int sender, const StoreMessage& message);
   void take_answer(Connection connection, const StoreMessage& message);
   void finish_questions(Time now);
   void finish_reports(Time now);

@@ -32,6 +32,7 @@ enum class Verb : uint8_t {
   // group, number of calls made on it, number of members, prefix of the group's keys: once all members have left, the
   // keys are erased
   kLeave = 22,
+  kNote = 26,     // rank, group, content: forwarded to that rank as kNoted; dropped if the rank has left
   kBlame = 25,    // failure with a culprit: this process is about to fail because of that rank
   kGoodbye = 23,  // its failure, with kind and message "" on success: ends the liveness connection
 
@@ -48,6 +49,7 @@ enum class Verb : uint8_t {
   kQuestion = 53,        // group, subject; kAnswer refers to its id
   kLeft = 54,            // rank, group, number of calls made on it
   kClosing = 55,         // the store shuts down cleanly
+  kNoted = 56,           // sending rank, group, content
 };
 
 struct StoreMessage {

@@ -352,6 +352,11 @@ void StoreClient::handle(const StoreMessage& message) {
       if (listener_) listener_->on_left(static_cast<int>(to_number(field(0))), field(1), to_number(field(2)));
       return;
     }
+    case Verb::kNoted: {
+      std::lock_guard listening(listener_mutex_);
+      if (listener_) listener_->on_note(static_cast<int>(to_number(field(0))), field(1), field(2));
+      return;
+    }
     default:
       break;
   }

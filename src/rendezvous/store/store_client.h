@@ -32,6 +32,8 @@ class StoreListener {
   virtual void on_failure(const std::string& group, const Failure& failure) = 0;
   /// A rank has left a group cleanly, after `calls` calls on it.
   virtual void on_left(int rank, const std::string& group, int64_t calls) = 0;
+  /// Another rank has sent a kNote.
+  virtual void on_note(int /*rank*/, const std::string& /*group*/, const std::string& /*content*/) {}
   /// Returns this rank's answer to a kQuestion.
   virtual std::string on_question(const std::string& group, const std::string& subject) = 0;
   /// Returns a human-readable description of this rank's current activity.
