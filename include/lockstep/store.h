@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/export.h>
@@ -12,8 +13,9 @@ namespace lockstep {
 
 /// A key-value table that all ranks of a job share. Ranks use it to exchange addresses before they can connect.
 ///
-/// Thread-safe. Values are set atomically. Keys and values may contain any bytes. Calls that block take a time-out and
-/// throw TimeoutError, which names the missing keys; the store still works.
+/// Thread-safe. Every call is atomic: other ranks see all of its effect or none. Keys and values may contain any bytes.
+/// Calls that block take a time-out and throw TimeoutError, which names the missing keys; the store still works. A
+/// custom store implements all pure virtual functions.
 class LOCKSTEP_EXPORT Store {
  public:
   virtual ~Store();
@@ -27,9 +29,22 @@ class LOCKSTEP_EXPORT Store {
   /// is not a number.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
 
+  /// Appends `value` to the key's value. A missing key counts as empty. Over TCP the result is limited to 64 MiB;
+  /// throws UsageError beyond.
+  virtual void append(const std::string& key, const std::string& value) = 0;
+
   /// Sets the key to `desired` if its value is `expected`. An empty `expected` also matches a missing key. Returns the
   /// key's value after the call, or an empty string if the key is still missing.
   virtual std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) = 0;
+
+  /// Blocks until every key has a value and returns the values in the order of the keys. All values are of one moment.
+  /// Over TCP this is one request; throws UsageError if the values together exceed 64 MiB.
+  virtual std::vector<std::string> multi_get(const std::vector<std::string>& keys,
+                                             std::chrono::milliseconds timeout) = 0;
+
+  /// Sets all keys at once. If a key occurs several times, its last value counts. Over TCP this is one request; throws
+  /// UsageError if keys and values together exceed 64 MiB.
+  virtual void multi_set(const std::vector<std::pair<std::string, std::string>>& values) = 0;
 
   /// Blocks until every key has a value.
   virtual void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) = 0;

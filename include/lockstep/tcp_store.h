@@ -3,6 +3,8 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <lockstep/export.h>
 #include <lockstep/store.h>
@@ -39,7 +41,10 @@ class LOCKSTEP_EXPORT TcpStore final : public Store {
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
   int64_t add(const std::string& key, int64_t amount) override;
+  void append(const std::string& key, const std::string& value) override;
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override;
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override;
+  void multi_set(const std::vector<std::pair<std::string, std::string>>& values) override;
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override;
   bool check(const std::vector<std::string>& keys) override;
   bool erase(const std::string& key) override;

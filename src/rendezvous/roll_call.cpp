@@ -179,15 +179,16 @@ void print_missing(Store& store, const Announcement& own, const std::vector<std:
                    why_missing(own.enrolment.joins_before)));
 }
 
-void wait_for_keys(Store& store, const Announcement& own, const std::vector<std::string>& keys,
-                   std::chrono::milliseconds timeout) {
+/// Blocks until every key has a value and returns the values. Logs the missing ranks while it waits.
+std::vector<std::string> wait_for_values(Store& store, const Announcement& own, const std::vector<std::string>& keys,
+                                         std::chrono::milliseconds timeout) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = deadline_after(timeout);
   WaitNotice notice;
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline, notice.due()) - Clock::now());
     try {
-      return store.wait(keys, std::max(left, std::chrono::milliseconds(1)));
+      return store.multi_get(keys, std::max(left, std::chrono::milliseconds(1)));
     } catch (const TimeoutError&) {
       if (Clock::now() >= deadline) throw;
     }
@@ -231,8 +232,9 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
 
   std::vector<std::string> keys;
   for (int r = 0; r < mine.world_size; ++r) keys.push_back(enrolment_key(mine, r));
+  std::vector<std::string> announcements;
   try {
-    wait_for_keys(store, own, keys, timeout);
+    announcements = wait_for_values(store, own, keys, timeout);
   } catch (const TimeoutError& late) {
     try {
       throw_missing(store, own, timeout);
@@ -242,8 +244,8 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   }
 
   std::vector<Peer> peers;
-  for (int r = 0; r < mine.world_size; ++r) {
-    Announcement other = read_announcement(store.get(keys[r], timeout));
+  for (const auto& announcement : announcements) {
+    const Announcement other = read_announcement(announcement);
     check_agreement(own, other);
     peers.push_back(other.peer);
   }

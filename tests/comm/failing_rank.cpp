@@ -392,9 +392,14 @@ class StopsAfterPublishing final : public lockstep::Store {
   }
   std::string get(const std::string& key, milliseconds timeout) override { return store_->get(key, timeout); }
   int64_t add(const std::string& key, int64_t amount) override { return store_->add(key, amount); }
+  void append(const std::string& key, const std::string& value) override { store_->append(key, value); }
   std::string compare_set(const std::string& key, const std::string& old, const std::string& value) override {
     return store_->compare_set(key, old, value);
   }
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys, milliseconds timeout) override {
+    return store_->multi_get(keys, timeout);
+  }
+  void multi_set(const std::vector<std::pair<std::string, std::string>>& values) override { store_->multi_set(values); }
   void wait(const std::vector<std::string>& keys, milliseconds timeout) override { store_->wait(keys, timeout); }
   bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
   bool erase(const std::string& key) override { return store_->erase(key); }

@@ -8,6 +8,7 @@
 #include "fragments.h"
 
 #include "support/messages.h"
+#include "support/rank_process.h"
 
 #ifdef LOCKSTEP_HAVE_NCCL
 #include <ATen/cuda/CUDAGraph.h>
@@ -45,6 +46,19 @@ TEST(CollectivesPage, ObjectsArriveInOrderOfRank) {
     EXPECT_EQ(name, "adamw");
     EXPECT_LT(printed.find("0.5"), printed.find("1.5"));
     EXPECT_NE(printed.find("1.5"), std::string::npos);
+  });
+}
+
+TEST(CollectivesPage, StoresHaveTheValuesOfBothRanks) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const int rank = world.rank();
+    const int port = static_cast<int>(world.broadcast_object(int64_t{free_port()}, 0).toInt());
+    const std::string host = rank == 0 ? "first" : "second", gpu = rank == 0 ? "A" : "B";
+#include "docs/collectives/stores.inc"
+    EXPECT_THAT(hosts, ElementsAre("first", "second"));
+    EXPECT_THAT(gpus, ElementsAre("A", "B"));
+    EXPECT_THAT(store.get("log", 60s), testing::AllOf(HasSubstr("rank 0 is ready\n"), HasSubstr("rank 1 is ready\n")));
+    world.barrier();  // before rank 0 closes the store
   });
 }
 

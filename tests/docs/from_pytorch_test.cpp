@@ -15,6 +15,7 @@ namespace schedules = lockstep::schedules;
 
 extern lockstep::ProcessGroup world, g, group;
 extern lockstep::Work work;
+extern lockstep::TcpStore store;
 extern torch::IValue obj;
 extern double x;
 extern int r, n;

@@ -56,6 +56,16 @@ TEST_F(CoordinatorTest, AnswersEveryRequestWithItsId) {
   EXPECT_EQ(answer_to(3), done(21, {"1"}));
   say(3, Verb::kErase, {"key"}, 22);
   EXPECT_EQ(answer_to(3), done(22, {"0"}));
+  say(3, Verb::kAppend, {"log", "a"}, 23);
+  EXPECT_EQ(answer_to(3), done(23, {}));
+  say(2, Verb::kAppend, {"log", "b"}, 24);
+  EXPECT_EQ(answer_to(2), done(24, {}));
+  say(2, Verb::kMultiSet, {"x", "1", "y", "2", "x", "3"}, 25);
+  EXPECT_EQ(answer_to(2), done(25, {}));
+  say(2, Verb::kMultiSet, {}, 26);
+  EXPECT_EQ(answer_to(2), done(26, {}));
+  say(1, Verb::kGet, {"y", "log", "x"}, 27);
+  EXPECT_EQ(answer_to(1), done(27, {"2", "ab", "3"}));
 }
 
 TEST_F(CoordinatorTest, AnswersThoseWhoWaitOnceAllTheirKeysAreThere) {
@@ -69,6 +79,51 @@ TEST_F(CoordinatorTest, AnswersThoseWhoWaitOnceAllTheirKeysAreThere) {
   EXPECT_EQ(heard()[1], std::vector{done(1, {"A", "B"})});
   say(3, Verb::kSet, {"a", "again"}, 5);
   EXPECT_EQ(answer_to(3), done(5, {}));  // who was answered waits no more
+}
+
+TEST_F(CoordinatorTest, WakesThoseWhoWaitForAnAppendedValueOrForSeveral) {
+  say(1, Verb::kGet, {"log"}, 1);
+  say(2, Verb::kAppend, {"log", "a"}, 2);
+  EXPECT_EQ(heard()[1], std::vector{done(1, {"a"})});
+  say(1, Verb::kGet, {"x", "y"}, 3);
+  say(1, Verb::kGet, {"y"}, 4);
+  say(2, Verb::kMultiSet, {"x", "1", "y", "2"}, 5);
+  EXPECT_EQ(heard()[1], (std::vector{done(3, {"1", "2"}), done(4, {"2"})}));
+  say(1, Verb::kGet, {"z"}, 6);
+  say(2, Verb::kMultiSet, {"z", "first", "z", "last"}, 7);
+  EXPECT_EQ(heard()[1], std::vector{done(6, {"last"})});  // never a value in between
+}
+
+// What cannot be answered is refused before it is copied, and before it is stored.
+TEST_F(CoordinatorTest, RefusesAnswersThatNoMessageCanCarry) {
+  const std::string mebibyte(1 << 20, 'x');
+  say(1, Verb::kSet, {"large", mebibyte}, 1);
+  heard();
+  say(1, Verb::kGet, Fields(63, "large"), 2);
+  EXPECT_EQ(answer_to(1), done(2, Fields(63, mebibyte)));
+  say(1, Verb::kGet, Fields(64, "large"), 3);
+  const auto refused = answer_to(1);
+  EXPECT_EQ(refused.verb, Verb::kRefused);
+  EXPECT_EQ(refused.id, 3u);
+  EXPECT_THAT(refused.fields, ElementsAre(AllOf(HasSubstr("64 requested keys"), HasSubstr("67108864 bytes"),
+                                                HasSubstr("64 MiB"), HasSubstr("fewer keys"))));
+}
+
+TEST_F(CoordinatorTest, RefusesToAppendToAValueThatIsTooLargeForAnAnswer) {
+  const size_t most = Decoder::kMostBytes - 9 - 4;
+  say(1, Verb::kSet, {"log", std::string(most - 2, 'x')}, 1);
+  heard();
+  say(1, Verb::kAppend, {"log", "abc"}, 2);
+  const auto refused = answer_to(1);
+  EXPECT_EQ(refused.verb, Verb::kRefused);
+  EXPECT_THAT(refused.fields, ElementsAre(AllOf(HasSubstr("3 bytes"), HasSubstr("'log'"), HasSubstr("64 MiB"))));
+  say(1, Verb::kAppend, {"log", "ab"}, 3);
+  EXPECT_EQ(answer_to(1), done(3, {}));
+  say(1, Verb::kGet, {"log"}, 4);
+  const auto whole = answer_to(1);
+  EXPECT_EQ(whole.verb, Verb::kDone);
+  EXPECT_EQ(whole.fields.at(0).size(), most);
+  EXPECT_NO_THROW(encode(whole));
 }
 
 TEST_F(CoordinatorTest, WakesThoseWhoWaitForANumberOrARank) {
@@ -260,6 +315,10 @@ TEST_F(CoordinatorTest, RefusesWhatMakesNoSense) {
       {Verb::kAdd, {"key", "1.5"}},
       {Verb::kCompareSet, {"key", ""}},
       {Verb::kErase, {}},
+      {Verb::kAppend, {}},
+      {Verb::kAppend, {"key"}},
+      {Verb::kMultiSet, {"rank/1"}},
+      {Verb::kMultiSet, {"rank/1", "here", "key"}},
       {Verb::kEnrol, {"rank/1"}},
       {Verb::kEnrol, {"rank/1", "here", "one", "node1", "id", "4001", "5000"}},
       {Verb::kEnrol, {"rank/1", "here", "1", "node1", "id", "4001"}},

@@ -82,6 +82,35 @@ TEST_F(FileStores, ForgetARecordThatADyingProcessLeftUnfinished) {
   }
 }
 
+TEST_F(FileStores, ForgetAChangeOfSeveralKeysThatADyingProcessLeftUnfinished) {
+  auto store = open_file_store(file_);
+  const auto before = fs::file_size(file_);
+  store->multi_set({{"a", "one"}, {"b", "two"}, {"before", "changed"}});
+  const auto change = content_of(file_).substr(before);
+  for (size_t bytes = 1; bytes <= change.size(); ++bytes) {
+    const bool is_whole = bytes == change.size();
+    const std::string another = folder_.path() / "another";
+    auto survivor = open_file_store(another);
+    survivor->set("before", "1");
+    std::ofstream(another, std::ios::binary | std::ios::app) << change.substr(0, bytes);
+    EXPECT_EQ(survivor->check({"a"}), is_whole) << bytes;
+    EXPECT_EQ(survivor->check({"b"}), is_whole) << bytes;
+    auto later = open_file_store(another);
+    EXPECT_EQ(later->get("before", 1s), is_whole ? "changed" : "1") << bytes;
+    EXPECT_EQ(later->check({"a"}), is_whole) << bytes;
+    later->append("before", "2");
+    EXPECT_EQ(survivor->get("before", 1s), is_whole ? "changed2" : "12") << bytes;
+  }
+}
+
+TEST_F(FileStores, GrowOnlyByWhatIsAppended) {
+  auto store = open_file_store(file_);
+  store->set("log", std::string(100'000, 'x'));
+  const auto before = fs::file_size(file_);
+  store->append("log", "y");
+  EXPECT_LT(fs::file_size(file_) - before, 100u);
+}
+
 TEST_F(FileStores, SayWhichFileTheyCannotCreate) {
   expect_error<SystemError>([] { open_file_store("/nonexistent/folder/store"); }, "create", "/nonexistent/folder/store",
                             "No such file");

@@ -120,6 +120,34 @@ TEST(Encoding, RefusesWhatNoDecoderTakes) {
       "64 MiB", "process group");
 }
 
+TEST(Encoding, RefusesMoreFieldsThanADecoderTakes) {
+  const std::vector<std::string> most(Decoder::kMostFields);
+  EXPECT_EQ(decode(encode({Verb::kMultiSet, 1, most})).at(0).fields.size(), most.size());
+  auto more = most;
+  more.emplace_back();
+  expect_error<UsageError>(
+      [&] {
+        encode({Verb::kMultiSet, 1, more});
+      },
+      std::to_string(more.size()), std::to_string(most.size()), "several requests");
+}
+
+TEST(Encoding, TakesWhatFitsIntoAMessage) {
+  for (const size_t fields : {1, 2, 3}) {
+    const size_t most = Decoder::kMostBytes - 9 - 4 * fields;
+    EXPECT_TRUE(fits_in_message(fields, most));
+    EXPECT_FALSE(fits_in_message(fields, most + 1));
+    std::vector<std::string> values(fields);
+    values.back() = std::string(most, 'x');
+    EXPECT_NO_THROW(encode({Verb::kDone, 1, values}));
+    values.front() += 'x';
+    EXPECT_THROW(encode({Verb::kDone, 1, values}), UsageError);
+  }
+  EXPECT_TRUE(fits_in_message(Decoder::kMostFields, 0));
+  EXPECT_FALSE(fits_in_message(Decoder::kMostFields + 1, 0));
+  EXPECT_FALSE(fits_in_message(1, std::numeric_limits<size_t>::max()));
+}
+
 TEST(Packing, IsUndoneByUnpacking) {
   for (const std::vector<std::string>& list :
        {std::vector<std::string>{}, {""}, {"", ""}, {"a", "", all_bytes()}, std::vector<std::string>(5000, "x")})

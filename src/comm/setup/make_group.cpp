@@ -90,8 +90,9 @@ void await_all(const BackendContext& context, const Membership& group) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < context.size; ++rank) keys.push_back(rank_key(rank));
   context.store->set(rank_key(context.rank), "");
+  std::vector<std::string> errors;
   try {
-    context.store->wait(keys, context.timeout);
+    errors = context.store->multi_get(keys, context.timeout);
   } catch (const TimeoutError&) {
     std::vector<std::string> late;
     for (int rank = 0; rank < context.size; ++rank)
@@ -99,7 +100,7 @@ void await_all(const BackendContext& context, const Membership& group) {
     throw TimeoutError(text("not created on ", enumerate(late), " within ", context.timeout.count(), " ms"));
   }
   for (int rank = 0; rank < context.size; ++rank) {
-    auto error = context.store->get(rank_key(rank), context.timeout);
+    const auto& error = errors[rank];
     if (!error.empty()) throw PeerError(text(describe_rank(group, rank), " could not create the backend: ", error));
   }
 }

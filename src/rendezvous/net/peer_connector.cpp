@@ -75,7 +75,8 @@ std::vector<FileDescriptor> PeerConnector::connect() {
   const Endpoint mine{local_address(listener_), port_of(listener_)};
   options_.store->set(listener_key(options_.rank), pack({to_string(mine), key_.bytes()}));
   std::vector<FileDescriptor> sockets(options_.size);
-  for (int peer = 0; peer < options_.rank; ++peer) sockets[peer] = reach(peer);
+  const auto addresses = addresses_of_lower_ranks();
+  for (int peer = 0; peer < options_.rank; ++peer) sockets[peer] = reach(peer, addresses[peer]);
   accept_higher_ranks(sockets);
   callers_.clear();
   listener_ = {};
@@ -115,14 +116,24 @@ std::string PeerConnector::with_remedy(const std::string& message) const {
 
 // --- connections to lower ranks
 
-FileDescriptor PeerConnector::reach(int peer) {
-  const auto entry = [&] {
-    try {
-      return unpack(options_.store->get(listener_key(peer), options_.timeout));
-    } catch (const TimeoutError&) {
-      throw TimeoutError(text("rank ", peer, " did not publish its address within ", options_.timeout.count(), " ms"));
-    }
-  }();
+/// Blocks until all lower ranks have published their addresses. One request: with N ranks, a request for each address
+/// would be N * N / 2 requests to the store.
+std::vector<std::string> PeerConnector::addresses_of_lower_ranks() {
+  std::vector<std::string> keys;
+  for (int peer = 0; peer < options_.rank; ++peer) keys.push_back(listener_key(peer));
+  try {
+    return options_.store->multi_get(keys, options_.timeout);
+  } catch (const TimeoutError&) {
+    std::vector<int> missing;
+    for (int peer = 0; peer < options_.rank; ++peer)
+      if (!options_.store->check({keys[peer]})) missing.push_back(peer);
+    throw TimeoutError(
+        text("rank ", enumerate(missing), " did not publish an address within ", options_.timeout.count(), " ms"));
+  }
+}
+
+FileDescriptor PeerConnector::reach(int peer, const std::string& address) {
+  const auto entry = unpack(address);
   const Endpoint endpoint = parse_endpoint(entry.at(0));
   const Secret key = Secret::from_bytes(entry.at(1));
   std::string reason;

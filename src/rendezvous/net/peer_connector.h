@@ -54,7 +54,8 @@ class PeerConnector {
   using Clock = std::chrono::steady_clock;
   struct Caller;
 
-  FileDescriptor reach(int peer);
+  std::vector<std::string> addresses_of_lower_ranks();
+  FileDescriptor reach(int peer, const std::string& address);
   FileDescriptor try_to_reach(int peer, const Endpoint& endpoint, const Secret& key, std::string& reason);
   std::string receive(const FileDescriptor& socket, size_t bytes, std::string& reason);
   bool wait(int descriptor, short events, Clock::time_point until);

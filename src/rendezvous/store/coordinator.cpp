@@ -56,6 +56,10 @@ void Coordinator::answer(Connection to, uint64_t id, std::vector<std::string> fi
   send(to, {Verb::kDone, id, std::move(fields)});
 }
 
+void Coordinator::refuse(Connection to, uint64_t id, std::string why) {
+  send(to, {Verb::kRefused, id, {std::move(why)}});
+}
+
 void Coordinator::tell_all(const StoreMessage& message, std::optional<Connection> but) {
   for (Connection connection : connections_)
     if (connection != but) send(connection, message);
@@ -88,9 +92,13 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
         table_.set(field(message, 0), sum);
         answer(connection, message.id, {sum});
       } catch (const UsageError& error) {
-        send(connection, {Verb::kRefused, message.id, {error.what()}});
+        refuse(connection, message.id, error.what());
       }
       return wake_waiters();
+    case Verb::kAppend:
+      return append(connection, message);
+    case Verb::kMultiSet:
+      return multi_set(connection, message);
     case Verb::kCompareSet:
       if (table_.matches(field(message, 0), field(message, 1))) table_.set(field(message, 0), field(message, 2));
       answer(connection, message.id, {table_.find(field(message, 0)).value_or("")});
@@ -153,11 +161,42 @@ bool Coordinator::is_satisfied(Waiter& waiter) const {
 void Coordinator::wake_waiters() {
   waiters_.remove_if([&](Waiter& waiter) {
     if (!is_satisfied(waiter)) return false;
-    std::vector<std::string> values;
-    for (const auto& key : waiter.keys) values.push_back(*table_.find(key));
-    answer(waiter.connection, waiter.id, std::move(values));
+    answer_with_values(waiter);
     return true;
   });
+}
+
+// Checks the size before the values are copied: a request may name a large value a million times.
+void Coordinator::answer_with_values(const Waiter& waiter) {
+  const size_t bytes = table_.bytes(waiter.keys);
+  if (fits_in_message(waiter.keys.size(), bytes))
+    return answer(waiter.connection, waiter.id, table_.values(waiter.keys));
+  refuse(waiter.connection, waiter.id,
+         text("store: the values of the ", waiter.keys.size(), " requested keys have ", bytes,
+              " bytes together; an answer is limited to ", Decoder::kMostBytes >> 20,
+              " MiB. Request fewer keys at once, or send large data through the process group"));
+}
+
+// Refuses a value that no answer could carry.
+void Coordinator::append(Connection connection, const StoreMessage& message) {
+  const auto& key = field(message, 0);
+  const auto& value = field(message, 1);
+  const size_t bytes = table_.bytes({key});
+  if (!fits_in_message(1, bytes + value.size()))
+    return refuse(connection, message.id,
+                  text("store: cannot append ", value.size(), " bytes to key '", key, "', whose value has ", bytes,
+                       " bytes: a value is limited to ", Decoder::kMostBytes >> 20,
+                       " MiB. Use several keys, or send large data through the process group"));
+  table_.append(key, value);
+  answer(connection, message.id, {});
+  wake_waiters();
+}
+
+void Coordinator::multi_set(Connection connection, const StoreMessage& message) {
+  if (message.fields.size() % 2 != 0) throw ProtocolError("a key has no value");
+  for (size_t i = 0; i < message.fields.size(); i += 2) table_.set(message.fields[i], message.fields[i + 1]);
+  answer(connection, message.id, {});
+  wake_waiters();
 }
 
 void Coordinator::cancel(Connection connection, uint64_t id) {

@@ -123,12 +123,16 @@ class Coordinator {
 
   void send(Connection to, StoreMessage message);
   void answer(Connection to, uint64_t id, std::vector<std::string> fields);
+  void refuse(Connection to, uint64_t id, std::string why);
   void tell_all(const StoreMessage& message, std::optional<Connection> but = std::nullopt);
 
   void get(Connection connection, const StoreMessage& message);
+  void append(Connection connection, const StoreMessage& message);
+  void multi_set(Connection connection, const StoreMessage& message);
   void cancel(Connection connection, uint64_t id);
   bool is_satisfied(Waiter& waiter) const;
   void wake_waiters();
+  void answer_with_values(const Waiter& waiter);
   void enrol(Connection connection, const StoreMessage& message, Time now);
   void report(Connection connection, const StoreMessage& message, Time now);
   void ask(Connection connection, const StoreMessage& message, Time now);

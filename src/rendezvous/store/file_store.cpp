@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include <lockstep/error.h>
@@ -21,8 +22,9 @@
 #include "rendezvous/store/key_table.h"
 
 // The file is a log of records: a header, then the bytes of key and value. A process locks the file, reads the records
-// that other processes appended, and appends its own. If a process dies while it appends, the next holder of the lock
-// truncates the incomplete record.
+// that other processes appended, and appends its own. A change of several keys is several records; all but the last
+// have the flag kMoreFollow. If a process dies while it appends, the next holder of the lock truncates the incomplete
+// change.
 //
 // Other users may write to the folder, for example /tmp, and the file contains the job's secret. A rank therefore
 // creates the file under a random name (O_EXCL, mode 0600) and links it to the path once the store is complete. link()
@@ -43,10 +45,21 @@ constexpr std::string_view kMagic = "lockstep store 1\n";  // first bytes of the
 constexpr off_t kAliveByte = off_t{1} << 62;               // locked by every rank that has the store open
 constexpr mode_t kGroupAndOthers = 077;
 
+// Flags of a record. A record without them sets its key.
+constexpr uint32_t kErases = 1;
+constexpr uint32_t kAppends = 2;
+constexpr uint32_t kMoreFollow = 4;  // the next record belongs to the same change
+
 struct RecordHeader {
-  uint32_t erases;
+  uint32_t flags;
   uint32_t key_bytes;
   uint64_t value_bytes;
+};
+
+struct Record {
+  uint32_t flags = 0;
+  std::string key{};
+  std::string value{};
 };
 
 /// Removes the temporary name of a file on destruction.
@@ -79,48 +92,67 @@ class FileStore final : public Store {
 
   void set(const std::string& key, const std::string& value) override {
     Locked lock(*this);
-    append_set(key, value);
+    commit({{.key = key, .value = value}});
   }
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    wait({key}, timeout);
-    Locked lock(*this);
-    auto value = table_.find(key);
-    if (!value) throw UsageError(text("store: key '", key, "' was erased while a rank was waiting for it"));
-    return *value;
+    return multi_get({key}, timeout).front();
   }
 
   int64_t add(const std::string& key, int64_t amount) override {
     Locked lock(*this);
     int64_t sum = table_.sum(key, amount);
-    append_set(key, std::to_string(sum));
+    commit({{.key = key, .value = std::to_string(sum)}});
     return sum;
+  }
+
+  void append(const std::string& key, const std::string& value) override {
+    Locked lock(*this);
+    commit({{kAppends, key, value}});
   }
 
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
     Locked lock(*this);
-    if (table_.matches(key, expected)) append_set(key, desired);
+    if (table_.matches(key, expected)) commit({{.key = key, .value = desired}});
     return table_.find(key).value_or("");
   }
 
-  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
-    auto deadline = deadline_after(timeout);
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
+    const auto deadline = deadline_after(timeout);
     auto pause = std::chrono::milliseconds(1);
     for (;;) {
-      auto missing = missing_now(keys);
-      if (missing.empty()) return;
-      if (std::chrono::steady_clock::now() >= deadline) throw_keys_late(missing, timeout.count());
+      {
+        Locked lock(*this);
+        const auto missing = table_.missing(keys);
+        if (missing.empty()) return table_.values(keys);
+        if (std::chrono::steady_clock::now() >= deadline) throw_keys_late(missing, timeout.count());
+      }
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, std::chrono::milliseconds(16));
     }
   }
 
-  bool check(const std::vector<std::string>& keys) override { return missing_now(keys).empty(); }
+  void multi_set(const std::vector<std::pair<std::string, std::string>>& values) override {
+    std::vector<Record> change;
+    for (const auto& [key, value] : values) change.push_back({kMoreFollow, key, value});
+    if (!change.empty()) change.back().flags = 0;
+    Locked lock(*this);
+    commit(change);
+  }
+
+  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
+    multi_get(keys, timeout);
+  }
+
+  bool check(const std::vector<std::string>& keys) override {
+    Locked lock(*this);
+    return table_.missing(keys).empty();
+  }
 
   bool erase(const std::string& key) override {
     Locked lock(*this);
-    if (!table_.erase(key)) return false;
-    append({1, static_cast<uint32_t>(key.size()), 0}, key, "");
+    if (!table_.contains(key)) return false;
+    commit({{kErases, key}});
     return true;
   }
 
@@ -211,7 +243,7 @@ class FileStore final : public Store {
     const NameBeforeLinking before{name};
     write_at(std::string(kMagic), 0);
     read_to_ = static_cast<off_t>(kMagic.size());
-    append_set(kCreator, describe(this_process()));
+    commit({{.key = kCreator, .value = describe(this_process())}});
     if (!set_lock(F_RDLCK, kAliveByte, 1)) fail("lock");
     if (::link(name.c_str(), path_.c_str()) == 0) return true;
     const int error = errno;
@@ -281,37 +313,60 @@ class FileStore final : public Store {
     return true;
   }
 
+  /// Reads the record at `offset` and moves the offset behind it. Returns none if the record is incomplete.
+  std::optional<Record> read_record(off_t& offset, off_t end) const {
+    RecordHeader header{};
+    const off_t body = offset + static_cast<off_t>(sizeof header);
+    if (body > end || !read_at(&header, sizeof header, offset)) return std::nullopt;
+    const auto left = static_cast<uint64_t>(end - body);
+    if (header.key_bytes > left || header.value_bytes > left - header.key_bytes) return std::nullopt;
+    Record record{header.flags, std::string(header.key_bytes, '\0'), std::string(header.value_bytes, '\0')};
+    read_at(record.key.data(), record.key.size(), body);
+    read_at(record.value.data(), record.value.size(), body + static_cast<off_t>(record.key.size()));
+    offset = body + static_cast<off_t>(record.key.size() + record.value.size());
+    return record;
+  }
+
+  /// Applies the changes of other processes. Truncates a change that is incomplete, because its process died.
   void replay() {
-    const auto status = status_of(file_);
-    while (read_to_ < status.st_size) {
-      RecordHeader header{};
-      off_t body = read_to_ + static_cast<off_t>(sizeof header);
-      bool whole = body <= status.st_size && read_at(&header, sizeof header, read_to_);
-      uint64_t left = whole ? static_cast<uint64_t>(status.st_size - body) : 0;
-      if (!whole || header.key_bytes > left || header.value_bytes > left - header.key_bytes) {
-        if (::ftruncate(file_.get(), read_to_) != 0) fail("truncate");
-        return;
-      }
-      std::string key(header.key_bytes, '\0');
-      std::string value(header.value_bytes, '\0');
-      read_at(key.data(), key.size(), body);
-      read_at(value.data(), value.size(), body + static_cast<off_t>(key.size()));
-      header.erases ? void(table_.erase(key)) : table_.set(key, value);
-      read_to_ = body + static_cast<off_t>(key.size() + value.size());
+    const off_t end = status_of(file_).st_size;
+    off_t offset = read_to_;
+    std::vector<Record> change;
+    while (offset < end) {
+      auto record = read_record(offset, end);
+      if (!record) break;
+      change.push_back(std::move(*record));
+      if (change.back().flags & kMoreFollow) continue;
+      apply(change);
+      change.clear();
+      read_to_ = offset;
+    }
+    if (read_to_ < end && ::ftruncate(file_.get(), read_to_) != 0) fail("truncate");
+  }
+
+  void apply(const std::vector<Record>& change) {
+    for (const auto& record : change) {
+      if (record.flags & kErases)
+        table_.erase(record.key);
+      else if (record.flags & kAppends)
+        table_.append(record.key, record.value);
+      else
+        table_.set(record.key, record.value);
     }
   }
 
-  void append_set(const std::string& key, const std::string& value) {
-    append({0, static_cast<uint32_t>(key.size()), value.size()}, key, value);
-    table_.set(key, value);
-  }
-
-  void append(const RecordHeader& header, const std::string& key, const std::string& value) {
-    std::string record(reinterpret_cast<const char*>(&header), sizeof header);
-    record += key;
-    record += value;
-    write_at(record, read_to_);
-    read_to_ += static_cast<off_t>(record.size());
+  /// Appends a change to the file and applies it.
+  void commit(const std::vector<Record>& change) {
+    std::string bytes;
+    for (const auto& record : change) {
+      const RecordHeader header{record.flags, static_cast<uint32_t>(record.key.size()), record.value.size()};
+      bytes.append(reinterpret_cast<const char*>(&header), sizeof header);
+      bytes += record.key;
+      bytes += record.value;
+    }
+    write_at(bytes, read_to_);
+    read_to_ += static_cast<off_t>(bytes.size());
+    apply(change);
   }
 
   void write_at(const std::string& bytes, off_t offset) {
@@ -323,11 +378,6 @@ class FileStore final : public Store {
       if (put < 0) fail("write");
       written += static_cast<size_t>(put);
     }
-  }
-
-  std::vector<std::string> missing_now(const std::vector<std::string>& keys) {
-    Locked lock(*this);
-    return table_.missing(keys);
   }
 
   const OwnerProcess owner_{};

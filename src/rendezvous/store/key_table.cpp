@@ -14,6 +14,20 @@ std::optional<std::string> KeyTable::find(const std::string& key) const {
   return found->second;
 }
 
+std::vector<std::string> KeyTable::values(const std::vector<std::string>& keys) const {
+  std::vector<std::string> result;
+  result.reserve(keys.size());
+  for (const auto& key : keys) result.push_back(values_.at(key));
+  return result;
+}
+
+size_t KeyTable::bytes(const std::vector<std::string>& keys) const {
+  size_t sum = 0;
+  for (const auto& key : keys)
+    if (auto found = values_.find(key); found != values_.end()) sum += found->second.size();
+  return sum;
+}
+
 int64_t KeyTable::sum(const std::string& key, int64_t amount) const {
   auto value = find(key);
   if (!value) return amount;

@@ -13,6 +13,7 @@ namespace lockstep {
 class KeyTable {
  public:
   void set(const std::string& key, const std::string& value) { values_[key] = value; }
+  void append(const std::string& key, const std::string& value) { values_[key] += value; }
   bool erase(const std::string& key) { return values_.erase(key) > 0; }
   void erase_all(const std::string& prefix) {
     std::erase_if(values_, [&](const auto& entry) { return entry.first.starts_with(prefix); });
@@ -21,6 +22,10 @@ class KeyTable {
 
   bool contains(const std::string& key) const { return values_.contains(key); }
   std::optional<std::string> find(const std::string& key) const;
+  /// Returns the values of the keys, in their order. Every key must have a value.
+  std::vector<std::string> values(const std::vector<std::string>& keys) const;
+  /// Returns the number of bytes that values() would return, without a copy. A missing key counts as empty.
+  size_t bytes(const std::vector<std::string>& keys) const;
 
   /// Returns the sum that add() would store. Throws UsageError if the value is not a number or the sum overflows.
   int64_t sum(const std::string& key, int64_t amount) const;

@@ -17,10 +17,7 @@ std::vector<std::string> Store::all_gather(const std::string& key, int rank, int
   set(text(key, '/', rank), value);
   std::vector<std::string> keys;
   for (int r = 0; r < size; ++r) keys.push_back(text(key, '/', r));
-  wait(keys, timeout);  // one error for all missing ranks
-  std::vector<std::string> values;
-  for (const auto& each : keys) values.push_back(get(each, timeout));
-  return values;
+  return multi_get(keys, timeout);
 }
 
 namespace {
@@ -47,6 +44,12 @@ class MemoryStore final : public Store {
     return sum;
   }
 
+  void append(const std::string& key, const std::string& value) override {
+    std::lock_guard lock(mutex_);
+    table_.append(key, value);
+    changed_.notify_all();
+  }
+
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
     std::lock_guard lock(mutex_);
     if (table_.matches(key, expected)) {
@@ -54,6 +57,18 @@ class MemoryStore final : public Store {
       changed_.notify_all();
     }
     return table_.find(key).value_or("");
+  }
+
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    wait_locked(lock, keys, timeout);
+    return table_.values(keys);
+  }
+
+  void multi_set(const std::vector<std::pair<std::string, std::string>>& values) override {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, value] : values) table_.set(key, value);
+    changed_.notify_all();
   }
 
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {

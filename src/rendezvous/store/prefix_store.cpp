@@ -16,8 +16,20 @@ class PrefixStore final : public Store {
 
   int64_t add(const std::string& key, int64_t amount) override { return store_->add(prefix_ + key, amount); }
 
+  void append(const std::string& key, const std::string& value) override { store_->append(prefix_ + key, value); }
+
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
     return store_->compare_set(prefix_ + key, expected, desired);
+  }
+
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
+    return store_->multi_get(prefixed(keys), timeout);
+  }
+
+  void multi_set(const std::vector<std::pair<std::string, std::string>>& values) override {
+    auto changed = values;
+    for (auto& [key, value] : changed) key.insert(0, prefix_);
+    store_->multi_set(changed);
   }
 
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {

@@ -22,7 +22,6 @@ Number take(std::string_view& bytes) {
   return number;
 }
 
-constexpr size_t kMostFields = 1 << 20;
 constexpr size_t kLengthBytes = sizeof(uint32_t);
 constexpr size_t kHeaderBytes = sizeof(uint8_t) + sizeof(uint64_t);
 
@@ -41,7 +40,7 @@ std::vector<std::string> unpack(std::string_view bytes) {
   std::vector<std::string> fields;
   while (!bytes.empty()) {
     auto size = take<uint32_t>(bytes);
-    if (fields.size() == kMostFields) throw ProtocolError("too many fields");
+    if (fields.size() == Decoder::kMostFields) throw ProtocolError("too many fields");
     if (size > bytes.size()) throw ProtocolError("a field is truncated");
     fields.emplace_back(bytes.substr(0, size));
     bytes.remove_prefix(size);
@@ -49,7 +48,15 @@ std::vector<std::string> unpack(std::string_view bytes) {
   return fields;
 }
 
+bool fits_in_message(size_t fields, size_t bytes) {
+  return fields <= Decoder::kMostFields && bytes <= Decoder::kMostBytes &&
+         kHeaderBytes + fields * kLengthBytes + bytes <= Decoder::kMostBytes;
+}
+
 std::string encode(const StoreMessage& message) {
+  if (message.fields.size() > Decoder::kMostFields)
+    throw UsageError(text("store: a request has ", message.fields.size(), " keys and values; at most ",
+                          Decoder::kMostFields, " are allowed. Use several requests"));
   std::string fields = pack(message.fields);
   if (kHeaderBytes + fields.size() > Decoder::kMostBytes)
     throw UsageError(text("store: a request has ", fields.size(), " bytes; keys and values together are limited to ",

@@ -22,8 +22,10 @@ enum class Verb : uint8_t {
   // key, value, rank, host, host id, pid, heartbeat limit in ms: if the key has no value, sets it and makes this
   // connection the rank's liveness connection. Answered with the resulting value.
   kEnrol = 8,
-  kReport = 9,  // group, "certain" or "symptom", failure (see to_fields): answered with the first cause
-  kAsk = 10,    // group, subject: answered with rank, answer, rank, answer... of all ranks that answered in time
+  kReport = 9,     // group, "certain" or "symptom", failure (see to_fields): answered with the first cause
+  kAsk = 10,       // group, subject: answered with rank, answer, rank, answer... of all ranks that answered in time
+  kAppend = 11,    // key, value: appends the value to that of the key
+  kMultiSet = 12,  // key, value, key, value...: sets all of them
 
   // Notifications of a process.
   kBeat = 20,        // current activity, "traced" or ""
@@ -67,13 +69,15 @@ class ProtocolError : public std::runtime_error {
 };
 
 /// Encodes a message: the length of the remainder (u32), verb (u8), id (u64), then each field preceded by its length
-/// (u32). Numbers are little-endian. Throws UsageError if the message is larger than Decoder::kMostBytes.
+/// (u32). Numbers are little-endian. Throws UsageError if the message is larger than Decoder::kMostBytes, or has more
+/// than Decoder::kMostFields fields.
 std::string encode(const StoreMessage& message);
 
 /// Splits a byte stream into messages. Not thread-safe.
 class Decoder {
  public:
   static constexpr size_t kMostBytes = 64 << 20;  // per message, without its length field
+  static constexpr size_t kMostFields = 1 << 20;  // per message
 
   void feed(std::string_view bytes) { buffer_.append(bytes); }
 
@@ -84,6 +88,9 @@ class Decoder {
   std::string buffer_;
   size_t read_ = 0;  // bytes of the buffer that are consumed
 };
+
+/// Returns whether a message may have this number of fields with this number of bytes together.
+bool fits_in_message(size_t fields, size_t bytes);
 
 /// Encodes a list of strings as one string, in the format of a message's fields.
 std::string pack(const std::vector<std::string>& fields);

@@ -381,8 +381,8 @@ class StoreServer::Loop {
   static std::string encoded(const StoreMessage& message) {
     try {
       return encode(message);
-    } catch (const UsageError&) {  // several values in one answer; a single value always fits
-      return encode({Verb::kRefused, message.id, {"store: the requested values together exceed 64 MiB"}});
+    } catch (const UsageError&) {  // the answers of many ranks to one question
+      return encode({Verb::kRefused, message.id, {"store: the answer exceeds 64 MiB"}});
     }
   }
 

@@ -28,8 +28,24 @@ class RemoteStore final : public Store {
     return to_number(client_->call(Verb::kAdd, {key, std::to_string(amount)}).at(0));
   }
 
+  void append(const std::string& key, const std::string& value) override { client_->call(Verb::kAppend, {key, value}); }
+
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
     return client_->call(Verb::kCompareSet, {key, expected, desired}).at(0);
+  }
+
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
+    return wait_for(keys, timeout);
+  }
+
+  void multi_set(const std::vector<std::pair<std::string, std::string>>& values) override {
+    StoreClient::Fields fields;
+    fields.reserve(2 * values.size());
+    for (const auto& [key, value] : values) {
+      fields.push_back(key);
+      fields.push_back(value);
+    }
+    client_->call(Verb::kMultiSet, std::move(fields));
   }
 
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
@@ -112,8 +128,20 @@ int64_t TcpStore::add(const std::string& key, int64_t amount) {
   return parts_->store->add(key, amount);
 }
 
+void TcpStore::append(const std::string& key, const std::string& value) {
+  parts_->store->append(key, value);
+}
+
 std::string TcpStore::compare_set(const std::string& key, const std::string& expected, const std::string& desired) {
   return parts_->store->compare_set(key, expected, desired);
+}
+
+std::vector<std::string> TcpStore::multi_get(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
+  return parts_->store->multi_get(keys, timeout);
+}
+
+void TcpStore::multi_set(const std::vector<std::pair<std::string, std::string>>& values) {
+  parts_->store->multi_set(values);
 }
 
 void TcpStore::wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
