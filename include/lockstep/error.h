@@ -74,7 +74,8 @@ class LOCKSTEP_EXPORT PeerError : public Error {
 };
 
 /// A call did not finish in time. The message names the late ranks and the call. After a TimeoutError of a collective
-/// the group is broken. After a TimeoutError of a store, of monitored_barrier or of recv_any, the store or the group still works.
+/// the group is broken. After a TimeoutError of a store, of monitored_barrier or of recv_any, the store or the group
+/// still works.
 class LOCKSTEP_EXPORT TimeoutError : public Error {
  public:
   using Error::Error;

@@ -34,6 +34,63 @@ TEST(CollectivesPage, GroupsHaveTheRanksOfThePage) {
     const int first = rank < 3 ? 0 : 3;
     EXPECT_THAT(mine.global_ranks(), ElementsAre(first, first + 1, first + 2));
     EXPECT_THAT(across.global_ranks(), ElementsAre(rank % 3, rank % 3 + 3));
+    EXPECT_THAT(sorted.global_ranks(), ElementsAre(rank % 2 + 4, rank % 2 + 2, rank % 2));
+  });
+}
+
+TEST(CollectivesPage, RowsArriveFromEachRank) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const auto to_vector = [](const Tensor& t) {
+      return std::vector<int64_t>(t.data_ptr<int64_t>(), t.data_ptr<int64_t>() + t.numel());
+    };
+    const int64_t rank = world.rank();
+    const auto rows_to = torch::tensor({1 + rank, 2 - 2 * rank});  // 1 and 2 of rank 0, 2 and 0 of rank 1
+    const auto tokens = torch::arange(3 - rank).view({-1, 1}) + 10 * rank;
+#include "docs/collectives/rows_for_each_rank.inc"
+    EXPECT_EQ(to_vector(received), rank == 0 ? (std::vector<int64_t>{0, 10, 11}) : (std::vector<int64_t>{1, 2}));
+  });
+}
+
+TEST(CollectivesPage, ManyTensorsAreAveraged) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const std::vector<Tensor> statistics{torch::full({2}, 1.0 * world.rank()), torch::full({3}, 3.0 * world.rank())};
+#include "docs/collectives/many_tensors.inc"
+    EXPECT_TRUE(torch::equal(statistics[1], torch::full({3}, 1.5)));
+  });
+}
+
+TEST(CollectivesPage, ACallbackCountsFinishedCalls) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const auto gradient = torch::ones({4});
+    std::atomic<int> finished = 0;
+    const auto show_progress = [] {};
+#include "docs/collectives/waiting_for_asynchronous_calls.inc"
+    world.barrier_async().wait();  // callbacks run before the next call
+    EXPECT_EQ(finished, 1);
+    EXPECT_EQ(gradient[3].item<double>(), 2);
+  });
+}
+
+TEST(CollectivesPage, NeighboursExchangeTheirEdges) {
+  lockstep::run_threads(3, [](const lockstep::ProcessGroup& world) {
+    const int left = (world.rank() + 2) % 3, right = (world.rank() + 1) % 3;
+    const auto my_left_edge = torch::full({5}, world.rank()), my_right_edge = torch::full({5}, 10 + world.rank());
+    auto left_halo = torch::zeros_like(my_left_edge), right_halo = torch::zeros_like(my_left_edge);
+#include "docs/collectives/messages.inc"
+    EXPECT_EQ(left_halo[0].item<int64_t>(), 10 + left);
+    EXPECT_EQ(right_halo[0].item<int64_t>(), right);
+  });
+}
+
+TEST(CollectivesPage, Rank0GivesOutWork) {
+  lockstep::run_threads(3, [](const lockstep::ProcessGroup& world) {
+    const int64_t tasks = 7;
+    std::vector<double> results;
+    const auto solve = [](int64_t task) { return 0.5 * static_cast<double>(task); };
+#include "docs/collectives/messages_2.inc"
+    std::sort(results.begin(), results.end());
+    EXPECT_THAT(results, testing::SizeIs(world.rank() == 0 ? 7 : 0));
+    EXPECT_EQ(world.rank() == 0 ? results.back() : 3.0, 3.0);
   });
 }
 

@@ -15,6 +15,8 @@ namespace schedules = lockstep::schedules;
 
 extern lockstep::ProcessGroup world, g, group;
 extern lockstep::Work work;
+extern std::function<void(std::exception_ptr)> callback;
+extern std::vector<lockstep::Message> messages;
 extern lockstep::TcpStore store;
 extern torch::IValue obj;
 extern double x;
