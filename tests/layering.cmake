@@ -35,7 +35,8 @@ set(optim_headers
   fused_optimizers grad_scaler gradient_tools lr_scheduler optimizer_state parameter_groups schedules weight_average
   zero_redundancy_optimizer)
 set(report_headers early_stopping metric_log progress tensorboard_writer training_run)
-set(data_headers batch_iterator collate data_loader distributed_sampler group_loader idx lmdb sample_order stage)
+set(data_headers
+  batch_iterator batch_traits collate data_loader distributed_sampler group_loader idx lmdb sample_order stage)
 set(checkpoint_headers
   checkpoint_directory checkpoint_file module_state preemption_guard safetensors state_traits training_state value)
 

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -86,6 +87,12 @@ LOCKSTEP_EXPORT uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample
 /// Seeds a CPU generator with all 64 bits; LibTorch's set_current_seed uses only 32 of them.
 LOCKSTEP_EXPORT void seed_generator(at::Generator& random, uint64_t seed);
 
+/// Throws UsageError for invalid options. `dataset_size` is none if it is unknown.
+LOCKSTEP_EXPORT void check_loader_options(const DataLoaderOptions& options, const DistributedSampler& sampler,
+                                          std::optional<size_t> dataset_size, bool finds_tensors);
+
+/// Returns "sample 7", or "samples 3 9 15".
+LOCKSTEP_EXPORT std::string name_samples(c10::ArrayRef<size_t> samples);
 /// Rethrows the current exception with the samples' indices in the message.
 [[noreturn]] LOCKSTEP_EXPORT void rethrow_about(c10::ArrayRef<size_t> samples);
 

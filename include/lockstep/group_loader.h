@@ -1,27 +1,26 @@
 #pragma once
 
 #include <chrono>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <lockstep/batch_iterator.h>
+#include <lockstep/batch_traits.h>
 #include <lockstep/collate.h>
 #include <lockstep/data_loader.h>
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/export.h>
 #include <lockstep/process_group.h>
-#include <lockstep/safetensors.h>
+#include <lockstep/tensors_in.h>
 
 namespace lockstep {
 
@@ -36,65 +35,37 @@ struct ReadingGroups {
 
 namespace detail {
 
-/// A batch in transit: safetensors bytes, or an error message.
+/// A batch in transit. Without samples, it is the end of the epoch.
 struct BatchMessage {
-  enum class Kind : int64_t { kEnd, kBatch, kError };
-  Kind kind = Kind::kEnd;
   int64_t samples = 0;
   std::string bytes{};
 };
 
 /// The part of GroupLoader that does not depend on the type of its samples: decides which rank reads for which ranks,
-/// and sends the batches.
+/// sends the batches, and lets all ranks fail together.
 class LOCKSTEP_EXPORT GroupReading {
  public:
-  GroupReading(ReadingGroups groups, DistributedSampler sampler, const DataLoaderOptions& options);
+  using Read = std::function<std::vector<BatchMessage>()>;  // one message for each rank for which this rank reads
+  using Unpack = std::function<void(std::string_view bytes)>;
+
+  GroupReading(ReadingGroups groups, DistributedSampler sampler, const DataLoaderOptions& options, bool finds_tensors);
   ~GroupReading();
 
-  bool reads() const;
-  std::vector<DistributedSampler> samplers() const;  // of the ranks for which this rank reads
-  void agree(const std::string& error) const;        // throws on all ranks if a reader passes an error
-
-  uint64_t begin();                                             // collective; returns the number of the new loop
+  /// Calls `action` on ranks that read. If it throws, all ranks throw. Collective.
+  void on_readers(const char* doing, const std::function<void()>& action) const;
+  std::vector<DistributedSampler> samplers() const;             // of the ranks for which this rank reads
   void place(std::vector<DistributedSampler>& samplers) const;  // moves them to this rank's epoch and position
-  void require_current(uint64_t loop) const;
-  /// Takes one message for each rank for which this rank reads. Returns this rank's message.
-  BatchMessage distribute(std::vector<BatchMessage> messages);
+
+  uint64_t begin();  // collective; returns the number of the new loop
+  /// Reads and sends the next batches, and passes this rank's batch to `unpack`. Returns false at the end. Collective.
+  bool next(uint64_t loop, const Read& read, const Unpack& unpack);
   size_t size() const;
   DistributedSampler sampler() const;
+  std::chrono::nanoseconds waited() const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
-};
-
-/// Returns the message of the exception that is being handled.
-LOCKSTEP_EXPORT std::string message_of_current();
-
-/// Converts a batch to named tensors and back.
-template <class Batch>
-struct Packing {
-  static constexpr bool kKnown = false;
-};
-template <>
-struct Packing<at::Tensor> {
-  static constexpr bool kKnown = true;
-  static std::map<std::string, at::Tensor> tensors(const at::Tensor& batch) { return {{"data", batch}}; }
-  static at::Tensor batch(std::map<std::string, at::Tensor> tensors) { return tensors.at("data"); }
-};
-template <>
-struct Packing<torch::data::TensorExample> : Packing<at::Tensor> {};
-template <>
-struct Packing<torch::data::Example<>> {
-  static constexpr bool kKnown = true;
-  static std::map<std::string, at::Tensor> tensors(const torch::data::Example<>& batch) {
-    std::map<std::string, at::Tensor> tensors{{"data", batch.data}};
-    if (batch.target.defined()) tensors.emplace("target", batch.target);
-    return tensors;
-  }
-  static torch::data::Example<> batch(std::map<std::string, at::Tensor> tensors) {
-    return {tensors.at("data"), tensors["target"]};
-  }
 };
 
 /// Makes a batch from samples and serializes it, on the rank that reads.
@@ -104,9 +75,8 @@ struct Packer {
 
   template <class Sample>
   BatchMessage operator()(std::vector<Sample> samples) {
-    using Batch = std::invoke_result_t<Collate&, std::vector<Sample>>;
     const auto count = static_cast<int64_t>(samples.size());
-    return {BatchMessage::Kind::kBatch, count, to_safetensors(Packing<Batch>::tensors(collate(std::move(samples))))};
+    return {count, pack_batch(collate(std::move(samples)))};
   }
 };
 
@@ -125,26 +95,41 @@ struct Packer {
 /// reads for all. With neither, every rank reads for itself.
 ///
 /// `open` returns the dataset; it is called only on ranks that read. A reading rank uses a DataLoader with these
-/// options for each rank for which it reads. Batches are tensors, or LibTorch's Examples of tensors.
+/// options for each rank for which it reads. Batches of all types can be sent for which BatchTraits is defined:
+/// tensors, numbers, strings, LibTorch's Examples, containers of these, and structs that list their members.
 ///
 /// The constructor and every step of the loop are collective over the groups. Options and samplers, except for the
 /// samplers' ranks, must match on all ranks. All ranks must have the same number of batches, which Tail::kExact does
 /// not ensure. If any of this does not hold, the constructor throws MismatchError on all ranks. Call set_epoch, save
 /// and load of the sampler on every rank, as with a DataLoader. The loop throws MismatchError if a sampler's epoch or
-/// position differs from the reader's. If reading fails, all ranks of the groups throw Error in the same step.
+/// position differs from the reader's.
 ///
-/// Not thread-safe. Only one loop may run at a time.
+/// If the constructor, begin() or a step fails on any rank, all ranks throw in that same call: an error of the same
+/// kind, with the same message, which begins with the failing rank in the job. Error::rank() is that rank. If several
+/// ranks fail, the lowest of them is reported. Failures are all exceptions of the dataset, of the collate function, of
+/// BatchTraits, of allocations and of the copy to the device, on readers and on receivers. Exceptions that are not
+/// lockstep's become Error; on the failing rank they are nested in it. No rank has received the batch of a step that
+/// failed, and the samplers still point to it. The loop is then over on all ranks. The groups still work, and a new
+/// loop may begin. Not included: a rank that dies or leaves the loop alone (PeerError or TimeoutError of the group),
+/// and errors of a GPU that CUDA reports after an asynchronous copy.
+///
+/// Not thread-safe. Only one loop may run at a time: when a second loop has begun, a step of the first throws
+/// UsageError. The second loop continues if all ranks made that step, otherwise it ends on all of them.
 template <class Open, class Collate = Stack>
 class GroupLoader {
   using Data = std::invoke_result_t<Open&>;
   using Loader = DataLoader<Data, detail::Packer<Collate>>;
-  static_assert(std::is_same_v<typename Loader::Batch, detail::BatchMessage>,
-                "GroupLoader needs a dataset with get(size_t, at::Generator&) or get(size_t).");
+  // A custom collate function, such as the Packer, receives individual samples: Dataset::gather is not called.
+  using Samples = detail::SamplesOf<detail::DatasetIn<Data>, detail::Packer<Collate>>;
 
  public:
-  using Batch = typename DataLoader<Data, Collate>::Batch;
+  using Batch = typename detail::Collated<Samples, Collate>::Batch;
   using Iterator = BatchIterator<GroupLoader>;
-  static_assert(detail::Packing<Batch>::kKnown, "GroupLoader's batches must be tensors or Examples of tensors.");
+  static_assert(Sendable<Batch>,
+                "GroupLoader cannot send batches of this type: specialize lockstep::BatchTraits for it "
+                "(lockstep/batch_traits.h).");
+  static_assert(std::is_same_v<typename Loader::Batch, detail::BatchMessage>,
+                "GroupLoader needs a dataset with get(size_t, at::Generator&) or get(size_t).");
 
   GroupLoader(Open open, DistributedSampler sampler, ReadingGroups groups,
               DataLoaderOptions options = {}) requires std::is_same_v<Collate, Stack>
@@ -160,7 +145,6 @@ class GroupLoader {
   /// Begins the sampler's epoch, or continues it after the sampler's load().
   Iterator begin() {
     batches_.clear();
-    waited_ = {};
     return Iterator(this, reading_.begin());
   }
   std::default_sentinel_t end() const { return {}; }
@@ -172,7 +156,7 @@ class GroupLoader {
   DistributedSampler sampler() const { return reading_.sampler(); }
 
   /// Returns the total time that the current or last loop has waited for batches.
-  std::chrono::nanoseconds waited() const { return waited_; }
+  std::chrono::nanoseconds waited() const { return reading_.waited(); }
 
  private:
   friend Iterator;
@@ -180,57 +164,49 @@ class GroupLoader {
 
   GroupLoader(Made, Open open, DistributedSampler sampler, ReadingGroups groups, Collate collate,
               const DataLoaderOptions& options)
-      : options_(options), reading_(std::move(groups), std::move(sampler), options), samplers_(reading_.samplers()) {
-    std::string error;
-    if (reading_.reads()) {
-      try {
-        auto for_readers = options;
-        for_readers.device.reset();
-        for_readers.pin_memory = false;
-        const Data dataset = open();
-        for (const auto& each : samplers_)
-          loaders_.push_back(std::make_unique<Loader>(dataset, each, detail::Packer<Collate>{collate}, for_readers));
-      } catch (...) {
-        error = detail::message_of_current();
-      }
-    }
-    reading_.agree(error);
+      : options_(options), reading_(std::move(groups), std::move(sampler), options, TensorsIn<Batch>::kAny) {
+    std::optional<Data> dataset;
+    reading_.on_readers("cannot open the dataset", [&] { dataset.emplace(open()); });
+    reading_.on_readers("cannot create a DataLoader", [&] {
+      auto for_readers = options;
+      for_readers.device.reset();
+      for_readers.pin_memory = false;
+      samplers_ = reading_.samplers();
+      for (const auto& each : samplers_)
+        loaders_.push_back(std::make_unique<Loader>(*dataset, each, detail::Packer<Collate>{collate}, for_readers));
+    });
   }
 
   std::shared_ptr<Batch> next(uint64_t loop) {
-    reading_.require_current(loop);
-    const auto begin = std::chrono::steady_clock::now();
-    auto message = reading_.distribute(read());
-    waited_ += std::chrono::steady_clock::now() - begin;
-    if (message.kind == detail::BatchMessage::Kind::kEnd) return nullptr;
-    auto batch = std::make_shared<Batch>(detail::Packing<Batch>::batch(from_safetensors(message.bytes)));
-    detail::pin(*batch, options_);
-    detail::place_on(*batch, options_);
-    return batch;
+    std::shared_ptr<Batch> batch;
+    const auto unpack = [&](std::string_view bytes) {
+      batch = std::make_shared<Batch>(detail::unpack_batch<Batch>(bytes));
+      detail::pin(*batch, options_);
+      detail::place_on(*batch, options_);
+    };
+    return reading_.next(
+               loop, [this] { return read(); }, unpack)
+               ? batch
+               : nullptr;
   }
 
   // Returns the next message of each rank for which this rank reads.
   std::vector<detail::BatchMessage> read() {
     std::vector<detail::BatchMessage> messages;
-    try {
-      if (batches_.empty()) reading_.place(samplers_);
-      for (size_t i = 0; i < loaders_.size(); ++i) {
-        if (i == batches_.size())
-          batches_.push_back(loaders_[i]->begin());
-        else
-          ++batches_[i];
-        messages.push_back(batches_[i] == loaders_[i]->end() ? detail::BatchMessage() : std::move(*batches_[i]));
-      }
-    } catch (...) {
-      messages.assign(loaders_.size(), {detail::BatchMessage::Kind::kError, 0, detail::message_of_current()});
+    if (batches_.empty()) reading_.place(samplers_);
+    for (size_t i = 0; i < loaders_.size(); ++i) {
+      if (i == batches_.size())
+        batches_.push_back(loaders_[i]->begin());
+      else
+        ++batches_[i];
+      messages.push_back(batches_[i] == loaders_[i]->end() ? detail::BatchMessage() : std::move(*batches_[i]));
     }
     return messages;
   }
 
   const DataLoaderOptions options_;
-  std::chrono::nanoseconds waited_{0};
   detail::GroupReading reading_;
-  std::vector<DistributedSampler> samplers_;
+  std::vector<DistributedSampler> samplers_{};
   std::vector<std::unique_ptr<Loader>> loaders_{};
   std::vector<BatchIterator<Loader>> batches_{};  // the current position of each loader
 };

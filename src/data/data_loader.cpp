@@ -16,10 +16,9 @@
 #include "data/batch_queue.h"
 
 namespace lockstep::detail {
-namespace {
 
-DataLoaderOptions checked_options(const DataLoaderOptions& options, const DistributedSampler& sampler,
-                                  std::optional<size_t> dataset_size, bool finds_tensors) {
+void check_loader_options(const DataLoaderOptions& options, const DistributedSampler& sampler,
+                          std::optional<size_t> dataset_size, bool finds_tensors) {
   const auto fail = [&](auto... parts) { throw UsageError(sampler.rank(), text("DataLoader: ", parts...)); };
   if (options.batch_size == 0) fail("batch_size is 0, expected 1 or more");
   if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
@@ -34,10 +33,7 @@ DataLoaderOptions checked_options(const DataLoaderOptions& options, const Distri
     fail(
         "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; give it a function "
         "tensors() (see lockstep/tensors_in.h), or copy batches in the loop");
-  return options;
 }
-
-}  // namespace
 
 bool pins_memory(const DataLoaderOptions& options) {
   return at::hasCUDA() && (options.pin_memory || (options.device && options.device->is_cuda()));
@@ -63,22 +59,26 @@ void seed_generator(at::Generator& random, uint64_t seed) {
   generator->set_engine(engine);
 }
 
-void rethrow_about(c10::ArrayRef<size_t> samples) {
+std::string name_samples(c10::ArrayRef<size_t> samples) {
   constexpr size_t kNamed = 8;
   std::string named = samples.size() == 1 ? "sample" : "samples";
   for (size_t sample : samples.slice(0, std::min(kNamed, samples.size()))) named += text(" ", sample);
   if (samples.size() > kNamed) named += text(" and ", samples.size() - kNamed, " more");
-  rethrow_with_prefix(std::current_exception(), named + ": ");
+  return named;
+}
+
+void rethrow_about(c10::ArrayRef<size_t> samples) {
+  rethrow_with_prefix(std::current_exception(), name_samples(samples) + ": ");
 }
 
 struct LoaderCore::State {
   State(DistributedSampler dealer, const DataLoaderOptions& said, std::optional<size_t> dataset_size,
         bool finds_tensors, Make how)
-      : sampler(std::move(dealer)),
-        options(checked_options(said, sampler, dataset_size, finds_tensors)),
-        make(std::move(how)),
-        queue(make_unique_owned<BatchQueue>(
-            options.workers, static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch))) {}
+      : sampler(std::move(dealer)), options(said), make(std::move(how)) {
+    check_loader_options(options, sampler, dataset_size, finds_tensors);
+    queue = make_unique_owned<BatchQueue>(options.workers,
+                                          static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch));
+  }
 
   size_t batches_of(size_t samples) const { return batches_in(samples, options); }
 
@@ -107,7 +107,7 @@ struct LoaderCore::State {
   uint64_t loop = 0;
   std::shared_ptr<const Samples> samples{};  // of this loop
   size_t delivered = 0;                      // batches of this loop
-  OwnedPointer<BatchQueue> queue;            // last: its workers use the members above
+  OwnedPointer<BatchQueue> queue{};          // last: its workers use the members above
 };
 
 LoaderCore::LoaderCore(DistributedSampler sampler, const DataLoaderOptions& options, std::optional<size_t> dataset_size,

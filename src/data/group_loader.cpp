@@ -1,38 +1,49 @@
 #include <lockstep/group_loader.h>
 
+#include <algorithm>
+#include <concepts>
 #include <exception>
 #include <sstream>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <torch/serialize/archive.h>
 
 #include <lockstep/error.h>
 
-#include "base/error.h"
 #include "base/text.h"
+#include "data/linked_groups.h"
+
+// A step of the loop, on every rank of the groups:
+//   1. The reader takes the next batches from its DataLoaders. It sends each rank a header: the number of samples and
+//      bytes, and the capacity that all receive buffers need. A reader that failed sends messages without samples.
+//   2. If the capacity grows, every rank allocates its buffer, and the ranks agree that none has failed. Otherwise a
+//      rank without memory could not take part in the next call.
+//   3. The reader sends the batches.
+//   4. Every rank unpacks its batch and copies it to its device. The ranks agree that none has failed; only then the
+//      samplers advance and the loop gets the batch.
+// A rank that fails locally continues with these calls and without its own work, so that no rank waits for it. When
+// the ranks know that one has failed, they exchange the reason and throw it together. The agreement in 4 is one
+// all-reduce of one number, or three small calls if batches are scattered and broadcast.
 
 namespace lockstep::detail {
 namespace {
 
-using Kind = BatchMessage::Kind;
-
-std::optional<ProcessGroup> if_member(const std::optional<ProcessGroup>& group) {
-  return group && group->contains_me() ? group : std::nullopt;
-}
-
-// A message's kind and sizes.
+// What the reader says about a message.
 struct Header {
-  enum { kKind, kSamples, kBytes, kCount };
+  enum { kSamples, kBytes, kCapacity, kCount };
   at::Tensor numbers = at::empty({kCount}, at::kLong);
 
   int64_t& operator[](int which) const { return numbers.data_ptr<int64_t>()[which]; }
 };
 
-Header header_of(const BatchMessage& message) {
+constexpr const char* kOtherLoop = "another loop over this loader has started; use one loader for each loop";
+
+Header header_of(const BatchMessage& message, int64_t capacity) {
   const Header header;
-  header[Header::kKind] = static_cast<int64_t>(message.kind);
   header[Header::kSamples] = message.samples;
   header[Header::kBytes] = static_cast<int64_t>(message.bytes.size());
+  header[Header::kCapacity] = capacity;
   return header;
 }
 
@@ -41,31 +52,12 @@ at::Tensor bytes_as_tensor(std::string& bytes) {
   return at::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
-// Allocates a message for the payload that the header announces.
-BatchMessage with_room(const Header& header) {
-  return {static_cast<Kind>(header[Header::kKind]), header[Header::kSamples],
-          std::string(static_cast<size_t>(header[Header::kBytes]), '\0')};
-}
-
-BatchMessage scatter(const ProcessGroup& group, std::vector<BatchMessage> messages) {
-  std::vector<at::Tensor> headers, bodies;
-  for (auto& message : messages) {
-    headers.push_back(header_of(message).numbers);
-    bodies.push_back(bytes_as_tensor(message.bytes));
-  }
-  const Header header;
-  group.scatter(header.numbers, headers, 0);
-  auto mine = with_room(header);
-  group.scatter(bytes_as_tensor(mine.bytes), bodies, 0);
-  return mine;
-}
-
-BatchMessage broadcast(const ProcessGroup& group, BatchMessage message) {
-  const auto header = header_of(message);
-  group.broadcast(header.numbers, 0);
-  if (group.rank() != 0) message = with_room(header);
-  group.broadcast(bytes_as_tensor(message.bytes), 0);
-  return message;
+// Returns the capacity for the largest message, with room for slightly larger ones if it must grow.
+int64_t capacity_for(const std::vector<BatchMessage>& messages, int64_t current) {
+  size_t largest = 0;
+  for (const auto& message : messages) largest = std::max(largest, message.bytes.size());
+  const auto needed = static_cast<int64_t>(largest);
+  return needed <= current ? current : needed + needed / 8;
 }
 
 std::string describe_loading(const DistributedSampler& sampler, const DataLoaderOptions& options) {
@@ -74,24 +66,6 @@ std::string describe_loading(const DistributedSampler& sampler, const DataLoader
               ", shuffle ", sampler.options().shuffle, ", seed ", sampler.options().seed, ", tail ",
               static_cast<int>(sampler.options().tail), ", batch_size ", options.batch_size, ", drop_last ",
               options.drop_last);
-}
-
-// Describes how the first differing rank differs from rank 0; empty if none does. Collective; returns the same on every
-// rank.
-std::string difference(const ProcessGroup& group, const std::string& mine, const char* what) {
-  const auto all = group.all_gather_object(c10::IValue(mine));
-  for (size_t rank = 1; rank < all.size(); ++rank)
-    if (all[rank].toStringRef() != all[0].toStringRef())
-      return text("GroupLoader: the ", what, " differ: rank 0 has ", all[0].toStringRef(), "; rank ", rank, " has ",
-                  all[rank].toStringRef(), "; use the same on all ranks");
-  return "";
-}
-
-// Returns the first non-empty string of all ranks of the group. Collective.
-std::string first_of_all(const ProcessGroup& group, const std::string& mine) {
-  for (const auto& each : group.all_gather_object(c10::IValue(mine)))
-    if (!each.toStringRef().empty()) return each.toStringRef();
-  return "";
 }
 
 // Sets the sampler to the epoch and position of `leader`.
@@ -106,148 +80,232 @@ void follow(DistributedSampler& sampler, const DistributedSampler& leader) {
   sampler.load(loaded);
 }
 
-// Describes the first difference in the number of batches; empty if there is none. All ranks must have the same number:
-// otherwise a rank would wait for messages that never arrive.
-std::string unequal_batches(const DistributedSampler& mine, const std::vector<int>& ranks,
-                            const DataLoaderOptions& options) {
-  if (mine.options().tail != Tail::kExact) return "";  // all ranks have the same number of samples
+// All ranks must have the same number of batches: otherwise a rank would wait for messages that never arrive.
+void require_equal_batches(const DistributedSampler& mine, const std::vector<int>& ranks,
+                           const DataLoaderOptions& options) {
+  if (mine.options().tail != Tail::kExact) return;  // all ranks have the same number of samples
   const auto batches_of = [&](int rank) { return batches_in(mine.for_rank(rank).size(), options); };
   for (int rank : ranks)
-    if (options.batch_size > 0 && batches_of(rank) != batches_of(ranks[0]))
-      return text("GroupLoader: rank ", ranks[0], " has ", batches_of(ranks[0]), " batches per epoch, but rank ", rank,
-                  " has ", batches_of(rank), "; use Tail::kPad or Tail::kDrop");
-  return "";
+    if (batches_of(rank) != batches_of(ranks[0]))
+      throw MismatchError(text("rank ", ranks[0], " has ", batches_of(ranks[0]), " batches per epoch, but rank ", rank,
+                               " has ", batches_of(rank), "; use Tail::kPad or Tail::kDrop"));
 }
+
+// Adds its own lifetime to `total`.
+class Stopwatch {
+ public:
+  explicit Stopwatch(std::chrono::nanoseconds& total) : total_(total) {}
+  ~Stopwatch() { total_ += std::chrono::steady_clock::now() - begin_; }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  std::chrono::nanoseconds& total_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+// The work of this rank in a collective call: after its first failure it does nothing more.
+struct LocalWork {
+  template <class Action>
+  void run(const LinkedGroups& groups, const char* doing, const Action& action) {
+    run(
+        groups, [&] { return std::string(doing); }, action);
+  }
+  template <class Describe, class Action>
+  requires std::invocable<Describe&>
+  void run(const LinkedGroups& groups, const Describe& doing, const Action& action) {
+    if (failure) return;
+    try {
+      action();
+    } catch (...) {
+      failure = groups.failure(std::current_exception(), doing());
+    }
+  }
+  std::optional<GroupFailure> failure{};
+};
 
 }  // namespace
 
 struct GroupReading::State {
-  // Throws an error that all ranks of the groups throw, after all of them have received it: a rank that left earlier
-  // would abort the collective in which the others receive it.
-  template <class Kind>
-  [[noreturn]] void throw_together(const std::string& error) const {
-    for (const auto& group : {groups.broadcast, groups.scatter}) {
-      try {
-        if (group) group->barrier();
-      } catch (const Error&) {
-        // Ignored: `error` is the root cause.
-      }
-    }
-    throw Kind(error);
+  [[noreturn]] void fail(const std::optional<GroupFailure>& mine) {
+    const auto agreed = groups.agree(mine);
+    is_over = is_over || !agreed->is_stale;
+    groups.throw_together(*agreed);
   }
 
-  ReadingGroups groups;
+  // A failure here does not break the groups: the rank takes part in the step, and reports it at its end.
+  void check_step(uint64_t number, LocalWork& work) const {
+    work.run(groups, "", [&] {
+      if (number != loop) throw UsageError(kOtherLoop);
+    });
+    if (work.failure) work.failure->is_stale = true;
+    work.run(groups, "", [&] {
+      if (sampler.position() != position)
+        throw UsageError(text("its sampler was moved during the loop from position ", position, " to ",
+                              sampler.position(),
+                              " (next(), reset() or load() was called); use one sampler for each "
+                              "loader"));
+    });
+  }
+
+  void require_current(uint64_t number) const {
+    if (number != loop) throw UsageError(groups.rank(), text("GroupLoader: ", kOtherLoop));
+  }
+
+  Header send_header(const std::vector<BatchMessage>& messages) const {
+    Header mine;
+    const int64_t needed = capacity_for(messages, capacity);
+    if (groups.reads()) mine = header_of(messages.front(), needed);
+    if (groups.scatter()) {
+      std::vector<at::Tensor> headers;
+      for (const auto& message : messages) headers.push_back(header_of(message, needed).numbers);
+      groups.scatter()->scatter(mine.numbers, headers, 0);
+    }
+    if (groups.broadcast()) groups.broadcast()->broadcast(mine.numbers, 0);
+    return mine;
+  }
+
+  // Returns this rank's batch, in the buffer, or in `messages` if no rank reads for this one.
+  std::string_view send_batch(std::vector<BatchMessage>& messages, const Header& header) const {
+    at::Tensor mine;
+    if (groups.scatter()) {
+      std::vector<at::Tensor> batches;
+      for (auto& message : messages) batches.push_back(bytes_as_tensor(message.bytes));
+      mine = buffer.narrow(0, 0, header[Header::kBytes]);
+      groups.scatter()->scatter(mine, batches, 0);
+    } else {
+      mine = groups.reads() ? bytes_as_tensor(messages.front().bytes) : buffer.narrow(0, 0, header[Header::kBytes]);
+    }
+    if (groups.broadcast()) groups.broadcast()->broadcast(mine, 0);
+    return {static_cast<const char*>(mine.data_ptr()), static_cast<size_t>(mine.numel())};
+  }
+
+  void grow(int64_t needed, LocalWork& work) {
+    const auto doing = [&] { return text(here(), ": cannot allocate ", needed, " bytes for a batch"); };
+    work.run(groups, doing, [&] {
+      if (!groups.reads() || groups.scatter()) buffer = at::empty({needed}, at::kByte);
+    });
+    if (groups.any(work.failure.has_value())) fail(work.failure);
+    capacity = needed;
+  }
+
+  void advance(int64_t samples) {
+    if (samples > 0)
+      sampler.next(static_cast<size_t>(samples));
+    else if (sampler.position() < sampler.size())
+      sampler.next(options.batch_size);  // skips the samples that drop_last drops: the epoch is over
+    position = sampler.position();
+    is_over = samples == 0;
+  }
+
+  // "epoch 3: samples 4 10 16": the place of this rank's loop.
+  std::string here() const {
+    if (sampler.epoch() != epoch || position >= sampler.size()) return text("epoch ", epoch);
+    const auto indices = sampler.indices();
+    const auto batch = c10::ArrayRef<size_t>(indices).slice(position);
+    return text("epoch ", epoch, ": ", name_samples(batch.slice(0, std::min(options.batch_size, batch.size()))));
+  }
+
   DistributedSampler sampler;
-  DataLoaderOptions options;
-  bool reads = true;
-  std::vector<int> ranks{};  // sampler ranks of the ranks for which this rank reads
+  const DataLoaderOptions options;
+  const LinkedGroups groups;
+  std::vector<int> ranks{};  // sampler ranks of the ranks for which this rank reads; constant after construction
   uint64_t loop = 0;
+  bool is_over = true;                            // the loop, on all ranks
+  int64_t epoch = 0;                              // of the loop
+  size_t position = 0;                            // of the loop in its epoch
+  at::Tensor buffer = at::empty({0}, at::kByte);  // receives this rank's batches
+  int64_t capacity = 0;                           // of the buffers, the same on all ranks
+  std::chrono::nanoseconds waited{0};
 };
 
-GroupReading::GroupReading(ReadingGroups groups, DistributedSampler sampler, const DataLoaderOptions& options)
-    : state_(std::make_unique<State>(
-          State{{if_member(groups.scatter), if_member(groups.broadcast)}, std::move(sampler), options})) {
+GroupReading::GroupReading(ReadingGroups groups, DistributedSampler sampler, const DataLoaderOptions& options,
+                           bool finds_tensors) {
+  const int rank = sampler.rank();
+  state_ = std::make_unique<State>(State{std::move(sampler), options, LinkedGroups(groups, rank)});
   State& state = *state_;
-  const auto& [scattering, broadcasting] = state.groups;
-  const int rank = state.sampler.rank();
-  state.reads = scattering ? scattering->rank() == 0 : !broadcasting || broadcasting->rank() == 0;
-  state.ranks = {rank};
+  const auto& scattering = state.groups.scatter();
+  const auto& broadcasting = state.groups.broadcast();
 
-  // An error on one rank must reach all ranks that are connected to it: first inside the broadcasting groups, then
-  // inside the scattering group, then inside the broadcasting groups again.
-  const std::string mine = describe_loading(state.sampler, options);
-  std::string error;
-  if (scattering && broadcasting && broadcasting->rank() != 0)
-    error =
-        text("GroupLoader: rank ", broadcasting->rank(),
-             " of the group that broadcasts is also in the group that scatters; the group that scatters may contain "
-             "only rank 0 of each group that broadcasts");
-  if (broadcasting) {
-    const auto unequal =
-        difference(*broadcasting, text(mine, ", rank ", rank), "options of the ranks of the group that broadcasts");
-    error = first_of_all(*broadcasting, error.empty() ? unequal : error);
-  }
-  if (scattering) {
-    const auto unequal = difference(*scattering, mine, "options of the ranks of the group that scatters");
-    error = first_of_all(*scattering, error.empty() ? unequal : error);
-    state.ranks.clear();
-    for (const auto& each : scattering->all_gather_object(c10::IValue(int64_t{rank})))
-      state.ranks.push_back(static_cast<int>(each.toInt()));
-    if (error.empty()) error = unequal_batches(state.sampler, state.ranks, options);
-  }
-  if (broadcasting) error = first_of_all(*broadcasting, error);
-  if (!error.empty()) state.throw_together<MismatchError>(error);
+  LocalWork work;
+  work.run(state.groups, "invalid options",
+           [&] { check_loader_options(options, state.sampler, std::nullopt, finds_tensors); });
+  work.run(state.groups, "", [&] {
+    if (scattering && broadcasting && broadcasting->rank() != 0)
+      throw MismatchError(
+          text("rank ", broadcasting->rank(),
+               " of the group that broadcasts is also in the group that scatters; the group that scatters may contain "
+               "only rank 0 of each group that broadcasts"));
+  });
+  const auto mine = describe_loading(state.sampler, options);
+  state.groups.require_none(work.failure, {"options", text(mine, ", rank ", rank), mine});
+
+  state.ranks = scattering ? scattering->all_gather(rank) : std::vector{rank};
+  work.run(state.groups, "", [&] { require_equal_batches(state.sampler, state.ranks, options); });
+  state.groups.require_none(work.failure);
 }
 
 GroupReading::~GroupReading() = default;
 
-bool GroupReading::reads() const {
-  return state_->reads;
+void GroupReading::on_readers(const char* doing, const std::function<void()>& action) const {
+  LocalWork work;
+  if (state_->groups.reads()) work.run(state_->groups, doing, action);
+  state_->groups.require_none(work.failure);
 }
 
 std::vector<DistributedSampler> GroupReading::samplers() const {
   std::vector<DistributedSampler> samplers;
-  const auto& mine = state_->sampler;
-  if (state_->reads)
-    for (int rank : state_->ranks) samplers.push_back(mine.for_rank(rank));
+  for (int rank : state_->ranks) samplers.push_back(state_->sampler.for_rank(rank));
   return samplers;
-}
-
-void GroupReading::agree(const std::string& error) const {
-  const auto& [scattering, broadcasting] = state_->groups;
-  std::string said = error;
-  if (scattering) said = scattering->broadcast_object(c10::IValue(said), 0).toStringRef();
-  if (broadcasting) said = broadcasting->broadcast_object(c10::IValue(said), 0).toStringRef();
-  if (!said.empty()) state_->throw_together<Error>(text("GroupLoader: on the reading rank: ", said));
-}
-
-// The reading rank reads at its own position, so all ranks must be there.
-uint64_t GroupReading::begin() {
-  State& state = *state_;
-  state.sampler.reset();
-  const auto where = text("epoch ", state.sampler.epoch(), ", position ", state.sampler.position());
-  const auto& [scattering, broadcasting] = state.groups;
-  std::string error;
-  if (broadcasting) error = difference(*broadcasting, where, "samplers of the ranks of the group that broadcasts");
-  if (scattering) {
-    const auto unequal = difference(*scattering, where, "samplers of the ranks of the group that scatters");
-    error = first_of_all(*scattering, error.empty() ? unequal : error);
-  }
-  if (broadcasting) error = first_of_all(*broadcasting, error);
-  if (!error.empty()) state.throw_together<MismatchError>(error);
-  return ++state.loop;
 }
 
 void GroupReading::place(std::vector<DistributedSampler>& samplers) const {
   for (auto& sampler : samplers) follow(sampler, state_->sampler);
 }
 
-void GroupReading::require_current(uint64_t loop) const {
-  if (loop != state_->loop)
-    throw UsageError("GroupLoader: another loop over this loader has started; use one loader for each loop");
-}
-
-BatchMessage GroupReading::distribute(std::vector<BatchMessage> messages) {
+// The reading rank reads at its own position, so all ranks must be there.
+uint64_t GroupReading::begin() {
   State& state = *state_;
-  const auto& [scattering, broadcasting] = state.groups;
-  BatchMessage mine;
-  if (scattering)
-    mine = scatter(*scattering, std::move(messages));
-  else if (state.reads)
-    mine = std::move(messages.front());
-  if (broadcasting) mine = broadcast(*broadcasting, std::move(mine));
-
-  if (mine.kind == Kind::kError) state.throw_together<Error>(text("GroupLoader: on the reading rank: ", mine.bytes));
-  if (mine.kind == Kind::kBatch)
-    state.sampler.next(static_cast<size_t>(mine.samples));
-  else if (state.sampler.position() < state.sampler.size())
-    state.sampler.next(state.options.batch_size);  // skips the samples that drop_last drops: the epoch is over
-  return mine;
+  state.is_over = true;
+  LocalWork work;
+  state.epoch = state.sampler.epoch();
+  const auto doing = [&] { return text("cannot begin epoch ", state.epoch); };
+  work.run(state.groups, doing, [&] { state.sampler.reset(); });
+  state.position = state.sampler.position();
+  const auto where = text("epoch ", state.epoch, ", position ", state.position);
+  state.groups.require_none(work.failure, {"samplers", where, where});
+  state.is_over = false;
+  state.waited = {};
+  return ++state.loop;
 }
 
-std::string message_of_current() {
-  const auto said = message_of(std::current_exception());
-  return said.empty() ? "an exception without a message" : said;
+bool GroupReading::next(uint64_t loop, const Read& read, const Unpack& unpack) {
+  State& state = *state_;
+  const auto& groups = state.groups;
+  if (state.is_over) {
+    state.require_current(loop);  // no other rank is in a step, so this one throws alone
+    return false;
+  }
+  const Stopwatch stopwatch(state.waited);
+  LocalWork work;
+  state.check_step(loop, work);
+
+  std::vector<BatchMessage> messages;
+  if (groups.reads()) {
+    work.run(groups, "cannot read a batch", [&] { messages = read(); });
+    if (work.failure) messages.assign(state.ranks.size(), {});
+  }
+  const auto header = state.send_header(messages);
+  const auto samples = header[Header::kSamples];
+  if (header[Header::kCapacity] > state.capacity) state.grow(header[Header::kCapacity], work);
+
+  const auto bytes = state.send_batch(messages, header);
+  if (samples > 0)
+    work.run(
+        groups, [&] { return state.here() + ": cannot deliver the batch"; }, [&] { unpack(bytes); });
+  if (groups.any(work.failure.has_value())) state.fail(work.failure);
+  state.advance(samples);
+  return samples > 0;
 }
 
 size_t GroupReading::size() const {
@@ -256,6 +314,10 @@ size_t GroupReading::size() const {
 
 DistributedSampler GroupReading::sampler() const {
   return state_->sampler;
+}
+
+std::chrono::nanoseconds GroupReading::waited() const {
+  return state_->waited;
 }
 
 }  // namespace lockstep::detail

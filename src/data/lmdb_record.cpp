@@ -1,9 +1,9 @@
 // Encoding and decoding of records, for builds with and without LMDB.
 
-#include <utility>
+#include <map>
+#include <string>
 
 #include <lockstep/error.h>
-#include <lockstep/group_loader.h>
 #include <lockstep/lmdb.h>
 #include <lockstep/safetensors.h>
 
@@ -16,11 +16,13 @@ torch::data::Example<> example_of_record(std::string_view, std::string_view valu
   if (!tensors.contains("data"))
     throw UsageError(
         text("LMDB: the record has no tensor 'data'; pass LmdbDataset a function that decodes its records"));
-  return detail::Packing<torch::data::Example<>>::batch(std::move(tensors));
+  return {tensors.at("data"), tensors["target"]};
 }
 
 void LmdbWriter::add(const torch::data::Example<>& sample) {
-  add(to_safetensors(detail::Packing<torch::data::Example<>>::tensors(sample)));
+  std::map<std::string, at::Tensor> tensors{{"data", sample.data}};
+  if (sample.target.defined()) tensors.emplace("target", sample.target);
+  add(to_safetensors(tensors));
 }
 
 }  // namespace lockstep

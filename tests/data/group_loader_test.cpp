@@ -181,7 +181,7 @@ TEST(GroupLoader, ThrowsOnAllRanksWhatGoesWrongWhereItReads) {
                                              {.scatter = ranks.firsts, .broadcast = ranks.three}, kBatches);
                           for ([[maybe_unused]] auto& batch : loader) ++delivered;
                         }),
-              Each(AllOf(HasSubstr("GroupLoader: on the reading rank: rank 1: DataLoader"),
+              Each(AllOf(HasSubstr("rank 0: GroupLoader: cannot read a batch: rank 1: DataLoader: epoch 0"),
                          HasSubstr("sample 23: a page is torn"))));
   EXPECT_EQ(delivered, 18) << "three batches on each rank";
 
@@ -190,7 +190,7 @@ TEST(GroupLoader, ThrowsOnAllRanksWhatGoesWrongWhereItReads) {
                           const auto open = []() -> Drawn { throw std::runtime_error("not mounted"); };
                           GroupLoader loader(open, DistributedSampler(24, world), {.scatter = world}, kBatches);
                         }),
-              Each("GroupLoader: on the reading rank: not mounted"));
+              Each("rank 0: GroupLoader: cannot open the dataset: not mounted"));
 }
 
 TEST(GroupLoader, RefusesSamplersThatDoNotFit) {

@@ -211,6 +211,31 @@ void train(const Tensor&, const Tensor&) {}
 #include "docs/data/grouploader.inc"
 }
 
+struct Captions {
+  Tensor images;
+  std::vector<std::string> texts;
+};
+
+}  // namespace
+
+#include "docs/data/batches_that_can_be_sent.inc"
+
+namespace {
+
+TEST(DataPage, ABatchWithATraitOfItsOwnIsSentWhole) {
+  on_two_ranks([](const lockstep::ProcessGroup& group) {
+    const auto collate = [](std::vector<torch::data::Example<>> samples) {
+      return Captions{lockstep::Stack()(samples).data, std::vector<std::string>(samples.size(), "a caption")};
+    };
+    lockstep::GroupLoader loader([] { return Samples(); }, lockstep::DistributedSampler(24, group), {.scatter = group},
+                                 collate, {.batch_size = 12});
+    for (Captions& batch : loader) {
+      EXPECT_EQ(batch.images.size(0), 12);
+      EXPECT_EQ(batch.texts, std::vector<std::string>(12, "a caption"));
+    }
+  });
+}
+
 [[maybe_unused]] void stage_a_file(const lockstep::ProcessGroup& world) {
 #include "docs/data/staging_files_to_the_local_disk.inc"
   EXPECT_GT(*dataset.size(), 0);
