@@ -59,6 +59,9 @@ class LOCKSTEP_EXPORT LoaderCore {
   std::unique_ptr<State> state_;
 };
 
+/// Throws UsageError for options that no loader accepts, in the name of `loader`.
+void check_loading(const char* loader, int rank, const DataLoaderOptions& options, bool finds_tensors);
+
 /// Returns whether batches are copied to pinned memory.
 LOCKSTEP_EXPORT bool pins_memory(const DataLoaderOptions& options);
 

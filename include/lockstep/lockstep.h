@@ -55,6 +55,7 @@
 #include <lockstep/stage.h>
 #include <lockstep/state_traits.h>
 #include <lockstep/store.h>
+#include <lockstep/stream_loader.h>
 #include <lockstep/sync_batch_norm.h>
 #include <lockstep/tcp_store.h>
 #include <lockstep/tensorboard_writer.h>

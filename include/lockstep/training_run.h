@@ -112,9 +112,9 @@ class LOCKSTEP_EXPORT TrainingRun {
   bool next_epoch(int64_t epochs);
 
   /// Returns the batches of a loader, or the elements of another range, for a for loop: those that are left of the
-  /// epoch. Calls set_epoch() of a loader's sampler, and saves and loads its position. Of other ranges, which must have
-  /// the same elements after a resume, it skips as many as were used before. An epoch may have several such loops.
-  /// Keeps a reference to the range.
+  /// epoch. Calls set_epoch() of a loader's sampler, or of a StreamLoader, and saves and loads its position. Of other
+  /// ranges, which must have the same elements after a resume, it skips as many as were used before. An epoch may have
+  /// several such loops. Keeps a reference to the range.
   template <class Range>
   detail::RunBatches<Range> batches(Range& range) {
     return {*this, range};
@@ -202,7 +202,8 @@ class LOCKSTEP_EXPORT TrainingRun {
   /// The data of a loop.
   struct Loop {
     int64_t batches = 0;  // in a whole epoch; 0 if unknown
-    // Of the position in a sampler; empty if there is none. load() returns whether samples are left in the epoch.
+    // Of the position in a sampler or a StreamLoader; empty if there is none. load() returns whether the epoch is not
+    // complete.
     std::function<Value()> save{};
     std::function<bool(const Value&)> load{};
   };
@@ -232,6 +233,13 @@ int64_t samples_of(Batch& batch) {
   });
   return samples < 0 ? 1 : samples;
 }
+
+/// A range that saves its own position, such as a StreamLoader.
+template <class Range>
+concept HasEpochs = HasStateDict<Range> && requires(Range& range) {
+  range.set_epoch(int64_t{});
+  { range.epoch() == range.next_epoch() } -> std::convertible_to<bool>;
+};
 
 /// The result of TrainingRun::batches().
 template <class Range>
@@ -300,6 +308,14 @@ class RunBatches {
       loop.load = [sampler](const Value& position) mutable {
         StateTraits<Sampler>::load(sampler, position);
         return sampler.next_epoch() == sampler.epoch();
+      };
+    } else if constexpr (HasEpochs<Range>) {
+      Range& range = range_;
+      range.set_epoch(run_.epoch());
+      loop.save = [&range] { return range.state_dict(); };
+      loop.load = [&range](const Value& position) {
+        range.load_state_dict(position);
+        return range.next_epoch() == range.epoch();
       };
     }
     return loop;

@@ -11,6 +11,7 @@
 #include <c10/core/GradMode.h>
 
 #include "base/start_thread.h"
+#include "base/text.h"
 
 namespace lockstep::detail {
 namespace {
@@ -47,10 +48,12 @@ struct BatchQueue::Run {
   std::map<size_t, Made> made{};
 };
 
-BatchQueue::BatchQueue(int workers, size_t ahead) : ahead_(ahead) {
+BatchQueue::BatchQueue(const char* loader, int workers, size_t ahead)
+    : owner_name_(text("the process that made the ", loader)), ahead_(ahead) {
+  const auto purpose = text("a worker of ", loader);
   try {
     for (int worker = 0; worker < workers; ++worker)
-      threads_.push_back(start_thread("a worker of DataLoader", [this, worker] { work(worker); }));
+      threads_.push_back(start_thread(purpose.c_str(), [this, worker] { work(worker); }));
   } catch (...) {
     stop();
     throw;

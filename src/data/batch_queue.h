@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,8 +24,9 @@ class BatchQueue {
   /// batch at a time.
   using Make = std::function<Batch(int worker, size_t number)>;
 
-  /// At most `ahead` batches are in progress or ready. Throws SystemError if a thread cannot be created.
-  BatchQueue(int workers, size_t ahead);
+  /// At most `ahead` batches are in progress or ready. `loader` is the class that owns the queue, for error messages.
+  /// Throws SystemError if a thread cannot be created.
+  BatchQueue(const char* loader, int workers, size_t ahead);
   /// Blocks until the workers have finished the batches in progress.
   ~BatchQueue();
   BatchQueue(const BatchQueue&) = delete;
@@ -49,10 +51,11 @@ class BatchQueue {
   void work(int worker);
   void stop();
   void check_process() const {
-    if (!threads_.empty()) owner_.check("the process that made the DataLoader");
+    if (!threads_.empty()) owner_.check(owner_name_.c_str());
   }
 
   const OwnerProcess owner_{};
+  const std::string owner_name_;
   const size_t ahead_;
   std::chrono::nanoseconds waited_{0};
   std::mutex mutex_;

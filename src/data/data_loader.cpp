@@ -19,16 +19,21 @@ namespace lockstep::detail {
 
 void check_loader_options(const DataLoaderOptions& options, const DistributedSampler& sampler,
                           std::optional<size_t> dataset_size, bool finds_tensors) {
+  check_loading("DataLoader", sampler.rank(), options, finds_tensors);
   const auto fail = [&](auto... parts) { throw UsageError(sampler.rank(), text("DataLoader: ", parts...)); };
-  if (options.batch_size == 0) fail("batch_size is 0, expected 1 or more");
-  if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
-  if (options.prefetch < 1) fail("prefetch is ", options.prefetch, ", expected 1 or more");
   if (dataset_size && *dataset_size != sampler.dataset_size())
     fail("the sampler was created for ", sampler.dataset_size(), " samples, but the dataset has ", *dataset_size,
          "; create the sampler from this dataset");
   if (options.drop_last && sampler.size() < options.batch_size)
     fail("drop_last leaves no batch: this rank has ", sampler.size(), " samples per epoch, batch_size is ",
          options.batch_size, "; use a smaller batch_size");
+}
+
+void check_loading(const char* loader, int rank, const DataLoaderOptions& options, bool finds_tensors) {
+  const auto fail = [&](auto... parts) { throw UsageError(rank, text(loader, ": ", parts...)); };
+  if (options.batch_size == 0) fail("batch_size is 0, expected 1 or more");
+  if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
+  if (options.prefetch < 1) fail("prefetch is ", options.prefetch, ", expected 1 or more");
   if ((options.device || options.pin_memory) && !finds_tensors)
     fail(
         "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; give it a function "
@@ -76,7 +81,7 @@ struct LoaderCore::State {
         bool finds_tensors, Make how)
       : sampler(std::move(dealer)), options(said), make(std::move(how)) {
     check_loader_options(options, sampler, dataset_size, finds_tensors);
-    queue = make_unique_owned<BatchQueue>(options.workers,
+    queue = make_unique_owned<BatchQueue>("DataLoader", options.workers,
                                           static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch));
   }
 

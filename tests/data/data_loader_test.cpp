@@ -71,17 +71,6 @@ std::vector<Indices> indices_of_batches(Loader& loader) {
   return all;
 }
 
-template <class Kind>
-bool holds(const std::exception& error) {
-  if (dynamic_cast<const Kind*>(&error)) return true;
-  try {
-    std::rethrow_if_nested(error);
-    return false;
-  } catch (const std::exception& nested) {
-    return holds<Kind>(nested);
-  }
-}
-
 class DataLoaderWorkers : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(, DataLoaderWorkers, testing::Values(0, 1, 2, 5));
 

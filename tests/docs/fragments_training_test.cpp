@@ -3,6 +3,8 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <fstream>
+#include <numeric>
 
 #include <gmock/gmock.h>
 
@@ -200,6 +202,65 @@ TEST(DataPage, AnEpochContinuesInTheMiddle) {
     for (int64_t epoch = 0; epoch < epochs; ++epoch)
       for (const size_t index : lockstep::distributed_indices(24, world.rank(), 2, {}, epoch))
         expected.push_back(static_cast<int64_t>(index));
+    EXPECT_EQ(seen, expected);
+  });
+}
+
+Tensor parsed(const std::string& line) {
+  return torch::tensor(int64_t{std::stoll(line)});
+}
+
+#include "docs/data/streams.inc"
+
+/// Writes the numbers below `count`, one in each line. Collective.
+void write_events(const lockstep::ProcessGroup& world, int64_t count) {
+  if (world.rank() == 0) {
+    std::ofstream file("events.log");
+    for (int64_t i = 0; i < count; ++i) file << i << '\n';
+  }
+  world.barrier();
+}
+
+TEST(DataPage, StreamsAreDividedBetweenRanksAndWorkers) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    write_events(world, 4 * 64 + 4 * 10);
+    const int epochs = 2;
+    Indices seen;
+    const auto train = [&](const Tensor& batch) {
+      for (int64_t i = 0; i < batch.numel(); ++i) seen.push_back(batch[i].item<int64_t>());
+    };
+#include "docs/data/streams_2.inc"
+    ASSERT_EQ(seen.size(), 2 * 148);
+    Indices expected(296);
+    std::iota(expected.begin(), expected.end(), 0);
+    for (const auto& epoch : {Indices(seen.begin(), seen.begin() + 148), Indices(seen.begin() + 148, seen.end())})
+      EXPECT_EQ(sorted(gathered(world, epoch)), expected);
+  });
+}
+
+TEST(DataPage, AStreamContinuesInTheMiddle) {
+  struct Stopped {};
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    write_events(world, 1400);
+    const int64_t epochs = 2;  // of 700 steps
+    Indices seen;
+    const auto run = [&](size_t stopped_after) {
+      auto net = seeded_net();
+      const auto open = [](const lockstep::StreamPart& part) { return EventLog("events.log", part); };
+      lockstep::StreamLoader loader(open, world);
+      const auto train = [&](const Tensor& batch) {
+        if (seen.size() == stopped_after) throw Stopped();
+        seen.push_back(batch[0].item<int64_t>());
+      };
+#include "docs/data/resuming_a_stream.inc"
+    };
+    EXPECT_THROW(run(1010), Stopped);
+    ASSERT_EQ(seen.size(), 1010);
+    seen.resize(1000);  // the last checkpoint
+    run(10000);
+    Indices expected;
+    for (int64_t epoch = 0; epoch < epochs; ++epoch)
+      for (int64_t number = world.rank(); number < 1400; number += 2) expected.push_back(number);
     EXPECT_EQ(seen, expected);
   });
 }

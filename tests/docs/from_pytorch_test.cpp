@@ -55,6 +55,12 @@ extern size_t index;
 extern at::Generator random;
 extern Example<> get(size_t index, at::Generator& random);
 const auto open = [] { return Samples(); };
+struct Events {
+  std::optional<Tensor> next();
+};
+const auto open_part = [](const lockstep::StreamPart&) { return Events(); };
+extern lockstep::StreamPart part;
+extern lockstep::StreamLoader<decltype(open_part)> stream_loader;
 const auto f = [](auto argument) { return argument; };
 extern Tensor function(Tensor input);
 extern Tensor body(Tensor images);

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
 #include <random>
 
@@ -13,6 +14,7 @@
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/stream_loader.h>
 #include <lockstep/training_run.h>
 
 #include "report/records.h"
@@ -195,6 +197,83 @@ TEST(TrainingRun, ContinuesWithAnotherNumberOfRanks) {
           run.step([&] { run.log("number", batch.mean()); });
           const std::lock_guard lock(mutex);
           for (int64_t i = 0; i < batch.size(0); ++i) ++seen[static_cast<size_t>(batch[i].item<double>())];
+          if (--left == 0) break;
+        }
+        if (left == 0) {
+          run.save();
+          return;
+        }
+      }
+      EXPECT_NEAR(run.results().at("number"), 11.5, 1e-12) << "the mean of all samples, by whatever rank";
+    });
+  }
+  EXPECT_THAT(seen, testing::Each(1));
+}
+
+/// The numbers below 24, dealt to the parts, with a random number of the part and the epoch for each.
+struct NumberStream {
+  explicit NumberStream(const StreamPart& part) : draw(part.seed), number(part.index), step(part.count) {}
+  std::optional<at::Tensor> next() {
+    if (number >= 24) return std::nullopt;
+    const auto sample = torch::tensor(
+        {static_cast<double>(std::exchange(number, number + step)), static_cast<double>(draw() >> 12)}, torch::kDouble);
+    return sample;
+  }
+  std::mt19937_64 draw;
+  int64_t number, step;
+};
+
+TEST(TrainingRun, ContinuesInAStream) {
+  constexpr int kRanks = 2;
+  const auto open = [](const StreamPart& part) { return NumberStream(part); };
+  using Seen = std::array<std::vector<std::pair<double, double>>, kRanks>;
+  for (int64_t stop = 0; stop <= 10; ++stop) {
+    SCOPED_TRACE(stop);
+    const TemporaryFolder folder;
+    Seen whole, parts;
+    auto train = [&](Seen& seen, int64_t until, const std::string& name) {
+      run_threads(kRanks, [&](ProcessGroup world) {
+        StreamLoader loader(open, world, {.batch_size = 3, .workers = 2, .seed = 5});
+        TrainingRun run(world, (folder.path() / name).string(), TrainingState{}, quiet());
+        while (run.next_epoch(2)) {  // 4 steps
+          for (auto& batch : run.batches(loader)) {
+            run.step([&] { run.log("value", batch.sum()); });
+            for (int64_t i = 0; i < batch.size(0); ++i)
+              seen.at(static_cast<size_t>(world.rank()))
+                  .emplace_back(batch[i][0].item<double>(), batch[i][1].item<double>());
+            if (run.steps() != until) continue;
+            run.save();
+            return;
+          }
+          EXPECT_EQ(loader.next_epoch(), run.epoch() + 1);
+        }
+        EXPECT_EQ(run.epoch(), 2);
+        EXPECT_EQ(run.steps(), 8);
+      });
+    };
+    train(whole, -1, "whole");
+    train(parts, stop, "parts");
+    train(parts, -1, "parts");
+    EXPECT_EQ(whole[0].size() + whole[1].size(), 2 * 24u);
+    EXPECT_EQ(parts, whole);
+  }
+}
+
+TEST(TrainingRun, ContinuesInAStreamWithAnotherNumberOfRanks) {
+  const TemporaryFolder folder;
+  std::mutex mutex;
+  std::vector<int64_t> seen(24);
+  for (const auto& [ranks, steps] : {std::pair(3, 2), std::pair(2, 2), std::pair(1, 100)}) {
+    run_threads(ranks, [&, steps = steps](ProcessGroup world) {
+      StreamLoader loader([](const StreamPart& part) { return NumberStream(part); }, world,
+                          {.batch_size = 2, .parts = 6});
+      TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+      int64_t left = steps;
+      while (run.next_epoch(1)) {
+        for (auto& batch : run.batches(loader)) {
+          run.step([&] { run.log("number", batch.select(1, 0).mean()); });
+          const std::lock_guard lock(mutex);
+          for (int64_t i = 0; i < batch.size(0); ++i) ++seen.at(static_cast<size_t>(batch[i][0].item<double>()));
           if (--left == 0) break;
         }
         if (left == 0) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -26,5 +27,17 @@ void expect_error(Call&& call, const Parts&... parts) {
     EXPECT_THAT(std::string(error.what()), testing::AllOf(testing::HasSubstr(parts)...));
   } catch (const std::exception& error) {
     ADD_FAILURE() << "another kind of error was thrown: " << error.what();
+  }
+}
+
+/// Whether an exception is a `Kind`, or has one nested at any depth.
+template <class Kind>
+bool holds(const std::exception& error) {
+  if (dynamic_cast<const Kind*>(&error)) return true;
+  try {
+    std::rethrow_if_nested(error);
+    return false;
+  } catch (const std::exception& nested) {
+    return holds<Kind>(nested);
   }
 }
