@@ -116,31 +116,38 @@ TEST_P(Works, CallBackWithTheError) {
 }
 
 TEST_P(Works, CallbacksMayMakeAsynchronousCallsButNotWait) {
-  on_two_ranks([](ProcessGroup world) {
-    std::promise<Work> second;
-    std::promise<std::string> refusal, second_refusal;
-    auto tensor = at::ones({1}), behind = at::ones({2});
-    std::latch is_queued(1);
-    world.barrier_async().on_done([&](std::exception_ptr) {
-      is_queued.wait();  // a call is pending now, which this thread has to run
+  std::latch rank_1_may_call(1);
+  on_two_ranks([&](ProcessGroup world) {
+    auto behind = at::ones({2}), tensor = at::ones({1});
+    if (world.rank() == 1) {
+      rank_1_may_call.wait();
+      world.barrier();
+      world.all_reduce(behind);
+      world.all_reduce(tensor);
+      return world.barrier();
+    }
+    std::promise<Work> from_callback;
+    std::promise<std::string> of_call, of_wait;
+    const auto refusal_of = [](const auto& action) -> std::string {
       try {
-        world.barrier();
+        action();
+        return "none";
       } catch (const UsageError& error) {
-        refusal.set_value(error.what());
+        return error.what();
       }
-      auto work = world.all_reduce_async(tensor);
-      try {
-        work.wait();
-      } catch (const UsageError& error) {
-        second_refusal.set_value(error.what());
-      }
-      second.set_value(work);
+    };
+    const auto pending = world.barrier_async();
+    pending.on_done([&](std::exception_ptr) {  // while the next call waits for this thread
+      of_call.set_value(refusal_of([&] { world.barrier(); }));
+      const auto work = world.all_reduce_async(tensor);
+      of_wait.set_value(refusal_of([&] { work.wait(); }));
+      from_callback.set_value(work);
     });
     const auto first = world.all_reduce_async(behind);
-    is_queued.count_down();
-    EXPECT_NE(refusal.get_future().get().find("a callback of Work::on_done waits"), std::string::npos);
-    EXPECT_NE(second_refusal.get_future().get().find("a callback of Work::on_done waits"), std::string::npos);
-    second.get_future().get().wait();
+    rank_1_may_call.count_down();
+    EXPECT_NE(of_call.get_future().get().find("a callback of Work::on_done waits"), std::string::npos);
+    EXPECT_NE(of_wait.get_future().get().find("a callback of Work::on_done waits"), std::string::npos);
+    from_callback.get_future().get().wait();
     first.wait();
     EXPECT_EQ(tensor.item<float>(), 2);
     world.barrier();
@@ -165,11 +172,17 @@ TEST_P(Works, ExceptionsOfCallbacksAreLogged) {
 
 // The callback is destroyed on the thread of the group that it destroys.
 TEST_P(Works, CallbacksMayHoldTheLastHandleOfTheirGroup) {
-  on_two_ranks([](ProcessGroup world) {
+  std::latch rank_1_may_call(1);
+  on_two_ranks([&](ProcessGroup world) {
     auto group = std::make_optional(world.new_group({0, 1}));
+    auto tensor = at::ones({2});
+    if (world.rank() == 1) {
+      rank_1_may_call.wait();
+      group->all_reduce(tensor);
+      return world.barrier();
+    }
     std::promise<void> is_called, is_released;
     std::latch may_return(1);
-    auto tensor = at::ones({2});
     {
       const auto keeps_alive = std::shared_ptr<void>(nullptr, [&](void*) { is_released.set_value(); });
       group->all_reduce_async(tensor).on_done([&, keeps_alive, handle = *group](std::exception_ptr) {
@@ -177,6 +190,7 @@ TEST_P(Works, CallbacksMayHoldTheLastHandleOfTheirGroup) {
         may_return.wait();
       });
     }
+    rank_1_may_call.count_down();
     is_called.get_future().get();
     group.reset();
     may_return.count_down();

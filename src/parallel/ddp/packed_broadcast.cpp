@@ -34,6 +34,7 @@ void copy_out(const std::vector<at::Tensor>& outside, const std::vector<at::Tens
 }  // namespace
 
 void PackedBroadcast::run(int root) {
+  if (tensors_.empty()) return;
   c10::NoGradGuard no_grad;
   if (!is_laid_out()) lay_out();
   if (!memory_.defined()) return group_.broadcast_coalesced(tensors_, root);
