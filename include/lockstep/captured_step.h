@@ -67,8 +67,8 @@ class LOCKSTEP_EXPORT StepCapture {
 ///
 /// The step must do the same work in each call, because its host code does not run in a replay. It must not wait for
 /// the GPU (item(), cpu(), printing); keep numbers that change in tensors. LibTorch's optimizers count steps on the
-/// host: use lockstep's fused optimizers, whose learning rates may change between calls. A call whose inputs have
-/// different sizes than the captured ones, for example the last batch of an epoch, runs without the graph.
+/// host and are refused: use lockstep's fused optimizers, whose learning rates may change between calls. A call whose
+/// inputs have different sizes than the captured ones, for example the last batch of an epoch, runs without the graph.
 ///
 /// Collective: every rank calls it equally often, with inputs of the same sizes in the same calls. Throws UsageError,
 /// which names the reason, if the step cannot be captured; later calls then throw UsageError too. If a rank fails or is

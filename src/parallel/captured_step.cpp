@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "comm/capture.h"
+#include "parallel/optimizer_watch.h"
 
 namespace lockstep::detail {
 namespace {
@@ -68,7 +69,11 @@ class StepCapture::Impl {
     Recording recording;
     has_failed_ = true;
     try {
-      stream_->capture([&] { run(inputs_); });
+      stream_->capture([&] {
+        const OptimizerWatch watch;
+        run(inputs_);
+        refuse(watch.found());
+      });
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
@@ -80,6 +85,13 @@ class StepCapture::Impl {
     last_.clear();
     has_failed_ = false;
     is_captured_ = true;
+  }
+
+  void refuse(const std::string& optimizer) const {
+    if (!optimizer.empty())
+      throw UsageError(text(me(), "the step calls ", optimizer,
+                            "::step, which counts steps and keeps its learning rate on the host, so that every replay "
+                            "would repeat the captured step; use lockstep::FusedAdamW, FusedAdam or FusedSGD"));
   }
 
   static bool is_alike(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& others) {

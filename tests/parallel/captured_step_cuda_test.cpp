@@ -111,6 +111,21 @@ TEST_F(CudaCapturedStep, TrainsAsUncaptured) {
   });
 }
 
+TEST_F(CudaCapturedStep, RefusesOptimizersOfLibTorchByName) {
+  on_both([](ProcessGroup world) {
+    Mlp model;
+    model->to(kGpu);
+    DistributedDataParallel ddp(model, world);
+    torch::optim::AdamW optimizer(ddp.parameters(), 0.01);
+    CapturedStep step(world, [&](torch::Tensor input, torch::Tensor target) { train(ddp, optimizer, input, target); });
+    const auto input = inputs_of(0, world.rank(), {6}, torch::kFloat), target = targets_of(0, world.rank());
+    for (int i = 0; i < 3; ++i) step(input, target);
+    expect_error<UsageError>([&] { step(input, target); }, "rank ", "torch::optim::AdamW::step", "use lockstep::Fused");
+    train(ddp, optimizer, input.to(kGpu), target.to(kGpu));  // still works, uncaptured
+    torch::cuda::synchronize();
+  });
+}
+
 TEST_F(CudaCapturedStep, TheStateCountsTheReplays) {
   on_both([](ProcessGroup world) {
     Mlp model;

@@ -8,6 +8,7 @@
 #include <lockstep/run_threads.h>
 
 #include "parallel/gradients.h"
+#include "parallel/optimizer_watch.h"
 #include "support/messages.h"
 
 namespace lockstep {
@@ -54,6 +55,45 @@ TEST(CapturedStep, ReturnsWhatHoldsTensorsOrNothing) {
     EXPECT_FALSE(sum.requires_grad());
     expect_error<UsageError>([&] { CapturedStep(world, [] {}, {.warm_up = 0}); }, "warm_up is 0", "1 or more");
   });
+}
+
+// Captured steps refuse what the watch finds.
+TEST(OptimizerWatch, NamesTheOptimizersOfLibTorch) {
+  const auto found = [](auto optimizer) {
+    const detail::OptimizerWatch watch;
+    optimizer.step();
+    return watch.found();
+  };
+  const auto parameters = [] {
+    auto weight = torch::ones({3}, torch::requires_grad());
+    weight.mutable_grad() = torch::ones({3});
+    return std::vector{weight};
+  };
+  EXPECT_EQ(found(torch::optim::Adam(parameters(), 0.1)), "torch::optim::Adam");
+  EXPECT_EQ(found(torch::optim::AdamW(parameters(), 0.1)), "torch::optim::AdamW");
+  EXPECT_EQ(found(torch::optim::SGD(parameters(), 0.1)), "torch::optim::SGD");
+  EXPECT_EQ(found(torch::optim::RMSprop(parameters(), 0.1)), "torch::optim::RMSprop");
+  EXPECT_EQ(found(torch::optim::Adagrad(parameters(), 0.1)), "torch::optim::Adagrad");
+  EXPECT_EQ(found(FusedAdamW(parameters(), 0.1)), "");
+  EXPECT_EQ(found(FusedAdam(parameters(), 0.1)), "");
+  EXPECT_EQ(found(FusedSGD(parameters(), 0.1)), "");
+}
+
+TEST(OptimizerWatch, IgnoresEarlierSteps) {
+  auto weight = torch::ones({3}, torch::requires_grad());
+  torch::optim::SGD optimizer({weight}, 0.1);
+  weight.square().sum().backward();
+  optimizer.step();
+  const detail::OptimizerWatch watch;
+  weight.square().sum().backward();
+  EXPECT_EQ(watch.found(), "");
+  {
+    const detail::OptimizerWatch inner;
+    optimizer.step();
+    EXPECT_EQ(inner.found(), "torch::optim::SGD");
+  }
+  optimizer.step();
+  EXPECT_EQ(watch.found(), "torch::optim::SGD");
 }
 
 }  // namespace
