@@ -96,7 +96,8 @@ class LOCKSTEP_EXPORT Backend {
   virtual void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) = 0;
 
   /// Writes the reduction of inputs[r] of all ranks to the output of rank r, which may be inputs[r]. Parts may differ
-  /// in size; a part without elements is an undefined tensor. The default, for CPU tensors, uses all_to_all_v.
+  /// in size; an input or output without elements is an undefined tensor. The default, for CPU tensors, uses
+  /// all_to_all_v.
   virtual void reduce_scatter_v(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op,
                                 const CallInfo& call);
 
@@ -126,6 +127,10 @@ class LOCKSTEP_EXPORT Backend {
   virtual std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag, uint64_t fingerprint) = 0;
   virtual std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag,
                                                uint64_t fingerprint) = 0;
+
+  /// Advances the messages in flight, without blocking, and returns whether it must be called again soon. Called while
+  /// a rank waits for something else than the backend. For backends whose messages make progress only in calls.
+  virtual bool advance_messages() { return false; }
 };
 
 /// Arguments of a BackendFactory.

@@ -227,7 +227,8 @@ class LOCKSTEP_EXPORT ProcessGroup {
                                       const CallOptions& options = {}) const;
 
   /// Many tensors in few calls. Small tensors of one dtype travel together; large ones are not copied. All tensors are
-  /// on one type of device. Every rank passes as many tensors, of the same sizes and dtypes, in the same order.
+  /// on one type of device. Every rank passes as many tensors, of the same sizes and dtypes, in the same order. The
+  /// tensors of a call must not share memory.
   void all_reduce_coalesced(const std::vector<at::Tensor>& tensors, ReduceOp op = ReduceOp::kSum,
                             const CallOptions& options = {}) const;
   [[nodiscard]] Work all_reduce_coalesced_async(const std::vector<at::Tensor>& tensors, ReduceOp op = ReduceOp::kSum,
@@ -261,12 +262,13 @@ class LOCKSTEP_EXPORT ProcessGroup {
 
   /// Receives a message with this tag from the rank that sends one first, and returns that rank. The sender is found
   /// through the store, which takes longer than recv(). While several ranks send, they take turns. Only one thread at a
-  /// time may receive with this tag. If no rank sends in time, throws TimeoutError, and the group stays usable.
+  /// time may receive with this tag. If no rank sends in time, throws TimeoutError, and the group stays usable. A
+  /// message that was announced but does not arrive in time breaks the group, as in recv().
   int recv_any(const at::Tensor& tensor, uint32_t tag = 0, const CallOptions& options = {}) const;
 
-  /// Sends and receives several messages at once, in any order, as in a halo exchange. All arguments are checked before
-  /// the first message starts. exchange() blocks until all messages are sent and received; exchange_async() returns the
-  /// Work of each message.
+  /// Sends and receives several messages at once, in any order, as in a halo exchange. Tensors and ranks are checked
+  /// before the first message starts. exchange() blocks until all messages are sent and received; exchange_async()
+  /// returns the Work of each message.
   void exchange(const std::vector<Message>& messages, const CallOptions& options = {}) const;
   [[nodiscard]] std::vector<Work> exchange_async(const std::vector<Message>& messages,
                                                  const CallOptions& options = {}) const;

@@ -37,10 +37,11 @@ class LOCKSTEP_EXPORT Work {
   bool is_done() const;
 
   /// Calls `callback` once when the call is complete and its result is in place: with null, or with the error that
-  /// synchronize() would throw. It runs on a thread of lockstep, or on the calling thread if the call is complete
-  /// already. It must not block for long, because later asynchronous calls of the group wait for it, and must not wait
-  /// for a call of this group: that throws UsageError. It may start asynchronous calls, but the ranks must start them
-  /// in the same order. Exceptions that it throws are logged and otherwise ignored.
+  /// synchronize() would throw. If the call is complete already, it runs on the calling thread. Otherwise the callback
+  /// of a collective on CPU tensors runs on the group's thread: later asynchronous calls wait for it, and it throws
+  /// UsageError if it waits for a call of this group or makes a synchronous one. The callback of a message, or of a
+  /// call on CUDA tensors, runs on a thread of its own. A callback may start asynchronous calls, but the ranks must
+  /// start them in the same order. Exceptions that it throws are logged and otherwise ignored.
   void on_done(std::function<void(std::exception_ptr error)> callback) const;
 
   /// Returns when the call completed, for measurements. For a message or CUDA tensors, returns when it was first waited

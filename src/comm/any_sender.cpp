@@ -8,20 +8,31 @@
 #include "base/text.h"
 #include "comm/group/group.h"
 
-// Receives from any rank. No backend has them for all its messages, so the receiver finds the sender first: it tells
-// all ranks, through the store, that it follows a tag. From then on they tell it of each message that they send to it
-// with this tag. Sends that nobody follows cost nothing more.
+// Receives from any rank. Not every backend has them, so the receiver first finds the sender: it subscribes to a tag,
+// by a note to all ranks. From then on each rank announces its messages with that tag to the subscriber. Messages
+// without a subscriber cost nothing more.
 
 namespace lockstep::detail {
 namespace {
 
-/// What ranks tell each other.
-struct Note {
-  static constexpr char kFollow = 'F', kSent = 'S';
+using Clock = std::chrono::steady_clock;
+constexpr Clock::duration kShortPause = std::chrono::milliseconds(1), kLongPause = std::chrono::milliseconds(100);
 
-  char kind = kFollow;
+bool advances(Backend& backend) {
+  try {
+    return backend.advance_messages();
+  } catch (const std::exception&) {
+    return false;  // the group is broken, as its failure says
+  }
+}
+
+/// What a rank sends to another.
+struct Note {
+  static constexpr char kSubscribe = 'S', kAnnounce = 'A';
+
+  char kind = kSubscribe;
   uint32_t tag = 0;
-  int64_t messages = 0;  // of kSent: so far
+  int64_t messages = 0;  // of kAnnounce: sent so far
 };
 
 std::string to_text(const Note& note) {
@@ -42,22 +53,34 @@ void Group::announce_send(const MessageRoute& route) {
   int64_t messages = 0;
   {
     std::lock_guard lock(mutex_);
-    if (!any_sender_.followers.contains({route.to, route.tag})) return;
+    if (!any_sender_.subscribers.contains({route.to, route.tag})) return;
     if (!parts_) return;
     job = parts_->job;
     messages = messages_[route];
   }
-  job->note(membership_.peers[route.to].rank, membership_.name, to_text({Note::kSent, route.tag, messages}));
+  job->note(membership_.peers[route.to].rank, membership_.name, to_text({Note::kAnnounce, route.tag, messages}));
+}
+
+// Call it before this rank leaves: nobody can ask it later. A message without elements may still be unknown.
+void Group::announce_all_sends(Job& job) {
+  std::vector<std::pair<MessageRoute, int64_t>> sends;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [route, messages] : messages_)
+      if (route.from == membership_.rank) sends.emplace_back(route, messages);
+  }
+  for (const auto& [route, messages] : sends)
+    job.note(membership_.peers[route.to].rank, membership_.name, to_text({Note::kAnnounce, route.tag, messages}));
 }
 
 void Group::on_note(int rank_in_job, const std::string& content) {
   const int rank = rank_in_group(membership_, rank_in_job);
   const auto note = to_note(content);
   if (rank == Membership::kNotAMember) return;
-  if (note.kind == Note::kFollow) {
+  if (note.kind == Note::kSubscribe) {
     {
       std::lock_guard lock(mutex_);
-      any_sender_.followers.emplace(rank, note.tag);
+      any_sender_.subscribers.emplace(rank, note.tag);
     }
     return announce_send({membership_.rank, rank, note.tag});
   }
@@ -79,19 +102,21 @@ std::optional<int> Group::waiting_sender(uint32_t tag) {
   return std::nullopt;
 }
 
-int Group::await_sender(uint32_t tag, const CallOptions& options) {
-  check_process();
-  const auto job = this->job();
+std::pair<int, CallOptions> Group::await_sender(uint32_t tag, const CallOptions& options) {
+  const auto backend = this->backend();
   const auto timeout = timeout_of(options);
   const auto deadline = deadline_after(timeout);
   const auto who = text(speaker(membership_), ": recv_any: ");
   if (membership_.size == 1) throw UsageError(membership_.rank, "recv_any: this group has no other rank");
   WorkQueue::Lock lock(mutex_);
-  if (any_sender_.followed.insert(tag).second) {
+  if (any_sender_.subscribed_tags.insert(tag).second) {
     lock.unlock();
-    for (int rank = 0; rank < membership_.size; ++rank)
-      if (rank != membership_.rank)
-        job->note(membership_.peers[rank].rank, membership_.name, to_text({Note::kFollow, tag}));
+    {
+      const auto job = this->job();
+      for (int rank = 0; rank < membership_.size; ++rank)
+        if (rank != membership_.rank)
+          job->note(membership_.peers[rank].rank, membership_.name, to_text({Note::kSubscribe, tag}));
+    }
     lock.lock();
   }
   CallRecord record{0,
@@ -105,9 +130,19 @@ int Group::await_sender(uint32_t tag, const CallOptions& options) {
     return (sender = waiting_sender(tag)) || failure_ || !parts_ ||
            static_cast<int>(left_.size()) == membership_.size - 1;
   };
-  const bool is_timely = any_sender_.changed.wait_until(lock, deadline, is_over);
+  // Other messages must make progress, because their senders may send to this rank afterwards.
+  bool is_timely = false;
+  for (auto now = Clock::now(); !is_timely && now < deadline; now = Clock::now()) {
+    lock.unlock();
+    const auto pause = advances(*backend) ? kShortPause : kLongPause;
+    lock.lock();
+    is_timely = any_sender_.changed.wait_until(lock, std::min(deadline, now + pause), is_over);
+  }
   recorder_->change(record.ticket, sender ? CallRecord::State::kDone : CallRecord::State::kFailed);
-  if (sender) return *sender;
+  if (sender) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    return {*sender, {std::max(left, std::chrono::milliseconds(1)), options.site}};
+  }
   const auto failure = failure_;
   const bool is_destroyed = !parts_;
   lock.unlock();

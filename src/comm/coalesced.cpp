@@ -1,6 +1,6 @@
 #include <map>
 #include <optional>
-#include <sstream>
+#include <string>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -64,11 +64,10 @@ Tensors pick(const Tensors& tensors, const std::vector<size_t>& indices) {
 Fingerprint fingerprint_of(Operation operation, const Tensors& tensors) {
   Fingerprint result{operation};
   if (tensors.size() != 1) {
-    std::ostringstream detail;
-    detail << tensors.size() << " tensors";
+    result.detail = std::to_string(tensors.size()) + " tensors";
     const char* before = " of ";
-    for (const auto& tensor : tensors) detail << std::exchange(before, ", ") << tensor.numel();
-    result.detail = detail.str();
+    for (const auto& tensor : tensors)
+      result.detail.append(std::exchange(before, ", ")) += std::to_string(tensor.numel());
   }
   int64_t elements = 0;
   for (const auto& tensor : tensors) elements += tensor.numel();
@@ -200,7 +199,8 @@ Group::Call reduce_scatter_chunk(const Membership& me, const Tensors& outputs, c
 /// Makes the calls for all chunks of the lists of tensors, which are checked first, and passes them to `use`.
 template <class Make, class Use, class... Lists>
 void for_each_call(Group& whole, const Make& make, const Use& use, const Tensors& first, const Lists&... others) {
-  Group& group = first.empty() || !first[0].defined() ? whole : whole.for_device(first[0].device().type());
+  Group& group =
+      first.empty() || !first[0].defined() ? whole.for_control() : whole.for_device(first[0].device().type());
   std::vector<Group::Call> calls;
   for (const auto& chunk : chunks_of(first))
     calls.push_back(make(group.membership(), pick(first, chunk), pick(others, chunk)...));

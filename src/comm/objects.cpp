@@ -98,8 +98,8 @@ void ProcessGroup::send_object(const c10::IValue& object, int dst, uint32_t tag,
 }
 
 std::pair<int, c10::IValue> ProcessGroup::recv_any_object(uint32_t tag, const CallOptions& options) const {
-  const int src = member().for_control().await_sender(tag, options);
-  return {src, recv_object(src, tag, options)};
+  const auto [src, rest] = member().for_control().await_sender(tag, options);
+  return {src, recv_object(src, tag, rest)};
 }
 
 c10::IValue ProcessGroup::recv_object(int src, uint32_t tag, const CallOptions& options) const {

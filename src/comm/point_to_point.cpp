@@ -28,6 +28,7 @@ Group::Message::Message(std::shared_ptr<Group> group, const MessageRoute& route,
     return transfer_ ? CallRecord::State::kPosted : CallRecord::State::kDone;  // an empty tensor is not sent
   });
   const int rank = group_->membership_.rank;
+  if (refused) --group_->messages_[route];
   if (refused) rethrow_with_prefix(refused, text("rank ", rank, ": ", describe(record_.call), ": "), "", rank);
   lock.unlock();
   if (route.from == rank) group_->announce_send(route);
@@ -75,10 +76,10 @@ void Group::Message::wait() {
 bool Group::Message::is_done() {
   auto transfer = this->transfer();
   if (!transfer) return true;
-  if (!transfer->is_done()) return group_->failure() != nullptr;
   try {
+    if (!transfer->is_done()) return group_->failure() != nullptr;
     transfer->wait(deadline_after(timeout_));  // returns or throws at once
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     return true;
   }
   {

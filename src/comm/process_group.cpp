@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <lockstep/error.h>
 
@@ -82,6 +83,14 @@ class MessageInFlight final : public detail::Completion {
     if (direction_ == Operation::kRecv) detail::store(tensor_, dense_);
     is_stored_ = true;
     done_at_ = std::chrono::steady_clock::now();
+  }
+
+  // A message is complete on the device when it has arrived, but its copy to a tensor that is not contiguous may not
+  // be.
+  void synchronize() override {
+    wait();
+    if (!tensor_.is_cuda() || dense_.is_same(tensor_)) return;
+    c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor_.device()).synchronize();
   }
 
   bool is_done() override { return message_->is_done(); }
@@ -358,8 +367,8 @@ int ProcessGroup::recv_any(const at::Tensor& tensor, uint32_t tag, const CallOpt
   auto& group = part_for(*group_, tensor);
   const auto& me = group.membership();
   if (me.size > 1) detail::check_message(me, Operation::kRecv, tensor, (me.rank + 1) % me.size);
-  const int src = group.await_sender(tag, options);
-  recv(tensor, src, tag, options);
+  const auto [src, rest] = group.await_sender(tag, options);
+  recv(tensor, src, tag, rest);
   return src;
 }
 

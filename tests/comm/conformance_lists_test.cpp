@@ -134,16 +134,16 @@ TEST_P(ConformanceOfLists, AnExchangeHasAnyOrder) {
     std::vector<at::Tensor> received(size());
     for (int r = 0; r < size(); ++r) {  // all receives first, then all sends, of two tags
       if (r == me) continue;
-      received[r] = blank({2, 2000});
+      received[r] = blank({2, 150000});
       for (uint32_t tag : {1, 0}) messages.push_back(Message::receive(received[r][tag], r, tag));
     }
     for (int r = size() - 1; r >= 0; --r)
       if (r != me)
-        for (uint32_t tag : {0, 1}) messages.push_back(Message::send(mine(me, {2000}, 10 * r + tag), r, tag));
+        for (uint32_t tag : {0, 1}) messages.push_back(Message::send(mine(me, {150000}, 10 * r + tag), r, tag));
     world.exchange(messages);
     for (int r = 0; r < size(); ++r)
       for (int64_t tag = 0; tag < 2 && r != me; ++tag)
-        EXPECT_TRUE(same_values(received[r][tag], mine(r, {2000}, static_cast<uint64_t>(10 * me + tag))));
+        EXPECT_TRUE(same_values(received[r][tag], mine(r, {150000}, static_cast<uint64_t>(10 * me + tag))));
     world.exchange({});
   });
 }

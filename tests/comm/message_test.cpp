@@ -190,6 +190,41 @@ TEST_P(AnySender, TakesTurns) {
   });
 }
 
+// The ranks send what is waited for only when rank 0 has received an earlier message.
+TEST_P(AnySender, IsFoundWhileOtherMessagesAreUnderWay) {
+  on_three_ranks([](const ProcessGroup& world) {
+    if (world.rank() > 0) {
+      world.send(at::ones({70000}), 0, 1);
+      world.send(at::ones({2}), 0, 2);
+      return world.barrier();
+    }
+    auto first = at::zeros({2, 70000}), second = at::zeros({2});
+    const std::vector<Work> earlier{world.recv_async(first[0], 1, 1), world.recv_async(first[1], 2, 1)};
+    std::set<int> senders;
+    for (int i = 0; i < 2; ++i) senders.insert(world.recv_any(second, 2));
+    EXPECT_EQ(senders, (std::set<int>{1, 2}));
+    for (const auto& work : earlier) work.wait();
+    EXPECT_TRUE(first.eq(1).all().item<bool>());
+    world.barrier();
+  });
+}
+
+TEST_P(AnySender, MayHaveSentNothingAndLeft) {
+  on_three_ranks([](const ProcessGroup& world) {
+    auto group = world.new_group({0, 1, 2});
+    const auto nothing = at::empty({0});
+    if (world.rank() > 0) {
+      group.send(nothing, 0);
+      group.destroy();
+    }
+    world.barrier();
+    std::set<int> senders;
+    for (int i = 0; world.rank() == 0 && i < 2; ++i) senders.insert(group.recv_any(nothing));
+    EXPECT_EQ(senders, world.rank() == 0 ? (std::set<int>{1, 2}) : std::set<int>{});
+    world.barrier();
+  });
+}
+
 TEST_P(AnySender, SendsObjectsToo) {
   on_three_ranks([](const ProcessGroup& world) {
     if (world.rank() > 0) world.send_object("from " + std::to_string(world.rank()), 0, 1);
@@ -216,7 +251,7 @@ TEST_P(AnySender, InASubgroupIsARankOfTheSubgroup) {
   });
 }
 
-TEST_P(AnySender, DoesNotComeWhenAllOthersHaveLeft) {
+TEST_P(AnySender, IsAPeerErrorWhenAllOthersHaveLeft) {
   on_three_ranks([](const ProcessGroup& world) {
     auto group = world.new_group({0, 1, 2});
     auto tensor = at::ones({2});
@@ -230,7 +265,7 @@ TEST_P(AnySender, DoesNotComeWhenAllOthersHaveLeft) {
   });
 }
 
-TEST_P(AnySender, DoesNotComeWhenTheGroupIsBroken) {
+TEST_P(AnySender, IsAPeerErrorWhenTheGroupIsBroken) {
   run_threads_into_an_error(3,
                             [](ProcessGroup world) {
                               auto tensor = at::ones({2});

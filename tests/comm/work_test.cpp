@@ -4,6 +4,7 @@
 
 #include <future>
 #include <latch>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -99,18 +100,33 @@ TEST_P(Works, CallBackWithTheError) {
   run_threads_into_an_error(
       2,
       [](ProcessGroup world) {
-        std::promise<std::string> of_reduce, of_receive;
+        const auto of_reduce = std::make_shared<std::promise<std::string>>();
+        const auto of_receive = std::make_shared<std::promise<std::string>>();
         auto tensor = at::ones({3}), received = at::ones({4});
         const auto reduce = world.all_reduce_async(tensor);
         const auto receive = world.recv_async(received, 1 - world.rank(), 5);  // which nobody sends
         reduce.synchronize();
-        receive.on_done([&](std::exception_ptr error) { of_receive.set_value(message_in(error)); });
+        receive.on_done([of_receive](std::exception_ptr error) { of_receive->set_value(message_in(error)); });
         const auto barrier = world.barrier_async();
         barrier.synchronize();
         const auto pending = world.rank() == 0 ? world.all_reduce_async(tensor) : world.barrier_async();
-        pending.on_done([&](std::exception_ptr error) { of_reduce.set_value(message_in(error)); });
-        EXPECT_NE(of_reduce.get_future().get().find("operation"), std::string::npos);
-        EXPECT_NE(of_receive.get_future().get(), "");
+        pending.on_done([of_reduce](std::exception_ptr error) { of_reduce->set_value(message_in(error)); });
+        EXPECT_NE(of_reduce->get_future().get().find("operation"), std::string::npos);
+        EXPECT_NE(of_receive->get_future().get(), "");
+      },
+      {.backend = GetParam(), .timeout = 60s});
+}
+
+TEST_P(Works, CallBackWhenTheTimeOfAMessageIsUp) {
+  run_threads_into_an_error(
+      2,
+      [](ProcessGroup world) {
+        const auto of_receive = std::make_shared<std::promise<std::string>>();
+        auto received = at::ones({4});
+        world
+            .recv_async(received, 1 - world.rank(), 5, {.timeout = 50ms})  // which nobody sends
+            .on_done([of_receive](std::exception_ptr error) { of_receive->set_value(message_in(error)); });
+        EXPECT_NE(of_receive->get_future().get().find("within 50 ms"), std::string::npos);
       },
       {.backend = GetParam(), .timeout = 60s});
 }

@@ -83,6 +83,7 @@ class Pieces {
 ///   finish(Request&, Deadline)          blocks until the buffer is sent or filled; throws like the calls of Backend
 ///   start_message(Direction, tensor, peer, tag, fingerprint)   like start_send and start_recv of Backend
 ///   abort(cause)                        like abort of Backend
+///   advance_messages()                  like advance_messages of Backend; optional
 ///   keep(tensor)                        keeps memory of a failed call alive if a canceled request may still use it
 template <class Link>
 class MessageBackend final : public Backend {
@@ -166,6 +167,11 @@ class MessageBackend final : public Backend {
 
   std::unique_ptr<Transfer> start_recv(const at::Tensor& data, int from, uint32_t tag, uint64_t fingerprint) override {
     return link_.start_message(Direction::kRecv, data, from, tag, fingerprint);
+  }
+
+  bool advance_messages() override {
+    if constexpr (requires { link_.advance_messages(); }) return link_.advance_messages();
+    return false;
   }
 
  private:

@@ -41,6 +41,8 @@ class MpiLink {
   std::unique_ptr<Transfer> start_message(messages::Direction direction, const at::Tensor& data, int peer, uint32_t tag,
                                           uint64_t fingerprint);
 
+  bool advance_messages();
+
   void abort(std::exception_ptr cause) noexcept;
 
   /// Keeps the tensor alive until the process ends if MPI may still use the memory of a canceled request.

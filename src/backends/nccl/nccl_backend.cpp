@@ -212,6 +212,7 @@ class NcclBackend final : public Backend {
                                        uint64_t /*fingerprint*/) override {
     return point_to_point_->receive(data, from, tag);
   }
+  bool advance_messages() override { return point_to_point_->advance(); }
 
  private:
   // With one rank, NCCL reads and writes all data for an average, but nothing for a sum.

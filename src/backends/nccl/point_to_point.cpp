@@ -119,6 +119,14 @@ std::unique_ptr<Transfer> PointToPoint::post(const Key& key, const at::Tensor& d
   return std::make_unique<MessageTransfer>(*this, std::move(message));
 }
 
+bool PointToPoint::advance() {
+  c10::cuda::CUDAGuard guard(device_);
+  std::lock_guard work(work_mutex_);
+  const auto all = channels();
+  for (const auto& channel : all) channel->advance();
+  return !all.empty();
+}
+
 // Advances all channels, not only the one of this message: another rank may be waiting for them.
 bool PointToPoint::is_done(const Message& message) {
   c10::cuda::CUDAGuard guard(device_);

@@ -29,6 +29,9 @@ class PointToPoint {
   std::unique_ptr<Transfer> send(const at::Tensor& data, int to, uint32_t tag);
   std::unique_ptr<Transfer> receive(const at::Tensor& data, int from, uint32_t tag);
 
+  /// Queues waiting messages on the device, as far as possible, without blocking. Returns whether there are channels.
+  bool advance();
+
   /// Aborts all messages. All functions above throw `cause` afterwards. May block.
   void abort(std::exception_ptr cause) noexcept;
 

@@ -121,10 +121,14 @@ std::unique_ptr<Transfer> PointToPoint::receive(const at::Tensor& data, int from
   return std::make_unique<Receiving>(*this, data.data_ptr(), from, fingerprint);
 }
 
-void PointToPoint::fetch_what_is_there() {
+bool PointToPoint::fetch_what_is_there() {
   std::lock_guard lock(mutex_);
-  for (int from = 0; from < group_.size(); ++from)
+  bool some_wait = false;
+  for (int from = 0; from < group_.size(); ++from) {
     if (!inboxes_[from].waiting.empty()) look(from);
+    some_wait = some_wait || !inboxes_[from].waiting.empty();
+  }
+  return some_wait;
 }
 
 // Follows the linked list of messages from that rank to its end.

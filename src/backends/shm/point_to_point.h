@@ -27,6 +27,9 @@ class PointToPoint {
   std::unique_ptr<Transfer> send(const at::Tensor& data, int to, uint64_t fingerprint);
   std::unique_ptr<Transfer> receive(const at::Tensor& data, int from, uint64_t fingerprint);
 
+  /// Fetches the messages that have arrived for waiting receives. Returns whether receives still wait.
+  bool fetch_what_is_there();
+
  private:
   class Sending;
   class Receiving;
@@ -46,8 +49,6 @@ class PointToPoint {
   void discard_fetched(int to);
   void look(int from);
   void match(int from, uint64_t fingerprint);
-
-  void fetch_what_is_there();
 
   ShmGroup& group_;
   std::mutex mutex_;

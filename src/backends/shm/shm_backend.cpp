@@ -182,6 +182,8 @@ class ShmBackend final : public Backend {
     return point_to_point_.receive(data, from, fingerprint);
   }
 
+  bool advance_messages() override { return point_to_point_.fetch_what_is_there(); }
+
  private:
   using Pointers = c10::SmallVector<void*, 16>;
 

@@ -27,16 +27,14 @@ bool Completion::wait_until(std::chrono::steady_clock::time_point deadline) {
 
 void Completion::on_done(Callback callback) {
   if (is_done()) return call_back(callback);
-  run_in_background("the callback of a call", [self = shared_from_this(), callback = std::move(callback)] {
-    self->wait_until(std::chrono::steady_clock::time_point::max());
-    self->call_back(callback);
-  });
+  run_in_background("the callback of a call",
+                    [self = shared_from_this(), callback = std::move(callback)] { self->call_back(callback); });
 }
 
 void Completion::call_back(const Callback& callback) noexcept {
   std::exception_ptr error;
   try {
-    synchronize();
+    await_result();
   } catch (...) {
     error = std::current_exception();
   }

@@ -28,13 +28,17 @@ class Completion : public std::enable_shared_from_this<Completion> {
   /// When the call was done. Valid once it is done.
   virtual std::chrono::steady_clock::time_point done_at() = 0;
 
-  /// Calls the callback with the error that synchronize() throws. Requires is_done().
+  /// Waits for the result, then calls the callback with the error if there is one.
   void call_back(const Callback& callback) noexcept;
 
   /// Throws UsageError in a forked child.
   void check_process() const {
     if (!owner_.is_this()) owner_.refuse(text("rank ", rank_in_job_, "'s process"));
   }
+
+ protected:
+  /// Blocks until the result is in place, on a thread that runs callbacks. Throws the error of the call.
+  virtual void await_result() { synchronize(); }
 
  private:
   const OwnerProcess owner_{};

@@ -57,6 +57,7 @@ void Group::leave(const std::shared_ptr<Parts>& parts) {
   parts->job->unsubscribe(*this);
   if (std::uncaught_exceptions() > 0)  // an exception unwinds this rank
     return parts->job->give_up_group(membership_.name, describe_rank(membership_, membership_.rank));
+  announce_all_sends(*parts->job);
   parts->job->leave(membership_.name, calls(), membership_.size);
 }
 

@@ -108,9 +108,9 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
     std::shared_ptr<Transfer> transfer_;  // guarded by mutex_; empty when done
   };
 
-  /// Blocks until a rank has started to send a message with this tag that this rank has not started to receive, and
-  /// returns that rank. Throws TimeoutError, which leaves the group usable.
-  int await_sender(uint32_t tag, const CallOptions& options);
+  /// Blocks until a rank has started to send a message with this tag that this rank has not started to receive. Returns
+  /// that rank, and the options with the rest of the time. Throws TimeoutError, which leaves the group usable.
+  std::pair<int, CallOptions> await_sender(uint32_t tag, const CallOptions& options);
 
   /// Throws the failure if the group is broken.
   void check_working();
@@ -150,11 +150,11 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   };
   /// What this rank knows about messages that a rank receives from any sender. All guarded by mutex_.
   struct AnySender {
-    std::set<std::pair<int, uint32_t>> followers{};  // ranks that want to know of sends to them with the tag
-    std::set<uint32_t> followed{};                   // tags of which the others tell this rank
-    std::map<MessageRoute, int64_t> announced{};     // messages that they have told of
-    std::condition_variable changed{};               // also after a failure, and when a rank leaves
-    int last = 0;                                    // the sender that was returned last
+    std::set<std::pair<int, uint32_t>> subscribers{};  // ranks, and tags of messages to them that this rank announces
+    std::set<uint32_t> subscribed_tags{};              // tags to which this rank has subscribed
+    std::map<MessageRoute, int64_t> announced{};       // number of messages that other ranks have announced
+    std::condition_variable changed{};                 // also after a failure, and when a rank leaves
+    int last = 0;                                      // the sender that was returned last
   };
   class QueuedWork;
   struct Departure {
@@ -190,6 +190,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   Failure own_failure(ErrorKind kind, const std::string& message) const;
   std::exception_ptr departure_before(const CallId& call_id) const;
   void announce_send(const MessageRoute& route);
+  void announce_all_sends(Job& job);
   std::optional<int> waiting_sender(uint32_t tag);
   void blame_departure(const std::exception_ptr& cause);
   std::string flight_recorder_suffix(const std::exception_ptr& cause);

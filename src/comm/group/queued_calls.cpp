@@ -121,6 +121,13 @@ class Group::QueuedWork final : public Completion {
     note_done();
   }
 
+  // Neither orders a stream nor releases tensors: the stream of this thread has nothing to do with the call.
+  void await_result() override {
+    wait_until(std::chrono::steady_clock::time_point::max());
+    group_->check_working();
+    note_done();
+  }
+
   bool is_done() override {
     try {
       return !call_ || group_->failure() || call_->is_done();

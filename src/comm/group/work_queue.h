@@ -30,10 +30,10 @@ class WorkQueue {
   /// Runs the task after all earlier ones. Blocks until the task is done and rethrows its exception.
   template <class AnyTask>
   void run(const AnyTask& task) {
+    refuse_in_callback();
     Lock lock(mutex_);
     if (busy_ || !queue_.empty()) {
       lock.unlock();
-      refuse_in_callback();
       return submit(std::ref(task))->wait();
     }
     Turn turn(*this, lock);

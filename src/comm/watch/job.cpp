@@ -76,7 +76,8 @@ void Job::subscribe(const std::string& group, JobListener& listener) {
   if (auto found = group_failures_.find(base_name(group)); found != group_failures_.end())
     listener.on_failure(found->second);
   for (const auto& [rank, calls] : departures_[group]) listener.on_left(rank, calls);
-  for (const auto& [rank, content] : notes_[group]) listener.on_note(rank, content);
+  if (const auto notes = notes_.extract(group))
+    for (const auto& [rank, content] : notes.mapped()) listener.on_note(rank, content);
 }
 
 void Job::unsubscribe(JobListener& listener) {

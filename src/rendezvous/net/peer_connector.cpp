@@ -127,8 +127,8 @@ std::vector<std::string> PeerConnector::addresses_of_lower_ranks() {
     std::vector<int> missing;
     for (int peer = 0; peer < options_.rank; ++peer)
       if (!options_.store->check({keys[peer]})) missing.push_back(peer);
-    throw TimeoutError(
-        text("rank ", enumerate(missing), " did not publish an address within ", options_.timeout.count(), " ms"));
+    throw TimeoutError(text(missing.size() == 1 ? "rank " : "ranks ", enumerate(missing),
+                            " did not publish an address within ", options_.timeout.count(), " ms"));
   }
 }
 
