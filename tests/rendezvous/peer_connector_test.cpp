@@ -237,7 +237,7 @@ TEST_F(Peers, NameTheRanksThatDoNotCome) {
                              "0 unauthenticated connections", "try elsewhere");
   store_->erase("listener/0");
   expect_error<TimeoutError>([&] { make(1, 4, 300ms).connect(); }, "rank 0 did not publish an address within 300 ms");
-  expect_error<TimeoutError>([&] { make(3, 4, 300ms).connect(); }, "rank 0 and 2 did not publish an address within");
+  expect_error<TimeoutError>([&] { make(3, 4, 300ms).connect(); }, "ranks 0 and 2 did not publish an address within");
 }
 
 TEST_F(Peers, GiveUpWhereverTheyWait) {
