@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -85,6 +87,10 @@ class Joined {
   at::Tensor read() const {
     if (tensors_.size() == 1) return *detail::dense_input(tensors_[0]);
     auto joined = room();
+    if (is_plain()) {
+      each_bytes(joined, [](char* part, char* tensor, size_t bytes) { std::memcpy(part, tensor, bytes); });
+      return joined;
+    }
     each(joined,
          [](const at::Tensor& columns, const at::Tensor& tensor) { columns.copy_(tensor.reshape(columns.sizes())); });
     return joined;
@@ -97,6 +103,8 @@ class Joined {
   }
   void write(const at::Tensor& joined) const {
     if (tensors_.size() == 1) return detail::store(tensors_[0], joined);
+    if (is_plain())
+      return each_bytes(joined, [](char* part, char* tensor, size_t bytes) { std::memcpy(tensor, part, bytes); });
     each(joined, [](const at::Tensor& columns, const at::Tensor& tensor) {
       tensor.is_contiguous() ? tensor.view(columns.sizes()).copy_(columns)
                              : tensor.copy_(columns.reshape(tensor.sizes()));
@@ -104,6 +112,25 @@ class Joined {
   }
 
  private:
+  // The fast path: each call through LibTorch's dispatcher takes longer than the copy of a small tensor.
+  bool is_plain() const {
+    return rows_ == 1 && std::all_of(tensors_.begin(), tensors_.end(), [](const at::Tensor& tensor) {
+             return tensor.is_cpu() && tensor.is_contiguous();
+           });
+  }
+
+  // Calls visit(part of joined, memory of the tensor, bytes) for each tensor.
+  template <class Visit>
+  void each_bytes(const at::Tensor& joined, const Visit& visit) const {
+    if (!joined.defined()) return;
+    auto* part = static_cast<char*>(joined.data_ptr());
+    for (const auto& tensor : tensors_) {
+      const size_t bytes = tensor.nbytes();
+      if (bytes > 0) visit(part, static_cast<char*>(tensor.data_ptr()), bytes);
+      part += bytes;
+    }
+  }
+
   // Calls visit(columns, tensor) for each tensor with elements.
   template <class Visit>
   void each(const at::Tensor& joined, const Visit& visit) const {
