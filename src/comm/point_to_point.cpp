@@ -30,8 +30,9 @@ Group::Message::Message(std::shared_ptr<Group> group, const MessageRoute& route,
   const int rank = group_->membership_.rank;
   if (refused) --group_->messages_[route];
   if (refused) rethrow_with_prefix(refused, text("rank ", rank, ": ", describe(record_.call), ": "), "", rank);
+  const bool has_subscribers = !group_->any_sender_.subscribers.empty();
   lock.unlock();
-  if (route.from == rank) group_->announce_send(route);
+  if (route.from == rank && has_subscribers) group_->announce_send(route);
 }
 
 // Requires the group's mutex. The body returns the new state of the record.
