@@ -18,9 +18,12 @@
 namespace lockstep {
 
 struct CapturedStepOptions {
-  /// Number of calls, at least 1, that run before the capture: the first steps create state that the captured step
-  /// uses. Then the first call whose inputs have the sizes of the previous call is captured.
+  /// Number of calls, at least 1, that run before the first capture: the first steps create state that the captured
+  /// step uses. Afterwards, the second call with inputs of the same sizes is captured.
   int warm_up = 3;
+  /// How many graphs are kept, at least 1, one for each set of input sizes. A further one replaces the graph that was
+  /// not replayed for the longest time. Sizes also count as new again when as many others came after them.
+  int max_graphs = 8;
   /// Source location of the step, for error messages. Filled in automatically.
   CallSite site = CallSite::here();
 };
@@ -37,9 +40,10 @@ class LOCKSTEP_EXPORT StepCapture {
 
   using Run = std::function<void(const std::vector<at::Tensor>& inputs)>;
 
-  /// Returns whether the graph was replayed. `run` was then either captured in this call or not called.
-  bool call(const std::vector<at::Tensor>& inputs, const Run& run);
-  bool is_captured() const;
+  /// Returns null if `run` ran normally. Otherwise a graph was replayed, and `run` was either captured in this call or
+  /// not called; returns where the caller keeps the result of the captured `run`.
+  std::any* call(const std::vector<at::Tensor>& inputs, const Run& run);
+  size_t graphs() const;
 
  private:
   class Impl;
@@ -50,7 +54,8 @@ class LOCKSTEP_EXPORT StepCapture {
 
 /// A training step that runs as a CUDA graph. The first calls run the step normally. Then one call captures the whole
 /// step (forward, backward, gradient reduction and optimizer) in a CUDA graph. Each later call only launches the graph,
-/// which takes microseconds on the host. On a CPU every call simply runs the step.
+/// which takes microseconds on the host. Inputs of other sizes get a graph of their own when those sizes come again, up
+/// to `max_graphs` graphs. On a CPU every call simply runs the step.
 ///
 ///   lockstep::FusedAdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(1e-3));
 ///   lockstep::CapturedStep step(world, [&](torch::Tensor images, torch::Tensor labels) {
@@ -67,8 +72,8 @@ class LOCKSTEP_EXPORT StepCapture {
 ///
 /// The step must do the same work in each call, because its host code does not run in a replay. It must not wait for
 /// the GPU (item(), cpu(), printing); keep numbers that change in tensors. LibTorch's optimizers count steps on the
-/// host and are refused: use lockstep's fused optimizers, whose learning rates may change between calls. A call whose
-/// inputs have different sizes than the captured ones, for example the last batch of an epoch, runs without the graph.
+/// host and are refused: use lockstep's fused optimizers, whose learning rates may change between calls. The graphs
+/// share temporary memory: return gradients from the step, instead of reading grad() after it.
 ///
 /// Collective: every rank calls it equally often, with inputs of the same sizes in the same calls. Throws UsageError,
 /// which names the reason, if the step cannot be captured; later calls then throw UsageError too. If a rank fails or is
@@ -86,8 +91,10 @@ class CapturedStep {
     return call(std::index_sequence_for<Inputs...>(), {inputs...});
   }
 
-  /// Returns whether calls with inputs of the captured sizes are replayed.
-  bool is_captured() const { return capture_.is_captured(); }
+  /// Returns whether calls with inputs of captured sizes are replayed.
+  bool is_captured() const { return graphs() > 0; }
+  /// Returns the number of graphs, which is the number of sets of input sizes that are replayed.
+  size_t graphs() const { return capture_.graphs(); }
 
  private:
   template <size_t... i>
@@ -98,21 +105,20 @@ class CapturedStep {
     } else {
       static_assert(TensorsIn<Result>::kAny, "a captured step must return tensors or nothing");
       std::optional<Result> made;
-      const bool is_replayed = capture_.call(given, [&](const std::vector<at::Tensor>& inputs) {
+      std::any* const captured = capture_.call(given, [&](const std::vector<at::Tensor>& inputs) {
         made = body_(inputs[i]...);
         TensorsIn<Result>::visit(*made, [](at::Tensor& tensor) { tensor = tensor.detach(); });
       });
-      if (!is_replayed) return *std::move(made);
-      if (made) captured_ = *std::move(made);
-      auto result = std::any_cast<Result>(captured_);
+      if (!captured) return *std::move(made);
+      if (made) *captured = *std::move(made);
+      auto result = std::any_cast<Result>(*captured);
       TensorsIn<Result>::visit(result, [](at::Tensor& tensor) { tensor = tensor.clone(); });
       return result;
     }
   }
 
   Body body_;
-  std::any captured_;            // the graph writes its results here
-  detail::StepCapture capture_;  // last: the graph is destroyed first
+  detail::StepCapture capture_;
 };
 
 }  // namespace lockstep

@@ -31,7 +31,7 @@ struct DataLoaderOptions {
   int workers = 1;          ///< Threads that read ahead. With 0 the loop's own thread reads each batch on demand.
   int prefetch = 2;         ///< How many batches each worker may be ahead of the loop.
   bool pin_memory = false;  ///< Deliver batches in pinned memory, for fast copies to a GPU. Ignored without CUDA.
-  std::optional<c10::Device> device{};  ///< Device of the batches. Copies to a GPU are pinned and asynchronous.
+  std::optional<c10::Device> device{};  ///< Device of the batches. Copies to a GPU run ahead of the loop.
 };
 
 namespace detail {
@@ -43,9 +43,11 @@ class LOCKSTEP_EXPORT LoaderCore {
   using Samples = std::vector<size_t>;
   using Batch = std::shared_ptr<void>;
   using Make = std::function<Batch(int worker, const Samples& samples, int64_t epoch)>;
+  /// Called for a batch as soon as it is made and the next one to deliver.
+  using OnNext = std::function<void(void* batch)>;
 
   LoaderCore(DistributedSampler sampler, const DataLoaderOptions& options, std::optional<size_t> dataset_size,
-             bool finds_tensors, Make make);
+             bool finds_tensors, Make make, OnNext on_next);
   ~LoaderCore();
 
   uint64_t begin();           // returns the number of the new loop
@@ -65,21 +67,49 @@ void check_loading(const char* loader, int rank, const DataLoaderOptions& option
 /// Returns whether batches are copied to pinned memory.
 LOCKSTEP_EXPORT bool pins_memory(const DataLoaderOptions& options);
 
-/// pin() runs on the thread that makes the batch, place_on() on the thread of the loop.
+/// Copies tensors to the device of a loader. A copy to a GPU can be started ahead of the loop; it then runs on a stream
+/// that is used for such copies only, at the same time as the work of the loop. Thread-safe.
+class LOCKSTEP_EXPORT DeviceCopies {
+ public:
+  using Tensors = std::vector<at::Tensor*>;
+  /// A copy that was started. Empty if none was.
+  using Started = std::shared_ptr<void>;
+
+  /// A GPU without an index is the current one. Copies nothing without a device.
+  explicit DeviceCopies(std::optional<c10::Device> device);
+
+  /// Replaces the tensors by copies on the GPU, which nobody may use before finish(). Does nothing without a GPU.
+  Started start(const Tensors& tensors) const;
+  /// Lets the current stream wait for the copies. Makes the copies itself if they were not started.
+  void finish(const Tensors& tensors, const Started& started) const;
+
+ private:
+  std::optional<c10::Device> device_;
+};
+
+/// A batch of a loader, and its copy to the loader's device.
 template <class Batch>
-void pin(Batch& batch, const DataLoaderOptions& options) {
-  if (!pins_memory(options)) return;
-  TensorsIn<Batch>::visit(batch, [](at::Tensor& tensor) {
-    if (tensor.device().is_cpu()) tensor = tensor.pin_memory();
-  });
-}
-template <class Batch>
-void place_on(Batch& batch, const DataLoaderOptions& options) {
-  if (!options.device) return;
-  TensorsIn<Batch>::visit(batch, [&](at::Tensor& tensor) {
-    tensor = tensor.to(*options.device, /*non_blocking=*/options.device->is_cuda());
-  });
-}
+struct LoadedBatch {
+  /// Call it on the thread that makes the batch.
+  void pin(const DataLoaderOptions& options) {
+    if (!pins_memory(options)) return;
+    TensorsIn<Batch>::visit(batch, [](at::Tensor& tensor) {
+      if (tensor.device().is_cpu()) tensor = tensor.pin_memory();
+    });
+  }
+  void start_copy(const DeviceCopies& copies) { started = copies.start(tensors()); }
+  /// Call it on the thread of the loop.
+  void finish_copy(const DeviceCopies& copies) { copies.finish(tensors(), started); }
+
+  DeviceCopies::Tensors tensors() {
+    DeviceCopies::Tensors found;
+    TensorsIn<Batch>::visit(batch, [&](at::Tensor& tensor) { found.push_back(&tensor); });
+    return found;
+  }
+
+  Batch batch;
+  DeviceCopies::Started started{};
+};
 
 /// Returns the number of batches in this many samples.
 LOCKSTEP_EXPORT size_t batches_in(size_t samples, const DataLoaderOptions& options);
@@ -266,14 +296,18 @@ class DataLoader {
  private:
   friend Iterator;
   struct Made {};
+  using Loaded = detail::LoadedBatch<Batch>;
 
   DataLoader(Made, Data dataset, DistributedSampler sampler, Collate collate, const DataLoaderOptions& options)
       : options_(options),
+        copies_(options.device),
         seed_(sampler.options().seed),
         collate_(std::move(collate)),
         datasets_(static_cast<size_t>(options.workers > 1 ? options.workers : 1), std::move(dataset)),
-        core_(std::move(sampler), options, known_size(), TensorsIn<Batch>::kAny,
-              [this](int worker, const Samples& samples, int64_t epoch) { return make(worker, samples, epoch); }) {}
+        core_(
+            std::move(sampler), options, known_size(), TensorsIn<Batch>::kAny,
+            [this](int worker, const Samples& samples, int64_t epoch) { return make(worker, samples, epoch); },
+            [this](void* next) { static_cast<Loaded*>(next)->start_copy(copies_); }) {}
 
   std::optional<size_t> known_size() {
     if constexpr (SizedDataset<Dataset>) {
@@ -286,9 +320,9 @@ class DataLoader {
   std::shared_ptr<void> make(int worker, const Samples& samples, int64_t epoch) {
     auto& dataset = detail::dataset_in(datasets_[static_cast<size_t>(worker)]);
     auto read = detail::read_samples<Dataset, Collate>(dataset, samples, seed_, epoch);
-    auto batch = std::make_shared<Batch>(collated(std::move(read), samples));
-    detail::pin(*batch, options_);
-    return batch;
+    auto loaded = std::make_shared<Loaded>(Loaded{collated(std::move(read), samples)});
+    loaded->pin(options_);
+    return loaded;
   }
 
   Batch collated(Read read, const Samples& samples) {
@@ -300,13 +334,15 @@ class DataLoader {
   }
 
   std::shared_ptr<Batch> next(uint64_t loop) {
-    auto batch = std::static_pointer_cast<Batch>(core_.next(loop));
-    if (batch) detail::place_on(*batch, options_);
-    return batch;
+    const auto loaded = std::static_pointer_cast<Loaded>(core_.next(loop));
+    if (!loaded) return nullptr;
+    loaded->finish_copy(copies_);
+    return {loaded, &loaded->batch};
   }
 
   // Constant after construction, except the datasets. Each dataset belongs to one worker.
   const DataLoaderOptions options_;
+  const detail::DeviceCopies copies_;
   const uint64_t seed_;
   Collate collate_;
   std::vector<Data> datasets_;

@@ -161,10 +161,13 @@ class GroupLoader {
  private:
   friend Iterator;
   struct Made {};
+  using Loaded = detail::LoadedBatch<Batch>;
 
   GroupLoader(Made, Open open, DistributedSampler sampler, ReadingGroups groups, Collate collate,
               const DataLoaderOptions& options)
-      : options_(options), reading_(std::move(groups), std::move(sampler), options, TensorsIn<Batch>::kAny) {
+      : options_(options),
+        copies_(options.device),
+        reading_(std::move(groups), std::move(sampler), options, TensorsIn<Batch>::kAny) {
     std::optional<Data> dataset;
     reading_.on_readers("cannot open the dataset", [&] { dataset.emplace(open()); });
     reading_.on_readers("cannot create a DataLoader", [&] {
@@ -180,9 +183,10 @@ class GroupLoader {
   std::shared_ptr<Batch> next(uint64_t loop) {
     std::shared_ptr<Batch> batch;
     const auto unpack = [&](std::string_view bytes) {
-      batch = std::make_shared<Batch>(detail::unpack_batch<Batch>(bytes));
-      detail::pin(*batch, options_);
-      detail::place_on(*batch, options_);
+      const auto loaded = std::make_shared<Loaded>(Loaded{detail::unpack_batch<Batch>(bytes)});
+      loaded->pin(options_);
+      loaded->finish_copy(copies_);
+      batch = {loaded, &loaded->batch};
     };
     return reading_.next(
                loop, [this] { return read(); }, unpack)
@@ -205,6 +209,7 @@ class GroupLoader {
   }
 
   const DataLoaderOptions options_;
+  const detail::DeviceCopies copies_;
   detail::GroupReading reading_;
   std::vector<DistributedSampler> samplers_{};
   std::vector<std::unique_ptr<Loader>> loaders_{};

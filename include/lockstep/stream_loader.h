@@ -46,7 +46,7 @@ struct StreamLoaderOptions {
   int workers = 1;          ///< Threads that read ahead, at most one for each part of this rank. With 0 the loop reads.
   int prefetch = 2;         ///< How many batches each worker may be ahead of the loop.
   bool pin_memory = false;  ///< Deliver batches in pinned memory, for fast copies to a GPU. Ignored without CUDA.
-  std::optional<c10::Device> device{};  ///< Device of the batches. Copies to a GPU are pinned and asynchronous.
+  std::optional<c10::Device> device{};  ///< Device of the batches. Copies to a GPU run ahead of the loop.
   /// Into how many parts the data of the job is divided. A multiple of the number of ranks. 0: one part for each worker
   /// of each rank.
   int parts = 0;
@@ -76,7 +76,9 @@ class LOCKSTEP_EXPORT StreamCore {
   /// Opens a part and skips its first samples. Called concurrently for different parts.
   using Open = std::function<std::unique_ptr<PartReader>(const StreamPart& part, int64_t skipped)>;
 
-  StreamCore(ProcessGroup group, const StreamLoaderOptions& options, bool finds_tensors, Open open);
+  /// `on_next` is called for a batch as soon as it is made and the next one of its worker.
+  StreamCore(ProcessGroup group, const StreamLoaderOptions& options, bool finds_tensors, Open open,
+             const LoaderCore::OnNext& on_next);
   ~StreamCore();
 
   uint64_t begin();           // returns the number of the new loop
@@ -142,9 +144,10 @@ class StreamReader : public PartReader {
     }
     const size_t count = samples.size();
     if (count == 0 || (options_.drop_last && count < options_.batch_size)) return {};
-    auto batch = std::make_shared<typename Collated::Batch>(collated(std::move(samples)));
-    pin(*batch, options_);
-    return {std::move(batch), static_cast<int64_t>(count)};
+    using Loaded = LoadedBatch<typename Collated::Batch>;
+    auto loaded = std::make_shared<Loaded>(Loaded{collated(std::move(samples))});
+    loaded->pin(options_);
+    return {std::move(loaded), static_cast<int64_t>(count)};
   }
 
  private:
@@ -299,23 +302,30 @@ class StreamLoader {
  private:
   friend Iterator;
   struct Made {};
+  using Loaded = detail::LoadedBatch<Batch>;
 
   StreamLoader(Made, Open open, ProcessGroup group, Collate collate, const StreamLoaderOptions& options)
       : options_(detail::loading_options(options)),
+        copies_(options.device),
         open_(std::move(open)),
         collate_(std::move(collate)),
-        core_(std::move(group), options, TensorsIn<Batch>::kAny, [this](const StreamPart& part, int64_t skipped) {
-          return std::make_unique<detail::StreamReader<Open, Collate>>(open_, collate_, options_, part, skipped);
-        }) {}
+        core_(
+            std::move(group), options, TensorsIn<Batch>::kAny,
+            [this](const StreamPart& part, int64_t skipped) {
+              return std::make_unique<detail::StreamReader<Open, Collate>>(open_, collate_, options_, part, skipped);
+            },
+            [this](void* next) { static_cast<Loaded*>(next)->start_copy(copies_); }) {}
 
   std::shared_ptr<Batch> next(uint64_t loop) {
-    auto batch = std::static_pointer_cast<Batch>(core_.next(loop));
-    if (batch) detail::place_on(*batch, options_);
-    return batch;
+    const auto loaded = std::static_pointer_cast<Loaded>(core_.next(loop));
+    if (!loaded) return nullptr;
+    loaded->finish_copy(copies_);
+    return {loaded, &loaded->batch};
   }
 
   // Constant after construction.
   const DataLoaderOptions options_;
+  const detail::DeviceCopies copies_;
   Open open_;
   Collate collate_;
   detail::StreamCore core_;  // last: its workers use the other members

@@ -16,6 +16,7 @@ namespace lockstep::detail {
 /// Whether the calling thread's current stream on that device is being captured into a CUDA graph.
 bool is_capturing(c10::Device device);
 
+using nccl::CapturedGraph;
 using nccl::CaptureStream;
 /// Throws UsageError in a build without CUDA.
 std::unique_ptr<CaptureStream> make_capture_stream(c10::Device device);

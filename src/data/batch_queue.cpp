@@ -27,11 +27,6 @@ void compute_on_one_thread() {
 
 // The batches of one start(). Guarded by mutex_, except `make`, which is constant.
 struct BatchQueue::Run {
-  struct Made {
-    Batch batch;
-    std::exception_ptr error;
-  };
-
   Made made_by(int worker, size_t number) const {
     const at::NoGradGuard no_grad;
     try {
@@ -48,8 +43,8 @@ struct BatchQueue::Run {
   std::map<size_t, Made> made{};
 };
 
-BatchQueue::BatchQueue(const char* loader, int workers, size_t ahead)
-    : owner_name_(text("the process that made the ", loader)), ahead_(ahead) {
+BatchQueue::BatchQueue(const char* loader, int workers, size_t ahead, OnNext on_next)
+    : owner_name_(text("the process that made the ", loader)), ahead_(ahead), on_next_(std::move(on_next)) {
   const auto purpose = text("a worker of ", loader);
   try {
     for (int worker = 0; worker < workers; ++worker)
@@ -95,7 +90,7 @@ BatchQueue::Batch BatchQueue::next() {
 BatchQueue::Batch BatchQueue::take() {
   std::unique_lock lock(mutex_);
   if (!run_ || run_->next_to_take == run_->count) return nullptr;
-  Run::Made made;
+  Made made;
   if (threads_.empty()) {
     made = run_->made_by(0, run_->next_to_take);
   } else {
@@ -103,11 +98,23 @@ BatchQueue::Batch BatchQueue::take() {
     made = std::move(run_->made.extract(run_->next_to_take).mapped());
   }
   ++run_->next_to_take;
-  if (made.error) run_ = nullptr;
+  if (made.error)
+    run_ = nullptr;
+  else if (const auto next = run_->made.find(run_->next_to_take); next != run_->made.end())
+    announce(next->second);
   lock.unlock();
   changed_.notify_all();
   if (made.error) std::rethrow_exception(made.error);
   return made.batch;
+}
+
+void BatchQueue::announce(Made& next) const {
+  if (!on_next_ || !next.batch) return;
+  try {
+    on_next_(next.batch.get());
+  } catch (...) {
+    next = {nullptr, std::current_exception()};
+  }
 }
 
 void BatchQueue::work(int worker) {
@@ -122,6 +129,11 @@ void BatchQueue::work(int worker) {
     lock.unlock();
     auto made = run->made_by(worker, number);
     lock.lock();
+    if (run == run_ && number == run->next_to_take) {  // nobody takes another batch before this one
+      lock.unlock();
+      announce(made);
+      lock.lock();
+    }
     if (run == run_) run->made.emplace(number, std::move(made));
     changed_.notify_all();
   }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,10 +24,13 @@ class BatchQueue {
   /// Creates batch `number`. Called concurrently by different workers, which are numbered from 0; a worker creates one
   /// batch at a time.
   using Make = std::function<Batch(int worker, size_t number)>;
+  /// Called once for each batch that a worker made, as soon as it is the next one to take, by the worker or by next().
+  /// What it throws, next() throws for this batch.
+  using OnNext = std::function<void(void* batch)>;
 
   /// At most `ahead` batches are in progress or ready. `loader` is the class that owns the queue, for error messages.
   /// Throws SystemError if a thread cannot be created.
-  BatchQueue(const char* loader, int workers, size_t ahead);
+  BatchQueue(const char* loader, int workers, size_t ahead, OnNext on_next = {});
   /// Blocks until the workers have finished the batches in progress.
   ~BatchQueue();
   BatchQueue(const BatchQueue&) = delete;
@@ -45,10 +49,15 @@ class BatchQueue {
   std::chrono::nanoseconds waited() const { return waited_; }
 
  private:
+  struct Made {
+    Batch batch;
+    std::exception_ptr error;
+  };
   struct Run;
 
   Batch take();
   void work(int worker);
+  void announce(Made& next) const;
   void stop();
   void check_process() const {
     if (!threads_.empty()) owner_.check(owner_name_.c_str());
@@ -57,6 +66,7 @@ class BatchQueue {
   const OwnerProcess owner_{};
   const std::string owner_name_;
   const size_t ahead_;
+  const OnNext on_next_;
   std::chrono::nanoseconds waited_{0};
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -38,6 +38,8 @@ void check_loading(const char* loader, int rank, const DataLoaderOptions& option
     fail(
         "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; give it a function "
         "tensors() (see lockstep/tensors_in.h), or copy batches in the loop");
+  if (options.device && options.device->is_cuda() && !at::hasCUDA())
+    fail("device is ", *options.device, ", but this process sees no GPU; use the group's device()");
 }
 
 bool pins_memory(const DataLoaderOptions& options) {
@@ -78,11 +80,12 @@ void rethrow_about(c10::ArrayRef<size_t> samples) {
 
 struct LoaderCore::State {
   State(DistributedSampler dealer, const DataLoaderOptions& said, std::optional<size_t> dataset_size,
-        bool finds_tensors, Make how)
+        bool finds_tensors, Make how, OnNext on_next)
       : sampler(std::move(dealer)), options(said), make(std::move(how)) {
     check_loader_options(options, sampler, dataset_size, finds_tensors);
     queue = make_unique_owned<BatchQueue>("DataLoader", options.workers,
-                                          static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch));
+                                          static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch),
+                                          std::move(on_next));
   }
 
   size_t batches_of(size_t samples) const { return batches_in(samples, options); }
@@ -116,8 +119,9 @@ struct LoaderCore::State {
 };
 
 LoaderCore::LoaderCore(DistributedSampler sampler, const DataLoaderOptions& options, std::optional<size_t> dataset_size,
-                       bool finds_tensors, Make make)
-    : state_(std::make_unique<State>(std::move(sampler), options, dataset_size, finds_tensors, std::move(make))) {}
+                       bool finds_tensors, Make make, OnNext on_next)
+    : state_(std::make_unique<State>(std::move(sampler), options, dataset_size, finds_tensors, std::move(make),
+                                     std::move(on_next))) {}
 
 LoaderCore::~LoaderCore() = default;
 

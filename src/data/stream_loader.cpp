@@ -126,16 +126,20 @@ void refuse_shorter_stream(int64_t samples, int64_t skipped) {
 }
 
 struct StreamCore::State {
-  State(ProcessGroup ranks, const StreamLoaderOptions& said, bool finds_tensors, Open how)
+  State(ProcessGroup ranks, const StreamLoaderOptions& said, bool finds_tensors, Open how,
+        const LoaderCore::OnNext& on_next)
       : group(std::move(ranks)),
         options(checked_stream_options(group, said, finds_tensors)),
         open(std::move(how)),
         parts(static_cast<size_t>(options.parts / group.size())) {
     position.parts.resize(parts);
     const size_t threads = std::min(static_cast<size_t>(std::max(options.workers, 1)), parts);
+    const auto on_next_item = [on_next](void* item) {
+      if (const auto& batch = static_cast<StreamItem*>(item)->read.batch) on_next(batch.get());
+    };
     for (size_t i = 0; i < threads; ++i)
       queues.push_back(make_unique_owned<BatchQueue>("StreamLoader", options.workers > 0 ? 1 : 0,
-                                                     static_cast<size_t>(options.prefetch)));
+                                                     static_cast<size_t>(options.prefetch), on_next_item));
   }
 
   StreamLayout layout() const {
@@ -251,8 +255,9 @@ void StreamCore::State::throw_together(const std::exception_ptr& mine) const {
   throw_error(static_cast<ErrorKind>(field(0).toInt()), field(1).toStringRef(), static_cast<int>(rank));
 }
 
-StreamCore::StreamCore(ProcessGroup group, const StreamLoaderOptions& options, bool finds_tensors, Open open)
-    : state_(std::make_unique<State>(std::move(group), options, finds_tensors, std::move(open))) {}
+StreamCore::StreamCore(ProcessGroup group, const StreamLoaderOptions& options, bool finds_tensors, Open open,
+                       const LoaderCore::OnNext& on_next)
+    : state_(std::make_unique<State>(std::move(group), options, finds_tensors, std::move(open), on_next)) {}
 
 StreamCore::~StreamCore() = default;
 

@@ -29,10 +29,11 @@ std::vector<double> numbers_in(const torch::optim::OptimizerOptions& options) {
 
 }  // namespace
 
-void DeviceState::note_capture() {
+DeviceState::ConstantOptions DeviceState::note_capture() {
   is_captured_ = true;
-  captured_options_.clear();
-  for (const auto& group : optimizer_->param_groups()) captured_options_.push_back(numbers_in(group.options()));
+  last_captured_.clear();
+  for (const auto& group : optimizer_->param_groups()) last_captured_.push_back(numbers_in(group.options()));
+  return last_captured_;
 }
 
 const at::Tensor& DeviceState::rate(size_t group, c10::Device device) {
@@ -64,13 +65,13 @@ int64_t DeviceState::counted(const at::Tensor& parameter) const {
   return static_cast<int64_t>(steps_.at(parameter.unsafeGetTensorImpl()).item<float>());
 }
 
-void DeviceState::refresh() {
+void DeviceState::refresh(const ConstantOptions& captured) {
   if (!optimizer_)
     throw UsageError(
         "the captured step cannot be replayed: its optimizer was destroyed, or the optimizer's state was loaded after "
         "the capture; create a new CapturedStep");
-  for (size_t g = 0; g < captured_options_.size(); ++g)
-    if (numbers_in(optimizer_->param_groups()[g].options()) != captured_options_[g])
+  for (size_t g = 0; g < captured.size(); ++g)
+    if (numbers_in(optimizer_->param_groups()[g].options()) != captured[g])
       throw UsageError(text("an option of parameter group ", g,
                             " other than the learning rate changed after the step was captured, which the captured "
                             "step would not notice; set cycle_momentum = false in a schedule, or create a new "

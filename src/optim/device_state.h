@@ -17,9 +17,10 @@ class DeviceState {
   /// Call it when the optimizer is destroyed or its state is replaced: captured steps must not be replayed afterwards.
   void release() { optimizer_ = nullptr; }
   bool is_released() const { return optimizer_ == nullptr; }
-  /// Call it when a step of the optimizer is captured. The graph contains the current momentum, betas and the like;
-  /// only learning rates may change.
-  void note_capture();
+  /// The options of each group but the learning rate: momentum, betas and the like. A captured step contains them.
+  using ConstantOptions = std::vector<std::vector<double>>;
+  /// Call it when a step of the optimizer is captured. Returns the options that it contains.
+  ConstantOptions note_capture();
   bool is_captured() const { return is_captured_; }
 
   /// Returns the learning rate of a group as a scalar on `device`. Updates it from the optimizer's options first,
@@ -34,9 +35,11 @@ class DeviceState {
   /// Whether the GPU counts the steps of the parameter.
   bool counts(const at::Tensor& parameter) const { return steps_.count(parameter.unsafeGetTensorImpl()) > 0; }
 
-  /// Updates all learning rates from the optimizer's options. Throws UsageError after release(), and if another option
-  /// changed after the capture.
-  void refresh();
+  /// Call it before a replay of a step that contains the options `captured`; without an argument, those of the last
+  /// note_capture(). Updates all learning rates from the optimizer's options. Throws UsageError after release(), and if
+  /// another option changed after the capture.
+  void refresh(const ConstantOptions& captured);
+  void refresh() { refresh(last_captured_); }
 
  private:
   struct Rate {
@@ -47,7 +50,7 @@ class DeviceState {
 
   torch::optim::Optimizer* optimizer_;  // null after release()
   bool is_captured_ = false;
-  std::vector<std::vector<double>> captured_options_;  // by group: all but the learning rate
+  ConstantOptions last_captured_;
   std::vector<Rate> rates_;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> steps_;
 };

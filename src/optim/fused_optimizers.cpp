@@ -177,11 +177,11 @@ void release(std::shared_ptr<DeviceState>& device) {
 }
 
 void announce(const FusedState& fused) {
-  fused.device->note_capture();
-  detail::Recording::before_replay([device = fused.device, masters = fused.masters] {
-    device->refresh();
-    if (masters) masters->take_over_writes();
-  });
+  detail::Recording::before_replay(
+      [device = fused.device, masters = fused.masters, captured = fused.device->note_capture()] {
+        device->refresh(captured);
+        if (masters) masters->take_over_writes();
+      });
 }
 
 // --- Adam and AdamW: they differ only in types and in how the weight decay is applied

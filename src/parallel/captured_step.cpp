@@ -1,15 +1,20 @@
 #include <lockstep/captured_step.h>
 
 #include <algorithm>
+#include <deque>
+#include <list>
+#include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/DimVector.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/error.h>
-#include "comm/torch_version.h"
 
+#include "base/log.h"
 #include "base/text.h"
 #include "comm/capture.h"
+#include "comm/torch_version.h"
 #include "parallel/optimizer_watch.h"
 
 namespace lockstep::detail {
@@ -21,57 +26,99 @@ std::vector<at::Tensor> on_device(const std::vector<at::Tensor>& inputs, c10::De
   return result;
 }
 
+/// Sizes and types of the inputs of a call.
+using InputSizes = std::vector<std::pair<at::DimVector, at::ScalarType>>;
+
+InputSizes sizes_of(const std::vector<at::Tensor>& inputs) {
+  InputSizes sizes;
+  for (const auto& input : inputs) sizes.emplace_back(input.sizes(), input.scalar_type());
+  return sizes;
+}
+
 }  // namespace
 
 class StepCapture::Impl {
  public:
-  Impl(ProcessGroup group, const CapturedStepOptions& options) : group_(std::move(group)), options_(options) {
-    if (options.warm_up < 1)
-      throw UsageError(text("CapturedStep: option warm_up is ", options.warm_up,
-                            ", expected 1 or more; the first steps allocate state that later steps use"));
+  Impl(ProcessGroup group, const CapturedStepOptions& options)
+      : group_(std::move(group)), options_(options), most_(static_cast<size_t>(options.max_graphs)) {
+    const auto check = [](const char* option, int value, const char* reason) {
+      if (value < 1)
+        throw UsageError(text("CapturedStep: option ", option, " is ", value, ", expected 1 or more; ", reason));
+    };
+    check("warm_up", options.warm_up, "the first steps allocate state that later steps use");
+    check("max_graphs", options.max_graphs, "to run without graphs, call the function of the step itself");
     if (group_.device().is_cuda()) stream_ = make_capture_stream(group_.device());
   }
 
-  bool is_captured() const { return is_captured_; }
+  size_t graphs() const { return graphs_.size(); }
 
-  bool call(const std::vector<at::Tensor>& given, const Run& run) {
+  std::any* call(const std::vector<at::Tensor>& given, const Run& run) {
     const auto inputs = on_device(given, group_.device());
     if (!stream_) {
       run(inputs);
-      return false;
+      return nullptr;
     }
     if (has_failed_) throw UsageError(text(me(), "an earlier capture of this step failed; create a new CapturedStep"));
-    const bool is_as_before = is_alike(inputs, is_captured_ ? inputs_ : last_);
-    if (!is_captured_ && is_as_before && warm_ups_ == options_.warm_up) capture(inputs, run);
-    if (is_captured_ && is_as_before) {
-      replay(inputs);
-      return true;
+    const auto sizes = sizes_of(inputs);
+    auto* graph = find(sizes);
+    if (!graph && were_seen(sizes) && warm_ups_ == options_.warm_up) graph = &capture(sizes, inputs, run);
+    if (graph) {
+      replay(*graph, inputs);
+      return &graph->result;
     }
-    if (!is_captured_) {
-      last_ = inputs;
-      if (warm_ups_ < options_.warm_up) ++warm_ups_;
-    }
+    remember(sizes);
+    if (warm_ups_ < options_.warm_up) ++warm_ups_;
     stream_->run([&] { run(inputs); });
-    return false;
+    return nullptr;
   }
 
  private:
+  /// The step as a graph, for inputs of certain sizes.
+  struct Graph {
+    InputSizes sizes;
+    std::vector<at::Tensor> inputs{};  // the graph reads them
+    std::any result{};                 // the graph writes it
+    std::vector<std::function<void()>> before_replay{};
+    std::unique_ptr<CapturedGraph> graph{};  // last: destroyed first
+  };
+
   std::string me() const { return text("rank ", group_.rank(), ": CapturedStep: "); }
 
-  void capture(const std::vector<at::Tensor>& inputs, const Run& run) {
+  /// Returns null if there is no graph for these sizes. Otherwise makes it the most recent one.
+  Graph* find(const InputSizes& sizes) {
+    const auto found =
+        std::find_if(graphs_.begin(), graphs_.end(), [&](const Graph& graph) { return graph.sizes == sizes; });
+    if (found == graphs_.end()) return nullptr;
+    graphs_.splice(graphs_.begin(), graphs_, found);
+    return &graphs_.front();
+  }
+
+  bool were_seen(const InputSizes& sizes) const { return std::find(seen_.begin(), seen_.end(), sizes) != seen_.end(); }
+
+  void remember(const InputSizes& sizes) {
+    forget(sizes);
+    seen_.push_front(sizes);
+    if (seen_.size() > most_) seen_.pop_back();
+  }
+
+  void forget(const InputSizes& sizes) { seen_.erase(std::remove(seen_.begin(), seen_.end(), sizes), seen_.end()); }
+
+  Graph& capture(const InputSizes& sizes, const std::vector<at::Tensor>& inputs, const Run& run) {
     if (is_autocast_enabled(group_.device().type()))
       throw UsageError(text(me(),
                             "the step was called inside of an autocast guard, so the graph would use weights that "
                             "were converted before the capture; construct the guard inside of the step"));
+    if (graphs_.size() == most_) drop_oldest();
+    Graph captured{sizes};
     stream_->run([&] {
-      for (const auto& input : inputs) inputs_.push_back(input.detach().clone());
+      for (const auto& input : inputs) captured.inputs.push_back(input.detach().clone());
     });
     Recording recording;
     has_failed_ = true;
     try {
-      stream_->capture([&] {
+      captured.graph = stream_->capture([&] {
         const OptimizerWatch watch;
-        run(inputs_);
+        run(captured.inputs);
         refuse(watch.found());
       });
     } catch (const Error&) {
@@ -81,10 +128,19 @@ class StepCapture::Impl {
           text(me(), "the step cannot be captured; it must not wait for the GPU (item(), cpu(), printing a tensor, a ",
                "loss kept from an earlier step) and must not use the default stream: ", error.what()));
     }
-    before_replay_ = recording.take();
-    last_.clear();
+    captured.before_replay = recording.take();
+    forget(sizes);
     has_failed_ = false;
-    is_captured_ = true;
+    return graphs_.emplace_front(std::move(captured));
+  }
+
+  void drop_oldest() {
+    group_.synchronize();  // its replays are done
+    graphs_.pop_back();
+    if (++dropped_ != most_) return;
+    log_warning(text(me(), "inputs of more than ", most_,
+                     " different sizes take turns, so that graphs are captured again and again, which takes longer "
+                     "than a normal step; pad the inputs to fewer sizes, or increase max_graphs"));
   }
 
   void refuse(const std::string& optimizer) const {
@@ -94,31 +150,25 @@ class StepCapture::Impl {
                             "would repeat the captured step; use lockstep::FusedAdamW, FusedAdam or FusedSGD"));
   }
 
-  static bool is_alike(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& others) {
-    return std::equal(inputs.begin(), inputs.end(), others.begin(), others.end(), [](const auto& a, const auto& b) {
-      return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
-    });
-  }
-
-  void replay(const std::vector<at::Tensor>& inputs) {
+  void replay(const Graph& graph, const std::vector<at::Tensor>& inputs) {
     const c10::NoGradGuard no_grad;
     try {
-      for (const auto& prepare : before_replay_) prepare();
+      for (const auto& prepare : graph.before_replay) prepare();
     } catch (const UsageError& error) {
       throw UsageError(text(me(), error.what()));
     }
-    if (!inputs.empty()) copy_together(inputs_, inputs);
-    run_captured(group_, [&] { stream_->replay(); }, {.site = options_.site});
+    if (!inputs.empty()) copy_together(graph.inputs, inputs);
+    run_captured(group_, [&] { graph.graph->replay(); }, {.site = options_.site});
   }
 
   const ProcessGroup group_;
   const CapturedStepOptions options_;
-  std::vector<at::Tensor> inputs_;  // the buffers that the captured graph reads
-  std::vector<std::function<void()>> before_replay_;
+  const size_t most_;                      // graphs
   std::unique_ptr<CaptureStream> stream_;  // null on a CPU
-  std::vector<at::Tensor> last_;           // inputs of the last call, until a call is captured
+  std::list<Graph> graphs_{};              // the most recently replayed first
+  std::deque<InputSizes> seen_{};          // of calls that were not captured, at most most_, the most recent first
   int warm_ups_ = 0;
-  bool is_captured_ = false;
+  size_t dropped_ = 0;  // graphs
   bool has_failed_ = false;
 };
 
@@ -127,12 +177,12 @@ StepCapture::StepCapture(ProcessGroup group, const CapturedStepOptions& options)
 
 StepCapture::~StepCapture() = default;
 
-bool StepCapture::call(const std::vector<at::Tensor>& inputs, const Run& run) {
+std::any* StepCapture::call(const std::vector<at::Tensor>& inputs, const Run& run) {
   return impl_->call(inputs, run);
 }
 
-bool StepCapture::is_captured() const {
-  return impl_->is_captured();
+size_t StepCapture::graphs() const {
+  return impl_->graphs();
 }
 
 }  // namespace lockstep::detail

@@ -54,6 +54,7 @@ TEST(CapturedStep, ReturnsWhatHoldsTensorsOrNothing) {
     EXPECT_TRUE(torch::equal(products[0], torch::full({2}, 12.0)));
     EXPECT_FALSE(sum.requires_grad());
     expect_error<UsageError>([&] { CapturedStep(world, [] {}, {.warm_up = 0}); }, "warm_up is 0", "1 or more");
+    expect_error<UsageError>([&] { CapturedStep(world, [] {}, {.max_graphs = 0}); }, "max_graphs is 0", "1 or more");
   });
 }
 

@@ -1,6 +1,6 @@
 #include "backends/nccl/capture_stream.h"
 
-#include <optional>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAEvent.h>
@@ -57,9 +57,26 @@ void end_pool(Allocator* allocator, c10::DeviceIndex gpu, const at::cuda::Mempoo
   }
 }
 
-class OneGraph final : public CaptureStream {
+/// Memory from which captured work allocates. Lives as long as a graph that uses it.
+struct Pool {
+  const at::cuda::MempoolId_t id = at::cuda::graph_pool_handle();
+};
+
+class Graph final : public CapturedGraph {
  public:
-  explicit OneGraph(c10::Device gpu) : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, gpu.index())) {}
+  explicit Graph(std::shared_ptr<const Pool> pool) : pool_(std::move(pool)) {}
+
+  at::cuda::CUDAGraph& graph() { return graph_; }
+  void replay() override { graph_.replay(); }
+
+ private:
+  const std::shared_ptr<const Pool> pool_;
+  at::cuda::CUDAGraph graph_;
+};
+
+class SideStream final : public CaptureStream {
+ public:
+  explicit SideStream(c10::Device gpu) : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, gpu.index())) {}
 
   void run(const std::function<void()>& work) override {
     const auto current = c10::cuda::getCurrentCUDAStream(stream_.device_index());
@@ -69,36 +86,36 @@ class OneGraph final : public CaptureStream {
     work();
   }
 
-  void capture(const std::function<void()>& work) override {
+  std::unique_ptr<CapturedGraph> capture(const std::function<void()>& work) override {
     order(c10::cuda::getCurrentCUDAStream(stream_.device_index()), stream_);
     c10::cuda::CUDAStreamGuard guard(stream_);
-    const auto pool = at::cuda::graph_pool_handle();
-    graph_.emplace();
-    begin_capture(*graph_, pool);
+    auto pool = pool_.lock();
+    if (!pool) pool_ = pool = std::make_shared<const Pool>();
+    auto captured = std::make_unique<Graph>(pool);
+    begin_capture(captured->graph(), pool->id);
     try {
       work();
-      graph_->capture_end();
+      captured->graph().capture_end();
     } catch (...) {
-      give_up(pool);
+      give_up(std::move(captured), pool->id);
       throw;
     }
+    return captured;
   }
-
-  void replay() override { graph_->replay(); }
 
  private:
   /// LibTorch does not clean up after an invalidated capture: its allocator keeps allocating from the pool of the
   /// graph, and its random number generator stays in capture mode. A capture that succeeds resets both.
-  void give_up(const at::cuda::MempoolId_t& pool) {
+  void give_up(std::unique_ptr<Graph> captured, const at::cuda::MempoolId_t& pool) {
     auto try_to = [](auto&& call) {
       try {
         call();
       } catch (const c10::Error&) {  // already done
       }
     };
-    try_to([&] { graph_->capture_end(); });
+    try_to([&] { captured->graph().capture_end(); });
     try_to([&] { end_pool(c10::cuda::CUDACachingAllocator::get(), stream_.device_index(), pool); });
-    graph_.reset();
+    captured.reset();
     try_to([&] {
       at::cuda::CUDAGraph nothing;
       begin_capture(nothing, at::cuda::graph_pool_handle());
@@ -108,13 +125,13 @@ class OneGraph final : public CaptureStream {
   }
 
   const c10::cuda::CUDAStream stream_;
-  std::optional<at::cuda::CUDAGraph> graph_;
+  std::weak_ptr<const Pool> pool_;  // of the graphs that exist
 };
 
 }  // namespace
 
 std::unique_ptr<CaptureStream> make_capture_stream(c10::Device gpu) {
-  return std::make_unique<OneGraph>(gpu);
+  return std::make_unique<SideStream>(gpu);
 }
 
 }  // namespace lockstep::nccl
