@@ -164,6 +164,9 @@ class CudaCopies : public testing::Test {
 
 TEST_F(CudaCopies, RunWhileTheCurrentStreamIsBusy) {
   const DeviceCopies copies(torch::Device("cuda"));
+  auto first = at::zeros({1 << 20}, at::kLong).pin_memory();
+  copies.finish({&first}, copies.start({&first}));  // LibTorch's first use of a stream makes streams, which may block
+  torch::cuda::synchronize();
   auto batch = at::arange(1 << 20).pin_memory();
   keep_busy(100);
   c10::Event done(torch::kCUDA);
