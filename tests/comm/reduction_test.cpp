@@ -1,5 +1,6 @@
 #include "backends/common/reduction.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -8,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "backends/common/narrow_floats.h"
+#include "backends/common/narrow_sums.h"
 #include "backends/common/slices.h"
 #include "comm/oracle.h"
 
@@ -99,6 +101,46 @@ TEST(NarrowFloats, NarrowAsLibTorchDoes) {
       check(top << 16 | low);
   std::mt19937 random(1);
   for (int i = 0; i < 2'000'000; ++i) check(static_cast<uint32_t>(random()));
+}
+
+// The vector instructions of this processor against the portable conversions, for all numbers.
+template <class Element, class Narrow>
+void expect_portable_sums(NarrowFloat type, const Narrow& narrow_one) {
+  constexpr int64_t kCount = 65536 + 37;  // the last elements do not fill a vector
+  std::mt19937 random(1);
+  for (size_t ranks : {2, 3, 7}) {
+    std::vector<std::vector<uint16_t>> inputs(ranks);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      for (int64_t i = 0; i < kCount; ++i) inputs[rank].push_back(static_cast<uint16_t>(i));
+      if (rank > 0) std::shuffle(inputs[rank].begin(), inputs[rank].end(), random);
+    }
+    const float factor = ranks == 2 ? 1.0f : 1.0f / static_cast<float>(ranks);
+    for (const VectorSet set : vector_sets()) {
+      std::vector<uint16_t> output(kCount), other = inputs.back();
+      std::vector<const void*> from;
+      for (const auto& input : inputs) from.push_back(input.data());
+      from.back() = other.data();
+      void* const to[] = {output.data(), other.data()};  // the second one is an input
+      sum_narrow(set, type, to, from, kCount, factor);
+      ASSERT_EQ(output, other);
+      for (size_t i = 0; i < output.size(); ++i) {
+        float sum = widen(from_bits<Element>(inputs[0][i]));
+        for (size_t rank = 1; rank < ranks; ++rank) sum += widen(from_bits<Element>(inputs[rank][i]));
+        const auto expected = narrow_one(sum * factor);
+        if (std::isnan(widen(expected))) {
+          ASSERT_TRUE(std::isnan(widen(from_bits<Element>(output[i])))) << i;
+        } else {
+          ASSERT_EQ(output[i], to_bits(expected)) << i << ", " << sum;
+        }
+      }
+    }
+  }
+}
+
+TEST(NarrowSums, HaveTheBitsOfThePortableLoops) {
+  if (vector_sets().empty()) GTEST_SKIP() << "this processor has neither AVX2 nor AVX-512";
+  expect_portable_sums<Float16>(NarrowFloat::kHalf, narrow_to_half);
+  expect_portable_sums<BrainFloat16>(NarrowFloat::kBrain, narrow_to_brain);
 }
 
 TEST(Reduction, EveryDtypeHasExactlyTheOperationsOfTheTable) {

@@ -7,6 +7,7 @@
 #include <lockstep/error.h>
 
 #include "backends/common/narrow_floats.h"
+#include "backends/common/narrow_sums.h"
 #include "base/loops.h"
 #include "base/text.h"
 
@@ -195,6 +196,15 @@ void reduce_floating(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op)
 }
 
 template <class T>
+void reduce_narrow(NarrowFloat type, Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
+  static const auto sets = vector_sets();
+  const bool is_sum = op == ReduceOp::kSum || op == ReduceOp::kAvg;
+  if (!is_sum || sets.empty()) return reduce_floating<T>(outputs, inputs, count, op);
+  const float factor = op == ReduceOp::kAvg ? 1 / static_cast<float>(inputs.size()) : 1;
+  sum_narrow(sets.back(), type, outputs, inputs, count, factor);
+}
+
+template <class T>
 void reduce_integers(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
@@ -297,9 +307,9 @@ void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarT
     case c10::ScalarType::Double:
       return reduce_floating<double>(outputs, inputs, count, op);
     case c10::ScalarType::Half:
-      return reduce_floating<Float16>(outputs, inputs, count, op);
+      return reduce_narrow<Float16>(NarrowFloat::kHalf, outputs, inputs, count, op);
     case c10::ScalarType::BFloat16:
-      return reduce_floating<BrainFloat16>(outputs, inputs, count, op);
+      return reduce_narrow<BrainFloat16>(NarrowFloat::kBrain, outputs, inputs, count, op);
     case c10::ScalarType::Byte:
       return reduce_integers<uint8_t>(outputs, inputs, count, op);
     case c10::ScalarType::Char:

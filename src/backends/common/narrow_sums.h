@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace lockstep {
+
+/// The two types of 16 bits.
+enum class NarrowFloat { kHalf, kBrain };
+
+/// Vector instructions that convert them quickly. kAvx2 includes F16C.
+enum class VectorSet { kAvx2, kAvx512 };
+
+/// Returns those that this processor has, the fastest last.
+std::vector<VectorSet> vector_sets();
+
+/// Sets element i of every output to (inputs[0][i] + inputs[1][i] + ...) * factor, added in that order as float32 and
+/// then rounded to nearest. An output may be equal to an input. The bits are those of the loops in reduction.cpp,
+/// except that a NaN may become another NaN. Requires a set of vector_sets().
+void sum_narrow(VectorSet set, NarrowFloat type, std::span<void* const> outputs, std::span<const void* const> inputs,
+                int64_t count, float factor);
+
+}  // namespace lockstep
