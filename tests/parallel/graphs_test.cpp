@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
 #include <lockstep/run_threads.h>
@@ -252,6 +253,81 @@ TEST(Graphs, AnUndefinedGradientIsNone) {
     expect_error<UsageError>(
         [&] { (Stop::apply(ddp(input_of(world.rank()))) + model->third(torch::ones({12}))).sum().backward(); },
         "no gradient on this rank", "'first.weight'", "find_unused_parameters");
+  });
+}
+
+/// Three layers. Some ranks leave out the last one; an auxiliary loss may be kept aside.
+struct PartlyUsedImpl : torch::nn::Module {
+  PartlyUsedImpl() {
+    first = register_module("first", torch::nn::Linear(3, 4));
+    second = register_module("second", torch::nn::Linear(4, 4));
+    third = register_module("third", torch::nn::Linear(4, 4));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = torch::tanh(second(torch::tanh(first(x))));
+    if (keeps_aside) aside = third(x).sum();
+    return uses_third ? third(x) : x;
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+  bool uses_third = true, keeps_aside = false;
+  torch::Tensor aside;
+};
+TORCH_MODULE(PartlyUsed);
+
+constexpr BucketLimits kBucketPerLayer{.first_bytes = 100, .cap_bytes = 100};
+
+TEST(Graphs, BucketsOfUnusedParametersDoNotDelayOthers) {
+  run_threads(2, [&](ProcessGroup world) {
+    PartlyUsed model;
+    fill_parameters(*model, 1);
+    DistributedDataParallel ddp(model, world, {.find_unused_parameters = true, .buckets = kBucketPerLayer});
+    std::vector<std::string> events;
+    ddp.register_comm_hook([&, average = all_reduce_hook()](const GradientBucket& bucket, const ProcessGroup& group) {
+      events.push_back("bucket");
+      return average(bucket, group);
+    });
+    model->first->weight.register_hook([&](const torch::Tensor&) { events.push_back("first layer"); });
+    for (int step = 0; step < 4; ++step) {
+      model->uses_third = step == 0 || world.rank() == 0;  // the third layer's bucket is the first one
+      events.clear();
+      model->zero_grad();
+      ddp(torch::ones({2, 3})).sum().backward();
+      const auto reached = std::find(events.begin(), events.end(), "first layer") - events.begin();
+      EXPECT_GE(reached, step > 0 ? 2 : 0) << "the buckets of the third and the second layer";
+      EXPECT_TRUE(model->third->weight.grad().defined());
+    }
+    ddp.check_replicas();
+  });
+}
+
+TEST(Graphs, ParametersThatOnlyALossKeptAsideReachesAreAveraged) {
+  run_threads(2, [&](ProcessGroup world) {
+    PartlyUsed model;
+    fill_parameters(*model, 1);
+    DistributedDataParallel ddp(model, world, {.find_unused_parameters = true, .buckets = kBucketPerLayer});
+    model->uses_third = false;
+    model->keeps_aside = true;
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      const auto output = ddp(torch::full({2, 3}, world.rank() + 1.0));
+      (output.sum() + model->aside).backward();
+      const auto bias = model->third->bias.grad();
+      EXPECT_TRUE(torch::equal(bias, torch::full({4}, 2.0))) << bias;  // two rows on each rank
+    }
+    ddp.check_replicas();
+  });
+}
+
+TEST(Graphs, ALossKeptAsideForTheFirstTimeInALaterStepIsRefusedByName) {
+  run_threads(1, [&](ProcessGroup world) {
+    PartlyUsed model;
+    DistributedDataParallel ddp(model, world, {.find_unused_parameters = true, .buckets = kBucketPerLayer});
+    model->uses_third = false;
+    for (int step = 0; step < 2; ++step) ddp(torch::ones({2, 3})).sum().backward();
+    model->keeps_aside = true;
+    const auto output = ddp(torch::ones({2, 3}));
+    expect_error<UsageError>([&] { (output.sum() + model->aside).backward(); }, "rank 0", "'third.",
+                             "no tensor that forward returned", "return from forward");
   });
 }
 

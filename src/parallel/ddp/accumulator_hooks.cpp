@@ -119,6 +119,12 @@ void AccumulatorHooks::connect() {
   stream_ = now;
 }
 
+std::vector<const torch::autograd::Node*> AccumulatorHooks::accumulators() const {
+  std::vector<const torch::autograd::Node*> result;
+  for (const auto& listener : listeners_) result.push_back(listener.accumulator.get());
+  return result;
+}
+
 void AccumulatorHooks::add_replace_hook(Listener& listener) {
   if (!listener.accumulator) return;
   auto hook = std::make_unique<ReplaceHook>(*this);

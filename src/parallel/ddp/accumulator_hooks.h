@@ -45,6 +45,9 @@ class AccumulatorHooks {
   /// Hooks on replaced accumulators stay as long as an earlier graph uses them.
   void connect();
 
+  /// Returns the accumulators that the last connect() hooked, by parameter; null for a frozen one.
+  std::vector<const torch::autograd::Node*> accumulators() const;
+
   /// From now on, calls `replace` for every gradient before the gradient is accumulated. May be called only once.
   void replace_gradients(Replace replace);
   bool replaces_gradients() const { return replace_ != nullptr; }

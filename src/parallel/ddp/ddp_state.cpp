@@ -146,6 +146,7 @@ void DdpState::take_part_in_capture() {
 void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (!c10::GradMode::is_enabled()) return;
+  reducer_->end_forward(outputs);
   for (const auto& output : outputs)
     if (const auto& node = output.grad_fn(); node && !is_older(*node, forward_begin_))
       node->add_pre_hook(std::make_unique<OutputHook>(reducer_));

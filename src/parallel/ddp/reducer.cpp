@@ -25,6 +25,7 @@
 //    gradient or zeros, so that every bucket becomes full. The last bucket also carries the marks of used parameters
 //    (UnusedParameterBitmap). Then finish() waits for all buckets and publishes the averages in .grad().
 //
+// A parameter on which no output depends (ReachableParameters) enters its bucket in begin(), if it may be unused.
 // A frozen parameter enters its bucket as zeros in begin() and keeps its gradient. Sparse gradients are not in buckets:
 // reduce_sparse_gradients() gathers their rows after the last bucket.
 //
@@ -67,6 +68,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       used_(parameters_.size()),
       trained_in_forward_(parameters_.size()),
       marks_(parameters_.size()),
+      reachable_(parameters_.size()),
       frozen_(parameters_.size()),
       hooks_(tensors_of(parameters_), group_.device(),
              [this](size_t parameter, bool is_defined) { on_gradient(parameter, is_defined); }) {
@@ -89,6 +91,11 @@ void Reducer::begin_forward() {
                                            "' is frozen, but with static_graph every backward must be like the first; "
                                            "wrap without static_graph"));
   }
+}
+
+void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
+  std::lock_guard lock(mutex_);
+  if (options_.allow_unused && !options_.static_graph) reachable_.note(outputs, hooks_.accumulators());
 }
 
 bool Reducer::will_reduce() const {
@@ -181,6 +188,7 @@ void Reducer::on_gradient(size_t parameter, bool is_defined) {
   }
   register_end_callback(current_backward_task());
   if (!is_defined) return;
+  if (states_[parameter].is_in && reachable_.excludes(parameter)) throw_unexpected_gradient(parameter);
   frozen_[parameter] = 0;
   arrivals_.push_back(parameter);
   if (!is_complete(parameter)) return;
@@ -239,7 +247,8 @@ void Reducer::begin() {
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     frozen_[i] = is_frozen(i);
-    const bool cannot_arrive = !parameters_[i].tensor.requires_grad() || (knows_graph() && states_[i].expected == 0);
+    const bool cannot_arrive =
+        !parameters_[i].tensor.requires_grad() || reachable_.excludes(i) || (knows_graph() && states_[i].expected == 0);
     if (cannot_arrive) put_without_new_gradient(i);
   }
 }
@@ -342,6 +351,7 @@ void Reducer::finish() {
   read_usage_marks();
   reduce_sparse_gradients();
   for (size_t i = 0; i < parameters_.size(); ++i) publish_gradient(i);
+  compare_with_prediction();
   has_recorded_ = true;
   ++reductions_;
   has_unsynchronized_ = false;
@@ -355,6 +365,12 @@ void Reducer::finish() {
   record_step(computed);
   rebuild_buckets();
   if (marks_.is_not_finite_somewhere()) throw_not_finite();
+}
+
+void Reducer::compare_with_prediction() {
+  std::vector<char> got_gradient;
+  for (const auto& state : states_) got_gradient.push_back(state.gradients > 0);
+  reachable_.compare(got_gradient);
 }
 
 void Reducer::reduce_the_rest() {

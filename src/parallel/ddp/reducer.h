@@ -17,6 +17,7 @@
 #include "parallel/ddp/batch_weight.h"
 #include "parallel/ddp/bucket.h"
 #include "parallel/ddp/logging_data.h"
+#include "parallel/ddp/reachable_parameters.h"
 #include "parallel/ddp/unused_parameters.h"
 
 namespace lockstep {
@@ -70,6 +71,9 @@ class Reducer {
   /// Call it before each forward: hooks the accumulators (see AccumulatorHooks::connect; not during backward), and
   /// notes which parameters are frozen.
   void begin_forward();
+
+  /// Call it after each forward, with the tensors that it returned. Walks over their graph if parameters may be unused.
+  void end_forward(const std::vector<at::Tensor>& outputs);
 
   /// From the next backward on, multiplies every gradient by this rank's factor of `weight`.
   void weigh_gradients();
@@ -129,6 +133,7 @@ class Reducer {
   void put_in_bucket(size_t parameter);
   void put_without_new_gradient(size_t parameter);
   void start_full_buckets();
+  void compare_with_prediction();
   void reduce_the_rest();
   void reduce_sparse_gradients();
   void finish_all();
@@ -141,6 +146,7 @@ class Reducer {
   std::string describe_unused() const;
   void throw_not_finite() const;
   void check_frozen_alike() const;
+  [[noreturn]] void throw_unexpected_gradient(size_t parameter) const;
 
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
@@ -158,6 +164,7 @@ class Reducer {
   bool in_forward_ = false;               // the wrapper's forward was called since the last reduction
   std::vector<char> trained_in_forward_;  // by parameter: was not frozen in one of these forwards
   UnusedParameterBitmap marks_;
+  ReachableParameters reachable_;
   CommHook hook_;
   bool enabled_ = true;
   bool has_unsynchronized_ = false;

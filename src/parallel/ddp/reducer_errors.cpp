@@ -20,6 +20,13 @@ void Reducer::throw_interrupted_backward() const {
       "return tensors from it)");
 }
 
+void Reducer::throw_unexpected_gradient(size_t parameter) const {
+  throw UsageError(group_.rank(),
+                   text("parameter '", parameters_[parameter].name,
+                        "' got a gradient, but no tensor that forward returned depends on it, so its bucket was "
+                        "reduced without it; return from forward every tensor on which the loss depends"));
+}
+
 // The reduction overwrites gradients in place, which autograd cannot differentiate.
 void Reducer::refuse_create_graph() const {
   if (c10::GradMode::is_enabled())
