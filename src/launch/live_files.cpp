@@ -138,7 +138,7 @@ void LiveFiles::write_last() {
 
 void LiveFiles::read_note(const std::string& note_file) {
   const auto run_folder = note_file.empty() ? "" : read_small_file(note_file);
-  if (run_folder.empty() || live_folder(run_folder) == folder_) return;
+  if (!run_folder.starts_with('/') || live_folder(run_folder) == folder_) return;
   folder_ = live_folder(run_folder);
   is_new_folder_ = true;
   for (auto& [rank, output] : outputs_) output.forget_file();
