@@ -29,6 +29,7 @@ class ProcessGroup;
 
 namespace detail {
 class Group;
+const std::shared_ptr<Group>& group_of(const ProcessGroup& group);
 void run_captured(const ProcessGroup& group, const std::function<void()>& replay, const CallOptions& options);
 }  // namespace detail
 
@@ -318,6 +319,7 @@ class LOCKSTEP_EXPORT ProcessGroup {
 
  private:
   friend void detail::run_captured(const ProcessGroup&, const std::function<void()>&, const CallOptions&);
+  friend const std::shared_ptr<detail::Group>& detail::group_of(const ProcessGroup&);
   detail::Group& member() const;
   double all_reduce_number(double value, ReduceOp op, const CallOptions& options) const;
   int64_t all_reduce_number(int64_t value, ReduceOp op, const CallOptions& options) const;

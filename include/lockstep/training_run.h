@@ -14,6 +14,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -32,6 +33,31 @@ class Optimizer;
 }
 
 namespace lockstep {
+
+/// The value of a setting of a run: a bool, an integer, a floating-point number or a text.
+class RunSetting {
+ public:
+  using Value = std::variant<bool, int64_t, uint64_t, double, std::string>;
+
+  RunSetting(bool value) : value_(value) {}
+  template <std::integral Number>
+  RunSetting(Number value) {
+    if constexpr (std::is_signed_v<Number>)
+      value_ = static_cast<int64_t>(value);
+    else
+      value_ = static_cast<uint64_t>(value);
+  }
+  template <std::floating_point Number>
+  RunSetting(Number value) : value_(static_cast<double>(value)) {}
+  RunSetting(std::string value) : value_(std::move(value)) {}
+  RunSetting(std::string_view value) : value_(std::string(value)) {}
+  RunSetting(const char* value) : value_(std::string(value)) {}
+
+  const Value& value() const { return value_; }
+
+ private:
+  Value value_;
+};
 
 struct TrainingRunOptions {
   /// Keep the checkpoint with the best value of this metric of the epoch as best.pt. Empty: none.
@@ -60,6 +86,13 @@ struct TrainingRunOptions {
   /// Its learning rate, of the first parameter group, is shown, and recorded as "lr" in step records. Must outlive the
   /// run.
   const torch::optim::Optimizer* optimizer = nullptr;
+
+  /// What distinguishes this run from others: {{"lr", 0.05}, {"batch_size", 64}, {"model", "resnet18"}}. Rank 0 writes
+  /// them to settings.json.
+  std::map<std::string, RunSetting> settings{};
+  /// Write live/rank-NNNNN.json about once a second, from a thread of its own: what each rank does now. Must be the
+  /// same on all ranks.
+  bool live = true;
 };
 
 namespace detail {
@@ -87,7 +120,8 @@ class RunBatches;
 /// Started again with the same folder, the program continues where the last checkpoint was saved: after an epoch, or
 /// in the middle of one, with the next batch. With the same number of ranks the result has the same bits as without
 /// the interruption. The folder has metrics.jsonl, metrics.csv, TensorBoard's event file and checkpoints/
-/// (docs/training_run.md); summary.json is written when the run is complete.
+/// (docs/training_run.md); summary.json is written when the run is complete. settings.json and live/ are for people and
+/// programs that watch the run.
 ///
 /// On a signal, Ctrl-C included, all ranks finish the same step, save, and leave their loops: batches() ends, log()
 /// with a function does not call it, and next_epoch() returns false.
@@ -199,6 +233,18 @@ class LOCKSTEP_EXPORT TrainingRun {
     bool has_ended_ = false;
   };
 
+  /// The program waits for a batch while this object exists.
+  class WaitGuard {
+   public:
+    explicit WaitGuard(TrainingRun& run) : run_(run) { run.begin_wait(); }
+    ~WaitGuard() { run_.end_wait(); }
+    WaitGuard(const WaitGuard&) = delete;
+    WaitGuard& operator=(const WaitGuard&) = delete;
+
+   private:
+    TrainingRun& run_;
+  };
+
   /// The data of a loop.
   struct Loop {
     int64_t batches = 0;  // in a whole epoch; 0 if unknown
@@ -216,6 +262,8 @@ class LOCKSTEP_EXPORT TrainingRun {
   double default_weight() const;
   /// Returns how many elements of the range to skip; none if the loop was complete when the run was interrupted.
   std::optional<int64_t> begin_loop(Loop loop);
+  void begin_wait();
+  void end_wait();
   void took_batch(int64_t samples, std::chrono::nanoseconds waited);
   void end_loop();
 
@@ -277,8 +325,11 @@ class RunBatches {
       is_at_end_ = run_.is_stopping();
       if (is_at_end_) return;
       const auto begin = Clock::now();
-      advance();
-      is_at_end_ = !(*at_ != std::end(range_));
+      {
+        const TrainingRun::WaitGuard waiting(run_);
+        advance();
+        is_at_end_ = !(*at_ != std::end(range_));
+      }
       if (is_at_end_) return run_.end_loop();
       using Batch = std::remove_cvref_t<decltype(**at_)>;
       run_.took_batch(samples_of(const_cast<Batch&>(static_cast<const Batch&>(**at_))), Clock::now() - begin);

@@ -108,6 +108,7 @@ std::pair<int, CallOptions> Group::await_sender(uint32_t tag, const CallOptions&
   const auto deadline = deadline_after(timeout);
   const auto who = text(speaker(membership_), ": recv_any: ");
   if (membership_.size == 1) throw UsageError(membership_.rank, "recv_any: this group has no other rank");
+  const ActivityScope blocked(activity_.get(), Activity::Phase::kCommunication);
   WorkQueue::Lock lock(mutex_);
   if (any_sender_.subscribed_tags.insert(tag).second) {
     lock.unlock();

@@ -61,7 +61,7 @@ class MessageInFlight final : public detail::Completion {
  public:
   MessageInFlight(const std::shared_ptr<detail::Group>& group, const at::Tensor& tensor, Operation direction, int peer,
                   uint32_t tag, const CallOptions& options)
-      : Completion(group->rank_in_job()), tensor_(tensor), direction_(direction) {
+      : Completion(group->rank_in_job(), group->activity()), tensor_(tensor), direction_(direction) {
     bool sends = direction == Operation::kSend;
     int me = group->membership().rank;
     detail::check_message(group->membership(), direction, tensor, peer);
@@ -113,6 +113,10 @@ class MessageInFlight final : public detail::Completion {
 }  // namespace
 
 ProcessGroup::ProcessGroup(std::shared_ptr<detail::Group> group) : group_(std::move(group)) {}
+
+const std::shared_ptr<detail::Group>& detail::group_of(const ProcessGroup& group) {
+  return group.group_;
+}
 
 int ProcessGroup::rank() const {
   return group_->membership().rank;

@@ -29,17 +29,20 @@ double seconds_since(std::chrono::steady_clock::time_point then) {
 
 }  // namespace
 
-Attempt::Attempt(const Options& options, Cluster* cluster, Signals* signals, Console* console)
-    : options_(options), cluster_(cluster), signals_(signals), console_(console) {}
+Attempt::Attempt(const Options& options, Cluster* cluster, Signals* signals, Console* console, LiveFiles* live)
+    : options_(options), cluster_(cluster), signals_(signals), console_(console), live_(live) {}
 
 Verdict Attempt::run() {
   memory_kills_ = machine_.out_of_memory_kills().value_or(0);
   crew_ = std::make_unique<Crew>(options_.secret);
   silence_.emplace(Clock::now());
+  live_->begin(options_.layout);
   start_some();
   while (!has_ended()) watch();
+  update_live_files();  // reads the note, which end_all() removes
   crew_->end_all();
   finish_output();
+  update_live_files();
   cluster_->tell_outcome(outcome_);
   while (!cluster_->verdict()) watch();
   return *cluster_->verdict();
@@ -68,13 +71,15 @@ void Attempt::start_next() {
   auto& worker = workers_.emplace_back();
   worker.started = Clock::now();
   const auto folder = log_folder(index);
-  worker.out = std::make_unique<StreamOutput>(
-      std::move(out),
-      StreamOutput::Options{Console::Stream::kOut, routes.out, prefix, rank, folder + "/stdout", nullptr}, console_);
-  worker.err = std::make_unique<StreamOutput>(
-      std::move(err),
-      StreamOutput::Options{Console::Stream::kErr, routes.err, prefix, rank, folder + "/stderr", &worker.memory},
-      console_);
+  worker.out = std::make_unique<StreamOutput>(std::move(out),
+                                              StreamOutput::Options{Console::Stream::kOut, routes.out, prefix, rank,
+                                                                    folder + "/stdout", nullptr, &live_->output(rank)},
+                                              console_);
+  worker.err =
+      std::make_unique<StreamOutput>(std::move(err),
+                                     StreamOutput::Options{Console::Stream::kErr, routes.err, prefix, rank,
+                                                           folder + "/stderr", &worker.memory, &live_->output(rank)},
+                                     console_);
 }
 
 int Attempt::columns_after(const std::string& prefix) const {
@@ -90,10 +95,11 @@ void Attempt::skip_rest() {
 }
 
 int Attempt::time_left() const {
-  if (has_ended()) return -1;
   int least = -1;
+  const auto live_at = std::optional(live_->due());
   const auto mention_at = silence_ && !is_stopping_ ? std::optional(silence_->due()) : std::nullopt;
-  for (const auto& time : {ask_at_, kill_at_, mention_at}) {
+  const auto times = has_ended() ? std::vector{live_at} : std::vector{live_at, ask_at_, kill_at_, mention_at};
+  for (const auto& time : times) {
     if (!time) continue;
     auto left = std::chrono::ceil<std::chrono::milliseconds>(*time - Clock::now()).count();
     const int wait = static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000));
@@ -132,6 +138,7 @@ void Attempt::watch() {
   if ((files[1].revents & POLLOUT) != 0 && !has_ended()) crew_->flush();
   start_some();
   mention_missing_ranks();
+  if (has_news_ || Clock::now() >= live_->due()) update_live_files();
   if (is_due(ask_at_)) ask_to_end(SIGTERM);
   if (is_due(kill_at_))
     kill_rest(text("killed: it did not exit within the grace period of ",
@@ -179,6 +186,7 @@ void Attempt::on_end(int index, const Ending& ending) {
   end.was_stopped = ending.was_stopped;
   end.out_of_memory = ending.out_of_memory;
   outcome_.ends.push_back(end);
+  has_news_ = true;
   if (!end.failed() || is_stopping_) return;
   if (was_preempted(end)) {  // the others have agreed with it to stop: let them end as well
     if (!ask_at_ && !kill_at_) ask_at_ = Clock::now() + options_.launch.grace;
@@ -278,6 +286,27 @@ void Attempt::finish_output() {
     end.uncaught = memory.uncaught();
     end.tail.assign(memory.tail().begin(), memory.tail().end());
   }
+}
+
+void Attempt::update_live_files() {
+  has_news_ = false;
+  std::vector<LiveFiles::Worker> workers;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const int local_rank = static_cast<int>(i);
+    workers.push_back({.rank = options_.layout.first_rank + local_rank,
+                       .local_rank = local_rank,
+                       .pid = workers_[i].pid,
+                       .seconds = seconds_since(workers_[i].started),
+                       .uncaught = workers_[i].memory.uncaught()});
+  }
+  for (const auto& end : outcome_.ends) {
+    auto& worker = workers.at(static_cast<size_t>(end.rank - options_.layout.first_rank));
+    worker.has_ended = true;
+    worker.has_failed = end.failed() && !was_preempted(end);
+    worker.how = end.how;
+    worker.seconds = end.seconds;
+  }
+  live_->update(crew_->note_file(), std::move(workers));
 }
 
 void Attempt::print_status(const std::string& line) {

@@ -11,6 +11,7 @@
 #include "launch/cluster.h"
 #include "launch/console.h"
 #include "launch/crew.h"
+#include "launch/live_files.h"
 #include "launch/machine.h"
 #include "launch/output.h"
 
@@ -28,7 +29,7 @@ class Attempt {
     std::string secret_file;  // an existing file that has the secret
   };
 
-  Attempt(const Options& options, Cluster* cluster, Signals* signals, Console* console);
+  Attempt(const Options& options, Cluster* cluster, Signals* signals, Console* console, LiveFiles* live);
 
   /// Blocks until all workers and their descendants have ended on this node, and the cluster has decided what follows.
   Verdict run();
@@ -68,12 +69,14 @@ class Attempt {
   void kill_rest(const std::string& why);
   void mention_missing_ranks();
   void finish_output();
+  void update_live_files();
   void print_status(const std::string& line);
 
   const Options options_;
   Cluster* const cluster_;
   Signals* const signals_;
   Console* const console_;
+  LiveFiles* const live_;
   const Machine machine_;
   std::deque<Worker> workers_;  // started so far; skip_rest() adds the others
   std::unique_ptr<Crew> crew_;
@@ -81,6 +84,7 @@ class Attempt {
   std::optional<Clock::time_point> kill_at_;  // after a signal: when to send SIGKILL
   std::optional<WaitNotice> silence_;         // set while no worker has printed anything and ranks are missing
   bool is_stopping_ = false;
+  bool has_news_ = false;     // for the live files: a worker has ended
   int64_t memory_kills_ = 0;  // out-of-memory kills of this control group that are attributed to a worker
   Outcome outcome_;
 };

@@ -103,7 +103,7 @@ Crew::Crew(const std::string& secret) : files_before_(raise_file_limit()), chann
   warden_ = start_warden(theirs);
   ::prlimit(warden_, RLIMIT_NOFILE, &files_before_, nullptr);  // workers inherit it
   channel_ = Channel(std::move(mine));
-  if (!secret.empty()) channel_.send({"secret", secret});
+  channel_.send(secret.empty() ? Channel::Fields{"folder"} : Channel::Fields{"secret", secret});
 }
 
 Crew::~Crew() {

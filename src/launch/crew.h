@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launch/channel.h"
+#include "rendezvous/net/secret.h"
 
 namespace lockstep {
 
@@ -57,6 +58,8 @@ class Crew {
   std::vector<Event> read_events();
 
   pid_t warden() const { return warden_; }
+  /// The file in which a worker notes the folder of its training run; empty if there is none. Removed by end_all().
+  std::string note_file() const { return folder_.empty() ? "" : SecretFolder::note_file(folder_); }
 
  private:
   void reap_warden();
@@ -64,7 +67,7 @@ class Crew {
   const rlimit files_before_;  // limit of open files before it was raised; workers inherit it
   Channel channel_;
   pid_t warden_ = -1;
-  std::string folder_;  // the warden's folder with the secret
+  std::string folder_;  // the warden's folder with the secret and the note
   bool is_over_ = false;
 };
 

@@ -175,8 +175,8 @@ WorkerSpec worker_spec(const LaunchOptions& options, const Plan& plan, const Lay
   spec.cores = plan.cores.at(static_cast<size_t>(local_rank));
   auto variables = worker_variables(options, plan, layout, local_rank, secret_file);
   // Remove variables of an outer or earlier launcher, which would override ours.
-  for (const char* stale :
-       {"LOCKSTEP_SECRET_FILE", "LOCKSTEP_INIT_METHOD", "LOCKSTEP_TERMINAL", "TORCHELASTIC_USE_AGENT_STORE"})
+  for (const char* stale : {"LOCKSTEP_SECRET_FILE", "LOCKSTEP_INIT_METHOD", "LOCKSTEP_TERMINAL", "LOCKSTEP_RUN_NOTE",
+                            "TORCHELASTIC_USE_AGENT_STORE"})
     if (!variables.contains(stale)) variables[stale];
   for (char** entry = environ; *entry; ++entry)
     if (!variables.contains(name_of(*entry))) spec.environment.emplace_back(*entry);

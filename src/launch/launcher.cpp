@@ -37,6 +37,7 @@ class Launch {
     check_file_limit();
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // adopts the descendants of a killed warden
     auto cluster = (plan_.node.nodes == 1 ? make_single_node : make_several_nodes)(options_, plan_, find_secret());
+    live_.emplace(options_.command, plan_);
     const auto begin = Clock::now();
     for (int generation = 0;; ++generation) {
       auto verdict = attempt(*cluster, generation);
@@ -97,7 +98,7 @@ class Launch {
     }
     Attempt attempt(
         {options_, plan_, *layout, options_.secret_file.empty() ? secret_.bytes() : "", options_.secret_file}, &cluster,
-        &signals_, &console_);
+        &signals_, &console_, &*live_);
     return attempt.run();
   }
 
@@ -118,6 +119,7 @@ class Launch {
 
   LaunchExit conclude(const LaunchReport& report) {
     constexpr auto kErr = Console::Stream::kErr;
+    live_->end(report_to_json(report));
     console_.put(kErr, options_.json ? report_to_json(report) : describe_report(report, console_.has_colour(kErr)));
     console_.flush(signals_.fd(), signals_.stop_was_asked());
     return report.exit;
@@ -132,6 +134,7 @@ class Launch {
   const Secret secret_ = Secret::random();
   Signals signals_;
   Console console_;
+  std::optional<LiveFiles> live_;
 };
 
 int refuse(LaunchExit code, const std::exception& error) {

@@ -181,6 +181,7 @@ void StreamOutput::show(const std::vector<std::string>& lines) {
   std::string shown;
   for (const auto& line : lines) {
     if (options_.memory) options_.memory->add(line);
+    if (options_.tail) options_.tail->add(line);
     if (options_.route.to_console) shown.append(prefix_).append(line).append(1, '\n');
   }
   console_->put(options_.stream, shown, this);

@@ -8,6 +8,7 @@
 
 #include "launch/console.h"
 #include "launch/launch_plan.h"
+#include "launch/live_files.h"
 #include "rendezvous/net/socket.h"
 
 namespace lockstep {
@@ -54,6 +55,7 @@ class StreamOutput {
     int colour = 0;      // of the prefix, modulo the number of colours
     std::string path;    // of the file, if route.to_file
     StderrMemory* memory = nullptr;
+    OutputTail* tail = nullptr;
   };
 
   /// Creates the file. Throws SystemError if it cannot be written.

@@ -20,6 +20,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/live_folder.h"
 #include "base/text.h"
 #include "launch/process_tree.h"
 #include "rendezvous/net/secret.h"
@@ -87,6 +88,7 @@ class Warden {
   void obey(const Channel::Fields& order) {
     const auto& verb = order.at(0);
     if (verb == "secret") return keep_secret(order.at(1));
+    if (verb == "folder") return make_folder();
     if (verb == "start") return start(order);
     if (verb == "signal") return signal_all(parse_number<int>(order.at(1)).value_or(0));
   }
@@ -95,6 +97,16 @@ class Warden {
     folder_.emplace("lockstep");
     channel_.send({"folder", folder_->path()});  // first: the launcher removes the folder if this process is killed
     folder_->write(Secret::from_bytes(bytes));
+    has_secret_ = true;
+  }
+
+  /// For the workers' note only, without which the job runs as well.
+  void make_folder() {
+    try {
+      folder_.emplace("lockstep");
+      channel_.send({"folder", folder_->path()});
+    } catch (const SystemError&) {
+    }
   }
 
   void start(const Channel::Fields& order) {
@@ -102,7 +114,8 @@ class Warden {
     FileDescriptor err = channel_.take_file();
     auto arguments = unpack(order.at(2));
     auto environment = unpack(order.at(3));
-    if (folder_) environment.push_back(text(kSecretVariable, "=", folder_->secret_file()));
+    if (has_secret_) environment.push_back(text(kSecretVariable, "=", folder_->secret_file()));
+    if (folder_) environment.push_back(text(kRunNoteVariable, "=", SecretFolder::note_file(folder_->path())));
     auto argv = pointers(arguments);
     auto envp = pointers(environment);
     cpu_set_t cores;
@@ -176,6 +189,7 @@ class Warden {
   Channel channel_;
   FileDescriptor ends_;
   std::optional<SecretFolder> folder_;
+  bool has_secret_ = false;          // in the folder
   std::map<pid_t, Worker> workers_;  // not ended yet
 };
 

@@ -12,11 +12,12 @@ namespace lockstep {
 ///
 /// Messages to the warden:
 ///   "secret", bytes         write the job's secret to a file in a folder that is removed with the warden
+///   "folder"                the same folder without a secret
 ///   "start", index, argument list, environment list, cores list (lists encoded by pack()); attached files: stdout and
 ///                           stderr of the worker
 ///   "signal", number        send it to the process group of every worker that has not ended
 /// Messages from the warden:
-///   "folder", path          the folder that has the file "secret"
+///   "folder", path          the folder that has the file "secret" and the workers' note (LOCKSTEP_RUN_NOTE)
 ///   "started", index, pid
 ///   "refused", index, errno the worker could not be executed
 ///   "ended", index, status of waitpid, "stopped" if a "signal" message killed it, else ""

@@ -197,4 +197,19 @@ void write_summary(const std::string& path, const RunSummary& summary) {
   }
 }
 
+void write_settings(const std::string& path, const std::map<std::string, RunSetting>& settings) {
+  if (settings.empty()) {
+    ::unlink(path.c_str());  // of an earlier start
+    return;
+  }
+  Json json = Json::object();
+  for (const auto& [name, setting] : settings)
+    std::visit([&json = json[name]](const auto& value) { json = value; }, setting.value());  // null for NaN, infinity
+  try {
+    replace_file(path, json.dump(2, ' ', false, Json::error_handler_t::replace) + '\n');
+  } catch (const SystemError& error) {
+    log_warning(error.what());
+  }
+}
+
 }  // namespace lockstep::detail

@@ -8,6 +8,7 @@
 
 #include <lockstep/metric_log.h>
 #include <lockstep/tensorboard_writer.h>
+#include <lockstep/training_run.h>
 
 #include "base/file_descriptor.h"
 
@@ -74,5 +75,8 @@ struct RunSummary {
 
 /// Writes summary.json. Logs a warning if that fails.
 void write_summary(const std::string& path, const RunSummary& summary);
+
+/// Writes settings.json, or removes it if there are no settings. Logs a warning if that fails.
+void write_settings(const std::string& path, const std::map<std::string, RunSetting>& settings);
 
 }  // namespace lockstep::detail

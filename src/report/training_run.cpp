@@ -23,8 +23,11 @@
 #include <lockstep/preemption_guard.h>
 #include <lockstep/print.h>
 
+#include "base/live_folder.h"
+#include "base/owner_process.h"
 #include "base/text.h"
 #include "checkpoint/agree.h"
+#include "report/live_status.h"
 #include "report/metric_files.h"
 #include "report/metric_sums.h"
 
@@ -36,6 +39,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::duration<double> kBetweenExchanges{0.2};
 constexpr int64_t kMostSteps = 100'000;  // between exchanges
 constexpr const char* kSummaryFile = "/summary.json";
+constexpr const char* kSettingsFile = "/settings.json";
 
 CheckpointDirectoryOptions checkpoint_options(const TrainingRunOptions& options) {
   return {.keep_last = options.keep_last,
@@ -64,6 +68,8 @@ class TrainingRun::Impl {
   template <class Number>
   void record(std::string_view name, const Number& value, const MetricOptions& options);
   std::optional<int64_t> begin_loop(Loop loop);
+  void begin_wait();
+  void end_wait();
   void took_batch(int64_t samples, std::chrono::nanoseconds waited);
   void end_loop();
   bool save(const std::map<std::string, double>& metrics);
@@ -98,6 +104,7 @@ class TrainingRun::Impl {
     bool saves = false;
   };
 
+  void show_position();
   bool shows() const { return options_.progress.output != ProgressOptions::Output::kOff; }
   void end_epoch(int64_t epochs);
   void finish(int64_t epochs);
@@ -143,6 +150,8 @@ class TrainingRun::Impl {
   std::vector<std::string> shown_{};  // means, in the order of their first value
   std::map<std::string, detail::Smoothed, std::less<>> smoothed_{};
   std::map<std::string, double> shown_record_{};
+
+  OwnedPointer<detail::LiveStatus> live_{};  // null without options_.live; last, so that it is destroyed first
 };
 
 TrainingRun::Impl::Impl(ProcessGroup group, std::string folder, TrainingState state, TrainingRunOptions options)
@@ -157,16 +166,20 @@ TrainingRun::Impl::Impl(ProcessGroup group, std::string folder, TrainingState st
   const auto& parts = state_.parts();
   if (std::none_of(parts.begin(), parts.end(), [](const auto& part) { return part.name == "rng"; })) state_.add_rng();
   state_.add("run", *this);
-  if (options_.resume) {
-    is_resumed_ = checkpoints_.resume(state_) > 0;
-  } else {
+  if (!options_.resume)
     detail::run_and_agree(group_, [&] {
       if (group_.rank() == 0 && !checkpoints_.numbers().empty())
         throw UsageError(0, text("TrainingRun: ", folder_,
                                  " has checkpoints of an earlier run; use another folder, remove this one, or set "
                                  "resume to continue the run"));
     });
-  }
+  if (options_.live)
+    live_ = make_unique_owned<detail::LiveStatus>(group_, folder_);
+  else if (group_.rank() == 0)
+    remove_stale_live_files(live_folder(folder_), {});
+  if (options_.resume) is_resumed_ = checkpoints_.resume(state_) > 0;
+  if (group_.rank() == 0) detail::write_settings(folder_ + kSettingsFile, options_.settings);
+  show_position();
   if (!options_.signals.empty()) guard_.emplace(group_, PreemptionGuardOptions{.signals = options_.signals});
   if (is_resumed_ && shows())
     print(group_, "Resuming ", folder_, " in epoch ", metrics_.epochs() + 1, ", after step ", metrics_.steps());
@@ -190,6 +203,8 @@ bool TrainingRun::Impl::next_epoch(int64_t epochs) {
   save_position_ = nullptr;
   epoch_began_ = Clock::now();
   title_ = text("epoch ", metrics_.epochs() + 1, "/", epochs);
+  if (live_) live_->position().epochs = epochs;
+  show_position();
   return true;
 }
 
@@ -223,6 +238,9 @@ void TrainingRun::Impl::finish(int64_t epochs) {
   progress_.end();
   metrics_.wait();
   checkpoints_.wait();
+  show_position();
+  if (live_)
+    live_->set_state(is_stopping_ ? detail::LiveStatus::State::kStopped : detail::LiveStatus::State::kFinished);
   if (group_.rank() != 0 || is_stopping_) return;
   detail::write_summary(folder_ + kSummaryFile, {.is_complete = metrics_.epochs() >= epochs,
                                                  .epochs = metrics_.epochs(),
@@ -261,7 +279,16 @@ std::optional<int64_t> TrainingRun::Impl::begin_loop(Loop loop) {
   }
   progress_.begin(title_, batches_known_, batches_);
   has_bar_ = true;
+  show_position();
   return skipped;
+}
+
+void TrainingRun::Impl::begin_wait() {
+  if (live_ && live_->activity().is_training_thread()) live_->activity().enter(detail::Activity::Phase::kData);
+}
+
+void TrainingRun::Impl::end_wait() {
+  if (live_ && live_->activity().is_training_thread()) live_->activity().enter(detail::Activity::Phase::kOther);
 }
 
 void TrainingRun::Impl::took_batch(int64_t samples, std::chrono::nanoseconds waited) {
@@ -270,6 +297,10 @@ void TrainingRun::Impl::took_batch(int64_t samples, std::chrono::nanoseconds wai
   ++batches_in_step_;
   samples_in_step_ += samples;
   progress_.add_waiting(waited);
+  if (!live_) return;
+  auto& position = live_->position();
+  position.batch.store(batches_, std::memory_order_relaxed);
+  position.samples.store(position.samples.load(std::memory_order_relaxed) + samples, std::memory_order_relaxed);
 }
 
 void TrainingRun::Impl::end_loop() {
@@ -282,6 +313,16 @@ void TrainingRun::Impl::end_loop() {
 
 double TrainingRun::Impl::seconds_in_loops() const {
   return seconds_in_loops_ + (is_in_loop_ ? std::chrono::duration<double>(Clock::now() - loop_began_).count() : 0);
+}
+
+/// For the live file. Not in every step: end_step() and took_batch() store what changes there.
+void TrainingRun::Impl::show_position() {
+  if (!live_) return;
+  auto& position = live_->position();
+  position.step = metrics_.steps();
+  position.epoch = epochs_completed();
+  position.batch = batches_;
+  position.batches = batches_known_;
 }
 
 /// With the fraction of the epoch's first loop.
@@ -301,6 +342,7 @@ void TrainingRun::Impl::begin_step() {
   if (!in_epoch_)
     throw UsageError(group_.rank(), "TrainingRun: step() is called outside of an epoch; call next_epoch() first");
   in_step_ = true;
+  if (live_) live_->activity().begin_step();
 }
 
 void TrainingRun::Impl::abandon_step() {
@@ -322,8 +364,13 @@ void TrainingRun::Impl::end_step() {
   if (options_.optimizer && group_.rank() == 0)
     metrics_.log("lr", options_.optimizer->param_groups().at(0).options().get_lr(),
                  {.reduce = Reduce::kLast, .steps_only = true});
-  metrics_.end_step(epochs_completed());
+  const double epoch = epochs_completed();
+  metrics_.end_step(epoch);
   in_step_ = has_failed_ = false;
+  if (live_) {
+    live_->position().step.store(metrics_.steps(), std::memory_order_relaxed);
+    live_->position().epoch.store(epoch, std::memory_order_relaxed);
+  }
   samples_since_exchange_ += std::exchange(samples_in_step_, 0);
   if (!std::exchange(has_bar_, true)) progress_.begin(title_);  // steps without batches()
   progress_.advance(std::max<int64_t>(std::exchange(batches_in_step_, 0), 1));
@@ -478,6 +525,12 @@ double TrainingRun::default_weight() const {
 }
 std::optional<int64_t> TrainingRun::begin_loop(Loop loop) {
   return impl_->begin_loop(std::move(loop));
+}
+void TrainingRun::begin_wait() {
+  impl_->begin_wait();
+}
+void TrainingRun::end_wait() {
+  impl_->end_wait();
 }
 void TrainingRun::took_batch(int64_t samples, std::chrono::nanoseconds waited) {
   impl_->took_batch(samples, waited);

@@ -8,6 +8,11 @@
 //   running_rank many_steps FOLDER STEPS
 //
 // Takes many small steps. Prints "used RESIDENT_BYTES DESCRIPTORS THREADS" ten times. Ends when it reads a line.
+//
+//   running_rank watched FOLDER [slow RANK | throw RANK | off | quick]
+//
+// Takes steps of a few milliseconds until the run is stopped by a signal, for tests of the live files. One rank may be
+// slow, or throw in step 20. "off": without live files. "quick": ends after 5 steps. Prints "ready" after 3 steps.
 
 #include <dirent.h>
 #include <unistd.h>
@@ -136,6 +141,36 @@ int take_many_steps(const ProcessGroup& world, const std::string& folder, int64_
   return run.exit_code();
 }
 
+int take_watched_steps(const ProcessGroup& world, const std::vector<std::string>& words) {
+  const std::string way = words.size() > 2 ? words[2] : "";
+  const bool is_chosen = words.size() > 3 && std::stoi(words[3]) == world.rank();
+  torch::manual_seed(1);
+  torch::nn::Linear net(8, 4);
+  DistributedDataParallel ddp(net, world);
+  FusedAdamW optimizer(ddp.parameters(), 0.001);
+  const std::vector<torch::Tensor> batches(way == "quick" ? 5 : 1'000'000, torch::ones({4, 8}));
+  const auto state = TrainingState{}.add("model", net).add("optimizer", optimizer);
+  TrainingRun run(world, words.at(1), state,
+                  {.progress = {.output = ProgressOptions::Output::kOff},
+                   .settings = {{"lr", 0.001}, {"batch_size", 4}, {"model", "linear"}, {"amp", false}, {"seed", 1u}},
+                   .live = way != "off"});
+  while (run.next_epoch(1))
+    for (auto& batch : run.batches(batches)) {
+      run.step([&] {
+        optimizer.zero_grad();
+        auto loss = ddp(batch).square().mean();
+        if (way == "slow" && is_chosen) ::usleep(50'000);  // computes longer than the others
+        if (way == "throw" && is_chosen && run.steps() == 20) throw std::runtime_error("no such sample");
+        loss.backward();
+        optimizer.step();
+        run.log("loss", loss);
+      });
+      if (run.steps() == 3) std::cout << "ready" << std::endl;
+      if (run.steps() == 3) std::cerr << "warning of rank " << world.rank() << std::endl;
+    }
+  return run.exit_code();
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -143,5 +178,6 @@ int main(int count, char** arguments) {
   torch::set_num_threads(1);
   const auto world = init_process_group();
   if (words.at(0) == "many_steps") return take_many_steps(world, words.at(1), std::stoll(words.at(2)));
+  if (words.at(0) == "watched") return take_watched_steps(world, words);
   return train(world, words.at(1), std::stoll(words.at(2)), std::stoll(words.at(3)));
 }

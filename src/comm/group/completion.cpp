@@ -52,6 +52,7 @@ Work::Work(std::shared_ptr<detail::Completion> completion) : completion_(std::mo
 
 void Work::wait() const {
   completion_->check_process();
+  const detail::ActivityScope blocked(completion_->activity(), detail::Activity::Phase::kCommunication);
   completion_->wait();
 }
 
@@ -59,6 +60,7 @@ bool Work::wait(std::chrono::milliseconds timeout) const {
   completion_->check_process();
   if (timeout < std::chrono::milliseconds(0))
     throw UsageError(text("Work::wait: the time-out is ", timeout.count(), " ms; it must not be negative"));
+  const detail::ActivityScope blocked(completion_->activity(), detail::Activity::Phase::kCommunication);
   if (!completion_->wait_until(deadline_after(timeout))) return false;
   completion_->synchronize();
   return true;
@@ -66,6 +68,7 @@ bool Work::wait(std::chrono::milliseconds timeout) const {
 
 void Work::synchronize() const {
   completion_->check_process();
+  const detail::ActivityScope blocked(completion_->activity(), detail::Activity::Phase::kCommunication);
   completion_->synchronize();
 }
 

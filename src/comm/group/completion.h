@@ -4,9 +4,11 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "base/owner_process.h"
 #include "base/text.h"
+#include "comm/watch/activity.h"
 
 namespace lockstep::detail {
 
@@ -15,7 +17,9 @@ class Completion : public std::enable_shared_from_this<Completion> {
  public:
   using Callback = std::function<void(std::exception_ptr)>;
 
-  explicit Completion(int rank_in_job) : rank_in_job_(rank_in_job) {}
+  /// `activity` counts the time in which the training thread waits; may be null.
+  Completion(int rank_in_job, std::shared_ptr<Activity> activity)
+      : rank_in_job_(rank_in_job), activity_(std::move(activity)) {}
   virtual ~Completion() = default;
   virtual void wait() = 0;
   /// Like wait(), but also blocks until the device is done.
@@ -31,6 +35,8 @@ class Completion : public std::enable_shared_from_this<Completion> {
   /// Waits for the result, then calls the callback with the error if there is one.
   void call_back(const Callback& callback) noexcept;
 
+  Activity* activity() const { return activity_.get(); }
+
   /// Throws UsageError in a forked child.
   void check_process() const {
     if (!owner_.is_this()) owner_.refuse(text("rank ", rank_in_job_, "'s process"));
@@ -43,6 +49,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
  private:
   const OwnerProcess owner_{};
   const int rank_in_job_;
+  const std::shared_ptr<Activity> activity_;
 };
 
 }  // namespace lockstep::detail

@@ -24,6 +24,7 @@ Group::Group(Membership membership, std::shared_ptr<Job> job, std::unique_ptr<Ba
     : membership_(std::move(membership)),
       rank_in_job_(job->rank()),
       recorder_(job->recorder()),
+      activity_(job->activity()),
       is_queueing_(backend && backend->is_queueing()),
       cpu_group_(std::move(cpu_group)),
       mutex_(recorder_->mutex()),
@@ -131,6 +132,7 @@ std::chrono::milliseconds Group::timeout_of(const CallOptions& options) const {
 void Group::run(const Call& call, const CallOptions& options) {
   check_process();
   auto timeout = timeout_of(options);
+  const ActivityScope blocked(activity_.get(), Activity::Phase::kCommunication);
   queue_.run([&](WorkQueue::Lock& lock) { execute(lock, call, options, timeout, Backend::Stream::kCurrent, nullptr); });
 }
 
@@ -173,6 +175,7 @@ void Group::run_aside(Operation operation, const CallOptions& options,
                       const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body) {
   check_process();
   auto timeout = timeout_of(options);
+  const ActivityScope blocked(activity_.get(), Activity::Phase::kCommunication);
   queue_.run([&](WorkQueue::Lock& lock) {
     if (!parts_) refuse_destroyed();
     if (failure_)
@@ -317,7 +320,9 @@ std::string Group::flight_recorder_suffix(const std::exception_ptr& cause) {
   queued_.await_end();
   auto parts = parts_if_any();
   if (!parts || membership_.size == 1) return "";
-  return text(". Flight recorder: ", parts->job->dump_flight(message_of(cause)));
+  const auto path = parts->job->dump_flight(message_of(cause));
+  activity_->report_failure();
+  return text(". Flight recorder: ", path);
 }
 
 void Group::check_working() {

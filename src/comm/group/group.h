@@ -50,6 +50,10 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
 
   const Membership& membership() const { return membership_; }
   int rank_in_job() const { return rank_in_job_; }
+  const std::shared_ptr<Activity>& activity() const { return activity_; }
+  const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
+  /// Why the group is broken; null if it is not.
+  std::exception_ptr failure() const;
 
   /// Throws UsageError in a forked child of this rank's process. Calls check this before they lock a mutex, because the
   /// mutex may be held by a thread that does not exist in the child.
@@ -167,7 +171,6 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   std::shared_ptr<Parts> parts_if_any() const;
   [[noreturn]] void refuse_destroyed() const;
   void leave(const std::shared_ptr<Parts>& parts);
-  std::exception_ptr failure() const;
   int64_t calls() const;
   std::chrono::milliseconds timeout_of(const CallOptions& options) const;
 
@@ -205,6 +208,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   const Membership membership_;
   const int rank_in_job_;
   const std::shared_ptr<FlightRecorder> recorder_;
+  const std::shared_ptr<Activity> activity_;
   const bool is_queueing_;  // the backend queues calls on a device
   const std::shared_ptr<Group> cpu_group_;
   std::mutex& mutex_;  // the recorder's
@@ -217,10 +221,10 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   std::set<int> left_;                        // guarded by mutex_: ranks that have left the group
   std::map<MessageRoute, int64_t> messages_;  // guarded by mutex_: messages so far
   AnySender any_sender_;
-  std::map<Operation, int64_t> aside_;     // guarded by mutex_: number of run_aside calls
-  int children_ = 0;                       // guarded by mutex_
-  int64_t calls_ = 0;                      // guarded by mutex_: collectives started
-  WorkQueue queue_{mutex_, rank_in_job_};  // last, because its tasks use all members above
+  std::map<Operation, int64_t> aside_;                // guarded by mutex_: number of run_aside calls
+  int children_ = 0;                                  // guarded by mutex_
+  int64_t calls_ = 0;                                 // guarded by mutex_: collectives started
+  WorkQueue queue_{mutex_, rank_in_job_, activity_};  // last, because its tasks use all members above
 };
 
 }  // namespace lockstep::detail

@@ -107,7 +107,10 @@ class Group::QueuedWork final : public Completion {
  public:
   /// `kept` holds the tensors of the call.
   QueuedWork(std::shared_ptr<Group> group, std::shared_ptr<QueuedCall> call, std::shared_ptr<const void> kept)
-      : Completion(group->rank_in_job_), group_(std::move(group)), call_(std::move(call)), kept_(std::move(kept)) {}
+      : Completion(group->rank_in_job_, group->activity_),
+        group_(std::move(group)),
+        call_(std::move(call)),
+        kept_(std::move(kept)) {}
 
   void wait() override {
     order();
@@ -175,6 +178,7 @@ Work Group::queue(const std::shared_ptr<const Call>& call, const CallOptions& op
 
 void Group::synchronize() {
   parts();  // throws if the group was destroyed
+  const ActivityScope blocked(activity_.get(), Activity::Phase::kCommunication);
   if (cpu_group_) cpu_group_->synchronize();
   queue_.run([](WorkQueue::Lock&) {});  // after the calls of the work queue
   queued_.synchronize();

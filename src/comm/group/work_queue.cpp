@@ -16,7 +16,8 @@ thread_local const WorkQueue* callbacks_of = nullptr;  // the queue whose callba
 }  // namespace
 
 struct WorkQueue::Entry final : Completion {
-  Entry(const WorkQueue& queue, Task task) : Completion(queue.rank_in_job_), queue_(queue), task_(std::move(task)) {}
+  Entry(const WorkQueue& queue, Task task)
+      : Completion(queue.rank_in_job_, queue.activity_), queue_(queue), task_(std::move(task)) {}
 
   void execute(Lock& lock) {
     try {

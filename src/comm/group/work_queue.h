@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "comm/group/completion.h"
 
@@ -20,8 +21,9 @@ class WorkQueue {
   /// end of its turn needs no further lock.
   using Task = std::function<void(Lock&)>;
 
-  /// `rank_in_job` is for errors.
-  explicit WorkQueue(std::mutex& mutex, int rank_in_job = 0) : rank_in_job_(rank_in_job), mutex_(mutex) {}
+  /// `rank_in_job` is for errors, `activity` for the completions.
+  explicit WorkQueue(std::mutex& mutex, int rank_in_job = 0, std::shared_ptr<Activity> activity = nullptr)
+      : rank_in_job_(rank_in_job), activity_(std::move(activity)), mutex_(mutex) {}
   /// Waits for the remaining tasks. Before it, wake any task that blocks.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
@@ -68,6 +70,7 @@ class WorkQueue {
   void refuse_in_callback() const;
 
   const int rank_in_job_;
+  const std::shared_ptr<Activity> activity_;
   std::mutex& mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Entry>> queue_;  // guarded by mutex_

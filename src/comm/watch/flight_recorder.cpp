@@ -161,6 +161,8 @@ std::string quoted(const std::string& value) {
   return out.str();
 }
 
+}  // namespace
+
 std::string to_json(const CallRecord& record, Clock::time_point now) {
   return text("{\"ticket\": ", record.ticket, ", \"group\": ", quoted(record.group),
               ", \"call\": ", quoted(describe(record.call_id)),
@@ -169,8 +171,6 @@ std::string to_json(const CallRecord& record, Clock::time_point now) {
               "\", \"site\": ", quoted(describe(record.site)), ", \"started_s_ago\": ", seconds(now - record.started),
               ", \"took_s\": ", is_over(record) ? text(seconds(record.ended - record.started)) : "null", "}");
 }
-
-}  // namespace
 
 std::string describe(const CallRecord& record) {
   return text(describe(record.call), ", ", describe(record.call_id), " of group '", record.group, "' at ",
@@ -223,6 +223,28 @@ std::vector<CallRecord> FlightRecorder::records() const {
   for (uint64_t ticket = tickets_ - ring_.size() + 1; ticket <= tickets_; ++ticket)
     result.push_back(ring_[(ticket - 1) % kCalls]);
   return result;
+}
+
+std::optional<CallRecord> FlightRecorder::running(Which which) const {
+  std::lock_guard lock(mutex_);
+  const CallRecord* found = nullptr;
+  const auto look_at = [&](const CallRecord& record) {
+    if (record.state != CallRecord::State::kRunning) return;
+    if (!found || (record.ticket > found->ticket) == (which == Which::kNewest)) found = &record;
+  };
+  for (const auto& [ticket, record] : aside_) look_at(record);
+  for (const auto& record : ring_) look_at(record);
+  return found ? std::optional(*found) : std::nullopt;
+}
+
+std::string FlightRecorder::file() const {
+  std::lock_guard lock(mutex_);
+  return file_;
+}
+
+void FlightRecorder::set_file(std::string path) {
+  std::lock_guard lock(mutex_);
+  file_ = std::move(path);
 }
 
 std::string FlightRecorder::doing() const {

@@ -65,12 +65,24 @@ class FlightRecorder {
   /// Oldest first.
   std::vector<CallRecord> records() const;
 
+  /// The newest or the oldest call that is running, if any.
+  enum class Which { kNewest, kOldest };
+  std::optional<CallRecord> running(Which which) const;
+
+  /// The path of the file that has the records, or why it could not be written. Empty before that.
+  std::string file() const;
+  void set_file(std::string path);
+
  private:
   mutable std::mutex mutex_;
   std::vector<CallRecord> ring_;          // guarded by mutex_: ticket t is at (t - 1) % kCalls
   std::map<uint64_t, CallRecord> aside_;  // guarded by mutex_: older unfinished calls, by ticket
   uint64_t tickets_ = 0;                  // guarded by mutex_
+  std::string file_;                      // guarded by mutex_
 };
+
+/// Formats a call as one line of the flight recorder's file, without a newline.
+std::string to_json(const CallRecord& record, std::chrono::steady_clock::time_point now);
 
 /// Writes the calls as JSON into a new file (write_flight_file): a header line, then one object per line. Returns the
 /// path, or the reason why the file could not be written.

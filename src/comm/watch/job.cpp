@@ -4,6 +4,8 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "base/variables.h"
+#include "rendezvous/meeting_place.h"
 
 namespace lockstep::detail {
 namespace {
@@ -26,6 +28,10 @@ std::string group_keys(const std::string& group) {
 
 std::string base_name(const std::string& group) {
   return group.substr(0, group.find(':'));
+}
+
+JobAttempt this_attempt() {
+  return {job_name(process_variable), restart_count(process_variable)};
 }
 
 Job::Job(std::vector<Peer> peers, int rank, int joins_before, std::shared_ptr<Store> store, std::string key_prefix,
@@ -142,8 +148,8 @@ void Job::report(JobListener& listener, const std::string& group, const Failure&
 
 std::string Job::dump_flight(const std::string& reason) {
   std::lock_guard lock(flight_mutex_);
-  if (flight_path_.empty()) flight_path_ = dump(*recorder_, rank_, reason);
-  return flight_path_;
+  if (recorder_->file().empty()) recorder_->set_file(dump(*recorder_, rank_, reason));
+  return recorder_->file();
 }
 
 void Job::note(int rank_in_job, const std::string& group, const std::string& content) noexcept {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/watch/activity.h"
 #include "comm/watch/flight_recorder.h"
 #include "comm/watch/straggler_report.h"
 #include "rendezvous/roll_call.h"
@@ -27,6 +28,13 @@ std::string group_keys(const std::string& group);
 /// Removes the device suffix: "world" for the groups "world" and "world:cpu". A failure of one of them breaks both.
 std::string base_name(const std::string& group);
 
+/// The name of this job, empty without a launcher, and how often it was restarted, from the environment.
+struct JobAttempt {
+  std::string job;
+  int restarts = 0;
+};
+JobAttempt this_attempt();
+
 /// Receives events of the job for one group. Called on a thread of the job, which the listener must not block. Never
 /// called after unsubscribe().
 class JobListener {
@@ -43,8 +51,8 @@ class JobListener {
   virtual void on_tick() {}
 };
 
-/// The state that all groups of one rank share: the peers, the store, the liveness connection (StoreClient), and the
-/// flight recorder. Thread-safe.
+/// The state that all groups of one rank share: the peers, the store, the liveness connection (StoreClient), the flight
+/// recorder and the activity of the rank. Thread-safe.
 class Job final : private StoreListener {
  public:
   /// `client` and `server` are null for a single rank. `server` is null on ranks that do not host the store.
@@ -64,6 +72,7 @@ class Job final : private StoreListener {
   const std::vector<Peer>& peers() const { return peers_; }
   const std::shared_ptr<Store>& store() const { return store_; }
   const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
+  const std::shared_ptr<Activity>& activity() const { return activity_; }
   /// The address from which this host reaches the store; empty for a single rank.
   std::string address() const { return client_ ? client_->local_address() : std::string(); }
 
@@ -122,6 +131,7 @@ class Job final : private StoreListener {
   std::shared_ptr<StoreClient> client_;        // constant until the destructor
   std::shared_ptr<Store> store_;               // constant until the destructor
   const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
+  const std::shared_ptr<Activity> activity_ = std::make_shared<Activity>();
 
   std::mutex mutex_;                                                        // locked while listeners are called
   std::map<JobListener*, std::string> listeners_;                           // guarded by mutex_: with their groups
@@ -129,8 +139,7 @@ class Job final : private StoreListener {
   std::map<std::string, std::vector<std::pair<int, std::string>>> notes_;   // guarded by mutex_: to groups not yet made
   std::map<std::string, std::exception_ptr> group_failures_;  // guarded by mutex_: first failure, by base_name
   std::exception_ptr failure_;                                // guarded by mutex_: why the whole job failed
-  std::mutex flight_mutex_;
-  std::string flight_path_;  // guarded by flight_mutex_: empty until written
+  std::mutex flight_mutex_;                                   // so that the flight recorder is written once
 };
 
 }  // namespace lockstep::detail

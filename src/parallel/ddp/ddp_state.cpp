@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/capture.h"
+#include "comm/group/group.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
 #include "parallel/ddp/model_check.h"
 
@@ -59,7 +60,8 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
       input_device_(only_device(options.device_ids)),
       buffers_(group_, tensors_of(wrapped_.buffers())),
       weight_(group_),
-      recorder_(group_.device()) {
+      recorder_(group_.device()),
+      activity_(group_of(group_)->activity()) {
   check_trainable(wrapped_, options, input_device_, group_);
   if (options.init_sync) {
     check_same_model(wrapped_, options, group_);
@@ -80,6 +82,7 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
 // Evaluation does not communicate, so ranks may evaluate different numbers of batches.
 void DdpState::before_forward() {
   recorder_.begin_forward();
+  if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kForward);
   forward_begin_ = at::sequence_number::peek();
   reducer_->check_finished();
   check_unchanged();
@@ -145,6 +148,7 @@ void DdpState::take_part_in_capture() {
 
 void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
+  if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kOther);
   if (!c10::GradMode::is_enabled()) return;
   reducer_->end_forward(outputs);
   for (const auto& output : outputs)

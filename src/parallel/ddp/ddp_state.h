@@ -8,6 +8,7 @@
 #include <lockstep/distributed_data_parallel.h>
 
 #include "comm/join.h"
+#include "comm/watch/activity.h"
 #include "parallel/ddp/batch_weight.h"
 #include "parallel/ddp/logging_data.h"
 #include "parallel/ddp/packed_broadcast.h"
@@ -57,6 +58,7 @@ class DdpState {
   PackedBroadcast buffers_;
   BatchWeight weight_;
   StepRecorder recorder_;
+  const std::shared_ptr<Activity> activity_;
   std::shared_ptr<Reducer> reducer_;  // constant after construction; shared: autograd graphs may outlive this object
   int64_t buffers_taken_at_ = -1;     // number of reductions at the last buffer broadcast
   int64_t iterations_ = 0;

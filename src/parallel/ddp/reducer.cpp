@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "comm/capture.h"
+#include "comm/group/group.h"
 #include "parallel/ddp/bucket.h"
 #include "parallel/ddp/sparse_gradients.h"
 
@@ -64,6 +65,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       sparse_(which_are_named(parameters_, options.sparse_parameters)),
       weight_(weight),
       recorder_(recorder),
+      activity_(detail::group_of(group_)->activity()),
       states_(parameters_.size()),
       used_(parameters_.size()),
       trained_in_forward_(parameters_.size()),
@@ -233,6 +235,7 @@ void Reducer::on_task_end(const BackwardTask& task) {
 void Reducer::begin() {
   if (hooks_.replaces_gradients()) weight_.wait_for_sum();  // throws before any collective of this backward
   in_backward_ = true;
+  activity_->begin_backward();
   began_ = recorder_.now();
   started_ = 0;
   in_ = 0;
@@ -337,6 +340,7 @@ void Reducer::start_full_buckets() {
 // --- at the end of backward
 
 void Reducer::finish() {
+  const detail::EndOfBackward end(*activity_);
   c10::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& state = states_[i];

@@ -13,6 +13,7 @@
 #include <lockstep/process_group.h>
 #include "parallel/ddp/bucket_plan.h"
 
+#include "comm/watch/activity.h"
 #include "parallel/ddp/accumulator_hooks.h"
 #include "parallel/ddp/batch_weight.h"
 #include "parallel/ddp/bucket.h"
@@ -154,6 +155,7 @@ class Reducer {
   const std::vector<char> sparse_;  // by parameter: its gradient is sparse
   BatchWeight& weight_;
   StepRecorder& recorder_;
+  const std::shared_ptr<detail::Activity> activity_;
 
   mutable std::mutex mutex_;  // guards all members below
   BucketPlan plan_;

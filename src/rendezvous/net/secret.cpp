@@ -274,7 +274,7 @@ void SecretFolder::write(const Secret& secret) {
 }
 
 void SecretFolder::remove(const std::string& path) noexcept {
-  ::unlink((path + "/secret").c_str());
+  for (const char* name : {"/secret", "/run", "/.run.new"}) ::unlink((path + name).c_str());
   ::rmdir(path.c_str());
 }
 

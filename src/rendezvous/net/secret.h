@@ -71,6 +71,8 @@ class SecretFolder {
 
   const std::string& path() const { return path_; }
   std::string secret_file() const { return path_ + "/secret"; }
+  /// Another file that the folder may have: see LOCKSTEP_RUN_NOTE.
+  static std::string note_file(const std::string& path) { return path + "/run"; }
   /// Call once. SystemError when the file cannot be written.
   void write(const Secret& secret);
 
