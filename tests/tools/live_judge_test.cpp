@@ -172,7 +172,7 @@ TEST(LiveJudge, ReportsWhatTheLauncherFound) {
   const auto job = four_ranks({}, {node_json({worker_json(1, kKilled)}, {{"state", "ended"}, {"report", report}})});
   EXPECT_EQ(job.report,
             "rank 1 (pid 1001 on node0) failed first: killed by SIGABRT (Aborted); uncaught std::runtime_error: bad "
-            "sample 17. see the exception above");
+            "sample 17. What to do: see the exception above");
   EXPECT_EQ(job.nodes.at(0).state, RankState::kFailed);
   const auto success = four_ranks({}, {node_json({}, {{"state", "ended"}, {"report", {{"exit_code", 0}}}})});
   EXPECT_EQ(success.report, "");

@@ -97,8 +97,8 @@ void set_state(RankView& rank, RankState state, std::string note) {
 void judge_file(RankView& rank, const KnownWorker& known) {
   const bool has_ended = known.worker != nullptr && known.worker->has_ended;
   if (has_ended && known.worker->has_failed) {
-    auto note = end_note(*known.worker);
-    set_state(rank, RankState::kFailed, note.empty() ? failure_note(rank) : std::move(note));
+    auto note = failure_note(rank);  // says more than "exit code 1"
+    set_state(rank, RankState::kFailed, note.empty() ? end_note(*known.worker) : std::move(note));
   } else if (rank.reported == "failed") {
     set_state(rank, RankState::kFailed, failure_note(rank));
   } else if (rank.reported == "stopped") {
@@ -294,7 +294,7 @@ std::string launcher_report(const LaunchSummary& report) {
                         printable(report.culprit_host), printable(report.culprit_how));
     if (!report.culprit_uncaught.empty()) words += "; uncaught " + printable(report.culprit_uncaught);
   }
-  if (!words.empty() && !report.remedy.empty()) words += ". " + printable(report.remedy);
+  if (!words.empty() && !report.remedy.empty()) words += ". What to do: " + printable(report.remedy);
   return words;
 }
 
