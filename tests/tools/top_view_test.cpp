@@ -188,7 +188,10 @@ TEST(TopView, ShowsTheColumnsForWhichThereIsRoom) {
   const RankTable wide(job, {.columns = 140});
   EXPECT_THAT(wide.row(job.ranks[5], false), HasSubstr(" FFFFFFBBBBBBBBCCCCD. "));
   const auto bars = RankTable(job, {.columns = 140, .has_colour = true, .has_unicode = true}).row(job.ranks[5], false);
-  EXPECT_THAT(bars, HasSubstr("\033[34m█"));
+  EXPECT_THAT(bars, HasSubstr("\033[34m▇▇▇▇▇▇\033[0m\033[35m▇▇▇▇▇▇▇▇\033[0m"));
+  const Style coloured{.columns = 140, .has_colour = true, .has_unicode = true};
+  EXPECT_THAT(RankTable(job, coloured).row(job.ranks[5], true), HasSubstr("\033[34m▇▇▇▇▇▇\033[0m"))
+      << "reverse video would show a block in the colour of the background";
 }
 
 TEST(TopView, WaitsForRanks) {

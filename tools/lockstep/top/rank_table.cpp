@@ -99,9 +99,11 @@ void add_bar(StyledLine& line, const RankView& rank, size_t width, const Style& 
   for (const auto& part : kParts) {
     sum += (rank.time.*part.share).value_or(0);
     const auto end = std::min(width, static_cast<size_t>(std::lround(sum * static_cast<double>(width))));
-    for (; used < end; ++used) line.add(has_blocks ? "█" : std::string(1, part.letter), part.painted);
+    std::string cells;
+    for (; used < end; ++used) cells += has_blocks ? "▇" : std::string(1, part.letter);
+    line.add_bare(cells, part.painted);
   }
-  line.add(std::string(width - used, has_blocks ? ' ' : '.'), paint::kFaint);
+  line.add_bare(std::string(width - used, has_blocks ? ' ' : '.'), paint::kFaint);
 }
 
 }  // namespace
@@ -178,11 +180,15 @@ std::string RankTable::header() const {
 
 // A row without figures has the note in their place, which is therefore whole in a narrow terminal, too.
 std::string RankTable::row(const RankView& rank, bool is_selected) const {
-  StyledLine line(style_, is_selected ? paint::kReverse : paint::kPlain);
   const bool is_red = rank.state == RankState::kFailed;
+  StyledLine line(style_, !is_selected ? paint::kPlain : is_red ? paint::kReverseRed : paint::kReverse);
   const char* plain = is_red ? paint::kRed : paint::kPlain;
   const char* state = rank.is_straggler && rank.state == RankState::kRunning ? "straggler" : live::name_of(rank.state);
-  line.add(is_selected ? ">" : " ").add(rank.is_straggler ? "!" : is_red ? "x" : " ", paint_of(rank)).add(" ");
+  line.add(is_selected ? ">" : " ");
+  if (rank.is_straggler || is_red)
+    line.add(rank.is_straggler ? "!" : "x", paint_of(rank)).add(" ");
+  else
+    line.add("  ");
   line.right(fmt::format("{}", rank.rank), rank_, plain).add(" ");
   if (host_ != 0) line.left(live::printable(rank.host), host_, plain).add(" ");
   line.left(state, state_, paint_of(rank)).add(" ");

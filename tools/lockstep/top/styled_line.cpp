@@ -69,13 +69,21 @@ std::string clipped(std::string_view text, size_t columns, bool has_unicode) {
   return std::string(beginning(shown, columns - 1)) + (has_unicode ? "…" : "~");
 }
 
-StyledLine& StyledLine::add(std::string_view text, const char* painted) {
+void StyledLine::append(std::string_view text, const std::string& painted) {
   const auto shown = clipped(text, columns_left(), style_.has_unicode);
-  if (shown.empty()) return *this;
   used_ += columns_of(shown);
-  const std::string added = painted;
-  const auto all = base_.empty() || added.empty() ? base_ + added : base_ + ";" + added;
-  text_ += style_.has_colour && !all.empty() ? "\033[" + all + "m" + shown + "\033[0m" : shown;
+  text_ +=
+      style_.has_colour && !painted.empty() && !shown.empty() ? "\033[" + painted + "m" + shown + "\033[0m" : shown;
+}
+
+StyledLine& StyledLine::add(std::string_view text, const char* painted) {
+  const bool has_both = !base_.empty() && *painted != '\0';
+  append(text, base_ + (has_both ? ";" : "") + painted);
+  return *this;
+}
+
+StyledLine& StyledLine::add_bare(std::string_view text, const char* painted) {
+  append(text, painted);
   return *this;
 }
 

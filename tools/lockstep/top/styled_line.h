@@ -20,6 +20,7 @@ inline constexpr const char* kPlain = "";
 inline constexpr const char* kBold = "1";
 inline constexpr const char* kFaint = "2";
 inline constexpr const char* kReverse = "7";
+inline constexpr const char* kReverseRed = "7;31";
 inline constexpr const char* kRed = "31";
 inline constexpr const char* kBoldRed = "1;31";
 inline constexpr const char* kGreen = "32";
@@ -45,6 +46,8 @@ class StyledLine {
 
   /// Appends text as it is.
   StyledLine& add(std::string_view text, const char* painted = paint::kPlain);
+  /// Appends text without the base: a bar of blocks would vanish in reverse video.
+  StyledLine& add_bare(std::string_view text, const char* painted);
   /// Appends a cell of exactly this width.
   StyledLine& left(std::string_view text, size_t width, const char* painted = paint::kPlain);
   StyledLine& right(std::string_view text, size_t width, const char* painted = paint::kPlain);
@@ -55,6 +58,8 @@ class StyledLine {
   const std::string& text() const { return text_; }
 
  private:
+  void append(std::string_view text, const std::string& painted);
+
   const Style style_;
   const std::string base_;
   std::string text_;
