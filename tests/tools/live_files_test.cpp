@@ -93,6 +93,18 @@ TEST(LiveFiles, SayWhyTheyCannotBeRead) {
   EXPECT_EQ(problem_of(parse_node_file, node_json({}).dump()), "");
 }
 
+TEST_F(LiveFolder, BecomesValidJsonWhateverTheFilesHave) {
+  std::string accents;
+  for (int i = 0; i < 50; ++i) accents += "\xc3\xa9";  // two bytes each, which must not be separated
+  write_rank(rank_json(0, {{"state", "a" + accents}, {"host", accents}}));
+  write_rank(
+      rank_json(1, {{"host", accents}, {"job", accents}, {"state", "failed"}, {"failure", {{"message", accents}}}}));
+  write_node(node_json({worker_json(1, {{"how", accents}})}, {{"job", accents}, {"command", {accents}}}));
+  const auto json = Json::parse(to_json(read_job(run(), kNow)).dump());
+  EXPECT_EQ(json.at("job"), accents);
+  EXPECT_THAT(json.at("problems").at(0), HasSubstr("its \"state\" is"));
+}
+
 TEST(LiveFiles, TreatValuesOfOtherTypesAsAbsent) {
   const auto file = rank_file(0, {{"host", 5},
                                   {"step", "x"},

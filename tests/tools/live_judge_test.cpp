@@ -153,6 +153,12 @@ TEST(LiveJudge, IgnoresFilesOfEarlierStarts) {
   EXPECT_EQ(job.ranks[0].state, RankState::kRunning) << "the worker of the attempt before was killed";
   EXPECT_EQ(job.ranks[1].note, "no file yet");
   EXPECT_THAT(job.nodes, SizeIs(1)) << "the launcher is still that of the job";
+
+  job = judge(files_of({rank_json(0, {{"attempt", 2}, {"state", "failed"}}), rank_json(1, {{"attempt", 3}})}, {node}),
+              kNow);
+  EXPECT_EQ(job.attempt, 3) << "whatever the order of the files";
+  EXPECT_EQ(job.ranks[0].note, "no file yet");
+  EXPECT_EQ(job.ranks[1].state, RankState::kRunning);
 }
 
 TEST(LiveJudge, DoesNotListRanksOfAnAbsurdJob) {

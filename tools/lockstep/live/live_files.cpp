@@ -22,7 +22,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kFormat = 1;
-constexpr size_t kMostFileBytes = size_t{8} << 20;
+constexpr size_t kMostRankBytes = size_t{1} << 20;
+constexpr size_t kMostNodeBytes = size_t{8} << 20;  // of a node with thousands of workers
 constexpr int64_t kMostRanks = 1 << 20;
 
 // --- values: an absent one, and one of another type, is the default
@@ -118,8 +119,8 @@ int64_t required_number(const Json& object, const char* key) {
 std::string required_state(const Json& object, const std::vector<std::string>& known) {
   auto state = string_in(object, "state");
   if (std::find(known.begin(), known.end(), state) == known.end())
-    throw Error(
-        fmt::format("its \"state\" is \"{}\", not one of {}", printable(state).substr(0, 40), enumerate(known)));
+    throw Error(fmt::format("its \"state\" is {}, not one of {}",
+                            state.size() > 40 ? "a long text" : "\"" + printable(state) + "\"", enumerate(known)));
   return state;
 }
 
@@ -231,7 +232,7 @@ std::vector<std::string> names_in(const std::filesystem::path& folder, std::vect
 }
 
 void add_rank_file(LiveFiles& files, const std::filesystem::path& path, int64_t number) {
-  const auto bytes = read_bytes(path, kMostFileBytes);
+  const auto bytes = read_bytes(path, kMostRankBytes);
   if (!bytes) return;  // removed since the folder was listed
   auto file = parse_rank_file(*bytes);
   if (file.rank != number) throw Error(fmt::format("its \"rank\" is {}", file.rank));
@@ -239,7 +240,7 @@ void add_rank_file(LiveFiles& files, const std::filesystem::path& path, int64_t 
 }
 
 void add_node_file(LiveFiles& files, const std::filesystem::path& path, int64_t number) {
-  const auto bytes = read_bytes(path, kMostFileBytes);
+  const auto bytes = read_bytes(path, kMostNodeBytes);
   if (!bytes) return;
   auto file = parse_node_file(*bytes);
   if (file.node != number) throw Error(fmt::format("its \"node\" is {}", file.node));

@@ -81,11 +81,11 @@ std::string end_of(const std::string& path, size_t columns, bool has_unicode) {
 std::vector<std::string> header_lines(const Shown& shown, const Style& style) {
   const auto& job = shown.job;
   std::string facts;
-  if (!job.job.empty()) facts += fmt::format("  job {}", live::printable(job.job).substr(0, 16));
+  if (!job.job.empty()) facts += fmt::format("  job {}", clipped(live::printable(job.job), 16, style.has_unicode));
   if (job.attempt > 0) facts += fmt::format("  attempt {}", job.attempt + 1);
   facts += "  " + clock_text(job.elapsed);
   const std::string state = live::name_of(job.state);
-  const size_t others = facts.size() + state.size() + 2;
+  const size_t others = columns_of(facts) + state.size() + 2;
   StyledLine first(style);
   first.add(
       end_of(live::printable(shown.run), std::max<size_t>(style.columns, others + 12) - others, style.has_unicode),
