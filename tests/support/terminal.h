@@ -133,11 +133,24 @@ class TerminalProcess {
   TerminalProcess(const TerminalProcess&) = delete;
   TerminalProcess& operator=(const TerminalProcess&) = delete;
 
-  void resize(int columns) {
+  void resize(int columns, int rows = 24) {
     winsize size{};
     size.ws_col = static_cast<unsigned short>(columns);
-    size.ws_row = 24;
+    size.ws_row = static_cast<unsigned short>(rows);
     ASSERT_EQ(::ioctl(master_, TIOCSWINSZ, &size), 0);
+  }
+
+  int pid() const { return pid_; }
+
+  /// Sends bytes as the keyboard does.
+  void type(const std::string& bytes) {
+    ASSERT_EQ(::write(master_, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  }
+
+  /// Whether the terminal shows what is typed, and sends it in lines: the state in which a shell wants it back.
+  bool is_usual() const {
+    termios settings{};
+    return ::tcgetattr(master_, &settings) == 0 && (settings.c_lflag & ICANON) != 0 && (settings.c_lflag & ECHO) != 0;
   }
 
   /// Stops and resumes the terminal's output, as Ctrl-S and Ctrl-Q do.
@@ -145,9 +158,11 @@ class TerminalProcess {
   void resume() { flow(TCOON); }
 
   /// Reads until the terminal has got this text. The test fails if it does not get it in time.
-  void expect(const std::string& text) {
+  void expect(const std::string& text) { expect_after(0, text); }
+  /// The same, in what it has got after so many bytes.
+  void expect_after(size_t first, const std::string& text) {
     const auto deadline = Clock::now() + kPatience;
-    while (bytes_.find(text) == bytes_.npos)
+    while (bytes_.find(text, first) == bytes_.npos)
       if (!read_more(deadline)) FAIL() << "no '" << text << "' in the terminal, but:\n" << bytes_;
   }
 
