@@ -1,0 +1,165 @@
+#include "live/file_text.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/error.h>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep::live {
+namespace {
+
+constexpr size_t kMetricsTailBytes = size_t{64} << 10;
+constexpr size_t kOutputTailBytes = size_t{256} << 10;
+
+[[noreturn]] void refuse_unreadable() {
+  throw Error(fmt::format("it cannot be read: {}", std::strerror(errno)));
+}
+
+/// An open file and its size.
+struct OpenFile {
+  FileDescriptor file{};
+  size_t size = 0;
+};
+
+/// None if there is no such file.
+std::optional<OpenFile> open_regular(const std::filesystem::path& path) {
+  OpenFile opened{FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY))};
+  if (!opened.file.is_open() && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
+  struct stat status {};
+  if (!opened.file.is_open() || ::fstat(opened.file.get(), &status) != 0) refuse_unreadable();
+  if (!S_ISREG(status.st_mode)) throw Error("it is not a regular file");
+  opened.size = static_cast<size_t>(status.st_size);
+  return opened;
+}
+
+/// The bytes from `first` on, up to the size that the file had when it was opened.
+std::string bytes_from(const OpenFile& opened, size_t first) {
+  std::string bytes(opened.size - first, '\0');
+  size_t count = 0;
+  while (count < bytes.size()) {
+    const auto got =
+        ::pread(opened.file.get(), bytes.data() + count, bytes.size() - count, static_cast<off_t>(first + count));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) refuse_unreadable();
+    if (got == 0) break;  // the file has become shorter
+    count += static_cast<size_t>(got);
+  }
+  bytes.resize(count);
+  return bytes;
+}
+
+/// The last bytes of a file, from the beginning of a line on; empty if the file cannot be read.
+std::string read_end(const std::filesystem::path& path, size_t most) {
+  try {
+    const auto opened = open_regular(path);
+    if (!opened) return "";
+    if (opened->size <= most) return bytes_from(*opened, 0);
+    const auto bytes = bytes_from(*opened, opened->size - most);
+    const auto newline = bytes.find('\n');
+    return newline == bytes.npos ? bytes : bytes.substr(newline + 1);
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+/// The length of the UTF-8 character at the beginning, or 0 if the bytes are not UTF-8.
+size_t character_bytes(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const size_t length = byte(0) < 0x80 ? 1 : byte(0) < 0xC2 ? 0 : byte(0) < 0xE0 ? 2 : byte(0) < 0xF0 ? 3 : 4;
+  if (length == 0 || byte(0) > 0xF4 || length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i)
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  if (length == 3 && ((byte(0) == 0xE0 && byte(1) < 0xA0) || (byte(0) == 0xED && byte(1) > 0x9F))) return 0;
+  if (length == 4 && ((byte(0) == 0xF0 && byte(1) < 0x90) || (byte(0) == 0xF4 && byte(1) > 0x8F))) return 0;
+  return length;
+}
+
+/// The length of the escape sequence at the beginning of the text, which begins with ESC.
+size_t escape_bytes(std::string_view text) {
+  if (text.size() < 2) return text.size();
+  if (text[1] == ']') {  // a command of the system: up to BEL, or ESC and a backslash
+    const auto end = text.find_first_of("\a\033", 2);
+    return end == text.npos ? text.size() : end + (text[end] == '\a' ? 1 : 2);
+  }
+  if (text[1] != '[') return 2;
+  size_t end = 2;
+  while (end < text.size() && (text[end] < '@' || text[end] > '~')) ++end;
+  return end + 1;
+}
+
+}  // namespace
+
+std::optional<std::string> read_bytes(const std::filesystem::path& path, size_t most) {
+  const auto opened = open_regular(path);
+  if (!opened) return std::nullopt;
+  if (opened->size > most) throw Error(fmt::format("it has {} bytes, too many for a live file", opened->size));
+  return bytes_from(*opened, 0);
+}
+
+std::string printable(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  while (!text.empty()) {
+    const auto first = static_cast<unsigned char>(text[0]);
+    size_t length = 1;
+    if (first == 0x1B) {
+      length = std::min(escape_bytes(text), text.size());
+    } else if (first < 0x20 || first == 0x7F) {
+      result += ' ';
+    } else if (const size_t bytes = character_bytes(text); bytes == 0) {
+      result += "\xEF\xBF\xBD";
+    } else if (first == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0) {  // control characters beyond ASCII
+      result += ' ';
+      length = bytes;
+    } else {
+      result += text.substr(0, bytes);
+      length = bytes;
+    }
+    text.remove_prefix(length);
+  }
+  return result;
+}
+
+std::vector<std::string> last_lines(const std::filesystem::path& run, int64_t rank, size_t count) {
+  const auto bytes = read_end(run / "live" / fmt::format("output-{:05}.log", rank), kOutputTailBytes);
+  std::vector<std::string> lines;
+  size_t end = bytes.size();
+  if (end > 0 && bytes[end - 1] == '\n') --end;
+  while (lines.size() < count && !bytes.empty()) {
+    const auto newline = end == 0 ? bytes.npos : bytes.rfind('\n', end - 1);
+    const size_t begin = newline == bytes.npos ? 0 : newline + 1;
+    auto line = std::string_view(bytes).substr(begin, end - begin);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    lines.push_back(printable(line.substr(line.rfind('\r') + 1)));  // what a terminal shows of a line drawn in place
+    if (newline == bytes.npos) break;
+    end = newline;
+  }
+  std::reverse(lines.begin(), lines.end());
+  return lines;
+}
+
+std::map<std::string, double> last_metrics(const std::filesystem::path& run) {
+  const auto bytes = read_end(run / "metrics.jsonl", kMetricsTailBytes);
+  std::map<std::string, double> metrics;
+  for (size_t begin = 0, end = 0; begin < bytes.size(); begin = end + 1) {
+    end = std::min(bytes.find('\n', begin), bytes.size());
+    const auto record = nlohmann::json::parse(bytes.begin() + static_cast<ptrdiff_t>(begin),
+                                              bytes.begin() + static_cast<ptrdiff_t>(end), nullptr, false);
+    if (!record.is_object()) continue;
+    for (const auto& [name, value] : record.items())
+      if (value.is_number()) metrics[name] = value.get<double>();
+  }
+  return metrics;
+}
+
+}  // namespace lockstep::live
