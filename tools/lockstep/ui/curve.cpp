@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 
 namespace lockstep::ui {
 namespace {
@@ -51,28 +50,25 @@ class CurveBuilder {
 
   void add(double x, double value, double smoothed) {
     const double place = std::floor((placed(x) - begin_) * scale_);
-    if (!bucket_ || place != place_) {
-      finish();
-      bucket_.emplace();
-      place_ = place;
-    }
-    bucket_->add(x, value, smoothed);
+    if (place != place_) finish();
+    place_ = place;
+    bucket_.add(x, value, smoothed);
   }
 
   /// A point of its own, outside of the buckets.
   void add_alone(double x, double value, double smoothed) {
     finish();
-    bucket_.emplace().add(x, value, smoothed);
+    bucket_.add(x, value, smoothed);
     finish();
   }
 
   void finish() {
-    if (!bucket_) return;
-    curve_.x.push_back(bucket_->x);
-    curve_.low.push_back(bucket_->low);
-    curve_.high.push_back(bucket_->high);
-    curve_.smooth.push_back(bucket_->smooth);
-    bucket_.reset();
+    if (std::isnan(bucket_.x)) return;
+    curve_.x.push_back(bucket_.x);
+    curve_.low.push_back(bucket_.low);
+    curve_.high.push_back(bucket_.high);
+    curve_.smooth.push_back(bucket_.smooth);
+    bucket_ = {};
   }
 
  private:
@@ -83,11 +79,13 @@ class CurveBuilder {
   const double begin_;
   double scale_ = 0;
   double place_ = 0;
-  std::optional<Bucket> bucket_;
+  Bucket bucket_;  // without a position while it is empty
 };
 
 struct Point {
-  double x, value, smoothed;
+  double x = kNothing, value = kNothing, smoothed = kNothing;
+
+  bool is_set() const { return !std::isnan(x); }
 };
 
 void find_extremes(Curve& curve, const Column& column, const std::vector<double>& x) {
@@ -119,7 +117,7 @@ Curve curve_of(const RecordTable& table, int metric, const CurveRequest& request
   const double to = std::isfinite(request.to) ? request.to : curve.last_x;
   CurveBuilder builder(curve, request, from, to);
   Smoother smoother(request.smoothing);
-  std::optional<Point> before;
+  Point before;
   bool is_behind = false;
   for (size_t i = 0; i < column.rows.size(); ++i) {
     const double at = x[column.rows[i]];
@@ -128,13 +126,13 @@ Curve curve_of(const RecordTable& table, int metric, const CurveRequest& request
     if (at < from) {
       before = point;
     } else if (at > to) {
-      if (before) builder.add_alone(before->x, before->value, before->smoothed);
-      before.reset();
+      if (before.is_set()) builder.add_alone(before.x, before.value, before.smoothed);
+      before = {};
       if (!is_behind) builder.add_alone(point.x, point.value, point.smoothed);
       is_behind = true;
     } else {
-      if (before) builder.add_alone(before->x, before->value, before->smoothed);
-      before.reset();
+      if (before.is_set()) builder.add_alone(before.x, before.value, before.smoothed);
+      before = {};
       is_behind = false;
       builder.add(point.x, point.value, point.smoothed);
     }

@@ -10,9 +10,9 @@ namespace lockstep::ui {
 /// What a curve shows: a part of the horizontal axis, at most `buckets` points, and how strongly it is smoothed.
 struct CurveRequest {
   XAxis x = XAxis::kStep;
-  double from, to;               // of the axis; not finite: the whole curve
-  size_t buckets = 1000;         // 1 or more
-  double smoothing = 0;          // the weight of earlier values, 0 (not at all) to below 1
+  double from, to;                // of the axis; not finite: the whole curve
+  size_t buckets = 1000;          // 1 or more
+  double smoothing = 0;           // the weight of earlier values, 0 (not at all) to below 1
   bool is_x_logarithmic = false;  // buckets are equally wide on a logarithmic axis
 };
 

@@ -50,9 +50,9 @@ class MetricsReader {
   // Used by the reading thread only.
   dev_t device_ = 0;
   ino_t number_ = 0;
-  off_t offset_ = 0;           // of the file: `rest_` is before it
-  std::string rest_;           // the beginning of an incomplete line
-  std::string last_bytes_;     // before `offset_`, to notice a file that was written again
+  off_t offset_ = 0;              // of the file: `rest_` is before it
+  std::string rest_;              // the beginning of an incomplete line
+  std::string last_bytes_;        // before `offset_`, to notice a file that was written again
   bool is_line_skipped_ = false;  // up to the end of a line that is too long
 };
 

@@ -245,7 +245,8 @@ size_t Records::append(std::string_view text) {
   while (at < end) {
     const auto* newline = static_cast<const char*>(std::memchr(at, '\n', static_cast<size_t>(end - at)));
     if (!newline) {
-      // A program may not write the end of its last line. The end of a number could still follow, not that of an object.
+      // A program may not write the end of its last line. The end of a number could still follow, not that of an
+      // object.
       if (end[-1] != '}') break;
       LineScanner line(*this, at, end);
       if (!line.read()) break;

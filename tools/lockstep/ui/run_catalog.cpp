@@ -19,8 +19,8 @@ using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr auto kInterval = 400ms;
-constexpr int kFolderInterval = 5;     // how many intervals pass between two searches for new runs
-constexpr double kStillWriting = 15;   // seconds without a new record after which a run counts as interrupted
+constexpr int kFolderInterval = 5;    // how many intervals pass between two searches for new runs
+constexpr double kStillWriting = 15;  // seconds without a new record after which a run counts as interrupted
 constexpr size_t kMostReaders = 4;
 
 double unix_time() {
@@ -145,8 +145,7 @@ RunCatalog::RunCatalog(std::vector<fs::path> folders) : folders_(std::move(folde
   look_for_runs();
   threads_.push_back(start_thread("watching runs", [this] { watch(); }));
   const auto readers = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kMostReaders);
-  for (size_t i = 0; i < readers; ++i)
-    threads_.push_back(start_thread("reading metrics", [this] { read_metrics(); }));
+  for (size_t i = 0; i < readers; ++i) threads_.push_back(start_thread("reading metrics", [this] { read_metrics(); }));
 }
 
 RunCatalog::~RunCatalog() {

@@ -89,7 +89,7 @@ class RunCatalog {
   std::atomic<bool> is_stopping_ = false;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;                              // the queue, or is_stopping_
+  std::condition_variable changed_;                             // the queue, or is_stopping_
   std::map<std::filesystem::path, std::shared_ptr<Run>> runs_;  // guarded by mutex_
   std::deque<std::shared_ptr<Run>> queue_;                      // guarded by mutex_: runs with new records
   std::vector<std::thread> threads_;                            // constant after construction

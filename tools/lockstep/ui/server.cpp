@@ -68,7 +68,9 @@ std::string in_brackets(const std::string& address) {
 class Server::Implementation {
  public:
   explicit Implementation(const ServerOptions& options)
-      : address_(options.address), port_(bound(options)), access_(token_of(options), options.address, port_),
+      : address_(options.address),
+        port_(bound(options)),
+        access_(token_of(options), options.address, port_),
         catalog_(options.folders) {
     add_handlers();
     thread_ = start_thread("the server of the dashboard", [this] { server_.listen_after_bind(); });
@@ -102,12 +104,13 @@ class Server::Implementation {
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     });
     errno = 0;
-    const int port = options.port == 0                                           ? server_.bind_to_any_port(options.address)
+    const int port = options.port == 0                                     ? server_.bind_to_any_port(options.address)
                      : server_.bind_to_port(options.address, options.port) ? options.port
-                                                                                 : -1;
+                                                                           : -1;
     if (port > 0) return port;
     throw SystemError(fmt::format("cannot listen on {} port {}: {}. Choose another --port or --address.",
-                                  options.address, options.port, errno != 0 ? std::strerror(errno) : "unknown address"));
+                                  options.address, options.port,
+                                  errno != 0 ? std::strerror(errno) : "unknown address"));
   }
 
   /// Answers requests that are not allowed. Returns whether the request was one.
@@ -123,8 +126,7 @@ class Server::Implementation {
     if (!has_parameter && !access_.has_cookie(request.get_header_value("Cookie")) &&
         !access_.has_bearer(request.get_header_value("Authorization")))
       return answer(401, "The token is missing or wrong. Open the URL that lockstep ui has printed.\n");
-    if (request.method != "GET" && request.method != "HEAD")
-      return answer(405, "Only GET and HEAD are supported.\n");
+    if (request.method != "GET" && request.method != "HEAD") return answer(405, "Only GET and HEAD are supported.\n");
     if (has_parameter) response.set_header("Set-Cookie", access_.cookie());
     return false;
   }
