@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 namespace lockstep::ui {
@@ -9,34 +10,49 @@ namespace {
 
 constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
 
-/// The exponential moving average with bias correction, one value after the other.
+/// The exponential moving average with bias correction. Not divided yet, which would take most of the time.
+struct Average {
+  double sum = kNothing, sum_of_weights = 1;
+
+  double value() const { return sum / sum_of_weights; }
+};
+
+/// The average after one value after the other.
 class Smoother {
  public:
   explicit Smoother(double weight) : weight_(weight) {}
 
-  /// The mean including this value. A value that is not finite does not count.
-  double add(double value) {
-    if (!std::isfinite(value)) return value;
-    sum_ = weight_ * sum_ + (1 - weight_) * value;
-    sum_of_weights_ = weight_ * sum_of_weights_ + (1 - weight_);
-    return sum_ / sum_of_weights_;
+  /// A value that is not finite does not count.
+  Average add(double value) {
+    if (!std::isfinite(value)) return {};
+    average_.sum = weight_ * average_.sum + (1 - weight_) * value;
+    average_.sum_of_weights = weight_ * average_.sum_of_weights + (1 - weight_);
+    return average_;
   }
 
  private:
   const double weight_;
-  double sum_ = 0, sum_of_weights_ = 0;
+  Average average_{0, 0};
 };
 
-/// Consecutive points that are drawn at one place.
-struct Bucket {
-  double x = kNothing, low = kNothing, high = kNothing, smooth = kNothing;
+struct Point {
+  double x = kNothing, value = kNothing;
+  Average average{};
 
-  void add(double at, double value, double smoothed) {
-    x = at;
-    if (!std::isfinite(value)) return;
-    low = std::fmin(low, value);
-    high = std::fmax(high, value);
-    smooth = smoothed;
+  bool is_set() const { return !std::isnan(x); }
+};
+
+/// Consecutive points that are drawn at one place. std::fmin and std::floor are not used: they are calls of functions.
+struct Bucket {
+  double x = kNothing, low = kNothing, high = kNothing;
+  Average average{};
+
+  void add(const Point& point) {
+    x = point.x;
+    if (!std::isfinite(point.value)) return;
+    if (!(point.value >= low)) low = point.value;
+    if (!(point.value <= high)) high = point.value;
+    average = point.average;
   }
 };
 
@@ -48,17 +64,17 @@ class CurveBuilder {
     scale_ = width > 0 ? 1 / width : 0;
   }
 
-  void add(double x, double value, double smoothed) {
-    const double place = std::floor((placed(x) - begin_) * scale_);
+  void add(const Point& point) {
+    const auto place = static_cast<int64_t>((placed(point.x) - begin_) * scale_);
     if (place != place_) finish();
     place_ = place;
-    bucket_.add(x, value, smoothed);
+    bucket_.add(point);
   }
 
   /// A point of its own, outside of the buckets.
-  void add_alone(double x, double value, double smoothed) {
+  void add_alone(const Point& point) {
     finish();
-    bucket_.add(x, value, smoothed);
+    bucket_.add(point);
     finish();
   }
 
@@ -67,7 +83,7 @@ class CurveBuilder {
     curve_.x.push_back(bucket_.x);
     curve_.low.push_back(bucket_.low);
     curve_.high.push_back(bucket_.high);
-    curve_.smooth.push_back(bucket_.smooth);
+    curve_.smooth.push_back(bucket_.average.value());
     bucket_ = {};
   }
 
@@ -78,14 +94,8 @@ class CurveBuilder {
   const bool is_logarithmic_;
   const double begin_;
   double scale_ = 0;
-  double place_ = 0;
+  int64_t place_ = 0;
   Bucket bucket_;  // without a position while it is empty
-};
-
-struct Point {
-  double x = kNothing, value = kNothing, smoothed = kNothing;
-
-  bool is_set() const { return !std::isnan(x); }
 };
 
 void find_extremes(Curve& curve, const Column& column, const std::vector<double>& x) {
@@ -94,8 +104,8 @@ void find_extremes(Curve& curve, const Column& column, const std::vector<double>
     const double at = x[column.rows[i]];
     if (std::isnan(at)) continue;
     ++curve.points;
-    curve.first_x = std::fmin(curve.first_x, at);
-    curve.last_x = std::fmax(curve.last_x, at);
+    if (!(at >= curve.first_x)) curve.first_x = at;
+    if (!(at <= curve.last_x)) curve.last_x = at;
     const double value = column.values[i];
     if (!std::isfinite(value)) continue;
     curve.last = value;
@@ -126,15 +136,15 @@ Curve curve_of(const RecordTable& table, int metric, const CurveRequest& request
     if (at < from) {
       before = point;
     } else if (at > to) {
-      if (before.is_set()) builder.add_alone(before.x, before.value, before.smoothed);
+      if (before.is_set()) builder.add_alone(before);
       before = {};
-      if (!is_behind) builder.add_alone(point.x, point.value, point.smoothed);
+      if (!is_behind) builder.add_alone(point);
       is_behind = true;
     } else {
-      if (before.is_set()) builder.add_alone(before.x, before.value, before.smoothed);
+      if (before.is_set()) builder.add_alone(before);
       before = {};
       is_behind = false;
-      builder.add(point.x, point.value, point.smoothed);
+      builder.add(point);
     }
   }
   builder.finish();

@@ -46,7 +46,17 @@ std::string tag_of(const std::string& body) {
   return fmt::format("{:x}-{:x}", std::hash<std::string>()(body), body.size());
 }
 
-void send(const httplib::Request& request, httplib::Response& response, const Answer& answer) {
+/// Sets the body. httplib would compress a plain body with Brotli's highest quality, which takes seconds for a
+/// megabyte; it does not compress what a provider writes.
+void set_body(httplib::Response& response, std::string text, const std::string& content_type) {
+  const auto body = std::make_shared<const std::string>(std::move(text));
+  response.set_content_provider(body->size(), content_type,
+                                [body](size_t offset, size_t length, httplib::DataSink& sink) {
+                                  return sink.write(body->data() + offset, length);
+                                });
+}
+
+void send(const httplib::Request& request, httplib::Response& response, Answer answer) {
   const auto tag = fmt::format("\"{}\"", answer.tag.empty() ? tag_of(answer.body) : answer.tag);
   response.status = answer.status;
   if (answer.status == 200) {
@@ -56,7 +66,7 @@ void send(const httplib::Request& request, httplib::Response& response, const An
       return;
     }
   }
-  response.set_content(answer.body, answer.content_type);
+  set_body(response, std::move(answer.body), answer.content_type);
 }
 
 std::string in_brackets(const std::string& address) {

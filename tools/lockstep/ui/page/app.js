@@ -10,7 +10,7 @@ import {SettingsTable} from "./table.js";
 const pollInterval = 1000;
 const mostSelectedAtFirst = 8;
 const mostRequests = 4;
-const mostPointsOfChart = 24000;  // of all curves together
+const mostPointsOfChart = 12000;  // of all curves together
 
 const byId = (id) => document.getElementById(id);
 

@@ -33,7 +33,8 @@ class Row {
     this.row.className = `${rank.state}${rank.is_straggler ? " late" : ""}${isChosen ? " chosen" : ""}`;
     setState(this.state, rank.state);
     this.straggler.hidden = !rank.is_straggler;
-    setText(this.note, rank.note ?? "");
+    setText(this.note, (rank.note ?? "").replace(/^no news /, ""));  // the state says so already
+    this.note.title = rank.note ?? "";
     setText(this.step, rank.has_file ? String(rank.step) : "–");
     setText(this.rate, number(rank.samples_per_second === null ? null : Math.round(rank.samples_per_second * 10) / 10));
     parts.forEach((part, i) => {

@@ -14,7 +14,7 @@ const lastColumns = [
 ];
 
 function resultsOf(run) {
-  return run.summary?.metrics && typeof run.summary.metrics === "object" ? run.summary.metrics : run.last;
+  return {...run.last, ...(typeof run.summary?.metrics === "object" ? run.summary.metrics : {})};
 }
 
 function namesIn(runs, objectOf) {
