@@ -21,6 +21,7 @@ namespace {
 
 constexpr size_t kThreads = 32;  // a browser keeps six connections per page
 constexpr size_t kKeepAlive = 10000;
+constexpr time_t kIdleSeconds = 2;  // the page polls once a second; the end of the server waits for idle connections
 
 /// No part of the page comes from elsewhere, and no other site may embed or read it.
 httplib::Headers security_headers() {
@@ -106,6 +107,8 @@ class Server::Implementation {
     server_.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };  // httplib deletes it
     server_.set_tcp_nodelay(true);
     server_.set_keep_alive_max_count(kKeepAlive);
+    server_.set_keep_alive_timeout(kIdleSeconds);
+    server_.set_read_timeout(kIdleSeconds);
     server_.set_payload_max_length(4096);
     server_.set_default_headers(security_headers());
     // Without SO_REUSEPORT, which httplib would set: another user could listen on the same port.
