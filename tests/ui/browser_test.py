@@ -120,8 +120,11 @@ class Page:
         raise AssertionError(f"not in {PATIENCE} s: {what}")
 
     def wait_for_curves(self, runs, metric="loss"):
-        self.wait(f"{runs} curves of {metric}",
-                  f"window.lockstep && lockstep.charts.get('{metric}')?.lines.filter(l => l.steps.points + l.epochs.points > 0).length === {runs}")
+        self.wait(f"{runs} curves of {metric}", f"window.lockstep && lockstep.charts.get('{metric}')?.lines"
+                  f".filter(l => l.steps.points + l.epochs.points > 0).length === {runs}")
+
+    def texts(self, selector):
+        return self.js("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector)
 
     def one(self, selector):
         return self.driver.find_element(By.CSS_SELECTOR, selector)
@@ -188,8 +191,8 @@ def live_job(folder):
 
 def test_shows_all_runs_and_metrics(page):
     page.wait_for_curves(3)
-    assert page.js("return [...document.querySelectorAll('.chart h3')].map(e => e.textContent)") == ["loss", "lr", "accuracy"]
-    assert page.js("return [...document.querySelectorAll('.run-name')].map(e => e.textContent)") == ["fast", "slow", "wild"]
+    assert page.texts(".chart h3") == ["loss", "lr", "accuracy"]
+    assert page.texts(".run-name") == ["fast", "slow", "wild"]
     assert page.ink() > 1000
     assert "token" not in page.driver.current_url
     page.driver.refresh()  # the cookie is enough now
@@ -226,7 +229,7 @@ def test_zooms_all_charts_and_resets(page):
     page.wait("the same part in the other chart", f"lockstep.charts.get('lr').domain.from === {begin}")
     assert page.js("return Math.max(...lockstep.charts.get('loss').lines[0].steps.x)") <= end + 2
     ActionChains(page.driver).double_click(page.overlay()).perform()
-    page.wait("the whole curve", "lockstep.charts.get('loss').domain.to === 200 && lockstep.charts.get('loss').domain.from === 0")
+    page.wait("the whole curve", lambda: page.domain() == [0, 200])
     assert page.one("#reset-zoom").get_attribute("disabled")
 
 
@@ -260,7 +263,8 @@ def test_smooths(page):
     page.wait("smooth curves", "lockstep.view.smoothing === 0.99 && lockstep.charts.get('loss').lines[0].steps.smooth")
     assert page.text("#smoothing-value") == "0.99"
     # The debiased mean, as a reference computes it.
-    low, smooth = page.js("const s = lockstep.charts.get('loss').lines.find(l => l.name === 'slow').steps; return [s.low, s.smooth]")
+    low, smooth = page.js("""const line = lockstep.charts.get('loss').lines.find(l => l.name === 'slow');
+        return [line.steps.low, line.steps.smooth]""")
     total = weights = 0
     for value, shown in zip(low, smooth):
         if value is None:
@@ -309,7 +313,7 @@ def test_follows_a_run_that_trains(page):
     page.wait("the longer axis", "lockstep.charts.get('loss').domain.to === 400")
     assert page.ink() != ink
     write_run(page.folder, "later", 3)
-    page.wait("a new run in the list", "[...document.querySelectorAll('.run-name')].some(e => e.textContent === 'later')")
+    page.wait("a new run in the list", lambda: "later" in page.texts(".run-name"))
 
 
 test_follows_a_run_that_trains.runs = live_job
@@ -411,10 +415,12 @@ def test_describes_charts_to_screen_readers(page):
     page.wait_for_curves(3)
     canvas = page.overlay()
     assert canvas.get_attribute("aria-label") == "Chart of loss over step, 3 runs"
-    summary = page.js("return document.getElementById(arguments[0]).textContent", canvas.get_attribute("aria-describedby"))
+    assert canvas.get_attribute("aria-describedby") == "summary-loss"
+    summary = page.js("return document.getElementById(arguments[0]).textContent", "summary-loss")
     assert "slow: last 0.19524, lowest 0.19524, highest 1.9182" in summary, summary
-    unnamed = page.js("""return [...document.querySelectorAll('button, input, canvas[tabindex], [tabindex]')].filter(e =>
-        e.offsetParent && e.id !== 'main' && !(e.textContent || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.labels?.length)).map(e => e.outerHTML)""")
+    unnamed = page.js("""return [...document.querySelectorAll('button, input, [tabindex]')]
+        .filter(e => e.offsetParent && e.id !== 'main' && !e.textContent && !e.labels?.length &&
+                     !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')).map(e => e.outerHTML)""")
     assert unnamed == [], unnamed
 
 
@@ -429,7 +435,8 @@ def test_fits_narrow_windows_and_dark_mode(page):
         for scheme in ("light", "dark"):
             page.prefer(scheme)
             page.wait("the width", f"lockstep.charts.get('loss').canvas.width <= {width} && innerWidth === {width}")
-            page.wait("a redraw", "[...lockstep.charts.values()].every(c => !c.isVisible || c.canvas.width === Math.round(c.width))")
+            page.wait("a redraw", "[...lockstep.charts.values()]"
+                      ".every(c => !c.isVisible || c.canvas.width === Math.round(c.width))")
             assert page.js("return document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
             dark = page.js("return getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
             assert dark == (scheme == "dark")
@@ -455,7 +462,7 @@ def test_shows_strange_runs_as_text(page):
     page.wait("three runs", "document.querySelectorAll('#runs li').length === 3")
     page.wait("a chart", "document.querySelectorAll('.chart').length === 2")
     assert page.js("return document.querySelectorAll('img, .chart script').length") == 0
-    problems = page.wait("problems", "[...document.querySelectorAll('.problem')].filter(e => !e.hidden).map(e => e.textContent).join()")
+    problems = page.wait("problems", lambda: "".join(page.texts(".problem:not([hidden])")))
     assert "1 damaged line" in problems, problems
 
 
@@ -491,7 +498,8 @@ def test_is_fluid_with_fifty_runs_of_100000_points(page):
     page.one("#select-all").click()
     page.wait_for_curves(50)
     selected = time.time() - begin
-    frames = page.driver.execute_async_script("""const done = arguments[0], chart = lockstep.charts.get('loss'), frames = [];
+    frames = page.driver.execute_async_script("""
+        const done = arguments[0], chart = lockstep.charts.get('loss'), frames = [];
         let last = performance.now();
         function frame() {
           const now = performance.now(); frames.push(now - last); last = now; chart.draw();
@@ -530,7 +538,8 @@ def run(driver, test):
         try:
             test(page)
             expected = getattr(test, "errors", None)
-            errors = [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+            log = driver.get_log("browser")
+            errors = [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
             errors = [message for message in errors if not expected or expected not in message]
             assert not errors, f"the console has errors: {errors}"
         finally:

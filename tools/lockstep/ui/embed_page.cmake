@@ -24,8 +24,8 @@ foreach(file ${files})
   string(LENGTH "${bytes}" digits)
   math(EXPR size "${digits} / 2")
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "\\\\x\\1" bytes "${bytes}")
-  # Pieces of 30 bytes, so that lines stay short.
-  string(REGEX REPLACE "((\\\\x..)(\\\\x..)?(\\\\x..)?(\\\\x..)?(\\\\x..)?(\\\\x..)?(\\\\x..)?(\\\\x..)?)" "\"\\1\"\n" bytes "${bytes}")
+  string(REPEAT "(\\\\x..)?" 7 some)  # bytes of a line
+  string(REGEX REPLACE "((\\\\x..)${some})" "\"\\1\"\n" bytes "${bytes}")
   string(APPEND arrays "constexpr char kFile${number}[] =\n${bytes};\n")
   string(APPEND table "    {\"/${file}\", \"${type}; charset=utf-8\", {kFile${number}, ${size}}},\n")
   math(EXPR number "${number} + 1")

@@ -10,16 +10,16 @@ import {SettingsTable} from "./table.js";
 const pollInterval = 1000;
 const mostSelectedAtFirst = 8;
 const mostRequests = 4;
-const mostPointsOfChart = 12000;  // of all curves together
+const mostPointsOfChart = 12000; // of all curves together
 
 const byId = (id) => document.getElementById(id);
 
 const view = {x: "step", logX: false, logY: false, zoom: null, smoothing: 0.6};
-const selected = new Set();  // ids of runs
+const selected = new Set(); // ids of runs
 const slots = new Slots();
-const charts = new Map();  // by metric
-let runs = new Map();      // by id, in the order of the server
-let focus = null;          // id of the run whose ranks and checkpoints are shown
+const charts = new Map(); // by metric
+let runs = new Map(); // by id, in the order of the server
+let focus = null; // id of the run whose ranks and checkpoints are shown
 let isFirstAnswer = true;
 
 // --- the server
@@ -32,7 +32,12 @@ async function ask(path, isConditional = false) {
   const headers = isConditional && tags.has(path) ? {"If-None-Match": tags.get(path)} : {};
   const response = await fetch(path, {headers, cache: "no-store"});
   if (response.status === 304) return undefined;
-  if (!response.ok) throw new Error(response.status === 401 ? "The token is not valid any more: open the URL that lockstep ui has printed." : `The server answered ${response.status}.`);
+  if (!response.ok)
+    throw new Error(
+      response.status === 401
+        ? "The token is not valid any more: open the URL that lockstep ui has printed."
+        : `The server answered ${response.status}.`,
+    );
   if (isConditional) tags.set(path, response.headers.get("ETag"));
   return response.json();
 }
@@ -45,7 +50,10 @@ function announce(text) {
 
 function remember() {
   const paths = [...selected].map((id) => runs.get(id)?.path);
-  sessionStorage.setItem("lockstep", JSON.stringify({...view, zoom: null, selected: paths, focus: runs.get(focus)?.path ?? null}));
+  sessionStorage.setItem(
+    "lockstep",
+    JSON.stringify({...view, zoom: null, selected: paths, focus: runs.get(focus)?.path ?? null}),
+  );
 }
 
 function remembered() {
@@ -70,8 +78,12 @@ class RunItem {
     this.name.addEventListener("click", () => setFocus(id));
     this.state = element("span");
     this.problem = element("span", {class: "problem", hidden: true});
-    this.item = element("li", {}, element("span", {class: "run-check"}, this.box, this.label, this.swatch),
-      element("div", {class: "run-text"}, this.name, this.state, this.problem));
+    this.item = element(
+      "li",
+      {},
+      element("span", {class: "run-check"}, this.box, this.label, this.swatch),
+      element("div", {class: "run-text"}, this.name, this.state, this.problem),
+    );
   }
 
   show(run) {
@@ -97,7 +109,15 @@ class RunItem {
     const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     picture.setAttribute("viewBox", "0 0 26 10");
     const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    const attributes = {x1: 1, y1: 5, x2: 25, y2: 5, stroke: colourOf(slot), "stroke-width": 3, "stroke-dasharray": dashOf(slot).join(" ")};
+    const attributes = {
+      x1: 1,
+      y1: 5,
+      x2: 25,
+      y2: 5,
+      stroke: colourOf(slot),
+      "stroke-width": 3,
+      "stroke-dasharray": dashOf(slot).join(" "),
+    };
     for (const [name, value] of Object.entries(attributes)) line.setAttribute(name, value);
     picture.append(line);
     this.swatch.append(picture);
@@ -105,7 +125,10 @@ class RunItem {
 }
 
 function isFound(run) {
-  const words = byId("search").value.toLowerCase().split(/\s+/).filter((word) => word);
+  const words = byId("search")
+    .value.toLowerCase()
+    .split(/\s+/)
+    .filter((word) => word);
   const text = `${run.name} ${run.state} ${JSON.stringify(run.settings ?? {})}`.toLowerCase();
   return words.every((word) => text.includes(word));
 }
@@ -152,22 +175,26 @@ function chooseAtFirst() {
   const newest = [...runs.values()].sort((a, b) => b.is_live - a.is_live || b.changed - a.changed);
   const known = newest.filter((run) => before.selected?.includes(run.path));
   for (const run of known.length > 0 ? known : newest.slice(0, mostSelectedAtFirst)) selected.add(run.id);
-  focus = (newest.find((run) => run.path === before.focus) ?? newest.find((run) => run.is_live) ?? newest[0])?.id ?? null;
+  focus =
+    (newest.find((run) => run.path === before.focus) ?? newest.find((run) => run.is_live) ?? newest[0])?.id ?? null;
   const inOrder = [...runs.keys()].filter((id) => selected.has(id));
   slots.assign(new Set(inOrder));
 }
 
 // --- curves
 
-const visibility = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    const chart = charts.get(entry.target.dataset.metric);
-    if (!chart) continue;
-    chart.isVisible = entry.isIntersecting;
-    if (chart.isVisible && chart.isStale) refreshCharts();
-    else if (chart.isVisible) chart.draw();
-  }
-}, {rootMargin: "200px"});
+const visibility = new IntersectionObserver(
+  (entries) => {
+    for (const entry of entries) {
+      const chart = charts.get(entry.target.dataset.metric);
+      if (!chart) continue;
+      chart.isVisible = entry.isIntersecting;
+      if (chart.isVisible && chart.isStale) refreshCharts();
+      else if (chart.isVisible) chart.draw();
+    }
+  },
+  {rootMargin: "200px"},
+);
 
 let resizeTimer = 0;
 const resizes = new ResizeObserver(() => {
@@ -222,8 +249,14 @@ function showCharts() {
   }
   const hint = byId("no-curves");
   hint.hidden = names.length > 0;
-  setText(hint, runs.size === 0 ? "There are no runs in the folders yet. New runs appear here by themselves."
-    : selected.size === 0 ? "Select runs on the left to see their curves." : "The selected runs have no such metrics yet.");
+  setText(
+    hint,
+    runs.size === 0
+      ? "There are no runs in the folders yet. New runs appear here by themselves."
+      : selected.size === 0
+        ? "Select runs on the left to see their curves."
+        : "The selected runs have no such metrics yet.",
+  );
 }
 
 // The key of all that the curves of a chart depend on.
@@ -258,12 +291,14 @@ async function refreshChart(chart) {
     const answer = await ask(curvesPath(chart));
     chart.version = version;
     chart.isStale = version !== versionOf(chart);
-    const lines = answer.curves.filter(({run}) => selected.has(run)).map((curve) => ({...curve, name: runs.get(curve.run)?.name ?? "", slot: slots.of(curve.run)}));
+    const lines = answer.curves
+      .filter(({run}) => selected.has(run))
+      .map((curve) => ({...curve, name: runs.get(curve.run)?.name ?? "", slot: slots.of(curve.run)}));
     lines.sort((a, b) => a.slot - b.slot);
     chart.setLines(lines, domain());
     chart.figure.dataset.drawn = String(Number(chart.figure.dataset.drawn ?? 0) + 1);
   } catch (error) {
-    chart.isStale = false;  // the next poll tries again
+    chart.isStale = false; // the next poll tries again
     setText(chart.note, error.message);
   }
   chart.isBusy = false;
@@ -287,7 +322,10 @@ function markStale() {
 
 // --- ranks and checkpoints of the run in focus
 
-const ranksPanel = new RanksPanel(async (rank) => (await ask(`/api/output?run=${focus}&rank=${rank}&lines=200`)).lines, announce);
+const ranksPanel = new RanksPanel(
+  async (rank) => (await ask(`/api/output?run=${focus}&rank=${rank}&lines=200`)).lines,
+  announce,
+);
 
 async function updateFocus() {
   const run = runs.get(focus);
@@ -307,9 +345,22 @@ function showCheckpoints(run, {folder, files}) {
   byId("checkpoints-section").hidden = files.length === 0;
   setText(byId("checkpoints-title"), `Checkpoints of ${run.name}`);
   setText(byId("checkpoints-folder"), folder);
-  byId("checkpoints").tBodies[0].replaceChildren(...files.map((file) => element("tr", {},
-    element("th", {scope: "row"}, file.name, file.is_best ? element("span", {class: "badge"}, file.best_of ? `★ best: ${file.best_of}` : "★ best") : ""),
-    element("td", {class: "number"}, bytes(file.bytes)), element("td", {}, clockTime(file.saved)))));
+  byId("checkpoints").tBodies[0].replaceChildren(
+    ...files.map((file) =>
+      element(
+        "tr",
+        {},
+        element(
+          "th",
+          {scope: "row"},
+          file.name,
+          file.is_best ? element("span", {class: "badge"}, `★ best${file.best_of ? `: ${file.best_of}` : ""}`) : "",
+        ),
+        element("td", {class: "number"}, bytes(file.bytes)),
+        element("td", {}, clockTime(file.saved)),
+      ),
+    ),
+  );
 }
 
 // --- all of it
@@ -399,8 +450,18 @@ function connectControls() {
     showCharts();
     markStale();
   });
-  byId("select-all").addEventListener("click", () => select([...runs.values()].filter(isFound).map((run) => run.id), true));
-  byId("select-none").addEventListener("click", () => select([...runs.values()].filter(isFound).map((run) => run.id), false));
+  byId("select-all").addEventListener("click", () =>
+    select(
+      [...runs.values()].filter(isFound).map((run) => run.id),
+      true,
+    ),
+  );
+  byId("select-none").addEventListener("click", () =>
+    select(
+      [...runs.values()].filter(isFound).map((run) => run.id),
+      false,
+    ),
+  );
   darkMode.addEventListener("change", () => {
     showRuns();
     for (const chart of charts.values()) chart.draw();

@@ -55,7 +55,11 @@ export function logTicks(from, to, most) {
 export function tickLabel(value, step) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+  if (size >= 1e6 || size < 1e-4)
+    return value
+      .toExponential(2)
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e");
   if (size >= 1e4 && (step ? Number.isInteger(step / 1e3) : Number.isInteger(value / 1e3))) return `${value / 1e3}k`;
   if (!step) return String(Number(value.toPrecision(3)));
   const decimals = Math.max(0, Math.min(8, -Math.floor(Math.log10(step) + 1e-9)));

@@ -1,7 +1,7 @@
 // A chart of one metric: the curves of the selected runs, with zoom, crosshair and a description for screen readers.
 //
-// The server sends at most one bucket per pixel, with the lowest and the highest value in it. A curve is drawn as a line
-// through both, so that spikes stay visible. With smoothing, that line is faint and the smoothed line is above it.
+// The server sends at most one bucket per pixel, with the lowest and the highest value in it. A curve is drawn as a
+// line through both, so that spikes stay visible. With smoothing, that line is faint and the smoothed line is above it.
 // The crosshair and the selection are on a second canvas: moving the mouse does not draw the curves again.
 
 import {Scale, linearTicks, logTicks, tickLabel, timeUnit} from "./axis.js";
@@ -16,7 +16,8 @@ const font = "11px system-ui, sans-serif";
 export const drawTimes = [];
 
 export class Chart {
-  // `view` is shared by all charts: {x, logX, logY, zoom}. `actions`: {zoom(from, to), reset(), hover(x), announce(text)}.
+  // `view` is shared by all charts: {x, logX, logY, zoom}.
+  // `actions`: {zoom(from, to), reset(), hover(x, chart), announce(text)}.
   constructor(metric, view, actions) {
     this.metric = metric;
     this.view = view;
@@ -31,15 +32,22 @@ export class Chart {
   build() {
     this.canvas = element("canvas", {class: "curves", "aria-hidden": "true"});
     this.overlay = element("canvas", {
-      class: "overlay", tabindex: "0", role: "img",
+      class: "overlay",
+      tabindex: "0",
+      role: "img",
       "aria-describedby": `summary-${encodeURIComponent(this.metric)}`,
     });
     this.tip = element("div", {class: "tip", hidden: true});
     this.summary = element("p", {class: "unseen", id: `summary-${encodeURIComponent(this.metric)}`});
     this.note = element("span", {class: "hint"});
     this.box = element("div", {class: "plot"}, this.canvas, this.overlay, this.tip);
-    this.figure = element("figure", {class: "chart", "data-metric": this.metric},
-      element("figcaption", {}, element("h3", {}, this.metric), this.note), this.box, this.summary);
+    this.figure = element(
+      "figure",
+      {class: "chart", "data-metric": this.metric},
+      element("figcaption", {}, element("h3", {}, this.metric), this.note),
+      this.box,
+      this.summary,
+    );
     this.overlay.addEventListener("pointerdown", (event) => this.beginDrag(event));
     this.overlay.addEventListener("pointermove", (event) => this.move(event));
     this.overlay.addEventListener("pointerup", (event) => this.endDrag(event));
@@ -74,7 +82,12 @@ export class Chart {
     this.drawAxes(context, from, to, low, high);
     context.save();
     context.beginPath();
-    context.rect(margin.left, margin.top, this.width - margin.left - margin.right + 4, height - margin.top - margin.bottom);
+    context.rect(
+      margin.left,
+      margin.top,
+      this.width - margin.left - margin.right + 4,
+      height - margin.top - margin.bottom,
+    );
     context.clip();
     context.lineJoin = "bevel";
     // Browsers draw lines of one pixel ten times as fast as wider ones.
@@ -125,16 +138,20 @@ export class Chart {
         if (curve.high) include(curve.high, curve.x);
       }
     if (low > high) [low, high] = this.view.logY ? [0.1, 1] : [0, 1];
-    if (low === high) [low, high] = this.view.logY ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+    if (low === high)
+      [low, high] = this.view.logY
+        ? [low / 2, high * 2]
+        : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
     const room = (high - low) * 0.04;
-    return this.view.logY ? {from, to, low: low / 1.1, high: high * 1.1} : {from, to, low: low - room, high: high + room};
+    return this.view.logY
+      ? {from, to, low: low / 1.1, high: high * 1.1}
+      : {from, to, low: low - room, high: high + room};
   }
 
   smallestX() {
     let smallest = Infinity;
     for (const line of this.lines)
-      for (const curve of [line.steps, line.epochs])
-        for (const x of curve.x) if (x > 0 && x < smallest) smallest = x;
+      for (const curve of [line.steps, line.epochs]) for (const x of curve.x) if (x > 0 && x < smallest) smallest = x;
     return smallest === Infinity ? 1 : smallest;
   }
 
@@ -197,7 +214,7 @@ export class Chart {
         context.lineTo(at, this.yScale.at(isUp ? top : bottom));
         isUp = !isUp;
       } else if (!isPen && (i + 1 === x.length || low[i + 1] === null)) {
-        context.lineTo(at + 1, first);  // a point alone
+        context.lineTo(at + 1, first); // a point alone
       }
       isPen = true;
     }
@@ -273,14 +290,16 @@ export class Chart {
       const shown = curve.smooth ?? curve.low;
       const i = nearest(curve.x, position, this.view.logX);
       if (i < 0 || shown[i] === null) continue;
-      if (position > curve.last_x + (this.domain.to - this.domain.from) / 100) continue;  // the run has not come so far
+      if (position > curve.last_x + (this.domain.to - this.domain.from) / 100) continue; // the run has not come so far
       values.push({name: line.name, slot: line.slot, x: curve.x[i], value: shown[i]});
     }
     return values.sort((a, b) => b.value - a.value);
   }
 
   positionText(x) {
-    return this.view.x === "time" ? duration(x) : `${this.view.x} ${number(this.view.x === "step" ? Math.round(x) : x)}`;
+    return this.view.x === "time"
+      ? duration(x)
+      : `${this.view.x} ${number(this.view.x === "step" ? Math.round(x) : x)}`;
   }
 
   // Draws the crosshair at a position of the axis, with the values if this chart is the one that is pointed at.
@@ -316,7 +335,9 @@ export class Chart {
     for (const {name, slot, value} of values.slice(0, most)) {
       const chip = element("span", {class: "chip"});
       chip.style.background = colourOf(slot);
-      this.tip.append(element("div", {}, chip, element("span", {class: "tip-name"}, name), element("b", {}, number(value))));
+      this.tip.append(
+        element("div", {}, chip, element("span", {class: "tip-name"}, name), element("b", {}, number(value))),
+      );
     }
     if (values.length > most) this.tip.append(element("div", {}, `and ${values.length - most} more`));
     this.tip.hidden = false;
@@ -370,23 +391,35 @@ export class Chart {
     if (!this.xScale || event.ctrlKey || event.metaKey || event.altKey) return;
     const left = margin.left;
     const right = this.width - margin.right;
-    const at = this.crosshair === null || this.crosshair === undefined ? (left + right) / 2 : this.xScale.at(this.crosshair);
+    const at =
+      this.crosshair === null || this.crosshair === undefined ? (left + right) / 2 : this.xScale.at(this.crosshair);
     const step = event.shiftKey ? 40 : 8;
     const moveTo = (pixel) => {
       const position = this.xScale.valueAt(Math.min(Math.max(pixel, left), right));
       this.actions.hover(position, this);
-      const values = this.valuesAt(position).slice(0, 6).map(({name, value}) => `${name} ${number(value)}`);
+      const values = this.valuesAt(position)
+        .slice(0, 6)
+        .map(({name, value}) => `${name} ${number(value)}`);
       this.actions.announce(`${this.metric}, ${this.positionText(position)}: ${values.join(", ") || "no values"}`);
     };
     const zoomBy = (factor) => {
       const half = ((right - left) * factor) / 2;
-      const middle = Math.min(Math.max(at, left + Math.min(half, (right - left) / 2)), right - Math.min(half, (right - left) / 2));
+      const middle = Math.min(
+        Math.max(at, left + Math.min(half, (right - left) / 2)),
+        right - Math.min(half, (right - left) / 2),
+      );
       if (factor < 1) this.actions.zoom(this.xScale.valueAt(middle - half), this.xScale.valueAt(middle + half));
       else this.actions.zoom(this.xScale.valueAt(at - half), this.xScale.valueAt(at + half));
     };
     const keys = {
-      ArrowLeft: () => moveTo(at - step), ArrowRight: () => moveTo(at + step), Home: () => moveTo(left), End: () => moveTo(right),
-      "+": () => zoomBy(0.5), "=": () => zoomBy(0.5), "-": () => zoomBy(2), 0: () => this.actions.reset(),
+      ArrowLeft: () => moveTo(at - step),
+      ArrowRight: () => moveTo(at + step),
+      Home: () => moveTo(left),
+      End: () => moveTo(right),
+      "+": () => zoomBy(0.5),
+      "=": () => zoomBy(0.5),
+      "-": () => zoomBy(2),
+      0: () => this.actions.reset(),
       Escape: () => this.actions.reset(),
     };
     if (!keys[event.key]) return;
@@ -400,7 +433,8 @@ export class Chart {
     const parts = this.lines.slice(0, 10).map((line) => {
       const curve = line.epochs.points > 0 ? line.epochs : line.steps;
       if (curve.points === 0) return `${line.name}: no values`;
-      return `${line.name}: last ${number(curve.last)}, lowest ${number(curve.lowest)}, highest ${number(curve.highest)}`;
+      const range = `lowest ${number(curve.lowest)}, highest ${number(curve.highest)}`;
+      return `${line.name}: last ${number(curve.last)}, ${range}`;
     });
     const rest = this.lines.length > 10 ? `, and ${this.lines.length - 10} more runs` : "";
     const count = this.lines.length === 1 ? "1 run" : `${this.lines.length} runs`;

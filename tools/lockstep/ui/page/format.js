@@ -4,7 +4,11 @@ export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (Number.isInteger(value) && Math.abs(value) < 1e7) return String(value);
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
+  if (size !== 0 && (size < 1e-3 || size >= 1e7))
+    return value
+      .toExponential(3)
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e");
   return String(Number(value.toPrecision(5)));
 }
 
@@ -52,8 +56,15 @@ export function setText(target, text) {
 }
 
 const stateMarks = {
-  running: "▶", complete: "✔", finished: "✔", "stopped early": "✔", stopped: "■", failed: "✖", silent: "?",
-  interrupted: "■", removed: "∅",
+  running: "▶",
+  complete: "✔",
+  finished: "✔",
+  "stopped early": "✔",
+  stopped: "■",
+  failed: "✖",
+  silent: "?",
+  interrupted: "■",
+  removed: "∅",
 };
 
 // A state by mark, word and colour.

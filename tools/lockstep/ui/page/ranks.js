@@ -4,14 +4,26 @@ import {bytes, duration, element, number, percent, setState, setText} from "./fo
 
 const parts = ["forward", "backward", "communication", "data", "other"];
 
+function gpuText(gpu) {
+  return `${percent(gpu.utilization)}, ${bytes(gpu.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`;
+}
+
 function timeText(time) {
-  return parts.filter((part) => time?.[part] !== null && time?.[part] !== undefined)
-    .map((part) => `${part} ${percent(time[part])}`).join(", ") || "time unknown";
+  return (
+    parts
+      .filter((part) => time?.[part] !== null && time?.[part] !== undefined)
+      .map((part) => `${part} ${percent(time[part])}`)
+      .join(", ") || "time unknown"
+  );
 }
 
 class Row {
   constructor(rank, choose) {
-    this.button = element("button", {type: "button", "aria-expanded": "false", "aria-controls": "rank-details"}, String(rank));
+    this.button = element(
+      "button",
+      {type: "button", "aria-expanded": "false", "aria-controls": "rank-details"},
+      String(rank),
+    );
     this.button.addEventListener("click", () => choose(rank));
     this.state = element("span");
     this.straggler = element("span", {class: "straggler", hidden: true}, "⚑ straggler");
@@ -23,9 +35,18 @@ class Row {
     this.memory = element("td", {class: "number"});
     this.gpu = element("td");
     this.host = element("td");
-    this.row = element("tr", {"data-rank": String(rank)}, element("th", {scope: "row"}, this.button),
-      element("td", {class: "state-cell"}, this.state, this.straggler, this.note), this.step, this.rate, element("td", {}, this.bar),
-      this.memory, this.gpu, this.host);
+    this.row = element(
+      "tr",
+      {"data-rank": String(rank)},
+      element("th", {scope: "row"}, this.button),
+      element("td", {class: "state-cell"}, this.state, this.straggler, this.note),
+      this.step,
+      this.rate,
+      element("td", {}, this.bar),
+      this.memory,
+      this.gpu,
+      this.host,
+    );
   }
 
   show(rank, isChosen) {
@@ -33,7 +54,7 @@ class Row {
     this.row.className = `${rank.state}${rank.is_straggler ? " late" : ""}${isChosen ? " chosen" : ""}`;
     setState(this.state, rank.state);
     this.straggler.hidden = !rank.is_straggler;
-    setText(this.note, (rank.note ?? "").replace(/^no news /, ""));  // the state says so already
+    setText(this.note, (rank.note ?? "").replace(/^no news /, "")); // the state says so already
     this.note.title = rank.note ?? "";
     setText(this.step, rank.has_file ? String(rank.step) : "–");
     setText(this.rate, number(rank.samples_per_second === null ? null : Math.round(rank.samples_per_second * 10) / 10));
@@ -47,7 +68,7 @@ class Row {
       this.bar.setAttribute("aria-label", text);
     }
     setText(this.memory, bytes(rank.resident_bytes));
-    setText(this.gpu, rank.gpu ? `${percent(rank.gpu.utilization)}, ${bytes(rank.gpu.memory_used_bytes)} of ${bytes(rank.gpu.memory_total_bytes)}` : "–");
+    setText(this.gpu, rank.gpu ? gpuText(rank.gpu) : "–");
     this.gpu.title = rank.gpu?.name ?? "";
     setText(this.host, `${rank.host || "–"}${rank.device ? `, ${rank.device}` : ""}`);
   }
@@ -152,12 +173,26 @@ export class RanksPanel {
     const hadFocus = this.details.contains(document.activeElement) && document.activeElement.tagName === "BUTTON";
     const close = element("button", {type: "button"}, "Close");
     close.addEventListener("click", () => this.close());
-    const output = element("pre", {tabindex: "0", "aria-label": `Last output of rank ${number}`}, lines.join("\n") || "no output");
+    const output = element(
+      "pre",
+      {tabindex: "0", "aria-label": `Last output of rank ${number}`},
+      lines.join("\n") || "no output",
+    );
     this.details.hidden = false;
     this.details.replaceChildren(
       element("div", {class: "section-head"}, element("h3", {id: "rank-details-title"}, `Rank ${number}`), close),
-      element("p", {class: "hint"}, `pid ${rank.pid} on ${rank.host || "an unknown host"}${rank.note ? ` · ${rank.note}` : ""} · ${timeText(rank.time)}`),
-      ...failureParts(rank), ...callParts(rank), element("h4", {}, "Last output"), output);
+      element(
+        "p",
+        {class: "hint"},
+        [`pid ${rank.pid} on ${rank.host || "an unknown host"}`, rank.failure ? "" : rank.note, timeText(rank.time)]
+          .filter((text) => text)
+          .join(" · "),
+      ),
+      ...failureParts(rank),
+      ...callParts(rank),
+      element("h4", {}, "Last output"),
+      output,
+    );
     output.scrollTop = output.scrollHeight;
     if (hadFocus) close.focus();
   }
@@ -166,7 +201,14 @@ export class RanksPanel {
 function callParts(rank) {
   if (!rank.call) return [];
   const {operation, group, number: count, seconds, where} = rank.call;
-  return [element("p", {}, `Blocked in ${operation} (call ${count} of group ${group}) for ${duration(seconds)}${where ? `, at ${where}` : ""}.`)];
+  return [
+    element(
+      "p",
+      {},
+      `Blocked in ${operation} (call ${count} of group ${group}) for ${duration(seconds)}`,
+      where ? `, at ${where}.` : ".",
+    ),
+  ];
 }
 
 function failureParts(rank) {
@@ -174,14 +216,36 @@ function failureParts(rank) {
   const {kind, message, flight_recorder: file, calls} = rank.failure;
   const made = [element("p", {class: "alert"}, element("strong", {}, kind || "Failure"), `: ${message}`)];
   if (calls.length > 0) {
-    const rows = calls.map((call) => element("tr", {}, element("td", {}, call.what), element("td", {}, call.state),
-      element("td", {}, call.group), element("td", {}, call.site),
-      element("td", {class: "number"}, call.started_seconds_ago === null ? "–" : `${number(call.started_seconds_ago)} s`),
-      element("td", {class: "number"}, call.took_seconds === null ? "–" : `${number(call.took_seconds)} s`)));
+    const rows = calls.map((call) =>
+      element(
+        "tr",
+        {},
+        element("td", {}, call.what),
+        element("td", {}, call.state),
+        element("td", {}, call.group),
+        element("td", {}, call.site),
+        element(
+          "td",
+          {class: "number"},
+          call.started_seconds_ago === null ? "–" : `${number(call.started_seconds_ago)} s`,
+        ),
+        element("td", {class: "number"}, call.took_seconds === null ? "–" : `${number(call.took_seconds)} s`),
+      ),
+    );
     const head = ["Call", "State", "Group", "Place", "Began before the failure", "Took"];
-    made.push(element("h4", {}, "Last calls, from the flight recorder"), element("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "Last calls"},
-      element("table", {class: "calls"}, element("thead", {}, element("tr", {}, ...head.map((text) => element("th", {scope: "col"}, text)))),
-        element("tbody", {}, ...rows))));
+    made.push(
+      element("h4", {}, "Last calls, from the flight recorder"),
+      element(
+        "div",
+        {class: "scroll", tabindex: "0", role: "region", "aria-label": "Last calls"},
+        element(
+          "table",
+          {class: "calls"},
+          element("thead", {}, element("tr", {}, ...head.map((text) => element("th", {scope: "col"}, text)))),
+          element("tbody", {}, ...rows),
+        ),
+      ),
+    );
   }
   if (file) made.push(element("p", {class: "hint"}, `Flight recorder: ${file}`));
   return made;

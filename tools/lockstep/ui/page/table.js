@@ -33,7 +33,11 @@ export function columnsOf(runs) {
     return {key: `setting ${name}`, title: name, value, isSetting: true, differs: differs(runs, value)};
   });
   settings.sort((a, b) => Number(b.differs) - Number(a.differs));
-  const results = namesIn(runs, resultsOf).map((name) => ({key: `result ${name}`, title: name, value: (run) => resultsOf(run)?.[name]}));
+  const results = namesIn(runs, resultsOf).map((name) => ({
+    key: `result ${name}`,
+    title: name,
+    value: (run) => resultsOf(run)?.[name],
+  }));
   const differing = settings.filter((column) => column.differs);
   const equal = settings.filter((column) => !column.differs);
   return [...fixedColumns, ...differing, ...results, ...lastColumns, ...equal];
@@ -56,15 +60,23 @@ export class SettingsTable {
 
   show(runs) {
     this.runs = runs;
-    const shown = JSON.stringify([this.sort, runs.map((run) => [run.id, run.name, run.state, run.settings, run.summary, run.last, run.step])]);
+    const shown = JSON.stringify([
+      this.sort,
+      runs.map((run) => [run.id, run.name, run.state, run.settings, run.summary, run.last, run.step]),
+    ]);
     if (shown === this.shown) return;
     this.shown = shown;
     const columns = columnsOf(runs);
     const differing = columns.filter((column) => column.differs).length;
     const settings = columns.filter((column) => column.isSetting).length;
-    this.hint.textContent = runs.length === 0 ? "Select runs to compare them."
-      : settings === 0 ? "These runs have no settings.json."
-      : runs.length === 1 ? "" : `${differing} of ${settings} settings differ (★).`;
+    this.hint.textContent =
+      runs.length === 0
+        ? "Select runs to compare them."
+        : settings === 0
+          ? "These runs have no settings.json."
+          : runs.length === 1
+            ? ""
+            : `${differing} of ${settings} settings differ (★).`;
     this.showHead(columns);
     this.showRows(columns);
   }
@@ -74,13 +86,23 @@ export class SettingsTable {
     const row = element("tr");
     for (const column of columns) {
       const isSorted = this.sort.key === column.key;
-      const button = element("button", {type: "button", "data-column": column.key},
-        `${column.differs ? "★ " : ""}${column.title}${isSorted ? (this.sort.isDescending ? " ▼" : " ▲") : ""}`);
+      const button = element(
+        "button",
+        {type: "button", "data-column": column.key},
+        `${column.differs ? "★ " : ""}${column.title}${isSorted ? (this.sort.isDescending ? " ▼" : " ▲") : ""}`,
+      );
       button.addEventListener("click", () => this.sortBy(column.key));
-      row.append(element("th", {
-        scope: "col", class: column.differs ? "differs" : null,
-        "aria-sort": isSorted ? (this.sort.isDescending ? "descending" : "ascending") : "none",
-      }, button));
+      row.append(
+        element(
+          "th",
+          {
+            scope: "col",
+            class: column.differs ? "differs" : null,
+            "aria-sort": isSorted ? (this.sort.isDescending ? "descending" : "ascending") : "none",
+          },
+          button,
+        ),
+      );
     }
     this.table.tHead.replaceChildren(row);
     if (focused) this.table.tHead.querySelector(`[data-column="${CSS.escape(focused)}"]`)?.focus();
@@ -90,7 +112,9 @@ export class SettingsTable {
     const sorted = columns.find((column) => column.key === this.sort.key);
     const runs = [...this.runs];
     if (sorted) runs.sort((a, b) => compared(sorted.value(a), sorted.value(b)) * (this.sort.isDescending ? -1 : 1));
-    this.table.tBodies[0].replaceChildren(...runs.map((run) => element("tr", {}, ...columns.map((column) => this.cell(column, run)))));
+    this.table.tBodies[0].replaceChildren(
+      ...runs.map((run) => element("tr", {}, ...columns.map((column) => this.cell(column, run)))),
+    );
   }
 
   cell(column, run) {
