@@ -19,5 +19,6 @@ void add_test(CLI::App& app, int& exit_code);
 void add_checkpoint(CLI::App& app, int& exit_code);
 void add_top(CLI::App& app, int& exit_code);
 void add_plot(CLI::App& app, int& exit_code);
+void add_ui(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 void add_man(CLI::App& app, int& exit_code);

@@ -1,0 +1,120 @@
+// Runs as the catalog describes them, with real files that change.
+
+#include "ui/run_catalog.h"
+
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/temporary_folder.h"
+#include "ui/answers.h"
+
+namespace lockstep::ui {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using namespace std::chrono_literals;
+
+class Catalog : public testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text, std::ios::openmode mode = std::ios::trunc) const {
+    fs::create_directories((folder_.path() / name).parent_path());
+    std::ofstream(folder_.path() / name, mode) << text;
+  }
+
+  /// Waits until the description of the only run fulfils the condition, and returns it.
+  static Json run_when(const RunCatalog& catalog, const std::function<bool(const Json&)>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + 60s;
+    Json last;
+    while (std::chrono::steady_clock::now() < deadline) {
+      last = catalog.descriptions()["runs"];
+      if (last.size() == 1 && condition(last[0])) return last[0];
+      std::this_thread::sleep_for(10ms);
+    }
+    ADD_FAILURE() << "the condition was not fulfilled; the runs are " << last.dump(2);
+    return last.empty() ? Json::object() : last[0];
+  }
+
+  TemporaryFolder folder_;
+};
+
+constexpr const char* kLine = "{\"type\":\"step\",\"step\":1,\"epoch\":0.1,\"seconds\":2,\"loss\":0.5}\n";
+
+TEST_F(Catalog, DescribesARun) {
+  write("a/metrics.jsonl", kLine);
+  write("a/settings.json", R"({"lr": 0.1, "deep": {"x": {"y": 1}, "z": 2}, "list": [1]})");
+  write("a/summary.json", R"({"status": "complete", "metrics": {"loss": 0.4}})");
+  const RunCatalog catalog({folder_.path()});
+  const auto run = run_when(catalog, [](const Json& one) { return one["reading"] == false; });
+  EXPECT_EQ(run["name"], "a");
+  EXPECT_EQ(run["state"], "complete");
+  EXPECT_EQ(run["settings"], Json::parse(R"({"lr": 0.1, "deep": {"z": 2}})"));
+  EXPECT_EQ(run["summary"]["metrics"]["loss"], 0.4);
+  EXPECT_EQ(run["last"]["loss"], 0.5);
+  EXPECT_EQ(run["step"], 1);
+  EXPECT_EQ(run["records"], 1);
+  EXPECT_EQ(run["problems"], Json::array());
+}
+
+TEST_F(Catalog, NoticesNewRecordsAndTheEnd) {
+  write("a/metrics.jsonl", kLine);
+  const RunCatalog catalog({folder_.path()});
+  const auto first = run_when(catalog, [](const Json& run) { return run["records"] == 1; });
+  EXPECT_EQ(first["state"], "running");
+  write("a/metrics.jsonl", kLine, std::ios::app);
+  const auto second = run_when(catalog, [](const Json& run) { return run["records"] == 2; });
+  EXPECT_GT(second["version"], first["version"]);
+  write("a/summary.json", R"({"status": "stopped early"})");
+  run_when(catalog, [](const Json& run) { return run["state"] == "stopped early"; });
+}
+
+TEST_F(Catalog, FindsNewRunsAndMarksRemovedOnes) {
+  const RunCatalog catalog({folder_.path()});
+  EXPECT_TRUE(catalog.runs().empty());
+  write("new/metrics.jsonl", kLine);
+  run_when(catalog, [](const Json& run) { return run["records"] == 1; });
+  fs::remove_all(folder_.path() / "new");
+  run_when(catalog, [](const Json& run) { return run["state"] == "removed"; });
+}
+
+TEST_F(Catalog, ShowsDamageAsProblems) {
+  write("a/metrics.jsonl", std::string("garbage\n") + kLine);
+  write("a/settings.json", "{\"lr\": ");
+  write("a/summary.json", std::string(200000, '['));
+  const RunCatalog catalog({folder_.path()});
+  const auto run =
+      run_when(catalog, [](const Json& one) { return one["records"] == 1 && one["problems"].size() == 3; });
+  EXPECT_THAT(run["problems"].dump(), testing::HasSubstr("1 damaged line"));
+  EXPECT_THAT(run["problems"].dump(), testing::HasSubstr("settings.json is damaged"));
+  EXPECT_THAT(run["problems"].dump(), testing::HasSubstr("summary.json is damaged"));
+  EXPECT_EQ(run["settings"], nullptr);
+}
+
+TEST_F(Catalog, AnswersCurvesOfRunsThatExist) {
+  write("a/metrics.jsonl", std::string(kLine) + "{\"type\":\"step\",\"step\":2,\"loss\":null}\n");
+  const RunCatalog catalog({folder_.path()});
+  run_when(catalog, [](const Json& run) { return run["records"] == 2; });
+  const auto answer =
+      Json::parse(answer_curves(catalog, {{"runs", "0,7,x"}, {"metric", "loss"}, {"smooth", "0.5"}}).body);
+  ASSERT_EQ(answer["curves"].size(), 1U);
+  EXPECT_EQ(answer["curves"][0]["steps"]["x"], Json::parse("[1,2]"));
+  EXPECT_EQ(answer["curves"][0]["steps"]["low"], Json::parse("[0.5,null]"));
+  EXPECT_EQ(answer["curves"][0]["steps"]["smooth"], Json::parse("[0.5,null]"));
+  EXPECT_EQ(answer_curves(catalog, {{"x", "other"}}).status, 400);
+  for (const auto* id : {"7", "-1", "", "x", "99999999999"}) {
+    EXPECT_EQ(answer_ranks(catalog, {{"run", id}}).status, 404) << id;
+    EXPECT_EQ(answer_checkpoints(catalog, {{"run", id}}).status, 404) << id;
+    EXPECT_EQ(answer_output(catalog, {{"run", id}, {"rank", "0"}}).status, 404) << id;
+  }
+  for (const auto* rank : {"-1", "", "../1", "x"})
+    EXPECT_EQ(answer_output(catalog, {{"run", "0"}, {"rank", rank}}).status, 400) << rank;
+  EXPECT_EQ(Json::parse(answer_output(catalog, {{"run", "0"}, {"rank", "0"}}).body)["lines"], Json::array());
+}
+
+}  // namespace
+}  // namespace lockstep::ui

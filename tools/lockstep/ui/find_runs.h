@@ -1,0 +1,32 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep::ui {
+
+/// How many folders below a given folder runs are looked for.
+inline constexpr int kDeepestRun = 3;
+
+/// Whether the folder is a run: it has a metrics.jsonl, a summary.json or a folder live.
+bool is_run(const std::filesystem::path& folder);
+
+/// The runs among these folders and below them, at most kDeepestRun folders deeper, in the order of their paths, each
+/// once. Runs inside of a run, hidden folders and links to folders are left out. Folders that cannot be read have no
+/// runs.
+std::vector<std::filesystem::path> find_runs(const std::vector<std::filesystem::path>& folders);
+
+/// A file of a checkpoint folder.
+struct CheckpointFile {
+  std::string name{};
+  bool is_best = false;
+  std::string best_of{};  // of best.pt: the name of the checkpoint that it links to, or empty
+  uintmax_t bytes = 0;
+  double saved = 0;  // Unix time in seconds
+};
+
+/// The checkpoints of a run, without shards and unfinished files, best.pt first, then the newest number first.
+std::vector<CheckpointFile> list_checkpoints(const std::filesystem::path& run);
+
+}  // namespace lockstep::ui

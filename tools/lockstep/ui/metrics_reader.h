@@ -1,0 +1,59 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <mutex>
+#include <string>
+
+#include "ui/records.h"
+
+namespace lockstep::ui {
+
+/// Follows a metrics.jsonl that may grow, shrink or be replaced, and keeps its records. Thread-safe: one thread reads
+/// while others look at the records that have been read so far.
+class MetricsReader {
+ public:
+  explicit MetricsReader(std::filesystem::path file) : file_(std::move(file)) {}
+
+  /// Reads what has been appended since the last call, or all of the file if it is another one or smaller. `keep_going`
+  /// is called between pieces; the call returns early if it returns false. Returns whether the records have changed.
+  template <class KeepGoing>
+  bool read_more(const KeepGoing& keep_going) {
+    bool has_changed = false;
+    while (keep_going() && read_piece(has_changed)) {
+    }
+    return has_changed;
+  }
+
+  /// Calls `look(records)` while no records are added.
+  template <class Look>
+  auto with_records(const Look& look) const {
+    const std::lock_guard lock(mutex_);
+    return look(records_);
+  }
+
+  /// Why the file cannot be read; empty if it can be, or does not exist.
+  std::string problem() const;
+
+ private:
+  bool read_piece(bool& has_changed);
+  bool is_continued(int file, off_t size, dev_t device, ino_t number);
+  void begin_again();
+  void append(size_t count, bool at_end);
+
+  const std::filesystem::path file_;
+  mutable std::mutex mutex_;
+  Records records_;      // guarded by mutex_
+  std::string problem_;  // guarded by mutex_
+
+  // Used by the reading thread only.
+  dev_t device_ = 0;
+  ino_t number_ = 0;
+  off_t offset_ = 0;              // of the file: `rest_` is before it
+  std::string rest_;              // the beginning of an incomplete line
+  std::string last_bytes_;        // before `offset_`, to notice a file that was written again
+  bool is_line_skipped_ = false;  // up to the end of a line that is too long
+};
+
+}  // namespace lockstep::ui

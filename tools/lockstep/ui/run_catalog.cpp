@@ -1,0 +1,272 @@
+#include "ui/run_catalog.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "base/start_thread.h"
+#include "live/job_view.h"
+#include "plot/run_names.h"
+#include "ui/find_runs.h"
+
+namespace lockstep::ui {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using namespace std::chrono_literals;
+
+constexpr auto kInterval = 400ms;
+constexpr int kFolderInterval = 5;    // how many intervals pass between two searches for new runs
+constexpr double kStillWriting = 15;  // seconds without a new record after which a run counts as interrupted
+constexpr size_t kMostReaders = 4;
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+/// JSON has no NaN.
+Json finite(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
+
+/// The last finite value, or NaN.
+double last_of(const RecordTable& table, size_t metric) {
+  if (metric >= table.columns.size()) return std::nan("");
+  const auto& values = table.columns[metric].values;
+  const auto found = std::find_if(values.rbegin(), values.rend(), [](double value) { return std::isfinite(value); });
+  return found == values.rend() ? std::nan("") : *found;
+}
+
+/// The last values of all metrics: of epochs if there are any, else of steps.
+Json last_values(const Records& records) {
+  Json values = Json::object();
+  for (size_t i = 0; i < records.metrics().size(); ++i) {
+    const double of_epochs = last_of(records.epochs(), i);
+    values[records.metrics()[i]] = finite(std::isfinite(of_epochs) ? of_epochs : last_of(records.steps(), i));
+  }
+  return values;
+}
+
+/// The largest of the last numbers of the two tables.
+Json last_position(const Records& records, XAxis x) {
+  double last = std::nan("");
+  for (const auto* table : {&records.steps(), &records.epochs()})
+    if (!table->positions(x).empty()) last = std::fmax(last, table->positions(x).back());
+  return finite(last);
+}
+
+std::string counted_lines(size_t count) {
+  return count == 1 ? "1 damaged line" : fmt::format("{} damaged lines", count);
+}
+
+}  // namespace
+
+Run::Run(int id, fs::path folder)
+    : id_(id),
+      folder_(std::move(folder)),
+      metrics_(folder_ / "metrics.jsonl"),
+      name_(folder_.filename()),
+      settings_(folder_ / "settings.json"),
+      summary_(folder_ / "summary.json") {}
+
+/// The state in a word. What the ranks say is first; without live files, the summary and the age of the records.
+std::string Run::state(double now) const {
+  if (!exists_) return "removed";
+  const bool has_ranks = live_.is_object() && !live_["ranks"].empty();
+  const std::string of_ranks = has_ranks ? live_.value("state", "") : "";
+  if (of_ranks == "running" || of_ranks == "silent" || of_ranks == "failed" || of_ranks == "stopped") return of_ranks;
+  if (summary_.value().is_object()) {
+    const auto status = summary_.value().value("status", Json());
+    return status == "stopped early" ? "stopped early" : "complete";
+  }
+  if (of_ranks == "finished") return "complete";
+  return now - changed_at(folder_ / "metrics.jsonl") < kStillWriting ? "running" : "interrupted";
+}
+
+bool Run::read_live(double now) {
+  const auto stamp = stamp_of(folder_ / "live");
+  const bool is_live = live_.is_object() && live_.value("is_live", false);
+  if (stamp == live_stamp_ && !is_live) return false;
+  live_stamp_ = stamp;
+  Json read = stamp.empty() ? Json(nullptr) : live::to_json(live::read_job(folder_, now));
+  const bool has_changed = read != live_;
+  live_ = std::move(read);
+  return has_changed;
+}
+
+bool Run::read_files(double now) {
+  const std::lock_guard lock(mutex_);
+  const bool settings_changed = settings_.read_again(), summary_changed = summary_.read_again();
+  read_live(now);  // the page asks for the ranks themselves; here only the state counts
+  const auto before = std::exchange(state_, state(now));
+  return settings_changed || summary_changed || state_ != before;
+}
+
+std::string Run::live() const {
+  const std::lock_guard lock(mutex_);
+  return live_.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Json Run::description() const {
+  Json run;
+  metrics_.with_records([&](const Records& records) {
+    run["records"] = records.size();
+    run["metrics"] = records.metrics();
+    run["last"] = last_values(records);
+    run["step"] = last_position(records, XAxis::kStep);
+    run["epoch"] = last_position(records, XAxis::kEpoch);
+    run["seconds"] = last_position(records, XAxis::kTime);
+    run["problems"] = Json::array();
+    if (records.damaged_lines() > 0)
+      run["problems"].push_back(fmt::format("metrics.jsonl has {}, which are left out; the first is {}",
+                                            counted_lines(records.damaged_lines()), records.first_problem()));
+  });
+  run["id"] = id_;
+  run["path"] = folder_.string();
+  run["version"] = version();
+  run["reading"] = !is_read_;
+  const std::lock_guard lock(mutex_);
+  run["name"] = name_;
+  run["state"] = state_;
+  run["is_live"] = live_.is_object() && live_.value("is_live", false);
+  run["has_ranks"] = live_.is_object() && !live_.value("ranks", Json::array()).empty();
+  run["settings"] = settings_.value();
+  run["summary"] = summary_.value();
+  run["changed"] = std::max(changed_at(folder_ / "metrics.jsonl"), changed_at(folder_ / "live"));
+  for (const auto& problem : {metrics_.problem(), settings_.problem(), summary_.problem()})
+    if (!problem.empty()) run["problems"].push_back(problem);
+  return run;
+}
+
+RunCatalog::RunCatalog(std::vector<fs::path> folders) : folders_(std::move(folders)) {
+  look_for_runs();
+  threads_.push_back(start_thread("watching runs", [this] { watch(); }));
+  const auto readers = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kMostReaders);
+  for (size_t i = 0; i < readers; ++i) threads_.push_back(start_thread("reading metrics", [this] { read_metrics(); }));
+}
+
+RunCatalog::~RunCatalog() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  changed_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+std::vector<std::shared_ptr<const Run>> RunCatalog::runs() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<const Run>> result;
+  for (const auto& [folder, run] : runs_) result.push_back(run);
+  return result;
+}
+
+std::shared_ptr<const Run> RunCatalog::find(int id) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [folder, run] : runs_)
+    if (run->id() == id) return run;
+  return nullptr;
+}
+
+Json RunCatalog::descriptions() const {
+  Json result{{"runs", Json::array()}, {"reading", false}};
+  for (const auto& run : runs()) {
+    result["runs"].push_back(run->description());
+    if (result["runs"].back()["reading"] == true) result["reading"] = true;
+  }
+  return result;
+}
+
+/// Runs have the shortest names that tell them apart, so a new run may change the names of others.
+void RunCatalog::name_runs() {
+  std::vector<std::string> paths;
+  for (const auto& [folder, run] : runs_) paths.push_back(folder);
+  const auto names = plot::names_of_runs(paths);
+  size_t i = 0;
+  for (const auto& [folder, run] : runs_) {
+    const std::lock_guard lock(run->mutex_);
+    run->name_ = names[i++];
+  }
+}
+
+void RunCatalog::look_for_runs() {
+  const auto found = find_runs(folders_);
+  const std::lock_guard lock(mutex_);
+  bool has_changed = false;
+  for (const auto& folder : found) {
+    if (runs_.contains(folder)) continue;
+    runs_[folder] = std::make_shared<Run>(static_cast<int>(runs_.size()), folder);
+    has_changed = true;
+  }
+  for (const auto& [folder, run] : runs_) {
+    const bool exists = std::binary_search(found.begin(), found.end(), folder);
+    const std::lock_guard run_lock(run->mutex_);
+    has_changed = has_changed || run->exists_ != exists;
+    run->exists_ = exists;
+  }
+  if (!has_changed) return;
+  name_runs();
+  ++version_;
+}
+
+void RunCatalog::look_for_changes() {
+  std::vector<std::shared_ptr<Run>> runs;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [folder, run] : runs_) runs.push_back(run);
+  }
+  const double now = unix_time();
+  for (const auto& run : runs) {
+    if (is_stopping_) return;
+    if (run->read_files(now)) ++version_;
+    auto stamp = stamp_of(run->folder() / "metrics.jsonl");
+    if (stamp == run->metrics_stamp_ && run->is_read_) continue;
+    if (run->is_queued_.exchange(true)) continue;
+    run->metrics_stamp_ = std::move(stamp);
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.push_back(run);
+    }
+    changed_.notify_all();
+  }
+}
+
+void RunCatalog::watch() {
+  for (int round = 0; !is_stopping_; ++round) {
+    if (round % kFolderInterval == kFolderInterval - 1) look_for_runs();
+    look_for_changes();
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kInterval, [&] { return is_stopping_.load(); });
+  }
+}
+
+void RunCatalog::publish(Run& run) {
+  ++run.version_;
+  ++version_;
+}
+
+void RunCatalog::read_metrics() {
+  while (true) {
+    std::shared_ptr<Run> run;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return is_stopping_ || !queue_.empty(); });
+      if (is_stopping_) return;
+      run = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    bool is_first_piece = true;
+    const bool has_changed = run->metrics_.read_more([&] {
+      if (!std::exchange(is_first_piece, false)) publish(*run);  // the page shows what has been read of a large file
+      return !is_stopping_;
+    });
+    const bool was_read = run->is_read_.exchange(true);
+    if (has_changed || !was_read) publish(*run);
+    run->is_queued_ = false;  // a change in the meantime has another stamp, so the run is queued again
+  }
+}
+
+}  // namespace lockstep::ui
