@@ -40,7 +40,6 @@ class DashboardServer : public testing::Test {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return "no connection";
     EXPECT_EQ(::send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL), ssize_t(request.size()));
-    ::shutdown(socket.get(), SHUT_WR);
     std::string answer;
     std::array<char, 65536> buffer{};
     while (true) {
