@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The page of `lockstep ui` in headless Chromium: browser_test.py LOCKSTEP [NAME...].
+"""The page of `lockstep ui` in headless Chromium: browser_test.py LOCKSTEP RUNNING_RANK [NAME...].
 
 Each function test_... is a test with a fresh page. With LOCKSTEP_TEST_SCREENSHOTS=FOLDER, pictures of the page are
 written there."""
@@ -38,7 +38,7 @@ if not DRIVER:
     skip("there is no driver of Chromium (apt-get install chromium-driver)")
 
 PATIENCE = 60  # seconds; only a hang takes so long
-LOCKSTEP = sys.argv[1]
+LOCKSTEP, RUNNING_RANK = sys.argv[1:3]
 PICTURES = os.environ.get("LOCKSTEP_TEST_SCREENSHOTS")
 
 
@@ -359,6 +359,44 @@ def test_marks_stragglers_and_silence(page):
 test_marks_stragglers_and_silence.runs = live_job
 
 
+def no_runs(folder):
+    pass
+
+
+def test_watches_a_real_job(page):
+    """Four ranks, of which one is slow and one is killed."""
+    command = [LOCKSTEP, "run", "-n", "4", RUNNING_RANK, "watched", f"{page.folder}/job", "slow", "2"]
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        page.wait("four ranks", "document.querySelectorAll('#ranks tbody tr.running').length === 4")
+        page.wait("the slow rank", "!document.querySelector('#ranks tr[data-rank=\"2\"] .straggler').hidden")
+        page.wait("a curve", "window.lockstep && lockstep.charts.get('loss')?.lines.some(l => l.steps.points > 1)")
+        assert "batch_size" in page.text("#table thead")
+        page.picture("real-job")
+        with open(f"{page.folder}/job/live/rank-00003.json") as file:
+            os.kill(json.load(file)["pid"], signal.SIGKILL)
+        for rank in range(4):
+            page.wait(f"the failure of rank {rank}",
+                      f"document.querySelector('#ranks tr[data-rank=\"{rank}\"]').classList.contains('failed')")
+        page.wait("how the rank ended",
+                  "document.querySelector('#ranks tr[data-rank=\"3\"]').textContent.includes('SIGKILL')")
+        page.wait("the report", "document.getElementById('job-report').textContent.includes('rank 3 (pid')")
+        page.one("#ranks tr[data-rank='0'] button").click()
+        page.wait("the output", "document.querySelector('#rank-details pre')?.textContent.includes('ready')")
+        for part in ("PeerError", "rank 3 (pid", "all_reduce", "lockstep-flight"):
+            assert part in page.text("#rank-details"), part
+        page.picture("real-job-failed")
+        assert job.wait(PATIENCE) != 0
+    finally:
+        if job.poll() is None:
+            job.terminate()
+            job.wait()
+
+
+test_watches_a_real_job.runs = no_runs
+
+
 def checkpoints(folder):
     write_run(folder, "a", 1)
     for step in (10, 20):
@@ -547,7 +585,7 @@ def run(driver, test):
 
 
 def main():
-    wanted = sys.argv[2:]
+    wanted = sys.argv[3:]
     tests = [value for name, value in globals().items() if name.startswith("test_")]
     tests = [test for test in tests if not wanted or any(part in test.__name__ for part in wanted)]
     assert tests, f"no test has a name with {wanted}"

@@ -43,6 +43,10 @@ export function columnsOf(runs) {
   return [...fixedColumns, ...differing, ...results, ...lastColumns, ...equal];
 }
 
+function isNumber(value) {
+  return typeof value === "number" || value === null || value === undefined;
+}
+
 function compared(a, b) {
   const isMissing = (value) => value === null || value === undefined;
   if (isMissing(a) || isMissing(b)) return Number(isMissing(a)) - Number(isMissing(b));
@@ -97,7 +101,7 @@ export class SettingsTable {
           "th",
           {
             scope: "col",
-            class: column.differs ? "differs" : null,
+            class: `${this.isOfNumbers(column) ? "number" : ""}${column.differs ? " differs" : ""}`,
             "aria-sort": isSorted ? (this.sort.isDescending ? "descending" : "ascending") : "none",
           },
           button,
@@ -117,6 +121,10 @@ export class SettingsTable {
     );
   }
 
+  isOfNumbers(column) {
+    return !["name", "state"].includes(column.key) && this.runs.every((run) => isNumber(column.value(run)));
+  }
+
   cell(column, run) {
     const value = column.value(run);
     if (column.key === "name") return element("th", {scope: "row", title: run.path}, run.name);
@@ -125,9 +133,8 @@ export class SettingsTable {
       setState(mark, run.state);
       return element("td", {}, mark);
     }
-    const isNumber = typeof value === "number" || value === null || value === undefined;
-    const text = isNumber ? (column.text ?? number)(value) : String(value);
-    return element("td", {class: `${isNumber ? "number" : ""}${column.differs ? " differs" : ""}`}, text);
+    const text = isNumber(value) ? (column.text ?? number)(value) : String(value);
+    return element("td", {class: `${isNumber(value) ? "number" : ""}${column.differs ? " differs" : ""}`}, text);
   }
 
   sortBy(key) {
