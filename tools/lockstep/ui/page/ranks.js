@@ -227,12 +227,12 @@ function failureParts(rank) {
         element(
           "td",
           {class: "number"},
-          call.started_seconds_ago === null ? "–" : `${number(call.started_seconds_ago)} s`,
+          call.started_seconds_ago === null ? "–" : `${number(call.started_seconds_ago)} s earlier`,
         ),
         element("td", {class: "number"}, call.took_seconds === null ? "–" : `${number(call.took_seconds)} s`),
       ),
     );
-    const head = ["Call", "State", "Group", "Place", "Began before the failure", "Took"];
+    const head = ["Call", "State", "Group", "Place", "Began", "Took"];
     made.push(
       element("h4", {}, "Last calls, from the flight recorder"),
       element(
