@@ -22,7 +22,8 @@ struct CapturedStepOptions {
   /// step uses. Afterwards, the second call with inputs of the same sizes is captured.
   int warm_up = 3;
   /// How many graphs are kept, at least 1, one for each set of input sizes. A further one replaces the graph that was
-  /// not replayed for the longest time. Sizes also count as new again when as many others came after them.
+  /// not replayed for the longest time. Of the sizes that have no graph, only as many are remembered: older ones count
+  /// as new.
   int max_graphs = 8;
   /// Source location of the step, for error messages. Filled in automatically.
   CallSite site = CallSite::here();

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/live_folder.h"
 #include "support/eventually.h"
 #include "support/rank_process.h"
 #include "support/send_signal.h"
@@ -34,8 +35,8 @@ class TopCommand : public live::LiveFolder {
 
   /// A file that stays fresh during the test: its clock is ahead.
   void write_fresh(int rank, Json changes = Json::object()) const {
-    changes["updated"] = live::unix_time() + 3600;
-    changes["started"] = live::unix_time() - 60;
+    changes["updated"] = unix_time() + 3600;
+    changes["started"] = unix_time() - 60;
     write("live/.new", rank_json(rank, changes).dump());
     std::filesystem::rename(run() / "live/.new", run() / "live" / ("rank-0000" + std::to_string(rank) + ".json"));
   }

@@ -97,7 +97,7 @@ void Reducer::begin_forward() {
 
 void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
   std::lock_guard lock(mutex_);
-  if (options_.allow_unused && !options_.static_graph) reachable_.note(outputs, hooks_.accumulators());
+  if (predicts_unused()) reachable_.note(outputs, hooks_.accumulators());
 }
 
 bool Reducer::will_reduce() const {
@@ -355,7 +355,7 @@ void Reducer::finish() {
   read_usage_marks();
   reduce_sparse_gradients();
   for (size_t i = 0; i < parameters_.size(); ++i) publish_gradient(i);
-  compare_with_prediction();
+  if (predicts_unused()) compare_with_prediction();
   has_recorded_ = true;
   ++reductions_;
   has_unsynchronized_ = false;

@@ -120,6 +120,7 @@ class Reducer {
   // therefore depends on reductions_ instead: ranks must agree on whether marks are sent.
   bool is_recording() const { return options_.static_graph && !has_recorded_; }
   bool knows_graph() const { return options_.static_graph && has_recorded_; }
+  bool predicts_unused() const { return options_.allow_unused && !options_.static_graph; }
   bool needs_marks() const { return !options_.static_graph || reductions_ == 0 || options_.check_finite; }
   const at::Tensor& view_of(size_t parameter) const;
   bool is_frozen(size_t parameter) const;

@@ -1,7 +1,6 @@
 #include "live/job_view.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 
@@ -357,10 +356,6 @@ JobView judge(const LiveFiles& files, double now) {
 
 JobView read_job(const std::filesystem::path& run, double now) {
   return judge(read_live_files(run), now);
-}
-
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace lockstep::live

@@ -69,9 +69,6 @@ JobView judge(const LiveFiles& files, double now);
 /// judge() of the files of a run, as they are now. `now` is Unix time in seconds. Never throws because of the files.
 JobView read_job(const std::filesystem::path& run, double now);
 
-/// The current time as Unix time in seconds.
-double unix_time();
-
 /// The view as JSON, for the dashboard and `lockstep top --json`. Values that are unknown are null.
 ///
 ///   job, attempt, started, updated, elapsed, is_live, state, world_size, step, epoch, epochs, batch, batches,

@@ -12,6 +12,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/live_folder.h"
 #include "base/live_line.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
@@ -87,7 +88,7 @@ void print(const std::string& text) {
 
 /// Returns the exit code.
 int show_once(const std::filesystem::path& run, bool is_json) {
-  const Shown shown{.run = run.string(), .job = live::read_job(run, live::unix_time())};
+  const Shown shown{.run = run.string(), .job = live::read_job(run, unix_time())};
   std::string text;
   if (is_json) {
     auto json = live::to_json(shown.job);
@@ -115,7 +116,7 @@ void show_live(const std::filesystem::path& run) {
   bool is_stale = true;  // the files are to be read
   for (auto next = Clock::now();;) {
     const auto size = screen.size(style);
-    if (is_stale) shown.job = live::read_job(run, live::unix_time());
+    if (is_stale) shown.job = live::read_job(run, unix_time());
     if (is_stale) next = Clock::now() + kInterval;
     const auto rank = selected_rank(choice, shown.job);
     shown.log = choice.shows_log && rank ? live::last_lines(run, *rank, size.rows) : std::vector<std::string>();

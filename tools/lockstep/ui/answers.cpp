@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "base/live_folder.h"
 #include "base/text.h"
 #include "live/job_view.h"
 #include "live/open_metrics.h"
@@ -203,7 +204,7 @@ Answer answer_checkpoints(const RunCatalog& catalog, const Parameters& parameter
 }
 
 Answer answer_open_metrics(const RunCatalog& catalog) {
-  const double now = live::unix_time();
+  const double now = unix_time();
   std::vector<live::RunView> views;
   for (const auto& run : catalog.runs())
     views.push_back({.name = run->description().value("name", ""),

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/live_folder.h"
 #include "base/start_thread.h"
 #include "live/job_view.h"
 #include "plot/run_names.h"
@@ -22,10 +23,6 @@ constexpr auto kInterval = 400ms;
 constexpr int kFolderInterval = 5;    // how many intervals pass between two searches for new runs
 constexpr double kStillWriting = 15;  // seconds without a new record after which a run counts as interrupted
 constexpr size_t kMostReaders = 4;
-
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 /// JSON has no NaN.
 Json finite(double value) {
