@@ -94,12 +94,16 @@ TEST(RunLiveFiles, OfEachNodeHaveItsOwnWorkers) {
   std::ofstream(folder.path() / "live/node-002.json") << "{}";        // of an earlier start with more nodes
   std::ofstream(folder.path() / "live/output-00004.log") << "stale";  // and more ranks
   const auto port = std::to_string(free_port());
+  // A node that fails before a worker of the other has noted the folder leaves no file of that other.
+  const std::string script =
+      "echo rank $RANK; [ $RANK = 3 ] || exec sleep 60; until [ -e \"$1/live/node-000.json\" ]; do sleep 0.05; done; "
+      "exit 7";
   std::vector<std::unique_ptr<RankProcess>> nodes;
   for (const char* node : {"0", "1"})
     nodes.push_back(std::make_unique<RankProcess>(
         run_command(with({"-n", "2", "--nnodes", "2", "--node-rank", node, "--master-addr", "127.0.0.1",
                           "--master-port", port, "--secret-file", secret},
-                         noting(folder.path(), "echo rank $RANK; [ $RANK != 3 ] || exit 7; exec sleep 60"))),
+                         noting(folder.path(), script))),
         clean_environment()));
   for (auto& node : nodes) EXPECT_EQ(node->wait(60s), 3) << node->output();
   for (int node : {0, 1}) {
