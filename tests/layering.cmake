@@ -27,7 +27,7 @@ set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launch_options launcher)
 set(backends_headers backend reduce_op)
 set(comm_headers
-  call_options fast_convolutions group_layout join metrics print process_group run_threads seed spawn tensors_in work)
+  bucket_update call_options fast_convolutions group_layout join metrics print process_group run_threads seed spawn tensors_in work)
 set(parallel_headers
   accumulate autocast captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel
   model_adapters recompute sync_batch_norm)

@@ -108,6 +108,26 @@ class LOCKSTEP_EXPORT Backend {
 
   virtual void barrier(const CallInfo& call) = 0;
 
+  /// Whether ranks can access one another's memory. If not, the two calls below throw UsageError.
+  virtual bool shares_memory() const { return false; }
+
+  /// Returns memory (uint8, filled with zeros) that is the same on all ranks. It lives until every rank has released it
+  /// or has ended. Returns an undefined tensor on all ranks if there is no memory.
+  virtual at::Tensor allocate_shared(int64_t bytes, const CallInfo& call);
+
+  /// A range of elements of a tensor.
+  struct Range {
+    int64_t begin = 0;
+    int64_t size = 0;
+  };
+  /// Gets `count` reduced elements, the first of which is element `begin` of ranges[range].
+  using Consume = std::function<void(size_t range, int64_t begin, int64_t count, const void* values)>;
+  /// Reduces the ranges of `data` that this rank names, and passes the results to `consume` in parts that fit into a
+  /// cache, possibly on several threads. Does not store them: `data`, which is from allocate(), stays unchanged.
+  /// Returns when all ranks are done.
+  virtual void reduce_ranges(const at::Tensor& data, ReduceOp op, const std::vector<Range>& ranges,
+                             const Consume& consume, const CallInfo& call);
+
   /// The stream on which a queueing backend runs a call.
   enum class Stream {
     kCurrent,  // the calling thread's current stream

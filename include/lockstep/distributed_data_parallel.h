@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/bucket_update.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/ddp_logging_data.h>
 #include <lockstep/ddp_options.h>
@@ -71,6 +72,14 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   /// Uses `hook` to reduce buckets from now on. Not collective, but register the same hook on all ranks. Throws
   /// UsageError if this wrapper already has a hook.
   void register_comm_hook(CommHook hook);
+  /// Updates the parameters bucket by bucket while backward runs, instead of averaging gradients:
+  ///   ddp.update_in_backward(optimizer.bucket_update());
+  /// where `optimizer` is a ZeroRedundancyOptimizer with share_parameters. After backward all parameters are updated
+  /// and their gradients are undefined; optimizer.step() ends the step. Gradients cannot be clipped or scaled. If the
+  /// model uses a parameter again after its gradient is complete, backward throws an error of autograd. Collective.
+  /// Throws UsageError if this wrapper has a comm hook, or one of the options find_unused_parameters, check_finite,
+  /// reduce_dtype or sparse_parameters.
+  void update_in_backward(std::shared_ptr<BucketUpdate> update);
   /// Sets the option static_graph. Throws UsageError after the first backward.
   void set_static_graph();
 

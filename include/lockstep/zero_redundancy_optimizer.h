@@ -12,6 +12,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/rmsprop.h>
 
+#include <lockstep/bucket_update.h>
 #include <lockstep/export.h>
 #include <lockstep/fused_optimizers.h>
 #include <lockstep/join.h>
@@ -36,6 +37,14 @@ struct ZeroRedundancyOptions {
   /// Called at the start of each step, to change gradients on every rank, for example to clip them. In a join, also
   /// called on ranks without inputs, which also call step().
   std::function<void()> before_step{};
+  /// Keeps one copy of the parameters for all ranks of the group, in shared memory, so that an updated shard need not
+  /// be sent. All ranks must be on one host (backend "shm" or "threads") and must start with equal parameters. Only
+  /// step() may change the parameters afterwards: see docs/optimizers.md for loading. If a rank writes to a parameter
+  /// on its own, the next step (or backward) throws MismatchError on all ranks, which names it.
+  bool share_parameters = false;
+  /// With update_in_backward, keeps a copy of the parameters and the state before each step, so that undo_step() can
+  /// restore them. Takes as much memory again, and time to write it.
+  bool undo = false;
 };
 
 /// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's class.
@@ -51,6 +60,17 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// Collective. `skip` must be equal on all ranks. See SkippableStep; the host waits for the GPU unless the inner
   /// optimizer is a SkippableStep.
   void step_unless(const at::Tensor& skip) override;
+
+  /// For DistributedDataParallel::update_in_backward(): updates the parameters bucket by bucket while backward runs.
+  /// Requires share_parameters and FusedAdamW, FusedAdam or FusedSGD without master weights. step() then only ends the
+  /// step. Throws UsageError if before_step is set.
+  std::shared_ptr<BucketUpdate> bucket_update() const;
+
+  /// Restores the parameters and the state to those before a step that an error has interrupted, such as the end of
+  /// another rank during backward. Needs the option undo. Returns whether there was a step to undo. Not collective: the
+  /// parameters are complete once every rank that is still alive has called it; shards of ranks that have ended are
+  /// restored by the others.
+  bool undo_step();
 
   /// Returns, on rank `dst`, the state of all ranks combined, as an optimizer without shards would have it, on the CPU.
   /// Returns an empty state on the other ranks. Collective. If a rank failed during a step, the shards may be from

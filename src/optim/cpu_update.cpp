@@ -42,13 +42,24 @@ void for_parts(std::initializer_list<const at::Tensor*> written, const at::Tenso
   });
 }
 
+/// Calls loop(count, pointers, strides) once, for elements that lie one after the other.
+template <class T, class Loop>
+void for_range(int64_t count, std::initializer_list<void*> written, const void* read, const Loop& loop) {
+  const auto pointer = [&](int i) {
+    return i < static_cast<int>(written.size()) ? static_cast<T*>(written.begin()[i])
+                                                : static_cast<T*>(const_cast<void*>(read));
+  };
+  loop(count, pointer, [](int) { return int64_t(1); });
+}
+
 /// The type in which T is computed.
 template <class T>
 using Wide = at::opmath_type<T>;
 
-template <class T>
-void adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& mean, const at::Tensor& square,
-          const at::Tensor& max_square, const AdamUpdate& update) {
+/// Calls run(loop), where loop(count, pointers, strides) updates parameter, mean, square and, for AMSGrad, max_square,
+/// from the gradient, which is last.
+template <class T, class Run>
+void adam(const AdamUpdate& update, bool is_amsgrad, const Run& run) {
   using W = Wide<T>;
   const W eps = update.eps;
   const W kept_mean = update.beta1, new_mean = 1 - update.beta1;
@@ -68,15 +79,15 @@ void adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Ten
     value -= step_size * mean_now / (std::sqrt(largest(square_now)) * root_scale + eps);
     p = value;
   };
-  if (!max_square.defined()) {
-    for_parts<T>({&parameter, &mean, &square}, gradient, [&](int64_t count, auto at, auto stride) {
+  if (!is_amsgrad) {
+    run([&](int64_t count, auto at, auto stride) {
       T *p = at(0), *m = at(1), *v = at(2), *g = at(3);
       const int64_t dp = stride(0), dm = stride(1), dv = stride(2), dg = stride(3);
       LOCKSTEP_INDEPENDENT_ITERATIONS
       for (int64_t i = 0; i < count; ++i) one(p[i * dp], g[i * dg], m[i * dm], v[i * dv], [](W now) { return now; });
     });
   } else {
-    for_parts<T>({&parameter, &mean, &square, &max_square}, gradient, [&](int64_t count, auto at, auto stride) {
+    run([&](int64_t count, auto at, auto stride) {
       T *p = at(0), *m = at(1), *v = at(2), *x = at(3), *g = at(4);
       const int64_t dp = stride(0), dm = stride(1), dv = stride(2), dx = stride(3), dg = stride(4);
       LOCKSTEP_INDEPENDENT_ITERATIONS
@@ -91,22 +102,23 @@ void adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Ten
   }
 }
 
-template <class T>
-void sgd(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& momentum, const SgdUpdate& update) {
+/// The same for parameter, momentum, if there is one, and gradient.
+template <class T, class Run>
+void sgd(const SgdUpdate& update, bool has_momentum, const Run& run) {
   using W = Wide<T>;
   const W lr = update.lr, decay = update.weight_decay;
   const W kept = update.is_first ? W(0) : W(update.momentum), added = update.is_first ? 1 : 1 - update.dampening;
   const W ahead = update.momentum;
   const bool is_nesterov = update.is_nesterov;
-  if (!momentum.defined()) {
-    for_parts<T>({&parameter}, gradient, [&](int64_t count, auto at, auto stride) {
+  if (!has_momentum) {
+    run([&](int64_t count, auto at, auto stride) {
       T *p = at(0), *g = at(1);
       const int64_t dp = stride(0), dg = stride(1);
       LOCKSTEP_INDEPENDENT_ITERATIONS
       for (int64_t i = 0; i < count; ++i) p[i * dp] = W(p[i * dp]) - lr * (W(g[i * dg]) + decay * W(p[i * dp]));
     });
   } else {
-    for_parts<T>({&parameter, &momentum}, gradient, [&](int64_t count, auto at, auto stride) {
+    run([&](int64_t count, auto at, auto stride) {
       T *p = at(0), *b = at(1), *g = at(2);
       const int64_t dp = stride(0), db = stride(1), dg = stride(2);
       LOCKSTEP_INDEPENDENT_ITERATIONS
@@ -125,14 +137,50 @@ void sgd(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tens
 
 void update_adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& mean,
                  const at::Tensor& square, const at::Tensor& max_square, const AdamUpdate& update) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, parameter.scalar_type(), "adam",
-                                  [&] { adam<scalar_t>(parameter, gradient, mean, square, max_square, update); });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, parameter.scalar_type(), "adam", [&] {
+    adam<scalar_t>(update, max_square.defined(), [&](const auto& loop) {
+      if (max_square.defined())
+        for_parts<scalar_t>({&parameter, &mean, &square, &max_square}, gradient, loop);
+      else
+        for_parts<scalar_t>({&parameter, &mean, &square}, gradient, loop);
+    });
+  });
+}
+
+void update_adam(const ElementRange& range, const void* gradient, const AdamUpdate& update) {
+  const auto& [dtype, count, parameter, mean, square, max_square] = range;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "adam", [&, count = count] {
+    adam<scalar_t>(update, max_square != nullptr, [&](const auto& loop) {
+      if (max_square)
+        for_range<scalar_t>(count, {parameter, mean, square, max_square}, gradient, loop);
+      else
+        for_range<scalar_t>(count, {parameter, mean, square}, gradient, loop);
+    });
+  });
 }
 
 void update_sgd(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& momentum,
                 const SgdUpdate& update) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, parameter.scalar_type(), "sgd",
-                                  [&] { sgd<scalar_t>(parameter, gradient, momentum, update); });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, parameter.scalar_type(), "sgd", [&] {
+    sgd<scalar_t>(update, momentum.defined(), [&](const auto& loop) {
+      if (momentum.defined())
+        for_parts<scalar_t>({&parameter, &momentum}, gradient, loop);
+      else
+        for_parts<scalar_t>({&parameter}, gradient, loop);
+    });
+  });
+}
+
+void update_sgd(const ElementRange& range, const void* gradient, const SgdUpdate& update) {
+  const auto& [dtype, count, parameter, momentum, square, max_square] = range;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "sgd", [&] {
+    sgd<scalar_t>(update, momentum != nullptr, [&](const auto& loop) {
+      if (momentum)
+        for_range<scalar_t>(count, {parameter, momentum}, gradient, loop);
+      else
+        for_range<scalar_t>(count, {parameter}, gradient, loop);
+    });
+  });
 }
 
 }  // namespace lockstep::detail

@@ -8,7 +8,17 @@ namespace lockstep::detail {
 
 /// Each function updates one parameter in one pass over the memory of the parameter and its state, on LibTorch's
 /// threads. All tensors must have the same sizes and the same floating-point dtype; half and bfloat16 are computed in
-/// float32.
+/// float32. The overloads for an ElementRange update elements that lie one after the other, on the calling thread.
+
+/// Elements of a parameter and of its state.
+struct ElementRange {
+  at::ScalarType dtype{};
+  int64_t count = 0;
+  void* parameter = nullptr;
+  void* first = nullptr;       // Adam: the mean; SGD: the momentum, or null
+  void* second = nullptr;      // Adam: the square
+  void* max_second = nullptr;  // null except for AMSGrad
+};
 
 struct AdamUpdate {
   double lr = 0;
@@ -23,6 +33,7 @@ struct AdamUpdate {
 /// `max_square` is undefined except for AMSGrad.
 void update_adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& mean,
                  const at::Tensor& square, const at::Tensor& max_square, const AdamUpdate& update);
+void update_adam(const ElementRange& range, const void* gradient, const AdamUpdate& update);
 
 struct SgdUpdate {
   double lr = 0;
@@ -35,5 +46,6 @@ struct SgdUpdate {
 /// `momentum` is the momentum buffer; undefined for SGD without momentum.
 void update_sgd(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& momentum,
                 const SgdUpdate& update);
+void update_sgd(const ElementRange& range, const void* gradient, const SgdUpdate& update);
 
 }  // namespace lockstep::detail

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "comm/shared_memory_calls.h"
 #include "optim/layout.h"
 
 namespace lockstep::detail {
@@ -12,8 +13,6 @@ namespace {
 
 // The alignment of LibTorch's GPU allocator, so that matrices have the alignment that the fastest kernels need.
 constexpr int64_t kShardAlignBytes = 512;
-
-const CallOptions kInStep{.site = {"step of ZeroRedundancyOptimizer", 0}};
 
 /// Rank 0's storages and offsets, because all ranks need the same plan. Collective.
 std::vector<ParameterRange> ranges_of(const std::vector<at::Tensor>& parameters, const ProcessGroup& group) {
@@ -38,7 +37,7 @@ std::vector<ParameterRange> ranges_of(const std::vector<at::Tensor>& parameters,
 
 }  // namespace
 
-ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> parameters, ShardBy by)
+ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> parameters, ShardBy by, Buffer buffer)
     : group_(group), parameters_(std::move(parameters)) {
   const c10::NoGradGuard no_grad;
   const auto dtype = parameters_.front().scalar_type();
@@ -46,8 +45,10 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
   for (const auto& parameter : parameters_) sizes.push_back(parameter.numel());
   plan_ = plan_shards(ranges_of(parameters_, group), group.size(), by,
                       kShardAlignBytes / static_cast<int64_t>(c10::elementSize(dtype)));
-  pieces_ = pieces_of(plan_, sizes, group.rank());
-  memory_ = group.allocate({plan_.elements()}, dtype).zero_();  // the padding is sent as well
+  pieces_ = detail::pieces_of(plan_, sizes, group.rank());
+  memory_ = buffer == Buffer::kShared
+                ? allocate_shared(group, plan_.elements(), dtype, kInConstructor)
+                : group.allocate({plan_.elements()}, dtype).zero_();  // the padding is sent as well
   for (int rank = 0; rank < group.size(); ++rank)
     shares_.push_back(memory_.narrow(0, plan_.begins[rank], plan_.size_of(rank)));
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -57,14 +58,33 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
                           ? place.as_strided(parameter.sizes(), parameter.strides())
                           : place.view(parameter.sizes()))
                          .detach());
-    homes_.back().copy_(parameter);
-    parameter.set_data(homes_.back());
+    if (buffer == Buffer::kOwn || group.rank() == 0) homes_.back().copy_(parameter);
   }
 }
 
-at::Tensor ShardedMemory::values(const ShardPiece& piece) const {
+std::vector<ShardPiece> ShardedMemory::pieces_of(int rank) const {
+  std::vector<int64_t> sizes;
+  for (const auto& parameter : parameters_) sizes.push_back(parameter.numel());
+  return detail::pieces_of(plan_, sizes, rank);
+}
+
+void ShardedMemory::move_parameters() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].set_data(homes_[i]);
+}
+
+std::optional<size_t> ShardedMemory::first_difference() const {
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto values = parameters_[i].contiguous().view({-1}).view(at::kByte);
+    if (!at::equal(values, homes_[i].contiguous().view({-1}).view(at::kByte))) return i;
+  }
+  return std::nullopt;
+}
+
+at::Tensor ShardedMemory::values(const ShardPiece& piece, const at::Tensor& buffer) const {
   const auto& home = homes_[piece.parameter];
-  return (is_whole(piece) ? home : as_row(home).narrow(0, piece.begin, piece.size)).detach();
+  const auto row = buffer.narrow(0, plan_.offsets[piece.parameter] + piece.begin, piece.size);
+  return (is_whole(piece) ? row.as_strided(home.sizes(), home.strides()) : row).detach();
 }
 
 at::Tensor ShardedMemory::gradient(const ShardPiece& piece) const {

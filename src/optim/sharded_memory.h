@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -9,19 +10,38 @@
 
 namespace lockstep::detail {
 
+// Call sites, for error messages.
+inline const CallOptions kInStep{.site = {"step of ZeroRedundancyOptimizer", 0}};
+inline const CallOptions kInConstructor{.site = {"constructor of ZeroRedundancyOptimizer", 0}};
+
 /// Parameters of one dtype in one contiguous buffer, divided into one share per rank. Each rank updates its share and
-/// receives the other ranks' shares. Not thread-safe.
+/// receives the other ranks' shares, or all ranks have the same buffer. Not thread-safe.
 class ShardedMemory {
  public:
-  /// Moves the parameters into the buffer. They keep their values and, if dense, their strides; pointers to the old
-  /// storage become stale. All ranks must pass the same parameters.
-  ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> parameters, ShardBy by);
+  /// Whether each rank has a buffer of its own, or all ranks share one.
+  enum class Buffer { kOwn, kShared };
+
+  /// Copies the values of the parameters into the buffer: in a shared buffer, those of rank 0. All ranks must pass the
+  /// same parameters.
+  ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> parameters, ShardBy by, Buffer buffer);
+
+  /// Makes the buffer the memory of the parameters. They keep their sizes and, if dense, their strides; pointers to the
+  /// old storage become stale.
+  void move_parameters() const;
+
+  /// Returns the first parameter whose values differ from those in the buffer, bit for bit.
+  std::optional<size_t> first_difference() const;
 
   /// The pieces of parameters in this rank's share.
   const std::vector<ShardPiece>& pieces() const { return pieces_; }
+  std::vector<ShardPiece> pieces_of(int rank) const;
   /// Returns the elements of a piece: flat, or in the parameter's sizes if the piece is the whole parameter. Shares
   /// memory with the parameter.
-  at::Tensor values(const ShardPiece& piece) const;
+  at::Tensor values(const ShardPiece& piece) const { return values(piece, memory_); }
+  /// The same in another buffer of elements() elements.
+  at::Tensor values(const ShardPiece& piece, const at::Tensor& buffer) const;
+  int64_t elements() const { return plan_.elements(); }
+  at::ScalarType dtype() const { return memory_.scalar_type(); }
   /// The same for the parameter's gradient; undefined if there is none. May be a copy.
   at::Tensor gradient(const ShardPiece& piece) const;
 
@@ -29,7 +49,7 @@ class ShardedMemory {
   /// Returns false if its sizes, dtype or device have changed.
   bool restore_storage(size_t parameter) const;
 
-  /// Sends this rank's share to all ranks and receives theirs. Collective.
+  /// Sends this rank's share to all ranks and receives theirs. Collective. Not for a shared buffer.
   void gather() const;
 
  private:

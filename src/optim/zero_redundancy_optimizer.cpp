@@ -19,7 +19,9 @@ ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(std::vector<torch::opti
                                                          void (*before_replay)(torch::optim::Optimizer&))
     : Optimizer(std::move(groups), std::move(defaults)),
       before_step_(options.before_step),
-      shard_(std::make_shared<Shard>(*this, std::move(names), std::move(group), shard_by, make, before_replay)) {}
+      shard_(std::make_shared<Shard>(*this, std::move(names), std::move(group), shard_by,
+                                     options.share_parameters ? Shard::Buffer::kShared : Shard::Buffer::kOwn,
+                                     options.undo, make, before_replay)) {}
 
 ZeroRedundancyOptimizerBase::~ZeroRedundancyOptimizerBase() {
   shard_->release();
@@ -46,6 +48,13 @@ void ZeroRedundancyOptimizerBase::step_unless(const at::Tensor& skip) {
 
 void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
   const c10::NoGradGuard no_grad;
+  if (shard_->updates_in_backward()) {
+    if (skip.defined())
+      throw UsageError(shard_->group().rank(),
+                       "ZeroRedundancyOptimizer: a GradScaler cannot be used with update_in_backward, because the "
+                       "parameters are updated before it has looked at all gradients; leave update_in_backward out");
+    return shard_->end_updates();
+  }
   shard_->note_writes();
   shard_->check_unchanged();
   if (join_) shard_->do_as(join_->round().last_rank());
@@ -53,6 +62,18 @@ void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
   if (detail::is_capturing(shard_->group().device()))
     detail::Recording::before_replay([shard = shard_] { shard->take_options(); });
   shard_->step(skip);
+}
+
+std::shared_ptr<BucketUpdate> ZeroRedundancyOptimizerBase::bucket_update() const {
+  if (before_step_)
+    throw UsageError(shard_->group().rank(),
+                     "ZeroRedundancyOptimizer: the option before_step cannot be combined with bucket_update(): the "
+                     "parameters are updated before step() is called");
+  return shard_;
+}
+
+bool ZeroRedundancyOptimizerBase::undo_step() {
+  return shard_->undo_step();
 }
 
 OptimizerState ZeroRedundancyOptimizerBase::consolidated_state_dict(int dst) const {
@@ -105,6 +126,10 @@ void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<detail::JoinContext
   if (is_first)
     throw UsageError(shard_->group().rank(),
                      "join: the optimizer is listed before the wrapper; call join({&ddp, &optimizer}, ...)");
+  if (shard_->updates_in_backward())
+    throw UsageError(shard_->group().rank(),
+                     "join: update_in_backward is not supported in a join, because a rank without inputs does not know "
+                     "the learning rates of the others; leave update_in_backward out");
   join_ = std::move(context);
 }
 

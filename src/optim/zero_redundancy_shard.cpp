@@ -21,14 +21,21 @@ using torch::optim::OptimizerParamGroup;
 }  // namespace
 
 ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::string> names, ProcessGroup group,
-                                          ShardBy by, const Make& make, void (*before_replay)(Optimizer&))
-    : outer_(&outer), names_(std::move(names)), group_(std::move(group)), before_replay_(before_replay) {
+                                          ShardBy by, Buffer buffer, bool keeps_undo, const Make& make,
+                                          void (*before_replay)(Optimizer&))
+    : outer_(&outer),
+      names_(std::move(names)),
+      group_(std::move(group)),
+      buffer_(buffer),
+      keeps_undo_(keeps_undo),
+      before_replay_(before_replay) {
   for (size_t g = 0; g < outer.param_groups().size(); ++g)
     for (const auto& parameter : outer.param_groups()[g].params()) {
       parameters_.push_back(parameter);
       group_of_.push_back(g);
     }
   check_parameters();
+  if (buffer_ == Buffer::kShared) check_can_share();
   move_parameters(by);
 
   std::vector<OptimizerParamGroup> groups;
@@ -39,6 +46,7 @@ ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::str
     groups.emplace_back(std::move(values), outer.param_groups()[g].options().clone());
   }
   inner_ = make(std::move(groups));
+  written_ = versions();
 }
 
 std::string ZeroRedundancyOptimizerBase::Shard::name_of(size_t parameter) const {
@@ -97,24 +105,42 @@ void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
 void ZeroRedundancyOptimizerBase::Shard::move_parameters(ShardBy by) {
   std::map<at::ScalarType, std::vector<size_t>> by_dtype;
   for (size_t i = 0; i < parameters_.size(); ++i) by_dtype[parameters_[i].scalar_type()].push_back(i);
-  for (const auto& [dtype, members] : by_dtype) {
-    std::vector<at::Tensor> alike;
-    for (size_t i : members) alike.push_back(parameters_[i]);
-    memories_.push_back({members, detail::ShardedMemory(group_, std::move(alike), by)});
-    for (const auto& piece : memories_.back().memory.pieces()) {
-      const size_t parameter = members[piece.parameter];
-      shares_.push_back({memories_.size() - 1, piece, {parameter, piece.begin, piece.size}, group_of_[parameter]});
+  for (const auto& [dtype, alike] : by_dtype)
+    for (const auto& members : segments(alike, by)) {
+      std::vector<at::Tensor> tensors;
+      for (size_t i : members) tensors.push_back(parameters_[i]);
+      memories_.push_back({members, detail::ShardedMemory(group_, std::move(tensors), by, buffer_)});
+      for (const auto& piece : memories_.back().memory.pieces()) {
+        const size_t parameter = members[piece.parameter];
+        shares_.push_back({memories_.size() - 1, piece, {parameter, piece.begin, piece.size}, group_of_[parameter]});
+      }
     }
-  }
+  if (buffer_ == Buffer::kShared) check_equal_values();
+  for (const auto& memory : memories_) memory.memory.move_parameters();
   std::sort(shares_.begin(), shares_.end(),
             [](const Share& a, const Share& b) { return a.overall.parameter < b.overall.parameter; });
 }
 
-void ZeroRedundancyOptimizerBase::Shard::note_writes() {
-  std::vector<std::pair<uint64_t, const void*>> now;
+ZeroRedundancyOptimizerBase::Shard::Versions ZeroRedundancyOptimizerBase::Shard::versions() const {
+  Versions result;
   for (const auto& parameter : parameters_)
-    now.emplace_back(static_cast<uint64_t>(parameter._version()), parameter.data_ptr());
-  if (std::exchange(written_, std::move(now)) == written_) return;
+    result.emplace_back(static_cast<uint64_t>(parameter._version()), parameter.data_ptr());
+  return result;
+}
+
+/// The parameters that were written to, or got other memory, since the last step.
+std::vector<size_t> ZeroRedundancyOptimizerBase::Shard::written_parameters() const {
+  const auto now = versions();
+  std::vector<size_t> written;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (now[i] != written_[i]) written.push_back(i);
+  return written;
+}
+
+void ZeroRedundancyOptimizerBase::Shard::note_writes() {
+  const auto written = written_parameters();
+  if (buffer_ == Buffer::kShared) agree_on_writes(written);
+  if (written.empty()) return;
   for (const auto& group : inner_->param_groups())
     for (const auto& values : group.params()) values.unsafeGetTensorImpl()->bump_version();
 }
@@ -181,7 +207,13 @@ void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
     inner_->step();
   for (auto& group : inner_->param_groups())
     for (auto& values : group.params()) values.mutable_grad().reset();  // zero_grad() can then free the gradients
-  for (const auto& [members, memory] : memories_) memory.gather();
+  if (buffer_ == Buffer::kOwn) {
+    for (const auto& memory : memories_) memory.memory.gather();
+  } else {
+    group_.barrier(detail::kInStep);
+    for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
+  }
+  written_ = versions();
   step_incomplete_ = false;
 }
 

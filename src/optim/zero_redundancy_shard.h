@@ -3,12 +3,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "optim/sharded_memory.h"
+#include "optim/shared_state.h"
 
 // Overview.
 //
@@ -30,17 +32,20 @@ namespace lockstep {
 
 /// This rank's share of the parameters and the inner optimizer. Captured steps may keep it alive after the optimizer is
 /// destroyed.
-class ZeroRedundancyOptimizerBase::Shard {
+class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
  public:
-  Shard(torch::optim::Optimizer& outer, std::vector<std::string> names, ProcessGroup group, ShardBy by,
-        const Make& make, void (*before_replay)(torch::optim::Optimizer&));
+  using Buffer = detail::ShardedMemory::Buffer;
+
+  Shard(torch::optim::Optimizer& outer, std::vector<std::string> names, ProcessGroup group, ShardBy by, Buffer buffer,
+        bool keeps_undo, const Make& make, void (*before_replay)(torch::optim::Optimizer&));
 
   void release() { outer_ = nullptr; }
   const ProcessGroup& group() const { return group_; }
   torch::optim::Optimizer& inner() const { return *inner_; }
 
   /// Tells the inner optimizer, whose parameters are views, that others have written into the parameters, or replaced
-  /// their memory, since the last step.
+  /// their memory, since the last step. If the ranks share the parameters, throws MismatchError on all ranks unless all
+  /// ranks have written the same ones; collective then.
   void note_writes();
   void check_unchanged() const;
   void do_as(int rank) const;
@@ -51,6 +56,14 @@ class ZeroRedundancyOptimizerBase::Shard {
     take_options();
     before_replay_(*inner_);
   }
+
+  // BucketUpdate, for shared parameters.
+  void check(const ProcessGroup& group, const std::vector<std::pair<std::string, at::Tensor>>& parameters) override;
+  Work update(const Bucket& bucket) override;
+  bool updates_in_backward() const { return updates_in_backward_; }
+  /// Ends a step whose updates were made in backward.
+  void end_updates();
+  bool undo_step();
 
   OptimizerState consolidate(int dst) const;
   void load(const OptimizerState& state);
@@ -74,6 +87,14 @@ class ZeroRedundancyOptimizerBase::Shard {
   std::string what_is_wrong() const;
   void check_parameters() const;
   void move_parameters(ShardBy by);
+  void check_can_share() const;
+  void check_equal_values() const;
+  std::vector<std::vector<size_t>> segments(const std::vector<size_t>& members, ShardBy by) const;
+  using Versions = std::vector<std::pair<uint64_t, const void*>>;  // by parameter: version and address
+  Versions versions() const;
+  std::vector<size_t> written_parameters() const;
+  void begin_updates();
+  void agree_on_writes(const std::vector<size_t>& written) const;
   void check_complete() const;
   void load_inner(const OptimizerState& mine);
   std::vector<OptimizerState::Group> complete_groups(std::vector<OptimizerState::Group> groups) const;
@@ -88,14 +109,28 @@ class ZeroRedundancyOptimizerBase::Shard {
   torch::optim::Optimizer* outer_;  // null after release()
   const std::vector<std::string> names_;
   const ProcessGroup group_;
+  const Buffer buffer_;
+  const bool keeps_undo_;
   void (*const before_replay_)(torch::optim::Optimizer&);
   std::vector<at::Tensor> parameters_;  // of all groups, concatenated
   std::vector<size_t> group_of_;        // by parameter
-  std::vector<Memory> memories_;        // by dtype
+  std::vector<Memory> memories_;        // by dtype; several for each dtype if they are shared
   std::vector<Share> shares_;           // in the order of the inner optimizer's parameters
   std::unique_ptr<torch::optim::Optimizer> inner_;
-  std::vector<std::pair<uint64_t, const void*>> written_;  // versions and addresses of parameters_ after the last step
-  bool step_incomplete_ = false;                           // a step has started but did not finish
+  Versions written_;              // of parameters_ after the last step
+  bool step_incomplete_ = false;  // a step has started but did not finish
+  // With update_in_backward:
+  bool updates_in_backward_ = false;
+  std::unordered_map<const c10::TensorImpl*, size_t> index_of_;               // of parameters_
+  std::vector<std::vector<size_t>> shares_of_;                                // by parameter: indices into shares_
+  std::vector<at::Tensor> inner_parameters_;                                  // by share
+  std::vector<detail::SharedState> states_;                                   // by memory
+  std::vector<detail::ElementUpdate::Memory> places_;                         // by share
+  int32_t steps_ = 0;                                                         // begun so far
+  std::string note_of_writes_;                                                // before this step; empty: none
+  std::vector<Work> pending_;                                                 // of this step
+  std::vector<std::shared_ptr<std::vector<detail::ElementUpdate>>> updates_;  // of this step
+  std::vector<char> updated_;                                                 // by parameter: in this step
 };
 
 }  // namespace lockstep

@@ -445,6 +445,15 @@ TEST(OptimizersPage, AShardedStepIsThatOfLibTorch) {
   });
 }
 
+TEST(OptimizersPage, RanksShareTheirParameters) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    auto model = seeded_net();
+#include "docs/optimizers/one_copy_of_the_parameters_per_host.inc"
+    expect_adamw(optimizer, ddp, model, world);
+    EXPECT_FALSE(ddp.parameters()[0].grad().defined());
+  });
+}
+
 TEST(OptimizersPage, AShardedOptimizerTakesParametersNamesAndGroups) {
   on_two_ranks([](const lockstep::ProcessGroup& world) {
     auto net = seeded_net();

@@ -41,7 +41,7 @@ TEST(BenchModel, TakesItsInputToClasses) {
 
 TEST(BenchTraining, GoesBackToWhereItBegan) {
   const auto batch = make_batch("cnn", 0);
-  const auto training = make_local_training("cnn");
+  const auto training = make_local_training("cnn", "sgd");
   const auto trained = [&] {
     training->reset();
     training->step(batch);
@@ -58,7 +58,7 @@ TEST(BenchTraining, GoesBackToWhereItBegan) {
 
 TEST(BenchTraining, BeginsEachStepWithoutGradients) {
   const auto batch = make_batch("small", 0);
-  const auto training = make_local_training("small");
+  const auto training = make_local_training("small", "sgd");
   training->step(batch);
   const auto once = training->parameters()[0].grad().clone();
   training->reset();
@@ -69,16 +69,16 @@ TEST(BenchTraining, BeginsEachStepWithoutGradients) {
 TEST(BenchChecks, FindRightGradientsRight) {
   for (const auto& model : model_names())
     run_threads(3, [&](const ProcessGroup& world) {
-      const auto local = make_local_training(model);
-      const auto ddp = make_ddp_training(model, world);
+      const auto local = make_local_training(model, "sgd");
+      const auto ddp = make_ddp_training(model, "sgd", world);
       EXPECT_EQ(count_wrong_gradients(*ddp, *local, model, world.rank(), world.size()), 0) << model;
     });
 }
 
 TEST(BenchChecks, FindOutRanksThatDoNotTalk) {
   run_threads(2, [](const ProcessGroup& world) {
-    const auto local = make_local_training("small");
-    const auto silent = make_local_training("small");
+    const auto local = make_local_training("small", "sgd");
+    const auto silent = make_local_training("small", "sgd");
     EXPECT_EQ(count_wrong_gradients(*silent, *local, "small", world.rank(), world.size()), 6);  // all
   });
 }
@@ -116,15 +116,15 @@ int64_t wrong_after(const std::function<std::unique_ptr<Training>(const ProcessG
 }
 
 TEST(BenchTogether, FindsOutWhoIsOutOfStep) {
-  EXPECT_EQ(wrong_after([](const ProcessGroup& world) { return make_ddp_training("small", world); }), 0);
-  EXPECT_EQ(wrong_after([](const ProcessGroup&) { return make_local_training("small"); }), 2 * 6);
+  EXPECT_EQ(wrong_after([](const ProcessGroup& world) { return make_ddp_training("small", "sgd", world); }), 0);
+  EXPECT_EQ(wrong_after([](const ProcessGroup&) { return make_local_training("small", "sgd"); }), 2 * 6);
 }
 
 TEST(BenchAlone, LeavesTheOthersAsTheyAre) {
   PageFile file(2);
   run_threads(2, [&](const ProcessGroup& world) {
     SharedPage page(file.path(), world.rank(), 2, true);
-    const auto training = make_local_training("small");
+    const auto training = make_local_training("small", "sgd");
     const auto before = training->parameters()[0].detach().clone();
     AloneSide side({*training, make_batch("small", world.rank()), 2}, page);
     side.prepare(1);
@@ -191,6 +191,37 @@ TEST(BenchMeasureDdp, TellsEverythingInItsOrder) {
     for (double time : *times) EXPECT_GT(time, 0);
   }
   EXPECT_TRUE(samples.python_us.empty());
+  EXPECT_TRUE(samples.shared_us.empty());
+}
+
+TEST(BenchMeasureDdp, ComparesSharedParametersWithAdamW) {
+  DdpPlan plan;
+  plan.models = {"small"};
+  plan.optimizer = "adamw";
+  plan.rounds = 5;
+  plan.oversubscribed = true;
+  PageFile file(2);
+  std::vector<DdpMessage> told;
+  run_threads(2,
+              [&](const ProcessGroup& world) {
+                SharedPage page(file.path(), world.rank(), 2, plan.oversubscribed);
+                measure_ddp(plan, world, page, [&](const DdpMessage& message) { told.push_back(message); });
+              },
+              {.backend = "shm"});
+  ASSERT_EQ(told.size(), 3U);
+  const auto& samples = std::get<DdpSamples>(told[2]);
+  EXPECT_EQ(samples.wrong, 0);
+  EXPECT_EQ(samples.shared_us.size(), 5U);
+}
+
+TEST(BenchDdpCheck, CountsParametersThatDiffer) {
+  const auto batch = make_batch("small", 0);
+  EXPECT_EQ(
+      count_different_parameters(*make_local_training("small", "adamw"), *make_local_training("small", "adamw"), batch),
+      0);
+  EXPECT_EQ(
+      count_different_parameters(*make_local_training("small", "adamw"), *make_local_training("small", "sgd"), batch),
+      6);
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ TEST(BenchDdpRequest, TrainsAllModelsOverTheBackendThatFits) {
   const auto plan = plan_of(request());
   EXPECT_THAT(plan.models, ElementsAre("small", "cnn", "mlp"));
   EXPECT_EQ(plan.backend, "auto");
+  EXPECT_EQ(plan.optimizer, "sgd");
   EXPECT_EQ(plan.ranks, 2);
   EXPECT_EQ(plan.python, "");
 }
@@ -46,12 +47,14 @@ TEST(BenchDdpRequest, KeepsTheOrderThatIsAskedFor) {
   auto asked = request();
   asked.models = {"mlp", "small"};
   asked.backend = "gloo";
+  asked.optimizer = "adamw";
   asked.ranks = 4;
   asked.rounds = 9;
   asked.check = false;
   const auto plan = plan_of(asked);
   EXPECT_THAT(plan.models, ElementsAre("mlp", "small"));
   EXPECT_EQ(plan.backend, "gloo");
+  EXPECT_EQ(plan.optimizer, "adamw");
   EXPECT_EQ(plan.ranks, 4);
   EXPECT_EQ(plan.rounds, 9);
   EXPECT_FALSE(plan.check);
@@ -68,6 +71,9 @@ TEST(BenchDdpRequest, SaysWhatThereIs) {
   expect_ddp_refusal(asked, "--backend: unknown backend 'nccl'; this build has auto, gloo, shm");
   asked.backend = "threads";
   expect_ddp_refusal(asked, "unknown backend 'threads'");
+  asked = request();
+  asked.optimizer = "adam";
+  expect_ddp_refusal(asked, "--optimizer is 'adam': it must be sgd or adamw");
   asked = request();
   asked.against = "horovod";
   expect_ddp_refusal(asked, "--against is \"horovod\": it must be python");
@@ -94,6 +100,7 @@ TEST(BenchDdpRequest, RefusesNumbersOutOfRange) {
 
 TEST(BenchDdpPlan, SurvivesTheWayToTheRanks) {
   auto plan = plan_of(request());
+  plan.optimizer = "adamw";
   plan.python = "/usr/bin/python3";
   plan.python_store = "/proc/1/fd/5";
   plan.rounds = 7;
@@ -111,6 +118,7 @@ DdpSamples some_samples() {
   samples.steps = 12;
   samples.local_us = {8000, 7000, 9000};
   samples.ddp_us = {11000, 10000, 9000};
+  samples.shared_us = {7000, 6000, 5000};
   samples.alone_us = {6000, 6000, 6000};
   samples.python_us = {25000, 25000, 25000};
   return samples;
@@ -136,6 +144,7 @@ TEST(BenchDdpRow, ComparesTheSides) {
   EXPECT_DOUBLE_EQ(row.exposed_ms(), 2);
   EXPECT_DOUBLE_EQ(row.exposed_fraction(), 0.2);
   EXPECT_DOUBLE_EQ(row.ratio_to_local(), 1.25);
+  EXPECT_DOUBLE_EQ(*row.shared_ratio_to_local(), 0.75);
   EXPECT_DOUBLE_EQ(*row.ratio_to_python(), 2.5);
   EXPECT_DOUBLE_EQ(row.efficiency(), 0.6);
   EXPECT_EQ(row.rounds, 3U);
@@ -154,6 +163,8 @@ TEST(BenchDdpRow, IsOneObjectWithAllThatWasMeasured) {
   EXPECT_EQ(object["local_p10_ms"], 7.2);
   EXPECT_EQ(object["ddp_ms"], 10.0);
   EXPECT_EQ(object["python_p90_ms"], 25.0);
+  EXPECT_EQ(object["shared_ms"], 6.0);
+  EXPECT_EQ(object["shared_ratio_to_local"], 0.75);
   EXPECT_EQ(object["alone_ms"], 6.0);
   EXPECT_EQ(object["exposed_ms"], 2.0);
   EXPECT_EQ(object["ratio_to_local"], 1.25);
@@ -165,10 +176,12 @@ TEST(BenchDdpRow, IsOneObjectWithAllThatWasMeasured) {
 TEST(BenchDdpRow, HasNullsForWhatWasNotMeasured) {
   auto samples = some_samples();
   samples.python_us.clear();
+  samples.shared_us.clear();
   auto unchecked = request();
   unchecked.check = false;
   const auto object = nlohmann::json::parse(to_json_line(make_ddp_row(plan_of(unchecked), {}, samples)));
-  for (const char* field : {"python_ms", "python_p10_ms", "ratio_to_python", "wrong"}) {
+  for (const char* field :
+       {"python_ms", "python_p10_ms", "ratio_to_python", "shared_ms", "shared_ratio_to_local", "wrong"}) {
     EXPECT_TRUE(object.contains(field)) << field;
     EXPECT_TRUE(object[field].is_null()) << field;
   }
@@ -180,19 +193,22 @@ TEST(BenchDdpTable, HasALineForEachSide) {
             "#                    (ms)     (ms)     (ms)      \n"
             "  cnn    local      8.000    7.200    8.800      \n"
             "  cnn    ddp        10.00    9.200    10.80     0\n"
+            "  cnn    shared     6.000    5.200    6.800      \n"
             "  cnn    alone      6.000    6.000    6.000      \n"
             "  cnn    python     25.00    25.00    25.00      \n");
   EXPECT_EQ(ddp_comparison({row_of(some_samples())}),
             "#\n"
-            "# model   exposed  exposed  ddp/local  python/ddp  efficiency\n"
-            "#            (ms)      (%)                                (%)\n"
-            "  cnn       2.000     20.0      1.25x       2.50x        60.0\n");
+            "# model   exposed  exposed  ddp/local  shared/local  python/ddp  efficiency\n"
+            "#            (ms)      (%)                                              (%)\n"
+            "  cnn       2.000     20.0      1.25x         0.75x       2.50x        60.0\n");
 }
 
-TEST(BenchDdpTable, DoesWithoutPython) {
+TEST(BenchDdpTable, DoesWithoutPythonAndSharedParameters) {
   auto samples = some_samples();
   samples.python_us.clear();
+  samples.shared_us.clear();
   EXPECT_THAT(ddp_lines(row_of(samples)), Not(HasSubstr("python")));
+  EXPECT_THAT(ddp_lines(row_of(samples)), Not(HasSubstr("shared")));
   EXPECT_THAT(ddp_comparison({row_of(samples)}), HasSubstr("      1.25x           -        60.0\n"));
 }
 

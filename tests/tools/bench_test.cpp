@@ -169,7 +169,9 @@ TEST(BenchRequest, RefusesWhatWouldHaveNoEffect) {
   expect_refusal(asked, "a barrier carries no data");
   asked = request("all-reduce");
   asked.models = {"cnn"};
-  expect_refusal(asked, "--models, --against and --backend do not apply to all-reduce, only to ddp, gpu or checkpoint");
+  expect_refusal(
+      asked,
+      "--models, --against, --backend and --optimizer do not apply to all-reduce, only to ddp, gpu or checkpoint");
   EXPECT_THAT(make_collective_plan(request("barrier"), {"gloo"}).sizes, ElementsAre(0));
 }
 

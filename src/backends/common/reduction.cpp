@@ -1,8 +1,13 @@
 #include "backends/common/reduction.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <type_traits>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <lockstep/error.h>
 
@@ -17,7 +22,8 @@ namespace {
 using Outputs = std::span<void* const>;
 using Inputs = std::span<const void* const>;
 
-constexpr int64_t kBlock = 1024;  // elements; their sums fit into the L1 cache
+constexpr int64_t kBlock = 1024;           // elements; their sums fit into the L1 cache
+constexpr int64_t kPartBytes = 16 * 1024;  // of reduce_ranges_in_cache
 
 // Integers are added and multiplied as unsigned, because signed overflow is undefined.
 template <class T>
@@ -325,6 +331,29 @@ void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarT
     default:
       throw UsageError(text("cannot reduce dtype ", c10::toString(dtype)));
   }
+}
+
+void reduce_ranges_in_cache(Inputs inputs, const at::Tensor& like, ReduceOp op,
+                            const std::vector<Backend::Range>& ranges, const Backend::Consume& consume) {
+  const auto width = static_cast<int64_t>(like.element_size());
+  const int64_t step = kPartBytes / width;
+  std::vector<int64_t> first_part{0};  // of each range, and the number of all
+  for (const auto& range : ranges) first_part.push_back(first_part.back() + (range.size + step - 1) / step);
+  at::parallel_for(0, first_part.back(), /*grain_size=*/16, [&](int64_t part, int64_t end) {
+    alignas(64) std::array<char, kPartBytes> values;
+    c10::SmallVector<const void*, 16> sources(inputs.size());
+    auto range =
+        static_cast<size_t>(std::upper_bound(first_part.begin(), first_part.end(), part) - first_part.begin() - 1);
+    for (; part < end; ++part) {
+      while (part >= first_part[range + 1]) ++range;
+      const int64_t begin = (part - first_part[range]) * step;
+      const int64_t count = std::min(step, ranges[range].size - begin);
+      for (size_t i = 0; i < inputs.size(); ++i)
+        sources[i] = static_cast<const char*>(inputs[i]) + (ranges[range].begin + begin) * width;
+      reduce_elements(values.data(), {sources.data(), sources.size()}, count, like.scalar_type(), op);
+      consume(range, begin, count, values.data());
+    }
+  });
 }
 
 void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks) {

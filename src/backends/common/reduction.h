@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 
+#include <lockstep/backend.h>
 #include <lockstep/reduce_op.h>
 
 namespace lockstep {
@@ -27,6 +29,10 @@ inline void reduce_elements(void* output, std::span<const void* const> inputs, i
                             ReduceOp op) {
   reduce_elements({&output, 1}, inputs, count, dtype, op);
 }
+
+/// Implements Backend::reduce_ranges: `inputs` are the tensors of all ranks, by rank.
+void reduce_ranges_in_cache(std::span<const void* const> inputs, const at::Tensor& like, ReduceOp op,
+                            const std::vector<Backend::Range>& ranges, const Backend::Consume& consume);
 
 /// Multiplies all elements by 1 / `ranks`, as kAvg does after the sum. Requires a floating-point dtype.
 void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks);

@@ -15,6 +15,7 @@
 #include "backends/common/reduction.h"
 #include "backends/common/slices.h"
 #include "backends/shm/point_to_point.h"
+#include "backends/shm/shared_block.h"
 #include "backends/shm/shm_group.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -173,6 +174,32 @@ class ShmBackend final : public Backend {
   }
 
   void barrier(const CallInfo& call) override { group_->begin_call(call); }
+
+  bool shares_memory() const override { return true; }
+
+  // Rank 0 allocates the memory in its arena.
+  at::Tensor allocate_shared(int64_t bytes, const CallInfo& call) override {
+    std::shared_ptr<shm::SharedBlock> block;
+    if (rank_ == 0) block = shm::SharedBlock::create(*group_, static_cast<size_t>(bytes));
+    group_->begin_call(call, block ? block->offset() : CallHeader::kElsewhere);
+    if (rank_ != 0 && is_shared(0)) block = shm::SharedBlock::open(*group_, group_->header(0).offset);
+    group_->end_call(call.deadline);
+    if (!block) return {};
+    return at::from_blob(
+        block->data(), {bytes}, [block](void*) {}, at::kByte);
+  }
+
+  void reduce_ranges(const at::Tensor& data, ReduceOp op, const std::vector<Range>& ranges, const Consume& consume,
+                     const CallInfo& call) override {
+    run_large(data, call, [&] {
+      for (int rank = 0; rank < size_; ++rank)
+        if (!is_shared(rank))
+          throw UsageError(text("the tensor of rank ", rank, " is not in shared memory; use ProcessGroup::allocate"));
+      const auto everywhere = shared_parts(0);
+      reduce_ranges_in_cache({everywhere.data(), everywhere.size()}, data, op, ranges, consume);
+      group_->end_call(call.deadline);
+    });
+  }
 
   std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t, uint64_t fingerprint) override {
     return point_to_point_.send(data, to, fingerprint);

@@ -32,6 +32,7 @@ class ShmGroup {
   int size() const { return static_cast<int>(members_.size()); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   RankSegment& segment(int rank) const { return *members_[rank].segment; }
+  const std::shared_ptr<SharedMemory>& memory(int rank) const { return members_[rank].memory; }
   /// Returns the address of an offset in the arena of a rank.
   char* at(int rank, uint64_t offset) const { return members_[rank].memory->begin() + offset; }
   Waiter& waiter() { return waiter_; }

@@ -107,6 +107,24 @@ class ThreadsBackend final : public Backend {
     group_->share(rank_, nullptr, call, [] {});
   }
 
+  bool shares_memory() const override { return true; }
+
+  at::Tensor allocate_shared(int64_t bytes, const CallInfo& call) override {
+    auto memory = rank_ == 0 ? at::zeros({bytes}, at::kByte) : at::Tensor();
+    group_->share(rank_, &memory, call, [&] {
+      if (rank_ != 0) memory = group_->board<at::Tensor>(0);
+    });
+    return memory;
+  }
+
+  void reduce_ranges(const at::Tensor& data, ReduceOp op, const std::vector<Range>& ranges, const Consume& consume,
+                     const CallInfo& call) override {
+    group_->share(rank_, &data, call, [&] {
+      const auto all = all_from(0);
+      reduce_ranges_in_cache({all.data(), all.size()}, data, op, ranges, consume);
+    });
+  }
+
   std::unique_ptr<Transfer> start_send(const at::Tensor& data, int to, uint32_t tag, uint64_t fingerprint) override {
     auto end = std::make_shared<MessageEnd>(
         MessageEnd{data.data_ptr(), static_cast<int64_t>(data.nbytes()), fingerprint, false, nullptr});

@@ -64,6 +64,14 @@ void Backend::reduce_scatter_v(const at::Tensor& output, const std::vector<at::T
     reduce_elements(output.data_ptr(), {parts.data(), parts.size()}, output.numel(), output.scalar_type(), op);
 }
 
+at::Tensor Backend::allocate_shared(int64_t, const CallInfo&) {
+  throw UsageError("the ranks of this backend do not share memory; use 'shm' or 'threads'");
+}
+
+void Backend::reduce_ranges(const at::Tensor&, ReduceOp, const std::vector<Range>&, const Consume&, const CallInfo&) {
+  throw UsageError("the ranks of this backend do not share memory; use 'shm' or 'threads'");
+}
+
 std::shared_ptr<QueuedCall> Backend::queue(const std::function<void()>& call, Stream /*stream*/) {
   call();
   return nullptr;

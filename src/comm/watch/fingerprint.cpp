@@ -119,6 +119,8 @@ std::optional<std::string> difference(const Fingerprint& call, int rank, const F
   if (call.dtype != other.dtype) return "the dtype";
   if (call.elements != other.elements) return "the number of elements";
   if (call.root != other.root) return "the root";
+  if (call.detail != other.detail && call.operation == Operation::kReduceRanges)
+    return "the changes of this rank before the call";
   if (call.detail != other.detail) return call.dtype ? "the list of tensors" : "the definition of the group";
   if (at_or_zero(call.sends, other_rank) != at_or_zero(other.receives, rank) ||
       at_or_zero(call.receives, other_rank) != at_or_zero(other.sends, rank))

@@ -32,20 +32,33 @@ enum class Operation : uint8_t {
   kMonitoredBarrier,
   kRecvAny,
   kCapturedStep,
+  kAllocateShared,
+  kReduceRanges,
   kSend,
   kRecv,
 };
 
 /// The names that users write, in the order of Operation.
-inline constexpr std::array kOperationNames{"all_reduce",     "reduce",
-                                            "broadcast",      "all_gather",
-                                            "gather",         "scatter",
-                                            "reduce_scatter", "all_to_all",
-                                            "barrier",        "new_group",
-                                            "new_subgroups",  "new_subgroups_by_enumeration",
-                                            "split_group",    "monitored_barrier",
-                                            "recv_any",       "captured_step",
-                                            "send",           "recv"};
+inline constexpr std::array kOperationNames{"all_reduce",
+                                            "reduce",
+                                            "broadcast",
+                                            "all_gather",
+                                            "gather",
+                                            "scatter",
+                                            "reduce_scatter",
+                                            "all_to_all",
+                                            "barrier",
+                                            "new_group",
+                                            "new_subgroups",
+                                            "new_subgroups_by_enumeration",
+                                            "split_group",
+                                            "monitored_barrier",
+                                            "recv_any",
+                                            "captured_step",
+                                            "allocate_shared",
+                                            "reduce_ranges",
+                                            "send",
+                                            "recv"};
 static_assert(kOperationNames.size() == static_cast<size_t>(Operation::kRecv) + 1);
 
 /// "all_reduce".

@@ -80,6 +80,13 @@ void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   replica_->reducer().set_hook(std::move(hook));
 }
 
+void DistributedDataParallelBase::update_in_backward(std::shared_ptr<BucketUpdate> update) {
+  if (!update) throw UsageError(replica_->group().rank(), "update_in_backward: the update is null");
+  replica_->reducer().check_can_update();
+  update->check(replica_->group(), named_parameters());
+  replica_->reducer().set_update(std::move(update));
+}
+
 void DistributedDataParallelBase::set_static_graph() {
   replica_->reducer().set_static_graph();
 }

@@ -163,6 +163,35 @@ void Reducer::set_hook(CommHook hook) {
   hook_ = std::move(hook);
 }
 
+void Reducer::check_can_update() const {
+  std::lock_guard lock(mutex_);
+  const auto refuse = [&](const char* what, const char* remedy) {
+    throw UsageError(group_.rank(), text("update_in_backward cannot be combined with ", what, "; ", remedy));
+  };
+  if (hook_) refuse("a comm hook", "register no hook");
+  if (options_.allow_unused)
+    refuse("find_unused_parameters", "a parameter must not be updated in a step that does not use it");
+  if (options_.check_finite) refuse("check_finite", "it finds a bad gradient only after other parameters are updated");
+  if (options_.reduce_dtype) refuse("reduce_dtype", "gradients are summed in the dtype of the parameters");
+  if (!options_.sparse_parameters.empty()) refuse("sparse_parameters", "only dense gradients are supported");
+}
+
+void Reducer::set_update(std::shared_ptr<BucketUpdate> update) {
+  std::lock_guard lock(mutex_);
+  hook_ = [this](const GradientBucket& bucket, const ProcessGroup&) { return start_update(bucket); };
+  update_ = std::move(update);
+}
+
+FinishReduction Reducer::start_update(const GradientBucket& bucket) const {
+  BucketUpdate::Bucket updated{bucket.buffer, {}, {}};
+  for (size_t slot = 0; slot < bucket.gradients.size(); ++slot) {
+    if (frozen_[plan_.buckets[bucket.index][slot]]) continue;
+    updated.parameters.push_back(bucket.parameters[slot]);
+    updated.gradients.push_back(bucket.gradients[slot]);
+  }
+  return [work = update_->update(updated)] { work.wait(); };
+}
+
 void Reducer::check_finished() const {
   std::lock_guard lock(mutex_);
   if (in_backward_) throw_interrupted_backward();
@@ -362,7 +391,8 @@ void Reducer::finish() {
   in_forward_ = false;
   std::fill(trained_in_forward_.begin(), trained_in_forward_.end(), 0);
 
-  const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
+  const bool may_be_unused = options_.allow_unused || (options_.static_graph && !(update_ && reductions_ == 1));
+  const auto unused = may_be_unused ? "" : describe_unused();
   std::fill(used_.begin(), used_.end(), 0);
   check_frozen_alike();
   if (!unused.empty()) throw UsageError(group_.rank(), unused);
@@ -440,7 +470,9 @@ void Reducer::publish_gradient(size_t parameter) {
     return;
   }
   const auto& view = view_of(parameter);
-  if (!is_used) {
+  if (is_used && update_) {
+    gradient.reset();  // it is this rank's own, and no longer needed
+  } else if (!is_used) {
     if (kept.defined()) gradient.copy_(kept);
   } else if (!is_bucket_view(parameter)) {
     if (gradient.defined() && gradient.layout() == c10::kStrided)

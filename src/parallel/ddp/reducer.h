@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/bucket_update.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
 #include "parallel/ddp/bucket_plan.h"
@@ -68,6 +69,10 @@ class Reducer {
   bool is_static_graph() const;
   /// Throws UsageError if a hook is set already.
   void set_hook(CommHook hook);
+  /// Throws UsageError if the options or a hook rule out set_update().
+  void check_can_update() const;
+  /// Updates parameters in backward instead of averaging gradients: see DistributedDataParallel::update_in_backward.
+  void set_update(std::shared_ptr<BucketUpdate> update);
 
   /// Call it before each forward: hooks the accumulators (see AccumulatorHooks::connect; not during backward), and
   /// notes which parameters are frozen.
@@ -134,6 +139,7 @@ class Reducer {
   bool is_complete(size_t parameter);
   void put_in_bucket(size_t parameter);
   void put_without_new_gradient(size_t parameter);
+  FinishReduction start_update(const GradientBucket& bucket) const;
   void start_full_buckets();
   void compare_with_prediction();
   void reduce_the_rest();
@@ -169,6 +175,7 @@ class Reducer {
   UnusedParameterBitmap marks_;
   ReachableParameters reachable_;
   CommHook hook_;
+  std::shared_ptr<BucketUpdate> update_;  // null: gradients are averaged
   bool enabled_ = true;
   bool has_unsynchronized_ = false;
   int64_t reductions_ = 0;

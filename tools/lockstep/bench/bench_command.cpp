@@ -26,7 +26,8 @@ caches need in any case. Other programs that run at the same time affect the res
 ddp measures a training step: of ranks that do not communicate (local), with DistributedDataParallel (ddp), of one rank
 while the others sleep (alone) and, with --against python, with PyTorch's DistributedDataParallel over Gloo (python). It
 prints the time that communication adds to a step (exposed) and the speed of a rank when all ranks train, relative to a
-rank that trains alone (efficiency).
+rank that trains alone (efficiency). With --optimizer adamw it also measures ranks that share their parameters and
+update them during backward (shared).
 
 gpu measures a training step of one rank on one GPU: of the module alone (plain), with DistributedDataParallel over NCCL
 (ddp), as a CapturedStep (captured) and, with --against python, the same in Python: python plain, python graph (plain as a
@@ -158,6 +159,10 @@ void add_ddp_options(CLI::App& command, Request& request) {
   command.add_option("--backend", request.backend, "Backend of ddp")
       ->type_name("NAME")
       ->default_str(DdpPlan().backend)
+      ->group(kGroup);
+  command.add_option("--optimizer", request.optimizer, "Optimizer of ddp; adamw also measures shared parameters")
+      ->type_name("sgd|adamw")
+      ->default_str(DdpPlan().optimizer)
       ->group(kGroup);
   command.add_option("--against", request.against, "Compare with PyTorch in Python; needs a python3 that has torch")
       ->type_name("python")

@@ -19,7 +19,7 @@ void add_times(json& object, const std::string& side, const std::optional<StepTi
 }
 
 constexpr const char* kDdpTimes = "{} {:<6} {:<7} {:>8} {:>8} {:>8} {:>5}\n";
-constexpr const char* kDdpComparison = "{} {:<6} {:>8} {:>8} {:>10} {:>11} {:>11}\n";
+constexpr const char* kDdpComparison = "{} {:<6} {:>8} {:>8} {:>10}{} {:>11} {:>11}\n";
 
 std::string ddp_line(const DdpRow& row, const char* side, const StepTimes& times, const std::string& wrong) {
   return fmt::format(kDdpTimes, " ", row.model, side, milliseconds(times.median_ms), milliseconds(times.p10_ms),
@@ -33,6 +33,11 @@ std::optional<double> DdpRow::ratio_to_python() const {
   return python->median_ms / ddp.median_ms;
 }
 
+std::optional<double> DdpRow::shared_ratio_to_local() const {
+  if (!shared) return std::nullopt;
+  return shared->median_ms / local.median_ms;
+}
+
 DdpRow make_ddp_row(const DdpPlan& plan, const DdpSetup& setting, const DdpSamples& samples) {
   DdpRow row;
   row.model = samples.model;
@@ -40,6 +45,7 @@ DdpRow make_ddp_row(const DdpPlan& plan, const DdpSetup& setting, const DdpSampl
   row.setting = setting;
   row.local = step_times(samples.local_us);
   row.ddp = step_times(samples.ddp_us);
+  if (!samples.shared_us.empty()) row.shared = step_times(samples.shared_us);
   row.alone = step_times(samples.alone_us);
   if (!samples.python_us.empty()) row.python = step_times(samples.python_us);
   row.rounds = samples.ddp_us.size();
@@ -53,11 +59,13 @@ std::string to_json_line(const DdpRow& row) {
               {"batch", kBatch}, {"rounds", row.rounds}, {"steps", row.steps}, {"mkldnn", row.setting.has_mkldnn}};
   add_times(object, "local", row.local);
   add_times(object, "ddp", row.ddp);
+  add_times(object, "shared", row.shared);
   add_times(object, "alone", row.alone);
   add_times(object, "python", row.python);
   object["exposed_ms"] = row.exposed_ms();
   object["exposed_fraction"] = row.exposed_fraction();
   object["ratio_to_local"] = row.ratio_to_local();
+  object["shared_ratio_to_local"] = or_null(row.shared_ratio_to_local());
   object["ratio_to_python"] = or_null(row.ratio_to_python());
   object["efficiency"] = row.efficiency();
   object["wrong"] = or_null(row.wrong);
@@ -72,19 +80,23 @@ std::string ddp_header() {
 std::string ddp_lines(const DdpRow& row) {
   return ddp_line(row, "local", row.local, "") +
          ddp_line(row, "ddp", row.ddp, row.wrong ? std::to_string(*row.wrong) : "N/A") +
-         ddp_line(row, "alone", row.alone, "") + (row.python ? ddp_line(row, "python", *row.python, "") : "");
+         (row.shared ? ddp_line(row, "shared", *row.shared, "") : "") + ddp_line(row, "alone", row.alone, "") +
+         (row.python ? ddp_line(row, "python", *row.python, "") : "");
 }
 
 std::string ddp_comparison(const std::vector<DdpRow>& rows) {
-  std::string text =
-      "#\n" + fmt::format(kDdpComparison, "#", "model", "exposed", "exposed", "ddp/local", "python/ddp", "efficiency") +
-      fmt::format(kDdpComparison, "#", "", "(ms)", "(%)", "", "", "(%)");
-  for (const auto& row : rows) {
-    const auto to_python = row.ratio_to_python();
+  const bool has_shared = std::any_of(rows.begin(), rows.end(), [](const DdpRow& row) { return row.shared; });
+  const auto shared = [&](const std::string& cell) { return has_shared ? fmt::format(" {:>13}", cell) : ""; };
+  std::string text = "#\n" +
+                     fmt::format(kDdpComparison, "#", "model", "exposed", "exposed", "ddp/local",
+                                 shared("shared/local"), "python/ddp", "efficiency") +
+                     fmt::format(kDdpComparison, "#", "", "(ms)", "(%)", "", shared(""), "", "(%)");
+  const auto ratio = [](const std::optional<double>& value) { return value ? multiple(*value) : "-"; };
+  for (const auto& row : rows)
     text += fmt::format(kDdpComparison, " ", row.model, fmt::format("{:.3f}", row.exposed_ms()),
                         fmt::format("{:.1f}", 100 * row.exposed_fraction()), multiple(row.ratio_to_local()),
-                        to_python ? multiple(*to_python) : "-", fmt::format("{:.1f}", 100 * row.efficiency()));
-  }
+                        shared(ratio(row.shared_ratio_to_local())), ratio(row.ratio_to_python()),
+                        fmt::format("{:.1f}", 100 * row.efficiency()));
   return text;
 }
 
@@ -112,8 +124,9 @@ bool DdpPrinter::has_wrong() const {
 void DdpPrinter::print(const DdpSetup& setting) {
   setting_ = setting;
   if (options_.json) return;
-  out_ << fmt::format("# batch {} on each rank, SGD; backend {}; LibTorch {}; MKL-DNN {} for all sides\n", kBatch,
-                      setting.backend, setting.libtorch, setting.has_mkldnn ? "on" : "off")
+  out_ << fmt::format("# batch {} on each rank, {}; backend {}; LibTorch {}; MKL-DNN {} for all sides\n", kBatch,
+                      plan_.optimizer == "adamw" ? "AdamW" : "SGD", setting.backend, setting.libtorch,
+                      setting.has_mkldnn ? "on" : "off")
        << ddp_header() << std::flush;
 }
 

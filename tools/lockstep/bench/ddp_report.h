@@ -18,6 +18,7 @@ struct DdpRow {
   DdpSetup setting{};
   StepTimes local{};  // all ranks train without communication
   StepTimes ddp{};
+  std::optional<StepTimes> shared{};  // with shared parameters, updated in backward
   StepTimes alone{};                  // one rank, while the others sleep
   std::optional<StepTimes> python{};  // PyTorch's DistributedDataParallel in Python
   size_t rounds = 0;
@@ -28,6 +29,7 @@ struct DdpRow {
   double exposed_ms() const { return ddp.median_ms - local.median_ms; }
   double exposed_fraction() const { return exposed_ms() / ddp.median_ms; }
   double ratio_to_local() const { return ddp.median_ms / local.median_ms; }
+  std::optional<double> shared_ratio_to_local() const;
   /// The speedup over PyTorch's DistributedDataParallel.
   std::optional<double> ratio_to_python() const;
   /// The speed of a rank when all ranks train, relative to a rank that trains alone.

@@ -63,8 +63,8 @@ int64_t page_bytes(int ranks) {
   return 128 * (8 + int64_t{ranks});
 }
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DdpPlan, models, backend, python, python_store, ranks, rounds, check, bind,
-                                   oversubscribed, page, results)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DdpPlan, models, backend, optimizer, python, python_store, ranks, rounds, check,
+                                   bind, oversubscribed, page, results)
 
 std::string to_text(const DdpPlan& plan) {
   return json(plan).dump();
@@ -93,7 +93,7 @@ CollectiveMessage collective_message_from(const std::string& line) {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DdpSetup, backend, libtorch, has_mkldnn)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DdpModelStarted, model)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DdpSamples, model, steps, wrong, local_us, ddp_us, alone_us, python_us)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DdpSamples, model, steps, wrong, local_us, ddp_us, shared_us, alone_us, python_us)
 
 std::string to_line(const DdpMessage& message) {
   const auto content = std::visit([](const auto& kind) { return json(kind); }, message);

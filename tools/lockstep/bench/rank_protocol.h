@@ -62,8 +62,9 @@ inline constexpr int kBatch = 32;
 struct DdpPlan : RunPlan {
   std::vector<std::string> models{};
   std::string backend = "auto";
-  std::string python{};        // path of an interpreter that has torch; empty: Python is not measured
-  std::string python_store{};  // path of an empty file for the FileStore of Python's ranks
+  std::string optimizer = "sgd";  // or "adamw": lockstep's FusedAdamW, and with shared parameters
+  std::string python{};           // path of an interpreter that has torch; empty: Python is not measured
+  std::string python_store{};     // path of an empty file for the FileStore of Python's ranks
 
   bool operator==(const DdpPlan&) const = default;
 };
@@ -131,6 +132,7 @@ struct DdpSamples {
   int64_t wrong = 0;  // wrong parameters on all ranks in all samples
   std::vector<double> local_us{};
   std::vector<double> ddp_us{};
+  std::vector<double> shared_us{};  // empty: not measured
   std::vector<double> alone_us{};
   std::vector<double> python_us{};  // empty: not measured
   bool operator==(const DdpSamples&) const = default;

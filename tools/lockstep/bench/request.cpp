@@ -91,10 +91,10 @@ void reject_unused_options(const Request& request, Operation operation) {
   reject_checkpoint_options(request);
   if (!request.python.empty())
     throw UsageError(fmt::format("--python applies only with --against, not to {}: remove it", name_of(operation)));
-  if (!request.models.empty() || !request.against.empty() || !request.backend.empty())
+  if (!request.models.empty() || !request.against.empty() || !request.backend.empty() || !request.optimizer.empty())
     throw UsageError(fmt::format(
-        "--models, --against and --backend do not apply to {}, only to {}, {} or {}: remove them (--backends "
-        "selects the backends to measure)",
+        "--models, --against, --backend and --optimizer do not apply to {}, only to {}, {} or {}: remove them "
+        "(--backends selects the backends to measure)",
         name_of(operation), kDdp, kGpu, kCheckpoint));
   if (!request.redop.empty() && !reduces(operation))
     throw UsageError(
@@ -185,6 +185,9 @@ DdpPlan make_ddp_plan(const Request& request, const std::vector<std::string>& av
   DdpPlan plan{make_run_plan(request)};
   plan.models = choose_models(request.models, model_names());
   plan.backend = choose_backend(request.backend, available);
+  if (!request.optimizer.empty()) plan.optimizer = request.optimizer;
+  if (!contains({"sgd", "adamw"}, plan.optimizer))
+    throw UsageError(fmt::format("--optimizer is '{}': it must be sgd or adamw", plan.optimizer));
   return plan;
 }
 
@@ -196,6 +199,7 @@ GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gp
   reject_collective_options(request);
   if (!request.backend.empty() || !request.backends.empty())
     throw UsageError("gpu always uses nccl: remove --backend and --backends");
+  if (!request.optimizer.empty()) throw UsageError("gpu always uses AdamW: remove --optimizer");
   if (request.ranks.value_or(1) != 1)
     throw UsageError(fmt::format("-n is {}: gpu measures one rank on one GPU: remove it", *request.ranks));
   const auto run = make_run_plan(request);
@@ -211,6 +215,7 @@ CheckpointPlan make_checkpoint_plan(const Request& request) {
   auto said = collective_options(request);
   if (!request.models.empty()) said.emplace_back("--models");
   if (!request.backend.empty()) said.emplace_back("--backend");
+  if (!request.optimizer.empty()) said.emplace_back("--optimizer");
   if (!request.backends.empty()) said.emplace_back("--backends");
   if (request.ranks) said.emplace_back("-n");
   if (!said.empty())

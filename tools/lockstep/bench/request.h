@@ -24,6 +24,7 @@ struct Request {
   std::string memory{};
   std::vector<std::string> models{};
   std::string backend{};
+  std::string optimizer{};
   std::string against{};
   std::string python{};
   std::string bytes{};

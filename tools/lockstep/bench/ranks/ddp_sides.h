@@ -68,7 +68,9 @@ class PythonRank {
   explicit PythonRank(const Options& options);
 
   /// Collective: Python's ranks communicate. Both block until done. Throw PeerError if the process has ended.
-  void load_model(const std::string& model) { process_.request("model " + model); }
+  void load_model(const std::string& model, const std::string& optimizer) {
+    process_.request("model " + model + " " + optimizer);
+  }
   void train(int steps) { process_.request("train " + std::to_string(steps)); }
 
   /// Makes the process fail if its parameters differ from those of the other ranks.

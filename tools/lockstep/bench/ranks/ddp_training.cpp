@@ -16,6 +16,8 @@
 
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
+#include <lockstep/fused_optimizers.h>
+#include <lockstep/zero_redundancy_optimizer.h>
 
 #include "bench/rank_protocol.h"
 
@@ -43,14 +45,21 @@ void add_convolution(nn::Sequential& model, int64_t from_channels, int64_t to_ch
 }
 
 constexpr double kLearningRate = 0.01;
+constexpr double kAdamLearningRate = 1e-3;
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name, std::vector<at::Tensor> parameters) {
+  if (name == "adamw")
+    return std::make_unique<FusedAdamW>(std::move(parameters), torch::optim::AdamWOptions(kAdamLearningRate));
+  return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(kLearningRate));
+}
 
 class LocalTraining : public Training {
  public:
-  explicit LocalTraining(const std::string& model)
+  explicit LocalTraining(const std::string& model, const std::string& optimizer)
       : module_(make_model(model)),
         parameters_(module_->parameters()),
         state_(parameters_),
-        optimizer_(parameters_, torch::optim::SGDOptions(kLearningRate)) {
+        optimizer_(make_optimizer(optimizer, parameters_)) {
     for (const auto& buffer : module_->buffers()) state_.push_back(buffer);
     for (const auto& tensor : state_) first_.push_back(tensor.detach().clone());
   }
@@ -64,7 +73,7 @@ class LocalTraining : public Training {
     for (const auto& parameter : parameters_)
       parameter.mutable_grad().reset();  // as Python's zero_grad does by default
     at::cross_entropy_loss(forward(batch.input), batch.target).backward();
-    optimizer_.step();
+    optimizer_->step();
   }
 
   std::vector<at::Tensor> parameters() const override { return parameters_; }
@@ -76,17 +85,29 @@ class LocalTraining : public Training {
   const std::vector<at::Tensor> parameters_;  // likewise
   std::vector<at::Tensor> state_;             // parameters and buffers; likewise
   std::vector<at::Tensor> first_;             // initial values of state_; constant after construction
-  torch::optim::SGD optimizer_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-class DdpTraining final : public LocalTraining {
+class DdpTraining : public LocalTraining {
  public:
-  DdpTraining(const std::string& model, const ProcessGroup& group) : LocalTraining(model), ddp_(module_, group) {}
+  DdpTraining(const std::string& model, const std::string& optimizer, const ProcessGroup& group)
+      : LocalTraining(model, optimizer), ddp_(module_, group) {}
 
- private:
+ protected:
   at::Tensor forward(const at::Tensor& input) override { return ddp_(input); }
 
   DistributedDataParallel<torch::nn::SequentialImpl> ddp_;
+};
+
+class SharedTraining final : public DdpTraining {
+ public:
+  SharedTraining(const std::string& model, const ProcessGroup& group) : DdpTraining(model, "adamw", group) {
+    auto optimizer = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(
+        ddp_.named_parameters(), group, torch::optim::AdamWOptions(kAdamLearningRate),
+        ZeroRedundancyOptions{.share_parameters = true});
+    ddp_.update_in_backward(optimizer->bucket_update());
+    optimizer_ = std::move(optimizer);
+  }
 };
 
 /// Relative error of a mean whose terms may be added in a different order.
@@ -154,12 +175,30 @@ Batch make_batch(const std::string& model, int rank) {
   return {at::randn(shape, random, at::kFloat), at::randint(kClasses, {kBatch}, random, at::kLong)};
 }
 
-std::unique_ptr<Training> make_local_training(const std::string& model) {
-  return std::make_unique<LocalTraining>(model);
+std::unique_ptr<Training> make_local_training(const std::string& model, const std::string& optimizer) {
+  return std::make_unique<LocalTraining>(model, optimizer);
 }
 
-std::unique_ptr<Training> make_ddp_training(const std::string& model, const ProcessGroup& group) {
-  return std::make_unique<DdpTraining>(model, group);
+std::unique_ptr<Training> make_ddp_training(const std::string& model, const std::string& optimizer,
+                                            const ProcessGroup& group) {
+  return std::make_unique<DdpTraining>(model, optimizer, group);
+}
+
+std::unique_ptr<Training> make_shared_training(const std::string& model, const ProcessGroup& group) {
+  return std::make_unique<SharedTraining>(model, group);
+}
+
+int64_t count_different_parameters(Training& one, Training& other, const Batch& batch) {
+  constexpr int kSteps = 2;
+  for (auto* training : {&one, &other}) {
+    training->reset();
+    for (int step = 0; step < kSteps; ++step) training->step(batch);
+  }
+  const auto first = one.parameters(), second = other.parameters();
+  int64_t different = 0;
+  for (size_t i = 0; i < first.size(); ++i)
+    if (!at::equal(first[i], second[i])) ++different;
+  return different;
 }
 
 int64_t count_wrong_gradients(Training& ddp, Training& local, const std::string& model, int rank, int ranks) {

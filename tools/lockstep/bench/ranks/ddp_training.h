@@ -49,10 +49,18 @@ class Training {
 };
 
 /// Training on this rank alone.
-std::unique_ptr<Training> make_local_training(const std::string& model);
+std::unique_ptr<Training> make_local_training(const std::string& model, const std::string& optimizer);
 
 /// Training with DistributedDataParallel over all ranks of the group. Collective.
-std::unique_ptr<Training> make_ddp_training(const std::string& model, const ProcessGroup& group);
+std::unique_ptr<Training> make_ddp_training(const std::string& model, const std::string& optimizer,
+                                            const ProcessGroup& group);
+
+/// The same with AdamW, parameters that all ranks share, and updates during backward. Collective.
+std::unique_ptr<Training> make_shared_training(const std::string& model, const ProcessGroup& group);
+
+/// Runs the same steps with both trainings, which have made equally many so far, and returns the number of parameters
+/// that are not bitwise equal afterwards. Collective.
+int64_t count_different_parameters(Training& one, Training& other, const Batch& batch);
 
 /// Runs one step of `ddp` and returns the number of parameters whose gradient differs, by more than rounding, from the
 /// mean of the gradients that `local` computes for the batches of all ranks. Collective, as a step of `ddp` is.

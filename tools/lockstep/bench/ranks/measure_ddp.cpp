@@ -32,12 +32,15 @@ class DdpMeasurement {
 
   void measure_model(const std::string& model) {
     send(DdpModelStarted{model});
-    const auto local = make_local_training(model);
-    const auto ddp = make_ddp_training(model, world_);
+    const auto local = make_local_training(model, plan_.optimizer);
+    const auto ddp = make_ddp_training(model, plan_.optimizer, world_);
+    const bool can_share = plan_.optimizer == "adamw" && world_.backend_name() == "shm";
+    const auto shared = can_share ? make_shared_training(model, world_) : nullptr;
     const auto batch = make_batch(model, world_.rank());
     // Before pinning: the first steps start threads, which should not be pinned.
-    const int64_t wrong = count_wrong_gradients(*ddp, *local, model, world_.rank(), world_.size());
-    if (python_) python_->load_model(model);
+    int64_t wrong = shared ? count_different_parameters(*ddp, *shared, batch) : 0;
+    wrong += count_wrong_gradients(*ddp, *local, model, world_.rank(), world_.size());
+    if (python_) python_->load_model(model, plan_.optimizer);
     std::optional<Pinning> pinning;
     if (plan_.bind) pinning.emplace(world_.rank(), world_.size());
 
@@ -48,14 +51,16 @@ class DdpMeasurement {
     add(std::make_unique<TogetherSide>(TrainingSample{*local, batch, steps}, Check::kNone, page_));
     add(std::make_unique<TogetherSide>(TrainingSample{*ddp, batch, steps}, Check::kEqualParameters, page_));
     add(std::make_unique<AloneSide>(TrainingSample{*local, batch, steps}, page_));
+    if (shared)
+      add(std::make_unique<TogetherSide>(TrainingSample{*shared, batch, steps}, Check::kEqualParameters, page_));
     if (python_) add(std::make_unique<PythonSide>(*python_, steps));
     sides[kDdpSide].wrong = wrong;
     rounds_.run(sides, kAllModels / static_cast<double>(plan_.models.size()));
-    report_samples(model, sides);
+    report_samples(model, sides, shared != nullptr);
   }
 
  private:
-  enum { kLocalSide, kDdpSide, kAloneSide, kPythonSide };
+  enum { kLocalSide, kDdpSide, kAloneSide, kOtherSides };  // then those with shared parameters and Python, if any
 
   void start_python() {
     PythonRank::Options options;
@@ -78,7 +83,7 @@ class DdpMeasurement {
     return static_cast<int>(std::max(1.0, std::ceil(kTried * kSample.count() / page_.max(took.count()))));
   }
 
-  void report_samples(const std::string& model, const std::vector<MeasuredSide>& sides) {
+  void report_samples(const std::string& model, const std::vector<MeasuredSide>& sides, bool has_shared) {
     DdpSamples samples;
     samples.model = model;
     samples.steps = sides[kDdpSide].calls;
@@ -86,7 +91,8 @@ class DdpMeasurement {
     samples.local_us = sides[kLocalSide].times_us;
     samples.ddp_us = sides[kDdpSide].times_us;
     samples.alone_us = sides[kAloneSide].times_us;
-    if (python_) samples.python_us = sides[kPythonSide].times_us;
+    if (has_shared) samples.shared_us = sides[kOtherSides].times_us;
+    if (python_) samples.python_us = sides.back().times_us;
     send(samples);
   }
 

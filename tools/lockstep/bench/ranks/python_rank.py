@@ -4,10 +4,10 @@
 
 Prints an empty line when all ranks are connected, and another one after each request on stdin:
 
-    model NAME    creates this model
-    reset         restores its initial weights
-    train STEPS   trains it
-    check         fails if the parameters of the ranks differ
+    model NAME OPTIMIZER    creates this model
+    reset                   restores its initial weights
+    train STEPS             trains it
+    check                   fails if the parameters of the ranks differ
 """
 
 import os
@@ -22,6 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 32
 CLASSES = 10
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+}
 
 
 def linear_layers(*widths):
@@ -48,10 +52,10 @@ def make_model(name):
 
 
 class Training:
-    def __init__(self, name, rank):
+    def __init__(self, rank, name, optimizer):
         model = make_model(name)
         self.model = DistributedDataParallel(model)
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        self.optimizer = OPTIMIZERS[optimizer](model.parameters())
         self.state = [*model.parameters(), *model.buffers()]
         self.first = [tensor.detach().clone() for tensor in self.state]
         torch.manual_seed(rank)
@@ -92,7 +96,7 @@ def main(store, rank, ranks, mkldnn, cores):
     for line in iter(sys.stdin.readline, ""):
         command, *argument = line.split()
         if command == "model":
-            training = Training(*argument, rank)
+            training = Training(rank, *argument)
         elif command == "reset":
             training.reset()
         elif command == "train":

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "optim/element_update.h"
+#include "optim/sharded_memory.h"
+
+namespace lockstep::detail {
+
+/// The optimizer's state for a ShardedMemory with a shared buffer, in shared memory too, so that it outlives a rank's
+/// process. Each rank uses its share. Optionally keeps a copy of the parameters and the state before the last step.
+class SharedState {
+ public:
+  enum class Undo { kNone, kPossible };
+
+  /// `states` is the number of tensors in the state of a parameter. `memory` must outlive this object. Collective.
+  SharedState(const ProcessGroup& group, const ShardedMemory& memory, size_t states, Undo undo);
+
+  /// Where the state of a piece of this rank lies.
+  ElementUpdate::Memory of(const ShardPiece& piece) const;
+
+  /// Restores what the given step has changed in the parameters and the state, in the shares of all ranks. A rank that
+  /// is still in this step must call it as well.
+  void restore(int32_t step) const;
+
+ private:
+  const ShardedMemory& memory_;
+  const int rank_;
+  std::vector<at::Tensor> states_;
+  std::vector<at::Tensor> before_;                // the parameters, then states_; empty without undo
+  at::Tensor saved_;                              // the last step in which each part was copied to before_
+  std::vector<std::vector<ShardPiece>> pieces_;   // by rank
+  std::vector<std::vector<int64_t>> first_part_;  // by rank and piece: index into saved_
+};
+
+}  // namespace lockstep::detail

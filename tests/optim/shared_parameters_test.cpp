@@ -1,0 +1,462 @@
+// Parameters that all ranks of a host share, and updates of them during backward.
+
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/join.h>
+#include <lockstep/run_threads.h>
+
+#include "optim/stepping.h"
+#include "parallel/gradients.h"
+#include "support/messages.h"
+#include "support/rank_process.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using namespace torch::optim;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
+const ZeroRedundancyOptions kShared{.share_parameters = true};
+const std::vector<std::string> kSharingBackends{"shm", "threads"};
+
+/// Several segments, an odd size that three ranks cannot share equally, another order in memory, and another dtype.
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    table = register_parameter("table", torch::zeros({6, 50'021}));
+    kernel = register_parameter("kernel", torch::zeros({64, 32, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast));
+    wide = register_parameter("wide", torch::zeros({301, 1001}));
+    scale = register_parameter("scale", torch::zeros({}));
+    exact = register_parameter("exact", torch::zeros({5}, torch::kDouble));
+    fill_parameters(*this, 3);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    const auto rows = torch::mm(x, table).tanh();
+    return (rows.sum(1) * scale + kernel.square().mean() * x.mean() + wide.tanh().mean() * x.sum() +
+            (exact.square().sum() * x.sum().to(torch::kDouble)).to(torch::kFloat))
+        .square();
+  }
+  torch::Tensor table, kernel, wide, scale, exact;
+};
+TORCH_MODULE(Mixed);
+
+template <class Ddp>
+void run_steps(Ddp& ddp, Optimizer& optimizer, int rank, int begin, int end) {
+  for (int step = begin; step < end; ++step) {
+    optimizer.zero_grad();
+    ddp(input_of(10 * step + rank)).mean().backward();
+    optimizer.step();
+  }
+}
+
+std::vector<torch::Tensor> copies(const std::vector<torch::Tensor>& tensors) {
+  std::vector<torch::Tensor> result;
+  for (const auto& tensor : tensors) result.push_back(tensor.detach().clone());
+  return result;
+}
+
+void expect_same_bits(const std::vector<torch::Tensor>& actual, const std::vector<torch::Tensor>& expected,
+                      const std::string& about) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(torch::equal(actual[i], expected[i])) << about << ' ' << i;
+}
+
+/// What each rank's own copy of the parameters becomes, with the whole state on each rank.
+template <class Inner, class Options>
+std::vector<torch::Tensor> trained_apart(int ranks, int steps, Options options) {
+  std::vector<torch::Tensor> result;
+  run_threads(ranks, [&](ProcessGroup world) {
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    Inner optimizer(ddp.parameters(), options);
+    run_steps(ddp, optimizer, world.rank(), 0, steps);
+    if (world.rank() == 0) result = copies(ddp.parameters());
+  });
+  return result;
+}
+
+enum class Update { kInStep, kInBackward };
+
+template <class Inner, class Options>
+void expect_the_same_bits(Options options, Update update) {
+  for (int ranks : {1, 2, 3}) {
+    const auto expected = trained_apart<Inner>(ranks, 3, options);
+    for (const auto& backend : kSharingBackends)
+      run_threads(ranks,
+                  [&](ProcessGroup world) {
+                    Mixed model;
+                    DistributedDataParallel ddp(model, world);
+                    ZeroRedundancyOptimizer<Inner> optimizer(ddp.named_parameters(), world, options, kShared);
+                    if (update == Update::kInBackward) ddp.update_in_backward(optimizer.bucket_update());
+                    EXPECT_EQ(model->kernel.stride(1), 1) << "the layout stays";
+                    run_steps(ddp, optimizer, world.rank(), 0, 3);
+                    expect_same_bits(ddp.parameters(), expected, backend);
+                  },
+                  {.backend = backend});
+  }
+}
+
+TEST(SharedParameters, TrainToTheBitsOfParametersOnEachRank) {
+  expect_the_same_bits<FusedAdamW>(AdamWOptions(0.01), Update::kInStep);
+  expect_the_same_bits<AdamW>(AdamWOptions(0.01), Update::kInStep);
+  expect_the_same_bits<FusedSGD>(SGDOptions(0.01).momentum(0.9), Update::kInStep);
+}
+
+TEST(UpdateInBackward, TrainsToTheBitsOfUpdatesInStep) {
+  expect_the_same_bits<FusedAdamW>(AdamWOptions(0.01), Update::kInBackward);
+  expect_the_same_bits<FusedAdamW>(AdamWOptions(0.01).amsgrad(true), Update::kInBackward);
+  expect_the_same_bits<FusedAdam>(AdamOptions(0.01).weight_decay(0.1), Update::kInBackward);
+  expect_the_same_bits<FusedSGD>(SGDOptions(0.01).momentum(0.9).nesterov(true), Update::kInBackward);
+  expect_the_same_bits<FusedSGD>(SGDOptions(0.01), Update::kInBackward);
+}
+
+TEST(SharedParameters, AreOneCopyForAllRanks) {
+  for (const auto& backend : kSharingBackends)
+    run_threads(2,
+                [&](ProcessGroup world) {
+                  Mixed model;
+                  DistributedDataParallel ddp(model, world);
+                  const ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.parameters(), world, AdamWOptions(), kShared);
+                  world.barrier();
+                  const torch::NoGradGuard no_grad;
+                  if (world.rank() == 1) model->scale.fill_(42);
+                  world.barrier();
+                  EXPECT_EQ(model->scale.item<float>(), 42);
+                },
+                {.backend = backend});
+}
+
+TEST(SharedParameters, MustBeEqualAtFirst) {
+  run_threads(2,
+              [&](ProcessGroup world) {
+                Mixed model;
+                const torch::NoGradGuard no_grad;
+                if (world.rank() == 1) model->wide[3][4].add_(1);
+                expect_error<MismatchError>(
+                    [&] {
+                      const ZeroRedundancyOptimizer<FusedAdamW> optimizer(
+                          {{"table", model->table}, {"wide", model->wide}}, world, AdamWOptions(), kShared);
+                    },
+                    "parameter 'wide' of rank 1 differs from rank 0's; wrap the model in DistributedDataParallel");
+                EXPECT_EQ(model->wide[3][4].item<float>() == Mixed()->wide[3][4].item<float>(), world.rank() == 0);
+              },
+              {.backend = "shm"});
+}
+
+#ifdef LOCKSTEP_HAVE_GLOO
+TEST(SharedParameters, NeedRanksThatShareMemory) {
+  run_threads(2,
+              [&](ProcessGroup world) {
+                Mixed model;
+                expect_error<UsageError>(
+                    [&] {
+                      const ZeroRedundancyOptimizer<FusedAdamW> optimizer(model->parameters(), world, AdamWOptions(),
+                                                                          kShared);
+                    },
+                    "uses backend gloo; pass a group of the ranks of one host");
+              },
+              {.backend = "gloo"});
+}
+#endif
+
+/// Trains two steps, between which `write` runs on each rank, and returns the message of the error.
+std::string error_after_writes(Update update, const std::function<void(Mixed&, int rank)>& write) {
+  std::vector<std::string> errors(3);
+  run_threads(3,
+              [&](ProcessGroup world) {
+                Mixed model;
+                DistributedDataParallel ddp(model, world);
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
+                if (update == Update::kInBackward) ddp.update_in_backward(optimizer.bucket_update());
+                run_steps(ddp, optimizer, world.rank(), 0, 1);
+                {
+                  const torch::NoGradGuard no_grad;
+                  write(model, world.rank());
+                }
+                world.barrier();
+                try {
+                  run_steps(ddp, optimizer, world.rank(), 1, 3);
+                } catch (const MismatchError& error) {
+                  errors[static_cast<size_t>(world.rank())] = error.what();
+                }
+              },
+              {.backend = "shm"});
+  EXPECT_EQ(errors[0].empty(), errors[1].empty());
+  EXPECT_EQ(errors[0].empty(), errors[2].empty());
+  return errors[0];
+}
+
+TEST(SharedParameters, NameTheRankThatWritesOnItsOwn) {
+  for (auto update : {Update::kInStep, Update::kInBackward}) {
+    const auto lone = error_after_writes(update, [](Mixed& model, int rank) {
+      if (rank == 1) model->kernel.mul_(2);
+    });
+    if (update == Update::kInStep) {
+      EXPECT_THAT(lone, HasSubstr("rank 1 wrote to parameter 'kernel' since the last step, and rank 0 did not"));
+    } else {
+      EXPECT_THAT(lone, ContainsRegex("rank 1 .*after writing to parameter 'kernel', which all ranks share"));
+    }
+    const auto missing = error_after_writes(update, [](Mixed& model, int rank) {
+      if (rank != 2) model->scale.fill_(1);
+    });
+    EXPECT_THAT(missing, HasSubstr(update == Update::kInStep
+                                       ? "rank 0 wrote to parameter 'scale' since the last step, and rank 2 did not"
+                                       : "after writing to parameter 'scale', which all ranks share"));
+  }
+}
+
+TEST(SharedParameters, CanBeLoadedOnAllRanks) {
+  for (auto update : {Update::kInStep, Update::kInBackward}) {
+    EXPECT_EQ(error_after_writes(update, [](Mixed& model, int) { model->scale.fill_(1); }), "");
+    const auto other = torch::ones({});
+    EXPECT_EQ(error_after_writes(update, [&](Mixed& model, int) { model->scale.set_data(other.clone()); }), "");
+  }
+}
+
+TEST(UpdateInBackward, TakesReplacedMemoryBeforeTheUpdate) {
+  std::vector<torch::Tensor> expected;
+  for (bool is_shared : {false, true})
+    run_threads(2,
+                [&](ProcessGroup world) {
+                  Mixed model;
+                  DistributedDataParallel ddp(model, world);
+                  std::unique_ptr<Optimizer> optimizer;
+                  if (is_shared) {
+                    auto shared = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(ddp.named_parameters(), world,
+                                                                                        AdamWOptions(0.01), kShared);
+                    ddp.update_in_backward(shared->bucket_update());
+                    optimizer = std::move(shared);
+                  } else {
+                    optimizer = std::make_unique<FusedAdamW>(ddp.parameters(), AdamWOptions(0.01));
+                  }
+                  run_steps(ddp, *optimizer, world.rank(), 0, 1);
+                  world.barrier();
+                  model->wide.set_data(torch::full({301, 1001}, 0.25));
+                  run_steps(ddp, *optimizer, world.rank(), 1, 3);
+                  if (!is_shared && world.rank() == 0) expected = copies(ddp.parameters());
+                  if (is_shared) expect_same_bits(ddp.parameters(), expected, "replaced");
+                },
+                {.backend = "shm"});
+}
+
+TEST(UpdateInBackward, SavesAndLoadsItsState) {
+  OptimizerState saved;
+  std::vector<torch::Tensor> middle, expected;
+  for (bool resumes : {false, true})
+    run_threads(resumes ? 3 : 2,
+                [&](ProcessGroup world) {
+                  Mixed model;
+                  DistributedDataParallel ddp(model, world);
+                  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
+                                                                kShared);
+                  ddp.update_in_backward(optimizer.bucket_update());
+                  if (resumes) {
+                    const torch::NoGradGuard no_grad;
+                    for (size_t i = 0; i < middle.size(); ++i) ddp.parameters()[i].copy_(middle[i]);
+                    optimizer.load_state_dict(saved);
+                    world.barrier();
+                    const auto state = optimizer.consolidated_state_dict();
+                    if (world.rank() == 0) {
+                      EXPECT_EQ(state.parameters.at(2).at("step"), saved.parameters.at(2).at("step"));
+                      EXPECT_TRUE(torch::equal(state.parameters.at(2).at("exp_avg").toTensor(),
+                                               saved.parameters.at(2).at("exp_avg").toTensor()));
+                    }
+                  } else {
+                    run_steps(ddp, optimizer, world.rank(), 0, 2);
+                    auto state = optimizer.consolidated_state_dict();
+                    if (world.rank() == 0) saved = std::move(state), middle = copies(ddp.parameters());
+                    world.barrier();
+                  }
+                  // All ranks get the same input, so that the number of ranks does not matter.
+                  optimizer.zero_grad();
+                  ddp(input_of(77)).mean().backward();
+                  optimizer.step();
+                  if (world.rank() != 0) return;
+                  if (resumes)
+                    for (size_t i = 0; i < expected.size(); ++i)
+                      EXPECT_TRUE(torch::allclose(ddp.parameters()[i], expected[i], 1e-5, 1e-7)) << i;
+                  else
+                    expected = copies(ddp.parameters());
+                },
+                {.backend = "shm"});
+}
+
+TEST(UpdateInBackward, ConsumesGradients) {
+  run_threads(2,
+              [&](ProcessGroup world) {
+                Mixed model;
+                DistributedDataParallel ddp(model, world);
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
+                ddp.update_in_backward(optimizer.bucket_update());
+                {
+                  const auto guard = ddp.no_sync();
+                  ddp(input_of(1)).mean().backward();
+                }
+                EXPECT_TRUE(model->wide.grad().defined());
+                ddp(input_of(2)).mean().backward();
+                for (const auto& parameter : ddp.parameters()) EXPECT_FALSE(parameter.grad().defined());
+                expect_error<UsageError>([&] { ddp(input_of(3)).mean().backward(); },
+                                         "was updated in an earlier backward already; call step() after each backward");
+              },
+              {.backend = "threads"});
+}
+
+/// Uses a weight again after its gradient is complete, through a path that needs no gradient of it.
+struct ReusesImpl : torch::nn::Module {
+  ReusesImpl() {
+    first = register_parameter("first", torch::ones({4, 4}));
+    last = register_parameter("last", torch::ones({600, 600}));
+    fill_parameters(*this, 5);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    const auto y = torch::mm(x.narrow(1, 0, 4), first);
+    const auto used_again = (y * last.detach().narrow(0, 0, 4).narrow(1, 0, 4)).sum();  // its backward runs later
+    return used_again + torch::mm(last, last).mean();
+  }
+  torch::Tensor first, last;
+};
+TORCH_MODULE(Reuses);
+
+TEST(UpdateInBackward, IsRefusedByAutogradWhereAParameterIsUsedAgain) {
+  run_threads(1,
+              [&](ProcessGroup world) {
+                Reuses model;
+                DistributedDataParallel ddp(model, world, {.buckets = {.first_bytes = 1 << 10, .cap_bytes = 1 << 10}});
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
+                ddp.update_in_backward(optimizer.bucket_update());
+                const auto input = torch::ones({4, 6});
+                EXPECT_THROW(
+                    {
+                      for (int step = 0; step < 3; ++step) {
+                        ddp(input).backward();
+                        optimizer.step();
+                      }
+                    },
+                    c10::Error);
+              },
+              {.backend = "threads"});
+}
+
+TEST(UpdateInBackward, LeavesFrozenParametersAlone) {
+  run_threads(2,
+              [&](ProcessGroup world) {
+                Mixed model;
+                DistributedDataParallel ddp(model, world);
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world,
+                                                              AdamWOptions(0.01).weight_decay(0.5), kShared);
+                ddp.update_in_backward(optimizer.bucket_update());
+                run_steps(ddp, optimizer, world.rank(), 0, 2);
+                model->wide.requires_grad_(false);
+                const auto before = copies({model->wide, model->kernel});
+                world.barrier();
+                run_steps(ddp, optimizer, world.rank(), 2, 4);
+                EXPECT_TRUE(torch::equal(model->wide, before[0]));
+                EXPECT_FALSE(torch::equal(model->kernel, before[1]));
+              },
+              {.backend = "shm"});
+}
+
+TEST(UpdateInBackward, RefusesWhatItCannotCombine) {
+  run_threads(1, [&](ProcessGroup world) {
+    const auto refuses = [&](const std::string& why, const DistributedDataParallelOptions& options,
+                             const ZeroRedundancyOptions& how = kShared, bool has_hook = false) {
+      Mixed model;
+      DistributedDataParallel ddp(model, world, options);
+      if (has_hook) ddp.register_comm_hook(all_reduce_hook());
+      ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), how);
+      expect_error<UsageError>([&] { ddp.update_in_backward(optimizer.bucket_update()); }, why);
+    };
+    refuses("cannot be combined with find_unused_parameters", {.find_unused_parameters = true});
+    refuses("cannot be combined with check_finite", {.check_finite = true});
+    refuses("cannot be combined with reduce_dtype", {.reduce_dtype = at::kBFloat16});
+    refuses("cannot be combined with a comm hook", {}, kShared, /*has_hook=*/true);
+    refuses("construct it with share_parameters", {}, {});
+    refuses("before_step cannot be combined", {}, {.before_step = [] {}, .share_parameters = true});
+
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    ZeroRedundancyOptimizer<AdamW> plain(ddp.named_parameters(), world, AdamWOptions(), kShared);
+    expect_error<UsageError>([&] { ddp.update_in_backward(plain.bucket_update()); },
+                             "the optimizer is not FusedAdamW, FusedAdam or FusedSGD");
+    ZeroRedundancyOptimizer<FusedAdamW> some({model->wide}, world, AdamWOptions(), kShared);
+    expect_error<UsageError>([&] { ddp.update_in_backward(some.bucket_update()); },
+                             "parameter 'table' of the wrapper is not a parameter of the optimizer");
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
+    ddp.update_in_backward(optimizer.bucket_update());
+    expect_error<UsageError>([&] { optimizer.step_unless(torch::zeros({1})); }, "a GradScaler cannot be used");
+    expect_error<UsageError>([&] { optimizer.undo_step(); }, "construct it with the option undo");
+    expect_error<UsageError>([&] { join({&ddp, &optimizer}, [] {}); }, "update_in_backward is not supported in a join");
+  });
+}
+
+TEST(UndoStep, RestoresParametersAndState) {
+  const auto expected = trained_apart<FusedAdamW>(2, 3, AdamWOptions(0.01));
+  run_threads(2,
+              [&](ProcessGroup world) {
+                Mixed model;
+                DistributedDataParallel ddp(model, world);
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
+                                                              {.share_parameters = true, .undo = true});
+                ddp.update_in_backward(optimizer.bucket_update());
+                const auto first = copies(ddp.parameters());
+                world.barrier();
+                EXPECT_FALSE(optimizer.undo_step());
+                ddp(input_of(world.rank())).mean().backward();
+                EXPECT_FALSE(torch::equal(model->wide, first[2]));
+                world.barrier();
+                EXPECT_TRUE(optimizer.undo_step()) << "of the first step, which creates the state";
+                world.barrier();
+                expect_same_bits(ddp.parameters(), first, "first step");
+
+                run_steps(ddp, optimizer, world.rank(), 0, 2);
+                const auto middle = copies(ddp.parameters());
+                const auto state = optimizer.consolidated_state_dict();
+                ddp(input_of(10 + world.rank())).mean().backward();
+                world.barrier();
+                EXPECT_TRUE(optimizer.undo_step());
+                world.barrier();
+                expect_same_bits(ddp.parameters(), middle, "third step");
+                const auto restored = optimizer.consolidated_state_dict();
+                for (const auto& [parameter, values] : state.parameters)
+                  for (const auto& [name, value] : values) {
+                    const auto& now = restored.parameters.at(parameter).at(name);
+                    EXPECT_TRUE(value.isTensor() ? torch::equal(value.toTensor(), now.toTensor()) : value == now)
+                        << parameter << ' ' << name;
+                  }
+                run_steps(ddp, optimizer, world.rank(), 2, 3);
+                expect_same_bits(ddp.parameters(), expected, "trained on");
+              },
+              {.backend = "shm"});
+}
+
+// --- processes
+
+TEST(UndoStep, RestoresTheShardOfARankThatWasKilledDuringBackward) {
+  JobProcesses job(SHARED_RANK, 2, {"killed"});
+  job.start_all();
+  EXPECT_EQ(job[1].wait(), 128 + SIGKILL) << job[1].output();
+  EXPECT_EQ(job[0].expect_line("failed: "), "failed: PeerError, parameters differ: 1");
+  EXPECT_EQ(job[0].expect_line("undone: "), "undone: parameters differ: 0");
+  EXPECT_EQ(job[0].wait(), 0) << job[0].output();
+}
+
+TEST(SharedParameters, AndTheirStateTakeThreeTimesTheirSizePerHost) {
+  constexpr int kRanks = 3;
+  JobProcesses job(SHARED_RANK, kRanks, {"memory"});
+  job.start_all();
+  double before = 0, after = 0;  // in sizes of the parameters, on all ranks
+  for (int rank = 0; rank < kRanks; ++rank) {
+    before += std::stod(job[rank].expect_line("before: ").substr(8));
+    after += std::stod(job[rank].expect_line("after: ").substr(7));
+  }
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job[rank].wait(), 0) << job[rank].output();
+  EXPECT_NEAR(after - before, 3 - kRanks, 0.1) << "one copy and two states, instead of a copy on each rank";
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,111 @@
+// A rank of the tests in shared_parameters_test.cpp: shared_rank killed|memory.
+
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <thread>
+
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+namespace {
+
+using lockstep::FusedAdamW;
+using lockstep::ProcessGroup;
+using lockstep::ZeroRedundancyOptimizer;
+using torch::optim::AdamWOptions;
+
+constexpr int64_t kWidth = 1024;
+
+/// Its last layer is reduced and updated before the first one's backward.
+torch::nn::Sequential make_model() {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::ReLU(), torch::nn::Linear(kWidth, kWidth),
+                               torch::nn::Linear(kWidth, kWidth));
+}
+
+int count_differences(const std::vector<torch::Tensor>& parameters, const std::vector<torch::Tensor>& expected) {
+  int different = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) different += torch::equal(parameters[i], expected[i]) ? 0 : 1;
+  return different;
+}
+
+/// In the third backward, rank 1 waits until the last layer is updated and kills itself.
+void train_until_killed(const ProcessGroup& world) {
+  auto model = make_model();
+  lockstep::DistributedDataParallel ddp(model, world,
+                                        {.buckets = {.first_bytes = kWidth * kWidth, .cap_bytes = kWidth * kWidth}});
+  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
+                                                {.share_parameters = true, .undo = true});
+  ddp.update_in_backward(optimizer.bucket_update());
+  std::vector<torch::Tensor> before;
+  const auto last = ddp.parameters()[4];
+  const auto step = [&](bool is_killed) {
+    auto hidden = model->ptr(0)->as<torch::nn::Linear>()->forward(torch::ones({2, kWidth}) * (1 + world.rank()));
+    if (is_killed && world.rank() == 1)
+      hidden.register_hook([&](const torch::Tensor&) {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+        while (torch::equal(last, before[4]) && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+        std::raise(SIGKILL);
+      });
+    auto output = model->ptr(3)->as<torch::nn::Linear>()->forward(
+        model->ptr(2)->as<torch::nn::Linear>()->forward(torch::relu(hidden)));
+    output.square().mean().backward();
+    optimizer.step();
+  };
+  step(false);
+  step(false);
+  for (const auto& parameter : ddp.parameters()) before.push_back(parameter.detach().clone());
+  world.barrier();
+  try {
+    step(true);
+  } catch (const lockstep::PeerError&) {
+    std::cout << "failed: PeerError, parameters differ: " << (count_differences(ddp.parameters(), before) > 0)
+              << std::endl;
+  }
+  optimizer.undo_step();
+  std::cout << "undone: parameters differ: " << count_differences(ddp.parameters(), before) << std::endl;
+}
+
+/// This process's part of the memory that it uses, shared pages divided by the number of their users.
+double resident_bytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string word; file >> word;)
+    if (word == "Pss:") {
+      double kib = 0;
+      file >> kib;
+      return kib * 1024;
+    }
+  return 0;
+}
+
+void measure_memory(const ProcessGroup& world) {
+  const int64_t elements = 16 << 20;
+  const auto parameter = torch::full({elements}, 1.0).requires_grad_();
+  lockstep::DistributedDataParallel ddp(
+      {{"parameter", parameter}}, [&] { return parameter.sum(); }, world);
+  const double size = static_cast<double>(elements) * 4;
+  world.barrier();
+  std::cout << "before: " << resident_bytes() / size << std::endl;
+  world.barrier();
+  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
+                                                {.share_parameters = true});
+  ddp.update_in_backward(optimizer.bucket_update());
+  world.barrier();
+  std::cout << "after: " << resident_bytes() / size << std::endl;
+  world.barrier();
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  at::set_num_threads(1);
+  const auto world = lockstep::init_process_group({.backend = "shm", .timeout = std::chrono::minutes(2)});
+  if (std::strcmp(arguments[1], "killed") == 0)
+    train_until_killed(world);
+  else
+    measure_memory(world);
+  return 0;
+}
