@@ -1,4 +1,4 @@
-// Our all-reduce over Gloo's connections against Gloo's own ring, in one run: gloo_all_reduce [RANKS]
+// Our all-reduce over Gloo's connections against Gloo's own ring, in one run: gloo_all_reduce [RANKS [BYTES...]]
 //
 // Ranks are threads of one process, connected over loopback. They are released together before every sample; a sample
 // is the slowest rank's time; the sides alternate. Buffers are rewritten for each sample and results checked.
@@ -45,10 +45,10 @@ double sample(const lockstep::ProcessGroup& world, at::Tensor& tensor, Call call
   return slowest.item<double>();
 }
 
-void compare(const lockstep::ProcessGroup& world, const std::shared_ptr<gloo::Context>& ring) {
+void compare(const lockstep::ProcessGroup& world, const std::shared_ptr<gloo::Context>& ring,
+             const std::vector<int64_t>& sizes) {
   if (world.rank() == 0) std::printf("%12s %12s %12s %8s\n", "bytes", "ours us", "Gloo ring us", "ratio");
-  for (int64_t bytes :
-       {4ll, 1ll << 10, 16ll << 10, 64ll << 10, 256ll << 10, 1ll << 20, 4ll << 20, 25ll << 20, 64ll << 20}) {
+  for (int64_t bytes : sizes) {
     auto tensor = at::empty({bytes / 4});
     auto theirs = [&] {
       gloo::AllreduceOptions options(ring);
@@ -76,6 +76,9 @@ void compare(const lockstep::ProcessGroup& world, const std::shared_ptr<gloo::Co
 
 int main(int argc, char** argv) {
   int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
+  std::vector<int64_t> sizes;
+  for (int i = 2; i < argc; ++i) sizes.push_back(std::atoll(argv[i]));
+  if (sizes.empty()) sizes = {4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 25 << 20, 64 << 20};
   at::set_num_threads(1);
   gloo::rendezvous::HashStore store;
   lockstep::run_threads(ranks,
@@ -83,7 +86,7 @@ int main(int argc, char** argv) {
                           auto device = gloo::transport::tcp::CreateDevice("127.0.0.1");
                           auto ring = std::make_shared<gloo::rendezvous::Context>(world.rank(), world.size());
                           ring->connectFullMesh(store, device);
-                          compare(world, ring);
+                          compare(world, ring, sizes);
                           world.barrier();
                         },
                         {.backend = "gloo"});

@@ -19,6 +19,7 @@
 #include <map>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -380,13 +381,14 @@ void counts() {
   }
 }
 
-/// The job's store, stopping in the middle of the backend's making: after this rank's address is known.
+/// The job's store, stopping in the middle of the backend's making: after this rank's first address is known.
 class StopsAfterPublishing final : public lockstep::Store {
  public:
   explicit StopsAfterPublishing(std::shared_ptr<Store> store) : store_(std::move(store)) {}
 
   void set(const std::string& key, const std::string& value) override {
     store_->set(key, value);
+    if (std::exchange(has_stopped_, true)) return;
     print("published");
     wait_for_word();
   }
@@ -406,6 +408,7 @@ class StopsAfterPublishing final : public lockstep::Store {
 
  private:
   const std::shared_ptr<Store> store_;
+  bool has_stopped_ = false;
 };
 
 void stops_while_connecting() {

@@ -54,21 +54,25 @@ Request::Request(Transport& transport, Direction direction, const Buffer& buffer
 Connection::Connection(const BackendContext& context) : rank_(context.rank), size_(context.size) {
   if (size_ == 1) return;
   ignore_broken_pipes();
-  connect(context);
+  open_gloo(connect(context, "gloo/"));
+  exchange_ = std::make_unique<SocketExchange>(connect(context, "exchange/"));
 }
 
-/// Connects the ranks, then passes the sockets to Gloo. Throws the cause when the job fails meanwhile.
-void Connection::connect(const BackendContext& context) {
+/// Connects the ranks and returns the sockets by rank. Throws the cause when the job fails meanwhile.
+std::vector<FileDescriptor> Connection::connect(const BackendContext& context, const char* purpose) {
   PeerConnector connector({.rank = rank_,
                            .size = size_,
                            .host = choose_host(context),
-                           .store = with_prefix(context.store, "gloo/"),
+                           .store = with_prefix(context.store, purpose),
                            .timeout = context.timeout,
                            .remedy = kRemedy});
   auto alarm = context.on_failure
                    ? context.on_failure([&](std::exception_ptr cause) { connector.give_up(std::move(cause)); })
                    : nullptr;
-  const auto sockets = connector.connect();
+  return connector.connect();
+}
+
+void Connection::open_gloo(const std::vector<FileDescriptor>& sockets) {
   std::vector<PeerSocket> peers;
   for (int peer = 0; peer < size_; ++peer)
     if (peer != rank_) peers.push_back({peer, sockets[peer].get(), peer_of(sockets[peer])});
@@ -141,6 +145,7 @@ void Connection::abort(std::exception_ptr cause) noexcept {
     for (Request* request : waited_for_) request->interrupt();
   }
   if (!transport_) return;
+  exchange_->abort(cause);
   // Closes all connections, so that the other ranks notice. Gloo closes its connections when a wait on any of them
   // times out. A receive on an already broken connection fails at once, without a wait, so this tries every peer.
   for (int peer = 0; peer < size_; ++peer) {

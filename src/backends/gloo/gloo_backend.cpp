@@ -2,6 +2,7 @@
 
 #include <future>
 #include <mutex>
+#include <variant>
 
 #include <lockstep/error.h>
 
@@ -13,6 +14,7 @@ namespace lockstep {
 namespace {
 
 using gloo_backend::Connection;
+using gloo_backend::SocketExchange;
 using messages::Buffer;
 using messages::Channel;
 using messages::Direction;
@@ -76,23 +78,28 @@ class GlooTransfer final : public Transfer {
   std::shared_future<void> done_;  // guarded by mutex_ until valid, then constant
 };
 
-/// The Link of messages::MessageBackend over Gloo's connections.
+/// The Link of messages::MessageBackend. Gloo carries messages between two ranks and messages of the kind kOneWay,
+/// which must wait for their receive. The calling thread moves all others itself.
 class GlooLink {
  public:
-  using Request = gloo_backend::Request;
+  using Request = std::variant<gloo_backend::Request, SocketExchange::Request>;
 
   static constexpr int64_t kSmallBytes = 32 << 10;
-  static constexpr int64_t kPieceBytes = 1 << 20;
+  static constexpr int64_t kPieceBytes = 256 << 10;
   static size_t part_bytes(size_t bytes, Channel::Kind) { return bytes; }
   static int64_t pieces_ahead() { return 4; }
 
   explicit GlooLink(const BackendContext& context) : connection_(context) {}
 
   Request start(Direction direction, const Buffer& buffer, const Channel& channel) {
-    return connection_.start(direction, buffer, collective_slot(channel));
+    if (channel.kind == Channel::Kind::kOneWay) return connection_.start(direction, buffer, collective_slot(channel));
+    return connection_.exchange().start(direction, buffer, collective_slot(channel));
   }
 
-  void finish(Request& request, Deadline deadline) { connection_.finish(request, deadline); }
+  void finish(Request& request, Deadline deadline) {
+    if (auto* of_gloo = std::get_if<gloo_backend::Request>(&request)) return connection_.finish(*of_gloo, deadline);
+    connection_.exchange().finish(std::get<SocketExchange::Request>(request), deadline);
+  }
 
   std::unique_ptr<Transfer> start_message(Direction direction, const at::Tensor& data, int peer, uint32_t,
                                           uint64_t fingerprint) {
