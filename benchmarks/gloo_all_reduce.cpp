@@ -1,4 +1,4 @@
-// Our all-reduce over Gloo's connections against Gloo's own ring, in one run: gloo_all_reduce [RANKS [BYTES...]]
+// The all-reduce of the backend gloo against Gloo's own ring, in one run: gloo_all_reduce [RANKS [BYTES...]]
 //
 // Ranks are threads of one process, connected over loopback. They are released together before every sample; a sample
 // is the slowest rank's time; the sides alternate. Buffers are rewritten for each sample and results checked.

@@ -2,7 +2,7 @@
 
 #include <future>
 #include <mutex>
-#include <variant>
+#include <optional>
 
 #include <lockstep/error.h>
 
@@ -19,18 +19,16 @@ using messages::Buffer;
 using messages::Channel;
 using messages::Direction;
 
-// Gloo matches sends and receives of the same slot in order. A message without a matching receive waits on the sender's
-// side. In the slots of collectives the highest bit is clear and the lowest two bits hold the kind of the channel. In
-// the slots of point-to-point messages the highest bit is set.
-constexpr uint64_t kUpperBit = 1ull << 63;
+// The lowest two bits of the slots of collectives hold the kind of the channel, or kAcknowledgement.
 constexpr uint64_t kKindBits = 3;
+constexpr uint64_t kAcknowledgement = 3;
 
 uint64_t collective_slot(const Channel& channel) {
-  return (channel.fingerprint & ~kUpperBit & ~kKindBits) | static_cast<uint64_t>(channel.kind);
+  return (channel.fingerprint & ~kKindBits) | static_cast<uint64_t>(channel.kind);
 }
 
-uint64_t message_slot(uint64_t fingerprint) {
-  return fingerprint | kUpperBit;
+uint64_t acknowledgement_slot(const Channel& channel) {
+  return channel.fingerprint | kAcknowledgement;
 }
 
 /// Gloo can only block, not poll, and a wait that times out closes all connections. So is_done() starts a thread that
@@ -78,11 +76,16 @@ class GlooTransfer final : public Transfer {
   std::shared_future<void> done_;  // guarded by mutex_ until valid, then constant
 };
 
-/// The Link of messages::MessageBackend. Gloo carries messages between two ranks and messages of the kind kOneWay,
-/// which must wait for their receive. The calling thread moves all others itself.
+/// The Link of messages::MessageBackend. The calling thread moves the messages of collectives itself. Messages between
+/// two ranks make progress outside of calls, so Gloo's thread moves them.
 class GlooLink {
  public:
-  using Request = std::variant<gloo_backend::Request, SocketExchange::Request>;
+  struct Request {
+    SocketExchange::Request data;
+    Channel channel;
+    int peer = 0;
+    std::optional<SocketExchange::Request> acknowledgement{};  // if the kind is kOneWay: from receiver to sender
+  };
 
   static constexpr int64_t kSmallBytes = 32 << 10;
   static constexpr int64_t kPieceBytes = 256 << 10;
@@ -92,27 +95,38 @@ class GlooLink {
   explicit GlooLink(const BackendContext& context) : connection_(context) {}
 
   Request start(Direction direction, const Buffer& buffer, const Channel& channel) {
-    if (channel.kind == Channel::Kind::kOneWay) return connection_.start(direction, buffer, collective_slot(channel));
-    return connection_.exchange().start(direction, buffer, collective_slot(channel));
+    Request request{exchange().start(direction, buffer, collective_slot(channel)), channel, buffer.peer};
+    if (direction == Direction::kSend && channel.kind == Channel::Kind::kOneWay)
+      request.acknowledgement.emplace(
+          exchange().start(Direction::kRecv, token_for(buffer.peer), acknowledgement_slot(channel)));
+    return request;
   }
 
   void finish(Request& request, Deadline deadline) {
-    if (auto* of_gloo = std::get_if<gloo_backend::Request>(&request)) return connection_.finish(*of_gloo, deadline);
-    connection_.exchange().finish(std::get<SocketExchange::Request>(request), deadline);
+    exchange().finish(request.data, deadline);
+    if (request.channel.kind != Channel::Kind::kOneWay) return;
+    if (!request.acknowledgement)
+      request.acknowledgement.emplace(
+          exchange().start(Direction::kSend, token_for(request.peer), acknowledgement_slot(request.channel)));
+    exchange().finish(*request.acknowledgement, deadline);
   }
 
   std::unique_ptr<Transfer> start_message(Direction direction, const at::Tensor& data, int peer, uint32_t,
                                           uint64_t fingerprint) {
     Buffer buffer{peer, data.data_ptr(), data.nbytes()};
-    return std::make_unique<GlooTransfer>(connection_, connection_.start(direction, buffer, message_slot(fingerprint)));
+    return std::make_unique<GlooTransfer>(connection_, connection_.start(direction, buffer, fingerprint));
   }
 
   void abort(std::exception_ptr cause) noexcept { connection_.abort(cause); }
 
-  void keep(const at::Tensor&) {}  // Gloo does not use a buffer after its request was destroyed
+  void keep(const at::Tensor&) {}  // no thread uses a buffer after its request was destroyed
 
  private:
+  SocketExchange& exchange() { return connection_.exchange(); }
+  Buffer token_for(int peer) { return {peer, &token_, sizeof token_}; }
+
   Connection connection_;
+  char token_ = 0;  // what acknowledgements consist of
 };
 
 }  // namespace
