@@ -16,6 +16,9 @@ struct BucketLimits {
   /// total at most twice this size uses one bucket.
   int64_t first_bytes = 1 << 20;
   int64_t cap_bytes = 25 << 20;
+  /// The last bucket is small, because backward has ended when its all-reduce starts. It has the gradients that become
+  /// ready last, at most about this size, or a single gradient.
+  int64_t last_bytes = 1 << 20;
 };
 
 /// The gradients that are reduced together, as indices into the list of parameters.

@@ -18,8 +18,9 @@ struct GradientSpec {
 };
 
 /// Puts gradients into buckets in `order`, the expected order in which they become ready; it holds every index once.
-/// All gradients of a bucket have one dtype and device. A bucket exceeds its limit only with a single gradient. Pure:
-/// equal arguments give equal plans.
+/// All gradients of a bucket have one dtype and device. A bucket exceeds its limit only with a single gradient. The
+/// last bucket may also exceed limits.last_bytes by a quarter, so that no tiny bucket is made. Pure: equal arguments
+/// give equal plans.
 BucketPlan plan_buckets(const std::vector<GradientSpec>& gradients, const BucketLimits& limits,
                         const std::vector<size_t>& order);
 /// The order of a model whose modules are used as they were registered: from the last parameter to the first.

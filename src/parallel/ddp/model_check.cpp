@@ -93,15 +93,15 @@ std::vector<ModelFact> read_facts(const std::string& lines) {
 /// The options that affect communication; they must match on all ranks.
 std::vector<ModelFact> facts_of(const DistributedDataParallelOptions& options) {
   auto word = [](bool on) { return on ? "true" : "false"; };
-  return {
-      {"option broadcast_buffers", word(options.broadcast_buffers)},
-      {"option find_unused_parameters", word(options.find_unused_parameters)},
-      {"option static_graph", word(options.static_graph)},
-      {"option check_finite", word(options.check_finite)},
-      {"option reduce_dtype", options.reduce_dtype ? text(*options.reduce_dtype) : "that of the parameter"},
-      {"option densify_sparse_gradients", word(options.densify_sparse_gradients)},
-      {"option check_replicas_every", text(options.check_replicas_every)},
-      {"option buckets", text("first_bytes ", options.buckets.first_bytes, ", cap_bytes ", options.buckets.cap_bytes)}};
+  return {{"option broadcast_buffers", word(options.broadcast_buffers)},
+          {"option find_unused_parameters", word(options.find_unused_parameters)},
+          {"option static_graph", word(options.static_graph)},
+          {"option check_finite", word(options.check_finite)},
+          {"option reduce_dtype", options.reduce_dtype ? text(*options.reduce_dtype) : "that of the parameter"},
+          {"option densify_sparse_gradients", word(options.densify_sparse_gradients)},
+          {"option check_replicas_every", text(options.check_replicas_every)},
+          {"option buckets", text("first_bytes ", options.buckets.first_bytes, ", cap_bytes ",
+                                  options.buckets.cap_bytes, ", last_bytes ", options.buckets.last_bytes)}};
 }
 
 bool can_be_averaged(c10::ScalarType dtype) {
