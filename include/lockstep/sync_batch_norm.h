@@ -25,6 +25,9 @@ class LOCKSTEP_EXPORT SyncBatchNormImpl
 
   torch::Tensor forward(const torch::Tensor& input);
 
+  /// The ranks over which the layer normalizes.
+  const ProcessGroup& group() const { return group_; }
+
   void pretty_print(std::ostream& stream) const override;
 
  private:
@@ -36,7 +39,8 @@ TORCH_MODULE(SyncBatchNorm);
 
 /// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in the module normalize over the group, as SyncBatchNorm does,
 /// and returns their number. Not collective. The modules keep their types, so classes that contain them need no change.
-/// Another call can set a different group. Copies made by clone() are not converted.
+/// Another call can set a different group. Copies made by clone() are not converted. Convert a module before you wrap
+/// it with DistributedDataParallel: on a CPU, layers that are converted later wait for gradient buckets in backward.
 ///
 /// Each layer needs running statistics or a weight, which lockstep marks to recognize calls of the layer. If a layer
 /// has neither, throws UsageError and converts nothing.

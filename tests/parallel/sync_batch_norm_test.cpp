@@ -216,12 +216,14 @@ struct MayUseImpl : torch::nn::Module {
 };
 TORCH_MODULE(MayUse);
 
-TEST(SyncBatchNormTest, InAGroupOfItsOwnItDoesNotMindWhatRanksLeaveOut) {
-  run_threads(2, [](ProcessGroup world) {
+/// Trains over a group with layers over `group_of_layers`.
+void expect_ranks_may_leave_out_parameters(
+    const std::function<ProcessGroup(const ProcessGroup& world)>& group_of_layers) {
+  run_threads(2, [&](ProcessGroup world) {
     MayUse model;
     fill_parameters(*model, 1);
     model->to(torch::kDouble);
-    convert_sync_batch_norm(*model, world.new_group({0, 1}));
+    convert_sync_batch_norm(*model, group_of_layers(world));
     DistributedDataParallel ddp(model, world, {.find_unused_parameters = true, .buckets = {64, 64}});
     for (int step = 0; step < 4; ++step) {  // from the second on, buckets are reduced as gradients come
       const bool uses_last = (world.rank() + step) % 2 == 0;
@@ -231,6 +233,11 @@ TEST(SyncBatchNormTest, InAGroupOfItsOwnItDoesNotMindWhatRanksLeaveOut) {
       EXPECT_TRUE(torch::equal(gradient, model->first->weight.grad()));
     }
   });
+}
+
+TEST(SyncBatchNormTest, DoesNotMindWhichParametersRanksLeaveOut) {
+  expect_ranks_may_leave_out_parameters([](const ProcessGroup& world) { return world; });
+  expect_ranks_may_leave_out_parameters([](const ProcessGroup& world) { return world.new_group({0, 1}); });
 }
 
 TEST(SyncBatchNormTest, BackwardIsCollectiveOnlyWhereTheInputNeedsAGradient) {

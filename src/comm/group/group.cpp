@@ -65,6 +65,7 @@ void Group::leave(const std::shared_ptr<Parts>& parts) {
 void Group::destroy() {
   check_process();
   if (cpu_group_) cpu_group_->destroy();
+  if (auto side = side_group()) side->destroy();
   queue_.run([this](WorkQueue::Lock& lock) {
     auto parts = parts_;
     lock.unlock();
@@ -106,6 +107,16 @@ std::shared_ptr<Backend> Group::backend() const {
 int64_t Group::calls() const {
   std::lock_guard lock(mutex_);
   return calls_;
+}
+
+std::shared_ptr<Group> Group::side_group() const {
+  std::lock_guard lock(mutex_);
+  return side_group_;
+}
+
+void Group::set_side_group(std::shared_ptr<Group> group) {
+  std::lock_guard lock(mutex_);
+  side_group_ = std::move(group);
 }
 
 int Group::next_child() {
@@ -344,6 +355,7 @@ void Group::abort(const std::exception_ptr& cause) {
 
 std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
   if (cpu_group_) cpu_group_->mark_broken(cause);
+  if (auto side = side_group()) side->mark_broken(cause);
   std::lock_guard lock(mutex_);
   if (!failure_) {
     failure_ = cause;
@@ -355,6 +367,7 @@ std::exception_ptr Group::mark_broken(const std::exception_ptr& cause) {
 
 void Group::wake() {
   if (cpu_group_) cpu_group_->wake();
+  if (auto side = side_group()) side->wake();
   auto parts = parts_if_any();
   if (parts && parts->backend) parts->backend->abort(failure());
 }

@@ -67,6 +67,11 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   Group& for_control() { return for_device(c10::kCPU); }
   const std::shared_ptr<Group>& cpu_group() const { return cpu_group_; }
 
+  /// A group of the same ranks with an order of calls of its own, for lockstep's calls that must not wait for those of
+  /// this group; null before make_side_group(). A failure of one group breaks both, and both are destroyed together.
+  std::shared_ptr<Group> side_group() const;
+  void set_side_group(std::shared_ptr<Group> group);
+
   /// Both throw UsageError when the group was destroyed; backend() also when this rank is not a member.
   std::shared_ptr<Job> job() const { return parts()->job; }
   std::shared_ptr<Backend> backend() const;
@@ -223,6 +228,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
   AnySender any_sender_;
   std::map<Operation, int64_t> aside_;                // guarded by mutex_: number of run_aside calls
   int children_ = 0;                                  // guarded by mutex_
+  std::shared_ptr<Group> side_group_;                 // guarded by mutex_
   int64_t calls_ = 0;                                 // guarded by mutex_: collectives started
   WorkQueue queue_{mutex_, rank_in_job_, activity_};  // last, because its tasks use all members above
 };

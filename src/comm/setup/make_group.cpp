@@ -205,4 +205,20 @@ std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSp
   return make_part(job, part, spec.backend, make_part(job, for_cpu, spec.backend));
 }
 
+// The name has the base_name of the group, so that a failure of one breaks both.
+void make_side_group(Group& group, const CallSite& site) {
+  if (group.side_group()) return;
+  const auto& here = group.membership();
+  const auto name = text(here.name, ":side");
+  const auto meet = [&] {
+    group.run({{Operation::kNewGroup, {}, {}, {}, {}, name},
+               [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
+              {here.timeout, site});
+  };
+  meet();
+  auto side = make_group(group.job(), {name, ranks_in_job(here), here.backend_name, here.device, here.timeout});
+  meet();  // no rank continues or exits while others still create the group
+  group.set_side_group(std::move(side));
+}
+
 }  // namespace lockstep::detail

@@ -17,14 +17,17 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "comm/group/group.h"
 #include "parallel/batch_norm/normalization.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
+#include "parallel/ddp/accumulator_hooks.h"
 
 // Overview.
 //
 // SyncedNormalization is the autograd function: its forward gathers each rank's mean, variance and number of values per
 // channel and normalizes with the combined moments; its backward all-reduces the sums that the input gradient needs
 // (see normalization.h). The gradients of weight and bias stay local, since DistributedDataParallel averages them.
+// Calls during backward use the side group, if DistributedDataParallel has created one (Ranks::group_now).
 //
 // Two kinds of layers use it. SyncBatchNormImpl calls it directly. convert_sync_batch_norm() leaves LibTorch's
 // BatchNorm layers in place and marks them: it adds a Conversion, a hook that does nothing, to the layer's running
@@ -56,11 +59,21 @@ struct Ranks {
   ProcessGroup group;
   std::string layer;  // for errors: "SyncBatchNorm 'first.norm'"
 
+  /// Returns the group for a call that is made now. During backward the group's queue has gradient buckets, for which
+  /// backward must not wait; the side group has no other calls. Forward stays on the group itself, so that ranks of
+  /// which only some normalize (train() and eval() mixed, a layer that is not converted everywhere) get a
+  /// MismatchError at their next call, instead of waiting for each other in two groups.
+  ProcessGroup group_now() const {
+    if (!current_backward_task().id) return group;
+    auto side = detail::group_of(group)->side_group();
+    return side ? ProcessGroup(std::move(side)) : group;
+  }
+
   /// Calls a collective function and prefixes its errors with the layer's name.
   template <class Function>
   auto together(Function&& function) const {
     try {
-      return function(group);
+      return function(group_now());
     } catch (const Error&) {
       rethrow_with_prefix(std::current_exception(), text(layer, ": "));
     }
@@ -265,6 +278,18 @@ std::optional<std::string> synced_batch_norm_in(torch::nn::Module& module) {
     if (layer.as<SyncBatchNormImpl>() || (mark && Conversion::find(*mark))) found = name;
   });
   return found;
+}
+
+int64_t synced_batch_norms_over(torch::nn::Module& module, const ProcessGroup& group) {
+  int64_t count = 0;
+  const auto is_same = [&](const ProcessGroup& other) { return detail::group_of(other) == detail::group_of(group); };
+  module.apply([&](torch::nn::Module& layer) {
+    if (const auto* synced = layer.as<SyncBatchNormImpl>()) count += is_same(synced->group());
+    const auto mark = mark_of(layer);
+    const auto* conversion = mark ? Conversion::find(*mark) : nullptr;
+    if (conversion) count += is_same(conversion->ranks().group);
+  });
+  return count;
 }
 
 // --- the module

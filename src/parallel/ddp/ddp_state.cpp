@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "comm/capture.h"
 #include "comm/group/group.h"
+#include "comm/setup/make_group.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
 #include "parallel/ddp/model_check.h"
 
@@ -67,6 +68,7 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
     check_same_model(wrapped_, options, group_);
     broadcast_parameters_and_buffers(kSource);
   }
+  separate_batch_norm();
   reducer_ = std::make_shared<Reducer>(wrapped_.trained(), group_,
                                        ReducerOptions{.limits = options.buckets,
                                                       .allow_unused = options.find_unused_parameters,
@@ -77,6 +79,18 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
                                                       .sparse_parameters = wrapped_.sparse_parameters(options),
                                                       .densify_sparse_gradients = options.densify_sparse_gradients},
                                        weight_, recorder_);
+}
+
+// Gives SyncBatchNorm layers over this wrapper's group a side group for their calls in backward, which would otherwise
+// wait for the gradient buckets in the group's queue. Collective if the model has such layers.
+//
+// Not on a GPU. There the calls of a group are kernels on streams. Kernels of two NCCL communicators can deadlock if
+// the ranks launch them in different orders and one of them occupies the device, and the order of buckets and layers
+// depends on the order in which gradients arrive on each rank. One communicator keeps them in order.
+void DdpState::separate_batch_norm() {
+  if (group_.size() == 1 || !group_.device().is_cpu()) return;
+  if (synced_batch_norms_over(wrapped_.module(), group_) == 0) return;
+  make_side_group(*group_of(group_), {"constructor of DistributedDataParallel, for SyncBatchNorm", 0});
 }
 
 // Evaluation does not communicate, so ranks may evaluate different numbers of batches.

@@ -45,6 +45,7 @@ class DdpState {
   const std::optional<c10::Device>& input_device() const { return input_device_; }
 
  private:
+  void separate_batch_norm();
   void check_unchanged() const;
   void take_part_in_capture();
   void warn_of_lone_step();

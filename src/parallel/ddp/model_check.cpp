@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "comm/strings.h"
+#include "parallel/batch_norm/sync_batch_norm.h"
 
 namespace lockstep {
 namespace {
@@ -168,6 +169,7 @@ void check_same_model(const WrappedModule& model, const DistributedDataParallelO
   constexpr int kReference = 0;
   auto mine = facts_of(options);
   mine.push_back({"the list of parameters with sparse gradients", enumerate(model.sparse_parameters(options))});
+  mine.push_back({"the number of SyncBatchNorm layers", text(synced_batch_norms_over(model.module(), group))});
   for (const auto& [name, tensor] : model.parameters()) mine.push_back(fact_of("parameter", name, tensor));
   for (const auto& [name, tensor] : model.buffers()) mine.push_back(fact_of("buffer", name, tensor));
   auto reference = read_facts(broadcast_string(group, write_facts(mine), kReference));
