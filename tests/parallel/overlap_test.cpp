@@ -24,6 +24,7 @@
 namespace lockstep {
 namespace {
 
+constexpr BucketLimits kThreeBuckets{.first_bytes = 300, .cap_bytes = 900};
 constexpr std::chrono::seconds kDeadline(60);  // passes only if the test fails
 
 /// Happens on one rank, another waits for it.
@@ -39,6 +40,92 @@ class Happening {
   std::promise<void> promise_;
   std::shared_future<void> future_;
 };
+
+/// The elements of each all_reduce that `step` makes in the group, in the order of the calls.
+std::vector<int64_t> reductions_of(const ProcessGroup& group, const std::function<void()>& step) {
+  const auto recorder = detail::group_of(group)->recorder();
+  const auto before = recorder->records();
+  step();
+  std::vector<int64_t> elements;
+  for (const auto& record : recorder->records())
+    if (record.group == group.name() && record.call.operation == detail::Operation::kAllReduce &&
+        (before.empty() || record.ticket > before.back().ticket))
+      elements.push_back(record.call.elements.value_or(0));
+  return elements;
+}
+
+/// A model with three buckets after two steps.
+struct Trained {
+  Trained(ProcessGroup world, DistributedDataParallelOptions options, CommHook hook)
+      : rank(world.rank()), ddp(filled_mlp(), world, with_buckets(std::move(options))) {
+    if (hook) ddp.register_comm_hook(std::move(hook));
+    for (int i = 0; i < 2; ++i) step();
+    EXPECT_EQ(ddp.logging_data().buckets.size(), 3u);
+  }
+
+  static DistributedDataParallelOptions with_buckets(DistributedDataParallelOptions options) {
+    options.buckets = kThreeBuckets;
+    return options;
+  }
+  void step() { ddp(input_of(rank)).square().sum().backward(); }
+
+  const int rank;
+  DistributedDataParallel<MlpImpl> ddp;
+};
+
+// --- hooks
+
+TEST(Reductions, OfLockstepsHooksAreOnePerBucket) {
+  run_threads(2, [](ProcessGroup world) {
+    const std::vector<DistributedDataParallelOptions> usual{{},
+                                                            {.find_unused_parameters = true},
+                                                            {.static_graph = true},
+                                                            {.gradient_as_bucket_view = false},
+                                                            {.check_finite = true}};
+    for (const auto& options : usual)
+      for (const auto& hook : {CommHook(), all_reduce_hook(), fp16_compress(), bf16_compress(), power_sgd()}) {
+        Trained trained(world, options, hook);
+        EXPECT_EQ(reductions_of(world, [&] { trained.step(); }).size(), 3u);
+      }
+    Trained weighted(world, {}, bf16_compress());
+    weighted.ddp.set_batch_weight(1 + world.rank());
+    world.barrier();  // after the sum of the weights
+    EXPECT_EQ(reductions_of(world, [&] { weighted.step(); }).size(), 3u);
+  });
+}
+
+TEST(Reductions, OfAUsersHookAreFollowedByTheMarksOnlyIfTheyAreRead) {
+  const CommHook users = [](const GradientBucket& bucket, const ProcessGroup& group) -> FinishReduction {
+    EXPECT_EQ(bucket.gradients.size(), bucket.parameters.size());
+    return all_reduce_hook()(bucket, group);
+  };
+  run_threads(2, [&](ProcessGroup world) {
+    const auto count = [&](const DistributedDataParallelOptions& options) {
+      Trained trained(world, options, users);
+      return reductions_of(world, [&] { trained.step(); }).size();
+    };
+    EXPECT_EQ(count({}), 4u);
+    EXPECT_EQ(count({.static_graph = true}), 3u);
+    EXPECT_EQ(count({.static_graph = true, .check_finite = true}), 4u);
+  });
+}
+
+TEST(Reductions, FindUnusedParametersWithEveryHook) {
+  run_threads(2, [](ProcessGroup world) {
+    for (const auto& hook : {all_reduce_hook(), fp16_compress(), bf16_compress(), power_sgd({.start_iteration = 0})}) {
+      auto model = filled_mlp();
+      DistributedDataParallel ddp(model, world, {.buckets = kThreeBuckets});
+      ddp.register_comm_hook(hook);
+      ddp(input_of(world.rank())).square().sum().backward();
+      // Rank 1 uses all parameters, and learns from rank 0 that it does not.
+      const auto backward = [&] {
+        const auto x = input_of(world.rank());
+        (world.rank() == 0 ? model->first(x) : model(x)).square().sum().backward();
+      };
+      expect_error<UsageError>(backward, "'second.weight'", world.rank() == 0 ? "on this rank" : "on another rank");
+    }
+  });
+}
 
 // --- SyncBatchNorm
 

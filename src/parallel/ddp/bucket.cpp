@@ -7,6 +7,7 @@
 
 #include "base/align.h"
 #include "comm/torch_version.h"
+#include "parallel/ddp/averaging_hook.h"
 
 namespace lockstep {
 namespace {
@@ -49,6 +50,11 @@ Bucket::Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, co
   }
   contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters, plan};
   extra_ = memory_.narrow(0, total, extra);
+  if (contents_.is_last) {
+    contents_with_extra_ = contents_;
+    contents_with_extra_.buffer = memory_;
+    contents_with_extra_.gradients.push_back(extra_);
+  }
   times_ = {static_cast<int64_t>(contents_.buffer.nbytes()), contents_.gradients.size()};
 }
 
@@ -98,12 +104,14 @@ void Bucket::flush_pending_copies() {
   values_.clear();
 }
 
-void Bucket::start(const CommHook& hook) {
+void Bucket::start(const CommHook& hook, bool averages_extra) {
   flush_pending_copies();
   times_.started = recorder_->now();
   if (hook) {
-    finish_hook_ = hook(contents_, group_);
-    if (contents_.is_last) average_ = group_.all_reduce_async(extra_, ReduceOp::kAvg, kInBackward);
+    const bool takes_extra = contents_.is_last && hook.target<AveragingHook>();
+    finish_hook_ = hook(takes_extra ? contents_with_extra_ : contents_, group_);
+    if (contents_.is_last && averages_extra && !takes_extra)
+      average_ = group_.all_reduce_async(extra_, ReduceOp::kAvg, kInBackward);
   } else {
     average_ = group_.all_reduce_async(memory_, ReduceOp::kAvg, kInBackward);
     if (memory_.is_cuda()) times_.reduced = recorder_->end_of(*average_);

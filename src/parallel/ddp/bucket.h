@@ -47,7 +47,8 @@ class Bucket {
   /// views refuse that.
   const at::Tensor& gradient(size_t slot) const { return contents_.gradients[slot]; }
 
-  /// The elements after the gradients. A comm hook does not receive them: they have their own all-reduce.
+  /// The elements after the gradients. An AveragingHook averages them with the gradients. Other comm hooks do not
+  /// receive them: they have their own all-reduce.
   const at::Tensor& extra() const { return extra_; }
   /// Fills the bucket with zeros.
   void clear() { memory_.zero_(); }
@@ -63,8 +64,9 @@ class Bucket {
   void flush_pending_copies();
   bool is_full() const { return missing_ == 0; }
 
-  /// Starts to average the bucket, or calls the hook if one is set. Collective.
-  void start(const CommHook& hook);
+  /// Starts to average the bucket, or calls the hook if one is set. With a hook, the extra elements may be left as they
+  /// are unless `averages_extra` is set. Collective.
+  void start(const CommHook& hook, bool averages_extra);
   bool is_under_way() const { return average_ || finish_hook_; }
   /// Blocks until the started reduction is complete.
   void finish();
@@ -82,6 +84,7 @@ class Bucket {
   at::Tensor memory_;  // the gradients, then the extra elements
   at::Tensor extra_;
   GradientBucket contents_;
+  GradientBucket contents_with_extra_;  // for an AveragingHook; only in the last bucket
   size_t missing_ = 0;
   std::vector<at::Tensor> places_, values_;  // pending copies, GPU only
   std::optional<Work> average_;              // of the running reduction

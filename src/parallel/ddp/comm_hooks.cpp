@@ -6,13 +6,15 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "parallel/ddp/averaging_hook.h"
+
 namespace lockstep {
 namespace {
 
 /// Averages the bucket in `dtype`. The converted buffer of each bucket is kept and reused.
 CommHook compress(at::ScalarType dtype) {
   auto narrow = std::make_shared<std::map<size_t, at::Tensor>>();  // by bucket
-  return [=](const GradientBucket& bucket, const ProcessGroup& group) -> FinishReduction {
+  return AveragingHook{[=](const GradientBucket& bucket, const ProcessGroup& group) -> FinishReduction {
     c10::NoGradGuard no_grad;
     auto& sent = (*narrow)[bucket.index];
     if (!sent.defined() || sent.sizes() != bucket.buffer.sizes()) sent = group.allocate(bucket.buffer.sizes(), dtype);
@@ -22,15 +24,15 @@ CommHook compress(at::ScalarType dtype) {
       c10::NoGradGuard no_grad;
       buffer.copy_(sent);
     };
-  };
+  }};
 }
 
 }  // namespace
 
 CommHook all_reduce_hook() {
-  return [](const GradientBucket& bucket, const ProcessGroup& group) -> FinishReduction {
+  return AveragingHook{[](const GradientBucket& bucket, const ProcessGroup& group) -> FinishReduction {
     return [work = group.all_reduce_async(bucket.buffer, ReduceOp::kAvg)] { work.wait(); };
-  };
+  }};
 }
 
 CommHook fp16_compress() {

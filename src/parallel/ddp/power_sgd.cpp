@@ -9,6 +9,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "parallel/ddp/averaging_hook.h"
 
 namespace lockstep {
 namespace {
@@ -161,7 +162,8 @@ CommHook power_sgd(const PowerSgdOptions& options) {
   if (options.start_iteration < 0)
     throw UsageError(text("power_sgd: option start_iteration is ", options.start_iteration, ", expected 0 or more"));
   auto state = std::make_shared<PowerSgd>(options);
-  return [state](const GradientBucket& bucket, const ProcessGroup& group) { return state->start(bucket, group); };
+  return AveragingHook{
+      [state](const GradientBucket& bucket, const ProcessGroup& group) { return state->start(bucket, group); }};
 }
 
 }  // namespace lockstep

@@ -363,7 +363,8 @@ void Reducer::put_without_new_gradient(size_t parameter) {
 // arrive. The last bucket is reduced at the end of backward, which is near, on the calling thread; this avoids waking
 // up another thread.
 void Reducer::start_full_buckets() {
-  for (; started_ + 1 < buckets_.size() && buckets_[started_].is_full(); ++started_) buckets_[started_].start(hook_);
+  for (; started_ + 1 < buckets_.size() && buckets_[started_].is_full(); ++started_)
+    buckets_[started_].start(hook_, needs_marks());
 }
 
 // --- at the end of backward
@@ -410,7 +411,7 @@ void Reducer::compare_with_prediction() {
 void Reducer::reduce_the_rest() {
   start_full_buckets();
   if (hook_)
-    buckets_.back().start(hook_);
+    buckets_.back().start(hook_, needs_marks());
   else
     buckets_.back().reduce();
   finish_all();
@@ -504,7 +505,7 @@ void Reducer::shadow() {
     parameter.tensor.mutable_grad().reset();  // left from this rank's last iteration
   for (auto& bucket : buckets_) {
     bucket.clear();
-    bucket.start(hook_);
+    bucket.start(hook_, needs_marks());
   }
   finish_all();
   std::fill(frozen_.begin(), frozen_.end(), 0);
