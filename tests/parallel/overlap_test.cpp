@@ -127,6 +127,56 @@ TEST(Reductions, FindUnusedParametersWithEveryHook) {
   });
 }
 
+// --- PowerSGD
+
+TEST(PowerSgdOverlap, TheSecondRoundStartsBeforeTheNextBucketsFirst) {
+  run_threads(2, [](ProcessGroup world) {
+    Trained trained(world, {}, power_sgd({.start_iteration = 0, .min_compression_rate = 1}));
+    // The buckets are 4 x 12, 4 and 12; 12 x 16 and 16; 16 x 6 and 21 marks of 6 parameters.
+    EXPECT_EQ(reductions_of(world, [&] { trained.step(); }),
+              (std::vector<int64_t>{4 + 4 + 12, 12, 12 + 16, 16, 16 + 21, 6}));
+  });
+}
+
+TEST(PowerSgdOverlap, BackwardDoesNotWaitForTheSecondRoundOfAnEarlierBucket) {
+  Happening last_bucket_started_on_rank_0;
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world, {.buckets = kThreeBuckets});
+    const auto inner = power_sgd({.start_iteration = 0, .min_compression_rate = 1});
+    bool is_gated = false, in_time = true;
+    ddp.register_comm_hook([&](const GradientBucket& bucket, const ProcessGroup& group) {
+      // Rank 1 starts the second round of the second bucket only after rank 0 has started the last bucket.
+      const bool is_here = is_gated && bucket.is_last;
+      if (is_here && world.rank() == 1) in_time = last_bucket_started_on_rank_0.wait();
+      auto finish = inner(bucket, group);
+      if (is_here && world.rank() == 0) last_bucket_started_on_rank_0.happens();
+      return finish;
+    });
+    for (int step = 0; step < 3; ++step) {
+      is_gated = step == 2;
+      ddp(input_of(world.rank())).square().sum().backward();
+    }
+    EXPECT_TRUE(in_time) << "rank 0 waited for the second round in the middle of backward";
+  });
+}
+
+TEST(PowerSgdOverlap, BackwardReportsARankThatIsLostBetweenTheRounds) {
+  run_threads_into_an_error(2,
+                            [](ProcessGroup world) {
+                              auto model = filled_mlp();
+                              DistributedDataParallel ddp(model, world, {.buckets = kThreeBuckets});
+                              const auto inner = power_sgd({.start_iteration = 0, .min_compression_rate = 1});
+                              ddp.register_comm_hook([&](const GradientBucket& bucket, const ProcessGroup& group) {
+                                if (world.rank() == 1 && bucket.index == 1) group.abort("no more memory");
+                                return inner(bucket, group);
+                              });
+                              const auto backward = [&] { ddp(input_of(world.rank())).square().sum().backward(); };
+                              expect_error<PeerError>(backward, "rank 1 gave up: no more memory");
+                            },
+                            {.timeout = std::chrono::seconds(30)});
+}
+
 // --- SyncBatchNorm
 
 /// A layer with a bucket behind it, and one before it.

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -10,6 +11,17 @@
 
 #include "base/text.h"
 #include "parallel/ddp/averaging_hook.h"
+
+// Overview of one reduction. A bucket has two rounds:
+//
+// 1. p = gradient * q for each matrix; all p are averaged, together with the uncompressed gradients.
+// 2. p is made orthonormal; q = gradient^T * p; all q are averaged. The result is p * q^T.
+//
+// The second round of a bucket depends on the result of the first. It starts when the next bucket is full, or at the
+// end of backward, so both rounds of all buckets but the last overlap with backward. A callback at the end of the first
+// round (Work::on_done) would start it earlier, but on another thread: the ranks would then make the calls of two
+// buckets in different orders. The first round is normally done by then, because a whole bucket of gradients was
+// computed in the meantime; if it is not, backward blocks until it is.
 
 namespace lockstep {
 namespace {
@@ -21,15 +33,17 @@ struct Matrix {
   at::Tensor q;         // m x rank, a view of qs
 };
 
-/// State of one bucket. The factors p of all its matrices are contiguous, and so are the factors q: each needs only one
-/// all-reduce.
+/// State of one bucket. The factors p of all its matrices are contiguous, and so are the factors q. The uncompressed
+/// gradients follow the factors p if they have the same dtype, so each round needs only one all-reduce.
 struct Approximation {
   at::Tensor buffer;  // the bucket's buffer
   std::vector<Matrix> matrices;
-  std::vector<at::Tensor> whole;  // uncompressed gradients, flat
-  at::Tensor ps, qs, wholes;      // allocated by the group
-  at::Tensor error;               // the approximation error of the last step
+  std::vector<at::Tensor> whole;          // uncompressed gradients, flat
+  at::Tensor ps, qs, wholes;              // allocated by the group
+  std::vector<at::Tensor> first_round{};  // ps and wholes, in one tensor or in two
+  at::Tensor error;                       // the approximation error of the last step
   int64_t reductions = 0;
+  std::vector<Work> works{};  // of the round that has started last
 };
 
 /// Factors are computed in float32 or wider: LibTorch multiplies half-precision matrices on few processors only.
@@ -49,6 +63,8 @@ class PowerSgd {
 
   FinishReduction start(const GradientBucket& bucket, const ProcessGroup& group) {
     c10::NoGradGuard no_grad;
+    if (bucket.index == 0) in_first_round_ = nullptr;  // left from a backward that failed
+    start_second_round(group);
     auto& state = states_[bucket.index];
     if (!state.buffer.is_same(bucket.buffer)) state = plan(bucket, group, state.reductions);
     if (state.reductions++ < options_.start_iteration)
@@ -58,20 +74,19 @@ class PowerSgd {
       if (state.error.defined()) bucket.buffer.add_(state.error);
       state.error = bucket.buffer.clone();
     }
-    std::vector<Work> works;
-    if (!state.whole.empty()) {
-      at::cat_out(state.wholes, state.whole);
-      works.push_back(group.all_reduce_async(state.wholes, ReduceOp::kAvg));
-    }
+    if (!state.whole.empty()) at::cat_out(state.wholes, state.whole);
     for (auto& matrix : state.matrices) {
       orthonormalize(matrix.q);
       at::Tensor p = matrix.p;
       at::mm_out(p, matrix.gradient.to(p.scalar_type()), matrix.q);
     }
-    if (!state.matrices.empty()) works.push_back(group.all_reduce_async(state.ps, ReduceOp::kAvg));
-    return [this, &state, group, works] {
-      for (const auto& work : works) work.wait();
-      finish(state, group);
+    state.works.clear();
+    for (const auto& sent : state.first_round) state.works.push_back(group.all_reduce_async(sent, ReduceOp::kAvg));
+    in_first_round_ = &state;
+    return [this, &state, group] {
+      c10::NoGradGuard guard;
+      start_second_round(group);  // of the last bucket, before this thread blocks
+      finish(state);
     };
   }
 
@@ -98,10 +113,9 @@ class PowerSgd {
       q_elements += m * rank;
     }
     const auto dtype = factor_dtype(bucket.buffer.scalar_type());
-    state.ps = group.allocate({p_elements}, dtype);
     state.qs = group.allocate({q_elements}, dtype);
     fill(state.qs, bucket.index);
-    state.wholes = group.allocate({whole_elements}, bucket.buffer.scalar_type());
+    allocate_first_round(state, p_elements, whole_elements, group);
     int64_t p_at = 0, q_at = 0;
     for (auto& matrix : state.matrices) {
       matrix.p = state.ps.narrow(0, p_at, matrix.p.numel()).view(matrix.p.sizes());
@@ -110,6 +124,21 @@ class PowerSgd {
       q_at += matrix.q.numel();
     }
     return state;
+  }
+
+  static void allocate_first_round(Approximation& state, int64_t p_elements, int64_t whole_elements,
+                                   const ProcessGroup& group) {
+    const auto dtype = state.buffer.scalar_type();
+    if (factor_dtype(dtype) == dtype) {
+      state.first_round = {group.allocate({p_elements + whole_elements}, dtype)};
+      state.ps = state.first_round[0].narrow(0, 0, p_elements);
+      state.wholes = state.first_round[0].narrow(0, p_elements, whole_elements);
+      return;
+    }
+    state.ps = group.allocate({p_elements}, factor_dtype(dtype));
+    state.wholes = group.allocate({whole_elements}, dtype);
+    if (p_elements > 0) state.first_round.push_back(state.ps);
+    if (whole_elements > 0) state.first_round.push_back(state.wholes);
   }
 
   /// Returns all elements of a gradient of any layout as a flat view of the bucket.
@@ -121,17 +150,23 @@ class PowerSgd {
     tensor.copy_(at::randn(tensor.sizes(), generator, tensor.scalar_type()));
   }
 
-  void finish(Approximation& state, const ProcessGroup& group) const {
-    c10::NoGradGuard no_grad;
-    if (!state.matrices.empty()) {
-      for (auto& matrix : state.matrices) {
-        orthonormalize(matrix.p);
-        at::Tensor q = matrix.q;
-        at::mm_out(q, matrix.gradient.to(q.scalar_type()).t(), matrix.p);
-      }
-      group.all_reduce(state.qs, ReduceOp::kAvg);
-      for (auto& matrix : state.matrices) matrix.gradient.copy_(at::mm(matrix.p, matrix.q.t()));
+  /// Starts the second round of the bucket whose first round has started last, if it has not started yet.
+  void start_second_round(const ProcessGroup& group) {
+    auto* state = std::exchange(in_first_round_, nullptr);
+    if (!state) return;
+    for (const auto& work : std::exchange(state->works, {})) work.wait();
+    if (state->matrices.empty()) return;
+    for (auto& matrix : state->matrices) {
+      orthonormalize(matrix.p);
+      at::Tensor q = matrix.q;
+      at::mm_out(q, matrix.gradient.to(q.scalar_type()).t(), matrix.p);
     }
+    state->works.push_back(group.all_reduce_async(state->qs, ReduceOp::kAvg));
+  }
+
+  void finish(Approximation& state) const {
+    for (const auto& work : std::exchange(state.works, {})) work.wait();
+    for (auto& matrix : state.matrices) matrix.gradient.copy_(at::mm(matrix.p, matrix.q.t()));
     if (options_.use_error_feedback) update_error_feedback(state);
     int64_t at = 0;
     for (const auto& part : state.whole) {
@@ -152,7 +187,8 @@ class PowerSgd {
   }
 
   const PowerSgdOptions options_;
-  std::map<size_t, Approximation> states_;  // by bucket
+  std::map<size_t, Approximation> states_;   // by bucket
+  Approximation* in_first_round_ = nullptr;  // an element of states_ whose second round has not started
 };
 
 }  // namespace
