@@ -19,6 +19,8 @@ class LOCKSTEP_EXPORT BucketUpdate {
     at::Tensor buffer;                   // flat, from ProcessGroup::allocate: this rank's gradients
     std::vector<at::Tensor> parameters;  // those that are updated
     std::vector<at::Tensor> gradients;   // of these parameters: views of the buffer, with their sizes and strides
+    at::Tensor extra;                    // further elements of the buffer that are averaged, or undefined
+    at::Tensor averaged_extra;           // where their average goes, on every rank: not in the buffer
   };
 
   virtual ~BucketUpdate() = default;
@@ -30,6 +32,8 @@ class LOCKSTEP_EXPORT BucketUpdate {
   /// all ranks have the new parameters and do not read the buffer any more. Collective. Changes the version of the
   /// parameters before it returns, so that autograd refuses to use the old values afterwards.
   [[nodiscard]] virtual Work update(const Bucket& bucket) = 0;
+  /// The same, and waits for it. Runs on the calling thread if no earlier call is pending.
+  virtual void update_and_wait(const Bucket& bucket) = 0;
 };
 
 }  // namespace lockstep

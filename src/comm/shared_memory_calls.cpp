@@ -19,6 +19,22 @@ Group& sharing_group(const ProcessGroup& group) {
   return group_of(group)->for_control();
 }
 
+Group::Call reduce_ranges_call(const Membership& me, RangeReduction reduction) {
+  const auto& tensor = reduction.tensor;
+  Checker check(me, Operation::kReduceRanges);
+  check.readable(tensor, "the tensor");
+  check.reducible(tensor, reduction.op);
+  Fingerprint fingerprint{Operation::kReduceRanges,   tensor.scalar_type(), tensor.numel(), reduction.op, {},
+                          std::move(reduction.detail)};
+  return {std::move(fingerprint), [reduction = std::move(reduction)](Backend& backend, const CallInfo& call) {
+            const auto& [tensor, op, ranges, consume, detail] = reduction;
+            if (tensor.numel() > 0)
+              backend.reduce_ranges(tensor, op, ranges, consume, call);
+            else
+              agree_only(backend, call);
+          }};
+}
+
 }  // namespace
 
 bool shares_memory(const ProcessGroup& group) {
@@ -40,22 +56,14 @@ at::Tensor allocate_shared(const ProcessGroup& group, int64_t elements, at::Scal
   return memory.view(dtype);
 }
 
-Work reduce_ranges_async(const ProcessGroup& group, const at::Tensor& tensor, ReduceOp op,
-                         std::vector<Backend::Range> ranges, Backend::Consume consume, const CallOptions& options,
-                         std::string detail) {
+void reduce_ranges(const ProcessGroup& group, RangeReduction reduction, const CallOptions& options) {
   auto& sharing = sharing_group(group);
-  Checker check(sharing.membership(), Operation::kReduceRanges);
-  check.readable(tensor, "the tensor");
-  check.reducible(tensor, op);
-  return sharing.submit(
-      {{Operation::kReduceRanges, tensor.scalar_type(), tensor.numel(), op, {}, std::move(detail)},
-       [tensor, op, ranges = std::move(ranges), consume = std::move(consume)](Backend& backend, const CallInfo& call) {
-         if (tensor.numel() > 0)
-           backend.reduce_ranges(tensor, op, ranges, consume, call);
-         else
-           agree_only(backend, call);
-       }},
-      options);
+  sharing.run(reduce_ranges_call(sharing.membership(), std::move(reduction)), options);
+}
+
+Work reduce_ranges_async(const ProcessGroup& group, RangeReduction reduction, const CallOptions& options) {
+  auto& sharing = sharing_group(group);
+  return sharing.submit(reduce_ranges_call(sharing.membership(), std::move(reduction)), options);
 }
 
 }  // namespace lockstep::detail

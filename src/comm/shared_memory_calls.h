@@ -19,11 +19,18 @@ bool shares_memory(const ProcessGroup& group);
 at::Tensor allocate_shared(const ProcessGroup& group, int64_t elements, at::ScalarType dtype,
                            const CallOptions& options);
 
-/// Reduces ranges of `tensor`, a flat tensor from ProcessGroup::allocate, and passes the results to `consume`; see
-/// Backend::reduce_ranges. Each rank names its own ranges. `consume` must not hold a handle of the group. `detail` must
-/// be the same on all ranks: otherwise the call is a MismatchError, which quotes it. Collective.
-[[nodiscard]] Work reduce_ranges_async(const ProcessGroup& group, const at::Tensor& tensor, ReduceOp op,
-                                       std::vector<Backend::Range> ranges, Backend::Consume consume,
-                                       const CallOptions& options, std::string detail = {});
+/// Arguments of reduce_ranges.
+struct RangeReduction {
+  at::Tensor tensor;  // flat, from ProcessGroup::allocate
+  ReduceOp op = ReduceOp::kSum;
+  std::vector<Backend::Range> ranges{};  // those of this rank
+  Backend::Consume consume{};            // must not hold a handle of the group
+  /// Must be the same on all ranks: otherwise the call is a MismatchError, which quotes it.
+  std::string detail{};
+};
+
+/// Reduces ranges of a tensor and passes the results to a function; see Backend::reduce_ranges. Collective.
+void reduce_ranges(const ProcessGroup& group, RangeReduction reduction, const CallOptions& options);
+[[nodiscard]] Work reduce_ranges_async(const ProcessGroup& group, RangeReduction reduction, const CallOptions& options);
 
 }  // namespace lockstep::detail

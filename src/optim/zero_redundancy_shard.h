@@ -9,6 +9,7 @@
 
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "comm/shared_memory_calls.h"
 #include "optim/sharded_memory.h"
 #include "optim/shared_state.h"
 
@@ -60,6 +61,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
   // BucketUpdate, for shared parameters.
   void check(const ProcessGroup& group, const std::vector<std::pair<std::string, at::Tensor>>& parameters) override;
   Work update(const Bucket& bucket) override;
+  void update_and_wait(const Bucket& bucket) override;
   bool updates_in_backward() const { return updates_in_backward_; }
   /// Ends a step whose updates were made in backward.
   void end_updates();
@@ -94,6 +96,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
   Versions versions() const;
   std::vector<size_t> written_parameters() const;
   void begin_updates();
+  detail::RangeReduction begin_update(const Bucket& bucket);
   void agree_on_writes(const std::vector<size_t>& written) const;
   void check_complete() const;
   void load_inner(const OptimizerState& mine);

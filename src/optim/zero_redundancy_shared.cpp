@@ -1,6 +1,7 @@
 // Parameters that all ranks share, and their updates during backward.
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -152,38 +153,52 @@ void ZeroRedundancyOptimizerBase::Shard::begin_updates() {
   ++steps_;
 }
 
-Work ZeroRedundancyOptimizerBase::Shard::update(const Bucket& bucket) {
+/// Counts the step of the bucket's parameters. The update itself is in the returned reduction.
+detail::RangeReduction ZeroRedundancyOptimizerBase::Shard::begin_update(const Bucket& bucket) {
   const c10::NoGradGuard no_grad;
   if (!step_incomplete_) begin_updates();
+  const auto offset_of = [&](const at::Tensor& part) {
+    const auto bytes = static_cast<const char*>(part.data_ptr()) - static_cast<const char*>(bucket.buffer.data_ptr());
+    return bytes / static_cast<int64_t>(bucket.buffer.element_size());
+  };
   auto updates = std::make_shared<std::vector<detail::ElementUpdate>>();
-  std::vector<Backend::Range> ranges;
+  detail::RangeReduction reduction{bucket.buffer, ReduceOp::kAvg, {}, {}, std::exchange(note_of_writes_, "")};
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-    const size_t parameter = index_of_.at(bucket.parameters[i].unsafeGetTensorImpl());
+    const auto& tensor = bucket.parameters[i];
+    const size_t parameter = index_of_.at(tensor.unsafeGetTensorImpl());
     if (std::exchange(updated_[parameter], 1))
       throw UsageError(group_.rank(), text(name_of(parameter),
-                                           " was updated in an earlier backward already; call "
-                                           "step() after each backward, and run all but the last backward of an "
-                                           "accumulation under no_sync()"));
-    const auto offset = (static_cast<const char*>(bucket.gradients[i].data_ptr()) -
-                         static_cast<const char*>(bucket.buffer.data_ptr())) /
-                        static_cast<int64_t>(bucket.buffer.element_size());
+                                           " was updated in an earlier backward already; call step() after each "
+                                           "backward, and run all but the last backward of an accumulation under "
+                                           "no_sync()"));
     for (size_t index : shares_of_[parameter]) {
       const auto& share = shares_[index];
       updates->emplace_back(*inner_, inner_->param_groups()[share.group].options(), inner_parameters_[index],
                             places_[index], steps_);
-      ranges.push_back({offset + share.here.begin, share.here.size});
+      reduction.ranges.push_back({offset_of(bucket.gradients[i]) + share.here.begin, share.here.size});
     }
-    bucket.parameters[i].unsafeGetTensorImpl()->bump_version();
-    written_[parameter] = {static_cast<uint64_t>(bucket.parameters[i]._version()), bucket.parameters[i].data_ptr()};
+    tensor.unsafeGetTensorImpl()->bump_version();
+    written_[parameter] = {static_cast<uint64_t>(tensor._version()), tensor.data_ptr()};
   }
-  updates_.push_back(updates);
-  pending_.push_back(detail::reduce_ranges_async(
-      group_, bucket.buffer, ReduceOp::kAvg, std::move(ranges),
-      [updates](size_t range, int64_t begin, int64_t count, const void* values) {
-        (*updates)[range].apply(begin, count, values);
-      },
-      kInBackward, std::exchange(note_of_writes_, "")));
+  if (bucket.extra.defined()) reduction.ranges.push_back({offset_of(bucket.extra), bucket.extra.numel()});
+  reduction.consume = [updates, extra = bucket.averaged_extra](size_t range, int64_t begin, int64_t count,
+                                                               const void* values) {
+    if (range < updates->size())
+      (*updates)[range].apply(begin, count, values);
+    else
+      std::memcpy(extra.narrow(0, begin, count).data_ptr(), values, static_cast<size_t>(count) * extra.element_size());
+  };
+  updates_.push_back(std::move(updates));
+  return reduction;
+}
+
+Work ZeroRedundancyOptimizerBase::Shard::update(const Bucket& bucket) {
+  pending_.push_back(detail::reduce_ranges_async(group_, begin_update(bucket), kInBackward));
   return pending_.back();
+}
+
+void ZeroRedundancyOptimizerBase::Shard::update_and_wait(const Bucket& bucket) {
+  detail::reduce_ranges(group_, begin_update(bucket), kInBackward);
 }
 
 void ZeroRedundancyOptimizerBase::Shard::end_updates() {

@@ -95,18 +95,15 @@ TEST(SharedMemoryCalls, ReduceTheRangesOfEachRank) {
                       auto sums = at::zeros({3, kElements}, dtype);
                       std::mutex mutex;
                       int64_t parts_seen = 0;
-                      reduce_ranges_async(
-                          world, tensor, ReduceOp::kAvg, ranges,
-                          [&](size_t range, int64_t begin, int64_t count, const void* values) {
-                            const std::lock_guard lock(mutex);
-                            ++parts_seen;
-                            EXPECT_EQ(begin % 1024, 0);
-                            sums[static_cast<int64_t>(range)]
-                                .narrow(0, begin, count)
-                                .add_(at::from_blob(const_cast<void*>(values), {count}, dtype));
-                          },
-                          kHere)
-                          .wait();
+                      const auto consume = [&](size_t range, int64_t begin, int64_t count, const void* values) {
+                        const std::lock_guard lock(mutex);
+                        ++parts_seen;
+                        EXPECT_EQ(begin % 1024, 0);
+                        sums[static_cast<int64_t>(range)]
+                            .narrow(0, begin, count)
+                            .add_(at::from_blob(const_cast<void*>(values), {count}, dtype));
+                      };
+                      detail::reduce_ranges(world, {tensor, ReduceOp::kAvg, ranges, consume}, kHere);
                       EXPECT_GT(parts_seen, 4);
                       for (size_t i = 0; i < ranges.size(); ++i) {
                         const auto [begin, size] = ranges[i];
@@ -125,7 +122,7 @@ TEST(SharedMemoryCalls, RefuseTensorsElsewhere) {
                 const auto ignore = [](size_t, int64_t, int64_t, const void*) {};
                 expect_error<Error>(  // of this rank, or of the other, whose call then fails first
                     [&] {
-                      reduce_ranges_async(world, at::ones({20'000}), ReduceOp::kSum, {{0, 5}}, ignore, kHere).wait();
+                      reduce_ranges_async(world, {at::ones({20'000}), ReduceOp::kSum, {{0, 5}}, ignore}, kHere).wait();
                     },
                     "is not in shared memory; use ProcessGroup::allocate");
               },
@@ -139,7 +136,9 @@ TEST(SharedMemoryCalls, OfDifferentSizesAreAMismatch) {
                   const auto ignore = [](size_t, int64_t, int64_t, const void*) {};
                   auto tensor = world.allocate({20'000 + world.rank()}, at::kFloat).zero_();
                   expect_error<MismatchError>(
-                      [&] { reduce_ranges_async(world, tensor, ReduceOp::kSum, {}, ignore, kHere).wait(); },
+                      [&] {
+                        reduce_ranges_async(world, {tensor, ReduceOp::kSum, {}, ignore}, kHere).wait();
+                      },
                       "reduce_ranges(sum, Float[20000])", "reduce_ranges(sum, Float[20001])");
                 },
                 {.backend = backend});

@@ -361,6 +361,23 @@ TEST(UpdateInBackward, LeavesFrozenParametersAlone) {
               {.backend = "shm"});
 }
 
+TEST(UpdateInBackward, ReportsParametersThatOneRankDoesNotUse) {
+  run_threads(2,
+              [&](ProcessGroup world) {
+                Mixed model;
+                DistributedDataParallel ddp(model, world);
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
+                ddp.update_in_backward(optimizer.bucket_update());
+                run_steps(ddp, optimizer, world.rank(), 0, 2);
+                auto loss = ddp(input_of(1)).mean();
+                if (world.rank() == 1) loss = model->table.sum() + model->kernel.sum() + model->wide.sum();
+                expect_error<UsageError>([&] { loss.backward(); },
+                                         world.rank() == 1 ? "no gradient on this rank for 'scale' and 'exact'"
+                                                           : "no gradient on another rank for 'scale' and 'exact'");
+              },
+              {.backend = "shm"});
+}
+
 TEST(UpdateInBackward, RefusesWhatItCannotCombine) {
   run_threads(1, [&](ProcessGroup world) {
     const auto refuses = [&](const std::string& why, const DistributedDataParallelOptions& options,

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "comm/capture.h"
 #include "comm/group/group.h"
+#include "parallel/ddp/averaging_hook.h"
 #include "parallel/ddp/bucket.h"
 #include "parallel/ddp/sparse_gradients.h"
 
@@ -178,18 +179,25 @@ void Reducer::check_can_update() const {
 
 void Reducer::set_update(std::shared_ptr<BucketUpdate> update) {
   std::lock_guard lock(mutex_);
-  hook_ = [this](const GradientBucket& bucket, const ProcessGroup&) { return start_update(bucket); };
+  hook_ = AveragingHook{[this](const GradientBucket& bucket, const ProcessGroup&) { return start_update(bucket); }};
   update_ = std::move(update);
 }
 
+// The last bucket ends with the marks: see AveragingHook. It is updated on this thread, because nothing is left to do
+// meanwhile.
 FinishReduction Reducer::start_update(const GradientBucket& bucket) const {
-  BucketUpdate::Bucket updated{bucket.buffer, {}, {}};
-  for (size_t slot = 0; slot < bucket.gradients.size(); ++slot) {
+  BucketUpdate::Bucket updated{bucket.buffer, {}, {}, {}, {}};
+  for (size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
     if (frozen_[plan_.buckets[bucket.index][slot]]) continue;
     updated.parameters.push_back(bucket.parameters[slot]);
     updated.gradients.push_back(bucket.gradients[slot]);
   }
-  return [work = update_->update(updated)] { work.wait(); };
+  if (!bucket.is_last) return [work = update_->update(updated)] { work.wait(); };
+  updated.extra = bucket.gradients.back();
+  updated.averaged_extra = at::empty_like(updated.extra);
+  update_->update_and_wait(updated);
+  updated.extra.copy_(updated.averaged_extra);
+  return [] {};
 }
 
 void Reducer::check_finished() const {
