@@ -1,8 +1,10 @@
 #include "backends/common/reduction.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <random>
 
 #include <ATen/ATen.h>
@@ -141,6 +143,42 @@ TEST(NarrowSums, HaveTheBitsOfThePortableLoops) {
   if (vector_sets().empty()) GTEST_SKIP() << "this processor has neither AVX2 nor AVX-512";
   expect_portable_sums<Float16>(NarrowFloat::kHalf, narrow_to_half);
   expect_portable_sums<BrainFloat16>(NarrowFloat::kBrain, narrow_to_brain);
+}
+
+// Random bits are numbers of all magnitudes, denormal numbers and infinities included, so every rounding shows.
+template <class Element, class Bits>
+void expect_rank_order_sums(std::optional<VectorSet> set, at::ScalarType dtype, size_t ranks, ReduceOp op) {
+  constexpr int64_t kCount = 2500 + 13;  // neither whole blocks nor whole vectors
+  std::mt19937_64 random(ranks);
+  std::vector<std::vector<Element>> inputs(ranks), results(ranks);
+  std::vector<void*> pointers;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    for (int64_t i = 0; i < kCount; ++i) inputs[rank].push_back(std::bit_cast<Element>(static_cast<Bits>(random())));
+    results[rank] = inputs[rank];
+    pointers.push_back(results[rank].data());
+  }
+  sum_floats(set, pointers, {pointers.data(), pointers.size()}, kCount, dtype, op);  // onto all inputs
+  for (size_t i = 0; i < kCount; ++i) {
+    Element expected = inputs[0][i];
+    for (size_t rank = 1; rank < ranks; ++rank) expected += inputs[rank][i];
+    if (op == ReduceOp::kAvg) expected *= Element(1) / static_cast<Element>(ranks);
+    for (const auto& result : results) {
+      const bool is_same = std::bit_cast<Bits>(result[i]) == std::bit_cast<Bits>(expected);
+      ASSERT_TRUE(is_same || (std::isnan(result[i]) && std::isnan(expected))) << result[i] << ", not " << expected;
+    }
+  }
+}
+
+TEST(WideSums, AddInTheOrderOfRanksWithAllInstructions) {
+  std::vector<std::optional<VectorSet>> sets{std::nullopt};
+  for (const VectorSet set : vector_sets()) sets.emplace_back(set);
+  for (const auto set : sets)
+    for (size_t ranks = 2; ranks <= 17; ++ranks)
+      for (auto op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+        SCOPED_TRACE(testing::Message() << "set " << (set ? static_cast<int>(*set) : -1) << ", " << ranks << " ranks");
+        expect_rank_order_sums<float, uint32_t>(set, at::kFloat, ranks, op);
+        expect_rank_order_sums<double, uint64_t>(set, at::kDouble, ranks, op);
+      }
 }
 
 TEST(Reduction, EveryDtypeHasExactlyTheOperationsOfTheTable) {

@@ -9,7 +9,7 @@ namespace lockstep {
 /// The two types of 16 bits.
 enum class NarrowFloat { kHalf, kBrain };
 
-/// Vector instructions that convert them quickly. kAvx2 includes F16C.
+/// Vector instructions of x86-64 that reductions use. kAvx2 includes F16C, which converts float16.
 enum class VectorSet { kAvx2, kAvx512 };
 
 /// Returns those that this processor has, the fastest last.

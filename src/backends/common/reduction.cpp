@@ -16,6 +16,11 @@
 #include "base/loops.h"
 #include "base/text.h"
 
+// Sums of float32 and float64 are compiled three times on x86-64: for the instructions that every processor has, for
+// AVX2 and for AVX-512. A function with a target attribute inlines functions without, so the loops have none and are
+// always inlined. All versions give the same bits: a sum is scaled when it is complete, and a fused multiply-add needs
+// a product that is added.
+
 namespace lockstep {
 namespace {
 
@@ -119,7 +124,8 @@ using SumOf = typename Element<T>::Sum;
 
 // Two inputs and two outputs in one pass, for groups of two ranks.
 template <class T, class Combine, class Finish>
-void reduce_pair(T* to, T* also_to, const T* a, const T* b, int64_t count, Combine combine, Finish finish) {
+[[gnu::always_inline]] inline void reduce_pair(T* to, T* also_to, const T* a, const T* b, int64_t count,
+                                               Combine combine, Finish finish) {
   LOCKSTEP_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     T result = Element<T>::narrow(finish(combine(Element<T>::widen(a[i]), Element<T>::widen(b[i]))));
@@ -130,7 +136,8 @@ void reduce_pair(T* to, T* also_to, const T* a, const T* b, int64_t count, Combi
 
 // sums = a op b op c op d
 template <class T, class Combine>
-void fold(SumOf<T>* sums, const T* a, const T* b, const T* c, const T* d, int64_t count, Combine combine) {
+[[gnu::always_inline]] inline void fold(SumOf<T>* sums, const T* a, const T* b, const T* c, const T* d, int64_t count,
+                                        Combine combine) {
   LOCKSTEP_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     auto front = combine(Element<T>::widen(a[i]), Element<T>::widen(b[i]));
@@ -140,7 +147,8 @@ void fold(SumOf<T>* sums, const T* a, const T* b, const T* c, const T* d, int64_
 
 // sums = sums op a op b op c
 template <class T, class Combine>
-void fold_more(SumOf<T>* sums, const T* a, const T* b, const T* c, int64_t count, Combine combine) {
+[[gnu::always_inline]] inline void fold_more(SumOf<T>* sums, const T* a, const T* b, const T* c, int64_t count,
+                                             Combine combine) {
   LOCKSTEP_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     auto front = combine(combine(sums[i], Element<T>::widen(a[i])), Element<T>::widen(b[i]));
@@ -149,13 +157,14 @@ void fold_more(SumOf<T>* sums, const T* a, const T* b, const T* c, int64_t count
 }
 
 template <class T, class Combine>
-void fold_one(SumOf<T>* sums, const T* a, int64_t count, Combine combine) {
+[[gnu::always_inline]] inline void fold_one(SumOf<T>* sums, const T* a, int64_t count, Combine combine) {
   LOCKSTEP_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) sums[i] = combine(sums[i], Element<T>::widen(a[i]));
 }
 
 template <class T, class Combine, class Finish>
-void reduce_typed(Outputs outputs, Inputs inputs, int64_t count, Combine combine, Finish finish) {
+[[gnu::always_inline]] inline void reduce_blocks(Outputs outputs, Inputs inputs, int64_t count, Combine combine,
+                                                 Finish finish) {
   auto input = [&](size_t rank, int64_t begin) { return static_cast<const T*>(inputs[rank]) + begin; };
   auto output = [&](size_t rank, int64_t begin) { return static_cast<T*>(outputs[rank]) + begin; };
   if (inputs.size() == 2)
@@ -181,21 +190,64 @@ void reduce_typed(Outputs outputs, Inputs inputs, int64_t count, Combine combine
   }
 }
 
+#if defined(__x86_64__)
+#if defined(__clang__)
+#define LOCKSTEP_WIDEST "avx512f"
+#else
+#define LOCKSTEP_WIDEST "avx512f,prefer-vector-width=512"  // GCC's default are vectors of 256 bits
+#endif
+
+template <class T, class Finish>
+[[gnu::target("avx2")]] void add_with_avx2(Outputs outputs, Inputs inputs, int64_t count, Finish finish) {
+  reduce_blocks<T>(outputs, inputs, count, Sum(), finish);
+}
+
+template <class T, class Finish>
+[[gnu::target(LOCKSTEP_WIDEST)]] void add_with_avx512(Outputs outputs, Inputs inputs, int64_t count, Finish finish) {
+  reduce_blocks<T>(outputs, inputs, count, Sum(), finish);
+}
+#endif
+
+template <class T, class Finish>
+void add_with([[maybe_unused]] std::optional<VectorSet> set, Outputs outputs, Inputs inputs, int64_t count,
+              Finish finish) {
+#if defined(__x86_64__)
+  if (set == VectorSet::kAvx512) return add_with_avx512<T>(outputs, inputs, count, finish);
+  if (set == VectorSet::kAvx2) return add_with_avx2<T>(outputs, inputs, count, finish);
+#endif
+  reduce_blocks<T>(outputs, inputs, count, Sum(), finish);
+}
+
+template <class T>
+void sum_typed(std::optional<VectorSet> set, Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
+  if (op == ReduceOp::kSum) return add_with<T>(set, outputs, inputs, count, KeepValue());
+  const T share = T(1) / static_cast<T>(inputs.size());
+  add_with<T>(set, outputs, inputs, count, [share](T sum) { return sum * share; });
+}
+
+/// Returns the fastest vector instructions of this processor.
+std::optional<VectorSet> fastest_set() {
+  static const auto sets = vector_sets();
+  return sets.empty() ? std::nullopt : std::optional(sets.back());
+}
+
 template <class T>
 void reduce_floating(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
   using A = SumOf<T>;
   A share = A(1) / static_cast<A>(inputs.size());
+  if constexpr (std::is_floating_point_v<T>)
+    if (op == ReduceOp::kSum || op == ReduceOp::kAvg) return sum_typed<T>(fastest_set(), outputs, inputs, count, op);
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_typed<T>(outputs, inputs, count, Sum(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Sum(), KeepValue());
     case ReduceOp::kAvg:
-      return reduce_typed<T>(outputs, inputs, count, Sum(), [share](A a) { return a * share; });
+      return reduce_blocks<T>(outputs, inputs, count, Sum(), [share](A a) { return a * share; });
     case ReduceOp::kProduct:
-      return reduce_typed<T>(outputs, inputs, count, Product(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Product(), KeepValue());
     case ReduceOp::kMin:
-      return reduce_typed<T>(outputs, inputs, count, Min(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Min(), KeepValue());
     case ReduceOp::kMax:
-      return reduce_typed<T>(outputs, inputs, count, Max(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Max(), KeepValue());
     default:
       throw UsageError(text("reduce operation ", name_of(op), " is not defined for floating point"));
   }
@@ -203,30 +255,30 @@ void reduce_floating(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op)
 
 template <class T>
 void reduce_narrow(NarrowFloat type, Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
-  static const auto sets = vector_sets();
+  const auto set = fastest_set();
   const bool is_sum = op == ReduceOp::kSum || op == ReduceOp::kAvg;
-  if (!is_sum || sets.empty()) return reduce_floating<T>(outputs, inputs, count, op);
+  if (!is_sum || !set) return reduce_floating<T>(outputs, inputs, count, op);
   const float factor = op == ReduceOp::kAvg ? 1 / static_cast<float>(inputs.size()) : 1;
-  sum_narrow(sets.back(), type, outputs, inputs, count, factor);
+  sum_narrow(*set, type, outputs, inputs, count, factor);
 }
 
 template <class T>
 void reduce_integers(Outputs outputs, Inputs inputs, int64_t count, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_typed<T>(outputs, inputs, count, Sum(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Sum(), KeepValue());
     case ReduceOp::kProduct:
-      return reduce_typed<T>(outputs, inputs, count, Product(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Product(), KeepValue());
     case ReduceOp::kMin:
-      return reduce_typed<T>(outputs, inputs, count, Min(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Min(), KeepValue());
     case ReduceOp::kMax:
-      return reduce_typed<T>(outputs, inputs, count, Max(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Max(), KeepValue());
     case ReduceOp::kAnd:
-      return reduce_typed<T>(outputs, inputs, count, And(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, And(), KeepValue());
     case ReduceOp::kOr:
-      return reduce_typed<T>(outputs, inputs, count, Or(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Or(), KeepValue());
     case ReduceOp::kXor:
-      return reduce_typed<T>(outputs, inputs, count, Xor(), KeepValue());
+      return reduce_blocks<T>(outputs, inputs, count, Xor(), KeepValue());
     case ReduceOp::kAvg:
       throw UsageError("reduce operation avg is not defined for integers");
   }
@@ -331,6 +383,12 @@ void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarT
     default:
       throw UsageError(text("cannot reduce dtype ", c10::toString(dtype)));
   }
+}
+
+void sum_floats(std::optional<VectorSet> set, Outputs outputs, Inputs inputs, int64_t count, c10::ScalarType dtype,
+                ReduceOp op) {
+  if (dtype == c10::ScalarType::Float) return sum_typed<float>(set, outputs, inputs, count, op);
+  sum_typed<double>(set, outputs, inputs, count, op);
 }
 
 void reduce_ranges_in_cache(Inputs inputs, const at::Tensor& like, ReduceOp op,

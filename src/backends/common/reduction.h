@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -8,6 +9,8 @@
 
 #include <lockstep/backend.h>
 #include <lockstep/reduce_op.h>
+
+#include "backends/common/narrow_sums.h"
 
 namespace lockstep {
 
@@ -29,6 +32,11 @@ inline void reduce_elements(void* output, std::span<const void* const> inputs, i
                             ReduceOp op) {
   reduce_elements({&output, 1}, inputs, count, dtype, op);
 }
+
+/// The same for kSum and kAvg of float32 and float64, with given vector instructions of vector_sets(); null: those that
+/// every processor has. reduce_elements uses the fastest. The bits do not depend on the instructions.
+void sum_floats(std::optional<VectorSet> set, std::span<void* const> outputs, std::span<const void* const> inputs,
+                int64_t count, c10::ScalarType dtype, ReduceOp op);
 
 /// Implements Backend::reduce_ranges: `inputs` are the tensors of all ranks, by rank.
 void reduce_ranges_in_cache(std::span<const void* const> inputs, const at::Tensor& like, ReduceOp op,
