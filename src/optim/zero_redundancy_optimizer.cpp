@@ -53,7 +53,7 @@ void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
       throw UsageError(shard_->group().rank(),
                        "ZeroRedundancyOptimizer: a GradScaler cannot be used with update_in_backward, because the "
                        "parameters are updated before it has looked at all gradients; leave update_in_backward out");
-    return shard_->end_updates();
+    return shard_->end_step_in_backward();
   }
   shard_->note_writes();
   shard_->check_unchanged();

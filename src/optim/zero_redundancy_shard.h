@@ -28,6 +28,10 @@
 // A captured step holds the Shard by shared_ptr, because it may outlive the optimizer; release() makes its replay fail.
 // If a step fails between the inner step and the all-gather, ranks may hold shares of different steps; step_incomplete_
 // records this, and consolidate() then refuses to save.
+//
+// With share_parameters all ranks have the same buffer, and there is nothing to gather. With update_in_backward the
+// Shard is the BucketUpdate of DistributedDataParallel: the updates run in backward, and step() only ends the step.
+// zero_redundancy_shared.cpp has both.
 
 namespace lockstep {
 
@@ -62,9 +66,8 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
   void check(const ProcessGroup& group, const std::vector<std::pair<std::string, at::Tensor>>& parameters) override;
   Work update(const Bucket& bucket) override;
   void update_and_wait(const Bucket& bucket) override;
-  bool updates_in_backward() const { return updates_in_backward_; }
-  /// Ends a step whose updates were made in backward.
-  void end_updates();
+  bool updates_in_backward() const { return updates_ != nullptr; }
+  void end_step_in_backward();
   bool undo_step();
 
   OptimizerState consolidate(int dst) const;
@@ -85,6 +88,21 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
     size_t group;
   };
 
+  /// What updates in backward need.
+  struct Updates {
+    std::unordered_map<const c10::TensorImpl*, size_t> index_of;  // of parameters_
+    std::vector<std::vector<size_t>> shares_of;                   // by parameter: indices into shares_
+    std::vector<at::Tensor> parameters;                           // of the inner optimizer, by share
+    std::vector<detail::SharedState> states;                      // by memory
+    std::vector<detail::ElementUpdate::Memory> places;            // by share
+    int32_t steps = 0;                                            // begun so far
+    // Of the running step:
+    std::string note_of_writes;  // that others have made before it; empty: none
+    std::vector<char> updated;   // by parameter
+    std::vector<Work> pending;
+    std::vector<std::shared_ptr<std::vector<detail::ElementUpdate>>> started;
+  };
+
   std::string name_of(size_t parameter) const;
   std::string what_is_wrong() const;
   void check_parameters() const;
@@ -95,7 +113,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
   using Versions = std::vector<std::pair<uint64_t, const void*>>;  // by parameter: version and address
   Versions versions() const;
   std::vector<size_t> written_parameters() const;
-  void begin_updates();
+  void begin_step_in_backward();
   detail::RangeReduction begin_update(const Bucket& bucket);
   void agree_on_writes(const std::vector<size_t>& written) const;
   void check_complete() const;
@@ -120,20 +138,9 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
   std::vector<Memory> memories_;        // by dtype; several for each dtype if they are shared
   std::vector<Share> shares_;           // in the order of the inner optimizer's parameters
   std::unique_ptr<torch::optim::Optimizer> inner_;
-  Versions written_;              // of parameters_ after the last step
-  bool step_incomplete_ = false;  // a step has started but did not finish
-  // With update_in_backward:
-  bool updates_in_backward_ = false;
-  std::unordered_map<const c10::TensorImpl*, size_t> index_of_;               // of parameters_
-  std::vector<std::vector<size_t>> shares_of_;                                // by parameter: indices into shares_
-  std::vector<at::Tensor> inner_parameters_;                                  // by share
-  std::vector<detail::SharedState> states_;                                   // by memory
-  std::vector<detail::ElementUpdate::Memory> places_;                         // by share
-  int32_t steps_ = 0;                                                         // begun so far
-  std::string note_of_writes_;                                                // before this step; empty: none
-  std::vector<Work> pending_;                                                 // of this step
-  std::vector<std::shared_ptr<std::vector<detail::ElementUpdate>>> updates_;  // of this step
-  std::vector<char> updated_;                                                 // by parameter: in this step
+  Versions written_;                  // of parameters_ after the last step
+  bool step_incomplete_ = false;      // a step has started but did not finish
+  std::unique_ptr<Updates> updates_;  // null without update_in_backward
 };
 
 }  // namespace lockstep

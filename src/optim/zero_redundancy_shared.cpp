@@ -112,121 +112,122 @@ void ZeroRedundancyOptimizerBase::Shard::check(const ProcessGroup& group,
     refuse("the wrapper uses group ", group.name(), " and the optimizer ", group_.name(), "; use one group for both");
   if (const auto why = detail::ElementUpdate::refusal(*inner_); !why.empty())
     refuse(why, "; use ZeroRedundancyOptimizer<FusedAdamW>, or leave update_in_backward out");
+  if (updates_) refuse("the optimizer is used by another wrapper already");
+  auto updates = std::make_unique<Updates>();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    index_of_[parameters_[i].unsafeGetTensorImpl()] = i;
+    updates->index_of[parameters_[i].unsafeGetTensorImpl()] = i;
     if (!at::isFloatingType(parameters_[i].scalar_type()))
       refuse(name_of(i), " has dtype ", parameters_[i].scalar_type(), ", expected a floating-point one");
   }
   for (const auto& [name, parameter] : parameters)
-    if (!index_of_.contains(parameter.unsafeGetTensorImpl()))
+    if (!updates->index_of.contains(parameter.unsafeGetTensorImpl()))
       refuse("parameter '", name, "' of the wrapper is not a parameter of the optimizer; pass ddp.named_parameters()");
-  if (updates_in_backward_) refuse("the optimizer is used by another wrapper already");
 
-  shares_of_.resize(parameters_.size());
-  for (size_t i = 0; i < shares_.size(); ++i) shares_of_[shares_[i].overall.parameter].push_back(i);
-  for (const auto& options : inner_->param_groups())
-    inner_parameters_.insert(inner_parameters_.end(), options.params().begin(), options.params().end());
-  updated_.assign(parameters_.size(), 0);
+  updates->shares_of.resize(parameters_.size());
+  for (size_t i = 0; i < shares_.size(); ++i) updates->shares_of[shares_[i].overall.parameter].push_back(i);
+  updates->updated.assign(parameters_.size(), 0);
   size_t states = 0;
-  for (const auto& options : outer_->param_groups())
+  for (const auto& options : inner_->param_groups()) {
+    updates->parameters.insert(updates->parameters.end(), options.params().begin(), options.params().end());
     states = std::max(states, detail::ElementUpdate::states(options.options()));
+  }
   using Undo = detail::SharedState::Undo;
   for (const auto& [members, memory] : memories_)
-    states_.emplace_back(group_, memory, states, keeps_undo_ ? Undo::kPossible : Undo::kNone);
-  for (const auto& share : shares_) places_.push_back(states_[share.memory].of(share.here));
-  updates_in_backward_ = true;
+    updates->states.emplace_back(group_, memory, states, keeps_undo_ ? Undo::kPossible : Undo::kNone);
+  for (const auto& share : shares_) updates->places.push_back(updates->states[share.memory].of(share.here));
+  updates_ = std::move(updates);
 }
 
-void ZeroRedundancyOptimizerBase::Shard::begin_updates() {
+void ZeroRedundancyOptimizerBase::Shard::begin_step_in_backward() {
   if (!outer_)
     throw UsageError(group_.rank(),
                      "update_in_backward: the optimizer was destroyed; keep it as long as the wrapper runs backward");
   if (const auto written = written_parameters(); !written.empty()) {
     std::vector<std::string> names;
     for (size_t parameter : written) names.push_back(name_of(parameter));
-    note_of_writes_ = text("after writing to ", enumerate(names), ", which all ranks share");
+    updates_->note_of_writes = text("after writing to ", enumerate(names), ", which all ranks share");
   }
   check_unchanged();
   written_ = versions();
   take_options();
   step_incomplete_ = true;
-  ++steps_;
+  ++updates_->steps;
 }
 
 /// Counts the step of the bucket's parameters. The update itself is in the returned reduction.
 detail::RangeReduction ZeroRedundancyOptimizerBase::Shard::begin_update(const Bucket& bucket) {
   const c10::NoGradGuard no_grad;
-  if (!step_incomplete_) begin_updates();
+  if (!step_incomplete_) begin_step_in_backward();
   const auto offset_of = [&](const at::Tensor& part) {
     const auto bytes = static_cast<const char*>(part.data_ptr()) - static_cast<const char*>(bucket.buffer.data_ptr());
     return bytes / static_cast<int64_t>(bucket.buffer.element_size());
   };
-  auto updates = std::make_shared<std::vector<detail::ElementUpdate>>();
-  detail::RangeReduction reduction{bucket.buffer, ReduceOp::kAvg, {}, {}, std::exchange(note_of_writes_, "")};
+  auto started = std::make_shared<std::vector<detail::ElementUpdate>>();
+  detail::RangeReduction reduction{bucket.buffer, ReduceOp::kAvg, {}, {}, std::exchange(updates_->note_of_writes, "")};
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
     const auto& tensor = bucket.parameters[i];
-    const size_t parameter = index_of_.at(tensor.unsafeGetTensorImpl());
-    if (std::exchange(updated_[parameter], 1))
+    const size_t parameter = updates_->index_of.at(tensor.unsafeGetTensorImpl());
+    if (std::exchange(updates_->updated[parameter], 1))
       throw UsageError(group_.rank(), text(name_of(parameter),
                                            " was updated in an earlier backward already; call step() after each "
                                            "backward, and run all but the last backward of an accumulation under "
                                            "no_sync()"));
-    for (size_t index : shares_of_[parameter]) {
+    for (size_t index : updates_->shares_of[parameter]) {
       const auto& share = shares_[index];
-      updates->emplace_back(*inner_, inner_->param_groups()[share.group].options(), inner_parameters_[index],
-                            places_[index], steps_);
+      started->emplace_back(*inner_, inner_->param_groups()[share.group].options(), updates_->parameters[index],
+                            updates_->places[index], updates_->steps);
       reduction.ranges.push_back({offset_of(bucket.gradients[i]) + share.here.begin, share.here.size});
     }
     tensor.unsafeGetTensorImpl()->bump_version();
     written_[parameter] = {static_cast<uint64_t>(tensor._version()), tensor.data_ptr()};
   }
   if (bucket.extra.defined()) reduction.ranges.push_back({offset_of(bucket.extra), bucket.extra.numel()});
-  reduction.consume = [updates, extra = bucket.averaged_extra](size_t range, int64_t begin, int64_t count,
+  reduction.consume = [started, extra = bucket.averaged_extra](size_t range, int64_t begin, int64_t count,
                                                                const void* values) {
-    if (range < updates->size())
-      (*updates)[range].apply(begin, count, values);
+    if (range < started->size())
+      (*started)[range].apply(begin, count, values);
     else
       std::memcpy(extra.narrow(0, begin, count).data_ptr(), values, static_cast<size_t>(count) * extra.element_size());
   };
-  updates_.push_back(std::move(updates));
+  updates_->started.push_back(std::move(started));
   return reduction;
 }
 
 Work ZeroRedundancyOptimizerBase::Shard::update(const Bucket& bucket) {
-  pending_.push_back(detail::reduce_ranges_async(group_, begin_update(bucket), kInBackward));
-  return pending_.back();
+  updates_->pending.push_back(detail::reduce_ranges_async(group_, begin_update(bucket), kInBackward));
+  return updates_->pending.back();
 }
 
 void ZeroRedundancyOptimizerBase::Shard::update_and_wait(const Bucket& bucket) {
   detail::reduce_ranges(group_, begin_update(bucket), kInBackward);
 }
 
-void ZeroRedundancyOptimizerBase::Shard::end_updates() {
-  std::fill(updated_.begin(), updated_.end(), 0);
-  updates_.clear();
-  pending_.clear();
+void ZeroRedundancyOptimizerBase::Shard::end_step_in_backward() {
+  std::fill(updates_->updated.begin(), updates_->updated.end(), 0);
+  updates_->started.clear();
+  updates_->pending.clear();
   step_incomplete_ = false;
 }
 
 bool ZeroRedundancyOptimizerBase::Shard::undo_step() {
-  if (!updates_in_backward_ || !keeps_undo_)
+  if (!updates_ || !keeps_undo_)
     throw UsageError(group_.rank(),
                      "undo_step: the optimizer keeps no copy; construct it with the option undo, and use "
                      "update_in_backward");
   if (!step_incomplete_) return false;
-  for (const auto& work : pending_) {
+  for (const auto& work : updates_->pending) {
     try {
       work.wait();
     } catch (const Error&) {
       // the step is undone because of such an error
     }
   }
-  for (const auto& state : states_) state.restore(steps_);
-  for (const auto& updates : updates_)
-    for (const auto& update : *updates) update.take_back_count();
+  for (const auto& state : updates_->states) state.restore(updates_->steps);
+  for (const auto& started : updates_->started)
+    for (const auto& update : *started) update.take_back_count();
   for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
   written_ = versions();
-  end_updates();
+  end_step_in_backward();
   return true;
 }
 

@@ -69,16 +69,18 @@ void train_until_killed(const ProcessGroup& world) {
   std::cout << "undone: parameters differ: " << count_differences(ddp.parameters(), before) << std::endl;
 }
 
-/// This process's part of the memory that it uses, shared pages divided by the number of their users.
+/// This process's part of the memory that it uses, shared pages divided by the number of their users. Without pages of
+/// files: processes of other tests use the same libraries.
 double resident_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
-  for (std::string word; file >> word;)
-    if (word == "Pss:") {
-      double kib = 0;
-      file >> kib;
-      return kib * 1024;
-    }
-  return 0;
+  double sum = 0;
+  for (std::string word; file >> word;) {
+    if (word != "Pss_Anon:" && word != "Pss_Shmem:") continue;
+    double kib = 0;
+    file >> kib;
+    sum += kib * 1024;
+  }
+  return sum;
 }
 
 void measure_memory(const ProcessGroup& world) {
