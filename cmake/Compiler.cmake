@@ -21,10 +21,11 @@ target_compile_features(lockstep_compile_options INTERFACE cxx_std_20)
 target_compile_options(lockstep_compile_options INTERFACE -Wall -Wextra)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(lockstep_compile_options INTERFACE -fpch-preprocess)  # ccache needs it with precompiled headers
-  # GCC 12 warns wrongly about std::string's own copies, and with sanitizers about torch's optionals.
+  # GCC 12 warns wrongly about std::string's own copies, and with sanitizers about torch's optionals. ThreadSanitizer does
+  # not see fences; shm has one.
   target_compile_options(lockstep_compile_options INTERFACE -Wno-restrict)
   if(LOCKSTEP_SANITIZE)
-    target_compile_options(lockstep_compile_options INTERFACE -Wno-maybe-uninitialized)
+    target_compile_options(lockstep_compile_options INTERFACE -Wno-maybe-uninitialized -Wno-tsan)
   endif()
 endif()
 if(LOCKSTEP_WERROR)
