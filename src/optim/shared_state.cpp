@@ -1,7 +1,7 @@
 #include "optim/shared_state.h"
 
 #include <algorithm>
-#include <cstring>
+#include <atomic>
 
 #include <ATen/ATen.h>
 

@@ -93,6 +93,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
     std::unordered_map<const c10::TensorImpl*, size_t> index_of;  // of parameters_
     std::vector<std::vector<size_t>> shares_of;                   // by parameter: indices into shares_
     std::vector<at::Tensor> parameters;                           // of the inner optimizer, by share
+    size_t states_of_parameter = 0;                               // tensors for which there is memory
     std::vector<detail::SharedState> states;                      // by memory
     std::vector<detail::ElementUpdate::Memory> places;            // by share
     int32_t steps = 0;                                            // begun so far

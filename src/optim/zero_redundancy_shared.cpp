@@ -126,14 +126,15 @@ void ZeroRedundancyOptimizerBase::Shard::check(const ProcessGroup& group,
   updates->shares_of.resize(parameters_.size());
   for (size_t i = 0; i < shares_.size(); ++i) updates->shares_of[shares_[i].overall.parameter].push_back(i);
   updates->updated.assign(parameters_.size(), 0);
-  size_t states = 0;
   for (const auto& options : inner_->param_groups()) {
     updates->parameters.insert(updates->parameters.end(), options.params().begin(), options.params().end());
-    states = std::max(states, detail::ElementUpdate::states(options.options()));
+    updates->states_of_parameter =
+        std::max(updates->states_of_parameter, detail::ElementUpdate::states(options.options()));
   }
   using Undo = detail::SharedState::Undo;
   for (const auto& [members, memory] : memories_)
-    updates->states.emplace_back(group_, memory, states, keeps_undo_ ? Undo::kPossible : Undo::kNone);
+    updates->states.emplace_back(group_, memory, updates->states_of_parameter,
+                                 keeps_undo_ ? Undo::kPossible : Undo::kNone);
   for (const auto& share : shares_) updates->places.push_back(updates->states[share.memory].of(share.here));
   updates_ = std::move(updates);
 }
@@ -150,6 +151,11 @@ void ZeroRedundancyOptimizerBase::Shard::begin_step_in_backward() {
   check_unchanged();
   written_ = versions();
   take_options();
+  for (const auto& options : inner_->param_groups())
+    if (detail::ElementUpdate::states(options.options()) > updates_->states_of_parameter)
+      throw UsageError(group_.rank(),
+                       "momentum or amsgrad was switched on after update_in_backward, which reserves memory for the "
+                       "state; set these options when the optimizer is constructed");
   step_incomplete_ = true;
   ++updates_->steps;
 }

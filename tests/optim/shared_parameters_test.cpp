@@ -411,6 +411,19 @@ TEST(UpdateInBackward, RefusesWhatItCannotCombine) {
   });
 }
 
+TEST(UpdateInBackward, RefusesMomentumForWhichThereIsNoMemory) {
+  run_threads(1, [&](ProcessGroup world) {
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    ZeroRedundancyOptimizer<FusedSGD> optimizer(ddp.named_parameters(), world, SGDOptions(0.01), kShared);
+    ddp.update_in_backward(optimizer.bucket_update());
+    run_steps(ddp, optimizer, 0, 0, 1);
+    static_cast<SGDOptions&>(optimizer.param_groups()[0].options()).momentum(0.9);
+    expect_error<UsageError>([&] { run_steps(ddp, optimizer, 0, 1, 2); },
+                             "momentum or amsgrad was switched on after update_in_backward");
+  });
+}
+
 TEST(UndoStep, RestoresParametersAndState) {
   const auto expected = trained_apart<FusedAdamW>(2, 3, AdamWOptions(0.01));
   run_threads(2,
