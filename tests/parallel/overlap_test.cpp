@@ -180,8 +180,8 @@ TEST(PowerSgdOverlap, BackwardReportsARankThatIsLostBetweenTheRounds) {
 // --- SyncBatchNorm
 
 /// A layer with a bucket behind it, and one before it.
-struct NormedImpl : torch::nn::Module {
-  NormedImpl() {
+struct BetweenLayersImpl : torch::nn::Module {
+  BetweenLayersImpl() {
     first = register_module("first", torch::nn::Linear(6, 6));
     norm = register_module("norm", torch::nn::BatchNorm1d(6));
     last = register_module("last", torch::nn::Linear(6, 6));
@@ -190,14 +190,14 @@ struct NormedImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, last{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
 };
-TORCH_MODULE(Normed);
+TORCH_MODULE(BetweenLayers);
 
 /// Rank 0 holds back the reduction of the first bucket until its backward has passed the layer.
 void expect_layer_overtakes_bucket(const std::string& backend) {
   Happening is_held, layer_is_passed;
   run_threads(2,
               [&](ProcessGroup world) {
-                Normed model;
+                BetweenLayers model;
                 fill_parameters(*model, 1);
                 convert_sync_batch_norm(*model, world);
                 DistributedDataParallel ddp(model, world, {.buckets = {64, 64}});
@@ -234,7 +234,7 @@ TEST(SyncBatchNormOverlap, BackwardOfALayerDoesNotWaitForBuckets) {
 
 TEST(SyncBatchNormOverlap, OnlyCallsInBackwardUseTheSideGroup) {
   run_threads(2, [](ProcessGroup world) {
-    Normed model;
+    BetweenLayers model;
     convert_sync_batch_norm(*model, world);
     EXPECT_FALSE(detail::group_of(world)->side_group());
     DistributedDataParallel ddp(model, world);
@@ -263,7 +263,7 @@ TEST(SyncBatchNormOverlap, OnlyCallsInBackwardUseTheSideGroup) {
 
 TEST(SyncBatchNormOverlap, AModelWithoutSuchLayersNeedsNoSideGroup) {
   run_threads(2, [](ProcessGroup world) {
-    Normed model;
+    BetweenLayers model;
     convert_sync_batch_norm(*model, world.new_group({0, 1}));
     DistributedDataParallel ddp(model, world);
     EXPECT_FALSE(detail::group_of(world)->side_group()) << "its layers have another group";
@@ -273,7 +273,7 @@ TEST(SyncBatchNormOverlap, AModelWithoutSuchLayersNeedsNoSideGroup) {
 
 TEST(SyncBatchNormOverlap, ALayerThatIsConvertedOnSomeRanksOnlyIsADifferenceOfTheModels) {
   run_threads(2, [](ProcessGroup world) {
-    Normed model;
+    BetweenLayers model;
     if (world.rank() == 0) convert_sync_batch_norm(*model, world);
     expect_error<MismatchError>([&] { DistributedDataParallel ddp(model, world); }, "rank 1",
                                 "the number of SyncBatchNorm layers is 0, rank 0 has 1");
@@ -285,7 +285,7 @@ TEST(SyncBatchNormOverlap, ALateRankIsNamedAndBreaksTheGroup) {
   run_threads_into_an_error(
       2,
       [&](ProcessGroup world) {
-        Normed model;
+        BetweenLayers model;
         convert_sync_batch_norm(*model, world);
         DistributedDataParallel ddp(model, world);
         const auto output = ddp(input_of(world.rank()));
@@ -303,9 +303,9 @@ TEST(SyncBatchNormOverlap, ALateRankIsNamedAndBreaksTheGroup) {
 
 TEST(SyncBatchNormOverlap, DestroyingTheGroupDestroysTheSideGroup) {
   run_threads(2, [](ProcessGroup world) {
-    Normed model;
+    BetweenLayers model;
     convert_sync_batch_norm(*model, world);
-    std::optional<DistributedDataParallel<NormedImpl>> ddp(std::in_place, model, world);
+    std::optional<DistributedDataParallel<BetweenLayersImpl>> ddp(std::in_place, model, world);
     (*ddp)(input_of(world.rank())).square().sum().backward();
     const auto side = detail::group_of(world)->side_group();
     ddp.reset();

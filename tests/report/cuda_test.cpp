@@ -1,9 +1,12 @@
 // Metrics of values on a GPU, with ranks as processes that share one GPU.
 
 #include <cmath>
+#include <fstream>
 
+#include <ATen/cuda/CUDAContext.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include <lockstep/captured_step.h>
 #include <lockstep/distributed_data_parallel.h>
@@ -91,6 +94,27 @@ TEST_F(CudaReport, LoggingDoesNotMakeTheHostWait) {
       for (int i = 0; i < 200; ++i) step();
     }
     EXPECT_EQ(run.results().at("loss"), 1);
+  });
+}
+
+TEST_F(CudaReport, LiveFilesHaveTheFiguresOfTheGpu) {
+  on_both([](const ProcessGroup& world, const std::string& folder) {
+    constexpr int64_t kBytes = int64_t{1} << 30;
+    const auto held = torch::zeros({kBytes}, torch::device(kGpu).dtype(torch::kByte));
+    torch::cuda::synchronize();
+    {
+      TrainingRun run(world, folder, TrainingState{}, {.metrics = {.every = 1}});
+      while (run.next_epoch(1))
+        for (int i = 0; i < 3; ++i) run.step([] {});
+    }
+    std::ifstream file(folder + "/live/rank-0000" + std::to_string(world.rank()) + ".json");
+    const auto gpu = nlohmann::json::parse(file).at("gpu");
+    ASSERT_TRUE(gpu.is_object()) << gpu;
+    EXPECT_EQ(gpu.at("name").get<std::string>(), at::cuda::getDeviceProperties(kGpu.index())->name);
+    EXPECT_GE(gpu.at("utilization").get<double>(), 0);
+    EXPECT_LE(gpu.at("utilization").get<double>(), 1);
+    EXPECT_GE(gpu.at("memory_used_bytes").get<int64_t>(), kBytes);
+    EXPECT_GE(gpu.at("memory_total_bytes").get<int64_t>(), gpu.at("memory_used_bytes").get<int64_t>());
   });
 }
 
