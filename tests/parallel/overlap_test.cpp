@@ -296,7 +296,7 @@ TEST(SyncBatchNormOverlap, ALateRankIsNamedAndBreaksTheGroup) {
         } else {
           EXPECT_TRUE(is_over.wait());
         }
-        expect_error<TimeoutError>([&] { world.barrier(); }, "broken by an earlier error", "rank 1");
+        expect_error<TimeoutError>([&] { world.barrier(); }, "group 'world:side'", "did not finish", "Late: rank 1");
       },
       {.timeout = std::chrono::milliseconds(500)});
 }

@@ -110,7 +110,7 @@ TEST(LiveFiles, SayWhatEachRankOfARunningJobDoes) {
   std::vector<json> ranks;
   for (int i = 0; i < 4; ++i)
     ranks.push_back(job.rank(i, [](const json& file) {
-      return file["step"] > 30 && file["time"]["backward"].is_number() && file["time"]["data"].is_number();
+      return file["step"].get<int>() > 30 && file["time"]["backward"].is_number() && file["time"]["data"].is_number();
     }));
   for (int i = 0; i < 4; ++i) {
     const auto& file = ranks[static_cast<size_t>(i)];
@@ -216,10 +216,10 @@ TEST(LiveFiles, SayInWhichCallTheOthersWaitForAStoppedRank) {
     EXPECT_FALSE(file["call"]["where"].get<std::string>().empty());
   }
   const double last = rank_file(folder.path(), 2)["updated"];
-  job.rank(0, [&](const json& content) { return content["updated"] > last + 2; });
+  job.rank(0, [&](const json& content) { return content["updated"].get<double>() > last + 2; });
   EXPECT_EQ(rank_file(folder.path(), 2)["updated"], last) << "a stopped process writes nothing";
   ::kill(stopped, SIGCONT);
-  job.rank(2, [&](const json& content) { return content["updated"] > last + 2; });
+  job.rank(2, [&](const json& content) { return content["updated"].get<double>() > last + 2; });
   job.rank(0, [](const json& content) { return content["call"].is_null(); });
   job.launcher().signal(SIGTERM);
   EXPECT_EQ(job.launcher().wait(), 6) << job.launcher().output();
@@ -312,12 +312,12 @@ TEST(LiveStatus, LogsADiskErrorOnceAndTriesAgain) {
                line.ends_with("the training continues without the live status of this rank");
       });
     };
-    await([&] { return json(warnings()); }, [](const json& count) { return count > 0; });
+    await([&] { return json(warnings()); }, [](const json& count) { return count.get<int>() > 0; });
     const auto pause = std::chrono::steady_clock::now() + 2500ms;  // several more writes fail
     while (std::chrono::steady_clock::now() < pause) run.step([] { ::usleep(10'000); });
     EXPECT_EQ(warnings(), 1);
     fs::remove_all(file);
-    await([&] { return read_json(file); }, [](const json& content) { return content["step"] > 1; });
+    await([&] { return read_json(file); }, [](const json& content) { return content["step"].get<int>() > 1; });
     run.next_epoch(1);
   });
   EXPECT_EQ(read_json(file)["state"], "finished");

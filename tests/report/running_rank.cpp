@@ -176,7 +176,7 @@ int take_watched_steps(const ProcessGroup& world, const std::vector<std::string>
 int main(int count, char** arguments) {
   const std::vector<std::string> words(arguments + 1, arguments + count);
   torch::set_num_threads(1);
-  const auto world = init_process_group();
+  const auto world = init_process_group({.device = torch::kCPU});
   if (words.at(0) == "many_steps") return take_many_steps(world, words.at(1), std::stoll(words.at(2)));
   if (words.at(0) == "watched") return take_watched_steps(world, words);
   return train(world, words.at(1), std::stoll(words.at(2)), std::stoll(words.at(3)));
