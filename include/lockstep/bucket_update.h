@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@ namespace lockstep {
 class LOCKSTEP_EXPORT BucketUpdate {
  public:
   struct Bucket {
+    size_t index;                        // of Plan::buckets, if prepare() has returned layouts
     at::Tensor buffer;                   // flat, from ProcessGroup::allocate: this rank's gradients
     std::vector<at::Tensor> parameters;  // those that are updated
     std::vector<at::Tensor> gradients;   // of these parameters: views of the buffer, with their sizes and strides
@@ -23,17 +25,36 @@ class LOCKSTEP_EXPORT BucketUpdate {
     at::Tensor averaged_extra;           // where their average goes, on every rank: not in the buffer
   };
 
+  struct Plan {
+    std::vector<std::pair<std::string, at::Tensor>> parameters;
+    std::vector<std::vector<size_t>> buckets;  // indices into parameters
+  };
+
+  /// Where the gradients of a bucket lie in its buffer, in elements.
+  struct Layout {
+    std::vector<int64_t> offsets;
+    int64_t elements = 0;  // of the buffer, without `extra`
+  };
+
+  struct Started {
+    Work reduced;                  // when it is done, no rank reads the buffer any more
+    std::function<void()> finish;  // blocks until this rank has all new parameters of the bucket
+  };
+
   virtual ~BucketUpdate() = default;
 
-  /// Checks that all of these parameters can be updated with gradients of this group. Collective. Throws UsageError.
-  virtual void check(const ProcessGroup& group, const std::vector<std::pair<std::string, at::Tensor>>& parameters) = 0;
+  /// Prepares updates of all of these parameters with gradients of this group. Returns the layout of each bucket, whose
+  /// parameters must then stay the same; or nothing if buckets may have any parameters and any layout. Collective.
+  /// Throws UsageError.
+  virtual std::vector<Layout> prepare(const ProcessGroup& group, const Plan& plan) = 0;
 
-  /// Starts to average the gradients of one bucket over all ranks and to update its parameters. When the Work is done,
-  /// all ranks have the new parameters and do not read the buffer any more. Collective. Changes the version of the
-  /// parameters before it returns, so that autograd refuses to use the old values afterwards.
-  [[nodiscard]] virtual Work update(const Bucket& bucket) = 0;
-  /// The same, and waits for it. Runs on the calling thread if no earlier call is pending.
-  virtual void update_and_wait(const Bucket& bucket) = 0;
+  /// Starts to average the gradients of one bucket over all ranks and to update its parameters. Collective. Changes the
+  /// version of the parameters before it returns, so that autograd refuses to use the old values afterwards.
+  [[nodiscard]] virtual Started update(const Bucket& bucket) = 0;
+  /// The same, and finishes it. Runs on the calling thread if no earlier call is pending.
+  virtual void update_and_finish(const Bucket& bucket) = 0;
+  /// Forgets the updates of a backward that was only captured in a CUDA graph, because the capture has failed.
+  virtual void abandon() = 0;
 };
 
 }  // namespace lockstep

@@ -185,7 +185,7 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
       : ZeroRedundancyOptimizerBase(
             std::move(groups), std::move(names), std::make_unique<Options>(options), std::move(group), how,
             how.shard_by.value_or(detail::updates_elements<Inner> ? ShardBy::kElements : ShardBy::kParameters),
-            [&](std::vector<torch::optim::OptimizerParamGroup> shares) {
+            [options](std::vector<torch::optim::OptimizerParamGroup> shares) {
               return std::make_unique<Inner>(std::move(shares), options);
             },
             [](torch::optim::Optimizer& inner) {

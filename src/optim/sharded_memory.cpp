@@ -49,8 +49,7 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
   memory_ = buffer == Buffer::kShared
                 ? allocate_shared(group, plan_.elements(), dtype, kInConstructor)
                 : group.allocate({plan_.elements()}, dtype).zero_();  // the padding is sent as well
-  for (int rank = 0; rank < group.size(); ++rank)
-    shares_.push_back(memory_.narrow(0, plan_.begins[rank], plan_.size_of(rank)));
+  shares_ = shares_of(memory_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
     const auto place = memory_.narrow(0, plan_.offsets[i], sizes[i]);
@@ -81,9 +80,24 @@ std::optional<size_t> ShardedMemory::first_difference() const {
   return std::nullopt;
 }
 
+std::vector<at::Tensor> ShardedMemory::shares_of(const at::Tensor& buffer) const {
+  std::vector<at::Tensor> shares;
+  for (int rank = 0; rank < group_.size(); ++rank)
+    shares.push_back(buffer.narrow(0, plan_.begins[rank], plan_.size_of(rank)));
+  return shares;
+}
+
 at::Tensor ShardedMemory::values(const ShardPiece& piece, const at::Tensor& buffer) const {
+  return values_at(plan_.offsets[piece.parameter] + piece.begin, piece, buffer);
+}
+
+at::Tensor ShardedMemory::values_in_share(const ShardPiece& piece, const at::Tensor& share) const {
+  return values_at(plan_.offsets[piece.parameter] + piece.begin - plan_.begins[group_.rank()], piece, share);
+}
+
+at::Tensor ShardedMemory::values_at(int64_t offset, const ShardPiece& piece, const at::Tensor& buffer) const {
   const auto& home = homes_[piece.parameter];
-  const auto row = buffer.narrow(0, plan_.offsets[piece.parameter] + piece.begin, piece.size);
+  const auto row = buffer.narrow(0, offset, piece.size);
   return (is_whole(piece) ? row.as_strided(home.sizes(), home.strides()) : row).detach();
 }
 
@@ -104,13 +118,39 @@ bool ShardedMemory::restore_storage(size_t index) const {
   return true;
 }
 
-void ShardedMemory::gather() const {
+void ShardedMemory::gather(const CallOptions& options) const {
   const c10::NoGradGuard no_grad;
   if (plan_.is_even())
-    group_.all_gather(memory_, shares_[group_.rank()], kInStep);
+    group_.all_gather(memory_, shares_[group_.rank()], options);
   else
-    group_.all_gather(shares_, shares_[group_.rank()], kInStep);
+    group_.all_gather(shares_, shares_[group_.rank()], options);
+  note_gathered();
+}
+
+Work ShardedMemory::gather_async(const CallOptions& options) const {
+  const c10::NoGradGuard no_grad;
+  auto work = plan_.is_even() ? group_.all_gather_async(memory_, shares_[group_.rank()], options)
+                              : group_.all_gather_async(shares_, shares_[group_.rank()], options);
+  note_gathered();
+  return work;
+}
+
+void ShardedMemory::note_gathered() const {
   for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
+}
+
+void ShardedMemory::reduce_scatter(const at::Tensor& share, const at::Tensor& buffer,
+                                   const CallOptions& options) const {
+  if (plan_.is_even())
+    group_.reduce_scatter(share, buffer, ReduceOp::kAvg, options);
+  else
+    group_.reduce_scatter(share, shares_of(buffer), ReduceOp::kAvg, options);
+}
+
+Work ShardedMemory::reduce_scatter_async(const at::Tensor& share, const at::Tensor& buffer,
+                                         const CallOptions& options) const {
+  return plan_.is_even() ? group_.reduce_scatter_async(share, buffer, ReduceOp::kAvg, options)
+                         : group_.reduce_scatter_async(share, shares_of(buffer), ReduceOp::kAvg, options);
 }
 
 }  // namespace lockstep::detail

@@ -13,6 +13,7 @@ namespace lockstep::detail {
 // Call sites, for error messages.
 inline const CallOptions kInStep{.site = {"step of ZeroRedundancyOptimizer", 0}};
 inline const CallOptions kInConstructor{.site = {"constructor of ZeroRedundancyOptimizer", 0}};
+inline const CallOptions kInBackward{.site = {"backward of DistributedDataParallel, update_in_backward", 0}};
 
 /// Parameters of one dtype in one contiguous buffer, divided into one share per rank. Each rank updates its share and
 /// receives the other ranks' shares, or all ranks have the same buffer. Not thread-safe.
@@ -40,7 +41,11 @@ class ShardedMemory {
   at::Tensor values(const ShardPiece& piece) const { return values(piece, memory_); }
   /// The same in another buffer of elements() elements.
   at::Tensor values(const ShardPiece& piece, const at::Tensor& buffer) const;
+  /// The same in a buffer that has only this rank's share.
+  at::Tensor values_in_share(const ShardPiece& piece, const at::Tensor& share) const;
   int64_t elements() const { return plan_.elements(); }
+  int64_t share_elements() const { return plan_.size_of(group_.rank()); }
+  const std::vector<int64_t>& offsets() const { return plan_.offsets; }  // of parameters, in elements
   at::ScalarType dtype() const { return memory_.scalar_type(); }
   /// The same for the parameter's gradient; undefined if there is none. May be a copy.
   at::Tensor gradient(const ShardPiece& piece) const;
@@ -50,10 +55,18 @@ class ShardedMemory {
   bool restore_storage(size_t parameter) const;
 
   /// Sends this rank's share to all ranks and receives theirs. Collective. Not for a shared buffer.
-  void gather() const;
+  void gather(const CallOptions& options) const;
+  [[nodiscard]] Work gather_async(const CallOptions& options) const;
+  /// Averages a buffer of elements() elements over all ranks. `share` gets this rank's share. Collective.
+  void reduce_scatter(const at::Tensor& share, const at::Tensor& buffer, const CallOptions& options) const;
+  [[nodiscard]] Work reduce_scatter_async(const at::Tensor& share, const at::Tensor& buffer,
+                                          const CallOptions& options) const;
 
  private:
   bool is_whole(const ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
+  at::Tensor values_at(int64_t offset, const ShardPiece& piece, const at::Tensor& buffer) const;
+  std::vector<at::Tensor> shares_of(const at::Tensor& buffer) const;
+  void note_gathered() const;
 
   const ProcessGroup group_;
   const std::vector<at::Tensor> parameters_;

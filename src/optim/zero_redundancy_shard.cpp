@@ -28,6 +28,8 @@ ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::str
       group_(std::move(group)),
       buffer_(buffer),
       keeps_undo_(keeps_undo),
+      make_(make),
+      by_(by),
       before_replay_(before_replay) {
   for (size_t g = 0; g < outer.param_groups().size(); ++g)
     for (const auto& parameter : outer.param_groups()[g].params()) {
@@ -36,16 +38,20 @@ ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::str
     }
   check_parameters();
   if (buffer_ == Buffer::kShared) check_can_share();
-  move_parameters(by);
+  move_parameters();
+  make_inner();
+}
 
+/// Makes the inner optimizer, with this rank's pieces of the parameters.
+void ZeroRedundancyOptimizerBase::Shard::make_inner() {
   std::vector<OptimizerParamGroup> groups;
-  for (size_t g = 0; g < outer.param_groups().size(); ++g) {
+  for (size_t g = 0; g < outer_->param_groups().size(); ++g) {
     std::vector<at::Tensor> values;
     for (const auto& share : shares_)
       if (share.group == g) values.push_back(memories_[share.memory].memory.values(share.here));
-    groups.emplace_back(std::move(values), outer.param_groups()[g].options().clone());
+    groups.emplace_back(std::move(values), outer_->param_groups()[g].options().clone());
   }
-  inner_ = make(std::move(groups));
+  inner_ = make_(std::move(groups));
   written_ = versions();
 }
 
@@ -102,20 +108,27 @@ void ZeroRedundancyOptimizerBase::Shard::check_parameters() const {
   }
 }
 
-void ZeroRedundancyOptimizerBase::Shard::move_parameters(ShardBy by) {
+void ZeroRedundancyOptimizerBase::Shard::move_parameters() {
   std::map<at::ScalarType, std::vector<size_t>> by_dtype;
   for (size_t i = 0; i < parameters_.size(); ++i) by_dtype[parameters_[i].scalar_type()].push_back(i);
   for (const auto& [dtype, alike] : by_dtype)
-    for (const auto& members : segments(alike, by)) {
-      std::vector<at::Tensor> tensors;
-      for (size_t i : members) tensors.push_back(parameters_[i]);
-      memories_.push_back({members, detail::ShardedMemory(group_, std::move(tensors), by, buffer_)});
-      for (const auto& piece : memories_.back().memory.pieces()) {
-        const size_t parameter = members[piece.parameter];
-        shares_.push_back({memories_.size() - 1, piece, {parameter, piece.begin, piece.size}, group_of_[parameter]});
-      }
-    }
+    for (const auto& members : segments(alike)) add_memory(members);
   if (buffer_ == Buffer::kShared) check_equal_values();
+  use_memories();
+}
+
+void ZeroRedundancyOptimizerBase::Shard::add_memory(const std::vector<size_t>& members) {
+  std::vector<at::Tensor> tensors;
+  for (size_t i : members) tensors.push_back(parameters_[i]);
+  memories_.push_back({members, detail::ShardedMemory(group_, std::move(tensors), by_, buffer_)});
+  for (const auto& piece : memories_.back().memory.pieces()) {
+    const size_t parameter = members[piece.parameter];
+    shares_.push_back({memories_.size() - 1, piece, {parameter, piece.begin, piece.size}, group_of_[parameter]});
+  }
+}
+
+/// Lets the parameters use the memories that were added.
+void ZeroRedundancyOptimizerBase::Shard::use_memories() {
   for (const auto& memory : memories_) memory.memory.move_parameters();
   std::sort(shares_.begin(), shares_.end(),
             [](const Share& a, const Share& b) { return a.overall.parameter < b.overall.parameter; });
@@ -123,9 +136,12 @@ void ZeroRedundancyOptimizerBase::Shard::move_parameters(ShardBy by) {
 
 ZeroRedundancyOptimizerBase::Shard::Versions ZeroRedundancyOptimizerBase::Shard::versions() const {
   Versions result;
-  for (const auto& parameter : parameters_)
-    result.emplace_back(static_cast<uint64_t>(parameter._version()), parameter.data_ptr());
+  for (size_t i = 0; i < parameters_.size(); ++i) result.push_back(version_of(i));
   return result;
+}
+
+ZeroRedundancyOptimizerBase::Shard::Version ZeroRedundancyOptimizerBase::Shard::version_of(size_t parameter) const {
+  return {static_cast<uint64_t>(parameters_[parameter]._version()), parameters_[parameter].data_ptr()};
 }
 
 /// The parameters that were written to, or got other memory, since the last step.
@@ -208,7 +224,7 @@ void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
   for (auto& group : inner_->param_groups())
     for (auto& values : group.params()) values.mutable_grad().reset();  // zero_grad() can then free the gradients
   if (buffer_ == Buffer::kOwn) {
-    for (const auto& memory : memories_) memory.memory.gather();
+    for (const auto& memory : memories_) memory.memory.gather(detail::kInStep);
   } else {
     group_.barrier(detail::kInStep);
     for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();

@@ -2,10 +2,13 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include <c10/core/Stream.h>
 
 #include <lockstep/zero_redundancy_optimizer.h>
 
@@ -29,15 +32,19 @@
 // If a step fails between the inner step and the all-gather, ranks may hold shares of different steps; step_incomplete_
 // records this, and consolidate() then refuses to save.
 //
-// With share_parameters all ranks have the same buffer, and there is nothing to gather. With update_in_backward the
-// Shard is the BucketUpdate of DistributedDataParallel: the updates run in backward, and step() only ends the step.
-// zero_redundancy_shared.cpp has both.
+// With share_parameters all ranks have the same buffer, and there is nothing to gather: zero_redundancy_shared.cpp.
+//
+// With update_in_backward the Shard is the BucketUpdate of DistributedDataParallel: the updates run in backward, and
+// step() only ends the step. zero_redundancy_shared.cpp has the updates of shared parameters. Otherwise, in
+// zero_redundancy_buckets.cpp, prepare() moves the parameters once more, so that each bucket of gradients has a
+// ShardedMemory with the same layout: a bucket is reduce-scattered, the inner optimizer steps its pieces, and they are
+// all-gathered.
 
 namespace lockstep {
 
 /// This rank's share of the parameters and the inner optimizer. Captured steps may keep it alive after the optimizer is
 /// destroyed.
-class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
+class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std::enable_shared_from_this<Shard> {
  public:
   using Buffer = detail::ShardedMemory::Buffer;
 
@@ -62,11 +69,12 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
     before_replay_(*inner_);
   }
 
-  // BucketUpdate, for shared parameters.
-  void check(const ProcessGroup& group, const std::vector<std::pair<std::string, at::Tensor>>& parameters) override;
-  Work update(const Bucket& bucket) override;
-  void update_and_wait(const Bucket& bucket) override;
-  bool updates_in_backward() const { return updates_ != nullptr; }
+  // BucketUpdate
+  std::vector<Layout> prepare(const ProcessGroup& group, const Plan& plan) override;
+  Started update(const Bucket& bucket) override;
+  void update_and_finish(const Bucket& bucket) override;
+  void abandon() override;
+  bool updates_in_backward() const { return shared_updates_ || bucket_updates_; }
   void end_step_in_backward();
   bool undo_step();
 
@@ -88,34 +96,75 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
     size_t group;
   };
 
-  /// What updates in backward need.
-  struct Updates {
-    std::unordered_map<const c10::TensorImpl*, size_t> index_of;  // of parameters_
-    std::vector<std::vector<size_t>> shares_of;                   // by parameter: indices into shares_
-    std::vector<at::Tensor> parameters;                           // of the inner optimizer, by share
-    size_t states_of_parameter = 0;                               // tensors for which there is memory
-    std::vector<detail::SharedState> states;                      // by memory
-    std::vector<detail::ElementUpdate::Memory> places;            // by share
-    int32_t steps = 0;                                            // begun so far
+  /// What updates of shared parameters in backward need.
+  struct SharedUpdates {
+    std::vector<std::vector<size_t>> shares_of;         // by parameter: indices into shares_
+    std::vector<at::Tensor> parameters;                 // of the inner optimizer, by share
+    size_t states_of_parameter = 0;                     // tensors for which there is memory
+    std::vector<detail::SharedState> states;            // by memory
+    std::vector<detail::ElementUpdate::Memory> places;  // by share
+    int32_t steps = 0;                                  // begun so far
     // Of the running step:
     std::string note_of_writes;  // that others have made before it; empty: none
-    std::vector<char> updated;   // by parameter
     std::vector<Work> pending;
     std::vector<std::shared_ptr<std::vector<detail::ElementUpdate>>> started;
+  };
+
+  /// What updates of parameters that are not shared need in backward.
+  struct BucketUpdates {
+    struct Piece {
+      at::Tensor parameter;  // of the inner optimizer
+      at::Tensor gradient;   // a view of Reduced::gradient
+      size_t index;          // into parameters_
+    };
+    /// A bucket. Its memory has the same index.
+    struct Reduced {
+      at::Tensor gradient;  // this rank's share of the average
+      std::vector<Piece> pieces;
+      // Of the running step:
+      std::optional<Work> reduced, averaged_extra, gathered;
+    };
+    std::vector<Reduced> buckets;
+    std::optional<c10::Stream> stream;  // on a GPU: for updates
+    std::optional<size_t> waiting;      // bucket that is being reduced and is not updated yet
   };
 
   std::string name_of(size_t parameter) const;
   std::string what_is_wrong() const;
   void check_parameters() const;
-  void move_parameters(ShardBy by);
+  void move_parameters();
+  void add_memory(const std::vector<size_t>& members);
+  void use_memories();
+  void make_inner();
   void check_can_share() const;
   void check_equal_values() const;
-  std::vector<std::vector<size_t>> segments(const std::vector<size_t>& members, ShardBy by) const;
-  using Versions = std::vector<std::pair<uint64_t, const void*>>;  // by parameter: version and address
+  std::vector<std::vector<size_t>> segments(const std::vector<size_t>& members) const;
+  using Version = std::pair<uint64_t, const void*>;  // and address
+  using Versions = std::vector<Version>;             // by parameter
+  Version version_of(size_t parameter) const;
   Versions versions() const;
   std::vector<size_t> written_parameters() const;
+
+  // Updates in backward
+  void check_plan(const ProcessGroup& group, const Plan& plan);
   void begin_step_in_backward();
-  detail::RangeReduction begin_update(const Bucket& bucket);
+  void note_update(const at::Tensor& parameter);
+  // of shared parameters
+  void prepare_shared();
+  void begin_shared_step();
+  detail::RangeReduction begin_shared_update(const Bucket& bucket);
+  Started start_shared_update(const Bucket& bucket);
+  void finish_shared_update(const Bucket& bucket);
+  // of others
+  std::vector<Layout> prepare_buckets(const Plan& plan);
+  BucketUpdates::Reduced& begin_bucket(const Bucket& bucket);
+  Started start_bucket(const Bucket& bucket);
+  void update_waiting_bucket();
+  void step_pieces(const BucketUpdates::Reduced& bucket);
+  void note_gathered(size_t index);
+  void finish_bucket(size_t index);
+  void finish_last_bucket(const Bucket& bucket);
+
   void agree_on_writes(const std::vector<size_t>& written) const;
   void check_complete() const;
   void load_inner(const OptimizerState& mine);
@@ -133,15 +182,21 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate {
   const ProcessGroup group_;
   const Buffer buffer_;
   const bool keeps_undo_;
+  const Make make_;
+  const ShardBy by_;
   void (*const before_replay_)(torch::optim::Optimizer&);
   std::vector<at::Tensor> parameters_;  // of all groups, concatenated
   std::vector<size_t> group_of_;        // by parameter
   std::vector<Memory> memories_;        // by dtype; several for each dtype if they are shared
   std::vector<Share> shares_;           // in the order of the inner optimizer's parameters
   std::unique_ptr<torch::optim::Optimizer> inner_;
-  Versions written_;                  // of parameters_ after the last step
-  bool step_incomplete_ = false;      // a step has started but did not finish
-  std::unique_ptr<Updates> updates_;  // null without update_in_backward
+  Versions written_;              // of parameters_ after the last step
+  bool step_incomplete_ = false;  // a step has started but did not finish
+  // Only with update_in_backward:
+  std::unordered_map<const c10::TensorImpl*, size_t> index_of_;  // of parameters_
+  std::vector<char> updated_;                                    // by parameter: in the running step
+  std::unique_ptr<SharedUpdates> shared_updates_;
+  std::unique_ptr<BucketUpdates> bucket_updates_;
 };
 
 }  // namespace lockstep

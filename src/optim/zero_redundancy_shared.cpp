@@ -18,13 +18,13 @@
 namespace lockstep {
 namespace {
 
+using detail::kInBackward;
 using detail::kInConstructor;
 using detail::kInStep;
 
 // A bucket of gradients should contain parts of all ranks' shares, so that all ranks work on its update.
 constexpr int64_t kSegmentBytes = 1 << 20;
 
-const CallOptions kInBackward{.site = {"backward of DistributedDataParallel, update_in_backward", 0}};
 const CallOptions kInCheck{.site = {"update_in_backward", 0}};
 
 }  // namespace
@@ -43,9 +43,9 @@ void ZeroRedundancyOptimizerBase::Shard::check_can_share() const {
 }
 
 /// Cuts parameters of one dtype into lists, each of which is divided between all ranks.
-std::vector<std::vector<size_t>> ZeroRedundancyOptimizerBase::Shard::segments(const std::vector<size_t>& members,
-                                                                              ShardBy by) const {
-  if (buffer_ == Buffer::kOwn || by == ShardBy::kParameters) return {members};
+std::vector<std::vector<size_t>> ZeroRedundancyOptimizerBase::Shard::segments(
+    const std::vector<size_t>& members) const {
+  if (buffer_ == Buffer::kOwn || by_ == ShardBy::kParameters) return {members};
   std::vector<std::vector<size_t>> result;
   int64_t bytes = kSegmentBytes;
   for (size_t parameter : members) {
@@ -103,29 +103,14 @@ void ZeroRedundancyOptimizerBase::Shard::agree_on_writes(const std::vector<size_
 
 // --- updates in backward
 
-void ZeroRedundancyOptimizerBase::Shard::check(const ProcessGroup& group,
-                                               const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
-  const auto refuse = [&](auto&&... why) { throw UsageError(group_.rank(), text("update_in_backward: ", why...)); };
-  if (buffer_ == Buffer::kOwn)
-    refuse("the optimizer does not share its parameters; construct it with share_parameters");
-  if (!(group == group_))
-    refuse("the wrapper uses group ", group.name(), " and the optimizer ", group_.name(), "; use one group for both");
+void ZeroRedundancyOptimizerBase::Shard::prepare_shared() {
   if (const auto why = detail::ElementUpdate::refusal(*inner_); !why.empty())
-    refuse(why, "; use ZeroRedundancyOptimizer<FusedAdamW>, or leave update_in_backward out");
-  if (updates_) refuse("the optimizer is used by another wrapper already");
-  auto updates = std::make_unique<Updates>();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    updates->index_of[parameters_[i].unsafeGetTensorImpl()] = i;
-    if (!at::isFloatingType(parameters_[i].scalar_type()))
-      refuse(name_of(i), " has dtype ", parameters_[i].scalar_type(), ", expected a floating-point one");
-  }
-  for (const auto& [name, parameter] : parameters)
-    if (!updates->index_of.contains(parameter.unsafeGetTensorImpl()))
-      refuse("parameter '", name, "' of the wrapper is not a parameter of the optimizer; pass ddp.named_parameters()");
-
+    throw UsageError(group_.rank(), text("update_in_backward: ", why,
+                                         "; use ZeroRedundancyOptimizer<FusedAdamW>, or leave share_parameters or "
+                                         "update_in_backward out"));
+  auto updates = std::make_unique<SharedUpdates>();
   updates->shares_of.resize(parameters_.size());
   for (size_t i = 0; i < shares_.size(); ++i) updates->shares_of[shares_[i].overall.parameter].push_back(i);
-  updates->updated.assign(parameters_.size(), 0);
   for (const auto& options : inner_->param_groups()) {
     updates->parameters.insert(updates->parameters.end(), options.params().begin(), options.params().end());
     updates->states_of_parameter =
@@ -136,56 +121,43 @@ void ZeroRedundancyOptimizerBase::Shard::check(const ProcessGroup& group,
     updates->states.emplace_back(group_, memory, updates->states_of_parameter,
                                  keeps_undo_ ? Undo::kPossible : Undo::kNone);
   for (const auto& share : shares_) updates->places.push_back(updates->states[share.memory].of(share.here));
-  updates_ = std::move(updates);
+  shared_updates_ = std::move(updates);
 }
 
-void ZeroRedundancyOptimizerBase::Shard::begin_step_in_backward() {
-  if (!outer_)
-    throw UsageError(group_.rank(),
-                     "update_in_backward: the optimizer was destroyed; keep it as long as the wrapper runs backward");
+void ZeroRedundancyOptimizerBase::Shard::begin_shared_step() {
   if (const auto written = written_parameters(); !written.empty()) {
     std::vector<std::string> names;
     for (size_t parameter : written) names.push_back(name_of(parameter));
-    updates_->note_of_writes = text("after writing to ", enumerate(names), ", which all ranks share");
+    shared_updates_->note_of_writes = text("after writing to ", enumerate(names), ", which all ranks share");
   }
-  check_unchanged();
-  written_ = versions();
-  take_options();
+  begin_step_in_backward();
   for (const auto& options : inner_->param_groups())
-    if (detail::ElementUpdate::states(options.options()) > updates_->states_of_parameter)
+    if (detail::ElementUpdate::states(options.options()) > shared_updates_->states_of_parameter)
       throw UsageError(group_.rank(),
                        "momentum or amsgrad was switched on after update_in_backward, which reserves memory for the "
                        "state; set these options when the optimizer is constructed");
-  step_incomplete_ = true;
-  ++updates_->steps;
+  ++shared_updates_->steps;
 }
 
 /// Counts the step of the bucket's parameters. The update itself is in the returned reduction.
-detail::RangeReduction ZeroRedundancyOptimizerBase::Shard::begin_update(const Bucket& bucket) {
-  const c10::NoGradGuard no_grad;
-  if (!step_incomplete_) begin_step_in_backward();
+detail::RangeReduction ZeroRedundancyOptimizerBase::Shard::begin_shared_update(const Bucket& bucket) {
+  if (!step_incomplete_) begin_shared_step();
+  auto& updates = *shared_updates_;
   const auto offset_of = [&](const at::Tensor& part) {
     const auto bytes = static_cast<const char*>(part.data_ptr()) - static_cast<const char*>(bucket.buffer.data_ptr());
     return bytes / static_cast<int64_t>(bucket.buffer.element_size());
   };
   auto started = std::make_shared<std::vector<detail::ElementUpdate>>();
-  detail::RangeReduction reduction{bucket.buffer, ReduceOp::kAvg, {}, {}, std::exchange(updates_->note_of_writes, "")};
+  detail::RangeReduction reduction{bucket.buffer, ReduceOp::kAvg, {}, {}, std::exchange(updates.note_of_writes, "")};
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
     const auto& tensor = bucket.parameters[i];
-    const size_t parameter = updates_->index_of.at(tensor.unsafeGetTensorImpl());
-    if (std::exchange(updates_->updated[parameter], 1))
-      throw UsageError(group_.rank(), text(name_of(parameter),
-                                           " was updated in an earlier backward already; call step() after each "
-                                           "backward, and run all but the last backward of an accumulation under "
-                                           "no_sync()"));
-    for (size_t index : updates_->shares_of[parameter]) {
+    note_update(tensor);
+    for (size_t index : updates.shares_of[index_of_.at(tensor.unsafeGetTensorImpl())]) {
       const auto& share = shares_[index];
-      started->emplace_back(*inner_, inner_->param_groups()[share.group].options(), updates_->parameters[index],
-                            updates_->places[index], updates_->steps);
+      started->emplace_back(*inner_, inner_->param_groups()[share.group].options(), updates.parameters[index],
+                            updates.places[index], updates.steps);
       reduction.ranges.push_back({offset_of(bucket.gradients[i]) + share.here.begin, share.here.size});
     }
-    tensor.unsafeGetTensorImpl()->bump_version();
-    written_[parameter] = {static_cast<uint64_t>(tensor._version()), tensor.data_ptr()};
   }
   if (bucket.extra.defined()) reduction.ranges.push_back({offset_of(bucket.extra), bucket.extra.numel()});
   reduction.consume = [started, extra = bucket.averaged_extra](size_t range, int64_t begin, int64_t count,
@@ -195,41 +167,35 @@ detail::RangeReduction ZeroRedundancyOptimizerBase::Shard::begin_update(const Bu
     else
       std::memcpy(extra.narrow(0, begin, count).data_ptr(), values, static_cast<size_t>(count) * extra.element_size());
   };
-  updates_->started.push_back(std::move(started));
+  updates.started.push_back(std::move(started));
   return reduction;
 }
 
-Work ZeroRedundancyOptimizerBase::Shard::update(const Bucket& bucket) {
-  updates_->pending.push_back(detail::reduce_ranges_async(group_, begin_update(bucket), kInBackward));
-  return updates_->pending.back();
+BucketUpdate::Started ZeroRedundancyOptimizerBase::Shard::start_shared_update(const Bucket& bucket) {
+  const auto work = detail::reduce_ranges_async(group_, begin_shared_update(bucket), kInBackward);
+  shared_updates_->pending.push_back(work);
+  return {work, [work] { work.wait(); }};
 }
 
-void ZeroRedundancyOptimizerBase::Shard::update_and_wait(const Bucket& bucket) {
-  detail::reduce_ranges(group_, begin_update(bucket), kInBackward);
-}
-
-void ZeroRedundancyOptimizerBase::Shard::end_step_in_backward() {
-  std::fill(updates_->updated.begin(), updates_->updated.end(), 0);
-  updates_->started.clear();
-  updates_->pending.clear();
-  step_incomplete_ = false;
+void ZeroRedundancyOptimizerBase::Shard::finish_shared_update(const Bucket& bucket) {
+  detail::reduce_ranges(group_, begin_shared_update(bucket), kInBackward);
 }
 
 bool ZeroRedundancyOptimizerBase::Shard::undo_step() {
-  if (!updates_ || !keeps_undo_)
+  if (!shared_updates_ || !keeps_undo_)
     throw UsageError(group_.rank(),
-                     "undo_step: the optimizer keeps no copy; construct it with the option undo, and use "
-                     "update_in_backward");
+                     "undo_step: the optimizer keeps no copy; construct it with the options share_parameters and undo, "
+                     "and use update_in_backward");
   if (!step_incomplete_) return false;
-  for (const auto& work : updates_->pending) {
+  for (const auto& work : shared_updates_->pending) {
     try {
       work.wait();
     } catch (const Error&) {
       // the step is undone because of such an error
     }
   }
-  for (const auto& state : updates_->states) state.restore(updates_->steps);
-  for (const auto& started : updates_->started)
+  for (const auto& state : shared_updates_->states) state.restore(shared_updates_->steps);
+  for (const auto& started : shared_updates_->started)
     for (const auto& update : *started) update.take_back_count();
   for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
   written_ = versions();

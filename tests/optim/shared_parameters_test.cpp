@@ -9,8 +9,7 @@
 #include <lockstep/join.h>
 #include <lockstep/run_threads.h>
 
-#include "optim/stepping.h"
-#include "parallel/gradients.h"
+#include "optim/sharded_training.h"
 #include "support/messages.h"
 #include "support/rank_process.h"
 #include "support/ranks.h"
@@ -24,61 +23,6 @@ using testing::HasSubstr;
 
 const ZeroRedundancyOptions kShared{.share_parameters = true};
 const std::vector<std::string> kSharingBackends{"shm", "threads"};
-
-/// Several segments, an odd size that three ranks cannot share equally, another order in memory, and another dtype.
-struct MixedImpl : torch::nn::Module {
-  MixedImpl() {
-    table = register_parameter("table", torch::zeros({6, 50'021}));
-    kernel = register_parameter("kernel", torch::zeros({64, 32, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast));
-    wide = register_parameter("wide", torch::zeros({301, 1001}));
-    scale = register_parameter("scale", torch::zeros({}));
-    exact = register_parameter("exact", torch::zeros({5}, torch::kDouble));
-    fill_parameters(*this, 3);
-  }
-  torch::Tensor forward(torch::Tensor x) {
-    const auto rows = torch::mm(x, table).tanh();
-    return (rows.sum(1) * scale + kernel.square().mean() * x.mean() + wide.tanh().mean() * x.sum() +
-            (exact.square().sum() * x.sum().to(torch::kDouble)).to(torch::kFloat))
-        .square();
-  }
-  torch::Tensor table, kernel, wide, scale, exact;
-};
-TORCH_MODULE(Mixed);
-
-template <class Ddp>
-void run_steps(Ddp& ddp, Optimizer& optimizer, int rank, int begin, int end) {
-  for (int step = begin; step < end; ++step) {
-    optimizer.zero_grad();
-    ddp(input_of(10 * step + rank)).mean().backward();
-    optimizer.step();
-  }
-}
-
-std::vector<torch::Tensor> copies(const std::vector<torch::Tensor>& tensors) {
-  std::vector<torch::Tensor> result;
-  for (const auto& tensor : tensors) result.push_back(tensor.detach().clone());
-  return result;
-}
-
-void expect_same_bits(const std::vector<torch::Tensor>& actual, const std::vector<torch::Tensor>& expected,
-                      const std::string& about) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(torch::equal(actual[i], expected[i])) << about << ' ' << i;
-}
-
-/// What each rank's own copy of the parameters becomes, with the whole state on each rank.
-template <class Inner, class Options>
-std::vector<torch::Tensor> trained_apart(int ranks, int steps, Options options) {
-  std::vector<torch::Tensor> result;
-  run_threads(ranks, [&](ProcessGroup world) {
-    Mixed model;
-    DistributedDataParallel ddp(model, world);
-    Inner optimizer(ddp.parameters(), options);
-    run_steps(ddp, optimizer, world.rank(), 0, steps);
-    if (world.rank() == 0) result = copies(ddp.parameters());
-  });
-  return result;
-}
 
 enum class Update { kInStep, kInBackward };
 
@@ -392,7 +336,6 @@ TEST(UpdateInBackward, RefusesWhatItCannotCombine) {
     refuses("cannot be combined with check_finite", {.check_finite = true});
     refuses("cannot be combined with reduce_dtype", {.reduce_dtype = at::kBFloat16});
     refuses("cannot be combined with a comm hook", {}, kShared, /*has_hook=*/true);
-    refuses("construct it with share_parameters", {}, {});
     refuses("before_step cannot be combined", {}, {.before_step = [] {}, .share_parameters = true});
 
     Mixed model;
@@ -406,7 +349,7 @@ TEST(UpdateInBackward, RefusesWhatItCannotCombine) {
     ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
     ddp.update_in_backward(optimizer.bucket_update());
     expect_error<UsageError>([&] { optimizer.step_unless(torch::zeros({1})); }, "a GradScaler cannot be used");
-    expect_error<UsageError>([&] { optimizer.undo_step(); }, "construct it with the option undo");
+    expect_error<UsageError>([&] { optimizer.undo_step(); }, "construct it with the options share_parameters and undo");
     expect_error<UsageError>([&] { join({&ddp, &optimizer}, [] {}); }, "update_in_backward is not supported in a join");
   });
 }

@@ -1,4 +1,7 @@
-// A rank of the tests in shared_parameters_test.cpp: shared_rank killed|memory.
+// A rank of the tests in shared_parameters_test.cpp and bucket_updates_test.cpp:
+//   shared_rank killed|memory|sharded_memory
+
+#include <malloc.h>
 
 #include <csignal>
 #include <cstring>
@@ -100,6 +103,33 @@ void measure_memory(const ProcessGroup& world) {
   world.barrier();
 }
 
+/// Measures in the third backward, before the last bucket is reduced.
+void measure_sharded_memory(const ProcessGroup& world) {
+  constexpr int64_t kParameters = 8, kElements = 4 << 20;
+  const double size = 4.0 * kParameters * kElements;
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);  // freed tensors do not stay in the heap
+  const double before = resident_bytes();
+  lockstep::NamedTensors parameters;
+  for (int64_t i = 0; i < kParameters; ++i)
+    parameters.push_back({"parameter" + std::to_string(i), torch::full({kElements}, 1.0).requires_grad_()});
+  const auto forward = [&] {
+    auto sum = torch::zeros({});
+    for (const auto& [name, parameter] : parameters) sum = sum * (parameter * 0.5).mean();  // the last one comes first
+    return sum + 1;
+  };
+  lockstep::DistributedDataParallel ddp(parameters, forward, world,
+                                        {.buckets = {.first_bytes = 1 << 20, .cap_bytes = 1 << 20}});
+  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01));
+  ddp.update_in_backward(optimizer.bucket_update());
+  for (int step = 0; step < 3; ++step) {
+    if (step == 2)
+      parameters[0].second.register_hook(
+          [&](const torch::Tensor&) { std::cout << "used: " << (resident_bytes() - before) / size << std::endl; });
+    ddp().backward();
+    optimizer.step();
+  }
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -107,6 +137,8 @@ int main(int, char** arguments) {
   const auto world = lockstep::init_process_group({.backend = "shm", .timeout = std::chrono::minutes(2)});
   if (std::strcmp(arguments[1], "killed") == 0)
     train_until_killed(world);
+  else if (std::strcmp(arguments[1], "sharded_memory") == 0)
+    measure_sharded_memory(world);
   else
     measure_memory(world);
   return 0;

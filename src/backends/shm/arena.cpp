@@ -13,9 +13,9 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr size_t kPopulated = 64 * 1024;         // smaller blocks of unnamed memory are allocated on first touch
-constexpr size_t kGivenBack = 64 * 1024 * 1024;  // smaller free blocks keep their memory for reuse
-constexpr size_t kMostBytes = size_t{1} << 40;   // of address space: a process maps the arenas of all ranks
+constexpr size_t kPopulated = 64 * 1024;            // smaller blocks of unnamed memory are allocated on first touch
+constexpr size_t kKeptForReuse = 64 * 1024 * 1024;  // free blocks keep about so much memory
+constexpr size_t kMostBytes = size_t{1} << 40;      // of address space: a process maps the arenas of all ranks
 
 size_t reserved_bytes() {
   auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -64,6 +64,7 @@ char* Arena::reserve(size_t bytes) {
   if (offset > begin) free_[begin] = offset - begin;
   if (offset + size < end) free_[offset + size] = end - offset - size;
   used_[offset] = size;
+  kept_ -= std::min(kept_, size);
   return memory_->begin() + offset;
 }
 
@@ -90,7 +91,10 @@ void Arena::give_back(char* block) {
   size_t size = used->second;
   used_.erase(used);
   if (is_detached(offset, offset + size)) return;
-  if (size >= kGivenBack) memory_->release(offset, size);
+  if (kept_ + size > kKeptForReuse)
+    memory_->release(offset, size);
+  else
+    kept_ += size;
   auto after = free_.lower_bound(offset);
   if (after != free_.end() && after->first == offset + size) {
     size += after->second;

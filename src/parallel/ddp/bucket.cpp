@@ -19,37 +19,44 @@ constexpr size_t kLargeBytes = 1 << 20;
 
 const CallOptions kInBackward{.site = {"backward of DistributedDataParallel", 0}};
 
-int64_t padded_elements(int64_t elements, int64_t element_bytes) {
-  return align_up(elements, kGradientAlignBytes / element_bytes);
-}
-
 int64_t real_elements(const at::Tensor& tensor) {
   return tensor.numel() * (tensor.is_complex() ? 2 : 1);
+}
+
+BucketUpdate::Layout layout_of(const std::vector<at::Tensor>& parameters, at::ScalarType dtype) {
+  const int64_t alignment = kGradientAlignBytes / static_cast<int64_t>(c10::elementSize(dtype));
+  BucketUpdate::Layout layout;
+  for (const auto& parameter : parameters) {
+    layout.offsets.push_back(layout.elements);
+    layout.elements += align_up(real_elements(parameter), alignment);
+  }
+  return layout;
 }
 
 }  // namespace
 
 Bucket::Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, const std::vector<at::Tensor>& parameters,
-               int64_t extra, int64_t plan, const StepRecorder& recorder)
-    : group_(group), missing_(parameters.size()), recorder_(&recorder) {
+               int64_t extra, int64_t plan, const StepRecorder& recorder, const std::optional<Prescribed>& prescribed)
+    : group_(group), is_memory_shared_(prescribed.has_value()), missing_(parameters.size()), recorder_(&recorder) {
   c10::NoGradGuard no_grad;
-  const auto width = static_cast<int64_t>(c10::elementSize(dtype));
-  int64_t total = 0;
-  for (const auto& parameter : parameters) total += padded_elements(real_elements(parameter), width);
-  memory_ = group.allocate({total + extra}, dtype).zero_();  // the padding is reduced as well
-
-  int64_t offset = 0;
+  const auto [offsets, total] = prescribed ? prescribed->layout : layout_of(parameters, dtype);
+  if (prescribed) {
+    memory_ = prescribed->memory.narrow(0, 0, total * static_cast<int64_t>(c10::elementSize(dtype))).view(dtype);
+    extra_ = at::zeros({extra}, memory_.options());
+  } else {
+    memory_ = group.allocate({total + extra}, dtype).zero_();  // the padding is reduced as well
+    extra_ = memory_.narrow(0, total, extra);
+  }
   std::vector<at::Tensor> gradients;
-  for (const auto& parameter : parameters) {
-    auto part = memory_.narrow(0, offset, real_elements(parameter));
+  for (size_t slot = 0; slot < parameters.size(); ++slot) {
+    const auto& parameter = parameters[slot];
+    auto part = memory_.narrow(0, offsets[slot], real_elements(parameter));
     if (parameter.is_complex()) part = at::view_as_complex(part.view({-1, 2}));
     bool dense = parameter.is_non_overlapping_and_dense();
     gradients.push_back(
         (dense ? part.as_strided(parameter.sizes(), parameter.strides()) : part.view(parameter.sizes())).detach());
-    offset += padded_elements(real_elements(parameter), width);
   }
   contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters, plan};
-  extra_ = memory_.narrow(0, total, extra);
   if (contents_.is_last) {
     contents_with_extra_ = contents_;
     contents_with_extra_.buffer = memory_;
@@ -60,6 +67,7 @@ Bucket::Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, co
 
 void Bucket::reset() {
   missing_ = contents_.gradients.size();
+  is_open_ = false;
   places_.clear();
   values_.clear();
   average_.reset();
@@ -68,17 +76,17 @@ void Bucket::reset() {
 
 void Bucket::put(size_t slot, const at::Tensor& gradient) {
   auto place = contents_.gradients[slot];
-  if (!gradient.defined()) {
+  if (is_memory_shared_ && !is_open_) {
+    hold_back(place, gradient);
+  } else if (!gradient.defined()) {
     place.zero_();
   } else if (!same_memory(gradient, place)) {
-    if (!place.is_cuda()) {
+    if (!place.is_cuda())
       write(place, gradient);
-    } else if (exceeds_half_of_bucket(place)) {
+    else if (exceeds_half_of_bucket(place))
       place.copy_(gradient, /*non_blocking=*/true);
-    } else {
-      places_.push_back(place);
-      values_.push_back(gradient);
-    }
+    else
+      hold_back(place, gradient);
   }
   if (--missing_ == 0) times_.full = recorder_->now();
 }
@@ -88,18 +96,37 @@ bool Bucket::exceeds_half_of_bucket(const at::Tensor& place) const {
   return place.nbytes() >= kLargeBytes && 2 * place.nbytes() >= memory_.nbytes();
 }
 
+void Bucket::open() {
+  is_open_ = true;
+  flush_pending_copies();
+}
+
+void Bucket::hold_back(const at::Tensor& place, const at::Tensor& gradient) {
+  places_.push_back(place);
+  values_.push_back(gradient);
+}
+
 void Bucket::put_extra(const at::Tensor& values) {
-  if (places_.empty()) {
+  if (places_.empty())
     extra_.copy_(values);
-  } else {
-    places_.push_back(extra_);
-    values_.push_back(values);
-  }
+  else
+    hold_back(extra_, values);
 }
 
 void Bucket::flush_pending_copies() {
   if (places_.empty()) return;
-  detail::copy_together(places_, values_);
+  std::vector<at::Tensor> places, values;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (!values_[i].defined()) {
+      places_[i].zero_();
+    } else if (places_[i].is_cuda()) {
+      places.push_back(places_[i]);
+      values.push_back(values_[i]);
+    } else {
+      write(places_[i], values_[i]);
+    }
+  }
+  if (!places.empty()) detail::copy_together(places, values);
   places_.clear();
   values_.clear();
 }

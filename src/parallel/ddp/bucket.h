@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/bucket_update.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
 
@@ -37,10 +38,17 @@ inline void write(const at::Tensor& to, const at::Tensor& from) {
 /// Gradients that are reduced together, in one buffer of the backend's memory. Not thread-safe.
 class Bucket {
  public:
+  /// What a BucketUpdate prescribes.
+  struct Prescribed {
+    BucketUpdate::Layout layout;
+    at::Tensor memory;  // bytes, which other buckets use as well
+  };
+
   /// The bucket's memory has a real dtype; a complex gradient occupies two elements for each of its own. `extra`
   /// elements follow the gradients. `plan` is GradientBucket::plan. `recorder` must outlive the bucket.
   Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, const std::vector<at::Tensor>& parameters,
-         int64_t extra, int64_t plan, const StepRecorder& recorder);
+         int64_t extra, int64_t plan, const StepRecorder& recorder,
+         const std::optional<Prescribed>& prescribed = std::nullopt);
 
   /// Returns a tensor in the bucket's memory with the shape and strides of parameter `slot`: complex if the parameter
   /// is, else of the bucket's dtype. It is not an autograd view: optimizers detach gradients in place, and autograd
@@ -56,13 +64,18 @@ class Bucket {
   /// Marks all gradients as missing and drops pending copies and the reduction of an interrupted backward.
   void reset();
   /// Adds a gradient, or zeros if `gradient` is undefined. On a GPU, small gradients are held back until the bucket's
-  /// reduction starts and are then copied together; a gradient that fills most of the bucket is copied at once.
+  /// reduction starts and are then copied together; a gradient that fills most of the bucket is copied at once. If
+  /// other buckets use the memory, all gradients are held back, unless the bucket is open.
   void put(size_t slot, const at::Tensor& gradient);
   /// The same for the elements after the gradients.
   void put_extra(const at::Tensor& values);
   /// Copies all held-back gradients into the bucket's memory.
   void flush_pending_copies();
   bool is_full() const { return missing_ == 0; }
+  /// Call it if no other bucket uses the memory until this one is reduced. Not for GPUs.
+  void open();
+  /// Whether put() copies gradients at once.
+  bool is_open() const { return is_open_; }
 
   /// Starts to average the bucket, or calls the hook if one is set. With a hook, the extra elements may be left as they
   /// are unless `averages_extra` is set. Collective.
@@ -79,14 +92,17 @@ class Bucket {
 
  private:
   bool exceeds_half_of_bucket(const at::Tensor& place) const;
+  void hold_back(const at::Tensor& place, const at::Tensor& gradient);
 
   ProcessGroup group_;
   at::Tensor memory_;  // the gradients, then the extra elements
-  at::Tensor extra_;
+  at::Tensor extra_;   // has memory of its own if other buckets use memory_
+  bool is_memory_shared_ = false;
+  bool is_open_ = false;
   GradientBucket contents_;
   GradientBucket contents_with_extra_;  // for an AveragingHook; only in the last bucket
   size_t missing_ = 0;
-  std::vector<at::Tensor> places_, values_;  // pending copies, GPU only
+  std::vector<at::Tensor> places_, values_;  // pending copies; an undefined value stands for zeros
   std::optional<Work> average_;              // of the running reduction
   FinishReduction finish_hook_{};            // of the running reduction
   const StepRecorder* recorder_;             // not null

@@ -82,8 +82,6 @@ void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
 
 void DistributedDataParallelBase::update_in_backward(std::shared_ptr<BucketUpdate> update) {
   if (!update) throw UsageError(replica_->group().rank(), "update_in_backward: the update is null");
-  replica_->reducer().check_can_update();
-  update->check(replica_->group(), named_parameters());
   replica_->reducer().set_update(std::move(update));
 }
 

@@ -196,7 +196,10 @@ void Reducer::on_gradient(size_t parameter, bool is_defined) {
   if (!is_complete(parameter)) return;
   put_in_bucket(parameter);
   // Frees the gradient's memory while it is still in the cache, so that autograd can reuse it for the next gradient.
-  if (is_bucket_view(parameter)) parameters_[parameter].tensor.mutable_grad() = view_of(parameter);
+  if (is_bucket_view(parameter))
+    parameters_[parameter].tensor.mutable_grad() = view_of(parameter);
+  else if (buckets_[states_[parameter].bucket].is_open())
+    parameters_[parameter].tensor.mutable_grad().reset();
   start_full_buckets();
 }
 
@@ -244,6 +247,10 @@ void Reducer::begin() {
   has_outermost_ = false;
   not_finite_.clear();
   for (auto& bucket : buckets_) bucket.reset();
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    slot_users_[slot].reset();  // was waited for
+    open_bucket(slot);
+  }
   for (auto& state : states_) {
     state.is_in = false;
     state.gradients = 0;
@@ -334,8 +341,7 @@ void Reducer::put_without_new_gradient(size_t parameter) {
 // arrive. The last bucket is reduced at the end of backward, which is near, on the calling thread; this avoids waking
 // up another thread.
 void Reducer::start_full_buckets() {
-  for (; started_ + 1 < buckets_.size() && buckets_[started_].is_full(); ++started_)
-    buckets_[started_].start(hook_, needs_marks());
+  for (; started_ + 1 < buckets_.size() && buckets_[started_].is_full(); ++started_) start_bucket(started_);
 }
 
 // --- at the end of backward
@@ -382,7 +388,7 @@ void Reducer::compare_with_prediction() {
 void Reducer::reduce_the_rest() {
   start_full_buckets();
   if (hook_)
-    buckets_.back().start(hook_, needs_marks());
+    start_bucket(buckets_.size() - 1);
   else
     buckets_.back().reduce();
   finish_all();
@@ -458,6 +464,7 @@ void Reducer::publish_gradient(size_t parameter) {
 
 void Reducer::abandon_capture() {
   std::lock_guard lock(mutex_);
+  if (update_) update_->abandon();
   in_backward_ = false;
   has_unsynchronized_ = false;
   for (auto& bucket : buckets_) bucket.reset();

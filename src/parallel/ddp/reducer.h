@@ -69,9 +69,8 @@ class Reducer {
   bool is_static_graph() const;
   /// Throws UsageError if a hook is set already.
   void set_hook(CommHook hook);
-  /// Throws UsageError if the options or a hook rule out set_update().
-  void check_can_update() const;
   /// Updates parameters in backward instead of averaging gradients: see DistributedDataParallel::update_in_backward.
+  /// Throws UsageError if the options or a hook rule it out.
   void set_update(std::shared_ptr<BucketUpdate> update);
 
   /// Call it before each forward: hooks the accumulators (see AccumulatorHooks::connect; not during backward), and
@@ -139,7 +138,11 @@ class Reducer {
   bool is_complete(size_t parameter);
   void put_in_bucket(size_t parameter);
   void put_without_new_gradient(size_t parameter);
-  FinishReduction start_update(const GradientBucket& bucket) const;
+  void check_can_update() const;
+  FinishReduction start_update(const GradientBucket& bucket);
+  void start_bucket(size_t bucket);
+  void open_bucket(size_t bucket);
+  void reorder_buckets(const std::vector<size_t>& arrivals);
   void start_full_buckets();
   void compare_with_prediction();
   void reduce_the_rest();
@@ -176,6 +179,11 @@ class Reducer {
   ReachableParameters reachable_;
   CommHook hook_;
   std::shared_ptr<BucketUpdate> update_;  // null: gradients are averaged
+  // If update_ prescribes layouts. The buckets then take turns in using a few slots of memory.
+  std::vector<BucketUpdate::Layout> layouts_;    // by index in the plan that update_ knows
+  std::vector<size_t> prescribed_;               // by bucket: this index
+  std::vector<at::Tensor> slots_;                // bytes
+  std::vector<std::optional<Work>> slot_users_;  // reductions that may still read them
   bool enabled_ = true;
   bool has_unsynchronized_ = false;
   int64_t reductions_ = 0;

@@ -38,8 +38,10 @@ void Reducer::make_buckets() {
       states_[parameter].slot = members.size();
       members.push_back(parameters_[parameter].tensor);
     }
+    std::optional<Bucket::Prescribed> prescribed;
+    if (!layouts_.empty()) prescribed = {layouts_[prescribed_[b]], slots_[b % slots_.size()]};
     buckets_.emplace_back(group_, b, specs[plan_.buckets[b].front()].dtype, members,
-                          b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_, recorder_);
+                          b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_, recorder_, prescribed);
   }
   if (buckets_.empty())
     buckets_.emplace_back(group_, 0, at::kFloat, std::vector<at::Tensor>(), marks_.elements(), plans_, recorder_);
@@ -50,7 +52,7 @@ const at::Tensor& Reducer::view_of(size_t parameter) const {
 }
 
 bool Reducer::is_bucket_view(size_t parameter) const {
-  return options_.gradient_as_bucket_view && !is_sparse(parameter) &&
+  return options_.gradient_as_bucket_view && layouts_.empty() && !is_sparse(parameter) &&
          view_of(parameter).scalar_type() == parameters_[parameter].tensor.scalar_type();
 }
 
@@ -72,8 +74,10 @@ void Reducer::rebuild_buckets() {
   group_.broadcast(agreed, kReference);
   agreed = agreed.cpu();
   const auto* index = agreed.data_ptr<int64_t>();
+  const std::vector<size_t> arrivals(index, index + agreed.numel());
+  if (!layouts_.empty()) return reorder_buckets(arrivals);
 
-  auto plan = detail::plan_buckets(specs(), options_.limits, {index, index + agreed.numel()});
+  auto plan = detail::plan_buckets(specs(), options_.limits, arrivals);
   if (plan == plan_) return;
   plan_ = std::move(plan);
   std::vector<at::Tensor> old;

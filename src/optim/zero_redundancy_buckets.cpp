@@ -1,0 +1,218 @@
+// Updates during backward, bucket by bucket.
+
+#include <algorithm>
+#include <map>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/capture.h"
+#include "optim/zero_redundancy_shard.h"
+
+namespace lockstep {
+
+using detail::kInBackward;
+
+// --- of all parameters
+
+void ZeroRedundancyOptimizerBase::Shard::check_plan(const ProcessGroup& group, const Plan& plan) {
+  const auto refuse = [&](auto&&... why) { throw UsageError(group_.rank(), text("update_in_backward: ", why...)); };
+  if (!(group == group_))
+    refuse("the wrapper uses group ", group.name(), " and the optimizer ", group_.name(), "; use one group for both");
+  if (updates_in_backward()) refuse("the optimizer is used by another wrapper already");
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    index_of_[parameters_[i].unsafeGetTensorImpl()] = i;
+    if (!at::isFloatingType(parameters_[i].scalar_type()))
+      refuse(name_of(i), " has dtype ", parameters_[i].scalar_type(), ", expected a floating-point one");
+  }
+  for (const auto& [name, parameter] : plan.parameters)
+    if (!index_of_.contains(parameter.unsafeGetTensorImpl()))
+      refuse("parameter '", name, "' of the wrapper is not a parameter of the optimizer; pass ddp.named_parameters()");
+}
+
+std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare(const ProcessGroup& group,
+                                                                              const Plan& plan) {
+  check_plan(group, plan);
+  updated_.assign(parameters_.size(), 0);
+  if (buffer_ == Buffer::kOwn) return prepare_buckets(plan);
+  prepare_shared();
+  return {};
+}
+
+BucketUpdate::Started ZeroRedundancyOptimizerBase::Shard::update(const Bucket& bucket) {
+  const c10::NoGradGuard no_grad;
+  return shared_updates_ ? start_shared_update(bucket) : start_bucket(bucket);
+}
+
+void ZeroRedundancyOptimizerBase::Shard::update_and_finish(const Bucket& bucket) {
+  const c10::NoGradGuard no_grad;
+  shared_updates_ ? finish_shared_update(bucket) : finish_last_bucket(bucket);
+}
+
+void ZeroRedundancyOptimizerBase::Shard::begin_step_in_backward() {
+  if (!outer_)
+    throw UsageError(group_.rank(),
+                     "update_in_backward: the optimizer was destroyed; keep it as long as the wrapper runs backward");
+  check_unchanged();
+  written_ = versions();
+  take_options();
+  step_incomplete_ = true;
+}
+
+/// Tells autograd, and written_parameters(), that the parameter changes.
+void ZeroRedundancyOptimizerBase::Shard::note_update(const at::Tensor& parameter) {
+  const size_t index = index_of_.at(parameter.unsafeGetTensorImpl());
+  if (std::exchange(updated_[index], 1))
+    throw UsageError(
+        group_.rank(),
+        text(name_of(index),
+             " was updated in an earlier backward already; call step() after each backward, and run all but the last "
+             "backward of an accumulation under no_sync()"));
+  parameter.unsafeGetTensorImpl()->bump_version();
+  written_[index] = version_of(index);
+}
+
+void ZeroRedundancyOptimizerBase::Shard::end_step_in_backward() {
+  if (bucket_updates_ && bucket_updates_->waiting)
+    throw UsageError(group_.rank(),
+                     "step() was called after a backward that did not finish; its gradients are only in part in the "
+                     "parameters: load a checkpoint");
+  abandon();
+}
+
+void ZeroRedundancyOptimizerBase::Shard::abandon() {
+  std::fill(updated_.begin(), updated_.end(), 0);
+  if (shared_updates_) {
+    shared_updates_->started.clear();
+    shared_updates_->pending.clear();
+  } else {
+    bucket_updates_->waiting.reset();
+  }
+  step_incomplete_ = false;
+}
+
+// --- of parameters that are not shared
+
+// Moves the parameters once more. The inner optimizer starts anew, so it must not have a state yet.
+std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare_buckets(const Plan& plan) {
+  if (keeps_undo_)
+    throw UsageError(group_.rank(), "update_in_backward: the option undo needs the option share_parameters");
+  if (!inner_->state().empty())
+    throw UsageError(group_.rank(),
+                     "update_in_backward: the optimizer has a state already; call update_in_backward before the first "
+                     "step and before a state is loaded");
+  const c10::NoGradGuard no_grad;
+  memories_.clear();
+  shares_.clear();
+  std::vector<char> is_placed(parameters_.size());
+  for (const auto& bucket : plan.buckets) {
+    std::vector<size_t> members;
+    for (size_t i : bucket) members.push_back(index_of_.at(plan.parameters[i].second.unsafeGetTensorImpl()));
+    for (size_t i : members) is_placed[i] = 1;
+    add_memory(members);
+  }
+  std::map<at::ScalarType, std::vector<size_t>> others;  // were frozen when the model was wrapped
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (!is_placed[i]) others[parameters_[i].scalar_type()].push_back(i);
+  for (const auto& [dtype, members] : others) add_memory(members);
+  use_memories();
+  make_inner();
+
+  auto updates = std::make_unique<BucketUpdates>();
+  if (group_.device().is_cuda())
+    updates->stream = c10::impl::VirtualGuardImpl(group_.device().type()).getStreamFromGlobalPool(group_.device());
+  std::vector<Layout> layouts;
+  for (size_t b = 0; b < plan.buckets.size(); ++b) {
+    const auto& memory = memories_[b].memory;
+    updates->buckets.emplace_back().gradient = group_.allocate({memory.share_elements()}, memory.dtype()).zero_();
+    layouts.push_back({memory.offsets(), memory.elements()});
+  }
+  size_t next = 0;
+  for (const auto& group : inner_->param_groups())
+    for (const auto& values : group.params()) {
+      const auto& share = shares_[next++];
+      if (share.memory >= updates->buckets.size()) continue;
+      auto& bucket = updates->buckets[share.memory];
+      bucket.pieces.push_back({values, memories_[share.memory].memory.values_in_share(share.here, bucket.gradient),
+                               share.overall.parameter});
+    }
+  bucket_updates_ = std::move(updates);
+  return layouts;
+}
+
+ZeroRedundancyOptimizerBase::Shard::BucketUpdates::Reduced& ZeroRedundancyOptimizerBase::Shard::begin_bucket(
+    const Bucket& bucket) {
+  if (!step_incomplete_) {
+    note_writes();
+    begin_step_in_backward();
+    if (detail::is_capturing(group_.device()))
+      detail::Recording::before_replay([shard = shared_from_this()] { shard->take_options(); });
+  }
+  for (const auto& parameter : bucket.parameters) note_update(parameter);
+  if (bucket.extra.defined()) bucket.averaged_extra.copy_(bucket.extra);
+  return bucket_updates_->buckets[bucket.index];
+}
+
+// The bucket before this one is updated now. It is probably reduced, so that the host does not wait for it, and all
+// ranks make their calls in the same order.
+BucketUpdate::Started ZeroRedundancyOptimizerBase::Shard::start_bucket(const Bucket& bucket) {
+  auto& own = begin_bucket(bucket);
+  own.reduced = memories_[bucket.index].memory.reduce_scatter_async(own.gradient, bucket.buffer, kInBackward);
+  own.averaged_extra.reset();
+  if (bucket.extra.defined())
+    own.averaged_extra = group_.all_reduce_async(bucket.averaged_extra, ReduceOp::kAvg, kInBackward);
+  update_waiting_bucket();
+  bucket_updates_->waiting = bucket.index;
+  return {*own.reduced, [this, index = bucket.index] { finish_bucket(index); }};
+}
+
+void ZeroRedundancyOptimizerBase::Shard::finish_last_bucket(const Bucket& bucket) {
+  if (bucket_updates_->waiting || bucket_updates_->stream) return start_bucket(bucket).finish();
+  auto& own = begin_bucket(bucket);
+  const auto& memory = memories_[bucket.index].memory;
+  memory.reduce_scatter(own.gradient, bucket.buffer, kInBackward);
+  if (bucket.extra.defined()) group_.all_reduce(bucket.averaged_extra, ReduceOp::kAvg, kInBackward);
+  step_pieces(own);
+  memory.gather(kInBackward);
+  note_gathered(bucket.index);
+}
+
+// On a GPU, the kernels of the update run beside those of backward.
+void ZeroRedundancyOptimizerBase::Shard::update_waiting_bucket() {
+  if (!bucket_updates_->waiting) return;
+  const size_t index = *bucket_updates_->waiting;
+  auto& own = bucket_updates_->buckets[index];
+  c10::OptionalStreamGuard guard;
+  if (bucket_updates_->stream) guard.reset_stream(*bucket_updates_->stream);
+  own.reduced->wait();
+  step_pieces(own);
+  own.gathered = memories_[index].memory.gather_async(kInBackward);
+  note_gathered(index);
+  bucket_updates_->waiting.reset();
+}
+
+/// Steps the inner optimizer with the gradients of one bucket only.
+void ZeroRedundancyOptimizerBase::Shard::step_pieces(const BucketUpdates::Reduced& bucket) {
+  for (const auto& piece : bucket.pieces)
+    if (updated_[piece.index]) piece.parameter.mutable_grad() = piece.gradient;
+  inner_->step();
+  for (const auto& piece : bucket.pieces) piece.parameter.mutable_grad().reset();
+}
+
+void ZeroRedundancyOptimizerBase::Shard::note_gathered(size_t index) {
+  for (size_t parameter : memories_[index].members) written_[parameter] = version_of(parameter);
+}
+
+void ZeroRedundancyOptimizerBase::Shard::finish_bucket(size_t index) {
+  if (bucket_updates_->waiting == index) update_waiting_bucket();
+  auto& own = bucket_updates_->buckets[index];
+  own.gathered->wait();
+  if (own.averaged_extra) own.averaged_extra->wait();
+}
+
+}  // namespace lockstep

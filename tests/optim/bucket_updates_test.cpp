@@ -1,0 +1,282 @@
+// Updates during backward of parameters that each rank has for itself: every bucket is reduce-scattered, updated and
+// all-gathered.
+
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include <algorithm>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/run_threads.h>
+
+#include "optim/sharded_training.h"
+#include "support/messages.h"
+#include "support/rank_process.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using namespace torch::optim;
+using testing::HasSubstr;
+
+/// Makes a bucket of almost every parameter of Mixed.
+const DistributedDataParallelOptions kSmallBuckets{
+    .buckets = {.first_bytes = 1 << 10, .cap_bytes = 1 << 10, .last_bytes = 1 << 10}};
+
+/// A wrapper and an optimizer that updates in backward.
+template <class Module, class Inner>
+struct Training {
+  template <class Model, class Options>
+  Training(Model model, const ProcessGroup& world, Options options, const DistributedDataParallelOptions& wrap = {},
+           const ZeroRedundancyOptions& how = {})
+      : ddp(model, world, wrap), optimizer(ddp.named_parameters(), world, options, how) {
+    ddp.update_in_backward(optimizer.bucket_update());
+  }
+  DistributedDataParallel<Module> ddp;
+  ZeroRedundancyOptimizer<Inner> optimizer;
+};
+
+template <class Inner, class Options>
+void expect_the_bits_of_updates_in_step(Options options, const DistributedDataParallelOptions& wrap = {},
+                                        const ZeroRedundancyOptions& how = {}) {
+  for (int ranks : {1, 2, 3}) {
+    const auto expected = trained_apart<Inner>(ranks, 3, options);
+    for (const std::string backend : {"threads", "shm"})
+      run_threads(ranks,
+                  [&](ProcessGroup world) {
+                    Mixed model;
+                    Training<MixedImpl, Inner> training(model, world, options, wrap, how);
+                    EXPECT_EQ(model->kernel.stride(1), 1) << "the layout stays";
+                    run_steps(training.ddp, training.optimizer, world.rank(), 0, 3);
+                    expect_same_bits(training.ddp.parameters(), expected, backend);
+                  },
+                  {.backend = backend});
+  }
+}
+
+TEST(BucketUpdates, TrainToTheBitsOfUpdatesInStep) {
+  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01));
+  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01).amsgrad(true), kSmallBuckets);
+  expect_the_bits_of_updates_in_step<FusedAdam>(AdamOptions(0.01).weight_decay(0.1), kSmallBuckets);
+  expect_the_bits_of_updates_in_step<FusedSGD>(SGDOptions(0.01).momentum(0.9).nesterov(true), kSmallBuckets);
+  expect_the_bits_of_updates_in_step<FusedSGD>(SGDOptions(0.01));
+  expect_the_bits_of_updates_in_step<AdamW>(AdamWOptions(0.01), kSmallBuckets);
+  expect_the_bits_of_updates_in_step<RMSprop>(RMSpropOptions(0.01), kSmallBuckets);
+}
+
+TEST(BucketUpdates, DivideWholeParametersToo) {
+  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), kSmallBuckets, {.shard_by = ShardBy::kParameters});
+  expect_the_bits_of_updates_in_step<AdamW>(AdamWOptions(0.01), {}, {.shard_by = ShardBy::kParameters});
+}
+
+TEST(BucketUpdates, WorkWithAStaticGraph) {
+  auto wrap = kSmallBuckets;
+  wrap.static_graph = true;
+  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), wrap);
+}
+
+TEST(BucketUpdates, GiveEqualResultsOnAllBackends) {
+  const auto expected = trained_apart<FusedAdamW>(3, 3, AdamWOptions(0.01));
+  for (const auto& backend : backends_under_test())
+    run_threads(3,
+                [&](ProcessGroup world) {
+                  Mixed model;
+                  Training<MixedImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), kSmallBuckets);
+                  run_steps(training.ddp, training.optimizer, world.rank(), 0, 3);
+                  const auto parameters = training.ddp.parameters();
+                  for (size_t i = 0; i < expected.size(); ++i)
+                    EXPECT_TRUE(torch::allclose(parameters[i], expected[i], 1e-5, 1e-6)) << backend << ' ' << i;
+                  training.ddp.check_replicas();
+                },
+                {.backend = backend});
+}
+
+/// Uses its layers in the order in which they were registered, or in the reverse order.
+struct OrderedImpl : torch::nn::Module {
+  explicit OrderedImpl(bool is_reversed) : is_reversed(is_reversed) {
+    for (int i = 0; i < 4; ++i) layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(6, 6)));
+    fill_parameters(*this, 4);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (size_t i = 0; i < layers.size(); ++i) x = layers[is_reversed ? layers.size() - 1 - i : i](x).tanh();
+    return x;
+  }
+  const bool is_reversed;
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Ordered);
+
+TEST(BucketUpdates, FollowTheOrderInWhichGradientsArrive) {
+  std::vector<torch::Tensor> expected;
+  const auto wrap =
+      DistributedDataParallelOptions{.buckets = {.first_bytes = 100, .cap_bytes = 100, .last_bytes = 100}};
+  run_threads(2, [&](ProcessGroup world) {
+    Ordered model(true);
+    DistributedDataParallel ddp(model, world);
+    FusedAdamW optimizer(ddp.parameters(), AdamWOptions(0.01));
+    run_steps(ddp, optimizer, world.rank(), 0, 4);
+    if (world.rank() == 0) expected = copies(ddp.parameters());
+  });
+  run_threads(2, [&](ProcessGroup world) {
+    Ordered model(true);
+    Training<OrderedImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), wrap);
+    const auto sorted = [&] {
+      auto plan = training.ddp.bucket_plan().buckets;
+      for (auto& bucket : plan) std::sort(bucket.begin(), bucket.end());
+      return plan;
+    };
+    auto before = sorted();
+    EXPECT_EQ(before.front(), std::vector<size_t>({7})) << "the last registered one";
+    run_steps(training.ddp, training.optimizer, world.rank(), 0, 4);
+    auto after = sorted();
+    EXPECT_LE(after.front().front(), 1) << "the first layer, which is used last";
+    std::sort(before.begin(), before.end());
+    std::sort(after.begin(), after.end());
+    EXPECT_EQ(after, before) << "the buckets have the same parameters";
+    expect_same_bits(training.ddp.parameters(), expected, "reversed");
+  });
+}
+
+/// Parameter groups, a frozen parameter, gradient accumulation and weights of batches.
+template <class Ddp>
+void train_in_all_ways(Ddp& ddp, Optimizer& optimizer, const torch::Tensor& frozen, int rank) {
+  for (int step = 0; step < 5; ++step) {
+    frozen.requires_grad_(step % 2 == 0);
+    optimizer.param_groups()[1].options().set_lr(0.01 * (step + 1));
+    ddp.set_batch_weight(1 + (step + rank) % 3);
+    {
+      const auto guard = ddp.no_sync();
+      ddp(input_of(100 * step + rank)).mean().backward();
+    }
+    ddp(input_of(100 * step + 50 + rank)).mean().backward();
+    optimizer.step();
+    for (const auto& parameter : ddp.parameters()) parameter.mutable_grad().reset();
+  }
+}
+
+std::vector<OptimizerParamGroup> two_groups(const std::vector<torch::Tensor>& parameters) {
+  std::vector<torch::Tensor> first, second;
+  for (size_t i = 0; i < parameters.size(); ++i) (i % 2 ? second : first).push_back(parameters[i]);
+  return {OptimizerParamGroup(first, std::make_unique<AdamWOptions>(0.02)),
+          OptimizerParamGroup(second, std::make_unique<AdamWOptions>(0.01))};
+}
+
+TEST(BucketUpdates, SupportGroupsFrozenParametersAccumulationAndWeights) {
+  std::vector<torch::Tensor> expected;
+  run_threads(2, [&](ProcessGroup world) {
+    Ordered model(false);
+    DistributedDataParallel ddp(model, world);
+    FusedAdamW optimizer(two_groups(ddp.parameters()), AdamWOptions());
+    train_in_all_ways(ddp, optimizer, model->layers[1]->weight, world.rank());
+    if (world.rank() == 0) expected = copies(ddp.parameters());
+  });
+  run_threads(2, [&](ProcessGroup world) {
+    Ordered model(false);
+    DistributedDataParallel ddp(model, world, {.buckets = {.first_bytes = 100, .cap_bytes = 300, .last_bytes = 100}});
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(two_groups(ddp.parameters()), world, AdamWOptions());
+    ddp.update_in_backward(optimizer.bucket_update());
+    train_in_all_ways(ddp, optimizer, model->layers[1]->weight, world.rank());
+    expect_same_bits(ddp.parameters(), expected, "all ways");
+  });
+}
+
+TEST(BucketUpdates, SaveAndLoadTheirState) {
+  OptimizerState saved, expected_state;
+  std::vector<torch::Tensor> middle, expected;
+  for (bool resumes : {false, true})
+    run_threads(resumes ? 3 : 2, [&](ProcessGroup world) {
+      Mixed model;
+      Training<MixedImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), kSmallBuckets);
+      auto& [ddp, optimizer] = training;
+      if (resumes) {
+        const torch::NoGradGuard no_grad;
+        for (size_t i = 0; i < middle.size(); ++i) ddp.parameters()[i].copy_(middle[i]);
+        optimizer.load_state_dict(saved);
+      } else {
+        run_steps(ddp, optimizer, world.rank(), 0, 2);
+        auto state = optimizer.consolidated_state_dict();
+        if (world.rank() == 0) saved = std::move(state), middle = copies(ddp.parameters());
+        world.barrier();
+      }
+      // All ranks get the same input, so that the number of ranks does not matter.
+      ddp(input_of(77)).mean().backward();
+      optimizer.step();
+      auto state = optimizer.consolidated_state_dict();
+      if (world.rank() != 0) return;
+      if (!resumes) {
+        expected = copies(ddp.parameters());
+        expected_state = std::move(state);
+        return;
+      }
+      EXPECT_EQ(state.parameters.at(2).at("step"), expected_state.parameters.at(2).at("step"));
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_LE(relative_difference(ddp.parameters()[i], expected[i]), 1e-6) << i;
+        EXPECT_LE(relative_difference(state.parameters.at(i).at("exp_avg").toTensor(),
+                                      expected_state.parameters.at(i).at("exp_avg").toTensor()),
+                  1e-6)
+            << i;
+      }
+    });
+}
+
+TEST(BucketUpdates, ConsumeGradients) {
+  run_threads(2, [&](ProcessGroup world) {
+    Mixed model;
+    Training<MixedImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), kSmallBuckets);
+    auto& ddp = training.ddp;
+    ddp(input_of(2)).mean().backward();
+    for (const auto& parameter : ddp.parameters()) EXPECT_FALSE(parameter.grad().defined());
+    expect_error<UsageError>([&] { ddp(input_of(3)).mean().backward(); },
+                             "was updated in an earlier backward already; call step() after each backward");
+  });
+}
+
+// With p ranks, N bytes of parameters and AdamW: N for the parameters, 2 N / p for the state, N / p for the reduced
+// gradients, and memory for two buckets.
+TEST(BucketUpdates, KeepOnlyTheShareOfTheGradients) {
+  constexpr int kRanks = 4;
+  JobProcesses job(SHARED_RANK, kRanks, {"sharded_memory"});
+  job.start_all();
+  double bytes = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    bytes = std::max(bytes, std::stod(job[rank].expect_line("used: ").substr(6)));
+    EXPECT_EQ(job[rank].wait(), 0) << job[rank].output();
+  }
+  EXPECT_GT(bytes, 1 + 2.0 / kRanks) << "in units of N";
+  EXPECT_LT(bytes, 1 + 3.0 / kRanks + 2.0 / 8 + 1.0 / 8 + 0.1) << "a bucket, and a new gradient, have N / 8";
+}
+
+TEST(BucketUpdates, AreRefusedAfterTheFirstStepAndWithUndo) {
+  run_threads(1, [&](ProcessGroup world) {
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    ZeroRedundancyOptimizer<FusedAdamW> stepped(ddp.named_parameters(), world, AdamWOptions());
+    run_steps(ddp, stepped, 0, 0, 1);
+    expect_error<UsageError>([&] { ddp.update_in_backward(stepped.bucket_update()); },
+                             "the optimizer has a state already", "before a state is loaded");
+    ZeroRedundancyOptimizer<FusedAdamW> undoing(ddp.named_parameters(), world, AdamWOptions(), {.undo = true});
+    expect_error<UsageError>([&] { ddp.update_in_backward(undoing.bucket_update()); },
+                             "the option undo needs the option share_parameters");
+    run_steps(ddp, stepped, 0, 1, 2);
+  });
+}
+
+TEST(BucketUpdates, ThatAreInterruptedAreNotSaved) {
+  const auto train = [](const ProcessGroup& world) {
+    Mixed model;
+    Training<MixedImpl, FusedAdamW> training(model, world, AdamWOptions(), kSmallBuckets);
+    run_steps(training.ddp, training.optimizer, world.rank(), 0, 2);
+    const auto loss = training.ddp(input_of(1)).mean();
+    if (world.rank() == 1) throw std::runtime_error("no more samples");
+    expect_error<PeerError>([&] { loss.backward(); }, "no more samples");
+    expect_error<UsageError>([&] { training.optimizer.shard_state_dict(); }, "the last step did not finish");
+    expect_error<UsageError>([&] { training.optimizer.step(); }, "a backward that did not finish");
+  };
+  EXPECT_THROW(run_threads(2, train), Error);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/run_threads.h>
+
+#include "parallel/gradients.h"
+
+/// A model and its training, for tests of ZeroRedundancyOptimizer with DistributedDataParallel.
+
+namespace lockstep {
+
+/// Several segments, an odd size that three ranks cannot share equally, another order in memory, and another dtype.
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    table = register_parameter("table", torch::zeros({6, 50'021}));
+    kernel = register_parameter("kernel", torch::zeros({64, 32, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast));
+    wide = register_parameter("wide", torch::zeros({301, 1001}));
+    scale = register_parameter("scale", torch::zeros({}));
+    exact = register_parameter("exact", torch::zeros({5}, torch::kDouble));
+    fill_parameters(*this, 3);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    const auto rows = torch::mm(x, table).tanh();
+    return (rows.sum(1) * scale + kernel.square().mean() * x.mean() + wide.tanh().mean() * x.sum() +
+            (exact.square().sum() * x.sum().to(torch::kDouble)).to(torch::kFloat))
+        .square();
+  }
+  torch::Tensor table, kernel, wide, scale, exact;
+};
+TORCH_MODULE(Mixed);
+
+template <class Ddp>
+void run_steps(Ddp& ddp, torch::optim::Optimizer& optimizer, int rank, int begin, int end) {
+  for (int step = begin; step < end; ++step) {
+    optimizer.zero_grad();
+    ddp(input_of(10 * step + rank)).mean().backward();
+    optimizer.step();
+  }
+}
+
+inline std::vector<torch::Tensor> copies(const std::vector<torch::Tensor>& tensors) {
+  std::vector<torch::Tensor> result;
+  for (const auto& tensor : tensors) result.push_back(tensor.detach().clone());
+  return result;
+}
+
+inline void expect_same_bits(const std::vector<torch::Tensor>& actual, const std::vector<torch::Tensor>& expected,
+                             const std::string& about) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(torch::equal(actual[i], expected[i])) << about << ' ' << i;
+}
+
+/// What each rank's own copy of the parameters becomes, with the whole state on each rank.
+template <class Inner, class Options>
+std::vector<torch::Tensor> trained_apart(int ranks, int steps, Options options) {
+  std::vector<torch::Tensor> result;
+  run_threads(ranks, [&](ProcessGroup world) {
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    Inner optimizer(ddp.parameters(), options);
+    run_steps(ddp, optimizer, world.rank(), 0, steps);
+    if (world.rank() == 0) result = copies(ddp.parameters());
+  });
+  return result;
+}
+
+}  // namespace lockstep
