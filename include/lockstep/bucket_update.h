@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,7 +38,7 @@ class LOCKSTEP_EXPORT BucketUpdate {
   };
 
   struct Started {
-    Work reduced;                  // when it is done, no rank reads the buffer any more
+    std::optional<Work> reduced;   // when it is done, no rank reads the buffer any more
     std::function<void()> finish;  // blocks until this rank has all new parameters of the bucket
   };
 

@@ -120,6 +120,7 @@ bool ShardedMemory::restore_storage(size_t index) const {
 
 void ShardedMemory::gather(const CallOptions& options) const {
   const c10::NoGradGuard no_grad;
+  if (group_.size() == 1) return note_gathered();
   if (plan_.is_even())
     group_.all_gather(memory_, shares_[group_.rank()], options);
   else

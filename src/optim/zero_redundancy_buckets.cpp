@@ -4,6 +4,7 @@
 #include <map>
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -46,12 +47,20 @@ std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare(co
 
 BucketUpdate::Started ZeroRedundancyOptimizerBase::Shard::update(const Bucket& bucket) {
   const c10::NoGradGuard no_grad;
-  return shared_updates_ ? start_shared_update(bucket) : start_bucket(bucket);
+  if (shared_updates_) return start_shared_update(bucket);
+  if (group_.size() > 1) return start_bucket(bucket);
+  update_alone(bucket);
+  return {std::nullopt, [] {}};
 }
 
 void ZeroRedundancyOptimizerBase::Shard::update_and_finish(const Bucket& bucket) {
   const c10::NoGradGuard no_grad;
-  shared_updates_ ? finish_shared_update(bucket) : finish_last_bucket(bucket);
+  if (shared_updates_)
+    finish_shared_update(bucket);
+  else if (group_.size() > 1)
+    finish_last_bucket(bucket);
+  else
+    update_alone(bucket);
 }
 
 void ZeroRedundancyOptimizerBase::Shard::begin_step_in_backward() {
@@ -107,6 +116,15 @@ std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare_bu
                      "update_in_backward: the optimizer has a state already; call update_in_backward before the first "
                      "step and before a state is loaded");
   const c10::NoGradGuard no_grad;
+  auto updates = std::make_unique<BucketUpdates>();
+  if (group_.size() == 1) {
+    updates->alone.resize(parameters_.size());
+    size_t next = 0;
+    for (const auto& group : inner_->param_groups())
+      for (const auto& values : group.params()) updates->alone[shares_[next++].overall.parameter] = values;
+    bucket_updates_ = std::move(updates);
+    return {};
+  }
   memories_.clear();
   shares_.clear();
   std::vector<char> is_placed(parameters_.size());
@@ -123,7 +141,6 @@ std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare_bu
   use_memories();
   make_inner();
 
-  auto updates = std::make_unique<BucketUpdates>();
   if (group_.device().is_cuda())
     updates->stream = c10::impl::VirtualGuardImpl(group_.device().type()).getStreamFromGlobalPool(group_.device());
   std::vector<Layout> layouts;
@@ -145,8 +162,7 @@ std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare_bu
   return layouts;
 }
 
-ZeroRedundancyOptimizerBase::Shard::BucketUpdates::Reduced& ZeroRedundancyOptimizerBase::Shard::begin_bucket(
-    const Bucket& bucket) {
+void ZeroRedundancyOptimizerBase::Shard::begin_bucket(const Bucket& bucket) {
   if (!step_incomplete_) {
     note_writes();
     begin_step_in_backward();
@@ -155,29 +171,42 @@ ZeroRedundancyOptimizerBase::Shard::BucketUpdates::Reduced& ZeroRedundancyOptimi
   }
   for (const auto& parameter : bucket.parameters) note_update(parameter);
   if (bucket.extra.defined()) bucket.averaged_extra.copy_(bucket.extra);
-  return bucket_updates_->buckets[bucket.index];
 }
 
-// The bucket before this one is updated now. It is probably reduced, so that the host does not wait for it, and all
-// ranks make their calls in the same order.
+void ZeroRedundancyOptimizerBase::Shard::update_alone(const Bucket& bucket) {
+  begin_bucket(bucket);
+  std::vector<BucketUpdates::Piece> pieces;
+  for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+    const size_t index = index_of_.at(bucket.parameters[i].unsafeGetTensorImpl());
+    if (const auto& values = bucket_updates_->alone[index]; values.defined())  // has elements
+      pieces.push_back({values, bucket.gradients[i], index});
+  }
+  step_pieces(pieces);
+}
+
+// On a CPU, the bucket before this one is updated now: it is probably reduced, so that the host does not wait for it.
+// On a GPU the host never waits. All ranks make their calls in the same order.
 BucketUpdate::Started ZeroRedundancyOptimizerBase::Shard::start_bucket(const Bucket& bucket) {
-  auto& own = begin_bucket(bucket);
+  begin_bucket(bucket);
+  auto& own = bucket_updates_->buckets[bucket.index];
   own.reduced = memories_[bucket.index].memory.reduce_scatter_async(own.gradient, bucket.buffer, kInBackward);
   own.averaged_extra.reset();
   if (bucket.extra.defined())
     own.averaged_extra = group_.all_reduce_async(bucket.averaged_extra, ReduceOp::kAvg, kInBackward);
   update_waiting_bucket();
   bucket_updates_->waiting = bucket.index;
-  return {*own.reduced, [this, index = bucket.index] { finish_bucket(index); }};
+  if (bucket_updates_->stream) update_waiting_bucket();
+  return {own.reduced, [this, index = bucket.index] { finish_bucket(index); }};
 }
 
 void ZeroRedundancyOptimizerBase::Shard::finish_last_bucket(const Bucket& bucket) {
   if (bucket_updates_->waiting || bucket_updates_->stream) return start_bucket(bucket).finish();
-  auto& own = begin_bucket(bucket);
+  begin_bucket(bucket);
+  auto& own = bucket_updates_->buckets[bucket.index];
   const auto& memory = memories_[bucket.index].memory;
   memory.reduce_scatter(own.gradient, bucket.buffer, kInBackward);
   if (bucket.extra.defined()) group_.all_reduce(bucket.averaged_extra, ReduceOp::kAvg, kInBackward);
-  step_pieces(own);
+  step_pieces(own.pieces);
   memory.gather(kInBackward);
   note_gathered(bucket.index);
 }
@@ -188,20 +217,25 @@ void ZeroRedundancyOptimizerBase::Shard::update_waiting_bucket() {
   const size_t index = *bucket_updates_->waiting;
   auto& own = bucket_updates_->buckets[index];
   c10::OptionalStreamGuard guard;
-  if (bucket_updates_->stream) guard.reset_stream(*bucket_updates_->stream);
+  if (const auto& stream = bucket_updates_->stream) {
+    c10::Event now(stream->device_type());  // the capture of a CUDA graph continues on the stream
+    now.record(c10::impl::VirtualGuardImpl(stream->device_type()).getStream(stream->device()));
+    now.block(*stream);
+    guard.reset_stream(*stream);
+  }
   own.reduced->wait();
-  step_pieces(own);
+  step_pieces(own.pieces);
   own.gathered = memories_[index].memory.gather_async(kInBackward);
   note_gathered(index);
   bucket_updates_->waiting.reset();
 }
 
 /// Steps the inner optimizer with the gradients of one bucket only.
-void ZeroRedundancyOptimizerBase::Shard::step_pieces(const BucketUpdates::Reduced& bucket) {
-  for (const auto& piece : bucket.pieces)
+void ZeroRedundancyOptimizerBase::Shard::step_pieces(const std::vector<BucketUpdates::Piece>& pieces) {
+  for (const auto& piece : pieces)
     if (updated_[piece.index]) piece.parameter.mutable_grad() = piece.gradient;
   inner_->step();
-  for (const auto& piece : bucket.pieces) piece.parameter.mutable_grad().reset();
+  for (const auto& piece : pieces) piece.parameter.mutable_grad().reset();
 }
 
 void ZeroRedundancyOptimizerBase::Shard::note_gathered(size_t index) {

@@ -125,6 +125,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
       std::optional<Work> reduced, averaged_extra, gathered;
     };
     std::vector<Reduced> buckets;
+    std::vector<at::Tensor> alone;      // with one rank: the inner optimizer's, by parameter
     std::optional<c10::Stream> stream;  // on a GPU: for updates
     std::optional<size_t> waiting;      // bucket that is being reduced and is not updated yet
   };
@@ -157,10 +158,11 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   void finish_shared_update(const Bucket& bucket);
   // of others
   std::vector<Layout> prepare_buckets(const Plan& plan);
-  BucketUpdates::Reduced& begin_bucket(const Bucket& bucket);
+  void begin_bucket(const Bucket& bucket);
+  void update_alone(const Bucket& bucket);
   Started start_bucket(const Bucket& bucket);
   void update_waiting_bucket();
-  void step_pieces(const BucketUpdates::Reduced& bucket);
+  void step_pieces(const std::vector<BucketUpdates::Piece>& pieces);
   void note_gathered(size_t index);
   void finish_bucket(size_t index);
   void finish_last_bucket(const Bucket& bucket);

@@ -316,7 +316,8 @@ TEST(LiveStatus, LogsADiskErrorOnceAndTriesAgain) {
     const auto pause = std::chrono::steady_clock::now() + 2500ms;  // several more writes fail
     while (std::chrono::steady_clock::now() < pause) run.step([] { ::usleep(10'000); });
     EXPECT_EQ(warnings(), 1);
-    fs::remove_all(file);
+    fs::remove(file / "in the way");
+    fs::remove(file);
     await([&] { return read_json(file); }, [](const json& content) { return content["step"].get<int>() > 1; });
     run.next_epoch(1);
   });
