@@ -15,6 +15,7 @@
 #include <lockstep/bucket_update.h>
 #include <lockstep/export.h>
 #include <lockstep/fused_optimizers.h>
+#include <lockstep/gradient_tools.h>
 #include <lockstep/join.h>
 #include <lockstep/optimizer_state.h>
 #include <lockstep/process_group.h>
@@ -42,15 +43,34 @@ struct ZeroRedundancyOptions {
   /// step() may change the parameters afterwards: see docs/optimizers.md for loading. If a rank writes to a parameter
   /// on its own, the next step (or backward) throws MismatchError on all ranks, which names it.
   bool share_parameters = false;
-  /// With update_in_backward, keeps a copy of the parameters and the state before each step, so that undo_step() can
-  /// restore them. Takes as much memory again, and time to write it.
+  /// With update_in_backward and share_parameters, keeps a copy of the parameters and the state before each step, so
+  /// that undo_step() can restore them. Takes as much memory again, and time to write it.
   bool undo = false;
+  /// With update_in_backward, not with share_parameters: backward only averages gradients, of which each rank keeps its
+  /// share, and step() updates the parameters. In-between, gradients can be clipped with clip_grad_norm(), and a
+  /// GradScaler can be used.
+  bool hold_updates = false;
 };
+
+namespace detail {
+
+/// An optimizer that holds gradients itself: its parameters have none.
+class LOCKSTEP_EXPORT HeldGradients {
+ public:
+  virtual ~HeldGradients() = default;
+  /// Returns this rank's share of the gradients, or none if the gradients are those of the parameters.
+  virtual std::optional<std::vector<at::Tensor>> held_gradients() const = 0;
+  /// Replaces a number by its maximum over all ranks that have a share. Collective.
+  virtual void take_maximum(const at::Tensor& number) const = 0;
+};
+
+}  // namespace detail
 
 /// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's class.
 class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimizer,
                                                     public Joinable,
-                                                    public SkippableStep {
+                                                    public SkippableStep,
+                                                    public detail::HeldGradients {
  public:
   ~ZeroRedundancyOptimizerBase() override;
 
@@ -62,9 +82,15 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   void step_unless(const at::Tensor& skip) override;
 
   /// For DistributedDataParallel::update_in_backward(): updates the parameters bucket by bucket while backward runs.
-  /// Requires share_parameters and FusedAdamW, FusedAdam or FusedSGD without master weights. step() then only ends the
-  /// step. Throws UsageError if before_step is set.
+  /// step() then only ends the step. Each bucket is reduce-scattered, this rank's share is updated, and the shares are
+  /// all-gathered; or, with share_parameters, all ranks update their parts of the shared parameters, which requires
+  /// FusedAdamW, FusedAdam or FusedSGD without master weights. Throws UsageError if before_step is set.
   std::shared_ptr<BucketUpdate> bucket_update() const;
+
+  /// With the option hold_updates, between backward and step(): scales the gradients of all ranks' shares, as
+  /// clip_grad_norm_() does with whole gradients. Returns the norm before scaling. Collective. Does not wait for the
+  /// GPU. Throws UsageError without hold_updates.
+  at::Tensor clip_grad_norm(double max_norm, const ClipGradNormOptions& options = {});
 
   /// Restores the parameters and the state to those before a step that an error has interrupted, such as the end of
   /// another rank during backward. Needs the option undo. Returns whether there was a step to undo. Not collective: the
@@ -99,6 +125,9 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// Returns the bytes of the tensors in this rank's shard of the state. For an inner optimizer that is not one of
   /// LibTorch's or lockstep's, copies the state to count them.
   int64_t state_bytes() const;
+
+  std::optional<std::vector<at::Tensor>> held_gradients() const override;
+  void take_maximum(const at::Tensor& number) const override;
 
   /// Call before each replay of your own CUDA graph if the inner optimizer is a fused one. CapturedStep calls it
   /// itself.

@@ -8,6 +8,7 @@
 
 #include <lockstep/error.h>
 #include <lockstep/fused_optimizers.h>
+#include <lockstep/zero_redundancy_optimizer.h>
 
 #include "base/text.h"
 #include "comm/capture.h"
@@ -19,17 +20,34 @@ using torch::optim::Optimizer;
 
 using GradientLists = std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>;
 
+[[noreturn]] void refuse_half(const at::Tensor& parameter) {
+  throw UsageError(text("GradScaler: a parameter of sizes ", parameter.sizes(),
+                        " has a gradient in float16, which would overflow when it is unscaled; keep the parameters in "
+                        "float32 and use lockstep::autocast"));
+}
+
+/// Null if the gradients are those of the optimizer's parameters.
+const detail::HeldGradients* holder_of(const Optimizer& optimizer) {
+  const auto* holder = dynamic_cast<const detail::HeldGradients*>(&optimizer);
+  return holder && holder->held_gradients() ? holder : nullptr;
+}
+
 /// The values of a sparse gradient are what is scaled.
-GradientLists gradients_of_optimizer(const Optimizer& optimizer) {
+GradientLists gradients_of_optimizer(const Optimizer& optimizer, const detail::HeldGradients* holder) {
   GradientLists lists;
+  if (holder) {
+    const auto gradients = holder->held_gradients();
+    for (const auto& gradient : *gradients) {
+      if (gradient.scalar_type() == at::kHalf) refuse_half(gradient);
+      lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
+    }
+    return lists;
+  }
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       auto& gradient = parameter.mutable_grad();
-      if (gradient.scalar_type() == at::kHalf)
-        throw UsageError(text("GradScaler: a parameter of sizes ", parameter.sizes(),
-                              " has a gradient in float16, which would overflow when it is unscaled; keep the "
-                              "parameters in float32 and use lockstep::autocast"));
+      if (gradient.scalar_type() == at::kHalf) refuse_half(parameter);
       if (gradient.is_sparse()) gradient = gradient.coalesce();
       const auto values = gradient.is_sparse() ? gradient._values() : gradient;
       lists[{values.device().str(), values.scalar_type()}].push_back(values);
@@ -92,12 +110,14 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   const c10::NoGradGuard no_grad;
   const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   auto found_inf = at::zeros({1}, scale_.options());
-  for (const auto& [kind, gradients] : gradients_of_optimizer(optimizer)) {
+  const auto* holder = holder_of(optimizer);
+  for (const auto& [kind, gradients] : gradients_of_optimizer(optimizer, holder)) {
     const auto device = gradients.front().device();
     auto found = device == scale_.device() ? found_inf : at::zeros({1}, scale_.options().device(device));
     check_and_unscale(gradients, found, inverse.to(device));
     if (!found.is_same(found_inf)) found_inf.add_(found.to(scale_.device())).clamp_max_(1);
   }
+  if (holder) holder->take_maximum(found_inf);
   if (options_.group) options_.group->all_reduce(found_inf, ReduceOp::kMax);
   state = {Stage::kUnscaled, std::move(found_inf)};
 }

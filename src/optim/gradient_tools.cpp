@@ -11,6 +11,7 @@
 #include "comm/torch_version.h"
 
 #include "base/text.h"
+#include "optim/gradient_clipping.h"
 
 namespace lockstep {
 namespace {
@@ -18,11 +19,16 @@ namespace {
 /// Gradients by device and dtype, in the order of the parameters.
 using Lists = std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>;
 
-Lists gradients_of(const std::vector<at::Tensor>& parameters) {
+Lists sorted(const std::vector<at::Tensor>& gradients) {
   Lists lists;
-  for (const auto& parameter : parameters)
-    lists[{parameter.device().str(), parameter.scalar_type()}].push_back(parameter.grad());
+  for (const auto& gradient : gradients) lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
   return lists;
+}
+
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) gradients.push_back(parameter.grad());
+  return gradients;
 }
 
 /// Returns the parameters that have a gradient, each once.
@@ -44,17 +50,23 @@ std::vector<at::Tensor> with_gradients(const std::vector<at::Tensor>& parameters
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                            const ClipGradNormOptions& options) {
+  const auto used = with_gradients(parameters, "clip_grad_norm_");
+  return detail::clip_gradients(gradients_of(used), max_norm, options,
+                                [](const at::Tensor& norm, double) { return norm; });
+}
+
+at::Tensor detail::clip_gradients(const std::vector<at::Tensor>& gradients, double max_norm,
+                                  const ClipGradNormOptions& options, const CombineNorms& combine) {
   if (!(max_norm >= 0)) throw UsageError(text("clip_grad_norm_: max_norm is ", max_norm, ", expected 0 or more"));
   const c10::NoGradGuard no_grad;
-  const auto used = with_gradients(parameters, "clip_grad_norm_");
-  if (used.empty()) return at::zeros({});
-  const auto lists = gradients_of(used);
-  const auto home = used.front().device();
+  if (gradients.empty()) return combine(at::zeros({}), options.norm_type);
+  const auto lists = sorted(gradients);
+  const auto home = gradients.front().device();
   std::vector<at::Tensor> norms;
   for (const auto& [kind, list] : lists)
     for (const auto& norm : at::_foreach_norm(list, options.norm_type))
       norms.push_back(norm.to(home, norm.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
-  const auto total = at::linalg_vector_norm(at::stack(norms), options.norm_type);
+  const auto total = combine(at::linalg_vector_norm(at::stack(norms), options.norm_type), options.norm_type);
   if (options.error_if_nonfinite && !std::isfinite(total.item<double>()))
     throw Error(text("clip_grad_norm_: the norm of the gradients is ", total.item<double>(),
                      "; the loss or a gradient is not finite"));
@@ -69,7 +81,7 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_value) {
   if (!(max_value >= 0)) throw UsageError(text("clip_grad_value_: max_value is ", max_value, ", expected 0 or more"));
   const c10::NoGradGuard no_grad;
-  for (const auto& [kind, list] : gradients_of(with_gradients(parameters, "clip_grad_value_")))
+  for (const auto& [kind, list] : sorted(gradients_of(with_gradients(parameters, "clip_grad_value_"))))
     detail::clamp_together(list, max_value);
 }
 

@@ -39,6 +39,10 @@ void ZeroRedundancyOptimizerBase::Shard::check_plan(const ProcessGroup& group, c
 std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare(const ProcessGroup& group,
                                                                               const Plan& plan) {
   check_plan(group, plan);
+  if (holds_updates_ && buffer_ == Buffer::kShared)
+    throw UsageError(group_.rank(),
+                     "update_in_backward: the option hold_updates cannot be combined with share_parameters; leave "
+                     "update_in_backward out, and step() updates the shared parameters");
   updated_.assign(parameters_.size(), 0);
   if (buffer_ == Buffer::kOwn) return prepare_buckets(plan);
   prepare_shared();
@@ -48,7 +52,7 @@ std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare(co
 BucketUpdate::Started ZeroRedundancyOptimizerBase::Shard::update(const Bucket& bucket) {
   const c10::NoGradGuard no_grad;
   if (shared_updates_) return start_shared_update(bucket);
-  if (group_.size() > 1) return start_bucket(bucket);
+  if (bucket_updates_->alone.empty()) return start_bucket(bucket);
   update_alone(bucket);
   return {std::nullopt, [] {}};
 }
@@ -57,7 +61,7 @@ void ZeroRedundancyOptimizerBase::Shard::update_and_finish(const Bucket& bucket)
   const c10::NoGradGuard no_grad;
   if (shared_updates_)
     finish_shared_update(bucket);
-  else if (group_.size() > 1)
+  else if (bucket_updates_->alone.empty())
     finish_last_bucket(bucket);
   else
     update_alone(bucket);
@@ -73,24 +77,34 @@ void ZeroRedundancyOptimizerBase::Shard::begin_step_in_backward() {
   step_incomplete_ = true;
 }
 
-/// Tells autograd, and written_parameters(), that the parameter changes.
-void ZeroRedundancyOptimizerBase::Shard::note_update(const at::Tensor& parameter) {
+void ZeroRedundancyOptimizerBase::Shard::note_gradient(const at::Tensor& parameter) {
   const size_t index = index_of_.at(parameter.unsafeGetTensorImpl());
   if (std::exchange(updated_[index], 1))
     throw UsageError(
         group_.rank(),
-        text(name_of(index),
-             " was updated in an earlier backward already; call step() after each backward, and run all but the last "
-             "backward of an accumulation under no_sync()"));
+        text(name_of(index), holds_updates_ ? " has an averaged gradient of" : " was updated in",
+             " an earlier backward already; call step() after each backward, and run all but the last backward of an "
+             "accumulation under no_sync()"));
+}
+
+/// Tells autograd, and written_parameters(), that the parameter changes.
+void ZeroRedundancyOptimizerBase::Shard::note_update(const at::Tensor& parameter) {
+  note_gradient(parameter);
+  const size_t index = index_of_.at(parameter.unsafeGetTensorImpl());
   parameter.unsafeGetTensorImpl()->bump_version();
   written_[index] = version_of(index);
 }
 
-void ZeroRedundancyOptimizerBase::Shard::end_step_in_backward() {
-  if (bucket_updates_ && bucket_updates_->waiting)
+void ZeroRedundancyOptimizerBase::Shard::check_backward_finished() const {
+  if (bucket_updates_ && bucket_updates_->unfinished > 0)
     throw UsageError(group_.rank(),
-                     "step() was called after a backward that did not finish; its gradients are only in part in the "
-                     "parameters: load a checkpoint");
+                     text("step() was called after a backward that did not finish; ",
+                          holds_updates_ ? "the gradients of some parameters are missing"
+                                         : "some parameters are updated and others are not: load a checkpoint"));
+}
+
+void ZeroRedundancyOptimizerBase::Shard::end_step_in_backward() {
+  check_backward_finished();
   abandon();
 }
 
@@ -101,6 +115,7 @@ void ZeroRedundancyOptimizerBase::Shard::abandon() {
     shared_updates_->pending.clear();
   } else {
     bucket_updates_->waiting.reset();
+    bucket_updates_->unfinished = 0;
   }
   step_incomplete_ = false;
 }
@@ -117,7 +132,7 @@ std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare_bu
                      "step and before a state is loaded");
   const c10::NoGradGuard no_grad;
   auto updates = std::make_unique<BucketUpdates>();
-  if (group_.size() == 1) {
+  if (group_.size() == 1 && !holds_updates_) {
     updates->alone.resize(parameters_.size());
     size_t next = 0;
     for (const auto& group : inner_->param_groups())
@@ -163,6 +178,12 @@ std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare_bu
 }
 
 void ZeroRedundancyOptimizerBase::Shard::begin_bucket(const Bucket& bucket) {
+  ++bucket_updates_->unfinished;
+  if (bucket.extra.defined()) bucket.averaged_extra.copy_(bucket.extra);
+  if (holds_updates_) {
+    for (const auto& parameter : bucket.parameters) note_gradient(parameter);
+    return;
+  }
   if (!step_incomplete_) {
     note_writes();
     begin_step_in_backward();
@@ -170,7 +191,6 @@ void ZeroRedundancyOptimizerBase::Shard::begin_bucket(const Bucket& bucket) {
       detail::Recording::before_replay([shard = shared_from_this()] { shard->take_options(); });
   }
   for (const auto& parameter : bucket.parameters) note_update(parameter);
-  if (bucket.extra.defined()) bucket.averaged_extra.copy_(bucket.extra);
 }
 
 void ZeroRedundancyOptimizerBase::Shard::update_alone(const Bucket& bucket) {
@@ -182,6 +202,7 @@ void ZeroRedundancyOptimizerBase::Shard::update_alone(const Bucket& bucket) {
       pieces.push_back({values, bucket.gradients[i], index});
   }
   step_pieces(pieces);
+  --bucket_updates_->unfinished;
 }
 
 // On a CPU, the bucket before this one is updated now: it is probably reduced, so that the host does not wait for it.
@@ -193,6 +214,7 @@ BucketUpdate::Started ZeroRedundancyOptimizerBase::Shard::start_bucket(const Buc
   own.averaged_extra.reset();
   if (bucket.extra.defined())
     own.averaged_extra = group_.all_reduce_async(bucket.averaged_extra, ReduceOp::kAvg, kInBackward);
+  if (holds_updates_) return {own.reduced, [this, index = bucket.index] { finish_bucket(index); }};
   update_waiting_bucket();
   bucket_updates_->waiting = bucket.index;
   if (bucket_updates_->stream) update_waiting_bucket();
@@ -206,9 +228,12 @@ void ZeroRedundancyOptimizerBase::Shard::finish_last_bucket(const Bucket& bucket
   const auto& memory = memories_[bucket.index].memory;
   memory.reduce_scatter(own.gradient, bucket.buffer, kInBackward);
   if (bucket.extra.defined()) group_.all_reduce(bucket.averaged_extra, ReduceOp::kAvg, kInBackward);
-  step_pieces(own.pieces);
-  memory.gather(kInBackward);
-  note_gathered(bucket.index);
+  if (!holds_updates_) {
+    step_pieces(own.pieces);
+    memory.gather(kInBackward);
+    note_gathered(bucket.index);
+  }
+  --bucket_updates_->unfinished;
 }
 
 // On a GPU, the kernels of the update run beside those of backward.
@@ -232,10 +257,22 @@ void ZeroRedundancyOptimizerBase::Shard::update_waiting_bucket() {
 
 /// Steps the inner optimizer with the gradients of one bucket only.
 void ZeroRedundancyOptimizerBase::Shard::step_pieces(const std::vector<BucketUpdates::Piece>& pieces) {
-  for (const auto& piece : pieces)
-    if (updated_[piece.index]) piece.parameter.mutable_grad() = piece.gradient;
+  set_gradients(pieces);
   inner_->step();
   for (const auto& piece : pieces) piece.parameter.mutable_grad().reset();
+}
+
+void ZeroRedundancyOptimizerBase::Shard::set_gradients(const std::vector<BucketUpdates::Piece>& pieces) const {
+  for (const auto& piece : pieces)
+    if (updated_[piece.index]) piece.parameter.mutable_grad() = piece.gradient;
+}
+
+std::vector<at::Tensor> ZeroRedundancyOptimizerBase::Shard::held_gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const auto& bucket : bucket_updates_->buckets)
+    for (const auto& piece : bucket.pieces)
+      if (updated_[piece.index]) gradients.push_back(piece.gradient);
+  return gradients;
 }
 
 void ZeroRedundancyOptimizerBase::Shard::note_gathered(size_t index) {
@@ -245,8 +282,9 @@ void ZeroRedundancyOptimizerBase::Shard::note_gathered(size_t index) {
 void ZeroRedundancyOptimizerBase::Shard::finish_bucket(size_t index) {
   if (bucket_updates_->waiting == index) update_waiting_bucket();
   auto& own = bucket_updates_->buckets[index];
-  own.gathered->wait();
+  holds_updates_ ? own.reduced->wait() : own.gathered->wait();
   if (own.averaged_extra) own.averaged_extra->wait();
+  --bucket_updates_->unfinished;
 }
 
 }  // namespace lockstep

@@ -1,11 +1,14 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include <cmath>
+
 #include <c10/core/GradMode.h>
 
 #include <lockstep/error.h>
 
 #include "comm/capture.h"
 #include "comm/join.h"
+#include "optim/gradient_clipping.h"
 #include "optim/optimizer_state.h"
 #include "optim/zero_redundancy_shard.h"
 
@@ -19,9 +22,8 @@ ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(std::vector<torch::opti
                                                          void (*before_replay)(torch::optim::Optimizer&))
     : Optimizer(std::move(groups), std::move(defaults)),
       before_step_(options.before_step),
-      shard_(std::make_shared<Shard>(*this, std::move(names), std::move(group), shard_by,
-                                     options.share_parameters ? Shard::Buffer::kShared : Shard::Buffer::kOwn,
-                                     options.undo, make, before_replay)) {}
+      shard_(
+          std::make_shared<Shard>(*this, std::move(names), std::move(group), shard_by, options, make, before_replay)) {}
 
 ZeroRedundancyOptimizerBase::~ZeroRedundancyOptimizerBase() {
   shard_->release();
@@ -48,13 +50,15 @@ void ZeroRedundancyOptimizerBase::step_unless(const at::Tensor& skip) {
 
 void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
   const c10::NoGradGuard no_grad;
-  if (shard_->updates_in_backward()) {
+  if (shard_->updates_in_backward() && !shard_->holds_updates()) {
     if (skip.defined())
       throw UsageError(shard_->group().rank(),
                        "ZeroRedundancyOptimizer: a GradScaler cannot be used with update_in_backward, because the "
-                       "parameters are updated before it has looked at all gradients; leave update_in_backward out");
+                       "parameters are updated before it has looked at all gradients; set the option hold_updates, or "
+                       "leave update_in_backward out");
     return shard_->end_step_in_backward();
   }
+  if (shard_->updates_in_backward()) shard_->check_backward_finished();
   shard_->note_writes();
   shard_->check_unchanged();
   if (join_) shard_->do_as(join_->round().last_rank());
@@ -70,6 +74,34 @@ std::shared_ptr<BucketUpdate> ZeroRedundancyOptimizerBase::bucket_update() const
                      "ZeroRedundancyOptimizer: the option before_step cannot be combined with bucket_update(): the "
                      "parameters are updated before step() is called");
   return shard_;
+}
+
+at::Tensor ZeroRedundancyOptimizerBase::clip_grad_norm(double max_norm, const ClipGradNormOptions& options) {
+  const auto gradients = held_gradients();
+  if (!gradients)
+    throw UsageError(shard_->group().rank(),
+                     "ZeroRedundancyOptimizer::clip_grad_norm: the optimizer holds no gradients; construct it with "
+                     "hold_updates and use update_in_backward, or call clip_grad_norm_(ddp.parameters(), max_norm)");
+  return detail::clip_gradients(*gradients, max_norm, options, [this](const at::Tensor& norm, double norm_type) {
+    auto total = norm.to(shard_->group().device(), at::kDouble);
+    if (std::isinf(norm_type)) {
+      shard_->group().all_reduce(total, ReduceOp::kMax, detail::kInStep);
+    } else {
+      total = total.pow(norm_type);
+      shard_->group().all_reduce(total, ReduceOp::kSum, detail::kInStep);
+      total = total.pow(1 / norm_type);
+    }
+    return total.to(at::kFloat);
+  });
+}
+
+std::optional<std::vector<at::Tensor>> ZeroRedundancyOptimizerBase::held_gradients() const {
+  if (!shard_->updates_in_backward() || !shard_->holds_updates()) return std::nullopt;
+  return shard_->held_gradients();
+}
+
+void ZeroRedundancyOptimizerBase::take_maximum(const at::Tensor& number) const {
+  shard_->group().all_reduce(number, ReduceOp::kMax, detail::kInStep);
 }
 
 bool ZeroRedundancyOptimizerBase::undo_step() {

@@ -21,13 +21,14 @@ using torch::optim::OptimizerParamGroup;
 }  // namespace
 
 ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::string> names, ProcessGroup group,
-                                          ShardBy by, Buffer buffer, bool keeps_undo, const Make& make,
+                                          ShardBy by, const ZeroRedundancyOptions& options, const Make& make,
                                           void (*before_replay)(Optimizer&))
     : outer_(&outer),
       names_(std::move(names)),
       group_(std::move(group)),
-      buffer_(buffer),
-      keeps_undo_(keeps_undo),
+      buffer_(options.share_parameters ? Buffer::kShared : Buffer::kOwn),
+      keeps_undo_(options.undo),
+      holds_updates_(options.hold_updates),
       make_(make),
       by_(by),
       before_replay_(before_replay) {
@@ -208,12 +209,7 @@ void ZeroRedundancyOptimizerBase::Shard::take_options() const {
 
 void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
   take_options();
-  size_t next = 0;
-  for (auto& group : inner_->param_groups())
-    for (auto& values : group.params()) {
-      const auto& share = shares_[next++];
-      values.mutable_grad() = memories_[share.memory].memory.gradient(share.here);
-    }
+  set_gradients();
   step_incomplete_ = !detail::is_capturing(group_.device());
   if (!skip.defined())
     inner_->step();
@@ -224,13 +220,36 @@ void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
   for (auto& group : inner_->param_groups())
     for (auto& values : group.params()) values.mutable_grad().reset();  // zero_grad() can then free the gradients
   if (buffer_ == Buffer::kOwn) {
-    for (const auto& memory : memories_) memory.memory.gather(detail::kInStep);
+    gather();
   } else {
     group_.barrier(detail::kInStep);
     for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
   }
   written_ = versions();
+  std::fill(updated_.begin(), updated_.end(), 0);
   step_incomplete_ = false;
+}
+
+/// Gives the pieces of the inner optimizer their gradients.
+void ZeroRedundancyOptimizerBase::Shard::set_gradients() const {
+  if (bucket_updates_) {
+    for (const auto& bucket : bucket_updates_->buckets) set_gradients(bucket.pieces);
+    return;
+  }
+  size_t next = 0;
+  for (auto& group : inner_->param_groups())
+    for (auto& values : group.params()) {
+      const auto& share = shares_[next++];
+      values.mutable_grad() = memories_[share.memory].memory.gradient(share.here);
+    }
+}
+
+/// Sends the updated pieces to all ranks.
+void ZeroRedundancyOptimizerBase::Shard::gather() const {
+  if (memories_.size() == 1) return memories_.front().memory.gather(detail::kInStep);
+  std::vector<Work> gathers;
+  for (const auto& memory : memories_) gathers.push_back(memory.memory.gather_async(detail::kInStep));
+  for (const auto& work : gathers) work.wait();
 }
 
 }  // namespace lockstep

@@ -48,8 +48,8 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
  public:
   using Buffer = detail::ShardedMemory::Buffer;
 
-  Shard(torch::optim::Optimizer& outer, std::vector<std::string> names, ProcessGroup group, ShardBy by, Buffer buffer,
-        bool keeps_undo, const Make& make, void (*before_replay)(torch::optim::Optimizer&));
+  Shard(torch::optim::Optimizer& outer, std::vector<std::string> names, ProcessGroup group, ShardBy by,
+        const ZeroRedundancyOptions& options, const Make& make, void (*before_replay)(torch::optim::Optimizer&));
 
   void release() { outer_ = nullptr; }
   const ProcessGroup& group() const { return group_; }
@@ -75,6 +75,10 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   void update_and_finish(const Bucket& bucket) override;
   void abandon() override;
   bool updates_in_backward() const { return shared_updates_ || bucket_updates_; }
+  /// Whether backward only averages gradients, and step() updates.
+  bool holds_updates() const { return holds_updates_; }
+  std::vector<at::Tensor> held_gradients() const;
+  void check_backward_finished() const;
   void end_step_in_backward();
   bool undo_step();
 
@@ -128,6 +132,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
     std::vector<at::Tensor> alone;      // with one rank: the inner optimizer's, by parameter
     std::optional<c10::Stream> stream;  // on a GPU: for updates
     std::optional<size_t> waiting;      // bucket that is being reduced and is not updated yet
+    size_t unfinished = 0;              // buckets of the running backward
   };
 
   std::string name_of(size_t parameter) const;
@@ -137,6 +142,8 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   void add_memory(const std::vector<size_t>& members);
   void use_memories();
   void make_inner();
+  void set_gradients() const;
+  void gather() const;
   void check_can_share() const;
   void check_equal_values() const;
   std::vector<std::vector<size_t>> segments(const std::vector<size_t>& members) const;
@@ -160,6 +167,8 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   std::vector<Layout> prepare_buckets(const Plan& plan);
   void begin_bucket(const Bucket& bucket);
   void update_alone(const Bucket& bucket);
+  void set_gradients(const std::vector<BucketUpdates::Piece>& pieces) const;
+  void note_gradient(const at::Tensor& parameter);
   Started start_bucket(const Bucket& bucket);
   void update_waiting_bucket();
   void step_pieces(const std::vector<BucketUpdates::Piece>& pieces);
@@ -183,7 +192,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   const std::vector<std::string> names_;
   const ProcessGroup group_;
   const Buffer buffer_;
-  const bool keeps_undo_;
+  const bool keeps_undo_, holds_updates_;
   const Make make_;
   const ShardBy by_;
   void (*const before_replay_)(torch::optim::Optimizer&);

@@ -4,11 +4,14 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include <algorithm>
+#include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/grad_scaler.h>
+#include <lockstep/gradient_tools.h>
 #include <lockstep/run_threads.h>
 
 #include "optim/sharded_training.h"
@@ -276,6 +279,115 @@ TEST(BucketUpdates, ThatAreInterruptedAreNotSaved) {
     expect_error<UsageError>([&] { training.optimizer.step(); }, "a backward that did not finish");
   };
   EXPECT_THROW(run_threads(2, train), Error);
+}
+
+// --- updates that are held until step()
+
+const ZeroRedundancyOptions kHolding{.hold_updates = true};
+
+TEST(HeldUpdates, TrainToTheBitsOfUpdatesInStep) {
+  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), {}, kHolding);
+  expect_the_bits_of_updates_in_step<FusedSGD>(SGDOptions(0.01).momentum(0.9), kSmallBuckets, kHolding);
+  expect_the_bits_of_updates_in_step<AdamW>(AdamWOptions(0.01), kSmallBuckets,
+                                            {.shard_by = ShardBy::kParameters, .hold_updates = true});
+}
+
+/// Runs steps between whose backward and step() something is done with the gradients.
+template <class Ddp>
+void run_steps_with(Ddp& ddp, int rank, const std::function<void(int step)>& after_backward) {
+  for (int step = 0; step < 4; ++step) {
+    ddp(input_of(10 * step + rank)).mean().backward();
+    after_backward(step);
+    for (const auto& parameter : ddp.parameters()) parameter.mutable_grad().reset();
+  }
+}
+
+TEST(HeldUpdates, AreClippedLikeWholeGradients) {
+  for (double norm_type : {2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    const ClipGradNormOptions how{.norm_type = norm_type};
+    std::vector<torch::Tensor> expected;
+    std::vector<double> norms;
+    run_threads(3, [&](ProcessGroup world) {
+      Mixed model;
+      DistributedDataParallel ddp(model, world);
+      FusedSGD optimizer(ddp.parameters(), SGDOptions(0.01));
+      run_steps_with(ddp, world.rank(), [&](int) {
+        const auto norm = clip_grad_norm_(ddp.parameters(), 0.01, how);
+        optimizer.step();
+        if (world.rank() == 0) norms.push_back(norm.item<double>());
+      });
+      if (world.rank() == 0) expected = copies(ddp.parameters());
+    });
+    run_threads(3, [&](ProcessGroup world) {
+      Mixed model;
+      Training<MixedImpl, FusedSGD> training(model, world, SGDOptions(0.01), kSmallBuckets, kHolding);
+      run_steps_with(training.ddp, world.rank(), [&](int step) {
+        const auto norm = training.optimizer.clip_grad_norm(0.01, how);
+        EXPECT_NEAR(norm.item<double>(), norms.at(step), 1e-5 * norms.at(step));
+        training.optimizer.step();
+      });
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_LE(relative_difference(training.ddp.parameters()[i], expected[i]), 1e-6) << norm_type << ' ' << i;
+      training.ddp.check_replicas();
+    });
+    EXPECT_GT(norms.at(0), 0.01) << "the gradients are clipped";
+  }
+}
+
+/// With a GradScaler, whose second step overflows in one element of one parameter. Returns the scale at the end.
+template <class Ddp>
+double run_scaled_steps(Ddp& ddp, Optimizer& optimizer, int rank) {
+  GradScaler scaler({.init_scale = 1024});
+  for (int step = 0; step < 4; ++step) {
+    auto loss = ddp(input_of(10 * step + rank)).mean();
+    if (step == 1) loss = loss + ddp.module()->wide.index({300, 1000}) * std::numeric_limits<float>::infinity();
+    scaler.scale(loss).backward();
+    scaler.step(optimizer);
+    scaler.update();
+    for (const auto& parameter : ddp.parameters()) parameter.mutable_grad().reset();
+  }
+  return scaler.get_scale();
+}
+
+TEST(HeldUpdates, CanBeScaled) {
+  std::vector<torch::Tensor> expected;
+  double scale = 0;
+  run_threads(3, [&](ProcessGroup world) {
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    FusedAdamW optimizer(ddp.parameters(), AdamWOptions(0.01));
+    const double last = run_scaled_steps(ddp, optimizer, world.rank());
+    if (world.rank() == 0) scale = last, expected = copies(ddp.parameters());
+  });
+  EXPECT_EQ(scale, 512) << "one step was skipped";
+  run_threads(3, [&](ProcessGroup world) {
+    Mixed model;
+    Training<MixedImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), kSmallBuckets, kHolding);
+    EXPECT_EQ(run_scaled_steps(training.ddp, training.optimizer, world.rank()), scale);
+    expect_same_bits(training.ddp.parameters(), expected, "scaled");
+  });
+}
+
+TEST(HeldUpdates, SayWhatTheyNeed) {
+  run_threads(1, [&](ProcessGroup world) {
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    ZeroRedundancyOptimizer<FusedAdamW> shared(ddp.named_parameters(), world, AdamWOptions(),
+                                               {.share_parameters = true, .hold_updates = true});
+    expect_error<UsageError>([&] { ddp.update_in_backward(shared.bucket_update()); },
+                             "hold_updates cannot be combined with share_parameters");
+    expect_error<UsageError>([&] { shared.clip_grad_norm(1); }, "construct it with hold_updates",
+                             "clip_grad_norm_(ddp.parameters(), max_norm)");
+
+    Mixed other;
+    Training<MixedImpl, FusedAdamW> training(other, world, AdamWOptions(), kSmallBuckets, kHolding);
+    const auto before = copies(training.ddp.parameters());
+    training.ddp(input_of(1)).mean().backward();
+    expect_same_bits(training.ddp.parameters(), before, "not updated yet");
+    expect_error<UsageError>([&] { training.ddp(input_of(1)).mean().backward(); },
+                             "has an averaged gradient of an earlier backward already; call step()");
+    expect_error<UsageError>([&] { training.optimizer.step(); }, "the gradients of some parameters are missing");
+  });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
 #include <lockstep/fused_optimizers.h>
+#include <lockstep/gradient_tools.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "parallel/gpu.h"
@@ -50,13 +51,14 @@ using Wrapper = DistributedDataParallel<torch::nn::SequentialImpl>;
 /// The parameters after some steps, in which the learning rate changes.
 std::vector<Tensor> trained(const ProcessGroup& world,
                             const std::function<std::unique_ptr<Optimizer>(Wrapper&)>& make_optimizer,
-                            bool is_captured = false) {
+                            bool is_captured = false, const std::function<void(Wrapper&, Optimizer&)>& clip = {}) {
   auto net = deep_model(130, 6);
   Wrapper ddp(net, world, kManyBuckets);
   const auto optimizer = make_optimizer(ddp);
   const auto step = [&](const Tensor& input) {
     optimizer->zero_grad();
     ddp(input).square().mean().backward();
+    if (clip) clip(ddp, *optimizer);
     optimizer->step();
   };
   CapturedStep captured(world, step);
@@ -91,6 +93,28 @@ TEST_F(CudaBucketUpdates, TrainAsUpdatesInStep) {
         for (size_t i = 0; i < expected.size(); ++i)
           EXPECT_LE(relative_difference(actual[i], expected[i]), 1e-5) << i << (is_captured ? " captured" : "");
       }
+  });
+}
+
+TEST_F(CudaBucketUpdates, ThatAreHeldAreClippedLikeWholeGradients) {
+  using Sharded = ZeroRedundancyOptimizer<FusedAdamW>;
+  on_both([](const ProcessGroup& world) {
+    const auto expected = trained(
+        world, [](Wrapper& ddp) { return std::make_unique<FusedAdamW>(ddp.parameters(), AdamWOptions(0.01)); }, false,
+        [](Wrapper& ddp, Optimizer&) { clip_grad_norm_(ddp.parameters(), 0.1); });
+    for (bool is_captured : {false, true}) {
+      const auto actual = trained(
+          world,
+          [&](Wrapper& ddp) {
+            auto optimizer = std::make_unique<Sharded>(ddp.named_parameters(), world, AdamWOptions(0.01),
+                                                       ZeroRedundancyOptions{.hold_updates = true});
+            ddp.update_in_backward(optimizer->bucket_update());
+            return optimizer;
+          },
+          is_captured, [](Wrapper&, Optimizer& optimizer) { dynamic_cast<Sharded&>(optimizer).clip_grad_norm(0.1); });
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_LE(relative_difference(actual[i], expected[i]), 1e-5) << i << (is_captured ? " captured" : "");
+    }
   });
 }
 

@@ -80,16 +80,18 @@ void Reducer::reorder_buckets(const std::vector<size_t>& arrivals) {
 void Reducer::start_bucket(size_t index) {
   auto& bucket = buckets_[index];
   if (layouts_.empty()) return bucket.start(hook_, needs_marks());
-  if (auto& user = slot_users_[index % slots_.size()]) user->wait();
+  if (auto& user = slot_users_[index % slots_.size()]; user && !bucket.is_open()) user->wait();
   bucket.start(hook_, needs_marks());
   for (size_t parameter : plan_.buckets[index])
     if (!frozen_[parameter]) parameters_[parameter].tensor.mutable_grad().reset();
   if (index > 0) open_bucket(index + 1);
 }
 
-// When a bucket is started, the host has waited until the one before it was reduced, on a CPU.
+/// Lets the bucket use its slot. The bucket that used it before is probably reduced.
 void Reducer::open_bucket(size_t index) {
-  if (index < buckets_.size() && group_.device().is_cpu()) buckets_[index].open();
+  if (index >= buckets_.size() || !group_.device().is_cpu()) return;
+  if (auto& user = slot_users_[index % slots_.size()]) user->wait();
+  buckets_[index].open();
 }
 
 // The last bucket ends with the marks: see AveragingHook. It is updated on this thread, because nothing is left to do
