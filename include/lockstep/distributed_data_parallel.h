@@ -74,9 +74,10 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   void register_comm_hook(CommHook hook);
   /// Updates the parameters bucket by bucket while backward runs, instead of averaging gradients:
   ///   ddp.update_in_backward(optimizer.bucket_update());
-  /// where `optimizer` is a ZeroRedundancyOptimizer with share_parameters. After backward all parameters are updated
-  /// and their gradients are undefined; optimizer.step() ends the step. Gradients cannot be clipped or scaled. If the
-  /// model uses a parameter again after its gradient is complete, backward throws an error of autograd. Collective.
+  /// where `optimizer` is a ZeroRedundancyOptimizer. After backward all parameters are updated and their gradients are
+  /// undefined; optimizer.step() ends the step. Gradients cannot be clipped or scaled unless the optimizer has the
+  /// option hold_updates. If the model uses a parameter again after its gradient is complete, backward throws an error
+  /// of autograd. Collective.
   /// Throws UsageError if this wrapper has a comm hook, or one of the options find_unused_parameters, check_finite,
   /// reduce_dtype or sparse_parameters.
   void update_in_backward(std::shared_ptr<BucketUpdate> update);

@@ -176,6 +176,11 @@ void release(std::shared_ptr<DeviceState>& device) {
   if (!device->is_captured()) device.reset();
 }
 
+void prepare_replay(const FusedState& fused) {
+  if (fused.device) fused.device->refresh();
+  if (fused.masters) fused.masters->take_over_writes();
+}
+
 void announce(const FusedState& fused) {
   detail::Recording::before_replay(
       [device = fused.device, masters = fused.masters, captured = fused.device->note_capture()] {
@@ -295,7 +300,7 @@ void FusedAdamW::load(torch::serialize::InputArchive& archive) {
 }
 
 void FusedAdamW::before_replay() {
-  if (fused_.device) fused_.device->refresh();
+  prepare_replay(fused_);
 }
 
 void FusedAdamW::step_unless(const at::Tensor& skip) {
@@ -333,7 +338,7 @@ void FusedAdam::load(torch::serialize::InputArchive& archive) {
 }
 
 void FusedAdam::before_replay() {
-  if (fused_.device) fused_.device->refresh();
+  prepare_replay(fused_);
 }
 
 void FusedAdam::step_unless(const at::Tensor& skip) {
@@ -445,7 +450,7 @@ void FusedSGD::keep_master_weights() {
 }
 
 void FusedSGD::before_replay() {
-  if (fused_.device) fused_.device->refresh();
+  prepare_replay(fused_);
 }
 
 }  // namespace lockstep

@@ -105,6 +105,8 @@ void ZeroRedundancyOptimizerBase::Shard::check_backward_finished() const {
 
 void ZeroRedundancyOptimizerBase::Shard::end_step_in_backward() {
   check_backward_finished();
+  if (detail::is_capturing(group_.device()))  // backward runs on another thread, which does not record
+    detail::Recording::before_replay([shard = shared_from_this()] { shard->before_replay(); });
   abandon();
 }
 
@@ -187,8 +189,6 @@ void ZeroRedundancyOptimizerBase::Shard::begin_bucket(const Bucket& bucket) {
   if (!step_incomplete_) {
     note_writes();
     begin_step_in_backward();
-    if (detail::is_capturing(group_.device()))
-      detail::Recording::before_replay([shard = shared_from_this()] { shard->take_options(); });
   }
   for (const auto& parameter : bucket.parameters) note_update(parameter);
 }

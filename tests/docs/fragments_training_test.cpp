@@ -445,6 +445,28 @@ TEST(OptimizersPage, AShardedStepIsThatOfLibTorch) {
   });
 }
 
+TEST(OptimizersPage, ParametersAreUpdatedDuringBackward) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    auto model = seeded_net();
+#include "docs/optimizers/updates_during_backward.inc"
+    expect_adamw(optimizer, ddp, model, world);
+    EXPECT_FALSE(ddp.parameters()[0].grad().defined());
+  });
+}
+
+TEST(OptimizersPage, HeldUpdatesAreClipped) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    auto model = seeded_net();
+    lockstep::DistributedDataParallel ddp(model, world);
+    const auto before = model->layer->weight.detach().clone();
+    std::vector<torch::Tensor> loader(2, torch::ones({3, 6}) * 100);
+    const auto loss_of = [](auto& wrapper, const torch::Tensor& batch) { return wrapper(batch).square().sum(); };
+#include "docs/optimizers/updates_during_backward_2.inc"
+    EXPECT_FALSE(torch::equal(model->layer->weight, before));
+    ddp.check_replicas();
+  });
+}
+
 TEST(OptimizersPage, RanksShareTheirParameters) {
   on_two_ranks([](const lockstep::ProcessGroup& world) {
     auto model = seeded_net();
