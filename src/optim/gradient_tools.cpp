@@ -19,7 +19,7 @@ namespace {
 /// Gradients by device and dtype, in the order of the parameters.
 using Lists = std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>;
 
-Lists sorted(const std::vector<at::Tensor>& gradients) {
+Lists by_device_and_dtype(const std::vector<at::Tensor>& gradients) {
   Lists lists;
   for (const auto& gradient : gradients) lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
   return lists;
@@ -59,18 +59,19 @@ at::Tensor detail::clip_gradients(const std::vector<at::Tensor>& gradients, doub
                                   const ClipGradNormOptions& options, const CombineNorms& combine) {
   if (!(max_norm >= 0)) throw UsageError(text("clip_grad_norm_: max_norm is ", max_norm, ", expected 0 or more"));
   const c10::NoGradGuard no_grad;
-  if (gradients.empty()) return combine(at::zeros({}), options.norm_type);
-  const auto lists = sorted(gradients);
-  const auto home = gradients.front().device();
+  const auto lists = by_device_and_dtype(gradients);
+  const auto home = gradients.empty() ? at::Device(at::kCPU) : gradients.front().device();
   std::vector<at::Tensor> norms;
   for (const auto& [kind, list] : lists)
     for (const auto& norm : at::_foreach_norm(list, options.norm_type))
       norms.push_back(norm.to(home, norm.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
-  const auto total = combine(at::linalg_vector_norm(at::stack(norms), options.norm_type), options.norm_type);
+  const auto total = combine(
+      norms.empty() ? at::zeros({}) : at::linalg_vector_norm(at::stack(norms), options.norm_type), options.norm_type);
   if (options.error_if_nonfinite && !std::isfinite(total.item<double>()))
     throw Error(text("clip_grad_norm_: the norm of the gradients is ", total.item<double>(),
                      "; the loss or a gradient is not finite"));
 
+  if (gradients.empty()) return total;
   auto scale = (max_norm / (total + 1e-6)).clamp_max(1.0);
   if (home.is_cpu() && scale.item<double>() == 1) return total;
   for (const auto& [kind, list] : lists)
@@ -81,7 +82,7 @@ at::Tensor detail::clip_gradients(const std::vector<at::Tensor>& gradients, doub
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_value) {
   if (!(max_value >= 0)) throw UsageError(text("clip_grad_value_: max_value is ", max_value, ", expected 0 or more"));
   const c10::NoGradGuard no_grad;
-  for (const auto& [kind, list] : sorted(gradients_of(with_gradients(parameters, "clip_grad_value_"))))
+  for (const auto& [kind, list] : by_device_and_dtype(gradients_of(with_gradients(parameters, "clip_grad_value_"))))
     detail::clamp_together(list, max_value);
 }
 

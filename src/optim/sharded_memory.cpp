@@ -120,24 +120,17 @@ bool ShardedMemory::restore_storage(size_t index) const {
 
 void ShardedMemory::gather(const CallOptions& options) const {
   const c10::NoGradGuard no_grad;
-  if (group_.size() == 1) return note_gathered();
+  if (group_.size() == 1) return;
   if (plan_.is_even())
     group_.all_gather(memory_, shares_[group_.rank()], options);
   else
     group_.all_gather(shares_, shares_[group_.rank()], options);
-  note_gathered();
 }
 
 Work ShardedMemory::gather_async(const CallOptions& options) const {
   const c10::NoGradGuard no_grad;
-  auto work = plan_.is_even() ? group_.all_gather_async(memory_, shares_[group_.rank()], options)
-                              : group_.all_gather_async(shares_, shares_[group_.rank()], options);
-  note_gathered();
-  return work;
-}
-
-void ShardedMemory::note_gathered() const {
-  for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
+  return plan_.is_even() ? group_.all_gather_async(memory_, shares_[group_.rank()], options)
+                         : group_.all_gather_async(shares_, shares_[group_.rank()], options);
 }
 
 void ShardedMemory::reduce_scatter(const at::Tensor& share, const at::Tensor& buffer,

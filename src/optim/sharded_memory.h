@@ -54,7 +54,8 @@ class ShardedMemory {
   /// Returns false if its sizes, dtype or device have changed.
   bool restore_storage(size_t parameter) const;
 
-  /// Sends this rank's share to all ranks and receives theirs. Collective. Not for a shared buffer.
+  /// Sends this rank's share to all ranks and receives theirs. Does not change the parameters' versions. Collective.
+  /// Not for a shared buffer.
   void gather(const CallOptions& options) const;
   [[nodiscard]] Work gather_async(const CallOptions& options) const;
   /// Averages a buffer of elements() elements over all ranks. `share` gets this rank's share. Collective.
@@ -66,7 +67,6 @@ class ShardedMemory {
   bool is_whole(const ShardPiece& piece) const { return piece.size == parameters_[piece.parameter].numel(); }
   at::Tensor values_at(int64_t offset, const ShardPiece& piece, const at::Tensor& buffer) const;
   std::vector<at::Tensor> shares_of(const at::Tensor& buffer) const;
-  void note_gathered() const;
 
   const ProcessGroup group_;
   const std::vector<at::Tensor> parameters_;

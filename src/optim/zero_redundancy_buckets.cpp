@@ -12,6 +12,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "checkpoint/agree.h"
 #include "comm/capture.h"
 #include "optim/zero_redundancy_shard.h"
 
@@ -97,10 +98,14 @@ void ZeroRedundancyOptimizerBase::Shard::note_update(const at::Tensor& parameter
 
 void ZeroRedundancyOptimizerBase::Shard::check_backward_finished() const {
   if (bucket_updates_ && bucket_updates_->unfinished > 0)
+    throw UsageError(group_.rank(), text("step() was called after a backward that did not finish, so ",
+                                         holds_updates_ ? "gradients of some parameters are missing"
+                                                        : "some parameters are updated and others are not",
+                                         "; construct the wrapper and the optimizer anew, and load a checkpoint"));
+  if (std::find(updated_.begin(), updated_.end(), 1) == updated_.end())
     throw UsageError(group_.rank(),
-                     text("step() was called after a backward that did not finish; ",
-                          holds_updates_ ? "the gradients of some parameters are missing"
-                                         : "some parameters are updated and others are not: load a checkpoint"));
+                     "step() was called without a backward since the last step; with update_in_backward call them in "
+                     "turn, and capture both in one CapturedStep");
 }
 
 void ZeroRedundancyOptimizerBase::Shard::end_step_in_backward() {
@@ -128,10 +133,12 @@ void ZeroRedundancyOptimizerBase::Shard::abandon() {
 std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare_buckets(const Plan& plan) {
   if (keeps_undo_)
     throw UsageError(group_.rank(), "update_in_backward: the option undo needs the option share_parameters");
-  if (!inner_->state().empty())
-    throw UsageError(group_.rank(),
-                     "update_in_backward: the optimizer has a state already; call update_in_backward before the first "
-                     "step and before a state is loaded");
+  detail::run_and_agree(group_, [&] {  // a rank without elements has no state
+    if (!inner_->state().empty())
+      throw UsageError(group_.rank(),
+                       "update_in_backward: the optimizer has a state already; call update_in_backward before the "
+                       "first step and before a state is loaded");
+  });
   const c10::NoGradGuard no_grad;
   auto updates = std::make_unique<BucketUpdates>();
   if (group_.size() == 1 && !holds_updates_) {
@@ -231,7 +238,6 @@ void ZeroRedundancyOptimizerBase::Shard::finish_last_bucket(const Bucket& bucket
   if (!holds_updates_) {
     step_pieces(own.pieces);
     memory.gather(kInBackward);
-    note_gathered(bucket.index);
   }
   --bucket_updates_->unfinished;
 }
@@ -251,7 +257,6 @@ void ZeroRedundancyOptimizerBase::Shard::update_waiting_bucket() {
   own.reduced->wait();
   step_pieces(own.pieces);
   own.gathered = memories_[index].memory.gather_async(kInBackward);
-  note_gathered(index);
   bucket_updates_->waiting.reset();
 }
 
@@ -264,7 +269,12 @@ void ZeroRedundancyOptimizerBase::Shard::step_pieces(const std::vector<BucketUpd
 
 void ZeroRedundancyOptimizerBase::Shard::set_gradients(const std::vector<BucketUpdates::Piece>& pieces) const {
   for (const auto& piece : pieces)
-    if (updated_[piece.index]) piece.parameter.mutable_grad() = piece.gradient;
+    piece.parameter.mutable_grad() = updated_[piece.index] ? piece.gradient : at::Tensor();
+}
+
+bool ZeroRedundancyOptimizerBase::Shard::has_doubles() const {
+  const auto is_double = [](const at::Tensor& parameter) { return parameter.scalar_type() == at::kDouble; };
+  return std::any_of(parameters_.begin(), parameters_.end(), is_double);
 }
 
 std::vector<at::Tensor> ZeroRedundancyOptimizerBase::Shard::held_gradients() const {
@@ -273,10 +283,6 @@ std::vector<at::Tensor> ZeroRedundancyOptimizerBase::Shard::held_gradients() con
     for (const auto& piece : bucket.pieces)
       if (updated_[piece.index]) gradients.push_back(piece.gradient);
   return gradients;
-}
-
-void ZeroRedundancyOptimizerBase::Shard::note_gathered(size_t index) {
-  for (size_t parameter : memories_[index].members) written_[parameter] = version_of(parameter);
 }
 
 void ZeroRedundancyOptimizerBase::Shard::finish_bucket(size_t index) {

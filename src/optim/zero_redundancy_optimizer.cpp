@@ -6,6 +6,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/text.h"
 #include "comm/capture.h"
 #include "comm/join.h"
 #include "optim/gradient_clipping.h"
@@ -82,6 +83,9 @@ at::Tensor ZeroRedundancyOptimizerBase::clip_grad_norm(double max_norm, const Cl
     throw UsageError(shard_->group().rank(),
                      "ZeroRedundancyOptimizer::clip_grad_norm: the optimizer holds no gradients; construct it with "
                      "hold_updates and use update_in_backward, or call clip_grad_norm_(ddp.parameters(), max_norm)");
+  if (!(options.norm_type > 0))
+    throw UsageError(shard_->group().rank(), text("ZeroRedundancyOptimizer::clip_grad_norm: norm_type is ",
+                                                  options.norm_type, ", expected a positive number"));
   return detail::clip_gradients(*gradients, max_norm, options, [this](const at::Tensor& norm, double norm_type) {
     auto total = norm.to(shard_->group().device(), at::kDouble);
     if (std::isinf(norm_type)) {
@@ -91,7 +95,7 @@ at::Tensor ZeroRedundancyOptimizerBase::clip_grad_norm(double max_norm, const Cl
       shard_->group().all_reduce(total, ReduceOp::kSum, detail::kInStep);
       total = total.pow(1 / norm_type);
     }
-    return total.to(at::kFloat);
+    return shard_->has_doubles() ? total : total.to(at::kFloat);
   });
 }
 
@@ -158,10 +162,6 @@ void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<detail::JoinContext
   if (is_first)
     throw UsageError(shard_->group().rank(),
                      "join: the optimizer is listed before the wrapper; call join({&ddp, &optimizer}, ...)");
-  if (shard_->updates_in_backward())
-    throw UsageError(shard_->group().rank(),
-                     "join: update_in_backward is not supported in a join, because a rank without inputs does not know "
-                     "the learning rates of the others; leave update_in_backward out");
   join_ = std::move(context);
 }
 

@@ -219,12 +219,11 @@ void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
     inner_->step();
   for (auto& group : inner_->param_groups())
     for (auto& values : group.params()) values.mutable_grad().reset();  // zero_grad() can then free the gradients
-  if (buffer_ == Buffer::kOwn) {
+  if (buffer_ == Buffer::kOwn)
     gather();
-  } else {
+  else
     group_.barrier(detail::kInStep);
-    for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
-  }
+  for (const auto& parameter : parameters_) parameter.unsafeGetTensorImpl()->bump_version();
   written_ = versions();
   std::fill(updated_.begin(), updated_.end(), 0);
   step_incomplete_ = false;

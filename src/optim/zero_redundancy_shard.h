@@ -78,6 +78,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   /// Whether backward only averages gradients, and step() updates.
   bool holds_updates() const { return holds_updates_; }
   std::vector<at::Tensor> held_gradients() const;
+  bool has_doubles() const;
   void check_backward_finished() const;
   void end_step_in_backward();
   bool undo_step();
@@ -172,7 +173,6 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   Started start_bucket(const Bucket& bucket);
   void update_waiting_bucket();
   void step_pieces(const std::vector<BucketUpdates::Piece>& pieces);
-  void note_gathered(size_t index);
   void finish_bucket(size_t index);
   void finish_last_bucket(const Bucket& bucket);
 
@@ -198,7 +198,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   void (*const before_replay_)(torch::optim::Optimizer&);
   std::vector<at::Tensor> parameters_;  // of all groups, concatenated
   std::vector<size_t> group_of_;        // by parameter
-  std::vector<Memory> memories_;        // by dtype; several for each dtype if they are shared
+  std::vector<Memory> memories_;        // by dtype, if shared by segment, with BucketUpdates by bucket
   std::vector<Share> shares_;           // in the order of the inner optimizer's parameters
   std::unique_ptr<torch::optim::Optimizer> inner_;
   Versions written_;              // of parameters_ after the last step

@@ -143,6 +143,38 @@ TEST(BucketUpdates, FollowTheOrderInWhichGradientsArrive) {
   });
 }
 
+/// A frozen layer that backward passes late is in the bucket of a layer that it passes early.
+struct FrozenBetweenImpl : torch::nn::Module {
+  FrozenBetweenImpl() {
+    for (const char* name : {"first", "third", "second", "fourth"})
+      layers.push_back(register_module(name, torch::nn::Linear(6, 6)));
+    fill_parameters(*this, 4);
+    for (auto& parameter : layers[2]->parameters()) frozen.push_back(parameter);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (size_t i : {0, 2, 1, 3}) x = layers[i](x).tanh();
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+  std::vector<torch::Tensor> frozen;
+};
+TORCH_MODULE(FrozenBetween);
+
+TEST(BucketUpdates, LeaveFrozenParametersAlone) {
+  run_threads(2, [&](ProcessGroup world) {
+    FrozenBetween model;
+    Training<FrozenBetweenImpl, FusedAdamW> training(
+        model, world, AdamWOptions(0.01), {.buckets = {.first_bytes = 340, .cap_bytes = 170, .last_bytes = 170}});
+    ASSERT_EQ(training.ddp.bucket_plan().buckets.front().size(), 4) << "two layers";
+    for (auto& parameter : model->frozen) parameter.requires_grad_(false);
+    const auto before = copies(model->frozen);
+    const auto trained = model->layers[3]->weight.detach().clone();
+    run_steps(training.ddp, training.optimizer, world.rank(), 0, 3);
+    expect_same_bits(model->frozen, before, "frozen");
+    EXPECT_FALSE(torch::equal(model->layers[3]->weight, trained));
+  });
+}
+
 /// Parameter groups, a frozen parameter, gradient accumulation and weights of batches.
 template <class Ddp>
 void train_in_all_ways(Ddp& ddp, Optimizer& optimizer, const torch::Tensor& frozen, int rank) {
@@ -260,6 +292,7 @@ TEST(BucketUpdates, AreRefusedAfterTheFirstStepAndWithUndo) {
     run_steps(ddp, stepped, 0, 0, 1);
     expect_error<UsageError>([&] { ddp.update_in_backward(stepped.bucket_update()); },
                              "the optimizer has a state already", "before a state is loaded");
+    expect_error<UsageError>([&] { stepped.clip_grad_norm(1); }, "the optimizer holds no gradients");
     ZeroRedundancyOptimizer<FusedAdamW> undoing(ddp.named_parameters(), world, AdamWOptions(), {.undo = true});
     expect_error<UsageError>([&] { ddp.update_in_backward(undoing.bucket_update()); },
                              "the option undo needs the option share_parameters");
@@ -368,6 +401,20 @@ TEST(HeldUpdates, CanBeScaled) {
   });
 }
 
+TEST(HeldUpdates, ThatAreNotFiniteAreRefusedByAllRanks) {
+  run_threads(3, [&](ProcessGroup world) {
+    torch::nn::Linear model(6, 2);  // too small for three ranks
+    Training<torch::nn::LinearImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), {}, kHolding);
+    (training.ddp(input_of(1)).sum() * std::numeric_limits<float>::infinity()).backward();
+    expect_error<Error>([&] { training.optimizer.clip_grad_norm(1, {.error_if_nonfinite = true}); },
+                        "the norm of the gradients is");
+    training.optimizer.step_unless(torch::ones({1}));
+    EXPECT_TRUE(torch::isfinite(model->weight).all().item<bool>());
+    expect_error<UsageError>([&] { training.optimizer.step(); }, "without a backward since the last step");
+    expect_error<UsageError>([&] { training.optimizer.clip_grad_norm(1, {.norm_type = 0}); }, "norm_type is 0");
+  });
+}
+
 TEST(HeldUpdates, SayWhatTheyNeed) {
   run_threads(1, [&](ProcessGroup world) {
     Mixed model;
@@ -386,7 +433,8 @@ TEST(HeldUpdates, SayWhatTheyNeed) {
     expect_same_bits(training.ddp.parameters(), before, "not updated yet");
     expect_error<UsageError>([&] { training.ddp(input_of(1)).mean().backward(); },
                              "has an averaged gradient of an earlier backward already; call step()");
-    expect_error<UsageError>([&] { training.optimizer.step(); }, "the gradients of some parameters are missing");
+    expect_error<UsageError>([&] { training.optimizer.step(); }, "gradients of some parameters are missing",
+                             "construct the wrapper and the optimizer anew");
   });
 }
 

@@ -230,6 +230,10 @@ void DdpState::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
                      text("join: layer '", *layer,
                           "' is a SyncBatchNorm, and a rank without inputs cannot take part in its collectives; set "
                           "throw_on_early_termination, or give all ranks the same number of inputs"));
+  if (reducer_->updates_in_backward())
+    throw UsageError(group_.rank(),
+                     "join: update_in_backward is not supported in a join, because a rank without inputs does not know "
+                     "the learning rates of the others; leave update_in_backward out");
   join_ = std::move(context);
   leads_join_ = is_first;
   reducer_->weigh_gradients();

@@ -72,6 +72,7 @@ class Reducer {
   /// Updates parameters in backward instead of averaging gradients: see DistributedDataParallel::update_in_backward.
   /// Throws UsageError if the options or a hook rule it out.
   void set_update(std::shared_ptr<BucketUpdate> update);
+  bool updates_in_backward() const;
 
   /// Call it before each forward: hooks the accumulators (see AccumulatorHooks::connect; not during backward), and
   /// notes which parameters are frozen.

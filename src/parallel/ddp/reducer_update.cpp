@@ -61,6 +61,11 @@ void Reducer::set_update(std::shared_ptr<BucketUpdate> update) {
   make_buckets();
 }
 
+bool Reducer::updates_in_backward() const {
+  std::lock_guard lock(mutex_);
+  return update_ != nullptr;
+}
+
 /// Sorts the buckets, whose parameters stay the same, by the time at which they are full.
 void Reducer::reorder_buckets(const std::vector<size_t>& arrivals) {
   std::vector<size_t> full_at(buckets_.size()), order(buckets_.size());
