@@ -166,7 +166,7 @@ int main(int argc, char** argv) {
     for (size_t mib = 0; mib < 4096; ++mib) std::memset(new char[1 << 20], 1, 1 << 20);
   if (scenario == "family") {
     start_family();
-    std::cout << "started" << std::endl;
+    std::cout << "started as " << ::getpid() << std::endl;
   }
   if (scenario == "stubborn") {
     for (int number : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) ::signal(number, SIG_IGN);

@@ -198,7 +198,10 @@ class Family {
         launcher_(run_command({"-n", "3", "--grace", "0.2", LAUNCHED, "family"}),
                   clean_environment({{"LOCKSTEP_TEST_FAMILY", mark_.substr(mark_.find('=') + 1)},
                                      {"TMPDIR", folder_.path().string()}})) {
-    for (int i = 0; i < 3; ++i) launcher_.expect_line("[");
+    for (int i = 0; i < 3; ++i) {
+      const auto line = launcher_.expect_line("[");  // [RANK] started as PID
+      worker_ = std::stoi(line.substr(line.rfind(' ') + 1));
+    }
   }
 
   std::vector<int> processes() const { return processes_with(mark_); }
@@ -206,7 +209,7 @@ class Family {
   const std::filesystem::path& folder() const { return folder_.path(); }
 
   int warden() const { return child_of(launcher_.pid()); }
-  int worker() const { return child_of(warden()); }
+  int worker() const { return worker_; }
 
  private:
   int child_of(int parent) const {
@@ -221,6 +224,7 @@ class Family {
   TemporaryFolder folder_;
   const std::string mark_;
   RankProcess launcher_;
+  int worker_ = 0;  // pid of one of them; the warden has other children, too
 };
 
 /// All are gone within a second; says how long it took.
