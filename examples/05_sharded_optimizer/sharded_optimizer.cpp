@@ -1,5 +1,5 @@
-// Divides the state of AdamW, twice the size of the model, between the ranks. Saves a checkpoint after each epoch:
-// started again, the program continues after the last one, with the same or another number of ranks.
+// Divides the gradients, and the state of AdamW, twice the size of the model, between the ranks. Saves a checkpoint
+// after each epoch: started again, the program continues after the last one, with the same or another number of ranks.
 //
 //   lockstep run -n 2 build/sharded_optimizer 4
 //   lockstep run -n 3 build/sharded_optimizer 8     continues with epoch 5
@@ -48,6 +48,8 @@ int main(int argc, char** argv) {
   lockstep::DistributedDataParallel ddp(net, world);
   lockstep::ZeroRedundancyOptimizer<lockstep::FusedAdamW> optimizer(ddp.named_parameters(), world,
                                                                     torch::optim::AdamWOptions(1e-3));
+  // Each rank updates its part of the parameters while backward still runs, and receives the other parts.
+  ddp.update_in_backward(optimizer.bucket_update());
 
   // With `sharded`, each rank writes its part of the optimizer's state.
   lockstep::CheckpointDirectory checkpoints(world, folder, {.unit = "epoch", .sharded = true});
@@ -63,7 +65,7 @@ int main(int argc, char** argv) {
       optimizer.zero_grad();
       const auto batch_loss = torch::mse_loss(ddp(batch.data).squeeze(1), batch.target);
       batch_loss.backward();
-      optimizer.step();  // updates this rank's part of the parameters, and receives the other parts
+      optimizer.step();
       loss.add(batch_loss.detach(), static_cast<double>(batch.target.size(0)));
     }
     const double mean = loss.compute(world);

@@ -96,7 +96,7 @@ void ZeroRedundancyOptimizerBase::Shard::note_update(const at::Tensor& parameter
   written_[index] = version_of(index);
 }
 
-void ZeroRedundancyOptimizerBase::Shard::check_backward_finished() const {
+void ZeroRedundancyOptimizerBase::Shard::check_can_step() const {
   if (bucket_updates_ && bucket_updates_->unfinished > 0)
     throw UsageError(group_.rank(), text("step() was called after a backward that did not finish, so ",
                                          holds_updates_ ? "gradients of some parameters are missing"
@@ -109,7 +109,7 @@ void ZeroRedundancyOptimizerBase::Shard::check_backward_finished() const {
 }
 
 void ZeroRedundancyOptimizerBase::Shard::end_step_in_backward() {
-  check_backward_finished();
+  check_can_step();
   if (detail::is_capturing(group_.device()))  // backward runs on another thread, which does not record
     detail::Recording::before_replay([shard = shared_from_this()] { shard->before_replay(); });
   abandon();

@@ -59,7 +59,7 @@ void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
                        "leave update_in_backward out");
     return shard_->end_step_in_backward();
   }
-  if (shard_->updates_in_backward()) shard_->check_backward_finished();
+  if (shard_->updates_in_backward()) shard_->check_can_step();
   shard_->note_writes();
   shard_->check_unchanged();
   if (join_) shard_->do_as(join_->round().last_rank());

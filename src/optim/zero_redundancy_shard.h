@@ -79,7 +79,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   bool holds_updates() const { return holds_updates_; }
   std::vector<at::Tensor> held_gradients() const;
   bool has_doubles() const;
-  void check_backward_finished() const;
+  void check_can_step() const;
   void end_step_in_backward();
   bool undo_step();
 
