@@ -22,7 +22,7 @@ class LOCKSTEP_EXPORT BucketUpdate {
     at::Tensor buffer;                   // flat, from ProcessGroup::allocate: this rank's gradients
     std::vector<at::Tensor> parameters;  // those that are updated
     std::vector<at::Tensor> gradients;   // of these parameters: views of the buffer, with their sizes and strides
-    at::Tensor extra;                    // further elements of the buffer that are averaged, or undefined
+    at::Tensor extra;                    // further elements to average, or undefined; without layouts, in the buffer
     at::Tensor averaged_extra;           // where their average goes, on every rank: not in the buffer
   };
 
@@ -39,7 +39,7 @@ class LOCKSTEP_EXPORT BucketUpdate {
 
   struct Started {
     std::optional<Work> reduced;   // when it is done, no rank reads the buffer any more
-    std::function<void()> finish;  // blocks until this rank has all new parameters of the bucket
+    std::function<void()> finish;  // blocks until all that update() has started is done
   };
 
   virtual ~BucketUpdate() = default;
@@ -50,7 +50,8 @@ class LOCKSTEP_EXPORT BucketUpdate {
   virtual std::vector<Layout> prepare(const ProcessGroup& group, const Plan& plan) = 0;
 
   /// Starts to average the gradients of one bucket over all ranks and to update its parameters. Collective. Changes the
-  /// version of the parameters before it returns, so that autograd refuses to use the old values afterwards.
+  /// version of the parameters before it returns, so that autograd refuses to use the old values afterwards; not if the
+  /// optimizer holds its updates until step().
   [[nodiscard]] virtual Started update(const Bucket& bucket) = 0;
   /// The same, and finishes it. Runs on the calling thread if no earlier call is pending.
   virtual void update_and_finish(const Bucket& bucket) = 0;

@@ -26,23 +26,9 @@ using GradientLists = std::map<std::pair<std::string, at::ScalarType>, std::vect
                         "float32 and use lockstep::autocast"));
 }
 
-/// Null if the gradients are those of the optimizer's parameters.
-const detail::HeldGradients* holder_of(const Optimizer& optimizer) {
-  const auto* holder = dynamic_cast<const detail::HeldGradients*>(&optimizer);
-  return holder && holder->held_gradients() ? holder : nullptr;
-}
-
 /// The values of a sparse gradient are what is scaled.
-GradientLists gradients_of_optimizer(const Optimizer& optimizer, const detail::HeldGradients* holder) {
+GradientLists gradients_of_optimizer(const Optimizer& optimizer) {
   GradientLists lists;
-  if (holder) {
-    const auto gradients = holder->held_gradients();
-    for (const auto& gradient : *gradients) {
-      if (gradient.scalar_type() == at::kHalf) refuse_half(gradient);
-      lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
-    }
-    return lists;
-  }
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
@@ -52,6 +38,15 @@ GradientLists gradients_of_optimizer(const Optimizer& optimizer, const detail::H
       const auto values = gradient.is_sparse() ? gradient._values() : gradient;
       lists[{values.device().str(), values.scalar_type()}].push_back(values);
     }
+  return lists;
+}
+
+GradientLists lists_of(const std::vector<at::Tensor>& gradients) {
+  GradientLists lists;
+  for (const auto& gradient : gradients) {
+    if (gradient.scalar_type() == at::kHalf) refuse_half(gradient);
+    lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
+  }
   return lists;
 }
 
@@ -110,14 +105,15 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   const c10::NoGradGuard no_grad;
   const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   auto found_inf = at::zeros({1}, scale_.options());
-  const auto* holder = holder_of(optimizer);
-  for (const auto& [kind, gradients] : gradients_of_optimizer(optimizer, holder)) {
+  const auto* holder = dynamic_cast<const detail::HeldGradients*>(&optimizer);
+  const auto held = holder ? holder->held_gradients() : std::nullopt;
+  for (const auto& [kind, gradients] : held ? lists_of(*held) : gradients_of_optimizer(optimizer)) {
     const auto device = gradients.front().device();
     auto found = device == scale_.device() ? found_inf : at::zeros({1}, scale_.options().device(device));
     check_and_unscale(gradients, found, inverse.to(device));
     if (!found.is_same(found_inf)) found_inf.add_(found.to(scale_.device())).clamp_max_(1);
   }
-  if (holder) holder->take_maximum(found_inf);
+  if (held) holder->take_maximum(found_inf);
   if (options_.group) options_.group->all_reduce(found_inf, ReduceOp::kMax);
   state = {Stage::kUnscaled, std::move(found_inf)};
 }

@@ -130,10 +130,10 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
       std::optional<Work> reduced, averaged_extra, gathered;
     };
     std::vector<Reduced> buckets;
-    std::vector<at::Tensor> alone;      // with one rank: the inner optimizer's, by parameter
+    std::vector<at::Tensor> alone;      // with one rank: parameters of the inner optimizer
     std::optional<c10::Stream> stream;  // on a GPU: for updates
     std::optional<size_t> waiting;      // bucket that is being reduced and is not updated yet
-    size_t unfinished = 0;              // buckets of the running backward
+    size_t unfinished = 0;              // buckets that were started in this backward
   };
 
   std::string name_of(size_t parameter) const;
@@ -148,7 +148,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   void check_can_share() const;
   void check_equal_values() const;
   std::vector<std::vector<size_t>> segments(const std::vector<size_t>& members) const;
-  using Version = std::pair<uint64_t, const void*>;  // and address
+  using Version = std::pair<uint64_t, const void*>;  // autograd's version, and the address
   using Versions = std::vector<Version>;             // by parameter
   Version version_of(size_t parameter) const;
   Versions versions() const;
@@ -198,7 +198,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   void (*const before_replay_)(torch::optim::Optimizer&);
   std::vector<at::Tensor> parameters_;  // of all groups, concatenated
   std::vector<size_t> group_of_;        // by parameter
-  std::vector<Memory> memories_;        // by dtype, if shared by segment, with BucketUpdates by bucket
+  std::vector<Memory> memories_;        // one for each dtype, shared segment, or bucket of BucketUpdates
   std::vector<Share> shares_;           // in the order of the inner optimizer's parameters
   std::unique_ptr<torch::optim::Optimizer> inner_;
   Versions written_;              // of parameters_ after the last step

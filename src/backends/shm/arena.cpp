@@ -14,7 +14,7 @@ namespace lockstep::shm {
 namespace {
 
 constexpr size_t kPopulated = 64 * 1024;            // smaller blocks of unnamed memory are allocated on first touch
-constexpr size_t kKeptForReuse = 64 * 1024 * 1024;  // free blocks keep about so much memory
+constexpr size_t kKeptForReuse = 64 * 1024 * 1024;  // bytes that free blocks keep, about
 constexpr size_t kMostBytes = size_t{1} << 40;      // of address space: a process maps the arenas of all ranks
 
 size_t reserved_bytes() {

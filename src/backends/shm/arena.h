@@ -67,7 +67,7 @@ class Arena {
   mutable std::mutex mutex_;
   std::map<uint64_t, size_t> free_;      // guarded by mutex_: by offset, no two adjacent
   std::map<uint64_t, size_t> used_;      // guarded by mutex_: by offset
-  size_t kept_ = 0;                      // guarded by mutex_: about the bytes of memory that free blocks have
+  size_t kept_ = 0;                      // guarded by mutex_: bytes of memory that free blocks keep, about
   std::vector<Retired> retired_;         // guarded by mutex_
   std::map<uint64_t, size_t> detached_;  // guarded by mutex_: by offset
   std::atomic<bool> has_detached_{false};

@@ -12,7 +12,6 @@
 #include "comm/capture.h"
 #include "comm/group/group.h"
 #include "parallel/ddp/bucket.h"
-#include "parallel/ddp/sparse_gradients.h"
 
 // Overview of one reduction.
 //
@@ -417,25 +416,6 @@ void Reducer::read_usage_marks() {
     throw MismatchError(group_.rank(), text("set_static_graph was ", options_.static_graph ? "" : "not ",
                                             "called on this rank, but ", options_.static_graph ? "not " : "",
                                             "on another; call it on all ranks before the first backward"));
-}
-
-// All ranks gather the rows of all sparse gradients, in the order of the parameters.
-void Reducer::reduce_sparse_gradients() {
-  std::vector<at::Tensor> gradients, tensors;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!is_sparse(i)) continue;
-    tensors.push_back(parameters_[i].tensor);
-    gradients.push_back(parameters_[i].tensor.grad());
-  }
-  if (tensors.empty()) return;
-  if (detail::is_capturing(group_.device()))
-    throw UsageError(group_.rank(),
-                     "a step with sparse gradients cannot be captured, because the number of rows differs from step to "
-                     "step; set densify_sparse_gradients");
-  const auto averages = average_sparse(group_, gradients, tensors);
-  size_t next = 0;
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (is_sparse(i)) states_[i].kept = averages[next++];
 }
 
 void Reducer::publish_gradient(size_t parameter) {
