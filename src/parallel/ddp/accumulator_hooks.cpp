@@ -38,7 +38,7 @@ class AccumulatorHooks::GradientHook final : public torch::autograd::FunctionPos
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list& gradients) override {
-    hooks_.on_gradient_(parameter_, gradients[0].defined());
+    hooks_.on_gradient_(parameter_, gradients[0]);
     return outputs;
   }
 

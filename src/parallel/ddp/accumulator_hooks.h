@@ -30,9 +30,9 @@ BackwardTask current_backward_task();
 /// Not thread-safe; the callbacks run on autograd's threads.
 class AccumulatorHooks {
  public:
-  /// Called after a gradient of parameter number `parameter` was accumulated. Also called for an undefined gradient: a
-  /// function returns one for an input that does not affect its result.
-  using OnGradient = std::function<void(size_t parameter, bool is_defined)>;
+  /// Called after the gradient `arrived` of parameter number `parameter` was accumulated. Also called for an undefined
+  /// gradient: a function returns one for an input that does not affect its result.
+  using OnGradient = std::function<void(size_t parameter, const at::Tensor& arrived)>;
   /// Returns the tensor to accumulate in place of `gradient`.
   using Replace = std::function<at::Tensor(const at::Tensor& gradient)>;
 

@@ -1,5 +1,6 @@
 #include "parallel/ddp/bucket.h"
 
+#include <map>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -37,32 +38,49 @@ BucketUpdate::Layout layout_of(const std::vector<at::Tensor>& parameters, at::Sc
 
 Bucket::Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, const std::vector<at::Tensor>& parameters,
                int64_t extra, int64_t plan, const StepRecorder& recorder, const std::optional<Prescribed>& prescribed)
-    : group_(group), is_memory_shared_(prescribed.has_value()), missing_(parameters.size()), recorder_(&recorder) {
+    : group_(group),
+      layout_(prescribed ? prescribed->layout : layout_of(parameters, dtype)),
+      is_memory_shared_(prescribed.has_value()),
+      missing_(parameters.size()),
+      recorder_(&recorder) {
   c10::NoGradGuard no_grad;
-  const auto [offsets, total] = prescribed ? prescribed->layout : layout_of(parameters, dtype);
+  contents_ = {index, extra > 0, {}, {}, parameters, plan};
   if (prescribed) {
-    memory_ = prescribed->memory.narrow(0, 0, total * static_cast<int64_t>(c10::elementSize(dtype))).view(dtype);
-    extra_ = at::zeros({extra}, memory_.options());
+    const auto bytes = layout_.elements * static_cast<int64_t>(c10::elementSize(dtype));
+    use(prescribed->memory.narrow(0, 0, bytes).view(dtype),
+        at::zeros({extra}, prescribed->memory.options().dtype(dtype)));
   } else {
-    memory_ = group.allocate({total + extra}, dtype).zero_();  // the padding is reduced as well
-    extra_ = memory_.narrow(0, total, extra);
+    const auto memory = group.allocate({layout_.elements + extra}, dtype).zero_();  // the padding is reduced as well
+    use(memory, memory.narrow(0, layout_.elements, extra));
   }
-  std::vector<at::Tensor> gradients;
-  for (size_t slot = 0; slot < parameters.size(); ++slot) {
-    const auto& parameter = parameters[slot];
-    auto part = memory_.narrow(0, offsets[slot], real_elements(parameter));
+  if (memory_.is_cuda())
+    padding_ = at::zeros({kGradientAlignBytes / static_cast<int64_t>(c10::elementSize(dtype))}, memory_.options());
+  times_ = {static_cast<int64_t>(contents_.buffer.nbytes()), contents_.gradients.size()};
+}
+
+void Bucket::use(const at::Tensor& memory, const at::Tensor& extra) {
+  memory_ = memory;
+  extra_ = extra;
+  contents_.buffer = memory_.narrow(0, 0, layout_.elements);
+  contents_.gradients.clear();
+  for (size_t slot = 0; slot < contents_.parameters.size(); ++slot) {
+    const auto& parameter = contents_.parameters[slot];
+    auto part = memory_.narrow(0, layout_.offsets[slot], real_elements(parameter));
     if (parameter.is_complex()) part = at::view_as_complex(part.view({-1, 2}));
     bool dense = parameter.is_non_overlapping_and_dense();
-    gradients.push_back(
+    contents_.gradients.push_back(
         (dense ? part.as_strided(parameter.sizes(), parameter.strides()) : part.view(parameter.sizes())).detach());
   }
-  contents_ = {index, extra > 0, memory_.narrow(0, 0, total), std::move(gradients), parameters, plan};
-  if (contents_.is_last) {
-    contents_with_extra_ = contents_;
-    contents_with_extra_.buffer = memory_;
-    contents_with_extra_.gradients.push_back(extra_);
-  }
-  times_ = {static_cast<int64_t>(contents_.buffer.nbytes()), contents_.gradients.size()};
+  if (!contents_.is_last) return;
+  contents_with_extra_ = contents_;
+  contents_with_extra_.buffer = memory_;
+  contents_with_extra_.gradients.push_back(extra_);
+}
+
+void Bucket::move() {
+  c10::NoGradGuard no_grad;
+  const auto memory = group_.allocate(memory_.sizes(), memory_.scalar_type()).copy_(memory_);
+  use(memory, memory.narrow(0, layout_.elements, extra_.numel()));
 }
 
 void Bucket::reset() {
@@ -126,9 +144,41 @@ void Bucket::flush_pending_copies() {
       write(places_[i], values_[i]);
     }
   }
-  if (!places.empty()) detail::copy_together(places, values);
+  if (!places.empty()) copy_to_gpu_memory(places, values);
   places_.clear();
   values_.clear();
+}
+
+/// Writes runs of neighbours as one concatenation, which keeps the whole GPU busy. LibTorch's copy of a list gives
+/// 65536 elements to each group of threads: 8 us for 0.12 M elements on an H200, instead of 2.
+void Bucket::copy_to_gpu_memory(const std::vector<at::Tensor>& places, const std::vector<at::Tensor>& values) {
+  std::map<int64_t, at::Tensor> rows;  // by their first element in memory_
+  std::vector<at::Tensor> other_places, other_values;
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (places[i].numel() == 0) continue;
+    const bool fits = places[i].is_alias_of(memory_) && values[i].scalar_type() == memory_.scalar_type() &&
+                      same_layout(places[i], values[i]) && values[i].is_non_overlapping_and_dense();
+    if (fits) {
+      rows.emplace(places[i].storage_offset() - memory_.storage_offset(),
+                   values[i].as_strided({values[i].numel()}, {1}));
+    } else {
+      other_places.push_back(places[i]);
+      other_values.push_back(values[i]);
+    }
+  }
+  for (auto next = rows.begin(); next != rows.end();) {
+    const int64_t begin = next->first;
+    int64_t end = begin;
+    std::vector<at::Tensor> run;
+    for (; next != rows.end() && next->first - end < padding_.numel(); ++next) {
+      if (next->first > end) run.push_back(padding_.narrow(0, 0, next->first - end));
+      run.push_back(next->second);
+      end = next->first + next->second.numel();
+    }
+    auto to = memory_.narrow(0, begin, end - begin);
+    at::cat_out(to, run);
+  }
+  if (!other_places.empty()) detail::copy_together(other_places, other_values);
 }
 
 void Bucket::start(const CommHook& hook, bool averages_extra) {

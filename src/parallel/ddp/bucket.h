@@ -58,6 +58,11 @@ class Bucket {
   /// The elements after the gradients. An AveragingHook averages them with the gradients. Other comm hooks do not
   /// receive them: they have their own all-reduce.
   const at::Tensor& extra() const { return extra_; }
+  /// The memory of the gradients and the elements after them.
+  const at::Tensor& memory() const { return memory_; }
+  /// Moves all contents to new memory. The old memory is left as it is. Precondition: no other bucket uses the memory,
+  /// and no copy is pending.
+  void move();
   /// Fills the bucket with zeros.
   void clear() { memory_.zero_(); }
 
@@ -91,12 +96,17 @@ class Bucket {
   const StepTimes::Bucket& times() const { return times_; }
 
  private:
+  /// Lets all tensors of the bucket use this memory.
+  void use(const at::Tensor& memory, const at::Tensor& extra);
   bool exceeds_half_of_bucket(const at::Tensor& place) const;
   void hold_back(const at::Tensor& place, const at::Tensor& gradient);
+  void copy_to_gpu_memory(const std::vector<at::Tensor>& places, const std::vector<at::Tensor>& values);
 
   ProcessGroup group_;
-  at::Tensor memory_;  // the gradients, then the extra elements
-  at::Tensor extra_;   // has memory of its own if other buckets use memory_
+  BucketUpdate::Layout layout_;
+  at::Tensor memory_;   // the gradients, then the extra elements
+  at::Tensor extra_;    // has memory of its own if other buckets use memory_
+  at::Tensor padding_;  // on a GPU: zeros for the gap between two gradients
   bool is_memory_shared_ = false;
   bool is_open_ = false;
   GradientBucket contents_;

@@ -18,7 +18,8 @@
 // 1. plan_buckets() groups the parameters in reverse order of registration, which approximates the order of backward.
 //    After the first reduction rebuild_buckets() plans again, in the order in which rank 0's gradients arrived.
 // 2. on_gradient() runs after autograd has accumulated a parameter's gradient. The first call of a backward calls
-//    begin() and registers a callback for the end of the backward. Each call copies the gradient into its bucket.
+//    begin() and registers a callback for the end of the backward. Each call copies the gradient into its bucket,
+//    unless it was computed there (GradientPlaces).
 // 3. start_full_buckets() starts the all-reduce of full buckets strictly in the order of the plan, so that all ranks
 //    issue the same sequence of collectives. The last bucket is reduced at the end of backward.
 // 4. finish() runs at the end of the outermost backward. It adds the parameters that got no gradient, with their old
@@ -72,7 +73,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       reachable_(parameters_.size()),
       frozen_(parameters_.size()),
       hooks_(tensors_of(parameters_), group_.device(),
-             [this](size_t parameter, bool is_defined) { on_gradient(parameter, is_defined); }) {
+             [this](size_t parameter, const at::Tensor& arrived) { on_gradient(parameter, arrived); }) {
   std::vector<size_t> order;
   for (size_t i = parameters_.size(); i-- > 0;)
     if (!is_sparse(i)) order.push_back(i);
@@ -179,9 +180,10 @@ BucketPlan Reducer::plan() const {
 
 // --- during backward
 
-void Reducer::on_gradient(size_t parameter, bool is_defined) {
+void Reducer::on_gradient(size_t parameter, const at::Tensor& arrived) {
   std::lock_guard lock(mutex_);
-  if (!parameters_[parameter].tensor.requires_grad()) is_defined = false;  // frozen after forward: not accumulated
+  const bool is_frozen_now = !parameters_[parameter].tensor.requires_grad();  // after forward: was not accumulated
+  const bool is_defined = arrived.defined() && !is_frozen_now;
   if (is_defined) used_[parameter] = 1;
   if (!enabled_) {
     has_unsynchronized_ = has_unsynchronized_ || is_defined;
@@ -193,7 +195,7 @@ void Reducer::on_gradient(size_t parameter, bool is_defined) {
   frozen_[parameter] = 0;
   arrivals_.push_back(parameter);
   if (!is_complete(parameter)) return;
-  put_in_bucket(parameter);
+  put_in_bucket(parameter, arrived);
   // Frees the gradient's memory while it is still in the cache, so that autograd can reuse it for the next gradient.
   if (is_bucket_view(parameter))
     parameters_[parameter].tensor.mutable_grad() = view_of(parameter);
@@ -260,6 +262,7 @@ void Reducer::begin() {
         !parameters_[i].tensor.requires_grad() || reachable_.excludes(i) || (knows_graph() && states_[i].expected == 0);
     if (cannot_arrive) put_without_new_gradient(i);
   }
+  offer_places();
 }
 
 // A gradient that was accumulated under no_sync() is reduced even if the parameter is frozen now. A parameter that was
@@ -298,8 +301,8 @@ bool Reducer::is_complete(size_t parameter) {
   return true;
 }
 
-// Does not copy a gradient that autograd has accumulated in the bucket's memory.
-void Reducer::put_in_bucket(size_t parameter) {
+// Does not copy a gradient that is in the bucket's memory already. `arrived` is what autograd has just accumulated.
+void Reducer::put_in_bucket(size_t parameter, const at::Tensor& arrived) {
   c10::NoGradGuard no_grad;
   const auto& name = parameters_[parameter].name;
   auto gradient = frozen_[parameter] ? at::Tensor() : parameters_[parameter].tensor.grad();
@@ -318,6 +321,8 @@ void Reducer::put_in_bucket(size_t parameter) {
                             "densify_sparse_gradients"));
     gradient = gradient.to_dense();
   }
+  places_.note_arrival(parameter, gradient);
+  vacate_place(parameter, gradient, arrived);
   auto& bucket = buckets_[states_[parameter].bucket];
   bucket.put(states_[parameter].slot, gradient);
   if (looks) {
@@ -348,6 +353,7 @@ void Reducer::start_full_buckets() {
 void Reducer::finish() {
   const detail::EndOfBackward end(*activity_);
   c10::NoGradGuard no_grad;
+  places_.withdraw();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& state = states_[i];
     if (is_recording()) state.expected = state.gradients;
@@ -461,6 +467,7 @@ void Reducer::shadow() {
   arrivals_.clear();
   for (const auto& parameter : parameters_)
     parameter.tensor.mutable_grad().reset();  // left from this rank's last iteration
+  for (size_t i = 0; i < parameters_.size(); ++i) vacate_place(i, {}, {});
   for (auto& bucket : buckets_) {
     bucket.clear();
     bucket.start(hook_, needs_marks());

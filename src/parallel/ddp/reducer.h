@@ -18,6 +18,7 @@
 #include "parallel/ddp/accumulator_hooks.h"
 #include "parallel/ddp/batch_weight.h"
 #include "parallel/ddp/bucket.h"
+#include "parallel/ddp/gradient_places.h"
 #include "parallel/ddp/logging_data.h"
 #include "parallel/ddp/reachable_parameters.h"
 #include "parallel/ddp/unused_parameters.h"
@@ -118,6 +119,9 @@ class Reducer {
   bool is_sparse(size_t parameter) const { return sparse_[parameter] != 0; }
   /// Whether .grad() of the parameter is the bucket's memory.
   bool is_bucket_view(size_t parameter) const;
+  bool may_be_computed_in_bucket(size_t parameter) const;
+  void offer_places();
+  void vacate_place(size_t parameter, const at::Tensor& gradient, const at::Tensor& arrived);
   std::vector<detail::GradientSpec> specs() const;
   void make_buckets();
   at::Tensor weigh(const at::Tensor& gradient);
@@ -131,13 +135,13 @@ class Reducer {
   bool is_frozen(size_t parameter) const;
   bool are_all_frozen() const;
 
-  void on_gradient(size_t parameter, bool is_defined);
+  void on_gradient(size_t parameter, const at::Tensor& arrived);
   void register_end_callback(const BackwardTask& task);
   void refuse_create_graph() const;
   void on_task_end(const BackwardTask& task);
   void begin();
   bool is_complete(size_t parameter);
-  void put_in_bucket(size_t parameter);
+  void put_in_bucket(size_t parameter, const at::Tensor& arrived = {});
   void put_without_new_gradient(size_t parameter);
   void check_can_update() const;
   FinishReduction start_update(const GradientBucket& bucket);
@@ -172,6 +176,7 @@ class Reducer {
   BucketPlan plan_;
   int64_t plans_ = 0;  // number of plans so far
   std::vector<Bucket> buckets_;
+  GradientPlaces places_;
   std::vector<State> states_;             // by parameter
   std::vector<char> used_;                // by parameter: got a gradient since the last reduction, no_sync() included
   bool in_forward_ = false;               // the wrapper's forward was called since the last reduction

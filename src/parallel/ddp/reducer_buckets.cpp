@@ -12,6 +12,20 @@ namespace {
 
 constexpr int kReference = 0;  // the rank whose arrival order determines the buckets
 
+/// Whether only `gradient` uses its memory, and `arrived`, which autograd drops when the hook returns. The latter may
+/// be a view, which keeps its base.
+bool is_memory_its_own(const at::Tensor& gradient, const at::Tensor& arrived) {
+  size_t users = 1;
+  if (arrived.defined() && !arrived.is_same(gradient) && arrived.is_alias_of(gradient)) {
+    ++users;
+    if (arrived.is_view()) {
+      if (arrived._base().use_count() > 1) return false;
+      ++users;
+    }
+  }
+  return gradient.storage().use_count() <= users;
+}
+
 }  // namespace
 
 // A complex gradient is reduced as twice as many real numbers.
@@ -54,6 +68,31 @@ const at::Tensor& Reducer::view_of(size_t parameter) const {
 bool Reducer::is_bucket_view(size_t parameter) const {
   return options_.gradient_as_bucket_view && layouts_.empty() && !is_sparse(parameter) &&
          view_of(parameter).scalar_type() == parameters_[parameter].tensor.scalar_type();
+}
+
+bool Reducer::may_be_computed_in_bucket(size_t parameter) const {
+  return is_bucket_view(parameter) && view_of(parameter).is_cpu() &&
+         view_of(parameter).nbytes() >= GradientPlaces::kLeastBytes;
+}
+
+/// Lets this backward compute gradients in their buckets, unless a bucket's memory holds the old gradient.
+void Reducer::offer_places() {
+  std::vector<GradientPlaces::Place> places;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (!states_[i].is_in && !parameters_[i].tensor.grad().defined() && may_be_computed_in_bucket(i))
+      places.push_back({i, view_of(i), buckets_[states_[i].bucket].memory()});
+  places_.offer(places);
+}
+
+/// Call it before the parameter's place in its bucket is written to. If a tensor was allocated there that is not the
+/// gradient, or whose memory other tensors use as well, the bucket leaves its memory to it and moves.
+void Reducer::vacate_place(size_t parameter, const at::Tensor& gradient, const at::Tensor& arrived) {
+  if (!may_be_computed_in_bucket(parameter) || !GradientPlaces::is_taken(view_of(parameter))) return;
+  const bool is_there = gradient.defined() && same_memory(gradient, view_of(parameter));
+  if (is_there && is_memory_its_own(gradient, arrived)) return;
+  places_.exclude(parameter);
+  for (size_t other : plan_.buckets[states_[parameter].bucket]) places_.revoke(other);
+  buckets_[states_[parameter].bucket].move();
 }
 
 // Uses rank 0's arrival order, because the buckets must be the same on all ranks. Collective.
