@@ -1,7 +1,5 @@
 #include <lockstep/fused_optimizers.h>
 
-#include <map>
-#include <tuple>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
@@ -14,6 +12,7 @@
 #include "comm/capture.h"
 #include "optim/cpu_update.h"
 #include "optim/device_state.h"
+#include "optim/gpu_lists.h"
 #include "optim/layout.h"
 #include "optim/master_weights.h"
 #include "optim/optimizer_state.h"
@@ -24,6 +23,7 @@ namespace {
 using detail::DeviceState;
 using detail::FusedLists;
 using detail::FusedState;
+using detail::GpuLists;
 using detail::laid_out_as;
 using torch::optim::Optimizer;
 
@@ -105,23 +105,6 @@ bool check_capture(const at::Tensor& parameter, const char* name, bool is_prepar
                           "allocates state; run one step before the capture"));
   return captured;
 }
-
-/// Parameters on GPUs, sorted into lists by device, dtype and one more trait.
-class GpuLists {
- public:
-  FusedLists& of(const at::Tensor& parameter, bool trait = false) {
-    return lists_[{parameter.device().index(), parameter.scalar_type(), trait}];
-  }
-
-  /// Calls call(device, trait, lists) for each list.
-  template <class Call>
-  void for_each(const Call& call) const {
-    for (const auto& [key, lists] : lists_) call(lists.parameters.front().device(), std::get<2>(key), lists);
-  }
-
- private:
-  std::map<std::tuple<c10::DeviceIndex, at::ScalarType, bool>, FusedLists> lists_;
-};
 
 /// Whether a parameter with these options has a state after its first step.
 bool needs_state(const torch::optim::OptimizerOptions& options) {
@@ -253,7 +236,8 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
     }
     on_gpus.for_each([&, beta1 = beta1, beta2 = beta2](c10::Device gpu, bool, const FusedLists& lists) {
       at::_foreach_add_(lists.steps, 1);
-      detail::fused_adam(lists, device->rate(g, gpu), beta1, beta2, options.weight_decay(), options.eps(), is_decoupled,
+      detail::fused_adam(detail::in_pieces_if_captured(lists, gpu), device->rate(g, gpu), beta1, beta2,
+                         options.weight_decay(), options.eps(), is_decoupled,
                          fused.skip.defined() ? fused.skip.to(gpu) : at::Tensor());
       if (fused.skip.defined()) at::_foreach_sub_(lists.steps, std::vector(lists.steps.size(), fused.skip.to(gpu)));
     });
@@ -419,8 +403,8 @@ at::Tensor FusedSGD::step(LossClosure closure) {
       }
     }
     on_gpus.for_each([&](c10::Device gpu, bool is_first, const FusedLists& lists) {
-      detail::fused_sgd(lists, fused_.device->rate(g, gpu), options.momentum(), options.dampening(),
-                        options.weight_decay(), options.nesterov(), is_first,
+      detail::fused_sgd(detail::in_pieces_if_captured(lists, gpu), fused_.device->rate(g, gpu), options.momentum(),
+                        options.dampening(), options.weight_decay(), options.nesterov(), is_first,
                         fused_.skip.defined() ? fused_.skip.to(gpu) : at::Tensor());
     });
     if (fused_.masters) fused_.masters->round(mastered);

@@ -89,6 +89,40 @@ TEST_F(CudaCapturedStep, TrainsAsUncaptured) {
   });
 }
 
+/// Parameters with gradients on the GPU, which a captured step updates in pieces: larger than a piece, transposed, and
+/// small.
+std::vector<torch::Tensor> parameters_of_pieces() {
+  torch::manual_seed(1);
+  std::vector<torch::Tensor> parameters{torch::randn({70001}), torch::randn({3, 4099}).t(), torch::randn({10})};
+  for (auto& parameter : parameters) {
+    parameter = parameter.to(kGpu).requires_grad_();
+    parameter.mutable_grad() = torch::randn_like(parameter);
+  }
+  return parameters;
+}
+
+TEST_F(CudaCapturedStep, PiecesOfParametersAreUpdatedAsTheWhole) {
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  const auto compare = [](const char* what, const auto& make) {
+    const auto eager = parameters_of_pieces(), captured = parameters_of_pieces();
+    const auto eager_optimizer = make(eager), optimizer = make(captured);
+    for (int i = 0; i < 4; ++i) eager_optimizer->step();
+    optimizer->step();  // allocates state
+    capture_and_replay([&] { optimizer->step(); }, 3);
+    for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(eager[i].equal(captured[i])) << what << ", parameter " << i;
+  };
+  compare("AdamW", [](const auto& parameters) {
+    return std::make_unique<FusedAdamW>(parameters, AdamWOptions(0.01).weight_decay(0.1).amsgrad(true));
+  });
+  compare("Adam", [](const auto& parameters) {
+    return std::make_unique<FusedAdam>(parameters, torch::optim::AdamOptions(0.01));
+  });
+  compare("SGD", [](const auto& parameters) {
+    return std::make_unique<FusedSGD>(parameters, SGDOptions(0.05).momentum(0.9).nesterov(true));
+  });
+  compare("plain SGD", [](const auto& parameters) { return std::make_unique<FusedSGD>(parameters, SGDOptions(0.05)); });
+}
+
 TEST_F(CudaCapturedStep, RefusesOptimizersOfLibTorchByName) {
   on_both([](ProcessGroup world) {
     Mlp model;

@@ -100,7 +100,7 @@ class Bucket {
   void use(const at::Tensor& memory, const at::Tensor& extra);
   bool exceeds_half_of_bucket(const at::Tensor& place) const;
   void hold_back(const at::Tensor& place, const at::Tensor& gradient);
-  void copy_to_gpu_memory(const std::vector<at::Tensor>& places, const std::vector<at::Tensor>& values);
+  void concatenate(const std::vector<at::Tensor>& places, const std::vector<at::Tensor>& values);
 
   ProcessGroup group_;
   BucketUpdate::Layout layout_;
