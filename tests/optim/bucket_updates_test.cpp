@@ -25,23 +25,6 @@ namespace {
 using namespace torch::optim;
 using testing::HasSubstr;
 
-/// Makes a bucket of almost every parameter of Mixed.
-const DistributedDataParallelOptions kSmallBuckets{
-    .buckets = {.first_bytes = 1 << 10, .cap_bytes = 1 << 10, .last_bytes = 1 << 10}};
-
-/// A wrapper and an optimizer that updates in backward.
-template <class Module, class Inner>
-struct Training {
-  template <class Model, class Options>
-  Training(Model model, const ProcessGroup& world, Options options, const DistributedDataParallelOptions& wrap = {},
-           const ZeroRedundancyOptions& how = {})
-      : ddp(model, world, wrap), optimizer(ddp.named_parameters(), world, options, how) {
-    ddp.update_in_backward(optimizer.bucket_update());
-  }
-  DistributedDataParallel<Module> ddp;
-  ZeroRedundancyOptimizer<Inner> optimizer;
-};
-
 template <class Inner, class Options>
 void expect_the_bits_of_updates_in_step(Options options, const DistributedDataParallelOptions& wrap = {},
                                         const ZeroRedundancyOptions& how = {}) {
@@ -73,6 +56,13 @@ TEST(BucketUpdates, TrainToTheBitsOfUpdatesInStep) {
 TEST(BucketUpdates, DivideWholeParametersToo) {
   expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), kSmallBuckets, {.shard_by = ShardBy::kParameters});
   expect_the_bits_of_updates_in_step<AdamW>(AdamWOptions(0.01), {}, {.shard_by = ShardBy::kParameters});
+}
+
+TEST(BucketUpdates, ArriveDuringForward) {
+  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), kSmallBuckets, {.gather_in_forward = true});
+  expect_the_bits_of_updates_in_step<FusedSGD>(SGDOptions(0.01).momentum(0.9), {}, {.gather_in_forward = true});
+  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), kSmallBuckets,
+                                                 {.hold_updates = true, .gather_in_forward = true});
 }
 
 TEST(BucketUpdates, WorkWithAStaticGraph) {

@@ -8,6 +8,7 @@
 
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/zero_redundancy_optimizer.h>
 
 #include "parallel/gradients.h"
 
@@ -34,6 +35,23 @@ struct MixedImpl : torch::nn::Module {
   torch::Tensor table, kernel, wide, scale, exact;
 };
 TORCH_MODULE(Mixed);
+
+/// Makes a bucket of almost every parameter of Mixed.
+inline const DistributedDataParallelOptions kSmallBuckets{
+    .buckets = {.first_bytes = 1 << 10, .cap_bytes = 1 << 10, .last_bytes = 1 << 10}};
+
+/// A wrapper and an optimizer that updates in backward.
+template <class Module, class Inner>
+struct Training {
+  template <class Model, class Options>
+  Training(Model model, const ProcessGroup& world, Options options, const DistributedDataParallelOptions& wrap = {},
+           const ZeroRedundancyOptions& how = {})
+      : ddp(model, world, wrap), optimizer(ddp.named_parameters(), world, options, how) {
+    ddp.update_in_backward(optimizer.bucket_update());
+  }
+  DistributedDataParallel<Module> ddp;
+  ZeroRedundancyOptimizer<Inner> optimizer;
+};
 
 template <class Ddp>
 void run_steps(Ddp& ddp, torch::optim::Optimizer& optimizer, int rank, int begin, int end) {

@@ -78,13 +78,15 @@ TEST_F(CudaBucketUpdates, TrainAsUpdatesInStep) {
   on_both([](const ProcessGroup& world) {
     const auto expected =
         trained(world, [](Wrapper& ddp) { return std::make_unique<FusedAdamW>(ddp.parameters(), AdamWOptions(0.01)); });
-    for (auto shard_by : {ShardBy::kElements, ShardBy::kParameters})
+    for (const auto& options : {ZeroRedundancyOptions{}, ZeroRedundancyOptions{.shard_by = ShardBy::kParameters},
+                                ZeroRedundancyOptions{.gather_in_forward = true},
+                                ZeroRedundancyOptions{.hold_updates = true, .gather_in_forward = true}})
       for (bool is_captured : {false, true}) {
         const auto actual = trained(
             world,
             [&](Wrapper& ddp) {
-              auto optimizer = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(
-                  ddp.named_parameters(), world, AdamWOptions(0.01), ZeroRedundancyOptions{.shard_by = shard_by});
+              auto optimizer = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(ddp.named_parameters(), world,
+                                                                                     AdamWOptions(0.01), options);
               ddp.update_in_backward(optimizer->bucket_update());
               EXPECT_GE(ddp.bucket_plan().buckets.size(), 3);
               return optimizer;
@@ -119,19 +121,21 @@ TEST_F(CudaBucketUpdates, ThatAreHeldAreClippedLikeWholeGradients) {
 }
 
 TEST_F(CudaBucketUpdates, DoNotMakeTheHostWait) {
-  on_both([](const ProcessGroup& world) {
-    Wrapper ddp(deep_model(130, 6), world, kManyBuckets);
-    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01));
-    ddp.update_in_backward(optimizer.bucket_update());
-    const auto input = torch::ones({4, 130}, kGpu);
-    const auto step = [&] {
-      ddp(input).square().mean().backward();
-      optimizer.step();
-    };
-    for (int i = 0; i < 3; ++i) step();
-    const NoWaiting guard;
-    for (int i = 0; i < 20; ++i) step();
-  });
+  for (bool gathers_in_forward : {false, true})
+    on_both([=](const ProcessGroup& world) {
+      Wrapper ddp(deep_model(130, 6), world, kManyBuckets);
+      ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
+                                                    {.gather_in_forward = gathers_in_forward});
+      ddp.update_in_backward(optimizer.bucket_update());
+      const auto input = torch::ones({4, 130}, kGpu);
+      const auto step = [&] {
+        ddp(input).square().mean().backward();
+        optimizer.step();
+      };
+      for (int i = 0; i < 3; ++i) step();
+      const NoWaiting guard;
+      for (int i = 0; i < 20; ++i) step();
+    });
 }
 
 /// Bytes that the second and third step allocate at most, beyond what is there before the model.

@@ -162,13 +162,18 @@ TEST(PowerSgdOverlap, BackwardDoesNotWaitForTheSecondRoundOfAnEarlierBucket) {
 }
 
 TEST(PowerSgdOverlap, BackwardReportsARankThatIsLostBetweenTheRounds) {
+  Happening rank_0_is_in_backward;
   run_threads_into_an_error(2,
-                            [](ProcessGroup world) {
+                            [&](ProcessGroup world) {
                               auto model = filled_mlp();
                               DistributedDataParallel ddp(model, world, {.buckets = kThreeBuckets});
                               const auto inner = power_sgd({.start_iteration = 0, .min_compression_rate = 1});
                               ddp.register_comm_hook([&](const GradientBucket& bucket, const ProcessGroup& group) {
-                                if (world.rank() == 1 && bucket.index == 1) group.abort("no more memory");
+                                if (world.rank() == 0 && bucket.index == 0) rank_0_is_in_backward.happens();
+                                if (world.rank() == 1 && bucket.index == 1) {
+                                  EXPECT_TRUE(rank_0_is_in_backward.wait());
+                                  group.abort("no more memory");
+                                }
                                 return inner(bucket, group);
                               });
                               const auto backward = [&] { ddp(input_of(world.rank())).square().sum().backward(); };

@@ -99,6 +99,7 @@ void DdpState::before_forward() {
   if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kForward);
   forward_begin_ = at::sequence_number::peek();
   reducer_->check_finished();
+  reducer_->watch_parameters();
   check_unchanged();
   if (!c10::GradMode::is_enabled()) return;
   reducer_->begin_forward();
@@ -180,6 +181,7 @@ void DdpState::check_unchanged() const {
 }
 
 void DdpState::begin_no_sync() {
+  reducer_->wait_for_parameters();
   warn_of_lone_step();
   if (!reducer_->has_unsynchronized()) cheap_fingerprint_ = wrapped_.cheap_fingerprint();
   reducer_->set_enabled(false);
@@ -212,12 +214,14 @@ void DdpState::broadcast_buffers(int source) {
 }
 
 void DdpState::broadcast_parameters_and_buffers(int source) {
+  if (reducer_) reducer_->wait_for_parameters();
   group_.broadcast_coalesced(tensors_of(wrapped_.parameters()), source);
   broadcast_buffers(source);
   cheap_fingerprint_ = wrapped_.cheap_fingerprint();
 }
 
 void DdpState::check_replicas() const {
+  reducer_->wait_for_parameters();
   check_equal(wrapped_.parameters(), group_);
 }
 
