@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include <ATen/record_function.h>
@@ -13,20 +12,24 @@ namespace {
 struct Late {
   at::Tensor memory;
   Work arrival;
+
+  /// Also if it has failed, or is waited for in a forked process, where it cannot arrive.
+  bool is_over() const {
+    try {
+      return arrival.is_done();
+    } catch (const std::exception&) {
+      return true;
+    }
+  }
 };
 
 /// Memory for which the operators of this thread wait. While there is any, LibTorch calls before_operator() with the
 /// inputs of each operator.
-struct Watch {
-  std::vector<Late> late{};
-  at::CallbackHandle handle = 0;  // 0: LibTorch does not call
-};
-
-thread_local Watch watch;
+thread_local std::vector<Late> late;
 
 void wait_for(const at::Tensor& input) {
   if (!input.defined() || !input.has_storage()) return;
-  for (const auto& item : watch.late) {
+  for (const auto& item : late) {
     if (!item.memory.is_alias_of(input)) continue;
     try {
       item.arrival.wait();
@@ -43,20 +46,31 @@ void wait_for_tensors_in(const c10::IValue& value) {
   }
 }
 
+std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& call);
+
+/// The callback of this thread, or 0. Autograd restores a thread's callbacks after each node of a graph, also those
+/// that were removed inside of it, so only LibTorch knows whether there is one.
+at::CallbackHandle installed_callback() {
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_)
+    if (entry.callback_.start() == &before_operator) return entry.handle_;
+  return 0;
+}
+
 std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& call) {
   for (const auto& input : call.inputs()) wait_for_tensors_in(input);
   // Those for which only a stream of the GPU waits stay: operators on other streams have to wait as well.
-  std::erase_if(watch.late, [](const Late& item) { return item.arrival.is_done(); });
-  if (watch.late.empty() && watch.handle != 0) at::removeCallback(std::exchange(watch.handle, 0));
+  std::erase_if(late, [](const Late& item) { return item.is_over(); });
+  if (!late.empty()) return nullptr;
+  if (const auto handle = installed_callback(); handle != 0) at::removeCallback(handle);
   return nullptr;
 }
 
 }  // namespace
 
 void wait_on_first_use(const at::Tensor& memory, const Work& arrival) {
-  watch.late.push_back({memory, arrival});
-  if (watch.handle == 0)
-    watch.handle = at::addThreadLocalCallback(
+  late.push_back({memory, arrival});
+  if (installed_callback() == 0)
+    at::addThreadLocalCallback(
         at::RecordFunctionCallback(&before_operator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 }
 

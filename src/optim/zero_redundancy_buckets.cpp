@@ -328,8 +328,11 @@ void ZeroRedundancyOptimizerBase::Shard::start_late_gathers() {
 }
 
 void ZeroRedundancyOptimizerBase::Shard::before_forward() {
-  if (!bucket_updates_ || bucket_updates_->late.empty() || bucket_updates_->watched_by == std::this_thread::get_id())
-    return;
+  if (!bucket_updates_) return;
+  for (size_t index : bucket_updates_->late)
+    if (const auto& gathered = *bucket_updates_->buckets[index].gathered; gathered.is_done())
+      gathered.wait();  // throws
+  if (bucket_updates_->watched_by == std::this_thread::get_id()) return;
   bucket_updates_->watched_by = std::this_thread::get_id();
   for (size_t index : bucket_updates_->late)
     detail::wait_on_first_use(memories_[index].memory.buffer(), *bucket_updates_->buckets[index].gathered);

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -165,6 +166,27 @@ TEST(LateParameters, ALostRankIsReported) {
   };
   EXPECT_THROW(run_threads(2, body), Error);
   EXPECT_TRUE(is_reported);
+}
+
+// Autograd restores the callbacks of a thread after each node, also one that was removed there because the parameters
+// of the other model have arrived.
+TEST(LateParameters, LeaveNoCallbacksBehind) {
+  run_threads(2, [](ProcessGroup world) {
+    const auto callbacks = [] { return at::get_record_function_tls_().sorted_tls_callbacks_.size(); };
+    Mixed one, other;
+    GatedTraining first(one, world, kSgd, kSmallBuckets, {.gather_in_forward = true});
+    GatedTraining second(other, world, kSgd, kSmallBuckets, {.gather_in_forward = true});
+    for (int step = 0; step < 10; ++step) {
+      run_steps(first.ddp, first.optimizer, world.rank(), step, step + 1);
+      EXPECT_EQ(callbacks(), 1) << step;
+      run_steps(second.ddp, second.optimizer, world.rank(), step, step + 1);
+      EXPECT_EQ(callbacks(), 1) << step;
+    }
+    first.optimizer.wait_for_parameters();
+    second.optimizer.wait_for_parameters();
+    torch::ones({1}).add_(1);
+    EXPECT_EQ(callbacks(), 0);
+  });
 }
 
 TEST(LateParameters, NeedUpdatesInBackward) {

@@ -155,6 +155,7 @@ TEST(GradientPlaces, WrongGuessesChangeNothing) {
     run_threads(2,
                 [](ProcessGroup world) {
                   std::mt19937 random(1);  // equal on all ranks
+                  int wrong_guesses = 0;
                   for (int round = 0; round < 10; ++round) {
                     Watched watched(world, {.find_unused_parameters = true, .buckets = {20000, 40000}});
                     std::vector<torch::Tensor> kept, copies;
@@ -164,7 +165,10 @@ TEST(GradientPlaces, WrongGuessesChangeNothing) {
                       order.resize(3 + random() % 4);
                       release_gradients(watched.parameters);
                       auto input = chain_input(step, world.rank()).requires_grad_();  // so it gets a gradient as well
-                      input.register_hook([&](const torch::Tensor& gradient) { copies.push_back(gradient.clone()); });
+                      input.register_hook([&](const torch::Tensor& gradient) {
+                        copies.push_back(gradient.clone());
+                        wrong_guesses += GradientPlaces::is_taken(gradient) ? 1 : 0;
+                      });
                       watched.ddp(input).pow(2).sum().backward();
                       expect_averages(watched.parameters, averaged_alone(world, order, input.detach()), step);
                       kept.push_back(input.grad());
@@ -172,8 +176,88 @@ TEST(GradientPlaces, WrongGuessesChangeNothing) {
                     for (size_t i = 0; i < kept.size(); ++i)
                       EXPECT_TRUE(kept[i].equal(copies[i])) << round << ", " << i;
                   }
+                  EXPECT_GT(wrong_guesses, 0) << "the test sees nothing";
                 },
                 {.backend = backend});
+}
+
+// Backward may read the gradient of the step before, which the program has kept.
+TEST(GradientPlaces, AnOldGradientIsKeptUntilTheNewOneIsComplete) {
+  for (bool keeps_alias : {false, true})
+    run_threads(2, [=](ProcessGroup world) {
+      Watched watched(world);
+      std::vector<torch::Tensor> old(watched.parameters.size()), copies(old.size());
+      for (size_t i = 0; i < old.size(); ++i)
+        watched.parameters[i].register_hook(
+            [&, i](const torch::Tensor&) { EXPECT_TRUE(!old[i].defined() || old[i].equal(copies[i])) << i; });
+      for (int step = 0; step < 5; ++step) {
+        watched.step(step);
+        for (size_t i = 0; i < old.size() && step >= 2; ++i) {
+          old[i] = keeps_alias ? watched.parameters[i].grad().detach() : watched.parameters[i].grad();
+          copies[i] = old[i].clone();
+        }
+      }
+    });
+}
+
+/// Keeps .grad() of a parameter as it is after its accumulation.
+struct KeepGradient : torch::autograd::FunctionPostHook {
+  KeepGradient(torch::Tensor parameter, std::vector<torch::Tensor>& kept, std::vector<torch::Tensor>& copies)
+      : parameter(std::move(parameter)), kept(kept), copies(copies) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    kept.push_back(parameter.grad());
+    copies.push_back(parameter.grad().clone());
+    return outputs;
+  }
+
+  const torch::Tensor parameter;
+  std::vector<torch::Tensor>&kept, &copies;
+};
+
+TEST(GradientPlaces, WhatAnEarlierHookKeepsDoesNotChange) {
+  run_threads(2, [](ProcessGroup world) {
+    Chain chain;
+    std::vector<torch::Tensor> kept, copies;
+    const auto accumulator = torch::autograd::impl::grad_accumulator(chain->layers[0]->weight);
+    accumulator->add_post_hook(std::make_unique<KeepGradient>(chain->layers[0]->weight, kept, copies));
+    DistributedDataParallel ddp(chain, world);
+    for (int step = 0; step < 4; ++step) {
+      release_gradients(chain->parameters());
+      ddp(chain_input(step, world.rank())).pow(2).sum().backward();
+    }
+    ASSERT_EQ(kept.size(), 4);
+    for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(kept[i].equal(copies[i])) << i;
+  });
+}
+
+/// Sums rows of a table of 32 KiB, with a sparse gradient.
+struct TableImpl : torch::nn::Module {
+  TableImpl() {
+    table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(1000, 8).sparse(true)));
+    fill_parameters(*this, 1);
+  }
+  torch::Tensor forward(torch::Tensor rows) { return table(rows); }
+  torch::nn::Embedding table{nullptr};
+};
+TORCH_MODULE(Table);
+
+TEST(GradientPlaces, SparseGradientsAreMadeDenseThere) {
+  run_threads(2, [](ProcessGroup world) {
+    Table model, alone;
+    DistributedDataParallel ddp(model, world, {.densify_sparse_gradients = true});
+    for (int step = 0; step < 5; ++step) {
+      const auto rows = torch::arange(10) * (step + 1) + world.rank();
+      release_gradients(model->parameters());
+      release_gradients(alone->parameters());
+      ddp(rows).pow(2).sum().backward();
+      alone(rows).pow(2).sum().backward();
+      auto expected = alone->table->weight.grad().to_dense();
+      world.all_reduce(expected, ReduceOp::kAvg);
+      EXPECT_TRUE(model->table->weight.grad().equal(expected)) << step;
+    }
+  });
 }
 
 TEST(GradientPlaces, GradientsAccumulate) {
@@ -233,15 +317,24 @@ TEST(GradientPlaces, TensorsOutliveTheWrapper) {
   EXPECT_FALSE(GradientPlaces::is_taken(at::from_blob(const_cast<void*>(place), {1})));
 }
 
-// LibTorch also allocates without a tensor.
-TEST(GradientPlaces, TheAllocatorStillAllocatesRawMemory) {
+// LibTorch also allocates without a tensor. The guess is wrong here: the memory takes the place of a gradient.
+TEST(GradientPlaces, RawMemoryMayBeAPlace) {
   run_threads(1, [](ProcessGroup world) {
     Watched watched(world);
-    for (int step = 0; step < 2; ++step) watched.step(step);
     auto* const allocator = c10::GetCPUAllocator();
-    auto* const memory = static_cast<char*>(allocator->raw_allocate(1 << 20));
-    std::fill(memory, memory + (1 << 20), 1);
-    allocator->raw_deallocate(memory);
+    std::vector<void*> places;
+    int step = 0;
+    for (size_t i = 0; i < watched.parameters.size(); ++i)
+      watched.parameters[i].register_hook([&](const torch::Tensor&) {
+        if (step < 3) return;
+        auto* const memory = static_cast<char*>(allocator->raw_allocate(kWidth * kWidth * sizeof(float)));
+        std::fill(memory, memory + kWidth * kWidth * sizeof(float), 1);
+        if (GradientPlaces::is_taken(at::from_blob(memory, {1}))) places.push_back(memory);
+        allocator->raw_deallocate(memory);
+      });
+    for (; step < 5; ++step) watched.step(step);
+    EXPECT_FALSE(places.empty()) << "the test sees nothing";
+    for (void* place : places) EXPECT_FALSE(GradientPlaces::is_taken(at::from_blob(place, {1})));
   });
 }
 

@@ -78,6 +78,16 @@ void Bucket::use(const at::Tensor& memory, const at::Tensor& extra) {
   contents_with_extra_.gradients.push_back(extra_);
 }
 
+void Bucket::note_users() {
+  memory_users_ = memory_.storage().use_count();
+  gradient_users_.clear();
+  for (const auto& gradient : contents_.gradients) gradient_users_.push_back(gradient.use_count());
+}
+
+bool Bucket::is_used_elsewhere(size_t slot) const {
+  return memory_.storage().use_count() > memory_users_ || contents_.gradients[slot].use_count() > gradient_users_[slot];
+}
+
 void Bucket::move() {
   c10::NoGradGuard no_grad;
   const auto memory = group_.allocate(memory_.sizes(), memory_.scalar_type()).copy_(memory_);

@@ -58,6 +58,10 @@ class Bucket {
   /// The elements after the gradients. An AveragingHook averages them with the gradients. Other comm hooks do not
   /// receive them: they have their own all-reduce.
   const at::Tensor& extra() const { return extra_; }
+  /// Call it when only the bucket uses its tensors.
+  void note_users();
+  /// Whether there are more users of the gradient, or of the bucket's memory, than note_users() found.
+  bool is_used_elsewhere(size_t slot) const;
   /// The memory of the gradients and the elements after them.
   const at::Tensor& memory() const { return memory_; }
   /// Moves all contents to new memory. The old memory is left as it is. Precondition: no other bucket uses the memory,
@@ -111,6 +115,8 @@ class Bucket {
   bool is_open_ = false;
   GradientBucket contents_;
   GradientBucket contents_with_extra_;  // for an AveragingHook; only in the last bucket
+  size_t memory_users_ = 0;
+  std::vector<size_t> gradient_users_;
   size_t missing_ = 0;
   std::vector<at::Tensor> places_, values_;  // pending copies; an undefined value stands for zeros
   std::optional<Work> average_;              // of the running reduction

@@ -164,7 +164,7 @@ void DdpState::take_part_in_capture() {
 void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kOther);
-  if (!c10::GradMode::is_enabled()) return;
+  if (!c10::GradMode::is_enabled()) return reducer_->wait_for_parameters();  // throws if some did not arrive
   reducer_->end_forward(outputs);
   for (const auto& output : outputs)
     if (const auto& node = output.grad_fn(); node && !is_older(*node, forward_begin_))

@@ -12,6 +12,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
 
+#include "parallel/ddp/accumulator_hooks.h"
+
 namespace lockstep {
 namespace {
 
@@ -116,11 +118,6 @@ class GradientPlaces::Offers {
       size.gradients[seen->second] = parameter;
   }
 
-  void revoke(size_t parameter) {
-    std::lock_guard lock(mutex_);
-    places_.erase(parameter);
-  }
-
   void exclude(size_t parameter) {
     std::lock_guard lock(mutex_);
     excluded_.insert(parameter);
@@ -174,7 +171,8 @@ class PlacingAllocator final : public c10::Allocator {
 
  private:
   c10::DataPtr allocate_in_place(size_t bytes) const {
-    if (!is_any_offered || bytes < GradientPlaces::kLeastBytes) return before_.allocate(bytes);
+    const bool may_be_gradient = is_any_offered && bytes >= GradientPlaces::kLeastBytes;
+    if (!may_be_gradient || !current_backward_task().id) return before_.allocate(bytes);
     void* place = nullptr;
     for (const auto& offers : offered.list)
       if (void* const taken = offers->count(bytes, /*may_take=*/!place)) place = taken;
@@ -218,9 +216,12 @@ GradientPlaces::~GradientPlaces() {
   offers_->close();
 }
 
+void GradientPlaces::install() {
+  placing_allocator();
+}
+
 void GradientPlaces::offer(const std::vector<Place>& places) {
   if (places.empty()) return;
-  placing_allocator();
   offers_->open(places);
   std::erase_if(offered.list, [](const auto& offers) { return !offers->is_open(); });  // closed by other threads
   if (std::find(offered.list.begin(), offered.list.end(), offers_) == offered.list.end())
@@ -232,14 +233,10 @@ void GradientPlaces::note_arrival(size_t parameter, const at::Tensor& gradient) 
   offers_->note_arrival(parameter, gradient);
 }
 
-void GradientPlaces::withdraw() {
+void GradientPlaces::withdraw() const {
   offers_->close();
   std::erase(offered.list, offers_);
   is_any_offered = !offered.list.empty();
-}
-
-void GradientPlaces::revoke(size_t parameter) {
-  offers_->revoke(parameter);
 }
 
 void GradientPlaces::exclude(size_t parameter) {

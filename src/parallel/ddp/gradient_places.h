@@ -13,7 +13,8 @@ namespace lockstep {
 /// allocation on to the allocator that was there before, except those that will hold a gradient.
 ///
 /// Which ones these are is learned: in a backward like the one before, the gradient of a parameter is again the n-th
-/// allocation of its size. A wrong guess costs time, but changes no value: see is_taken(). Thread-safe.
+/// allocation of its size. A wrong guess costs time, and memory of the bucket while the tensor exists, but changes no
+/// value: see is_taken(). Thread-safe.
 class GradientPlaces {
  public:
   class Offers;
@@ -22,6 +23,9 @@ class GradientPlaces {
   ~GradientPlaces();
   GradientPlaces(const GradientPlaces&) = delete;
   GradientPlaces& operator=(const GradientPlaces&) = delete;
+
+  /// Replaces the allocator, unless that is done. Call it before other threads allocate, as far as possible.
+  static void install();
 
   /// Smaller gradients are not worth it.
   static constexpr size_t kLeastBytes = 16 << 10;
@@ -37,9 +41,7 @@ class GradientPlaces {
   /// Call it when the gradient of an offered parameter is complete, before its place is written to.
   void note_arrival(size_t parameter, const at::Tensor& gradient);
   /// Offers nothing until the next offer().
-  void withdraw();
-  /// Offers nothing for this parameter until the next offer().
-  void revoke(size_t parameter);
+  void withdraw() const;
   /// Never offers a place for this parameter again.
   void exclude(size_t parameter);
 

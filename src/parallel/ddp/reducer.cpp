@@ -79,6 +79,8 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
     if (!is_sparse(i)) order.push_back(i);
   plan_ = detail::plan_buckets(specs(), options_.limits, order);
   make_buckets();
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (may_be_computed_in_bucket(i)) GradientPlaces::install();
 }
 
 void Reducer::begin_forward() {

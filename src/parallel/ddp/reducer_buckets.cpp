@@ -12,11 +12,14 @@ namespace {
 
 constexpr int kReference = 0;  // the rank whose arrival order determines the buckets
 
-/// Whether only `gradient` uses its memory, and `arrived`, which autograd drops when the hook returns. The latter may
-/// be a view, which keeps its base.
+/// Whether only `gradient`, which is also .grad(), uses its memory, and `arrived`, which autograd drops when the hook
+/// returns. The latter may be a view, which keeps its base.
 bool is_memory_its_own(const at::Tensor& gradient, const at::Tensor& arrived) {
+  constexpr size_t kHandles = 2;  // .grad(), and the caller's
+  if (gradient.use_count() > kHandles) return false;
   size_t users = 1;
-  if (arrived.defined() && !arrived.is_same(gradient) && arrived.is_alias_of(gradient)) {
+  const bool is_dense = arrived.defined() && arrived.layout() == c10::kStrided;
+  if (is_dense && !arrived.is_same(gradient) && arrived.is_alias_of(gradient)) {
     ++users;
     if (arrived.is_view()) {
       if (arrived._base().use_count() > 1) return false;
@@ -59,6 +62,7 @@ void Reducer::make_buckets() {
   }
   if (buckets_.empty())
     buckets_.emplace_back(group_, 0, at::kFloat, std::vector<at::Tensor>(), marks_.elements(), plans_, recorder_);
+  for (auto& bucket : buckets_) bucket.note_users();
 }
 
 const at::Tensor& Reducer::view_of(size_t parameter) const {
@@ -75,12 +79,15 @@ bool Reducer::may_be_computed_in_bucket(size_t parameter) const {
          view_of(parameter).nbytes() >= GradientPlaces::kLeastBytes;
 }
 
-/// Lets this backward compute gradients in their buckets, unless a bucket's memory holds the old gradient.
+/// Lets this backward compute gradients in their buckets, unless the program still has the old gradient.
 void Reducer::offer_places() {
   std::vector<GradientPlaces::Place> places;
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (!states_[i].is_in && !parameters_[i].tensor.grad().defined() && may_be_computed_in_bucket(i))
-      places.push_back({i, view_of(i), buckets_[states_[i].bucket].memory()});
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& bucket = buckets_[states_[i].bucket];
+    if (!states_[i].is_in && !parameters_[i].tensor.grad().defined() && may_be_computed_in_bucket(i) &&
+        !bucket.is_used_elsewhere(states_[i].slot))
+      places.push_back({i, view_of(i), bucket.memory()});
+  }
   places_.offer(places);
 }
 
@@ -91,8 +98,10 @@ void Reducer::vacate_place(size_t parameter, const at::Tensor& gradient, const a
   const bool is_there = gradient.defined() && same_memory(gradient, view_of(parameter));
   if (is_there && is_memory_its_own(gradient, arrived)) return;
   places_.exclude(parameter);
-  for (size_t other : plan_.buckets[states_[parameter].bucket]) places_.revoke(other);
-  buckets_[states_[parameter].bucket].move();
+  places_.withdraw();  // those of other parameters are in the old memory, and the new memory must not be in a place
+  auto& bucket = buckets_[states_[parameter].bucket];
+  bucket.move();
+  bucket.note_users();
 }
 
 // Uses rank 0's arrival order, because the buckets must be the same on all ranks. Collective.

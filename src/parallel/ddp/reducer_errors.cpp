@@ -13,6 +13,7 @@
 namespace lockstep {
 
 void Reducer::throw_interrupted_backward() const {
+  places_.withdraw();
   throw UsageError(
       group_.rank(),
       "the last backward did not finish, so this rank left the others in the middle of a reduction; end the "
