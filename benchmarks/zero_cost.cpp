@@ -42,18 +42,15 @@ struct Model {
 };
 
 /// Waits in place of a computation on a device, which would leave the cores to communication.
-struct Pause : torch::autograd::Function<Pause> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& input, int64_t ms) {
-    context->saved_data["ms"] = ms;
+nn::Functional make_pause(int ms) {
+  return nn::Functional([ms](const torch::Tensor& output) {
     std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-    return input.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2 * context->saved_data["ms"].toInt()));
-    return {gradients[0], torch::Tensor()};
-  }
-};
+    output.register_hook(
+        [ms](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(2 * ms)); });
+    return output;
+  });
+}
+
 const std::vector<Model> kModels{{"small", {784, 128, 128, 10}, 32},
                                  {"mlp", {784, 2048, 2048, 2048, 10}, 32},
                                  {"deep", std::vector<int64_t>(13, 1024), 128},
@@ -65,8 +62,7 @@ nn::Sequential make(const Model& model) {
   for (size_t i = 1; i < model.widths.size(); ++i) {
     if (i > 1) net->push_back(nn::ReLU());
     net->push_back(nn::Linear(model.widths[i - 1], model.widths[i]));
-    if (model.pause_ms > 0)
-      net->push_back(nn::Functional([ms = model.pause_ms](const torch::Tensor& x) { return Pause::apply(x, ms); }));
+    if (model.pause_ms > 0) net->push_back(make_pause(model.pause_ms));
   }
   return net;
 }
