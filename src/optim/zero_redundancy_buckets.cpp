@@ -331,7 +331,7 @@ void ZeroRedundancyOptimizerBase::Shard::before_forward() {
   if (!bucket_updates_) return;
   for (size_t index : bucket_updates_->late)
     if (const auto& gathered = *bucket_updates_->buckets[index].gathered; gathered.is_done())
-      gathered.wait();  // throws
+      gathered.wait();  // throws if it has failed
   if (bucket_updates_->watched_by == std::this_thread::get_id()) return;
   bucket_updates_->watched_by = std::this_thread::get_id();
   for (size_t index : bucket_updates_->late)

@@ -57,6 +57,7 @@ Bucket::Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, co
   if (memory_.is_cuda())
     padding_ = at::zeros({kGradientAlignBytes / static_cast<int64_t>(c10::elementSize(dtype))}, memory_.options());
   times_ = {static_cast<int64_t>(contents_.buffer.nbytes()), contents_.gradients.size()};
+  note_users();
 }
 
 void Bucket::use(const at::Tensor& memory, const at::Tensor& extra) {
@@ -92,6 +93,7 @@ void Bucket::move() {
   c10::NoGradGuard no_grad;
   const auto memory = group_.allocate(memory_.sizes(), memory_.scalar_type()).copy_(memory_);
   use(memory, memory.narrow(0, layout_.elements, extra_.numel()));
+  note_users();
 }
 
 void Bucket::reset() {

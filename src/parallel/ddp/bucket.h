@@ -58,9 +58,7 @@ class Bucket {
   /// The elements after the gradients. An AveragingHook averages them with the gradients. Other comm hooks do not
   /// receive them: they have their own all-reduce.
   const at::Tensor& extra() const { return extra_; }
-  /// Call it when only the bucket uses its tensors.
-  void note_users();
-  /// Whether there are more users of the gradient, or of the bucket's memory, than note_users() found.
+  /// Whether another tensor uses the bucket's memory, or somebody else has a handle of the gradient.
   bool is_used_elsewhere(size_t slot) const;
   /// The memory of the gradients and the elements after them.
   const at::Tensor& memory() const { return memory_; }
@@ -102,6 +100,8 @@ class Bucket {
  private:
   /// Lets all tensors of the bucket use this memory.
   void use(const at::Tensor& memory, const at::Tensor& extra);
+  /// Call it when only the bucket uses its tensors.
+  void note_users();
   bool exceeds_half_of_bucket(const at::Tensor& place) const;
   void hold_back(const at::Tensor& place, const at::Tensor& gradient);
   void concatenate(const std::vector<at::Tensor>& places, const std::vector<at::Tensor>& values);
@@ -115,8 +115,8 @@ class Bucket {
   bool is_open_ = false;
   GradientBucket contents_;
   GradientBucket contents_with_extra_;  // for an AveragingHook; only in the last bucket
-  size_t memory_users_ = 0;
-  std::vector<size_t> gradient_users_;
+  size_t memory_users_ = 0;             // tensors of the bucket itself
+  std::vector<size_t> gradient_users_;  // by slot: handles of the bucket itself
   size_t missing_ = 0;
   std::vector<at::Tensor> places_, values_;  // pending copies; an undefined value stands for zeros
   std::optional<Work> average_;              // of the running reduction

@@ -62,7 +62,6 @@ void Reducer::make_buckets() {
   }
   if (buckets_.empty())
     buckets_.emplace_back(group_, 0, at::kFloat, std::vector<at::Tensor>(), marks_.elements(), plans_, recorder_);
-  for (auto& bucket : buckets_) bucket.note_users();
 }
 
 const at::Tensor& Reducer::view_of(size_t parameter) const {
@@ -99,9 +98,7 @@ void Reducer::vacate_place(size_t parameter, const at::Tensor& gradient, const a
   if (is_there && is_memory_its_own(gradient, arrived)) return;
   places_.exclude(parameter);
   places_.withdraw();  // those of other parameters are in the old memory, and the new memory must not be in a place
-  auto& bucket = buckets_[states_[parameter].bucket];
-  bucket.move();
-  bucket.note_users();
+  buckets_[states_[parameter].bucket].move();
 }
 
 // Uses rank 0's arrival order, because the buckets must be the same on all ranks. Collective.
