@@ -7,11 +7,11 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/version.h>
 
 #include <lockstep/error.h>
 
 #include "comm/conformance.h"
+#include "comm/torch_version.h"
 #include "support/messages.h"
 
 namespace lockstep {
@@ -243,9 +243,8 @@ class ConformanceOnce : public OnEveryRank {};
 // Bytes are compared: LibTorch has no comparison for all of these dtypes.
 TEST_P(ConformanceOnce, DtypesWithoutReductionsAreMoved) {
   std::vector<at::ScalarType> dtypes{at::kComplexHalf, at::kComplexFloat, at::kComplexDouble};
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
-  dtypes.insert(dtypes.end(), {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kUInt16, at::kUInt32, at::kUInt64});
-#endif
+  const auto newer = detail::dtypes_since_1_13();
+  dtypes.insert(dtypes.end(), newer.begin(), newer.end());
   on_every_rank([&](ProcessGroup world) {
     for (const auto dtype : dtypes) {
       SCOPED_TRACE(at::toString(dtype));

@@ -15,6 +15,8 @@
 
 #include <lockstep/fast_convolutions.h>
 
+#include "comm/torch_version.h"
+
 // A function of LibTorch that not all versions declare in a header. Weak: a LibTorch without it is not checked.
 namespace caffe2 {
 __attribute__((weak)) const std::map<std::string, std::string>& GetBuildOptions();
@@ -53,9 +55,7 @@ __attribute__((constructor(101))) void check_loaded_torch() {
 }  // namespace
 
 void prefer_fast_convolutions() {
-#if defined(__aarch64__) && TORCH_VERSION_MAJOR < 2
-  at::globalContext().setUserEnabledMkldnn(false);
-#endif
+  if constexpr (detail::kMkldnnSlowsConvolutions) at::globalContext().setUserEnabledMkldnn(false);
 }
 
 }  // namespace lockstep

@@ -14,6 +14,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "comm/torch_version.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
 
 namespace lockstep::detail {
@@ -37,7 +38,7 @@ class SumReplicaGradients final : public torch::autograd::Node {
 /// node runs on the device of its inputs.
 class MoveGradientToOwner final : public torch::autograd::Node {
  public:
-  MoveGradientToOwner(const std::shared_ptr<SumReplicaGradients>& sum, const at::Tensor& parameter)
+  MoveGradientToOwner(const NodePointer<SumReplicaGradients>& sum, const at::Tensor& parameter)
       : Node(torch::autograd::edge_list{{sum, sum->add_input_metadata(parameter)}}), device_(parameter.device()) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
@@ -178,12 +179,13 @@ void ModuleReplicas::replicate() {
   const auto parameters = module_->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& parameter = parameters[i];
-    const auto sum = parameter.requires_grad() ? std::make_shared<SumReplicaGradients>(parameter) : nullptr;
+    NodePointer<SumReplicaGradients> sum;  // null if the parameter is frozen
+    if (parameter.requires_grad()) sum = make_node<SumReplicaGradients>(parameter);
     for (auto& copy : copies) {
       auto& replica = copy.parameters[i];
       if (replica.device() == parameter.device()) replica.set_data(parameter.variable_data());  // the same memory
       replica.set_requires_grad(false);
-      if (sum) torch::autograd::set_history(replica, std::make_shared<MoveGradientToOwner>(sum, parameter));
+      if (sum) torch::autograd::set_history(replica, make_node<MoveGradientToOwner>(sum, parameter));
     }
   }
   copies_ = std::move(copies);

@@ -10,6 +10,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include "comm/torch_version.h"
+
 namespace lockstep {
 
 /// One run of the autograd engine, that is one call of backward(). Activation checkpointing nests backward() calls.
@@ -57,8 +59,8 @@ class AccumulatorHooks {
   class ReplaceHook;
   /// The hooks on one accumulator.
   struct Listener {
-    std::shared_ptr<torch::autograd::Node>
-        accumulator;  // keeps it alive: autograd holds a weak pointer; null if frozen
+    /// Keeps the accumulator alive: autograd holds a weak pointer. Null if the parameter is frozen.
+    detail::NodePointer<torch::autograd::Node> accumulator;
     uintptr_t key = 0;
     torch::autograd::FunctionPreHook* replace_hook = nullptr;
 
