@@ -102,9 +102,13 @@ class LOCKSTEP_EXPORT Value {
   const Value* find(const Value& key) const;
   Value* find(const Value& key);
   bool contains(const Value& key) const { return find(key) != nullptr; }
-  /// The same, but throws UsageError, which lists the keys, if there is none.
+  /// Returns the value with this key in a dict or object, or with this index, from 0 on, in a list or tuple. Throws
+  /// UsageError, which lists the keys or names the size, if there is none. Never inserts: use set().
   const Value& at(const Value& key) const;
   Value& at(const Value& key);
+  /// The same: checkpoint["optimizer"]["param_groups"][0]["lr"].
+  const Value& operator[](const Value& key) const { return at(key); }
+  Value& operator[](const Value& key) { return at(key); }
   /// Sets or replaces an item of a dict.
   void set(const Value& key, Value value);
   /// Removes an item of a dict or object. Returns whether there was one.

@@ -333,6 +333,14 @@ Value* Value::find(const Value& key) {
 }
 
 const Value& Value::at(const Value& key) const {
+  if (is(Kind::kList) || is(Kind::kTuple)) {
+    if (size() == 0)
+      throw UsageError(text("there is no element ", key.to_string(80), " in an empty ", name_of(kind())));
+    if (!key.is(Kind::kInt) || key.as_int() < 0 || key.as_int() >= static_cast<int64_t>(size()))
+      throw UsageError(text("there is no element ", key.to_string(80), " in a ", name_of(kind()), " of ", size(),
+                            "; expected an index from 0 to ", size() - 1));
+    return elements()[static_cast<size_t>(key.as_int())];
+  }
   if (const auto* found = find(key)) return *found;
   std::vector<std::string> keys;
   for (const auto& [name, value] : items()) {

@@ -220,6 +220,20 @@ TEST_F(CheckpointFile, ValuesNameTheKindThatTheyHave) {
   EXPECT_EQ(value.to_string(10), "{'a': 1...");
 }
 
+TEST_F(CheckpointFile, ValuesAreIndexedByKeysAndPositions) {
+  auto state = Value::dict({{"groups", Value::list({Value::dict({{"lr", 0.1}})})}, {"betas", Value::tuple({0.9, 1})}});
+  state["groups"][0]["lr"] = 0.5;
+  const auto& constant = state;
+  EXPECT_EQ(constant["groups"][0]["lr"].as_double(), 0.5);
+  EXPECT_EQ(constant["betas"].at(1).as_int(), 1);
+  expect_error<UsageError>([&] { state["groups"][1]; }, "no element 1 in a list of 1", "from 0 to 0");
+  expect_error<UsageError>([&] { constant["betas"][-1]; }, "no element -1 in a tuple of 2", "from 0 to 1");
+  expect_error<UsageError>([&] { constant["betas"]["lr"]; }, "no element 'lr' in a tuple of 2");
+  expect_error<UsageError>([&] { Value::list()[0]; }, "no element 0 in an empty list");
+  expect_error<UsageError>([&] { state["epoch"] = 3; }, "'epoch'", "'groups' and 'betas'");
+  EXPECT_FALSE(state.contains("epoch")) << "operator[] must not insert";
+}
+
 // --- modules
 
 struct Net : torch::nn::Module {

@@ -188,7 +188,28 @@ TEST_F(Show, RefusesADamagedFile) {
   save("a.pt", state);
   damage("a.pt", state.at("model").at("fc.weight").tensor());
   expect_failure("show a.pt", 1, "a.pt: record 'data/0' differs from its SHA-256");
-  expect_failure("show .", 2, "is a folder");
+  expect_failure("show .", 1, "a.pt: record 'data/0' differs from its SHA-256");
+}
+
+TEST_F(Show, PrintsTheNewestCheckpointOfARun) {
+  expect_failure("show .", 2, ".: has no checkpoint files, nor has ./checkpoints");
+  std::filesystem::create_directory(path("checkpoints"));
+  save("exported.pt", training_state(0));
+  EXPECT_EQ(object("show .")["file"], "./exported.pt");
+  for (const auto* name : {"checkpoints/step-00000100.pt", "checkpoints/step-00000020.pt", "checkpoints/best.pt"})
+    save(name, training_state(std::string(name).ends_with("100.pt") ? 5 : 4));
+  EXPECT_EQ(object("show checkpoints")["file"], "checkpoints/step-00000100.pt") << "the highest number, not the last";
+  const auto ran = run("show .");
+  EXPECT_EQ(ran.code, 0) << ran.errors;
+  EXPECT_THAT(ran.output, StartsWith("The newest checkpoint: ./checkpoints/step-00000100.pt\n\nmodel: "));
+  EXPECT_THAT(ran.output, HasSubstr("\nepoch: 5\n"));
+
+  save("checkpoints/epoch-00000001.pt", training_state(6));
+  const auto of_steps = std::filesystem::last_write_time(path("checkpoints/step-00000100.pt"));
+  std::filesystem::last_write_time(path("checkpoints/epoch-00000001.pt"), of_steps + std::chrono::seconds(10));
+  EXPECT_EQ(object("show .")["file"], "./checkpoints/epoch-00000001.pt") << "of two units the one written last";
+  std::filesystem::last_write_time(path("checkpoints/epoch-00000001.pt"), of_steps - std::chrono::seconds(10));
+  EXPECT_EQ(object("show .")["file"], "./checkpoints/step-00000100.pt");
 }
 
 // --- verify

@@ -24,10 +24,12 @@ Exit codes:
 )";
 
 constexpr const char* kShowFooter = R"(
-The statistics of a tensor are computed in double precision, over its finite elements.
+The statistics of a tensor are computed in double precision, over its finite elements. For a folder, the newest
+checkpoint in it, or in its folder checkpoints, is printed.
 
 Examples:
   lockstep checkpoint show step-00000100.pt
+  lockstep checkpoint show runs/a
   lockstep checkpoint show step-00000100.pt --tensor 'model.*.weight'
 
 Exit codes:
@@ -143,7 +145,7 @@ void add_checkpoint_commands(CLI::App& app, Arguments& arguments) {
 
   auto& show =
       add_command(app, arguments, "show", "Print the entries of a file and a summary of its tensors", kShowFooter);
-  add_path(show, "file", arguments.first, "The checkpoint file");
+  add_path(show, "file", arguments.first, "The checkpoint file, or the folder of a run");
   show.add_option("--tensor", arguments.tensor_glob, "Only tensors whose name matches, as in 'model.*'")
       ->type_name("GLOB");
 

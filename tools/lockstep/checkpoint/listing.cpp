@@ -136,6 +136,26 @@ std::vector<CheckpointFile> find_files(const std::vector<std::string>& paths) {
   return files;
 }
 
+CheckpointFile newest_in(const std::string& folder) {
+  const auto checkpoints = join(folder, "checkpoints");
+  std::vector<CheckpointFile> files;
+  if (is_folder(checkpoints)) files = list_folder(checkpoints).files;
+  if (files.empty()) files = list_folder(folder).files;
+  std::map<std::string, CheckpointFile> last_of_unit;  // files are ordered by number; those without one have unit ""
+  for (const auto& file : files) {
+    auto& last = last_of_unit[file.numbered ? file.numbered->unit : ""];
+    if (file.numbered || file.modified >= last.modified) last = file;
+  }
+  if (last_of_unit.size() > 1) last_of_unit.erase("");
+  if (last_of_unit.empty())
+    throw UsageError(
+        fmt::format("{}: has no checkpoint files, nor has {}; pass a checkpoint file, or the folder of a run", folder,
+                    checkpoints));
+  return std::max_element(last_of_unit.begin(), last_of_unit.end(),
+                          [](const auto& a, const auto& b) { return a.second.modified < b.second.modified; })
+      ->second;
+}
+
 void require_file(const std::string& path) {
   if (is_file(path)) return;
   if (is_folder(path)) throw UsageError(fmt::format("{}: is a folder, expected a checkpoint file in it", path));

@@ -60,6 +60,11 @@ Folder list_folder(const std::string& path);
 /// The files at these paths, and all files in those that are folders. Throws UsageError for a path that does not exist.
 std::vector<CheckpointFile> find_files(const std::vector<std::string>& paths);
 
+/// The newest checkpoint of a run's folder, which has a folder `checkpoints`, or of a folder with checkpoint files.
+/// That is the file with the highest number of its unit; with several units, the one of them that was written last.
+/// Without numbered files it is the file that was written last. Throws UsageError if there is no checkpoint file.
+CheckpointFile newest_in(const std::string& folder);
+
 /// Throws UsageError unless the path is that of a file.
 void require_file(const std::string& path);
 

@@ -9,6 +9,7 @@
 #include <lockstep/error.h>
 
 #include "checkpoint/entries.h"
+#include "checkpoint/listing.h"
 #include "checkpoint/operations.h"
 #include "checkpoint/statistics.h"
 #include "checkpoint/table.h"
@@ -178,15 +179,18 @@ std::string totals_line(const std::vector<NamedTensor>& tensors) {
 }  // namespace
 
 int run_show(const Arguments& arguments) {
-  const auto value = load_whole(arguments.first);
+  const bool chooses = is_folder(arguments.first);
+  const auto path = chooses ? newest_in(arguments.first).path : arguments.first;
+  const auto value = load_whole(path);
   const auto tensors = matching(tensors_of(value), arguments.tensor_glob);
   if (tensors.empty() && !arguments.tensor_glob.empty())
-    throw UsageError(fmt::format("{}: no tensor matches '{}'; lockstep checkpoint show {} lists all tensors",
-                                 arguments.first, arguments.tensor_glob, arguments.first));
+    throw UsageError(fmt::format("{}: no tensor matches '{}'; lockstep checkpoint show {} lists all tensors", path,
+                                 arguments.tensor_glob, path));
   if (arguments.json) {
-    print_show_json(arguments.first, value, tensors);
+    print_show_json(path, value, tensors);
   } else {
     const auto style = output_style();
+    if (chooses) std::cout << "The newest checkpoint: " << printable(path) << "\n\n";
     if (arguments.tensor_glob.empty()) std::cout << tree_of(value, style.columns) << "\n";
     if (!tensors.empty()) std::cout << table_of(tensors, style) << "\n";
     std::cout << totals_line(tensors) << std::flush;
