@@ -43,7 +43,7 @@ void check_loading(const char* loader, int rank, const DataLoaderOptions& option
 }
 
 bool pins_memory(const DataLoaderOptions& options) {
-  return at::hasCUDA() && (options.pin_memory || (options.device && options.device->is_cuda()));
+  return (options.pin_memory || (options.device && options.device->is_cuda())) && at::hasCUDA();
 }
 
 size_t batches_in(size_t samples, const DataLoaderOptions& options) {

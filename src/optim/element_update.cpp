@@ -54,6 +54,13 @@ SgdUpdate begin_sgd(torch::optim::Optimizer& optimizer, const OptimizerOptions& 
   return {options.lr(), options.momentum(), options.dampening(), options.weight_decay(), options.nesterov(), is_first};
 }
 
+/// Copies `count` elements, in memory order, from `begin` on. Both tensors are dense and have the same dtype.
+void copy_elements(const at::Tensor& from, const at::Tensor& to, int64_t begin, int64_t count) {
+  const auto width = static_cast<int64_t>(from.element_size());
+  std::memcpy(static_cast<char*>(to.data_ptr()) + begin * width,
+              static_cast<const char*>(from.data_ptr()) + begin * width, static_cast<size_t>(count * width));
+}
+
 }  // namespace
 
 std::string ElementUpdate::refusal(const torch::optim::Optimizer& optimizer) {
@@ -117,12 +124,6 @@ void ElementUpdate::take_back_count() const {
     auto* state = find_state<torch::optim::AdamParamState>(*adam, parameter);
     state->step(state->step() - 1);
   }
-}
-
-void copy_elements(const at::Tensor& from, const at::Tensor& to, int64_t begin, int64_t count) {
-  const auto width = static_cast<int64_t>(from.element_size());
-  std::memcpy(static_cast<char*>(to.data_ptr()) + begin * width,
-              static_cast<const char*>(from.data_ptr()) + begin * width, static_cast<size_t>(count * width));
 }
 
 }  // namespace lockstep::detail

@@ -53,7 +53,4 @@ class ElementUpdate {
   std::variant<AdamUpdate, SgdUpdate> update_;
 };
 
-/// Copies `count` elements, in memory order, from `begin` on. Both tensors are dense and have the same dtype.
-void copy_elements(const at::Tensor& from, const at::Tensor& to, int64_t begin, int64_t count);
-
 }  // namespace lockstep::detail

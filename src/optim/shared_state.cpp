@@ -4,10 +4,24 @@
 #include <atomic>
 
 #include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
 
 #include "comm/shared_memory_calls.h"
 
 namespace lockstep::detail {
+namespace {
+
+/// Copies `count` elements, in memory order, from `begin` on. Both tensors are dense. Several ranks may copy the same
+/// values to the same place at once, so the elements are written atomically.
+void restore_elements(const at::Tensor& from, const at::Tensor& to, int64_t begin, int64_t count) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, from.scalar_type(), "undo_step", [&] {
+    const auto* values = static_cast<const scalar_t*>(from.data_ptr()) + begin;
+    auto* place = static_cast<scalar_t*>(to.data_ptr()) + begin;
+    for (int64_t i = 0; i < count; ++i) std::atomic_ref(place[i]).store(values[i], std::memory_order_relaxed);
+  });
+}
+
+}  // namespace
 
 SharedState::SharedState(const ProcessGroup& group, const ShardedMemory& memory, size_t states, Undo undo)
     : memory_(memory), rank_(group.rank()) {
@@ -49,7 +63,7 @@ void SharedState::restore(int32_t step) const {
         if (std::atomic_ref(*saved).load(std::memory_order_acquire) != step) continue;
         const int64_t count = std::min(ElementUpdate::kSavedElements, piece.size - begin);
         for (size_t t = 0; t < live.size(); ++t)
-          copy_elements(memory_.values(piece, before_[t]), live[t], begin, count);
+          restore_elements(memory_.values(piece, before_[t]), live[t], begin, count);
       }
     }
 }

@@ -20,7 +20,7 @@ class SharedState {
   ElementUpdate::Memory of(const ShardPiece& piece) const;
 
   /// Restores what the given step has changed in the parameters and the state, in the shares of all ranks. A rank that
-  /// is still in this step must call it as well.
+  /// is still in this step must call it as well. Several ranks may call it at once.
   void restore(int32_t step) const;
 
  private:

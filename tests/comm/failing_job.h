@@ -13,6 +13,7 @@
 
 #include "comm/failing_rank.h"
 #include "support/rank_process.h"
+#include "support/slowness.h"
 #include "support/stolen_time.h"
 #include "support/temporary_folder.h"
 
@@ -20,12 +21,6 @@ namespace lockstep {
 
 /// How a rank of failing_rank ends that was told of an error.
 constexpr int kExitAfterError = 3;
-/// How much longer everything may take under a sanitizer.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kSlowness = 10;
-#else
-constexpr int kSlowness = 1;
-#endif
 /// How a rank ends that was killed.
 constexpr int kKilled = 128 + SIGKILL;
 

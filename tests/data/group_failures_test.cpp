@@ -227,7 +227,8 @@ TEST(GroupFailures, EveryKindOfErrorOfTheReaderReachesAllRanks) {
           // In the second step of the last replica.
           const auto indices = distributed_indices(kSamples, place.replicas - 1, place.replicas, {.seed = 3}, epoch);
           *kind = kKinds[i];
-          *broken_at = broken[i] = indices[kBatchSize + 1];
+          *broken_at = indices[kBatchSize + 1];
+          if (world.rank() == 0) broken[i] = *broken_at;
           size_t delivered = 0;
           catches[i].note(world.rank(), caught_in([&] {
                             for ([[maybe_unused]] auto& batch : loader) ++delivered;

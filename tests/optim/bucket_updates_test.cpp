@@ -18,6 +18,7 @@
 #include "support/messages.h"
 #include "support/rank_process.h"
 #include "support/ranks.h"
+#include "support/slowness.h"
 
 namespace lockstep {
 namespace {
@@ -271,7 +272,9 @@ TEST(BucketUpdates, KeepOnlyTheShareOfTheGradients) {
     EXPECT_EQ(job[rank].wait(), 0) << job[rank].output();
   }
   EXPECT_GT(bytes, 1 + 2.0 / kRanks) << "in units of N";
-  EXPECT_LT(bytes, 1 + 3.0 / kRanks + 2.0 / 8 + 1.0 / 8 + 0.1) << "a bucket, and a new gradient, have N / 8";
+  if (kSlowness == 1) {  // sanitizers keep freed memory
+    EXPECT_LT(bytes, 1 + 3.0 / kRanks + 2.0 / 8 + 1.0 / 8 + 0.1) << "a bucket, and a new gradient, have N / 8";
+  }
 }
 
 TEST(BucketUpdates, AreRefusedAfterTheFirstStepAndWithUndo) {

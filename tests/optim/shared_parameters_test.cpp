@@ -13,6 +13,7 @@
 #include "support/messages.h"
 #include "support/rank_process.h"
 #include "support/ranks.h"
+#include "support/slowness.h"
 
 namespace lockstep {
 namespace {
@@ -428,7 +429,9 @@ TEST(SharedParameters, AndTheirStateTakeThreeTimesTheirSizePerHost) {
     after += std::stod(job[rank].expect_line("after: ").substr(7));
   }
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job[rank].wait(), 0) << job[rank].output();
-  EXPECT_NEAR(after - before, 3 - kRanks, 0.1) << "one copy and two states, instead of a copy on each rank";
+  if (kSlowness == 1) {  // sanitizers keep freed memory
+    EXPECT_NEAR(after - before, 3 - kRanks, 0.1) << "one copy and two states, instead of a copy on each rank";
+  }
 }
 
 }  // namespace

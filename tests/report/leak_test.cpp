@@ -9,6 +9,7 @@
 #include "rendezvous/store/store_server.h"
 #include "report/records.h"
 #include "support/rank_process.h"
+#include "support/slowness.h"
 #include "support/store_host.h"
 #include "support/temporary_folder.h"
 
@@ -54,7 +55,9 @@ TEST(Leaks, ManyStepsUseNoMoreMemoryDescriptorsAndKeysThanTheFirst) {
   for (int rank : {0, 1}) job[rank].say("end");
   for (int rank : {0, 1}) {
     EXPECT_EQ(job[rank].wait(), 0) << job[rank].output();
-    EXPECT_LT(last[rank].resident_bytes - first[rank].resident_bytes, 4 << 20) << "rank " << rank;
+    if (kSlowness == 1) {  // sanitizers keep freed memory
+      EXPECT_LT(last[rank].resident_bytes - first[rank].resident_bytes, 4 << 20) << "rank " << rank;
+    }
     EXPECT_EQ(last[rank].descriptors, first[rank].descriptors) << "rank " << rank;
     EXPECT_EQ(last[rank].threads, first[rank].threads) << "rank " << rank;
   }

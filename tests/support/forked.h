@@ -12,6 +12,17 @@
 #include <functional>
 #include <iostream>
 
+/// Set in the child of exit_code_of_fork().
+inline bool is_forked_child = false;
+
+#if defined(__SANITIZE_ADDRESS__)
+/// LeakSanitizer calls this function at exit. It cannot check a forked child: it would report what the parent's other
+/// threads have in their thread-local memory.
+extern "C" __attribute__((used, visibility("default"))) inline int __lsan_is_turned_off() {
+  return is_forked_child ? 1 : 0;
+}
+#endif
+
 constexpr int kForkHangs = -1;
 
 /// Runs the body in a forked child, which then calls exit(), so that static objects are destroyed there. Returns its
@@ -23,6 +34,7 @@ inline int exit_code_of_fork(const std::function<void()>& body,
   std::fflush(nullptr);  // otherwise the child would print buffered output again
   const pid_t child = ::fork();
   if (child == 0) {
+    is_forked_child = true;
     try {
       body();
     } catch (const std::exception& error) {

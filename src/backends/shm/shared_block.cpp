@@ -1,5 +1,6 @@
 #include "backends/shm/shared_block.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -27,7 +28,8 @@ std::vector<std::shared_ptr<SharedMemory>> memories_of(const ShmGroup& group) {
 
 std::shared_ptr<SharedBlock> SharedBlock::create(const ShmGroup& group, size_t bytes) {
   try {
-    char* block = group.arena()->allocate(sizeof(Header) + bytes);
+    // A block of at least kOwnPages begins at a page, as the header's alignment requires.
+    char* block = group.arena()->allocate(std::max(sizeof(Header) + bytes, Arena::kOwnPages));
     new (block) Header;
     std::memset(block + sizeof(Header), 0, bytes);
     return std::shared_ptr<SharedBlock>(new SharedBlock(group, group.arena()->offset_of(block).value()));

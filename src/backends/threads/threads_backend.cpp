@@ -114,7 +114,9 @@ class ThreadsBackend final : public Backend {
     group_->share(rank_, &memory, call, [&] {
       if (rank_ != 0) memory = group_->board<at::Tensor>(0);
     });
-    return memory;
+    // Ranks share the bytes, as over shm, but not the tensor and its storage.
+    return at::from_blob(
+        memory.data_ptr(), {bytes}, [memory](void*) {}, at::kByte);
   }
 
   void reduce_ranges(const at::Tensor& data, ReduceOp op, const std::vector<Range>& ranges, const Consume& consume,

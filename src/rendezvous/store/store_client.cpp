@@ -45,8 +45,8 @@ StoreClient::StoreClient(const Options& options)
 }
 
 StoreClient::~StoreClient() {
-  if (!owner_.is_this()) {  // a forked child has no such thread, and the parent uses the connection
-    thread_.detach();
+  if (!owner_.is_this()) {  // a forked child has no thread to join or detach, and the parent uses the connection
+    abandon(new std::thread(std::move(thread_)));
     return;
   }
   stop_listening();

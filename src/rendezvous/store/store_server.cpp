@@ -467,8 +467,8 @@ StoreServer::StoreServer(Options options) : loop_(std::make_unique<Loop>(options
 }
 
 StoreServer::~StoreServer() {
-  if (!owner_.is_this()) {  // a forked child has no such thread
-    thread_.detach();
+  if (!owner_.is_this()) {  // a forked child has no thread to join or detach
+    abandon(new std::thread(std::move(thread_)));
     return;
   }
   loop_->stop();
