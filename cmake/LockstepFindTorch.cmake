@@ -13,8 +13,59 @@ function(lockstep_torch_of_python python result)
   endif()
 endfunction()
 
+# Reads tested_torch_versions.txt, which is beside this file in an installed package.
+function(lockstep_tested_torch result)
+  foreach(folder ${CMAKE_CURRENT_FUNCTION_LIST_DIR} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
+    if(EXISTS ${folder}/tested_torch_versions.txt)
+      file(STRINGS ${folder}/tested_torch_versions.txt versions REGEX "^[0-9]")
+      list(TRANSFORM versions REPLACE " .*" "")
+      set(${result} ${versions} PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+endfunction()
+
+# The tested releases as text: "1.13, 2.11 and 2.15".
+function(lockstep_tested_torch_text result)
+  lockstep_tested_torch(versions)
+  list(TRANSFORM versions REPLACE "^([0-9]+\\.[0-9]+).*" "\\1")
+  list(POP_BACK versions newest)
+  list(JOIN versions ", " text)
+  set(${result} "${text} and ${newest}" PARENT_SCOPE)
+endfunction()
+
+# Explains that a version is not tested; empty if its release is.
+function(lockstep_untested_torch version result)
+  lockstep_tested_torch(tested)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+\\." release "${version}")
+  set(${result} "" PARENT_SCOPE)
+  foreach(other ${tested})
+    string(FIND ${other} "${release}" position)
+    if(position EQUAL 0)
+      return()
+    endif()
+  endforeach()
+  lockstep_tested_torch_text(text)
+  string(CONCAT explanation "LibTorch ${version} is not tested with this version of lockstep; tested are ${text}. "
+    "If it does not compile, use one of these")
+  set(${result} "${explanation}" PARENT_SCOPE)
+endfunction()
+
+# The Pythons of the environments of this name (a glob expression) that ./quickstart and ./test have made, the newest
+# version first. The file `complete` ends an installation.
+function(lockstep_python_environments name result)
+  set(cache "$ENV{XDG_CACHE_HOME}")
+  if(cache STREQUAL "")
+    set(cache $ENV{HOME}/.cache)
+  endif()
+  file(GLOB complete ${cache}/lockstep/${name}/complete)
+  list(SORT complete COMPARE NATURAL ORDER DESCENDING)
+  list(TRANSFORM complete REPLACE "/complete$" /bin/python3)
+  set(${result} "${complete}" PARENT_SCOPE)
+endfunction()
+
 # Lists the folders of TorchConfig.cmake that this machine has, in the order of preference: what the user names, the
-# active Python environment, the system's package, other Pythons, and what ./quickstart --torch wheel installed.
+# active Python environment, the system's package, other Pythons, and what --torch wheel installed.
 function(lockstep_list_torch result)
   set(found "")
   foreach(folder "${Torch_DIR}" "$ENV{Torch_DIR}")
@@ -36,13 +87,9 @@ function(lockstep_list_torch result)
       list(APPEND pythons $ENV{${environment}}/bin/python)
     endif()
   endforeach()
-  if("$ENV{XDG_CACHE_HOME}" STREQUAL "")
-    set(cache $ENV{HOME}/.cache)
-  else()
-    set(cache $ENV{XDG_CACHE_HOME})
-  endif()
+  lockstep_python_environments(torch-* environments)
   file(GLOB system /usr/local/share/cmake/Torch /usr/share/cmake/Torch /usr/lib/*/cmake/Torch)
-  foreach(candidate ${pythons} ${system} python3 /usr/bin/python3 ${cache}/lockstep/torch/bin/python)
+  foreach(candidate ${pythons} ${system} python3 /usr/bin/python3 ${environments})
     if(EXISTS ${candidate}/TorchConfig.cmake)
       list(APPEND found "${candidate}")
     elseif(NOT IS_DIRECTORY ${candidate})
@@ -78,9 +125,10 @@ endmacro()
 macro(lockstep_find_torch)
   lockstep_list_torch(lockstep_torches)
   if(NOT lockstep_torches)
+    lockstep_tested_torch_text(lockstep_tested)
     message(FATAL_ERROR
       "LibTorch was not found. Install it (apt-get install libtorch-dev, or pip install torch), or set Torch_DIR or "
-      "CMAKE_PREFIX_PATH to an unpacked LibTorch. Versions from 1.13 on work.")
+      "CMAKE_PREFIX_PATH to an unpacked LibTorch. Tested versions are ${lockstep_tested}.")
   endif()
   list(GET lockstep_torches 0 lockstep_torch_folder)
   find_program(LOCKSTEP_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin

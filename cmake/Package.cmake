@@ -17,7 +17,7 @@ configure_package_config_file(cmake/lockstepConfig.cmake.in ${CMAKE_CURRENT_BINA
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/lockstepConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/lockstepConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/lockstepConfigVersion.cmake
-              cmake/LockstepFindTorch.cmake
+              cmake/LockstepFindTorch.cmake tested_torch_versions.txt
         DESTINATION ${package_dir} COMPONENT dev)
 
 # --- pkg-config: the flags of LibTorch are those of the LibTorch that lockstep was built with. Libraries in folders that

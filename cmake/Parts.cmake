@@ -26,7 +26,11 @@ endfunction()
 # Torch's targets must reach a project that adds this one as a subdirectory.
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 lockstep_find_torch()
-part("LibTorch" TRUE "${Torch_VERSION} in ${TORCH_INSTALL_PREFIX}" "")
+lockstep_untested_torch(${Torch_VERSION} untested)
+if(untested)
+  string(PREPEND untested ". Warning: ")
+endif()
+part("LibTorch" TRUE "${Torch_VERSION} in ${TORCH_INSTALL_PREFIX}${untested}" "")
 file(WRITE ${CMAKE_BINARY_DIR}/torch_version.txt "${Torch_VERSION}\n")  # ./test lists what it tested
 
 find_package(Threads REQUIRED)

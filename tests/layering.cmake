@@ -119,6 +119,16 @@ foreach(file ${outside})
   endforeach()
 endforeach()
 
+# Only one header depends on the version of LibTorch.
+file(GLOB_RECURSE sources ${SOURCE}/include/*.h ${SOURCE}/src/*.h ${SOURCE}/src/*.cpp ${SOURCE}/tests/*.h ${SOURCE}/tests/*.cpp)
+list(FILTER sources EXCLUDE REGEX "^${SOURCE}/(src/comm/torch_version\\.h$|tests/layering_violations/)")
+foreach(file ${sources} ${outside})
+  file(STRINGS ${file} lines REGEX "^[ \t]*#[ \t]*(el)?if.*(TORCH_VERSION|LOCKSTEP_TORCH_AT_LEAST)")
+  if(lines)
+    violation(${file} "an #if on the version of LibTorch" "differences between versions belong in src/comm/torch_version.h")
+  endif()
+endforeach()
+
 get_property(violations GLOBAL PROPERTY violations)
 list(LENGTH violations count)
 if(DEFINED EXPECTED_VIOLATIONS)

@@ -22,6 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 const fs::path kRoot = fs::path(LOCKSTEP_TEST_SOURCE_DIR).parent_path();
 constexpr size_t kColumns = 120;
@@ -430,6 +431,25 @@ TEST(Pages, ListEveryPublicHeader) {
     const auto name = header.filename().string();
     EXPECT_TRUE(std::regex_search(reference, std::regex("\\b" + name)) || name == "lockstep.h")
         << "docs/reference.md does not list " << name;
+  }
+}
+
+TEST(Pages, NameTheTestedVersionsOfLibTorch) {
+  std::ifstream list(kRoot / "tested_torch_versions.txt");
+  std::vector<std::string> tested, in_table;
+  for (std::string line; std::getline(list, line);)
+    if (!line.starts_with("#")) tested.push_back(line.substr(0, line.find(' ')));
+  ASSERT_GE(tested.size(), 2u);
+  const Page versions(kRoot / "docs/versions.md");
+  std::smatch version;
+  for (const auto& [number, text, is_code] : versions.lines())
+    if (std::regex_search(text, version, std::regex(R"(^\| ([0-9]+\.[0-9]+\.[0-9]+) \|)")))
+      in_table.push_back(version[1]);
+  EXPECT_EQ(in_table, tested) << "the table in docs/versions.md differs from tested_torch_versions.txt";
+  for (const auto* page : {"README.md", "docs/features.md"}) {
+    const auto text = read_file(kRoot / page);
+    for (const auto& full : tested)
+      EXPECT_THAT(text, HasSubstr(full.substr(0, full.rfind('.')))) << page << " lacks a tested release";
   }
 }
 
