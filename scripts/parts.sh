@@ -13,13 +13,37 @@ has_module() {  # has_module NAME: a Python module, without loading it
   return 1
 }
 has_mpi() { has_command mpirun && has_command mpicxx; }
-has_fashion_mnist() { [ -e /usr/share/datasets/fashion-mnist ] || [ -n "${LOCKSTEP_DATA:-}" ]; }
+has_fashion_mnist() {  # as lockstep::find_dataset finds it
+  local folder file
+  for folder in ${LOCKSTEP_DATA:+"$LOCKSTEP_DATA/fashion-mnist" "$LOCKSTEP_DATA"} /usr/share/datasets/fashion-mnist; do
+    for file in {train,t10k}-{images-idx3,labels-idx1}-ubyte; do
+      [ -e "$folder/$file" ] || [ -e "$folder/$file.gz" ] || continue 2
+    done
+    return
+  done
+  return 1
+}
+has_browser() { has_command chromium && has_command chromedriver; }
+has_fuzzer() {
+  has_command clang++ && [ -n "$(find "$(clang++ -print-resource-dir)" -name "libclang_rt.fuzzer*.a" -print -quit)" ]
+}
 
-# need WHAT PACKAGES CHECK...: without it nothing can be built. want: the same for what we can do without.
-required=() required_packages=() optional=() optional_packages=() installed_any=no
-need() { local what=$1 debs=$2; shift 2; "$@" || { required+=("$what"); required_packages+=($debs); }; }
-want() { local what=$1 debs=$2; shift 2; "$@" || { optional+=("$what"); optional_packages+=($debs); }; }
+# need WHAT PACKAGES CHECK...: a part that lockstep cannot be built without. want: an optional part.
+part_names=() part_packages=() part_checks=() part_required=() installed_any=no
+need() { part_required+=(yes) part_names+=("$1") part_packages+=("$2") part_checks+=("${*:3}"); }
+want() { part_required+=(no) part_names+=("$1") part_packages+=("$2") part_checks+=("${*:3}"); }
 listed() { printf '%s, ' "$@" | sed 's/, $//'; }
+
+# find_missing: sets missing_required, missing_optional (names of parts) and missing_packages.
+find_missing() {
+  local i
+  missing_required=() missing_optional=() missing_packages=()
+  for i in "${!part_names[@]}"; do
+    ${part_checks[i]} && continue
+    [ "${part_required[i]}" = yes ] && missing_required+=("${part_names[i]}") || missing_optional+=("${part_names[i]}")
+    missing_packages+=(${part_packages[i]})
+  done
+}
 
 # For building the library at all.
 need_library() {
@@ -47,49 +71,77 @@ apt_install() {
   installed_any=yes
 }
 
-# Installs what is missing, if it can; goes on when only optional parts stay missing.
+# Installs missing parts if possible. Stops if a required part stays missing.
 install_missing() {
-  [ $((${#required[@]} + ${#optional[@]})) -gt 0 ] || return 0
-  say "Missing on this machine: $(listed "${required[@]}" "${optional[@]}")"
+  find_missing
+  [ ${#missing_packages[@]} -gt 0 ] || return 0
+  say "Missing on this machine: $(listed "${missing_required[@]}" "${missing_optional[@]}")"
   if can_install; then
-    say "Installing with apt-get: ${required_packages[*]} ${optional_packages[*]}"
+    say "Installing with apt-get: ${missing_packages[*]}"
     as_root apt-get update -qq 2>/dev/null || true
-    # A package that this release does not have, or that cannot be reached, must not keep the others out.
+    # A package that this release does not have must not keep the others out.
     local package known=()
-    for package in "${required_packages[@]}" "${optional_packages[@]}"; do
+    for package in "${missing_packages[@]}"; do
       apt-cache show "$package" >/dev/null 2>&1 && known+=("$package")
     done
-    if [ ${#known[@]} -gt 0 ] && apt_install "${known[@]}"; then
-      [ ${#known[@]} -eq $((${#required_packages[@]} + ${#optional_packages[@]})) ] && return
-      [[ " ${known[*]} " == *" ${required_packages[*]} "* ]] && required=()
-    fi
-    say 'apt-get could not install all of them.'
+    [ ${#known[@]} -eq 0 ] || apt_install "${known[@]}" || true
+    find_missing
+    [ ${#missing_packages[@]} -gt 0 ] || return 0
+    say "apt-get could not install: $(listed "${missing_required[@]}" "${missing_optional[@]}")"
   else
     say 'They cannot be installed here: there is no apt-get, or no right to use it.'
   fi
-  if [ ${#required[@]} -gt 0 ]; then
-    say "lockstep cannot be built without: $(listed "${required[@]}")"
+  if [ ${#missing_required[@]} -gt 0 ]; then
+    say "lockstep cannot be built without: $(listed "${missing_required[@]}")"
     exit 1
   fi
-  say 'Going on with what there is.'
 }
 
-tensorboard_environment=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/tensorboard
-# TensorBoard reads the event files that the tests write. Where PyPI cannot be reached, those tests are skipped and listed.
-want_tensorboard() {
+# --- Python environments, which all checkouts share
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep
+
+# An environment without the file `complete` is the rest of an interrupted installation.
+has_environment() { [ -e "$cache/$1/complete" ] && "$cache/$1/bin/python" -c '' 2>/dev/null; }
+
+# python_for_environments: prints a Python that can create environments; installs Debian's if there is none.
+python_for_environments() {
   local python
-  [ -x "$tensorboard_environment/bin/tensorboard" ] && return
-  for python in python3 /usr/bin/python3; do "$python" -c 'import venv, ensurepip' 2>/dev/null && break; done
-  say "Installing TensorBoard with pip, into $tensorboard_environment"
-  { "$python" -m venv "$tensorboard_environment" &&
-    "$tensorboard_environment/bin/pip" install -q --disable-pip-version-check --retries 1 --timeout 15 tensorboard; } 2>/dev/null &&
-    installed_any=yes || { rm -rf "$tensorboard_environment"; say 'It cannot be installed here.'; }
+  for python in python3 /usr/bin/python3; do
+    "$python" -c 'import venv, ensurepip' 2>/dev/null && { echo "$python"; return; }
+  done
+  can_install && { as_root apt-get update -qq || true; } && apt_install python3-venv >&2 && echo /usr/bin/python3
 }
+
+# install_environment NAME PACKAGES...: an environment with these packages of PyPI, unless it exists.
+install_environment() {
+  local name=$1 python
+  shift
+  has_environment "$name" && return
+  python=$(python_for_environments) || return 1
+  say "Installing with pip: $*, into $cache/$name"
+  rm -rf "${cache:?}/$name"
+  mkdir -p "$cache"
+  "$python" -m venv "$cache/$name" &&
+    "$cache/$name/bin/pip" install -q --disable-pip-version-check --retries 2 --timeout 30 "$@" &&
+    touch "$cache/$name/complete" && installed_any=yes && return
+  rm -rf "${cache:?}/$name"
+  say "pip could not download or install: $*"
+  return 1
+}
+
+# TensorBoard reads the event files that the tests write.
+install_tensorboard() { install_environment tensorboard tensorboard; }
 
 # --- LibTorch
 
-torch_wheel=torch==2.11.0  # the version that lockstep is tested with
-torch_environment=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/torch
+# tested_torch SOURCE: the newest tested version from there: debian or wheel.
+tested_torch() { sed -n "s/^\([0-9.]*\) $1\$/\1/p" tested_torch_versions.txt | tail -n 1; }
+# The tested releases: "1.13, 2.11 and 2.15".
+tested_torch_releases() {
+  sed -n 's/^\([0-9]*\.[0-9]*\)\..*/\1/p' tested_torch_versions.txt | paste -sd, | sed 's/,/, /g; s/\(.*\), /\1 and /'
+}
+torch_is_tested() { grep -q "^${1%.*}\." tested_torch_versions.txt; }  # torch_is_tested VERSION
 
 torches() { cmake -P cmake/LockstepFindTorch.cmake; }  # lines of: version, folder of TorchConfig.cmake
 # torch_in PATH: the LibTorch in an unpacked archive, a prefix, or a Python environment.
@@ -109,33 +161,27 @@ install_torch_debian() {
   apt_install libtorch-dev libopenblas0-pthread
 }
 
-# PyTorch's wheel, in an environment of its own that all checkouts share: on x86-64 it takes gigabytes.
-install_torch_wheel() {
-  local python
-  for python in python3 /usr/bin/python3; do "$python" -c 'import venv, ensurepip' 2>/dev/null && break; done
-  "$python" -c 'import venv, ensurepip' 2>/dev/null ||
-    { can_install && { as_root apt-get update -qq || true; } && apt_install python3-venv && python=/usr/bin/python3; } || return 1
-  say "Installing PyTorch's wheel with pip: $torch_wheel, into $torch_environment"
-  "$python" -m venv "$torch_environment" &&
-    "$torch_environment/bin/pip" install -q --disable-pip-version-check "$torch_wheel" numpy && installed_any=yes ||
-    { rm -rf "$torch_environment"; return 1; }
-}
+# PyTorch's wheel. With CUDA's libraries, which it depends on, it takes 5 GB.
+install_torch_wheel() { install_environment "torch-$1" "torch==$1" numpy; }  # install_torch_wheel VERSION
 
-# choose_torch HOW: sets torch to the folder of TorchConfig.cmake. HOW is debian, wheel, a path, or nothing: what is
-# installed, in the order of cmake/LockstepFindTorch.cmake.
+# choose_torch HOW: sets torch to the folder of TorchConfig.cmake. HOW is debian, wheel, wheel=VERSION, a path, or
+# nothing: what is installed, in the order of cmake/LockstepFindTorch.cmake.
 choose_torch() {
+  local version
   case $1 in
     debian)
       torch=$(torch_in /usr) || { install_torch_debian && torch=$(torch_in /usr); } ||
         { say "Debian's LibTorch cannot be installed here."; exit 1; } ;;
-    wheel)
-      torch=$(torch_in "$torch_environment") || { install_torch_wheel && torch=$(torch_in "$torch_environment"); } ||
-        { say "PyTorch's wheel cannot be installed here."; exit 1; } ;;
+    wheel | wheel=*)
+      version=${1#wheel} version=${version#=}
+      [ -n "$version" ] || version=$(tested_torch wheel)
+      install_torch_wheel "$version" && torch=$(torch_in "$cache/torch-$version") ||
+        { say "PyTorch's wheel $version cannot be installed here."; exit 1; } ;;
     ?*)
       torch=$(torch_in "$1") || { say "--torch $1: there is no TorchConfig.cmake in it."; exit 1; } ;;
     *)
       torch=$(torches | sed -n '1s/^[^ ]* //p')
-      [ -n "$torch" ] || install_torch_debian || install_torch_wheel ||
+      [ -n "$torch" ] || install_torch_debian || install_torch_wheel "$(tested_torch wheel)" ||
         { say 'lockstep cannot be built without LibTorch, and neither apt-get nor pip can install it here.'; exit 1; }
       torch=$(torches | sed -n '1s/^[^ ]* //p') ;;
   esac
@@ -177,7 +223,7 @@ steps_in() { { grep -ao '^\[[0-9]*/[0-9]*\]' "$1" || true; } | tail -n 1 | tr -d
 # build FOLDER [TARGETS...]: one line of progress on a terminal. The compiler's output goes to FOLDER/build.log, and the
 # first error in it is shown.
 build() {
-  local folder=$1 begin=$SECONDS line status=0
+  local folder=$1 begin=$SECONDS line status=0 version
   shift
   local log=$folder/build.log
   cmake --build "$folder" ${1:+--target "$@"} >"$log" 2>&1 &
@@ -196,7 +242,10 @@ build() {
   if [ $status -ne 0 ]; then
     sed -n '/^FAILED:/,$p' "$log" | sed '/^\[.*] Building/d' | head -n 40
     say "The build has failed. The whole log: $log"
-    exit $status
+    version=$(cat "$folder/torch_version.txt")
+    torch_is_tested "$version" ||
+      say "LibTorch $version is not tested with lockstep. Tested are $(tested_torch_releases): --torch wheel selects one."
+    return $status
   fi
   line=$(steps_in "$log")
   say "Built in $((SECONDS - begin)) s${line:+, ${line#*/} steps}. Log: $log"

@@ -55,7 +55,7 @@ class RunNodes : public testing::Test {
 
   void expect_nothing_left() {
     const auto mark = "LOCKSTEP_TEST_NODES=" + std::to_string(::getpid());
-    EXPECT_TRUE(eventually([&] { return processes_with(mark).empty(); }, 1s)) << processes_with(mark).size();
+    EXPECT_TRUE(eventually([&] { return processes_with(mark).empty(); })) << processes_with(mark).size();
   }
 
   TemporaryFolder folder_;

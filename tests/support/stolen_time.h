@@ -1,5 +1,6 @@
 #pragma once
 
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -16,6 +17,14 @@ inline std::chrono::milliseconds stolen_time() {
   int64_t ticks = 0;
   for (int column = 1; column <= 8; ++column) stat >> ticks;  // user nice system idle iowait irq softirq steal
   return std::chrono::milliseconds(ticks * 1000 / ::sysconf(_SC_CLK_TCK));
+}
+
+/// The time for which the calling thread has computed. Unlike the time on a clock, it does not grow while other
+/// processes use the processor: for limits of the cost of an algorithm.
+inline std::chrono::nanoseconds thread_cpu_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
 /// Measures from its construction.

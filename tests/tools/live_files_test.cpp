@@ -14,6 +14,8 @@
 
 #include "live/open_metrics.h"
 #include "support/rank_process.h"
+#include "support/slowness.h"
+#include "support/stolen_time.h"
 #include "tools/live_samples.h"
 
 namespace lockstep::live {
@@ -188,17 +190,17 @@ TEST_F(LiveFolder, WithAThousandRanksIsReadQuickly) {
     workers.push_back(worker_json(rank));
   }
   write_node(node_json(workers));
-  auto best = std::chrono::steady_clock::duration::max();
-  for (int i = 0; i < 5; ++i) {  // another process may take the processor meanwhile
-    const auto begin = std::chrono::steady_clock::now();
+  auto best = std::chrono::nanoseconds::max();
+  for (int i = 0; i < 5; ++i) {  // the first one reads the files from the disk
+    const auto before = thread_cpu_time();
     const auto job = read_job(run(), kNow);
-    best = std::min(best, std::chrono::steady_clock::now() - begin);
+    best = std::min(best, thread_cpu_time() - before);
     ASSERT_THAT(job.ranks, SizeIs(1000));
     ASSERT_THAT(job.problems, IsEmpty());
   }
   const auto milliseconds = std::chrono::duration<double, std::milli>(best).count();
   RecordProperty("milliseconds", std::to_string(milliseconds));
-  EXPECT_LT(milliseconds, 100);
+  EXPECT_LT(milliseconds, 100 * kSlowness);
 }
 
 TEST_F(LiveFolder, ReturnsTheLastLinesOfARank) {
