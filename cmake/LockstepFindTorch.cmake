@@ -37,17 +37,15 @@ endfunction()
 # Explains that a version is not tested; empty if its release is.
 function(lockstep_untested_torch version result)
   lockstep_tested_torch(tested)
-  string(REGEX MATCH "^[0-9]+\\.[0-9]+\\." release "${version}")
+  list(TRANSFORM tested REPLACE "^([0-9]+\\.[0-9]+).*" "\\1")
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" release "${version}")
   set(${result} "" PARENT_SCOPE)
-  foreach(other ${tested})
-    string(FIND ${other} "${release}" position)
-    if(position EQUAL 0)
-      return()
-    endif()
-  endforeach()
+  if(release IN_LIST tested)
+    return()
+  endif()
   lockstep_tested_torch_text(text)
-  string(CONCAT explanation "LibTorch ${version} is not tested with this version of lockstep; tested are ${text}. "
-    "If it does not compile, use one of these")
+  string(CONCAT explanation "LibTorch ${version} is not tested with this version of lockstep; the tested releases are "
+    "${text}. If it does not compile, use one of them")
   set(${result} "${explanation}" PARENT_SCOPE)
 endfunction()
 
@@ -128,7 +126,7 @@ macro(lockstep_find_torch)
     lockstep_tested_torch_text(lockstep_tested)
     message(FATAL_ERROR
       "LibTorch was not found. Install it (apt-get install libtorch-dev, or pip install torch), or set Torch_DIR or "
-      "CMAKE_PREFIX_PATH to an unpacked LibTorch. Tested versions are ${lockstep_tested}.")
+      "CMAKE_PREFIX_PATH to an unpacked LibTorch. The tested releases are ${lockstep_tested}.")
   endif()
   list(GET lockstep_torches 0 lockstep_torch_folder)
   find_program(LOCKSTEP_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin

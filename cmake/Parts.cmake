@@ -26,7 +26,7 @@ endfunction()
 # Torch's targets must reach a project that adds this one as a subdirectory.
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 lockstep_find_torch()
-lockstep_untested_torch(${Torch_VERSION} untested)
+lockstep_untested_torch("${Torch_VERSION}" untested)
 if(untested)
   string(PREPEND untested ". Warning: ")
 endif()

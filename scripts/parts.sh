@@ -12,6 +12,7 @@ has_module() {  # has_module NAME: a Python module, without loading it
   done
   return 1
 }
+has_debian_module() { /usr/bin/python3 -c "import $1" 2>/dev/null; }  # of a package for Debian's Python
 has_mpi() { has_command mpirun && has_command mpicxx; }
 has_fashion_mnist() {  # as lockstep::find_dataset finds it
   local folder file
@@ -110,24 +111,29 @@ python_for_environments() {
   for python in python3 /usr/bin/python3; do
     "$python" -c 'import venv, ensurepip' 2>/dev/null && { echo "$python"; return; }
   done
-  can_install && { as_root apt-get update -qq || true; } && apt_install python3-venv >&2 && echo /usr/bin/python3
+  can_install && { as_root apt-get update -qq >&2 || true; } && apt_install python3-venv >&2 && echo /usr/bin/python3
 }
 
-# install_environment NAME PACKAGES...: an environment with these packages of PyPI, unless it exists.
-install_environment() {
+# make_environment NAME PACKAGES...: an environment with these packages of PyPI.
+make_environment() {
   local name=$1 python
   shift
-  has_environment "$name" && return
   python=$(python_for_environments) || return 1
   say "Installing with pip: $*, into $cache/$name"
   rm -rf "${cache:?}/$name"
-  mkdir -p "$cache"
   "$python" -m venv "$cache/$name" &&
     "$cache/$name/bin/pip" install -q --disable-pip-version-check --retries 2 --timeout 30 "$@" &&
-    touch "$cache/$name/complete" && installed_any=yes && return
+    touch "$cache/$name/complete" && return
   rm -rf "${cache:?}/$name"
   say "pip could not download or install: $*"
   return 1
+}
+
+# install_environment NAME PACKAGES...: the same, unless the environment exists. Only one checkout installs at a time.
+install_environment() {
+  has_environment "$1" && return
+  mkdir -p "$cache"
+  (flock 9 && { has_environment "$1" || make_environment "$@"; }) 9>"$cache/$1.lock" && installed_any=yes
 }
 
 # TensorBoard reads the event files that the tests write.
@@ -212,7 +218,9 @@ configure() {
     return
   fi
   mkdir -p "$folder"
-  cmake --preset "$preset" -B "$folder" -DTorch_DIR="$torch" -DLOCKSTEP_TESTS="$tests" -DLOCKSTEP_COMMANDS="$commands" \
+  local fresh=()
+  [ "$(cached "$folder" Torch_DIR)" = "$torch" ] || fresh=(--fresh)  # what was found depends on the LibTorch
+  cmake --preset "$preset" "${fresh[@]}" -B "$folder" -DTorch_DIR="$torch" -DLOCKSTEP_TESTS="$tests" -DLOCKSTEP_COMMANDS="$commands" \
     -Wno-dev "$@" >"$folder/configure.log" 2>&1 || { cat "$folder/configure.log"; exit 1; }
   sed -n '/^-- lockstep /,/^$/p' "$folder/configure.log"
 }
@@ -240,11 +248,12 @@ build() {
   wait "$builder" || status=$?
   trap - INT TERM
   if [ $status -ne 0 ]; then
-    sed -n '/^FAILED:/,$p' "$log" | sed '/^\[.*] Building/d' | head -n 40
+    { sed -n '/^FAILED:/,$p' "$log" | sed '/^\[.*] Building/d' | head -n 40; } || true  # head ends before sed does
     say "The build has failed. The whole log: $log"
     version=$(cat "$folder/torch_version.txt")
     torch_is_tested "$version" ||
-      say "LibTorch $version is not tested with lockstep. Tested are $(tested_torch_releases): --torch wheel selects one."
+      say "LibTorch $version is not tested with lockstep. The tested releases are $(tested_torch_releases);" \
+        '--torch wheel uses the newest.'
     return $status
   fi
   line=$(steps_in "$log")

@@ -46,9 +46,8 @@ class TensorBoard : public testing::Test {
   void SetUp() override {
     const char* python = std::getenv("LOCKSTEP_TEST_TENSORBOARD");
     if (!python || !*python)
-      GTEST_SKIP() << "needs a python3 with the package tensorboard: run `python3 -m venv "
-                      "~/.cache/lockstep/tensorboard && ~/.cache/lockstep/tensorboard/bin/pip install tensorboard` and "
-                      "configure again, or set LOCKSTEP_TEST_TENSORBOARD";
+      GTEST_SKIP() << "needs a python3 with the package tensorboard: ./test installs one, or set "
+                      "LOCKSTEP_TEST_TENSORBOARD";
     python_ = python;
   }
 

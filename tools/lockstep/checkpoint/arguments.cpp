@@ -25,7 +25,7 @@ Exit codes:
 
 constexpr const char* kShowFooter = R"(
 The statistics of a tensor are computed in double precision, over its finite elements. For a folder, the newest
-checkpoint in it, or in its folder checkpoints, is printed.
+checkpoint in its folder checkpoints, or, if there is none, in the folder itself is printed.
 
 Examples:
   lockstep checkpoint show step-00000100.pt
