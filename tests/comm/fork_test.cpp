@@ -11,6 +11,11 @@ namespace {
 using Fork = FailingJob;
 
 TEST_F(Fork, AChildIsRefusedAndItsParentGoesOn) {
+#if defined(__SANITIZE_ADDRESS__)
+  // Another thread may hold a lock of the sanitizer while the process forks: 3 of 40 children of a small program that
+  // does not use lockstep hung (GCC 12).
+  GTEST_SKIP() << "a forked child may hang under AddressSanitizer";
+#endif
   auto ranks = job("forks", 2, {{"OMP_NUM_THREADS", "1"}});
   ranks.start_all();
   for (int rank = 0; rank < 2; ++rank) {
