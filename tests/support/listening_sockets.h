@@ -21,11 +21,14 @@ inline std::set<int> listening_ports(int pid) {
     sockets.insert(std::filesystem::read_symlink(file, gone).string());
   std::set<int> ports;
   std::ifstream table("/proc/net/tcp");
-  for (std::string line; std::getline(table, line);) {
+  std::string line;
+  std::getline(table, line);  // the titles
+  while (std::getline(table, line)) {
     std::string slot, local, remote, state, queues, timer, retransmits, user, timeout, inode;
     std::istringstream(line) >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> user >> timeout >>
         inode;
-    if (state == kListens && local.starts_with(kLoopback) && sockets.contains("socket:[" + inode + "]"))
+    if (state != kListens) break;  // listeners come first; the connections after them can be tens of thousands
+    if (local.starts_with(kLoopback) && sockets.contains("socket:[" + inode + "]"))
       ports.insert(std::stoi(local.substr(local.find(':') + 1), nullptr, 16));
   }
   return ports;

@@ -26,11 +26,14 @@ inline bool is_readable(const FileDescriptor& socket, std::chrono::milliseconds 
   return ::poll(&waiting, 1, static_cast<int>(limit.count())) == 1;
 }
 
-/// A client that connects to a loopback port and sends arbitrary bytes.
+/// A client that connects to a loopback port and sends arbitrary bytes. It leaves with a reset, so that thousands of
+/// them do not keep a port each for a minute (TIME_WAIT) and leave none for the tests beside this one.
 class Stranger {
  public:
   explicit Stranger(int port)
-      : socket_(connect_to({"127.0.0.1", port}, std::chrono::steady_clock::now() + std::chrono::seconds(20))) {}
+      : socket_(connect_to({"127.0.0.1", port}, std::chrono::steady_clock::now() + std::chrono::seconds(20))) {
+    reset_at_close();
+  }
   /// Connects from the address 127.0.0.`host`.
   Stranger(int port, int host) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in from{}, to{};
@@ -41,6 +44,7 @@ class Stranger {
     if (::bind(socket_.get(), reinterpret_cast<sockaddr*>(&from), sizeof from) != 0 ||
         ::connect(socket_.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0)
       throw std::runtime_error("cannot connect from another loopback address");
+    reset_at_close();
   }
 
   /// Returns false if the peer has closed the connection.
@@ -68,6 +72,11 @@ class Stranger {
   const std::string& heard() const { return heard_; }
 
  private:
+  void reset_at_close() const {
+    const linger at_once{1, 0};
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  }
+
   FileDescriptor socket_;
   std::string heard_;
 };
