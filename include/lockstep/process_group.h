@@ -84,7 +84,8 @@ using WidestNumber = std::conditional_t<std::is_floating_point_v<T>, double, int
 /// Results are written into the caller's tensors. Tensors may have any dtype listed in docs/collectives.md, any
 /// strides, zero dimensions, no elements, or more than 2 GiB. All ranks must pass the same dtype and, unless a method
 /// says otherwise, the same number of elements. An asynchronous call keeps its tensors alive; do not read or write them
-/// before wait() returns.
+/// before wait() returns. A call that writes a tensor changes its version, as in-place operators of LibTorch do, an
+/// asynchronous call when it is made: backward through a saved tensor that was overwritten fails with autograd's error.
 ///
 /// Ranks compare their calls before data moves: operation, dtype, element count, reduce operation, root, and sequence
 /// number. If the calls differ, all ranks throw MismatchError, which names both calls and their source locations.

@@ -42,7 +42,8 @@ constexpr std::pair<const char*, const char*> kDtypes[] = {
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
-  const auto left = a.detach().cpu().contiguous(), right = b.detach().cpu().contiguous();
+  const auto plain = [](const at::Tensor& t) { return t.detach().cpu().contiguous().resolve_conj().resolve_neg(); };
+  const auto left = plain(a), right = plain(b);
   return left.nbytes() == 0 || std::memcmp(left.data_ptr(), right.data_ptr(), left.nbytes()) == 0;
 }
 

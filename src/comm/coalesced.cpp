@@ -115,7 +115,7 @@ class Joined {
   // The fast path: each call through LibTorch's dispatcher takes longer than the copy of a small tensor.
   bool is_plain() const {
     return rows_ == 1 && std::all_of(tensors_.begin(), tensors_.end(), [](const at::Tensor& tensor) {
-             return tensor.is_cpu() && tensor.is_contiguous();
+             return tensor.is_cpu() && tensor.is_contiguous() && !detail::is_lazy(tensor);
            });
   }
 
@@ -141,7 +141,7 @@ class Joined {
     for (const auto& tensor : tensors_) {
       const int64_t columns = tensor.numel() / rows_;
       if (columns == 0) continue;
-      visit(table.narrow(1, begin, columns), tensor.detach());
+      visit(table.narrow(1, begin, columns), tensor.variable_data());  // bump_version() was called before
       begin += columns;
     }
   }
@@ -158,6 +158,7 @@ Group::Call all_reduce_chunk(const Membership& me, const Tensors& tensors, Reduc
     check.writable(tensor, "a tensor");
     check.reducible(tensor, op);
   }
+  detail::bump_versions(tensors);
   auto fingerprint = fingerprint_of(Operation::kAllReduce, tensors);
   fingerprint.reduce_op = op;
   return {std::move(fingerprint), [tensors, op](Backend& backend, const CallInfo& call) {
@@ -173,6 +174,7 @@ Group::Call broadcast_chunk(const Membership& me, const Tensors& tensors, int ro
   check.rank_in_group(root, "src");
   const bool is_root = me.rank == root;
   for (const auto& tensor : tensors) is_root ? check.readable(tensor, "a tensor") : check.writable(tensor, "a tensor");
+  if (!is_root) detail::bump_versions(tensors);
   auto fingerprint = fingerprint_of(Operation::kBroadcast, tensors);
   fingerprint.root = root;
   return {std::move(fingerprint), [tensors, root, is_root](Backend& backend, const CallInfo& call) {
@@ -192,6 +194,7 @@ Group::Call all_gather_chunk(const Membership& me, const Tensors& outputs, const
     check.parts_of(outputs[i], "an output", inputs[i], "its input");
     check.no_overlap_or_in_place(outputs[i], inputs[i]);
   }
+  detail::bump_versions(outputs);
   return {fingerprint_of(Operation::kAllGather, inputs),
           [outputs, inputs, ranks = me.size](Backend& backend, const CallInfo& call) {
             const Joined to(outputs, ranks);
@@ -212,6 +215,7 @@ Group::Call reduce_scatter_chunk(const Membership& me, const Tensors& outputs, c
     check.parts_of(inputs[i], "an input", outputs[i], "its output");
     check.no_overlap_or_in_place(inputs[i], outputs[i]);
   }
+  detail::bump_versions(outputs);
   auto fingerprint = fingerprint_of(Operation::kReduceScatter, inputs);
   fingerprint.reduce_op = op;
   return {std::move(fingerprint), [outputs, inputs, op, ranks = me.size](Backend& backend, const CallInfo& call) {

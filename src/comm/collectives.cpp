@@ -30,6 +30,7 @@ Group::Call all_reduce_call(const Membership& me, const at::Tensor& tensor, Redu
   Checker check(me, Operation::kAllReduce);
   check.writable(tensor, "the tensor");
   check.reducible(tensor, op);
+  bump_version(tensor);
   Fingerprint fingerprint{Operation::kAllReduce, tensor.scalar_type(), tensor.numel(), op};
   return {std::move(fingerprint), [&tensor, op](Backend& backend, const CallInfo& call) {
             auto dense = dense_input(tensor);
@@ -43,6 +44,7 @@ Group::Call reduce_call(const Membership& me, const at::Tensor& tensor, int root
   check.writable(tensor, "the tensor");
   check.reducible(tensor, op);
   check.rank_in_group(root, "dst");
+  if (me.rank == root) bump_version(tensor);
   Fingerprint fingerprint{Operation::kReduce, tensor.scalar_type(), tensor.numel(), op, root};
   return {std::move(fingerprint),
           [&tensor, op, root, is_root = me.rank == root](Backend& backend, const CallInfo& call) {
@@ -57,6 +59,7 @@ Group::Call broadcast_call(const Membership& me, const at::Tensor& tensor, int r
   check.rank_in_group(root, "src");
   bool is_root = me.rank == root;
   is_root ? check.readable(tensor, "the tensor") : check.writable(tensor, "the tensor");
+  if (!is_root) bump_version(tensor);
   Fingerprint fingerprint{Operation::kBroadcast, tensor.scalar_type(), tensor.numel(), {}, root};
   return {std::move(fingerprint), [&tensor, root, is_root](Backend& backend, const CallInfo& call) {
             auto dense = is_root ? dense_input(tensor) : dense_output(tensor);
@@ -72,6 +75,7 @@ Group::Call all_gather_call(const Membership& me, const at::Tensor& output, cons
   check.same_dtype(output, input);
   check.parts_of(output, "the output", input, "the input");
   check.no_overlap_or_in_place(output, input);
+  bump_version(output);
   Fingerprint fingerprint{Operation::kAllGather, input.scalar_type(), input.numel()};
   return {std::move(fingerprint), [&output, &input](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
@@ -92,6 +96,7 @@ Group::Call all_gather_list_call(const Membership& me, const std::vector<at::Ten
   check_own_part(check, outputs[me.rank], input);
   for (int r = 0; r < me.size; ++r)
     if (r != me.rank || !outputs[r].is_same(input)) check.no_overlap(outputs[r], input);
+  bump_versions(outputs);
   Fingerprint fingerprint{
       Operation::kAllGather, input.scalar_type(), {}, {}, {}, "", std::vector<int64_t>(me.size, input.numel()),
       elements_of(outputs)};
@@ -119,6 +124,7 @@ Group::Call gather_call(const Membership& me, const std::vector<at::Tensor>& out
   } else {
     check.none(outputs, "the list of outputs", root);
   }
+  bump_versions(outputs);
   Fingerprint fingerprint{Operation::kGather,  input.scalar_type(), {}, {}, root, "", at_rank(root, me.size, input),
                           elements_of(outputs)};
   return {std::move(fingerprint), [&outputs, &input, root, size = me.size](Backend& backend, const CallInfo& call) {
@@ -148,6 +154,7 @@ Group::Call scatter_call(const Membership& me, const at::Tensor& output, const s
   } else {
     check.none(inputs, "the list of inputs", root);
   }
+  bump_version(output);
   Fingerprint fingerprint{Operation::kScatter, output.scalar_type(),          {}, {}, root, "",
                           elements_of(inputs), at_rank(root, me.size, output)};
   return {std::move(fingerprint), [&output, &inputs, root, size = me.size](Backend& backend, const CallInfo& call) {
@@ -168,6 +175,7 @@ Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, 
   check.reducible(input, op);
   check.parts_of(input, "the input", output, "the output");
   check.no_overlap_or_in_place(input, output);
+  bump_version(output);
   Fingerprint fingerprint{Operation::kReduceScatter, input.scalar_type(), input.numel(), op};
   return {std::move(fingerprint), [&output, &input, op](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
@@ -189,6 +197,7 @@ Group::Call all_to_all_call(const Membership& me, const std::vector<at::Tensor>&
   check_own_part(check, outputs[me.rank], inputs[me.rank]);
   for (const auto& output : outputs)
     for (const auto& input : inputs) check.no_overlap(output, input);
+  bump_versions(outputs);
   Fingerprint fingerprint{Operation::kAllToAll, inputs[0].scalar_type(), {}, {}, {}, "",
                           elements_of(inputs),  elements_of(outputs)};
   return {std::move(fingerprint), [&outputs, &inputs](Backend& backend, const CallInfo& call) {
@@ -211,6 +220,7 @@ Group::Call reduce_scatter_list_call(const Membership& me, const at::Tensor& out
   check_own_part(check, output, inputs[me.rank]);
   for (int r = 0; r < me.size; ++r)
     if (r != me.rank || !inputs[r].is_same(output)) check.no_overlap(output, inputs[r]);
+  bump_version(output);
   Fingerprint fingerprint{Operation::kReduceScatter,
                           output.scalar_type(),
                           {},
@@ -262,6 +272,7 @@ Group::Call all_to_all_rows_call(const Membership& me, const at::Tensor& output,
   auto outputs = rows_of(check, me, output, splits.output, "the output");
   auto inputs = rows_of(check, me, input, splits.input, "the input");
   check_own_part(check, outputs[me.rank], inputs[me.rank]);
+  bump_version(output);
   Fingerprint fingerprint{Operation::kAllToAll, input.scalar_type(), {}, {}, {}, "",
                           elements_of(inputs),  elements_of(outputs)};
   return {std::move(fingerprint),

@@ -8,7 +8,7 @@ namespace {
 
 // The fast path for most tensors: each call through LibTorch's dispatcher takes longer than a small collective.
 bool is_fit(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.requires_grad();
+  return tensor.is_contiguous() && !tensor.requires_grad() && !is_lazy(tensor);
 }
 
 template <class Convert>
@@ -25,21 +25,21 @@ DenseTensor dense_input(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return DenseTensor();
   if (is_fit(tensor)) return DenseTensor::borrowed(tensor);
   c10::NoGradGuard no_grad;
-  return DenseTensor::owned(tensor.detach().contiguous());
+  return DenseTensor::owned(tensor.detach().resolve_conj().resolve_neg().contiguous());
 }
 
 DenseTensor dense_output(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return DenseTensor();
   if (is_fit(tensor)) return DenseTensor::borrowed(tensor);
   c10::NoGradGuard no_grad;
-  if (tensor.is_contiguous()) return DenseTensor::owned(tensor.detach());
+  if (tensor.is_contiguous() && !is_lazy(tensor)) return DenseTensor::owned(tensor.detach());
   return DenseTensor::owned(at::empty({tensor.numel()}, tensor.options().requires_grad(false)));
 }
 
 void store(const at::Tensor& tensor, const at::Tensor& dense) {
   if (!dense.defined() || dense.is_same(tensor) || tensor.data_ptr() == dense.data_ptr()) return;
   c10::NoGradGuard no_grad;
-  tensor.detach().copy_(dense.view(tensor.sizes()));
+  tensor.variable_data().copy_(dense.view(tensor.sizes()));
 }
 
 std::vector<at::Tensor> dense_inputs(const std::vector<at::Tensor>& tensors) {

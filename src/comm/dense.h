@@ -7,22 +7,40 @@
 
 namespace lockstep::detail {
 
-/// A contiguous version of a user's tensor, as backends require it: the tensor itself or an alias if it is contiguous,
-/// else a copy. Empty tensors become undefined. Autograd does not record it. It may borrow the user's tensor, which
-/// must outlive it.
+/// A contiguous version of a user's tensor, as backends require it: the tensor itself or an alias if its memory holds
+/// its values one after the other, else a copy. Empty tensors become undefined. Autograd does not record it. It may
+/// borrow the user's tensor, which must outlive it.
+///
+/// Two rules hold for every call that moves tensors:
+/// - Where memory is read or written as bytes, conj and neg are resolved first: see is_lazy().
+/// - A call that writes a tensor changes the tensor's version when it is made or submitted: see bump_version().
 using DenseTensor = c10::MaybeOwned<at::Tensor>;
 
 /// For reading.
 DenseTensor dense_input(const at::Tensor& tensor);
 
-/// For writing. The contents are undefined if `tensor` is not contiguous; store() copies the result to `tensor`.
+/// For writing. The contents are undefined if it is a copy; store() copies the result to `tensor`.
 DenseTensor dense_output(const at::Tensor& tensor);
 
-/// Copies `dense` into `tensor` unless they share memory.
+/// Copies `dense` into `tensor` unless they share memory. Does not change the tensor's version.
 void store(const at::Tensor& tensor, const at::Tensor& dense);
 
 std::vector<at::Tensor> dense_inputs(const std::vector<at::Tensor>& tensors);
 std::vector<at::Tensor> dense_outputs(const std::vector<at::Tensor>& tensors);
 void store(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& dense);
+
+/// Whether the values of a tensor are not those in its memory: conj() and imag() of a conjugate only set a bit.
+inline bool is_lazy(const at::Tensor& tensor) {
+  return tensor.is_conj() || tensor.is_neg();
+}
+
+/// Tells autograd, and optimizers with master weights, that a call writes the tensor, as an in-place operator of
+/// LibTorch does. Tensors of inference mode have no version.
+inline void bump_version(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+inline void bump_versions(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) bump_version(tensor);
+}
 
 }  // namespace lockstep::detail

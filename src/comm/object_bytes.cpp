@@ -115,7 +115,8 @@ class Writer {
     if (!tensor.is_cpu() || tensor.layout() != c10::kStrided || tensor.is_quantized())
       throw ObjectError(text("a tensor on ", tensor.device(), " with layout ", tensor.layout(),
                              " cannot be sent: only dense CPU tensors can"));
-    const auto dense = tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
+    auto dense = tensor.detach().resolve_conj().resolve_neg();
+    if (!dense.is_non_overlapping_and_dense()) dense = dense.contiguous();
     number(static_cast<int64_t>(dense.scalar_type()));
     number(static_cast<int64_t>(tensor.requires_grad()));
     number(dense.dim());

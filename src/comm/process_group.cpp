@@ -65,6 +65,7 @@ class MessageInFlight final : public detail::Completion {
     bool sends = direction == Operation::kSend;
     int me = group->membership().rank;
     detail::check_message(group->membership(), direction, tensor, peer);
+    if (!sends) detail::bump_version(tensor);
     dense_ = sends ? *detail::dense_input(tensor) : *detail::dense_output(tensor);
     message_ = std::make_unique<detail::Group::Message>(
         group, sends ? detail::MessageRoute{me, peer, tag} : detail::MessageRoute{peer, me, tag},

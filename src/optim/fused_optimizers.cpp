@@ -87,6 +87,7 @@ const at::Tensor& target_of(const FusedState& fused, const at::Tensor& parameter
 }
 
 at::Tensor in_dtype_of(const at::Tensor& target, const at::Tensor& tensor) {
+  if (tensor.is_neg()) return tensor.resolve_neg().to(target.scalar_type());  // the updates read memory
   return tensor.scalar_type() == target.scalar_type() ? tensor : tensor.to(target.scalar_type());
 }
 

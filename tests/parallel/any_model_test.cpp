@@ -265,6 +265,46 @@ TEST(ComplexGradients, AreAveraged) {
     });
 }
 
+// The gradient of w.conj() is computed as a conjugate: LibTorch only sets a bit, and the memory holds other values.
+TEST(ComplexGradients, OfConjugatesAreAveraged) {
+  for (const bool bucket_view : {true, false})
+    for (const bool find_unused : {true, false})
+      for (const bool compresses : {true, false})
+        for (const int64_t size : {3, 300})  // the gradients of the large one are computed in the bucket
+          run_threads(2, [&](ProcessGroup world) {
+            SCOPED_TRACE(testing::Message() << "bucket view " << bucket_view << ", find unused " << find_unused
+                                            << ", hook " << compresses << ", size " << size);
+            const auto make = [&] {
+              return torch::randn({size, size}, at::detail::createCPUGenerator(1), at::kComplexDouble).requires_grad_();
+            };
+            const auto loss = [&](const Tensor& weight, const Tensor& other, int rank) {
+              const auto input =
+                  torch::randn({size, size}, at::detail::createCPUGenerator(50 + rank), at::kComplexDouble);
+              return torch::view_as_real(weight.conj() * input + other * input).sum() * (rank + 1);
+            };
+            auto weight = make(), other = make();
+            DistributedDataParallel ddp(
+                {{"weight", weight}, {"other", other}}, [&](int rank) { return loss(weight, other, rank); }, world,
+                {.find_unused_parameters = find_unused, .gradient_as_bucket_view = bucket_view});
+            if (compresses)
+              ddp.register_comm_hook([](const GradientBucket& bucket, const ProcessGroup& group) {
+                auto work = group.all_reduce_async(bucket.buffer, ReduceOp::kAvg);
+                return [work] { work.wait(); };
+              });
+            auto alone = make(), alone_other = make();
+            ((loss(alone, alone_other, 0) + loss(alone, alone_other, 1)) / 2).backward();
+            for (int step = 0; step < 4; ++step) {
+              for (auto& parameter : ddp.parameters()) parameter.mutable_grad().reset();
+              ddp(world.rank()).backward();
+              EXPECT_LT((weight.grad() - alone.grad()).abs().max().item<double>(), 1e-12) << "step " << step;
+              EXPECT_LT((other.grad() - alone_other.grad()).abs().max().item<double>(), 1e-12) << "step " << step;
+              const auto twice = 2 * alone.grad();
+              ddp(world.rank()).backward();  // adds to the gradient
+              EXPECT_LT((weight.grad() - twice).abs().max().item<double>(), 1e-12) << "step " << step;
+            }
+          });
+}
+
 TEST(ComplexGradients, AreApproximatedByPowerSgd) {
   run_threads(2, [&](ProcessGroup world) {
     auto weight = torch::zeros({8, 8}, at::kComplexDouble).requires_grad_();

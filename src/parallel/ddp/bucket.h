@@ -10,6 +10,7 @@
 #include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
 
+#include "comm/dense.h"
 #include "parallel/ddp/logging_data.h"
 
 namespace lockstep {
@@ -18,10 +19,11 @@ inline bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-/// Whether both tensors are the same view of the same memory.
+/// Whether both tensors are the same view of the same memory, and so have the same values.
 inline bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   const bool are_dense = a.layout() == c10::kStrided && b.layout() == c10::kStrided;
-  return are_dense && a.data_ptr() == b.data_ptr() && same_layout(a, b);
+  return are_dense && a.data_ptr() == b.data_ptr() && same_layout(a, b) && a.is_conj() == b.is_conj() &&
+         a.is_neg() == b.is_neg();
 }
 
 /// Copies a gradient. Small ones are copied with memcpy, because the call overhead of LibTorch's copy exceeds the copy
@@ -29,7 +31,7 @@ inline bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 inline void write(const at::Tensor& to, const at::Tensor& from) {
   constexpr size_t kSmallBytes = 64 << 10;
   if (to.nbytes() <= kSmallBytes && to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type() &&
-      same_layout(to, from) && to.is_non_overlapping_and_dense())
+      same_layout(to, from) && to.is_non_overlapping_and_dense() && !detail::is_lazy(to) && !detail::is_lazy(from))
     std::memcpy(to.data_ptr(), from.data_ptr(), to.nbytes());
   else
     to.copy_(from);

@@ -25,7 +25,7 @@ uint64_t mix(uint64_t hash, uint64_t word) {
 
 /// Hashes the tensor's bits in four independent chains, to hide the latency of each.
 uint64_t hash_bits(const at::Tensor& tensor) {
-  const auto dense = tensor.detach().cpu().contiguous();
+  const auto dense = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
   const auto* bytes = static_cast<const char*>(dense.data_ptr());
   const size_t size = dense.nbytes();
   uint64_t chains[4] = {1, 2, 3, 4};

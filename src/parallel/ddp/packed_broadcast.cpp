@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include "base/align.h"
+#include "comm/dense.h"
 #include "comm/torch_version.h"
 
 #include "parallel/ddp/bucket.h"
@@ -69,7 +70,7 @@ void PackedBroadcast::lay_out() {
   for (const auto& tensor : seen_) {
     if (tensor.numel() == 0) continue;
     const auto place = memory_.narrow(0, offset, static_cast<int64_t>(tensor.nbytes()));
-    const bool is_dense = tensor.is_contiguous();
+    const bool is_dense = tensor.is_contiguous() && !detail::is_lazy(tensor);
     outside_.push_back(is_dense ? tensor.view({-1}).view(at::kByte) : tensor);
     inside_.push_back(is_dense ? place : place.view(tensor.scalar_type()).view(tensor.sizes()));
     offset += aligned_bytes(tensor);
