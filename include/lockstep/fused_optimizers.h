@@ -48,8 +48,9 @@ class LOCKSTEP_EXPORT SkippableStep {
 //
 // keep_master_weights(), before the first step, is for parameters in float16 or bfloat16, in which a small update is
 // lost to rounding: the optimizer keeps a float32 copy of each such parameter, updates the copy, with a state in
-// float32, and rounds it to the parameter. The copies are saved with the state, as "master_param". Values that others
-// write into a parameter (loading, broadcasts) are taken over in the next step. See WithMasterWeights.
+// float32, and rounds it to the parameter. The copies are saved with the state, as "master_param". Values that the
+// program writes into a parameter (loading, broadcasts) are taken over in the next step. On GPUs, writes through data()
+// or data_ptr() are not noticed, and the next step undoes them. See WithMasterWeights.
 
 class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW, public SkippableStep {
  public:

@@ -1,5 +1,8 @@
 #include "optim/master_weights.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include <ATen/ATen.h>
 
 #include "base/text.h"
@@ -16,9 +19,19 @@ uint64_t version_of(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor._version());
 }
 
-void note_equal(const at::Tensor& parameter, uint64_t& version, const void*& address) {
-  version = version_of(parameter);
-  address = parameter.data_ptr();
+/// Whether each value of `rounded` has the bits of the rounded `exact`. Rounds pieces that stay in a cache, because a
+/// whole rounded copy would go through memory.
+bool is_rounded_from(const at::Tensor& exact, const at::Tensor& rounded) {
+  constexpr int64_t kPiece = 1 << 14;  // elements
+  if (!exact.is_non_overlapping_and_dense() || exact.strides() != rounded.strides())
+    return rounded.equal(exact.to(rounded.scalar_type()));
+  const auto from = as_row(exact), to = as_row(rounded);
+  for (int64_t begin = 0; begin < from.numel(); begin += kPiece) {
+    const auto expected = from.narrow(0, begin, std::min(kPiece, from.numel() - begin)).to(to.scalar_type());
+    const auto* bytes = static_cast<const char*>(to.data_ptr()) + begin * static_cast<int64_t>(to.element_size());
+    if (std::memcmp(bytes, expected.data_ptr(), expected.nbytes()) != 0) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -27,8 +40,18 @@ bool MasterWeights::is_for(const at::Tensor& parameter) {
   return parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
 }
 
+void MasterWeights::note_equal(Master& master) {
+  master.version = version_of(master.parameter);
+  master.storage = master.parameter.storage().getWeakStorageImpl();
+  master.offset = master.parameter.storage_offset();
+}
+
 bool MasterWeights::is_written(const Master& master) {
-  return master.version != version_of(master.parameter) || master.address != master.parameter.data_ptr();
+  const auto& parameter = master.parameter;
+  if (master.version != version_of(parameter) || master.offset != parameter.storage_offset() ||
+      master.storage != parameter.storage().getWeakStorageImpl())
+    return true;
+  return parameter.is_cpu() && !is_rounded_from(master.tensor, parameter.detach());
 }
 
 // Elements that are still the rounded copy keep the copy's digits.
@@ -36,7 +59,7 @@ void MasterWeights::take_over(Master& master) {
   const auto values = master.parameter.detach();
   const auto rounded = master.tensor.to(values.scalar_type());
   master.tensor.copy_(at::where(rounded == values, master.tensor, values.to(at::kFloat)));
-  note_equal(master.parameter, master.version, master.address);
+  note_equal(master);
 }
 
 const at::Tensor& MasterWeights::of(const at::Tensor& parameter) {
@@ -45,7 +68,7 @@ const at::Tensor& MasterWeights::of(const at::Tensor& parameter) {
     master.parameter = parameter;
     master.tensor =
         parameter.detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
-    note_equal(parameter, master.version, master.address);
+    note_equal(master);
   } else if (!is_capturing(parameter.device()) && is_written(master)) {
     take_over(master);
   }
@@ -67,7 +90,7 @@ void MasterWeights::set(const at::Tensor& parameter, const at::Tensor& master) {
   place.tensor = laid_out_as(parameter.detach(), master.detach().to(parameter.device(), at::kFloat));
   if (place.tensor.is_same(master) || place.tensor.data_ptr() == master.data_ptr()) place.tensor = place.tensor.clone();
   place.parameter = parameter;
-  place.address = nullptr;  // the parameter may have other values: compared in the next step
+  place.storage.reset();  // the parameter may have other values: compared in the next step
 }
 
 void MasterWeights::round(const std::vector<at::Tensor>& parameters) {
@@ -78,10 +101,7 @@ void MasterWeights::round(const std::vector<at::Tensor>& parameters) {
     from.push_back(masters_.at(parameter.unsafeGetTensorImpl()).tensor);
   }
   copy_together(to, from);
-  for (const auto& parameter : parameters) {
-    auto& master = masters_.at(parameter.unsafeGetTensorImpl());
-    note_equal(parameter, master.version, master.address);
-  }
+  for (const auto& parameter : parameters) note_equal(masters_.at(parameter.unsafeGetTensorImpl()));
 }
 
 void MasterWeights::save(const torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive) const {
