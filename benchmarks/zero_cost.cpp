@@ -5,7 +5,6 @@
 //   ddp          DistributedDataParallel and FusedAdamW, whose state is on every rank
 //   in step      ZeroRedundancyOptimizer: all-reduce in backward; update of the share and all-gather in step()
 //   in backward  the same with update_in_backward: reduce-scatter, update and all-gather of each bucket in backward
-//   in forward   the same with gather_in_forward: the all-gather runs beside the next forward
 //
 // Medians of the slowest rank, and ratios in the same round, with their 10th and 90th percentile. Uses a GPU if the
 // ranks have one. At the end all sides must have the same parameters, but for rounding.
@@ -18,7 +17,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 
 #include <lockstep/lockstep.h>
 
@@ -30,31 +28,17 @@ using lockstep::ProcessGroup;
 using lockstep::ZeroRedundancyOptimizer;
 using torch::optim::AdamWOptions;
 
-constexpr int kRounds = 15;
-constexpr std::array kSides{"ddp", "in step", "in backward", "in forward"};
+constexpr int kRounds = 25;
+constexpr std::array kSides{"ddp", "in step", "in backward"};
 
 struct Model {
   const char* name;
   std::vector<int64_t> widths;
   int64_t batch;
-  int pause_ms = 0;  // of each layer in forward, and twice as long in backward
-  int64_t bucket_bytes = lockstep::BucketLimits().cap_bytes;
 };
-
-/// Waits in place of a computation on a device, which would leave the cores to communication.
-nn::Functional make_pause(int ms) {
-  return nn::Functional([ms](const torch::Tensor& output) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-    output.register_hook(
-        [ms](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(2 * ms)); });
-    return output;
-  });
-}
-
 const std::vector<Model> kModels{{"small", {784, 128, 128, 10}, 32},
                                  {"mlp", {784, 2048, 2048, 2048, 10}, 32},
-                                 {"deep", std::vector<int64_t>(13, 1024), 128},
-                                 {"device", std::vector<int64_t>(9, 1024), 8, /*pause_ms=*/10, 4 << 20}};
+                                 {"deep", std::vector<int64_t>(13, 1024), 128}};
 
 nn::Sequential make(const Model& model) {
   torch::manual_seed(1);
@@ -62,7 +46,6 @@ nn::Sequential make(const Model& model) {
   for (size_t i = 1; i < model.widths.size(); ++i) {
     if (i > 1) net->push_back(nn::ReLU());
     net->push_back(nn::Linear(model.widths[i - 1], model.widths[i]));
-    if (model.pause_ms > 0) net->push_back(make_pause(model.pause_ms));
   }
   return net;
 }
@@ -70,17 +53,14 @@ nn::Sequential make(const Model& model) {
 class Side {
  public:
   Side(const Model& model, const ProcessGroup& world, const std::string& name)
-      : net_(make(model)), ddp_(wrap(net_, model, world)) {
+      : net_(make(model)), ddp_(wrap(net_, world)) {
     const AdamWOptions options(1e-4);
     if (name == "ddp") {
       optimizer_ = std::make_unique<FusedAdamW>(ddp_.parameters(), options);
       return;
     }
-    auto sharded = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(
-        ddp_.named_parameters(), world, options,
-        lockstep::ZeroRedundancyOptions{.gather_in_forward = name == "in forward"});
-    if (name != "in step") ddp_.update_in_backward(sharded->bucket_update());
-    wait_ = [optimizer = sharded.get()] { optimizer->wait_for_parameters(); };
+    auto sharded = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(ddp_.named_parameters(), world, options);
+    if (name == "in backward") ddp_.update_in_backward(sharded->bucket_update());
     optimizer_ = std::move(sharded);
   }
 
@@ -89,29 +69,22 @@ class Side {
     ddp_(input).square().mean().backward();
     optimizer_->step();
   }
-  /// Until the parameters are complete.
-  void wait() const {
-    if (wait_) wait_();
-  }
   std::vector<torch::Tensor> parameters() const { return ddp_.parameters(); }
 
  private:
-  static lockstep::DistributedDataParallel<nn::SequentialImpl> wrap(nn::Sequential& net, const Model& model,
-                                                                    const ProcessGroup& world) {
+  static lockstep::DistributedDataParallel<nn::SequentialImpl> wrap(nn::Sequential& net, const ProcessGroup& world) {
     net->to(world.device());
-    return {net, world, {.buckets = {.cap_bytes = model.bucket_bytes}}};
+    return {net, world};
   }
 
   nn::Sequential net_;
   lockstep::DistributedDataParallel<nn::SequentialImpl> ddp_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  std::function<void()> wait_;
 };
 
 /// Milliseconds for each step, on the slowest rank.
 double time_of(Side& side, const ProcessGroup& world, const torch::Tensor& input, int steps) {
   const auto finish = [&] {
-    side.wait();
     if (world.device().is_cuda()) torch::cuda::synchronize();
   };
   finish();
@@ -135,8 +108,7 @@ void measure(const Model& model, const ProcessGroup& world) {
       torch::randn({model.batch, model.widths[0]}, at::detail::createCPUGenerator(world.rank())).to(world.device());
   std::array<std::vector<double>, kSides.size()> times;
   for (auto& side : sides) time_of(*side, world, input, 3);
-  // Several, because a step may overlap with the next one. Equal on all ranks.
-  const int steps = std::max(5, static_cast<int>(40 / time_of(*sides[0], world, input, 1)));
+  const int steps = std::max(1, static_cast<int>(40 / time_of(*sides[0], world, input, 1)));  // equal on all ranks
   for (size_t s = 1; s < sides.size(); ++s) time_of(*sides[s], world, input, 1);
   for (int round = 0; round < kRounds; ++round)
     for (size_t s = 0; s < sides.size(); ++s) times[s].push_back(time_of(*sides[s], world, input, steps));

@@ -55,11 +55,6 @@ class LOCKSTEP_EXPORT BucketUpdate {
   [[nodiscard]] virtual Started update(const Bucket& bucket) = 0;
   /// The same, and finishes it. Runs on the calling thread if no earlier call is pending.
   virtual void update_and_finish(const Bucket& bucket) = 0;
-  /// Called before the wrapper's forward, on its thread. If parameters are not complete yet, it lets the forward wait
-  /// for each of them.
-  virtual void before_forward() {}
-  /// Blocks until the parameters are complete; on a GPU, later work on the current stream waits.
-  virtual void wait_for_parameters() const {}
   /// Forgets the updates of a backward that was only captured in a CUDA graph, because the capture has failed.
   virtual void abandon() = 0;
 };

@@ -50,12 +50,6 @@ struct ZeroRedundancyOptions {
   /// share, and step() updates the parameters. In-between, gradients can be clipped with clip_grad_norm(), and a
   /// GradScaler can be used.
   bool hold_updates = false;
-  /// With update_in_backward, not with share_parameters: updated shards are sent after backward, first those of the
-  /// parameters that forward uses first, and arrive while the next forward runs. An operator of LibTorch that uses a
-  /// parameter waits for it, on the thread that called step() and in the wrapper's forward. Call wait_for_parameters()
-  /// before anything else reads the parameters after backward: torch::save, data_ptr(), or another thread. A captured
-  /// step sends the shards during backward.
-  bool gather_in_forward = false;
 };
 
 namespace detail {
@@ -97,11 +91,6 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// clip_grad_norm_() does with whole gradients. Returns the norm before scaling. Collective. Does not wait for the
   /// GPU. Throws UsageError without hold_updates.
   at::Tensor clip_grad_norm(double max_norm, const ClipGradNormOptions& options = {});
-
-  /// With the option gather_in_forward: blocks until the parameters are complete; on a GPU, later work on the current
-  /// stream waits. shard_state_dict(), state_dict(), and so TrainingState, call it. Throws the group's error if shards
-  /// did not arrive. Does nothing without the option.
-  void wait_for_parameters() const;
 
   /// Restores the parameters and the state to those before a step that an error has interrupted, such as the end of
   /// another rank during backward. Needs the option undo. Returns whether there was a step to undo. Not collective: the

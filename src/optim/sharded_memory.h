@@ -13,7 +13,6 @@ namespace lockstep::detail {
 // Call sites, for error messages.
 inline const CallOptions kInStep{.site = {"step of ZeroRedundancyOptimizer", 0}};
 inline const CallOptions kInConstructor{.site = {"constructor of ZeroRedundancyOptimizer", 0}};
-inline const CallOptions kInForward{.site = {"parameters of ZeroRedundancyOptimizer, gather_in_forward", 0}};
 inline const CallOptions kInBackward{.site = {"backward of DistributedDataParallel, update_in_backward", 0}};
 
 /// Parameters of one dtype in one contiguous buffer, divided into one share per rank. Each rank updates its share and
@@ -48,7 +47,6 @@ class ShardedMemory {
   int64_t share_elements() const { return plan_.size_of(group_.rank()); }
   const std::vector<int64_t>& offsets() const { return plan_.offsets; }  // of parameters, in elements
   at::ScalarType dtype() const { return memory_.scalar_type(); }
-  const at::Tensor& buffer() const { return memory_; }
   /// The same for the parameter's gradient; undefined if there is none. May be a copy.
   at::Tensor gradient(const ShardPiece& piece) const;
 

@@ -14,7 +14,6 @@
 #include "base/text.h"
 #include "checkpoint/agree.h"
 #include "comm/capture.h"
-#include "optim/late_parameters.h"
 #include "optim/zero_redundancy_shard.h"
 
 namespace lockstep {
@@ -41,10 +40,6 @@ void ZeroRedundancyOptimizerBase::Shard::check_plan(const ProcessGroup& group, c
 std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare(const ProcessGroup& group,
                                                                               const Plan& plan) {
   check_plan(group, plan);
-  if (gathers_in_forward_ && buffer_ == Buffer::kShared)
-    throw UsageError(group_.rank(),
-                     "update_in_backward: the option gather_in_forward cannot be combined with share_parameters, "
-                     "because shared parameters need not be sent; leave it out");
   if (holds_updates_ && buffer_ == Buffer::kShared)
     throw UsageError(group_.rank(),
                      "update_in_backward: the option hold_updates cannot be combined with share_parameters; leave "
@@ -77,7 +72,6 @@ void ZeroRedundancyOptimizerBase::Shard::begin_step_in_backward() {
   if (!outer_)
     throw UsageError(group_.rank(),
                      "update_in_backward: the optimizer was destroyed; keep it as long as the wrapper runs backward");
-  wait_for_parameters();
   check_unchanged();
   written_ = versions();
   take_options();
@@ -119,7 +113,6 @@ void ZeroRedundancyOptimizerBase::Shard::end_step_in_backward() {
   if (detail::is_capturing(group_.device()))  // backward runs on another thread, which does not record
     detail::Recording::before_replay([shard = shared_from_this()] { shard->before_replay(); });
   abandon();
-  before_forward();
 }
 
 void ZeroRedundancyOptimizerBase::Shard::abandon() {
@@ -130,7 +123,6 @@ void ZeroRedundancyOptimizerBase::Shard::abandon() {
   } else {
     bucket_updates_->waiting.reset();
     bucket_updates_->unfinished = 0;
-    bucket_updates_->order.clear();
   }
   step_incomplete_ = false;
 }
@@ -196,7 +188,6 @@ std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare_bu
 
 void ZeroRedundancyOptimizerBase::Shard::begin_bucket(const Bucket& bucket) {
   ++bucket_updates_->unfinished;
-  if (gathers_in_forward_) bucket_updates_->order.push_back(bucket.index);
   if (bucket.extra.defined()) bucket.averaged_extra.copy_(bucket.extra);
   if (holds_updates_) {
     for (const auto& parameter : bucket.parameters) note_gradient(parameter);
@@ -218,7 +209,7 @@ void ZeroRedundancyOptimizerBase::Shard::update_alone(const Bucket& bucket) {
       pieces.push_back({values, bucket.gradients[i], index});
   }
   step_pieces(pieces);
-  end_bucket();
+  --bucket_updates_->unfinished;
 }
 
 // On a CPU, the bucket before this one is updated now: it is probably reduced, so that the host does not wait for it.
@@ -244,9 +235,11 @@ void ZeroRedundancyOptimizerBase::Shard::finish_last_bucket(const Bucket& bucket
   const auto& memory = memories_[bucket.index].memory;
   memory.reduce_scatter(own.gradient, bucket.buffer, kInBackward);
   if (bucket.extra.defined()) group_.all_reduce(bucket.averaged_extra, ReduceOp::kAvg, kInBackward);
-  if (!holds_updates_) step_pieces(own.pieces);
-  if (!holds_updates_ && !gathers_late()) memory.gather(kInBackward);
-  end_bucket();
+  if (!holds_updates_) {
+    step_pieces(own.pieces);
+    memory.gather(kInBackward);
+  }
+  --bucket_updates_->unfinished;
 }
 
 // On a GPU, the kernels of the update run beside those of backward.
@@ -263,8 +256,7 @@ void ZeroRedundancyOptimizerBase::Shard::update_waiting_bucket() {
   }
   own.reduced->wait();
   step_pieces(own.pieces);
-  own.gathered.reset();
-  if (!gathers_late()) own.gathered = memories_[index].memory.gather_async(kInBackward);
+  own.gathered = memories_[index].memory.gather_async(kInBackward);
   bucket_updates_->waiting.reset();
 }
 
@@ -296,52 +288,9 @@ std::vector<at::Tensor> ZeroRedundancyOptimizerBase::Shard::held_gradients() con
 void ZeroRedundancyOptimizerBase::Shard::finish_bucket(size_t index) {
   if (bucket_updates_->waiting == index) update_waiting_bucket();
   auto& own = bucket_updates_->buckets[index];
-  if (holds_updates_)
-    own.reduced->wait();
-  else if (own.gathered)
-    own.gathered->wait();
+  holds_updates_ ? own.reduced->wait() : own.gathered->wait();
   if (own.averaged_extra) own.averaged_extra->wait();
-  end_bucket();
-}
-
-void ZeroRedundancyOptimizerBase::Shard::end_bucket() {
-  if (--bucket_updates_->unfinished == 0 && !holds_updates_ && gathers_late()) start_late_gathers();
-}
-
-// --- parameters that arrive late
-
-/// The replay of a captured step must end with complete parameters, so its gathers are not late.
-bool ZeroRedundancyOptimizerBase::Shard::gathers_late() const {
-  return gathers_in_forward_ && bucket_updates_->alone.empty() && !detail::is_capturing(group_.device());
-}
-
-/// Starts to send the updated shares to all ranks: first those of the last bucket, which the next forward needs first.
-void ZeroRedundancyOptimizerBase::Shard::start_late_gathers() {
-  auto& updates = *bucket_updates_;
-  c10::OptionalStreamGuard guard;
-  if (updates.stream && !holds_updates_) guard.reset_stream(*updates.stream);  // on which they were updated
-  updates.late.assign(updates.order.rbegin(), updates.order.rend());
-  for (size_t index : updates.late)
-    updates.buckets[index].gathered = memories_[index].memory.gather_async(detail::kInForward);
-  updates.order.clear();
-  updates.watched_by = {};
-}
-
-void ZeroRedundancyOptimizerBase::Shard::before_forward() {
-  if (!bucket_updates_) return;
-  for (size_t index : bucket_updates_->late)
-    if (const auto& gathered = *bucket_updates_->buckets[index].gathered; gathered.is_done())
-      gathered.wait();  // throws if it has failed
-  if (bucket_updates_->watched_by == std::this_thread::get_id()) return;
-  bucket_updates_->watched_by = std::this_thread::get_id();
-  for (size_t index : bucket_updates_->late)
-    detail::wait_on_first_use(memories_[index].memory.buffer(), *bucket_updates_->buckets[index].gathered);
-}
-
-void ZeroRedundancyOptimizerBase::Shard::wait_for_parameters() const {
-  if (!bucket_updates_) return;
-  for (size_t index : bucket_updates_->late) bucket_updates_->buckets[index].gathered->wait();
-  if (group_.device().is_cpu()) bucket_updates_->late.clear();
+  --bucket_updates_->unfinished;
 }
 
 }  // namespace lockstep

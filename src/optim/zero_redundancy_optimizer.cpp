@@ -108,10 +108,6 @@ void ZeroRedundancyOptimizerBase::take_maximum(const at::Tensor& number) const {
   shard_->group().all_reduce(number, ReduceOp::kMax, detail::kInStep);
 }
 
-void ZeroRedundancyOptimizerBase::wait_for_parameters() const {
-  shard_->wait_for_parameters();
-}
-
 bool ZeroRedundancyOptimizerBase::undo_step() {
   return shard_->undo_step();
 }

@@ -29,7 +29,6 @@ ZeroRedundancyOptimizerBase::Shard::Shard(Optimizer& outer, std::vector<std::str
       buffer_(options.share_parameters ? Buffer::kShared : Buffer::kOwn),
       keeps_undo_(options.undo),
       holds_updates_(options.hold_updates),
-      gathers_in_forward_(options.gather_in_forward),
       make_(make),
       by_(by),
       before_replay_(before_replay) {
@@ -209,10 +208,6 @@ void ZeroRedundancyOptimizerBase::Shard::take_options() const {
 }
 
 void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
-  if (gathers_in_forward_ && !bucket_updates_)
-    throw UsageError(group_.rank(),
-                     "ZeroRedundancyOptimizer: the option gather_in_forward needs update_in_backward; call "
-                     "ddp.update_in_backward(optimizer.bucket_update()) once before the first step");
   take_options();
   set_gradients();
   step_incomplete_ = !detail::is_capturing(group_.device());
@@ -224,9 +219,7 @@ void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
     inner_->step();
   for (auto& group : inner_->param_groups())
     for (auto& values : group.params()) values.mutable_grad().reset();  // zero_grad() can then free the gradients
-  if (gathers_late())
-    start_late_gathers();
-  else if (buffer_ == Buffer::kOwn)
+  if (buffer_ == Buffer::kOwn)
     gather();
   else
     group_.barrier(detail::kInStep);
@@ -234,7 +227,6 @@ void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
   written_ = versions();
   std::fill(updated_.begin(), updated_.end(), 0);
   step_incomplete_ = false;
-  before_forward();
 }
 
 /// Gives the pieces of the inner optimizer their gradients.

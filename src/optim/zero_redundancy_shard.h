@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -39,8 +38,7 @@
 // step() only ends the step. zero_redundancy_shared.cpp has the updates of shared parameters. Otherwise, in
 // zero_redundancy_buckets.cpp, prepare() moves the parameters once more, so that each bucket of gradients has a
 // ShardedMemory with the same layout: a bucket is reduce-scattered, the inner optimizer steps its pieces, and they are
-// all-gathered. With gather_in_forward, the gathers start when all buckets are updated, in the opposite order, and each
-// is waited for when an operator uses its parameters (wait_on_first_use).
+// all-gathered.
 
 namespace lockstep {
 
@@ -75,8 +73,6 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   std::vector<Layout> prepare(const ProcessGroup& group, const Plan& plan) override;
   Started update(const Bucket& bucket) override;
   void update_and_finish(const Bucket& bucket) override;
-  void before_forward() override;
-  void wait_for_parameters() const override;
   void abandon() override;
   bool updates_in_backward() const { return shared_updates_ || bucket_updates_; }
   /// Whether backward only averages gradients, and step() updates.
@@ -138,10 +134,6 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
     std::optional<c10::Stream> stream;  // on a GPU: for updates
     std::optional<size_t> waiting;      // bucket that is being reduced and is not updated yet
     size_t unfinished = 0;              // buckets that were started in this backward
-    // With gather_in_forward:
-    std::vector<size_t> order;   // of the buckets in this backward
-    std::vector<size_t> late;    // buckets whose parameters may be incomplete
-    std::thread::id watched_by;  // the thread whose operators wait for them
   };
 
   std::string name_of(size_t parameter) const;
@@ -183,9 +175,6 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   void step_pieces(const std::vector<BucketUpdates::Piece>& pieces);
   void finish_bucket(size_t index);
   void finish_last_bucket(const Bucket& bucket);
-  void end_bucket();
-  bool gathers_late() const;
-  void start_late_gathers();
 
   void agree_on_writes(const std::vector<size_t>& written) const;
   void check_complete() const;
@@ -203,7 +192,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   const std::vector<std::string> names_;
   const ProcessGroup group_;
   const Buffer buffer_;
-  const bool keeps_undo_, holds_updates_, gathers_in_forward_;
+  const bool keeps_undo_, holds_updates_;
   const Make make_;
   const ShardBy by_;
   void (*const before_replay_)(torch::optim::Optimizer&);

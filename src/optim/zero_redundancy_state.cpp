@@ -71,7 +71,6 @@ std::vector<OptimizerState::Group> ZeroRedundancyOptimizerBase::Shard::complete_
 
 OptimizerState ZeroRedundancyOptimizerBase::Shard::consolidate(int dst) const {
   detail::run_and_agree(group_, [&] { check_complete(); });
-  wait_for_parameters();
   group_.synchronize();
   take_options();
   auto mine = detail::view_state(*inner_);
@@ -147,7 +146,6 @@ void ZeroRedundancyOptimizerBase::Shard::load_inner(const OptimizerState& mine) 
 
 Value ZeroRedundancyOptimizerBase::Shard::save_shard() const {
   check_complete();
-  wait_for_parameters();
   take_options();
   const auto mine = detail::view_state(*inner_);
   auto sizes = Value::list(), strides = Value::list(), pieces = Value::list();

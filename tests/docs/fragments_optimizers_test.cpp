@@ -63,21 +63,6 @@ TEST(OptimizersPage, HeldUpdatesAreClipped) {
   });
 }
 
-TEST(OptimizersPage, ParametersArriveDuringForward) {
-  on_two_ranks([](const lockstep::ProcessGroup& world) {
-    auto model = seeded_net(), saved = seeded_net();
-    lockstep::DistributedDataParallel ddp(model, world);
-    const auto before = model->layer->weight.detach().clone();
-    std::vector<torch::Tensor> loader(2, torch::ones({3, 6}));
-    const auto loss_of = [](auto& wrapper, const torch::Tensor& batch) { return wrapper(batch).square().sum(); };
-#include "docs/optimizers/updates_during_backward_3.inc"
-    EXPECT_FALSE(torch::equal(model->layer->weight, before));
-    ddp.check_replicas();
-    torch::load(saved, "model.pt");
-    expect_equal_parameters(saved, model);
-  });
-}
-
 TEST(OptimizersPage, RanksShareTheirParameters) {
   on_two_ranks([](const lockstep::ProcessGroup& world) {
     auto model = seeded_net();

@@ -59,13 +59,6 @@ TEST(BucketUpdates, DivideWholeParametersToo) {
   expect_the_bits_of_updates_in_step<AdamW>(AdamWOptions(0.01), {}, {.shard_by = ShardBy::kParameters});
 }
 
-TEST(BucketUpdates, ArriveDuringForward) {
-  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), kSmallBuckets, {.gather_in_forward = true});
-  expect_the_bits_of_updates_in_step<FusedSGD>(SGDOptions(0.01).momentum(0.9), {}, {.gather_in_forward = true});
-  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), kSmallBuckets,
-                                                 {.hold_updates = true, .gather_in_forward = true});
-}
-
 TEST(BucketUpdates, WorkWithAStaticGraph) {
   auto wrap = kSmallBuckets;
   wrap.static_graph = true;

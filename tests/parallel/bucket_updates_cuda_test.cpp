@@ -79,8 +79,7 @@ TEST_F(CudaBucketUpdates, TrainAsUpdatesInStep) {
     const auto expected =
         trained(world, [](Wrapper& ddp) { return std::make_unique<FusedAdamW>(ddp.parameters(), AdamWOptions(0.01)); });
     for (const auto& options : {ZeroRedundancyOptions{}, ZeroRedundancyOptions{.shard_by = ShardBy::kParameters},
-                                ZeroRedundancyOptions{.gather_in_forward = true},
-                                ZeroRedundancyOptions{.hold_updates = true, .gather_in_forward = true}})
+                                ZeroRedundancyOptions{.hold_updates = true}})
       for (bool is_captured : {false, true}) {
         const auto actual = trained(
             world,
@@ -121,21 +120,19 @@ TEST_F(CudaBucketUpdates, ThatAreHeldAreClippedLikeWholeGradients) {
 }
 
 TEST_F(CudaBucketUpdates, DoNotMakeTheHostWait) {
-  for (bool gathers_in_forward : {false, true})
-    on_both([=](const ProcessGroup& world) {
-      Wrapper ddp(deep_model(130, 6), world, kManyBuckets);
-      ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
-                                                    {.gather_in_forward = gathers_in_forward});
-      ddp.update_in_backward(optimizer.bucket_update());
-      const auto input = torch::ones({4, 130}, kGpu);
-      const auto step = [&] {
-        ddp(input).square().mean().backward();
-        optimizer.step();
-      };
-      for (int i = 0; i < 3; ++i) step();
-      const NoWaiting guard;
-      for (int i = 0; i < 20; ++i) step();
-    });
+  on_both([](const ProcessGroup& world) {
+    Wrapper ddp(deep_model(130, 6), world, kManyBuckets);
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01));
+    ddp.update_in_backward(optimizer.bucket_update());
+    const auto input = torch::ones({4, 130}, kGpu);
+    const auto step = [&] {
+      ddp(input).square().mean().backward();
+      optimizer.step();
+    };
+    for (int i = 0; i < 3; ++i) step();
+    const NoWaiting guard;
+    for (int i = 0; i < 20; ++i) step();
+  });
 }
 
 /// Bytes that the second and third step allocate at most, beyond what is there before the model.

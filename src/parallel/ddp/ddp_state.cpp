@@ -99,7 +99,6 @@ void DdpState::before_forward() {
   if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kForward);
   forward_begin_ = at::sequence_number::peek();
   reducer_->check_finished();
-  reducer_->watch_parameters();
   check_unchanged();
   if (!c10::GradMode::is_enabled()) return;
   reducer_->begin_forward();
@@ -164,7 +163,7 @@ void DdpState::take_part_in_capture() {
 void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kOther);
-  if (!c10::GradMode::is_enabled()) return reducer_->wait_for_parameters();  // throws if some did not arrive
+  if (!c10::GradMode::is_enabled()) return;
   reducer_->end_forward(outputs);
   for (const auto& output : outputs)
     if (const auto& node = output.grad_fn(); node && !is_older(*node, forward_begin_))
@@ -181,7 +180,6 @@ void DdpState::check_unchanged() const {
 }
 
 void DdpState::begin_no_sync() {
-  reducer_->wait_for_parameters();
   warn_of_lone_step();
   if (!reducer_->has_unsynchronized()) cheap_fingerprint_ = wrapped_.cheap_fingerprint();
   reducer_->set_enabled(false);
@@ -214,14 +212,12 @@ void DdpState::broadcast_buffers(int source) {
 }
 
 void DdpState::broadcast_parameters_and_buffers(int source) {
-  if (reducer_) reducer_->wait_for_parameters();
   group_.broadcast_coalesced(tensors_of(wrapped_.parameters()), source);
   broadcast_buffers(source);
   cheap_fingerprint_ = wrapped_.cheap_fingerprint();
 }
 
 void DdpState::check_replicas() const {
-  reducer_->wait_for_parameters();
   check_equal(wrapped_.parameters(), group_);
 }
 

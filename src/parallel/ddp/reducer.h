@@ -74,10 +74,6 @@ class Reducer {
   /// Throws UsageError if the options or a hook rule it out.
   void set_update(std::shared_ptr<BucketUpdate> update);
   bool updates_in_backward() const;
-  /// If an update has not completed the parameters yet: lets operators on this thread wait for each of them; blocks
-  /// until all are complete.
-  void watch_parameters() const;
-  void wait_for_parameters() const;
 
   /// Call it before each forward: hooks the accumulators (see AccumulatorHooks::connect; not during backward), and
   /// notes which parameters are frozen.

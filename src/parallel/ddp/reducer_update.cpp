@@ -66,16 +66,6 @@ bool Reducer::updates_in_backward() const {
   return update_ != nullptr;
 }
 
-void Reducer::watch_parameters() const {
-  std::lock_guard lock(mutex_);
-  if (update_) update_->before_forward();
-}
-
-void Reducer::wait_for_parameters() const {
-  std::lock_guard lock(mutex_);
-  if (update_) update_->wait_for_parameters();
-}
-
 /// Sorts the buckets, whose parameters stay the same, by the time at which they are full.
 void Reducer::reorder_buckets(const std::vector<size_t>& arrivals) {
   std::vector<size_t> full_at(buckets_.size()), order(buckets_.size());
