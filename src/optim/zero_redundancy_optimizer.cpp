@@ -60,8 +60,7 @@ void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
     return shard_->end_step_in_backward();
   }
   if (shard_->updates_in_backward()) shard_->check_can_step();
-  shard_->note_writes();
-  shard_->check_unchanged();
+  shard_->take_writes();
   if (join_) shard_->do_as(join_->round().last_rank());
   if (before_step_) before_step_();
   if (detail::is_capturing(shard_->group().device()))

@@ -154,15 +154,24 @@ std::vector<size_t> ZeroRedundancyOptimizerBase::Shard::written_parameters() con
   return written;
 }
 
-void ZeroRedundancyOptimizerBase::Shard::note_writes() {
+void ZeroRedundancyOptimizerBase::Shard::take_writes() {
   const auto written = written_parameters();
   if (buffer_ == Buffer::kShared) agree_on_writes(written);
-  if (written.empty()) return;
+  note_writes();
+  check_unchanged();
+  // A rank that copies values into the shared memory late would overwrite updates of the other ranks. In most steps
+  // nothing was written: all ranks know that, because their lists are equal, and do not wait.
+  if (buffer_ == Buffer::kShared && !written.empty()) group_.barrier(detail::kInStep);
+}
+
+/// Tells the inner optimizer, whose parameters are views, that the parameters were written to since the last step.
+void ZeroRedundancyOptimizerBase::Shard::note_writes() {
+  if (written_parameters().empty()) return;
   for (const auto& group : inner_->param_groups())
     for (const auto& values : group.params()) values.unsafeGetTensorImpl()->bump_version();
 }
 
-// Not collective. Throws on all ranks or on none if all ranks run the same program.
+// Moves replaced memory back. Not collective. Throws on all ranks or on none if all ranks run the same program.
 void ZeroRedundancyOptimizerBase::Shard::check_unchanged() const {
   size_t count = 0;
   for (const auto& group : outer_->param_groups()) count += group.params().size();

@@ -55,11 +55,10 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   const ProcessGroup& group() const { return group_; }
   torch::optim::Optimizer& inner() const { return *inner_; }
 
-  /// Tells the inner optimizer, whose parameters are views, that others have written into the parameters, or replaced
-  /// their memory, since the last step. If the ranks share the parameters, throws MismatchError on all ranks unless all
-  /// ranks have written the same ones; collective then.
-  void note_writes();
-  void check_unchanged() const;
+  /// Takes over what was written to the parameters since the last step, also values in replaced memory. If the ranks
+  /// share the parameters, throws MismatchError on all ranks unless all ranks have written the same ones; collective
+  /// then. Throws UsageError if a parameter has changed its device, dtype or sizes.
+  void take_writes();
   void do_as(int rank) const;
   /// Makes no step if `skip` is defined and not zero.
   void step(const at::Tensor& skip);
@@ -143,6 +142,8 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   void add_memory(const std::vector<size_t>& members);
   void use_memories();
   void make_inner();
+  void note_writes();
+  void check_unchanged() const;
   void set_gradients() const;
   void gather() const;
   void check_can_share() const;

@@ -2,6 +2,13 @@
 
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -187,6 +194,76 @@ TEST(UpdateInBackward, TakesReplacedMemoryBeforeTheUpdate) {
                   if (is_shared) expect_same_bits(ddp.parameters(), expected, "replaced");
                 },
                 {.backend = "shm"});
+}
+
+// --- a rank that copies the values of replaced memory late
+//
+// Callbacks of LibTorch on a rank's thread make it late. They hold nothing themselves.
+
+constexpr std::chrono::seconds kLongEnough(60);  // passes only if the test fails
+std::promise<void>* rank_0_meets = nullptr;
+const void* replaced_home = nullptr;  // rank 1's address of the shared memory
+
+/// On rank 0, after the forward and backward of the step.
+std::unique_ptr<at::ObserverContext> tell_of_barrier(const at::RecordFunction& call) {
+  if (std::string_view(call.name()) == "lockstep::barrier" && rank_0_meets)
+    std::exchange(rank_0_meets, nullptr)->set_value();
+  return nullptr;
+}
+
+std::shared_future<void> rank_0_has_met;
+bool was_late = false;
+
+std::unique_ptr<at::ObserverContext> delay_copy(const at::RecordFunction& call) {
+  if (std::string_view(call.name()) != "aten::copy_" || was_late) return nullptr;
+  if (call.inputs()[0].toTensor().data_ptr() != replaced_home) return nullptr;
+  was_late = rank_0_has_met.wait_for(kLongEnough) == std::future_status::ready;
+  return nullptr;
+}
+
+void step_with(std::unique_ptr<at::ObserverContext> (*callback)(const at::RecordFunction&), Optimizer& optimizer) {
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(callback).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  optimizer.step();
+  at::removeCallback(handle);
+}
+
+// Without a barrier between the copies and the update, rank 0 is in no barrier before it has updated its part of the
+// memory, which rank 1 then overwrites.
+TEST(SharedParameters, AreUpdatedAfterAllRanksHaveCopiedReplacedMemory) {
+  for (const auto& backend : kSharingBackends) {
+    std::promise<void> meeting;
+    rank_0_meets = &meeting;
+    rank_0_has_met = meeting.get_future().share();
+    was_late = false;
+    std::vector<torch::Tensor> expected;
+    for (bool is_shared : {false, true})
+      run_threads(2,
+                  [&](ProcessGroup world) {
+                    Mixed model;
+                    DistributedDataParallel ddp(model, world);
+                    std::unique_ptr<Optimizer> optimizer;
+                    if (is_shared)
+                      optimizer = std::make_unique<ZeroRedundancyOptimizer<FusedSGD>>(ddp.named_parameters(), world,
+                                                                                      SGDOptions(0.01), kShared);
+                    else
+                      optimizer = std::make_unique<FusedSGD>(ddp.parameters(), SGDOptions(0.01));
+                    run_steps(ddp, *optimizer, world.rank(), 0, 1);
+                    world.barrier();
+                    if (is_shared && world.rank() == 1) replaced_home = model->wide.data_ptr();
+                    model->wide.set_data(torch::full({301, 1001}, 0.25));
+                    optimizer->zero_grad();
+                    ddp(input_of(10 + world.rank())).mean().backward();
+                    if (is_shared)
+                      step_with(world.rank() == 0 ? &tell_of_barrier : &delay_copy, *optimizer);
+                    else
+                      optimizer->step();
+                    if (!is_shared && world.rank() == 0) expected = copies(ddp.parameters());
+                    if (is_shared) expect_same_bits(ddp.parameters(), expected, backend);
+                  },
+                  {.backend = backend});
+    EXPECT_TRUE(was_late) << "rank 1 did not wait in its copy";
+  }
 }
 
 TEST(UpdateInBackward, SavesAndLoadsItsState) {
