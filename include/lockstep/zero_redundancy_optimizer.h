@@ -75,7 +75,9 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   ~ZeroRedundancyOptimizerBase() override;
 
   /// Updates this rank's shard of the parameters, then all-gathers the shards of all ranks. Collective. Throws
-  /// UsageError if a parameter has changed its device, dtype or sizes.
+  /// UsageError if a parameter has changed its device, dtype or sizes. The first step (with gradients that are finite)
+  /// throws MismatchError on all ranks, before any update, if parameters or gradients differ between the ranks by more
+  /// than rounding.
   at::Tensor step(LossClosure closure = nullptr) override;
   /// Collective. `skip` must be equal on all ranks. See SkippableStep; the host waits for the GPU unless the inner
   /// optimizer is a SkippableStep.
@@ -85,6 +87,8 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// step() then only ends the step. Each bucket is reduce-scattered, this rank's share is updated, and the shares are
   /// all-gathered; or, with share_parameters, all ranks update their parts of the shared parameters, which requires
   /// FusedAdamW, FusedAdam or FusedSGD without master weights. Throws UsageError if before_step is set.
+  /// update_in_backward() throws UsageError on all ranks for a parameter that requires a gradient and that the wrapper
+  /// does not reduce: one that is not in the wrapped model, or in the wrapper's option ignore.
   std::shared_ptr<BucketUpdate> bucket_update() const;
 
   /// With the option hold_updates, between backward and step(): scales the gradients of all ranks' shares, as
@@ -180,10 +184,12 @@ inline constexpr bool updates_elements =
 /// not strided or is listed twice, and MismatchError if the parameters differ between ranks. Pass all parameter groups
 /// to the constructor.
 ///
-/// The gradients must be equal on all ranks when step() is called; DistributedDataParallel ensures this. Change
-/// learning rates in param_groups(), as with other optimizers. If a parameter gets different storage later, for example
-/// by torch::load, the next step moves its values back. If a parameter's device, dtype or sizes have changed, the next
-/// step throws UsageError.
+/// Parameters and gradients must be equal on all ranks when step() is called. DistributedDataParallel ensures this,
+/// except for the parameters that its option ignore names: give them an optimizer of their own.
+///
+/// Change learning rates in param_groups(), as with other optimizers. If a parameter gets different storage later, for
+/// example by torch::load, the next step moves its values back. If a parameter's device, dtype or sizes have changed,
+/// the next step throws UsageError.
 ///
 /// Not thread-safe. Not movable. The model may outlive the optimizer.
 template <class Inner>

@@ -27,14 +27,36 @@ void ZeroRedundancyOptimizerBase::Shard::check_plan(const ProcessGroup& group, c
   if (!(group == group_))
     refuse("the wrapper uses group ", group.name(), " and the optimizer ", group_.name(), "; use one group for both");
   if (updates_in_backward()) refuse("the optimizer is used by another wrapper already");
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    index_of_[parameters_[i].unsafeGetTensorImpl()] = i;
-    if (!at::isFloatingType(parameters_[i].scalar_type()))
-      refuse(name_of(i), " has dtype ", parameters_[i].scalar_type(), ", expected a floating-point one");
-  }
-  for (const auto& [name, parameter] : plan.parameters)
-    if (!index_of_.contains(parameter.unsafeGetTensorImpl()))
-      refuse("parameter '", name, "' of the wrapper is not a parameter of the optimizer; pass ddp.named_parameters()");
+  detail::run_and_agree(group_, [&] {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      index_of_[parameters_[i].unsafeGetTensorImpl()] = i;
+      if (!at::isFloatingType(parameters_[i].scalar_type()))
+        refuse(name_of(i), " has dtype ", parameters_[i].scalar_type(), ", expected a floating-point one");
+    }
+    std::vector<char> is_reduced(parameters_.size());
+    for (const auto& [name, parameter] : plan.parameters) {
+      const auto found = index_of_.find(parameter.unsafeGetTensorImpl());
+      if (found == index_of_.end())
+        refuse("parameter '", name,
+               "' of the wrapper is not a parameter of the optimizer; pass ddp.named_parameters()");
+      is_reduced[found->second] = 1;
+    }
+    not_reduced_.clear();
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      if (!is_reduced[i]) not_reduced_.push_back(i);
+    check_not_reduced();
+  });
+}
+
+/// Backward would never update these parameters, so they must be frozen.
+void ZeroRedundancyOptimizerBase::Shard::check_not_reduced() const {
+  for (size_t i : not_reduced_)
+    if (parameters_[i].requires_grad())
+      throw UsageError(group_.rank(),
+                       text("update_in_backward: ", name_of(i),
+                            " of the optimizer would never be updated, because the wrapper does not reduce its "
+                            "gradient: the parameter is not in the wrapped model, or in the wrapper's option ignore; "
+                            "give it an optimizer of its own, or freeze it with requires_grad_(false)"));
 }
 
 std::vector<BucketUpdate::Layout> ZeroRedundancyOptimizerBase::Shard::prepare(const ProcessGroup& group,
@@ -97,6 +119,7 @@ void ZeroRedundancyOptimizerBase::Shard::note_update(const at::Tensor& parameter
 }
 
 void ZeroRedundancyOptimizerBase::Shard::check_can_step() const {
+  check_not_reduced();
   if (bucket_updates_ && bucket_updates_->unfinished > 0)
     throw UsageError(group_.rank(), text("step() was called after a backward that did not finish, so ",
                                          holds_updates_ ? "gradients of some parameters are missing"

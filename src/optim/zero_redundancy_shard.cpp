@@ -1,6 +1,8 @@
 #include "optim/zero_redundancy_shard.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -17,6 +19,34 @@ namespace {
 
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
+
+// Of the norm. Rounding makes averages and clipped gradients of different processors differ by far less, and gradients
+// of different batches differ by far more.
+constexpr double kTolerance = 1e-3;
+
+/// What ranks compare of a tensor. The sum depends on the signs of the elements, the norm does not.
+struct Summary {
+  double sum, norm;
+  bool is_finite() const { return std::isfinite(sum) && std::isfinite(norm); }
+};
+constexpr int64_t kSummarySize = sizeof(Summary) / sizeof(double);
+
+/// Adds the numbers of a Summary, which stay on the tensor's device; zeros if there are no elements to compare.
+void add_summary(const at::Tensor& tensor, const c10::Device& device, std::vector<at::Tensor>& numbers) {
+  if (!tensor.defined() || tensor.layout() != c10::kStrided) {
+    numbers.push_back(at::zeros({kSummarySize}, at::TensorOptions(at::kDouble).device(device)));
+    return;
+  }
+  const auto real = tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
+  const auto values = real.detach().to(at::kDouble);
+  numbers.push_back(at::stack({values.sum(), values.norm()}));
+}
+
+bool differ(const Summary& a, const Summary& b) {
+  if (!a.is_finite() || !b.is_finite()) return a.is_finite() != b.is_finite();
+  const double tolerance = kTolerance * std::max(a.norm, b.norm);
+  return std::abs(a.sum - b.sum) > tolerance || std::abs(a.norm - b.norm) > tolerance;
+}
 
 }  // namespace
 
@@ -216,7 +246,47 @@ void ZeroRedundancyOptimizerBase::Shard::take_options() const {
     inner_->param_groups()[g].set_options(outer_->param_groups()[g].options().clone());
 }
 
+/// Throws MismatchError on all ranks if parameters, or their gradients, differ between the ranks by more than rounding.
+/// Each rank updates a part of a parameter, so the all-gather would mix the ranks' values. In the first step, and
+/// further ones until no gradient overflows. Collective.
+void ZeroRedundancyOptimizerBase::Shard::check_first_step() {
+  if (is_checked_ || updates_in_backward() || group_.size() == 1 || detail::is_capturing(group_.device())) return;
+  std::vector<at::Tensor> numbers;
+  for (const auto& parameter : parameters_) {
+    add_summary(parameter, group_.device(), numbers);
+    add_summary(parameter.grad(), group_.device(), numbers);
+  }
+  const auto mine = at::cat(numbers);
+  auto all = at::empty({group_.size() * mine.numel()}, mine.options());
+  group_.all_gather(all, mine, detail::kInStep);
+  all = all.cpu();
+  const auto count = static_cast<int64_t>(numbers.size());
+  const auto summary = [&](int rank, int64_t i) {
+    Summary result{};
+    std::memcpy(&result, all.data_ptr<double>() + (rank * count + i) * kSummarySize, sizeof result);
+    return result;
+  };
+  bool is_finite = true;
+  for (int64_t i = 0; i < count; ++i)
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const auto first = summary(0, i), theirs = summary(rank, i);
+      const bool is_gradient = i % 2 != 0;
+      is_finite = is_finite && (!is_gradient || theirs.is_finite());
+      if (!differ(first, theirs)) continue;
+      throw MismatchError(
+          group_.rank(),
+          text("step of ZeroRedundancyOptimizer: ", is_gradient ? "the gradient of " : "",
+               name_of(static_cast<size_t>(i / 2)), " has norm ", first.norm, " and sum ", first.sum,
+               " on rank 0, norm ", theirs.norm, " and sum ", theirs.sum, " on rank ", rank,
+               ", but each rank updates a part of it for all ranks; wrap the model in DistributedDataParallel, ",
+               is_gradient ? "which averages gradients" : "which copies rank 0's parameters",
+               ", and give parameters of its option ignore an optimizer of their own"));
+    }
+  is_checked_ = is_finite;
+}
+
 void ZeroRedundancyOptimizerBase::Shard::step(const at::Tensor& skip) {
+  check_first_step();
   take_options();
   set_gradients();
   step_incomplete_ = !detail::is_capturing(group_.device());
@@ -252,11 +322,12 @@ void ZeroRedundancyOptimizerBase::Shard::set_gradients() const {
     }
 }
 
-/// Sends the updated pieces to all ranks.
+/// Sends the updated pieces to all ranks. Memories behind those of buckets have parameters that are not updated.
 void ZeroRedundancyOptimizerBase::Shard::gather() const {
-  if (memories_.size() == 1) return memories_.front().memory.gather(detail::kInStep);
+  const size_t updated = bucket_updates_ ? bucket_updates_->buckets.size() : memories_.size();
+  if (updated == 1) return memories_.front().memory.gather(detail::kInStep);
   std::vector<Work> gathers;
-  for (const auto& memory : memories_) gathers.push_back(memory.memory.gather_async(detail::kInStep));
+  for (size_t i = 0; i < updated; ++i) gathers.push_back(memories_[i].memory.gather_async(detail::kInStep));
   for (const auto& work : gathers) work.wait();
 }
 

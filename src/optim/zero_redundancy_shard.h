@@ -23,6 +23,8 @@
 // optimizer of the user's type holds this rank's pieces of parameters, as views of that buffer, so its state covers
 // only the share.
 //
+// The first step compares parameters and gradients over the ranks: check_first_step().
+//
 // step() copies the options of the outer groups to the inner ones, assigns each piece its range of the gradient, steps
 // the inner optimizer and all-gathers the shares. consolidate() gathers all ranks' pieces of state on one rank and
 // assembles them to the state of whole parameters; load() cuts this rank's pieces out of such a state. Both therefore
@@ -144,6 +146,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   void make_inner();
   void note_writes();
   void check_unchanged() const;
+  void check_first_step();
   void set_gradients() const;
   void gather() const;
   void check_can_share() const;
@@ -157,6 +160,7 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
 
   // Updates in backward
   void check_plan(const ProcessGroup& group, const Plan& plan);
+  void check_not_reduced() const;
   void begin_step_in_backward();
   void note_update(const at::Tensor& parameter);
   // of shared parameters
@@ -204,8 +208,10 @@ class ZeroRedundancyOptimizerBase::Shard final : public BucketUpdate, public std
   std::unique_ptr<torch::optim::Optimizer> inner_;
   Versions written_;              // of parameters_ after the last step
   bool step_incomplete_ = false;  // a step has started but did not finish
+  bool is_checked_ = false;       // check_first_step() has compared all parameters and gradients
   // Only with update_in_backward:
   std::unordered_map<const c10::TensorImpl*, size_t> index_of_;  // of parameters_
+  std::vector<size_t> not_reduced_;                              // parameters_ that the wrapper does not reduce
   std::vector<char> updated_;                                    // by parameter: in the running step
   std::unique_ptr<SharedUpdates> shared_updates_;
   std::unique_ptr<BucketUpdates> bucket_updates_;

@@ -321,6 +321,7 @@ struct ShardedRun {
   explicit ShardedRun(const ProcessGroup& world, bool named = true) {
     torch::manual_seed(5);
     model = torch::nn::Sequential(torch::nn::Linear(70, 50), torch::nn::Linear(50, 30));
+    for (const auto& parameter : model->parameters()) world.broadcast(parameter.detach(), 0);  // ranks are threads
     std::vector<std::pair<std::string, at::Tensor>> parameters;
     for (const auto& item : model->named_parameters()) parameters.emplace_back(item.key(), item.value());
     optimizer = named ? std::make_unique<Optimizer>(parameters, world, torch::optim::AdamWOptions(0.01))

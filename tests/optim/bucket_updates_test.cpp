@@ -286,6 +286,50 @@ TEST(BucketUpdates, AreRefusedAfterTheFirstStepAndWithUndo) {
   });
 }
 
+TEST(BucketUpdates, AreRefusedForParametersThatTheWrapperDoesNotReduce) {
+  for (bool is_shared : {false, true})
+    run_threads(2, [&](ProcessGroup world) {
+      const auto refuses = [&](auto& ddp, const NamedTensors& parameters, const std::string& why) {
+        ZeroRedundancyOptimizer<FusedAdamW> optimizer(parameters, world, AdamWOptions(),
+                                                      {.share_parameters = is_shared});
+        expect_error<UsageError>([&] { ddp.update_in_backward(optimizer.bucket_update()); }, why,
+                                 "of the optimizer would never be updated", "give it an optimizer of its own");
+      };
+      Mixed model, second;
+      DistributedDataParallel ddp(model, world), other(second, world);
+      auto parameters = ddp.named_parameters();
+      for (const auto& [name, tensor] : other.named_parameters()) parameters.emplace_back("second." + name, tensor);
+      refuses(ddp, parameters, "update_in_backward: parameter 'second.table'");
+
+      parameters = ddp.named_parameters();
+      parameters.emplace_back("extra", torch::ones({3}, torch::requires_grad(world.rank() == 1)));
+      refuses(ddp, parameters, world.rank() == 1 ? "parameter 'extra'" : "on rank 1: ");
+
+      DistributedDataParallel ignoring(second, world, {.ignore = {"scale"}});
+      refuses(ignoring, ignoring.named_parameters(), "update_in_backward: parameter 'scale'");
+    });
+}
+
+TEST(BucketUpdates, LeaveFrozenParametersOutsideOfTheWrapperAlone) {
+  for (bool holds_updates : {false, true})
+    run_threads(2, [&](ProcessGroup world) {
+      Mixed model;
+      DistributedDataParallel ddp(model, world, {.ignore = {"wide"}});
+      model->wide.requires_grad_(false);
+      const auto extra = torch::full({5000}, 1.0F + static_cast<float>(world.rank()));
+      auto parameters = ddp.named_parameters();
+      parameters.emplace_back("extra", extra);
+      ZeroRedundancyOptimizer<FusedAdamW> optimizer(parameters, world, AdamWOptions(0.01),
+                                                    {.hold_updates = holds_updates});
+      ddp.update_in_backward(optimizer.bucket_update());
+      run_steps(ddp, optimizer, world.rank(), 0, 2);
+      EXPECT_TRUE(extra.eq(1 + world.rank()).all().item<bool>());
+      ddp(input_of(world.rank())).mean().backward();
+      extra.requires_grad_(true);
+      expect_error<UsageError>([&] { optimizer.step(); }, "parameter 'extra' of the optimizer would never be updated");
+    });
+}
+
 TEST(BucketUpdates, ThatAreInterruptedAreNotSaved) {
   const auto train = [](const ProcessGroup& world) {
     Mixed model;

@@ -1,6 +1,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include <latch>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -487,6 +488,56 @@ TEST(ZeroRedundancyOptimizer, SaysWhatIsWrong) {
     if (world.rank() == 1)
       expect_error<UsageError>([&] { ZeroRedundancyOptimizer<AdamW>(model->parameters(), others, AdamWOptions()); },
                                "not in group world/1");
+  });
+}
+
+TEST(ZeroRedundancyOptimizer, NamesAGradientThatIsNotAveraged) {
+  for (bool is_shared : {false, true})
+    run_threads(2,
+                [&](ProcessGroup world) {
+                  Lopsided model;
+                  DistributedDataParallel ddp(model, world, {.ignore = {"kernel"}});
+                  ZeroRedundancyOptimizer<SGD> optimizer(ddp.named_parameters(), world, SGDOptions(0.1),
+                                                         {.share_parameters = is_shared});
+                  const auto before = model->table.detach().clone();
+                  ddp(input_of(world.rank())).mean().backward();
+                  for (int i = 0; i < 2; ++i)
+                    expect_error<MismatchError>([&] { optimizer.step(); },
+                                                "the gradient of parameter 'kernel' has norm", "on rank 0, norm ",
+                                                "on rank 1, ", "option ignore");
+                  EXPECT_TRUE(torch::equal(model->table, before)) << "no step was made";
+
+                  model->kernel.mutable_grad() = torch::ones_like(model->kernel) * (1 + 1e-6 * world.rank());
+                  optimizer.step();  // rounding is no difference
+                  EXPECT_FALSE(torch::equal(model->table, before));
+                },
+                {.backend = "shm"});
+}
+
+TEST(ZeroRedundancyOptimizer, NamesAParameterThatDiffersBetweenRanks) {
+  run_threads(2, [&](ProcessGroup world) {
+    Lopsided model;
+    ZeroRedundancyOptimizer<SGD> optimizer({{"table", model->table}, {"bias", model->bias}}, world, SGDOptions(0.1));
+    if (world.rank() == 1) {
+      const torch::NoGradGuard no_grad;
+      model->bias.neg_();  // has the same norm
+    }
+    expect_error<MismatchError>([&] { optimizer.step(); }, "ZeroRedundancyOptimizer: parameter 'bias' has norm",
+                                "wrap the model in DistributedDataParallel, which copies rank 0's");
+  });
+}
+
+TEST(ZeroRedundancyOptimizer, ComparesGradientsUntilTheyDoNotOverflow) {
+  run_threads(2, [&](ProcessGroup world) {
+    const auto parameter = torch::ones({100}).requires_grad_();
+    ZeroRedundancyOptimizer<FusedSGD> optimizer({parameter}, world, SGDOptions(0.1));
+    parameter.mutable_grad() = torch::full({100}, std::numeric_limits<float>::infinity());
+    optimizer.step_unless(torch::ones({1}));
+    parameter.mutable_grad() = torch::full({100}, 1.0F + static_cast<float>(world.rank()));
+    expect_error<MismatchError>([&] { optimizer.step(); }, "the gradient of parameter 0 has norm 10 and sum 100 on",
+                                "norm 20 and sum 200 on rank 1");
+    if (world.rank() == 1) parameter.mutable_grad().fill_(std::numeric_limits<float>::quiet_NaN());
+    expect_error<MismatchError>([&] { optimizer.step(); }, "sum nan on rank 1");
   });
 }
 
