@@ -83,7 +83,10 @@ class LOCKSTEP_EXPORT WeightAverage {
   /// stay valid. Needs memory for one more copy of the weights. A buffer that changes while the guard exists keeps its
   /// new value in the average, until the next update: this is how update_batch_norm() changes an average.
   ///
-  /// Throws UsageError before the first update, during capture, and if the averages are applied already.
+  /// Throws UsageError before the first update, during capture, and if the averages are applied already; also if a
+  /// parameter is shared between ranks (ZeroRedundancyOptions::share_parameters), because the ranks would overwrite
+  /// each other's weights. Copy the averages of shared parameters into a second model, by a second WeightAverage with
+  /// load_state_dict() and copy_to_model().
   [[nodiscard]] detail::AppliedAverage apply();
 
   /// Copies the averages into the model for good. Throws UsageError as apply() does.

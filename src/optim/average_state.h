@@ -65,6 +65,7 @@ class AverageState {
   }
   void check_model() const;
   void refuse_capture(const char* call) const;
+  void refuse_shared(const char* call) const;
   void check_has_average(const char* call) const;
   void mix(const Batch& batch) const;
 

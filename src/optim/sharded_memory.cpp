@@ -1,6 +1,8 @@
 #include "optim/sharded_memory.h"
 
 #include <map>
+#include <memory>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -35,7 +37,25 @@ std::vector<ParameterRange> ranges_of(const std::vector<at::Tensor>& parameters,
   return ranges;
 }
 
+/// The deleter is the mark by which is_shared_between_ranks() recognizes the memory: it belongs to the storage, so that
+/// all tensors of the storage have it. The context is what owns the memory.
+void release_shared_memory(void* owner) {
+  delete static_cast<at::Tensor*>(owner);
+}
+
+at::Tensor marked_as_shared(const at::Tensor& memory) {
+  auto owner = std::make_unique<at::Tensor>(memory);
+  c10::DataPtr pointer(memory.data_ptr(), owner.get(), &release_shared_memory, memory.device());
+  owner.release();
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), memory.nbytes(), std::move(pointer));
+  return at::empty({0}, memory.options()).set_(storage, 0, memory.sizes(), memory.strides());
+}
+
 }  // namespace
+
+bool is_shared_between_ranks(const at::Tensor& tensor) {
+  return tensor.has_storage() && tensor.storage().data_ptr().get_deleter() == &release_shared_memory;
+}
 
 ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> parameters, ShardBy by, Buffer buffer)
     : group_(group), parameters_(std::move(parameters)) {
@@ -47,7 +67,7 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
                       kShardAlignBytes / static_cast<int64_t>(c10::elementSize(dtype)));
   pieces_ = detail::pieces_of(plan_, sizes, group.rank());
   memory_ = buffer == Buffer::kShared
-                ? allocate_shared(group, plan_.elements(), dtype, kInConstructor)
+                ? marked_as_shared(allocate_shared(group, plan_.elements(), dtype, kInConstructor))
                 : group.allocate({plan_.elements()}, dtype).zero_();  // the padding is sent as well
   shares_ = shares_of(memory_);
   for (size_t i = 0; i < parameters_.size(); ++i) {

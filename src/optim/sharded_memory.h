@@ -15,6 +15,9 @@ inline const CallOptions kInStep{.site = {"step of ZeroRedundancyOptimizer", 0}}
 inline const CallOptions kInConstructor{.site = {"constructor of ZeroRedundancyOptimizer", 0}};
 inline const CallOptions kInBackward{.site = {"backward of DistributedDataParallel, update_in_backward", 0}};
 
+/// Whether the tensor lies in a ShardedMemory that all ranks share: what one rank writes there, all ranks have.
+bool is_shared_between_ranks(const at::Tensor& tensor);
+
 /// Parameters of one dtype in one contiguous buffer, divided into one share per rank. Each rank updates its share and
 /// receives the other ranks' shares, or all ranks have the same buffer. Not thread-safe.
 class ShardedMemory {

@@ -22,6 +22,7 @@
 #include "base/text.h"
 #include "comm/capture.h"
 #include "optim/average_state.h"
+#include "optim/sharded_memory.h"
 
 namespace lockstep {
 
@@ -141,6 +142,17 @@ void AverageState::refuse_capture(const char* call) const {
           text("WeightAverage::", call, " cannot be captured in a CUDA graph; call it outside of the step"));
 }
 
+/// Every rank would write into the one copy that all ranks have, and apply() would then save and restore weights of
+/// which other ranks have overwritten a part.
+void AverageState::refuse_shared(const char* call) const {
+  for (const auto& [name, slot, kind] : entries_)
+    if (is_shared_between_ranks(slots_[slot].weight))
+      throw UsageError(text("WeightAverage::", call, ": parameter '", name,
+                            "' is memory that all ranks share (share_parameters of ZeroRedundancyOptimizer), so ranks "
+                            "would overwrite each other's weights; copy the averages into a second model instead, with "
+                            "load_state_dict() and copy_to_model() of a WeightAverage of that model"));
+}
+
 void AverageState::check_has_average(const char* call) const {
   if (!has_average_)
     throw UsageError(text("WeightAverage::", call, ": there is no average yet; call update() after a step first"));
@@ -182,6 +194,7 @@ void AverageState::update() {
 }
 
 void AverageState::apply() {
+  refuse_shared("apply");
   check_has_average("apply");
   refuse_capture("apply");
   check_model();
@@ -207,6 +220,7 @@ void AverageState::restore() {
 }
 
 void AverageState::copy_to_model() {
+  refuse_shared("copy_to_model");
   check_has_average("copy_to_model");
   refuse_capture("copy_to_model");
   check_model();

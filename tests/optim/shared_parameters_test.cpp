@@ -15,6 +15,7 @@
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/join.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/weight_average.h>
 
 #include "optim/sharded_training.h"
 #include "support/messages.h"
@@ -160,6 +161,37 @@ TEST(SharedParameters, NameTheRankThatWritesOnItsOwn) {
                                        ? "rank 0 wrote to parameter 'scale' since the last step, and rank 2 did not"
                                        : "after writing to parameter 'scale', which all ranks share"));
   }
+}
+
+TEST(SharedParameters, AreNotOverwrittenByAWeightAverage) {
+  for (const auto& backend : kSharingBackends)
+    run_threads(2,
+                [&](ProcessGroup world) {
+                  Mixed model, second;
+                  DistributedDataParallel ddp(model, world);
+                  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.1),
+                                                                kShared);
+                  WeightAverage average(*model, ema(0.5));
+                  for (int step = 0; step < 3; ++step) {
+                    run_steps(ddp, optimizer, world.rank(), step, step + 1);
+                    average.update();
+                  }
+                  const auto weights = copies(ddp.parameters());
+                  world.barrier();
+                  expect_error<UsageError>([&] { const auto guard = average.apply(); },
+                                           "WeightAverage::apply: parameter 'table' is memory that all ranks share",
+                                           "second model");
+                  expect_error<UsageError>([&] { average.copy_to_model(); },
+                                           "WeightAverage::copy_to_model: parameter 'table' is memory");
+                  WeightAverage other(*second, ema(0.5));
+                  other.load_state_dict(average.state_dict());
+                  other.copy_to_model();
+                  world.barrier();
+                  expect_same_bits(ddp.parameters(), weights, backend);
+                  EXPECT_TRUE(torch::equal(second->wide, average.state_dict().at("module.wide").tensor()));
+                  EXPECT_FALSE(torch::equal(second->wide, model->wide));
+                },
+                {.backend = backend});
 }
 
 TEST(SharedParameters, CanBeLoadedOnAllRanks) {
