@@ -163,6 +163,26 @@ TEST(SharedParameters, NameTheRankThatWritesOnItsOwn) {
   }
 }
 
+TEST(SharedParameters, MayBeBroadcastByTheWrapper) {
+  for (auto update : {Update::kInStep, Update::kInBackward})
+    for (const auto& backend : kSharingBackends) {
+      const auto expected = trained_apart<FusedAdamW>(2, 2, AdamWOptions(0.01));
+      run_threads(2,
+                  [&](ProcessGroup world) {
+                    Mixed model;
+                    DistributedDataParallel ddp(model, world);
+                    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
+                                                                  kShared);
+                    if (update == Update::kInBackward) ddp.update_in_backward(optimizer.bucket_update());
+                    run_steps(ddp, optimizer, world.rank(), 0, 1);
+                    ddp.sync_parameters_and_buffers();
+                    run_steps(ddp, optimizer, world.rank(), 1, 2);
+                    expect_same_bits(ddp.parameters(), expected, backend);
+                  },
+                  {.backend = backend});
+    }
+}
+
 TEST(SharedParameters, AreNotOverwrittenByAWeightAverage) {
   for (const auto& backend : kSharingBackends)
     run_threads(2,

@@ -212,7 +212,11 @@ void DdpState::broadcast_buffers(int source) {
 }
 
 void DdpState::broadcast_parameters_and_buffers(int source) {
-  group_.broadcast_coalesced(tensors_of(wrapped_.parameters()), source);
+  const auto parameters = tensors_of(wrapped_.parameters());
+  group_.broadcast_coalesced(parameters, source);
+  // On the source as on the other ranks: an optimizer of parameters that all ranks share expects equal writes.
+  for (const auto& parameter : parameters)
+    if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
   broadcast_buffers(source);
   cheap_fingerprint_ = wrapped_.cheap_fingerprint();
 }
