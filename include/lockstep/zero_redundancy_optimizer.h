@@ -40,8 +40,10 @@ struct ZeroRedundancyOptions {
   std::function<void()> before_step{};
   /// Keeps one copy of the parameters for all ranks of the group, in shared memory, so that an updated shard need not
   /// be sent. All ranks must be on one host (backend "shm" or "threads") and must start with equal parameters. Only
-  /// step() may change the parameters afterwards: see docs/optimizers.md for loading. If a rank writes to a parameter
-  /// on its own, the next step (or backward) throws MismatchError on all ranks, which names it.
+  /// step() may change the parameters afterwards: see docs/optimizers.md for loading. If some ranks write to a
+  /// parameter and others do not, the next step (or backward) throws MismatchError on all ranks, which names it. This
+  /// detects writes that change the tensor's version, as operators in place and collectives do, and replaced memory
+  /// (set_data, torch::load). A write through data() or data_ptr() changes the parameter for all ranks unnoticed.
   bool share_parameters = false;
   /// With update_in_backward and share_parameters, keeps a copy of the parameters and the state before each step, so
   /// that undo_step() can restore them. Takes as much memory again, and time to write it.

@@ -3,6 +3,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include <chrono>
+#include <cstring>
 #include <future>
 #include <memory>
 #include <string_view>
@@ -161,6 +162,32 @@ TEST(SharedParameters, NameTheRankThatWritesOnItsOwn) {
                                        ? "rank 0 wrote to parameter 'scale' since the last step, and rank 2 did not"
                                        : "after writing to parameter 'scale', which all ranks share"));
   }
+}
+
+// There is one copy, so there is nothing that check_replicas() could compare it with.
+TEST(SharedParameters, AWriteThroughAPointerChangesThemForAllRanksUnnoticed) {
+  for (auto update : {Update::kInStep, Update::kInBackward})
+    run_threads(2,
+                [&](ProcessGroup world) {
+                  Mixed model;
+                  DistributedDataParallel ddp(model, world);
+                  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
+                                                                kShared);
+                  if (update == Update::kInBackward) ddp.update_in_backward(optimizer.bucket_update());
+                  run_steps(ddp, optimizer, world.rank(), 0, 1);
+                  world.barrier();
+                  if (world.rank() == 1) {
+                    const float value = 42;
+                    std::memcpy(model->scale.data_ptr(), &value, sizeof value);
+                    model->wide.data().fill_(0.25);  // has a version of its own
+                  }
+                  world.barrier();
+                  EXPECT_EQ(model->scale.item<float>(), 42);
+                  EXPECT_EQ(model->wide[3][4].item<float>(), 0.25);
+                  ddp.check_replicas();
+                  run_steps(ddp, optimizer, world.rank(), 1, 2);
+                },
+                {.backend = "shm"});
 }
 
 TEST(SharedParameters, MayBeBroadcastByTheWrapper) {
