@@ -83,12 +83,15 @@ class LOCKSTEP_EXPORT CheckpointDirectory {
 
   /// Loads the newest checkpoint that is intact into the state. Returns the number to continue with: the checkpoint's
   /// number plus 1, or 0 if the folder has no checkpoint. Damaged checkpoints are skipped with a warning that names the
-  /// damage. Throws CheckpointError on all ranks if all checkpoints are damaged. If a part of the state does not fit,
-  /// throws an error that names it on all ranks; the state may have changed partially then.
+  /// damage. A checkpoint counts as damaged if any rank reads damage in it, does not see it, or reads another file than
+  /// rank 0; the message names these ranks and the first record that differs. Throws CheckpointError on all ranks if
+  /// all checkpoints are damaged. If a part of the state does not fit, or a rank reads damage in a shard that was
+  /// intact when another rank verified it, throws an error that names it on all ranks; the state may have changed
+  /// partially then.
   int64_t resume(const TrainingState& state);
 
   /// Loads the checkpoint of this number into the state, and returns as resume() does. Throws CheckpointError on all
-  /// ranks if it is missing or damaged.
+  /// ranks if it is missing or damaged on any rank.
   int64_t load(int64_t number, const TrainingState& state);
 
   /// The same for the checkpoint with the best metric (best.pt), for example to evaluate it.

@@ -237,12 +237,13 @@ std::string ArchiveReader::digest_outside(const ZipRecord& manifest, std::string
 
 // --- records
 
-std::vector<std::string> ArchiveReader::read_records(const std::vector<Read>& reads, bool verify) const {
+void ArchiveReader::read_records(std::vector<Read>& reads, Checks checks) const {
   std::vector<RecordDigest> digests;
-  for (const auto& [record, to] : reads) {
-    const bool is_listed = sha256_of_.contains(short_name(*record));
-    digests.emplace_back(record->size, RecordDigest::Kinds{.sha256 = verify && is_listed,
-                                                           .crc = verify && !is_listed && !record->is_compressed});
+  for (const auto& read : reads) {
+    const auto& record = *read.record;
+    const bool is_listed = sha256_of_.contains(short_name(record));
+    digests.emplace_back(record.size, RecordDigest::Kinds{.sha256 = checks.identify || (checks.verify && is_listed),
+                                                          .crc = checks.verify && !is_listed && !record.is_compressed});
   }
   for_each_chunk(digests, [&](size_t i, size_t chunk) {
     const size_t begin = chunk * RecordDigest::kChunk, size = digests[i].chunk_size(chunk);
@@ -255,31 +256,32 @@ std::vector<std::string> ArchiveReader::read_records(const std::vector<Read>& re
     source_.read(reads[i].record->offset + begin, to, size);
     digests[i].add_chunk(chunk, to);
   });
-  std::vector<std::string> wrong(reads.size());
-  for (size_t i = 0; verify && i < reads.size(); ++i) {
-    const auto& record = *reads[i].record;
-    const auto expected = sha256_of_.find(short_name(record));
-    if (expected != sha256_of_.end())
-      wrong[i] = digests[i].sha256() == expected->second ? "" : "differs from its SHA-256";
-    else if (!record.is_compressed)
-      wrong[i] = digests[i].crc() == record.crc ? "" : "differs from its CRC-32";
+  for (size_t i = 0; (checks.verify || checks.identify) && i < reads.size(); ++i) {
+    auto& read = reads[i];
+    const auto expected = sha256_of_.find(short_name(*read.record));
+    const bool is_listed = expected != sha256_of_.end();
+    if (is_listed || checks.identify) read.sha256 = digests[i].sha256();
+    if (checks.verify && is_listed && read.sha256 != expected->second) read.wrong = "differs from its SHA-256";
+    if (checks.verify && !is_listed && !read.record->is_compressed && digests[i].crc() != read.record->crc)
+      read.wrong = "differs from its CRC-32";
   }
-  return wrong;
 }
 
-void ArchiveReader::read_all(const std::vector<Read>& reads, bool verify) const {
-  const auto wrong = read_records(reads, verify);
-  for (size_t i = 0; i < reads.size(); ++i)
-    if (!wrong[i].empty())
-      refuse_archive("record '", short_name(*reads[i].record), "' ", wrong[i], ": the file is damaged");
+void ArchiveReader::read_all(std::vector<Read>& reads, Checks checks) const {
+  read_records(reads, checks);
+  for (const auto& read : reads)
+    if (!read.wrong.empty())
+      refuse_archive("record '", short_name(*read.record), "' ", read.wrong, ": the file is damaged");
 }
 
-Value ArchiveReader::load(const LoadOptions& options) const {
+Value ArchiveReader::load(const LoadOptions& options, std::vector<LoadedRecord>* loaded) const {
+  const Checks checks{.verify = options.verify, .identify = loaded != nullptr};
   if (options.verify && !structure_damage_.empty()) refuse_archive(structure_damage_, ": the file is damaged");
   const auto& pickle = record(kPickle);
   if (pickle.size > kLargestPickle) refuse_archive("record '", kPickle, "' claims ", pickle.size, " bytes");
   std::string bytes(pickle.size, '\0');
-  read_all({{&pickle, bytes.data()}}, options.verify);
+  std::vector<Read> of_pickle{{&pickle, bytes.data()}};
+  read_all(of_pickle, checks);
   const PickleReader reader(bytes);
   if (options.map_location.is_meta()) return reader.value([](const StorageClaim&) { return at::Tensor(); });
 
@@ -297,7 +299,12 @@ Value ArchiveReader::load(const LoadOptions& options) const {
   if (options.verify)
     for (const auto& other : records_)
       if (!is_read.count(&other)) reads.push_back({&other, nullptr});
-  read_all(reads, options.verify);
+  read_all(reads, checks);
+  if (loaded) {
+    loaded->clear();
+    for (const auto* part : {&of_pickle, &reads})
+      for (const auto& read : *part) loaded->push_back({short_name(*read.record), read.sha256});
+  }
   return reader.value([&](const StorageClaim& claim) {
     const auto device = options.map_location(claim.device);
     return device.is_cpu() ? storages[claim.key] : storages[claim.key].to(device);
@@ -309,9 +316,9 @@ std::vector<Damage> ArchiveReader::verify() const {
   if (!structure_damage_.empty()) damage.push_back({"", structure_damage_});
   std::vector<Read> reads;
   for (const auto& record : records_) reads.push_back({&record, nullptr});
-  const auto wrong = read_records(reads, /*verify=*/true);
-  for (size_t i = 0; i < records_.size(); ++i)
-    if (!wrong[i].empty()) damage.push_back({short_name(records_[i]), wrong[i]});
+  read_records(reads, {.verify = true});
+  for (const auto& read : reads)
+    if (!read.wrong.empty()) damage.push_back({short_name(*read.record), read.wrong});
   if (!damage.empty()) name_tensors(damage);
   return damage;
 }
@@ -321,7 +328,8 @@ Value ArchiveReader::load_without_data(std::map<const void*, std::string>& recor
   const auto& pickle = record(kPickle);
   if (pickle.size > kLargestPickle) refuse_archive("record '", kPickle, "' claims ", pickle.size, " bytes");
   std::string bytes(pickle.size, '\0');
-  read_all({{&pickle, bytes.data()}}, /*verify=*/true);
+  std::vector<Read> reads{{&pickle, bytes.data()}};
+  read_all(reads, {.verify = true});
   return PickleReader(bytes).value([&](const StorageClaim& claim) {
     const auto name = kData + claim.key;
     if (claim.bytes > record(name).size) refuse_archive("record '", name, "' has less bytes than its tensors");

@@ -32,6 +32,12 @@ namespace lockstep::detail {
 /// Returns the SHA-256 of the file.
 std::string write_archive(ByteSink& sink, const Value& value);
 
+/// What load() has read of a record.
+struct LoadedRecord {
+  std::string name;
+  std::string sha256;  // of the bytes in memory, as the manifest has it (see RecordDigest)
+};
+
 class ArchiveReader {
  public:
   /// Reads the directory and the manifest. Throws CheckpointError if the bytes are no zip file with a pickle.
@@ -41,24 +47,31 @@ class ArchiveReader {
   const std::string& sha256() const { return file_sha256_; }
   size_t size() const { return records_.size(); }
 
-  Value load(const LoadOptions& options) const;
+  /// Sets `loaded`, unless it is null, to all records: first the pickle, then those of its tensors, in the pickle's
+  /// order, then the others. This requires options.verify, which reads and hashes all records anyway.
+  Value load(const LoadOptions& options, std::vector<LoadedRecord>* loaded = nullptr) const;
   /// Reads everything and returns all damage.
   std::vector<Damage> verify() const;
 
  private:
   struct Read {
     const ZipRecord* record;
-    void* to;  // null to only compare
+    void* to;              // null to only compare
+    std::string sha256{};  // computed if the record is verified or identified
+    std::string wrong{};   // empty if nothing is, or the record is not verified
+  };
+  struct Checks {
+    bool verify = true;
+    bool identify = false;  // compute a SHA-256 although the file has none
   };
   std::string short_name(const ZipRecord& record) const;
   const ZipRecord& record(const std::string& name) const;
   void read_manifest();
   void check_manifest(const ZipRecord& manifest, const std::string& text);
   std::string digest_outside(const ZipRecord& manifest, std::string_view listed) const;
-  /// Returns what is wrong with each record; empty if nothing is.
-  std::vector<std::string> read_records(const std::vector<Read>& reads, bool verify) const;
+  void read_records(std::vector<Read>& reads, Checks checks) const;
   /// Throws CheckpointError if anything is wrong with one.
-  void read_all(const std::vector<Read>& reads, bool verify) const;
+  void read_all(std::vector<Read>& reads, Checks checks) const;
   Value load_without_data(std::map<const void*, std::string>& record_of_storage) const;
   void name_tensors(std::vector<Damage>& damage) const;
 
@@ -70,5 +83,9 @@ class ArchiveReader {
   std::string file_sha256_;
   std::string structure_damage_;  // empty if there is none
 };
+
+/// Loads a file as lockstep::load_checkpoint() does. `loaded` is as in ArchiveReader::load(); it stays empty for a file
+/// in the safetensors format.
+Value load_with_digests(const std::string& path, const LoadOptions& options, std::vector<LoadedRecord>* loaded);
 
 }  // namespace lockstep::detail

@@ -338,26 +338,24 @@ int64_t CheckpointDirectory::Impl::resume(const TrainingState& state) {
     if (!is_first()) return;
     for (int64_t number : contents().numbers) names.push_back(name(number));
   });
-  int damaged = 0;
-  const auto checkpoint = loader_.find_intact(std::move(names), damaged);
-  if (!checkpoint && damaged == 0) return 0;
+  std::vector<std::string> damage;
+  const auto checkpoint = loader_.find_intact(std::move(names), damage);
+  if (!checkpoint && damage.empty()) return 0;
   if (!checkpoint)
-    throw CheckpointError(group_.rank(),
-                          text("no checkpoint in ", folder_, " is intact (", damaged,
-                               " damaged, see the warnings of rank 0); remove them to start from the beginning"));
+    throw CheckpointError(group_.rank(), text("no checkpoint in ", folder_, " is intact (", damage.size(),
+                                              " damaged, see the warnings of rank 0; the newest: ", damage[0],
+                                              "); to start from the beginning, remove them"));
   loader_.apply(*checkpoint, state);
-  return checkpoint->at(options_.unit).as_int() + 1;
+  return checkpoint->value.at(options_.unit).as_int() + 1;
 }
 
 int64_t CheckpointDirectory::Impl::load(const std::string& file, const TrainingState& state, const char* remedy) {
   finish();
-  int damaged = 0;
-  const auto checkpoint = loader_.find_intact({file}, damaged);
-  if (!checkpoint)
-    throw CheckpointError(group_.rank(), text("checkpoint ", in_folder(file),
-                                              " is missing or damaged, see the warning of rank 0; ", remedy));
+  std::vector<std::string> damage;
+  const auto checkpoint = loader_.find_intact({file}, damage);
+  if (!checkpoint) throw CheckpointError(group_.rank(), text(damage.at(0), "; ", remedy));
   loader_.apply(*checkpoint, state);
-  return checkpoint->at(options_.unit).as_int() + 1;
+  return checkpoint->value.at(options_.unit).as_int() + 1;
 }
 
 // --- public

@@ -73,14 +73,19 @@ void save_safetensors(const std::string& path, const std::map<std::string, at::T
   file.commit();
 }
 
-Value load_checkpoint(const std::string& path, const LoadOptions& options) {
+Value detail::load_with_digests(const std::string& path, const LoadOptions& options,
+                                std::vector<LoadedRecord>* loaded) {
   return about_file(path, [&] {
     const detail::FileSource source(path);
     refuse_other_formats(source);
     if (detail::looks_like_safetensors(source))
       return from_tensors(detail::read_safetensors(source, options.map_location("cpu")));
-    return detail::ArchiveReader(source).load(options);
+    return detail::ArchiveReader(source).load(options, loaded);
   });
+}
+
+Value load_checkpoint(const std::string& path, const LoadOptions& options) {
+  return detail::load_with_digests(path, options, nullptr);
 }
 
 std::string describe(const Damage& damage) {

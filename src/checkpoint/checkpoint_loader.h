@@ -40,25 +40,36 @@ void about_part(const char* doing, const std::string& name, const Body& body) {
 /// Throws UsageError on all ranks unless the names of the parts are valid, and the same on all ranks. Collective.
 void check_same_parts(const ProcessGroup& group, const TrainingState& state, const std::string& unit);
 
-/// Loads checkpoints of a folder on all ranks.
+/// A checkpoint of which every rank has read the same bytes.
+struct IntactCheckpoint {
+  Value value;
+  /// The shard with this rank's number, which this rank has read to verify it; none if there are fewer shards. apply()
+  /// uses it, so that a job of as many ranks as the one that saved reads and hashes each shard once.
+  std::optional<Value> shard{};
+};
+
+/// Loads checkpoints of a folder on all ranks. All ranks load the same: each rank compares what it reads with the
+/// checksums in the file, and a digest of what it has read with that of rank 0. Shards, of which ranks read different
+/// ones, are verified by each rank that reads them; their digests are in the main file.
 class CheckpointLoader {
  public:
   CheckpointLoader(ProcessGroup group, std::string folder, std::string unit, bool strict)
       : group_(std::move(group)), folder_(std::move(folder)), unit_(std::move(unit)), strict_(strict) {}
 
-  /// Returns, on all ranks, the last of the named checkpoints that is intact, and how many after it are damaged.
-  /// `names` is used on rank 0. Collective.
-  std::optional<Value> find_intact(std::vector<std::string> names, int& damaged) const;
+  /// Returns, on all ranks, the last of the named checkpoints that is intact on all of them. Appends what is wrong with
+  /// those after it to `damage`, which rank 0 also logs. `names` is used on rank 0. Collective.
+  std::optional<IntactCheckpoint> find_intact(std::vector<std::string> names, std::vector<std::string>& damage) const;
   /// Loads a checkpoint into the state. Collective.
-  void apply(const Value& checkpoint, const TrainingState& state) const;
+  void apply(const IntactCheckpoint& checkpoint, const TrainingState& state) const;
 
  private:
   bool is_first() const { return group_.rank() == 0; }
   std::string in_folder(const std::string& name) const { return text(folder_, "/", name); }
-  std::optional<Value> read_first_intact(std::vector<std::string>& names, std::string& chosen, int& damaged) const;
-  std::string verify_shards(const std::vector<ShardFile>& shards) const;
+  std::string read(const std::string& path, Value& checkpoint) const;
+  std::string compare(const std::string& path, const std::vector<std::string>& records) const;
+  std::string verify_shards(const std::vector<ShardFile>& shards, std::optional<Value>& own) const;
   bool has_entry(const Value& checkpoint, const std::string& name) const;
-  void apply_part(const StatePart& part, const Value& checkpoint) const;
+  void apply_part(const StatePart& part, const IntactCheckpoint& checkpoint) const;
 
   const ProcessGroup group_;
   const std::string folder_;

@@ -147,7 +147,8 @@ TEST_F(Directory, KeepsWhatItHasJustSaved) {
     EXPECT_EQ(x, 1);
     EXPECT_EQ(checkpoints.load(8, state), 9);
     EXPECT_EQ(x, 2);
-    expect_error<CheckpointError>([&] { checkpoints.load(9, state); }, "step-00000009.pt", "missing or damaged");
+    expect_error<CheckpointError>([&] { checkpoints.load(9, state); }, "step-00000009.pt", "no such file",
+                                  "load another one");
     expect_error<CheckpointError>([&] { checkpoints.load_best(state); }, "best.pt", "options.best");
   });
 }
