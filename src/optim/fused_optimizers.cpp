@@ -3,6 +3,7 @@
 #include <unordered_set>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/error.h>
@@ -173,6 +174,26 @@ void announce(const FusedState& fused) {
       });
 }
 
+/// Lets LibTorch's observers, such as its profiler, see a step as one operator. Its input is the list of parameters
+/// that are changed. On a CPU a step calls no operator of LibTorch.
+class StepRange {
+ public:
+  StepRange(const Optimizer& optimizer, const char* name) {
+    auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+    if (!callbacks) return;
+    c10::List<at::Tensor> changed;
+    for (const auto& group : optimizer.param_groups())
+      for (const auto& parameter : group.params())
+        if (parameter.grad().defined()) changed.push_back(parameter);
+    inputs_.emplace_back(std::move(changed));
+    range_.emplace(std::move(*callbacks)).before(text("lockstep::", name, "::step"), &inputs_);
+  }
+
+ private:
+  std::vector<c10::IValue> inputs_{};
+  std::optional<at::RecordFunction> range_{};
+};
+
 // --- Adam and AdamW: they differ only in types and in how the weight decay is applied
 
 template <class State>
@@ -195,6 +216,7 @@ template <class State, class Options>
 void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool is_decoupled) {
   auto& device = fused.device;
   check_supported(optimizer, name);
+  const StepRange range(optimizer, name);
   bool is_any_captured = false;
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& group = optimizer.param_groups()[g];
@@ -368,6 +390,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
   auto loss = run_closure(closure);
   const c10::NoGradGuard no_grad;
   check_supported(*this, "FusedSGD");
+  const StepRange range(*this, "FusedSGD");
   bool is_any_captured = false;
   for (size_t g = 0; g < param_groups().size(); ++g) {
     const auto& group = param_groups()[g];

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/capture.h"
+#include "comm/dense.h"
 #include "comm/group/group.h"
 #include "comm/setup/make_group.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
@@ -23,6 +24,10 @@ namespace lockstep::detail {
 namespace {
 
 constexpr int kSource = 0;  // the rank whose parameters and buffers all ranks receive
+
+/// A step under no_sync() is found only if the backward before it is watched, too, which slows down its operators. A
+/// program that makes such steps makes them from the beginning, so the first passes are enough.
+constexpr int kWatchedPasses = 8;
 
 /// Notifies the reducer when backward reaches an output of the model.
 class OutputHook final : public torch::autograd::FunctionPreHook {
@@ -62,7 +67,8 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
       buffers_(group_, tensors_of(wrapped_.buffers())),
       weight_(group_),
       recorder_(group_.device()),
-      activity_(group_of(group_)->activity()) {
+      activity_(group_of(group_)->activity()),
+      watch_(tensors_of(wrapped_.parameters())) {
   check_trainable(wrapped_, options, input_device_, group_);
   if (options.init_sync) {
     check_same_model(wrapped_, options, group_);
@@ -98,6 +104,7 @@ void DdpState::before_forward() {
   recorder_.begin_forward();
   if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kForward);
   forward_begin_ = at::sequence_number::peek();
+  watch_.end();
   reducer_->check_finished();
   check_unchanged();
   if (!c10::GradMode::is_enabled()) return;
@@ -163,7 +170,11 @@ void DdpState::take_part_in_capture() {
 void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kOther);
-  if (!c10::GradMode::is_enabled()) return;
+  if (!c10::GradMode::is_enabled()) {
+    if (!has_warned_ && reducer_->has_unsynchronized()) watch_.begin();
+    return;
+  }
+  if (!reducer_->is_enabled()) watch_parameters_under_no_sync();
   reducer_->end_forward(outputs);
   for (const auto& output : outputs)
     if (const auto& node = output.grad_fn(); node && !is_older(*node, forward_begin_))
@@ -181,13 +192,25 @@ void DdpState::check_unchanged() const {
 
 void DdpState::begin_no_sync() {
   warn_of_lone_step();
-  if (!reducer_->has_unsynchronized()) cheap_fingerprint_ = wrapped_.cheap_fingerprint();
+  if (!reducer_->has_unsynchronized()) watch_.forget();
   reducer_->set_enabled(false);
+  watch_parameters_under_no_sync();
 }
 
-// Warns if parameters changed between the first backward under no_sync() and the next reduction.
+void DdpState::end_no_sync(bool was_enabled) {
+  reducer_->set_enabled(was_enabled);
+  if (!has_warned_ && reducer_->has_unsynchronized()) watch_.begin();
+}
+
+void DdpState::watch_parameters_under_no_sync() {
+  if (has_warned_ || watched_passes_ == kWatchedPasses) return;
+  ++watched_passes_;
+  watch_.begin();
+}
+
+// Warns if an optimizer made a step between a backward under no_sync() and the next reduction.
 void DdpState::warn_of_lone_step() {
-  if (has_warned_ || !reducer_->has_unsynchronized() || cheap_fingerprint_ == wrapped_.cheap_fingerprint()) return;
+  if (has_warned_ || !watch_.has_found_step() || !reducer_->has_unsynchronized()) return;
   has_warned_ = true;
   log_warning(
       text("rank ", group_.rank(),
@@ -215,10 +238,9 @@ void DdpState::broadcast_parameters_and_buffers(int source) {
   const auto parameters = tensors_of(wrapped_.parameters());
   group_.broadcast_coalesced(parameters, source);
   // On the source as on the other ranks: an optimizer of parameters that all ranks share expects equal writes.
-  for (const auto& parameter : parameters)
-    if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
+  bump_versions(parameters);
   broadcast_buffers(source);
-  cheap_fingerprint_ = wrapped_.cheap_fingerprint();
+  watch_.forget();
 }
 
 void DdpState::check_replicas() const {

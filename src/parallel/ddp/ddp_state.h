@@ -12,6 +12,7 @@
 #include "parallel/ddp/batch_weight.h"
 #include "parallel/ddp/logging_data.h"
 #include "parallel/ddp/packed_broadcast.h"
+#include "parallel/ddp/parameter_watch.h"
 #include "parallel/ddp/reducer.h"
 #include "parallel/ddp/wrapped_module.h"
 
@@ -28,6 +29,7 @@ class DdpState {
   void after_forward(const std::vector<at::Tensor>& outputs);
 
   void begin_no_sync();
+  void end_no_sync(bool was_enabled);
   void set_batch_weight(double samples);
   void broadcast_buffers(int source);
   void broadcast_parameters_and_buffers(int source);
@@ -49,6 +51,7 @@ class DdpState {
   void check_unchanged() const;
   void take_part_in_capture();
   void warn_of_lone_step();
+  void watch_parameters_under_no_sync();
   void take_buffers_if_due(int source);
   void weigh(const JoinRound& round);
 
@@ -64,8 +67,8 @@ class DdpState {
   int64_t buffers_taken_at_ = -1;     // number of reductions at the last buffer broadcast
   int64_t iterations_ = 0;
   uint64_t forward_begin_ = 0;  // autograd's sequence number of this thread at the last forward
-  // Of the parameters, before the first backward under no_sync() since the last reduction.
-  uint64_t cheap_fingerprint_ = 0;
+  ParameterWatch watch_;        // for steps after a backward under no_sync() and before the next reduction
+  int watched_passes_ = 0;      // under no_sync(), while their backward was watched as well
   bool has_warned_ = false;
   std::shared_ptr<JoinContext> join_;  // null outside of a join
   bool leads_join_ = false;

@@ -23,7 +23,7 @@ NoSync::NoSync(std::shared_ptr<DdpState> replica)
 }
 
 NoSync::~NoSync() {
-  replica_->reducer().set_enabled(was_enabled_);
+  replica_->end_no_sync(was_enabled_);
 }
 
 }  // namespace detail

@@ -1,7 +1,6 @@
 #include "parallel/ddp/wrapped_module.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -121,21 +120,6 @@ std::string WrappedModule::describe_change() const {
     if (is_new(item.value()))
       return text("buffer '", item.key(), "' was added or replaced after the model was wrapped");
   return "a parameter or buffer was removed after the model was wrapped";
-}
-
-// LibTorch's version counter counts in-place changes, but not those that SGD makes through data(), so CPU tensors also
-// contribute their last element. Reading a value from a GPU would block.
-uint64_t WrappedModule::cheap_fingerprint() const {
-  uint64_t sum = 0;
-  for (const auto& [name, tensor] : parameters_) {
-    sum += tensor._version();
-    if (!tensor.is_cpu() || tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) continue;
-    const auto bytes = std::min<size_t>(tensor.element_size(), sizeof(uint64_t));
-    uint64_t last = 0;
-    std::memcpy(&last, static_cast<const char*>(tensor.data_ptr()) + tensor.nbytes() - bytes, bytes);
-    sum = sum * 31 + last;
-  }
-  return sum;
 }
 
 }  // namespace lockstep

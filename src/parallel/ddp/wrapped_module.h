@@ -34,9 +34,6 @@ class WrappedModule {
   /// Costs a few nanoseconds per tensor.
   std::string describe_change() const;
 
-  /// Returns a number that most likely changes when an optimizer steps.
-  uint64_t cheap_fingerprint() const;
-
  private:
   /// Properties of a parameter that must not change after wrapping.
   struct Form {
