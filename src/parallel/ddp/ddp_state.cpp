@@ -83,7 +83,8 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
                                                       .check_finite = options.check_finite,
                                                       .reduce_dtype = options.reduce_dtype,
                                                       .sparse_parameters = wrapped_.sparse_parameters(options),
-                                                      .densify_sparse_gradients = options.densify_sparse_gradients},
+                                                      .densify_sparse_gradients = options.densify_sparse_gradients,
+                                                      .defers_marks = group_.device().is_cuda()},
                                        weight_, recorder_);
 }
 
@@ -106,6 +107,7 @@ void DdpState::before_forward() {
   forward_begin_ = at::sequence_number::peek();
   watch_.end();
   reducer_->check_finished();
+  reducer_->check_deferred(HostWait::kNo);  // before any collective of this forward
   check_unchanged();
   if (!c10::GradMode::is_enabled()) return;
   reducer_->begin_forward();
@@ -170,6 +172,7 @@ void DdpState::take_part_in_capture() {
 void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kOther);
+  reducer_->check_deferred(HostWait::kYes);  // the device has this forward to do meanwhile
   if (!c10::GradMode::is_enabled()) {
     if (!has_warned_ && reducer_->has_unsynchronized()) watch_.begin();
     return;

@@ -376,8 +376,7 @@ void Reducer::finish() {
   in_forward_ = false;
   std::fill(trained_in_forward_.begin(), trained_in_forward_.end(), 0);
 
-  const bool may_be_unused = options_.allow_unused || (options_.static_graph && !(update_ && reductions_ == 1));
-  const auto unused = may_be_unused ? "" : describe_unused();
+  const auto unused = needs_all_parameters() ? describe_unused(used_) : "";
   std::fill(used_.begin(), used_.end(), 0);
   check_frozen_alike();
   if (!unused.empty()) throw UsageError(group_.rank(), unused);
@@ -413,13 +412,18 @@ void Reducer::record_step(const Moment& computed) {
 }
 
 // A rank that used every parameter does not need the other ranks' marks immediately, except in the first reduction:
-// afterwards, ranks that disagree on static_graph would disagree on whether marks are sent.
+// afterwards, ranks that disagree on static_graph would disagree on whether marks are sent. Replays of a captured step
+// do not run this code, so the marks of the captured reduction are not read.
 void Reducer::read_usage_marks() {
   if (!needs_marks()) return;
   bool has_unused = false;
   for (size_t i = 0; i < parameters_.size(); ++i) has_unused = has_unused || (!used_[i] && !frozen_[i]);
-  const bool is_first = reductions_ == 0 && !detail::is_capturing(group_.device());
-  marks_.learn(buckets_.back(), has_unused || options_.check_finite || is_first);
+  const bool is_capturing = detail::is_capturing(group_.device());
+  const bool is_first = reductions_ == 0 && !is_capturing;
+  if (has_unused || options_.check_finite || is_first || !options_.defers_marks)
+    marks_.learn(buckets_.back());
+  else
+    is_capturing ? marks_.assume_alike() : marks_.defer(buckets_.back());
   if (is_first && marks_.static_graph_differs())
     throw MismatchError(group_.rank(), text("set_static_graph was ", options_.static_graph ? "" : "not ",
                                             "called on this rank, but ", options_.static_graph ? "not " : "",
@@ -483,8 +487,8 @@ void Reducer::shadow() {
   ++reductions_;
   has_unsynchronized_ = false;
   not_finite_.clear();
-  std::fill(used_.begin(), used_.end(), 1);  // describe_unused() then blames other ranks, not this one
-  const auto unused = options_.allow_unused || options_.static_graph ? "" : describe_unused();
+  const bool needs_all = !options_.allow_unused && !options_.static_graph;
+  const auto unused = needs_all ? describe_unused(std::vector<char>(used_.size(), 1)) : "";  // blames other ranks
   std::fill(used_.begin(), used_.end(), 0);
   if (!unused.empty()) throw UsageError(group_.rank(), unused);
   rebuild_buckets();

@@ -41,6 +41,9 @@ struct ReducerOptions {
   std::optional<at::ScalarType> reduce_dtype{};
   std::vector<std::string> sparse_parameters{};  // names of parameters whose gradients are sparse
   bool densify_sparse_gradients = false;
+  /// Does not wait on the host for what other ranks report about a reduction, where this rank does not need it: see
+  /// check_deferred(). For GPUs.
+  bool defers_marks = false;
 };
 
 /// Averages gradients over the ranks while backward runs. A hook on each parameter copies the gradient into a bucket. A
@@ -102,6 +105,10 @@ class Reducer {
   /// reduction.
   void check_finished() const;
 
+  /// Throws if other ranks froze other parameters than this rank, or used fewer, in a reduction that has been deferred.
+  /// finish() throws the same for other reductions.
+  void check_deferred(HostWait wait);
+
   /// Number of reductions so far; equal on all ranks.
   int64_t reductions() const;
   BucketPlan plan() const;
@@ -159,7 +166,8 @@ class Reducer {
   void publish_gradient(size_t parameter);
   void rebuild_buckets();
   [[noreturn]] void throw_interrupted_backward() const;
-  std::string describe_unused() const;
+  bool needs_all_parameters() const;
+  std::string describe_unused(const std::vector<char>& used) const;
   void throw_not_finite() const;
   void check_frozen_alike() const;
   [[noreturn]] void throw_unexpected_gradient(size_t parameter) const;

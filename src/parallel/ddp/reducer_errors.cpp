@@ -8,6 +8,8 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "comm/capture.h"
+#include "comm/group/group.h"
 #include "comm/strings.h"
 
 namespace lockstep {
@@ -38,7 +40,7 @@ void Reducer::refuse_create_graph() const {
         "terms that use them to the loss, and call backward without create_graph");
 }
 
-// On a GPU the marks may be those of an earlier step, so the message does not tell which of the two this rank did.
+// The marks may be those of a deferred reduction, so the message does not tell which of the two this rank did.
 void Reducer::check_frozen_alike() const {
   for (size_t i = 0; i < parameters_.size(); ++i)
     if (marks_.frozen_differs(i))
@@ -47,12 +49,31 @@ void Reducer::check_frozen_alike() const {
                                               "call requires_grad_() for the same parameters on all ranks"));
 }
 
-/// Returns an error message, empty if every parameter was used on every rank.
-std::string Reducer::describe_unused() const {
+// A rank whose group is broken does not judge: the reduction may have been interrupted, and the next call throws the
+// cause.
+void Reducer::check_deferred(HostWait wait) {
+  std::lock_guard lock(mutex_);
+  if (!options_.defers_marks || in_backward_ || detail::is_capturing(group_.device())) return;
+  while (marks_.learn_deferred(wait)) {
+    if (detail::group_of(group_)->failure()) continue;
+    check_frozen_alike();
+    if (!needs_all_parameters()) continue;
+    const auto unused = describe_unused(std::vector<char>(parameters_.size(), 1));  // this rank used all
+    if (!unused.empty()) throw UsageError(group_.rank(), unused);
+  }
+}
+
+/// Whether a parameter without a gradient is an error, after the first reduction was counted.
+bool Reducer::needs_all_parameters() const {
+  return !options_.allow_unused && (!options_.static_graph || (update_ && reductions_ == 1));
+}
+
+/// Returns an error message, empty if every parameter was used on every rank. `used` tells which this rank has used.
+std::string Reducer::describe_unused(const std::vector<char>& used) const {
   std::vector<std::string> here;
   std::vector<std::string> elsewhere;
   for (size_t i = 0; i < parameters_.size(); ++i)
-    if (marks_.unused_somewhere(i)) (used_[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
+    if (marks_.unused_somewhere(i)) (used[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
   if (here.empty() && elsewhere.empty()) return {};
   if (here.size() == parameters_.size())
     return text("rank ", group_.rank(),

@@ -1,17 +1,18 @@
 #include "parallel/ddp/unused_parameters.h"
 
 #include <algorithm>
+#include <thread>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "comm/capture.h"
+#include "comm/torch_version.h"
 
 namespace lockstep {
 namespace {
 
 constexpr size_t kMostPatterns = 8;
-constexpr int64_t kLookEvery = 8;  // reading the marks costs a copy and an event, which matters in short steps
 
 /// Whether the tensor's elements can be read and written through a float pointer.
 bool is_plain(const at::Tensor& tensor) {
@@ -19,6 +20,35 @@ bool is_plain(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+void DeferredMarks::add(const at::Tensor& marks) {
+  Copy copy;
+  if (free_.empty()) {
+    copy.memory = at::empty(marks.sizes(), marks.options().device(at::kCPU).pinned_memory(marks.is_cuda()));
+    if (marks.is_cuda()) copy.arrival.emplace(marks.device().type());
+  } else {
+    copy = std::move(free_.back());
+    free_.pop_back();
+  }
+  copy.memory.copy_(marks, /*non_blocking=*/true);
+  if (copy.arrival) copy.arrival->record(c10::impl::VirtualGuardImpl(marks.device().type()).getStream(marks.device()));
+  under_way_.push_back(std::move(copy));
+}
+
+at::Tensor DeferredMarks::take(HostWait wait) {
+  if (under_way_.empty()) return {};
+  auto& arrival = under_way_.front().arrival;
+  if (arrival && !arrival->query()) {
+    if (wait == HostWait::kNo) return {};
+    if constexpr (detail::kMeasuresEvents)
+      detail::synchronize(*arrival);
+    else
+      while (!arrival->query()) std::this_thread::yield();
+  }
+  free_.push_back(std::move(under_way_.front()));
+  under_way_.pop_front();
+  return free_.back().memory.to(at::kFloat);
+}
 
 UnusedParameterBitmap::UnusedParameterBitmap(size_t parameters)
     : used_somewhere_(parameters, 1), unused_somewhere_(parameters, 0), frozen_differs_(parameters, 0) {}
@@ -48,11 +78,26 @@ void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used,
   if (written_.size() < kMostPatterns) written_.emplace(pattern, there);  // kept: a captured step may read it
 }
 
-void UnusedParameterBitmap::learn(const Bucket& bucket, bool now) {
+void UnusedParameterBitmap::learn(const Bucket& bucket) {
   const auto& marks = bucket.extra();
-  if (marks.is_cuda() && !now) return learn_later(marks);
-  arrival_.reset();
   take(is_plain(marks) ? marks : marks.to(at::kCPU, at::kFloat));
+}
+
+void UnusedParameterBitmap::defer(const Bucket& bucket) {
+  deferred_.add(bucket.extra());
+  assume_alike();
+}
+
+void UnusedParameterBitmap::assume_alike() {
+  std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);
+  std::fill(unused_somewhere_.begin(), unused_somewhere_.end(), 0);
+  std::fill(frozen_differs_.begin(), frozen_differs_.end(), 0);
+}
+
+bool UnusedParameterBitmap::learn_deferred(HostWait wait) {
+  const auto marks = deferred_.take(wait);
+  if (marks.defined()) take(marks);
+  return marks.defined();
 }
 
 void UnusedParameterBitmap::take(const at::Tensor& marks) {
@@ -65,23 +110,6 @@ void UnusedParameterBitmap::take(const at::Tensor& marks) {
   }
   is_not_finite_somewhere_ = mark[3 * count] > 0;
   static_graph_differs_ = mark[3 * count + 1] > 0 && mark[3 * count + 2] > 0;
-}
-
-// At most one copy of marks is pending at a time. No copy is made during capture, because replays do not run this code.
-void UnusedParameterBitmap::learn_later(const at::Tensor& marks) {
-  std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // this rank used all that it had not frozen
-  std::fill(unused_somewhere_.begin(), unused_somewhere_.end(), 0);
-  std::fill(frozen_differs_.begin(), frozen_differs_.end(), 0);
-  if (reductions_++ % kLookEvery != 0 || detail::is_capturing(marks.device())) return;
-  if (arrival_) {
-    if (!arrival_->query()) return;
-    take(arriving_.to(at::kFloat));
-    std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);  // those marks are of an earlier reduction
-  }
-  if (!arriving_.defined()) arriving_ = at::empty(marks.sizes(), marks.options().device(at::kCPU).pinned_memory(true));
-  arriving_.copy_(marks, /*non_blocking=*/true);
-  arrival_.emplace(marks.device().type());
-  arrival_->record(c10::impl::VirtualGuardImpl(marks.device().type()).getStream(marks.device()));
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -11,6 +12,28 @@
 #include "parallel/ddp/bucket.h"
 
 namespace lockstep {
+
+/// Whether a call may block the host until a device has finished.
+enum class HostWait { kNo, kYes };
+
+/// Copies of marks from a device to the host, in the order of their reductions. No copy blocks the host. Not
+/// thread-safe.
+class DeferredMarks {
+ public:
+  /// Copies the marks when the work that was submitted to the current stream so far has finished.
+  void add(const at::Tensor& marks);
+  /// Removes the oldest copy and returns it as float32. Returns an undefined tensor if there is none or, without
+  /// waiting, if it has not arrived. The result is valid until the next add().
+  at::Tensor take(HostWait wait);
+
+ private:
+  struct Copy {
+    at::Tensor memory;                    // pinned
+    std::optional<c10::Event> arrival{};  // not set on a CPU, where the copy is there at once
+  };
+  std::deque<Copy> under_way_{};
+  std::vector<Copy> free_{};  // for reuse
+};
 
 /// Informs every rank which parameters got a gradient on some rank, got none on some rank, or were frozen on some rank,
 /// whether a gradient is not finite, and whether the ranks agree on static_graph. These marks follow the gradients in
@@ -27,10 +50,17 @@ class UnusedParameterBitmap {
   void write(Bucket& bucket, const std::vector<char>& used, const std::vector<char>& frozen, bool is_finite,
              bool is_static_graph);
 
-  /// Reads the averaged marks. Call it after the bucket was reduced. On a GPU the host waits for the marks only if
-  /// `now` is true. Otherwise they are copied asynchronously every few calls, and a later call reads them; in such
-  /// reductions this rank used every parameter that it had not frozen.
-  void learn(const Bucket& bucket, bool now);
+  /// Reads the averaged marks. Call it after the bucket was reduced. On a GPU the host waits for the marks.
+  void learn(const Bucket& bucket);
+  /// Does the same later, without a host wait: learn_deferred() then reads the marks. Until then they are those of a
+  /// reduction in which all ranks were like this one. Precondition: this rank used every parameter that it had not
+  /// frozen.
+  void defer(const Bucket& bucket);
+  /// Takes the marks as those of such a reduction, and never reads them.
+  void assume_alike();
+  /// Reads the marks of the oldest deferred reduction. Returns false if there is none or, without waiting, if its marks
+  /// have not arrived.
+  bool learn_deferred(HostWait wait);
 
   /// According to the marks that were read last.
   bool used_somewhere(size_t parameter) const { return used_somewhere_[parameter] != 0; }
@@ -42,7 +72,6 @@ class UnusedParameterBitmap {
 
  private:
   void take(const at::Tensor& marks);
-  void learn_later(const at::Tensor& marks);
 
   std::vector<char> used_somewhere_;
   std::vector<char> unused_somewhere_;
@@ -52,10 +81,8 @@ class UnusedParameterBitmap {
   /// What marks depend on: used, frozen, is_finite, is_static_graph.
   using Pattern = std::tuple<std::vector<char>, std::vector<char>, bool, bool>;
   std::map<Pattern, at::Tensor>
-      written_;                        // marks that were converted or moved: the next copy need not wait for the host
-  int64_t reductions_ = 0;             // calls of learn_later()
-  at::Tensor arriving_;                // GPU only: pinned host memory
-  std::optional<c10::Event> arrival_;  // set while a copy to arriving_ is pending
+      written_;  // marks that were converted or moved: the next copy need not wait for the host
+  DeferredMarks deferred_;
 };
 
 }  // namespace lockstep
