@@ -15,6 +15,8 @@
 #include "parallel/gpu.h"
 #include "parallel/models.h"
 #include "parallel/training.h"
+#include "support/log_lines.h"
+#include "support/messages.h"
 #include "support/ranks.h"
 
 namespace lockstep {
@@ -94,6 +96,51 @@ TEST_F(Cuda, AStepDoesNotMakeTheHostWait) {
           optimizer->step();
         }
         EXPECT_EQ(ddp.logging_data().steps, 6);
+      },
+      kGpu);
+}
+
+// Whichever reduction it is: none is left out.
+TEST_F(Cuda, AParameterThatOneRankFreezesIsReportedInTheNextForward) {
+  on_every_rank(
+      "nccl", 2,
+      [&](ProcessGroup world) {
+        Mlp model;
+        model->to(kGpu);
+        DistributedDataParallel ddp(model, world);
+        const auto input = torch::ones({5, 6}, kGpu);
+        for (int round = 0; round < 10; ++round) {
+          ddp(input).sum().backward();
+          model->second->bias.set_requires_grad(world.rank() != 1);
+          EXPECT_NO_THROW(ddp(input).sum().backward());
+          model->second->bias.set_requires_grad(true);
+          expect_error<MismatchError>([&] { ddp(input); }, "rank " + std::to_string(world.rank()),
+                                      "'second.bias' was frozen on some ranks");
+        }
+      },
+      kGpu);
+}
+
+TEST_F(Cuda, AStepAfterNoSyncAloneIsWarnedOf) {
+  on_every_rank(
+      "nccl", 2,
+      [&](ProcessGroup world) {
+        for (const bool is_under_no_sync : {false, true}) {
+          const LogLines lines;
+          Mlp model;
+          model->to(kGpu);
+          DistributedDataParallel ddp(model, world);
+          torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+          const auto input = torch::ones({5, 6}, kGpu);
+          {
+            auto guard = ddp.no_sync();
+            ddp(input).sum().backward();
+            if (is_under_no_sync) optimizer.step();
+          }
+          if (!is_under_no_sync) optimizer.step();
+          ddp(input);
+          EXPECT_THAT(lines.lines(), testing::Contains(testing::HasSubstr("the replicas have diverged")));
+        }
       },
       kGpu);
 }
