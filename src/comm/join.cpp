@@ -12,6 +12,18 @@ InputsExhausted::~InputsExhausted() = default;
 Joinable::~Joinable() = default;
 
 namespace detail {
+namespace {
+
+thread_local std::vector<const JoinContext*> joins_of_thread;  // that this thread is in; the innermost is the last
+
+bool has_all_ranks_of(const ProcessGroup& group, const ProcessGroup& other) {
+  const auto ranks = group.global_ranks();
+  const auto others = other.global_ranks();
+  return std::all_of(others.begin(), others.end(),
+                     [&](int rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); });
+}
+
+}  // namespace
 
 int JoinRound::trains() const {
   return static_cast<int>(std::count(has_inputs.begin(), has_inputs.end(), true));
@@ -79,6 +91,7 @@ JoinMembers::JoinMembers(const std::vector<Joinable*>& members, const JoinOption
       member->enter_join(context_, /*is_first=*/entered_ == 0);
       ++entered_;
     }
+    joins_of_thread.push_back(context_.get());
   } catch (...) {
     leave();
     throw;
@@ -86,6 +99,7 @@ JoinMembers::JoinMembers(const std::vector<Joinable*>& members, const JoinOption
 }
 
 JoinMembers::~JoinMembers() {
+  joins_of_thread.pop_back();
   leave();
 }
 
@@ -101,6 +115,13 @@ void JoinMembers::follow_others() {
     for (auto* member : members_) member->shadow(context_->round());
   }
   for (auto* member : members_) member->copy_state_from(source);
+}
+
+void refuse_in_join(const ProcessGroup& group, const char* call, const char* remedy) {
+  for (const auto* join : joins_of_thread)
+    if (!join->options().throw_on_early_termination || !has_all_ranks_of(join->group(), group))
+      throw UsageError(group.rank(), text(call, " is called inside of join(), where ranks make different numbers of ",
+                                          "calls, but all ranks must make this call equally often; ", remedy));
 }
 
 }  // namespace detail

@@ -49,7 +49,8 @@ class JoinContext {
   JoinRound round_;
 };
 
-/// The members of one join on this rank. They are in the join as long as this object exists.
+/// The members of one join on this rank. They, and the thread, are in the join as long as this object exists. Destroy
+/// it on the thread that created it.
 class JoinMembers {
  public:
   /// UsageError when there is no member, or when the members are not on the same ranks.
@@ -69,5 +70,11 @@ class JoinMembers {
   std::shared_ptr<JoinContext> context_;
   size_t entered_ = 0;
 };
+
+/// Throws UsageError, with `remedy`, if this thread is inside of a join, where ranks may make different numbers of
+/// calls. For calls that the ranks of `group` must make equally often. `call` is the name of the call: "MetricLog:
+/// flush()". A join of all these ranks with throw_on_early_termination is allowed: it ends on all of them in the same
+/// iteration.
+void refuse_in_join(const ProcessGroup& group, const char* call, const char* remedy);
 
 }  // namespace lockstep::detail
