@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -59,10 +60,13 @@ struct MetricLogOptions {
 ///
 /// log() neither communicates nor blocks: a value on a GPU is added to a sum there. Records travel to rank 0 on a
 /// thread and a group of their own, when flush() or end_epoch() is called. If a file cannot be written, for example
-/// because the disk is full, rank 0 logs a warning and the training continues.
+/// because the disk is full, rank 0 logs a warning and the training continues. If the values of a record are NaN or
+/// infinite, rank 0 logs a warning that names metric, steps and ranks, once for each metric.
 ///
-/// Every rank calls end_step(), flush(), end_epoch() and state_dict() equally often. Ranks may log different metrics.
-/// Not thread-safe. Errors of the thread, for example a PeerError, are thrown by the next flush() or end_epoch().
+/// Every rank calls end_step(), flush(), end_epoch() and state_dict() equally often. Inside of join(), where ranks make
+/// different numbers of calls, these calls and the constructor throw UsageError, unless throw_on_early_termination is
+/// set; log() and log_epoch() are allowed. Ranks may log different metrics. Not thread-safe. Errors of the thread, for
+/// example a PeerError, are thrown by the next flush() or end_epoch().
 class LOCKSTEP_EXPORT MetricLog {
  public:
   /// Creates the folder. Collective. Throws UsageError for an invalid option, and SystemError on all ranks if rank 0
@@ -111,7 +115,13 @@ class LOCKSTEP_EXPORT MetricLog {
   void load_state_dict(const Value& state);
 
  private:
+  friend class TrainingRun;
   class Impl;
+
+  /// Describes the first metric that this rank has logged as NaN or infinity since the last call: "metric 'loss' in
+  /// step 13". Call it before flush() and end_epoch(). Blocks until values on a GPU are known. Not collective.
+  std::optional<std::string> take_non_finite();
+
   std::unique_ptr<Impl> impl_;
 };
 

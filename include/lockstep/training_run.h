@@ -60,7 +60,9 @@ class RunSetting {
 };
 
 struct TrainingRunOptions {
-  /// Keep the checkpoint with the best value of this metric of the epoch as best.pt. Empty: none.
+  /// Keep the checkpoint with the best value of this metric of the epoch as best.pt. Empty: none. Every epoch after
+  /// which save_every_epochs saves, and the last one, must log the metric: next_epoch() throws UsageError otherwise.
+  /// NaN is never the best value; if there is no other value, rank 0 warns at the end of the run.
   std::string best{};
   Better better = Better::kHigher;
   /// How many of the newest checkpoints to keep. 0: all.
@@ -76,8 +78,14 @@ struct TrainingRunOptions {
 
   /// Load the newest checkpoint of the folder. Without it, a folder that has checkpoints is refused.
   bool resume = true;
-  /// Stop when a metric of the epoch does not improve any more.
+  /// Stop when a metric of the epoch does not improve any more. Every epoch must log the metric: next_epoch() throws
+  /// UsageError otherwise.
   std::optional<EarlyStoppingOptions> early_stopping{};
+  /// Throw Error on all ranks, in the same step() or next_epoch(), if a rank has logged NaN or infinity. The message
+  /// names the metric, the steps and the ranks. Only steps that exchange numbers check, and every step that saves: no
+  /// automatic checkpoint is saved after such a value. Such a step waits for values on a GPU. If false, rank 0 logs one
+  /// warning for each metric.
+  bool stop_on_nan = false;
   /// The signals after which all ranks save and stop; see PreemptionGuard. Empty: none.
   std::vector<int> signals = {SIGTERM, SIGUSR1, SIGINT};
 
@@ -127,9 +135,10 @@ class RunBatches;
 /// with a function does not call it, and next_epoch() returns false.
 ///
 /// Collective: the constructor, next_epoch(), step(), save(). All ranks take the same number of steps in an epoch, so
-/// do not use it inside join(). Now and then, at most every 0.2 s if steps are short, step() exchanges a few numbers
-/// between the ranks. Construct it after the objects in the state, which must outlive it. One in a process at a time,
-/// except with ranks as threads. Not thread-safe.
+/// these calls throw UsageError inside of join(), unless throw_on_early_termination is set. A step may hold a whole
+/// join(). Now and then, at most every 0.2 s if steps are short, step() exchanges a few numbers between the ranks.
+/// Construct it after the objects in the state, which must outlive it. One in a process at a time, except with ranks as
+/// threads. Not thread-safe.
 class LOCKSTEP_EXPORT TrainingRun {
  public:
   /// Creates the folder and loads the newest intact checkpoint into the state. In addition to the parts of `state`,

@@ -173,9 +173,20 @@ void LiveStatus::set_state(State state) {
   changed_.notify_all();
 }
 
-// A process often ends soon after its call has failed, so the call waits for the file.
+void LiveStatus::fail(const std::exception_ptr& error) {
+  {
+    std::lock_guard lock(mutex_);
+    error_ = error;
+  }
+  write_failure();
+}
+
 void LiveStatus::on_group_failure() {
-  if (state_ != State::kRunning || !group_failure()) return;
+  if (state_ == State::kRunning && group_failure()) write_failure();
+}
+
+// A process often ends soon after its call has failed, so the call waits for the file.
+void LiveStatus::write_failure() {
   state_ = State::kFailed;
   std::unique_lock lock(mutex_);
   const auto mine = ++requested_;
@@ -218,6 +229,12 @@ std::exception_ptr LiveStatus::group_failure() const {
   return group->cpu_group() ? group->cpu_group()->failure() : nullptr;
 }
 
+std::exception_ptr LiveStatus::failure() {
+  if (auto cause = group_failure()) return cause;
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
 LiveStatus::Snapshot LiveStatus::take_snapshot() const {
   return {Clock::now(), position_.step, position_.samples, activity_->times()};
 }
@@ -239,7 +256,7 @@ std::string LiveStatus::to_json(const Snapshot& now) {
   const auto rate = [&](int64_t count) {
     return has_steps ? LiveJson(rounded_to(static_cast<double>(count) / seconds, 1e6)) : LiveJson();
   };
-  const auto cause = group_failure();
+  const auto cause = failure();
   auto state = state_.load();
   if (state == State::kRunning && cause) state = State::kFailed;
   const auto& process = group_of(group_)->membership().peers.at(static_cast<size_t>(group_.rank())).process;

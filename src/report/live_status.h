@@ -47,6 +47,8 @@ class LiveStatus {
   Activity& activity() { return *activity_; }
   /// Does not wait until the state is written.
   void set_state(State state);
+  /// The run fails with this error, which does not break the group. Waits until the state is written, at most 1 s.
+  void fail(const std::exception_ptr& error);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -59,7 +61,9 @@ class LiveStatus {
   void run();
   void write();
   void on_group_failure();
+  void write_failure();
   std::exception_ptr group_failure() const;
+  std::exception_ptr failure();
   Snapshot take_snapshot() const;
   Snapshot begin_of_interval(const Snapshot& now);
   std::string to_json(const Snapshot& now);
@@ -80,10 +84,11 @@ class LiveStatus {
   bool has_warned_ = false;         // used by the thread
   std::mutex mutex_;
   std::condition_variable changed_;
-  int64_t requested_ = 1;   // guarded by mutex_: number of writes that were asked for
-  int64_t written_ = 0;     // guarded by mutex_: number of those that are done
-  bool is_ending_ = false;  // guarded by mutex_
-  std::thread thread_;      // last, because it uses all members above
+  int64_t requested_ = 1;     // guarded by mutex_: number of writes that were asked for
+  int64_t written_ = 0;       // guarded by mutex_: number of those that are done
+  bool is_ending_ = false;    // guarded by mutex_
+  std::exception_ptr error_;  // guarded by mutex_: of fail()
+  std::thread thread_;        // last, because it uses all members above
 };
 
 }  // namespace lockstep::detail

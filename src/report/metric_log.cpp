@@ -10,6 +10,7 @@
 
 #include <lockstep/metric_log.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -29,8 +30,10 @@
 #include "base/text.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/files.h"
+#include "comm/join.h"
 #include "report/metric_files.h"
 #include "report/metric_sums.h"
+#include "report/non_finite.h"
 
 namespace lockstep {
 namespace {
@@ -44,6 +47,12 @@ void check_name(std::string_view name) {
   if (name.empty() || is_reserved)
     throw UsageError(text("a metric has the name '", name, "', expected a name that is not empty and not one of ",
                           "type, step, epoch and seconds, which records have anyway"));
+}
+
+/// For calls that all ranks make equally often. Returns the group.
+const ProcessGroup& check_log_call(const ProcessGroup& group, const char* call) {
+  detail::refuse_in_join(group, call, "call log() inside of join(), and everything else outside of it");
+  return group;
 }
 
 }  // namespace
@@ -97,15 +106,24 @@ class MetricLog::Impl {
   Value state_dict();
   void load_state_dict(const Value& state);
 
+  std::optional<std::string> take_non_finite();
+  /// Throws UsageError inside of a join.
+  void check_call(const char* call) const { check_log_call(group_, call); }
+
  private:
   /// The sums of consecutive steps.
   struct Window {
-    MetricRecord record;  // without values
+    MetricRecord record;  // of the last step, without values
+    int64_t first_step;
     MetricSums sums;
     std::optional<detail::DeviceSums::Copy> on_device;
 
-    void fetch() {
-      if (const auto copy = std::exchange(on_device, std::nullopt)) sums.merge(copy->wait());
+    /// Waits for the sums that are on a GPU, and returns them.
+    MetricSums fetch() {
+      MetricSums fetched;
+      if (const auto copy = std::exchange(on_device, std::nullopt)) fetched = copy->wait();
+      sums.merge(fetched);
+      return fetched;
     }
   };
   using Windows = std::vector<Window>;
@@ -113,6 +131,7 @@ class MetricLog::Impl {
   bool writes() const { return group_.rank() == 0; }
   double seconds() const { return earlier_seconds_ + std::chrono::duration<double>(Clock::now() - began_).count(); }
   Window take_window(double epoch);
+  MetricSums fetch_window();
   void report();
   void send(Windows& windows);
   detail::MetricFiles& files();
@@ -135,6 +154,10 @@ class MetricLog::Impl {
   int64_t recorded_steps_ = 0, recorded_epochs_ = 0;  // that have records when the files are opened
   double earlier_seconds_ = 0;
   Clock::time_point began_ = Clock::now();
+  detail::NonFiniteValue non_finite_;
+  int64_t checked_steps_ = 0;  // that take_non_finite() has checked
+
+  detail::NonFiniteWarnings warnings_;  // used by report() and, while that is idle, by end_epoch()
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -149,7 +172,7 @@ class MetricLog::Impl {
 };
 
 MetricLog::Impl::Impl(ProcessGroup group, std::string folder, MetricLogOptions options)
-    : group_(std::move(group)),
+    : group_(check_log_call(group, "MetricLog: the constructor")),
       folder_(std::move(folder)),
       options_(options),
       reporters_(group_.new_group(detail::all_ranks(group_))) {
@@ -183,14 +206,17 @@ void MetricLog::Impl::add_to_epoch(const LoggedValue& value) {
   check_name(value.name);
   const double number = value.tensor.defined() ? value.tensor.item<double>() : value.value;
   epoch_only_.add(value.name, number, value.options);
+  non_finite_.check_of_epoch(value.name, number, value.options, epochs_ + 1);
 }
 
 void MetricLog::Impl::end_step(double epoch) {
   for (const auto& [name, value, tensor, options] : std::exchange(staged_, {})) {
-    if (tensor.defined())
+    if (tensor.defined()) {
       window_on_device_.add(name, tensor, options);
-    else
+    } else {
       window_.add(name, value, options);
+      non_finite_.check(name, value, options, steps_ + 1);
+    }
   }
   ++steps_;
   if (++steps_in_window_ == options_.every) finished_.push_back(take_window(epoch));
@@ -198,11 +224,29 @@ void MetricLog::Impl::end_step(double epoch) {
 
 MetricLog::Impl::Window MetricLog::Impl::take_window(double epoch) {
   Window window{.record = {.step = steps_, .epoch = epoch, .seconds = seconds()},
+                .first_step = steps_ - steps_in_window_ + 1,
                 .sums = std::exchange(window_, {}),
                 .on_device = {}};
   if (!window_on_device_.empty()) window.on_device = window_on_device_.take();
   steps_in_window_ = 0;
   return window;
+}
+
+/// Waits for the sums of the current window that are on a GPU, and returns them. The sums are on the host then.
+MetricSums MetricLog::Impl::fetch_window() {
+  MetricSums fetched;
+  if (!window_on_device_.empty()) fetched = window_on_device_.take().wait();
+  window_.merge(fetched);
+  return fetched;
+}
+
+/// Values on the host were checked when their step ended. Of those on a GPU only the sums are known.
+std::optional<std::string> MetricLog::Impl::take_non_finite() {
+  for (auto& window : finished_)
+    non_finite_.check(window.fetch(), std::max(window.first_step, checked_steps_ + 1), window.record.step);
+  non_finite_.check(fetch_window(), std::max(steps_ - steps_in_window_, checked_steps_) + 1, steps_);
+  checked_steps_ = steps_;
+  return non_finite_.take();
 }
 
 void MetricLog::Impl::flush() {
@@ -240,12 +284,14 @@ std::map<std::string, double> MetricLog::Impl::end_epoch() {
   for (const auto& sums : group_.all_gather_object(mine.to_ivalue())) ranks.push_back(MetricSums::from_ivalue(sums));
   ++epochs_;
   auto results = detail::merged(ranks).results();
-  if (writes())
+  if (writes()) {
+    warnings_.check(ranks, text("epoch ", epochs_));
     files().write({.is_epoch = true,
                    .step = steps_,
                    .epoch = static_cast<double>(epochs_),
                    .seconds = seconds(),
                    .values = results});
+  }
   return results;
 }
 
@@ -305,6 +351,7 @@ void MetricLog::Impl::send(Windows& windows) {
     std::vector<MetricSums> of_window;
     for (const auto& rank : ranks) of_window.push_back(MetricSums::from_ivalue(rank.toTupleRef().elements().at(i)));
     auto record = windows[i].record;
+    warnings_.check(of_window, detail::describe_steps(windows[i].first_step, record.step));
     record.values = detail::merged(of_window).results();
     files().write(record);
     const std::lock_guard lock(mutex_);
@@ -317,13 +364,9 @@ void MetricLog::Impl::send(Windows& windows) {
 Value MetricLog::Impl::state_dict() {
   flush();
   wait();
-  auto window = window_;
-  if (!window_on_device_.empty()) {
-    window.merge(window_on_device_.take().wait());
-    window_ = window;  // the sums are on the host from now on
-  }
+  fetch_window();
   const auto all = group_.all_gather_object(
-      c10::ivalue::Tuple::create({window.to_ivalue(), epoch_.to_ivalue(), epoch_only_.to_ivalue()}));
+      c10::ivalue::Tuple::create({window_.to_ivalue(), epoch_.to_ivalue(), epoch_only_.to_ivalue()}));
   std::vector<Value> ranks;
   for (const auto& sums : all) ranks.push_back(detail::value_of(sums));
   return Value::dict({{"steps", steps_},
@@ -338,6 +381,7 @@ void MetricLog::Impl::load_state_dict(const Value& state) {
   steps_ = state.at("steps").as_int();
   steps_in_window_ = state.at("steps_in_window").as_int();
   recorded_steps_ = steps_ - steps_in_window_;
+  checked_steps_ = steps_;
   epochs_ = recorded_epochs_ = state.at("epochs").as_int();
   earlier_seconds_ = state.at("seconds").as_double();
   began_ = Clock::now();
@@ -381,18 +425,21 @@ void MetricLog::log_epoch(std::string_view name, const at::Tensor& value, const 
   impl_->add_to_epoch(logged(name, value, options));
 }
 void MetricLog::end_step(double epoch) {
+  impl_->check_call("MetricLog: end_step()");
   impl_->end_step(epoch);
 }
 void MetricLog::abandon_step() {
   impl_->abandon_step();
 }
 void MetricLog::flush() {
+  impl_->check_call("MetricLog: flush()");
   impl_->flush();
 }
 void MetricLog::wait() {
   impl_->wait();
 }
 std::map<std::string, double> MetricLog::end_epoch() {
+  impl_->check_call("MetricLog: end_epoch()");
   return impl_->end_epoch();
 }
 int64_t MetricLog::steps() const {
@@ -408,10 +455,14 @@ TensorBoardWriter* MetricLog::tensorboard() {
   return impl_->tensorboard();
 }
 Value MetricLog::state_dict() const {
+  impl_->check_call("MetricLog: state_dict()");
   return impl_->state_dict();
 }
 void MetricLog::load_state_dict(const Value& state) {
   impl_->load_state_dict(state);
+}
+std::optional<std::string> MetricLog::take_non_finite() {
+  return impl_->take_non_finite();
 }
 
 }  // namespace lockstep

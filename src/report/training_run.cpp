@@ -3,41 +3,39 @@
 // A TrainingRun combines a CheckpointDirectory, a MetricLog, a Progress and a PreemptionGuard; each can be used without
 // it. What it adds is the position: the number of epochs and steps, the loop of the epoch and the batch in the loop.
 //
-// Ranks must agree on when to stop and when to save, though signals arrive at different times and clocks differ. They
-// agree in exchange(): one small all-reduce that a step makes when it is due. Rank 0 measures the steps and proposes
-// after how many the next exchange is due, so that there are a few in a second, whether steps take 0.1 ms or a minute.
+// In some of the steps the ranks agree on when to stop and when to save (RunExchange). Only such steps save, and the
+// ends of epochs, so that a check of all values before the exchange keeps a run with stop_on_nan from saving after NaN.
 
 #include <lockstep/training_run.h>
 
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <iomanip>
 
-#include <ATen/ATen.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/error.h>
 #include <lockstep/preemption_guard.h>
-#include <lockstep/print.h>
 
 #include "base/live_folder.h"
 #include "base/owner_process.h"
 #include "base/text.h"
 #include "checkpoint/agree.h"
+#include "checkpoint/folder.h"
+#include "comm/join.h"
 #include "report/live_status.h"
 #include "report/metric_files.h"
-#include "report/metric_sums.h"
+#include "report/non_finite.h"
+#include "report/run_display.h"
+#include "report/run_exchange.h"
+#include "report/watched_metrics.h"
 
 namespace lockstep {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::duration<double> kBetweenExchanges{0.2};
-constexpr int64_t kMostSteps = 100'000;  // between exchanges
+constexpr const char* kCheckpointFolder = "/checkpoints";
 constexpr const char* kSummaryFile = "/summary.json";
 constexpr const char* kSettingsFile = "/settings.json";
 
@@ -49,10 +47,12 @@ CheckpointDirectoryOptions checkpoint_options(const TrainingRunOptions& options)
           .sharded = options.sharded};
 }
 
-std::string describe(const std::map<std::string, double>& metrics) {
-  std::string result;
-  for (const auto& [name, value] : metrics) result += text("  ", name, " ", std::setprecision(4), value);
-  return result;
+/// For calls that all ranks make equally often. Returns the group.
+const ProcessGroup& check_run_call(const ProcessGroup& group, const char* call) {
+  detail::refuse_in_join(group, call,
+                         "give all ranks equally many batches instead (Tail::kPad, StreamEnd::kTogether), set "
+                         "throw_on_early_termination, or call join() inside of step()");
+  return group;
 }
 
 }  // namespace
@@ -68,8 +68,7 @@ class TrainingRun::Impl {
   template <class Number>
   void record(std::string_view name, const Number& value, const MetricOptions& options);
   std::optional<int64_t> begin_loop(Loop loop);
-  void begin_wait();
-  void end_wait();
+  void enter(detail::Activity::Phase phase);
   void took_batch(int64_t samples, std::chrono::nanoseconds waited);
   void end_loop();
   bool save(const std::map<std::string, double>& metrics);
@@ -85,9 +84,9 @@ class TrainingRun::Impl {
 
   CheckpointDirectory checkpoints_;
   MetricLog metrics_;
-  Progress progress_;
+  detail::RunDisplay display_;
   std::optional<PreemptionGuard> guard_{};
-  std::optional<EarlyStopping> early_stopping_{};
+  detail::WatchedMetrics watched_;
   TrainingState state_;
 
   bool is_resumed_ = false;
@@ -98,22 +97,15 @@ class TrainingRun::Impl {
   std::map<std::string, double> results_{};
 
  private:
-  /// What the ranks tell each other.
-  struct Exchanged {
-    bool stops = false;
-    bool saves = false;
-  };
-
   void show_position();
-  bool shows() const { return options_.progress.output != ProgressOptions::Output::kOff; }
   void end_epoch(int64_t epochs);
   void finish(int64_t epochs);
   void stop();
-  Exchanged exchange(bool is_save_due);
-  void show_metrics();
+  detail::RunExchange::Agreed exchange(bool is_save_due);
+  template <class Kind>
+  [[noreturn]] void fail(const Kind& error);
   double epochs_completed() const;
   double seconds_in_loops() const;
-  bool is_time_to_save() const;
 
   // The position.
   bool in_epoch_ = false;
@@ -131,38 +123,29 @@ class TrainingRun::Impl {
   };
   std::optional<Resumed> resumed_{};
 
-  // The next exchange.
-  int64_t steps_until_exchange_ = 1;
-  int64_t steps_since_exchange_ = 0;
+  detail::RunExchange exchange_;
   int64_t samples_since_exchange_ = 0;
-  Clock::time_point last_exchange_ = Clock::now();
   Clock::time_point last_save_ = Clock::now();
+  std::optional<Error> stopped_by_{};  // a value that is NaN or infinite
 
   // Of the whole run, for the summary.
   int64_t samples_ = 0;          // of all ranks
   double seconds_in_loops_ = 0;  // without evaluations
   Clock::time_point loop_began_{};
 
-  // What rank 0 shows.
-  std::string title_{};
-  bool has_bar_ = false;
-  Clock::time_point epoch_began_{};
-  std::vector<std::string> shown_{};  // means, in the order of their first value
-  std::map<std::string, detail::Smoothed, std::less<>> smoothed_{};
-  std::map<std::string, double> shown_record_{};
-
   OwnedPointer<detail::LiveStatus> live_{};  // null without options_.live; last, so that it is destroyed first
 };
 
 TrainingRun::Impl::Impl(ProcessGroup group, std::string folder, TrainingState state, TrainingRunOptions options)
-    : group_(std::move(group)),
+    : group_(check_run_call(group, "TrainingRun: the constructor")),
       folder_(std::move(folder)),
       options_(std::move(options)),
-      checkpoints_(group_, folder_ + "/checkpoints", checkpoint_options(options_)),
+      checkpoints_(group_, folder_ + kCheckpointFolder, checkpoint_options(options_)),
       metrics_(group_, folder_, options_.metrics),
-      progress_(group_, options_.progress),
-      state_(std::move(state)) {
-  if (options_.early_stopping) early_stopping_.emplace(*options_.early_stopping);
+      display_(group_, options_.progress),
+      watched_(options_),
+      state_(std::move(state)),
+      exchange_(group_) {
   const auto& parts = state_.parts();
   if (std::none_of(parts.begin(), parts.end(), [](const auto& part) { return part.name == "rng"; })) state_.add_rng();
   state_.add("run", *this);
@@ -181,18 +164,20 @@ TrainingRun::Impl::Impl(ProcessGroup group, std::string folder, TrainingState st
   if (group_.rank() == 0) detail::write_settings(folder_ + kSettingsFile, options_.settings);
   show_position();
   if (!options_.signals.empty()) guard_.emplace(group_, PreemptionGuardOptions{.signals = options_.signals});
-  if (is_resumed_ && shows())
-    print(group_, "Resuming ", folder_, " in epoch ", metrics_.epochs() + 1, ", after step ", metrics_.steps());
+  if (is_resumed_)
+    display_.print_line(
+        text("Resuming ", folder_, " in epoch ", metrics_.epochs() + 1, ", after step ", metrics_.steps()));
 }
 
 // --- epochs
 
 bool TrainingRun::Impl::next_epoch(int64_t epochs) {
+  check_run_call(group_, "TrainingRun: next_epoch()");
   if (in_step_) throw UsageError(group_.rank(), "TrainingRun: next_epoch() is called inside of step()");
+  if (stopped_by_) throw *stopped_by_;
   if (is_finished_) return false;
   if (in_epoch_) end_epoch(epochs);
-  const bool is_over = early_stopping_ && early_stopping_->should_stop();
-  if (is_stopping_ || is_over || metrics_.epochs() >= epochs) {
+  if (is_stopping_ || watched_.should_stop() || metrics_.epochs() >= epochs) {
     finish(epochs);
     return false;
   }
@@ -201,8 +186,7 @@ bool TrainingRun::Impl::next_epoch(int64_t epochs) {
   is_in_loop_ = false;
   loop_ = batches_ = batches_known_ = 0;
   save_position_ = nullptr;
-  epoch_began_ = Clock::now();
-  title_ = text("epoch ", metrics_.epochs() + 1, "/", epochs);
+  display_.begin_epoch(metrics_.epochs() + 1, epochs);
   if (live_) live_->position().epochs = epochs;
   show_position();
   return true;
@@ -213,35 +197,30 @@ void TrainingRun::Impl::end_epoch(int64_t epochs) {
   if (is_in_loop_) end_loop();
   in_epoch_ = false;
   resumed_.reset();
-  results_ = metrics_.end_epoch();
-  if (early_stopping_) {
-    const auto& metric = options_.early_stopping->metric;
-    const auto found = results_.find(metric);
-    if (found == results_.end())
-      throw UsageError(group_.rank(), text("TrainingRun: early_stopping watches the metric '", metric,
-                                           "', which was not logged in this epoch; log it in every epoch"));
-    early_stopping_->update(found->second);
-  }
-  const std::chrono::duration<double> took = Clock::now() - epoch_began_;
-  progress_.end(text(title_, describe(results_), "  ", std::fixed, std::setprecision(1), took.count(), " s"));
-  has_bar_ = false;
-
   const auto agreed = exchange(false);
-  const bool is_last = metrics_.epochs() >= epochs || (early_stopping_ && early_stopping_->should_stop());
+  results_ = metrics_.end_epoch();
   const bool is_due = options_.save_every_epochs > 0 && metrics_.epochs() % options_.save_every_epochs == 0;
-  if (agreed.stops || is_last || is_due) save(results_);
+  const auto refusal = watched_.update(results_, metrics_.epochs(), is_due || metrics_.epochs() >= epochs);
+  display_.end_epoch(results_);
+
+  const bool is_last = metrics_.epochs() >= epochs || watched_.should_stop();
+  if (agreed.stops || is_last || is_due || !refusal.empty()) save(results_);
+  if (!refusal.empty())
+    fail(UsageError(group_.rank(), text("TrainingRun: ", refusal,
+                                        ". Then start again in the same folder: the run continues after this epoch")));
   if (agreed.stops && !is_last) stop();
 }
 
 void TrainingRun::Impl::finish(int64_t epochs) {
   is_finished_ = true;
-  progress_.end();
+  display_.end();
   metrics_.wait();
   checkpoints_.wait();
   show_position();
   if (live_)
     live_->set_state(is_stopping_ ? detail::LiveStatus::State::kStopped : detail::LiveStatus::State::kFinished);
   if (group_.rank() != 0 || is_stopping_) return;
+  watched_.warn_without_best(folder_, text(folder_, kCheckpointFolder, '/', detail::kBestFile));
   detail::write_summary(folder_ + kSummaryFile, {.is_complete = metrics_.epochs() >= epochs,
                                                  .epochs = metrics_.epochs(),
                                                  .steps = metrics_.steps(),
@@ -277,18 +256,13 @@ std::optional<int64_t> TrainingRun::Impl::begin_loop(Loop loop) {
       return std::nullopt;
     }
   }
-  progress_.begin(title_, batches_known_, batches_);
-  has_bar_ = true;
+  display_.begin_loop(batches_known_, batches_);
   show_position();
   return skipped;
 }
 
-void TrainingRun::Impl::begin_wait() {
-  if (live_ && live_->activity().is_training_thread()) live_->activity().enter(detail::Activity::Phase::kData);
-}
-
-void TrainingRun::Impl::end_wait() {
-  if (live_ && live_->activity().is_training_thread()) live_->activity().enter(detail::Activity::Phase::kOther);
+void TrainingRun::Impl::enter(detail::Activity::Phase phase) {
+  if (live_ && live_->activity().is_training_thread()) live_->activity().enter(phase);
 }
 
 void TrainingRun::Impl::took_batch(int64_t samples, std::chrono::nanoseconds waited) {
@@ -296,7 +270,7 @@ void TrainingRun::Impl::took_batch(int64_t samples, std::chrono::nanoseconds wai
   ++batches_;
   ++batches_in_step_;
   samples_in_step_ += samples;
-  progress_.add_waiting(waited);
+  display_.add_waiting(waited);
   if (!live_) return;
   auto& position = live_->position();
   position.batch.store(batches_, std::memory_order_relaxed);
@@ -338,6 +312,8 @@ double TrainingRun::Impl::epochs_completed() const {
 // --- steps
 
 void TrainingRun::Impl::begin_step() {
+  check_run_call(group_, "TrainingRun: step()");
+  if (stopped_by_) throw *stopped_by_;
   if (in_step_) throw UsageError(group_.rank(), "TrainingRun: step() is called inside of step()");
   if (!in_epoch_)
     throw UsageError(group_.rank(), "TrainingRun: step() is called outside of an epoch; call next_epoch() first");
@@ -356,8 +332,7 @@ void TrainingRun::Impl::record(std::string_view name, const Number& value, const
   if (is_stopping_) return;  // the epoch is not complete
   if (!in_step_) return metrics_.log_epoch(name, value, options);
   metrics_.log(name, value, options);
-  if (options.reduce == Reduce::kMean && std::find(shown_.begin(), shown_.end(), name) == shown_.end())
-    shown_.emplace_back(name);
+  if (options.reduce == Reduce::kMean) display_.add_metric(name);
 }
 
 void TrainingRun::Impl::end_step() {
@@ -372,56 +347,38 @@ void TrainingRun::Impl::end_step() {
     live_->position().epoch.store(epoch, std::memory_order_relaxed);
   }
   samples_since_exchange_ += std::exchange(samples_in_step_, 0);
-  if (!std::exchange(has_bar_, true)) progress_.begin(title_);  // steps without batches()
-  progress_.advance(std::max<int64_t>(std::exchange(batches_in_step_, 0), 1));
+  display_.end_step(std::exchange(batches_in_step_, 0));
   const bool is_save_due = options_.save_every_steps > 0 && metrics_.steps() % options_.save_every_steps == 0;
-  if (++steps_since_exchange_ < steps_until_exchange_ && !is_save_due) return;
-  const auto agreed = exchange(is_time_to_save());
+  if (!exchange_.count_step() && !is_save_due) return;
+  const auto agreed = exchange(options_.save_every.count() > 0 && Clock::now() - last_save_ >= options_.save_every);
   metrics_.flush();
-  show_metrics();
+  display_.show(metrics_.latest());
   if (is_save_due || agreed.saves || agreed.stops) save({});
   if (agreed.stops) stop();
 }
 
-bool TrainingRun::Impl::is_time_to_save() const {
-  return options_.save_every.count() > 0 && Clock::now() - last_save_ >= options_.save_every;
-}
-
 /// Collective.
-TrainingRun::Impl::Exchanged TrainingRun::Impl::exchange(bool is_save_due) {
-  const bool is_first = group_.rank() == 0;
-  int64_t proposed = 0;
-  if (is_first) {
-    const double between = std::max(1e-9, std::chrono::duration<double>(Clock::now() - last_exchange_).count());
-    const double fitting =
-        static_cast<double>(std::max<int64_t>(steps_since_exchange_, 1)) * (kBetweenExchanges.count() / between);
-    const auto most = std::min(kMostSteps, 2 * steps_until_exchange_);  // the first steps are slow
-    proposed = std::clamp(static_cast<int64_t>(std::min(fitting, 1e9)), int64_t{1}, most);
-  }
-  const bool is_signalled = guard_ && PreemptionGuard::was_signalled();
-  const std::array<int64_t, 4> mine{is_signalled, is_first && is_save_due, samples_since_exchange_, proposed};
-  const auto device = group_.supports(c10::kCPU) ? c10::Device(c10::kCPU) : group_.device();
-  const auto sums = at::tensor(c10::ArrayRef<int64_t>(mine), at::kLong).to(device);
-  group_.all_reduce(sums);
-  const auto all = sums.cpu();
-  const auto* sum = all.data_ptr<int64_t>();
-  samples_ += sum[2];
-  progress_.add_samples(sum[2]);
-  steps_until_exchange_ = sum[3];
-  steps_since_exchange_ = samples_since_exchange_ = 0;
-  last_exchange_ = Clock::now();
-  return {.stops = sum[0] > 0, .saves = sum[1] > 0};
+detail::RunExchange::Agreed TrainingRun::Impl::exchange(bool is_save_due) {
+  const auto agreed = exchange_.run({.is_signalled = guard_ && PreemptionGuard::was_signalled(),
+                                     .is_save_due = is_save_due,
+                                     .samples = std::exchange(samples_since_exchange_, 0),
+                                     .non_finite = options_.stop_on_nan ? metrics_.take_non_finite() : std::nullopt});
+  samples_ += agreed.samples;
+  display_.add_samples(agreed.samples);
+  if (agreed.non_finite.empty()) return agreed;
+  stopped_by_.emplace(group_.rank(), text("TrainingRun: NaN or infinite: ", agreed.non_finite,
+                                          "; stop_on_nan is set, so all ranks stop, and save no checkpoint; ",
+                                          detail::kNonFiniteRemedy, ", and continue from an earlier checkpoint"));
+  fail(*stopped_by_);
 }
 
-void TrainingRun::Impl::show_metrics() {
-  if (group_.rank() != 0) return;
-  auto record = metrics_.latest();
-  if (record == shown_record_) return;
-  for (const auto& name : shown_)
-    if (const auto found = record.find(name); found != record.end())
-      progress_.set(name, smoothed_[name].add(found->second));
-  if (const auto rate = record.find("lr"); rate != record.end()) progress_.set("lr", rate->second);
-  shown_record_ = std::move(record);
+/// Throws an error that all ranks have. Collective.
+template <class Kind>
+void TrainingRun::Impl::fail(const Kind& error) {
+  display_.end();
+  checkpoints_.wait();  // an uncaught error ends the process before the writer is done
+  if (live_) live_->fail(std::make_exception_ptr(error));
+  throw error;
 }
 
 // --- checkpoints
@@ -433,9 +390,9 @@ bool TrainingRun::Impl::save(const std::map<std::string, double>& metrics) {
 
 void TrainingRun::Impl::stop() {
   is_stopping_ = true;
-  progress_.end();
+  display_.end();
   checkpoints_.wait();
-  if (shows()) print(group_, "Stopped after step ", metrics_.steps(), "; start the program again to continue");
+  display_.print_line(text("Stopped after step ", metrics_.steps(), "; start the program again to continue"));
 }
 
 Value TrainingRun::Impl::state_dict() const {
@@ -448,14 +405,13 @@ Value TrainingRun::Impl::state_dict() const {
                       {"results", std::move(results)},
                       {"samples", samples_},
                       {"seconds_in_loops", seconds_in_loops()},
-                      {"early_stopping", early_stopping_ ? early_stopping_->state_dict() : Value()},
+                      {"early_stopping", watched_.state_dict()},
                       {"metrics", metrics_.state_dict()}});
 }
 
 void TrainingRun::Impl::load_state_dict(const Value& state) {
   metrics_.load_state_dict(state.at("metrics"));
-  if (const auto& stopping = state.at("early_stopping"); early_stopping_ && !stopping.is_none())
-    early_stopping_->load_state_dict(stopping);
+  watched_.load_state_dict(state.at("early_stopping"));
   results_.clear();
   for (const auto& [name, value] : state.at("results").items()) results_[name.as_string()] = value.as_double();
   samples_ = state.at("samples").as_int();
@@ -476,6 +432,7 @@ bool TrainingRun::next_epoch(int64_t epochs) {
   return impl_->next_epoch(epochs);
 }
 bool TrainingRun::save() {
+  check_run_call(impl_->group_, "TrainingRun: save()");
   return impl_->save({});
 }
 int64_t TrainingRun::epoch() const {
@@ -527,10 +484,10 @@ std::optional<int64_t> TrainingRun::begin_loop(Loop loop) {
   return impl_->begin_loop(std::move(loop));
 }
 void TrainingRun::begin_wait() {
-  impl_->begin_wait();
+  impl_->enter(detail::Activity::Phase::kData);
 }
 void TrainingRun::end_wait() {
-  impl_->end_wait();
+  impl_->enter(detail::Activity::Phase::kOther);
 }
 void TrainingRun::took_batch(int64_t samples, std::chrono::nanoseconds waited) {
   impl_->took_batch(samples, waited);

@@ -6,6 +6,7 @@
 #include "training_run_snippets.h"  // extracted from docs/training_run.md
 
 #include "report/records.h"
+#include "support/messages.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -91,6 +92,15 @@ TEST(TrainingRunPage, LogsAccumulatesAndShows) {
       net->weight.zero_();
     }
     EXPECT_GT(evaluate_best(run, net, [&] { return net->weight.abs().sum().item<double>(); }), 0);
+  });
+}
+
+TEST(TrainingRunPage, StopsOnNan) {
+  on_two_ranks([](const ProcessGroup& world, const std::string& folder) {
+    TrainingRun run(world, folder, TrainingState{}, stopping_on_nan());
+    run.next_epoch(1);
+    expect_error<Error>([&] { run.step([&] { run.log("loss", world.rank() == 1 ? NAN : 1.0); }); },
+                        "metric 'loss' in step 1 on rank 1");
   });
 }
 

@@ -97,6 +97,28 @@ TEST_F(CudaReport, LoggingDoesNotMakeTheHostWait) {
   });
 }
 
+TEST_F(CudaReport, StopsAllRanksAtAValueThatIsNotFinite) {
+  for (const int64_t every : {1, 4, 0})
+    on_both([&](const ProcessGroup& world, const std::string& folder) {
+      SCOPED_TRACE(testing::Message() << "a record for every " << every << " steps");
+      TrainingRun run(world, folder, TrainingState{},
+                      {.save_every_steps = 1, .stop_on_nan = true, .metrics = {.every = every}});
+      run.next_epoch(1);
+      const auto step = [&] {
+        run.step([&] {
+          run.log("loss", torch::full({}, run.steps() == 4 && world.rank() == 1 ? NAN : 1, kGpu));
+          run.log("least", torch::ones({}, kGpu), Reduce::kMin);
+          run.log("empty", torch::full({}, NAN, kGpu), 0);
+        });
+      };
+      for (int i = 0; i < 4; ++i) step();
+      expect_error<Error>(step, "metric 'loss' in step 5 on rank 1", "stop_on_nan");
+      if (world.rank() == 0) {
+        EXPECT_EQ(run.checkpoints().numbers(), (std::vector<int64_t>{2, 3, 4}));
+      }
+    });
+}
+
 TEST_F(CudaReport, LiveFilesHaveTheFiguresOfTheGpu) {
   on_both([](const ProcessGroup& world, const std::string& folder) {
     constexpr int64_t kBytes = int64_t{1} << 30;

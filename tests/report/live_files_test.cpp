@@ -239,6 +239,21 @@ TEST(LiveFiles, SayWhatAnExceptionSaidAndThatTheRunWasRestarted) {
   EXPECT_THAT(output_file(folder.path(), 1), HasSubstr("what():  no such sample\n"));
 }
 
+TEST(LiveFiles, SayWhereAValueWasNotFiniteThatStoppedTheRun) {
+  const TemporaryFolder folder;
+  std::ofstream(folder.path() / "summary.json") << "{}";  // of an earlier start
+  WatchedJob job(folder.path(), 2, {"nan", "1"});
+  EXPECT_EQ(job.launcher().wait(), 4) << job.launcher().output();
+  EXPECT_THAT(job.launcher().output(), HasSubstr("metric 'loss' in step 20 on rank 1"));
+  for (int i = 0; i < 2; ++i) {
+    const auto file = rank_file(folder.path(), i);
+    EXPECT_EQ(file["state"], "failed");
+    EXPECT_EQ(file["failure"]["kind"], "Error");
+    EXPECT_THAT(file["failure"]["message"].get<std::string>(), HasSubstr("metric 'loss' in step 20 on rank 1"));
+  }
+  EXPECT_FALSE(fs::exists(folder.path() / "summary.json")) << "the run is not complete";
+}
+
 TEST(LiveFiles, OfAShortRunAreComplete) {
   const TemporaryFolder folder;
   {

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
 #include <lockstep/metric_log.h>
 #include <lockstep/run_threads.h>
@@ -115,6 +116,7 @@ TEST(MetricLog, RanksMayLogDifferentMetrics) {
 
 TEST(MetricLog, WritesValuesThatAreNotFiniteAsNull) {
   const TemporaryFolder folder;
+  const LogLines log_lines;
   run_threads(2, [&](ProcessGroup world) {
     MetricLog log(world, folder.path(), {.every = 1});
     log.log("nan", world.rank() == 0 ? NAN : 1.0);
@@ -131,6 +133,42 @@ TEST(MetricLog, WritesValuesThatAreNotFiniteAsNull) {
   const auto record = records_of(folder.path()).at(0);
   for (const char* name : {"nan", "infinite", "least", "empty"}) EXPECT_TRUE(record.at(name).is_null()) << name;
   EXPECT_EQ(record.at("mostly empty"), 3);
+}
+
+TEST(MetricLog, WarnsOnceAboutEachMetricThatIsNotFinite) {
+  const auto warnings = [](int64_t every) {
+    const TemporaryFolder folder;
+    const LogLines log_lines;
+    run_threads(3, [&](ProcessGroup world) {
+      MetricLog log(world, folder.path(), {.every = every});
+      log.log("failed", NAN);
+      log.abandon_step();
+      for (int step = 1; step <= 6; ++step) {
+        log.log("one", step >= 3 && world.rank() == 1 ? NAN : 1);
+        log.log("two", step >= 3 && world.rank() != 1 ? INFINITY : 1, {.reduce = Reduce::kMax});
+        log.log("all", torch::tensor(step >= 5 ? -INFINITY : 1.0), {.reduce = Reduce::kSum});
+        log.log("empty", NAN, {.weight = 0});
+        log.end_step();
+        log.flush();
+      }
+      log.log_epoch("accuracy", world.rank() == 2 ? NAN : 1);
+      log.end_epoch();
+      log.log_epoch("accuracy", NAN);
+      log.end_epoch();
+    });
+    return log_lines.lines();
+  };
+  using testing::HasSubstr;
+  const auto epoch = HasSubstr("NaN or infinite: metric 'accuracy' in epoch 1 on rank 2 ");
+  EXPECT_THAT(warnings(1),
+              testing::ElementsAre(HasSubstr("NaN or infinite: metric 'one' in step 3 on rank 1 and metric "
+                                             "'two' in step 3 on ranks 0 and 2 "),
+                                   HasSubstr("NaN or infinite: metric 'all' in step 5 on all 3 ranks "), epoch));
+  EXPECT_THAT(warnings(2), testing::ElementsAre(HasSubstr("'one' in steps 3 to 4 on rank 1 and "),
+                                                HasSubstr("'all' in steps 5 to 6 on all 3 ranks "), epoch));
+  EXPECT_THAT(warnings(0),
+              testing::ElementsAre(HasSubstr("metric 'accuracy' in epoch 1 on rank 2, metric 'all' in epoch 1 on all 3 "
+                                             "ranks, metric 'one' in epoch 1 on rank 1 and metric 'two' in epoch 1")));
 }
 
 TEST(MetricLog, DropsTheValuesOfAStepThatFailed) {
@@ -325,6 +363,28 @@ TEST(MetricLog, RefusesWhatItCannotRecord) {
     expect_error<UsageError>([&] { MetricLog(world, folder.path(), {.every = -1}); }, "every is -1");
     std::ofstream(folder.path() / "file") << "x";
     expect_error<SystemError>([&] { MetricLog(world, folder.path() / "file" / "run"); }, "mkdir");
+  });
+}
+
+TEST(MetricLog, RefusesCallsInAJoinWhereRanksMakeDifferentNumbersOfCalls) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    DistributedDataParallel ddp(torch::nn::Linear(1, 1), world);
+    MetricLog log(world, folder.path());
+    ddp.join([&] {
+      for (int i = 0; i <= world.rank(); ++i) {
+        ddp(torch::ones({1, 1})).mean().backward();
+        log.log("number", i);
+        expect_error<UsageError>([&] { log.end_step(); }, "MetricLog: end_step() is called inside of join()",
+                                 "call log() inside of join()");
+        expect_error<UsageError>([&] { log.flush(); }, "flush() is called inside of join()");
+        expect_error<UsageError>([&] { log.end_epoch(); }, "end_epoch() is called inside of join()");
+        expect_error<UsageError>([&] { log.state_dict(); }, "state_dict() is called inside of join()");
+        expect_error<UsageError>([&] { MetricLog(world, folder.path()); }, "constructor is called inside of join()");
+      }
+    });
+    log.end_step();
+    EXPECT_NEAR(log.end_epoch().at("number"), (0 + 0 + 1) / 3.0, 1e-12);
   });
 }
 

@@ -9,10 +9,11 @@
 //
 // Takes many small steps. Prints "used RESIDENT_BYTES DESCRIPTORS THREADS" ten times. Ends when it reads a line.
 //
-//   running_rank watched FOLDER [slow RANK | throw RANK | off | quick]
+//   running_rank watched FOLDER [slow RANK | throw RANK | nan RANK | off | quick]
 //
 // Takes steps of a few milliseconds until the run is stopped by a signal, for tests of the live files. One rank may be
-// slow, or throw in step 20. "off": without live files. "quick": ends after 5 steps. Prints "ready" after 3 steps.
+// slow, or throw in step 20, or log NaN in step 20, which stops the run. "off": without live files. "quick": ends after
+// 5 steps. Prints "ready" after 3 steps.
 
 #include <dirent.h>
 #include <unistd.h>
@@ -151,7 +152,8 @@ int take_watched_steps(const ProcessGroup& world, const std::vector<std::string>
   const std::vector<torch::Tensor> batches(way == "quick" ? 5 : 1'000'000, torch::ones({4, 8}));
   const auto state = TrainingState{}.add("model", net).add("optimizer", optimizer);
   TrainingRun run(world, words.at(1), state,
-                  {.progress = {.output = ProgressOptions::Output::kOff},
+                  {.stop_on_nan = way == "nan",
+                   .progress = {.output = ProgressOptions::Output::kOff},
                    .settings = {{"lr", 0.001}, {"batch_size", 4}, {"model", "linear"}, {"amp", false}, {"seed", 1u}},
                    .live = way != "off"});
   while (run.next_epoch(1))
@@ -163,7 +165,7 @@ int take_watched_steps(const ProcessGroup& world, const std::vector<std::string>
         if (way == "throw" && is_chosen && run.steps() == 20) throw std::runtime_error("no such sample");
         loss.backward();
         optimizer.step();
-        run.log("loss", loss);
+        run.log("loss", way == "nan" && is_chosen && run.steps() == 19 ? loss * NAN : loss);
       });
       if (run.steps() == 3) std::cout << "ready" << std::endl;
       if (run.steps() == 3) std::cerr << "warning of rank " << world.rank() << std::endl;

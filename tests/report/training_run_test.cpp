@@ -13,11 +13,14 @@
 #include <lockstep/data_loader.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
+#include <lockstep/join.h>
 #include <lockstep/run_threads.h>
 #include <lockstep/stream_loader.h>
 #include <lockstep/training_run.h>
 
+#include "base/text.h"
 #include "report/records.h"
+#include "support/log_lines.h"
 #include "support/messages.h"
 #include "support/rank_process.h"
 #include "support/temporary_folder.h"
@@ -387,6 +390,151 @@ TEST(TrainingRun, AStepThatIsRepeatedHasTheSamplesOfItsBatches) {
   });
 }
 
+// --- join
+
+/// Makes `batches` iterations of a join with a model of one weight. Collective.
+void train_in_join(const ProcessGroup& world, int batches, const JoinOptions& options,
+                   const std::function<void(const std::function<void()>& train)>& iteration) {
+  torch::nn::Linear model(torch::nn::LinearOptions(1, 1).bias(false));
+  DistributedDataParallel ddp(model, world);
+  ddp.join(
+      [&] {
+        for (int i = 0; i < batches; ++i) iteration([&] { ddp(torch::ones({1, 1})).mean().backward(); });
+      },
+      options);
+}
+
+TEST(TrainingRun, RefusesCallsInAJoinWhereRanksTakeDifferentNumbersOfSteps) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+    run.next_epoch(1);
+    train_in_join(world, 1 + world.rank(), {}, [&](const std::function<void()>& train) {
+      expect_error<UsageError>([&] { run.step(train); }, text("rank ", world.rank(), ": "),
+                               "step() is called inside of join()", "Tail::kPad", "throw_on_early_termination",
+                               "join() inside of step()");
+      expect_error<UsageError>([&] { run.next_epoch(1); }, "next_epoch() is called inside of join()");
+      expect_error<UsageError>([&] { run.save(); }, "save() is called inside of join()");
+      expect_error<UsageError>([&] { TrainingRun(world, folder.path(), TrainingState{}, quiet()); },
+                               "constructor is called inside of join()");
+      train();
+    });
+    run.step([] {});  // after the join
+    EXPECT_FALSE(run.next_epoch(1));
+    EXPECT_EQ(run.steps(), 1);
+  });
+}
+
+TEST(TrainingRun, RefusesAJoinThatEndsTogetherOnSomeOfItsRanksOnly) {
+  const TemporaryFolder folder;
+  run_threads(4, [&](ProcessGroup world) {
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+    run.next_epoch(1);
+    const auto half = world.split_group(world.rank() / 2);
+    const JoinOptions together{.throw_on_early_termination = true};
+    train_in_join(half, 1 + world.rank() / 2, together, [&](const std::function<void()>& train) {
+      expect_error<UsageError>([&] { run.step(train); }, "step() is called inside of join()");
+      train();
+    });
+    EXPECT_EQ(run.steps(), 0);
+  });
+}
+
+TEST(TrainingRun, AStepMayHoldAWholeJoin) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+    while (run.next_epoch(1))
+      run.step([&] {
+        int64_t number = 0;
+        train_in_join(world, 1 + world.rank(), {}, [&](const std::function<void()>& train) {
+          train();
+          run.log("number", ++number, 2 + world.rank());
+        });
+      });
+    EXPECT_EQ(run.steps(), 1);
+    EXPECT_NEAR(run.results().at("number"), (2 * 1 + 3 * 1 + 3 * 2) / 8.0, 1e-12);
+  });
+}
+
+TEST(TrainingRun, StepsInAJoinThatEndsOnAllRanksTogether) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+    while (run.next_epoch(1))
+      EXPECT_THROW(train_in_join(world, 3 + 2 * world.rank(), {.throw_on_early_termination = true},
+                                 [&](const std::function<void()>& train) {
+                                   run.step([&] {
+                                     train();
+                                     run.log("rank", world.rank());
+                                   });
+                                 }),
+                   InputsExhausted);
+    EXPECT_EQ(run.steps(), 3);
+    EXPECT_EQ(run.results().at("rank"), 0.5);
+  });
+}
+
+// --- values that are not finite
+
+TEST(TrainingRun, StopsAllRanksAtAValueThatIsNotFinite) {
+  for (const double value : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
+    for (const int64_t every : {1, 4, 0}) {
+      SCOPED_TRACE(testing::Message() << value << " with a record for every " << every << " steps");
+      const TemporaryFolder folder;
+      const LogLines log;
+      run_threads(3, [&](ProcessGroup world) {
+        TrainingRun run(world, folder.path(), TrainingState{},
+                        quiet({.save_every_steps = 1, .stop_on_nan = true, .metrics = {.every = every}}));
+        run.next_epoch(1);
+        const auto step = [&] {
+          run.step([&] {
+            run.log("loss", run.steps() == 4 && world.rank() == 1 ? value : 1);
+            run.log("empty", NAN, 0);
+          });
+        };
+        for (int i = 0; i < 4; ++i) step();
+        expect_error<Error>(step, text("rank ", world.rank(), ": "), "metric 'loss' in step 5 on rank 1", "stop_on_nan",
+                            "learning rate");
+        world.barrier();  // the group still works
+        expect_error<Error>(step, "metric 'loss' in step 5 on rank 1");
+        expect_error<Error>([&] { run.next_epoch(1); }, "metric 'loss' in step 5 on rank 1");
+        if (world.rank() == 0) {
+          EXPECT_EQ(run.checkpoints().numbers(), (std::vector<int64_t>{2, 3, 4})) << "of the steps before";
+        }
+      });
+    }
+  }
+}
+
+TEST(TrainingRun, StopsAtTheEndOfAnEpochWithAValueThatIsNotFinite) {
+  const TemporaryFolder folder;
+  const LogLines log;
+  run_threads(2, [&](ProcessGroup world) {
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet({.stop_on_nan = true}));
+    run.next_epoch(2);
+    run.step([] {});
+    run.log("accuracy", NAN);
+    expect_error<Error>([&] { run.next_epoch(2); }, "metric 'accuracy' in epoch 1 on all 2 ranks", "stop_on_nan");
+    EXPECT_TRUE(run.checkpoints().numbers().empty());
+  });
+}
+
+TEST(TrainingRun, WarnsAboutValuesThatAreNotFiniteAndTrainsOn) {
+  const TemporaryFolder folder;
+  const LogLines log;
+  run_threads(2, [&](ProcessGroup world) {
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+    while (run.next_epoch(2))
+      for (int i = 0; i < 15; ++i) run.step([&] { run.log("loss", run.steps() >= 12 && world.rank() == 1 ? NAN : 1); });
+    EXPECT_EQ(run.exit_code(), 0);
+    EXPECT_EQ(run.steps(), 30);
+  });
+  EXPECT_THAT(log.lines(), testing::ElementsAre(
+                               testing::AllOf(testing::HasSubstr("metric 'loss' in steps 11 to 15 on rank 1"),
+                                              testing::HasSubstr("stop_on_nan"), testing::HasSubstr("learning rate"))));
+}
+
 // --- checkpoints, early stopping
 
 TEST(TrainingRun, KeepsTheBestEpochAndStopsWithoutImprovement) {
@@ -412,6 +560,74 @@ TEST(TrainingRun, KeepsTheBestEpochAndStopsWithoutImprovement) {
   EXPECT_EQ(load_checkpoint(folder.path() / "checkpoints" / "best.pt").at("marker").as_int(), 1);
   EXPECT_EQ(json::parse(std::ifstream(folder.path() / "summary.json")).at("status"), "stopped early");
   EXPECT_EQ(train(), 0) << "it stays stopped";
+}
+
+TEST(TrainingRun, RefusesABestMetricThatIsNotLogged) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    const auto run_epoch = [&](TrainingRunOptions options, int64_t epochs, const std::string& name, bool logs) {
+      TrainingRun run(world, (folder.path() / name).string(), TrainingState{}, quiet(std::move(options)));
+      run.next_epoch(epochs);
+      if (logs) {
+        run.step([&] { run.log("loss", 1); });
+        run.log("accuracy", 0.5);
+      }
+      run.next_epoch(epochs);
+    };
+    expect_error<UsageError>([&] { run_epoch({.best = "acuracy"}, 2, "a", true); }, text("rank ", world.rank(), ": "),
+                             "best is the metric 'acuracy'", "not logged", "accuracy and loss");
+    expect_error<UsageError>([&] { run_epoch({.best = "accuracy"}, 2, "b", false); }, "best is the metric 'accuracy'",
+                             "no metric was");
+    expect_error<UsageError>([&] { run_epoch({.best = "acuracy", .save_every_epochs = 5}, 1, "c", true); },
+                             "'acuracy'");
+    run_epoch({.best = "acuracy", .save_every_epochs = 5}, 2, "d", true);  // no checkpoint is saved
+    expect_error<UsageError>(
+        [&] { run_epoch({.early_stopping = EarlyStoppingOptions{.metric = "acuracy"}}, 2, "e", true); },
+        "early_stopping watches the metric 'acuracy'", "not logged", "accuracy and loss");
+  });
+}
+
+TEST(TrainingRun, SavesTheEpochBeforeItRefusesItsMetrics) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    for (const std::string best : {"acuracy", "accuracy"}) {
+      TrainingRun run(world, folder.path(), TrainingState{}, quiet({.best = best, .save_every_epochs = 3}));
+      run.next_epoch(4);
+      EXPECT_EQ(run.epoch(), best == "accuracy" ? 3 : 0) << "the corrected program continues";
+      for (int i = run.epoch(); i < 4; ++i) {
+        run.step([] {});
+        run.log("accuracy", 0.5);
+        if (i == 2) {
+          expect_error<UsageError>([&] { run.next_epoch(4); }, "'acuracy'");
+          break;
+        }
+        EXPECT_EQ(run.next_epoch(4), i < 3);
+      }
+    }
+  });
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "checkpoints/best.pt"));
+}
+
+TEST(TrainingRun, WarnsIfNoEpochWasTheBest) {
+  const TemporaryFolder folder;
+  for (const double last : {double{NAN}, 0.5}) {
+    const LogLines log;
+    run_threads(2, [&](ProcessGroup world) {
+      TrainingRun run(world, (folder.path() / text(last)).string(), TrainingState{}, quiet({.best = "accuracy"}));
+      while (run.next_epoch(2)) {
+        run.step([] {});
+        run.log("accuracy", run.epoch() == 0 ? NAN : last);
+      }
+      EXPECT_EQ(run.exit_code(), 0);
+    });
+    const auto not_finite = testing::HasSubstr("metric 'accuracy' in epoch 1 on all 2 ranks");
+    const auto none = testing::AllOf(testing::HasSubstr("has no best.pt"), testing::HasSubstr("'accuracy'"),
+                                     testing::HasSubstr("NaN"));
+    if (std::isnan(last))
+      EXPECT_THAT(log.lines(), testing::ElementsAre(not_finite, none));
+    else
+      EXPECT_THAT(log.lines(), testing::ElementsAre(not_finite));
+  }
 }
 
 TEST(EarlyStopping, CountsValuesWithoutImprovement) {
