@@ -5,8 +5,11 @@
 
 namespace lockstep {
 
+/// What every NaN is narrowed to: positive, quiet, without a payload.
+constexpr uint16_t kHalfNan = 0x7e00, kBrainNan = 0x7fc0;
+
 /// The bits of a float16 or a bfloat16. The conversions have no branches, so that compilers vectorise loops over them.
-/// The results have the same bits as those of c10::Half and c10::BFloat16, except that a NaN may become another NaN.
+/// The results have the same bits as those of c10::Half and c10::BFloat16, except those of NaNs.
 struct BrainFloat16 {
   uint16_t bits;
 };
@@ -26,7 +29,7 @@ inline BrainFloat16 narrow_to_brain(float value) {
   auto bits = std::bit_cast<uint32_t>(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest, ties to even
   uint32_t is_nan = (bits & 0x7fffffff) > 0x7f800000;
-  return {static_cast<uint16_t>(is_nan ? 0x7fc0 : rounded)};
+  return {static_cast<uint16_t>(is_nan ? kBrainNan : rounded)};
 }
 
 #if defined(__aarch64__)
@@ -36,7 +39,8 @@ inline float widen(Float16 value) {
 }
 
 inline Float16 narrow_to_half(float value) {
-  return static_cast<Float16>(value);
+  const auto bits = std::bit_cast<uint16_t>(static_cast<Float16>(value));  // of a NaN: its sign and payload
+  return std::bit_cast<Float16>(value != value ? kHalfNan : bits);
 }
 
 #else
@@ -64,9 +68,9 @@ inline Float16 narrow_to_half(float value) {
   // Adding 0.5 shifts the bits of a subnormal result to the low end of the sum, already rounded by the processor.
   const int32_t subnormal = std::bit_cast<int32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
   const int32_t finite = choose(magnitude < 0x38800000, subnormal, normal);
-  const int32_t special = choose(magnitude > 0x7f800000, 0x7e00, 0x7c00);
-  const int32_t result = choose(magnitude >= 0x47800000, special, finite);  // 65536 and above become infinity
-  return {static_cast<uint16_t>(static_cast<uint32_t>(result) | sign >> 16)};
+  const int32_t number = choose(magnitude >= 0x47800000, 0x7c00, finite);  // 65536 and above become infinity
+  const auto with_sign = static_cast<int32_t>(static_cast<uint32_t>(number) | sign >> 16);
+  return {static_cast<uint16_t>(choose(magnitude > 0x7f800000, kHalfNan, with_sign))};
 }
 
 #endif

@@ -12,6 +12,8 @@
 
 #if defined(__x86_64__)
 
+#include <limits>
+
 #include <immintrin.h>
 
 #include "backends/common/narrow_floats.h"
@@ -27,6 +29,7 @@ namespace lockstep {
 namespace {
 
 constexpr int kToNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();  // becomes kHalfNan
 
 struct HalfElement {
   using Type = Float16;
@@ -64,7 +67,11 @@ struct HalfAvx2 : Avx2, HalfElement {
     to = {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
   }
   LOCKSTEP_AVX2 static void narrow(Bits& to, const Floats& from) {
-    to = _mm256_set_m128i(_mm256_cvtps_ph(from.b, kToNearest), _mm256_cvtps_ph(from.a, kToNearest));
+    to = _mm256_set_m128i(_mm256_cvtps_ph(one_nan(from.b), kToNearest), _mm256_cvtps_ph(one_nan(from.a), kToNearest));
+  }
+  /// The processor's conversion keeps the sign and the payload of a NaN.
+  LOCKSTEP_AVX2 static __m256 one_nan(__m256 values) {
+    return _mm256_blendv_ps(values, _mm256_set1_ps(kNan), _mm256_cmp_ps(values, values, _CMP_UNORD_Q));
   }
 };
 
@@ -79,12 +86,13 @@ struct BrainAvx2 : Avx2, BrainElement {
   LOCKSTEP_AVX2 static void narrow(Bits& to, const Floats& from) {
     to = _mm256_blend_epi16(_mm256_srli_epi32(rounded(from.a), 16), rounded(from.b), 0b10101010);
   }
-  /// As narrow_to_brain(), in the upper halves. All bits of a NaN are set.
+  /// As narrow_to_brain(), in the upper halves.
   LOCKSTEP_AVX2 static __m256i rounded(__m256 values) {
     const __m256i bits = _mm256_castps_si256(values);
     const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i to_nearest = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), is_odd);
-    return _mm256_or_si256(to_nearest, _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q)));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(to_nearest, _mm256_set1_epi32(kBrainNan << 16), is_nan);
   }
 };
 
@@ -114,8 +122,11 @@ struct HalfAvx512 : Avx512, HalfElement {
     to = {_mm512_cvtph_ps(_mm256_loadu_si256(halves)), _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1))};
   }
   LOCKSTEP_AVX512 static void narrow(Bits& to, const Floats& from) {
-    const Bits lower = _mm512_castsi256_si512(_mm512_cvtps_ph(from.a, kToNearest));
-    to = _mm512_inserti64x4(lower, _mm512_cvtps_ph(from.b, kToNearest), 1);
+    to = _mm512_inserti64x4(_mm512_castsi256_si512(narrow(from.a)), narrow(from.b), 1);
+  }
+  LOCKSTEP_AVX512 static __m256i narrow(__m512 values) {
+    const __mmask16 is_number = _mm512_cmp_ps_mask(values, values, _CMP_ORD_Q);
+    return _mm512_mask_cvtps_ph(_mm256_set1_epi16(kHalfNan), is_number, values, kToNearest);
   }
 };
 
@@ -133,7 +144,7 @@ struct BrainAvx512 : Avx512, BrainElement {
     const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i to_nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), is_odd);
     const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-    return _mm512_mask_blend_epi32(is_nan, to_nearest, _mm512_set1_epi32(-1));
+    return _mm512_mask_blend_epi32(is_nan, to_nearest, _mm512_set1_epi32(kBrainNan << 16));
   }
 };
 

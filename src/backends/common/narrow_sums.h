@@ -17,7 +17,7 @@ std::vector<VectorSet> vector_sets();
 
 /// Sets element i of every output to (inputs[0][i] + inputs[1][i] + ...) * factor, added in that order as float32 and
 /// then rounded to nearest. An output may be equal to an input. The bits are those of the loops in reduction.cpp,
-/// except that a NaN may become another NaN. Requires a set of vector_sets().
+/// NaNs included. Requires a set of vector_sets().
 void sum_narrow(VectorSet set, NarrowFloat type, std::span<void* const> outputs, std::span<const void* const> inputs,
                 int64_t count, float factor);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include <ATen/Parallel.h>
@@ -96,12 +97,19 @@ struct KeepValue {
   }
 };
 
-/// Maps an element type in memory to the type in which sums are computed.
+/// Maps an element type in memory to the type in which sums are computed. Every NaN is narrowed to the same one: which
+/// NaN a processor computes from two depends on the order in which the compiler passes them to an instruction, which
+/// differs between the loops and between their vectors and remainders.
 template <class T>
 struct Element {
   using Sum = T;
   static Sum widen(T value) { return value; }
-  static T narrow(Sum sum) { return sum; }
+  static T narrow(Sum sum) {
+    if constexpr (std::is_floating_point_v<T>)
+      return sum != sum ? std::numeric_limits<T>::quiet_NaN() : sum;
+    else
+      return sum;
+  }
 };
 template <>
 struct Element<Float16> {
@@ -291,6 +299,10 @@ void scale_typed(void* data, int64_t count, int ranks) {
   for (int64_t i = 0; i < count; ++i) elements[i] = Element<T>::narrow(Element<T>::widen(elements[i]) * share);
 }
 
+void replace_nans(uint16_t* elements, int64_t count, uint16_t infinity, uint16_t nan) {
+  for (int64_t i = 0; i < count; ++i) elements[i] = (elements[i] & 0x7fff) > infinity ? nan : elements[i];
+}
+
 // A bool is a byte with value 0 or 1, so "or" is the maximum and "and" is the minimum.
 ReduceOp as_byte_op(ReduceOp op) {
   switch (op) {
@@ -427,6 +439,13 @@ void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks)
     default:
       throw UsageError(text("cannot average dtype ", c10::toString(dtype)));
   }
+}
+
+void make_nans_equal(void* data, int64_t count, c10::ScalarType dtype) {
+  auto* elements = static_cast<uint16_t*>(data);
+  if (dtype == c10::ScalarType::Half) return replace_nans(elements, count, 0x7c00, kHalfNan);
+  if (dtype == c10::ScalarType::BFloat16) return replace_nans(elements, count, 0x7f80, kBrainNan);
+  throw UsageError(text("make_nans_equal: dtype is ", c10::toString(dtype), ", expected float16 or bfloat16"));
 }
 
 }  // namespace lockstep

@@ -25,6 +25,9 @@ bool is_reducible(ReduceOp op, c10::ScalarType dtype);
 
 /// Sets element i of every output to the reduction of inputs[0][i], inputs[1][i], ..., in that order. kAvg divides by
 /// the number of inputs. An output may be equal to an input. Requires is_reducible(op, dtype).
+///
+/// A NaN that two or more inputs are reduced to is the positive quiet NaN without a payload (0x7e00, 0x7fc0,
+/// 0x7fc00000), for all operations, instructions and positions. One input is copied as it is.
 void reduce_elements(std::span<void* const> outputs, std::span<const void* const> inputs, int64_t count,
                      c10::ScalarType dtype, ReduceOp op);
 
@@ -44,5 +47,9 @@ void reduce_ranges_in_cache(std::span<const void* const> inputs, const at::Tenso
 
 /// Multiplies all elements by 1 / `ranks`, as kAvg does after the sum. Requires a floating-point dtype.
 void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks);
+
+/// Replaces the NaNs of a float16 or bfloat16 tensor by the one that reduce_elements computes. For tensors that
+/// LibTorch has narrowed: it keeps the sign and the payload of some NaNs.
+void make_nans_equal(void* data, int64_t count, c10::ScalarType dtype);
 
 }  // namespace lockstep

@@ -63,8 +63,7 @@ class HierarchicalBackend final : public Backend {
     if (is_narrow(data)) {
       auto wide = widened(data);
       all_reduce(wide, op, call);
-      data.copy_(wide);
-      return;
+      return set(data, wide);
     }
     Stages inside(call), between(call);
     const auto stretches = cut_into_stretches(data, layout_.columns(), kStretchBytes);
@@ -83,7 +82,7 @@ class HierarchicalBackend final : public Backend {
   void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
     auto copy = is_narrow(data) ? widened(data) : copied(data, data.scalar_type());
     all_reduce(copy, op, call);
-    if (rank_ == root) data.copy_(copy);
+    if (rank_ == root) set(data, copy);
   }
 
   void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
@@ -125,7 +124,7 @@ class HierarchicalBackend final : public Backend {
     if (!layout_.is_even() || is_narrow(input)) {
       auto copy = is_narrow(input) ? widened(parts) : copied(parts, input.scalar_type());
       all_reduce(copy, op, call);
-      output.view({-1}).copy_(copy[rank_]);
+      set(output.view({-1}), copy[rank_]);
       return;
     }
     auto copy = scratch(input.numel(), input.scalar_type()).view({layout_.ranks(), part});
@@ -197,6 +196,11 @@ class HierarchicalBackend final : public Backend {
     return data.scalar_type() == at::kHalf || data.scalar_type() == at::kBFloat16;
   }
   at::Tensor widened(const at::Tensor& data) { return copied(data, at::kFloat); }
+  /// Copies a result, which may be wider, to the tensor of the caller.
+  static void set(const at::Tensor& data, const at::Tensor& result) {
+    data.copy_(result);
+    if (is_narrow(data)) make_nans_equal(data.data_ptr(), data.numel(), data.scalar_type());
+  }
 
   // Afterwards the rank of each column has its part and the rest, reduced over this host.
   void reduce_inside(const Columns& columns, ReduceOp op, Stages& inside) {
