@@ -28,6 +28,8 @@ struct StatePart {
   // Only of objects that are divided between the ranks.
   std::function<Value()> save_shard;
   std::function<void(size_t shards, const ReadShard& read)> load_shards;
+  // Only of objects that differ between ranks and that any number of ranks can load.
+  std::function<void(const std::vector<Value>& states, const ProcessGroup& group)> load_rank_states{};
 };
 
 template <class T>
@@ -40,6 +42,11 @@ template <class T>
 concept HasShards = requires(const T& saved, T& loaded, const ReadShard& read) {
   { saved.shard_state_dict() } -> std::convertible_to<Value>;
   loaded.load_shards(size_t{}, read);
+};
+
+template <class T>
+concept HasRankStates = requires(T& loaded, const std::vector<Value>& states, const ProcessGroup& group) {
+  loaded.load_rank_states(states, group);
 };
 
 }  // namespace detail
@@ -57,7 +64,7 @@ concept HasShards = requires(const T& saved, T& loaded, const ReadShard& read) {
 class LOCKSTEP_EXPORT TrainingState {
  public:
   /// Adds an object that is equal on all ranks. A ZeroRedundancyOptimizer, which is not, is written as one state that
-  /// any number of ranks can load.
+  /// any number of ranks can load, and a PowerSgdState as a list of the states of all ranks, likewise.
   template <detail::HasState T>
   TrainingState& add(std::string name, T& object) {
     detail::StatePart part{
@@ -69,6 +76,12 @@ class LOCKSTEP_EXPORT TrainingState {
     if constexpr (detail::HasShards<T>) {
       part.save_shard = [&object] { return object.shard_state_dict(); };
       part.load_shards = [&object](size_t shards, const ReadShard& read) { object.load_shards(shards, read); };
+    }
+    if constexpr (detail::HasRankStates<T>) {
+      part.is_per_rank = true;
+      part.load_rank_states = [&object](const std::vector<Value>& states, const ProcessGroup& group) {
+        object.load_rank_states(states, group);
+      };
     }
     return add(std::move(part));
   }
@@ -90,6 +103,7 @@ class LOCKSTEP_EXPORT TrainingState {
   /// for which nothing was saved keep their objects.
   template <detail::HasState T>
   TrainingState& add_per_rank(std::string name, T& object) {
+    if constexpr (detail::HasRankStates<T>) return add(std::move(name), object);
     return add(detail::StatePart{
         .name = std::move(name),
         .is_per_rank = true,

@@ -209,6 +209,7 @@ void CheckpointLoader::apply_part(const StatePart& part, const IntactCheckpoint&
   }
   const auto& value = checkpoint.value.at(part.name);
   if (!part.is_per_rank) return part.load(value, group_);
+  if (part.load_rank_states) return part.load_rank_states(value.elements(), group_);
   if (rank < value.size()) part.load(value.elements()[rank], group_);
 }
 

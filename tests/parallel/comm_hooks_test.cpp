@@ -1,5 +1,7 @@
 #include <lockstep/comm_hook.h>
 
+#include <limits>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -249,6 +251,34 @@ TEST(PowerSgd, TrainsAboutAsWell) {
     const double compressed =
         loss_after([](auto& ddp) { ddp.register_comm_hook(power_sgd({.rank = 2, .start_iteration = 5})); });
     EXPECT_LT(compressed, exact * 1.5);
+  });
+}
+
+// --- overflows
+
+TEST(CommHooks, AnOverflowOfOneRankChangesNoLaterStep) {
+  run_threads(2, [&](ProcessGroup world) {
+    const auto gradients = [&](CommHook hook, bool overflows) {
+      auto model = filled_mlp();
+      DistributedDataParallel ddp(model, world, {.buckets = kHookBuckets});
+      ddp.register_comm_hook(std::move(hook));
+      std::vector<torch::Tensor> last;
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        const double factor =
+            overflows && step == 1 && world.rank() == 1 ? std::numeric_limits<double>::infinity() : 1.0;
+        (ddp(input_of(world.rank())).square().sum() * factor).backward();
+        if (factor > 1 || (overflows && step == 1)) {
+          EXPECT_FALSE(model->first->weight.grad().isfinite().any().item<bool>());
+        }
+      }
+      for (const auto& parameter : model->parameters()) last.push_back(parameter.grad().clone());
+      return last;
+    };
+    for (const auto& make : {all_reduce_hook, fp16_compress, bf16_compress}) {
+      const auto with = gradients(make(), true), without = gradients(make(), false);
+      for (size_t i = 0; i < with.size(); ++i) EXPECT_TRUE(torch::equal(with[i], without[i])) << "parameter " << i;
+    }
   });
 }
 

@@ -25,27 +25,34 @@ int64_t real_elements(const at::Tensor& tensor) {
   return tensor.numel() * (tensor.is_complex() ? 2 : 1);
 }
 
-BucketUpdate::Layout layout_of(const std::vector<at::Tensor>& parameters, at::ScalarType dtype) {
+BucketUpdate::Layout layout_of(const std::vector<NamedParameter>& parameters, at::ScalarType dtype) {
   const int64_t alignment = kGradientAlignBytes / static_cast<int64_t>(c10::elementSize(dtype));
   BucketUpdate::Layout layout;
   for (const auto& parameter : parameters) {
     layout.offsets.push_back(layout.elements);
-    layout.elements += align_up(real_elements(parameter), alignment);
+    layout.elements += align_up(real_elements(parameter.tensor), alignment);
   }
   return layout;
 }
 
 }  // namespace
 
-Bucket::Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, const std::vector<at::Tensor>& parameters,
-               int64_t extra, int64_t plan, const StepRecorder& recorder, const std::optional<Prescribed>& prescribed)
+Bucket::Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype,
+               const std::vector<NamedParameter>& parameters, int64_t extra, int64_t plan, const StepRecorder& recorder,
+               const std::optional<Prescribed>& prescribed)
     : group_(group),
       layout_(prescribed ? prescribed->layout : layout_of(parameters, dtype)),
       is_memory_shared_(prescribed.has_value()),
       missing_(parameters.size()),
       recorder_(&recorder) {
   c10::NoGradGuard no_grad;
-  contents_ = {index, extra > 0, {}, {}, parameters, plan};
+  contents_.index = index;
+  contents_.is_last = extra > 0;
+  contents_.plan = plan;
+  for (const auto& [name, tensor] : parameters) {
+    contents_.names.push_back(name);
+    contents_.parameters.push_back(tensor);
+  }
   if (prescribed) {
     const auto bytes = layout_.elements * static_cast<int64_t>(c10::elementSize(dtype));
     use(prescribed->memory.narrow(0, 0, bytes).view(dtype),

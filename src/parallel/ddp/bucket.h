@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -37,6 +38,11 @@ inline void write(const at::Tensor& to, const at::Tensor& from) {
     to.copy_(from);
 }
 
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
 /// Gradients that are reduced together, in one buffer of the backend's memory. Not thread-safe.
 class Bucket {
  public:
@@ -48,7 +54,7 @@ class Bucket {
 
   /// The bucket's memory has a real dtype; a complex gradient occupies two elements for each of its own. `extra`
   /// elements follow the gradients. `plan` is GradientBucket::plan. `recorder` must outlive the bucket.
-  Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, const std::vector<at::Tensor>& parameters,
+  Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, const std::vector<NamedParameter>& parameters,
          int64_t extra, int64_t plan, const StepRecorder& recorder,
          const std::optional<Prescribed>& prescribed = std::nullopt);
 

@@ -1,13 +1,14 @@
-#include <lockstep/comm_hook.h>
+#include "parallel/ddp/power_sgd.h"
 
-#include <map>
-#include <memory>
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/error.h>
+#include <lockstep/seed.h>
 
 #include "base/text.h"
 #include "parallel/ddp/averaging_hook.h"
@@ -22,33 +23,27 @@
 // round (Work::on_done) would start it earlier, but on another thread: the ranks would then make the calls of two
 // buckets in different orders. The first round is normally done by then, because a whole bucket of gradients was
 // computed in the meantime; if it is not, backward blocks until it is.
+//
+// An overflow must not reach the state, which would keep it forever. An infinite or NaN gradient of one rank makes the
+// averaged p infinite or NaN, and averages are equal on all ranks. So all ranks see every overflow without a call of
+// its own: decide() looks at the averages of all buckets before the first one changes its state. A norm that float32
+// cannot hold counts as an overflow, because the next product might exceed float32.
 
-namespace lockstep {
+namespace lockstep::detail {
 namespace {
-
-/// A gradient, viewed as a matrix that is approximated by p * q^T.
-struct Matrix {
-  at::Tensor gradient;  // n x m, a view of the bucket
-  at::Tensor p;         // n x rank, a view of ps
-  at::Tensor q;         // m x rank, a view of qs
-};
-
-/// State of one bucket. The factors p of all its matrices are contiguous, and so are the factors q. The uncompressed
-/// gradients follow the factors p if they have the same dtype, so each round needs only one all-reduce.
-struct Approximation {
-  at::Tensor buffer;  // the bucket's buffer
-  std::vector<Matrix> matrices;
-  std::vector<at::Tensor> whole;          // uncompressed gradients, flat
-  at::Tensor ps, qs, wholes;              // allocated by the group
-  std::vector<at::Tensor> first_round{};  // ps and wholes, in one tensor or in two
-  at::Tensor error;                       // the approximation error of the last step
-  int64_t reductions = 0;
-  std::vector<Work> works{};  // of the round that has started last
-};
 
 /// Factors are computed in float32 or wider: LibTorch multiplies half-precision matrices on few processors only.
 at::ScalarType factor_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+at::Tensor as_real(const at::Tensor& gradient) {
+  return gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+}
+
+/// Returns all elements of a gradient of any layout as a flat view of the bucket.
+at::Tensor flat(const at::Tensor& gradient) {
+  return gradient.as_strided({gradient.numel()}, {1});
 }
 
 /// Makes the columns orthonormal, zero columns included. Otherwise a gradient that is zero once would stay zero in all
@@ -57,149 +52,198 @@ void orthonormalize(const at::Tensor& matrix) {
   matrix.copy_(std::get<0>(at::linalg_qr(matrix)));
 }
 
-class PowerSgd {
- public:
-  explicit PowerSgd(const PowerSgdOptions& options) : options_(options) {}
+/// Whether the sum of the squares is finite: a bool without dimensions, on the tensor's device.
+at::Tensor has_finite_norm(const at::Tensor& contiguous) {
+  const auto elements = contiguous.view({-1}).to(factor_dtype(contiguous.scalar_type()));
+  return at::isfinite(at::dot(elements, elements));
+}
 
-  FinishReduction start(const GradientBucket& bucket, const ProcessGroup& group) {
-    c10::NoGradGuard no_grad;
-    if (bucket.index == 0) in_first_round_ = nullptr;  // left from a backward that failed
-    start_second_round(group);
-    auto& state = states_[bucket.index];
-    if (!state.buffer.is_same(bucket.buffer)) state = plan(bucket, group, state.reductions);
-    if (state.reductions++ < options_.start_iteration)
-      return [work = group.all_reduce_async(bucket.buffer, ReduceOp::kAvg)] { work.wait(); };
+// On a GPU nothing waits for a condition.
 
-    if (options_.use_error_feedback) {
-      if (state.error.defined()) bucket.buffer.add_(state.error);
-      state.error = bucket.buffer.clone();
-    }
-    if (!state.whole.empty()) at::cat_out(state.wholes, state.whole);
-    for (auto& matrix : state.matrices) {
-      orthonormalize(matrix.q);
-      at::Tensor p = matrix.p;
-      at::mm_out(p, matrix.gradient.to(p.scalar_type()), matrix.q);
-    }
-    state.works.clear();
-    for (const auto& sent : state.first_round) state.works.push_back(group.all_reduce_async(sent, ReduceOp::kAvg));
-    in_first_round_ = &state;
-    return [this, &state, group] {
-      c10::NoGradGuard guard;
-      start_second_round(group);  // of the last bucket, before this thread blocks
-      finish(state);
-    };
-  }
+void fill_if(const at::Tensor& condition, const at::Tensor& tensor, double value) {
+  if (!condition.is_cpu())
+    tensor.masked_fill_(condition, value);
+  else if (condition.item<bool>())
+    tensor.fill_(value);
+}
 
- private:
-  Approximation plan(const GradientBucket& bucket, const ProcessGroup& group, int64_t reductions) const {
-    Approximation state;
-    state.buffer = bucket.buffer;
-    state.reductions = reductions;
-    int64_t p_elements = 0, q_elements = 0, whole_elements = 0;
-    for (const auto& each : bucket.gradients) {
-      const auto gradient = each.is_complex() ? at::view_as_real(each) : each;
-      const bool is_matrix = gradient.dim() > 1 && gradient.is_contiguous();
-      const int64_t n = is_matrix ? gradient.size(0) : 1,
-                    m = is_matrix ? gradient.numel() / std::max<int64_t>(n, 1) : 1;
-      const auto rank = std::min({options_.rank, n, m});
-      if (!is_matrix ||
-          static_cast<double>(rank * (n + m)) * options_.min_compression_rate > static_cast<double>(gradient.numel())) {
-        state.whole.push_back(flat(gradient));
-        whole_elements += gradient.numel();
-        continue;
-      }
-      state.matrices.push_back({gradient.view({n, m}), at::empty({n, rank}), at::empty({m, rank})});
-      p_elements += n * rank;
-      q_elements += m * rank;
-    }
-    const auto dtype = factor_dtype(bucket.buffer.scalar_type());
-    state.qs = group.allocate({q_elements}, dtype);
-    fill(state.qs, bucket.index);
-    allocate_first_round(state, p_elements, whole_elements, group);
-    int64_t p_at = 0, q_at = 0;
-    for (auto& matrix : state.matrices) {
-      matrix.p = state.ps.narrow(0, p_at, matrix.p.numel()).view(matrix.p.sizes());
-      matrix.q = state.qs.narrow(0, q_at, matrix.q.numel()).view(matrix.q.sizes());
-      p_at += matrix.p.numel();
-      q_at += matrix.q.numel();
-    }
-    return state;
-  }
-
-  static void allocate_first_round(Approximation& state, int64_t p_elements, int64_t whole_elements,
-                                   const ProcessGroup& group) {
-    const auto dtype = state.buffer.scalar_type();
-    if (factor_dtype(dtype) == dtype) {
-      state.first_round = {group.allocate({p_elements + whole_elements}, dtype)};
-      state.ps = state.first_round[0].narrow(0, 0, p_elements);
-      state.wholes = state.first_round[0].narrow(0, p_elements, whole_elements);
-      return;
-    }
-    state.ps = group.allocate({p_elements}, factor_dtype(dtype));
-    state.wholes = group.allocate({whole_elements}, dtype);
-    if (p_elements > 0) state.first_round.push_back(state.ps);
-    if (whole_elements > 0) state.first_round.push_back(state.wholes);
-  }
-
-  /// Returns all elements of a gradient of any layout as a flat view of the bucket.
-  static at::Tensor flat(const at::Tensor& gradient) { return gradient.as_strided({gradient.numel()}, {1}); }
-
-  /// Fills the tensor with random numbers that are equal on every rank.
-  void fill(const at::Tensor& tensor, size_t bucket) const {
-    auto generator = at::detail::createCPUGenerator(options_.seed + bucket);
-    tensor.copy_(at::randn(tensor.sizes(), generator, tensor.scalar_type()));
-  }
-
-  /// Starts the second round of the bucket whose first round has started last, if it has not started yet.
-  void start_second_round(const ProcessGroup& group) {
-    auto* state = std::exchange(in_first_round_, nullptr);
-    if (!state) return;
-    for (const auto& work : std::exchange(state->works, {})) work.wait();
-    if (state->matrices.empty()) return;
-    for (auto& matrix : state->matrices) {
-      orthonormalize(matrix.p);
-      at::Tensor q = matrix.q;
-      at::mm_out(q, matrix.gradient.to(q.scalar_type()).t(), matrix.p);
-    }
-    state->works.push_back(group.all_reduce_async(state->qs, ReduceOp::kAvg));
-  }
-
-  void finish(Approximation& state) const {
-    for (const auto& work : std::exchange(state.works, {})) work.wait();
-    for (auto& matrix : state.matrices) matrix.gradient.copy_(at::mm(matrix.p, matrix.q.t()));
-    if (options_.use_error_feedback) update_error_feedback(state);
-    int64_t at = 0;
-    for (const auto& part : state.whole) {
-      part.copy_(state.wholes.narrow(0, at, part.numel()));
-      at += part.numel();
-    }
-    if (!options_.warm_start) fill(state.qs, static_cast<size_t>(state.reductions) << 20);
-  }
-
-  /// Sets `error` to the difference between this rank's gradient and the approximation; uncompressed gradients have no
-  /// error.
-  static void update_error_feedback(const Approximation& state) {
-    state.error.sub_(state.buffer);
-    for (const auto& part : state.whole) {
-      const auto offset = part.storage_offset() - state.buffer.storage_offset();
-      state.error.narrow(0, offset, part.numel()).zero_();
-    }
-  }
-
-  const PowerSgdOptions options_;
-  std::map<size_t, Approximation> states_;   // by bucket
-  Approximation* in_first_round_ = nullptr;  // an element of states_ whose second round has not started
-};
+/// Sets `to`, which may be undefined, to a copy of `from`.
+void copy_if(const at::Tensor& condition, at::Tensor& to, const at::Tensor& from) {
+  if (condition.is_cpu() && !condition.item<bool>()) return;
+  if (!to.defined()) to = at::zeros_like(from);
+  to.copy_(condition.is_cpu() ? from : at::where(condition, from, to));
+}
 
 }  // namespace
 
-CommHook power_sgd(const PowerSgdOptions& options) {
-  if (options.rank < 1) throw UsageError(text("power_sgd: option rank is ", options.rank, ", expected 1 or more"));
-  if (options.start_iteration < 0)
-    throw UsageError(text("power_sgd: option start_iteration is ", options.start_iteration, ", expected 0 or more"));
-  auto state = std::make_shared<PowerSgd>(options);
-  return AveragingHook{
-      [state](const GradientBucket& bucket, const ProcessGroup& group) { return state->start(bucket, group); }};
+FinishReduction PowerSgd::start(const GradientBucket& bucket, const ProcessGroup& group) {
+  c10::NoGradGuard no_grad;
+  if (bucket.index == 0) {  // what is left is from a backward that failed
+    in_first_round_ = nullptr;
+    undecided_.clear();
+  }
+  start_second_round(group);
+  auto& state = state_of(bucket);
+  if (state.reductions++ < options_.start_iteration)
+    return [work = group.all_reduce_async(bucket.buffer, ReduceOp::kAvg)] { work.wait(); };
+
+  if (!state.is_planned) plan(state, bucket, group);
+  enter(state, bucket);
+  for (const auto& matrix : state.matrices) {
+    at::Tensor p = matrix.p;
+    at::mm_out(p, matrix.gradient.to(p.scalar_type()), matrix.q);
+  }
+  state.works.clear();
+  for (const auto& sent : state.first_round) state.works.push_back(group.all_reduce_async(sent, ReduceOp::kAvg));
+  in_first_round_ = &state;
+  undecided_.push_back(&state);
+  return [this, &state, group] {
+    c10::NoGradGuard guard;
+    start_second_round(group);  // of the last bucket, before this thread blocks
+    decide();
+    finish(state);
+  };
 }
 
-}  // namespace lockstep
+PowerSgd::Approximation& PowerSgd::state_of(const GradientBucket& bucket) {
+  if (bucket.plan != plan_) {
+    reductions_ = reductions();
+    buckets_.clear();
+    plan_ = bucket.plan;
+  }
+  auto& state = buckets_[bucket.index];
+  state.reductions = std::max(state.reductions, reductions_);
+  return state;
+}
+
+int64_t PowerSgd::reductions() const {
+  int64_t most = reductions_;
+  for (const auto& [index, state] : buckets_) most = std::max(most, state.reductions);
+  return most;
+}
+
+void PowerSgd::plan(Approximation& state, const GradientBucket& bucket, const ProcessGroup& group) {
+  state.parameters = bucket.parameters.size();
+  if (bucket.names.size() != state.parameters)
+    throw UsageError(group.rank(), text("power_sgd: the bucket has ", bucket.names.size(), " names of ",
+                                        state.parameters, " parameters; pass the bucket that the hook got"));
+  int64_t p_elements = 0, q_elements = 0, whole_elements = 0;
+  for (size_t slot = 0; slot < bucket.gradients.size(); ++slot) {
+    const auto gradient = as_real(bucket.gradients[slot]);
+    const bool is_matrix = slot < state.parameters && gradient.dim() > 1 && gradient.is_contiguous();
+    const int64_t n = is_matrix ? gradient.size(0) : 1, m = is_matrix ? gradient.numel() / std::max<int64_t>(n, 1) : 1;
+    const auto rank = std::min({options_.rank, n, m});
+    if (!is_matrix ||
+        static_cast<double>(rank * (n + m)) * options_.min_compression_rate > static_cast<double>(gradient.numel())) {
+      state.whole_slots.push_back(slot);
+      whole_elements += gradient.numel();
+      continue;
+    }
+    state.matrices.push_back({slot, bucket.names[slot], n, m, rank, nullptr, {}, {}, {}});
+    p_elements += n * rank;
+    q_elements += m * rank;
+  }
+  state.qs = group.allocate({q_elements}, factor_dtype(bucket.buffer.scalar_type()));
+  allocate_first_round(state, bucket.buffer.scalar_type(), p_elements, whole_elements, group);
+  int64_t p_at = 0, q_at = 0;
+  for (auto& matrix : state.matrices) {
+    matrix.p = state.ps.narrow(0, p_at, matrix.n * matrix.rank).view({matrix.n, matrix.rank});
+    matrix.q = state.qs.narrow(0, q_at, matrix.m * matrix.rank).view({matrix.m, matrix.rank});
+    p_at += matrix.p.numel();
+    q_at += matrix.q.numel();
+    matrix.memory = &recall(matrix, bucket.buffer, group);
+  }
+  if (bucket.is_last) check_all_recalled(group);
+  state.is_planned = true;
+}
+
+void PowerSgd::allocate_first_round(Approximation& state, at::ScalarType dtype, int64_t p_elements,
+                                    int64_t whole_elements, const ProcessGroup& group) {
+  if (factor_dtype(dtype) == dtype) {
+    state.first_round = {group.allocate({p_elements + whole_elements}, dtype)};
+    state.ps = state.first_round[0].narrow(0, 0, p_elements);
+    state.wholes = state.first_round[0].narrow(0, p_elements, whole_elements);
+    return;
+  }
+  state.ps = group.allocate({p_elements}, factor_dtype(dtype));
+  state.wholes = group.allocate({whole_elements}, dtype);
+  if (p_elements > 0) state.first_round.push_back(state.ps);
+  if (whole_elements > 0) state.first_round.push_back(state.wholes);
+}
+
+/// Takes the bucket's gradients, adds the errors, and sets everything that the first product needs. The bucket may have
+/// moved since the last reduction.
+void PowerSgd::enter(Approximation& state, const GradientBucket& bucket) {
+  state.wholes_in_bucket.clear();
+  for (size_t slot : state.whole_slots) state.wholes_in_bucket.push_back(flat(as_real(bucket.gradients[slot])));
+  if (!state.wholes_in_bucket.empty()) at::cat_out(state.wholes, state.wholes_in_bucket);
+  for (auto& matrix : state.matrices) {
+    matrix.gradient = as_real(bucket.gradients[matrix.slot]).view({matrix.n, matrix.m});
+    if (matrix.memory->error.defined()) matrix.gradient.add_(matrix.memory->error);
+    if (options_.warm_start && !matrix.memory->factor.defined())
+      matrix.memory->factor = random_factor(matrix, 0).to(matrix.q.device());
+    matrix.q.copy_(options_.warm_start ? matrix.memory->factor : random_factor(matrix, state.reductions));
+    orthonormalize(matrix.q);
+  }
+}
+
+/// Returns random numbers that are equal on every rank. They depend on the parameter, not on its bucket: the buckets of
+/// a resumed run are those of its own first backward.
+at::Tensor PowerSgd::random_factor(const Matrix& matrix, int64_t reduction) const {
+  uint64_t seed = mix_bits(options_.seed + static_cast<uint64_t>(reduction));
+  for (const char letter : matrix.name) seed = mix_bits(seed ^ static_cast<uint8_t>(letter));
+  return at::randn(matrix.q.sizes(), at::detail::createCPUGenerator(seed), matrix.q.scalar_type());
+}
+
+/// Starts the second round of the bucket whose first round has started last, if it has not started yet.
+void PowerSgd::start_second_round(const ProcessGroup& group) {
+  auto* state = std::exchange(in_first_round_, nullptr);
+  if (!state) return;
+  for (const auto& work : std::exchange(state->works, {})) work.wait();
+  state->is_finite = has_finite_norm(state->ps).logical_and_(at::isfinite(state->wholes).all());
+  if (state->matrices.empty()) return;
+  for (const auto& matrix : state->matrices) {
+    orthonormalize(matrix.p);
+    at::Tensor q = matrix.q;
+    at::mm_out(q, matrix.gradient.to(q.scalar_type()).t(), matrix.p);
+  }
+  state->works.push_back(group.all_reduce_async(state->qs, ReduceOp::kAvg));
+}
+
+/// Waits for the second rounds of all buckets, and finds out whether one of them has an overflow.
+void PowerSgd::decide() {
+  if (undecided_.empty()) return;
+  std::vector<at::Tensor> finite;
+  for (auto* state : undecided_) {
+    for (const auto& work : std::exchange(state->works, {})) work.wait();
+    finite.push_back(state->is_finite.logical_and_(has_finite_norm(state->qs)));
+  }
+  is_finite_ = at::stack(finite).all();
+  undecided_.clear();
+}
+
+void PowerSgd::finish(Approximation& state) const {
+  const auto has_overflow = is_finite_.logical_not();
+  for (auto& matrix : state.matrices) {
+    const auto gradient = std::exchange(matrix.gradient, at::Tensor());
+    const auto approximation = at::mm(matrix.p, matrix.q.t()).to(gradient.scalar_type());
+    if (options_.use_error_feedback) {
+      gradient.sub_(approximation);
+      fill_if(has_finite_norm(gradient).logical_not_(), gradient, 0);
+      copy_if(is_finite_, matrix.memory->error, gradient);
+    }
+    if (options_.warm_start) copy_if(is_finite_, matrix.memory->factor, matrix.q);
+    gradient.copy_(approximation);
+    fill_if(has_overflow, gradient, std::numeric_limits<double>::quiet_NaN());
+  }
+  int64_t at = 0;
+  const auto wholes = std::exchange(state.wholes_in_bucket, {});
+  for (size_t i = 0; i < wholes.size(); ++i) {
+    wholes[i].copy_(state.wholes.narrow(0, at, wholes[i].numel()));
+    if (state.whole_slots[i] < state.parameters)
+      fill_if(has_overflow, wholes[i], std::numeric_limits<double>::quiet_NaN());
+    at += wholes[i].numel();
+  }
+}
+
+}  // namespace lockstep::detail

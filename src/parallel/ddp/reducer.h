@@ -25,11 +25,6 @@
 
 namespace lockstep {
 
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
-};
-
 std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& parameters);
 
 struct ReducerOptions {

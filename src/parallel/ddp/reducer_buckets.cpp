@@ -49,11 +49,11 @@ void Reducer::make_buckets() {
   ++plans_;
   const auto specs = this->specs();
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
-    std::vector<at::Tensor> members;
+    std::vector<NamedParameter> members;
     for (size_t parameter : plan_.buckets[b]) {
       states_[parameter].bucket = b;
       states_[parameter].slot = members.size();
-      members.push_back(parameters_[parameter].tensor);
+      members.push_back(parameters_[parameter]);
     }
     std::optional<Bucket::Prescribed> prescribed;
     if (!layouts_.empty()) prescribed = {layouts_[prescribed_[b]], slots_[b % slots_.size()]};
@@ -61,7 +61,7 @@ void Reducer::make_buckets() {
                           b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_, recorder_, prescribed);
   }
   if (buckets_.empty())
-    buckets_.emplace_back(group_, 0, at::kFloat, std::vector<at::Tensor>(), marks_.elements(), plans_, recorder_);
+    buckets_.emplace_back(group_, 0, at::kFloat, std::vector<NamedParameter>(), marks_.elements(), plans_, recorder_);
 }
 
 const at::Tensor& Reducer::view_of(size_t parameter) const {
