@@ -608,6 +608,18 @@ TEST(TrainingRun, SavesTheEpochBeforeItRefusesItsMetrics) {
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "checkpoints/best.pt"));
 }
 
+TEST(TrainingRun, SavesTheEpochBeforeItRefusesTheMetricOfEarlyStopping) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    TrainingRun run(world, folder.path(), TrainingState{},
+                    quiet({.save_every_epochs = 0, .early_stopping = EarlyStoppingOptions{.metric = "acuracy"}}));
+    run.next_epoch(2);
+    run.step([&] { run.log("loss", 1); });
+    expect_error<UsageError>([&] { run.next_epoch(2); }, "'acuracy'");
+    EXPECT_EQ(run.checkpoints().numbers(), (std::vector<int64_t>{1}));
+  });
+}
+
 TEST(TrainingRun, WarnsIfNoEpochWasTheBest) {
   const TemporaryFolder folder;
   for (const double last : {double{NAN}, 0.5}) {
