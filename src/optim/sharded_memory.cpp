@@ -69,7 +69,8 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
   memory_ = buffer == Buffer::kShared
                 ? marked_as_shared(allocate_shared(group, plan_.elements(), dtype, kInConstructor))
                 : group.allocate({plan_.elements()}, dtype).zero_();  // the padding is sent as well
-  shares_ = shares_of(memory_);
+  sent_ = memory_.variable_data();
+  shares_ = shares_of(sent_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
     const auto place = memory_.narrow(0, plan_.offsets[i], sizes[i]);
@@ -142,14 +143,14 @@ void ShardedMemory::gather(const CallOptions& options) const {
   const c10::NoGradGuard no_grad;
   if (group_.size() == 1) return;
   if (plan_.is_even())
-    group_.all_gather(memory_, shares_[group_.rank()], options);
+    group_.all_gather(sent_, shares_[group_.rank()], options);
   else
     group_.all_gather(shares_, shares_[group_.rank()], options);
 }
 
 Work ShardedMemory::gather_async(const CallOptions& options) const {
   const c10::NoGradGuard no_grad;
-  return plan_.is_even() ? group_.all_gather_async(memory_, shares_[group_.rank()], options)
+  return plan_.is_even() ? group_.all_gather_async(sent_, shares_[group_.rank()], options)
                          : group_.all_gather_async(shares_, shares_[group_.rank()], options);
 }
 

@@ -76,8 +76,9 @@ class ShardedMemory {
   ShardPlan plan_;
   std::vector<ShardPiece> pieces_;
   at::Tensor memory_;
-  std::vector<at::Tensor> shares_;  // views of memory_, by rank
   std::vector<at::Tensor> homes_;   // views of memory_, by parameter
+  at::Tensor sent_;                 // memory_ with a version of its own: gather() leaves those of all views as they are
+  std::vector<at::Tensor> shares_;  // views of sent_, by rank
 };
 
 }  // namespace lockstep::detail

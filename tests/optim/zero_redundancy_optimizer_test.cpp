@@ -527,6 +527,15 @@ TEST(ZeroRedundancyOptimizer, NamesAParameterThatDiffersBetweenRanks) {
   });
 }
 
+TEST(ZeroRedundancyOptimizer, AcceptsGradientsOfHalfPrecisionThatAreRoundedDifferently) {
+  run_threads(2, [&](ProcessGroup world) {
+    const auto parameter = torch::ones({1 << 21}, at::kBFloat16).requires_grad_();
+    ZeroRedundancyOptimizer<FusedSGD> optimizer({parameter}, world, SGDOptions(0.1));
+    parameter.mutable_grad() = torch::full_like(parameter, world.rank() == 0 ? 1.0 : 1.0 + 1.0 / 128);
+    EXPECT_NO_THROW(optimizer.step());
+  });
+}
+
 TEST(ZeroRedundancyOptimizer, ComparesGradientsUntilTheyDoNotOverflow) {
   run_threads(2, [&](ProcessGroup world) {
     const auto parameter = torch::ones({100}).requires_grad_();
