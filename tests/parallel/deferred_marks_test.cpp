@@ -17,24 +17,24 @@ namespace {
 
 TEST(DeferredMarks, AreTakenOnceAndInOrder) {
   DeferredMarks marks;
-  EXPECT_FALSE(marks.take(HostWait::kYes).defined());
+  EXPECT_FALSE(marks.take().defined());
   auto memory = torch::zeros({4});
   for (int round = 0; round < 3; ++round) {
     for (int i = 0; i < 3; ++i) marks.add(memory.fill_(round + i));
     memory.fill_(-1);  // the next reduction overwrites it
     for (int i = 0; i < 3; ++i) {
-      const auto taken = marks.take(i == 0 ? HostWait::kNo : HostWait::kYes);
+      const auto taken = marks.take();
       ASSERT_TRUE(taken.defined());
       EXPECT_TRUE(torch::equal(taken, torch::full({4}, static_cast<float>(round + i))));
     }
-    EXPECT_FALSE(marks.take(HostWait::kYes).defined());
+    EXPECT_FALSE(marks.take().defined());
   }
 }
 
 TEST(DeferredMarks, AreReadAsFloats) {
   DeferredMarks marks;
   marks.add(torch::full({3}, 0.25, torch::kBFloat16));
-  const auto taken = marks.take(HostWait::kYes);
+  const auto taken = marks.take();
   EXPECT_EQ(taken.scalar_type(), torch::kFloat);
   EXPECT_TRUE(torch::equal(taken, torch::full({3}, 0.25f)));
 }
@@ -49,12 +49,11 @@ class Wrapped {
         reducer_(parameters(), world, {.allow_unused = allow_unused, .defers_marks = true}, weight_, recorder_) {}
 
   torch::Tensor forward(bool uses_last = true) {
-    reducer_.check_deferred(HostWait::kNo);
     reducer_.begin_forward();
     const auto hidden = torch::tanh(model->second(torch::tanh(model->first(input_of(rank_)))));
     const auto output = uses_last ? model->third(hidden) : hidden;
     reducer_.end_forward({output});
-    reducer_.check_deferred(HostWait::kYes);
+    reducer_.check_deferred();
     return output.square().sum();
   }
   void step(bool uses_last = true) { forward(uses_last).backward(); }

@@ -164,6 +164,10 @@ TEST(LoneSteps, AreNotMistakenForOtherChangesOfTheParameters) {
        [](ProcessGroup&, Mlp& model) {
          for (auto& parameter : model->parameters()) parameter.requires_grad_(false).requires_grad_(true);
        }},
+      {"views of parameters in other shapes",
+       [](ProcessGroup&, Mlp& model) {
+         model->first->weight.detach().t_().unsqueeze_(0).squeeze_(0).transpose_(0, 1);
+       }},
       {"reading",
        [](ProcessGroup&, Mlp& model) {
          for (const auto& parameter : model->parameters()) parameter.data().clone().add_(1);
@@ -229,7 +233,42 @@ TEST(LoneSteps, AreNotThoseAfterAReductionWithoutAForward) {
   EXPECT_THAT(lines.lines(), IsEmpty());
 }
 
-// Watched operators are slower. After the first passes, neither forward nor backward is watched.
+TEST(LoneSteps, AreNotThoseAfterAReductionAtTheBeginningOfTheNextGuard) {
+  LogLines lines;
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+    ddp(input_of(world.rank())).sum().backward();
+    for (int cycle = 0; cycle < 3; ++cycle) {
+      {
+        auto guard = ddp.no_sync();
+        optimizer.step();
+        ddp(input_of(world.rank())).sum().backward();
+      }
+      ddp(input_of(world.rank())).sum().backward();
+    }
+  });
+  EXPECT_THAT(lines.lines(), IsEmpty());
+}
+
+TEST(LoneSteps, AreFoundAfterManyPassesWithGuardsOfTheirOwn) {
+  LogLines lines;
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+    for (int pass = 0; pass < 20; ++pass) {
+      auto guard = ddp.no_sync();
+      ddp(input_of(world.rank())).sum().backward();
+      if (pass == 19) optimizer.step();
+    }
+    ddp(input_of(world.rank()));
+  });
+  EXPECT_THAT(lines.lines(), Contains(HasSubstr("the replicas have diverged")).Times(2));
+}
+
+// Watched operators are slower. After the first reduction, neither forward nor backward is watched.
 TEST(LoneSteps, AreLookedForOnlyBetweenBackwardAndTheNextForward) {
   LogLines lines;
   run_threads(2, [&](ProcessGroup world) {
@@ -241,7 +280,7 @@ TEST(LoneSteps, AreLookedForOnlyBetweenBackwardAndTheNextForward) {
       {
         auto guard = ddp.no_sync();
         const auto loss = ddp(input_of(world.rank())).sum();
-        if (pass >= 10) {
+        if (pass >= 1) {
           EXPECT_FALSE(is_watched());
         }
         loss.backward();

@@ -25,10 +25,6 @@ namespace {
 
 constexpr int kSource = 0;  // the rank whose parameters and buffers all ranks receive
 
-/// A step under no_sync() is found only if the backward before it is watched, too, which slows down its operators. A
-/// program that makes such steps makes them from the beginning, so the first passes are enough.
-constexpr int kWatchedPasses = 8;
-
 /// Notifies the reducer when backward reaches an output of the model.
 class OutputHook final : public torch::autograd::FunctionPreHook {
  public:
@@ -107,7 +103,7 @@ void DdpState::before_forward() {
   forward_begin_ = at::sequence_number::peek();
   watch_.end();
   reducer_->check_finished();
-  reducer_->check_deferred(HostWait::kNo);  // before any collective of this forward
+  if (!reducer_->has_unsynchronized()) watch_.forget();  // a step after a reduction
   check_unchanged();
   if (!c10::GradMode::is_enabled()) return;
   reducer_->begin_forward();
@@ -172,7 +168,7 @@ void DdpState::take_part_in_capture() {
 void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kOther);
-  reducer_->check_deferred(HostWait::kYes);  // the device has this forward to do meanwhile
+  reducer_->check_deferred();  // now, because the device has this forward to do while the host waits
   if (!c10::GradMode::is_enabled()) {
     if (!has_warned_ && reducer_->has_unsynchronized()) watch_.begin();
     return;
@@ -205,10 +201,12 @@ void DdpState::end_no_sync(bool was_enabled) {
   if (!has_warned_ && reducer_->has_unsynchronized()) watch_.begin();
 }
 
+// A step under no_sync() is found only if the backward before it is watched, too, which slows down its operators. A
+// program that makes such steps makes them before its first reduction, so later passes are not watched.
 void DdpState::watch_parameters_under_no_sync() {
-  if (has_warned_ || watched_passes_ == kWatchedPasses) return;
-  ++watched_passes_;
-  watch_.begin();
+  const auto now = reducer_->reductions();
+  if (watched_since_ < 0) watched_since_ = now;
+  if (!has_warned_ && now == watched_since_) watch_.begin();
 }
 
 // Warns if an optimizer made a step between a backward under no_sync() and the next reduction.

@@ -68,7 +68,7 @@ class DdpState {
   int64_t iterations_ = 0;
   uint64_t forward_begin_ = 0;  // autograd's sequence number of this thread at the last forward
   ParameterWatch watch_;        // for steps after a backward under no_sync() and before the next reduction
-  int watched_passes_ = 0;      // under no_sync(), while their backward was watched as well
+  int64_t watched_since_ = -1;  // number of reductions when a backward under no_sync() was first watched
   bool has_warned_ = false;
   std::shared_ptr<JoinContext> join_;  // null outside of a join
   bool leads_join_ = false;

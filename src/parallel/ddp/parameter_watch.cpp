@@ -12,10 +12,11 @@ namespace {
 
 using Target = ParameterWatch::Target;
 
-/// Operators that end in "_" but make no step.
-constexpr std::array<std::string_view, 7> kNoSteps{"aten::copy_",          "aten::_foreach_copy_", "aten::detach_",
-                                                   "aten::requires_grad_", "aten::set_",           "aten::resize_",
-                                                   "aten::rename_"};
+/// Operators that end in "_" but make no step: copies, and those that change only what a tensor is.
+constexpr std::array<std::string_view, 15> kNoSteps{
+    "aten::copy_",      "aten::_foreach_copy_", "aten::detach_",   "aten::requires_grad_", "aten::set_",
+    "aten::resize_",    "aten::resize_as_",     "aten::rename_",   "aten::as_strided_",    "aten::t_",
+    "aten::transpose_", "aten::swapaxes_",      "aten::swapdims_", "aten::squeeze_",       "aten::unsqueeze_"};
 
 /// LibTorch calls before_operator() as long as there is one.
 thread_local std::vector<std::shared_ptr<Target>> targets_of_thread;
@@ -23,7 +24,7 @@ thread_local int collectives_of_thread = 0;  // that this thread is in
 
 bool is_parameter(const Target& target, const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() &&
-         std::any_of(target.parameters.begin(), target.parameters.end(), [&](const at::Tensor& parameter) {
+         std::any_of(target.parameters->begin(), target.parameters->end(), [&](const at::Tensor& parameter) {
            return parameter.has_storage() && parameter.is_alias_of(tensor);
          });
 }
@@ -90,7 +91,8 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& c
 
 }  // namespace
 
-ParameterWatch::ParameterWatch(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {}
+ParameterWatch::ParameterWatch(std::vector<at::Tensor> parameters)
+    : parameters_(std::make_shared<const std::vector<at::Tensor>>(std::move(parameters))) {}
 
 ParameterWatch::~ParameterWatch() {
   end();

@@ -36,14 +36,14 @@ class ParameterWatch {
 
   /// What a thread that is watched looks for.
   struct Target {
-    explicit Target(std::vector<at::Tensor> tensors) : parameters(std::move(tensors)) {}
-    const std::vector<at::Tensor> parameters;
+    explicit Target(std::shared_ptr<const std::vector<at::Tensor>> tensors) : parameters(std::move(tensors)) {}
+    const std::shared_ptr<const std::vector<at::Tensor>> parameters;
     std::atomic<bool> is_watched{true};
     std::atomic<bool> is_found{false};
   };
 
  private:
-  const std::vector<at::Tensor> parameters_;
+  const std::shared_ptr<const std::vector<at::Tensor>> parameters_;
   std::shared_ptr<Target> target_;  // of the last begin(); null before
   bool has_found_ = false;          // by an earlier target
 };

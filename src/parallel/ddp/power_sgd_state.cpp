@@ -1,4 +1,4 @@
-// PowerSgd: what of it is saved and loaded.
+// The part of PowerSgd that saves and loads its state.
 
 #include <iterator>
 #include <utility>

@@ -102,7 +102,7 @@ class Reducer {
 
   /// Throws if other ranks froze other parameters than this rank, or used fewer, in a reduction that has been deferred.
   /// finish() throws the same for other reductions.
-  void check_deferred(HostWait wait);
+  void check_deferred();
 
   /// Number of reductions so far; equal on all ranks.
   int64_t reductions() const;

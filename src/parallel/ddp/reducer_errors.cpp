@@ -49,12 +49,11 @@ void Reducer::check_frozen_alike() const {
                                               "call requires_grad_() for the same parameters on all ranks"));
 }
 
-// A rank whose group is broken does not judge: the reduction may have been interrupted, and the next call throws the
-// cause.
-void Reducer::check_deferred(HostWait wait) {
+// Skips the marks if the group is broken: the reduction may have been interrupted, and the next call throws the cause.
+void Reducer::check_deferred() {
   std::lock_guard lock(mutex_);
   if (!options_.defers_marks || in_backward_ || detail::is_capturing(group_.device())) return;
-  while (marks_.learn_deferred(wait)) {
+  while (marks_.learn_deferred()) {
     if (detail::group_of(group_)->failure()) continue;
     check_frozen_alike();
     if (!needs_all_parameters()) continue;

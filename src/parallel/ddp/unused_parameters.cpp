@@ -35,11 +35,10 @@ void DeferredMarks::add(const at::Tensor& marks) {
   under_way_.push_back(std::move(copy));
 }
 
-at::Tensor DeferredMarks::take(HostWait wait) {
+at::Tensor DeferredMarks::take() {
   if (under_way_.empty()) return {};
   auto& arrival = under_way_.front().arrival;
   if (arrival && !arrival->query()) {
-    if (wait == HostWait::kNo) return {};
     if constexpr (detail::kMeasuresEvents)
       detail::synchronize(*arrival);
     else
@@ -94,8 +93,8 @@ void UnusedParameterBitmap::assume_alike() {
   std::fill(frozen_differs_.begin(), frozen_differs_.end(), 0);
 }
 
-bool UnusedParameterBitmap::learn_deferred(HostWait wait) {
-  const auto marks = deferred_.take(wait);
+bool UnusedParameterBitmap::learn_deferred() {
+  const auto marks = deferred_.take();
   if (marks.defined()) take(marks);
   return marks.defined();
 }

@@ -13,18 +13,15 @@
 
 namespace lockstep {
 
-/// Whether a call may block the host until a device has finished.
-enum class HostWait { kNo, kYes };
-
 /// Copies of marks from a device to the host, in the order of their reductions. No copy blocks the host. Not
 /// thread-safe.
 class DeferredMarks {
  public:
   /// Copies the marks when the work that was submitted to the current stream so far has finished.
   void add(const at::Tensor& marks);
-  /// Removes the oldest copy and returns it as float32. Returns an undefined tensor if there is none or, without
-  /// waiting, if it has not arrived. The result is valid until the next add().
-  at::Tensor take(HostWait wait);
+  /// Removes the oldest copy and returns it as float32. Blocks the host until the copy has arrived. Returns an
+  /// undefined tensor if there is none. The result is valid until the next add().
+  at::Tensor take();
 
  private:
   struct Copy {
@@ -58,9 +55,9 @@ class UnusedParameterBitmap {
   void defer(const Bucket& bucket);
   /// Takes the marks as those of such a reduction, and never reads them.
   void assume_alike();
-  /// Reads the marks of the oldest deferred reduction. Returns false if there is none or, without waiting, if its marks
-  /// have not arrived.
-  bool learn_deferred(HostWait wait);
+  /// Reads the marks of the oldest deferred reduction. Blocks the host until they have arrived. Returns false if there
+  /// is none.
+  bool learn_deferred();
 
   /// According to the marks that were read last.
   bool used_somewhere(size_t parameter) const { return used_somewhere_[parameter] != 0; }
