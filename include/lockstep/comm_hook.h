@@ -74,8 +74,8 @@ struct PowerSgdOptions {
 /// sent uncompressed. Throws UsageError if rank or start_iteration is invalid.
 ///
 /// If a gradient of any rank is infinite or NaN, or the approximation overflows, all gradients of that backward become
-/// NaN on all ranks, so that GradScaler skips the step on all of them. The hook then continues as if that backward had
-/// not been, except that it counts as a reduction.
+/// NaN on all ranks, so that GradScaler skips the step on all of them. The overflow leaves the state of the hook as it
+/// was, except that the backward counts as a reduction. The first `start_iteration` reductions are plain averages.
 LOCKSTEP_EXPORT CommHook power_sgd(const PowerSgdOptions& options = {});
 
 namespace detail {
@@ -89,12 +89,13 @@ class PowerSgd;
 ///     auto state = lockstep::TrainingState{}.add("model", ddp.module()).add("optimizer", optimizer)
 ///                      .add("power_sgd", power_sgd);
 ///
-/// Resumed with the same number of ranks, a run has the same bits as one that was not interrupted. With another number,
-/// each rank begins with the mean of the errors of all ranks, so that the sum of later gradients is still right.
+/// Resumed with the same number of ranks on CPUs, a run has the same bits as one that was not interrupted. With another
+/// number, each rank begins with the mean of the errors of all ranks, so that the sum of later gradients is still
+/// right.
 ///
 /// The state is the number of reductions and, by the name of the parameter, the error and the factor of each compressed
 /// gradient. Errors differ between ranks and are as large as the gradients: a CheckpointDirectory gathers those of all
-/// ranks on rank 0. Copies share the state. Not thread-safe; not during backward.
+/// ranks on rank 0, and every rank loads all of them. Copies share the state. Not thread-safe; not during backward.
 class LOCKSTEP_EXPORT PowerSgdState {
  public:
   /// Throws UsageError as power_sgd() does.

@@ -118,10 +118,12 @@ void JoinMembers::follow_others() {
 }
 
 void refuse_in_join(const ProcessGroup& group, const char* call, const char* remedy) {
-  for (const auto* join : joins_of_thread)
+  for (const auto* join : joins_of_thread) {
+    if (group.size() == 1 && join->group().size() > 1) continue;  // no other rank takes part in the call
     if (!join->options().throw_on_early_termination || !has_all_ranks_of(join->group(), group))
       throw UsageError(group.rank(), text(call, " is called inside of join(), where ranks make different numbers of ",
                                           "calls, but all ranks must make this call equally often; ", remedy));
+  }
 }
 
 }  // namespace detail

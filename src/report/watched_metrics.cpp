@@ -38,7 +38,7 @@ std::string WatchedMetrics::update(const Metrics& results, int64_t epoch, bool m
   const auto found = results.find(best_);
   if (found != results.end() && !std::isnan(found->second)) has_best_value_ = true;
   if (found == results.end() && (must_save || should_stop()))
-    return refusal("best is", best_, results, epoch, "every epoch after which a checkpoint is saved");
+    return refusal("best is", best_, results, epoch, "every epoch after which save_every_epochs saves a checkpoint");
   return "";
 }
 
