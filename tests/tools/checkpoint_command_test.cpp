@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
+#include "support/terminal.h"
 #include "tools/checkpoint_process.h"
 
 namespace lockstep {
@@ -118,8 +119,9 @@ TEST_F(Ls, ShortensLongNamesInTheMiddle) {
 TEST_F(Ls, UsesColourOnlyOnATerminal) {
   save("best.pt", training_state());
   EXPECT_THAT(run("ls .").output, Not(HasSubstr("\033")));
-  const auto ran = shell("script -qec '" LOCKSTEP_TOOL " checkpoint ls .' /dev/null </dev/null");
-  EXPECT_THAT(ran.output, HasSubstr("\033[1mNAME"));
+  TerminalProcess process({LOCKSTEP_TOOL, "checkpoint", "ls", path("")}, 120, {{"NO_COLOR", ""}, {"TERM", "xterm"}});
+  EXPECT_EQ(process.wait(), 0) << process.bytes();
+  EXPECT_THAT(process.bytes(), HasSubstr("\033[1mNAME"));
 }
 
 // --- show
