@@ -77,7 +77,7 @@ class ShardedMemory {
   std::vector<ShardPiece> pieces_;
   at::Tensor memory_;
   std::vector<at::Tensor> homes_;   // views of memory_, by parameter
-  at::Tensor sent_;                 // memory_ with a version of its own: gather() leaves those of all views as they are
+  at::Tensor sent_;                 // alias of memory_ with its own version, so gather() changes no view's version
   std::vector<at::Tensor> shares_;  // views of sent_, by rank
 };
 

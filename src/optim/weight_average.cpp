@@ -142,8 +142,8 @@ void AverageState::refuse_capture(const char* call) const {
           text("WeightAverage::", call, " cannot be captured in a CUDA graph; call it outside of the step"));
 }
 
-/// Every rank would write into the one copy that all ranks have, and apply() would then save and restore weights of
-/// which other ranks have overwritten a part.
+/// All ranks have one copy of such a parameter. Each rank would write to it, and apply() would save and restore weights
+/// that other ranks have partly overwritten.
 void AverageState::refuse_shared(const char* call) const {
   for (const auto& [name, slot, kind] : entries_)
     if (is_shared_between_ranks(slots_[slot].weight))
