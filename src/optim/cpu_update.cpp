@@ -135,6 +135,15 @@ void sgd(const SgdUpdate& update, bool has_momentum, const Run& run) {
 
 }  // namespace
 
+ElementRange range_of(const at::Tensor& parameter, const at::Tensor& first, const at::Tensor& second,
+                      const at::Tensor& max_second, int64_t begin, int64_t count) {
+  const auto width = static_cast<int64_t>(parameter.element_size());
+  const auto at = [&](const at::Tensor& tensor) -> void* {
+    return tensor.defined() ? static_cast<char*>(tensor.data_ptr()) + begin * width : nullptr;
+  };
+  return {parameter.scalar_type(), count, at(parameter), at(first), at(second), at(max_second)};
+}
+
 void update_adam(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& mean,
                  const at::Tensor& square, const at::Tensor& max_square, const AdamUpdate& update) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, parameter.scalar_type(), "adam", [&] {

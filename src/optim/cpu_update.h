@@ -19,6 +19,9 @@ struct ElementRange {
   void* second = nullptr;      // Adam: the square
   void* max_second = nullptr;  // null except for AMSGrad
 };
+/// Elements [begin, begin + count) of dense tensors, in memory order. Undefined tensors become null.
+ElementRange range_of(const at::Tensor& parameter, const at::Tensor& first, const at::Tensor& second,
+                      const at::Tensor& max_second, int64_t begin, int64_t count);
 
 struct AdamUpdate {
   double lr = 0;

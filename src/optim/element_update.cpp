@@ -97,16 +97,11 @@ ElementUpdate::ElementUpdate(torch::optim::Optimizer& optimizer, const Optimizer
 }
 
 void ElementUpdate::apply(int64_t begin, int64_t count, const void* gradient) const {
-  const auto width = static_cast<int64_t>(tensors_[0].element_size());
-  const auto at = [&](const at::Tensor& tensor) -> void* {
-    return tensor.defined() ? static_cast<char*>(tensor.data_ptr()) + begin * width : nullptr;
-  };
   for (size_t i = 0; i < kMostTensors; ++i)
     if (tensors_[i].defined() && before_[i].defined()) copy_elements(tensors_[i], before_[i], begin, count);
   for (int64_t part = begin; saved_ && part < begin + count; part += kSavedElements)
     std::atomic_ref(saved_[part / kSavedElements]).store(step_, std::memory_order_release);
-  const ElementRange range{tensors_[0].scalar_type(), count,           at(tensors_[0]),
-                           at(tensors_[1]),           at(tensors_[2]), at(tensors_[3])};
+  const auto range = range_of(tensors_[0], tensors_[1], tensors_[2], tensors_[3], begin, count);
   if (const auto* adam = std::get_if<AdamUpdate>(&update_))
     update_adam(range, gradient, *adam);
   else

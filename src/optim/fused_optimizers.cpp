@@ -223,7 +223,7 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
     const auto& options = static_cast<const Options&>(group.options());
     const auto [beta1, beta2] = options.betas();
     GpuLists on_gpus;
-    std::vector<at::Tensor> mastered;
+    std::vector<at::Tensor> rounded;  // from their master weights, at the end
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
@@ -232,7 +232,7 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
       const bool captured = check_capture(parameter, name, is_prepared);
       is_any_captured |= captured;
       const auto& target = target_of(fused, parameter);
-      if (!target.is_same(parameter)) mastered.push_back(parameter);
+      const bool has_master = !target.is_same(parameter);
       if (!state) {
         state = detail::add_state(optimizer, parameter, first_adam_state<State>(target));
         if (device) device->forget_steps(parameter);
@@ -242,6 +242,7 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
       const int64_t before = state->step();
       if (!captured) state->step(before + 1);
       if (parameter.is_cuda()) {
+        if (has_master) rounded.push_back(parameter);
         auto& lists = on_gpus.of(target);
         lists.parameters.push_back(target);
         lists.gradients.push_back(fitted_to(target, gradient));
@@ -250,11 +251,19 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
         if (options.amsgrad()) lists.largest.push_back(state->max_exp_avg_sq());
         lists.steps.push_back(make(device, optimizer).steps(parameter, before));
       } else {
-        detail::update_adam(
-            target, in_dtype_of(target, gradient), state->exp_avg(), state->exp_avg_sq(),
-            options.amsgrad() ? state->max_exp_avg_sq() : at::Tensor(),
-            {options.lr(), beta1, beta2, options.eps(), options.weight_decay(), is_decoupled, state->step()});
-        if (target.is_same(parameter)) parameter.unsafeGetTensorImpl()->bump_version();
+        const detail::AdamUpdate update{options.lr(),           beta1,        beta2,        options.eps(),
+                                        options.weight_decay(), is_decoupled, state->step()};
+        const auto largest = options.amsgrad() ? state->max_exp_avg_sq() : at::Tensor();
+        if (has_master) {
+          fused.masters->update(parameter, gradient, [&](int64_t begin, int64_t count, const void* slope) {
+            detail::update_adam(detail::range_of(target, state->exp_avg(), state->exp_avg_sq(), largest, begin, count),
+                                slope, update);
+          });
+        } else {
+          detail::update_adam(target, in_dtype_of(target, gradient), state->exp_avg(), state->exp_avg_sq(), largest,
+                              update);
+          parameter.unsafeGetTensorImpl()->bump_version();
+        }
       }
     }
     on_gpus.for_each([&, beta1 = beta1, beta2 = beta2](c10::Device gpu, bool, const FusedLists& lists) {
@@ -264,7 +273,7 @@ void step_adam(Optimizer& optimizer, FusedState& fused, const char* name, bool i
                          fused.skip.defined() ? fused.skip.to(gpu) : at::Tensor());
       if (fused.skip.defined()) at::_foreach_sub_(lists.steps, std::vector(lists.steps.size(), fused.skip.to(gpu)));
     });
-    if (fused.masters) fused.masters->round(mastered);
+    if (fused.masters) fused.masters->round(rounded);
   }
   if (is_any_captured) announce(fused);
 }
@@ -397,7 +406,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
     const bool has_momentum = options.momentum() != 0;
     GpuLists on_gpus;
-    std::vector<at::Tensor> mastered;
+    std::vector<at::Tensor> rounded;  // from their master weights, at the end
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
@@ -406,24 +415,31 @@ at::Tensor FusedSGD::step(LossClosure closure) {
       is_any_captured |=
           check_capture(parameter, "FusedSGD", !is_first && fused_.device && !fused_.device->is_released());
       const auto& target = target_of(fused_, parameter);
-      if (!target.is_same(parameter)) mastered.push_back(parameter);
+      const bool has_master = !target.is_same(parameter);
       if (is_first) {
         state = detail::add_state(*this, parameter, std::make_unique<torch::optim::SGDParamState>());
         state->momentum_buffer(zeros_as(target));
       }
       if (has_momentum) state->momentum_buffer(fitted_to(target, state->momentum_buffer()));
       if (parameter.is_cuda()) {
+        if (has_master) rounded.push_back(parameter);
         make(fused_.device, *this);
         auto& lists = on_gpus.of(target, is_first);
         lists.parameters.push_back(target);
         lists.gradients.push_back(fitted_to(target, gradient));
         if (has_momentum) lists.first.push_back(state->momentum_buffer());
       } else {
-        detail::update_sgd(target, in_dtype_of(target, gradient),
-                           has_momentum ? state->momentum_buffer() : at::Tensor(),
-                           {options.lr(), options.momentum(), options.dampening(), options.weight_decay(),
-                            options.nesterov(), is_first});
-        if (target.is_same(parameter)) parameter.unsafeGetTensorImpl()->bump_version();
+        const detail::SgdUpdate update{options.lr(),           options.momentum(), options.dampening(),
+                                       options.weight_decay(), options.nesterov(), is_first};
+        const auto momentum = has_momentum ? state->momentum_buffer() : at::Tensor();
+        if (has_master) {
+          fused_.masters->update(parameter, gradient, [&](int64_t begin, int64_t count, const void* slope) {
+            detail::update_sgd(detail::range_of(target, momentum, {}, {}, begin, count), slope, update);
+          });
+        } else {
+          detail::update_sgd(target, in_dtype_of(target, gradient), momentum, update);
+          parameter.unsafeGetTensorImpl()->bump_version();
+        }
       }
     }
     on_gpus.for_each([&](c10::Device gpu, bool is_first, const FusedLists& lists) {
@@ -431,7 +447,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
                         options.dampening(), options.weight_decay(), options.nesterov(), is_first,
                         fused_.skip.defined() ? fused_.skip.to(gpu) : at::Tensor());
     });
-    if (fused_.masters) fused_.masters->round(mastered);
+    if (fused_.masters) fused_.masters->round(rounded);
   }
   if (is_any_captured) announce(fused_);
   return loss;

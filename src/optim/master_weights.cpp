@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "base/text.h"
 #include "comm/capture.h"
@@ -19,19 +20,12 @@ uint64_t version_of(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor._version());
 }
 
-/// Whether each value of `rounded` has the bits of the rounded `exact`. Rounds pieces that stay in a cache, because a
-/// whole rounded copy would go through memory.
-bool is_rounded_from(const at::Tensor& exact, const at::Tensor& rounded) {
-  constexpr int64_t kPiece = 1 << 14;  // elements
-  if (!exact.is_non_overlapping_and_dense() || exact.strides() != rounded.strides())
-    return rounded.equal(exact.to(rounded.scalar_type()));
-  const auto from = as_row(exact), to = as_row(rounded);
-  for (int64_t begin = 0; begin < from.numel(); begin += kPiece) {
-    const auto expected = from.narrow(0, begin, std::min(kPiece, from.numel() - begin)).to(to.scalar_type());
-    const auto* bytes = static_cast<const char*>(to.data_ptr()) + begin * static_cast<int64_t>(to.element_size());
-    if (std::memcmp(bytes, expected.data_ptr(), expected.nbytes()) != 0) return false;
-  }
-  return true;
+/// Sets the elements of `exact` to those of `values`, except where `values` has the rounded element already: these keep
+/// their digits.
+void take_over_elements(const at::Tensor& exact, const at::Tensor& values) {
+  const auto rounded = exact.to(values.scalar_type());
+  if (values.is_cpu() && std::memcmp(values.data_ptr(), rounded.data_ptr(), rounded.nbytes()) == 0) return;
+  exact.copy_(at::where(rounded == values, exact, values.to(at::kFloat)));
 }
 
 }  // namespace
@@ -46,19 +40,14 @@ void MasterWeights::note_equal(Master& master) {
   master.offset = master.parameter.storage_offset();
 }
 
-bool MasterWeights::is_written(const Master& master) {
+bool MasterWeights::may_be_written(const Master& master) {
   const auto& parameter = master.parameter;
-  if (master.version != version_of(parameter) || master.offset != parameter.storage_offset() ||
-      master.storage != parameter.storage().getWeakStorageImpl())
-    return true;
-  return parameter.is_cpu() && !is_rounded_from(master.tensor, parameter.detach());
+  return master.version != version_of(parameter) || master.offset != parameter.storage_offset() ||
+         master.storage != parameter.storage().getWeakStorageImpl();
 }
 
-// Elements that are still the rounded copy keep the copy's digits.
 void MasterWeights::take_over(Master& master) {
-  const auto values = master.parameter.detach();
-  const auto rounded = master.tensor.to(values.scalar_type());
-  master.tensor.copy_(at::where(rounded == values, master.tensor, values.to(at::kFloat)));
+  take_over_elements(master.tensor, master.parameter.detach());
   note_equal(master);
 }
 
@@ -69,15 +58,37 @@ const at::Tensor& MasterWeights::of(const at::Tensor& parameter) {
     master.tensor =
         parameter.detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
     note_equal(master);
-  } else if (!is_capturing(parameter.device()) && is_written(master)) {
+  } else if (parameter.is_cuda() && !is_capturing(parameter.device()) && may_be_written(master)) {
     take_over(master);
   }
   return master.tensor;
 }
 
+void MasterWeights::update(const at::Tensor& parameter, const at::Tensor& gradient, const Update& update) {
+  constexpr int64_t kPiece = 1 << 14;  // elements
+  const auto& exact = of(parameter);
+  const auto values = laid_out_as(exact, parameter.detach());
+  const auto slopes = laid_out_as(exact, gradient.resolve_neg());
+  at::parallel_for(0, exact.numel(), kPiece, [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin += kPiece) {
+      const int64_t count = std::min(kPiece, end - begin);
+      const auto piece = [&](const at::Tensor& dense) {
+        auto* data = static_cast<char*>(dense.data_ptr()) + begin * static_cast<int64_t>(dense.element_size());
+        return at::from_blob(data, {count}, dense.scalar_type());
+      };
+      const auto exact_piece = piece(exact), value_piece = piece(values);
+      take_over_elements(exact_piece, value_piece);
+      update(begin, count, piece(slopes).to(at::kFloat).data_ptr());
+      value_piece.copy_(exact_piece);
+    }
+  });
+  if (values.data_ptr() != parameter.data_ptr()) parameter.detach().copy_(values);
+  parameter.unsafeGetTensorImpl()->bump_version();
+}
+
 void MasterWeights::take_over_writes() {
   for (auto& [parameter, master] : masters_)
-    if (is_written(master)) take_over(master);
+    if (master.parameter.is_cuda() && may_be_written(master)) take_over(master);
 }
 
 at::Tensor MasterWeights::find(const at::Tensor& parameter) const {

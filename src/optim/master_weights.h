@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -15,26 +17,32 @@ namespace lockstep::detail {
 /// float32 copies of parameters in float16 or bfloat16, which an optimizer updates in their place. Not thread-safe.
 ///
 /// A parameter that is not the rounded copy was written by the program: by a collective, torch::load() or an operator
-/// of LibTorch. On CPUs every such parameter is found, because the values are compared. On GPUs, where a comparison
-/// would make the host wait, a parameter is compared if its version or its storage has changed; writes through
-/// parameter.data() and data_ptr() change neither.
+/// of LibTorch. The elements that it changed are taken over before the next update. On CPUs every such element is
+/// found, because update() compares the values. On GPUs, where a comparison would make the host wait, a parameter is
+/// compared if its version or its storage has changed; writes through parameter.data() and data_ptr() change neither.
 class MasterWeights {
  public:
   /// Whether the parameter needs a copy.
   static bool is_for(const at::Tensor& parameter);
 
-  /// Returns the copy of a parameter. If the program has written into the parameter since the last round(), takes over
-  /// the elements that it changed.
+  /// Returns the copy of a parameter, which is dense. On a GPU, first takes over what the program has written into the
+  /// parameter since the last round().
   const at::Tensor& of(const at::Tensor& parameter);
   /// Returns the copy as it is; undefined if there is none.
   at::Tensor find(const at::Tensor& parameter) const;
   void set(const at::Tensor& parameter, const at::Tensor& master);
 
-  /// Takes over what the program has written into the parameters since the last round(), before a captured step is
-  /// replayed.
+  /// On a CPU: updates the copy of a parameter and writes it, rounded, into the parameter, in pieces that stay in a
+  /// cache. update(begin, count, gradient) updates elements of the copy, in memory order, from a float32 gradient, on
+  /// any of LibTorch's threads.
+  using Update = std::function<void(int64_t begin, int64_t count, const void* gradient)>;
+  void update(const at::Tensor& parameter, const at::Tensor& gradient, const Update& update);
+
+  /// On GPUs: takes over what the program has written into the parameters since the last round(), before a captured
+  /// step is replayed.
   void take_over_writes();
 
-  /// Writes the copies, rounded, into the parameters.
+  /// On GPUs: writes the copies, rounded, into the parameters.
   void round(const std::vector<at::Tensor>& parameters);
 
   void save(const torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive) const;
@@ -52,7 +60,7 @@ class MasterWeights {
     int64_t offset = 0;  // in the storage
   };
   static void note_equal(Master& master);
-  static bool is_written(const Master& master);
+  static bool may_be_written(const Master& master);
   static void take_over(Master& master);
   std::unordered_map<const c10::TensorImpl*, Master> masters_;
 };
