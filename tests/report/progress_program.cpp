@@ -63,6 +63,7 @@ class Script {
     if (verb == "inner") return inner(words[0]);
     if (verb == "fork") return fork_child();
     if (verb == "crowd") return crowd(number(words[0]), number(words[1]));
+    if (verb == "background") return leave_foreground();
     if (verb == "touch") return void(std::ofstream(rest) << "");
     if (verb == "await") return await(rest);
     if (verb == "throw") throw std::runtime_error(rest);
@@ -71,6 +72,11 @@ class Script {
   }
 
  private:
+  /// As a shell does with a job in the background.
+  static void leave_foreground() {
+    if (::setpgid(0, 0) != 0) throw std::runtime_error("setpgid");
+  }
+
   /// Steps of a millisecond, or as many steps as possible, until the line can have been updated once per 100 ms: on a
   /// busy machine that takes longer.
   void run(milliseconds duration, milliseconds step) {
