@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
 
 #include "base/text.h"
 #include "comm/capture.h"
@@ -69,18 +69,22 @@ void MasterWeights::update(const at::Tensor& parameter, const at::Tensor& gradie
   const auto& exact = of(parameter);
   const auto values = laid_out_as(exact, parameter.detach());
   const auto slopes = laid_out_as(exact, gradient.resolve_neg());
-  at::parallel_for(0, exact.numel(), kPiece, [&](int64_t begin, int64_t end) {
-    for (; begin < end; begin += kPiece) {
-      const int64_t count = std::min(kPiece, end - begin);
-      const auto piece = [&](const at::Tensor& dense) {
-        auto* data = static_cast<char*>(dense.data_ptr()) + begin * static_cast<int64_t>(dense.element_size());
-        return at::from_blob(data, {count}, dense.scalar_type());
-      };
-      const auto exact_piece = piece(exact), value_piece = piece(values);
-      take_over_elements(exact_piece, value_piece);
-      update(begin, count, piece(slopes).to(at::kFloat).data_ptr());
-      value_piece.copy_(exact_piece);
-    }
+  const auto update_piece = [&](int64_t begin, int64_t count) {
+    const auto piece = [&](const at::Tensor& dense) {
+      auto* data = static_cast<char*>(dense.data_ptr()) + begin * static_cast<int64_t>(dense.element_size());
+      return at::from_blob(data, {count}, dense.scalar_type());
+    };
+    const auto exact_piece = piece(exact), value_piece = piece(values);
+    take_over_elements(exact_piece, value_piece);
+    update(begin, count, piece(slopes).to(at::kFloat).data_ptr());
+    value_piece.copy_(exact_piece);
+  };
+  // Not at::parallel_for, which runs on LibTorch's threads only where the caller is compiled with OpenMP.
+  const auto row = as_row(exact);
+  auto parts = at::TensorIteratorConfig().add_output(row).check_all_same_dtype(false).resize_outputs(false).build();
+  parts.for_each([&](char** data, const int64_t*, int64_t count) {
+    const int64_t begin = reinterpret_cast<float*>(data[0]) - exact.data_ptr<float>();
+    for (int64_t done = 0; done < count; done += kPiece) update_piece(begin + done, std::min(kPiece, count - done));
   });
   if (values.data_ptr() != parameter.data_ptr()) parameter.detach().copy_(values);
   parameter.unsafeGetTensorImpl()->bump_version();

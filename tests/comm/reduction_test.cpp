@@ -15,6 +15,7 @@
 #include "backends/common/narrow_sums.h"
 #include "backends/common/slices.h"
 #include "comm/oracle.h"
+#include "support/torch_threads.h"
 
 namespace lockstep {
 namespace {
@@ -36,6 +37,25 @@ TEST(Reduction, AgreesWithAPlainLoopAroundTheBlockSize) {
       }
     }
   }
+}
+
+TEST(Reduction, OfRangesUsesLibTorchsThreads) {
+  TorchThreads threads(2);
+  const auto inputs = values_of_all(3, at::kFloat, {1000000});
+  std::vector<const void*> pointers;
+  for (const auto& input : inputs) pointers.push_back(input.data_ptr());
+  const std::vector<Backend::Range> ranges{{.begin = 7, .size = 300001}, {.begin = 400000, .size = 600000}};
+  auto output = at::zeros({1000000});
+  reduce_ranges_in_cache(
+      pointers, inputs[0], ReduceOp::kSum, ranges, [&](size_t range, int64_t begin, int64_t count, const void* values) {
+        threads.note();
+        std::memcpy(output.data_ptr<float>() + ranges[range].begin + begin, values, static_cast<size_t>(count) * 4);
+      });
+  EXPECT_EQ(threads.noted(), 2);
+  const auto sums = reduced(inputs, ReduceOp::kSum);
+  auto expected = at::zeros({1000000});
+  for (const auto& [begin, size] : ranges) expected.narrow(0, begin, size).copy_(sums.narrow(0, begin, size));
+  EXPECT_TRUE(at::equal(output, expected));
 }
 
 // As all-reduce does in shared memory: every input becomes the result, whatever their number.

@@ -14,8 +14,10 @@
 #include <lockstep/run_threads.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "optim/master_weights.h"
 #include "support/messages.h"
 #include "support/ranks.h"
+#include "support/torch_threads.h"
 
 namespace lockstep {
 namespace {
@@ -176,6 +178,23 @@ TEST(MasterWeights, TakeOverWritesThatDoNotChangeTheVersion) {
       }
       EXPECT_EQ(master[0][0].item<float>(), 1 - 2.0f / 1024) << "the copies of others keep their digits";
     }
+}
+
+TEST(MasterWeights, AreUpdatedOnLibTorchsThreads) {
+  TorchThreads threads(2);
+  const auto half = torch::rand({333, 1001}).to(at::kBFloat16);
+  const auto gradient = torch::rand({333, 1001}).to(at::kBFloat16);
+  detail::MasterWeights masters;
+  const auto master = masters.of(half);
+  const auto expected = master + gradient.to(at::kFloat);
+  masters.update(half, gradient, [&](int64_t begin, int64_t count, const void* slopes) {
+    threads.note();
+    auto* values = master.data_ptr<float>() + begin;
+    for (int64_t i = 0; i < count; ++i) values[i] += static_cast<const float*>(slopes)[i];
+  });
+  EXPECT_EQ(threads.noted(), 2);
+  EXPECT_TRUE(torch::equal(master, expected));
+  EXPECT_TRUE(torch::equal(half, expected.to(at::kBFloat16)));
 }
 
 TEST(MasterWeights, TakeOverAStorageAtTheAddressOfTheOldOne) {

@@ -6,8 +6,9 @@
 #include <limits>
 #include <type_traits>
 
-#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/SmallVector.h>
 
 #include <lockstep/error.h>
@@ -403,13 +404,32 @@ void sum_floats(std::optional<VectorSet> set, Outputs outputs, Inputs inputs, in
   sum_typed<double>(set, outputs, inputs, count, op);
 }
 
+namespace {
+
+/// Calls run(begin, end) for parts of [0, count) on LibTorch's threads, each with at least `grain` numbers unless there
+/// are fewer. at::parallel_for does that only where the caller is compiled with OpenMP.
+template <class Run>
+void in_parallel(int64_t count, int64_t grain, const Run& run) {
+  if (count <= grain) return run(0, count);
+  const auto numbers = at::empty({count}, at::kByte);  // their addresses tell the parts
+  auto parts = at::TensorIteratorConfig().add_output(numbers).check_all_same_dtype(false).resize_outputs(false).build();
+  parts.for_each(
+      [&](char** data, const int64_t*, int64_t size) {
+        const int64_t begin = data[0] - static_cast<const char*>(numbers.data_ptr());
+        run(begin, begin + size);
+      },
+      grain);
+}
+
+}  // namespace
+
 void reduce_ranges_in_cache(Inputs inputs, const at::Tensor& like, ReduceOp op,
                             const std::vector<Backend::Range>& ranges, const Backend::Consume& consume) {
   const auto width = static_cast<int64_t>(like.element_size());
   const int64_t step = kPartBytes / width;
   std::vector<int64_t> first_part{0};  // of each range, and the number of all
   for (const auto& range : ranges) first_part.push_back(first_part.back() + (range.size + step - 1) / step);
-  at::parallel_for(0, first_part.back(), /*grain_size=*/16, [&](int64_t part, int64_t end) {
+  in_parallel(first_part.back(), /*grain=*/16, [&](int64_t part, int64_t end) {
     alignas(64) std::array<char, kPartBytes> values;
     c10::SmallVector<const void*, 16> sources(inputs.size());
     auto range =
