@@ -16,6 +16,7 @@
 #include "support/loopback.h"
 #include "support/messages.h"
 #include "support/rank_process.h"
+#include "support/slow_relay.h"
 #include "support/store_host.h"
 
 namespace lockstep {
@@ -125,6 +126,23 @@ TEST(StoreRequest, ThatIsRefusedLeavesTheConnectionUsable) {
   EXPECT_FALSE(store->check({"a"}));
   EXPECT_FALSE(store->check({"k"}));
   EXPECT_EQ(store->get("log", 20s).size(), size_t{60} << 20);
+}
+
+/// The heartbeats of a client wait behind its request, those of the store behind its answer.
+TEST(StoreRequest, MayTakeLongerThanTheHeartbeatLimit) {
+  constexpr auto kLimit = 2s;
+  constexpr size_t kBytes = 12 << 20;
+  StoreHost host;
+  SlowRelay relay(host.server.port(), 0ms, 4 << 20);
+  auto client = std::make_shared<StoreClient>(client_options(relay.port(), kLimit));
+  enrol(*client, 1, kLimit);
+  auto store = make_remote_store(client);
+  const auto begin = std::chrono::steady_clock::now();
+  store->set("large", std::string(kBytes, 'x'));
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, kLimit) << "the test is void";
+  EXPECT_EQ(store->get("large", 60s).size(), kBytes);
+  EXPECT_TRUE(host.open()->check({"large"})) << "the job goes on";
+  client->say_goodbye({});
 }
 
 /// Makes the calls of store_oracle.py and returns its output.

@@ -16,11 +16,13 @@
 namespace lockstep {
 
 /// Emulates a slow network on loopback: forwards connections on its port to the target port and delays each byte by
-/// `delay` in both directions. Runs a thread during its lifetime.
+/// `delay` in both directions; forwards at most `rate` bytes per second in each. Runs a thread during its lifetime.
 class SlowRelay {
  public:
-  SlowRelay(int target, std::chrono::milliseconds delay)
-      : target_(target), delay_(delay), listener_(listen_at({"127.0.0.1", 0})), thread_([this] { run(); }) {}
+  SlowRelay(int target, std::chrono::milliseconds delay, double rate = 1e12)
+      : target_(target), delay_(delay), rate_(rate), listener_(listen_at({"127.0.0.1", 0})), thread_([this] {
+          run();
+        }) {}
   ~SlowRelay() {
     should_stop_ = true;
     thread_.join();
@@ -38,6 +40,7 @@ class SlowRelay {
     std::deque<std::pair<Clock::time_point, std::string>>
         under_way{};  // time of arrival, data; empty data: end of file
     bool has_ended = false;
+    Clock::time_point again{};  // when more bytes may be taken
   };
   struct Connection {
     FileDescriptor near, far;
@@ -49,7 +52,7 @@ class SlowRelay {
       std::vector<pollfd> files{{listener_.get(), POLLIN, 0}};
       for (auto& connection : connections_)
         for (auto* way : {&connection.there, &connection.back})
-          files.push_back({way->has_ended ? -1 : way->from, POLLIN, 0});
+          files.push_back({way->has_ended || Clock::now() < way->again ? -1 : way->from, POLLIN, 0});
       ::poll(files.data(), files.size(), 1);
       size_t index = 1;
       for (auto& connection : connections_)
@@ -68,6 +71,7 @@ class SlowRelay {
     char bytes[4096];
     const auto got = ::recv(way.from, bytes, sizeof bytes, MSG_DONTWAIT);
     if (got < 0 && errno == EAGAIN) return;
+    way.again = Clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(static_cast<double>(got) / rate_ * 1e9));
     way.has_ended = got <= 0;
     way.under_way.emplace_back(Clock::now() + delay_, std::string(bytes, static_cast<size_t>(got > 0 ? got : 0)));
   }
@@ -85,6 +89,7 @@ class SlowRelay {
 
   const int target_;
   const std::chrono::milliseconds delay_;
+  const double rate_;
   const FileDescriptor listener_;
   std::atomic<bool> should_stop_ = false;
   std::list<Connection> connections_;  // used by the thread only

@@ -74,9 +74,14 @@ void Coordinator::connected(Connection connection) {
   send(connection, welcome_);
 }
 
-void Coordinator::received(Connection connection, const StoreMessage& message, Time now) {
+void Coordinator::heard(Connection connection, Time now) {
   auto member = members_.find(connection);
   if (member != members_.end()) member->second.heard = now;
+}
+
+void Coordinator::received(Connection connection, const StoreMessage& message, Time now) {
+  heard(connection, now);
+  const auto member = members_.find(connection);
   switch (message.verb) {
     case Verb::kSet:
       table_.set(field(message, 0), field(message, 1));

@@ -54,6 +54,8 @@ class Coordinator {
   explicit Coordinator(const Host& host, Members kind = Members::kRanks);
 
   void connected(Connection connection);
+  /// Notes that bytes of this connection have arrived: a sign of life, also in the middle of a message.
+  void heard(Connection connection, Time now);
   /// Throws ProtocolError for an invalid message; the owner should then close the connection.
   void received(Connection connection, const StoreMessage& message, Time now);
   /// Removes a closed connection. `how` is a human-readable reason. If the connection was a liveness connection, the

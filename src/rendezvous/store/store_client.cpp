@@ -81,7 +81,7 @@ void StoreClient::connect() {
     }
     session_ = std::make_unique<TlsSession>(tls_);
     decoder_ = {};
-    unsent_.clear();
+    unsent_ = {};
     try {
       if (handshake(std::min(options_.deadline, Clock::now() + kHandshake), reason)) {
         local_address_ = lockstep::local_address(socket_);
@@ -103,7 +103,7 @@ void StoreClient::connect() {
 
 bool StoreClient::handshake(Deadline deadline, std::string& reason) {
   for (;;) {
-    unsent_ += session_->take_output();
+    unsent_.append(session_->take_output());
     flush_locked();
     pollfd ready{socket_.get(), static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT), 0};
     auto left = time_left(deadline);
@@ -223,21 +223,19 @@ void StoreClient::send_locked(const StoreMessage& message) {
         to_exception({ErrorKind::kPeer, text(describe_host(), " is gone: its connection broke (", error.what(), ")"),
                       host_culprit_}));
   }
-  unsent_ += session_->take_output();
+  unsent_.append(session_->take_output());
   flush_locked();
   if (!unsent_.empty()) wake();
 }
 
 // Ignores errors: read_some() detects a lost connection.
 void StoreClient::flush_locked() {
-  size_t sent = 0;
-  while (sent < unsent_.size()) {
-    ssize_t put = ::send(socket_.get(), unsent_.data() + sent, unsent_.size() - sent, MSG_NOSIGNAL);
+  while (!unsent_.empty()) {
+    ssize_t put = ::send(socket_.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) break;
-    sent += static_cast<size_t>(put);
+    if (put < 0) return;
+    unsent_.remove(static_cast<size_t>(put));
   }
-  unsent_.erase(0, sent);
 }
 
 // --- the thread
@@ -318,7 +316,7 @@ void StoreClient::read_some() {
     {
       Lock lock(mutex_);
       decoder_.feed(session_->receive({bytes.data(), static_cast<size_t>(got)}));
-      unsent_ += session_->take_output();
+      unsent_.append(session_->take_output());
       flush_locked();
     }
     while (auto message = decoder_.next()) handle(*message);

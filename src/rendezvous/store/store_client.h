@@ -15,6 +15,7 @@
 
 #include "base/owner_process.h"
 #include "rendezvous/failure.h"
+#include "rendezvous/net/output_buffer.h"
 #include "rendezvous/net/socket.h"
 #include "rendezvous/net/tls.h"
 #include "rendezvous/process_id.h"
@@ -134,7 +135,7 @@ class StoreClient {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::unique_ptr<TlsSession> session_;                   // guarded by mutex_
-  std::string unsent_;                                    // guarded by mutex_
+  OutputBuffer unsent_;                                   // guarded by mutex_
   uint64_t next_id_ = 1;                                  // guarded by mutex_
   std::map<uint64_t, std::shared_ptr<Pending>> pending_;  // guarded by mutex_
   std::exception_ptr broken_;                             // guarded by mutex_: why the connection is lost

@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
+#include "rendezvous/net/output_buffer.h"
 #include "rendezvous/net/rejection_log.h"
 #include "rendezvous/net/tls.h"
 #include "rendezvous/store/coordinator.h"
@@ -39,6 +40,8 @@ constexpr auto kServerTick = std::chrono::milliseconds(50);
 constexpr auto kServerFarewell = std::chrono::milliseconds(500);
 // A longer pause between two iterations means that this process did not run.
 constexpr auto kServerStall = std::chrono::seconds(1);
+// While a client sends a large message, which may take longer than its heartbeat limit, its heartbeats wait behind it.
+constexpr auto kSignOfLife = std::chrono::milliseconds(250);
 
 constexpr uint64_t kListener = 0;
 constexpr uint64_t kWaker = 1;
@@ -66,8 +69,9 @@ struct ConnectedPeer {
   std::string address;
   TlsSession session;
   Decoder decoder{};
-  std::string unsent{};
+  OutputBuffer unsent{};
   Clock::time_point since;
+  Clock::time_point told{};  // when something was last sent to it
   size_t bytes_before_proof = 0;
   bool is_known = false;     // authenticated
   bool is_closing = false;   // shut down once everything is sent
@@ -227,7 +231,7 @@ class StoreServer::Loop {
       }
       try {
         peer.session.send(encode({Verb::kClosing}));
-        peer.unsent += peer.session.take_output();
+        peer.unsent.append(peer.session.take_output());
       } catch (const TlsError&) {
         strangers.push_back(name);
       }
@@ -355,11 +359,12 @@ class StoreServer::Loop {
 
   void take_in(Connection name, ConnectedPeer& peer, std::string_view bytes, Clock::time_point now) {
     peer.decoder.feed(peer.session.receive(bytes));
-    peer.unsent += peer.session.take_output();
+    peer.unsent.append(peer.session.take_output());
     if (!peer.is_known) {
       peer.bytes_before_proof += bytes.size();
       if (peer.session.is_authenticated()) {
         peer.is_known = true;
+        peer.told = now;  // the coordinator greets it
         --strangers_;
         count_known(1);
         if (is_stopping_) return drop(name, "the store is shutting down", now);
@@ -368,7 +373,11 @@ class StoreServer::Loop {
         return turn_away(name, "it sent 4 KiB without authenticating", now);
       }
     }
-    while (auto message = peer.decoder.next()) coordinator_.received(name, *message, now);
+    if (peer.is_known) {
+      while (auto message = peer.decoder.next()) coordinator_.received(name, *message, now);
+      coordinator_.heard(name, now);
+      if (now - peer.told > kSignOfLife && !peer.is_closing) tell(peer, {Verb::kHeartbeatReply}, now);
+    }
     if (!peer.unsent.empty()) flush(name, now);
   }
 
@@ -386,6 +395,12 @@ class StoreServer::Loop {
     }
   }
 
+  static void tell(ConnectedPeer& peer, const StoreMessage& message, Clock::time_point now) {
+    peer.session.send(encoded(message));
+    peer.unsent.append(peer.session.take_output());
+    peer.told = now;
+  }
+
   // Sends the coordinator's messages. Losing a connection may produce more messages, hence the loop.
   void deliver(Clock::time_point now) {
     for (auto batch = coordinator_.take_outgoing(); !batch.empty(); batch = coordinator_.take_outgoing()) {
@@ -395,8 +410,7 @@ class StoreServer::Loop {
         if (found == peers_.end()) continue;
         ConnectedPeer& peer = found->second;
         try {
-          peer.session.send(encoded(message));
-          peer.unsent += peer.session.take_output();
+          tell(peer, message, now);
         } catch (const TlsError& error) {
           drop(to, text("its TLS connection broke (", error.what(), ")"), now);
           continue;
@@ -412,15 +426,13 @@ class StoreServer::Loop {
     auto found = peers_.find(name);
     if (found == peers_.end()) return;
     ConnectedPeer& peer = found->second;
-    size_t sent = 0;
-    while (sent < peer.unsent.size()) {
-      ssize_t put = ::send(peer.socket.get(), peer.unsent.data() + sent, peer.unsent.size() - sent, MSG_NOSIGNAL);
+    while (!peer.unsent.empty()) {
+      ssize_t put = ::send(peer.socket.get(), peer.unsent.data(), peer.unsent.size(), MSG_NOSIGNAL);
       if (put < 0 && errno == EINTR) continue;
       if (put < 0 && errno == EAGAIN) break;
       if (put < 0) return drop(name, text("its connection broke (", std::strerror(errno), ")"), now);
-      sent += static_cast<size_t>(put);
+      peer.unsent.remove(static_cast<size_t>(put));
     }
-    peer.unsent.erase(0, sent);
     if (peer.unsent.size() > kMostUnsent) return drop(name, "it does not read the messages sent to it", now);
     if (peer.unsent.empty() && peer.is_closing) ::shutdown(peer.socket.get(), SHUT_WR);
     bool wants_write = !peer.unsent.empty();
