@@ -14,7 +14,10 @@
 #include <optional>
 #include <string_view>
 
+#include <lockstep/error.h>
+
 #include "base/file_descriptor.h"
+#include "base/private_files.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -24,10 +27,16 @@ std::string why(const char* call, const std::string& path, int error) {
   return text(call, " ", path, ": ", std::strerror(error));
 }
 
-/// Writes all bytes to a new or an existing file. Neither follows a link nor blocks at a pipe.
-std::string write_live_file(const std::string& path, int flags, std::string_view bytes) {
-  const FileDescriptor file(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0666));
-  if (!file.is_open()) return why("open", path, errno);
+/// Writes all bytes to a new or an existing file.
+std::string write_live_file(const std::string& path, int flags, bool replaces, std::string_view bytes) {
+  FileDescriptor file;
+  try {
+    file = open_own_file(path, O_WRONLY | flags);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  if (!file.is_open()) return why("open", path, ENOENT);
+  if (replaces && ::ftruncate(file.get(), 0) != 0) return why("truncate", path, errno);
   while (!bytes.empty()) {
     const ssize_t put = ::write(file.get(), bytes.data(), bytes.size());
     if (put < 0 && errno == EINTR) continue;
@@ -77,14 +86,14 @@ std::string make_live_folder(const std::string& folder) {
 
 std::string replace_live_file(const std::string& folder, const std::string& name, const std::string& content) {
   const auto path = text(folder, "/", name), temporary = text(folder, "/.", name, ".new");
-  auto failure = write_live_file(temporary, O_CREAT | O_TRUNC, content);
+  auto failure = write_live_file(temporary, O_CREAT, /*replaces=*/true, content);
   if (failure.empty() && ::rename(temporary.c_str(), path.c_str()) != 0) failure = why("rename", path, errno);
   if (!failure.empty()) ::unlink(temporary.c_str());
   return failure;
 }
 
 std::string append_live_file(const std::string& folder, const std::string& name, const std::string& content) {
-  return write_live_file(text(folder, "/", name), O_APPEND, content);
+  return write_live_file(text(folder, "/", name), O_APPEND, /*replaces=*/false, content);
 }
 
 void remove_stale_live_files(const std::string& folder, const LiveParticipants& participants) {

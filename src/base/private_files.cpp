@@ -18,6 +18,32 @@ std::string why_not_own_file(const struct stat& status) {
   return text("it belongs to user ", status.st_uid, ", but this process runs as user ", ::geteuid());
 }
 
+FileDescriptor open_own_file(const std::string& path, int flags) {
+  FileDescriptor file(::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666));
+  const int reason = errno;
+  const auto refuse = [&](const std::string& why) {
+    throw UsageError(text(path, ": ", why, "; remove it, or use another folder"));
+  };
+  if (!file.is_open()) {
+    if (reason == ENOENT && (flags & O_CREAT) == 0) return file;
+    if (reason == ELOOP) refuse("it is a symbolic link, not a regular file");
+    if (reason == ENXIO || reason == EISDIR) refuse("it is not a regular file");  // ENXIO: a pipe without a reader
+    const bool is_forbidden = reason == EROFS || reason == EACCES || reason == EPERM;
+    throw SystemError(text("open ", path, ": ", std::strerror(reason),
+                           is_forbidden ? "; use a folder that this user can write to" : ""));
+  }
+  struct stat status {
+  }, folder{};
+  if (::fstat(file.get(), &status) != 0) throw SystemError(text("fstat ", path, ": ", std::strerror(errno)));
+  const auto why = why_not_own_file(status);
+  if (why.empty()) return file;
+  const auto slash = path.rfind('/');
+  const auto above = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const bool is_of_folder = ::stat(above.c_str(), &folder) == 0 && folder.st_uid == status.st_uid;
+  if (!S_ISREG(status.st_mode) || !is_of_folder) refuse(why);
+  return file;
+}
+
 FileDescriptor open_private_folder(const std::string& folder, const std::string& remedy) {
   const auto fail = [&](const char* call) {
     throw SystemError(text(call, " ", folder, ": ", std::strerror(errno), "; ", remedy));

@@ -20,6 +20,7 @@
 #include <lockstep/error.h>
 
 #include "base/log.h"
+#include "base/private_files.h"
 #include "base/text.h"
 #include "checkpoint/files.h"
 
@@ -106,8 +107,7 @@ std::vector<int64_t> plan_removals(const std::set<int64_t>& numbers, int64_t sav
 FileDescriptor lock_folder(const std::string& folder) {
   make_folders(folder);
   const auto path = text(folder, "/", kLockFile);
-  FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-  if (!file.is_open()) fail_file("open", path);
+  auto file = open_own_file(path, O_RDWR | O_CREAT);
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK)
       throw UsageError(text("checkpoint folder ", folder, " is in use by ", read_owner(folder),
@@ -125,7 +125,7 @@ FileDescriptor lock_folder(const std::string& folder) {
 }
 
 std::string read_owner(const std::string& folder) {
-  const FileDescriptor file(::open(text(folder, "/", kLockFile).c_str(), O_RDONLY | O_CLOEXEC));
+  const auto file = open_own_file(text(folder, "/", kLockFile), O_RDONLY);
   if (!file.is_open()) return "";
   std::string owner(512, '\0');
   const auto size = ::pread(file.get(), owner.data(), owner.size(), 0);

@@ -60,7 +60,7 @@ bool is_called(const fs::path& path, const FileDescriptor& file) {
 }
 
 // Opens an existing file for writing if this user owns it; otherwise returns a closed descriptor.
-FileDescriptor open_own_file(const fs::path& path) {
+FileDescriptor open_if_own(const fs::path& path) {
   FileDescriptor file(::open(path.c_str(), kToWrite));
   struct stat status = {};
   const bool is_own = file.is_open() && ::fstat(file.get(), &status) == 0 && why_not_own_file(status).empty();
@@ -74,7 +74,7 @@ std::pair<FileDescriptor, fs::path> open_partial(const fs::path& target) {
   for (;;) {
     FileDescriptor file(::open(partial.c_str(), kToWrite | O_CREAT | O_EXCL, kFileMode));
     if (!file.is_open() && errno != EEXIST) fail_staging(partial, " cannot be opened");
-    if (!file.is_open()) file = open_own_file(partial);
+    if (!file.is_open()) file = open_if_own(partial);
     if (!file.is_open() || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
       partial = text(target.native(), ".partial-", std::random_device()());
     } else if (is_called(partial, file)) {

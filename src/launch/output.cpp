@@ -26,26 +26,16 @@ void make_folders(const std::string& path) {
           text("mkdir ", path.substr(0, slash), ": ", std::strerror(errno), "; set --log-dir to a writable folder"));
 }
 
-[[noreturn]] void refuse_log(const std::string& path, const std::string& why) {
-  throw SystemError(text("create ", path, ": ", why, "; set --log-dir to a writable folder of your own"));
-}
-
-/// Creates the file, or truncates the file of an earlier run. Other users may be able to write to the folder, so only a
-/// regular file of this user is truncated, links are not followed, and a pipe does not block the launcher.
+/// Creates the file, or truncates the file of an earlier run.
 FileDescriptor create_file(const std::string& path) {
   make_folders(path);
-  constexpr int kToWrite = O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-  FileDescriptor file(::open(path.c_str(), kToWrite | O_CREAT | O_EXCL, 0666));
-  if (file.is_open()) return file;
-  if (errno != EEXIST) refuse_log(path, std::strerror(errno));
-  file = FileDescriptor(::open(path.c_str(), kToWrite));
-  const int error = errno;
-  struct stat status {};
-  if ((file.is_open() ? ::fstat(file.get(), &status) : ::lstat(path.c_str(), &status)) == 0)
-    if (const auto why = why_not_own_file(status); !why.empty()) refuse_log(path, why);
-  if (!file.is_open()) refuse_log(path, std::strerror(error));
-  if (::ftruncate(file.get(), 0) != 0) refuse_log(path, std::strerror(errno));
-  return file;
+  try {
+    auto file = open_own_file(path, O_WRONLY | O_APPEND | O_CREAT);
+    if (::ftruncate(file.get(), 0) != 0) throw SystemError(text("truncate ", path, ": ", std::strerror(errno)));
+    return file;
+  } catch (const Error& error) {
+    throw SystemError(text(error.what(), "; --log-dir chooses the folder"));
+  }
 }
 
 bool write_all(int file, std::string_view bytes) {

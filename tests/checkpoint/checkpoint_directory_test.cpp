@@ -233,6 +233,28 @@ TEST_F(Directory, RefusesASecondJobAndNamesTheFirst) {
   alone([&](ProcessGroup world) { CheckpointDirectory again(world, folder()); });
 }
 
+TEST_F(Directory, DoesNotFollowALinkInPlaceOfItsLock) {
+  const auto target = folder() + "-target";
+  std::filesystem::create_directories(folder());
+  std::ofstream(target) << "precious";
+  std::filesystem::create_symlink(target, file(".lock"));
+  run_threads(2, [&](ProcessGroup world) {
+    expect_error<UsageError>([&] { CheckpointDirectory(world, folder()); }, ".lock", "symbolic link");
+  });
+  std::string content;
+  std::ifstream(target) >> content;
+  EXPECT_EQ(content, "precious");
+  std::filesystem::remove(target);
+}
+
+TEST_F(Directory, DoesNotWaitForAPipeInPlaceOfItsLock) {
+  std::filesystem::create_directories(folder());
+  ASSERT_EQ(::mkfifo(file(".lock").c_str(), 0666), 0);
+  run_threads(2, [&](ProcessGroup world) {
+    expect_error<UsageError>([&] { CheckpointDirectory(world, folder()); }, ".lock", "not a regular file");
+  });
+}
+
 TEST_F(Directory, RemovesWhatDeadJobsHaveLeft) {
   alone([&](ProcessGroup world) {
     int64_t x = 1;
@@ -281,8 +303,11 @@ TEST_F(Directory, ContinuesWithAWarningIfItCannotWrite) {
       world.barrier();
       const bool saved = checkpoints.save(1, state);
       EXPECT_EQ(asynchronous ? checkpoints.wait() : saved, false);
+      EXPECT_TRUE(checkpoints.wait()) << "reported once";
+      EXPECT_THAT(checkpoints.last_error(), testing::HasSubstr("step-00000001.pt")) << "but not forgotten";
       EXPECT_TRUE(checkpoints.save(2, state));
       EXPECT_TRUE(checkpoints.wait());
+      EXPECT_EQ(checkpoints.last_error(), "");
       world.barrier();
       EXPECT_EQ(detail::read_folder(name, "step").unfinished.size(), 0u);
       EXPECT_EQ(checkpoints.resume(state), 3);

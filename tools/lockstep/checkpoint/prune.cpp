@@ -74,7 +74,7 @@ bool is_checkpoint(const CheckpointFile& file) {
 /// lock. Throws UsageError, which names the job, if one uses the folder.
 void lock_folder(const std::string& folder) {
   const auto path = folder + "/.lock";
-  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int file = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (file < 0 && errno == ENOENT) return;
   if (file >= 0 && ::flock(file, LOCK_EX | LOCK_NB) == 0) return;
   if (errno != EWOULDBLOCK) throw SystemError(fmt::format("{}: cannot be locked: {}", path, std::strerror(errno)));
