@@ -74,12 +74,16 @@ class LOCKSTEP_EXPORT CheckpointDirectory {
   /// Saves the state after step or epoch `number`. `metrics` are those of rank 0. Returns when the checkpoint is on
   /// disk or, if asynchronous, when the state is copied; then first waits for the previous save. Afterwards removes
   /// checkpoints that are not to be kept: never this one, nor those with a higher number. Returns false on all ranks if
-  /// writing, or the previous asynchronous writing, failed and on_error is kWarn: earlier checkpoints are intact then.
+  /// writing, or the previous asynchronous writing, failed and on_error is kWarn; earlier checkpoints stay as they are.
   /// Throws UsageError on all ranks if a part of the state cannot be saved or has the name of another entry.
   bool save(int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics = {});
 
   /// Waits for an asynchronous save. Returns and throws as save() does.
   bool wait();
+
+  /// Why the last save() that has ended failed; empty if it succeeded or there was none. After wait() it is the same on
+  /// all ranks: if it is empty, what was saved last is on disk. Not collective.
+  const std::string& last_error() const;
 
   /// Loads the newest checkpoint that is intact into the state. Returns the number to continue with: the checkpoint's
   /// number plus 1, or 0 if the folder has no checkpoint. Damaged checkpoints are skipped with a warning that names the

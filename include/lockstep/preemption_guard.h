@@ -27,6 +27,7 @@ struct PreemptionGuardOptions {
 ///       if (guard.should_stop()) {
 ///         checkpoints.save(step, state);
 ///         checkpoints.wait();
+///         if (!checkpoints.last_error().empty()) return 1;
 ///         return lockstep::PreemptionGuard::kExitCode;
 ///       }
 ///     }

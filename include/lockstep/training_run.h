@@ -151,7 +151,8 @@ class LOCKSTEP_EXPORT TrainingRun {
 
   /// Ends the current epoch: combines its metrics over the ranks, records them, and saves. Then begins the next one,
   /// or the rest of the one that was interrupted. Returns false if `epochs` are complete, after early stopping, and
-  /// after a signal; everything is on disk then.
+  /// after a signal; everything is on disk then. If the last checkpoint is not, rank 0 logs an error, there is no
+  /// summary.json, and exit_code() is 1.
   bool next_epoch(int64_t epochs);
 
   /// Returns the batches of a loader, or the elements of another range, for a for loop: those that are left of the
@@ -209,7 +210,8 @@ class LOCKSTEP_EXPORT TrainingRun {
   /// Whether a signal has ended the training. Then the code between the end of batches() and next_epoch() should be
   /// short.
   bool is_stopping() const;
-  /// What main() should return: PreemptionGuard::kExitCode after a signal, 0 otherwise.
+  /// What main() should return: 1 if the last checkpoint could not be saved, otherwise PreemptionGuard::kExitCode after
+  /// a signal, and 0 if the run has ended without one.
   int exit_code() const;
   /// The metrics of the last epoch that has ended, over all ranks; also of one before a resume.
   const std::map<std::string, double>& results() const;

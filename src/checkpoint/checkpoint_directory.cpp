@@ -42,12 +42,13 @@ class CheckpointDirectory::Impl {
   Impl(ProcessGroup group, std::string folder, CheckpointDirectoryOptions options);
   ~Impl() {
     if (writer_.joinable()) writer_.join();
-    if (error_) failure_ = message_of(error_);
-    if (!failure_.empty() && is_first()) log_warning(failure_);
+    if (error_) outcome_ = message_of(error_);
+    if (outcome_ && !outcome_->empty() && is_first()) log_warning(*outcome_);
   }
 
   bool save(int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics);
   bool finish();
+  const std::string& last_error() const { return last_error_; }
   int64_t resume(const TrainingState& state);
   int64_t load(const std::string& file, const TrainingState& state, const char* remedy);
   std::string in_folder(const std::string& name) const { return text(folder_, "/", name); }
@@ -71,6 +72,7 @@ class CheckpointDirectory::Impl {
   Request collect(int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics) const;
   void gather_per_rank(const Value& mine, Value& checkpoint) const;
   std::string write(Request& request);
+  std::string describe_newest() const;
   void publish(Request& request, const std::vector<c10::IValue>& shards);
   void keep_best(const Request& request);
   void prune(int64_t saved) const;
@@ -91,9 +93,11 @@ class CheckpointDirectory::Impl {
 
   detail::Snapshot checkpoint_memory_, shard_memory_;
   std::thread writer_;
-  // Written by writer_, read after it has been joined.
-  std::string failure_;
+  // How the save that finish() has not reported ended: why it failed, or empty. Written by writer_, read after it has
+  // been joined.
+  std::optional<std::string> outcome_;
   std::exception_ptr error_;
+  std::string last_error_;
 };
 
 // --- opening
@@ -153,7 +157,7 @@ bool CheckpointDirectory::Impl::save(int64_t number, const TrainingState& state,
   const bool previous = finish();
   auto request = collect(number, state, metrics);
   if (!options_.asynchronous) {
-    failure_ = write(request);
+    outcome_ = write(request);
     return finish() && previous;
   }
   detail::run_and_agree(group_, [&] {
@@ -163,7 +167,7 @@ bool CheckpointDirectory::Impl::save(int64_t number, const TrainingState& state,
   const auto shared = std::make_shared<Request>(std::move(request));
   const auto write_all = [this, shared] {
     try {
-      failure_ = write(*shared);
+      outcome_ = write(*shared);
     } catch (...) {
       error_ = std::current_exception();
     }
@@ -180,12 +184,29 @@ bool CheckpointDirectory::Impl::save(int64_t number, const TrainingState& state,
 /// Waits for the background thread, and reports how its save ended.
 bool CheckpointDirectory::Impl::finish() {
   if (writer_.joinable()) writer_.join();
-  if (const auto error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
-  const auto failure = std::exchange(failure_, "");
-  if (failure.empty()) return true;
-  if (options_.on_error == OnSaveError::kThrow) throw CheckpointError(group_.rank(), failure);
-  if (is_first()) log_warning(text(failure, "; earlier checkpoints are intact, training continues"));
+  if (const auto error = std::exchange(error_, nullptr)) {
+    last_error_ = message_of(error);
+    std::rethrow_exception(error);
+  }
+  const auto outcome = std::exchange(outcome_, std::nullopt);
+  if (!outcome) return true;
+  last_error_ = *outcome;
+  if (outcome->empty()) return true;
+  if (options_.on_error == OnSaveError::kThrow) throw CheckpointError(group_.rank(), *outcome);
+  if (is_first()) log_warning(text(*outcome, "; the training continues; ", describe_newest()));
   return false;
+}
+
+/// What a failed save leaves.
+std::string CheckpointDirectory::Impl::describe_newest() const {
+  std::set<int64_t> numbers;
+  try {
+    numbers = contents().numbers;
+  } catch (const Error&) {
+    // The folder itself may be gone.
+  }
+  if (numbers.empty()) return text("there is no checkpoint in ", folder_);
+  return text("the newest checkpoint is ", name(*numbers.rbegin()));
 }
 
 CheckpointDirectory::Impl::Request CheckpointDirectory::Impl::collect(
@@ -386,6 +407,10 @@ int64_t CheckpointDirectory::load_best(const TrainingState& state) {
   return impl_->load(
       detail::kBestFile, state,
       "it is written if options.best names a metric that save() receives; resume() loads the newest one");
+}
+
+const std::string& CheckpointDirectory::last_error() const {
+  return impl_->last_error();
 }
 
 std::string CheckpointDirectory::path(int64_t number) const {

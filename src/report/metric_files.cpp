@@ -11,16 +11,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fstream>
+#include <string_view>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include <lockstep/error.h>
 
 #include "base/log.h"
+#include "base/private_files.h"
 #include "base/text.h"
 #include "checkpoint/files.h"
 
@@ -29,11 +32,25 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// The lines of a file, without a last line that is incomplete.
+/// The lines of a file, without a last line that is incomplete. None if there is no file.
 std::vector<std::string> complete_lines(const std::string& path) {
-  std::ifstream file(path);
+  const auto file = open_own_file(path, O_RDONLY);
   std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line) && !file.eof();) lines.push_back(line);
+  std::string begun;
+  std::array<char, 1 << 16> part;
+  while (file.is_open()) {
+    const auto got = ::read(file.get(), part.data(), part.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_file("read", path);
+    if (got == 0) break;
+    for (std::string_view rest(part.data(), static_cast<size_t>(got)); !rest.empty();) {
+      const auto end = rest.find('\n');
+      begun += rest.substr(0, end);
+      if (end == std::string_view::npos) break;
+      lines.push_back(std::exchange(begun, {}));
+      rest.remove_prefix(end + 1);
+    }
+  }
   return lines;
 }
 
@@ -102,8 +119,8 @@ MetricRecord from_json(const std::string& line) {
 
 LineFile::LineFile(std::string path, const std::string& content) : path_(std::move(path)) {
   replace_file(path_, content);
-  file_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
-  if (!file_.is_open()) fail_file("open", path_);
+  file_ = open_own_file(path_, O_WRONLY | O_APPEND);
+  if (!file_.is_open()) throw SystemError(text("open ", path_, ": it was removed"));
   length_ = static_cast<int64_t>(content.size());
 }
 
@@ -122,6 +139,10 @@ void LineFile::append(const std::string& line) {
     log_warning(text("write ", path_, ": ", std::strerror(reason), "; metrics are lost until it can be written again"));
 }
 
+void check_own_files(const std::string& folder) {
+  for (const char* name : {"/metrics.jsonl", "/metrics.csv"}) open_own_file(folder + name, O_RDONLY);
+}
+
 MetricFiles::MetricFiles(std::string folder, const MetricLogOptions& options, int64_t steps, int64_t epochs)
     : folder_(std::move(folder)), options_(options) {
   const auto path = folder_ + "/metrics.jsonl";
@@ -132,24 +153,31 @@ MetricFiles::MetricFiles(std::string folder, const MetricLogOptions& options, in
     add_columns(record);
   }
   jsonl_ = std::make_unique<LineFile>(path, kept);
-  if (options_.csv) csv_ = std::make_unique<LineFile>(folder_ + "/metrics.csv", csv_table());
-  if (options_.tensorboard)
+  if (options_.csv) write_table();
+  if (!options_.tensorboard) return;
+  try {
     tensorboard_ =
         std::make_unique<TensorBoardWriter>(folder_, TensorBoardWriterOptions{.first_step = steps > 0 ? steps + 1 : 0});
+  } catch (const SystemError& error) {
+    log_warning(text(error.what(), "; there is no file for TensorBoard, metrics.jsonl has all records"));
+  }
+}
+
+void MetricFiles::write_table() {
+  try {
+    csv_ = std::make_unique<LineFile>(folder_ + "/metrics.csv", csv_table());
+  } catch (const Error& error) {
+    log_warning(text(error.what(), "; metrics.csv is not written any more, metrics.jsonl has all records"));
+    csv_.reset();
+  }
 }
 
 void MetricFiles::write(const MetricRecord& record) {
   jsonl_->append(to_json(record));
-  if (csv_ && add_columns(record)) {
-    try {
-      csv_ = std::make_unique<LineFile>(folder_ + "/metrics.csv", csv_table());
-    } catch (const SystemError& error) {
-      log_warning(text(error.what(), "; metrics.csv is not written any more, metrics.jsonl has all records"));
-      csv_.reset();
-    }
-  } else if (csv_) {
+  if (csv_ && add_columns(record))
+    write_table();
+  else if (csv_)
     csv_->append(csv_row(record));
-  }
   if (!tensorboard_) return;
   for (const auto& [name, value] : record.values)
     tensorboard_->scalar(record.is_epoch ? "epoch/" + name : name, value, record.step);

@@ -31,7 +31,7 @@ MetricRecord from_json(const std::string& line);
 /// again with the next line, so that a line is either complete or missing.
 class LineFile {
  public:
-  /// Opens the file, which `content` replaces. Throws SystemError.
+  /// Opens the file, which `content` replaces. Throws SystemError, or UsageError if it is not this user's file.
   LineFile(std::string path, const std::string& content);
   void append(const std::string& line);
 
@@ -42,16 +42,21 @@ class LineFile {
   bool has_warned_ = false;
 };
 
+/// Throws UsageError if files of the folder that a MetricFiles reads or replaces are not this user's regular files.
+void check_own_files(const std::string& folder);
+
 /// The files of a MetricLog. Used by rank 0. Not thread-safe, except tensorboard().
 class MetricFiles {
  public:
   /// Opens the files of the folder. Keeps step records up to step `steps` and records of the first `epochs` epochs, and
-  /// removes others: the run continues there. Throws SystemError.
+  /// removes others: the run continues there. Throws SystemError or UsageError if metrics.jsonl cannot be read or
+  /// written; without the others there is a warning.
   MetricFiles(std::string folder, const MetricLogOptions& options, int64_t steps, int64_t epochs);
   void write(const MetricRecord& record);
   TensorBoardWriter* tensorboard() { return tensorboard_.get(); }
 
  private:
+  void write_table();
   std::string csv_table() const;
   std::string csv_row(const MetricRecord& record) const;
   bool add_columns(const MetricRecord& record);

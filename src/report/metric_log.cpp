@@ -26,6 +26,7 @@
 #include <lockstep/state_traits.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
 #include "checkpoint/agree.h"
@@ -133,8 +134,10 @@ class MetricLog::Impl {
   Window take_window(double epoch);
   MetricSums fetch_window();
   void report();
+  void end_thread();
   void send(Windows& windows);
-  detail::MetricFiles& files();
+  detail::MetricFiles* files();
+  void write(const MetricRecord& record);
   void rethrow();
 
   // Constant after construction.
@@ -168,6 +171,7 @@ class MetricLog::Impl {
   std::map<std::string, double> latest_;
   MetricSums epoch_;                            // of the windows that report() has taken
   std::unique_ptr<detail::MetricFiles> files_;  // on rank 0, when the first record is written
+  bool has_warned_ = false;                     // that they cannot be opened
   std::thread thread_;                          // last: it uses the other members
 };
 
@@ -180,12 +184,24 @@ MetricLog::Impl::Impl(ProcessGroup group, std::string folder, MetricLogOptions o
     if (folder_.empty()) throw UsageError(group_.rank(), "MetricLog: the folder's name is empty");
     if (options_.every < 0)
       throw UsageError(group_.rank(), text("MetricLog: every is ", options_.every, ", expected 0 or more"));
-    if (writes()) detail::make_folders(folder_);
-    thread_ = start_thread("writing metrics", [this] { report(); });
+    if (writes()) {
+      detail::make_folders(folder_);
+      detail::check_own_files(folder_);
+    }
   });
+  try {
+    detail::run_and_agree(group_, [&] { thread_ = start_thread("writing metrics", [this] { report(); }); });
+  } catch (...) {
+    end_thread();
+    throw;
+  }
 }
 
 MetricLog::Impl::~Impl() {
+  end_thread();
+}
+
+void MetricLog::Impl::end_thread() {
   {
     const std::lock_guard lock(mutex_);
     is_ending_ = true;
@@ -286,20 +302,31 @@ std::map<std::string, double> MetricLog::Impl::end_epoch() {
   auto results = detail::merged(ranks).results();
   if (writes()) {
     warnings_.check(ranks, text("epoch ", epochs_));
-    files().write({.is_epoch = true,
-                   .step = steps_,
-                   .epoch = static_cast<double>(epochs_),
-                   .seconds = seconds(),
-                   .values = results});
+    write({.is_epoch = true,
+           .step = steps_,
+           .epoch = static_cast<double>(epochs_),
+           .seconds = seconds(),
+           .values = results});
   }
   return results;
 }
 
-/// The reporter is idle when the thread that trains calls this.
-detail::MetricFiles& MetricLog::Impl::files() {
+/// Returns null if the files cannot be opened; the next call tries again. The reporter is idle when the thread that
+/// trains calls this.
+detail::MetricFiles* MetricLog::Impl::files() {
   const std::lock_guard lock(mutex_);
-  if (!files_) files_ = std::make_unique<detail::MetricFiles>(folder_, options_, recorded_steps_, recorded_epochs_);
-  return *files_;
+  if (files_) return files_.get();
+  try {
+    files_ = std::make_unique<detail::MetricFiles>(folder_, options_, recorded_steps_, recorded_epochs_);
+  } catch (const Error& error) {
+    if (!std::exchange(has_warned_, true))
+      log_warning(text(error.what(), "; metrics are lost until it can be written again"));
+  }
+  return files_.get();
+}
+
+void MetricLog::Impl::write(const MetricRecord& record) {
+  if (auto* opened = files()) opened->write(record);
 }
 
 std::map<std::string, double> MetricLog::Impl::latest() {
@@ -308,7 +335,8 @@ std::map<std::string, double> MetricLog::Impl::latest() {
 }
 
 TensorBoardWriter* MetricLog::Impl::tensorboard() {
-  return writes() ? files().tensorboard() : nullptr;
+  auto* opened = writes() ? files() : nullptr;
+  return opened ? opened->tensorboard() : nullptr;
 }
 
 // --- the reporter
@@ -353,7 +381,7 @@ void MetricLog::Impl::send(Windows& windows) {
     auto record = windows[i].record;
     warnings_.check(of_window, detail::describe_steps(windows[i].first_step, record.step));
     record.values = detail::merged(of_window).results();
-    files().write(record);
+    write(record);
     const std::lock_guard lock(mutex_);
     latest_ = std::move(record.values);
   }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include <torch/optim/optimizer.h>
 
@@ -18,6 +19,7 @@
 #include <lockstep/preemption_guard.h>
 
 #include "base/live_folder.h"
+#include "base/log.h"
 #include "base/owner_process.h"
 #include "base/text.h"
 #include "checkpoint/agree.h"
@@ -101,6 +103,7 @@ class TrainingRun::Impl {
   void end_epoch(int64_t epochs);
   void finish(int64_t epochs);
   void stop();
+  bool wait_for_checkpoint();
   detail::RunExchange::Agreed exchange(bool is_save_due);
   template <class Kind>
   [[noreturn]] void fail(const Kind& error);
@@ -215,8 +218,9 @@ void TrainingRun::Impl::finish(int64_t epochs) {
   is_finished_ = true;
   display_.end();
   metrics_.wait();
-  checkpoints_.wait();
+  if (!is_stopping_) wait_for_checkpoint();
   show_position();
+  if (!checkpoints_.last_error().empty()) return;
   if (live_)
     live_->set_state(is_stopping_ ? detail::LiveStatus::State::kStopped : detail::LiveStatus::State::kFinished);
   if (group_.rank() != 0 || is_stopping_) return;
@@ -391,8 +395,21 @@ bool TrainingRun::Impl::save(const std::map<std::string, double>& metrics) {
 void TrainingRun::Impl::stop() {
   is_stopping_ = true;
   display_.end();
+  if (wait_for_checkpoint())
+    display_.print_line(text("Stopped after step ", metrics_.steps(), "; start the program again to continue"));
+}
+
+/// Waits until the last checkpoint is on disk. If it is not, tells the user what is lost.
+bool TrainingRun::Impl::wait_for_checkpoint() {
   checkpoints_.wait();
-  display_.print_line(text("Stopped after step ", metrics_.steps(), "; start the program again to continue"));
+  const auto& why = checkpoints_.last_error();
+  if (why.empty()) return true;
+  const auto message = text("TrainingRun: the last checkpoint, after step ", metrics_.steps(),
+                            ", is not on disk: ", why, "; the run is not complete, and started again in ", folder_,
+                            " it continues after the checkpoint before, if there is one; exit_code() is 1");
+  if (group_.rank() == 0) log_error(message);
+  if (live_) live_->fail(std::make_exception_ptr(CheckpointError(group_.rank(), message)));
+  return false;
 }
 
 Value TrainingRun::Impl::state_dict() const {
@@ -448,7 +465,8 @@ bool TrainingRun::is_stopping() const {
   return impl_->is_stopping_;
 }
 int TrainingRun::exit_code() const {
-  return impl_->is_stopping_ ? PreemptionGuard::kExitCode : 0;
+  if (!impl_->checkpoints_.last_error().empty()) return EXIT_FAILURE;
+  return impl_->is_stopping_ ? PreemptionGuard::kExitCode : EXIT_SUCCESS;
 }
 const std::map<std::string, double>& TrainingRun::results() const {
   return impl_->results_;

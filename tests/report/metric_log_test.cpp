@@ -349,6 +349,56 @@ TEST(MetricLog, AFullDiskCostsRecordsButNotTheTraining) {
       .join();
 }
 
+TEST(MetricLog, FilesThatCannotBeOpenedCostRecordsButNotTheTraining) {
+  const TemporaryFolder folder;
+  const auto files = folder.path() / "run", moved = folder.path() / "moved";
+  const LogLines log_lines;
+  run_threads(2, [&](ProcessGroup world) {
+    MetricLog log(world, files, {.every = 1});
+    const auto step = [&] {
+      log.log("loss", 1);
+      log.end_step();
+      log.flush();
+      log.wait();
+      world.barrier();
+    };
+    world.barrier();
+    if (world.rank() == 0) std::filesystem::rename(files, moved);
+    world.barrier();
+    step();
+    step();
+    EXPECT_EQ(log.tensorboard(), nullptr);
+    if (world.rank() == 0) std::filesystem::rename(moved, files);
+    world.barrier();
+    step();
+    EXPECT_EQ(log.tensorboard() != nullptr, world.rank() == 0);
+    EXPECT_EQ(log.end_epoch().at("loss"), 1);
+  });
+  EXPECT_THAT(log_lines.lines(), testing::ElementsAre(testing::AllOf(
+                                     testing::HasSubstr("metrics.jsonl"), testing::HasSubstr("No such file"),
+                                     testing::HasSubstr("lost until it can be written again"))));
+  const auto records = records_of(files);
+  ASSERT_EQ(records.size(), 2);
+  EXPECT_EQ(records[0].at("step"), 3);
+  EXPECT_EQ(records[1].at("type"), "epoch");
+}
+
+TEST(MetricLog, RefusesFilesThatAreLinksOrPipes) {
+  for (const char* name : {"metrics.jsonl", "metrics.csv"})
+    for (const bool is_link : {false, true}) {
+      const TemporaryFolder folder;
+      const auto path = folder.path() / name;
+      if (is_link)
+        std::filesystem::create_symlink(folder.path() / "target", path);
+      else
+        ASSERT_EQ(::mkfifo(path.c_str(), 0666), 0);
+      run_threads(2, [&](ProcessGroup world) {
+        expect_error<UsageError>([&] { MetricLog(world, folder.path()); }, path.string(),
+                                 is_link ? "symbolic link" : "not a regular file");
+      });
+    }
+}
+
 TEST(MetricLog, RefusesWhatItCannotRecord) {
   const TemporaryFolder folder;
   run_threads(1, [&](ProcessGroup world) {
@@ -393,14 +443,15 @@ TEST(MetricLog, RefusesCallsInAJoinWhereRanksMakeDifferentNumbersOfCalls) {
 
 TEST(MetricLog, AnErrorOfTheThreadReachesTheTraining) {
   const TemporaryFolder folder;
-  run_threads(1, [&](ProcessGroup world) {
+  const auto train = [&](ProcessGroup world) {
     MetricLog log(world, folder.path(), {.every = 1});
-    ASSERT_EQ(::mkdir((folder.path() / "metrics.jsonl").c_str(), 0777), 0);  // a file cannot replace it
+    if (world.rank() == 1) throw std::runtime_error("the end of rank 1");
     log.end_step();
     log.flush();
-    expect_error<SystemError>([&] { log.wait(); }, "metrics.jsonl");
-    expect_error<SystemError>([&] { log.flush(); }, "metrics.jsonl");
-  });
+    expect_error<PeerError>([&] { log.wait(); }, "rank 1");
+    expect_error<PeerError>([&] { log.flush(); }, "rank 1");
+  };
+  EXPECT_THROW(run_threads(2, train), std::runtime_error);
 }
 
 }  // namespace

@@ -121,6 +121,61 @@ TEST(InterruptedRun, IsCompleteAfterItsEnd) {
   EXPECT_EQ(lines_of(folder.path() / "summary.json"), summary);
 }
 
+TEST(InterruptedRun, SaysIfItCouldNotSave) {
+  const TemporaryFolder folder;
+  JobProcesses job(RUNNING_RANK, 2, {"train", folder.path(), kEpochs, "0"});
+  job.start_all();
+  job[0].expect_line("step ");
+  // Moved, so that nothing is removed while a rank writes.
+  std::filesystem::rename(folder.path() / "checkpoints", folder.path() / "moved");
+  job[1].signal(SIGTERM);
+  for (int rank : {0, 1}) EXPECT_EQ(job[rank].wait(), 1) << job[rank].output();
+  EXPECT_THAT(job[0].output(), testing::HasSubstr("is not on disk: checkpoint step-"));
+  EXPECT_THAT(job[0].output(), testing::HasSubstr("there is no checkpoint in"));
+  EXPECT_THAT(job[0].output(), testing::Not(testing::HasSubstr("Stopped after step ")));
+}
+
+TEST(TrainingRun, OfAProgramWithClosedDescriptorsPrintsIntoNoFile) {
+  const TemporaryFolder folder;
+  RankProcess shell({"sh", "-c", "exec \"$0\" \"$@\" <&- >&- 2>&-", RUNNING_RANK, "train", folder.path(), "1", "0"},
+                    {{"RANK", ""}, {"WORLD_SIZE", ""}});
+  EXPECT_EQ(shell.wait(), 0);
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "summary.json"));
+  for (const auto& file : std::filesystem::recursive_directory_iterator(folder.path())) {
+    if (!file.is_regular_file()) continue;
+    std::ifstream bytes(file.path(), std::ios::binary);
+    EXPECT_THAT(std::string(std::istreambuf_iterator<char>(bytes), {}), testing::Not(testing::HasSubstr("step 1\n")))
+        << file.path();
+  }
+}
+
+TEST(TrainingRun, IsNotCompleteWithoutItsLastCheckpoint) {
+  for (const bool asynchronous : {false, true}) {
+    SCOPED_TRACE(asynchronous);
+    const TemporaryFolder folder;
+    const auto train = [&](bool is_obstructed) {
+      run_threads(2, [&](ProcessGroup world) {
+        TrainingRun run(world, folder.path(), TrainingState{}, quiet({.asynchronous = asynchronous}));
+        while (run.next_epoch(2)) {
+          run.step([] {});
+          world.barrier();
+          // A folder of the file's name: renaming fails.
+          if (is_obstructed && world.rank() == 0 && run.steps() == 2)
+            std::filesystem::create_directories(run.checkpoints().path(2) + "/x");
+        }
+        EXPECT_EQ(run.exit_code(), is_obstructed ? 1 : 0);
+      });
+      return std::filesystem::exists(folder.path() / "summary.json");
+    };
+    const LogLines log_lines;
+    EXPECT_FALSE(train(true)) << "there is no summary";
+    EXPECT_THAT(log_lines.lines(),
+                testing::Contains(testing::HasSubstr("the last checkpoint, after step 2, is not on disk")));
+    std::filesystem::remove_all(folder.path() / "checkpoints/step-00000002.pt");
+    EXPECT_TRUE(train(false));
+  }
+}
+
 TEST(TrainingRun, HasNoSummaryWhileItIsContinuedWithMoreEpochs) {
   const TemporaryFolder folder;
   const auto summary = folder.path() / "summary.json";
