@@ -17,6 +17,7 @@
 
 #include "launch/launcher_process.h"
 #include "support/temporary_folder.h"
+#include "support/terminal.h"
 
 namespace lockstep {
 namespace {
@@ -207,29 +208,47 @@ TEST(RunOutput, ShowsAProgressBarBeforeItsLineEnds) {
   EXPECT_EQ(run.wait(), 0);
 }
 
+/// What the launcher writes to a terminal.
+std::string on_terminal(const std::vector<std::string>& arguments, std::map<std::string, std::string> variables = {}) {
+  variables.emplace("TERM", "xterm");
+  TerminalProcess process(run_command(arguments), 80, clean_environment(variables));
+  process.wait();
+  return process.bytes();
+}
+
 TEST(RunOutput, OverwritesAProgressBarOnATerminal) {
-  const std::string tool = LOCKSTEP_TOOL;
-  RankProcess script({"script", "-qec", tool + " run -n 1 printf '\\r10 %%%%\\r20 %%%%\\nend\\n'", "/dev/null"},
-                     clean_environment({{"TERM", "xterm"}, {"NO_COLOR", "1"}}));
-  script.wait();
-  EXPECT_THAT(script.output(), AllOf(HasSubstr("[0] 20 %"), HasSubstr("[0] end"), Not(HasSubstr("10 %\n"))));
+  const auto output = on_terminal({"-n", "1", "printf", "\\r10 %%\\r20 %%\\nend\\n"}, {{"NO_COLOR", "1"}});
+  EXPECT_THAT(output, AllOf(HasSubstr("[0] 20 %"), HasSubstr("[0] end"), Not(HasSubstr("10 %\n"))));
 }
 
 TEST(RunOutput, ColoursThePrefixOnATerminalOnly) {
-  const std::string tool = LOCKSTEP_TOOL;
-  auto on_terminal = [&](std::map<std::string, std::string> variables, const std::string& program = "echo hello") {
-    variables.emplace("TERM", "xterm");
-    RankProcess script({"script", "-qec", tool + " run -n 2 " + program, "/dev/null"}, clean_environment(variables));
-    script.wait();
-    return script.output();
-  };
-  auto output = on_terminal({});
+  const std::vector<std::string> greeting{"-n", "2", "echo", "hello"}, failing{"-n", "2", "false"};
+  const std::map<std::string, std::string> colourless{{"NO_COLOR", "1"}};
+  const auto output = on_terminal(greeting);
   EXPECT_THAT(output, AllOf(HasSubstr("\033[36m[0]\033[0m hello"), HasSubstr("\033[32m[1]\033[0m hello")));
   EXPECT_THAT(output, Not(HasSubstr("\033[1;31m"))) << "red is for failures";
-  EXPECT_THAT(on_terminal({}, "false"), ContainsRegex("\033\\[1;31mlockstep run: rank . .*failed first"));
-  EXPECT_THAT(on_terminal({{"NO_COLOR", "1"}}), AllOf(HasSubstr("[1] hello"), Not(HasSubstr("\033"))));
-  EXPECT_THAT(on_terminal({{"NO_COLOR", "1"}}, "false"), Not(HasSubstr("\033")));
-  EXPECT_THAT(run_launcher({"-n", "2", "echo", "hello"}).output, Not(HasSubstr("\033")));
+  EXPECT_THAT(on_terminal(failing), ContainsRegex("\033\\[1;31mlockstep run: rank . .*failed first"));
+  EXPECT_THAT(on_terminal(greeting, colourless), AllOf(HasSubstr("[1] hello"), Not(HasSubstr("\033"))));
+  EXPECT_THAT(on_terminal(failing, colourless), Not(HasSubstr("\033")));
+  EXPECT_THAT(run_launcher(greeting).output, Not(HasSubstr("\033")));
+}
+
+TEST(RunOutput, MayBeClosed) {
+  for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    const TemporaryFolder folder;
+    const auto log = folder.path() / "log";
+    RankProcess shell({"sh", "-c", std::string("exec \"$0\" \"$@\" ") + closed, LOCKSTEP_TOOL, "run", "-n", "2",
+                       "--log-dir", log.string(), "sh", "-c", "echo hello; echo trouble >&2"},
+                      clean_environment());
+    EXPECT_EQ(shell.wait(), 0) << closed << '\n' << shell.output();
+    int files = 0;
+    for (const auto& file : std::filesystem::recursive_directory_iterator(log))
+      if (file.is_regular_file()) {
+        EXPECT_THAT(contents(file.path()), testing::AnyOf("hello\n", "trouble\n")) << closed << ' ' << file.path();
+        ++files;
+      }
+    EXPECT_EQ(files, 4) << closed;
+  }
 }
 
 TEST(RunOutput, WritesAFileForEachStreamOfEachAttempt) {
