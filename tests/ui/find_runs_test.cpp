@@ -66,7 +66,8 @@ TEST_F(FindRuns, ListsCheckpointsWithTheBest) {
   write("a/checkpoints/.unfinished-x.pt", "1");
   write("a/checkpoints/.lock");
   fs::create_hard_link(folder_.path() / "a/checkpoints/step-00000010.pt", folder_.path() / "a/checkpoints/best.pt");
-  const auto files = list_checkpoints(folder_.path() / "a");
+  fs::create_symlink("step-00000020.pt", folder_.path() / "a/checkpoints/step-00000030.pt");  // links are left out
+  const auto files = list_checkpoints(fs::canonical(folder_.path() / "a"));
   ASSERT_EQ(files.size(), 3U);
   EXPECT_EQ(files[0].name, "best.pt");
   EXPECT_EQ(files[0].best_of, "step-00000010.pt");
@@ -75,7 +76,7 @@ TEST_F(FindRuns, ListsCheckpointsWithTheBest) {
   EXPECT_EQ(files[1].bytes, 3U);
   EXPECT_EQ(files[2].name, "step-00000010.pt");
   EXPECT_TRUE(files[2].is_best);
-  EXPECT_THAT(list_checkpoints(folder_.path() / "none"), IsEmpty());
+  EXPECT_THAT(list_checkpoints(fs::canonical(folder_.path()) / "none"), IsEmpty());
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/eventually.h"
 #include "support/temporary_folder.h"
 #include "ui/answers.h"
 
@@ -90,9 +91,69 @@ TEST_F(Catalog, ShowsDamageAsProblems) {
   const auto run =
       run_when(catalog, [](const Json& one) { return one["records"] == 1 && one["problems"].size() == 3; });
   EXPECT_THAT(run["problems"].dump(), testing::HasSubstr("1 damaged line"));
-  EXPECT_THAT(run["problems"].dump(), testing::HasSubstr("settings.json is damaged"));
-  EXPECT_THAT(run["problems"].dump(), testing::HasSubstr("summary.json is damaged"));
+  EXPECT_THAT(run["problems"].dump(), testing::HasSubstr("settings.json: it is damaged"));
+  EXPECT_THAT(run["problems"].dump(), testing::HasSubstr("summary.json: it is damaged"));
   EXPECT_EQ(run["settings"], nullptr);
+}
+
+TEST_F(Catalog, FollowsNoLinkOutOfARun) {
+  const auto secret = [](const std::string& name) { return "\"secret\": \"" + name + "\""; };
+  write("outside/metrics.jsonl", "{\"type\":\"step\",\"step\":1,\"secret\":7}\n");
+  write("outside/settings.json", "{" + secret("settings") + "}");
+  write("outside/live/output-00000.log", "secret output\n");
+  write("outside/live/rank-00000.json",
+        "{\"format\": 1, \"rank\": 0, \"updated\": 1, \"state\": \"running\", \"host\": \"secret host\"}");
+  write("outside/checkpoints/step-00000001.pt", "secret");
+  write("runs/files/live/node-000.json", "{}");
+  fs::create_directories(folder_.path() / "runs/files/checkpoints");
+  write("runs/folders/summary.json", "{}");
+  const auto link = [&](const std::string& run, const std::string& name) {
+    fs::create_symlink(folder_.path() / "outside" / name, folder_.path() / "runs" / run / name);
+  };
+  for (const auto* name : {"metrics.jsonl", "settings.json", "live/output-00000.log", "live/rank-00000.json",
+                           "checkpoints/step-00000001.pt"})
+    link("files", name);
+  for (const auto* name : {"live", "checkpoints"}) link("folders", name);
+
+  const RunCatalog catalog({folder_.path() / "runs"});
+  Json runs;
+  EXPECT_TRUE(eventually(
+      [&] {
+        const auto all = catalog.descriptions();
+        runs = all["runs"];
+        return all["reading"] == false && runs.size() == 2 && !runs[0]["state"].get<std::string>().empty();
+      },
+      60s));
+  EXPECT_EQ(runs[0]["records"], 0);
+  EXPECT_THAT(runs[0]["problems"],
+              testing::UnorderedElementsAre("metrics.jsonl: it is a symbolic link, which is not followed",
+                                            "settings.json: it is a symbolic link, which is not followed"));
+  EXPECT_THAT(runs[1]["problems"],
+              testing::UnorderedElementsAre("live is a symbolic link, which is not followed",
+                                            "checkpoints is a symbolic link, which is not followed"));
+  EXPECT_THAT(runs.dump(), testing::Not(testing::HasSubstr("secret")));
+  for (const auto* run : {"0", "1"}) {
+    EXPECT_THAT(answer_ranks(catalog, {{"run", run}}).body, testing::Not(testing::HasSubstr("secret"))) << run;
+    EXPECT_EQ(Json::parse(answer_output(catalog, {{"run", run}, {"rank", "0"}}).body)["lines"], Json::array()) << run;
+    EXPECT_EQ(Json::parse(answer_checkpoints(catalog, {{"run", run}}).body)["files"], Json::array()) << run;
+  }
+  EXPECT_THAT(answer_open_metrics(catalog).body, testing::Not(testing::HasSubstr("secret")));
+}
+
+TEST_F(Catalog, ShowsNothingOfARunThatBecomesALink) {
+  write("outside/live/output-00000.log", "secret output\n");
+  write("runs/a/live/output-00000.log", "own output\n");
+  const RunCatalog catalog({folder_.path() / "runs"});
+  const auto lines = [&] { return Json::parse(answer_output(catalog, {{"run", "0"}, {"rank", "0"}}).body)["lines"]; };
+  EXPECT_EQ(lines(), Json::parse(R"(["own output"])"));
+  fs::rename(folder_.path() / "runs", folder_.path() / "former");
+  fs::create_directory(folder_.path() / "runs");
+  fs::create_symlink("../outside", folder_.path() / "runs/a");
+  EXPECT_EQ(lines(), Json::array());
+  fs::remove(folder_.path() / "runs/a");
+  fs::remove(folder_.path() / "runs");
+  fs::create_directory_symlink("former", folder_.path() / "runs");
+  EXPECT_EQ(lines(), Json::array());
 }
 
 TEST_F(Catalog, AnswersCurvesOfRunsThatExist) {

@@ -2,18 +2,14 @@
 
 #include "ui/server.h"
 
-#include <arpa/inet.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <fstream>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/file_descriptor.h"
 #include "support/temporary_folder.h"
+#include "ui/http_client.h"
 
 namespace lockstep::ui {
 namespace {
@@ -28,25 +24,16 @@ class DashboardServer : public testing::Test {
     std::filesystem::create_directories(folder_.path() / "runs/a/live");
     std::ofstream(folder_.path() / "runs/a/metrics.jsonl") << "{\"type\":\"step\",\"step\":1,\"loss\":0.5}\n";
     std::ofstream(folder_.path() / "secret.txt") << "not for anybody";
-    server_.emplace(ServerOptions{.folders = {folder_.path() / "runs"}, .token = "0123456789abcdef"});
+    server_.emplace(ServerOptions{.folders = {folder_.path() / "runs"},
+                                  .token = "0123456789abcdef",
+                                  .limits = {.stranger_time = std::chrono::hours(1)}});
   }
 
   /// Sends these bytes and returns all that the server answers until it closes the connection.
   std::string exchanged(const std::string& request) const {
-    const FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(server_->port()));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return "no connection";
-    EXPECT_EQ(::send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL), ssize_t(request.size()));
-    std::string answer;
-    std::array<char, 65536> buffer{};
-    while (true) {
-      const auto got = ::recv(socket.get(), buffer.data(), buffer.size(), 0);
-      if (got <= 0) return answer;
-      answer.append(buffer.data(), static_cast<size_t>(got));
-    }
+    HttpClient client(server_->port());
+    client.say(request);
+    return client.hear_all();
   }
 
   std::string get(const std::string& path, const std::string& headers = "",
@@ -139,13 +126,13 @@ TEST_F(DashboardServer, AnswersChangesOnly) {
 
 TEST_F(DashboardServer, SurvivesNonsense) {
   for (const std::string& request :
-       {std::string("\r\n\r\n"), std::string("GET\r\n\r\n"), std::string("GET / HTTP/9.9\r\n\r\n"),
+       {std::string("x\r\n\r\n"), std::string("GET\r\n\r\n"), std::string("GET / HTTP/9.9\r\n\r\n"),
         std::string(100000, 'A'), "GET /" + std::string(20000, 'a') + " HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "GET /api/curves?points=99999999999999999999&from=nan&to=inf&smooth=-3&runs=,,,0 HTTP/1.1\r\nHost: "
         "localhost\r\n" +
             bearer_ + "Connection: close\r\n\r\n",
         std::string("\0\0\0\xff", 4) + "\r\n\r\n"})
-    exchanged(request);
+    EXPECT_THAT(exchanged(request), StartsWith("HTTP/1.1 ")) << request.substr(0, 100);
   EXPECT_THAT(get("/api/runs", bearer_), StartsWith("HTTP/1.1 200 "));
 }
 
@@ -154,6 +141,32 @@ TEST_F(DashboardServer, WritesOpenMetrics) {
   EXPECT_THAT(answer, HasSubstr("application/openmetrics-text"));
   EXPECT_THAT(answer, HasSubstr("lockstep_run_metric{"));
   EXPECT_THAT(answer, testing::EndsWith("# EOF\n"));
+}
+
+TEST_F(DashboardServer, KeepsAConnectionForFurtherRequests) {
+  HttpClient client(server_->port());
+  const auto request = [&](const std::string& method, const std::string& path) {
+    return fmt::format("{} {} HTTP/1.1\r\nHost: localhost\r\n{}\r\n", method, path, bearer_);
+  };
+  for (const auto* path : {"/", "/api/runs", "/nothing"}) {
+    EXPECT_TRUE(client.say(request("GET", path)));
+    EXPECT_THAT(client.hear_answer(), Not(HasSubstr("Connection: close"))) << path;
+  }
+  EXPECT_TRUE(client.say(request("HEAD", "/app.js")));
+  const auto head = client.hear_answer(false);
+  EXPECT_THAT(head, HasSubstr("Content-Type: text/javascript"));
+  EXPECT_THAT(head, Not(HasSubstr("Content-Length: 0")));
+  EXPECT_THAT(head, testing::EndsWith("\r\n\r\n"));
+}
+
+TEST_F(DashboardServer, ListensOnIpv6) {
+  std::optional<Server> server;
+  try {
+    server.emplace(ServerOptions{.folders = {}, .address = "::1"});
+  } catch (const std::exception& error) {
+    GTEST_SKIP() << "this machine has no IPv6: " << error.what();
+  }
+  EXPECT_THAT(server->url(), StartsWith(fmt::format("http://[::1]:{}/?token=", server->port())));
 }
 
 TEST_F(DashboardServer, NamesAPortThatIsTaken) {

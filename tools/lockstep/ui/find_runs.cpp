@@ -6,13 +6,19 @@
 #include <map>
 #include <set>
 
+#include <lockstep/error.h>
+
+#include "live/run_folder.h"
+
 namespace lockstep::ui {
 namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kCheckpoints = "checkpoints";
+
 void add_runs(const fs::path& folder, int depth, std::set<fs::path>& found) {
-  if (is_run(folder)) {
+  if (live::RunFolder(folder).is_run()) {
     found.insert(folder);
     return;
   }
@@ -29,17 +35,20 @@ double seconds_of(const timespec& time) {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
+/// Empty if the folder cannot be read; a link is one of the problems that the description of the run names.
+std::vector<std::string> names_in(const live::RunFolder& run, const std::string& folder) {
+  try {
+    return run.names(folder);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 bool is_shard(const std::string& name) {
   return name.find(".shard-") != name.npos;
 }
 
 }  // namespace
-
-bool is_run(const fs::path& folder) {
-  std::error_code ignored;
-  return fs::exists(folder / "metrics.jsonl", ignored) || fs::exists(folder / "summary.json", ignored) ||
-         fs::is_directory(folder / "live", ignored);
-}
 
 std::vector<fs::path> find_runs(const std::vector<fs::path>& folders) {
   std::set<fs::path> found;
@@ -52,32 +61,31 @@ std::vector<fs::path> find_runs(const std::vector<fs::path>& folders) {
   return {found.begin(), found.end()};
 }
 
-std::vector<CheckpointFile> list_checkpoints(const fs::path& run) {
+std::vector<CheckpointFile> list_checkpoints(const fs::path& path) {
+  const live::RunFolder run(path);
   std::vector<CheckpointFile> files;
-  std::map<ino_t, std::string> names;  // to find the checkpoint that best.pt is a hard link to
+  std::map<ino_t, std::string> numbered;  // to find the checkpoint that best.pt is a hard link to
   ino_t best = 0;
-  std::error_code error;
-  for (fs::directory_iterator entry(run / "checkpoints", error), end; !error && entry != end; entry.increment(error)) {
-    const auto name = entry->path().filename().string();
-    if (name.starts_with('.') || entry->path().extension() != ".pt" || is_shard(name)) continue;
-    struct stat status {};
-    if (::stat(entry->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
+  for (const auto& name : names_in(run, kCheckpoints)) {
+    if (name.starts_with('.') || !name.ends_with(".pt") || is_shard(name)) continue;
+    const auto status = run.status(fs::path(kCheckpoints) / name);
+    if (!status || !S_ISREG(status->st_mode)) continue;
     const bool is_best = name == "best.pt";
     if (is_best)
-      best = status.st_ino;
+      best = status->st_ino;
     else
-      names[status.st_ino] = name;
+      numbered[status->st_ino] = name;
     files.push_back({.name = name,
                      .is_best = is_best,
-                     .bytes = static_cast<uintmax_t>(status.st_size),
-                     .saved = seconds_of(status.st_mtim)});
+                     .bytes = static_cast<uintmax_t>(status->st_size),
+                     .saved = seconds_of(status->st_mtim)});
   }
   std::sort(files.begin(), files.end(), [](const CheckpointFile& a, const CheckpointFile& b) {
     return a.is_best != b.is_best ? a.is_best : a.name > b.name;
   });
   for (auto& file : files) {
-    if (file.is_best && names.contains(best)) file.best_of = names[best];
-    if (!file.is_best && best != 0 && names.contains(best) && names[best] == file.name) file.is_best = true;
+    if (file.is_best && numbered.contains(best)) file.best_of = numbered[best];
+    if (!file.is_best && best != 0 && numbered.contains(best) && numbered[best] == file.name) file.is_best = true;
   }
   return files;
 }

@@ -9,12 +9,9 @@ namespace lockstep::ui {
 /// How many folders below a given folder runs are looked for.
 inline constexpr int kDeepestRun = 3;
 
-/// Whether the folder is a run: it has a metrics.jsonl, a summary.json or a folder live.
-bool is_run(const std::filesystem::path& folder);
-
-/// The runs among these folders and below them, at most kDeepestRun folders deeper, in the order of their paths, each
-/// once. Runs inside of a run, hidden folders and links to folders are left out. Folders that cannot be read have no
-/// runs.
+/// The canonical paths of the runs among these folders and below them, at most kDeepestRun folders deeper, in order,
+/// each once. Runs inside of a run, hidden folders, and links below the folders are left out. Folders that cannot be
+/// read have no runs.
 std::vector<std::filesystem::path> find_runs(const std::vector<std::filesystem::path>& folders);
 
 /// A file of a checkpoint folder.
@@ -26,7 +23,7 @@ struct CheckpointFile {
   double saved = 0;  // Unix time in seconds
 };
 
-/// The checkpoints of a run, without shards and unfinished files, best.pt first, then the newest number first.
+/// The checkpoints of a run, without shards, links and unfinished files, best.pt first, then the newest number first.
 std::vector<CheckpointFile> list_checkpoints(const std::filesystem::path& run);
 
 }  // namespace lockstep::ui

@@ -1,15 +1,17 @@
 #include "ui/metrics_reader.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include <fmt/format.h>
 
-#include "base/file_descriptor.h"
+#include <lockstep/error.h>
+
+#include "live/run_folder.h"
 
 namespace lockstep::ui {
 namespace {
@@ -74,24 +76,26 @@ void MetricsReader::append(size_t count, bool at_end) {
 
 /// Reads one piece. Returns whether more of the file is left.
 bool MetricsReader::read_piece(bool& has_changed) {
-  const FileDescriptor file(::open(file_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status {};
   const auto fail = [&](const std::string& why) {
     const std::lock_guard lock(mutex_);
-    has_changed = has_changed || problem_ != why;
-    problem_ = why;
+    const auto problem = why.empty() ? "" : fmt::format("{}: {}", name_, why);
+    has_changed = has_changed || problem_ != problem;
+    problem_ = problem;
     return false;
   };
-  if (!file.is_open()) {
-    const int error = errno;
-    if (error == ENOENT && number_ != 0) {
-      begin_again();
-      number_ = 0;
-      has_changed = true;
-    }
-    return fail(error == ENOENT ? "" : fmt::format("metrics.jsonl cannot be read: {}", std::strerror(error)));
+  std::optional<live::OpenFile> opened;
+  try {
+    opened = live::RunFolder(run_).open(name_);
+  } catch (const Error& error) {
+    return fail(error.what());
   }
-  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return fail("metrics.jsonl is no regular file");
+  if (!opened && number_ != 0) {
+    begin_again();
+    number_ = 0;
+    has_changed = true;
+  }
+  if (!opened) return fail("");
+  const auto& [file, status] = *opened;
   if (!is_continued(file.get(), status.st_size, status.st_dev, status.st_ino)) {
     has_changed = has_changed || offset_ > 0;
     begin_again();
@@ -104,7 +108,7 @@ bool MetricsReader::read_piece(bool& has_changed) {
   rest_.resize(before + wanted);
   const auto got = read_at(file.get(), rest_.data() + before, wanted, offset_);
   rest_.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
-  if (got <= 0) return fail(got < 0 ? fmt::format("metrics.jsonl cannot be read: {}", std::strerror(errno)) : "");
+  if (got <= 0) return fail(got < 0 ? fmt::format("it cannot be read: {}", std::strerror(errno)) : "");
   offset_ += got;
   const auto fresh = std::min(kComparedBytes, rest_.size());
   last_bytes_ = rest_.substr(rest_.size() - fresh);

@@ -14,7 +14,8 @@ namespace lockstep::ui {
 /// while others look at the records that have been read so far.
 class MetricsReader {
  public:
-  explicit MetricsReader(std::filesystem::path file) : file_(std::move(file)) {}
+  /// The file is in the folder of a run, whose path is canonical.
+  MetricsReader(std::filesystem::path run, std::string name) : run_(std::move(run)), name_(std::move(name)) {}
 
   /// Reads what has been appended since the last call, or all of the file if it is another one or smaller. `keep_going`
   /// is called between pieces; the call returns early if it returns false. Returns whether the records have changed.
@@ -42,7 +43,8 @@ class MetricsReader {
   void begin_again();
   void append(size_t count, bool at_end);
 
-  const std::filesystem::path file_;
+  const std::filesystem::path run_;
+  const std::string name_;
   mutable std::mutex mutex_;
   Records records_;      // guarded by mutex_
   std::string problem_;  // guarded by mutex_

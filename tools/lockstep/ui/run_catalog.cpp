@@ -64,13 +64,13 @@ std::string counted_lines(size_t count) {
 Run::Run(int id, fs::path folder)
     : id_(id),
       folder_(std::move(folder)),
-      metrics_(folder_ / "metrics.jsonl"),
+      metrics_(folder_, "metrics.jsonl"),
       name_(folder_.filename()),
-      settings_(folder_ / "settings.json"),
-      summary_(folder_ / "summary.json") {}
+      settings_("settings.json"),
+      summary_("summary.json") {}
 
 /// The state in a word. What the ranks say is first; without live files, the summary and the age of the records.
-std::string Run::state(double now) const {
+std::string Run::state(const live::RunFolder& folder, double now) const {
   if (!exists_) return "removed";
   const bool has_ranks = live_.is_object() && !live_["ranks"].empty();
   const std::string of_ranks = has_ranks ? live_.value("state", "") : "";
@@ -80,11 +80,11 @@ std::string Run::state(double now) const {
     return status == "stopped early" ? "stopped early" : "complete";
   }
   if (of_ranks == "finished") return "complete";
-  return now - changed_at(folder_ / "metrics.jsonl") < kStillWriting ? "running" : "interrupted";
+  return now - changed_at(folder, "metrics.jsonl") < kStillWriting ? "running" : "interrupted";
 }
 
-bool Run::read_live(double now) {
-  const auto stamp = stamp_of(folder_ / "live");
+bool Run::read_live(const live::RunFolder& folder, double now) {
+  const auto stamp = stamp_of(folder, "live");
   const bool is_live = live_.is_object() && live_.value("is_live", false);
   if (stamp == live_stamp_ && !is_live) return false;
   live_stamp_ = stamp;
@@ -95,10 +95,11 @@ bool Run::read_live(double now) {
 }
 
 bool Run::read_files(double now) {
+  const live::RunFolder folder(folder_);
   const std::lock_guard lock(mutex_);
-  const bool settings_changed = settings_.read_again(), summary_changed = summary_.read_again();
-  read_live(now);  // the page asks for the ranks themselves; here only the state counts
-  const auto before = std::exchange(state_, state(now));
+  const bool settings_changed = settings_.read_again(folder), summary_changed = summary_.read_again(folder);
+  read_live(folder, now);  // the page asks for the ranks themselves; here only the state counts
+  const auto before = std::exchange(state_, state(folder, now));
   return settings_changed || summary_changed || state_ != before;
 }
 
@@ -132,7 +133,11 @@ Json Run::description() const {
   run["has_ranks"] = live_.is_object() && !live_.value("ranks", Json::array()).empty();
   run["settings"] = settings_.value();
   run["summary"] = summary_.value();
-  run["changed"] = std::max(changed_at(folder_ / "metrics.jsonl"), changed_at(folder_ / "live"));
+  const live::RunFolder folder(folder_);
+  run["changed"] = std::max(changed_at(folder, "metrics.jsonl"), changed_at(folder, "live"));
+  for (const auto* name : {"live", "checkpoints"})
+    if (folder.has_link(name))
+      run["problems"].push_back(fmt::format("{} is a symbolic link, which is not followed", name));
   for (const auto& problem : {metrics_.problem(), settings_.problem(), summary_.problem()})
     if (!problem.empty()) run["problems"].push_back(problem);
   return run;
@@ -219,7 +224,7 @@ void RunCatalog::look_for_changes() {
   for (const auto& run : runs) {
     if (is_stopping_) return;
     if (run->read_files(now)) ++version_;
-    auto stamp = stamp_of(run->folder() / "metrics.jsonl");
+    auto stamp = stamp_of(live::RunFolder(run->folder()), "metrics.jsonl");
     if (stamp == run->metrics_stamp_ && run->is_read_) continue;
     if (run->is_queued_.exchange(true)) continue;
     run->metrics_stamp_ = std::move(stamp);

@@ -22,6 +22,7 @@ namespace lockstep::ui {
 /// A run that the dashboard shows.
 class Run {
  public:
+  /// The path is canonical.
   Run(int id, std::filesystem::path folder);
 
   int id() const { return id_; }
@@ -39,8 +40,8 @@ class Run {
   friend class RunCatalog;
 
   bool read_files(double now);
-  bool read_live(double now);
-  std::string state(double now) const;
+  bool read_live(const live::RunFolder& folder, double now);
+  std::string state(const live::RunFolder& folder, double now) const;
   nlohmann::json results() const;
 
   const int id_;

@@ -1,17 +1,19 @@
 #include "ui/run_facts.h"
 
-#include <sys/stat.h>
-
-#include <fstream>
+#include <utility>
 
 #include <fmt/format.h>
+
+#include <lockstep/error.h>
+
+#include "live/file_text.h"
 
 namespace lockstep::ui {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr off_t kLargestFile = off_t{1} << 20;
+constexpr size_t kLargestFile = size_t{1} << 20;
 
 /// The scalars of an object; of nested objects their scalars. Deeper values are left out: a file of strangers must not
 /// make a deep tree.
@@ -28,39 +30,39 @@ Json without_depth(const Json& object, int levels) {
 
 }  // namespace
 
-std::string stamp_of(const std::filesystem::path& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return "";
-  return fmt::format("{}:{}:{}.{}", status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+std::string stamp_of(const live::RunFolder& run, const std::string& name) {
+  const auto status = run.status(name);
+  if (!status) return "";
+  return fmt::format("{}:{}:{}.{}", status->st_ino, status->st_size, status->st_mtim.tv_sec, status->st_mtim.tv_nsec);
 }
 
-double changed_at(const std::filesystem::path& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return 0;
-  return static_cast<double>(status.st_mtim.tv_sec) + static_cast<double>(status.st_mtim.tv_nsec) * 1e-9;
+double changed_at(const live::RunFolder& run, const std::string& name) {
+  const auto status = run.status(name);
+  if (!status) return 0;
+  return static_cast<double>(status->st_mtim.tv_sec) + static_cast<double>(status->st_mtim.tv_nsec) * 1e-9;
 }
 
-bool JsonFile::set(Json value, const std::string& problem) {
-  const bool has_changed = value != value_ || problem != problem_;
-  value_ = std::move(value);
-  problem_ = problem;
-  return has_changed;
+/// Throws Error with the reason if the file cannot be used.
+Json JsonFile::parsed(const live::RunFolder& run) const {
+  const auto bytes = live::read_bytes(run, name_, kLargestFile);
+  if (!bytes) return nullptr;
+  const auto value = Json::parse(*bytes, nullptr, false);
+  if (!value.is_object()) throw Error("it is damaged: it is no JSON object");
+  return without_depth(value, 1);
 }
 
-bool JsonFile::read_again() {
-  const auto stamp = stamp_of(path_);
+bool JsonFile::read_again(const live::RunFolder& run) {
+  const auto stamp = stamp_of(run, name_);
   if (stamp == stamp_) return false;
   stamp_ = stamp;
-  const auto name = path_.filename().string();
-  struct stat status {};
-  if (stamp.empty() || ::stat(path_.c_str(), &status) != 0) return set(nullptr, "");
-  if (!S_ISREG(status.st_mode)) return set(nullptr, name + " is no regular file");
-  if (status.st_size > kLargestFile) return set(nullptr, name + " is larger than 1 MiB");
-  std::ifstream file(path_, std::ios::binary);
-  if (!file) return set(nullptr, name + " cannot be read");
-  const auto parsed = Json::parse(file, nullptr, false);
-  if (!parsed.is_object()) return set(nullptr, name + " is damaged: it is no JSON object");
-  return set(without_depth(parsed, 1), "");
+  const auto value_before = std::exchange(value_, nullptr);
+  const auto problem_before = std::exchange(problem_, "");
+  try {
+    value_ = parsed(run);
+  } catch (const Error& error) {
+    problem_ = fmt::format("{}: {}", name_, error.what());
+  }
+  return value_ != value_before || problem_ != problem_before;
 }
 
 }  // namespace lockstep::ui

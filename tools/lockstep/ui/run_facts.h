@@ -6,15 +6,17 @@
 
 #include <nlohmann/json.hpp>
 
+#include "live/run_folder.h"
+
 namespace lockstep::ui {
 
 /// What a small file of a run says, read again when the file has changed.
 class JsonFile {
  public:
-  explicit JsonFile(std::filesystem::path path) : path_(std::move(path)) {}
+  explicit JsonFile(std::string name) : name_(std::move(name)) {}
 
   /// Reads the file if it has changed. Returns whether the value or the problem has changed.
-  bool read_again();
+  bool read_again(const live::RunFolder& run);
 
   /// The scalars of the object, and of the objects in it one level deep; null without a valid file.
   const nlohmann::json& value() const { return value_; }
@@ -22,18 +24,18 @@ class JsonFile {
   const std::string& problem() const { return problem_; }
 
  private:
-  bool set(nlohmann::json value, const std::string& problem);
+  nlohmann::json parsed(const live::RunFolder& run) const;
 
-  const std::filesystem::path path_;
+  const std::string name_;
   std::string stamp_;  // of the file that was read: number, size and time
   nlohmann::json value_;
   std::string problem_;
 };
 
-/// Size, number and time of change of a file; empty if it does not exist.
-std::string stamp_of(const std::filesystem::path& path);
+/// Size, number and time of change of a file or folder of a run; empty if it does not exist.
+std::string stamp_of(const live::RunFolder& run, const std::string& name);
 
 /// The time of the last change, Unix seconds; 0 if the file does not exist.
-double changed_at(const std::filesystem::path& path);
+double changed_at(const live::RunFolder& run, const std::string& name);
 
 }  // namespace lockstep::ui

@@ -1,30 +1,22 @@
 #include "ui/server.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <functional>
-#include <thread>
+#include <map>
 
 #include <fmt/format.h>
-#include <httplib.h>
 
-#include <lockstep/error.h>
-
-#include "base/start_thread.h"
 #include "ui/access.h"
 #include "ui/answers.h"
+#include "ui/listener.h"
 #include "ui/page_files.h"
 
 namespace lockstep::ui {
 namespace {
 
-constexpr size_t kThreads = 32;  // a browser keeps six connections per page
-constexpr size_t kKeepAlive = 10000;
-constexpr time_t kIdleSeconds = 2;  // the page polls once a second; the end of the server waits for idle connections
+constexpr const char* kPlainText = "text/plain; charset=utf-8";
 
 /// No part of the page comes from elsewhere, and no other site may embed or read it.
-httplib::Headers security_headers() {
+std::vector<std::pair<std::string, std::string>> security_headers() {
   return {{"Content-Security-Policy",
            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
@@ -36,38 +28,21 @@ httplib::Headers security_headers() {
           {"Cache-Control", "no-cache"}};
 }
 
-Parameters parameters_of(const httplib::Request& request) {
-  Parameters parameters;
-  for (const auto& [name, value] : request.params) parameters[name] = value;
-  return parameters;
-}
-
 /// A tag for a body: a change of the body changes the tag.
 std::string tag_of(const std::string& body) {
   return fmt::format("{:x}-{:x}", std::hash<std::string>()(body), body.size());
 }
 
-/// Sets the body. httplib would compress a plain body with Brotli's highest quality, which takes seconds for a
-/// megabyte; it does not compress what a provider writes.
-void set_body(httplib::Response& response, std::string text, const std::string& content_type) {
-  const auto body = std::make_shared<const std::string>(std::move(text));
-  response.set_content_provider(body->size(), content_type,
-                                [body](size_t offset, size_t length, httplib::DataSink& sink) {
-                                  return sink.write(body->data() + offset, length);
-                                });
-}
-
-void send(const httplib::Request& request, httplib::Response& response, Answer answer) {
-  const auto tag = fmt::format("\"{}\"", answer.tag.empty() ? tag_of(answer.body) : answer.tag);
-  response.status = answer.status;
+/// With the tag of the answer, and without the body if the client has it.
+HttpResponse response_to(const HttpRequest& request, Answer answer) {
+  HttpResponse response{.status = answer.status, .content_type = std::move(answer.content_type)};
   if (answer.status == 200) {
-    response.set_header("ETag", tag);
-    if (request.get_header_value("If-None-Match") == tag) {
-      response.status = 304;
-      return;
-    }
+    const auto tag = fmt::format("\"{}\"", answer.tag.empty() ? tag_of(answer.body) : answer.tag);
+    response.headers.emplace_back("ETag", tag);
+    if (request.header("if-none-match") == tag) response.status = 304;
   }
-  set_body(response, std::move(answer.body), answer.content_type);
+  if (response.status != 304) response.body = std::move(answer.body);
+  return response;
 }
 
 std::string in_brackets(const std::string& address) {
@@ -79,122 +54,88 @@ std::string in_brackets(const std::string& address) {
 class Server::Implementation {
  public:
   explicit Implementation(const ServerOptions& options)
-      : address_(options.address),
-        port_(bound(options)),
-        access_(token_of(options), options.address, port_),
-        catalog_(options.folders) {
-    add_handlers();
-    thread_ = start_thread("the server of the dashboard", [this] { server_.listen_after_bind(); });
-    // stop() has no effect on a server that does not run yet.
-    while (!server_.is_running()) std::this_thread::yield();
-  }
-
-  ~Implementation() {
-    server_.stop();
-    thread_.join();
-  }
+      : Implementation(options, listen_on(options.address, options.port)) {}
 
   int port() const { return port_; }
   const Access& access() const { return access_; }
   const std::string& address() const { return address_; }
 
  private:
-  static std::string token_of(const ServerOptions& options) {
-    return options.token.empty() ? random_token() : options.token;
+  using Route = std::function<Answer(const HttpRequest&)>;
+
+  Implementation(const ServerOptions& options, FileDescriptor listener)
+      : address_(options.address),
+        port_(port_of(listener)),
+        access_(options.token.empty() ? random_token() : options.token, options.address, port_),
+        catalog_(options.folders),
+        routes_(make_routes()),
+        server_(std::move(listener), {.limits = options.limits,
+                                      .headers = security_headers(),
+                                      .refuse = [this](const HttpRequest& request) { return refuse(request); },
+                                      .answer = [this](const HttpRequest& request) { return answer(request); }}) {}
+
+  bool has_parameter(const HttpRequest& request) const {
+    const auto token = request.parameters.find("token");
+    return token != request.parameters.end() && access_.is_token(token->second);
   }
 
-  int bound(const ServerOptions& options) {
-    server_.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };  // httplib deletes it
-    server_.set_tcp_nodelay(true);
-    server_.set_keep_alive_max_count(kKeepAlive);
-    server_.set_keep_alive_timeout(kIdleSeconds);
-    server_.set_read_timeout(kIdleSeconds);
-    server_.set_payload_max_length(4096);
-    server_.set_default_headers(security_headers());
-    // Without SO_REUSEPORT, which httplib would set: another user could listen on the same port.
-    server_.set_socket_options([](socket_t socket) {
-      const int yes = 1;
-      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    });
-    errno = 0;
-    const int port = options.port == 0                                     ? server_.bind_to_any_port(options.address)
-                     : server_.bind_to_port(options.address, options.port) ? options.port
-                                                                           : -1;
-    if (port > 0) return port;
-    throw SystemError(fmt::format("cannot listen on {} port {}: {}. Choose another --port or --address.",
-                                  options.address, options.port,
-                                  errno != 0 ? std::strerror(errno) : "unknown address"));
-  }
-
-  /// Answers requests that are not allowed. Returns whether the request was one.
-  bool refuse(const httplib::Request& request, httplib::Response& response) const {
-    const auto answer = [&](int status, const char* why) {
-      response.status = status;
-      response.set_content(why, "text/plain; charset=utf-8");
-      return true;
+  std::optional<HttpResponse> refuse(const HttpRequest& request) const {
+    const auto refused = [](int status, const char* why) {
+      return HttpResponse{.status = status, .content_type = kPlainText, .body = why};
     };
-    if (!access_.is_own_host(request.get_header_value("Host")))
-      return answer(403, "This name is not one of the server's. Open the URL that lockstep ui has printed.\n");
-    const bool has_parameter = request.has_param("token") && access_.is_token(request.get_param_value("token"));
-    if (!has_parameter && !access_.has_cookie(request.get_header_value("Cookie")) &&
-        !access_.has_bearer(request.get_header_value("Authorization")))
-      return answer(401, "The token is missing or wrong. Open the URL that lockstep ui has printed.\n");
-    if (request.method != "GET" && request.method != "HEAD") return answer(405, "Only GET and HEAD are supported.\n");
-    if (has_parameter) response.set_header("Set-Cookie", access_.cookie());
-    return false;
+    if (!access_.is_own_host(request.header("host")))
+      return refused(403, "This name is not one of the server's. Open the URL that lockstep ui has printed.\n");
+    if (!has_parameter(request) && !access_.has_cookie(request.header("cookie")) &&
+        !access_.has_bearer(request.header("authorization")))
+      return refused(401, "The token is missing or wrong. Open the URL that lockstep ui has printed.\n");
+    if (request.method != "GET" && request.method != "HEAD") {
+      auto response = refused(405, "Only GET and HEAD are supported.\n");
+      response.headers.emplace_back("Allow", "GET, HEAD");
+      return response;
+    }
+    if (request.has_body) return refused(413, "A request must not have a body.\n");
+    return std::nullopt;
   }
 
-  void add_handlers() {
-    using Request = httplib::Request;
-    using Response = httplib::Response;
-    server_.set_pre_routing_handler([this](const Request& request, Response& response) {
-      return refuse(request, response) ? httplib::Server::HandlerResponse::Handled
-                                       : httplib::Server::HandlerResponse::Unhandled;
-    });
-    for (const auto& file : page_files()) {
-      const auto handler = [&file](const Request& request, Response& response) {
-        send(request, response, {.content_type = std::string(file.content_type), .body = std::string(file.content)});
-      };
-      server_.Get(exactly(file.path), handler);
-      if (file.path == "/index.html") server_.Get("/", handler);
-    }
-    server_.Get("/api/runs", [this](const Request& request, Response& response) {
+  HttpResponse answer(const HttpRequest& request) const {
+    const auto route = routes_.find(request.path);
+    auto response = response_to(request, route != routes_.end()
+                                             ? route->second(request)
+                                             : Answer{.status = 404, .content_type = kPlainText, .body = "404\n"});
+    if (has_parameter(request)) response.headers.emplace_back("Set-Cookie", access_.cookie());
+    return response;
+  }
+
+  /// By the whole path.
+  std::map<std::string, Route, std::less<>> make_routes() const {
+    std::map<std::string, Route, std::less<>> routes;
+    for (const auto& file : page_files())
+      routes.emplace(file.path, [&file](const HttpRequest&) {
+        return Answer{.content_type = std::string(file.content_type), .body = std::string(file.content)};
+      });
+    routes["/"] = routes["/index.html"];
+    routes["/api/runs"] = [this](const HttpRequest& request) {
       const auto tag = tag_of_runs(catalog_);
-      const bool is_known = request.get_header_value("If-None-Match") == "\"" + tag + "\"";
-      send(request, response, is_known ? Answer{.tag = tag} : answer_runs(catalog_));
-    });
+      const bool is_known = request.header("if-none-match") == "\"" + tag + "\"";
+      return is_known ? Answer{.tag = tag} : answer_runs(catalog_);
+    };
+    const auto add = [&](const std::string& path, Answer (*answer)(const RunCatalog&, const Parameters&)) {
+      routes[path] = [this, answer](const HttpRequest& request) { return answer(catalog_, request.parameters); };
+    };
     add("/api/curves", answer_curves);
     add("/api/ranks", answer_ranks);
     add("/api/output", answer_output);
     add("/api/checkpoints", answer_checkpoints);
-    server_.Get("/metrics", [this](const Request& request, Response& response) {
-      send(request, response, answer_open_metrics(catalog_));
-    });
-    server_.set_error_handler([](const Request&, Response& response) {
-      if (response.body.empty() && response.status >= 400)
-        response.set_content(fmt::format("{}\n", response.status), "text/plain; charset=utf-8");
-    });
+    routes["/metrics"] = [this](const HttpRequest&) { return answer_open_metrics(catalog_); };
+    return routes;
   }
 
-  void add(const std::string& path, Answer (*answer)(const RunCatalog&, const Parameters&)) {
-    server_.Get(path, [this, answer](const httplib::Request& request, httplib::Response& response) {
-      send(request, response, answer(catalog_, parameters_of(request)));
-    });
-  }
-
-  /// The pattern that matches this path only.
-  static std::string exactly(std::string_view path) {
-    std::string pattern;
-    for (const char c : path) pattern += c == '.' ? std::string("\\.") : std::string(1, c);
-    return pattern;
-  }
-
-  httplib::Server server_;
   const std::string address_;
   const int port_;
   const Access access_;
   const RunCatalog catalog_;
-  std::thread thread_;
+  const std::map<std::string, Route, std::less<>> routes_;
+  const HttpServer server_;  // last: its threads use the others
 };
 
 Server::Server(const ServerOptions& options) : implementation_(std::make_unique<Implementation>(options)) {}

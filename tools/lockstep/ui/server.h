@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "ui/http_server.h"
+
 namespace lockstep::ui {
 
 struct ServerOptions {
@@ -12,6 +14,7 @@ struct ServerOptions {
   std::string address = "127.0.0.1";
   int port = 0;         // 0: any free port
   std::string token{};  // that every request needs; empty: a random one
+  HttpLimits limits{};
 };
 
 /// Serves the page and its data until it is destroyed. Only reads files.

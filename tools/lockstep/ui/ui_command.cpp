@@ -20,7 +20,7 @@ constexpr int kFailure = 1, kWrongUsage = 2;
 constexpr const char* kUiFooter = R"(
 Serves a page with the curves, settings, results, ranks and checkpoints of all runs below the folders, and prints its
 URL. The page follows runs that are still training. Only a browser with the token in the URL is answered. The command
-reads files and changes nothing. It runs until Ctrl-C.
+reads files and changes nothing. Links below the folders are not followed. It runs until Ctrl-C.
 
 To see the runs of another machine, forward the port with ssh: ssh -L 8080:127.0.0.1:8080 HOST lockstep ui --port 8080
 
@@ -42,8 +42,6 @@ struct UiArguments {
   std::string address = "127.0.0.1";
   int port = 0;
 };
-
-#ifdef LOCKSTEP_HAVE_HTTPLIB
 
 bool is_loopback(const std::string& address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
@@ -79,16 +77,6 @@ int serve(const UiArguments& arguments) {
   wait_for_end(signals);
   return 0;
 }
-
-#else
-
-int serve(const UiArguments&) {
-  throw Error(
-      "this build has no dashboard, because cpp-httplib was not found. Install it (apt-get install libcpp-httplib-dev "
-      "pkg-config), and build lockstep again.");
-}
-
-#endif
 
 int run_ui(const UiArguments& arguments) {
   const auto report = [](const std::string& message, int code) {

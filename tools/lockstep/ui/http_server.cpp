@@ -1,0 +1,357 @@
+#include "ui/http_server.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string_view>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include <lockstep/error.h>
+
+#include "base/start_thread.h"
+#include "ui/worker_threads.h"
+
+namespace lockstep::ui {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr size_t kWorkers = 8;      // a file on a slow disk delays one of them
+constexpr int kAcceptsInARow = 16;  // then other events are handled
+constexpr milliseconds kTick(100);  // between two looks at the time limits
+constexpr milliseconds kAcceptPause(1000);
+constexpr size_t kMostDiscarded = 256 << 10;  // bytes that a client sends after its last answer
+
+constexpr uint64_t kListener = 0;
+constexpr uint64_t kWaker = 1;
+
+/// Where a connection comes from, as bytes.
+std::string address_of(const sockaddr_storage& from) {
+  const auto bytes = [](const auto& address) {
+    return std::string(reinterpret_cast<const char*>(&address), sizeof address);
+  };
+  return from.ss_family == AF_INET6 ? bytes(reinterpret_cast<const sockaddr_in6&>(from).sin6_addr)
+                                    : bytes(reinterpret_cast<const sockaddr_in&>(from).sin_addr);
+}
+
+HttpResponse plain_text(int status, std::string text) {
+  return {.status = status, .content_type = "text/plain; charset=utf-8", .body = std::move(text)};
+}
+
+}  // namespace
+
+/// A connection receives a request, waits for its answer, and sends the answer; then it receives the next request.
+/// After the last answer it discards what the client still sends: to close a socket with unread bytes would reset the
+/// connection, and the client could lose the answer.
+class HttpServer::Loop {
+ public:
+  Loop(FileDescriptor listener, Options options)
+      : options_(std::move(options)),
+        listener_(std::move(listener)),
+        waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        poller_(::epoll_create1(EPOLL_CLOEXEC)) {
+    if (!waker_.is_open() || !poller_.is_open() || !watch(listener_.get(), kListener, EPOLLIN) ||
+        !watch(waker_.get(), kWaker, EPOLLIN))
+      throw SystemError(fmt::format("the dashboard cannot wait for connections: {}", std::strerror(errno)));
+    thread_ = start_thread("the server of the dashboard", [this] { run(); });
+  }
+
+  ~Loop() {
+    is_stopping_ = true;
+    wake();
+    thread_.join();
+    workers_.stop();  // before the members that their functions use are destroyed
+  }
+
+ private:
+  struct Connection {
+    FileDescriptor socket{};
+    std::string address{};
+    Clock::time_point since{}, active{};  // active: when the last answer was begun or continued
+    uint32_t events = EPOLLIN;
+    std::string input{};   // not parsed yet
+    size_t searched = 0;   // bytes of `input` without the end of a head
+    std::string output{};  // of which `sent` bytes are sent
+    size_t sent = 0;
+    size_t discarded = 0;
+    bool is_known = false;    // it has sent an allowed request
+    bool is_busy = false;     // its answer is computed
+    bool is_closing = false;  // its answer is the last one
+    bool is_discarding = false;
+  };
+  using Entry = std::map<uint64_t, Connection>::iterator;
+
+  struct Answer {
+    uint64_t connection = 0;
+    std::string bytes{};
+  };
+
+  bool watch(int descriptor, uint64_t name, uint32_t events, int how = EPOLL_CTL_ADD) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = name;
+    return ::epoll_ctl(poller_.get(), how, descriptor, &event) == 0;
+  }
+
+  void wake() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(waker_.get(), &one, sizeof one);
+  }
+
+  void run() {
+    std::array<epoll_event, 256> events;
+    while (!is_stopping_) {
+      const bool has_limits = !connections_.empty() || !is_accepting_;
+      const int count = ::epoll_wait(poller_.get(), events.data(), static_cast<int>(events.size()),
+                                     has_limits ? static_cast<int>(kTick.count()) : -1);
+      bool is_connecting = false;
+      for (int i = 0; i < count; ++i) {
+        is_connecting = is_connecting || events[i].data.u64 == kListener;
+        handle(events[i]);
+      }
+      send_answers();
+      if (is_connecting) accept_some();  // last: a request that has arrived keeps its connection
+      close_overdue();
+      if (!is_accepting_ && Clock::now() >= accept_again_) set_accepting(true);
+    }
+  }
+
+  void handle(const epoll_event& event) {
+    if (event.data.u64 == kWaker) {
+      uint64_t count = 0;
+      [[maybe_unused]] const auto got = ::read(waker_.get(), &count, sizeof count);
+    }
+    const auto entry = connections_.find(event.data.u64);
+    if (entry == connections_.end()) return;
+    if ((event.events & (EPOLLERR | EPOLLHUP)) != 0) return close(entry);
+    if ((event.events & EPOLLIN) != 0) return receive(entry);
+    if ((event.events & EPOLLOUT) != 0) send(entry);
+  }
+
+  void close(Entry entry) {
+    if (!entry->second.is_known) --strangers_;
+    connections_.erase(entry);
+  }
+
+  // --- new connections
+
+  void accept_some() {
+    for (int turn = 0; turn < kAcceptsInARow && is_accepting_ && is_client_waiting(); ++turn) {
+      sockaddr_storage from{};
+      socklen_t size = sizeof from;
+      FileDescriptor socket(
+          ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket.is_open()) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) run_out();
+        continue;
+      }
+      if (strangers_ >= options_.limits.strangers) close_one_stranger();
+      const auto name = next_name_++;
+      if (!watch(socket.get(), name, EPOLLIN)) continue;
+      const auto now = Clock::now();
+      const auto entry = connections_.try_emplace(name).first;
+      entry->second.socket = std::move(socket);
+      entry->second.address = address_of(from);
+      entry->second.since = entry->second.active = now;
+      ++strangers_;
+      receive(entry);  // at once: a flood of further connections cannot displace one whose request is here
+    }
+  }
+
+  // accept4() allocates a descriptor first, so it can fail with EMFILE although no client is waiting.
+  bool is_client_waiting() const {
+    pollfd waiting{listener_.get(), POLLIN, 0};
+    return ::poll(&waiting, 1, 0) > 0;
+  }
+
+  // No descriptors are left.
+  void run_out() {
+    if (strangers_ > 0) return close_one_stranger();
+    accept_again_ = Clock::now() + kAcceptPause;
+    set_accepting(false);
+  }
+
+  void set_accepting(bool is_accepting) {
+    is_accepting_ = is_accepting;
+    watch(listener_.get(), kListener, is_accepting ? EPOLLIN : 0u, EPOLL_CTL_MOD);
+  }
+
+  // Closes the oldest stranger of the address that has the most. A flood from one host then displaces none of another.
+  void close_one_stranger() {
+    std::map<std::string_view, size_t> by_address;
+    for (const auto& [name, connection] : connections_)
+      if (!connection.is_known) ++by_address[connection.address];
+    auto worst = connections_.end();
+    for (auto entry = connections_.begin(); entry != connections_.end(); ++entry) {  // the oldest first
+      if (entry->second.is_known) continue;
+      if (worst == connections_.end() || by_address[entry->second.address] > by_address[worst->second.address])
+        worst = entry;
+    }
+    if (worst != connections_.end()) close(worst);
+  }
+
+  // Also bytes that arrive slowly do not prolong the time of a stranger, or of a request.
+  void close_overdue() {
+    const auto now = Clock::now();
+    const auto& limits = options_.limits;
+    for (auto entry = connections_.begin(); entry != connections_.end();) {
+      const auto current = entry++;
+      const auto& connection = current->second;
+      const bool is_overdue = !connection.is_known       ? now - connection.since > limits.stranger_time
+                              : connection.is_discarding ? now - connection.active > limits.stranger_time
+                                                         : now - connection.active > limits.idle_time;
+      if (is_overdue && !connection.is_busy) close(current);
+    }
+  }
+
+  // --- requests
+
+  void receive(Entry entry) {
+    auto& connection = entry->second;
+    std::array<char, 16 << 10> bytes;
+    const auto room = connection.is_discarding ? bytes.size() : options_.limits.head_bytes - connection.input.size();
+    const auto got = ::recv(connection.socket.get(), bytes.data(), std::min(room, bytes.size()), 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) return close(entry);
+    if (connection.is_discarding) {
+      connection.discarded += static_cast<size_t>(got);
+      if (connection.discarded > kMostDiscarded) close(entry);
+      return;
+    }
+    connection.input.append(bytes.data(), static_cast<size_t>(got));
+    take_request(entry);
+  }
+
+  // Takes the next request out of the input. There is no answer in work or to be sent.
+  void take_request(Entry entry) {
+    auto& connection = entry->second;
+    if (connection.input.starts_with("\r\n")) connection.input.erase(0, 2);  // RFC 9112, 2.2: after a body
+    const size_t size = head_size(connection.input, std::exchange(connection.searched, connection.input.size()));
+    if (size == 0 && connection.input.size() < options_.limits.head_bytes) return set_events(entry, EPOLLIN);
+    if (size == 0) return refuse(entry, plain_text(431, "The request is too long.\n"), false);
+    const auto request = parse_request(std::string_view(connection.input).substr(0, size));
+    connection.input.erase(0, size);
+    connection.searched = 0;
+    if (!request) return refuse(entry, plain_text(400, "The request is not valid.\n"), false);
+    const bool is_head = request->method == "HEAD";
+    if (const auto refusal = options_.refuse(*request)) return refuse(entry, *refusal, is_head);
+    if (!std::exchange(connection.is_known, true)) --strangers_;
+    connection.is_closing = !request->keeps_connection;
+    connection.is_busy = true;
+    set_events(entry, 0);
+    const ResponseForm form{.is_head = is_head, .closes = connection.is_closing};
+    workers_.add([this, name = entry->first, request = *request, form] { answer(name, request, form); });
+  }
+
+  /// Sends the last answer of a connection.
+  void refuse(Entry entry, const HttpResponse& response, bool is_head) {
+    entry->second.is_closing = true;
+    begin_sending(entry, bytes_of(response, {.is_head = is_head, .closes = true}));
+  }
+
+  std::string bytes_of(HttpResponse response, const ResponseForm& form) const {
+    response.headers.insert(response.headers.begin(), options_.headers.begin(), options_.headers.end());
+    return to_bytes(response, form);
+  }
+
+  /// On a worker's thread.
+  void answer(uint64_t name, const HttpRequest& request, const ResponseForm& form) {
+    HttpResponse response;
+    try {
+      response = options_.answer(request);
+    } catch (const std::exception& error) {
+      response = plain_text(500, fmt::format("{}\n", error.what()));
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      answers_.push_back({name, bytes_of(std::move(response), form)});
+    }
+    wake();
+  }
+
+  // --- answers
+
+  void send_answers() {
+    std::vector<Answer> answers;
+    {
+      const std::lock_guard lock(mutex_);
+      answers.swap(answers_);
+    }
+    for (auto& answer : answers) {
+      const auto entry = connections_.find(answer.connection);
+      if (entry == connections_.end()) continue;  // the client has left
+      entry->second.is_busy = false;
+      begin_sending(entry, std::move(answer.bytes));
+    }
+  }
+
+  void begin_sending(Entry entry, std::string bytes) {
+    entry->second.output = std::move(bytes);
+    entry->second.sent = 0;
+    entry->second.active = Clock::now();
+    send(entry);
+  }
+
+  void send(Entry entry) {
+    auto& connection = entry->second;
+    while (connection.sent < connection.output.size()) {
+      const auto put = ::send(connection.socket.get(), connection.output.data() + connection.sent,
+                              connection.output.size() - connection.sent, MSG_NOSIGNAL);
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0 && errno == EAGAIN) return set_events(entry, EPOLLOUT);
+      if (put < 0) return close(entry);
+      connection.sent += static_cast<size_t>(put);
+      connection.active = Clock::now();
+    }
+    connection.output = {};
+    if (!connection.is_closing) return take_request(entry);
+    connection.is_discarding = true;
+    connection.input = {};
+    ::shutdown(connection.socket.get(), SHUT_WR);
+    set_events(entry, EPOLLIN);
+  }
+
+  void set_events(Entry entry, uint32_t events) {
+    if (std::exchange(entry->second.events, events) != events)
+      watch(entry->second.socket.get(), entry->first, events, EPOLL_CTL_MOD);
+  }
+
+  const Options options_;
+  const FileDescriptor listener_, waker_, poller_;
+  std::atomic<bool> is_stopping_ = false;
+
+  std::mutex mutex_;
+  std::vector<Answer> answers_;  // guarded by mutex_
+
+  // Used by the loop's thread only:
+  std::map<uint64_t, Connection> connections_;  // the oldest first
+  uint64_t next_name_ = 2;
+  size_t strangers_ = 0;
+  bool is_accepting_ = true;
+  Clock::time_point accept_again_{};
+
+  WorkerThreads workers_{kWorkers, "answers of the dashboard"};
+  std::thread thread_;
+};
+
+HttpServer::HttpServer(FileDescriptor listener, Options options)
+    : loop_(std::make_unique<Loop>(std::move(listener), std::move(options))) {}
+
+HttpServer::~HttpServer() = default;
+
+}  // namespace lockstep::ui
