@@ -167,7 +167,7 @@ TEST_F(LiveFolder, ListsFilesThatCannotBeReadWithTheReason) {
   write("live/rank-.json", "foreign");
   ASSERT_EQ(::mkfifo((run() / "live/rank-00007.json").c_str(), 0600), 0);  // opening one for reading would block
   std::filesystem::create_directory(run() / "live/rank-00008.json");
-  std::filesystem::create_symlink("gone", run() / "live/rank-00009.json");
+  std::filesystem::create_symlink("rank-00000.json", run() / "live/rank-00009.json");
   const auto job = read_job(run(), kNow);
   ASSERT_THAT(job.ranks, SizeIs(4));
   EXPECT_EQ(job.ranks[1].state, RankState::kRunning);
@@ -178,9 +178,42 @@ TEST_F(LiveFolder, ListsFilesThatCannotBeReadWithTheReason) {
                   "the job",
                   StartsWith("live/rank-00002.json: it is damaged: not valid JSON at byte"),
                   "live/rank-00003.json: its \"rank\" is 1",
-                  "live/rank-00004.json: it has 9437184 bytes, too many for a live file",
+                  "live/rank-00004.json: it has 9437184 bytes, and at most 1048576 are read",
                   StartsWith("live/rank-00005.json: it is damaged"), "live/rank-00007.json: it is not a regular file",
-                  "live/rank-00008.json: it is not a regular file"));
+                  "live/rank-00008.json: it is not a regular file",
+                  "live/rank-00009.json: it is a symbolic link, which is not followed"));
+}
+
+TEST_F(LiveFolder, IsReadWithoutFollowingLinks) {
+  write_rank(rank_json(0, {{"host", "secret"}}));
+  write("live/output-00000.log", "secret\n");
+  write("metrics.jsonl", "{\"secret\":1}\n");
+  const auto other = std::filesystem::canonical(folder_.path()) / "other";
+  const auto expect_nothing = [&] {
+    EXPECT_THAT(to_json(read_job(other, kNow)).dump(), Not(HasSubstr("secret")));
+    EXPECT_THAT(last_lines(other, 0, 10), IsEmpty());
+    EXPECT_THAT(last_metrics(other), IsEmpty());
+  };
+  std::filesystem::create_directories(other / "live");
+  for (const char* name : {"live/rank-00000.json", "live/output-00000.log", "metrics.jsonl"})
+    std::filesystem::create_symlink(run() / name, other / name);
+  EXPECT_THAT(read_job(other, kNow).problems,
+              ElementsAre("live/rank-00000.json: it is a symbolic link, which is not followed"));
+  expect_nothing();
+  std::filesystem::rename(other / "live", other / "former");
+  std::filesystem::create_directory_symlink(run() / "live", other / "live");
+  EXPECT_THAT(read_job(other, kNow).problems, ElementsAre("live: it is a symbolic link, which is not followed"));
+  expect_nothing();
+  std::filesystem::rename(other, folder_.path() / "former");
+  std::filesystem::create_directory_symlink(run(), other);
+  expect_nothing();
+}
+
+TEST_F(LiveFolder, OfAHardLinkIsRead) {
+  write_rank(rank_json(0));
+  std::filesystem::create_directories(run() / "other/live");
+  std::filesystem::create_hard_link(run() / "live/rank-00000.json", run() / "other/live/rank-00000.json");
+  EXPECT_THAT(read_job(run() / "other", kNow).ranks, Not(IsEmpty()));
 }
 
 TEST_F(LiveFolder, WithAThousandRanksIsReadQuickly) {

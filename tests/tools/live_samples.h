@@ -92,7 +92,7 @@ inline LiveFiles files_of(const std::vector<Json>& ranks, const std::vector<Json
 /// A folder with live files.
 class LiveFolder : public testing::Test {
  protected:
-  std::filesystem::path run() const { return folder_.path() / "run"; }
+  std::filesystem::path run() const { return std::filesystem::canonical(folder_.path()) / "run"; }
 
   void write(const std::string& name, const std::string& text) const {
     std::filesystem::create_directories((run() / name).parent_path());

@@ -217,6 +217,23 @@ TEST_F(TopCommand, PrintsJson) {
   EXPECT_EQ(json.at("ranks").at(2).at("rank"), 2);
 }
 
+TEST_F(TopCommand, FollowsNoLinkOutOfTheRun) {
+  write_fresh(1, {{"host", "secret"}});
+  const auto of_file = shell(
+      "mv run/live outside; mkdir run/live; cp outside/rank-00000.json run/live; "
+      "ln -s ../../outside/rank-00001.json run/live; top run --json");
+  EXPECT_EQ(of_file.code, 0) << of_file.errors;
+  EXPECT_THAT(of_file.output, AllOf(HasSubstr("live/rank-00001.json: it is a symbolic link, which is not followed"),
+                                    Not(HasSubstr("secret"))));
+  const auto of_folder = shell("rm -r run/live; ln -s ../outside run/live; touch run/metrics.jsonl; top run");
+  EXPECT_EQ(of_folder.code, 1);
+  EXPECT_THAT(of_folder.errors, HasSubstr("lockstep top: live: it is a symbolic link, which is not followed"));
+  EXPECT_EQ(of_folder.output, "");
+  const auto of_run = shell("rm run/live; mv outside run/live; mkdir runs; ln -s ../run runs/link; top; top runs/link");
+  EXPECT_THAT(of_run.errors, HasSubstr("no run in runs has live files")) << "found through a link";
+  EXPECT_THAT(of_run.output, HasSubstr("runs/link  running")) << "named by the user";
+}
+
 TEST_F(TopCommand, SaysWhatIsWrong) {
   const auto expect = [&](const std::string& line, int code, const std::string& part) {
     const auto ran = shell(line);

@@ -315,11 +315,20 @@ TEST(TopFindRun, TakesTheRunWithTheLastNews) {
   const auto b = make("group/b", 10);
   make("group/deep/c", 30);
   make("group/deep/too/deep", 0);
-  EXPECT_EQ(find_run(folder.path()), b);
-  EXPECT_EQ(find_run(folder.path() / "a"), folder.path() / "a");
+  const auto canonical = [](const std::filesystem::path& path) { return std::filesystem::canonical(path); };
+  EXPECT_EQ(find_run(folder.path()).folder, canonical(b));
+  EXPECT_EQ(find_run(folder.path()).name, b);
+  EXPECT_EQ(find_run(folder.path() / "a").folder, canonical(folder.path() / "a"));
   std::filesystem::create_directories(folder.path() / "old");
   std::ofstream(folder.path() / "old" / "metrics.jsonl") << "{}";
-  EXPECT_EQ(find_run(folder.path() / "old"), folder.path() / "old");
+  EXPECT_EQ(find_run(folder.path() / "old").folder, canonical(folder.path() / "old"));
+
+  make("elsewhere/d", 0);
+  std::filesystem::create_directories(folder.path() / "runs");
+  std::filesystem::create_directory_symlink(folder.path() / "elsewhere/d", folder.path() / "runs/d");
+  EXPECT_THROW(find_run(folder.path() / "runs"), UsageError) << "follows a link below the folder";
+  EXPECT_EQ(find_run(folder.path() / "runs/d").folder, canonical(folder.path() / "elsewhere/d"));
+  EXPECT_EQ(find_run(folder.path() / "runs/d").name, folder.path() / "runs/d");
 }
 
 TEST(TopFindRun, RefusesAFolderWithoutRuns) {

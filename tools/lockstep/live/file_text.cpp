@@ -1,7 +1,5 @@
 #include "live/file_text.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,8 +11,6 @@
 
 #include <lockstep/error.h>
 
-#include "base/file_descriptor.h"
-
 namespace lockstep::live {
 namespace {
 
@@ -25,26 +21,13 @@ constexpr size_t kOutputTailBytes = size_t{256} << 10;
   throw Error(fmt::format("it cannot be read: {}", std::strerror(errno)));
 }
 
-/// An open file and its size.
-struct OpenFile {
-  FileDescriptor file{};
-  size_t size = 0;
-};
-
-/// None if there is no such file.
-std::optional<OpenFile> open_regular(const std::filesystem::path& path) {
-  OpenFile opened{FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY))};
-  if (!opened.file.is_open() && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
-  struct stat status {};
-  if (!opened.file.is_open() || ::fstat(opened.file.get(), &status) != 0) refuse_unreadable();
-  if (!S_ISREG(status.st_mode)) throw Error("it is not a regular file");
-  opened.size = static_cast<size_t>(status.st_size);
-  return opened;
+size_t size_of(const OpenFile& opened) {
+  return static_cast<size_t>(opened.status.st_size);
 }
 
 /// The bytes from `first` on, up to the size that the file had when it was opened.
 std::string bytes_from(const OpenFile& opened, size_t first) {
-  std::string bytes(opened.size - first, '\0');
+  std::string bytes(size_of(opened) - first, '\0');
   size_t count = 0;
   while (count < bytes.size()) {
     const auto got =
@@ -59,12 +42,12 @@ std::string bytes_from(const OpenFile& opened, size_t first) {
 }
 
 /// The last bytes of a file, from the beginning of a line on; empty if the file cannot be read.
-std::string read_end(const std::filesystem::path& path, size_t most) {
+std::string read_end(const RunFolder& run, const std::filesystem::path& name, size_t most) {
   try {
-    const auto opened = open_regular(path);
+    const auto opened = run.open(name);
     if (!opened) return "";
-    if (opened->size <= most) return bytes_from(*opened, 0);
-    const auto bytes = bytes_from(*opened, opened->size - most);
+    if (size_of(*opened) <= most) return bytes_from(*opened, 0);
+    const auto bytes = bytes_from(*opened, size_of(*opened) - most);
     const auto newline = bytes.find('\n');
     return newline == bytes.npos ? bytes : bytes.substr(newline + 1);
   } catch (const Error&) {
@@ -99,10 +82,11 @@ size_t escape_bytes(std::string_view text) {
 
 }  // namespace
 
-std::optional<std::string> read_bytes(const std::filesystem::path& path, size_t most) {
-  const auto opened = open_regular(path);
+std::optional<std::string> read_bytes(const RunFolder& run, const std::filesystem::path& name, size_t most) {
+  const auto opened = run.open(name);
   if (!opened) return std::nullopt;
-  if (opened->size > most) throw Error(fmt::format("it has {} bytes, too many for a live file", opened->size));
+  if (size_of(*opened) > most)
+    throw Error(fmt::format("it has {} bytes, and at most {} are read", size_of(*opened), most));
   return bytes_from(*opened, 0);
 }
 
@@ -131,7 +115,7 @@ std::string printable(std::string_view text) {
 }
 
 std::vector<std::string> last_lines(const std::filesystem::path& run, int64_t rank, size_t count) {
-  const auto bytes = read_end(run / "live" / fmt::format("output-{:05}.log", rank), kOutputTailBytes);
+  const auto bytes = read_end(RunFolder(run), fmt::format("live/output-{:05}.log", rank), kOutputTailBytes);
   std::vector<std::string> lines;
   size_t end = bytes.size();
   if (end > 0 && bytes[end - 1] == '\n') --end;
@@ -149,7 +133,7 @@ std::vector<std::string> last_lines(const std::filesystem::path& run, int64_t ra
 }
 
 std::map<std::string, double> last_metrics(const std::filesystem::path& run) {
-  const auto bytes = read_end(run / "metrics.jsonl", kMetricsTailBytes);
+  const auto bytes = read_end(RunFolder(run), "metrics.jsonl", kMetricsTailBytes);
   std::map<std::string, double> metrics;
   for (size_t begin = 0, end = 0; begin < bytes.size(); begin = end + 1) {
     end = std::min(bytes.find('\n', begin), bytes.size());

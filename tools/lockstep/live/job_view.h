@@ -66,7 +66,7 @@ struct JobView {
 /// or more below the median of the others: the others wait for it.
 JobView judge(const LiveFiles& files, double now);
 
-/// judge() of the files of a run, as they are now. `now` is Unix time in seconds. Never throws because of the files.
+/// judge() of read_live_files(). `now` is Unix time in seconds. Never throws because of the files.
 JobView read_job(const std::filesystem::path& run, double now);
 
 /// The view as JSON, for the dashboard and `lockstep top --json`. Values that are unknown are null.

@@ -1,12 +1,7 @@
 #include "live/live_files.h"
 
-#include <dirent.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <memory>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -21,6 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr const char* kLive = "live";  // the folder of the files
 constexpr int64_t kFormat = 1;
 constexpr size_t kMostRankBytes = size_t{1} << 20;
 constexpr size_t kMostNodeBytes = size_t{8} << 20;  // of a node with thousands of workers
@@ -219,28 +215,16 @@ std::optional<int64_t> number_of(std::string_view name, std::string_view kind) {
   return number && *number >= 0 ? number : std::nullopt;
 }
 
-/// The names in the folder, sorted. A folder that does not exist is empty.
-std::vector<std::string> names_in(const std::filesystem::path& folder, std::vector<std::string>& problems) {
-  std::vector<std::string> names;
-  const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.c_str()), ::closedir);
-  if (!opened && errno != ENOENT && errno != ENOTDIR)
-    problems.push_back(fmt::format("live cannot be read: {}", std::strerror(errno)));
-  if (!opened) return names;
-  while (const dirent* entry = ::readdir(opened.get())) names.emplace_back(entry->d_name);
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-void add_rank_file(LiveFiles& files, const std::filesystem::path& path, int64_t number) {
-  const auto bytes = read_bytes(path, kMostRankBytes);
+void add_rank_file(LiveFiles& files, const RunFolder& run, const std::filesystem::path& name, int64_t number) {
+  const auto bytes = read_bytes(run, name, kMostRankBytes);
   if (!bytes) return;  // removed since the folder was listed
   auto file = parse_rank_file(*bytes);
   if (file.rank != number) throw Error(fmt::format("its \"rank\" is {}", file.rank));
   files.ranks.emplace(number, std::move(file));
 }
 
-void add_node_file(LiveFiles& files, const std::filesystem::path& path, int64_t number) {
-  const auto bytes = read_bytes(path, kMostNodeBytes);
+void add_node_file(LiveFiles& files, const RunFolder& run, const std::filesystem::path& name, int64_t number) {
+  const auto bytes = read_bytes(run, name, kMostNodeBytes);
   if (!bytes) return;
   auto file = parse_node_file(*bytes);
   if (file.node != number) throw Error(fmt::format("its \"node\" is {}", file.node));
@@ -296,17 +280,24 @@ NodeFile parse_node_file(std::string_view text) {
   return file;
 }
 
-LiveFiles read_live_files(const std::filesystem::path& run) {
+LiveFiles read_live_files(const std::filesystem::path& path) {
   LiveFiles files;
-  const auto folder = run / "live";
-  for (const auto& name : names_in(folder, files.problems)) {
+  const RunFolder run(path);
+  std::vector<std::string> names;
+  try {
+    names = run.names(kLive);
+  } catch (const Error& error) {
+    files.problems.push_back(fmt::format("{}: {}", kLive, error.what()));
+  }
+  for (const auto& name : names) {
     const auto rank = number_of(name, "rank-");
     const auto node = number_of(name, "node-");
+    const auto file = std::filesystem::path(kLive) / name;
     try {
-      if (rank) add_rank_file(files, folder / name, *rank);
-      if (node) add_node_file(files, folder / name, *node);
+      if (rank) add_rank_file(files, run, file, *rank);
+      if (node) add_node_file(files, run, file, *node);
     } catch (const Error& error) {
-      files.problems.push_back(fmt::format("live/{}: {}", name, error.what()));
+      files.problems.push_back(fmt::format("{}: {}", file.string(), error.what()));
       if (rank && *rank < kMostRanks) files.unreadable_ranks[*rank] = error.what();
     }
   }

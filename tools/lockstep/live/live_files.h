@@ -103,7 +103,7 @@ struct LiveFiles {
 RankFile parse_rank_file(std::string_view text);
 NodeFile parse_node_file(std::string_view text);
 
-/// Reads the folder `live` of a run. Without that folder all lists are empty.
+/// Reads the folder `live` of a run, whose path is canonical (RunFolder). Without that folder all lists are empty.
 LiveFiles read_live_files(const std::filesystem::path& run);
 
 }  // namespace lockstep::live

@@ -1,43 +1,44 @@
 #include "top/find_run.h"
 
+#include <sys/stat.h>
+
+#include <ctime>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <lockstep/error.h>
 
+#include "live/run_folder.h"
+
 namespace lockstep::top {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr int kMostLevels = 3;
 
-/// The time of the last live file of a run. Ranks rename their files, which changes the folder.
-std::optional<std::filesystem::file_time_type> last_news(const std::filesystem::path& run) {
-  std::error_code problem;
-  if (!std::filesystem::is_directory(run / "live", problem)) return std::nullopt;
-  const auto time = std::filesystem::last_write_time(run / "live", problem);
-  return problem ? std::nullopt : std::optional(time);
-}
-
-bool is_run(const std::filesystem::path& folder) {
-  std::error_code problem;
-  return std::filesystem::is_directory(folder / "live", problem) ||
-         std::filesystem::exists(folder / "metrics.jsonl", problem) ||
-         std::filesystem::exists(folder / "summary.json", problem);
+/// The time of the last live file of a run, seconds and nanoseconds. Ranks rename their files, which changes the
+/// folder.
+std::optional<std::pair<time_t, long>> last_news(const live::RunFolder& run) {
+  const auto status = run.status("live");
+  if (!status || !S_ISDIR(status->st_mode)) return std::nullopt;
+  return std::pair(status->st_mtim.tv_sec, status->st_mtim.tv_nsec);
 }
 
 /// The run below `folder` with the last news.
-std::optional<std::filesystem::path> latest_run(const std::filesystem::path& folder) {
-  std::optional<std::filesystem::path> latest;
-  std::optional<std::filesystem::file_time_type> latest_time;
+std::optional<fs::path> latest_run(const fs::path& folder) {
+  std::optional<fs::path> latest;
+  std::optional<std::pair<time_t, long>> latest_time;
   std::error_code problem;
-  const auto options = std::filesystem::directory_options::skip_permission_denied;
-  auto entries = std::filesystem::recursive_directory_iterator(folder, options, problem);
-  for (; !problem && entries != std::filesystem::recursive_directory_iterator(); entries.increment(problem)) {
-    if (!entries->is_directory(problem)) continue;
-    if (is_run(entries->path()) || entries.depth() + 1 >= kMostLevels) entries.disable_recursion_pending();
-    const auto time = last_news(entries->path());
+  auto entries = fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied, problem);
+  for (; !problem && entries != fs::recursive_directory_iterator(); entries.increment(problem)) {
+    if (entries->symlink_status(problem).type() != fs::file_type::directory) continue;
+    const live::RunFolder run(entries->path());
+    if (run.is_run() || entries.depth() + 1 >= kMostLevels) entries.disable_recursion_pending();
+    const auto time = last_news(run);
     if (!time || (latest_time && *time <= *latest_time)) continue;
     latest = entries->path();
     latest_time = time;
@@ -47,16 +48,17 @@ std::optional<std::filesystem::path> latest_run(const std::filesystem::path& fol
 
 }  // namespace
 
-std::filesystem::path find_run(const std::filesystem::path& given) {
-  const auto folder = given.empty() ? std::filesystem::path("runs") : given;
+FoundRun find_run(const fs::path& given) {
+  const auto named = given.empty() ? fs::path("runs") : given;
   std::error_code problem;
-  if (!std::filesystem::is_directory(folder, problem))
+  const auto folder = fs::canonical(named, problem);
+  if (problem || !fs::is_directory(folder, problem))
     throw UsageError(given.empty() ? std::string("there is no folder runs here: name the folder of a run")
-                                   : fmt::format("{} is not a folder: name the folder of a run", folder.string()));
-  if (is_run(folder)) return folder;
-  if (auto run = latest_run(folder)) return *run;
+                                   : fmt::format("{} is not a folder: name the folder of a run", named.string()));
+  if (live::RunFolder(folder).is_run()) return {named, folder};
+  if (auto run = latest_run(folder)) return {named / run->lexically_relative(folder), *run};
   throw UsageError(fmt::format(
-      "no run in {} has live files: name the folder that the program passes to its TrainingRun", folder.string()));
+      "no run in {} has live files: name the folder that the program passes to its TrainingRun", named.string()));
 }
 
 }  // namespace lockstep::top

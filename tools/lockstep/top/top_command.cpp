@@ -28,8 +28,9 @@ constexpr std::chrono::seconds kInterval{1};
 
 constexpr const char* kTopFooter = R"(
 RUN is the folder that the program passes to its TrainingRun, or a folder with such folders: then the run whose ranks
-wrote last is shown. Each rank writes its state into the folder live of the run about once a second. The command only
-reads these files, so it works on every host that sees the folder, and does not slow the job down.
+wrote last is shown. Links below the folder are not followed. Each rank writes its state into the folder live of the run
+about once a second. The command only reads these files, so it works on every host that sees the folder, and does not
+slow the job down.
 
 The table has the shares of each rank's time in forward, backward, communication (blocked in calls of groups) and data
 (waiting for batches). A straggler is the rank for which the others wait. A silent rank has not written for 5 seconds.
@@ -87,8 +88,8 @@ void print(const std::string& text) {
 }
 
 /// Returns the exit code.
-int show_once(const std::filesystem::path& run, bool is_json) {
-  const Shown shown{.run = run.string(), .job = live::read_job(run, unix_time())};
+int show_once(const FoundRun& run, bool is_json) {
+  const Shown shown{.run = run.name, .job = live::read_job(run.folder, unix_time())};
   std::string text;
   if (is_json) {
     auto json = live::to_json(shown.job);
@@ -101,25 +102,25 @@ int show_once(const std::filesystem::path& run, bool is_json) {
   if (!shown.job.ranks.empty()) return 0;
   for (const auto& problem : shown.job.problems) std::cerr << "lockstep top: " + live::printable(problem) + "\n";
   if (!is_json || shown.job.problems.empty())
-    std::cerr << fmt::format("lockstep top: {} has no live files that can be read\n", run.string());
+    std::cerr << fmt::format("lockstep top: {} has no live files that can be read\n", run.name);
   return kFailure;
 }
 
 /// Shows the run until a key or a signal ends it.
-void show_live(const std::filesystem::path& run) {
+void show_live(const FoundRun& run) {
   using Clock = std::chrono::steady_clock;
   const auto style = find_style();
   FullScreen screen;
   Choice choice;
-  Shown shown{.run = run.string()};
+  Shown shown{.run = run.name};
   std::string typed;
   bool is_stale = true;  // the files are to be read
   for (auto next = Clock::now();;) {
     const auto size = screen.size(style);
-    if (is_stale) shown.job = live::read_job(run, unix_time());
+    if (is_stale) shown.job = live::read_job(run.folder, unix_time());
     if (is_stale) next = Clock::now() + kInterval;
     const auto rank = selected_rank(choice, shown.job);
-    shown.log = choice.shows_log && rank ? live::last_lines(run, *rank, size.rows) : std::vector<std::string>();
+    shown.log = choice.shows_log && rank ? live::last_lines(run.folder, *rank, size.rows) : std::vector<std::string>();
     const auto frame = draw(shown, choice, size);
     if (!screen.draw(frame.lines)) return;
     const auto event = screen.wait(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()));
@@ -139,9 +140,9 @@ int run(const TopArguments& arguments) {
     return code;
   };
   try {
-    const auto folder = find_run(arguments.run);
-    if (arguments.is_once || arguments.is_json || !can_be_full_screen()) return show_once(folder, arguments.is_json);
-    show_live(folder);
+    const auto found = find_run(arguments.run);
+    if (arguments.is_once || arguments.is_json || !can_be_full_screen()) return show_once(found, arguments.is_json);
+    show_live(found);
     return 0;
   } catch (const UsageError& error) {
     return report(error.what(), kWrongUsage);
