@@ -1,5 +1,7 @@
 // The parts of `lockstep plot`: axes, what a line shows of many points, averages, and names.
 
+#include <sys/stat.h>
+
 #include <cmath>
 #include <limits>
 #include <map>
@@ -236,6 +238,21 @@ TEST_F(PlotMetricsFile, TakesBlankLinesAndRecordsWithDifferentMetrics) {
   EXPECT_TRUE(run.find("c")->steps.empty());
   EXPECT_EQ(run.find("d"), nullptr);
   EXPECT_THROW(read_metrics(path("missing"), XAxis::kStep), SystemError);
+}
+
+TEST_F(PlotMetricsFile, MayBeALinkButNoPipe) {
+  write("metrics.jsonl", step_record(1, {{"loss", 2.5}}).dump() + "\n");
+  std::filesystem::create_symlink("metrics.jsonl", path("link"));
+  EXPECT_EQ(read_metrics(path("link"), XAxis::kStep).records, 1U);
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);  // to open it for reading would block
+  for (const char* name : {"pipe", "."}) {
+    try {
+      read_metrics(path(name), XAxis::kStep);
+      FAIL() << name;
+    } catch (const SystemError& error) {
+      EXPECT_THAT(error.what(), testing::EndsWith("cannot be read: it is not a regular file")) << name;
+    }
+  }
 }
 
 }  // namespace

@@ -1,11 +1,16 @@
 #include "plot/metrics_file.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <unordered_map>
 
@@ -146,6 +151,46 @@ class CurveCollector {
   std::unordered_map<std::string, size_t> indices_;
 };
 
+/// The lines of a regular file. Opening a pipe would block until another process writes to it.
+class LineReader {
+ public:
+  explicit LineReader(const std::string& path) : path_(path) {
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (descriptor < 0) fail();
+    file_.reset(::fdopen(descriptor, "r"));
+    struct stat status {};
+    if (!file_ || ::fstat(descriptor, &status) != 0) fail();
+    if (!S_ISREG(status.st_mode)) throw SystemError(fmt::format("{} cannot be read: it is not a regular file", path));
+  }
+  ~LineReader() { std::free(buffer_); }
+  LineReader(const LineReader&) = delete;
+  LineReader& operator=(const LineReader&) = delete;
+
+  /// Returns false at the end of the file.
+  bool next(std::string& line) {
+    errno = 0;
+    const auto size = ::getline(&buffer_, &capacity_, file_.get());
+    if (size < 0 && std::ferror(file_.get()) != 0) fail();
+    if (size < 0) return false;
+    has_line_end_ = buffer_[size - 1] == '\n';
+    line.assign(buffer_, static_cast<size_t>(size) - (has_line_end_ ? 1 : 0));
+    return true;
+  }
+  /// Whether the last line ended with a newline, not with the file.
+  bool has_line_end() const { return has_line_end_; }
+
+ private:
+  [[noreturn]] void fail() const {
+    throw SystemError(fmt::format("{} cannot be read: {}", path_, std::strerror(errno)));
+  }
+
+  const std::string path_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_{nullptr, std::fclose};
+  char* buffer_ = nullptr;
+  size_t capacity_ = 0;
+  bool has_line_end_ = false;
+};
+
 bool is_blank(const std::string& line) {
   return line.find_first_not_of(" \t\r") == std::string::npos;
 }
@@ -163,23 +208,20 @@ const MetricCurves* RunCurves::find(const std::string& name) const {
 }
 
 RunCurves read_metrics(const std::string& path, XAxis x) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw SystemError(fmt::format("{} cannot be read: {}", path, std::strerror(errno)));
+  LineReader file(path);
   RecordReader record;
   CurveCollector curves(x);
   size_t number = 0;
-  for (std::string line; std::getline(file, line);) {
+  for (std::string line; file.next(line);) {
     ++number;
     if (is_blank(line)) continue;
     const bool is_valid = record.read(line);
-    if (!is_valid && file.eof()) break;  // cut off
+    if (!is_valid && !file.has_line_end()) break;  // cut off
     const auto problem = is_valid ? curves.add(record) : record.problem();
     if (!problem.empty())
       throw Error(
           fmt::format("{}:{}: the line is damaged: {}. Remove the line, or restore the file.", path, number, problem));
   }
-  if (file.bad()) throw SystemError(fmt::format("{} cannot be read: {}", path, std::strerror(errno)));
   return curves.take();
 }
 

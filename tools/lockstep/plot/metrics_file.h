@@ -39,7 +39,8 @@ struct RunCurves {
 };
 
 /// Reads a metrics.jsonl, one JSON object per line. A last line that is cut off is ignored, because the run may be
-/// writing it. Throws SystemError if the file cannot be read, and Error with file and line if a line is damaged.
+/// writing it. Throws SystemError if the file cannot be read or is not a regular file (to open a pipe could block), and
+/// Error with file and line if a line is damaged.
 RunCurves read_metrics(const std::string& path, XAxis x);
 
 }  // namespace lockstep::plot
