@@ -37,18 +37,24 @@ template <class... Parts>
   throw CheckpointError(text(parts...));
 }
 
-/// Calls `visit(path, tensor)` for all tensors in a value, with keys and indices joined by dots.
+/// Calls `visit(path, tensor)` for all tensors in a value, with keys and indices joined by dots. `path` is that of the
+/// value; it is one string for all of them, because many short values may have one long key.
 template <class Visit>
-void for_each_tensor(const Value& value, const std::string& path, const Visit& visit) {
+void for_each_tensor(const Value& value, std::string& path, const Visit& visit) {
   using Kind = Value::Kind;
-  const auto inside = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
+  const size_t outer = path.size();
+  const auto go_on = [&](const Value& inner, const std::string& key) {
+    if (outer > 0) path += '.';
+    path += key;
+    for_each_tensor(inner, path, visit);
+    path.resize(outer);
+  };
   if (value.is(Kind::kTensor)) visit(path, value.tensor());
   if (value.is(Kind::kList) || value.is(Kind::kTuple) || value.is(Kind::kSet) || value.is(Kind::kObject))
-    for (size_t i = 0; i < value.elements().size(); ++i)
-      for_each_tensor(value.elements()[i], inside(std::to_string(i)), visit);
+    for (size_t i = 0; i < value.elements().size(); ++i) go_on(value.elements()[i], std::to_string(i));
   if (value.is(Kind::kDict) || value.is(Kind::kObject))
     for (const auto& [key, item] : value.items())
-      for_each_tensor(item, inside(key.is(Kind::kString) ? key.as_string() : key.to_string()), visit);
+      go_on(item, key.is(Kind::kString) ? key.as_string() : key.to_string(80));
 }
 
 /// Calls visit(record, chunk) for all chunks of all records, on several threads.
@@ -343,11 +349,15 @@ void ArchiveReader::name_tensors(std::vector<Damage>& damage) const {
   try {
     std::map<const void*, std::string> record_of_storage;
     const auto value = load_without_data(record_of_storage);
-    for_each_tensor(value, "", [&](const std::string& path, const at::Tensor& tensor) {
+    std::map<std::string_view, Damage*> damage_of;
+    for (auto& one : damage) damage_of.emplace(one.record, &one);
+    std::string path;
+    for_each_tensor(value, path, [&](const std::string& name, const at::Tensor& tensor) {
       if (!tensor.defined() || !tensor.has_storage()) return;
-      const auto found = record_of_storage.find(tensor.storage().unsafeGetStorageImpl());
-      for (auto& one : damage)
-        if (found != record_of_storage.end() && one.record == found->second) one.tensors.push_back(path);
+      const auto record = record_of_storage.find(tensor.storage().unsafeGetStorageImpl());
+      if (record == record_of_storage.end()) return;
+      if (const auto found = damage_of.find(record->second); found != damage_of.end())
+        found->second->tensors.push_back(name);
     });
   } catch (const CheckpointError&) {
     // The pickle is damaged too, so the names are not known.

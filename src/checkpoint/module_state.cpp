@@ -24,13 +24,19 @@ void visit_state(const torch::nn::Module& module, const std::string& prefix, con
   for (const auto& child : module.named_children()) visit_state(*child.value(), text(prefix, child.key(), "."), visit);
 }
 
-void flatten(const Value& value, const std::string& name, std::map<std::string, at::Tensor>& tensors) {
+/// `name` is that of the value; it is one string for all of them, because many values may have one long prefix.
+void flatten(const Value& value, std::string& name, std::map<std::string, at::Tensor>& tensors) {
   if (value.is(Value::Kind::kTensor)) {
     tensors[name] = value.tensor();
   } else if (value.is(Value::Kind::kDict) || value.is(Value::Kind::kObject)) {
-    for (const auto& [key, item] : value.items())
-      if (key.is(Value::Kind::kString))
-        flatten(item, name.empty() ? key.as_string() : name + "." + key.as_string(), tensors);
+    const size_t outer = name.size();
+    for (const auto& [key, item] : value.items()) {
+      if (!key.is(Value::Kind::kString)) continue;
+      if (outer > 0) name += '.';
+      name += key.as_string();
+      flatten(item, name, tensors);
+      name.resize(outer);
+    }
   }
 }
 
@@ -73,7 +79,8 @@ Value state_dict(const torch::nn::Module& module) {
 
 std::map<std::string, at::Tensor> named_tensors(const Value& dict) {
   std::map<std::string, at::Tensor> tensors;
-  flatten(dict, "", tensors);
+  std::string name;
+  flatten(dict, name, tensors);
   return tensors;
 }
 

@@ -24,6 +24,7 @@ struct Pickled {
 };
 
 constexpr size_t kDeepestNesting = 500;  // of containers
+constexpr size_t kMostDimensions = 64;   // of a tensor: those that LibTorch's reductions support
 
 /// Throws UsageError for values that could not be loaded again: undefined, sparse, quantized and meta tensors, objects,
 /// strings that are not UTF-8, keys that Python cannot hash, and deep nesting.
@@ -45,9 +46,11 @@ using ReadStorage = std::function<at::Tensor(const StorageClaim& claim)>;
 
 /// Reads pickles of Python's torch.save (protocols 2 to 5) and of LibTorch. Never calls what the pickle names: classes
 /// that it does not know become values of kind object. Throws CheckpointError for anything else: unknown opcodes,
-/// tensors outside of their storage, values inside themselves, and pickles that would grow by more than a factor.
+/// tensors outside of their storage, values inside themselves, and values that would take more than 160 bytes for each
+/// byte of the pickle, and 1 MiB.
 class PickleReader {
  public:
+  /// Executes the opcodes, and computes the size of the value.
   explicit PickleReader(std::string_view bytes);
   ~PickleReader();
   PickleReader(const PickleReader&) = delete;

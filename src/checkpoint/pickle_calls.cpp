@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include <ATen/ATen.h>
 
@@ -61,6 +62,25 @@ int64_t checked_sum(int64_t a, int64_t b) {
   refuse_pickle("it adds ", what, " to a value that has none");
 }
 
+/// A device by its type, and its index in the name ("cuda:1") or beside it. None if this LibTorch does not have it.
+/// Without c10::Device's own parser: its exceptions take a millisecond each.
+std::optional<c10::Device> device_named(std::string_view name, std::optional<int64_t> index) {
+  if (const auto colon = name.find(':'); colon != std::string_view::npos) {
+    if (index) return std::nullopt;
+    index = parse_number<int64_t>(name.substr(colon + 1));
+    if (!index) return std::nullopt;
+    name = name.substr(0, colon);
+  }
+  for (int i = 0; i < static_cast<int>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES); ++i) {
+    const auto type = static_cast<c10::DeviceType>(i);
+    if (name != c10::DeviceTypeName(type, /*lower_case=*/true)) continue;
+    const int64_t most = type == at::kCPU ? 0 : std::numeric_limits<c10::DeviceIndex>::max();
+    if (index && (*index < 0 || *index > most)) return std::nullopt;
+    return index ? c10::Device(type, static_cast<c10::DeviceIndex>(*index)) : c10::Device(type);
+  }
+  return std::nullopt;
+}
+
 /// "torch.FloatStorage", or "torch.storage.TypedStorage" of a dtype.
 std::optional<at::ScalarType> storage_dtype(std::string_view type) {
   constexpr std::string_view kModule = "torch.", kEnd = "Storage";
@@ -75,6 +95,8 @@ std::optional<at::ScalarType> storage_dtype(std::string_view type) {
 }
 
 void check_inside(const TensorEntry& tensor, uint64_t bytes) {
+  if (tensor.sizes.size() > kMostDimensions)
+    refuse_pickle("a tensor has ", tensor.sizes.size(), " dimensions, expected ", kMostDimensions, " or fewer");
   if (tensor.sizes.size() != tensor.strides.size())
     refuse_pickle("a tensor has ", tensor.sizes.size(), " sizes and ", tensor.strides.size(), " strides");
   if (tensor.offset < 0) refuse_pickle("a tensor begins at element ", tensor.offset);
@@ -116,6 +138,7 @@ void PickleCalls::add_items(Node target, const std::vector<Node>& items) {
 /// Does what the function or class of this name would do with the arguments.
 Node PickleCalls::call(const std::string& function, Node arguments) {
   const auto& list = tuple(arguments, 0);
+  spend((list.size() + 1) * sizeof(Node));
   const auto is_a = [&](std::initializer_list<std::string_view> names) { return is_one_of(function, names); };
   if (is_a({"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v3"}))
     return tensor(function, list);
@@ -127,7 +150,7 @@ Node PickleCalls::call(const std::string& function, Node arguments) {
   if (function == "torch._tensor._rebuild_from_type_v2") {
     const auto& parts = tuple(arguments, 3);
     if (name(parts[0]) == function) refuse_pickle("a tensor is built from itself");
-    return call(std::string(name(parts[0])), parts[2]);
+    return call(name(parts[0]), parts[2]);
   }
   if (function.starts_with("torch._utils._rebuild_") || function.starts_with("torch.jit._pickle."))
     refuse_pickle("it has a tensor that only ", function, " can build, such as a sparse or quantized one; save a ",
@@ -143,14 +166,14 @@ Node PickleCalls::call(const std::string& function, Node arguments) {
     return leaf(Value::bytes(list.empty() ? std::string() : encoded(list[0])));
   if (is_a({"numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"})) return numpy_scalar(arguments);
   if (is_a({"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"}))
-    return object("numpy.ndarray", {});
+    return object(joined_name("numpy", "ndarray"), {});
   if (is_a({"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"})) {
     const auto& parts = tuple(arguments, 4);
     return numpy_array(parts[2], parts[1], string(parts[3]) == "F", parts[0]);
   }
   if (is_a({"builtins.getattr", "__builtin__.getattr"})) {  // a member of an enumeration
     const auto& parts = tuple(arguments, 2);
-    return object(text(name(parts[0]), ".", string(parts[1])), {});
+    return object(joined_name(name(parts[0]), string(parts[1])), {});
   }
   if (function == "copyreg._reconstructor") return object(name(tuple(arguments, 1)[0]), {});
   return object(function, list);
@@ -186,15 +209,12 @@ Node PickleCalls::dict_from(const std::vector<Node>& arguments) {
 }
 
 Node PickleCalls::device(const std::vector<Node>& arguments) {
-  try {
-    if (arguments.size() == 1) return leaf(c10::Device(string(arguments[0])));
-    if (arguments.size() == 2) return leaf(c10::Device(text(string(arguments[0]), ":", integer(arguments[1]))));
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception&) {
-    return leaf(string(arguments[0]));  // a device that this LibTorch does not have, as text
-  }
-  refuse_pickle("a device has ", arguments.size(), " arguments");
+  if (arguments.size() != 1 && arguments.size() != 2) refuse_pickle("a device has ", arguments.size(), " arguments");
+  const auto& written = string(arguments[0]);
+  std::optional<int64_t> index;
+  if (arguments.size() == 2) index = integer(arguments[1]);
+  if (const auto known = device_named(written, index)) return leaf(*known);
+  return leaf(written);  // a device that this LibTorch does not have, as text
 }
 
 /// Persistent ids are storages: ("storage", type, key, device, number of elements).
@@ -211,8 +231,13 @@ Node PickleCalls::storage(Node id) {
   const auto item = entry.dtype ? static_cast<int64_t>(c10::elementSize(*entry.dtype)) : 1;
   const auto bytes = static_cast<uint64_t>(checked_product(entry.elements, item));
   const auto& key = string(parts[2]);
+  const auto& device = string(parts[3]);
+  spend(key.size());
   const auto [found, is_new] = claim_of_.emplace(key, static_cast<uint32_t>(claims_.size()));
-  if (is_new) claims_.push_back({key, 0, string(parts[3])});
+  if (is_new) {
+    spend(sizeof(StorageClaim) + key.size() + device.size());
+    claims_.push_back({key, 0, device});
+  }
   entry.claim = found->second;
   claims_[entry.claim].bytes = std::max(claims_[entry.claim].bytes, bytes);
   spend(sizeof(StorageEntry));
@@ -232,7 +257,7 @@ Node PickleCalls::tensor(const std::string& function, const std::vector<Node>& a
     if (!dtype) refuse_pickle("it has a tensor of ", written, ", which this LibTorch does not have");
   }
   if (!dtype) refuse_pickle("a tensor has no dtype");
-  spend(sizeof(TensorEntry) + (tuple(arguments[2], 0).size() + tuple(arguments[3], 0).size()) * sizeof(int64_t));
+  spend(sizeof(TensorEntry) + kBytesOfTensor);
   TensorEntry tensor{entry.claim, *dtype, integer(arguments[1]), integers(arguments[2]), integers(arguments[3])};
   const auto bytes = static_cast<uint64_t>(
       checked_product(entry.elements, entry.dtype ? static_cast<int64_t>(c10::elementSize(*entry.dtype)) : 1));
@@ -245,7 +270,7 @@ Node PickleCalls::tensor(const std::string& function, const std::vector<Node>& a
 
 /// Returns the code of a numpy.dtype without its byte order: "f8".
 std::string PickleCalls::numpy_code(Node dtype) {
-  if (!is(dtype, NodeKind::kObject) || entry(dtype).type != "numpy.dtype" || entry(dtype).arguments.empty())
+  if (!is(dtype, NodeKind::kObject) || *entry(dtype).type != "numpy.dtype" || entry(dtype).arguments.empty())
     refuse_pickle("expected a numpy.dtype");
   auto code = string(entry(dtype).arguments[0]);
   if (code.starts_with('>')) refuse_pickle("it has a NumPy array of another byte order");
@@ -268,11 +293,13 @@ Node PickleCalls::numpy_scalar(Node arguments) {
 
 Node PickleCalls::numpy_array(Node sizes, Node type, bool is_fortran, Node content) {
   const auto shape = integers(sizes);
+  if (shape.size() > kMostDimensions)
+    refuse_pickle("a NumPy array has ", shape.size(), " dimensions, expected ", kMostDimensions, " or fewer");
   const auto code = numpy_code(type);
   const auto dtype = dtype_of_bits(code);
   if (!dtype) refuse_pickle("it has a NumPy array of type ", code);
   const auto bytes = encoded(content);
-  spend(bytes.size());
+  spend(bytes.size() + kBytesOfTensor);
   int64_t size = static_cast<int64_t>(c10::elementSize(*dtype));
   bool is_empty = false;
   for (int64_t extent : shape) {
@@ -298,14 +325,14 @@ Node PickleCalls::numpy_array(Node sizes, Node type, bool is_fortran, Node conte
 /// Applies a state, as __setstate__ would.
 Node PickleCalls::build(Node target, Node state) {
   if (!is(target, NodeKind::kObject)) return target;  // attributes of a dict or a tensor, such as _metadata
-  if (entry(target).type == "numpy.ndarray") {        // (version, shape, dtype, is_fortran, bytes)
+  if (*entry(target).type == "numpy.ndarray") {       // (version, shape, dtype, is_fortran, bytes)
     const auto& parts = tuple(state, 5);
     return numpy_array(parts[1], parts[2], parts[3] == true_, parts[4]);
   }
   if (is(state, NodeKind::kDict)) {
-    const auto items = elements(state);
-    add_items(target, items);
+    add_items(target, elements(state));
   } else if (is(state, NodeKind::kTuple)) {  // (attributes, slots), or a state of its own kind
+    spend(elements(state).size() * sizeof(Node));
     for (Node part : std::vector<Node>(elements(state)))
       if (is(part, NodeKind::kDict)) add_items(target, std::vector<Node>(elements(part)));
   } else if (state != none_) {

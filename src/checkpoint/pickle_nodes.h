@@ -1,11 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include <lockstep/error.h>
@@ -32,7 +33,7 @@ struct NodeEntry {
 };
 
 struct ObjectEntry {
-  std::string type;
+  const std::string* type;
   std::vector<Node> arguments;
   std::vector<Node> entries;  // keys and values in turn
 };
@@ -50,6 +51,16 @@ struct StorageEntry {
   int64_t elements;
 };
 
+/// What the values of a node would take. Numbers that are too large become kEndless.
+struct PickleExtent {
+  static constexpr uint64_t kEndless = uint64_t{1} << 62;
+  uint64_t bytes = 0;
+  uint64_t tensors = 0;
+  uint64_t path_bytes = 0;  // of the paths of the tensors: keys and indices with dots between them
+  uint32_t height = 0;      // the number of containers inside each other
+  enum : uint8_t { kNew, kInProgress, kKnown } state = kNew;
+};
+
 /// The values that a pickle has made so far, as nodes: a pickle may change a container after it was referred to.
 class PickleNodes {
  public:
@@ -63,14 +74,18 @@ class PickleNodes {
   const std::vector<StorageClaim>& claims() const { return claims_; }
 
  protected:
-  static constexpr size_t kGrowth = 256;          // bytes of values for each byte of the pickle
-  static constexpr size_t kFreeGrowth = 1 << 20;  // bytes of values for any pickle
+  static constexpr size_t kGrowth = 160;          // bytes of memory for each byte of the pickle
+  static constexpr size_t kFreeGrowth = 1 << 20;  // bytes of memory for any pickle
+  static constexpr size_t kBytesOfTensor = 512;   // LibTorch's objects for one
 
-  /// Opcodes of a few bytes can copy what earlier ones have made: limits how much a pickle may grow.
+  /// Opcodes of a few bytes can copy what earlier ones have made, or go through it: limits the memory and the work.
   void spend(size_t bytes) {
     if (bytes > budget_) refuse_growth();
     budget_ -= bytes;
   }
+  /// Refuses a result that contains itself, is nested too deeply, or would be far larger than the pickle. Computes its
+  /// size without making it, once for each node, however many values refer to the node.
+  void check_growth(Node result);
   [[noreturn]] static void refuse_growth() {
     refuse_pickle("its values would be far larger than the pickle: it is damaged or hostile");
   }
@@ -79,26 +94,41 @@ class PickleNodes {
     nodes_.push_back({kind, static_cast<uint32_t>(index)});
     return static_cast<Node>(nodes_.size() - 1);
   }
-  Node leaf(Value value) {
+  /// What a copy of a value without elements takes.
+  static size_t bytes_of(const Value& value) {
     const bool is_text = value.is(Value::Kind::kString) || value.is(Value::Kind::kBytes);
-    spend(sizeof(Value) + (is_text ? value.as_string().size() : 0));
+    return sizeof(Value) + (is_text ? value.as_string().size() : 0) +
+           (value.is(Value::Kind::kBigInt) ? value.digits().size() : 0);
+  }
+  Node leaf(Value value) {
+    spend(bytes_of(value));
     leaves_.push_back(std::move(value));
     return add(NodeKind::kLeaf, leaves_.size() - 1);
   }
+  Node byte(uint8_t number) {
+    auto& known = node_of_byte_[number];
+    if (!known) known = leaf(number);
+    return *known;
+  }
   Node sequence(NodeKind kind, std::vector<Node> elements) {
-    spend((elements.size() + 8) * sizeof(Node));
+    spend(sizeof(elements) + (elements.size() + 8) * sizeof(Node));
     sequences_.push_back(std::move(elements));
     return add(kind, sequences_.size() - 1);
   }
-  Node object(std::string type, std::vector<Node> arguments) {
-    spend(type.size() + (arguments.size() + 8) * sizeof(Node));
-    objects_.push_back({std::move(type), std::move(arguments), {}});
+  /// `type` is one of the names.
+  Node object(const std::string& type, std::vector<Node> arguments) {
+    spend(sizeof(ObjectEntry) + (arguments.size() + 8) * sizeof(Node));
+    objects_.push_back({&type, std::move(arguments), {}});
     return add(NodeKind::kObject, objects_.size() - 1);
   }
+  const std::string& joined_name(std::string_view first, std::string_view second) {
+    spend(sizeof(std::string) + first.size() + second.size());
+    names_.emplace_back().reserve(first.size() + second.size() + 1);
+    return names_.back().append(first).append(".").append(second);
+  }
   Node global(std::string_view module, std::string_view name) {
-    spend(module.size() + name.size());
-    globals_.push_back(text(module, ".", name));
-    return add(NodeKind::kGlobal, globals_.size() - 1);
+    joined_name(module, name);
+    return add(NodeKind::kGlobal, names_.size() - 1);
   }
 
   NodeKind kind(Node node) const { return nodes_[node].kind; }
@@ -127,27 +157,39 @@ class PickleNodes {
   }
   const std::string& name(Node node) const {
     if (!is(node, NodeKind::kGlobal)) refuse_pickle("expected the name of a class or function");
-    return globals_[nodes_[node].index];
+    return names_[nodes_[node].index];
   }
-  std::vector<int64_t> integers(Node node) const {
+  std::vector<int64_t> integers(Node node) {
+    const auto& list = tuple(node, 0);
+    spend(list.size() * sizeof(int64_t));
     std::vector<int64_t> result;
-    for (Node element : tuple(node, 0)) result.push_back(integer(element));
+    result.reserve(list.size());
+    for (Node element : list) result.push_back(integer(element));
     return result;
   }
 
   const size_t whole_budget_;
-  size_t budget_ = whole_budget_;  // what is left of it while the opcodes are executed
-  std::vector<NodeEntry> nodes_;
-  // Deques: references to their elements stay valid.
+  size_t budget_ = whole_budget_;  // what is left of it
+  // Deques: references to their elements stay valid, and they never hold their elements twice.
+  std::deque<NodeEntry> nodes_;
   std::deque<Value> leaves_;
   std::deque<std::vector<Node>> sequences_;  // of lists, tuples, sets and dicts
-  std::vector<ObjectEntry> objects_;
-  std::vector<std::string> globals_;
-  std::vector<StorageEntry> storage_entries_;
-  std::vector<TensorEntry> tensors_;
+  std::deque<ObjectEntry> objects_;
+  std::deque<std::string> names_;
+  std::deque<StorageEntry> storage_entries_;
+  std::deque<TensorEntry> tensors_;
   std::vector<StorageClaim> claims_;
-  std::unordered_map<std::string, uint32_t> claim_of_;
+  std::map<std::string, uint32_t> claim_of_;  // no hash table: a file could choose keys that collide
+  std::array<std::optional<Node>, 256> node_of_byte_{};
   Node none_ = 0, true_ = 0, false_ = 0, empty_tuple_ = 0;
+
+ private:
+  PickleExtent extent_of(Node node, size_t depth);
+  void add_to(PickleExtent& sum, Node node, uint64_t key_bytes, size_t depth);
+  uint64_t key_bytes(Node key) const;
+
+  // Of sequences and objects, while check_growth() runs.
+  std::vector<PickleExtent> sequence_extents_, object_extents_;
 };
 
 /// Does what the functions and classes would do that PyTorch's files name, without calling anything.

@@ -3,8 +3,8 @@
 // they would do. Everything else that is "called" becomes an object, which is data.
 //
 // Values on the stack are nodes, referred to by number, because a pickle may change a container after it was referred
-// to. A node is converted to a Value at the end. That conversion is where loops and repeated references, which could
-// make a small pickle huge, are found.
+// to. At the end check_growth() finds loops and repeated references, which could make a small pickle huge, and the
+// result is converted to a Value.
 
 #include <bit>
 #include <cstring>
@@ -14,11 +14,6 @@
 #include "checkpoint/pickle_nodes.h"
 
 namespace lockstep::detail {
-namespace {
-
-constexpr size_t kBytesOfValue = 2 * sizeof(Value);
-
-}  // namespace
 
 /// Reads the arguments of opcodes.
 class PickleBytes {
@@ -54,17 +49,21 @@ class PickleReader::Machine : public PickleCalls {
   explicit Machine(std::string_view bytes) : PickleCalls(bytes.size()), code_(bytes) {
     while (step(static_cast<unsigned char>(code_.take(1)[0]))) {
     }
+    stack_ = {};
+    memo_ = {};
+    sparse_memo_.clear();
+    check_growth(result_);
   }
 
   Value result(const ReadStorage& read) const {
-    Conversion conversion{*this, {}, whole_budget_};
+    Conversion conversion{*this, {}, std::vector<at::Tensor>(tensors_.size())};
     for (const auto& claim : claims_) {
       auto bytes = read(claim);
       if (bytes.defined() && static_cast<uint64_t>(bytes.nbytes()) < claim.bytes)
         refuse_pickle("storage '", claim.key, "' has ", bytes.nbytes(), " bytes, expected ", claim.bytes);
       conversion.storages.push_back(std::move(bytes));
     }
-    return conversion.convert(result_, 0);
+    return conversion.convert(result_);
   }
 
  private:
@@ -89,11 +88,22 @@ class PickleReader::Machine : public PickleCalls {
     marks_.pop_back();
     return values;
   }
-  void memoize(uint64_t place) { memo_[place] = top(); }
+  void memoize(uint64_t place) {
+    if (place < memo_.size())
+      memo_[place] = top();
+    else if (place == memo_.size())
+      memo_.push_back(top()), sparse_memo_.erase(place);
+    else
+      sparse_memo_[place] = top();
+  }
   void recall(uint64_t place) {
-    const auto found = memo_.find(place);
-    if (found == memo_.end()) refuse_pickle("it refers to value ", place, ", which does not exist");
-    push(found->second);
+    const auto sparse = sparse_memo_.find(place);
+    if (place < memo_.size())
+      push(memo_[place]);
+    else if (sparse != sparse_memo_.end())
+      push(sparse->second);
+    else
+      refuse_pickle("it refers to value ", place, ", which does not exist");
   }
 
   // --- opcodes
@@ -135,7 +145,7 @@ class PickleReader::Machine : public PickleCalls {
         push(leaf(code_.number<int32_t>()));
         break;
       case 'K':
-        push(leaf(code_.number<uint8_t>()));
+        push(byte(code_.number<uint8_t>()));
         break;
       case 'M':
         push(leaf(code_.number<uint16_t>()));
@@ -177,7 +187,7 @@ class PickleReader::Machine : public PickleCalls {
         memoize(code_.number<uint32_t>());
         break;
       case 0x94:
-        memoize(memo_.size());
+        memoize(memo_.size() + sparse_memo_.size());
         break;
       case 'h':
         recall(code_.number<uint8_t>());
@@ -283,62 +293,50 @@ class PickleReader::Machine : public PickleCalls {
   struct Conversion {
     const Machine& machine;
     std::vector<at::Tensor> storages;
-    size_t budget;
+    std::vector<at::Tensor> views;  // of the tensors: repeated references give the same tensor, as in Python
 
-    Value convert(Node node, size_t depth) {
-      if (depth > kDeepestNesting)
-        refuse_pickle("its values are nested more than ", kDeepestNesting, " deep, or a value contains itself");
-      spend(kBytesOfValue);
+    Value convert(Node node) {
       const auto [kind, index] = machine.nodes_[node];
       switch (kind) {
         case NodeKind::kLeaf:
-          if (const auto& value = machine.leaves_[index];
-              value.is(Value::Kind::kString) || value.is(Value::Kind::kBytes))
-            spend(value.as_string().size());
-          else if (value.is(Value::Kind::kBigInt))
-            spend(value.digits().size());
           return machine.leaves_[index];
         case NodeKind::kList:
-          return Value::list(all(machine.sequences_[index], depth));
+          return Value::list(all(machine.sequences_[index]));
         case NodeKind::kTuple:
-          return Value::tuple(all(machine.sequences_[index], depth));
+          return Value::tuple(all(machine.sequences_[index]));
         case NodeKind::kSet:
-          return Value::set(all(machine.sequences_[index], depth));
+          return Value::set(all(machine.sequences_[index]));
         case NodeKind::kDict:
-          return Value::dict(pairs(machine.sequences_[index], depth));
+          return Value::dict(pairs(machine.sequences_[index]));
         case NodeKind::kObject: {
           const auto& object = machine.objects_[index];
-          spend(object.type.size());
-          auto entries = pairs(object.entries, depth);
+          auto entries = pairs(object.entries);
           // A module or archive of LibTorch or TorchScript.
-          if (object.type.starts_with("__torch__.")) return Value::dict(std::move(entries));
-          return Value::object(object.type, all(object.arguments, depth), std::move(entries));
+          if (object.type->starts_with("__torch__.")) return Value::dict(std::move(entries));
+          return Value::object(*object.type, all(object.arguments), std::move(entries));
         }
         case NodeKind::kGlobal:
-          return named(machine.globals_[index]);
+          return named(machine.names_[index]);
         case NodeKind::kStorage:
           refuse_pickle("it has a storage without a tensor; save tensors");
         case NodeKind::kTensor:
-          return view(machine.tensors_[index]);
+          if (!views[index].defined()) views[index] = view(machine.tensors_[index]);
+          return views[index];
       }
       refuse_pickle("it is inconsistent");
     }
 
-    void spend(size_t bytes) {
-      if (bytes > budget) refuse_growth();
-      budget -= bytes;
-    }
-
-    std::vector<Value> all(const std::vector<Node>& nodes, size_t depth) {
+    std::vector<Value> all(const std::vector<Node>& nodes) {
       std::vector<Value> values;
-      for (Node node : nodes) values.push_back(convert(node, depth + 1));
+      values.reserve(nodes.size());
+      for (Node node : nodes) values.push_back(convert(node));
       return values;
     }
 
-    Value::Items pairs(const std::vector<Node>& nodes, size_t depth) {
+    Value::Items pairs(const std::vector<Node>& nodes) {
       Value::Items items;
-      for (size_t i = 0; i + 1 < nodes.size(); i += 2)
-        items.emplace_back(convert(nodes[i], depth + 1), convert(nodes[i + 1], depth + 1));
+      items.reserve(nodes.size() / 2);
+      for (size_t i = 0; i + 1 < nodes.size(); i += 2) items.emplace_back(convert(nodes[i]), convert(nodes[i + 1]));
       return items;
     }
 
@@ -347,12 +345,10 @@ class PickleReader::Machine : public PickleCalls {
       constexpr std::string_view kModule = "torch.";
       if (name.starts_with(kModule))
         if (const auto dtype = dtype_named(name.substr(kModule.size()))) return *dtype;
-      spend(name.size());
       return Value::object(name, {}, {});
     }
 
     at::Tensor view(const TensorEntry& entry) {
-      spend((entry.sizes.size() + entry.strides.size()) * sizeof(int64_t));
       const auto& bytes = storages[entry.storage];
       if (!bytes.defined())
         return at::empty_strided(entry.sizes, entry.strides, at::TensorOptions(entry.dtype).device(c10::kMeta));
@@ -364,7 +360,9 @@ class PickleReader::Machine : public PickleCalls {
   PickleBytes code_;
   std::vector<Node> stack_;
   std::vector<size_t> marks_;
-  std::unordered_map<uint64_t, Node> memo_;
+  // Places are numbered from 0 in real files. No hash table: a file could choose places that collide.
+  std::vector<Node> memo_;
+  std::map<uint64_t, Node> sparse_memo_;
   Node result_ = 0;
 };
 

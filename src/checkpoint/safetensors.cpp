@@ -15,6 +15,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "checkpoint/pickle.h"
 
 namespace lockstep {
 namespace {
@@ -30,6 +31,8 @@ constexpr std::pair<at::ScalarType, const char*> kTypes[] = {
 
 constexpr size_t kPrefixBytes = 8;  // hold the length of the header
 constexpr size_t kAlignment = 8;    // of the tensors; spaces pad the header
+constexpr uint64_t kLongestHeader = 100'000'000;  // the limit of the format's own library
+constexpr int kDeepest = 3;         // levels of objects and lists in a header: shapes, in a tensor's entry
 constexpr const char* kMetadata = "__metadata__";
 
 template <class... Parts>
@@ -50,6 +53,9 @@ at::ScalarType type_named(const std::string& name, const std::string& tensor) {
 }
 
 std::vector<int64_t> whole_numbers(const json& entry) {
+  if (entry.size() > detail::kMostDimensions)
+    throw std::invalid_argument(text("it has a list of ", entry.size(), " numbers, expected ", detail::kMostDimensions,
+                                     " dimensions or fewer"));
   std::vector<int64_t> numbers;
   for (const auto& number : entry) {
     if (!number.is_number_unsigned()) throw std::invalid_argument(number.dump() + " is not an integer of 0 or more");
@@ -102,10 +108,27 @@ TensorEntry read_entry(const std::string& name, const json& entry, size_t data_b
   }
 }
 
+// Each level takes many times the byte that opens it. Without a callback of the parser, which takes quadratic time.
+void check_depth(std::string_view header) {
+  int depth = 0;
+  bool is_in_string = false;
+  for (size_t i = 0; i < header.size(); ++i) {
+    const char c = header[i];
+    if (c == '"') is_in_string = !is_in_string;
+    if (is_in_string && c == '\\') ++i;
+    if (is_in_string) continue;
+    if (c == '[' || c == '{') ++depth;
+    if (c == ']' || c == '}') --depth;
+    if (depth > kDeepest)
+      refuse_file("the header cannot be read: expected ", kDeepest, " levels of objects and lists, or fewer");
+  }
+}
+
 // Returns the tensors in the order of their data, which must have no gaps and no overlaps.
 std::vector<TensorEntry> parse_header(std::string_view header, size_t data_bytes) {
   std::vector<TensorEntry> places;
   json parsed;
+  check_depth(header);
   try {
     parsed = json::parse(header);
   } catch (const json::exception& error) {
@@ -129,33 +152,33 @@ std::vector<TensorEntry> parse_header(std::string_view header, size_t data_bytes
 }  // namespace
 
 void detail::write_safetensors(ByteSink& sink, const std::map<std::string, at::Tensor>& tensors) {
-  ordered_json header = ordered_json::object();
-  std::vector<at::Tensor> parts;
+  std::string header = "{";
   size_t data_bytes = 0;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.defined()) throw UsageError(text("to_safetensors: '", name, "' is undefined; leave it out"));
     if (name == kMetadata)
       throw UsageError(text("to_safetensors: the name ", kMetadata, " is reserved; rename the tensor"));
-    const auto& part = parts.emplace_back(tensor.detach().cpu().contiguous().resolve_conj().resolve_neg());
-    header[name] = {{"dtype", dtype_name(part.scalar_type())},
-                    {"shape", part.sizes().vec()},
-                    {"data_offsets", {data_bytes, data_bytes + part.nbytes()}}};
-    data_bytes += part.nbytes();
+    const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
+    const ordered_json entry = {{"dtype", dtype_name(tensor.scalar_type())},
+                                {"shape", tensor.sizes().vec()},
+                                {"data_offsets", {data_bytes, data_bytes + bytes}}};
+    try {
+      header += text(header.size() > 1 ? "," : "", json(name).dump(), ":", entry.dump());
+    } catch (const json::exception& error) {
+      throw UsageError(text("to_safetensors: a name is not UTF-8: ", error.what()));
+    }
+    data_bytes += bytes;
   }
-  std::string text_of_header;
-  try {
-    text_of_header = header.dump();
-  } catch (const ordered_json::exception& error) {
-    throw UsageError(text("to_safetensors: a name is not UTF-8: ", error.what()));
-  }
-  text_of_header.resize((text_of_header.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
+  header += '}';
+  header.resize((header.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
 
-  const uint64_t length = text_of_header.size();
+  const uint64_t length = header.size();
   sink.reserve(kPrefixBytes + length + data_bytes);
   sink.write_at(0, &length, kPrefixBytes);
-  sink.write_at(kPrefixBytes, text_of_header.data(), length);
+  sink.write_at(kPrefixBytes, header.data(), length);
   uint64_t next = kPrefixBytes + length;
-  for (const auto& part : parts) {
+  for (const auto& [name, tensor] : tensors) {  // one copy at a time
+    const auto part = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
     sink.write_at(next, part.data_ptr(), part.nbytes());
     next += part.nbytes();
   }
@@ -180,6 +203,7 @@ std::map<std::string, at::Tensor> detail::read_safetensors(const ByteSource& sou
   source.read(0, &length, kPrefixBytes);
   const uint64_t rest = source.size() - kPrefixBytes;
   if (length > rest) refuse_file("the header claims ", length, " bytes, but there are only ", rest);
+  if (length > kLongestHeader) refuse_file("the header has ", length, " bytes, expected ", kLongestHeader, " or fewer");
   std::map<std::string, at::Tensor> tensors;
   for (const auto& place : parse_header(source.read(kPrefixBytes, length), rest - length)) {
     const auto options = at::TensorOptions(place.type);

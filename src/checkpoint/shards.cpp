@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
+#include <limits>
 #include <map>
+#include <set>
 
 #include <ATen/ATen.h>
 
@@ -12,6 +15,7 @@
 #include "base/text.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/files.h"
+#include "checkpoint/pickle.h"
 
 namespace lockstep {
 namespace detail {
@@ -23,31 +27,161 @@ std::vector<int64_t> integers_in(const Value& list) {
   return numbers;
 }
 
-/// The state of a parameter, put together from pieces.
-struct MergedState {
-  Value values = Value::dict();
-  std::map<std::string, int64_t> filled{};  // elements of the tensors that are cut
+struct Piece {
+  int64_t begin = 0;
+  at::Tensor tensor;
+};
+
+/// An entry of a parameter's state: a whole value, or the pieces of a tensor.
+struct StateEntry {
+  Value name;
+  Value whole;
+  std::vector<Piece> pieces{};
+};
+
+/// The state of a parameter, in the order of the first pieces.
+struct ParameterState {
+  std::vector<StateEntry> entries{};
+  std::map<std::string, size_t> index_of{};
+};
+
+/// Compares the bytes of the pieces with those of their storages. Tensors of a file may repeat a few bytes, so the
+/// state could be far larger than the shards.
+class PieceBytes {
+ public:
+  void add(const at::Tensor& piece) {
+    if (__builtin_add_overflow(bytes_, piece.nbytes(), &bytes_)) bytes_ = std::numeric_limits<uint64_t>::max();
+    if (storages_.insert(piece.storage().unsafeGetStorageImpl()).second) stored_ += piece.storage().nbytes();
+  }
+  void check() const {
+    if (bytes_ > stored_)
+      throw CheckpointError(text("the pieces of the shards have ", bytes_, " bytes, but only ", stored_,
+                                 " bytes are stored: a piece repeats elements, or is in several places"));
+  }
+
+ private:
+  uint64_t bytes_ = 0, stored_ = 0;
+  std::set<const void*> storages_;
 };
 
 /// Adds the state of a piece of a parameter to that of the whole parameter.
-void add_piece(MergedState& merged, const Value& piece, const Value& sizes, const Value& strides) {
-  auto& whole = merged.values;
+void add_piece(ParameterState& state, const Value& piece, PieceBytes& bytes) {
   const auto begin = piece.at("begin").as_int(), size = piece.at("size").as_int();
   for (const auto& [name, value] : piece.at("state").items()) {
     const bool is_cut = value.is(Value::Kind::kTensor) && value.tensor().dim() == 1 && value.tensor().numel() == size;
-    if (!is_cut) {
-      if (!whole.contains(name)) whole.set(name, value);
-      continue;
-    }
-    if (!whole.contains(name))
-      whole.set(name, at::empty_strided(integers_in(sizes), integers_in(strides), value.tensor().options()));
-    const auto row = whole.at(name).tensor().as_strided({whole.at(name).tensor().numel()}, {1});
-    if (begin < 0 || size < 0 || size > row.numel() || begin > row.numel() - size)
-      throw CheckpointError(
-          text("a shard has ", size, " elements from ", begin, " of a parameter with ", row.numel(), " elements"));
-    row.narrow(0, begin, size).copy_(value.tensor());
-    merged.filled[name.as_string()] += size;
+    const auto [found, is_new] = state.index_of.emplace(name.as_string(), state.entries.size());
+    if (is_new) state.entries.push_back({name, is_cut ? Value() : value});
+    auto& entry = state.entries[found->second];
+    if (is_cut && !is_new && entry.pieces.empty())
+      throw CheckpointError(text("a shard has elements of '", name.as_string(), "', another one has a whole value"));
+    if (!is_cut) continue;
+    bytes.add(value.tensor());
+    entry.pieces.push_back({begin, value.tensor()});
   }
+}
+
+/// Returns the number of elements. Throws CheckpointError unless the elements fill a memory without gaps.
+int64_t checked_elements(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  int64_t elements = 1, last = 0;
+  bool fits = sizes.size() == strides.size() && sizes.size() <= kMostDimensions;
+  const bool is_empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+  for (size_t d = 0; fits && d < sizes.size(); ++d) {
+    int64_t extent = 0;
+    fits = sizes[d] >= 0 && strides[d] >= 0 &&
+           !__builtin_mul_overflow(elements, std::max<int64_t>(1, sizes[d]), &elements) &&
+           !__builtin_mul_overflow(std::max<int64_t>(1, sizes[d]) - 1, strides[d], &extent) &&
+           !__builtin_add_overflow(last, extent, &last);
+  }
+  if (!fits || (!is_empty && last != elements - 1))
+    throw CheckpointError(text("a shard has a parameter of sizes ", at::IntArrayRef(sizes), " and strides ",
+                               at::IntArrayRef(strides), ", expected memory without gaps"));
+  return is_empty ? 0 : elements;
+}
+
+/// Returns a tensor of all pieces, which must be all of its elements.
+at::Tensor put_together(const StateEntry& entry, size_t parameter, const Value& sizes, const Value& strides) {
+  const auto shape = integers_in(sizes), steps = integers_in(strides);
+  const auto elements = checked_elements(shape, steps);
+  int64_t found = 0;
+  for (const auto& [begin, tensor] : entry.pieces) {
+    const auto size = tensor.numel();
+    if (begin < 0 || size > elements || begin > elements - size)
+      throw CheckpointError(
+          text("a shard has ", size, " elements from ", begin, " of a parameter with ", elements, " elements"));
+    if (tensor.scalar_type() != entry.pieces[0].tensor.scalar_type())
+      throw CheckpointError(text("the shards have elements of '", entry.name.as_string(), "' as ",
+                                 python_name(entry.pieces[0].tensor.scalar_type()), " and as ",
+                                 python_name(tensor.scalar_type())));
+    found += size;
+  }
+  if (found != elements)
+    throw CheckpointError(text("the shards have ", found, " elements of '", entry.name.as_string(), "' of parameter ",
+                               parameter, ", expected ", elements, ": a shard is missing or listed twice"));
+  auto whole = at::empty_strided(shape, steps, entry.pieces[0].tensor.options());
+  const auto row = whole.as_strided({elements}, {1});
+  for (const auto& [begin, tensor] : entry.pieces) row.narrow(0, begin, tensor.numel()).copy_(tensor);
+  return whole;
+}
+
+/// Merges the shards of an object. `bytes` are those of the pieces of all objects so far.
+Value merge_object(const std::vector<Value>& shards, PieceBytes& bytes) {
+  if (shards.empty()) throw CheckpointError("there are no shards");
+  const auto& sizes = shards[0].at("sizes").elements();
+  const auto& strides = shards[0].at("strides").elements();
+  std::vector<ParameterState> states(sizes.size());
+  for (const auto& shard : shards)
+    for (const auto& piece : shard.at("pieces").elements()) {
+      const auto parameter = static_cast<size_t>(piece.at("parameter").as_int());
+      if (parameter >= states.size() || strides.size() != sizes.size())
+        throw CheckpointError(text("a shard has parameter ", parameter, ", expected ", sizes.size(), " parameters"));
+      add_piece(states[parameter], piece, bytes);
+    }
+  bytes.check();
+  auto state = Value::dict();
+  for (size_t i = 0; i < states.size(); ++i) {
+    auto values = Value::dict();
+    for (auto& entry : states[i].entries) {
+      if (!entry.pieces.empty()) entry.whole = put_together(entry, i, sizes[i], strides[i]);
+      values.items().emplace_back(std::move(entry.name), std::move(entry.whole));
+    }
+    if (values.size() > 0) state.items().emplace_back(i, std::move(values));
+  }
+  return Value::dict({{"state", std::move(state)}, {"param_groups", shards[0].at("param_groups")}});
+}
+
+/// The entries of a shard, for finding many.
+std::map<std::string_view, Value*> entries_by_name(Value& dict) {
+  std::map<std::string_view, Value*> entries;
+  for (auto& [key, item] : dict.items())
+    if (!entries.emplace(key.as_string(), &item).second)
+      throw CheckpointError(text("two entries have the name '", key.as_string(), "'"));
+  return entries;
+}
+
+/// Adds all objects of the shards to a checkpoint.
+void merge_into(Value& checkpoint, std::vector<Value>& shards) {
+  std::vector<std::map<std::string_view, Value*>> entries_of;
+  for (auto& shard : shards) entries_of.push_back(entries_by_name(shard));
+  std::map<std::string_view, Value*> entries;
+  for (auto& [key, item] : checkpoint.items())
+    if (key.is(Value::Kind::kString)) entries.emplace(key.as_string(), &item);
+  auto added = Value::dict();
+  PieceBytes bytes;
+  for (const auto& [name, first] : shards[0].items()) {
+    std::vector<Value> of_object;
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const auto found = entries_of[i].find(name.as_string());
+      if (found == entries_of[i].end())
+        throw CheckpointError(text("shard ", i, " has no entry '", name.as_string(), "'"));
+      of_object.push_back(*found->second);
+    }
+    auto merged = merge_object(of_object, bytes);
+    if (const auto found = entries.find(name.as_string()); found != entries.end())
+      *found->second = std::move(merged);
+    else
+      added.items().emplace_back(name, std::move(merged));
+  }
+  std::move(added.items().begin(), added.items().end(), std::back_inserter(checkpoint.items()));
 }
 
 }  // namespace
@@ -82,26 +216,8 @@ Value load_shard(const std::string& folder, const ShardFile& shard, const LoadOp
 }
 
 Value merge_shards(const std::vector<Value>& shards) {
-  if (shards.empty()) throw CheckpointError("there are no shards");
-  const auto& sizes = shards[0].at("sizes").elements();
-  const auto& strides = shards[0].at("strides").elements();
-  std::vector<MergedState> states(sizes.size());
-  for (const auto& shard : shards)
-    for (const auto& piece : shard.at("pieces").elements()) {
-      const auto parameter = static_cast<size_t>(piece.at("parameter").as_int());
-      if (parameter >= states.size() || strides.size() != sizes.size())
-        throw CheckpointError(text("a shard has parameter ", parameter, ", expected ", sizes.size(), " parameters"));
-      add_piece(states[parameter], piece, sizes[parameter], strides[parameter]);
-    }
-  auto state = Value::dict();
-  for (size_t i = 0; i < states.size(); ++i) {
-    for (const auto& [name, filled] : states[i].filled)
-      if (const auto expected = states[i].values.at(name).tensor().numel(); filled != expected)
-        throw CheckpointError(text("the shards have ", filled, " elements of '", name, "' of parameter ", i,
-                                   ", expected ", expected, ": a shard is missing or listed twice"));
-    if (states[i].values.size() > 0) state.items().emplace_back(i, std::move(states[i].values));
-  }
-  return Value::dict({{"state", std::move(state)}, {"param_groups", shards[0].at("param_groups")}});
+  PieceBytes bytes;
+  return merge_object(shards, bytes);
 }
 
 }  // namespace detail
@@ -124,6 +240,10 @@ std::vector<ShardFile> shards_of(const Value& checkpoint) {
   if (shards.empty() || std::any_of(shards.begin(), shards.end(), is_wrong))
     throw CheckpointError(text("entry '", detail::kShards, "' is ", list->to_string(60),
                                ", expected a list of {'file': name in the same folder, 'sha256': digest}"));
+  std::set<std::string_view> names;
+  for (const auto& shard : shards)  // each would be read again
+    if (!names.insert(shard.file).second)
+      throw CheckpointError(text("entry '", detail::kShards, "' lists ", shard.file, " twice"));
   return shards;
 }
 
@@ -137,11 +257,7 @@ Value load_merged_checkpoint(const std::string& path, const LoadOptions& options
       std::vector<Value> shards;
       for (const auto& shard : files) shards.push_back(detail::load_shard(detail::folder_of(path), shard, options));
       value.erase(detail::kShards);
-      for (const auto& [name, first] : shards[0].items()) {
-        std::vector<Value> of_object;
-        for (const auto& shard : shards) of_object.push_back(shard.at(name));
-        value.set(name, detail::merge_shards(of_object));
-      }
+      detail::merge_into(value, shards);
       return value;
     }
   } catch (const UsageError& error) {  // a key is missing, or a value is of another kind

@@ -39,41 +39,51 @@ constexpr std::pair<const char*, const char*> kDtypes[] = {
     {"Float8_e8m0fnu", "float8_e8m0fnu"},
 };
 
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+bool same_bits(at::Tensor a, at::Tensor b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
+  if (a.layout() == at::kStrided && b.layout() == at::kStrided)
+    for (int64_t d = 0; d < a.dim(); ++d)  // both repeat one element, perhaps 2^40 times
+      if (a.size(d) > 1 && a.stride(d) == 0 && b.stride(d) == 0) {
+        a = a.narrow(d, 0, 1);
+        b = b.narrow(d, 0, 1);
+      }
   const auto plain = [](const at::Tensor& t) { return t.detach().cpu().contiguous().resolve_conj().resolve_neg(); };
   const auto left = plain(a), right = plain(b);
   return left.nbytes() == 0 || std::memcmp(left.data_ptr(), right.data_ptr(), left.nbytes()) == 0;
 }
 
-/// Divides the magnitude, most significant byte first, by 10 and returns the remainder.
-int divide_by_ten(std::string& magnitude) {
-  int rest = 0;
-  for (char& byte : magnitude) {
-    const int value = rest * 256 + static_cast<unsigned char>(byte);
-    byte = static_cast<char>(value / 10);
-    rest = value % 10;
+/// Divides the magnitude, least significant word first, by 10^9 and returns the remainder. Drops leading zeros.
+uint32_t divide_by_billion(std::vector<uint32_t>& magnitude) {
+  uint64_t rest = 0;
+  for (auto word = magnitude.rbegin(); word != magnitude.rend(); ++word) {
+    const uint64_t value = rest << 32 | *word;
+    *word = static_cast<uint32_t>(value / 1'000'000'000);
+    rest = value % 1'000'000'000;
   }
-  return rest;
+  while (!magnitude.empty() && magnitude.back() == 0) magnitude.pop_back();
+  return static_cast<uint32_t>(rest);
 }
 
 std::string decimal(const std::string& digits) {
   constexpr size_t kMostBytes = 512;  // the conversion takes quadratic time
   if (digits.size() > kMostBytes) return text("<integer of ", digits.size() * 8, " bits>");
-  std::string magnitude(digits.rbegin(), digits.rend());
-  const bool is_negative = !magnitude.empty() && (magnitude[0] & 0x80);
+  const bool is_negative = !digits.empty() && (digits.back() & 0x80);
+  std::vector<uint32_t> magnitude((digits.size() + 3) / 4, is_negative ? ~0u : 0u);
+  std::memcpy(magnitude.data(), digits.data(), digits.size());
   if (is_negative) {
-    int carry = 1;
-    for (auto byte = magnitude.rbegin(); byte != magnitude.rend(); ++byte) {
-      const int value = (~*byte & 0xff) + carry;
-      *byte = static_cast<char>(value);
-      carry = value >> 8;
+    bool carries = true;
+    for (auto& word : magnitude) {
+      word = ~word + (carries ? 1u : 0u);
+      carries = carries && word == 0;
     }
   }
-  std::string result;
-  while (std::any_of(magnitude.begin(), magnitude.end(), [](char byte) { return byte != 0; }))
-    result += static_cast<char>('0' + divide_by_ten(magnitude));
+  std::string result;  // the last digit first
+  while (!magnitude.empty()) {
+    auto group = divide_by_billion(magnitude);
+    for (int i = 0; i < 9; ++i, group /= 10) result += static_cast<char>('0' + group % 10);
+  }
+  result.erase(result.find_last_not_of('0') + 1);
   if (result.empty()) result = "0";
   if (is_negative) result += '-';
   return {result.rbegin(), result.rend()};

@@ -135,7 +135,8 @@ def make(folder):
         "same": [1] * 3,
     }
     row = torch.arange(10.0)
-    values["row"], values["part of row"] = row, row[2:5]
+    values["row"], values["part of row"], values["row again"] = row, row[2:5], row
+    values["expanded"] = torch.ones(1).expand(1000)
     try:
         import numpy
         values["numpy"] = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)

@@ -221,6 +221,9 @@ TEST_P(PythonFiles, OfEveryProtocolHaveEveryKindOfValue) {
     EXPECT_EQ(value.at("complex").tensor().scalar_type(), torch::kComplexFloat);
     EXPECT_EQ(static_cast<float*>(value.at("part of row").tensor().data_ptr()),
               static_cast<float*>(value.at("row").tensor().data_ptr()) + 2);
+    EXPECT_TRUE(value.at("row again").tensor().is_same(value.at("row").tensor()));
+    EXPECT_EQ(value.at("expanded"), Value(torch::ones({1000})));
+    EXPECT_EQ(value.at("expanded").tensor().storage().nbytes(), sizeof(float));
     if (!value.contains("numpy")) continue;
     EXPECT_EQ(value.at("numpy"), Value(torch::arange(6, torch::kInt).view({2, 3})));
     EXPECT_TRUE(torch::equal(value.at("fortran").tensor(), torch::arange(6.0, torch::kDouble).view({2, 3})));
