@@ -34,6 +34,7 @@ class CheckpointCommand : public testing::Test {
   struct Ran {
     int code = -1;
     std::string output, errors;
+    int64_t peak_kib = 0;  // the most memory that run() took, without quotes in the arguments
   };
 
   std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
@@ -110,7 +111,10 @@ class CheckpointCommand : public testing::Test {
     if (!std::freopen(".stdout", "w", stdout) || !std::freopen(".stderr", "w", stderr)) return 127;
     std::vector<const char*> pointers{"lockstep-checkpoint"};
     for (size_t i = 1; i < words.size(); ++i) pointers.push_back(words[i].c_str());
-    return checkpoint::run_checkpoint_program(static_cast<int>(pointers.size()), pointers.data());
+    std::ofstream("/proc/self/clear_refs") << "5";  // begins a new VmHWM
+    const int code = checkpoint::run_checkpoint_program(static_cast<int>(pointers.size()), pointers.data());
+    std::ofstream(".peak") << std::ifstream("/proc/self/status").rdbuf();
+    return code;
   }
 
   Ran finish(const std::vector<std::string>& command) const {
@@ -119,6 +123,9 @@ class CheckpointCommand : public testing::Test {
     ran.code = process.wait(std::chrono::seconds(120));
     ran.output = read_text(path(".stdout"));
     ran.errors = read_text(path(".stderr"));
+    const auto status = read_text(path(".peak"));
+    if (const auto at = status.find("VmHWM:"); at != std::string::npos)
+      ran.peak_kib = std::stoll(status.substr(at + 6));
     return ran;
   }
 };

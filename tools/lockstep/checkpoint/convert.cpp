@@ -10,6 +10,7 @@
 #include <lockstep/checkpoint_file.h>
 #include <lockstep/error.h>
 
+#include "checkpoint/allowance.h"
 #include "checkpoint/entries.h"
 #include "checkpoint/operations.h"
 #include "checkpoint/table.h"
@@ -51,24 +52,33 @@ Value select(const Value& value, const Arguments& arguments) {
                                shorten(printable(fmt::format("{}", fmt::join(keys, ", "))), 200)));
 }
 
-/// Adds the paths of the outermost values without tensors.
-void add_values_without_tensors(const Value& value, const std::string& path, std::vector<std::string>& paths) {
-  if (value.is(Kind::kTensor)) return;
-  if (tensors_of(value).empty()) {
-    paths.push_back(path.empty() ? "value" : path);
-    return;
+/// The paths of the outermost values without tensors.
+class ValuesWithoutTensors {
+ public:
+  explicit ValuesWithoutTensors(const Value& value) : contents_(value) { add(value); }
+  std::vector<std::string> take() { return std::move(paths_); }
+
+ private:
+  void add(const Value& value) {
+    if (value.is(Kind::kTensor)) return;
+    if (contents_[value].totals.tensors == 0) {
+      bytes_.add(path_.text());
+      paths_.push_back(path_.text().empty() ? "value" : path_.text());
+      return;
+    }
+    for_each_inside(value, [&](const std::string& key, const Value& inner) {
+      path_.inside(key, [&] { add(inner); });
+    });
   }
-  const auto inside = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
-  if (!value.is(Kind::kDict))
-    for (size_t i = 0; i < value.elements().size(); ++i)
-      add_values_without_tensors(value.elements()[i], inside(std::to_string(i)), paths);
-  if (value.is(Kind::kDict) || value.is(Kind::kObject))
-    for (const auto& [key, item] : value.items()) add_values_without_tensors(item, inside(key_text(key)), paths);
-}
+
+  const ContentsOf contents_;
+  Path path_;
+  PathBytes bytes_;
+  std::vector<std::string> paths_;
+};
 
 struct Conversion {
-  size_t tensors = 0;
-  uint64_t bytes = 0;
+  Totals totals{};
   std::vector<std::string> left_out{};             // values that are not tensors
   std::vector<std::vector<std::string>> shared{};  // tensors that were written more than once
 };
@@ -76,7 +86,10 @@ struct Conversion {
 /// safetensors files cannot hold other values, or tensors that share memory.
 void write_as_safetensors(const Value& value, const Arguments& arguments, Conversion& conversion) {
   std::map<std::string, at::Tensor> tensors;
-  for (const auto& named : tensors_of(value)) {
+  const auto all = tensors_of(value);
+  Allowance allowance(all, "convert to .pt, which keeps the repetitions, or select an entry with --key");
+  for (const auto& named : all) {
+    allowance.spend(named, bytes_of(named.tensor));
     const auto name = named.name.empty() ? "value" : named.name;
     if (!tensors.emplace(name, named.tensor).second)
       throw UsageError(
@@ -86,9 +99,9 @@ void write_as_safetensors(const Value& value, const Arguments& arguments, Conver
   }
   if (tensors.empty())
     throw UsageError(fmt::format("{}: contains no tensors to write to a safetensors file", arguments.first));
+  conversion.left_out = ValuesWithoutTensors(value).take();
+  conversion.shared = overlapping(all);
   save_safetensors(arguments.second, tensors);
-  add_values_without_tensors(value, "", conversion.left_out);
-  conversion.shared = overlapping(tensors_of(value));
 }
 
 void print_notes(const Arguments& arguments, const Conversion& conversion) {
@@ -107,10 +120,7 @@ int run_convert(const Arguments& arguments) {
   check_output(arguments);
   const auto value = select(load_whole(arguments.first), arguments);
   Conversion conversion;
-  for (const auto& named : tensors_of(value)) {
-    ++conversion.tensors;
-    conversion.bytes += bytes_of(named.tensor);
-  }
+  for (const auto& named : tensors_of(value)) conversion.totals.add(named.tensor);
   if (format == Format::kSafetensors)
     write_as_safetensors(value, arguments, conversion);
   else
@@ -119,13 +129,13 @@ int run_convert(const Arguments& arguments) {
   if (arguments.json)
     print_json({{"in", arguments.first},
                 {"out", arguments.second},
-                {"tensors", conversion.tensors},
-                {"bytes", conversion.bytes},
+                {"tensors", conversion.totals.tensors},
+                {"bytes", conversion.totals.bytes},
                 {"left_out", conversion.left_out},
                 {"written_more_than_once", conversion.shared}});
   else
-    std::cout << fmt::format("wrote {}: {}, {}\n", printable(arguments.second), counted(conversion.tensors, "tensor"),
-                             human_bytes(conversion.bytes));
+    std::cout << fmt::format("wrote {}: {}, {}\n", printable(arguments.second),
+                             counted(conversion.totals.tensors, "tensor"), human_bytes(conversion.totals.bytes));
   return 0;
 }
 

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <iterator>
 #include <map>
 
 #include <ATen/ATen.h>
@@ -7,6 +9,7 @@
 
 #include <lockstep/error.h>
 
+#include "checkpoint/allowance.h"
 #include "checkpoint/entries.h"
 #include "checkpoint/operations.h"
 #include "checkpoint/statistics.h"
@@ -27,14 +30,41 @@ struct Finding {
   int64_t elements = 0;
 };
 
-std::map<std::string, Value> by_path(const std::string& file, const Value& value) {
-  std::map<std::string, Value> entries;
-  for (auto& leaf : leaves_of(value))
-    if (!entries.emplace(leaf.path, std::move(leaf.value)).second)
-      throw UsageError(
-          fmt::format("{}: two entries have the path '{}', so they cannot be compared by path", file, leaf.path));
-  return entries;
+/// The leaves, ordered by path.
+Leaves by_path(const std::string& file, const Value& value) {
+  auto leaves = leaves_of(value);
+  std::sort(leaves.all.begin(), leaves.all.end(), [](const Leaf& a, const Leaf& b) { return a.path < b.path; });
+  const auto twice = std::adjacent_find(leaves.all.begin(), leaves.all.end(),
+                                        [](const Leaf& a, const Leaf& b) { return a.path == b.path; });
+  if (twice != leaves.all.end())
+    throw UsageError(
+        fmt::format("{}: two entries have the path '{}', so they cannot be compared by path", file, twice->path));
+  return leaves;
 }
+
+/// Compares the elements of tensors. Compares equal views of the same storages once.
+class Comparison {
+ public:
+  Comparison(const std::vector<NamedTensor>& tensors, double tolerance)
+      : allowance_(tensors, "lockstep checkpoint show compares their summaries"), tolerance_(tolerance) {}
+
+  Difference operator()(const std::string& path, const at::Tensor& a, const at::Tensor& b) {
+    const std::pair views{view_of(a), view_of(b)};
+    const bool has_views = views.first && views.second;
+    if (has_views)
+      if (const auto found = known_.find(views); found != known_.end()) return found->second;
+    allowance_.spend({path, a}, bytes_without_repetitions({a, b}));
+    const auto difference = compare(a, b, tolerance_);
+    if (has_views) known_.emplace(views, difference);
+    return difference;
+  }
+  double tolerance() const { return tolerance_; }
+
+ private:
+  Allowance allowance_;
+  const double tolerance_;
+  std::map<std::pair<std::optional<View>, std::optional<View>>, Difference> known_;
+};
 
 bool is_number(const Value& value) {
   return value.is(Kind::kFloat) || value.is(Kind::kInt) || value.is(Kind::kBool);
@@ -45,10 +75,10 @@ std::string type_text(const at::Tensor& tensor) {
 }
 
 std::optional<Finding> compare_tensors(const std::string& path, const at::Tensor& a, const at::Tensor& b,
-                                       double tolerance) {
+                                       Comparison& compare_elements) {
   if (a.sizes() != b.sizes()) return Finding{path, "shape", type_text(a), type_text(b)};
   if (a.scalar_type() != b.scalar_type()) return Finding{path, "dtype", type_text(a), type_text(b)};
-  const auto difference = compare(a, b, tolerance);
+  const auto difference = compare_elements(path, a, b);
   if (difference.count == 0) return std::nullopt;
   Finding finding{path, "values"};
   finding.difference = difference;
@@ -56,12 +86,14 @@ std::optional<Finding> compare_tensors(const std::string& path, const at::Tensor
   return finding;
 }
 
-std::optional<Finding> compare_values(const std::string& path, const Value& a, const Value& b, double tolerance) {
-  if (a.is(Kind::kTensor) && b.is(Kind::kTensor)) return compare_tensors(path, a.tensor(), b.tensor(), tolerance);
+std::optional<Finding> compare_values(const std::string& path, const Value& a, const Value& b,
+                                      Comparison& compare_elements) {
+  if (a.is(Kind::kTensor) && b.is(Kind::kTensor))
+    return compare_tensors(path, a.tensor(), b.tensor(), compare_elements);
   if (a.kind() != b.kind()) return Finding{path, "kind", a.to_string(60), b.to_string(60)};
   if (a == b) return std::nullopt;
   if (is_number(a) && is_number(b)) {
-    const double x = a.as_double(), y = b.as_double();
+    const double x = a.as_double(), y = b.as_double(), tolerance = compare_elements.tolerance();
     if ((std::isnan(x) && std::isnan(y)) || (tolerance > 0 && std::abs(x - y) <= tolerance)) return std::nullopt;
   }
   return Finding{path, "value", a.to_string(60), b.to_string(60)};
@@ -72,21 +104,32 @@ struct Result {
   size_t compared = 0, tensors = 0;  // entries of both files, and how many of them are tensors
 };
 
-Result compare_entries(const std::map<std::string, Value>& a, const std::map<std::string, Value>& b, double tolerance) {
+Result compare_entries(const Leaves& a, const Leaves& b, double tolerance) {
+  std::vector<NamedTensor> tensors;
+  for (const auto* leaves : {&a, &b})
+    for (const auto& [path, value] : leaves->all)
+      if (value->is(Kind::kTensor)) tensors.push_back({"", value->tensor()});
+  Comparison compare_elements(tensors, tolerance);
   Result result;
-  for (const auto& [path, value] : a) {
-    const auto other = b.find(path);
-    if (other == b.end()) {
-      result.findings.push_back({path, "only in A", value.to_string(60)});
-      continue;
+  auto left = a.all.begin(), right = b.all.begin();
+  std::vector<Finding> only_in_b;
+  while (left != a.all.end() || right != b.all.end()) {
+    if (right == b.all.end() || (left != a.all.end() && left->path < right->path)) {
+      result.findings.push_back({left->path, "only in A", left->value->to_string(60)});
+      ++left;
+    } else if (left == a.all.end() || right->path < left->path) {
+      only_in_b.push_back({right->path, "only in B", "", right->value->to_string(60)});
+      ++right;
+    } else {
+      ++result.compared;
+      if (left->value->is(Kind::kTensor)) ++result.tensors;
+      if (auto finding = compare_values(left->path, *left->value, *right->value, compare_elements))
+        result.findings.push_back(std::move(*finding));
+      ++left;
+      ++right;
     }
-    ++result.compared;
-    if (value.is(Kind::kTensor)) ++result.tensors;
-    if (auto finding = compare_values(path, value, other->second, tolerance))
-      result.findings.push_back(std::move(*finding));
   }
-  for (const auto& [path, value] : b)
-    if (!a.contains(path)) result.findings.push_back({path, "only in B", "", value.to_string(60)});
+  std::move(only_in_b.begin(), only_in_b.end(), std::back_inserter(result.findings));
   return result;
 }
 
@@ -138,9 +181,9 @@ void print_result_json(const Arguments& arguments, const Result& result) {
 }  // namespace
 
 int run_diff(const Arguments& arguments) {
-  const auto a = by_path(arguments.first, load_whole(arguments.first));
-  const auto b = by_path(arguments.second, load_whole(arguments.second));
-  const auto result = compare_entries(a, b, arguments.tolerance);
+  const auto a = load_whole(arguments.first), b = load_whole(arguments.second);
+  const auto result =
+      compare_entries(by_path(arguments.first, a), by_path(arguments.second, b), arguments.tolerance);
   arguments.json ? print_result_json(arguments, result) : print_result(arguments, result);
   return result.findings.empty() ? 0 : 1;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <limits>
 #include <map>
 
 #include <ATen/ATen.h>
@@ -23,26 +24,29 @@ bool is_sequence(const Value& value) {
   return value.is(Kind::kList) || value.is(Kind::kTuple) || value.is(Kind::kSet);
 }
 
-void add_leaves(const Value& value, const std::string& path, std::vector<Leaf>& leaves) {
-  const auto inside = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
-  const auto add_elements = [&] {
-    for (size_t i = 0; i < value.elements().size(); ++i)
-      add_leaves(value.elements()[i], inside(std::to_string(i)), leaves);
+void add_leaves(const Value& value, Path& path, PathBytes& bytes, Leaves& leaves) {
+  const auto add = [&](const Value& leaf) {
+    bytes.add(path.text());
+    leaves.all.push_back({path.text(), &leaf});
   };
-  const auto add_items = [&] {
-    for (const auto& [key, item] : value.items()) add_leaves(item, inside(key_text(key)), leaves);
-  };
-  if (value.is(Kind::kObject)) {
-    leaves.push_back({inside("__class__"), value.type()});
-    add_elements();
-    add_items();
-  } else if (value.is(Kind::kDict) && value.size() > 0) {
-    add_items();
-  } else if (is_sequence(value) && value.size() > 0) {
-    add_elements();
-  } else {
-    leaves.push_back({path, value});
-  }
+  if (!is_container(value)) return add(value);
+  if (value.is(Kind::kObject)) path.inside("__class__", [&] { add(leaves.classes.emplace_back(value.type())); });
+  for_each_inside(value, [&](const std::string& key, const Value& inner) {
+    path.inside(key, [&] { add_leaves(inner, path, bytes, leaves); });
+  });
+}
+
+void add_tensors(const Value& value, Path& path, std::vector<NamedTensor>& tensors) {
+  if (value.is(Kind::kTensor)) tensors.push_back({path.text(), value.tensor()});
+  if (!is_container(value)) return;
+  for_each_inside(value, [&](const std::string& key, const Value& inner) {
+    path.inside(key, [&] { add_tensors(inner, path, tensors); });
+  });
+}
+
+/// At most the largest number: a few bytes of a file may stand for tensors of 2^62 elements each.
+void add_up(uint64_t& sum, uint64_t number) {
+  if (__builtin_add_overflow(sum, number, &sum)) sum = std::numeric_limits<uint64_t>::max();
 }
 
 /// The bytes of its storage that a tensor spans. Empty for a tensor without memory of its own.
@@ -66,17 +70,66 @@ std::string key_text(const Value& key) {
   return key.is(Kind::kString) ? key.as_string() : key.to_string(80);
 }
 
-std::vector<Leaf> leaves_of(const Value& value) {
-  std::vector<Leaf> leaves;
-  add_leaves(value, "", leaves);
+bool is_container(const Value& value) {
+  return value.is(Kind::kObject) || ((value.is(Kind::kDict) || is_sequence(value)) && value.size() > 0);
+}
+
+void PathBytes::add(const std::string& path) {
+  constexpr uint64_t kBytesOfPath = 256, kFreeBytes = 1 << 20;
+  ++paths_;
+  bytes_ += path.size();
+  if (bytes_ > kFreeBytes + kBytesOfPath * paths_)
+    throw CheckpointError(
+        fmt::format("the paths of the first {} entries have {} bytes, expected up to {} each: entries with long keys, "
+                    "or nested deeply, contain too many others",
+                    paths_, bytes_, kBytesOfPath));
+}
+
+Leaves leaves_of(const Value& value) {
+  Leaves leaves;
+  Path path;
+  PathBytes bytes;
+  add_leaves(value, path, bytes, leaves);
   return leaves;
 }
 
 std::vector<NamedTensor> tensors_of(const Value& value) {
   std::vector<NamedTensor> tensors;
-  for (const auto& leaf : leaves_of(value))
-    if (leaf.value.is(Kind::kTensor)) tensors.push_back({leaf.path, leaf.value.tensor()});
+  Path path;
+  add_tensors(value, path, tensors);
   return tensors;
+}
+
+void Totals::add(const at::Tensor& tensor) {
+  add_up(tensors, 1);
+  add_up(elements, static_cast<uint64_t>(tensor.numel()));
+  add_up(bytes, bytes_of(tensor));
+}
+
+Contents ContentsOf::add(const Value& value) {
+  Contents all;
+  if (value.is(Kind::kTensor)) all.totals.add(value.tensor());
+  if (!is_container(value)) {
+    all.has_others = !value.is(Kind::kTensor);
+    return all;
+  }
+  all.has_others = value.is(Kind::kObject);  // its class
+  for_each_inside(value, [&](const std::string&, const Value& inner) {
+    const auto part = add(inner);
+    add_up(all.totals.tensors, part.totals.tensors);
+    add_up(all.totals.elements, part.totals.elements);
+    add_up(all.totals.bytes, part.totals.bytes);
+    all.has_others = all.has_others || part.has_others;
+  });
+  return containers_[&value] = all;
+}
+
+Contents ContentsOf::operator[](const Value& value) const {
+  if (const auto found = containers_.find(&value); found != containers_.end()) return found->second;
+  Contents all;
+  if (value.is(Kind::kTensor)) all.totals.add(value.tensor());
+  all.has_others = !value.is(Kind::kTensor);
+  return all;
 }
 
 std::vector<std::vector<std::string>> overlapping(const std::vector<NamedTensor>& tensors) {
@@ -135,8 +188,15 @@ ordered_json to_json(const Value& value) {
       return list;
     }
     case Kind::kDict: {
-      auto object = ordered_json::object();
-      for (const auto& [key, item] : value.items()) object[key_text(key)] = to_json(item);
+      ordered_json::object_t object;
+      std::map<std::string, size_t> places;  // its own search is linear
+      for (const auto& [key, item] : value.items()) {
+        const auto [found, is_new] = places.emplace(key_text(key), object.size());
+        if (is_new)
+          object.emplace_back(found->first, to_json(item));
+        else
+          object.begin()[static_cast<ptrdiff_t>(found->second)].second = to_json(item);
+      }
       return object;
     }
     default:

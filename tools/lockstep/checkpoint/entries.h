@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -16,12 +18,48 @@ namespace lockstep::checkpoint {
 /// A value in a checkpoint that contains no others, such as a tensor, a number or an empty list, with its path.
 struct Leaf {
   std::string path;
-  Value value;
+  const Value* value;
 };
 
-/// All leaves, in the order of the file. Keys and indices are joined with dots: "optimizer.state.0.exp_avg". The class
-/// of an object is a leaf "__class__".
-std::vector<Leaf> leaves_of(const Value& value);
+struct Leaves {
+  std::vector<Leaf> all{};
+  std::deque<Value> classes{};  // of objects, to which leaves point
+};
+
+/// All leaves, in the order of the file; they point into `value`. Keys and indices are joined with dots:
+/// "optimizer.state.0.exp_avg". The class of an object is a leaf "__class__". Throws CheckpointError if the paths are
+/// long on average (see PathBytes).
+Leaves leaves_of(const Value& value);
+
+/// Appends keys and indices to a path while a value is visited. It is one string for all paths: a file may have many
+/// values below one long key.
+class Path {
+ public:
+  /// Calls `visit()` with the key at the end of the path.
+  template <class Visit>
+  void inside(const std::string& key, const Visit& visit) {
+    const size_t outer = text_.size();
+    if (outer > 0) text_ += '.';
+    text_ += key;
+    visit();
+    text_.resize(outer);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+/// Limits the memory of many paths.
+class PathBytes {
+ public:
+  /// Throws CheckpointError if the paths so far have more than 256 bytes each, and 1 MiB.
+  void add(const std::string& path);
+
+ private:
+  uint64_t paths_ = 0, bytes_ = 0;
+};
+
 
 struct NamedTensor {
   std::string name;
@@ -31,11 +69,48 @@ struct NamedTensor {
 /// The leaves that are tensors.
 std::vector<NamedTensor> tensors_of(const Value& value);
 
+struct Totals {
+  uint64_t tensors = 0, elements = 0, bytes = 0;  // at most 2^64 - 1
+
+  void add(const at::Tensor& tensor);
+};
+
+/// What is in a value, with the values in it.
+struct Contents {
+  Totals totals;
+  bool has_others = false;  // leaves that are not tensors
+};
+
+/// The contents of all values in a value, by address. Computes each once, however deeply values are nested.
+class ContentsOf {
+ public:
+  explicit ContentsOf(const Value& value) { add(value); }
+  /// `value` is the one of the constructor, or in it.
+  Contents operator[](const Value& value) const;
+
+ private:
+  Contents add(const Value& value);
+
+  std::unordered_map<const Value*, Contents> containers_;  // those that are not empty
+};
+
 /// Groups of tensors that overlap in memory, by name.
 std::vector<std::vector<std::string>> overlapping(const std::vector<NamedTensor>& tensors);
 
+/// Whether there are values in it.
+bool is_container(const Value& value);
+
 /// The key of an item as a part of a path.
 std::string key_text(const Value& key);
+
+/// Calls `visit(key, inner)` for all values in a container, with their keys or indices as text.
+template <class Visit>
+void for_each_inside(const Value& value, const Visit& visit) {
+  if (!value.is(Value::Kind::kDict))
+    for (size_t i = 0; i < value.elements().size(); ++i) visit(std::to_string(i), value.elements()[i]);
+  if (value.is(Value::Kind::kDict) || value.is(Value::Kind::kObject))
+    for (const auto& [key, inner] : value.items()) visit(key_text(key), inner);
+}
 
 /// "[10, 84]".
 std::string shape_text(const at::Tensor& tensor);

@@ -2,12 +2,14 @@
 
 #include <cmath>
 #include <iostream>
+#include <map>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <lockstep/error.h>
 
+#include "checkpoint/allowance.h"
 #include "checkpoint/entries.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/operations.h"
@@ -23,17 +25,9 @@ using nlohmann::ordered_json;
 constexpr size_t kMostChildren = 20;    // of a value in the tree
 constexpr size_t kLongestLine = 10000;  // characters of a value; shortened to the width of the output
 
-struct Totals {
-  uint64_t tensors = 0, elements = 0, bytes = 0;
-};
-
 Totals totals_of(const std::vector<NamedTensor>& tensors) {
   Totals totals;
-  for (const auto& named : tensors) {
-    ++totals.tensors;
-    totals.elements += static_cast<uint64_t>(named.tensor.numel());
-    totals.bytes += bytes_of(named.tensor);
-  }
+  for (const auto& named : tensors) totals.add(named.tensor);
   return totals;
 }
 
@@ -43,31 +37,28 @@ Totals totals_of(const std::vector<NamedTensor>& tensors) {
 /// only tensors, which the table lists, is one line.
 class Tree {
  public:
-  explicit Tree(size_t columns) : columns_(columns) {}
+  Tree(const Value& value, size_t columns) : contents_(value), columns_(columns) {}
 
   void print(const std::string& key, const Value& value, size_t depth) {
-    const auto leaves = leaves_of(value);
-    const auto tensors = tensors_of(value);
+    const auto contents = contents_[value];
     const auto head = std::string(2 * depth, ' ') + printable(key) + ": ";
     const auto line = printable(value.to_string(kLongestLine));
-    const bool is_container = !(leaves.size() == 1 && leaves[0].path.empty());
-    if (tensors.empty() && (!is_container || head.size() + line.size() <= columns_)) {
+    if (contents.totals.tensors == 0 && (!is_container(value) || head.size() + line.size() <= columns_)) {
       const size_t room = columns_ > head.size() + 20 ? columns_ - head.size() : 20;
       text_ += head + shorten(line, room) + "\n";
       return;
     }
-    text_ += head + description(value, tensors) + "\n";
-    if (is_container && tensors.size() < leaves.size()) print_children(value, depth + 1);
+    text_ += head + description(value, contents.totals) + "\n";
+    if (is_container(value) && contents.has_others) print_children(value, depth + 1);
   }
 
   std::string take() { return std::move(text_); }
 
  private:
-  static std::string description(const Value& value, const std::vector<NamedTensor>& tensors) {
+  static std::string description(const Value& value, const Totals& totals) {
     if (value.is(Kind::kTensor)) return value.to_string(80);
     std::string text = value.is(Kind::kObject) ? printable(value.type()) : name_of(value.kind());
     text += " of " + counted(value.size(), value.is(Kind::kDict) || value.is(Kind::kObject) ? "entry" : "element");
-    const auto totals = totals_of(tensors);
     if (totals.tensors > 0)
       text += fmt::format(", {}, {}", counted(totals.tensors, "tensor"), human_bytes(totals.bytes));
     return text;
@@ -75,25 +66,22 @@ class Tree {
 
   void print_children(const Value& value, size_t depth) {
     size_t left = kMostChildren, more = 0;
-    const auto child = [&](const std::string& key, const Value& inner) {
+    for_each_inside(value, [&](const std::string& key, const Value& inner) {
       if (left > 0)
         print(key, inner, depth), --left;
       else
         ++more;
-    };
-    if (!value.is(Kind::kDict))
-      for (size_t i = 0; i < value.elements().size(); ++i) child(std::to_string(i), value.elements()[i]);
-    if (value.is(Kind::kDict) || value.is(Kind::kObject))
-      for (const auto& [key, inner] : value.items()) child(key_text(key), inner);
+    });
     if (more > 0) text_ += fmt::format("{}... {} more\n", std::string(2 * depth, ' '), more);
   }
 
+  const ContentsOf contents_;
   const size_t columns_;
   std::string text_;
 };
 
 std::string tree_of(const Value& value, size_t columns) {
-  Tree tree(columns);
+  Tree tree(value, columns);
   if (value.is(Kind::kDict))
     for (const auto& [key, item] : value.items()) tree.print(key_text(key), item, 0);
   else
@@ -107,8 +95,28 @@ std::string number_text(double number) {
   return fmt::format("{:.3g}", number == 0 ? 0 : number);  // no "-0"
 }
 
-void add_row(Table& table, const NamedTensor& named) {
-  const auto found = statistics_of(named.tensor);
+/// The statistics of tensors of a file. Computes those of equal views of one storage once.
+class StatisticsOf {
+ public:
+  explicit StatisticsOf(const std::vector<NamedTensor>& tensors)
+      : allowance_(tensors, "select others with --tensor") {}
+
+  std::optional<Statistics> operator[](const NamedTensor& named) {
+    const auto view = view_of(named.tensor);
+    if (view)
+      if (const auto found = known_.find(*view); found != known_.end()) return found->second;
+    allowance_.spend(named, bytes_without_repetitions({named.tensor}));
+    const auto computed = statistics_of(named.tensor);
+    if (view) known_.emplace(*view, computed);
+    return computed;
+  }
+
+ private:
+  Allowance allowance_;
+  std::map<View, std::optional<Statistics>> known_;
+};
+
+void add_row(Table& table, const NamedTensor& named, const std::optional<Statistics>& found) {
   const auto number = [&](double Statistics::*member) { return found ? number_text((*found).*member) : "-"; };
   const auto count = [&](int64_t Statistics::*member) { return found ? std::to_string((*found).*member) : "-"; };
   table.add({named.name.empty() ? "value" : named.name, shape_text(named.tensor),
@@ -128,17 +136,17 @@ std::string table_of(const std::vector<NamedTensor>& tensors, const Style& style
                {"MAX", true},
                {"NAN", true},
                {"INF", true}});
-  for (const auto& named : tensors) add_row(table, named);
+  StatisticsOf statistics(tensors);
+  for (const auto& named : tensors) add_row(table, named, statistics[named]);
   return table.text(style);
 }
 
-ordered_json object_of(const NamedTensor& named) {
+ordered_json object_of(const NamedTensor& named, const std::optional<Statistics>& found) {
   const auto& tensor = named.tensor;
   ordered_json object{{"name", named.name},
                       {"shape", tensor.sizes().vec()},
                       {"dtype", python_name(tensor.scalar_type())},
                       {"bytes", bytes_of(tensor)}};
-  const auto found = statistics_of(tensor);
   const auto set = [&](const char* key, auto number) { object[key] = found ? ordered_json(number) : ordered_json(); };
   const auto values = found.value_or(Statistics{});
   set("mean", values.mean);
@@ -160,7 +168,8 @@ std::vector<NamedTensor> matching(std::vector<NamedTensor> tensors, const std::s
 void print_show_json(const std::string& path, const Value& value, const std::vector<NamedTensor>& tensors) {
   const auto totals = totals_of(tensors);
   ordered_json object{{"file", path}, {"value", to_json(value)}, {"tensors", ordered_json::array()}};
-  for (const auto& named : tensors) object["tensors"].push_back(object_of(named));
+  StatisticsOf statistics(tensors);
+  for (const auto& named : tensors) object["tensors"].push_back(object_of(named, statistics[named]));
   object["totals"] = {{"tensors", totals.tensors}, {"elements", totals.elements}, {"bytes", totals.bytes}};
   object["shared"] = overlapping(tensors);
   print_json(object);
@@ -190,9 +199,10 @@ int run_show(const Arguments& arguments) {
     print_show_json(path, value, tensors);
   } else {
     const auto style = output_style();
+    const auto table = tensors.empty() ? "" : table_of(tensors, style);  // may throw, before anything is printed
     if (chooses) std::cout << "The newest checkpoint: " << printable(path) << "\n\n";
     if (arguments.tensor_glob.empty()) std::cout << tree_of(value, style.columns) << "\n";
-    if (!tensors.empty()) std::cout << table_of(tensors, style) << "\n";
+    if (!table.empty()) std::cout << table << "\n";
     std::cout << totals_line(tensors) << std::flush;
   }
   return 0;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -12,6 +13,13 @@ struct Statistics {
   double mean = 0, norm = 0, min = 0, max = 0;
   int64_t nan_count = 0, inf_count = 0;
 };
+
+/// Shortens, to one element each, the dimensions in which all of these tensors of equal sizes repeat their elements
+/// (stride 0), and returns how often they do.
+int64_t drop_repetitions(std::vector<at::Tensor>& tensors);
+
+/// The bytes that statistics_of() or compare() goes through.
+uint64_t bytes_without_repetitions(std::vector<at::Tensor> tensors);
 
 /// None for tensors that are not plain real numbers: complex, quantized or sparse tensors.
 std::optional<Statistics> statistics_of(const at::Tensor& tensor);

@@ -1,0 +1,160 @@
+// `lockstep checkpoint` on files whose tensors have far more elements than the file has bytes.
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <cmath>
+
+#include "support/slowness.h"
+#include "tools/checkpoint_process.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+constexpr int64_t kTera = int64_t{1} << 40;
+
+class HostileFiles : public CheckpointCommand {
+ protected:
+  /// The processor time of a command that succeeds.
+  double seconds(const std::string& arguments) const {
+    const auto now = [] {
+      rusage used{};
+      ::getrusage(RUSAGE_CHILDREN, &used);
+      const auto in_seconds = [](const timeval& time) {
+        return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+      };
+      return in_seconds(used.ru_utime) + in_seconds(used.ru_stime);
+    };
+    const double begin = now();
+    const auto ran = run(arguments);
+    EXPECT_EQ(ran.code, 0) << arguments << "\n" << ran.errors;
+    return now() - begin;
+  }
+
+  void expect_no_file(const std::string& part_of_name) const {
+    for (const auto& file : std::filesystem::directory_iterator(folder_.path()))
+      EXPECT_EQ(file.path().filename().string().find(part_of_name), std::string::npos) << file.path();
+  }
+};
+
+/// One name for each of these views of a storage.
+Value views_of(const at::Tensor& storage, int64_t count, int64_t size) {
+  auto dict = Value::dict();
+  for (int64_t i = 0; i < count; ++i) dict.items().emplace_back("t" + std::to_string(i), storage.narrow(0, i, size));
+  return dict;
+}
+
+TEST_F(HostileFiles, RepeatedElementsAreSummarizedOnce) {
+  save("a.pt", Value::dict({{"x", at::tensor({3., -1., NAN}).view({3, 1}).expand({3, kTera})}}));
+  const auto found = object("show a.pt")["tensors"][0];
+  EXPECT_EQ(found["shape"], json({3, kTera}));
+  EXPECT_EQ(found["mean"], 1);
+  EXPECT_EQ(found["norm"], std::sqrt(10. * static_cast<double>(kTera)));
+  EXPECT_EQ(found["min"], -1);
+  EXPECT_EQ(found["max"], 3);
+  EXPECT_EQ(found["nan"], kTera);
+  save("b.pt", Value::dict({{"x", at::tensor({3., -2., NAN}).view({3, 1}).expand({3, kTera})}}));
+  const auto difference = object("diff a.pt b.pt", 1)["differences"][0];
+  EXPECT_EQ(difference["max_absolute"], 1);
+  EXPECT_EQ(difference["elements"], kTera);
+  EXPECT_EQ(run("verify a.pt").code, 0);
+}
+
+TEST_F(HostileFiles, RepeatedElementsAreNotWritten) {
+  save("a.pt", Value::dict({{"small", at::ones({3})}, {"x", at::zeros({1}).expand({kTera})}}));
+  expect_failure(
+      "convert a.pt a.safetensors", 1,
+      "tensor 'x' of sizes [1099511627776] has 4.0 TiB, but only 16 B are stored: the tensors repeat the "
+      "elements of their storages more than 64 times; convert to .pt, which keeps the repetitions, or select");
+  expect_no_file("safetensors");
+  ASSERT_EQ(run("convert a.pt b.pt").code, 0);
+  EXPECT_LT(std::filesystem::file_size(path("b.pt")), 4096u);
+  EXPECT_EQ(load_checkpoint(path("b.pt")), load_checkpoint(path("a.pt")));
+  ASSERT_EQ(run("convert --key small a.pt small.safetensors").code, 0);
+}
+
+TEST_F(HostileFiles, OverlappingRowsAreRefused) {
+  const auto rows = at::ones({20000}).as_strided({10000, 10000}, {1, 1});
+  save("a.pt", Value::dict({{"small", at::ones({3})}, {"x", rows}}));
+  expect_failure("show a.pt", 1, "tensor 'x' of sizes [10000, 10000] has 381.5 MiB, but only 78.1 KiB are stored");
+  expect_failure("show a.pt", 1, "select others with --tensor");
+  EXPECT_EQ(object("show a.pt --tensor small")["tensors"].size(), 1u);
+  expect_failure("diff a.pt a.pt", 2, "tensor 'x'");
+  expect_failure("convert a.pt a.safetensors", 1, "tensor 'x'");
+  EXPECT_EQ(run("verify a.pt").code, 0);
+}
+
+TEST_F(HostileFiles, ManyViewsOfAStorageAreRefused) {
+  save("a.pt", views_of(at::ones({200000}), 1000, 100000));
+  for (const auto* arguments : {"show a.pt", "convert a.pt a.safetensors"})
+    expect_failure(arguments, 1, "the tensors repeat the elements of their storages more than 64 times");
+  expect_no_file("safetensors");
+}
+
+TEST_F(HostileFiles, SharedTensorsAreNot) {
+  auto tied = Value::dict();
+  const auto shared = at::ones({100000});
+  for (int i = 0; i < 40; ++i) tied.set("layer" + std::to_string(i), shared);
+  save("a.pt", tied);
+  EXPECT_EQ(object("show a.pt")["totals"]["tensors"], 40);
+  EXPECT_EQ(object("diff a.pt a.pt")["equal"], true);
+  EXPECT_EQ(object("convert a.pt a.safetensors")["bytes"], 16000000);
+  auto more = Value::dict();
+  for (int i = 0; i < 1000; ++i) more.set("layer" + std::to_string(i), shared);
+  save("b.pt", more);
+  EXPECT_EQ(object("show b.pt")["totals"]["tensors"], 1000) << "equal views are summarized once";
+  EXPECT_EQ(object("diff b.pt b.pt")["equal"], true);
+}
+
+TEST_F(HostileFiles, TransposedTensorsAreSummarizedAsOthers) {
+  const auto plain = at::randn({1500, 1500});
+  save("a.pt", Value::dict({{"x", plain.t().contiguous()}}));
+  save("b.pt", Value::dict({{"x", plain.t()}}));
+  EXPECT_EQ(object("show a.pt")["tensors"], object("show b.pt")["tensors"]);
+  EXPECT_EQ(object("diff a.pt b.pt")["equal"], true);
+}
+
+TEST_F(HostileFiles, ManyKeysTakeLinearTime) {
+  for (const int count : {10000, 100000}) {
+    auto dict = Value::dict();
+    for (int i = 0; i < count; ++i) dict.items().emplace_back("k" + std::to_string(i), i);
+    save(std::to_string(count) + ".pt", dict);
+  }
+  EXPECT_LT(seconds("show --json 100000.pt"), 40 * seconds("show --json 10000.pt"));
+}
+
+TEST_F(HostileFiles, DeepListsTakeLittleMemory) {
+  Value deep = Value::list(std::vector<Value>(100000));
+  for (int i = 0; i < 400; ++i) {
+    auto outer = Value::list();
+    outer.elements().push_back(std::move(deep));
+    deep = std::move(outer);
+  }
+  save("a.pt", deep);
+  save("b.pt", Value::list());
+  const auto least = run("show b.pt").peak_kib;
+  ASSERT_GT(least, 0);
+  for (const auto* command : {"show a.pt", "show --json a.pt", "verify a.pt", "convert a.pt c.pt"}) {
+    const auto ran = run(command);
+    EXPECT_EQ(ran.code, 0) << ran.errors;
+    EXPECT_LT(ran.peak_kib - least, 300 * 100 * kSlowness) << command << ", of 100 KB";
+  }
+  expect_failure("diff a.pt a.pt", 2, "expected up to 256 each");
+}
+
+TEST_F(HostileFiles, AFifoDoesNotBlock) {
+  ASSERT_EQ(::mkfifo(path("a.pt").c_str(), 0600), 0);
+  for (const auto* command : {"show a.pt", "verify a.pt", "convert a.pt b.pt", "diff a.pt a.pt", "ls a.pt"})
+    expect_failure(command, 2, "a.pt: no such file");
+  const auto listed = Value::dict({{"file", "a.pt"}, {"sha256", "0"}});
+  save("main.pt", Value::dict({{"lockstep", "0.1.0"}, {"shards", Value::list({listed})}}));
+  expect_failure("show main.pt", 1, "not a regular file");
+  EXPECT_EQ(run("verify main.pt").code, 1);
+  EXPECT_EQ(run("ls .").code, 0);
+}
+
+}  // namespace
+}  // namespace lockstep
