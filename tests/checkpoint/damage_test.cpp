@@ -188,8 +188,8 @@ TEST(HostilePickle, RefusesToGrowFarBeyondItsSize) {
   expect_error<CheckpointError>([&] { read_pickle(copies + "N."); }, "far larger");
   // The same for the sizes of tensors.
   const auto tensors = kStart + "ctorch._utils\n_rebuild_tensor_v2\nq\0((X\7\0\0\0storagectorch\nFloatStorage\n"s +
-                       "X\1\0\0\0\x30X\3\0\0\0cpuK\x0atQK\0("s + repeated("K\1", 64) + "t(" +
-                       repeated("K\0"s, 64) + "t\x89Ntq\1"s + repeated("h\0h\1R0"s, 100000);
+                       "X\1\0\0\0\x30X\3\0\0\0cpuK\x0atQK\0("s + repeated("K\1", 64) + "t(" + repeated("K\0"s, 64) +
+                       "t\x89Ntq\1"s + repeated("h\0h\1R0"s, 100000);
   expect_error<CheckpointError>([&] { read_pickle(tensors + "N."); }, "far larger");
   // Items of a dict.
   const auto items = kStart + "ccollections\nOrderedDict\n](" + repeated("K\1N\x86", 1000) + "eq\0"s + "0(" +
