@@ -82,8 +82,8 @@ void MasterWeights::update(const at::Tensor& parameter, const at::Tensor& gradie
   // Not at::parallel_for, which runs on LibTorch's threads only where the caller is compiled with OpenMP.
   const auto row = as_row(exact);
   auto parts = at::TensorIteratorConfig().add_output(row).check_all_same_dtype(false).resize_outputs(false).build();
-  parts.for_each([&](char** data, const int64_t*, int64_t count) {
-    const int64_t begin = reinterpret_cast<float*>(data[0]) - exact.data_ptr<float>();
+  parts.for_each([&](char** data, const int64_t*, int64_t size, int64_t rows) {
+    const int64_t begin = reinterpret_cast<float*>(data[0]) - exact.data_ptr<float>(), count = size * rows;
     for (int64_t done = 0; done < count; done += kPiece) update_piece(begin + done, std::min(kPiece, count - done));
   });
   if (values.data_ptr() != parameter.data_ptr()) parameter.detach().copy_(values);

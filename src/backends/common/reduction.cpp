@@ -414,9 +414,9 @@ void in_parallel(int64_t count, int64_t grain, const Run& run) {
   const auto numbers = at::empty({count}, at::kByte);  // their addresses tell the parts
   auto parts = at::TensorIteratorConfig().add_output(numbers).check_all_same_dtype(false).resize_outputs(false).build();
   parts.for_each(
-      [&](char** data, const int64_t*, int64_t size) {
+      [&](char** data, const int64_t*, int64_t size, int64_t rows) {
         const int64_t begin = data[0] - static_cast<const char*>(numbers.data_ptr());
-        run(begin, begin + size);
+        run(begin, begin + size * rows);
       },
       grain);
 }
