@@ -15,9 +15,7 @@
 
 namespace lockstep::detail {
 
-/// A value as a pickle of protocol 2, and the storages of its tensors: storage "0" is storages[0]. Each is a
-/// one-dimensional contiguous tensor on any device. Tensors that overlap in memory share a storage; the others have
-/// storages of their own without unused elements.
+/// A value as a pickle of protocol 2, and the storages of its tensors (StoredTensors): storage "0" is storages[0].
 struct Pickled {
   std::string bytes;
   std::vector<at::Tensor> storages;

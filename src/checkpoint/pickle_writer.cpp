@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -10,99 +9,12 @@
 
 #include "base/text.h"
 #include "checkpoint/pickle.h"
+#include "checkpoint/stored_tensors.h"
 
 namespace lockstep::detail {
 namespace {
 
 using Kind = Value::Kind;
-
-// --- storages
-
-/// Where a tensor lies: in which storage, and with which view of it.
-struct Placement {
-  at::Tensor tensor;
-  size_t storage = 0;
-  int64_t offset = 0;  // in elements of the storage
-};
-
-/// The elements from a tensor's first to its last in memory.
-int64_t span_of(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return 0;
-  int64_t last = 0;
-  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-  return last + 1;
-}
-
-void collect(const Value& value, std::vector<Placement>& tensors) {
-  switch (value.kind()) {
-    case Kind::kTensor:
-      tensors.push_back({value.tensor().detach().resolve_conj().resolve_neg()});
-      break;
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kSet:
-      for (const auto& element : value.elements()) collect(element, tensors);
-      break;
-    case Kind::kDict:
-      for (const auto& [key, item] : value.items()) {
-        collect(key, tensors);
-        collect(item, tensors);
-      }
-      break;
-    default:
-      break;
-  }
-}
-
-/// Makes one storage of tensors of one storage and dtype that overlap, and assigns it to them.
-void place_together(std::vector<Placement*>& cluster, std::vector<at::Tensor>& storages) {
-  int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
-  if (cluster.size() == 1) {  // nothing is shared: save no unused elements
-    auto& tensor = cluster[0]->tensor;
-    if (tensor.numel() < span_of(tensor)) tensor = tensor.contiguous();
-  }
-  for (const auto* placed : cluster) {
-    begin = std::min(begin, placed->tensor.storage_offset());
-    end = std::max(end, placed->tensor.storage_offset() + span_of(placed->tensor));
-  }
-  const auto& first = cluster[0]->tensor;
-  for (auto* placed : cluster) {
-    placed->storage = storages.size();
-    placed->offset = placed->tensor.storage_offset() - begin;
-  }
-  storages.push_back(at::empty({0}, first.options()).set_(first.storage(), begin, {end - begin}, {1}));
-}
-
-std::vector<at::Tensor> place(std::vector<Placement>& tensors) {
-  std::vector<at::Tensor> storages;
-  std::map<std::pair<const c10::StorageImpl*, at::ScalarType>, std::vector<Placement*>> by_storage;
-  std::vector<std::vector<Placement*>*> order;
-  for (auto& placed : tensors) {
-    auto& together = by_storage[{placed.tensor.storage().unsafeGetStorageImpl(), placed.tensor.scalar_type()}];
-    if (together.empty()) order.push_back(&together);
-    together.push_back(&placed);
-  }
-  for (auto* together : order) {
-    const auto begin_of = [](const Placement* placed) { return placed->tensor.storage_offset(); };
-    std::stable_sort(together->begin(), together->end(),
-                     [&](const Placement* a, const Placement* b) { return begin_of(a) < begin_of(b); });
-    std::vector<Placement*> cluster;
-    int64_t end = 0;
-    for (auto* placed : *together) {
-      if (!cluster.empty() && begin_of(placed) >= end) {
-        place_together(cluster, storages);
-        cluster.clear();
-      }
-      if (cluster.empty()) end = begin_of(placed);
-      end = std::max(end, begin_of(placed) + span_of(placed->tensor));
-      cluster.push_back(placed);
-    }
-    place_together(cluster, storages);
-  }
-  return storages;
-}
-
-// --- opcodes
 
 /// The class of typed storages of a dtype in Python; empty for newer dtypes, which have untyped storages.
 std::string storage_class(at::ScalarType dtype) {
@@ -128,7 +40,7 @@ std::string storage_class(at::ScalarType dtype) {
 
 class Writer {
  public:
-  Writer(std::vector<Placement> tensors, const std::vector<at::Tensor>& storages)
+  Writer(std::vector<StoredTensor> tensors, const std::vector<at::Tensor>& storages)
       : tensors_(std::move(tensors)), storages_(storages) {
     bytes_ = "\x80\x02";  // protocol 2
   }
@@ -315,7 +227,7 @@ class Writer {
     bytes_ += 't';
   }
 
-  void write_tensor(const Placement& placed) {
+  void write_tensor(const StoredTensor& placed) {
     const auto dtype = placed.tensor.scalar_type();
     const auto type = storage_class(dtype);
     const bool is_typed = !type.empty();
@@ -341,7 +253,7 @@ class Writer {
     bytes_ += "tR";
   }
 
-  const std::vector<Placement> tensors_;  // in the order of the value
+  const std::vector<StoredTensor> tensors_;  // in the order of the value
   const std::vector<at::Tensor>& storages_;
   size_t next_tensor_ = 0;
   std::map<std::string, uint32_t> memo_;
@@ -352,11 +264,9 @@ class Writer {
 
 Pickled write_pickle(const Value& value) {
   check_can_be_saved(value);
-  Pickled result;
-  std::vector<Placement> tensors;
-  collect(value, tensors);
-  result.storages = place(tensors);
-  result.bytes = Writer(std::move(tensors), result.storages).finish(value);
+  auto stored = store_tensors(value);
+  Pickled result{{}, std::move(stored.storages)};
+  result.bytes = Writer(std::move(stored.tensors), result.storages).finish(value);
   return result;
 }
 
