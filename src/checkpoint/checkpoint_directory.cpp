@@ -21,7 +21,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
-#include "checkpoint/agree.h"
+#include "comm/run_and_agree.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint_loader.h"
 #include "checkpoint/folder.h"

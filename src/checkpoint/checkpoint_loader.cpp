@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
-#include "checkpoint/agree.h"
+#include "comm/run_and_agree.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/digest.h"
 #include "checkpoint/shards.h"

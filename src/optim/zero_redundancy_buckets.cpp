@@ -12,7 +12,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
-#include "checkpoint/agree.h"
+#include "comm/run_and_agree.h"
 #include "comm/capture.h"
 #include "optim/zero_redundancy_shard.h"
 

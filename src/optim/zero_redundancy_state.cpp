@@ -8,7 +8,7 @@
 #include <lockstep/error.h>
 
 #include "base/text.h"
-#include "checkpoint/agree.h"
+#include "comm/run_and_agree.h"
 #include "checkpoint/shards.h"
 #include "optim/layout.h"
 #include "optim/optimizer_state.h"

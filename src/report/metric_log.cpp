@@ -29,7 +29,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
-#include "checkpoint/agree.h"
+#include "comm/run_and_agree.h"
 #include "checkpoint/files.h"
 #include "comm/join.h"
 #include "report/metric_files.h"

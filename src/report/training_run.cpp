@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "base/owner_process.h"
 #include "base/text.h"
-#include "checkpoint/agree.h"
+#include "comm/run_and_agree.h"
 #include "checkpoint/folder.h"
 #include "comm/join.h"
 #include "report/live_status.h"
