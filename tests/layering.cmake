@@ -27,14 +27,14 @@ set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launch_options launcher)
 set(backends_headers backend reduce_op)
 set(comm_headers
-  bucket_update call_options fast_convolutions group_layout join metrics print process_group run_threads seed spawn tensors_in work)
+  bucket_update call_options group_layout join process_group run_threads spawn tensors_in work)
 set(parallel_headers
   accumulate autocast captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel
-  model_adapters recompute sync_batch_norm)
+  fast_convolutions model_adapters recompute seed sync_batch_norm)
 set(optim_headers
   fused_optimizers grad_scaler gradient_tools lr_scheduler optimizer_state parameter_groups schedules weight_average
   zero_redundancy_optimizer)
-set(report_headers early_stopping metric_log progress tensorboard_writer training_run)
+set(report_headers early_stopping metric_log metrics print progress tensorboard_writer training_run)
 set(data_headers
   batch_iterator batch_traits collate data_loader distributed_sampler group_loader idx lmdb sample_order stage
   stream_loader)

@@ -22,9 +22,4 @@ struct SeedOptions {
 LOCKSTEP_EXPORT uint64_t seed_everything(uint64_t seed);
 LOCKSTEP_EXPORT uint64_t seed_everything(uint64_t seed, const ProcessGroup& group, const SeedOptions& options = {});
 
-namespace detail {
-/// One round of splitmix64: neighbouring inputs give unrelated outputs, and different inputs different ones.
-LOCKSTEP_EXPORT uint64_t mix_bits(uint64_t number);
-}  // namespace detail
-
 }  // namespace lockstep

@@ -8,9 +8,9 @@
 #include <ATen/Context.h>
 
 #include <lockstep/error.h>
-#include <lockstep/seed.h>
 
 #include "base/error.h"
+#include "base/mix_bits.h"
 #include "base/owner_process.h"
 #include "base/text.h"
 #include "data/batch_queue.h"

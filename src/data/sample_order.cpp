@@ -11,8 +11,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <lockstep/error.h>
-#include <lockstep/seed.h>
 
+#include "base/mix_bits.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -45,12 +45,12 @@ void shuffle(std::vector<T>& elements, const at::Generator& random) {
 /// A number that differs if the values do, for names of orders.
 template <class T>
 std::string digest_of(const std::vector<T>& values) {
-  uint64_t digest = detail::mix_bits(values.size());
+  uint64_t digest = mix_bits(values.size());
   for (const T& value : values) {
     uint64_t bits = 0;
     static_assert(sizeof value <= sizeof bits);
     std::memcpy(&bits, &value, sizeof value);
-    digest = detail::mix_bits(digest + bits);
+    digest = mix_bits(digest + bits);
   }
   return std::to_string(digest);
 }

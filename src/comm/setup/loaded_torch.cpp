@@ -10,12 +10,7 @@
 #include <map>
 #include <string>
 
-#include <ATen/Context.h>
 #include <torch/version.h>
-
-#include <lockstep/fast_convolutions.h>
-
-#include "comm/torch_version.h"
 
 // A function of LibTorch that not all versions declare in a header. Weak: a LibTorch without it is not checked.
 namespace caffe2 {
@@ -53,9 +48,5 @@ __attribute__((constructor(101))) void check_loaded_torch() {
 }
 
 }  // namespace
-
-void prefer_fast_convolutions() {
-  if constexpr (detail::kMkldnnSlowsConvolutions) at::globalContext().setUserEnabledMkldnn(false);
-}
 
 }  // namespace lockstep

@@ -8,8 +8,8 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/error.h>
-#include <lockstep/seed.h>
 
+#include "base/mix_bits.h"
 #include "base/text.h"
 #include "parallel/ddp/averaging_hook.h"
 

@@ -6,16 +6,10 @@
 
 #include <lockstep/error.h>
 
+#include "base/mix_bits.h"
 #include "base/text.h"
 
 namespace lockstep {
-
-uint64_t detail::mix_bits(uint64_t number) {
-  number += 0x9e3779b97f4a7c15;
-  number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9;
-  number = (number ^ (number >> 27)) * 0x94d049bb133111eb;
-  return number ^ (number >> 31);
-}
 
 uint64_t seed_everything(uint64_t seed) {
   at::manual_seed(seed);
@@ -28,7 +22,7 @@ uint64_t seed_everything(uint64_t seed, const ProcessGroup& group, const SeedOpt
     throw UsageError(text("seed_everything: this process is not in group '", group.name(),
                           "', so it has no rank there; pass a group that contains it"));
   if (options.same_on_all_ranks) return seed_everything(seed);
-  return seed_everything(detail::mix_bits(detail::mix_bits(seed) + static_cast<uint64_t>(group.rank())));
+  return seed_everything(mix_bits(mix_bits(seed) + static_cast<uint64_t>(group.rank())));
 }
 
 }  // namespace lockstep
