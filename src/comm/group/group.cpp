@@ -12,6 +12,32 @@
 #include "base/log.h"
 #include "base/text.h"
 
+// Overview: how a call travels.
+//
+// 1. A collective of ProcessGroup checks its arguments and makes a Call (comm/collectives.cpp): a fingerprint of what
+// it
+//    does, and a body that calls the backend.
+// 2. run() makes the call on this thread, after all earlier ones. submit() leaves it to the thread of the WorkQueue. If
+//    the backend queues calls on a device, both make it on this thread, and the device runs it later: queued_calls.cpp.
+// 3. execute() numbers the call, notes it in the flight recorder, and runs the body in guard() while a Watched exists.
+//    The body gets a deadline and a hash of the fingerprint and the number. Backends compare the hashes of all ranks,
+//    so ranks that make different calls get a MismatchError instead of each other's data.
+// 4. While the body blocks, the job's thread calls on_tick(). A call that takes long asks the other ranks what they are
+//    doing. on_answers() finds ranks that make another call, or names the stragglers in a warning.
+//
+// How failure travels back.
+//
+// - If the body throws, fail() finds the cause (diagnose): it asks the other ranks which calls they make, and reports
+// the
+//   cause to the store. A rank that only sees a broken connection reports a symptom. The store keeps the first certain
+//   cause of the job and tells it to all ranks.
+// - mark_broken() notes the cause, and wake() ends the calls that block in the backend. The job calls on_failure() with
+//   the cause that another rank has reported, which does the same. All later calls throw this cause.
+// - A rank that leaves in order says after how many calls. A later call can never complete (departure_before), so its
+//   cause is that departure, even if a broken connection is noticed first.
+// - Job::blame() tells the launcher whom a failure names, before a thread of this rank sees the error and can end the
+//   process: otherwise this process could be taken for the first one that failed.
+
 namespace lockstep::detail {
 namespace {
 
