@@ -131,7 +131,7 @@ TEST(StoreRequest, ThatIsRefusedLeavesTheConnectionUsable) {
 /// The heartbeats of a client wait behind its request, those of the store behind its answer.
 TEST(StoreRequest, MayTakeLongerThanTheHeartbeatLimit) {
   constexpr auto kLimit = 2s;
-  constexpr size_t kBytes = 12 << 20;
+  constexpr size_t kBytes = 9 << 20;
   StoreHost host;
   SlowRelay relay(host.server.port(), 0ms, 4 << 20);
   auto client = std::make_shared<StoreClient>(client_options(relay.port(), kLimit));
