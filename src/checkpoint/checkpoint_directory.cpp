@@ -21,13 +21,13 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
-#include "comm/run_and_agree.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint_loader.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/pickle.h"
 #include "checkpoint/shards.h"
 #include "checkpoint/snapshot.h"
+#include "comm/run_and_agree.h"
 
 namespace lockstep {
 namespace {

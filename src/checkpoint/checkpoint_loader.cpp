@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "base/log.h"
-#include "comm/run_and_agree.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/digest.h"
 #include "checkpoint/shards.h"
+#include "comm/run_and_agree.h"
 
 namespace lockstep::detail {
 namespace {
