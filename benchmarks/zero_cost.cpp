@@ -4,7 +4,7 @@
 //
 //   ddp          DistributedDataParallel and FusedAdamW, whose state is on every rank
 //   in step      ZeroRedundancyOptimizer: all-reduce in backward; update of the share and all-gather in step()
-//   in backward  the same with update_in_backward: reduce-scatter, update and all-gather of each bucket in backward
+//   in backward  the same with Overlap::kUpdate: reduce-scatter, update and all-gather of each bucket in backward
 //
 // Medians of the slowest rank, and ratios in the same round, with their 10th and 90th percentile. Uses a GPU if the
 // ranks have one. At the end all sides must have the same parameters, but for rounding.
@@ -59,9 +59,9 @@ class Side {
       optimizer_ = std::make_unique<FusedAdamW>(ddp_.parameters(), options);
       return;
     }
-    auto sharded = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(ddp_.named_parameters(), world, options);
-    if (name == "in backward") ddp_.update_in_backward(sharded->bucket_update());
-    optimizer_ = std::move(sharded);
+    const auto overlap = name == "in backward" ? lockstep::Overlap::kUpdate : lockstep::Overlap::kNone;
+    optimizer_ = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(
+        ddp_, options, lockstep::ZeroRedundancyOptions{.overlap = overlap});
   }
 
   void step(const torch::Tensor& input) {

@@ -13,7 +13,7 @@ set(comm_may base rendezvous backends)
 set(parallel_may base comm checkpoint)
 set(checkpoint_may base comm)
 set(data_may base comm checkpoint)
-set(optim_may base comm checkpoint)
+set(optim_may base comm checkpoint parallel)
 set(report_may base comm checkpoint)
 set(launch_may base rendezvous)
 
@@ -27,7 +27,7 @@ set(rendezvous_headers meeting_place store tcp_store)
 set(launch_headers launch_options launcher)
 set(backends_headers backend reduce_op)
 set(comm_headers
-  bucket_update call_options group_layout join process_group run_threads spawn tensors_in work)
+  call_options group_layout join process_group run_threads spawn tensors_in work)
 set(parallel_headers
   accumulate autocast captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel
   fast_convolutions model_adapters recompute seed sync_batch_norm)

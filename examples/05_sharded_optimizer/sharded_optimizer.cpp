@@ -46,10 +46,9 @@ int main(int argc, char** argv) {
   torch::nn::Sequential net(Linear(2, 256), ReLU(), Linear(256, 256), ReLU(), Linear(256, 1));
   net->to(world.device());
   lockstep::DistributedDataParallel ddp(net, world);
-  lockstep::ZeroRedundancyOptimizer<lockstep::FusedAdamW> optimizer(ddp.named_parameters(), world,
-                                                                    torch::optim::AdamWOptions(1e-3));
   // Each rank updates its part of the parameters while backward still runs, and receives the other parts.
-  ddp.update_in_backward(optimizer.bucket_update());
+  lockstep::ZeroRedundancyOptimizer<lockstep::FusedAdamW> optimizer(ddp, torch::optim::AdamWOptions(1e-3),
+                                                                    {.overlap = lockstep::Overlap::kUpdate});
 
   // With `sharded`, each rank writes its part of the optimizer's state.
   lockstep::CheckpointDirectory checkpoints(world, folder, {.unit = "epoch", .sharded = true});

@@ -43,10 +43,14 @@ struct DistributedDataParallelOptions {
   /// Parameters may then be unused, and may get several gradients in one backward, as with activation checkpointing of
   /// segments that share parameters.
   bool static_graph = false;
-  /// If true, `.grad()` is a view of bucket memory. On a CPU, backward then computes large gradients directly there,
-  /// for which the wrapper replaces LibTorch's CPU allocator by one that passes all other allocations on to it. If
-  /// false, `.grad()` is a separate tensor, which costs two copies of it in each step.
+  /// If true, `.grad()` is a view of bucket memory. If false, `.grad()` is a separate tensor, which costs two copies of
+  /// it in each step.
   bool gradient_as_bucket_view = true;
+  /// On a CPU, lets backward compute large gradients directly in bucket memory, which saves a copy in each step. For
+  /// this the wrapper replaces LibTorch's CPU allocator, for the whole process and for good, by one that forwards all
+  /// other allocations to it. Needs gradient_as_bucket_view. The environment variable LOCKSTEP_IN_PLACE_GRADIENTS=0
+  /// switches it off for a whole program, for debugging.
+  bool in_place_gradients = true;
   /// Compares the models and options of all ranks at construction and copies rank 0's parameters and buffers to all
   /// ranks. If false, neither is done: the ranks must already hold equal models and options.
   bool init_sync = true;

@@ -12,7 +12,6 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <lockstep/bucket_update.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/ddp_logging_data.h>
 #include <lockstep/ddp_options.h>
@@ -24,8 +23,11 @@
 
 namespace lockstep {
 
+class ZeroRedundancyOptimizerBase;
+
 namespace detail {
 
+class BucketUpdate;
 class DdpState;
 
 /// Disables gradient averaging while it exists.
@@ -49,6 +51,8 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   /// Return each parameter once, even if several modules share it. Pass these to the optimizer.
   std::vector<at::Tensor> parameters() const;
   NamedTensors named_parameters() const;
+  /// The ranks that train the model.
+  const ProcessGroup& process_group() const;
   void train(bool on = true);
   void eval();
 
@@ -72,15 +76,6 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   /// Uses `hook` to reduce buckets from now on. Not collective, but register the same hook on all ranks. Throws
   /// UsageError if this wrapper already has a hook.
   void register_comm_hook(CommHook hook);
-  /// Updates the parameters bucket by bucket while backward runs, instead of averaging gradients:
-  ///   ddp.update_in_backward(optimizer.bucket_update());
-  /// where `optimizer` is a ZeroRedundancyOptimizer. After backward all parameters are updated and their gradients are
-  /// undefined; optimizer.step() ends the step. Gradients cannot be clipped or scaled unless the optimizer has the
-  /// option hold_updates. If the model uses a parameter again after its gradient is complete, backward throws an error
-  /// of autograd. Collective.
-  /// Throws UsageError if this wrapper has a comm hook, or one of the options find_unused_parameters, check_finite,
-  /// reduce_dtype or sparse_parameters.
-  void update_in_backward(std::shared_ptr<BucketUpdate> update);
   /// Sets the option static_graph. Throws UsageError after the first backward.
   void set_static_graph();
 
@@ -117,6 +112,15 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   void shadow(const detail::JoinRound& round) override;
   void copy_state_from(int source) override;
   void leave_join() noexcept override;
+
+  friend class ZeroRedundancyOptimizerBase;
+  /// Without those of the option ignore.
+  NamedTensors synchronized_parameters() const;
+  /// Those of them that were not frozen when the model was wrapped.
+  std::vector<at::Tensor> reduced_parameters() const;
+  /// Hands buckets to `update` from now on, in place of averaging them. Throws UsageError if a comm hook, another
+  /// update or an option of the wrapper rules it out, or if `update` refuses the parameters.
+  void update_in_backward(std::shared_ptr<detail::BucketUpdate> update);
 
   std::shared_ptr<detail::DdpState> replica_;
 };

@@ -7,7 +7,6 @@
 #include <lockstep/backend.h>
 #include <lockstep/batch_iterator.h>
 #include <lockstep/batch_traits.h>
-#include <lockstep/bucket_update.h>
 #include <lockstep/call_options.h>
 #include <lockstep/captured_step.h>
 #include <lockstep/checkpoint_directory.h>

@@ -12,7 +12,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/rmsprop.h>
 
-#include <lockstep/bucket_update.h>
+#include <lockstep/distributed_data_parallel.h>
 #include <lockstep/export.h>
 #include <lockstep/fused_optimizers.h>
 #include <lockstep/gradient_tools.h>
@@ -31,39 +31,51 @@ enum class ShardBy {
   kParameters,
 };
 
+/// What is done while backward runs. It needs the wrapper: see the constructors with a DistributedDataParallel.
+enum class Overlap {
+  /// Backward averages gradients. step() updates the parameters and all-gathers them, as PyTorch's
+  /// ZeroRedundancyOptimizer does (ZeRO stage 1).
+  kNone,
+  /// Backward averages each gradient for the rank that updates it, which alone keeps it (ZeRO stage 2). The parameters
+  /// have no gradients then. step() updates the parameters and all-gathers them. In between, gradients can be clipped
+  /// with ZeroRedundancyOptimizer::clip_grad_norm(), and a GradScaler can be used.
+  kGradients,
+  /// The same, but the parameters of a bucket are updated and all-gathered as soon as their gradients are averaged.
+  /// After backward all parameters are updated; step() only ends the step. Gradients cannot be clipped or scaled. If
+  /// the model uses a parameter again after its gradient is complete, backward throws an error of autograd.
+  kUpdate,
+};
+
 struct ZeroRedundancyOptions {
   /// Default: kElements for optimizers that are known to update each element independently (LibTorch's SGD, Adam,
   /// AdamW, Adagrad and RMSprop, and lockstep's fused optimizers), otherwise kParameters.
   std::optional<ShardBy> shard_by{};
   /// Called at the start of each step, to change gradients on every rank, for example to clip them. In a join, also
-  /// called on ranks without inputs, which also call step().
+  /// called on ranks without inputs, which also call step(). For Overlap::kNone.
   std::function<void()> before_step{};
+  Overlap overlap = Overlap::kNone;
   /// Keeps one copy of the parameters for all ranks of the group, in shared memory, so that an updated shard need not
-  /// be sent. All ranks must be on one host (backend "shm" or "threads") and must start with equal parameters. Only
-  /// step() may change the parameters afterwards: see docs/optimizers.md for loading. If some ranks write to a
+  /// be sent. All ranks must be on one host (backend "shm" or "threads") and must start with equal parameters. With
+  /// Overlap::kUpdate the inner optimizer must be FusedAdamW, FusedAdam or FusedSGD, without master weights. Not for
+  /// Overlap::kGradients.
+  ///
+  /// Only step() may change the parameters afterwards: see docs/optimizers.md for loading. If some ranks write to a
   /// parameter and others do not, the next step (or backward) throws MismatchError on all ranks, which names it. This
   /// detects writes that change the tensor's version, as operators in place and collectives do, and replaced memory
   /// (set_data, torch::load). A write through data() or data_ptr() changes the parameter for all ranks unnoticed.
   bool share_parameters = false;
-  /// With update_in_backward and share_parameters, keeps a copy of the parameters and the state before each step, so
-  /// that undo_step() can restore them. Takes as much memory again, and time to write it.
-  bool undo = false;
-  /// With update_in_backward, not with share_parameters: backward only averages gradients, of which each rank keeps its
-  /// share, and step() updates the parameters. In-between, gradients can be clipped with clip_grad_norm(), and a
-  /// GradScaler can be used.
-  bool hold_updates = false;
 };
 
 namespace detail {
 
-/// An optimizer that holds gradients itself: its parameters have none.
-class LOCKSTEP_EXPORT HeldGradients {
- public:
-  virtual ~HeldGradients() = default;
-  /// Returns this rank's share of the gradients, or none if the gradients are those of the parameters.
-  virtual std::optional<std::vector<at::Tensor>> held_gradients() const = 0;
-  /// Replaces a number by its maximum over all ranks that have a share. Collective.
-  virtual void take_maximum(const at::Tensor& number) const = 0;
+class Shard;
+class UpdateStrategy;
+struct ZeroUndo;
+
+/// How to make and capture an optimizer of the user's class.
+struct InnerOptimizer {
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup> groups)> make;
+  void (*before_replay)(torch::optim::Optimizer&);
 };
 
 }  // namespace detail
@@ -71,8 +83,7 @@ class LOCKSTEP_EXPORT HeldGradients {
 /// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's class.
 class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimizer,
                                                     public Joinable,
-                                                    public SkippableStep,
-                                                    public detail::HeldGradients {
+                                                    public SkippableStep {
  public:
   ~ZeroRedundancyOptimizerBase() override;
 
@@ -85,24 +96,10 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// optimizer is a SkippableStep.
   void step_unless(const at::Tensor& skip) override;
 
-  /// For DistributedDataParallel::update_in_backward(): updates the parameters bucket by bucket while backward runs.
-  /// step() then only ends the step. Each bucket is reduce-scattered, this rank's share is updated, and the shares are
-  /// all-gathered; or, with share_parameters, all ranks update their parts of the shared parameters, which requires
-  /// FusedAdamW, FusedAdam or FusedSGD without master weights. Throws UsageError if before_step is set.
-  /// update_in_backward() throws UsageError on all ranks for a parameter that requires a gradient and that the wrapper
-  /// does not reduce: one that is not in the wrapped model, or in the wrapper's option ignore.
-  std::shared_ptr<BucketUpdate> bucket_update() const;
-
-  /// With the option hold_updates, between backward and step(): scales the gradients of all ranks' shares, as
+  /// With Overlap::kGradients, between backward and step(): scales the gradients of all ranks' shares, as
   /// clip_grad_norm_() does with whole gradients. Returns the norm before scaling. Collective. Does not wait for the
-  /// GPU. Throws UsageError without hold_updates.
+  /// GPU. Throws UsageError with another overlap.
   at::Tensor clip_grad_norm(double max_norm, const ClipGradNormOptions& options = {});
-
-  /// Restores the parameters and the state to those before a step that an error has interrupted, such as the end of
-  /// another rank during backward. Needs the option undo. Returns whether there was a step to undo. Not collective: the
-  /// parameters are complete once every rank that is still alive has called it; shards of ranks that have ended are
-  /// restored by the others.
-  bool undo_step();
 
   /// Returns, on rank `dst`, the state of all ranks combined, as an optimizer without shards would have it, on the CPU.
   /// Returns an empty state on the other ranks. Collective. If a rank failed during a step, the shards may be from
@@ -132,21 +129,25 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// LibTorch's or lockstep's, copies the state to count them.
   int64_t state_bytes() const;
 
-  std::optional<std::vector<at::Tensor>> held_gradients() const override;
-  void take_maximum(const at::Tensor& number) const override;
-
   /// Call before each replay of your own CUDA graph if the inner optimizer is a fused one. CapturedStep calls it
   /// itself.
   void before_replay();
 
  protected:
-  using Make =
-      std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup> groups)>;
+  /// The parameters, and the ranks between which they are divided.
+  struct Parameters {
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    std::vector<std::string> names;  // of all parameters, or none
+    ProcessGroup group;
+    DistributedDataParallelBase* wrapper = nullptr;  // that reduces their gradients
+  };
+  static Parameters parameters_of(std::vector<std::pair<std::string, at::Tensor>> parameters, ProcessGroup group);
+  static Parameters parameters_of(DistributedDataParallelBase& wrapper);
+  static Parameters parameters_of(std::vector<torch::optim::OptimizerParamGroup> groups,
+                                  DistributedDataParallelBase& wrapper);
 
-  ZeroRedundancyOptimizerBase(std::vector<torch::optim::OptimizerParamGroup> groups, std::vector<std::string> names,
-                              std::unique_ptr<torch::optim::OptimizerOptions> defaults, ProcessGroup group,
-                              const ZeroRedundancyOptions& options, ShardBy shard_by, const Make& make,
-                              void (*before_replay)(torch::optim::Optimizer&));
+  ZeroRedundancyOptimizerBase(Parameters parameters, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                              const ZeroRedundancyOptions& options, ShardBy shard_by, detail::InnerOptimizer inner);
 
  private:
   // Joinable. In the list of members, the optimizer follows the wrapper that averages its gradients.
@@ -156,11 +157,18 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   void copy_state_from(int source) override;
   void leave_join() noexcept override;
 
-  class Shard;
+  friend class GradScaler;
+  friend struct detail::ZeroUndo;
+  /// This rank's share of the gradients; none if the gradients are those of the parameters.
+  std::optional<std::vector<at::Tensor>> sharded_gradients() const;
   void step_shard(const at::Tensor& skip);
+  void check_reduced() const;
+  void take_rates_of(int rank) const;
 
   const std::function<void()> before_step_;
-  std::shared_ptr<Shard> shard_;
+  const std::shared_ptr<detail::Shard> shard_;
+  std::vector<size_t> not_reduced_;  // indices of parameters that the wrapper does not reduce
+  std::shared_ptr<detail::UpdateStrategy> strategy_;
   std::shared_ptr<detail::JoinContext> join_;  // set while in a join
 };
 
@@ -177,17 +185,28 @@ inline constexpr bool updates_elements =
 
 }  // namespace detail
 
-/// An optimizer that shards its state over the ranks of a group (ZeRO stage 1). Each rank keeps one shard of the state,
-/// updates the corresponding part of the parameters, and receives the other parts from the other ranks. Use it in place
-/// of `Inner`; the results are the same.
+/// An optimizer that shards its state over the ranks of a group (ZeRO). Each rank keeps one shard of the state, updates
+/// the corresponding part of the parameters, and receives the other parts from the other ranks. Use it in place of
+/// `Inner`; the results are the same.
+///
+///     lockstep::DistributedDataParallel ddp(model, world);
+///     lockstep::ZeroRedundancyOptimizer<lockstep::FusedAdamW> optimizer(ddp, torch::optim::AdamWOptions(1e-3),
+///                                                                       {.overlap = lockstep::Overlap::kUpdate});
 ///
 /// The constructor is collective. It moves the parameters into memory of the group; values, sizes and, for dense
 /// parameters, strides stay the same. It throws UsageError on all ranks if a parameter is not on the group's device, is
 /// not strided or is listed twice, and MismatchError if the parameters differ between ranks. Pass all parameter groups
 /// to the constructor.
 ///
-/// Parameters and gradients must be equal on all ranks when step() is called. DistributedDataParallel ensures this,
-/// except for the parameters that its option ignore names: give them an optimizer of their own.
+/// With a wrapper, the optimizer has the parameters of the wrapped model, except those of the wrapper's option ignore,
+/// or the groups that are passed. The constructor and step() throw UsageError for a parameter that requires a gradient
+/// and that the wrapper does not reduce: give it an optimizer of its own. With an overlap, the optimizer must have all
+/// parameters that the wrapper reduces, and the constructor throws UsageError if the wrapper has a comm hook, another
+/// optimizer with an overlap, or one of the options find_unused_parameters, check_finite, reduce_dtype or
+/// sparse_parameters. Wrapper and optimizer must both live as long as backward runs.
+///
+/// Without a wrapper, parameters and gradients must be equal on all ranks when step() is called.
+/// DistributedDataParallel ensures this, except for the parameters that its option ignore names.
 ///
 /// Change learning rates in param_groups(), as with other optimizers. If a parameter gets different storage later, for
 /// example by torch::load, the next step moves its values back. If a parameter's device, dtype or sizes have changed,
@@ -197,49 +216,50 @@ inline constexpr bool updates_elements =
 template <class Inner>
 class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
  public:
+  /// For the parameters of a wrapped model.
+  template <class Options>
+  ZeroRedundancyOptimizer(DistributedDataParallelBase& ddp, Options options,
+                          const ZeroRedundancyOptions& zero_options = {})
+      : ZeroRedundancyOptimizer(parameters_of(ddp), std::move(options), zero_options) {}
+
+  template <class Options>
+  ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups, DistributedDataParallelBase& ddp,
+                          Options options, const ZeroRedundancyOptions& zero_options = {})
+      : ZeroRedundancyOptimizer(parameters_of(std::move(groups), ddp), std::move(options), zero_options) {}
+
+  /// For parameters whose gradients are averaged in another way. Overlap::kNone only.
   template <class Options>
   ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups, ProcessGroup group, Options options,
-                          const ZeroRedundancyOptions& how = {})
-      : ZeroRedundancyOptimizer(std::move(groups), {}, std::move(group), std::move(options), how) {}
+                          const ZeroRedundancyOptions& zero_options = {})
+      : ZeroRedundancyOptimizer(Parameters{std::move(groups), {}, std::move(group)}, std::move(options), zero_options) {
+  }
 
   template <class Options>
   ZeroRedundancyOptimizer(std::vector<at::Tensor> parameters, ProcessGroup group, Options options,
-                          const ZeroRedundancyOptions& how = {})
-      : ZeroRedundancyOptimizer({torch::optim::OptimizerParamGroup(std::move(parameters))}, {}, std::move(group),
-                                std::move(options), how) {}
+                          const ZeroRedundancyOptions& zero_options = {})
+      : ZeroRedundancyOptimizer({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(group),
+                                std::move(options), zero_options) {}
 
-  /// Takes named parameters, as from ddp.named_parameters(). Error messages and saved states then contain the names.
+  /// Takes named parameters. Error messages and saved states then contain the names, as with a wrapper.
   template <class Options>
-  ZeroRedundancyOptimizer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, ProcessGroup group,
-                          Options options, const ZeroRedundancyOptions& how = {})
-      : ZeroRedundancyOptimizer({torch::optim::OptimizerParamGroup(seconds(parameters))}, firsts(parameters),
-                                std::move(group), std::move(options), how) {}
+  ZeroRedundancyOptimizer(std::vector<std::pair<std::string, at::Tensor>> parameters, ProcessGroup group,
+                          Options options, const ZeroRedundancyOptions& zero_options = {})
+      : ZeroRedundancyOptimizer(parameters_of(std::move(parameters), std::move(group)), std::move(options),
+                                zero_options) {}
 
  private:
   template <class Options>
-  ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups, std::vector<std::string> names,
-                          ProcessGroup group, Options options, const ZeroRedundancyOptions& how)
+  ZeroRedundancyOptimizer(Parameters parameters, Options options, const ZeroRedundancyOptions& zero_options)
       : ZeroRedundancyOptimizerBase(
-            std::move(groups), std::move(names), std::make_unique<Options>(options), std::move(group), how,
-            how.shard_by.value_or(detail::updates_elements<Inner> ? ShardBy::kElements : ShardBy::kParameters),
-            [options](std::vector<torch::optim::OptimizerParamGroup> shares) {
-              return std::make_unique<Inner>(std::move(shares), options);
-            },
-            [](torch::optim::Optimizer& inner) {
-              if constexpr (requires(Inner & optimizer) { optimizer.before_replay(); })
-                static_cast<Inner&>(inner).before_replay();
-            }) {}
-
-  static std::vector<std::string> firsts(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
-    std::vector<std::string> result;
-    for (const auto& [name, tensor] : parameters) result.push_back(name);
-    return result;
-  }
-  static std::vector<at::Tensor> seconds(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
-    std::vector<at::Tensor> result;
-    for (const auto& [name, tensor] : parameters) result.push_back(tensor);
-    return result;
-  }
+            std::move(parameters), std::make_unique<Options>(options), zero_options,
+            zero_options.shard_by.value_or(detail::updates_elements<Inner> ? ShardBy::kElements : ShardBy::kParameters),
+            {[options](std::vector<torch::optim::OptimizerParamGroup> shares) {
+               return std::make_unique<Inner>(std::move(shares), options);
+             },
+             [](torch::optim::Optimizer& inner) {
+               if constexpr (requires(Inner & optimizer) { optimizer.before_replay(); })
+                 static_cast<Inner&>(inner).before_replay();
+             }}) {}
 };
 
 }  // namespace lockstep

@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "comm/capture.h"
+#include "optim/zero/sharded_memory.h"
 
 namespace lockstep {
 namespace {
@@ -105,15 +106,15 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   const c10::NoGradGuard no_grad;
   const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   auto found_inf = at::zeros({1}, scale_.options());
-  const auto* holder = dynamic_cast<const detail::HeldGradients*>(&optimizer);
-  const auto held = holder ? holder->held_gradients() : std::nullopt;
-  for (const auto& [kind, gradients] : held ? lists_of(*held) : gradients_of_optimizer(optimizer)) {
+  const auto* zero = dynamic_cast<const ZeroRedundancyOptimizerBase*>(&optimizer);
+  const auto sharded = zero ? zero->sharded_gradients() : std::nullopt;
+  for (const auto& [kind, gradients] : sharded ? lists_of(*sharded) : gradients_of_optimizer(optimizer)) {
     const auto device = gradients.front().device();
     auto found = device == scale_.device() ? found_inf : at::zeros({1}, scale_.options().device(device));
     check_and_unscale(gradients, found, inverse.to(device));
     if (!found.is_same(found_inf)) found_inf.add_(found.to(scale_.device())).clamp_max_(1);
   }
-  if (held) holder->take_maximum(found_inf);
+  if (sharded) zero->join_group().all_reduce(found_inf, ReduceOp::kMax, detail::kInStep);
   if (options_.group) options_.group->all_reduce(found_inf, ReduceOp::kMax);
   state = {Stage::kUnscaled, std::move(found_inf)};
 }

@@ -21,7 +21,7 @@
 #include "base/text.h"
 #include "comm/capture.h"
 #include "optim/average_state.h"
-#include "optim/sharded_memory.h"
+#include "optim/zero/sharded_memory.h"
 
 // Overview.
 //

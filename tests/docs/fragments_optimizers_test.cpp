@@ -50,7 +50,7 @@ TEST(OptimizersPage, ParametersAreUpdatedDuringBackward) {
   });
 }
 
-TEST(OptimizersPage, HeldUpdatesAreClipped) {
+TEST(OptimizersPage, ShardedGradientsAreClipped) {
   on_two_ranks([](const lockstep::ProcessGroup& world) {
     auto model = seeded_net();
     lockstep::DistributedDataParallel ddp(model, world);
@@ -74,18 +74,20 @@ TEST(OptimizersPage, RanksShareTheirParameters) {
 
 TEST(OptimizersPage, AShardedOptimizerTakesParametersNamesAndGroups) {
   on_two_ranks([](const lockstep::ProcessGroup& world) {
-    auto net = seeded_net();
-    lockstep::DistributedDataParallel ddp(net, world);
+    auto model = seeded_net();
+    lockstep::DistributedDataParallel ddp(model, world);
     const AdamWOptions options(1e-3);
-    const std::vector<torch::optim::OptimizerParamGroup> groups{torch::optim::OptimizerParamGroup({net->layer->weight}),
-                                                                torch::optim::OptimizerParamGroup({net->layer->bias})};
+    const std::vector<torch::optim::OptimizerParamGroup> groups{
+        torch::optim::OptimizerParamGroup({model->layer->weight}),
+        torch::optim::OptimizerParamGroup({model->layer->bias})};
 #include "docs/optimizers/zeroredundancyoptimizer.inc"
     EXPECT_EQ(optimizer.param_groups().size(), 1);
-    EXPECT_EQ(grouped.param_groups().size(), 2);
-    step(ddp, named, Samples().of_rank(world.rank()));
-    const auto state = named.consolidated_state_dict(0);
+    EXPECT_EQ(separate.param_groups().size(), 1);
+    step(ddp, grouped, Samples().of_rank(world.rank()));
+    const auto state = grouped.consolidated_state_dict(0);
     if (world.rank() == 0) {
-      EXPECT_THAT(state.groups.at(0).names, ElementsAre("layer.weight", "layer.bias"));
+      EXPECT_THAT(state.groups.at(0).names, ElementsAre("layer.weight"));
+      EXPECT_THAT(state.groups.at(1).names, ElementsAre("layer.bias"));
     }
   });
 }

@@ -28,14 +28,14 @@ using testing::HasSubstr;
 
 template <class Inner, class Options>
 void expect_the_bits_of_updates_in_step(Options options, const DistributedDataParallelOptions& wrap = {},
-                                        const ZeroRedundancyOptions& how = {}) {
+                                        const ZeroRedundancyOptions& zero_options = {.overlap = Overlap::kUpdate}) {
   for (int ranks : {1, 2, 3}) {
     const auto expected = trained_apart<Inner>(ranks, 3, options);
     for (const std::string backend : {"threads", "shm"})
       run_threads(ranks,
                   [&](ProcessGroup world) {
                     Mixed model;
-                    Training<MixedImpl, Inner> training(model, world, options, wrap, how);
+                    Training<MixedImpl, Inner> training(model, world, options, wrap, zero_options);
                     EXPECT_EQ(model->kernel.stride(1), 1) << "the layout stays";
                     run_steps(training.ddp, training.optimizer, world.rank(), 0, 3);
                     expect_same_bits(training.ddp.parameters(), expected, backend);
@@ -55,8 +55,9 @@ TEST(BucketUpdates, TrainToTheBitsOfUpdatesInStep) {
 }
 
 TEST(BucketUpdates, DivideWholeParametersToo) {
-  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), kSmallBuckets, {.shard_by = ShardBy::kParameters});
-  expect_the_bits_of_updates_in_step<AdamW>(AdamWOptions(0.01), {}, {.shard_by = ShardBy::kParameters});
+  const ZeroRedundancyOptions whole{.shard_by = ShardBy::kParameters, .overlap = Overlap::kUpdate};
+  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), kSmallBuckets, whole);
+  expect_the_bits_of_updates_in_step<AdamW>(AdamWOptions(0.01), {}, whole);
 }
 
 TEST(BucketUpdates, WorkWithAStaticGraph) {
@@ -195,8 +196,8 @@ TEST(BucketUpdates, SupportGroupsFrozenParametersAccumulationAndWeights) {
   run_threads(2, [&](ProcessGroup world) {
     Ordered model(false);
     DistributedDataParallel ddp(model, world, {.buckets = {.first_bytes = 100, .cap_bytes = 300, .last_bytes = 100}});
-    ZeroRedundancyOptimizer<FusedAdamW> optimizer(two_groups(ddp.parameters()), world, AdamWOptions());
-    ddp.update_in_backward(optimizer.bucket_update());
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(two_groups(ddp.parameters()), ddp, AdamWOptions(),
+                                                  {.overlap = Overlap::kUpdate});
     train_in_all_ways(ddp, optimizer, model->layers[1]->weight, world.rank());
     expect_same_bits(ddp.parameters(), expected, "all ways");
   });
@@ -270,63 +271,64 @@ TEST(BucketUpdates, KeepOnlyTheShareOfTheGradients) {
   }
 }
 
-TEST(BucketUpdates, AreRefusedAfterTheFirstStepAndWithUndo) {
-  run_threads(1, [&](ProcessGroup world) {
-    Mixed model;
-    DistributedDataParallel ddp(model, world);
-    ZeroRedundancyOptimizer<FusedAdamW> stepped(ddp.named_parameters(), world, AdamWOptions());
-    run_steps(ddp, stepped, 0, 0, 1);
-    expect_error<UsageError>([&] { ddp.update_in_backward(stepped.bucket_update()); },
-                             "the optimizer has a state already", "before a state is loaded");
-    expect_error<UsageError>([&] { stepped.clip_grad_norm(1); }, "the optimizer holds no gradients");
-    ZeroRedundancyOptimizer<FusedAdamW> undoing(ddp.named_parameters(), world, AdamWOptions(), {.undo = true});
-    expect_error<UsageError>([&] { ddp.update_in_backward(undoing.bucket_update()); },
-                             "the option undo needs the option share_parameters");
-    run_steps(ddp, stepped, 0, 1, 2);
-  });
-}
-
 TEST(BucketUpdates, AreRefusedForParametersThatTheWrapperDoesNotReduce) {
-  for (bool is_shared : {false, true})
+  for (auto overlap : {Overlap::kNone, Overlap::kGradients, Overlap::kUpdate})
     run_threads(2, [&](ProcessGroup world) {
-      const auto refuses = [&](auto& ddp, const NamedTensors& parameters, const std::string& why) {
-        ZeroRedundancyOptimizer<FusedAdamW> optimizer(parameters, world, AdamWOptions(),
-                                                      {.share_parameters = is_shared});
-        expect_error<UsageError>([&] { ddp.update_in_backward(optimizer.bucket_update()); }, why,
-                                 "of the optimizer would never be updated", "give it an optimizer of its own");
+      const auto refuses = [&](auto& ddp, const std::vector<torch::Tensor>& parameters, const std::string& why) {
+        expect_error<UsageError>(
+            [&] {
+              const ZeroRedundancyOptimizer<FusedAdamW> optimizer({OptimizerParamGroup(parameters)}, ddp,
+                                                                  AdamWOptions(), {.overlap = overlap});
+            },
+            why, "give it an optimizer of its own");
       };
       Mixed model, second;
       DistributedDataParallel ddp(model, world), other(second, world);
-      auto parameters = ddp.named_parameters();
-      for (const auto& [name, tensor] : other.named_parameters()) parameters.emplace_back("second." + name, tensor);
-      refuses(ddp, parameters, "update_in_backward: parameter 'second.table'");
+      auto parameters = ddp.parameters();
+      for (const auto& tensor : other.parameters()) parameters.push_back(tensor);
+      refuses(ddp, parameters, "the wrapper does not reduce the gradient of parameter 5");
 
-      parameters = ddp.named_parameters();
-      parameters.emplace_back("extra", torch::ones({3}, torch::requires_grad(world.rank() == 1)));
-      refuses(ddp, parameters, world.rank() == 1 ? "parameter 'extra'" : "on rank 1: ");
+      parameters = ddp.parameters();
+      parameters.push_back(torch::ones({3}, torch::requires_grad(world.rank() == 1)));
+      refuses(ddp, parameters, world.rank() == 1 ? "parameter 5" : "on rank 1: ");
 
       DistributedDataParallel ignoring(second, world, {.ignore = {"scale"}});
-      refuses(ignoring, ignoring.named_parameters(), "update_in_backward: parameter 'scale'");
+      refuses(ignoring, ignoring.parameters(), "the wrapper does not reduce the gradient of parameter 'scale'");
+    });
+}
+
+TEST(BucketUpdates, LeaveParametersAloneThatTheWrapperIgnores) {
+  for (auto overlap : {Overlap::kNone, Overlap::kGradients, Overlap::kUpdate})
+    run_threads(2, [&](ProcessGroup world) {
+      Mixed model;
+      DistributedDataParallel ddp(model, world, {.ignore = {"wide"}});
+      {
+        const torch::NoGradGuard no_grad;
+        model->wide.fill_(1 + world.rank());
+      }
+      ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), {.overlap = overlap});
+      EXPECT_EQ(optimizer.param_groups()[0].params().size(), 4);
+      run_steps(ddp, optimizer, world.rank(), 0, 2);
+      EXPECT_TRUE(model->wide.eq(1 + world.rank()).all().item<bool>());
     });
 }
 
 TEST(BucketUpdates, LeaveFrozenParametersOutsideOfTheWrapperAlone) {
-  for (bool holds_updates : {false, true})
+  for (auto overlap : {Overlap::kNone, Overlap::kGradients, Overlap::kUpdate})
     run_threads(2, [&](ProcessGroup world) {
       Mixed model;
-      DistributedDataParallel ddp(model, world, {.ignore = {"wide"}});
-      model->wide.requires_grad_(false);
-      const auto extra = torch::full({5000}, 1.0F + static_cast<float>(world.rank()));
-      auto parameters = ddp.named_parameters();
-      parameters.emplace_back("extra", extra);
-      ZeroRedundancyOptimizer<FusedAdamW> optimizer(parameters, world, AdamWOptions(0.01),
-                                                    {.hold_updates = holds_updates});
-      ddp.update_in_backward(optimizer.bucket_update());
+      DistributedDataParallel ddp(model, world);
+      const auto extra = torch::full({5000}, 1.0F + static_cast<float>(overlap != Overlap::kNone ? world.rank() : 0));
+      auto parameters = ddp.parameters();
+      parameters.push_back(extra);
+      ZeroRedundancyOptimizer<FusedAdamW> optimizer({OptimizerParamGroup(parameters)}, ddp, AdamWOptions(0.01),
+                                                    {.overlap = overlap});
+      const auto before = extra.clone();
       run_steps(ddp, optimizer, world.rank(), 0, 2);
-      EXPECT_TRUE(extra.eq(1 + world.rank()).all().item<bool>());
+      EXPECT_TRUE(torch::equal(extra, before));
       ddp(input_of(world.rank())).mean().backward();
       extra.requires_grad_(true);
-      expect_error<UsageError>([&] { optimizer.step(); }, "parameter 'extra' of the optimizer would never be updated");
+      expect_error<UsageError>([&] { optimizer.step(); }, "does not reduce the gradient of parameter 5");
     });
 }
 
@@ -344,15 +346,15 @@ TEST(BucketUpdates, ThatAreInterruptedAreNotSaved) {
   EXPECT_THROW(run_threads(2, train), Error);
 }
 
-// --- updates that are held until step()
+// --- gradients that are sharded until step()
 
-const ZeroRedundancyOptions kHolding{.hold_updates = true};
+const ZeroRedundancyOptions kShardedGradients{.overlap = Overlap::kGradients};
 
-TEST(HeldUpdates, TrainToTheBitsOfUpdatesInStep) {
-  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), {}, kHolding);
-  expect_the_bits_of_updates_in_step<FusedSGD>(SGDOptions(0.01).momentum(0.9), kSmallBuckets, kHolding);
+TEST(ShardedGradients, TrainToTheBitsOfUpdatesInStep) {
+  expect_the_bits_of_updates_in_step<FusedAdamW>(AdamWOptions(0.01), {}, kShardedGradients);
+  expect_the_bits_of_updates_in_step<FusedSGD>(SGDOptions(0.01).momentum(0.9), kSmallBuckets, kShardedGradients);
   expect_the_bits_of_updates_in_step<AdamW>(AdamWOptions(0.01), kSmallBuckets,
-                                            {.shard_by = ShardBy::kParameters, .hold_updates = true});
+                                            {.shard_by = ShardBy::kParameters, .overlap = Overlap::kGradients});
 }
 
 /// Runs steps between whose backward and step() something is done with the gradients.
@@ -365,7 +367,7 @@ void run_steps_with(Ddp& ddp, int rank, const std::function<void(int step)>& aft
   }
 }
 
-TEST(HeldUpdates, AreClippedLikeWholeGradients) {
+TEST(ShardedGradients, AreClippedLikeWholeGradients) {
   for (double norm_type : {2.0, 3.0, std::numeric_limits<double>::infinity()}) {
     const ClipGradNormOptions how{.norm_type = norm_type};
     std::vector<torch::Tensor> expected;
@@ -383,7 +385,7 @@ TEST(HeldUpdates, AreClippedLikeWholeGradients) {
     });
     run_threads(3, [&](ProcessGroup world) {
       Mixed model;
-      Training<MixedImpl, FusedSGD> training(model, world, SGDOptions(0.01), kSmallBuckets, kHolding);
+      Training<MixedImpl, FusedSGD> training(model, world, SGDOptions(0.01), kSmallBuckets, kShardedGradients);
       run_steps_with(training.ddp, world.rank(), [&](int step) {
         const auto norm = training.optimizer.clip_grad_norm(0.01, how);
         EXPECT_NEAR(norm.item<double>(), norms.at(step), 1e-5 * norms.at(step));
@@ -412,7 +414,7 @@ double run_scaled_steps(Ddp& ddp, Optimizer& optimizer, int rank) {
   return scaler.get_scale();
 }
 
-TEST(HeldUpdates, CanBeScaled) {
+TEST(ShardedGradients, CanBeScaled) {
   std::vector<torch::Tensor> expected;
   double scale = 0;
   run_threads(3, [&](ProcessGroup world) {
@@ -425,16 +427,16 @@ TEST(HeldUpdates, CanBeScaled) {
   EXPECT_EQ(scale, 512) << "one step was skipped";
   run_threads(3, [&](ProcessGroup world) {
     Mixed model;
-    Training<MixedImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), kSmallBuckets, kHolding);
+    Training<MixedImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), kSmallBuckets, kShardedGradients);
     EXPECT_EQ(run_scaled_steps(training.ddp, training.optimizer, world.rank()), scale);
     expect_same_bits(training.ddp.parameters(), expected, "scaled");
   });
 }
 
-TEST(HeldUpdates, ThatAreNotFiniteAreRefusedByAllRanks) {
+TEST(ShardedGradients, ThatAreNotFiniteAreRefusedByAllRanks) {
   run_threads(3, [&](ProcessGroup world) {
     torch::nn::Linear model(6, 2);  // too small for three ranks
-    Training<torch::nn::LinearImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), {}, kHolding);
+    Training<torch::nn::LinearImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), {}, kShardedGradients);
     (training.ddp(input_of(1)).sum() * std::numeric_limits<float>::infinity()).backward();
     expect_error<Error>([&] { training.optimizer.clip_grad_norm(1, {.error_if_nonfinite = true}); },
                         "the norm of the gradients is");
@@ -445,19 +447,24 @@ TEST(HeldUpdates, ThatAreNotFiniteAreRefusedByAllRanks) {
   });
 }
 
-TEST(HeldUpdates, SayWhatTheyNeed) {
+TEST(ShardedGradients, SayWhatTheyNeed) {
   run_threads(1, [&](ProcessGroup world) {
+    using Zero = ZeroRedundancyOptimizer<FusedAdamW>;
     Mixed model;
     DistributedDataParallel ddp(model, world);
-    ZeroRedundancyOptimizer<FusedAdamW> shared(ddp.named_parameters(), world, AdamWOptions(),
-                                               {.share_parameters = true, .hold_updates = true});
-    expect_error<UsageError>([&] { ddp.update_in_backward(shared.bucket_update()); },
-                             "hold_updates cannot be combined with share_parameters");
-    expect_error<UsageError>([&] { shared.clip_grad_norm(1); }, "construct it with hold_updates",
+    expect_error<UsageError>(
+        [&] { Zero(ddp, AdamWOptions(), {.overlap = Overlap::kGradients, .share_parameters = true}); },
+        "share_parameters cannot be combined with Overlap::kGradients");
+    expect_error<UsageError>([&] { Zero(ddp.named_parameters(), world, AdamWOptions(), kShardedGradients); },
+                             "the option overlap needs the DistributedDataParallel");
+    expect_error<UsageError>([&] { Zero(ddp, AdamWOptions(), {.before_step = [] {}, .overlap = Overlap::kGradients}); },
+                             "before_step cannot be combined with overlap", "call optimizer.clip_grad_norm()");
+    Zero in_step(ddp, AdamWOptions());
+    expect_error<UsageError>([&] { in_step.clip_grad_norm(1); }, "construct the optimizer with Overlap::kGradients",
                              "clip_grad_norm_(ddp.parameters(), max_norm)");
 
     Mixed other;
-    Training<MixedImpl, FusedAdamW> training(other, world, AdamWOptions(), kSmallBuckets, kHolding);
+    Training<MixedImpl, FusedAdamW> training(other, world, AdamWOptions(), kSmallBuckets, kShardedGradients);
     const auto before = copies(training.ddp.parameters());
     training.ddp(input_of(1)).mean().backward();
     expect_same_bits(training.ddp.parameters(), before, "not updated yet");

@@ -1,4 +1,4 @@
-#include "optim/shard_plan.h"
+#include "optim/zero/shard_plan.h"
 
 #include <numeric>
 

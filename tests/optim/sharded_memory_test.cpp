@@ -1,4 +1,4 @@
-#include "optim/sharded_memory.h"
+#include "optim/zero/sharded_memory.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

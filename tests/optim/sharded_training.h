@@ -45,10 +45,8 @@ template <class Module, class Inner>
 struct Training {
   template <class Model, class Options>
   Training(Model model, const ProcessGroup& world, Options options, const DistributedDataParallelOptions& wrap = {},
-           const ZeroRedundancyOptions& how = {})
-      : ddp(model, world, wrap), optimizer(ddp.named_parameters(), world, options, how) {
-    ddp.update_in_backward(optimizer.bucket_update());
-  }
+           const ZeroRedundancyOptions& zero_options = {.overlap = Overlap::kUpdate})
+      : ddp(model, world, wrap), optimizer(ddp, options, zero_options) {}
   DistributedDataParallel<Module> ddp;
   ZeroRedundancyOptimizer<Inner> optimizer;
 };

@@ -19,6 +19,7 @@
 #include <lockstep/weight_average.h>
 
 #include "optim/sharded_training.h"
+#include "optim/zero/undo.h"
 #include "support/messages.h"
 #include "support/rank_process.h"
 #include "support/ranks.h"
@@ -28,13 +29,19 @@ namespace lockstep {
 namespace {
 
 using namespace torch::optim;
+using detail::ZeroUndo;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 
 const ZeroRedundancyOptions kShared{.share_parameters = true};
+const ZeroRedundancyOptions kUpdating{.overlap = Overlap::kUpdate, .share_parameters = true};
 const std::vector<std::string> kSharingBackends{"shm", "threads"};
 
 enum class Update { kInStep, kInBackward };
+
+const ZeroRedundancyOptions& options_of(Update update) {
+  return update == Update::kInStep ? kShared : kUpdating;
+}
 
 template <class Inner, class Options>
 void expect_the_same_bits(Options options, Update update) {
@@ -45,8 +52,7 @@ void expect_the_same_bits(Options options, Update update) {
                   [&](ProcessGroup world) {
                     Mixed model;
                     DistributedDataParallel ddp(model, world);
-                    ZeroRedundancyOptimizer<Inner> optimizer(ddp.named_parameters(), world, options, kShared);
-                    if (update == Update::kInBackward) ddp.update_in_backward(optimizer.bucket_update());
+                    ZeroRedundancyOptimizer<Inner> optimizer(ddp, options, options_of(update));
                     EXPECT_EQ(model->kernel.stride(1), 1) << "the layout stays";
                     run_steps(ddp, optimizer, world.rank(), 0, 3);
                     expect_same_bits(ddp.parameters(), expected, backend);
@@ -125,8 +131,7 @@ std::string error_after_writes(Update update, const std::function<void(Mixed&, i
               [&](ProcessGroup world) {
                 Mixed model;
                 DistributedDataParallel ddp(model, world);
-                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
-                if (update == Update::kInBackward) ddp.update_in_backward(optimizer.bucket_update());
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(), options_of(update));
                 run_steps(ddp, optimizer, world.rank(), 0, 1);
                 {
                   const torch::NoGradGuard no_grad;
@@ -171,9 +176,7 @@ TEST(SharedParameters, AWriteThroughAPointerChangesThemForAllRanksUnnoticed) {
                 [&](ProcessGroup world) {
                   Mixed model;
                   DistributedDataParallel ddp(model, world);
-                  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
-                                                                kShared);
-                  if (update == Update::kInBackward) ddp.update_in_backward(optimizer.bucket_update());
+                  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), options_of(update));
                   run_steps(ddp, optimizer, world.rank(), 0, 1);
                   world.barrier();
                   if (world.rank() == 1) {
@@ -198,9 +201,7 @@ TEST(SharedParameters, MayBeBroadcastByTheWrapper) {
                   [&](ProcessGroup world) {
                     Mixed model;
                     DistributedDataParallel ddp(model, world);
-                    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
-                                                                  kShared);
-                    if (update == Update::kInBackward) ddp.update_in_backward(optimizer.bucket_update());
+                    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), options_of(update));
                     run_steps(ddp, optimizer, world.rank(), 0, 1);
                     ddp.sync_parameters_and_buffers();
                     run_steps(ddp, optimizer, world.rank(), 1, 2);
@@ -257,14 +258,11 @@ TEST(UpdateInBackward, TakesReplacedMemoryBeforeTheUpdate) {
                   Mixed model;
                   DistributedDataParallel ddp(model, world);
                   std::unique_ptr<Optimizer> optimizer;
-                  if (is_shared) {
-                    auto shared = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(ddp.named_parameters(), world,
-                                                                                        AdamWOptions(0.01), kShared);
-                    ddp.update_in_backward(shared->bucket_update());
-                    optimizer = std::move(shared);
-                  } else {
+                  if (is_shared)
+                    optimizer =
+                        std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(ddp, AdamWOptions(0.01), kUpdating);
+                  else
                     optimizer = std::make_unique<FusedAdamW>(ddp.parameters(), AdamWOptions(0.01));
-                  }
                   run_steps(ddp, *optimizer, world.rank(), 0, 1);
                   world.barrier();
                   model->wide.set_data(torch::full({301, 1001}, 0.25));
@@ -353,9 +351,7 @@ TEST(UpdateInBackward, SavesAndLoadsItsState) {
                 [&](ProcessGroup world) {
                   Mixed model;
                   DistributedDataParallel ddp(model, world);
-                  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
-                                                                kShared);
-                  ddp.update_in_backward(optimizer.bucket_update());
+                  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), kUpdating);
                   if (resumes) {
                     const torch::NoGradGuard no_grad;
                     for (size_t i = 0; i < middle.size(); ++i) ddp.parameters()[i].copy_(middle[i]);
@@ -392,8 +388,7 @@ TEST(UpdateInBackward, ConsumesGradients) {
               [&](ProcessGroup world) {
                 Mixed model;
                 DistributedDataParallel ddp(model, world);
-                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
-                ddp.update_in_backward(optimizer.bucket_update());
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(), kUpdating);
                 {
                   const auto guard = ddp.no_sync();
                   ddp(input_of(1)).mean().backward();
@@ -428,8 +423,7 @@ TEST(UpdateInBackward, IsRefusedByAutogradWhereAParameterIsUsedAgain) {
               [&](ProcessGroup world) {
                 Reuses model;
                 DistributedDataParallel ddp(model, world, {.buckets = {.first_bytes = 1 << 10, .cap_bytes = 1 << 10}});
-                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
-                ddp.update_in_backward(optimizer.bucket_update());
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(), kUpdating);
                 const auto input = torch::ones({4, 6});
                 EXPECT_THROW(
                     {
@@ -448,9 +442,7 @@ TEST(UpdateInBackward, LeavesFrozenParametersAlone) {
               [&](ProcessGroup world) {
                 Mixed model;
                 DistributedDataParallel ddp(model, world);
-                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world,
-                                                              AdamWOptions(0.01).weight_decay(0.5), kShared);
-                ddp.update_in_backward(optimizer.bucket_update());
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01).weight_decay(0.5), kUpdating);
                 run_steps(ddp, optimizer, world.rank(), 0, 2);
                 model->wide.requires_grad_(false);
                 const auto before = copies({model->wide, model->kernel});
@@ -467,8 +459,7 @@ TEST(UpdateInBackward, ReportsParametersThatOneRankDoesNotUse) {
               [&](ProcessGroup world) {
                 Mixed model;
                 DistributedDataParallel ddp(model, world);
-                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
-                ddp.update_in_backward(optimizer.bucket_update());
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(), kUpdating);
                 run_steps(ddp, optimizer, world.rank(), 0, 2);
                 auto loss = ddp(input_of(1)).mean();
                 if (world.rank() == 1) loss = model->table.sum() + model->kernel.sum() + model->wide.sum();
@@ -481,33 +472,45 @@ TEST(UpdateInBackward, ReportsParametersThatOneRankDoesNotUse) {
 
 TEST(UpdateInBackward, RefusesWhatItCannotCombine) {
   run_threads(1, [&](ProcessGroup world) {
+    using Zero = ZeroRedundancyOptimizer<FusedAdamW>;
     const auto refuses = [&](const std::string& why, const DistributedDataParallelOptions& options,
-                             const ZeroRedundancyOptions& how = kShared, bool has_hook = false) {
+                             bool has_hook = false) {
       Mixed model;
       DistributedDataParallel ddp(model, world, options);
       if (has_hook) ddp.register_comm_hook(all_reduce_hook());
-      ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), how);
-      expect_error<UsageError>([&] { ddp.update_in_backward(optimizer.bucket_update()); }, why);
+      expect_error<UsageError>([&] { Zero(ddp, AdamWOptions(), kUpdating); },
+                               "the option overlap cannot be combined with " + why);
     };
-    refuses("cannot be combined with find_unused_parameters", {.find_unused_parameters = true});
-    refuses("cannot be combined with check_finite", {.check_finite = true});
-    refuses("cannot be combined with reduce_dtype", {.reduce_dtype = at::kBFloat16});
-    refuses("cannot be combined with a comm hook", {}, kShared, /*has_hook=*/true);
-    refuses("before_step cannot be combined", {}, {.before_step = [] {}, .share_parameters = true});
+    refuses("the option find_unused_parameters", {.find_unused_parameters = true});
+    refuses("the option check_finite", {.check_finite = true});
+    refuses("the option reduce_dtype", {.reduce_dtype = at::kBFloat16});
+    refuses("sparse gradients", {.sparse_parameters = {"wide"}});
+    refuses("a comm hook", {}, /*has_hook=*/true);
 
     Mixed model;
     DistributedDataParallel ddp(model, world);
-    ZeroRedundancyOptimizer<AdamW> plain(ddp.named_parameters(), world, AdamWOptions(), kShared);
-    expect_error<UsageError>([&] { ddp.update_in_backward(plain.bucket_update()); },
+    expect_error<UsageError>([&] { ZeroRedundancyOptimizer<AdamW>(ddp, AdamWOptions(), kUpdating); },
                              "the optimizer is not FusedAdamW, FusedAdam or FusedSGD");
-    ZeroRedundancyOptimizer<FusedAdamW> some({model->wide}, world, AdamWOptions(), kShared);
-    expect_error<UsageError>([&] { ddp.update_in_backward(some.bucket_update()); },
+    expect_error<UsageError>([&] { Zero({OptimizerParamGroup({model->wide})}, ddp, AdamWOptions(), kUpdating); },
                              "parameter 'table' of the wrapper is not a parameter of the optimizer");
-    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(), kShared);
-    ddp.update_in_backward(optimizer.bucket_update());
+    Zero optimizer(ddp, AdamWOptions(), kUpdating);
+    run_steps(ddp, optimizer, 0, 0, 1);
+    ddp(input_of(1)).mean().backward();
     expect_error<UsageError>([&] { optimizer.step_unless(torch::zeros({1})); }, "a GradScaler cannot be used");
-    expect_error<UsageError>([&] { optimizer.undo_step(); }, "construct it with the options share_parameters and undo");
-    expect_error<UsageError>([&] { join({&ddp, &optimizer}, [] {}); }, "update_in_backward is not supported in a join");
+    optimizer.step();
+    expect_error<UsageError>([&] { Zero(ddp, AdamWOptions(), kUpdating); },
+                             "cannot be combined with an earlier overlap");
+    expect_error<UsageError>([&] { join({&ddp, &optimizer}, [] {}); }, "overlap is not supported in a join");
+  });
+}
+
+TEST(UpdateInBackward, IsRefusedOnAllRanksIfOneRankCannot) {
+  run_threads(2, [&](ProcessGroup world) {
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    if (world.rank() == 1) ddp.register_comm_hook(all_reduce_hook());
+    expect_error<UsageError>([&] { ZeroRedundancyOptimizer<FusedAdamW>(ddp, AdamWOptions(), kUpdating); },
+                             world.rank() == 1 ? "a comm hook" : "on rank 1: ");
   });
 }
 
@@ -515,12 +518,11 @@ TEST(UpdateInBackward, RefusesMomentumForWhichThereIsNoMemory) {
   run_threads(1, [&](ProcessGroup world) {
     Mixed model;
     DistributedDataParallel ddp(model, world);
-    ZeroRedundancyOptimizer<FusedSGD> optimizer(ddp.named_parameters(), world, SGDOptions(0.01), kShared);
-    ddp.update_in_backward(optimizer.bucket_update());
+    ZeroRedundancyOptimizer<FusedSGD> optimizer(ddp, SGDOptions(0.01), kUpdating);
     run_steps(ddp, optimizer, 0, 0, 1);
     static_cast<SGDOptions&>(optimizer.param_groups()[0].options()).momentum(0.9);
     expect_error<UsageError>([&] { run_steps(ddp, optimizer, 0, 1, 2); },
-                             "momentum or amsgrad was switched on after update_in_backward");
+                             "momentum or amsgrad was switched on after the ZeroRedundancyOptimizer was constructed");
   });
 }
 
@@ -530,16 +532,15 @@ TEST(UndoStep, RestoresParametersAndState) {
               [&](ProcessGroup world) {
                 Mixed model;
                 DistributedDataParallel ddp(model, world);
-                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
-                                                              {.share_parameters = true, .undo = true});
-                ddp.update_in_backward(optimizer.bucket_update());
+                ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), kUpdating);
+                ZeroUndo::keep_copies(optimizer);
                 const auto first = copies(ddp.parameters());
                 world.barrier();
-                EXPECT_FALSE(optimizer.undo_step());
+                EXPECT_FALSE(ZeroUndo::undo_step(optimizer));
                 ddp(input_of(world.rank())).mean().backward();
                 EXPECT_FALSE(torch::equal(model->wide, first[2]));
                 world.barrier();
-                EXPECT_TRUE(optimizer.undo_step()) << "of the first step, which creates the state";
+                EXPECT_TRUE(ZeroUndo::undo_step(optimizer)) << "of the first step, which creates the state";
                 world.barrier();
                 expect_same_bits(ddp.parameters(), first, "first step");
 
@@ -548,7 +549,7 @@ TEST(UndoStep, RestoresParametersAndState) {
                 const auto state = optimizer.consolidated_state_dict();
                 ddp(input_of(10 + world.rank())).mean().backward();
                 world.barrier();
-                EXPECT_TRUE(optimizer.undo_step());
+                EXPECT_TRUE(ZeroUndo::undo_step(optimizer));
                 world.barrier();
                 expect_same_bits(ddp.parameters(), middle, "third step");
                 const auto restored = optimizer.consolidated_state_dict();

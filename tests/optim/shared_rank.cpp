@@ -13,9 +13,12 @@
 
 #include <lockstep/lockstep.h>
 
+#include "optim/zero/undo.h"
+
 namespace {
 
 using lockstep::FusedAdamW;
+using lockstep::Overlap;
 using lockstep::ProcessGroup;
 using lockstep::ZeroRedundancyOptimizer;
 using torch::optim::AdamWOptions;
@@ -40,9 +43,9 @@ void train_until_killed(const ProcessGroup& world) {
   auto model = make_model();
   lockstep::DistributedDataParallel ddp(model, world,
                                         {.buckets = {.first_bytes = kWidth * kWidth, .cap_bytes = kWidth * kWidth}});
-  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
-                                                {.share_parameters = true, .undo = true});
-  ddp.update_in_backward(optimizer.bucket_update());
+  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01),
+                                                {.overlap = Overlap::kUpdate, .share_parameters = true});
+  lockstep::detail::ZeroUndo::keep_copies(optimizer);
   std::vector<torch::Tensor> before;
   const auto last = ddp.parameters()[4];
   const auto step = [&](bool is_killed) {
@@ -68,7 +71,7 @@ void train_until_killed(const ProcessGroup& world) {
     std::cout << "failed: PeerError, parameters differ: " << (count_differences(ddp.parameters(), before) > 0)
               << std::endl;
   }
-  optimizer.undo_step();
+  lockstep::detail::ZeroUndo::undo_step(optimizer);
   std::cout << "undone: parameters differ: " << count_differences(ddp.parameters(), before) << std::endl;
 }
 
@@ -95,9 +98,8 @@ void measure_memory(const ProcessGroup& world) {
   world.barrier();
   std::cout << "before: " << resident_bytes() / size << std::endl;
   world.barrier();
-  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01),
-                                                {.share_parameters = true});
-  ddp.update_in_backward(optimizer.bucket_update());
+  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01),
+                                                {.overlap = Overlap::kUpdate, .share_parameters = true});
   world.barrier();
   std::cout << "after: " << resident_bytes() / size << std::endl;
   world.barrier();
@@ -119,8 +121,7 @@ void measure_sharded_memory(const ProcessGroup& world) {
   };
   lockstep::DistributedDataParallel ddp(parameters, forward, world,
                                         {.buckets = {.first_bytes = 1 << 20, .cap_bytes = 1 << 20}});
-  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01));
-  ddp.update_in_backward(optimizer.bucket_update());
+  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), {.overlap = Overlap::kUpdate});
   for (int step = 0; step < 3; ++step) {
     if (step == 2)
       parameters[0].second.register_hook(

@@ -78,15 +78,14 @@ TEST_F(CudaBucketUpdates, TrainAsUpdatesInStep) {
   on_both([](const ProcessGroup& world) {
     const auto expected =
         trained(world, [](Wrapper& ddp) { return std::make_unique<FusedAdamW>(ddp.parameters(), AdamWOptions(0.01)); });
-    for (const auto& options : {ZeroRedundancyOptions{}, ZeroRedundancyOptions{.shard_by = ShardBy::kParameters},
-                                ZeroRedundancyOptions{.hold_updates = true}})
+    for (const auto& options :
+         {ZeroRedundancyOptions{.overlap = Overlap::kUpdate}, ZeroRedundancyOptions{.overlap = Overlap::kGradients},
+          ZeroRedundancyOptions{.shard_by = ShardBy::kParameters, .overlap = Overlap::kUpdate}})
       for (bool is_captured : {false, true}) {
         const auto actual = trained(
             world,
             [&](Wrapper& ddp) {
-              auto optimizer = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(ddp.named_parameters(), world,
-                                                                                     AdamWOptions(0.01), options);
-              ddp.update_in_backward(optimizer->bucket_update());
+              auto optimizer = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(ddp, AdamWOptions(0.01), options);
               EXPECT_GE(ddp.bucket_plan().buckets.size(), 3);
               return optimizer;
             },
@@ -97,7 +96,7 @@ TEST_F(CudaBucketUpdates, TrainAsUpdatesInStep) {
   });
 }
 
-TEST_F(CudaBucketUpdates, ThatAreHeldAreClippedLikeWholeGradients) {
+TEST_F(CudaBucketUpdates, OfShardedGradientsAreClippedLikeWholeGradients) {
   using Sharded = ZeroRedundancyOptimizer<FusedAdamW>;
   on_both([](const ProcessGroup& world) {
     const auto expected = trained(
@@ -107,10 +106,8 @@ TEST_F(CudaBucketUpdates, ThatAreHeldAreClippedLikeWholeGradients) {
       const auto actual = trained(
           world,
           [&](Wrapper& ddp) {
-            auto optimizer = std::make_unique<Sharded>(ddp.named_parameters(), world, AdamWOptions(0.01),
-                                                       ZeroRedundancyOptions{.hold_updates = true});
-            ddp.update_in_backward(optimizer->bucket_update());
-            return optimizer;
+            return std::make_unique<Sharded>(ddp, AdamWOptions(0.01),
+                                             ZeroRedundancyOptions{.overlap = Overlap::kGradients});
           },
           is_captured, [](Wrapper&, Optimizer& optimizer) { dynamic_cast<Sharded&>(optimizer).clip_grad_norm(0.1); });
       for (size_t i = 0; i < expected.size(); ++i)
@@ -122,8 +119,7 @@ TEST_F(CudaBucketUpdates, ThatAreHeldAreClippedLikeWholeGradients) {
 TEST_F(CudaBucketUpdates, DoNotMakeTheHostWait) {
   on_both([](const ProcessGroup& world) {
     Wrapper ddp(deep_model(130, 6), world, kManyBuckets);
-    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01));
-    ddp.update_in_backward(optimizer.bucket_update());
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), {.overlap = Overlap::kUpdate});
     const auto input = torch::ones({4, 130}, kGpu);
     const auto step = [&] {
       ddp(input).square().mean().backward();
@@ -136,12 +132,11 @@ TEST_F(CudaBucketUpdates, DoNotMakeTheHostWait) {
 }
 
 /// Bytes that the second and third step allocate at most, beyond what is there before the model.
-int64_t peak_bytes(const ProcessGroup& world, bool updates_in_backward) {
+int64_t peak_bytes(const ProcessGroup& world, Overlap overlap) {
   using namespace c10::cuda::CUDACachingAllocator;
   const auto before = getDeviceStats(kGpu.index()).allocated_bytes[0].current;
   Wrapper ddp(deep_model(1024, 16), world, {.buckets = {.cap_bytes = 4 << 20}});
-  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp.named_parameters(), world, AdamWOptions(0.01));
-  if (updates_in_backward) ddp.update_in_backward(optimizer.bucket_update());
+  ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), {.overlap = overlap});
   for (int i = 0; i < 3; ++i) {
     if (i == 1) resetPeakStats(kGpu.index());
     ddp(torch::ones({4, 1024}, kGpu)).square().mean().backward();
@@ -155,8 +150,8 @@ int64_t peak_bytes(const ProcessGroup& world, bool updates_in_backward) {
 TEST_F(CudaBucketUpdates, KeepOnlyTheShareOfTheGradients) {
   on_both([](const ProcessGroup& world) {
     const double size = 16.0 * 1024 * 1025 * 4;
-    const double in_step = static_cast<double>(peak_bytes(world, false)) / size;
-    const double in_backward = static_cast<double>(peak_bytes(world, true)) / size;
+    const double in_step = static_cast<double>(peak_bytes(world, Overlap::kNone)) / size;
+    const double in_backward = static_cast<double>(peak_bytes(world, Overlap::kUpdate)) / size;
     // The parameters, the state's share, the gradients or their share and two buckets, and new gradients.
     EXPECT_GE(in_step, 1 + 1.0 + 1);
     EXPECT_LE(in_backward, 1 + 1.0 + 0.5 + 2.0 / 16 + 3.0 / 16);

@@ -25,9 +25,9 @@ int64_t real_elements(const at::Tensor& tensor) {
   return tensor.numel() * (tensor.is_complex() ? 2 : 1);
 }
 
-BucketUpdate::Layout layout_of(const std::vector<NamedParameter>& parameters, at::ScalarType dtype) {
+detail::BucketUpdate::Layout layout_of(const std::vector<NamedParameter>& parameters, at::ScalarType dtype) {
   const int64_t alignment = kGradientAlignBytes / static_cast<int64_t>(c10::elementSize(dtype));
-  BucketUpdate::Layout layout;
+  detail::BucketUpdate::Layout layout;
   for (const auto& parameter : parameters) {
     layout.offsets.push_back(layout.elements);
     layout.elements += align_up(real_elements(parameter.tensor), alignment);

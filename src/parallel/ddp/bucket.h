@@ -7,11 +7,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/bucket_update.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
 
 #include "comm/dense.h"
+#include "parallel/ddp/bucket_update.h"
 #include "parallel/ddp/logging_data.h"
 
 namespace lockstep {
@@ -48,7 +48,7 @@ class Bucket {
  public:
   /// What a BucketUpdate prescribes.
   struct Prescribed {
-    BucketUpdate::Layout layout;
+    detail::BucketUpdate::Layout layout;
     at::Tensor memory;  // bytes, which other buckets use as well
   };
 
@@ -115,7 +115,7 @@ class Bucket {
   void concatenate(const std::vector<at::Tensor>& places, const std::vector<at::Tensor>& values);
 
   ProcessGroup group_;
-  BucketUpdate::Layout layout_;
+  detail::BucketUpdate::Layout layout_;
   at::Tensor memory_;   // the gradients, then the extra elements
   at::Tensor extra_;    // has memory of its own if other buckets use memory_
   at::Tensor padding_;  // on a GPU: zeros for the gap between two gradients

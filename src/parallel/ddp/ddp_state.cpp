@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "base/variables.h"
 #include "comm/capture.h"
 #include "comm/dense.h"
 #include "comm/group/group.h"
@@ -52,6 +53,11 @@ std::optional<c10::Device> only_device(const std::vector<c10::Device>& devices) 
   return devices.empty() ? std::nullopt : std::optional(devices[0]);
 }
 
+bool uses_in_place_gradients(const DistributedDataParallelOptions& options) {
+  return options.in_place_gradients &&
+         read_number(process_variable, "LOCKSTEP_IN_PLACE_GRADIENTS", 0, 1).value_or(1) == 1;
+}
+
 }  // namespace
 
 DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
@@ -76,6 +82,7 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
                                                       .allow_unused = options.find_unused_parameters,
                                                       .static_graph = options.static_graph,
                                                       .gradient_as_bucket_view = options.gradient_as_bucket_view,
+                                                      .in_place_gradients = uses_in_place_gradients(options),
                                                       .check_finite = options.check_finite,
                                                       .reduce_dtype = options.reduce_dtype,
                                                       .sparse_parameters = wrapped_.sparse_parameters(options),
@@ -258,9 +265,10 @@ void DdpState::enter_join(std::shared_ptr<JoinContext> context, bool is_first) {
                           "' is a SyncBatchNorm, and a rank without inputs cannot take part in its collectives; set "
                           "throw_on_early_termination, or give all ranks the same number of inputs"));
   if (reducer_->updates_in_backward())
-    throw UsageError(group_.rank(),
-                     "join: update_in_backward is not supported in a join, because a rank without inputs does not know "
-                     "the learning rates of the others; leave update_in_backward out");
+    throw UsageError(
+        group_.rank(),
+        "join: a ZeroRedundancyOptimizer with the option overlap is not supported in a join, because a rank "
+        "without inputs does not know the learning rates of the others; leave overlap out");
   join_ = std::move(context);
   leads_join_ = is_first;
   reducer_->weigh_gradients();

@@ -55,6 +55,10 @@ NamedTensors DistributedDataParallelBase::named_parameters() const {
   return result;
 }
 
+const ProcessGroup& DistributedDataParallelBase::process_group() const {
+  return replica_->group();
+}
+
 void DistributedDataParallelBase::train(bool on) {
   replica_->wrapped().module().train(on);
 }
@@ -78,11 +82,6 @@ void DistributedDataParallelBase::join(const std::function<void()>& loop, const 
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   if (!hook) throw UsageError(replica_->group().rank(), "register_comm_hook: the hook is empty; pass a function");
   replica_->reducer().set_hook(std::move(hook));
-}
-
-void DistributedDataParallelBase::update_in_backward(std::shared_ptr<BucketUpdate> update) {
-  if (!update) throw UsageError(replica_->group().rank(), "update_in_backward: the update is null");
-  replica_->reducer().set_update(std::move(update));
 }
 
 void DistributedDataParallelBase::set_static_graph() {
@@ -142,6 +141,22 @@ std::string DistributedDataParallelBase::to_string() const {
 
 std::ostream& operator<<(std::ostream& out, const DistributedDataParallelBase& ddp) {
   return out << ddp.to_string();
+}
+
+// --- for ZeroRedundancyOptimizer
+
+NamedTensors DistributedDataParallelBase::synchronized_parameters() const {
+  NamedTensors result;
+  for (const auto& [name, tensor] : replica_->wrapped().parameters()) result.emplace_back(name, tensor);
+  return result;
+}
+
+std::vector<at::Tensor> DistributedDataParallelBase::reduced_parameters() const {
+  return tensors_of(replica_->reducer().parameters());
+}
+
+void DistributedDataParallelBase::update_in_backward(std::shared_ptr<detail::BucketUpdate> update) {
+  replica_->reducer().set_update(std::move(update));
 }
 
 // --- forward

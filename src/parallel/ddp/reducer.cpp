@@ -11,7 +11,6 @@
 #include "base/text.h"
 #include "comm/capture.h"
 #include "comm/group/group.h"
-#include "parallel/ddp/bucket.h"
 
 // Overview of one reduction.
 //
@@ -19,7 +18,7 @@
 //    After the first reduction rebuild_buckets() plans again, in the order in which rank 0's gradients arrived.
 // 2. on_gradient() runs after autograd has accumulated a parameter's gradient. The first call of a backward calls
 //    begin() and registers a callback for the end of the backward. Each call copies the gradient into its bucket,
-//    unless it was computed there (GradientPlaces).
+//    unless it was computed there (InPlaceGradients).
 // 3. start_full_buckets() starts the all-reduce of full buckets strictly in the order of the plan, so that all ranks
 //    issue the same sequence of collectives. The last bucket is reduced at the end of backward.
 // 4. finish() runs at the end of the outermost backward. It adds the parameters that got no gradient, with their old
@@ -80,7 +79,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
   plan_ = detail::plan_buckets(specs(), options_.limits, order);
   make_buckets();
   for (size_t i = 0; i < parameters_.size(); ++i)
-    if (may_be_computed_in_bucket(i)) GradientPlaces::install();
+    if (may_be_computed_in_bucket(i)) InPlaceGradients::install();
 }
 
 void Reducer::begin_forward() {
@@ -157,12 +156,6 @@ void Reducer::set_static_graph() {
 bool Reducer::is_static_graph() const {
   std::lock_guard lock(mutex_);
   return options_.static_graph;
-}
-
-void Reducer::set_hook(CommHook hook) {
-  std::lock_guard lock(mutex_);
-  if (hook_) throw UsageError(group_.rank(), "a comm hook is registered already; register only one for each wrapper");
-  hook_ = std::move(hook);
 }
 
 void Reducer::check_finished() const {
@@ -250,10 +243,7 @@ void Reducer::begin() {
   has_outermost_ = false;
   not_finite_.clear();
   for (auto& bucket : buckets_) bucket.reset();
-  for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    slot_users_[slot].reset();  // was waited for
-    open_bucket(slot);
-  }
+  if (updater_) updater_->begin_backward(buckets_);
   for (auto& state : states_) {
     state.is_in = false;
     state.gradients = 0;
@@ -264,7 +254,7 @@ void Reducer::begin() {
         !parameters_[i].tensor.requires_grad() || reachable_.excludes(i) || (knows_graph() && states_[i].expected == 0);
     if (cannot_arrive) put_without_new_gradient(i);
   }
-  offer_places();
+  reserve_places();
 }
 
 // A gradient that was accumulated under no_sync() is reduced even if the parameter is frozen now. A parameter that was
@@ -323,8 +313,7 @@ void Reducer::put_in_bucket(size_t parameter, const at::Tensor& arrived) {
                             "densify_sparse_gradients"));
     gradient = gradient.to_dense();
   }
-  places_.note_arrival(parameter, gradient);
-  vacate_place(parameter, gradient, arrived);
+  release_place(parameter, gradient, arrived);
   auto& bucket = buckets_[states_[parameter].bucket];
   bucket.put(states_[parameter].slot, gradient);
   if (looks) {
@@ -355,7 +344,7 @@ void Reducer::start_full_buckets() {
 void Reducer::finish() {
   const detail::EndOfBackward end(*activity_);
   c10::NoGradGuard no_grad;
-  places_.withdraw();
+  in_place_.withdraw();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& state = states_[i];
     if (is_recording()) state.expected = state.gradients;
@@ -440,7 +429,7 @@ void Reducer::publish_gradient(size_t parameter) {
     return;
   }
   const auto& view = view_of(parameter);
-  if (is_used && update_) {
+  if (is_used && updater_) {
     gradient.reset();  // it is this rank's own, and no longer needed
   } else if (!is_used) {
     if (kept.defined()) gradient.copy_(kept);
@@ -456,7 +445,7 @@ void Reducer::publish_gradient(size_t parameter) {
 
 void Reducer::abandon_capture() {
   std::lock_guard lock(mutex_);
-  if (update_) update_->abandon();
+  if (updater_) updater_->abandon();
   in_backward_ = false;
   has_unsynchronized_ = false;
   for (auto& bucket : buckets_) bucket.reset();
@@ -473,7 +462,7 @@ void Reducer::shadow() {
   arrivals_.clear();
   for (const auto& parameter : parameters_)
     parameter.tensor.mutable_grad().reset();  // left from this rank's last iteration
-  for (size_t i = 0; i < parameters_.size(); ++i) vacate_place(i, {}, {});
+  for (size_t i = 0; i < parameters_.size(); ++i) release_place(i, {}, {});
   for (auto& bucket : buckets_) {
     bucket.clear();
     bucket.start(hook_, needs_marks());

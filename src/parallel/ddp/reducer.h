@@ -9,16 +9,16 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/bucket_update.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/process_group.h>
-#include "parallel/ddp/bucket_plan.h"
 
 #include "comm/watch/activity.h"
 #include "parallel/ddp/accumulator_hooks.h"
 #include "parallel/ddp/batch_weight.h"
 #include "parallel/ddp/bucket.h"
-#include "parallel/ddp/gradient_places.h"
+#include "parallel/ddp/bucket_plan.h"
+#include "parallel/ddp/bucket_updater.h"
+#include "parallel/ddp/in_place_gradients.h"
 #include "parallel/ddp/logging_data.h"
 #include "parallel/ddp/reachable_parameters.h"
 #include "parallel/ddp/unused_parameters.h"
@@ -32,6 +32,7 @@ struct ReducerOptions {
   bool allow_unused = false;
   bool static_graph = false;
   bool gradient_as_bucket_view = true;
+  bool in_place_gradients = true;
   bool check_finite = false;
   std::optional<at::ScalarType> reduce_dtype{};
   std::vector<std::string> sparse_parameters{};  // names of parameters whose gradients are sparse
@@ -68,9 +69,9 @@ class Reducer {
   bool is_static_graph() const;
   /// Throws UsageError if a hook is set already.
   void set_hook(CommHook hook);
-  /// Updates parameters in backward instead of averaging gradients: see DistributedDataParallel::update_in_backward.
-  /// Throws UsageError if the options or a hook rule it out.
-  void set_update(std::shared_ptr<BucketUpdate> update);
+  /// Hands buckets to `update` instead of averaging them: see Overlap. Throws UsageError if the options or a hook rule
+  /// it out, and what BucketUpdate::prepare() throws. Collective.
+  void set_update(std::shared_ptr<detail::BucketUpdate> update);
   bool updates_in_backward() const;
 
   /// Call it before each forward: hooks the accumulators (see AccumulatorHooks::connect; not during backward), and
@@ -122,8 +123,8 @@ class Reducer {
   /// Whether .grad() of the parameter is the bucket's memory.
   bool is_bucket_view(size_t parameter) const;
   bool may_be_computed_in_bucket(size_t parameter) const;
-  void offer_places();
-  void vacate_place(size_t parameter, const at::Tensor& gradient, const at::Tensor& arrived);
+  void reserve_places();
+  void release_place(size_t parameter, const at::Tensor& gradient, const at::Tensor& arrived);
   std::vector<detail::GradientSpec> specs() const;
   void make_buckets();
   at::Tensor weigh(const at::Tensor& gradient);
@@ -133,6 +134,7 @@ class Reducer {
   bool knows_graph() const { return options_.static_graph && has_recorded_; }
   bool predicts_unused() const { return options_.allow_unused && !options_.static_graph; }
   bool needs_marks() const { return !options_.static_graph || reductions_ == 0 || options_.check_finite; }
+  bool has_slots() const { return updater_ && updater_->has_slots(); }
   const at::Tensor& view_of(size_t parameter) const;
   bool is_frozen(size_t parameter) const;
   bool are_all_frozen() const;
@@ -148,8 +150,6 @@ class Reducer {
   void check_can_update() const;
   FinishReduction start_update(const GradientBucket& bucket);
   void start_bucket(size_t bucket);
-  void open_bucket(size_t bucket);
-  void reorder_buckets(const std::vector<size_t>& arrivals);
   void start_full_buckets();
   void compare_with_prediction();
   void reduce_the_rest();
@@ -179,7 +179,7 @@ class Reducer {
   BucketPlan plan_;
   int64_t plans_ = 0;  // number of plans so far
   std::vector<Bucket> buckets_;
-  GradientPlaces places_;
+  InPlaceGradients in_place_;
   std::vector<State> states_;             // by parameter
   std::vector<char> used_;                // by parameter: got a gradient since the last reduction, no_sync() included
   bool in_forward_ = false;               // the wrapper's forward was called since the last reduction
@@ -187,12 +187,7 @@ class Reducer {
   UnusedParameterBitmap marks_;
   ReachableParameters reachable_;
   CommHook hook_;
-  std::shared_ptr<BucketUpdate> update_;  // null: gradients are averaged
-  // If update_ prescribes layouts. The buckets then take turns in using a few slots of memory.
-  std::vector<BucketUpdate::Layout> layouts_;    // by index in the plan that update_ knows
-  std::vector<size_t> prescribed_;               // by bucket: this index
-  std::vector<at::Tensor> slots_;                // bytes
-  std::vector<std::optional<Work>> slot_users_;  // reductions that may still read them
+  std::unique_ptr<BucketUpdater> updater_;  // null: gradients are averaged
   bool enabled_ = true;
   bool has_unsynchronized_ = false;
   int64_t reductions_ = 0;

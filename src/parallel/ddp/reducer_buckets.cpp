@@ -1,4 +1,4 @@
-// Which gradients a Reducer reduces together.
+// Which gradients a Reducer reduces together, and with what.
 
 #include "parallel/ddp/reducer.h"
 
@@ -7,29 +7,42 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/error.h>
+
+#include "comm/run_and_agree.h"
+#include "parallel/ddp/averaging_hook.h"
+
 namespace lockstep {
 namespace {
 
 constexpr int kReference = 0;  // the rank whose arrival order determines the buckets
 
-/// Whether only `gradient`, which is also .grad(), uses its memory, and `arrived`, which autograd drops when the hook
-/// returns. The latter may be a view, which keeps its base.
-bool is_memory_its_own(const at::Tensor& gradient, const at::Tensor& arrived) {
-  constexpr size_t kHandles = 2;  // .grad(), and the caller's
-  if (gradient.use_count() > kHandles) return false;
-  size_t users = 1;
-  const bool is_dense = arrived.defined() && arrived.layout() == c10::kStrided;
-  if (is_dense && !arrived.is_same(gradient) && arrived.is_alias_of(gradient)) {
-    ++users;
-    if (arrived.is_view()) {
-      if (arrived._base().use_count() > 1) return false;
-      ++users;
-    }
-  }
-  return gradient.storage().use_count() <= users;
+}  // namespace
+
+void Reducer::set_hook(CommHook hook) {
+  std::lock_guard lock(mutex_);
+  if (hook_) throw UsageError(group_.rank(), "a comm hook is registered already; register only one for each wrapper");
+  hook_ = std::move(hook);
 }
 
-}  // namespace
+void Reducer::set_update(std::shared_ptr<detail::BucketUpdate> update) {
+  std::lock_guard lock(mutex_);
+  detail::run_and_agree(group_, [&] { check_can_update(); });
+  buckets_.clear();  // the update can use their memory
+  try {
+    updater_ = std::make_unique<BucketUpdater>(std::move(update), group_, parameters_, plan_);
+  } catch (...) {
+    make_buckets();
+    throw;
+  }
+  hook_ = AveragingHook{[this](const GradientBucket& bucket, const ProcessGroup&) { return start_update(bucket); }};
+  make_buckets();
+}
+
+bool Reducer::updates_in_backward() const {
+  std::lock_guard lock(mutex_);
+  return updater_ != nullptr;
+}
 
 // A complex gradient is reduced as twice as many real numbers.
 std::vector<detail::GradientSpec> Reducer::specs() const {
@@ -55,10 +68,9 @@ void Reducer::make_buckets() {
       states_[parameter].slot = members.size();
       members.push_back(parameters_[parameter]);
     }
-    std::optional<Bucket::Prescribed> prescribed;
-    if (!layouts_.empty()) prescribed = {layouts_[prescribed_[b]], slots_[b % slots_.size()]};
     buckets_.emplace_back(group_, b, specs[plan_.buckets[b].front()].dtype, members,
-                          b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_, recorder_, prescribed);
+                          b + 1 == plan_.buckets.size() ? marks_.elements() : 0, plans_, recorder_,
+                          updater_ ? updater_->prescribed(b) : std::nullopt);
   }
   if (buckets_.empty())
     buckets_.emplace_back(group_, 0, at::kFloat, std::vector<NamedParameter>(), marks_.elements(), plans_, recorder_);
@@ -69,36 +81,45 @@ const at::Tensor& Reducer::view_of(size_t parameter) const {
 }
 
 bool Reducer::is_bucket_view(size_t parameter) const {
-  return options_.gradient_as_bucket_view && layouts_.empty() && !is_sparse(parameter) &&
+  return options_.gradient_as_bucket_view && !has_slots() && !is_sparse(parameter) &&
          view_of(parameter).scalar_type() == parameters_[parameter].tensor.scalar_type();
 }
 
 bool Reducer::may_be_computed_in_bucket(size_t parameter) const {
-  return is_bucket_view(parameter) && view_of(parameter).is_cpu() &&
-         view_of(parameter).nbytes() >= GradientPlaces::kLeastBytes;
+  return options_.in_place_gradients && is_bucket_view(parameter) && InPlaceGradients::is_for(view_of(parameter));
 }
 
 /// Lets this backward compute gradients in their buckets, unless the program still has the old gradient.
-void Reducer::offer_places() {
-  std::vector<GradientPlaces::Place> places;
+void Reducer::reserve_places() {
+  std::vector<InPlaceGradients::Place> places;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& bucket = buckets_[states_[i].bucket];
     if (!states_[i].is_in && !parameters_[i].tensor.grad().defined() && may_be_computed_in_bucket(i) &&
         !bucket.is_used_elsewhere(states_[i].slot))
       places.push_back({i, view_of(i), bucket.memory()});
   }
-  places_.offer(places);
+  in_place_.reserve(places);
 }
 
-/// Call it before the parameter's place in its bucket is written to. If a tensor was allocated there that is not the
-/// gradient, or whose memory other tensors use as well, the bucket leaves its memory to it and moves.
-void Reducer::vacate_place(size_t parameter, const at::Tensor& gradient, const at::Tensor& arrived) {
-  if (!may_be_computed_in_bucket(parameter) || !GradientPlaces::is_taken(view_of(parameter))) return;
-  const bool is_there = gradient.defined() && same_memory(gradient, view_of(parameter));
-  if (is_there && is_memory_its_own(gradient, arrived)) return;
-  places_.exclude(parameter);
-  places_.withdraw();  // those of other parameters are in the old memory, and the new memory must not be in a place
-  buckets_[states_[parameter].bucket].move();
+void Reducer::release_place(size_t parameter, const at::Tensor& gradient, const at::Tensor& arrived) {
+  if (may_be_computed_in_bucket(parameter))
+    in_place_.release(parameter, buckets_[states_[parameter].bucket], states_[parameter].slot, gradient, arrived);
+}
+
+void Reducer::start_bucket(size_t index) {
+  auto& bucket = buckets_[index];
+  if (has_slots()) updater_->await_slot(bucket);
+  bucket.start(hook_, needs_marks());
+  if (!has_slots()) return;
+  for (size_t parameter : plan_.buckets[index])
+    if (!frozen_[parameter]) parameters_[parameter].tensor.mutable_grad().reset();
+  if (index > 0 && index + 1 < buckets_.size()) updater_->open(buckets_[index + 1]);
+}
+
+FinishReduction Reducer::start_update(const GradientBucket& bucket) {
+  std::vector<char> frozen;
+  for (size_t parameter : plan_.buckets[bucket.index]) frozen.push_back(frozen_[parameter]);
+  return updater_->start(bucket, frozen, needs_marks());
 }
 
 // Uses rank 0's arrival order, because the buckets must be the same on all ranks. Collective.
@@ -120,8 +141,10 @@ void Reducer::rebuild_buckets() {
   agreed = agreed.cpu();
   const auto* index = agreed.data_ptr<int64_t>();
   const std::vector<size_t> arrivals(index, index + agreed.numel());
-  if (!layouts_.empty()) return reorder_buckets(arrivals);
-
+  if (has_slots()) {
+    if (updater_->reorder(plan_, arrivals)) make_buckets();
+    return;
+  }
   auto plan = detail::plan_buckets(specs(), options_.limits, arrivals);
   if (plan == plan_) return;
   plan_ = std::move(plan);

@@ -14,8 +14,27 @@
 
 namespace lockstep {
 
+void Reducer::check_can_update() const {
+  const auto refuse = [&](const char* what, const char* remedy) {
+    throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer: the option overlap cannot be combined with ", what,
+                                         " of DistributedDataParallel; ", remedy));
+  };
+  if (updater_) refuse("an earlier overlap", "use one optimizer for all parameters");
+  if (hook_) refuse("a comm hook", "register no hook, or leave overlap out");
+  if (options_.allow_unused)
+    refuse("the option find_unused_parameters",
+           "leave one of them out: a parameter must not be updated in a step that does not use it");
+  if (options_.check_finite)
+    refuse("the option check_finite",
+           "leave one of them out: a bad gradient is found only after other parameters are updated");
+  if (options_.reduce_dtype)
+    refuse("the option reduce_dtype", "leave one of them out: gradients are averaged in the dtype of the parameters");
+  if (!options_.sparse_parameters.empty())
+    refuse("sparse gradients", "set densify_sparse_gradients, or leave overlap out");
+}
+
 void Reducer::throw_interrupted_backward() const {
-  places_.withdraw();
+  in_place_.withdraw();
   throw UsageError(
       group_.rank(),
       "the last backward did not finish, so this rank left the others in the middle of a reduction; end the "
@@ -64,7 +83,7 @@ void Reducer::check_deferred() {
 
 /// Whether a parameter without a gradient is an error, after the first reduction was counted.
 bool Reducer::needs_all_parameters() const {
-  return !options_.allow_unused && (!options_.static_graph || (update_ && reductions_ == 1));
+  return !options_.allow_unused && (!options_.static_graph || (updater_ && reductions_ == 1));
 }
 
 /// Returns an error message, empty if every parameter was used on every rank. `used` tells which this rank has used.

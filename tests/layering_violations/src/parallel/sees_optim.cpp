@@ -1,1 +1,1 @@
-#include "optim/shard_plan.h"
+#include "optim/zero/shard_plan.h"

@@ -102,11 +102,9 @@ class DdpTraining : public LocalTraining {
 class SharedTraining final : public DdpTraining {
  public:
   SharedTraining(const std::string& model, const ProcessGroup& group) : DdpTraining(model, "adamw", group) {
-    auto optimizer = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(
-        ddp_.named_parameters(), group, torch::optim::AdamWOptions(kAdamLearningRate),
-        ZeroRedundancyOptions{.share_parameters = true});
-    ddp_.update_in_backward(optimizer->bucket_update());
-    optimizer_ = std::move(optimizer);
+    optimizer_ = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(
+        ddp_, torch::optim::AdamWOptions(kAdamLearningRate),
+        ZeroRedundancyOptions{.overlap = Overlap::kUpdate, .share_parameters = true});
   }
 };
 

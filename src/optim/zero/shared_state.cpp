@@ -1,4 +1,4 @@
-#include "optim/shared_state.h"
+#include "optim/zero/shared_state.h"
 
 #include <algorithm>
 #include <atomic>
@@ -23,21 +23,24 @@ void restore_elements(const at::Tensor& from, const at::Tensor& to, int64_t begi
 
 }  // namespace
 
-SharedState::SharedState(const ProcessGroup& group, const ShardedMemory& memory, size_t states, Undo undo)
+SharedState::SharedState(const ProcessGroup& group, const ShardedMemory& memory, size_t states)
     : memory_(memory), rank_(group.rank()) {
-  const auto buffer = [&] { return allocate_shared(group, memory.elements(), memory.dtype(), kInConstructor); };
-  for (size_t i = 0; i < states; ++i) states_.push_back(buffer());
+  for (size_t i = 0; i < states; ++i)
+    states_.push_back(allocate_shared(group, memory.elements(), memory.dtype(), kInConstructor));
+}
+
+void SharedState::keep_copies(const ProcessGroup& group) {
   int64_t parts = 0;
   for (int rank = 0; rank < group.size(); ++rank) {
-    pieces_.push_back(memory.pieces_of(rank));
+    pieces_.push_back(memory_.pieces_of(rank));
     first_part_.emplace_back();
     for (const auto& piece : pieces_.back()) {
       first_part_.back().push_back(parts);
       parts += (piece.size + ElementUpdate::kSavedElements - 1) / ElementUpdate::kSavedElements;
     }
   }
-  if (undo == Undo::kNone) return;
-  for (size_t i = 0; i < 1 + states; ++i) before_.push_back(buffer());
+  for (size_t i = 0; i < 1 + states_.size(); ++i)
+    before_.push_back(allocate_shared(group, memory_.elements(), memory_.dtype(), kInConstructor));
   saved_ = allocate_shared(group, parts, at::kInt, kInConstructor);
 }
 

@@ -10,7 +10,7 @@
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/run_threads.h>
 
-#include "parallel/ddp/gradient_places.h"
+#include "parallel/ddp/in_place_gradients.h"
 #include "parallel/models.h"
 #include "support/ranks.h"
 
@@ -40,7 +40,7 @@ struct ChainImpl : torch::nn::Module {
 };
 TORCH_MODULE(Chain);
 
-static_assert(kWidth * kWidth * sizeof(float) >= GradientPlaces::kLeastBytes);
+static_assert(kWidth * kWidth * sizeof(float) >= InPlaceGradients::kLeastBytes);
 
 torch::Tensor chain_input(int step, int rank) {
   auto generator = at::detail::createCPUGenerator(100 * step + rank);
@@ -93,7 +93,7 @@ struct Watched {
   std::vector<torch::Tensor> parameters;
 };
 
-TEST(GradientPlaces, LargeGradientsAreComputedInTheirBuckets) {
+TEST(InPlaceGradients, LargeGradientsAreComputedInTheirBuckets) {
   for (const auto* backend : {"threads", "shm"})
     for (const auto& options : {DistributedDataParallelOptions{}, DistributedDataParallelOptions{.static_graph = true},
                                 DistributedDataParallelOptions{.buckets = {20000, 20000}}})
@@ -115,17 +115,27 @@ TEST(GradientPlaces, LargeGradientsAreComputedInTheirBuckets) {
                   {.backend = backend});
 }
 
-TEST(GradientPlaces, SeparateGradientsAreNot) {
-  run_threads(2, [](ProcessGroup world) {
-    Watched watched(world, {.gradient_as_bucket_view = false});
+void expect_none_in_place(const DistributedDataParallelOptions& options) {
+  run_threads(2, [&](ProcessGroup world) {
+    Watched watched(world, options);
     watched.parameters[0].register_hook(
-        [&](const torch::Tensor& gradient) { EXPECT_FALSE(GradientPlaces::is_taken(gradient)); });
+        [&](const torch::Tensor& gradient) { EXPECT_FALSE(InPlaceGradients::is_taken(gradient)); });
     for (int step = 0; step < 4; ++step) watched.step(step);
   });
 }
 
+TEST(InPlaceGradients, CanBeSwitchedOff) {
+  expect_none_in_place({.gradient_as_bucket_view = false});
+  expect_none_in_place({.in_place_gradients = false});
+  ::setenv("LOCKSTEP_IN_PLACE_GRADIENTS", "0", 1);
+  expect_none_in_place({});
+  ::setenv("LOCKSTEP_IN_PLACE_GRADIENTS", "off", 1);
+  EXPECT_THROW(expect_none_in_place({}), UsageError);
+  ::unsetenv("LOCKSTEP_IN_PLACE_GRADIENTS");
+}
+
 // A hook that keeps a gradient's memory keeps this rank's values, as it does when gradients are copied.
-TEST(GradientPlaces, WhatAHookKeepsDoesNotChange) {
+TEST(InPlaceGradients, WhatAHookKeepsDoesNotChange) {
   using Keep = std::function<torch::Tensor(const torch::Tensor&)>;
   const std::vector<Keep> ways{
       [](const torch::Tensor& gradient) { return gradient; },
@@ -150,7 +160,7 @@ TEST(GradientPlaces, WhatAHookKeepsDoesNotChange) {
 }
 
 // Graphs that change from step to step, in which gradients of activations take the places of others and are kept.
-TEST(GradientPlaces, WrongGuessesChangeNothing) {
+TEST(InPlaceGradients, WrongGuessesChangeNothing) {
   for (const auto* backend : {"threads", "shm"})
     run_threads(2,
                 [](ProcessGroup world) {
@@ -167,7 +177,7 @@ TEST(GradientPlaces, WrongGuessesChangeNothing) {
                       auto input = chain_input(step, world.rank()).requires_grad_();  // so it gets a gradient as well
                       input.register_hook([&](const torch::Tensor& gradient) {
                         copies.push_back(gradient.clone());
-                        wrong_guesses += GradientPlaces::is_taken(gradient) ? 1 : 0;
+                        wrong_guesses += InPlaceGradients::is_taken(gradient) ? 1 : 0;
                       });
                       watched.ddp(input).pow(2).sum().backward();
                       expect_averages(watched.parameters, averaged_alone(world, order, input.detach()), step);
@@ -182,7 +192,7 @@ TEST(GradientPlaces, WrongGuessesChangeNothing) {
 }
 
 // Backward may read the gradient of the step before, which the program has kept.
-TEST(GradientPlaces, AnOldGradientIsKeptUntilTheNewOneIsComplete) {
+TEST(InPlaceGradients, AnOldGradientIsKeptUntilTheNewOneIsComplete) {
   for (bool keeps_alias : {false, true})
     run_threads(2, [=](ProcessGroup world) {
       Watched watched(world);
@@ -216,7 +226,7 @@ struct KeepGradient : torch::autograd::FunctionPostHook {
   std::vector<torch::Tensor>&kept, &copies;
 };
 
-TEST(GradientPlaces, WhatAnEarlierHookKeepsDoesNotChange) {
+TEST(InPlaceGradients, WhatAnEarlierHookKeepsDoesNotChange) {
   run_threads(2, [](ProcessGroup world) {
     Chain chain;
     std::vector<torch::Tensor> kept, copies;
@@ -243,7 +253,7 @@ struct TableImpl : torch::nn::Module {
 };
 TORCH_MODULE(Table);
 
-TEST(GradientPlaces, SparseGradientsAreMadeDenseThere) {
+TEST(InPlaceGradients, SparseGradientsAreMadeDenseThere) {
   run_threads(2, [](ProcessGroup world) {
     Table model, alone;
     DistributedDataParallel ddp(model, world, {.densify_sparse_gradients = true});
@@ -260,7 +270,7 @@ TEST(GradientPlaces, SparseGradientsAreMadeDenseThere) {
   });
 }
 
-TEST(GradientPlaces, GradientsAccumulate) {
+TEST(InPlaceGradients, GradientsAccumulate) {
   run_threads(2, [](ProcessGroup world) {
     Watched watched(world);
     for (int step = 0; step < 3; ++step) watched.step(step);
@@ -283,7 +293,7 @@ TEST(GradientPlaces, GradientsAccumulate) {
   });
 }
 
-TEST(GradientPlaces, OfTwoWrappersInOneBackward) {
+TEST(InPlaceGradients, OfTwoWrappersInOneBackward) {
   run_threads(2, [](ProcessGroup world) {
     Watched first(world), second(world);
     for (int step = 0; step < 5; ++step) {
@@ -299,7 +309,7 @@ TEST(GradientPlaces, OfTwoWrappersInOneBackward) {
 }
 
 // A tensor that was allocated in a bucket's memory may live longer than the wrapper and the group.
-TEST(GradientPlaces, TensorsOutliveTheWrapper) {
+TEST(InPlaceGradients, TensorsOutliveTheWrapper) {
   std::vector<torch::Tensor> kept(2), copies(2);
   run_threads(2, [&](ProcessGroup world) {
     Watched watched(world);
@@ -308,17 +318,17 @@ TEST(GradientPlaces, TensorsOutliveTheWrapper) {
       if (step == 3) kept[world.rank()] = gradient;
     });
     for (; step < 4; ++step) watched.step(step);
-    EXPECT_TRUE(GradientPlaces::is_taken(kept[world.rank()]));
+    EXPECT_TRUE(InPlaceGradients::is_taken(kept[world.rank()]));
     copies[world.rank()] = kept[world.rank()].clone();
   });
   for (int rank = 0; rank < 2; ++rank) EXPECT_TRUE(kept[rank].equal(copies[rank])) << rank;
   const auto* place = kept[0].data_ptr();
   kept.clear();
-  EXPECT_FALSE(GradientPlaces::is_taken(at::from_blob(const_cast<void*>(place), {1})));
+  EXPECT_FALSE(InPlaceGradients::is_taken(at::from_blob(const_cast<void*>(place), {1})));
 }
 
 // LibTorch also allocates without a tensor. The guess is wrong here: the memory takes the place of a gradient.
-TEST(GradientPlaces, RawMemoryMayBeAPlace) {
+TEST(InPlaceGradients, RawMemoryMayBeAPlace) {
   run_threads(1, [](ProcessGroup world) {
     Watched watched(world);
     auto* const allocator = c10::GetCPUAllocator();
@@ -329,12 +339,12 @@ TEST(GradientPlaces, RawMemoryMayBeAPlace) {
         if (step < 3) return;
         auto* const memory = static_cast<char*>(allocator->raw_allocate(kWidth * kWidth * sizeof(float)));
         std::fill(memory, memory + kWidth * kWidth * sizeof(float), 1);
-        if (GradientPlaces::is_taken(at::from_blob(memory, {1}))) places.push_back(memory);
+        if (InPlaceGradients::is_taken(at::from_blob(memory, {1}))) places.push_back(memory);
         allocator->raw_deallocate(memory);
       });
     for (; step < 5; ++step) watched.step(step);
     EXPECT_FALSE(places.empty()) << "the test sees nothing";
-    for (void* place : places) EXPECT_FALSE(GradientPlaces::is_taken(at::from_blob(place, {1})));
+    for (void* place : places) EXPECT_FALSE(InPlaceGradients::is_taken(at::from_blob(place, {1})));
   });
 }
 

@@ -8,14 +8,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/export.h>
 #include <lockstep/process_group.h>
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// Updates parameters from buckets of gradients while backward runs. ZeroRedundancyOptimizer::bucket_update() returns
-/// one, and DistributedDataParallel::update_in_backward() uses it.
-class LOCKSTEP_EXPORT BucketUpdate {
+/// What an optimizer does with buckets of gradients while backward runs, in place of the plain average: see
+/// ZeroRedundancyOptions::overlap. The reducer calls it; all calls are collective.
+class BucketUpdate {
  public:
   struct Bucket {
     size_t index;                        // of Plan::buckets, if prepare() has returned layouts
@@ -44,14 +43,13 @@ class LOCKSTEP_EXPORT BucketUpdate {
 
   virtual ~BucketUpdate() = default;
 
-  /// Prepares updates of all of these parameters with gradients of this group. Returns the layout of each bucket, whose
-  /// parameters must then stay the same; or nothing if buckets may have any parameters and any layout. Collective.
-  /// Throws UsageError.
-  virtual std::vector<Layout> prepare(const ProcessGroup& group, const Plan& plan) = 0;
+  /// Prepares updates of all parameters of the plan. Returns the layout of each bucket, whose parameters must then stay
+  /// the same; or nothing if buckets may have any parameters and any layout. Throws UsageError on all ranks.
+  virtual std::vector<Layout> prepare(const Plan& plan) = 0;
 
-  /// Starts to average the gradients of one bucket over all ranks and to update its parameters. Collective. Changes the
-  /// version of the parameters before it returns, so that autograd refuses to use the old values afterwards; not if the
-  /// optimizer holds its updates until step().
+  /// Starts to average the gradients of one bucket over all ranks and to update its parameters. Changes the version of
+  /// the parameters before it returns, so that autograd refuses to use the old values afterwards; not if the update
+  /// waits for the optimizer's step().
   [[nodiscard]] virtual Started update(const Bucket& bucket) = 0;
   /// The same, and finishes it. Runs on the calling thread if no earlier call is pending.
   virtual void update_and_finish(const Bucket& bucket) = 0;
@@ -59,4 +57,4 @@ class LOCKSTEP_EXPORT BucketUpdate {
   virtual void abandon() = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -1,4 +1,4 @@
-#include "optim/element_update.h"
+#include "optim/zero/element_update.h"
 
 #include <atomic>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "optim/sharded_memory.h"
+#include "optim/zero/sharded_memory.h"
 
 #include <map>
 #include <memory>

@@ -6,14 +6,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/process_group.h>
-#include "optim/shard_plan.h"
+#include "optim/zero/shard_plan.h"
 
 namespace lockstep::detail {
 
 // Call sites, for error messages.
 inline const CallOptions kInStep{.site = {"step of ZeroRedundancyOptimizer", 0}};
 inline const CallOptions kInConstructor{.site = {"constructor of ZeroRedundancyOptimizer", 0}};
-inline const CallOptions kInBackward{.site = {"backward of DistributedDataParallel, update_in_backward", 0}};
+inline const CallOptions kInBackward{.site = {"backward of DistributedDataParallel, for ZeroRedundancyOptimizer", 0}};
 
 /// Whether the tensor lies in a ShardedMemory that all ranks share: what one rank writes there, all ranks have.
 bool is_shared_between_ranks(const at::Tensor& tensor);

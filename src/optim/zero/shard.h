@@ -1,0 +1,79 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include "optim/zero/sharded_parameters.h"
+
+namespace lockstep::detail {
+
+/// A ZeroRedundancyOptimizer has all parameters and their groups, but no state: it is the "outer" optimizer. The
+/// "inner" optimizer has this rank's pieces of the parameters, as views of their memory, and so the state of these
+/// pieces only. A Shard is both, and may outlive the outer one: captured steps and wrappers keep it. Not thread-safe.
+class Shard : public std::enable_shared_from_this<Shard> {
+ public:
+  /// Throws as the constructor of ShardedParameters does, and what the inner optimizer's constructor throws.
+  /// Collective.
+  Shard(torch::optim::Optimizer& outer, std::vector<std::string> names, ProcessGroup group, ShardBy by,
+        ShardedParameters::Buffer buffer, InnerOptimizer inner);
+
+  ShardedParameters& parameters() { return parameters_; }
+  const ShardedParameters& parameters() const { return parameters_; }
+  const ProcessGroup& group() const { return parameters_.group(); }
+  int rank() const { return group().rank(); }
+
+  /// Call it when the outer optimizer is destroyed.
+  void release() { outer_ = nullptr; }
+  bool is_released() const { return outer_ == nullptr; }
+  torch::optim::Optimizer& outer() const { return *outer_; }
+  torch::optim::Optimizer& inner() const { return *inner_; }
+  /// Of the inner optimizer, by piece.
+  std::vector<at::Tensor> inner_parameters() const;
+  /// The options of the inner optimizer for a piece.
+  const torch::optim::OptimizerOptions& options_of(const ShardedParameters::Piece& piece) const;
+
+  /// Divides the parameters anew, and makes a new inner optimizer, without state. Collective.
+  void divide(const std::vector<std::vector<size_t>>& lists);
+
+  /// Copies the options of the outer optimizer to the inner one. Throws UsageError after release().
+  void take_options() const;
+  /// Call it before the replay of a captured step.
+  void before_replay() const;
+  /// Takes over what the program has written to the parameters since the last step, also in replaced memory. If the
+  /// ranks share the parameters, throws MismatchError on all ranks unless all have written to the same ones; collective
+  /// then. Throws UsageError if a parameter has changed its device, dtype or sizes.
+  void take_writes();
+  /// The part of take_writes() that is not collective.
+  void restore_parameters() const;
+  /// Tells the inner optimizer, whose parameters are views, that the parameters were written to since the last step.
+  void note_writes() const;
+
+  /// Takes the options for a step; if the step is captured, each replay does so as well.
+  void prepare_step();
+  /// Steps the inner optimizer, whose parameters have their gradients, and removes the gradients. Lets all ranks have
+  /// the updates of the first `memories` memories. Makes no step if `skip` is defined and not zero. Collective.
+  void step(const at::Tensor& skip, size_t memories);
+
+  /// Between the two, ranks may have updates of different steps.
+  void begin_step() { is_in_step_ = true; }
+  void end_step() { is_in_step_ = false; }
+  bool is_in_step() const { return is_in_step_; }
+  /// Throws UsageError if a step did not end.
+  void check_complete() const;
+
+ private:
+  void make_inner();
+
+  torch::optim::Optimizer* outer_;  // null after release()
+  const InnerOptimizer make_;
+  ShardedParameters parameters_;
+  std::unique_ptr<torch::optim::Optimizer> inner_;
+  bool is_in_step_ = false;
+};
+
+}  // namespace lockstep::detail

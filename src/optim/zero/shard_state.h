@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+
+#include <lockstep/optimizer_state.h>
+#include <lockstep/state_traits.h>
+
+#include "optim/zero/shard.h"
+
+// Saving and loading the state of a sharded optimizer: complete, or each rank its own part. Any number of ranks can
+// load what any other number has saved.
+
+namespace lockstep::detail {
+
+/// Returns the complete state on rank `dst`, an empty one on others. Collective. Throws UsageError on all ranks if a
+/// step of one of them did not finish.
+OptimizerState consolidated_state(const Shard& shard, int dst);
+/// Takes this rank's part of a complete state. Not collective. Throws UsageError if it is of another model or
+/// optimizer.
+void load_state(Shard& shard, const OptimizerState& state);
+
+/// Returns this rank's part, in the format of checkpoint/shards.h, with the tensors of the optimizer. Not collective.
+Value state_of_shard(const Shard& shard);
+/// Takes this rank's part from those of all ranks that saved. Not collective. Throws UsageError if they are of another
+/// model or optimizer, and CheckpointError if one is missing or damaged.
+void load_shards(Shard& shard, size_t shards, const ReadShard& read);
+
+}  // namespace lockstep::detail

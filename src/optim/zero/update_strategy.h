@@ -1,0 +1,27 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::detail {
+
+/// How the gradients of all ranks reach the optimizers of their shards, and the updates all ranks. There is one class
+/// for each: UpdateInStep, UpdateInBuckets and UpdateOfSharedParameters. Not thread-safe.
+class UpdateStrategy {
+ public:
+  virtual ~UpdateStrategy() = default;
+
+  /// Prepares a step. Takes over what the program has written to the parameters. Throws UsageError if no step can be
+  /// made now. Collective.
+  virtual void begin_step() = 0;
+  /// Updates the parameters, or ends a step that backward has made. Makes no step if `skip` is defined and not zero.
+  /// Collective.
+  virtual void step(const at::Tensor& skip) = 0;
+
+  /// This rank's share of the gradients, if the parameters have none between backward and step().
+  virtual std::optional<std::vector<at::Tensor>> sharded_gradients() const { return std::nullopt; }
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,311 @@
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/error.h>
+
+#include "base/text.h"
+#include "comm/join.h"
+#include "comm/run_and_agree.h"
+#include "optim/gradient_clipping.h"
+#include "optim/optimizer_state.h"
+#include "optim/zero/shard.h"
+#include "optim/zero/shard_state.h"
+#include "optim/zero/undo.h"
+#include "optim/zero/update_in_buckets.h"
+#include "optim/zero/update_in_step.h"
+#include "optim/zero/update_of_shared_parameters.h"
+
+// Overview.
+//
+// The Shard (zero/shard.h) divides the parameters between the ranks: ShardedParameters moves the parameters of each
+// dtype into one ShardedMemory, a buffer with one share per rank, and an inner optimizer of the user's type has this
+// rank's pieces, as views of that buffer, so its state covers only the share.
+//
+// An UpdateStrategy makes the steps. There is one class for each way in which gradients and updates travel:
+// UpdateInStep (Overlap::kNone), UpdateInBuckets (kGradients and kUpdate) and UpdateOfSharedParameters (kUpdate with
+// share_parameters). The latter two are the BucketUpdate of the wrapper's reducer.
+//
+// shard_state.h saves and loads: it gathers all ranks' pieces of state on one rank and assembles them to the state of
+// whole parameters, or cuts this rank's pieces out of such a state. Both therefore work with any number of ranks.
+//
+// If a step fails between the inner step and the all-gather, ranks may hold shares of different steps. The Shard
+// records this, and the state can no longer be saved.
+
+namespace lockstep {
+namespace {
+
+using detail::UpdateInBuckets;
+
+void check_options(const ZeroRedundancyOptions& options, const ProcessGroup& group, bool has_wrapper) {
+  const auto refuse = [&](const char* why) { throw UsageError(group.rank(), text("ZeroRedundancyOptimizer: ", why)); };
+  if (options.overlap == Overlap::kNone) return;
+  if (!has_wrapper)
+    refuse(
+        "the option overlap needs the DistributedDataParallel that reduces the gradients; pass it to the constructor");
+  if (options.before_step)
+    refuse(
+        "the option before_step cannot be combined with overlap, because the parameters have no gradients between "
+        "backward and step(); with Overlap::kGradients, call optimizer.clip_grad_norm() before step()");
+  if (options.share_parameters && options.overlap == Overlap::kGradients)
+    refuse(
+        "the option share_parameters cannot be combined with Overlap::kGradients; leave overlap out, and step() "
+        "updates the shared parameters");
+}
+
+}  // namespace
+
+// --- construction
+
+ZeroRedundancyOptimizerBase::Parameters ZeroRedundancyOptimizerBase::parameters_of(
+    std::vector<std::pair<std::string, at::Tensor>> parameters, ProcessGroup group) {
+  Parameters result{{}, {}, std::move(group)};
+  std::vector<at::Tensor> tensors;
+  for (auto& [name, tensor] : parameters) {
+    tensors.push_back(tensor);
+    result.names.push_back(std::move(name));
+  }
+  result.groups.emplace_back(std::move(tensors));
+  return result;
+}
+
+ZeroRedundancyOptimizerBase::Parameters ZeroRedundancyOptimizerBase::parameters_of(
+    DistributedDataParallelBase& wrapper) {
+  auto result = parameters_of(wrapper.synchronized_parameters(), wrapper.process_group());
+  result.wrapper = &wrapper;
+  return result;
+}
+
+ZeroRedundancyOptimizerBase::Parameters ZeroRedundancyOptimizerBase::parameters_of(
+    std::vector<torch::optim::OptimizerParamGroup> groups, DistributedDataParallelBase& wrapper) {
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  for (const auto& [name, tensor] : wrapper.named_parameters()) names.emplace(tensor.unsafeGetTensorImpl(), name);
+  Parameters result{std::move(groups), {}, wrapper.process_group(), &wrapper};
+  size_t count = 0;
+  for (const auto& group : result.groups)
+    for (const auto& parameter : group.params()) {
+      const auto found = names.find(parameter.unsafeGetTensorImpl());
+      if (found != names.end()) result.names.push_back(found->second);
+      ++count;
+    }
+  if (result.names.size() != count) result.names.clear();  // some are not in the wrapped model
+  return result;
+}
+
+ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(Parameters parameters,
+                                                         std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                                                         const ZeroRedundancyOptions& options, ShardBy shard_by,
+                                                         detail::InnerOptimizer inner)
+    : Optimizer(std::move(parameters.groups), std::move(defaults)),
+      before_step_(options.before_step),
+      shard_(std::make_shared<detail::Shard>(*this, std::move(parameters.names), std::move(parameters.group), shard_by,
+                                             options.share_parameters ? detail::ShardedParameters::Buffer::kShared
+                                                                      : detail::ShardedParameters::Buffer::kOwn,
+                                             std::move(inner))) {
+  auto* const wrapper = parameters.wrapper;
+  detail::run_and_agree(shard_->group(), [&] {
+    check_options(options, shard_->group(), wrapper != nullptr);
+    if (!wrapper) return;
+    std::vector<char> is_reduced(shard_->parameters().size());
+    for (const auto& parameter : wrapper->reduced_parameters())
+      if (const auto index = shard_->parameters().find(parameter)) is_reduced[*index] = 1;
+    for (size_t i = 0; i < is_reduced.size(); ++i)
+      if (!is_reduced[i]) not_reduced_.push_back(i);
+    check_reduced();
+  });
+  if (options.overlap == Overlap::kNone) {
+    strategy_ = std::make_shared<detail::UpdateInStep>(shard_);
+    return;
+  }
+  std::shared_ptr<detail::UpdateInBackward> update;
+  if (options.share_parameters)
+    update = std::make_shared<detail::UpdateOfSharedParameters>(shard_);
+  else
+    update = std::make_shared<UpdateInBuckets>(shard_, options.overlap == Overlap::kUpdate
+                                                           ? UpdateInBuckets::When::kInBackward
+                                                           : UpdateInBuckets::When::kInStep);
+  wrapper->update_in_backward(update);
+  strategy_ = std::move(update);
+}
+
+ZeroRedundancyOptimizerBase::~ZeroRedundancyOptimizerBase() {
+  shard_->release();
+}
+
+/// Throws UsageError for a parameter that is trained and that the wrapper does not reduce.
+void ZeroRedundancyOptimizerBase::check_reduced() const {
+  for (size_t i : not_reduced_)
+    if (shard_->parameters().tensor(i).requires_grad())
+      throw UsageError(
+          shard_->rank(),
+          text("ZeroRedundancyOptimizer: the wrapper does not reduce the gradient of ", shard_->parameters().name_of(i),
+               ": the parameter is not in the wrapped model, is in the wrapper's option ignore, or was "
+               "frozen when the model was wrapped; give it an optimizer of its own, or freeze it with "
+               "requires_grad_(false)"));
+}
+
+// --- steps
+
+at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enabled(true);
+    loss = closure();
+  }
+  step_shard({});
+  return loss;
+}
+
+void ZeroRedundancyOptimizerBase::step_unless(const at::Tensor& skip) {
+  if (join_)
+    throw UsageError(
+        shard_->rank(),
+        "ZeroRedundancyOptimizer: a GradScaler cannot be used in a join, because a rank without inputs would "
+        "step with scaled gradients; use bfloat16, which needs no scaler");
+  step_shard(skip);
+}
+
+void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
+  const c10::NoGradGuard no_grad;
+  check_reduced();
+  strategy_->begin_step();
+  if (join_) take_rates_of(join_->round().last_rank());
+  if (before_step_) before_step_();
+  strategy_->step(skip);
+}
+
+// A rank without inputs in a join does not run the loop that sets learning rates. It takes those of `rank`, which still
+// has inputs, and adds gradients of zero for parameters that have a gradient there but not here. Collective.
+void ZeroRedundancyOptimizerBase::take_rates_of(int rank) const {
+  const auto& group = shard_->group();
+  auto& groups = shard_->outer().param_groups();
+  std::vector<double> here;
+  for (const auto& options : groups) here.push_back(options.options().get_lr());
+  for (size_t i = 0; i < shard_->parameters().size(); ++i)
+    here.push_back(shard_->parameters().tensor(i).grad().defined());
+  auto there = at::tensor(here, at::kDouble).to(group.device());
+  group.broadcast(there, rank);
+  if (group.rank() == rank) return;
+  there = there.cpu();
+  const double* value = there.data_ptr<double>();
+  for (auto& options : groups) options.options().set_lr(*value++);
+  for (size_t i = 0; i < shard_->parameters().size(); ++i) {
+    const auto& parameter = shard_->parameters().tensor(i);
+    auto& gradient = parameter.mutable_grad();
+    if (*value++ != 0 && !gradient.defined()) gradient = at::zeros_like(parameter);
+  }
+}
+
+std::optional<std::vector<at::Tensor>> ZeroRedundancyOptimizerBase::sharded_gradients() const {
+  return strategy_->sharded_gradients();
+}
+
+at::Tensor ZeroRedundancyOptimizerBase::clip_grad_norm(double max_norm, const ClipGradNormOptions& options) {
+  const auto gradients = sharded_gradients();
+  if (!gradients)
+    throw UsageError(shard_->rank(),
+                     "ZeroRedundancyOptimizer::clip_grad_norm: this rank has no shards of gradients; construct the "
+                     "optimizer with Overlap::kGradients, or, with Overlap::kNone, call "
+                     "clip_grad_norm_(ddp.parameters(), max_norm)");
+  if (!(options.norm_type > 0))
+    throw UsageError(shard_->rank(), text("ZeroRedundancyOptimizer::clip_grad_norm: norm_type is ", options.norm_type,
+                                          ", expected a positive number"));
+  bool has_doubles = false;
+  for (size_t i = 0; i < shard_->parameters().size(); ++i)
+    has_doubles = has_doubles || shard_->parameters().tensor(i).scalar_type() == at::kDouble;
+  return detail::clip_gradients(*gradients, max_norm, options,
+                                [this, has_doubles](const at::Tensor& norm, double norm_type) {
+                                  auto total = norm.to(shard_->group().device(), at::kDouble);
+                                  if (std::isinf(norm_type)) {
+                                    shard_->group().all_reduce(total, ReduceOp::kMax, detail::kInStep);
+                                  } else {
+                                    total = total.pow(norm_type);
+                                    shard_->group().all_reduce(total, ReduceOp::kSum, detail::kInStep);
+                                    total = total.pow(1 / norm_type);
+                                  }
+                                  return has_doubles ? total : total.to(at::kFloat);
+                                });
+}
+
+bool detail::ZeroUndo::undo_step(ZeroRedundancyOptimizerBase& optimizer) {
+  return dynamic_cast<UpdateOfSharedParameters&>(*optimizer.strategy_).undo_step();
+}
+
+void detail::ZeroUndo::keep_copies(ZeroRedundancyOptimizerBase& optimizer) {
+  dynamic_cast<UpdateOfSharedParameters&>(*optimizer.strategy_).keep_undo();
+}
+
+// --- state
+
+OptimizerState ZeroRedundancyOptimizerBase::consolidated_state_dict(int dst) const {
+  return detail::consolidated_state(*shard_, dst);
+}
+
+void ZeroRedundancyOptimizerBase::load_state_dict(const OptimizerState& state) {
+  detail::load_state(*shard_, state);
+}
+
+Value ZeroRedundancyOptimizerBase::state_dict() const {
+  return to_value(detail::consolidated_state(*shard_, 0));
+}
+
+void ZeroRedundancyOptimizerBase::load_state_dict(const Value& value) {
+  detail::load_state(*shard_, to_optimizer_state(value));
+}
+
+Value ZeroRedundancyOptimizerBase::shard_state_dict() const {
+  return detail::state_of_shard(*shard_);
+}
+
+void ZeroRedundancyOptimizerBase::load_shards(size_t shards, const ReadShard& read) {
+  detail::load_shards(*shard_, shards, read);
+}
+
+void ZeroRedundancyOptimizerBase::save(torch::serialize::OutputArchive&) const {
+  throw UsageError(
+      "ZeroRedundancyOptimizer: this rank has only a share of the state; call consolidated_state_dict() on all ranks");
+}
+
+void ZeroRedundancyOptimizerBase::load(torch::serialize::InputArchive&) {
+  throw UsageError(
+      "ZeroRedundancyOptimizer: load() is not supported; call load_state_dict() with the consolidated state");
+}
+
+int64_t ZeroRedundancyOptimizerBase::state_bytes() const {
+  return detail::state_bytes(shard_->inner());
+}
+
+void ZeroRedundancyOptimizerBase::before_replay() {
+  shard_->before_replay();
+}
+
+// --- Joinable
+
+ProcessGroup ZeroRedundancyOptimizerBase::join_group() const {
+  return shard_->group();
+}
+
+void ZeroRedundancyOptimizerBase::enter_join(std::shared_ptr<detail::JoinContext> context, bool is_first) {
+  if (is_first)
+    throw UsageError(shard_->rank(),
+                     "join: the optimizer is listed before the wrapper; call join({&ddp, &optimizer}, ...)");
+  join_ = std::move(context);
+}
+
+// A rank without inputs must step as well: the other ranks wait for its share of the parameters.
+void ZeroRedundancyOptimizerBase::shadow(const detail::JoinRound& round) {
+  if (round.is_synchronized) step();
+}
+
+void ZeroRedundancyOptimizerBase::copy_state_from(int) {}
+
+void ZeroRedundancyOptimizerBase::leave_join() noexcept {
+  join_.reset();
+}
+
+}  // namespace lockstep
