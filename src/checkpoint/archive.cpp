@@ -30,6 +30,7 @@ constexpr const char* kManifest = "lockstep/manifest.json";
 constexpr std::string_view kDigestKey = "\"file_sha256\":\"";
 constexpr std::string_view kManifestEnd = "\"}\n";
 constexpr int kFormat = 1;
+constexpr int kManifestLevels = 3;  // of objects and lists: the records, each an object
 constexpr uint64_t kLargestPickle = uint64_t{1} << 32;
 
 template <class... Parts>
@@ -40,21 +41,21 @@ template <class... Parts>
 /// Calls `visit(path, tensor)` for all tensors in a value, with keys and indices joined by dots. `path` is that of the
 /// value; it is one string for all of them, because many short values may have one long key.
 template <class Visit>
-void for_each_tensor(const Value& value, std::string& path, const Visit& visit) {
+void for_each_named_tensor(const Value& value, std::string& path, const Visit& visit) {
   using Kind = Value::Kind;
   const size_t outer = path.size();
-  const auto go_on = [&](const Value& inner, const std::string& key) {
+  const auto visit_inside = [&](const std::string& key, const Value& inner) {
     if (outer > 0) path += '.';
     path += key;
-    for_each_tensor(inner, path, visit);
+    for_each_named_tensor(inner, path, visit);
     path.resize(outer);
   };
   if (value.is(Kind::kTensor)) visit(path, value.tensor());
   if (value.is(Kind::kList) || value.is(Kind::kTuple) || value.is(Kind::kSet) || value.is(Kind::kObject))
-    for (size_t i = 0; i < value.elements().size(); ++i) go_on(value.elements()[i], std::to_string(i));
+    for (size_t i = 0; i < value.elements().size(); ++i) visit_inside(std::to_string(i), value.elements()[i]);
   if (value.is(Kind::kDict) || value.is(Kind::kObject))
     for (const auto& [key, item] : value.items())
-      go_on(item, key.is(Kind::kString) ? key.as_string() : key.to_string(80));
+      visit_inside(key.is(Kind::kString) ? key.as_string() : key.to_string(80), item);
 }
 
 /// Calls visit(record, chunk) for all chunks of all records, on several threads.
@@ -197,6 +198,8 @@ void ArchiveReader::check_manifest(const ZipRecord& manifest, const std::string&
   if (crc32_of(content) != manifest.crc) refuse_archive("the checksum of the manifest differs");
   if (digest_outside(manifest, listed) != file_sha256_)
     refuse_archive("the headers or the manifest differ from their SHA-256");
+  if (is_json_deeper_than(kManifestLevels, content))
+    refuse_archive("the manifest has more than ", kManifestLevels, " levels of objects and lists");
   const auto parsed = json::parse(content);
   if (parsed.at("format") != kFormat)
     refuse_archive("the manifest has format ", parsed.at("format").dump(), ", expected ", kFormat,
@@ -352,7 +355,7 @@ void ArchiveReader::name_tensors(std::vector<Damage>& damage) const {
     std::map<std::string_view, Damage*> damage_of;
     for (auto& one : damage) damage_of.emplace(one.record, &one);
     std::string path;
-    for_each_tensor(value, path, [&](const std::string& name, const at::Tensor& tensor) {
+    for_each_named_tensor(value, path, [&](const std::string& name, const at::Tensor& tensor) {
       if (!tensor.defined() || !tensor.has_storage()) return;
       const auto record = record_of_storage.find(tensor.storage().unsafeGetStorageImpl());
       if (record == record_of_storage.end()) return;

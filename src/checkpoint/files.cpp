@@ -32,6 +32,21 @@ void fail_file(const char* call, const std::string& path) {
   throw SystemError(text(call, " ", path, ": ", std::strerror(reason), remedy));
 }
 
+bool is_json_deeper_than(int levels, std::string_view json) {
+  int depth = 0;
+  bool is_in_string = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (c == '"') is_in_string = !is_in_string;
+    if (is_in_string && c == '\\') ++i;
+    if (is_in_string) continue;
+    if (c == '[' || c == '{') ++depth;
+    if (c == ']' || c == '}') --depth;
+    if (depth > levels) return true;
+  }
+  return false;
+}
+
 void replace_file(const std::string& path, const std::string& content) {
   AtomicFile file(path);
   file.reserve(content.size());

@@ -92,6 +92,9 @@ class AtomicFile : public ByteSink {
   FileDescriptor file_;
 };
 
+/// Whether JSON text has more than so many levels of objects and lists. Each takes many times the byte that opens it.
+bool is_json_deeper_than(int levels, std::string_view json);
+
 /// Writes a whole file through an AtomicFile.
 void replace_file(const std::string& path, const std::string& content);
 

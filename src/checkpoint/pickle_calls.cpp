@@ -257,7 +257,7 @@ Node PickleCalls::tensor(const std::string& function, const std::vector<Node>& a
     if (!dtype) refuse_pickle("it has a tensor of ", written, ", which this LibTorch does not have");
   }
   if (!dtype) refuse_pickle("a tensor has no dtype");
-  spend(sizeof(TensorEntry) + kBytesOfTensor);
+  spend(sizeof(TensorEntry));  // check_growth() adds what LibTorch needs
   TensorEntry tensor{entry.claim, *dtype, integer(arguments[1]), integers(arguments[2]), integers(arguments[3])};
   const auto bytes = static_cast<uint64_t>(
       checked_product(entry.elements, entry.dtype ? static_cast<int64_t>(c10::elementSize(*entry.dtype)) : 1));
@@ -299,7 +299,7 @@ Node PickleCalls::numpy_array(Node sizes, Node type, bool is_fortran, Node conte
   const auto dtype = dtype_of_bits(code);
   if (!dtype) refuse_pickle("it has a NumPy array of type ", code);
   const auto bytes = encoded(content);
-  spend(bytes.size() + kBytesOfTensor);
+  spend(bytes.size());
   int64_t size = static_cast<int64_t>(c10::elementSize(*dtype));
   bool is_empty = false;
   for (int64_t extent : shape) {
@@ -333,8 +333,8 @@ Node PickleCalls::build(Node target, Node state) {
     add_items(target, elements(state));
   } else if (is(state, NodeKind::kTuple)) {  // (attributes, slots), or a state of its own kind
     spend(elements(state).size() * sizeof(Node));
-    for (Node part : std::vector<Node>(elements(state)))
-      if (is(part, NodeKind::kDict)) add_items(target, std::vector<Node>(elements(part)));
+    for (Node part : elements(state))
+      if (is(part, NodeKind::kDict)) add_items(target, elements(part));
   } else if (state != none_) {
     entry(target).arguments.push_back(state);
   }

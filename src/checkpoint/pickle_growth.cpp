@@ -10,88 +10,112 @@ namespace lockstep::detail {
 namespace {
 
 constexpr uint64_t kBytesOfIndex = 8, kBytesOfOtherKey = 80;  // in a path
+constexpr uint64_t kTooLarge = uint64_t{1} << 62;             // and above
 
 uint64_t sum(uint64_t a, uint64_t b) {
-  return std::min(a + b, PickleExtent::kEndless);
+  return std::min(a + b, kTooLarge);
 }
 
 uint64_t product(uint64_t a, uint64_t b) {
   uint64_t result = 0;
-  return __builtin_mul_overflow(a, b, &result) ? PickleExtent::kEndless : std::min(result, PickleExtent::kEndless);
-}
-
-[[noreturn]] void refuse_nesting() {
-  refuse_pickle("its values are nested more than ", kDeepestNesting, " deep, or a value contains itself");
+  return __builtin_mul_overflow(a, b, &result) ? kTooLarge : std::min(result, kTooLarge);
 }
 
 }  // namespace
 
-void PickleNodes::check_growth(Node result) {
-  sequence_extents_.resize(sequences_.size());
-  object_extents_.resize(objects_.size());
-  const auto extent = extent_of(result, 0);
-  sequence_extents_ = object_extents_ = {};
-  if (extent.path_bytes > whole_budget_)
-    refuse_pickle("the paths of its tensors would be far larger than the pickle: it is damaged or hostile");
-  spend(extent.bytes);
-}
-
-uint64_t PickleNodes::key_bytes(Node key) const {
-  const bool is_string = is(key, NodeKind::kLeaf) && value(key).is(Value::Kind::kString);
-  return is_string ? value(key).as_string().size() : kBytesOfOtherKey;
-}
-
-/// Adds an element whose key or index has `key_bytes` bytes.
-void PickleNodes::add_to(PickleExtent& whole, Node node, uint64_t key_bytes, size_t depth) {
-  const auto part = extent_of(node, depth + 1);
-  whole.bytes = sum(whole.bytes, part.bytes);
-  whole.tensors = sum(whole.tensors, part.tensors);
-  whole.path_bytes = sum(whole.path_bytes, sum(part.path_bytes, product(part.tensors, key_bytes + 1)));
-  whole.height = std::max(whole.height, part.height + 1);
-}
-
-PickleExtent PickleNodes::extent_of(Node node, size_t depth) {
-  const auto index = nodes_[node].index;
-  if (depth > kDeepestNesting) refuse_nesting();
-  switch (kind(node)) {
-    case NodeKind::kLeaf: {
-      const bool is_tensor = leaves_[index].is(Value::Kind::kTensor);
-      return {.bytes = bytes_of(leaves_[index]), .tensors = is_tensor};
-    }
-    case NodeKind::kTensor:
-      return {.bytes = sizeof(Value), .tensors = 1};
-    case NodeKind::kGlobal:
-      return {.bytes = sizeof(Value) + names_[index].size()};
-    case NodeKind::kStorage:
-      return {};
-    default:
-      break;
-  }
-  auto& known = is(node, NodeKind::kObject) ? object_extents_[index] : sequence_extents_[index];
-  if (known.state == PickleExtent::kInProgress || depth + known.height > kDeepestNesting) refuse_nesting();
-  if (known.state == PickleExtent::kKnown) return known;
-  known.state = PickleExtent::kInProgress;
-  PickleExtent whole{.bytes = sizeof(Value)};
-  const auto add_elements = [&](const std::vector<Node>& list) {
-    for (Node element : list) add_to(whole, element, kBytesOfIndex, depth);
+/// Computes the size of each node once, however many values refer to it.
+class PickleNodes::ValueSizes {
+ public:
+  /// What the values of a node would take.
+  struct ValueSize {
+    uint64_t bytes = 0;
+    uint64_t tensors = 0;
+    uint64_t path_bytes = 0;  // of the paths of the tensors: keys and indices with dots between them
+    uint32_t height = 0;      // the number of containers inside each other
   };
-  const auto add_items = [&](const std::vector<Node>& list) {
+
+  explicit ValueSizes(const PickleNodes& nodes)
+      : nodes_(nodes), of_sequences_(nodes.sequences_.size()), of_objects_(nodes.objects_.size()) {}
+
+  ValueSize of(Node node) { return of(node, 0); }
+
+ private:
+  ValueSize of(Node node, size_t depth) {
+    const auto index = nodes_.nodes_[node].index;
+    check_nesting(depth);  // also ends the descent into a value that contains itself
+    switch (nodes_.kind(node)) {
+      case NodeKind::kLeaf: {
+        const auto& leaf = nodes_.leaves_[index];
+        return {.bytes = bytes_of(leaf), .tensors = leaf.is(Value::Kind::kTensor)};
+      }
+      case NodeKind::kTensor:
+        return {.bytes = bytes_of_tensor(nodes_.tensors_[index].sizes.size()), .tensors = 1};
+      case NodeKind::kGlobal:
+        return {.bytes = sizeof(Value) + nodes_.names_[index].size()};
+      case NodeKind::kStorage:
+        return {};
+      default:
+        break;
+    }
+    auto& known = nodes_.is(node, NodeKind::kObject) ? of_objects_[index] : of_sequences_[index];
+    if (known.bytes == 0) known = of_container(node, depth);
+    check_nesting(depth + known.height);
+    return known;
+  }
+
+  ValueSize of_container(Node node, size_t depth) {
+    ValueSize whole{.bytes = sizeof(Value)};
+    if (nodes_.is(node, NodeKind::kObject)) {
+      const auto& object = nodes_.objects_[nodes_.nodes_[node].index];
+      whole.bytes += object.type->size();
+      add_elements(whole, object.arguments, depth);
+      add_items(whole, object.entries, depth);
+    } else if (nodes_.is(node, NodeKind::kDict)) {
+      add_items(whole, nodes_.elements(node), depth);
+    } else {
+      add_elements(whole, nodes_.elements(node), depth);
+    }
+    return whole;
+  }
+
+  void add_elements(ValueSize& whole, const std::vector<Node>& list, size_t depth) {
+    for (Node element : list) add(whole, element, kBytesOfIndex, depth);
+  }
+
+  void add_items(ValueSize& whole, const std::vector<Node>& list, size_t depth) {
     for (size_t i = 0; i + 1 < list.size(); i += 2) {
-      add_to(whole, list[i], 0, depth);
-      add_to(whole, list[i + 1], key_bytes(list[i]), depth);
+      add(whole, list[i], 0, depth);
+      add(whole, list[i + 1], key_bytes(list[i]), depth);
     }
-  };
-  if (is(node, NodeKind::kObject)) {
-    whole.bytes += objects_[index].type->size();
-    add_elements(objects_[index].arguments);
-    add_items(objects_[index].entries);
-  } else if (is(node, NodeKind::kDict)) {
-    add_items(sequences_[index]);
-  } else {
-    add_elements(sequences_[index]);
   }
-  whole.state = PickleExtent::kKnown;
-  return known = whole;
+
+  /// Adds an element whose key or index has `key_bytes` bytes.
+  void add(ValueSize& whole, Node node, uint64_t key_bytes, size_t depth) {
+    const auto part = of(node, depth + 1);
+    whole.bytes = sum(whole.bytes, part.bytes);
+    whole.tensors = sum(whole.tensors, part.tensors);
+    whole.path_bytes = sum(whole.path_bytes, sum(part.path_bytes, product(part.tensors, key_bytes + 1)));
+    whole.height = std::max(whole.height, part.height + 1);
+  }
+
+  uint64_t key_bytes(Node key) const {
+    const bool is_string = nodes_.is(key, NodeKind::kLeaf) && nodes_.value(key).is(Value::Kind::kString);
+    return is_string ? nodes_.value(key).as_string().size() : kBytesOfOtherKey;
+  }
+
+  static void check_nesting(size_t depth) {
+    if (depth > kDeepestNesting)
+      refuse_pickle("its values are nested more than ", kDeepestNesting, " deep, or a value contains itself");
+  }
+
+  const PickleNodes& nodes_;
+  std::vector<ValueSize> of_sequences_, of_objects_;  // of 0 bytes: not computed yet
+};
+
+void PickleNodes::check_growth(Node result) {
+  const auto size = ValueSizes(*this).of(result);
+  if (size.path_bytes > whole_budget_) refuse_growth("the paths of its tensors");
+  spend(size.bytes);
 }
 
 }  // namespace lockstep::detail

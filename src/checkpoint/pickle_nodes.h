@@ -51,20 +51,10 @@ struct StorageEntry {
   int64_t elements;
 };
 
-/// What the values of a node would take. Numbers that are too large become kEndless.
-struct PickleExtent {
-  static constexpr uint64_t kEndless = uint64_t{1} << 62;
-  uint64_t bytes = 0;
-  uint64_t tensors = 0;
-  uint64_t path_bytes = 0;  // of the paths of the tensors: keys and indices with dots between them
-  uint32_t height = 0;      // the number of containers inside each other
-  enum : uint8_t { kNew, kInProgress, kKnown } state = kNew;
-};
-
 /// The values that a pickle has made so far, as nodes: a pickle may change a container after it was referred to.
 class PickleNodes {
  public:
-  explicit PickleNodes(size_t pickle_bytes) : whole_budget_(kFreeGrowth + kGrowth * pickle_bytes) {
+  explicit PickleNodes(size_t pickle_bytes) : pickle_bytes_(pickle_bytes) {
     none_ = leaf(Value());
     true_ = leaf(true);
     false_ = leaf(false);
@@ -76,26 +66,33 @@ class PickleNodes {
  protected:
   static constexpr size_t kGrowth = 160;          // bytes of memory for each byte of the pickle
   static constexpr size_t kFreeGrowth = 1 << 20;  // bytes of memory for any pickle
-  static constexpr size_t kBytesOfTensor = 512;   // LibTorch's objects for one
+  static constexpr size_t kBytesOfTensor = 512;   // LibTorch's objects for one, and one in a file that is written
+  static constexpr size_t kBytesOfDimension = 32;
 
   /// Opcodes of a few bytes can copy what earlier ones have made, or go through it: limits the memory and the work.
   void spend(size_t bytes) {
-    if (bytes > budget_) refuse_growth();
+    if (bytes > budget_) refuse_growth("its values");
     budget_ -= bytes;
   }
   /// Refuses a result that contains itself, is nested too deeply, or would be far larger than the pickle. Computes its
-  /// size without making it, once for each node, however many values refer to the node.
+  /// size without making it.
   void check_growth(Node result);
-  [[noreturn]] static void refuse_growth() {
-    refuse_pickle("its values would be far larger than the pickle: it is damaged or hostile");
+  [[noreturn]] void refuse_growth(const char* what) const {
+    refuse_pickle(what, " would take more than ", kGrowth, " bytes for each of its ", pickle_bytes_, " bytes, and ",
+                  kFreeGrowth >> 20, " MiB: it is damaged or hostile");
   }
 
   Node add(NodeKind kind, size_t index) {
     nodes_.push_back({kind, static_cast<uint32_t>(index)});
     return static_cast<Node>(nodes_.size() - 1);
   }
+  /// What a reference to a tensor takes, however the value is used: code that writes or prints it needs its sizes.
+  static size_t bytes_of_tensor(size_t dimensions) {
+    return sizeof(Value) + kBytesOfTensor + kBytesOfDimension * dimensions;
+  }
   /// What a copy of a value without elements takes.
   static size_t bytes_of(const Value& value) {
+    if (value.is(Value::Kind::kTensor)) return bytes_of_tensor(static_cast<size_t>(value.tensor().dim()));
     const bool is_text = value.is(Value::Kind::kString) || value.is(Value::Kind::kBytes);
     return sizeof(Value) + (is_text ? value.as_string().size() : 0) +
            (value.is(Value::Kind::kBigInt) ? value.digits().size() : 0);
@@ -168,7 +165,8 @@ class PickleNodes {
     return result;
   }
 
-  const size_t whole_budget_;
+  const size_t pickle_bytes_;
+  const size_t whole_budget_ = kFreeGrowth + kGrowth * pickle_bytes_;
   size_t budget_ = whole_budget_;  // what is left of it
   // Deques: references to their elements stay valid, and they never hold their elements twice.
   std::deque<NodeEntry> nodes_;
@@ -184,12 +182,7 @@ class PickleNodes {
   Node none_ = 0, true_ = 0, false_ = 0, empty_tuple_ = 0;
 
  private:
-  PickleExtent extent_of(Node node, size_t depth);
-  void add_to(PickleExtent& sum, Node node, uint64_t key_bytes, size_t depth);
-  uint64_t key_bytes(Node key) const;
-
-  // Of sequences and objects, while check_growth() runs.
-  std::vector<PickleExtent> sequence_extents_, object_extents_;
+  class ValueSizes;
 };
 
 /// Does what the functions and classes would do that PyTorch's files name, without calling anything.

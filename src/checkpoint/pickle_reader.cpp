@@ -49,8 +49,9 @@ class PickleReader::Machine : public PickleCalls {
   explicit Machine(std::string_view bytes) : PickleCalls(bytes.size()), code_(bytes) {
     while (step(static_cast<unsigned char>(code_.take(1)[0]))) {
     }
-    stack_ = {};
-    memo_ = {};
+    std::vector<Node>().swap(stack_);  // `= {}` would keep the memory
+    std::vector<size_t>().swap(marks_);
+    std::vector<Node>().swap(memo_);
     sparse_memo_.clear();
     check_growth(result_);
   }
@@ -97,13 +98,10 @@ class PickleReader::Machine : public PickleCalls {
       sparse_memo_[place] = top();
   }
   void recall(uint64_t place) {
-    const auto sparse = sparse_memo_.find(place);
-    if (place < memo_.size())
-      push(memo_[place]);
-    else if (sparse != sparse_memo_.end())
-      push(sparse->second);
-    else
-      refuse_pickle("it refers to value ", place, ", which does not exist");
+    if (place < memo_.size()) return push(memo_[place]);
+    const auto found = sparse_memo_.find(place);
+    if (found == sparse_memo_.end()) refuse_pickle("it refers to value ", place, ", which does not exist");
+    push(found->second);
   }
 
   // --- opcodes

@@ -29,10 +29,10 @@ constexpr std::pair<at::ScalarType, const char*> kTypes[] = {
     {at::kBool, "BOOL"}, {at::kByte, "U8"},  {at::kChar, "I8"},       {at::kShort, "I16"}, {at::kInt, "I32"},
     {at::kLong, "I64"},  {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kFloat, "F32"}, {at::kDouble, "F64"}};
 
-constexpr size_t kPrefixBytes = 8;  // hold the length of the header
-constexpr size_t kAlignment = 8;    // of the tensors; spaces pad the header
+constexpr size_t kPrefixBytes = 8;                // hold the length of the header
+constexpr size_t kAlignment = 8;                  // of the tensors; spaces pad the header
 constexpr uint64_t kLongestHeader = 100'000'000;  // the limit of the format's own library
-constexpr int kDeepest = 3;         // levels of objects and lists in a header: shapes, in a tensor's entry
+constexpr int kHeaderLevels = 3;                  // of objects and lists: shapes, in a tensor's entry
 constexpr const char* kMetadata = "__metadata__";
 
 template <class... Parts>
@@ -108,27 +108,13 @@ TensorEntry read_entry(const std::string& name, const json& entry, size_t data_b
   }
 }
 
-// Each level takes many times the byte that opens it. Without a callback of the parser, which takes quadratic time.
-void check_depth(std::string_view header) {
-  int depth = 0;
-  bool is_in_string = false;
-  for (size_t i = 0; i < header.size(); ++i) {
-    const char c = header[i];
-    if (c == '"') is_in_string = !is_in_string;
-    if (is_in_string && c == '\\') ++i;
-    if (is_in_string) continue;
-    if (c == '[' || c == '{') ++depth;
-    if (c == ']' || c == '}') --depth;
-    if (depth > kDeepest)
-      refuse_file("the header cannot be read: expected ", kDeepest, " levels of objects and lists, or fewer");
-  }
-}
-
 // Returns the tensors in the order of their data, which must have no gaps and no overlaps.
 std::vector<TensorEntry> parse_header(std::string_view header, size_t data_bytes) {
   std::vector<TensorEntry> places;
   json parsed;
-  check_depth(header);
+  // Without a callback of the parser, which takes quadratic time.
+  if (detail::is_json_deeper_than(kHeaderLevels, header))
+    refuse_file("the header cannot be read: expected ", kHeaderLevels, " levels of objects and lists, or fewer");
   try {
     parsed = json::parse(header);
   } catch (const json::exception& error) {
@@ -167,6 +153,10 @@ void detail::write_safetensors(ByteSink& sink, const std::map<std::string, at::T
     } catch (const json::exception& error) {
       throw UsageError(text("to_safetensors: a name is not UTF-8: ", error.what()));
     }
+    if (header.size() + kAlignment > kLongestHeader)
+      throw UsageError(text("to_safetensors: the names and shapes of the tensors up to '", name.substr(0, 80),
+                            "' take more than ", kLongestHeader,
+                            " bytes, the limit of the format; write several files"));
     data_bytes += bytes;
   }
   header += '}';

@@ -146,10 +146,10 @@ ZipRecord read_entry(Fields& fields) {
   return record;
 }
 
-/// Reads the record's own header, which must agree with the directory.
-void find_data(const ByteSource& source, ZipRecord& record, uint64_t limit) {
-  if (record.header > limit || limit - record.header < kHeaderBytes)
-    refuse_zip("record '", record.name, "' begins at ", record.header);
+/// Reads the record's own header, which must agree with the directory. Header and data must end before `end`.
+void find_data(const ByteSource& source, ZipRecord& record, uint64_t end) {
+  if (record.header > end || end - record.header < kHeaderBytes)
+    refuse_zip("record '", record.name, "' begins at ", record.header, ", expected an end before ", end);
   const auto bytes = source.read(record.header, kHeaderBytes);
   Fields fields(bytes);
   if (fields.take<uint32_t>() != kHeaderMark) refuse_zip("record '", record.name, "' has no header");
@@ -163,8 +163,9 @@ void find_data(const ByteSource& source, ZipRecord& record, uint64_t limit) {
   const auto extra_size = fields.take<uint16_t>();
   const uint64_t names = record.header + kHeaderBytes;
   record.offset = names + name_size + extra_size;
-  if (record.offset > limit || limit - record.offset < record.size)
-    refuse_zip("record '", record.name, "' claims ", record.size, " bytes at ", record.offset);
+  if (record.offset > end || end - record.offset < record.size)
+    refuse_zip("record '", record.name, "' claims ", record.size, " bytes at ", record.offset,
+               ", expected an end before ", end);
   const auto name = source.read(names, name_size);
   if (name != record.name || (method != 0) != record.is_compressed)
     refuse_zip("record '", record.name, "' has a header for '", name, "'");
@@ -224,18 +225,14 @@ std::vector<ZipRecord> read_zip(const ByteSource& source) {
   const auto bytes = source.read(directory.begin, static_cast<size_t>(directory.size));
   Fields fields(bytes);
   std::vector<ZipRecord> records;
-  for (uint64_t i = 0; i < directory.entries; ++i) {
-    records.push_back(read_entry(fields));
-    find_data(source, records.back(), directory.begin);
-  }
+  for (uint64_t i = 0; i < directory.entries; ++i) records.push_back(read_entry(fields));
   if (!fields.is_empty()) refuse_zip("the zip directory has more bytes than entries");
   std::sort(records.begin(), records.end(), [](const ZipRecord& a, const ZipRecord& b) { return a.header < b.header; });
   std::set<std::string_view> names;
-  uint64_t end = 0;
-  for (const auto& record : records) {
-    if (record.header < end) refuse_zip("record '", record.name, "' overlaps another one");
-    if (!names.insert(record.name).second) refuse_zip("record '", record.name, "' occurs twice");
-    end = record.offset + record.size;
+  for (size_t i = 0; i < records.size(); ++i) {
+    // Each record ends before the next one begins, so no byte is read for two records.
+    find_data(source, records[i], i + 1 < records.size() ? records[i + 1].header : directory.begin);
+    if (!names.insert(records[i].name).second) refuse_zip("record '", records[i].name, "' occurs twice");
   }
   return records;
 }

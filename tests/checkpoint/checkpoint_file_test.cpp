@@ -64,6 +64,8 @@ TEST_F(CheckpointFile, IntegersOf64BitsAreIntegers) {
   EXPECT_EQ(big.kind(), Value::Kind::kBigInt);
   EXPECT_EQ(big.to_string(), "18446744073709551616");
   EXPECT_EQ(Value::integer(std::string(8, '\0') + '\xff').to_string(), "-18446744073709551616");
+  EXPECT_EQ(Value::integer(std::string(80, '\x7f')).to_string().size(), 193u);
+  EXPECT_EQ(Value::integer(std::string(81, '\x7f')).to_string(), "<integer of 648 bits>");
 }
 
 TEST_F(CheckpointFile, TensorsThatOverlapStillDo) {

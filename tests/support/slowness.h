@@ -1,8 +1,16 @@
 #pragma once
 
+#include <cstdlib>
+
 /// How much longer everything may take under a sanitizer.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kSlowness = 10;
 #else
 constexpr int kSlowness = 1;
 #endif
+
+/// The full counts are for the long tier.
+inline int soak_count(int full) {
+  const char* soak = std::getenv("LOCKSTEP_TEST_SOAK");
+  return soak && *soak ? full : full / 20;
+}
