@@ -47,16 +47,17 @@ struct ParameterState {
 
 /// Compares the bytes of the pieces with those of their storages. Tensors of a file may repeat a few bytes, so the
 /// state could be far larger than the shards.
-class PieceBytes {
+class PieceBudget {
  public:
-  void add(const at::Tensor& piece) {
+  void spend(const at::Tensor& piece) {
     if (__builtin_add_overflow(bytes_, piece.nbytes(), &bytes_)) bytes_ = std::numeric_limits<uint64_t>::max();
     if (storages_.insert(piece.storage().unsafeGetStorageImpl()).second) stored_ += piece.storage().nbytes();
   }
   void check() const {
     if (bytes_ > stored_)
       throw CheckpointError(text("the pieces of the shards have ", bytes_, " bytes, but only ", stored_,
-                                 " bytes are stored: a piece repeats elements, or is in several places"));
+                                 " bytes are stored: a piece repeats elements, or is in several places; load another "
+                                 "checkpoint"));
   }
 
  private:
@@ -65,7 +66,7 @@ class PieceBytes {
 };
 
 /// Adds the state of a piece of a parameter to that of the whole parameter.
-void add_piece(ParameterState& state, const Value& piece, PieceBytes& bytes) {
+void add_piece(ParameterState& state, const Value& piece, PieceBudget& budget) {
   const auto begin = piece.at("begin").as_int(), size = piece.at("size").as_int();
   for (const auto& [name, value] : piece.at("state").items()) {
     const bool is_cut = value.is(Value::Kind::kTensor) && value.tensor().dim() == 1 && value.tensor().numel() == size;
@@ -75,7 +76,7 @@ void add_piece(ParameterState& state, const Value& piece, PieceBytes& bytes) {
     if (is_cut && !is_new && entry.pieces.empty())
       throw CheckpointError(text("a shard has elements of '", name.as_string(), "', another one has a whole value"));
     if (!is_cut) continue;
-    bytes.add(value.tensor());
+    budget.spend(value.tensor());
     entry.pieces.push_back({begin, value.tensor()});
   }
 }
@@ -98,33 +99,37 @@ int64_t checked_elements(const std::vector<int64_t>& sizes, const std::vector<in
   return is_empty ? 0 : elements;
 }
 
-/// Returns a tensor of all pieces, which must be all of its elements.
-at::Tensor put_together(const StateEntry& entry, size_t parameter, const Value& sizes, const Value& strides) {
+/// Returns a tensor of all pieces, which must have each of its elements once.
+at::Tensor put_together(StateEntry& entry, size_t parameter, const Value& sizes, const Value& strides) {
   const auto shape = integers_in(sizes), steps = integers_in(strides);
   const auto elements = checked_elements(shape, steps);
-  int64_t found = 0;
+  std::sort(entry.pieces.begin(), entry.pieces.end(), [](const Piece& a, const Piece& b) {
+    return std::pair(a.begin, a.tensor.numel()) < std::pair(b.begin, b.tensor.numel());
+  });
+  int64_t next = 0;
   for (const auto& [begin, tensor] : entry.pieces) {
     const auto size = tensor.numel();
-    if (begin < 0 || size > elements || begin > elements - size)
-      throw CheckpointError(
-          text("a shard has ", size, " elements from ", begin, " of a parameter with ", elements, " elements"));
+    if (begin != next || size > elements - next)
+      throw CheckpointError(text("the shards have ", size, " elements from ", begin, " of '", entry.name.as_string(),
+                                 "' of parameter ", parameter, ", expected ", elements - next, " or fewer from ", next,
+                                 ": a shard is missing, or has elements of another one"));
     if (tensor.scalar_type() != entry.pieces[0].tensor.scalar_type())
       throw CheckpointError(text("the shards have elements of '", entry.name.as_string(), "' as ",
                                  python_name(entry.pieces[0].tensor.scalar_type()), " and as ",
                                  python_name(tensor.scalar_type())));
-    found += size;
+    next += size;
   }
-  if (found != elements)
-    throw CheckpointError(text("the shards have ", found, " elements of '", entry.name.as_string(), "' of parameter ",
-                               parameter, ", expected ", elements, ": a shard is missing or listed twice"));
+  if (next != elements)
+    throw CheckpointError(text("the shards have ", next, " elements of '", entry.name.as_string(), "' of parameter ",
+                               parameter, ", expected ", elements, ": a shard is missing"));
   auto whole = at::empty_strided(shape, steps, entry.pieces[0].tensor.options());
   const auto row = whole.as_strided({elements}, {1});
   for (const auto& [begin, tensor] : entry.pieces) row.narrow(0, begin, tensor.numel()).copy_(tensor);
   return whole;
 }
 
-/// Merges the shards of an object. `bytes` are those of the pieces of all objects so far.
-Value merge_object(const std::vector<Value>& shards, PieceBytes& bytes) {
+/// Merges the shards of an object. `budget` is that of all objects.
+Value merge_object(const std::vector<Value>& shards, PieceBudget& budget) {
   if (shards.empty()) throw CheckpointError("there are no shards");
   const auto& sizes = shards[0].at("sizes").elements();
   const auto& strides = shards[0].at("strides").elements();
@@ -134,9 +139,9 @@ Value merge_object(const std::vector<Value>& shards, PieceBytes& bytes) {
       const auto parameter = static_cast<size_t>(piece.at("parameter").as_int());
       if (parameter >= states.size() || strides.size() != sizes.size())
         throw CheckpointError(text("a shard has parameter ", parameter, ", expected ", sizes.size(), " parameters"));
-      add_piece(states[parameter], piece, bytes);
+      add_piece(states[parameter], piece, budget);
     }
-  bytes.check();
+  budget.check();
   auto state = Value::dict();
   for (size_t i = 0; i < states.size(); ++i) {
     auto values = Value::dict();
@@ -158,7 +163,7 @@ std::map<std::string_view, Value*> entries_by_name(Value& dict) {
   return entries;
 }
 
-/// Adds all objects of the shards to a checkpoint.
+/// Moves all objects of the shards to a checkpoint.
 void merge_into(Value& checkpoint, std::vector<Value>& shards) {
   std::vector<std::map<std::string_view, Value*>> entries_of;
   for (auto& shard : shards) entries_of.push_back(entries_by_name(shard));
@@ -166,16 +171,16 @@ void merge_into(Value& checkpoint, std::vector<Value>& shards) {
   for (auto& [key, item] : checkpoint.items())
     if (key.is(Value::Kind::kString)) entries.emplace(key.as_string(), &item);
   auto added = Value::dict();
-  PieceBytes bytes;
+  PieceBudget budget;
   for (const auto& [name, first] : shards[0].items()) {
     std::vector<Value> of_object;
     for (size_t i = 0; i < shards.size(); ++i) {
       const auto found = entries_of[i].find(name.as_string());
       if (found == entries_of[i].end())
         throw CheckpointError(text("shard ", i, " has no entry '", name.as_string(), "'"));
-      of_object.push_back(*found->second);
+      of_object.push_back(std::move(*found->second));
     }
-    auto merged = merge_object(of_object, bytes);
+    auto merged = merge_object(of_object, budget);
     if (const auto found = entries.find(name.as_string()); found != entries.end())
       *found->second = std::move(merged);
     else
@@ -216,8 +221,8 @@ Value load_shard(const std::string& folder, const ShardFile& shard, const LoadOp
 }
 
 Value merge_shards(const std::vector<Value>& shards) {
-  PieceBytes bytes;
-  return merge_object(shards, bytes);
+  PieceBudget budget;
+  return merge_object(shards, budget);
 }
 
 }  // namespace detail

@@ -40,6 +40,8 @@ TEST(HostileShards, AreCheckedBeforeMemoryIsAllocated) {
   const auto two = torch::ones({2});
   const auto merged = merge_shards({shard({2, 2}, {1, 2}, {piece(0, 2, two), piece(2, 2, two.clone())})});
   EXPECT_EQ(merged.at("state").at(0).at("m"), Value(torch::ones({2, 2}).t()));
+  const auto swapped = merge_shards({shard({3}, {1}, {piece(2, 1, torch::zeros({1})), piece(0, 2, two)})});
+  EXPECT_EQ(swapped.at("state").at(0).at("m"), Value(torch::tensor({1.f, 1.f, 0.f})));
 
   const auto expect_refused = [](const Value& shard, const auto&... parts) {
     expect_error<CheckpointError>([&] { merge_shards({shard}); }, parts...);
@@ -55,8 +57,14 @@ TEST(HostileShards, AreCheckedBeforeMemoryIsAllocated) {
   expect_refused(shard({kTera, kTera}, {1, 1}, {piece(0, 2, two)}), "expected memory without gaps");
   expect_refused(shard({2}, {-1}, {piece(0, 2, two)}), "expected memory without gaps");
   expect_refused(shard({2, 1}, {1}, {piece(0, 2, two)}), "expected memory without gaps");
-  expect_refused(shard({2}, {1}, {piece(1, 2, two)}), "has 2 elements from 1");
-  expect_refused(shard({2}, {1}, {piece(std::numeric_limits<int64_t>::max(), 2, two)}), "has 2 elements from");
+  expect_refused(shard({2}, {1}, {piece(1, 2, two)}), "have 2 elements from 1 of 'm' of parameter 0",
+                 "expected 2 or fewer from 0");
+  expect_refused(shard({2}, {1}, {piece(std::numeric_limits<int64_t>::max(), 2, two)}), "have 2 elements from");
+  expect_refused(shard({2}, {1}, {piece(-2, 2, two)}), "have 2 elements from -2");
+  expect_refused(shard({4}, {1}, {piece(0, 2, two), piece(0, 2, two.clone())}), "have 2 elements from 0",
+                 "expected 2 or fewer from 2");
+  expect_refused(shard({4}, {1}, {piece(0, 3, torch::ones({3})), piece(2, 2, two)}), "expected 1 or fewer from 3");
+  expect_refused(shard({3}, {1}, {piece(0, 2, two), piece(2, 2, two.clone())}), "expected 1 or fewer from 2");
 }
 
 TEST(HostileShards, AreNotReadTwice) {
