@@ -1,5 +1,7 @@
 #pragma once
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -111,7 +113,8 @@ class CheckpointCommand : public testing::Test {
     if (!std::freopen(".stdout", "w", stdout) || !std::freopen(".stderr", "w", stderr)) return 127;
     std::vector<const char*> pointers{"lockstep-checkpoint"};
     for (size_t i = 1; i < words.size(); ++i) pointers.push_back(words[i].c_str());
-    std::ofstream("/proc/self/clear_refs") << "5";  // begins a new VmHWM
+    ::malloc_trim(0);
+    if (!(std::ofstream("/proc/self/clear_refs") << "5" << std::flush)) return 127;  // begins a new VmHWM
     const int code = checkpoint::run_checkpoint_program(static_cast<int>(pointers.size()), pointers.data());
     std::ofstream(".peak") << std::ifstream("/proc/self/status").rdbuf();
     return code;

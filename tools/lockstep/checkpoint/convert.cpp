@@ -2,6 +2,7 @@
 
 #include <iostream>
 #include <map>
+#include <set>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -10,7 +11,7 @@
 #include <lockstep/checkpoint_file.h>
 #include <lockstep/error.h>
 
-#include "checkpoint/allowance.h"
+#include "checkpoint/element_budget.h"
 #include "checkpoint/entries.h"
 #include "checkpoint/operations.h"
 #include "checkpoint/table.h"
@@ -55,25 +56,26 @@ Value select(const Value& value, const Arguments& arguments) {
 /// The paths of the outermost values without tensors.
 class ValuesWithoutTensors {
  public:
-  explicit ValuesWithoutTensors(const Value& value) : contents_(value) { add(value); }
+  ValuesWithoutTensors(const std::string& file, const Value& value)
+      : contents_(value), budget_(file, "select another entry with --key") {
+    add(value);
+  }
   std::vector<std::string> take() { return std::move(paths_); }
 
  private:
   void add(const Value& value) {
     if (value.is(Kind::kTensor)) return;
     if (contents_[value].totals.tensors == 0) {
-      bytes_.add(path_.text());
+      budget_.spend(path_.text());
       paths_.push_back(path_.text().empty() ? "value" : path_.text());
       return;
     }
-    for_each_inside(value, [&](const std::string& key, const Value& inner) {
-      path_.inside(key, [&] { add(inner); });
-    });
+    for_each_inside(value, [&](const std::string& key, const Value& inner) { path_.inside(key, [&] { add(inner); }); });
   }
 
   const ContentsOf contents_;
   Path path_;
-  PathBytes bytes_;
+  PathBudget budget_;
   std::vector<std::string> paths_;
 };
 
@@ -83,13 +85,30 @@ struct Conversion {
   std::vector<std::vector<std::string>> shared{};  // tensors that were written more than once
 };
 
+/// Writes a storage once for each dtype of its tensors: older versions of PyTorch read a storage as one dtype.
+void write_as_torch(const Value& value, const Arguments& arguments) {
+  constexpr size_t kMostDtypes = 4;
+  std::map<const void*, std::set<at::ScalarType>> dtypes_of;
+  for (const auto& [name, tensor] : tensors_of(value)) {
+    auto& dtypes = dtypes_of[tensor.storage().unsafeGetStorageImpl()];
+    dtypes.insert(tensor.scalar_type());
+    if (dtypes.size() > kMostDtypes)
+      throw CheckpointError(fmt::format(
+          "{}: tensor '{}' has the memory of tensors of {} other dtypes, expected {} dtypes or fewer: a .pt file "
+          "would have the memory once for each of them; select an entry with --key",
+          arguments.first, shorten(name, 200), dtypes.size() - 1, kMostDtypes));
+  }
+  save_checkpoint(arguments.second, value);
+}
+
 /// safetensors files cannot hold other values, or tensors that share memory.
 void write_as_safetensors(const Value& value, const Arguments& arguments, Conversion& conversion) {
   std::map<std::string, at::Tensor> tensors;
   const auto all = tensors_of(value);
-  Allowance allowance(all, "convert to .pt, which keeps the repetitions, or select an entry with --key");
+  ElementBudget budget(arguments.first, all,
+                       "convert to .pt, which keeps the repetitions, or select an entry with --key");
   for (const auto& named : all) {
-    allowance.spend(named, bytes_of(named.tensor));
+    budget.spend(named, bytes_of(named.tensor));
     const auto name = named.name.empty() ? "value" : named.name;
     if (!tensors.emplace(name, named.tensor).second)
       throw UsageError(
@@ -99,7 +118,7 @@ void write_as_safetensors(const Value& value, const Arguments& arguments, Conver
   }
   if (tensors.empty())
     throw UsageError(fmt::format("{}: contains no tensors to write to a safetensors file", arguments.first));
-  conversion.left_out = ValuesWithoutTensors(value).take();
+  conversion.left_out = ValuesWithoutTensors(arguments.first, value).take();
   conversion.shared = overlapping(all);
   save_safetensors(arguments.second, tensors);
 }
@@ -124,7 +143,7 @@ int run_convert(const Arguments& arguments) {
   if (format == Format::kSafetensors)
     write_as_safetensors(value, arguments, conversion);
   else
-    save_checkpoint(arguments.second, value);
+    write_as_torch(value, arguments);
   print_notes(arguments, conversion);
   if (arguments.json)
     print_json({{"in", arguments.first},

@@ -9,7 +9,7 @@
 
 #include <lockstep/error.h>
 
-#include "checkpoint/allowance.h"
+#include "checkpoint/element_budget.h"
 #include "checkpoint/entries.h"
 #include "checkpoint/operations.h"
 #include "checkpoint/statistics.h"
@@ -30,9 +30,13 @@ struct Finding {
   int64_t elements = 0;
 };
 
+constexpr const char* kRemedy =
+    "'lockstep checkpoint convert --key NAME' writes one entry of a file, to be compared alone";
+
 /// The leaves, ordered by path.
 Leaves by_path(const std::string& file, const Value& value) {
-  auto leaves = leaves_of(value);
+  PathBudget budget(file, kRemedy);
+  auto leaves = leaves_of(value, budget);
   std::sort(leaves.all.begin(), leaves.all.end(), [](const Leaf& a, const Leaf& b) { return a.path < b.path; });
   const auto twice = std::adjacent_find(leaves.all.begin(), leaves.all.end(),
                                         [](const Leaf& a, const Leaf& b) { return a.path == b.path; });
@@ -45,25 +49,21 @@ Leaves by_path(const std::string& file, const Value& value) {
 /// Compares the elements of tensors. Compares equal views of the same storages once.
 class Comparison {
  public:
-  Comparison(const std::vector<NamedTensor>& tensors, double tolerance)
-      : allowance_(tensors, "lockstep checkpoint show compares their summaries"), tolerance_(tolerance) {}
+  Comparison(const std::string& files, const std::vector<NamedTensor>& tensors, double tolerance)
+      : budget_(files, tensors, kRemedy), tolerance_(tolerance) {}
 
   Difference operator()(const std::string& path, const at::Tensor& a, const at::Tensor& b) {
     const std::pair views{view_of(a), view_of(b)};
-    const bool has_views = views.first && views.second;
-    if (has_views)
-      if (const auto found = known_.find(views); found != known_.end()) return found->second;
-    allowance_.spend({path, a}, bytes_without_repetitions({a, b}));
-    const auto difference = compare(a, b, tolerance_);
-    if (has_views) known_.emplace(views, difference);
-    return difference;
+    if (const auto found = known_.find(views); found != known_.end()) return found->second;
+    budget_.spend({path, a}, bytes_without_repetitions({a, b}));
+    return known_[views] = compare(a, b, tolerance_);
   }
   double tolerance() const { return tolerance_; }
 
  private:
-  Allowance allowance_;
+  ElementBudget budget_;
   const double tolerance_;
-  std::map<std::pair<std::optional<View>, std::optional<View>>, Difference> known_;
+  std::map<std::pair<View, View>, Difference> known_;
 };
 
 bool is_number(const Value& value) {
@@ -104,12 +104,12 @@ struct Result {
   size_t compared = 0, tensors = 0;  // entries of both files, and how many of them are tensors
 };
 
-Result compare_entries(const Leaves& a, const Leaves& b, double tolerance) {
+Result compare_entries(const Leaves& a, const Leaves& b, const Arguments& arguments) {
   std::vector<NamedTensor> tensors;
   for (const auto* leaves : {&a, &b})
     for (const auto& [path, value] : leaves->all)
       if (value->is(Kind::kTensor)) tensors.push_back({"", value->tensor()});
-  Comparison compare_elements(tensors, tolerance);
+  Comparison compare_elements(arguments.first + " and " + arguments.second, tensors, arguments.tolerance);
   Result result;
   auto left = a.all.begin(), right = b.all.begin();
   std::vector<Finding> only_in_b;
@@ -182,8 +182,7 @@ void print_result_json(const Arguments& arguments, const Result& result) {
 
 int run_diff(const Arguments& arguments) {
   const auto a = load_whole(arguments.first), b = load_whole(arguments.second);
-  const auto result =
-      compare_entries(by_path(arguments.first, a), by_path(arguments.second, b), arguments.tolerance);
+  const auto result = compare_entries(by_path(arguments.first, a), by_path(arguments.second, b), arguments);
   arguments.json ? print_result_json(arguments, result) : print_result(arguments, result);
   return result.findings.empty() ? 0 : 1;
 }

@@ -24,29 +24,28 @@ bool is_sequence(const Value& value) {
   return value.is(Kind::kList) || value.is(Kind::kTuple) || value.is(Kind::kSet);
 }
 
-void add_leaves(const Value& value, Path& path, PathBytes& bytes, Leaves& leaves) {
-  const auto add = [&](const Value& leaf) {
-    bytes.add(path.text());
-    leaves.all.push_back({path.text(), &leaf});
-  };
-  if (!is_container(value)) return add(value);
-  if (value.is(Kind::kObject)) path.inside("__class__", [&] { add(leaves.classes.emplace_back(value.type())); });
-  for_each_inside(value, [&](const std::string& key, const Value& inner) {
-    path.inside(key, [&] { add_leaves(inner, path, bytes, leaves); });
-  });
-}
-
-void add_tensors(const Value& value, Path& path, std::vector<NamedTensor>& tensors) {
-  if (value.is(Kind::kTensor)) tensors.push_back({path.text(), value.tensor()});
+/// Calls `visit(value)` for the value and all values in it, while `path` is that of the visited one.
+template <class Visit>
+void for_each_value(const Value& value, Path& path, const Visit& visit) {
+  visit(value);
   if (!is_container(value)) return;
   for_each_inside(value, [&](const std::string& key, const Value& inner) {
-    path.inside(key, [&] { add_tensors(inner, path, tensors); });
+    path.inside(key, [&] { for_each_value(inner, path, visit); });
   });
 }
 
 /// At most the largest number: a few bytes of a file may stand for tensors of 2^62 elements each.
 void add_up(uint64_t& sum, uint64_t number) {
   if (__builtin_add_overflow(sum, number, &sum)) sum = std::numeric_limits<uint64_t>::max();
+}
+
+Contents contents_of_leaf(const Value& leaf) {
+  Contents contents;
+  if (leaf.is(Kind::kTensor))
+    contents.totals.add(leaf.tensor());
+  else
+    contents.has_others = true;
+  return contents;
 }
 
 /// The bytes of its storage that a tensor spans. Empty for a tensor without memory of its own.
@@ -74,29 +73,40 @@ bool is_container(const Value& value) {
   return value.is(Kind::kObject) || ((value.is(Kind::kDict) || is_sequence(value)) && value.size() > 0);
 }
 
-void PathBytes::add(const std::string& path) {
-  constexpr uint64_t kBytesOfPath = 256, kFreeBytes = 1 << 20;
+PathBudget::PathBudget(std::string file, std::string remedy)
+    : file_(std::move(file)), remedy_(std::move(remedy)), file_bytes_(find_files({file_})[0].bytes_with_shards()) {}
+
+void PathBudget::spend(const std::string& path) {
+  constexpr uint64_t kGrowth = 32, kFreeBytes = 1 << 20;
   ++paths_;
   bytes_ += path.size();
-  if (bytes_ > kFreeBytes + kBytesOfPath * paths_)
+  if (bytes_ > kFreeBytes + kGrowth * file_bytes_)
     throw CheckpointError(
-        fmt::format("the paths of the first {} entries have {} bytes, expected up to {} each: entries with long keys, "
-                    "or nested deeply, contain too many others",
-                    paths_, bytes_, kBytesOfPath));
+        fmt::format("{}: the paths of the first {} entries have {} bytes, expected {} for each of the file's {} bytes, "
+                    "and 1 MiB: entries with long keys, or nested deeply, contain too many others; {}",
+                    file_, paths_, bytes_, kGrowth, file_bytes_, remedy_));
 }
 
-Leaves leaves_of(const Value& value) {
+Leaves leaves_of(const Value& value, PathBudget& budget) {
   Leaves leaves;
   Path path;
-  PathBytes bytes;
-  add_leaves(value, path, bytes, leaves);
+  const auto add = [&](const Value& leaf) {
+    budget.spend(path.text());
+    leaves.all.push_back({path.text(), &leaf});
+  };
+  for_each_value(value, path, [&](const Value& visited) {
+    if (visited.is(Kind::kObject)) path.inside("__class__", [&] { add(leaves.classes.emplace_back(visited.type())); });
+    if (!is_container(visited)) add(visited);
+  });
   return leaves;
 }
 
 std::vector<NamedTensor> tensors_of(const Value& value) {
   std::vector<NamedTensor> tensors;
   Path path;
-  add_tensors(value, path, tensors);
+  for_each_value(value, path, [&](const Value& visited) {
+    if (visited.is(Kind::kTensor)) tensors.push_back({path.text(), visited.tensor()});
+  });
   return tensors;
 }
 
@@ -106,30 +116,23 @@ void Totals::add(const at::Tensor& tensor) {
   add_up(bytes, bytes_of(tensor));
 }
 
-Contents ContentsOf::add(const Value& value) {
+void Contents::add(const Contents& other) {
+  add_up(totals.tensors, other.totals.tensors);
+  add_up(totals.elements, other.totals.elements);
+  add_up(totals.bytes, other.totals.bytes);
+  has_others = has_others || other.has_others;
+}
+
+Contents ContentsOf::compute(const Value& value) {
+  if (!is_container(value)) return contents_of_leaf(value);
   Contents all;
-  if (value.is(Kind::kTensor)) all.totals.add(value.tensor());
-  if (!is_container(value)) {
-    all.has_others = !value.is(Kind::kTensor);
-    return all;
-  }
   all.has_others = value.is(Kind::kObject);  // its class
-  for_each_inside(value, [&](const std::string&, const Value& inner) {
-    const auto part = add(inner);
-    add_up(all.totals.tensors, part.totals.tensors);
-    add_up(all.totals.elements, part.totals.elements);
-    add_up(all.totals.bytes, part.totals.bytes);
-    all.has_others = all.has_others || part.has_others;
-  });
+  for_each_inside(value, [&](const std::string&, const Value& inner) { all.add(compute(inner)); });
   return containers_[&value] = all;
 }
 
 Contents ContentsOf::operator[](const Value& value) const {
-  if (const auto found = containers_.find(&value); found != containers_.end()) return found->second;
-  Contents all;
-  if (value.is(Kind::kTensor)) all.totals.add(value.tensor());
-  all.has_others = !value.is(Kind::kTensor);
-  return all;
+  return is_container(value) ? containers_.at(&value) : contents_of_leaf(value);
 }
 
 std::vector<std::vector<std::string>> overlapping(const std::vector<NamedTensor>& tensors) {
@@ -189,6 +192,7 @@ ordered_json to_json(const Value& value) {
     }
     case Kind::kDict: {
       ordered_json::object_t object;
+      object.reserve(value.size());          // to grow copies all entries
       std::map<std::string, size_t> places;  // its own search is linear
       for (const auto& [key, item] : value.items()) {
         const auto [found, is_new] = places.emplace(key_text(key), object.size());
@@ -205,7 +209,11 @@ ordered_json to_json(const Value& value) {
 }
 
 void print_json(const ordered_json& object) {
-  std::cout << object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << std::endl;
+  // dump() with this handler of invalid UTF-8, but without the text in memory.
+  nlohmann::detail::serializer<ordered_json> writer(nlohmann::detail::output_adapter<char>(std::cout), ' ',
+                                                    ordered_json::error_handler_t::replace);
+  writer.dump(object, false, false, 0);
+  std::cout << std::endl;
 }
 
 const Value* find_entry(const Value& value, const char* key) {

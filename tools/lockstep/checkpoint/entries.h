@@ -26,11 +26,6 @@ struct Leaves {
   std::deque<Value> classes{};  // of objects, to which leaves point
 };
 
-/// All leaves, in the order of the file; they point into `value`. Keys and indices are joined with dots:
-/// "optimizer.state.0.exp_avg". The class of an object is a leaf "__class__". Throws CheckpointError if the paths are
-/// long on average (see PathBytes).
-Leaves leaves_of(const Value& value);
-
 /// Appends keys and indices to a path while a value is visited. It is one string for all paths: a file may have many
 /// values below one long key.
 class Path {
@@ -50,16 +45,25 @@ class Path {
   std::string text_;
 };
 
-/// Limits the memory of many paths.
-class PathBytes {
+/// Limits the memory of the paths of a file's entries. Many short entries may have one long key.
+class PathBudget {
  public:
-  /// Throws CheckpointError if the paths so far have more than 256 bytes each, and 1 MiB.
-  void add(const std::string& path);
+  /// `remedy` ends the error: what the user can do.
+  PathBudget(std::string file, std::string remedy);
+
+  /// Throws CheckpointError if the paths so far have more than 32 bytes for each byte of the file with its shards, and
+  /// 1 MiB.
+  void spend(const std::string& path);
 
  private:
+  const std::string file_, remedy_;
+  const uint64_t file_bytes_;
   uint64_t paths_ = 0, bytes_ = 0;
 };
 
+/// All leaves, in the order of the file; they point into `value`. Keys and indices are joined with dots:
+/// "optimizer.state.0.exp_avg". The class of an object is a leaf "__class__".
+Leaves leaves_of(const Value& value, PathBudget& budget);
 
 struct NamedTensor {
   std::string name;
@@ -79,17 +83,19 @@ struct Totals {
 struct Contents {
   Totals totals;
   bool has_others = false;  // leaves that are not tensors
+
+  void add(const Contents& other);
 };
 
 /// The contents of all values in a value, by address. Computes each once, however deeply values are nested.
 class ContentsOf {
  public:
-  explicit ContentsOf(const Value& value) { add(value); }
+  explicit ContentsOf(const Value& value) { compute(value); }
   /// `value` is the one of the constructor, or in it.
   Contents operator[](const Value& value) const;
 
  private:
-  Contents add(const Value& value);
+  Contents compute(const Value& value);
 
   std::unordered_map<const Value*, Contents> containers_;  // those that are not empty
 };

@@ -3,13 +3,14 @@
 #include <cmath>
 #include <iostream>
 #include <map>
+#include <optional>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <lockstep/error.h>
 
-#include "checkpoint/allowance.h"
+#include "checkpoint/element_budget.h"
 #include "checkpoint/entries.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/operations.h"
@@ -22,6 +23,7 @@ namespace {
 using Kind = Value::Kind;
 using nlohmann::ordered_json;
 
+constexpr size_t kMostLevels = 8;       // of the tree
 constexpr size_t kMostChildren = 20;    // of a value in the tree
 constexpr size_t kLongestLine = 10000;  // characters of a value; shortened to the width of the output
 
@@ -34,7 +36,8 @@ Totals totals_of(const std::vector<NamedTensor>& tensors) {
 // --- the tree
 
 /// Prints values, one per line, and the values in them below, indented. A value that fits on a line, and one that has
-/// only tensors, which the table lists, is one line.
+/// only tensors, which the table lists, is one line. Ends at a depth: below it, each value could be a line as long as
+/// its indentation.
 class Tree {
  public:
   Tree(const Value& value, size_t columns) : contents_(value), columns_(columns) {}
@@ -42,11 +45,13 @@ class Tree {
   void print(const std::string& key, const Value& value, size_t depth) {
     const auto contents = contents_[value];
     const auto head = std::string(2 * depth, ' ') + printable(key) + ": ";
-    const auto line = printable(value.to_string(kLongestLine));
-    if (contents.totals.tensors == 0 && (!is_container(value) || head.size() + line.size() <= columns_)) {
+    if (contents.totals.tensors == 0) {
+      const auto line = printable(value.to_string(is_container(value) ? columns_ + 1 : kLongestLine));
       const size_t room = columns_ > head.size() + 20 ? columns_ - head.size() : 20;
-      text_ += head + shorten(line, room) + "\n";
-      return;
+      if (!is_container(value) || head.size() + line.size() <= columns_) {
+        text_ += head + shorten(line, room) + "\n";
+        return;
+      }
     }
     text_ += head + description(value, contents.totals) + "\n";
     if (is_container(value) && contents.has_others) print_children(value, depth + 1);
@@ -65,7 +70,7 @@ class Tree {
   }
 
   void print_children(const Value& value, size_t depth) {
-    size_t left = kMostChildren, more = 0;
+    size_t left = depth < kMostLevels ? kMostChildren : 0, more = 0;
     for_each_inside(value, [&](const std::string& key, const Value& inner) {
       if (left > 0)
         print(key, inner, depth), --left;
@@ -98,21 +103,18 @@ std::string number_text(double number) {
 /// The statistics of tensors of a file. Computes those of equal views of one storage once.
 class StatisticsOf {
  public:
-  explicit StatisticsOf(const std::vector<NamedTensor>& tensors)
-      : allowance_(tensors, "select others with --tensor") {}
+  StatisticsOf(const std::string& file, const std::vector<NamedTensor>& tensors)
+      : budget_(file, tensors, "select others with --tensor") {}
 
   std::optional<Statistics> operator[](const NamedTensor& named) {
     const auto view = view_of(named.tensor);
-    if (view)
-      if (const auto found = known_.find(*view); found != known_.end()) return found->second;
-    allowance_.spend(named, bytes_without_repetitions({named.tensor}));
-    const auto computed = statistics_of(named.tensor);
-    if (view) known_.emplace(*view, computed);
-    return computed;
+    if (const auto found = known_.find(view); found != known_.end()) return found->second;
+    budget_.spend(named, bytes_without_repetitions({named.tensor}));
+    return known_[view] = statistics_of(named.tensor);
   }
 
  private:
-  Allowance allowance_;
+  ElementBudget budget_;
   std::map<View, std::optional<Statistics>> known_;
 };
 
@@ -125,7 +127,7 @@ void add_row(Table& table, const NamedTensor& named, const std::optional<Statist
              count(&Statistics::nan_count), count(&Statistics::inf_count)});
 }
 
-std::string table_of(const std::vector<NamedTensor>& tensors, const Style& style) {
+std::string table_of(const std::string& file, const std::vector<NamedTensor>& tensors, const Style& style) {
   Table table({{"TENSOR", false, true},
                {"SHAPE"},
                {"DTYPE"},
@@ -136,7 +138,7 @@ std::string table_of(const std::vector<NamedTensor>& tensors, const Style& style
                {"MAX", true},
                {"NAN", true},
                {"INF", true}});
-  StatisticsOf statistics(tensors);
+  StatisticsOf statistics(file, tensors);
   for (const auto& named : tensors) add_row(table, named, statistics[named]);
   return table.text(style);
 }
@@ -167,8 +169,12 @@ std::vector<NamedTensor> matching(std::vector<NamedTensor> tensors, const std::s
 
 void print_show_json(const std::string& path, const Value& value, const std::vector<NamedTensor>& tensors) {
   const auto totals = totals_of(tensors);
-  ordered_json object{{"file", path}, {"value", to_json(value)}, {"tensors", ordered_json::array()}};
-  StatisticsOf statistics(tensors);
+  auto object = ordered_json::object();
+  object.get_ref<ordered_json::object_t&>().reserve(5);  // to grow copies all entries
+  object["file"] = path;
+  object["value"] = to_json(value);
+  object["tensors"] = ordered_json::array();
+  StatisticsOf statistics(path, tensors);
   for (const auto& named : tensors) object["tensors"].push_back(object_of(named, statistics[named]));
   object["totals"] = {{"tensors", totals.tensors}, {"elements", totals.elements}, {"bytes", totals.bytes}};
   object["shared"] = overlapping(tensors);
@@ -199,7 +205,7 @@ int run_show(const Arguments& arguments) {
     print_show_json(path, value, tensors);
   } else {
     const auto style = output_style();
-    const auto table = tensors.empty() ? "" : table_of(tensors, style);  // may throw, before anything is printed
+    const auto table = tensors.empty() ? "" : table_of(path, tensors, style);  // may throw, before anything is printed
     if (chooses) std::cout << "The newest checkpoint: " << printable(path) << "\n\n";
     if (arguments.tensor_glob.empty()) std::cout << tree_of(value, style.columns) << "\n";
     if (!table.empty()) std::cout << table << "\n";

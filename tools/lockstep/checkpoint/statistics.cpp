@@ -40,9 +40,8 @@ void for_each_piece(const std::vector<at::Tensor>& tensors, const Visit& visit) 
   } else {
     const int64_t rows = kChunk / row;
     for (int64_t begin = 0; begin < first.size(0); begin += rows)
-      visit_parts([&](const at::Tensor& tensor) {
-        return tensor.narrow(0, begin, std::min(rows, first.size(0) - begin));
-      });
+      visit_parts(
+          [&](const at::Tensor& tensor) { return tensor.narrow(0, begin, std::min(rows, first.size(0) - begin)); });
   }
 }
 
@@ -71,8 +70,8 @@ void compare_integers(const at::Tensor& a, const at::Tensor& b, double tolerance
   }
 }
 
-}  // namespace
-
+/// Shortens, to one element each, the dimensions in which all of these tensors of equal sizes repeat their elements
+/// (stride 0), and returns how often they do.
 int64_t drop_repetitions(std::vector<at::Tensor>& tensors) {
   const auto is_strided = [](const at::Tensor& tensor) { return tensor.layout() == at::kStrided; };
   if (!std::all_of(tensors.begin(), tensors.end(), is_strided)) return 1;
@@ -85,6 +84,8 @@ int64_t drop_repetitions(std::vector<at::Tensor>& tensors) {
   }
   return repetitions;
 }
+
+}  // namespace
 
 uint64_t bytes_without_repetitions(std::vector<at::Tensor> tensors) {
   drop_repetitions(tensors);

@@ -14,11 +14,8 @@ struct Statistics {
   int64_t nan_count = 0, inf_count = 0;
 };
 
-/// Shortens, to one element each, the dimensions in which all of these tensors of equal sizes repeat their elements
-/// (stride 0), and returns how often they do.
-int64_t drop_repetitions(std::vector<at::Tensor>& tensors);
-
-/// The bytes that statistics_of() or compare() goes through.
+/// The bytes that statistics_of() or compare() goes through: elements that all of these tensors of equal sizes repeat
+/// (stride 0) count once.
 uint64_t bytes_without_repetitions(std::vector<at::Tensor> tensors);
 
 /// None for tensors that are not plain real numbers: complex, quantized or sparse tensors.

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -13,23 +12,23 @@ namespace lockstep::checkpoint {
 /// What a tensor has of its storage. Equal views have equal elements.
 using View = std::tuple<const void*, at::ScalarType, int64_t, std::vector<int64_t>, std::vector<int64_t>>;
 
-/// None for a tensor without a storage of plain elements.
-std::optional<View> view_of(const at::Tensor& tensor);
+/// Of a tensor of a file: those have a storage and strides.
+View view_of(const at::Tensor& tensor);
 
-/// Limits the work on the tensors of a file, and the bytes that are written for them. Tensors may have far more
-/// elements than the file has bytes, through overlapping strides and many tensors on one storage. All together may have
-/// 64 times the bytes of their storages, 1 KiB for each tensor, and 16 MiB.
-class Allowance {
+/// Limits the work on the tensors of files, and the bytes that are written for them. Tensors may have far more elements
+/// than the file has bytes, through overlapping strides and many tensors on one storage. All together may have 64 times
+/// the bytes of their storages, and 16 MiB.
+class ElementBudget {
  public:
-  /// `remedy` ends the error: what the user can do.
-  Allowance(const std::vector<NamedTensor>& tensors, std::string remedy);
+  /// `files` begins the error. `remedy` ends it: what the user can do.
+  ElementBudget(std::string files, const std::vector<NamedTensor>& tensors, std::string remedy);
 
   /// Takes the bytes that are to be read or written for a tensor. Throws CheckpointError, which names the tensor, if
-  /// the allowance does not suffice.
+  /// the budget does not suffice.
   void spend(const NamedTensor& named, uint64_t bytes);
 
  private:
-  const std::string remedy_;
+  const std::string files_, remedy_;
   uint64_t stored_ = 0;  // the bytes of the storages
   uint64_t limit_ = 0;
   uint64_t spent_ = 0;
