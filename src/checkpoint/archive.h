@@ -28,7 +28,7 @@
 // manifest.
 //
 // Files may be hostile. Memory and time are linear in the size of the file, whatever it claims. Loading takes at most
-// 200 bytes of memory for each byte of the pickle, 30 for each byte of a JSON header, and 1 for each byte of a storage:
+// 200 bytes of memory for each byte of the pickle, 40 for each byte of a JSON header, and 1 for each byte of a storage:
 //
 // - A size is compared with the bytes that the file has before memory is allocated for it. No byte is in two records,
 //   their headers included, and a tensor lies inside of its storage.

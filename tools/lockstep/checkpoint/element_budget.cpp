@@ -26,8 +26,7 @@ ElementBudget::ElementBudget(std::string files, const std::vector<NamedTensor>& 
     : files_(std::move(files)), remedy_(std::move(remedy)) {
   std::set<const void*> storages;
   for (const auto& [name, tensor] : tensors)
-    if (tensor.has_storage() && storages.insert(tensor.storage().unsafeGetStorageImpl()).second)
-      stored_ += tensor.storage().nbytes();
+    if (storages.insert(tensor.storage().unsafeGetStorageImpl()).second) stored_ += tensor.storage().nbytes();
   limit_ = kRepetitions * stored_ + kFreeBytes;
 }
 
