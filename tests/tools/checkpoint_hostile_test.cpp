@@ -214,6 +214,11 @@ TEST_F(HostileFiles, LongKeysOfManyEntriesAreRefused) {
   expect_failure("convert b.pt b.safetensors", 1, "b.pt: the paths of the first");
   expect_failure("convert b.pt b.safetensors", 1, "select another entry with --key");
   EXPECT_EQ(run("convert --key small b.pt b.safetensors").code, 0);
+  const auto tensors = "](" + tensor_opcodes("K\1", "K\1", "Float", 1) + "q\0"s + repeated("h\0"s, 10000) + "e";
+  const auto pickle = kStart + "}" + string_opcode(std::string(600, 'k')) + tensors + "s" + repeated("N0", 10000) + ".";
+  write("c.pt", zip_of({{"data.pkl", pickle}, {"data/0", "abcd"}}));
+  for (const auto* command : {"show c.pt", "show --json c.pt", "convert c.pt d.pt", "convert c.pt d.safetensors"})
+    expect_failure(command, 1, "c.pt: the paths of the first");
 }
 
 TEST_F(HostileFiles, PathsOfOptimizersAreNot) {

@@ -56,10 +56,7 @@ Value select(const Value& value, const Arguments& arguments) {
 /// The paths of the outermost values without tensors.
 class ValuesWithoutTensors {
  public:
-  ValuesWithoutTensors(const std::string& file, const Value& value)
-      : contents_(value), budget_(file, "select another entry with --key") {
-    add(value);
-  }
+  ValuesWithoutTensors(const Value& value, PathBudget& budget) : contents_(value), budget_(budget) { add(value); }
   std::vector<std::string> take() { return std::move(paths_); }
 
  private:
@@ -75,7 +72,7 @@ class ValuesWithoutTensors {
 
   const ContentsOf contents_;
   Path path_;
-  PathBudget budget_;
+  PathBudget& budget_;
   std::vector<std::string> paths_;
 };
 
@@ -86,10 +83,10 @@ struct Conversion {
 };
 
 /// Writes a storage once for each dtype of its tensors: older versions of PyTorch read a storage as one dtype.
-void write_as_torch(const Value& value, const Arguments& arguments) {
+void write_as_torch(const Value& value, const std::vector<NamedTensor>& tensors, const Arguments& arguments) {
   constexpr size_t kMostDtypes = 4;
   std::map<const void*, std::set<at::ScalarType>> dtypes_of;
-  for (const auto& [name, tensor] : tensors_of(value)) {
+  for (const auto& [name, tensor] : tensors) {
     auto& dtypes = dtypes_of[tensor.storage().unsafeGetStorageImpl()];
     dtypes.insert(tensor.scalar_type());
     if (dtypes.size() > kMostDtypes)
@@ -102,9 +99,8 @@ void write_as_torch(const Value& value, const Arguments& arguments) {
 }
 
 /// safetensors files cannot hold other values, or tensors that share memory.
-void write_as_safetensors(const Value& value, const Arguments& arguments, Conversion& conversion) {
+void write_as_safetensors(const std::vector<NamedTensor>& all, const Arguments& arguments) {
   std::map<std::string, at::Tensor> tensors;
-  const auto all = tensors_of(value);
   ElementBudget budget(arguments.first, all,
                        "convert to .pt, which keeps the repetitions, or select an entry with --key");
   for (const auto& named : all) {
@@ -118,8 +114,6 @@ void write_as_safetensors(const Value& value, const Arguments& arguments, Conver
   }
   if (tensors.empty())
     throw UsageError(fmt::format("{}: contains no tensors to write to a safetensors file", arguments.first));
-  conversion.left_out = ValuesWithoutTensors(arguments.first, value).take();
-  conversion.shared = overlapping(all);
   save_safetensors(arguments.second, tensors);
 }
 
@@ -138,12 +132,17 @@ int run_convert(const Arguments& arguments) {
   const auto format = format_of(arguments.second);
   check_output(arguments);
   const auto value = select(load_whole(arguments.first), arguments);
+  PathBudget budget(arguments.first, "select another entry with --key");
+  const auto tensors = tensors_of(value, budget);
   Conversion conversion;
-  for (const auto& named : tensors_of(value)) conversion.totals.add(named.tensor);
-  if (format == Format::kSafetensors)
-    write_as_safetensors(value, arguments, conversion);
-  else
-    write_as_torch(value, arguments);
+  for (const auto& named : tensors) conversion.totals.add(named.tensor);
+  if (format == Format::kSafetensors) {
+    conversion.left_out = ValuesWithoutTensors(value, budget).take();
+    conversion.shared = overlapping(tensors);
+    write_as_safetensors(tensors, arguments);
+  } else {
+    write_as_torch(value, tensors, arguments);
+  }
   print_notes(arguments, conversion);
   if (arguments.json)
     print_json({{"in", arguments.first},

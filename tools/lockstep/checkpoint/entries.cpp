@@ -101,11 +101,13 @@ Leaves leaves_of(const Value& value, PathBudget& budget) {
   return leaves;
 }
 
-std::vector<NamedTensor> tensors_of(const Value& value) {
+std::vector<NamedTensor> tensors_of(const Value& value, PathBudget& budget) {
   std::vector<NamedTensor> tensors;
   Path path;
   for_each_value(value, path, [&](const Value& visited) {
-    if (visited.is(Kind::kTensor)) tensors.push_back({path.text(), visited.tensor()});
+    if (!visited.is(Kind::kTensor)) return;
+    budget.spend(path.text());
+    tensors.push_back({path.text(), visited.tensor()});
   });
   return tensors;
 }

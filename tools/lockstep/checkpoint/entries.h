@@ -71,7 +71,7 @@ struct NamedTensor {
 };
 
 /// The leaves that are tensors.
-std::vector<NamedTensor> tensors_of(const Value& value);
+std::vector<NamedTensor> tensors_of(const Value& value, PathBudget& budget);
 
 struct Totals {
   uint64_t tensors = 0, elements = 0, bytes = 0;  // at most 2^64 - 1

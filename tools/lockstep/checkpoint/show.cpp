@@ -197,7 +197,8 @@ int run_show(const Arguments& arguments) {
   const bool chooses = is_folder(arguments.first);
   const auto path = chooses ? newest_in(arguments.first).path : arguments.first;
   const auto value = load_whole(path);
-  const auto tensors = matching(tensors_of(value), arguments.tensor_glob);
+  PathBudget budget(path, "'lockstep checkpoint convert --key NAME' writes one entry of a file, to be printed alone");
+  const auto tensors = matching(tensors_of(value, budget), arguments.tensor_glob);
   if (tensors.empty() && !arguments.tensor_glob.empty())
     throw UsageError(fmt::format("{}: no tensor matches '{}'; lockstep checkpoint show {} lists all tensors", path,
                                  arguments.tensor_glob, path));
