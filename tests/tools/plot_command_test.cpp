@@ -286,6 +286,16 @@ TEST_F(PlotCommand, ReplacesAFileWholeOrNotAtAll) {
             "lockstep plot: stdout cannot be written: No space left on device\n");
 }
 
+TEST_F(PlotCommand, SaysWhatToDoWithAPipe) {
+  write_run("a", training(1));
+  const auto ran = shell("cat a/metrics.jsonl | plot /dev/stdin");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_EQ(
+      ran.errors,
+      "lockstep plot: /dev/stdin cannot be read: it is not a regular file. Copy the records into a file first.\n");
+  EXPECT_EQ(shell("plot /dev/stdin -o picture.svg < a/metrics.jsonl").code, 0);
+}
+
 TEST_F(PlotCommand, WritesToStdoutAndSaysSoOnStderr) {
   write_run("a", training(1));
   const auto ran = shell("plot a -o - > piped.svg");

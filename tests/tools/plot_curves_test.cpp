@@ -1,7 +1,5 @@
 // The parts of `lockstep plot`: axes, what a line shows of many points, averages, and names.
 
-#include <sys/stat.h>
-
 #include <cmath>
 #include <limits>
 #include <map>
@@ -16,6 +14,7 @@
 #include "plot/curve.h"
 #include "plot/metrics_file.h"
 #include "plot/run_names.h"
+#include "support/watched_pipe.h"
 #include "tools/plot_process.h"
 
 namespace lockstep::plot {
@@ -244,15 +243,17 @@ TEST_F(PlotMetricsFile, MayBeALinkButNoPipe) {
   write("metrics.jsonl", step_record(1, {{"loss", 2.5}}).dump() + "\n");
   std::filesystem::create_symlink("metrics.jsonl", path("link"));
   EXPECT_EQ(read_metrics(path("link"), XAxis::kStep).records, 1U);
-  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);  // to open it for reading would block
+  const WatchedPipe pipe(path("pipe"));
   for (const char* name : {"pipe", "."}) {
     try {
       read_metrics(path(name), XAxis::kStep);
       FAIL() << name;
     } catch (const SystemError& error) {
-      EXPECT_THAT(error.what(), testing::EndsWith("cannot be read: it is not a regular file")) << name;
+      EXPECT_THAT(error.what(), testing::EndsWith("it is not a regular file. Copy the records into a file first."))
+          << name;
     }
   }
+  EXPECT_FALSE(pipe.was_opened());
 }
 
 }  // namespace

@@ -151,16 +151,19 @@ class CurveCollector {
   std::unordered_map<std::string, size_t> indices_;
 };
 
-/// The lines of a regular file. Opening a pipe would block until another process writes to it.
+/// The lines of a regular file. No pipe is opened: that would block until another process writes to it, or, without
+/// blocking, end the wait of a process that opens it for writing.
 class LineReader {
  public:
   explicit LineReader(const std::string& path) : path_(path) {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) fail();
+    check_regular(status);
     const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (descriptor < 0) fail();
     file_.reset(::fdopen(descriptor, "r"));
-    struct stat status {};
     if (!file_ || ::fstat(descriptor, &status) != 0) fail();
-    if (!S_ISREG(status.st_mode)) throw SystemError(fmt::format("{} cannot be read: it is not a regular file", path));
+    check_regular(status);  // it may have been replaced
   }
   ~LineReader() { std::free(buffer_); }
   LineReader(const LineReader&) = delete;
@@ -180,6 +183,12 @@ class LineReader {
   bool has_line_end() const { return has_line_end_; }
 
  private:
+  void check_regular(const struct stat& status) const {
+    if (S_ISREG(status.st_mode)) return;
+    throw SystemError(
+        fmt::format("{} cannot be read: it is not a regular file. Copy the records into a file first.", path_));
+  }
+
   [[noreturn]] void fail() const {
     throw SystemError(fmt::format("{} cannot be read: {}", path_, std::strerror(errno)));
   }
