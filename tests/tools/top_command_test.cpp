@@ -25,6 +25,8 @@ using testing::Not;
 using testing::StartsWith;
 
 constexpr const char* kEnter = "\033[?1049h\033[?25l";
+constexpr const char* kSkippedLinks =
+    "; symbolic links below it are not followed: name their targets on the command line\n";
 constexpr const char* kLeave = "\033[?25h\033[?1049l";
 
 class TopCommand : public live::LiveFolder {
@@ -230,8 +232,39 @@ TEST_F(TopCommand, FollowsNoLinkOutOfTheRun) {
   EXPECT_THAT(of_folder.errors, HasSubstr("lockstep top: live: it is a symbolic link, which is not followed"));
   EXPECT_EQ(of_folder.output, "");
   const auto of_run = shell("rm run/live; mv outside run/live; mkdir runs; ln -s ../run runs/link; top; top runs/link");
-  EXPECT_THAT(of_run.errors, HasSubstr("no run in runs has live files")) << "found through a link";
+  EXPECT_THAT(of_run.errors, AllOf(HasSubstr("no run in runs has live files"), HasSubstr(kSkippedLinks)))
+      << "found through a link";
   EXPECT_THAT(of_run.output, HasSubstr("runs/link  running")) << "named by the user";
+}
+
+TEST_F(TopCommand, SaysThatLinksWereSkipped) {
+  const auto expect = [&](const std::string& line, const std::string& name) {
+    const auto ran = shell(line);
+    EXPECT_EQ(ran.code, 2) << line;
+    EXPECT_THAT(ran.errors, AllOf(HasSubstr("no run in " + name + " has live files"), HasSubstr(kSkippedLinks)))
+        << line;
+  };
+  expect("mv run/live outside; ln -s ../outside run/live; top run", "run");
+  expect("top .", ".");
+  expect("mkdir -p deep/1/2; mv run deep/1/2; top deep", "deep");
+  expect("touch deep/1/2/run/metrics.jsonl; top deep", "deep");
+}
+
+TEST_F(TopCommand, ShowsWhyThereIsNoOutput) {
+  write("live/output-00000.log", "secret\n");
+  std::filesystem::rename(run() / "live/output-00000.log", run() / "log");
+  std::filesystem::create_symlink("../log", run() / "live/output-00000.log");
+  TerminalProcess process(command(), 80, variables());
+  process.expect("the output cannot be shown: it is a symbolic link, which is not followed");
+  process.type("q");
+  expect_restored(process);
+  EXPECT_THAT(process.bytes(), Not(HasSubstr("secret")));
+}
+
+TEST_F(TopCommand, PrintsNoEscapesInTheNameOfARun) {
+  const auto ran = shell("mkdir -p runs/\"$(printf 'a\\033[31mb')\"/live; top");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_EQ(ran.errors, "lockstep top: runs/ab has no live files that can be read\n");
 }
 
 TEST_F(TopCommand, SaysWhatIsWrong) {
@@ -243,7 +276,7 @@ TEST_F(TopCommand, SaysWhatIsWrong) {
   };
   expect("top nowhere", 2, "nowhere is not a folder: name the folder of a run");
   expect("top", 2, "there is no folder runs here");
-  expect("mkdir empty; top empty", 2, "no run in empty has live files");
+  expect("mkdir empty; top empty", 2, "its TrainingRun\n");
   expect("mkdir done; touch done/summary.json; top done", 1, "done has no live files that can be read");
   expect("top run --twice", 2, "--twice");
   expect("top run > /dev/full", 1, "the output cannot be written");

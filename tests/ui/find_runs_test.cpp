@@ -13,6 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 class FindRuns : public testing::Test {
  protected:
@@ -24,10 +25,11 @@ class FindRuns : public testing::Test {
   /// The runs, relative to the folder.
   std::vector<std::string> found() const {
     std::vector<std::string> names;
-    for (const auto& run : find_runs({folder_.path()}))
-      names.push_back(fs::relative(run, fs::canonical(folder_.path())));
+    for (const auto& run : find_runs({path()}).folders) names.push_back(run.lexically_relative(path()));
     return names;
   }
+
+  fs::path path() const { return fs::canonical(folder_.path()); }
 
   TemporaryFolder folder_;
 };
@@ -55,8 +57,27 @@ TEST_F(FindRuns, FollowsNoLinksAndNamesARunOnce) {
   fs::create_directory_symlink(folder_.path(), folder_.path() / "loop");
   fs::create_directory_symlink(folder_.path() / "a", folder_.path() / "same");
   EXPECT_THAT(found(), ElementsAre("a"));
-  EXPECT_EQ(find_runs({folder_.path(), folder_.path() / "a", folder_.path() / "same"}).size(), 1U);
-  EXPECT_THAT(find_runs({"/nowhere"}), IsEmpty());
+  EXPECT_THAT(find_runs({path(), path() / "a"}).folders, SizeIs(1));
+  EXPECT_THAT(find_runs({path() / "same"}).folders, IsEmpty()) << "not canonical";
+  EXPECT_THAT(find_runs({"/nowhere"}).folders, IsEmpty());
+}
+
+TEST_F(FindRuns, SaysThatLinksWereSkipped) {
+  write("1/2/3/settings.json");
+  write("elsewhere/live/rank-00000.json");
+  const auto skips_links = [&](const char* target, const char* link) {
+    EXPECT_FALSE(find_runs({path()}).has_skipped_links);
+    fs::create_symlink(path() / target, path() / link);
+    const bool skips = find_runs({path()}).has_skipped_links;
+    fs::remove(path() / link);
+    return skips;
+  };
+  EXPECT_TRUE(skips_links("elsewhere", "link"));
+  EXPECT_TRUE(skips_links("elsewhere", "1/2/link"));
+  EXPECT_TRUE(skips_links("elsewhere/live", "1/live"));
+  EXPECT_TRUE(skips_links("elsewhere/live", "1/2/3/live")) << "the deepest folder";
+  EXPECT_FALSE(skips_links("elsewhere", "1/.hidden"));
+  EXPECT_FALSE(skips_links("elsewhere", "elsewhere/link")) << "inside of a run";
 }
 
 TEST_F(FindRuns, ListsCheckpointsWithTheBest) {

@@ -2,9 +2,6 @@
 
 #include "ui/metrics_reader.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <fstream>
 
 #include <fmt/format.h>
@@ -12,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "support/temporary_folder.h"
+#include "support/watched_pipe.h"
 
 namespace lockstep::ui {
 namespace {
@@ -116,9 +114,10 @@ TEST_F(ReadMetrics, ReportsWhatIsNoFile) {
   read();
   EXPECT_EQ(reader_.problem(), "metrics.jsonl: it is not a regular file");
   fs::remove(file_);
-  ASSERT_EQ(::mkfifo(file_.c_str(), 0600), 0);  // would block whoever waits for its writer
+  const WatchedPipe pipe(file_);
   read();
   EXPECT_EQ(reader_.problem(), "metrics.jsonl: it is not a regular file");
+  EXPECT_FALSE(pipe.was_opened());
   fs::remove(file_);
   append(line(1));
   read();

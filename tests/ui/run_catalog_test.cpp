@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/live_folder.h"
 #include "support/eventually.h"
 #include "support/temporary_folder.h"
 #include "ui/answers.h"
@@ -129,15 +130,65 @@ TEST_F(Catalog, FollowsNoLinkOutOfARun) {
               testing::UnorderedElementsAre("metrics.jsonl: it is a symbolic link, which is not followed",
                                             "settings.json: it is a symbolic link, which is not followed"));
   EXPECT_THAT(runs[1]["problems"],
-              testing::UnorderedElementsAre("live is a symbolic link, which is not followed",
-                                            "checkpoints is a symbolic link, which is not followed"));
+              testing::UnorderedElementsAre("live: it is a symbolic link, which is not followed",
+                                            "checkpoints: it is a symbolic link, which is not followed"));
   EXPECT_THAT(runs.dump(), testing::Not(testing::HasSubstr("secret")));
   for (const auto* run : {"0", "1"}) {
     EXPECT_THAT(answer_ranks(catalog, {{"run", run}}).body, testing::Not(testing::HasSubstr("secret"))) << run;
-    EXPECT_EQ(Json::parse(answer_output(catalog, {{"run", run}, {"rank", "0"}}).body)["lines"], Json::array()) << run;
+    const auto output = Json::parse(answer_output(catalog, {{"run", run}, {"rank", "0"}}).body);
+    EXPECT_EQ(output["lines"], Json::array()) << run;
+    EXPECT_THAT(output["problem"].get<std::string>(), testing::EndsWith("it is a symbolic link, which is not followed"))
+        << run;
     EXPECT_EQ(Json::parse(answer_checkpoints(catalog, {{"run", run}}).body)["files"], Json::array()) << run;
   }
   EXPECT_THAT(answer_open_metrics(catalog).body, testing::Not(testing::HasSubstr("secret")));
+}
+
+TEST_F(Catalog, NoticesALinkThatAppearsLater) {
+  write("a/summary.json", "{}");
+  fs::create_directory(folder_.path() / "a/live");
+  const RunCatalog catalog({folder_.path()});
+  run_when(catalog, [](const Json& run) { return run["state"] == "complete" && run["reading"] == false; });
+  const auto change = [&](const std::function<void()>& action, const std::function<bool(const Json&)>& condition) {
+    const auto before = catalog.version();
+    action();
+    EXPECT_TRUE(eventually([&] { return catalog.version() > before; }, 60s));
+    return run_when(catalog, condition);
+  };
+  change([&] { fs::create_symlink(folder_.path(), folder_.path() / "a/checkpoints"); },
+         [](const Json& run) { return run["problems"].size() == 1; });
+  const auto time = fs::last_write_time(folder_.path() / "a/live") + 1h;
+  const auto later = change([&] { fs::last_write_time(folder_.path() / "a/live", time); },
+                            [](const Json& run) { return run["changed"] > unix_time() + 1800; });
+  EXPECT_EQ(later["problems"], Json::parse(R"(["checkpoints: it is a symbolic link, which is not followed"])"));
+}
+
+TEST_F(Catalog, SaysThatLinksWereSkipped) {
+  const RunCatalog catalog({folder_.path()});
+  EXPECT_EQ(catalog.descriptions()["has_skipped_links"], false);
+  const auto before = catalog.version();
+  fs::create_symlink("/nowhere", folder_.path() / "link");
+  EXPECT_TRUE(eventually([&] { return catalog.version() > before; }, 60s));
+  EXPECT_EQ(catalog.descriptions()["has_skipped_links"], true);
+}
+
+TEST_F(Catalog, ResolvesTheNamedFoldersOnce) {
+  write("first/a/metrics.jsonl", kLine);
+  write("second/secret/metrics.jsonl", kLine);
+  const auto link = folder_.path() / "link";
+  fs::create_directory_symlink("first", link);
+  const RunCatalog catalog({link});
+  fs::remove(link);
+  fs::create_directory_symlink("second", link);
+  write("first/b/metrics.jsonl", kLine);
+  Json runs;
+  const auto finds_b = [&] {
+    runs = catalog.descriptions()["runs"];
+    return runs.dump().find("first/b") != std::string::npos;
+  };
+  EXPECT_TRUE(eventually(finds_b, 60s)) << "a later search";
+  EXPECT_THAT(runs.dump(), testing::Not(testing::HasSubstr("secret")));
+  EXPECT_THROW(RunCatalog({folder_.path() / "none"}), fs::filesystem_error);
 }
 
 TEST_F(Catalog, ShowsNothingOfARunThatBecomesALink) {

@@ -1,10 +1,6 @@
 #include "live/file_text.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -17,42 +13,14 @@ namespace {
 constexpr size_t kMetricsTailBytes = size_t{64} << 10;
 constexpr size_t kOutputTailBytes = size_t{256} << 10;
 
-[[noreturn]] void refuse_unreadable() {
-  throw Error(fmt::format("it cannot be read: {}", std::strerror(errno)));
-}
-
-size_t size_of(const OpenFile& opened) {
-  return static_cast<size_t>(opened.status.st_size);
-}
-
-/// The bytes from `first` on, up to the size that the file had when it was opened.
-std::string bytes_from(const OpenFile& opened, size_t first) {
-  std::string bytes(size_of(opened) - first, '\0');
-  size_t count = 0;
-  while (count < bytes.size()) {
-    const auto got =
-        ::pread(opened.file.get(), bytes.data() + count, bytes.size() - count, static_cast<off_t>(first + count));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) refuse_unreadable();
-    if (got == 0) break;  // the file has become shorter
-    count += static_cast<size_t>(got);
-  }
-  bytes.resize(count);
-  return bytes;
-}
-
-/// The last bytes of a file, from the beginning of a line on; empty if the file cannot be read.
+/// The last bytes of a file, from the beginning of a line on; empty without the file. Throws Error with the reason.
 std::string read_end(const RunFolder& run, const std::filesystem::path& name, size_t most) {
-  try {
-    const auto opened = run.open(name);
-    if (!opened) return "";
-    if (size_of(*opened) <= most) return bytes_from(*opened, 0);
-    const auto bytes = bytes_from(*opened, size_of(*opened) - most);
-    const auto newline = bytes.find('\n');
-    return newline == bytes.npos ? bytes : bytes.substr(newline + 1);
-  } catch (const Error&) {
-    return "";
-  }
+  const auto opened = run.open(name);
+  if (!opened) return "";
+  const size_t count = std::min(opened->size(), most);
+  const auto bytes = opened->read(opened->size() - count, count);
+  const auto newline = count < opened->size() ? bytes.find('\n') : bytes.npos;
+  return newline == bytes.npos ? bytes : bytes.substr(newline + 1);
 }
 
 /// The length of the UTF-8 character at the beginning, or 0 if the bytes are not UTF-8.
@@ -85,9 +53,8 @@ size_t escape_bytes(std::string_view text) {
 std::optional<std::string> read_bytes(const RunFolder& run, const std::filesystem::path& name, size_t most) {
   const auto opened = run.open(name);
   if (!opened) return std::nullopt;
-  if (size_of(*opened) > most)
-    throw Error(fmt::format("it has {} bytes, and at most {} are read", size_of(*opened), most));
-  return bytes_from(*opened, 0);
+  if (opened->size() > most) throw Error(fmt::format("it has {} bytes, and at most {} are read", opened->size(), most));
+  return opened->read(0, opened->size());
 }
 
 std::string printable(std::string_view text) {
@@ -133,8 +100,13 @@ std::vector<std::string> last_lines(const std::filesystem::path& run, int64_t ra
 }
 
 std::map<std::string, double> last_metrics(const std::filesystem::path& run) {
-  const auto bytes = read_end(RunFolder(run), "metrics.jsonl", kMetricsTailBytes);
   std::map<std::string, double> metrics;
+  std::string bytes;
+  try {
+    bytes = read_end(RunFolder(run), "metrics.jsonl", kMetricsTailBytes);
+  } catch (const Error&) {
+    return metrics;
+  }
   for (size_t begin = 0, end = 0; begin < bytes.size(); begin = end + 1) {
     end = std::min(bytes.find('\n', begin), bytes.size());
     const auto record = nlohmann::json::parse(bytes.begin() + static_cast<ptrdiff_t>(begin),

@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <cstddef>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -11,10 +12,22 @@
 
 namespace lockstep::live {
 
+/// The reason that Error has for a link.
+inline constexpr const char* kLinkProblem = "it is a symbolic link, which is not followed";
+
+/// The time of the last modification, Unix seconds.
+double modified_at(const struct stat& status);
+
 /// A regular file that is open for reading.
 struct OpenFile {
   FileDescriptor file{};
   struct stat status {};
+
+  /// The size when the file was opened.
+  size_t size() const { return static_cast<size_t>(status.st_size); }
+
+  /// Reads up to `count` bytes from `offset` on, fewer only if the file ends before. Throws Error with the reason.
+  std::string read(size_t offset, size_t count) const;
 };
 
 /// The folder of a run, for reading its files. Programs and users that write into the folder must not choose which
@@ -26,8 +39,8 @@ class RunFolder {
   /// `path` must be canonical: if a component has been replaced by a link since, the folder does not exist.
   explicit RunFolder(const std::filesystem::path& path);
 
-  /// Opens a file, such as "live/rank-00003.json". None if there is no such file. Throws Error with the reason if it is
-  /// a link or otherwise not a regular file, or cannot be opened.
+  /// Opens a file, such as "live/rank-00003.json". None if there is no such file. Throws Error with the reason if the
+  /// file or its folder is a link, or if it is not a regular file, which is then not opened, or if opening it fails.
   std::optional<OpenFile> open(const std::filesystem::path& name) const;
 
   /// The names in a folder, sorted. Empty if there is no such folder. Throws Error as open() does.

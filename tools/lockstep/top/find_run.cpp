@@ -28,19 +28,27 @@ std::optional<std::pair<time_t, long>> last_news(const live::RunFolder& run) {
   return std::pair(status->st_mtim.tv_sec, status->st_mtim.tv_nsec);
 }
 
+struct LatestRun {
+  std::optional<fs::path> folder{};
+  bool has_skipped_links = false;  // a run may be behind them
+};
+
 /// The run below `folder` with the last news.
-std::optional<fs::path> latest_run(const fs::path& folder) {
-  std::optional<fs::path> latest;
+LatestRun latest_run(const fs::path& folder) {
+  LatestRun latest;
   std::optional<std::pair<time_t, long>> latest_time;
   std::error_code problem;
   auto entries = fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied, problem);
   for (; !problem && entries != fs::recursive_directory_iterator(); entries.increment(problem)) {
-    if (entries->symlink_status(problem).type() != fs::file_type::directory) continue;
+    const auto type = entries->symlink_status(problem).type();
+    if (type == fs::file_type::symlink) latest.has_skipped_links = true;
+    if (type != fs::file_type::directory) continue;
     const live::RunFolder run(entries->path());
+    if (run.has_link("live")) latest.has_skipped_links = true;
     if (run.is_run() || entries.depth() + 1 >= kMostLevels) entries.disable_recursion_pending();
     const auto time = last_news(run);
     if (!time || (latest_time && *time <= *latest_time)) continue;
-    latest = entries->path();
+    latest.folder = entries->path();
     latest_time = time;
   }
   return latest;
@@ -56,9 +64,12 @@ FoundRun find_run(const fs::path& given) {
     throw UsageError(given.empty() ? std::string("there is no folder runs here: name the folder of a run")
                                    : fmt::format("{} is not a folder: name the folder of a run", named.string()));
   if (live::RunFolder(folder).is_run()) return {named, folder};
-  if (auto run = latest_run(folder)) return {named / run->lexically_relative(folder), *run};
+  const auto latest = latest_run(folder);
+  if (latest.folder) return {named / latest.folder->lexically_relative(folder), *latest.folder};
   throw UsageError(fmt::format(
-      "no run in {} has live files: name the folder that the program passes to its TrainingRun", named.string()));
+      "no run in {} has live files: name the folder that the program passes to its TrainingRun{}", named.string(),
+      latest.has_skipped_links ? "; symbolic links below it are not followed: name their targets on the command line"
+                               : ""));
 }
 
 }  // namespace lockstep::top

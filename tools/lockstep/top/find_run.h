@@ -11,8 +11,8 @@ struct FoundRun {
 };
 
 /// The run to show. `given` is the folder of a run, or a folder with runs up to three levels below: the one whose ranks
-/// wrote last. Without `given` that is the folder runs. Links below the folder are left out. Throws UsageError if there
-/// is no such folder or no such run.
+/// wrote last. Without `given` that is the folder runs. Links below the folder are left out. Throws UsageError, which
+/// mentions links that were left out, if there is no such folder or no such run.
 FoundRun find_run(const std::filesystem::path& given);
 
 }  // namespace lockstep::top

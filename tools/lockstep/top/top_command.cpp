@@ -102,8 +102,17 @@ int show_once(const FoundRun& run, bool is_json) {
   if (!shown.job.ranks.empty()) return 0;
   for (const auto& problem : shown.job.problems) std::cerr << "lockstep top: " + live::printable(problem) + "\n";
   if (!is_json || shown.job.problems.empty())
-    std::cerr << fmt::format("lockstep top: {} has no live files that can be read\n", run.name);
+    std::cerr << fmt::format("lockstep top: {} has no live files that can be read\n", live::printable(run.name));
   return kFailure;
+}
+
+/// The last lines of the output of a rank, or why there are none.
+std::vector<std::string> log_of(const FoundRun& run, int64_t rank, size_t count) {
+  try {
+    return live::last_lines(run.folder, rank, count);
+  } catch (const Error& error) {
+    return {fmt::format("the output cannot be shown: {}", error.what())};
+  }
 }
 
 /// Shows the run until a key or a signal ends it.
@@ -120,7 +129,7 @@ void show_live(const FoundRun& run) {
     if (is_stale) shown.job = live::read_job(run.folder, unix_time());
     if (is_stale) next = Clock::now() + kInterval;
     const auto rank = selected_rank(choice, shown.job);
-    shown.log = choice.shows_log && rank ? live::last_lines(run.folder, *rank, size.rows) : std::vector<std::string>();
+    shown.log = choice.shows_log && rank ? log_of(run, *rank, size.rows) : std::vector<std::string>();
     const auto frame = draw(shown, choice, size);
     if (!screen.draw(frame.lines)) return;
     const auto event = screen.wait(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()));

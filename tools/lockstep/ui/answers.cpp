@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include <lockstep/error.h>
+
 #include "base/live_folder.h"
 #include "base/text.h"
 #include "live/job_view.h"
@@ -186,8 +188,13 @@ Answer answer_output(const RunCatalog& catalog, const Parameters& parameters) {
   if (!run) return no_such_run();
   const auto rank = parse_number<int>(parameter(parameters, "rank"));
   if (!rank || *rank < 0) return refused(400, "rank is not valid: it must be 0 or more");
-  const auto lines = live::last_lines(run->folder(), *rank, count(parameters, "lines", kDefaultLines, kMostLines));
-  return {.body = text_of({{"rank", *rank}, {"lines", lines}})};
+  Json output{{"rank", *rank}, {"lines", Json::array()}, {"problem", ""}};
+  try {
+    output["lines"] = live::last_lines(run->folder(), *rank, count(parameters, "lines", kDefaultLines, kMostLines));
+  } catch (const Error& error) {
+    output["problem"] = error.what();
+  }
+  return {.body = text_of(output)};
 }
 
 Answer answer_checkpoints(const RunCatalog& catalog, const Parameters& parameters) {

@@ -29,7 +29,7 @@ Answer answer_curves(const RunCatalog& catalog, const Parameters& parameters);
 /// The ranks of a run: run (id).
 Answer answer_ranks(const RunCatalog& catalog, const Parameters& parameters);
 
-/// The last output of a rank: run, rank, lines.
+/// The last output of a rank, or why the file cannot be read: run, rank, lines.
 Answer answer_output(const RunCatalog& catalog, const Parameters& parameters);
 
 /// The checkpoints of a run: run.

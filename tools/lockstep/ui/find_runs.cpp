@@ -17,23 +17,32 @@ namespace fs = std::filesystem;
 
 constexpr const char* kCheckpoints = "checkpoints";
 
-void add_runs(const fs::path& folder, int depth, std::set<fs::path>& found) {
-  if (live::RunFolder(folder).is_run()) {
-    found.insert(folder);
-    return;
+class RunSearch {
+ public:
+  void add(const fs::path& folder, int depth) {
+    const live::RunFolder opened(folder);
+    if (opened.is_run()) {
+      folders_.insert(folder);
+      return;
+    }
+    if (opened.has_link("live")) has_skipped_links_ = true;
+    if (depth == 0) return;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+      std::error_code ignored;
+      if (entry->path().filename().string().starts_with('.')) continue;
+      const auto type = entry->symlink_status(ignored).type();
+      if (type == fs::file_type::symlink) has_skipped_links_ = true;
+      if (type == fs::file_type::directory) add(entry->path(), depth - 1);
+    }
   }
-  if (depth == 0) return;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    std::error_code ignored;
-    if (entry->path().filename().string().starts_with('.')) continue;
-    if (entry->symlink_status(ignored).type() == fs::file_type::directory) add_runs(entry->path(), depth - 1, found);
-  }
-}
 
-double seconds_of(const timespec& time) {
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
+  FoundRuns result() const { return {{folders_.begin(), folders_.end()}, has_skipped_links_}; }
+
+ private:
+  std::set<fs::path> folders_;
+  bool has_skipped_links_ = false;
+};
 
 /// Empty if the folder cannot be read; a link is one of the problems that the description of the run names.
 std::vector<std::string> names_in(const live::RunFolder& run, const std::string& folder) {
@@ -50,15 +59,10 @@ bool is_shard(const std::string& name) {
 
 }  // namespace
 
-std::vector<fs::path> find_runs(const std::vector<fs::path>& folders) {
-  std::set<fs::path> found;
-  for (const auto& folder : folders) {
-    std::error_code error;
-    auto path = fs::canonical(folder, error);
-    if (error) continue;
-    add_runs(path, kDeepestRun, found);
-  }
-  return {found.begin(), found.end()};
+FoundRuns find_runs(const std::vector<fs::path>& folders) {
+  RunSearch search;
+  for (const auto& folder : folders) search.add(folder, kDeepestRun);
+  return search.result();
 }
 
 std::vector<CheckpointFile> list_checkpoints(const fs::path& path) {
@@ -78,7 +82,7 @@ std::vector<CheckpointFile> list_checkpoints(const fs::path& path) {
     files.push_back({.name = name,
                      .is_best = is_best,
                      .bytes = static_cast<uintmax_t>(status->st_size),
-                     .saved = seconds_of(status->st_mtim)});
+                     .saved = live::modified_at(*status)});
   }
   std::sort(files.begin(), files.end(), [](const CheckpointFile& a, const CheckpointFile& b) {
     return a.is_best != b.is_best ? a.is_best : a.name > b.name;

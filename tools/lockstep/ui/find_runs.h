@@ -9,10 +9,14 @@ namespace lockstep::ui {
 /// How many folders below a given folder runs are looked for.
 inline constexpr int kDeepestRun = 3;
 
-/// The canonical paths of the runs among these folders and below them, at most kDeepestRun folders deeper, in order,
-/// each once. Runs inside of a run, hidden folders, and links below the folders are left out. Folders that cannot be
-/// read have no runs.
-std::vector<std::filesystem::path> find_runs(const std::vector<std::filesystem::path>& folders);
+struct FoundRuns {
+  std::vector<std::filesystem::path> folders{};  // canonical paths, sorted
+  bool has_skipped_links = false;                // a run may be behind them
+};
+
+/// The runs among these folders, whose paths are canonical, and below them, at most kDeepestRun folders deeper, each
+/// once. Runs inside of a run, hidden folders, and links are left out. Folders that cannot be read have no runs.
+FoundRuns find_runs(const std::vector<std::filesystem::path>& folders);
 
 /// A file of a checkpoint folder.
 struct CheckpointFile {

@@ -1,17 +1,11 @@
 #include "ui/metrics_reader.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <lockstep/error.h>
-
-#include "live/run_folder.h"
 
 namespace lockstep::ui {
 namespace {
@@ -20,19 +14,6 @@ constexpr size_t kPieceBytes = size_t{4} << 20;
 constexpr size_t kLongestLine = size_t{1} << 20;
 constexpr size_t kComparedBytes = 64;
 
-/// Reads up to `count` bytes at `offset`. Returns -1 on an error.
-ssize_t read_at(int file, char* to, size_t count, off_t offset) {
-  size_t done = 0;
-  while (done < count) {
-    const auto got = ::pread(file, to + done, count - done, offset + static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return -1;
-    if (got == 0) break;
-    done += static_cast<size_t>(got);
-  }
-  return static_cast<ssize_t>(done);
-}
-
 }  // namespace
 
 std::string MetricsReader::problem() const {
@@ -40,11 +21,10 @@ std::string MetricsReader::problem() const {
   return problem_;
 }
 
-bool MetricsReader::is_continued(int file, off_t size, dev_t device, ino_t number) {
-  if (device != device_ || number != number_ || size < offset_) return false;
-  std::string now(last_bytes_.size(), '\0');
-  const auto got = read_at(file, now.data(), now.size(), offset_ - static_cast<off_t>(now.size()));
-  return got == static_cast<ssize_t>(now.size()) && now == last_bytes_;
+bool MetricsReader::is_continued(const live::OpenFile& opened) const {
+  const auto& status = opened.status;
+  if (status.st_dev != device_ || status.st_ino != number_ || opened.size() < offset_) return false;
+  return opened.read(offset_ - last_bytes_.size(), last_bytes_.size()) == last_bytes_;
 }
 
 void MetricsReader::begin_again() {
@@ -74,48 +54,43 @@ void MetricsReader::append(size_t count, bool at_end) {
   is_line_skipped_ = true;
 }
 
-/// Reads one piece. Returns whether more of the file is left.
-bool MetricsReader::read_piece(bool& has_changed) {
-  const auto fail = [&](const std::string& why) {
-    const std::lock_guard lock(mutex_);
-    const auto problem = why.empty() ? "" : fmt::format("{}: {}", name_, why);
-    has_changed = has_changed || problem_ != problem;
-    problem_ = problem;
+/// Returns whether more of the file is left. Throws Error with the reason if the file cannot be read.
+bool MetricsReader::take_piece(bool& has_changed) {
+  const auto opened = live::RunFolder(run_).open(name_);
+  if (!opened) {
+    has_changed = has_changed || number_ != 0;
+    if (std::exchange(number_, 0) != 0) begin_again();
     return false;
-  };
-  std::optional<live::OpenFile> opened;
-  try {
-    opened = live::RunFolder(run_).open(name_);
-  } catch (const Error& error) {
-    return fail(error.what());
   }
-  if (!opened && number_ != 0) {
-    begin_again();
-    number_ = 0;
-    has_changed = true;
-  }
-  if (!opened) return fail("");
-  const auto& [file, status] = *opened;
-  if (!is_continued(file.get(), status.st_size, status.st_dev, status.st_ino)) {
+  if (!is_continued(*opened)) {
     has_changed = has_changed || offset_ > 0;
     begin_again();
-    device_ = status.st_dev;
-    number_ = status.st_ino;
+    device_ = opened->status.st_dev;
+    number_ = opened->status.st_ino;
   }
-  if (status.st_size == offset_) return fail("");
-  const size_t before = rest_.size();
-  const size_t wanted = std::min(kPieceBytes, static_cast<size_t>(status.st_size - offset_));
-  rest_.resize(before + wanted);
-  const auto got = read_at(file.get(), rest_.data() + before, wanted, offset_);
-  rest_.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
-  if (got <= 0) return fail(got < 0 ? fmt::format("it cannot be read: {}", std::strerror(errno)) : "");
-  offset_ += got;
-  const auto fresh = std::min(kComparedBytes, rest_.size());
-  last_bytes_ = rest_.substr(rest_.size() - fresh);
-  append(static_cast<size_t>(got), offset_ == status.st_size);
+  const auto piece = opened->read(offset_, std::min(kPieceBytes, opened->size() - offset_));
+  if (piece.empty()) return false;
+  rest_ += piece;
+  offset_ += piece.size();
+  last_bytes_ = rest_.substr(rest_.size() - std::min(kComparedBytes, rest_.size()));
+  append(piece.size(), offset_ == opened->size());
   has_changed = true;
-  fail("");
-  return offset_ < status.st_size;
+  return offset_ < opened->size();
+}
+
+/// Reads one piece. Returns whether more of the file is left.
+bool MetricsReader::read_piece(bool& has_changed) {
+  bool is_more_left = false;
+  std::string problem;
+  try {
+    is_more_left = take_piece(has_changed);
+  } catch (const Error& error) {
+    problem = fmt::format("{}: {}", name_, error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  has_changed = has_changed || problem_ != problem;
+  problem_ = std::move(problem);
+  return is_more_left;
 }
 
 }  // namespace lockstep::ui

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "live/run_folder.h"
 #include "ui/records.h"
 
 namespace lockstep::ui {
@@ -39,7 +40,8 @@ class MetricsReader {
 
  private:
   bool read_piece(bool& has_changed);
-  bool is_continued(int file, off_t size, dev_t device, ino_t number);
+  bool take_piece(bool& has_changed);
+  bool is_continued(const live::OpenFile& opened) const;
   void begin_again();
   void append(size_t count, bool at_end);
 
@@ -52,7 +54,7 @@ class MetricsReader {
   // Used by the reading thread only.
   dev_t device_ = 0;
   ino_t number_ = 0;
-  off_t offset_ = 0;              // of the file: `rest_` is before it
+  size_t offset_ = 0;             // of the file: `rest_` is before it
   std::string rest_;              // the beginning of an incomplete line
   std::string last_bytes_;        // before `offset_`, to notice a file that was written again
   bool is_line_skipped_ = false;  // up to the end of a line that is too long

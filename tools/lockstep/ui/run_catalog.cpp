@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -55,6 +56,12 @@ Json last_position(const Records& records, XAxis x) {
   return finite(last);
 }
 
+std::vector<fs::path> canonical(const std::vector<fs::path>& folders) {
+  std::vector<fs::path> paths;
+  for (const auto& folder : folders) paths.push_back(fs::canonical(folder));
+  return paths;
+}
+
 std::string counted_lines(size_t count) {
   return count == 1 ? "1 damaged line" : fmt::format("{} damaged lines", count);
 }
@@ -94,13 +101,19 @@ bool Run::read_live(const live::RunFolder& folder, double now) {
   return has_changed;
 }
 
-bool Run::read_files(double now) {
+Run::Look Run::read_files(double now) {
   const live::RunFolder folder(folder_);
   const std::lock_guard lock(mutex_);
   const bool settings_changed = settings_.read_again(folder), summary_changed = summary_.read_again(folder);
   read_live(folder, now);  // the page asks for the ranks themselves; here only the state counts
-  const auto before = std::exchange(state_, state(folder, now));
-  return settings_changed || summary_changed || state_ != before;
+  const double modified = std::max(changed_at(folder, "metrics.jsonl"), changed_at(folder, "live"));
+  std::vector<std::string> links;
+  for (const auto* name : {"live", "checkpoints"})
+    if (folder.has_link(name)) links.emplace_back(name);
+  const auto before = std::tuple(std::exchange(state_, state(folder, now)), std::exchange(modified_, modified),
+                                 std::exchange(links_, std::move(links)));
+  return {.has_changed = settings_changed || summary_changed || before != std::tie(state_, modified_, links_),
+          .metrics_stamp = stamp_of(folder, "metrics.jsonl")};
 }
 
 std::string Run::live() const {
@@ -133,17 +146,14 @@ Json Run::description() const {
   run["has_ranks"] = live_.is_object() && !live_.value("ranks", Json::array()).empty();
   run["settings"] = settings_.value();
   run["summary"] = summary_.value();
-  const live::RunFolder folder(folder_);
-  run["changed"] = std::max(changed_at(folder, "metrics.jsonl"), changed_at(folder, "live"));
-  for (const auto* name : {"live", "checkpoints"})
-    if (folder.has_link(name))
-      run["problems"].push_back(fmt::format("{} is a symbolic link, which is not followed", name));
+  run["changed"] = modified_;
+  for (const auto& name : links_) run["problems"].push_back(fmt::format("{}: {}", name, live::kLinkProblem));
   for (const auto& problem : {metrics_.problem(), settings_.problem(), summary_.problem()})
     if (!problem.empty()) run["problems"].push_back(problem);
   return run;
 }
 
-RunCatalog::RunCatalog(std::vector<fs::path> folders) : folders_(std::move(folders)) {
+RunCatalog::RunCatalog(const std::vector<fs::path>& folders) : folders_(canonical(folders)) {
   look_for_runs();
   threads_.push_back(start_thread("watching runs", [this] { watch(); }));
   const auto readers = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kMostReaders);
@@ -175,6 +185,10 @@ std::shared_ptr<const Run> RunCatalog::find(int id) const {
 
 Json RunCatalog::descriptions() const {
   Json result{{"runs", Json::array()}, {"reading", false}};
+  {
+    const std::lock_guard lock(mutex_);
+    result["has_skipped_links"] = has_skipped_links_;
+  }
   for (const auto& run : runs()) {
     result["runs"].push_back(run->description());
     if (result["runs"].back()["reading"] == true) result["reading"] = true;
@@ -197,14 +211,14 @@ void RunCatalog::name_runs() {
 void RunCatalog::look_for_runs() {
   const auto found = find_runs(folders_);
   const std::lock_guard lock(mutex_);
-  bool has_changed = false;
-  for (const auto& folder : found) {
+  bool has_changed = std::exchange(has_skipped_links_, found.has_skipped_links) != found.has_skipped_links;
+  for (const auto& folder : found.folders) {
     if (runs_.contains(folder)) continue;
     runs_[folder] = std::make_shared<Run>(static_cast<int>(runs_.size()), folder);
     has_changed = true;
   }
   for (const auto& [folder, run] : runs_) {
-    const bool exists = std::binary_search(found.begin(), found.end(), folder);
+    const bool exists = std::binary_search(found.folders.begin(), found.folders.end(), folder);
     const std::lock_guard run_lock(run->mutex_);
     has_changed = has_changed || run->exists_ != exists;
     run->exists_ = exists;
@@ -223,11 +237,11 @@ void RunCatalog::look_for_changes() {
   const double now = unix_time();
   for (const auto& run : runs) {
     if (is_stopping_) return;
-    if (run->read_files(now)) ++version_;
-    auto stamp = stamp_of(live::RunFolder(run->folder()), "metrics.jsonl");
-    if (stamp == run->metrics_stamp_ && run->is_read_) continue;
+    auto look = run->read_files(now);
+    if (look.has_changed) ++version_;
+    if (look.metrics_stamp == run->metrics_stamp_ && run->is_read_) continue;
     if (run->is_queued_.exchange(true)) continue;
-    run->metrics_stamp_ = std::move(stamp);
+    run->metrics_stamp_ = std::move(look.metrics_stamp);
     {
       const std::lock_guard lock(mutex_);
       queue_.push_back(run);

@@ -39,7 +39,12 @@ class Run {
  private:
   friend class RunCatalog;
 
-  bool read_files(double now);
+  struct Look {
+    bool has_changed = false;     // anything that description() returns, records aside
+    std::string metrics_stamp{};  // of the file with the records
+  };
+
+  Look read_files(double now);
   bool read_live(const live::RunFolder& folder, double now);
   std::string state(const live::RunFolder& folder, double now) const;
   nlohmann::json results() const;
@@ -57,13 +62,17 @@ class Run {
   JsonFile settings_, summary_;     // guarded by mutex_
   nlohmann::json live_ = nullptr;   // guarded by mutex_
   std::string live_stamp_, state_;  // guarded by mutex_
+  double modified_ = 0;             // guarded by mutex_: time of the last change of records or live files
+  std::vector<std::string> links_;  // guarded by mutex_: folders that are links
 };
 
 /// All runs below some folders. A thread looks for changes several times a second, and other threads read the records,
 /// so that no request waits for a file. Thread-safe.
 class RunCatalog {
  public:
-  explicit RunCatalog(std::vector<std::filesystem::path> folders);
+  /// Resolves links in the paths of the folders once: a link that is changed later is not followed. Throws
+  /// std::filesystem::filesystem_error if a folder does not exist.
+  explicit RunCatalog(const std::vector<std::filesystem::path>& folders);
   ~RunCatalog();
   RunCatalog(const RunCatalog&) = delete;
   RunCatalog& operator=(const RunCatalog&) = delete;
@@ -74,7 +83,7 @@ class RunCatalog {
 
   /// Increases when anything that `descriptions` returns has changed.
   uint64_t version() const { return version_; }
-  /// {"runs": [...], "reading": bool}: what the page needs to know once a second.
+  /// {"runs": [...], "reading": bool, "has_skipped_links": bool}: what the page needs to know once a second.
   nlohmann::json descriptions() const;
 
  private:
@@ -85,13 +94,14 @@ class RunCatalog {
   void publish(Run& run);
   void name_runs();
 
-  const std::vector<std::filesystem::path> folders_;
+  const std::vector<std::filesystem::path> folders_;  // canonical paths
   std::atomic<uint64_t> version_ = 1;
   std::atomic<bool> is_stopping_ = false;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;                             // the queue, or is_stopping_
   std::map<std::filesystem::path, std::shared_ptr<Run>> runs_;  // guarded by mutex_
+  bool has_skipped_links_ = false;                              // guarded by mutex_
   std::deque<std::shared_ptr<Run>> queue_;                      // guarded by mutex_: runs with new records
   std::vector<std::thread> threads_;                            // constant after construction
 };

@@ -38,8 +38,7 @@ std::string stamp_of(const live::RunFolder& run, const std::string& name) {
 
 double changed_at(const live::RunFolder& run, const std::string& name) {
   const auto status = run.status(name);
-  if (!status) return 0;
-  return static_cast<double>(status->st_mtim.tv_sec) + static_cast<double>(status->st_mtim.tv_nsec) * 1e-9;
+  return status ? live::modified_at(*status) : 0;
 }
 
 /// Throws Error with the reason if the file cannot be used.

@@ -19,6 +19,7 @@ const selected = new Set(); // ids of runs
 const slots = new Slots();
 const charts = new Map(); // by metric
 let runs = new Map(); // by id, in the order of the server
+let hasSkippedLinks = false; // by the search for runs
 let focus = null; // id of the run whose ranks and checkpoints are shown
 let isFirstAnswer = true;
 
@@ -252,11 +253,17 @@ function showCharts() {
   setText(
     hint,
     runs.size === 0
-      ? "There are no runs in the folders yet. New runs appear here by themselves."
+      ? noRunsText()
       : selected.size === 0
         ? "Select runs on the left to see their curves."
         : "The selected runs have no such metrics yet.",
   );
+}
+
+function noRunsText() {
+  const text = "There are no runs in the folders yet. New runs appear here by themselves";
+  const hint = "; symbolic links below the folders are not followed: name their targets on the command line";
+  return `${text}${hasSkippedLinks ? hint : ""}.`;
 }
 
 // The key of all that the curves of a chart depend on.
@@ -323,7 +330,10 @@ function markStale() {
 // --- ranks and checkpoints of the run in focus
 
 const ranksPanel = new RanksPanel(
-  async (rank) => (await ask(`/api/output?run=${focus}&rank=${rank}&lines=200`)).lines,
+  async (rank) => {
+    const {lines, problem} = await ask(`/api/output?run=${focus}&rank=${rank}&lines=200`);
+    return problem ? [`The output cannot be shown: ${problem}`] : lines;
+  },
   announce,
 );
 
@@ -390,6 +400,7 @@ async function poll() {
     const answer = await ask("/api/runs", true);
     if (answer) {
       runs = new Map(answer.runs.map((run) => [run.id, run]));
+      hasSkippedLinks = answer.has_skipped_links;
       if (isFirstAnswer && runs.size > 0) {
         isFirstAnswer = false;
         chooseAtFirst();
