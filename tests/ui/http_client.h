@@ -1,11 +1,14 @@
 #pragma once
 
-#include <arpa/inet.h>
+#include <linux/sockios.h>
+#include <netdb.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -14,27 +17,39 @@
 
 namespace lockstep::ui {
 
-/// A connection to a port of loopback that sends any bytes. It ends with a reset, so that thousands of them leave no
-/// ports in TIME_WAIT.
+/// A connection to a port of this machine that sends any bytes. It ends with a reset, so that thousands of them leave
+/// no ports in TIME_WAIT.
 class HttpClient {
  public:
   /// Only a hang takes so long, also on a busy machine.
-  static constexpr std::chrono::milliseconds kPatience = std::chrono::minutes(2);
+  static constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(30);
 
-  explicit HttpClient(int port, int receive_buffer = 0) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  struct Options {
+    std::string to = "127.0.0.1";
+    std::string from{};      // empty: the system chooses
+    int receive_buffer = 0;  // bytes; 0: the system chooses
+  };
+
+  explicit HttpClient(int port) : HttpClient(port, Options{}) {}
+
+  HttpClient(int port, const Options& options) {
+    const auto to = numeric_address(options.to, port);
+    socket_ = FileDescriptor(::socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const linger at_once{1, 0};
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-    if (receive_buffer > 0) ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+    if (options.receive_buffer > 0)
+      ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &options.receive_buffer, sizeof options.receive_buffer);
+    if (!options.from.empty()) {
+      const auto from = numeric_address(options.from, 0);
+      if (::bind(socket_.get(), from->ai_addr, from->ai_addrlen) != 0)
+        throw std::runtime_error("cannot bind to " + options.from);
+    }
+    if (::connect(socket_.get(), to->ai_addr, to->ai_addrlen) != 0)
       throw std::runtime_error("cannot connect to the server");
   }
 
   /// Returns false if the server has closed the connection.
-  bool say(std::string_view bytes) const {
+  bool send(std::string_view bytes) const {
     while (!bytes.empty()) {
       const auto put = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (put <= 0) return false;
@@ -43,26 +58,32 @@ class HttpClient {
     return true;
   }
 
-  /// The bytes that the server sends until it closes the connection, with those that the other functions have received.
-  const std::string& hear_all() {
-    while (receive()) {
-    }
-    return heard_;
+  /// Whether all bytes that were sent are in the buffer of the server's socket.
+  bool has_delivered() const {
+    int left = 0;
+    return ::ioctl(socket_.get(), SIOCOUTQ, &left) == 0 && left == 0;
   }
 
-  /// The next whole answer: its head and a body of the length that it has. Empty if the connection ends before.
-  std::string hear_answer(bool has_body = true) {
+  /// The bytes that the server sends until it closes the connection, with those that the other functions have received.
+  const std::string& receive_all() {
+    while (receive()) {
+    }
+    return received_;
+  }
+
+  /// The next whole response: its head and a body of the length that it has. Empty if the connection ends before.
+  std::string receive_response(bool has_body = true) {
     constexpr std::string_view kEnd = "\r\n\r\n", kLength = "Content-Length: ";
-    while (heard_.find(kEnd) == heard_.npos)
+    while (received_.find(kEnd) == received_.npos)
       if (!receive()) return "";
-    size_t size = heard_.find(kEnd) + kEnd.size();
-    const auto length = heard_.find(kLength);
-    if (has_body && length < size) size += std::stoul(heard_.substr(length + kLength.size()));
-    while (heard_.size() < size)
+    size_t size = received_.find(kEnd) + kEnd.size();
+    const auto length = received_.find(kLength);
+    if (has_body && length < size) size += std::stoul(received_.substr(length + kLength.size()));
+    while (received_.size() < size)
       if (!receive()) return "";
-    const auto answer = heard_.substr(0, size);
-    heard_.erase(0, size);
-    return answer;
+    const auto response = received_.substr(0, size);
+    received_.erase(0, size);
+    return response;
   }
 
   /// Whether the server has closed the connection, and all that it has sent is received. Does not block.
@@ -76,6 +97,15 @@ class HttpClient {
   void end_sending() const { ::shutdown(socket_.get(), SHUT_WR); }
 
  private:
+  static std::unique_ptr<addrinfo, void (*)(addrinfo*)> numeric_address(const std::string& address, int port) {
+    addrinfo wanted{}, *found = nullptr;
+    wanted.ai_socktype = SOCK_STREAM;
+    wanted.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+    if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &wanted, &found) != 0)
+      throw std::runtime_error(address + " is no address");
+    return {found, ::freeaddrinfo};
+  }
+
   bool is_ready(std::chrono::milliseconds limit) const {
     pollfd waiting{socket_.get(), POLLIN, 0};
     return ::poll(&waiting, 1, static_cast<int>(limit.count())) == 1;
@@ -86,12 +116,12 @@ class HttpClient {
     if (!is_ready(kPatience)) throw std::runtime_error("the server neither answers nor closes the connection");
     std::array<char, 65536> bytes;
     const auto got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
-    if (got > 0) heard_.append(bytes.data(), static_cast<size_t>(got));
+    if (got > 0) received_.append(bytes.data(), static_cast<size_t>(got));
     return got > 0;
   }
 
   FileDescriptor socket_;
-  std::string heard_;
+  std::string received_;
 };
 
 }  // namespace lockstep::ui

@@ -66,7 +66,8 @@ TEST(HttpRequest, IsRefusedUnlessValid) {
     EXPECT_FALSE(parse_request(std::string(line) + "\r\n" + kHost + "\r\n")) << line;
   for (const std::string& header :
        {std::string("no colon"), std::string(": x"), std::string("a b: x"), std::string("a : x"), std::string(" a: x"),
-        std::string("a: x\n b"), std::string("a: x\ry"), std::string("a: \0", 4), std::string("host: other")})
+        std::string("a: x\n b"), std::string("a: x\ry"), std::string("a: \0", 4), std::string("host: other"),
+        std::string("Content-Length: 0\r\ncontent-length: 0")})
     EXPECT_FALSE(parse_request(std::string("GET / HTTP/1.1\r\n") + kHost + header + "\r\n\r\n")) << header;
 }
 

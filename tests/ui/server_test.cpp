@@ -10,6 +10,7 @@
 
 #include "support/temporary_folder.h"
 #include "ui/http_client.h"
+#include "ui/listener.h"
 
 namespace lockstep::ui {
 namespace {
@@ -32,8 +33,8 @@ class DashboardServer : public testing::Test {
   /// Sends these bytes and returns all that the server answers until it closes the connection.
   std::string exchanged(const std::string& request) const {
     HttpClient client(server_->port());
-    client.say(request);
-    return client.hear_all();
+    client.send(request);
+    return client.receive_all();
   }
 
   std::string get(const std::string& path, const std::string& headers = "",
@@ -149,24 +150,27 @@ TEST_F(DashboardServer, KeepsAConnectionForFurtherRequests) {
     return fmt::format("{} {} HTTP/1.1\r\nHost: localhost\r\n{}\r\n", method, path, bearer_);
   };
   for (const auto* path : {"/", "/api/runs", "/nothing"}) {
-    EXPECT_TRUE(client.say(request("GET", path)));
-    EXPECT_THAT(client.hear_answer(), Not(HasSubstr("Connection: close"))) << path;
+    EXPECT_TRUE(client.send(request("GET", path)));
+    EXPECT_THAT(client.receive_response(), Not(HasSubstr("Connection: close"))) << path;
   }
-  EXPECT_TRUE(client.say(request("HEAD", "/app.js")));
-  const auto head = client.hear_answer(false);
+  EXPECT_TRUE(client.send(request("HEAD", "/app.js")));
+  const auto head = client.receive_response(false);
   EXPECT_THAT(head, HasSubstr("Content-Type: text/javascript"));
   EXPECT_THAT(head, Not(HasSubstr("Content-Length: 0")));
   EXPECT_THAT(head, testing::EndsWith("\r\n\r\n"));
 }
 
 TEST_F(DashboardServer, ListensOnIpv6) {
-  std::optional<Server> server;
   try {
-    server.emplace(ServerOptions{.folders = {}, .address = "::1"});
+    listen_on("::1", 0);
   } catch (const std::exception& error) {
     GTEST_SKIP() << "this machine has no IPv6: " << error.what();
   }
-  EXPECT_THAT(server->url(), StartsWith(fmt::format("http://[::1]:{}/?token=", server->port())));
+  const Server server({.folders = {}, .address = "::1", .token = "0123456789abcdef"});
+  EXPECT_THAT(server.url(), StartsWith(fmt::format("http://[::1]:{}/?token=", server.port())));
+  HttpClient client(server.port(), {.to = "::1"});
+  EXPECT_TRUE(client.send(fmt::format("GET /api/runs HTTP/1.1\r\nHost: [::1]:{}\r\n{}\r\n", server.port(), bearer_)));
+  EXPECT_THAT(client.receive_response(), StartsWith("HTTP/1.1 200 "));
 }
 
 TEST_F(DashboardServer, NamesAPortThatIsTaken) {

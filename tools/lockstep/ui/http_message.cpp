@@ -23,13 +23,6 @@ bool is_control(unsigned char c) {
   return c < ' ' || c == 0x7F;
 }
 
-std::string lower(std::string_view written) {
-  std::string result(written);
-  std::transform(result.begin(), result.end(), result.begin(),
-                 [](unsigned char c) { return c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c; });
-  return result;
-}
-
 std::string_view without_blanks(std::string_view written) {
   constexpr std::string_view kBlanks = " \t";
   const auto begin = written.find_first_not_of(kBlanks);
@@ -84,7 +77,7 @@ bool parse_target(std::string_view target, HttpRequest& request) {
   return is_path;
 }
 
-/// Refuses a second Host, and lines that continue the line before, as RFC 9112 requires.
+/// Refuses a second Host or Content-Length, and lines that continue the line before, as RFC 9112 requires.
 bool parse_header(std::string_view line, HttpRequest& request) {
   const bool has_colon = line.find(':') != line.npos;
   const auto name = take(line, ":");
@@ -92,13 +85,13 @@ bool parse_header(std::string_view line, HttpRequest& request) {
   const bool is_valid = has_colon && is_token(name) && std::none_of(value.begin(), value.end(), [](unsigned char c) {
                           return is_control(c) && c != '\t';
                         });
-  const bool is_first = request.headers.emplace(lower(name), value).second;
-  return is_valid && (is_first || lower(name) != "host");
+  const auto [header, is_first] = request.headers.emplace(lower_case(name), value);
+  return is_valid && (is_first || (header->first != "host" && header->first != "content-length"));
 }
 
 bool has_option(std::string_view list, std::string_view option) {
   while (!list.empty())
-    if (lower(without_blanks(take(list, ","))) == option) return true;
+    if (lower_case(without_blanks(take(list, ","))) == option) return true;
   return false;
 }
 
@@ -131,6 +124,13 @@ const char* reason_of(int status) {
 
 }  // namespace
 
+std::string lower_case(std::string_view text) {
+  std::string result(text);
+  std::transform(result.begin(), result.end(), result.begin(),
+                 [](unsigned char c) { return c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c; });
+  return result;
+}
+
 const std::string& HttpRequest::header(const std::string& name) const {
   static const std::string kNone;
   const auto found = headers.find(name);
@@ -158,15 +158,15 @@ std::optional<HttpRequest> parse_request(std::string_view head) {
   return request;
 }
 
-std::string to_bytes(const HttpResponse& response, const ResponseForm& form) {
+std::string to_bytes(const HttpResponse& response, const ResponseOptions& options) {
   auto bytes = fmt::format("HTTP/1.1 {} {}\r\n", response.status, reason_of(response.status));
   for (const auto& [name, value] : response.headers) bytes += fmt::format("{}: {}\r\n", name, value);
   const bool may_have_body = response.status != 304;
   if (may_have_body)
     bytes += fmt::format("Content-Type: {}\r\nContent-Length: {}\r\n", response.content_type, response.body.size());
-  if (form.closes) bytes += "Connection: close\r\n";
+  if (options.closes) bytes += "Connection: close\r\n";
   bytes += kLineEnd;
-  if (may_have_body && !form.is_head) bytes += response.body;
+  if (may_have_body && !options.is_head) bytes += response.body;
   return bytes;
 }
 

@@ -8,9 +8,12 @@
 #include <utility>
 #include <vector>
 
-/// Requests and answers of HTTP/1.1 as bytes, without sockets: the part of RFC 9112 that a server of GET and HEAD
+/// Requests and responses of HTTP/1.1 as bytes, without sockets: the part of RFC 9112 that a server of GET and HEAD
 /// needs.
 namespace lockstep::ui {
+
+/// The text with the letters A to Z in lower case. Pure.
+std::string lower_case(std::string_view text);
 
 struct HttpRequest {
   std::string method{};
@@ -35,14 +38,15 @@ struct HttpResponse {
 /// bytes are known to have none. Pure.
 size_t head_size(std::string_view bytes, size_t known);
 
-/// Parses a whole head. None if it is not a valid request of HTTP/1.0 or 1.1 with a path as target. Pure.
+/// Parses a whole head. None if it is not a valid request of HTTP/1.0 or 1.1 with a path as target. Absolute targets,
+/// such as http://host/path, are refused: only clients of a proxy send them, and the page has none. Pure.
 std::optional<HttpRequest> parse_request(std::string_view head);
 
 /// The bytes of a response; with `is_head` without the body, but with its length. `closes` says that the connection
 /// ends after this response. Pure.
-struct ResponseForm {
+struct ResponseOptions {
   bool is_head = false, closes = false;
 };
-std::string to_bytes(const HttpResponse& response, const ResponseForm& form);
+std::string to_bytes(const HttpResponse& response, const ResponseOptions& options);
 
 }  // namespace lockstep::ui

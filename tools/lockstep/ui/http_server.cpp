@@ -31,11 +31,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr size_t kWorkers = 8;      // a file on a slow disk delays one of them
-constexpr int kAcceptsInARow = 16;  // then other events are handled
-constexpr milliseconds kTick(100);  // between two looks at the time limits
+constexpr size_t kWorkers = 8;                   // a file on a slow disk delays one of them
+constexpr int kAcceptsInARow = 16;               // then other events are handled
+constexpr size_t kSentInARow = size_t{1} << 20;  // bytes; then other events are handled
+constexpr milliseconds kTick(100);               // between two looks at the time limits
 constexpr milliseconds kAcceptPause(1000);
-constexpr size_t kMostDiscarded = 256 << 10;  // bytes that a client sends after its last answer
+constexpr size_t kMostDiscarded = 256 << 10;  // bytes that a client sends after its last response
 
 constexpr uint64_t kListener = 0;
 constexpr uint64_t kWaker = 1;
@@ -55,9 +56,9 @@ HttpResponse plain_text(int status, std::string text) {
 
 }  // namespace
 
-/// A connection receives a request, waits for its answer, and sends the answer; then it receives the next request.
-/// After the last answer it discards what the client still sends: to close a socket with unread bytes would reset the
-/// connection, and the client could lose the answer.
+/// A connection receives a request, waits for its response, and sends the response; then it receives the next request.
+/// After the last response it discards what the client still sends: to close a socket with unread bytes would reset the
+/// connection, and the client could lose the response.
 class HttpServer::Loop {
  public:
   Loop(FileDescriptor listener, Options options)
@@ -82,7 +83,7 @@ class HttpServer::Loop {
   struct Connection {
     FileDescriptor socket{};
     std::string address{};
-    Clock::time_point since{}, active{};  // active: when the last answer was begun or continued
+    Clock::time_point since{}, active{};  // active: when the last response was begun or continued
     uint32_t events = EPOLLIN;
     std::string input{};   // not parsed yet
     size_t searched = 0;   // bytes of `input` without the end of a head
@@ -90,21 +91,21 @@ class HttpServer::Loop {
     size_t sent = 0;
     size_t discarded = 0;
     bool is_known = false;    // it has sent an allowed request
-    bool is_busy = false;     // its answer is computed
-    bool is_closing = false;  // its answer is the last one
+    bool is_busy = false;     // its response is computed
+    bool is_closing = false;  // its response is the last one
     bool is_discarding = false;
   };
   using Entry = std::map<uint64_t, Connection>::iterator;
 
-  struct Answer {
+  struct FinishedResponse {
     uint64_t connection = 0;
-    std::string bytes{};
+    std::string bytes{};  // empty: there is not even the memory for an error
   };
 
-  bool watch(int descriptor, uint64_t name, uint32_t events, int how = EPOLL_CTL_ADD) {
+  bool watch(int descriptor, uint64_t id, uint32_t events, int how = EPOLL_CTL_ADD) {
     epoll_event event{};
     event.events = events;
-    event.data.u64 = name;
+    event.data.u64 = id;
     return ::epoll_ctl(poller_.get(), how, descriptor, &event) == 0;
   }
 
@@ -124,7 +125,7 @@ class HttpServer::Loop {
         is_connecting = is_connecting || events[i].data.u64 == kListener;
         handle(events[i]);
       }
-      send_answers();
+      send_responses();
       if (is_connecting) accept_some();  // last: a request that has arrived keeps its connection
       close_overdue();
       if (!is_accepting_ && Clock::now() >= accept_again_) set_accepting(true);
@@ -157,14 +158,14 @@ class HttpServer::Loop {
       FileDescriptor socket(
           ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket.is_open()) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) run_out();
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) on_descriptors_exhausted();
         continue;
       }
       if (strangers_ >= options_.limits.strangers) close_one_stranger();
-      const auto name = next_name_++;
-      if (!watch(socket.get(), name, EPOLLIN)) continue;
+      const auto id = next_id_++;
+      if (!watch(socket.get(), id, EPOLLIN)) continue;
       const auto now = Clock::now();
-      const auto entry = connections_.try_emplace(name).first;
+      const auto entry = connections_.try_emplace(id).first;
       entry->second.socket = std::move(socket);
       entry->second.address = address_of(from);
       entry->second.since = entry->second.active = now;
@@ -179,8 +180,7 @@ class HttpServer::Loop {
     return ::poll(&waiting, 1, 0) > 0;
   }
 
-  // No descriptors are left.
-  void run_out() {
+  void on_descriptors_exhausted() {
     if (strangers_ > 0) return close_one_stranger();
     accept_again_ = Clock::now() + kAcceptPause;
     set_accepting(false);
@@ -194,7 +194,7 @@ class HttpServer::Loop {
   // Closes the oldest stranger of the address that has the most. A flood from one host then displaces none of another.
   void close_one_stranger() {
     std::map<std::string_view, size_t> by_address;
-    for (const auto& [name, connection] : connections_)
+    for (const auto& [id, connection] : connections_)
       if (!connection.is_known) ++by_address[connection.address];
     auto worst = connections_.end();
     for (auto entry = connections_.begin(); entry != connections_.end(); ++entry) {  // the oldest first
@@ -205,7 +205,7 @@ class HttpServer::Loop {
     if (worst != connections_.end()) close(worst);
   }
 
-  // Also bytes that arrive slowly do not prolong the time of a stranger, or of a request.
+  // The time limits start with the connection or the last response. Bytes that arrive later do not extend them.
   void close_overdue() {
     const auto now = Clock::now();
     const auto& limits = options_.limits;
@@ -237,10 +237,19 @@ class HttpServer::Loop {
     take_request(entry);
   }
 
-  // Takes the next request out of the input. There is no answer in work or to be sent.
+  // RFC 9112, 2.2: clients may send an empty line after a body.
+  static void skip_empty_lines(Connection& connection) {
+    size_t blank = 0;
+    while (connection.input.compare(blank, 2, "\r\n") == 0) blank += 2;
+    if (blank == 0) return;
+    connection.input.erase(0, blank);
+    connection.searched = 0;
+  }
+
+  // Takes the next request out of the input. No response is in progress.
   void take_request(Entry entry) {
     auto& connection = entry->second;
-    if (connection.input.starts_with("\r\n")) connection.input.erase(0, 2);  // RFC 9112, 2.2: after a body
+    skip_empty_lines(connection);
     const size_t size = head_size(connection.input, std::exchange(connection.searched, connection.input.size()));
     if (size == 0 && connection.input.size() < options_.limits.head_bytes) return set_events(entry, EPOLLIN);
     if (size == 0) return refuse(entry, plain_text(431, "The request is too long.\n"), false);
@@ -249,54 +258,66 @@ class HttpServer::Loop {
     connection.searched = 0;
     if (!request) return refuse(entry, plain_text(400, "The request is not valid.\n"), false);
     const bool is_head = request->method == "HEAD";
-    if (const auto refusal = options_.refuse(*request)) return refuse(entry, *refusal, is_head);
+    if (const auto refusal = options_.authorize(*request)) return refuse(entry, *refusal, is_head);
     if (!std::exchange(connection.is_known, true)) --strangers_;
     connection.is_closing = !request->keeps_connection;
     connection.is_busy = true;
     set_events(entry, 0);
-    const ResponseForm form{.is_head = is_head, .closes = connection.is_closing};
-    workers_.add([this, name = entry->first, request = *request, form] { answer(name, request, form); });
+    const ResponseOptions options{.is_head = is_head, .closes = connection.is_closing};
+    workers_.add([this, id = entry->first, request = *request, options] { respond(id, request, options); });
   }
 
-  /// Sends the last answer of a connection.
+  /// Sends the last response of a connection.
   void refuse(Entry entry, const HttpResponse& response, bool is_head) {
     entry->second.is_closing = true;
     begin_sending(entry, bytes_of(response, {.is_head = is_head, .closes = true}));
   }
 
-  std::string bytes_of(HttpResponse response, const ResponseForm& form) const {
+  std::string bytes_of(HttpResponse response, const ResponseOptions& options) const {
     response.headers.insert(response.headers.begin(), options_.headers.begin(), options_.headers.end());
-    return to_bytes(response, form);
+    return to_bytes(response, options);
   }
 
   /// On a worker's thread.
-  void answer(uint64_t name, const HttpRequest& request, const ResponseForm& form) {
-    HttpResponse response;
+  void respond(uint64_t id, const HttpRequest& request, const ResponseOptions& options) {
+    FinishedResponse finished{.connection = id};
     try {
-      response = options_.answer(request);
-    } catch (const std::exception& error) {
-      response = plain_text(500, fmt::format("{}\n", error.what()));
+      finished.bytes = response_bytes(request, options);
+    } catch (const std::exception&) {  // not even the memory for an error: the connection is closed
     }
     {
       const std::lock_guard lock(mutex_);
-      answers_.push_back({name, bytes_of(std::move(response), form)});
+      finished_.push_back(std::move(finished));
     }
     wake();
   }
 
-  // --- answers
+  std::string response_bytes(const HttpRequest& request, const ResponseOptions& options) const {
+    std::string problem;
+    try {
+      return bytes_of(options_.handle(request), options);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    return bytes_of(plain_text(500, problem + "\n"), options);
+  }
 
-  void send_answers() {
-    std::vector<Answer> answers;
+  // --- responses
+
+  void send_responses() {
+    std::vector<FinishedResponse> responses;
     {
       const std::lock_guard lock(mutex_);
-      answers.swap(answers_);
+      responses.swap(finished_);
     }
-    for (auto& answer : answers) {
-      const auto entry = connections_.find(answer.connection);
+    for (auto& response : responses) {
+      const auto entry = connections_.find(response.connection);
       if (entry == connections_.end()) continue;  // the client has left
       entry->second.is_busy = false;
-      begin_sending(entry, std::move(answer.bytes));
+      if (response.bytes.empty())
+        close(entry);
+      else
+        begin_sending(entry, std::move(response.bytes));
     }
   }
 
@@ -309,13 +330,16 @@ class HttpServer::Loop {
 
   void send(Entry entry) {
     auto& connection = entry->second;
+    size_t sent = 0;
     while (connection.sent < connection.output.size()) {
+      if (sent >= kSentInARow) return set_events(entry, EPOLLOUT);
       const auto put = ::send(connection.socket.get(), connection.output.data() + connection.sent,
-                              connection.output.size() - connection.sent, MSG_NOSIGNAL);
+                              std::min(connection.output.size() - connection.sent, kSentInARow - sent), MSG_NOSIGNAL);
       if (put < 0 && errno == EINTR) continue;
       if (put < 0 && errno == EAGAIN) return set_events(entry, EPOLLOUT);
       if (put < 0) return close(entry);
       connection.sent += static_cast<size_t>(put);
+      sent += static_cast<size_t>(put);
       connection.active = Clock::now();
     }
     connection.output = {};
@@ -336,16 +360,16 @@ class HttpServer::Loop {
   std::atomic<bool> is_stopping_ = false;
 
   std::mutex mutex_;
-  std::vector<Answer> answers_;  // guarded by mutex_
+  std::vector<FinishedResponse> finished_;  // guarded by mutex_
 
   // Used by the loop's thread only:
   std::map<uint64_t, Connection> connections_;  // the oldest first
-  uint64_t next_name_ = 2;
+  uint64_t next_id_ = 2;
   size_t strangers_ = 0;
   bool is_accepting_ = true;
   Clock::time_point accept_again_{};
 
-  WorkerThreads workers_{kWorkers, "answers of the dashboard"};
+  WorkerThreads workers_{kWorkers, "responses of the dashboard"};
   std::thread thread_;
 };
 

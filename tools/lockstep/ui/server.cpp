@@ -71,15 +71,15 @@ class Server::Implementation {
         routes_(make_routes()),
         server_(std::move(listener), {.limits = options.limits,
                                       .headers = security_headers(),
-                                      .refuse = [this](const HttpRequest& request) { return refuse(request); },
-                                      .answer = [this](const HttpRequest& request) { return answer(request); }}) {}
+                                      .authorize = [this](const HttpRequest& request) { return authorize(request); },
+                                      .handle = [this](const HttpRequest& request) { return handle(request); }}) {}
 
   bool has_parameter(const HttpRequest& request) const {
     const auto token = request.parameters.find("token");
     return token != request.parameters.end() && access_.is_token(token->second);
   }
 
-  std::optional<HttpResponse> refuse(const HttpRequest& request) const {
+  std::optional<HttpResponse> authorize(const HttpRequest& request) const {
     const auto refused = [](int status, const char* why) {
       return HttpResponse{.status = status, .content_type = kPlainText, .body = why};
     };
@@ -97,7 +97,7 @@ class Server::Implementation {
     return std::nullopt;
   }
 
-  HttpResponse answer(const HttpRequest& request) const {
+  HttpResponse handle(const HttpRequest& request) const {
     const auto route = routes_.find(request.path);
     auto response = response_to(request, route != routes_.end()
                                              ? route->second(request)
