@@ -363,6 +363,32 @@ def no_runs(folder):
     pass
 
 
+def a_linked_run(folder):
+    write_run(folder, ".elsewhere", 1)
+    os.symlink(".elsewhere", f"{folder}/linked")
+
+
+def test_says_that_links_were_skipped(page):
+    page.wait("the hint", "document.getElementById('no-curves').textContent"
+              ".includes('symbolic links below the folders are not followed: name their targets')")
+
+
+test_says_that_links_were_skipped.runs = a_linked_run
+
+
+def test_says_why_there_is_no_output(page):
+    log = f"{page.folder}/job/live/output-00000.log"
+    os.rename(log, f"{page.folder}/log")
+    os.symlink("../../log", log)
+    page.wait("two ranks", "document.querySelectorAll('#ranks tbody tr.running').length === 2")
+    page.one("#ranks tr[data-rank='0'] button").click()
+    page.wait("the reason", "document.querySelector('#rank-details pre')?.textContent === 'The output cannot be shown: "
+              "it is a symbolic link, which is not followed'")
+
+
+test_says_why_there_is_no_output.runs = live_job
+
+
 def test_watches_a_real_job(page):
     """Four ranks, of which one is slow and one is killed."""
     command = [LOCKSTEP, "run", "-n", "4", RUNNING_RANK, "watched", f"{page.folder}/job", "slow", "2"]
