@@ -1,6 +1,5 @@
 #include "rendezvous/store/store_server.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -11,12 +10,12 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <unordered_map>
 
 #include <lockstep/error.h>
 
+#include "base/connection_acceptor.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/text.h"
@@ -48,7 +47,6 @@ constexpr size_t kMostStrangers = 64;
 constexpr size_t kStrangerBytes = 4 << 10;
 constexpr auto kStrangerTime = std::chrono::seconds(2);
 constexpr size_t kMostUnsent = 256 << 20;  // per connection; beyond it the client is considered hung
-constexpr int kAcceptsInARow = 16;         // then other events are handled
 constexpr auto kServerTick = std::chrono::milliseconds(50);
 constexpr auto kServerFarewell = std::chrono::milliseconds(500);
 // A longer pause between two iterations means that this process did not run.
@@ -70,20 +68,14 @@ namespace store_server {
 /// One connection: its socket, TLS session, and partially sent or received messages.
 struct ConnectedPeer {
   ConnectedPeer(FileDescriptor socket, const TlsContext& tls)
-      : socket(std::move(socket)),
-        name(peer_of(this->socket)),
-        address(name.substr(0, name.rfind(':'))),
-        session(tls),
-        since(Clock::now()) {}
+      : socket(std::move(socket)), name(peer_of(this->socket)), session(tls) {}
 
   FileDescriptor socket;
   ClosedInChildren closed_in_children{socket.get()};
   std::string name;  // address and port
-  std::string address;
   TlsSession session;
   Decoder decoder{};
   OutputBuffer unsent{};
-  Clock::time_point since;
   Clock::time_point told{};  // when something was last sent to it
   size_t bytes_before_proof = 0;
   bool is_known = false;     // authenticated
@@ -157,7 +149,7 @@ class StoreServer::Loop {
       if (now - last_look > kServerStall) coordinator_.reset_heartbeats(now);
       last_look = now;
       for (int i = 0; i < count; ++i) handle(events[i], now);
-      if (is_accepting_ != may_accept(now)) pause_accepting(now);
+      acceptor_.resume(now);
       coordinator_.tick(now);
       // After the connections: the loss of a rank's connection is a more precise cause than the launcher's report.
       end_job_if_asked(now);
@@ -183,6 +175,7 @@ class StoreServer::Loop {
   void end(std::unordered_map<Connection, ConnectedPeer>::iterator peer) {
     ::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, peer->second.socket.get(), nullptr);
     ::shutdown(peer->second.socket.get(), SHUT_RDWR);
+    strangers_.remove(peer->first);
     peers_.erase(peer);
   }
 
@@ -235,6 +228,7 @@ class StoreServer::Loop {
 
   void begin_stopping(Clock::time_point now) {
     is_stopping_ = true;
+    acceptor_.stop();
     farewell_ends_ = now + kServerFarewell;
     std::vector<Connection> strangers;
     for (auto& [name, peer] : peers_) {
@@ -257,79 +251,46 @@ class StoreServer::Loop {
 
   // --- strangers: connections that have not authenticated yet
 
-  bool may_accept(Clock::time_point now) const { return now >= accept_again_ && !is_stopping_; }
-
-  void pause_accepting(Clock::time_point now) {
-    is_accepting_ = may_accept(now);
-    epoll_event event{};
-    event.events = is_accepting_ ? EPOLLIN : 0u;
-    event.data.u64 = kListener;
-    ::epoll_ctl(poller_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
+  void accept_some(Clock::time_point now) {
+    acceptor_.accept_some(
+        now, [&](FileDescriptor socket, const sockaddr_storage&) { add(std::move(socket), now); },
+        [&](int error) { return make_room(error, now); });
   }
 
-  void accept_some(Clock::time_point now) {
-    for (int turn = 0; turn < kAcceptsInARow && may_accept(now); ++turn) {
-      FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket.is_open()) {
-        const int error = errno;
-        if (!somebody_waits()) return;
-        if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) run_out(error, now);
-        continue;
-      }
-      if (strangers_ >= kMostStrangers) drop_one_stranger("too many unauthenticated connections", now);
-      try {
-        watch(socket.get(), next_name_, EPOLLIN);
-        peers_.try_emplace(next_name_++, std::move(socket), tls_);
-        ++strangers_;
-      } catch (const SystemError& error) {  // epoll_ctl failed
-        log_warning_async(error.what());
-      }
+  void add(FileDescriptor socket, Clock::time_point now) {
+    if (strangers_.size() >= kMostStrangers)
+      turn_away(strangers_.to_displace(), "too many unauthenticated connections", now);
+    try {
+      const Connection name = next_name_++;
+      watch(socket.get(), name, EPOLLIN);
+      const auto& peer = peers_.try_emplace(name, std::move(socket), tls_).first->second;
+      strangers_.add(name, peer.name.substr(0, peer.name.rfind(':')), now);
+    } catch (const SystemError& error) {  // epoll_ctl failed
+      log_warning_async(error.what());
     }
   }
 
-  // accept4() allocates a descriptor first, so it can fail with EMFILE although no connection is waiting.
-  bool somebody_waits() const {
-    pollfd waiting{listener_.get(), POLLIN, 0};
-    return ::poll(&waiting, 1, 0) > 0;
-  }
-
-  // No descriptors left: close strangers first.
-  void run_out(int error, Clock::time_point now) {
-    std::string why = text(std::strerror(error), "; raise the limit of open files (ulimit -n)");
-    if (strangers_ > 0) return drop_one_stranger(why, now);
-    log_warning_async(text("the store cannot accept connections: ", why));
-    accept_again_ = now + std::chrono::seconds(1);
-  }
-
-  // Drops the oldest stranger of the address that has the most. A flood from one host then displaces none of another
-  // host. A rank authenticates within milliseconds, so a flood from the rank's own host seldom outlasts it.
-  void drop_one_stranger(const std::string& why, Clock::time_point now) {
-    std::map<std::string_view, size_t> by_address;
-    for (const auto& [name, peer] : peers_)
-      if (!peer.is_known) ++by_address[peer.address];
-    const auto rank_of = [&](const ConnectedPeer& peer) {
-      return std::pair(by_address[peer.address], now - peer.since);
-    };
-    auto worst = peers_.end();
-    for (auto peer = peers_.begin(); peer != peers_.end(); ++peer)
-      if (!peer->second.is_known && (worst == peers_.end() || rank_of(peer->second) > rank_of(worst->second)))
-        worst = peer;
-    if (worst != peers_.end()) turn_away(worst->first, why, now);
+  // Closes a stranger. A rank authenticates within milliseconds, so a flood from the rank's own host seldom outlasts
+  // it.
+  bool make_room(int error, Clock::time_point now) {
+    const std::string why = text(std::strerror(error), "; raise the limit of open files (ulimit -n)");
+    if (strangers_.size() == 0) {
+      log_warning_async(text("the store cannot accept connections: ", why));
+      return false;
+    }
+    turn_away(strangers_.to_displace(), why, now);
+    return true;
   }
 
   void drop_slow_strangers(Clock::time_point now) {
-    if (strangers_ == 0) return;
-    std::vector<Connection> slow;
-    for (const auto& [name, peer] : peers_)
-      if (!peer.is_known && now - peer.since > kStrangerTime) slow.push_back(name);
-    for (Connection name : slow) turn_away(name, "it did not prove that it knows the job's secret within 2 s", now);
+    for (Connection name : strangers_.older_than(now - kStrangerTime))
+      turn_away(name, "it did not prove that it knows the job's secret within 2 s", now);
   }
 
   void turn_away(Connection name, const std::string& why, Clock::time_point now) {
     auto found = peers_.find(name);
     turned_away_.count(found->second.name, why, now);
     end(found);
-    --strangers_;
   }
 
   // --- authenticated clients
@@ -378,7 +339,7 @@ class StoreServer::Loop {
       if (peer.session.is_authenticated()) {
         peer.is_known = true;
         peer.told = now;  // the coordinator greets it
-        --strangers_;
+        strangers_.remove(name);
         count_known(1);
         if (is_stopping_) return drop(name, "the store is shutting down", now);
         coordinator_.connected(name);
@@ -477,11 +438,10 @@ class StoreServer::Loop {
   Coordinator coordinator_;
   std::unordered_map<Connection, ConnectedPeer> peers_;
   Connection next_name_ = 2;
-  size_t strangers_ = 0;
+  ConnectionAcceptor acceptor_{listener_.get(), poller_.get(), kListener};
+  Strangers strangers_;   // the peers that are not known
   size_t published_ = 0;  // size of joined_
   RejectionLog turned_away_{"the store"};
-  bool is_accepting_ = true;
-  Clock::time_point accept_again_{};
   bool is_ending_ = false;  // ending_ was passed to the coordinator
   bool is_stopping_ = false;
   Clock::time_point farewell_ends_{};

@@ -1,7 +1,6 @@
 #include "ui/http_server.h"
 
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -22,6 +21,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/connection_acceptor.h"
 #include "base/start_thread.h"
 #include "ui/worker_threads.h"
 
@@ -32,11 +32,9 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr size_t kWorkers = 8;                   // a file on a slow disk delays one of them
-constexpr int kAcceptsInARow = 16;               // then other events are handled
 constexpr size_t kSentInARow = size_t{1} << 20;  // bytes; then other events are handled
 constexpr milliseconds kTick(100);               // between two looks at the time limits
-constexpr milliseconds kAcceptPause(1000);
-constexpr size_t kMostDiscarded = 256 << 10;  // bytes that a client sends after its last response
+constexpr size_t kMostDiscarded = 256 << 10;     // bytes that a client sends after its last response
 
 constexpr uint64_t kListener = 0;
 constexpr uint64_t kWaker = 1;
@@ -82,15 +80,13 @@ class HttpServer::Loop {
  private:
   struct Connection {
     FileDescriptor socket{};
-    std::string address{};
-    Clock::time_point since{}, active{};  // active: when the last response was begun or continued
+    Clock::time_point active{};  // when it was accepted, or the last response was begun or continued
     uint32_t events = EPOLLIN;
     std::string input{};   // not parsed yet
     size_t searched = 0;   // bytes of `input` without the end of a head
     std::string output{};  // of which `sent` bytes are sent
     size_t sent = 0;
     size_t discarded = 0;
-    bool is_known = false;    // it has sent an allowed request
     bool is_busy = false;     // its response is computed
     bool is_closing = false;  // its response is the last one
     bool is_discarding = false;
@@ -117,7 +113,7 @@ class HttpServer::Loop {
   void run() {
     std::array<epoll_event, 256> events;
     while (!is_stopping_) {
-      const bool has_limits = !connections_.empty() || !is_accepting_;
+      const bool has_limits = !connections_.empty() || !acceptor_.is_accepting();
       const int count = ::epoll_wait(poller_.get(), events.data(), static_cast<int>(events.size()),
                                      has_limits ? static_cast<int>(kTick.count()) : -1);
       bool is_connecting = false;
@@ -128,7 +124,7 @@ class HttpServer::Loop {
       send_responses();
       if (is_connecting) accept_some();  // last: a request that has arrived keeps its connection
       close_overdue();
-      if (!is_accepting_ && Clock::now() >= accept_again_) set_accepting(true);
+      acceptor_.resume(Clock::now());
     }
   }
 
@@ -145,77 +141,48 @@ class HttpServer::Loop {
   }
 
   void close(Entry entry) {
-    if (!entry->second.is_known) --strangers_;
+    strangers_.remove(entry->first);
     connections_.erase(entry);
   }
 
   // --- new connections
 
   void accept_some() {
-    for (int turn = 0; turn < kAcceptsInARow && is_accepting_ && is_client_waiting(); ++turn) {
-      sockaddr_storage from{};
-      socklen_t size = sizeof from;
-      FileDescriptor socket(
-          ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket.is_open()) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) on_descriptors_exhausted();
-        continue;
-      }
-      if (strangers_ >= options_.limits.strangers) close_one_stranger();
-      const auto id = next_id_++;
-      if (!watch(socket.get(), id, EPOLLIN)) continue;
-      const auto now = Clock::now();
-      const auto entry = connections_.try_emplace(id).first;
-      entry->second.socket = std::move(socket);
-      entry->second.address = address_of(from);
-      entry->second.since = entry->second.active = now;
-      ++strangers_;
-      receive(entry);  // at once: a flood of further connections cannot displace one whose request is here
-    }
+    acceptor_.accept_some(
+        Clock::now(), [this](FileDescriptor socket, const sockaddr_storage& from) { add(std::move(socket), from); },
+        [this](int) { return close_one_stranger(); });
   }
 
-  // accept4() allocates a descriptor first, so it can fail with EMFILE although no client is waiting.
-  bool is_client_waiting() const {
-    pollfd waiting{listener_.get(), POLLIN, 0};
-    return ::poll(&waiting, 1, 0) > 0;
+  void add(FileDescriptor socket, const sockaddr_storage& from) {
+    if (strangers_.size() >= options_.limits.strangers) close_one_stranger();
+    const auto id = next_id_++;
+    if (!watch(socket.get(), id, EPOLLIN)) return;
+    const auto now = Clock::now();
+    const auto entry = connections_.try_emplace(id).first;
+    entry->second.socket = std::move(socket);
+    entry->second.active = now;
+    strangers_.add(id, address_of(from), now);
+    receive(entry);  // at once: a flood of further connections cannot displace one whose request is here
   }
 
-  void on_descriptors_exhausted() {
-    if (strangers_ > 0) return close_one_stranger();
-    accept_again_ = Clock::now() + kAcceptPause;
-    set_accepting(false);
-  }
-
-  void set_accepting(bool is_accepting) {
-    is_accepting_ = is_accepting;
-    watch(listener_.get(), kListener, is_accepting ? EPOLLIN : 0u, EPOLL_CTL_MOD);
-  }
-
-  // Closes the oldest stranger of the address that has the most. A flood from one host then displaces none of another.
-  void close_one_stranger() {
-    std::map<std::string_view, size_t> by_address;
-    for (const auto& [id, connection] : connections_)
-      if (!connection.is_known) ++by_address[connection.address];
-    auto worst = connections_.end();
-    for (auto entry = connections_.begin(); entry != connections_.end(); ++entry) {  // the oldest first
-      if (entry->second.is_known) continue;
-      if (worst == connections_.end() || by_address[entry->second.address] > by_address[worst->second.address])
-        worst = entry;
-    }
-    if (worst != connections_.end()) close(worst);
+  /// Returns false if there is none.
+  bool close_one_stranger() {
+    if (strangers_.size() == 0) return false;
+    close(connections_.find(strangers_.to_displace()));
+    return true;
   }
 
   // The time limits start with the connection or the last response. Bytes that arrive later do not extend them.
   void close_overdue() {
     const auto now = Clock::now();
     const auto& limits = options_.limits;
+    for (const auto id : strangers_.older_than(now - limits.stranger_time)) close(connections_.find(id));
     for (auto entry = connections_.begin(); entry != connections_.end();) {
       const auto current = entry++;
       const auto& connection = current->second;
-      const bool is_overdue = !connection.is_known       ? now - connection.since > limits.stranger_time
-                              : connection.is_discarding ? now - connection.active > limits.stranger_time
-                                                         : now - connection.active > limits.idle_time;
-      if (is_overdue && !connection.is_busy) close(current);
+      if (connection.is_busy || strangers_.contains(current->first)) continue;
+      const auto limit = connection.is_discarding ? limits.stranger_time : limits.idle_time;
+      if (now - connection.active > limit) close(current);
     }
   }
 
@@ -259,7 +226,7 @@ class HttpServer::Loop {
     if (!request) return refuse(entry, plain_text(400, "The request is not valid.\n"), false);
     const bool is_head = request->method == "HEAD";
     if (const auto refusal = options_.authorize(*request)) return refuse(entry, *refusal, is_head);
-    if (!std::exchange(connection.is_known, true)) --strangers_;
+    strangers_.remove(entry->first);
     connection.is_closing = !request->keeps_connection;
     connection.is_busy = true;
     set_events(entry, 0);
@@ -365,9 +332,8 @@ class HttpServer::Loop {
   // Used by the loop's thread only:
   std::map<uint64_t, Connection> connections_;  // the oldest first
   uint64_t next_id_ = 2;
-  size_t strangers_ = 0;
-  bool is_accepting_ = true;
-  Clock::time_point accept_again_{};
+  ConnectionAcceptor acceptor_{listener_.get(), poller_.get(), kListener};
+  Strangers strangers_;  // some of connections_: they have not sent an allowed request
 
   WorkerThreads workers_{kWorkers, "responses of the dashboard"};
   std::thread thread_;
