@@ -48,8 +48,8 @@ struct DistributedDataParallelOptions {
   bool gradient_as_bucket_view = true;
   /// On a CPU, lets backward compute large gradients directly in bucket memory, which saves a copy in each step. For
   /// this the wrapper replaces LibTorch's CPU allocator, for the whole process and for good, by one that forwards all
-  /// other allocations to it. Needs gradient_as_bucket_view. The environment variable LOCKSTEP_IN_PLACE_GRADIENTS=0
-  /// switches it off for a whole program, for debugging.
+  /// other allocations to the previous one. Needs gradient_as_bucket_view. The environment variable
+  /// LOCKSTEP_IN_PLACE_GRADIENTS=0 switches it off for a whole program, for debugging.
   bool in_place_gradients = true;
   /// Compares the models and options of all ranks at construction and copies rank 0's parameters and buffers to all
   /// ranks. If false, neither is done: the ranks must already hold equal models and options.

@@ -23,12 +23,13 @@
 
 namespace lockstep {
 
-class ZeroRedundancyOptimizerBase;
+class DistributedDataParallelBase;
 
 namespace detail {
 
-class BucketUpdate;
 class DdpState;
+/// For classes that work with the wrapper, such as ZeroRedundancyOptimizer.
+DdpState& ddp_state(const DistributedDataParallelBase& ddp);
 
 /// Disables gradient averaging while it exists.
 class LOCKSTEP_EXPORT NoSync {
@@ -113,14 +114,7 @@ class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {
   void copy_state_from(int source) override;
   void leave_join() noexcept override;
 
-  friend class ZeroRedundancyOptimizerBase;
-  /// Without those of the option ignore.
-  NamedTensors synchronized_parameters() const;
-  /// Those of them that were not frozen when the model was wrapped.
-  std::vector<at::Tensor> reduced_parameters() const;
-  /// Hands buckets to `update` from now on, in place of averaging them. Throws UsageError if a comm hook, another
-  /// update or an option of the wrapper rules it out, or if `update` refuses the parameters.
-  void update_in_backward(std::shared_ptr<detail::BucketUpdate> update);
+  friend detail::DdpState& detail::ddp_state(const DistributedDataParallelBase& ddp);
 
   std::shared_ptr<detail::DdpState> replica_;
 };

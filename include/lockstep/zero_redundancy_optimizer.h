@@ -31,7 +31,8 @@ enum class ShardBy {
   kParameters,
 };
 
-/// What is done while backward runs. It needs the wrapper: see the constructors with a DistributedDataParallel.
+/// What is done while backward runs. It needs the wrapper: see the constructors with a DistributedDataParallel. With
+/// kGradients and kUpdate, call step() after each backward that is not under no_sync().
 enum class Overlap {
   /// Backward averages gradients. step() updates the parameters and all-gathers them, as PyTorch's
   /// ZeroRedundancyOptimizer does (ZeRO stage 1).
@@ -88,9 +89,9 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   ~ZeroRedundancyOptimizerBase() override;
 
   /// Updates this rank's shard of the parameters, then all-gathers the shards of all ranks. Collective. Throws
-  /// UsageError if a parameter has changed its device, dtype or sizes. The first step (with gradients that are finite)
-  /// throws MismatchError on all ranks, before any update, if parameters or gradients differ between the ranks by more
-  /// than rounding.
+  /// UsageError if a parameter has changed its device, dtype or sizes. With Overlap::kNone, the first step (with
+  /// gradients that are finite) throws MismatchError on all ranks, before any update, if parameters or gradients differ
+  /// between the ranks by more than rounding.
   at::Tensor step(LossClosure closure = nullptr) override;
   /// Collective. `skip` must be equal on all ranks. See SkippableStep; the host waits for the GPU unless the inner
   /// optimizer is a SkippableStep.
@@ -137,7 +138,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// The parameters, and the ranks between which they are divided.
   struct Parameters {
     std::vector<torch::optim::OptimizerParamGroup> groups;
-    std::vector<std::string> names;  // of all parameters, or none
+    std::vector<std::string> names;  // with a wrapper, empty for parameters that are not in its model
     ProcessGroup group;
     DistributedDataParallelBase* wrapper = nullptr;  // that reduces their gradients
   };
@@ -161,13 +162,13 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   friend struct detail::ZeroUndo;
   /// This rank's share of the gradients; none if the gradients are those of the parameters.
   std::optional<std::vector<at::Tensor>> sharded_gradients() const;
+  NamedTensors check(const Parameters& parameters, const ZeroRedundancyOptions& options, ShardBy shard_by) const;
   void step_shard(const at::Tensor& skip);
-  void check_reduced() const;
   void take_rates_of(int rank) const;
 
   const std::function<void()> before_step_;
+  const NamedTensors not_reduced_;  // parameters that the wrapper does not reduce, with what messages call them
   const std::shared_ptr<detail::Shard> shard_;
-  std::vector<size_t> not_reduced_;  // indices of parameters that the wrapper does not reduce
   std::shared_ptr<detail::UpdateStrategy> strategy_;
   std::shared_ptr<detail::JoinContext> join_;  // set while in a join
 };
@@ -195,15 +196,15 @@ inline constexpr bool updates_elements =
 ///
 /// The constructor is collective. It moves the parameters into memory of the group; values, sizes and, for dense
 /// parameters, strides stay the same. It throws UsageError on all ranks if a parameter is not on the group's device, is
-/// not strided or is listed twice, and MismatchError if the parameters differ between ranks. Pass all parameter groups
-/// to the constructor.
+/// not strided or is listed twice, and MismatchError if the parameters or the options differ between ranks. Pass all
+/// parameter groups to the constructor.
 ///
 /// With a wrapper, the optimizer has the parameters of the wrapped model, except those of the wrapper's option ignore,
 /// or the groups that are passed. The constructor and step() throw UsageError for a parameter that requires a gradient
 /// and that the wrapper does not reduce: give it an optimizer of its own. With an overlap, the optimizer must have all
 /// parameters that the wrapper reduces, and the constructor throws UsageError if the wrapper has a comm hook, another
-/// optimizer with an overlap, or one of the options find_unused_parameters, check_finite, reduce_dtype or
-/// sparse_parameters. Wrapper and optimizer must both live as long as backward runs.
+/// optimizer with an overlap, sparse gradients, or one of the options find_unused_parameters, check_finite and
+/// reduce_dtype. Wrapper and optimizer must both live as long as backward runs.
 ///
 /// Without a wrapper, parameters and gradients must be equal on all ranks when step() is called.
 /// DistributedDataParallel ensures this, except for the parameters that its option ignore names.
@@ -226,6 +227,12 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
   ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups, DistributedDataParallelBase& ddp,
                           Options options, const ZeroRedundancyOptions& zero_options = {})
       : ZeroRedundancyOptimizer(parameters_of(std::move(groups), ddp), std::move(options), zero_options) {}
+
+  template <class Options>
+  ZeroRedundancyOptimizer(std::vector<at::Tensor> parameters, DistributedDataParallelBase& ddp, Options options,
+                          const ZeroRedundancyOptions& zero_options = {})
+      : ZeroRedundancyOptimizer({torch::optim::OptimizerParamGroup(std::move(parameters))}, ddp, std::move(options),
+                                zero_options) {}
 
   /// For parameters whose gradients are averaged in another way. Overlap::kNone only.
   template <class Options>

@@ -271,16 +271,20 @@ TEST(BucketUpdates, KeepOnlyTheShareOfTheGradients) {
   }
 }
 
+const std::vector<ZeroRedundancyOptions> kAllStrategies{{},
+                                                        {.share_parameters = true},
+                                                        {.overlap = Overlap::kGradients},
+                                                        {.overlap = Overlap::kUpdate},
+                                                        {.overlap = Overlap::kUpdate, .share_parameters = true}};
+
 TEST(BucketUpdates, AreRefusedForParametersThatTheWrapperDoesNotReduce) {
-  for (auto overlap : {Overlap::kNone, Overlap::kGradients, Overlap::kUpdate})
+  for (const auto& options : kAllStrategies)
     run_threads(2, [&](ProcessGroup world) {
       const auto refuses = [&](auto& ddp, const std::vector<torch::Tensor>& parameters, const std::string& why) {
-        expect_error<UsageError>(
-            [&] {
-              const ZeroRedundancyOptimizer<FusedAdamW> optimizer({OptimizerParamGroup(parameters)}, ddp,
-                                                                  AdamWOptions(), {.overlap = overlap});
-            },
-            why, "give it an optimizer of its own");
+        const auto* memory = parameters[0].data_ptr();
+        expect_error<UsageError>([&] { ZeroRedundancyOptimizer<FusedAdamW>(parameters, ddp, AdamWOptions(), options); },
+                                 why, "give it an optimizer of its own");
+        EXPECT_EQ(parameters[0].data_ptr(), memory) << "refused before the parameters are moved";
       };
       Mixed model, second;
       DistributedDataParallel ddp(model, world), other(second, world);
@@ -295,6 +299,34 @@ TEST(BucketUpdates, AreRefusedForParametersThatTheWrapperDoesNotReduce) {
       DistributedDataParallel ignoring(second, world, {.ignore = {"scale"}});
       refuses(ignoring, ignoring.parameters(), "the wrapper does not reduce the gradient of parameter 'scale'");
     });
+}
+
+TEST(BucketUpdates, NeedTheSameOptionsOnAllRanks) {
+  run_threads(2, [&](ProcessGroup world) {
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    for (const auto& options : kAllStrategies) {
+      const auto mine = world.rank() == 1 ? options : ZeroRedundancyOptions{.shard_by = ShardBy::kParameters};
+      expect_error<MismatchError>([&] { ZeroRedundancyOptimizer<FusedAdamW>(ddp, AdamWOptions(), mine); },
+                                  "overlap is kNone, shard_by is kParameters and share_parameters is false on rank 0",
+                                  "shard_by is kElements", "pass the same options on every rank");
+    }
+  });
+}
+
+TEST(BucketUpdates, NeedTheOptimizerAsLongAsBackwardRuns) {
+  for (const auto& options : kAllStrategies) {
+    if (options.overlap == Overlap::kNone) continue;
+    run_threads(2, [&](ProcessGroup world) {
+      Mixed model;
+      DistributedDataParallel ddp(model, world, kSmallBuckets);
+      {
+        ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), options);
+        run_steps(ddp, optimizer, world.rank(), 0, 1);
+      }
+      expect_error<UsageError>([&] { ddp(input_of(1)).mean().backward(); }, "was destroyed; keep it as long as");
+    });
+  }
 }
 
 TEST(BucketUpdates, LeaveParametersAloneThatTheWrapperIgnores) {
@@ -317,12 +349,12 @@ TEST(BucketUpdates, LeaveFrozenParametersOutsideOfTheWrapperAlone) {
   for (auto overlap : {Overlap::kNone, Overlap::kGradients, Overlap::kUpdate})
     run_threads(2, [&](ProcessGroup world) {
       Mixed model;
-      DistributedDataParallel ddp(model, world);
+      DistributedDataParallel ddp(model, world, {.ignore = {"wide"}});
+      model->wide.requires_grad_(false);
       const auto extra = torch::full({5000}, 1.0F + static_cast<float>(overlap != Overlap::kNone ? world.rank() : 0));
       auto parameters = ddp.parameters();
       parameters.push_back(extra);
-      ZeroRedundancyOptimizer<FusedAdamW> optimizer({OptimizerParamGroup(parameters)}, ddp, AdamWOptions(0.01),
-                                                    {.overlap = overlap});
+      ZeroRedundancyOptimizer<FusedAdamW> optimizer(parameters, ddp, AdamWOptions(0.01), {.overlap = overlap});
       const auto before = extra.clone();
       run_steps(ddp, optimizer, world.rank(), 0, 2);
       EXPECT_TRUE(torch::equal(extra, before));

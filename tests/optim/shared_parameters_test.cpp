@@ -499,7 +499,7 @@ TEST(UpdateInBackward, RefusesWhatItCannotCombine) {
     expect_error<UsageError>([&] { optimizer.step_unless(torch::zeros({1})); }, "a GradScaler cannot be used");
     optimizer.step();
     expect_error<UsageError>([&] { Zero(ddp, AdamWOptions(), kUpdating); },
-                             "cannot be combined with an earlier overlap");
+                             "another optimizer with the option overlap was constructed");
     expect_error<UsageError>([&] { join({&ddp, &optimizer}, [] {}); }, "overlap is not supported in a join");
   });
 }
@@ -563,6 +563,19 @@ TEST(UndoStep, RestoresParametersAndState) {
                 expect_same_bits(ddp.parameters(), expected, "trained on");
               },
               {.backend = "shm"});
+}
+
+TEST(UndoStep, SaysWhatItNeeds) {
+  run_threads(1, [&](ProcessGroup world) {
+    Mixed model;
+    DistributedDataParallel ddp(model, world);
+    ZeroRedundancyOptimizer<FusedAdamW> in_step(ddp, AdamWOptions(), kShared);
+    expect_error<UsageError>([&] { ZeroUndo::keep_copies(in_step); },
+                             "with share_parameters and Overlap::kUpdate only");
+    ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(), kUpdating);
+    ddp(input_of(1)).mean().backward();
+    expect_error<UsageError>([&] { ZeroUndo::undo_step(optimizer); }, "call keep_copies() before the first step");
+  });
 }
 
 // --- processes

@@ -1,6 +1,7 @@
 // Large gradients are computed in the memory of buckets, and nothing else changes.
 
 #include <algorithm>
+#include <cstdlib>
 #include <random>
 
 #include <c10/core/CPUAllocator.h>
@@ -8,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/error.h>
 #include <lockstep/run_threads.h>
 
 #include "parallel/ddp/in_place_gradients.h"

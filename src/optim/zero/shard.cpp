@@ -96,7 +96,7 @@ void Shard::prepare_step() {
 }
 
 void Shard::step(const at::Tensor& skip, size_t memories) {
-  is_in_step_ = !is_capturing(group().device());
+  is_incomplete_ = !is_capturing(group().device());
   if (!skip.defined())
     inner_->step();
   else if (auto* skippable = dynamic_cast<SkippableStep*>(inner_.get()))
@@ -108,11 +108,11 @@ void Shard::step(const at::Tensor& skip, size_t memories) {
   parameters_.publish_updates(memories);
   for (size_t i = 0; i < parameters_.size(); ++i) parameters_.tensor(i).unsafeGetTensorImpl()->bump_version();
   parameters_.note_values();
-  is_in_step_ = false;
+  is_incomplete_ = false;
 }
 
 void Shard::check_complete() const {
-  if (is_in_step_)
+  if (is_incomplete_)
     throw UsageError(rank(),
                      "ZeroRedundancyOptimizer: the last step did not finish, so the ranks' shares may be of "
                      "different steps; resume from the last checkpoint");

@@ -59,10 +59,10 @@ class Shard : public std::enable_shared_from_this<Shard> {
   /// the updates of the first `memories` memories. Makes no step if `skip` is defined and not zero. Collective.
   void step(const at::Tensor& skip, size_t memories);
 
-  /// Between the two, ranks may have updates of different steps.
-  void begin_step() { is_in_step_ = true; }
-  void end_step() { is_in_step_ = false; }
-  bool is_in_step() const { return is_in_step_; }
+  /// In between, ranks may have updates of different steps.
+  void mark_incomplete() { is_incomplete_ = true; }
+  void mark_complete() { is_incomplete_ = false; }
+  bool is_incomplete() const { return is_incomplete_; }
   /// Throws UsageError if a step did not end.
   void check_complete() const;
 
@@ -73,7 +73,7 @@ class Shard : public std::enable_shared_from_this<Shard> {
   const InnerOptimizer make_;
   ShardedParameters parameters_;
   std::unique_ptr<torch::optim::Optimizer> inner_;
-  bool is_in_step_ = false;
+  bool is_incomplete_ = false;
 };
 
 }  // namespace lockstep::detail

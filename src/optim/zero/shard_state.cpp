@@ -74,7 +74,7 @@ void load_inner(Shard& shard, const OptimizerState& mine) {
   load_state_dict(inner, mine);
   for (size_t g = 0; g < inner.param_groups().size(); ++g)
     shard.outer().param_groups()[g].set_options(inner.param_groups()[g].options().clone());
-  shard.end_step();
+  shard.mark_complete();
 }
 
 }  // namespace

@@ -60,9 +60,6 @@ std::string ShardedParameters::why_not_divisible() const {
 
 /// Compares the parameters of all ranks: ranks that disagree would assign shares to the wrong parameters. Collective.
 void ShardedParameters::check_alike() const {
-  if (!group_.contains_me())
-    throw UsageError(text("ZeroRedundancyOptimizer: this process is not in group ", group_.name(),
-                          "; pass a group that contains it"));
   const auto wrong = why_not_divisible();
   std::vector<c10::IValue> facts{wrong};
   if (wrong.empty())

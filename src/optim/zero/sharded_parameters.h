@@ -63,12 +63,12 @@ class ShardedParameters {
   /// for shared parameters. Collective.
   void divide(const std::vector<std::vector<size_t>>& lists);
 
-  /// Lets all ranks have the updates of the pieces in the first `memories` memories. Collective.
+  /// All-gathers the pieces of the first `memories` memories; a barrier if the ranks share the parameters. Collective.
   void publish_updates(size_t memories) const;
 
   /// Parameters that the program has written to, or whose memory it has replaced, since note_values().
   std::vector<size_t> written() const;
-  /// The same values are to be found later: of all parameters, or of one.
+  /// Records the versions that written() compares with: of all parameters, or of one.
   void note_values();
   void note_values(size_t parameter);
   /// Moves values in replaced memory back. Throws UsageError if a parameter has changed its device, dtype or sizes.

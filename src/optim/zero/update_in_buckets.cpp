@@ -85,13 +85,14 @@ void UpdateInBuckets::update_and_finish(const Bucket& bucket) {
 }
 
 void UpdateInBuckets::begin_bucket(const Bucket& bucket) {
+  check_optimizer_exists();
   ++unfinished_;
   if (bucket.extra.defined()) bucket.averaged_extra.copy_(bucket.extra);
   if (waits_for_step()) {
     for (const auto& parameter : bucket.parameters) note_gradient(parameter);
     return;
   }
-  if (!shard().is_in_step()) {
+  if (!shard().is_incomplete()) {
     shard().note_writes();
     begin_step_in_backward();
   }
@@ -149,7 +150,7 @@ void UpdateInBuckets::set_gradients(const std::vector<Piece>& pieces) const {
 // --- in step()
 
 void UpdateInBuckets::begin_step() {
-  UpdateInBackward::begin_step();
+  OverlappedUpdate::begin_step();
   if (waits_for_step()) shard().take_writes();
 }
 

@@ -6,7 +6,7 @@
 
 #include <c10/core/Stream.h>
 
-#include "optim/zero/update_in_backward.h"
+#include "optim/zero/overlapped_update.h"
 
 // Overview.
 //
@@ -22,11 +22,11 @@
 
 namespace lockstep::detail {
 
-class UpdateInBuckets final : public UpdateInBackward {
+class UpdateInBuckets final : public OverlappedUpdate {
  public:
   enum class When { kInBackward, kInStep };
 
-  UpdateInBuckets(std::shared_ptr<Shard> shard, When when) : UpdateInBackward(std::move(shard)), when_(when) {}
+  UpdateInBuckets(std::shared_ptr<Shard> shard, When when) : OverlappedUpdate(std::move(shard)), when_(when) {}
 
   Started update(const Bucket& bucket) override;
   void update_and_finish(const Bucket& bucket) override;
@@ -41,7 +41,7 @@ class UpdateInBuckets final : public UpdateInBackward {
     at::Tensor gradient;   // a view of ReducedBucket::gradient
     size_t index;          // of the parameter
   };
-  /// Its memory has the same index.
+  /// The memory with the same index has its parameters.
   struct ReducedBucket {
     at::Tensor gradient;  // this rank's share of the average
     std::vector<Piece> pieces{};

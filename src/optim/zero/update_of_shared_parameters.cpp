@@ -35,6 +35,7 @@ void UpdateOfSharedParameters::note_places() {
 }
 
 void UpdateOfSharedParameters::keep_undo() {
+  keeps_undo_ = true;
   for (auto& state : states_) state.keep_copies(shard().group());
   note_places();
 }
@@ -53,7 +54,8 @@ void UpdateOfSharedParameters::update_and_finish(const Bucket& bucket) {
 
 /// Counts the step of the bucket's parameters. The update itself is in the returned reduction.
 RangeReduction UpdateOfSharedParameters::begin_update(const Bucket& bucket) {
-  if (!shard().is_in_step()) begin_shared_step();
+  check_optimizer_exists();
+  if (!shard().is_incomplete()) begin_shared_step();
   const auto offset_of = [&](const at::Tensor& part) {
     const auto bytes = static_cast<const char*>(part.data_ptr()) - static_cast<const char*>(bucket.buffer.data_ptr());
     return bytes / static_cast<int64_t>(bucket.buffer.element_size());
@@ -107,7 +109,10 @@ void UpdateOfSharedParameters::forget_step() {
 }
 
 bool UpdateOfSharedParameters::undo_step() {
-  if (!shard().is_in_step()) return false;
+  if (!keeps_undo_)
+    throw UsageError(shard().rank(),
+                     "undo_step: there are no copies to restore; call keep_copies() before the first step");
+  if (!shard().is_incomplete()) return false;
   for (const auto& work : pending_) {
     try {
       work.wait();

@@ -8,8 +8,8 @@
 
 #include "comm/shared_memory_calls.h"
 #include "optim/zero/element_update.h"
+#include "optim/zero/overlapped_update.h"
 #include "optim/zero/shared_state.h"
-#include "optim/zero/update_in_backward.h"
 
 // Overview.
 //
@@ -23,9 +23,9 @@
 
 namespace lockstep::detail {
 
-class UpdateOfSharedParameters final : public UpdateInBackward {
+class UpdateOfSharedParameters final : public OverlappedUpdate {
  public:
-  explicit UpdateOfSharedParameters(std::shared_ptr<Shard> shard) : UpdateInBackward(std::move(shard)) {}
+  explicit UpdateOfSharedParameters(std::shared_ptr<Shard> shard) : OverlappedUpdate(std::move(shard)) {}
 
   Started update(const Bucket& bucket) override;
   void update_and_finish(const Bucket& bucket) override;
@@ -34,7 +34,8 @@ class UpdateOfSharedParameters final : public UpdateInBackward {
   /// Keeps what undo_step() needs, from the next step on. Call it before the first step. Collective.
   void keep_undo();
   /// Restores the parameters and the state to those before a step that an error has interrupted. Returns whether there
-  /// was one. Not collective: the parameters are complete once every rank that still runs has called it.
+  /// was one. Throws UsageError without keep_undo(). Not collective: the parameters are complete once every rank that
+  /// still runs has called it.
   bool undo_step();
 
  private:
@@ -52,6 +53,7 @@ class UpdateOfSharedParameters final : public UpdateInBackward {
   std::vector<SharedState> states_;             // by memory
   std::vector<ElementUpdate::Memory> places_;   // by piece
   int32_t steps_ = 0;                           // begun so far
+  bool keeps_undo_ = false;
   // Of the running step:
   std::string note_of_writes_;  // that the program has made before it; empty: none
   std::vector<Work> pending_;

@@ -7,8 +7,8 @@
 
 namespace lockstep::detail {
 
-/// How the gradients of all ranks reach the optimizers of their shards, and the updates all ranks. There is one class
-/// for each: UpdateInStep, UpdateInBuckets and UpdateOfSharedParameters. Not thread-safe.
+/// How averaged gradients get to the inner optimizer, and updated parameters to all ranks. Implemented by UpdateInStep,
+/// UpdateInBuckets and UpdateOfSharedParameters. Not thread-safe.
 class UpdateStrategy {
  public:
   virtual ~UpdateStrategy() = default;

@@ -1,8 +1,10 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <unordered_map>
+#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -20,6 +22,7 @@
 #include "optim/zero/update_in_buckets.h"
 #include "optim/zero/update_in_step.h"
 #include "optim/zero/update_of_shared_parameters.h"
+#include "parallel/ddp/ddp_state.h"
 
 // Overview.
 //
@@ -58,6 +61,36 @@ void check_options(const ZeroRedundancyOptions& options, const ProcessGroup& gro
         "updates the shared parameters");
 }
 
+/// Throws MismatchError on all ranks if their options differ. Collective.
+void check_same_options(const ZeroRedundancyOptions& options, ShardBy shard_by, const ProcessGroup& group) {
+  constexpr std::array kOverlaps{"kNone", "kGradients", "kUpdate"};
+  const auto mine = text("overlap is ", kOverlaps.at(static_cast<size_t>(options.overlap)), ", shard_by is ",
+                         shard_by == ShardBy::kElements ? "kElements" : "kParameters", " and share_parameters is ",
+                         options.share_parameters ? "true" : "false");
+  const auto all = group.all_gather_object(mine, detail::kInConstructor);
+  const auto& first = all[0].toStringRef();
+  for (size_t rank = 1; rank < all.size(); ++rank)
+    if (const auto& theirs = all[rank].toStringRef(); theirs != first)
+      throw MismatchError(group.rank(), text("ZeroRedundancyOptimizer: ", first, " on rank 0, but ", theirs,
+                                             " on rank ", rank, "; pass the same options on every rank"));
+}
+
+/// Throws UsageError for a parameter that is trained and that the wrapper does not reduce.
+void check_reduced(const NamedTensors& not_reduced, int rank) {
+  for (const auto& [name, parameter] : not_reduced)
+    if (parameter.requires_grad())
+      throw UsageError(rank, text("ZeroRedundancyOptimizer: the wrapper does not reduce the gradient of ", name,
+                                  ": the parameter is not in the wrapped model, is in the wrapper's option ignore, or "
+                                  "was frozen when the model was wrapped; give it an optimizer of its own, or freeze "
+                                  "it with requires_grad_(false)"));
+}
+
+/// No names if one is missing: a saved state has names for all parameters or for none.
+std::vector<std::string> all_or_none(std::vector<std::string> names) {
+  if (std::find(names.begin(), names.end(), "") != names.end()) names.clear();
+  return names;
+}
+
 }  // namespace
 
 // --- construction
@@ -76,7 +109,10 @@ ZeroRedundancyOptimizerBase::Parameters ZeroRedundancyOptimizerBase::parameters_
 
 ZeroRedundancyOptimizerBase::Parameters ZeroRedundancyOptimizerBase::parameters_of(
     DistributedDataParallelBase& wrapper) {
-  auto result = parameters_of(wrapper.synchronized_parameters(), wrapper.process_group());
+  NamedTensors parameters;
+  for (const auto& [name, tensor] : detail::ddp_state(wrapper).wrapped().parameters())
+    parameters.emplace_back(name, tensor);
+  auto result = parameters_of(std::move(parameters), wrapper.process_group());
   result.wrapper = &wrapper;
   return result;
 }
@@ -86,15 +122,43 @@ ZeroRedundancyOptimizerBase::Parameters ZeroRedundancyOptimizerBase::parameters_
   std::unordered_map<const c10::TensorImpl*, std::string> names;
   for (const auto& [name, tensor] : wrapper.named_parameters()) names.emplace(tensor.unsafeGetTensorImpl(), name);
   Parameters result{std::move(groups), {}, wrapper.process_group(), &wrapper};
-  size_t count = 0;
   for (const auto& group : result.groups)
     for (const auto& parameter : group.params()) {
       const auto found = names.find(parameter.unsafeGetTensorImpl());
-      if (found != names.end()) result.names.push_back(found->second);
-      ++count;
+      result.names.push_back(found != names.end() ? found->second : "");
     }
-  if (result.names.size() != count) result.names.clear();  // some are not in the wrapped model
   return result;
+}
+
+/// Checks what can be checked before the parameters are moved. Returns the parameters that the wrapper does not reduce.
+/// Collective. Throws on all ranks.
+NamedTensors ZeroRedundancyOptimizerBase::check(const Parameters& parameters, const ZeroRedundancyOptions& options,
+                                                ShardBy shard_by) const {
+  const auto& group = parameters.group;
+  if (!group.contains_me())
+    throw UsageError(text("ZeroRedundancyOptimizer: this process is not in group ", group.name(),
+                          "; pass a group that contains it"));
+  check_same_options(options, shard_by, group);
+  NamedTensors not_reduced;
+  detail::run_and_agree(group, [&] {
+    check_options(options, group, parameters.wrapper != nullptr);
+    if (!parameters.wrapper) return;
+    const auto& reducer = detail::ddp_state(*parameters.wrapper).reducer();
+    if (options.overlap != Overlap::kNone) reducer.check_can_update();
+    std::unordered_set<const c10::TensorImpl*> reduced;
+    for (const auto& [name, tensor] : reducer.parameters()) reduced.insert(tensor.unsafeGetTensorImpl());
+    size_t index = 0;
+    for (const auto& param_group : param_groups())
+      for (const auto& parameter : param_group.params()) {
+        const auto& name = parameters.names[index];
+        if (!reduced.contains(parameter.unsafeGetTensorImpl()))
+          not_reduced.emplace_back(name.empty() ? text("parameter ", index) : text("parameter '", name, "'"),
+                                   parameter);
+        ++index;
+      }
+    check_reduced(not_reduced, group.rank());
+  });
+  return not_reduced;
 }
 
 ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(Parameters parameters,
@@ -103,50 +167,29 @@ ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(Parameters parameters,
                                                          detail::InnerOptimizer inner)
     : Optimizer(std::move(parameters.groups), std::move(defaults)),
       before_step_(options.before_step),
-      shard_(std::make_shared<detail::Shard>(*this, std::move(parameters.names), std::move(parameters.group), shard_by,
+      not_reduced_(check(parameters, options, shard_by)),
+      shard_(std::make_shared<detail::Shard>(*this, all_or_none(std::move(parameters.names)), parameters.group,
+                                             shard_by,
                                              options.share_parameters ? detail::ShardedParameters::Buffer::kShared
                                                                       : detail::ShardedParameters::Buffer::kOwn,
                                              std::move(inner))) {
-  auto* const wrapper = parameters.wrapper;
-  detail::run_and_agree(shard_->group(), [&] {
-    check_options(options, shard_->group(), wrapper != nullptr);
-    if (!wrapper) return;
-    std::vector<char> is_reduced(shard_->parameters().size());
-    for (const auto& parameter : wrapper->reduced_parameters())
-      if (const auto index = shard_->parameters().find(parameter)) is_reduced[*index] = 1;
-    for (size_t i = 0; i < is_reduced.size(); ++i)
-      if (!is_reduced[i]) not_reduced_.push_back(i);
-    check_reduced();
-  });
   if (options.overlap == Overlap::kNone) {
     strategy_ = std::make_shared<detail::UpdateInStep>(shard_);
     return;
   }
-  std::shared_ptr<detail::UpdateInBackward> update;
+  std::shared_ptr<detail::OverlappedUpdate> update;
   if (options.share_parameters)
     update = std::make_shared<detail::UpdateOfSharedParameters>(shard_);
   else
     update = std::make_shared<UpdateInBuckets>(shard_, options.overlap == Overlap::kUpdate
                                                            ? UpdateInBuckets::When::kInBackward
                                                            : UpdateInBuckets::When::kInStep);
-  wrapper->update_in_backward(update);
+  detail::ddp_state(*parameters.wrapper).reducer().set_update(update);
   strategy_ = std::move(update);
 }
 
 ZeroRedundancyOptimizerBase::~ZeroRedundancyOptimizerBase() {
   shard_->release();
-}
-
-/// Throws UsageError for a parameter that is trained and that the wrapper does not reduce.
-void ZeroRedundancyOptimizerBase::check_reduced() const {
-  for (size_t i : not_reduced_)
-    if (shard_->parameters().tensor(i).requires_grad())
-      throw UsageError(
-          shard_->rank(),
-          text("ZeroRedundancyOptimizer: the wrapper does not reduce the gradient of ", shard_->parameters().name_of(i),
-               ": the parameter is not in the wrapped model, is in the wrapper's option ignore, or was "
-               "frozen when the model was wrapped; give it an optimizer of its own, or freeze it with "
-               "requires_grad_(false)"));
 }
 
 // --- steps
@@ -172,7 +215,7 @@ void ZeroRedundancyOptimizerBase::step_unless(const at::Tensor& skip) {
 
 void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
   const c10::NoGradGuard no_grad;
-  check_reduced();
+  check_reduced(not_reduced_, shard_->rank());
   strategy_->begin_step();
   if (join_) take_rates_of(join_->round().last_rank());
   if (before_step_) before_step_();
@@ -232,12 +275,18 @@ at::Tensor ZeroRedundancyOptimizerBase::clip_grad_norm(double max_norm, const Cl
                                 });
 }
 
-bool detail::ZeroUndo::undo_step(ZeroRedundancyOptimizerBase& optimizer) {
-  return dynamic_cast<UpdateOfSharedParameters&>(*optimizer.strategy_).undo_step();
+detail::UpdateOfSharedParameters& detail::ZeroUndo::strategy_of(ZeroRedundancyOptimizerBase& optimizer) {
+  if (auto* strategy = dynamic_cast<UpdateOfSharedParameters*>(optimizer.strategy_.get())) return *strategy;
+  throw UsageError(optimizer.shard_->rank(),
+                   "undo_step: steps can be undone with share_parameters and Overlap::kUpdate only");
 }
 
 void detail::ZeroUndo::keep_copies(ZeroRedundancyOptimizerBase& optimizer) {
-  dynamic_cast<UpdateOfSharedParameters&>(*optimizer.strategy_).keep_undo();
+  strategy_of(optimizer).keep_undo();
+}
+
+bool detail::ZeroUndo::undo_step(ZeroRedundancyOptimizerBase& optimizer) {
+  return strategy_of(optimizer).undo_step();
 }
 
 // --- state

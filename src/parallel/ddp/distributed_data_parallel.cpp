@@ -17,6 +17,10 @@
 namespace lockstep {
 namespace detail {
 
+DdpState& ddp_state(const DistributedDataParallelBase& ddp) {
+  return *ddp.replica_;
+}
+
 NoSync::NoSync(std::shared_ptr<DdpState> replica)
     : replica_(std::move(replica)), was_enabled_(replica_->reducer().is_enabled()) {
   replica_->begin_no_sync();
@@ -141,22 +145,6 @@ std::string DistributedDataParallelBase::to_string() const {
 
 std::ostream& operator<<(std::ostream& out, const DistributedDataParallelBase& ddp) {
   return out << ddp.to_string();
-}
-
-// --- for ZeroRedundancyOptimizer
-
-NamedTensors DistributedDataParallelBase::synchronized_parameters() const {
-  NamedTensors result;
-  for (const auto& [name, tensor] : replica_->wrapped().parameters()) result.emplace_back(name, tensor);
-  return result;
-}
-
-std::vector<at::Tensor> DistributedDataParallelBase::reduced_parameters() const {
-  return tensors_of(replica_->reducer().parameters());
-}
-
-void DistributedDataParallelBase::update_in_backward(std::shared_ptr<detail::BucketUpdate> update) {
-  replica_->reducer().set_update(std::move(update));
 }
 
 // --- forward

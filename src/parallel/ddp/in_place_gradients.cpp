@@ -278,7 +278,7 @@ void InPlaceGradients::release(size_t parameter, Bucket& bucket, size_t slot, co
                                const at::Tensor& arrived) {
   const auto& place = bucket.gradient(slot);
   reservations_->note_arrival(parameter, gradient);
-  if (!is_for(place) || !is_taken(place)) return;
+  if (!is_taken(place)) return;
   const bool is_there = gradient.defined() && same_memory(gradient, place);
   if (is_there && is_memory_its_own(gradient, arrived)) return;
   reservations_->exclude(parameter);

@@ -72,6 +72,8 @@ class Reducer {
   /// Hands buckets to `update` instead of averaging them: see Overlap. Throws UsageError if the options or a hook rule
   /// it out, and what BucketUpdate::prepare() throws. Collective.
   void set_update(std::shared_ptr<detail::BucketUpdate> update);
+  /// Throws what set_update() would throw on this rank. Not collective.
+  void check_can_update() const;
   bool updates_in_backward() const;
 
   /// Call it before each forward: hooks the accumulators (see AccumulatorHooks::connect; not during backward), and
@@ -147,7 +149,6 @@ class Reducer {
   bool is_complete(size_t parameter);
   void put_in_bucket(size_t parameter, const at::Tensor& arrived = {});
   void put_without_new_gradient(size_t parameter);
-  void check_can_update() const;
   FinishReduction start_update(const GradientBucket& bucket);
   void start_bucket(size_t bucket);
   void start_full_buckets();

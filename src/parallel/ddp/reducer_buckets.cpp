@@ -26,17 +26,19 @@ void Reducer::set_hook(CommHook hook) {
 }
 
 void Reducer::set_update(std::shared_ptr<detail::BucketUpdate> update) {
-  std::lock_guard lock(mutex_);
   detail::run_and_agree(group_, [&] { check_can_update(); });
+  std::lock_guard lock(mutex_);
   buckets_.clear();  // the update can use their memory
   try {
     updater_ = std::make_unique<BucketUpdater>(std::move(update), group_, parameters_, plan_);
+    hook_ = AveragingHook{[this](const GradientBucket& bucket, const ProcessGroup&) { return start_update(bucket); }};
+    make_buckets();
   } catch (...) {
+    updater_.reset();
+    hook_ = nullptr;
     make_buckets();
     throw;
   }
-  hook_ = AveragingHook{[this](const GradientBucket& bucket, const ProcessGroup&) { return start_update(bucket); }};
-  make_buckets();
 }
 
 bool Reducer::updates_in_backward() const {

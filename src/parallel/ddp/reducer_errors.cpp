@@ -15,11 +15,15 @@
 namespace lockstep {
 
 void Reducer::check_can_update() const {
+  std::lock_guard lock(mutex_);
   const auto refuse = [&](const char* what, const char* remedy) {
     throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer: the option overlap cannot be combined with ", what,
                                          " of DistributedDataParallel; ", remedy));
   };
-  if (updater_) refuse("an earlier overlap", "use one optimizer for all parameters");
+  if (updater_)
+    throw UsageError(group_.rank(),
+                     "ZeroRedundancyOptimizer: another optimizer with the option overlap was constructed with this "
+                     "DistributedDataParallel; wrap the model again");
   if (hook_) refuse("a comm hook", "register no hook, or leave overlap out");
   if (options_.allow_unused)
     refuse("the option find_unused_parameters",

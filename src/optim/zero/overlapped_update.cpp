@@ -1,4 +1,4 @@
-#include "optim/zero/update_in_backward.h"
+#include "optim/zero/overlapped_update.h"
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 
 namespace lockstep::detail {
 
-std::vector<BucketUpdate::Layout> UpdateInBackward::prepare(const Plan& plan) {
+std::vector<BucketUpdate::Layout> OverlappedUpdate::prepare(const Plan& plan) {
   run_and_agree(shard().group(), [&] {
     const auto refuse = [&](auto&&... why) {
       throw UsageError(shard().rank(), text("ZeroRedundancyOptimizer: ", why...));
@@ -28,18 +28,21 @@ std::vector<BucketUpdate::Layout> UpdateInBackward::prepare(const Plan& plan) {
   return prepare_buckets(plan);
 }
 
-void UpdateInBackward::begin_step_in_backward() {
+void OverlappedUpdate::check_optimizer_exists() const {
   if (shard().is_released())
     throw UsageError(shard().rank(),
                      "backward: the ZeroRedundancyOptimizer, which has the option overlap, was destroyed; keep it as "
                      "long as the wrapper runs backward");
+}
+
+void OverlappedUpdate::begin_step_in_backward() {
   shard().restore_parameters();
   parameters().note_values();
   shard().take_options();
-  shard().begin_step();
+  shard().mark_incomplete();
 }
 
-void UpdateInBackward::note_gradient(const at::Tensor& parameter) {
+void OverlappedUpdate::note_gradient(const at::Tensor& parameter) {
   const size_t index = index_of(parameter);
   if (std::exchange(arrived_[index], 1))
     throw UsageError(
@@ -49,13 +52,13 @@ void UpdateInBackward::note_gradient(const at::Tensor& parameter) {
              "accumulation under no_sync()"));
 }
 
-void UpdateInBackward::note_update(const at::Tensor& parameter) {
+void OverlappedUpdate::note_update(const at::Tensor& parameter) {
   note_gradient(parameter);
   parameter.unsafeGetTensorImpl()->bump_version();
   parameters().note_values(index_of(parameter));
 }
 
-void UpdateInBackward::begin_step() {
+void OverlappedUpdate::begin_step() {
   check_finished();
   if (std::find(arrived_.begin(), arrived_.end(), 1) == arrived_.end())
     throw UsageError(shard().rank(),
@@ -63,7 +66,7 @@ void UpdateInBackward::begin_step() {
                      "turn, and capture both in one CapturedStep");
 }
 
-void UpdateInBackward::end_step_in_backward(const at::Tensor& skip) {
+void OverlappedUpdate::end_step_in_backward(const at::Tensor& skip) {
   if (skip.defined())
     throw UsageError(
         shard().rank(),
@@ -74,13 +77,13 @@ void UpdateInBackward::end_step_in_backward(const at::Tensor& skip) {
   end_step();
 }
 
-void UpdateInBackward::end_step() {
+void OverlappedUpdate::end_step() {
   std::fill(arrived_.begin(), arrived_.end(), 0);
   forget_step();
-  shard().end_step();
+  shard().mark_complete();
 }
 
-void UpdateInBackward::abandon() {
+void OverlappedUpdate::abandon() {
   end_step();
 }
 

@@ -12,20 +12,22 @@ namespace lockstep::detail {
 
 /// The part that strategies for Overlap::kGradients and Overlap::kUpdate have in common: the wrapper hands them buckets
 /// of gradients during backward, and step() ends the step.
-class UpdateInBackward : public UpdateStrategy, public BucketUpdate {
+class OverlappedUpdate : public UpdateStrategy, public BucketUpdate {
  public:
   std::vector<Layout> prepare(const Plan& plan) final;
   void begin_step() override;
   void abandon() final;
 
  protected:
-  explicit UpdateInBackward(std::shared_ptr<Shard> shard)
+  explicit OverlappedUpdate(std::shared_ptr<Shard> shard)
       : shard_(std::move(shard)), arrived_(shard_->parameters().size()) {}
 
   Shard& shard() const { return *shard_; }
   ShardedParameters& parameters() const { return shard_->parameters(); }
   size_t index_of(const at::Tensor& parameter) const { return parameters().find(parameter).value(); }
 
+  /// Throws UsageError if the ZeroRedundancyOptimizer was destroyed. Call it with each bucket.
+  void check_optimizer_exists() const;
   /// Call it with the first bucket of a step whose parameters are updated in backward.
   void begin_step_in_backward();
   /// Notes that the averaged gradient of this parameter is there, or will be. Throws UsageError for a second backward
