@@ -13,7 +13,7 @@
 
 #include "base/file_descriptor.h"
 
-// What the store and the dashboard do alike for clients that may be hostile. A stranger is a connection that has not
+// Common to the store and the dashboard, whose clients may be hostile. A stranger is a connection that has not
 // authenticated yet.
 
 namespace lockstep {

@@ -14,18 +14,18 @@
 
 // Overview: one start of all workers of this node, until all of them have ended.
 //
-// run() is an event loop on one thread. The warden (crew.h) starts the workers and tells when they end; watch() reads
+// run() is an event loop on one thread. The warden (crew.h) starts the workers and reports their ends. watch() handles
 // their output, signals, orders of the other nodes, and timers. An attempt ends in one of these ways:
 //
 // - All workers end with 0.
-// - A worker fails: on_end() reports it to the cluster, so the store tells all ranks the cause. Ranks that have joined
-//   get kNoticeTime to throw their own error; then the others get SIGTERM, and after the grace period SIGKILL
-//   (stop_after_failure, ask_to_end, kill_rest). Another node has a failure: the same, by an order.
-// - A signal: it is passed on to the workers, whose grace period begins; SIGUSR1 leaves them time to finish.
+// - A worker fails: on_end() reports it to the cluster, so the store sends the cause to all ranks. Ranks that have
+//   joined get kNoticeTime to throw their own error; then the others get SIGTERM, and after the grace period SIGKILL
+//   (stop_after_failure, ask_to_end, kill_rest). A failure on another node has the same effect, through an order.
+// - A signal arrives: it is forwarded to the workers, whose grace period begins; SIGUSR1 leaves them time to finish.
 // - A worker ends with the exit code of a preemption: the others have agreed to stop, too, and get the grace period.
 //
-// The Outcome has all ends in their order. The cluster makes of the outcomes of all nodes one verdict: success, failure
-// or restart.
+// The Outcome lists all ends in their order. The cluster combines the outcomes of all nodes into one verdict: success,
+// failure or restart.
 
 namespace lockstep {
 namespace {

@@ -33,9 +33,9 @@
 // update() mixes the weights into the averages: ema() with a constant fraction, swa() with 1 / (updates + 1), where the
 // number of updates is a tensor on the device, so that a captured step can contain the update. The first update copies.
 //
-// apply() backs the weights up and copies the averages into them; the guard's end copies the weights back, after it has
-// taken over what evaluation did to the buffers. No memory is swapped: the addresses of the parameters stay the same,
-// as captured steps and the buckets of DistributedDataParallel need it.
+// apply() backs the weights up and copies the averages into them. The guard's destructor first copies the buffers,
+// which an evaluation may have changed, into their averages, and then restores the weights. No memory is swapped:
+// captured steps and the buckets of DistributedDataParallel need parameters that stay at their addresses.
 
 namespace lockstep {
 namespace {

@@ -27,16 +27,15 @@
 //
 // How failure travels back.
 //
-// - If the body throws, fail() finds the cause (diagnose): it asks the other ranks which calls they make, and reports
-// the
+// - If the body throws, fail() finds the cause (diagnose): it asks the other ranks for their calls, and reports the
 //   cause to the store. A rank that only sees a broken connection reports a symptom. The store keeps the first certain
-//   cause of the job and tells it to all ranks.
+//   cause of the job and sends it to all ranks.
 // - mark_broken() notes the cause, and wake() ends the calls that block in the backend. The job calls on_failure() with
 //   the cause that another rank has reported, which does the same. All later calls throw this cause.
-// - A rank that leaves in order says after how many calls. A later call can never complete (departure_before), so its
+// - A rank that leaves in order reports its number of calls. A later call can never complete (departure_before), so its
 //   cause is that departure, even if a broken connection is noticed first.
-// - Job::blame() tells the launcher whom a failure names, before a thread of this rank sees the error and can end the
-//   process: otherwise this process could be taken for the first one that failed.
+// - Job::blame() reports to the launcher which rank a failure names, before a thread of this rank sees the error and
+//   can end the process: otherwise the launcher could take this process for the first one that failed.
 
 namespace lockstep::detail {
 namespace {

@@ -55,8 +55,8 @@ class Shard : public std::enable_shared_from_this<Shard> {
 
   /// Takes the options for a step; if the step is captured, each replay does so as well.
   void prepare_step();
-  /// Steps the inner optimizer, whose parameters have their gradients, and removes the gradients. Lets all ranks have
-  /// the updates of the first `memories` memories. Makes no step if `skip` is defined and not zero. Collective.
+  /// Steps the inner optimizer, whose parameters have their gradients, removes the gradients, and all-gathers the first
+  /// `memories` memories. Makes no step if `skip` is defined and not zero. Collective.
   void step(const at::Tensor& skip, size_t memories);
 
   /// In between, ranks may have updates of different steps.

@@ -6,8 +6,7 @@
 
 namespace lockstep {
 
-/// Bytes that wait until a socket takes them. A large message leaves in many parts, so removing one does not move the
-/// others.
+/// Bytes that are still to be sent. A large message is sent in many parts, so remove() seldom moves the rest.
 class OutputBuffer {
  public:
   void append(std::string_view bytes) { bytes_ += bytes; }

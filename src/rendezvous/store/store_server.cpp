@@ -27,12 +27,12 @@
 // Overview.
 //
 // One thread serves all connections with epoll and never blocks. It moves bytes: sockets, TLS, messages and their
-// limits are here. What messages mean (keys, who has joined, who is alive, the first cause of a failure) is in the
-// Coordinator, which has no sockets and is tested alone. The loop passes it what arrives (connected, received, heard,
-// lost) and the time (tick), and sends what it wants to say (take_outgoing).
+// limits are here. What messages mean (keys, ranks that have joined, heartbeats, the first cause of a failure) is in
+// the Coordinator, which has no sockets and is tested alone. The loop passes events (connected, received, heard, lost)
+// and the time (tick) to it, and sends its messages (take_outgoing).
 //
-// Other threads call StoreServer. They leave what they want under mutex_ and wake the loop, which publishes its answers
-// there: who has joined, the first cause, and whether all ranks have been told to end.
+// Other threads call StoreServer. They store their requests under mutex_ and wake the loop, which publishes results
+// there: the ranks that have joined, the first cause, and whether all ranks have acknowledged the end of the job.
 //
 // Anyone who reaches the port can connect. A connection is a stranger until TLS has proven that it knows the secret.
 // Strangers are limited in number, bytes and time, and if descriptors run out, one of them is closed.
