@@ -131,6 +131,16 @@ foreach(file ${sources} ${outside})
   endif()
 endforeach()
 
+# Some wheels of PyTorch export functions of std::filesystem that crash.
+file(GLOB_RECURSE sources ${SOURCE}/src/*.cpp ${SOURCE}/tests/*.h ${SOURCE}/tests/*.cpp)
+list(FILTER sources EXCLUDE REGEX "^${SOURCE}/tests/layering_violations/")
+foreach(file ${sources} ${outside})
+  file(STRINGS ${file} lines REGEX "(std::filesystem|fs)::remove_all\\(")
+  if(lines)
+    violation(${file} "std::filesystem::remove_all" "it crashes with PyTorch's wheel; tests use remove_folder()")
+  endif()
+endforeach()
+
 get_property(violations GLOBAL PROPERTY violations)
 list(LENGTH violations count)
 if(DEFINED EXPECTED_VIOLATIONS)

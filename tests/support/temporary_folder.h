@@ -9,6 +9,13 @@
 #include <stdexcept>
 #include <string>
 
+/// Removes a folder with its contents. Not std::filesystem::remove_all: the libtorch.so of some wheels exports a copy of
+/// it that crashes.
+inline void remove_folder(const std::filesystem::path& folder) {
+  const auto remove = [](const char* path, const struct stat*, int, struct FTW*) { return ::remove(path); };
+  ::nftw(folder.c_str(), remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
 /// A temporary folder that is removed with its contents when the object is destroyed.
 class TemporaryFolder {
  public:
@@ -17,12 +24,7 @@ class TemporaryFolder {
     if (!::mkdtemp(name.data())) throw std::runtime_error("mkdtemp " + name);
     path_ = name;
   }
-  // Not std::filesystem::remove_all: the libtorch.so of some wheels exports a copy of it that crashes.
-  ~TemporaryFolder() {
-    ::nftw(
-        path_.c_str(), [](const char* path, const struct stat*, int, struct FTW*) { return ::remove(path); }, 16,
-        FTW_DEPTH | FTW_PHYS);
-  }
+  ~TemporaryFolder() { remove_folder(path_); }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 

@@ -136,7 +136,7 @@ TEST_F(TopCommand, ShowsChangesOfTheFiles) {
   write("live/rank-00002.json", "{\"form");  // half a file, as of a full disk
   process.expect("its live file cannot be read");
   process.expect("live/rank-00002.json: it is damaged");
-  std::filesystem::remove_all(run());
+  remove_folder(run());
   process.expect("No rank has written a live file yet");
   process.type("q");
   expect_restored(process);

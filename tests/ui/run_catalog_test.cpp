@@ -80,7 +80,7 @@ TEST_F(Catalog, FindsNewRunsAndMarksRemovedOnes) {
   EXPECT_TRUE(catalog.runs().empty());
   write("new/metrics.jsonl", kLine);
   run_when(catalog, [](const Json& run) { return run["records"] == 1; });
-  fs::remove_all(folder_.path() / "new");
+  remove_folder(folder_.path() / "new");
   run_when(catalog, [](const Json& run) { return run["state"] == "removed"; });
 }
 

@@ -1,0 +1,3 @@
+void remove() {
+  std::filesystem::remove_all("folder");
+}
