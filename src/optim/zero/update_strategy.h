@@ -8,7 +8,7 @@
 namespace lockstep::detail {
 
 /// How averaged gradients get to the inner optimizer, and updated parameters to all ranks. Implemented by UpdateInStep,
-/// UpdateInBuckets and UpdateOfSharedParameters. Not thread-safe.
+/// ShardedGradients, UpdateInBackward and UpdateOfSharedParameters. Not thread-safe.
 class UpdateStrategy {
  public:
   virtual ~UpdateStrategy() = default;

@@ -18,8 +18,9 @@
 #include "optim/optimizer_state.h"
 #include "optim/zero/shard.h"
 #include "optim/zero/shard_state.h"
+#include "optim/zero/sharded_gradients.h"
 #include "optim/zero/undo.h"
-#include "optim/zero/update_in_buckets.h"
+#include "optim/zero/update_in_backward.h"
 #include "optim/zero/update_in_step.h"
 #include "optim/zero/update_of_shared_parameters.h"
 #include "parallel/ddp/ddp_state.h"
@@ -31,8 +32,8 @@
 // rank's pieces, as views of that buffer, so its state covers only the share.
 //
 // An UpdateStrategy makes the steps. There is one class for each way in which gradients and updates travel:
-// UpdateInStep (Overlap::kNone), UpdateInBuckets (kGradients and kUpdate) and UpdateOfSharedParameters (kUpdate with
-// share_parameters). The latter two are the BucketUpdate of the wrapper's reducer.
+// UpdateInStep (Overlap::kNone), ShardedGradients (kGradients), UpdateInBackward (kUpdate) and UpdateOfSharedParameters
+// (kUpdate with share_parameters). All but the first are the BucketUpdate of the wrapper's reducer.
 //
 // shard_state.h saves and loads: it gathers all ranks' pieces of state on one rank and assembles them to the state of
 // whole parameters, or cuts this rank's pieces out of such a state. Both therefore work with any number of ranks.
@@ -42,8 +43,6 @@
 
 namespace lockstep {
 namespace {
-
-using detail::UpdateInBuckets;
 
 void check_options(const ZeroRedundancyOptions& options, const ProcessGroup& group, bool has_wrapper) {
   const auto refuse = [&](const char* why) { throw UsageError(group.rank(), text("ZeroRedundancyOptimizer: ", why)); };
@@ -180,10 +179,10 @@ ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(Parameters parameters,
   std::shared_ptr<detail::OverlappedUpdate> update;
   if (options.share_parameters)
     update = std::make_shared<detail::UpdateOfSharedParameters>(shard_);
+  else if (options.overlap == Overlap::kUpdate)
+    update = std::make_shared<detail::UpdateInBackward>(shard_);
   else
-    update = std::make_shared<UpdateInBuckets>(shard_, options.overlap == Overlap::kUpdate
-                                                           ? UpdateInBuckets::When::kInBackward
-                                                           : UpdateInBuckets::When::kInStep);
+    update = std::make_shared<detail::ShardedGradients>(shard_);
   detail::ddp_state(*parameters.wrapper).reducer().set_update(update);
   strategy_ = std::move(update);
 }

@@ -77,18 +77,19 @@ DdpState::DdpState(std::shared_ptr<torch::nn::Module> module, ProcessGroup group
     broadcast_parameters_and_buffers(kSource);
   }
   separate_batch_norm();
-  reducer_ = std::make_shared<Reducer>(wrapped_.trained(), group_,
-                                       ReducerOptions{.limits = options.buckets,
-                                                      .allow_unused = options.find_unused_parameters,
-                                                      .static_graph = options.static_graph,
-                                                      .gradient_as_bucket_view = options.gradient_as_bucket_view,
-                                                      .in_place_gradients = uses_in_place_gradients(options),
-                                                      .check_finite = options.check_finite,
-                                                      .reduce_dtype = options.reduce_dtype,
-                                                      .sparse_parameters = wrapped_.sparse_parameters(options),
-                                                      .densify_sparse_gradients = options.densify_sparse_gradients,
-                                                      .defers_marks = group_.device().is_cuda()},
-                                       weight_, recorder_);
+  reducer_ =
+      std::make_shared<Reducer>(wrapped_.trained(), group_,
+                                ReducerOptions{.buckets = {.limits = options.buckets,
+                                                           .gradient_as_bucket_view = options.gradient_as_bucket_view,
+                                                           .in_place_gradients = uses_in_place_gradients(options),
+                                                           .reduce_dtype = options.reduce_dtype},
+                                               .allow_unused = options.find_unused_parameters,
+                                               .static_graph = options.static_graph,
+                                               .check_finite = options.check_finite,
+                                               .sparse_parameters = wrapped_.sparse_parameters(options),
+                                               .densify_sparse_gradients = options.densify_sparse_gradients,
+                                               .defers_marks = group_.device().is_cuda()},
+                                weight_, recorder_);
 }
 
 // Gives SyncBatchNorm layers over this wrapper's group a side group for their calls in backward, which would otherwise

@@ -11,27 +11,29 @@
 #include "base/text.h"
 #include "comm/capture.h"
 #include "comm/group/group.h"
+#include "comm/run_and_agree.h"
+#include "parallel/ddp/reducer_errors.h"
+#include "parallel/ddp/sparse_gradients.h"
 
 // Overview of one reduction.
 //
-// 1. plan_buckets() groups the parameters in reverse order of registration, which approximates the order of backward.
-//    After the first reduction rebuild_buckets() plans again, in the order in which rank 0's gradients arrived.
+// 1. The buckets are planned in reverse order of registration, which approximates the order of backward, and after the
+//    first reduction again, in the order in which rank 0's gradients arrived (GradientBuckets).
 // 2. on_gradient() runs after autograd has accumulated a parameter's gradient. The first call of a backward calls
-//    begin() and registers a callback for the end of the backward. Each call copies the gradient into its bucket,
-//    unless it was computed there (InPlaceGradients).
-// 3. start_full_buckets() starts the all-reduce of full buckets strictly in the order of the plan, so that all ranks
-//    issue the same sequence of collectives. The last bucket is reduced at the end of backward.
-// 4. finish() runs at the end of the outermost backward. It adds the parameters that got no gradient, with their old
-//    gradient or zeros, so that every bucket becomes full. The last bucket also carries the marks of used parameters
-//    (UnusedParameterBitmap). Then finish() waits for all buckets and publishes the averages in .grad().
+//    begin() and registers a callback for the end of the backward. A gradient that is complete (GradientArrivals) is
+//    handed over: copied into its bucket, unless it was computed there (InPlaceGradients).
+// 3. The all-reduce of full buckets starts strictly in the order of the plan, so that all ranks issue the same sequence
+//    of collectives. The last bucket is reduced at the end of backward.
+// 4. finish() runs at the end of the outermost backward. It hands over the parameters that got no gradient, with their
+//    old gradient or zeros, so that every bucket becomes full. The last bucket also carries the marks of used
+//    parameters (ParameterUsage). Then finish() waits for all buckets and publishes the averages in .grad().
 //
-// A parameter on which no output depends (ReachableParameters) enters its bucket in begin(), if it may be unused.
-// A frozen parameter enters its bucket as zeros in begin() and keeps its gradient. Sparse gradients are not in buckets:
+// A parameter on which no output depends (ReachableParameters) is handed over in begin(), if it may be unused. A frozen
+// parameter enters its bucket as zeros in begin() and keeps its gradient. Sparse gradients are not in buckets:
 // reduce_sparse_gradients() gathers their rows after the last bucket.
 //
-// With a static graph, the first backward counts the gradients of each parameter. Later ones use these counts to detect
-// that a gradient is complete, and send marks only for check_finite. If backward throws, in_backward_ stays true and
-// the next forward or backward throws UsageError: this rank has missed collectives and is out of step with the others.
+// If backward throws, in_backward_ stays true and the next forward or backward throws UsageError: this rank has missed
+// collectives and is out of step with the others.
 
 namespace lockstep {
 namespace {
@@ -65,40 +67,24 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroup group, con
       weight_(weight),
       recorder_(recorder),
       activity_(detail::group_of(group_)->activity()),
-      states_(parameters_.size()),
-      used_(parameters_.size()),
-      trained_in_forward_(parameters_.size()),
-      marks_(parameters_.size()),
-      reachable_(parameters_.size()),
-      frozen_(parameters_.size()),
+      usage_(parameters_, group_, options.defers_marks),
+      arrivals_(parameters_, group_.rank(), options.static_graph),
+      buckets_(parameters_, sparse_, group_, options.buckets, usage_, recorder_),
+      is_handed_over_(parameters_.size()),
+      kept_(parameters_.size()),
       hooks_(tensors_of(parameters_), group_.device(),
-             [this](size_t parameter, const at::Tensor& arrived) { on_gradient(parameter, arrived); }) {
-  std::vector<size_t> order;
-  for (size_t i = parameters_.size(); i-- > 0;)
-    if (!is_sparse(i)) order.push_back(i);
-  plan_ = detail::plan_buckets(specs(), options_.limits, order);
-  make_buckets();
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (may_be_computed_in_bucket(i)) InPlaceGradients::install();
+             [this](size_t parameter, const at::Tensor& arrived) { on_gradient(parameter, arrived); }) {}
+
+// --- settings
+
+void Reducer::set_enabled(bool enabled) {
+  std::lock_guard lock(mutex_);
+  enabled_ = enabled;
 }
 
-void Reducer::begin_forward() {
+bool Reducer::is_enabled() const {
   std::lock_guard lock(mutex_);
-  if (!in_backward_) hooks_.connect();
-  in_forward_ = true;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].tensor.requires_grad())
-      trained_in_forward_[i] = 1;
-    else if (options_.static_graph)
-      throw UsageError(group_.rank(), text("parameter '", parameters_[i].name,
-                                           "' is frozen, but with static_graph every backward must be like the first; "
-                                           "wrap without static_graph"));
-  }
-}
-
-void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
-  std::lock_guard lock(mutex_);
-  if (predicts_unused()) reachable_.note(outputs, hooks_.accumulators());
+  return enabled_;
 }
 
 bool Reducer::will_reduce() const {
@@ -106,6 +92,120 @@ bool Reducer::will_reduce() const {
   const auto is_trained = [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); };
   return enabled_ && std::any_of(parameters_.begin(), parameters_.end(), is_trained);
 }
+
+bool Reducer::has_unsynchronized() const {
+  std::lock_guard lock(mutex_);
+  return has_unsynchronized_;
+}
+
+void Reducer::set_static_graph() {
+  std::lock_guard lock(mutex_);
+  if (reductions_ > 0 && !arrivals_.is_static_graph())
+    throw UsageError(
+        group_.rank(),
+        "set_static_graph was called after the first backward, which records the graph; call it before the "
+        "first backward, or wrap with {.static_graph = true}");
+  arrivals_.set_static_graph();
+}
+
+bool Reducer::is_static_graph() const {
+  std::lock_guard lock(mutex_);
+  return arrivals_.is_static_graph();
+}
+
+void Reducer::set_hook(CommHook hook) {
+  std::lock_guard lock(mutex_);
+  if (buckets_.has_hook())
+    throw UsageError(group_.rank(), "a comm hook is registered already; register only one for each wrapper");
+  buckets_.set_hook(std::move(hook));
+}
+
+void Reducer::set_update(std::shared_ptr<detail::BucketUpdate> update) {
+  detail::run_and_agree(group_, [&] { check_can_update(); });
+  std::lock_guard lock(mutex_);
+  buckets_.set_update(std::move(update));
+}
+
+void Reducer::check_can_update() const {
+  std::lock_guard lock(mutex_);
+  const auto refuse = [&](const char* what, const char* remedy) {
+    throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer: the option overlap cannot be combined with ", what,
+                                         " of DistributedDataParallel; ", remedy));
+  };
+  if (buckets_.has_update())
+    throw UsageError(group_.rank(),
+                     "ZeroRedundancyOptimizer: another optimizer with the option overlap was constructed with this "
+                     "DistributedDataParallel; wrap the model again");
+  if (buckets_.has_hook()) refuse("a comm hook", "register no hook, or leave overlap out");
+  if (options_.allow_unused)
+    refuse("the option find_unused_parameters",
+           "leave one of them out: a parameter must not be updated in a step that does not use it");
+  if (options_.check_finite)
+    refuse("the option check_finite",
+           "leave one of them out: a bad gradient is found only after other parameters are updated");
+  if (options_.buckets.reduce_dtype)
+    refuse("the option reduce_dtype", "leave one of them out: gradients are averaged in the dtype of the parameters");
+  if (!options_.sparse_parameters.empty())
+    refuse("sparse gradients", "set densify_sparse_gradients, or leave overlap out");
+}
+
+bool Reducer::updates_in_backward() const {
+  std::lock_guard lock(mutex_);
+  return buckets_.has_update();
+}
+
+int64_t Reducer::reductions() const {
+  std::lock_guard lock(mutex_);
+  return reductions_;
+}
+
+BucketPlan Reducer::plan() const {
+  std::lock_guard lock(mutex_);
+  return buckets_.plan();
+}
+
+// With a static graph, marks are sent in the first reduction and for check_finite only. The first one is that of all
+// ranks, although a rank that has no input in the first iteration of a join records its graph later: ranks must agree
+// on whether marks are sent.
+bool Reducer::needs_marks() const {
+  return !arrivals_.is_static_graph() || reductions_ == 0 || options_.check_finite;
+}
+
+/// Whether a parameter without a gradient is an error, after the reduction was counted.
+bool Reducer::needs_all_parameters() const {
+  return !options_.allow_unused && (!arrivals_.is_static_graph() || (buckets_.has_update() && reductions_ == 1));
+}
+
+// --- forward
+
+void Reducer::begin_forward() {
+  std::lock_guard lock(mutex_);
+  if (!in_backward_) hooks_.connect();
+  usage_.begin_forward();
+  if (!arrivals_.is_static_graph()) return;
+  for (const auto& [name, tensor] : parameters_)
+    if (!tensor.requires_grad())
+      throw UsageError(group_.rank(), text("parameter '", name,
+                                           "' is frozen, but with static_graph every backward must be like the first; "
+                                           "wrap without static_graph"));
+}
+
+void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
+  std::lock_guard lock(mutex_);
+  if (predicts_unused()) usage_.end_forward(outputs, hooks_.accumulators());
+}
+
+void Reducer::check_finished() const {
+  std::lock_guard lock(mutex_);
+  if (in_backward_) throw_interrupted_backward();
+}
+
+void Reducer::check_deferred() {
+  std::lock_guard lock(mutex_);
+  if (!in_backward_) usage_.check_deferred(needs_all_parameters());
+}
+
+// --- weights
 
 void Reducer::weigh_gradients() {
   std::lock_guard lock(mutex_);
@@ -128,75 +228,25 @@ at::Tensor Reducer::weigh(const at::Tensor& gradient) {
   return at::sparse_coo_tensor(rows.indices(), weight_.apply(rows.values()), rows.sizes());
 }
 
-void Reducer::set_enabled(bool enabled) {
-  std::lock_guard lock(mutex_);
-  enabled_ = enabled;
-}
-
-bool Reducer::is_enabled() const {
-  std::lock_guard lock(mutex_);
-  return enabled_;
-}
-
-bool Reducer::has_unsynchronized() const {
-  std::lock_guard lock(mutex_);
-  return has_unsynchronized_;
-}
-
-void Reducer::set_static_graph() {
-  std::lock_guard lock(mutex_);
-  if (reductions_ > 0 && !options_.static_graph)
-    throw UsageError(
-        group_.rank(),
-        "set_static_graph was called after the first backward, which records the graph; call it before the "
-        "first backward, or wrap with {.static_graph = true}");
-  options_.static_graph = true;
-}
-
-bool Reducer::is_static_graph() const {
-  std::lock_guard lock(mutex_);
-  return options_.static_graph;
-}
-
-void Reducer::check_finished() const {
-  std::lock_guard lock(mutex_);
-  if (in_backward_) throw_interrupted_backward();
-}
-
-int64_t Reducer::reductions() const {
-  std::lock_guard lock(mutex_);
-  return reductions_;
-}
-
-BucketPlan Reducer::plan() const {
-  std::lock_guard lock(mutex_);
-  return plan_;
-}
-
 // --- during backward
 
 void Reducer::on_gradient(size_t parameter, const at::Tensor& arrived) {
   std::lock_guard lock(mutex_);
   const bool is_frozen_now = !parameters_[parameter].tensor.requires_grad();  // after forward: was not accumulated
   const bool is_defined = arrived.defined() && !is_frozen_now;
-  if (is_defined) used_[parameter] = 1;
+  if (is_defined) usage_.note_use(parameter);
   if (!enabled_) {
     has_unsynchronized_ = has_unsynchronized_ || is_defined;
     return;
   }
   register_end_callback(current_backward_task());
   if (!is_defined) return;
-  if (states_[parameter].is_in && reachable_.excludes(parameter)) throw_unexpected_gradient(parameter);
-  frozen_[parameter] = 0;
-  arrivals_.push_back(parameter);
-  if (!is_complete(parameter)) return;
-  put_in_bucket(parameter, arrived);
-  // Frees the gradient's memory while it is still in the cache, so that autograd can reuse it for the next gradient.
-  if (is_bucket_view(parameter))
-    parameters_[parameter].tensor.mutable_grad() = view_of(parameter);
-  else if (buckets_[states_[parameter].bucket].is_open())
-    parameters_[parameter].tensor.mutable_grad().reset();
-  start_full_buckets();
+  if (is_handed_over_[parameter] && usage_.is_unreachable(parameter))
+    throw unexpected_gradient(group_.rank(), parameters_[parameter].name);
+  if (!arrivals_.add(parameter)) return;
+  hand_over(parameter, arrived);
+  buckets_.release(parameter);
+  buckets_.start_full();
 }
 
 void Reducer::on_output_gradient() {
@@ -209,12 +259,8 @@ void Reducer::on_output_gradient() {
 // queued, so each task needs its own.
 void Reducer::register_end_callback(const BackwardTask& task) {
   if (!in_backward_) {
-    if (are_all_frozen()) {
-      in_forward_ = false;
-      std::fill(trained_in_forward_.begin(), trained_in_forward_.end(), 0);
-      return;
-    }
-    refuse_create_graph();
+    if (usage_.are_all_frozen()) return usage_.forget_forwards();
+    refuse_create_graph(group_.rank());
     begin();
   }
   if (std::find(tasks_.begin(), tasks_.end(), task.id) != tasks_.end()) return;
@@ -227,8 +273,8 @@ void Reducer::on_task_end(const BackwardTask& task) {
   std::lock_guard lock(mutex_);
   std::erase(tasks_, task.id);
   if (!in_backward_) return;
-  const bool nothing_can_follow = tasks_.empty() && in_ == parameters_.size();
-  if (task.depth == 0 || nothing_can_follow) finish();
+  const auto all_are_in = [&] { return std::count(is_handed_over_.begin(), is_handed_over_.end(), 0) == 0; };
+  if (task.depth == 0 || (tasks_.empty() && all_are_in())) finish();
 }
 
 void Reducer::begin() {
@@ -236,73 +282,30 @@ void Reducer::begin() {
   in_backward_ = true;
   activity_->begin_backward();
   began_ = recorder_.now();
-  started_ = 0;
-  in_ = 0;
-  arrivals_.clear();
   tasks_.clear();
   has_outermost_ = false;
   not_finite_.clear();
-  for (auto& bucket : buckets_) bucket.reset();
-  if (updater_) updater_->begin_backward(buckets_);
-  for (auto& state : states_) {
-    state.is_in = false;
-    state.gradients = 0;
-  }
+  std::fill(is_handed_over_.begin(), is_handed_over_.end(), 0);
+  arrivals_.begin();
+  usage_.begin_backward();
+  buckets_.begin_backward(needs_marks());
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    frozen_[i] = is_frozen(i);
     const bool cannot_arrive =
-        !parameters_[i].tensor.requires_grad() || reachable_.excludes(i) || (knows_graph() && states_[i].expected == 0);
-    if (cannot_arrive) put_without_new_gradient(i);
+        !parameters_[i].tensor.requires_grad() || usage_.is_unreachable(i) || arrivals_.excludes(i);
+    if (cannot_arrive) hand_over_without_new_gradient(i);
   }
-  reserve_places();
+  buckets_.reserve_in_place(is_handed_over_);
 }
 
-// A gradient that was accumulated under no_sync() is reduced even if the parameter is frozen now. A parameter that was
-// frozen in all forwards gets no gradient, although it may be trained again when backward runs.
-bool Reducer::is_frozen(size_t parameter) const {
-  if (used_[parameter]) return false;
-  return !parameters_[parameter].tensor.requires_grad() || (in_forward_ && !trained_in_forward_[parameter]);
-}
-
-bool Reducer::are_all_frozen() const {
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (!is_frozen(i)) return false;
-  return true;
-}
-
-/// Counts one more gradient of the parameter and returns whether its gradient is complete.
-bool Reducer::is_complete(size_t parameter) {
-  auto& state = states_[parameter];
-  ++state.gradients;
-  if (is_recording()) return false;
-  if (knows_graph()) {
-    if (state.gradients > state.expected)
-      throw UsageError(group_.rank(), text("parameter '", parameters_[parameter].name, "' got ", state.gradients,
-                                           " gradients in one backward, but ", state.expected,
-                                           " in the first one; the graph is not static: wrap without static_graph"));
-    return state.gradients == state.expected;
-  }
-  if (state.gradients > 1)
-    throw UsageError(
-        group_.rank(),
-        text(
-            "parameter '", parameters_[parameter].name,
-            "' got a second gradient in one backward, after the first was already handed to the reduction; run all "
-            "but the last of such backward passes under no_sync(), or wrap with {.static_graph = true} if checkpointed "
-            "segments share the parameter"));
-  return true;
-}
-
-// Does not copy a gradient that is in the bucket's memory already. `arrived` is what autograd has just accumulated.
-void Reducer::put_in_bucket(size_t parameter, const at::Tensor& arrived) {
+// `arrived` is what autograd has just accumulated.
+void Reducer::hand_over(size_t parameter, const at::Tensor& arrived) {
   c10::NoGradGuard no_grad;
-  const auto& name = parameters_[parameter].name;
-  auto gradient = frozen_[parameter] ? at::Tensor() : parameters_[parameter].tensor.grad();
-  states_[parameter].is_in = true;
-  ++in_;
-  const bool looks = options_.check_finite && not_finite_.empty();
+  const auto& [name, tensor] = parameters_[parameter];
+  auto gradient = usage_.is_frozen(parameter) ? at::Tensor() : tensor.grad();
+  is_handed_over_[parameter] = 1;
+  const bool is_checked = options_.check_finite && not_finite_.empty();
   if (is_sparse(parameter)) {  // reduced at the end of backward
-    if (looks && gradient.defined() && !is_all_finite(gradient)) not_finite_ = name;
+    if (is_checked && gradient.defined() && !is_all_finite(gradient)) not_finite_ = name;
     return;
   }
   if (gradient.defined() && gradient.layout() != c10::kStrided) {
@@ -313,30 +316,18 @@ void Reducer::put_in_bucket(size_t parameter, const at::Tensor& arrived) {
                             "densify_sparse_gradients"));
     gradient = gradient.to_dense();
   }
-  release_place(parameter, gradient, arrived);
-  auto& bucket = buckets_[states_[parameter].bucket];
-  bucket.put(states_[parameter].slot, gradient);
-  if (looks) {
-    bucket.flush_pending_copies();
-    if (!is_all_finite(view_of(parameter))) not_finite_ = name;
-  }
+  buckets_.put(parameter, gradient, arrived);
+  if (is_checked && !is_all_finite(buckets_.read(parameter))) not_finite_ = name;
 }
 
-// Adds a parameter that got no gradient in this backward, with its old gradient or zeros, so that the bucket becomes
-// full and the other ranks do not wait for this rank. If the old gradient is in the bucket's memory, the reduction
-// overwrites it: publish_gradient() restores it from a copy if no rank used the parameter.
-void Reducer::put_without_new_gradient(size_t parameter) {
+// With the old gradient or zeros, so that the bucket becomes full and the other ranks do not wait for this rank. If the
+// old gradient is in the bucket's memory, the reduction overwrites it: publish_gradients() restores it from a copy if
+// no rank used the parameter.
+void Reducer::hand_over_without_new_gradient(size_t parameter) {
   const auto& gradient = parameters_[parameter].tensor.grad();
-  if (is_bucket_view(parameter) && gradient.defined() && same_memory(gradient, view_of(parameter)))
-    states_[parameter].kept = gradient.clone();
-  put_in_bucket(parameter);
-}
-
-// Starts buckets in the order of the plan, which is the same on all ranks, regardless of the order in which gradients
-// arrive. The last bucket is reduced at the end of backward, which is near, on the calling thread; this avoids waking
-// up another thread.
-void Reducer::start_full_buckets() {
-  for (; started_ + 1 < buckets_.size() && buckets_[started_].is_full(); ++started_) start_bucket(started_);
+  if (buckets_.is_view(parameter) && gradient.defined() && same_memory(gradient, buckets_.view(parameter)))
+    kept_[parameter] = gradient.clone();
+  hand_over(parameter);
 }
 
 // --- at the end of backward
@@ -344,144 +335,120 @@ void Reducer::start_full_buckets() {
 void Reducer::finish() {
   const detail::EndOfBackward end(*activity_);
   c10::NoGradGuard no_grad;
-  in_place_.withdraw();
+  buckets_.withdraw_in_place();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    auto& state = states_[i];
-    if (is_recording()) state.expected = state.gradients;
-    if (state.is_in) continue;
-    state.gradients > 0 ? put_in_bucket(i) : put_without_new_gradient(i);
+    if (is_handed_over_[i]) continue;
+    arrivals_.has(i) ? hand_over(i) : hand_over_without_new_gradient(i);
   }
-  if (needs_marks()) marks_.write(buckets_.back(), used_, frozen_, not_finite_.empty(), options_.static_graph);
+  if (needs_marks()) usage_.write_marks(buckets_.last(), not_finite_.empty(), arrivals_.is_static_graph());
   const auto computed = recorder_.now();
-  reduce_the_rest();
+  buckets_.finish_backward();
   in_backward_ = false;
-  read_usage_marks();
+  read_marks();
   reduce_sparse_gradients();
-  for (size_t i = 0; i < parameters_.size(); ++i) publish_gradient(i);
-  if (predicts_unused()) compare_with_prediction();
-  has_recorded_ = true;
+  publish_gradients();
+  if (predicts_unused()) {
+    std::vector<char> got_gradient;
+    for (size_t i = 0; i < parameters_.size(); ++i) got_gradient.push_back(arrivals_.has(i));
+    usage_.compare_with_prediction(got_gradient);
+  }
+  arrivals_.end();
   ++reductions_;
   has_unsynchronized_ = false;
-  in_forward_ = false;
-  std::fill(trained_in_forward_.begin(), trained_in_forward_.end(), 0);
-
-  const auto unused = needs_all_parameters() ? describe_unused(used_) : "";
-  std::fill(used_.begin(), used_.end(), 0);
-  check_frozen_alike();
-  if (!unused.empty()) throw UsageError(group_.rank(), unused);
+  usage_.end_reduction(needs_all_parameters());
   record_step(computed);
-  rebuild_buckets();
-  if (marks_.is_not_finite_somewhere()) throw_not_finite();
+  end_reduction();
 }
 
-void Reducer::compare_with_prediction() {
-  std::vector<char> got_gradient;
-  for (const auto& state : states_) got_gradient.push_back(state.gradients > 0);
-  reachable_.compare(got_gradient);
+// In the first reduction the marks are read at once: afterwards, ranks that disagree on static_graph would disagree on
+// whether marks are sent.
+void Reducer::read_marks() {
+  if (!needs_marks()) return;
+  const bool is_first = reductions_ == 0 && !detail::is_capturing(group_.device());
+  usage_.read_marks(buckets_.last(), /*at_once=*/is_first || options_.check_finite);
+  const bool is_static = arrivals_.is_static_graph();
+  if (is_first && usage_.static_graph_differs())
+    throw MismatchError(group_.rank(),
+                        text("set_static_graph was ", is_static ? "" : "not ", "called on this rank, but ",
+                             is_static ? "not " : "", "on another; call it on all ranks before the first backward"));
 }
 
-void Reducer::reduce_the_rest() {
-  start_full_buckets();
-  if (hook_)
-    start_bucket(buckets_.size() - 1);
-  else
-    buckets_.back().reduce();
-  finish_all();
+// All ranks gather the rows of all sparse gradients, in the order of the parameters.
+void Reducer::reduce_sparse_gradients() {
+  std::vector<size_t> sparse;
+  std::vector<at::Tensor> gradients, tensors;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!is_sparse(i)) continue;
+    sparse.push_back(i);
+    tensors.push_back(parameters_[i].tensor);
+    gradients.push_back(parameters_[i].tensor.grad());
+  }
+  if (sparse.empty()) return;
+  if (detail::is_capturing(group_.device()))
+    throw UsageError(group_.rank(),
+                     "a step with sparse gradients cannot be captured, because the number of rows differs from step to "
+                     "step; set densify_sparse_gradients");
+  const auto averages = average_sparse(group_, gradients, tensors);
+  for (size_t i = 0; i < sparse.size(); ++i)
+    if (usage_.is_used_somewhere(sparse[i]) && !usage_.is_frozen(sparse[i])) tensors[i].mutable_grad() = averages[i];
 }
 
-void Reducer::finish_all() {
-  for (auto& bucket : buckets_)
-    if (bucket.is_under_way()) bucket.finish();
+void Reducer::publish_gradients() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (is_sparse(i)) continue;
+    const auto kept = std::exchange(kept_[i], at::Tensor());
+    if (usage_.is_used_somewhere(i) && !usage_.is_frozen(i))
+      buckets_.publish(i);
+    else if (kept.defined())
+      parameters_[i].tensor.mutable_grad().copy_(kept);
+  }
 }
 
 void Reducer::record_step(const Moment& computed) {
-  StepTimes step{.backward_begin = began_, .computed = computed, .backward_end = recorder_.now()};
-  for (const auto& bucket : buckets_) step.buckets.push_back(bucket.times());
-  recorder_.add(std::move(step));
+  recorder_.add(
+      {.backward_begin = began_, .computed = computed, .backward_end = recorder_.now(), .buckets = buckets_.times()});
 }
 
-// A rank that used every parameter does not need the other ranks' marks immediately, except in the first reduction:
-// afterwards, ranks that disagree on static_graph would disagree on whether marks are sent. Replays of a captured step
-// do not run this code, so the marks of the captured reduction are not read.
-void Reducer::read_usage_marks() {
-  if (!needs_marks()) return;
-  bool has_unused = false;
-  for (size_t i = 0; i < parameters_.size(); ++i) has_unused = has_unused || (!used_[i] && !frozen_[i]);
-  const bool is_capturing = detail::is_capturing(group_.device());
-  const bool is_first = reductions_ == 0 && !is_capturing;
-  if (has_unused || options_.check_finite || is_first || !options_.defers_marks)
-    marks_.learn(buckets_.back());
-  else
-    is_capturing ? marks_.assume_alike() : marks_.defer(buckets_.back());
-  if (is_first && marks_.static_graph_differs())
-    throw MismatchError(group_.rank(), text("set_static_graph was ", options_.static_graph ? "" : "not ",
-                                            "called on this rank, but ", options_.static_graph ? "not " : "",
-                                            "on another; call it on all ranks before the first backward"));
+/// Collective.
+void Reducer::end_reduction() {
+  buckets_.rebuild(arrivals_.order());
+  if (usage_.is_not_finite_somewhere()) throw_not_finite(group_, not_finite_, reductions_);
 }
 
-void Reducer::publish_gradient(size_t parameter) {
-  auto& state = states_[parameter];
-  auto& gradient = parameters_[parameter].tensor.mutable_grad();
-  const auto kept = std::exchange(state.kept, at::Tensor());
-  const bool is_used = marks_.used_somewhere(parameter) && !frozen_[parameter];
-  if (is_sparse(parameter)) {
-    if (is_used) gradient = kept;
-    return;
-  }
-  const auto& view = view_of(parameter);
-  if (is_used && updater_) {
-    gradient.reset();  // it is this rank's own, and no longer needed
-  } else if (!is_used) {
-    if (kept.defined()) gradient.copy_(kept);
-  } else if (!is_bucket_view(parameter)) {
-    if (gradient.defined() && gradient.layout() == c10::kStrided)
-      write(gradient, view);
-    else
-      gradient = view.to(parameters_[parameter].tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  } else if (!gradient.defined() || !same_memory(gradient, view)) {
-    gradient = view;
-  }
+// The gradients that are left from this rank's last iteration are dropped. The averages are for
+// ZeroRedundancyOptimizer, which steps on this rank as well.
+void Reducer::shadow() {
+  std::lock_guard lock(mutex_);
+  c10::NoGradGuard no_grad;
+  arrivals_.begin();
+  for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();
+  buckets_.reduce_zeros(needs_marks());
+  usage_.begin_shadow();
+  read_marks();
+  reduce_sparse_gradients();
+  publish_gradients();
+  ++reductions_;
+  has_unsynchronized_ = false;
+  not_finite_.clear();
+  usage_.end_shadow(needs_all_parameters());
+  end_reduction();
+}
+
+// --- failures
+
+void Reducer::throw_interrupted_backward() const {
+  buckets_.withdraw_in_place();
+  throw interrupted_backward(group_.rank());
 }
 
 void Reducer::abandon_capture() {
   std::lock_guard lock(mutex_);
-  if (updater_) updater_->abandon();
   in_backward_ = false;
   has_unsynchronized_ = false;
-  for (auto& bucket : buckets_) bucket.reset();
-  for (auto& state : states_) state.kept.reset();
+  buckets_.abandon();
+  usage_.abandon();
+  for (auto& kept : kept_) kept.reset();
   for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();
-  std::fill(used_.begin(), used_.end(), 0);
-  marks_ = UnusedParameterBitmap(parameters_.size());
-}
-
-void Reducer::shadow() {
-  std::lock_guard lock(mutex_);
-  c10::NoGradGuard no_grad;
-  started_ = 0;
-  arrivals_.clear();
-  for (const auto& parameter : parameters_)
-    parameter.tensor.mutable_grad().reset();  // left from this rank's last iteration
-  for (size_t i = 0; i < parameters_.size(); ++i) release_place(i, {}, {});
-  for (auto& bucket : buckets_) {
-    bucket.clear();
-    bucket.start(hook_, needs_marks());
-  }
-  finish_all();
-  std::fill(frozen_.begin(), frozen_.end(), 0);
-  read_usage_marks();
-  reduce_sparse_gradients();
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    publish_gradient(i);  // for ZeroRedundancyOptimizer, which steps on this rank as well
-  ++reductions_;
-  has_unsynchronized_ = false;
-  not_finite_.clear();
-  const bool needs_all = !options_.allow_unused && !options_.static_graph;
-  const auto unused = needs_all ? describe_unused(std::vector<char>(used_.size(), 1)) : "";  // blames other ranks
-  std::fill(used_.begin(), used_.end(), 0);
-  if (!unused.empty()) throw UsageError(group_.rank(), unused);
-  rebuild_buckets();
-  if (marks_.is_not_finite_somewhere()) throw_not_finite();
 }
 
 }  // namespace lockstep

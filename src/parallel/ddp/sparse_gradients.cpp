@@ -6,11 +6,6 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/embedding.h>
 
-#include <lockstep/error.h>
-
-#include "comm/capture.h"
-#include "parallel/ddp/reducer.h"
-
 namespace lockstep {
 namespace {
 
@@ -92,25 +87,6 @@ std::vector<at::Tensor> average_sparse(const ProcessGroup& group, const std::vec
     averages.push_back(std::move(sum));
   }
   return averages;
-}
-
-// All ranks gather the rows of all sparse gradients, in the order of the parameters.
-void Reducer::reduce_sparse_gradients() {
-  std::vector<at::Tensor> gradients, tensors;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!is_sparse(i)) continue;
-    tensors.push_back(parameters_[i].tensor);
-    gradients.push_back(parameters_[i].tensor.grad());
-  }
-  if (tensors.empty()) return;
-  if (detail::is_capturing(group_.device()))
-    throw UsageError(group_.rank(),
-                     "a step with sparse gradients cannot be captured, because the number of rows differs from step to "
-                     "step; set densify_sparse_gradients");
-  const auto averages = average_sparse(group_, gradients, tensors);
-  size_t next = 0;
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (is_sparse(i)) states_[i].kept = averages[next++];
 }
 
 }  // namespace lockstep
