@@ -73,21 +73,23 @@ void Group::announce_all_sends(Job& job) {
     job.note(membership_.peers[route.to].rank, membership_.name, to_text({Note::kAnnounce, route.tag, messages}));
 }
 
-void Group::on_note(int rank_in_job, const std::string& content) {
+bool Group::on_note(int rank_in_job, const std::string& content) {
   const int rank = rank_in_group(membership_, rank_in_job);
   const auto note = to_note(content);
-  if (rank == Membership::kNotAMember) return;
+  if (rank == Membership::kNotAMember) return true;
   if (note.kind == Note::kSubscribe) {
     {
       std::lock_guard lock(mutex_);
       any_sender_.subscribers.emplace(rank, note.tag);
     }
-    return announce_send({membership_.rank, rank, note.tag});
+    announce_send({membership_.rank, rank, note.tag});
+    return true;
   }
   std::lock_guard lock(mutex_);
   auto& announced = any_sender_.announced[{rank, membership_.rank, note.tag}];
   announced = std::max(announced, note.messages);
   any_sender_.changed.notify_all();
+  return true;
 }
 
 // Requires the mutex. Begins with the rank after the last one, so that no sender starves.

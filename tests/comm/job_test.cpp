@@ -5,6 +5,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/text.h"
 #include "comm/group/group.h"
 #include "support/eventually.h"
 #include "support/messages.h"
@@ -34,6 +35,15 @@ class Hearing : public JobListener {
   void on_failure(std::exception_ptr) override { ++failures; }
   void on_left(int, int64_t) override { ++departures; }
   std::atomic<int> failures = 0, departures = 0;
+};
+
+class Reading final : public Hearing {
+ public:
+  bool on_note(int rank, const std::string& content) override {
+    notes.push_back(text(rank, ": ", content));
+    return true;
+  }
+  std::vector<std::string> notes;
 };
 
 TEST(Job, ToldOfAnotherJoinKnowsThatItIsNotMeant) {
@@ -99,6 +109,25 @@ TEST(Job, AsksOnlyAboutItsOwnJoin) {
   const auto answers = mine.job->ask("world", "call 1");
   ASSERT_EQ(answers.size(), 2u);
   for (const auto& answer : answers) EXPECT_FALSE(answer.call) << answer.rank_in_job;
+}
+
+// While a group is being made, others listen for it, and a rank that has made it sends it notes already.
+TEST(Job, KeepsANoteUntilAListenerTakesIt) {
+  StoreHost host;
+  Rank other(host, 1, 0), mine(host, 0, 0);
+  Hearing hearing;
+  mine.job->subscribe("world", hearing);
+  other.job->note(0, "world", "first");
+  other.job->note(0, "world/1", "of another group");
+  other.client->call(Verb::kCheck, {});
+  mine.client->call(Verb::kCheck, {});  // what was told before has been heard
+  Reading reading, late;
+  mine.job->subscribe("world", reading);
+  EXPECT_THAT(reading.notes, testing::ElementsAre("1: first"));
+  mine.job->subscribe("world", late);
+  EXPECT_THAT(late.notes, testing::IsEmpty()) << "it was taken";
+  for (Hearing* listener : {&hearing, static_cast<Hearing*>(&reading), static_cast<Hearing*>(&late)})
+    mine.job->unsubscribe(*listener);
 }
 
 // The others are woken by it and give up too; the first must be known by then.

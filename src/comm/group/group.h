@@ -205,7 +205,7 @@ class Group final : public std::enable_shared_from_this<Group>, private JobListe
 
   void on_failure(std::exception_ptr cause) override;
   void on_left(int rank_in_job, int64_t calls) override;
-  void on_note(int rank_in_job, const std::string& content) override;
+  bool on_note(int rank_in_job, const std::string& content) override;
   void on_answers(const std::string& call_id, const std::vector<Answer>& answers) override;
   void on_tick() override;
 

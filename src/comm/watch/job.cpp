@@ -82,8 +82,7 @@ void Job::subscribe(const std::string& group, JobListener& listener) {
   if (auto found = group_failures_.find(base_name(group)); found != group_failures_.end())
     listener.on_failure(found->second);
   for (const auto& [rank, calls] : departures_[group]) listener.on_left(rank, calls);
-  if (const auto notes = notes_.extract(group))
-    for (const auto& [rank, content] : notes.mapped()) listener.on_note(rank, content);
+  std::erase_if(notes_[group], [&](const auto& note) { return listener.on_note(note.first, note.second); });
 }
 
 void Job::unsubscribe(JobListener& listener) {
@@ -187,13 +186,10 @@ void Job::on_note(int rank, const std::string& wire_group, const std::string& co
   const auto group = from_wire(wire_group);
   if (!group) return;
   std::lock_guard lock(mutex_);
-  bool is_delivered = false;
+  bool is_taken = false;
   for (const auto& [listener, name] : listeners_)
-    if (*group == name) {
-      listener->on_note(rank, content);
-      is_delivered = true;
-    }
-  if (!is_delivered) notes_[*group].emplace_back(rank, content);
+    if (*group == name && listener->on_note(rank, content)) is_taken = true;
+  if (!is_taken) notes_[*group].emplace_back(rank, content);
 }
 
 // For a group of another join this rank finds no record, but still answers what it is doing.

@@ -44,8 +44,9 @@ class JobListener {
   virtual void on_failure(std::exception_ptr cause) = 0;
   /// A rank of the job has left the group cleanly, after `calls` calls.
   virtual void on_left(int /*rank_in_job*/, int64_t /*calls*/) {}
-  /// Another rank has called Job::note for this group.
-  virtual void on_note(int /*rank_in_job*/, const std::string& /*content*/) {}
+  /// Another rank has called Job::note for this group. Returns whether this listener has taken the note; if none has, a
+  /// later one gets it.
+  virtual bool on_note(int /*rank_in_job*/, const std::string& /*content*/) { return false; }
   /// The answers to Job::ask have arrived.
   virtual void on_answers(const std::string& /*call_id*/, const std::vector<Answer>& /*answers*/) {}
   virtual void on_tick() {}
@@ -136,7 +137,7 @@ class Job final : private StoreListener {
   std::mutex mutex_;                                                        // locked while listeners are called
   std::map<JobListener*, std::string> listeners_;                           // guarded by mutex_: with their groups
   std::map<std::string, std::vector<std::pair<int, int64_t>>> departures_;  // guarded by mutex_: by group: rank, calls
-  std::map<std::string, std::vector<std::pair<int, std::string>>> notes_;   // guarded by mutex_: to groups not yet made
+  std::map<std::string, std::vector<std::pair<int, std::string>>> notes_;  // guarded by mutex_: not yet taken, by group
   std::map<std::string, std::exception_ptr> group_failures_;  // guarded by mutex_: first failure, by base_name
   std::exception_ptr failure_;                                // guarded by mutex_: why the whole job failed
   std::mutex flight_mutex_;                                   // so that the flight recorder is written once
