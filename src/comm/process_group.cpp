@@ -13,6 +13,7 @@
 #include "comm/collectives.h"
 #include "comm/dense.h"
 #include "comm/group/group.h"
+#include "comm/group/message.h"
 
 namespace lockstep {
 namespace {
@@ -52,7 +53,7 @@ Work submit(detail::Group& whole, const CallOptions& options,
   auto& group = part_for(whole, arguments...);
   auto kept = std::make_shared<std::tuple<Arguments...>>(arguments...);
   auto call = std::apply([&](const auto&... own) { return make(group.membership(), own...); }, *kept);
-  call.body = [kept, body = std::move(call.body)](Backend& backend, const CallInfo& info) { body(backend, info); };
+  call.kept = kept;
   return group.submit(std::move(call), options);
 }
 
@@ -67,7 +68,7 @@ class MessageInFlight final : public detail::Completion {
     detail::check_message(group->membership(), direction, tensor, peer);
     if (!sends) detail::bump_version(tensor);
     dense_ = sends ? *detail::dense_input(tensor) : *detail::dense_output(tensor);
-    message_ = std::make_unique<detail::Group::Message>(
+    message_ = std::make_unique<detail::Message>(
         group, sends ? detail::MessageRoute{me, peer, tag} : detail::MessageRoute{peer, me, tag},
         detail::Fingerprint{direction, tensor.scalar_type(), tensor.numel()}, options,
         [&](Backend& backend, uint64_t fingerprint) -> std::unique_ptr<Transfer> {
@@ -104,8 +105,8 @@ class MessageInFlight final : public detail::Completion {
  private:
   const at::Tensor tensor_;
   const Operation direction_;
-  at::Tensor dense_;                                 // constant after construction
-  std::unique_ptr<detail::Group::Message> message_;  // constant after construction
+  at::Tensor dense_;                          // constant after construction
+  std::unique_ptr<detail::Message> message_;  // constant after construction
   std::mutex mutex_;
   bool is_stored_ = false;                           // guarded by mutex_
   std::chrono::steady_clock::time_point done_at_{};  // guarded by mutex_

@@ -35,8 +35,8 @@ class FirstFailure {
     if (error_) return;
     error_ = error;
     rank_ = rank;
-    for (const auto& group : groups_) group->mark_broken(consequence());
-    for (const auto& group : groups_) group->wake();
+    for (const auto& group : groups_) group->watch().mark_broken(consequence());
+    for (const auto& group : groups_) group->watch().wake();
   }
 
   void rethrow() {
