@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <string>
 
-/// Removes a folder with its contents. Not std::filesystem::remove_all: the libtorch.so of some wheels exports a copy of
-/// it that crashes.
+/// Removes a folder with its contents. Not std::filesystem::remove_all: the libtorch.so of some wheels exports a copy
+/// of it that crashes.
 inline void remove_folder(const std::filesystem::path& folder) {
   const auto remove = [](const char* path, const struct stat*, int, struct FTW*) { return ::remove(path); };
   ::nftw(folder.c_str(), remove, 16, FTW_DEPTH | FTW_PHYS);
