@@ -56,6 +56,7 @@
 #include <lockstep/state_traits.h>
 #include <lockstep/store.h>
 #include <lockstep/stream_loader.h>
+#include <lockstep/subset.h>
 #include <lockstep/sync_batch_norm.h>
 #include <lockstep/tcp_store.h>
 #include <lockstep/tensorboard_writer.h>
