@@ -56,6 +56,13 @@ struct Samples {
   Tensor data, target;
 };
 
+/// The same as a dataset of LibTorch.
+struct LibTorchSamples : torch::data::datasets::Dataset<LibTorchSamples> {
+  Example<> get(size_t index) override { return samples.get(index); }
+  torch::optional<size_t> size() const override { return samples.size(); }
+  Samples samples;
+};
+
 inline std::vector<int64_t> indices_of(const Tensor& data) {
   const auto first = data.select(-1, 0).to(torch::kLong).contiguous();
   return {first.data_ptr<int64_t>(), first.data_ptr<int64_t>() + first.numel()};

@@ -93,6 +93,43 @@ TEST(DataPage, ACollateFunctionMakesBatches) {
   });
 }
 
+TEST(DataPage, PartsAreDividedBetweenRanks) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const Samples dataset;
+#include "docs/data/parts_of_a_dataset.inc"
+    Indices trained, evaluated;
+    for (auto& batch : loader)
+      for (const int64_t index : indices_of(batch.data)) trained.push_back(index);
+    for (auto& batch : evaluation)
+      for (const int64_t index : indices_of(batch.data)) evaluated.push_back(index);
+    trained = gathered(world, trained);
+    evaluated = gathered(world, evaluated);
+    EXPECT_EQ(sorted(evaluated), sorted(Indices(validation.indices().begin(), validation.indices().end())));
+    trained.insert(trained.end(), evaluated.begin(), evaluated.end());
+    Indices all(24);
+    std::iota(all.begin(), all.end(), 0);
+    EXPECT_EQ(sorted(trained), all);
+    EXPECT_EQ(indices_of(hardest.get(1).data.unsqueeze(0)), Indices{3});
+  });
+}
+
+TEST(DataPage, LibTorchsLoaderTakesTheSampler) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    auto dataset = LibTorchSamples().map(torch::data::transforms::Stack<>());
+    const int epochs = 2;
+    Indices seen;
+    const auto train = [&](const Example<>& batch) {
+      for (const int64_t index : indices_of(batch.data)) seen.push_back(index);
+    };
+#include "docs/data/libtorch_s_data_loader.inc"
+    Indices expected;
+    for (int64_t epoch = 0; epoch < epochs; ++epoch)
+      for (const size_t index : lockstep::distributed_indices(24, world.rank(), 2, {.seed = 1}, epoch))
+        expected.push_back(static_cast<int64_t>(index));
+    EXPECT_EQ(seen, expected);
+  });
+}
+
 /// Sample 0 is the only one of class 1.
 struct RareClass {
   size_t size() const { return 24; }
@@ -299,6 +336,11 @@ TEST(DataPage, ABatchWithATraitOfItsOwnIsSentWhole) {
 [[maybe_unused]] void stage_a_file(const lockstep::ProcessGroup& world) {
 #include "docs/data/staging_files_to_the_local_disk.inc"
   EXPECT_GT(*dataset.size(), 0);
+}
+
+[[maybe_unused]] void read_fashion_mnist() {
+#include "docs/data/idx.inc"
+  EXPECT_EQ(example.target.dim(), 0);
 }
 
 std::string decoded(std::string_view value) {

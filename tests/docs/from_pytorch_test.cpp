@@ -46,6 +46,7 @@ extern double value;
 extern int64_t step, e;
 
 extern Samples ds;
+extern LibTorchSamples dataset;
 extern std::vector<double> weights;
 extern std::vector<size_t> indices;
 extern lockstep::DistributedSampler s, sampler;
