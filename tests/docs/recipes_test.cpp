@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <optional>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -211,6 +212,41 @@ TEST(Recipes, AShortRolloutMayHaveEmptyParts) {
       policy.check_replicas();
       for (const auto& parameter : policy.parameters()) EXPECT_TRUE(parameter.isfinite().all().item<bool>());
     }
+  });
+}
+
+TEST(Recipes, EpisodesOfDifferentLengthsTrainAsInOneProcess) {
+  on_two_ranks([](const ProcessGroup& world) {
+    const auto episode_of = [](int rank) {
+      std::vector<Rollout> parts;
+      for (int i = 0; i < 2 + 3 * rank; ++i) parts.push_back(rollout_of(3 + rank + i, 10 * rank + 2 * i));
+      return parts;
+    };
+    auto net = made(Mlp());
+    DistributedDataParallel policy(net, world);
+    torch::optim::SGD optimizer(policy.parameters(), 0.01);
+    const auto episode = episode_of(world.rank());
+    size_t next = 0;
+    train_on_episode(policy, optimizer, [&]() -> std::optional<Rollout> {
+      if (next == episode.size()) return std::nullopt;
+      const torch::NoGradGuard no_grad;
+      policy->forward(episode[next].states);  // is no iteration of the join
+      return episode[next++];
+    });
+    EXPECT_EQ(next, episode.size());
+    policy.check_replicas();
+
+    auto alone = made(Mlp());
+    torch::optim::SGD optimizer_alone(alone->parameters(), 0.01);
+    const auto first = episode_of(0), second = episode_of(1);
+    for (size_t i = 0; i < second.size(); ++i) {
+      const auto part = i < first.size() ? concatenated(first[i], second[i]) : second[i];
+      optimizer_alone.zero_grad();
+      const auto log_probs = alone(part.states).log_softmax(1).gather(1, part.actions.unsqueeze(1)).squeeze(1);
+      (-log_probs * part.advantages).mean().backward();
+      optimizer_alone.step();
+    }
+    expect_equal_parameters(*net, *alone);
   });
 }
 
