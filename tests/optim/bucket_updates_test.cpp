@@ -52,6 +52,7 @@ TEST(BucketUpdates, TrainToTheBitsOfUpdatesInStep) {
   expect_the_bits_of_updates_in_step<FusedSGD>(SGDOptions(0.01));
   expect_the_bits_of_updates_in_step<AdamW>(AdamWOptions(0.01), kSmallBuckets);
   expect_the_bits_of_updates_in_step<RMSprop>(RMSpropOptions(0.01), kSmallBuckets);
+  expect_the_bits_of_updates_in_step<Adagrad>(AdagradOptions(0.01), kSmallBuckets);
 }
 
 TEST(BucketUpdates, DivideWholeParametersToo) {
