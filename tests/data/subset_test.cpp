@@ -27,17 +27,17 @@ using testing::ElementsAre;
 using Indices = std::vector<size_t>;
 
 /// Sample i is the number 100 + i.
-struct Numbers {
+struct TenNumbers {
   size_t size() const { return count; }
   int64_t get(size_t index) const { return 100 + static_cast<int64_t>(index); }
   size_t count = 10;
 };
 
-std::vector<int64_t> numbers_in(const at::Tensor& batch) {
+std::vector<int64_t> values_in(const at::Tensor& batch) {
   return {batch.data_ptr<int64_t>(), batch.data_ptr<int64_t>() + batch.numel()};
 }
 
-std::vector<Indices> indices_of(const std::vector<Subset<Numbers>>& parts) {
+std::vector<Indices> indices_of(const std::vector<Subset<TenNumbers>>& parts) {
   std::vector<Indices> indices;
   for (const auto& part : parts) indices.push_back(part.indices());
   return indices;
@@ -45,14 +45,14 @@ std::vector<Indices> indices_of(const std::vector<Subset<Numbers>>& parts) {
 
 std::vector<size_t> sizes_of(size_t dataset_size, const std::vector<PartSize>& sizes) {
   std::vector<size_t> counts;
-  for (const auto& part : random_split(Numbers{dataset_size}, sizes)) counts.push_back(part.size());
+  for (const auto& part : random_split(TenNumbers{dataset_size}, sizes)) counts.push_back(part.size());
   return counts;
 }
 
 // --- Subset
 
 TEST(Subset, HasTheSamplesOfItsIndicesInTheirOrder) {
-  Subset subset(Numbers(), {7, 0, 7, 3});
+  Subset subset(TenNumbers(), {7, 0, 7, 3});
   EXPECT_EQ(subset.size(), 4);
   EXPECT_THAT(subset.indices(), ElementsAre(7, 0, 7, 3));
   std::vector<int64_t> samples;
@@ -61,7 +61,7 @@ TEST(Subset, HasTheSamplesOfItsIndicesInTheirOrder) {
 }
 
 TEST(Subset, OfASubsetHasTheSamplesOfTheDataset) {
-  Subset outer(Subset(Numbers(), {9, 8, 7, 6}), {3, 1});
+  Subset outer(Subset(TenNumbers(), {9, 8, 7, 6}), {3, 1});
   EXPECT_EQ(outer.get(0), 106);
   EXPECT_EQ(outer.get(1), 108);
 }
@@ -71,12 +71,12 @@ TEST(Subset, IsEvaluatedExactlyAndInOrderOverAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 3, 4, 7, 9}) {
     std::vector<std::vector<int64_t>> of_ranks;
     for (int rank = 0; rank < ranks; ++rank) {
-      Subset subset(Numbers(), chosen);
+      Subset subset(TenNumbers(), chosen);
       DistributedSampler sampler(subset.size(), rank, ranks, {.shuffle = false, .tail = Tail::kExact});
       DataLoader loader(subset, sampler, {.batch_size = 2, .workers = 2});
       auto& mine = of_ranks.emplace_back();
       for (auto& batch : loader)
-        for (const int64_t number : numbers_in(batch)) mine.push_back(number);
+        for (const int64_t number : values_in(batch)) mine.push_back(number);
     }
     std::vector<int64_t> merged;  // the ranks take turns
     for (size_t i = 0; i < chosen.size(); ++i)
@@ -105,7 +105,7 @@ TEST(Subset, PassesTheGenerator) {
     for (auto& batch : loader) all = batch;
     return all;
   };
-  EXPECT_THAT(numbers_in(epoch(0).select(1, 0).contiguous()), ElementsAre(4, 6, 8));
+  EXPECT_THAT(values_in(epoch(0).select(1, 0).contiguous()), ElementsAre(4, 6, 8));
   EXPECT_TRUE(epoch(0).equal(epoch(2)));
 }
 
@@ -129,7 +129,7 @@ std::vector<int64_t> batch_of(Data dataset) {
   DataLoader loader(dataset, sampler, {.batch_size = dataset.size()});
   std::vector<int64_t> all;
   for (auto& batch : loader)
-    for (const int64_t number : numbers_in(batch)) all.push_back(number);
+    for (const int64_t number : values_in(batch)) all.push_back(number);
   return all;
 }
 
@@ -139,22 +139,22 @@ TEST(Subset, ReadsBatchesOfDatasetsThatMakeThem) {
 }
 
 TEST(Subset, SharesADatasetBehindAPointer) {
-  const auto dataset = std::make_shared<Numbers>();
+  const auto dataset = std::make_shared<TenNumbers>();
   const Subset subset(dataset, {1, 2});
   EXPECT_EQ(subset.dataset().get(), dataset.get());
   EXPECT_THAT(batch_of(subset), ElementsAre(101, 102));
 }
 
 TEST(Subset, RefusesSamplesThatDoNotExist) {
-  expect_error<UsageError>([] { Subset(Numbers(), {3, 10}); }, "index 1 is sample 10", "the dataset has 10 samples");
-  Subset subset(Numbers(), {3, 4});
+  expect_error<UsageError>([] { Subset(TenNumbers(), {3, 10}); }, "index 1 is sample 10", "the dataset has 10 samples");
+  Subset subset(TenNumbers(), {3, 4});
   expect_error<UsageError>([&] { subset.get(2); }, "sample 2 is out of range", "the subset has 2 samples");
 }
 
 // --- random_split
 
 TEST(RandomSplit, DividesAllSamples) {
-  const auto parts = random_split(Numbers{100}, {70, 30}, {.seed = 4});
+  const auto parts = random_split(TenNumbers{100}, {70, 30}, {.seed = 4});
   ASSERT_EQ(parts.size(), 2);
   EXPECT_EQ(parts[0].size(), 70);
   EXPECT_EQ(parts[1].size(), 30);
@@ -167,7 +167,9 @@ TEST(RandomSplit, DividesAllSamples) {
 }
 
 TEST(RandomSplit, DependsOnTheSeed) {
-  const auto split = [](uint64_t seed) { return indices_of(random_split(Numbers{100}, {0.7, 0.3}, {.seed = seed})); };
+  const auto split = [](uint64_t seed) {
+    return indices_of(random_split(TenNumbers{100}, {0.7, 0.3}, {.seed = seed}));
+  };
   EXPECT_EQ(split(4), split(4));
   EXPECT_NE(split(4), split(5));
 }
@@ -192,17 +194,17 @@ TEST(RandomSplit, IsThatOfPython) {
   if (!python || !*python) GTEST_SKIP() << "needs Python's torch: set LOCKSTEP_TEST_PYTHON";
   struct Case {
     std::string question;
-    std::vector<Subset<Numbers>> parts;
+    std::vector<Subset<TenNumbers>> parts;
   };
   std::vector<Case> cases;
   for (const uint64_t seed : {0, 7}) {
     const auto words = std::to_string(seed) + " ";
-    cases.push_back({words + "10 7 3", random_split(Numbers{10}, {7, 3}, {.seed = seed})});
-    cases.push_back({words + "101 1 99 1", random_split(Numbers{101}, {1, 99, 1}, {.seed = seed})});
-    cases.push_back({words + "103 0.9 0.1", random_split(Numbers{103}, {0.9, 0.1}, {.seed = seed})});
+    cases.push_back({words + "10 7 3", random_split(TenNumbers{10}, {7, 3}, {.seed = seed})});
+    cases.push_back({words + "101 1 99 1", random_split(TenNumbers{101}, {1, 99, 1}, {.seed = seed})});
+    cases.push_back({words + "103 0.9 0.1", random_split(TenNumbers{103}, {0.9, 0.1}, {.seed = seed})});
     cases.push_back(
-        {words + "11 0.25 0.25 0.25 0.25", random_split(Numbers{11}, {0.25, 0.25, 0.25, 0.25}, {.seed = seed})});
-    cases.push_back({words + "1000 0.7 0.2 0.1", random_split(Numbers{1000}, {0.7, 0.2, 0.1}, {.seed = seed})});
+        {words + "11 0.25 0.25 0.25 0.25", random_split(TenNumbers{11}, {0.25, 0.25, 0.25, 0.25}, {.seed = seed})});
+    cases.push_back({words + "1000 0.7 0.2 0.1", random_split(TenNumbers{1000}, {0.7, 0.2, 0.1}, {.seed = seed})});
   }
   const TemporaryFolder folder;
   const auto in = (folder.path() / "in").string(), out = (folder.path() / "out").string();
@@ -233,7 +235,7 @@ struct Endless {
 
 TEST(RandomSplit, RefusesSizesThatDoNotAddUp) {
   const auto expect_refusal = [](const std::vector<PartSize>& sizes, const auto&... parts) {
-    expect_error<UsageError>([&] { random_split(Numbers{10}, sizes); }, "random_split: ", parts...);
+    expect_error<UsageError>([&] { random_split(TenNumbers{10}, sizes); }, "random_split: ", parts...);
   };
   expect_refusal({7, 2}, "the sizes 7 + 2 do not add up to 10");
   expect_refusal({7, 4}, "the sizes 7 + 4 do not add up to 10");
