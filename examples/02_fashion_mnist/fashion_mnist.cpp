@@ -95,7 +95,7 @@ int train(const lockstep::ProcessGroup& world, const Settings& settings, Net& ne
   const auto step = [&](auto& batch) {
     optimizer.zero_grad();
     const auto loss = [&] {
-      auto guard = settings.amp ? lockstep::autocast(world.device()) : lockstep::no_autocast(world.device());
+      auto guard = lockstep::autocast(world.device(), torch::kBFloat16, settings.amp);
       return torch::nn::functional::cross_entropy(model(batch.data), batch.target);
     }();
     loss.backward();  // gradients are averaged over the ranks when this returns

@@ -77,6 +77,7 @@ struct ZeroUndo;
 struct InnerOptimizer {
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup> groups)> make;
   void (*before_replay)(torch::optim::Optimizer&);
+  bool is_fused;  // FusedAdamW, FusedAdam or FusedSGD
 };
 
 }  // namespace detail
@@ -162,7 +163,8 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   friend struct detail::ZeroUndo;
   /// This rank's share of the gradients; none if the gradients are those of the parameters.
   std::optional<std::vector<at::Tensor>> sharded_gradients() const;
-  NamedTensors check(const Parameters& parameters, const ZeroRedundancyOptions& options, ShardBy shard_by) const;
+  NamedTensors check(const Parameters& parameters, const ZeroRedundancyOptions& options, ShardBy shard_by,
+                     bool is_fused) const;
   void step_shard(const at::Tensor& skip);
   void take_rates_of(int rank) const;
 
@@ -174,6 +176,10 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
 };
 
 namespace detail {
+
+template <class Optimizer>
+inline constexpr bool is_fused = std::is_base_of_v<FusedAdamW, Optimizer> || std::is_base_of_v<FusedAdam, Optimizer> ||
+                                 std::is_base_of_v<FusedSGD, Optimizer>;
 
 template <class Optimizer, class... Known>
 inline constexpr bool is_one_of = (std::is_same_v<Optimizer, Known> || ...);
@@ -196,7 +202,8 @@ inline constexpr bool updates_elements =
 ///
 /// The constructor is collective. It moves the parameters into memory of the group; values, sizes and, for dense
 /// parameters, strides stay the same. It throws UsageError on all ranks if a parameter is not on the group's device, is
-/// not strided or is listed twice, and MismatchError if the parameters or the options differ between ranks. Pass all
+/// not strided, is listed twice, has elements that share memory or was created under InferenceMode, and for a complex
+/// parameter with a fused optimizer; MismatchError if the parameters or the options differ between ranks. Pass all
 /// parameter groups to the constructor.
 ///
 /// With a wrapper, the optimizer has the parameters of the wrapped model, except those of the wrapper's option ignore,
@@ -266,7 +273,8 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
              [](torch::optim::Optimizer& inner) {
                if constexpr (requires(Inner & optimizer) { optimizer.before_replay(); })
                  static_cast<Inner&>(inner).before_replay();
-             }}) {}
+             },
+             detail::is_fused<Inner>}) {}
 };
 
 }  // namespace lockstep

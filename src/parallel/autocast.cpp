@@ -1,5 +1,7 @@
 #include <lockstep/autocast.h>
 
+#include <utility>
+
 #include <lockstep/error.h>
 
 #include "base/text.h"
@@ -28,13 +30,18 @@ Autocast::Autocast(c10::DeviceType device, const AutocastState& state)
   detail::set_autocast(device, state.is_enabled, state.dtype);
 }
 
+Autocast::Autocast(Autocast&& other) noexcept
+    : device_(other.device_), before_(std::exchange(other.before_, std::nullopt)) {}
+
 // LibTorch keeps weights that it has converted until the outermost guard ends.
 Autocast::~Autocast() {
+  if (!before_) return;
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-  detail::set_autocast(device_, before_.is_enabled, before_.dtype);
+  detail::set_autocast(device_, before_->is_enabled, before_->dtype);
 }
 
-Autocast autocast(c10::Device device, c10::ScalarType dtype) {
+Autocast autocast(c10::Device device, c10::ScalarType dtype, bool enabled) {
+  if (!enabled) return no_autocast(device);
   check_autocast(device, dtype);
   return Autocast(device.type(), {true, dtype});
 }

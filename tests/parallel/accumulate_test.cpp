@@ -1,5 +1,7 @@
 // Gradient accumulation, and activations that are computed again in backward.
 
+#include <optional>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -296,6 +298,31 @@ TEST(AutocastGuard, IsNestedAndRestored) {
   EXPECT_EQ(dtype(), at::kFloat);
   expect_error<UsageError>([&] { auto guard = autocast(torch::kCPU, at::kInt); }, "Int", "BFloat16");
   expect_error<UsageError>([&] { auto guard = autocast(torch::kMeta); }, "meta", "CUDA");
+}
+
+TEST(AutocastGuard, IsSwitchedOffByItsArgument) {
+  auto matrix = torch::ones({4, 4});
+  auto dtype = [&] { return torch::mm(matrix, matrix).scalar_type(); };
+  for (const bool enabled : {true, false}) {
+    auto guard = autocast(torch::kCPU, at::kBFloat16, enabled);
+    EXPECT_EQ(dtype(), enabled ? at::kBFloat16 : at::kFloat);
+    auto inner = autocast(torch::kCPU, at::kBFloat16, !enabled);
+    EXPECT_EQ(dtype(), enabled ? at::kFloat : at::kBFloat16);
+  }
+  EXPECT_EQ(dtype(), at::kFloat);
+}
+
+TEST(AutocastGuard, LastsAsLongAsTheGuardToWhichItWasMoved) {
+  auto matrix = torch::ones({4, 4});
+  auto dtype = [&] { return torch::mm(matrix, matrix).scalar_type(); };
+  std::optional<Autocast> kept;
+  {
+    auto guard = autocast(torch::kCPU);
+    kept.emplace(std::move(guard));
+  }
+  EXPECT_EQ(dtype(), at::kBFloat16);
+  kept.reset();
+  EXPECT_EQ(dtype(), at::kFloat);
 }
 
 TEST(AutocastGuard, TrainsOnAllRanksInFloat32) {

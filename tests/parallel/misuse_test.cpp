@@ -235,6 +235,22 @@ TEST(Misuse, BackwardWithCreateGraphIsRefusedBeforeAnythingIsSent) {
   });
 }
 
+TEST(Misuse, AForwardWithinItsOwnBackwardIsNamed) {
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    const auto output = ddp(input_of(world.rank()));
+    std::string message;
+    model->first->weight.register_hook(
+        [&](const torch::Tensor&) { message = error_of<UsageError>([&] { ddp(input_of(world.rank())); }); });
+    output.sum().backward();
+    EXPECT_THAT(message,
+                AllOf(HasSubstr("rank " + std::to_string(world.rank())), HasSubstr("during backward of the same"),
+                      HasSubstr("recompute()"), Not(HasSubstr("did not finish"))));
+    world.barrier();
+  });
+}
+
 // The remedy that the error above names, as a WGAN's gradient penalty does it.
 TEST(Misuse, APenaltyOnGradientsIsAveraged) {
   const auto loss_of = [](auto&& model, const torch::Tensor& data) {

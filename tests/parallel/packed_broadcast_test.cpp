@@ -20,6 +20,7 @@ std::vector<at::Tensor> of_many_kinds(int rank) {
           at::full({4, 6}, rank, at::kInt).t(),
           at::full({2, 3, 4, 4}, rank + 0.25f).contiguous(at::MemoryFormat::ChannelsLast),
           at::full({2}, rank + 1, at::kBFloat16),
+          at::full({1, 1}, rank + 0.5f).as_strided({1, 1}, {7, 5}),
           at::full({2}, rank + 1, at::kComplexFloat),
           at::full({3}, c10::complex<float>(rank, 1), at::kComplexFloat).conj(),
           at::_neg_view(at::full({3}, rank + 0.5))};

@@ -1,5 +1,6 @@
 #include "optim/zero/sharded_memory.h"
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
@@ -89,14 +90,19 @@ std::vector<ShardPiece> ShardedMemory::pieces_of(int rank) const {
 }
 
 void ShardedMemory::move_parameters() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].set_data(homes_[i]);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].set_data(homes_[i]);
+    // Parameters that were views of one tensor share its version: an update of one would look like a write to all.
+    auto* impl = parameters_[i].unsafeGetTensorImpl();
+    impl->set_version_counter(c10::VariableVersion(impl->version_counter().current_version()));
+  }
 }
 
 std::optional<size_t> ShardedMemory::first_difference() const {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto values = parameters_[i].contiguous().view({-1}).view(at::kByte);
-    if (!at::equal(values, homes_[i].contiguous().view({-1}).view(at::kByte))) return i;
+    const auto mine = parameters_[i].contiguous().resolve_conj().resolve_neg(), first = homes_[i].contiguous();
+    if (mine.nbytes() > 0 && std::memcmp(mine.data_ptr(), first.data_ptr(), mine.nbytes()) != 0) return i;
   }
   return std::nullopt;
 }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/ivalue.h>
 
 #include <lockstep/error.h>
@@ -52,6 +53,12 @@ std::string ShardedParameters::why_not_divisible() const {
     if (parameter.device() != group_.device())
       return text(about, "is on ", parameter.device(), ", but the group's device is ", group_.device(),
                   "; move the model there first");
+    if (parameter.is_inference())
+      return text(about, "was created under InferenceMode; build the model outside of c10::InferenceMode");
+    if (at::has_internal_overlap(parameter) == at::MemOverlap::Yes)
+      return text(about,
+                  "has elements that share memory (an expanded tensor?); register a copy of it, as .contiguous() "
+                  "makes it");
     if (indices_.at(parameter.unsafeGetTensorImpl()) != i)
       return text(about, "is listed twice; ddp.parameters() lists each once");
   }

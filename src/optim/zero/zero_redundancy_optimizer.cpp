@@ -84,6 +84,23 @@ void check_reduced(const NamedTensors& not_reduced, int rank) {
                                   "it with requires_grad_(false)"));
 }
 
+/// Throws UsageError for a complex parameter that is trained. Its step would throw only on the ranks that have a part
+/// of it.
+void check_fusable(const std::vector<torch::optim::OptimizerParamGroup>& groups, const std::vector<std::string>& names,
+                   int rank) {
+  size_t index = 0;
+  for (const auto& group : groups)
+    for (const auto& parameter : group.params()) {
+      const auto name = index < names.size() && !names[index].empty() ? text("parameter '", names[index], "'")
+                                                                      : text("parameter ", index);
+      if (parameter.requires_grad() && parameter.is_complex())
+        throw UsageError(rank, text("ZeroRedundancyOptimizer: ", name, " has dtype ", parameter.scalar_type(),
+                                    ", but a fused optimizer updates Float, Double, Half and BFloat16; use another "
+                                    "inner optimizer, or keep the parameter as real numbers (torch::view_as_real)"));
+      ++index;
+    }
+}
+
 /// No names if one is missing: a saved state has names for all parameters or for none.
 std::vector<std::string> all_or_none(std::vector<std::string> names) {
   if (std::find(names.begin(), names.end(), "") != names.end()) names.clear();
@@ -132,7 +149,7 @@ ZeroRedundancyOptimizerBase::Parameters ZeroRedundancyOptimizerBase::parameters_
 /// Checks what can be checked before the parameters are moved. Returns the parameters that the wrapper does not reduce.
 /// Collective. Throws on all ranks.
 NamedTensors ZeroRedundancyOptimizerBase::check(const Parameters& parameters, const ZeroRedundancyOptions& options,
-                                                ShardBy shard_by) const {
+                                                ShardBy shard_by, bool is_fused) const {
   const auto& group = parameters.group;
   if (!group.contains_me())
     throw UsageError(text("ZeroRedundancyOptimizer: this process is not in group ", group.name(),
@@ -141,6 +158,7 @@ NamedTensors ZeroRedundancyOptimizerBase::check(const Parameters& parameters, co
   NamedTensors not_reduced;
   detail::run_and_agree(group, [&] {
     check_options(options, group, parameters.wrapper != nullptr);
+    if (is_fused) check_fusable(param_groups(), parameters.names, group.rank());
     if (!parameters.wrapper) return;
     const auto& reducer = detail::ddp_state(*parameters.wrapper).reducer();
     if (options.overlap != Overlap::kNone) reducer.check_can_update();
@@ -166,7 +184,7 @@ ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(Parameters parameters,
                                                          detail::InnerOptimizer inner)
     : Optimizer(std::move(parameters.groups), std::move(defaults)),
       before_step_(options.before_step),
-      not_reduced_(check(parameters, options, shard_by)),
+      not_reduced_(check(parameters, options, shard_by, inner.is_fused)),
       shard_(std::make_shared<detail::Shard>(*this, all_or_none(std::move(parameters.names)), parameters.group,
                                              shard_by,
                                              options.share_parameters ? detail::ShardedParameters::Buffer::kShared

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 
 #include <lockstep/error.h>
 
@@ -109,6 +110,19 @@ bool can_be_averaged(c10::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
+/// Describes why a parameter or buffer cannot be written, for an error message; empty if it can.
+std::string why_not_writable(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  if (tensor.is_inference())
+    return text(kind, " '", name,
+                "' was created under InferenceMode, so it cannot be trained or received from rank 0; ",
+                "build the model outside of c10::InferenceMode");
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+    return text(kind, " '", name, "', of sizes ", tensor.sizes(), " and strides ", tensor.strides(),
+                ", has elements that share memory (an expanded tensor?), so it cannot be written element by element; "
+                "register a copy of it, as .contiguous() makes it");
+  return {};
+}
+
 std::string why_not_trainable(const WrappedModule& model, const DistributedDataParallelOptions& options,
                               const std::optional<c10::Device>& device, const ProcessGroup& group) {
   auto because = [&](const auto&... parts) { return text("DistributedDataParallel: ", parts...); };
@@ -121,6 +135,7 @@ std::string why_not_trainable(const WrappedModule& model, const DistributedDataP
   bool trains = false;
   for (const auto& [name, tensor] : model.parameters()) {
     trains = trains || tensor.requires_grad();
+    if (const auto why = why_not_writable("parameter", name, tensor); !why.empty()) return because(why);
     if (tensor.device() != group.device())
       return because("parameter '", name, "' is on ", tensor.device(), ", but the group's device is ", group.device(),
                      "; call model->to(world.device()) before wrapping");
@@ -130,6 +145,9 @@ std::string why_not_trainable(const WrappedModule& model, const DistributedDataP
           "parameter '", name, "' has dtype ", tensor.scalar_type(),
           ", whose gradients cannot be averaged; use float32, float64, float16, bfloat16 or a complex dtype");
   }
+  if (options.init_sync || options.broadcast_buffers)
+    for (const auto& [name, tensor] : model.buffers())
+      if (const auto why = why_not_writable("buffer", name, tensor); !why.empty()) return because(why);
   if (!trains)
     return because(
         "no parameter of the model requires a gradient, so there is nothing to average; use the model without the "

@@ -32,6 +32,12 @@ void copy_out(const std::vector<at::Tensor>& outside, const std::vector<at::Tens
   for (size_t i = 0; i < inside.size(); ++i) outside[i].copy_(inside[i]);
 }
 
+/// The bytes of a contiguous tensor. A tensor with one element is contiguous with any strides, which view() of another
+/// dtype would refuse.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte);
+}
+
 }  // namespace
 
 void PackedBroadcast::run(int root) {
@@ -71,7 +77,7 @@ void PackedBroadcast::lay_out() {
     if (tensor.numel() == 0) continue;
     const auto place = memory_.narrow(0, offset, static_cast<int64_t>(tensor.nbytes()));
     const bool is_dense = tensor.is_contiguous() && !detail::is_lazy(tensor);
-    outside_.push_back(is_dense ? tensor.view({-1}).view(at::kByte) : tensor);
+    outside_.push_back(is_dense ? bytes_of(tensor) : tensor);
     inside_.push_back(is_dense ? place : place.view(tensor.scalar_type()).view(tensor.sizes()));
     offset += aligned_bytes(tensor);
   }

@@ -197,7 +197,10 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::check_finished() const {
   std::lock_guard lock(mutex_);
-  if (in_backward_) throw_interrupted_backward();
+  if (!in_backward_) return;
+  if (std::find(tasks_.begin(), tasks_.end(), current_backward_task().id) != tasks_.end())
+    throw forward_in_backward(group_.rank());
+  throw_interrupted_backward();
 }
 
 void Reducer::check_deferred() {

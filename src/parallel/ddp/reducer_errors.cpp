@@ -17,6 +17,13 @@ UsageError interrupted_backward(int rank) {
       "return tensors from it)");
 }
 
+UsageError forward_in_backward(int rank) {
+  return UsageError(rank,
+                    "forward was called during backward of the same wrapper (in a hook?), whose gradients are being "
+                    "averaged; call it "
+                    "after backward, or compute a part of the model again in backward with recompute()");
+}
+
 UsageError unexpected_gradient(int rank, const std::string& parameter) {
   return UsageError(rank, text("parameter '", parameter,
                                "' got a gradient, but no tensor that forward returned depends on it, so its bucket was "

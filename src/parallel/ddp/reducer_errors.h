@@ -11,6 +11,7 @@ namespace lockstep {
 // What a Reducer reports when a backward cannot be reduced.
 
 UsageError interrupted_backward(int rank);
+UsageError forward_in_backward(int rank);
 UsageError unexpected_gradient(int rank, const std::string& parameter);
 
 /// Throws UsageError in a backward with create_graph.
