@@ -10,6 +10,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
 #include <lockstep/export.h>
 
@@ -88,6 +89,29 @@ int64_t samples_in(const Batch& batch) {
     static_assert(!sizeof(Batch), "samples_in: pass a function that returns the number of samples of a batch");
 }
 
+namespace detail {
+
+/// Gives every sample of an accumulation the same weight on all ranks: by weights of the gradients, or of the loss if
+/// the model has SyncBatchNorm layers, which add up gradients of all ranks before they could be weighted.
+class LOCKSTEP_EXPORT SampleWeight {
+ public:
+  /// `samples` are those of this rank. Collective.
+  SampleWeight(DistributedDataParallelBase& ddp, int64_t samples);
+
+  /// Whether each micro-batch is a collective call, also if it is empty here.
+  bool has_sync_batch_norm() const { return has_sync_batch_norm_; }
+  /// Returns the loss to call backward on. The first call, after a forward, is collective.
+  at::Tensor apply(const at::Tensor& loss);
+
+ private:
+  const ProcessGroup group_;
+  const double samples_;
+  const bool has_sync_batch_norm_;
+  at::Tensor factor_;  // with SyncBatchNorm layers, after the first apply()
+};
+
+}  // namespace detail
+
 /// Accumulates the gradients of several micro-batches, as one backward of all their samples would compute them:
 ///
 ///   for (auto& micro_batches : lockstep::in_groups(loader, 4)) {
@@ -101,33 +125,35 @@ int64_t samples_in(const Batch& batch) {
 /// `loss` returns the mean loss over the samples of a micro-batch. All backwards but the last run under no_sync().
 /// Every sample has the same weight, on all ranks, though micro-batches differ in size and ranks have different numbers
 /// of them: accumulate() calls ddp.set_batch_weight(), whose weight holds until the next call. `samples` returns the
-/// number of samples of a batch.
+/// number of samples of a batch. If the model has SyncBatchNorm layers, accumulate() scales the losses instead, and all
+/// ranks must pass the same number of micro-batches, because the layers communicate.
 ///
 /// Returns this rank's mean loss over its samples, without history; NaN on a rank without samples. Collective: each
-/// rank passes at least one micro-batch, which may be empty; throws UsageError otherwise. Not for models with
-/// SyncBatchNorm layers, as set_batch_weight().
+/// rank passes at least one micro-batch, which may be empty; throws UsageError otherwise.
 template <class Ddp, class Batches, class Loss, class Samples>
 at::Tensor accumulate(Ddp& ddp, Batches& micro_batches, const Loss& loss, const Samples& samples) {
-  // The mean loss of an empty micro-batch is NaN, so only a rank without any sample runs one.
   using Batch = std::remove_reference_t<decltype(*std::begin(micro_batches))>;
-  std::vector<Batch*> used;
-  Batch* last = nullptr;
+  std::vector<Batch*> all, used;
   int64_t total = 0;
   for (auto& batch : micro_batches) {
-    last = &batch;
+    all.push_back(&batch);
     if (samples(batch) > 0) used.push_back(&batch);
     total += samples(batch);
   }
-  if (!last)
+  if (all.empty())
     throw UsageError("accumulate: there is no micro-batch; pass at least one on every rank, which may be empty");
-  if (used.empty()) used.push_back(last);
-  ddp.set_batch_weight(static_cast<double>(total));
+  detail::SampleWeight weight(ddp, total);
+  if (weight.has_sync_batch_norm())
+    used = all;
+  else if (used.empty())
+    used.push_back(all.back());
 
   at::Tensor mean;
   auto backward = [&](Batch& batch) {
     const double share = total > 0 ? static_cast<double>(samples(batch)) / static_cast<double>(total) : 1;
     const at::Tensor part = loss(batch) * share;
-    part.backward();
+    weight.apply(part).backward();
+    if (samples(batch) == 0 && total > 0) return;  // its mean loss is NaN
     mean = mean.defined() ? mean + part.detach() : part.detach();
   };
   for (size_t i = 0; i + 1 < used.size(); ++i) {

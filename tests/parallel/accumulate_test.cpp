@@ -11,6 +11,7 @@
 #include <lockstep/error.h>
 #include <lockstep/recompute.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/sync_batch_norm.h>
 
 #include "parallel/gradients.h"
 #include "support/messages.h"
@@ -114,6 +115,46 @@ TEST(Accumulate, EqualsOneProcessOnAllSamples) {
     }
     for (size_t i = 0; i < model->parameters().size(); ++i)
       EXPECT_LT(relative_difference(model->parameters()[i], alone->parameters()[i]), 1e-10);
+  });
+}
+
+// Each micro-batch is normalized over all ranks, so the process alone runs one micro-batch of all ranks at a time.
+TEST(Accumulate, EqualsOneProcessOnAllSamplesWithSyncBatchNorm) {
+  const std::vector<std::vector<int64_t>> sizes{{3, 0, 1}, {2, 5, 1}};  // by rank and micro-batch
+  const auto batch_of = [&](int rank, size_t i) {
+    auto generator = at::detail::createCPUGenerator(10 * static_cast<uint64_t>(rank) + i);
+    const auto data = torch::randn({sizes[rank][i], 6}, generator, at::kDouble);
+    return torch::data::Example<>(data, torch::randint(0, 4, {sizes[rank][i]}, generator, at::kLong));
+  };
+  const auto make_model = [] {
+    torch::nn::Sequential model(torch::nn::Linear(6, 5), torch::nn::BatchNorm1d(5), torch::nn::Linear(5, 4));
+    fill_parameters(*model, 1);
+    model->to(at::kDouble);
+    return model;
+  };
+  auto alone = make_model();
+  double loss = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    const auto one = batch_of(0, i), two = batch_of(1, i);
+    const auto part =
+        F::cross_entropy(alone->forward(torch::cat({one.data, two.data})), torch::cat({one.target, two.target}),
+                         F::CrossEntropyFuncOptions().reduction(torch::kSum)) /
+        12;
+    part.backward();
+    loss += part.item<double>();
+  }
+  run_threads(2, [&](ProcessGroup world) {
+    auto model = make_model();
+    convert_sync_batch_norm(*model, world);
+    DistributedDataParallel ddp(model, world);
+    std::vector<torch::data::Example<>> batches;
+    for (size_t i = 0; i < 3; ++i) batches.push_back(batch_of(world.rank(), i));
+    auto mean = accumulate(ddp, batches, [&](auto& b) { return F::cross_entropy(ddp(b.data), b.target); });
+    auto weighted = mean * static_cast<double>(world.rank() == 0 ? 4 : 8);
+    world.all_reduce(weighted);
+    EXPECT_NEAR(weighted.item<double>() / 12, loss, 1e-12);
+    for (size_t i = 0; i < model->parameters().size(); ++i)
+      EXPECT_LT(relative_difference(model->parameters()[i].grad(), alone->parameters()[i].grad()), 1e-10) << i;
   });
 }
 

@@ -234,7 +234,7 @@ void DdpState::set_batch_weight(double samples) {
     throw UsageError(group_.rank(),
                      text("set_batch_weight: layer '", *layer,
                           "' is a SyncBatchNorm, which sums over the ranks during backward; instead, divide each "
-                          "rank's summed loss by the mean number of samples per rank"));
+                          "rank's summed loss by the mean number of samples per rank, or call accumulate()"));
   join_ ? weight_.set_in_join(samples) : weight_.set(samples);
   reducer_->weigh_gradients();
 }
