@@ -75,6 +75,7 @@ class LOCKSTEP_EXPORT CheckpointDirectory {
   /// disk or, if asynchronous, when the state is copied; then first waits for the previous save. Afterwards removes
   /// checkpoints that are not to be kept: never this one, nor those with a higher number. Returns false on all ranks if
   /// writing, or the previous asynchronous writing, failed and on_error is kWarn; earlier checkpoints stay as they are.
+  /// Writing has failed, too, if the folder cannot be synced: the new checkpoint is there, but a crash might lose it.
   /// Throws UsageError on all ranks if a part of the state cannot be saved or has the name of another entry.
   bool save(int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics = {});
 

@@ -50,7 +50,8 @@ struct LoadOptions {
 /// with torch.load(path). The file appears under its name only when it is complete and on disk; a file that has the
 /// name is replaced then. Tensors are saved as CPU tensors. Tensors that overlap in memory still do after loading.
 /// Not collective. Throws UsageError if Python could not load the value, SystemError if the file cannot be written;
-/// a file that had the name is intact then.
+/// a file that had the name is intact then, unless the error says that the new file is complete: only its folder could
+/// not be synced.
 ///
 /// Returns the SHA-256 that the file's manifest has of the file. It covers every byte, but by way of the SHA-256s of
 /// the records (docs/checkpoints.md), so that `sha256sum` prints another one.

@@ -23,6 +23,7 @@
 #include "base/text.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint_loader.h"
+#include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/pickle.h"
 #include "checkpoint/shards.h"
@@ -273,6 +274,9 @@ std::string CheckpointDirectory::Impl::write(Request& request) {
   if (is_first()) {
     try {
       publish(request, shards);
+    } catch (const detail::NotDurable& failure) {  // it has its name, so its shards stay
+      error =
+          text("checkpoint ", name(request.number), " may not be on disk: ", failure.what(), "; older ones are kept");
     } catch (const std::exception& failure) {
       error = text("checkpoint ", name(request.number), " was not saved: ", failure.what());
       for (const auto& shard : shards) detail::remove_file(in_folder(shard.toTupleRef().elements()[1].toStringRef()));
@@ -281,7 +285,8 @@ std::string CheckpointDirectory::Impl::write(Request& request) {
   return writers_.broadcast_object(error, 0).toStringRef();
 }
 
-/// Writes the file of rank 0, which makes the checkpoint visible.
+/// Writes the file of rank 0, which makes the checkpoint visible, and then removes older checkpoints. Throws
+/// NotDurable, and removes nothing, if the file may be lost.
 void CheckpointDirectory::Impl::publish(Request& request, const std::vector<c10::IValue>& shards) {
   std::vector<ShardFile> files;
   for (size_t rank = 0; rank < shards.size(); ++rank) {
@@ -307,7 +312,12 @@ void CheckpointDirectory::Impl::keep_best(const Request& request) {
   const double metric = found->second;
   const bool is_better = !best_ || (options_.better == Better::kHigher ? metric > *best_ : metric < *best_);
   if (std::isnan(metric) || !is_better) return;
-  detail::link_file(in_folder(name(request.number)), in_folder(detail::kBestFile));
+  try {
+    detail::link_file(in_folder(name(request.number)), in_folder(detail::kBestFile));
+  } catch (const detail::NotDurable&) {  // the link is the new one
+    best_ = metric;
+    throw;
+  }
   best_ = metric;
 }
 

@@ -51,13 +51,20 @@ void replace_file(const std::string& path, const std::string& content) {
   AtomicFile file(path);
   file.reserve(content.size());
   if (!content.empty()) file.write_at(0, content.data(), content.size());
-  file.commit();
+  try {
+    file.commit();
+  } catch (const NotDurable& error) {
+    log_warning(error.what());
+  }
 }
 
 void make_folders(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const auto folder = path.substr(0, end);
-    if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) fail_file("mkdir", folder);
+    if (::mkdir(folder.c_str(), 0777) == 0)
+      sync_folder(folder_of(folder));
+    else if (errno != EEXIST)
+      fail_file("mkdir", folder);
     if (end == std::string::npos) return;
   }
 }
@@ -169,8 +176,8 @@ void AtomicFile::commit() {
   temporary_.clear();
   try {
     sync_folder(folder_of(path_));
-  } catch (const SystemError& error) {  // the file is there, complete and intact
-    log_warning(text(error.what(), "; a crash of this machine in the next seconds might lose ", path_));
+  } catch (const SystemError& error) {
+    throw NotDurable(text(error.what(), "; ", path_, " is complete, but a crash of this machine might lose it"));
   }
 }
 

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include <lockstep/error.h>
+
 #include "base/file_descriptor.h"
 
 // Reading and writing of files that may be large, damaged or hostile.
@@ -69,9 +71,16 @@ class MemorySink : public ByteSink {
   std::string bytes_;
 };
 
+/// A file is complete and has its name, but its folder could not be synced: a crash of the machine might lose it, and
+/// leave a file that had the name before.
+class NotDurable : public SystemError {
+ public:
+  using SystemError::SystemError;
+};
+
 /// A new file that appears under its name only when it is complete. commit() makes it durable: fsync, rename, fsync of
-/// the folder. Without commit() the destructor removes it. A process that dies leaves a file whose name begins with
-/// kTemporaryPrefix.
+/// the folder. It throws NotDurable if only the last of these fails. Without commit() the destructor removes the file.
+/// A process that dies leaves a file whose name begins with kTemporaryPrefix.
 class AtomicFile : public ByteSink {
  public:
   static constexpr const char* kTemporaryPrefix = ".unfinished-";
@@ -95,13 +104,13 @@ class AtomicFile : public ByteSink {
 /// Whether JSON text has more than so many levels of objects and lists. Each takes many times the byte that opens it.
 bool is_json_deeper_than(int levels, std::string_view json);
 
-/// Writes a whole file through an AtomicFile.
+/// Writes a whole file through an AtomicFile. Only warns if the folder cannot be synced.
 void replace_file(const std::string& path, const std::string& content);
 
 /// Throws SystemError: "call path: reason".
 [[noreturn]] void fail_file(const char* call, const std::string& path);
 
-/// Creates the folder, and those that it is in, if they are missing.
+/// Creates the folder, and those that it is in, if they are missing, and makes their names durable.
 void make_folders(const std::string& path);
 /// Makes changes of names in the folder durable.
 void sync_folder(const std::string& folder);

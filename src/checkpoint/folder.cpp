@@ -141,7 +141,11 @@ void link_file(const std::string& from, const std::string& to) {
   if (::rename(temporary.c_str(), to.c_str()) != 0) fail_file("rename", to);
   // If both names already are the same file, rename() does nothing and leaves the temporary name.
   ::unlink(temporary.c_str());
-  sync_folder(folder_of(to));
+  try {
+    sync_folder(folder_of(to));
+  } catch (const SystemError& error) {
+    throw NotDurable(text(error.what(), "; a crash of this machine might lose ", to));
+  }
 }
 
 void remove_file(const std::string& path) {

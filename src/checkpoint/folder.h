@@ -49,7 +49,8 @@ FileDescriptor lock_folder(const std::string& folder);
 /// Returns what the process that holds the lock has written; empty if there is no lock file.
 std::string read_owner(const std::string& folder);
 
-/// Gives a file a second name, in place of the file that has it. Copies if the file system has no links.
+/// Gives a file a second name, in place of the file that has it. Copies if the file system has no links. Throws
+/// NotDurable as AtomicFile::commit() does.
 void link_file(const std::string& from, const std::string& to);
 
 /// Removes a file if it exists. Logs a warning if that fails.

@@ -17,8 +17,8 @@
 
 #include <lockstep/error.h>
 
-#include "base/file_descriptor.h"
 #include "base/text.h"
+#include "checkpoint/files.h"
 
 namespace lockstep {
 namespace lmdb {
@@ -244,15 +244,8 @@ struct LmdbWriter::State {
     }
     if (result != 0)
       throw SystemError(text("rename to ", file, ": ", std::strerror(errno), "; all added records are in ", partial));
-    sync_folder();
+    detail::sync_folder(detail::folder_of(file.string()));
     is_broken = false;
-  }
-
-  void sync_folder() const {
-    const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-    const FileDescriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!opened.is_open() || ::fsync(opened.get()) != 0)
-      throw SystemError(text("fsync of ", folder, ": ", std::strerror(errno)));
   }
 
   const fs::path file;

@@ -2,15 +2,23 @@
 
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
+#include <optional>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,6 +27,7 @@
 #include <lockstep/checkpoint_directory.h>
 #include <lockstep/error.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/zero_redundancy_optimizer.h>
 
 #include "checkpoint/folder.h"
 #include "support/messages.h"
@@ -32,6 +41,52 @@ using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+
+/// Records the folders that this process syncs, and lets some of these calls fail. Between the C library and its users.
+class FolderSyncs {
+ public:
+  FolderSyncs() { set_current(this); }
+  ~FolderSyncs() { set_current(nullptr); }
+
+  /// Lets all calls fail after `count` more of them. None: lets no call fail.
+  void fail_after(std::optional<size_t> count) {
+    const std::lock_guard lock(mutex());
+    left_ = count;
+  }
+  /// Returns the folders that were synced since the last call.
+  std::vector<std::string> take() {
+    const std::lock_guard lock(mutex());
+    return std::exchange(folders_, {});
+  }
+
+  /// Returns 0, or the reason why syncing this file is to fail.
+  static int on_sync(int file) {
+    struct stat status {};
+    if (::fstat(file, &status) != 0 || !S_ISDIR(status.st_mode)) return 0;
+    const std::lock_guard lock(mutex());
+    auto* current = current_;
+    if (!current) return 0;
+    if (current->left_ && *current->left_ == 0) return EIO;
+    if (current->left_) --*current->left_;
+    current->folders_.push_back(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file)).string());
+    return 0;
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static void set_current(FolderSyncs* syncs) {
+    const std::lock_guard lock(mutex());
+    current_ = syncs;
+  }
+
+  // Guarded by mutex().
+  static inline FolderSyncs* current_ = nullptr;
+  std::optional<size_t> left_;
+  std::vector<std::string> folders_;
+};
 
 int64_t number_in(const std::string& line) {
   return std::stoll(line.substr(line.rfind(' ') + 1));
@@ -137,6 +192,92 @@ TEST(Crash, AReadOnlyFolderLosesNothing) {
   });
 }
 
+// --- power failures
+
+TEST(Crash, NewFoldersAreSyncedInTheFoldersThatTheyAreIn) {
+  const TemporaryFolder temporary;
+  const auto base = std::filesystem::canonical(temporary.path()).string();
+  FolderSyncs syncs;
+  run_threads(1, [&](ProcessGroup world) { CheckpointDirectory(world, base + "/runs/a"); });
+  EXPECT_THAT(syncs.take(), testing::ElementsAre(base, base + "/runs"));
+  run_threads(1, [&](ProcessGroup world) { CheckpointDirectory(world, base + "/runs/a"); });
+  EXPECT_THAT(syncs.take(), testing::IsEmpty());
+  syncs.fail_after(0);
+  run_threads(1, [&](ProcessGroup world) {
+    expect_error<SystemError>([&] { CheckpointDirectory(world, base + "/runs/b"); }, "fsync",
+                              base + "/runs:", "Input/output error");
+  });
+}
+
+TEST(Crash, AFolderThatCannotBeSyncedKeepsOlderCheckpoints) {
+  for (const bool asynchronous : {false, true}) {
+    SCOPED_TRACE(asynchronous);
+    const TemporaryFolder temporary;
+    const auto folder = temporary.path().string();
+    FolderSyncs syncs;
+    run_threads(1, [&](ProcessGroup world) {
+      int64_t x = 0;
+      const auto state = TrainingState{}.add("x", x);
+      CheckpointDirectory checkpoints(world, folder, {.keep_last = 1, .best = "x", .asynchronous = asynchronous});
+      const auto save = [&](int64_t number) {
+        x = number;
+        return checkpoints.save(number, state, {{"x", static_cast<double>(number)}}) && checkpoints.wait();
+      };
+      EXPECT_TRUE(save(0));
+      syncs.fail_after(0);
+      EXPECT_FALSE(save(1));
+      EXPECT_THAT(checkpoints.last_error(), AllOf(HasSubstr("step-00000001.pt may not be on disk: fsync"),
+                                                  HasSubstr("Input/output error"), HasSubstr("older ones are kept")));
+      EXPECT_EQ(checkpoints.numbers(), (std::vector<int64_t>{0, 1}));
+      EXPECT_EQ(load_checkpoint(folder + "/best.pt").at("x"), Value(0));
+      syncs.fail_after(1);  // the checkpoint is on disk, but the link to the best one may not be
+      EXPECT_TRUE(save(2));
+      EXPECT_EQ(checkpoints.numbers(), (std::vector<int64_t>{0, 1, 2}));
+      syncs.fail_after(std::nullopt);
+      EXPECT_TRUE(save(3));
+      EXPECT_EQ(checkpoints.last_error(), "");
+      EXPECT_EQ(checkpoints.numbers(), std::vector<int64_t>{3});
+    });
+  }
+}
+
+TEST(Crash, AFolderThatCannotBeSyncedKeepsShards) {
+  const TemporaryFolder temporary;
+  const auto folder = temporary.path().string();
+  FolderSyncs syncs;
+  run_threads(2, [&](ProcessGroup world) {
+    auto weight = torch::ones({8}, torch::requires_grad());
+    ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer({weight}, world, torch::optim::AdamWOptions(0.01));
+    const auto train = [&] {
+      weight.mutable_grad() = torch::ones({8});
+      optimizer.step();
+    };
+    train();
+    const auto state = TrainingState{}.add("weight", weight).add("optimizer", optimizer);
+    CheckpointDirectory checkpoints(world, folder, {.keep_last = 1, .sharded = true});
+    const auto set_failure = [&](std::optional<size_t> count) {
+      world.barrier();
+      if (world.rank() == 0) syncs.fail_after(count);
+      world.barrier();
+    };
+    EXPECT_TRUE(checkpoints.save(0, state));
+    set_failure(0);  // a shard may not be on disk: the checkpoint does not appear
+    EXPECT_FALSE(checkpoints.save(1, state));
+    EXPECT_THAT(checkpoints.last_error(), AllOf(HasSubstr("was not saved"), HasSubstr("Input/output error")));
+    EXPECT_EQ(checkpoints.numbers(), std::vector<int64_t>{0});
+    set_failure(2);  // the shards are on disk, but the file that lists them may not be
+    EXPECT_FALSE(checkpoints.save(2, state));
+    EXPECT_THAT(checkpoints.last_error(), HasSubstr("may not be on disk"));
+    EXPECT_EQ(checkpoints.numbers(), (std::vector<int64_t>{0, 2}));
+    EXPECT_EQ(checkpoints.resume(state), 3);
+    EXPECT_EQ(checkpoints.load(0, state), 1);
+    set_failure(std::nullopt);
+    EXPECT_TRUE(checkpoints.save(3, state));
+    EXPECT_EQ(checkpoints.numbers(), std::vector<int64_t>{3});
+    EXPECT_EQ(detail::read_folder(folder, "step").shards.size(), 2u);
+  });
+}
+
 // --- preemption
 
 /// `lockstep run` of two ranks that train for so many steps.
@@ -207,3 +348,12 @@ TEST(Preemption, OfTheLauncherResumesAtTheNextStart) {
 
 }  // namespace
 }  // namespace lockstep
+
+/// In place of the C library's: a test is linked before it.
+extern "C" __attribute__((visibility("default"))) int fsync(int file) {
+  if (const int reason = lockstep::FolderSyncs::on_sync(file)) {
+    errno = reason;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_fsync, file));
+}
