@@ -85,9 +85,9 @@ template <class Model, class Optimizer>
 int train(const lockstep::ProcessGroup& world, const Settings& settings, Net& net, Model& model, Optimizer& optimizer) {
   const auto folder = lockstep::find_dataset("fashion-mnist");
   const lockstep::IdxDataset train_set(folder, lockstep::Split::kTrain), test_set(folder, lockstep::Split::kTest);
-  const auto batch_size = static_cast<size_t>(settings.batch_size / world.size());
   lockstep::DistributedSampler sampler(train_set, world, {.seed = settings.seed});
-  lockstep::DataLoader loader(train_set, sampler, {.batch_size = batch_size, .device = world.device()});
+  lockstep::DataLoader loader(train_set, sampler,
+                              {.batch_size = settings.batch_size / world.size(), .device = world.device()});
   const double rate = optimizer.param_groups()[0].options().get_lr();
   const auto steps = settings.epochs * static_cast<int64_t>(loader.size());
   lockstep::LRScheduler scheduler(optimizer, lockstep::schedules::one_cycle({.max_lr = rate, .total_steps = steps}));

@@ -26,10 +26,12 @@
 namespace lockstep {
 
 struct DataLoaderOptions {
-  size_t batch_size = 1;    ///< Samples in a batch on this rank.
-  bool drop_last = false;   ///< Drop the last batch of an epoch if it is smaller than batch_size.
-  int workers = 1;          ///< Threads that read ahead. With 0 the loop's own thread reads each batch on demand.
-  int prefetch = 2;         ///< How many batches each worker may be ahead of the loop.
+  SampleCount batch_size = 1;  ///< Samples in a batch on this rank: any integer, such as 64 / world.size().
+  bool shuffle = false;    ///< Another order in each epoch. Only without a sampler: with one, an option of the sampler.
+  uint64_t seed = 0;       ///< Of the orders and of the samples' random numbers. Only without a sampler, too.
+  bool drop_last = false;  ///< Drop the last batch of an epoch if it is smaller than batch_size.
+  int workers = 1;         ///< Threads that read ahead. With 0 the loop's own thread reads each batch on demand.
+  int prefetch = 2;        ///< How many batches each worker may be ahead of the loop.
   bool pin_memory = false;  ///< Deliver batches in pinned memory, for fast copies to a GPU. Ignored without CUDA.
   std::optional<c10::Device> device{};  ///< Device of the batches. Copies to a GPU run ahead of the loop.
 };
@@ -46,14 +48,16 @@ class LOCKSTEP_EXPORT LoaderCore {
   /// Called for a batch as soon as it is made and the next one to deliver.
   using OnNext = std::function<void(void* batch)>;
 
-  LoaderCore(DistributedSampler sampler, const DataLoaderOptions& options, std::optional<size_t> dataset_size,
-             bool finds_tensors, Make make, OnNext on_next);
+  /// `has_sampler`: the program has passed the sampler. Otherwise it is that of sampler_of_own_data().
+  LoaderCore(DistributedSampler sampler, bool has_sampler, const DataLoaderOptions& options,
+             std::optional<size_t> dataset_size, bool finds_tensors, Make make, OnNext on_next);
   ~LoaderCore();
 
   uint64_t begin();           // returns the number of the new loop
   Batch next(uint64_t loop);  // empty at the end
   size_t size() const;
   DistributedSampler sampler() const;
+  bool has_sampler() const;
   std::chrono::nanoseconds waited() const;
 
  private:
@@ -61,8 +65,12 @@ class LOCKSTEP_EXPORT LoaderCore {
   std::unique_ptr<State> state_;
 };
 
+/// Returns the sampler of a DataLoader that was made without one. Throws UsageError if the size is 0 or unknown.
+LOCKSTEP_EXPORT DistributedSampler sampler_of_own_data(std::optional<size_t> dataset_size,
+                                                       const DataLoaderOptions& options);
+
 /// Throws UsageError for options that no loader accepts, in the name of `loader`.
-void check_loading(const char* loader, int rank, const DataLoaderOptions& options, bool finds_tensors);
+void check_loading(const char* loader, std::optional<int> rank, const DataLoaderOptions& options, bool finds_tensors);
 
 /// Returns whether batches are copied to pinned memory.
 LOCKSTEP_EXPORT bool pins_memory(const DataLoaderOptions& options);
@@ -227,6 +235,14 @@ struct Collated<std::vector<Sample>, Collate> {
 ///       for (auto& batch : loader) train(batch.data, batch.target);
 ///     }
 ///
+/// Without a sampler, all samples of the dataset are this rank's: for ranks that each have data of their own, such as
+/// the files that lie on their disk, or the episodes that they have played.
+///
+///     lockstep::DataLoader loader(my_episodes, {.batch_size = 64, .shuffle = true});
+///
+/// Each loop then begins a new epoch when the last one is complete, unless set_epoch() of sampler() is called. Ranks
+/// may have different numbers of batches: train in join().
+///
 /// Not collective. The contents and the order of batches depend neither on the number of workers nor on timing. The
 /// dataset must have at least one of these methods; the first in this list is used:
 ///   - `get(size_t index, at::Generator& random)`: `random` is seeded for each sample from the sampler's seed, the
@@ -246,7 +262,8 @@ struct Collated<std::vector<Sample>, Collate> {
 ///
 /// If the dataset throws, the loop throws when it reaches that batch, and ends. The message names rank, epoch and
 /// sample. Errors of lockstep keep their type; other exceptions are nested in an Error. The constructor throws
-/// UsageError for invalid options, and if the sampler and the dataset have different sizes.
+/// UsageError for invalid options, and if the sampler and the dataset have different sizes; without a sampler, if the
+/// dataset is empty or does not know its size.
 ///
 /// Not thread-safe. Only one loop may run at a time: when a second loop has begun, the first throws UsageError.
 template <class Data, class Collate = Stack>
@@ -274,6 +291,14 @@ class DataLoader {
              DataLoaderOptions options = {}) requires(!std::is_same_v<Collate, Stack>)
       : DataLoader(Made(), std::move(dataset), std::move(sampler), std::move(collate), options) {}
 
+  /// Without a sampler: reads all samples of the dataset, in order or shuffled.
+  explicit DataLoader(Data dataset,
+                      DataLoaderOptions options = {}) requires SizedDataset<Dataset> && std::is_same_v<Collate, Stack>
+      : DataLoader(Made(), std::move(dataset), std::nullopt, Stack(), options) {}
+  DataLoader(Data dataset, Collate collate, DataLoaderOptions options = {}) requires SizedDataset<Dataset> &&
+      (!std::is_same_v<Collate, Stack>)
+      : DataLoader(Made(), std::move(dataset), std::nullopt, std::move(collate), options) {}
+
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
@@ -286,8 +311,12 @@ class DataLoader {
   /// Returns the number of batches in a whole epoch on this rank.
   size_t size() const { return core_.size(); }
 
-  /// Returns the sampler: a copy, which shares its state with this loader's.
+  /// Returns the sampler: a copy, which shares its state with this loader's. Without a sampler, one that has all
+  /// samples: for set_epoch(), and for TrainingState::add_per_rank().
   DistributedSampler sampler() const { return core_.sampler(); }
+
+  /// Returns whether a sampler was passed to the constructor. Otherwise all samples of the dataset are this rank's.
+  bool has_sampler() const { return core_.has_sampler(); }
 
   /// Returns the total time that the current or last loop has waited for batches. If this is a large part of the
   /// training time, use more workers.
@@ -298,14 +327,16 @@ class DataLoader {
   struct Made {};
   using Loaded = detail::LoadedBatch<Batch>;
 
-  DataLoader(Made, Data dataset, DistributedSampler sampler, Collate collate, const DataLoaderOptions& options)
+  DataLoader(Made, Data dataset, std::optional<DistributedSampler> sampler, Collate collate,
+             const DataLoaderOptions& options)
       : options_(options),
         copies_(options.device),
-        seed_(sampler.options().seed),
+        seed_(sampler ? sampler->options().seed : options.seed),
         collate_(std::move(collate)),
         datasets_(static_cast<size_t>(options.workers > 1 ? options.workers : 1), std::move(dataset)),
         core_(
-            std::move(sampler), options, known_size(), TensorsIn<Batch>::kAny,
+            sampler ? *sampler : detail::sampler_of_own_data(known_size(), options), sampler.has_value(), options,
+            known_size(), TensorsIn<Batch>::kAny,
             [this](int worker, const Samples& samples, int64_t epoch) { return make(worker, samples, epoch); },
             [this](void* next) { static_cast<Loaded*>(next)->start_copy(copies_); }) {}
 
@@ -351,5 +382,7 @@ class DataLoader {
 
 template <class Data>
 DataLoader(Data, DistributedSampler, DataLoaderOptions) -> DataLoader<Data>;
+template <class Data>
+DataLoader(Data, DataLoaderOptions) -> DataLoader<Data>;
 
 }  // namespace lockstep

@@ -17,6 +17,10 @@ namespace lockstep {
 
 class ProcessGroup;
 
+namespace detail {
+class LoaderCore;
+}
+
 /// How to handle a dataset size that is not a multiple of the number of ranks.
 enum class Tail {
   kPad,   ///< Repeat samples from the start: every rank gets ceil(n / ranks). Default of Python's DistributedSampler.
@@ -125,10 +129,13 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
+  friend class detail::LoaderCore;
   struct State;
   DistributedSampler(std::optional<SampleOrder> order, size_t dataset_size, int rank, int num_replicas,
                      const DistributedSamplerOptions& options);
   static size_t known_size(torch::optional<size_t> size);
+  /// Begins the next epoch if this one is complete, unless set_epoch() was called.
+  void advance_epoch();
   size_t samples_in(int64_t epoch, size_t dataset_size) const;
   std::vector<size_t> deal(size_t start, size_t dataset_size, int64_t epoch) const;
 

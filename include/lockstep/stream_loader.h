@@ -41,8 +41,8 @@ enum class StreamEnd {
 };
 
 struct StreamLoaderOptions {
-  size_t batch_size = 1;    ///< Samples in a batch on this rank.
-  bool drop_last = false;   ///< Drop the last batch of each part if it is smaller than batch_size.
+  SampleCount batch_size = 1;  ///< Samples in a batch on this rank: any integer, such as 64 / world.size().
+  bool drop_last = false;      ///< Drop the last batch of each part if it is smaller than batch_size.
   int workers = 1;          ///< Threads that read ahead, at most one for each part of this rank. With 0 the loop reads.
   int prefetch = 2;         ///< How many batches each worker may be ahead of the loop.
   bool pin_memory = false;  ///< Deliver batches in pinned memory, for fast copies to a GPU. Ignored without CUDA.

@@ -7,6 +7,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
+#include <lockstep/environment.h>
 #include <lockstep/error.h>
 
 #include "base/error.h"
@@ -16,6 +17,42 @@
 #include "data/batch_queue.h"
 
 namespace lockstep::detail {
+namespace {
+
+/// Of a loader that knows no group: for messages only.
+std::optional<int> rank_of_process() {
+  try {
+    const auto environment = Environment::detect();
+    if (environment.source != Environment::kSingleProcess) return environment.rank;
+  } catch (const UsageError&) {
+    // init_process_group() reports it.
+  }
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse(std::optional<int> rank, const std::string& message) {
+  if (rank) throw UsageError(*rank, message);
+  throw UsageError(message);
+}
+
+void check_number_of_batches(std::optional<int> rank, size_t samples, const DataLoaderOptions& options) {
+  if (options.drop_last && samples < options.batch_size)
+    refuse(rank, text("DataLoader: drop_last leaves no batch: this rank has ", samples,
+                      " samples per epoch, batch_size is ", options.batch_size.value(), "; use a smaller batch_size"));
+}
+
+}  // namespace
+
+DistributedSampler sampler_of_own_data(std::optional<size_t> dataset_size, const DataLoaderOptions& options) {
+  const auto rank = rank_of_process();
+  if (!dataset_size)
+    refuse(rank, "DataLoader: the dataset does not know its size; pass a sampler, or use a StreamLoader");
+  if (*dataset_size == 0)
+    refuse(rank,
+           "DataLoader: the dataset of this rank has 0 samples, expected at least 1; check where it was loaded from, "
+           "or make no loader on this rank and train in join()");
+  return DistributedSampler(*dataset_size, 0, 1, {.shuffle = options.shuffle, .seed = options.seed});
+}
 
 void check_loader_options(const DataLoaderOptions& options, const DistributedSampler& sampler,
                           std::optional<size_t> dataset_size, bool finds_tensors) {
@@ -24,14 +61,15 @@ void check_loader_options(const DataLoaderOptions& options, const DistributedSam
   if (dataset_size && *dataset_size != sampler.dataset_size())
     fail("the sampler was created for ", sampler.dataset_size(), " samples, but the dataset has ", *dataset_size,
          "; create the sampler from this dataset");
-  if (options.drop_last && sampler.size() < options.batch_size)
-    fail("drop_last leaves no batch: this rank has ", sampler.size(), " samples per epoch, batch_size is ",
-         options.batch_size, "; use a smaller batch_size");
+  if (options.shuffle || options.seed != 0)
+    fail("shuffle is ", options.shuffle, " and seed is ", options.seed,
+         ", but the loader has a sampler, which decides on the order; set them in DistributedSamplerOptions");
+  check_number_of_batches(sampler.rank(), sampler.size(), options);
 }
 
-void check_loading(const char* loader, int rank, const DataLoaderOptions& options, bool finds_tensors) {
-  const auto fail = [&](auto... parts) { throw UsageError(rank, text(loader, ": ", parts...)); };
-  if (options.batch_size == 0) fail("batch_size is 0, expected 1 or more");
+void check_loading(const char* loader, std::optional<int> rank, const DataLoaderOptions& options, bool finds_tensors) {
+  const auto fail = [&](auto... parts) { refuse(rank, text(loader, ": ", parts...)); };
+  if (options.batch_size.value() < 1) fail("batch_size is ", options.batch_size.value(), ", expected 1 or more");
   if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
   if (options.prefetch < 1) fail("prefetch is ", options.prefetch, ", expected 1 or more");
   if ((options.device || options.pin_memory) && !finds_tensors)
@@ -79,10 +117,19 @@ void rethrow_about(c10::ArrayRef<size_t> samples) {
 }
 
 struct LoaderCore::State {
-  State(DistributedSampler dealer, const DataLoaderOptions& said, std::optional<size_t> dataset_size,
+  State(DistributedSampler dealer, bool is_of_user, const DataLoaderOptions& said, std::optional<size_t> dataset_size,
         bool finds_tensors, Make how, OnNext on_next)
-      : sampler(std::move(dealer)), options(said), make(std::move(how)) {
-    check_loader_options(options, sampler, dataset_size, finds_tensors);
+      : sampler(std::move(dealer)),
+        has_sampler(is_of_user),
+        rank(is_of_user ? sampler.rank() : rank_of_process()),
+        options(said),
+        make(std::move(how)) {
+    if (has_sampler) {
+      check_loader_options(options, sampler, dataset_size, finds_tensors);
+    } else {
+      check_loading("DataLoader", rank, options, finds_tensors);
+      check_number_of_batches(rank, sampler.size(), options);
+    }
     queue = make_unique_owned<BatchQueue>("DataLoader", options.workers,
                                           static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch),
                                           std::move(on_next));
@@ -93,7 +140,7 @@ struct LoaderCore::State {
   Samples batch_of(const Samples& samples, size_t number) const {
     const auto first = samples.begin() + static_cast<std::ptrdiff_t>(number * options.batch_size);
     const auto left = static_cast<size_t>(samples.end() - first);
-    return {first, first + static_cast<std::ptrdiff_t>(std::min(options.batch_size, left))};
+    return {first, first + static_cast<std::ptrdiff_t>(std::min<size_t>(options.batch_size, left))};
   }
 
   // The sampler advances when the loop receives a batch, not when a worker prefetches it, so that its saved position is
@@ -102,14 +149,16 @@ struct LoaderCore::State {
     const auto expected = batch_of(*samples, delivered++);
     const auto dealt = sampler.next(expected.size());
     if (!dealt || *dealt != expected)
-      throw UsageError(sampler.rank(),
-                       "DataLoader: its sampler was moved during the loop (next(), reset() or load() was called); use "
-                       "one sampler for each loader");
+      refuse(rank,
+             "DataLoader: its sampler was moved during the loop (next(), reset() or load() was called); use one "
+             "sampler for each loader");
     if (delivered == batches_of(samples->size()) && samples->size() % options.batch_size != 0 && options.drop_last)
       sampler.next(options.batch_size);  // skips the samples that drop_last drops: the epoch is over
   }
 
   DistributedSampler sampler;
+  const bool has_sampler;         // of the user
+  const std::optional<int> rank;  // for messages
   const DataLoaderOptions options;
   const Make make;
   uint64_t loop = 0;
@@ -118,38 +167,38 @@ struct LoaderCore::State {
   OwnedPointer<BatchQueue> queue{};          // last: its workers use the members above
 };
 
-LoaderCore::LoaderCore(DistributedSampler sampler, const DataLoaderOptions& options, std::optional<size_t> dataset_size,
-                       bool finds_tensors, Make make, OnNext on_next)
-    : state_(std::make_unique<State>(std::move(sampler), options, dataset_size, finds_tensors, std::move(make),
-                                     std::move(on_next))) {}
+LoaderCore::LoaderCore(DistributedSampler sampler, bool has_sampler, const DataLoaderOptions& options,
+                       std::optional<size_t> dataset_size, bool finds_tensors, Make make, OnNext on_next)
+    : state_(std::make_unique<State>(std::move(sampler), has_sampler, options, dataset_size, finds_tensors,
+                                     std::move(make), std::move(on_next))) {}
 
 LoaderCore::~LoaderCore() = default;
 
 uint64_t LoaderCore::begin() {
   State& state = *state_;
+  if (!state.has_sampler) state.sampler.advance_epoch();
   state.sampler.reset();
   const int64_t epoch = state.sampler.epoch();
   auto samples = state.sampler.indices();
   samples.erase(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(state.sampler.position()));
   state.samples = std::make_shared<const Samples>(std::move(samples));
   state.delivered = 0;
-  state.queue->start(state.batches_of(state.samples->size()), [&state, epoch, samples = state.samples](int worker,
-                                                                                                       size_t number) {
-    try {
-      return state.make(worker, state.batch_of(*samples, number), epoch);
-    } catch (...) {
-      const int rank = state.sampler.rank();
-      rethrow_with_prefix(std::current_exception(), text("rank ", rank, ": DataLoader: epoch ", epoch, ": "), "", rank);
-    }
-  });
+  state.queue->start(
+      state.batches_of(state.samples->size()), [&state, epoch, samples = state.samples](int worker, size_t number) {
+        try {
+          return state.make(worker, state.batch_of(*samples, number), epoch);
+        } catch (...) {
+          const auto named = state.rank ? text("rank ", *state.rank, ": ") : std::string();
+          rethrow_with_prefix(std::current_exception(), text(named, "DataLoader: epoch ", epoch, ": "), "", state.rank);
+        }
+      });
   return ++state.loop;
 }
 
 LoaderCore::Batch LoaderCore::next(uint64_t loop) {
   State& state = *state_;
   if (loop != state.loop)
-    throw UsageError(state.sampler.rank(),
-                     "DataLoader: another loop over this loader has started; use one loader for each loop");
+    refuse(state.rank, "DataLoader: another loop over this loader has started; use one loader for each loop");
   auto batch = state.queue->next();
   if (batch) state.advance_sampler();
   return batch;
@@ -161,6 +210,10 @@ size_t LoaderCore::size() const {
 
 DistributedSampler LoaderCore::sampler() const {
   return state_->sampler;
+}
+
+bool LoaderCore::has_sampler() const {
+  return state_->has_sampler;
 }
 
 std::chrono::nanoseconds LoaderCore::waited() const {

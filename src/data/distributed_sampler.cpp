@@ -215,6 +215,13 @@ void DistributedSampler::set_epoch(int64_t epoch) {
   state_->knows_set_epoch = true;
 }
 
+void DistributedSampler::advance_epoch() {
+  const std::lock_guard lock(state_->mutex);
+  State& state = *state_;
+  if (!state.knows_set_epoch && state.epoch == state.dealt_epoch && state.position == state.dealt.size()) ++state.epoch;
+  state.warned = true;  // epochs have different orders without set_epoch(), too
+}
+
 int64_t DistributedSampler::epoch() const {
   const std::lock_guard lock(state_->mutex);
   return state_->epoch;

@@ -64,7 +64,7 @@ std::string describe_loading(const DistributedSampler& sampler, const DataLoader
   return text("samples ", sampler.dataset_size(), ", order ",
               sampler.order() ? sampler.order()->name() : "of the sampler", ", replicas ", sampler.num_replicas(),
               ", shuffle ", sampler.options().shuffle, ", seed ", sampler.options().seed, ", tail ",
-              static_cast<int>(sampler.options().tail), ", batch_size ", options.batch_size, ", drop_last ",
+              static_cast<int>(sampler.options().tail), ", batch_size ", options.batch_size.value(), ", drop_last ",
               options.drop_last);
 }
 
@@ -203,7 +203,8 @@ struct GroupReading::State {
     if (sampler.epoch() != epoch || position >= sampler.size()) return text("epoch ", epoch);
     const auto indices = sampler.indices();
     const auto batch = c10::ArrayRef<size_t>(indices).slice(position);
-    return text("epoch ", epoch, ": ", name_samples(batch.slice(0, std::min(options.batch_size, batch.size()))));
+    return text("epoch ", epoch, ": ",
+                name_samples(batch.slice(0, std::min<size_t>(options.batch_size, batch.size()))));
   }
 
   DistributedSampler sampler;

@@ -132,14 +132,14 @@ SampleOrder subset_order(std::vector<size_t> samples, const SubsetOptions& optio
 
 SampleOrder similar_length_order(std::vector<int64_t> lengths, const SimilarLengthOptions& options) {
   if (lengths.empty()) throw UsageError("similar_length_order: there are no lengths, expected one per sample");
-  if (options.samples_per_step == 0 || options.window_steps == 0)
-    throw UsageError(text("similar_length_order: samples_per_step is ", options.samples_per_step,
+  if (options.samples_per_step.value() < 1 || options.window_steps == 0)
+    throw UsageError(text("similar_length_order: samples_per_step is ", options.samples_per_step.value(),
                           " and window_steps is ", options.window_steps,
                           ", expected 1 or more; pass batch_size times the number of ranks"));
   for (size_t i = 0; i < lengths.size(); ++i)
     if (lengths[i] <= 0)
       throw UsageError(text("similar_length_order: length ", i, " is ", lengths[i], ", expected 1 or more"));
-  auto name = text("similar_length_order of ", digest_of(lengths), ": steps of ", options.samples_per_step,
+  auto name = text("similar_length_order of ", digest_of(lengths), ": steps of ", options.samples_per_step.value(),
                    ", windows of ", options.window_steps, ", seed ", options.seed);
   auto visit = [options, lengths = std::make_shared<const std::vector<int64_t>>(std::move(lengths))](int64_t epoch) {
     const auto random = generator_of(options.seed, epoch);

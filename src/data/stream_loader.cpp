@@ -143,7 +143,7 @@ struct StreamCore::State {
   }
 
   StreamLayout layout() const {
-    return {options.parts, static_cast<int64_t>(options.batch_size), static_cast<int64_t>(options.seed)};
+    return {options.parts, options.batch_size.value(), static_cast<int64_t>(options.seed)};
   }
 
   StreamPart part(size_t number) const {
@@ -202,7 +202,7 @@ struct StreamCore::State {
 
 std::string StreamCore::State::describe() const {
   return text("epoch ", position.epoch, ", batch ", position.steps, ", parts ", options.parts, ", batch_size ",
-              options.batch_size, ", seed ", options.seed, ", max_batches ", options.max_batches);
+              options.batch_size.value(), ", seed ", options.seed, ", max_batches ", options.max_batches);
 }
 
 // Collective. Throws on all ranks if the ranks do not have the same options and position.

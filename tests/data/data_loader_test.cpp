@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -20,6 +21,7 @@
 
 #include "data/through_archive.h"
 #include "support/forked.h"
+#include "support/log_lines.h"
 #include "support/messages.h"
 
 namespace lockstep {
@@ -499,6 +501,83 @@ TEST(DataLoader, PlacesTheTensorsOfAStruct) {
   DataLoader loader(pages, DistributedSampler(4, 0, 1, {.shuffle = false}), first,
                     {.batch_size = 2, .device = torch::Device("meta")});
   for (Labelled& batch : loader) EXPECT_TRUE(batch.image.is_meta());
+}
+
+// --- data of a rank of its own
+
+TEST_P(DataLoaderWorkers, DeliverAllSamplesWithoutASampler) {
+  DataLoader loader(Numbers(7), {.batch_size = 3, .workers = GetParam()});
+  EXPECT_FALSE(loader.has_sampler());
+  EXPECT_EQ(loader.size(), 3u);
+  for (int epoch : {0, 1}) {
+    SCOPED_TRACE(epoch);
+    EXPECT_THAT(indices_of_batches(loader), ElementsAre(Indices{0, 1, 2}, Indices{3, 4, 5}, Indices{6}));
+  }
+  const auto sum = [](const std::vector<Example<>>& samples) { return samples.size(); };
+  DataLoader collated(Numbers(7), sum, {.batch_size = 4, .workers = GetParam()});
+  std::vector<size_t> sizes;
+  for (auto& size : collated) sizes.push_back(size);
+  EXPECT_THAT(sizes, ElementsAre(4u, 3u));
+}
+
+Indices flat(const std::vector<Indices>& batches) {
+  Indices all;
+  for (const auto& batch : batches) all.insert(all.end(), batch.begin(), batch.end());
+  return all;
+}
+
+TEST_P(DataLoaderWorkers, ShuffleAnewInEachEpochWithoutASampler) {
+  const DataLoaderOptions options{.batch_size = 8, .shuffle = true, .seed = 4, .workers = GetParam()};
+  const auto order_of = [](int64_t epoch) {
+    return distributed_indices(30, 0, 1, {.shuffle = true, .seed = 4}, epoch);
+  };
+  const LogLines log;
+  DataLoader loader(Numbers(30), options);
+  for (const int64_t epoch : {0, 1, 2}) EXPECT_EQ(flat(indices_of_batches(loader)), order_of(epoch));
+  for (auto batch = loader.begin(); batch != loader.end(); ++batch)
+    if (loader.sampler().position() == 16) break;
+  EXPECT_EQ(flat(indices_of_batches(loader)), order_of(3)) << "an epoch that was left begins again";
+  loader.sampler().set_epoch(9);
+  for (int repeat : {0, 1}) EXPECT_EQ(flat(indices_of_batches(loader)), order_of(9)) << repeat;
+  EXPECT_THAT(log.lines(), testing::IsEmpty());
+}
+
+TEST(DataLoader, ContinuesWithoutASampler) {
+  const DataLoaderOptions options{.batch_size = 2, .shuffle = true, .seed = 4};
+  DataLoader whole(Numbers(7), options), first(Numbers(7), options), second(Numbers(7), options);
+  const auto expected = indices_of_batches(whole);
+  auto position = second.sampler();
+  auto batch = first.begin();
+  ++batch;
+  through_archive(first.sampler(), position);
+  EXPECT_THAT(indices_of_batches(second), ElementsAre(expected[2], expected[3]));
+  EXPECT_EQ(indices_of_batches(second), indices_of_batches(whole)) << "the next epoch";
+}
+
+TEST(DataLoader, RefusesWhatMakesNoSenseWithoutASampler) {
+  const auto refused = [](auto dataset, const DataLoaderOptions& options) {
+    return error_of<UsageError>([&] { DataLoader loader(dataset, options); });
+  };
+  EXPECT_THAT(refused(Numbers(0), {}), HasSubstr("0 samples"));
+  EXPECT_THAT(refused(Numbers(3), {.batch_size = -2}), HasSubstr("batch_size is -2, expected 1 or more"));
+  EXPECT_THAT(refused(Numbers(3), {.batch_size = 4, .drop_last = true}), HasSubstr("this rank has 3 samples"));
+  EXPECT_THAT(
+      error_of<UsageError>([] { DataLoader loader(Numbers(3), DistributedSampler(3, 1, 2), {.shuffle = true}); }),
+      AllOf(HasSubstr("rank 1: DataLoader: shuffle is 1"), HasSubstr("DistributedSamplerOptions")));
+}
+
+TEST(DataLoader, NamesTheRankOfTheProcessWithoutASampler) {
+  setenv("RANK", "2", 1);
+  setenv("WORLD_SIZE", "4", 1);
+  Told<at::Tensor> read{[](size_t) -> at::Tensor { throw std::runtime_error("a page is torn"); }};
+  struct Sized : Told<at::Tensor> {
+    torch::optional<size_t> size() const { return 5; }
+  };
+  DataLoader loader(Sized{read}, {});
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+  EXPECT_THAT(error_of<Error>([&] { loader.begin(); }),
+              testing::StartsWith("rank 2: DataLoader: epoch 0: sample 0: a page is torn"));
 }
 
 TEST(DataLoader, RefusesTwoLoopsAtATime) {

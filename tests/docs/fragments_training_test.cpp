@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <numeric>
+#include <set>
 
 #include <gmock/gmock.h>
 
@@ -211,6 +212,21 @@ TEST(DataPage, RandomNumbersDependOnTheSampleAndTheEpoch) {
   };
   EXPECT_TRUE(epoch_of(2, 1).equal(epoch_of(0, 1)));
   EXPECT_FALSE(epoch_of(2, 1).equal(epoch_of(2, 2)));
+}
+
+TEST(DataPage, EachRankMayHaveDataOfItsOwn) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const lockstep::Subset my_samples(Samples(),
+                                      world.rank() == 0 ? std::vector<size_t>{3, 1} : std::vector<size_t>{7});
+    const int epochs = 3;
+    std::multiset<int64_t> seen;
+    const auto train = [&](const Tensor& data, const Tensor&) {
+      for (const int64_t index : indices_of(data)) seen.insert(index);
+    };
+#include "docs/data/data_of_each_rank.inc"
+    const std::multiset<int64_t> expected{1, 1, 1, 3, 3, 3};
+    EXPECT_EQ(seen, world.rank() == 0 ? expected : (std::multiset<int64_t>{7, 7, 7}));
+  });
 }
 
 TEST(DataPage, AnEpochContinuesInTheMiddle) {
