@@ -158,7 +158,11 @@ class LOCKSTEP_EXPORT TrainingRun {
   /// Returns the batches of a loader, or the elements of another range, for a for loop: those that are left of the
   /// epoch. Calls set_epoch() of a loader's sampler, or of a StreamLoader, and saves and loads its position. Of other
   /// ranges, which must have the same elements after a resume, it skips as many as were used before. An epoch may have
-  /// several such loops. Keeps a reference to the range.
+  /// several such loops. Keeps a reference to the range. Of a DataLoader without a sampler, whose position differs
+  /// between ranks, it skips batches, too.
+  ///
+  /// Collective if the range has size(), except in a join: the beginning of the loop throws UsageError on all ranks if
+  /// they have different numbers of batches.
   template <class Range>
   detail::RunBatches<Range> batches(Range& range) {
     return {*this, range};
@@ -273,6 +277,8 @@ class LOCKSTEP_EXPORT TrainingRun {
   double default_weight() const;
   /// Returns how many elements of the range to skip; none if the loop was complete when the run was interrupted.
   std::optional<int64_t> begin_loop(Loop loop);
+  /// Throws UsageError on all ranks if their numbers of batches differ. Collective.
+  void check_batches(int64_t batches) const;
   void begin_wait();
   void end_wait();
   void took_batch(int64_t samples, std::chrono::nanoseconds waited);
@@ -306,6 +312,9 @@ class RunBatches {
   using Inner = decltype(std::begin(std::declval<Range&>()));
   using InnerEnd = decltype(std::end(std::declval<Range&>()));
   using Clock = std::chrono::steady_clock;
+  static constexpr bool kHasSize = requires(Range & range) {
+    { range.size() } -> std::convertible_to<int64_t>;
+  };
 
  public:
   RunBatches(TrainingRun& run, Range& range) : run_(run), range_(range) {}
@@ -327,6 +336,7 @@ class RunBatches {
       if (!skipped || run_.is_stopping()) return;
       fetch([&] {
         at_.emplace(std::begin(range_));
+        if constexpr (kHasSize) run_.check_batches(static_cast<int64_t>(range_.size()));
         for (int64_t i = 0; i < *skipped && *at_ != std::end(range_); ++i) ++*at_;
       });
     }
@@ -358,14 +368,13 @@ class RunBatches {
  private:
   TrainingRun::Loop describe() {
     TrainingRun::Loop loop;
-    if constexpr (requires {
-                    { range_.size() } -> std::convertible_to<int64_t>;
-                  })
-      loop.batches = static_cast<int64_t>(range_.size());
+    if constexpr (kHasSize) loop.batches = static_cast<int64_t>(range_.size());
     if constexpr (requires { range_.sampler().set_epoch(int64_t{}); }) {
       auto sampler = range_.sampler();  // shares its state with the loader's
       using Sampler = decltype(sampler);
       sampler.set_epoch(run_.epoch());
+      if constexpr (requires { range_.has_sampler(); })
+        if (!range_.has_sampler()) return loop;  // the position of rank 0 is not that of other ranks
       loop.save = [sampler] { return StateTraits<Sampler>::save(sampler); };
       loop.load = [sampler](const Value& position) mutable {
         StateTraits<Sampler>::load(sampler, position);

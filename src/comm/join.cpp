@@ -117,6 +117,10 @@ void JoinMembers::follow_others() {
   for (auto* member : members_) member->copy_state_from(source);
 }
 
+bool is_in_join() {
+  return !joins_of_thread.empty();
+}
+
 void refuse_in_join(const ProcessGroup& group, const char* call, const char* remedy) {
   for (const auto* join : joins_of_thread) {
     if (group.size() == 1 && join->group().size() > 1) continue;  // no other rank takes part in the call

@@ -71,6 +71,9 @@ class JoinMembers {
   size_t entered_ = 0;
 };
 
+/// Whether this thread is inside of a join.
+bool is_in_join();
+
 /// Throws UsageError, with `remedy`, if this thread is inside of a join, where ranks may make different numbers of
 /// calls. For calls that the ranks of `group` must make equally often. `call` is the name of the call: "MetricLog:
 /// flush()". A join of all these ranks with throw_on_early_termination is allowed: it ends on all of them in the same

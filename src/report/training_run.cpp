@@ -70,6 +70,7 @@ class TrainingRun::Impl {
   template <class Number>
   void record(std::string_view name, const Number& value, const MetricOptions& options);
   std::optional<int64_t> begin_loop(Loop loop);
+  void check_batches(int64_t batches) const;
   void enter(detail::Activity::Phase phase);
   void took_batch(int64_t samples, std::chrono::nanoseconds waited);
   void end_loop();
@@ -263,6 +264,23 @@ std::optional<int64_t> TrainingRun::Impl::begin_loop(Loop loop) {
   display_.begin_loop(batches_known_, batches_);
   show_position();
   return skipped;
+}
+
+void TrainingRun::Impl::check_batches(int64_t batches) const {
+  if (group_.size() == 1 || detail::is_in_join()) return;  // in a join the numbers may differ
+  const auto all = group_.all_gather_object(batches);
+  std::string numbers;
+  bool is_equal = true;
+  for (const auto& number : all) {
+    is_equal = is_equal && number.toInt() == batches;
+    numbers += text(numbers.empty() ? "" : ", ", number.toInt());
+  }
+  if (is_equal) return;
+  throw UsageError(
+      group_.rank(),
+      text("TrainingRun: batches(): the ranks have different numbers of batches in this epoch: ", numbers,
+           " (by rank); all ranks take the same number of steps. Use Tail::kPad or Tail::kDrop instead of Tail::kExact "
+           "in the sampler, give all ranks equally many samples, or train in join() without a TrainingRun"));
 }
 
 void TrainingRun::Impl::enter(detail::Activity::Phase phase) {
@@ -500,6 +518,9 @@ double TrainingRun::default_weight() const {
 }
 std::optional<int64_t> TrainingRun::begin_loop(Loop loop) {
   return impl_->begin_loop(std::move(loop));
+}
+void TrainingRun::check_batches(int64_t batches) const {
+  impl_->check_batches(batches);
 }
 void TrainingRun::begin_wait() {
   impl_->enter(detail::Activity::Phase::kData);

@@ -345,6 +345,77 @@ TEST(TrainingRun, ContinuesInAStreamWithAnotherNumberOfRanks) {
   EXPECT_THAT(seen, testing::Each(1));
 }
 
+TEST(TrainingRun, RefusesRanksWithDifferentNumbersOfBatchesAtOnce) {
+  const TemporaryFolder folder;
+  run_threads(3, [&](ProcessGroup world) {
+    DistributedSampler sampler(10, world, {.tail = Tail::kExact});  // 4, 3 and 3 samples
+    DataLoader<Numbers> unequal(Numbers{10}, sampler, {.batch_size = 3}),
+        equal(Numbers{10}, sampler, {.batch_size = 4});
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+    while (run.next_epoch(1)) {
+      expect_error<UsageError>([&] { run.batches(unequal).begin(); }, text("rank ", world.rank(), ": "), "2, 1, 1",
+                               "Tail::kPad", "Tail::kDrop", "join()");
+      for ([[maybe_unused]] auto& batch : run.batches(equal)) run.step([] {});
+      const std::vector<int> ranges(2 + static_cast<size_t>(world.rank() == 2));
+      expect_error<UsageError>([&] { run.batches(ranges).begin(); }, "2, 2, 3");
+    }
+    EXPECT_EQ(run.steps(), 1);
+  });
+}
+
+TEST(TrainingRun, BatchesMayDifferInAJoin) {
+  const TemporaryFolder folder;
+  run_threads(2, [&](ProcessGroup world) {
+    torch::nn::Linear model(torch::nn::LinearOptions(1, 1).bias(false));
+    DistributedDataParallel ddp(model, world);
+    const std::vector<int> mine(1 + static_cast<size_t>(world.rank()));
+    TrainingRun run(world, folder.path(), TrainingState{}, quiet());
+    while (run.next_epoch(1))
+      run.step([&] {
+        ddp.join([&] {
+          for ([[maybe_unused]] int number : run.batches(mine)) ddp(torch::ones({1, 1})).mean().backward();
+        });
+      });
+    EXPECT_EQ(run.steps(), 1);
+  });
+}
+
+TEST(TrainingRun, ContinuesWithDataOfEachRankOfItsOwn) {
+  const TemporaryFolder folder;
+  std::mutex mutex;
+  const auto train = [&](const std::string& name, int64_t until) {
+    std::vector<std::vector<double>> seen(2);
+    run_threads(2, [&](ProcessGroup world) {
+      const size_t samples = world.rank() == 0 ? 6 : 5;
+      DataLoader<Numbers> loader(Numbers{samples}, {.batch_size = 2, .shuffle = true, .seed = 3});
+      TrainingRun run(world, (folder.path() / name).string(), TrainingState{}, quiet());
+      while (run.next_epoch(2))
+        for (auto& batch : run.batches(loader)) {
+          run.step([] {});
+          {
+            const std::lock_guard lock(mutex);
+            for (int64_t i = 0; i < batch.size(0); ++i)
+              seen[static_cast<size_t>(world.rank())].push_back(batch[i].item<double>());
+          }
+          if (run.steps() != until) continue;
+          run.save();
+          return;
+        }
+    });
+    return seen;
+  };
+  const auto whole = train("whole", -1);
+  EXPECT_EQ(whole[0].size(), 12);
+  EXPECT_EQ(whole[1].size(), 10);
+  EXPECT_NE(std::vector(whole[0].begin(), whole[0].begin() + 6), std::vector(whole[0].begin() + 6, whole[0].end()));
+  auto parts = train("parts", 2);
+  const auto rest = train("parts", -1);
+  for (const size_t rank : {0, 1}) {
+    parts[rank].insert(parts[rank].end(), rest[rank].begin(), rest[rank].end());
+    EXPECT_EQ(parts[rank], whole[rank]) << "rank " << rank;
+  }
+}
+
 // --- metrics
 
 TEST(TrainingRun, WeighsValuesBySamples) {
