@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include <lockstep/error.h>
+#include <lockstep/version.h>
 
 #include "base/text.h"
 #include "base/wait_notice.h"
@@ -16,7 +17,8 @@
 #include "rendezvous/store/store_client.h"
 
 // Keys of the launchers' store, where G is the generation and K a node:
-//   launch/node/K        set by each node when it joins: host, pid, workers, nodes, job
+//   launch/node/K        set by each node when it joins: lockstep's version, which stays the first field in all
+//                        versions, then host, pid, workers, nodes, job
 //   launch/G/store       the port of the ranks' store, set by node 0
 //   launch/G/failure     the first failure seen by a node other than 0: see to_fields
 //   launch/G/told        set by node 0 after the ranks were notified of a failure: node, number of joined ranks; the
@@ -170,15 +172,16 @@ class SeveralNodes final : public Cluster, private StoreListener {
     connect(signals, deadline, notice, print_status);
     client_->listen(this);
     const auto process = this_process();
-    const std::string mine = pack({process.host, std::to_string(process.pid), std::to_string(plan_.workers),
-                                   std::to_string(plan_.node.nodes), plan_.job_id});
+    const std::string mine = pack({LOCKSTEP_VERSION_STRING, process.host, std::to_string(process.pid),
+                                   std::to_string(plan_.workers), std::to_string(plan_.node.nodes), plan_.job_id});
     const auto found =
         client_->call(Verb::kEnrol, {node_key(plan_.node.rank), mine, me(), process.host, process.host_id,
                                      std::to_string(process.pid), std::to_string(to_ms(kSilence))});
     if (found.at(0) != mine) {
       const auto other = unpack(found.at(0));
       is_over_ = true;  // not a member: the other nodes must not be notified
-      throw MismatchError(text("--node-rank ", me(), " is taken by pid ", other.at(1), " on ", other.at(0),
+      check_version(plan_.node.rank, other);
+      throw MismatchError(text("--node-rank ", me(), " is taken by pid ", other.at(2), " on ", other.at(1),
                                ": give every node its own --node-rank"));
     }
     Fields keys;
@@ -269,20 +272,29 @@ class SeveralNodes final : public Cluster, private StoreListener {
     throw TimeoutError(message);
   }
 
+  /// `joined` are the fields with which a node has joined.
+  void check_version(int node, const Fields& joined) const {
+    if (joined.at(0) == LOCKSTEP_VERSION_STRING) return;
+    throw MismatchError(text("node ", node, joined.size() > 1 ? text(" on ", joined[1]) : "", " has lockstep ",
+                             joined.at(0), ", node ", me(), " has ", LOCKSTEP_VERSION_STRING,
+                             ": install the same version on all nodes"));
+  }
+
   void compare(const Fields& values) {
     layout_ = {};
     layout_.world_size = 0;
     nodes_.clear();
     for (int node = 0; node < plan_.node.nodes; ++node) {
       const auto value = unpack(values.at(static_cast<size_t>(node)));
-      const int workers = static_cast<int>(to_number(value.at(2)));
-      if (value.at(3) != std::to_string(plan_.node.nodes))
-        throw MismatchError(text("node ", node, " on ", value.at(0), " was started with --nnodes ", value.at(3),
+      check_version(node, value);
+      const int workers = static_cast<int>(to_number(value.at(3)));
+      if (value.at(4) != std::to_string(plan_.node.nodes))
+        throw MismatchError(text("node ", node, " on ", value.at(1), " was started with --nnodes ", value.at(4),
                                  ", node ", me(), " with ", plan_.node.nodes, ": pass the same --nnodes on all nodes"));
       if (node < plan_.node.rank) layout_.first_rank += workers;
       layout_.world_size += workers;
-      nodes_.push_back({value.at(0), workers});
-      if (node == 0) layout_.job_id = value.at(4);
+      nodes_.push_back({value.at(1), workers});
+      if (node == 0) layout_.job_id = value.at(5);
     }
   }
 

@@ -11,8 +11,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/version.h>
+
 #include "base/wait_notice.h"
 #include "launch/launcher_process.h"
+#include "rendezvous/net/secret.h"
+#include "rendezvous/store/protocol.h"
+#include "rendezvous/store/store_client.h"
 #include "support/eventually.h"
 #include "support/network_host.h"
 #include "support/slow_relay.h"
@@ -309,6 +314,23 @@ TEST_F(RunNodes, RefuseDifferentNumbersOfNodes) {
   EXPECT_EQ(first.wait(), 2);
   EXPECT_THAT(first.output(), HasSubstr("was started with --nnodes 3"));
   EXPECT_NE(second.wait(), 0);
+}
+
+// Stand-in for the launcher of another version: a client that joins as it does.
+TEST_F(RunNodes, RefuseAnotherVersionAndNameBoth) {
+  constexpr int kLaunchers = -1;
+  const auto key = Secret::from_file(secret()).key(kLaunchers);
+  for (const auto& fields : {std::vector<std::string>{"9.9.9", "elsewhere", "4711", "1", "2", "a job"},
+                             std::vector<std::string>{"9.9.9", "elsewhere", "and what that version adds"}}) {
+    auto& first = start(0, 2, {"true"});
+    StoreClient other({{address_, port_}, key, kLaunchers, Clock::now() + 60s, 30s});
+    other.call(Verb::kEnrol, {"launch/node/1", pack(fields), "1", "elsewhere", "elsewhere", "4711", "30000"});
+    EXPECT_EQ(first.wait(), 2);
+    EXPECT_THAT(first.output(),
+                AllOf(HasSubstr("node 1 on elsewhere has lockstep 9.9.9, node 0 has " LOCKSTEP_VERSION_STRING),
+                      HasSubstr("install the same version on all nodes")));
+    port_ = free_port();
+  }
 }
 
 TEST_F(RunNodes, RefuseToStartWithoutACommonSecret) {
