@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <cstddef>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -112,6 +114,37 @@ void mixed_calls() {
   }
   int64_t grown = resident_bytes() - early;
   if (grown > 16 << 20) throw std::runtime_error("grown by " + std::to_string(grown) + " bytes");
+}
+
+/// A stream without end.
+class EndlessStream {
+ public:
+  EndlessStream() { ++count_; }
+  EndlessStream(const EndlessStream& other) : next_(other.next_) { ++count_; }
+  ~EndlessStream() { --count_; }
+
+  std::optional<at::Tensor> next() { return at::full({4}, next_++, at::kLong); }
+  static int count() { return count_; }
+
+ private:
+  static inline std::atomic<int> count_{0};
+  int64_t next_ = 0;
+};
+
+/// Reads streams on two workers. The loop of the loader makes the only calls. Prints how many streams are left when the
+/// loader is gone: they belong to its workers.
+void reads_a_stream() {
+  auto world = join();
+  try {
+    const auto open = [](const lockstep::StreamPart&) { return EndlessStream(); };
+    lockstep::StreamLoader loader(open, world, {.batch_size = 8, .workers = 2});
+    int64_t batches = 0;
+    for ([[maybe_unused]] auto& batch : loader)
+      if (++batches == 100) print("running");
+  } catch (...) {
+    print("left " + std::to_string(EndlessStream::count()));
+    throw;
+  }
 }
 
 // Makes its next call when it is told to.
@@ -484,6 +517,7 @@ const std::map<std::string, std::function<void()>> kScenarios{
     {"small_calls", small_calls},
     {"large_calls", large_calls},
     {"mixed_calls", mixed_calls},
+    {"reads_a_stream", reads_a_stream},
     {"waits_between_calls", waits_between_calls},
     {"messages", messages},
     {"captured_training", captured_training},

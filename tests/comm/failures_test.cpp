@@ -4,9 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <set>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -108,6 +110,49 @@ TEST_F(Failures, ARankKilledWhileOthersWaitForAMessageIsNamedWithinASecond) {
   for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
   ranks[2].signal(SIGKILL);
   expect_survivors_told(ranks, 2, "PeerError", 1s, who(ranks, 2) + " is gone", "recv");
+}
+
+TEST_F(Failures, ARankKilledWhileOthersReadAStreamIsNamedWithinASecond) {
+  for (auto delay : {0ms, 3ms, 7ms}) {  // somewhere in a step of the loop
+    auto ranks = job("reads_a_stream", 3, {{"OMP_NUM_THREADS", "1"}});
+    ranks.start_all();
+    for (int rank = 0; rank < 3; ++rank) ranks[rank].expect_line("running");
+    std::this_thread::sleep_for(delay);
+    ranks[1].signal(SIGKILL);
+    for (int rank : {0, 2}) EXPECT_EQ(ranks[rank].expect_line("left "), "left 0") << "workers of rank " << rank;
+    expect_survivors_told(ranks, 1, "PeerError", 1s, who(ranks, 1) + " is gone");
+  }
+}
+
+// All survivors name the same rank.
+TEST_F(Failures, OneOfSeveralRanksKilledAtOnceIsNamed) {
+  for (const std::vector<int>& victims : {std::vector{1, 3}, std::vector{2, 1, 3}, std::vector{0, 2}}) {
+    SCOPED_TRACE(testing::PrintToString(victims));
+    for (const char* scenario : {"small_calls", "training"}) {
+      SCOPED_TRACE(scenario);
+      auto ranks = job(scenario, 5, {{"OMP_NUM_THREADS", "1"}});
+      ranks.start_all();
+      for (int rank = 0; rank < 5; ++rank) ranks[rank].expect_line("running");
+      for (int victim : victims) ranks[victim].signal(SIGKILL);
+      std::vector<testing::Matcher<std::string>> names;
+      for (int victim : victims) names.push_back(HasSubstr(who(ranks, victim)));
+      std::set<std::string> culprits;
+      for (int rank = 0; rank < 5; ++rank) {
+        if (std::find(victims.begin(), victims.end(), rank) != victims.end()) {
+          EXPECT_EQ(ranks[rank].wait(), kKilled);
+          continue;
+        }
+        const auto line = ranks[rank].expect_line("PeerError", 60s);
+        EXPECT_THAT(line, AllOf(HasSubstr("rank " + std::to_string(rank) + ": "), HasSubstr(" is gone"),
+                                testing::AnyOfArray(names)));
+        culprits.insert(line.substr(line.rfind("[culprit: ")));
+        EXPECT_EQ(ranks[rank].wait(), kExitAfterError) << ranks[rank].output();
+      }
+      if (victims[0] != 0) {  // who hosts the store, from which the ranks know the first cause
+        EXPECT_EQ(culprits.size(), 1u) << testing::PrintToString(culprits);
+      }
+    }
+  }
 }
 
 TEST_F(Failures, TheHostOfTheStoreIsNamedWhenItIsKilled) {
