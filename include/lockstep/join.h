@@ -12,8 +12,9 @@ namespace lockstep {
 
 struct JoinOptions {
   /// If true, the average of gradients divides by all ranks, as if ranks without inputs had zero gradients. If false,
-  /// it divides by the ranks that still train. If weights are set by set_batch_weight, they determine the average in
-  /// either case, and ranks without inputs have weight 0.
+  /// it divides by the ranks that still train. If weights are set by set_batch_weight, the option has no effect: the
+  /// average is over the samples of the ranks that still train. A rank without inputs has weight 0, as a rank with an
+  /// empty batch has outside of a join.
   bool divide_by_initial_world_size = true;
   /// Throws InputsExhausted on every rank when one rank runs out of inputs, instead of continuing with fewer ranks.
   bool throw_on_early_termination = false;

@@ -84,20 +84,53 @@ TEST(Join, CountsSamplesWhereBatchesHaveWeights) {
     alone(x).square().mean().backward();
     optimizer.step();
   }
-  run_threads(2, [&](ProcessGroup world) {
+  for (const bool divide_by_all : {true, false})  // has no effect
+    run_threads(2, [&](ProcessGroup world) {
+      auto model = filled_mlp();
+      DistributedDataParallel ddp(model, world);
+      ddp.join(
+          [&] {
+            torch::optim::SGD mine(ddp.parameters(), 0.1);
+            for (int i = 0; i < batches[world.rank()]; ++i) {
+              auto x = batch(world.rank(), i);
+              ddp.set_batch_weight(static_cast<double>(x.size(0)));
+              mine.zero_grad();
+              ddp(x).square().mean().backward();
+              mine.step();
+            }
+          },
+          {.divide_by_initial_world_size = divide_by_all});
+      EXPECT_LE(relative_difference(model->first->weight, alone->first->weight), 1e-6) << divide_by_all;
+    });
+}
+
+// A rank without inputs in a join is like a rank with an empty batch outside of one.
+TEST(Join, WithWeightsARankWithoutInputsCountsAsOneWithAnEmptyBatch) {
+  const auto train = [](const ProcessGroup& world, auto&& around) {
     auto model = filled_mlp();
     DistributedDataParallel ddp(model, world);
-    ddp.join([&] {
-      torch::optim::SGD mine(ddp.parameters(), 0.1);
-      for (int i = 0; i < batches[world.rank()]; ++i) {
-        auto x = batch(world.rank(), i);
-        ddp.set_batch_weight(static_cast<double>(x.size(0)));
-        mine.zero_grad();
-        ddp(x).square().mean().backward();
-        mine.step();
-      }
+    torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+    const auto step = [&](int64_t samples) {
+      ddp.set_batch_weight(static_cast<double>(samples));
+      optimizer.zero_grad();
+      ddp(input_of(world.rank()).narrow(0, 0, samples)).square().mean().backward();
+      optimizer.step();
+    };
+    around(ddp, step);
+    return model->first->weight.detach().clone();
+  };
+  run_threads(3, [&](ProcessGroup world) {
+    const int64_t samples = 1 + world.rank() % 2;
+    const auto outside = train(world, [&](auto&, const auto& step) {
+      step(samples);
+      step(world.rank() == 2 ? 0 : samples);
     });
-    EXPECT_LE(relative_difference(model->first->weight, alone->first->weight), 1e-6);
+    const auto joined = train(world, [&](auto& ddp, const auto& step) {
+      ddp.join([&] {
+        for (int i = 0; i < (world.rank() == 2 ? 1 : 2); ++i) step(samples);
+      });
+    });
+    EXPECT_LE(relative_difference(joined, outside), 1e-6);
   });
 }
 

@@ -85,8 +85,10 @@ void Connection::open_gloo(const std::vector<FileDescriptor>& sockets) {
     throw SystemError(text("Gloo cannot start a thread: ", error.what(),
                            "; raise the limit of threads (ulimit -u, or the cgroup's pids.max) or free memory"));
   } catch (const std::exception& error) {
-    throw SystemError(text("Gloo cannot take over the connections: ", error.what(),
-                           "; Gloo needs the loopback interface (ip link set lo up) and /proc"));
+    throw SystemError(
+        text("Gloo cannot take over the connections: ", error.what(),
+             "; Gloo needs /proc and IPv4 on the loopback interface, also if the network is IPv6 only: ip "
+             "link set lo up; ip address add 127.0.0.1/8 dev lo. Or use the backend shm on one host"));
   }
 }
 
