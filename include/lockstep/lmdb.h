@@ -25,7 +25,8 @@ struct LmdbOptions {
 /// host share its pages. Copies share the open file. Thread-safe.
 ///
 /// Takes no lock, so any number of ranks may read, also on a read-only file system. The database must not change while
-/// it is open. The contents are trusted, as LMDB itself trusts them, but a truncated file is refused.
+/// it is open. The contents are trusted, as LMDB itself trusts them, but a truncated file is refused, and a record that
+/// reaches beyond the end of the file.
 ///
 /// Throws UsageError if the path is not a database or if lockstep was built without LMDB, and SystemError if a system
 /// call fails.

@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <string>
@@ -78,6 +80,37 @@ std::string record_key(uint64_t number) {
   return key;
 }
 
+/// The memory that the file is mapped to. LMDB trusts the sizes in the file: one that is damaged would lead beyond the
+/// end of the file, where an access kills the process (SIGBUS).
+class MappedFile {
+ public:
+  MappedFile() = default;
+  /// `inside` is an address in the file. Without /proc, nothing is checked.
+  MappedFile(const void* inside, uint64_t bytes) {
+    const auto address = reinterpret_cast<uintptr_t>(inside);
+    std::ifstream maps("/proc/self/maps");
+    is_known_ = maps.is_open();
+    for (std::string line; std::getline(maps, line);) {
+      uintptr_t begin = 0, end = 0;
+      uint64_t offset = 0;
+      if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %" SCNx64, &begin, &end, &offset) != 3) continue;
+      if (address < begin || address >= end) continue;
+      begin_ = begin - offset;
+      end_ = begin_ + bytes;
+      return;
+    }
+  }
+
+  bool contains(const MDB_val& value) const {
+    const auto begin = reinterpret_cast<uintptr_t>(value.mv_data);
+    return !is_known_ || (begin >= begin_ && begin <= end_ && value.mv_size <= end_ - begin);
+  }
+
+ private:
+  bool is_known_ = false;
+  uintptr_t begin_ = 0, end_ = 0;  // equal if the address is in no mapping
+};
+
 }  // namespace
 
 struct LmdbReader::State {
@@ -98,20 +131,38 @@ struct LmdbReader::State {
     MDB_stat statistics = {};
     check_lmdb(::mdb_stat(transaction.get(), database, &statistics), "mdb_stat", path);
     count = statistics.ms_entries;
+    if (count > 0) find_mapping(transaction.get());
     if (count > 0 && !is_numbered(transaction.get())) read_keys(transaction.get());
     check_lmdb(::mdb_txn_commit(transaction.release()), "mdb_txn_commit", path);  // keeps the handle open
   }
 
+  void find_mapping(MDB_txn* transaction) {
+    walk(transaction, [&](MDB_cursor* cursor) {
+      MDB_val key = {}, value = {};
+      check_lmdb(::mdb_cursor_get(cursor, &key, &value, MDB_FIRST), "mdb_cursor_get", path);
+      mapped = MappedFile(key.mv_data, file_bytes);
+    });
+  }
+
+  /// The bytes of a key or a value in the file.
+  std::string_view text_in_file(const MDB_val& found) const {
+    if (!mapped.contains(found))
+      throw UsageError(text(path, " is damaged: a record of ", found.mv_size,
+                            " bytes reaches beyond the end of the file; copy it again"));
+    return as_text(found);
+  }
+
   // Refuses a truncated file: an access to a mapped page beyond the end of the file would kill the process (SIGBUS).
-  void refuse_cut_short(const fs::path& file) const {
+  void refuse_cut_short(const fs::path& file) {
     MDB_envinfo info = {};
     MDB_stat statistics = {};
     check_lmdb(::mdb_env_info(environment.get(), &info), "mdb_env_info", path);
     check_lmdb(::mdb_env_stat(environment.get(), &statistics), "mdb_env_stat", path);
     struct stat status = {};
     if (::stat(file.c_str(), &status) != 0) throw SystemError(text("stat of ", file, ": ", std::strerror(errno)));
+    file_bytes = static_cast<uint64_t>(status.st_size);
     const uint64_t expected = (info.me_last_pgno + 1) * uint64_t{statistics.ms_psize};
-    if (static_cast<uint64_t>(status.st_size) < expected)
+    if (file_bytes < expected)
       throw UsageError(text(file, " is truncated: it has ", status.st_size, " bytes, expected ", expected,
                             "; copy it again, or, if this is the original, copy it with mdb_copy -c"));
   }
@@ -127,16 +178,16 @@ struct LmdbReader::State {
     walk(transaction, [&](MDB_cursor* cursor) {
       check_lmdb(::mdb_cursor_get(cursor, &key, &value, place), "mdb_cursor_get", path);
     });
-    return std::string(as_text(key));
+    return std::string(text_in_file(key));
   }
 
   void read_keys(MDB_txn* transaction) {
-    keys.reserve(count);
+    keys.reserve(std::min<uint64_t>(count, file_bytes / kLeastRecord));
     walk(transaction, [&](MDB_cursor* cursor) {
       MDB_val key = {}, value = {};
       int result = ::mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
       for (; result == MDB_SUCCESS; result = ::mdb_cursor_get(cursor, &key, &value, MDB_NEXT_NODUP))
-        keys.emplace_back(as_text(key));
+        keys.emplace_back(text_in_file(key));
       if (result != MDB_NOTFOUND) check_lmdb(result, "mdb_cursor_get", path);
     });
     count = keys.size();
@@ -150,8 +201,13 @@ struct LmdbReader::State {
     use(opened);
   }
 
+  static constexpr uint64_t kLeastRecord =
+      10;  // bytes in the file: two of the page's list, eight of the record's header
+
   const fs::path path;
   OpenEnvironment environment;
+  uint64_t file_bytes = 0;
+  MappedFile mapped{};
   MDB_dbi database = 0;
   size_t count = 0;
   std::vector<std::string> keys{};  // empty if the keys are numbers
@@ -175,7 +231,7 @@ void LmdbReader::read(size_t index, const std::function<void(std::string_view, s
   const auto transaction = begin_transaction(state.environment.get(), MDB_RDONLY, state.path);
   MDB_val wanted = as_value(key), value = {};
   check_lmdb(::mdb_get(transaction.get(), state.database, &wanted, &value), "mdb_get", state.path);
-  use(key, as_text(value));
+  use(key, state.text_in_file(value));
 }
 
 struct LmdbWriter::State {

@@ -215,6 +215,39 @@ TEST_F(Lmdb, RefusesWhatIsNoWholeDatabase) {
   EXPECT_THAT(error_of<UsageError>([&] { LmdbReader reader(file_); }), HasSubstr("is truncated: it has"));
 }
 
+TEST_F(Lmdb, RefusesATruncatedDatabaseOfAnySize) {
+  LmdbWriter writer(file_);
+  for (int i = 0; i < 20; ++i) writer.add(std::string(3000, 'a'));
+  writer.finish();
+  const auto bytes = static_cast<off_t>(std::filesystem::file_size(file_));
+  for (off_t size = bytes - 1; size > 0; size -= 509) {
+    ASSERT_EQ(::truncate(file_.c_str(), size), 0);
+    EXPECT_NE(error_of<UsageError>([&] { LmdbReader reader(file_); }), "no such error") << size << " of " << bytes;
+  }
+}
+
+// A size in a page is wrong. Other records can be read.
+TEST_F(Lmdb, RefusesARecordThatReachesBeyondTheEndOfTheFile) {
+  LmdbWriter writer(file_);
+  for (int i = 0; i < 60; ++i) writer.add(std::string(4000, 'a'));
+  writer.finish();
+  // In LMDB's pages: the size of the value in two halves, flags (it has pages of its own), the size of the key, the
+  // key.
+  const std::string size{'\xa0', '\x0f', 0, 0}, rest{1, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 50};
+  std::ifstream in(file_, std::ios::binary);
+  std::string content{std::istreambuf_iterator<char>(in), {}};
+  size_t found = 0;
+  for (size_t at = 0; (at = content.find(size + rest, at)) != content.npos; ++at, ++found) content[at + 3] = '\x7f';
+  ASSERT_GT(found, 0u);
+  std::ofstream(file_, std::ios::binary) << content;
+  LmdbReader reader(file_);
+  ASSERT_EQ(reader.size(), 60u);
+  EXPECT_THAT(error_of<UsageError>([&] { record(reader, 50); }),
+              AllOf(HasSubstr("is damaged: a record of 2130710432 bytes"), HasSubstr("beyond the end of the file")));
+  EXPECT_EQ(record(reader, 49).second, std::string(4000, 'a'));
+  EXPECT_EQ(record(reader, 51).second, std::string(4000, 'a'));
+}
+
 TEST_F(Lmdb, SaysWhatARecordLacks) {
   LmdbWriter writer(file_);
   writer.add("no tensors");
