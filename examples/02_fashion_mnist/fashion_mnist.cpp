@@ -89,7 +89,7 @@ int train(const lockstep::ProcessGroup& world, const Settings& settings, Net& ne
   lockstep::DataLoader loader(train_set, sampler,
                               {.batch_size = settings.batch_size / world.size(), .device = world.device()});
   const double rate = optimizer.param_groups()[0].options().get_lr();
-  const auto steps = settings.epochs * static_cast<int64_t>(loader.size());
+  const auto steps = settings.epochs * loader.size();
   lockstep::LRScheduler scheduler(optimizer, lockstep::schedules::one_cycle({.max_lr = rate, .total_steps = steps}));
 
   const auto step = [&](auto& batch) {

@@ -309,7 +309,7 @@ class DataLoader {
   std::default_sentinel_t end() const { return {}; }
 
   /// Returns the number of batches in a whole epoch on this rank.
-  size_t size() const { return core_.size(); }
+  int64_t size() const { return static_cast<int64_t>(core_.size()); }
 
   /// Returns the sampler: a copy, which shares its state with this loader's. Without a sampler, one that has all
   /// samples: for set_epoch(), and for TrainingState::add_per_rank().

@@ -150,7 +150,7 @@ class GroupLoader {
   std::default_sentinel_t end() const { return {}; }
 
   /// Returns the number of batches in a whole epoch on this rank.
-  size_t size() const { return reading_.size(); }
+  int64_t size() const { return static_cast<int64_t>(reading_.size()); }
 
   /// Returns this rank's sampler: a copy, which shares its state with this loader's.
   DistributedSampler sampler() const { return reading_.sampler(); }

@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(, DataLoaderWorkers, testing::Values(0, 1, 2, 5));
 TEST_P(DataLoaderWorkers, DeliverTheSamplersBatchesInOrder) {
   DistributedSampler sampler(103, 1, 2, {.seed = 3});
   DataLoader loader(Numbers(103), sampler, {.batch_size = 8, .workers = GetParam()});
-  EXPECT_EQ(loader.size(), 7u);  // 52 samples
+  EXPECT_EQ(loader.size(), 7);  // 52 samples
   for (int epoch : {0, 1, 2}) {
     sampler.set_epoch(epoch);
     const auto expected = distributed_indices(103, 1, 2, {.seed = 3}, epoch);
@@ -158,7 +158,7 @@ TEST_P(DataLoaderWorkers, BeginTheEpochAgainWhenALoopWasLeft) {
 TEST_P(DataLoaderWorkers, LeaveOutASmallerBatchWhenTold) {
   DistributedSampler sampler(7, 0, 1, kUnshuffled), other(7, 0, 1, kUnshuffled);
   DataLoader loader(Numbers(7), sampler, {.batch_size = 3, .drop_last = true, .workers = GetParam()});
-  EXPECT_EQ(loader.size(), 2u);
+  EXPECT_EQ(loader.size(), 2);
   EXPECT_THAT(indices_of_batches(loader), ElementsAre(Indices{0, 1, 2}, Indices{3, 4, 5}));
   through_archive(sampler, other);  // of an epoch that is over
   DataLoader next(Numbers(7), other, {.batch_size = 4, .workers = GetParam()});
@@ -508,7 +508,7 @@ TEST(DataLoader, PlacesTheTensorsOfAStruct) {
 TEST_P(DataLoaderWorkers, DeliverAllSamplesWithoutASampler) {
   DataLoader loader(Numbers(7), {.batch_size = 3, .workers = GetParam()});
   EXPECT_FALSE(loader.has_sampler());
-  EXPECT_EQ(loader.size(), 3u);
+  EXPECT_EQ(loader.size(), 3);
   for (int epoch : {0, 1}) {
     SCOPED_TRACE(epoch);
     EXPECT_THAT(indices_of_batches(loader), ElementsAre(Indices{0, 1, 2}, Indices{3, 4, 5}, Indices{6}));

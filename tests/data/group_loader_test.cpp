@@ -76,7 +76,7 @@ TEST(GroupLoader, ScattersWhatEachRankWouldHaveRead) {
     DistributedSampler sampler(24, world, {.seed = 2}), alone(24, world, {.seed = 2});
     GroupLoader loader([&] { return ++readers, Drawn(); }, sampler, {.scatter = ranks.three}, kBatches);
     DataLoader own(Drawn(), alone, kBatches);
-    EXPECT_EQ(loader.size(), 2u);
+    EXPECT_EQ(loader.size(), 2);
     for (int epoch : {0, 1}) {
       sampler.set_epoch(epoch);
       alone.set_epoch(epoch);

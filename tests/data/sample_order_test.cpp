@@ -243,7 +243,7 @@ TEST(LoaderWithOrder, DeliversTheOrder) {
   const SampleOrder order("by hand", [](int64_t) { return Indices{3, 3, 11, 0, 5}; });
   DistributedSampler sampler(order, 12, 0, 1, {.tail = Tail::kExact});
   DataLoader loader(Squares(), sampler, {.batch_size = 2, .workers = 2});
-  EXPECT_EQ(loader.size(), 3U);
+  EXPECT_EQ(loader.size(), 3);
   EXPECT_THAT(numbers_of(loader), ElementsAre(ElementsAre(9, 9), ElementsAre(121, 0), ElementsAre(25)));
 }
 

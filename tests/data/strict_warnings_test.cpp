@@ -31,8 +31,8 @@ TEST(StrictWarnings, SizesAreDividedByTheNumberOfRanksWithoutACast) {
     DataLoader same(Ones(), sampler, {.batch_size = batch_size / world.size()});
     DataLoader also(Ones(), sampler, {.batch_size = of_flags / static_cast<unsigned>(world.size())});
     DataLoader own(Ones(), {.batch_size = loader.size() * 16, .shuffle = true});
-    for (const size_t batches : {loader.size(), same.size(), also.size()}) EXPECT_EQ(batches, 1u);
-    EXPECT_EQ(own.size(), 4u);
+    for (const int64_t batches : {loader.size(), same.size(), also.size()}) EXPECT_EQ(batches, 1);
+    EXPECT_EQ(own.size(), 4);
     const auto open = [](const StreamPart&) { return OnesStream(); };
     StreamLoader stream(open, world, {.batch_size = 64 / world.size(), .max_batches = 100 / world.size()});
     EXPECT_TRUE(stream.begin() == stream.end());
@@ -41,6 +41,8 @@ TEST(StrictWarnings, SizesAreDividedByTheNumberOfRanksWithoutACast) {
     DistributedSampler drawn(random_order(64, {.num_samples = 32 * world.size()}), Ones(), world);
     EXPECT_EQ(similar.size() + drawn.size(), 64u);
     EXPECT_EQ(schedules::OneCycleOptions{.total_steps = 1000 / world.size()}.total_steps, 500);
+    const int64_t epochs = 20;
+    EXPECT_EQ(schedules::OneCycleOptions{.total_steps = epochs * own.size() / world.size()}.total_steps, 40);
   });
 }
 
