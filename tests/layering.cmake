@@ -37,7 +37,7 @@ set(optim_headers
 set(report_headers early_stopping metric_log metrics print progress tensorboard_writer training_run)
 set(data_headers
   batch_iterator batch_traits collate data_loader distributed_sampler group_loader idx lmdb sample_order stage
-  stream_loader)
+  stream_loader subset)
 set(checkpoint_headers
   checkpoint_directory checkpoint_file module_state preemption_guard safetensors state_traits training_state value)
 
