@@ -26,7 +26,7 @@
 namespace lockstep {
 
 struct DataLoaderOptions {
-  SampleCount batch_size = 1;  ///< Samples in a batch on this rank: any integer, such as 64 / world.size().
+  int64_t batch_size = 1;  ///< Samples in a batch on this rank.
   bool shuffle = false;    ///< Another order in each epoch. Only without a sampler: with one, an option of the sampler.
   uint64_t seed = 0;       ///< Of the orders and of the samples' random numbers. Only without a sampler, too.
   bool drop_last = false;  ///< Drop the last batch of an epoch if it is smaller than batch_size.

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,20 +12,6 @@
 #include <lockstep/export.h>
 
 namespace lockstep {
-
-/// A number of samples in options. Every integer converts to it, so that `64 / world.size()` needs no cast. A negative
-/// number is refused where the options are checked.
-class SampleCount {
- public:
-  template <std::integral Number>
-  requires(!std::same_as<Number, bool>) constexpr SampleCount(Number number) : number_(static_cast<int64_t>(number)) {}
-
-  constexpr operator size_t() const { return static_cast<size_t>(number_); }
-  constexpr int64_t value() const { return number_; }
-
- private:
-  int64_t number_;
-};
 
 /// The order in which an epoch visits samples of a dataset, over all ranks. A DistributedSampler divides it between the
 /// ranks: of N ranks, rank r gets the elements r, r + N, r + 2N, ... So a step of all ranks together takes the next
@@ -90,7 +75,7 @@ LOCKSTEP_EXPORT SampleOrder subset_order(std::vector<size_t> samples, const Subs
 
 struct SimilarLengthOptions {
   /// Samples in a step, over all ranks: the loader's batch_size times the number of ranks.
-  SampleCount samples_per_step = 0;
+  int64_t samples_per_step = 0;
   /// In how many steps' samples similar ones are searched. More steps: more similar, but less random.
   size_t window_steps = 50;
   uint64_t seed = 0;

@@ -41,8 +41,8 @@ enum class StreamEnd {
 };
 
 struct StreamLoaderOptions {
-  SampleCount batch_size = 1;  ///< Samples in a batch on this rank: any integer, such as 64 / world.size().
-  bool drop_last = false;      ///< Drop the last batch of each part if it is smaller than batch_size.
+  int64_t batch_size = 1;   ///< Samples in a batch on this rank.
+  bool drop_last = false;   ///< Drop the last batch of each part if it is smaller than batch_size.
   int workers = 1;          ///< Threads that read ahead, at most one for each part of this rank. With 0 the loop reads.
   int prefetch = 2;         ///< How many batches each worker may be ahead of the loop.
   bool pin_memory = false;  ///< Deliver batches in pinned memory, for fast copies to a GPU. Ignored without CUDA.
@@ -135,19 +135,19 @@ class StreamReader : public PartReader {
 
   Read next() override {
     std::vector<Sample> samples;
-    while (!has_ended_ && samples.size() < options_.batch_size) {
+    while (!has_ended_ && samples.size() < static_cast<size_t>(options_.batch_size)) {
       auto sample = read();
       if (sample)
         samples.push_back(*std::move(sample));
       else
         has_ended_ = true;
     }
-    const size_t count = samples.size();
+    const auto count = static_cast<int64_t>(samples.size());
     if (count == 0 || (options_.drop_last && count < options_.batch_size)) return {};
     using Loaded = LoadedBatch<typename Collated::Batch>;
     auto loaded = std::make_shared<Loaded>(Loaded{collated(std::move(samples))});
     loaded->pin(options_);
-    return {std::move(loaded), static_cast<int64_t>(count)};
+    return {std::move(loaded), count};
   }
 
  private:

@@ -36,9 +36,9 @@ std::optional<int> rank_of_process() {
 }
 
 void check_number_of_batches(std::optional<int> rank, size_t samples, const DataLoaderOptions& options) {
-  if (options.drop_last && samples < options.batch_size)
+  if (options.drop_last && samples < static_cast<size_t>(options.batch_size))
     refuse(rank, text("DataLoader: drop_last leaves no batch: this rank has ", samples,
-                      " samples per epoch, batch_size is ", options.batch_size.value(), "; use a smaller batch_size"));
+                      " samples per epoch, batch_size is ", options.batch_size, "; use a smaller batch_size"));
 }
 
 }  // namespace
@@ -69,7 +69,7 @@ void check_loader_options(const DataLoaderOptions& options, const DistributedSam
 
 void check_loading(const char* loader, std::optional<int> rank, const DataLoaderOptions& options, bool finds_tensors) {
   const auto fail = [&](auto... parts) { refuse(rank, text(loader, ": ", parts...)); };
-  if (options.batch_size.value() < 1) fail("batch_size is ", options.batch_size.value(), ", expected 1 or more");
+  if (options.batch_size < 1) fail("batch_size is ", options.batch_size, ", expected 1 or more");
   if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
   if (options.prefetch < 1) fail("prefetch is ", options.prefetch, ", expected 1 or more");
   if ((options.device || options.pin_memory) && !finds_tensors)
@@ -85,8 +85,8 @@ bool pins_memory(const DataLoaderOptions& options) {
 }
 
 size_t batches_in(size_t samples, const DataLoaderOptions& options) {
-  const size_t whole = samples / options.batch_size;
-  return options.drop_last || samples % options.batch_size == 0 ? whole : whole + 1;
+  const auto batch_size = static_cast<size_t>(options.batch_size), whole = samples / batch_size;
+  return options.drop_last || samples % batch_size == 0 ? whole : whole + 1;
 }
 
 uint64_t sample_seed(uint64_t seed, int64_t epoch, size_t sample) {
@@ -138,9 +138,9 @@ struct LoaderCore::State {
   size_t batches_of(size_t samples) const { return batches_in(samples, options); }
 
   Samples batch_of(const Samples& samples, size_t number) const {
-    const auto first = samples.begin() + static_cast<std::ptrdiff_t>(number * options.batch_size);
+    const auto first = samples.begin() + static_cast<std::ptrdiff_t>(number * batch_size);
     const auto left = static_cast<size_t>(samples.end() - first);
-    return {first, first + static_cast<std::ptrdiff_t>(std::min<size_t>(options.batch_size, left))};
+    return {first, first + static_cast<std::ptrdiff_t>(std::min(batch_size, left))};
   }
 
   // The sampler advances when the loop receives a batch, not when a worker prefetches it, so that its saved position is
@@ -152,14 +152,15 @@ struct LoaderCore::State {
       refuse(rank,
              "DataLoader: its sampler was moved during the loop (next(), reset() or load() was called); use one "
              "sampler for each loader");
-    if (delivered == batches_of(samples->size()) && samples->size() % options.batch_size != 0 && options.drop_last)
-      sampler.next(options.batch_size);  // skips the samples that drop_last drops: the epoch is over
+    if (delivered == batches_of(samples->size()) && samples->size() % batch_size != 0 && options.drop_last)
+      sampler.next(batch_size);  // skips the samples that drop_last drops: the epoch is over
   }
 
   DistributedSampler sampler;
   const bool has_sampler;         // of the user
   const std::optional<int> rank;  // for messages
   const DataLoaderOptions options;
+  const size_t batch_size = static_cast<size_t>(options.batch_size);
   const Make make;
   uint64_t loop = 0;
   std::shared_ptr<const Samples> samples{};  // of this loop

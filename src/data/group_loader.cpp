@@ -64,7 +64,7 @@ std::string describe_loading(const DistributedSampler& sampler, const DataLoader
   return text("samples ", sampler.dataset_size(), ", order ",
               sampler.order() ? sampler.order()->name() : "of the sampler", ", replicas ", sampler.num_replicas(),
               ", shuffle ", sampler.options().shuffle, ", seed ", sampler.options().seed, ", tail ",
-              static_cast<int>(sampler.options().tail), ", batch_size ", options.batch_size.value(), ", drop_last ",
+              static_cast<int>(sampler.options().tail), ", batch_size ", options.batch_size, ", drop_last ",
               options.drop_last);
 }
 
@@ -193,7 +193,8 @@ struct GroupReading::State {
     if (samples > 0)
       sampler.next(static_cast<size_t>(samples));
     else if (sampler.position() < sampler.size())
-      sampler.next(options.batch_size);  // skips the samples that drop_last drops: the epoch is over
+      sampler.next(
+          static_cast<size_t>(options.batch_size));  // skips the samples that drop_last drops: the epoch is over
     position = sampler.position();
     is_over = samples == 0;
   }
@@ -204,7 +205,7 @@ struct GroupReading::State {
     const auto indices = sampler.indices();
     const auto batch = c10::ArrayRef<size_t>(indices).slice(position);
     return text("epoch ", epoch, ": ",
-                name_samples(batch.slice(0, std::min<size_t>(options.batch_size, batch.size()))));
+                name_samples(batch.slice(0, std::min(static_cast<size_t>(options.batch_size), batch.size()))));
   }
 
   DistributedSampler sampler;

@@ -132,14 +132,14 @@ SampleOrder subset_order(std::vector<size_t> samples, const SubsetOptions& optio
 
 SampleOrder similar_length_order(std::vector<int64_t> lengths, const SimilarLengthOptions& options) {
   if (lengths.empty()) throw UsageError("similar_length_order: there are no lengths, expected one per sample");
-  if (options.samples_per_step.value() < 1 || options.window_steps == 0)
-    throw UsageError(text("similar_length_order: samples_per_step is ", options.samples_per_step.value(),
+  if (options.samples_per_step < 1 || options.window_steps == 0)
+    throw UsageError(text("similar_length_order: samples_per_step is ", options.samples_per_step,
                           " and window_steps is ", options.window_steps,
                           ", expected 1 or more; pass batch_size times the number of ranks"));
   for (size_t i = 0; i < lengths.size(); ++i)
     if (lengths[i] <= 0)
       throw UsageError(text("similar_length_order: length ", i, " is ", lengths[i], ", expected 1 or more"));
-  auto name = text("similar_length_order of ", digest_of(lengths), ": steps of ", options.samples_per_step.value(),
+  auto name = text("similar_length_order of ", digest_of(lengths), ": steps of ", options.samples_per_step,
                    ", windows of ", options.window_steps, ", seed ", options.seed);
   auto visit = [options, lengths = std::make_shared<const std::vector<int64_t>>(std::move(lengths))](int64_t epoch) {
     const auto random = generator_of(options.seed, epoch);
@@ -147,19 +147,20 @@ SampleOrder similar_length_order(std::vector<int64_t> lengths, const SimilarLeng
     append(indices, permutation(lengths->size(), random));
     using Step = std::vector<size_t>;
     std::vector<Step> steps;
-    const size_t window = options.samples_per_step * options.window_steps;
+    const auto samples_per_step = static_cast<size_t>(options.samples_per_step);
+    const size_t window = samples_per_step * options.window_steps;
     for (size_t from = 0; from < indices.size(); from += window) {
       const auto begin = indices.begin() + static_cast<std::ptrdiff_t>(from);
       const auto end = indices.begin() + static_cast<std::ptrdiff_t>(std::min(from + window, indices.size()));
       std::stable_sort(begin, end, [&](size_t a, size_t b) { return (*lengths)[a] < (*lengths)[b]; });
       for (auto first = begin; first != end;) {
-        const auto size = std::min<std::ptrdiff_t>(end - first, static_cast<std::ptrdiff_t>(options.samples_per_step));
+        const auto size = std::min<std::ptrdiff_t>(end - first, static_cast<std::ptrdiff_t>(samples_per_step));
         steps.emplace_back(first, first + size);
         first += size;
       }
     }
     Step smaller;
-    if (steps.back().size() < options.samples_per_step) {
+    if (steps.back().size() < samples_per_step) {
       smaller = std::move(steps.back());
       steps.pop_back();
     }

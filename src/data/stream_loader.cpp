@@ -61,7 +61,7 @@ struct StreamItem {
 /// The parts of one worker in one loop. Used by one thread at a time.
 class WorkerParts {
  public:
-  WorkerParts(int rank, size_t batch_size, const StreamCore::Open& open)
+  WorkerParts(int rank, int64_t batch_size, const StreamCore::Open& open)
       : rank_(rank), batch_size_(batch_size), open_(open) {}
 
   void add(size_t number, const StreamPart& part, const PartPosition& position) {
@@ -98,7 +98,7 @@ class WorkerParts {
   }
 
   const int rank_;
-  const size_t batch_size_;
+  const int64_t batch_size_;
   const StreamCore::Open& open_;
   // One of each for each part.
   std::vector<size_t> numbers_{};
@@ -142,9 +142,7 @@ struct StreamCore::State {
                                                      static_cast<size_t>(options.prefetch), on_next_item));
   }
 
-  StreamLayout layout() const {
-    return {options.parts, options.batch_size.value(), static_cast<int64_t>(options.seed)};
-  }
+  StreamLayout layout() const { return {options.parts, options.batch_size, static_cast<int64_t>(options.seed)}; }
 
   StreamPart part(size_t number) const {
     const int index = group.rank() + static_cast<int>(number) * group.size();
@@ -202,7 +200,7 @@ struct StreamCore::State {
 
 std::string StreamCore::State::describe() const {
   return text("epoch ", position.epoch, ", batch ", position.steps, ", parts ", options.parts, ", batch_size ",
-              options.batch_size.value(), ", seed ", options.seed, ", max_batches ", options.max_batches);
+              options.batch_size, ", seed ", options.seed, ", max_batches ", options.max_batches);
 }
 
 // Collective. Throws on all ranks if the ranks do not have the same options and position.

@@ -57,12 +57,12 @@ void check_same_layout(int rank, const char* what, int64_t saved, int64_t mine) 
 
 }  // namespace
 
-std::optional<size_t> next_part(c10::ArrayRef<PartPosition> parts, size_t batch_size) {
+std::optional<size_t> next_part(c10::ArrayRef<PartPosition> parts, int64_t batch_size) {
   std::optional<size_t> next;
-  size_t fewest = 0;
+  int64_t fewest = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].has_ended) continue;
-    const size_t batches = (static_cast<size_t>(parts[i].samples) + batch_size - 1) / batch_size;
+    const int64_t batches = (parts[i].samples + batch_size - 1) / batch_size;
     if (next && batches >= fewest) continue;
     next = i;
     fewest = batches;

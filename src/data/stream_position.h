@@ -21,7 +21,7 @@ struct PartPosition {
 /// Returns the part that the next batch is of: of those that have not ended, the one with the fewest batches, the first
 /// of several; none if all have ended. Depends on nothing else, so a loop that continues has the order of one that was
 /// not interrupted.
-std::optional<size_t> next_part(c10::ArrayRef<PartPosition> parts, size_t batch_size);
+std::optional<size_t> next_part(c10::ArrayRef<PartPosition> parts, int64_t batch_size);
 
 /// The position of a StreamLoader's loop.
 struct StreamPosition {

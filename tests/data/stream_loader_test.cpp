@@ -112,7 +112,7 @@ TEST_P(PythonStreams, HaveTheSameBatches) {
   if (!python || !*python) GTEST_SKIP() << "needs Python's torch: set " << GetParam();
   struct Case {
     int ranks, workers;
-    size_t batch_size;
+    int64_t batch_size;
     bool drop_last;
     Numbers64 samples;  // of each part
   };
@@ -328,7 +328,7 @@ TEST(StreamLoader, NamesRanksThatAreInDifferentEpochs) {
                 AllOf(HasSubstr("rank 0 has epoch 4, batch 0, parts 3"), HasSubstr("rank 2 has epoch 5, batch 0")));
     EXPECT_THAT(error_of<MismatchError>([&] { loader.state_dict(); }),
                 HasSubstr("rank 0 is in epoch 4, rank 2 in epoch 5"));
-    StreamLoader other(dealt(100), world, {.batch_size = world.rank() == 1 ? size_t{3} : size_t{2}});
+    StreamLoader other(dealt(100), world, {.batch_size = world.rank() == 1 ? 3 : 2});
     EXPECT_THAT(error_of<MismatchError>([&] { other.begin(); }),
                 AllOf(HasSubstr("rank 0 has epoch 0, batch 0, parts 3, batch_size 2"), HasSubstr("batch_size 3")));
   });

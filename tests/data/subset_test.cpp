@@ -126,7 +126,7 @@ struct WithBatches : torch::data::datasets::BatchDataset<WithBatches, at::Tensor
 template <class Data>
 std::vector<int64_t> batch_of(Data dataset) {
   DistributedSampler sampler(dataset.size(), 0, 1, {.shuffle = false});
-  DataLoader loader(dataset, sampler, {.batch_size = dataset.size()});
+  DataLoader loader(dataset, sampler, {.batch_size = static_cast<int64_t>(dataset.size())});
   std::vector<int64_t> all;
   for (auto& batch : loader)
     for (const int64_t number : values_in(batch)) all.push_back(number);
