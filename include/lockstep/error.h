@@ -38,7 +38,7 @@ struct Culprit {
 class LOCKSTEP_EXPORT Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message);
-  /// The message becomes "rank 3: message".
+  /// The message becomes "rank 3: message". A message that begins with this rank already stays as it is.
   Error(int rank, const std::string& message);
   /// Keeps the message as it is.
   Error(const std::string& message, std::optional<int> rank, std::optional<Culprit> culprit);

@@ -9,7 +9,7 @@ namespace lockstep {
 
 Error::Error(const std::string& message) : std::runtime_error(message) {}
 Error::Error(int rank, const std::string& message)
-    : std::runtime_error(text("rank ", rank, ": ", message)), rank_(rank) {}
+    : std::runtime_error(text("rank ", rank, ": ", without_rank(message, rank))), rank_(rank) {}
 Error::Error(const std::string& message, std::optional<int> rank, std::optional<Culprit> culprit)
     : std::runtime_error(message), rank_(rank), culprit_(culprit) {}
 
@@ -83,11 +83,22 @@ void throw_error(ErrorKind kind, const std::string& message, std::optional<int> 
   throw Error(message, rank, culprit);
 }
 
+std::string without_rank(std::string_view message, std::optional<int> rank) {
+  constexpr std::string_view kBegin = "rank ", kEnd = ": ";
+  const size_t end = message.find(kEnd);
+  if (!message.starts_with(kBegin) || end == message.npos) return std::string(message);
+  const auto named = parse_number<int>(message.substr(kBegin.size(), end - kBegin.size()));
+  const bool is_it = named && (!rank || rank == named);
+  return std::string(is_it ? message.substr(end + kEnd.size()) : message);
+}
+
 void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix, const std::string& suffix,
                          std::optional<int> rank) {
+  const bool names_rank = rank && prefix.starts_with(text("rank ", *rank, ": "));
   if (!rank) rank = rank_of(error);
   if (prefix.empty() && suffix.empty() && rank == rank_of(error)) std::rethrow_exception(error);
-  const std::string message = prefix + message_of(error) + suffix;
+  const std::string own = names_rank ? without_rank(message_of(error), rank) : message_of(error);
+  const std::string message = prefix + own + suffix;
   const auto culprit = culprit_of(error);
   if (kind_of(error) != ErrorKind::kError) throw_error(kind_of(error), message, rank, culprit);
   try {

@@ -16,9 +16,14 @@ std::optional<ErrorKind> parse_error_kind(std::string_view name);
 [[noreturn]] void throw_error(ErrorKind kind, const std::string& message, std::optional<int> rank = {},
                               std::optional<Culprit> culprit = {});
 
+/// Removes "rank N: " from the beginning of a message, so that a text that names the rank itself does not name it
+/// twice. With `rank`, only if N is this rank: another rank is information.
+std::string without_rank(std::string_view message, std::optional<int> rank = {});
+
 /// Throws `error` again with `prefix` before its message and `suffix` after it: lockstep's errors keep their kind and
-/// culprit, others become an Error that holds the original nested. `rank` is the rank that the prefix names; without
-/// one, the error keeps its rank. If nothing would change, rethrows the original exception.
+/// culprit, others become an Error that holds the original nested. `rank` is the rank that the prefix names, which
+/// the message then does not name again; without one, the error keeps its rank. If nothing would change, rethrows the
+/// original exception.
 [[noreturn]] void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix,
                                       const std::string& suffix = "", std::optional<int> rank = {});
 

@@ -45,7 +45,8 @@ inline void agree(const ProcessGroup& group, const std::exception_ptr& error) {
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto& parts = all[rank].toTupleRef().elements();
     if (parts[2].toBool())
-      throw_error(static_cast<ErrorKind>(parts[0].toInt()), text("on rank ", rank, ": ", parts[1].toStringRef()));
+      throw_error(static_cast<ErrorKind>(parts[0].toInt()),
+                  text("on rank ", rank, ": ", without_rank(parts[1].toStringRef(), static_cast<int>(rank))));
   }
 }
 

@@ -48,8 +48,8 @@ class FirstFailure {
 
  private:
   std::exception_ptr consequence() const {
-    return std::make_exception_ptr(
-        PeerError(text("rank ", rank_, " failed: ", message_of(error_)), {}, Culprit{rank_, CulpritRole::kGaveUp}));
+    return std::make_exception_ptr(PeerError(text("rank ", rank_, " failed: ", without_rank(message_of(error_), rank_)),
+                                             {}, Culprit{rank_, CulpritRole::kGaveUp}));
   }
 
   std::mutex mutex_;

@@ -72,7 +72,8 @@ bool LinkedGroups::reads() const {
 }
 
 GroupFailure LinkedGroups::failure(const std::exception_ptr& error, const std::string& doing) const {
-  auto described = failure(kind_of(error), rank_, text(doing, doing.empty() ? "" : ": ", message_of(error)));
+  auto described =
+      failure(kind_of(error), rank_, text(doing, doing.empty() ? "" : ": ", without_rank(message_of(error), rank_)));
   described.culprit = culprit_of(error).value_or(Culprit{rank_, CulpritRole::kGaveUp});
   described.original = error;
   return described;

@@ -11,6 +11,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/capture.h"
@@ -170,7 +171,7 @@ class StepCapture::Impl {
     try {
       for (const auto& prepare : graph.before_replay) prepare();
     } catch (const UsageError& error) {
-      throw UsageError(text(me(), error.what()));
+      throw UsageError(text(me(), without_rank(error.what(), group_.rank())));
     }
     if (!inputs.empty()) copy_together(graph.inputs, inputs);
     run_captured(group_, [&] { graph.graph->replay(); }, {.site = options_.site});

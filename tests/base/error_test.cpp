@@ -107,5 +107,34 @@ TEST(Rethrow, ForeignExceptionsAreNested) {
   }
 }
 
+TEST(Error, NamesARankOnce) {
+  EXPECT_STREQ(UsageError(3, "rank 3: the batch is empty").what(), "rank 3: the batch is empty");
+  EXPECT_STREQ(UsageError(3, "rank 1: the batch is empty").what(), "rank 3: rank 1: the batch is empty");
+  EXPECT_STREQ(UsageError(3, "rank 3 has: nothing").what(), "rank 3: rank 3 has: nothing");
+  EXPECT_EQ(without_rank("rank 12: no data"), "no data");
+  EXPECT_EQ(without_rank("rank 12: no data", 12), "no data");
+  EXPECT_EQ(without_rank("rank 12: no data", 1), "rank 12: no data");
+  EXPECT_EQ(without_rank("rank x: no data"), "rank x: no data");
+  EXPECT_EQ(without_rank("rank 12"), "rank 12");
+  EXPECT_EQ(without_rank(""), "");
+}
+
+TEST(Rethrow, NamesTheRankOfThePrefixOnce) {
+  const auto what = [](const std::string& prefix, std::optional<int> rank) {
+    try {
+      rethrow_with_prefix(std::make_exception_ptr(UsageError(1, "no data")), prefix, "", rank);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_EQ(what("rank 1: sample 7: ", 1), "rank 1: sample 7: no data");
+  EXPECT_EQ(what("rank 0: sample 7: ", 0), "rank 0: sample 7: rank 1: no data");
+  EXPECT_EQ(what("sample 7: ", {}), "sample 7: rank 1: no data");
+  // Rank 1 of a subgroup is another rank than rank 1 of the job.
+  EXPECT_EQ(what("rank 1 of group 'odd' (rank 3 of the job): ", 1),
+            "rank 1 of group 'odd' (rank 3 of the job): rank 1: no data");
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -85,6 +85,15 @@ TEST_F(Directory, ResumesWhereItWasSaved) {
   }
 }
 
+TEST_F(Directory, NamesTheRankThatSeesAnotherFolderOnce) {
+  run_threads(2, [&](ProcessGroup world) {
+    const auto own = folder() + std::to_string(world.rank());
+    const auto what = error_of<CheckpointError>([&] { CheckpointDirectory checkpoints(world, own); });
+    EXPECT_THAT(what, testing::StartsWith(world.rank() == 1 ? "rank 1: does not see the checkpoint folder"
+                                                            : "on rank 1: does not see the checkpoint folder"));
+  });
+}
+
 TEST_F(Directory, KeepsTheLastEveryNthAndTheBest) {
   alone([&](ProcessGroup world) {
     double x = 0;

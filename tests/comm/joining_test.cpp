@@ -126,7 +126,7 @@ TEST_F(Joining, BackendThreadsRefusesProcesses) {
   ranks.start_all();
   EXPECT_THAT(ranks[1].expect_line("UsageError"),
               AllOf(HasSubstr("needs all ranks in one process"), HasSubstr(std::to_string(ranks[0].pid()))));
-  EXPECT_THAT(ranks[0].expect_line("PeerError"), HasSubstr(who(ranks, 1) + " gave up: rank 1: backend threads"));
+  EXPECT_THAT(ranks[0].expect_line("PeerError"), HasSubstr(who(ranks, 1) + " gave up: backend threads"));
 }
 
 TEST_F(Joining, RunningOutOfDescriptorsIsAClearError) {

@@ -256,6 +256,16 @@ TEST(Graphs, AnUndefinedGradientIsNone) {
   });
 }
 
+TEST(Graphs, ABackwardWithoutAnyGradientNamesTheRankOnce) {
+  run_threads_into_an_error(2, [&](ProcessGroup world) {
+    auto model = filled_mlp();
+    DistributedDataParallel ddp(model, world);
+    const auto what = error_of<UsageError>([&] { Stop::apply(ddp(input_of(world.rank()))).sum().backward(); });
+    EXPECT_THAT(what,
+                testing::StartsWith("rank " + std::to_string(world.rank()) + ": backward gave no gradient to any"));
+  });
+}
+
 /// Three layers. Some ranks leave out the last one; an auxiliary loss may be kept aside.
 struct PartlyUsedImpl : torch::nn::Module {
   PartlyUsedImpl() {

@@ -310,5 +310,11 @@ TEST_F(CoordinatorTest, HearsNoBlameFromStrangersToTheJob) {
   EXPECT_EQ(coordinator_.first_failure()->culprit, (Culprit{0, CulpritRole::kGone}));
 }
 
+TEST_F(CoordinatorTest, NamesARankThatGivesUpOnce) {
+  enrol_all();
+  say(2, Verb::kGoodbye, {"TimeoutError", "rank 1: its data is missing"});
+  EXPECT_EQ(heard()[1].at(0).fields.at(2), "rank 1 (pid 4001 on node1) gave up: its data is missing");
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 
 #include <lockstep/backend.h>
 
+#include "base/error.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -14,7 +15,7 @@ namespace lockstep {
 inline std::string agree(const BackendContext& context, const std::string& key, const std::string& trouble) {
   const auto troubles = context.store->all_gather(key, context.rank, context.size, trouble, context.timeout);
   for (int rank = 0; rank < context.size; ++rank)
-    if (!troubles[rank].empty()) return text("rank ", rank, ": ", troubles[rank]);
+    if (!troubles[rank].empty()) return text("rank ", rank, ": ", without_rank(troubles[rank], rank));
   return "";
 }
 

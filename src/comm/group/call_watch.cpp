@@ -232,7 +232,7 @@ void CallWatch::retire_queued() {
     queued_.retire();
   } catch (const Error& error) {
     if (auto parts = connection_.parts_if_any())
-      parts->job->report(*this, me_.name, own_failure(me_, ErrorKind::kPeer, error.what()));
+      parts->job->report(*this, me_.name, own_failure(me_, ErrorKind::kPeer, without_rank(error.what(), me_.rank)));
   }
 }
 

@@ -25,7 +25,7 @@ std::vector<Answer> ask_when_all_came(const Membership& me, Job& job, const Call
 std::exception_ptr diagnose(const Membership& me, Job& job, const CallRecord& record, std::chrono::milliseconds timeout,
                             const std::exception_ptr& error) {
   const auto found = [&](ErrorKind kind) {
-    return own_failure(me, kind, text(describe(record), ": ", message_of(error)));
+    return own_failure(me, kind, text(describe(record), ": ", without_rank(message_of(error), me.rank)));
   };
   // A rank that does not know how the calls differ, or why a connection broke, reports a symptom, so that a rank that
   // knows reports the cause.

@@ -165,7 +165,8 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
       return make_backend(job, spec, membership);
     } catch (const NoSharedMemory& error) {
       if (name == choice.back())
-        throw UsageError(text(speaker(membership), ": backend ", name, " of group '", spec.name, "': ", error.what()),
+        throw UsageError(text(speaker(membership), ": backend ", name, " of group '", spec.name,
+                              "': ", without_rank(error.what(), membership.rank)),
                          membership.rank, {});
       if (membership.rank == 0)
         log_warning(text("group '", spec.name, "' uses backend ", choice.back(), " instead of ", name,

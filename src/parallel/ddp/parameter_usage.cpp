@@ -136,9 +136,8 @@ std::string ParameterUsage::describe_unused(const std::vector<char>& used) const
     if (marks_.unused_somewhere(i)) (used[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
   if (here.empty() && elsewhere.empty()) return {};
   if (here.size() == parameters_.size())
-    return text("rank ", group_.rank(),
-                ": backward gave no gradient to any parameter of the wrapped model, so the loss does not depend on "
-                "them; compute the loss from the wrapper's output, without detach() or NoGradGuard");
+    return "backward gave no gradient to any parameter of the wrapped model, so the loss does not depend on them; "
+           "compute the loss from the wrapper's output, without detach() or NoGradGuard";
   auto sentence = [](const std::vector<std::string>& names, const char* where) {
     return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");
   };

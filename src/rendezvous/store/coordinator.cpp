@@ -5,6 +5,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/error.h"
 #include "base/text.h"
 
 // Groups and the job fail separately. The first failure of each is kept, and all ranks are notified of it (kNotice).
@@ -327,7 +328,7 @@ void Coordinator::goodbye(Connection connection, const StoreMessage& message, Ti
   auto member = members_.extract(connection);
   if (!member.empty() && has_failed) {
     const Member& gone = member.mapped();
-    end_job({failure.kind, text(describe_member(gone), " gave up: ", failure.message),
+    end_job({failure.kind, text(describe_member(gone), " gave up: ", without_rank(failure.message, gone.rank)),
              Culprit{gone.rank, CulpritRole::kGaveUp}},
             now);
   }
