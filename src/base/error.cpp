@@ -139,6 +139,13 @@ bool is_ours(const std::exception_ptr& error) {
   return is_a<Error>(error);
 }
 
+std::string without_nesting(std::string_view type) {
+  for (const std::string_view nesting : {"std::_Nested_exception<", "std::__1::__nested<", "std::__nested<"})
+    if (type.starts_with(nesting) && type.ends_with('>'))
+      return std::string(type.substr(nesting.size(), type.size() - nesting.size() - 1));
+  return std::string(type);
+}
+
 std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);

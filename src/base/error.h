@@ -48,6 +48,10 @@ std::optional<Culprit> culprit_of(const std::exception_ptr& error);
 /// Whether it is a lockstep::Error.
 bool is_ours(const std::exception_ptr& error);
 
+/// The type that a program knows: std::throw_with_nested throws a "std::_Nested_exception<lockstep::Error>", which is a
+/// "lockstep::Error". Other names stay as they are.
+std::string without_nesting(std::string_view type);
+
 /// The message of an exception, whatever its type.
 std::string message_of(const std::exception_ptr& error);
 

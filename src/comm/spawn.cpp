@@ -57,7 +57,7 @@ std::string type_of(const std::exception& error) {
   int status = 0;
   const char* raw = typeid(error).name();
   std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(raw, nullptr, nullptr, &status), std::free);
-  return status == 0 ? name.get() : raw;
+  return without_nesting(status == 0 ? name.get() : raw);
 }
 
 // The message of the current exception. The type of an exception that is not lockstep's is part of it.

@@ -10,6 +10,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "base/private_files.h"
 #include "base/text.h"
@@ -100,13 +101,13 @@ void StderrMemory::add(const std::string& line) {
     return line.substr(beginning.size());
   };
   if (auto type = after("terminate called after throwing an instance of '")) {  // libstdc++'s message
-    type_ = type->substr(0, type->rfind('\''));
+    type_ = without_nesting(type->substr(0, type->rfind('\'')));
     what_.clear();
   } else if (auto what = after("  what():  ")) {
     what_ = *what;
   } else if (auto both = after("libc++abi: terminating with uncaught exception of type ")) {
     auto colon = both->find(": ");
-    type_ = both->substr(0, colon);
+    type_ = without_nesting(both->substr(0, colon));
     what_ = colon == both->npos ? "" : both->substr(colon + 2);
   }
 }

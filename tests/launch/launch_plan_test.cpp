@@ -368,6 +368,11 @@ TEST(StderrMemory, RemembersTheLastLinesAndWhatNobodyCaught) {
   EXPECT_EQ(memory.uncaught(), "std::runtime_error: no data");
   memory.add("libc++abi: terminating with uncaught exception of type lockstep::PeerError: gone: far");
   EXPECT_EQ(memory.uncaught(), "lockstep::PeerError: gone: far");
+  memory.add("terminate called after throwing an instance of 'std::_Nested_exception<lockstep::Error>'");
+  memory.add("  what():  rank 1: no data");
+  EXPECT_EQ(memory.uncaught(), "lockstep::Error: rank 1: no data");
+  memory.add("libc++abi: terminating with uncaught exception of type std::__1::__nested<lockstep::Error>: no data");
+  EXPECT_EQ(memory.uncaught(), "lockstep::Error: no data");
 }
 
 // --- the report
