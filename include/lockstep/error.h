@@ -16,7 +16,8 @@ LOCKSTEP_EXPORT const char* name_of(ErrorKind kind);
 
 /// How a rank caused the failure of other ranks.
 enum class CulpritRole {
-  kGone,     // the store lost its connection or its heartbeat
+  kGone,     // the store lost its connection
+  kSilent,   // it sent no heartbeat: its process is stopped, or its host or network is down
   kExited,   // its launcher saw its process end
   kGaveUp,   // it reported an error of its own
   kLeft,     // it left a group regularly while other ranks still used it

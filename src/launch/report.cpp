@@ -9,6 +9,7 @@
 #include <iomanip>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/exit_status.h"
 #include "base/text.h"
 
@@ -31,6 +32,31 @@ std::string describe_others(const std::vector<WorkerEnd>& ends) {
   std::vector<std::string> parts;
   for (const auto& end : ends) parts.push_back(text(end.rank, " (", end.how, ")"));
   return text(parts.size() == 1 ? "rank " : "ranks ", enumerate(parts));
+}
+
+/// "rank 2", "ranks 1-3 and 7".
+std::string name_ranks(const std::vector<WorkerEnd>& ends) {
+  std::vector<int> ranks;
+  for (const auto& end : ends) ranks.push_back(end.rank);
+  std::sort(ranks.begin(), ranks.end());
+  std::vector<std::string> parts;
+  for (size_t first = 0, next = 0; first < ranks.size(); first = next) {
+    for (next = first + 1; next < ranks.size() && ranks[next] == ranks[next - 1] + 1;) ++next;
+    parts.push_back(next - first == 1 ? text(ranks[first]) : text(ranks[first], "-", ranks[next - 1]));
+  }
+  return text(ranks.size() == 1 ? "rank " : "ranks ", enumerate(parts));
+}
+
+/// The text of an uncaught exception ("type: text") without the rank that it names.
+std::string without_rank_in(const WorkerEnd& end) {
+  const auto colon = end.uncaught.find(": ");
+  if (colon == end.uncaught.npos) return end.uncaught;
+  return end.uncaught.substr(0, colon + 2) + without_rank(end.uncaught.substr(colon + 2), end.rank);
+}
+
+/// Whether both ended with an exception of the same type and text, apart from their own rank.
+bool have_same_error(const WorkerEnd& a, const WorkerEnd& b) {
+  return !a.uncaught.empty() && without_rank_in(a) == without_rank_in(b);
 }
 
 nlohmann::ordered_json to_json(const WorkerEnd& end) {
@@ -85,6 +111,10 @@ std::vector<std::string> without_exception(std::vector<std::string> tail, const 
   return tail;
 }
 
+bool has_role(const std::optional<Failure>& notice, CulpritRole role) {
+  return notice && notice->culprit && notice->culprit->role == role;
+}
+
 /// Returns the remedy for the last line.
 std::string remedy_for(const LaunchReport& report) {
   const auto& culprit = *report.culprit;
@@ -94,12 +124,14 @@ std::string remedy_for(const LaunchReport& report) {
   if (culprit.pid == 0) return "check the program's path, and the limits of processes and memory";
   const auto& notice = report.notice;
   const auto kind = notice ? notice->kind : ErrorKind::kPeer;
-  const bool has_left = notice && notice->culprit && notice->culprit->role == CulpritRole::kLeft;
+  const bool has_left = has_role(notice, CulpritRole::kLeft);
+  if (has_role(notice, CulpritRole::kSilent))
+    return "find out what stopped its process (kill -STOP, Ctrl-Z, a suspended machine, memory that is swapped out) or "
+           "cut off its host or network; if such pauses are normal, raise LOCKSTEP_HEARTBEAT_LIMIT";
   if (kind == ErrorKind::kTimeout)
     return "it did not reach a call in time: find out what it did instead, or raise the time-out if it is only slow";
   if (kind == ErrorKind::kMismatch) return "make the same calls in the same order on all ranks";
-  if (culprit.was_stopped)
-    return text("it gave up, hung or was frozen: see the message that the ranks received, and ", output);
+  if (culprit.was_stopped) return text("it gave up or hung: see the message that the ranks received, and ", output);
   if (culprit.out_of_memory) return "use less memory on this host, or raise the limit";
   if (WIFSIGNALED(culprit.status) && WTERMSIG(culprit.status) == SIGKILL)
     return "find out who sent the signal: a person, the scheduler, or the kernel because memory ran out (dmesg)";
@@ -138,13 +170,19 @@ LaunchReport make_report(const std::vector<WorkerEnd>& ends, const std::optional
   auto culprit = std::min_element(ends.begin(), ends.end(),
                                   [&](const WorkerEnd& a, const WorkerEnd& b) { return innocence(a) < innocence(b); });
   report.culprit = *culprit;
-  if (!culprit->failed()) report.culprit->how += ", while other ranks still needed it";
-  // A culprit that gave up or is frozen may be stopped by the launcher before it exits on its own.
-  if (culprit->was_stopped) report.culprit->how = text("stopped with the others (", culprit->how, ")");
-  const bool was_killed = WIFSIGNALED(culprit->status) && !culprit->was_stopped;
+  // A silent rank ends after the others have given up, when it resumes or its network is back: that is not the cause.
+  const bool is_silent = named && named->role == CulpritRole::kSilent && named->rank == culprit->rank;
+  if (is_silent)
+    report.culprit->how = text("stopped answering (ended later: ", culprit->how, ")");
+  else if (culprit->was_stopped)  // it gave up, and was stopped by the launcher before it exited on its own
+    report.culprit->how = text("stopped with the others (", culprit->how, ")");
+  else if (!culprit->failed())
+    report.culprit->how += ", while other ranks still needed it";
+  const bool was_killed = WIFSIGNALED(culprit->status) && !culprit->was_stopped && !is_silent;
   report.exit = was_killed ? LaunchExit::kWorkerKilled : LaunchExit::kWorkerFailed;
   for (auto end = ends.begin(); end != ends.end(); ++end) {
-    if (end != culprit && end->failed()) report.consequences.push_back(*end);
+    if (end != culprit && end->failed())
+      (!is_silent && have_same_error(*culprit, *end) ? report.same_error : report.consequences).push_back(*end);
     if (end != culprit && !end->failed() && !end->after_stop) report.ended_before.push_back(*end);
   }
   return report;
@@ -171,6 +209,7 @@ Verdict decide(const Outcome& outcome, const std::optional<Failure>& cause, int 
     report.exit = LaunchExit::kPreempted;
     report.message = text("rank ", report.culprit->rank, " was preempted (", report.culprit->how, ")");
     report.culprit.reset();
+    report.same_error.clear();
     report.consequences.clear();
     report.ended_before.clear();
   }
@@ -194,7 +233,7 @@ std::string describe_report(const LaunchReport& report, bool in_colour) {
                in_seconds(culprit.seconds), ": ", culprit.how);
     if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
     const auto& notice = report.notice;
-    const bool from_launcher = notice && notice->culprit && notice->culprit->role == CulpritRole::kExited;
+    const bool from_launcher = has_role(notice, CulpritRole::kExited);
     if (notice && !from_launcher && !repeats(culprit.uncaught, notice->message))
       line("  message to the ranks: ", notice->message);
     const auto tail = without_exception(culprit.tail, culprit.uncaught);
@@ -202,13 +241,15 @@ std::string describe_report(const LaunchReport& report, bool in_colour) {
     for (const auto& last : tail) out += text("    | ", last, "\n");
     if (!culprit.logs.empty()) line("  its output: ", culprit.logs);
   }
+  if (!report.same_error.empty()) line("  ", name_ranks(report.same_error), ": the same error");
   if (!report.ended_before.empty()) line("  ended before it: ", describe_others(report.ended_before));
   if (!report.consequences.empty()) line("  failed as a consequence: ", describe_others(report.consequences));
   if (report.culprit && report.restarts > 0)
     line("  failed ", report.restarts + 1, " times, restarted ", report.restarts, " times: no restart is left");
   if (report.culprit)
     headline("rank ", report.culprit->rank, " (pid ", report.culprit->pid, " on ", report.culprit->host,
-             ") is to blame: ", report.culprit->how, "; ", remedy_for(report));
+             report.same_error.empty() ? ") is" : text(") and ", name_ranks(report.same_error), " are"),
+             " to blame: ", report.culprit->how, "; ", remedy_for(report));
   return out;
 }
 
@@ -220,6 +261,7 @@ std::string report_to_json(const LaunchReport& report) {
   json["culprit"] = report.culprit ? to_json(*report.culprit) : nlohmann::ordered_json();
   json["notice"] = report.notice ? report.notice->message : "";
   json["remedy"] = report.culprit ? remedy_for(report) : "";
+  json["same_error"] = to_json(report.same_error);
   json["consequences"] = to_json(report.consequences);
   json["ended_before"] = to_json(report.ended_before);
   return dump(json) + "\n";

@@ -39,6 +39,7 @@ std::string describe_status(int status, bool out_of_memory);
 struct LaunchReport {
   LaunchExit exit = LaunchExit::kSuccess;
   std::optional<WorkerEnd> culprit;     // the rank that the store blames, else the first that failed
+  std::vector<WorkerEnd> same_error;    // workers that failed with the culprit's error, of their own
   std::vector<WorkerEnd> consequences;  // the other failed workers
   std::vector<WorkerEnd> ended_before;  // with success, before the culprit ended
   std::optional<Failure> notice;        // the failure that the store sent to the ranks

@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 // In the order of CulpritRole.
-constexpr std::array kRoleNames{"gone", "exited", "gave up", "left", "late", "differs"};
+constexpr std::array kRoleNames{"gone", "silent", "exited", "gave up", "left", "late", "differs"};
 static_assert(kRoleNames.size() == static_cast<size_t>(CulpritRole::kDiffers) + 1);
 
 // Other ranks act on these two kinds only.

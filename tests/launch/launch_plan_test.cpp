@@ -435,6 +435,43 @@ TEST(Report, DoesNotTakeTheWayAWorkerWasStoppedForTheCause) {
   EXPECT_EQ(report.consequences.at(0).rank, 1);
 }
 
+TEST(Report, ASilentRankWasFrozenHoweverItEndedLater) {
+  auto aborted = end_of(1, SIGABRT);
+  aborted.after_stop = true;
+  aborted.uncaught = "lockstep::PeerError: rank 1: rank 0 sent no heartbeat for 5 s";
+  auto other = end_of(0, SIGABRT);
+  other.uncaught = "lockstep::PeerError: rank 0: rank 0 sent no heartbeat for 5 s";
+  const auto report = make_report({other, aborted}, Failure{ErrorKind::kPeer, "rank 1 sent no heartbeat for 5 s",
+                                                            Culprit{1, CulpritRole::kSilent}});
+  EXPECT_EQ(report.culprit->rank, 1);
+  EXPECT_EQ(report.culprit->how, "stopped answering (ended later: killed by SIGABRT (Aborted))");
+  EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
+  EXPECT_EQ(report.consequences.size(), 1u) << "however alike the errors are";
+  const auto words = describe_report(report);
+  EXPECT_THAT(words,
+              AllOf(HasSubstr("is to blame: stopped answering"), HasSubstr("host or network"), Not(HasSubstr("gdb"))));
+  EXPECT_THAT(report_to_json(report), AllOf(HasSubstr("stopped answering"), HasSubstr("host or network")));
+}
+
+TEST(Report, NamesTheRanksThatFailedWithTheSameErrorOfTheirOwn) {
+  std::vector<WorkerEnd> ends;
+  for (int rank : {2, 0, 1, 3, 5, 4}) {
+    ends.push_back(end_of(rank, SIGABRT));
+    ends.back().uncaught = "lockstep::UsageError: rank " + std::to_string(rank) + ": no such backend";
+  }
+  ends[3].uncaught = "lockstep::PeerError: rank 3: rank 2 is gone";
+  ends[5].uncaught = "";
+  const auto report = make_report(ends, std::nullopt);
+  EXPECT_EQ(report.culprit->rank, 2);
+  EXPECT_EQ(report.same_error.size(), 3u);
+  EXPECT_EQ(report.consequences.size(), 2u);
+  const auto words = describe_report(report);
+  EXPECT_THAT(words, AllOf(HasSubstr("  ranks 0-1 and 5: the same error\n"),
+                           HasSubstr("failed as a consequence: ranks 3 (killed by SIGABRT (Aborted)) and 4"),
+                           HasSubstr("rank 2 (pid 102 on h) and ranks 0-1 and 5 are to blame")));
+  EXPECT_THAT(report_to_json(report), HasSubstr("\"same_error\":[{\"rank\":0"));
+}
+
 TEST(Report, SaysEachThingOnce) {
   auto thrown = end_of(0, SIGABRT);
   StderrMemory memory;

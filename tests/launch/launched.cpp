@@ -133,6 +133,10 @@ int meet(int rank, bool is_victim, const std::string& way) {
     if (way == "leave") ::_exit(0);
     if (way == "exit") ::_exit(9);
     if (way == "stop") ::raise(SIGSTOP);
+    if (way == "stop_and_abort") {  // resumes at the launcher's SIGTERM, as a rank that then throws its own error
+      ::signal(SIGTERM, [](int) { std::abort(); });
+      ::raise(SIGSTOP);
+    }
     if (way.starts_with("give_up")) {  // the others know long before this process ends
       member.line->say_goodbye(Failure{ErrorKind::kPeer, "no data"});
       if (way == "give_up") ::signal(SIGTERM, [](int) { ::_exit(11); });
@@ -160,6 +164,11 @@ int main(int argc, char** argv) {
   const bool is_last = rank == environment.world_size - 1;
   if (scenario == "lines") print_lines(rank, std::atoi(argv[2]));
   if (scenario == "meet") return meet(rank, is_last, argv[2]);
+  if (scenario == "throw_alike") {
+    ::signal(SIGTERM, SIG_IGN);  // so that each rank ends by its own error
+    Member member(rank);
+    throw std::runtime_error("rank " + std::to_string(rank) + ": no data");
+  }
   if (scenario == "throw" && is_last) throw std::runtime_error("no data in " + std::string(argv[2]));
   if (scenario == "segfault" && is_last) ::raise(SIGSEGV);
   if (scenario == "eat" && is_last)

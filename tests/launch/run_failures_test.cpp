@@ -108,6 +108,21 @@ TEST(RunFailures, BlamesARankThatIsFrozen) {
                                 ContainsRegex("lockstep run: rank 1 .*failed first")));
 }
 
+TEST(RunFailures, SaysThatARankWasFrozenHoweverItEndedLater) {
+  auto run = run_launcher({"-n", "2", LAUNCHED, "meet", "stop_and_abort"});
+  EXPECT_EQ(run.code, 3);
+  const auto last = lines_after(run.output, "lockstep run: ").back();
+  EXPECT_THAT(last, AllOf(ContainsRegex("rank 1 .* is to blame: stopped answering .ended later: killed by SIGABRT"),
+                          HasSubstr("find out what stopped its process"), Not(HasSubstr("gdb"))));
+}
+
+TEST(RunFailures, RanksWithTheSameErrorAreNotConsequencesOfTheFirst) {
+  auto run = run_launcher({"-n", "3", LAUNCHED, "throw_alike"});
+  EXPECT_EQ(run.code, 4);
+  EXPECT_THAT(run.output, AllOf(ContainsRegex("lockstep run:   ranks [0-2](-| and )[0-2]: the same error\n"),
+                                HasSubstr(" are to blame: "), Not(HasSubstr("consequence"))));
+}
+
 TEST(RunFailures, NamesARankThatLeftEarlyWithExitCodeZero) {
   auto run = run_launcher({"-n", "2", LAUNCHED, "meet", "leave"});
   EXPECT_EQ(run.code, 3);

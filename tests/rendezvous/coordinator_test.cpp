@@ -227,9 +227,10 @@ TEST_F(CoordinatorTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
 
 TEST_F(CoordinatorTest, RemembersTheLastThatARankSaidItWasDoing) {
   enrol_all();
+  now_ += 20ms;
   say(2, Verb::kBeat, {"", ""});  // it has begun nothing yet
   lose(2);
-  EXPECT_THAT(heard()[1].at(0).fields.at(2), HasSubstr("s earlier: joining"));
+  EXPECT_THAT(heard()[1].at(0).fields.at(2), HasSubstr("It had joined 0.02 s earlier, and had not reported"));
 }
 
 TEST_F(CoordinatorTest, AnswersLateComersOfAFailedJobAtOnce) {
@@ -258,8 +259,11 @@ TEST_F(CoordinatorTest, NamesARankThatIsSilentBeyondItsLimit) {
   pass(1ms);
   auto notice = heard()[1].at(0);
   EXPECT_EQ(notice.verb, Verb::kNotice);
-  EXPECT_THAT(notice.fields.at(2), AllOf(HasSubstr("rank 1"), HasSubstr("sent no heartbeat for 2 s"),
-                                         HasSubstr("in broadcast 3"), HasSubstr("stopped")));
+  EXPECT_THAT(notice.fields.at(2),
+              AllOf(HasSubstr("rank 1"), HasSubstr("sent no heartbeat for 2 s"),
+                    HasSubstr("Last activity, 2 s earlier: in broadcast 3"), HasSubstr("stopped")));
+  EXPECT_EQ(notice.fields.at(4), "silent");
+  EXPECT_EQ(coordinator_.first_failure()->culprit, (Culprit{1, CulpritRole::kSilent}));
   pass(10s);
   EXPECT_THAT(heard(), IsEmpty());  // once is enough
 }

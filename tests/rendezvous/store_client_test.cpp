@@ -22,6 +22,21 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
+TEST(HeartbeatSchedule, ReportsANewActivityAtOnceAndThenLessAndLessOften) {
+  HeartbeatSchedule schedule(250ms, Clock::time_point());
+  std::vector<int64_t> regular, hurried;
+  const auto run_until = [&](Clock::time_point end, std::vector<int64_t>& times) {
+    const auto begin = end - 1s;
+    for (auto now = begin; now < end; now += 1ms)
+      if (schedule.is_due(now)) times.push_back((now - begin) / 1ms);
+  };
+  run_until(Clock::time_point(1s), regular);
+  EXPECT_THAT(regular, testing::ElementsAre(0, 250, 500, 750));
+  schedule.hurry(Clock::time_point(1s));
+  run_until(Clock::time_point(2s), hurried);
+  EXPECT_THAT(hurried, testing::ElementsAre(0, 10, 30, 70, 150, 310, 560, 810));
+}
+
 TEST(StoreClient, TellsWhenTheHostOfTheStoreIsKilled) {
   ChildProcess child(host_store);
   Ear ear;
@@ -48,6 +63,7 @@ TEST(StoreClient, TellsWhenTheHostOfTheStoreIsStopped) {
       ear.failure_within(10s),
       AllOf(HasSubstr("rank 0"), HasSubstr("hosts the job's store, sent no heartbeat for"), HasSubstr("stopped")));
   EXPECT_LT(watch.unstolen(), 2s);
+  EXPECT_EQ(client->over()->culprit, (Culprit{0, CulpritRole::kSilent}));
   watch = Stopwatch();
   client.reset();
   EXPECT_LT(watch.unstolen(), 1s);

@@ -141,7 +141,7 @@ TEST(StoreServer, TellsWhoIsStoppedOnceItsLimitIsOver) {
   const Stopwatch watch;
   child.kill(SIGSTOP);
   EXPECT_THAT(ear.failure_within(10s), AllOf(HasSubstr("rank 3 (pid " + std::to_string(child.pid()) + " on "),
-                                             HasSubstr("sent no heartbeat for"), HasSubstr("activity: joining")));
+                                             HasSubstr("sent no heartbeat for"), HasSubstr("It had joined ")));
   EXPECT_LT(watch.unstolen(), 2s);
 }
 

@@ -223,7 +223,7 @@ void Coordinator::enrol(Connection connection, const StoreMessage& message, Time
                   std::chrono::milliseconds(std::min(to_number(field(message, 6)), kLongestLimitMs)),
                   now,
                   false,
-                  "joining",
+                  "",
                   now};
     table_.set(key, value);
     joined_.insert(member.rank);
@@ -303,6 +303,13 @@ std::string Coordinator::describe_member(const Member& member) const {
               ")");
 }
 
+// A rank that dies soon after it has joined may have made calls that no heartbeat has reported.
+std::string Coordinator::last_activity(const Member& member, Time now) {
+  const auto since = seconds(now - member.doing_since);
+  if (member.doing.empty()) return text("It had joined ", since, " s earlier, and had not reported its activity yet");
+  return text("Last activity, ", since, " s earlier: ", member.doing);
+}
+
 void Coordinator::lost(Connection connection, const std::string& how, Time now) {
   connections_.erase(connection);
   waiters_.remove_if([&](const Waiter& waiter) { return waiter.connection == connection; });
@@ -314,8 +321,8 @@ void Coordinator::lost(Connection connection, const std::string& how, Time now) 
     const Member& gone = member.mapped();
     std::string message = text(describe_member(gone), " is gone: ", how);
     if (kind_ == Members::kRanks)
-      message += text(". It crashed, was killed, or exited without destroying its process group. Last activity, ",
-                      seconds(now - gone.doing_since), " s earlier: ", gone.doing);
+      message +=
+          ". It crashed, was killed, or exited without destroying its process group. " + last_activity(gone, now);
     end_job({ErrorKind::kPeer, message, Culprit{gone.rank, CulpritRole::kGone}}, now);
   }
   finish_questions(now);
@@ -344,8 +351,8 @@ void Coordinator::check_heartbeats(Time now) {
     }
     return end_job({ErrorKind::kPeer,
                     text(describe_member(member), " sent no heartbeat for ", seconds(now - member.heard),
-                         " s: the process is stopped, or its host or network is down. Last activity: ", member.doing),
-                    Culprit{member.rank, CulpritRole::kGone}},
+                         " s: the process is stopped, or its host or network is down. ", last_activity(member, now)),
+                    Culprit{member.rank, CulpritRole::kSilent}},
                    now);
   }
 }

@@ -101,8 +101,8 @@ class Coordinator {
     std::chrono::milliseconds limit;
     Time heard;
     bool traced = false;
-    std::string doing;
-    Time doing_since;  // when the rank reported `doing`
+    std::string doing;  // empty until the first report
+    Time doing_since;   // when the rank reported `doing`; before, when it joined
   };
   struct Blame {
     Failure failure;
@@ -149,6 +149,7 @@ class Coordinator {
 
   void resolve(const Report& report);
   std::string describe_member(const Member& member) const;
+  static std::string last_activity(const Member& member, Time now);
 
   const StoreMessage welcome_;
   const Members kind_;

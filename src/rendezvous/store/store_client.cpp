@@ -37,10 +37,11 @@ std::chrono::milliseconds time_left(Clock::time_point until) {
 StoreClient::StoreClient(const Options& options)
     : options_(options),
       tls_(TlsContext::Side::kClient, key_identity(options.generation), options.key),
+      beats_(std::min<std::chrono::milliseconds>(options.heartbeat_limit / 10, kBeat)),
       waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!waker_.is_open()) throw SystemError(text("eventfd: ", std::strerror(errno)));
   connect();
-  last_heard_ = next_beat_ = Clock::now();
+  last_heard_ = Clock::now();
   thread_ = start_thread("the connection to the job's store", [this] { run(); });
 }
 
@@ -241,9 +242,13 @@ void StoreClient::flush_locked() {
 // --- the thread
 
 void StoreClient::listen(StoreListener* listener) {
-  std::lock_guard lock(listener_mutex_);
-  listener_ = listener;
-  if (over_) listener_->on_failure("", *over_);
+  {
+    std::lock_guard lock(listener_mutex_);
+    listener_ = listener;
+    if (over_) listener_->on_failure("", *over_);
+  }
+  has_new_listener_ = true;
+  wake();
 }
 
 void StoreClient::stop_listening() {
@@ -266,7 +271,8 @@ void StoreClient::wake() {
 void StoreClient::run() {
   auto last_look = Clock::now();
   for (;;) {
-    bool can_read = wait_for_something(kTick);
+    if (has_new_listener_.exchange(false)) beats_.hurry(Clock::now());
+    bool can_read = wait_for_something(std::min<std::chrono::milliseconds>(kTick, time_left(beats_.due())));
     auto now = Clock::now();
     if (now - last_look > kStall) last_heard_ = now;  // this process was stopped; messages may still be unread
     last_look = now;
@@ -309,8 +315,9 @@ void StoreClient::read_some() {
   std::array<char, 64 << 10> bytes;
   ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got < 0) return break_down(text("is gone: its connection broke (", std::strerror(errno), ")"), false);
-  if (got == 0) return break_down("is gone: its connection was closed", false);
+  if (got < 0)
+    return break_down(text("is gone: its connection broke (", std::strerror(errno), ")"), false, host_culprit_);
+  if (got == 0) return break_down("is gone: its connection was closed", false, host_culprit_);
   last_heard_ = Clock::now();
   try {
     {
@@ -321,7 +328,7 @@ void StoreClient::read_some() {
     }
     while (auto message = decoder_.next()) handle(*message);
   } catch (const std::exception& error) {
-    break_down(text("sent an invalid message: ", error.what()), false);
+    break_down(text("sent an invalid message: ", error.what()), false, host_culprit_);
   }
 }
 
@@ -334,7 +341,7 @@ void StoreClient::handle(const StoreMessage& message) {
     case Verb::kHeartbeatReply:
       return;
     case Verb::kClosing:
-      return break_down("has ended, so the job's store is closed", true);
+      return break_down("has ended, so the job's store is closed", true, host_culprit_);
     case Verb::kNotice: {
       std::lock_guard listening(listener_mutex_);
       return tell_failure(field(0), read_failure(message.fields, 1));
@@ -373,9 +380,7 @@ void StoreClient::handle(const StoreMessage& message) {
 }
 
 void StoreClient::beat() {
-  auto now = Clock::now();
-  if (now < next_beat_) return;
-  next_beat_ = now + std::min(options_.heartbeat_limit / 10, kBeat);
+  if (!beats_.is_due(Clock::now())) return;
   std::string doing;
   {
     std::lock_guard listening(listener_mutex_);
@@ -393,13 +398,15 @@ void StoreClient::check_silence() {
   }
   std::string how = text("sent no heartbeat for ", std::chrono::duration<double>(silence).count(),
                          " s: the process is stopped, or its host or network is down");
+  auto silent = host_culprit_;
+  if (silent) silent->role = CulpritRole::kSilent;
   // If the host resumes later, it must not conclude that this process died.
-  send_async(Verb::kGoodbye, to_fields({ErrorKind::kPeer, text(describe_host(), " ", how), host_culprit_}));
-  break_down(how, false);
+  send_async(Verb::kGoodbye, to_fields({ErrorKind::kPeer, text(describe_host(), " ", how), silent}));
+  break_down(how, false, silent);
 }
 
-void StoreClient::break_down(const std::string& how, bool is_clean) {
-  Failure failure{ErrorKind::kPeer, text(describe_host(), " ", how), host_culprit_};
+void StoreClient::break_down(const std::string& how, bool is_clean, const std::optional<Culprit>& culprit) {
+  Failure failure{ErrorKind::kPeer, text(describe_host(), " ", how), culprit};
   std::vector<std::shared_ptr<Pending>> unanswered;
   std::lock_guard listening(listener_mutex_);  // first: after stop_listening() returns, no callback may run
   {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "rendezvous/net/socket.h"
 #include "rendezvous/net/tls.h"
 #include "rendezvous/process_id.h"
+#include "rendezvous/store/heartbeat_schedule.h"
 #include "rendezvous/store/protocol.h"
 
 namespace lockstep {
@@ -117,13 +119,14 @@ class StoreClient {
   void send_locked(const StoreMessage& message);
   void flush_locked();
   void wake();
-  void break_down(const std::string& how, bool is_clean);
+  void break_down(const std::string& how, bool is_clean, const std::optional<Culprit>& culprit);
   void tell_failure(const std::string& group, const Failure& failure);
   std::string describe_host() const;
 
   const Options options_;
   const OwnerProcess owner_{};
   const TlsContext tls_;
+  HeartbeatSchedule beats_;                             // used by thread_ only
   FileDescriptor socket_;                               // constant after construction
   std::optional<ClosedInChildren> closed_in_children_;  // of socket_
   FileDescriptor waker_;                                // constant after construction
@@ -148,7 +151,7 @@ class StoreClient {
 
   Decoder decoder_;                                     // used by thread_ only
   std::chrono::steady_clock::time_point last_heard_{};  // used by thread_ only
-  std::chrono::steady_clock::time_point next_beat_{};   // used by thread_ only
+  std::atomic<bool> has_new_listener_ = false;          // its activity is not reported yet
   std::thread thread_;
 };
 
