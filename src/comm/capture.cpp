@@ -23,7 +23,8 @@ std::unique_ptr<CaptureStream> make_capture_stream([[maybe_unused]] c10::Device 
   return nccl::make_capture_stream(device);
 #else
   throw UsageError(
-      "CapturedStep: this build of lockstep has no CUDA support; CMake's summary says why nccl was not built");
+      "CapturedStep: this build of lockstep has no CUDA support (nccl); run lockstep doctor, which names what is "
+      "missing");
 #endif
 }
 

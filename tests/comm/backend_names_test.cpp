@@ -1,4 +1,6 @@
 #include "comm/setup/backend_choice.h"
+
+#include <algorithm>
 #include "comm/setup/choose_device.h"
 
 #include <gtest/gtest.h>
@@ -37,6 +39,11 @@ TEST(BackendNames, WhatMakesNoSenseIsRefusedWithAnExample) {
   for (const char* asked : {"gpu:shm", "cpu:shm,cpu:threads", "cpu:shm,threads", ":"})
     expect_error<UsageError>([&] { parse_backends(asked); }, asked, "cpu:gloo,cuda:nccl");
   expect_error<UsageError>([] { parse_backends("cpu:carrier_pigeon"); }, "no backend 'carrier_pigeon'");
+  for (const std::string name : {"gloo", "mpi", "nccl"}) {
+    const auto built = available_backends();
+    if (std::find(built.begin(), built.end(), name) == built.end())
+      expect_error<UsageError>([&] { parse_backends(name); }, "no backend '" + name, "run lockstep doctor");
+  }
   expect_error<UsageError>([] { parse_backends("cuda:shm"); }, "shm supports only CPU tensors", "use nccl");
 }
 
@@ -58,7 +65,7 @@ TEST(ChooseDevice, ADeviceThatTheBackendDoesNotMoveIsRefused) {
                            "backend threads does not support that device");
   expect_error<UsageError>(join("auto", c10::Device("xpu:0")), "xpu:0", "cpu and cuda");
 #ifndef LOCKSTEP_HAVE_NCCL
-  expect_error<UsageError>(join("auto", c10::Device("cuda:0")), "cuda:0", "why nccl was not built");
+  expect_error<UsageError>(join("auto", c10::Device("cuda:0")), "cuda:0", "nccl", "run lockstep doctor");
 #endif
 }
 

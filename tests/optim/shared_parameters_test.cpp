@@ -473,19 +473,20 @@ TEST(UpdateInBackward, ReportsParametersThatOneRankDoesNotUse) {
 TEST(UpdateInBackward, RefusesWhatItCannotCombine) {
   run_threads(1, [&](ProcessGroup world) {
     using Zero = ZeroRedundancyOptimizer<FusedAdamW>;
-    const auto refuses = [&](const std::string& why, const DistributedDataParallelOptions& options,
-                             bool has_hook = false) {
+    const auto refuses = [&](const std::string& why, const std::string& remedy,
+                             const DistributedDataParallelOptions& options, bool has_hook = false) {
       Mixed model;
       DistributedDataParallel ddp(model, world, options);
       if (has_hook) ddp.register_comm_hook(all_reduce_hook());
       expect_error<UsageError>([&] { Zero(ddp, AdamWOptions(), kUpdating); },
-                               "the option overlap cannot be combined with " + why);
+                               "the option overlap cannot be combined with " + why, "; " + remedy + ", or construct");
     };
-    refuses("the option find_unused_parameters", {.find_unused_parameters = true});
-    refuses("the option check_finite", {.check_finite = true});
-    refuses("the option reduce_dtype", {.reduce_dtype = at::kBFloat16});
-    refuses("sparse gradients", {.sparse_parameters = {"wide"}});
-    refuses("a comm hook", {}, /*has_hook=*/true);
+    const std::string without = "wrap the model without ";
+    refuses("the option find_unused_parameters", without + "find_unused_parameters", {.find_unused_parameters = true});
+    refuses("the option check_finite", without + "check_finite", {.check_finite = true});
+    refuses("the option reduce_dtype", without + "reduce_dtype", {.reduce_dtype = at::kBFloat16});
+    refuses("sparse gradients", "set densify_sparse_gradients", {.sparse_parameters = {"wide"}});
+    refuses("a comm hook", "register no hook", {}, /*has_hook=*/true);
 
     Mixed model;
     DistributedDataParallel ddp(model, world);

@@ -102,8 +102,7 @@ BackendFactory find_backend(const std::string& name) {
   }
   bool is_known = name == "gloo" || name == "mpi" || name == "nccl" || name == "shm";
   throw UsageError(text("there is no backend '", name, "'; this build has ", enumerate(available_backends()),
-                        " and auto",
-                        is_known ? text(". CMake's summary says why ", name, " was not built") : std::string()));
+                        " and auto", is_known ? "; run lockstep doctor, which names what is missing" : ""));
 }
 
 static std::string checked_name(const std::string& name) {

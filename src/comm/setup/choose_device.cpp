@@ -38,8 +38,9 @@ int gpus_on_host() {
 
 c10::Device checked_gpu(c10::Device device) {
   if (!kHasNccl)
-    throw UsageError(text("init_process_group: device is ", device,
-                          ", but this build has no backend for it; CMake's summary says why nccl was not built"));
+    throw UsageError(
+        text("init_process_group: device is ", device,
+             ", but this build has no backend for it (nccl); run lockstep doctor, which names what is missing"));
   const int gpus = visible_gpus();
   const int index = device.has_index() ? device.index() : 0;
   if (index >= gpus)

@@ -128,25 +128,27 @@ void Reducer::set_update(std::shared_ptr<detail::BucketUpdate> update) {
 
 void Reducer::check_can_update() const {
   std::lock_guard lock(mutex_);
-  const auto refuse = [&](const char* what, const char* remedy) {
+  const auto refuse = [&](const std::string& what, const char* why, const std::string& remedy) {
     throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer: the option overlap cannot be combined with ", what,
-                                         " of DistributedDataParallel; ", remedy));
+                                         " of DistributedDataParallel, because ", why, "; ", remedy,
+                                         ", or construct the optimizer without overlap"));
+  };
+  const auto refuse_option = [&](const std::string& option, const char* why) {
+    refuse("the option " + option, why, "wrap the model without " + option);
   };
   if (buckets_.has_update())
     throw UsageError(group_.rank(),
                      "ZeroRedundancyOptimizer: another optimizer with the option overlap was constructed with this "
                      "DistributedDataParallel; wrap the model again");
-  if (buckets_.has_hook()) refuse("a comm hook", "register no hook, or leave overlap out");
+  if (buckets_.has_hook()) refuse("a comm hook", "the optimizer reduces the buckets itself", "register no hook");
   if (options_.allow_unused)
-    refuse("the option find_unused_parameters",
-           "leave one of them out: a parameter must not be updated in a step that does not use it");
+    refuse_option("find_unused_parameters", "a parameter must not be updated in a step that does not use it");
   if (options_.check_finite)
-    refuse("the option check_finite",
-           "leave one of them out: a bad gradient is found only after other parameters are updated");
+    refuse_option("check_finite", "a bad gradient is found only after other parameters are updated");
   if (options_.buckets.reduce_dtype)
-    refuse("the option reduce_dtype", "leave one of them out: gradients are averaged in the dtype of the parameters");
+    refuse_option("reduce_dtype", "gradients are averaged in the dtype of the parameters");
   if (!options_.sparse_parameters.empty())
-    refuse("sparse gradients", "set densify_sparse_gradients, or leave overlap out");
+    refuse("sparse gradients", "they are not in buckets", "set densify_sparse_gradients");
 }
 
 bool Reducer::updates_in_backward() const {
