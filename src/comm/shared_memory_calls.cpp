@@ -14,7 +14,7 @@ namespace {
 
 Group& sharing_group(const ProcessGroup& group) {
   if (!shares_memory(group))
-    throw UsageError(group.rank(), text("the ranks of group ", group.name(), ", with backend ", group.backend_name(),
+    throw UsageError(group.rank(), text("the ranks of group ", group.name(), ", with ", describe_backend(group),
                                         ", do not share memory; use 'shm' or 'threads'"));
   return group_of(group)->for_control();
 }
@@ -39,6 +39,11 @@ Group::Call reduce_ranges_call(const Membership& me, RangeReduction reduction) {
 
 bool shares_memory(const ProcessGroup& group) {
   return group.supports(c10::kCPU) && group_of(group)->for_control().backend()->shares_memory();
+}
+
+std::string describe_backend(const ProcessGroup& group) {
+  const auto& why = group_of(group)->for_control().membership().why_not_shm;
+  return text("backend ", group.backend_name(), why.empty() ? "" : text(", because shm cannot be used (", why, ")"));
 }
 
 at::Tensor allocate_shared(const ProcessGroup& group, int64_t elements, at::ScalarType dtype,

@@ -14,6 +14,9 @@ namespace lockstep::detail {
 /// Whether all ranks of the group can access one another's CPU memory.
 bool shares_memory(const ProcessGroup& group);
 
+/// "backend gloo, because shm cannot be used (rank 1: ... raise `ulimit -v`)", for errors about such a group.
+std::string describe_backend(const ProcessGroup& group);
+
 /// Returns a tensor, filled with zeros, whose memory is the same on all ranks. The memory lives until every rank has
 /// released the tensor or has ended, even if the group is destroyed. Collective.
 at::Tensor allocate_shared(const ProcessGroup& group, int64_t elements, at::ScalarType dtype,

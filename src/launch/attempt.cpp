@@ -165,8 +165,9 @@ void Attempt::on_event(const Crew::Event& event) {
   if (has_ended()) return;
   if (event.kind == Kind::kWardenGone) {
     if (outcome_.broken.empty())
-      outcome_.broken =
-          text("the warden of the workers (pid ", crew_->warden(), ") was killed or failed: all workers were killed");
+      outcome_.broken = text(
+          "the warden of the workers (pid ", crew_->warden(), ") ",
+          event.why.empty() ? "was killed: all workers were killed" : text("failed, so no worker runs: ", event.why));
     return kill_rest("killed: its warden had ended");
   }
   auto& worker = workers_.at(static_cast<size_t>(event.worker));

@@ -162,6 +162,10 @@ std::vector<Crew::Event> Crew::read_events() {
       folder_ = fields.at(1);
       continue;
     }
+    if (fields.at(0) == "failed") {
+      why_ = fields.at(1);
+      continue;
+    }
     auto kind = fields.at(0) == "started"   ? Event::Kind::kStarted
                 : fields.at(0) == "refused" ? Event::Kind::kRefused
                                             : Event::Kind::kEnded;
@@ -169,7 +173,7 @@ std::vector<Crew::Event> Crew::read_events() {
     events.push_back(
         {kind, static_cast<int>(to_number(fields.at(1))), static_cast<int>(to_number(fields.at(2))), was_stopped});
   }
-  if (!is_there) events.push_back({Event::Kind::kWardenGone});
+  if (!is_there) events.push_back({.kind = Event::Kind::kWardenGone, .why = why_});
   return events;
 }
 

@@ -28,6 +28,7 @@ class Crew {
     int worker = 0;            // its index
     int value = 0;             // kStarted: pid; kRefused: errno; kEnded: status of waitpid
     bool was_stopped = false;  // it was killed by a signal of signal_all()
+    std::string why{};         // kWardenGone: its error; empty if it was killed
   };
 
   /// Starts the warden by executing this program again; main() must begin with run_as_warden(). Unless `secret` is
@@ -68,6 +69,7 @@ class Crew {
   Channel channel_;
   pid_t warden_ = -1;
   std::string folder_;  // the warden's folder with the secret and the note
+  std::string why_;     // the warden's error
   bool is_over_ = false;
 };
 

@@ -19,6 +19,7 @@
 #include <set>
 
 #include <lockstep/error.h>
+#include <lockstep/launch_options.h>
 
 #include "base/live_folder.h"
 #include "base/text.h"
@@ -66,6 +67,15 @@ class Warden {
     while (watch()) {
     }
     return kill_descendants() ? 0 : 1;
+  }
+
+  /// The launcher's report has it.
+  void tell_failure(const std::string& why) noexcept {
+    try {
+      channel_.send({"failed", why});
+    } catch (const std::exception&) {
+      // The launcher reads end-of-file and reports that this process is gone.
+    }
   }
 
  private:
@@ -196,7 +206,14 @@ class Warden {
 }  // namespace
 
 int run_warden(Channel channel) {
-  return Warden(std::move(channel)).run();
+  Warden warden(std::move(channel));
+  try {
+    return warden.run();
+  } catch (const std::exception& error) {
+    warden.tell_failure(error.what());
+    kill_descendants();
+    return static_cast<int>(LaunchExit::kInternal);
+  }
 }
 
 }  // namespace lockstep

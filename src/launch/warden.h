@@ -21,6 +21,7 @@ namespace lockstep {
 ///   "started", index, pid
 ///   "refused", index, errno the worker could not be executed
 ///   "ended", index, status of waitpid, "stopped" if a "signal" message killed it, else ""
+///   "failed", why           the warden's own error, before it ends
 /// When the channel is closed, for any reason, the warden kills all its descendants and exits.
 int run_warden(Channel channel);
 

@@ -57,6 +57,13 @@ TEST(RunFailures, ReportsWhatAnUncaughtExceptionSaid) {
                                 HasSubstr("see the exception above")));
 }
 
+TEST(RunFailures, NamesAFolderForTemporaryFilesThatDoesNotExist) {
+  auto run = run_launcher({"-n", "2", LAUNCHED, "lines", "1"}, {{"TMPDIR", "/nowhere/at/all"}});
+  EXPECT_EQ(run.code, 70);
+  EXPECT_THAT(run.output, AllOf(HasSubstr("mkdtemp /nowhere/at/all/lockstep-"), HasSubstr("set TMPDIR to a folder"),
+                                Not(HasSubstr("was killed"))));
+}
+
 TEST(RunFailures, ReportsACrash) {
   auto run = run_launcher({"-n", "2", LAUNCHED, "segfault"});
   EXPECT_EQ(run.code, 4);

@@ -590,6 +590,17 @@ TEST(UndoStep, RestoresTheShardOfARankThatWasKilledDuringBackward) {
   EXPECT_EQ(job[0].wait(), 0) << job[0].output();
 }
 
+TEST(SharedParameters, NameTheLimitThatForbidsSharedMemory) {
+  JobProcesses job(SHARED_RANK, 2, {"no_address_space"});
+  job.start_all();
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(job[rank].expect_line("refused: "),
+                testing::AllOf(testing::HasSubstr("because shm cannot be used (rank 1: "),
+                               testing::HasSubstr("ulimit -v"), testing::HasSubstr("LOCKSTEP_SHM_BYTES")));
+    EXPECT_EQ(job[rank].wait(), 0) << job[rank].output();
+  }
+}
+
 TEST(SharedParameters, AndTheirStateTakeThreeTimesTheirSizePerHost) {
   constexpr int kRanks = 3;
   JobProcesses job(SHARED_RANK, kRanks, {"memory"});

@@ -1,7 +1,9 @@
 // A rank of the tests in shared_parameters_test.cpp and bucket_updates_test.cpp:
-//   shared_rank killed|memory|sharded_memory
+//   shared_rank killed|memory|sharded_memory|no_address_space
 
 #include <malloc.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstring>
@@ -131,10 +133,29 @@ void measure_sharded_memory(const ProcessGroup& world) {
   }
 }
 
+/// Rank 1 cannot map more than 1 GiB in addition to what it has, as under `ulimit -v`.
+void share_without_address_space() {
+  if (std::getenv("RANK") == std::string("1")) {
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t bytes = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + (rlim_t{1} << 30);
+    const rlimit little{bytes, bytes};
+    ::setrlimit(RLIMIT_AS, &little);
+  }
+  const auto world = lockstep::init_process_group({.timeout = std::chrono::minutes(2)});
+  const std::vector<torch::Tensor> parameters{torch::ones({3}, torch::requires_grad())};
+  try {
+    ZeroRedundancyOptimizer<FusedAdamW>(parameters, world, AdamWOptions(), {.share_parameters = true});
+  } catch (const lockstep::UsageError& error) {
+    std::cout << "refused: " << error.what() << std::endl;
+  }
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
   at::set_num_threads(1);
+  if (std::strcmp(arguments[1], "no_address_space") == 0) return share_without_address_space(), 0;
   const auto world = lockstep::init_process_group({.backend = "shm", .timeout = std::chrono::minutes(2)});
   if (std::strcmp(arguments[1], "killed") == 0)
     train_until_killed(world);

@@ -22,7 +22,8 @@ struct Membership {
   std::string backend_asked;  // may be "auto"
   std::string backend_name;   // the backend that was chosen
   std::chrono::milliseconds timeout{};
-  std::vector<Peer> peers;  // by rank in the group; Peer::rank is the rank in the job
+  std::vector<Peer> peers;    // by rank in the group; Peer::rank is the rank in the job
+  std::string why_not_shm{};  // why "auto" did not choose shm although the ranks are on one host; may be empty
 };
 
 /// "rank 1 (pid 4711 on node2)"; if the rank in the job differs, "rank 1 (rank 3 of the job, pid 4711 ...)".

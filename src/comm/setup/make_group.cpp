@@ -168,6 +168,7 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
         throw UsageError(text(speaker(membership), ": backend ", name, " of group '", spec.name,
                               "': ", without_rank(error.what(), membership.rank)),
                          membership.rank, {});
+      membership.why_not_shm = error.what();
       if (membership.rank == 0)
         log_warning(text("group '", spec.name, "' uses backend ", choice.back(), " instead of ", name,
                          ", which is faster: ", error.what()));

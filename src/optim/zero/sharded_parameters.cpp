@@ -99,7 +99,7 @@ void ShardedParameters::check_can_share() const {
   if (!shares_memory(group_))
     throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer: share_parameters needs ranks that share memory, but "
                                          "group ",
-                                         group_.name(), " uses backend ", group_.backend_name(),
+                                         group_.name(), " uses ", describe_backend(group_),
                                          "; pass a group of the ranks of one host with backend 'shm', as "
                                          "split_group() makes it"));
 }

@@ -270,7 +270,8 @@ void SecretFolder::write(const Secret& secret) {
   const auto& bytes = secret.bytes();
   const FileDescriptor file(::open(secret_file().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.is_open() || ::write(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
-    throw SystemError(text("write ", secret_file(), ": ", std::strerror(errno)));
+    throw SystemError(text("write ", secret_file(), ": ", std::strerror(errno),
+                           "; set TMPDIR to a folder on a disk with free space"));
 }
 
 void SecretFolder::remove(const std::string& path) noexcept {
