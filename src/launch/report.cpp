@@ -83,18 +83,6 @@ std::string dump(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-/// Quotes the arguments that a shell would change.
-std::string in_shell(const std::vector<std::string>& command) {
-  std::string result;
-  for (const auto& argument : command) {
-    const bool is_plain = !argument.empty() && argument.find_first_of(" \t\n'\"\\$`*?[]{}()<>|&;#~!") == argument.npos;
-    std::string quoted = "'";
-    for (char letter : argument) quoted += letter == '\'' ? "'\\''" : std::string(1, letter);
-    result += (result.empty() ? "" : " ") + (is_plain ? argument : quoted + "'");
-  }
-  return result;
-}
-
 /// Whether the message contains the text of the uncaught exception ("type: text").
 bool repeats(const std::string& uncaught, const std::string& message) {
   const auto colon = uncaught.find(": ");
@@ -146,6 +134,17 @@ std::string remedy_for(const LaunchReport& report) {
 }
 
 }  // namespace
+
+std::string in_shell(const std::vector<std::string>& command) {
+  std::string result;
+  for (const auto& argument : command) {
+    const bool is_plain = !argument.empty() && argument.find_first_of(" \t\n'\"\\$`*?[]{}()<>|&;#~!") == argument.npos;
+    std::string quoted = "'";
+    for (char letter : argument) quoted += letter == '\'' ? "'\\''" : std::string(1, letter);
+    result += (result.empty() ? "" : " ") + (is_plain ? argument : quoted + "'");
+  }
+  return result;
+}
 
 bool was_preempted(const WorkerEnd& end) {
   return end.pid != 0 && WIFEXITED(end.status) && WEXITSTATUS(end.status) == static_cast<int>(LaunchExit::kPreempted);

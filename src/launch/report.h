@@ -35,6 +35,9 @@ bool was_preempted(const WorkerEnd& end);
 /// "exit code 3", "killed by SIGSEGV (segmentation fault)"; with `out_of_memory`, SIGKILL is "killed: out of memory".
 std::string describe_status(int status, bool out_of_memory);
 
+/// A command as a shell reads it: quotes the arguments that a shell would change.
+std::string in_shell(const std::vector<std::string>& command);
+
 /// How the job ended.
 struct LaunchReport {
   LaunchExit exit = LaunchExit::kSuccess;

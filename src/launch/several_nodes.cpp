@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <deque>
@@ -17,8 +18,7 @@
 #include "rendezvous/store/store_client.h"
 
 // Keys of the launchers' store, where G is the generation and K a node:
-//   launch/node/K        set by each node when it joins: lockstep's version, which stays the first field in all
-//                        versions, then host, pid, workers, nodes, job
+//   launch/node/K        set by each node when it joins: see NodeField
 //   launch/G/store       the port of the ranks' store, set by node 0
 //   launch/G/failure     the first failure seen by a node other than 0: see to_fields
 //   launch/G/told        set by node 0 after the ranks were notified of a failure: node, number of joined ranks; the
@@ -37,6 +37,14 @@ constexpr int kLaunchers = -1;  // used as generation, so that the launchers' ke
 constexpr auto kSilence = std::chrono::seconds(30);   // heartbeat limit of a launcher
 constexpr auto kTellLimit = std::chrono::seconds(2);  // the ranks have 1 s to acknowledge
 constexpr auto kNodeFarewell = std::chrono::seconds(5);
+constexpr size_t kShownCommand = 300;  // bytes of a command that other nodes can print
+
+/// What a node joins with. The version stays the first field in all versions.
+enum NodeField : size_t { kVersion, kHost, kPid, kWorkers, kNodes, kJob, kCommand, kCommandHash };
+
+std::string shown(const std::string& command) {
+  return command.size() <= kShownCommand ? command : command.substr(0, kShownCommand) + "...";
+}
 
 class SeveralNodes final : public Cluster, private StoreListener {
  public:
@@ -173,7 +181,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
     client_->listen(this);
     const auto process = this_process();
     const std::string mine = pack({LOCKSTEP_VERSION_STRING, process.host, std::to_string(process.pid),
-                                   std::to_string(plan_.workers), std::to_string(plan_.node.nodes), plan_.job_id});
+                                   std::to_string(plan_.workers), std::to_string(plan_.node.nodes), plan_.job_id,
+                                   shown(in_shell(options_.command)), secret_.hmac(pack(options_.command))});
     const auto found =
         client_->call(Verb::kEnrol, {node_key(plan_.node.rank), mine, me(), process.host, process.host_id,
                                      std::to_string(process.pid), std::to_string(to_ms(kSilence))});
@@ -181,7 +190,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
       const auto other = unpack(found.at(0));
       is_over_ = true;  // not a member: the other nodes must not be notified
       check_version(plan_.node.rank, other);
-      throw MismatchError(text("--node-rank ", me(), " is taken by pid ", other.at(2), " on ", other.at(1),
+      throw MismatchError(text("--node-rank ", me(), " is taken by pid ", other.at(kPid), " on ", other.at(kHost),
                                ": give every node its own --node-rank"));
     }
     Fields keys;
@@ -192,7 +201,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
                         to_string(plan_.node.store), " (limit ", seconds(options_.join_timeout),
                         " s); check that lockstep run is started there with its --node-rank"));
     });
-    if (values) compare(*values);
+    if (values) compare(*values, print_status);
     return values.has_value();
   }
 
@@ -274,28 +283,49 @@ class SeveralNodes final : public Cluster, private StoreListener {
 
   /// `joined` are the fields with which a node has joined.
   void check_version(int node, const Fields& joined) const {
-    if (joined.at(0) == LOCKSTEP_VERSION_STRING) return;
-    throw MismatchError(text("node ", node, joined.size() > 1 ? text(" on ", joined[1]) : "", " has lockstep ",
-                             joined.at(0), ", node ", me(), " has ", LOCKSTEP_VERSION_STRING,
+    if (joined.at(kVersion) == LOCKSTEP_VERSION_STRING) return;
+    throw MismatchError(text("node ", node, joined.size() > kHost ? text(" on ", joined[kHost]) : "", " has lockstep ",
+                             joined.at(kVersion), ", node ", me(), " has ", LOCKSTEP_VERSION_STRING,
                              ": install the same version on all nodes"));
   }
 
-  void compare(const Fields& values) {
+  void compare(const Fields& values, const PrintStatus& print_status) {
     layout_ = {};
     layout_.world_size = 0;
     nodes_.clear();
     for (int node = 0; node < plan_.node.nodes; ++node) {
       const auto value = unpack(values.at(static_cast<size_t>(node)));
       check_version(node, value);
-      const int workers = static_cast<int>(to_number(value.at(3)));
-      if (value.at(4) != std::to_string(plan_.node.nodes))
-        throw MismatchError(text("node ", node, " on ", value.at(1), " was started with --nnodes ", value.at(4),
-                                 ", node ", me(), " with ", plan_.node.nodes, ": pass the same --nnodes on all nodes"));
+      const int workers = static_cast<int>(to_number(value.at(kWorkers)));
+      if (value.at(kNodes) != std::to_string(plan_.node.nodes))
+        throw MismatchError(text("node ", node, " on ", value.at(kHost), " was started with --nnodes ",
+                                 value.at(kNodes), ", node ", me(), " with ", plan_.node.nodes,
+                                 ": pass the same --nnodes on all nodes"));
       if (node < plan_.node.rank) layout_.first_rank += workers;
       layout_.world_size += workers;
-      nodes_.push_back({value.at(1), workers});
-      if (node == 0) layout_.job_id = value.at(5);
+      nodes_.push_back({value.at(kHost), workers});
+      if (node == 0) layout_.job_id = value.at(kJob);
     }
+    warn_about_commands(values, print_status);
+  }
+
+  /// Nodes may differ on purpose, so this is no error. Node 0 names the first node that differs from it, and each other
+  /// node names itself.
+  void warn_about_commands(const Fields& values, const PrintStatus& print_status) const {
+    const auto first = unpack(values.at(0));
+    std::vector<int> others;
+    for (int node = 1; node < plan_.node.nodes; ++node)
+      if (unpack(values.at(static_cast<size_t>(node))).at(kCommandHash) != first.at(kCommandHash))
+        others.push_back(node);
+    const int me = plan_.node.rank;
+    if (others.empty() || (me != 0 && std::find(others.begin(), others.end(), me) == others.end())) return;
+    const int named = me == 0 ? others.front() : me;
+    const auto other = unpack(values.at(static_cast<size_t>(named)));
+    print_status(text("warning: nodes run different commands: node 0 on ", first.at(kHost), " runs ",
+                      first.at(kCommand), ", node ", named, " on ", other.at(kHost), " runs ", other.at(kCommand),
+                      first.at(kCommand) == other.at(kCommand) ? " (they differ further on)" : "",
+                      me == 0 && others.size() > 1 ? text(", ", others.size() - 1, " more differ from node 0") : "",
+                      "; start the same program with the same arguments on all nodes"));
   }
 
   bool open_store(Signals& signals, const PrintStatus& print_status) {

@@ -182,13 +182,31 @@ TEST_F(RunNodes, SayThatTheFirstDidNotCome) {
 
 TEST_F(RunNodes, JoinOverASlowNetwork) {
   SlowRelay relay(port_, 150ms);  // 300 ms there and back; encryption and welcome take two such
-  auto& first = start(0, 2, {"echo", "here"});
+  auto& first = start(0, 2, {"sh", "-c", "echo node $NODE_RANK"});
   port_ = relay.port();
-  auto& second = start(1, 2, {"echo", "there"});
+  auto& second = start(1, 2, {"sh", "-c", "echo node $NODE_RANK"});
   EXPECT_EQ(second.wait(30s), 0) << second.output();
   EXPECT_EQ(first.wait(30s), 0) << first.output();
-  EXPECT_EQ(first.output(), "[0] here\n");
-  EXPECT_EQ(second.output(), "[1] there\n");
+  EXPECT_EQ(first.output(), "[0] node 0\n");
+  EXPECT_EQ(second.output(), "[1] node 1\n");
+}
+
+TEST_F(RunNodes, WarnIfTheyRunDifferentCommands) {
+  const std::string much(100'000, 'x');
+  start(0, 4, {"true", "--lr", "0.1", much});
+  start(1, 4, {"true", "--lr", "0.1", much});
+  start(2, 4, {"true", "--lr", "0.2", "two words"});
+  start(3, 4, {"true", "--lr", "0.1", much + "y"});
+  for (auto& node : nodes_) EXPECT_EQ(node->wait(), 0) << node->output();
+  const auto warning_of = [&](size_t node) { return lines_after(nodes_[node]->output(), "lockstep run: warning: "); };
+  const auto commands = AllOf(ContainsRegex("node 0 on [^ ]+ runs true --lr 0.1 xxx"),
+                              ContainsRegex("node 2 on [^ ]+ runs true --lr 0.2 'two words'"),
+                              HasSubstr("; start the same program with the same arguments on all nodes"));
+  EXPECT_THAT(warning_of(0), ElementsAre(AllOf(commands, HasSubstr(", 1 more differ from node 0"))));
+  EXPECT_THAT(warning_of(1), IsEmpty());
+  EXPECT_THAT(warning_of(2), ElementsAre(commands));
+  EXPECT_THAT(warning_of(3), ElementsAre(AllOf(HasSubstr("node 3 on"), HasSubstr("(they differ further on)"))));
+  for (auto& node : nodes_) EXPECT_LT(node->output().size(), 2000u);
 }
 
 TEST_F(RunNodes, SayThatTheFirstDoesNotAnswerWhenSomethingListensThere) {
