@@ -307,6 +307,7 @@ TEST(TopFindRun, TakesTheRunWithTheLastNews) {
   const auto make = [&](const std::string& name, int seconds_ago) {
     const auto live = folder.path() / name / "live";
     std::filesystem::create_directories(live);
+    std::ofstream(live / "rank-00000.json") << "{}";
     std::filesystem::last_write_time(live,
                                      std::filesystem::file_time_type::clock::now() - std::chrono::seconds(seconds_ago));
     return folder.path() / name;
@@ -322,6 +323,10 @@ TEST(TopFindRun, TakesTheRunWithTheLastNews) {
   std::filesystem::create_directories(folder.path() / "old");
   std::ofstream(folder.path() / "old" / "metrics.jsonl") << "{}";
   EXPECT_EQ(find_run(folder.path() / "old").folder, canonical(folder.path() / "old"));
+
+  const auto called_live = make("old group/live", 5);
+  EXPECT_EQ(find_run(folder.path()).folder, canonical(called_live));
+  EXPECT_EQ(find_run(folder.path() / "old group").folder, canonical(called_live));
 
   make("elsewhere/d", 0);
   std::filesystem::create_directories(folder.path() / "runs");

@@ -43,6 +43,15 @@ TEST_F(FindRuns, KnowsRunsByTheirFiles) {
   EXPECT_THAT(found(), ElementsAre("a", "b", "c"));
 }
 
+TEST_F(FindRuns, ARunCalledLiveHidesNoOther) {
+  write("a/metrics.jsonl");
+  write("live/metrics.jsonl");
+  write("live/live/rank-00000.json");
+  write("group/live/b/metrics.jsonl");
+  write("group/c/live/node-000.json");
+  EXPECT_THAT(found(), ElementsAre("a", "group/c", "group/live/b", "live"));
+}
+
 TEST_F(FindRuns, LooksThreeFoldersDeep) {
   write("1/2/3/metrics.jsonl");
   write("1/2/other/4/metrics.jsonl");

@@ -143,7 +143,19 @@ bool RunFolder::has_link(const std::filesystem::path& name) const {
 }
 
 bool RunFolder::is_run() const {
-  return status("metrics.jsonl") || status("summary.json") || has_folder("live");
+  return status("metrics.jsonl") || status("summary.json") || has_live_files();
+}
+
+bool RunFolder::has_live_files() const {
+  if (!has_folder("live")) return false;
+  try {
+    const auto files = names("live");
+    return std::any_of(files.begin(), files.end(), [](const std::string& name) {
+      return name.ends_with(".json") && (name.starts_with("rank-") || name.starts_with("node-"));
+    });
+  } catch (const Error&) {
+    return true;  // the description of the run has the reason
+  }
 }
 
 }  // namespace lockstep::live

@@ -51,8 +51,11 @@ class RunFolder {
   bool has_folder(const std::filesystem::path& name) const;
   bool has_link(const std::filesystem::path& name) const;
 
-  /// Whether the folder is a run: it has a metrics.jsonl, a summary.json or a folder live.
+  /// Whether the folder is a run: it has a metrics.jsonl, a summary.json or live files.
   bool is_run() const;
+  /// Whether it has a folder live with files of ranks or launchers in it, or one that cannot be read. Another run may
+  /// be called live.
+  bool has_live_files() const;
 
  private:
   FileDescriptor open_below(const std::filesystem::path& name, int flags) const;

@@ -1,7 +1,5 @@
 #include "top/find_run.h"
 
-#include <sys/stat.h>
-
 #include <ctime>
 #include <optional>
 #include <system_error>
@@ -23,8 +21,9 @@ constexpr int kMostLevels = 3;
 /// The time of the last live file of a run, seconds and nanoseconds. Ranks rename their files, which changes the
 /// folder.
 std::optional<std::pair<time_t, long>> last_news(const live::RunFolder& run) {
+  if (!run.has_live_files()) return std::nullopt;
   const auto status = run.status("live");
-  if (!status || !S_ISDIR(status->st_mode)) return std::nullopt;
+  if (!status) return std::nullopt;
   return std::pair(status->st_mtim.tv_sec, status->st_mtim.tv_nsec);
 }
 
