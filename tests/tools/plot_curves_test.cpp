@@ -185,6 +185,13 @@ TEST(PlotAverage, IsForNoiseOnly) {
   EXPECT_FALSE(is_noisy({1, 2, 1, 2}));
 }
 
+TEST(PlotAverage, IsNotForSchedules) {
+  for (const auto* name : {"lr", "lr_0", "group_1/lr", "train.lr", "learning_rate", "sgd/momentum", "weight_decay"})
+    EXPECT_TRUE(is_schedule(name)) << name;
+  for (const auto* name : {"", "loss", "lrs", "allreduce", "error_rate", "clr loss", "accuracy"})
+    EXPECT_FALSE(is_schedule(name)) << name;
+}
+
 // --- names
 
 TEST(PlotNames, HaveAsManyPartsOfThePathAsAreNeeded) {

@@ -253,8 +253,18 @@ def test_changes_axes(page):
 test_changes_axes.runs = three_runs
 
 
+def noisy_runs(folder):
+    """A loss that goes up and down, and a rate that is divided by four twice."""
+    for name, scale in (("slow", 1), ("fast", 0.5), ("wild", 2)):
+        records = [{"type": "step", "step": step, "epoch": step / 100, "seconds": step * 0.5,
+                    "loss": None if step == 30 else scale * (2 + step * 7919 % 13 / 13),
+                    "lr": 0.025 / 4 ** (step // 80)} for step in range(1, 201)]
+        write(f"{folder}/{name}/metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+
+
 def test_smooths(page):
     page.wait_for_curves(3)
+    page.wait_for_curves(3, "lr")
     slider = page.one("#smoothing")
     page.js("arguments[0].value = 0; arguments[0].dispatchEvent(new Event('input'))", slider)
     page.wait("raw curves", "!lockstep.charts.get('loss').lines[0].steps.smooth")
@@ -272,9 +282,15 @@ def test_smooths(page):
             continue
         total, weights = 0.99 * total + 0.01 * value, 0.99 * weights + 0.01
         assert abs(shown - total / weights) < 1e-5 * abs(shown), (shown, total / weights)
+    rates = page.js("""const chart = lockstep.charts.get('lr');
+        return chart.lines.map(l => [l.steps.smooth ?? null, l.steps.low, chart.valuesAt(200).map(v => v.value)])""")
+    for smooth, recorded, at_the_end in rates:
+        assert smooth is None, "a schedule is smoothed"
+        assert recorded == [0.025 / 4 ** (step // 80) for step in range(1, 201)], recorded
+        assert at_the_end == [0.0015625] * 3, at_the_end
 
 
-test_smooths.runs = three_runs
+test_smooths.runs = noisy_runs
 
 
 def test_shows_values_at_the_crosshair(page):

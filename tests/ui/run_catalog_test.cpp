@@ -207,6 +207,33 @@ TEST_F(Catalog, ShowsNothingOfARunThatBecomesALink) {
   EXPECT_EQ(lines(), Json::array());
 }
 
+TEST_F(Catalog, SmoothsNoiseAndNoSchedules) {
+  std::string lines;
+  for (int step = 1; step <= 40; ++step) {
+    const Json line{{"type", "step"},
+                    {"step", step},
+                    {"loss", 1 + step * 7919 % 13},
+                    {"rate", 0.1 / (1 << step / 10)},
+                    {"cyclic/lr", step % 2 == 0 ? 0.1 : 0.2}};
+    lines += line.dump() + "\n";
+  }
+  write("a/metrics.jsonl", lines);
+  const RunCatalog catalog({folder_.path()});
+  run_when(catalog, [](const Json& run) { return run["records"] == 40; });
+  const auto steps_of = [&](const std::string& metric) {
+    const auto answer =
+        Json::parse(answer_curves(catalog, {{"runs", "0"}, {"metric", metric}, {"smooth", "0.9"}}).body);
+    return answer["curves"][0]["steps"];
+  };
+  EXPECT_EQ(steps_of("loss")["smooth"].size(), 40U);
+  for (const auto* schedule : {"rate", "cyclic/lr"}) {
+    const auto steps = steps_of(schedule);
+    EXPECT_FALSE(steps.contains("smooth")) << schedule;
+    EXPECT_EQ(steps["low"].size(), 40U) << schedule;
+  }
+  EXPECT_EQ(steps_of("rate")["low"].back(), 0.1 / 16) << "as recorded";
+}
+
 TEST_F(Catalog, AnswersCurvesOfRunsThatExist) {
   write("a/metrics.jsonl", std::string(kLine) + "{\"type\":\"step\",\"step\":2,\"loss\":null}\n");
   const RunCatalog catalog({folder_.path()});
@@ -216,7 +243,7 @@ TEST_F(Catalog, AnswersCurvesOfRunsThatExist) {
   ASSERT_EQ(answer["curves"].size(), 1U);
   EXPECT_EQ(answer["curves"][0]["steps"]["x"], Json::parse("[1,2]"));
   EXPECT_EQ(answer["curves"][0]["steps"]["low"], Json::parse("[0.5,null]"));
-  EXPECT_EQ(answer["curves"][0]["steps"]["smooth"], Json::parse("[0.5,null]"));
+  EXPECT_FALSE(answer["curves"][0]["steps"].contains("smooth")) << "two values are no noise";
   EXPECT_EQ(answer_curves(catalog, {{"x", "other"}}).status, 400);
   for (const auto* id : {"7", "-1", "", "x", "99999999999"}) {
     EXPECT_EQ(answer_ranks(catalog, {{"run", id}}).status, 404) << id;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <cstddef>
 #include <optional>
@@ -136,6 +137,18 @@ bool is_noisy(const std::vector<double>& values) {
     ++count;
   }
   return count >= kFewest && static_cast<double>(reversals) > kReversals * static_cast<double>(count);
+}
+
+bool is_schedule(std::string_view metric) {
+  for (const std::string_view name : {"learning_rate", "momentum", "weight_decay"})
+    if (metric.find(name) != metric.npos) return true;
+  const auto is_letter = [](char character) { return std::isalpha(static_cast<unsigned char>(character)) != 0; };
+  for (auto begin = metric.begin(); begin != metric.end();) {  // each of its words
+    const auto word = std::find_if(begin, metric.end(), is_letter);
+    begin = std::find_if_not(word, metric.end(), is_letter);
+    if (std::string_view(word, begin) == "lr") return true;
+  }
+  return false;
 }
 
 std::vector<Line> visible_lines(const std::vector<double>& x, const std::vector<double>& y,

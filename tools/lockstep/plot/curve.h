@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "cli/svg.h"
@@ -21,6 +22,10 @@ Series means(const Series& series, size_t most);
 /// Whether values go up and down from one to the next, as those of a loss do. A learning rate is not noisy: it changes
 /// its direction a few times. Fewer than ten values are not noisy. Pure.
 bool is_noisy(const std::vector<double>& values);
+
+/// Whether the metric is a setting that follows a schedule, by its name, such as "lr" or "group_0/weight_decay". It is
+/// drawn as it is, also if it alternates. Pure.
+bool is_schedule(std::string_view metric);
 
 /// Connected points.
 using Line = std::vector<svg::Point>;

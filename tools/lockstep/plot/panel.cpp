@@ -88,7 +88,7 @@ Panel::Panel(std::string metric, const std::vector<Run>& runs, const CurvesStyle
   for (size_t run = 0; run < runs.size(); ++run) {
     const auto* values = runs[run].curves.find(metric_);
     if (!values) continue;
-    const bool has_average = style.smoothing > 0 && is_noisy(values->steps.y);
+    const bool has_average = style.smoothing > 0 && !is_schedule(metric_) && is_noisy(values->steps.y);
     curves_.push_back({run, values, has_average});
     kinds_.raw |= has_average;
     kinds_.steps |= !values->steps.empty();

@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "live/job_view.h"
 #include "live/open_metrics.h"
+#include "plot/curve.h"
 #include "ui/curve.h"
 #include "ui/find_runs.h"
 
@@ -111,6 +112,12 @@ void append_curve(std::string& out, const Curve& curve, bool is_smoothed) {
   fmt::format_to(std::back_inserter(out), "\"points\":{}}}", curve.points);
 }
 
+/// The average of values without noise would hide what they are.
+bool needs_smoothing(const RecordTable& table, int number, const std::string& metric) {
+  const bool is_known = number >= 0 && static_cast<size_t>(number) < table.columns.size();
+  return is_known && !plot::is_schedule(metric) && plot::is_noisy(table.columns[static_cast<size_t>(number)].values);
+}
+
 std::optional<XAxis> axis_called(const std::string& name) {
   if (name == "step") return XAxis::kStep;
   if (name == "epoch") return XAxis::kEpoch;
@@ -151,7 +158,7 @@ Answer answer_curves(const RunCatalog& catalog, const Parameters& parameters) {
                              .buckets = count(parameters, "points", 1000, kMostPoints),
                              .smoothing = smoothing > 0 && smoothing < 1 ? smoothing : 0,
                              .is_x_logarithmic = parameter(parameters, "logx") == "1"};
-  const CurveRequest of_epochs = [&] {
+  const CurveRequest as_it_is = [&] {
     auto copy = request;
     copy.smoothing = 0;
     return copy;
@@ -167,9 +174,10 @@ Answer answer_curves(const RunCatalog& catalog, const Parameters& parameters) {
     run->metrics().with_records([&](const Records& records) {
       const int number = records.find(metric);
       answer.body += "\"steps\":";
-      append_curve(answer.body, curve_of(records.steps(), number, request), request.smoothing > 0);
+      const bool is_smoothed = request.smoothing > 0 && needs_smoothing(records.steps(), number, metric);
+      append_curve(answer.body, curve_of(records.steps(), number, is_smoothed ? request : as_it_is), is_smoothed);
       answer.body += ",\"epochs\":";
-      append_curve(answer.body, curve_of(records.epochs(), number, of_epochs), false);
+      append_curve(answer.body, curve_of(records.epochs(), number, as_it_is), false);
     });
     answer.body += '}';
   }
