@@ -164,7 +164,7 @@ TEST(BenchPlot, IsAsWideAsItsLongestName) {
   const auto width_of = [](const std::string& backend) {
     double width = 0;
     const auto svg = plot_svg({row(backend, "ordinary", 4, 1)}, {});
-    EXPECT_EQ(std::sscanf(svg.c_str() + svg.find("width="), "width=\"%lf\"", &width), 1);
+    EXPECT_EQ(std::sscanf(svg.c_str() + svg.find("viewBox="), "viewBox=\"0 0 %lf", &width), 1);
     return width;
   };
   EXPECT_GT(width_of("hierarchical"), 754 + 42 + 8 * 22);

@@ -29,6 +29,15 @@ TEST(CommandLine, SuggestsTheNearestCommand) {
   EXPECT_EQ(said_to("docter"), "lockstep: unknown command docter. Did you mean doctor? See lockstep --help.\n2\n");
 }
 
+TEST(CommandLine, SuggestsTheCommandThatOthersCallSo) {
+  EXPECT_EQ(said_to("checkpoint compare a.pt b.pt"),
+            "lockstep: unknown command compare. Did you mean diff? See lockstep checkpoint --help.\n2\n");
+  EXPECT_EQ(said_to("diagnose"), "lockstep: unknown command diagnose. Did you mean doctor? See lockstep --help.\n2\n");
+  EXPECT_EQ(said_to("checkpoint check"),
+            "lockstep: unknown command check. Did you mean verify? See lockstep checkpoint --help.\n2\n");
+  EXPECT_EQ(said_to("compare"), "lockstep: unknown command compare. See lockstep --help.\n2\n");
+}
+
 TEST(CommandLine, PointsToTheHelpOfTheCommandThatWasGiven) {
   EXPECT_EQ(said_to("completion"), "lockstep: shell is required. See lockstep completion --help.\n2\n");
   EXPECT_THAT(said_to("env --nothing"), AllOf(HasSubstr("--nothing"), HasSubstr("See lockstep env --help.\n2\n")));

@@ -208,6 +208,7 @@ TEST_F(PlotCommand, TellsMoreRunsApartThanThereAreColours) {
   }
   EXPECT_EQ(short_names.size(), 24U);
   EXPECT_LT(curves["width"], 1000);
+  EXPECT_TRUE(curves["scales"]) << "with the window";
 }
 
 TEST_F(PlotCommand, TellsMetricsWithLongNamesApart) {

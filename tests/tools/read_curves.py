@@ -69,9 +69,11 @@ def entries_of(root, kind):
 
 
 root = xml.parse(sys.argv[1]).getroot()
+_, _, width, height = map(float, root.get("viewBox").split())
 print(json.dumps({
-    "width": float(root.get("width")),
-    "height": float(root.get("height")),
+    "width": width,
+    "height": height,
+    "scales": root.get("width") == "100%" and root.get("height") is None,
     "title": "".join(text_of(root, "title")),
     "style": root.find(SVG + "style").text,
     "legend": entries_of(root, "legend"),

@@ -63,9 +63,26 @@ std::string nearest(const std::string& written, const std::vector<std::string>& 
   return best;
 }
 
+/// What other programs call our commands.
+constexpr std::pair<const char*, const char*> kSynonyms[] = {
+    {"compare", "diff"},    {"list", "ls"},      {"dir", "ls"},          {"info", "show"},       {"inspect", "show"},
+    {"cat", "show"},        {"check", "verify"}, {"validate", "verify"}, {"remove", "prune"},    {"rm", "prune"},
+    {"delete", "prune"},    {"clean", "prune"},  {"export", "convert"},  {"launch", "run"},      {"start", "run"},
+    {"exec", "run"},        {"torchrun", "run"}, {"mpirun", "run"},      {"status", "top"},      {"monitor", "top"},
+    {"watch", "top"},       {"dashboard", "ui"}, {"tensorboard", "ui"},  {"serve", "ui"},        {"web", "ui"},
+    {"draw", "plot"},       {"graph", "plot"},   {"selftest", "test"},   {"benchmark", "bench"}, {"environment", "env"},
+    {"diagnose", "doctor"}, {"manual", "man"}};
+
+/// The command that others call `written`, if it is one of `known`; else the nearest one. Empty if there is none.
+std::string synonymous_or_nearest(const std::string& written, const std::vector<std::string>& known) {
+  for (const auto& [other, ours] : kSynonyms)
+    if (written == other && std::find(known.begin(), known.end(), ours) != known.end()) return ours;
+  return nearest(written, known);
+}
+
 /// " Did you mean NEAREST?", or an empty string.
 std::string suggestion(const std::string& written, const std::vector<std::string>& known) {
-  const auto found = nearest(written, known);
+  const auto found = synonymous_or_nearest(written, known);
   return found.empty() ? "" : " Did you mean " + found + "?";
 }
 

@@ -60,7 +60,7 @@ std::string head(double width, double height, std::initializer_list<DarkColour> 
   for (const auto& colour : kDarkColours) rules += dark_rules(colour);
   for (const auto& colour : colours) rules += dark_rules(colour);
   return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"100%\" style=\"max-width: {0}px\" viewBox=\"0 0 {0} {1}\" "
       "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"15\" fill=\"{2}\">\n"
       "<style>\n@media (prefers-color-scheme: dark) {{\n{3}}}\n</style>\n"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"{4}\"/>\n",

@@ -33,7 +33,8 @@ struct DarkColour {
 
 /// The start of a picture: the <svg> tag, the style sheet for dark mode, which browsers apply by the reader's
 /// preference, and the background. `colours` are added to the replacements of kInk, kFaint, kGrid, kPaper and the first
-/// of kColours; a later entry replaces an earlier one. The caller appends elements and "</svg>\n".
+/// of kColours; a later entry replaces an earlier one. Browsers show the picture as wide as the window, at most `width`
+/// pixels. The caller appends elements and "</svg>\n".
 std::string head(double width, double height, std::initializer_list<DarkColour> colours = {});
 
 /// The text without characters that XML reads or forbids. Bytes that are not UTF-8 become U+FFFD.
