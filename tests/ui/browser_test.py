@@ -192,7 +192,7 @@ def live_job(folder):
 def test_shows_all_runs_and_metrics(page):
     page.wait_for_curves(3)
     assert page.texts(".chart h3") == ["loss", "lr", "accuracy"]
-    assert page.texts(".run-name") == ["fast", "slow", "wild"]
+    assert sorted(page.texts(".run-name")) == ["fast", "slow", "wild"]
     assert page.ink() > 1000
     assert "token" not in page.driver.current_url
     page.driver.refresh()  # the cookie is enough now
@@ -200,6 +200,27 @@ def test_shows_all_runs_and_metrics(page):
 
 
 test_shows_all_runs_and_metrics.runs = three_runs
+
+
+def dated_runs(folder):
+    """Runs that ended some hours ago; the names are in another order than the times."""
+    for name, hours in (("b", 3), ("d", 1), ("a", 2), ("c", 4)):
+        write_run(folder, name, 1)
+        then = time.time() - 3600 * hours
+        os.utime(f"{folder}/{name}/metrics.jsonl", (then, then))
+
+
+def test_lists_the_newest_runs_first(page):
+    page.wait_for_curves(4)
+    assert page.texts(".run-name") == ["d", "a", "b", "c"]
+    page.js("document.querySelectorAll('.run-name')[3].focus()")
+    with open(f"{page.folder}/c/metrics.jsonl", "a") as file:
+        file.write(step_line(201, 1))
+    page.wait("the run that trains at the top", lambda: page.texts(".run-name") == ["c", "d", "a", "b"])
+    assert page.js("return document.activeElement.textContent") == "c", "the focus is lost"
+
+
+test_lists_the_newest_runs_first.runs = dated_runs
 
 
 def test_selects_and_finds_runs(page):
@@ -594,6 +615,36 @@ def test_is_fluid_with_fifty_runs_of_100000_points(page):
 
 
 test_is_fluid_with_fifty_runs_of_100000_points.runs = many_runs
+
+
+def many_metrics(folder):
+    for name in ("a", "b", "c"):
+        lines = "".join(json.dumps({"type": "step", "step": step, "epoch": step / 10, "seconds": step,
+                                    **{f"layer.{i}/norm": step + i / 1000 for i in range(5000)}}) + "\n"
+                        for step in range(1, 4))
+        write(f"{folder}/{name}/metrics.jsonl", lines)
+
+
+def test_draws_only_what_is_visible_of_thousands_of_metrics(page):
+    """Bounds the work, not the time."""
+    drawn = "[...lockstep.charts.values()].filter(c => c.canvas).length"
+    cells = "document.querySelectorAll('#table th, #table td').length"
+    page.wait_for_curves(3, "layer.0/norm")
+    assert page.js("return document.querySelectorAll('.chart').length") == 5000
+    assert 0 < page.js("return " + drawn) < 40
+    assert page.js("return " + cells) < 1000
+    assert "100 of 5000 results are shown" in page.text("#table-hint")
+    page.js("document.querySelector(\"figure[data-metric='layer.4999/norm']\").scrollIntoView()")
+    page.wait_for_curves(3, "layer.4999/norm")
+    page.wait("the first charts let go", "lockstep.charts.get('layer.0/norm').canvas === null")
+    assert 0 < page.js("return " + drawn) < 40
+    assert page.js("return [...lockstep.charts.values()].filter(c => c.lines.length > 0).length") < 120
+    page.one("#metric-filter").send_keys("layer.77/")
+    page.wait("one chart", "document.querySelectorAll('.chart').length === 1")
+    page.wait_for_curves(3, "layer.77/norm")
+
+
+test_draws_only_what_is_visible_of_thousands_of_metrics.runs = many_metrics
 
 
 # --- running them

@@ -18,7 +18,8 @@ const view = {x: "step", logX: false, logY: false, zoom: null, smoothing: 0.6};
 const selected = new Set(); // ids of runs
 const slots = new Slots();
 const charts = new Map(); // by metric
-let runs = new Map(); // by id, in the order of the server
+const visibleCharts = new Set(); // on the screen or close to it
+let runs = new Map(); // by id, the newest first
 let hasSkippedLinks = false; // by the search for runs
 let focus = null; // id of the run whose ranks and checkpoints are shown
 let isFirstAnswer = true;
@@ -91,7 +92,7 @@ class RunItem {
     this.box.checked = selected.has(run.id);
     setText(this.label, `Show the curves of ${run.name}`);
     setText(this.name, run.name);
-    this.name.title = run.path;
+    this.name.title = `${run.path}\nlast change: ${clockTime(run.changed)}`;
     this.name.setAttribute("aria-pressed", String(run.id === focus));
     this.item.classList.toggle("focus", run.id === focus);
     setState(this.state, run.state);
@@ -134,14 +135,30 @@ function isFound(run) {
   return words.every((word) => text.includes(word));
 }
 
-function showRuns() {
+// Runs that train are first. Their files change all the time, so among them the one that was found last is the newest.
+function newestFirst(a, b) {
+  const trains = (run) => Number(run.is_live || run.state === "running");
+  return trains(b) - trains(a) || (trains(a) ? 0 : b.changed - a.changed) || b.id - a.id;
+}
+
+let shownOrder = "";
+
+// Puts the items into the order of the runs. An element that is moved loses the focus.
+function orderRunItems() {
+  const ids = [...runs.keys()];
+  if (shownOrder === ids.join()) return;
+  shownOrder = ids.join();
+  const focused = document.activeElement;
   const list = byId("runs");
+  list.append(...ids.map((id) => runItems.get(id).item));
+  if (list.contains(focused)) focused.focus({preventScroll: true});
+}
+
+function showRuns() {
   let count = 0;
+  for (const run of runs.values()) if (!runItems.has(run.id)) runItems.set(run.id, new RunItem(run.id));
+  orderRunItems();
   for (const run of runs.values()) {
-    if (!runItems.has(run.id)) {
-      runItems.set(run.id, new RunItem(run.id));
-      list.append(runItems.get(run.id).item);
-    }
     const item = runItems.get(run.id);
     item.item.hidden = !isFound(run);
     if (!item.item.hidden) count += 1;
@@ -173,7 +190,7 @@ function setFocus(id) {
 // At first the newest runs are selected, and the one that is training is in focus.
 function chooseAtFirst() {
   const before = remembered();
-  const newest = [...runs.values()].sort((a, b) => b.is_live - a.is_live || b.changed - a.changed);
+  const newest = [...runs.values()];
   const known = newest.filter((run) => before.selected?.includes(run.path));
   for (const run of known.length > 0 ? known : newest.slice(0, mostSelectedAtFirst)) selected.add(run.id);
   focus =
@@ -186,13 +203,14 @@ function chooseAtFirst() {
 
 const visibility = new IntersectionObserver(
   (entries) => {
-    for (const entry of entries) {
-      const chart = charts.get(entry.target.dataset.metric);
+    for (const {target, isIntersecting} of entries) {
+      const chart = charts.get(target.dataset.metric);
       if (!chart) continue;
-      chart.isVisible = entry.isIntersecting;
-      if (chart.isVisible && chart.isStale) refreshCharts();
-      else if (chart.isVisible) chart.draw();
+      chart.setVisible(isIntersecting);
+      if (isIntersecting) visibleCharts.add(chart);
+      else visibleCharts.delete(chart);
     }
+    markStale();
   },
   {rootMargin: "200px"},
 );
@@ -219,7 +237,7 @@ const actions = {
   },
   hover(position, pointedAt) {
     requestAnimationFrame(() => {
-      for (const chart of charts.values()) if (chart.isVisible) chart.showCrosshair(position, chart === pointedAt);
+      for (const chart of visibleCharts) chart.showCrosshair(position, chart === pointedAt);
     });
   },
   announce,
@@ -229,27 +247,28 @@ function shownMetrics() {
   const names = new Set();
   for (const id of selected) for (const name of runs.get(id)?.metrics ?? []) names.add(name);
   const wanted = byId("metric-filter").value.toLowerCase();
-  return [...names].filter((name) => name.toLowerCase().includes(wanted));
+  return new Set([...names].filter((name) => name.toLowerCase().includes(wanted)));
 }
 
 function showCharts() {
   const names = shownMetrics();
   const container = byId("charts");
   for (const [name, chart] of charts)
-    if (!names.includes(name)) {
+    if (!names.has(name)) {
       visibility.unobserve(chart.figure);
+      visibleCharts.delete(chart);
+      chart.setVisible(false);
       chart.figure.remove();
       charts.delete(name);
     }
-  for (const name of names) {
-    if (charts.has(name)) continue;
-    const chart = new Chart(name, view, actions);
-    charts.set(name, chart);
-    container.append(chart.figure);
+  const added = [...names].filter((name) => !charts.has(name)).map((name) => new Chart(name, view, actions));
+  container.append(...added.map((chart) => chart.figure));
+  for (const chart of added) {
+    charts.set(chart.metric, chart);
     visibility.observe(chart.figure);
   }
   const hint = byId("no-curves");
-  hint.hidden = names.length > 0;
+  hint.hidden = names.size > 0;
   setText(
     hint,
     runs.size === 0
@@ -291,8 +310,11 @@ function curvesPath(chart) {
   return `/api/curves?${query}`;
 }
 
+let requests = 0; // for curves, that are not answered yet
+
 async function refreshChart(chart) {
   chart.isBusy = true;
+  requests += 1;
   const version = versionOf(chart);
   try {
     const answer = await ask(curvesPath(chart));
@@ -309,21 +331,21 @@ async function refreshChart(chart) {
     setText(chart.note, error.message);
   }
   chart.isBusy = false;
+  requests -= 1;
   refreshCharts();
 }
 
 function refreshCharts() {
-  let busy = [...charts.values()].filter((chart) => chart.isBusy).length;
-  for (const chart of charts.values()) {
-    if (busy >= mostRequests) return;
-    if (!chart.isVisible || !chart.isStale || chart.isBusy || chart.width === 0) continue;
-    busy += 1;
+  for (const chart of visibleCharts) {
+    if (requests >= mostRequests) return;
+    if (!chart.isStale || chart.isBusy || chart.width === 0) continue;
     refreshChart(chart);
   }
 }
 
+// Charts that are not on the screen are looked at when they appear.
 function markStale() {
-  for (const chart of charts.values()) if (chart.version !== versionOf(chart)) chart.isStale = true;
+  for (const chart of visibleCharts) if (chart.version !== versionOf(chart)) chart.isStale = true;
   refreshCharts();
 }
 
@@ -399,7 +421,7 @@ async function poll() {
   try {
     const answer = await ask("/api/runs", true);
     if (answer) {
-      runs = new Map(answer.runs.map((run) => [run.id, run]));
+      runs = new Map(answer.runs.sort(newestFirst).map((run) => [run.id, run]));
       hasSkippedLinks = answer.has_skipped_links;
       if (isFirstAnswer && runs.size > 0) {
         isFirstAnswer = false;
@@ -447,7 +469,7 @@ function connectControls() {
   byId("log-y").addEventListener("change", () => {
     view.logY = byId("log-y").checked;
     remember();
-    for (const chart of charts.values()) chart.draw();
+    for (const chart of visibleCharts) chart.draw();
   });
   byId("log-x").checked = view.logX;
   byId("log-x").addEventListener("change", () => {
@@ -475,7 +497,7 @@ function connectControls() {
   );
   darkMode.addEventListener("change", () => {
     showRuns();
-    for (const chart of charts.values()) chart.draw();
+    for (const chart of visibleCharts) chart.draw();
   });
 }
 

@@ -3,6 +3,8 @@
 // The server sends at most one bucket per pixel, with the lowest and the highest value in it. A curve is drawn as a
 // line through both, so that spikes stay visible. With smoothing, that line is faint and the smoothed line is above it.
 // The crosshair and the selection are on a second canvas: moving the mouse does not draw the curves again.
+//
+// A run may have thousands of metrics. Only charts on the screen have pixels: a canvas takes half a megabyte.
 
 import {Scale, linearTicks, logTicks, tickLabel, timeUnit} from "./axis.js";
 import {colourOf, dashOf, inks} from "./colours.js";
@@ -30,7 +32,7 @@ export class Chart {
   }
 
   build() {
-    this.canvas = element("canvas", {class: "curves", "aria-hidden": "true"});
+    this.canvas = null; // while the chart is not on the screen
     this.overlay = element("canvas", {
       class: "overlay",
       tabindex: "0",
@@ -40,10 +42,10 @@ export class Chart {
     this.tip = element("div", {class: "tip", hidden: true});
     this.summary = element("p", {class: "unseen", id: `summary-${encodeURIComponent(this.metric)}`});
     this.note = element("span", {class: "hint"});
-    this.box = element("div", {class: "plot"}, this.canvas, this.overlay, this.tip);
+    this.box = element("div", {class: "plot"}, this.overlay, this.tip);
     this.figure = element(
       "figure",
-      {class: "chart", "data-metric": this.metric},
+      {class: "chart far", "data-metric": this.metric},
       element("figcaption", {}, element("h3", {}, this.metric), this.note),
       this.box,
       this.summary,
@@ -60,6 +62,23 @@ export class Chart {
 
   get width() {
     return this.box.clientWidth;
+  }
+
+  setVisible(isVisible) {
+    if (isVisible === this.isVisible) return;
+    this.isVisible = isVisible;
+    this.figure.classList.toggle("far", !isVisible);
+    if (isVisible) {
+      this.canvas = element("canvas", {class: "curves", "aria-hidden": "true"});
+      this.box.prepend(this.canvas);
+      this.draw();
+    } else {
+      this.canvas.remove();
+      this.canvas = null;
+      this.overlay.width = 0;
+      this.overlay.height = 0;
+      this.tip.hidden = true;
+    }
   }
 
   // `lines`: [{name, slot, steps, epochs}], as the server sends curves; `domain`: {from, to} of the horizontal axis.

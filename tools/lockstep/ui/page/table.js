@@ -1,6 +1,9 @@
-// The table of settings and results. Settings that differ between the runs are first and highlighted.
+// The table of settings and results. Settings that differ between the runs are first and highlighted. Browsers need
+// seconds for a table with thousands of columns, so it has the first results only; the hint says so.
 
 import {duration, element, number, setState} from "./format.js";
+
+const mostResults = 100;
 
 const fixedColumns = [
   {key: "name", title: "Run", value: (run) => run.name},
@@ -27,20 +30,23 @@ function differs(runs, value) {
   return runs.length > 1 && new Set(runs.map((run) => JSON.stringify(value(run) ?? null))).size > 1;
 }
 
-export function columnsOf(runs) {
+// {columns, results}: the number of all results.
+function columnsOf(runs) {
   const settings = namesIn(runs, (run) => run.settings).map((name) => {
     const value = (run) => run.settings?.[name];
     return {key: `setting ${name}`, title: name, value, isSetting: true, differs: differs(runs, value)};
   });
   settings.sort((a, b) => Number(b.differs) - Number(a.differs));
-  const results = namesIn(runs, resultsOf).map((name) => ({
+  const values = new Map(runs.map((run) => [run, resultsOf(run)]));
+  const names = namesIn(runs, (run) => values.get(run));
+  const results = names.slice(0, mostResults).map((name) => ({
     key: `result ${name}`,
     title: name,
-    value: (run) => resultsOf(run)?.[name],
+    value: (run) => values.get(run)?.[name],
   }));
   const differing = settings.filter((column) => column.differs);
   const equal = settings.filter((column) => !column.differs);
-  return [...fixedColumns, ...differing, ...results, ...lastColumns, ...equal];
+  return {columns: [...fixedColumns, ...differing, ...results, ...lastColumns, ...equal], results: names.length};
 }
 
 function isNumber(value) {
@@ -70,10 +76,11 @@ export class SettingsTable {
     ]);
     if (shown === this.shown) return;
     this.shown = shown;
-    const columns = columnsOf(runs);
+    const {columns, results} = columnsOf(runs);
     const differing = columns.filter((column) => column.differs).length;
     const settings = columns.filter((column) => column.isSetting).length;
-    this.hint.textContent =
+    const left = results > mostResults ? ` ${mostResults} of ${results} results are shown.` : "";
+    const text =
       runs.length === 0
         ? "Select runs to compare them."
         : settings === 0
@@ -81,6 +88,7 @@ export class SettingsTable {
           : runs.length === 1
             ? ""
             : `${differing} of ${settings} settings differ (★).`;
+    this.hint.textContent = `${text}${left}`.trim();
     this.showHead(columns);
     this.showRows(columns);
   }
