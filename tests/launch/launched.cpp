@@ -144,6 +144,7 @@ int meet(int rank, bool is_victim, const std::string& way) {
     }
   }
   if (way == "rest") ::sigprocmask(SIG_UNBLOCK, &terminate, nullptr);
+  if (way == "network") std::cout << "met" << std::endl;  // the test cuts it
   if (way == "exit" || way == "kill") {
     int number = 0;
     ::sigwait(&terminate, &number);

@@ -385,5 +385,28 @@ TEST_F(RunNodes, MeetAcrossHosts) {
   }
 }
 
+// Both sides give up after the heartbeat limit of the ranks; the launchers wait longer, and meet again.
+TEST_F(RunNodes, SayThatARankWasCutOffFromTheNetwork) {
+  if (::getuid() != 0) GTEST_SKIP() << "only root can make network namespaces";
+  NetworkHost a("ca"), b("cb");
+  if (!a.is_made() || !b.is_made()) GTEST_SKIP() << "this machine makes no network namespaces (ip netns)";
+  address_ = "10.79.0.1";
+  ASSERT_TRUE(connect_hosts(a, "lc", "10.79.0.1/24", b, "ld", "10.79.0.2/24"));
+  auto& first = start(0, 2, {LAUNCHED, "meet", "network"}, {"ip", "netns", "exec", a.name()});
+  auto& second = start(1, 2, {LAUNCHED, "meet", "network"}, {"ip", "netns", "exec", b.name()});
+  first.expect_line("[0] met");
+  second.expect_line("[1] met");
+  ASSERT_TRUE(a.inside("ip link set lc down"));
+  EXPECT_THAT(first.expect_line("[0] told: "), AllOf(HasSubstr("rank 1"), HasSubstr("sent no heartbeat for")));
+  EXPECT_THAT(second.expect_line("[1] told: "), AllOf(HasSubstr("node 0"), HasSubstr("sent no heartbeat for")));
+  ASSERT_TRUE(a.inside("ip link set lc up"));
+  for (auto& node : nodes_) {
+    EXPECT_EQ(node->wait(), 3) << node->output();
+    EXPECT_THAT(lines_after(node->output(), "lockstep run: ").back(),
+                AllOf(ContainsRegex("rank 1 .* is to blame: stopped answering .ended later: exit code 1"),
+                      HasSubstr("cut off its host or network")));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
