@@ -18,14 +18,17 @@ namespace {
 using testing::ElementsAre;
 
 TEST(Readme, TrainsAndResumes) {
-  on_two_ranks([](const lockstep::ProcessGroup& group) {
-    const Samples dataset;
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
     const auto train = [&](int64_t epochs) {
-#include "README/training.inc"
+      auto net = seeded_net();
+      lockstep::DistributedDataParallel ddp(net, world);
+      lockstep::DataLoader loader(Samples(), lockstep::DistributedSampler(24, world), {.batch_size = 4});
+      torch::optim::SGD optimizer(ddp.parameters(), 0.05);
+#include "README/with_checkpoints_and_resuming.inc"
     };
     EXPECT_EQ(train(2), 0);
     EXPECT_EQ(train(5), 0);
-    if (group.rank() != 0) return;
+    if (world.rank() != 0) return;
     const auto epochs = records_of("runs/a", "epoch");
     ASSERT_EQ(epochs.size(), 5);
     EXPECT_LT(epochs.back().at("loss"), epochs.front().at("loss"));

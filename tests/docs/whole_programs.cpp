@@ -6,7 +6,7 @@
 #pragma GCC diagnostic ignored "-Wreturn-type"  // main returns 0 without a return statement
 
 #define main readme_main
-#include "README/the_first_program.inc"
+#include "README/a_training_program.inc"
 #undef main
 
 #define main first_main
