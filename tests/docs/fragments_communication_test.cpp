@@ -1,4 +1,4 @@
-// Snippets of the pages about groups, failures, GPUs, wrappers of models and progress.
+// Snippets of the pages about groups, failures, GPUs and wrappers of models.
 
 #include <atomic>
 #include <iostream>
@@ -187,24 +187,6 @@ TEST(GpuPage, TheStepOfACapturedStepTrains) {
 }
 #endif
 
-TEST(ProgressPage, Rank0ShowsABarForEachEpoch) {
-  on_two_ranks([](const lockstep::ProcessGroup& world) {
-    const int64_t batch_size = 4, steps_per_epoch = 3;
-    lockstep::DataLoader loader(Samples(), lockstep::DistributedSampler(24, world, {.shuffle = false}),
-                                {.batch_size = batch_size});
-    const auto train = [](const Example<>& batch) { return batch.data.sum().item<double>(); };
-    testing::internal::CaptureStdout();
-#include "docs/progress/progress.inc"
-    const auto printed = testing::internal::GetCapturedStdout();
-    if (world.rank() == 0) {
-      for (const char* part : {"epoch 1/3", "epoch 3/3", "3/3", "loss ", "samples/s"})
-        EXPECT_THAT(printed, HasSubstr(part));
-    } else {
-      EXPECT_EQ(printed, "");
-    }
-  });
-}
-
 TEST(DdpPage, AStepIsThatOfOneProcess) {
   on_two_ranks([](const lockstep::ProcessGroup& group) {
     using ConvNet = Net;
@@ -305,11 +287,11 @@ TEST(DdpPage, TheCustomHookAverages) {
   });
 }
 
-TEST(BatchNormPage, AConvertedModelHasTheStatisticsOfAllRanks) {
+TEST(DdpPage, AConvertedModelHasTheStatisticsOfAllRanks) {
   on_two_ranks([](const lockstep::ProcessGroup& world) {
     const auto images = torch::randn({7, 1, 6, 6}, at::detail::createCPUGenerator(1));
     torch::manual_seed(1);
-#include "docs/batch_norm/batch_normalization_over_all_ranks.inc"
+#include "docs/ddp/batch_normalization_over_all_ranks.inc"
     const auto output = ddp(world.rank() == 0 ? images.slice(0, 0, 5) : images.slice(0, 5, 7));
     torch::manual_seed(1);
     ConvNet alone;
@@ -321,13 +303,13 @@ TEST(BatchNormPage, AConvertedModelHasTheStatisticsOfAllRanks) {
 
 struct NormalizedImpl : torch::nn::Module {
   explicit NormalizedImpl(const lockstep::ProcessGroup& world) {
-#include "docs/batch_norm/batch_normalization_over_all_ranks_2.inc"
+#include "docs/ddp/batch_normalization_over_all_ranks_2.inc"
     norm->train();
   }
   lockstep::SyncBatchNorm norm{nullptr};
 };
 
-TEST(BatchNormPage, TheClassTakesOneValueForEachChannel) {
+TEST(DdpPage, TheBatchNormClassTakesOneValueForEachChannel) {
   on_two_ranks([](const lockstep::ProcessGroup& world) {
     NormalizedImpl module(world);
     const auto input = torch::randn({2, 64}, at::detail::createCPUGenerator(1));
@@ -338,19 +320,19 @@ TEST(BatchNormPage, TheClassTakesOneValueForEachChannel) {
   });
 }
 
-TEST(DataParallelPage, AStepIsThatOfOneDevice) {
+TEST(DdpPage, AStepOfDataParallelIsThatOfOneDevice) {
   const std::vector<torch::Device> devices{torch::kCPU, torch::kCPU};
   const auto [inputs, targets] = Samples().slice(0, 24);
   torch::manual_seed(1);
-#include "docs/data_parallel/dataparallel.inc"
+#include "docs/ddp/dataparallel.inc"
   expect_step_of_one_process(model);
 }
 
-TEST(DataParallelPage, LossesOfTheReplicasAddUp) {
+TEST(DdpPage, LossesOfTheReplicasAddUp) {
   auto model = seeded_net();
   lockstep::DataParallel dp(model, {.devices = {torch::kCPU, torch::kCPU}});
   const auto [inputs, targets] = Samples().slice(0, 24);
-#include "docs/data_parallel/balanced_memory.inc"
+#include "docs/ddp/balanced_memory.inc"
   EXPECT_EQ(losses.numel(), 2);
   torch::optim::SGD(model->parameters(), 0.05).step();
   expect_step_of_one_process(model);

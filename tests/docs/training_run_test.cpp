@@ -1,5 +1,6 @@
 #include <filesystem>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -113,6 +114,21 @@ TEST(TrainingRunPage, LogsWithoutARun) {
     ASSERT_EQ(records.size(), 4);
     EXPECT_EQ(records[0].at("loss"), 3.5);  // 1 to 5, and 2 to 6
     EXPECT_EQ(records[3].at("loss"), 7);
+  });
+}
+
+TEST(TrainingRunPage, Rank0ShowsABarForEachEpoch) {
+  on_two_ranks([](const ProcessGroup& world, const std::string&) {
+    DataLoader<Points> loader(Points(), DistributedSampler(60, world, {.shuffle = false}), {.batch_size = 10});
+    testing::internal::CaptureStdout();
+    train_with_bars(world, loader, 3, [](const auto& batch) { return batch.data.sum().template item<double>(); });
+    const auto printed = testing::internal::GetCapturedStdout();
+    if (world.rank() == 0) {
+      for (const char* part : {"epoch 1/3", "epoch 3/3", "3/3", "loss ", "samples/s"})
+        EXPECT_THAT(printed, testing::HasSubstr(part));
+    } else {
+      EXPECT_EQ(printed, "");
+    }
   });
 }
 

@@ -5,7 +5,7 @@
 
 #include "ui/run_catalog.h"
 
-/// The answers to the requests of the page, without HTTP. docs/dashboard.md lists the requests.
+/// The answers to the requests of the page, without HTTP. docs/monitoring.md lists the requests.
 namespace lockstep::ui {
 
 struct Answer {

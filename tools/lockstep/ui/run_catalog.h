@@ -31,7 +31,7 @@ class Run {
   /// Increases when the records change.
   uint64_t version() const { return version_; }
 
-  /// The description of the run for the page; docs/dashboard.md has its keys.
+  /// The description of the run for the page; docs/monitoring.md has its keys.
   nlohmann::json description() const;
   /// The ranks, as live::to_json describes them; "null" if the run has no live files.
   std::string live() const;
