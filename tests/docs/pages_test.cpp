@@ -446,7 +446,7 @@ TEST(Pages, NameTheTestedVersionsOfLibTorch) {
     if (std::regex_search(text, version, std::regex(R"(^\| ([0-9]+\.[0-9]+\.[0-9]+) \|)")))
       in_table.push_back(version[1]);
   EXPECT_EQ(in_table, tested) << "the table in docs/versions.md differs from tested_torch_versions.txt";
-  for (const auto* page : {"README.md", "docs/features.md"}) {
+  for (const auto* page : {"README.md", "docs/README.md"}) {
     const auto text = read_file(kRoot / page);
     for (const auto& full : tested)
       EXPECT_THAT(text, HasSubstr(full.substr(0, full.rfind('.')))) << page << " lacks a tested release";
