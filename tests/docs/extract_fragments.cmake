@@ -1,8 +1,8 @@
 # Writes each C++ snippet of the pages (PAGES, separated by commas, relative to ROOT) to a file below FOLDER. A test
 # includes the file in a function that declares what the snippet assumes. The second snippet below the heading
-# "Comm hooks" of docs/ddp.md is docs/ddp/comm_hooks_2.inc. Compiler messages name the lines of the page. Fails if no
-# file of SOURCES, separated by commas, includes a snippet. DIGEST is a header that changes with the snippets: tests
-# include it, so that they are compiled again.
+# "Comm hooks" of docs/ddp.md is docs/ddp/comm_hooks_2.inc. Compiler messages name the lines of the page or, for the
+# result of a diff, of the file. Fails if no file of SOURCES, separated by commas, includes a snippet. DIGEST is a header
+# that changes with the snippets: tests include it, so that they are compiled again.
 
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/read_snippets.cmake)
@@ -35,7 +35,10 @@ foreach(page ${PAGES})
     list(APPEND names ${name})
     set(file ${page_name}/${name}.inc)
     list(APPEND files ${file})
-    set(text_of_${file} "#line ${snippet_${i}_line} \"${ROOT}/${page}\"\n${snippet_${i}_text}")
+    set(text_of_${file} "${snippet_${i}_text}")
+    if(NOT snippet_${i}_is_patched)
+      string(PREPEND text_of_${file} "#line ${snippet_${i}_line} \"${ROOT}/${page}\"\n")
+    endif()
     string(APPEND all "${file}\n${text_of_${file}}\n")
     if(NOT "#include \"${file}\"" IN_LIST included)
       string(APPEND missing "\n ${ROOT}/${page}:${snippet_${i}_line}: no test compiles this snippet of "
