@@ -535,7 +535,7 @@ def test_fits_narrow_windows_and_dark_mode(page):
         page.resize(width, height)
         for scheme in ("light", "dark"):
             page.prefer(scheme)
-            page.wait("the width", f"lockstep.charts.get('loss').canvas.width <= {width} && innerWidth === {width}")
+            page.wait("the width", f"lockstep.charts.get('loss').canvas?.width <= {width} && innerWidth === {width}")
             page.wait("a redraw", "[...lockstep.charts.values()]"
                       ".every(c => !c.isVisible || c.canvas.width === Math.round(c.width))")
             assert page.js("return document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
