@@ -14,8 +14,8 @@
 
 // Overview: one start of all workers of this node, until all of them have ended.
 //
-// run() is an event loop on one thread. The warden (crew.h) starts the workers and reports their ends. watch() handles
-// their output, signals, orders of the other nodes, and timers. An attempt ends in one of these ways:
+// run() is an event loop on one thread. The supervisor (crew.h) starts the workers and reports their ends. watch()
+// handles their output, signals, orders of the other nodes, and timers. An attempt ends in one of these ways:
 //
 // - All workers end with 0.
 // - A worker fails: on_end() reports it to the cluster, so the store sends the cause to all ranks. Ranks that have
@@ -68,7 +68,7 @@ std::string Attempt::log_folder(int worker) const {
   return text(options_.launch.log_dir, "/", options_.layout.generation, "/", options_.layout.first_rank + worker);
 }
 
-// Starts workers until the channel to the warden is full; watch() runs between the calls.
+// Starts workers until the channel to the supervisor is full; watch() runs between the calls.
 void Attempt::start_some() {
   while (workers_.size() < static_cast<size_t>(options_.plan.workers) && crew_->is_ready()) start_next();
 }
@@ -163,12 +163,12 @@ void Attempt::watch() {
 void Attempt::on_event(const Crew::Event& event) {
   using Kind = Crew::Event::Kind;
   if (has_ended()) return;
-  if (event.kind == Kind::kWardenGone) {
+  if (event.kind == Kind::kSupervisorGone) {
     if (outcome_.broken.empty())
       outcome_.broken = text(
-          "the warden of the workers (pid ", crew_->warden(), ") ",
+          "the supervisor of the workers (pid ", crew_->supervisor(), ") ",
           event.why.empty() ? "was killed: all workers were killed" : text("failed, so no worker runs: ", event.why));
-    return kill_rest("killed: its warden had ended");
+    return kill_rest("killed: its supervisor had ended");
   }
   auto& worker = workers_.at(static_cast<size_t>(event.worker));
   if (event.kind == Kind::kStarted) {

@@ -25,7 +25,7 @@ class Attempt {
     const LaunchOptions& launch;
     const Plan& plan;
     const Layout& layout;
-    std::string secret;       // the warden writes it to a file for the workers; or
+    std::string secret;       // the supervisor writes it to a file for the workers; or
     std::string secret_file;  // an existing file that has the secret
   };
 

@@ -43,7 +43,7 @@ void Channel::flush() {
     if (put < 0 && errno == EAGAIN) return;
     if (put < 0 && (errno == EPIPE || errno == ECONNRESET)) return unsent_.clear();  // read_some() reports it
     if (put < 0)
-      throw SystemError(text("sendmsg between the launcher and its warden: ", std::strerror(errno),
+      throw SystemError(text("sendmsg between the launcher and its supervisor: ", std::strerror(errno),
                              "; raise the limit of open files (ulimit -n), or free memory"));
     message.sent += static_cast<size_t>(put);
     message.files.clear();
@@ -104,7 +104,8 @@ std::optional<Channel::Fields> Channel::next() {
 
 FileDescriptor Channel::take_file() {
   if (files_.empty())
-    throw SystemError("the warden did not receive a worker's output pipes; raise the limit of open files (ulimit -n)");
+    throw SystemError(
+        "the supervisor did not receive a worker's output pipes; raise the limit of open files (ulimit -n)");
   FileDescriptor first = std::move(files_.front());
   files_.erase(files_.begin());
   return first;

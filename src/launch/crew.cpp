@@ -18,7 +18,7 @@
 
 #include "base/text.h"
 #include "launch/process_tree.h"
-#include "launch/warden.h"
+#include "launch/supervisor.h"
 #include "rendezvous/net/secret.h"
 
 extern char** environ;
@@ -26,8 +26,8 @@ extern char** environ;
 namespace lockstep {
 namespace {
 
-constexpr const char* kWardenCommand = "__warden";
-constexpr auto kWardenLimit = std::chrono::seconds(15);  // the warden tries for 10 s to kill all workers
+constexpr const char* kSupervisorCommand = "__supervisor";
+constexpr auto kSupervisorLimit = std::chrono::seconds(15);  // the supervisor tries for 10 s to kill all workers
 
 [[noreturn]] void fail_crew(const std::string& call, int error) {
   const char* remedy = error == EMFILE || error == ENFILE ? "; raise the limit of open files (ulimit -n)"
@@ -38,7 +38,7 @@ constexpr auto kWardenLimit = std::chrono::seconds(15);  // the warden tries for
 }
 
 /// Executes this program again, with `end` open and its number as the second argument.
-pid_t start_warden(const FileDescriptor& end) {
+pid_t start_supervisor(const FileDescriptor& end) {
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
   ::posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
@@ -51,13 +51,13 @@ pid_t start_warden(const FileDescriptor& end) {
   ::sigaddset(&defaults, SIGPIPE);  // the launcher ignores it, workers must not
   ::posix_spawnattr_setsigdefault(&attributes, &defaults);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-  std::string name = "lockstep", command = kWardenCommand, number = std::to_string(end.get());
+  std::string name = "lockstep", command = kSupervisorCommand, number = std::to_string(end.get());
   char* argv[] = {name.data(), command.data(), number.data(), nullptr};
   pid_t pid = -1;
   const int error = ::posix_spawn(&pid, "/proc/self/exe", &files, &attributes, argv, environ);
   ::posix_spawn_file_actions_destroy(&files);
   ::posix_spawnattr_destroy(&attributes);
-  if (error != 0) fail_crew("posix_spawn of this program as the workers' warden", error);
+  if (error != 0) fail_crew("posix_spawn of this program as the workers' supervisor", error);
   return pid;
 }
 
@@ -81,15 +81,15 @@ std::pair<FileDescriptor, FileDescriptor> make_pipe() {
 
 }  // namespace
 
-std::optional<int> run_as_warden(int argc, char** argv) {
-  if (argc != 3 || std::string_view(argv[1]) != kWardenCommand) return std::nullopt;
+std::optional<int> run_as_supervisor(int argc, char** argv) {
+  if (argc != 3 || std::string_view(argv[1]) != kSupervisorCommand) return std::nullopt;
   auto end = parse_number<int>(argv[2]);
   int type = 0;
   socklen_t size = sizeof type;
   if (!end || ::getsockopt(*end, SOL_SOCKET, SO_TYPE, &type, &size) != 0) return static_cast<int>(LaunchExit::kUsage);
   ::fcntl(*end, F_SETFD, FD_CLOEXEC);  // workers must not inherit it: the channel must close when this process ends
   try {
-    return run_warden(Channel(FileDescriptor(*end)));
+    return run_supervisor(Channel(FileDescriptor(*end)));
   } catch (const std::exception& error) {
     const std::string line = text("lockstep: ", error.what(), "\n");
     [[maybe_unused]] auto told = ::write(STDERR_FILENO, line.data(), line.size());
@@ -100,8 +100,8 @@ std::optional<int> run_as_warden(int argc, char** argv) {
 
 Crew::Crew(const std::string& secret) : files_before_(raise_file_limit()), channel_{FileDescriptor()} {
   auto [mine, theirs] = Channel::make_ends();
-  warden_ = start_warden(theirs);
-  ::prlimit(warden_, RLIMIT_NOFILE, &files_before_, nullptr);  // workers inherit it
+  supervisor_ = start_supervisor(theirs);
+  ::prlimit(supervisor_, RLIMIT_NOFILE, &files_before_, nullptr);  // workers inherit it
   channel_ = Channel(std::move(mine));
   channel_.send(secret.empty() ? Channel::Fields{"folder"} : Channel::Fields{"secret", secret});
 }
@@ -127,28 +127,28 @@ std::pair<FileDescriptor, FileDescriptor> Crew::start(int worker, const WorkerSp
 void Crew::signal_all(int number) {
   if (is_over_) return;
   channel_.send({"signal", std::to_string(number)});
-  ::kill(warden_, SIGCONT);
+  ::kill(supervisor_, SIGCONT);
 }
 
 void Crew::end_all() {
   if (is_over_) return;
   is_over_ = true;
-  ::shutdown(channel_.fd(), SHUT_WR);  // the warden reads end-of-file
-  ::kill(warden_, SIGCONT);            // it may be stopped
-  reap_warden();
+  ::shutdown(channel_.fd(), SHUT_WR);  // the supervisor reads end-of-file
+  ::kill(supervisor_, SIGCONT);        // it may be stopped
+  reap_supervisor();
 }
 
-void Crew::reap_warden() {
-  const auto deadline = std::chrono::steady_clock::now() + kWardenLimit;
+void Crew::reap_supervisor() {
+  const auto deadline = std::chrono::steady_clock::now() + kSupervisorLimit;
   int status = 0;
   pid_t reaped = 0;
-  while ((reaped = ::waitpid(warden_, &status, WNOHANG)) == 0 && std::chrono::steady_clock::now() < deadline)
+  while ((reaped = ::waitpid(supervisor_, &status, WNOHANG)) == 0 && std::chrono::steady_clock::now() < deadline)
     ::poll(nullptr, 0, 1);
   if (reaped == 0) {
-    ::kill(warden_, SIGKILL);
-    ::waitpid(warden_, &status, 0);
+    ::kill(supervisor_, SIGKILL);
+    ::waitpid(supervisor_, &status, 0);
   }
-  // If the warden was killed, its descendants are now children of this process (subreaper).
+  // If the supervisor was killed, its descendants are now children of this process (subreaper).
   if (WIFSIGNALED(status)) kill_descendants();
   if (!folder_.empty()) SecretFolder::remove(folder_);
 }
@@ -173,7 +173,7 @@ std::vector<Crew::Event> Crew::read_events() {
     events.push_back(
         {kind, static_cast<int>(to_number(fields.at(1))), static_cast<int>(to_number(fields.at(2))), was_stopped});
   }
-  if (!is_there) events.push_back({.kind = Event::Kind::kWardenGone, .why = why_});
+  if (!is_there) events.push_back({.kind = Event::Kind::kSupervisorGone, .why = why_});
   return events;
 }
 

@@ -19,37 +19,37 @@ struct WorkerSpec {
   std::vector<int> cores;                // CPU affinity; empty: any
 };
 
-/// The workers of one attempt on this host, started through a warden process (warden.h). When this process ends for any
-/// reason, the workers and their descendants are killed. Not thread-safe.
+/// The workers of one attempt on this host, started through a supervisor process (supervisor.h). When this process ends
+/// for any reason, the workers and their descendants are killed. Not thread-safe.
 class Crew {
  public:
   struct Event {
-    enum class Kind { kStarted, kRefused, kEnded, kWardenGone } kind;
+    enum class Kind { kStarted, kRefused, kEnded, kSupervisorGone } kind;
     int worker = 0;            // its index
     int value = 0;             // kStarted: pid; kRefused: errno; kEnded: status of waitpid
     bool was_stopped = false;  // it was killed by a signal of signal_all()
-    std::string why{};         // kWardenGone: its error; empty if it was killed
+    std::string why{};         // kSupervisorGone: its error; empty if it was killed
   };
 
-  /// Starts the warden by executing this program again; main() must begin with run_as_warden(). Unless `secret` is
-  /// empty, the warden writes it to a file and sets LOCKSTEP_SECRET_FILE for the workers.
+  /// Starts the supervisor by executing this program again; main() must begin with run_as_supervisor(). Unless `secret`
+  /// is empty, the supervisor writes it to a file and sets LOCKSTEP_SECRET_FILE for the workers.
   explicit Crew(const std::string& secret);
   /// Calls end_all().
   ~Crew();
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  /// Returns whether all messages to the warden are sent. Start the next worker only then: otherwise open files
+  /// Returns whether all messages to the supervisor are sent. Start the next worker only then: otherwise open files
   /// accumulate in this process, and a signal would queue behind all starts.
   bool is_ready() const { return !channel_.has_unsent(); }
   /// Starts a worker; the result arrives as kStarted or kRefused. Returns nonblocking pipes of its stdout and stderr.
   std::pair<FileDescriptor, FileDescriptor> start(int worker, const WorkerSpec& spec);
 
-  /// Sends a signal to the process groups of all workers that have not ended. Resumes the warden if it is stopped.
+  /// Sends a signal to the process groups of all workers that have not ended. Resumes the supervisor if it is stopped.
   void signal_all(int number);
 
-  /// Kills all workers and their descendants and blocks until none is left. If the warden does not finish within 15 s,
-  /// it is killed as well.
+  /// Kills all workers and their descendants and blocks until none is left. If the supervisor does not finish within 15
+  /// s, it is killed as well.
   void end_all();
 
   /// Poll fd() for events(). Readable: call read_events(). Writable: call flush().
@@ -58,18 +58,18 @@ class Crew {
   void flush() { channel_.flush(); }
   std::vector<Event> read_events();
 
-  pid_t warden() const { return warden_; }
+  pid_t supervisor() const { return supervisor_; }
   /// The file in which a worker notes the folder of its training run; empty if there is none. Removed by end_all().
   std::string note_file() const { return folder_.empty() ? "" : SecretFolder::note_file(folder_); }
 
  private:
-  void reap_warden();
+  void reap_supervisor();
 
   const rlimit files_before_;  // limit of open files before it was raised; workers inherit it
   Channel channel_;
-  pid_t warden_ = -1;
-  std::string folder_;  // the warden's folder with the secret and the note
-  std::string why_;     // the warden's error
+  pid_t supervisor_ = -1;
+  std::string folder_;  // the supervisor's folder with the secret and the note
+  std::string why_;     // the supervisor's error
   bool is_over_ = false;
 };
 

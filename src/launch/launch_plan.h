@@ -52,7 +52,7 @@ struct Layout {
 };
 
 /// Returns the variables that a worker has in addition to the launcher's environment. `secret_file` is empty if the
-/// warden sets that variable.
+/// supervisor sets that variable.
 std::map<std::string, std::string> worker_variables(const LaunchOptions& options, const Plan& plan,
                                                     const Layout& layout, int local_rank,
                                                     const std::string& secret_file);

@@ -35,7 +35,7 @@ class Launch {
   LaunchExit run() {
     if (options_.dry_run) return show_plan();
     check_file_limit();
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // adopts the descendants of a killed warden
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // adopts the descendants of a killed supervisor
     auto cluster = (plan_.node.nodes == 1 ? make_single_node : make_several_nodes)(options_, plan_, find_secret());
     live_.emplace(options_.command, plan_);
     const auto begin = Clock::now();

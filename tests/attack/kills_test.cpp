@@ -1,4 +1,4 @@
-// Ranks, launchers and wardens that are killed at random moments while a job trains.
+// Ranks, launchers and supervisors that are killed at random moments while a job trains.
 
 #include <signal.h>
 
@@ -23,7 +23,7 @@ using Start = AttackedJob::Start;
 
 constexpr int kExitAfterError = 3;      // of attacked_rank
 constexpr int kExitOfKilledWorker = 4;  // of the launcher
-constexpr int kExitOfKilledWarden = 70;
+constexpr int kExitOfKilledSupervisor = 70;
 constexpr int kKilled = 128 + SIGKILL;
 constexpr auto kNoticeLimit = 400ms;
 
@@ -133,11 +133,11 @@ TEST_F(Kills, OfTheLauncherLeaveNoRankAndNoFile) {
   kill_in_20_jobs(kKilled, [](AttackedJob& job) { return job.process().pid(); });
 }
 
-TEST_F(Kills, OfTheWardenLeaveNoRankAndNoFile) {
-  kill_in_20_jobs(kExitOfKilledWarden, [](AttackedJob& job) {
-    const int warden = parent_of(job.pid(0));
-    EXPECT_EQ(parent_of(warden), job.process().pid()) << "the warden is a child of the launcher";
-    return warden;
+TEST_F(Kills, OfTheSupervisorLeaveNoRankAndNoFile) {
+  kill_in_20_jobs(kExitOfKilledSupervisor, [](AttackedJob& job) {
+    const int supervisor = parent_of(job.pid(0));
+    EXPECT_EQ(parent_of(supervisor), job.process().pid()) << "the supervisor is a child of the launcher";
+    return supervisor;
   });
 }
 

@@ -127,7 +127,7 @@ TEST_F(OtherUser, FindsNothingAndJoinsNothing) {
     const JobParts job_parts{job.variable(0, "LOCKSTEP_SECRET_FILE"), job.living(),
                              std::stoi(job.variable(0, "MASTER_PORT"))};
     ASSERT_TRUE(job_parts.secret_file.starts_with(job.temporary_files().string())) << job_parts.secret_file;
-    ASSERT_GE(job_parts.processes.size(), 4u) << "the launcher, the warden and two ranks";
+    ASSERT_GE(job_parts.processes.size(), 4u) << "the launcher, the supervisor and two ranks";
     EXPECT_THAT(accesses_of(User::kOther, job_parts), IsEmpty());
     EXPECT_THAT(accesses_of(User::kOwner, job_parts),
                 IsSupersetOf({"read the secret", "list the secret's folder", "list descriptors", "open descriptors",

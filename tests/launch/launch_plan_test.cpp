@@ -536,7 +536,7 @@ TEST(Decide, RestartsAfterAFailureWhileRestartsAreLeftAndNeverWhenToldToStop) {
   EXPECT_EQ(decide(failed, std::nullopt, 0, 1).report.exit, LaunchExit::kInternal);
   EXPECT_FALSE(decide(failed, std::nullopt, 0, 1).restart);
   failed.signal.reset();
-  EXPECT_TRUE(decide(failed, std::nullopt, 0, 1).restart) << "a warden that was killed";
+  EXPECT_TRUE(decide(failed, std::nullopt, 0, 1).restart) << "a supervisor that was killed";
   EXPECT_FALSE(decide(failed, std::nullopt, 1, 1).restart);
 }
 

@@ -208,7 +208,7 @@ class Family {
   RankProcess& launcher() { return launcher_; }
   const std::filesystem::path& folder() const { return folder_.path(); }
 
-  int warden() const { return child_of(launcher_.pid()); }
+  int supervisor() const { return child_of(launcher_.pid()); }
   int worker() const { return worker_; }
 
  private:
@@ -224,7 +224,7 @@ class Family {
   TemporaryFolder folder_;
   const std::string mark_;
   RankProcess launcher_;
-  int worker_ = 0;  // pid of one of them; the warden has other children, too
+  int worker_ = 0;  // pid of one of them; the supervisor has other children, too
 };
 
 /// All are gone within a second; says how long it took.
@@ -245,23 +245,23 @@ TEST(RunOrphans, NothingOutlivesALauncherThatIsKilled) {
   expect_all_gone(family, "the launcher");
 }
 
-TEST(RunOrphans, NothingOutlivesAWardenThatIsKilled) {
+TEST(RunOrphans, NothingOutlivesASupervisorThatIsKilled) {
   Family family(-2);
-  ASSERT_TRUE(send_signal(family.warden(), SIGKILL));
-  expect_all_gone(family, "the warden");
+  ASSERT_TRUE(send_signal(family.supervisor(), SIGKILL));
+  expect_all_gone(family, "the supervisor");
   EXPECT_EQ(family.launcher().wait(), 70);
-  EXPECT_THAT(family.launcher().output(), HasSubstr("the warden of the workers"));
+  EXPECT_THAT(family.launcher().output(), HasSubstr("the supervisor of the workers"));
 }
 
-TEST(RunOrphans, CtrlCEndsAJobWhoseWardenIsStopped) {
+TEST(RunOrphans, CtrlCEndsAJobWhoseSupervisorIsStopped) {
   for (int times : {1, 2}) {
     Family family(-2 - times);
-    const int warden = family.warden();
-    ASSERT_TRUE(send_signal(warden, SIGSTOP));
-    ASSERT_TRUE(eventually([&] { return is_stopped(std::to_string(warden)); }));
+    const int supervisor = family.supervisor();
+    ASSERT_TRUE(send_signal(supervisor, SIGSTOP));
+    ASSERT_TRUE(eventually([&] { return is_stopped(std::to_string(supervisor)); }));
     for (int i = 0; i < times; ++i) family.launcher().signal(SIGINT);
     EXPECT_EQ(family.launcher().wait(40s), 6) << family.launcher().output();
-    expect_all_gone(family, "a stopped warden's job");
+    expect_all_gone(family, "a stopped supervisor's job");
   }
 }
 
@@ -280,9 +280,9 @@ TEST(RunOrphans, NothingIsLeftAfterRandomKills) {
     SCOPED_TRACE("kill " + std::to_string(turn));
     Family family(turn);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));  // not a wait: another moment each time
-    const char* names[] = {"the launcher", "the warden", "a worker"};
+    const char* names[] = {"the launcher", "the supervisor", "a worker"};
     const int which = static_cast<int>(random() % 3);
-    const int victims[] = {family.launcher().pid(), family.warden(), family.worker()};
+    const int victims[] = {family.launcher().pid(), family.supervisor(), family.worker()};
     ASSERT_TRUE(send_signal(victims[which], SIGKILL));
     expect_all_gone(family, names[which]);
     EXPECT_EQ(family.launcher().wait(), which == 0 ? 128 + SIGKILL : which == 1 ? 70 : 4);

@@ -1,4 +1,4 @@
-#include "launch/warden.h"
+#include "launch/supervisor.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -26,18 +26,19 @@
 #include "launch/process_tree.h"
 #include "rendezvous/net/secret.h"
 
-// The warden guarantees that no worker or descendant of a worker outlives the launcher, even if the launcher is killed
-// by SIGKILL. It rests on three mechanisms:
-//   - The channel shows the end of the launcher: the warden reads end-of-file, kills all its descendants and exits.
-//   - The warden is a child subreaper. A process whose parent ends becomes a child of the warden, also after setsid()
+// The supervisor guarantees that no worker or descendant of a worker outlives the launcher, even if the launcher is
+// killed by SIGKILL. It rests on three mechanisms:
+//   - The channel shows the end of the launcher: the supervisor reads end-of-file, kills all its descendants and exits.
+//   - The supervisor is a child subreaper. A process whose parent ends becomes a child of the supervisor, also after
+//   setsid()
 //     or a double fork, so kill_descendants() finds every process.
-//   - Each worker has PR_SET_PDEATHSIG, so it is killed if the warden itself is killed. The launcher is a subreaper
+//   - Each worker has PR_SET_PDEATHSIG, so it is killed if the supervisor itself is killed. The launcher is a subreaper
 //     too, and kills the remaining descendants then. If both are killed at once, descendants of workers may survive.
 //
-// The warden blocks all signals and has its own session, so neither the terminal nor a signal to the launcher's group
-// ends it. Each worker is the leader of its own process group; "signal" messages go to the group. SIGCHLD arrives
+// The supervisor blocks all signals and has its own session, so neither the terminal nor a signal to the launcher's
+// group ends it. Each worker is the leader of its own process group; "signal" messages go to the group. SIGCHLD arrives
 // through a signalfd, next to the channel in one poll(). A process in uninterruptible sleep survives SIGKILL; the
-// warden then exits with code 1 after the limit of kill_descendants().
+// supervisor then exits with code 1 after the limit of kill_descendants().
 
 namespace lockstep {
 namespace {
@@ -49,9 +50,9 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-class Warden {
+class Supervisor {
  public:
-  explicit Warden(Channel channel) : channel_(std::move(channel)) {
+  explicit Supervisor(Channel channel) : channel_(std::move(channel)) {
     ::setsid();  // so that the terminal does not signal it
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     sigset_t all;
@@ -134,11 +135,11 @@ class Warden {
     int refusal[2];
     if (::pipe2(refusal, O_CLOEXEC) != 0) return refuse(order.at(1), errno);
     FileDescriptor told(refusal[0]), tell(refusal[1]);
-    const pid_t warden = ::getpid();
+    const pid_t supervisor = ::getpid();
     const pid_t pid = ::fork();
     if (pid < 0) return refuse(order.at(1), errno);
     if (pid == 0) {
-      become(warden, out.get(), err.get(), cores);
+      become(supervisor, out.get(), err.get(), cores);
       ::execvpe(argv[0], argv.data(), envp.data());
       const int error = errno;
       [[maybe_unused]] auto written = ::write(tell.get(), &error, sizeof error);
@@ -156,10 +157,10 @@ class Warden {
   }
 
   /// Runs in the forked child: sets up process group, affinity, stdio and signals of the worker.
-  static void become(pid_t warden, int out, int err, const cpu_set_t& cores) {
+  static void become(pid_t supervisor, int out, int err, const cpu_set_t& cores) {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != warden) ::_exit(127);
+    if (::getppid() != supervisor) ::_exit(127);
     if (CPU_COUNT(&cores) > 0) ::sched_setaffinity(0, sizeof cores, &cores);
     int in = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     ::dup2(in, 0);
@@ -205,12 +206,12 @@ class Warden {
 
 }  // namespace
 
-int run_warden(Channel channel) {
-  Warden warden(std::move(channel));
+int run_supervisor(Channel channel) {
+  Supervisor supervisor(std::move(channel));
   try {
-    return warden.run();
+    return supervisor.run();
   } catch (const std::exception& error) {
-    warden.tell_failure(error.what());
+    supervisor.tell_failure(error.what());
     kill_descendants();
     return static_cast<int>(LaunchExit::kInternal);
   }
