@@ -14,8 +14,8 @@
 
 // Overview: one start of all workers of this node, until all of them have ended.
 //
-// run() is an event loop on one thread. The supervisor (crew.h) starts the workers and reports their ends. watch()
-// handles their output, signals, orders of the other nodes, and timers. An attempt ends in one of these ways:
+// run() is an event loop on one thread. The supervisor (worker_processes.h) starts the workers and reports their ends.
+// watch() handles their output, signals, orders of the other nodes, and timers. An attempt ends in one of these ways:
 //
 // - All workers end with 0.
 // - A worker fails: on_end() reports it to the cluster, so the store sends the cause to all ranks. Ranks that have
@@ -49,13 +49,13 @@ Attempt::Attempt(const Options& options, Cluster* cluster, Signals* signals, Con
 
 Verdict Attempt::run() {
   memory_kills_ = machine_.out_of_memory_kills().value_or(0);
-  crew_ = std::make_unique<Crew>(options_.secret);
+  processes_ = std::make_unique<WorkerProcesses>(options_.secret);
   silence_.emplace(Clock::now());
   live_->begin(options_.layout);
   start_some();
   while (!has_ended()) watch();
   update_live_files();  // reads the note, which end_all() removes
-  crew_->end_all();
+  processes_->end_all();
   finish_output();
   update_live_files();
   cluster_->tell_outcome(outcome_);
@@ -70,7 +70,7 @@ std::string Attempt::log_folder(int worker) const {
 
 // Starts workers until the channel to the supervisor is full; watch() runs between the calls.
 void Attempt::start_some() {
-  while (workers_.size() < static_cast<size_t>(options_.plan.workers) && crew_->is_ready()) start_next();
+  while (workers_.size() < static_cast<size_t>(options_.plan.workers) && processes_->is_ready()) start_next();
 }
 
 void Attempt::start_next() {
@@ -82,7 +82,7 @@ void Attempt::start_next() {
   // The file of a worker's output gets lines, not every state of a progress bar.
   if (console_->is_terminal(Console::Stream::kOut) && routes.out.to_console && !routes.out.to_file)
     spec.environment.push_back(text("LOCKSTEP_TERMINAL=", columns_after(prefix)));
-  auto [out, err] = crew_->start(index, spec);
+  auto [out, err] = processes_->start(index, spec);
   auto& worker = workers_.emplace_back();
   worker.started = Clock::now();
   const auto folder = log_folder(index);
@@ -130,7 +130,7 @@ bool Attempt::is_due(const std::optional<Clock::time_point>& time) const {
 // One iteration of the event loop, while workers run here or on other nodes.
 void Attempt::watch() {
   std::vector<pollfd> files{{signals_->fd(), POLLIN, 0},
-                            {has_ended() ? -1 : crew_->fd(), crew_->events(), 0},
+                            {has_ended() ? -1 : processes_->fd(), processes_->events(), 0},
                             {cluster_->fd(), POLLIN, 0},
                             {console_->waits_for(), POLLOUT, 0}};
   const size_t fixed = files.size();
@@ -149,8 +149,8 @@ void Attempt::watch() {
   if (files[2].revents != 0)
     while (auto order = cluster_->next_order()) *order == 0 ? stop_after_failure() : stop(*order);
   if ((files[1].revents & ~POLLOUT) != 0 && !has_ended())
-    for (const auto& event : crew_->read_events()) on_event(event);
-  if ((files[1].revents & POLLOUT) != 0 && !has_ended()) crew_->flush();
+    for (const auto& event : processes_->read_events()) on_event(event);
+  if ((files[1].revents & POLLOUT) != 0 && !has_ended()) processes_->flush();
   start_some();
   mention_missing_ranks();
   if (has_news_ || Clock::now() >= live_->due()) update_live_files();
@@ -160,13 +160,13 @@ void Attempt::watch() {
                    std::chrono::duration<double>(options_.launch.grace).count(), " s"));
 }
 
-void Attempt::on_event(const Crew::Event& event) {
-  using Kind = Crew::Event::Kind;
+void Attempt::on_event(const WorkerProcesses::Event& event) {
+  using Kind = WorkerProcesses::Event::Kind;
   if (has_ended()) return;
   if (event.kind == Kind::kSupervisorGone) {
     if (outcome_.broken.empty())
       outcome_.broken = text(
-          "the supervisor of the workers (pid ", crew_->supervisor(), ") ",
+          "the supervisor of the workers (pid ", processes_->supervisor(), ") ",
           event.why.empty() ? "was killed: all workers were killed" : text("failed, so no worker runs: ", event.why));
     return kill_rest("killed: its supervisor had ended");
   }
@@ -217,9 +217,9 @@ void Attempt::on_end(int index, const Ending& ending) {
 
 void Attempt::on_signal(int number) {
   if (number == SIGTSTP) {  // Ctrl-Z stops the job, fg resumes it
-    crew_->signal_all(SIGSTOP);
+    processes_->signal_all(SIGSTOP);
     ::raise(SIGSTOP);
-    return crew_->signal_all(SIGCONT);
+    return processes_->signal_all(SIGCONT);
   }
   if (number == SIGINT && outcome_.signal) {
     if (!has_ended()) print_status("killing the workers");
@@ -237,7 +237,7 @@ void Attempt::stop(int number) {
   // Schedulers send SIGUSR1 long before they end the job: workers finish their work and exit on their own. If not all
   // workers were started, they cannot.
   const bool all_started = workers_.size() == static_cast<size_t>(options_.plan.workers);
-  if (number == SIGUSR1 && all_started) return crew_->signal_all(number);
+  if (number == SIGUSR1 && all_started) return processes_->signal_all(number);
   ask_to_end(number == SIGHUP ? SIGTERM : number);
 }
 
@@ -253,13 +253,13 @@ void Attempt::stop_after_failure() {
 
 void Attempt::ask_to_end(int signal) {
   ask_at_.reset();
-  crew_->signal_all(signal);
+  processes_->signal_all(signal);
   if (!kill_at_) kill_at_ = Clock::now() + options_.launch.grace;
   skip_rest();
 }
 
 void Attempt::kill_rest(const std::string& why) {
-  crew_->end_all();
+  processes_->end_all();
   is_stopping_ = true;
   skip_rest();
   for (size_t index = 0; index < workers_.size(); ++index)
@@ -322,7 +322,7 @@ void Attempt::update_live_files() {
     worker.how = end.how;
     worker.seconds = end.seconds;
   }
-  live_->update(crew_->note_file(), std::move(workers));
+  live_->update(processes_->note_file(), std::move(workers));
 }
 
 void Attempt::print_status(const std::string& line) {

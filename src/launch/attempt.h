@@ -10,10 +10,10 @@
 #include "base/wait_notice.h"
 #include "launch/cluster.h"
 #include "launch/console.h"
-#include "launch/crew.h"
 #include "launch/live_files.h"
 #include "launch/machine.h"
 #include "launch/output.h"
+#include "launch/worker_processes.h"
 
 namespace lockstep {
 
@@ -59,7 +59,7 @@ class Attempt {
 
   void watch();
   int time_left() const;
-  void on_event(const Crew::Event& event);
+  void on_event(const WorkerProcesses::Event& event);
   void on_end(int worker, const Ending& ending);
   void on_signal(int number);
   void stop(int number);
@@ -79,7 +79,7 @@ class Attempt {
   LiveFiles* const live_;
   const Machine machine_;
   std::deque<Worker> workers_;  // started so far; skip_rest() adds the others
-  std::unique_ptr<Crew> crew_;
+  std::unique_ptr<WorkerProcesses> processes_;
   std::optional<Clock::time_point> ask_at_;   // after a failure: when to send SIGTERM
   std::optional<Clock::time_point> kill_at_;  // after a signal: when to send SIGKILL
   std::optional<WaitNotice> silence_;         // set while no worker has printed anything and ranks are missing

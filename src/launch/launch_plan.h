@@ -8,9 +8,9 @@
 #include <lockstep/environment.h>
 #include <lockstep/launch_options.h>
 
-#include "launch/crew.h"
 #include "launch/machine.h"
 #include "launch/nodes.h"
+#include "launch/worker_processes.h"
 #include "rendezvous/net/socket.h"
 
 namespace lockstep {

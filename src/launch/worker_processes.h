@@ -21,7 +21,7 @@ struct WorkerSpec {
 
 /// The workers of one attempt on this host, started through a supervisor process (supervisor.h). When this process ends
 /// for any reason, the workers and their descendants are killed. Not thread-safe.
-class Crew {
+class WorkerProcesses {
  public:
   struct Event {
     enum class Kind { kStarted, kRefused, kEnded, kSupervisorGone } kind;
@@ -33,11 +33,11 @@ class Crew {
 
   /// Starts the supervisor by executing this program again; main() must begin with run_as_supervisor(). Unless `secret`
   /// is empty, the supervisor writes it to a file and sets LOCKSTEP_SECRET_FILE for the workers.
-  explicit Crew(const std::string& secret);
+  explicit WorkerProcesses(const std::string& secret);
   /// Calls end_all().
-  ~Crew();
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  ~WorkerProcesses();
+  WorkerProcesses(const WorkerProcesses&) = delete;
+  WorkerProcesses& operator=(const WorkerProcesses&) = delete;
 
   /// Returns whether all messages to the supervisor are sent. Start the next worker only then: otherwise open files
   /// accumulate in this process, and a signal would queue behind all starts.

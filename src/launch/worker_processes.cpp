@@ -1,4 +1,4 @@
-#include "launch/crew.h"
+#include "launch/worker_processes.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -29,7 +29,7 @@ namespace {
 constexpr const char* kSupervisorCommand = "__supervisor";
 constexpr auto kSupervisorLimit = std::chrono::seconds(15);  // the supervisor tries for 10 s to kill all workers
 
-[[noreturn]] void fail_crew(const std::string& call, int error) {
+[[noreturn]] void throw_system_error(const std::string& call, int error) {
   const char* remedy = error == EMFILE || error == ENFILE ? "; raise the limit of open files (ulimit -n)"
                        : error == EAGAIN || error == ENOMEM
                            ? "; raise the limit of processes (ulimit -u) or free memory"
@@ -57,7 +57,7 @@ pid_t start_supervisor(const FileDescriptor& end) {
   const int error = ::posix_spawn(&pid, "/proc/self/exe", &files, &attributes, argv, environ);
   ::posix_spawn_file_actions_destroy(&files);
   ::posix_spawnattr_destroy(&attributes);
-  if (error != 0) fail_crew("posix_spawn of this program as the workers' supervisor", error);
+  if (error != 0) throw_system_error("posix_spawn of this program as the workers' supervisor", error);
   return pid;
 }
 
@@ -73,7 +73,7 @@ rlimit raise_file_limit() {
 
 std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail_crew("pipe for a worker's output", errno);
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw_system_error("pipe for a worker's output", errno);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   ::fcntl(ends[0], F_SETPIPE_SZ, 1 << 20);  // fewer reads for much output; failure is harmless
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
@@ -98,7 +98,8 @@ std::optional<int> run_as_supervisor(int argc, char** argv) {
   }
 }
 
-Crew::Crew(const std::string& secret) : files_before_(raise_file_limit()), channel_{FileDescriptor()} {
+WorkerProcesses::WorkerProcesses(const std::string& secret)
+    : files_before_(raise_file_limit()), channel_{FileDescriptor()} {
   auto [mine, theirs] = Channel::make_ends();
   supervisor_ = start_supervisor(theirs);
   ::prlimit(supervisor_, RLIMIT_NOFILE, &files_before_, nullptr);  // workers inherit it
@@ -106,12 +107,12 @@ Crew::Crew(const std::string& secret) : files_before_(raise_file_limit()), chann
   channel_.send(secret.empty() ? Channel::Fields{"folder"} : Channel::Fields{"secret", secret});
 }
 
-Crew::~Crew() {
+WorkerProcesses::~WorkerProcesses() {
   end_all();
   ::setrlimit(RLIMIT_NOFILE, &files_before_);
 }
 
-std::pair<FileDescriptor, FileDescriptor> Crew::start(int worker, const WorkerSpec& spec) {
+std::pair<FileDescriptor, FileDescriptor> WorkerProcesses::start(int worker, const WorkerSpec& spec) {
   auto [out, out_end] = make_pipe();
   auto [err, err_end] = make_pipe();
   std::vector<std::string> cores;
@@ -124,13 +125,13 @@ std::pair<FileDescriptor, FileDescriptor> Crew::start(int worker, const WorkerSp
   return {std::move(out), std::move(err)};
 }
 
-void Crew::signal_all(int number) {
+void WorkerProcesses::signal_all(int number) {
   if (is_over_) return;
   channel_.send({"signal", std::to_string(number)});
   ::kill(supervisor_, SIGCONT);
 }
 
-void Crew::end_all() {
+void WorkerProcesses::end_all() {
   if (is_over_) return;
   is_over_ = true;
   ::shutdown(channel_.fd(), SHUT_WR);  // the supervisor reads end-of-file
@@ -138,7 +139,7 @@ void Crew::end_all() {
   reap_supervisor();
 }
 
-void Crew::reap_supervisor() {
+void WorkerProcesses::reap_supervisor() {
   const auto deadline = std::chrono::steady_clock::now() + kSupervisorLimit;
   int status = 0;
   pid_t reaped = 0;
@@ -153,7 +154,7 @@ void Crew::reap_supervisor() {
   if (!folder_.empty()) SecretFolder::remove(folder_);
 }
 
-std::vector<Crew::Event> Crew::read_events() {
+std::vector<WorkerProcesses::Event> WorkerProcesses::read_events() {
   std::vector<Event> events;
   const bool is_there = channel_.read_some();
   while (auto said = channel_.next()) {
