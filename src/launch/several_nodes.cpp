@@ -183,9 +183,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
     const std::string mine = pack({LOCKSTEP_VERSION_STRING, process.host, std::to_string(process.pid),
                                    std::to_string(plan_.workers), std::to_string(plan_.node.nodes), plan_.job_id,
                                    shown(in_shell(options_.command)), secret_.hmac(pack(options_.command))});
-    const auto found =
-        client_->call(Verb::kEnrol, {node_key(plan_.node.rank), mine, me(), process.host, process.host_id,
-                                     std::to_string(process.pid), std::to_string(to_ms(kSilence))});
+    const auto found = client_->call(Verb::kJoin, {node_key(plan_.node.rank), mine, me(), process.host, process.host_id,
+                                                   std::to_string(process.pid), std::to_string(to_ms(kSilence))});
     if (found.at(0) != mine) {
       const auto other = unpack(found.at(0));
       is_over_ = true;  // not a member: the other nodes must not be notified

@@ -174,13 +174,13 @@ TEST_F(Failures, ARankThatMadeNoCallWhenAnotherDiedIsToldAtItsNext) {
   expect_survivors_told(ranks, 2, "PeerError", 1s, who(ranks, 2) + " is gone");
 }
 
-TEST_F(Failures, ARankKilledDuringTheRollCallIsNamedAtOnce) {
+TEST_F(Failures, ARankKilledDuringTheWaitForAllRanksIsNamedAtOnce) {
   auto ranks = job("joins_only", 3);
   ranks.start(0);
   ranks.start(1);
-  // A look at the job's own store tells when rank 1 has enrolled; rank 2 never comes.
+  // A look at the job's own store tells when rank 1 has joined; rank 2 never comes.
   ::setenv("XDG_STATE_HOME", folder_.path().c_str(), 1);
-  TcpStore({.port = ranks.port(), .timeout = 30s}).wait({"start/0/roll_call/0/0", "start/0/roll_call/0/1"}, 30s);
+  TcpStore({.port = ranks.port(), .timeout = 30s}).wait({"start/0/join_request/0/0", "start/0/join_request/0/1"}, 30s);
   ::unsetenv("XDG_STATE_HOME");
   auto begin = Clock::now();
   ranks[1].signal(SIGKILL);

@@ -22,7 +22,7 @@ using testing::HasSubstr;
 /// A rank of two, at the store of a host.
 struct Rank {
   Rank(const StoreHost& host, int rank, int joins_before) : client(host.connect()) {
-    enrol(*client, 10 * joins_before + rank);  // a key of its own
+    join(*client, 10 * joins_before + rank);  // a key of its own
     job =
         std::make_unique<Job>(std::vector<Peer>(2), rank, joins_before, make_remote_store(client), "", client, nullptr);
   }

@@ -107,8 +107,8 @@ struct Member {
                              generation, std::chrono::steady_clock::now() + std::chrono::seconds(20)});
     const auto me = this_process();
     line->listen(&listener);
-    line->call(Verb::kEnrol, {"rank/" + std::to_string(rank), "here", std::to_string(rank), me.host, me.host_id,
-                              std::to_string(me.pid), "5000"});
+    line->call(Verb::kJoin, {"rank/" + std::to_string(rank), "here", std::to_string(rank), me.host, me.host_id,
+                             std::to_string(me.pid), "5000"});
     for (int other = 0; other < environment.world_size; ++other) {
       StoreClient::Fields late;
       line->call(Verb::kGet, {"rank/" + std::to_string(other)},

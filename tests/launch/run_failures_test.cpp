@@ -189,7 +189,7 @@ TEST(RunRestarts, GivesEveryGenerationAStoreOfItsOwnAtThePortItWasGiven) {
       {"-n", "2", "--max-restarts", "1", "--restart-delay", "0", "--master-port", port, LAUNCHED, "meet", "exit"});
   EXPECT_EQ(run.code, 3);
   auto lines = lines_after(run.output, "[0] told before SIGTERM: ");
-  EXPECT_EQ(lines.size(), 2u) << "the second could enrol again under the same name:\n" << run.output;
+  EXPECT_EQ(lines.size(), 2u) << "the second could join again under the same name:\n" << run.output;
 }
 
 TEST(RunRestarts, GivesUpACrashLoopWithTheCount) {

@@ -342,7 +342,7 @@ TEST_F(RunNodes, RefuseAnotherVersionAndNameBoth) {
                              std::vector<std::string>{"9.9.9", "elsewhere", "and what that version adds"}}) {
     auto& first = start(0, 2, {"true"});
     StoreClient other({{address_, port_}, key, kLaunchers, Clock::now() + 60s, 30s});
-    other.call(Verb::kEnrol, {"launch/node/1", pack(fields), "1", "elsewhere", "elsewhere", "4711", "30000"});
+    other.call(Verb::kJoin, {"launch/node/1", pack(fields), "1", "elsewhere", "elsewhere", "4711", "30000"});
     EXPECT_EQ(first.wait(), 2);
     EXPECT_THAT(first.output(),
                 AllOf(HasSubstr("node 1 on elsewhere has lockstep 9.9.9, node 0 has " LOCKSTEP_VERSION_STRING),

@@ -20,7 +20,7 @@ StoreMessage notice_of(const std::string& message, const std::string& group = "w
 }
 
 TEST_F(CoordinatorTest, TellsEveryoneTheFirstCause) {
-  enrol_all();
+  join_all();
   report(1, "certain", "first", 1);
   auto messages = heard();
   const auto notice = notice_of("first");
@@ -38,7 +38,7 @@ TEST_F(CoordinatorTest, TellsEveryoneTheFirstCause) {
 }
 
 TEST_F(CoordinatorTest, AnswersReportsAfterADeathWithTheDeath) {
-  enrol_all();
+  join_all();
   lose(2);
   heard();
   for (const std::string certainty : {"certain", "symptom"}) {
@@ -48,7 +48,7 @@ TEST_F(CoordinatorTest, AnswersReportsAfterADeathWithTheDeath) {
 }
 
 TEST_F(CoordinatorTest, KeepsTheFirstDeathForTheCause) {
-  enrol_all();
+  join_all();
   lose(2);
   heard();
   lose(3);  // as a consequence, perhaps
@@ -58,7 +58,7 @@ TEST_F(CoordinatorTest, KeepsTheFirstDeathForTheCause) {
 }
 
 TEST_F(CoordinatorTest, HoldsASymptomUntilTheDeathThatExplainsIt) {
-  enrol_all();
+  join_all();
   report(1, "symptom", "the connection to rank 1 broke", 1);
   pass(Coordinator::kDiagnosis - 1ms);
   EXPECT_THAT(heard(), IsEmpty());
@@ -75,7 +75,7 @@ TEST_F(CoordinatorTest, HoldsASymptomUntilTheDeathThatExplainsIt) {
 }
 
 TEST_F(CoordinatorTest, TakesASymptomForTheCauseWhenNothingFollows) {
-  enrol(1, 0, 1h);
+  join(1, 0, 1h);
   report(1, "symptom", "first", 1);
   report(2, "symptom", "second", 2);
   report(2, "symptom", "of another group", 3, "halves");
@@ -102,7 +102,7 @@ TEST_F(CoordinatorTest, ForgetsTheSymptomOfOneWhoIsLost) {
 }
 
 TEST_F(CoordinatorTest, LetsAnAnnouncedReportGoBeforeSymptoms) {
-  enrol(3, 2, 1h);
+  join(3, 2, 1h);
   say(1, Verb::kWillReport, {"world"});
   report(2, "symptom", "symptom", 2);
   pass(Coordinator::kAnnounced - 1ms);
@@ -129,7 +129,7 @@ TEST_F(CoordinatorTest, AnnouncesForOneGroupOnly) {
 }
 
 TEST_F(CoordinatorTest, AsksAllRanksAndGivesTheirAnswers) {
-  enrol_all();
+  join_all();
   coordinator_.connected(4);
   heard();
   say(4, Verb::kAsk, {"world", "call 7"}, 9);
@@ -152,7 +152,7 @@ TEST_F(CoordinatorTest, AsksAllRanksAndGivesTheirAnswers) {
 }
 
 TEST_F(CoordinatorTest, AnswersAQuestionWithoutThoseWhoAreTooSlow) {
-  enrol_all();
+  join_all();
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   const auto id = std::to_string(heard()[2].at(0).id);
   say(2, Verb::kAnswer, {id, "waiting"});
@@ -163,7 +163,7 @@ TEST_F(CoordinatorTest, AnswersAQuestionWithoutThoseWhoAreTooSlow) {
 }
 
 TEST_F(CoordinatorTest, AnswersAQuestionWithoutThoseWhoAreLostMeanwhile) {
-  enrol_all();
+  join_all();
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   const auto id = std::to_string(heard()[2].at(0).id);
   say(1, Verb::kAnswer, {id, "waiting"});
@@ -178,7 +178,7 @@ TEST_F(CoordinatorTest, AnswersAQuestionAtOnceWhenThereIsNobodyToAsk) {
 }
 
 TEST_F(CoordinatorTest, ForgetsTheQuestionOfOneWhoIsLost) {
-  enrol(2, 1);
+  join(2, 1);
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   const auto id = std::to_string(heard()[2].at(0).id);
   lose(1);
@@ -187,7 +187,7 @@ TEST_F(CoordinatorTest, ForgetsTheQuestionOfOneWhoIsLost) {
 }
 
 TEST_F(CoordinatorTest, HasSignsWhenEveryRankHasAnswered) {
-  enrol_all();
+  join_all();
   coordinator_.end_job({ErrorKind::kPeer, "it is over"}, now_);
   coordinator_.request_acknowledgements(now_);
   const auto messages = heard();
@@ -203,7 +203,7 @@ TEST_F(CoordinatorTest, HasSignsWhenEveryRankHasAnswered) {
 }
 
 TEST_F(CoordinatorTest, DoesNotWaitForSignsOfThoseWhoAreFrozenOrLost) {
-  enrol_all();
+  join_all();
   coordinator_.request_acknowledgements(now_);
   const auto question = std::to_string(heard()[1].at(0).id);
   say(1, Verb::kAnswer, {question, ""});
@@ -222,7 +222,7 @@ TEST_F(CoordinatorTest, HasSignsAtOnceWhenThereIsNoRank) {
 }
 
 TEST_F(CoordinatorTest, TellsTheOthersWhoHasLeftAGroup) {
-  enrol_all();
+  join_all();
   say(2, Verb::kLeave, {"world", "12", "3", "group/world|"});
   auto messages = heard();
   const StoreMessage left{Verb::kLeft, 0, {"1", "world", "12"}};
@@ -232,7 +232,7 @@ TEST_F(CoordinatorTest, TellsTheOthersWhoHasLeftAGroup) {
 }
 
 TEST_F(CoordinatorTest, ErasesTheKeysOfAGroupOnceAllItsRanksHaveLeft) {
-  enrol_all();
+  join_all();
   const auto before = coordinator_.keys();
   for (const auto* key : {"group/a|made/0", "group/a|made/1", "group/a/1|made/0"}) say(1, Verb::kSet, {key, "value"});
   say(1, Verb::kLeave, {"a", "3", "2", "group/a|"});
@@ -243,7 +243,7 @@ TEST_F(CoordinatorTest, ErasesTheKeysOfAGroupOnceAllItsRanksHaveLeft) {
 }
 
 TEST_F(CoordinatorTest, LetsARankGoThatSaysGoodbye) {
-  enrol_all();
+  join_all();
   say(2, Verb::kGoodbye, {"", ""});
   EXPECT_EQ(answer_to(2), StoreMessage{Verb::kClosing});
   EXPECT_EQ(coordinator_.members(), 2u);
@@ -252,7 +252,7 @@ TEST_F(CoordinatorTest, LetsARankGoThatSaysGoodbye) {
 }
 
 TEST_F(CoordinatorTest, TellsAllWhyARankGaveUp) {
-  enrol_all();
+  join_all();
   say(2, Verb::kGoodbye, {"TimeoutError", "its data is missing"});
   auto messages = heard();
   for (Connection name : {1, 3})
@@ -263,7 +263,7 @@ TEST_F(CoordinatorTest, TellsAllWhyARankGaveUp) {
 }
 
 TEST_F(CoordinatorTest, KeepsHalfAnAnswerToItself) {
-  enrol(1, 0);
+  join(1, 0);
   say(2, Verb::kAsk, {"world", "call 7"}, 9);
   const auto id = std::to_string(heard()[1].at(0).id);
   EXPECT_THROW(say(1, Verb::kAnswer, {id}), ProtocolError);
@@ -272,7 +272,7 @@ TEST_F(CoordinatorTest, KeepsHalfAnAnswerToItself) {
 }
 
 TEST_F(CoordinatorTest, TakesARankThatEndsAfterItBlamedAnotherForAConsequence) {
-  for (int rank : {0, 1, 2}) enrol(static_cast<Connection>(rank + 1), rank, 1h);
+  for (int rank : {0, 1, 2}) join(static_cast<Connection>(rank + 1), rank, 1h);
   say(1, Verb::kBlame, {"TimeoutError", "rank 2 is late", "2", "late", "0"});
   say(2, Verb::kBlame, {"PeerError", "rank 0 is gone", "0", "gone", ""});  // the first counts
   EXPECT_THAT(heard(), IsEmpty()) << "the launcher alone wants to know";
@@ -284,8 +284,8 @@ TEST_F(CoordinatorTest, TakesARankThatEndsAfterItBlamedAnotherForAConsequence) {
 }
 
 TEST_F(CoordinatorTest, ForgetsABlameThatNobodyEndedFor) {
-  enrol(1, 0, 1h);
-  enrol(2, 1, 1h);
+  join(1, 0, 1h);
+  join(2, 1, 1h);
   say(1, Verb::kBlame, {"TimeoutError", "rank 1 is late", "1", "late", ""});
   pass(Coordinator::kConsequence + 1ms);
   lose(1);
@@ -294,24 +294,24 @@ TEST_F(CoordinatorTest, ForgetsABlameThatNobodyEndedFor) {
 }
 
 TEST_F(CoordinatorTest, ForgetsABlameWhenARankJoinsAgain) {
-  enrol(1, 0);
-  enrol(2, 1);
+  join(1, 0);
+  join(2, 1);
   say(1, Verb::kBlame, {"TimeoutError", "rank 1 is late", "1", "late", ""});
   say(1, Verb::kGoodbye, {"", ""});
-  say(3, Verb::kEnrol, {"1/rank/0", "again", "0", "node0", "boot elsewhere", "4000", "5000"}, 7);
+  say(3, Verb::kJoin, {"1/rank/0", "again", "0", "node0", "boot elsewhere", "4000", "5000"}, 7);
   lose(3);
   EXPECT_EQ(coordinator_.first_failure()->culprit, (Culprit{0, CulpritRole::kGone}));
 }
 
 TEST_F(CoordinatorTest, HearsNoBlameFromStrangersToTheJob) {
-  enrol(1, 0);
+  join(1, 0);
   say(2, Verb::kBlame, {"PeerError", "it is rank 7", "7", "gone", ""});
   lose(1);
   EXPECT_EQ(coordinator_.first_failure()->culprit, (Culprit{0, CulpritRole::kGone}));
 }
 
 TEST_F(CoordinatorTest, NamesARankThatGivesUpOnce) {
-  enrol_all();
+  join_all();
   say(2, Verb::kGoodbye, {"TimeoutError", "rank 1: its data is missing"});
   EXPECT_EQ(heard()[1].at(0).fields.at(2), "rank 1 (pid 4001 on node1) gave up: its data is missing");
 }

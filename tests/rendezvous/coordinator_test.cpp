@@ -25,7 +25,7 @@ TEST_F(CoordinatorTest, WelcomesWithTheNameOfTheHost) {
 TEST_F(CoordinatorTest, CallsTheProcessesOfALaunchersStoreLaunchers) {
   Coordinator launchers({"the launcher of node 0", {"node0", "boot", 4000}}, Coordinator::Members::kLaunchers);
   launchers.connected(1);
-  launchers.received(1, {Verb::kEnrol, 1, {"node/2", "here", "2", "node2", "boot", "4002", "5000"}}, now_);
+  launchers.received(1, {Verb::kJoin, 1, {"node/2", "here", "2", "node2", "boot", "4002", "5000"}}, now_);
   launchers.lost(1, "its connection was closed", now_);
   EXPECT_EQ(launchers.job_failure()->message,
             "the launcher of node 2 (pid 4002 on node2) is gone: its connection was closed");
@@ -131,7 +131,7 @@ TEST_F(CoordinatorTest, WakesThoseWhoWaitForANumberOrARank) {
   say(2, Verb::kAdd, {"n", "3"}, 2);
   EXPECT_EQ(heard()[1], std::vector{done(1, {"3"})});
   say(1, Verb::kGet, {"rank/1"}, 3);
-  say(2, Verb::kEnrol, {"rank/1", "here", "1", "node1", "id", "4001", "5000"}, 4);
+  say(2, Verb::kJoin, {"rank/1", "here", "1", "node1", "id", "4001", "5000"}, 4);
   EXPECT_EQ(heard()[1], std::vector{done(3, {"here"})});
 }
 
@@ -185,10 +185,10 @@ TEST_F(CoordinatorTest, RefusesASumThatIsTooLarge) {
 }
 
 TEST_F(CoordinatorTest, GivesARankToTheFirstWhoClaimsIt) {
-  say(1, Verb::kEnrol, {"rank/0", "first", "0", "node0", "id", "4000", "5000"}, 1);
+  say(1, Verb::kJoin, {"rank/0", "first", "0", "node0", "id", "4000", "5000"}, 1);
   EXPECT_EQ(answer_to(1), done(1, {"first"}));
   EXPECT_EQ(coordinator_.members(), 1u);
-  say(2, Verb::kEnrol, {"rank/0", "second", "0", "node1", "id", "4001", "5000"}, 2);
+  say(2, Verb::kJoin, {"rank/0", "second", "0", "node1", "id", "4001", "5000"}, 2);
   EXPECT_EQ(answer_to(2), done(2, {"first"}));
   EXPECT_EQ(coordinator_.members(), 1u);
   lose(2);  // who has no rank may go
@@ -196,7 +196,7 @@ TEST_F(CoordinatorTest, GivesARankToTheFirstWhoClaimsIt) {
 }
 
 TEST_F(CoordinatorTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
-  enrol_all();
+  join_all();
   coordinator_.connected(4);
   heard();
   say(4, Verb::kGet, {"never"}, 7);
@@ -226,7 +226,7 @@ TEST_F(CoordinatorTest, TellsAllWhichRankIsLostAndWhatItWasDoing) {
 }
 
 TEST_F(CoordinatorTest, RemembersTheLastThatARankSaidItWasDoing) {
-  enrol_all();
+  join_all();
   now_ += 20ms;
   say(2, Verb::kBeat, {"", ""});  // it has begun nothing yet
   lose(2);
@@ -234,7 +234,7 @@ TEST_F(CoordinatorTest, RemembersTheLastThatARankSaidItWasDoing) {
 }
 
 TEST_F(CoordinatorTest, AnswersLateComersOfAFailedJobAtOnce) {
-  enrol_all();
+  join_all();
   say(1, Verb::kSet, {"there", "value"}, 1);
   lose(2);
   heard();
@@ -244,14 +244,14 @@ TEST_F(CoordinatorTest, AnswersLateComersOfAFailedJobAtOnce) {
   EXPECT_EQ(answer_to(1), done(3, {"value"}));
   coordinator_.connected(4);
   heard();
-  say(4, Verb::kEnrol, {"rank/3", "here", "3", "node3", "id", "4003", "5000"}, 4);
+  say(4, Verb::kJoin, {"rank/3", "here", "3", "node3", "id", "4003", "5000"}, 4);
   EXPECT_EQ(answer_to(4).verb, Verb::kFailed);
   EXPECT_EQ(coordinator_.members(), 2u);
 }
 
 TEST_F(CoordinatorTest, NamesARankThatIsSilentBeyondItsLimit) {
-  enrol(1, 0, 5s);
-  enrol(2, 1, 2s);
+  join(1, 0, 5s);
+  join(2, 1, 2s);
   say(2, Verb::kBeat, {"in broadcast 3", ""});
   heard();
   pass(1999ms);
@@ -269,7 +269,7 @@ TEST_F(CoordinatorTest, NamesARankThatIsSilentBeyondItsLimit) {
 }
 
 TEST_F(CoordinatorTest, TakesAnyMessageForASignOfLife) {
-  enrol(1, 0, 2s);
+  join(1, 0, 2s);
   for (int round = 0; round < 5; ++round) {
     pass(1900ms);
     say(1, Verb::kCheck, {"key"}, 1);
@@ -278,7 +278,7 @@ TEST_F(CoordinatorTest, TakesAnyMessageForASignOfLife) {
 }
 
 TEST_F(CoordinatorTest, DoesNotMissARankThatADebuggerHolds) {
-  enrol(1, 0, 2s);
+  join(1, 0, 2s);
   say(1, Verb::kBeat, {"in step 1", "traced"});
   heard();
   pass(1h);
@@ -290,7 +290,7 @@ TEST_F(CoordinatorTest, DoesNotMissARankThatADebuggerHolds) {
 }
 
 TEST_F(CoordinatorTest, ExcusesTheSilenceThatItsOwnSleepCaused) {
-  enrol(1, 0, 2s);
+  join(1, 0, 2s);
   now_ += 1h;
   coordinator_.reset_heartbeats(now_);
   coordinator_.tick(now_);
@@ -301,13 +301,13 @@ TEST_F(CoordinatorTest, ExcusesTheSilenceThatItsOwnSleepCaused) {
 }
 
 TEST_F(CoordinatorTest, TakesLimitsThatNoClockReaches) {
-  enrol(1, 0, std::chrono::milliseconds::max());
+  join(1, 0, std::chrono::milliseconds::max());
   pass(1h);
   EXPECT_THAT(heard(), IsEmpty());
 }
 
 TEST_F(CoordinatorTest, RefusesWhatMakesNoSense) {
-  enrol(1, 0);
+  join(1, 0);
   say(1, Verb::kAsk, {"world", "call 7"}, 9);
   const auto question = std::to_string(heard()[1].at(0).id);
   const std::vector<std::pair<Verb, Fields>> senseless{
@@ -323,9 +323,9 @@ TEST_F(CoordinatorTest, RefusesWhatMakesNoSense) {
       {Verb::kAppend, {"key"}},
       {Verb::kMultiSet, {"rank/1"}},
       {Verb::kMultiSet, {"rank/1", "here", "key"}},
-      {Verb::kEnrol, {"rank/1"}},
-      {Verb::kEnrol, {"rank/1", "here", "one", "node1", "id", "4001", "5000"}},
-      {Verb::kEnrol, {"rank/1", "here", "1", "node1", "id", "4001"}},
+      {Verb::kJoin, {"rank/1"}},
+      {Verb::kJoin, {"rank/1", "here", "one", "node1", "id", "4001", "5000"}},
+      {Verb::kJoin, {"rank/1", "here", "1", "node1", "id", "4001"}},
       {Verb::kReport, {"world", "certain", "PeerError"}},
       {Verb::kReport, {"world", "certain", "PeerError", "message", "one", "late", ""}},
       {Verb::kReport, {"world", "certain", "PeerError", "message", "1", "guilty", ""}},

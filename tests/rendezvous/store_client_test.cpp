@@ -74,9 +74,9 @@ TEST(StoreClient, KnowsAnEndInOrderFromAFailure) {
   auto host = std::make_unique<StoreHost>();
   auto client = host->connect();
   client->listen(&ear);
-  enrol(*client, 0);
+  join(*client, 0);
   auto other = host->connect();
-  enrol(*other, 1);
+  join(*other, 1);
   auto waiting = std::async(std::launch::async, [&] { make_remote_store(client)->get("never", 20s); });
   const Stopwatch watch;
   host.reset();
@@ -93,7 +93,7 @@ TEST(StoreClient, GoesWithoutTroubleForTheOthers) {
   auto client = host.connect();
   client->listen(&ear);
   auto leaving = host.connect();
-  enrol(*leaving, 1);
+  join(*leaving, 1);
   leaving->send_async(Verb::kLeave, {"world", "12", "2", "group/world|"});
   EXPECT_EQ(ear.left_within(5s), "1 left world after 12");
   const Stopwatch watch;
@@ -109,7 +109,7 @@ TEST(StoreClient, TellsTheOthersWhyItGaveUp) {
   auto client = host.connect();
   client->listen(&ear);
   auto leaving = host.connect();
-  enrol(*leaving, 1);
+  join(*leaving, 1);
   leaving->say_goodbye(Failure{ErrorKind::kTimeout, "its data is missing"});
   EXPECT_THAT(ear.failure_within(5s),
               AllOf(HasSubstr(": TimeoutError: rank 1"), HasSubstr("gave up: its data is missing")));
@@ -120,8 +120,8 @@ TEST(StoreClient, AsksAndAnswers) {
   StoreHost host;
   auto one = host.connect(), two = host.connect();
   one->listen(&ear);
-  enrol(*one, 0);
-  enrol(*two, 1);  // it has no listener, and nothing to say
+  join(*one, 0);
+  join(*two, 1);  // it has no listener, and nothing to say
   auto answers = one->call(Verb::kAsk, {"world", "call 7"});
   ASSERT_EQ(answers.size(), 4u);
   EXPECT_EQ(answers[answers[0] == "0" ? 1 : 3], "about call 7 of world");
@@ -130,15 +130,15 @@ TEST(StoreClient, AsksAndAnswers) {
   EXPECT_EQ(later.get_future().get(), StoreClient::Fields{"1"});
 }
 
-// Between enrolling and listening a rank may wait for the others, and one of them may die.
+// Between joining and listening a rank may wait for the others, and one of them may die.
 TEST(StoreClient, TellsAListenerWhatHappenedBeforeItListened) {
   Ear ear, late_ear;
   StoreHost host;
   auto client = host.connect();
-  enrol(*client, 0);
+  join(*client, 0);
   Relay relay(host.server.port());
   StoreClient victim(client_options(relay.port()));
-  enrol(victim, 1);
+  join(victim, 1);
   relay.cut();
   expect_error<PeerError>([&] { make_remote_store(client)->get("never", 20s); }, "rank 1");
   client->listen(&ear);
@@ -217,7 +217,7 @@ TEST(StoreClient, IsLeftToItsParentByAForkedChild) {
   Ear ear;
   auto client = host.connect();
   auto other = host.connect();
-  ASSERT_EQ(enrol(*client, 0), "here");
+  ASSERT_EQ(join(*client, 0), "here");
   other->listen(&ear);
   pid_t child = ::fork();
   if (child == 0) {

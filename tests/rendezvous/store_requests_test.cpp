@@ -107,8 +107,8 @@ TEST_F(StoreRequests, AreCancelledAfterTheTimeOut) {
 TEST(StoreRequest, OfSeveralKeysEndsWithTheFailureOfTheJob) {
   StoreHost host;
   auto one = host.connect(), two = host.connect();
-  enrol(*one, 0);
-  enrol(*two, 1);
+  join(*one, 0);
+  join(*two, 1);
   make_remote_store(two)->set("here", "1");
   auto waiting = std::async(std::launch::async, [&] { make_remote_store(one)->multi_get({"here", "never"}, 60s); });
   two->say_goodbye(Failure{ErrorKind::kPeer, "its data is missing"});
@@ -135,7 +135,7 @@ TEST(StoreRequest, MayTakeLongerThanTheHeartbeatLimit) {
   StoreHost host;
   SlowRelay relay(host.server.port(), 0ms, 4 << 20);
   auto client = std::make_shared<StoreClient>(client_options(relay.port(), kLimit));
-  enrol(*client, 1, kLimit);
+  join(*client, 1, kLimit);
   auto store = make_remote_store(client);
   const auto begin = std::chrono::steady_clock::now();
   store->set("large", std::string(kBytes, 'x'));

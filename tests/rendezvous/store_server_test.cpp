@@ -84,12 +84,12 @@ TEST(StoreServer, TellsTheOthersWhenALifeLineBreaks) {
   StoreHost host;
   auto watcher = host.connect();
   watcher->listen(&ear);
-  enrol(*watcher, 0);
+  join(*watcher, 0);
   Relay relay(host.server.port());
   Ear own_ear("in all_reduce 12");
   StoreClient victim(client_options(relay.port()));
   victim.listen(&own_ear);
-  enrol(victim, 1);
+  join(victim, 1);
   const auto pid = std::to_string(this_process().pid);
   const Stopwatch watch;
   relay.cut();
@@ -106,7 +106,7 @@ TEST(StoreServer, TellsWhoWasKilledAndWhatItWasDoing) {
     Ear ear("in all_reduce 12");
     StoreClient client(client_options(std::stoi(test.read_line()), 500ms));
     client.listen(&ear);
-    enrol(client, 3);
+    join(client, 3);
     ear.has_told();
     client.call(Verb::kCheck, {});  // answered when the heartbeat has come
     test.write_line("ready");
@@ -128,7 +128,7 @@ TEST(StoreServer, TellsWhoWasKilledAndWhatItWasDoing) {
 TEST(StoreServer, TellsWhoIsStoppedOnceItsLimitIsOver) {
   ChildProcess child([](const ChildProcess::Parent& test) {
     StoreClient client(client_options(std::stoi(test.read_line()), 500ms));
-    enrol(client, 3, 500ms);
+    join(client, 3, 500ms);
     test.write_line("ready");
     test.read_line();
   });
@@ -165,8 +165,8 @@ TEST(StoreServer, EndsAJobWhenEveryRankKnowsWhy) {
   auto one = host.connect(), two = host.connect(), waiting_line = host.connect();
   one->listen(&quick);
   two->listen(&slow);
-  enrol(*one, 0);
-  enrol(*two, 1);
+  join(*one, 0);
+  join(*two, 1);
   auto waiting = std::async(std::launch::async, [&] { make_remote_store(waiting_line)->get("never", 20s); });
   EXPECT_FALSE(host.server.first_cause());
   const auto told = host.server.end_job(cause_of("rank 2 has failed: exit code 3", 2));
@@ -178,7 +178,7 @@ TEST(StoreServer, EndsAJobWhenEveryRankKnowsWhy) {
   EXPECT_EQ(host.server.first_cause()->culprit->rank, 2);
   expect_error<PeerError>([&] { waiting.get(); }, "rank 2 has failed");
   auto late = host.connect();
-  expect_error<PeerError>([&] { enrol(*late, 2); }, "rank 2 has failed");
+  expect_error<PeerError>([&] { join(*late, 2); }, "rank 2 has failed");
 }
 
 TEST(StoreServer, KeepsTheFirstCauseWhoeverEndsTheJobLater) {
@@ -186,10 +186,10 @@ TEST(StoreServer, KeepsTheFirstCauseWhoeverEndsTheJobLater) {
   Ear ear;
   auto client = host.connect();
   client->listen(&ear);
-  enrol(*client, 0);
+  join(*client, 0);
   Relay relay(host.server.port());
   StoreClient victim(client_options(relay.port()));
-  enrol(victim, 1);
+  join(victim, 1);
   relay.cut();
   EXPECT_THAT(ear.failure_within(5s), HasSubstr("rank 1"));
   for (int later : {2, 3}) {
@@ -211,7 +211,7 @@ TEST(StoreServer, EndsAJobAtOnceWhenNobodyHasJoined) {
 TEST(StoreServer, DoesNotWaitLongForARankThatIsFrozenToKnowThatTheJobIsOver) {
   ChildProcess child([](const ChildProcess::Parent& test) {
     StoreClient client(client_options(std::stoi(test.read_line()), 60s));
-    enrol(client, 1, 60s);
+    join(client, 1, 60s);
     test.write_line("ready");
     test.read_line();
   });
@@ -219,7 +219,7 @@ TEST(StoreServer, DoesNotWaitLongForARankThatIsFrozenToKnowThatTheJobIsOver) {
   StoreHost host;
   auto client = host.connect();
   client->listen(&ear);
-  enrol(*client, 0);
+  join(*client, 0);
   child.write_line(std::to_string(host.server.port()));
   ASSERT_EQ(child.read_line(), "ready");
   child.kill(SIGSTOP);
@@ -236,7 +236,7 @@ TEST(StoreServer, DoesNotWaitLongForARankThatIsFrozenToKnowThatTheJobIsOver) {
 TEST(StoreServer, EndsAtOnceWhenTheOthersLetGo) {
   auto host = std::make_unique<StoreHost>();
   auto client = host->connect();
-  enrol(*client, 0);
+  join(*client, 0);
   const Stopwatch watch;
   host.reset();
   EXPECT_LT(watch.unstolen(), 400ms);

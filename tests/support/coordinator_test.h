@@ -20,17 +20,17 @@ class CoordinatorTest : public testing::Test {
     coordinator_.received(from, {verb, id, std::move(fields)}, now_);
   }
 
-  void enrol(Coordinator::Connection from, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
-    say(from, Verb::kEnrol,
+  void join(Coordinator::Connection from, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
+    say(from, Verb::kJoin,
         {"rank/" + std::to_string(rank), "here", std::to_string(rank), "node" + std::to_string(rank), "boot elsewhere",
          std::to_string(4000 + rank), std::to_string(limit.count())},
         99);
     heard();
   }
 
-  /// Enrols ranks 0, 1 and 2 on the connections 1, 2 and 3.
-  void enrol_all() {
-    for (int rank : {0, 1, 2}) enrol(static_cast<Coordinator::Connection>(rank + 1), rank);
+  /// Joins ranks 0, 1 and 2 on the connections 1, 2 and 3.
+  void join_all() {
+    for (int rank : {0, 1, 2}) join(static_cast<Coordinator::Connection>(rank + 1), rank);
   }
 
   void report(Coordinator::Connection from, const std::string& certainty, const std::string& message, uint64_t id,

@@ -53,11 +53,11 @@ inline void host_store(const ChildProcess::Parent& test) {
 }
 
 /// Makes the client the liveness connection of a rank. Returns the store's value of the rank's key afterwards.
-inline std::string enrol(StoreClient& client, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
+inline std::string join(StoreClient& client, int rank, std::chrono::milliseconds limit = std::chrono::seconds(5)) {
   const auto me = this_process();
   return client
-      .call(Verb::kEnrol, {"rank/" + std::to_string(rank), "here", std::to_string(rank), me.host, me.host_id,
-                           std::to_string(me.pid), std::to_string(limit.count())})
+      .call(Verb::kJoin, {"rank/" + std::to_string(rank), "here", std::to_string(rank), me.host, me.host_id,
+                          std::to_string(me.pid), std::to_string(limit.count())})
       .at(0);
 }
 

@@ -6,7 +6,7 @@
 
 #include <c10/core/Device.h>
 
-#include "rendezvous/roll_call.h"
+#include "rendezvous/join_request.h"
 
 namespace lockstep::detail {
 

@@ -14,9 +14,9 @@
 #include "base/variables.h"
 #include "comm/setup/choose_device.h"
 #include "comm/setup/make_group.h"
+#include "rendezvous/join_request.h"
 #include "rendezvous/meeting_place.h"
 #include "rendezvous/net/secret.h"
-#include "rendezvous/roll_call.h"
 #include "rendezvous/store/tcp_store.h"
 
 namespace lockstep {
@@ -88,12 +88,12 @@ struct Meeting {
 
 class Arrival {
  public:
-  Arrival(const Enrolment& mine, milliseconds timeout, milliseconds heartbeat_limit)
+  Arrival(const JoinRequest& mine, milliseconds timeout, milliseconds heartbeat_limit)
       : mine_(mine), timeout_(timeout), heartbeat_limit_(heartbeat_limit), deadline_(deadline_after(timeout)) {}
 
   Meeting alone() const {
     auto store = make_memory_store();
-    return {call_roll(*store, mine_, timeout_), store};
+    return {wait_for_all_ranks(*store, mine_, timeout_), store};
   }
 
   // The rendezvous uses the job's store from the start, so the death of a rank is noticed while others still join.
@@ -105,9 +105,9 @@ class Arrival {
     auto mine = mine_;
     mine.joins_before = meeting.joins_before;
     try {
-      meeting.peers = call_roll(
+      meeting.peers = wait_for_all_ranks(
           *meeting.store, mine, time_left(),
-          [&](const std::string& key, const std::string& value) { return enrol(*meeting.client, key, value); });
+          [&](const std::string& key, const std::string& value) { return join(*meeting.client, key, value); });
     } catch (...) {
       give_up(meeting);
     }
@@ -122,7 +122,7 @@ class Arrival {
   // and secret there.
   Meeting through_store(Store& elsewhere) const {
     Meeting meeting;
-    meeting.peers = call_roll(elsewhere, mine_, time_left());
+    meeting.peers = wait_for_all_ranks(elsewhere, mine_, time_left());
     constexpr const char* kJobStore = "job_store";
     if (mine_.rank == 0) {
       auto secret = Secret::random();
@@ -137,12 +137,12 @@ class Arrival {
     }
     try {
       std::vector<std::string> keys;
-      for (int rank = 0; rank < mine_.world_size; ++rank) keys.push_back(text("enrolled/", rank));
-      enrol(*meeting.client, keys[mine_.rank], "here");
+      for (int rank = 0; rank < mine_.world_size; ++rank) keys.push_back(text("joined/", rank));
+      join(*meeting.client, keys[mine_.rank], "here");
       try {
         meeting.store->wait(keys, time_left());
       } catch (const TimeoutError& error) {
-        throw TimeoutError(text("not all ranks of the roll call have connected to the job's store: ", error.what()));
+        throw TimeoutError(text("not all ranks that joined have connected to the job's store: ", error.what()));
       }
     } catch (...) {
       give_up(meeting);
@@ -200,11 +200,11 @@ class Arrival {
                             "rank 0 too, and call init_process_group equally often on all ranks"));
   }
 
-  std::string enrol(StoreClient& client, const std::string& key, const std::string& value) const {
+  std::string join(StoreClient& client, const std::string& key, const std::string& value) const {
     auto me = this_process();
     return client
-        .call(Verb::kEnrol, {prefix() + key, value, std::to_string(mine_.rank), me.host, me.host_id,
-                             std::to_string(me.pid), std::to_string(heartbeat_limit_.count())})
+        .call(Verb::kJoin, {prefix() + key, value, std::to_string(mine_.rank), me.host, me.host_id,
+                            std::to_string(me.pid), std::to_string(heartbeat_limit_.count())})
         .at(0);
   }
 
@@ -232,7 +232,7 @@ class Arrival {
     return address;
   }
 
-  const Enrolment mine_;
+  const JoinRequest mine_;
   const milliseconds timeout_;
   const milliseconds heartbeat_limit_;
   const Clock::time_point deadline_;
@@ -257,7 +257,7 @@ std::shared_ptr<detail::Group> detail::init_group(const ProcessGroupOptions& opt
   auto heartbeat_limit = checked_duration("heartbeat_limit", heartbeat_limit_of(options), milliseconds(500));
   auto [rank, world_size] = find_place(options);
 
-  Enrolment mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
+  JoinRequest mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
   auto [peers, store, key_prefix, client, server, joins_before] = [&, rank = rank, world_size = world_size] {
     try {
       return meet(options, {mine, timeout, heartbeat_limit}, world_size);

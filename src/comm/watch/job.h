@@ -13,7 +13,7 @@
 #include "comm/watch/activity.h"
 #include "comm/watch/flight_recorder.h"
 #include "comm/watch/straggler_report.h"
-#include "rendezvous/roll_call.h"
+#include "rendezvous/join_request.h"
 #include "rendezvous/store/store_client.h"
 #include "rendezvous/store/store_server.h"
 

@@ -113,8 +113,8 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
       return answer(connection, message.id, {table_.missing(message.fields).empty() ? "1" : "0"});
     case Verb::kErase:
       return answer(connection, message.id, {table_.erase(field(message, 0)) ? "1" : "0"});
-    case Verb::kEnrol:
-      return enrol(connection, message, now);
+    case Verb::kJoin:
+      return join(connection, message, now);
     case Verb::kReport:
       return report(connection, message, now);
     case Verb::kAsk:
@@ -213,7 +213,7 @@ void Coordinator::cancel(Connection connection, uint64_t id) {
   });
 }
 
-void Coordinator::enrol(Connection connection, const StoreMessage& message, Time now) {
+void Coordinator::join(Connection connection, const StoreMessage& message, Time now) {
   if (job_failure_) return send(connection, {Verb::kFailed, message.id, to_fields(*job_failure_)});
   const auto& key = field(message, 0);
   const auto& value = field(message, 1);

@@ -135,7 +135,7 @@ class Coordinator {
   bool is_satisfied(Waiter& waiter) const;
   void wake_waiters();
   void answer_with_values(const Waiter& waiter);
-  void enrol(Connection connection, const StoreMessage& message, Time now);
+  void join(Connection connection, const StoreMessage& message, Time now);
   void report(Connection connection, const StoreMessage& message, Time now);
   void ask(Connection connection, const StoreMessage& message, Time now);
   void forward_note(int sender, const StoreMessage& message);

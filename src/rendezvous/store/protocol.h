@@ -21,7 +21,7 @@ enum class Verb : uint8_t {
   kErase = 7,       // key: answered "1" or "0"
   // key, value, rank, host, host id, pid, heartbeat limit in ms: if the key has no value, sets it and makes this
   // connection the rank's liveness connection. Answered with the resulting value.
-  kEnrol = 8,
+  kJoin = 8,
   kReport = 9,     // group, "certain" or "symptom", failure (see to_fields): answered with the first cause
   kAsk = 10,       // group, subject: answered with rank, answer, rank, answer... of all ranks that answered in time
   kAppend = 11,    // key, value: appends the value to that of the key

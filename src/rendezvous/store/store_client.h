@@ -45,7 +45,7 @@ class StoreListener {
   virtual void on_tick() = 0;
 };
 
-/// A process's connection to the job's store: it carries requests and answers and, after kEnrol, is the rank's liveness
+/// A process's connection to the job's store: it carries requests and answers and, after kJoin, is the rank's liveness
 /// connection. A background thread receives messages and sends heartbeats. Thread-safe.
 class StoreClient {
  public:

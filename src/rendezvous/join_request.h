@@ -24,13 +24,13 @@ struct Peer {
 std::string describe(const Peer& peer);
 
 /// The parameters that a rank was started with. All except `rank` must be the same on all ranks.
-struct Enrolment {
+struct JoinRequest {
   int rank = 0;
   int world_size = 1;
   std::string backend{};
   std::string job{};     // see job_name(); not compared if empty on either side
   int generation = 0;    // see restart_count()
-  int joins_before = 0;  // see count_join(); each value has its own roll call
+  int joins_before = 0;  // see count_join(); requests with different values do not meet
 };
 
 /// Counts the joins of this process as this rank at this store. Returns the number of earlier joins. Ranks that leave
@@ -45,6 +45,7 @@ using Claim = std::function<std::string(const std::string& key, const std::strin
 /// Collective. `claim` sets the rank's key; the default uses compare_set. Throws TimeoutError, naming the ranks
 /// that did not join, and MismatchError, naming both sides, if a rank joined twice or if two ranks differ in job,
 /// restart count, world size, backend or lockstep version. Logs a warning if programs have different build ids.
-std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout, Claim claim = {});
+std::vector<Peer> wait_for_all_ranks(Store& store, const JoinRequest& mine, std::chrono::milliseconds timeout,
+                                     Claim claim = {});
 
 }  // namespace lockstep

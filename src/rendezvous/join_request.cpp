@@ -1,4 +1,4 @@
-#include "rendezvous/roll_call.h"
+#include "rendezvous/join_request.h"
 
 #include <elf.h>
 #include <link.h>
@@ -21,18 +21,18 @@ namespace lockstep {
 namespace {
 
 struct Announcement {
-  Enrolment enrolment{};
+  JoinRequest request{};
   Peer peer{};
   std::string version{};
   std::string nonce{};  // distinguishes this call even if pid and host are equal
 };
 
-std::string enrolment_key(const Enrolment& enrolment, int rank) {
-  return text("roll_call/", enrolment.joins_before, "/", rank);
+std::string request_key(const JoinRequest& request, int rank) {
+  return text("join_request/", request.joins_before, "/", rank);
 }
 
-std::string first_comer_key(const Enrolment& enrolment) {
-  return text("roll_call/", enrolment.joins_before, "/first");
+std::string first_request_key(const JoinRequest& request) {
+  return text("join_request/", request.joins_before, "/first");
 }
 
 std::string random_nonce() {
@@ -74,8 +74,8 @@ std::string build_id() {
 
 // One line per field, because names may contain any other character.
 std::string write_announcement(const Announcement& a) {
-  return text(a.version, '\n', a.enrolment.world_size, '\n', a.enrolment.backend, '\n', a.enrolment.job, '\n',
-              a.enrolment.generation, '\n', a.enrolment.rank, '\n', a.peer.process.pid, '\n', a.peer.process.host, '\n',
+  return text(a.version, '\n', a.request.world_size, '\n', a.request.backend, '\n', a.request.job, '\n',
+              a.request.generation, '\n', a.request.rank, '\n', a.peer.process.pid, '\n', a.peer.process.host, '\n',
               a.peer.process.host_id, '\n', a.peer.build_id, '\n', a.nonce, '\n');
 }
 
@@ -89,11 +89,11 @@ Announcement read_announcement(const std::string& value) {
   auto number = [&] { return std::atoll(line().c_str()); };
   Announcement a;
   a.version = line();
-  a.enrolment.world_size = static_cast<int>(number());
-  a.enrolment.backend = line();
-  a.enrolment.job = line();
-  a.enrolment.generation = static_cast<int>(number());
-  a.peer.rank = a.enrolment.rank = static_cast<int>(number());
+  a.request.world_size = static_cast<int>(number());
+  a.request.backend = line();
+  a.request.job = line();
+  a.request.generation = static_cast<int>(number());
+  a.peer.rank = a.request.rank = static_cast<int>(number());
   a.peer.process.pid = number();
   a.peer.process.host = line();
   a.peer.process.host_id = line();
@@ -108,8 +108,8 @@ void check_agreement(const Announcement& mine, const Announcement& other) {
                              " here, but ", there, " for ", describe(other.peer), "; ", remedy),
                         mine.peer.rank, {});
   };
-  const Enrolment& here = mine.enrolment;
-  const Enrolment& there = other.enrolment;
+  const JoinRequest& here = mine.request;
+  const JoinRequest& there = other.request;
   if (other.version != mine.version)
     differ("lockstep", mine.version, other.version, "install the same version everywhere");
   if (!here.job.empty() && !there.job.empty() && here.job != there.job)
@@ -126,13 +126,13 @@ void check_agreement(const Announcement& mine, const Announcement& other) {
 // The first rank to join defines the job. If this rank does not match it, but the other ranks wait for this rank
 // number, it still claims its key, so that the other ranks learn about the mismatch.
 void compare_with_first(Store& store, const Announcement& own, const Claim& claim) {
-  auto first = read_announcement(store.compare_set(first_comer_key(own.enrolment), "", write_announcement(own)));
+  auto first = read_announcement(store.compare_set(first_request_key(own.request), "", write_announcement(own)));
   try {
     check_agreement(own, first);
   } catch (const MismatchError& mismatch) {
     try {
-      if (own.peer.rank < first.enrolment.world_size)
-        claim(enrolment_key(own.enrolment, own.peer.rank), write_announcement(own));
+      if (own.peer.rank < first.request.world_size)
+        claim(request_key(own.request, own.peer.rank), write_announcement(own));
     } catch (const Error&) {  // the other ranks have failed already
     }
     throw mismatch;
@@ -146,10 +146,10 @@ std::string why_missing(int joins_before) {
 }
 
 [[noreturn]] void throw_missing(Store& store, const Announcement& own, std::chrono::milliseconds timeout) {
-  const int world_size = own.enrolment.world_size;
+  const int world_size = own.request.world_size;
   std::vector<int> missing;
   for (int r = 0; r < world_size; ++r) {
-    const auto key = enrolment_key(own.enrolment, r);
+    const auto key = request_key(own.request, r);
     if (store.check({key}))
       check_agreement(own, read_announcement(store.get(key, timeout)));  // a mismatch explains more than a missing rank
     else
@@ -157,7 +157,7 @@ std::string why_missing(int joins_before) {
   }
   const auto message = text("rank ", own.peer.rank, ": ", world_size - static_cast<int>(missing.size()), " of ",
                             world_size, " ranks joined within ", timeout.count(), " ms; missing: rank ",
-                            enumerate(missing), ". ", why_missing(own.enrolment.joins_before));
+                            enumerate(missing), ". ", why_missing(own.request.joins_before));
   std::optional<Culprit> culprit;
   if (!missing.empty()) culprit = Culprit{missing.front(), CulpritRole::kLate};
   throw TimeoutError(message, own.peer.rank, culprit);
@@ -166,7 +166,7 @@ std::string why_missing(int joins_before) {
 /// Logs the missing ranks. Only the lowest rank that has joined logs.
 void print_missing(Store& store, const Announcement& own, const std::vector<std::string>& keys, int64_t seconds) {
   std::vector<int> missing;
-  for (int rank = 0; rank < own.enrolment.world_size; ++rank) {
+  for (int rank = 0; rank < own.request.world_size; ++rank) {
     if (!store.check({keys[rank]}))
       missing.push_back(rank);
     else if (rank < own.peer.rank)
@@ -176,7 +176,7 @@ void print_missing(Store& store, const Announcement& own, const std::vector<std:
   log_warning(text("rank ", own.peer.rank, ": has waited for ", seconds, " s for ",
                    missing.size() == 1 ? "rank " : "ranks ", enumerate(missing), " to join; ",
                    keys.size() - missing.size(), " of ", keys.size(), " ranks have joined. ",
-                   why_missing(own.enrolment.joins_before)));
+                   why_missing(own.request.joins_before)));
 }
 
 /// Blocks until every key has a value and returns the values. Logs the missing ranks while it waits.
@@ -218,11 +218,12 @@ int count_join(Store& store, int rank) {
   return static_cast<int>(store.add(text("joins/", rank, "/", process, "/", ::getpid()), 1)) - 1;
 }
 
-std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::milliseconds timeout, Claim claim) {
+std::vector<Peer> wait_for_all_ranks(Store& store, const JoinRequest& mine, std::chrono::milliseconds timeout,
+                                     Claim claim) {
   if (!claim) claim = [&](const auto& key, const auto& value) { return store.compare_set(key, "", value); };
   Announcement own{mine, {mine.rank, this_process(), build_id()}, LOCKSTEP_VERSION_STRING, random_nonce()};
   compare_with_first(store, own, claim);
-  std::string standing = claim(enrolment_key(mine, mine.rank), write_announcement(own));
+  std::string standing = claim(request_key(mine, mine.rank), write_announcement(own));
   if (standing != write_announcement(own)) {
     throw MismatchError(
         mine.rank, text(describe(own.peer.process), " wants to join, but ", describe(read_announcement(standing).peer),
@@ -231,7 +232,7 @@ std::vector<Peer> call_roll(Store& store, const Enrolment& mine, std::chrono::mi
   }
 
   std::vector<std::string> keys;
-  for (int r = 0; r < mine.world_size; ++r) keys.push_back(enrolment_key(mine, r));
+  for (int r = 0; r < mine.world_size; ++r) keys.push_back(request_key(mine, r));
   std::vector<std::string> announcements;
   try {
     announcements = wait_for_values(store, own, keys, timeout);
