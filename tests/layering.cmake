@@ -23,7 +23,7 @@ set(never_modules backends comm)
 
 # The public headers of each room.
 set(base_headers environment error export logging version)
-set(rendezvous_headers meeting_place store tcp_store)
+set(rendezvous_headers rendezvous store tcp_store)
 set(launch_headers launch_options launcher)
 set(backends_headers backend reduce_op)
 set(comm_headers

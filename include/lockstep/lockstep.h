@@ -33,7 +33,6 @@
 #include <lockstep/lmdb.h>
 #include <lockstep/logging.h>
 #include <lockstep/lr_scheduler.h>
-#include <lockstep/meeting_place.h>
 #include <lockstep/metric_log.h>
 #include <lockstep/metrics.h>
 #include <lockstep/model_adapters.h>
@@ -46,6 +45,7 @@
 #include <lockstep/progress.h>
 #include <lockstep/recompute.h>
 #include <lockstep/reduce_op.h>
+#include <lockstep/rendezvous.h>
 #include <lockstep/run_threads.h>
 #include <lockstep/safetensors.h>
 #include <lockstep/sample_order.h>

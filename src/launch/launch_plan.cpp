@@ -12,8 +12,8 @@
 
 #include "base/text.h"
 #include "base/variables.h"
-#include "rendezvous/meeting_place.h"
 #include "rendezvous/process_id.h"
+#include "rendezvous/rendezvous.h"
 
 extern char** environ;
 

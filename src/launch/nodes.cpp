@@ -6,8 +6,8 @@
 
 #include "base/text.h"
 #include "base/variables.h"
-#include "rendezvous/meeting_place.h"
 #include "rendezvous/net/address.h"
+#include "rendezvous/rendezvous.h"
 
 namespace lockstep {
 namespace {

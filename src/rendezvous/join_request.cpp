@@ -113,7 +113,7 @@ void check_agreement(const Announcement& mine, const Announcement& other) {
   if (other.version != mine.version)
     differ("lockstep", mine.version, other.version, "install the same version everywhere");
   if (!here.job.empty() && !there.job.empty() && here.job != there.job)
-    differ("the job", here.job, there.job, "two jobs use the same meeting place: give each job its own port or file");
+    differ("the job", here.job, there.job, "two jobs rendezvous at the same place: give each job its own port or file");
   if (here.generation != there.generation)
     differ("the restart count", here.generation, there.generation,
            "a process of an earlier start is still running: end it");

@@ -11,7 +11,7 @@
 #include "launch/cluster.h"
 #include "launch/output.h"
 #include "launch/report.h"
-#include "rendezvous/meeting_place.h"
+#include "rendezvous/rendezvous.h"
 #include "support/temporary_folder.h"
 #include "support/variables.h"
 

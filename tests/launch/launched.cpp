@@ -19,8 +19,8 @@
 #include <lockstep/environment.h>
 
 #include "base/variables.h"
-#include "rendezvous/meeting_place.h"
 #include "rendezvous/net/secret.h"
+#include "rendezvous/rendezvous.h"
 #include "rendezvous/store/store_client.h"
 
 namespace {
@@ -99,7 +99,7 @@ class Listener : public StoreListener {
 struct Member {
   explicit Member(int rank) {
     const auto environment = Environment::detect();
-    auto place = std::get<MeetingPort>(find_meeting_place("env://", environment, process_variable));
+    auto place = std::get<RendezvousPort>(find_rendezvous("env://", environment, process_variable));
     const int generation = restart_count(process_variable);
     if (place.rank_zero_hosts) throw std::runtime_error("the launcher should host the store");
     line = std::make_unique<StoreClient>(

@@ -15,8 +15,8 @@
 #include "comm/setup/choose_device.h"
 #include "comm/setup/make_group.h"
 #include "rendezvous/join_request.h"
-#include "rendezvous/meeting_place.h"
 #include "rendezvous/net/secret.h"
+#include "rendezvous/rendezvous.h"
 #include "rendezvous/store/tcp_store.h"
 
 namespace lockstep {
@@ -97,7 +97,7 @@ class Arrival {
   }
 
   // The rendezvous uses the job's store from the start, so the death of a rank is noticed while others still join.
-  Meeting at_port(const MeetingPort& place) const {
+  Meeting at_port(const RendezvousPort& place) const {
     Meeting meeting;
     auto secret = find_secret(is_loopback(place.endpoint.host), process_variable);
     if (mine_.rank == 0 && place.rank_zero_hosts) meeting.server = host(place.endpoint, secret);
@@ -175,7 +175,7 @@ class Arrival {
 
   // A store that rank 0 hosts serves one group. While the store of the group that this process has left is still up,
   // this waits for the next one.
-  void connect_to_fresh(Meeting& meeting, const MeetingPort& place, const Secret& secret) const {
+  void connect_to_fresh(Meeting& meeting, const RendezvousPort& place, const Secret& secret) const {
     constexpr milliseconds kPause(20);
     bool has_seen_the_last = false;
     do {
@@ -244,9 +244,9 @@ Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int wor
   // Only env:// reads the launcher's variables. Ranks with an explicit rank and another init_method do not need them.
   bool is_told = options.rank && options.init_method != "env://";
   auto environment = is_told ? Environment() : Environment::detect();
-  auto place = find_meeting_place(options.init_method, environment, process_variable);
-  if (auto* file = std::get_if<MeetingFile>(&place)) return arrival.through_store(*open_file_store(file->path));
-  return arrival.at_port(std::get<MeetingPort>(place));
+  auto place = find_rendezvous(options.init_method, environment, process_variable);
+  if (auto* file = std::get_if<RendezvousFile>(&place)) return arrival.through_store(*open_file_store(file->path));
+  return arrival.at_port(std::get<RendezvousPort>(place));
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/variables.h"
-#include "rendezvous/meeting_place.h"
+#include "rendezvous/rendezvous.h"
 
 namespace lockstep::detail {
 namespace {

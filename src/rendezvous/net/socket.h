@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include <lockstep/meeting_place.h>
+#include <lockstep/rendezvous.h>
 
 #include "base/file_descriptor.h"
 #include "rendezvous/net/address.h"

@@ -17,7 +17,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/error.h>
-#include <lockstep/meeting_place.h>
+#include <lockstep/rendezvous.h>
 
 namespace lockstep::tool {
 namespace {
@@ -153,13 +153,13 @@ Rendezvous find_rendezvous(const Environment::Lookup& lookup) {
   Rendezvous rendezvous;
   try {
     rendezvous.job = Environment::detect(lookup);
-    const auto place = find_meeting_place("env://", rendezvous.job, lookup);
-    if (const auto* file = std::get_if<MeetingFile>(&place)) {
+    const auto place = find_rendezvous("env://", rendezvous.job, lookup);
+    if (const auto* file = std::get_if<RendezvousFile>(&place)) {
       rendezvous.kind = Rendezvous::Kind::kFile;
       rendezvous.file = file->path;
       return rendezvous;
     }
-    const auto& port = std::get<MeetingPort>(place);
+    const auto& port = std::get<RendezvousPort>(place);
     rendezvous.host = port.endpoint.host;
     rendezvous.port = port.endpoint.port;
     rendezvous.port_is_served = !port.rank_zero_hosts;

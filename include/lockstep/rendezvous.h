@@ -17,21 +17,21 @@ struct Endpoint {
 };
 
 /// A rendezvous file that all ranks can open.
-struct MeetingFile {
+struct RendezvousFile {
   std::string path;
 
-  bool operator==(const MeetingFile&) const = default;
+  bool operator==(const RendezvousFile&) const = default;
 };
 
 /// A rendezvous store that listens on a port.
-struct MeetingPort {
+struct RendezvousPort {
   Endpoint endpoint;
   bool rank_zero_hosts = true;  ///< if false, the launcher hosts the store
 
-  bool operator==(const MeetingPort&) const = default;
+  bool operator==(const RendezvousPort&) const = default;
 };
 
-using MeetingPlace = std::variant<MeetingFile, MeetingPort>;
+using RendezvousPlace = std::variant<RendezvousFile, RendezvousPort>;
 
 /// Default port of a job for which neither a port nor a job name is set; the same as PyTorch's.
 inline constexpr int kDefaultPort = 29500;
@@ -49,7 +49,7 @@ inline constexpr int kDefaultPort = 29500;
 ///
 /// If the variables are insufficient or invalid, throws a UsageError that names the variable and the remedy. A pure
 /// function: reads variables only through `lookup`.
-LOCKSTEP_EXPORT MeetingPlace find_meeting_place(const std::string& init_method, const Environment& environment,
+LOCKSTEP_EXPORT RendezvousPlace find_rendezvous(const std::string& init_method, const Environment& environment,
                                                 const Environment::Lookup& lookup);
 
 }  // namespace lockstep

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include <lockstep/meeting_place.h>
+#include <lockstep/rendezvous.h>
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/meeting_place.h"
+#include "rendezvous/rendezvous.h"
 
 #include <cstdint>
 #include <limits>
@@ -44,12 +44,12 @@ Endpoint read_endpoint(const std::string& written, const std::string& variable, 
   }
 }
 
-MeetingPlace read_place(const std::string& variable, const std::string& place, const std::string& expected) {
-  if (auto path = after("file://", place); path && path->starts_with('/') && *path != "/") return MeetingFile{*path};
+RendezvousPlace read_place(const std::string& variable, const std::string& place, const std::string& expected) {
+  if (auto path = after("file://", place); path && path->starts_with('/') && *path != "/") return RendezvousFile{*path};
   if (auto endpoint = after("tcp://", place))
-    return MeetingPort{read_endpoint(*endpoint, variable, place,
-                                     "tcp://host:port with a port from 1 to 65535, like tcp://192.0.2.1:29500 or "
-                                     "tcp://[2001:db8::1]:29500")};
+    return RendezvousPort{read_endpoint(*endpoint, variable, place,
+                                        "tcp://host:port with a port from 1 to 65535, like tcp://192.0.2.1:29500 or "
+                                        "tcp://[2001:db8::1]:29500")};
   refuse_value(variable, place, expected);
 }
 
@@ -82,7 +82,7 @@ int find_port(const Environment& environment, const Lookup& lookup, bool hosted)
   return port + 1 < kFirstDerivedPort + kDerivedPorts ? port + 1 : kFirstDerivedPort;
 }
 
-MeetingPort read_environment(const Environment& environment, const Lookup& lookup) {
+RendezvousPort read_environment(const Environment& environment, const Lookup& lookup) {
   const bool hosted = launcher_hosts(environment, lookup);
   const Endpoint place{find_host(environment), find_port(environment, lookup, hosted)};
   return {read_endpoint(to_string(place), "MASTER_ADDR", place.host,
@@ -92,7 +92,7 @@ MeetingPort read_environment(const Environment& environment, const Lookup& looku
 
 }  // namespace
 
-MeetingPlace find_meeting_place(const std::string& init_method, const Environment& environment, const Lookup& lookup) {
+RendezvousPlace find_rendezvous(const std::string& init_method, const Environment& environment, const Lookup& lookup) {
   if (init_method != "env://") return read_place("init_method", init_method, "file:///path, tcp://host:port or env://");
   constexpr const char* kVariable = "LOCKSTEP_INIT_METHOD";
   if (const auto place = lookup(kVariable)) return read_place(kVariable, *place, "file:///path or tcp://host:port");

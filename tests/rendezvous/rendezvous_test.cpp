@@ -1,4 +1,4 @@
-#include "rendezvous/meeting_place.h"
+#include "rendezvous/rendezvous.h"
 
 #include <string>
 #include <vector>
@@ -12,23 +12,23 @@ namespace lockstep {
 namespace {
 
 /// Where a process with these variables meets the others.
-MeetingPlace place(const Variables& variables, const std::string& init_method = "env://") {
+RendezvousPlace place(const Variables& variables, const std::string& init_method = "env://") {
   const auto lookup = lookup_in(variables);
-  return find_meeting_place(init_method, Environment::detect(lookup), lookup);
+  return find_rendezvous(init_method, Environment::detect(lookup), lookup);
 }
 
 int port(const Variables& variables) {
-  return std::get<MeetingPort>(place(variables)).endpoint.port;
+  return std::get<RendezvousPort>(place(variables)).endpoint.port;
 }
 std::string host(const Variables& variables) {
-  return std::get<MeetingPort>(place(variables)).endpoint.host;
+  return std::get<RendezvousPort>(place(variables)).endpoint.host;
 }
 std::string name(const Variables& variables) {
   return job_name(lookup_in(variables));
 }
 
-MeetingPlace at_port(const std::string& host, int port) {
-  return MeetingPort{{host, port}, true};
+RendezvousPlace at_port(const std::string& host, int port) {
+  return RendezvousPort{{host, port}, true};
 }
 
 const Variables kByHand{{"RANK", "1"}, {"WORLD_SIZE", "4"}};
@@ -54,8 +54,8 @@ const Variables kSrun{{"SLURM_JOB_ID", "77"},
                       {"SLURM_LOCALID", "1"},
                       {"SLURM_STEP_NODELIST", "node[01-03,07]"}};
 
-TEST(MeetingPlace, IsWhatTheProgramSays) {
-  EXPECT_EQ(place({}, "file:///tmp/a b"), MeetingPlace(MeetingFile{"/tmp/a b"}));
+TEST(RendezvousPlace, IsWhatTheProgramSays) {
+  EXPECT_EQ(place({}, "file:///tmp/a b"), RendezvousPlace(RendezvousFile{"/tmp/a b"}));
   EXPECT_EQ(place({}, "tcp://node1:29500"), at_port("node1", 29500));
   EXPECT_EQ(place({}, "tcp://[2001:db8::1]:1"), at_port("2001:db8::1", 1));
   const auto elsewhere =
@@ -63,13 +63,13 @@ TEST(MeetingPlace, IsWhatTheProgramSays) {
   EXPECT_EQ(place(elsewhere, "tcp://node1:65535"), at_port("node1", 65535));
 }
 
-TEST(MeetingPlace, IsWhatTheVariableSaysForEnv) {
+TEST(RendezvousPlace, IsWhatTheVariableSaysForEnv) {
   EXPECT_EQ(place(with(kTorchrun, {{"LOCKSTEP_INIT_METHOD", "file:///shared/x"}})),
-            MeetingPlace(MeetingFile{"/shared/x"}));
+            RendezvousPlace(RendezvousFile{"/shared/x"}));
   EXPECT_EQ(place({{"LOCKSTEP_INIT_METHOD", "tcp://node2:80"}}), at_port("node2", 80));
 }
 
-TEST(MeetingPlace, RefusesOtherMethods) {
+TEST(RendezvousPlace, RefusesOtherMethods) {
   for (const std::string method : {"", "env", "env://x", "node1:29500", "file", "file://", "file:///",
                                    "file://relative", "http://node1:80", "TCP://node1:80", " env://"})
     expect_error<UsageError>([&] { place({}, method); }, "init_method is \"" + method + "\"", "file:///path",
@@ -82,7 +82,7 @@ TEST(MeetingPlace, RefusesOtherMethods) {
         "LOCKSTEP_INIT_METHOD is \"" + method + "\"", "file:///path or tcp://host:port");
 }
 
-TEST(MeetingPlace, NeedsAHostAndAPortForTcp) {
+TEST(RendezvousPlace, NeedsAHostAndAPortForTcp) {
   for (const std::string rest :
        {"", "node1", "node1:", ":29500", "node1:0", "node1:65536", "::1:29500", "node1:80/x", "node1:80?rank=0"})
     expect_error<UsageError>([&] { place({}, "tcp://" + rest); }, "init_method is \"tcp://" + rest + "\"",
@@ -94,14 +94,14 @@ TEST(MeetingPlace, NeedsAHostAndAPortForTcp) {
       "LOCKSTEP_INIT_METHOD is \"tcp://node1\"", "tcp://host:port");
 }
 
-TEST(MeetingPlace, IsAtMasterAddressAndPort) {
+TEST(RendezvousPlace, IsAtMasterAddressAndPort) {
   for (const auto& launcher : {kByHand, kOpenMpi, kSrun})
     EXPECT_EQ(place(with(launcher, kMaster)), at_port("node1", 4711));
   EXPECT_EQ(host(with(kByHand, {{"MASTER_ADDR", "fe80::7"}})), "fe80::7");
   EXPECT_EQ(host(with(kByHand, {{"MASTER_ADDR", "[fe80::7]"}})), "fe80::7");
 }
 
-TEST(MeetingPlace, RefusesAMasterAddressThatIsNone) {
+TEST(RendezvousPlace, RefusesAMasterAddressThatIsNone) {
   for (const std::string address : {"node1:29500", "10.0.0.1:29500", "tcp://node1", "node 1", "[::1", "[node1]"})
     expect_error<UsageError>(
         [&] {
@@ -110,15 +110,15 @@ TEST(MeetingPlace, RefusesAMasterAddressThatIsNone) {
         "MASTER_ADDR is \"" + address + "\"", "without a port");
 }
 
-TEST(MeetingPlace, IsHostedByTheLauncherThatSaysSo) {
+TEST(RendezvousPlace, IsHostedByTheLauncherThatSaysSo) {
   EXPECT_EQ(place(with(with(kByHand, kMaster), {{"LOCKSTEP_STORE_HOSTED", "1"}})),
-            MeetingPlace(MeetingPort{{"node1", 4711}, false}));
+            RendezvousPlace(RendezvousPort{{"node1", 4711}, false}));
   EXPECT_EQ(place(with(with(kByHand, kMaster), {{"LOCKSTEP_STORE_HOSTED", "0"}})), at_port("node1", 4711));
   EXPECT_EQ(place(with(kTorchrun, {{"LOCKSTEP_STORE_HOSTED", "1"}})),
-            MeetingPlace(MeetingPort{{"10.0.0.1", 29500}, false}));
+            RendezvousPlace(RendezvousPort{{"10.0.0.1", 29500}, false}));
 }
 
-TEST(MeetingPlace, RefusesALauncherThatHostsNowhere) {
+TEST(RendezvousPlace, RefusesALauncherThatHostsNowhere) {
   for (const std::string value : {"", "2", "true", "01"})
     expect_error<UsageError>(
         [&] {
@@ -138,7 +138,7 @@ TEST(MeetingPlace, RefusesALauncherThatHostsNowhere) {
 }
 
 // Processes of different builds must agree on the numbers, so they are written out: FNV-1a of the name, by Python.
-TEST(MeetingPlace, IsBesideTorchrunsAgent) {
+TEST(RendezvousPlace, IsBesideTorchrunsAgent) {
   EXPECT_EQ(place(kTorchrun), at_port("10.0.0.1", 24280));
   EXPECT_EQ(port(with(kTorchrun, {{"RANK", "0"}, {"LOCAL_RANK", "0"}})), 24280);
   EXPECT_NE(port(with(kTorchrun, {{"MASTER_PORT", "29501"}})), 24280);
@@ -148,36 +148,36 @@ TEST(MeetingPlace, IsBesideTorchrunsAgent) {
 }
 
 // For these names the derived port is MASTER_PORT itself.
-TEST(MeetingPlace, IsNeverTorchrunsOwnPort) {
+TEST(RendezvousPlace, IsNeverTorchrunsOwnPort) {
   EXPECT_EQ(port(with(kTorchrun, {{"MASTER_PORT", "23321"}, {"TORCHELASTIC_RUN_ID", "run0"}})), 23322);
   EXPECT_EQ(port(with(kTorchrun, {{"MASTER_PORT", "29999"}, {"TORCHELASTIC_RUN_ID", "run117"}})), 20000);
 }
 
-TEST(MeetingPlace, IsOnLoopbackWhenAllRanksShareTheHost) {
+TEST(RendezvousPlace, IsOnLoopbackWhenAllRanksShareTheHost) {
   EXPECT_EQ(place({}), at_port("127.0.0.1", 29500));
   EXPECT_EQ(place(kByHand), at_port("127.0.0.1", 29500));
   EXPECT_EQ(place(with(kByHand, {{"MASTER_PORT", "81"}})), at_port("127.0.0.1", 81));
   EXPECT_EQ(host(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}})), "127.0.0.1");
 }
 
-TEST(MeetingPlace, NeedsAnAddressForSeveralHosts) {
+TEST(RendezvousPlace, NeedsAnAddressForSeveralHosts) {
   expect_error<UsageError>([] { place(kOpenMpi); }, "MASTER_ADDR is not set", "of 4 ranks only 2", "set MASTER_ADDR");
 }
 
-TEST(MeetingPlace, IsOnSlurmsFirstHostAtAPortOfTheStep) {
+TEST(RendezvousPlace, IsOnSlurmsFirstHostAtAPortOfTheStep) {
   EXPECT_EQ(place(kSrun), at_port("node01", 24373));
   EXPECT_NE(port(with(kSrun, {{"SLURM_STEP_ID", "1"}})), 24373);
   EXPECT_NE(port(with(kSrun, {{"SLURM_JOB_ID", "78"}})), 24373);
 }
 
-TEST(MeetingPlace, IsAtAPortOfTheJobWithoutMasterPort) {
+TEST(RendezvousPlace, IsAtAPortOfTheJobWithoutMasterPort) {
   for (const std::string variable :
        {"LOCKSTEP_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"})
     EXPECT_EQ(port(with(kByHand, {{variable, "job-7"}})), 20028) << variable;
   EXPECT_EQ(port(with(kByHand, {{"TORCHELASTIC_RUN_ID", "job-7"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}})), 20028);
 }
 
-TEST(MeetingPlace, HasDerivedPortsBelowThoseThatTheSystemChooses) {
+TEST(RendezvousPlace, HasDerivedPortsBelowThoseThatTheSystemChooses) {
   for (int job = 0; job < 5000; ++job) {
     const int derived = port(with(kByHand, {{"LOCKSTEP_JOB_ID", std::to_string(job)}}));
     ASSERT_GE(derived, 20000) << job;
