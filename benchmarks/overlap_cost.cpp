@@ -116,9 +116,9 @@ void compare_last_bucket(const char* name, const lockstep::ProcessGroup& world, 
 void compare_batch_norm(const lockstep::ProcessGroup& world, const torch::Tensor& x) {
   const auto one = world.new_group({0, 1}), other = world.new_group({0, 1});
   auto converted_first = deep_cnn(), wrapped_first = deep_cnn();
-  lockstep::convert_sync_batch_norm(*converted_first, one);
+  lockstep::convert_sync_batchnorm(*converted_first, one);
   Wrapper now(converted_first.ptr(), one), before(wrapped_first.ptr(), other);
-  lockstep::convert_sync_batch_norm(*wrapped_first, other);
+  lockstep::convert_sync_batchnorm(*wrapped_first, other);
   compare("batch norm", world, now, before, x);
 }
 

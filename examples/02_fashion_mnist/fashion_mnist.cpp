@@ -153,7 +153,7 @@ int run_rank(const lockstep::ProcessGroup& world, const Settings& settings) {
     lockstep::DataParallel model(net, {.devices = devices});
     return with_optimizer(model);
   }
-  if (settings.sync_bn) lockstep::convert_sync_batch_norm(*net, world);
+  if (settings.sync_bn) lockstep::convert_sync_batchnorm(*net, world);
   lockstep::DistributedDataParallel model(net, world);
   return with_optimizer(model);
 }

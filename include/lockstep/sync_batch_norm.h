@@ -47,6 +47,6 @@ TORCH_MODULE(SyncBatchNorm);
 ///
 /// LibTorch refuses a batch with one value for each channel before lockstep can combine it with the other ranks'
 /// batches. Use SyncBatchNorm for layers that get such batches.
-LOCKSTEP_EXPORT int64_t convert_sync_batch_norm(torch::nn::Module& module, const ProcessGroup& group);
+LOCKSTEP_EXPORT int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
 
 }  // namespace lockstep

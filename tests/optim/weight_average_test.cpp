@@ -407,7 +407,7 @@ TEST(UpdateBatchNorm, OfSynchronizedLayersIsThatOfTheConcatenatedBatches) {
       torch::NoGradGuard no_grad;
       net->named_parameters()["0.bias"].fill_(0.5);  // the mean of the second layer's inputs
     }
-    convert_sync_batch_norm(*model, world);
+    convert_sync_batchnorm(*model, world);
     const std::vector<torch::Tensor> batches{numbers({6, 3}, 1, torch::kDouble), numbers({8, 3}, 2, torch::kDouble)};
     for (int i = 0; i < 2; ++i) {  // the second time shows that layers stay converted
       update_batch_norm(*model, world, [&] {

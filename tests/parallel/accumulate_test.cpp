@@ -145,7 +145,7 @@ TEST(Accumulate, EqualsOneProcessOnAllSamplesWithSyncBatchNorm) {
   }
   run_threads(2, [&](ProcessGroup world) {
     auto model = make_model();
-    convert_sync_batch_norm(*model, world);
+    convert_sync_batchnorm(*model, world);
     DistributedDataParallel ddp(model, world);
     std::vector<torch::data::Example<>> batches;
     for (size_t i = 0; i < 3; ++i) batches.push_back(batch_of(world.rank(), i));

@@ -416,11 +416,11 @@ TEST(DataParallelTest, SaysWhatIsWrong) {
   }
   run_threads(1, [](ProcessGroup world) {
     auto net = make_net();
-    convert_sync_batch_norm(*net, world);
+    convert_sync_batchnorm(*net, world);
     expect_error<UsageError>([&] { DataParallel(net, {.devices = {kCpu, kCpu}}); }, "layer 'norm'", "SyncBatchNorm");
     auto later = make_net();
     DataParallel wrapped(later, {.devices = {kCpu, kCpu}});
-    convert_sync_batch_norm(*later, world);
+    convert_sync_batchnorm(*later, world);
     expect_error<UsageError>([&] { wrapped(inputs(4)); }, "layer 'norm'", "SyncBatchNorm");
   });
 }

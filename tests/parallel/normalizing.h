@@ -72,7 +72,7 @@ Layer filled(const BatchNormOptions& options, at::ScalarType dtype = torch::kDou
 template <class Layer>
 Layer converted(const BatchNormOptions& options, const ProcessGroup& world, at::ScalarType dtype = torch::kDouble) {
   auto layer = filled<Layer>(options, dtype);
-  EXPECT_EQ(convert_sync_batch_norm(*layer, world), 1);
+  EXPECT_EQ(convert_sync_batchnorm(*layer, world), 1);
   return layer;
 }
 

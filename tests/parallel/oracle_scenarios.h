@@ -78,7 +78,7 @@ inline Named plain(const ProcessGroup& world, const Place& place, const std::str
 
 inline Named sync_batch_norm(const ProcessGroup& world, const Place& place) {
   auto model = filled<ConvNet>(place);
-  convert_sync_batch_norm(*model, world);
+  convert_sync_batchnorm(*model, world);
   return train(model, world, place, "momentum");
 }
 

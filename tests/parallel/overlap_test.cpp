@@ -204,7 +204,7 @@ void expect_layer_overtakes_bucket(const std::string& backend) {
               [&](ProcessGroup world) {
                 BetweenLayers model;
                 fill_parameters(*model, 1);
-                convert_sync_batch_norm(*model, world);
+                convert_sync_batchnorm(*model, world);
                 DistributedDataParallel ddp(model, world, {.buckets = {64, 64}});
                 bool is_gated = false;
                 std::atomic<bool> in_time = true;
@@ -240,7 +240,7 @@ TEST(SyncBatchNormOverlap, BackwardOfALayerDoesNotWaitForBuckets) {
 TEST(SyncBatchNormOverlap, OnlyCallsInBackwardUseTheSideGroup) {
   run_threads(2, [](ProcessGroup world) {
     BetweenLayers model;
-    convert_sync_batch_norm(*model, world);
+    convert_sync_batchnorm(*model, world);
     EXPECT_FALSE(detail::group_of(world)->side_group());
     DistributedDataParallel ddp(model, world);
     const auto side = detail::group_of(world)->side_group();
@@ -269,7 +269,7 @@ TEST(SyncBatchNormOverlap, OnlyCallsInBackwardUseTheSideGroup) {
 TEST(SyncBatchNormOverlap, AModelWithoutSuchLayersNeedsNoSideGroup) {
   run_threads(2, [](ProcessGroup world) {
     BetweenLayers model;
-    convert_sync_batch_norm(*model, world.new_group({0, 1}));
+    convert_sync_batchnorm(*model, world.new_group({0, 1}));
     DistributedDataParallel ddp(model, world);
     EXPECT_FALSE(detail::group_of(world)->side_group()) << "its layers have another group";
     EXPECT_EQ(world.new_group({0, 1}).name(), "world/2");
@@ -279,7 +279,7 @@ TEST(SyncBatchNormOverlap, AModelWithoutSuchLayersNeedsNoSideGroup) {
 TEST(SyncBatchNormOverlap, ALayerThatIsConvertedOnSomeRanksOnlyIsADifferenceOfTheModels) {
   run_threads(2, [](ProcessGroup world) {
     BetweenLayers model;
-    if (world.rank() == 0) convert_sync_batch_norm(*model, world);
+    if (world.rank() == 0) convert_sync_batchnorm(*model, world);
     expect_error<MismatchError>([&] { DistributedDataParallel ddp(model, world); }, "rank 1",
                                 "the number of SyncBatchNorm layers is 0, rank 0 has 1");
   });
@@ -291,7 +291,7 @@ TEST(SyncBatchNormOverlap, ALateRankIsNamedAndBreaksTheGroup) {
       2,
       [&](ProcessGroup world) {
         BetweenLayers model;
-        convert_sync_batch_norm(*model, world);
+        convert_sync_batchnorm(*model, world);
         DistributedDataParallel ddp(model, world);
         const auto output = ddp(input_of(world.rank()));
         if (world.rank() == 0) {
@@ -309,7 +309,7 @@ TEST(SyncBatchNormOverlap, ALateRankIsNamedAndBreaksTheGroup) {
 TEST(SyncBatchNormOverlap, DestroyingTheGroupDestroysTheSideGroup) {
   run_threads(2, [](ProcessGroup world) {
     BetweenLayers model;
-    convert_sync_batch_norm(*model, world);
+    convert_sync_batchnorm(*model, world);
     std::optional<DistributedDataParallel<BetweenLayersImpl>> ddp(std::in_place, model, world);
     (*ddp)(input_of(world.rank())).square().sum().backward();
     const auto side = detail::group_of(world)->side_group();

@@ -40,7 +40,7 @@ void expect_as_one_gpu(const ProcessGroup& world, const std::vector<int64_t>& si
   auto layer = filled<torch::nn::BatchNorm2d>(options, is_mixed ? stats : dtype);
   alone->to(kGpu);
   layer->to(kGpu);
-  convert_sync_batch_norm(*layer, world);
+  convert_sync_batchnorm(*layer, world);
   const auto expected = pass(alone, input.to(torch::kDouble), gradient.to(torch::kDouble));
   const auto share = share_of(sizes, world.rank());
   const auto actual = pass(layer, part(input, share).contiguous(layout), part(gradient, share).contiguous(layout));
@@ -111,7 +111,7 @@ Normed filled_model(const ProcessGroup& world) {
   Normed model;
   fill_parameters(*model, 1);
   model->to(kGpu);
-  convert_sync_batch_norm(*model, world);
+  convert_sync_batchnorm(*model, world);
   return model;
 }
 

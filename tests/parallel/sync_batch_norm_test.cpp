@@ -179,7 +179,7 @@ void expect_trains_as_alone(const std::vector<int64_t>& sample, const std::vecto
   }
   run_threads(ranks, [&](ProcessGroup world) {
     auto model = filled_model();
-    EXPECT_EQ(convert_sync_batch_norm(*model, world), layers);
+    EXPECT_EQ(convert_sync_batchnorm(*model, world), layers);
     DistributedDataParallel ddp(model, world, {.buckets = {100, 200}});
     auto optimizer = make_optimizer("momentum", ddp.parameters());
     for (int step = 0; step < kSteps; ++step) {
@@ -223,7 +223,7 @@ void expect_ranks_may_leave_out_parameters(
     MayUse model;
     fill_parameters(*model, 1);
     model->to(torch::kDouble);
-    convert_sync_batch_norm(*model, group_of_layers(world));
+    convert_sync_batchnorm(*model, group_of_layers(world));
     DistributedDataParallel ddp(model, world, {.find_unused_parameters = true, .buckets = {64, 64}});
     for (int step = 0; step < 4; ++step) {  // from the second on, buckets are reduced as gradients come
       const bool uses_last = (world.rank() + step) % 2 == 0;
@@ -290,8 +290,8 @@ TEST(SyncBatchNormTest, AConversionFollowsTheLayerAndKeepsItsGroup) {
   std::mutex one_at_a_time;  // ThreadSanitizer cannot see that LibTorch is careful with what it shares between archives
   run_threads(4, [&](ProcessGroup world) {
     torch::nn::BatchNorm1d layer(3);
-    convert_sync_batch_norm(*layer, world);
-    convert_sync_batch_norm(*layer, world.new_subgroups(2));  // nobody else holds it
+    convert_sync_batchnorm(*layer, world);
+    convert_sync_batchnorm(*layer, world.new_subgroups(2));  // nobody else holds it
     layer->to(torch::kDouble);
     {
       std::lock_guard lock(one_at_a_time);
@@ -312,14 +312,14 @@ TEST(SyncBatchNormTest, LayersThatCannotBeRecognizedAreRefusedByNameAndNoneIsCon
   run_threads(2, [](ProcessGroup world) {
     torch::nn::Sequential model(torch::nn::BatchNorm1d(3),
                                 torch::nn::BatchNorm1d(BatchNormOptions(3).affine(false).track_running_stats(false)));
-    expect_error<UsageError>([&] { convert_sync_batch_norm(*model, world); }, "rank " + std::to_string(world.rank()),
+    expect_error<UsageError>([&] { convert_sync_batchnorm(*model, world); }, "rank " + std::to_string(world.rank()),
                              "layer '1'", "lockstep::SyncBatchNorm");
     if (world.rank() == 0) {
       EXPECT_EQ(model->forward(random({4, 3}, 1, torch::kFloat)).size(0), 4) << "without the other rank";
     }
     auto group = world.new_group({0});
     if (world.rank() == 1) {
-      expect_error<UsageError>([&] { convert_sync_batch_norm(*model, group); }, "not in group 'world/1'");
+      expect_error<UsageError>([&] { convert_sync_batchnorm(*model, group); }, "not in group 'world/1'");
       expect_error<UsageError>([&] { SyncBatchNorm(3, group); }, "not in group 'world/1'");
     }
   });
@@ -339,7 +339,7 @@ TEST(SyncBatchNormTest, HooksOnAWeightAndTheConversionDoNotDisturbEachOther) {
       int calls = 0;
       const auto add_hook = [&] { layer->weight.register_hook([&](const torch::Tensor&) { ++calls; }); };
       if (hook != "after conversion") add_hook();
-      convert_sync_batch_norm(*layer, world);
+      convert_sync_batchnorm(*layer, world);
       if (hook != "before conversion") add_hook();
       const auto actual = layer(inputs.narrow(0, 4 * world.rank(), 4));
       EXPECT_LE(relative_difference(actual, expected.narrow(0, 4 * world.rank(), 4)), 1e-12);
@@ -352,7 +352,7 @@ TEST(SyncBatchNormTest, HooksOnAWeightAndTheConversionDoNotDisturbEachOther) {
 TEST(SyncBatchNormTest, ALayerWithTwoNamesIsOne) {
   run_threads(1, [](ProcessGroup world) {
     torch::nn::BatchNorm1d layer(3);
-    EXPECT_EQ(convert_sync_batch_norm(*torch::nn::Sequential(layer, layer), world), 1);
+    EXPECT_EQ(convert_sync_batchnorm(*torch::nn::Sequential(layer, layer), world), 1);
   });
 }
 
@@ -361,7 +361,7 @@ TEST(SyncBatchNormTest, SaysWhatIsWrongWithAnInput) {
     SyncBatchNorm layer(3, world);
     const auto me = "rank " + std::to_string(world.rank());
     torch::nn::Sequential model(torch::nn::BatchNorm1d(3));
-    convert_sync_batch_norm(*model, world);
+    convert_sync_batchnorm(*model, world);
     for (int64_t channels : {1, 2, 4})
       expect_error<UsageError>(
           [&] {
@@ -387,7 +387,7 @@ TEST(SyncBatchNormTest, SaysWhatIsWrongWithAnInput) {
 TEST(SyncBatchNormTest, RanksWhoseLayersDifferAreTold) {
   run_threads_into_an_error(2, [](ProcessGroup world) {
     torch::nn::Sequential model(torch::nn::BatchNorm1d(3 + world.rank()));
-    convert_sync_batch_norm(*model, world);
+    convert_sync_batchnorm(*model, world);
     expect_error<MismatchError>(
         [&] {
           model->forward(torch::zeros({4, 3 + world.rank()}));
@@ -399,7 +399,7 @@ TEST(SyncBatchNormTest, RanksWhoseLayersDifferAreTold) {
 TEST(SyncBatchNormTest, SecondDerivativesAreRefused) {
   run_threads(2, [](ProcessGroup world) {
     torch::nn::Sequential model(torch::nn::BatchNorm1d(3));
-    convert_sync_batch_norm(*model, world);
+    convert_sync_batchnorm(*model, world);
     const auto input = random({4, 3}, 1, torch::kFloat).requires_grad_();
     const auto loss = model->forward(input).square().sum();
     expect_error<UsageError>([&] { torch::autograd::grad({loss}, {input}, {}, {}, /*create_graph=*/true); },
@@ -410,7 +410,7 @@ TEST(SyncBatchNormTest, SecondDerivativesAreRefused) {
 TEST(SyncBatchNormTest, WhatCannotCountUnequalBatchesRefusesIt) {
   run_threads(2, [](ProcessGroup world) {
     ConvNet model;
-    convert_sync_batch_norm(*model, world);
+    convert_sync_batchnorm(*model, world);
     DistributedDataParallel ddp(model, world);
     const auto me = "rank " + std::to_string(world.rank());
     expect_error<UsageError>([&] { ddp.join([] {}); }, me, "layer 'norm'", "throw_on_early_termination");

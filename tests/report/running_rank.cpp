@@ -59,7 +59,7 @@ int train(const ProcessGroup& world, const std::string& folder, int64_t epochs, 
   torch::manual_seed(1 + world.rank());
   SmallNet net;
   net->to(world.device());
-  convert_sync_batch_norm(*net, world);
+  convert_sync_batchnorm(*net, world);
   DistributedDataParallel ddp(net, world);
   FusedAdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(0.01));
   LRScheduler scheduler(

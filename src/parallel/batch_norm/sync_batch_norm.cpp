@@ -29,7 +29,7 @@
 // (see normalization.h). The gradients of weight and bias stay local, since DistributedDataParallel averages them.
 // Calls during backward use the side group, if DistributedDataParallel has created one (Ranks::group_now).
 //
-// Two kinds of layers use it. SyncBatchNormImpl calls it directly. convert_sync_batch_norm() leaves LibTorch's
+// Two kinds of layers use it. SyncBatchNormImpl calls it directly. convert_sync_batchnorm() leaves LibTorch's
 // BatchNorm layers in place and marks them: it adds a Conversion, a hook that does nothing, to the layer's running
 // mean, or to its weight if there are no running statistics. The first conversion also replaces aten::batch_norm for
 // the AutogradCPU and AutogradCUDA dispatch keys, for the whole process. The replacement searches the hooks of the
@@ -248,12 +248,12 @@ void check_member(const ProcessGroup& group, const char* call) {
 
 }  // namespace
 
-int64_t convert_sync_batch_norm(torch::nn::Module& module, const ProcessGroup& group) {
-  check_member(group, "convert_sync_batch_norm");
+int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
+  check_member(group, "convert_sync_batchnorm");
   const auto layers = batch_norms_of(module);
   for (const auto& layer : layers) {
     const auto refuse = [&](const char* why) {
-      throw UsageError(group.rank(), text("convert_sync_batch_norm: layer '", layer.name, "' ", why));
+      throw UsageError(group.rank(), text("convert_sync_batchnorm: layer '", layer.name, "' ", why));
     };
     if (!layer.mark.defined())
       refuse(
