@@ -210,7 +210,7 @@ class DistributedDataParallel : public DistributedDataParallelBase {
       after_forward({});
     } else {
       auto result = run();
-      look_at(result);
+      note_outputs(result);
       if (output_device())
         TensorsIn<decltype(result)>::visit(result, [&](at::Tensor& tensor) { tensor = tensor.to(*output_device()); });
       return result;
@@ -218,7 +218,7 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   }
 
   template <class Value>
-  void look_at(const Value& result) const {
+  void note_outputs(const Value& result) const {
     std::vector<at::Tensor> outputs;
     TensorsIn<Value>::visit(const_cast<Value&>(result), [&](at::Tensor& tensor) { outputs.push_back(tensor); });
     after_forward(outputs);

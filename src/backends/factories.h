@@ -42,7 +42,7 @@ std::unique_ptr<Backend> make_mpi_backend(const BackendContext& context);
 /// the network once, not once for each of its ranks.
 ///
 /// All-reduce is a reduce-scatter inside each host, an all-reduce between the ranks of equal index on all hosts, and an
-/// all-gather inside each host: 2N(h-1)/h bytes leave each of h hosts. A large tensor is cut into stretches, so that
+/// all-gather inside each host: 2N(h-1)/h bytes leave each of h hosts. A large tensor is cut into segments, so that
 /// memory and network work at the same time. Half and bfloat16 are sent as float32, so that a sum is rounded once.
 std::unique_ptr<Backend> make_hierarchical_backend(const BackendContext& context);
 

@@ -51,7 +51,7 @@ spdlog::color_mode color_mode() {
 }
 
 /// Evaluated for every line, because a forked process gets its rank after the fork.
-std::string speaker() {
+std::string process_name() {
   try {
     const auto environment = Environment::detect();
     if (environment.source != Environment::kSingleProcess) return text("lockstep rank ", environment.rank);
@@ -102,7 +102,7 @@ class Log {
 
   /// Creates a logger per line, because the name of a spdlog logger is fixed and contains the rank.
   void write_stderr(LogLevel level, const std::string& message) {
-    spdlog::logger logger(speaker(), stderr_);
+    spdlog::logger logger(process_name(), stderr_);
     logger.set_level(spdlog::level::trace);
     LiveLine::Pause pause(STDERR_FILENO);
     logger.log(kLevels[static_cast<size_t>(level)].spdlog_level, spdlog::string_view_t(message));

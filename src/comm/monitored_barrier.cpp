@@ -22,7 +22,7 @@ void print_wait(detail::Group& group, const detail::CallRecord& record, int64_t 
   const auto& me = group.membership();
   const auto answers = group.job()->ask(me.name, describe(record.call_id));
   if (!lower_rank_also_waits(me, answers))
-    log_warning(text(speaker(me), ": ", describe(record), " has waited for ", seconds, " s. ",
+    log_warning(text(describe_me(me), ": ", describe(record), " has waited for ", seconds, " s. ",
                      describe_stragglers(me, record.call_id, answers)));
 }
 
@@ -75,7 +75,8 @@ void ProcessGroup::monitored_barrier(const CallOptions& options) const {
                   [&](const detail::CallRecord& record, std::chrono::milliseconds timeout) {
                     auto verdict = verdict_of(group, describe(record.call_id), timeout, record);
                     if (verdict != kPassed)
-                      throw TimeoutError(text(speaker(group.membership()), ": ", verdict), group.membership().rank, {});
+                      throw TimeoutError(text(describe_me(group.membership()), ": ", verdict), group.membership().rank,
+                                         {});
                   });
 }
 

@@ -117,13 +117,13 @@ void rethrow_about(c10::ArrayRef<size_t> samples) {
 }
 
 struct LoaderCore::State {
-  State(DistributedSampler dealer, bool is_of_user, const DataLoaderOptions& said, std::optional<size_t> dataset_size,
-        bool finds_tensors, Make how, OnNext on_next)
-      : sampler(std::move(dealer)),
+  State(DistributedSampler samples_of_rank, bool is_of_user, const DataLoaderOptions& loader_options,
+        std::optional<size_t> dataset_size, bool finds_tensors, Make make_batch, OnNext on_next)
+      : sampler(std::move(samples_of_rank)),
         has_sampler(is_of_user),
         rank(is_of_user ? sampler.rank() : rank_of_process()),
-        options(said),
-        make(std::move(how)) {
+        options(loader_options),
+        make(std::move(make_batch)) {
     if (has_sampler) {
       check_loader_options(options, sampler, dataset_size, finds_tensors);
     } else {

@@ -126,11 +126,11 @@ void refuse_shorter_stream(int64_t samples, int64_t skipped) {
 }
 
 struct StreamCore::State {
-  State(ProcessGroup ranks, const StreamLoaderOptions& said, bool finds_tensors, Open how,
+  State(ProcessGroup ranks, const StreamLoaderOptions& loader_options, bool finds_tensors, Open open_part,
         const LoaderCore::OnNext& on_next)
       : group(std::move(ranks)),
-        options(checked_stream_options(group, said, finds_tensors)),
-        open(std::move(how)),
+        options(checked_stream_options(group, loader_options, finds_tensors)),
+        open(std::move(open_part)),
         parts(static_cast<size_t>(options.parts / group.size())) {
     position.parts.resize(parts);
     const size_t threads = std::min(static_cast<size_t>(std::max(options.workers, 1)), parts);

@@ -105,7 +105,7 @@ int Attempt::columns_after(const std::string& prefix) const {
 void Attempt::skip_rest() {
   for (int index = static_cast<int>(workers_.size()); index < options_.plan.workers; ++index) {
     workers_.emplace_back().started = Clock::now();
-    on_end(index, {.status = SIGKILL, .how = "not started: the job was already stopping", .was_stopped = true});
+    on_end(index, {.status = SIGKILL, .description = "not started: the job was already stopping", .was_stopped = true});
   }
 }
 
@@ -195,7 +195,7 @@ void Attempt::on_end(int index, const Ending& ending) {
   end.host = this_process().host;
   end.pid = worker.pid;
   end.status = ending.status;
-  end.how = ending.how;
+  end.description = ending.description;
   end.logs = log_folder(index);
   end.seconds = seconds_since(worker.started);
   end.after_stop = is_stopping_;
@@ -211,7 +211,7 @@ void Attempt::on_end(int index, const Ending& ending) {
   auto who = end.pid == 0 ? text("rank ", end.rank, " on ", end.host)
                           : text("rank ", end.rank, " (pid ", end.pid, " on ", end.host, ")");
   cluster_->tell_failure(
-      {ErrorKind::kPeer, text(who, " has failed: ", end.how), Culprit{end.rank, CulpritRole::kExited}});
+      {ErrorKind::kPeer, text(who, " has failed: ", end.description), Culprit{end.rank, CulpritRole::kExited}});
   stop_after_failure();
 }
 
@@ -263,7 +263,7 @@ void Attempt::kill_rest(const std::string& why) {
   is_stopping_ = true;
   skip_rest();
   for (size_t index = 0; index < workers_.size(); ++index)
-    on_end(static_cast<int>(index), {.status = SIGKILL, .how = why, .was_stopped = true});
+    on_end(static_cast<int>(index), {.status = SIGKILL, .description = why, .was_stopped = true});
 }
 
 // Without any output, a job looks as if it hangs. After all ranks have joined, the ranks report waits themselves. A
@@ -319,7 +319,7 @@ void Attempt::update_live_files() {
     auto& worker = workers.at(static_cast<size_t>(end.rank - options_.layout.first_rank));
     worker.has_ended = true;
     worker.has_failed = end.failed() && !was_preempted(end);
-    worker.how = end.how;
+    worker.description = end.description;
     worker.seconds = end.seconds;
   }
   live_->update(processes_->note_file(), std::move(workers));

@@ -45,7 +45,7 @@ class Attempt {
   };
   struct Ending {
     int status = 0;
-    std::string how;
+    std::string description;
     bool was_stopped = false;
     bool out_of_memory = false;
   };

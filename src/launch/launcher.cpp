@@ -109,8 +109,8 @@ class Launch {
     delay = std::min<std::chrono::milliseconds>(delay, kLongestDelay);
     std::string why = verdict.report.message;
     if (const auto& culprit = verdict.report.culprit)
-      why = text("rank ", culprit->rank, " (pid ", culprit->pid, " on ", culprit->host, ") failed: ", culprit->how,
-                 culprit->uncaught.empty() ? "" : ", " + culprit->uncaught);
+      why = text("rank ", culprit->rank, " (pid ", culprit->pid, " on ", culprit->host,
+                 ") failed: ", culprit->description, culprit->uncaught.empty() ? "" : ", " + culprit->uncaught);
     print_status(text(why, "; restart ", generation + 1, " of ", options_.max_restarts, " in ",
                       std::chrono::duration<double>(delay).count(), " s"));
     console_.flush(signals_.fd());

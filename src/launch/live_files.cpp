@@ -190,7 +190,7 @@ std::string LiveFiles::node_to_json() const {
                                {"pid", worker.pid},
                                {"state", worker.has_ended ? "ended" : "running"},
                                {"failed", worker.has_failed},
-                               {"how", worker.how},
+                               {"how", worker.description},
                                {"seconds", rounded_milliseconds(worker.seconds)},
                                {"uncaught", worker.uncaught}});
   json["report"] = report_.empty() ? Json() : Json::parse(report_, nullptr, /*allow_exceptions=*/false);

@@ -48,7 +48,7 @@ class LiveFiles {
     int pid = 0;
     bool has_ended = false;
     bool has_failed = false;
-    std::string how{};
+    std::string description{};
     double seconds = 0;
     std::string uncaught{};
   };

@@ -30,7 +30,7 @@ std::string in_seconds(double number) {
 
 std::string describe_others(const std::vector<WorkerEnd>& ends) {
   std::vector<std::string> parts;
-  for (const auto& end : ends) parts.push_back(text(end.rank, " (", end.how, ")"));
+  for (const auto& end : ends) parts.push_back(text(end.rank, " (", end.description, ")"));
   return text(parts.size() == 1 ? "rank " : "ranks ", enumerate(parts));
 }
 
@@ -60,7 +60,7 @@ bool have_same_error(const WorkerEnd& a, const WorkerEnd& b) {
 }
 
 nlohmann::ordered_json to_json(const WorkerEnd& end) {
-  nlohmann::ordered_json json{{"rank", end.rank}, {"host", end.host}, {"pid", end.pid}, {"how", end.how}};
+  nlohmann::ordered_json json{{"rank", end.rank}, {"host", end.host}, {"pid", end.pid}, {"how", end.description}};
   if (WIFSIGNALED(end.status))
     json["signal"] = WTERMSIG(end.status);
   else
@@ -172,11 +172,11 @@ LaunchReport make_report(const std::vector<WorkerEnd>& ends, const std::optional
   // A silent rank ends after the others have given up, when it resumes or its network is back: that is not the cause.
   const bool is_silent = named && named->role == CulpritRole::kSilent && named->rank == culprit->rank;
   if (is_silent)
-    report.culprit->how = text("stopped answering (ended later: ", culprit->how, ")");
+    report.culprit->description = text("stopped answering (ended later: ", culprit->description, ")");
   else if (culprit->was_stopped)  // it gave up, and was stopped by the launcher before it exited on its own
-    report.culprit->how = text("stopped with the others (", culprit->how, ")");
+    report.culprit->description = text("stopped with the others (", culprit->description, ")");
   else if (!culprit->failed())
-    report.culprit->how += ", while other ranks still needed it";
+    report.culprit->description += ", while other ranks still needed it";
   const bool was_killed = WIFSIGNALED(culprit->status) && !culprit->was_stopped && !is_silent;
   report.exit = was_killed ? LaunchExit::kWorkerKilled : LaunchExit::kWorkerFailed;
   for (auto end = ends.begin(); end != ends.end(); ++end) {
@@ -206,7 +206,7 @@ Verdict decide(const Outcome& outcome, const std::optional<Failure>& cause, int 
   report.restarts = generation;
   if (report.culprit && was_preempted(*report.culprit)) {
     report.exit = LaunchExit::kPreempted;
-    report.message = text("rank ", report.culprit->rank, " was preempted (", report.culprit->how, ")");
+    report.message = text("rank ", report.culprit->rank, " was preempted (", report.culprit->description, ")");
     report.culprit.reset();
     report.same_error.clear();
     report.consequences.clear();
@@ -226,10 +226,10 @@ std::string describe_report(const LaunchReport& report, bool in_colour) {
   if (report.culprit) {
     const auto& culprit = *report.culprit;
     if (culprit.pid == 0)
-      headline("rank ", culprit.rank, " on ", culprit.host, " could not be started: ", culprit.how);
+      headline("rank ", culprit.rank, " on ", culprit.host, " could not be started: ", culprit.description);
     else
       headline("rank ", culprit.rank, " (pid ", culprit.pid, " on ", culprit.host, ") failed first, after ",
-               in_seconds(culprit.seconds), ": ", culprit.how);
+               in_seconds(culprit.seconds), ": ", culprit.description);
     if (!culprit.uncaught.empty()) line("  uncaught exception: ", culprit.uncaught);
     const auto& notice = report.notice;
     const bool from_launcher = has_role(notice, CulpritRole::kExited);
@@ -248,7 +248,7 @@ std::string describe_report(const LaunchReport& report, bool in_colour) {
   if (report.culprit)
     headline("rank ", report.culprit->rank, " (pid ", report.culprit->pid, " on ", report.culprit->host,
              report.same_error.empty() ? ") is" : text(") and ", name_ranks(report.same_error), " are"),
-             " to blame: ", report.culprit->how, "; ", remedy_for(report));
+             " to blame: ", report.culprit->description, "; ", remedy_for(report));
   return out;
 }
 

@@ -17,7 +17,7 @@ struct WorkerEnd {
   std::string host;
   int pid = 0;                    // 0 if it could not be started
   int status = 0;                 // of waitpid
-  std::string how;                // in words: "exit code 1", "killed: out of memory"
+  std::string description;        // in words: "exit code 1", "killed: out of memory"
   std::string uncaught;           // type and message of an uncaught exception
   std::vector<std::string> tail;  // the last lines of its stderr
   std::string logs;               // the folder with its output; may be empty

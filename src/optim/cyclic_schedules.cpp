@@ -18,8 +18,8 @@ namespace lockstep::schedules {
 namespace {
 
 /// Moves from `start` to `end` while `part` moves from 0 to 1.
-double anneal(Anneal how, double start, double end, double part) {
-  if (how == Anneal::kLinear) return (end - start) * part + start;
+double anneal(Anneal strategy, double start, double end, double part) {
+  if (strategy == Anneal::kLinear) return (end - start) * part + start;
   return end + (start - end) / 2.0 * (std::cos(std::numbers::pi * part) + 1);
 }
 

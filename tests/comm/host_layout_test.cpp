@@ -62,22 +62,22 @@ TEST(Columns, FewerElementsThanColumnsAreAllRest) {
   EXPECT_EQ(columns.parts_of(0).size(), 1u);
 }
 
-TEST(Columns, StretchesAreTheWholeTensorAndOnlyTheLastHasARest) {
+TEST(Columns, SegmentsAreTheWholeTensorAndOnlyTheLastHasARest) {
   auto data = at::arange(100, at::kFloat);
-  auto stretches = cut_into_stretches(data, 3, 32 * 4);  // 30 elements: what three columns share evenly
-  ASSERT_EQ(stretches.size(), 4u);
+  auto segments = cut_into_segments(data, 3, 32 * 4);  // 30 elements: what three columns share evenly
+  ASSERT_EQ(segments.size(), 4u);
   std::vector<at::Tensor> all;
-  for (size_t i = 0; i < stretches.size(); ++i) {
-    EXPECT_EQ(stretches[i].has_rest(), i == 3);
-    all.push_back(stretches[i].all_parts());
+  for (size_t i = 0; i < segments.size(); ++i) {
+    EXPECT_EQ(segments[i].has_rest(), i == 3);
+    all.push_back(segments[i].all_parts());
   }
-  all.push_back(stretches.back().rest());
+  all.push_back(segments.back().rest());
   EXPECT_EQ(all[0].numel(), 30);
   EXPECT_TRUE(at::equal(at::cat(all), data));
 }
 
-TEST(Columns, AStretchHasAnElementForEveryColumnAtLeast) {
-  EXPECT_EQ(cut_into_stretches(at::arange(8), 4, 1).size(), 2u);
+TEST(Columns, ASegmentHasAnElementForEveryColumnAtLeast) {
+  EXPECT_EQ(cut_into_segments(at::arange(8), 4, 1).size(), 2u);
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ void check(const ProcessGroup& group, int64_t elements, at::ScalarType dtype, Re
 }
 
 void check_and_name(const ProcessGroup& group, const std::string& name) {
-  for (int64_t elements : {1, 1001, (2 << 20) + 1})  // the last in several stretches, and with a rest
+  for (int64_t elements : {1, 1001, (2 << 20) + 1})  // the last in several segments, and with a rest
     for (bool is_allocated : {false, true})
       for (auto dtype : {at::kFloat, at::kBFloat16})
         for (auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax})

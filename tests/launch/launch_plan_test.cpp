@@ -383,7 +383,7 @@ WorkerEnd end_of(int rank, int status) {
   end.pid = 100 + rank;
   end.host = "h";
   end.status = status;
-  end.how = describe_status(status, false);
+  end.description = describe_status(status, false);
   return end;
 }
 
@@ -412,7 +412,7 @@ TEST(Report, BlamesTheRankThatTheStoreNamedElseTheFirst) {
   report = make_report(ends, gone(3));
   EXPECT_EQ(report.culprit->rank, 3) << "it ended well, but too early for the others";
   EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
-  EXPECT_EQ(report.culprit->how, "exit code 0, while other ranks still needed it");
+  EXPECT_EQ(report.culprit->description, "exit code 0, while other ranks still needed it");
   EXPECT_EQ(report.consequences.size(), 3u);
   EXPECT_TRUE(report.ended_before.empty());
   EXPECT_EQ(make_report({end_of(0, 0), end_of(1, 0)}, gone(1)).exit, LaunchExit::kSuccess);
@@ -425,7 +425,7 @@ TEST(Report, DoesNotTakeTheWayAWorkerWasStoppedForTheCause) {
   auto report = make_report({end_of(0, 1 << 8), stopped},
                             Failure{ErrorKind::kPeer, "rank 1 gave up", Culprit{1, CulpritRole::kGaveUp}});
   EXPECT_EQ(report.culprit->rank, 1);
-  EXPECT_EQ(report.culprit->how, "stopped with the others (killed by SIGTERM (Terminated))");
+  EXPECT_EQ(report.culprit->description, "stopped with the others (killed by SIGTERM (Terminated))");
   EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
   auto killed = end_of(1, SIGTERM);
   killed.after_stop = true;  // its end was heard of late
@@ -444,7 +444,7 @@ TEST(Report, ASilentRankWasFrozenHoweverItEndedLater) {
   const auto report = make_report({other, aborted}, Failure{ErrorKind::kPeer, "rank 1 sent no heartbeat for 5 s",
                                                             Culprit{1, CulpritRole::kSilent}});
   EXPECT_EQ(report.culprit->rank, 1);
-  EXPECT_EQ(report.culprit->how, "stopped answering (ended later: killed by SIGABRT (Aborted))");
+  EXPECT_EQ(report.culprit->description, "stopped answering (ended later: killed by SIGABRT (Aborted))");
   EXPECT_EQ(report.exit, LaunchExit::kWorkerFailed);
   EXPECT_EQ(report.consequences.size(), 1u) << "however alike the errors are";
   const auto words = describe_report(report);

@@ -16,7 +16,7 @@ namespace lockstep {
 namespace {
 
 using hierarchical::Columns;
-using hierarchical::cut_into_stretches;
+using hierarchical::cut_into_segments;
 using hierarchical::HostLayout;
 
 HostLayout find_layout(const BackendContext& context) {
@@ -66,15 +66,15 @@ class HierarchicalBackend final : public Backend {
       return set(data, wide);
     }
     Stages inside(call), between(call);
-    const auto stretches = cut_into_stretches(data, layout_.columns(), kStretchBytes);
-    const auto policy = stretches.size() > 1 ? std::launch::async : std::launch::deferred;
+    const auto segments = cut_into_segments(data, layout_.columns(), kSegmentBytes);
+    const auto policy = segments.size() > 1 ? std::launch::async : std::launch::deferred;
     std::future<void> crossing;  // its destructor waits even on errors: nothing may write to the tensor afterwards
-    for (size_t i = 0; i <= stretches.size(); ++i) {
-      const Columns* next = i < stretches.size() ? &stretches[i] : nullptr;
+    for (size_t i = 0; i <= segments.size(); ++i) {
+      const Columns* next = i < segments.size() ? &segments[i] : nullptr;
       if (next) reduce_inside(*next, without_average(op), inside);
       if (i > 0) crossing.get();
       if (next) crossing = std::async(policy, [&, next] { reduce_between(*next, op, between); });
-      if (i > 0) spread_inside(stretches[i - 1], inside);
+      if (i > 0) spread_inside(segments[i - 1], inside);
     }
   }
 
@@ -155,8 +155,8 @@ class HierarchicalBackend final : public Backend {
   }
 
  private:
-  // While one stretch is reduced between hosts, the next is reduced inside each host and the previous one distributed.
-  static constexpr int64_t kStretchBytes = int64_t{4} << 20;
+  // While one segment is reduced between hosts, the next is reduced inside each host and the previous one distributed.
+  static constexpr int64_t kSegmentBytes = int64_t{4} << 20;
 
   static BackendContext part(const BackendContext& context, const std::string& name, int rank, int size,
                              bool one_host) {

@@ -69,10 +69,10 @@ class Columns {
   int64_t each_;
 };
 
-/// Cuts a tensor into stretches of about `stretch_bytes`. Only the last stretch may be shorter or have a rest.
-inline std::vector<Columns> cut_into_stretches(const at::Tensor& data, int columns, int64_t stretch_bytes) {
+/// Cuts a tensor into segments of about `segment_bytes`. Only the last segment may be shorter or have a rest.
+inline std::vector<Columns> cut_into_segments(const at::Tensor& data, int columns, int64_t segment_bytes) {
   const auto flat = data.view({-1});
-  const int64_t each = std::max<int64_t>(1, stretch_bytes / static_cast<int64_t>(data.element_size()) / columns);
+  const int64_t each = std::max<int64_t>(1, segment_bytes / static_cast<int64_t>(data.element_size()) / columns);
   const int64_t step = each * columns;
   std::vector<Columns> result;
   for (int64_t begin = 0; begin < flat.numel(); begin += step)

@@ -23,7 +23,7 @@ using messages::Channel;
 using messages::Direction;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLooks = 2000;  // a few hundred microseconds
+constexpr int kPolls = 2000;  // a few hundred microseconds
 constexpr auto kYielding = std::chrono::microseconds(500);
 constexpr auto kLongestSleep = std::chrono::milliseconds(1);
 constexpr int kKindBits = 2;
@@ -120,7 +120,7 @@ class MpiLink::Message final : public Transfer {
 // --- the link
 
 MpiLink::MpiLink(const BackendContext& context)
-    : is_on_one_host_(context.one_host), looks_(context.size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kLooks : 1) {
+    : is_on_one_host_(context.one_host), polls_(context.size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kPolls : 1) {
   if (context.size == 1) return;
   communicators_ = make_communicators(context);
   Library::of_process().enter();
@@ -195,7 +195,7 @@ void MpiLink::finish(Request& request, Deadline deadline) {
 // Polling makes progress in MPI. The longer the wait, the longer the thread sleeps between polls.
 template <class IsDone>
 void MpiLink::wait(const IsDone& is_done, int peer, Direction direction, Deadline deadline) {
-  for (int look = 0; look < looks_; ++look)
+  for (int poll = 0; poll < polls_; ++poll)
     if (is_done()) return;
   for (const auto begin = Clock::now(); !is_done();) {
     throw_if_aborted();

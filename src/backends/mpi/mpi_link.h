@@ -63,7 +63,7 @@ class MpiLink {
 
   Communicators communicators_;  // constant after construction; null for a single rank
   const bool is_on_one_host_;
-  const int looks_;  // polls before a waiting thread yields
+  const int polls_;  // polls before a waiting thread yields
   std::atomic<bool> is_aborted_{false};
   std::atomic<bool> has_orphans_{false};  // some request could not be canceled
   std::mutex mutex_;

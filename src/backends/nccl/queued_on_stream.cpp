@@ -11,12 +11,12 @@ namespace lockstep::nccl {
 namespace {
 
 /// During its lifetime this thread may query events even while another thread captures a graph.
-class AskInPeace {
+class RelaxedCapture {
  public:
-  AskInPeace() { C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  ~AskInPeace() { C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  AskInPeace(const AskInPeace&) = delete;
-  AskInPeace& operator=(const AskInPeace&) = delete;
+  RelaxedCapture() { C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~RelaxedCapture() { C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
@@ -46,7 +46,7 @@ void Mark::synchronize() {
 
 bool Mark::is_done() {
   if (capture_) return true;
-  AskInPeace ask_in_peace;
+  const RelaxedCapture relaxed;
   return event_.query();
 }
 

@@ -57,7 +57,7 @@ class PointToPoint::Receiving final : public Transfer {
 
   bool is_done() override {
     std::lock_guard lock(point_to_point_.mutex_);
-    if (!is_done_) point_to_point_.look(from_);
+    if (!is_done_) point_to_point_.follow_messages(from_);
     return is_done_;
   }
 
@@ -80,7 +80,7 @@ class PointToPoint::Receiving final : public Transfer {
 };
 
 PointToPoint::PointToPoint(ShmGroup& group) : group_(group), sent_(group.size()), inboxes_(group.size()) {
-  group_.waiter().meanwhile([this] { fetch_what_is_there(); });
+  group_.waiter().set_background_work([this] { receive_arrived(); });
 }
 
 PointToPoint::~PointToPoint() {
@@ -121,18 +121,18 @@ std::unique_ptr<Transfer> PointToPoint::receive(const at::Tensor& data, int from
   return std::make_unique<Receiving>(*this, data.data_ptr(), from, fingerprint);
 }
 
-bool PointToPoint::fetch_what_is_there() {
+bool PointToPoint::receive_arrived() {
   std::lock_guard lock(mutex_);
   bool some_wait = false;
   for (int from = 0; from < group_.size(); ++from) {
-    if (!inboxes_[from].waiting.empty()) look(from);
+    if (!inboxes_[from].waiting.empty()) follow_messages(from);
     some_wait = some_wait || !inboxes_[from].waiting.empty();
   }
   return some_wait;
 }
 
 // Follows the linked list of messages from that rank to its end.
-void PointToPoint::look(int from) {
+void PointToPoint::follow_messages(int from) {
   auto& inbox = inboxes_[from];
   for (;;) {
     ShmMessage* last = inbox.last_seen;

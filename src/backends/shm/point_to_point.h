@@ -28,7 +28,7 @@ class PointToPoint {
   std::unique_ptr<Transfer> receive(const at::Tensor& data, int from, uint64_t fingerprint);
 
   /// Fetches the messages that have arrived for waiting receives. Returns whether receives still wait.
-  bool fetch_what_is_there();
+  bool receive_arrived();
 
  private:
   class Sending;
@@ -47,7 +47,7 @@ class PointToPoint {
 
   // All require mutex_.
   void discard_fetched(int to);
-  void look(int from);
+  void follow_messages(int from);
   void match(int from, uint64_t fingerprint);
 
   ShmGroup& group_;

@@ -55,19 +55,19 @@ uint64_t chunks_of(int64_t bytes, int64_t chunk) {
 }
 
 /// A range of bytes.
-struct Stretch {
+struct ByteRange {
   int64_t begin = 0;
   int64_t size = 0;
 };
 
 /// The bytes of chunk k.
-Stretch chunk_of(int64_t bytes, int64_t chunk, uint64_t k) {
+ByteRange chunk_of(int64_t bytes, int64_t chunk, uint64_t k) {
   int64_t begin = static_cast<int64_t>(k) * chunk;
   return {begin, std::clamp<int64_t>(bytes - begin, 0, chunk)};
 }
 
 /// The share of `rank` in `bytes`, in whole cache lines, so that no two ranks write to the same cache line.
-Stretch share_of(int64_t bytes, int size, int rank) {
+ByteRange share_of(int64_t bytes, int size, int rank) {
   Slice lines = slice_of((bytes + kCacheLine - 1) / kCacheLine, size, rank);
   int64_t begin = std::min(bytes, lines.begin * kCacheLine);
   return {begin, std::min(bytes, (lines.begin + lines.size) * kCacheLine) - begin};
@@ -92,7 +92,7 @@ class ShmBackend final : public Backend {
   }
 
   void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
-    if (travels_with_the_call(data)) {
+    if (fits_in_call(data)) {
       begin_small(data, call);
       return reduce_payloads(data, 0, op);
     }
@@ -101,7 +101,7 @@ class ShmBackend final : public Backend {
   }
 
   void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
-    if (travels_with_the_call(data)) {
+    if (fits_in_call(data)) {
       begin_small(data, call);
       if (rank_ == root) reduce_payloads(data, 0, op);
       return;
@@ -112,7 +112,7 @@ class ShmBackend final : public Backend {
   }
 
   void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
-    if (travels_with_the_call(data)) {
+    if (fits_in_call(data)) {
       group_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), rank_ == root ? data.nbytes() : 0);
       if (rank_ != root) std::memcpy(bytes_of(data), group_->header(root).payload.data(), data.nbytes());
       return;
@@ -123,7 +123,7 @@ class ShmBackend final : public Backend {
   void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
     char* own = bytes_of(output) + rank_ * size_of(input);
     if (own != bytes_of(input)) std::memcpy(own, bytes_of(input), input.nbytes());
-    if (travels_with_the_call(input)) {
+    if (fits_in_call(input)) {
       begin_small(input, call);
       for (int rank : others())
         std::memcpy(bytes_of(output) + rank * size_of(input), group_->header(rank).payload.data(), input.nbytes());
@@ -133,7 +133,7 @@ class ShmBackend final : public Backend {
   }
 
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
-    if (travels_with_the_call(input)) {
+    if (fits_in_call(input)) {
       begin_small(input, call);
       return reduce_payloads(output, rank_ * size_of(output), op);
     }
@@ -209,7 +209,7 @@ class ShmBackend final : public Backend {
     return point_to_point_.receive(data, from, fingerprint);
   }
 
-  bool advance_messages() override { return point_to_point_.fetch_what_is_there(); }
+  bool advance_messages() override { return point_to_point_.receive_arrived(); }
 
  private:
   using Pointers = c10::SmallVector<void*, 16>;
@@ -235,7 +235,7 @@ class ShmBackend final : public Backend {
 
   // --- data in the headers
 
-  static bool travels_with_the_call(const at::Tensor& data) { return data.nbytes() <= kPayloadBytes; }
+  static bool fits_in_call(const at::Tensor& data) { return data.nbytes() <= kPayloadBytes; }
 
   void begin_small(const at::Tensor& data, const CallInfo& call) {
     group_->begin_call(call, CallHeader::kElsewhere, bytes_of(data), data.nbytes());
@@ -316,7 +316,7 @@ class ShmBackend final : public Backend {
   void all_reduce_large(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, true);
     group_->check_nobody_gave_up();
-    const Stretch mine = share_of(size_of(data), size_, rank_);
+    const ByteRange mine = share_of(size_of(data), size_, rank_);
     const auto everywhere = shared_parts(mine.begin);
     reduce(everywhere, {everywhere.data(), everywhere.size()}, mine.size, data, op);
     group_->end_call(call.deadline);
@@ -325,7 +325,7 @@ class ShmBackend final : public Backend {
   void reduce_large(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, rank_ == root);
     group_->check_nobody_gave_up();
-    const Stretch mine = share_of(size_of(data), size_, rank_);
+    const ByteRange mine = share_of(size_of(data), size_, rank_);
     const auto everywhere = shared_parts(mine.begin);
     reduce({&everywhere[root], 1}, {everywhere.data(), everywhere.size()}, mine.size, data, op);
     group_->end_call(call.deadline);
@@ -403,13 +403,13 @@ class ShmBackend final : public Backend {
     group_->pipeline(
         chunks_of(bytes, kChunkBytes), call.deadline,
         [&](uint64_t k, uint64_t slot) {  // all but this rank's own share, which work() reads from the tensor
-          Stretch mine = share_of(chunk(k).size, size_, rank_);
+          ByteRange mine = share_of(chunk(k).size, size_, rank_);
           int64_t behind = mine.begin + mine.size;
           std::memcpy(input_slot(rank_, slot), position(k, 0), mine.begin);
           std::memcpy(input_slot(rank_, slot) + behind, position(k, behind), chunk(k).size - behind);
         },
         [&](uint64_t k, uint64_t slot) {
-          Stretch mine = share_of(chunk(k).size, size_, rank_);
+          ByteRange mine = share_of(chunk(k).size, size_, rank_);
           auto inputs = everyone([&](int rank) -> void* {
             return rank == rank_ ? position(k, mine.begin) : input_slot(rank, slot) + mine.begin;
           });
@@ -421,7 +421,7 @@ class ShmBackend final : public Backend {
         [&](uint64_t k, uint64_t slot) {
           if (!gets_result) return;
           for (int rank : others()) {
-            Stretch theirs = share_of(chunk(k).size, size_, rank);
+            ByteRange theirs = share_of(chunk(k).size, size_, rank);
             std::memcpy(position(k, theirs.begin), result_slot(rank, slot), theirs.size);
           }
         });

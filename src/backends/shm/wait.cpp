@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLooks = 2000;  // some tens of microseconds
+constexpr int kPolls = 2000;  // some tens of microseconds
 constexpr auto kYielding = std::chrono::microseconds(200);
 constexpr auto kLongestSleep = std::chrono::seconds(60);
 
@@ -30,7 +30,7 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nan
 
 }  // namespace
 
-Waiter::Waiter(RankSegment& mine, Cores cores) : mine_(mine), looks_(cores == Cores::kEnough ? kLooks : 1) {}
+Waiter::Waiter(RankSegment& mine, Cores cores) : mine_(mine), polls_(cores == Cores::kEnough ? kPolls : 1) {}
 
 void Waiter::wake_sleepers(RankSegment& segment) {
   segment.futex.fetch_add(1);
@@ -56,7 +56,7 @@ void Waiter::wait_long(const std::function<bool()>& is_ready, int peer, Deadline
   for (auto begin = Clock::now(); Clock::now() - begin < kYielding;) {
     if (is_ready()) return;
     throw_if_aborted();
-    if (errand_) errand_();
+    if (background_work_) background_work_();
     ::sched_yield();
   }
   struct Sleeper {
@@ -66,7 +66,7 @@ void Waiter::wait_long(const std::function<bool()>& is_ready, int peer, Deadline
   } sleeper(mine_);
   for (;;) {
     uint32_t futex = mine_.futex.load();  // a wake-up after this load makes futex_wait return at once
-    if (errand_) errand_();
+    if (background_work_) background_work_();
     if (is_ready()) return;
     throw_if_aborted();
     auto now = Clock::now();

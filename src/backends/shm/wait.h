@@ -22,13 +22,13 @@ class Waiter {
   Waiter(RankSegment& mine, Cores cores);
 
   /// Sets work that threads do repeatedly during long waits. Call it before any thread waits.
-  void meanwhile(std::function<void()> errand) { errand_ = std::move(errand); }
+  void set_background_work(std::function<void()> work) { background_work_ = std::move(work); }
 
   /// Blocks until `is_ready` returns true. Throws TimeoutError naming `peer` after the deadline, and the cause given to
   /// abort after an abort.
   template <class IsReady>
   void until(const IsReady& is_ready, int peer, Deadline deadline) {
-    for (int look = 0; look < looks_; ++look) {
+    for (int poll = 0; poll < polls_; ++poll) {
       if (is_ready()) return;
       relax();
     }
@@ -58,8 +58,8 @@ class Waiter {
   void throw_if_aborted();
 
   RankSegment& mine_;
-  const int looks_;
-  std::function<void()> errand_;  // constant once a thread waits
+  const int polls_;
+  std::function<void()> background_work_;  // constant once a thread waits
   std::atomic<bool> is_aborted_{false};
   std::mutex mutex_;
   std::exception_ptr cause_;  // guarded by mutex_

@@ -59,10 +59,10 @@ void CallWatch::Call::check() {
     watch_.blame(refusal_);
     watch_.on_failure(refusal_);
   }
-  rethrow_with_prefix(
-      refusal_,
-      text(speaker(watch_.me_), ": ", name_of(record_.call.operation), ": the group is broken by an earlier error: "),
-      watch_.flight_recorder_suffix(refusal_), watch_.me_.rank);
+  rethrow_with_prefix(refusal_,
+                      text(describe_me(watch_.me_), ": ", name_of(record_.call.operation),
+                           ": the group is broken by an earlier error: "),
+                      watch_.flight_recorder_suffix(refusal_), watch_.me_.rank);
 }
 
 CallInfo CallWatch::Call::info(std::chrono::milliseconds timeout) const {
@@ -86,7 +86,7 @@ void CallWatch::fail(const CallRecord& record, std::chrono::milliseconds timeout
   if (is_foreign && !known) std::rethrow_exception(error);
   if (is_local && !known) cause = error;
   const bool names_me = rank_of(cause) == me_.peers.at(me_.rank).rank;
-  rethrow_with_prefix(cause, names_me ? "" : text(speaker(me_), ": ", name_of(record.call.operation), ": "), flight,
+  rethrow_with_prefix(cause, names_me ? "" : text(describe_me(me_), ": ", name_of(record.call.operation), ": "), flight,
                       me_.rank);
 }
 
@@ -123,7 +123,7 @@ std::exception_ptr CallWatch::failure() const {
 
 void CallWatch::check_working(const std::string& prefix) {
   if (auto earlier = failure())
-    rethrow_with_prefix(earlier, text(speaker(me_), ": ", prefix), flight_recorder_suffix(earlier), me_.rank);
+    rethrow_with_prefix(earlier, text(describe_me(me_), ": ", prefix), flight_recorder_suffix(earlier), me_.rank);
 }
 
 void CallWatch::add_companion(CallWatch& companion) {
@@ -201,20 +201,20 @@ void CallWatch::on_tick() {
 void CallWatch::on_answers(const std::string& call_id, const std::vector<Answer>& answers) {
   std::optional<Failure> failure;
   std::string notice;
-  const auto look_at = [&](const CallRecord& record, Backoff& backoff) {
+  const auto check = [&](const CallRecord& record, Backoff& backoff) {
     if (describe(record.call_id) != call_id) return false;
     if (auto mismatch = mismatch_failure(me_, record, answers)) failure = std::move(mismatch);
     if (backoff.take_notice() && !lower_rank_also_waits(me_, answers))
-      notice = text(speaker(me_), ": ", describe(record), " has waited for ", backoff.seconds(Clock::now()), " s. ",
+      notice = text(describe_me(me_), ": ", describe(record), " has waited for ", backoff.seconds(Clock::now()), " s. ",
                     describe_stragglers(me_, record.call_id, answers));
     return true;
   };
   {
     std::lock_guard lock(recorder_.mutex());
     if (failure_) return;
-    for (Call* call : calls_) look_at(call->record_, call->backoff_);
+    for (Call* call : calls_) check(call->record_, call->backoff_);
     auto* oldest = queued_.oldest();  // no thread blocks on it, so its time-out is checked here
-    if (oldest && look_at(oldest->record, oldest->backoff) && !failure && oldest->backoff.is_time_up(Clock::now()))
+    if (oldest && check(oldest->record, oldest->backoff) && !failure && oldest->backoff.is_time_up(Clock::now()))
       failure = timeout_failure(me_, oldest->record, oldest->timeout, answers);
   }
   if (failure) {

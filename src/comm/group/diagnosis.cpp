@@ -63,7 +63,7 @@ Failure timeout_failure(const Membership& me, const CallRecord& record, std::chr
 }
 
 Failure own_failure(const Membership& me, ErrorKind kind, const std::string& message) {
-  return {kind, text(speaker(me), ": ", message), {}, me.peers.at(me.rank).rank};
+  return {kind, text(describe_me(me), ": ", message), {}, me.peers.at(me.rank).rank};
 }
 
 }  // namespace lockstep::detail

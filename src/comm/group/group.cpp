@@ -48,14 +48,14 @@ Group::~Group() {
   const auto parts = connection_.parts_if_any();
   if (!parts) return;
   if (size_t pending = queue_.pending(); pending > 0) {
-    log_warning(text(speaker(membership_), ": the process group was destroyed with ", pending,
+    log_warning(text(describe_me(membership_), ": the process group was destroyed with ", pending,
                      " calls pending; call wait() on each asynchronous call before the group is destroyed"));
     abort(std::make_exception_ptr(PeerError(text("the process group was destroyed on rank ", membership_.rank))));
   }
   try {
     if (!failure() && std::uncaught_exceptions() == 0) queued_.synchronize();
   } catch (const std::exception& error) {
-    log_warning(text(speaker(membership_), ": the device did not finish its last calls: ", error.what()));
+    log_warning(text(describe_me(membership_), ": the device did not finish its last calls: ", error.what()));
   }
   leave(*parts);
 }
@@ -130,7 +130,7 @@ std::chrono::milliseconds Group::timeout_of(const CallOptions& options) const {
   auto timeout = options.timeout.value_or(membership_.timeout);
   if (timeout <= std::chrono::milliseconds(0))
     throw UsageError(
-        text(speaker(membership_), ": the time-out of a call is ", timeout.count(), " ms; it must be above 0"));
+        text(describe_me(membership_), ": the time-out of a call is ", timeout.count(), " ms; it must be above 0"));
   return timeout;
 }
 
@@ -233,7 +233,7 @@ std::pair<int, CallOptions> Group::await_sender(uint32_t tag, const CallOptions&
   }
   watch_.check_working("recv_any: the group is broken: ");
   connection_.parts();  // throws if the group was destroyed
-  const auto who = text(speaker(membership_), ": recv_any: ");
+  const auto who = text(describe_me(membership_), ": recv_any: ");
   if (is_alone)
     throw PeerError(text(who, "all other ranks have left the group, so that no message with tag ", tag, " will arrive"),
                     membership_.rank, {});

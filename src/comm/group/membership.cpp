@@ -10,7 +10,7 @@ std::string describe_rank(const Membership& group, int rank) {
   return text("rank ", rank, " (rank ", peer.rank, " of the job, ", describe(peer.process), ")");
 }
 
-std::string speaker(const Membership& group) {
+std::string describe_me(const Membership& group) {
   if (group.rank == Membership::kNotAMember || group.peers.empty() || group.peers[group.rank].rank == group.rank)
     return text("rank ", group.rank);
   return text("rank ", group.rank, " of group '", group.name, "' (rank ", group.peers[group.rank].rank, " of the job)");

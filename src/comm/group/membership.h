@@ -30,7 +30,7 @@ struct Membership {
 std::string describe_rank(const Membership& group, int rank);
 
 /// The prefix of messages: "rank 1"; if the rank in the job differs, "rank 1 of group 'world/2' (rank 3 of the job)".
-std::string speaker(const Membership& group);
+std::string describe_me(const Membership& group);
 
 /// Converts a rank of the job to a rank of the group; kNotAMember if it is not a member.
 int rank_in_group(const Membership& group, int rank_in_job);

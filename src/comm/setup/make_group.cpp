@@ -45,7 +45,7 @@ class MakingNotice final : public JobListener {
   void on_tick() override {
     const auto now = WaitNotice::Clock::now();
     if (!notice_.is_due(now)) return;
-    log_warning_async(text(speaker(group_), ": has waited for ", notice_.seconds(now), " s for the ", group_.size,
+    log_warning_async(text(describe_me(group_), ": has waited for ", notice_.seconds(now), " s for the ", group_.size,
                            " ranks of group '", group_.name, "' to connect by backend ", group_.backend_name,
                            ". Check that their hosts can reach each other on all ports; LOCKSTEP_INTERFACE selects the "
                            "network interface"));
@@ -146,8 +146,8 @@ std::unique_ptr<Backend> make_backend(const std::shared_ptr<Job>& job, const Gro
     if (is_a<PeerError>(error))
       error = to_exception(job->report(spec.name, to_failure(error), Job::Certainty::kSymptom));
     rethrow_with_prefix(
-        error, text(speaker(membership), ": backend ", membership.backend_name, " of group '", spec.name, "': "), "",
-        membership.rank);
+        error, text(describe_me(membership), ": backend ", membership.backend_name, " of group '", spec.name, "': "),
+        "", membership.rank);
   }
 }
 
@@ -165,7 +165,7 @@ std::unique_ptr<Backend> make_chosen_backend(const std::shared_ptr<Job>& job, co
       return make_backend(job, spec, membership);
     } catch (const NoSharedMemory& error) {
       if (name == choice.back())
-        throw UsageError(text(speaker(membership), ": backend ", name, " of group '", spec.name,
+        throw UsageError(text(describe_me(membership), ": backend ", name, " of group '", spec.name,
                               "': ", without_rank(error.what(), membership.rank)),
                          membership.rank, {});
       membership.why_not_shm = error.what();

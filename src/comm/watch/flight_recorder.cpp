@@ -228,12 +228,12 @@ std::vector<CallRecord> FlightRecorder::records() const {
 std::optional<CallRecord> FlightRecorder::running(Which which) const {
   std::lock_guard lock(mutex_);
   const CallRecord* found = nullptr;
-  const auto look_at = [&](const CallRecord& record) {
+  const auto visit = [&](const CallRecord& record) {
     if (record.state != CallRecord::State::kRunning) return;
     if (!found || (record.ticket > found->ticket) == (which == Which::kNewest)) found = &record;
   };
-  for (const auto& [ticket, record] : aside_) look_at(record);
-  for (const auto& record : ring_) look_at(record);
+  for (const auto& [ticket, record] : aside_) visit(record);
+  for (const auto& record : ring_) visit(record);
   return found ? std::optional(*found) : std::nullopt;
 }
 

@@ -51,14 +51,14 @@ at::Tensor gathered(const ProcessGroup& group, const at::Tensor& mine, const std
 
 std::vector<const c10::TensorImpl*> sparse_weights_of(const torch::nn::Module& module) {
   std::vector<const c10::TensorImpl*> weights;
-  auto look = [&](const torch::nn::Module& layer) {
+  auto visit = [&](const torch::nn::Module& layer) {
     if (const auto* table = layer.as<torch::nn::EmbeddingImpl>(); table && table->options.sparse())
       weights.push_back(table->weight.unsafeGetTensorImpl());
     if (const auto* table = layer.as<torch::nn::EmbeddingBagImpl>(); table && table->options.sparse())
       weights.push_back(table->weight.unsafeGetTensorImpl());
   };
-  look(module);
-  for (const auto& layer : module.modules(/*include_self=*/false)) look(*layer);
+  visit(module);
+  for (const auto& layer : module.modules(/*include_self=*/false)) visit(*layer);
   return weights;
 }
 

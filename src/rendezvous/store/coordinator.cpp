@@ -310,7 +310,7 @@ std::string Coordinator::last_activity(const Member& member, Time now) {
   return text("Last activity, ", since, " s earlier: ", member.doing);
 }
 
-void Coordinator::lost(Connection connection, const std::string& how, Time now) {
+void Coordinator::lost(Connection connection, const std::string& reason, Time now) {
   connections_.erase(connection);
   waiters_.remove_if([&](const Waiter& waiter) { return waiter.connection == connection; });
   reports_.remove_if([&](const Report& report) { return report.connection == connection; });
@@ -319,7 +319,7 @@ void Coordinator::lost(Connection connection, const std::string& how, Time now) 
   auto member = members_.extract(connection);
   if (!member.empty()) {
     const Member& gone = member.mapped();
-    std::string message = text(describe_member(gone), " is gone: ", how);
+    std::string message = text(describe_member(gone), " is gone: ", reason);
     if (kind_ == Members::kRanks)
       message +=
           ". It crashed, was killed, or exited without destroying its process group. " + last_activity(gone, now);

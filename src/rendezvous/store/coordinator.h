@@ -58,9 +58,9 @@ class Coordinator {
   void heard(Connection connection, Time now);
   /// Throws ProtocolError for an invalid message; the owner should then close the connection.
   void received(Connection connection, const StoreMessage& message, Time now);
-  /// Removes a closed connection. `how` is a human-readable reason. If the connection was a liveness connection, the
+  /// Removes a closed connection. `reason` is human-readable. If the connection was a liveness connection, the
   /// job fails.
-  void lost(Connection connection, const std::string& how, Time now);
+  void lost(Connection connection, const std::string& reason, Time now);
   /// Handles expired deadlines. Call it about every 50 ms.
   void tick(Time now);
   /// Resets the heartbeat deadline of every rank. Call it after the owner has not read messages for a while.

@@ -396,17 +396,17 @@ void StoreClient::check_silence() {
     last_heard_ = Clock::now();  // after the debugger detaches, the host has the full limit again
     return;
   }
-  std::string how = text("sent no heartbeat for ", std::chrono::duration<double>(silence).count(),
-                         " s: the process is stopped, or its host or network is down");
+  std::string reason = text("sent no heartbeat for ", std::chrono::duration<double>(silence).count(),
+                            " s: the process is stopped, or its host or network is down");
   auto silent = host_culprit_;
   if (silent) silent->role = CulpritRole::kSilent;
   // If the host resumes later, it must not conclude that this process died.
-  send_async(Verb::kGoodbye, to_fields({ErrorKind::kPeer, text(describe_host(), " ", how), silent}));
-  break_down(how, false, silent);
+  send_async(Verb::kGoodbye, to_fields({ErrorKind::kPeer, text(describe_host(), " ", reason), silent}));
+  break_down(reason, false, silent);
 }
 
-void StoreClient::break_down(const std::string& how, bool is_clean, const std::optional<Culprit>& culprit) {
-  Failure failure{ErrorKind::kPeer, text(describe_host(), " ", how), culprit};
+void StoreClient::break_down(const std::string& reason, bool is_clean, const std::optional<Culprit>& culprit) {
+  Failure failure{ErrorKind::kPeer, text(describe_host(), " ", reason), culprit};
   std::vector<std::shared_ptr<Pending>> unanswered;
   std::lock_guard listening(listener_mutex_);  // first: after stop_listening() returns, no callback may run
   {

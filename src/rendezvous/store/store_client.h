@@ -119,7 +119,7 @@ class StoreClient {
   void send_locked(const StoreMessage& message);
   void flush_locked();
   void wake();
-  void break_down(const std::string& how, bool is_clean, const std::optional<Culprit>& culprit);
+  void break_down(const std::string& reason, bool is_clean, const std::optional<Culprit>& culprit);
   void tell_failure(const std::string& group, const Failure& failure);
   std::string describe_host() const;
 

@@ -301,12 +301,12 @@ class StoreServer::Loop {
     departed_.notify_all();
   }
 
-  void drop(Connection name, const std::string& how, Clock::time_point now) {
+  void drop(Connection name, const std::string& reason, Clock::time_point now) {
     auto found = peers_.find(name);
     if (found == peers_.end()) return;
-    if (!found->second.is_known) return turn_away(name, how, now);
+    if (!found->second.is_known) return turn_away(name, reason, now);
     end(found);
-    if (!is_stopping_) coordinator_.lost(name, how, now);
+    if (!is_stopping_) coordinator_.lost(name, reason, now);
     count_known(-1);
   }
 
