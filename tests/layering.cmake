@@ -39,7 +39,7 @@ set(data_headers
   batch_iterator batch_traits collate data_loader distributed_sampler group_loader idx lmdb sample_order stage
   stream_loader subset)
 set(checkpoint_headers
-  checkpoint_directory checkpoint_file module_state preemption_guard safetensors state_traits training_state value)
+  checkpoint_directory checkpoint_file metric_mode module_state preemption_guard safetensors state_traits training_state value)
 
 function(violation file include why)
   message("layering: ${file} includes ${include}: ${why}")

@@ -7,13 +7,11 @@
 #include <vector>
 
 #include <lockstep/export.h>
+#include <lockstep/metric_mode.h>
 #include <lockstep/process_group.h>
 #include <lockstep/training_state.h>
 
 namespace lockstep {
-
-/// Which value of a metric is better.
-enum class Better { kHigher, kLower };
 
 /// What save() does if the checkpoint cannot be written: the disk is full, the folder is read-only, or writing fails.
 enum class OnSaveError {
@@ -29,7 +27,7 @@ struct CheckpointDirectoryOptions {
   /// Also keep the checkpoint with the best value of this metric, as best.pt. Empty: none. Checkpoints that are saved
   /// without the metric, or with NaN, do not count.
   std::string best{};
-  Better better = Better::kHigher;
+  MetricMode best_mode = MetricMode::kMax;
   /// What the numbers of checkpoints count: the name of the files, and the key of the number in them.
   std::string unit = "step";
   /// Write in the background. save() then returns when the state is copied in memory, which takes as much memory as the

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
-#include <lockstep/checkpoint_directory.h>
 #include <lockstep/export.h>
+#include <lockstep/metric_mode.h>
 #include <lockstep/value.h>
 
 namespace lockstep {
@@ -13,7 +13,7 @@ namespace lockstep {
 struct EarlyStoppingOptions {
   /// The metric to watch, for TrainingRun.
   std::string metric{};
-  Better better = Better::kHigher;
+  MetricMode mode = MetricMode::kMax;
   /// Stop after this many values in a row without an improvement.
   int64_t patience = 3;
   /// A value is an improvement if it is better than the best one by more than this.

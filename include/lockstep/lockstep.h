@@ -34,6 +34,7 @@
 #include <lockstep/logging.h>
 #include <lockstep/lr_scheduler.h>
 #include <lockstep/metric_log.h>
+#include <lockstep/metric_mode.h>
 #include <lockstep/metrics.h>
 #include <lockstep/model_adapters.h>
 #include <lockstep/module_state.h>

@@ -8,6 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/export.h>
+#include <lockstep/metric_mode.h>
 #include <lockstep/process_group.h>
 #include <lockstep/schedules.h>
 #include <lockstep/state_traits.h>
@@ -63,11 +64,10 @@ class LOCKSTEP_EXPORT LRScheduler {
   std::vector<double> last_lr_;
 };
 
-enum class PlateauMode { kMin, kMax };
 enum class ThresholdMode { kRel, kAbs };
 
 struct ReduceLROnPlateauOptions {
-  PlateauMode mode = PlateauMode::kMin;  // whether a better metric is lower or higher
+  MetricMode mode = MetricMode::kMin;
   double factor = 0.1;                   // of the rate when it is reduced, at least 0 and less than 1
   int64_t patience = 10;                 // steps without a better metric after which the next one reduces the rate
   double threshold = 1e-4;               // by how much a better metric differs from the best one,

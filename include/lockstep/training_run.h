@@ -23,6 +23,7 @@
 #include <lockstep/early_stopping.h>
 #include <lockstep/export.h>
 #include <lockstep/metric_log.h>
+#include <lockstep/metric_mode.h>
 #include <lockstep/process_group.h>
 #include <lockstep/progress.h>
 #include <lockstep/tensors_in.h>
@@ -64,7 +65,7 @@ struct TrainingRunOptions {
   /// which save_every_epochs saves, and the last one, must log the metric: next_epoch() throws UsageError otherwise.
   /// NaN is never the best value; if there is no other value, rank 0 warns at the end of the run.
   std::string best{};
-  Better better = Better::kHigher;
+  MetricMode best_mode = MetricMode::kMax;
   /// How many of the newest checkpoints to keep. 0: all.
   int keep_last = 3;
   /// Save after every so many epochs, and after the last one. 0: only after the last one.

@@ -310,7 +310,7 @@ void CheckpointDirectory::Impl::keep_best(const Request& request) {
   const auto found = request.metrics.find(options_.best);
   if (options_.best.empty() || found == request.metrics.end()) return;
   const double metric = found->second;
-  const bool is_better = !best_ || (options_.better == Better::kHigher ? metric > *best_ : metric < *best_);
+  const bool is_better = !best_ || (options_.best_mode == MetricMode::kMax ? metric > *best_ : metric < *best_);
   if (std::isnan(metric) || !is_better) return;
   try {
     detail::link_file(in_folder(name(request.number)), in_folder(detail::kBestFile));

@@ -146,9 +146,9 @@ void LRScheduler::load_state_dict(const Value& state) {
 
 namespace {
 
-double worst(PlateauMode mode) {
+double worst(MetricMode mode) {
   const double infinity = std::numeric_limits<double>::infinity();
-  return mode == PlateauMode::kMin ? infinity : -infinity;
+  return mode == MetricMode::kMin ? infinity : -infinity;
 }
 
 constexpr const char* kPlateau = "ReduceLROnPlateau";
@@ -192,7 +192,7 @@ void ReduceLROnPlateau::step(double metric) {
 bool ReduceLROnPlateau::is_better(double metric) const {
   const double threshold = options_.threshold;
   const bool is_relative = options_.threshold_mode == ThresholdMode::kRel;
-  if (options_.mode == PlateauMode::kMin) return metric < (is_relative ? best_ * (1.0 - threshold) : best_ - threshold);
+  if (options_.mode == MetricMode::kMin) return metric < (is_relative ? best_ * (1.0 - threshold) : best_ - threshold);
   return metric > (is_relative ? best_ * (threshold + 1.0) : best_ + threshold);
 }
 

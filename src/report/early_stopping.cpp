@@ -17,7 +17,7 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(
 
 bool EarlyStopping::update(double value) {
   const bool is_number = value == value;
-  const double gain = !best_ ? 0 : options_.better == Better::kHigher ? value - *best_ : *best_ - value;
+  const double gain = !best_ ? 0 : options_.mode == MetricMode::kMax ? value - *best_ : *best_ - value;
   if (is_number && (!best_ || gain > options_.min_delta)) {
     best_ = value;
     without_improvement_ = 0;

@@ -44,7 +44,7 @@ constexpr const char* kSettingsFile = "/settings.json";
 CheckpointDirectoryOptions checkpoint_options(const TrainingRunOptions& options) {
   return {.keep_last = options.keep_last,
           .best = options.best,
-          .better = options.better,
+          .best_mode = options.best_mode,
           .asynchronous = options.asynchronous,
           .sharded = options.sharded};
 }

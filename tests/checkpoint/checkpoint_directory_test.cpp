@@ -99,7 +99,7 @@ TEST_F(Directory, KeepsTheLastEveryNthAndTheBest) {
     double x = 0;
     auto state = TrainingState{}.add("x", x);
     CheckpointDirectory checkpoints(
-        world, folder(), {.keep_last = 2, .keep_every = 4, .best = "loss", .better = Better::kLower, .unit = "epoch"});
+        world, folder(), {.keep_last = 2, .keep_every = 4, .best = "loss", .best_mode = MetricMode::kMin, .unit = "epoch"});
     const std::vector<double> losses{std::nan(""), 4, 1, 3, 2, 2, 2, 2, 2, 2};
     for (size_t i = 0; i < losses.size(); ++i) {
       x = static_cast<double>(i);
@@ -115,7 +115,7 @@ TEST_F(Directory, KeepsTheLastEveryNthAndTheBest) {
   alone([&](ProcessGroup world) {
     double x = 100;
     auto state = TrainingState{}.add("x", x);
-    CheckpointDirectory checkpoints(world, folder(), {.best = "loss", .better = Better::kLower, .unit = "epoch"});
+    CheckpointDirectory checkpoints(world, folder(), {.best = "loss", .best_mode = MetricMode::kMin, .unit = "epoch"});
     checkpoints.save(10, state, {{"loss", 1.5}});
     EXPECT_EQ(checkpoints.load_best(state), 3);
     checkpoints.save(11, state, {{"loss", 0.5}});

@@ -71,7 +71,7 @@ int train(const ProcessGroup& world, const std::string& folder, int64_t epochs, 
   auto state = TrainingState{}.add("model", net).add("optimizer", optimizer).add("scheduler", scheduler);
   TrainingRun run(world, folder, state,
                   {.best = "loss",
-                   .better = Better::kLower,
+                   .best_mode = MetricMode::kMin,
                    .save_every_steps = save_every_steps,
                    .metrics = {.every = 4},
                    .optimizer = &optimizer});

@@ -769,13 +769,13 @@ TEST(TrainingRun, WarnsIfNoEpochWasTheBest) {
 }
 
 TEST(EarlyStopping, CountsValuesWithoutImprovement) {
-  EarlyStopping stopping({.better = Better::kLower, .patience = 2, .min_delta = 0.1});
+  EarlyStopping stopping({.mode = MetricMode::kMin, .patience = 2, .min_delta = 0.1});
   EXPECT_FALSE(stopping.update(NAN));
   EXPECT_FALSE(stopping.update(1));
   EXPECT_FALSE(stopping.update(0.95));
   EXPECT_FALSE(stopping.update(0.8));
   EXPECT_FALSE(stopping.update(NAN));
-  EarlyStopping copy({.better = Better::kLower, .patience = 2, .min_delta = 0.1});
+  EarlyStopping copy({.mode = MetricMode::kMin, .patience = 2, .min_delta = 0.1});
   copy.load_state_dict(stopping.state_dict());
   EXPECT_EQ(copy.best(), 0.8);
   EXPECT_TRUE(copy.update(0.75));
