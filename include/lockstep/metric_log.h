@@ -17,16 +17,16 @@
 namespace lockstep {
 
 /// How the values of a metric become one number, over steps and over ranks.
-enum class Reduce {
-  kMean,  // weighted
+enum class MetricReduction {
+  kMean,  ///< weighted
   kSum,
   kMin,
   kMax,
-  kLast,  // the last value, of the lowest rank that has logged one
+  kLast,  ///< the last value, of the lowest rank that has logged one
 };
 
 struct MetricOptions {
-  Reduce reduce = Reduce::kMean;
+  MetricReduction reduce = MetricReduction::kMean;
   /// Of a mean: the number of samples that the value is the mean of. A value with weight 0 does not count.
   double weight = 1;
   /// Leave the metric out of epoch records: for a value that changes from step to step, such as a learning rate.
@@ -79,7 +79,7 @@ class LOCKSTEP_EXPORT MetricLog {
 
   /// Adds a value of the current step. A tensor has one element, of any real dtype, on any device. Not collective.
   /// Throws UsageError for a tensor of another size, for a name that is empty or one of type, step, epoch and seconds,
-  /// for a metric that was logged with another Reduce, and for a GPU tensor while a CUDA graph is captured.
+  /// for a metric that was logged with another MetricReduction, and for a GPU tensor while a CUDA graph is captured.
   void log(std::string_view name, double value, const MetricOptions& options = {});
   void log(std::string_view name, const at::Tensor& value, const MetricOptions& options = {});
   /// Adds a value of the epoch, which is not part of step records.

@@ -195,7 +195,8 @@ class LOCKSTEP_EXPORT TrainingRun {
   }
   template <class Number>
   requires(std::convertible_to<const Number&, double> ||
-           std::same_as<Number, at::Tensor>) void log(std::string_view name, const Number& value, Reduce reduce) {
+           std::same_as<Number, at::Tensor>) void log(std::string_view name, const Number& value,
+                                                      MetricReduction reduce) {
     record(name, value, {.reduce = reduce, .weight = default_weight()});
   }
   /// The same with the result of a function, which is not called if the run is stopping: for an evaluation.

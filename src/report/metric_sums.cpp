@@ -18,9 +18,9 @@ namespace {
 
 constexpr const char* kReduceNames[] = {"kMean", "kSum", "kMin", "kMax", "kLast"};
 
-double initial_value(Reduce reduce) {
-  if (reduce == Reduce::kMin) return std::numeric_limits<double>::infinity();
-  if (reduce == Reduce::kMax) return -std::numeric_limits<double>::infinity();
+double initial_value(MetricReduction reduce) {
+  if (reduce == MetricReduction::kMin) return std::numeric_limits<double>::infinity();
+  if (reduce == MetricReduction::kMax) return -std::numeric_limits<double>::infinity();
   return 0;
 }
 
@@ -32,23 +32,24 @@ double greatest(double a, double b) {
   return a > b || a != a ? a : b;
 }
 
-void check_reduce(std::string_view name, Reduce before, Reduce now) {
+void check_reduce(std::string_view name, MetricReduction before, MetricReduction now) {
   if (before != now)
-    throw UsageError(text("metric '", name, "' is logged with Reduce::", kReduceNames[static_cast<size_t>(now)],
-                          ", but before with Reduce::", kReduceNames[static_cast<size_t>(before)],
+    throw UsageError(text("metric '", name,
+                          "' is logged with MetricReduction::", kReduceNames[static_cast<size_t>(now)],
+                          ", but before with MetricReduction::", kReduceNames[static_cast<size_t>(before)],
                           "; log it in one way, or give it another name"));
 }
 
 }  // namespace
 
 double MetricSum::result() const {
-  if (reduce == Reduce::kMean) return weight != 0 ? value / weight : std::numeric_limits<double>::quiet_NaN();
+  if (reduce == MetricReduction::kMean) return weight != 0 ? value / weight : std::numeric_limits<double>::quiet_NaN();
   return value;
 }
 
 void MetricSums::add(std::string_view name, double value, const MetricOptions& options) {
   const auto& [reduce, weight, steps_only] = options;
-  const bool is_mean = reduce == Reduce::kMean;
+  const bool is_mean = reduce == MetricReduction::kMean;
   // A mean over no samples is NaN and counts nothing.
   const double term = is_mean ? (weight != 0 ? value * weight : 0) : value;
   merge(std::string(name), {reduce, term, is_mean ? weight : 1, steps_only}, false);
@@ -72,17 +73,17 @@ void MetricSums::merge(const std::string& name, const MetricSum& sum, bool keeps
   check_reduce(name, mine.reduce, sum.reduce);
   mine.weight += sum.weight;
   switch (sum.reduce) {
-    case Reduce::kMean:
-    case Reduce::kSum:
+    case MetricReduction::kMean:
+    case MetricReduction::kSum:
       mine.value += sum.value;
       break;
-    case Reduce::kMin:
+    case MetricReduction::kMin:
       mine.value = least(mine.value, sum.value);
       break;
-    case Reduce::kMax:
+    case MetricReduction::kMax:
       mine.value = greatest(mine.value, sum.value);
       break;
-    case Reduce::kLast:
+    case MetricReduction::kLast:
       if (!keeps_last) mine.value = sum.value;
       break;
   }
@@ -106,9 +107,10 @@ MetricSums MetricSums::from_ivalue(const c10::IValue& value) {
   MetricSums result;
   for (const auto& entry : value.toTupleRef().elements()) {
     const auto& parts = entry.toTupleRef().elements();
-    result.merge(parts[0].toStringRef(),
-                 {static_cast<Reduce>(parts[1].toInt()), parts[2].toDouble(), parts[3].toDouble(), parts[4].toBool()},
-                 false);
+    result.merge(
+        parts[0].toStringRef(),
+        {static_cast<MetricReduction>(parts[1].toInt()), parts[2].toDouble(), parts[3].toDouble(), parts[4].toBool()},
+        false);
   }
   return result;
 }
@@ -162,24 +164,24 @@ void DeviceSums::add(std::string_view name, const at::Tensor& value, const Metri
   const auto one = value.detach().reshape({});
   auto& slot = slots_.find(name)->second.sum;
   switch (options.reduce) {
-    case Reduce::kMean:
+    case MetricReduction::kMean:
       if (options.weight != 0) sum.add_(one, options.weight);
       slot.weight += options.weight;
       break;
-    case Reduce::kSum:
+    case MetricReduction::kSum:
       sum.add_(one);
       break;
-    case Reduce::kMin:
+    case MetricReduction::kMin:
       sum.copy_(at::minimum(sum, one));
       break;
-    case Reduce::kMax:
+    case MetricReduction::kMax:
       sum.copy_(at::maximum(sum, one));
       break;
-    case Reduce::kLast:
+    case MetricReduction::kLast:
       sum.copy_(one);
       break;
   }
-  if (options.reduce != Reduce::kMean) ++slot.weight;
+  if (options.reduce != MetricReduction::kMean) ++slot.weight;
   has_values_ = true;
 }
 

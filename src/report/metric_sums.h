@@ -19,7 +19,7 @@ namespace lockstep::detail {
 
 /// What is kept of the values of one metric.
 struct MetricSum {
-  Reduce reduce = Reduce::kMean;
+  MetricReduction reduce = MetricReduction::kMean;
   double value = 0;   // kMean: of value times weight; otherwise the result so far
   double weight = 0;  // kMean: the sum of weights; otherwise the number of values
   bool steps_only = false;

@@ -21,7 +21,7 @@ std::string describe_ranks(const std::vector<size_t>& ranks, size_t world_size) 
 }
 
 bool is_bad(double value, const MetricOptions& options) {
-  return !std::isfinite(value) && (options.reduce != Reduce::kMean || options.weight != 0);
+  return !std::isfinite(value) && (options.reduce != MetricReduction::kMean || options.weight != 0);
 }
 
 }  // namespace

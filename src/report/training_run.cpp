@@ -354,13 +354,13 @@ void TrainingRun::Impl::record(std::string_view name, const Number& value, const
   if (is_stopping_) return;  // the epoch is not complete
   if (!in_step_) return metrics_.log_epoch(name, value, options);
   metrics_.log(name, value, options);
-  if (options.reduce == Reduce::kMean) display_.add_metric(name);
+  if (options.reduce == MetricReduction::kMean) display_.add_metric(name);
 }
 
 void TrainingRun::Impl::end_step() {
   if (options_.optimizer && group_.rank() == 0)
     metrics_.log("lr", options_.optimizer->param_groups().at(0).options().get_lr(),
-                 {.reduce = Reduce::kLast, .steps_only = true});
+                 {.reduce = MetricReduction::kLast, .steps_only = true});
   const double epoch = epochs_completed();
   metrics_.end_step(epoch);
   in_step_ = has_failed_ = false;

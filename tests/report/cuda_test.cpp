@@ -47,10 +47,10 @@ class CudaReport : public testing::Test {
 std::map<std::string, double> log_all(MetricLog& log, const std::vector<Tensor>& values, int rank) {
   for (size_t i = 0; i < values.size(); ++i) {
     log.log("mean", values[i], {.weight = 1.0 + static_cast<double>(i % 3) + rank});
-    log.log("sum", values[i], {.reduce = Reduce::kSum});
-    log.log("min", values[i], {.reduce = Reduce::kMin});
-    log.log("max", values[i], {.reduce = Reduce::kMax});
-    log.log("last", values[i], {.reduce = Reduce::kLast});
+    log.log("sum", values[i], {.reduce = MetricReduction::kSum});
+    log.log("min", values[i], {.reduce = MetricReduction::kMin});
+    log.log("max", values[i], {.reduce = MetricReduction::kMax});
+    log.log("last", values[i], {.reduce = MetricReduction::kLast});
     log.end_step();
     log.flush();
   }
@@ -85,7 +85,7 @@ TEST_F(CudaReport, LoggingDoesNotMakeTheHostWait) {
       run.step([&] {
         big.mm(big);
         run.log("loss", loss);
-        run.log("most", loss, Reduce::kMax);
+        run.log("most", loss, MetricReduction::kMax);
       });
     };
     while (run.next_epoch(1)) {
@@ -107,7 +107,7 @@ TEST_F(CudaReport, StopsAllRanksAtAValueThatIsNotFinite) {
       const auto step = [&] {
         run.step([&] {
           run.log("loss", torch::full({}, run.steps() == 4 && world.rank() == 1 ? NAN : 1, kGpu));
-          run.log("least", torch::ones({}, kGpu), Reduce::kMin);
+          run.log("least", torch::ones({}, kGpu), MetricReduction::kMin);
           run.log("empty", torch::full({}, NAN, kGpu), 0);
         });
       };

@@ -35,10 +35,10 @@ double weight_of(int64_t step, int rank) {
 
 void log_all(MetricLog& log, int64_t step, int rank) {
   log.log("mean", torch::tensor(value_of(step, rank), torch::kDouble), {.weight = weight_of(step, rank)});
-  log.log("sum", value_of(step, rank), {.reduce = Reduce::kSum});
-  log.log("min", value_of(step, rank), {.reduce = Reduce::kMin});
-  log.log("max", torch::tensor({value_of(step, rank)}, torch::kDouble), {.reduce = Reduce::kMax});
-  log.log("last", value_of(step, rank), {.reduce = Reduce::kLast});
+  log.log("sum", value_of(step, rank), {.reduce = MetricReduction::kSum});
+  log.log("min", value_of(step, rank), {.reduce = MetricReduction::kMin});
+  log.log("max", torch::tensor({value_of(step, rank)}, torch::kDouble), {.reduce = MetricReduction::kMax});
+  log.log("last", value_of(step, rank), {.reduce = MetricReduction::kLast});
 }
 
 /// What a record over the steps from `first` to `last` has to contain, computed in one pass.
@@ -99,7 +99,7 @@ TEST(MetricLog, RanksMayLogDifferentMetrics) {
     MetricLog log(world, folder.path(), {.every = 1});
     for (int64_t step = 1; step <= 4; ++step) {
       if (world.rank() > 0) log.log("by rank " + std::to_string(world.rank()), static_cast<double>(step));
-      if (world.rank() > 0) log.log("late", world.rank() * 10.0 + step, {.reduce = Reduce::kLast});
+      if (world.rank() > 0) log.log("late", world.rank() * 10.0 + step, {.reduce = MetricReduction::kLast});
       if (world.rank() == step % 3) log.log("turns", step * 1.0);
       log.end_step();
     }
@@ -121,7 +121,7 @@ TEST(MetricLog, WritesValuesThatAreNotFiniteAsNull) {
     MetricLog log(world, folder.path(), {.every = 1});
     log.log("nan", world.rank() == 0 ? NAN : 1.0);
     log.log("infinite", INFINITY);
-    log.log("least", world.rank() == 0 ? NAN : 1.0, {.reduce = Reduce::kMin});
+    log.log("least", world.rank() == 0 ? NAN : 1.0, {.reduce = MetricReduction::kMin});
     log.log("empty", NAN, {.weight = 0});
     log.log("mostly empty", world.rank() == 0 ? NAN : 3.0, {.weight = world.rank() * 1.0});
     log.end_step();
@@ -145,8 +145,8 @@ TEST(MetricLog, WarnsOnceAboutEachMetricThatIsNotFinite) {
       log.abandon_step();
       for (int step = 1; step <= 6; ++step) {
         log.log("one", step >= 3 && world.rank() == 1 ? NAN : 1);
-        log.log("two", step >= 3 && world.rank() != 1 ? INFINITY : 1, {.reduce = Reduce::kMax});
-        log.log("all", torch::tensor(step >= 5 ? -INFINITY : 1.0), {.reduce = Reduce::kSum});
+        log.log("two", step >= 3 && world.rank() != 1 ? INFINITY : 1, {.reduce = MetricReduction::kMax});
+        log.log("all", torch::tensor(step >= 5 ? -INFINITY : 1.0), {.reduce = MetricReduction::kSum});
         log.log("empty", NAN, {.weight = 0});
         log.end_step();
         log.flush();
@@ -230,7 +230,7 @@ std::optional<Value> log_from(const ProcessGroup& world, const std::string& fold
   if (log.steps() == 10 && log.epochs() == 0) log.end_epoch();
   while (log.steps() < 20) {
     log_all(log, log.steps() + 1, world.rank());
-    log.log_epoch("steps", 1, {.reduce = Reduce::kSum});
+    log.log_epoch("steps", 1, {.reduce = MetricReduction::kSum});
     log.end_step();
     log.flush();
     if (log.steps() == stop) saved = log.state_dict();
@@ -408,8 +408,8 @@ TEST(MetricLog, RefusesWhatItCannotRecord) {
     expect_error<UsageError>([&] { log.log("loss", torch::zeros({2, 3})); }, "'loss'", "[2, 3]", "one element");
     expect_error<UsageError>([&] { log.log("loss", at::Tensor()); }, "undefined tensor");
     log.log("loss", 1);
-    log.log("loss", 1, {.reduce = Reduce::kSum});
-    expect_error<UsageError>([&] { log.end_step(); }, "'loss'", "kSum", "before with Reduce::kMean");
+    log.log("loss", 1, {.reduce = MetricReduction::kSum});
+    expect_error<UsageError>([&] { log.end_step(); }, "'loss'", "kSum", "before with MetricReduction::kMean");
     expect_error<UsageError>([&] { MetricLog(world, folder.path(), {.every = -1}); }, "every is -1");
     std::ofstream(folder.path() / "file") << "x";
     expect_error<SystemError>([&] { MetricLog(world, folder.path() / "file" / "run"); }, "mkdir");

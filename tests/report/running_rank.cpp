@@ -131,7 +131,7 @@ int take_many_steps(const ProcessGroup& world, const std::string& folder, int64_
         loss.backward();
         optimizer.step();
         run.log("loss", loss);
-        run.log("largest", loss, Reduce::kMax);
+        run.log("largest", loss, MetricReduction::kMax);
       });
     run.log("accuracy", 0.5);
     run.checkpoints().wait();  // its thread and its file are not leaks

@@ -430,7 +430,7 @@ TEST(TrainingRun, WeighsValuesBySamples) {
         run.step([&] {
           run.log("mean", batch.mean());
           run.log("unweighted", batch.mean(), 1);
-          run.log("most", batch.max(), Reduce::kMax);
+          run.log("most", batch.max(), MetricReduction::kMax);
         });
       run.log("ranks", world.rank());
     }
