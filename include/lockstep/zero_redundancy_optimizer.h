@@ -39,7 +39,7 @@ enum class Overlap {
   kNone,
   /// Backward averages each gradient for the rank that updates it, which alone keeps it (ZeRO stage 2). The parameters
   /// have no gradients then. step() updates the parameters and all-gathers them. In between, gradients can be clipped
-  /// with ZeroRedundancyOptimizer::clip_grad_norm(), and a GradScaler can be used.
+  /// with ZeroRedundancyOptimizer::clip_grad_norm_(), and a GradScaler can be used.
   kGradients,
   /// The same, but the parameters of a bucket are updated and all-gathered as soon as their gradients are averaged.
   /// After backward all parameters are updated; step() only ends the step. Gradients cannot be clipped or scaled. If
@@ -101,7 +101,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// With Overlap::kGradients, between backward and step(): scales the gradients of all ranks' shares, as
   /// clip_grad_norm_() does with whole gradients. Returns the norm before scaling. Collective. Does not wait for the
   /// GPU. Throws UsageError with another overlap.
-  at::Tensor clip_grad_norm(double max_norm, const ClipGradNormOptions& options = {});
+  at::Tensor clip_grad_norm_(double max_norm, const ClipGradNormOptions& options = {});
 
   /// Returns, on rank `dst`, the state of all ranks combined, as an optimizer without shards would have it, on the CPU.
   /// Returns an empty state on the other ranks. Collective. If a rank failed during a step, the shards may be from

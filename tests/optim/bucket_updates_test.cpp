@@ -420,7 +420,7 @@ TEST(ShardedGradients, AreClippedLikeWholeGradients) {
       Mixed model;
       Training<MixedImpl, FusedSGD> training(model, world, SGDOptions(0.01), kSmallBuckets, kShardedGradients);
       run_steps_with(training.ddp, world.rank(), [&](int step) {
-        const auto norm = training.optimizer.clip_grad_norm(0.01, how);
+        const auto norm = training.optimizer.clip_grad_norm_(0.01, how);
         EXPECT_NEAR(norm.item<double>(), norms.at(step), 1e-5 * norms.at(step));
         training.optimizer.step();
       });
@@ -471,12 +471,12 @@ TEST(ShardedGradients, ThatAreNotFiniteAreRefusedByAllRanks) {
     torch::nn::Linear model(6, 2);  // too small for three ranks
     Training<torch::nn::LinearImpl, FusedAdamW> training(model, world, AdamWOptions(0.01), {}, kShardedGradients);
     (training.ddp(input_of(1)).sum() * std::numeric_limits<float>::infinity()).backward();
-    expect_error<Error>([&] { training.optimizer.clip_grad_norm(1, {.error_if_nonfinite = true}); },
+    expect_error<Error>([&] { training.optimizer.clip_grad_norm_(1, {.error_if_nonfinite = true}); },
                         "the norm of the gradients is");
     training.optimizer.step_unless(torch::ones({1}));
     EXPECT_TRUE(torch::isfinite(model->weight).all().item<bool>());
     expect_error<UsageError>([&] { training.optimizer.step(); }, "without a backward since the last step");
-    expect_error<UsageError>([&] { training.optimizer.clip_grad_norm(1, {.norm_type = 0}); }, "norm_type is 0");
+    expect_error<UsageError>([&] { training.optimizer.clip_grad_norm_(1, {.norm_type = 0}); }, "norm_type is 0");
   });
 }
 
@@ -491,9 +491,9 @@ TEST(ShardedGradients, SayWhatTheyNeed) {
     expect_error<UsageError>([&] { Zero(ddp.named_parameters(), world, AdamWOptions(), kShardedGradients); },
                              "the option overlap needs the DistributedDataParallel");
     expect_error<UsageError>([&] { Zero(ddp, AdamWOptions(), {.before_step = [] {}, .overlap = Overlap::kGradients}); },
-                             "before_step cannot be combined with overlap", "call optimizer.clip_grad_norm()");
+                             "before_step cannot be combined with overlap", "call optimizer.clip_grad_norm_()");
     Zero in_step(ddp, AdamWOptions());
-    expect_error<UsageError>([&] { in_step.clip_grad_norm(1); }, "construct the optimizer with Overlap::kGradients",
+    expect_error<UsageError>([&] { in_step.clip_grad_norm_(1); }, "construct the optimizer with Overlap::kGradients",
                              "clip_grad_norm_(ddp.parameters(), max_norm)");
 
     Mixed other;

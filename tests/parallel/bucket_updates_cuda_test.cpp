@@ -109,7 +109,7 @@ TEST_F(CudaBucketUpdates, OfShardedGradientsAreClippedLikeWholeGradients) {
             return std::make_unique<Sharded>(ddp, AdamWOptions(0.01),
                                              ZeroRedundancyOptions{.overlap = Overlap::kGradients});
           },
-          is_captured, [](Wrapper&, Optimizer& optimizer) { dynamic_cast<Sharded&>(optimizer).clip_grad_norm(0.1); });
+          is_captured, [](Wrapper&, Optimizer& optimizer) { dynamic_cast<Sharded&>(optimizer).clip_grad_norm_(0.1); });
       for (size_t i = 0; i < expected.size(); ++i)
         EXPECT_LE(relative_difference(actual[i], expected[i]), 1e-5) << i << (is_captured ? " captured" : "");
     }

@@ -53,7 +53,7 @@ void check_options(const ZeroRedundancyOptions& options, const ProcessGroup& gro
   if (options.before_step)
     refuse(
         "the option before_step cannot be combined with overlap, because the parameters have no gradients between "
-        "backward and step(); with Overlap::kGradients, call optimizer.clip_grad_norm() before step()");
+        "backward and step(); with Overlap::kGradients, call optimizer.clip_grad_norm_() before step()");
   if (options.share_parameters && options.overlap == Overlap::kGradients)
     refuse(
         "the option share_parameters cannot be combined with Overlap::kGradients; leave overlap out, and step() "
@@ -265,15 +265,15 @@ std::optional<std::vector<at::Tensor>> ZeroRedundancyOptimizerBase::sharded_grad
   return strategy_->sharded_gradients();
 }
 
-at::Tensor ZeroRedundancyOptimizerBase::clip_grad_norm(double max_norm, const ClipGradNormOptions& options) {
+at::Tensor ZeroRedundancyOptimizerBase::clip_grad_norm_(double max_norm, const ClipGradNormOptions& options) {
   const auto gradients = sharded_gradients();
   if (!gradients)
     throw UsageError(shard_->rank(),
-                     "ZeroRedundancyOptimizer::clip_grad_norm: this rank has no shards of gradients; construct the "
+                     "ZeroRedundancyOptimizer::clip_grad_norm_: this rank has no shards of gradients; construct the "
                      "optimizer with Overlap::kGradients, or, with Overlap::kNone, call "
                      "clip_grad_norm_(ddp.parameters(), max_norm)");
   if (!(options.norm_type > 0))
-    throw UsageError(shard_->rank(), text("ZeroRedundancyOptimizer::clip_grad_norm: norm_type is ", options.norm_type,
+    throw UsageError(shard_->rank(), text("ZeroRedundancyOptimizer::clip_grad_norm_: norm_type is ", options.norm_type,
                                           ", expected a positive number"));
   bool has_doubles = false;
   for (size_t i = 0; i < shard_->parameters().size(); ++i)
