@@ -51,12 +51,12 @@ struct Splits {
 
 /// One message of ProcessGroup::exchange.
 struct Message {
-  enum class Direction { kSend, kReceive };
+  enum class Direction { kSend, kRecv };
   static Message send(at::Tensor tensor, int dst, uint32_t tag = 0) {
     return {Direction::kSend, std::move(tensor), dst, tag};
   }
-  static Message receive(at::Tensor tensor, int src, uint32_t tag = 0) {
-    return {Direction::kReceive, std::move(tensor), src, tag};
+  static Message recv(at::Tensor tensor, int src, uint32_t tag = 0) {
+    return {Direction::kRecv, std::move(tensor), src, tag};
   }
 
   Direction direction{};

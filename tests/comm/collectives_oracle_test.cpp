@@ -61,8 +61,8 @@ Results make_calls(const ProcessGroup& world) {
 
   const int after = (me + 1) % kRanks, before = (me + kRanks - 1) % kRanks;
   const auto halo = at::zeros({2, 5});
-  world.exchange({Message::send(values(me, 5), after), Message::receive(halo[0], before),
-                  Message::send(values(me, 5) + 1, before), Message::receive(halo[1], after)});
+  world.exchange({Message::send(values(me, 5), after), Message::recv(halo[0], before),
+                  Message::send(values(me, 5) + 1, before), Message::recv(halo[1], after)});
   results["batch_isend_irecv"] = floats(halo);
 
   const auto part = at::zeros({std::vector<int64_t>{0, 4, 7}[me]});

@@ -135,7 +135,7 @@ TEST_P(ConformanceOfLists, AnExchangeHasAnyOrder) {
     for (int r = 0; r < size(); ++r) {  // all receives first, then all sends, of two tags
       if (r == me) continue;
       received[r] = blank({2, 150000});
-      for (uint32_t tag : {1, 0}) messages.push_back(Message::receive(received[r][tag], r, tag));
+      for (uint32_t tag : {1, 0}) messages.push_back(Message::recv(received[r][tag], r, tag));
     }
     for (int r = size() - 1; r >= 0; --r)
       if (r != me)
@@ -204,7 +204,7 @@ TEST(Lists, WithWrongArgumentsAreRefusedBeforeAnythingIsSent) {
                              "its input 5", "10");
     expect_error<UsageError>(
         [&] {
-          world.exchange({Message::send(four, 1 - world.rank()), Message::receive(other, 7)});
+          world.exchange({Message::send(four, 1 - world.rank()), Message::recv(other, 7)});
         },
         "recv", "src is rank 7");
     world.barrier();  // the group is usable, and no message is left over
