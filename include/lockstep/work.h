@@ -25,10 +25,10 @@ class LOCKSTEP_EXPORT Work {
   /// For a collective on CUDA tensors it does not block: later work on the current stream runs after the collective.
   void wait() const;
 
-  /// Like synchronize(), but blocks at most this long. Returns whether the call is complete. If not, the call continues
-  /// and the group stays usable. (CallOptions::timeout is a time limit that breaks the group.) Throws UsageError if
-  /// `timeout` is negative.
-  [[nodiscard]] bool wait(std::chrono::milliseconds timeout) const;
+  /// Blocks at most this long, until the device has finished the call. Returns whether it has, as std::future::wait_for
+  /// does. If not, the call continues and the group stays usable. (CallOptions::timeout is a time limit that breaks the
+  /// group.) Throws UsageError if `timeout` is negative.
+  [[nodiscard]] bool wait_for(std::chrono::milliseconds timeout) const;
 
   /// Like wait(), but also blocks until the device has finished the call. Throws any error that occurred before that.
   void synchronize() const;

@@ -52,16 +52,16 @@ TEST_P(Works, WaitForALimitedTimeWithoutBreakingTheGroup) {
     }
     const auto reduce = world.all_reduce_async(reduced);
     const auto receive = world.recv_async(received, 1);
-    EXPECT_FALSE(reduce.wait(0ms));
+    EXPECT_FALSE(reduce.wait_for(0ms));
     const auto begin = std::chrono::steady_clock::now();
-    EXPECT_FALSE(reduce.wait(20ms));
-    EXPECT_FALSE(receive.wait(20ms));
+    EXPECT_FALSE(reduce.wait_for(20ms));
+    EXPECT_FALSE(receive.wait_for(20ms));
     EXPECT_GE(std::chrono::steady_clock::now() - begin, 40ms);
-    expect_error<UsageError>([&] { (void)reduce.wait(-1ms); }, "-1 ms", "negative");
+    expect_error<UsageError>([&] { (void)reduce.wait_for(-1ms); }, "-1 ms", "negative");
     rank_1_may_call.count_down();
-    EXPECT_TRUE(reduce.wait(30s));
-    EXPECT_TRUE(receive.wait(30s));
-    EXPECT_TRUE(reduce.wait(0ms)) << "a second time";
+    EXPECT_TRUE(reduce.wait_for(30s));
+    EXPECT_TRUE(receive.wait_for(30s));
+    EXPECT_TRUE(reduce.wait_for(0ms)) << "a second time";
     EXPECT_TRUE(at::equal(reduced, at::full({3}, 2.0)));
     EXPECT_TRUE(at::equal(received, at::ones({2000})));
     world.barrier();

@@ -56,10 +56,10 @@ void Work::wait() const {
   completion_->wait();
 }
 
-bool Work::wait(std::chrono::milliseconds timeout) const {
+bool Work::wait_for(std::chrono::milliseconds timeout) const {
   completion_->check_process();
   if (timeout < std::chrono::milliseconds(0))
-    throw UsageError(text("Work::wait: the time-out is ", timeout.count(), " ms; it must not be negative"));
+    throw UsageError(text("Work::wait_for: the time-out is ", timeout.count(), " ms; it must not be negative"));
   const detail::ActivityScope blocked(completion_->activity(), detail::Activity::Phase::kCommunication);
   if (!completion_->wait_until(deadline_after(timeout))) return false;
   completion_->synchronize();
