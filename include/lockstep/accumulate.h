@@ -13,6 +13,7 @@
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
 #include <lockstep/export.h>
+#include <lockstep/tensors_in.h>
 
 namespace lockstep {
 
@@ -76,19 +77,6 @@ Groups<Range> in_groups(Range&& range, int64_t count) {
   return Groups<Range>(std::forward<Range>(range), count);
 }
 
-/// Returns the number of samples in a batch: of a tensor, or of a batch with a member `target` or `data`.
-template <class Batch>
-int64_t samples_in(const Batch& batch) {
-  if constexpr (std::is_same_v<Batch, at::Tensor>)
-    return batch.size(0);
-  else if constexpr (requires { batch.target.size(0); })
-    return batch.target.size(0);
-  else if constexpr (requires { batch.data.size(0); })
-    return batch.data.size(0);
-  else
-    static_assert(!sizeof(Batch), "samples_in: pass a function that returns the number of samples of a batch");
-}
-
 namespace detail {
 
 /// Gives every sample of an accumulation the same weight on all ranks: by weights of the gradients, or of the loss if
@@ -125,8 +113,8 @@ class LOCKSTEP_EXPORT SampleWeight {
 /// `loss` returns the mean loss over the samples of a micro-batch. All backwards but the last run under no_sync().
 /// Every sample has the same weight, on all ranks, though micro-batches differ in size and ranks have different numbers
 /// of them: accumulate() calls ddp.set_batch_weight(), whose weight holds until the next call. `samples` returns the
-/// number of samples of a batch. If the model has SyncBatchNorm layers, accumulate() scales the losses instead, and all
-/// ranks must pass the same number of micro-batches, because the layers communicate.
+/// number of samples in a batch, by default samples_in(). If the model has SyncBatchNorm layers, accumulate() scales
+/// the losses instead, and all ranks must pass the same number of micro-batches, because the layers communicate.
 ///
 /// Returns this rank's mean loss over its samples, without history; NaN on a rank without samples. Collective: each
 /// rank passes at least one micro-batch, which may be empty; throws UsageError otherwise.
@@ -166,7 +154,12 @@ at::Tensor accumulate(Ddp& ddp, Batches& micro_batches, const Loss& loss, const 
 
 template <class Ddp, class Batches, class Loss>
 at::Tensor accumulate(Ddp& ddp, Batches& micro_batches, const Loss& loss) {
-  return accumulate(ddp, micro_batches, loss, [](const auto& batch) { return samples_in(batch); });
+  return accumulate(ddp, micro_batches, loss, []<class Batch>(const Batch& batch) {
+    static_assert(
+        TensorsIn<Batch>::kAny || requires { batch.data.size(0); },
+        "accumulate: pass a function that returns the number of samples of a batch as the last argument");
+    return samples_in(batch);
+  });
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -122,6 +123,21 @@ struct TensorsIn<std::map<Key, Item>> {
     for (auto& [key, item] : items) TensorsIn<Item>::visit(item, function);
   }
 };
+
+/// Returns the number of samples in a batch: the size along dimension 0 of its member `data`, as LibTorch's Examples
+/// have it, or of its first tensor that has a dimension. 1 if there is none.
+template <class Batch>
+int64_t samples_in(const Batch& batch) {
+  if constexpr (requires { batch.data.size(0); }) {
+    return batch.data.size(0);
+  } else {
+    std::optional<int64_t> samples;
+    TensorsIn<Batch>::visit(const_cast<Batch&>(batch), [&](const at::Tensor& tensor) {
+      if (!samples && tensor.dim() > 0) samples = tensor.size(0);
+    });
+    return samples.value_or(1);
+  }
+}
 
 namespace detail {
 

@@ -291,16 +291,6 @@ class LOCKSTEP_EXPORT TrainingRun {
 
 namespace detail {
 
-/// The samples in a batch: the size of its first tensor that has a dimension, 1 if it has none.
-template <class Batch>
-int64_t samples_of(Batch& batch) {
-  int64_t samples = -1;
-  TensorsIn<Batch>::visit(batch, [&](const at::Tensor& tensor) {
-    if (samples < 0 && tensor.dim() > 0) samples = tensor.size(0);
-  });
-  return samples < 0 ? 1 : samples;
-}
-
 /// A range that saves its own position, such as a StreamLoader.
 template <class Range>
 concept HasEpochs = HasStateDict<Range> && requires(Range& range) {
@@ -355,7 +345,7 @@ class RunBatches {
       }
       if (is_at_end_) return run_.end_loop();
       using Batch = std::remove_cvref_t<decltype(**at_)>;
-      run_.took_batch(samples_of(const_cast<Batch&>(static_cast<const Batch&>(**at_))), Clock::now() - begin);
+      run_.took_batch(samples_in<Batch>(**at_), Clock::now() - begin);
     }
 
     TrainingRun& run_;
