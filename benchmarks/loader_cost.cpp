@@ -63,7 +63,7 @@ template <class Dataset>
 void compare(const char* what, Dataset dataset, int workers) {
   lockstep::DistributedSampler sampler(dataset.size().value(), 0, 1);
   sampler.set_epoch(0);
-  lockstep::DataLoader ours(dataset, sampler, {.batch_size = kBatch, .workers = workers});
+  lockstep::DataLoader ours(dataset, sampler, {.batch_size = kBatch, .num_workers = workers});
   auto theirs =
       torch::data::make_data_loader(dataset.map(torch::data::transforms::Stack<>()), sampler,
                                     torch::data::DataLoaderOptions(kBatch).workers(static_cast<size_t>(workers)));

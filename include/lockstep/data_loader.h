@@ -30,8 +30,8 @@ struct DataLoaderOptions {
   bool shuffle = false;    ///< Another order in each epoch. Only without a sampler: with one, an option of the sampler.
   uint64_t seed = 0;       ///< Of the orders and of the samples' random numbers. Only without a sampler, too.
   bool drop_last = false;  ///< Drop the last batch of an epoch if it is smaller than batch_size.
-  int workers = 1;         ///< Threads that read ahead. With 0 the loop's own thread reads each batch on demand.
-  int prefetch = 2;        ///< How many batches each worker may be ahead of the loop.
+  int num_workers = 1;     ///< Threads that read ahead. With 0 the loop's own thread reads each batch on demand.
+  int prefetch_factor = 2;  ///< How many batches each worker may be ahead of the loop.
   bool pin_memory = false;  ///< Deliver batches in pinned memory, for fast copies to a GPU. Ignored without CUDA.
   std::optional<c10::Device> device{};  ///< Device of the batches. Copies to a GPU run ahead of the loop.
 };
@@ -229,7 +229,7 @@ struct Collated<std::vector<Sample>, Collate> {
 
 /// Reads the samples of this rank ahead of the training loop and groups them into batches:
 ///
-///     lockstep::DataLoader loader(dataset, sampler, {.batch_size = 64, .workers = 2});
+///     lockstep::DataLoader loader(dataset, sampler, {.batch_size = 64, .num_workers = 2});
 ///     for (int epoch = 0; epoch < epochs; ++epoch) {
 ///       sampler.set_epoch(epoch);
 ///       for (auto& batch : loader) train(batch.data, batch.target);
@@ -333,7 +333,7 @@ class DataLoader {
         copies_(options.device),
         seed_(sampler ? sampler->options().seed : options.seed),
         collate_(std::move(collate)),
-        datasets_(static_cast<size_t>(options.workers > 1 ? options.workers : 1), std::move(dataset)),
+        datasets_(static_cast<size_t>(options.num_workers > 1 ? options.num_workers : 1), std::move(dataset)),
         core_(
             sampler ? *sampler : detail::sampler_of_own_data(known_size(), options), sampler.has_value(), options,
             known_size(), TensorsIn<Batch>::kAny,

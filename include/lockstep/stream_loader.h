@@ -43,8 +43,8 @@ enum class StreamEnd {
 struct StreamLoaderOptions {
   int64_t batch_size = 1;   ///< Samples in a batch on this rank.
   bool drop_last = false;   ///< Drop the last batch of each part if it is smaller than batch_size.
-  int workers = 1;          ///< Threads that read ahead, at most one for each part of this rank. With 0 the loop reads.
-  int prefetch = 2;         ///< How many batches each worker may be ahead of the loop.
+  int num_workers = 1;      ///< Threads that read ahead, at most one for each part of this rank. With 0 the loop reads.
+  int prefetch_factor = 2;  ///< How many batches each worker may be ahead of the loop.
   bool pin_memory = false;  ///< Deliver batches in pinned memory, for fast copies to a GPU. Ignored without CUDA.
   std::optional<c10::Device> device{};  ///< Device of the batches. Copies to a GPU run ahead of the loop.
   /// Into how many parts the data of the job is divided. A multiple of the number of ranks. 0: one part for each worker
@@ -207,7 +207,7 @@ class StreamReader : public PartReader {
 /// Reads streams, whose size is unknown, ahead of the training loop and groups their samples into batches:
 ///
 ///     auto open = [](const lockstep::StreamPart& part) { return EventLog("events.log", part.index, part.count); };
-///     lockstep::StreamLoader loader(open, world, {.batch_size = 64, .workers = 2});
+///     lockstep::StreamLoader loader(open, world, {.batch_size = 64, .num_workers = 2});
 ///     for (int epoch = 0; epoch < epochs; ++epoch) {
 ///       loader.set_epoch(epoch);
 ///       for (auto& batch : loader) train(batch);
@@ -224,8 +224,8 @@ class StreamReader : public PartReader {
 /// A batch has samples of one part, and is made as DataLoader makes it: `collate` turns a vector of samples into a
 /// batch; the default is Stack. The next batch of a rank is that of its part with the fewest batches so far, of the
 /// lowest index among several, until all parts have ended: the order of Python's DataLoader with one worker for each
-/// part. The contents and the order of batches depend on `parts`, neither on `workers` nor on timing. The parts of a
-/// rank are divided between its workers; all of them are open at the same time. A part is opened and read by one
+/// part. The contents and the order of batches depend on `parts`, neither on `num_workers` nor on timing. The parts of
+/// a rank are divided between its workers; all of them are open at the same time. A part is opened and read by one
 /// worker, so a stream need not be thread-safe. It may be destroyed by another thread. `open` and `collate` are called
 /// by several threads at a time. Workers read with autograd disabled, and LibTorch operations in a worker use one
 /// thread.

@@ -70,8 +70,8 @@ void check_loader_options(const DataLoaderOptions& options, const DistributedSam
 void check_loading(const char* loader, std::optional<int> rank, const DataLoaderOptions& options, bool finds_tensors) {
   const auto fail = [&](auto... parts) { refuse(rank, text(loader, ": ", parts...)); };
   if (options.batch_size < 1) fail("batch_size is ", options.batch_size, ", expected 1 or more");
-  if (options.workers < 0) fail("workers is ", options.workers, ", expected 0 or more");
-  if (options.prefetch < 1) fail("prefetch is ", options.prefetch, ", expected 1 or more");
+  if (options.num_workers < 0) fail("num_workers is ", options.num_workers, ", expected 0 or more");
+  if (options.prefetch_factor < 1) fail("prefetch_factor is ", options.prefetch_factor, ", expected 1 or more");
   if ((options.device || options.pin_memory) && !finds_tensors)
     fail(
         "device or pin_memory is set, but lockstep cannot find tensors in this type of batch; give it a function "
@@ -130,9 +130,9 @@ struct LoaderCore::State {
       check_loading("DataLoader", rank, options, finds_tensors);
       check_number_of_batches(rank, sampler.size(), options);
     }
-    queue = make_unique_owned<BatchQueue>("DataLoader", options.workers,
-                                          static_cast<size_t>(options.workers) * static_cast<size_t>(options.prefetch),
-                                          std::move(on_next));
+    queue = make_unique_owned<BatchQueue>(
+        "DataLoader", options.num_workers,
+        static_cast<size_t>(options.num_workers) * static_cast<size_t>(options.prefetch_factor), std::move(on_next));
   }
 
   size_t batches_of(size_t samples) const { return batches_in(samples, options); }

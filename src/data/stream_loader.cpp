@@ -43,7 +43,7 @@ StreamLoaderOptions checked_stream_options(const ProcessGroup& group, StreamLoad
   if (options.max_batches < 0) fail("max_batches is ", options.max_batches, ", expected 0 or more");
   if (options.parts < 0 || options.parts % group.size() != 0)
     fail("parts is ", options.parts, ", expected a multiple of the ", group.size(), " ranks, or 0");
-  if (options.parts == 0) options.parts = group.size() * std::max(options.workers, 1);
+  if (options.parts == 0) options.parts = group.size() * std::max(options.num_workers, 1);
   return options;
 }
 
@@ -110,8 +110,8 @@ class WorkerParts {
 DataLoaderOptions loading_options(const StreamLoaderOptions& options) {
   return {.batch_size = options.batch_size,
           .drop_last = options.drop_last,
-          .workers = options.workers,
-          .prefetch = options.prefetch,
+          .num_workers = options.num_workers,
+          .prefetch_factor = options.prefetch_factor,
           .pin_memory = options.pin_memory,
           .device = options.device};
 }
@@ -133,13 +133,13 @@ struct StreamCore::State {
         open(std::move(open_part)),
         parts(static_cast<size_t>(options.parts / group.size())) {
     position.parts.resize(parts);
-    const size_t threads = std::min(static_cast<size_t>(std::max(options.workers, 1)), parts);
+    const size_t threads = std::min(static_cast<size_t>(std::max(options.num_workers, 1)), parts);
     const auto on_next_item = [on_next](void* item) {
       if (const auto& batch = static_cast<StreamItem*>(item)->read.batch) on_next(batch.get());
     };
     for (size_t i = 0; i < threads; ++i)
-      queues.push_back(make_unique_owned<BatchQueue>("StreamLoader", options.workers > 0 ? 1 : 0,
-                                                     static_cast<size_t>(options.prefetch), on_next_item));
+      queues.push_back(make_unique_owned<BatchQueue>("StreamLoader", options.num_workers > 0 ? 1 : 0,
+                                                     static_cast<size_t>(options.prefetch_factor), on_next_item));
   }
 
   StreamLayout layout() const { return {options.parts, options.batch_size, static_cast<int64_t>(options.seed)}; }

@@ -97,7 +97,7 @@ struct InterruptedTraining {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   std::unique_ptr<torch::optim::StepLR> scheduler;
   DistributedSampler sampler{150, world, {.seed = 3}};
-  DataLoader<Noisy> loader{Noisy(), sampler, {.batch_size = 4, .workers = 2}};
+  DataLoader<Noisy> loader{Noisy(), sampler, {.batch_size = 4, .num_workers = 2}};
   int64_t step = 0;
 };
 

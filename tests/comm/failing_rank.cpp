@@ -137,7 +137,7 @@ void reads_a_stream() {
   auto world = join();
   try {
     const auto open = [](const lockstep::StreamPart&) { return EndlessStream(); };
-    lockstep::StreamLoader loader(open, world, {.batch_size = 8, .workers = 2});
+    lockstep::StreamLoader loader(open, world, {.batch_size = 8, .num_workers = 2});
     int64_t batches = 0;
     for ([[maybe_unused]] auto& batch : loader)
       if (++batches == 100) print("running");

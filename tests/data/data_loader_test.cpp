@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(, DataLoaderWorkers, testing::Values(0, 1, 2, 5));
 
 TEST_P(DataLoaderWorkers, DeliverTheSamplersBatchesInOrder) {
   DistributedSampler sampler(103, 1, 2, {.seed = 3});
-  DataLoader loader(Numbers(103), sampler, {.batch_size = 8, .workers = GetParam()});
+  DataLoader loader(Numbers(103), sampler, {.batch_size = 8, .num_workers = GetParam()});
   EXPECT_EQ(loader.size(), 7);  // 52 samples
   for (int epoch : {0, 1, 2}) {
     sampler.set_epoch(epoch);
@@ -101,7 +101,7 @@ TEST_P(DataLoaderWorkers, DrawTheSameNumbersForASample) {
     DistributedSampler sampler(20, rank, ranks, {.seed = seed});
     sampler.set_epoch(epoch);
     std::map<size_t, double> numbers;
-    DataLoader loader(Augmented(), sampler, {.batch_size = 3, .workers = workers});
+    DataLoader loader(Augmented(), sampler, {.batch_size = 3, .num_workers = workers});
     for (auto& batch : loader)
       for (int64_t i = 0; i < batch.size(0); ++i) numbers[batch[i][0].item<int64_t>()] = batch[i][1].item<double>();
     return numbers;
@@ -119,7 +119,7 @@ TEST_P(DataLoaderWorkers, DrawTheSameNumbersForASample) {
 }
 
 TEST_P(DataLoaderWorkers, ContinueAfterTheBatchThatTheLoopHad) {
-  const DataLoaderOptions options{.batch_size = 4, .workers = GetParam(), .prefetch = 3};
+  const DataLoaderOptions options{.batch_size = 4, .num_workers = GetParam(), .prefetch_factor = 3};
   DistributedSampler first(40, 0, 2, {.seed = 5}), second(40, 0, 2, {.seed = 5});
   first.set_epoch(6);
   DataLoader loader(Augmented(), first, options);
@@ -149,7 +149,7 @@ TEST_P(DataLoaderWorkers, ContinueAfterTheBatchThatTheLoopHad) {
 
 TEST_P(DataLoaderWorkers, BeginTheEpochAgainWhenALoopWasLeft) {
   DistributedSampler sampler(6, 0, 1, kUnshuffled);
-  DataLoader loader(Numbers(6), sampler, {.batch_size = 2, .workers = GetParam()});
+  DataLoader loader(Numbers(6), sampler, {.batch_size = 2, .num_workers = GetParam()});
   for (auto& batch : loader)
     if (numbers_in(batch.data).front() == 2) break;
   EXPECT_THAT(indices_of_batches(loader), ElementsAre(Indices{0, 1}, Indices{2, 3}, Indices{4, 5}));
@@ -157,11 +157,11 @@ TEST_P(DataLoaderWorkers, BeginTheEpochAgainWhenALoopWasLeft) {
 
 TEST_P(DataLoaderWorkers, LeaveOutASmallerBatchWhenTold) {
   DistributedSampler sampler(7, 0, 1, kUnshuffled), other(7, 0, 1, kUnshuffled);
-  DataLoader loader(Numbers(7), sampler, {.batch_size = 3, .drop_last = true, .workers = GetParam()});
+  DataLoader loader(Numbers(7), sampler, {.batch_size = 3, .drop_last = true, .num_workers = GetParam()});
   EXPECT_EQ(loader.size(), 2);
   EXPECT_THAT(indices_of_batches(loader), ElementsAre(Indices{0, 1, 2}, Indices{3, 4, 5}));
   through_archive(sampler, other);  // of an epoch that is over
-  DataLoader next(Numbers(7), other, {.batch_size = 4, .workers = GetParam()});
+  DataLoader next(Numbers(7), other, {.batch_size = 4, .num_workers = GetParam()});
   EXPECT_THAT(indices_of_batches(next), ElementsAre(Indices{0, 1, 2, 3}, Indices{4, 5, 6}));
 }
 
@@ -173,7 +173,7 @@ TEST_P(DataLoaderWorkers, ThrowWhatADatasetThrowsWhenItsBatchIsDue) {
   }};
   DistributedSampler sampler(12, 0, 1, kUnshuffled);
   sampler.set_epoch(4);
-  DataLoader loader(dataset, sampler, {.batch_size = 2, .workers = GetParam(), .prefetch = 4});
+  DataLoader loader(dataset, sampler, {.batch_size = 2, .num_workers = GetParam(), .prefetch_factor = 4});
   size_t delivered = 0;
   auto batch = loader.begin();
   try {
@@ -198,7 +198,7 @@ TEST_P(DataLoaderWorkers, NameTheSamplesThatMakeNoBatch) {
     const auto length = index == 5 ? 3 : 2;
     return Example<>(torch::zeros(length), torch::tensor(0));
   }};
-  DataLoader loader(dataset, DistributedSampler(8, 0, 1, kUnshuffled), {.batch_size = 4, .workers = GetParam()});
+  DataLoader loader(dataset, DistributedSampler(8, 0, 1, kUnshuffled), {.batch_size = 4, .num_workers = GetParam()});
   EXPECT_THAT(
       error_of<UsageError>([&] {
         for (auto& batch : loader) EXPECT_EQ(batch.data.size(1), 2);
@@ -218,7 +218,8 @@ TEST(DataLoader, ReadsAheadAndNoFurtherThanItMay) {
     changed.notify_all();
     return torch::tensor(static_cast<int64_t>(index));
   }};
-  DataLoader loader(dataset, DistributedSampler(64, 0, 1, kUnshuffled), {.batch_size = 2, .workers = 2, .prefetch = 3});
+  DataLoader loader(dataset, DistributedSampler(64, 0, 1, kUnshuffled),
+                    {.batch_size = 2, .num_workers = 2, .prefetch_factor = 3});
   size_t delivered = 0;
   for ([[maybe_unused]] auto& batch : loader) {
     ++delivered;
@@ -242,7 +243,7 @@ TEST(DataLoader, ReadsOnSeveralThreadsAtATime) {
     --inside;
     return torch::tensor(static_cast<int64_t>(index));
   }};
-  DataLoader loader(dataset, DistributedSampler(9, 0, 1, kUnshuffled), {.batch_size = 1, .workers = 3});
+  DataLoader loader(dataset, DistributedSampler(9, 0, 1, kUnshuffled), {.batch_size = 1, .num_workers = 3});
   size_t next = 0;
   for (auto& batch : loader) EXPECT_EQ(numbers_in(batch), Indices{next++});
   EXPECT_EQ(most, 3);
@@ -267,7 +268,7 @@ struct Copied {
 
 TEST(DataLoader, GivesEachWorkerItsOwnCopy) {
   const Copied dataset;
-  DataLoader loader(dataset, DistributedSampler(40, 0, 1), {.workers = 4});
+  DataLoader loader(dataset, DistributedSampler(40, 0, 1), {.num_workers = 4});
   for ([[maybe_unused]] auto& batch : loader) {
   }
   EXPECT_EQ(dataset.seen->readers.size(), 4u);
@@ -282,7 +283,7 @@ TEST(DataLoader, SharesWhatAPointerPointsTo) {
     std::atomic<int> reads = 0;
   };
   auto dataset = std::make_shared<Uncopyable>();
-  DataLoader loader(dataset, DistributedSampler(50, 0, 1), {.batch_size = 5, .workers = 3});
+  DataLoader loader(dataset, DistributedSampler(50, 0, 1), {.batch_size = 5, .num_workers = 3});
   for ([[maybe_unused]] auto& batch : loader) {
   }
   EXPECT_EQ(dataset->reads, 50);
@@ -297,7 +298,7 @@ TEST(DataLoader, ComputesOnTheWorkersThreadWithoutAutograd) {
     threads = at::get_num_threads();
     return weight * 2;
   }};
-  DataLoader loader(dataset, DistributedSampler(1, 0, 1), {.workers = 1});
+  DataLoader loader(dataset, DistributedSampler(1, 0, 1), {.num_workers = 1});
   for (auto& batch : loader) EXPECT_FALSE(batch.requires_grad());
   EXPECT_EQ(threads, 1);
   EXPECT_EQ(torch::get_num_threads(), 3);
@@ -306,7 +307,7 @@ TEST(DataLoader, ComputesOnTheWorkersThreadWithoutAutograd) {
 
 TEST(DataLoader, MakesBatchesOfAnySamples) {
   const DistributedSampler sampler(4, 0, 1, kUnshuffled);
-  const DataLoaderOptions options{.batch_size = 4, .workers = 2};
+  const DataLoaderOptions options{.batch_size = 4, .num_workers = 2};
 
   DataLoader examples(Told<torch::data::TensorExample>{[](size_t index) { return torch::full({2}, double(index)); }},
                       sampler, options);
@@ -403,7 +404,7 @@ TEST(DataLoader, TellsHowLongTheLoopHasWaited) {
     if (left-- > 0) std::this_thread::sleep_for(50ms);
     return torch::tensor(0);
   }};
-  DataLoader loader(dataset, DistributedSampler(4, 0, 1, kUnshuffled), {.workers = 0});
+  DataLoader loader(dataset, DistributedSampler(4, 0, 1, kUnshuffled), {.num_workers = 0});
   for ([[maybe_unused]] auto& batch : loader) {
   }
   const auto slow = loader.waited();
@@ -418,9 +419,9 @@ TEST(DataLoader, HasNoWorkersInAForkedChild) {
   Told<at::Tensor> dataset{[](size_t index) { return torch::tensor(static_cast<int64_t>(index)); }};
   using Loader = decltype(DataLoader(dataset, DistributedSampler(100, 0, 1), {}));
   std::optional<Loader> with_workers(std::in_place, dataset, DistributedSampler(100, 0, 1),
-                                     DataLoaderOptions{.batch_size = 10, .workers = 2});
+                                     DataLoaderOptions{.batch_size = 10, .num_workers = 2});
   std::optional<Loader> without(std::in_place, dataset, DistributedSampler(100, 0, 1),
-                                DataLoaderOptions{.batch_size = 10, .workers = 0});
+                                DataLoaderOptions{.batch_size = 10, .num_workers = 0});
   auto count = [](Loader& loader) {
     int batches = 0;
     for ([[maybe_unused]] auto& batch : loader) ++batches;
@@ -446,7 +447,7 @@ TEST(DataLoader, EndsWhileItsWorkersAreBusy) {
       ++reads;
       return torch::tensor(0);
     }};
-    DataLoader loader(dataset, DistributedSampler(100000, 0, 1), {.batch_size = 50, .workers = 3});
+    DataLoader loader(dataset, DistributedSampler(100000, 0, 1), {.batch_size = 50, .num_workers = 3});
     loader.begin();
   }
   const int left = reads;
@@ -459,8 +460,8 @@ TEST(DataLoader, RefusesWhatMakesNoSense) {
         [&] { DataLoader loader(Numbers(samples), DistributedSampler(of_sampler, 1, 2), options); });
   };
   EXPECT_THAT(refused(10, {.batch_size = 0}), HasSubstr("rank 1: DataLoader: batch_size is 0, expected 1 or more"));
-  EXPECT_THAT(refused(10, {.workers = -1}), HasSubstr("workers is -1, expected 0 or more"));
-  EXPECT_THAT(refused(10, {.prefetch = 0}), HasSubstr("prefetch is 0, expected 1 or more"));
+  EXPECT_THAT(refused(10, {.num_workers = -1}), HasSubstr("num_workers is -1, expected 0 or more"));
+  EXPECT_THAT(refused(10, {.prefetch_factor = 0}), HasSubstr("prefetch_factor is 0, expected 1 or more"));
   EXPECT_THAT(refused(11, {}),
               HasSubstr("the sampler was created for 10 samples, but the dataset has 11; create the sampler"));
   EXPECT_THAT(refused(10, {.batch_size = 6, .drop_last = true}), HasSubstr("this rank has 5 samples per epoch"));
@@ -506,7 +507,7 @@ TEST(DataLoader, PlacesTheTensorsOfAStruct) {
 // --- data of a rank of its own
 
 TEST_P(DataLoaderWorkers, DeliverAllSamplesWithoutASampler) {
-  DataLoader loader(Numbers(7), {.batch_size = 3, .workers = GetParam()});
+  DataLoader loader(Numbers(7), {.batch_size = 3, .num_workers = GetParam()});
   EXPECT_FALSE(loader.has_sampler());
   EXPECT_EQ(loader.size(), 3);
   for (int epoch : {0, 1}) {
@@ -514,7 +515,7 @@ TEST_P(DataLoaderWorkers, DeliverAllSamplesWithoutASampler) {
     EXPECT_THAT(indices_of_batches(loader), ElementsAre(Indices{0, 1, 2}, Indices{3, 4, 5}, Indices{6}));
   }
   const auto sum = [](const std::vector<Example<>>& samples) { return samples.size(); };
-  DataLoader collated(Numbers(7), sum, {.batch_size = 4, .workers = GetParam()});
+  DataLoader collated(Numbers(7), sum, {.batch_size = 4, .num_workers = GetParam()});
   std::vector<size_t> sizes;
   for (auto& size : collated) sizes.push_back(size);
   EXPECT_THAT(sizes, ElementsAre(4u, 3u));
@@ -527,7 +528,7 @@ Indices flat(const std::vector<Indices>& batches) {
 }
 
 TEST_P(DataLoaderWorkers, ShuffleAnewInEachEpochWithoutASampler) {
-  const DataLoaderOptions options{.batch_size = 8, .shuffle = true, .seed = 4, .workers = GetParam()};
+  const DataLoaderOptions options{.batch_size = 8, .shuffle = true, .seed = 4, .num_workers = GetParam()};
   const auto order_of = [](int64_t epoch) {
     return distributed_indices(30, 0, 1, {.shuffle = true, .seed = 4}, epoch);
   };

@@ -187,7 +187,7 @@ TEST_F(CudaCopies, AreWholeAndStayWholeUntilTheyWereRead) {
   std::vector<double> expected;
   for (int i = 0; i < 40; ++i) expected.insert(expected.end(), 2, 2 * i);
   for (int workers : {0, 1, 3}) {
-    DataLoader loader(LargeNumbers(), sampler, {.workers = workers, .device = torch::Device("cuda")});
+    DataLoader loader(LargeNumbers(), sampler, {.num_workers = workers, .device = torch::Device("cuda")});
     EXPECT_EQ(sums_of(loader), expected) << workers << " workers";
   }
 }
@@ -203,7 +203,7 @@ struct LargeStream {
 TEST_F(CudaCopies, OfAStreamAreWholeToo) {
   run_threads(1, [&](ProcessGroup world) {
     StreamLoader loader([](const StreamPart&) { return LargeStream(); }, world,
-                        {.workers = 2, .device = torch::Device("cuda")});
+                        {.num_workers = 2, .device = torch::Device("cuda")});
     const auto sums = sums_of(loader);
     ASSERT_EQ(sums.size(), 160u) << "two parts";
     for (size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(sums[i], 2 * (i / 4)) << i;

@@ -220,7 +220,8 @@ TEST(GroupFailures, EveryKindOfErrorOfTheReaderReachesAllRanks) {
             if (index == *broken_at) throw_kind(*kind);
           }};
         };
-        GroupLoader loader(open, sampler, place.groups, stack_letters, {.batch_size = kBatchSize, .workers = workers});
+        GroupLoader loader(open, sampler, place.groups, stack_letters,
+                           {.batch_size = kBatchSize, .num_workers = workers});
         for (size_t i = 0; i < std::size(kKinds); ++i) {
           const auto epoch = static_cast<int64_t>(i);
           sampler.set_epoch(epoch);
@@ -454,19 +455,19 @@ TEST(GroupFailures, InvalidOptionsOfOneRankAreRefusedByAllRanks) {
       Catches workers, device;
       run_threads(kRanks, [&](ProcessGroup world) {
         const Place place(layout, world);
-        DataLoaderOptions options{.batch_size = kBatchSize, .workers = world.rank() == failing ? -1 : 1};
+        DataLoaderOptions options{.batch_size = kBatchSize, .num_workers = world.rank() == failing ? -1 : 1};
         workers.note(world.rank(), caught_in([&] {
                        GroupLoader loader([] { return Letters(); }, place.sampler(), place.groups, stack_letters,
                                           options);
                      }));
-        options.workers = 0;
+        options.num_workers = 0;
         if (world.rank() == failing) options.device = torch::kCPU;
         device.note(world.rank(), caught_in([&] {
                       GroupLoader loader([] { return Names(); }, place.sampler(), place.groups, options);
                     }));
         place.expect_groups_work();
       });
-      workers.expect(ErrorKind::kUsage, failing, "DataLoader: workers is -1, expected 0 or more");
+      workers.expect(ErrorKind::kUsage, failing, "DataLoader: num_workers is -1, expected 0 or more");
       device.expect(ErrorKind::kUsage, failing, "or copy batches in the loop");
     }
 }

@@ -92,7 +92,7 @@ TEST_F(Lmdb, HandsBackWhatWasWritten) {
   }
   EXPECT_THAT(error_of<UsageError>([&] { dataset.get(300); }), HasSubstr("index 300, expected less than 300"));
 
-  DataLoader loader(dataset, DistributedSampler(dataset.size().value(), 0, 1), {.batch_size = 7, .workers = 3});
+  DataLoader loader(dataset, DistributedSampler(dataset.size().value(), 0, 1), {.batch_size = 7, .num_workers = 3});
   int64_t sum = 0;
   for (auto& batch : loader) sum += batch.target.sum().item<int64_t>();
   EXPECT_EQ(sum, -299 * 300 / 2);

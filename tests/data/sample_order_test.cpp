@@ -242,7 +242,7 @@ std::vector<std::vector<int64_t>> numbers_of(auto& loader) {
 TEST(LoaderWithOrder, DeliversTheOrder) {
   const SampleOrder order("by hand", [](int64_t) { return Indices{3, 3, 11, 0, 5}; });
   DistributedSampler sampler(order, 12, 0, 1, {.tail = Tail::kExact});
-  DataLoader loader(Squares(), sampler, {.batch_size = 2, .workers = 2});
+  DataLoader loader(Squares(), sampler, {.batch_size = 2, .num_workers = 2});
   EXPECT_EQ(loader.size(), 3);
   EXPECT_THAT(numbers_of(loader), ElementsAre(ElementsAre(9, 9), ElementsAre(121, 0), ElementsAre(25)));
 }

@@ -59,7 +59,7 @@ TEST_P(StreamWorkers, DeliverEverySampleOnce) {
         std::vector<int64_t> seen(static_cast<size_t>(samples));
         for (const auto& of_rank :
              epoch_of(ranks, dealt(samples),
-                      {.batch_size = 4, .workers = GetParam(), .parts = parts, .end = StreamEnd::kEach}))
+                      {.batch_size = 4, .num_workers = GetParam(), .parts = parts, .end = StreamEnd::kEach}))
           for (const auto& batch : of_rank)
             for (int64_t number : batch) ++seen.at(static_cast<size_t>(number));
         EXPECT_THAT(seen, Each(1));
@@ -79,11 +79,12 @@ TEST_P(StreamWorkers, DoNotChangeTheOrder) {
        {7004, 7005},
        {3006, 3007},
        {3008}}};
-  EXPECT_EQ(epoch_of(2, open, {.batch_size = 2, .workers = GetParam(), .parts = 8, .end = StreamEnd::kEach}), expected);
+  EXPECT_EQ(epoch_of(2, open, {.batch_size = 2, .num_workers = GetParam(), .parts = 8, .end = StreamEnd::kEach}),
+            expected);
 }
 
 TEST_P(StreamWorkers, LeaveOutTheSmallerBatchOfEachPartWhenTold) {
-  const StreamLoaderOptions options{.batch_size = 2, .drop_last = true, .workers = GetParam(), .parts = 3};
+  const StreamLoaderOptions options{.batch_size = 2, .drop_last = true, .num_workers = GetParam(), .parts = 3};
   EXPECT_THAT(epoch_of(1, of_lengths({3, 1, 4}), options)[0],
               ElementsAre(Numbers64{0, 1}, Numbers64{2000, 2001}, Numbers64{2002, 2003}));
 }
@@ -96,10 +97,10 @@ TEST(StreamLoader, HasAPartForEachWorkerByDefault) {
     parts.emplace(part.index, part.count);
     return Counting{};
   };
-  epoch_of(2, open, {.workers = 2});
+  epoch_of(2, open, {.num_workers = 2});
   EXPECT_THAT(parts, ElementsAre(std::pair(0, 4), std::pair(1, 4), std::pair(2, 4), std::pair(3, 4)));
   parts.clear();
-  epoch_of(3, open, {.workers = 0});
+  epoch_of(3, open, {.num_workers = 0});
   EXPECT_THAT(parts, ElementsAre(std::pair(0, 3), std::pair(1, 3), std::pair(2, 3)));
 }
 
@@ -126,9 +127,9 @@ TEST_P(PythonStreams, HaveTheSameBatches) {
   {
     std::ofstream file(in);
     for (const auto& [ranks, workers, batch_size, drop_last, samples] : cases) {
-      for (auto& batches :
-           epoch_of(ranks, of_lengths(samples),
-                    {.batch_size = batch_size, .drop_last = drop_last, .workers = workers, .end = StreamEnd::kEach}))
+      for (auto& batches : epoch_of(
+               ranks, of_lengths(samples),
+               {.batch_size = batch_size, .drop_last = drop_last, .num_workers = workers, .end = StreamEnd::kEach}))
         ours.push_back(std::move(batches));
       for (int rank = 0; rank < ranks; ++rank) {
         file << rank << ' ' << ranks << ' ' << workers << ' ' << batch_size << ' ' << drop_last;
@@ -160,7 +161,7 @@ TEST(StreamLoader, SeedsDifferBetweenPartsAndEpochs) {
   };
   std::set<int64_t> seeds;
   const auto drawn = [&](uint64_t seed, int64_t epoch) {
-    const auto all = epoch_of(2, open, {.workers = 2, .seed = seed}, epoch);
+    const auto all = epoch_of(2, open, {.num_workers = 2, .seed = seed}, epoch);
     for (const auto& batches : all)
       for (const auto& batch : batches) seeds.insert(batch.begin(), batch.end());
     return all;
@@ -178,7 +179,7 @@ TEST(StreamLoader, SeedsDifferBetweenPartsAndEpochs) {
 TEST(StreamLoader, EndsOnAllRanksWhenTheFirstHasNoBatch) {
   const auto open = of_lengths({6, 5, 3, 3, 0, 1});  // 3 + 2 batches, 3 + 0 and 2 + 1
   for (const int workers : {0, 1, 2}) {
-    const auto batches = epoch_of(3, open, {.batch_size = 2, .workers = workers, .parts = 6});
+    const auto batches = epoch_of(3, open, {.batch_size = 2, .num_workers = workers, .parts = 6});
     EXPECT_THAT(batches[0], ElementsAre(Numbers64{0, 1}, Numbers64{3000, 3001}, Numbers64{2, 3}));
     EXPECT_THAT(batches[1], ElementsAre(Numbers64{1000, 1001}, Numbers64{1002, 1003}, Numbers64{1004}));
     EXPECT_THAT(batches[2], ElementsAre(Numbers64{2000, 2001}, Numbers64{5000}, Numbers64{2002}));
@@ -194,8 +195,8 @@ TEST(StreamLoader, EndsOnEachRankWhenItHasNoBatch) {
 TEST_P(StreamWorkers, ReadEndlessStreamsUpToALimit) {
   constexpr auto kForever = std::numeric_limits<int64_t>::max();
   for (const auto end : {StreamEnd::kTogether, StreamEnd::kEach}) {
-    const auto batches = epoch_of(2, dealt(kForever),
-                                  {.batch_size = 2, .workers = GetParam(), .parts = 4, .end = end, .max_batches = 3});
+    const auto batches = epoch_of(
+        2, dealt(kForever), {.batch_size = 2, .num_workers = GetParam(), .parts = 4, .end = end, .max_batches = 3});
     EXPECT_THAT(batches[0], ElementsAre(Numbers64{0, 4}, Numbers64{2, 6}, Numbers64{8, 12}));
     EXPECT_THAT(batches[1], ElementsAre(Numbers64{1, 5}, Numbers64{3, 7}, Numbers64{9, 13}));
   }
@@ -225,7 +226,7 @@ TEST(StreamLoader, ClosesStreamsAtTheirEnd) {
   };
   std::atomic<int> open = 0;
   alone([&](const ProcessGroup& world) {
-    StreamLoader loader([&](const StreamPart&) { return std::make_unique<Open>(open); }, world, {.workers = 2});
+    StreamLoader loader([&](const StreamPart&) { return std::make_unique<Open>(open); }, world, {.num_workers = 2});
     EXPECT_EQ(received_from(loader).size(), 6u);
     EXPECT_EQ(open, 0);
     received_from(loader, 1);
@@ -233,7 +234,7 @@ TEST(StreamLoader, ClosesStreamsAtTheirEnd) {
 
     std::atomic<int> limited_open = 0;
     StreamLoader limited([&](const StreamPart&) { return std::make_unique<Open>(limited_open); }, world,
-                         {.workers = 0, .max_batches = 1});
+                         {.num_workers = 0, .max_batches = 1});
     EXPECT_EQ(received_from(limited).size(), 1u);
     EXPECT_EQ(limited_open, 0);
   });
@@ -254,7 +255,7 @@ auto torn() {
 
 TEST_P(StreamWorkers, ThrowWhatAStreamThrowsWhenItsBatchIsDue) {
   alone([&](const ProcessGroup& world) {
-    StreamLoader loader(torn(), world, {.batch_size = 2, .workers = GetParam(), .parts = 2});
+    StreamLoader loader(torn(), world, {.batch_size = 2, .num_workers = GetParam(), .parts = 2});
     loader.set_epoch(4);
     auto batch = loader.begin();
     size_t delivered = 0;
@@ -275,7 +276,7 @@ TEST_P(StreamWorkers, ThrowWhatAStreamThrowsWhenItsBatchIsDue) {
 TEST(StreamLoader, ThrowsOnAllRanksWhatOneStreamThrows) {
   std::atomic<int> nested = 0;
   run_threads(3, [&](ProcessGroup world) {
-    StreamLoader loader(torn(), world, {.batch_size = 2, .workers = 1});
+    StreamLoader loader(torn(), world, {.batch_size = 2, .num_workers = 1});
     size_t delivered = 0;
     try {
       for ([[maybe_unused]] auto& batch : loader) ++delivered;
@@ -341,8 +342,8 @@ TEST(StreamLoader, RefusesWhatMakesNoSense) {
       return error_of<UsageError>([&] { StreamLoader loader(dealt(10), world, options); });
     };
     EXPECT_EQ(refused({.batch_size = 0}), "rank 1: StreamLoader: batch_size is 0, expected 1 or more");
-    EXPECT_THAT(refused({.workers = -1}), HasSubstr("workers is -1, expected 0 or more"));
-    EXPECT_THAT(refused({.prefetch = 0}), HasSubstr("prefetch is 0, expected 1 or more"));
+    EXPECT_THAT(refused({.num_workers = -1}), HasSubstr("num_workers is -1, expected 0 or more"));
+    EXPECT_THAT(refused({.prefetch_factor = 0}), HasSubstr("prefetch_factor is 0, expected 1 or more"));
     EXPECT_THAT(refused({.parts = 3}), HasSubstr("parts is 3, expected a multiple of the 2 ranks, or 0"));
     EXPECT_THAT(refused({.parts = -2}), HasSubstr("parts is -2, expected a multiple"));
     EXPECT_THAT(refused({.max_batches = -1}), HasSubstr("max_batches is -1, expected 0 or more"));
@@ -394,7 +395,7 @@ TEST(StreamLoader, ReadsAheadAndNoFurtherThanItMay) {
         return 0;
       }};
     };
-    StreamLoader loader(open, world, {.batch_size = 2, .workers = 2, .prefetch = 3, .max_batches = 20});
+    StreamLoader loader(open, world, {.batch_size = 2, .num_workers = 2, .prefetch_factor = 3, .max_batches = 20});
     size_t delivered = 0;
     for ([[maybe_unused]] auto& batch : loader) {
       const size_t furthest = 2 * (++delivered + 6);
@@ -417,7 +418,7 @@ TEST(StreamLoader, ReadsEachPartOnOneThreadAndPartsOnSeveral) {
         return left-- > 0 ? std::optional(int64_t{0}) : std::nullopt;
       }};
     };
-    StreamLoader loader(open, world, {.workers = 2, .parts = 6});
+    StreamLoader loader(open, world, {.num_workers = 2, .parts = 6});
     EXPECT_EQ(received_from(loader).size(), 30u);
     for (int part = 0; part < 6; ++part) {
       EXPECT_EQ(threads[part].size(), 1u);
@@ -481,7 +482,7 @@ TEST(StreamLoader, TellsHowLongTheLoopHasWaited) {
         return left-- > 0 ? std::optional(int64_t{0}) : std::nullopt;
       }};
     };
-    StreamLoader loader(open, world, {.workers = 0});
+    StreamLoader loader(open, world, {.num_workers = 0});
     received_from(loader);
     const auto slow = loader.waited();
     EXPECT_GE(slow, 250ms);
@@ -496,9 +497,9 @@ TEST(StreamLoader, HasNoWorkersInAForkedChild) {
   alone([](const ProcessGroup& world) {
     using Loader = StreamLoader<decltype(dealt(100))>;
     std::optional<Loader> with_workers(std::in_place, dealt(100), world,
-                                       StreamLoaderOptions{.batch_size = 10, .workers = 2});
+                                       StreamLoaderOptions{.batch_size = 10, .num_workers = 2});
     std::optional<Loader> without(std::in_place, dealt(100), world,
-                                  StreamLoaderOptions{.batch_size = 10, .workers = 0});
+                                  StreamLoaderOptions{.batch_size = 10, .num_workers = 0});
     auto loop = with_workers->begin();
     const int code = exit_code_of_fork([&] {
       expect_error<UsageError>([&] { ++loop; }, "was forked from the process that made the StreamLoader");

@@ -61,7 +61,7 @@ std::vector<Batches64> in_two_loops(int ranks, const Open& open, const StreamLoa
     first.set_epoch(6);
     auto received = received_from(first, steps);
     auto changed = options;
-    changed.workers = workers_later;
+    changed.num_workers = workers_later;
     StreamLoader<Open> second(open, world, changed);
     second.load_state_dict(first.state_dict());
     EXPECT_EQ(second.epoch(), 6);
@@ -83,8 +83,8 @@ TEST_P(StreamEnds, ContinueAfterTheBatchThatTheLoopHad) {
   for (const int64_t max_batches : {0, 4})
     for (const int workers : {0, 1, 3}) {
       const StreamLoaderOptions options{.batch_size = 2,
-                                        .workers = workers,
-                                        .prefetch = 3,
+                                        .num_workers = workers,
+                                        .prefetch_factor = 3,
                                         .parts = 6,
                                         .seed = 9,
                                         .end = GetParam(),
@@ -102,7 +102,7 @@ TEST_P(StreamEnds, ContinueAfterTheBatchThatTheLoopHad) {
 TEST(StreamPosition, SkipsWithoutReading) {
   Jumping::Calls calls;
   const auto open = [&](const StreamPart& part) { return Jumping(part, calls); };
-  const StreamLoaderOptions options{.batch_size = 2, .workers = 0, .parts = 4, .end = StreamEnd::kEach};
+  const StreamLoaderOptions options{.batch_size = 2, .num_workers = 0, .parts = 4, .end = StreamEnd::kEach};
   const auto whole = epoch_of(1, open, options, 6);  // 3 + 5 + 7 + 9 samples
   EXPECT_EQ(calls.reads, 24 + 4);
   EXPECT_EQ(calls.skips, 0);
@@ -127,7 +127,7 @@ TEST(StreamPosition, ContinuesOnAnotherNumberOfRanks) {
          {std::pair(3, steps), std::pair(2, size_t{2}), std::pair(6, size_t{1}), std::pair(1, SIZE_MAX)}) {
       run_threads(ranks, [&, most = most](ProcessGroup world) {
         StreamLoader loader(open, world,
-                            {.batch_size = 2, .workers = 2, .parts = 6, .seed = 3, .end = StreamEnd::kEach});
+                            {.batch_size = 2, .num_workers = 2, .parts = 6, .seed = 3, .end = StreamEnd::kEach});
         if (!state.is_none()) loader.load_state_dict(state);
         const auto received = received_from(loader, most);
         auto saved = loader.state_dict();

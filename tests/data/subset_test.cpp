@@ -73,7 +73,7 @@ TEST(Subset, IsEvaluatedExactlyAndInOrderOverAnyNumberOfRanks) {
     for (int rank = 0; rank < ranks; ++rank) {
       Subset subset(TenNumbers(), chosen);
       DistributedSampler sampler(subset.size(), rank, ranks, {.shuffle = false, .tail = Tail::kExact});
-      DataLoader loader(subset, sampler, {.batch_size = 2, .workers = 2});
+      DataLoader loader(subset, sampler, {.batch_size = 2, .num_workers = 2});
       auto& mine = of_ranks.emplace_back();
       for (auto& batch : loader)
         for (const int64_t number : values_in(batch)) mine.push_back(number);
@@ -100,7 +100,7 @@ TEST(Subset, PassesTheGenerator) {
   const auto epoch = [](int workers) {
     Subset subset(WithGenerator(), {4, 6, 8});
     DistributedSampler sampler(subset.size(), 0, 1, {.shuffle = false, .seed = 3});
-    DataLoader loader(subset, sampler, {.batch_size = 3, .workers = workers});
+    DataLoader loader(subset, sampler, {.batch_size = 3, .num_workers = workers});
     at::Tensor all;
     for (auto& batch : loader) all = batch;
     return all;

@@ -208,7 +208,7 @@ TEST(DataPage, RandomNumbersDependOnTheSampleAndTheEpoch) {
   const auto epoch_of = [](int workers, int64_t epoch) {
     lockstep::DistributedSampler sampler(24, 0, 1);
     sampler.set_epoch(epoch);
-    lockstep::DataLoader loader(Shifted(), sampler, {.batch_size = 24, .workers = workers});
+    lockstep::DataLoader loader(Shifted(), sampler, {.batch_size = 24, .num_workers = workers});
     Tensor images;
     for (auto& batch : loader) images = batch.data.index_select(0, batch.target.argsort());
     return images;
@@ -421,7 +421,7 @@ TEST(CheckpointsPage, AStepIsFollowedByTheNextOne) {
     const auto run = [&](size_t killed_after) {
       const Samples dataset;
       lockstep::DistributedSampler sampler(dataset, world);
-      lockstep::DataLoader loader(dataset, sampler, {.workers = 0});
+      lockstep::DataLoader loader(dataset, sampler, {.num_workers = 0});
       auto state = lockstep::TrainingState{}.add("sampler", sampler);
       const auto train = [&](const Example<>& batch) {
         if (seen.size() == killed_after) throw Killed();

@@ -66,7 +66,8 @@ int train(const ProcessGroup& world, const std::string& folder, int64_t epochs, 
       optimizer,
       schedules::one_cycle({.max_lr = 0.05, .total_steps = epochs * static_cast<int64_t>(120 / 4 / world.size())}));
   DistributedSampler sampler(120, world, {.seed = 3});
-  DataLoader<NoisySamples> loader(NoisySamples(), sampler, {.batch_size = 4, .workers = 1, .device = world.device()});
+  DataLoader<NoisySamples> loader(NoisySamples(), sampler,
+                                  {.batch_size = 4, .num_workers = 1, .device = world.device()});
 
   auto state = TrainingState{}.add("model", net).add("optimizer", optimizer).add("scheduler", scheduler);
   TrainingRun run(world, folder, state,

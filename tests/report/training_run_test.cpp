@@ -291,7 +291,7 @@ TEST(TrainingRun, ContinuesInAStream) {
     Seen whole, parts;
     auto train = [&](Seen& seen, int64_t until, const std::string& name) {
       run_threads(kRanks, [&](ProcessGroup world) {
-        StreamLoader loader(open, world, {.batch_size = 3, .workers = 2, .seed = 5});
+        StreamLoader loader(open, world, {.batch_size = 3, .num_workers = 2, .seed = 5});
         TrainingRun run(world, (folder.path() / name).string(), TrainingState{}, quiet());
         while (run.next_epoch(2)) {  // 4 steps
           for (auto& batch : run.batches(loader)) {
