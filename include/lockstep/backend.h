@@ -130,8 +130,8 @@ class LOCKSTEP_EXPORT Backend {
 
   /// The stream on which a queueing backend runs a call.
   enum class Stream {
-    kCurrent,  // the calling thread's current stream
-    kOwn,      // the backend's stream: concurrent with the current stream, but after the work queued there so far
+    kCurrent,  ///< the calling thread's current stream
+    kOwn,      ///< the backend's stream: concurrent with the current stream, but after the work queued there so far
   };
   /// Returns whether calls return while a device still executes them.
   virtual bool is_queueing() const { return false; }
@@ -157,10 +157,10 @@ class LOCKSTEP_EXPORT Backend {
 struct BackendContext {
   int rank = 0;
   int size = 1;
-  std::shared_ptr<Store> store;  // used by this group only
+  std::shared_ptr<Store> store;  ///< used by this group only
   c10::Device device{c10::kCPU};
-  bool one_host = true;   // whether all ranks run on one host
-  std::string address{};  // address of this host that the other hosts can reach; empty if unknown
+  bool one_host = true;   ///< whether all ranks run on one host
+  std::string address{};  ///< address of this host that the other hosts can reach; empty if unknown
   std::chrono::milliseconds timeout{};
   /// Registers a function that is called, on another thread, when the job fails. Destroying the returned object
   /// unregisters it. For factories that wait for other ranks without using the store. May be empty.

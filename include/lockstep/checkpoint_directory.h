@@ -15,8 +15,8 @@ namespace lockstep {
 
 /// What save() does if the checkpoint cannot be written: the disk is full, the folder is read-only, or writing fails.
 enum class OnSaveError {
-  kWarn,   // log a warning and continue; save() returns false
-  kThrow,  // throw CheckpointError on all ranks
+  kWarn,   ///< log a warning and continue; save() returns false
+  kThrow,  ///< throw CheckpointError on all ranks
 };
 
 struct CheckpointDirectoryOptions {

@@ -69,7 +69,7 @@ LOCKSTEP_EXPORT Value load_checkpoint(const std::string& path, const LoadOptions
 /// A file that has a part of a checkpoint, in the same folder.
 struct ShardFile {
   std::string file;
-  std::string sha256;  // as save_checkpoint() has returned it
+  std::string sha256;  ///< as save_checkpoint() has returned it
 };
 
 /// Returns the shards that a checkpoint of a CheckpointDirectory lists; none if it has none. Throws CheckpointError if
@@ -84,18 +84,18 @@ LOCKSTEP_EXPORT Value load_merged_checkpoint(const std::string& path, const Load
 struct Damage {
   std::string record;
   std::string what;
-  std::vector<std::string> tensors{};  // that lie in the record, by path: "model.fc.weight"; empty if it is not known
+  std::vector<std::string> tensors{};  ///< paths of the tensors in the record: "model.fc.weight"; empty if unknown
 };
 
 /// "record 'data/1' differs from its SHA-256".
 LOCKSTEP_EXPORT std::string describe(const Damage& damage);
 
 struct Verification {
-  bool has_manifest = false;  // written by lockstep: every byte of the file is covered
-  std::string sha256{};       // as save_checkpoint() has returned it; empty without a manifest
+  bool has_manifest = false;  ///< written by lockstep: every byte of the file is covered
+  std::string sha256{};       ///< as save_checkpoint() has returned it; empty without a manifest
   uint64_t bytes = 0;
   size_t records = 0;
-  std::vector<Damage> damage{};  // empty if the file is intact
+  std::vector<Damage> damage{};  ///< empty if the file is intact
 };
 
 /// Compares a file with its checksums, without loading it. Finds all damaged records. Not collective. Throws

@@ -18,13 +18,13 @@ class Value;
 
 /// A bucket of gradients that DistributedDataParallel reduces together, as a comm hook receives it.
 struct GradientBucket {
-  size_t index = 0;  // from 0, in the order in which buckets are reduced
+  size_t index = 0;  ///< number of the bucket, from 0, in the order in which buckets are reduced
   bool is_last = false;
-  at::Tensor buffer;                   // 1-dimensional: all gradients, in memory of the group; padding is zero
-  std::vector<at::Tensor> gradients;   // views of the buffer, with the shapes of the parameters; complex if they are
-  std::vector<at::Tensor> parameters;  // the parameter of each gradient
-  std::vector<std::string> names;      // of the parameters: the same in every plan, for state that outlives one
-  int64_t plan = 0;                    // changes when the buckets are rebuilt: state for an index is then stale
+  at::Tensor buffer;                   ///< 1-dimensional: all gradients, in memory of the group; padding is zero
+  std::vector<at::Tensor> gradients;   ///< views of the buffer, with the shapes of the parameters; complex if they are
+  std::vector<at::Tensor> parameters;  ///< the parameter of each gradient
+  std::vector<std::string> names;      ///< names of the parameters: the same in every plan, for state that outlives one
+  int64_t plan = 0;                    ///< changes when the buckets are rebuilt: state of an index is then stale
 };
 
 /// Finishes a reduction that a hook has started. When it returns, the bucket's buffer holds the result.

@@ -18,9 +18,9 @@ struct LOCKSTEP_EXPORT DdpLoggingData {
   struct Bucket {
     size_t gradients = 0;
     int64_t bytes = 0;
-    double full_ms = 0;     // its last gradient arrived
-    double started_ms = 0;  // its reduction started
-    double reduced_ms = 0;  // its reduction finished
+    double full_ms = 0;     ///< its last gradient arrived
+    double started_ms = 0;  ///< its reduction started
+    double reduced_ms = 0;  ///< its reduction finished
   };
 
   int rank = 0;
@@ -28,16 +28,16 @@ struct LOCKSTEP_EXPORT DdpLoggingData {
   std::string backend{};
   std::string module{};
   size_t parameters = 0;
-  int64_t bytes = 0;  // total size of all gradients
+  int64_t bytes = 0;  ///< total size of all gradients
   bool is_static_graph = false;
-  int64_t steps = 0;          // number of reductions so far
-  int64_t measured_step = 0;  // number of the step that the times describe; 0 and no times before the first
-  double forward_ms = 0;      // duration of the wrapper's forward; 0 if the module's own forward was called
+  int64_t steps = 0;          ///< number of reductions so far
+  int64_t measured_step = 0;  ///< number of the step that the times describe; 0 and no times before the first
+  double forward_ms = 0;      ///< duration of the wrapper's forward; 0 if the module's own forward was called
   double backward_ms = 0;
-  double exposed_ms = 0;          // part of backward_ms after the last gradient was computed: waiting for reductions
-  double reduction_ms = 0;        // part of backward_ms in which some reduction was running
-  double overlap = 0;             // fraction of reduction_ms in which backward computed, from 0 to 1
-  std::vector<Bucket> buckets{};  // in the order in which they are reduced
+  double exposed_ms = 0;          ///< part of backward_ms after the last gradient was computed: waiting for reductions
+  double reduction_ms = 0;        ///< part of backward_ms in which some reduction was running
+  double overlap = 0;             ///< fraction of reduction_ms in which backward computed, from 0 to 1
+  std::vector<Bucket> buckets{};  ///< in the order in which they are reduced
 
   /// Returns a human-readable summary: one line, then a table of the buckets.
   std::string to_table() const;

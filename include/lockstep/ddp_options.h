@@ -23,7 +23,7 @@ struct BucketLimits {
 
 /// The gradients that are reduced together, as indices into the list of parameters.
 struct BucketPlan {
-  std::vector<std::vector<size_t>> buckets;  // in the order in which they are expected to fill
+  std::vector<std::vector<size_t>> buckets;  ///< in the order in which they are expected to fill
 
   friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
 };

@@ -16,18 +16,18 @@ LOCKSTEP_EXPORT const char* name_of(ErrorKind kind);
 
 /// How a rank caused the failure of other ranks.
 enum class CulpritRole {
-  kGone,     // the store lost its connection
-  kSilent,   // it sent no heartbeat: its process is stopped, or its host or network is down
-  kExited,   // its launcher saw its process end
-  kGaveUp,   // it reported an error of its own
-  kLeft,     // it left a group regularly while other ranks still used it
-  kLate,     // it did not make a call in time
-  kDiffers,  // its call differs from the calls of all other ranks
+  kGone,     ///< the store lost its connection
+  kSilent,   ///< it sent no heartbeat: its process is stopped, or its host or network is down
+  kExited,   ///< its launcher saw its process end
+  kGaveUp,   ///< it reported an error of its own
+  kLeft,     ///< it left a group regularly while other ranks still used it
+  kLate,     ///< it did not make a call in time
+  kDiffers,  ///< its call differs from the calls of all other ranks
 };
 
 /// The rank that caused an error, and how.
 struct Culprit {
-  int rank = 0;  // in the job
+  int rank = 0;  ///< rank in the job
   CulpritRole role = CulpritRole::kGone;
 
   bool operator==(const Culprit&) const = default;

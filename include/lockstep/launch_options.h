@@ -12,14 +12,14 @@ namespace lockstep {
 /// Return values of launch() and exit codes of `lockstep run`. "The worker to blame" is the worker whose failure caused
 /// the failures of the others.
 enum class LaunchExit : int {
-  kSuccess = 0,       // every worker exited with code 0
-  kUsage = 2,         // invalid options, program not found, or nodes that disagree; no worker was started
-  kWorkerFailed = 3,  // the worker to blame exited with a nonzero code, or gave up or hung and was stopped
-  kWorkerKilled = 4,  // the worker to blame was killed by a signal: crash, abort, kill, out of memory
-  kTimedOut = 5,      // a node did not join in time, or its launcher is gone
-  kPreempted = 6,     // the launcher got SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, or the workers ended with this code
+  kSuccess = 0,       ///< every worker exited with code 0
+  kUsage = 2,         ///< invalid options, program not found, or nodes that disagree; no worker was started
+  kWorkerFailed = 3,  ///< the worker to blame exited with a nonzero code, or gave up or hung and was stopped
+  kWorkerKilled = 4,  ///< the worker to blame was killed by a signal: crash, abort, kill, out of memory
+  kTimedOut = 5,      ///< a node did not join in time, or its launcher is gone
+  kPreempted = 6,     ///< the launcher got SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, or the workers ended with this code
                       // (PreemptionGuard) and no restart was left
-  kInternal = 70,     // a system call failed, or the launcher has a bug
+  kInternal = 70,     ///< a system call failed, or the launcher has a bug
 };
 
 /// The options of `lockstep run`. A plain value.

@@ -68,13 +68,13 @@ enum class ThresholdMode { kRel, kAbs };
 
 struct ReduceLROnPlateauOptions {
   MetricMode mode = MetricMode::kMin;
-  double factor = 0.1;                   // of the rate when it is reduced, at least 0 and less than 1
-  int64_t patience = 10;                 // steps without a better metric after which the next one reduces the rate
-  double threshold = 1e-4;               // by how much a better metric differs from the best one,
-  ThresholdMode threshold_mode = ThresholdMode::kRel;  // relative to the best one, or absolutely
-  int64_t cooldown = 0;                                // steps after a reduction in which metrics are not counted
-  PerGroup min_lr = 0.0;                               // the rates are not reduced below it
-  double eps = 1e-8;  // a rate is left unchanged if the reduction would be at most this
+  double factor = 0.1;      ///< by which the rate is multiplied, at least 0 and less than 1
+  int64_t patience = 10;    ///< steps without a better metric after which the next one reduces the rate
+  double threshold = 1e-4;  ///< by how much a better metric differs from the best one,
+  ThresholdMode threshold_mode = ThresholdMode::kRel;  ///< relative to the best one, or absolutely
+  int64_t cooldown = 0;                                ///< steps after a reduction in which metrics are not counted
+  PerGroup min_lr = 0.0;                               ///< the rates are not reduced below it
+  double eps = 1e-8;  ///< a rate is left unchanged if the reduction would be at most this
   /// If set, step() averages the metric over the ranks of the group.
   std::optional<ProcessGroup> group{};
 };

@@ -23,8 +23,8 @@ struct LoadStateDictOptions {
 
 /// Keys that only one side has.
 struct IncompatibleKeys {
-  std::vector<std::string> missing{};     // in the module, but not in the dict
-  std::vector<std::string> unexpected{};  // in the dict, but not in the module
+  std::vector<std::string> missing{};     ///< in the module, but not in the dict
+  std::vector<std::string> unexpected{};  ///< in the dict, but not in the module
 };
 
 /// Copies tensors by name into the parameters and buffers of a module, which keep their device and dtype. `dict` is a

@@ -23,10 +23,10 @@ struct OptimizerState {
   struct Group {
     Values options{};
     std::vector<int64_t> parameters{};
-    std::vector<std::string> names{};  // of the parameters; empty if unknown
+    std::vector<std::string> names{};  ///< names of the parameters; empty if unknown
   };
 
-  std::map<int64_t, Values> parameters{};  // only parameters that have been updated at least once
+  std::map<int64_t, Values> parameters{};  ///< only parameters that have been updated at least once
   std::vector<Group> groups{};
 };
 

@@ -105,7 +105,7 @@ LOCKSTEP_EXPORT Schedule linear(const LinearOptions& options = {});
 
 /// StepLR: the rate is multiplied by `gamma` every `step_size` steps.
 struct StepDecayOptions {
-  int64_t step_size = 0;  // required
+  int64_t step_size = 0;  ///< required
   double gamma = 0.1;
 };
 LOCKSTEP_EXPORT Schedule step_decay(const StepDecayOptions& options);
@@ -119,7 +119,7 @@ LOCKSTEP_EXPORT Schedule multi_step(const MultiStepOptions& options);
 
 /// ExponentialLR: the rate is multiplied by `gamma` at each step.
 struct ExponentialOptions {
-  double gamma = 0;  // required
+  double gamma = 0;  ///< required
 };
 LOCKSTEP_EXPORT Schedule exponential(const ExponentialOptions& options);
 
@@ -133,7 +133,7 @@ LOCKSTEP_EXPORT Schedule polynomial(const PolynomialOptions& options = {});
 /// CosineAnnealingLR: half a cosine from the base rate to `eta_min` in `t_max` steps. Afterwards the rate rises again;
 /// use sequential() or end the training there.
 struct CosineAnnealingOptions {
-  int64_t t_max = 0;  // required
+  int64_t t_max = 0;  ///< required
   double eta_min = 0;
 };
 LOCKSTEP_EXPORT Schedule cosine_annealing(const CosineAnnealingOptions& options);
@@ -141,7 +141,7 @@ LOCKSTEP_EXPORT Schedule cosine_annealing(const CosineAnnealingOptions& options)
 /// CosineAnnealingWarmRestarts: cosine_annealing() that restarts at the base rate after `t_0` steps, and each further
 /// time after `t_mult` times as many. Sets the rate from the base rate: what precedes it in chained() has no effect.
 struct CosineAnnealingWarmRestartsOptions {
-  int64_t t_0 = 0;  // required
+  int64_t t_0 = 0;  ///< required
   int64_t t_mult = 1;
   double eta_min = 0;
 };
@@ -152,40 +152,40 @@ LOCKSTEP_EXPORT Schedule cosine_annealing_warm_restarts(const CosineAnnealingWar
 /// `cycle_momentum` is false, the momentum moves in the opposite direction: SGD's or RMSprop's momentum, or the first
 /// beta of Adam and AdamW.
 struct OneCycleOptions {
-  PerGroup max_lr{};            // required
-  int64_t total_steps = 0;      // required, unless epochs and steps_per_epoch are set
-  int64_t epochs = 0;           // with steps_per_epoch, if total_steps is not set
+  PerGroup max_lr{};            ///< required
+  int64_t total_steps = 0;      ///< required, unless epochs and steps_per_epoch are set
+  int64_t epochs = 0;           ///< with steps_per_epoch, if total_steps is not set
   int64_t steps_per_epoch = 0;  //
-  double pct_start = 0.3;       // the part of the steps in which the rate rises, from 0 to 1
+  double pct_start = 0.3;       ///< the part of the steps in which the rate rises, from 0 to 1
   Anneal anneal_strategy = Anneal::kCos;
   bool cycle_momentum = true;
   PerGroup base_momentum = 0.85;
   PerGroup max_momentum = 0.95;
   double div_factor = 25;
   double final_div_factor = 1e4;
-  bool three_phase = false;  // first back to max_lr / div_factor, then down to the end
+  bool three_phase = false;  ///< first back to max_lr / div_factor, then down to the end
 };
 LOCKSTEP_EXPORT Schedule one_cycle(const OneCycleOptions& options);
 
 enum class CyclicMode {
-  kTriangular,   // all cycles are equal
-  kTriangular2,  // each cycle is half as high as the one before
-  kExpRange,     // the height is multiplied by gamma at each step
+  kTriangular,   ///< all cycles are equal
+  kTriangular2,  ///< each cycle is half as high as the one before
+  kExpRange,     ///< the height is multiplied by gamma at each step
 };
 enum class CyclicScale { kCycle, kIterations };
 
 /// CyclicLR: up from `base_lr` to `max_lr` in `step_size_up` steps, down again in `step_size_down`, and so on. The
 /// optimizer's own rate is not used. The momentum moves in the opposite direction, as with one_cycle().
 struct CyclicOptions {
-  PerGroup base_lr{};  // required
-  PerGroup max_lr{};   // required
+  PerGroup base_lr{};  ///< required
+  PerGroup max_lr{};   ///< required
   int64_t step_size_up = 2000;
-  std::optional<int64_t> step_size_down{};  // default: step_size_up
+  std::optional<int64_t> step_size_down{};  ///< default: step_size_up
   CyclicMode mode = CyclicMode::kTriangular;
-  double gamma = 1;                             // of kExpRange
-  std::function<double(int64_t x)> scale_fn{};  // if set, the height of a cycle, instead of `mode`
+  double gamma = 1;                             ///< of kExpRange
+  std::function<double(int64_t x)> scale_fn{};  ///< if set, the height of a cycle, instead of `mode`
   CyclicScale scale_mode =
-      CyclicScale::kCycle;  // whether scale_fn gets the number of the cycle, from 1, or of the step
+      CyclicScale::kCycle;  ///< whether scale_fn gets the number of the cycle, from 1, or of the step
   bool cycle_momentum = true;
   PerGroup base_momentum = 0.8;
   PerGroup max_momentum = 0.9;
@@ -206,7 +206,7 @@ LOCKSTEP_EXPORT Schedule multiplicative(std::vector<Factor> factors);
 
 /// SWALR of torch.optim.swa_utils: from the rate now to `swa_lr` in `anneal_epochs` steps; at once if it is 0.
 struct SwaOptions {
-  PerGroup swa_lr{};  // required
+  PerGroup swa_lr{};  ///< required
   int64_t anneal_epochs = 10;
   Anneal anneal_strategy = Anneal::kCos;
 };

@@ -32,7 +32,7 @@ class LOCKSTEP_EXPORT Value {
     kNone,
     kBool,
     kInt,
-    kBigInt,  // an integer that does not fit into 64 bits
+    kBigInt,  ///< an integer that does not fit into 64 bits
     kFloat,
     kString,
     kBytes,
@@ -43,7 +43,7 @@ class LOCKSTEP_EXPORT Value {
     kTuple,
     kSet,
     kDict,
-    kObject,  // an instance of a Python class, as data: the class is named, never called
+    kObject,  ///< an instance of a Python class, as data: the class is named, never called
   };
 
   using Items = std::vector<std::pair<Value, Value>>;

@@ -77,7 +77,7 @@ struct ZeroUndo;
 struct InnerOptimizer {
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup> groups)> make;
   void (*before_replay)(torch::optim::Optimizer&);
-  bool is_fused;  // FusedAdamW, FusedAdam or FusedSGD
+  bool is_fused;  ///< FusedAdamW, FusedAdam or FusedSGD
 };
 
 }  // namespace detail
