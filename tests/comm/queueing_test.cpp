@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <latch>
 #include <mutex>
 #include <thread>
 
@@ -261,6 +262,21 @@ TEST(Queueing, ACallThatTheOthersDoNotMakeEndsWhenItsTimeIsUp) {
     auto work = world.all_reduce_async(at::ones({4}), ReduceOp::kSum, {.timeout = 700ms});
     expect_error<TimeoutError>([&] { work.synchronize(); }, "all_reduce(sum, Float[4])", "700 ms", "rank 1");
     expect_error<TimeoutError>([&] { world.all_reduce(at::ones({4})); }, "broken by an earlier error");
+  };
+  run_threads_into_an_error(2, rank_main, on(devices));
+}
+
+TEST(Queueing, ACallThatAnotherRankLeavesOutFailsWhenThatRankLeaves) {
+  Devices devices;
+  std::latch is_queued(1);
+  auto rank_main = [&](ProcessGroup world) {
+    if (world.rank() == 1) {
+      is_queued.wait();
+      return world.destroy();
+    }
+    auto work = world.all_reduce_async(at::ones({4}), ReduceOp::kSum, {.timeout = 60s});
+    is_queued.count_down();
+    expect_error<PeerError>([&] { work.synchronize(); }, "rank 1", "has left group 'world' after 0 calls");
   };
   run_threads_into_an_error(2, rank_main, on(devices));
 }
