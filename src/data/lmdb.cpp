@@ -34,10 +34,42 @@ struct AbortTransaction {
 using OpenEnvironment = std::unique_ptr<MDB_env, CloseEnvironment>;
 using OpenTransaction = std::unique_ptr<MDB_txn, AbortTransaction>;
 
+/// The memory that the file is mapped to. LMDB trusts the sizes in the file: one that is damaged would lead beyond the
+/// end of the file, where an access kills the process (SIGBUS).
+class MappedFile {
+ public:
+  MappedFile() = default;
+  /// `inside` is an address in the file. Without /proc, nothing is checked.
+  MappedFile(const void* inside, uint64_t bytes) {
+    const auto address = reinterpret_cast<uintptr_t>(inside);
+    std::ifstream maps("/proc/self/maps");
+    is_known_ = maps.is_open();
+    for (std::string line; std::getline(maps, line);) {
+      uintptr_t begin = 0, end = 0;
+      uint64_t offset = 0;
+      if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %" SCNx64, &begin, &end, &offset) != 3) continue;
+      if (address < begin || address >= end) continue;
+      begin_ = begin - offset;
+      end_ = begin_ + bytes;
+      return;
+    }
+  }
+
+  bool contains(const MDB_val& value) const {
+    const auto begin = reinterpret_cast<uintptr_t>(value.mv_data);
+    return !is_known_ || (begin >= begin_ && begin <= end_ && value.mv_size <= end_ - begin);
+  }
+
+ private:
+  bool is_known_ = false;
+  uintptr_t begin_ = 0, end_ = 0;  // equal if the address is in no mapping
+};
+
 }  // namespace lmdb
 
 namespace {
 
+using lmdb::MappedFile;
 using lmdb::OpenEnvironment;
 using lmdb::OpenTransaction;
 namespace fs = std::filesystem;
@@ -79,37 +111,6 @@ std::string record_key(uint64_t number) {
   for (size_t i = key.size(); i-- > 0; number >>= 8) key[i] = static_cast<char>(number & 0xff);
   return key;
 }
-
-/// The memory that the file is mapped to. LMDB trusts the sizes in the file: one that is damaged would lead beyond the
-/// end of the file, where an access kills the process (SIGBUS).
-class MappedFile {
- public:
-  MappedFile() = default;
-  /// `inside` is an address in the file. Without /proc, nothing is checked.
-  MappedFile(const void* inside, uint64_t bytes) {
-    const auto address = reinterpret_cast<uintptr_t>(inside);
-    std::ifstream maps("/proc/self/maps");
-    is_known_ = maps.is_open();
-    for (std::string line; std::getline(maps, line);) {
-      uintptr_t begin = 0, end = 0;
-      uint64_t offset = 0;
-      if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %" SCNx64, &begin, &end, &offset) != 3) continue;
-      if (address < begin || address >= end) continue;
-      begin_ = begin - offset;
-      end_ = begin_ + bytes;
-      return;
-    }
-  }
-
-  bool contains(const MDB_val& value) const {
-    const auto begin = reinterpret_cast<uintptr_t>(value.mv_data);
-    return !is_known_ || (begin >= begin_ && begin <= end_ && value.mv_size <= end_ - begin);
-  }
-
- private:
-  bool is_known_ = false;
-  uintptr_t begin_ = 0, end_ = 0;  // equal if the address is in no mapping
-};
 
 }  // namespace
 
