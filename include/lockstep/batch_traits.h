@@ -68,7 +68,7 @@ class LOCKSTEP_EXPORT BatchWriter {
   void write_tensor(const at::Tensor& tensor);
   void write_string(std::string_view string);
   void write_number(const void* number, size_t bytes);
-  void write_count(size_t count);  // of the items that follow
+  void write_count(size_t count);  // number of items that follow
 
   /// Returns the bytes of all items.
   std::string take() const;

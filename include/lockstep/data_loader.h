@@ -45,7 +45,7 @@ class LOCKSTEP_EXPORT LoaderCore {
   using Samples = std::vector<size_t>;
   using Batch = std::shared_ptr<void>;
   using Make = std::function<Batch(int worker, const Samples& samples, int64_t epoch)>;
-  /// Called for a batch as soon as it is made and the next one to deliver.
+  /// Called for a batch once it has been created and is the next batch to deliver.
   using OnNext = std::function<void(void* batch)>;
 
   /// `has_sampler`: the program has passed the sampler. Otherwise it is that of sampler_of_own_data().

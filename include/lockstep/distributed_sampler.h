@@ -137,7 +137,7 @@ class LOCKSTEP_EXPORT DistributedSampler : public torch::data::samplers::Sampler
   /// Begins the next epoch if this one is complete, unless set_epoch() was called.
   void advance_epoch();
   size_t samples_in(int64_t epoch, size_t dataset_size) const;
-  std::vector<size_t> deal(size_t start, size_t dataset_size, int64_t epoch) const;
+  std::vector<size_t> indices_of_rank(size_t start, size_t dataset_size, int64_t epoch) const;
 
   // Constant after construction.
   int rank_;

@@ -18,7 +18,7 @@ enum class LaunchExit : int {
   kWorkerKilled = 4,  ///< the worker to blame was killed by a signal: crash, abort, kill, out of memory
   kTimedOut = 5,      ///< a node did not join in time, or its launcher is gone
   kPreempted = 6,     ///< the launcher got SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, or the workers ended with this code
-                      // (PreemptionGuard) and no restart was left
+                      ///< (PreemptionGuard) and no restart was left
   kInternal = 70,     ///< a system call failed, or the launcher has a bug
 };
 

@@ -199,12 +199,12 @@ using Factor = std::function<double(int64_t t)>;
 LOCKSTEP_EXPORT Schedule lambda(Factor factor);
 LOCKSTEP_EXPORT Schedule lambda(std::vector<Factor> factors);
 
-/// MultiplicativeLR: the rate now times factor(t), from t = 1. When sequential() switches to it, the rate stays as it
-/// is, as in PyTorch 1.13; later releases of Python apply factor(0) then, which is not used otherwise.
+/// MultiplicativeLR: the current rate times factor(t), from t = 1. When sequential() switches to it, the rate stays as
+/// it is, as in PyTorch 1.13; later releases of Python apply factor(0) then, which is not used otherwise.
 LOCKSTEP_EXPORT Schedule multiplicative(Factor factor);
 LOCKSTEP_EXPORT Schedule multiplicative(std::vector<Factor> factors);
 
-/// SWALR of torch.optim.swa_utils: from the rate now to `swa_lr` in `anneal_epochs` steps; at once if it is 0.
+/// SWALR of torch.optim.swa_utils: from the current rate to `swa_lr` in `anneal_epochs` steps; at once if it is 0.
 struct SwaOptions {
   PerGroup swa_lr{};  ///< required
   int64_t anneal_epochs = 10;

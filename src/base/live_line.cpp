@@ -93,7 +93,7 @@ void LiveLine::end(const void* owner) {
 }
 
 // stderr is the same terminal as stdout, if both are terminals. A launcher has a pipe for each and sorts them out.
-bool LiveLine::disturbs(int file) const {
+bool LiveLine::overlaps_line(int file) const {
   const auto style = style_.load();
   if (style == Style::kNone || file == STDOUT_FILENO) return style != Style::kNone;
   return style != Style::kReturn && ::isatty(file) != 0;
@@ -136,7 +136,7 @@ void LiveLine::complete_at_terminate() {
 }
 
 LiveLine::Pause::Pause(int file) : line_(of_process()) {
-  if (!line_.disturbs(file)) return;
+  if (!line_.overlaps_line(file)) return;
   lock_ = std::unique_lock(line_.mutex_);
   line_.erase();
 }

@@ -45,7 +45,7 @@ class LiveLine {
     size_t columns = 0;
   };
 
-  bool disturbs(int file) const;
+  bool overlaps_line(int file) const;
   void draw();
   void erase();
   void complete_line();

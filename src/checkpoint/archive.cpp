@@ -151,7 +151,7 @@ ArchiveReader::ArchiveReader(const ByteSource& source) : source_(source), record
   for (const auto& record : records_)
     if (const auto end = record.name.find('/'); end != std::string::npos && record.name.substr(end + 1) == kPickle)
       root_ = record.name.substr(0, end + 1);
-  if (root_.empty()) refuse_archive("the zip file has no record ", kPickle, ": it is no file of PyTorch");
+  if (root_.empty()) refuse_archive("the zip file has no record ", kPickle, ": it is not a PyTorch file");
   for (const auto& record : records_)
     if (record.name.starts_with(root_)) by_name_[record.name.substr(root_.size())] = &record;
   read_manifest();
@@ -341,7 +341,7 @@ Value ArchiveReader::load_without_data(std::map<const void*, std::string>& recor
   read_all(reads, {.verify = true});
   return PickleReader(bytes).value([&](const StorageClaim& claim) {
     const auto name = kData + claim.key;
-    if (claim.bytes > record(name).size) refuse_archive("record '", name, "' has less bytes than its tensors");
+    if (claim.bytes > record(name).size) refuse_archive("record '", name, "' has fewer bytes than its tensors");
     auto storage = at::empty({static_cast<int64_t>(record(name).size)}, at::kByte);  // its pages are never touched
     record_of_storage[storage.storage().unsafeGetStorageImpl()] = name;
     return storage;

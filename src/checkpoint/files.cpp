@@ -165,8 +165,8 @@ void AtomicFile::write_at(uint64_t offset, const void* bytes, size_t size) {
     left -= static_cast<size_t>(put);
   }
   // Lets the disk begin at once, while later bytes are hashed. Only a hint: fsync in commit() reports errors.
-  constexpr size_t kWorthBeginning = 256 << 10;
-  if (size >= kWorthBeginning)
+  constexpr size_t kMinWritebackBytes = 256 << 10;
+  if (size >= kMinWritebackBytes)
     ::sync_file_range(file_.get(), static_cast<off_t>(begin), static_cast<off_t>(size), SYNC_FILE_RANGE_WRITE);
 }
 

@@ -200,7 +200,7 @@ Node PickleCalls::dict_from(const std::vector<Node>& arguments) {
     if (!is(argument, NodeKind::kList)) continue;
     for (Node pair : elements(argument)) {
       const auto& both = listed(pair);
-      if (both.size() != 2) refuse_pickle("an item of a dict is no pair");
+      if (both.size() != 2) refuse_pickle("an item of a dict is not a pair");
       spend(both.size() * sizeof(Node));
       items.insert(items.end(), both.begin(), both.end());
     }

@@ -21,7 +21,7 @@ class PickleBytes {
   explicit PickleBytes(std::string_view bytes) : bytes_(bytes) {}
 
   std::string_view take(uint64_t size) {
-    if (size > bytes_.size()) refuse_pickle("it ends after ", size, " more bytes were expected");
+    if (size > bytes_.size()) refuse_pickle("it ends where ", size, " more bytes are expected");
     const auto taken = bytes_.substr(0, size);
     bytes_.remove_prefix(size);
     return taken;

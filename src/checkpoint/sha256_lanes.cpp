@@ -189,10 +189,10 @@ size_t sha256_lanes() {
 }
 
 void sha256_in_lanes(size_t lanes, const uint8_t* messages, size_t size, Sha256Bytes* digests) {
-  if (size % kBlock) throw UsageError("SHA-256 in lanes: the messages' size is no multiple of 64");
+  if (size % kBlock) throw UsageError("SHA-256 in lanes: the message size is not a multiple of 64");
   if (lanes == 16) return hash_16(messages, size, digests);
   if (lanes == 8) return hash_8(messages, size, digests);
-  throw UsageError("SHA-256 in lanes: this processor has 8 or 16 lanes");
+  throw UsageError("SHA-256 in lanes: the number of lanes must be 8 or 16");
 }
 
 #else

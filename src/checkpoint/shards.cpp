@@ -74,7 +74,7 @@ void add_piece(ParameterState& state, const Value& piece, PieceBudget& budget) {
     if (is_new) state.entries.push_back({name, is_cut ? Value() : value});
     auto& entry = state.entries[found->second];
     if (is_cut && !is_new && entry.pieces.empty())
-      throw CheckpointError(text("a shard has elements of '", name.as_string(), "', another one has a whole value"));
+      throw CheckpointError(text("a shard stores '", name.as_string(), "' as elements, another shard as one value"));
     if (!is_cut) continue;
     budget.spend(value.tensor());
     entry.pieces.push_back({begin, value.tensor()});
@@ -110,9 +110,9 @@ at::Tensor put_together(StateEntry& entry, size_t parameter, const Value& sizes,
   for (const auto& [begin, tensor] : entry.pieces) {
     const auto size = tensor.numel();
     if (begin != next || size > elements - next)
-      throw CheckpointError(text("the shards have ", size, " elements from ", begin, " of '", entry.name.as_string(),
-                                 "' of parameter ", parameter, ", expected ", elements - next, " or fewer from ", next,
-                                 ": a shard is missing, or has elements of another one"));
+      throw CheckpointError(text("'", entry.name.as_string(), "' of parameter ", parameter, ": a shard has ", size,
+                                 " elements starting at ", begin, ", expected at most ", elements - next,
+                                 " starting at ", next, ": a shard is missing, or overlaps another"));
     if (tensor.scalar_type() != entry.pieces[0].tensor.scalar_type())
       throw CheckpointError(text("the shards have elements of '", entry.name.as_string(), "' as ",
                                  python_name(entry.pieces[0].tensor.scalar_type()), " and as ",

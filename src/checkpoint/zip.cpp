@@ -29,7 +29,7 @@ constexpr uint16_t kFirstOfJanuary1980 = 0x21;
 
 template <class... Parts>
 [[noreturn]] void refuse_zip(const Parts&... parts) {
-  throw CheckpointError(text(parts..., ": the file is damaged, or no PyTorch file"));
+  throw CheckpointError(text(parts..., ": the file is damaged, or not a PyTorch file"));
 }
 
 /// Reads fields of a header one after the other.

@@ -103,7 +103,7 @@ class Checker {
 };
 
 // A call on tensors without elements moves no data, but ranks that make different calls must be told.
-inline void agree_only(Backend& backend, const CallInfo& call) {
+inline void barrier_without_data(Backend& backend, const CallInfo& call) {
   if (!backend.is_queueing()) backend.barrier(call);
 }
 

@@ -164,7 +164,7 @@ Group::Call all_reduce_chunk(const Membership& me, const Tensors& tensors, Reduc
   return {std::move(fingerprint), [tensors, op](Backend& backend, const CallInfo& call) {
             const Joined all(tensors);
             const auto joined = all.read();
-            joined.defined() ? backend.all_reduce(joined, op, call) : detail::agree_only(backend, call);
+            joined.defined() ? backend.all_reduce(joined, op, call) : detail::barrier_without_data(backend, call);
             all.write(joined);
           }};
 }
@@ -180,7 +180,7 @@ Group::Call broadcast_chunk(const Membership& me, const Tensors& tensors, int ro
   return {std::move(fingerprint), [tensors, root, is_root](Backend& backend, const CallInfo& call) {
             const Joined all(tensors);
             const auto joined = is_root ? all.read() : all.room();
-            joined.defined() ? backend.broadcast(joined, root, call) : detail::agree_only(backend, call);
+            joined.defined() ? backend.broadcast(joined, root, call) : detail::barrier_without_data(backend, call);
             if (!is_root) all.write(joined);
           }};
 }
@@ -200,7 +200,7 @@ Group::Call all_gather_chunk(const Membership& me, const Tensors& outputs, const
             const Joined to(outputs, ranks);
             const auto gathered = to.room();
             gathered.defined() ? backend.all_gather(gathered, Joined(inputs).read(), call)
-                               : detail::agree_only(backend, call);
+                               : detail::barrier_without_data(backend, call);
             to.write(gathered);
           }};
 }
@@ -222,7 +222,7 @@ Group::Call reduce_scatter_chunk(const Membership& me, const Tensors& outputs, c
             const Joined to(outputs);
             const auto scattered = to.room();
             scattered.defined() ? backend.reduce_scatter(scattered, Joined(inputs, ranks).read(), op, call)
-                                : detail::agree_only(backend, call);
+                                : detail::barrier_without_data(backend, call);
             to.write(scattered);
           }};
 }

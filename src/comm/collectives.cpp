@@ -34,7 +34,7 @@ Group::Call all_reduce_call(const Membership& me, const at::Tensor& tensor, Redu
   Fingerprint fingerprint{Operation::kAllReduce, tensor.scalar_type(), tensor.numel(), op};
   return {std::move(fingerprint), [&tensor, op](Backend& backend, const CallInfo& call) {
             auto dense = dense_input(tensor);
-            dense->defined() ? backend.all_reduce(*dense, op, call) : agree_only(backend, call);
+            dense->defined() ? backend.all_reduce(*dense, op, call) : barrier_without_data(backend, call);
             store(tensor, *dense);
           }};
 }
@@ -49,7 +49,7 @@ Group::Call reduce_call(const Membership& me, const at::Tensor& tensor, int root
   return {std::move(fingerprint),
           [&tensor, op, root, is_root = me.rank == root](Backend& backend, const CallInfo& call) {
             auto dense = dense_input(tensor);
-            dense->defined() ? backend.reduce(*dense, op, root, call) : agree_only(backend, call);
+            dense->defined() ? backend.reduce(*dense, op, root, call) : barrier_without_data(backend, call);
             if (is_root) store(tensor, *dense);
           }};
 }
@@ -63,7 +63,7 @@ Group::Call broadcast_call(const Membership& me, const at::Tensor& tensor, int r
   Fingerprint fingerprint{Operation::kBroadcast, tensor.scalar_type(), tensor.numel(), {}, root};
   return {std::move(fingerprint), [&tensor, root, is_root](Backend& backend, const CallInfo& call) {
             auto dense = is_root ? dense_input(tensor) : dense_output(tensor);
-            dense->defined() ? backend.broadcast(*dense, root, call) : agree_only(backend, call);
+            dense->defined() ? backend.broadcast(*dense, root, call) : barrier_without_data(backend, call);
             if (!is_root) store(tensor, *dense);
           }};
 }
@@ -79,7 +79,7 @@ Group::Call all_gather_call(const Membership& me, const at::Tensor& output, cons
   Fingerprint fingerprint{Operation::kAllGather, input.scalar_type(), input.numel()};
   return {std::move(fingerprint), [&output, &input](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
-            to->defined() ? backend.all_gather(*to, *dense_input(input), call) : agree_only(backend, call);
+            to->defined() ? backend.all_gather(*to, *dense_input(input), call) : barrier_without_data(backend, call);
             store(output, *to);
           }};
 }
@@ -179,7 +179,8 @@ Group::Call reduce_scatter_call(const Membership& me, const at::Tensor& output, 
   Fingerprint fingerprint{Operation::kReduceScatter, input.scalar_type(), input.numel(), op};
   return {std::move(fingerprint), [&output, &input, op](Backend& backend, const CallInfo& call) {
             auto to = dense_output(output);
-            to->defined() ? backend.reduce_scatter(*to, *dense_input(input), op, call) : agree_only(backend, call);
+            to->defined() ? backend.reduce_scatter(*to, *dense_input(input), op, call)
+                          : barrier_without_data(backend, call);
             store(output, *to);
           }};
 }

@@ -71,13 +71,13 @@ std::string verdict_of(detail::Group& group, const std::string& call_id, std::ch
 void ProcessGroup::monitored_barrier(const CallOptions& options) const {
   auto& group = member();
   if (size() == 1) return;
-  group.run_aside(detail::Operation::kMonitoredBarrier, options,
-                  [&](const detail::CallRecord& record, std::chrono::milliseconds timeout) {
-                    auto verdict = verdict_of(group, describe(record.call_id), timeout, record);
-                    if (verdict != kPassed)
-                      throw TimeoutError(text(describe_me(group.membership()), ": ", verdict), group.membership().rank,
-                                         {});
-                  });
+  group.run_unordered(detail::Operation::kMonitoredBarrier, options,
+                      [&](const detail::CallRecord& record, std::chrono::milliseconds timeout) {
+                        auto verdict = verdict_of(group, describe(record.call_id), timeout, record);
+                        if (verdict != kPassed)
+                          throw TimeoutError(text(describe_me(group.membership()), ": ", verdict),
+                                             group.membership().rank, {});
+                      });
 }
 
 }  // namespace lockstep

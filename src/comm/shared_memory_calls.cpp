@@ -31,7 +31,7 @@ Group::Call reduce_ranges_call(const Membership& me, RangeReduction reduction) {
             if (tensor.numel() > 0)
               backend.reduce_ranges(tensor, op, ranges, consume, call);
             else
-              agree_only(backend, call);
+              barrier_without_data(backend, call);
           }};
 }
 

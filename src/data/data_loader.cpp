@@ -147,8 +147,8 @@ struct LoaderCore::State {
   // the loop's.
   void advance_sampler() {
     const auto expected = batch_of(*samples, delivered++);
-    const auto dealt = sampler.next(expected.size());
-    if (!dealt || *dealt != expected)
+    const auto taken = sampler.next(expected.size());
+    if (!taken || *taken != expected)
       refuse(rank,
              "DataLoader: its sampler was moved during the loop (next(), reset() or load() was called); use one "
              "sampler for each loader");

@@ -144,11 +144,11 @@ struct DistributedSampler::State {
   // Guarded by mutex.
   size_t dataset_size = 0;
   int64_t epoch = 0;
-  int64_t dealt_epoch = 0;  // The epoch of `dealt`; set_epoch() does not change it, reset() does.
-  size_t start = 0;         // Samples of the epoch that all ranks had taken before another number of ranks resumed it.
-  std::vector<size_t> dealt;  // This rank's samples after `start`, which next() returns.
-  size_t position = 0;        // Number of samples of `dealt` that next() has returned.
-  bool resumed = false;       // load() set a position inside an epoch: the next reset() keeps it.
+  int64_t indices_epoch = 0;  // The epoch of `indices`; set_epoch() does not change it, reset() does.
+  size_t start = 0;  // Samples of the epoch that all ranks had taken before another number of ranks resumed it.
+  std::vector<size_t> indices;  // This rank's samples after `start`, which next() returns.
+  size_t position = 0;          // Number of samples of `indices` that next() has returned.
+  bool resumed = false;         // load() set a position inside an epoch: the next reset() keeps it.
   bool was_reset = false;
   bool knows_set_epoch = false;
   bool warned = false;
@@ -164,7 +164,7 @@ DistributedSampler::DistributedSampler(std::optional<SampleOrder> order, size_t 
   check_replica(rank, num_replicas);
   check_dataset_size(dataset_size, num_replicas, order_ ? Tail::kPad : options.tail);
   state_->dataset_size = dataset_size;
-  state_->dealt = deal(0, dataset_size, 0);
+  state_->indices = indices_of_rank(0, dataset_size, 0);
 }
 
 DistributedSampler::DistributedSampler(size_t dataset_size, int rank, int num_replicas,
@@ -198,7 +198,7 @@ size_t DistributedSampler::samples_in(int64_t epoch, size_t dataset_size) const 
   return order_ ? checked_order(*order_, epoch, dataset_size, num_replicas_, options_.tail).size() : dataset_size;
 }
 
-std::vector<size_t> DistributedSampler::deal(size_t start, size_t dataset_size, int64_t epoch) const {
+std::vector<size_t> DistributedSampler::indices_of_rank(size_t start, size_t dataset_size, int64_t epoch) const {
   if (!order_) return indices_from(start, dataset_size, rank_, num_replicas_, options_, epoch);
   const auto order = checked_order(*order_, epoch, dataset_size, num_replicas_, options_.tail);
   auto mine = places_of_rank(start, order.size(), rank_, num_replicas_, options_.tail);
@@ -218,7 +218,8 @@ void DistributedSampler::set_epoch(int64_t epoch) {
 void DistributedSampler::advance_epoch() {
   const std::lock_guard lock(state_->mutex);
   State& state = *state_;
-  if (!state.knows_set_epoch && state.epoch == state.dealt_epoch && state.position == state.dealt.size()) ++state.epoch;
+  if (!state.knows_set_epoch && state.epoch == state.indices_epoch && state.position == state.indices.size())
+    ++state.epoch;
   state.warned = true;  // epochs have different orders without set_epoch(), too
 }
 
@@ -229,13 +230,13 @@ int64_t DistributedSampler::epoch() const {
 
 int64_t DistributedSampler::next_epoch() const {
   const std::lock_guard lock(state_->mutex);
-  const bool is_over = state_->epoch == state_->dealt_epoch && state_->position == state_->dealt.size();
+  const bool is_over = state_->epoch == state_->indices_epoch && state_->position == state_->indices.size();
   return state_->epoch + (is_over ? 1 : 0);
 }
 
 size_t DistributedSampler::size() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->dealt.size();
+  return state_->indices.size();
 }
 
 size_t DistributedSampler::position() const {
@@ -250,7 +251,8 @@ size_t DistributedSampler::dataset_size() const {
 
 std::vector<size_t> DistributedSampler::indices() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->epoch == state_->dealt_epoch ? state_->dealt : deal(0, state_->dataset_size, state_->epoch);
+  return state_->epoch == state_->indices_epoch ? state_->indices
+                                                : indices_of_rank(0, state_->dataset_size, state_->epoch);
 }
 
 void DistributedSampler::reset(torch::optional<size_t> new_size) {
@@ -263,15 +265,15 @@ void DistributedSampler::reset(torch::optional<size_t> new_size) {
     if (order_ && dataset_size != state.dataset_size)
       throw UsageError(text("DistributedSampler: reset with ", dataset_size, " samples, but the order '",
                             order_->name(), "' is for a dataset of ", state.dataset_size, "; make a new sampler"));
-    const bool same_list = dataset_size == state.dataset_size && state.epoch == state.dealt_epoch;
+    const bool same_list = dataset_size == state.dataset_size && state.epoch == state.indices_epoch;
     const bool continues = same_list && state.resumed;
     if (!same_list || (!continues && state.start > 0)) {
       state.start = 0;
-      state.dealt = deal(0, dataset_size, state.epoch);
+      state.indices = indices_of_rank(0, dataset_size, state.epoch);
     }
     if (!continues) state.position = 0;
     state.dataset_size = dataset_size;
-    state.dealt_epoch = state.epoch;
+    state.indices_epoch = state.epoch;
     state.resumed = false;
     // All ranks run the same program: only rank 0 warns.
     warn = rank_ == 0 && state.was_reset && !state.knows_set_epoch && !state.warned &&
@@ -288,9 +290,9 @@ torch::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size)
   if (batch_size == 0) throw UsageError("DistributedSampler: batch size is 0, expected 1 or more; set batch_size");
   const std::lock_guard lock(state_->mutex);
   state_->resumed = false;
-  const size_t count = std::min(batch_size, state_->dealt.size() - state_->position);
+  const size_t count = std::min(batch_size, state_->indices.size() - state_->position);
   if (count == 0) return torch::nullopt;
-  const auto first = state_->dealt.begin() + static_cast<std::ptrdiff_t>(state_->position);
+  const auto first = state_->indices.begin() + static_cast<std::ptrdiff_t>(state_->position);
   state_->position += count;
   return std::vector<size_t>(first, first + static_cast<std::ptrdiff_t>(count));
 }
@@ -298,13 +300,13 @@ torch::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size)
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
   const std::lock_guard lock(state_->mutex);
   // After set_epoch() the previous epoch is over, even if the loop ended early.
-  const bool is_current = state_->epoch == state_->dealt_epoch;
+  const bool is_current = state_->epoch == state_->indices_epoch;
   const size_t position = is_current ? state_->position : 0;
   const auto write = [&archive](const std::string& key, int64_t value) { archive.write(key, c10::IValue(value)); };
   write("epoch", state_->epoch);
   write("position", static_cast<int64_t>(position));
   write("start", is_current ? static_cast<int64_t>(state_->start) : 0);
-  write("finished", is_current && position == state_->dealt.size() ? 1 : 0);
+  write("finished", is_current && position == state_->indices.size() ? 1 : 0);
   write("dataset_size", static_cast<int64_t>(state_->dataset_size));
   write("num_replicas", num_replicas_);
   write("shuffle", options_.shuffle ? 1 : 0);
@@ -344,10 +346,10 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   // With Tail::kExact the rank that saved may have had one sample more than this one, so compare with the first rank.
   const size_t longest = samples_of_rank(static_cast<size_t>(samples) - begin, 0, num_replicas_, options_.tail);
   if (!finished && next > 0 && next >= longest) refuse_damaged(epoch, position, longest);
-  state_->dealt = deal(begin, state_->dataset_size, epoch);
+  state_->indices = indices_of_rank(begin, state_->dataset_size, epoch);
   state_->start = begin;
-  state_->epoch = state_->dealt_epoch = epoch;
-  state_->position = finished ? state_->dealt.size() : std::min(next, state_->dealt.size());
+  state_->epoch = state_->indices_epoch = epoch;
+  state_->position = finished ? state_->indices.size() : std::min(next, state_->indices.size());
   state_->resumed = !finished;
 }
 

@@ -153,7 +153,7 @@ void Attempt::watch() {
   if ((files[1].revents & POLLOUT) != 0 && !has_ended()) processes_->flush();
   start_some();
   mention_missing_ranks();
-  if (has_news_ || Clock::now() >= live_->due()) update_live_files();
+  if (has_ended_worker_ || Clock::now() >= live_->due()) update_live_files();
   if (is_due(ask_at_)) ask_to_end(SIGTERM);
   if (is_due(kill_at_))
     kill_rest(text("killed: it did not exit within the grace period of ",
@@ -202,7 +202,7 @@ void Attempt::on_end(int index, const Ending& ending) {
   end.was_stopped = ending.was_stopped;
   end.out_of_memory = ending.out_of_memory;
   outcome_.ends.push_back(end);
-  has_news_ = true;
+  has_ended_worker_ = true;
   if (!end.failed() || is_stopping_) return;
   if (was_preempted(end)) {  // the others have agreed with it to stop: let them end as well
     if (!ask_at_ && !kill_at_) ask_at_ = Clock::now() + options_.launch.grace;
@@ -305,7 +305,7 @@ void Attempt::finish_output() {
 }
 
 void Attempt::update_live_files() {
-  has_news_ = false;
+  has_ended_worker_ = false;
   std::vector<LiveFiles::Worker> workers;
   for (size_t i = 0; i < workers_.size(); ++i) {
     const int local_rank = static_cast<int>(i);

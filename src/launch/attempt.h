@@ -84,8 +84,8 @@ class Attempt {
   std::optional<Clock::time_point> kill_at_;  // after a signal: when to send SIGKILL
   std::optional<WaitNotice> silence_;         // set while no worker has printed anything and ranks are missing
   bool is_stopping_ = false;
-  bool has_news_ = false;     // for the live files: a worker has ended
-  int64_t memory_kills_ = 0;  // out-of-memory kills of this control group that are attributed to a worker
+  bool has_ended_worker_ = false;  // for the live files: a worker has ended
+  int64_t memory_kills_ = 0;       // out-of-memory kills of this control group that are attributed to a worker
   Outcome outcome_;
 };
 

@@ -124,7 +124,7 @@ StreamOutput::StreamOutput(FileDescriptor pipe, Options options, Console* consol
   if (options_.route.to_file) file_ = create_file(options_.path);
 }
 
-bool StreamOutput::pass_on() {
+bool StreamOutput::forward_output() {
   std::array<char, 64 << 10> bytes;
   ssize_t got = ::read(pipe_.get(), bytes.data(), bytes.size());
   if (got < 0 && errno == EINTR) return true;
@@ -144,11 +144,11 @@ bool StreamOutput::pass_on() {
 }
 
 bool StreamOutput::read_some() {
-  return pass_on();
+  return forward_output();
 }
 
 void StreamOutput::finish() {
-  while (pipe_.is_open() && pass_on()) {
+  while (pipe_.is_open() && forward_output()) {
   }
   pipe_ = FileDescriptor();
   if (auto rest = cutter_.take_rest(); !rest.empty()) show({rest});

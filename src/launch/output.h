@@ -69,7 +69,7 @@ class StreamOutput {
   void finish();
 
  private:
-  bool pass_on();
+  bool forward_output();
   void show(const std::vector<std::string>& lines);
   void show_progress();
 

@@ -162,12 +162,13 @@ LaunchReport make_report(const std::vector<WorkerEnd>& ends, const std::optional
   const auto named = notice ? notice->culprit : std::nullopt;
   const bool any_failed = std::any_of(ends.begin(), ends.end(), std::mem_fn(&WorkerEnd::failed));
   if (!any_failed) return report;
-  auto innocence = [&](const WorkerEnd& end) {
+  auto blame_order = [&](const WorkerEnd& end) {
     if (named && end.rank == named->rank) return 0;
     return !end.failed() ? 3 : end.after_stop ? 2 : 1;
   };
-  auto culprit = std::min_element(ends.begin(), ends.end(),
-                                  [&](const WorkerEnd& a, const WorkerEnd& b) { return innocence(a) < innocence(b); });
+  auto culprit = std::min_element(ends.begin(), ends.end(), [&](const WorkerEnd& a, const WorkerEnd& b) {
+    return blame_order(a) < blame_order(b);
+  });
   report.culprit = *culprit;
   // A silent rank ends after the others have given up, when it resumes or its network is back: that is not the cause.
   const bool is_silent = named && named->role == CulpritRole::kSilent && named->rank == culprit->rank;

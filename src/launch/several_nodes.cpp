@@ -57,7 +57,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
 
   ~SeveralNodes() override {
     if (client_) client_->stop_listening();
-    if (client_ && !is_over_) client_->say_goodbye(Failure{ErrorKind::kPeer, "it was stopped, or it failed"});
+    if (client_ && !is_over_) client_->leave_job(Failure{ErrorKind::kPeer, "it was stopped, or it failed"});
     client_.reset();
     if (control_) control_->await_departures(kNodeFarewell);  // the other nodes read the verdict from it
   }
@@ -275,7 +275,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
   [[noreturn]] void refuse_missing(const Fields& keys) {
     const auto message = text(name_nodes(keys), " did not join within ", seconds(options_.join_timeout),
                               " s; check that lockstep run is started there with its --node-rank");
-    client_->say_goodbye(Failure{ErrorKind::kTimeout, message});
+    client_->leave_job(Failure{ErrorKind::kTimeout, message});
     is_over_ = true;
     throw TimeoutError(message);
   }

@@ -61,7 +61,7 @@ const at::Tensor& DeviceState::steps(const at::Tensor& parameter, int64_t steps)
   return there;
 }
 
-int64_t DeviceState::counted(const at::Tensor& parameter) const {
+int64_t DeviceState::read_step_count(const at::Tensor& parameter) const {
   return static_cast<int64_t>(steps_.at(parameter.unsafeGetTensorImpl()).item<float>());
 }
 

@@ -31,7 +31,7 @@ class DeviceState {
   const at::Tensor& steps(const at::Tensor& parameter, int64_t steps);
   void forget_steps(const at::Tensor& parameter) { steps_.erase(parameter.unsafeGetTensorImpl()); }
   /// Reads the step count from the GPU; blocks. Precondition: counts(parameter).
-  int64_t counted(const at::Tensor& parameter) const;
+  int64_t read_step_count(const at::Tensor& parameter) const;
   /// Whether the GPU counts the steps of the parameter.
   bool counts(const at::Tensor& parameter) const { return steps_.count(parameter.unsafeGetTensorImpl()) > 0; }
 

@@ -285,7 +285,7 @@ void read_steps(const Optimizer& optimizer, const std::shared_ptr<DeviceState>& 
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params())
       if (auto* state = detail::find_state<State>(optimizer, parameter); state && device->counts(parameter))
-        state->step(device->counted(parameter));
+        state->step(device->read_step_count(parameter));
 }
 
 }  // namespace

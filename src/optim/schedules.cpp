@@ -157,7 +157,7 @@ class CosineAnnealingWarmRestarts : public ScheduleRule {
 
 // --- weight averaging
 
-/// Recovers the rate that the annealing began with from the rate now.
+/// Recovers the rate that the annealing began with from the current rate.
 class Swa : public ScheduleRule {
  public:
   explicit Swa(const SwaOptions& options) : options_(options) {}
@@ -183,7 +183,7 @@ class Swa : public ScheduleRule {
 
 // --- functions of the program
 
-/// The base rate (kIsOfBase) or the rate now, times a function's value.
+/// The base rate (kIsOfBase) or the current rate, times a function's value.
 template <bool kIsOfBase>
 class TimesFunction : public ScheduleRule {
  public:

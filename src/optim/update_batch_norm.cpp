@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-/// A layer that tracks statistics, and how it was before.
+/// A layer that tracks statistics, with its saved options and statistics.
 struct TrackingLayer {
   torch::nn::BatchNormOptions* options;
   torch::nn::BatchNormOptions old_options;

@@ -57,7 +57,7 @@ class RandomState {
   std::vector<std::pair<c10::Device, at::Tensor>> states_;
 };
 
-/// Restores the random numbers of forward, and those of before when it is destroyed.
+/// Restores forward's random state; the destructor restores the previous random state.
 class RepeatRandomNumbers {
  public:
   explicit RepeatRandomNumbers(const std::optional<RandomState>& forward) {

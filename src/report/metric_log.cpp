@@ -424,13 +424,13 @@ void MetricLog::Impl::load_state_dict(const Value& state) {
   // With fewer ranks than before, rank 0 takes over the sums of those that are missing.
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const bool is_mine = static_cast<int>(rank) == group_.rank();
-    const bool is_left_over = static_cast<int>(rank) >= group_.size() && group_.rank() == 0;
-    if (!is_mine && !is_left_over) continue;
+    const bool is_of_removed_rank = static_cast<int>(rank) >= group_.size() && group_.rank() == 0;
+    if (!is_mine && !is_of_removed_rank) continue;
     const auto sums = detail::ivalue_of(ranks[rank]);
     const auto& parts = sums.toTupleRef().elements();
-    window_.merge(MetricSums::from_ivalue(parts.at(0)), is_left_over);
-    epoch_.merge(MetricSums::from_ivalue(parts.at(1)), is_left_over);
-    epoch_only_.merge(MetricSums::from_ivalue(parts.at(2)), is_left_over);
+    window_.merge(MetricSums::from_ivalue(parts.at(0)), is_of_removed_rank);
+    epoch_.merge(MetricSums::from_ivalue(parts.at(1)), is_of_removed_rank);
+    epoch_only_.merge(MetricSums::from_ivalue(parts.at(2)), is_of_removed_rank);
   }
 }
 

@@ -17,7 +17,7 @@
 
 namespace lockstep::detail {
 
-/// What is kept of the values of one metric.
+/// The accumulated values of one metric.
 struct MetricSum {
   MetricReduction reduce = MetricReduction::kMean;
   double value = 0;   // kMean: of value times weight; otherwise the result so far

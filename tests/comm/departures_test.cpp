@@ -26,12 +26,12 @@ Membership three_ranks() {
 TEST(Departures, TheFirstCallThatARankDoesNotMakeFails) {
   const auto group = three_ranks();
   Departures departures(group);
-  EXPECT_FALSE(departures.are_any());
-  EXPECT_FALSE(departures.before({1}));
+  EXPECT_FALSE(departures.any());
+  EXPECT_FALSE(departures.failure_of({1}));
   departures.add(1, 7);
-  EXPECT_TRUE(departures.are_any());
-  EXPECT_FALSE(departures.before({7}));
-  const auto cause = departures.before({8});
+  EXPECT_TRUE(departures.any());
+  EXPECT_FALSE(departures.failure_of({7}));
+  const auto cause = departures.failure_of({8});
   ASSERT_TRUE(cause);
   EXPECT_TRUE(is_a<PeerError>(cause));
   EXPECT_THAT(message_of(cause), AllOf(HasSubstr("rank 1 "), HasSubstr("has left group 'world/1' after 7 calls"),
@@ -46,8 +46,8 @@ TEST(Departures, TheRankThatMadeTheFewestCallsIsBlamed) {
     if (is_known_first) departures.add(2, 3);
     departures.add(1, 7);
     if (!is_known_first) departures.add(2, 3);
-    EXPECT_THAT(message_of(departures.before({8})), HasSubstr("rank 2 "));
-    EXPECT_FALSE(departures.before({3}));
+    EXPECT_THAT(message_of(departures.failure_of({8})), HasSubstr("rank 2 "));
+    EXPECT_FALSE(departures.failure_of({3}));
   }
 }
 
@@ -56,7 +56,7 @@ TEST(Departures, AMessageCanStillArrive) {
   const auto group = three_ranks();
   Departures departures(group);
   departures.add(1, 0);
-  EXPECT_FALSE(departures.before({1, MessageRoute{1, 0, 0}}));
+  EXPECT_FALSE(departures.failure_of({1, MessageRoute{1, 0, 0}}));
 }
 
 TEST(Departures, KnowsWhenARankIsAlone) {
@@ -64,9 +64,9 @@ TEST(Departures, KnowsWhenARankIsAlone) {
   Departures departures(group);
   departures.add(1, 0);
   departures.add(1, 0);
-  EXPECT_FALSE(departures.are_all_others());
+  EXPECT_FALSE(departures.all_others_left());
   departures.add(2, 0);
-  EXPECT_TRUE(departures.are_all_others());
+  EXPECT_TRUE(departures.all_others_left());
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ TEST(Nans, HaveTheSameBitsWithAllInstructions) {
           for (const auto& input : inputs) from.push_back(input.data());
           std::vector<char> output(count * format.bytes);
           void* const to = output.data();
-          const auto type = format.dtype == at::kHalf ? NarrowFloat::kHalf : NarrowFloat::kBrain;
+          const auto type = format.dtype == at::kHalf ? NarrowFloat::kHalf : NarrowFloat::kBFloat16;
           if (format.bytes == 2)
             sum_narrow(*set, type, {&to, 1}, from, static_cast<int64_t>(count), 1);
           else

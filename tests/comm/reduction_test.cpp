@@ -93,7 +93,7 @@ TEST(NarrowFloats, WidenAsLibTorchDoes) {
     float half = static_cast<float>(from_bits<c10::Half>(static_cast<uint16_t>(bits)));
     float brain = static_cast<float>(from_bits<c10::BFloat16>(static_cast<uint16_t>(bits)));
     float our_half = widen(from_bits<Float16>(static_cast<uint16_t>(bits)));
-    float our_brain = widen(from_bits<BrainFloat16>(static_cast<uint16_t>(bits)));
+    float our_brain = widen(from_bits<BFloat16Bits>(static_cast<uint16_t>(bits)));
     if (std::isnan(half)) {
       EXPECT_TRUE(std::isnan(our_half)) << bits;
     } else {
@@ -113,11 +113,11 @@ TEST(NarrowFloats, NarrowAsLibTorchDoes) {
     auto value = std::bit_cast<float>(bits);
     if (std::isnan(value)) {
       ASSERT_EQ(to_bits(narrow_to_half(value)), kHalfNan) << bits;
-      ASSERT_EQ(to_bits(narrow_to_brain(value)), kBrainNan) << bits;
+      ASSERT_EQ(to_bits(narrow_to_bfloat16(value)), kBFloat16Nan) << bits;
       return;
     }
     ASSERT_EQ(to_bits(narrow_to_half(value)), c10::Half(value).x) << bits << ", " << value;
-    ASSERT_EQ(to_bits(narrow_to_brain(value)), c10::BFloat16(value).x) << bits << ", " << value;
+    ASSERT_EQ(to_bits(narrow_to_bfloat16(value)), c10::BFloat16(value).x) << bits << ", " << value;
   };
   for (uint32_t top = 0; top < 0x10000; ++top)
     for (uint32_t low : {0x0u, 0x1u, 0xfffu, 0x1000u, 0x1001u, 0x2fffu, 0x3000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
@@ -158,7 +158,7 @@ void expect_portable_sums(NarrowFloat type, const Narrow& narrow_one) {
 TEST(NarrowSums, HaveTheBitsOfThePortableLoops) {
   if (vector_sets().empty()) GTEST_SKIP() << "this processor has neither AVX2 nor AVX-512";
   expect_portable_sums<Float16>(NarrowFloat::kHalf, narrow_to_half);
-  expect_portable_sums<BrainFloat16>(NarrowFloat::kBrain, narrow_to_brain);
+  expect_portable_sums<BFloat16Bits>(NarrowFloat::kBFloat16, narrow_to_bfloat16);
 }
 
 // Random bits are numbers of all magnitudes, denormal numbers and infinities included, so every rounding shows.

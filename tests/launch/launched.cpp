@@ -138,7 +138,7 @@ int meet(int rank, bool is_victim, const std::string& way) {
       ::raise(SIGSTOP);
     }
     if (way.starts_with("give_up")) {  // the others know long before this process ends
-      member.line->say_goodbye(Failure{ErrorKind::kPeer, "no data"});
+      member.line->leave_job(Failure{ErrorKind::kPeer, "no data"});
       if (way == "give_up") ::signal(SIGTERM, [](int) { ::_exit(11); });
       wait_for_the_end();
     }

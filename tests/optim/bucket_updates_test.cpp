@@ -504,7 +504,7 @@ TEST(ShardedGradients, SayWhatTheyNeed) {
     expect_error<UsageError>([&] { training.ddp(input_of(1)).mean().backward(); },
                              "has an averaged gradient of an earlier backward already; call step()");
     expect_error<UsageError>([&] { training.optimizer.step(); }, "gradients of some parameters are missing",
-                             "construct the wrapper and the optimizer anew");
+                             "construct the wrapper and the optimizer again");
   });
 }
 

@@ -244,7 +244,7 @@ TEST_F(CoordinatorTest, ErasesTheKeysOfAGroupOnceAllItsRanksHaveLeft) {
 
 TEST_F(CoordinatorTest, LetsARankGoThatSaysGoodbye) {
   join_all();
-  say(2, Verb::kGoodbye, {"", ""});
+  say(2, Verb::kLeaveJob, {"", ""});
   EXPECT_EQ(answer_to(2), StoreMessage{Verb::kClosing});
   EXPECT_EQ(coordinator_.members(), 2u);
   lose(2);
@@ -253,7 +253,7 @@ TEST_F(CoordinatorTest, LetsARankGoThatSaysGoodbye) {
 
 TEST_F(CoordinatorTest, TellsAllWhyARankGaveUp) {
   join_all();
-  say(2, Verb::kGoodbye, {"TimeoutError", "its data is missing"});
+  say(2, Verb::kLeaveJob, {"TimeoutError", "its data is missing"});
   auto messages = heard();
   for (Connection name : {1, 3})
     EXPECT_THAT(
@@ -297,7 +297,7 @@ TEST_F(CoordinatorTest, ForgetsABlameWhenARankJoinsAgain) {
   join(1, 0);
   join(2, 1);
   say(1, Verb::kBlame, {"TimeoutError", "rank 1 is late", "1", "late", ""});
-  say(1, Verb::kGoodbye, {"", ""});
+  say(1, Verb::kLeaveJob, {"", ""});
   say(3, Verb::kJoin, {"1/rank/0", "again", "0", "node0", "boot elsewhere", "4000", "5000"}, 7);
   lose(3);
   EXPECT_EQ(coordinator_.first_failure()->culprit, (Culprit{0, CulpritRole::kGone}));
@@ -312,7 +312,7 @@ TEST_F(CoordinatorTest, HearsNoBlameFromStrangersToTheJob) {
 
 TEST_F(CoordinatorTest, NamesARankThatGivesUpOnce) {
   join_all();
-  say(2, Verb::kGoodbye, {"TimeoutError", "rank 1: its data is missing"});
+  say(2, Verb::kLeaveJob, {"TimeoutError", "rank 1: its data is missing"});
   EXPECT_EQ(heard()[1].at(0).fields.at(2), "rank 1 (pid 4001 on node1) gave up: its data is missing");
 }
 

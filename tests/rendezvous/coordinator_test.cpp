@@ -335,7 +335,7 @@ TEST_F(CoordinatorTest, RefusesWhatMakesNoSense) {
       {Verb::kAnswer, {question}},
       {Verb::kWillReport, {}},
       {Verb::kLeave, {"world"}},
-      {Verb::kGoodbye, {"PeerError"}},
+      {Verb::kLeaveJob, {"PeerError"}},
       {Verb::kDone, {}},
       {Verb::kWelcome, {"rank 0", "node0", "boot", "1"}},
       {Verb::kNotice, {"", "PeerError", "rank 1 is gone"}},

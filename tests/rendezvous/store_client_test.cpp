@@ -32,7 +32,7 @@ TEST(HeartbeatSchedule, ReportsANewActivityAtOnceAndThenLessAndLessOften) {
   };
   run_until(Clock::time_point(1s), regular);
   EXPECT_THAT(regular, testing::ElementsAre(0, 250, 500, 750));
-  schedule.hurry(Clock::time_point(1s));
+  schedule.make_due(Clock::time_point(1s));
   run_until(Clock::time_point(2s), hurried);
   EXPECT_THAT(hurried, testing::ElementsAre(0, 10, 30, 70, 150, 310, 560, 810));
 }
@@ -110,7 +110,7 @@ TEST(StoreClient, TellsTheOthersWhyItGaveUp) {
   client->listen(&ear);
   auto leaving = host.connect();
   join(*leaving, 1);
-  leaving->say_goodbye(Failure{ErrorKind::kTimeout, "its data is missing"});
+  leaving->leave_job(Failure{ErrorKind::kTimeout, "its data is missing"});
   EXPECT_THAT(ear.failure_within(5s),
               AllOf(HasSubstr(": TimeoutError: rank 1"), HasSubstr("gave up: its data is missing")));
 }

@@ -25,7 +25,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::ElementsAre;
 
-/// A store for one client that records the requests which it receives. Heartbeats and the goodbye are no requests.
+/// A store for one client that records the requests which it receives. Heartbeats and kLeaveJob are no requests.
 class RecordingStore {
  public:
   int port() const { return server_.port(); }
@@ -62,7 +62,7 @@ class RecordingStore {
   }
 
   void record(Verb verb) {
-    if (verb == Verb::kBeat || verb == Verb::kGoodbye) return;
+    if (verb == Verb::kBeat || verb == Verb::kLeaveJob) return;
     std::lock_guard lock(mutex_);
     requests_.push_back(verb);
   }
@@ -111,7 +111,7 @@ TEST(StoreRequest, OfSeveralKeysEndsWithTheFailureOfTheJob) {
   join(*two, 1);
   make_remote_store(two)->set("here", "1");
   auto waiting = std::async(std::launch::async, [&] { make_remote_store(one)->multi_get({"here", "never"}, 60s); });
-  two->say_goodbye(Failure{ErrorKind::kPeer, "its data is missing"});
+  two->leave_job(Failure{ErrorKind::kPeer, "its data is missing"});
   expect_error<PeerError>([&] { waiting.get(); }, "rank 1", "gave up: its data is missing");
 }
 
@@ -142,7 +142,7 @@ TEST(StoreRequest, MayTakeLongerThanTheHeartbeatLimit) {
   EXPECT_GT(std::chrono::steady_clock::now() - begin, kLimit) << "the test is void";
   EXPECT_EQ(store->get("large", 60s).size(), kBytes);
   EXPECT_TRUE(host.open()->check({"large"})) << "the job goes on";
-  client->say_goodbye({});
+  client->leave_job({});
 }
 
 /// Makes the calls of store_oracle.py and returns its output.

@@ -218,7 +218,7 @@ class Stranger {
   }
 
   bool is_finished() const { return is_finished_; }
-  void say_goodbye() { SSL_shutdown(ssl_.get()); }
+  void leave_job() { SSL_shutdown(ssl_.get()); }
 
  private:
   std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context_;
@@ -295,7 +295,7 @@ TEST(Tls, EndsWhenTheOtherSideDoes) {
   server.receive(client.receive(server.take_output()));
   ASSERT_TRUE(server.is_authenticated());  // one who does know the key
   server.send("hello");
-  client.say_goodbye();
+  client.leave_job();
   EXPECT_THROW(server.receive(client.receive("")), TlsError);
 }
 

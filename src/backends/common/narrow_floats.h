@@ -6,11 +6,11 @@
 namespace lockstep {
 
 /// What every NaN is narrowed to: positive, quiet, without a payload.
-constexpr uint16_t kHalfNan = 0x7e00, kBrainNan = 0x7fc0;
+constexpr uint16_t kHalfNan = 0x7e00, kBFloat16Nan = 0x7fc0;
 
 /// The bits of a float16 or a bfloat16. The conversions have no branches, so that compilers vectorise loops over them.
 /// The results have the same bits as those of c10::Half and c10::BFloat16, except those of NaNs.
-struct BrainFloat16 {
+struct BFloat16Bits {
   uint16_t bits;
 };
 #if defined(__aarch64__)
@@ -21,15 +21,15 @@ struct Float16 {
 };
 #endif
 
-inline float widen(BrainFloat16 value) {
+inline float widen(BFloat16Bits value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
 }
 
-inline BrainFloat16 narrow_to_brain(float value) {
+inline BFloat16Bits narrow_to_bfloat16(float value) {
   auto bits = std::bit_cast<uint32_t>(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest, ties to even
   uint32_t is_nan = (bits & 0x7fffffff) > 0x7f800000;
-  return {static_cast<uint16_t>(is_nan ? kBrainNan : rounded)};
+  return {static_cast<uint16_t>(is_nan ? kBFloat16Nan : rounded)};
 }
 
 #if defined(__aarch64__)

@@ -37,8 +37,8 @@ struct HalfElement {
 };
 
 struct BrainElement {
-  using Type = BrainFloat16;
-  static Type narrow_one(float value) { return narrow_to_brain(value); }
+  using Type = BFloat16Bits;
+  static Type narrow_one(float value) { return narrow_to_bfloat16(value); }
 };
 
 // --- AVX2: 16 elements, as two vectors of float32
@@ -86,13 +86,13 @@ struct BrainAvx2 : Avx2, BrainElement {
   LOCKSTEP_AVX2 static void narrow(Bits& to, const Floats& from) {
     to = _mm256_blend_epi16(_mm256_srli_epi32(rounded(from.a), 16), rounded(from.b), 0b10101010);
   }
-  /// As narrow_to_brain(), in the upper halves.
+  /// As narrow_to_bfloat16(), in the upper halves.
   LOCKSTEP_AVX2 static __m256i rounded(__m256 values) {
     const __m256i bits = _mm256_castps_si256(values);
     const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i to_nearest = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), is_odd);
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
-    return _mm256_blendv_epi8(to_nearest, _mm256_set1_epi32(kBrainNan << 16), is_nan);
+    return _mm256_blendv_epi8(to_nearest, _mm256_set1_epi32(kBFloat16Nan << 16), is_nan);
   }
 };
 
@@ -144,7 +144,7 @@ struct BrainAvx512 : Avx512, BrainElement {
     const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i to_nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), is_odd);
     const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-    return _mm512_mask_blend_epi32(is_nan, to_nearest, _mm512_set1_epi32(kBrainNan << 16));
+    return _mm512_mask_blend_epi32(is_nan, to_nearest, _mm512_set1_epi32(kBFloat16Nan << 16));
   }
 };
 

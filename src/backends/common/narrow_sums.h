@@ -7,7 +7,7 @@
 namespace lockstep {
 
 /// The two types of 16 bits.
-enum class NarrowFloat { kHalf, kBrain };
+enum class NarrowFloat { kHalf, kBFloat16 };
 
 /// Vector instructions of x86-64 that reductions use. kAvx2 includes F16C, which converts float16.
 enum class VectorSet { kAvx2, kAvx512 };

@@ -119,10 +119,10 @@ struct Element<Float16> {
   static Float16 narrow(Sum sum) { return narrow_to_half(sum); }
 };
 template <>
-struct Element<BrainFloat16> {
+struct Element<BFloat16Bits> {
   using Sum = float;
-  static Sum widen(BrainFloat16 value) { return lockstep::widen(value); }
-  static BrainFloat16 narrow(Sum sum) { return narrow_to_brain(sum); }
+  static Sum widen(BFloat16Bits value) { return lockstep::widen(value); }
+  static BFloat16Bits narrow(Sum sum) { return narrow_to_bfloat16(sum); }
 };
 
 template <class T>
@@ -380,7 +380,7 @@ void reduce_elements(Outputs outputs, Inputs inputs, int64_t count, c10::ScalarT
     case c10::ScalarType::Half:
       return reduce_narrow<Float16>(NarrowFloat::kHalf, outputs, inputs, count, op);
     case c10::ScalarType::BFloat16:
-      return reduce_narrow<BrainFloat16>(NarrowFloat::kBrain, outputs, inputs, count, op);
+      return reduce_narrow<BFloat16Bits>(NarrowFloat::kBFloat16, outputs, inputs, count, op);
     case c10::ScalarType::Byte:
       return reduce_integers<uint8_t>(outputs, inputs, count, op);
     case c10::ScalarType::Char:
@@ -455,7 +455,7 @@ void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks)
     case c10::ScalarType::Half:
       return scale_typed<Float16>(data, count, ranks);
     case c10::ScalarType::BFloat16:
-      return scale_typed<BrainFloat16>(data, count, ranks);
+      return scale_typed<BFloat16Bits>(data, count, ranks);
     default:
       throw UsageError(text("cannot average dtype ", c10::toString(dtype)));
   }
@@ -464,7 +464,7 @@ void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks)
 void make_nans_equal(void* data, int64_t count, c10::ScalarType dtype) {
   auto* elements = static_cast<uint16_t*>(data);
   if (dtype == c10::ScalarType::Half) return replace_nans(elements, count, 0x7c00, kHalfNan);
-  if (dtype == c10::ScalarType::BFloat16) return replace_nans(elements, count, 0x7f80, kBrainNan);
+  if (dtype == c10::ScalarType::BFloat16) return replace_nans(elements, count, 0x7f80, kBFloat16Nan);
   throw UsageError(text("make_nans_equal: dtype is ", c10::toString(dtype), ", expected float16 or bfloat16"));
 }
 

@@ -134,7 +134,7 @@ void Connection::finish(Request& request, Deadline deadline) {
     throw_if_aborted();
     if (std::chrono::steady_clock::now() >= deadline)
       throw TimeoutError(text("timed out: rank ", request.peer(),
-                              request.is_send() ? " did not receive" : " did not send", " its part of this call"));
+                              request.is_send() ? " did not receive" : " did not send", " the data of this call"));
     throw PeerError(text("the connection to rank ", request.peer(), " is broken: ", error.what()));
   }
 }

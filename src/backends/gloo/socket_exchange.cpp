@@ -114,7 +114,7 @@ void SocketExchange::finish(Request& request, Deadline deadline) {
     if (left.count() <= 0)
       throw TimeoutError(text("timed out: rank ", message.buffer.peer,
                               message.direction == Direction::kSend ? " did not receive" : " did not send",
-                              " its part of this call"));
+                              " the data of this call"));
     wait_for_sockets(static_cast<int>(std::min<int64_t>(left.count(), kLongestPoll)));
   }
 }

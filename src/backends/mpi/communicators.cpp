@@ -117,7 +117,7 @@ Communicators make_communicators(const BackendContext& context) {
   const auto ranks = exchange_identities(context);
   Library::of_process().begin(context);
   auto made = std::make_shared<Communicators>();  // shared with the thread, which may outlive this function
-  await(run_apart("MPI_Comm_create_group", [=] { *made = create_communicators(ranks); }), context,
+  await(run_detached("MPI_Comm_create_group", [=] { *made = create_communicators(ranks); }), context,
         "MPI_Comm_create_group", "it blocks until all ranks of the group call it");
   return *made;
 }

@@ -41,7 +41,7 @@ void check(int code, const char* call) {
   if (code != MPI_SUCCESS) throw SystemError(text(call, ": ", describe_error(code)));
 }
 
-std::shared_future<void> run_apart(const char* purpose, std::function<void()> body) {
+std::shared_future<void> run_detached(const char* purpose, std::function<void()> body) {
   auto task = std::make_shared<std::packaged_task<void()>>(std::move(body));
   start_thread(purpose, [task] { (*task)(); }).detach();
   return task->get_future().share();
@@ -75,7 +75,7 @@ void Library::begin(const BackendContext& context) {
   std::shared_future<void> begun;
   {
     std::lock_guard lock(mutex_);
-    if (!begun_.valid()) begun_ = run_apart("MPI_Init_thread", [this] { init(); });
+    if (!begun_.valid()) begun_ = run_detached("MPI_Init_thread", [this] { init(); });
     begun = begun_;
   }
   await(
@@ -172,7 +172,7 @@ void Library::finalize() {
     MPI_Finalize();
     return;
   }
-  if (run_apart("MPI_Finalize", [] { MPI_Finalize(); }).wait_for(kFinalizeAfterFailure) != std::future_status::ready)
+  if (run_detached("MPI_Finalize", [] { MPI_Finalize(); }).wait_for(kFinalizeAfterFailure) != std::future_status::ready)
     log_warning("MPI_Finalize did not return: another rank does not exit. This process exits without it");
 }
 

@@ -67,6 +67,6 @@ class Library {
 void await(const std::shared_future<void>& future, const BackendContext& context, const char* call, const char* remedy);
 
 /// Runs `body`, which may block inside MPI, on a detached thread.
-std::shared_future<void> run_apart(const char* purpose, std::function<void()> body);
+std::shared_future<void> run_detached(const char* purpose, std::function<void()> body);
 
 }  // namespace lockstep::mpi

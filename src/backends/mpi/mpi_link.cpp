@@ -203,7 +203,7 @@ void MpiLink::wait(const IsDone& is_done, int peer, Direction direction, Deadlin
     if (now >= deadline)
       throw TimeoutError(text("timed out: rank ", peer,
                               direction == Direction::kSend ? " did not receive" : " did not send",
-                              " its part of this call"));
+                              " the data of this call"));
     const auto waited = now - begin;
     if (waited < kYielding)
       ::sched_yield();

@@ -25,7 +25,7 @@ struct PointToPoint::Message {
   at::Tensor data;                    // kept alive until the message is done
   at::cuda::CUDAEvent begin{};        // when the data is ready to be read or written
   mutable at::cuda::CUDAEvent end{};  // recorded once the message is queued on the device
-  bool is_on_its_way = false;
+  bool is_queued = false;
 };
 
 /// Messages of one tag from one rank to another.
@@ -51,7 +51,7 @@ class PointToPoint::Channel {
       if (!ranks_.has_begun(kDoing)) return;
       is_beginning_ = false;
       message.end.record(stream_);
-      message.is_on_its_way = true;
+      message.is_queued = true;
     }
   }
 
@@ -132,7 +132,7 @@ bool PointToPoint::is_done(const Message& message) {
   c10::cuda::CUDAGuard guard(device_);
   std::lock_guard work(work_mutex_);
   for (const auto& channel : channels()) channel->advance();
-  if (message.is_on_its_way && message.end.query()) return true;
+  if (message.is_queued && message.end.query()) return true;
   message.channel->ranks().check_health();
   return false;
 }
@@ -146,9 +146,9 @@ std::shared_ptr<PointToPoint::Channel> PointToPoint::channel_of(const Key& key) 
     return std::get<0>(entry.first) == from && std::get<1>(entry.first) == to;
   });
   if (tags >= kMostTags)
-    throw UsageError(text("backend 'nccl' supports ", kMostTags, " different tags from one rank to another, but tag ",
-                          tag, " from rank ", from, " to rank ", to,
-                          " is one more; each tag has its own connection: use the same tags again"));
+    throw UsageError(text("backend 'nccl' supports ", kMostTags, " different tags from one rank to another; tag ", tag,
+                          " from rank ", from, " to rank ", to,
+                          " exceeds that. Each tag has its own connection: reuse tags"));
   return channels_[key] = std::make_shared<Channel>(store_, key, from == rank_, device_);
 }
 

@@ -11,7 +11,7 @@
 
 namespace lockstep::shm {
 
-/// Lies before the data.
+/// The header in front of the data.
 struct alignas(4096) SharedBlock::Header {
   std::array<std::atomic<bool>, kMostRanks> left{};  // by rank: does not use the data any more
 };

@@ -215,7 +215,7 @@ class ShmBackend final : public Backend {
   using Pointers = c10::SmallVector<void*, 16>;
 
   template <class Where>
-  Pointers everyone(const Where& where) const {
+  Pointers pointers_of_ranks(const Where& where) const {
     Pointers result(size_);
     for (int rank = 0; rank < size_; ++rank) result[rank] = where(rank);
     return result;
@@ -243,7 +243,7 @@ class ShmBackend final : public Backend {
 
   // Every rank reduces the whole tensor: a second round of waiting would cost more.
   void reduce_payloads(const at::Tensor& output, int64_t begin, ReduceOp op) const {
-    auto inputs = everyone([&](int rank) -> void* { return group_->header(rank).payload.data() + begin; });
+    auto inputs = pointers_of_ranks([&](int rank) -> void* { return group_->header(rank).payload.data() + begin; });
     void* to = bytes_of(output);
     reduce({&to, 1}, {inputs.data(), inputs.size()}, size_of(output), output, op);
   }
@@ -260,9 +260,10 @@ class ShmBackend final : public Backend {
     try {
       group_->begin_call(call, offset.value_or(CallHeader::kElsewhere));
       body();
-      group_->check_nobody_gave_up();
+      group_->check_no_rank_gave_up();
       if (group_->arena()->offset_of(bytes_of(data)) != offset)
-        throw PeerError(text("rank ", rank_, " gave up a different call with the same tensor"));
+        throw PeerError(text("another call with the same tensor failed on rank ", rank_,
+                             " during this one; do not use a tensor in two calls at once"));
     } catch (...) {
       group_->give_up_call();
       if (offset && others_write == OthersWrite::kYes) {
@@ -300,7 +301,7 @@ class ShmBackend final : public Backend {
   }
 
   Pointers shared_parts(int64_t begin) const {
-    return everyone([&](int rank) { return shared_part(rank, begin); });
+    return pointers_of_ranks([&](int rank) { return shared_part(rank, begin); });
   }
   char* shared_part(int rank, int64_t begin) const { return group_->at(rank, group_->header(rank).offset) + begin; }
 
@@ -315,7 +316,7 @@ class ShmBackend final : public Backend {
   // If all tensors lie in arenas, each rank reduces its share and writes the result to all tensors.
   void all_reduce_large(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, true);
-    group_->check_nobody_gave_up();
+    group_->check_no_rank_gave_up();
     const ByteRange mine = share_of(size_of(data), size_, rank_);
     const auto everywhere = shared_parts(mine.begin);
     reduce(everywhere, {everywhere.data(), everywhere.size()}, mine.size, data, op);
@@ -324,7 +325,7 @@ class ShmBackend final : public Backend {
 
   void reduce_large(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, rank_ == root);
-    group_->check_nobody_gave_up();
+    group_->check_no_rank_gave_up();
     const ByteRange mine = share_of(size_of(data), size_, rank_);
     const auto everywhere = shared_parts(mine.begin);
     reduce({&everywhere[root], 1}, {everywhere.data(), everywhere.size()}, mine.size, data, op);
@@ -385,7 +386,7 @@ class ShmBackend final : public Backend {
                         piece(k).size);
         },
         [&](uint64_t k, uint64_t slot) {
-          auto inputs = everyone([&](int rank) -> void* {
+          auto inputs = pointers_of_ranks([&](int rank) -> void* {
             return rank == rank_ ? bytes_of(input) + rank_ * part_bytes + piece(k).begin
                                  : input_slot(rank, slot) + rank_ * room;
           });
@@ -410,7 +411,7 @@ class ShmBackend final : public Backend {
         },
         [&](uint64_t k, uint64_t slot) {
           ByteRange mine = share_of(chunk(k).size, size_, rank_);
-          auto inputs = everyone([&](int rank) -> void* {
+          auto inputs = pointers_of_ranks([&](int rank) -> void* {
             return rank == rank_ ? position(k, mine.begin) : input_slot(rank, slot) + mine.begin;
           });
           Pointers outputs;

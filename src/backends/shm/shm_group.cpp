@@ -96,11 +96,12 @@ bool ShmGroup::await_release(std::chrono::milliseconds limit) const {
 
 // Data that was read before this check is valid if the flag is still down: a rank raises the flag before its tensor
 // changes.
-void ShmGroup::check_nobody_gave_up() const {
+void ShmGroup::check_no_rank_gave_up() const {
   for (int peer = 0; peer < size(); ++peer) {
     const uint64_t call = segment(peer).gave_up.value.load();
     if (call != 0 && call <= call_)
-      throw PeerError(text("rank ", peer, " gave up this call while rank ", rank_, " still used its tensor"));
+      throw PeerError(
+          text("rank ", peer, " gave up this call while rank ", rank_, " still used rank ", peer, "'s tensor"));
   }
 }
 

@@ -48,10 +48,10 @@ class ShmGroup {
 
   /// Between begin_call and end_call other ranks may read this rank's tensor in shared memory, and in some calls write
   /// to it. When a call fails, the rank calls give_up_call before its caller can change the tensor. Each rank calls
-  /// check_nobody_gave_up before it writes to other tensors and after it has read from them. The check throws PeerError
-  /// when a rank gave up.
+  /// check_no_rank_gave_up before it writes to other tensors and after it has read from them. The check throws
+  /// PeerError when a rank gave up.
   void give_up_call() noexcept;
-  void check_nobody_gave_up() const;
+  void check_no_rank_gave_up() const;
 
   /// Call it after give_up_call. Blocks until the other ranks have stopped writing to this rank's tensor or have ended.
   /// Returns false when that takes longer than the limit. The limit does not apply to ranks that are threads of this
@@ -76,7 +76,7 @@ class ShmGroup {
       fill(k, slot(k));
       raise(segment(rank_).filled, base + k + 1);
     };
-    auto conclude = [&](uint64_t k) {
+    auto finish_chunk = [&](uint64_t k) {
       await(&RankSegment::worked, base + k + 1, deadline);
       finish(k, slot(k));
     };
@@ -86,9 +86,9 @@ class ShmGroup {
       await(&RankSegment::filled, base + k + 1, deadline);
       work(k, slot(k));
       raise(segment(rank_).worked, base + k + 1);
-      if (k > 0) conclude(k - 1);
+      if (k > 0) finish_chunk(k - 1);
     }
-    conclude(chunks - 1);
+    finish_chunk(chunks - 1);
   }
 
   /// Frees a block of the arena together with the segment: other ranks may read the block until they have left.

@@ -9,10 +9,10 @@
 
 namespace lockstep::threads {
 
-ThreadGroup::ThreadGroup(int size) : rounds_(size, 0), boards_(size, nullptr), fingerprints_(size, 0) {}
+ThreadGroup::ThreadGroup(int size) : rounds_(size, 0), published_(size, nullptr), fingerprints_(size, 0) {}
 
-void ThreadGroup::share(int rank, const void* board, const CallInfo& call, const std::function<void()>& use) {
-  boards_[rank] = board;
+void ThreadGroup::share(int rank, const void* mine, const CallInfo& call, const std::function<void()>& use) {
+  published_[rank] = mine;
   fingerprints_[rank] = call.fingerprint;
   std::unique_lock lock(mutex_);
   meet(lock, rank, call.deadline);

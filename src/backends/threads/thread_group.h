@@ -28,15 +28,15 @@ class ThreadGroup {
  public:
   explicit ThreadGroup(int size);
 
-  /// Publishes `board` to all ranks, waits until all ranks have published theirs, runs `use`, and returns when all
-  /// ranks have finished `use`. `use` may access every board and the memory that the boards point to. It must not
-  /// block. Throws MismatchError when the fingerprints of the ranks differ.
-  void share(int rank, const void* board, const CallInfo& call, const std::function<void()>& use);
+  /// Publishes the object `mine` to all ranks, waits until all ranks have published theirs, runs `use`, and returns
+  /// when all ranks have finished `use`. `use` may access the objects of all ranks and the memory that they point to.
+  /// It must not block. Throws MismatchError when the fingerprints of the ranks differ.
+  void share(int rank, const void* mine, const CallInfo& call, const std::function<void()>& use);
 
-  /// The board of a rank. `Board` must be the type that the rank published. Call it only inside `use`.
-  template <class Board>
-  const Board& board(int rank) const {
-    return *static_cast<const Board*>(boards_[rank]);
+  /// The object that a rank has published, of type T. Call it only inside `use`.
+  template <class T>
+  const T& published(int rank) const {
+    return *static_cast<const T*>(published_[rank]);
   }
 
   void post_send(int from, int to, uint32_t tag, const std::shared_ptr<MessageEnd>& end);
@@ -63,7 +63,7 @@ class ThreadGroup {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<uint64_t> rounds_;          // guarded by mutex_: how often each rank has called meet()
-  std::vector<const void*> boards_;       // written before meet(), read after it
+  std::vector<const void*> published_;    // written before meet(), read after it
   std::vector<uint64_t> fingerprints_;    // the same
   int users_ = 0;                         // guarded by mutex_: ranks that currently run `use`
   std::exception_ptr cause_;              // guarded by mutex_: set when the group is aborted

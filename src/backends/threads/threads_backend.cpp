@@ -67,14 +67,14 @@ class ThreadsBackend final : public Backend {
 
   void broadcast(const at::Tensor& data, int root, const CallInfo& call) override {
     group_->share(rank_, &data, call, [&] {
-      if (rank_ != root) std::memcpy(bytes_of(data), bytes_of(group_->board<at::Tensor>(root)), data.nbytes());
+      if (rank_ != root) std::memcpy(bytes_of(data), bytes_of(group_->published<at::Tensor>(root)), data.nbytes());
     });
   }
 
   void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
     group_->share(rank_, &input, call, [&] {
       for (int r = 0; r < size_; ++r) {
-        const char* from = bytes_of(group_->board<at::Tensor>(r));
+        const char* from = bytes_of(group_->published<at::Tensor>(r));
         char* to = bytes_of(output) + r * input.nbytes();
         if (to != from) std::memcpy(to, from, input.nbytes());
       }
@@ -92,7 +92,7 @@ class ThreadsBackend final : public Backend {
                     const CallInfo& call) override {
     group_->share(rank_, &sends, call, [&] {
       for (int r = 0; r < size_; ++r) {
-        const at::Tensor& part = group_->board<std::vector<at::Tensor>>(r)[rank_];
+        const at::Tensor& part = group_->published<std::vector<at::Tensor>>(r)[rank_];
         size_t sent = part.defined() ? part.nbytes() : 0;
         size_t expected = receives[r].defined() ? receives[r].nbytes() : 0;
         if (sent != expected)
@@ -112,7 +112,7 @@ class ThreadsBackend final : public Backend {
   at::Tensor allocate_shared(int64_t bytes, const CallInfo& call) override {
     auto memory = rank_ == 0 ? at::zeros({bytes}, at::kByte) : at::Tensor();
     group_->share(rank_, &memory, call, [&] {
-      if (rank_ != 0) memory = group_->board<at::Tensor>(0);
+      if (rank_ != 0) memory = group_->published<at::Tensor>(0);
     });
     // Ranks share the bytes, as over shm, but not the tensor and its storage.
     return at::from_blob(
@@ -146,7 +146,7 @@ class ThreadsBackend final : public Backend {
   std::vector<void*> all_from(int64_t begin) const {
     std::vector<void*> result;
     for (int r = 0; r < size_; ++r) {
-      const auto& tensor = group_->board<at::Tensor>(r);
+      const auto& tensor = group_->published<at::Tensor>(r);
       result.push_back(bytes_of(tensor) + begin * tensor.element_size());
     }
     return result;

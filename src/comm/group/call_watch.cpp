@@ -39,7 +39,7 @@ CallWatch::Call::Call(CallWatch& watch, WorkQueue::Lock& lock, const CallRecord&
   refusal_ = watch.failure_;
   // If a rank left first, its departure is the cause, even if ranks in this call have reported a different one.
   if (!refusal_ || watch.departure_came_first_)
-    if (auto departure = watch.departures_.before(record.call_id)) refusal_ = departure;
+    if (auto departure = watch.departures_.failure_of(record.call_id)) refusal_ = departure;
   if (!watch.failure_ && refusal_) {
     watch.failure_ = refusal_;
     breaks_group_ = true;
@@ -85,9 +85,9 @@ void CallWatch::fail(const CallRecord& record, std::chrono::milliseconds timeout
   wake();
   if (is_foreign && !known) std::rethrow_exception(error);
   if (is_local && !known) cause = error;
-  const bool names_me = rank_of(cause) == me_.peers.at(me_.rank).rank;
-  rethrow_with_prefix(cause, names_me ? "" : text(describe_me(me_), ": ", name_of(record.call.operation), ": "), flight,
-                      me_.rank);
+  const bool names_this_rank = rank_of(cause) == me_.peers.at(me_.rank).rank;
+  rethrow_with_prefix(cause, names_this_rank ? "" : text(describe_me(me_), ": ", name_of(record.call.operation), ": "),
+                      flight, me_.rank);
 }
 
 std::exception_ptr CallWatch::find_cause(const CallRecord& record, std::chrono::milliseconds timeout,
@@ -95,7 +95,7 @@ std::exception_ptr CallWatch::find_cause(const CallRecord& record, std::chrono::
   auto cause = diagnose(me_, *connection_.parts()->job, record, timeout, error);
   if (!is_a<PeerError>(error)) return cause;
   std::unique_lock lock(recorder_.mutex());
-  const auto departure = departures_.before(record.call_id);
+  const auto departure = departures_.failure_of(record.call_id);
   lock.unlock();
   if (!departure) return cause;
   blame(departure);
@@ -148,7 +148,7 @@ std::exception_ptr CallWatch::mark_broken(const std::exception_ptr& cause) {
   std::lock_guard lock(recorder_.mutex());
   if (!failure_) {
     failure_ = cause;
-    departure_came_first_ = departures_.are_any();
+    departure_came_first_ = departures_.any();
   }
   return failure_;
 }
@@ -173,9 +173,9 @@ void CallWatch::on_left(int rank_in_job, int64_t calls) {
     std::lock_guard lock(recorder_.mutex());
     departures_.add(rank, calls);
     for (const Call* call : calls_)
-      if (auto departure = departures_.before(call->record_.call_id)) cause = departure;
+      if (auto departure = departures_.failure_of(call->record_.call_id)) cause = departure;
     for (const auto& queued : queued_.entries())
-      if (auto departure = departures_.before(queued.record.call_id)) cause = departure;
+      if (auto departure = departures_.failure_of(queued.record.call_id)) cause = departure;
   }
   if (!cause) return;
   blame(cause);  // before a thread of this rank can end the process

@@ -11,7 +11,7 @@ void Departures::add(int rank, int64_t calls) {
   if (!first_ || calls < first_->calls) first_ = {rank, calls};
 }
 
-std::exception_ptr Departures::before(const CallId& call_id) const {
+std::exception_ptr Departures::failure_of(const CallId& call_id) const {
   if (!first_ || call_id.message || call_id.number <= first_->calls) return nullptr;
   return std::make_exception_ptr(PeerError(
       text(describe_rank(group_, first_->rank), " has left group '", group_.name, "' after ", first_->calls,

@@ -19,12 +19,12 @@ class Departures {
 
   /// The rank has left after this number of collectives.
   void add(int rank, int64_t calls);
-  bool are_any() const { return first_.has_value(); }
+  bool any() const { return first_.has_value(); }
   /// Whether this rank is the only one that has not left.
-  bool are_all_others() const { return static_cast<int>(left_.size()) == group_.size - 1; }
+  bool all_others_left() const { return static_cast<int>(left_.size()) == group_.size - 1; }
 
   /// Why a collective cannot succeed, if a rank has left before it; else null. Messages may have been sent before.
-  std::exception_ptr before(const CallId& call_id) const;
+  std::exception_ptr failure_of(const CallId& call_id) const;
 
  private:
   struct Departure {

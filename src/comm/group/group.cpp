@@ -182,20 +182,20 @@ std::shared_ptr<QueuedCall> Group::execute(WorkQueue::Lock& lock, const Call& ca
 // --- calls outside the order of collectives
 
 /// Requires the mutex.
-CallRecord Group::begin_aside(Operation operation, const CallOptions& options) {
-  CallRecord record{0, membership_.name, {++aside_[operation], {}, operation}, {operation}, options.site};
+CallRecord Group::begin_unordered(Operation operation, const CallOptions& options) {
+  CallRecord record{0, membership_.name, {++unordered_calls_[operation], {}, operation}, {operation}, options.site};
   record.ticket = recorder_->begin(record);
   return record;
 }
 
-void Group::run_aside(Operation operation, const CallOptions& options,
-                      const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body) {
+void Group::run_unordered(Operation operation, const CallOptions& options,
+                          const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body) {
   check_process();
   auto timeout = timeout_of(options);
   const ActivityScope blocked(activity_.get(), Activity::Phase::kCommunication);
   queue_.run([&](WorkQueue::Lock& lock) {
     connection_.open_backend();  // throws if the group was destroyed
-    const auto record = begin_aside(operation, options);
+    const auto record = begin_unordered(operation, options);
     lock.unlock();
     const auto end = [&](CallRecord::State outcome) {
       lock.lock();
@@ -220,12 +220,12 @@ std::pair<int, CallOptions> Group::await_sender(uint32_t tag, const CallOptions&
   const ActivityScope blocked(activity_.get(), Activity::Phase::kCommunication);
   messages_.subscribe_to(tag);
   WorkQueue::Lock lock(mutex_);
-  const auto record = begin_aside(Operation::kRecvAny, options);
+  const auto record = begin_unordered(Operation::kRecvAny, options);
   const auto sender = messages_.await_sender(lock, tag, deadline, [&] {
-    return watch_.has_failed() || !connection_.is_open() || watch_.departures().are_all_others();
+    return watch_.has_failed() || !connection_.is_open() || watch_.departures().all_others_left();
   });
   recorder_->change(record.ticket, sender ? CallRecord::State::kDone : CallRecord::State::kFailed);
-  const bool is_alone = watch_.departures().are_all_others();
+  const bool is_alone = watch_.departures().all_others_left();
   lock.unlock();
   if (sender) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());

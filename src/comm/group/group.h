@@ -85,8 +85,8 @@ class Group final : public std::enable_shared_from_this<Group> {
   void await_room(size_t most);
 
   /// Makes a call that does not use the backend, after all earlier calls. If `body` throws, the group is not broken.
-  void run_aside(Operation operation, const CallOptions& options,
-                 const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body);
+  void run_unordered(Operation operation, const CallOptions& options,
+                     const std::function<void(const CallRecord&, std::chrono::milliseconds timeout)>& body);
 
   /// Blocks until a rank has started to send a message with this tag that this rank has not started to receive. Returns
   /// that rank, and the options with the rest of the time. Throws TimeoutError, which leaves the group usable.
@@ -124,7 +124,7 @@ class Group final : public std::enable_shared_from_this<Group> {
                                       std::chrono::milliseconds timeout, Backend::Stream stream,
                                       std::shared_ptr<const void> kept);
   Work queue(const std::shared_ptr<const Call>& call, const CallOptions& options, std::chrono::milliseconds timeout);
-  CallRecord begin_aside(Operation operation, const CallOptions& options);
+  CallRecord begin_unordered(Operation operation, const CallOptions& options);
 
   const OwnerProcess owner_{};
   const Membership membership_;
@@ -138,7 +138,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   QueuedCalls queued_{*recorder_};
   CallWatch watch_{membership_, connection_, *recorder_, queued_};
   Messages messages_{membership_, connection_, mutex_};
-  std::map<Operation, int64_t> aside_;                // guarded by mutex_: number of run_aside calls
+  std::map<Operation, int64_t> unordered_calls_;      // guarded by mutex_: number of run_unordered calls
   int children_ = 0;                                  // guarded by mutex_
   std::shared_ptr<Group> side_group_;                 // guarded by mutex_
   int64_t calls_ = 0;                                 // guarded by mutex_: collectives started

@@ -32,7 +32,7 @@ void Message::begin(const MessageRoute& route, const Start& start) {
     transfer_ = start(backend, watched.info(timeout_).fingerprint);
   } catch (const UsageError&) {  // nothing was sent, so the group stays usable
     lock.lock();
-    group_->messages().take_back(route);
+    group_->messages().undo_begin(route);
     const int rank = group_->membership().rank;
     rethrow_with_prefix(std::current_exception(), text("rank ", rank, ": ", describe(record_.call), ": "), "", rank);
   } catch (...) {

@@ -116,9 +116,9 @@ std::optional<int> Messages::waiting_sender(uint32_t tag) {
 
 // Other messages must make progress, because their senders may send to this rank afterwards.
 std::optional<int> Messages::await_sender(WorkQueue::Lock& lock, uint32_t tag, Deadline deadline,
-                                          const std::function<bool()>& is_hopeless) {
+                                          const std::function<bool()>& should_stop) {
   std::optional<int> sender;
-  const auto is_over = [&] { return (sender = waiting_sender(tag)) || is_hopeless(); };
+  const auto is_over = [&] { return (sender = waiting_sender(tag)) || should_stop(); };
   for (auto now = Clock::now(); now < deadline; now = Clock::now()) {
     lock.unlock();
     const auto parts = connection_.parts_if_any();

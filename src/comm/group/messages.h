@@ -33,7 +33,7 @@ class Messages final : private JobListener {
 
   /// Both require the mutex.
   int64_t begin(const MessageRoute& route) { return ++counts_[route]; }  // returns the number of the message
-  void take_back(const MessageRoute& route) { --counts_[route]; }        // the last message was not sent
+  void undo_begin(const MessageRoute& route) { --counts_[route]; }       // the last message was not sent
 
   /// Tells the receiver how many messages this rank has sent to it, if it waits for messages with that tag.
   void announce(const MessageRoute& route);
@@ -43,14 +43,14 @@ class Messages final : private JobListener {
   /// Asks all ranks to announce their messages with this tag. Only the first call for a tag does anything.
   void subscribe_to(uint32_t tag);
   /// Blocks until a rank has started to send a message with this tag that this rank has not started to receive, or
-  /// `is_hopeless`, or the deadline. Returns that rank. Requires the mutex and subscribe_to().
+  /// `should_stop`, or the deadline. Returns that rank. Requires the mutex and subscribe_to().
   std::optional<int> await_sender(WorkQueue::Lock& lock, uint32_t tag, Deadline deadline,
-                                  const std::function<bool()>& is_hopeless);
+                                  const std::function<bool()>& should_stop);
 
  private:
   std::optional<int> waiting_sender(uint32_t tag);
   bool on_note(int rank_in_job, const std::string& content) override;
-  void on_failure(std::exception_ptr) override {}  // await_sender() asks is_hopeless() again and again
+  void on_failure(std::exception_ptr) override {}  // await_sender() asks should_stop() again and again
 
   const Membership& me_;
   const Connection& connection_;

@@ -65,11 +65,11 @@ void Backend::reduce_scatter_v(const at::Tensor& output, const std::vector<at::T
 }
 
 at::Tensor Backend::allocate_shared(int64_t, const CallInfo&) {
-  throw UsageError("the ranks of this backend do not share memory; use 'shm' or 'threads'");
+  throw UsageError("allocate_shared: the ranks of this backend do not share memory; use 'shm' or 'threads'");
 }
 
 void Backend::reduce_ranges(const at::Tensor&, ReduceOp, const std::vector<Range>&, const Consume&, const CallInfo&) {
-  throw UsageError("the ranks of this backend do not share memory; use 'shm' or 'threads'");
+  throw UsageError("reduce_ranges: the ranks of this backend do not share memory; use 'shm' or 'threads'");
 }
 
 std::shared_ptr<QueuedCall> Backend::queue(const std::function<void()>& call, Stream /*stream*/) {

@@ -212,7 +212,7 @@ class Arrival {
   [[noreturn]] static void give_up(Meeting& meeting) {
     const auto failure = to_failure(std::current_exception());
     if (failure.culprit) meeting.client->send_async(Verb::kBlame, to_fields(failure));
-    meeting.client->say_goodbye(failure);
+    meeting.client->leave_job(failure);
     meeting.client.reset();
     meeting.store.reset();
     if (meeting.server) meeting.server->await_departures(std::chrono::seconds(1));

@@ -79,7 +79,7 @@ struct MessageRoute {
 struct CallId {
   int64_t number = 0;                     // from 1
   std::optional<MessageRoute> message{};  // for messages between two ranks
-  std::optional<Operation> aside{};       // for calls of Group::run_aside, outside the order of collectives
+  std::optional<Operation> unordered{};   // for calls of Group::run_unordered, outside the order of collectives
 };
 
 /// "call 7", "message 3 from rank 0 to rank 2 with tag 0", "monitored_barrier 2".

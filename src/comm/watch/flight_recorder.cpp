@@ -192,7 +192,7 @@ uint64_t FlightRecorder::begin(const CallRecord& record) {
   uint64_t ticket = ++tickets_;
   if (ring_.size() < kCalls) ring_.emplace_back();
   auto& place = ring_[(ticket - 1) % kCalls];
-  if (place.ticket != 0 && !is_over(place)) aside_.emplace(place.ticket, std::move(place));
+  if (place.ticket != 0 && !is_over(place)) evicted_.emplace(place.ticket, std::move(place));
   place = record;
   place.ticket = ticket;
   return ticket;
@@ -201,13 +201,13 @@ uint64_t FlightRecorder::begin(const CallRecord& record) {
 void FlightRecorder::change(uint64_t ticket, CallRecord::State state) {
   auto& place = ring_[(ticket - 1) % kCalls];
   const bool is_in_ring = place.ticket == ticket;
-  const auto old = is_in_ring ? aside_.end() : aside_.find(ticket);
-  if (!is_in_ring && old == aside_.end()) return;  // the record was overwritten
+  const auto old = is_in_ring ? evicted_.end() : evicted_.find(ticket);
+  if (!is_in_ring && old == evicted_.end()) return;  // the record was overwritten
   auto& record = is_in_ring ? place : old->second;
   record.state = state;
   if (!is_over(record)) return;
   record.ended = Clock::now();
-  if (!is_in_ring) aside_.erase(old);
+  if (!is_in_ring) evicted_.erase(old);
 }
 
 std::optional<CallRecord> FlightRecorder::find(const std::string& group, const std::string& call_id) const {
@@ -219,7 +219,7 @@ std::optional<CallRecord> FlightRecorder::find(const std::string& group, const s
 std::vector<CallRecord> FlightRecorder::records() const {
   std::lock_guard lock(mutex_);
   std::vector<CallRecord> result;
-  for (const auto& [ticket, record] : aside_) result.push_back(record);
+  for (const auto& [ticket, record] : evicted_) result.push_back(record);
   for (uint64_t ticket = tickets_ - ring_.size() + 1; ticket <= tickets_; ++ticket)
     result.push_back(ring_[(ticket - 1) % kCalls]);
   return result;
@@ -232,7 +232,7 @@ std::optional<CallRecord> FlightRecorder::running(Which which) const {
     if (record.state != CallRecord::State::kRunning) return;
     if (!found || (record.ticket > found->ticket) == (which == Which::kNewest)) found = &record;
   };
-  for (const auto& [ticket, record] : aside_) visit(record);
+  for (const auto& [ticket, record] : evicted_) visit(record);
   for (const auto& record : ring_) visit(record);
   return found ? std::optional(*found) : std::nullopt;
 }
@@ -252,7 +252,7 @@ std::string FlightRecorder::doing() const {
   std::lock_guard lock(mutex_);
   const CallRecord* running = nullptr;
   const CallRecord* last = nullptr;
-  for (const auto& [ticket, record] : aside_)
+  for (const auto& [ticket, record] : evicted_)
     if (record.state == CallRecord::State::kRunning) running = &record;
   for (const auto& record : ring_) {
     if (record.state == CallRecord::State::kRunning && (!running || record.ticket > running->ticket)) running = &record;

@@ -75,10 +75,10 @@ class FlightRecorder {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<CallRecord> ring_;          // guarded by mutex_: ticket t is at (t - 1) % kCalls
-  std::map<uint64_t, CallRecord> aside_;  // guarded by mutex_: older unfinished calls, by ticket
-  uint64_t tickets_ = 0;                  // guarded by mutex_
-  std::string file_;                      // guarded by mutex_
+  std::vector<CallRecord> ring_;            // guarded by mutex_: ticket t is at (t - 1) % kCalls
+  std::map<uint64_t, CallRecord> evicted_;  // guarded by mutex_: older unfinished calls, by ticket
+  uint64_t tickets_ = 0;                    // guarded by mutex_
+  std::string file_;                        // guarded by mutex_
 };
 
 /// Formats a call as one line of the flight recorder's file, without a newline.

@@ -51,9 +51,9 @@ Job::~Job() {
   client_->stop_listening();
   bool is_failing = std::uncaught_exceptions() > 0;
   if (is_failing)
-    client_->say_goodbye(Failure{ErrorKind::kPeer, kException});
+    client_->leave_job(Failure{ErrorKind::kPeer, kException});
   else
-    client_->say_goodbye(std::nullopt);
+    client_->leave_job(std::nullopt);
   client_.reset();
   store_.reset();
   // Other ranks may be about to leave too. Without the store they would lose failure detection, so wait for them.
@@ -61,12 +61,12 @@ Job::~Job() {
 }
 
 void Job::give_up(const std::exception_ptr& error) noexcept {
-  if (client_) client_->say_goodbye(to_failure(error));
+  if (client_) client_->leave_job(to_failure(error));
 }
 
 // Reports at once, before the ranks that this wakes give up in turn: the first rank that gives up is blamed.
 void Job::give_up_group(const std::string& group, const std::string& who) noexcept {
-  if (group == kWorld && client_) return client_->say_goodbye(Failure{ErrorKind::kPeer, kException});
+  if (group == kWorld && client_) return client_->leave_job(Failure{ErrorKind::kPeer, kException});
   report_async(group, {ErrorKind::kPeer, text(who, " gave up: ", kException), Culprit{rank_, CulpritRole::kGaveUp}});
 }
 
@@ -124,9 +124,9 @@ std::vector<Answer> Job::ask(const std::string& group, const std::string& call_i
 }
 
 // An answer may arrive after the listener was destroyed.
-void Job::notify(JobListener& listener, const std::function<void()>& news) {
+void Job::notify(JobListener& listener, const std::function<void()>& callback) {
   std::lock_guard lock(mutex_);
-  if (listeners_.contains(&listener)) news();
+  if (listeners_.contains(&listener)) callback();
 }
 
 void Job::ask(JobListener& listener, const std::string& group, const std::string& call_id) {

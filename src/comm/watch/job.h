@@ -120,7 +120,7 @@ class Job final : private StoreListener {
   std::string on_question(const std::string& group, const std::string& call_id) override;
   std::string doing() override { return recorder_->doing(); }
   void on_tick() override;
-  void notify(JobListener& listener, const std::function<void()>& news);
+  void notify(JobListener& listener, const std::function<void()>& callback);
   std::string on_wire(const std::string& group) const { return prefix_ + group; }
   std::optional<std::string> from_wire(const std::string& group) const;
 

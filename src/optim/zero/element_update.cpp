@@ -108,7 +108,7 @@ void ElementUpdate::apply(int64_t begin, int64_t count, const void* gradient) co
     update_sgd(range, gradient, std::get<SgdUpdate>(update_));
 }
 
-void ElementUpdate::take_back_count() const {
+void ElementUpdate::undo_step_count() const {
   const auto& parameter = tensors_[0];
   if (has_created_state_) {
     optimizer_->state().erase(state_key<StateKey<torch::optim::Optimizer>>(parameter));

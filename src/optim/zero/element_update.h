@@ -39,7 +39,7 @@ class ElementUpdate {
   void apply(int64_t begin, int64_t count, const void* gradient) const;
 
   /// Takes back the count of the step, or the state if this step has created it.
-  void take_back_count() const;
+  void undo_step_count() const;
 
  private:
   static constexpr size_t kMostTensors = 4;

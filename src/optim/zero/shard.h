@@ -37,7 +37,7 @@ class Shard : public std::enable_shared_from_this<Shard> {
   /// The options of the inner optimizer for a piece.
   const torch::optim::OptimizerOptions& options_of(const ShardedParameters::Piece& piece) const;
 
-  /// Divides the parameters anew, and makes a new inner optimizer, without state. Collective.
+  /// Divides the parameters again, and makes a new inner optimizer, without state. Collective.
   void divide(const std::vector<std::vector<size_t>>& lists);
 
   /// Copies the options of the outer optimizer to the inner one. Throws UsageError after release().

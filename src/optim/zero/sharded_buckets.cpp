@@ -68,7 +68,7 @@ void ShardedBuckets::check_finished() const {
   if (unfinished_ > 0)
     throw UsageError(shard().rank(),
                      text("step() was called after a backward that did not finish, so ", describe_unfinished(),
-                          "; construct the wrapper and the optimizer anew, and load a checkpoint"));
+                          "; construct the wrapper and the optimizer again, and load a checkpoint"));
 }
 
 }  // namespace lockstep::detail

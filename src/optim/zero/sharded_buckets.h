@@ -8,8 +8,8 @@
 namespace lockstep::detail {
 
 /// Buckets of gradients that are reduce-scattered during backward (ZeRO stage 2): this rank receives its share of the
-/// average, and the memory of the bucket can be used for another one. prepare_buckets() divides the parameters anew, so
-/// that each bucket has a ShardedMemory of its own, and the bucket gets the layout of that memory.
+/// average, and the memory of the bucket can be used for another one. prepare_buckets() divides the parameters again,
+/// so that each bucket has a ShardedMemory of its own, and the bucket gets the layout of that memory.
 class ShardedBuckets : public OverlappedUpdate {
  protected:
   struct Piece {

@@ -75,11 +75,11 @@ ShardedMemory::ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> 
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
     const auto place = memory_.narrow(0, plan_.offsets[i], sizes[i]);
-    homes_.push_back((parameter.is_non_overlapping_and_dense()
-                          ? place.as_strided(parameter.sizes(), parameter.strides())
-                          : place.view(parameter.sizes()))
-                         .detach());
-    if (buffer == Buffer::kOwn || group.rank() == 0) homes_.back().copy_(parameter);
+    parameter_views_.push_back((parameter.is_non_overlapping_and_dense()
+                                    ? place.as_strided(parameter.sizes(), parameter.strides())
+                                    : place.view(parameter.sizes()))
+                                   .detach());
+    if (buffer == Buffer::kOwn || group.rank() == 0) parameter_views_.back().copy_(parameter);
   }
 }
 
@@ -91,7 +91,7 @@ std::vector<ShardPiece> ShardedMemory::pieces_of(int rank) const {
 
 void ShardedMemory::move_parameters() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].set_data(homes_[i]);
+    parameters_[i].set_data(parameter_views_[i]);
     // Parameters that were views of one tensor share its version: an update of one would look like a write to all.
     auto* impl = parameters_[i].unsafeGetTensorImpl();
     impl->set_version_counter(c10::VariableVersion(impl->version_counter().current_version()));
@@ -101,7 +101,8 @@ void ShardedMemory::move_parameters() const {
 std::optional<size_t> ShardedMemory::first_difference() const {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto mine = parameters_[i].contiguous().resolve_conj().resolve_neg(), first = homes_[i].contiguous();
+    const auto mine = parameters_[i].contiguous().resolve_conj().resolve_neg(),
+               first = parameter_views_[i].contiguous();
     if (mine.nbytes() > 0 && std::memcmp(mine.data_ptr(), first.data_ptr(), mine.nbytes()) != 0) return i;
   }
   return std::nullopt;
@@ -123,9 +124,9 @@ at::Tensor ShardedMemory::values_in_share(const ShardPiece& piece, const at::Ten
 }
 
 at::Tensor ShardedMemory::values_at(int64_t offset, const ShardPiece& piece, const at::Tensor& buffer) const {
-  const auto& home = homes_[piece.parameter];
+  const auto& view = parameter_views_[piece.parameter];
   const auto row = buffer.narrow(0, offset, piece.size);
-  return (is_whole(piece) ? row.as_strided(home.sizes(), home.strides()) : row).detach();
+  return (is_whole(piece) ? row.as_strided(view.sizes(), view.strides()) : row).detach();
 }
 
 at::Tensor ShardedMemory::gradient(const ShardPiece& piece) const {
@@ -136,12 +137,12 @@ at::Tensor ShardedMemory::gradient(const ShardPiece& piece) const {
 }
 
 bool ShardedMemory::restore_storage(size_t index) const {
-  const auto &parameter = parameters_[index], &home = homes_[index];
-  if (parameter.data_ptr() == home.data_ptr()) return true;
-  if (parameter.sizes() != home.sizes() || parameter.dtype() != home.dtype() || parameter.device() != home.device())
+  const auto &parameter = parameters_[index], &view = parameter_views_[index];
+  if (parameter.data_ptr() == view.data_ptr()) return true;
+  if (parameter.sizes() != view.sizes() || parameter.dtype() != view.dtype() || parameter.device() != view.device())
     return false;
-  home.copy_(parameter);
-  parameter.set_data(home);
+  view.copy_(parameter);
+  parameter.set_data(view);
   return true;
 }
 

@@ -76,7 +76,7 @@ class ShardedMemory {
   ShardPlan plan_;
   std::vector<ShardPiece> pieces_;
   at::Tensor memory_;
-  std::vector<at::Tensor> homes_;   // views of memory_, by parameter
+  std::vector<at::Tensor> parameter_views_;  // views of memory_, by parameter
   at::Tensor sent_;                 // alias of memory_ with its own version, so gather() changes no view's version
   std::vector<at::Tensor> shares_;  // views of sent_, by rank
 };

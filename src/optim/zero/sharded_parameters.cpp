@@ -210,9 +210,9 @@ void ShardedParameters::restore_memory() const {
 }
 
 void ShardedParameters::agree_on_writes(const std::vector<size_t>& written) const {
-  auto somewhere = at::full({1}, static_cast<int64_t>(written.size()), at::kLong);
-  group_.all_reduce(somewhere, ReduceOp::kMax, kInStep);
-  if (somewhere.item<int64_t>() == 0) return;
+  auto max_written = at::full({1}, static_cast<int64_t>(written.size()), at::kLong);
+  group_.all_reduce(max_written, ReduceOp::kMax, kInStep);
+  if (max_written.item<int64_t>() == 0) return;
   std::vector<c10::IValue> mine;
   for (size_t parameter : written) mine.emplace_back(static_cast<int64_t>(parameter));
   const auto all = group_.all_gather_object(c10::ivalue::Tuple::create(std::move(mine)), kInStep);

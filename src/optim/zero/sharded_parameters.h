@@ -59,7 +59,7 @@ class ShardedParameters {
   at::Tensor values(const Piece& piece) const { return memories_[piece.memory].memory.values(piece.here); }
   at::Tensor gradient(const Piece& piece) const { return memories_[piece.memory].memory.gradient(piece.here); }
 
-  /// Divides the parameters anew: one memory for each list of parameters of one dtype, then others for the rest. Not
+  /// Divides the parameters again: one memory for each list of parameters of one dtype, then others for the rest. Not
   /// for shared parameters. Collective.
   void divide(const std::vector<std::vector<size_t>>& lists);
 

@@ -6,8 +6,8 @@ namespace lockstep::detail {
 
 class UpdateOfSharedParameters;
 
-/// Takes back steps of an optimizer with share_parameters and Overlap::kUpdate, after a rank was lost in backward. Both
-/// functions throw UsageError for other optimizers.
+/// Undoes the last step of an optimizer with share_parameters and Overlap::kUpdate, after a rank was lost in
+/// backward. Both functions throw UsageError for other optimizers.
 struct ZeroUndo {
   /// Keeps a copy of what a step changes, from the next step on. Takes as much memory again as parameters and state,
   /// and time to write it. Call it before the first step. Collective.

@@ -122,7 +122,7 @@ bool UpdateOfSharedParameters::undo_step() {
   }
   for (const auto& state : states_) state.restore(steps_);
   for (const auto& started : started_)
-    for (const auto& update : *started) update.take_back_count();
+    for (const auto& update : *started) update.undo_step_count();
   for (size_t i = 0; i < parameters().size(); ++i) parameters().tensor(i).unsafeGetTensorImpl()->bump_version();
   parameters().note_values();
   end_step();

@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// A comm hook that averages the whole buffer of a bucket. It may approximate matrices, but averages gradients with one
-/// dimension at least in 16-bit precision. The last bucket that it receives therefore ends with the reducer's marks
-/// (Bucket::extra), as one more gradient without a parameter: they need no all-reduce of their own.
+/// A comm hook that averages the whole buffer of a bucket. It may approximate matrices, but it averages
+/// one-dimensional gradients in 16-bit precision or better. The last bucket that it receives therefore ends with the
+/// reducer's marks (Bucket::extra), as one more gradient without a parameter: they need no all-reduce of their own.
 ///
 /// A Bucket recognizes it by its type inside of the CommHook. A user's hook that calls it gets no marks.
 struct AveragingHook {

@@ -79,9 +79,9 @@ bool ParameterUsage::has_unused() const {
 // run this code, so the marks of the captured reduction are not read.
 void ParameterUsage::read_marks(const Bucket& last, bool at_once) {
   if (at_once || !defers_marks_ || has_unused())
-    marks_.learn(last);
+    marks_.read_marks(last);
   else if (detail::is_capturing(group_.device()))
-    marks_.assume_alike();
+    marks_.assume_equal_marks();
   else
     marks_.defer(last);
 }
@@ -103,7 +103,7 @@ void ParameterUsage::end_shadow(bool needs_all) {
 // Skips the marks if the group is broken: the reduction may have been interrupted, and the next call throws the cause.
 void ParameterUsage::check_deferred(bool needs_all) {
   if (!defers_marks_ || detail::is_capturing(group_.device())) return;
-  while (marks_.learn_deferred()) {
+  while (marks_.read_deferred_marks()) {
     if (detail::group_of(group_)->failure()) continue;
     check_frozen_alike();
     if (!needs_all) continue;

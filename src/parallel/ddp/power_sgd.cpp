@@ -151,9 +151,9 @@ void PowerSgd::plan(Approximation& state, const GradientBucket& bucket, const Pr
     matrix.q = state.qs.narrow(0, q_at, matrix.m * matrix.rank).view({matrix.m, matrix.rank});
     p_at += matrix.p.numel();
     q_at += matrix.q.numel();
-    matrix.memory = &recall(matrix, bucket.buffer, group);
+    matrix.memory = &find_memory(matrix, bucket.buffer, group);
   }
-  if (bucket.is_last) check_all_recalled(group);
+  if (bucket.is_last) check_all_loaded_used(group);
   state.is_planned = true;
 }
 

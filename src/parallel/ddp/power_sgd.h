@@ -67,8 +67,8 @@ class PowerSgd {
   void plan(Approximation& state, const GradientBucket& bucket, const ProcessGroup& group);
   static void allocate_first_round(Approximation& state, at::ScalarType dtype, int64_t p_elements,
                                    int64_t whole_elements, const ProcessGroup& group);
-  Memory& recall(const Matrix& matrix, const at::Tensor& buffer, const ProcessGroup& group);
-  void check_all_recalled(const ProcessGroup& group);
+  Memory& find_memory(const Matrix& matrix, const at::Tensor& buffer, const ProcessGroup& group);
+  void check_all_loaded_used(const ProcessGroup& group);
   void enter(Approximation& state, const GradientBucket& bucket);
   at::Tensor random_factor(const Matrix& matrix, int64_t reduction) const;
   void start_second_round(const ProcessGroup& group);

@@ -85,7 +85,7 @@ void PowerSgd::load(const std::vector<Value>& states, const ProcessGroup& group)
 
 /// Returns the memory of a matrix; a loaded one is moved to the bucket's device. All ranks have loaded the same names
 /// and sizes, so they throw together.
-PowerSgd::Memory& PowerSgd::recall(const Matrix& matrix, const at::Tensor& buffer, const ProcessGroup& group) {
+PowerSgd::Memory& PowerSgd::find_memory(const Matrix& matrix, const at::Tensor& buffer, const ProcessGroup& group) {
   const auto& name = matrix.name;
   if (checks_names_ && !memories_.count(name))
     throw UsageError(group.rank(), text("power_sgd: the loaded state has no entry for parameter '", name,
@@ -104,7 +104,7 @@ PowerSgd::Memory& PowerSgd::recall(const Matrix& matrix, const at::Tensor& buffe
   return memory;
 }
 
-void PowerSgd::check_all_recalled(const ProcessGroup& group) {
+void PowerSgd::check_all_loaded_used(const ProcessGroup& group) {
   if (std::exchange(checks_names_, false) && !loaded_.empty())
     throw UsageError(group.rank(), text("power_sgd: the loaded state has an entry for parameter '", *loaded_.begin(),
                                         "', which this hook does not compress; ", kOtherModel));

@@ -77,23 +77,23 @@ void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used,
   if (written_.size() < kMostPatterns) written_.emplace(pattern, there);  // kept: a captured step may read it
 }
 
-void UnusedParameterBitmap::learn(const Bucket& bucket) {
+void UnusedParameterBitmap::read_marks(const Bucket& bucket) {
   const auto& marks = bucket.extra();
   take(is_plain(marks) ? marks : marks.to(at::kCPU, at::kFloat));
 }
 
 void UnusedParameterBitmap::defer(const Bucket& bucket) {
   deferred_.add(bucket.extra());
-  assume_alike();
+  assume_equal_marks();
 }
 
-void UnusedParameterBitmap::assume_alike() {
+void UnusedParameterBitmap::assume_equal_marks() {
   std::fill(used_somewhere_.begin(), used_somewhere_.end(), 1);
   std::fill(unused_somewhere_.begin(), unused_somewhere_.end(), 0);
   std::fill(frozen_differs_.begin(), frozen_differs_.end(), 0);
 }
 
-bool UnusedParameterBitmap::learn_deferred() {
+bool UnusedParameterBitmap::read_deferred_marks() {
   const auto marks = deferred_.take();
   if (marks.defined()) take(marks);
   return marks.defined();

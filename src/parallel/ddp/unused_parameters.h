@@ -48,16 +48,16 @@ class UnusedParameterBitmap {
              bool is_static_graph);
 
   /// Reads the averaged marks. Call it after the bucket was reduced. On a GPU the host waits for the marks.
-  void learn(const Bucket& bucket);
-  /// Does the same later, without a host wait: learn_deferred() then reads the marks. Until then they are those of a
-  /// reduction in which all ranks were like this one. Precondition: this rank used every parameter that it had not
+  void read_marks(const Bucket& bucket);
+  /// Does the same later, without a host wait: read_deferred_marks() then reads the marks. Until then they are those of
+  /// a reduction in which all ranks were like this one. Precondition: this rank used every parameter that it had not
   /// frozen.
   void defer(const Bucket& bucket);
   /// Takes the marks as those of such a reduction, and never reads them.
-  void assume_alike();
+  void assume_equal_marks();
   /// Reads the marks of the oldest deferred reduction. Blocks the host until they have arrived. Returns false if there
   /// is none.
-  bool learn_deferred();
+  bool read_deferred_marks();
 
   /// According to the marks that were read last.
   bool used_somewhere(size_t parameter) const { return used_somewhere_[parameter] != 0; }

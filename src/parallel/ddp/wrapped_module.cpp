@@ -49,7 +49,7 @@ void check_names(const torch::nn::Module& module, const char* option, const std:
 WrappedModule::Form::Form(const at::Tensor& tensor)
     : sizes(tensor.sizes().vec()), dtype(tensor.scalar_type()), device(tensor.device()) {}
 
-bool WrappedModule::Form::is_that_of(const at::Tensor& tensor) const {
+bool WrappedModule::Form::matches(const at::Tensor& tensor) const {
   return tensor.sizes() == at::IntArrayRef(sizes) && tensor.scalar_type() == dtype && tensor.device() == device;
 }
 
@@ -101,7 +101,7 @@ std::string WrappedModule::describe_change() const {
       return text("parameter '", name,
                   "' was frozen when the model was wrapped and is trained now (to train it later, freeze it after "
                   "wrapping)");
-    if (const auto& then = as_wrapped_[i]; !then.is_that_of(tensor))
+    if (const auto& then = as_wrapped_[i]; !then.matches(tensor))
       return text("parameter '", name, "' was ", then.describe(), " when the model was wrapped and is ",
                   Form(tensor).describe(), " now");
   }

@@ -38,7 +38,7 @@ class WrappedModule {
   /// Properties of a parameter that must not change after wrapping.
   struct Form {
     explicit Form(const at::Tensor& tensor);
-    bool is_that_of(const at::Tensor& tensor) const;
+    bool matches(const at::Tensor& tensor) const;
     std::string describe() const;
 
     std::vector<int64_t> sizes;

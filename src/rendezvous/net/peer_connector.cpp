@@ -64,7 +64,7 @@ PeerConnector::PeerConnector(Options options)
     : options_(std::move(options)),
       waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       listener_(listen_at({options_.host, 0}, options_.remedy)),
-      turned_away_(text("rank ", options_.rank)) {
+      rejections_(text("rank ", options_.rank)) {
   if (!waker_.is_open()) throw SystemError(text("eventfd: ", std::strerror(errno)));
 }
 
@@ -211,9 +211,10 @@ void PeerConnector::accept_higher_ranks(std::vector<FileDescriptor>& sockets) {
     const auto missing = describe_missing(sockets);
     if (missing.empty()) return;
     if (Clock::now() >= deadline_)
-      throw TimeoutError(with_remedy(text(
-          missing, " did not connect to ", to_string(Endpoint{local_address(listener_), port_of(listener_)}),
-          " within ", options_.timeout.count(), " ms; ", strangers_, " unauthenticated connections were rejected")));
+      throw TimeoutError(with_remedy(text(missing, " did not connect to ",
+                                          to_string(Endpoint{local_address(listener_), port_of(listener_)}), " within ",
+                                          options_.timeout.count(), " ms; ", rejected_count_,
+                                          " unauthenticated connections were rejected")));
     std::vector<pollfd> polled{{waker_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     for (const Caller& caller : callers_) polled.push_back({caller.socket.get(), POLLIN, 0});
     const auto until = callers_.empty() ? deadline_ : std::min(deadline_, callers_.front().since + kCallerTime);
@@ -223,11 +224,11 @@ void PeerConnector::accept_higher_ranks(std::vector<FileDescriptor>& sockets) {
     auto caller = callers_.begin();
     for (size_t i = 2; i < polled.size(); ++i) {
       const auto next = std::next(caller);
-      if (polled[i].revents != 0) hear(caller, sockets);
+      if (polled[i].revents != 0) receive_answer(caller, sockets);
       caller = next;
     }
     while (!callers_.empty() && Clock::now() - callers_.front().since >= kCallerTime)
-      turn_away(callers_.begin(), "it did not prove that it knows the job's secret within 2 s");
+      reject(callers_.begin(), "it did not prove that it knows the job's secret within 2 s");
     if (polled[1].revents != 0) accept_callers();
   }
 }
@@ -240,11 +241,11 @@ void PeerConnector::accept_callers() {
       return;
     }
     if (callers_.size() >= kMostCallers + options_.size)
-      turn_away(callers_.begin(), "too many unauthenticated connections");
+      reject(callers_.begin(), "too many unauthenticated connections");
     auto name = peer_of(socket);
     callers_.push_back({std::move(socket), std::move(name), {key_, options_.rank}});
     if (!send_all(callers_.back().socket, callers_.back().proof.challenge()))
-      turn_away(std::prev(callers_.end()), "its connection broke");
+      reject(std::prev(callers_.end()), "its connection broke");
   }
 }
 
@@ -255,29 +256,29 @@ void PeerConnector::make_room(int error) {
   if (::poll(&waiting, 1, 0) <= 0) return;
   const auto why = text(std::strerror(error), "; raise the limit of open files (ulimit -n)");
   if (callers_.empty()) throw SystemError(text("cannot accept connections from other ranks: ", why));
-  turn_away(callers_.begin(), why);
+  reject(callers_.begin(), why);
 }
 
-void PeerConnector::hear(std::list<Caller>::iterator caller, std::vector<FileDescriptor>& sockets) {
+void PeerConnector::receive_answer(std::list<Caller>::iterator caller, std::vector<FileDescriptor>& sockets) {
   char bytes[peer_proof::kAnswerBytes];
   const ssize_t got = ::recv(caller->socket.get(), bytes, peer_proof::kAnswerBytes - caller->heard.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) return turn_away(caller, "it disconnected before it authenticated");
+  if (got <= 0) return reject(caller, "it disconnected before it authenticated");
   caller->heard.append(bytes, static_cast<size_t>(got));
   if (caller->heard.size() < peer_proof::kAnswerBytes) return;
   const auto accepted = caller->proof.check(caller->heard);
-  if (!accepted) return turn_away(caller, "it does not know the job's secret");
+  if (!accepted) return reject(caller, "it does not know the job's secret");
   if (accepted->rank <= options_.rank || accepted->rank >= options_.size)
-    return turn_away(caller, text("it claims to be rank ", accepted->rank, ", which does not connect to this rank"));
-  if (!send_all(caller->socket, accepted->proof)) return turn_away(caller, "its connection broke");
+    return reject(caller, text("it claims to be rank ", accepted->rank, ", which does not connect to this rank"));
+  if (!send_all(caller->socket, accepted->proof)) return reject(caller, "its connection broke");
   // A rank that connects again has lost its first connection.
   sockets[accepted->rank] = std::move(caller->socket);
   callers_.erase(caller);
 }
 
-void PeerConnector::turn_away(std::list<Caller>::iterator caller, const std::string& why) {
-  ++strangers_;
-  turned_away_.count(caller->name, why, Clock::now());
+void PeerConnector::reject(std::list<Caller>::iterator caller, const std::string& why) {
+  ++rejected_count_;
+  rejections_.count(caller->name, why, Clock::now());
   callers_.erase(caller);
 }
 

@@ -64,8 +64,8 @@ class PeerConnector {
   void accept_higher_ranks(std::vector<FileDescriptor>& sockets);
   void accept_callers();
   void make_room(int error);
-  void hear(std::list<Caller>::iterator caller, std::vector<FileDescriptor>& sockets);
-  void turn_away(std::list<Caller>::iterator caller, const std::string& why);
+  void receive_answer(std::list<Caller>::iterator caller, std::vector<FileDescriptor>& sockets);
+  void reject(std::list<Caller>::iterator caller, const std::string& why);
   std::string describe_missing(const std::vector<FileDescriptor>& sockets) const;
   std::string with_remedy(const std::string& message) const;
 
@@ -79,9 +79,9 @@ class PeerConnector {
   // Used by the thread of connect() only:
   FileDescriptor listener_;
   Clock::time_point deadline_{};
-  std::list<Caller> callers_;  // not authenticated yet, oldest first
-  int64_t strangers_ = 0;      // number of rejected connections
-  RejectionLog turned_away_;
+  std::list<Caller> callers_;   // not authenticated yet, oldest first
+  int64_t rejected_count_ = 0;  // number of rejected connections
+  RejectionLog rejections_;
 };
 
 }  // namespace lockstep

@@ -11,7 +11,7 @@
 // Groups and the job fail separately. The first failure of each is kept, and all ranks are notified of it (kNotice).
 //
 // The job fails when a rank's liveness connection is lost, when a rank sends no heartbeat within its limit, when a rank
-// leaves with a failure (kGoodbye), or when the launcher calls end_job().
+// leaves with a failure (kLeaveJob), or when the launcher calls end_job().
 //
 // A group fails when a rank reports an error (kReport). Ranks often see a symptom before the cause: when rank 2 dies,
 // its neighbours first see broken connections. A report marked "symptom" is therefore held back for kDiagnosis, or up
@@ -141,8 +141,8 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
     case Verb::kBlame:
       if (member != members_.end()) blame(message, now);
       return;
-    case Verb::kGoodbye:
-      return goodbye(connection, message, now);
+    case Verb::kLeaveJob:
+      return leave_job(connection, message, now);
     default:
       throw ProtocolError("the request has an unknown verb");
   }
@@ -329,7 +329,7 @@ void Coordinator::lost(Connection connection, const std::string& reason, Time no
   finish_reports(now);
 }
 
-void Coordinator::goodbye(Connection connection, const StoreMessage& message, Time now) {
+void Coordinator::leave_job(Connection connection, const StoreMessage& message, Time now) {
   const bool has_failed = !field(message, 0).empty();
   const auto failure = read_failure(message.fields);
   auto member = members_.extract(connection);

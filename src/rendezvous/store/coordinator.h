@@ -144,7 +144,7 @@ class Coordinator {
   void finish_reports(Time now);
   void leave(Connection connection, const StoreMessage& message);
   void blame(const StoreMessage& message, Time now);
-  void goodbye(Connection connection, const StoreMessage& message, Time now);
+  void leave_job(Connection connection, const StoreMessage& message, Time now);
   void check_heartbeats(Time now);
 
   void resolve(const Report& report);

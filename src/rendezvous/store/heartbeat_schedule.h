@@ -27,7 +27,7 @@ class HeartbeatSchedule {
   }
 
   /// There is an activity to report: a heartbeat is due at once.
-  void hurry(Clock::time_point now) {
+  void make_due(Clock::time_point now) {
     pause_ = std::chrono::milliseconds(10);
     due_ = now;
   }

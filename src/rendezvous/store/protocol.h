@@ -34,9 +34,9 @@ enum class Verb : uint8_t {
   // group, number of calls made on it, number of members, prefix of the group's keys: once all members have left, the
   // keys are erased
   kLeave = 22,
-  kNote = 26,     // rank, group, content: forwarded to that rank as kNoted; dropped if the rank has left
-  kBlame = 25,    // failure with a culprit: this process is about to fail because of that rank
-  kGoodbye = 23,  // its failure, with kind and message "" on success: ends the liveness connection
+  kNote = 26,      // rank, group, content: forwarded to that rank as kNoted; dropped if the rank has left
+  kBlame = 25,     // failure with a culprit: this process is about to fail because of that rank
+  kLeaveJob = 23,  // its failure, with kind and message "" on success: ends the liveness connection
 
   // Answers of the store.
   kDone = 40,     // see the request

@@ -37,7 +37,7 @@ std::chrono::milliseconds time_left(Clock::time_point until) {
 StoreClient::StoreClient(const Options& options)
     : options_(options),
       tls_(TlsContext::Side::kClient, key_identity(options.generation), options.key),
-      beats_(std::min<std::chrono::milliseconds>(options.heartbeat_limit / 10, kBeat)),
+      heartbeats_(std::min<std::chrono::milliseconds>(options.heartbeat_limit / 10, kBeat)),
       waker_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!waker_.is_open()) throw SystemError(text("eventfd: ", std::strerror(errno)));
   connect();
@@ -55,7 +55,7 @@ StoreClient::~StoreClient() {
     Lock lock(mutex_);
     if (!is_over_) {
       lock.unlock();
-      say_goodbye(std::nullopt);
+      leave_job(std::nullopt);
       lock.lock();
     }
     changed_.wait_for(lock, kFarewell, [&] { return broken_ != nullptr; });
@@ -208,9 +208,9 @@ void StoreClient::send_async(Verb verb, Fields fields) noexcept {
   }
 }
 
-void StoreClient::say_goodbye(const std::optional<Failure>& failure) noexcept {
+void StoreClient::leave_job(const std::optional<Failure>& failure) noexcept {
   if (!owner_.is_this()) return;
-  send_async(Verb::kGoodbye, failure ? to_fields(*failure) : Fields{"", ""});  // no-op after the first call
+  send_async(Verb::kLeaveJob, failure ? to_fields(*failure) : Fields{"", ""});  // no-op after the first call
   Lock lock(mutex_);
   is_over_ = true;
 }
@@ -271,8 +271,8 @@ void StoreClient::wake() {
 void StoreClient::run() {
   auto last_look = Clock::now();
   for (;;) {
-    if (has_new_listener_.exchange(false)) beats_.hurry(Clock::now());
-    bool can_read = wait_for_something(std::min<std::chrono::milliseconds>(kTick, time_left(beats_.due())));
+    if (has_new_listener_.exchange(false)) heartbeats_.make_due(Clock::now());
+    bool can_read = wait_for_something(std::min<std::chrono::milliseconds>(kTick, time_left(heartbeats_.due())));
     auto now = Clock::now();
     if (now - last_look > kStall) last_heard_ = now;  // this process was stopped; messages may still be unread
     last_look = now;
@@ -316,8 +316,8 @@ void StoreClient::read_some() {
   ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got < 0)
-    return break_down(text("is gone: its connection broke (", std::strerror(errno), ")"), false, host_culprit_);
-  if (got == 0) return break_down("is gone: its connection was closed", false, host_culprit_);
+    return fail_connection(text("is gone: its connection broke (", std::strerror(errno), ")"), false, host_culprit_);
+  if (got == 0) return fail_connection("is gone: its connection was closed", false, host_culprit_);
   last_heard_ = Clock::now();
   try {
     {
@@ -328,7 +328,7 @@ void StoreClient::read_some() {
     }
     while (auto message = decoder_.next()) handle(*message);
   } catch (const std::exception& error) {
-    break_down(text("sent an invalid message: ", error.what()), false, host_culprit_);
+    fail_connection(text("sent an invalid message: ", error.what()), false, host_culprit_);
   }
 }
 
@@ -341,7 +341,7 @@ void StoreClient::handle(const StoreMessage& message) {
     case Verb::kHeartbeatReply:
       return;
     case Verb::kClosing:
-      return break_down("has ended, so the job's store is closed", true, host_culprit_);
+      return fail_connection("has ended, so the job's store is closed", true, host_culprit_);
     case Verb::kNotice: {
       std::lock_guard listening(listener_mutex_);
       return tell_failure(field(0), read_failure(message.fields, 1));
@@ -380,7 +380,7 @@ void StoreClient::handle(const StoreMessage& message) {
 }
 
 void StoreClient::beat() {
-  if (!beats_.is_due(Clock::now())) return;
+  if (!heartbeats_.is_due(Clock::now())) return;
   std::string doing;
   {
     std::lock_guard listening(listener_mutex_);
@@ -401,11 +401,11 @@ void StoreClient::check_silence() {
   auto silent = host_culprit_;
   if (silent) silent->role = CulpritRole::kSilent;
   // If the host resumes later, it must not conclude that this process died.
-  send_async(Verb::kGoodbye, to_fields({ErrorKind::kPeer, text(describe_host(), " ", reason), silent}));
-  break_down(reason, false, silent);
+  send_async(Verb::kLeaveJob, to_fields({ErrorKind::kPeer, text(describe_host(), " ", reason), silent}));
+  fail_connection(reason, false, silent);
 }
 
-void StoreClient::break_down(const std::string& reason, bool is_clean, const std::optional<Culprit>& culprit) {
+void StoreClient::fail_connection(const std::string& reason, bool is_clean, const std::optional<Culprit>& culprit) {
   Failure failure{ErrorKind::kPeer, text(describe_host(), " ", reason), culprit};
   std::vector<std::shared_ptr<Pending>> unanswered;
   std::lock_guard listening(listener_mutex_);  // first: after stop_listening() returns, no callback may run

@@ -64,7 +64,7 @@ class StoreClient {
   /// Blocks until connected. Throws TimeoutError if no store answers by the deadline, PeerError if the store has
   /// another secret or a different program listens there.
   explicit StoreClient(const Options& options);
-  /// Sends kGoodbye and waits up to 0.5 s for the store to close the connection. Does nothing in a forked child.
+  /// Sends kLeaveJob and waits up to 0.5 s for the store to close the connection. Does nothing in a forked child.
   ~StoreClient();
   StoreClient(const StoreClient&) = delete;
   StoreClient& operator=(const StoreClient&) = delete;
@@ -86,7 +86,7 @@ class StoreClient {
   void stop_listening();
 
   /// Ends the liveness connection. If `failure` is set, the job fails with it and all ranks are notified.
-  void say_goodbye(const std::optional<Failure>& failure) noexcept;
+  void leave_job(const std::optional<Failure>& failure) noexcept;
 
   /// The failure of the whole job, if any. Must not be called by the listener.
   std::optional<Failure> over();
@@ -119,14 +119,14 @@ class StoreClient {
   void send_locked(const StoreMessage& message);
   void flush_locked();
   void wake();
-  void break_down(const std::string& reason, bool is_clean, const std::optional<Culprit>& culprit);
+  void fail_connection(const std::string& reason, bool is_clean, const std::optional<Culprit>& culprit);
   void tell_failure(const std::string& group, const Failure& failure);
   std::string describe_host() const;
 
   const Options options_;
   const OwnerProcess owner_{};
   const TlsContext tls_;
-  HeartbeatSchedule beats_;                             // used by thread_ only
+  HeartbeatSchedule heartbeats_;                        // used by thread_ only
   FileDescriptor socket_;                               // constant after construction
   std::optional<ClosedInChildren> closed_in_children_;  // of socket_
   FileDescriptor waker_;                                // constant after construction
@@ -142,7 +142,7 @@ class StoreClient {
   uint64_t next_id_ = 1;                                  // guarded by mutex_
   std::map<uint64_t, std::shared_ptr<Pending>> pending_;  // guarded by mutex_
   std::exception_ptr broken_;                             // guarded by mutex_: why the connection is lost
-  bool is_over_ = false;      // guarded by mutex_: the store shut down cleanly, or kGoodbye was sent
+  bool is_over_ = false;      // guarded by mutex_: the store shut down cleanly, or kLeaveJob was sent
   bool is_stopping_ = false;  // guarded by mutex_
 
   std::mutex listener_mutex_;          // held while the listener is called; lock it before mutex_

@@ -48,7 +48,7 @@ constexpr size_t kStrangerBytes = 4 << 10;
 constexpr auto kStrangerTime = std::chrono::seconds(2);
 constexpr size_t kMostUnsent = 256 << 20;  // per connection; beyond it the client is considered hung
 constexpr auto kServerTick = std::chrono::milliseconds(50);
-constexpr auto kServerFarewell = std::chrono::milliseconds(500);
+constexpr auto kShutdownTimeout = std::chrono::milliseconds(500);
 // A longer pause between two iterations means that this process did not run.
 constexpr auto kServerStall = std::chrono::seconds(1);
 // While a client sends a large message, which may take longer than its heartbeat limit, its heartbeats wait behind it.
@@ -123,7 +123,7 @@ class StoreServer::Loop {
     std::unique_lock lock(mutex_);
     if (!ending_) ending_ = cause;
     wake();
-    told_.wait(lock, [&] { return all_told_; });
+    acknowledged_.wait(lock, [&] { return all_acknowledged_; });
     return *first_cause_;
   }
 
@@ -179,7 +179,7 @@ class StoreServer::Loop {
     peers_.erase(peer);
   }
 
-  bool should_end() const { return is_stopping_ && (peers_.empty() || Clock::now() >= farewell_ends_); }
+  bool should_end() const { return is_stopping_ && (peers_.empty() || Clock::now() >= shutdown_deadline_); }
 
   void handle(const epoll_event& event, Clock::time_point now) {
     if (event.data.u64 == kListener) return accept_some(now);
@@ -221,15 +221,15 @@ class StoreServer::Loop {
     if (!coordinator_.job_failure()) return;
     std::lock_guard lock(mutex_);
     if (!first_cause_) first_cause_ = *coordinator_.first_failure();
-    if (!is_ending_ || all_told_ || !coordinator_.all_acknowledged()) return;
-    all_told_ = true;
-    told_.notify_all();
+    if (!is_ending_ || all_acknowledged_ || !coordinator_.all_acknowledged()) return;
+    all_acknowledged_ = true;
+    acknowledged_.notify_all();
   }
 
   void begin_stopping(Clock::time_point now) {
     is_stopping_ = true;
     acceptor_.stop();
-    farewell_ends_ = now + kServerFarewell;
+    shutdown_deadline_ = now + kShutdownTimeout;
     std::vector<Connection> strangers;
     for (auto& [name, peer] : peers_) {
       if (!peer.is_known) {
@@ -259,7 +259,7 @@ class StoreServer::Loop {
 
   void add(FileDescriptor socket, Clock::time_point now) {
     if (strangers_.size() >= kMostStrangers)
-      turn_away(strangers_.to_displace(), "too many unauthenticated connections", now);
+      reject(strangers_.to_displace(), "too many unauthenticated connections", now);
     try {
       const Connection name = next_name_++;
       watch(socket.get(), name, EPOLLIN);
@@ -278,18 +278,18 @@ class StoreServer::Loop {
       log_warning_async(text("the store cannot accept connections: ", why));
       return false;
     }
-    turn_away(strangers_.to_displace(), why, now);
+    reject(strangers_.to_displace(), why, now);
     return true;
   }
 
   void drop_slow_strangers(Clock::time_point now) {
     for (Connection name : strangers_.older_than(now - kStrangerTime))
-      turn_away(name, "it did not prove that it knows the job's secret within 2 s", now);
+      reject(name, "it did not prove that it knows the job's secret within 2 s", now);
   }
 
-  void turn_away(Connection name, const std::string& why, Clock::time_point now) {
+  void reject(Connection name, const std::string& why, Clock::time_point now) {
     auto found = peers_.find(name);
-    turned_away_.count(found->second.name, why, now);
+    rejections_.count(found->second.name, why, now);
     end(found);
   }
 
@@ -304,7 +304,7 @@ class StoreServer::Loop {
   void drop(Connection name, const std::string& reason, Clock::time_point now) {
     auto found = peers_.find(name);
     if (found == peers_.end()) return;
-    if (!found->second.is_known) return turn_away(name, reason, now);
+    if (!found->second.is_known) return reject(name, reason, now);
     end(found);
     if (!is_stopping_) coordinator_.lost(name, reason, now);
     count_known(-1);
@@ -323,7 +323,7 @@ class StoreServer::Loop {
     try {
       take_in(name, peer, {bytes.data(), static_cast<size_t>(got)}, now);
     } catch (const TlsError& error) {
-      say_last_words(peer);
+      send_tls_alert(peer);
       drop(name, text("it does not know the job's secret, or does not speak the store's protocol (", error.what(), ")"),
            now);
     } catch (const ProtocolError& error) {
@@ -338,25 +338,25 @@ class StoreServer::Loop {
       peer.bytes_before_proof += bytes.size();
       if (peer.session.is_authenticated()) {
         peer.is_known = true;
-        peer.told = now;  // the coordinator greets it
+        peer.last_sent = now;  // the coordinator greets it
         strangers_.remove(name);
         count_known(1);
         if (is_stopping_) return drop(name, "the store is shutting down", now);
         coordinator_.connected(name);
       } else if (peer.bytes_before_proof >= kStrangerBytes) {
-        return turn_away(name, "it sent 4 KiB without authenticating", now);
+        return reject(name, "it sent 4 KiB without authenticating", now);
       }
     }
     if (peer.is_known) {
       while (auto message = peer.decoder.next()) coordinator_.received(name, *message, now);
       coordinator_.heard(name, now);
-      if (now - peer.told > kSignOfLife && !peer.is_closing) tell(peer, {Verb::kHeartbeatReply}, now);
+      if (now - peer.last_sent > kSignOfLife && !peer.is_closing) tell(peer, {Verb::kHeartbeatReply}, now);
     }
     if (!peer.unsent.empty()) flush(name, now);
   }
 
   // Sends the TLS alert with the reason, without blocking.
-  static void say_last_words(ConnectedPeer& peer) {
+  static void send_tls_alert(ConnectedPeer& peer) {
     auto alert = peer.session.take_output();
     [[maybe_unused]] auto sent = ::send(peer.socket.get(), alert.data(), alert.size(), MSG_NOSIGNAL);
   }
@@ -372,13 +372,13 @@ class StoreServer::Loop {
   static void tell(ConnectedPeer& peer, const StoreMessage& message, Clock::time_point now) {
     peer.session.send(encoded(message));
     peer.unsent.append(peer.session.take_output());
-    peer.told = now;
+    peer.last_sent = now;
   }
 
   // Sends the coordinator's messages. Losing a connection may produce more messages, hence the loop.
   void deliver(Clock::time_point now) {
     for (auto batch = coordinator_.take_outgoing(); !batch.empty(); batch = coordinator_.take_outgoing()) {
-      std::set<Connection> spoken_to;
+      std::set<Connection> recipients;
       for (const auto& [to, message] : batch) {
         auto found = peers_.find(to);
         if (found == peers_.end()) continue;
@@ -390,9 +390,9 @@ class StoreServer::Loop {
           continue;
         }
         if (message.verb == Verb::kClosing) peer.is_closing = true;
-        spoken_to.insert(to);
+        recipients.insert(to);
       }
-      for (Connection name : spoken_to) flush(name, now);
+      for (Connection name : recipients) flush(name, now);
     }
   }
 
@@ -425,12 +425,12 @@ class StoreServer::Loop {
   const TlsContext tls_;
   std::mutex mutex_;
   std::condition_variable departed_;
-  std::condition_variable told_;
+  std::condition_variable acknowledged_;
   int known_ = 0;                       // guarded by mutex_: authenticated connections
   bool should_stop_ = false;            // guarded by mutex_
   std::optional<Failure> ending_;       // guarded by mutex_: the argument of end_job()
   std::optional<Failure> first_cause_;  // guarded by mutex_
-  bool all_told_ = false;               // guarded by mutex_: after end_job(), all ranks have acknowledged
+  bool all_acknowledged_ = false;       // guarded by mutex_: after end_job(), all ranks have acknowledged
   std::set<int> joined_;                // guarded by mutex_
   std::atomic<size_t> keys_{0};
 
@@ -441,10 +441,10 @@ class StoreServer::Loop {
   ConnectionAcceptor acceptor_{listener_.get(), poller_.get(), kListener};
   Strangers strangers_;   // the peers that are not known
   size_t published_ = 0;  // size of joined_
-  RejectionLog turned_away_{"the store"};
+  RejectionLog rejections_{"the store"};
   bool is_ending_ = false;  // ending_ was passed to the coordinator
   bool is_stopping_ = false;
-  Clock::time_point farewell_ends_{};
+  Clock::time_point shutdown_deadline_{};
 };
 
 StoreServer::StoreServer(Options options) : loop_(std::make_unique<Loop>(options)) {

@@ -119,13 +119,13 @@ Finding check_gpus(const Gpus& gpus, const Probe& probe, int ranks) {
 
 Finding check_compute_modes(const Gpus& gpus) {
   for (const char* mode : {"Prohibited", "Exclusive_Process"}) {
-    std::vector<std::string> concerned;
+    std::vector<std::string> gpus_in_mode;
     for (const auto& one : visible_gpus(gpus).gpus)
-      if (one.compute_mode == mode) concerned.push_back(fmt::format("{} ({})", one.index, one.bus_id));
-    if (concerned.empty()) continue;
+      if (one.compute_mode == mode) gpus_in_mode.push_back(fmt::format("{} ({})", one.index, one.bus_id));
+    if (gpus_in_mode.empty()) continue;
     const bool is_prohibited = mode == std::string("Prohibited");
     return {"compute mode", is_prohibited ? Status::kError : Status::kWarning,
-            fmt::format("{}: GPU {}; {}", mode, fmt::join(concerned, ", "),
+            fmt::format("{}: GPU {}; {}", mode, fmt::join(gpus_in_mode, ", "),
                         is_prohibited ? "no process can use it" : "a second process on it fails"),
             "nvidia-smi -c DEFAULT, as root"};
   }

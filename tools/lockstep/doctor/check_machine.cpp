@@ -111,7 +111,7 @@ Finding check_shared_memory(const Machine& machine, bool serves_nccl) {
 }
 
 Finding check_open_files(const Machine& machine, int world_size) {
-  constexpr uint64_t kComfortable = 1024;
+  constexpr uint64_t kRecommended = 1024;
   const uint64_t needed = 256 + 4 * static_cast<uint64_t>(world_size);  // a socket per rank, in a few groups
   const auto& limit = machine.open_files;
   const std::string found = format_limit(limit.soft);
@@ -119,8 +119,8 @@ Finding check_open_files(const Machine& machine, int world_size) {
   if (limit.soft && *limit.soft < needed)
     return {"open files", Status::kError, fmt::format("{}; {} need about {}", found, count(world_size, "rank"), needed),
             how_to_raise(limit, wanted, "n", "nofile")};
-  if (limit.soft && *limit.soft < kComfortable)
-    return {"open files", Status::kWarning, fmt::format("{}, below the usual {}", found, kComfortable),
+  if (limit.soft && *limit.soft < kRecommended)
+    return {"open files", Status::kWarning, fmt::format("{}, below the usual {}", found, kRecommended),
             how_to_raise(limit, wanted, "n", "nofile")};
   return {"open files", Status::kOk, found};
 }

@@ -208,7 +208,7 @@ std::optional<LaunchSummary> report_in(const Json& object) {
 // --- files
 
 /// 3 for "rank-00003.json" with the kind "rank-"; none for other names.
-std::optional<int64_t> number_of(std::string_view name, std::string_view kind) {
+std::optional<int64_t> file_number(std::string_view name, std::string_view kind) {
   constexpr std::string_view kEnd = ".json";
   if (!name.starts_with(kind) || !name.ends_with(kEnd) || name.size() <= kind.size() + kEnd.size()) return std::nullopt;
   const auto number = parse_number<int64_t>(name.substr(kind.size(), name.size() - kind.size() - kEnd.size()));
@@ -290,8 +290,8 @@ LiveFiles read_live_files(const std::filesystem::path& path) {
     files.problems.push_back(fmt::format("{}: {}", kLive, error.what()));
   }
   for (const auto& name : names) {
-    const auto rank = number_of(name, "rank-");
-    const auto node = number_of(name, "node-");
+    const auto rank = file_number(name, "rank-");
+    const auto node = file_number(name, "node-");
     const auto file = std::filesystem::path(kLive) / name;
     try {
       if (rank) add_rank_file(files, run, file, *rank);

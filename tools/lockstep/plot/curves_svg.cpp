@@ -87,7 +87,7 @@ std::vector<LegendEntry> entries_of_runs(const std::vector<Run>& runs) {
   const auto texts = shortened_distinctly(names, kMostLetters);
   std::vector<LegendEntry> entries;
   for (size_t i = 0; i < runs.size(); ++i) {
-    const auto look = look_of_run(i);
+    const auto look = style_of_run(i);
     entries.push_back({texts[i], names[i], look.colour, look.dashes + kEpochLine});
   }
   return entries;

@@ -14,7 +14,7 @@ namespace lockstep::plot {
 namespace {
 
 /// A group of lines with equal attributes. The name is shown when the mouse points at them.
-std::string group(const char* kind, const std::string& name, const RunLook& look, const char* attributes,
+std::string group(const char* kind, const std::string& name, const RunStyle& look, const char* attributes,
                   const std::string& lines) {
   if (lines.empty()) return "";
   return fmt::format(
@@ -22,12 +22,12 @@ std::string group(const char* kind, const std::string& name, const RunLook& look
       look.colour, attributes, svg::escaped(name), lines);
 }
 
-std::string polyline(const Line& line, const RunLook& look) {
+std::string polyline(const Line& line, const RunStyle& look) {
   return fmt::format("<polyline {}points=\"{}\"/>\n", look.dashes, svg::joined(line));
 }
 
 /// The lines as polylines. A single point becomes a dot.
-std::string draw_lines(const std::vector<Line>& lines, const RunLook& look) {
+std::string draw_lines(const std::vector<Line>& lines, const RunStyle& look) {
   std::string drawn;
   for (const auto& line : lines)
     drawn += line.size() > 1 ? polyline(line, look)
@@ -37,7 +37,7 @@ std::string draw_lines(const std::vector<Line>& lines, const RunLook& look) {
 }
 
 /// The same with markers at the points, as far as there is room for them.
-std::string draw_marked_lines(const std::vector<Line>& lines, const RunLook& look) {
+std::string draw_marked_lines(const std::vector<Line>& lines, const RunStyle& look) {
   constexpr double kMarkerDistance = 9;
   std::string drawn, markers;
   for (const auto& line : lines) {
@@ -71,7 +71,7 @@ std::string values_that_are(size_t count, const char* what) {
 
 }  // namespace
 
-RunLook look_of_run(size_t index) {
+RunStyle style_of_run(size_t index) {
   static constexpr const char* kDashes[] = {"", "stroke-dasharray=\"7 4\" ", "stroke-dasharray=\"2 3\" ",
                                             "stroke-dasharray=\"9 3 2 3\" "};
   constexpr size_t kCount = std::size(svg::kColours);
@@ -124,7 +124,7 @@ Axis Panel::vertical_axis(double top, double height) const {
 std::string Panel::draw(const Area& area, const Axis& x, const Names& names) const {
   const auto y = vertical_axis(area.top, area.height);
   return "<g class=\"panel\">\n" + draw_names(area, names) + draw_axes(area, x, y) +
-         (drawn_ > 0 ? draw_curves(x, y, area.width) : draw_emptiness(area)) + "</g>\n";
+         (drawn_ > 0 ? draw_curves(x, y, area.width) : draw_no_data(area)) + "</g>\n";
 }
 
 std::string Panel::note() const {
@@ -144,7 +144,7 @@ std::string Panel::draw_names(const Area& area, const Names& names) const {
   return note().empty() ? drawn : drawn + svg::label({middle, bottom + 56}, note(), "class=\"note\" " + faint);
 }
 
-std::string Panel::draw_emptiness(const Area& area) const {
+std::string Panel::draw_no_data(const Area& area) const {
   return svg::label({area.left + area.width / 2, area.top + area.height / 2 + 5},
                     not_positive_ > 0 ? "no values above 0" : "no finite values",
                     fmt::format("class=\"empty\" text-anchor=\"middle\" fill=\"{}\"", svg::kFaint));
@@ -164,7 +164,7 @@ std::string Panel::draw_curves(const Axis& x, const Axis& y, double columns) con
   const auto lines_of = [&](const Series& series) { return visible_lines(series.x, series.y, at); };
   std::string raw, steps, epochs;  // in this order: averages are above the values of all runs
   for (const auto& [run, values, has_average] : curves_) {
-    const auto look = look_of_run(run);
+    const auto look = style_of_run(run);
     const auto& name = runs_[run].name;
     const auto measured = drawable(values->steps);
     if (has_average) {

@@ -10,13 +10,13 @@
 namespace lockstep::plot {
 
 /// How the lines of a run look.
-struct RunLook {
+struct RunStyle {
   std::string colour;
   std::string dashes;  // an attribute with a blank behind it; empty: solid
 };
 
 /// The look of the run with this index: after six colours, the same colours with other dashes.
-RunLook look_of_run(size_t index);
+RunStyle style_of_run(size_t index);
 
 inline constexpr double kMetricSize = 15, kLabelSize = 13;  // of fonts
 
@@ -63,7 +63,7 @@ class Panel {
   Series drawable(Series series) const;
   std::string draw_names(const Area& area, const Names& names) const;
   std::string draw_curves(const Axis& x, const Axis& y, double columns) const;
-  std::string draw_emptiness(const Area& area) const;
+  std::string draw_no_data(const Area& area) const;
 
   // All constant after construction.
   std::string metric_;

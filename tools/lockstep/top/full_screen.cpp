@@ -37,12 +37,12 @@ sigset_t handled_signals() {
 }  // namespace
 
 FullScreen::FullScreen() {
-  if (::tcgetattr(STDIN_FILENO, &usual_) != 0) refuse_terminal("tcgetattr");
+  if (::tcgetattr(STDIN_FILENO, &saved_termios_) != 0) refuse_terminal("tcgetattr");
   const auto handled = handled_signals();
-  ::pthread_sigmask(SIG_BLOCK, &handled, &usual_mask_);
+  ::pthread_sigmask(SIG_BLOCK, &handled, &saved_mask_);
   signals_ = FileDescriptor(::signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_.is_open()) {
-    ::pthread_sigmask(SIG_SETMASK, &usual_mask_, nullptr);
+    ::pthread_sigmask(SIG_SETMASK, &saved_mask_, nullptr);
     refuse_terminal("signalfd");
   }
   enter();
@@ -50,11 +50,11 @@ FullScreen::FullScreen() {
 
 FullScreen::~FullScreen() {
   leave();
-  ::pthread_sigmask(SIG_SETMASK, &usual_mask_, nullptr);
+  ::pthread_sigmask(SIG_SETMASK, &saved_mask_, nullptr);
 }
 
 void FullScreen::enter() {
-  termios raw = usual_;
+  termios raw = saved_termios_;
   raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);  // ISIG stays: Ctrl-C is a signal
   raw.c_cc[VMIN] = 1;
   raw.c_cc[VTIME] = 0;
@@ -65,7 +65,7 @@ void FullScreen::enter() {
 void FullScreen::leave() {
   ::tcflow(STDOUT_FILENO, TCOON);  // after Ctrl-S, writing would block
   write_fully(STDOUT_FILENO, kLeave);
-  ::tcsetattr(STDIN_FILENO, TCSADRAIN, &usual_);
+  ::tcsetattr(STDIN_FILENO, TCSADRAIN, &saved_termios_);
 }
 
 FullScreen::Event FullScreen::wait(std::chrono::milliseconds limit) {

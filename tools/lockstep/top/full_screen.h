@@ -46,8 +46,8 @@ class FullScreen {
   void leave();
   void read_signals(Event& event);
 
-  termios usual_{};           // constant after construction
-  sigset_t usual_mask_{};     // constant after construction
+  termios saved_termios_{};   // constant after construction
+  sigset_t saved_mask_{};     // constant after construction
   FileDescriptor signals_{};  // constant after construction
 };
 

@@ -77,7 +77,7 @@ bool Access::has_cookie(std::string_view cookie_header) const {
   return false;
 }
 
-bool Access::has_bearer(std::string_view authorization_header) const {
+bool Access::has_bearer_token(std::string_view authorization_header) const {
   constexpr std::string_view kScheme = "Bearer ";
   return authorization_header.starts_with(kScheme) && is_token(authorization_header.substr(kScheme.size()));
 }

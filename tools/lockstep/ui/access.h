@@ -27,7 +27,7 @@ class Access {
   /// Whether a header "Cookie" has the token.
   bool has_cookie(std::string_view cookie_header) const;
   /// Whether a header "Authorization" is "Bearer TOKEN".
-  bool has_bearer(std::string_view authorization_header) const;
+  bool has_bearer_token(std::string_view authorization_header) const;
 
   /// The value of the header "Set-Cookie". Browsers send the cookies of all ports of a host, so its name has the port.
   std::string cookie() const;

@@ -86,7 +86,7 @@ class Server::Implementation {
     if (!access_.is_own_host(request.header("host")))
       return refused(403, "This name is not one of the server's. Open the URL that lockstep ui has printed.\n");
     if (!has_parameter(request) && !access_.has_cookie(request.header("cookie")) &&
-        !access_.has_bearer(request.header("authorization")))
+        !access_.has_bearer_token(request.header("authorization")))
       return refused(401, "The token is missing or wrong. Open the URL that lockstep ui has printed.\n");
     if (request.method != "GET" && request.method != "HEAD") {
       auto response = refused(405, "Only GET and HEAD are supported.\n");
