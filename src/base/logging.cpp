@@ -125,7 +125,7 @@ class WaitingLines {
  public:
   void add(std::string line) {
     std::lock_guard lock(mutex_);
-    if (lines_.size() >= kMostLines) return void(++dropped_);
+    if (lines_.size() >= kMaxLines) return void(++dropped_);
     lines_.push_back(std::move(line));
     if (std::exchange(is_writing_, true)) return;
     try {
@@ -136,7 +136,7 @@ class WaitingLines {
   }
 
  private:
-  static constexpr size_t kMostLines = 100;
+  static constexpr size_t kMaxLines = 100;
 
   void write_all() {
     while (auto line = take()) log_warning(*line);

@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-constexpr auto kLongestWaitAtExit = std::chrono::seconds(2);
+constexpr auto kMaxWaitAtExit = std::chrono::seconds(2);
 
 struct Background {
   std::mutex mutex;
@@ -40,7 +40,7 @@ struct WaitAtExit {
   ~WaitAtExit() {
     if (!owner.is_this()) return;  // a forked child has none of these threads
     std::unique_lock lock(background->mutex);
-    background->changed.wait_for(lock, kLongestWaitAtExit, [&] { return background->running == 0; });
+    background->changed.wait_for(lock, kMaxWaitAtExit, [&] { return background->running == 0; });
     background->is_over = true;
   }
   const std::shared_ptr<Background> background = std::make_shared<Background>();  // threads may outlive this

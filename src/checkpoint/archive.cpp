@@ -31,7 +31,7 @@ constexpr std::string_view kDigestKey = "\"file_sha256\":\"";
 constexpr std::string_view kManifestEnd = "\"}\n";
 constexpr int kFormat = 1;
 constexpr int kManifestLevels = 3;  // of objects and lists: the records, each an object
-constexpr uint64_t kLargestPickle = uint64_t{1} << 32;
+constexpr uint64_t kMaxPickle = uint64_t{1} << 32;
 
 template <class... Parts>
 [[noreturn]] void refuse_archive(const Parts&... parts) {
@@ -177,7 +177,7 @@ void ArchiveReader::read_manifest() {
   const auto found = by_name_.find(kManifest);
   if (found == by_name_.end()) return;
   const auto& manifest = record(kManifest);
-  if (manifest.size > kLargestPickle) refuse_archive("record '", kManifest, "' claims ", manifest.size, " bytes");
+  if (manifest.size > kMaxPickle) refuse_archive("record '", kManifest, "' claims ", manifest.size, " bytes");
   const auto content = source_.read(manifest.offset, manifest.size);
   try {
     check_manifest(manifest, content);
@@ -287,7 +287,7 @@ Value ArchiveReader::load(const LoadOptions& options, std::vector<LoadedRecord>*
   const Checks checks{.verify = options.verify, .identify = loaded != nullptr};
   if (options.verify && !structure_damage_.empty()) refuse_archive(structure_damage_, ": the file is damaged");
   const auto& pickle = record(kPickle);
-  if (pickle.size > kLargestPickle) refuse_archive("record '", kPickle, "' claims ", pickle.size, " bytes");
+  if (pickle.size > kMaxPickle) refuse_archive("record '", kPickle, "' claims ", pickle.size, " bytes");
   std::string bytes(pickle.size, '\0');
   std::vector<Read> of_pickle{{&pickle, bytes.data()}};
   read_all(of_pickle, checks);
@@ -335,7 +335,7 @@ std::vector<Damage> ArchiveReader::verify() const {
 /// Returns the value with storages that have no data, and the record of each storage.
 Value ArchiveReader::load_without_data(std::map<const void*, std::string>& record_of_storage) const {
   const auto& pickle = record(kPickle);
-  if (pickle.size > kLargestPickle) refuse_archive("record '", kPickle, "' claims ", pickle.size, " bytes");
+  if (pickle.size > kMaxPickle) refuse_archive("record '", kPickle, "' claims ", pickle.size, " bytes");
   std::string bytes(pickle.size, '\0');
   std::vector<Read> reads{{&pickle, bytes.data()}};
   read_all(reads, {.verify = true});

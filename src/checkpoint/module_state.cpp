@@ -13,7 +13,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::string_view kDdpPrefix = "module.";
-constexpr size_t kMostListed = 30;
+constexpr size_t kMaxListed = 30;
 
 /// Calls visit(name, tensor) in the order of Python's state_dict: of each module first its parameters, then its
 /// buffers, then its children.
@@ -51,9 +51,9 @@ void strip_ddp_prefix(std::map<std::string, at::Tensor>& saved, const std::map<s
 
 std::string listed(const std::vector<std::string>& names) {
   auto some = names;
-  if (some.size() > kMostListed) {
-    some.resize(kMostListed);
-    some.push_back(text(names.size() - kMostListed, " more"));
+  if (some.size() > kMaxListed) {
+    some.resize(kMaxListed);
+    some.push_back(text(names.size() - kMaxListed, " more"));
   }
   return enumerate(some);
 }

@@ -95,8 +95,8 @@ std::optional<at::ScalarType> storage_dtype(std::string_view type) {
 }
 
 void check_inside(const TensorEntry& tensor, uint64_t bytes) {
-  if (tensor.sizes.size() > kMostDimensions)
-    refuse_pickle("a tensor has ", tensor.sizes.size(), " dimensions, expected ", kMostDimensions, " or fewer");
+  if (tensor.sizes.size() > kMaxDimensions)
+    refuse_pickle("a tensor has ", tensor.sizes.size(), " dimensions, expected ", kMaxDimensions, " or fewer");
   if (tensor.sizes.size() != tensor.strides.size())
     refuse_pickle("a tensor has ", tensor.sizes.size(), " sizes and ", tensor.strides.size(), " strides");
   if (tensor.offset < 0) refuse_pickle("a tensor begins at element ", tensor.offset);
@@ -293,8 +293,8 @@ Node PickleCalls::numpy_scalar(Node arguments) {
 
 Node PickleCalls::numpy_array(Node sizes, Node type, bool is_fortran, Node content) {
   const auto shape = integers(sizes);
-  if (shape.size() > kMostDimensions)
-    refuse_pickle("a NumPy array has ", shape.size(), " dimensions, expected ", kMostDimensions, " or fewer");
+  if (shape.size() > kMaxDimensions)
+    refuse_pickle("a NumPy array has ", shape.size(), " dimensions, expected ", kMaxDimensions, " or fewer");
   const auto code = numpy_code(type);
   const auto dtype = dtype_of_bits(code);
   if (!dtype) refuse_pickle("it has a NumPy array of type ", code);

@@ -50,8 +50,8 @@ bool is_hashable(const Value& value) {
 }
 
 void check_value(const Value& value, size_t depth) {
-  if (depth > kDeepestNesting)
-    throw UsageError(text("a checkpoint cannot hold values that are nested more than ", kDeepestNesting, " deep"));
+  if (depth > kMaxNesting)
+    throw UsageError(text("a checkpoint cannot hold values that are nested more than ", kMaxNesting, " deep"));
   const auto check_key = [&](const Value& key, const char* what) {
     if (!is_hashable(key))
       throw UsageError(text("a checkpoint cannot hold ", what, " ", key.to_string(60),

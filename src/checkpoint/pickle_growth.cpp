@@ -104,8 +104,8 @@ class PickleNodes::ValueSizes {
   }
 
   static void check_nesting(size_t depth) {
-    if (depth > kDeepestNesting)
-      refuse_pickle("its values are nested more than ", kDeepestNesting, " deep, or a value contains itself");
+    if (depth > kMaxNesting)
+      refuse_pickle("its values are nested more than ", kMaxNesting, " deep, or a value contains itself");
   }
 
   const PickleNodes& nodes_;

@@ -174,8 +174,8 @@ class Writer {
       put(static_cast<uint32_t>(content.size()));
       bytes_ += content;
     };
-    constexpr size_t kLongestRepeated = 200;  // readers refuse pickles that grow too much
-    if (content.size() > kLongestRepeated)
+    constexpr size_t kMaxRepeated = 200;  // readers refuse pickles that grow too much
+    if (content.size() > kMaxRepeated)
       write_out();
     else
       remember("s" + content, write_out);

@@ -29,10 +29,10 @@ constexpr std::pair<at::ScalarType, const char*> kTypes[] = {
     {at::kBool, "BOOL"}, {at::kByte, "U8"},  {at::kChar, "I8"},       {at::kShort, "I16"}, {at::kInt, "I32"},
     {at::kLong, "I64"},  {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kFloat, "F32"}, {at::kDouble, "F64"}};
 
-constexpr size_t kPrefixBytes = 8;                // hold the length of the header
-constexpr size_t kAlignment = 8;                  // of the tensors; spaces pad the header
-constexpr uint64_t kLongestHeader = 100'000'000;  // the limit of the format's own library
-constexpr int kHeaderLevels = 3;                  // of objects and lists: shapes, in a tensor's entry
+constexpr size_t kPrefixBytes = 8;            // hold the length of the header
+constexpr size_t kAlignment = 8;              // of the tensors; spaces pad the header
+constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the format's own library
+constexpr int kHeaderLevels = 3;              // of objects and lists: shapes, in a tensor's entry
 constexpr const char* kMetadata = "__metadata__";
 
 template <class... Parts>
@@ -53,9 +53,9 @@ at::ScalarType type_named(const std::string& name, const std::string& tensor) {
 }
 
 std::vector<int64_t> whole_numbers(const json& entry) {
-  if (entry.size() > detail::kMostDimensions)
-    throw std::invalid_argument(text("it has a list of ", entry.size(), " numbers, expected ", detail::kMostDimensions,
-                                     " dimensions or fewer"));
+  if (entry.size() > detail::kMaxDimensions)
+    throw std::invalid_argument(
+        text("it has a list of ", entry.size(), " numbers, expected ", detail::kMaxDimensions, " dimensions or fewer"));
   std::vector<int64_t> numbers;
   for (const auto& number : entry) {
     if (!number.is_number_unsigned()) throw std::invalid_argument(number.dump() + " is not an integer of 0 or more");
@@ -153,10 +153,9 @@ void detail::write_safetensors(ByteSink& sink, const std::map<std::string, at::T
     } catch (const json::exception& error) {
       throw UsageError(text("to_safetensors: a name is not UTF-8: ", error.what()));
     }
-    if (header.size() + kAlignment > kLongestHeader)
+    if (header.size() + kAlignment > kMaxHeader)
       throw UsageError(text("to_safetensors: the names and shapes of the tensors up to '", name.substr(0, 80),
-                            "' take more than ", kLongestHeader,
-                            " bytes, the limit of the format; write several files"));
+                            "' take more than ", kMaxHeader, " bytes, the limit of the format; write several files"));
     data_bytes += bytes;
   }
   header += '}';
@@ -193,7 +192,7 @@ std::map<std::string, at::Tensor> detail::read_safetensors(const ByteSource& sou
   source.read(0, &length, kPrefixBytes);
   const uint64_t rest = source.size() - kPrefixBytes;
   if (length > rest) refuse_file("the header claims ", length, " bytes, but there are only ", rest);
-  if (length > kLongestHeader) refuse_file("the header has ", length, " bytes, expected ", kLongestHeader, " or fewer");
+  if (length > kMaxHeader) refuse_file("the header has ", length, " bytes, expected ", kMaxHeader, " or fewer");
   std::map<std::string, at::Tensor> tensors;
   for (const auto& place : parse_header(source.read(kPrefixBytes, length), rest - length)) {
     const auto options = at::TensorOptions(place.type);

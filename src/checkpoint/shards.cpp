@@ -84,7 +84,7 @@ void add_piece(ParameterState& state, const Value& piece, PieceBudget& budget) {
 /// Returns the number of elements. Throws CheckpointError unless the elements fill a memory without gaps.
 int64_t checked_elements(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   int64_t elements = 1, last = 0;
-  bool fits = sizes.size() == strides.size() && sizes.size() <= kMostDimensions;
+  bool fits = sizes.size() == strides.size() && sizes.size() <= kMaxDimensions;
   const bool is_empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   for (size_t d = 0; fits && d < sizes.size(); ++d) {
     int64_t extent = 0;

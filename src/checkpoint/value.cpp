@@ -66,8 +66,8 @@ uint32_t divide_by_billion(std::vector<uint32_t>& magnitude) {
 }
 
 std::string decimal(const std::string& digits) {
-  constexpr size_t kMostBytes = 80;  // the conversion takes quadratic time
-  if (digits.size() > kMostBytes) return text("<integer of ", digits.size() * 8, " bits>");
+  constexpr size_t kMaxBytes = 80;  // the conversion takes quadratic time
+  if (digits.size() > kMaxBytes) return text("<integer of ", digits.size() * 8, " bits>");
   const bool is_negative = !digits.empty() && (digits.back() & 0x80);
   std::vector<uint32_t> magnitude((digits.size() + 3) / 4, is_negative ? ~0u : 0u);
   std::memcpy(magnitude.data(), digits.data(), digits.size());

@@ -19,7 +19,7 @@ static_assert(std::endian::native == std::endian::little, "zip files are little-
 constexpr uint32_t kHeaderMark = 0x04034b50, kEntryMark = 0x02014b50, kEndMark = 0x06054b50;
 constexpr uint32_t kEnd64Mark = 0x06064b50, kLocator64Mark = 0x07064b50;
 constexpr size_t kHeaderBytes = 30, kEntryBytes = 46, kEndBytes = 22, kEnd64Bytes = 56, kLocator64Bytes = 20;
-constexpr size_t kMostComment = 0xffff;
+constexpr size_t kMaxComment = 0xffff;
 constexpr uint16_t kExtra64 = 1;
 constexpr uint16_t kExtraPadding = 0x4246;  // "FB", as in PyTorch's own files
 constexpr uint16_t kSizesFollow = 8;        // flag: the header has no sizes
@@ -67,7 +67,7 @@ struct Directory {
 Directory find_directory(const ByteSource& source) {
   const uint64_t all = source.size();
   if (all < kEndBytes) refuse_zip("the file has ", all, " bytes, expected at least ", kEndBytes);
-  const auto tail_size = static_cast<size_t>(std::min<uint64_t>(all, kEndBytes + kMostComment));
+  const auto tail_size = static_cast<size_t>(std::min<uint64_t>(all, kEndBytes + kMaxComment));
   const auto tail = source.read(all - tail_size, tail_size);
   size_t at = tail_size - kEndBytes;
   for (;; --at) {

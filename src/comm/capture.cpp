@@ -12,7 +12,7 @@ namespace {
 
 // Limit of replays queued on the device: enough to keep a GPU busy, but few, because after the loss of a rank the
 // queued steps still run for nothing.
-constexpr size_t kMostReplays = 8;
+constexpr size_t kMaxReplays = 8;
 
 thread_local Recording* current = nullptr;
 
@@ -30,7 +30,7 @@ std::unique_ptr<CaptureStream> make_capture_stream([[maybe_unused]] c10::Device 
 
 void run_captured(const ProcessGroup& group, const std::function<void()>& replay, const CallOptions& options) {
   auto& on_device = group.member().for_device(group.device().type());
-  on_device.await_room(kMostReplays);
+  on_device.await_room(kMaxReplays);
   on_device.run({{Operation::kCapturedStep}, [&](Backend&, const CallInfo&) { replay(); }}, options);
 }
 

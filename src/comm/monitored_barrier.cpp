@@ -29,16 +29,16 @@ void print_wait(detail::Group& group, const detail::CallRecord& record, int64_t 
 // Waits in short intervals, to notice when the group breaks. Returns whether all ranks arrived before the deadline.
 bool wait_for_all(detail::Group& group, const detail::CallRecord& record, Store& store,
                   const std::vector<std::string>& marks, Deadline deadline) {
-  constexpr auto kLook = std::chrono::milliseconds(200);
+  constexpr auto kPollInterval = std::chrono::milliseconds(200);
   WaitNotice notice;
   for (;;) {
     auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     try {
-      store.wait(marks, std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(1), kLook));
+      store.wait(marks, std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(1), kPollInterval));
       return true;
     } catch (const TimeoutError&) {
       group.check_working();
-      if (left <= kLook) return false;
+      if (left <= kPollInterval) return false;
       if (const auto now = std::chrono::steady_clock::now(); notice.is_due(now))
         print_wait(group, record, notice.seconds(now));
     }

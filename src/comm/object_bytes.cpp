@@ -30,7 +30,7 @@ enum class Tag : char {
   kAny = 'A',       // only as a type
 };
 
-constexpr int kMostNested = 100;
+constexpr int kMaxNested = 100;
 
 bool can_be_key(const c10::Type& type) {
   const auto kind = type.kind();
@@ -87,7 +87,7 @@ class Writer {
 
  private:
   static void check_depth(int depth) {
-    if (depth > kMostNested) throw ObjectError(text("it is nested more than ", kMostNested, " levels deep"));
+    if (depth > kMaxNested) throw ObjectError(text("it is nested more than ", kMaxNested, " levels deep"));
   }
 
   void tag(Tag tag) { bytes_ += static_cast<char>(tag); }
@@ -235,7 +235,7 @@ class Reader {
   }
 
   Tag tag(int depth) {
-    if (depth > kMostNested) malformed("it is nested too deeply");
+    if (depth > kMaxNested) malformed("it is nested too deeply");
     return static_cast<Tag>(take(1)[0]);
   }
 

@@ -183,7 +183,7 @@ struct LmdbReader::State {
   }
 
   void read_keys(MDB_txn* transaction) {
-    keys.reserve(std::min<uint64_t>(count, file_bytes / kLeastRecord));
+    keys.reserve(std::min<uint64_t>(count, file_bytes / kMinRecord));
     walk(transaction, [&](MDB_cursor* cursor) {
       MDB_val key = {}, value = {};
       int result = ::mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
@@ -202,8 +202,7 @@ struct LmdbReader::State {
     use(opened);
   }
 
-  static constexpr uint64_t kLeastRecord =
-      10;  // bytes in the file: two of the page's list, eight of the record's header
+  static constexpr uint64_t kMinRecord = 10;  // bytes in the file: two of the page's list, eight of the record's header
 
   const fs::path path;
   OpenEnvironment environment;

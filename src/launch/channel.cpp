@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMostFiles = 8;  // per message
+constexpr size_t kMaxFiles = 8;  // per message
 
 }  // namespace
 
@@ -52,7 +52,7 @@ void Channel::flush() {
 }
 
 ssize_t Channel::send_some(const Unsent& unsent) {
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFiles)] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFiles)] = {};
   iovec part{const_cast<char*>(unsent.bytes.data()) + unsent.sent, unsent.bytes.size() - unsent.sent};
   msghdr message{};
   message.msg_iov = &part;
@@ -73,7 +73,7 @@ ssize_t Channel::send_some(const Unsent& unsent) {
 
 bool Channel::read_some() {
   std::array<char, 16 << 10> bytes;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFiles)];
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFiles)];
   iovec part{bytes.data(), bytes.size()};
   msghdr message{};
   message.msg_iov = &part;

@@ -20,7 +20,7 @@ extern char** environ;
 namespace lockstep {
 namespace {
 
-constexpr int kMostWorkers = 4096;
+constexpr int kMaxWorkers = 4096;
 constexpr int kStdout = 1, kStderr = 2;  // torchrun's numbers for streams
 
 int count_workers(const std::string& written, const Machine& machine, const Environment::Lookup& lookup) {
@@ -34,9 +34,9 @@ int count_workers(const std::string& written, const Machine& machine, const Envi
         "or use --nproc-per-node cpu or a number");
   }
   auto count = parse_number<int>(written);
-  if (count && *count >= 1 && *count <= kMostWorkers) return *count;
-  throw UsageError(text("--nproc-per-node is \"", written, "\": it must be a number from 1 to ", kMostWorkers,
-                        ", auto, cpu or gpu"));
+  if (count && *count >= 1 && *count <= kMaxWorkers) return *count;
+  throw UsageError(
+      text("--nproc-per-node is \"", written, "\": it must be a number from 1 to ", kMaxWorkers, ", auto, cpu or gpu"));
 }
 
 /// Parses "3" or "0:3,1:1": the streams of all or of each local rank, as a bit mask of 1 (stdout) and 2 (stderr).

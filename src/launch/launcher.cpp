@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kLongestDelay = std::chrono::minutes(1);
+constexpr auto kMaxDelay = std::chrono::minutes(1);
 
 std::string absolute(const std::string& path) {
   char resolved[PATH_MAX];
@@ -105,8 +105,8 @@ class Launch {
   /// Prints the reason for the restart and waits for the restart delay. Returns false if a signal arrives.
   bool pause(const Verdict& verdict, int generation) {
     auto delay = options_.restart_delay;
-    for (int i = 0; i < generation && delay < kLongestDelay; ++i) delay *= 2;
-    delay = std::min<std::chrono::milliseconds>(delay, kLongestDelay);
+    for (int i = 0; i < generation && delay < kMaxDelay; ++i) delay *= 2;
+    delay = std::min<std::chrono::milliseconds>(delay, kMaxDelay);
     std::string why = verdict.report.message;
     if (const auto& culprit = verdict.report.culprit)
       why = text("rank ", culprit->rank, " (pid ", culprit->pid, " on ", culprit->host,

@@ -23,7 +23,7 @@ namespace lockstep {
 namespace {
 
 constexpr auto kBetweenUpdates = std::chrono::seconds(1);
-constexpr auto kLongestEnd = std::chrono::seconds(2);
+constexpr auto kMaxEnd = std::chrono::seconds(2);
 
 /// Returns the content of a small file; empty if it cannot be read.
 std::string read_small_file(const std::string& path) {
@@ -41,9 +41,9 @@ double rounded_milliseconds(double seconds) {
 }  // namespace
 
 void OutputTail::add(const std::string& line) {
-  kept_.append(line, 0, kMostBytes / 2 - 1).append(1, '\n');
-  if (kept_.size() <= kMostBytes) return;
-  kept_.erase(0, kept_.find('\n', kept_.size() - kMostBytes / 2 - 1) + 1);
+  kept_.append(line, 0, kMaxBytes / 2 - 1).append(1, '\n');
+  if (kept_.size() <= kMaxBytes) return;
+  kept_.erase(0, kept_.find('\n', kept_.size() - kMaxBytes / 2 - 1) + 1);
   has_file_ = false;
 }
 
@@ -133,7 +133,7 @@ void LiveFiles::end(const std::string& report) {
 void LiveFiles::write_last() {
   has_ended_ = true;
   if (folder_.empty()) return;
-  if (writer_->wait(kLongestEnd) && write()) writer_->wait(kLongestEnd);
+  if (writer_->wait(kMaxEnd) && write()) writer_->wait(kMaxEnd);
 }
 
 void LiveFiles::read_note(const std::string& note_file) {

@@ -14,9 +14,9 @@ namespace lockstep {
 /// The last lines of a worker's output, as its file has them. Not thread-safe.
 class OutputTail {
  public:
-  static constexpr size_t kMostBytes = 128 << 10;
+  static constexpr size_t kMaxBytes = 128 << 10;
 
-  /// Adds a line. If there are more than kMostBytes, drops the older half.
+  /// Adds a line. If there are more than kMaxBytes, drops the older half.
   void add(const std::string& line);
 
   struct Change {

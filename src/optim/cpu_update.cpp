@@ -13,7 +13,7 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr int kMostTensors = 5;
+constexpr int kMaxTensors = 5;
 
 /// Calls loop(count, pointers, strides) for parts of the tensors, possibly on several threads. Strides are in elements.
 /// Tensor indices start with `written`; `read` is last.
@@ -33,7 +33,7 @@ void for_parts(std::initializer_list<const at::Tensor*> written, const at::Tenso
     loop(count, at, [&](int i) { return strides[i] / static_cast<int64_t>(sizeof(T)); });
   };
   iterator.for_each([&](char** data, const int64_t* strides, int64_t count, int64_t parts) {
-    std::array<char*, kMostTensors> at{};
+    std::array<char*, kMaxTensors> at{};
     std::copy_n(data, tensors, at.begin());
     for (int64_t i = 0; i < parts; ++i) {
       part(at.data(), strides, count);

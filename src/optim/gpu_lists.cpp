@@ -12,13 +12,13 @@ namespace lockstep::detail {
 namespace {
 
 constexpr int64_t kKernelPiece = 65536;  // the elements that LibTorch gives to one group of threads
-constexpr int64_t kLeastPiece = 4096;    // each of its 512 threads then updates two vectors of 4 elements
+constexpr int64_t kMinPiece = 4096;      // each of its 512 threads then updates two vectors of 4 elements
 constexpr int64_t kPieces = 128;         // about the number of multiprocessors of a large GPU
 
 int64_t piece_for(const std::vector<at::Tensor>& parameters) {
   int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
-  return std::max(kLeastPiece, align_up(elements / kPieces, kLeastPiece));
+  return std::max(kMinPiece, align_up(elements / kPieces, kMinPiece));
 }
 
 void add_pieces(const at::Tensor& tensor, int64_t piece, std::vector<at::Tensor>& to) {

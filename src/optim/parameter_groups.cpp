@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMostNamesShown = 8;
+constexpr size_t kMaxNamesShown = 8;
 
 using NamedParameter = std::pair<std::string, at::Tensor>;
 
@@ -53,8 +53,8 @@ std::vector<NamedParameter> trained_once(const std::vector<NamedParameter>& para
 
 std::string some_names(const std::vector<NamedParameter>& parameters) {
   std::vector<std::string> names;
-  for (size_t i = 0; i < std::min(parameters.size(), kMostNamesShown); ++i) names.push_back(parameters[i].first);
-  if (parameters.size() > kMostNamesShown) names.push_back(text(parameters.size() - kMostNamesShown, " more"));
+  for (size_t i = 0; i < std::min(parameters.size(), kMaxNamesShown); ++i) names.push_back(parameters[i].first);
+  if (parameters.size() > kMaxNamesShown) names.push_back(text(parameters.size() - kMaxNamesShown, " more"));
   return enumerate(names);
 }
 

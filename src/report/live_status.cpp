@@ -29,8 +29,8 @@ using Phase = Activity::Phase;
 constexpr auto kBetweenWrites = std::chrono::seconds(1);
 constexpr auto kInterval = std::chrono::seconds(5);        // of rates and shares
 constexpr auto kBlocked = std::chrono::milliseconds(500);  // from when on a call is shown
-constexpr auto kLongestWait = std::chrono::seconds(1);     // of a failing call, for the file
-constexpr size_t kMostSnapshots = 600;
+constexpr auto kMaxWait = std::chrono::seconds(1);         // of a failing call, for the file
+constexpr size_t kMaxSnapshots = 600;
 constexpr size_t kShownCalls = 20;
 
 const char* to_text(LiveStatus::State state) {
@@ -191,7 +191,7 @@ void LiveStatus::write_failure() {
   std::unique_lock lock(mutex_);
   const auto mine = ++requested_;
   changed_.notify_all();
-  changed_.wait_for(lock, kLongestWait, [&] { return written_ >= mine; });
+  changed_.wait_for(lock, kMaxWait, [&] { return written_ >= mine; });
 }
 
 void LiveStatus::run() {
@@ -243,7 +243,7 @@ LiveStatus::Snapshot LiveStatus::take_snapshot() const {
 LiveStatus::Snapshot LiveStatus::begin_of_interval(const Snapshot& now) {
   while (history_.size() > 1 && now.at - history_[1].at >= kInterval && now.step > history_[1].step)
     history_.pop_front();
-  if (history_.size() >= kMostSnapshots) history_.pop_front();
+  if (history_.size() >= kMaxSnapshots) history_.pop_front();
   const auto begin = history_.front();
   if (now.at - history_.back().at > kBetweenWrites / 2) history_.push_back(now);
   return begin;

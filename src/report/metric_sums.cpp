@@ -124,8 +124,8 @@ MetricSums merged(const std::vector<MetricSums>& ranks) {
 // --- on a GPU
 
 MetricSums DeviceSums::Copy::wait() const {
-  constexpr auto kBetweenLooks = std::chrono::microseconds(200);  // c10::Event of LibTorch 1.13 cannot be waited for
-  while (!arrival_->query()) std::this_thread::sleep_for(kBetweenLooks);
+  constexpr auto kPollInterval = std::chrono::microseconds(200);  // c10::Event of LibTorch 1.13 cannot be waited for
+  while (!arrival_->query()) std::this_thread::sleep_for(kPollInterval);
   MetricSums result;
   const double* value = values_.data_ptr<double>();
   for (size_t i = 0; i < names_.size(); ++i) {

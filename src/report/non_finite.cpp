@@ -10,13 +10,13 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr size_t kMostListedRanks = 8;
+constexpr size_t kMaxListedRanks = 8;
 
 /// "on rank 1", "on ranks 0 and 2", "on all 4 ranks".
 std::string describe_ranks(const std::vector<size_t>& ranks, size_t world_size) {
   if (ranks.size() == 1) return text("on rank ", ranks[0]);
   if (ranks.size() == world_size) return text("on all ", world_size, " ranks");
-  if (ranks.size() <= kMostListedRanks) return text("on ranks ", enumerate(ranks));
+  if (ranks.size() <= kMaxListedRanks) return text("on ranks ", enumerate(ranks));
   return text("on ", ranks.size(), " of ", world_size, " ranks, the first is rank ", ranks[0], ',');
 }
 

@@ -23,7 +23,7 @@ namespace lockstep {
 namespace {
 
 constexpr int kUsualColumns = 80;
-constexpr int kMostColumns = 1 << 16;  // as many as a terminal can report
+constexpr int kMaxColumns = 1 << 16;  // as many as a terminal can report
 
 using LiveStyle = LiveLine::Style;
 
@@ -59,7 +59,7 @@ std::optional<ProgressTerminal> find_terminal() {
   const bool may_colour = !is_dumb && process_variable("NO_COLOR").value_or("").empty();
   if (::isatty(STDOUT_FILENO))
     return ProgressTerminal{is_dumb ? LiveStyle::kSpaces : LiveStyle::kEscapes, kUsualColumns, may_colour};
-  const auto columns = read_number(process_variable, "LOCKSTEP_TERMINAL", 1, kMostColumns);
+  const auto columns = read_number(process_variable, "LOCKSTEP_TERMINAL", 1, kMaxColumns);
   struct stat status {};
   const bool is_pipe = ::fstat(STDOUT_FILENO, &status) == 0 && S_ISFIFO(status.st_mode);
   if (!columns || !is_pipe) return std::nullopt;  // not a pipe: the launcher does not get this output

@@ -12,7 +12,7 @@ namespace lockstep::detail {
 namespace {
 
 constexpr std::chrono::duration<double> kBetweenExchanges{0.2};
-constexpr int64_t kMostSteps = 100'000;  // between exchanges
+constexpr int64_t kMaxSteps = 100'000;  // between exchanges
 
 }  // namespace
 
@@ -20,7 +20,7 @@ int64_t RunExchange::propose_steps() const {
   const double between = std::max(1e-9, std::chrono::duration<double>(Clock::now() - last_).count());
   const double fitting =
       static_cast<double>(std::max<int64_t>(steps_since_, 1)) * (kBetweenExchanges.count() / between);
-  const auto most = std::min(kMostSteps, 2 * steps_until_);  // the first steps are slow
+  const auto most = std::min(kMaxSteps, 2 * steps_until_);  // the first steps are slow
   return std::clamp(static_cast<int64_t>(std::min(fitting, 1e9)), int64_t{1}, most);
 }
 

@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kSamplesPerRank = 4;
-constexpr int64_t kMostElements = 300'000;
+constexpr int64_t kMaxElements = 300'000;
 
 struct WrongResult : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -102,7 +102,7 @@ class Training {
   }
 
   void reduce_one_tensor() {
-    auto tensor = at::full({1 + step_ * 7919 % kMostElements}, world_.rank() + 1.0);
+    auto tensor = at::full({1 + step_ * 7919 % kMaxElements}, world_.rank() + 1.0);
     world_.all_reduce(tensor);
     const double sum = world_.size() * (world_.size() + 1) / 2;
     if (!tensor.eq(sum).all().item<bool>()) throw WrongResult("a sum differs");

@@ -34,14 +34,14 @@ struct RankProgress {
 
 /// The memory that a test shares with the ranks under attack, independent of lockstep. Zero at the beginning.
 struct Control {
-  static constexpr int kMostRanks = 4;
+  static constexpr int kMaxRanks = 4;
 
   std::atomic<bool> should_stop;          // rank 0 obeys, after which all ranks end
   std::atomic<bool> should_hold;          // rank 1 waits before its next step
   std::atomic<bool> should_eat;           // rank 1 allocates memory without end
   std::atomic<int64_t> clock_shift_s;     // obeyed by shifted_clock.cpp
   std::atomic<int64_t> clock_is_shifted;  // calls that shifted_clock.cpp has answered
-  RankProgress ranks[kMostRanks];
+  RankProgress ranks[kMaxRanks];
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 

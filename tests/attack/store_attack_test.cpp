@@ -131,13 +131,13 @@ bool allow_files(rlim_t files) {
 }
 
 TEST_F(StoreAttack, ByFloodsDoesNotDisturbTheTraining) {
-  constexpr size_t kHalfOpen = 2000, kLeastGarbage = 4000;
-  constexpr auto kLeastTime = 7s;  // longer than the heartbeat limit: a rank that the store cannot hear would be lost
+  constexpr size_t kHalfOpen = 2000, kMinGarbage = 4000;
+  constexpr auto kMinTime = 7s;  // longer than the heartbeat limit: a rank that the store cannot hear would be lost
   if (!allow_files(kHalfOpen + 200)) GTEST_SKIP() << "too few open files are allowed: ulimit -n 2200";
   const std::string hello("\x16\x03\x01\x40\x00", 5);  // the start of a TLS message that promises 16 KiB
   auto garbage = std::async(std::launch::async, [&, random = std::mt19937(random_())]() mutable {
     size_t sent = 0;
-    for (const auto start = Clock::now(); sent < kLeastGarbage || Clock::now() - start < kLeastTime; ++sent)
+    for (const auto start = Clock::now(); sent < kMinGarbage || Clock::now() - start < kMinTime; ++sent)
       Stranger(port_).say(random_text(random, random() % 8192));
     return sent;
   });

@@ -226,7 +226,7 @@ TEST_F(FlightFiles, AreNotWrittenIntoAFolderOfAnotherUser) {
 }
 
 TEST_F(FlightFiles, AreRemovedOldestFirstWhenTheyAreTooMany) {
-  constexpr int kMostRecent = 1024, kMostOld = 64;  // as docs/failures.md says
+  constexpr int kMaxRecent = 1024, kMaxOld = 64;  // as docs/failures.md says
   ASSERT_EQ(::mkdir(own_.c_str(), 0700), 0);
   auto file = [&](int number) { return own_ / ("lockstep-flight-" + std::to_string(number) + "-rank0.jsonl"); };
   auto make_files = [&](int count, time_t newest) {
@@ -237,18 +237,18 @@ TEST_F(FlightFiles, AreRemovedOldestFirstWhenTheyAreTooMany) {
     }
   };
   std::ofstream(own_ / "notes") << "the user's";
-  make_files(kMostRecent + 5, std::time(nullptr));
+  make_files(kMaxRecent + 5, std::time(nullptr));
   std::string path = dump_rank(0);
   EXPECT_TRUE(std::filesystem::exists(path)) << path;
-  EXPECT_EQ(files_in(own_), kMostRecent + 1u) << "and the notes";
+  EXPECT_EQ(files_in(own_), kMaxRecent + 1u) << "and the notes";
   EXPECT_FALSE(std::filesystem::exists(file(5)));
   EXPECT_TRUE(std::filesystem::exists(file(6)));
 
   std::filesystem::remove(path);
-  make_files(kMostRecent + 5, std::time(nullptr) - 7200);
+  make_files(kMaxRecent + 5, std::time(nullptr) - 7200);
   path = dump_rank(0);
   EXPECT_TRUE(std::filesystem::exists(path)) << path;
-  EXPECT_EQ(files_in(own_), kMostOld + 1u) << "and the notes";
+  EXPECT_EQ(files_in(own_), kMaxOld + 1u) << "and the notes";
 }
 
 }  // namespace

@@ -58,13 +58,13 @@ TEST(OutputTail, DropsTheOlderHalfInWholeLines) {
     change = tail.take_change();
     ASSERT_TRUE(change->bytes.ends_with("line " + std::to_string(i) + "\n"));
     ASSERT_TRUE(change->bytes.starts_with("line ")) << i;
-    ASSERT_LE(change->bytes.size(), OutputTail::kMostBytes);
+    ASSERT_LE(change->bytes.size(), OutputTail::kMaxBytes);
     whole += change->is_whole ? 1 : 0;
   }
   EXPECT_GT(whole, 10u);
   EXPECT_LT(whole, 25u) << "most lines are appended";
   tail.add(std::string(1 << 20, 'x'));
-  EXPECT_LE(tail.take_change()->bytes.size(), OutputTail::kMostBytes);
+  EXPECT_LE(tail.take_change()->bytes.size(), OutputTail::kMaxBytes);
 }
 
 TEST(RunLiveFiles, HaveTheLastOutputOfEachWorker) {
@@ -78,8 +78,8 @@ TEST(RunLiveFiles, HaveTheLastOutputOfEachWorker) {
   EXPECT_THAT(quiet, HasSubstr("last of 0\n"));
   EXPECT_THAT(quiet, HasSubstr("unfinished\n"));
   const auto noisy = content_of(folder.path() / "live/output-00001.log");
-  EXPECT_LE(noisy.size(), OutputTail::kMostBytes);
-  EXPECT_GT(noisy.size(), OutputTail::kMostBytes / 3);
+  EXPECT_LE(noisy.size(), OutputTail::kMaxBytes);
+  EXPECT_GT(noisy.size(), OutputTail::kMaxBytes / 3);
   EXPECT_THAT(noisy, HasSubstr("\n60000\n")) << "although the console does not show it";
   const auto first = std::stoi(noisy);
   EXPECT_THAT(noisy, StartsWith(std::to_string(first) + "\n" + std::to_string(first + 1) + "\n"));

@@ -42,7 +42,7 @@ struct ChainImpl : torch::nn::Module {
 };
 TORCH_MODULE(Chain);
 
-static_assert(kWidth * kWidth * sizeof(float) >= InPlaceGradients::kLeastBytes);
+static_assert(kWidth * kWidth * sizeof(float) >= InPlaceGradients::kMinBytes);
 
 torch::Tensor chain_input(int step, int rank) {
   auto generator = at::detail::createCPUGenerator(100 * step + rank);

@@ -110,7 +110,7 @@ TEST_F(CoordinatorTest, RefusesAnswersThatNoMessageCanCarry) {
 }
 
 TEST_F(CoordinatorTest, RefusesToAppendToAValueThatIsTooLargeForAnAnswer) {
-  const size_t most = Decoder::kMostBytes - 9 - 4;
+  const size_t most = Decoder::kMaxBytes - 9 - 4;
   say(1, Verb::kSet, {"log", std::string(most - 2, 'x')}, 1);
   heard();
   say(1, Verb::kAppend, {"log", "abc"}, 2);

@@ -84,10 +84,10 @@ TEST(Decoder, SaysNothingBeforeTheLastByte) {
 
 // Before the bytes have come: a length alone must not make it wait, or set memory aside, for what is no message.
 TEST(Decoder, RefusesLengthsThatNoMessageHas) {
-  for (uint32_t length : {uint32_t{0}, uint32_t{8}, static_cast<uint32_t>(Decoder::kMostBytes) + 1, ~uint32_t{0}})
+  for (uint32_t length : {uint32_t{0}, uint32_t{8}, static_cast<uint32_t>(Decoder::kMaxBytes) + 1, ~uint32_t{0}})
     expect_error<ProtocolError>([&] { decode(little_endian(length)); }, std::to_string(length) + " bytes");
   EXPECT_THAT(decode(little_endian(9)), testing::IsEmpty());
-  EXPECT_THAT(decode(little_endian(Decoder::kMostBytes)), testing::IsEmpty());
+  EXPECT_THAT(decode(little_endian(Decoder::kMaxBytes)), testing::IsEmpty());
 }
 
 TEST(Decoder, RefusesFieldsThatReachBeyondTheMessage) {
@@ -109,19 +109,19 @@ TEST(Decoder, RefusesMoreFieldsThanAnyMessageHas) {
 
 TEST(Encoding, RefusesWhatNoDecoderTakes) {
   const size_t overhead = 9 + 4;
-  const auto largest = encode({Verb::kSet, 0, {std::string(Decoder::kMostBytes - overhead, 'x')}});
+  const auto largest = encode({Verb::kSet, 0, {std::string(Decoder::kMaxBytes - overhead, 'x')}});
   Decoder decoder;
   decoder.feed(largest);
   ASSERT_TRUE(decoder.next().has_value());
   expect_error<UsageError>(
       [&] {
-        encode({Verb::kSet, 0, {std::string(Decoder::kMostBytes - overhead + 1, 'x')}});
+        encode({Verb::kSet, 0, {std::string(Decoder::kMaxBytes - overhead + 1, 'x')}});
       },
       "64 MiB", "process group");
 }
 
 TEST(Encoding, RefusesMoreFieldsThanADecoderTakes) {
-  const std::vector<std::string> most(Decoder::kMostFields);
+  const std::vector<std::string> most(Decoder::kMaxFields);
   EXPECT_EQ(decode(encode({Verb::kMultiSet, 1, most})).at(0).fields.size(), most.size());
   auto more = most;
   more.emplace_back();
@@ -134,7 +134,7 @@ TEST(Encoding, RefusesMoreFieldsThanADecoderTakes) {
 
 TEST(Encoding, TakesWhatFitsIntoAMessage) {
   for (const size_t fields : {1, 2, 3}) {
-    const size_t most = Decoder::kMostBytes - 9 - 4 * fields;
+    const size_t most = Decoder::kMaxBytes - 9 - 4 * fields;
     EXPECT_TRUE(fits_in_message(fields, most));
     EXPECT_FALSE(fits_in_message(fields, most + 1));
     std::vector<std::string> values(fields);
@@ -143,8 +143,8 @@ TEST(Encoding, TakesWhatFitsIntoAMessage) {
     values.front() += 'x';
     EXPECT_THROW(encode({Verb::kDone, 1, values}), UsageError);
   }
-  EXPECT_TRUE(fits_in_message(Decoder::kMostFields, 0));
-  EXPECT_FALSE(fits_in_message(Decoder::kMostFields + 1, 0));
+  EXPECT_TRUE(fits_in_message(Decoder::kMaxFields, 0));
+  EXPECT_FALSE(fits_in_message(Decoder::kMaxFields + 1, 0));
   EXPECT_FALSE(fits_in_message(1, std::numeric_limits<size_t>::max()));
 }
 

@@ -18,9 +18,9 @@
 namespace lockstep::gloo_backend {
 namespace {
 
-constexpr size_t kMoveBytes = 256 << 10;      // most bytes moved by one system call, so that all sockets get their turn
-constexpr size_t kReadAheadBytes = 4 << 10;   // a header and a short message arrive with one system call
-constexpr int kLongestPoll = 60 * 60 * 1000;  // ms
+constexpr size_t kMoveBytes = 256 << 10;     // most bytes moved by one system call, so that all sockets get their turn
+constexpr size_t kReadAheadBytes = 4 << 10;  // a header and a short message arrive with one system call
+constexpr int kMaxPoll = 60 * 60 * 1000;     // ms
 
 [[noreturn]] void throw_broken(int rank, const std::string& reason) {
   throw PeerError(text("the connection to rank ", rank, " is broken: ", reason));
@@ -115,7 +115,7 @@ void SocketExchange::finish(Request& request, Deadline deadline) {
       throw TimeoutError(text("timed out: rank ", message.buffer.peer,
                               message.direction == Direction::kSend ? " did not receive" : " did not send",
                               " the data of this call"));
-    wait_for_sockets(static_cast<int>(std::min<int64_t>(left.count(), kLongestPoll)));
+    wait_for_sockets(static_cast<int>(std::min<int64_t>(left.count(), kMaxPoll)));
   }
 }
 

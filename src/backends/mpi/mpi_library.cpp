@@ -19,7 +19,7 @@ namespace {
 // connections are being established and while sockets are full.
 constexpr auto kPause = std::chrono::milliseconds(20);
 constexpr auto kPauseWithMessages = std::chrono::milliseconds(1);
-constexpr auto kLook = std::chrono::milliseconds(10);
+constexpr auto kPollInterval = std::chrono::milliseconds(10);
 constexpr auto kFinalizeAfterFailure = std::chrono::seconds(5);
 
 bool answer(int (*question)(int*)) {
@@ -57,7 +57,7 @@ void await(const std::shared_future<void>& future, const BackendContext& context
     cause = error;
   };
   auto alarm = context.on_failure ? context.on_failure(ring) : nullptr;
-  while (future.wait_for(kLook) != std::future_status::ready) {
+  while (future.wait_for(kPollInterval) != std::future_status::ready) {
     std::lock_guard lock(mutex);
     if (cause) std::rethrow_exception(cause);
     if (std::chrono::steady_clock::now() >= deadline)

@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPolls = 2000;  // a few hundred microseconds
 constexpr auto kYielding = std::chrono::microseconds(500);
-constexpr auto kLongestSleep = std::chrono::milliseconds(1);
+constexpr auto kMaxSleep = std::chrono::milliseconds(1);
 constexpr int kKindBits = 2;
 constexpr int kUserTagBits = 16;
 
@@ -208,7 +208,7 @@ void MpiLink::wait(const IsDone& is_done, int peer, Direction direction, Deadlin
     if (waited < kYielding)
       ::sched_yield();
     else
-      std::this_thread::sleep_for(std::min<Clock::duration>(waited / 16, kLongestSleep));
+      std::this_thread::sleep_for(std::min<Clock::duration>(waited / 16, kMaxSleep));
   }
 }
 

@@ -16,9 +16,9 @@ namespace lockstep::nccl {
 namespace {
 
 constexpr auto kStatePause = std::chrono::microseconds(50);
-constexpr auto kShortestLook = std::chrono::microseconds(100);
-constexpr auto kLongestLook = std::chrono::milliseconds(10);
-constexpr auto kLongestCall = std::chrono::milliseconds(250);
+constexpr auto kMinPollInterval = std::chrono::microseconds(100);
+constexpr auto kMaxPollInterval = std::chrono::milliseconds(10);
+constexpr auto kMaxCall = std::chrono::milliseconds(250);
 
 std::string fresh_id() {
   ncclUniqueId id;
@@ -71,10 +71,11 @@ void Communicator::throw_if_aborted() {
 // Requires mutex_. The longer the id is missing, the less often the store is asked.
 bool Communicator::is_published() {
   const auto now = std::chrono::steady_clock::now();
-  if (now < next_look_) return false;
+  if (now < next_poll_) return false;
   if (store_->check({key_})) return true;
-  look_pause_ = std::clamp<std::chrono::steady_clock::duration>(2 * look_pause_, kShortestLook, kLongestLook);
-  next_look_ = std::chrono::steady_clock::now() + look_pause_;
+  poll_interval_ =
+      std::clamp<std::chrono::steady_clock::duration>(2 * poll_interval_, kMinPollInterval, kMaxPollInterval);
+  next_poll_ = std::chrono::steady_clock::now() + poll_interval_;
   return false;
 }
 
@@ -156,7 +157,7 @@ void Communicator::abort(std::exception_ptr cause) noexcept {
   // ends that, so the wait for the mutex is limited.
   ncclComm_t raw = nullptr;
   {
-    std::unique_lock lock(mutex_, kLongestCall);
+    std::unique_lock lock(mutex_, kMaxCall);
     raw = raw_.exchange(nullptr);
   }
   c10::cuda::set_device(gpu_);

@@ -61,8 +61,8 @@ class Communicator {
   std::atomic<ncclComm_t> raw_ = nullptr;  // guarded by mutex_, except in an abort that could not lock it in time
   bool is_ready_ = false;                  // guarded by mutex_
   // When to look for the id in the store again: rank 0 may be late by minutes. Guarded by mutex_.
-  std::chrono::steady_clock::time_point next_look_{};
-  std::chrono::steady_clock::duration look_pause_{};
+  std::chrono::steady_clock::time_point next_poll_{};
+  std::chrono::steady_clock::duration poll_interval_{};
   std::mutex cause_mutex_;
   std::exception_ptr cause_;  // guarded by cause_mutex_: why the communicator was aborted
 };

@@ -15,7 +15,7 @@
 namespace lockstep::nccl {
 namespace {
 
-constexpr int64_t kMostTags = 64;  // a connection takes several MiB of GPU memory and is freed with the group
+constexpr int64_t kMaxTags = 64;  // a connection takes several MiB of GPU memory and is freed with the group
 constexpr auto kProgressPause = std::chrono::microseconds(20);
 
 }  // namespace
@@ -145,8 +145,8 @@ std::shared_ptr<PointToPoint::Channel> PointToPoint::channel_of(const Key& key) 
   const auto tags = std::count_if(channels_.begin(), channels_.end(), [&](const auto& entry) {
     return std::get<0>(entry.first) == from && std::get<1>(entry.first) == to;
   });
-  if (tags >= kMostTags)
-    throw UsageError(text("backend 'nccl' supports ", kMostTags, " different tags from one rank to another; tag ", tag,
+  if (tags >= kMaxTags)
+    throw UsageError(text("backend 'nccl' supports ", kMaxTags, " different tags from one rank to another; tag ", tag,
                           " from rank ", from, " to rank ", to,
                           " exceeds that. Each tag has its own connection: reuse tags"));
   return channels_[key] = std::make_shared<Channel>(store_, key, from == rank_, device_);

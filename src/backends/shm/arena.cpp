@@ -15,12 +15,12 @@ namespace {
 
 constexpr size_t kPopulated = 64 * 1024;            // smaller blocks of unnamed memory are allocated on first touch
 constexpr size_t kKeptForReuse = 64 * 1024 * 1024;  // bytes that free blocks keep, about
-constexpr size_t kMostBytes = size_t{1} << 40;      // of address space: a process maps the arenas of all ranks
+constexpr size_t kMaxBytes = size_t{1} << 40;       // of address space: a process maps the arenas of all ranks
 
 size_t reserved_bytes() {
   auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   auto value = process_variable("LOCKSTEP_SHM_BYTES");
-  if (!value) return std::min(static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * page, kMostBytes);
+  if (!value) return std::min(static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * page, kMaxBytes);
   constexpr int64_t kLeast = 16 << 20;
   auto bytes = parse_number<int64_t>(*value);
   if (!bytes || *bytes < kLeast) refuse_value("LOCKSTEP_SHM_BYTES", *value, text("a whole number from ", kLeast));

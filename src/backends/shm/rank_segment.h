@@ -16,7 +16,7 @@ inline constexpr size_t kCacheLinePair = 128;  // two cache lines, since process
 inline constexpr size_t kPayloadBytes = 16 * 1024;
 inline constexpr size_t kChunkBytes = 256 * 1024;
 inline constexpr uint64_t kSlots = 3;
-inline constexpr int kMostRanks = 1024;
+inline constexpr int kMaxRanks = 1024;
 
 /// A counter that one rank increases and other ranks wait for.
 struct alignas(kCacheLinePair) Flag {
@@ -65,8 +65,8 @@ struct RankSegment {
   Flag done;     // the last call in which this rank has finished using the memory of other ranks
   Flag gave_up;  // the call that failed on this rank, after which its tensor may change; 0: none
   std::array<CallHeader, 2> headers;
-  std::array<std::atomic<uint64_t>, kMostRanks> first_messages{};  // by receiver: offset of the first; 0: none yet
-  std::array<std::atomic<bool>, kMostRanks> left{};  // by rank, set by that rank when it stops reading this segment
+  std::array<std::atomic<uint64_t>, kMaxRanks> first_messages{};  // by receiver: offset of the first; 0: none yet
+  std::array<std::atomic<bool>, kMaxRanks> left{};  // by rank, set by that rank when it stops reading this segment
   std::array<Slot, kSlots> slots;
 };
 

@@ -13,7 +13,7 @@ namespace lockstep::shm {
 
 /// The header in front of the data.
 struct alignas(4096) SharedBlock::Header {
-  std::array<std::atomic<bool>, kMostRanks> left{};  // by rank: does not use the data any more
+  std::array<std::atomic<bool>, kMaxRanks> left{};  // by rank: does not use the data any more
 };
 
 namespace {

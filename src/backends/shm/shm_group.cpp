@@ -209,8 +209,8 @@ std::unique_ptr<ShmGroup> exchange_handles(const BackendContext& context) {
     throw UsageError(
         "backend 'shm' needs all ranks on one host, but these ranks are on several hosts; use 'hierarchical' or "
         "'gloo'");
-  if (context.size > kMostRanks)
-    throw UsageError(text("backend 'shm' supports up to ", kMostRanks, " ranks, but this group has ", context.size));
+  if (context.size > kMaxRanks)
+    throw UsageError(text("backend 'shm' supports up to ", kMaxRanks, " ranks, but this group has ", context.size));
   std::string unseen, unnamed;
   if (auto group = Attempt(context, SharedMemory::Kind::kUnnamed).make(unseen)) return group;
   log_info(text("shm: ", unseen, "; trying named shared memory"));

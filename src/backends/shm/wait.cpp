@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPolls = 2000;  // some tens of microseconds
 constexpr auto kYielding = std::chrono::microseconds(200);
-constexpr auto kLongestSleep = std::chrono::seconds(60);
+constexpr auto kMaxSleep = std::chrono::seconds(60);
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds limit) {
   auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
@@ -71,7 +71,7 @@ void Waiter::wait_long(const std::function<bool()>& is_ready, int peer, Deadline
     throw_if_aborted();
     auto now = Clock::now();
     if (now >= deadline) throw TimeoutError(text("timed out: rank ", peer, " did not reach this call"));
-    futex_wait(mine_.futex, futex, std::min<Clock::duration>(deadline - now, kLongestSleep));
+    futex_wait(mine_.futex, futex, std::min<Clock::duration>(deadline - now, kMaxSleep));
   }
 }
 

@@ -15,17 +15,17 @@ class Backoff {
   using Clock = std::chrono::steady_clock;
 
   explicit Backoff(Clock::time_point begin, Clock::time_point deadline = Clock::time_point::max())
-      : next_look_(begin + pause_), deadline_(deadline), notice_(begin) {}
+      : next_poll_(begin + pause_), deadline_(deadline), notice_(begin) {}
 
   /// Returns whether a check is due, and if so schedules the next one.
   bool is_due(Clock::time_point now) {
     if (notice_.is_due(now)) {
       wants_notice_ = true;
-    } else if (now < next_look_) {
+    } else if (now < next_poll_) {
       return false;
     }
     pause_ = std::min<std::chrono::milliseconds>(pause_ * 2, std::chrono::seconds(30));
-    next_look_ = now < deadline_ ? std::min(now + pause_, deadline_) : now + pause_;
+    next_poll_ = now < deadline_ ? std::min(now + pause_, deadline_) : now + pause_;
     return true;
   }
   bool is_time_up(Clock::time_point now) const { return now >= deadline_; }
@@ -36,7 +36,7 @@ class Backoff {
 
  private:
   std::chrono::milliseconds pause_{300};
-  Clock::time_point next_look_;
+  Clock::time_point next_poll_;
   Clock::time_point deadline_;
   WaitNotice notice_;
   bool wants_notice_ = false;

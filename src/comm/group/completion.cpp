@@ -16,8 +16,8 @@ namespace detail {
 
 // Messages make progress in is_done(), and a device does not report when it is done. So this polls.
 bool Completion::wait_until(std::chrono::steady_clock::time_point deadline) {
-  constexpr std::chrono::microseconds kLongestPause(1000);
-  for (std::chrono::microseconds pause(10); !is_done(); pause = std::min(2 * pause, kLongestPause)) {
+  constexpr std::chrono::microseconds kMaxPause(1000);
+  for (std::chrono::microseconds pause(10); !is_done(); pause = std::min(2 * pause, kMaxPause)) {
     const auto now = std::chrono::steady_clock::now();
     if (now >= deadline) return false;
     std::this_thread::sleep_until(std::min(now + pause, deadline));

@@ -25,7 +25,7 @@ namespace {
 
 constexpr size_t kMany = 64;  // from this number of calls on, add() retires finished calls
 constexpr auto kDevicePause = std::chrono::microseconds(200);
-constexpr auto kLongestEnd = std::chrono::milliseconds(500);
+constexpr auto kMaxEnd = std::chrono::milliseconds(500);
 
 /// Treats errors as "not done". CallWatch::retire_queued reports them.
 bool is_done(QueuedCall& call) {
@@ -80,7 +80,7 @@ void QueuedCalls::synchronize() {
 }
 
 void QueuedCalls::await_end() {
-  const auto deadline = std::chrono::steady_clock::now() + kLongestEnd;
+  const auto deadline = std::chrono::steady_clock::now() + kMaxEnd;
   for (const auto& call : calls())
     while (!is_done(*call)) {
       if (std::chrono::steady_clock::now() > deadline) return;

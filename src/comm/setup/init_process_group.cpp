@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 
 // --- options
 
-constexpr int kMostRanksOfAJob = 1 << 16;
+constexpr int kMaxRanksOfAJob = 1 << 16;
 
 struct JobPlace {
   int rank = 0;
@@ -49,9 +49,9 @@ JobPlace find_place(const ProcessGroupOptions& options) {
   if (place.world_size < 1 || place.rank < 0 || place.rank >= place.world_size)
     throw UsageError(text("init_process_group: rank ", place.rank, " of ", place.world_size,
                           " is not a valid rank; ranks count from 0 to world_size - 1"));
-  if (place.world_size > kMostRanksOfAJob)
+  if (place.world_size > kMaxRanksOfAJob)
     throw UsageError(text("init_process_group: world_size is ", place.world_size, "; a job has at most ",
-                          kMostRanksOfAJob, " ranks: check WORLD_SIZE"));
+                          kMaxRanksOfAJob, " ranks: check WORLD_SIZE"));
   return place;
 }
 

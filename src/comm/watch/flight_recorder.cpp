@@ -28,9 +28,9 @@ namespace lockstep::detail {
 namespace {
 
 /// Enough for one failure of the largest job on a host: 1024 ranks.
-constexpr size_t kMostFiles = 1024;
+constexpr size_t kMaxFiles = 1024;
 /// How many files stay that are older than kRecent.
-constexpr size_t kMostOldFiles = 64;
+constexpr size_t kMaxOldFiles = 64;
 constexpr time_t kRecent = 3600;  // seconds
 constexpr std::string_view kBeginning = "lockstep-flight-";
 constexpr std::string_view kEnding = ".jsonl";
@@ -100,7 +100,7 @@ void remove_oldest(const FlightFolder& folder) {
   for (size_t i = 0; i < files.size(); ++i) {
     const size_t newer = files.size() - i - 1;
     const auto& [seconds, nanoseconds, name] = files[i];
-    if (newer >= kMostFiles || (newer >= kMostOldFiles && now - seconds > kRecent))
+    if (newer >= kMaxFiles || (newer >= kMaxOldFiles && now - seconds > kRecent))
       ::unlinkat(folder.opened.get(), name.c_str(), 0);
   }
 }

@@ -97,7 +97,7 @@ ElementUpdate::ElementUpdate(torch::optim::Optimizer& optimizer, const Optimizer
 }
 
 void ElementUpdate::apply(int64_t begin, int64_t count, const void* gradient) const {
-  for (size_t i = 0; i < kMostTensors; ++i)
+  for (size_t i = 0; i < kMaxTensors; ++i)
     if (tensors_[i].defined() && before_[i].defined()) copy_elements(tensors_[i], before_[i], begin, count);
   for (int64_t part = begin; saved_ && part < begin + count; part += kSavedElements)
     std::atomic_ref(saved_[part / kSavedElements]).store(step_, std::memory_order_release);

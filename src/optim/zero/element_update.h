@@ -42,10 +42,10 @@ class ElementUpdate {
   void undo_step_count() const;
 
  private:
-  static constexpr size_t kMostTensors = 4;
+  static constexpr size_t kMaxTensors = 4;
 
-  std::array<at::Tensor, kMostTensors> tensors_;  // the parameter, then its state; the rest is undefined
-  std::array<at::Tensor, kMostTensors> before_;   // undefined if there is no copy
+  std::array<at::Tensor, kMaxTensors> tensors_;  // the parameter, then its state; the rest is undefined
+  std::array<at::Tensor, kMaxTensors> before_;   // undefined if there is no copy
   int32_t* saved_;
   int32_t step_;
   torch::optim::Optimizer* optimizer_;  // not null

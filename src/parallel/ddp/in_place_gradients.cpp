@@ -189,7 +189,7 @@ class InPlaceAllocator final : public c10::Allocator {
 
  private:
   c10::DataPtr allocate_in_place(size_t bytes) const {
-    const bool may_be_gradient = is_any_reserved && bytes >= InPlaceGradients::kLeastBytes;
+    const bool may_be_gradient = is_any_reserved && bytes >= InPlaceGradients::kMinBytes;
     if (!may_be_gradient || !current_backward_task().id) return previous_.allocate(bytes);
     void* place = nullptr;
     for (const auto& reservations : reserved.list)

@@ -26,8 +26,8 @@ class InPlaceGradients {
   InPlaceGradients& operator=(const InPlaceGradients&) = delete;
 
   /// Whether a gradient in this place of a bucket is large enough to be computed there.
-  static bool is_for(const at::Tensor& place) { return place.is_cpu() && place.nbytes() >= kLeastBytes; }
-  static constexpr size_t kLeastBytes = 16 << 10;
+  static bool is_for(const at::Tensor& place) { return place.is_cpu() && place.nbytes() >= kMinBytes; }
+  static constexpr size_t kMinBytes = 16 << 10;
   /// Replaces the allocator, unless that is done. Call it before other threads allocate, as far as possible.
   static void install();
 

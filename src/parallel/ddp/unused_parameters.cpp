@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMostPatterns = 8;
+constexpr size_t kMaxPatterns = 8;
 
 /// Whether the tensor's elements can be read and written through a float pointer.
 bool is_plain(const at::Tensor& tensor) {
@@ -74,7 +74,7 @@ void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used,
   if (is_plain(place)) return;
   const auto there = marks.to(place.options());
   bucket.put_extra(there);
-  if (written_.size() < kMostPatterns) written_.emplace(pattern, there);  // kept: a captured step may read it
+  if (written_.size() < kMaxPatterns) written_.emplace(pattern, there);  // kept: a captured step may read it
 }
 
 void UnusedParameterBitmap::read_marks(const Bucket& bucket) {

@@ -20,7 +20,7 @@ namespace lockstep {
 namespace {
 
 // A caller is a connection that has not authenticated yet.
-constexpr size_t kMostCallers = 64;  // in addition to the ranks, which may all connect at once
+constexpr size_t kMaxCallers = 64;  // in addition to the ranks, which may all connect at once
 constexpr auto kCallerTime = std::chrono::seconds(2);
 constexpr int kAcceptsAtOnce = 16;  // then the callers that are connected already are handled
 // The kernel retransmits SYN packets with growing intervals, so a new attempt reaches a flooded port sooner.
@@ -137,7 +137,7 @@ FileDescriptor PeerConnector::reach(int peer, const std::string& address) {
   const Endpoint endpoint = parse_endpoint(entry.at(0));
   const Secret key = Secret::from_bytes(entry.at(1));
   std::string reason;
-  for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+  for (auto pause = kFirstPause;; pause = std::min(pause * 2, kMaxPause)) {
     auto socket = try_to_reach(peer, endpoint, key, reason);
     if (socket.is_open()) return socket;
     wait(-1, 0, std::min(deadline_, Clock::now() + pause));
@@ -240,7 +240,7 @@ void PeerConnector::accept_callers() {
       if (is_out_of_room(errno)) make_room(errno);
       return;
     }
-    if (callers_.size() >= kMostCallers + options_.size)
+    if (callers_.size() >= kMaxCallers + options_.size)
       reject(callers_.begin(), "too many unauthenticated connections");
     auto name = peer_of(socket);
     callers_.push_back({std::move(socket), std::move(name), {key_, options_.rank}});

@@ -172,7 +172,7 @@ FileDescriptor connect_to(const Endpoint& endpoint, Clock::time_point deadline, 
   const auto start = Clock::now();
   std::string reason;
   WaitNotice notice(start);
-  for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+  for (auto pause = kFirstPause;; pause = std::min(pause * 2, kMaxPause)) {
     auto socket = connect_to_any(endpoint, deadline, on_wait, reason);
     if (socket.is_open()) return socket;
     const auto now = Clock::now();

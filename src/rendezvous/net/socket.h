@@ -30,9 +30,9 @@ FileDescriptor listen_at(const Endpoint& endpoint, const char* remedy = nullptr)
 /// Returns the local port of the socket.
 int port_of(const FileDescriptor& socket);
 
-/// The pause between two attempts to connect doubles from kFirstPause to kLongestPause.
+/// The pause between two attempts to connect doubles from kFirstPause to kMaxPause.
 constexpr std::chrono::milliseconds kFirstPause(5);
-constexpr std::chrono::milliseconds kLongestPause(100);
+constexpr std::chrono::milliseconds kMaxPause(100);
 
 /// Callback of a blocking function, called about every kBetweenCalls. An exception that it throws ends the wait.
 using OnWait = std::function<void()>;

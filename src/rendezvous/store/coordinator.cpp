@@ -34,7 +34,7 @@ std::vector<std::string> in_front(std::string first, std::vector<std::string> fi
   return fields;
 }
 
-constexpr int64_t kLongestLimitMs = 1'000'000'000'000;  // 31 years; more would overflow the nanoseconds of the clock
+constexpr int64_t kMaxLimitMs = 1'000'000'000'000;  // 31 years; more would overflow the nanoseconds of the clock
 
 double seconds(std::chrono::steady_clock::duration time) {
   return static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(time).count()) / 1000;
@@ -179,7 +179,7 @@ void Coordinator::answer_with_values(const Waiter& waiter) {
     return answer(waiter.connection, waiter.id, table_.values(waiter.keys));
   refuse(waiter.connection, waiter.id,
          text("store: the values of the ", waiter.keys.size(), " requested keys have ", bytes,
-              " bytes together; an answer is limited to ", Decoder::kMostBytes >> 20,
+              " bytes together; an answer is limited to ", Decoder::kMaxBytes >> 20,
               " MiB. Request fewer keys at once, or send large data through the process group"));
 }
 
@@ -191,7 +191,7 @@ void Coordinator::append(Connection connection, const StoreMessage& message) {
   if (!fits_in_message(1, bytes + value.size()))
     return refuse(connection, message.id,
                   text("store: cannot append ", value.size(), " bytes to key '", key, "', whose value has ", bytes,
-                       " bytes: a value is limited to ", Decoder::kMostBytes >> 20,
+                       " bytes: a value is limited to ", Decoder::kMaxBytes >> 20,
                        " MiB. Use several keys, or send large data through the process group"));
   table_.append(key, value);
   answer(connection, message.id, {});
@@ -220,7 +220,7 @@ void Coordinator::join(Connection connection, const StoreMessage& message, Time 
   if (!table_.find(key)) {
     Member member{static_cast<int>(to_number(field(message, 2))),
                   {field(message, 3), field(message, 4), to_number(field(message, 5))},
-                  std::chrono::milliseconds(std::min(to_number(field(message, 6)), kLongestLimitMs)),
+                  std::chrono::milliseconds(std::min(to_number(field(message, 6)), kMaxLimitMs)),
                   now,
                   false,
                   "",

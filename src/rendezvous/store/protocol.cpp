@@ -40,7 +40,7 @@ std::vector<std::string> unpack(std::string_view bytes) {
   std::vector<std::string> fields;
   while (!bytes.empty()) {
     auto size = take<uint32_t>(bytes);
-    if (fields.size() == Decoder::kMostFields) throw ProtocolError("too many fields");
+    if (fields.size() == Decoder::kMaxFields) throw ProtocolError("too many fields");
     if (size > bytes.size()) throw ProtocolError("a field is truncated");
     fields.emplace_back(bytes.substr(0, size));
     bytes.remove_prefix(size);
@@ -49,18 +49,18 @@ std::vector<std::string> unpack(std::string_view bytes) {
 }
 
 bool fits_in_message(size_t fields, size_t bytes) {
-  return fields <= Decoder::kMostFields && bytes <= Decoder::kMostBytes &&
-         kHeaderBytes + fields * kLengthBytes + bytes <= Decoder::kMostBytes;
+  return fields <= Decoder::kMaxFields && bytes <= Decoder::kMaxBytes &&
+         kHeaderBytes + fields * kLengthBytes + bytes <= Decoder::kMaxBytes;
 }
 
 std::string encode(const StoreMessage& message) {
-  if (message.fields.size() > Decoder::kMostFields)
+  if (message.fields.size() > Decoder::kMaxFields)
     throw UsageError(text("store: a request has ", message.fields.size(), " keys and values; at most ",
-                          Decoder::kMostFields, " are allowed. Use several requests"));
+                          Decoder::kMaxFields, " are allowed. Use several requests"));
   std::string fields = pack(message.fields);
-  if (kHeaderBytes + fields.size() > Decoder::kMostBytes)
+  if (kHeaderBytes + fields.size() > Decoder::kMaxBytes)
     throw UsageError(text("store: a request has ", fields.size(), " bytes; keys and values together are limited to ",
-                          Decoder::kMostBytes >> 20, " MiB. Send large data through the process group"));
+                          Decoder::kMaxBytes >> 20, " MiB. Send large data through the process group"));
   std::string out;
   put(out, static_cast<uint32_t>(kHeaderBytes + fields.size()));
   put(out, static_cast<uint8_t>(message.verb));
@@ -72,7 +72,7 @@ std::optional<StoreMessage> Decoder::next() {
   std::string_view left = std::string_view(buffer_).substr(read_);
   if (left.size() < kLengthBytes) return std::nullopt;
   auto size = take<uint32_t>(left);
-  if (size < kHeaderBytes || size > kMostBytes) throw ProtocolError(text("invalid message size: ", size, " bytes"));
+  if (size < kHeaderBytes || size > kMaxBytes) throw ProtocolError(text("invalid message size: ", size, " bytes"));
   if (left.size() < size) return std::nullopt;
   left = left.substr(0, size);
   StoreMessage message{static_cast<Verb>(take<uint8_t>(left)), 0, {}};

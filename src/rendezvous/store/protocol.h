@@ -69,15 +69,15 @@ class ProtocolError : public std::runtime_error {
 };
 
 /// Encodes a message: the length of the remainder (u32), verb (u8), id (u64), then each field preceded by its length
-/// (u32). Numbers are little-endian. Throws UsageError if the message is larger than Decoder::kMostBytes, or has more
-/// than Decoder::kMostFields fields.
+/// (u32). Numbers are little-endian. Throws UsageError if the message is larger than Decoder::kMaxBytes, or has more
+/// than Decoder::kMaxFields fields.
 std::string encode(const StoreMessage& message);
 
 /// Splits a byte stream into messages. Not thread-safe.
 class Decoder {
  public:
-  static constexpr size_t kMostBytes = 64 << 20;  // per message, without its length field
-  static constexpr size_t kMostFields = 1 << 20;  // per message
+  static constexpr size_t kMaxBytes = 64 << 20;  // per message, without its length field
+  static constexpr size_t kMaxFields = 1 << 20;  // per message
 
   void feed(std::string_view bytes) { buffer_.append(bytes); }
 

@@ -97,7 +97,7 @@ void StoreClient::connect() {
                            "ranks"));
     }
     std::this_thread::sleep_until(std::min(Clock::now() + pause, options_.deadline));
-    pause = std::min(pause * 2, kLongestPause);
+    pause = std::min(pause * 2, kMaxPause);
   } while (Clock::now() < options_.deadline);
   throw TimeoutError(text("the store at ", to_string(options_.endpoint), " did not accept this process: ", reason));
 }

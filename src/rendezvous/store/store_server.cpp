@@ -43,10 +43,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // A stranger is a connection that has not authenticated yet.
-constexpr size_t kMostStrangers = 64;
+constexpr size_t kMaxStrangers = 64;
 constexpr size_t kStrangerBytes = 4 << 10;
 constexpr auto kStrangerTime = std::chrono::seconds(2);
-constexpr size_t kMostUnsent = 256 << 20;  // per connection; beyond it the client is considered hung
+constexpr size_t kMaxUnsent = 256 << 20;  // per connection; beyond it the client is considered hung
 constexpr auto kServerTick = std::chrono::milliseconds(50);
 constexpr auto kShutdownTimeout = std::chrono::milliseconds(500);
 // A longer pause between two iterations means that this process did not run.
@@ -258,7 +258,7 @@ class StoreServer::Loop {
   }
 
   void add(FileDescriptor socket, Clock::time_point now) {
-    if (strangers_.size() >= kMostStrangers)
+    if (strangers_.size() >= kMaxStrangers)
       reject(strangers_.to_displace(), "too many unauthenticated connections", now);
     try {
       const Connection name = next_name_++;
@@ -407,7 +407,7 @@ class StoreServer::Loop {
       if (put < 0) return drop(name, text("its connection broke (", std::strerror(errno), ")"), now);
       peer.unsent.remove(static_cast<size_t>(put));
     }
-    if (peer.unsent.size() > kMostUnsent) return drop(name, "it does not read the messages sent to it", now);
+    if (peer.unsent.size() > kMaxUnsent) return drop(name, "it does not read the messages sent to it", now);
     if (peer.unsent.empty() && peer.is_closing) ::shutdown(peer.socket.get(), SHUT_WR);
     bool wants_write = !peer.unsent.empty();
     if (wants_write == peer.wants_write) return;

@@ -11,7 +11,7 @@ namespace lockstep::bench {
 namespace {
 
 constexpr int64_t kElementBytes = 4;
-constexpr int64_t kFewestLayers = 16;
+constexpr int64_t kMinLayers = 16;
 constexpr int64_t kNarrowest = 32;
 
 int64_t layer_elements(int64_t width) {
@@ -21,7 +21,7 @@ int64_t layer_elements(int64_t width) {
 /// The largest power of two with which the layers fit.
 int64_t choose_width(int64_t elements) {
   int64_t width = kNarrowest;
-  while (kFewestLayers * layer_elements(2 * width) <= elements) width *= 2;
+  while (kMinLayers * layer_elements(2 * width) <= elements) width *= 2;
   return width;
 }
 
@@ -60,7 +60,7 @@ std::vector<SavedParameter> plan_parameters(int64_t bytes) {
   const int64_t width = choose_width(elements);
   const int64_t last_norm = 2 * width;
   int64_t layers = (elements - last_norm) / layer_elements(width);
-  if (layers > kFewestLayers) --layers;  // leaves room for an embedding of some size
+  if (layers > kMinLayers) --layers;  // leaves room for an embedding of some size
   const int64_t vocabulary = std::max<int64_t>(1, (elements - last_norm - layers * layer_elements(width)) / width);
   std::vector<SavedParameter> parameters{{"embedding_weight", {vocabulary, width}}};
   for (int64_t layer = 0; layer < layers; ++layer) add_layer(parameters, layer, width);

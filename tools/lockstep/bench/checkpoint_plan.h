@@ -29,7 +29,7 @@ struct CheckpointPlan {
 };
 
 /// The fewest bytes of parameters that plan_parameters accepts.
-inline constexpr int64_t kFewestParameterBytes = 1 << 20;
+inline constexpr int64_t kMinParameterBytes = 1 << 20;
 
 /// The parameters of a GPT with close to `bytes` bytes: 16 to 64 layers whose width grows with the size, so that there
 /// are a few hundred matrices and small vectors. With 1 GiB, a layer has matrices of 4, 12, 16 and 16 MiB. Pure.

@@ -159,8 +159,8 @@ std::vector<int64_t> round_to_elements(Operation operation, const std::vector<in
 }
 
 int calls_per_sample(int64_t bytes) {
-  constexpr int64_t kSingle = 64 << 10, kMostCalls = 64;
-  return static_cast<int>(std::clamp<int64_t>(kSingle / std::max<int64_t>(bytes, 1), 1, kMostCalls));
+  constexpr int64_t kSingle = 64 << 10, kMaxCalls = 64;
+  return static_cast<int>(std::clamp<int64_t>(kSingle / std::max<int64_t>(bytes, 1), 1, kMaxCalls));
 }
 
 int element_bytes(const std::string& dtype) {

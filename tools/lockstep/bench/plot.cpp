@@ -23,7 +23,7 @@ using svg::label;
 using svg::line;
 using svg::Point;
 
-constexpr double kLeastMicroseconds = 0.001;
+constexpr double kMinMicroseconds = 0.001;
 
 std::string bytes_name(int power) {
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -83,8 +83,8 @@ class Plot {
  private:
   /// Wide enough for the longest name in the legend.
   double width() const {
-    constexpr double kLeastLetters = 18, kLetter = 8.6;
-    double letters = kLeastLetters;
+    constexpr double kMinLetters = 18, kLetter = 8.6;
+    double letters = kMinLetters;
     for (const auto& curve : curves_) letters = std::max(letters, static_cast<double>(curve.series.name().size()));
     return std::ceil(kLegend + 42 + letters * kLetter + 12);
   }
@@ -202,15 +202,15 @@ LogAxis LogAxis::of_bytes(double least, double largest, Places places) {
   LogAxis axis(least, largest, places);
   const int first = static_cast<int>(std::ceil(std::log2(std::max(least, 1.0)) - 1e-9));
   const int last = static_cast<int>(std::floor(std::log2(largest) + 1e-9));
-  constexpr int kMostTicks = 8;
-  const int step = (last - first) / kMostTicks + 1;
+  constexpr int kMaxTicks = 8;
+  const int step = (last - first) / kMaxTicks + 1;
   for (int power = first; power <= last; power += step) axis.ticks_.push_back({std::pow(2, power), bytes_name(power)});
   return axis;
 }
 
 LogAxis LogAxis::of_microseconds(double least, double largest, Places places) {
-  const double from = svg::rounded_down(std::max(least, kLeastMicroseconds));
-  const double to = std::max(svg::rounded_up(std::max(largest, kLeastMicroseconds)), 2 * from);
+  const double from = svg::rounded_down(std::max(least, kMinMicroseconds));
+  const double to = std::max(svg::rounded_up(std::max(largest, kMinMicroseconds)), 2 * from);
   LogAxis axis(from, to, places);
   const bool is_short = to / from < 500;  // powers of ten alone would give at most two ticks
   for (double ten = std::pow(10, std::floor(std::log10(from) + 1e-9)); ten <= to * (1 + 1e-9); ten *= 10)
@@ -221,7 +221,7 @@ LogAxis LogAxis::of_microseconds(double least, double largest, Places places) {
 }
 
 double LogAxis::at(double value) const {
-  const double part = (std::log(std::max(value, kLeastMicroseconds)) - least_) / (largest_ - least_);
+  const double part = (std::log(std::max(value, kMinMicroseconds)) - least_) / (largest_ - least_);
   return std::lerp(places_.least, places_.largest, part);
 }
 

@@ -12,8 +12,8 @@
 namespace lockstep::bench {
 namespace {
 
-constexpr int kFewestRounds = 5;
-constexpr int kMostRanks = 1024;
+constexpr int kMinRounds = 5;
+constexpr int kMaxRanks = 1024;
 
 std::string value_or(const std::string& said, const char* otherwise) {
   return said.empty() ? otherwise : said;
@@ -123,10 +123,10 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 
 RunPlan make_run_plan(const Request& request) {
   const int ranks = request.ranks.value_or(kDefaultRanks);
-  if (ranks < 1 || ranks > kMostRanks)
-    throw UsageError(fmt::format("-n is {}: it must be a number of ranks from 1 to {}", ranks, kMostRanks));
-  if (request.rounds != 0 && request.rounds < kFewestRounds)
-    throw UsageError(fmt::format("--rounds is {}: it must be {} or more, or omitted", request.rounds, kFewestRounds));
+  if (ranks < 1 || ranks > kMaxRanks)
+    throw UsageError(fmt::format("-n is {}: it must be a number of ranks from 1 to {}", ranks, kMaxRanks));
+  if (request.rounds != 0 && request.rounds < kMinRounds)
+    throw UsageError(fmt::format("--rounds is {}: it must be {} or more, or omitted", request.rounds, kMinRounds));
   RunPlan plan;
   plan.ranks = ranks;
   plan.rounds = request.rounds;
@@ -224,12 +224,12 @@ CheckpointPlan make_checkpoint_plan(const Request& request) {
   check_against(request);
   if (request.rounds == 1) throw UsageError("--rounds is 1: it must be 2 or more, or omitted");
   const auto bytes = parse_bytes("--bytes", value_or(request.bytes, kDefaultStateBytes));
-  if (bytes < kFewestParameterBytes)
+  if (bytes < kMinParameterBytes)
     throw UsageError(
-        fmt::format("--bytes is {}: it must be {} or more", format_size(bytes), format_size(kFewestParameterBytes)));
+        fmt::format("--bytes is {}: it must be {} or more", format_size(bytes), format_size(kMinParameterBytes)));
   CheckpointPlan plan;
   plan.parameters = plan_parameters(bytes);
-  plan.rounds = request.rounds == 0 ? kFewestRounds : request.rounds;
+  plan.rounds = request.rounds == 0 ? kMinRounds : request.rounds;
   plan.check = request.check;
   return plan;
 }

@@ -35,10 +35,10 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kCheckedSteps = 20;  // from the initial weights
-constexpr int kFewestSteps = 10;   // in a sample: at its start the GPU is idle, unlike in training
+constexpr int kMinSteps = 10;      // in a sample: at its start the GPU is idle, unlike in training
 constexpr int kWarmUps = 2;        // rounds that are not counted
 constexpr int kWarmUpShare = 5;    // steps / 5 untimed steps precede each sample: the process was idle before
-constexpr int kFewestGpuRounds = 5, kMostRounds = 101;
+constexpr int kMinGpuRounds = 5, kMaxRounds = 101;
 constexpr Seconds kAllModels{60};  // time for all rounds of all models
 constexpr Seconds kSample{0.1};    // minimum duration of a sample
 
@@ -89,7 +89,7 @@ class GpuMeasurement {
       trainer.load_model(model);
       row.samples.push_back({.side = trainer.side(), .loss = trainer.train(kCheckedSteps)});
     }
-    row.steps = std::max(kFewestSteps,
+    row.steps = std::max(kMinSteps,
                          static_cast<int>(std::ceil(kCheckedSteps * (kSample / time_of(trainers_[0], kCheckedSteps)))));
     take_rounds(row);
     for (size_t i = 0; i < trainers_.size(); ++i) {
@@ -108,7 +108,7 @@ class GpuMeasurement {
       take_round(row);
     }
     const Seconds limit = kAllModels / static_cast<double>(plan_.models.size());
-    const int fitting = std::clamp(static_cast<int>(limit / (Clock::now() - begin)), kFewestGpuRounds, kMostRounds);
+    const int fitting = std::clamp(static_cast<int>(limit / (Clock::now() - begin)), kMinGpuRounds, kMaxRounds);
     for (auto& sample : row.samples) sample.times_us.clear();
     for (int round = 0; round < (plan_.rounds > 0 ? plan_.rounds : fitting); ++round) take_round(row);
   }

@@ -84,16 +84,16 @@ struct Conversion {
 
 /// Writes a storage once for each dtype of its tensors: older versions of PyTorch read a storage as one dtype.
 void write_as_torch(const Value& value, const std::vector<NamedTensor>& tensors, const Arguments& arguments) {
-  constexpr size_t kMostDtypes = 4;
+  constexpr size_t kMaxDtypes = 4;
   std::map<const void*, std::set<at::ScalarType>> dtypes_of;
   for (const auto& [name, tensor] : tensors) {
     auto& dtypes = dtypes_of[tensor.storage().unsafeGetStorageImpl()];
     dtypes.insert(tensor.scalar_type());
-    if (dtypes.size() > kMostDtypes)
+    if (dtypes.size() > kMaxDtypes)
       throw CheckpointError(fmt::format(
           "{}: tensor '{}' has the memory of tensors of {} other dtypes, expected {} dtypes or fewer: a .pt file "
           "would have the memory once for each of them; select an entry with --key",
-          arguments.first, shorten(name, 200), dtypes.size() - 1, kMostDtypes));
+          arguments.first, shorten(name, 200), dtypes.size() - 1, kMaxDtypes));
   }
   save_checkpoint(arguments.second, value);
 }

@@ -23,9 +23,9 @@ namespace {
 using Kind = Value::Kind;
 using nlohmann::ordered_json;
 
-constexpr size_t kMostLevels = 8;       // of the tree
-constexpr size_t kMostChildren = 20;    // of a value in the tree
-constexpr size_t kLongestLine = 10000;  // characters of a value; shortened to the width of the output
+constexpr size_t kMaxLevels = 8;     // of the tree
+constexpr size_t kMaxChildren = 20;  // of a value in the tree
+constexpr size_t kMaxLine = 10000;   // characters of a value; shortened to the width of the output
 
 Totals totals_of(const std::vector<NamedTensor>& tensors) {
   Totals totals;
@@ -46,7 +46,7 @@ class Tree {
     const auto contents = contents_[value];
     const auto head = std::string(2 * depth, ' ') + printable(key) + ": ";
     if (contents.totals.tensors == 0) {
-      const auto line = printable(value.to_string(is_container(value) ? columns_ + 1 : kLongestLine));
+      const auto line = printable(value.to_string(is_container(value) ? columns_ + 1 : kMaxLine));
       const size_t room = columns_ > head.size() + 20 ? columns_ - head.size() : 20;
       if (!is_container(value) || head.size() + line.size() <= columns_) {
         text_ += head + shorten(line, room) + "\n";
@@ -70,7 +70,7 @@ class Tree {
   }
 
   void print_children(const Value& value, size_t depth) {
-    size_t left = depth < kMostLevels ? kMostChildren : 0, more = 0;
+    size_t left = depth < kMaxLevels ? kMaxChildren : 0, more = 0;
     for_each_inside(value, [&](const std::string& key, const Value& inner) {
       if (left > 0)
         print(key, inner, depth), --left;

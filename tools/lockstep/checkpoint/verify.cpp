@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr size_t kMostTensors = 5;  // named per record in the text
+constexpr size_t kMaxTensors = 5;  // named per record in the text
 
 /// A file with its damage, and the damage of the shards that it lists.
 struct Verified {
@@ -69,7 +69,7 @@ std::string method_of(const Verified& verified) {
 }
 
 std::string names_text(const std::vector<std::string>& names) {
-  const size_t shown = std::min(names.size(), kMostTensors);
+  const size_t shown = std::min(names.size(), kMaxTensors);
   auto text = fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<ptrdiff_t>(shown), ", "));
   if (shown < names.size()) text += fmt::format(" and {} more", names.size() - shown);
   return text;

@@ -15,7 +15,7 @@ namespace {
 constexpr double kSilentSeconds = 5;      // a rank writes its file once a second
 constexpr double kSurelyLateSeconds = 2;  // others block for so long: not only files of different ages
 constexpr double kWaitingShare = 0.15;
-constexpr int64_t kMostMissingRanks = 1 << 16;
+constexpr int64_t kMaxMissingRanks = 1 << 16;
 
 double age_of(double updated, double now) {
   return std::max(0.0, now - updated);
@@ -157,7 +157,7 @@ void view_ranks(JobView& job, const LiveFiles& files, const StartId& start, doub
   if (known.empty() && files.unreadable_ranks.empty()) return;
   if (known.empty()) known[files.unreadable_ranks.begin()->first];
   job.world_size = std::max(job.world_size, known.rbegin()->first + 1);
-  if (job.world_size <= kMostMissingRanks)
+  if (job.world_size <= kMaxMissingRanks)
     for (int64_t rank = 0; rank < job.world_size; ++rank) known[rank];
   job.ranks.reserve(known.size());
   for (const auto& [number, worker] : known) job.ranks.push_back(view_rank(number, files, start, worker, now));

@@ -18,9 +18,9 @@ using Json = nlohmann::json;
 
 constexpr const char* kLive = "live";  // the folder of the files
 constexpr int64_t kFormat = 1;
-constexpr size_t kMostRankBytes = size_t{1} << 20;
-constexpr size_t kMostNodeBytes = size_t{8} << 20;  // of a node with thousands of workers
-constexpr int64_t kMostRanks = 1 << 20;
+constexpr size_t kMaxRankBytes = size_t{1} << 20;
+constexpr size_t kMaxNodeBytes = size_t{8} << 20;  // of a node with thousands of workers
+constexpr int64_t kMaxRanks = 1 << 20;
 
 // --- values: an absent one, and one of another type, is the default
 
@@ -108,7 +108,7 @@ Json parse_object(std::string_view text) {
 
 int64_t required_number(const Json& object, const char* key) {
   const auto number = required(integer_in(object, key), key);
-  if (number < 0 || number >= kMostRanks) throw Error(fmt::format("its \"{}\" is {}", key, number));
+  if (number < 0 || number >= kMaxRanks) throw Error(fmt::format("its \"{}\" is {}", key, number));
   return number;
 }
 
@@ -172,7 +172,7 @@ std::vector<WorkerEntry> workers_in(const Json& object) {
   std::vector<WorkerEntry> workers;
   for (const auto& worker : list_in(object, "workers")) {
     const auto rank = integer_in(worker, "rank");
-    if (!rank || *rank < 0 || *rank >= kMostRanks) continue;
+    if (!rank || *rank < 0 || *rank >= kMaxRanks) continue;
     workers.push_back({.rank = *rank,
                        .local_rank = integer_in(worker, "local_rank").value_or(0),
                        .pid = integer_in(worker, "pid").value_or(0),
@@ -216,7 +216,7 @@ std::optional<int64_t> file_number(std::string_view name, std::string_view kind)
 }
 
 void add_rank_file(LiveFiles& files, const RunFolder& run, const std::filesystem::path& name, int64_t number) {
-  const auto bytes = read_bytes(run, name, kMostRankBytes);
+  const auto bytes = read_bytes(run, name, kMaxRankBytes);
   if (!bytes) return;  // removed since the folder was listed
   auto file = parse_rank_file(*bytes);
   if (file.rank != number) throw Error(fmt::format("its \"rank\" is {}", file.rank));
@@ -224,7 +224,7 @@ void add_rank_file(LiveFiles& files, const RunFolder& run, const std::filesystem
 }
 
 void add_node_file(LiveFiles& files, const RunFolder& run, const std::filesystem::path& name, int64_t number) {
-  const auto bytes = read_bytes(run, name, kMostNodeBytes);
+  const auto bytes = read_bytes(run, name, kMaxNodeBytes);
   if (!bytes) return;
   auto file = parse_node_file(*bytes);
   if (file.node != number) throw Error(fmt::format("its \"node\" is {}", file.node));
@@ -298,7 +298,7 @@ LiveFiles read_live_files(const std::filesystem::path& path) {
       if (node) add_node_file(files, run, file, *node);
     } catch (const Error& error) {
       files.problems.push_back(fmt::format("{}: {}", file.string(), error.what()));
-      if (rank && *rank < kMostRanks) files.unreadable_ranks[*rank] = error.what();
+      if (rank && *rank < kMaxRanks) files.unreadable_ranks[*rank] = error.what();
     }
   }
   return files;

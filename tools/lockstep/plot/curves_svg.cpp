@@ -21,7 +21,7 @@ constexpr double kNote = 18;
 constexpr double kBetween = 26;  // panels
 constexpr double kSample = 30;   // the length of a line in the legend
 constexpr double kLegendSize = 14;
-constexpr size_t kMostLetters = 48;  // of a name in the legend
+constexpr size_t kMaxLetters = 48;  // of a name in the legend
 
 /// Blue and light blue are hard to tell apart in dark mode: light blue becomes lighter.
 constexpr svg::DarkColour kLightBlueInDarkMode{svg::kColours[5], "#a5dcff"};
@@ -84,7 +84,7 @@ class Legend {
 std::vector<LegendEntry> entries_of_runs(const std::vector<Run>& runs) {
   std::vector<std::string> names;
   for (const auto& run : runs) names.push_back(run.name);
-  const auto texts = shortened_distinctly(names, kMostLetters);
+  const auto texts = shortened_distinctly(names, kMaxLetters);
   std::vector<LegendEntry> entries;
   for (size_t i = 0; i < runs.size(); ++i) {
     const auto look = style_of_run(i);
@@ -161,7 +161,7 @@ bool has_name_as_title(const std::vector<Run>& runs, const CurvesStyle& style) {
 }
 
 std::string title_of(const std::vector<Run>& runs, const CurvesStyle& style) {
-  if (has_name_as_title(runs, style)) return shortened(runs[0].name, kMostLetters);
+  if (has_name_as_title(runs, style)) return shortened(runs[0].name, kMaxLetters);
   return style.title.empty() ? "Training curves" : style.title;
 }
 

@@ -26,9 +26,9 @@ constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
 /// The text in quotes, for a message of one line.
 std::string in_quotes(const std::string& text) {
-  constexpr size_t kMostLetters = 40;
+  constexpr size_t kMaxLetters = 40;
   const auto dumped = nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-  return dumped.size() <= kMostLetters ? dumped : dumped.substr(0, kMostLetters) + "...\"";
+  return dumped.size() <= kMaxLetters ? dumped : dumped.substr(0, kMaxLetters) + "...\"";
 }
 
 /// Receives the parts of a record from the parser. A file may have a million records, so no tree of values is built.

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostLevels = 3;
+constexpr int kMaxLevels = 3;
 
 /// The time of the last live file of a run, seconds and nanoseconds. Ranks rename their files, which changes the
 /// folder.
@@ -44,7 +44,7 @@ LatestRun latest_run(const fs::path& folder) {
     if (type != fs::file_type::directory) continue;
     const live::RunFolder run(entries->path());
     if (run.has_link("live")) latest.has_skipped_links = true;
-    if (run.is_run() || entries.depth() + 1 >= kMostLevels) entries.disable_recursion_pending();
+    if (run.is_run() || entries.depth() + 1 >= kMaxLevels) entries.disable_recursion_pending();
     const auto time = last_news(run);
     if (!time || (latest_time && *time <= *latest_time)) continue;
     latest.folder = entries->path();

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kEnter = "\033[?1049h\033[?25l\033[2J";  // alternate screen, no cursor, empty
 constexpr const char* kLeave = "\033[0m\033[?25h\033[?1049l";
-constexpr size_t kMostCells = 1000;
+constexpr size_t kMaxCells = 1000;
 
 [[noreturn]] void refuse_terminal(const char* call) {
   throw SystemError(fmt::format("the terminal cannot be used: {}: {}. Use --once.", call, std::strerror(errno)));
@@ -102,8 +102,8 @@ void FullScreen::read_signals(Event& event) {
 Style FullScreen::size(Style style) const {
   winsize size{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) size = {24, 80, 0, 0};
-  style.columns = std::clamp<size_t>(size.ws_col, 1, kMostCells);
-  style.rows = std::clamp<size_t>(size.ws_row, 1, kMostCells);
+  style.columns = std::clamp<size_t>(size.ws_col, 1, kMaxCells);
+  style.rows = std::clamp<size_t>(size.ws_row, 1, kMaxCells);
   return style;
 }
 

@@ -13,7 +13,7 @@ namespace {
 using live::RankState;
 using live::RankView;
 
-constexpr size_t kLeastNote = 21;  // "in all_reduce for 5 s"
+constexpr size_t kMinNote = 21;  // "in all_reduce for 5 s"
 constexpr size_t kBar = 20;
 constexpr size_t kWidestHost = 16;
 
@@ -149,7 +149,7 @@ RankTable::RankTable(const live::JobView& job, const Style& style) : style_(styl
     for (const auto& host : hosts)
       host_ = std::clamp(columns_of(live::printable(host)), std::max<size_t>(host_, 4), kWidestHost);
   const auto width = [&] {
-    size_t sum = 3 + kLeastNote;  // the marks, and the note
+    size_t sum = 3 + kMinNote;  // the marks, and the note
     for (size_t column : {rank_, host_, state_, step_, speed_, memory_, gpu_, gpu_memory_, bar_})
       sum += column == 0 ? 0 : column + 1;
     return sum + (share_ == 0 ? 0 : kParts.size() * (share_ + 1));

@@ -14,10 +14,10 @@ namespace {
 using live::RankState;
 using live::RankView;
 
-constexpr size_t kMostReportLines = 4;
-constexpr size_t kMostFailureLines = 4;
-constexpr size_t kLeastTableRows = 3;
-constexpr size_t kLeastLogRows = 3;  // the title and two lines
+constexpr size_t kMaxReportLines = 4;
+constexpr size_t kMaxFailureLines = 4;
+constexpr size_t kMinTableRows = 3;
+constexpr size_t kMinLogRows = 3;  // the title and two lines
 
 const std::array<std::pair<std::string_view, Key>, 20> kKeys{
     {{"q", Key::kQuit},           {"k", Key::kUp},        {"\033[A", Key::kUp},   {"\033OA", Key::kUp},
@@ -143,7 +143,7 @@ std::vector<std::string> detail_lines(const RankView& rank, const std::vector<st
   lines.push_back(StyledLine(style).add(rule, paint::kFaint).add(title_of(rank), paint::kBold).text());
   if (rank.failure && !rank.failure->message.empty())
     for (auto& line : wrapped(live::printable(rank.failure->kind + ": " + rank.failure->message), style, paint::kRed,
-                              kMostFailureLines))
+                              kMaxFailureLines))
       lines.push_back(std::move(line));
   if (rank.failure && !rank.failure->flight_recorder.empty())
     lines.push_back(StyledLine(style).add("flight recorder: " + live::printable(rank.failure->flight_recorder)).text());
@@ -188,8 +188,8 @@ Frame help_frame(std::vector<std::string> lines, const Style& style) {
 
 /// How many rows the table and the detail below it have, if `room` rows are left for both.
 std::pair<size_t, size_t> divide(size_t room, size_t ranks, bool shows_log) {
-  if (!shows_log || room < kLeastTableRows + kLeastLogRows) return {std::min(room, ranks), 0};
-  const size_t table = std::min(ranks, std::max(kLeastTableRows, room - std::max(kLeastLogRows, room / 3)));
+  if (!shows_log || room < kMinTableRows + kMinLogRows) return {std::min(room, ranks), 0};
+  const size_t table = std::min(ranks, std::max(kMinTableRows, room - std::max(kMinLogRows, room / 3)));
   return {table, room - table};
 }
 
@@ -245,7 +245,7 @@ Frame draw(const Shown& shown, Choice& choice, const Style& style) {
   auto lines = header_lines(shown, style);
   if (choice.shows_help) return help_frame(std::move(lines), style);
   const auto ranks = sorted(shown.job, choice.sort);
-  const auto report = report_lines(shown.job, style, std::min(kMostReportLines, style.rows / 5));
+  const auto report = report_lines(shown.job, style, std::min(kMaxReportLines, style.rows / 5));
   if (ranks.empty()) append(lines, waiting_lines(style));
   const RankTable table(shown.job, style);
   if (!ranks.empty()) lines.push_back(table.header());

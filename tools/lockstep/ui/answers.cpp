@@ -25,7 +25,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMostPoints = 20000, kMostLines = 2000, kDefaultLines = 100;
+constexpr size_t kMaxPoints = 20000, kMaxLines = 2000, kDefaultLines = 100;
 
 std::string text_of(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -155,7 +155,7 @@ Answer answer_curves(const RunCatalog& catalog, const Parameters& parameters) {
   const CurveRequest request{.x = *x,
                              .from = number(parameters, "from"),
                              .to = number(parameters, "to"),
-                             .buckets = count(parameters, "points", 1000, kMostPoints),
+                             .buckets = count(parameters, "points", 1000, kMaxPoints),
                              .smoothing = smoothing > 0 && smoothing < 1 ? smoothing : 0,
                              .is_x_logarithmic = parameter(parameters, "logx") == "1"};
   const CurveRequest as_it_is = [&] {
@@ -198,7 +198,7 @@ Answer answer_output(const RunCatalog& catalog, const Parameters& parameters) {
   if (!rank || *rank < 0) return refused(400, "rank is not valid: it must be 0 or more");
   Json output{{"rank", *rank}, {"lines", Json::array()}, {"problem", ""}};
   try {
-    output["lines"] = live::last_lines(run->folder(), *rank, count(parameters, "lines", kDefaultLines, kMostLines));
+    output["lines"] = live::last_lines(run->folder(), *rank, count(parameters, "lines", kDefaultLines, kMaxLines));
   } catch (const Error& error) {
     output["problem"] = error.what();
   }

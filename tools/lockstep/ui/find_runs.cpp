@@ -61,7 +61,7 @@ bool is_shard(const std::string& name) {
 
 FoundRuns find_runs(const std::vector<fs::path>& folders) {
   RunSearch search;
-  for (const auto& folder : folders) search.add(folder, kDeepestRun);
+  for (const auto& folder : folders) search.add(folder, kMaxRunDepth);
   return search.result();
 }
 

@@ -7,14 +7,14 @@
 namespace lockstep::ui {
 
 /// How many folders below a given folder runs are looked for.
-inline constexpr int kDeepestRun = 3;
+inline constexpr int kMaxRunDepth = 3;
 
 struct FoundRuns {
   std::vector<std::filesystem::path> folders{};  // canonical paths, sorted
   bool has_skipped_links = false;                // a run may be behind them
 };
 
-/// The runs among these folders, whose paths are canonical, and below them, at most kDeepestRun folders deeper, each
+/// The runs among these folders, whose paths are canonical, and below them, at most kMaxRunDepth folders deeper, each
 /// once. Runs inside of a run, hidden folders, and links are left out. Folders that cannot be read have no runs.
 FoundRuns find_runs(const std::vector<std::filesystem::path>& folders);
 

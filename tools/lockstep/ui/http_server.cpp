@@ -34,7 +34,7 @@ using std::chrono::milliseconds;
 constexpr size_t kWorkers = 8;                   // a file on a slow disk delays one of them
 constexpr size_t kSentInARow = size_t{1} << 20;  // bytes; then other events are handled
 constexpr milliseconds kTick(100);               // between two looks at the time limits
-constexpr size_t kMostDiscarded = 256 << 10;     // bytes that a client sends after its last response
+constexpr size_t kMaxDiscarded = 256 << 10;      // bytes that a client sends after its last response
 
 constexpr uint64_t kListener = 0;
 constexpr uint64_t kWaker = 1;
@@ -197,7 +197,7 @@ class HttpServer::Loop {
     if (got <= 0) return close(entry);
     if (connection.is_discarding) {
       connection.discarded += static_cast<size_t>(got);
-      if (connection.discarded > kMostDiscarded) close(entry);
+      if (connection.discarded > kMaxDiscarded) close(entry);
       return;
     }
     connection.input.append(bytes.data(), static_cast<size_t>(got));

@@ -11,7 +11,7 @@ namespace lockstep::ui {
 namespace {
 
 constexpr size_t kPieceBytes = size_t{4} << 20;
-constexpr size_t kLongestLine = size_t{1} << 20;
+constexpr size_t kMaxLine = size_t{1} << 20;
 constexpr size_t kComparedBytes = 64;
 
 }  // namespace
@@ -48,7 +48,7 @@ void MetricsReader::append(size_t count, bool at_end) {
   // Without the end of a line or of the file, the rest is no complete line.
   const bool may_be_complete = at_end || rest_.find('\n', rest_.size() - std::min(rest_.size(), count)) != rest_.npos;
   if (may_be_complete) rest_.erase(0, records_.append(rest_));
-  if (rest_.size() <= kLongestLine) return;
+  if (rest_.size() <= kMaxLine) return;
   records_.add_damaged_line("it is longer than 1 MiB");
   rest_.clear();
   is_line_skipped_ = true;

@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 constexpr auto kInterval = 400ms;
 constexpr int kFolderInterval = 5;    // how many intervals pass between two searches for new runs
 constexpr double kStillWriting = 15;  // seconds without a new record after which a run counts as interrupted
-constexpr size_t kMostReaders = 4;
+constexpr size_t kMaxReaders = 4;
 
 /// JSON has no NaN.
 Json finite(double value) {
@@ -156,7 +156,7 @@ Json Run::description() const {
 RunCatalog::RunCatalog(const std::vector<fs::path>& folders) : folders_(canonical(folders)) {
   look_for_runs();
   threads_.push_back(start_thread("watching runs", [this] { watch(); }));
-  const auto readers = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kMostReaders);
+  const auto readers = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kMaxReaders);
   for (size_t i = 0; i < readers; ++i) threads_.push_back(start_thread("reading metrics", [this] { read_metrics(); }));
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kLargestFile = size_t{1} << 20;
+constexpr size_t kMaxFile = size_t{1} << 20;
 
 /// The scalars of an object; of nested objects their scalars. Deeper values are left out: a file of strangers must not
 /// make a deep tree.
@@ -43,7 +43,7 @@ double changed_at(const live::RunFolder& run, const std::string& name) {
 
 /// Throws Error with the reason if the file cannot be used.
 Json JsonFile::parsed(const live::RunFolder& run) const {
-  const auto bytes = live::read_bytes(run, name_, kLargestFile);
+  const auto bytes = live::read_bytes(run, name_, kMaxFile);
   if (!bytes) return nullptr;
   const auto value = Json::parse(*bytes, nullptr, false);
   if (!value.is_object()) throw Error("it is damaged: it is no JSON object");

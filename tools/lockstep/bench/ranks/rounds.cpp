@@ -6,7 +6,7 @@ namespace lockstep::bench {
 namespace {
 
 constexpr int kWarmUps = 2;
-constexpr int kFewestRounds = 5, kMostRounds = 101;
+constexpr int kMinRounds = 5, kMaxRounds = 101;
 
 }  // namespace
 
@@ -46,7 +46,7 @@ double Rounds::slowest_time(Clock::time_point begin, Clock::time_point end) {
 
 int Rounds::choose_round_count(std::chrono::duration<double> one, std::chrono::duration<double> limit) {
   if (plan_.rounds > 0) return plan_.rounds;
-  const auto mine = std::clamp(limit / one, static_cast<double>(kFewestRounds), static_cast<double>(kMostRounds));
+  const auto mine = std::clamp(limit / one, static_cast<double>(kMinRounds), static_cast<double>(kMaxRounds));
   return static_cast<int>(page_.broadcast(static_cast<int64_t>(mine)));
 }
 
