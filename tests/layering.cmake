@@ -21,23 +21,23 @@ set(launch_may base rendezvous)
 set(never_torch base rendezvous launch)
 set(never_modules backends comm)
 
-# The public headers of each room.
+# The headers in include/lockstep of each room.
 set(base_headers environment error export logging version)
 set(rendezvous_headers rendezvous store tcp_store)
 set(launch_headers launch_options launcher)
 set(backends_headers backend reduce_op)
 set(comm_headers
-  call_options group_layout join process_group run_threads spawn tensors_in work)
+  call_options detail/tensor_members group_layout join process_group run_threads spawn tensors_in work)
 set(parallel_headers
-  accumulate autocast captured_step comm_hook data_parallel ddp_logging_data ddp_options distributed_data_parallel
-  fast_convolutions model_adapters recompute seed sync_batch_norm)
+  accumulate autocast captured_step comm_hook data_parallel ddp_logging_data ddp_options detail/ddp_state
+  detail/placed_arguments distributed_data_parallel fast_convolutions model_adapters recompute seed sync_batch_norm)
 set(optim_headers
-  fused_optimizers grad_scaler gradient_tools lr_scheduler optimizer_state parameter_groups schedules weight_average
-  zero_redundancy_optimizer)
+  detail/fused_state detail/inner_optimizer fused_optimizers grad_scaler gradient_tools lr_scheduler optimizer_state
+  parameter_groups schedules weight_average zero_redundancy_optimizer)
 set(report_headers early_stopping metric_log metrics print progress tensorboard_writer training_run)
 set(data_headers
-  batch_iterator batch_traits collate data_loader distributed_sampler group_loader idx lmdb sample_order stage
-  stream_loader subset)
+  batch_iterator batch_traits collate data_loader detail/batch_traits_inl distributed_sampler group_loader idx lmdb
+  sample_order stage stream_loader subset)
 set(checkpoint_headers
   checkpoint_directory checkpoint_file metric_mode module_state preemption_guard safetensors state_traits training_state value)
 
@@ -104,8 +104,9 @@ foreach(room ${rooms})
   endforeach()
 endforeach()
 
-# Tools, examples and benchmarks know nothing private.
-file(GLOB_RECURSE outside ${SOURCE}/examples/*.cpp ${SOURCE}/benchmarks/*.cpp ${SOURCE}/tools/*.cpp ${SOURCE}/tools/*.h)
+# Tools, examples, benchmarks and the umbrella know nothing private.
+file(GLOB_RECURSE outside ${SOURCE}/examples/*.cpp ${SOURCE}/benchmarks/*.cpp ${SOURCE}/tools/*.cpp ${SOURCE}/tools/*.h
+  ${SOURCE}/include/lockstep/lockstep.h)
 foreach(file ${outside})
   includes_of(${file} includes)
   foreach(include ${includes})
@@ -113,6 +114,9 @@ foreach(file ${outside})
     if(file MATCHES "/tools/lockstep/" AND EXISTS ${SOURCE}/tools/lockstep/${include} AND
        NOT EXISTS ${SOURCE}/src/${include})
       set(room "")  # a folder of the command line with the name of a room: checkpoint
+    endif()
+    if(include MATCHES "^lockstep/detail/")
+      violation(${file} ${include} "include/lockstep/detail is for other headers")
     endif()
     # The command line is part of the product and links base: it reads the machine with the launcher's own code.
     if(room AND NOT include MATCHES "^lockstep/" AND NOT (room STREQUAL "base" AND file MATCHES "/tools/lockstep/"))

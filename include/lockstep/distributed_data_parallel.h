@@ -15,6 +15,8 @@
 #include <lockstep/comm_hook.h>
 #include <lockstep/ddp_logging_data.h>
 #include <lockstep/ddp_options.h>
+#include <lockstep/detail/ddp_state.h>
+#include <lockstep/detail/placed_arguments.h>
 #include <lockstep/export.h>
 #include <lockstep/join.h>
 #include <lockstep/model_adapters.h>
@@ -22,29 +24,6 @@
 #include <lockstep/tensors_in.h>
 
 namespace lockstep {
-
-class DistributedDataParallelBase;
-
-namespace detail {
-
-class DdpState;
-/// For classes that work with the wrapper, such as ZeroRedundancyOptimizer.
-DdpState& ddp_state(const DistributedDataParallelBase& ddp);
-
-/// Disables gradient averaging while it exists.
-class LOCKSTEP_EXPORT NoSync {
- public:
-  explicit NoSync(std::shared_ptr<DdpState> replica);
-  ~NoSync();
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  std::shared_ptr<DdpState> replica_;
-  bool was_enabled_;
-};
-
-}  // namespace detail
 
 /// The part of DistributedDataParallel that does not depend on the module's class.
 class LOCKSTEP_EXPORT DistributedDataParallelBase : public Joinable {

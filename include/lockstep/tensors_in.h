@@ -6,12 +6,12 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
+
+#include <lockstep/detail/tensor_members.h>
 
 namespace lockstep {
 
@@ -44,20 +44,6 @@ struct TensorsIn<at::Tensor> {
   }
 };
 
-namespace detail {
-
-template <class T>
-inline constexpr bool kIsTupleOfReferences = false;
-template <class... Items>
-inline constexpr bool kIsTupleOfReferences<std::tuple<Items&...>> = true;
-
-template <class T>
-concept ListsTensors = requires(T& value) {
-  requires kIsTupleOfReferences<decltype(value.tensors())>;
-};
-
-}  // namespace detail
-
 template <detail::ListsTensors T>
 struct TensorsIn<T> {
   static constexpr bool kAny = true;
@@ -86,20 +72,6 @@ struct TensorsIn<std::pair<First, Second>> {
     TensorsIn<Second>::visit(pair.second, function);
   }
 };
-
-namespace detail {
-
-template <class Range, class Item>
-struct TensorsInRange {
-  static constexpr bool kAny = TensorsIn<Item>::kAny;
-  template <class Visit>
-  static void visit(Range& items, const Visit& function) {
-    if constexpr (kAny)
-      for (auto& item : items) TensorsIn<Item>::visit(item, function);
-  }
-};
-
-}  // namespace detail
 
 template <class Item>
 struct TensorsIn<std::vector<Item>> : detail::TensorsInRange<std::vector<Item>, Item> {};
@@ -138,25 +110,5 @@ int64_t samples_in(const Batch& batch) {
     return samples.value_or(1);
   }
 }
-
-namespace detail {
-
-/// Type of an argument passed to a module: a copy with its tensors on the device if the type contains tensors, else the
-/// argument itself.
-template <class Arg>
-using Placed = std::conditional_t<TensorsIn<std::decay_t<Arg>>::kAny, std::decay_t<Arg>, Arg&&>;
-
-template <class Arg>
-Placed<Arg> place(Arg&& arg, c10::Device device) {
-  if constexpr (TensorsIn<std::decay_t<Arg>>::kAny) {
-    std::decay_t<Arg> copy(std::forward<Arg>(arg));
-    TensorsIn<std::decay_t<Arg>>::visit(copy, [&](at::Tensor& tensor) { tensor = tensor.to(device); });
-    return copy;
-  } else {
-    return std::forward<Arg>(arg);
-  }
-}
-
-}  // namespace detail
 
 }  // namespace lockstep

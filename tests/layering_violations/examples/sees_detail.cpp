@@ -1,0 +1,1 @@
+#include <lockstep/detail/ddp_state.h>
