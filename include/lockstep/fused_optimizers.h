@@ -1,30 +1,15 @@
 #pragma once
 
-#include <memory>
 #include <utility>
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <lockstep/detail/fused_state.h>
 #include <lockstep/export.h>
 
 namespace lockstep {
-
-namespace detail {
-class DeviceState;
-class MasterWeights;
-/// Copies the step counts of a fused optimizer from the GPU to its states. Does nothing for other optimizers.
-void read_step_counts(const torch::optim::Optimizer& optimizer);
-
-/// The part that all fused optimizers have.
-struct FusedAccess;
-struct FusedState {
-  std::shared_ptr<DeviceState> device;
-  std::shared_ptr<MasterWeights> masters;  // null without master weights
-  at::Tensor skip;                         // during step_unless() on a GPU
-};
-}  // namespace detail
 
 /// An optimizer whose step a value on the GPU can skip. GradScaler uses it.
 class LOCKSTEP_EXPORT SkippableStep {
