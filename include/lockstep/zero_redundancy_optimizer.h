@@ -4,14 +4,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <torch/optim/adagrad.h>
 #include <torch/optim/optimizer.h>
-#include <torch/optim/rmsprop.h>
 
+#include <lockstep/detail/inner_optimizer.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/export.h>
 #include <lockstep/fused_optimizers.h>
@@ -68,18 +66,9 @@ struct ZeroRedundancyOptions {
 };
 
 namespace detail {
-
 class Shard;
 class UpdateStrategy;
 struct ZeroUndo;
-
-/// How to make and capture an optimizer of the user's class.
-struct InnerOptimizer {
-  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup> groups)> make;
-  void (*before_replay)(torch::optim::Optimizer&);
-  bool is_fused;  ///< FusedAdamW, FusedAdam or FusedSGD
-};
-
 }  // namespace detail
 
 /// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's class.
@@ -174,23 +163,6 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   std::shared_ptr<detail::UpdateStrategy> strategy_;
   std::shared_ptr<detail::JoinContext> join_;  // set while in a join
 };
-
-namespace detail {
-
-template <class Optimizer>
-inline constexpr bool is_fused = std::is_base_of_v<FusedAdamW, Optimizer> || std::is_base_of_v<FusedAdam, Optimizer> ||
-                                 std::is_base_of_v<FusedSGD, Optimizer>;
-
-template <class Optimizer, class... Known>
-inline constexpr bool is_one_of = (std::is_same_v<Optimizer, Known> || ...);
-
-template <class Optimizer>
-inline constexpr bool updates_elements =
-    is_one_of<Optimizer, torch::optim::SGD, torch::optim::Adam, torch::optim::AdamW, torch::optim::Adagrad,
-              torch::optim::RMSprop, FusedSGD, FusedAdam, FusedAdamW, WithMasterWeights<FusedSGD>,
-              WithMasterWeights<FusedAdam>, WithMasterWeights<FusedAdamW>>;
-
-}  // namespace detail
 
 /// An optimizer that shards its state over the ranks of a group (ZeRO). Each rank keeps one shard of the state, updates
 /// the corresponding part of the parameters, and receives the other parts from the other ranks. Use it in place of
