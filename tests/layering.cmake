@@ -34,10 +34,13 @@ set(parallel_headers
 set(optim_headers
   detail/fused_state detail/inner_optimizer fused_optimizers grad_scaler gradient_tools lr_scheduler optimizer_state
   parameter_groups schedules weight_average zero_redundancy_optimizer)
-set(report_headers early_stopping metric_log metrics print progress tensorboard_writer training_run)
+set(report_headers
+  detail/training_run_inl early_stopping metric_log metrics print progress tensorboard_writer training_run)
 set(data_headers
-  batch_iterator batch_traits collate data_loader detail/batch_traits_inl distributed_sampler group_loader idx lmdb
-  sample_order stage stream_loader subset)
+  batch_iterator batch_traits collate data_loader detail/batch_traits_inl detail/data_loader_inl detail/dataset_reading
+  detail/group_loader_inl detail/group_reading detail/loaded_batch detail/loader_core detail/stream_core
+  detail/stream_loader_inl detail/stream_reader distributed_sampler group_loader idx lmdb sample_order stage
+  stream_loader subset)
 set(checkpoint_headers
   checkpoint_directory checkpoint_file metric_mode module_state preemption_guard safetensors state_traits training_state value)
 
