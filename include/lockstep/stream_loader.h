@@ -4,10 +4,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -18,9 +16,11 @@
 #include <lockstep/batch_iterator.h>
 #include <lockstep/collate.h>
 #include <lockstep/data_loader.h>
-#include <lockstep/export.h>
+#include <lockstep/detail/dataset_reading.h>
+#include <lockstep/detail/loaded_batch.h>
+#include <lockstep/detail/stream_core.h>
+#include <lockstep/detail/stream_reader.h>
 #include <lockstep/process_group.h>
-#include <lockstep/tensors_in.h>
 #include <lockstep/value.h>
 
 namespace lockstep {
@@ -54,155 +54,6 @@ struct StreamLoaderOptions {
   StreamEnd end = StreamEnd::kTogether;
   int64_t max_batches = 0;  ///< The most batches of a rank in an epoch; needed for endless streams. 0: no limit.
 };
-
-namespace detail {
-
-/// Reads one part of the data, batch by batch. Used by one thread at a time.
-class PartReader {
- public:
-  struct Read {
-    std::shared_ptr<void> batch{};  // null at the end of the part
-    int64_t samples = 0;
-  };
-
-  virtual ~PartReader() = default;
-  virtual Read next() = 0;
-};
-
-/// The part of a StreamLoader that does not depend on the type of its samples.
-class LOCKSTEP_EXPORT StreamCore {
- public:
-  using Batch = std::shared_ptr<void>;
-  /// Opens a part and skips its first samples. Called concurrently for different parts.
-  using Open = std::function<std::unique_ptr<PartReader>(const StreamPart& part, int64_t skipped)>;
-
-  /// `on_next` is called for a batch as soon as it is made and the next one of its worker.
-  StreamCore(ProcessGroup group, const StreamLoaderOptions& options, bool finds_tensors, Open open,
-             const LoaderCore::OnNext& on_next);
-  ~StreamCore();
-
-  uint64_t begin();           // returns the number of the new loop
-  Batch next(uint64_t loop);  // empty at the end
-  void set_epoch(int64_t epoch);
-  int64_t epoch() const;
-  int64_t next_epoch() const;
-  Value state_dict() const;
-  void load_state_dict(const Value& state);
-  std::chrono::nanoseconds waited() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
-LOCKSTEP_EXPORT DataLoaderOptions loading_options(const StreamLoaderOptions& options);
-/// Rethrows the current exception with the name of the function that threw it in the message.
-[[noreturn]] LOCKSTEP_EXPORT void rethrow_from(const char* function);
-[[noreturn]] LOCKSTEP_EXPORT void refuse_shorter_stream(int64_t samples, int64_t skipped);
-
-template <class Stream>
-concept ReadsNext = requires(Stream& stream) {
-  stream.next();
-};
-template <class Stream>
-concept Skips = requires(Stream& stream) {
-  stream.skip(int64_t{});
-};
-
-/// Returns the stream, or the stream that a pointer points to.
-template <class Opened>
-auto& stream_in(Opened& opened) {
-  if constexpr (ReadsNext<Opened>)
-    return opened;
-  else
-    return *opened;
-}
-
-template <class Opened>
-using SampleIn = std::remove_cvref_t<decltype(*stream_in(std::declval<Opened&>()).next())>;
-
-template <class Open, class Collate>
-class StreamReader : public PartReader {
-  using Opened = std::invoke_result_t<Open&, const StreamPart&>;
-  using Sample = SampleIn<Opened>;
-  using Collated = detail::Collated<std::vector<Sample>, Collate>;
-
- public:
-  StreamReader(Open& open, Collate& collate, const DataLoaderOptions& options, const StreamPart& part, int64_t skipped)
-      : collate_(collate), options_(options), opened_(opened(open, part)) {
-    if (skipped > 0) skip(skipped);
-  }
-
-  Read next() override {
-    std::vector<Sample> samples;
-    while (!has_ended_ && samples.size() < static_cast<size_t>(options_.batch_size)) {
-      auto sample = read();
-      if (sample)
-        samples.push_back(*std::move(sample));
-      else
-        has_ended_ = true;
-    }
-    const auto count = static_cast<int64_t>(samples.size());
-    if (count == 0 || (options_.drop_last && count < options_.batch_size)) return {};
-    using Loaded = LoadedBatch<typename Collated::Batch>;
-    auto loaded = std::make_shared<Loaded>(Loaded{collated(std::move(samples))});
-    loaded->pin(options_);
-    return {std::move(loaded), count};
-  }
-
- private:
-  static Opened opened(Open& open, const StreamPart& part) {
-    try {
-      return open(part);
-    } catch (...) {
-      rethrow_from("open()");
-    }
-  }
-
-  // Counts the samples, and names the sample that cannot be read.
-  auto read() {
-    try {
-      auto sample = stream_in(opened_).next();
-      if (sample) ++position_;
-      return sample;
-    } catch (...) {
-      rethrow_about(position_);
-    }
-  }
-
-  void skip(int64_t samples) {
-    if constexpr (Skips<std::remove_reference_t<decltype(stream_in(opened_))>>) {
-      try {
-        stream_in(opened_).skip(samples);
-      } catch (...) {
-        rethrow_from("skip()");
-      }
-      position_ = static_cast<size_t>(samples);
-    } else {
-      for (int64_t i = 0; i < samples; ++i)
-        if (!read()) refuse_shorter_stream(i, samples);
-    }
-  }
-
-  auto collated(std::vector<Sample> samples) {
-    const size_t count = samples.size();
-    try {
-      return Collated::make(collate_, std::move(samples));
-    } catch (...) {
-      std::vector<size_t> numbers(count);
-      std::iota(numbers.begin(), numbers.end(), position_ - count);
-      rethrow_about(numbers);
-    }
-  }
-
-  Collate& collate_;
-  const DataLoaderOptions& options_;
-  size_t position_ = 0;  // samples of the part that were read or skipped
-  bool has_ended_ = false;
-  Opened opened_;
-};
-
-}  // namespace detail
 
 /// Reads streams, whose size is unknown, ahead of the training loop and groups their samples into batches:
 ///
@@ -304,24 +155,8 @@ class StreamLoader {
   struct Made {};
   using Loaded = detail::LoadedBatch<Batch>;
 
-  StreamLoader(Made, Open open, ProcessGroup group, Collate collate, const StreamLoaderOptions& options)
-      : options_(detail::loading_options(options)),
-        copies_(options.device),
-        open_(std::move(open)),
-        collate_(std::move(collate)),
-        core_(
-            std::move(group), options, TensorsIn<Batch>::kAny,
-            [this](const StreamPart& part, int64_t skipped) {
-              return std::make_unique<detail::StreamReader<Open, Collate>>(open_, collate_, options_, part, skipped);
-            },
-            [this](void* next) { static_cast<Loaded*>(next)->start_copy(copies_); }) {}
-
-  std::shared_ptr<Batch> next(uint64_t loop) {
-    const auto loaded = std::static_pointer_cast<Loaded>(core_.next(loop));
-    if (!loaded) return nullptr;
-    loaded->finish_copy(copies_);
-    return {loaded, &loaded->batch};
-  }
+  StreamLoader(Made, Open open, ProcessGroup group, Collate collate, const StreamLoaderOptions& options);
+  std::shared_ptr<Batch> next(uint64_t loop);
 
   // Constant after construction.
   const DataLoaderOptions options_;
@@ -337,3 +172,5 @@ template <class Open>
 StreamLoader(Open, ProcessGroup) -> StreamLoader<Open>;
 
 }  // namespace lockstep
+
+#include <lockstep/detail/stream_loader_inl.h>
