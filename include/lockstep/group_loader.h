@@ -3,12 +3,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,10 +14,11 @@
 #include <lockstep/batch_traits.h>
 #include <lockstep/collate.h>
 #include <lockstep/data_loader.h>
+#include <lockstep/detail/dataset_reading.h>
+#include <lockstep/detail/group_reading.h>
+#include <lockstep/detail/loaded_batch.h>
 #include <lockstep/distributed_sampler.h>
-#include <lockstep/export.h>
 #include <lockstep/process_group.h>
-#include <lockstep/tensors_in.h>
 
 namespace lockstep {
 
@@ -32,55 +30,6 @@ struct ReadingGroups {
   /// Rank 0 of this group sends its batches to all its ranks. Their samplers must be equal.
   std::optional<ProcessGroup> broadcast{};
 };
-
-namespace detail {
-
-/// A batch in transit. Without samples, it is the end of the epoch.
-struct BatchMessage {
-  int64_t samples = 0;
-  std::string bytes{};
-};
-
-/// The part of GroupLoader that does not depend on the type of its samples: decides which rank reads for which ranks,
-/// sends the batches, and lets all ranks fail together.
-class LOCKSTEP_EXPORT GroupReading {
- public:
-  using Read = std::function<std::vector<BatchMessage>()>;  // one message for each rank for which this rank reads
-  using Unpack = std::function<void(std::string_view bytes)>;
-
-  GroupReading(ReadingGroups groups, DistributedSampler sampler, const DataLoaderOptions& options, bool finds_tensors);
-  ~GroupReading();
-
-  /// Calls `action` on ranks that read. If it throws, all ranks throw. Collective.
-  void on_readers(const char* doing, const std::function<void()>& action) const;
-  std::vector<DistributedSampler> samplers() const;             // of the ranks for which this rank reads
-  void place(std::vector<DistributedSampler>& samplers) const;  // moves them to this rank's epoch and position
-
-  uint64_t begin();  // collective; returns the number of the new loop
-  /// Reads and sends the next batches, and passes this rank's batch to `unpack`. Returns false at the end. Collective.
-  bool next(uint64_t loop, const Read& read, const Unpack& unpack);
-  size_t size() const;
-  DistributedSampler sampler() const;
-  std::chrono::nanoseconds waited() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
-/// Makes a batch from samples and serializes it, on the rank that reads.
-template <class Collate>
-struct Packer {
-  Collate collate;
-
-  template <class Sample>
-  BatchMessage operator()(std::vector<Sample> samples) {
-    const auto count = static_cast<int64_t>(samples.size());
-    return {count, pack_batch(collate(std::move(samples)))};
-  }
-};
-
-}  // namespace detail
 
 /// Reads data on a few ranks and sends the batches to the others. For file systems that cannot serve all ranks:
 ///
@@ -164,49 +113,9 @@ class GroupLoader {
   using Loaded = detail::LoadedBatch<Batch>;
 
   GroupLoader(Made, Open open, DistributedSampler sampler, ReadingGroups groups, Collate collate,
-              const DataLoaderOptions& options)
-      : options_(options),
-        copies_(options.device),
-        reading_(std::move(groups), std::move(sampler), options, TensorsIn<Batch>::kAny) {
-    std::optional<Data> dataset;
-    reading_.on_readers("cannot open the dataset", [&] { dataset.emplace(open()); });
-    reading_.on_readers("cannot create a DataLoader", [&] {
-      auto for_readers = options;
-      for_readers.device.reset();
-      for_readers.pin_memory = false;
-      samplers_ = reading_.samplers();
-      for (const auto& each : samplers_)
-        loaders_.push_back(std::make_unique<Loader>(*dataset, each, detail::Packer<Collate>{collate}, for_readers));
-    });
-  }
-
-  std::shared_ptr<Batch> next(uint64_t loop) {
-    std::shared_ptr<Batch> batch;
-    const auto unpack = [&](std::string_view bytes) {
-      const auto loaded = std::make_shared<Loaded>(Loaded{detail::unpack_batch<Batch>(bytes)});
-      loaded->pin(options_);
-      loaded->finish_copy(copies_);
-      batch = {loaded, &loaded->batch};
-    };
-    return reading_.next(
-               loop, [this] { return read(); }, unpack)
-               ? batch
-               : nullptr;
-  }
-
-  // Returns the next message of each rank for which this rank reads.
-  std::vector<detail::BatchMessage> read() {
-    std::vector<detail::BatchMessage> messages;
-    if (batches_.empty()) reading_.place(samplers_);
-    for (size_t i = 0; i < loaders_.size(); ++i) {
-      if (i == batches_.size())
-        batches_.push_back(loaders_[i]->begin());
-      else
-        ++batches_[i];
-      messages.push_back(batches_[i] == loaders_[i]->end() ? detail::BatchMessage() : std::move(*batches_[i]));
-    }
-    return messages;
-  }
+              const DataLoaderOptions& options);
+  std::shared_ptr<Batch> next(uint64_t loop);
+  std::vector<detail::BatchMessage> read();  // the next message of each rank for which this rank reads
 
   const DataLoaderOptions options_;
   const detail::DeviceCopies copies_;
@@ -222,3 +131,5 @@ template <class Open>
 GroupLoader(Open, DistributedSampler, ReadingGroups) -> GroupLoader<Open>;
 
 }  // namespace lockstep
+
+#include <lockstep/detail/group_loader_inl.h>
