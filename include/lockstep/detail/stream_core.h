@@ -37,7 +37,7 @@ class LOCKSTEP_EXPORT StreamCore {
   /// Opens a part and skips its first samples. Called concurrently for different parts.
   using Open = std::function<std::unique_ptr<PartReader>(const StreamPart& part, int64_t skipped)>;
 
-  /// `on_next` is called for a batch as soon as it is made and the next one of its worker.
+  /// `on_next` is called for a batch once it has been created and is the next batch of its worker.
   StreamCore(ProcessGroup group, const StreamLoaderOptions& options, bool finds_tensors, Open open,
              const LoaderCore::OnNext& on_next);
   ~StreamCore();
