@@ -23,7 +23,7 @@ TEST(Readme, TrainsAndResumes) {
       auto net = seeded_net();
       lockstep::DistributedDataParallel ddp(net, world);
       lockstep::DataLoader loader(Samples(), lockstep::DistributedSampler(24, world), {.batch_size = 4});
-      torch::optim::SGD optimizer(ddp.parameters(), 0.05);
+      torch::optim::SGD optimizer(ddp.parameters(), 0.005);
 #include "README/with_checkpoints_and_resuming.inc"
     };
     EXPECT_EQ(train(2), 0);
