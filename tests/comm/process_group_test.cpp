@@ -134,7 +134,7 @@ TEST(ProcessGroup, TensorsThatRequireGradAreChangedInPlace) {
 TEST(ProcessGroup, UnknownBackendsAreRefusedWithThoseThereAre) {
   expect_error<UsageError>([] { alone("smoke"); }, "'smoke'", "threads", "auto");
 #ifndef LOCKSTEP_HAVE_NCCL
-  expect_error<UsageError>([] { alone("nccl"); }, "'nccl'", "summary");
+  expect_error<UsageError>([] { alone("nccl"); }, "'nccl'", "lockstep doctor");
 #endif
 }
 

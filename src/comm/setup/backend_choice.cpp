@@ -101,8 +101,10 @@ BackendFactory find_backend(const std::string& name) {
     if (found != registry().factories.end()) return found->second;
   }
   bool is_known = name == "gloo" || name == "mpi" || name == "nccl" || name == "shm";
-  throw UsageError(text("there is no backend '", name, "'; this build has ", enumerate(available_backends()),
-                        " and auto", is_known ? "; run lockstep doctor, which names what is missing" : ""));
+  auto names = available_backends();
+  names.push_back(kAuto);
+  throw UsageError(text("there is no backend '", name, "'; this build has ", enumerate(names),
+                        is_known ? "; run lockstep doctor, which names what is missing" : ""));
 }
 
 static std::string checked_name(const std::string& name) {
