@@ -99,7 +99,8 @@ TEST_F(Directory, KeepsTheLastEveryNthAndTheBest) {
     double x = 0;
     auto state = TrainingState{}.add("x", x);
     CheckpointDirectory checkpoints(
-        world, folder(), {.keep_last = 2, .keep_every = 4, .best = "loss", .best_mode = MetricMode::kMin, .unit = "epoch"});
+        world, folder(),
+        {.keep_last = 2, .keep_every = 4, .best = "loss", .best_mode = MetricMode::kMin, .unit = "epoch"});
     const std::vector<double> losses{std::nan(""), 4, 1, 3, 2, 2, 2, 2, 2, 2};
     for (size_t i = 0; i < losses.size(); ++i) {
       x = static_cast<double>(i);

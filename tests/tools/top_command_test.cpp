@@ -262,7 +262,8 @@ TEST_F(TopCommand, ShowsWhyThereIsNoOutput) {
 }
 
 TEST_F(TopCommand, PrintsNoEscapesInTheNameOfARun) {
-  const auto ran = shell("mkdir -p runs/\"$(printf 'a\\033[31mb')\"/live; top");
+  const auto ran =
+      shell("run=runs/\"$(printf 'a\\033[31mb')\"; mkdir -p \"$run\"/live; touch \"$run\"/live/rank-00000.json; top");
   EXPECT_EQ(ran.code, 1);
   EXPECT_EQ(ran.errors, "lockstep top: runs/ab has no live files that can be read\n");
 }

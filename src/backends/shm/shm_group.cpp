@@ -180,9 +180,9 @@ class Attempt {
                  {segment.token.data(), segment.token.size()}});
   }
 
-  // Maps the segment of the rank. Returns an empty string, or why the segment cannot be mapped.
+  // Maps the segment that a rank offers. Returns an empty string, or why the segment cannot be mapped.
   static std::string find(const std::string& offered, ShmGroup::Member& member) {
-    if (offered.empty()) return "another rank has no shared memory";
+    if (offered.empty()) return {};  // that rank reports why it has no memory
     try {
       const auto offer = unpack(offered);
       MemoryHandle address{offer.at(0), offer.at(1), static_cast<size_t>(to_number(offer.at(2))), !offer.at(3).empty()};
