@@ -194,6 +194,7 @@ TEST_F(Catalog, ResolvesTheNamedFoldersOnce) {
 TEST_F(Catalog, ShowsNothingOfARunThatBecomesALink) {
   write("outside/live/output-00000.log", "secret output\n");
   write("runs/a/live/output-00000.log", "own output\n");
+  write("runs/a/metrics.jsonl", kLine);
   const RunCatalog catalog({folder_.path() / "runs"});
   const auto lines = [&] { return Json::parse(answer_output(catalog, {{"run", "0"}, {"rank", "0"}}).body)["lines"]; };
   EXPECT_EQ(lines(), Json::parse(R"(["own output"])"));

@@ -76,7 +76,7 @@ struct ConnectedPeer {
   TlsSession session;
   Decoder decoder{};
   OutputBuffer unsent{};
-  Clock::time_point told{};  // when something was last sent to it
+  Clock::time_point last_sent{};  // when something was last sent to it
   size_t bytes_before_proof = 0;
   bool is_known = false;     // authenticated
   bool is_closing = false;   // shut down once everything is sent
