@@ -32,7 +32,7 @@ inline StoreClient::Options client_options(int port,
 
 inline StoreServer::Options host_options(const std::string& host = "127.0.0.1", int port = 0) {
   const Endpoint endpoint{host, port};
-  return {endpoint, test_secret(), 0, "rank 0"};
+  return {endpoint, test_secret(), 0, "rank 0", 0};
 }
 
 /// A store in this process, on loopback.
