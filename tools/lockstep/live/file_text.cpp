@@ -1,11 +1,13 @@
 #include "live/file_text.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <lockstep/error.h>
+
+#include "live/records.h"
 
 namespace lockstep::live {
 namespace {
@@ -107,14 +109,15 @@ std::map<std::string, double> last_metrics(const std::filesystem::path& run) {
   } catch (const Error&) {
     return metrics;
   }
-  for (size_t begin = 0, end = 0; begin < bytes.size(); begin = end + 1) {
-    end = std::min(bytes.find('\n', begin), bytes.size());
-    const auto record = nlohmann::json::parse(bytes.begin() + static_cast<ptrdiff_t>(begin),
-                                              bytes.begin() + static_cast<ptrdiff_t>(end), nullptr, false);
-    if (!record.is_object()) continue;
-    for (const auto& [name, value] : record.items())
-      if (value.is_number()) metrics[name] = value.get<double>();
+  Records records;
+  records.append(bytes);
+  for (size_t i = 0; i < records.metrics().size(); ++i) {
+    const double of_steps = records.steps().last_value(i);
+    const double value = std::isfinite(of_steps) ? of_steps : records.epochs().last_value(i);
+    if (std::isfinite(value)) metrics[records.metrics()[i]] = value;
   }
+  for (const auto x : {XAxis::kStep, XAxis::kEpoch, XAxis::kTime})
+    if (const double last = records.last_position(x); std::isfinite(last)) metrics[key_of(x)] = last;
   return metrics;
 }
 

@@ -4,13 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "live/records.h"
+
 namespace lockstep::plot {
 
-/// The horizontal axis: which number of a record is its position.
-enum class XAxis { kStep, kEpoch, kTime };
-
-/// The key of that number in a record: "step", "epoch" or "seconds".
-const char* key_of(XAxis x);
+using live::XAxis;
 
 /// Values of one metric, in the order of the file. `y` is NaN where the file has null: the value was not finite.
 struct Series {

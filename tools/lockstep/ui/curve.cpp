@@ -98,7 +98,7 @@ class CurveBuilder {
   Bucket bucket_;  // without a position while it is empty
 };
 
-void find_extremes(Curve& curve, const Column& column, const std::vector<double>& x) {
+void find_extremes(Curve& curve, const live::Column& column, const std::vector<double>& x) {
   curve.first_x = curve.last_x = curve.last = curve.lowest = curve.highest = kNothing;
   for (size_t i = 0; i < column.rows.size(); ++i) {
     const double at = x[column.rows[i]];
@@ -118,7 +118,7 @@ void find_extremes(Curve& curve, const Column& column, const std::vector<double>
 
 Curve curve_of(const RecordTable& table, int metric, const CurveRequest& request) {
   Curve curve;
-  static const Column kEmpty;
+  static const live::Column kEmpty;
   const bool is_known = metric >= 0 && static_cast<size_t>(metric) < table.columns.size();
   const auto& column = is_known ? table.columns[static_cast<size_t>(metric)] : kEmpty;
   const auto& x = table.positions(request.x);

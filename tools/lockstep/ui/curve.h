@@ -3,9 +3,12 @@
 #include <cstddef>
 #include <vector>
 
-#include "ui/records.h"
+#include "live/records.h"
 
 namespace lockstep::ui {
+
+using live::RecordTable;
+using live::XAxis;
 
 /// What a curve shows: a part of the horizontal axis, at most `buckets` points, and how strongly it is smoothed.
 struct CurveRequest {

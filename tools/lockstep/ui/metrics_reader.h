@@ -6,10 +6,12 @@
 #include <mutex>
 #include <string>
 
+#include "live/records.h"
 #include "live/run_folder.h"
-#include "ui/records.h"
 
 namespace lockstep::ui {
+
+using live::Records;
 
 /// Follows a metrics.jsonl that may grow, shrink or be replaced, and keeps its records. Thread-safe: one thread reads
 /// while others look at the records that have been read so far.

@@ -30,30 +30,14 @@ Json finite(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
 
-/// The last finite value, or NaN.
-double last_of(const RecordTable& table, size_t metric) {
-  if (metric >= table.columns.size()) return std::nan("");
-  const auto& values = table.columns[metric].values;
-  const auto found = std::find_if(values.rbegin(), values.rend(), [](double value) { return std::isfinite(value); });
-  return found == values.rend() ? std::nan("") : *found;
-}
-
 /// The last values of all metrics: of epochs if there are any, else of steps.
 Json last_values(const Records& records) {
   Json values = Json::object();
   for (size_t i = 0; i < records.metrics().size(); ++i) {
-    const double of_epochs = last_of(records.epochs(), i);
-    values[records.metrics()[i]] = finite(std::isfinite(of_epochs) ? of_epochs : last_of(records.steps(), i));
+    const double of_epochs = records.epochs().last_value(i);
+    values[records.metrics()[i]] = finite(std::isfinite(of_epochs) ? of_epochs : records.steps().last_value(i));
   }
   return values;
-}
-
-/// The largest of the last numbers of the two tables.
-Json last_position(const Records& records, XAxis x) {
-  double last = std::nan("");
-  for (const auto* table : {&records.steps(), &records.epochs()})
-    if (!table->positions(x).empty()) last = std::fmax(last, table->positions(x).back());
-  return finite(last);
 }
 
 std::vector<fs::path> canonical(const std::vector<fs::path>& folders) {
@@ -127,13 +111,14 @@ Json Run::description() const {
     run["records"] = records.size();
     run["metrics"] = records.metrics();
     run["last"] = last_values(records);
-    run["step"] = last_position(records, XAxis::kStep);
-    run["epoch"] = last_position(records, XAxis::kEpoch);
-    run["seconds"] = last_position(records, XAxis::kTime);
+    run["step"] = finite(records.last_position(live::XAxis::kStep));
+    run["epoch"] = finite(records.last_position(live::XAxis::kEpoch));
+    run["seconds"] = finite(records.last_position(live::XAxis::kTime));
     run["problems"] = Json::array();
     if (records.damaged_lines() > 0)
-      run["problems"].push_back(fmt::format("metrics.jsonl has {}, which are left out; the first is {}",
-                                            counted_lines(records.damaged_lines()), records.first_problem()));
+      run["problems"].push_back(fmt::format("metrics.jsonl has {}, which are left out; the first is line {}: {}",
+                                            counted_lines(records.damaged_lines()), records.first_damaged_line(),
+                                            records.first_problem()));
   });
   run["id"] = id_;
   run["path"] = folder_.string();

@@ -1,5 +1,6 @@
-#include "ui/records.h"
+#include "live/records.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -13,7 +14,7 @@
 // Short numbers are converted exactly with one multiplication or division; the others by std::from_chars. No tree of
 // values is built and no memory is allocated for a line.
 
-namespace lockstep::ui {
+namespace lockstep::live {
 namespace {
 
 constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
@@ -70,29 +71,61 @@ std::string unescaped(std::string_view quoted) {
   return parsed.is_string() ? parsed.get<std::string>() : "";
 }
 
+/// The value as JSON, for a message of one line.
+std::string in_message(const nlohmann::json& value) {
+  constexpr size_t kMaxLetters = 40;
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return "an array";
+  const auto text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  return text.size() <= kMaxLetters ? text : text.substr(0, kMaxLetters) + "...\"";
+}
+
+/// Returns why a line is no valid record. A slow parser says it better than the scanner.
+std::string problem_of(std::string_view line) {
+  nlohmann::json record;
+  try {
+    record = nlohmann::json::parse(line);
+  } catch (const nlohmann::json::parse_error& error) {
+    return fmt::format("it is not valid JSON from column {} on", error.byte);
+  } catch (const nlohmann::json::exception&) {  // a number that does not fit
+    return "it is not valid JSON";
+  }
+  if (!record.is_object())
+    return fmt::format("it is {}, not an object", record.is_number() ? "a number" : in_message(record));
+  for (const auto& [name, value] : record.items()) {
+    const bool is_type = name == "type";
+    if (is_type ? value == "step" || value == "epoch" : value.is_number() || value.is_null()) continue;
+    return fmt::format("{} is {}, not {}", in_message(name), in_message(value),
+                       is_type ? "\"step\" or \"epoch\"" : "a number or null");
+  }
+  return record.contains("type") ? "it is not valid JSON" : "it has no \"type\"";
+}
+
 }  // namespace
+
+const char* key_of(XAxis x) {
+  return x == XAxis::kStep ? "step" : x == XAxis::kEpoch ? "epoch" : "seconds";
+}
 
 /// Reads one line into `fields_` of the records.
 class LineScanner {
  public:
   LineScanner(Records& records, const char* begin, const char* end) : records_(records), at_(begin), end_(end) {}
 
-  /// Returns false if the line is no valid record; problem() is the reason then.
+  /// Returns whether the line is a valid record.
   bool read() {
     records_.fields_.clear();
-    if (!skip('{')) return refuse("it is not an object");
+    if (!skip('{')) return false;
     if (!skip('}'))
       for (size_t place = 0;; ++place) {
         if (!read_pair(place)) return false;
         if (skip('}')) break;
-        if (!skip(',')) return refuse("it is not valid JSON");
+        if (!skip(',')) return false;
       }
     skip_blanks();
-    if (at_ != end_) return refuse("it is not valid JSON");
-    return table_ || refuse("it has no \"type\"");
+    return at_ == end_ && table_;
   }
 
-  const std::string& problem() const { return problem_; }
   RecordTable& table() const { return *table_; }
   const double (&positions() const)[3] { return positions_; }
 
@@ -112,11 +145,6 @@ class LineScanner {
     return static_cast<size_t>(end_ - at_) >= text.size() && std::memcmp(at_, text.data(), text.size()) == 0;
   }
 
-  bool refuse(std::string problem) {
-    problem_ = std::move(problem);
-    return false;
-  }
-
   bool read_pair(size_t place) {
     skip_blanks();
     int key = 0;
@@ -126,14 +154,14 @@ class LineScanner {
     } else if (!read_new_key(place, key)) {
       return false;
     }
-    if (!skip(':')) return refuse("it is not valid JSON");
+    if (!skip(':')) return false;
     skip_blanks();
     if (key == kTypeKey) return read_type();
     double value = kNoNumber;
     if (starts_with("null"))
       at_ += 4;
     else if (!read_number(at_, end_, value))
-      return refuse(fmt::format("{} is no number", records_.layout_[place]));
+      return false;
     if (key < 0)
       positions_[kStepKey - key] = value;
     else
@@ -144,18 +172,18 @@ class LineScanner {
   /// Reads a key and remembers it for the next line.
   bool read_new_key(size_t place, int& key) {
     const char* const begin = at_;
-    if (at_ == end_ || *at_++ != '"') return refuse("it is not valid JSON");
+    if (at_ == end_ || *at_++ != '"') return false;
     bool has_escapes = false;
     for (; at_ < end_ && *at_ != '"'; ++at_)
       if (*at_ == '\\') {
         has_escapes = true;
         if (++at_ == end_) break;
       }
-    if (at_ == end_) return refuse("it is not valid JSON");
+    if (at_ == end_) return false;
     ++at_;
     const std::string_view quoted(begin, static_cast<size_t>(at_ - begin));
     const auto name = has_escapes ? unescaped(quoted) : std::string(quoted.substr(1, quoted.size() - 2));
-    if (has_escapes && name.empty()) return refuse("it is not valid JSON");
+    if (has_escapes && name.empty()) return false;
     key = key_of(name);
     records_.layout_.resize(place);
     records_.layout_keys_.resize(place);
@@ -176,7 +204,7 @@ class LineScanner {
   bool read_type() {
     constexpr std::string_view kStep = "\"step\"", kEpoch = "\"epoch\"";
     const bool is_step = starts_with(kStep);
-    if (!is_step && !starts_with(kEpoch)) return refuse("its \"type\" is neither \"step\" nor \"epoch\"");
+    if (!is_step && !starts_with(kEpoch)) return false;
     at_ += is_step ? kStep.size() : kEpoch.size();
     table_ = is_step ? &records_.steps_ : &records_.epochs_;
     return true;
@@ -187,11 +215,24 @@ class LineScanner {
   const char* const end_;
   RecordTable* table_ = nullptr;
   double positions_[3] = {kNoNumber, kNoNumber, kNoNumber};
-  std::string problem_;
 };
 
 const std::vector<double>& RecordTable::positions(XAxis x) const {
   return x == XAxis::kStep ? step : x == XAxis::kEpoch ? epoch : seconds;
+}
+
+double RecordTable::last_value(size_t metric) const {
+  if (metric >= columns.size()) return kNoNumber;
+  const auto& values = columns[metric].values;
+  const auto found = std::find_if(values.rbegin(), values.rend(), [](double value) { return std::isfinite(value); });
+  return found == values.rend() ? kNoNumber : *found;
+}
+
+double Records::last_position(XAxis x) const {
+  double last = kNoNumber;
+  for (const auto* table : {&steps_, &epochs_})
+    if (!table->positions(x).empty()) last = std::fmax(last, table->positions(x).back());
+  return last;
 }
 
 int Records::find(const std::string& metric) const {
@@ -222,9 +263,11 @@ void Records::add_record(RecordTable& table, const double (&positions)[3]) {
   }
 }
 
-void Records::add_damaged_line(const std::string& problem) {
+void Records::add_damaged_line(std::string problem) {
   ++lines_;
-  if (damaged_lines_++ == 0) first_problem_ = fmt::format("line {}: {}", lines_, problem);
+  if (damaged_lines_++ > 0) return;
+  first_damaged_line_ = lines_;
+  first_problem_ = std::move(problem);
 }
 
 void Records::read_line(const char* begin, const char* end) {
@@ -234,7 +277,8 @@ void Records::read_line(const char* begin, const char* end) {
     return;
   }
   LineScanner line(*this, begin, end);
-  if (!line.read()) return add_damaged_line(line.problem());
+  if (!line.read())
+    return add_damaged_line(damaged_lines_ == 0 ? problem_of({begin, static_cast<size_t>(end - begin)}) : "");
   ++lines_;
   add_record(line.table(), line.positions());
 }
@@ -260,4 +304,4 @@ size_t Records::append(std::string_view text) {
   return static_cast<size_t>(at - text.data());
 }
 
-}  // namespace lockstep::ui
+}  // namespace lockstep::live

@@ -7,10 +7,13 @@
 #include <unordered_map>
 #include <vector>
 
-namespace lockstep::ui {
+namespace lockstep::live {
 
 /// The horizontal axis: which number of a record is its position.
 enum class XAxis { kStep, kEpoch, kTime };
+
+/// The key of that number in a record: "step", "epoch" or "seconds".
+const char* key_of(XAxis x);
 
 /// The values of one metric. `values` is NaN where the file has null: the value was not finite.
 struct Column {
@@ -25,6 +28,8 @@ struct RecordTable {
 
   size_t size() const { return step.size(); }
   const std::vector<double>& positions(XAxis x) const;
+  /// The last finite value of a metric; NaN if there is none.
+  double last_value(size_t metric) const;
 };
 
 /// The records of a metrics.jsonl. A reader of a growing file passes it in pieces. A line that is no valid record is
@@ -36,7 +41,7 @@ class Records {
   size_t append(std::string_view text);
 
   /// Counts a line that the caller has skipped.
-  void add_damaged_line(const std::string& problem);
+  void add_damaged_line(std::string problem);
 
   const RecordTable& steps() const { return steps_; }
   const RecordTable& epochs() const { return epochs_; }
@@ -44,11 +49,14 @@ class Records {
   const std::vector<std::string>& metrics() const { return metrics_; }
   /// The number of a metric; -1 if no record has it.
   int find(const std::string& metric) const;
+  /// The largest position; NaN if no record has one.
+  double last_position(XAxis x) const;
 
   size_t size() const { return steps_.size() + epochs_.size(); }
   size_t lines() const { return lines_; }
   size_t damaged_lines() const { return damaged_lines_; }
-  /// "line 7: it has no "type"", of the first damaged line; empty if there is none.
+  /// Of the first damaged line: its number, from 1, and why it is damaged, as in "it has no "type"".
+  size_t first_damaged_line() const { return first_damaged_line_; }
   const std::string& first_problem() const { return first_problem_; }
 
  private:
@@ -69,8 +77,8 @@ class Records {
   std::vector<Field> fields_;                     // metrics of the line that is being read
   std::vector<std::string> layout_;               // the keys of the last line with their quotes, in order
   std::vector<int> layout_keys_;                  // what each of them means, as LineScanner::key_of returns it
-  size_t lines_ = 0, damaged_lines_ = 0;
+  size_t lines_ = 0, damaged_lines_ = 0, first_damaged_line_ = 0;
   std::string first_problem_;
 };
 
-}  // namespace lockstep::ui
+}  // namespace lockstep::live
