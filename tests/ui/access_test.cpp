@@ -35,9 +35,9 @@ TEST(Access, FindsTheTokenAmongOtherCookies) {
   for (const auto* other : {"", "lockstep_8080=", "lockstep_8080=secrets", "lockstep_9090=secret", "secret",
                             "xlockstep_8080=secret", ";;;", "lockstep_8080=Secret"})
     EXPECT_FALSE(access.has_cookie(other)) << other;
-  EXPECT_TRUE(access.has_bearer("Bearer secret"));
-  EXPECT_FALSE(access.has_bearer("Basic secret"));
-  EXPECT_FALSE(access.has_bearer("Bearer "));
+  EXPECT_TRUE(access.has_bearer_token("Bearer secret"));
+  EXPECT_FALSE(access.has_bearer_token("Basic secret"));
+  EXPECT_FALSE(access.has_bearer_token("Bearer "));
 }
 
 TEST(Access, SetsACookieThatScriptsAndOtherSitesDoNotSee) {
