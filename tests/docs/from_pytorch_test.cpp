@@ -57,7 +57,7 @@ extern at::Generator random;
 extern Example<> get(size_t index, at::Generator& random);
 const auto open = [] { return Samples(); };
 struct Events {
-  std::optional<Tensor> next();
+  std::optional<Tensor> next() { return std::nullopt; }
 };
 const auto open_part = [](const lockstep::StreamPart&) { return Events(); };
 extern lockstep::StreamPart part;
