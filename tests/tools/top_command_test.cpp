@@ -263,9 +263,11 @@ TEST_F(TopCommand, ShowsWhyThereIsNoOutput) {
 
 TEST_F(TopCommand, PrintsNoEscapesInTheNameOfARun) {
   const auto ran =
-      shell("run=runs/\"$(printf 'a\\033[31mb')\"; mkdir -p \"$run\"/live; touch \"$run\"/live/rank-00000.json; top");
+      shell("run=runs/\"$(printf 'a\\033[31mb')\"; mkdir -p \"$run\"/live; touch \"$run\"/live/node-00000.json; top");
   EXPECT_EQ(ran.code, 1);
-  EXPECT_EQ(ran.errors, "lockstep top: runs/ab has no live files that can be read\n");
+  EXPECT_EQ(ran.errors,
+            "lockstep top: live/node-00000.json: it is empty\n"
+            "lockstep top: runs/ab has no live files that can be read\n");
 }
 
 TEST_F(TopCommand, SaysWhatIsWrong) {

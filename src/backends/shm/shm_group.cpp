@@ -215,7 +215,8 @@ std::unique_ptr<ShmGroup> exchange_handles(const BackendContext& context) {
   if (auto group = Attempt(context, SharedMemory::Kind::kUnnamed).make(unseen)) return group;
   log_info(text("shm: ", unseen, "; trying named shared memory"));
   if (auto group = Attempt(context, SharedMemory::Kind::kNamed).make(unnamed)) return group;
-  throw NoSharedMemory(text("the ranks are on one host but cannot share memory (", unseen, "; ", unnamed,
+  if (unnamed != unseen) unseen += "; " + unnamed;
+  throw NoSharedMemory(text("the ranks are on one host but cannot share memory (", unseen,
                             "). If they run in different containers, share the PID namespace and /dev/shm between the "
                             "containers, or use backend 'gloo'"));
 }
