@@ -57,11 +57,11 @@ TEST(HostileShards, AreCheckedBeforeMemoryIsAllocated) {
   expect_refused(shard({kTera, kTera}, {1, 1}, {piece(0, 2, two)}), "expected memory without gaps");
   expect_refused(shard({2}, {-1}, {piece(0, 2, two)}), "expected memory without gaps");
   expect_refused(shard({2, 1}, {1}, {piece(0, 2, two)}), "expected memory without gaps");
-  expect_refused(shard({2}, {1}, {piece(1, 2, two)}), "have 2 elements from 1 of 'm' of parameter 0",
+  expect_refused(shard({2}, {1}, {piece(1, 2, two)}), "'m' of parameter 0: a shard has 2 elements starting at 1",
                  "expected at most 2 starting at 0");
-  expect_refused(shard({2}, {1}, {piece(std::numeric_limits<int64_t>::max(), 2, two)}), "have 2 elements from");
-  expect_refused(shard({2}, {1}, {piece(-2, 2, two)}), "have 2 elements from -2");
-  expect_refused(shard({4}, {1}, {piece(0, 2, two), piece(0, 2, two.clone())}), "have 2 elements from 0",
+  expect_refused(shard({2}, {1}, {piece(std::numeric_limits<int64_t>::max(), 2, two)}), "has 2 elements starting at");
+  expect_refused(shard({2}, {1}, {piece(-2, 2, two)}), "has 2 elements starting at -2");
+  expect_refused(shard({4}, {1}, {piece(0, 2, two), piece(0, 2, two.clone())}), "has 2 elements starting at 0",
                  "expected at most 2 starting at 2");
   expect_refused(shard({4}, {1}, {piece(0, 3, torch::ones({3})), piece(2, 2, two)}),
                  "expected at most 1 starting at 3");
