@@ -1,6 +1,7 @@
 #include "comm/dense.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/GradMode.h>
 
 namespace lockstep::detail {
@@ -52,6 +53,15 @@ std::vector<at::Tensor> dense_outputs(const std::vector<at::Tensor>& tensors) {
 
 void store(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& dense) {
   for (size_t i = 0; i < tensors.size(); ++i) store(tensors[i], dense[i]);
+}
+
+std::string why_not_writable(const at::Tensor& tensor) {
+  if (tensor.is_inference())
+    return "was created under InferenceMode, so it cannot be trained or received; build the model outside of "
+           "c10::InferenceMode";
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+    return "has elements that share memory (an expanded tensor?); register a copy of it, as .contiguous() makes it";
+  return {};
 }
 
 }  // namespace lockstep::detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -42,5 +43,8 @@ inline void bump_version(const at::Tensor& tensor) {
 inline void bump_versions(const std::vector<at::Tensor>& tensors) {
   for (const auto& tensor : tensors) bump_version(tensor);
 }
+
+/// Describes why a parameter or buffer cannot be written, for an error message after its name; empty if it can.
+std::string why_not_writable(const at::Tensor& tensor);
 
 }  // namespace lockstep::detail

@@ -7,11 +7,20 @@
 #include "parallel/ddp/ddp_state.h"
 
 namespace lockstep::detail {
+namespace {
+
+/// A wrapper that has a weight has no SyncBatchNorm layers, so only the first accumulation walks through the modules.
+bool needs_weighted_loss(const DistributedDataParallelBase& ddp) {
+  auto& state = ddp_state(ddp);
+  return !state.has_batch_weight() && synced_batch_norm_in(state.wrapped().module()).has_value();
+}
+
+}  // namespace
 
 SampleWeight::SampleWeight(DistributedDataParallelBase& ddp, int64_t samples)
     : group_(ddp.process_group()),
       samples_(static_cast<double>(samples)),
-      has_sync_batch_norm_(synced_batch_norm_in(ddp_state(ddp).wrapped().module()).has_value()) {
+      has_sync_batch_norm_(needs_weighted_loss(ddp)) {
   if (!has_sync_batch_norm_) ddp.set_batch_weight(samples_);
 }
 

@@ -15,9 +15,8 @@
 //
 // - While a call blocks, the job's thread calls on_tick(). A call that takes long asks the other ranks what they are
 //   doing. on_answers() finds ranks that make another call, or names the stragglers in a warning.
-// - If the call throws, fail() finds the cause (diagnosis.h) and reports it to the store. A rank that only sees a
-// broken
-//   connection reports a symptom. The store keeps the first certain cause of the job and sends it to all ranks.
+// - If the call throws, fail() finds the cause (diagnosis.h) and reports it to the store. A rank that sees only a
+//   broken connection reports a symptom. The store keeps the first certain cause of the job and sends it to all ranks.
 // - mark_broken() notes the cause, and wake() ends the calls that block in the backend. The job calls on_failure() with
 //   the cause that another rank has reported, which does the same. All later calls throw this cause.
 // - A rank that leaves in order reports its number of calls. A later call can never complete (Departures), so its cause

@@ -5,12 +5,12 @@
 #include <set>
 
 #include <ATen/ATen.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/ivalue.h>
 
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "comm/dense.h"
 #include "comm/shared_memory_calls.h"
 
 namespace lockstep::detail {
@@ -53,12 +53,7 @@ std::string ShardedParameters::why_not_divisible() const {
     if (parameter.device() != group_.device())
       return text(about, "is on ", parameter.device(), ", but the group's device is ", group_.device(),
                   "; move the model there first");
-    if (parameter.is_inference())
-      return text(about, "was created under InferenceMode; build the model outside of c10::InferenceMode");
-    if (at::has_internal_overlap(parameter) == at::MemOverlap::Yes)
-      return text(about,
-                  "has elements that share memory (an expanded tensor?); register a copy of it, as .contiguous() "
-                  "makes it");
+    if (const auto why = why_not_writable(parameter); !why.empty()) return text(about, why);
     if (indices_.at(parameter.unsafeGetTensorImpl()) != i)
       return text(about, "is listed twice; ddp.parameters() lists each once");
   }

@@ -31,6 +31,7 @@ class DdpState {
   void begin_no_sync();
   void end_no_sync(bool was_enabled);
   void set_batch_weight(double samples);
+  bool has_batch_weight() const { return weight_.is_set(); }
   void broadcast_buffers(int source);
   void broadcast_parameters_and_buffers(int source);
   void check_replicas() const;

@@ -6,11 +6,11 @@
 #include <sstream>
 
 #include <ATen/ATen.h>
-#include <ATen/MemoryOverlap.h>
 
 #include <lockstep/error.h>
 
 #include "base/text.h"
+#include "comm/dense.h"
 #include "comm/strings.h"
 #include "parallel/batch_norm/sync_batch_norm.h"
 
@@ -110,19 +110,6 @@ bool can_be_averaged(c10::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-/// Describes why a parameter or buffer cannot be written, for an error message; empty if it can.
-std::string why_not_writable(const char* kind, const std::string& name, const at::Tensor& tensor) {
-  if (tensor.is_inference())
-    return text(kind, " '", name,
-                "' was created under InferenceMode, so it cannot be trained or received from rank 0; ",
-                "build the model outside of c10::InferenceMode");
-  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
-    return text(kind, " '", name, "', of sizes ", tensor.sizes(), " and strides ", tensor.strides(),
-                ", has elements that share memory (an expanded tensor?), so it cannot be written element by element; "
-                "register a copy of it, as .contiguous() makes it");
-  return {};
-}
-
 std::string why_not_trainable(const WrappedModule& model, const DistributedDataParallelOptions& options,
                               const std::optional<c10::Device>& device, const ProcessGroup& group) {
   auto because = [&](const auto&... parts) { return text("DistributedDataParallel: ", parts...); };
@@ -135,7 +122,7 @@ std::string why_not_trainable(const WrappedModule& model, const DistributedDataP
   bool trains = false;
   for (const auto& [name, tensor] : model.parameters()) {
     trains = trains || tensor.requires_grad();
-    if (const auto why = why_not_writable("parameter", name, tensor); !why.empty()) return because(why);
+    if (const auto why = detail::why_not_writable(tensor); !why.empty()) return because("parameter '", name, "' ", why);
     if (tensor.device() != group.device())
       return because("parameter '", name, "' is on ", tensor.device(), ", but the group's device is ", group.device(),
                      "; call model->to(world.device()) before wrapping");
@@ -147,7 +134,7 @@ std::string why_not_trainable(const WrappedModule& model, const DistributedDataP
   }
   if (options.init_sync || options.broadcast_buffers)
     for (const auto& [name, tensor] : model.buffers())
-      if (const auto why = why_not_writable("buffer", name, tensor); !why.empty()) return because(why);
+      if (const auto why = detail::why_not_writable(tensor); !why.empty()) return because("buffer '", name, "' ", why);
   if (!trains)
     return because(
         "no parameter of the model requires a gradient, so there is nothing to average; use the model without the "
