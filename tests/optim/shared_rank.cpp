@@ -142,9 +142,9 @@ void share_without_address_space() {
     const rlimit little{bytes, bytes};
     ::setrlimit(RLIMIT_AS, &little);
   }
-  const auto world = lockstep::init_process_group({.timeout = std::chrono::minutes(2)});
-  const std::vector<torch::Tensor> parameters{torch::ones({3}, torch::requires_grad())};
   try {
+    const auto world = lockstep::init_process_group({.timeout = std::chrono::minutes(2)});  // with Gloo, if it is built
+    const std::vector<torch::Tensor> parameters{torch::ones({3}, torch::requires_grad())};
     ZeroRedundancyOptimizer<FusedAdamW>(parameters, world, AdamWOptions(), {.share_parameters = true});
   } catch (const lockstep::UsageError& error) {
     std::cout << "refused: " << error.what() << std::endl;
