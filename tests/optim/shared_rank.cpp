@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <thread>
 
 #include <torch/torch.h>
@@ -142,10 +143,11 @@ void share_without_address_space() {
     const rlimit little{bytes, bytes};
     ::setrlimit(RLIMIT_AS, &little);
   }
+  std::optional<ProcessGroup> world;  // outlives the error: the other rank may not know it yet
   try {
-    const auto world = lockstep::init_process_group({.timeout = std::chrono::minutes(2)});  // with Gloo, if it is built
+    world = lockstep::init_process_group({.timeout = std::chrono::minutes(2)});  // with Gloo, if it is built
     const std::vector<torch::Tensor> parameters{torch::ones({3}, torch::requires_grad())};
-    ZeroRedundancyOptimizer<FusedAdamW>(parameters, world, AdamWOptions(), {.share_parameters = true});
+    ZeroRedundancyOptimizer<FusedAdamW>(parameters, *world, AdamWOptions(), {.share_parameters = true});
   } catch (const lockstep::UsageError& error) {
     std::cout << "refused: " << error.what() << std::endl;
   }
