@@ -1,6 +1,5 @@
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -11,6 +10,7 @@
 #include <lockstep/call_options.h>
 #include <lockstep/export.h>
 #include <lockstep/process_group.h>
+#include <lockstep/value.h>
 
 namespace lockstep {
 
@@ -24,15 +24,7 @@ namespace lockstep {
 // Construct a metric for the device of the tensors to add: `MeanMetric loss(world.device())`. add() throws UsageError
 // for a tensor on a GPU if the metric is on another device, because the copy would block. Not thread-safe.
 //
-// state_dict() is a tensor with this rank's sums. In a TrainingState, add a metric with add_per_rank().
-
-namespace detail {
-/// A Value of a checkpoint, which this header does not know.
-template <class T>
-concept HoldsTensor = requires(const T& value) {
-  { value.tensor() } -> std::convertible_to<at::Tensor>;
-};
-}  // namespace detail
+// state_dict() is a copy of this rank's sums. In a TrainingState, add a metric with add_per_rank().
 
 /// A fixed number of sums, for metrics of your own: add what is summed over samples, and combine the sums at the end.
 ///
@@ -56,10 +48,9 @@ class LOCKSTEP_EXPORT SumMetric {
   void reset();
   c10::Device device() const { return sums_.device(); }
 
-  at::Tensor state_dict() const;
-  /// Throws UsageError unless `sums` has shape [count].
-  void load_state_dict(const at::Tensor& sums);
-  void load_state_dict(const detail::HoldsTensor auto& value) { load_state_dict(at::Tensor(value.tensor())); }
+  Value state_dict() const;
+  /// Throws UsageError unless `state` is a tensor of shape [count].
+  void load_state_dict(const Value& state);
 
  private:
   at::Tensor sums_;
@@ -84,9 +75,8 @@ class LOCKSTEP_EXPORT MeanMetric {
   double compute() const;
   void reset() { sums_.reset(); }
 
-  at::Tensor state_dict() const { return sums_.state_dict(); }
-  void load_state_dict(const at::Tensor& sums) { sums_.load_state_dict(sums); }
-  void load_state_dict(const detail::HoldsTensor auto& value) { sums_.load_state_dict(value); }
+  Value state_dict() const { return sums_.state_dict(); }
+  void load_state_dict(const Value& state) { sums_.load_state_dict(state); }
 
  private:
   SumMetric sums_;  // of weighted values, and of weights
@@ -116,9 +106,8 @@ class LOCKSTEP_EXPORT Accuracy {
   double compute() const;
   void reset() { sums_.reset(); }
 
-  at::Tensor state_dict() const { return sums_.state_dict(); }
-  void load_state_dict(const at::Tensor& sums) { sums_.load_state_dict(sums); }
-  void load_state_dict(const detail::HoldsTensor auto& value) { sums_.load_state_dict(value); }
+  Value state_dict() const { return sums_.state_dict(); }
+  void load_state_dict(const Value& state) { sums_.load_state_dict(state); }
 
  private:
   AccuracyOptions options_;

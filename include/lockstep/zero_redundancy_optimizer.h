@@ -93,16 +93,15 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   at::Tensor clip_grad_norm_(double max_norm, const ClipGradNormOptions& options = {});
 
   /// Returns, on rank `dst`, the state of all ranks combined, as an optimizer without shards would have it, on the CPU.
-  /// Returns an empty state on the other ranks. Collective. If a rank failed during a step, the shards may be from
+  /// Returns None on the other ranks. Collective. If a rank failed during a step, the shards may be from
   /// different steps: throws UsageError, or the group's error if the failure is detected later.
-  OptimizerState consolidated_state_dict(int dst = 0) const;
+  Value consolidated_state_dict(int dst = 0) const;
   /// Loads a complete state, saved with any number of ranks, with or without shards. Not collective: every rank passes
   /// the complete state. Throws UsageError if the state belongs to other parameters or another kind of optimizer.
-  void load_state_dict(const OptimizerState& state);
-
-  /// For checkpoints (see TrainingState). state_dict() is consolidated_state_dict(0) as a Value. Collective.
+  void load_state_dict(const Value& state);
+  /// consolidated_state_dict(0), for checkpoints (see TrainingState). Collective.
   Value state_dict() const;
-  void load_state_dict(const Value& value);
+
   /// Returns this rank's part of the state. The tensors are those of the optimizer, not copies. Not collective. Throws
   /// as consolidated_state_dict() does.
   Value shard_state_dict() const;

@@ -1,7 +1,7 @@
 // Options, and the states of optimizers of unknown classes, are accessible only through archives: state_dict() reads
 // the archive that the optimizer writes. load_state_dict() builds an archive and lets the optimizer load it.
 
-#include "optim/optimizer_state.h"
+#include <lockstep/optimizer_state.h>
 
 #include <algorithm>
 #include <optional>
@@ -22,10 +22,12 @@
 
 #include "base/text.h"
 #include "optim/master_weights.h"
+#include "optim/optimizer_state.h"
 
 namespace lockstep {
 namespace {
 
+using detail::OptimizerState;
 using torch::optim::Optimizer;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
@@ -305,7 +307,7 @@ void load_masters(detail::MasterWeights& masters, const Optimizer& optimizer, co
 
 }  // namespace
 
-OptimizerState detail::view_state(const Optimizer& optimizer) {
+OptimizerState detail::get_optimizer_state(const Optimizer& optimizer) {
   if (!is_known(optimizer)) return archived_state(optimizer);
   read_step_counts(optimizer);
   OptimizerState state;
@@ -329,7 +331,7 @@ OptimizerState detail::view_state(const Optimizer& optimizer) {
 
 int64_t detail::state_bytes(const Optimizer& optimizer) {
   int64_t bytes = 0;
-  for (const auto& [parameter, values] : view_state(optimizer).parameters)
+  for (const auto& [parameter, values] : get_optimizer_state(optimizer).parameters)
     for (const auto& [name, value] : values)
       if (name != kStep && value.isTensor()) bytes += static_cast<int64_t>(value.toTensor().nbytes());
   return bytes;
@@ -361,15 +363,7 @@ void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state)
   }
 }
 
-OptimizerState state_dict(const Optimizer& optimizer) {
-  auto state = detail::view_state(optimizer);
-  for (auto& [parameter, values] : state.parameters)
-    for (auto& [name, value] : values)
-      if (value.isTensor()) value = value.toTensor().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
-  return state;
-}
-
-Value to_value(const OptimizerState& state) {
+Value detail::to_value(const OptimizerState& state) {
   auto states = Value::dict(), groups = Value::list();
   for (const auto& [parameter, values] : state.parameters) {
     auto of_parameter = Value::dict();
@@ -386,7 +380,11 @@ Value to_value(const OptimizerState& state) {
   return Value::dict({{"state", std::move(states)}, {"param_groups", std::move(groups)}});
 }
 
-OptimizerState to_optimizer_state(const Value& value) {
+OptimizerState detail::to_optimizer_state(const Value& value) {
+  if (!value.is(Value::Kind::kDict) || !value.contains("state") || !value.contains("param_groups"))
+    throw UsageError(text("load_state_dict: ", value,
+                          " is not the state of an optimizer: expected a dict with 'state' and 'param_groups' "
+                          "(consolidated_state_dict(dst) returns it on rank dst, and None on the others)"));
   OptimizerState state;
   for (const auto& [parameter, values] : value.at("state").items())
     for (const auto& [name, item] : values.items())
@@ -405,12 +403,16 @@ OptimizerState to_optimizer_state(const Value& value) {
   return state;
 }
 
-Value state_value(const Optimizer& optimizer) {
-  return to_value(detail::view_state(optimizer));
+Value state_dict(const Optimizer& optimizer) {
+  return detail::to_value(detail::get_optimizer_state(optimizer));
 }
 
-void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
-  detail::check_fits(optimizer, state);
+void load_state_dict(Optimizer& optimizer, const Value& value) {
+  detail::set_optimizer_state(optimizer, detail::to_optimizer_state(value));
+}
+
+void detail::set_optimizer_state(Optimizer& optimizer, const OptimizerState& state) {
+  check_fits(optimizer, state);
   auto written = archive_of(optimizer, state);
   auto archive = reopen(written, device_of_state(optimizer));
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
@@ -426,7 +428,7 @@ void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
     throw;
   }
   for (size_t g = 0; g < options.size(); ++g) optimizer.param_groups()[g].set_options(std::move(options[g]));
-  if (auto* masters = detail::masters_of(optimizer)) load_masters(*masters, optimizer, state);
+  if (auto* masters = masters_of(optimizer)) load_masters(*masters, optimizer, state);
 }
 
 }  // namespace lockstep

@@ -1,16 +1,39 @@
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include <ATen/core/ivalue.h>
 #include <torch/optim/optimizer.h>
 
-#include <lockstep/optimizer_state.h>
+#include <lockstep/value.h>
 
 namespace lockstep::detail {
+
+/// What lockstep::state_dict() returns, with LibTorch's values.
+struct OptimizerState {
+  using Values = std::map<std::string, c10::IValue>;
+
+  struct Group {
+    Values options{};
+    std::vector<int64_t> parameters{};
+    std::vector<std::string> names{};  // of the parameters; empty if unknown
+  };
+
+  std::map<int64_t, Values> parameters{};  // only parameters that have been updated at least once
+  std::vector<Group> groups{};
+};
+
+/// The tensors are shared.
+Value to_value(const OptimizerState& state);
+/// Throws UsageError if the value has another layout.
+OptimizerState to_optimizer_state(const Value& value);
 
 /// Returns the key of a parameter in an optimizer's state: the tensor's address, as text before LibTorch 2.1.
 template <class Key>
@@ -45,9 +68,10 @@ State* add_state(Optimizer& optimizer, const at::Tensor& parameter, std::unique_
 /// not have.
 int64_t state_bytes(const torch::optim::Optimizer& optimizer);
 
-/// As lockstep::state_dict(), but for the optimizers of LibTorch and lockstep the tensors are those of the optimizer,
-/// not copies.
-OptimizerState view_state(const torch::optim::Optimizer& optimizer);
+/// The tensors are those of the optimizer, unless LibTorch and lockstep do not have its class.
+OptimizerState get_optimizer_state(const torch::optim::Optimizer& optimizer);
+/// What lockstep::load_state_dict() does.
+void set_optimizer_state(torch::optim::Optimizer& optimizer, const OptimizerState& state);
 
 /// Throws UsageError unless the state fits the groups and parameters of this optimizer.
 void check_fits(const torch::optim::Optimizer& optimizer, const OptimizerState& state);

@@ -68,11 +68,12 @@ void SumMetric::reset() {
   sums_.zero_();
 }
 
-at::Tensor SumMetric::state_dict() const {
+Value SumMetric::state_dict() const {
   return sums_.clone();
 }
 
-void SumMetric::load_state_dict(const at::Tensor& sums) {
+void SumMetric::load_state_dict(const Value& state) {
+  const auto& sums = state.tensor();
   if (sums.sizes() != sums_.sizes())
     throw UsageError(text("a metric's load_state_dict: the saved sums have shape ", sums.sizes(), ", expected ",
                           sums_.sizes(), "; load the state of the same kind of metric"));

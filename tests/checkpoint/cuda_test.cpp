@@ -47,7 +47,7 @@ TEST(CudaCheckpoint, HasTheStepCountsOfAFusedOptimizer) {
     model->forward(torch::ones({2, 4}, torch::kCUDA)).sum().backward();
     optimizer.step();
   }
-  EXPECT_EQ(state_value(optimizer).at("state").at(0).at("step").tensor().item<float>(), 3);
+  EXPECT_EQ(state_dict(optimizer)["state"][0]["step"].tensor().item<float>(), 3);
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ struct InterruptedTraining {
   Value result() {
     const auto* sharded = dynamic_cast<Sharded*>(optimizer.get());
     return Value::dict({{"model", state_dict(*model)},
-                        {"optimizer", sharded ? sharded->state_dict() : to_value(state_dict(*optimizer))},
+                        {"optimizer", sharded ? sharded->state_dict() : state_dict(*optimizer)},
                         {"random", torch::rand({4})},
                         {"random on device", torch::rand({4}, world.device())},
                         {"position", sampler.position()},

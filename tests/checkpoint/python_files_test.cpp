@@ -163,13 +163,13 @@ TEST_P(PythonFiles, OfOptimizersWithGroupsContinueHere) {
   groups.emplace_back(first->parameters(), options(1));
   groups.emplace_back(second->parameters(), options(1));
   torch::optim::AdamW optimizer(groups, torch::optim::AdamWOptions(1));
-  load_state_dict(optimizer, to_optimizer_state(load_checkpoint(path("groups.pt"))));
+  load_state_dict(optimizer, load_checkpoint(path("groups.pt")));
   const auto state = state_dict(optimizer);
-  EXPECT_EQ(state.groups[0].options.at("lr").toDouble(), 0.1);
-  EXPECT_EQ(state.groups[1].options.at("lr").toDouble(), 0.01);
-  EXPECT_EQ(state.groups[1].options.at("weight_decay").toDouble(), 0.5);
-  EXPECT_EQ(state.parameters.at(3).at("step").toTensor().item<float>(), 1);
-  EXPECT_TRUE(state.parameters.at(0).count("max_exp_avg_sq"));
+  EXPECT_EQ(state["param_groups"][0]["lr"].as_double(), 0.1);
+  EXPECT_EQ(state["param_groups"][1]["lr"].as_double(), 0.01);
+  EXPECT_EQ(state["param_groups"][1]["weight_decay"].as_double(), 0.5);
+  EXPECT_EQ(state["state"][3]["step"].tensor().item<float>(), 1);
+  EXPECT_TRUE(state["state"][0].contains("max_exp_avg_sq"));
 }
 
 TEST_P(PythonFiles, OfLightningHaveTheirData) {
@@ -186,7 +186,7 @@ TEST_P(PythonFiles, OfLightningHaveTheirData) {
   torch::nn::Linear first(2, 3);
   load_state_dict(*first, value.at("state_dict"));
   EXPECT_TRUE(torch::equal(first->weight, value.at("state_dict").at("weight").tensor()));
-  EXPECT_EQ(to_optimizer_state(value.at("optimizer_states").elements()[0]).groups.size(), 2u);
+  EXPECT_EQ(value["optimizer_states"][0]["param_groups"].size(), 2u);
 }
 
 TEST_P(PythonFiles, OfEveryProtocolHaveEveryKindOfValue) {
@@ -255,12 +255,12 @@ struct Trainer {
   }
 
   Value save() const {
-    return Value::dict({{"model", state_dict(*model)}, {"optimizer", state_value(*optimizer)}, {"step", step}});
+    return Value::dict({{"model", state_dict(*model)}, {"optimizer", state_dict(*optimizer)}, {"step", step}});
   }
 
   void load(const Value& value) {
     load_state_dict(*model, value.at("model"));
-    load_state_dict(*optimizer, to_optimizer_state(value.at("optimizer")));
+    load_state_dict(*optimizer, value.at("optimizer"));
     step = value.at("step").as_int();
   }
 

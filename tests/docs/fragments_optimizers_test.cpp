@@ -6,7 +6,6 @@
 
 namespace {
 
-using testing::ElementsAre;
 using torch::optim::AdamWOptions;
 
 // --- optimizers
@@ -86,8 +85,8 @@ TEST(OptimizersPage, AShardedOptimizerTakesParametersNamesAndGroups) {
     step(ddp, grouped, Samples().of_rank(world.rank()));
     const auto state = grouped.consolidated_state_dict(0);
     if (world.rank() == 0) {
-      EXPECT_THAT(state.groups.at(0).names, ElementsAre("layer.weight"));
-      EXPECT_THAT(state.groups.at(1).names, ElementsAre("layer.bias"));
+      EXPECT_EQ(state["param_groups"][0]["param_names"][0].as_string(), "layer.weight");
+      EXPECT_EQ(state["param_groups"][1]["param_names"][0].as_string(), "layer.bias");
     }
   });
 }
@@ -106,7 +105,10 @@ TEST(OptimizersPage, AStateLoadsOnEveryRank) {
       Optimizer optimizer(ddp.parameters(), world, AdamWOptions(1e-3));
       before = weights(optimizer);
 #include "docs/optimizers/its_state.inc"
-      EXPECT_EQ(state.parameters.size(), world.rank() == 0 ? 2 : 0);
+      EXPECT_EQ(state.is_none(), world.rank() != 0);
+      if (world.rank() == 0) {
+        EXPECT_EQ(state["state"].size(), 2);
+      }
       expected = weights(optimizer);
     }
     world.barrier();

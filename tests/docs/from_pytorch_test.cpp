@@ -30,7 +30,7 @@ extern void train(const Tensor& data, const Tensor& target);
 extern Net model, m, net;
 extern lockstep::DistributedDataParallel<NetImpl> ddp;
 extern lockstep::ZeroRedundancyOptimizer<lockstep::FusedAdamW> optimizer, opt;
-extern lockstep::OptimizerState state;
+extern lockstep::Value state;
 extern torch::optim::AdamWOptions options;
 extern std::vector<lockstep::ParameterRule> rules;
 extern std::vector<std::string> names;

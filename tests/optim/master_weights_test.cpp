@@ -61,8 +61,8 @@ void expect_masters(const Options& options) {
   optimizer.keep_master_weights();
   step_with_masters(optimizer, half, kSteps);
   const Tensor expected = by_reference<Reference>(options, kSteps);
-  const OptimizerState state = state_dict(optimizer);
-  const Tensor master = state.parameters.at(0).at("master_param").toTensor();
+  const Value state = state_dict(optimizer);
+  const Tensor master = state["state"][0]["master_param"].tensor();
   EXPECT_EQ(master.scalar_type(), at::kFloat);
   EXPECT_LT((master - expected).abs().max().item<double>(), 1e-6);
   EXPECT_TRUE(half.equal(master.to(at::kBFloat16)));
@@ -118,7 +118,7 @@ TEST(MasterWeights, TakeOverWhatOthersWrite) {
     half[1].copy_(half[1]);  // written, but with the same value: the copy keeps its digits
   }
   step();
-  const auto master = state_dict(optimizer).parameters.at(0).at("master_param").toTensor();
+  const auto master = state_dict(optimizer)["state"][0]["master_param"].tensor();
   EXPECT_EQ(master[0].item<float>(), 4 - 1.0f / 1024);
   EXPECT_EQ(master[1].item<float>(), 1 - 2.0f / 1024);
   EXPECT_EQ(master[2].item<float>(), 1 - 2.0f / 1024);
@@ -134,7 +134,7 @@ TEST(MasterWeights, TakeOverReplacedMemoryAndWhatIsWrittenIntoShards) {
   step(optimizer, half);
   half.set_data(torch::full({3}, 4.0, at::kBFloat16));  // as torch::load does
   step(optimizer, half);
-  EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("master_param").toTensor()[0].item<float>(), 4 - 1.0f / 1024);
+  EXPECT_EQ(state_dict(optimizer)["state"][0]["master_param"].tensor()[0].item<float>(), 4 - 1.0f / 1024);
 
   run_threads(2, [&](ProcessGroup world) {
     auto sharded = torch::ones({3}, at::kBFloat16).requires_grad_();
@@ -148,7 +148,7 @@ TEST(MasterWeights, TakeOverReplacedMemoryAndWhatIsWrittenIntoShards) {
       step(zero, sharded);
       const auto state = zero.consolidated_state_dict(0);
       if (world.rank() == 0) {
-        EXPECT_TRUE(state.parameters.at(0).at("master_param").toTensor().equal(torch::full({3}, value - 1.0 / 1024)));
+        EXPECT_TRUE(state["state"][0]["master_param"].tensor().equal(torch::full({3}, value - 1.0 / 1024)));
       }
     }
   });
@@ -171,7 +171,7 @@ TEST(MasterWeights, TakeOverWritesThatDoNotChangeTheVersion) {
       const auto version = half._version();
       step();
       EXPECT_EQ(version, 1) << "the test is void";
-      const auto master = state_dict(optimizer).parameters.at(0).at("master_param").toTensor();
+      const auto master = state_dict(optimizer)["state"][0]["master_param"].tensor();
       EXPECT_EQ(master[1][299].item<float>(), 4 - 1.0f / 1024);
       if (dtype == at::kBFloat16) {
         EXPECT_EQ(master.flatten()[master.numel() - 1].item<float>(), 2 - 1.0f / 1024);
@@ -210,7 +210,7 @@ TEST(MasterWeights, TakeOverAStorageAtTheAddressOfTheOldOne) {
   memory[0] = 4.0f;
   half.set_data(storage());
   step();
-  EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("master_param").toTensor()[0].item<float>(), 4 - 1.0f / 1024);
+  EXPECT_EQ(state_dict(optimizer)["state"][0]["master_param"].tensor()[0].item<float>(), 4 - 1.0f / 1024);
 }
 
 TEST(MasterWeights, AreSavedAndRestored) {
@@ -223,7 +223,7 @@ TEST(MasterWeights, AreSavedAndRestored) {
 
     auto resumed = first.detach().clone().requires_grad_();
     auto after = make(resumed);
-    load_state_dict(*after, to_optimizer_state(state_value(*before)));
+    load_state_dict(*after, state_dict(*before));
     train(*after, resumed, 8);
     EXPECT_TRUE(resumed.equal(straight));
 
@@ -238,11 +238,8 @@ TEST(MasterWeights, AreSavedAndRestored) {
     from_archive->load(in);
     train(*from_archive, archived, 8);
     EXPECT_TRUE(archived.equal(straight));
-    EXPECT_TRUE(state_dict(*from_archive)
-                    .parameters.at(0)
-                    .at("master_param")
-                    .toTensor()
-                    .equal(state_dict(*uninterrupted).parameters.at(0).at("master_param").toTensor()));
+    EXPECT_TRUE(state_dict(*from_archive)["state"][0]["master_param"].tensor().equal(
+        state_dict(*uninterrupted)["state"][0]["master_param"].tensor()));
   };
   check([](const Tensor& half) {
     return std::make_unique<WithMasterWeights<FusedAdamW>>(std::vector<Tensor>{half}, AdamWOptions(1e-4));
@@ -262,8 +259,8 @@ TEST(MasterWeights, AreShardedWithTheState) {
   auto alone = new_half();
   WithMasterWeights<FusedAdamW> reference(std::vector<Tensor>{alone}, AdamWOptions(1e-4));
   step_with_masters(reference, alone, 20);
-  const auto expected = state_dict(reference).parameters.at(0).at("master_param").toTensor();
-  OptimizerState saved;
+  const auto expected = state_dict(reference)["state"][0]["master_param"].tensor();
+  Value saved;
   run_threads(2, [&](ProcessGroup world) {
     using Sharded = ZeroRedundancyOptimizer<WithMasterWeights<FusedAdamW>>;
     auto half = new_half();
@@ -280,7 +277,7 @@ TEST(MasterWeights, AreShardedWithTheState) {
     EXPECT_TRUE(resumed.equal(alone));
     const auto whole = after.consolidated_state_dict(0);
     if (world.rank() == 0) {
-      EXPECT_TRUE(whole.parameters.at(0).at("master_param").toTensor().equal(expected));
+      EXPECT_TRUE(whole["state"][0]["master_param"].tensor().equal(expected));
     }
   });
 }

@@ -100,9 +100,9 @@ TEST(Accuracy, TakesPixelsAndIgnoresALabel) {
   EXPECT_TRUE(std::isnan(of_a_class.compute()));
   of_a_class.add(torch::eye(2), torch::tensor({0, 1}));
   EXPECT_EQ(of_a_class.compute(), 1);
-  EXPECT_EQ(of_a_class.state_dict()[1].item<double>(), 1);
+  EXPECT_EQ(of_a_class.state_dict().tensor()[1].item<double>(), 1);
   of_a_class.add(torch::zeros({0, 2}), torch::zeros({0}, torch::kLong));
-  EXPECT_EQ(of_a_class.state_dict()[1].item<double>(), 1) << "an empty batch";
+  EXPECT_EQ(of_a_class.state_dict().tensor()[1].item<double>(), 1) << "an empty batch";
 }
 
 TEST(Accuracy, SaysWhatItExpects) {

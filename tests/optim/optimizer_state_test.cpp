@@ -27,19 +27,18 @@ void expect_to_go_on(Options options, const std::vector<std::string>& names) {
     Theirs first(parameters, options), second(copies, Options(options).lr(77));
     train(first, parameters, 1, 4);
     const auto state = state_dict(first);
-    ASSERT_EQ(state.groups.size(), 1u);
-    EXPECT_EQ(state.groups[0].parameters.size(), parameters.size());
-    EXPECT_EQ(state.groups[0].options.at("lr").toDouble(), options.lr());
-    ASSERT_EQ(state.parameters.size(), parameters.size());
-    for (const auto& name : names)
-      EXPECT_EQ(state.parameters.at(3).at(name).toTensor().sizes(), parameters[3].sizes()) << name;
+    ASSERT_EQ(state["param_groups"].size(), 1u);
+    EXPECT_EQ(state["param_groups"][0]["params"].size(), parameters.size());
+    EXPECT_EQ(state["param_groups"][0]["lr"].as_double(), options.lr());
+    ASSERT_EQ(state["state"].size(), parameters.size());
+    for (const auto& name : names) EXPECT_EQ(state["state"][3][name].tensor().sizes(), parameters[3].sizes()) << name;
 
     load_state_dict(second, state);
     {
       torch::NoGradGuard no_grad;
       for (size_t i = 0; i < copies.size(); ++i) copies[i].copy_(parameters[i]);
     }
-    train(first, parameters, 4, 7);  // the state is a copy, which this does not change
+    train(first, parameters, 4, 7);  // does not change what the other has loaded
     train(second, copies, 4, 7);
     expect_equal(copies, parameters, 0, names.front());
   }
@@ -60,25 +59,25 @@ TEST(OptimizerState, GoesFromOneOptimizerToAnother) {
 TEST(OptimizerState, HasStepsAsPythonHas) {
   const auto parameter = torch::ones({3}, torch::requires_grad());
   AdamW optimizer({parameter});
-  EXPECT_TRUE(state_dict(optimizer).parameters.empty());
+  EXPECT_EQ(state_dict(optimizer)["state"].size(), 0u);
   for (int step = 0; step < 3; ++step) {
     parameter.mutable_grad() = torch::ones({3});
     optimizer.step();
   }
   auto state = state_dict(optimizer);
-  const auto step = state.parameters.at(0).at("step").toTensor();
+  const auto step = state["state"][0]["step"].tensor();
   EXPECT_EQ(step.scalar_type(), torch::kFloat);
   EXPECT_EQ(step.dim(), 0);
   EXPECT_EQ(step.item<float>(), 3);
-  EXPECT_EQ(state.groups[0].options.at("betas").toTupleRef().elements()[0].toDouble(), 0.9);
+  EXPECT_EQ(state["param_groups"][0]["betas"][0].as_double(), 0.9);
 
   // Older ones of Python have numbers, and options may be tensors or whole numbers.
-  state.parameters[0]["step"] = 5.0;
-  state.groups[0].options["lr"] = torch::tensor(0.25);
-  state.groups[0].options["weight_decay"] = 0;
-  state.groups[0].options["foreach"] = c10::IValue();
+  state["state"][0]["step"] = 5.0;
+  state["param_groups"][0]["lr"] = torch::tensor(0.25);
+  state["param_groups"][0]["weight_decay"] = 0;
+  state["param_groups"][0].set("foreach", nullptr);
   load_state_dict(optimizer, state);
-  EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("step").toTensor().item<float>(), 5);
+  EXPECT_EQ(state_dict(optimizer)["state"][0]["step"].tensor().item<float>(), 5);
   const auto& options = static_cast<AdamWOptions&>(optimizer.param_groups()[0].options());
   EXPECT_EQ(options.lr(), 0.25);
   EXPECT_EQ(options.weight_decay(), 0);
@@ -91,8 +90,8 @@ TEST(OptimizerState, MayLieOtherwiseInMemoryThanTheParameters) {
     train(first, parameters, 1, 3);
     train(second, copies, 1, 3);
     auto state = state_dict(first);
-    for (auto& [index, values] : state.parameters)
-      for (auto& [name, value] : values) value = value.toTensor().contiguous();
+    for (auto& [parameter, values] : state["state"].items())
+      for (auto& [name, value] : values.items()) value = value.tensor().contiguous();
     load_state_dict(second, state);
     train(first, parameters, 3, 5);
     train(second, copies, 3, 5);
@@ -106,21 +105,21 @@ TEST(OptimizerState, TakesWhatPythonMayWrite) {
   AdamW adam({parameter, other});
   adam.step();
   auto state = state_dict(adam);
-  state.parameters.erase(1);  // it was not stepped there
-  state.parameters[0]["exp_avg"] = torch::full({3}, 0.5, torch::kDouble);
-  state.groups[0].options["betas"] = c10::ivalue::Tuple::create({c10::IValue(0), c10::IValue(0.75)});
+  state["state"].erase(1);  // it was not stepped there
+  state["state"][0]["exp_avg"] = torch::full({3}, 0.5, torch::kDouble);
+  state["param_groups"][0]["betas"] = Value::tuple({0, 0.75});
   load_state_dict(adam, state);
   EXPECT_EQ(static_cast<AdamWOptions&>(adam.param_groups()[0].options()).betas(), std::make_tuple(0.0, 0.75));
   const auto loaded = state_dict(adam);
-  EXPECT_EQ(loaded.parameters.size(), 1u);
-  EXPECT_EQ(loaded.parameters.at(0).at("exp_avg").toTensor().scalar_type(), torch::kFloat);
-  EXPECT_EQ(loaded.parameters.at(0).at("exp_avg").toTensor()[1].item<float>(), 0.5);
+  EXPECT_EQ(loaded["state"].size(), 1u);
+  EXPECT_EQ(loaded["state"][0]["exp_avg"].tensor().scalar_type(), torch::kFloat);
+  EXPECT_EQ(loaded["state"][0]["exp_avg"].tensor()[1].item<float>(), 0.5);
 
   SGD sgd({parameter, other}, SGDOptions(0.1));
   auto nothing = state_dict(sgd);
-  nothing.parameters[0]["momentum_buffer"] = c10::IValue();
+  nothing["state"].set(0, Value::dict({{"momentum_buffer", nullptr}}));
   load_state_dict(sgd, nothing);
-  EXPECT_TRUE(state_dict(sgd).parameters.empty());
+  EXPECT_EQ(state_dict(sgd)["state"].size(), 0u);
 }
 
 TEST(OptimizerState, OfAnotherOptimizerIsRefusedAndTheOldOneStays) {
@@ -136,9 +135,9 @@ TEST(OptimizerState, OfAnotherOptimizerIsRefusedAndTheOldOneStays) {
   expect_error<UsageError>([&] { load_state_dict(adam, state_dict(adagrad)); }, "no 'exp_avg'");
   expect_error<UsageError>([&] { load_state_dict(sgd, state_dict(adam)); }, "no 'momentum_buffer'");
   auto odd = state_dict(adam);
-  odd.parameters[0]["exp_avg"] = "text";
+  odd["state"][0]["exp_avg"] = "text";
   EXPECT_THROW(load_state_dict(adam, odd), c10::Error);
-  EXPECT_EQ(state_dict(adam).parameters.at(0).at("step").toTensor().item<float>(), 1) << "as before";
+  EXPECT_EQ(state_dict(adam)["state"][0]["step"].tensor().item<float>(), 1) << "as before";
 }
 
 TEST(OptimizerState, OfAnotherModelIsRefused) {
@@ -149,15 +148,15 @@ TEST(OptimizerState, OfAnotherModelIsRefused) {
   auto state = state_dict(of_small);
   expect_error<UsageError>([&] { load_state_dict(of_large, state); }, "'exp_avg' of parameter 0", "[3]", "[4]",
                            "another model");
-  state.groups[0].names = {"head.bias"};
+  state["param_groups"][0].set("param_names", Value::list({"head.bias"}));
   expect_error<UsageError>([&] { load_state_dict(of_large, state); }, "parameter 'head.bias'");
   expect_error<UsageError>([&] { load_state_dict(of_both, state); }, "has 1 parameters in the state",
                            "2 in the optimizer");
-  state.groups[0].options["maximize"] = true;
+  state["param_groups"][0].set("maximize", true);
   expect_error<UsageError>([&] { load_state_dict(of_small, state); }, "maximize = true");
-  state.groups.push_back({});
+  state["param_groups"].elements().push_back(Value::dict({{"params", Value::list()}}));
   expect_error<UsageError>([&] { load_state_dict(of_small, state); }, "2 parameter groups", "has 1");
-  EXPECT_EQ(state_dict(of_small).parameters.at(0).at("step").toTensor().item<float>(), 1);
+  EXPECT_EQ(state_dict(of_small)["state"][0]["step"].tensor().item<float>(), 1);
 }
 
 }  // namespace

@@ -184,7 +184,7 @@ TEST_P(PythonSchedules, AStateOfPythonsSchedulerContinues) {
       const auto optimizer = c.make();
       for (auto& group : optimizer->param_groups()) group.options().set_lr(7);  // the states have the rates
       LRScheduler scheduler(*optimizer, c.schedule);
-      load_state_dict(*optimizer, to_optimizer_state(states.at("optimizer")));
+      load_state_dict(*optimizer, states.at("optimizer"));
       scheduler.load_state_dict(states.at("scheduler"));
       expect_as_python(c, *optimizer, scheduler, *c.save_after);
     }
@@ -195,7 +195,7 @@ TEST_P(PythonSchedules, AStateOfPythonsPlateauContinues) {
     const auto states = load_checkpoint(oracle_->saved(c.name));
     const auto optimizer = sgd();
     ReduceLROnPlateau scheduler(*optimizer, c.options);
-    load_state_dict(*optimizer, to_optimizer_state(states.at("optimizer")));
+    load_state_dict(*optimizer, states.at("optimizer"));
     scheduler.load_state_dict(states.at("scheduler"));
     EXPECT_EQ(scheduler.last_step(), 4);
     for (size_t t = 4; t < c.metrics.size(); ++t) {

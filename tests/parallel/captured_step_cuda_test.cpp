@@ -147,15 +147,15 @@ TEST_F(CudaCapturedStep, TheStateCountsTheReplays) {
     CapturedStep step(world, [&](torch::Tensor input, torch::Tensor target) { train(ddp, optimizer, input, target); });
     const auto input = inputs_of(0, world.rank(), {6}, torch::kFloat), target = targets_of(0, world.rank());
     for (int i = 0; i < 9; ++i) step(input, target);
-    EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("step").toTensor().item<float>(), 9);
+    EXPECT_EQ(state_dict(optimizer)["state"][0]["step"].tensor().item<float>(), 9);
     train(ddp, optimizer, input.to(kGpu), target.to(kGpu));
     auto state = state_dict(optimizer);
-    EXPECT_EQ(state.parameters.at(0).at("step").toTensor().item<float>(), 10);
+    EXPECT_EQ(state["state"][0]["step"].tensor().item<float>(), 10);
 
     // What is loaded lies elsewhere.
-    state.parameters[0]["step"] = 4.0;
+    state["state"][0]["step"] = 4.0;
     load_state_dict(optimizer, state);
-    EXPECT_EQ(state_dict(optimizer).parameters.at(0).at("step").toTensor().item<float>(), 4);
+    EXPECT_EQ(state_dict(optimizer)["state"][0]["step"].tensor().item<float>(), 4);
     expect_error<UsageError>([&] { step(input, target); }, "rank ", "loaded", "create a new CapturedStep");
   });
 }

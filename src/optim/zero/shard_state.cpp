@@ -71,7 +71,7 @@ void check_names(const ShardedParameters& parameters, const std::vector<std::str
 
 void load_inner(Shard& shard, const OptimizerState& mine) {
   auto& inner = shard.inner();
-  load_state_dict(inner, mine);
+  set_optimizer_state(inner, mine);
   for (size_t g = 0; g < inner.param_groups().size(); ++g)
     shard.outer().param_groups()[g].set_options(inner.param_groups()[g].options().clone());
   shard.mark_complete();
@@ -81,13 +81,13 @@ void load_inner(Shard& shard, const OptimizerState& mine) {
 
 // --- complete
 
-OptimizerState consolidated_state(const Shard& shard, int dst) {
+Value consolidated_state(const Shard& shard, int dst) {
   const auto& group = shard.group();
   const auto& parameters = shard.parameters();
   run_and_agree(group, [&] { shard.check_complete(); });
   group.synchronize();
   shard.take_options();
-  auto mine = view_state(shard.inner());
+  auto mine = get_optimizer_state(shard.inner());
   std::vector<c10::IValue> packed;
   for (size_t i = 0; i < parameters.pieces().size(); ++i)
     if (const auto found = mine.parameters.find(static_cast<int64_t>(i)); found != mine.parameters.end())
@@ -112,10 +112,11 @@ OptimizerState consolidated_state(const Shard& shard, int dst) {
         range_of(whole.toTensor(), piece).copy_(value.toTensor());
       }
     }
-  return state;
+  return to_value(state);
 }
 
-void load_state(Shard& shard, const OptimizerState& state) {
+void load_state(Shard& shard, const Value& value) {
+  const auto state = to_optimizer_state(value);
   check_fits(shard.outer(), state);
   const auto& parameters = shard.parameters();
   std::vector<int64_t> numbers;  // of our parameters in the state
@@ -148,7 +149,7 @@ Value state_of_shard(const Shard& shard) {
   shard.check_complete();
   shard.take_options();
   const auto& parameters = shard.parameters();
-  const auto mine = view_state(shard.inner());
+  const auto mine = get_optimizer_state(shard.inner());
   auto sizes = Value::list(), strides = Value::list(), pieces = Value::list();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& parameter = parameters.tensor(i);
@@ -278,7 +279,7 @@ void load_shards(Shard& shard, size_t shards, const ReadShard& read) {
     if (s == 0 && !has_same_layout(parameters, outline)) {  // such as channels last there and not here
       std::vector<Value> all;
       for (size_t i = 0; i < shards; ++i) all.push_back(read(i, {}));
-      return load_state(shard, to_optimizer_state(merge_shards(all)));
+      return load_state(shard, merge_shards(all));
     }
     if (s == 0) {
       mine.groups =

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-#include <lockstep/optimizer_state.h>
 #include <lockstep/state_traits.h>
+#include <lockstep/value.h>
 
 #include "optim/zero/shard.h"
 
@@ -12,12 +12,12 @@
 
 namespace lockstep::detail {
 
-/// Returns the complete state on rank `dst`, an empty one on others. Collective. Throws UsageError on all ranks if a
+/// Returns the complete state on rank `dst`, None on others. Collective. Throws UsageError on all ranks if a
 /// step of one of them did not finish.
-OptimizerState consolidated_state(const Shard& shard, int dst);
+Value consolidated_state(const Shard& shard, int dst);
 /// Takes this rank's part of a complete state. Not collective. Throws UsageError if it is of another model or
 /// optimizer.
-void load_state(Shard& shard, const OptimizerState& state);
+void load_state(Shard& shard, const Value& value);
 
 /// Returns this rank's part, in the format of checkpoint/shards.h, with the tensors of the optimizer. Not collective.
 Value state_of_shard(const Shard& shard);

@@ -308,20 +308,16 @@ bool detail::ZeroUndo::undo_step(ZeroRedundancyOptimizerBase& optimizer) {
 
 // --- state
 
-OptimizerState ZeroRedundancyOptimizerBase::consolidated_state_dict(int dst) const {
+Value ZeroRedundancyOptimizerBase::consolidated_state_dict(int dst) const {
   return detail::consolidated_state(*shard_, dst);
 }
 
-void ZeroRedundancyOptimizerBase::load_state_dict(const OptimizerState& state) {
-  detail::load_state(*shard_, state);
-}
-
 Value ZeroRedundancyOptimizerBase::state_dict() const {
-  return to_value(detail::consolidated_state(*shard_, 0));
+  return consolidated_state_dict();
 }
 
-void ZeroRedundancyOptimizerBase::load_state_dict(const Value& value) {
-  detail::load_state(*shard_, to_optimizer_state(value));
+void ZeroRedundancyOptimizerBase::load_state_dict(const Value& state) {
+  detail::load_state(*shard_, state);
 }
 
 Value ZeroRedundancyOptimizerBase::shard_state_dict() const {

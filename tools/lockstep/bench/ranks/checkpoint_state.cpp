@@ -45,15 +45,15 @@ CheckpointState::CheckpointState(const CheckpointPlan& plan)
   auto state = state_dict(*optimizer_);
   for (int64_t i = 0; i < count; ++i) {
     const auto& sizes = plan.parameters[static_cast<size_t>(i)].sizes;
-    state.parameters[i] = {{"step", kSteps},
-                           {"exp_avg", make_saved_tensor(sizes, count + i)},
-                           {"exp_avg_sq", make_saved_tensor(sizes, 2 * count + i)}};
+    state["state"].set(i, Value::dict({{"step", kSteps},
+                                       {"exp_avg", make_saved_tensor(sizes, count + i)},
+                                       {"exp_avg_sq", make_saved_tensor(sizes, 2 * count + i)}}));
   }
   load_state_dict(*optimizer_, state);
 }
 
 Value CheckpointState::value() const {
-  return Value::dict({{"model", state_dict(*model_)}, {"optimizer", state_value(*optimizer_)}});
+  return Value::dict({{"model", state_dict(*model_)}, {"optimizer", state_dict(*optimizer_)}});
 }
 
 TrainingState CheckpointState::training_state() {
