@@ -74,16 +74,16 @@ class Strangers {
   void add(uint64_t number, std::string address, Clock::time_point since) {
     strangers_[number] = {std::move(address), since};
   }
-  /// For a stranger that has authenticated or is closed. Has no effect on others.
+  /// For a connection that has authenticated or is closed. Does nothing if the number is not that of a stranger.
   void remove(uint64_t number) { strangers_.erase(number); }
 
   bool contains(uint64_t number) const { return strangers_.contains(number); }
   size_t size() const { return strangers_.size(); }
 
-  /// The oldest stranger of the address that has the most. If that one is closed, a flood from one host displaces none
-  /// of another host. There must be a stranger.
+  /// The oldest stranger of the address that has the most strangers. The server closes it to make room, so a flood from
+  /// one host does not displace strangers of other hosts. There must be a stranger.
   uint64_t to_displace() const;
-  /// The strangers from before this time.
+  /// The strangers that connected before `time`.
   std::vector<uint64_t> older_than(Clock::time_point time) const;
 
  private:

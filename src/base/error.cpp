@@ -88,8 +88,8 @@ std::string without_rank(std::string_view message, std::optional<int> rank) {
   const size_t end = message.find(kEnd);
   if (!message.starts_with(kBegin) || end == message.npos) return std::string(message);
   const auto named = parse_number<int>(message.substr(kBegin.size(), end - kBegin.size()));
-  const bool is_it = named && (!rank || rank == named);
-  return std::string(is_it ? message.substr(end + kEnd.size()) : message);
+  const bool is_redundant = named && (!rank || rank == named);
+  return std::string(is_redundant ? message.substr(end + kEnd.size()) : message);
 }
 
 void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix, const std::string& suffix,
@@ -135,7 +135,7 @@ std::optional<Culprit> culprit_of(const std::exception_ptr& error) {
   return read<std::optional<Culprit>>(error, &Error::culprit, std::nullopt);
 }
 
-bool is_ours(const std::exception_ptr& error) {
+bool is_lockstep_error(const std::exception_ptr& error) {
   return is_a<Error>(error);
 }
 

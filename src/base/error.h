@@ -27,7 +27,7 @@ std::string without_rank(std::string_view message, std::optional<int> rank = {})
 [[noreturn]] void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix,
                                       const std::string& suffix = "", std::optional<int> rank = {});
 
-/// Whether it is an exception of this kind.
+/// Whether `error` is an exception of the type `Kind`.
 template <class Kind>
 bool is_a(const std::exception_ptr& error) {
   try {
@@ -45,8 +45,8 @@ ErrorKind kind_of(const std::exception_ptr& error);
 std::optional<int> rank_of(const std::exception_ptr& error);
 std::optional<Culprit> culprit_of(const std::exception_ptr& error);
 
-/// Whether it is a lockstep::Error.
-bool is_ours(const std::exception_ptr& error);
+/// Whether `error` is a lockstep::Error.
+bool is_lockstep_error(const std::exception_ptr& error);
 
 /// The type that a program knows: std::throw_with_nested throws a "std::_Nested_exception<lockstep::Error>", which is a
 /// "lockstep::Error". Other names stay as they are.

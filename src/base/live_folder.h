@@ -2,8 +2,8 @@
 
 #include <string>
 
-// The folder live/ of a training run. Ranks and launchers write small files there, which say how the run is doing now
-// (docs/file_formats.md). Whoever writes them must go on without them: no function here throws.
+// The folder live/ of a training run. Ranks and launchers write small files there, which describe the current state of
+// the run (docs/file_formats.md). A run must continue if they cannot be written: no function here throws.
 
 namespace lockstep {
 
@@ -27,7 +27,7 @@ std::string replace_live_file(const std::string& folder, const std::string& name
 /// Adds to the end of an existing file. Returns why that failed, or an empty string; then a part may have been added.
 std::string append_live_file(const std::string& folder, const std::string& name, const std::string& content);
 
-/// How many ranks and nodes take part. The files of others are left from an earlier start.
+/// How many ranks and nodes take part. Files of other ranks and nodes are left from an earlier start.
 struct LiveParticipants {
   int ranks = 0;    // of rank-NNNNN.json
   int outputs = 0;  // of output-NNNNN.log

@@ -46,7 +46,7 @@ bool write_fully(int file, std::string_view bytes) {
   return true;
 }
 
-// Lock-free, because another thread of the parent may have been in here when this process was forked.
+// Lock-free, because another thread of the parent may have been in this function when this process was forked.
 LiveLine& LiveLine::of_process() {
   LiveLine* line = line_of_process.load();
   while (line == nullptr || !line->owner_process_.is_this()) {
@@ -73,11 +73,11 @@ void LiveLine::begin(const void* owner, Style style) {
 void LiveLine::show(const void* owner, std::string line, size_t columns) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
-  for (auto& mine : lines_) {
-    if (mine.owner != owner) continue;
-    mine.text = std::move(line);
-    mine.columns = columns;
-    if (&mine == &lines_.back() && is_writable(STDOUT_FILENO)) draw();
+  for (auto& own_line : lines_) {
+    if (own_line.owner != owner) continue;
+    own_line.text = std::move(line);
+    own_line.columns = columns;
+    if (&own_line == &lines_.back() && is_writable(STDOUT_FILENO)) draw();
     return;
   }
 }
@@ -92,7 +92,8 @@ void LiveLine::end(const void* owner) {
   if (std::get_terminate() == complete_at_terminate) std::set_terminate(previous_terminate);
 }
 
-// stderr is the same terminal as stdout, if both are terminals. A launcher has a pipe for each and sorts them out.
+// If stderr and stdout are terminals, they are the same terminal. A launcher reads each of them from its own pipe and
+// keeps them apart.
 bool LiveLine::overlaps_line(int file) const {
   const auto style = style_.load();
   if (style == Style::kNone || file == STDOUT_FILENO) return style != Style::kNone;

@@ -17,7 +17,7 @@ namespace lockstep {
 /// does. A process that ends by exit() or std::terminate() leaves a complete line.
 class LiveLine {
  public:
-  /// How standard output is told to overwrite a line.
+  /// How a line on standard output is overwritten.
   enum class Style {
     kNone,
     kEscapes,  // a terminal: carriage return, and the escape sequence that erases the rest of a line
@@ -56,7 +56,7 @@ class LiveLine {
   std::atomic<Style> style_{Style::kNone};  // kNone: no owner. Written under mutex_
   std::mutex mutex_;
   std::vector<Line> lines_;   // guarded by mutex_; the last one is shown
-  size_t drawn_columns_ = 0;  // guarded by mutex_; of the line in the terminal; 0: none is there
+  size_t drawn_columns_ = 0;  // guarded by mutex_; width of the line in the terminal; 0: no line
 };
 
 /// Erases the live line during its lifetime, if output to `file` (STDOUT_FILENO or STDERR_FILENO) would be written over

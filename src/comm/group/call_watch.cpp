@@ -76,7 +76,7 @@ void CallWatch::Call::fail(std::chrono::milliseconds timeout) {
 
 // Other ranks may be in the middle of this call, so no later call can succeed: the group is broken.
 void CallWatch::fail(const CallRecord& record, std::chrono::milliseconds timeout, std::exception_ptr error) {
-  const bool is_foreign = !is_ours(error);
+  const bool is_foreign = !is_lockstep_error(error);
   const bool is_local = is_foreign || is_a<UsageError>(error) || is_a<SystemError>(error);  // concerns only this rank
   const auto known = failure();
   auto cause = mark_broken(known ? known : find_cause(record, timeout, error));

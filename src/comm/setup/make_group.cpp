@@ -141,7 +141,7 @@ std::unique_ptr<Backend> make_backend(const std::shared_ptr<Job>& job, const Gro
   } catch (...) {
     auto error = std::current_exception();
     tell_others(context, message_of(error));
-    if (!is_ours(error)) throw;
+    if (!is_lockstep_error(error)) throw;
     // A failed connection is only a symptom: the other rank may have died.
     if (is_a<PeerError>(error))
       error = to_exception(job->report(spec.name, to_failure(error), Job::Certainty::kSymptom));
