@@ -102,25 +102,26 @@ Announcement read_announcement(const std::string& value) {
   return a;
 }
 
-void check_agreement(const Announcement& mine, const Announcement& other) {
-  auto differ = [&](const char* what, const auto& here, const auto& there, const char* remedy) {
-    throw MismatchError(text("rank ", mine.peer.rank, " (", describe(mine.peer.process), "): ", what, " is ", here,
-                             " here, but ", there, " for ", describe(other.peer), "; ", remedy),
-                        mine.peer.rank, {});
+void check_agreement(const Announcement& own, const Announcement& other) {
+  auto differ = [&](const char* what, const auto& own_value, const auto& other_value, const char* remedy) {
+    throw MismatchError(text("rank ", own.peer.rank, " (", describe(own.peer.process), "): ", what, " is ", own_value,
+                             " here, but ", other_value, " for ", describe(other.peer), "; ", remedy),
+                        own.peer.rank, {});
   };
-  const JoinRequest& here = mine.request;
-  const JoinRequest& there = other.request;
-  if (other.version != mine.version)
-    differ("lockstep", mine.version, other.version, "install the same version everywhere");
-  if (!here.job.empty() && !there.job.empty() && here.job != there.job)
-    differ("the job", here.job, there.job, "two jobs rendezvous at the same place: give each job its own port or file");
-  if (here.generation != there.generation)
-    differ("the restart count", here.generation, there.generation,
+  const JoinRequest& own_request = own.request;
+  const JoinRequest& other_request = other.request;
+  if (other.version != own.version)
+    differ("lockstep", own.version, other.version, "install the same version everywhere");
+  if (!own_request.job.empty() && !other_request.job.empty() && own_request.job != other_request.job)
+    differ("the job", own_request.job, other_request.job,
+           "two jobs rendezvous at the same place: give each job its own port or file");
+  if (own_request.generation != other_request.generation)
+    differ("the restart count", own_request.generation, other_request.generation,
            "a process of an earlier start is still running: end it");
-  if (here.world_size != there.world_size)
-    differ("world size", here.world_size, there.world_size, "start all ranks with the same WORLD_SIZE");
-  if (here.backend != there.backend)
-    differ("the backend", here.backend, there.backend, "choose the same backend on all ranks");
+  if (own_request.world_size != other_request.world_size)
+    differ("world size", own_request.world_size, other_request.world_size, "start all ranks with the same WORLD_SIZE");
+  if (own_request.backend != other_request.backend)
+    differ("the backend", own_request.backend, other_request.backend, "choose the same backend on all ranks");
 }
 
 // The first rank to join defines the job. If this rank does not match it, but the other ranks wait for this rank
@@ -218,21 +219,22 @@ int count_join(Store& store, int rank) {
   return static_cast<int>(store.add(text("joins/", rank, "/", process, "/", ::getpid()), 1)) - 1;
 }
 
-std::vector<Peer> wait_for_all_ranks(Store& store, const JoinRequest& mine, std::chrono::milliseconds timeout,
+std::vector<Peer> wait_for_all_ranks(Store& store, const JoinRequest& request, std::chrono::milliseconds timeout,
                                      Claim claim) {
   if (!claim) claim = [&](const auto& key, const auto& value) { return store.compare_set(key, "", value); };
-  Announcement own{mine, {mine.rank, this_process(), build_id()}, LOCKSTEP_VERSION_STRING, random_nonce()};
+  Announcement own{request, {request.rank, this_process(), build_id()}, LOCKSTEP_VERSION_STRING, random_nonce()};
   compare_with_first(store, own, claim);
-  std::string standing = claim(request_key(mine, mine.rank), write_announcement(own));
-  if (standing != write_announcement(own)) {
+  std::string existing = claim(request_key(request, request.rank), write_announcement(own));
+  if (existing != write_announcement(own)) {
     throw MismatchError(
-        mine.rank, text(describe(own.peer.process), " wants to join, but ", describe(read_announcement(standing).peer),
-                        " has already joined. Either two processes were started with the same rank, or an "
-                        "earlier job left this store behind: use a new store (for file://, remove the file)"));
+        request.rank,
+        text(describe(own.peer.process), " wants to join, but ", describe(read_announcement(existing).peer),
+             " has already joined. Either two processes were started with the same rank, or an "
+             "earlier job left this store behind: use a new store (for file://, remove the file)"));
   }
 
   std::vector<std::string> keys;
-  for (int r = 0; r < mine.world_size; ++r) keys.push_back(request_key(mine, r));
+  for (int r = 0; r < request.world_size; ++r) keys.push_back(request_key(request, r));
   std::vector<std::string> announcements;
   try {
     announcements = wait_for_values(store, own, keys, timeout);

@@ -45,7 +45,7 @@ using Claim = std::function<std::string(const std::string& key, const std::strin
 /// Collective. `claim` sets the rank's key; the default uses compare_set. Throws TimeoutError, naming the ranks
 /// that did not join, and MismatchError, naming both sides, if a rank joined twice or if two ranks differ in job,
 /// restart count, world size, backend or lockstep version. Logs a warning if programs have different build ids.
-std::vector<Peer> wait_for_all_ranks(Store& store, const JoinRequest& mine, std::chrono::milliseconds timeout,
+std::vector<Peer> wait_for_all_ranks(Store& store, const JoinRequest& request, std::chrono::milliseconds timeout,
                                      Claim claim = {});
 
 }  // namespace lockstep

@@ -72,8 +72,8 @@ PeerConnector::~PeerConnector() = default;
 
 std::vector<FileDescriptor> PeerConnector::connect() {
   deadline_ = deadline_after(options_.timeout);
-  const Endpoint mine{local_address(listener_), port_of(listener_)};
-  options_.store->set(listener_key(options_.rank), pack({to_string(mine), key_.bytes()}));
+  const Endpoint own_endpoint{local_address(listener_), port_of(listener_)};
+  options_.store->set(listener_key(options_.rank), pack({to_string(own_endpoint), key_.bytes()}));
   std::vector<FileDescriptor> sockets(options_.size);
   const auto addresses = addresses_of_lower_ranks();
   for (int peer = 0; peer < options_.rank; ++peer) sockets[peer] = reach(peer, addresses[peer]);

@@ -51,7 +51,7 @@ bool collide(const std::string& hex, const std::string& other) {
 /// Returns the links "socket:[inode]" of the sockets that collide with `address`: listening ones if any, else all.
 std::set<std::string> colliding_sockets(const Address& address) {
   constexpr const char* kListens = "0A";
-  const std::string mine = in_hex(address);
+  const std::string hex = in_hex(address);
   char port[5];
   std::snprintf(port, sizeof port, "%04X", static_cast<unsigned>(address.port()) & 0xffffu);
   std::set<std::string> listening, others;
@@ -63,7 +63,7 @@ std::set<std::string> colliding_sockets(const Address& address) {
       std::istringstream(line) >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> user >>
           timeout >> inode;
       const auto colon = local.find(':');
-      if (colon == local.npos || local.substr(colon + 1) != port || !collide(local.substr(0, colon), mine)) continue;
+      if (colon == local.npos || local.substr(colon + 1) != port || !collide(local.substr(0, colon), hex)) continue;
       if (inode == "0") continue;  // closed by its process
       (state == kListens ? listening : others).insert(text("socket:[", inode, "]"));
     }

@@ -61,9 +61,9 @@ void Coordinator::refuse(Connection to, uint64_t id, std::string why) {
   send(to, {Verb::kRefused, id, {std::move(why)}});
 }
 
-void Coordinator::tell_all(const StoreMessage& message, std::optional<Connection> but) {
+void Coordinator::send_to_all(const StoreMessage& message, std::optional<Connection> except) {
   for (Connection connection : connections_)
-    if (connection != but) send(connection, message);
+    if (connection != except) send(connection, message);
 }
 
 std::vector<Coordinator::Outgoing> Coordinator::take_outgoing() {
@@ -129,7 +129,7 @@ void Coordinator::received(Connection connection, const StoreMessage& message, T
       }
       return send(connection, {Verb::kHeartbeatReply});
     case Verb::kAnswer:
-      return take_answer(connection, message);
+      return receive_answer(connection, message);
     case Verb::kWillReport:
       announced_.insert_or_assign(field(message, 0), now + kAnnounced);
       return;
@@ -251,7 +251,7 @@ void Coordinator::resolve(const Report& report) {
   bool is_first = false;
   if (!job_failure_) is_first = group_failures_.emplace(report.group, report.failure).second;
   const Failure& cause = job_failure_ ? *job_failure_ : group_failures_.at(report.group);
-  if (is_first) tell_all({Verb::kNotice, 0, in_front(report.group, to_fields(cause))});
+  if (is_first) send_to_all({Verb::kNotice, 0, in_front(report.group, to_fields(cause))});
   answer(report.connection, report.id, to_fields(cause));
 }
 
@@ -271,7 +271,7 @@ void Coordinator::leave(Connection connection, const StoreMessage& message) {
   if (member == members_.end()) return;
   const auto& group = field(message, 0);
   const int rank = member->second.rank;
-  tell_all({Verb::kLeft, 0, {std::to_string(rank), group, field(message, 1)}}, connection);
+  send_to_all({Verb::kLeft, 0, {std::to_string(rank), group, field(message, 1)}}, connection);
   auto& left = left_[group];
   left.insert(rank);
   if (static_cast<int64_t>(left.size()) < to_number(field(message, 2))) return;
@@ -293,7 +293,7 @@ void Coordinator::end_job(const Failure& failure, Time now) {
   const bool is_consequence = blame_ && now - blame_->since <= kConsequence;
   job_failure_ = failure;
   first_failure_ = is_consequence ? blame_->failure : failure;
-  tell_all({Verb::kNotice, 0, in_front("", to_fields(failure))});
+  send_to_all({Verb::kNotice, 0, in_front("", to_fields(failure))});
   for (const auto& waiter : waiters_) send(waiter.connection, {Verb::kFailed, waiter.id, to_fields(failure)});
   waiters_.clear();
 }
@@ -393,7 +393,7 @@ void Coordinator::forward_note(int sender, const StoreMessage& message) {
       send(connection, {Verb::kNoted, 0, {std::to_string(sender), field(message, 1), field(message, 2)}});
 }
 
-void Coordinator::take_answer(Connection connection, const StoreMessage& message) {
+void Coordinator::receive_answer(Connection connection, const StoreMessage& message) {
   auto found = questions_.find(static_cast<uint64_t>(to_number(field(message, 0))));
   const auto& given = field(message, 1);
   auto member = members_.find(connection);

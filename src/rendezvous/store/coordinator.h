@@ -126,7 +126,7 @@ class Coordinator {
   void send(Connection to, StoreMessage message);
   void answer(Connection to, uint64_t id, std::vector<std::string> fields);
   void refuse(Connection to, uint64_t id, std::string why);
-  void tell_all(const StoreMessage& message, std::optional<Connection> but = std::nullopt);
+  void send_to_all(const StoreMessage& message, std::optional<Connection> except = std::nullopt);
 
   void get(Connection connection, const StoreMessage& message);
   void append(Connection connection, const StoreMessage& message);
@@ -139,7 +139,7 @@ class Coordinator {
   void report(Connection connection, const StoreMessage& message, Time now);
   void ask(Connection connection, const StoreMessage& message, Time now);
   void forward_note(int sender, const StoreMessage& message);
-  void take_answer(Connection connection, const StoreMessage& message);
+  void receive_answer(Connection connection, const StoreMessage& message);
   void finish_questions(Time now);
   void finish_reports(Time now);
   void leave(Connection connection, const StoreMessage& message);

@@ -83,7 +83,7 @@ class FileStore final : public Store {
       lock_file();
       // Unlock before the check: of two ranks that leave concurrently, one must detect that it is the last.
       set_lock(F_UNLCK, kAliveByte, 1);
-      if (!is_open_elsewhere() && has_its_name()) ::unlink(path_.c_str());
+      if (!is_open_elsewhere() && is_at_path()) ::unlink(path_.c_str());
       unlock_file();
     } catch (const std::exception& error) {
       log_warning(text("could not close the file store: ", error.what()));
@@ -210,7 +210,7 @@ class FileStore final : public Store {
     if (!file_.is_open() && (errno == ENOENT || errno == ESTALE)) return false;
     if (!file_.is_open()) fail("open");
     lock_file();
-    if (!has_its_name()) return false;
+    if (!is_at_path()) return false;
     require_magic();
     replay();
     if (!is_open_elsewhere())
@@ -278,10 +278,10 @@ class FileStore final : public Store {
   }
 
   /// Returns whether the path still refers to this file.
-  bool has_its_name() const {
-    const auto mine = status_of(file_);
+  bool is_at_path() const {
+    const auto opened = status_of(file_);
     struct stat named {};
-    return ::lstat(path_.c_str(), &named) == 0 && named.st_dev == mine.st_dev && named.st_ino == mine.st_ino;
+    return ::lstat(path_.c_str(), &named) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
   }
 
   void lock_file() const {

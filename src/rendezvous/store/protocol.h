@@ -25,7 +25,7 @@ enum class Verb : uint8_t {
   kReport = 9,     // group, "certain" or "symptom", failure (see to_fields): answered with the first cause
   kAsk = 10,       // group, subject: answered with rank, answer, rank, answer... of all ranks that answered in time
   kAppend = 11,    // key, value: appends the value to that of the key
-  kMultiSet = 12,  // key, value, key, value...: sets all of them
+  kMultiSet = 12,  // key, value, key, value...: sets all keys
 
   // Notifications of a process.
   kBeat = 20,        // current activity, "traced" or ""

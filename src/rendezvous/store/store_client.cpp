@@ -151,10 +151,10 @@ std::shared_ptr<StoreClient::Pending> StoreClient::start(Verb verb, Fields field
   pending->done = std::move(done);
   Lock lock(mutex_);
   if (broken_) std::rethrow_exception(broken_);
-  uint64_t mine = next_id_++;
-  if (id) *id = mine;
-  send_locked({verb, mine, std::move(fields)});
-  pending_.emplace(mine, pending);
+  uint64_t request_id = next_id_++;
+  if (id) *id = request_id;
+  send_locked({verb, request_id, std::move(fields)});
+  pending_.emplace(request_id, pending);
   return pending;
 }
 
@@ -269,13 +269,13 @@ void StoreClient::wake() {
 }
 
 void StoreClient::run() {
-  auto last_look = Clock::now();
+  auto last_iteration = Clock::now();
   for (;;) {
     if (has_new_listener_.exchange(false)) heartbeats_.make_due(Clock::now());
     bool can_read = wait_for_something(std::min<std::chrono::milliseconds>(kTick, time_left(heartbeats_.due())));
     auto now = Clock::now();
-    if (now - last_look > kStall) last_heard_ = now;  // this process was stopped; messages may still be unread
-    last_look = now;
+    if (now - last_iteration > kStall) last_heard_ = now;  // this process was stopped; messages may still be unread
+    last_iteration = now;
     {
       Lock lock(mutex_);
       if (is_stopping_) return;
@@ -344,7 +344,7 @@ void StoreClient::handle(const StoreMessage& message) {
       return fail_connection("has ended, so the job's store is closed", true, host_culprit_);
     case Verb::kNotice: {
       std::lock_guard listening(listener_mutex_);
-      return tell_failure(field(0), read_failure(message.fields, 1));
+      return notify_failure(field(0), read_failure(message.fields, 1));
     }
     case Verb::kQuestion: {
       std::lock_guard listening(listener_mutex_);
@@ -422,11 +422,11 @@ void StoreClient::fail_connection(const std::string& reason, bool is_clean, cons
   }
   for (auto& pending : unanswered)
     if (pending->done) pending->done(std::nullopt);
-  if (!is_clean) tell_failure("", failure);
+  if (!is_clean) notify_failure("", failure);
 }
 
 // Requires listener_mutex_. Stores the failure for listeners that are set later.
-void StoreClient::tell_failure(const std::string& group, const Failure& failure) {
+void StoreClient::notify_failure(const std::string& group, const Failure& failure) {
   if (group.empty() && !over_) over_ = failure;
   if (listener_) listener_->on_failure(group, failure);
 }

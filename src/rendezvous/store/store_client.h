@@ -120,7 +120,7 @@ class StoreClient {
   void flush_locked();
   void wake();
   void fail_connection(const std::string& reason, bool is_clean, const std::optional<Culprit>& culprit);
-  void tell_failure(const std::string& group, const Failure& failure);
+  void notify_failure(const std::string& group, const Failure& failure);
   std::string describe_host() const;
 
   const Options options_;
@@ -151,7 +151,7 @@ class StoreClient {
 
   Decoder decoder_;                                     // used by thread_ only
   std::chrono::steady_clock::time_point last_heard_{};  // used by thread_ only
-  std::atomic<bool> has_new_listener_ = false;          // its activity is not reported yet
+  std::atomic<bool> has_new_listener_ = false;          // the activity of listener_ is not reported yet
   std::thread thread_;
 };
 

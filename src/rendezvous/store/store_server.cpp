@@ -76,7 +76,7 @@ struct ConnectedPeer {
   TlsSession session;
   Decoder decoder{};
   OutputBuffer unsent{};
-  Clock::time_point last_sent{};  // when something was last sent to it
+  Clock::time_point last_sent{};  // when bytes were last sent to the peer
   size_t bytes_before_proof = 0;
   bool is_known = false;     // authenticated
   bool is_closing = false;   // shut down once everything is sent
@@ -140,14 +140,14 @@ class StoreServer::Loop {
   size_t keys() const { return keys_; }
 
   void run() {
-    auto last_look = Clock::now();
+    auto last_iteration = Clock::now();
     while (!should_end()) {
       std::array<epoll_event, 64> events;
       int count = ::epoll_wait(poller_.get(), events.data(), events.size(), static_cast<int>(kServerTick.count()));
       auto now = Clock::now();
       // This process was stopped. Heartbeats of the ranks may still be unread in the sockets.
-      if (now - last_look > kServerStall) coordinator_.reset_heartbeats(now);
-      last_look = now;
+      if (now - last_iteration > kServerStall) coordinator_.reset_heartbeats(now);
+      last_iteration = now;
       for (int i = 0; i < count; ++i) handle(events[i], now);
       acceptor_.resume(now);
       coordinator_.tick(now);
@@ -321,7 +321,7 @@ class StoreServer::Loop {
     if (got < 0) return drop(name, text("its connection broke (", std::strerror(errno), ")"), now);
     if (got == 0) return drop(name, "its connection was closed", now);
     try {
-      take_in(name, peer, {bytes.data(), static_cast<size_t>(got)}, now);
+      receive_bytes(name, peer, {bytes.data(), static_cast<size_t>(got)}, now);
     } catch (const TlsError& error) {
       send_tls_alert(peer);
       drop(name, text("it does not know the job's secret, or does not speak the store's protocol (", error.what(), ")"),
@@ -331,14 +331,14 @@ class StoreServer::Loop {
     }
   }
 
-  void take_in(Connection name, ConnectedPeer& peer, std::string_view bytes, Clock::time_point now) {
+  void receive_bytes(Connection name, ConnectedPeer& peer, std::string_view bytes, Clock::time_point now) {
     peer.decoder.feed(peer.session.receive(bytes));
     peer.unsent.append(peer.session.take_output());
     if (!peer.is_known) {
       peer.bytes_before_proof += bytes.size();
       if (peer.session.is_authenticated()) {
         peer.is_known = true;
-        peer.last_sent = now;  // the coordinator greets it
+        peer.last_sent = now;  // the coordinator sends kWelcome
         strangers_.remove(name);
         count_known(1);
         if (is_stopping_) return drop(name, "the store is shutting down", now);
