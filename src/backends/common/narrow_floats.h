@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// What every NaN is narrowed to: positive, quiet, without a payload.
+/// The result of narrowing any NaN: positive, quiet, without a payload.
 constexpr uint16_t kHalfNan = 0x7e00, kBFloat16Nan = 0x7fc0;
 
 /// The bits of a float16 or a bfloat16. The conversions have no branches, so that compilers vectorise loops over them.
@@ -39,7 +39,7 @@ inline float widen(Float16 value) {
 }
 
 inline Float16 narrow_to_half(float value) {
-  const auto bits = std::bit_cast<uint16_t>(static_cast<Float16>(value));  // of a NaN: its sign and payload
+  const auto bits = std::bit_cast<uint16_t>(static_cast<Float16>(value));  // keeps the sign and payload of a NaN
   return std::bit_cast<Float16>(value != value ? kHalfNan : bits);
 }
 

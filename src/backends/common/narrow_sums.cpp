@@ -1,10 +1,11 @@
 // Compilers vectorise the conversions of float16 and bfloat16 poorly for the instructions that every x86-64 processor
-// has. These loops use those of newer processors. On AArch64 every processor converts in hardware, and the loops of
-// reduction.cpp are vectorised well.
+// has. These loops use the instructions of newer processors. On AArch64 every processor converts in hardware, and the
+// loops of reduction.cpp are vectorised well.
 //
-// A function with a target attribute may only be inlined into one with the same attribute, but one without may be
-// inlined into all. So the loop has none, and calls the functions of `Lanes`, which take vectors by reference: passing
-// them by value needs the attribute. In sum_with_avx2 and sum_with_avx512 all of it is inlined.
+// A function with a target attribute can only be inlined into functions with the same attribute; a function without an
+// attribute can be inlined into any function. So the loop has no attribute, and calls the functions of `Lanes`, which
+// take vectors by reference: passing vectors by value needs the attribute. sum_with_avx2 and sum_with_avx512 inline the
+// loop and these functions.
 
 #include "backends/common/narrow_sums.h"
 
@@ -75,8 +76,8 @@ struct HalfAvx2 : Avx2, HalfElement {
   }
 };
 
-/// A bfloat16 is the upper half of a float32. `a` has the elements with even numbers, which are lower halves of 32 bits
-/// in memory, and `b` those with odd numbers, which are upper halves.
+/// A bfloat16 is the upper half of a float32. `a` has the elements with even indices, which are lower halves of 32 bits
+/// in memory, and `b` the elements with odd indices, which are upper halves.
 struct BrainAvx2 : Avx2, BrainElement {
   LOCKSTEP_AVX2 static void widen(Floats& to, const void* from) {
     const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(from));
@@ -86,7 +87,7 @@ struct BrainAvx2 : Avx2, BrainElement {
   LOCKSTEP_AVX2 static void narrow(Bits& to, const Floats& from) {
     to = _mm256_blend_epi16(_mm256_srli_epi32(rounded(from.a), 16), rounded(from.b), 0b10101010);
   }
-  /// As narrow_to_bfloat16(), in the upper halves.
+  /// Rounds like narrow_to_bfloat16(). The results are in the upper halves.
   LOCKSTEP_AVX2 static __m256i rounded(__m256 values) {
     const __m256i bits = _mm256_castps_si256(values);
     const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -12,7 +12,7 @@ enum class NarrowFloat { kHalf, kBFloat16 };
 /// Vector instructions of x86-64 that reductions use. kAvx2 includes F16C, which converts float16.
 enum class VectorSet { kAvx2, kAvx512 };
 
-/// Returns those that this processor has, the fastest last.
+/// Returns the sets of vector instructions that this processor has, the fastest last.
 std::vector<VectorSet> vector_sets();
 
 /// Sets element i of every output to (inputs[0][i] + inputs[1][i] + ...) * factor, added in that order as float32 and

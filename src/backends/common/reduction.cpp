@@ -98,9 +98,9 @@ struct KeepValue {
   }
 };
 
-/// Maps an element type in memory to the type in which sums are computed. Every NaN is narrowed to the same one: which
-/// NaN a processor computes from two depends on the order in which the compiler passes them to an instruction, which
-/// differs between the loops and between their vectors and remainders.
+/// Maps an element type in memory to the type in which sums are computed. Every NaN is narrowed to the same NaN: the
+/// NaN that a processor computes from two NaNs depends on the order in which the compiler passes them to an
+/// instruction, and this order differs between the loops and between their vectors and remainders.
 template <class T>
 struct Element {
   using Sum = T;
@@ -203,7 +203,7 @@ template <class T, class Combine, class Finish>
 #if defined(__clang__)
 #define LOCKSTEP_WIDEST "avx512f"
 #else
-#define LOCKSTEP_WIDEST "avx512f,prefer-vector-width=512"  // GCC's default are vectors of 256 bits
+#define LOCKSTEP_WIDEST "avx512f,prefer-vector-width=512"  // GCC's default is 256-bit vectors
 #endif
 
 template <class T, class Finish>
@@ -411,7 +411,7 @@ namespace {
 template <class Run>
 void in_parallel(int64_t count, int64_t grain, const Run& run) {
   if (count <= grain) return run(0, count);
-  const auto numbers = at::empty({count}, at::kByte);  // their addresses tell the parts
+  const auto numbers = at::empty({count}, at::kByte);  // never read: their addresses identify the parts
   auto parts = at::TensorIteratorConfig().add_output(numbers).check_all_same_dtype(false).resize_outputs(false).build();
   parts.for_each(
       [&](char** data, const int64_t*, int64_t size, int64_t rows) {
@@ -427,7 +427,7 @@ void reduce_ranges_in_cache(Inputs inputs, const at::Tensor& like, ReduceOp op,
                             const std::vector<Backend::Range>& ranges, const Backend::Consume& consume) {
   const auto width = static_cast<int64_t>(like.element_size());
   const int64_t step = kPartBytes / width;
-  std::vector<int64_t> first_part{0};  // of each range, and the number of all
+  std::vector<int64_t> first_part{0};  // index of each range's first part; the last element is the number of parts
   for (const auto& range : ranges) first_part.push_back(first_part.back() + (range.size + step - 1) / step);
   in_parallel(first_part.back(), /*grain=*/16, [&](int64_t part, int64_t end) {
     alignas(64) std::array<char, kPartBytes> values;

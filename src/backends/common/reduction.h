@@ -36,8 +36,8 @@ inline void reduce_elements(void* output, std::span<const void* const> inputs, i
   reduce_elements({&output, 1}, inputs, count, dtype, op);
 }
 
-/// The same for kSum and kAvg of float32 and float64, with given vector instructions of vector_sets(); null: those that
-/// every processor has. reduce_elements uses the fastest. The bits do not depend on the instructions.
+/// The same for kSum and kAvg of float32 and float64, with given vector instructions of vector_sets(); null: the
+/// instructions that every processor has. reduce_elements uses the fastest set. The bits do not depend on the set.
 void sum_floats(std::optional<VectorSet> set, std::span<void* const> outputs, std::span<const void* const> inputs,
                 int64_t count, c10::ScalarType dtype, ReduceOp op);
 
@@ -48,8 +48,8 @@ void reduce_ranges_in_cache(std::span<const void* const> inputs, const at::Tenso
 /// Multiplies all elements by 1 / `ranks`, as kAvg does after the sum. Requires a floating-point dtype.
 void scale_elements(void* data, int64_t count, c10::ScalarType dtype, int ranks);
 
-/// Replaces the NaNs of a float16 or bfloat16 tensor by the one that reduce_elements computes. For tensors that
-/// LibTorch has narrowed: it keeps the sign and the payload of some NaNs.
+/// Replaces the NaNs of a float16 or bfloat16 tensor by the NaN that reduce_elements computes. For tensors that
+/// LibTorch has narrowed: LibTorch keeps the sign and the payload of some NaNs.
 void make_nans_equal(void* data, int64_t count, c10::ScalarType dtype);
 
 }  // namespace lockstep

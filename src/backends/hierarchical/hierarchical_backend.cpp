@@ -100,22 +100,22 @@ class HierarchicalBackend final : public Backend {
   void all_gather(const at::Tensor& output, const at::Tensor& input, const CallInfo& call) override {
     Stages inside(call), between(call);
     const int64_t part = input.numel();
-    auto everything = scratch(part * layout_.ranks(), input.scalar_type());  // ordered by host
+    auto gathered = scratch(part * layout_.ranks(), input.scalar_type());  // ordered by host
     std::vector<at::Tensor> blocks;
     int64_t begin = 0;
     for (int host = 0; host < layout_.hosts(); ++host) {
       auto ranks = static_cast<int64_t>(layout_.ranks_of(host).size());
-      blocks.push_back(everything.narrow(0, begin, ranks * part));
+      blocks.push_back(gathered.narrow(0, begin, ranks * part));
       begin += ranks * part;
     }
     inside_->all_gather(blocks[host_], input, inside.next());
     if (index_ == 0)
       between_->all_to_all_v(blocks, std::vector<at::Tensor>(layout_.hosts(), blocks[host_]), between.next());
-    inside_->broadcast(everything, 0, inside.next());
+    inside_->broadcast(gathered, 0, inside.next());
     auto parts = output.view({layout_.ranks(), part});
     int64_t place = 0;
     for (int host = 0; host < layout_.hosts(); ++host)
-      for (int rank : layout_.ranks_of(host)) parts[rank].copy_(everything.narrow(0, part * place++, part));
+      for (int rank : layout_.ranks_of(host)) parts[rank].copy_(gathered.narrow(0, part * place++, part));
   }
 
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallInfo& call) override {
@@ -171,14 +171,14 @@ class HierarchicalBackend final : public Backend {
   // If one host has no shared memory, all ranks throw: otherwise they would wait for that host.
   std::unique_ptr<Backend> make_inside(const BackendContext& context) const {
     std::unique_ptr<Backend> inside;
-    std::string trouble;
+    std::string failure;
     try {
       inside = make_shm_backend(part(context, text("inside/", host_, "/"), index_, host_size_, true));
     } catch (const NoSharedMemory& error) {
-      trouble = error.what();
+      failure = error.what();
     }
-    trouble = agree(context, "inside", trouble);
-    if (!trouble.empty()) throw NoSharedMemory(trouble);
+    failure = agree(context, "inside", failure);
+    if (!failure.empty()) throw NoSharedMemory(failure);
     return inside;
   }
 

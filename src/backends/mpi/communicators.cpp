@@ -56,18 +56,18 @@ struct Identities {
 
 Identities exchange_identities(const BackendContext& context) {
   static std::atomic<int64_t> groups{0};
-  const RankIdentity mine = identify(context);
+  const RankIdentity own = identify(context);
   const auto identities =
       context.store->all_gather("mpi", context.rank, context.size,
-                                pack({mine.job, std::to_string(mine.rank), std::to_string(groups++)}), context.timeout);
+                                pack({own.job, std::to_string(own.rank), std::to_string(groups++)}), context.timeout);
   Identities result;
   std::map<int, int> holders;  // world rank to group rank
   for (int rank = 0; rank < context.size; ++rank) {
     const auto fields = unpack(identities[rank]);
     const int world_rank = static_cast<int>(to_number(fields.at(1)));
-    if (fields.at(0) != mine.job)
+    if (fields.at(0) != own.job)
       throw UsageError(text("rank ", rank, " was started by a different mpirun than rank ", context.rank, " (job '",
-                            fields.at(0), "', not '", mine.job, "'); start all ranks with one mpirun"));
+                            fields.at(0), "', not '", own.job, "'); start all ranks with one mpirun"));
     if (auto [holder, is_new] = holders.emplace(world_rank, rank); !is_new)
       throw UsageError(
           text("ranks ", holder->second, " and ", rank, " are both process ", world_rank,

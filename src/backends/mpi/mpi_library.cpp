@@ -98,7 +98,7 @@ void Library::init() {
   {
     std::lock_guard lock(mutex_);
     process_ = ::getpid();
-    is_ours_ = !is_begun;
+    is_initialized_here_ = !is_begun;
     mover_ = start_thread("MPI's messages", [this] { move_messages(); });
     std::atexit([] { of_process().on_exit(); });
   }
@@ -145,8 +145,8 @@ void Library::move_messages() {
     }
     is_moving_ = true;
     lock.unlock();
-    int is_there = 0;
-    MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_SELF, &is_there, MPI_STATUS_IGNORE);
+    int has_message = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_SELF, &has_message, MPI_STATUS_IGNORE);
     lock.lock();
     is_moving_ = false;
     changed_.notify_all();
@@ -167,7 +167,7 @@ void Library::on_exit() {
 }
 
 void Library::finalize() {
-  if (!is_ours_ || answer(MPI_Finalized)) return;
+  if (!is_initialized_here_ || answer(MPI_Finalized)) return;
   if (!has_failed_) {
     MPI_Finalize();
     return;

@@ -50,16 +50,16 @@ class Library {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::shared_future<void> begun_;  // guarded by mutex_
-  std::thread mover_;               // guarded by mutex_
-  int groups_ = 0;                  // guarded by mutex_
-  int messages_ = 0;                // guarded by mutex_
-  bool is_moving_ = false;          // guarded by mutex_: mover_ is inside MPI
-  int process_ = 0;                 // constant once groups exist: the process that initialized MPI
-  bool is_ours_ = false;            // constant once groups exist: lockstep initialized MPI and must finalize it
-  bool has_failed_ = false;         // guarded by mutex_ until the last leave(): some group failed
-  bool is_exiting_ = false;         // guarded by mutex_
-  std::vector<at::Tensor> kept_;    // guarded by mutex_
+  std::shared_future<void> begun_;    // guarded by mutex_
+  std::thread mover_;                 // guarded by mutex_
+  int groups_ = 0;                    // guarded by mutex_
+  int messages_ = 0;                  // guarded by mutex_
+  bool is_moving_ = false;            // guarded by mutex_: mover_ is inside MPI
+  int process_ = 0;                   // constant once groups exist: the process that initialized MPI
+  bool is_initialized_here_ = false;  // constant once groups exist: lockstep initialized MPI and must finalize it
+  bool has_failed_ = false;           // guarded by mutex_ until the last leave(): some group failed
+  bool is_exiting_ = false;           // guarded by mutex_
+  std::vector<at::Tensor> kept_;      // guarded by mutex_
 };
 
 /// Blocks until the future is ready. Throws the cause when the job fails meanwhile, and TimeoutError, naming `call` and

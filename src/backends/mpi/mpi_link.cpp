@@ -183,8 +183,8 @@ std::unique_ptr<Transfer> MpiLink::start_message(Direction direction, const at::
 
 // Any call makes progress with all messages.
 bool MpiLink::advance_messages() {
-  int is_there = 0;
-  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicators_.messages, &is_there, MPI_STATUS_IGNORE);
+  int has_message = 0;
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicators_.messages, &has_message, MPI_STATUS_IGNORE);
   return true;
 }
 

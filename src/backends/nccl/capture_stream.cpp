@@ -117,10 +117,10 @@ class SideStream final : public CaptureStream {
     try_to([&] { end_pool(c10::cuda::CUDACachingAllocator::get(), stream_.device_index(), pool); });
     captured.reset();
     try_to([&] {
-      at::cuda::CUDAGraph nothing;
-      begin_capture(nothing, at::cuda::graph_pool_handle());
-      const auto something = at::zeros({1}, at::TensorOptions(stream_.device()));
-      nothing.capture_end();
+      at::cuda::CUDAGraph empty;
+      begin_capture(empty, at::cuda::graph_pool_handle());
+      const auto tensor = at::zeros({1}, at::TensorOptions(stream_.device()));
+      empty.capture_end();
     });
   }
 

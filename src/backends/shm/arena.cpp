@@ -40,7 +40,7 @@ std::shared_ptr<Arena> Arena::of_process() {
   return arena;
 }
 
-Arena::Arena(SharedMemory::Kind way) : kind_(way), memory_(SharedMemory::create(way, reserved_bytes())) {
+Arena::Arena(SharedMemory::Kind kind) : kind_(kind), memory_(SharedMemory::create(kind, reserved_bytes())) {
   free_[kAlignment] = memory_->bytes() - kAlignment;
 }
 
@@ -82,10 +82,10 @@ char* Arena::allocate(size_t bytes) {
 void Arena::free(char* block) {
   if (!owner_.is_this()) return;
   std::lock_guard lock(mutex_);
-  give_back(block);
+  free_block(block);
 }
 
-void Arena::give_back(char* block) {
+void Arena::free_block(char* block) {
   auto offset = static_cast<uint64_t>(block - memory_->begin());
   auto used = used_.find(offset);
   size_t size = used->second;
@@ -119,7 +119,7 @@ void Arena::retire(std::vector<char*> blocks, std::function<bool()> is_unused) {
 void Arena::free_retired() {
   std::erase_if(retired_, [&](const Retired& retired) {
     if (!retired.is_unused()) return false;
-    for (char* block : retired.blocks) give_back(block);
+    for (char* block : retired.blocks) free_block(block);
     return true;
   });
 }

@@ -25,7 +25,7 @@ class Arena {
   static std::shared_ptr<Arena> of_process();
 
   /// Reserves LOCKSTEP_SHM_BYTES of address space, or else as much as the machine has memory.
-  explicit Arena(SharedMemory::Kind way);
+  explicit Arena(SharedMemory::Kind kind);
 
   /// Returns a block, never at offset 0, with undefined contents. Throws SystemError when no memory is left.
   char* allocate(size_t bytes);
@@ -59,7 +59,7 @@ class Arena {
 
   // Both require mutex_.
   void free_retired();
-  void give_back(char* block);
+  void free_block(char* block);
 
   const OwnerProcess owner_{};
   const SharedMemory::Kind kind_;

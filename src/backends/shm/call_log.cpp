@@ -37,17 +37,17 @@ struct CallLog::Page {
 };
 
 CallLog::CallLog(const BackendContext& context)
-    : rank_(context.rank), mine_(SharedMemory::create(SharedMemory::Kind::kUnnamed, sizeof(Page))) {
+    : rank_(context.rank), own_memory_(SharedMemory::create(SharedMemory::Kind::kUnnamed, sizeof(Page))) {
   const auto token = random_token();
-  auto* page = new (mine_->begin()) Page;
+  auto* page = new (own_memory_->begin()) Page;
   std::copy(token.begin(), token.end(), page->token.begin());
   const auto host_id = this_process().host_id;
-  const auto& handle = mine_->handle();
+  const auto& handle = own_memory_->handle();
   const auto pages = context.store->all_gather(
       "call_log", rank_, context.size, pack({host_id, handle.path, handle.id, std::to_string(handle.bytes), token}),
       context.timeout);
   for (int rank = 0; rank < context.size; ++rank)
-    others_.push_back(rank == rank_ ? nullptr : find(pages[rank], host_id));
+    other_memories_.push_back(rank == rank_ ? nullptr : find(pages[rank], host_id));
 }
 
 std::shared_ptr<SharedMemory> CallLog::find(const std::string& offer, const std::string& host_id) {
@@ -64,16 +64,16 @@ std::shared_ptr<SharedMemory> CallLog::find(const std::string& offer, const std:
 
 void CallLog::write(uint64_t fingerprint) {
   const uint64_t number = ++calls_;
-  auto& entry = Page::of(*mine_).entries[number % kCalls];
+  auto& entry = Page::of(*own_memory_).entries[number % kCalls];
   entry.number.store(0);
   entry.fingerprint.store(fingerprint);
   entry.number.store(number);
-  for (size_t rank = 0; rank < others_.size(); ++rank) {
-    if (!others_[rank]) continue;
-    const auto& theirs = Page::of(*others_[rank]).entries[number % kCalls];
-    if (theirs.number.load() != number) continue;
-    const uint64_t other = theirs.fingerprint.load();
-    if (theirs.number.load() == number && other != fingerprint)
+  for (size_t rank = 0; rank < other_memories_.size(); ++rank) {
+    if (!other_memories_[rank]) continue;
+    const auto& other_entry = Page::of(*other_memories_[rank]).entries[number % kCalls];
+    if (other_entry.number.load() != number) continue;
+    const uint64_t other_fingerprint = other_entry.fingerprint.load();
+    if (other_entry.number.load() == number && other_fingerprint != fingerprint)
       throw MismatchError(text("rank ", rank, " makes a different call at this position"));
   }
 }

@@ -34,8 +34,8 @@ class CallLog {
   static std::shared_ptr<SharedMemory> find(const std::string& offer, const std::string& host_id);
 
   const int rank_;
-  const std::shared_ptr<SharedMemory> mine_;
-  std::vector<std::shared_ptr<SharedMemory>> others_;  // by rank; null for ranks that cannot be mapped
+  const std::shared_ptr<SharedMemory> own_memory_;
+  std::vector<std::shared_ptr<SharedMemory>> other_memories_;  // by rank; null for ranks that cannot be mapped
   uint64_t calls_ = 0;
 };
 

@@ -55,8 +55,8 @@ std::string advice() {
               " free; in a container pass --shm-size or --ipc=host, or use another backend: backend = \"gloo\")");
 }
 
-FileDescriptor create_file(SharedMemory::Kind way, const std::string& name) {
-  if (way == SharedMemory::Kind::kUnnamed) {
+FileDescriptor create_file(SharedMemory::Kind kind, const std::string& name) {
+  if (kind == SharedMemory::Kind::kUnnamed) {
     FileDescriptor file(::memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!file.is_open()) fail("memfd_create: cannot create shared memory", errno);
     return file;
@@ -99,16 +99,16 @@ FileDescriptor open_file(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<SharedMemory> SharedMemory::create(Kind way, size_t bytes) {
+std::shared_ptr<SharedMemory> SharedMemory::create(Kind kind, size_t bytes) {
   std::string id = random_id();
   std::string name = "/lockstep-" + id;
-  FileDescriptor file = create_file(way, name);
-  NameUntilMapped until_mapped{way == Kind::kNamed ? name : ""};
+  FileDescriptor file = create_file(kind, name);
+  NameUntilMapped until_mapped{kind == Kind::kNamed ? name : ""};
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
     fail(text("ftruncate: cannot create ", bytes, " bytes of shared memory", advice()), errno);
   // Without the seal another process could shrink the file, and accesses to the mappings would raise SIGBUS.
-  if (way == Kind::kUnnamed) ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK);
-  std::string path = way == Kind::kUnnamed ? text("/proc/", ::getpid(), "/fd/", file.get()) : kNamePrefix + name;
+  if (kind == Kind::kUnnamed) ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK);
+  std::string path = kind == Kind::kUnnamed ? text("/proc/", ::getpid(), "/fd/", file.get()) : kNamePrefix + name;
   const bool is_locked = lock_for_this_process(file);
   auto memory = std::make_shared<SharedMemory>(std::move(file), MemoryHandle{path, id, bytes, is_locked});
   memory->is_created_here_ = true;

@@ -26,7 +26,7 @@ class SharedMemory {
   };
 
   /// Throws SystemError when the memory cannot be created.
-  static std::shared_ptr<SharedMemory> create(Kind way, size_t bytes);
+  static std::shared_ptr<SharedMemory> create(Kind kind, size_t bytes);
   /// Maps memory that this or another process has created. Returns the existing mapping if this process has one. Throws
   /// SystemError when the memory cannot be opened or mapped, UsageError when its size is not that of the handle.
   static std::shared_ptr<SharedMemory> open(const MemoryHandle& address);

@@ -195,8 +195,8 @@ class ShmBackend final : public Backend {
       for (int rank = 0; rank < size_; ++rank)
         if (!is_shared(rank))
           throw UsageError(text("the tensor of rank ", rank, " is not in shared memory; use ProcessGroup::allocate"));
-      const auto everywhere = shared_parts(0);
-      reduce_ranges_in_cache({everywhere.data(), everywhere.size()}, data, op, ranges, consume);
+      const auto shares = shared_parts(0);
+      reduce_ranges_in_cache({shares.data(), shares.size()}, data, op, ranges, consume);
       group_->end_call(call.deadline);
     });
   }
@@ -317,18 +317,18 @@ class ShmBackend final : public Backend {
   void all_reduce_large(const at::Tensor& data, ReduceOp op, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, true);
     group_->check_no_rank_gave_up();
-    const ByteRange mine = share_of(size_of(data), size_, rank_);
-    const auto everywhere = shared_parts(mine.begin);
-    reduce(everywhere, {everywhere.data(), everywhere.size()}, mine.size, data, op);
+    const ByteRange own_share = share_of(size_of(data), size_, rank_);
+    const auto shares = shared_parts(own_share.begin);
+    reduce(shares, {shares.data(), shares.size()}, own_share.size, data, op);
     group_->end_call(call.deadline);
   }
 
   void reduce_large(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) {
     if (!all_are_shared()) return reduce_in_chunks(data, op, call, rank_ == root);
     group_->check_no_rank_gave_up();
-    const ByteRange mine = share_of(size_of(data), size_, rank_);
-    const auto everywhere = shared_parts(mine.begin);
-    reduce({&everywhere[root], 1}, {everywhere.data(), everywhere.size()}, mine.size, data, op);
+    const ByteRange own_share = share_of(size_of(data), size_, rank_);
+    const auto shares = shared_parts(own_share.begin);
+    reduce({&shares[root], 1}, {shares.data(), shares.size()}, own_share.size, data, op);
     group_->end_call(call.deadline);
   }
 
@@ -403,27 +403,27 @@ class ShmBackend final : public Backend {
     auto position = [&](uint64_t k, int64_t begin) { return bytes_of(data) + chunk(k).begin + begin; };
     group_->pipeline(
         chunks_of(bytes, kChunkBytes), call.deadline,
-        [&](uint64_t k, uint64_t slot) {  // all but this rank's own share, which work() reads from the tensor
-          ByteRange mine = share_of(chunk(k).size, size_, rank_);
-          int64_t behind = mine.begin + mine.size;
-          std::memcpy(input_slot(rank_, slot), position(k, 0), mine.begin);
-          std::memcpy(input_slot(rank_, slot) + behind, position(k, behind), chunk(k).size - behind);
+        [&](uint64_t k, uint64_t slot) {  // copies all except this rank's share, which work() reads from the tensor
+          ByteRange own_share = share_of(chunk(k).size, size_, rank_);
+          int64_t own_end = own_share.begin + own_share.size;
+          std::memcpy(input_slot(rank_, slot), position(k, 0), own_share.begin);
+          std::memcpy(input_slot(rank_, slot) + own_end, position(k, own_end), chunk(k).size - own_end);
         },
         [&](uint64_t k, uint64_t slot) {
-          ByteRange mine = share_of(chunk(k).size, size_, rank_);
+          ByteRange own_share = share_of(chunk(k).size, size_, rank_);
           auto inputs = pointers_of_ranks([&](int rank) -> void* {
-            return rank == rank_ ? position(k, mine.begin) : input_slot(rank, slot) + mine.begin;
+            return rank == rank_ ? position(k, own_share.begin) : input_slot(rank, slot) + own_share.begin;
           });
           Pointers outputs;
-          if (gets_result) outputs.push_back(position(k, mine.begin));
+          if (gets_result) outputs.push_back(position(k, own_share.begin));
           outputs.push_back(result_slot(rank_, slot));
-          reduce({outputs.data(), outputs.size()}, {inputs.data(), inputs.size()}, mine.size, data, op);
+          reduce({outputs.data(), outputs.size()}, {inputs.data(), inputs.size()}, own_share.size, data, op);
         },
         [&](uint64_t k, uint64_t slot) {
           if (!gets_result) return;
           for (int rank : others()) {
-            ByteRange theirs = share_of(chunk(k).size, size_, rank);
-            std::memcpy(position(k, theirs.begin), result_slot(rank, slot), theirs.size);
+            ByteRange share = share_of(chunk(k).size, size_, rank);
+            std::memcpy(position(k, share.begin), result_slot(rank, slot), share.size);
           }
         });
   }

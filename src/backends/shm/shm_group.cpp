@@ -36,28 +36,28 @@ ShmGroup::ShmGroup(int rank, std::vector<Member> members, std::shared_ptr<Arena>
 // A rank that was killed does not set `left`; is_in_use() detects it.
 ShmGroup::~ShmGroup() {
   for (const auto& member : members_) member.segment->left[rank_] = true;
-  const RankSegment& mine = segment(rank_);
+  const RankSegment& own_segment = segment(rank_);
   freed_when_all_left_.push_back(reinterpret_cast<char*>(&segment(rank_)));
-  arena_->retire(std::move(freed_when_all_left_), [&mine, members = members_] {
+  arena_->retire(std::move(freed_when_all_left_), [&own_segment, members = members_] {
     for (size_t rank = 0; rank < members.size(); ++rank)
-      if (!mine.left[rank] && members[rank].memory->is_in_use()) return false;
+      if (!own_segment.left[rank] && members[rank].memory->is_in_use()) return false;
     return true;
   });
 }
 
 void ShmGroup::begin_call(const CallInfo& call, uint64_t offset, const void* payload, size_t payload_bytes) {
   ++call_;
-  CallHeader& mine = segment(rank_).headers[call_ % 2];
-  mine.fingerprint = call.fingerprint;
-  mine.offset = offset;
-  if (payload_bytes > 0) std::memcpy(mine.payload.data(), payload, payload_bytes);
-  mine.call.store(call_);
+  CallHeader& own_header = segment(rank_).headers[call_ % 2];
+  own_header.fingerprint = call.fingerprint;
+  own_header.offset = offset;
+  if (payload_bytes > 0) std::memcpy(own_header.payload.data(), payload, payload_bytes);
+  own_header.call.store(call_);
   wake_others();
   for (int step = 1; step < size(); ++step) {
     int peer = (rank_ + step) % size();
-    const CallHeader& theirs = header(peer);
-    waiter_.until([&] { return theirs.call.load() >= call_; }, peer, call.deadline);
-    if (theirs.fingerprint != call.fingerprint)
+    const CallHeader& peer_header = header(peer);
+    waiter_.until([&] { return peer_header.call.load() >= call_; }, peer, call.deadline);
+    if (peer_header.fingerprint != call.fingerprint)
       throw MismatchError(text("rank ", peer, " makes a different call than rank ", rank_));
   }
 }
@@ -76,9 +76,9 @@ void ShmGroup::give_up_call() noexcept {
 // and then reads the header. So a peer whose header is not visible yet will see the flag before it writes. A peer that
 // gave up makes no further call.
 bool ShmGroup::may_write(int peer) const {
-  const RankSegment& theirs = segment(peer);
-  return header(peer).call.load() >= call_ && theirs.done.value.load() < call_ && theirs.gave_up.value.load() == 0 &&
-         members_[peer].memory->is_in_use();
+  const RankSegment& peer_segment = segment(peer);
+  return header(peer).call.load() >= call_ && peer_segment.done.value.load() < call_ &&
+         peer_segment.gave_up.value.load() == 0 && members_[peer].memory->is_in_use();
 }
 
 bool ShmGroup::await_release(std::chrono::milliseconds limit) const {
@@ -113,8 +113,8 @@ void ShmGroup::raise(Flag& flag, uint64_t value) {
 void ShmGroup::await(Flag RankSegment::*flag, uint64_t value, Deadline deadline) {
   for (int step = 1; step < size(); ++step) {
     int peer = (rank_ + step) % size();
-    const auto& theirs = (segment(peer).*flag).value;
-    waiter_.until([&] { return theirs.load() >= value; }, peer, deadline);
+    const auto& peer_value = (segment(peer).*flag).value;
+    waiter_.until([&] { return peer_value.load() >= value; }, peer, deadline);
   }
 }
 
@@ -129,29 +129,30 @@ namespace {
 class Attempt {
  public:
   Attempt(const BackendContext& context, SharedMemory::Kind kind)
-      : context_(context), kind_(kind), way_(kind == SharedMemory::Kind::kUnnamed ? "unnamed/" : "named/") {}
+      : context_(context), kind_(kind), key_prefix_(kind == SharedMemory::Kind::kUnnamed ? "unnamed/" : "named/") {}
 
   /// Collective. Returns null on all ranks, with the reason in `failure`, when some rank cannot create its memory or
   /// map another rank's. After an exception the segment is not freed: another rank may have mapped all segments and use
   /// it.
   std::unique_ptr<ShmGroup> make(std::string& failure) {
-    RankSegment* mine = nullptr;
-    std::string trouble;
+    RankSegment* own_segment = nullptr;
+    std::string own_error;
     try {
       arena_ = kind_ == SharedMemory::Kind::kUnnamed ? Arena::of_process() : make_shared_owned<Arena>(kind_);
-      mine = make_segment();
+      own_segment = make_segment();
     } catch (const SystemError& error) {
-      trouble = error.what();
+      own_error = error.what();
     }
-    const auto offers = context_.store->all_gather(way_ + "segment", context_.rank, context_.size,
-                                                   mine ? offer(*mine) : "", context_.timeout);
+    const auto offers = context_.store->all_gather(key_prefix_ + "segment", context_.rank, context_.size,
+                                                   own_segment ? offer(*own_segment) : "", context_.timeout);
     std::vector<ShmGroup::Member> members(context_.size);
-    for (int rank = 0; rank < context_.size && trouble.empty(); ++rank)
-      trouble = rank == context_.rank ? (members[rank] = member(*mine), "") : find(offers[rank], members[rank]);
-    failure = agree(context_, way_ + "sees", trouble);
-    if (mine) arena_->memory().unlink();
+    for (int rank = 0; rank < context_.size && own_error.empty(); ++rank)
+      own_error =
+          rank == context_.rank ? (members[rank] = member(*own_segment), "") : find(offers[rank], members[rank]);
+    failure = agree(context_, key_prefix_ + "sees", own_error);
+    if (own_segment) arena_->memory().unlink();
     if (failure.empty()) return std::make_unique<ShmGroup>(context_.rank, std::move(members), arena_);
-    if (mine) arena_->free(reinterpret_cast<char*>(mine));
+    if (own_segment) arena_->free(reinterpret_cast<char*>(own_segment));
     return nullptr;
   }
 
@@ -168,7 +169,9 @@ class Attempt {
     return segment;
   }
 
-  ShmGroup::Member member(RankSegment& mine) const { return {SharedMemory::open(arena_->memory().handle()), &mine}; }
+  ShmGroup::Member member(RankSegment& segment) const {
+    return {SharedMemory::open(arena_->memory().handle()), &segment};
+  }
 
   std::string offer(const RankSegment& segment) const {
     const MemoryHandle& address = arena_->memory().handle();
@@ -189,8 +192,9 @@ class Attempt {
       member.memory = SharedMemory::open(address);
       member.segment = reinterpret_cast<RankSegment*>(member.memory->begin() + to_number(offer.at(4)));
       const std::string& token = offer.at(5);
-      bool is_it = std::equal(token.begin(), token.end(), member.segment->token.begin(), member.segment->token.end());
-      return is_it ? "" : text(offer.at(0), " is the memory of another process");
+      bool is_same_memory =
+          std::equal(token.begin(), token.end(), member.segment->token.begin(), member.segment->token.end());
+      return is_same_memory ? "" : text(offer.at(0), " is the memory of another process");
     } catch (const Error& error) {
       return error.what();
     }
@@ -198,7 +202,7 @@ class Attempt {
 
   const BackendContext& context_;
   const SharedMemory::Kind kind_;
-  const std::string way_;
+  const std::string key_prefix_;
   std::shared_ptr<Arena> arena_;
 };
 

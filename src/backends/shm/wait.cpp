@@ -30,7 +30,7 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nan
 
 }  // namespace
 
-Waiter::Waiter(RankSegment& mine, Cores cores) : mine_(mine), polls_(cores == Cores::kEnough ? kPolls : 1) {}
+Waiter::Waiter(RankSegment& segment, Cores cores) : segment_(segment), polls_(cores == Cores::kEnough ? kPolls : 1) {}
 
 void Waiter::wake_sleepers(RankSegment& segment) {
   segment.futex.fetch_add(1);
@@ -43,7 +43,7 @@ void Waiter::abort(std::exception_ptr cause) {
     if (!cause_) cause_ = std::move(cause);
   }
   is_aborted_ = true;
-  wake_sleepers(mine_);
+  wake_sleepers(segment_);
 }
 
 void Waiter::throw_if_aborted() {
@@ -63,15 +63,15 @@ void Waiter::wait_long(const std::function<bool()>& is_ready, int peer, Deadline
     explicit Sleeper(RankSegment& segment) : segment(segment) { segment.sleepers.fetch_add(1); }
     ~Sleeper() { segment.sleepers.fetch_sub(1); }
     RankSegment& segment;
-  } sleeper(mine_);
+  } sleeper(segment_);
   for (;;) {
-    uint32_t futex = mine_.futex.load();  // a wake-up after this load makes futex_wait return at once
+    uint32_t futex = segment_.futex.load();  // a wake-up after this load makes futex_wait return at once
     if (background_work_) background_work_();
     if (is_ready()) return;
     throw_if_aborted();
     auto now = Clock::now();
     if (now >= deadline) throw TimeoutError(text("timed out: rank ", peer, " did not reach this call"));
-    futex_wait(mine_.futex, futex, std::min<Clock::duration>(deadline - now, kMaxSleep));
+    futex_wait(segment_.futex, futex, std::min<Clock::duration>(deadline - now, kMaxSleep));
   }
 }
 

@@ -19,7 +19,7 @@ class Waiter {
   /// Whether every rank has a core. With fewer cores a spinning rank would keep other ranks from running.
   enum class Cores { kEnough, kTooFew };
 
-  Waiter(RankSegment& mine, Cores cores);
+  Waiter(RankSegment& segment, Cores cores);
 
   /// Sets work that threads do repeatedly during long waits. Call it before any thread waits.
   void set_background_work(std::function<void()> work) { background_work_ = std::move(work); }
@@ -57,7 +57,7 @@ class Waiter {
   void wait_long(const std::function<bool()>& is_ready, int peer, Deadline deadline);
   void throw_if_aborted();
 
-  RankSegment& mine_;
+  RankSegment& segment_;
   const int polls_;
   std::function<void()> background_work_;  // constant once a thread waits
   std::atomic<bool> is_aborted_{false};

@@ -11,11 +11,11 @@ namespace lockstep::threads {
 
 ThreadGroup::ThreadGroup(int size) : rounds_(size, 0), published_(size, nullptr), fingerprints_(size, 0) {}
 
-void ThreadGroup::share(int rank, const void* mine, const CallInfo& call, const std::function<void()>& use) {
-  published_[rank] = mine;
+void ThreadGroup::share(int rank, const void* object, const CallInfo& call, const std::function<void()>& use) {
+  published_[rank] = object;
   fingerprints_[rank] = call.fingerprint;
   std::unique_lock lock(mutex_);
-  meet(lock, rank, call.deadline);
+  barrier(lock, rank, call.deadline);
   if (std::any_of(fingerprints_.begin(), fingerprints_.end(), [&](uint64_t f) { return f != call.fingerprint; })) {
     if (!cause_) cause_ = std::make_exception_ptr(MismatchError("the ranks make different calls"));
     leave(lock);
@@ -31,13 +31,13 @@ void ThreadGroup::share(int rank, const void* mine, const CallInfo& call, const 
   lock.lock();
   --users_;
   if (error && !cause_) cause_ = error;
-  meet(lock, rank, call.deadline);
+  barrier(lock, rank, call.deadline);
 }
 
-void ThreadGroup::meet(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline) {
-  uint64_t mine = ++rounds_[rank];
+void ThreadGroup::barrier(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline) {
+  uint64_t own_round = ++rounds_[rank];
   changed_.notify_all();
-  auto is_late = [&](uint64_t round) { return round < mine; };
+  auto is_late = [&](uint64_t round) { return round < own_round; };
   bool in_time = changed_.wait_until(lock, deadline,
                                      [&] { return cause_ || std::none_of(rounds_.begin(), rounds_.end(), is_late); });
   if (!in_time && !cause_) {

@@ -28,10 +28,10 @@ class ThreadGroup {
  public:
   explicit ThreadGroup(int size);
 
-  /// Publishes the object `mine` to all ranks, waits until all ranks have published theirs, runs `use`, and returns
+  /// Publishes `object` to all ranks, waits until all ranks have published theirs, runs `use`, and returns
   /// when all ranks have finished `use`. `use` may access the objects of all ranks and the memory that they point to.
   /// It must not block. Throws MismatchError when the fingerprints of the ranks differ.
-  void share(int rank, const void* mine, const CallInfo& call, const std::function<void()>& use);
+  void share(int rank, const void* object, const CallInfo& call, const std::function<void()>& use);
 
   /// The object that a rank has published, of type T. Call it only inside `use`.
   template <class T>
@@ -56,15 +56,15 @@ class ThreadGroup {
   };
   using Channel = std::tuple<int, int, uint32_t>;  // from, to, tag
 
-  void meet(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline);
+  void barrier(std::unique_lock<std::mutex>& lock, int rank, Deadline deadline);
   [[noreturn]] void leave(std::unique_lock<std::mutex>& lock);
   void deliver(const Channel& channel);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<uint64_t> rounds_;          // guarded by mutex_: how often each rank has called meet()
-  std::vector<const void*> published_;    // written before meet(), read after it
-  std::vector<uint64_t> fingerprints_;    // the same
+  std::vector<uint64_t> rounds_;          // guarded by mutex_: how often each rank has called barrier()
+  std::vector<const void*> published_;    // written before barrier(), read after it
+  std::vector<uint64_t> fingerprints_;    // like published_
   int users_ = 0;                         // guarded by mutex_: ranks that currently run `use`
   std::exception_ptr cause_;              // guarded by mutex_: set when the group is aborted
   std::map<Channel, Mailbox> mailboxes_;  // guarded by mutex_

@@ -50,18 +50,18 @@ class ThreadsBackend final : public Backend {
   // Every rank reduces its slice of all tensors and writes the result to all tensors.
   void all_reduce(const at::Tensor& data, ReduceOp op, const CallInfo& call) override {
     group_->share(rank_, &data, call, [&] {
-      Slice mine = slice_of(data.numel(), size_, rank_);
-      auto parts = all_from(mine.begin);
-      reduce_elements(parts[0], {parts.data(), parts.size()}, mine.size, data.scalar_type(), op);
-      for (int r = 1; r < size_; ++r) std::memcpy(parts[r], parts[0], mine.size * data.element_size());
+      Slice own_slice = slice_of(data.numel(), size_, rank_);
+      auto parts = all_from(own_slice.begin);
+      reduce_elements(parts[0], {parts.data(), parts.size()}, own_slice.size, data.scalar_type(), op);
+      for (int r = 1; r < size_; ++r) std::memcpy(parts[r], parts[0], own_slice.size * data.element_size());
     });
   }
 
   void reduce(const at::Tensor& data, ReduceOp op, int root, const CallInfo& call) override {
     group_->share(rank_, &data, call, [&] {
-      Slice mine = slice_of(data.numel(), size_, rank_);
-      auto parts = all_from(mine.begin);
-      reduce_elements(parts[root], {parts.data(), parts.size()}, mine.size, data.scalar_type(), op);
+      Slice own_slice = slice_of(data.numel(), size_, rank_);
+      auto parts = all_from(own_slice.begin);
+      reduce_elements(parts[root], {parts.data(), parts.size()}, own_slice.size, data.scalar_type(), op);
     });
   }
 
