@@ -102,7 +102,7 @@ class Checker {
   const Operation call_;
 };
 
-// A call on tensors without elements moves no data, but ranks that make different calls must be told.
+// A call on tensors without elements moves no data, but ranks that make different calls must get an error.
 inline void barrier_without_data(Backend& backend, const CallInfo& call) {
   if (!backend.is_queueing()) backend.barrier(call);
 }

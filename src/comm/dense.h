@@ -20,7 +20,7 @@ using DenseTensor = c10::MaybeOwned<at::Tensor>;
 /// For reading.
 DenseTensor dense_input(const at::Tensor& tensor);
 
-/// For writing. The contents are undefined if it is a copy; store() copies the result to `tensor`.
+/// For writing. If the result is a copy, its contents are undefined; store() copies them to `tensor`.
 DenseTensor dense_output(const at::Tensor& tensor);
 
 /// Copies `dense` into `tensor` unless they share memory. Does not change the tensor's version.
@@ -35,7 +35,7 @@ inline bool is_lazy(const at::Tensor& tensor) {
   return tensor.is_conj() || tensor.is_neg();
 }
 
-/// Tells autograd, and optimizers with master weights, that a call writes the tensor, as an in-place operator of
+/// Marks the tensor as written, for autograd and for optimizers with master weights, as an in-place operator of
 /// LibTorch does. Tensors of inference mode have no version.
 inline void bump_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();

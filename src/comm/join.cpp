@@ -14,7 +14,8 @@ Joinable::~Joinable() = default;
 namespace detail {
 namespace {
 
-thread_local std::vector<const JoinContext*> joins_of_thread;  // that this thread is in; the innermost is the last
+thread_local std::vector<const JoinContext*>
+    joins_of_thread;  // the joins that this thread is in; the innermost is the last
 
 bool has_all_ranks_of(const ProcessGroup& group, const ProcessGroup& other) {
   const auto ranks = group.global_ranks();

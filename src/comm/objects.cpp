@@ -70,9 +70,9 @@ std::vector<c10::IValue> ProcessGroup::gather_object(const c10::IValue& object, 
                                                      const CallOptions& options) const {
   member();
   check_rank(*this, dst, "gather_object", "dst");
-  const auto mine = object_message(object);
-  const auto messages = gather_strings(*this, mine, dst, options);
-  if (mine.starts_with(kReason)) object_in(mine, rank(), *this, "gather_object");  // throws
+  const auto own_message = object_message(object);
+  const auto messages = gather_strings(*this, own_message, dst, options);
+  if (own_message.starts_with(kReason)) object_in(own_message, rank(), *this, "gather_object");  // throws
   return objects_in(messages, *this, "gather_object");
 }
 

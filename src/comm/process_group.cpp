@@ -46,7 +46,7 @@ void run_call(detail::Group& whole, const CallOptions& options,
   group.run(make(group.membership(), arguments...), options);
 }
 
-// A call refers to its arguments. An asynchronous call may outlive those of the caller, so it gets copies.
+// A call refers to its arguments. An asynchronous call may outlive the caller's arguments, so it gets copies.
 template <class... Parameters, class... Arguments>
 Work submit(detail::Group& whole, const CallOptions& options,
             detail::Group::Call (*make)(const detail::Membership&, Parameters...), const Arguments&... arguments) {
@@ -137,9 +137,9 @@ c10::Device ProcessGroup::device() const {
 }
 
 std::string ProcessGroup::backend_name() const {
-  const auto& mine = group_->membership().backend_name;
+  const auto& name = group_->membership().backend_name;
   const auto& cpu_group = group_->cpu_group();
-  return cpu_group ? text("cpu:", cpu_group->membership().backend_name, ",cuda:", mine) : mine;
+  return cpu_group ? text("cpu:", cpu_group->membership().backend_name, ",cuda:", name) : name;
 }
 
 bool ProcessGroup::supports(c10::DeviceType type) const {
@@ -291,7 +291,7 @@ at::Tensor tensor_with(const ProcessGroup& group, Number value) {
   return at::full({1}, value, at::TensorOptions(c10::CppTypeToScalarType<Number>::value).device(device));
 }
 
-// Synchronizes first: after an aborted call the memory on a GPU must not be taken for a result.
+// Synchronizes first: after an aborted call the memory on a GPU must not be mistaken for a result.
 template <class Number>
 std::vector<Number> numbers_in(const ProcessGroup& group, const at::Tensor& tensor) {
   if (!tensor.is_cpu()) group.synchronize();
@@ -316,9 +316,9 @@ Number copied(const ProcessGroup& group, Number value, int src, const CallOption
 
 template <class Number>
 std::vector<Number> gathered(const ProcessGroup& group, Number value, const CallOptions& options) {
-  const auto mine = tensor_with(group, value);
-  const auto all = at::empty({group.size()}, mine.options());
-  group.all_gather(all, mine, options);
+  const auto own = tensor_with(group, value);
+  const auto all = at::empty({group.size()}, own.options());
+  group.all_gather(all, own, options);
   return numbers_in<Number>(group, all);
 }
 

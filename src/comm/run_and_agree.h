@@ -29,8 +29,8 @@ inline bool breaks_group(const std::exception_ptr& error) {
   return kind == ErrorKind::kPeer || kind == ErrorKind::kTimeout || kind == ErrorKind::kMismatch;
 }
 
-/// Throws on all ranks if one of them has an error: its own error there, one of the same kind on the others.
-/// Collective.
+/// Throws on all ranks if one of them has an error: that rank throws its own error, the other ranks an error of the
+/// same kind. Collective.
 inline void agree(const ProcessGroup& group, const std::exception_ptr& error) {
   if (error && breaks_group(error)) std::rethrow_exception(error);
   std::vector<c10::IValue> all;
@@ -39,7 +39,7 @@ inline void agree(const ProcessGroup& group, const std::exception_ptr& error) {
         {c10::IValue(static_cast<int64_t>(error ? kind_of(error) : ErrorKind::kError)),
          c10::IValue(error ? message_of(error) : std::string()), c10::IValue(error != nullptr)}));
   } catch (const Error&) {
-    if (!error) throw;  // otherwise this rank's own error says more
+    if (!error) throw;  // otherwise this rank throws its own error below
   }
   if (error) std::rethrow_exception(error);
   for (size_t rank = 0; rank < all.size(); ++rank) {

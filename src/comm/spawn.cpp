@@ -36,9 +36,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr const char* kCall = "LOCKSTEP_SPAWN_CALL";      // which call of spawn() this rank is for
-constexpr const char* kParent = "LOCKSTEP_SPAWN_PARENT";  // the process that started it
-constexpr const char* kReport = "LOCKSTEP_SPAWN_REPORT";  // the descriptor on which it says how it ended
+constexpr const char* kCall = "LOCKSTEP_SPAWN_CALL";      // number of the call of spawn() that started this rank
+constexpr const char* kParent = "LOCKSTEP_SPAWN_PARENT";  // pid of the process that started this rank
+constexpr const char* kReport = "LOCKSTEP_SPAWN_REPORT";  // descriptor on which this rank reports how it ended
 
 // Descriptors of a rank.
 constexpr int kTheirReport = 3;
@@ -84,7 +84,7 @@ std::vector<std::string> report_error() {
 
 [[noreturn]] void run_as_rank(const std::function<void(ProcessGroup)>& rank_main, const SpawnOptions& options) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != number_from(kParent)) ::_exit(1);  // it died before it could be watched
+  if (::getppid() != number_from(kParent)) ::_exit(1);  // the parent died before this process could watch it
   int report = number_from(kReport);
   for (int inherited : {report, kTheirSecret}) ::fcntl(inherited, F_SETFD, FD_CLOEXEC);
   std::vector<std::string> ending;
@@ -115,7 +115,7 @@ FileDescriptor write_to_memory(const Secret& secret) {
 struct Ending {
   std::optional<ErrorKind> kind{};  // none: its function returned
   Failure failure{};                // its message, culprit and reporter
-  bool is_reported = false;         // by the rank itself; otherwise its process ended without a report
+  bool is_reported = false;         // the rank reported it; otherwise its process ended without a report
 };
 
 /// One rank's process, killed with the object.
@@ -125,7 +125,7 @@ class Child {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError(text("pipe2: ", std::strerror(errno)));
     report_ = FileDescriptor(ends[0]);
-    FileDescriptor theirs(ends[1]);
+    FileDescriptor child_end(ends[1]);
     auto environment = inherited();
     auto set = [&](const char* name, const auto& value) { environment.push_back(text(name, '=', value)); };
     set("RANK", rank);
@@ -144,8 +144,8 @@ class Child {
     auto envp = pointers(environment);
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
-    // First to numbers that neither is yet, because the second dup2 must not close what the first one needs.
-    ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), kTheirReport + 10);
+    // First to a number that neither descriptor has, because the second dup2 must not close the source of the first.
+    ::posix_spawn_file_actions_adddup2(&actions, child_end.get(), kTheirReport + 10);
     ::posix_spawn_file_actions_adddup2(&actions, secret.get(), kTheirSecret);
     ::posix_spawn_file_actions_adddup2(&actions, kTheirReport + 10, kTheirReport);
     ::posix_spawn_file_actions_addclose(&actions, kTheirReport + 10);

@@ -18,7 +18,7 @@ at::Tensor to_bytes(const std::string& text, c10::Device device) {
   return bytes.to(device);
 }
 
-// Synchronizes first: after an aborted call the memory on a GPU must not be taken for a result.
+// Synchronizes first: after an aborted call the memory on a GPU must not be mistaken for a result.
 at::Tensor read_back(const ProcessGroup& group, const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   group.synchronize();
@@ -45,36 +45,36 @@ std::vector<std::string> to_strings(const ProcessGroup& group, const std::vector
   return strings;
 }
 
-at::Tensor gather_lengths(const ProcessGroup& group, size_t mine, const CallOptions& options) {
+at::Tensor gather_lengths(const ProcessGroup& group, size_t length, const CallOptions& options) {
   auto lengths = at::empty({group.size()}, at::TensorOptions(at::kLong).device(device_of(group)));
-  group.all_gather(lengths, at::full({1}, static_cast<int64_t>(mine), lengths.options()), options);
+  group.all_gather(lengths, at::full({1}, static_cast<int64_t>(length), lengths.options()), options);
   return lengths;
 }
 
 }  // namespace
 
-std::vector<std::string> all_gather_strings(const ProcessGroup& group, const std::string& mine,
+std::vector<std::string> all_gather_strings(const ProcessGroup& group, const std::string& own,
                                             const CallOptions& options) {
-  auto parts = room_for(group, gather_lengths(group, mine.size(), options));
-  group.all_gather(parts, to_bytes(mine, device_of(group)), options);
+  auto parts = room_for(group, gather_lengths(group, own.size(), options));
+  group.all_gather(parts, to_bytes(own, device_of(group)), options);
   return to_strings(group, parts);
 }
 
-std::string broadcast_string(const ProcessGroup& group, const std::string& mine, int root, const CallOptions& options) {
-  auto length = at::full({1}, static_cast<int64_t>(mine.size()), at::TensorOptions(at::kLong).device(device_of(group)));
+std::string broadcast_string(const ProcessGroup& group, const std::string& own, int root, const CallOptions& options) {
+  auto length = at::full({1}, static_cast<int64_t>(own.size()), at::TensorOptions(at::kLong).device(device_of(group)));
   group.broadcast(length, root, options);
   auto bytes = group.rank() == root
-                   ? to_bytes(mine, device_of(group))
+                   ? to_bytes(own, device_of(group))
                    : at::empty({read_back(group, length).item<int64_t>()}, length.options().dtype(at::kByte));
   group.broadcast(bytes, root, options);
   return to_string(group, bytes);
 }
 
-std::vector<std::string> gather_strings(const ProcessGroup& group, const std::string& mine, int root,
+std::vector<std::string> gather_strings(const ProcessGroup& group, const std::string& own, int root,
                                         const CallOptions& options) {
-  auto lengths = gather_lengths(group, mine.size(), options);
+  auto lengths = gather_lengths(group, own.size(), options);
   auto parts = group.rank() == root ? room_for(group, lengths) : std::vector<at::Tensor>();
-  group.gather(parts, to_bytes(mine, device_of(group)), root, options);
+  group.gather(parts, to_bytes(own, device_of(group)), root, options);
   return to_strings(group, parts);
 }
 
@@ -89,9 +89,10 @@ std::string scatter_strings(const ProcessGroup& group, const std::vector<std::st
     }
   lengths = lengths.to(device_of(group));
   group.broadcast(lengths, root, options);
-  auto mine = at::empty({read_back(group, lengths)[group.rank()].item<int64_t>()}, lengths.options().dtype(at::kByte));
-  group.scatter(mine, parts, root, options);
-  return to_string(group, mine);
+  auto own_part =
+      at::empty({read_back(group, lengths)[group.rank()].item<int64_t>()}, lengths.options().dtype(at::kByte));
+  group.scatter(own_part, parts, root, options);
+  return to_string(group, own_part);
 }
 
 void send_string(const ProcessGroup& group, const std::string& content, int dst, uint32_t tag,

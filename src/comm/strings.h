@@ -8,15 +8,15 @@
 namespace lockstep {
 
 /// Returns the strings of all ranks, in the order of ranks. The strings may differ in length. Collective.
-std::vector<std::string> all_gather_strings(const ProcessGroup& group, const std::string& mine,
+std::vector<std::string> all_gather_strings(const ProcessGroup& group, const std::string& own,
                                             const CallOptions& options = {});
 
 /// Returns the string of rank `root`. The strings of other ranks are ignored. Collective.
-std::string broadcast_string(const ProcessGroup& group, const std::string& mine, int root,
+std::string broadcast_string(const ProcessGroup& group, const std::string& own, int root,
                              const CallOptions& options = {});
 
 /// Returns the strings of all ranks on rank `root`, and an empty vector on other ranks. Collective.
-std::vector<std::string> gather_strings(const ProcessGroup& group, const std::string& mine, int root,
+std::vector<std::string> gather_strings(const ProcessGroup& group, const std::string& own, int root,
                                         const CallOptions& options = {});
 
 /// Returns this rank's string of the strings that rank `root` passes, one for each rank. Collective.

@@ -45,29 +45,31 @@ std::string list_groups(const std::vector<std::vector<int>>& groups) {
 // All ranks of the parent call this with the same arguments, so their counters give the new groups the same names.
 std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector<std::vector<int>>& groups,
                                                 Operation call, const NewGroupOptions& options) {
-  const auto& here = parent.membership();
-  auto backend = options.backend.value_or(here.backend_asked);
-  auto timeout = options.timeout.value_or(here.timeout);
+  const auto& membership = parent.membership();
+  auto backend = options.backend.value_or(membership.backend_asked);
+  auto timeout = options.timeout.value_or(membership.timeout);
   detail::parse_backends(backend);  // throws if it is invalid
   if (timeout <= std::chrono::milliseconds(0))
-    throw UsageError(here.rank, text(name_of(call), ": the time-out is ", timeout.count(), " ms; it must be above 0"));
+    throw UsageError(membership.rank,
+                     text(name_of(call), ": the time-out is ", timeout.count(), " ms; it must be above 0"));
   std::string what = text("backend ", backend, ", time-out ", timeout.count(), " ms, ranks", list_groups(groups));
-  auto meet = [&] {  // a call of the parent; a short time-out of the new group must not break the parent
+  auto barrier = [&] {  // a call of the parent; a short time-out of the new group must not break the parent
     parent.for_control().run(
         {{call, {}, {}, {}, {}, what}, [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
-        {std::max(timeout, here.timeout), options.site});
+        {std::max(timeout, membership.timeout), options.site});
   };
-  meet();
+  barrier();
   std::vector<std::string> names;  // reserved first: a group that fails must not change the names of later groups
-  for (size_t i = 0; i < groups.size(); ++i) names.push_back(text(here.name, '/', parent.next_child()));
+  for (size_t i = 0; i < groups.size(); ++i) names.push_back(text(membership.name, '/', parent.next_child()));
 
   std::vector<std::shared_ptr<Group>> result;
   for (size_t i = 0; i < groups.size(); ++i) {
     std::vector<int> ranks_in_job;
-    for (int rank : groups[i]) ranks_in_job.push_back(here.peers[rank].rank);
-    result.push_back(make_group(parent.job(), {names[i], std::move(ranks_in_job), backend, here.device, timeout}));
+    for (int rank : groups[i]) ranks_in_job.push_back(membership.peers[rank].rank);
+    result.push_back(
+        make_group(parent.job(), {names[i], std::move(ranks_in_job), backend, membership.device, timeout}));
   }
-  meet();  // no rank continues or exits while others still create their groups
+  barrier();  // no rank continues or exits while others still create their groups
   return result;
 }
 

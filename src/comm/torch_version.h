@@ -54,7 +54,7 @@ inline constexpr bool kMkldnnSlowsConvolutions = true;
 inline constexpr bool kMkldnnSlowsConvolutions = false;
 #endif
 
-/// Copies each tensor into the one of the same place, on a GPU in few steps.
+/// Copies from[i] into to[i] for every i, on a GPU with few kernels.
 inline void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
 #if LOCKSTEP_TORCH_AT_LEAST(2, 2)
   at::_foreach_copy_(to, from, /*non_blocking=*/true);
@@ -63,7 +63,7 @@ inline void copy_together(const std::vector<at::Tensor>& to, const std::vector<a
 #endif
 }
 
-/// Multiplies all of them by a 0-dimensional tensor of their device, on a GPU in few steps.
+/// Multiplies all tensors by a 0-dimensional tensor of their device, on a GPU with few kernels.
 inline void multiply_together(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
 #if LOCKSTEP_TORCH_AT_LEAST(2, 1)
   at::_foreach_mul_(tensors, factor);
@@ -72,8 +72,8 @@ inline void multiply_together(const std::vector<at::Tensor>& tensors, const at::
 #endif
 }
 
-/// Moves each tensor of `averages` towards the one of the same place in `values`, of the same dtype, by this fraction
-/// of their distance, on a GPU in few steps. Equal values stay exactly equal.
+/// Moves averages[i] towards values[i], which has the same dtype, by this fraction of their distance, on a GPU with few
+/// kernels. Equal values stay exactly equal.
 inline void lerp_together(const std::vector<at::Tensor>& averages, const std::vector<at::Tensor>& values,
                           double fraction) {
 #if LOCKSTEP_TORCH_AT_LEAST(2, 1)
@@ -86,7 +86,7 @@ inline void lerp_together(const std::vector<at::Tensor>& averages, const std::ve
 #endif
 }
 
-/// Limits the elements of all of them to [-limit, limit], on a GPU in few steps. NaN stays NaN.
+/// Limits the elements of all tensors to [-limit, limit], on a GPU with few kernels. NaN stays NaN.
 inline void clamp_together(const std::vector<at::Tensor>& tensors, double limit) {
 #if LOCKSTEP_TORCH_AT_LEAST(2, 1)
   at::_foreach_clamp_min_(tensors, -limit);
@@ -96,7 +96,7 @@ inline void clamp_together(const std::vector<at::Tensor>& tensors, double limit)
 #endif
 }
 
-/// Whether an optimizer replaces those options of a parameter group that have the default of their class by its own.
+/// Whether an optimizer replaces options of a parameter group that have the default of their class by its own options.
 #if LOCKSTEP_TORCH_AT_LEAST(2, 10)
 inline constexpr bool kReplacesDefaultsOfGroups = true;
 #else

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "comm/group/diagnosis.h"
 
-// Overview: how failure travels.
+// Overview: how a failure reaches all ranks.
 //
 // - While a call blocks, the job's thread calls on_tick(). A call that takes long asks the other ranks what they are
 //   doing. on_answers() finds ranks that make another call, or names the stragglers in a warning.
@@ -157,7 +157,7 @@ void CallWatch::wake() {
   if (auto parts = connection_.parts_if_any(); parts && parts->backend) parts->backend->abort(failure());
 }
 
-// --- news of the job
+// --- events of the job
 
 void CallWatch::on_failure(std::exception_ptr cause) {
   mark_broken(cause);

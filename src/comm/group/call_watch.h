@@ -16,16 +16,16 @@
 
 namespace lockstep::detail {
 
-/// Watches the calls of a group that are under way, and breaks the group when one of them cannot succeed: because it
-/// failed here or on another rank, takes too long, differs from those of other ranks, or needs a rank that has left.
-/// All later calls then fail with that cause. Thread-safe. The mutex of the FlightRecorder guards its state.
+/// Watches the calls of a group that are in progress, and breaks the group when one of them cannot succeed: because it
+/// failed on this or another rank, takes too long, differs from the calls of other ranks, or needs a rank that has
+/// left. All later calls then fail with that cause. Thread-safe. The mutex of the FlightRecorder guards its state.
 class CallWatch final : private JobListener {
  public:
   /// The arguments must outlive the object.
   CallWatch(const Membership& me, const Connection& connection, FlightRecorder& recorder, QueuedCalls& queued)
       : me_(me), connection_(connection), recorder_(recorder), queued_(queued), departures_(me) {}
 
-  /// Begin and end to listen to the job.
+  /// Start and stop receiving the job's events.
   void subscribe(Job& job) { job.subscribe(me_.name, *this); }
   void unsubscribe(Job& job) { job.unsubscribe(*this); }
 
@@ -74,8 +74,8 @@ class CallWatch final : private JobListener {
   /// Records finished calls of the device as done. Breaks the group if the device reports an error.
   void retire_queued();
 
-  /// Breaks the group and tells the other ranks: see Backend::abort. Callers that break several groups at once use the
-  /// two steps below, so that no group takes the closed connections of another group for the cause.
+  /// Breaks the group and notifies the other ranks: see Backend::abort. Callers that break several groups at once use
+  /// the two steps below, so that no group takes the closed connections of another group for the cause.
   void abort(const std::exception_ptr& cause);
   /// Makes all later calls fail with the cause, or with an earlier cause if there is one. Returns the effective cause.
   std::exception_ptr mark_broken(const std::exception_ptr& cause);

@@ -10,8 +10,8 @@
 
 namespace lockstep::detail {
 
-/// The ranks that have left a group in order: they destroyed it or exited. Collectives after their last one cannot
-/// succeed. Not thread-safe.
+/// The ranks that have left a group in order: they destroyed it or exited. Collectives after the last collective of
+/// such a rank cannot succeed. Not thread-safe.
 class Departures {
  public:
   /// `group` must outlive the object.
@@ -34,7 +34,7 @@ class Departures {
 
   const Membership& group_;
   std::set<int> left_;
-  std::optional<Departure> first_;  // the one with the fewest calls
+  std::optional<Departure> first_;  // the departure with the fewest calls
 };
 
 }  // namespace lockstep::detail

@@ -10,7 +10,7 @@ namespace {
 
 // Two different calls do not show which of them is wrong. The calls of the other ranks show it, and may begin slightly
 // later. So this retries for a short time.
-std::vector<Answer> ask_when_all_came(const Membership& me, Job& job, const CallRecord& record) {
+std::vector<Answer> ask_when_all_arrived(const Membership& me, Job& job, const CallRecord& record) {
   constexpr auto kPause = std::chrono::milliseconds(10);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
   for (;;) {
@@ -35,7 +35,7 @@ std::exception_ptr diagnose(const Membership& me, Job& job, const CallRecord& re
   const bool is_timeout = is_a<TimeoutError>(error);
   if (!is_timeout && !is_a<MismatchError>(error)) return report(found(ErrorKind::kPeer), !is_a<PeerError>(error));
   job.will_report(me.name);
-  const auto answers = is_timeout ? job.ask(me.name, describe(record.call_id)) : ask_when_all_came(me, job, record);
+  const auto answers = is_timeout ? job.ask(me.name, describe(record.call_id)) : ask_when_all_arrived(me, job, record);
   auto failure = mismatch_failure(me, record, answers);
   const bool is_certain = failure || is_timeout;
   if (!failure) failure = is_timeout ? timeout_failure(me, record, timeout, answers) : found(ErrorKind::kMismatch);

@@ -14,8 +14,8 @@
 
 namespace lockstep::detail {
 
-/// Finds out why a call of this rank has failed with `error`: asks the other ranks for their calls if that may tell,
-/// and reports what it finds. Returns the cause, which is another one if a rank has reported that before.
+/// Finds out why a call of this rank has failed with `error`: asks the other ranks for their calls if the answers may
+/// show the cause, and reports the cause. Returns that cause, or the cause that another rank has reported before.
 std::exception_ptr diagnose(const Membership& me, Job& job, const CallRecord& record, std::chrono::milliseconds timeout,
                             const std::exception_ptr& error);
 

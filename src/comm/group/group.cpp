@@ -11,11 +11,12 @@
 #include "base/log.h"
 #include "base/text.h"
 
-// Overview: how a call travels. call_watch.cpp says how its failure travels back.
+// Overview: how a call is executed. call_watch.cpp describes how its failure reaches all ranks.
 //
 // 1. A collective of ProcessGroup checks its arguments and makes a Call (comm/collectives.cpp): a fingerprint of what
 //    it does, and a body that calls the backend.
-// 2. run() makes the call on this thread, after all earlier ones. submit() leaves it to the thread of the WorkQueue. If
+// 2. run() makes the call on this thread, after all earlier calls. submit() leaves it to the thread of the WorkQueue.
+// If
 //    the backend queues calls on a device, both make it on this thread, and the device runs it later (QueuedCalls).
 // 3. execute() numbers the call, notes it in the flight recorder, and runs the body while a CallWatch::Call watches it.
 //    The body gets a deadline and a hash of the fingerprint and the number. Backends compare the hashes of all ranks,
@@ -233,11 +234,12 @@ std::pair<int, CallOptions> Group::await_sender(uint32_t tag, const CallOptions&
   }
   watch_.check_working("recv_any: the group is broken: ");
   connection_.parts();  // throws if the group was destroyed
-  const auto who = text(describe_me(membership_), ": recv_any: ");
+  const auto prefix = text(describe_me(membership_), ": recv_any: ");
   if (is_alone)
-    throw PeerError(text(who, "all other ranks have left the group, so that no message with tag ", tag, " will arrive"),
-                    membership_.rank, {});
-  throw TimeoutError(text(who, "no rank has sent a message with tag ", tag, " within ", timeout.count(),
+    throw PeerError(
+        text(prefix, "all other ranks have left the group, so that no message with tag ", tag, " will arrive"),
+        membership_.rank, {});
+  throw TimeoutError(text(prefix, "no rank has sent a message with tag ", tag, " within ", timeout.count(),
                           " ms; the group stays usable"),
                      membership_.rank, {});
 }

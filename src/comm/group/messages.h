@@ -27,7 +27,7 @@ class Messages final : private JobListener {
   Messages(const Membership& me, const Connection& connection, std::mutex& mutex)
       : me_(me), connection_(connection), mutex_(mutex) {}
 
-  /// Begin and end to listen to the job.
+  /// Start and stop receiving the job's events.
   void subscribe(Job& job) { job.subscribe(me_.name, *this); }
   void unsubscribe(Job& job) { job.unsubscribe(*this); }
 
@@ -35,9 +35,9 @@ class Messages final : private JobListener {
   int64_t begin(const MessageRoute& route) { return ++counts_[route]; }  // returns the number of the message
   void undo_begin(const MessageRoute& route) { --counts_[route]; }       // the last message was not sent
 
-  /// Tells the receiver how many messages this rank has sent to it, if it waits for messages with that tag.
+  /// Sends the receiver the number of messages that this rank has sent to it, if it waits for messages with that tag.
   void announce(const MessageRoute& route);
-  /// Tells all receivers. Call it before this rank leaves: nobody can ask it later.
+  /// Announces the messages to all receivers. Call it before this rank leaves: no rank can ask it later.
   void announce_all(Job& job);
 
   /// Asks all ranks to announce their messages with this tag. Only the first call for a tag does anything.

@@ -12,9 +12,8 @@
 // runs the call later. No thread blocks on such a call, so a hang or an error would go unnoticed. Instead:
 //
 // - The job's thread calls CallWatch::on_tick regularly. It retires finished calls and reports errors of the device to
-// the
-//   store. If the oldest call takes long, it asks the other ranks about that call. The answers (CallWatch::on_answers)
-//   lead to a MismatchError, a TimeoutError or a warning.
+//   the store. If the oldest call takes long, it asks the other ranks about that call. The answers
+//   (CallWatch::on_answers) lead to a MismatchError, a TimeoutError or a warning.
 // - An entry keeps the tensors of its call alive until the device is done with them, or until Work::wait() has ordered
 //   the caller's stream after the call: LibTorch's allocator reuses memory in stream order.
 // - Work::wait() orders only the current stream after the call. Work::synchronize() blocks the host.

@@ -25,7 +25,7 @@ struct Registry {
   std::map<std::string, BackendFactory> factories;  // guarded by mutex
 };
 
-// A table of the process, because backends are registered before any group exists.
+// One registry per process, because backends are registered before any group exists.
 Registry& registry() {
   static Registry instance{{},
                            {

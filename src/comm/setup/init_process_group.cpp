@@ -76,8 +76,8 @@ milliseconds heartbeat_limit_of(const ProcessGroupOptions& options) {
 
 // --- rendezvous
 
-/// The result of the rendezvous on one rank.
-struct Meeting {
+/// The peers and the store of a job that this rank has joined.
+struct JoinedJob {
   std::vector<Peer> peers;
   std::shared_ptr<Store> store;
   std::string key_prefix{};  // of the store
@@ -86,68 +86,69 @@ struct Meeting {
   int joins_before = 0;  // number of earlier joins of this process at this store
 };
 
-class Arrival {
+/// Joins the job: waits for all ranks and connects this rank to the job's store.
+class Rendezvous {
  public:
-  Arrival(const JoinRequest& mine, milliseconds timeout, milliseconds heartbeat_limit)
-      : mine_(mine), timeout_(timeout), heartbeat_limit_(heartbeat_limit), deadline_(deadline_after(timeout)) {}
+  Rendezvous(const JoinRequest& request, milliseconds timeout, milliseconds heartbeat_limit)
+      : request_(request), timeout_(timeout), heartbeat_limit_(heartbeat_limit), deadline_(deadline_after(timeout)) {}
 
-  Meeting alone() const {
+  JoinedJob alone() const {
     auto store = make_memory_store();
-    return {wait_for_all_ranks(*store, mine_, timeout_), store};
+    return {wait_for_all_ranks(*store, request_, timeout_), store};
   }
 
   // The rendezvous uses the job's store from the start, so the death of a rank is noticed while others still join.
-  Meeting at_port(const RendezvousPort& place) const {
-    Meeting meeting;
+  JoinedJob at_port(const RendezvousPort& place) const {
+    JoinedJob joined;
     auto secret = find_secret(is_loopback(place.endpoint.host), process_variable);
-    if (mine_.rank == 0 && place.rank_zero_hosts) meeting.server = host(place.endpoint, secret);
-    connect_to_fresh(meeting, place, secret);
-    auto mine = mine_;
-    mine.joins_before = meeting.joins_before;
+    if (request_.rank == 0 && place.rank_zero_hosts) joined.server = host(place.endpoint, secret);
+    connect_to_new_store(joined, place, secret);
+    auto request = request_;
+    request.joins_before = joined.joins_before;
     try {
-      meeting.peers = wait_for_all_ranks(
-          *meeting.store, mine, time_left(),
-          [&](const std::string& key, const std::string& value) { return join(*meeting.client, key, value); });
+      joined.peers = wait_for_all_ranks(
+          *joined.store, request, time_left(),
+          [&](const std::string& key, const std::string& value) { return join(*joined.client, key, value); });
     } catch (...) {
-      give_up(meeting);
+      give_up(joined);
     }
     // Hides keys that an earlier group of this process left in the store.
-    const auto join_prefix = text("join/", meeting.joins_before, "/");
-    meeting.store = with_prefix(meeting.store, join_prefix);
-    meeting.key_prefix += join_prefix;
-    return meeting;
+    const auto join_prefix = text("join/", joined.joins_before, "/");
+    joined.store = with_prefix(joined.store, join_prefix);
+    joined.key_prefix += join_prefix;
+    return joined;
   }
 
-  // The ranks meet in a file or in a store of the user. Then rank 0 hosts the job's store and publishes its endpoint
-  // and secret there.
-  Meeting through_store(Store& elsewhere) const {
-    Meeting meeting;
-    meeting.peers = wait_for_all_ranks(elsewhere, mine_, time_left());
+  // The ranks find each other in a file or in a store of the user. Then rank 0 hosts the job's store and publishes its
+  // endpoint and secret in `shared_store`.
+  JoinedJob through_store(Store& shared_store) const {
+    JoinedJob joined;
+    joined.peers = wait_for_all_ranks(shared_store, request_, time_left());
     constexpr const char* kJobStore = "job_store";
-    if (mine_.rank == 0) {
+    if (request_.rank == 0) {
       auto secret = Secret::random();
-      Endpoint endpoint{own_address(meeting.peers), 0};
-      meeting.server = host(endpoint, secret);
-      endpoint.port = meeting.server->port();
-      elsewhere.set(kJobStore, pack({to_string(endpoint), secret.bytes()}));
-      connect(meeting, endpoint, secret);
+      Endpoint endpoint{own_address(joined.peers), 0};
+      joined.server = host(endpoint, secret);
+      endpoint.port = joined.server->port();
+      shared_store.set(kJobStore, pack({to_string(endpoint), secret.bytes()}));
+      connect(joined, endpoint, secret);
     } else {
-      auto told = unpack(elsewhere.get(kJobStore, time_left()));
-      connect(meeting, parse_endpoint(told.at(0)), Secret::from_bytes(told.at(1)));
+      auto fields = unpack(shared_store.get(kJobStore, time_left()));
+      connect(joined, parse_endpoint(fields.at(0)), Secret::from_bytes(fields.at(1)));
     }
     try {
       std::vector<std::string> keys;
-      for (int rank = 0; rank < mine_.world_size; ++rank) keys.push_back(text("joined/", rank));
-      join(*meeting.client, keys[mine_.rank], "here");
+      for (int rank = 0; rank < request_.world_size; ++rank) keys.push_back(text("joined/", rank));
+      join(*joined.client, keys[request_.rank], "here");
       try {
-        meeting.store->wait(keys, time_left());
+        joined.store->wait(keys, time_left());
       } catch (const TimeoutError& error) {
         throw TimeoutError(text("not all ranks that joined have connected to the job's store: ", error.what()));
       }
     } catch (...) {
-      give_up(meeting);
+      give_up(joined);
     }
-    return meeting;
+    return joined;
   }
 
  private:
@@ -155,46 +156,46 @@ class Arrival {
     return std::max(std::chrono::ceil<milliseconds>(deadline_ - Clock::now()), milliseconds(1));
   }
 
-  std::string prefix() const { return text("start/", mine_.generation, "/"); }
+  std::string prefix() const { return text("start/", request_.generation, "/"); }
 
   std::unique_ptr<StoreServer> host(const Endpoint& endpoint, const Secret& secret) const {
-    return std::make_unique<StoreServer>(StoreServer::Options{endpoint, secret, mine_.generation, "rank 0", 0});
+    return std::make_unique<StoreServer>(StoreServer::Options{endpoint, secret, request_.generation, "rank 0", 0});
   }
 
-  void connect(Meeting& meeting, Endpoint endpoint, const Secret& secret) const {
+  void connect(JoinedJob& joined, Endpoint endpoint, const Secret& secret) const {
     try {
-      meeting.client = make_shared_owned<StoreClient>(
-          StoreClient::Options{endpoint, secret.key(mine_.generation), mine_.generation, deadline_, heartbeat_limit_});
+      joined.client = make_shared_owned<StoreClient>(StoreClient::Options{
+          endpoint, secret.key(request_.generation), request_.generation, deadline_, heartbeat_limit_});
     } catch (const TimeoutError& error) {
-      throw TimeoutError(mine_.rank,
+      throw TimeoutError(request_.rank,
                          text("missing: the host of the job's store (rank 0 or the launcher). ", error.what()));
     }
-    meeting.key_prefix = prefix();
-    meeting.store = with_prefix(make_remote_store(meeting.client), meeting.key_prefix);
+    joined.key_prefix = prefix();
+    joined.store = with_prefix(make_remote_store(joined.client), joined.key_prefix);
   }
 
   // A store that rank 0 hosts serves one group. While the store of the group that this process has left is still up,
-  // this waits for the next one.
-  void connect_to_fresh(Meeting& meeting, const RendezvousPort& place, const Secret& secret) const {
+  // this function waits for the next store.
+  void connect_to_new_store(JoinedJob& joined, const RendezvousPort& place, const Secret& secret) const {
     constexpr milliseconds kPause(20);
-    bool has_seen_the_last = false;
+    bool has_seen_old_store = false;
     do {
       try {
-        connect(meeting, place.endpoint, secret);
+        connect(joined, place.endpoint, secret);
       } catch (const TimeoutError&) {
-        if (!has_seen_the_last) throw;
+        if (!has_seen_old_store) throw;
         break;
       }
       try {
-        meeting.joins_before = count_join(*meeting.store, mine_.rank);
-        if (meeting.joins_before == 0 || !place.rank_zero_hosts) return;
-        has_seen_the_last = true;
+        joined.joins_before = count_join(*joined.store, request_.rank);
+        if (joined.joins_before == 0 || !place.rank_zero_hosts) return;
+        has_seen_old_store = true;
       } catch (const PeerError&) {
-        if (meeting.client->over() || !place.rank_zero_hosts) throw;  // otherwise the store has just ended cleanly
+        if (joined.client->over() || !place.rank_zero_hosts) throw;  // otherwise the store has just ended cleanly
       }
       std::this_thread::sleep_for(kPause);
     } while (Clock::now() < deadline_);
-    throw TimeoutError(mine_.rank,
+    throw TimeoutError(request_.rank,
                        text("this process has joined at ", to_string(place.endpoint),
                             " before, but rank 0 has not opened a store for the next group there; destroy the group on "
                             "rank 0 too, and call init_process_group equally often on all ranks"));
@@ -203,28 +204,29 @@ class Arrival {
   std::string join(StoreClient& client, const std::string& key, const std::string& value) const {
     auto me = this_process();
     return client
-        .call(Verb::kJoin, {prefix() + key, value, std::to_string(mine_.rank), me.host, me.host_id,
+        .call(Verb::kJoin, {prefix() + key, value, std::to_string(request_.rank), me.host, me.host_id,
                             std::to_string(me.pid), std::to_string(heartbeat_limit_.count())})
         .at(0);
   }
 
-  // Tells the waiting ranks why this rank fails. The host of the store keeps it up until they know, at most one second.
-  [[noreturn]] static void give_up(Meeting& meeting) {
+  // Sends the waiting ranks the reason why this rank fails. The host of the store keeps it up until the other ranks
+  // have disconnected, at most one second.
+  [[noreturn]] static void give_up(JoinedJob& joined) {
     const auto failure = to_failure(std::current_exception());
-    if (failure.culprit) meeting.client->send_async(Verb::kBlame, to_fields(failure));
-    meeting.client->leave_job(failure);
-    meeting.client.reset();
-    meeting.store.reset();
-    if (meeting.server) meeting.server->await_departures(std::chrono::seconds(1));
+    if (failure.culprit) joined.client->send_async(Verb::kBlame, to_fields(failure));
+    joined.client->leave_job(failure);
+    joined.client.reset();
+    joined.store.reset();
+    if (joined.server) joined.server->await_departures(std::chrono::seconds(1));
     throw;
   }
 
   static std::string own_address(const std::vector<Peer>& peers) {
-    const auto& mine = peers.front().process;
+    const auto& own = peers.front().process;
     bool one_host =
-        std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) { return peer.process.host_id == mine.host_id; });
+        std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) { return peer.process.host_id == own.host_id; });
     if (one_host) return loopback_address();
-    std::string address = process_variable("MASTER_ADDR").value_or(mine.host);
+    std::string address = process_variable("MASTER_ADDR").value_or(own.host);
     if (is_loopback(address))
       throw UsageError(0, text("this host's name, ", address,
                                ", is a loopback address here, which other hosts cannot reach; set MASTER_ADDR to an "
@@ -232,21 +234,21 @@ class Arrival {
     return address;
   }
 
-  const JoinRequest mine_;
+  const JoinRequest request_;
   const milliseconds timeout_;
   const milliseconds heartbeat_limit_;
   const Clock::time_point deadline_;
 };
 
-Meeting meet(const ProcessGroupOptions& options, const Arrival& arrival, int world_size) {
-  if (options.store) return arrival.through_store(*options.store);
-  if (world_size == 1) return arrival.alone();
+JoinedJob join_job(const ProcessGroupOptions& options, const Rendezvous& rendezvous, int world_size) {
+  if (options.store) return rendezvous.through_store(*options.store);
+  if (world_size == 1) return rendezvous.alone();
   // Only env:// reads the launcher's variables. Ranks with an explicit rank and another init_method do not need them.
-  bool is_told = options.rank && options.init_method != "env://";
-  auto environment = is_told ? Environment() : Environment::detect();
+  bool is_explicit = options.rank && options.init_method != "env://";
+  auto environment = is_explicit ? Environment() : Environment::detect();
   auto place = find_rendezvous(options.init_method, environment, process_variable);
-  if (auto* file = std::get_if<RendezvousFile>(&place)) return arrival.through_store(*open_file_store(file->path));
-  return arrival.at_port(std::get<RendezvousPort>(place));
+  if (auto* file = std::get_if<RendezvousFile>(&place)) return rendezvous.through_store(*open_file_store(file->path));
+  return rendezvous.at_port(std::get<RendezvousPort>(place));
 }
 
 }  // namespace
@@ -257,10 +259,10 @@ std::shared_ptr<detail::Group> detail::init_group(const ProcessGroupOptions& opt
   auto heartbeat_limit = checked_duration("heartbeat_limit", heartbeat_limit_of(options), milliseconds(500));
   auto [rank, world_size] = find_place(options);
 
-  JoinRequest mine{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
+  JoinRequest request{rank, world_size, options.backend, job_name(process_variable), restart_count(process_variable)};
   auto [peers, store, key_prefix, client, server, joins_before] = [&, rank = rank, world_size = world_size] {
     try {
-      return meet(options, {mine, timeout, heartbeat_limit}, world_size);
+      return join_job(options, {request, timeout, heartbeat_limit}, world_size);
     } catch (const Error& error) {
       rethrow_with_prefix(std::current_exception(), error.rank() == rank ? "" : text("rank ", rank, ": joining: "), "",
                           rank);
@@ -268,10 +270,10 @@ std::shared_ptr<detail::Group> detail::init_group(const ProcessGroupOptions& opt
   }();
   auto job = make_shared_owned<Job>(std::move(peers), rank, joins_before, std::move(store), std::move(key_prefix),
                                     std::move(client), std::move(server));
-  std::vector<int> everyone(world_size);
-  for (int r = 0; r < world_size; ++r) everyone[r] = r;
+  std::vector<int> ranks(world_size);
+  for (int r = 0; r < world_size; ++r) ranks[r] = r;
   try {
-    return make_group(job, {kWorld, std::move(everyone), options.backend, device, timeout});
+    return make_group(job, {kWorld, std::move(ranks), options.backend, device, timeout});
   } catch (...) {
     job->give_up(std::current_exception());
     throw;

@@ -1,7 +1,7 @@
 // The LibTorch that this process has loaded.
 //
-// A program that loads another LibTorch than lockstep was compiled with is ended at once. Classes have another layout
-// in that LibTorch, so the program would crash in a later call without a clear error.
+// A program that loads a different LibTorch than lockstep was compiled with is ended at once. The classes of that
+// LibTorch have a different layout, so the program would crash in a later call without a clear error.
 
 #include <dlfcn.h>
 

@@ -210,16 +210,17 @@ std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSp
 // The name has the base_name of the group, so that a failure of one breaks both.
 void make_side_group(Group& group, const CallSite& site) {
   if (group.side_group()) return;
-  const auto& here = group.membership();
-  const auto name = text(here.name, ":side");
-  const auto meet = [&] {
+  const auto& membership = group.membership();
+  const auto name = text(membership.name, ":side");
+  const auto barrier = [&] {
     group.run({{Operation::kNewGroup, {}, {}, {}, {}, name},
                [](Backend& backend, const CallInfo& info) { backend.barrier(info); }},
-              {here.timeout, site});
+              {membership.timeout, site});
   };
-  meet();
-  auto side = make_group(group.job(), {name, ranks_in_job(here), here.backend_name, here.device, here.timeout});
-  meet();  // no rank continues or exits while others still create the group
+  barrier();
+  auto side = make_group(
+      group.job(), {name, ranks_in_job(membership), membership.backend_name, membership.device, membership.timeout});
+  barrier();  // no rank continues or exits while others still create the group
   group.set_side_group(std::move(side));
 }
 

@@ -25,8 +25,8 @@ struct GroupSpec {
 /// this.
 std::shared_ptr<Group> make_group(const std::shared_ptr<Job>& job, const GroupSpec& spec);
 
-/// Creates the side group of a group (Group::side_group), unless there is one. Collective over the members. `site` says
-/// in errors which call of the user needs it.
+/// Creates the side group of a group (Group::side_group), unless there is one. Collective over the members. Errors name
+/// `site`, the call of the user that needs the side group.
 void make_side_group(Group& group, const CallSite& site);
 
 }  // namespace lockstep::detail

@@ -42,8 +42,8 @@ class Activity {
     enter(Phase::kOther);
   }
 
-  /// The calling thread takes the place of the training thread, which blocks until end_backward(): autograd runs the
-  /// backward of a GPU on a thread of its own. Both do nothing if nothing is measured.
+  /// The calling thread acts as the training thread, which blocks until end_backward(): autograd runs the backward of a
+  /// GPU on a separate thread. begin_backward() and end_backward() do nothing if nothing is measured.
   void begin_backward() {
     if (owner_.load(std::memory_order_relaxed) == std::thread::id()) return;
     thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
@@ -106,7 +106,7 @@ class Activity {
   }
 
   std::atomic<std::thread::id> owner_{};   // the thread of start(); none: nothing is measured
-  std::atomic<std::thread::id> thread_{};  // the training thread; another than owner_ during the backward of a GPU
+  std::atomic<std::thread::id> thread_{};  // the training thread; differs from owner_ during the backward of a GPU
   std::atomic<Phase> phase_{Phase::kOther};
   std::atomic<int64_t> since_{0};  // nanoseconds of the clock at the last change
   std::array<std::atomic<int64_t>, kPhases> nanoseconds_{};

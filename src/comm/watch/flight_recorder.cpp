@@ -29,7 +29,7 @@ namespace {
 
 /// Enough for one failure of the largest job on a host: 1024 ranks.
 constexpr size_t kMaxFiles = 1024;
-/// How many files stay that are older than kRecent.
+/// Maximum number of kept files that are older than kRecent.
 constexpr size_t kMaxOldFiles = 64;
 constexpr time_t kRecent = 3600;  // seconds
 constexpr std::string_view kBeginning = "lockstep-flight-";

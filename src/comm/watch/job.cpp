@@ -65,9 +65,10 @@ void Job::give_up(const std::exception_ptr& error) noexcept {
 }
 
 // Reports at once, before the ranks that this wakes give up in turn: the first rank that gives up is blamed.
-void Job::give_up_group(const std::string& group, const std::string& who) noexcept {
+void Job::give_up_group(const std::string& group, const std::string& rank_name) noexcept {
   if (group == kWorld && client_) return client_->leave_job(Failure{ErrorKind::kPeer, kException});
-  report_async(group, {ErrorKind::kPeer, text(who, " gave up: ", kException), Culprit{rank_, CulpritRole::kGaveUp}});
+  report_async(group,
+               {ErrorKind::kPeer, text(rank_name, " gave up: ", kException), Culprit{rank_, CulpritRole::kGaveUp}});
 }
 
 std::optional<std::string> Job::from_wire(const std::string& group) const {

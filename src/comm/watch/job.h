@@ -44,8 +44,8 @@ class JobListener {
   virtual void on_failure(std::exception_ptr cause) = 0;
   /// A rank of the job has left the group cleanly, after `calls` calls.
   virtual void on_left(int /*rank_in_job*/, int64_t /*calls*/) {}
-  /// Another rank has called Job::note for this group. Returns whether this listener has taken the note; if none has, a
-  /// later one gets it.
+  /// Another rank has called Job::note for this group. Returns whether this listener has used the note; if no listener
+  /// has, a later listener gets it.
   virtual bool on_note(int /*rank_in_job*/, const std::string& /*content*/) { return false; }
   /// The answers to Job::ask have arrived.
   virtual void on_answers(const std::string& /*call_id*/, const std::vector<Answer>& /*answers*/) {}
@@ -64,10 +64,10 @@ class Job final : private StoreListener {
   /// one second for the other ranks to leave.
   ~Job() override;
 
-  /// Leaves the job as failed and tells the other ranks the error.
+  /// Leaves the job as failed and sends the error to the other ranks.
   void give_up(const std::exception_ptr& error) noexcept;
   /// Leaves a group as failed because of an exception. For the world group, leaves the job.
-  void give_up_group(const std::string& group, const std::string& who) noexcept;
+  void give_up_group(const std::string& group, const std::string& rank_name) noexcept;
 
   int rank() const { return rank_; }
   const std::vector<Peer>& peers() const { return peers_; }
@@ -92,10 +92,10 @@ class Job final : private StoreListener {
   void report(JobListener& listener, const std::string& group, const Failure& failure);
   /// The same without a result.
   void report_async(const std::string& group, const Failure& failure) noexcept;
-  /// Tells the store that this rank is about to throw this error because of its culprit, so that the launcher does not
-  /// blame this rank. Does nothing if the failure has no culprit.
+  /// Reports to the store that this rank is about to throw this error because of its culprit, so that the launcher does
+  /// not blame this rank. Does nothing if the failure has no culprit.
   void blame(const Failure& failure) noexcept;
-  /// Announces a report. The store takes no other cause for the group before it.
+  /// Announces a report. The store accepts no other cause for the group before that report.
   void will_report(const std::string& group);
 
   /// Asks all ranks about a call. Blocks. Returns no answers if the store is gone.
@@ -109,7 +109,7 @@ class Job final : private StoreListener {
   /// Writes the flight recorder to a file, at most once. Returns the path, or why the file could not be written.
   std::string dump_flight(const std::string& reason);
 
-  /// Tells the other ranks that this rank leaves the group after `calls` calls. When all `members` have left, the
+  /// Notifies the other ranks that this rank leaves the group after `calls` calls. When all `members` have left, the
   /// store erases the keys of the group.
   void leave(const std::string& group, int64_t calls, int members) noexcept;
 
@@ -137,7 +137,7 @@ class Job final : private StoreListener {
   std::mutex mutex_;                                                        // locked while listeners are called
   std::map<JobListener*, std::string> listeners_;                           // guarded by mutex_: with their groups
   std::map<std::string, std::vector<std::pair<int, int64_t>>> departures_;  // guarded by mutex_: by group: rank, calls
-  std::map<std::string, std::vector<std::pair<int, std::string>>> notes_;  // guarded by mutex_: not yet taken, by group
+  std::map<std::string, std::vector<std::pair<int, std::string>>> notes_;   // guarded by mutex_: not yet used, by group
   std::map<std::string, std::exception_ptr> group_failures_;  // guarded by mutex_: first failure, by base_name
   std::exception_ptr failure_;                                // guarded by mutex_: why the whole job failed
   std::mutex flight_mutex_;                                   // so that the flight recorder is written once

@@ -38,26 +38,27 @@ std::vector<Answer> read_answers(const std::vector<std::string>& fields) {
   return answers;
 }
 
-std::optional<std::string> find_mismatch(const Membership& group, const CallRecord& mine,
+std::optional<std::string> find_mismatch(const Membership& group, const CallRecord& own,
                                          const std::vector<Answer>& answers) {
   struct Known {
     int rank;
     const Fingerprint* call;
     std::string site;
   };
-  std::vector<Known> known{{group.rank, &mine.call, describe(mine.site)}};
+  std::vector<Known> known{{group.rank, &own.call, describe(own.site)}};
   for (const auto& answer : answers) {
     int rank = rank_in_group(group, answer.rank_in_job);
     if (rank != Membership::kNotAMember && rank != group.rank && answer.call)
       known.push_back({rank, &*answer.call, answer.site});
   }
-  // Comparing all calls with mine is enough, unless the call has sizes per pair of ranks: then all pairs are compared.
-  bool is_between_two = !mine.call.sends.empty() || !mine.call.receives.empty();
+  // Comparing all calls with this rank's call is enough, unless the call has sizes per pair of ranks: then all pairs of
+  // calls are compared.
+  bool is_between_two = !own.call.sends.empty() || !own.call.receives.empty();
   for (size_t a = 0; a < (is_between_two ? known.size() : 1); ++a)
     for (size_t b = a + 1; b < known.size(); ++b) {
       auto what = difference(*known[a].call, known[a].rank, *known[b].call, known[b].rank);
       if (!what) continue;
-      return text("as ", describe(mine.call_id), " of group '", group.name, "', ", describe_rank(group, known[a].rank),
+      return text("as ", describe(own.call_id), " of group '", group.name, "', ", describe_rank(group, known[a].rank),
                   " makes ", describe(*known[a].call), " at ", known[a].site, ", but ",
                   describe_rank(group, known[b].rank), " makes ", describe(*known[b].call), " at ", known[b].site, ": ",
                   *what, " differs. Make the same calls in the same order on all ranks");
@@ -65,10 +66,10 @@ std::optional<std::string> find_mismatch(const Membership& group, const CallReco
   return std::nullopt;
 }
 
-std::optional<int> find_odd_rank(const Membership& group, const CallRecord& mine, const std::vector<Answer>& answers) {
+std::optional<int> find_odd_rank(const Membership& group, const CallRecord& own, const std::vector<Answer>& answers) {
   // Sizes per pair of ranks do not show which rank is wrong.
-  if (!mine.call.sends.empty() || !mine.call.receives.empty()) return std::nullopt;
-  std::map<int, const Fingerprint*> calls{{group.rank, &mine.call}};
+  if (!own.call.sends.empty() || !own.call.receives.empty()) return std::nullopt;
+  std::map<int, const Fingerprint*> calls{{group.rank, &own.call}};
   for (const auto& answer : answers)
     if (int rank = rank_in_group(group, answer.rank_in_job); rank != Membership::kNotAMember && answer.call)
       calls.emplace(rank, &*answer.call);

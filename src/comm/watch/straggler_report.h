@@ -26,14 +26,14 @@ std::string answer(const FlightRecorder& recorder, const std::string& group, con
 std::vector<Answer> read_answers(const std::vector<std::string>& fields);
 
 /// Describes two calls that do not match, with their call sites; nullopt when all known calls match.
-std::optional<std::string> find_mismatch(const Membership& group, const CallRecord& mine,
+std::optional<std::string> find_mismatch(const Membership& group, const CallRecord& own,
                                          const std::vector<Answer>& answers);
 
 /// The first rank, as rank in the job, that has not reached the call; nullopt when all have.
 std::optional<int> first_straggler(const Membership& group, const CallId& call_id, const std::vector<Answer>& answers);
 /// The only rank, as rank in the job, whose call differs from the calls of all others; nullopt when there is no such
 /// rank, or fewer than two others are known.
-std::optional<int> find_odd_rank(const Membership& group, const CallRecord& mine, const std::vector<Answer>& answers);
+std::optional<int> find_odd_rank(const Membership& group, const CallRecord& own, const std::vector<Answer>& answers);
 
 /// Describes the ranks that have not reached the call: where they run and what they are doing.
 std::string describe_stragglers(const Membership& group, const CallId& call_id, const std::vector<Answer>& answers);
