@@ -38,8 +38,8 @@ template <class... Parts>
   throw CheckpointError(text(parts...));
 }
 
-/// Calls `visit(path, tensor)` for all tensors in a value, with keys and indices joined by dots. `path` is that of the
-/// value; it is one string for all of them, because many short values may have one long key.
+/// Calls `visit(path, tensor)` for all tensors in a value, with keys and indices joined by dots. `path` is the path of
+/// the value; all tensors use one string, because many short values may have one long key.
 template <class Visit>
 void for_each_named_tensor(const Value& value, std::string& path, const Visit& visit) {
   using Kind = Value::Kind;
@@ -126,7 +126,7 @@ std::string write_archive(ByteSink& sink, const Value& value) {
     records[i].crc = digests[i].crc();
   }
 
-  // With a manifest CRC of zero, as the digest of the file wants it.
+  // With a manifest CRC of zero, as the digest of the file requires.
   Sha256 sha;
   auto listed = manifest_text(records, sha256s);
   for (const auto& record : records) sha.add(zip_header(record));
@@ -363,7 +363,7 @@ void ArchiveReader::name_tensors(std::vector<Damage>& damage) const {
         found->second->tensors.push_back(name);
     });
   } catch (const CheckpointError&) {
-    // The pickle is damaged too, so the names are not known.
+    // The pickle is damaged too, so the names of the tensors are not known.
   }
 }
 

@@ -22,10 +22,10 @@
 //   archive/lockstep/manifest.json   checksums; Python ignores it
 //
 // The manifest lists name, offset, size and SHA-256 (see RecordDigest) of every other record, and ends with a SHA-256
-// of the file. That one covers the manifest up to it and all bytes outside of records (headers, padding, directory). So
-// each byte is hashed once and every change of a byte is found. Two fields are exempt, because they depend on it: the
-// CRC-32 of the manifest itself, in its header and in the directory. They count as zeros, and are compared with the
-// manifest.
+// of the file. The SHA-256 of the file covers the manifest before this field and all bytes outside of records (headers,
+// padding, directory). So each byte is hashed once and every change of a byte is found. Two fields depend on the
+// SHA-256 of the file and are exempt: the CRC-32 of the manifest itself, in its header and in the directory. They count
+// as zeros, and are compared with the manifest.
 //
 // Files may be hostile. Memory and time are linear in the size of the file, whatever it claims. Loading takes at most
 // 200 bytes of memory for each byte of the pickle, 40 for each byte of a JSON header, and 1 for each byte of a storage:
@@ -59,8 +59,8 @@ class ArchiveReader {
   const std::string& sha256() const { return file_sha256_; }
   size_t size() const { return records_.size(); }
 
-  /// Sets `loaded`, unless it is null, to all records: first the pickle, then those of its tensors, in the pickle's
-  /// order, then the others. This requires options.verify, which reads and hashes all records anyway.
+  /// Sets `loaded`, unless it is null, to all records: first the pickle, then the records of its tensors, in the
+  /// pickle's order, then the other records. This requires options.verify, which reads and hashes all records anyway.
   Value load(const LoadOptions& options, std::vector<LoadedRecord>* loaded = nullptr) const;
   /// Reads everything and returns all damage.
   std::vector<Damage> verify() const;
@@ -70,7 +70,7 @@ class ArchiveReader {
     const ZipRecord* record;
     void* to;              // null to only compare
     std::string sha256{};  // computed if the record is verified or identified
-    std::string wrong{};   // empty if nothing is, or the record is not verified
+    std::string wrong{};   // what is wrong with the record; empty if it is intact or not verified
   };
   struct Checks {
     bool verify = true;
@@ -82,7 +82,7 @@ class ArchiveReader {
   void check_manifest(const ZipRecord& manifest, const std::string& text);
   std::string digest_outside(const ZipRecord& manifest, std::string_view listed) const;
   void read_records(std::vector<Read>& reads, Checks checks) const;
-  /// Throws CheckpointError if anything is wrong with one.
+  /// Throws CheckpointError if a record is damaged.
   void read_all(std::vector<Read>& reads, Checks checks) const;
   Value load_without_data(std::map<const void*, std::string>& record_of_storage) const;
   void name_tensors(std::vector<Damage>& damage) const;
@@ -91,9 +91,9 @@ class ArchiveReader {
   std::vector<ZipRecord> records_;
   std::string root_;                                 // the folder of all records: "archive/"
   std::map<std::string, const ZipRecord*> by_name_;  // without the root
-  std::map<std::string, std::string> sha256_of_;     // by the same name; empty without a manifest
+  std::map<std::string, std::string> sha256_of_;     // by name, as by_name_; empty without a manifest
   std::string file_sha256_;
-  std::string structure_damage_;  // empty if there is none
+  std::string structure_damage_;  // damage of the zip structure; empty if there is none
 };
 
 /// Loads a file as lockstep::load_checkpoint() does. `loaded` is as in ArchiveReader::load(); it stays empty for a file

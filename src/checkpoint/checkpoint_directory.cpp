@@ -71,13 +71,13 @@ class CheckpointDirectory::Impl {
   void prepare_folder();
   void read_best();
   Request collect(int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics) const;
-  void gather_per_rank(const Value& mine, Value& checkpoint) const;
+  void gather_per_rank(const Value& own, Value& checkpoint) const;
   std::string write(Request& request);
   std::string describe_newest() const;
   void publish(Request& request, const std::vector<c10::IValue>& shards);
   void keep_best(const Request& request);
   void prune(int64_t saved) const;
-  void warn_about_later(int64_t saved);
+  void warn_about_later_checkpoints(int64_t saved);
   void remove_unused_shards(const detail::FolderContents& found) const;
 
   // Constant after construction.
@@ -94,8 +94,8 @@ class CheckpointDirectory::Impl {
 
   detail::Snapshot checkpoint_memory_, shard_memory_;
   std::thread writer_;
-  // How the save that finish() has not reported ended: why it failed, or empty. Written by writer_, read after it has
-  // been joined.
+  // The result of the save that finish() has not reported: why it failed, or empty. Written by writer_, read after it
+  // has been joined.
   std::optional<std::string> outcome_;
   std::exception_ptr error_;
   std::string last_error_;
@@ -133,7 +133,7 @@ void CheckpointDirectory::Impl::check_options() const {
 
 void CheckpointDirectory::Impl::prepare_folder() {
   lock_ = detail::lock_folder(folder_);
-  // Nobody else uses the folder: what is unfinished belongs to processes that have died.
+  // No other process uses the folder: unfinished files belong to processes that have died.
   const auto found = contents();
   for (const auto& file : found.unfinished) detail::remove_file(in_folder(file));
   remove_unused_shards(found);
@@ -198,7 +198,7 @@ bool CheckpointDirectory::Impl::finish() {
   return false;
 }
 
-/// What a failed save leaves.
+/// Describes the newest checkpoint that is left after a failed save.
 std::string CheckpointDirectory::Impl::describe_newest() const {
   std::set<int64_t> numbers;
   try {
@@ -214,7 +214,7 @@ CheckpointDirectory::Impl::Request CheckpointDirectory::Impl::collect(
     int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics) const {
   Request request{
       .number = number, .checkpoint = Value::dict(), .shard = Value::dict(), .digits = {}, .metrics = metrics};
-  auto mine = Value::dict(), values = Value::dict();
+  auto own = Value::dict(), values = Value::dict();
   detail::check_same_parts(group_, state, options_.unit);
   for (const auto& [name, metric] : metrics) values.set(name, metric);
   if (is_first())
@@ -230,24 +230,24 @@ CheckpointDirectory::Impl::Request CheckpointDirectory::Impl::collect(
         auto value = is_sharded ? part.save_shard() : part.save(group_);
         if (!is_sharded && !part.is_per_rank && !is_first()) return;
         detail::check_can_be_saved(value);
-        (is_sharded ? request.shard : part.is_per_rank ? mine : request.checkpoint).set(part.name, std::move(value));
+        (is_sharded ? request.shard : part.is_per_rank ? own : request.checkpoint).set(part.name, std::move(value));
       });
     });
   }
-  if (mine.size() > 0) gather_per_rank(mine, request.checkpoint);
+  if (own.size() > 0) gather_per_rank(own, request.checkpoint);
   if (request.shard.size() > 0)
     request.digits = group_.broadcast_object(is_first() ? detail::random_digits() : std::string(), 0).toStringRef();
   return request;
 }
 
-/// Adds a list with the values of all ranks for each entry of `mine`. Collective.
-void CheckpointDirectory::Impl::gather_per_rank(const Value& mine, Value& checkpoint) const {
+/// Adds a list with the values of all ranks for each entry of `own`. Collective.
+void CheckpointDirectory::Impl::gather_per_rank(const Value& own, Value& checkpoint) const {
   detail::MemorySink bytes;
-  detail::run_and_agree(group_, [&] { detail::write_archive(bytes, mine); });
+  detail::run_and_agree(group_, [&] { detail::write_archive(bytes, own); });
   const auto all = group_.gather_object(bytes.take(), 0);
   detail::run_and_agree(group_, [&] {
     if (!is_first()) return;
-    for (const auto& [name, value] : mine.items()) checkpoint.set(name, Value::list());
+    for (const auto& [name, value] : own.items()) checkpoint.set(name, Value::list());
     for (const auto& one : all) {
       const detail::MemorySource source(one.toStringRef());
       const auto values = detail::ArchiveReader(source).load({});
@@ -274,7 +274,7 @@ std::string CheckpointDirectory::Impl::write(Request& request) {
   if (is_first()) {
     try {
       publish(request, shards);
-    } catch (const detail::NotDurable& failure) {  // it has its name, so its shards stay
+    } catch (const detail::NotDurable& failure) {  // the checkpoint has its name, so its shards stay
       error =
           text("checkpoint ", name(request.number), " may not be on disk: ", failure.what(), "; older ones are kept");
     } catch (const std::exception& failure) {
@@ -300,7 +300,7 @@ void CheckpointDirectory::Impl::publish(Request& request, const std::vector<c10:
   try {
     keep_best(request);
     prune(request.number);
-    warn_about_later(request.number);
+    warn_about_later_checkpoints(request.number);
   } catch (const std::exception& error) {
     log_warning(text("checkpoint ", name(request.number), " is saved, but: ", error.what()));
   }
@@ -314,15 +314,15 @@ void CheckpointDirectory::Impl::keep_best(const Request& request) {
   if (std::isnan(metric) || !is_better) return;
   try {
     detail::link_file(in_folder(name(request.number)), in_folder(detail::kBestFile));
-  } catch (const detail::NotDurable&) {  // the link is the new one
+  } catch (const detail::NotDurable&) {  // the link refers to the new checkpoint
     best_ = metric;
     throw;
   }
   best_ = metric;
 }
 
-/// Removes checkpoints that are not to be kept, each before its shards: a checkpoint without its shards would be taken
-/// for a damaged one.
+/// Removes checkpoints that are not to be kept, each before its shards: a checkpoint without its shards would count as
+/// damaged.
 void CheckpointDirectory::Impl::prune(int64_t saved) const {
   auto found = contents();
   for (int64_t number : detail::plan_removals(found.numbers, saved, options_.keep_last, options_.keep_every)) {
@@ -332,8 +332,8 @@ void CheckpointDirectory::Impl::prune(int64_t saved) const {
   remove_unused_shards(found);
 }
 
-/// Tells the user, once, about checkpoints that resume() would prefer to this one.
-void CheckpointDirectory::Impl::warn_about_later(int64_t saved) {
+/// Warns the user, once, about checkpoints that resume() would prefer to the checkpoint `saved`.
+void CheckpointDirectory::Impl::warn_about_later_checkpoints(int64_t saved) {
   const auto found = contents().numbers;
   if (has_warned_about_later_ || found.empty() || *found.rbegin() <= saved) return;
   has_warned_about_later_ = true;
@@ -353,7 +353,7 @@ void CheckpointDirectory::Impl::remove_unused_shards(const detail::FolderContent
       for (const auto& shard : shards_of(load_checkpoint(in_folder(file), {.map_location = c10::kMeta})))
         used.insert(shard.file);
     } catch (const Error&) {
-      return;  // resume() tells the user
+      return;  // resume() reports it to the user
     }
   }
   for (const auto& file : found.shards)

@@ -125,8 +125,8 @@ std::string CheckpointLoader::read(const std::string& path, Value& checkpoint) c
   return found.empty() ? compare(path, lines) : found;
 }
 
-/// Returns, on all ranks, which ranks have read other records than rank 0; empty if none has. Each record is a line of
-/// its SHA-256 and its name. Usually the ranks exchange one digest each. Collective.
+/// Returns, on all ranks, which ranks have read different records than rank 0; empty if none has. Each record is a line
+/// of its SHA-256 and its name. Usually the ranks exchange one digest each. Collective.
 std::string CheckpointLoader::compare(const std::string& path, const std::vector<std::string>& records) const {
   const auto digests = strings_in(group_.all_gather_object(digest_of(records)));
   std::vector<int> others;

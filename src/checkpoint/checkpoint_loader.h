@@ -48,16 +48,16 @@ struct IntactCheckpoint {
   std::optional<Value> shard{};
 };
 
-/// Loads checkpoints of a folder on all ranks. All ranks load the same: each rank compares what it reads with the
-/// checksums in the file, and a digest of what it has read with that of rank 0. Shards, of which ranks read different
-/// ones, are verified by each rank that reads them; their digests are in the main file.
+/// Loads checkpoints of a folder on all ranks. All ranks load the same bytes: each rank compares the bytes that it
+/// reads with the checksums in the file, and their digest with the digest of rank 0. Ranks read different shards; each
+/// rank verifies the shards that it reads with their digests in the main file.
 class CheckpointLoader {
  public:
   CheckpointLoader(ProcessGroup group, std::string folder, std::string unit, bool strict)
       : group_(std::move(group)), folder_(std::move(folder)), unit_(std::move(unit)), strict_(strict) {}
 
-  /// Returns, on all ranks, the last of the named checkpoints that is intact on all of them. Appends what is wrong with
-  /// those after it to `damage`, which rank 0 also logs. `names` is used on rank 0. Collective.
+  /// Returns, on all ranks, the last of the named checkpoints that is intact on all ranks. Appends the damage of the
+  /// checkpoints after it to `damage`, which rank 0 also logs. `names` is used on rank 0. Collective.
   std::optional<IntactCheckpoint> find_intact(std::vector<std::string> names, std::vector<std::string>& damage) const;
   /// Loads a checkpoint into the state. Collective.
   void apply(const IntactCheckpoint& checkpoint, const TrainingState& state) const;

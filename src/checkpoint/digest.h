@@ -36,9 +36,9 @@ std::string hexadecimal(const Sha256Bytes& digest);
 
 /// Checksums of a record that threads process in chunks, in any order.
 ///
-/// The SHA-256 of a record of up to kPart bytes is that of its bytes. A longer record is cut into parts of kPart bytes,
-/// the last of which may be shorter; its SHA-256 is that of the SHA-256s of its parts, one after the other. So several
-/// threads, and all lanes of a processor's vectors, can work on one record.
+/// The digest of a record of up to kPart bytes is the SHA-256 of its bytes. A longer record is cut into parts of kPart
+/// bytes, the last of which may be shorter; its digest is the SHA-256 of the SHA-256s of its parts, one after the
+/// other. So several threads, and all lanes of a processor's vectors, can work on one record.
 class RecordDigest {
  public:
   static constexpr size_t kPart = 16 << 10;

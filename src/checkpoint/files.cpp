@@ -200,7 +200,7 @@ void for_each_in_parallel(size_t count, size_t threads, const std::function<void
   try {
     while (helpers.size() + 1 < std::min(threads, count)) helpers.push_back(start_thread("checkpoint", work));
   } catch (const SystemError&) {
-    // The threads that could be started do all of the work.
+    // The threads that have started do all of the work.
   }
   work();
   for (auto& helper : helpers) helper.join();

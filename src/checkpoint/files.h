@@ -101,7 +101,8 @@ class AtomicFile : public ByteSink {
   FileDescriptor file_;
 };
 
-/// Whether JSON text has more than so many levels of objects and lists. Each takes many times the byte that opens it.
+/// Whether JSON text has more than `levels` levels of objects and lists. Each object and list takes much more memory
+/// than the byte that opens it.
 bool is_json_deeper_than(int levels, std::string_view json);
 
 /// Writes a whole file through an AtomicFile. Only warns if the folder cannot be synced.
@@ -110,9 +111,9 @@ void replace_file(const std::string& path, const std::string& content);
 /// Throws SystemError: "call path: reason".
 [[noreturn]] void fail_file(const char* call, const std::string& path);
 
-/// Creates the folder, and those that it is in, if they are missing, and makes their names durable.
+/// Creates the folder and its parent folders if they are missing, and makes their names durable.
 void make_folders(const std::string& path);
-/// Makes changes of names in the folder durable.
+/// Makes new and changed names in the folder durable.
 void sync_folder(const std::string& folder);
 /// Returns the folder of a path: "." if the path has none.
 std::string folder_of(const std::string& path);

@@ -13,9 +13,9 @@
 //
 //   step-00000100.pt                            a checkpoint
 //   step-00000100.shard-0-of-2-9f86d081.pt      its shard of rank 0; the digits differ between saves
-//   best.pt                                     a link to the best one
+//   best.pt                                     a link to the best checkpoint
 //   .lock                                       locked and written by the job that uses the folder
-//   .unfinished-...                             being written, or left behind by a process that died
+//   .unfinished-...                             a file being written, or left behind by a process that died
 
 namespace lockstep::detail {
 
@@ -35,7 +35,7 @@ struct FolderContents {
 /// Throws SystemError if the folder cannot be read.
 FolderContents read_folder(const std::string& folder, const std::string& unit);
 
-/// Returns the checkpoints that are not to be kept after `saved` was saved: never that one, nor those with a higher
+/// Returns the checkpoints to remove after `saved` was saved: never `saved` itself, nor checkpoints with a higher
 /// number, which belong to an earlier run or are damaged. Pure.
 std::vector<int64_t> plan_removals(const std::set<int64_t>& numbers, int64_t saved, int keep_last, int64_t keep_every);
 

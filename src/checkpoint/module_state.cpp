@@ -24,7 +24,7 @@ void visit_state(const torch::nn::Module& module, const std::string& prefix, con
   for (const auto& child : module.named_children()) visit_state(*child.value(), text(prefix, child.key(), "."), visit);
 }
 
-/// `name` is that of the value; it is one string for all of them, because many values may have one long prefix.
+/// `name` is the name of the value; all values use one string, because many values may have one long prefix.
 void flatten(const Value& value, std::string& name, std::map<std::string, at::Tensor>& tensors) {
   if (value.is(Value::Kind::kTensor)) {
     tensors[name] = value.tensor();

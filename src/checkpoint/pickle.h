@@ -22,7 +22,7 @@ struct Pickled {
 };
 
 constexpr size_t kMaxNesting = 500;    // of containers
-constexpr size_t kMaxDimensions = 64;  // of a tensor: those that LibTorch's reductions support
+constexpr size_t kMaxDimensions = 64;  // of a tensor: the most that LibTorch's reductions support
 
 /// Throws UsageError for values that could not be loaded again: undefined, sparse, quantized and meta tensors, objects,
 /// strings that are not UTF-8, keys that Python cannot hash, and deep nesting.

@@ -305,7 +305,8 @@ Node PickleCalls::numpy_array(Node sizes, Node type, bool is_fortran, Node conte
   for (int64_t extent : shape) {
     if (extent < 0) refuse_pickle("a NumPy array has an extent of ", extent);
     is_empty |= extent == 0;
-    size = checked_product(size, std::max<int64_t>(1, extent));  // LibTorch also multiplies those beside a zero
+    size = checked_product(
+        size, std::max<int64_t>(1, extent));  // LibTorch also multiplies the other extents of an empty tensor
   }
   if (is_empty) size = 0;
   if (static_cast<uint64_t>(size) != bytes.size())

@@ -1,6 +1,6 @@
-// The size of a pickle's result. Opcodes of two bytes can refer to what the pickle has made before, so a small pickle
-// may stand for a value of any size, or for one that contains itself. The size of each node is the sum of those of its
-// elements, so it is computed once for each node.
+// The size of a pickle's result. Opcodes of two bytes can refer to values that the pickle has made before, so a small
+// pickle may stand for a value of any size, or for a value that contains itself. The size of each node is the sum of
+// the sizes of its elements, so it is computed once for each node.
 
 #include <algorithm>
 
@@ -26,7 +26,7 @@ uint64_t product(uint64_t a, uint64_t b) {
 /// Computes the size of each node once, however many values refer to it.
 class PickleNodes::ValueSizes {
  public:
-  /// What the values of a node would take.
+  /// The memory that the values of a node would take.
   struct ValueSize {
     uint64_t bytes = 0;
     uint64_t tensors = 0;
@@ -64,38 +64,38 @@ class PickleNodes::ValueSizes {
   }
 
   ValueSize of_container(Node node, size_t depth) {
-    ValueSize whole{.bytes = sizeof(Value)};
+    ValueSize total{.bytes = sizeof(Value)};
     if (nodes_.is(node, NodeKind::kObject)) {
       const auto& object = nodes_.objects_[nodes_.nodes_[node].index];
-      whole.bytes += object.type->size();
-      add_elements(whole, object.arguments, depth);
-      add_items(whole, object.entries, depth);
+      total.bytes += object.type->size();
+      add_elements(total, object.arguments, depth);
+      add_items(total, object.entries, depth);
     } else if (nodes_.is(node, NodeKind::kDict)) {
-      add_items(whole, nodes_.elements(node), depth);
+      add_items(total, nodes_.elements(node), depth);
     } else {
-      add_elements(whole, nodes_.elements(node), depth);
+      add_elements(total, nodes_.elements(node), depth);
     }
-    return whole;
+    return total;
   }
 
-  void add_elements(ValueSize& whole, const std::vector<Node>& list, size_t depth) {
-    for (Node element : list) add(whole, element, kBytesOfIndex, depth);
+  void add_elements(ValueSize& total, const std::vector<Node>& list, size_t depth) {
+    for (Node element : list) add(total, element, kBytesOfIndex, depth);
   }
 
-  void add_items(ValueSize& whole, const std::vector<Node>& list, size_t depth) {
+  void add_items(ValueSize& total, const std::vector<Node>& list, size_t depth) {
     for (size_t i = 0; i + 1 < list.size(); i += 2) {
-      add(whole, list[i], 0, depth);
-      add(whole, list[i + 1], key_bytes(list[i]), depth);
+      add(total, list[i], 0, depth);
+      add(total, list[i + 1], key_bytes(list[i]), depth);
     }
   }
 
   /// Adds an element whose key or index has `key_bytes` bytes.
-  void add(ValueSize& whole, Node node, uint64_t key_bytes, size_t depth) {
+  void add(ValueSize& total, Node node, uint64_t key_bytes, size_t depth) {
     const auto part = of(node, depth + 1);
-    whole.bytes = sum(whole.bytes, part.bytes);
-    whole.tensors = sum(whole.tensors, part.tensors);
-    whole.path_bytes = sum(whole.path_bytes, sum(part.path_bytes, product(part.tensors, key_bytes + 1)));
-    whole.height = std::max(whole.height, part.height + 1);
+    total.bytes = sum(total.bytes, part.bytes);
+    total.tensors = sum(total.tensors, part.tensors);
+    total.path_bytes = sum(total.path_bytes, sum(part.path_bytes, product(part.tensors, key_bytes + 1)));
+    total.height = std::max(total.height, part.height + 1);
   }
 
   uint64_t key_bytes(Node key) const {
@@ -114,7 +114,7 @@ class PickleNodes::ValueSizes {
 
 void PickleNodes::check_growth(Node result) {
   const auto size = ValueSizes(*this).of(result);
-  if (size.path_bytes > whole_budget_) refuse_growth("the paths of its tensors");
+  if (size.path_bytes > initial_budget_) refuse_growth("the paths of its tensors");
   spend(size.bytes);
 }
 

@@ -66,10 +66,11 @@ class PickleNodes {
  protected:
   static constexpr size_t kGrowth = 160;          // bytes of memory for each byte of the pickle
   static constexpr size_t kFreeGrowth = 1 << 20;  // bytes of memory for any pickle
-  static constexpr size_t kBytesOfTensor = 512;   // LibTorch's objects for one, and one in a file that is written
+  static constexpr size_t kBytesOfTensor =
+      512;  // LibTorch's objects for a tensor, and its entry in a file that is written
   static constexpr size_t kBytesOfDimension = 32;
 
-  /// Opcodes of a few bytes can copy what earlier ones have made, or go through it: limits the memory and the work.
+  /// Limits the memory and the work: opcodes of a few bytes can copy or visit values that earlier opcodes have made.
   void spend(size_t bytes) {
     if (bytes > budget_) refuse_growth("its values");
     budget_ -= bytes;
@@ -86,11 +87,11 @@ class PickleNodes {
     nodes_.push_back({kind, static_cast<uint32_t>(index)});
     return static_cast<Node>(nodes_.size() - 1);
   }
-  /// What a reference to a tensor takes, however the value is used: code that writes or prints it needs its sizes.
+  /// The memory for a reference to a tensor, however the value is used: code that writes or prints it needs its sizes.
   static size_t bytes_of_tensor(size_t dimensions) {
     return sizeof(Value) + kBytesOfTensor + kBytesOfDimension * dimensions;
   }
-  /// What a copy of a value without elements takes.
+  /// The memory for a copy of a value without elements.
   static size_t bytes_of(const Value& value) {
     if (value.is(Value::Kind::kTensor)) return bytes_of_tensor(static_cast<size_t>(value.tensor().dim()));
     const bool is_text = value.is(Value::Kind::kString) || value.is(Value::Kind::kBytes);
@@ -166,8 +167,8 @@ class PickleNodes {
   }
 
   const size_t pickle_bytes_;
-  const size_t whole_budget_ = kFreeGrowth + kGrowth * pickle_bytes_;
-  size_t budget_ = whole_budget_;  // what is left of it
+  const size_t initial_budget_ = kFreeGrowth + kGrowth * pickle_bytes_;
+  size_t budget_ = initial_budget_;  // the rest of initial_budget_
   // Deques: references to their elements stay valid, and they never hold their elements twice.
   std::deque<NodeEntry> nodes_;
   std::deque<Value> leaves_;
@@ -185,7 +186,7 @@ class PickleNodes {
   class ValueSizes;
 };
 
-/// Does what the functions and classes would do that PyTorch's files name, without calling anything.
+/// Computes the results of the functions and classes that PyTorch's files name, without calling any of them.
 class PickleCalls : public PickleNodes {
  protected:
   using PickleNodes::PickleNodes;

@@ -1,6 +1,6 @@
-// A pickle is a program for a stack machine. Its opcodes push values, collect them into containers and call what the
-// pickle names. This machine has no calls: it knows the few functions that PyTorch's files name, and does itself what
-// they would do. Everything else that is "called" becomes an object, which is data.
+// A pickle is a program for a stack machine. Its opcodes push values, collect them into containers and call functions
+// that the pickle names. This machine calls nothing: it knows the few functions that PyTorch's files name, and computes
+// their results itself (PickleCalls). Any other function that the pickle "calls" becomes an object, which is data.
 //
 // Values on the stack are nodes, referred to by number, because a pickle may change a container after it was referred
 // to. At the end check_growth() finds loops and repeated references, which could make a small pickle huge, and the

@@ -118,7 +118,7 @@ class Writer {
     bytes_.append(reinterpret_cast<const char*>(&number), sizeof(number));
   }
 
-  void write_bool(bool truth) { bytes_ += truth ? '\x88' : '\x89'; }
+  void write_bool(bool value) { bytes_ += value ? '\x88' : '\x89'; }
 
   void write_int(int64_t number) {
     if (number >= 0 && number <= 0xff) {
@@ -152,7 +152,7 @@ class Writer {
     for (int shift = 56; shift >= 0; shift -= 8) bytes_ += static_cast<char>(bits >> shift);
   }
 
-  /// Writes bytes that occur often only once: later occurrences refer to the first.
+  /// Writes bytes that occur several times only once: later occurrences refer to the first.
   template <class Write>
   void remember(const std::string& key, const Write& write_first) {
     const auto [found, is_new] = memo_.emplace(key, static_cast<uint32_t>(memo_.size()));

@@ -59,7 +59,7 @@ struct PreemptionGuard::Handlers {
   }
 
   static void restore() {
-    if (--guards > 0) return;  // the last of the guards does it
+    if (--guards > 0) return;  // the last guard restores the handlers
     for (const auto& [number, action] : handlers_before) ::sigaction(number, &action, nullptr);
     handlers_before.clear();
   }

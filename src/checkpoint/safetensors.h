@@ -11,7 +11,7 @@
 
 namespace lockstep::detail {
 
-/// As to_safetensors() and from_safetensors(). read_safetensors() throws CheckpointError.
+/// Like to_safetensors() and from_safetensors(), on sinks and sources. read_safetensors() throws CheckpointError.
 void write_safetensors(ByteSink& sink, const std::map<std::string, at::Tensor>& tensors);
 std::map<std::string, at::Tensor> read_safetensors(const ByteSource& source, c10::Device device);
 

@@ -32,8 +32,8 @@ constexpr uint32_t kRound[64] = {
 using Words8 = uint32_t __attribute__((vector_size(32)));
 using Words16 = uint32_t __attribute__((vector_size(64)));
 
-// Functions below are inlined into the two that name their instruction set. They pass vectors by reference, because
-// how a vector is passed by value depends on the instruction set.
+// The functions below are inlined into the two functions that name their instruction set. They pass vectors by
+// reference, because how a vector is passed by value depends on the instruction set.
 #define LOCKSTEP_INLINE __attribute__((always_inline)) inline
 
 template <class Words>

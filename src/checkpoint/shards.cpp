@@ -45,7 +45,7 @@ struct ParameterState {
   std::map<std::string, size_t> index_of{};
 };
 
-/// Compares the bytes of the pieces with those of their storages. Tensors of a file may repeat a few bytes, so the
+/// Limits the bytes of the pieces by the bytes of their storages. Tensors of a file may repeat a few bytes, so the
 /// state could be far larger than the shards.
 class PieceBudget {
  public:
@@ -65,7 +65,7 @@ class PieceBudget {
   std::set<const void*> storages_;
 };
 
-/// Adds the state of a piece of a parameter to that of the whole parameter.
+/// Adds the state of a piece of a parameter to the state of the parameter.
 void add_piece(ParameterState& state, const Value& piece, PieceBudget& budget) {
   const auto begin = piece.at("begin").as_int(), size = piece.at("size").as_int();
   for (const auto& [name, value] : piece.at("state").items()) {
@@ -100,7 +100,7 @@ int64_t checked_elements(const std::vector<int64_t>& sizes, const std::vector<in
 }
 
 /// Returns a tensor of all pieces, which must have each of its elements once.
-at::Tensor put_together(StateEntry& entry, size_t parameter, const Value& sizes, const Value& strides) {
+at::Tensor join_pieces(StateEntry& entry, size_t parameter, const Value& sizes, const Value& strides) {
   const auto shape = integers_in(sizes), steps = integers_in(strides);
   const auto elements = checked_elements(shape, steps);
   std::sort(entry.pieces.begin(), entry.pieces.end(), [](const Piece& a, const Piece& b) {
@@ -128,7 +128,7 @@ at::Tensor put_together(StateEntry& entry, size_t parameter, const Value& sizes,
   return whole;
 }
 
-/// Merges the shards of an object. `budget` is that of all objects.
+/// Merges the shards of an object. All objects share `budget`.
 Value merge_object(const std::vector<Value>& shards, PieceBudget& budget) {
   if (shards.empty()) throw CheckpointError("there are no shards");
   const auto& sizes = shards[0].at("sizes").elements();
@@ -146,7 +146,7 @@ Value merge_object(const std::vector<Value>& shards, PieceBudget& budget) {
   for (size_t i = 0; i < states.size(); ++i) {
     auto values = Value::dict();
     for (auto& entry : states[i].entries) {
-      if (!entry.pieces.empty()) entry.whole = put_together(entry, i, sizes[i], strides[i]);
+      if (!entry.pieces.empty()) entry.whole = join_pieces(entry, i, sizes[i], strides[i]);
       values.items().emplace_back(std::move(entry.name), std::move(entry.whole));
     }
     if (values.size() > 0) state.items().emplace_back(i, std::move(values));
@@ -154,7 +154,7 @@ Value merge_object(const std::vector<Value>& shards, PieceBudget& budget) {
   return Value::dict({{"state", std::move(state)}, {"param_groups", shards[0].at("param_groups")}});
 }
 
-/// The entries of a shard, for finding many.
+/// The entries of a shard, for many lookups.
 std::map<std::string_view, Value*> entries_by_name(Value& dict) {
   std::map<std::string_view, Value*> entries;
   for (auto& [key, item] : dict.items())
@@ -229,8 +229,8 @@ Value merge_shards(const std::vector<Value>& shards) {
 
 std::vector<ShardFile> shards_of(const Value& checkpoint) {
   using Kind = Value::Kind;
-  const bool is_ours = checkpoint.is(Kind::kDict) && checkpoint.contains("lockstep");
-  const auto* list = is_ours ? checkpoint.find(detail::kShards) : nullptr;
+  const bool is_lockstep_checkpoint = checkpoint.is(Kind::kDict) && checkpoint.contains("lockstep");
+  const auto* list = is_lockstep_checkpoint ? checkpoint.find(detail::kShards) : nullptr;
   if (!list) return {};
   const auto text_in = [](const Value& item, const char* key) -> std::string {
     const auto* found = item.is(Kind::kDict) ? item.find(key) : nullptr;
@@ -246,7 +246,7 @@ std::vector<ShardFile> shards_of(const Value& checkpoint) {
     throw CheckpointError(text("entry '", detail::kShards, "' is ", list->to_string(60),
                                ", expected a list of {'file': name in the same folder, 'sha256': digest}"));
   std::set<std::string_view> names;
-  for (const auto& shard : shards)  // each would be read again
+  for (const auto& shard : shards)  // a shard that is listed twice would be read twice
     if (!names.insert(shard.file).second)
       throw CheckpointError(text("entry '", detail::kShards, "' lists ", shard.file, " twice"));
   return shards;

@@ -18,8 +18,8 @@ int64_t span_of(const at::Tensor& tensor) {
   return last + 1;
 }
 
-/// Makes one storage of tensors of one storage and dtype that overlap, and assigns it to them.
-void place_together(std::vector<StoredTensor*>& cluster, std::vector<at::Tensor>& storages) {
+/// Creates one storage for overlapping tensors of one storage and dtype, and assigns it to them.
+void store_overlapping(std::vector<StoredTensor*>& cluster, std::vector<at::Tensor>& storages) {
   int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
   if (cluster.size() == 1) {  // nothing is shared: save no unused elements
     auto& tensor = cluster[0]->tensor;
@@ -43,26 +43,26 @@ std::vector<at::Tensor> make_storages(std::vector<StoredTensor>& tensors) {
   std::map<std::pair<const c10::StorageImpl*, at::ScalarType>, std::vector<StoredTensor*>> by_storage;
   std::vector<std::vector<StoredTensor*>*> order;
   for (auto& placed : tensors) {
-    auto& together = by_storage[{placed.tensor.storage().unsafeGetStorageImpl(), placed.tensor.scalar_type()}];
-    if (together.empty()) order.push_back(&together);
-    together.push_back(&placed);
+    auto& same_storage = by_storage[{placed.tensor.storage().unsafeGetStorageImpl(), placed.tensor.scalar_type()}];
+    if (same_storage.empty()) order.push_back(&same_storage);
+    same_storage.push_back(&placed);
   }
-  for (auto* together : order) {
+  for (auto* same_storage : order) {
     const auto begin_of = [](const StoredTensor* placed) { return placed->tensor.storage_offset(); };
-    std::stable_sort(together->begin(), together->end(),
+    std::stable_sort(same_storage->begin(), same_storage->end(),
                      [&](const StoredTensor* a, const StoredTensor* b) { return begin_of(a) < begin_of(b); });
     std::vector<StoredTensor*> cluster;
     int64_t end = 0;
-    for (auto* placed : *together) {
+    for (auto* placed : *same_storage) {
       if (!cluster.empty() && begin_of(placed) >= end) {
-        place_together(cluster, storages);
+        store_overlapping(cluster, storages);
         cluster.clear();
       }
       if (cluster.empty()) end = begin_of(placed);
       end = std::max(end, begin_of(placed) + span_of(placed->tensor));
       cluster.push_back(placed);
     }
-    place_together(cluster, storages);
+    store_overlapping(cluster, storages);
   }
   return storages;
 }

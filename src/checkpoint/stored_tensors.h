@@ -19,7 +19,7 @@ struct StoredTensor {
 };
 
 /// Each storage is a one-dimensional contiguous tensor on any device. Tensors that overlap in memory share a storage;
-/// the others have storages of their own without unused elements.
+/// every other tensor has its own storage without unused elements.
 struct StoredTensors {
   std::vector<StoredTensor> tensors;  // in the order of for_each_tensor()
   std::vector<at::Tensor> storages;

@@ -282,7 +282,7 @@ int64_t Value::as_int() const {
 
 double Value::as_double() const {
   if (const auto* number = std::get_if<int64_t>(&content_)) return static_cast<double>(*number);
-  if (const auto* truth = std::get_if<bool>(&content_)) return *truth ? 1 : 0;
+  if (const auto* boolean = std::get_if<bool>(&content_)) return *boolean ? 1 : 0;
   return get<double>("a number");
 }
 

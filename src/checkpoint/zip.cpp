@@ -273,7 +273,7 @@ std::string zip_directory(const std::vector<ZipRecord>& records, uint64_t begin)
   std::string bytes;
   for (const auto& record : records) {
     put(bytes, kEntryMark);
-    put<uint16_t>(bytes, 45);  // version that wrote it
+    put<uint16_t>(bytes, 45);  // version that wrote the file
     put_common(bytes, record);
     const size_t extra = entry_extra_bytes(record);
     put<uint16_t>(bytes, static_cast<uint16_t>(extra));
