@@ -129,7 +129,7 @@ void BatchQueue::work(int worker) {
     lock.unlock();
     auto made = run->made_by(worker, number);
     lock.lock();
-    if (run == run_ && number == run->next_to_take) {  // nobody takes another batch before this one
+    if (run == run_ && number == run->next_to_take) {  // next() returns no other batch before this one
       lock.unlock();
       announce(made);
       lock.lock();

@@ -24,8 +24,8 @@ class BatchQueue {
   /// Creates batch `number`. Called concurrently by different workers, which are numbered from 0; a worker creates one
   /// batch at a time.
   using Make = std::function<Batch(int worker, size_t number)>;
-  /// Called once for each batch that a worker made, as soon as it is the next one to take, by the worker or by next().
-  /// What it throws, next() throws for this batch.
+  /// Called once for each batch that a worker made, by the worker or by next(), as soon as next() is to return this
+  /// batch. If it throws, next() throws the same exception for this batch.
   using OnNext = std::function<void(void* batch)>;
 
   /// At most `ahead` batches are in progress or ready. `loader` is the class that owns the queue, for error messages.

@@ -10,7 +10,7 @@
 
 // The format: the number of bytes of the items, the items, the data of the tensors. An item begins with its kind (one
 // byte). Numbers are in the byte order of the machine. A tensor is its dtype, memory format and sizes; an undefined
-// tensor has kUndefined as its dtype. A rank whose batches have another type finds another kind of item.
+// tensor has kUndefined as its dtype. A rank whose batches have a different type finds a different kind of item.
 
 namespace lockstep {
 namespace {
@@ -45,7 +45,7 @@ std::string_view take_front(std::string_view& bytes, size_t count, const char* w
   return taken;
 }
 
-void take_kind(std::string_view& items, ItemKind expected) {
+void read_kind(std::string_view& items, ItemKind expected) {
   const char* const name = name_of_item(static_cast<char>(expected));
   const char found = take_front(items, 1, name)[0];
   if (found != static_cast<char>(expected)) refuse_batch(name, name_of_item(found));
@@ -114,7 +114,7 @@ size_t BatchReader::read_size() {
 }
 
 at::Tensor BatchReader::read_tensor() {
-  take_kind(items_, ItemKind::kTensor);
+  read_kind(items_, ItemKind::kTensor);
   const auto dtype = read_size();
   if (dtype == kUndefined) return {};
   const auto scalar_type = static_cast<at::ScalarType>(dtype);
@@ -132,20 +132,20 @@ at::Tensor BatchReader::read_tensor() {
 }
 
 std::string BatchReader::read_string() {
-  take_kind(items_, ItemKind::kString);
+  read_kind(items_, ItemKind::kString);
   const auto bytes = read_size();
   return std::string(take_front(items_, bytes, "a string"));
 }
 
 void BatchReader::read_number(void* number, size_t bytes) {
-  take_kind(items_, ItemKind::kNumber);
+  read_kind(items_, ItemKind::kNumber);
   const auto found = static_cast<unsigned char>(take_front(items_, 1, "a number")[0]);
   if (found != bytes) refuse_batch(text("a number of ", bytes, " bytes"), text("one of ", int{found}));
   std::memcpy(number, take_front(items_, bytes, "a number").data(), bytes);
 }
 
 size_t BatchReader::read_count() {
-  take_kind(items_, ItemKind::kCount);
+  read_kind(items_, ItemKind::kCount);
   return read_size();
 }
 

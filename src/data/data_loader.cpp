@@ -19,7 +19,7 @@
 namespace lockstep::detail {
 namespace {
 
-/// Of a loader that knows no group: for messages only.
+/// The rank in messages of a loader that has no group.
 std::optional<int> rank_of_process() {
   try {
     const auto environment = Environment::detect();

@@ -11,8 +11,8 @@
 namespace lockstep::detail {
 namespace {
 
-/// Returns the GPU's stream for copies, the same one in each call. A stream for each loader would exhaust LibTorch's
-/// 32, after which a loader would share the stream of something else, for example of a step that is being captured.
+/// Returns the GPU's stream for copies, the same stream in each call. A stream for each loader would exhaust LibTorch's
+/// 32 streams; then a loader would share a stream with other work, for example a step that is being captured.
 c10::Stream copy_stream(c10::Device gpu) {
   static std::mutex mutex;
   static std::map<c10::DeviceIndex, c10::Stream> streams;

@@ -78,20 +78,20 @@ bool archive_has(torch::serialize::InputArchive& archive, const std::string& key
 /// Checks that a position inside an epoch was saved with this order.
 void check_same_order(torch::serialize::InputArchive& archive, const std::optional<SampleOrder>& order) {
   c10::IValue saved;
-  const std::string theirs = archive.try_read("order", saved) && saved.isString() ? saved.toStringRef() : "";
-  const std::string mine = order ? order->name() : "";
+  const std::string saved_order = archive.try_read("order", saved) && saved.isString() ? saved.toStringRef() : "";
+  const std::string own_order = order ? order->name() : "";
   const auto named = [](const std::string& name) { return name.empty() ? "no order" : text("the order '", name, "'"); };
-  if (theirs != mine)
-    throw UsageError(text("DistributedSampler: the saved position is inside an epoch with ", named(theirs),
-                          ", this sampler has ", named(mine),
+  if (saved_order != own_order)
+    throw UsageError(text("DistributedSampler: the saved position is inside an epoch with ", named(saved_order),
+                          ", this sampler has ", named(own_order),
                           "; resume with the same order, or from the end of an epoch"));
 }
 
 // Checks a number that must be equal for a position inside an epoch to denote the same samples.
-void check_same(const std::string& what, int64_t saved, int64_t mine) {
-  if (saved != mine) {
+void check_same(const std::string& what, int64_t saved, int64_t own) {
+  if (saved != own) {
     throw UsageError(text("DistributedSampler: the saved position is inside an epoch with ", what, " ", saved,
-                          ", this sampler has ", mine, "; resume with the same value, or from the end of an epoch"));
+                          ", this sampler has ", own, "; resume with the same value, or from the end of an epoch"));
   }
 }
 
@@ -107,20 +107,20 @@ std::vector<size_t> places_of_rank(size_t start, size_t size, int rank, int num_
   return places;
 }
 
-/// The samples of a rank among those that are left after `start` samples of the epoch's order.
+/// The samples of a rank among the samples after the first `start` samples of the epoch's order.
 std::vector<size_t> indices_from(size_t start, size_t dataset_size, int rank, int num_replicas,
                                  const DistributedSamplerOptions& options, int64_t epoch) {
-  auto mine = places_of_rank(start, dataset_size, rank, num_replicas, options.tail);
-  if (!options.shuffle || mine.empty()) return mine;
+  auto indices = places_of_rank(start, dataset_size, rank, num_replicas, options.tail);
+  if (!options.shuffle || indices.empty()) return indices;
 
   const auto generator = at::detail::createCPUGenerator(options.seed + static_cast<uint64_t>(epoch));
   const at::Tensor order = at::randperm(static_cast<int64_t>(dataset_size), generator, at::kLong);
   const int64_t* shuffled = order.data_ptr<int64_t>();
-  for (size_t& index : mine) index = static_cast<size_t>(shuffled[index]);
-  return mine;
+  for (size_t& index : indices) index = static_cast<size_t>(shuffled[index]);
+  return indices;
 }
 
-/// The samples of an epoch. Throws UsageError if there are none, or one that the dataset does not have.
+/// The samples of an epoch. Throws UsageError if there are none, or if the dataset does not have one of them.
 std::vector<size_t> checked_order(const SampleOrder& order, int64_t epoch, size_t dataset_size, int num_replicas,
                                   Tail tail) {
   auto samples = order(epoch);
@@ -150,7 +150,7 @@ struct DistributedSampler::State {
   size_t position = 0;          // Number of samples of `indices` that next() has returned.
   bool resumed = false;         // load() set a position inside an epoch: the next reset() keeps it.
   bool was_reset = false;
-  bool knows_set_epoch = false;
+  bool uses_set_epoch = false;
   bool warned = false;
 };
 
@@ -201,9 +201,9 @@ size_t DistributedSampler::samples_in(int64_t epoch, size_t dataset_size) const 
 std::vector<size_t> DistributedSampler::indices_of_rank(size_t start, size_t dataset_size, int64_t epoch) const {
   if (!order_) return indices_from(start, dataset_size, rank_, num_replicas_, options_, epoch);
   const auto order = checked_order(*order_, epoch, dataset_size, num_replicas_, options_.tail);
-  auto mine = places_of_rank(start, order.size(), rank_, num_replicas_, options_.tail);
-  for (size_t& index : mine) index = order[index];
-  return mine;
+  auto indices = places_of_rank(start, order.size(), rank_, num_replicas_, options_.tail);
+  for (size_t& index : indices) index = order[index];
+  return indices;
 }
 
 void DistributedSampler::set_epoch(int64_t epoch) {
@@ -212,13 +212,13 @@ void DistributedSampler::set_epoch(int64_t epoch) {
   }
   const std::lock_guard lock(state_->mutex);
   state_->epoch = epoch;
-  state_->knows_set_epoch = true;
+  state_->uses_set_epoch = true;
 }
 
 void DistributedSampler::advance_epoch() {
   const std::lock_guard lock(state_->mutex);
   State& state = *state_;
-  if (!state.knows_set_epoch && state.epoch == state.indices_epoch && state.position == state.indices.size())
+  if (!state.uses_set_epoch && state.epoch == state.indices_epoch && state.position == state.indices.size())
     ++state.epoch;
   state.warned = true;  // epochs have different orders without set_epoch(), too
 }
@@ -276,7 +276,7 @@ void DistributedSampler::reset(torch::optional<size_t> new_size) {
     state.indices_epoch = state.epoch;
     state.resumed = false;
     // All ranks run the same program: only rank 0 warns.
-    warn = rank_ == 0 && state.was_reset && !state.knows_set_epoch && !state.warned &&
+    warn = rank_ == 0 && state.was_reset && !state.uses_set_epoch && !state.warned &&
            (order_ ? (*order_)(state.epoch) != (*order_)(state.epoch + 1) : options_.shuffle);
     state.was_reset = true;
     state.warned = state.warned || warn;
@@ -338,12 +338,12 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   if (epoch < 0 || start < 0 || position < 0 || replicas < 1) refuse_damaged(epoch, position, 0);
   const auto samples = static_cast<int64_t>(samples_in(epoch, state_->dataset_size));
   if (is_inside && (start > samples || position > samples)) refuse_damaged(epoch, position, samples);
-  // Another number of ranks divides what all ranks together have left.
+  // A different number of ranks divides the samples that the ranks of the saving job have not received.
   const bool is_divided_again = !finished && position > 0 && replicas != num_replicas_;
   const int64_t taken = std::min(start + position * replicas, samples);
   const auto begin = static_cast<size_t>(finished ? 0 : is_divided_again ? taken : start);
   const auto next = static_cast<size_t>(is_divided_again ? 0 : position);
-  // With Tail::kExact the rank that saved may have had one sample more than this one, so compare with the first rank.
+  // With Tail::kExact the rank that saved may have had one sample more than this rank, so compare with the first rank.
   const size_t longest = samples_of_rank(static_cast<size_t>(samples) - begin, 0, num_replicas_, options_.tail);
   if (!finished && next > 0 && next >= longest) refuse_damaged(epoch, position, longest);
   state_->indices = indices_of_rank(begin, state_->dataset_size, epoch);

@@ -23,13 +23,13 @@
 //   4. Every rank unpacks its batch and copies it to its device. The ranks agree that none has failed; only then the
 //      samplers advance and the loop gets the batch.
 // A rank that fails locally continues with these calls and without its own work, so that no rank waits for it. When
-// the ranks know that one has failed, they exchange the reason and throw it together. The agreement in 4 is one
+// the ranks know that a rank has failed, they exchange the reason and all throw it. The agreement in 4 is one
 // all-reduce of one number, or three small calls if batches are scattered and broadcast.
 
 namespace lockstep::detail {
 namespace {
 
-// What the reader says about a message.
+// The reader's description of a message.
 struct Header {
   enum { kSamples, kBytes, kCapacity, kCount };
   at::Tensor numbers = at::empty({kCount}, at::kLong);
@@ -81,10 +81,10 @@ void follow(DistributedSampler& sampler, const DistributedSampler& leader) {
 }
 
 // All ranks must have the same number of batches: otherwise a rank would wait for messages that never arrive.
-void require_equal_batches(const DistributedSampler& mine, const std::vector<int>& ranks,
+void require_equal_batches(const DistributedSampler& sampler, const std::vector<int>& ranks,
                            const DataLoaderOptions& options) {
-  if (mine.options().tail != Tail::kExact) return;  // all ranks have the same number of samples
-  const auto batches_of = [&](int rank) { return batches_in(mine.for_rank(rank).size(), options); };
+  if (sampler.options().tail != Tail::kExact) return;  // all ranks have the same number of samples
+  const auto batches_of = [&](int rank) { return batches_in(sampler.for_rank(rank).size(), options); };
   for (int rank : ranks)
     if (batches_of(rank) != batches_of(ranks[0]))
       throw MismatchError(text("rank ", ranks[0], " has ", batches_of(ranks[0]), " batches per epoch, but rank ", rank,
@@ -127,10 +127,10 @@ struct LocalWork {
 }  // namespace
 
 struct GroupReading::State {
-  [[noreturn]] void fail(const std::optional<GroupFailure>& mine) {
-    const auto agreed = groups.agree(mine);
+  [[noreturn]] void fail(const std::optional<GroupFailure>& own_failure) {
+    const auto agreed = groups.agree(own_failure);
     is_over = is_over || !agreed->is_stale;
-    groups.throw_together(*agreed);
+    groups.throw_on_all_ranks(*agreed);
   }
 
   // A failure here does not break the groups: the rank takes part in the step, and reports it at its end.
@@ -153,35 +153,36 @@ struct GroupReading::State {
   }
 
   Header send_header(const std::vector<BatchMessage>& messages) const {
-    Header mine;
+    Header own_header;
     const int64_t needed = capacity_for(messages, capacity);
-    if (groups.reads()) mine = header_of(messages.front(), needed);
+    if (groups.reads()) own_header = header_of(messages.front(), needed);
     if (groups.scatter()) {
       std::vector<at::Tensor> headers;
       for (const auto& message : messages) headers.push_back(header_of(message, needed).numbers);
-      groups.scatter()->scatter(mine.numbers, headers, 0);
+      groups.scatter()->scatter(own_header.numbers, headers, 0);
     }
-    if (groups.broadcast()) groups.broadcast()->broadcast(mine.numbers, 0);
-    return mine;
+    if (groups.broadcast()) groups.broadcast()->broadcast(own_header.numbers, 0);
+    return own_header;
   }
 
-  // Returns this rank's batch, in the buffer, or in `messages` if no rank reads for this one.
+  // Returns this rank's batch, in the buffer, or in `messages` if this rank reads for itself.
   std::string_view send_batch(std::vector<BatchMessage>& messages, const Header& header) const {
-    at::Tensor mine;
+    at::Tensor own_batch;
     if (groups.scatter()) {
       std::vector<at::Tensor> batches;
       for (auto& message : messages) batches.push_back(bytes_as_tensor(message.bytes));
-      mine = buffer.narrow(0, 0, header[Header::kBytes]);
-      groups.scatter()->scatter(mine, batches, 0);
+      own_batch = buffer.narrow(0, 0, header[Header::kBytes]);
+      groups.scatter()->scatter(own_batch, batches, 0);
     } else {
-      mine = groups.reads() ? bytes_as_tensor(messages.front().bytes) : buffer.narrow(0, 0, header[Header::kBytes]);
+      own_batch =
+          groups.reads() ? bytes_as_tensor(messages.front().bytes) : buffer.narrow(0, 0, header[Header::kBytes]);
     }
-    if (groups.broadcast()) groups.broadcast()->broadcast(mine, 0);
-    return {static_cast<const char*>(mine.data_ptr()), static_cast<size_t>(mine.numel())};
+    if (groups.broadcast()) groups.broadcast()->broadcast(own_batch, 0);
+    return {static_cast<const char*>(own_batch.data_ptr()), static_cast<size_t>(own_batch.numel())};
   }
 
   void grow(int64_t needed, LocalWork& work) {
-    const auto doing = [&] { return text(here(), ": cannot allocate ", needed, " bytes for a batch"); };
+    const auto doing = [&] { return text(describe_position(), ": cannot allocate ", needed, " bytes for a batch"); };
     work.run(groups, doing, [&] {
       if (!groups.reads() || groups.scatter()) buffer = at::empty({needed}, at::kByte);
     });
@@ -199,8 +200,8 @@ struct GroupReading::State {
     is_over = samples == 0;
   }
 
-  // "epoch 3: samples 4 10 16": the place of this rank's loop.
-  std::string here() const {
+  // "epoch 3: samples 4 10 16": the position of this rank's loop.
+  std::string describe_position() const {
     if (sampler.epoch() != epoch || position >= sampler.size()) return text("epoch ", epoch);
     const auto indices = sampler.indices();
     const auto batch = c10::ArrayRef<size_t>(indices).slice(position);
@@ -239,8 +240,8 @@ GroupReading::GroupReading(ReadingGroups groups, DistributedSampler sampler, con
                " of the group that broadcasts is also in the group that scatters; the group that scatters may contain "
                "only rank 0 of each group that broadcasts"));
   });
-  const auto mine = describe_loading(state.sampler, options);
-  state.groups.require_none(work.failure, {"options", text(mine, ", rank ", rank), mine});
+  const auto own_options = describe_loading(state.sampler, options);
+  state.groups.require_none(work.failure, {"options", text(own_options, ", rank ", rank), own_options});
 
   state.ranks = scattering ? scattering->all_gather(rank) : std::vector{rank};
   work.run(state.groups, "", [&] { require_equal_batches(state.sampler, state.ranks, options); });
@@ -265,7 +266,7 @@ void GroupReading::place(std::vector<DistributedSampler>& samplers) const {
   for (auto& sampler : samplers) follow(sampler, state_->sampler);
 }
 
-// The reading rank reads at its own position, so all ranks must be there.
+// The reading rank reads at its own position, so all ranks must have the same position.
 uint64_t GroupReading::begin() {
   State& state = *state_;
   state.is_over = true;
@@ -304,7 +305,7 @@ bool GroupReading::next(uint64_t loop, const Read& read, const Unpack& unpack) {
   const auto bytes = state.send_batch(messages, header);
   if (samples > 0)
     work.run(
-        groups, [&] { return state.here() + ": cannot deliver the batch"; }, [&] { unpack(bytes); });
+        groups, [&] { return state.describe_position() + ": cannot deliver the batch"; }, [&] { unpack(bytes); });
   if (groups.any(work.failure.has_value())) state.fail(work.failure);
   state.advance(samples);
   return samples > 0;

@@ -83,8 +83,8 @@ GroupFailure LinkedGroups::failure(ErrorKind kind, int rank, const std::string& 
   return {.kind = kind, .rank = rank, .message = text("rank ", rank, ": GroupLoader: ", what)};
 }
 
-bool LinkedGroups::any(bool mine) const {
-  const auto flag = at::full({1}, mine ? 1 : 0, at::kLong);
+bool LinkedGroups::any(bool value) const {
+  const auto flag = at::full({1}, value ? 1 : 0, at::kLong);
   if (broadcast() && is_below_scatter_)
     broadcast()->reduce(flag, 0, ReduceOp::kMax);
   else if (broadcast())
@@ -94,9 +94,10 @@ bool LinkedGroups::any(bool mine) const {
   return *flag.data_ptr<int64_t>() != 0;
 }
 
-std::optional<GroupFailure> LinkedGroups::first_in(const ProcessGroup& group, const std::optional<GroupFailure>& mine,
+std::optional<GroupFailure> LinkedGroups::first_in(const ProcessGroup& group,
+                                                   const std::optional<GroupFailure>& own_failure,
                                                    const std::string& compared, const std::string& what) const {
-  const auto all = group.all_gather_object(to_object(mine, compared));
+  const auto all = group.all_gather_object(to_object(own_failure, compared));
   std::optional<GroupFailure> first;
   bool all_are_stale = true;
   for (const auto& each : all) {
@@ -115,26 +116,26 @@ std::optional<GroupFailure> LinkedGroups::first_in(const ProcessGroup& group, co
   return first;
 }
 
-std::optional<GroupFailure> LinkedGroups::agree(const std::optional<GroupFailure>& mine,
+std::optional<GroupFailure> LinkedGroups::agree(const std::optional<GroupFailure>& own_failure,
                                                 const Compared& compared) const {
   const auto ranks_that = [&](const char* verb) {
     return text(compared.what, " of the ranks of the group that ", verb);
   };
-  auto agreed = mine;
+  auto agreed = own_failure;
   try {
     if (broadcast()) agreed = first_in(*broadcast(), agreed, compared.in_broadcast, ranks_that("broadcasts"));
     if (scatter()) agreed = first_in(*scatter(), agreed, compared.in_scatter, ranks_that("scatters"));
     if (broadcast() && is_below_scatter_) agreed = failure_in(broadcast()->broadcast_object(to_object(agreed, ""), 0));
   } catch (const Error&) {
-    if (mine) throw_failure(*mine);  // says more than that the group is broken
+    if (own_failure) throw_failure(*own_failure);  // more specific than the error of the broken group
     throw;
   }
-  if (agreed && mine && agreed->rank == rank_) agreed->original = mine->original;
+  if (agreed && own_failure && agreed->rank == rank_) agreed->original = own_failure->original;
   return agreed;
 }
 
-// A rank that left earlier would abort the collective in which the others receive the failure, so all meet first.
-void LinkedGroups::throw_together(const GroupFailure& failure) const {
+// A rank that left earlier would abort the collective in which the others receive the failure, hence the barrier.
+void LinkedGroups::throw_on_all_ranks(const GroupFailure& failure) const {
   for (const auto& group : {broadcast(), scatter()}) {
     try {
       if (group) group->barrier();
@@ -145,8 +146,8 @@ void LinkedGroups::throw_together(const GroupFailure& failure) const {
   throw_failure(failure);
 }
 
-void LinkedGroups::require_none(const std::optional<GroupFailure>& mine, const Compared& compared) const {
-  if (const auto agreed = agree(mine, compared)) throw_together(*agreed);
+void LinkedGroups::require_none(const std::optional<GroupFailure>& own_failure, const Compared& compared) const {
+  if (const auto agreed = agree(own_failure, compared)) throw_on_all_ranks(*agreed);
 }
 
 }  // namespace lockstep::detail

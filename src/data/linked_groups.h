@@ -42,26 +42,27 @@ class LinkedGroups {
   /// Whether this rank reads for itself or for others.
   bool reads() const;
 
-  /// Describes an exception of this rank, which it had while `doing` this; `doing` may be empty.
+  /// Describes an exception of this rank. `doing` says what the rank was doing; it may be empty.
   GroupFailure failure(const std::exception_ptr& error, const std::string& doing) const;
   GroupFailure failure(ErrorKind kind, int rank, const std::string& what) const;
 
-  /// Returns whether any rank passes true. Collective: one small call, or three with both kinds of groups.
-  bool any(bool mine) const;
+  /// Returns whether `value` is true on any rank. Collective: one small call, or three with both kinds of groups.
+  bool any(bool value) const;
   /// Returns the failure of the lowest rank that has one, or the first difference between the compared texts; none if
-  /// all is well. Collective; returns the same on all ranks.
-  std::optional<GroupFailure> agree(const std::optional<GroupFailure>& mine, const Compared& compared = {}) const;
+  /// no rank has failed and the texts are equal. Collective; returns the same on all ranks.
+  std::optional<GroupFailure> agree(const std::optional<GroupFailure>& own_failure,
+                                    const Compared& compared = {}) const;
   /// Throws a failure on which all ranks agree. Collective.
-  [[noreturn]] void throw_together(const GroupFailure& failure) const;
+  [[noreturn]] void throw_on_all_ranks(const GroupFailure& failure) const;
   /// agree(), then throw_together() if there is a failure.
-  void require_none(const std::optional<GroupFailure>& mine, const Compared& compared = {}) const;
+  void require_none(const std::optional<GroupFailure>& own_failure, const Compared& compared = {}) const;
 
  private:
-  std::optional<GroupFailure> first_in(const ProcessGroup& group, const std::optional<GroupFailure>& mine,
+  std::optional<GroupFailure> first_in(const ProcessGroup& group, const std::optional<GroupFailure>& own_failure,
                                        const std::string& compared, const std::string& what) const;
 
   // Constant after construction.
-  ReadingGroups groups_;           // those that contain this rank
+  ReadingGroups groups_;           // the groups that contain this rank
   bool is_below_scatter_ = false;  // rank 0 of the group that broadcasts is in a group that scatters
   int rank_ = 0;
 };

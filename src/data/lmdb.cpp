@@ -34,8 +34,8 @@ struct AbortTransaction {
 using OpenEnvironment = std::unique_ptr<MDB_env, CloseEnvironment>;
 using OpenTransaction = std::unique_ptr<MDB_txn, AbortTransaction>;
 
-/// The memory that the file is mapped to. LMDB trusts the sizes in the file: one that is damaged would lead beyond the
-/// end of the file, where an access kills the process (SIGBUS).
+/// The memory that the file is mapped to. LMDB trusts the sizes in the file: a damaged size would lead beyond the end
+/// of the file, where an access kills the process (SIGBUS).
 class MappedFile {
  public:
   MappedFile() = default;
@@ -76,7 +76,7 @@ namespace fs = std::filesystem;
 
 constexpr mdb_mode_t kDatabaseMode = 0666;  // minus the umask
 
-// LMDB's own errors are negative and concern the file or its use; positive ones are errno values.
+// LMDB's own errors are negative and concern the file or its use; positive errors are errno values.
 void check_lmdb(int result, const char* call, const fs::path& path) {
   if (result == MDB_SUCCESS) return;
   if (result < 0) throw UsageError(text(path, ": ", ::mdb_strerror(result), " (", call, ")"));

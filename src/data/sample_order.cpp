@@ -42,7 +42,7 @@ void shuffle(std::vector<T>& elements, const at::Generator& random) {
   elements = std::move(shuffled);
 }
 
-/// A number that differs if the values do, for names of orders.
+/// A hash of the values, for the names of orders.
 template <class T>
 std::string digest_of(const std::vector<T>& values) {
   uint64_t digest = mix_bits(values.size());

@@ -1,10 +1,10 @@
 // Overview.
 //
 // Each worker has a BatchQueue of its own, with one thread, because a stream can only be read in order, by one thread.
-// The worker makes the batches of its parts in the order of next_part(). The loop chooses the part of each batch in the
-// same way among all parts of the rank, and takes the next batch from the queue of that part's worker. Both choose
-// equally: leaving out other parts does not change the order of those that remain. So no thread tells another which
-// part is next, and the order does not depend on timing. The end of a part is an item in the queue, like a batch.
+// The worker makes the batches of its parts in the order of next_part(). The loop chooses the part of each batch with
+// the same function among all parts of the rank, and gets the next batch from the queue of that part's worker. Worker
+// and loop agree: leaving out parts does not change the order of the remaining parts. So no thread notifies another of
+// the next part, and the order does not depend on timing. The end of a part is an item in the queue, like a batch.
 //
 // If ranks end together, each step begins with an all-reduce of the rank's outcome: a batch, the end or an error. The
 // worst outcome is that of all ranks.
@@ -49,7 +49,7 @@ StreamLoaderOptions checked_stream_options(const ProcessGroup& group, StreamLoad
 
 }  // namespace
 
-/// Of a step, in the order in which one prevails over another.
+/// The outcome of a step. A greater value prevails over a smaller one.
 enum class StreamOutcome : int64_t { kBatch, kEnd, kError };
 
 /// A batch of a part, or its end.
@@ -100,7 +100,7 @@ class WorkerParts {
   const int rank_;
   const int64_t batch_size_;
   const StreamCore::Open& open_;
-  // One of each for each part.
+  // One element for each part.
   std::vector<size_t> numbers_{};
   std::vector<StreamPart> parts_{};
   std::vector<PartPosition> positions_{};
@@ -152,9 +152,10 @@ struct StreamCore::State {
 
   void start() {
     for (size_t worker = 0; worker < queues.size(); ++worker) {
-      auto mine = std::make_shared<WorkerParts>(group.rank(), options.batch_size, open);
-      for (size_t i = worker; i < parts; i += queues.size()) mine->add(i, part(i), position.parts[i]);
-      queues[worker]->start(std::numeric_limits<size_t>::max(), [mine](int, size_t) { return mine->next(); });
+      auto worker_parts = std::make_shared<WorkerParts>(group.rank(), options.batch_size, open);
+      for (size_t i = worker; i < parts; i += queues.size()) worker_parts->add(i, part(i), position.parts[i]);
+      queues[worker]->start(std::numeric_limits<size_t>::max(),
+                            [worker_parts](int, size_t) { return worker_parts->next(); });
     }
     is_running = true;
   }
@@ -177,11 +178,11 @@ struct StreamCore::State {
   }
 
   bool ends_together() const { return options.end == StreamEnd::kTogether && group.size() > 1; }
-  StreamOutcome worst_outcome(StreamOutcome mine, const std::exception_ptr& error);
+  StreamOutcome worst_outcome(StreamOutcome own_outcome, const std::exception_ptr& error);
   std::string describe() const;
-  std::vector<c10::IValue> gather_before_throwing(const c10::IValue& mine) const;
+  std::vector<c10::IValue> gather_before_throwing(const c10::IValue& own_value) const;
   [[noreturn]] void throw_mismatch() const;
-  [[noreturn]] void throw_together(const std::exception_ptr& mine) const;
+  [[noreturn]] void throw_on_all_ranks(const std::exception_ptr& own_error) const;
 
   // Constant after construction.
   const ProcessGroup group;
@@ -204,30 +205,30 @@ std::string StreamCore::State::describe() const {
 }
 
 // Collective. Throws on all ranks if the ranks do not have the same options and position.
-StreamOutcome StreamCore::State::worst_outcome(StreamOutcome mine, const std::exception_ptr& error) {
+StreamOutcome StreamCore::State::worst_outcome(StreamOutcome own_outcome, const std::exception_ptr& error) {
   uint64_t digest = 0;
   for (const int64_t number :
        {position.epoch, position.steps, layout().parts, layout().batch_size, layout().seed, options.max_batches})
     digest = mix_bits(digest + static_cast<uint64_t>(number));
   const auto same = static_cast<int64_t>(digest >> 1);
   const auto device = group.supports(c10::kCPU) ? c10::Device(c10::kCPU) : group.device();
-  const auto most = at::tensor({static_cast<int64_t>(mine), same, -same}, at::kLong).to(device);
+  const auto most = at::tensor({static_cast<int64_t>(own_outcome), same, -same}, at::kLong).to(device);
   group.all_reduce(most, ReduceOp::kMax);
   const auto all = most.cpu();
   const auto* number = all.data_ptr<int64_t>();
   const auto worst = static_cast<StreamOutcome>(number[0]);
   if (number[1] != -number[2]) throw_mismatch();
-  if (worst == StreamOutcome::kError) throw_together(error);
+  if (worst == StreamOutcome::kError) throw_on_all_ranks(error);
   return worst;
 }
 
 // Collective. Returns when all ranks have the values: a rank that throws earlier could abort the call on others.
-std::vector<c10::IValue> StreamCore::State::gather_before_throwing(const c10::IValue& mine) const {
-  auto all = group.all_gather_object(mine);
+std::vector<c10::IValue> StreamCore::State::gather_before_throwing(const c10::IValue& own_value) const {
+  auto all = group.all_gather_object(own_value);
   try {
     group.barrier();
   } catch (const Error&) {
-    // Ignored: what the caller throws is the root cause.
+    // Ignored: the exception of the caller is the root cause.
   }
   return all;
 }
@@ -242,14 +243,14 @@ void StreamCore::State::throw_mismatch() const {
 }
 
 // Collective. Throws the error of the first rank that has one, on all ranks.
-void StreamCore::State::throw_together(const std::exception_ptr& mine) const {
+void StreamCore::State::throw_on_all_ranks(const std::exception_ptr& own_error) const {
   const auto all = gather_before_throwing(
-      c10::ivalue::Tuple::create({c10::IValue(static_cast<int64_t>(mine ? kind_of(mine) : ErrorKind::kError)),
-                                  c10::IValue(mine ? message_of(mine) : std::string())}));
+      c10::ivalue::Tuple::create({c10::IValue(static_cast<int64_t>(own_error ? kind_of(own_error) : ErrorKind::kError)),
+                                  c10::IValue(own_error ? message_of(own_error) : std::string())}));
   size_t rank = 0;
   const auto field = [&](size_t i) { return all[rank].toTupleRef().elements()[i]; };
   while (rank + 1 < all.size() && field(1).toStringRef().empty()) ++rank;
-  if (static_cast<int>(rank) == group.rank()) std::rethrow_exception(mine);
+  if (static_cast<int>(rank) == group.rank()) std::rethrow_exception(own_error);
   throw_error(static_cast<ErrorKind>(field(0).toInt()), field(1).toStringRef(), static_cast<int>(rank));
 }
 

@@ -25,10 +25,10 @@ at::Tensor as_numbers(const StreamPosition& position) {
   return at::tensor(numbers, at::kLong);
 }
 
-std::vector<at::Tensor> gather_numbers(const ProcessGroup& group, const at::Tensor& mine) {
-  if (group.size() == 1) return {mine};
+std::vector<at::Tensor> gather_numbers(const ProcessGroup& group, const at::Tensor& own) {
+  if (group.size() == 1) return {own};
   std::vector<at::Tensor> all;
-  for (const auto& each : group.all_gather_object(c10::IValue(mine))) all.push_back(each.toTensor());
+  for (const auto& each : group.all_gather_object(c10::IValue(own))) all.push_back(each.toTensor());
   return all;
 }
 
@@ -48,11 +48,11 @@ std::vector<int64_t> read_list(const Value& state, const char* key, int64_t coun
   return numbers;
 }
 
-void check_same_layout(int rank, const char* what, int64_t saved, int64_t mine) {
-  if (saved != mine)
+void check_same_layout(int rank, const char* what, int64_t saved, int64_t own) {
+  if (saved != own)
     throw UsageError(
         rank, text("StreamLoader: the saved position is inside an epoch with ", what, " ", saved, ", this loader has ",
-                   what, " ", mine, "; set ", what, " to ", saved, ", or resume from the end of an epoch"));
+                   what, " ", own, "; set ", what, " to ", saved, ", or resume from the end of an epoch"));
 }
 
 }  // namespace
@@ -70,8 +70,8 @@ std::optional<size_t> next_part(c10::ArrayRef<PartPosition> parts, int64_t batch
   return next;
 }
 
-Value save_position(const ProcessGroup& group, const StreamPosition& mine, const StreamLayout& layout) {
-  const auto all = gather_numbers(group, as_numbers(mine));
+Value save_position(const ProcessGroup& group, const StreamPosition& position, const StreamLayout& layout) {
+  const auto all = gather_numbers(group, as_numbers(position));
   const auto number = [&](size_t rank, size_t which) { return all[rank].data_ptr<int64_t>()[which]; };
   const size_t ranks = all.size();
   bool is_finished = true;
@@ -93,7 +93,7 @@ Value save_position(const ProcessGroup& group, const StreamPosition& mine, const
     samples.emplace_back(number(part % ranks, at));
     ended.emplace_back(number(part % ranks, at + 1) != 0);
   }
-  return Value::dict({{"epoch", mine.epoch},
+  return Value::dict({{"epoch", position.epoch},
                       {"finished", is_finished},
                       {"parts", layout.parts},
                       {"batch_size", layout.batch_size},
@@ -123,7 +123,7 @@ StreamPosition load_position(const Value& state, int rank, int ranks, const Stre
     const size_t part = static_cast<size_t>(rank) + i * static_cast<size_t>(ranks);
     position.parts[i] = {.samples = samples[part], .has_ended = ended[part] != 0};
   }
-  // Another number of ranks continues after the step of the rank that was ahead.
+  // A different number of ranks continues after the step of the rank that was furthest ahead.
   position.steps = steps.size() == static_cast<size_t>(ranks) ? steps[static_cast<size_t>(rank)]
                                                               : *std::max_element(steps.begin(), steps.end());
   return position;

@@ -18,8 +18,8 @@ struct PartPosition {
   bool has_ended = false;
 };
 
-/// Returns the part that the next batch is of: of those that have not ended, the one with the fewest batches, the first
-/// of several; none if all have ended. Depends on nothing else, so a loop that continues has the order of one that was
+/// Returns the part of the next batch: of the parts that have not ended, the part with the fewest batches, the first of
+/// several; none if all parts have ended. Depends on nothing else, so a resumed loop has the order of a loop that was
 /// not interrupted.
 std::optional<size_t> next_part(c10::ArrayRef<PartPosition> parts, int64_t batch_size);
 
@@ -31,7 +31,7 @@ struct StreamPosition {
   std::vector<PartPosition> parts{};  // of this rank: part i is part rank + i * ranks of the job
 };
 
-/// What a position inside an epoch depends on.
+/// The properties that a position inside an epoch depends on.
 struct StreamLayout {
   int64_t parts = 1;  // of the job
   int64_t batch_size = 1;
@@ -40,7 +40,7 @@ struct StreamLayout {
 
 /// Returns the positions of all ranks as one state. Collective. Throws MismatchError, on all ranks, if their epochs
 /// differ.
-Value save_position(const ProcessGroup& group, const StreamPosition& mine, const StreamLayout& layout);
+Value save_position(const ProcessGroup& group, const StreamPosition& position, const StreamLayout& layout);
 
 /// Returns the position of a rank in a state that any number of ranks have saved. Throws UsageError if the state is
 /// damaged, or inside an epoch with another layout.
