@@ -154,7 +154,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   NamedTensors check(const Parameters& parameters, const ZeroRedundancyOptions& options, ShardBy shard_by,
                      bool is_fused) const;
   void step_shard(const at::Tensor& skip);
-  void take_rates_of(int rank) const;
+  void copy_rates_of(int rank) const;
 
   const std::function<void()> before_step_;
   const NamedTensors not_reduced_;  // parameters that the wrapper does not reduce, with what messages call them

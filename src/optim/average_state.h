@@ -28,7 +28,8 @@ struct TensorKind {
   c10::Device device;
 };
 
-/// Shared by a WeightAverage and its guard. All members except those marked are constant after construction.
+/// State that a WeightAverage and its guard share. Members without the comment "changes" are constant after
+/// construction.
 class AverageState {
  public:
   AverageState(torch::nn::Module& model, AveragingRule rule, const WeightAverageOptions& options);
@@ -74,7 +75,7 @@ class AverageState {
   std::vector<Entry> entries_;
   std::vector<Slot> slots_;
   std::vector<Batch> averaged_;
-  Batch copied_;                         // taken from the model as they are, at each update
+  Batch copied_;                         // copied from the model at each update, not averaged
   std::vector<at::Tensor> all_weights_;  // of all slots, in order
   std::vector<at::Tensor> all_averages_;
   at::Tensor count_;                // of updates, on the device: a captured update changes it. Its contents change.

@@ -102,7 +102,7 @@ void adam(const AdamUpdate& update, bool is_amsgrad, const Run& run) {
   }
 }
 
-/// The same for parameter, momentum, if there is one, and gradient.
+/// The same for SGD: loop(count, pointers, strides) updates parameter and momentum, if there is one, from the gradient.
 template <class T, class Run>
 void sgd(const SgdUpdate& update, bool has_momentum, const Run& run) {
   using W = Wide<T>;

@@ -1,5 +1,5 @@
 // The schedules that move rate and momentum in opposite directions: Python's OneCycleLR and CyclicLR. They set the
-// rate, rather than multiply it, so the rate before has no effect.
+// rate, rather than multiply it, so the previous rate has no effect.
 
 #include <lockstep/schedules.h>
 

@@ -19,7 +19,7 @@ std::vector<double> adam_numbers(const Options& options) {
   return {beta1, beta2, options.eps(), options.weight_decay(), options.amsgrad() ? 1.0 : 0.0};
 }
 
-/// Returns all options of a fused optimizer but the learning rate.
+/// Returns all options of a fused optimizer except the learning rate.
 std::vector<double> numbers_in(const torch::optim::OptimizerOptions& options) {
   if (const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) return adam_numbers(*adamw);
   if (const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&options)) return adam_numbers(*adam);
@@ -39,26 +39,26 @@ DeviceState::ConstantOptions DeviceState::note_capture() {
 const at::Tensor& DeviceState::rate(size_t group, c10::Device device) {
   const double value = optimizer_->param_groups()[group].options().get_lr();
   for (auto& rate : rates_) {
-    if (rate.group != group || rate.there.device() != device) continue;
+    if (rate.group != group || rate.tensor.device() != device) continue;
     if (rate.value != value && !is_capturing(device)) {
-      rate.there.fill_(value);
+      rate.tensor.fill_(value);
       rate.value = value;
     }
-    return rate.there;
+    return rate.tensor;
   }
   if (is_capturing(device))
     throw UsageError(text("the first step of parameter group ", group,
                           " of an optimizer cannot be captured; run a step in which the group's parameters ",
                           "have gradients before the capture"));
   rates_.push_back({group, at::full({}, value, at::TensorOptions(device).dtype(at::kFloat)), value});
-  return rates_.back().there;
+  return rates_.back().tensor;
 }
 
 const at::Tensor& DeviceState::steps(const at::Tensor& parameter, int64_t steps) {
-  auto& there = steps_[parameter.unsafeGetTensorImpl()];
-  if (!there.defined())
-    there = at::full({}, static_cast<double>(steps), at::TensorOptions(parameter.device()).dtype(at::kFloat));
-  return there;
+  auto& step_count = steps_[parameter.unsafeGetTensorImpl()];
+  if (!step_count.defined())
+    step_count = at::full({}, static_cast<double>(steps), at::TensorOptions(parameter.device()).dtype(at::kFloat));
+  return step_count;
 }
 
 int64_t DeviceState::read_step_count(const at::Tensor& parameter) const {
@@ -76,7 +76,7 @@ void DeviceState::refresh(const ConstantOptions& captured) {
                             " other than the learning rate changed after the step was captured, which the captured "
                             "step would not notice; set cycle_momentum = false in a schedule, or create a new "
                             "CapturedStep"));
-  for (auto& rate : rates_) this->rate(rate.group, rate.there.device());
+  for (auto& rate : rates_) this->rate(rate.group, rate.tensor.device());
 }
 
 }  // namespace lockstep::detail

@@ -9,7 +9,7 @@
 namespace lockstep::detail {
 
 /// State of a fused optimizer in GPU memory, in addition to the states of its parameters: the learning rate of each
-/// group and the step count of each parameter. A captured step reads both from there. Not thread-safe.
+/// group and the step count of each parameter. A captured step reads both from GPU memory. Not thread-safe.
 class DeviceState {
  public:
   explicit DeviceState(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {}
@@ -17,7 +17,7 @@ class DeviceState {
   /// Call it when the optimizer is destroyed or its state is replaced: captured steps must not be replayed afterwards.
   void release() { optimizer_ = nullptr; }
   bool is_released() const { return optimizer_ == nullptr; }
-  /// The options of each group but the learning rate: momentum, betas and the like. A captured step contains them.
+  /// The options of each group except the learning rate: momentum, betas and the like. A captured step contains them.
   using ConstantOptions = std::vector<std::vector<double>>;
   /// Call it when a step of the optimizer is captured. Returns the options that it contains.
   ConstantOptions note_capture();
@@ -35,17 +35,17 @@ class DeviceState {
   /// Whether the GPU counts the steps of the parameter.
   bool counts(const at::Tensor& parameter) const { return steps_.count(parameter.unsafeGetTensorImpl()) > 0; }
 
-  /// Call it before a replay of a step that contains the options `captured`; without an argument, those of the last
-  /// note_capture(). Updates all learning rates from the optimizer's options. Throws UsageError after release(), and if
-  /// another option changed after the capture.
+  /// Call it before a replay of a step that contains the options `captured`; without an argument, the options of the
+  /// last note_capture(). Updates all learning rates from the optimizer's options. Throws UsageError after release(),
+  /// and if another option changed after the capture.
   void refresh(const ConstantOptions& captured);
   void refresh() { refresh(last_captured_); }
 
  private:
   struct Rate {
     size_t group;
-    at::Tensor there;
-    double value;  // of `there`
+    at::Tensor tensor;
+    double value;  // of `tensor`
   };
 
   torch::optim::Optimizer* optimizer_;  // null after release()

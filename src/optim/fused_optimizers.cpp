@@ -114,8 +114,8 @@ bool needs_state(const torch::optim::OptimizerOptions& options) {
   return !sgd || sgd->momentum() != 0;
 }
 
-/// step_unless() of an optimizer. The first step of a parameter creates state, which a skipped step must not: the host
-/// decides about it.
+/// step_unless() of an optimizer. The first step of a parameter creates state, which a skipped step must not do. So the
+/// host decides whether to skip a first step.
 template <class Fused>
 void step_unless_set(Fused& optimizer, FusedState& fused, const at::Tensor& skip, const char* name) {
   bool is_first = !fused.device || fused.device->is_released(), has_gradients = false, is_on_cpu = skip.is_cpu();
@@ -163,14 +163,14 @@ void release(std::shared_ptr<DeviceState>& device) {
 
 void prepare_replay(const FusedState& fused) {
   if (fused.device) fused.device->refresh();
-  if (fused.masters) fused.masters->take_over_writes();
+  if (fused.masters) fused.masters->update_from_parameters();
 }
 
 void announce(const FusedState& fused) {
   detail::Recording::before_replay(
       [device = fused.device, masters = fused.masters, captured = fused.device->note_capture()] {
         device->refresh(captured);
-        if (masters) masters->take_over_writes();
+        if (masters) masters->update_from_parameters();
       });
 }
 
@@ -204,7 +204,7 @@ std::unique_ptr<State> first_adam_state(const at::Tensor& parameter) {
   return state;
 }
 
-/// Gives the state the target's dtype and strides, which the kernels require; a loaded state may have others.
+/// Converts the state to the target's dtype and strides, which the kernels require; a loaded state may have others.
 template <class State>
 void lay_out(State& state, const at::Tensor& target) {
   state.exp_avg(fitted_to(target, state.exp_avg()));

@@ -11,7 +11,7 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr int64_t kKernelPiece = 65536;  // the elements that LibTorch gives to one group of threads
+constexpr int64_t kKernelPiece = 65536;  // the elements that LibTorch assigns to one thread block
 constexpr int64_t kMinPiece = 4096;      // each of its 512 threads then updates two vectors of 4 elements
 constexpr int64_t kPieces = 128;         // about the number of multiprocessors of a large GPU
 

@@ -26,9 +26,9 @@ class GpuLists {
   std::map<std::tuple<c10::DeviceIndex, at::ScalarType, bool>, FusedLists> lists_;
 };
 
-/// Returns the tensors cut into pieces that keep a whole GPU busy. LibTorch's kernels for lists of tensors give 65536
-/// elements to each group of threads, so that few of them update a small model. The pieces are views. Creating them
-/// takes time on the host, so this is for steps that are being captured; others get `lists` itself.
+/// Returns the tensors cut into pieces that keep a whole GPU busy. LibTorch's kernels for lists of tensors assign 65536
+/// elements to each thread block, so few blocks update a small model. The pieces are views. Creating them takes time on
+/// the host, so only steps that are being captured get pieces; other steps get `lists` itself.
 FusedLists in_pieces_if_captured(const FusedLists& lists, c10::Device gpu);
 
 }  // namespace lockstep::detail

@@ -27,7 +27,7 @@ using GradientLists = std::map<std::pair<std::string, at::ScalarType>, std::vect
                         "float32 and use lockstep::autocast"));
 }
 
-/// The values of a sparse gradient are what is scaled.
+/// Of a sparse gradient, the values are scaled.
 GradientLists gradients_of_optimizer(const Optimizer& optimizer) {
   GradientLists lists;
   for (const auto& group : optimizer.param_groups())

@@ -66,7 +66,7 @@ Value list_of(const std::vector<double>& numbers) {
   return Value::list({numbers.begin(), numbers.end()});
 }
 
-/// Returns the value with this key. Python's SequentialLR and ChainedScheduler have some of them only in the states of
+/// Returns the value with this key. Python's SequentialLR and ChainedScheduler have some values only in the states of
 /// their members.
 const Value& find_in_state(const Value& state, const char* key) {
   const Value* members = state.find("_schedulers");

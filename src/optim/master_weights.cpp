@@ -20,9 +20,9 @@ uint64_t version_of(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor._version());
 }
 
-/// Sets the elements of `exact` to those of `values`, except where `values` has the rounded element already: these keep
-/// their digits.
-void take_over_elements(const at::Tensor& exact, const at::Tensor& values) {
+/// Copies the elements of `values` to `exact`, except where `values` equals the rounded element of `exact`: such
+/// elements keep their digits.
+void copy_changed_elements(const at::Tensor& exact, const at::Tensor& values) {
   const auto rounded = exact.to(values.scalar_type());
   if (values.is_cpu() && std::memcmp(values.data_ptr(), rounded.data_ptr(), rounded.nbytes()) == 0) return;
   exact.copy_(at::where(rounded == values, exact, values.to(at::kFloat)));
@@ -46,8 +46,8 @@ bool MasterWeights::may_be_written(const Master& master) {
          master.storage != parameter.storage().getWeakStorageImpl();
 }
 
-void MasterWeights::take_over(Master& master) {
-  take_over_elements(master.tensor, master.parameter.detach());
+void MasterWeights::update_from_parameter(Master& master) {
+  copy_changed_elements(master.tensor, master.parameter.detach());
   note_equal(master);
 }
 
@@ -59,7 +59,7 @@ const at::Tensor& MasterWeights::of(const at::Tensor& parameter) {
         parameter.detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
     note_equal(master);
   } else if (parameter.is_cuda() && !is_capturing(parameter.device()) && may_be_written(master)) {
-    take_over(master);
+    update_from_parameter(master);
   }
   return master.tensor;
 }
@@ -75,7 +75,7 @@ void MasterWeights::update(const at::Tensor& parameter, const at::Tensor& gradie
       return at::from_blob(data, {count}, dense.scalar_type());
     };
     const auto exact_piece = piece(exact), value_piece = piece(values);
-    take_over_elements(exact_piece, value_piece);
+    copy_changed_elements(exact_piece, value_piece);
     update(begin, count, piece(slopes).to(at::kFloat).data_ptr());
     value_piece.copy_(exact_piece);
   };
@@ -90,9 +90,9 @@ void MasterWeights::update(const at::Tensor& parameter, const at::Tensor& gradie
   parameter.unsafeGetTensorImpl()->bump_version();
 }
 
-void MasterWeights::take_over_writes() {
+void MasterWeights::update_from_parameters() {
   for (auto& [parameter, master] : masters_)
-    if (master.parameter.is_cuda() && may_be_written(master)) take_over(master);
+    if (master.parameter.is_cuda() && may_be_written(master)) update_from_parameter(master);
 }
 
 at::Tensor MasterWeights::find(const at::Tensor& parameter) const {

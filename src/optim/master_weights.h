@@ -14,19 +14,20 @@
 
 namespace lockstep::detail {
 
-/// float32 copies of parameters in float16 or bfloat16, which an optimizer updates in their place. Not thread-safe.
+/// float32 copies of parameters in float16 or bfloat16. An optimizer updates the copies instead of the parameters. Not
+/// thread-safe.
 ///
 /// A parameter that is not the rounded copy was written by the program: by a collective, torch::load() or an operator
-/// of LibTorch. The elements that it changed are taken over before the next update. On CPUs every such element is
-/// found, because update() compares the values. On GPUs, where a comparison would make the host wait, a parameter is
+/// of LibTorch. The changed elements are copied to the master weight before the next update. On CPUs every such element
+/// is found, because update() compares the values. On GPUs, where a comparison would make the host wait, a parameter is
 /// compared if its version or its storage has changed; writes through parameter.data() and data_ptr() change neither.
 class MasterWeights {
  public:
   /// Whether the parameter needs a copy.
   static bool is_for(const at::Tensor& parameter);
 
-  /// Returns the copy of a parameter, which is dense. On a GPU, first takes over what the program has written into the
-  /// parameter since the last round().
+  /// Returns the copy of a parameter, which is dense. On a GPU, first copies the elements that the program has written
+  /// to the parameter since the last round().
   const at::Tensor& of(const at::Tensor& parameter);
   /// Returns the copy as it is; undefined if there is none.
   at::Tensor find(const at::Tensor& parameter) const;
@@ -38,15 +39,15 @@ class MasterWeights {
   using Update = std::function<void(int64_t begin, int64_t count, const void* gradient)>;
   void update(const at::Tensor& parameter, const at::Tensor& gradient, const Update& update);
 
-  /// On GPUs: takes over what the program has written into the parameters since the last round(), before a captured
-  /// step is replayed.
-  void take_over_writes();
+  /// On GPUs: copies the elements that the program has written to the parameters since the last round(), before a
+  /// captured step is replayed.
+  void update_from_parameters();
 
   /// On GPUs: writes the copies, rounded, into the parameters.
   void round(const std::vector<at::Tensor>& parameters);
 
   void save(const torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive) const;
-  /// An archive without copies leaves none: the next step takes the values of the parameters.
+  /// An archive without copies removes the existing copies: the next step creates them from the parameters.
   void load(const torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive);
 
  private:
@@ -61,7 +62,7 @@ class MasterWeights {
   };
   static void note_equal(Master& master);
   static bool may_be_written(const Master& master);
-  static void take_over(Master& master);
+  static void update_from_parameter(Master& master);
   std::unordered_map<const c10::TensorImpl*, Master> masters_;
 };
 

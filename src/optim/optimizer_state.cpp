@@ -127,8 +127,9 @@ std::vector<std::string> needed_by(const Optimizer& optimizer) {
   return {};
 }
 
-/// Whether LibTorch has no state for it. SGD without momentum has no momentum buffer; Python may save it as None.
-bool says_nothing(const Values& values) {
+/// Whether LibTorch has no state for these values. SGD without momentum has no momentum buffer; Python may save it as
+/// None.
+bool is_empty_state(const Values& values) {
   return std::all_of(values.begin(), values.end(),
                      [](const auto& item) { return item.second.isNone() || item.first == kMaster; });
 }
@@ -159,10 +160,10 @@ OutputArchive archive_of(const Optimizer& optimizer, const OptimizerState& state
     OutputArchive one(unit), options(unit);
     one.write("params/size", at::scalar_tensor(static_cast<int64_t>(parameters.size()), at::kLong));
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const auto key = std::to_string(group.parameters[i] + 1);  // LibTorch may parse it as a pointer: avoid null
+      const auto key = std::to_string(group.parameters[i] + 1);  // LibTorch may parse the key as a pointer: avoid null
       one.write(text("params/", i), c10::IValue(key));
       const auto found = state.parameters.find(group.parameters[i]);
-      if (found == state.parameters.end() || says_nothing(found->second)) continue;
+      if (found == state.parameters.end() || is_empty_state(found->second)) continue;
       OutputArchive values(unit);
       const bool is_mastered = has_masters && detail::MasterWeights::is_for(parameters[i]);
       const auto dtype = is_mastered ? at::kFloat : parameters[i].scalar_type();
@@ -180,7 +181,7 @@ OutputArchive archive_of(const Optimizer& optimizer, const OptimizerState& state
   return archive;
 }
 
-/// Returns a copy of `options`, with the values that the state has.
+/// Returns a copy of `options` with the values of the state.
 std::unique_ptr<torch::optim::OptimizerOptions> changed(const torch::optim::OptimizerOptions& options,
                                                         const Values& values) {
   auto all = options_of(options);
@@ -353,7 +354,7 @@ void detail::check_fits(const Optimizer& optimizer, const OptimizerState& state)
                             " in the optimizer; construct the optimizer with the same groups"));
     for (size_t i = 0; i < parameters.size(); ++i)
       if (const auto found = state.parameters.find(group.parameters[i]);
-          found != state.parameters.end() && !says_nothing(found->second))
+          found != state.parameters.end() && !is_empty_state(found->second))
         check_values(group, i, found->second, parameters[i], needed);
     const auto maximize = group.options.find("maximize");
     if (maximize != group.options.end() && maximize->second.isBool() && maximize->second.toBool())

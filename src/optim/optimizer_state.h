@@ -16,7 +16,7 @@
 
 namespace lockstep::detail {
 
-/// What lockstep::state_dict() returns, with LibTorch's values.
+/// The result of lockstep::state_dict(), with LibTorch's values.
 struct OptimizerState {
   using Values = std::map<std::string, c10::IValue>;
 

@@ -20,7 +20,8 @@ using NamedParameter = std::pair<std::string, at::Tensor>;
 /// Matches greedily; after a mismatch, the last '*' takes one more character. Linear but for repeated stars.
 bool matches(std::string_view pattern, std::string_view name) {
   size_t p = 0, n = 0;
-  size_t star = std::string_view::npos, taken = 0;  // the last '*', and the name's position behind what it takes
+  size_t star = std::string_view::npos,
+         taken = 0;  // the last '*', and the position in the name behind the characters that it matches
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;
@@ -58,7 +59,7 @@ std::string some_names(const std::vector<NamedParameter>& parameters) {
   return enumerate(names);
 }
 
-/// Throws UsageError if a rule decides about no parameter.
+/// Throws UsageError if a rule applies to no parameter.
 void check_rules(const std::vector<NamedParameter>& parameters, const std::vector<ParameterRule>& rules) {
   for (size_t rule = 0; rule < rules.size(); ++rule) {
     const auto& pattern = rules[rule].pattern;
@@ -83,7 +84,7 @@ void check_rules(const std::vector<NamedParameter>& parameters, const std::vecto
 std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const detail::NamedParameters& parameters,
                                                                 const std::vector<ParameterRule>& rules) {
   check_rules(parameters.list(), rules);
-  std::vector<std::vector<at::Tensor>> members(rules.size() + 1);  // the last: what no rule matches
+  std::vector<std::vector<at::Tensor>> members(rules.size() + 1);  // the last: parameters that no rule matches
   for (const auto& [name, parameter] : trained_once(parameters.list(), "parameter_groups")) {
     const auto is_match = [&name = name](const ParameterRule& rule) { return matches(rule.pattern, name); };
     members[std::find_if(rules.begin(), rules.end(), is_match) - rules.begin()].push_back(parameter);

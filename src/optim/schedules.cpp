@@ -1,6 +1,6 @@
 // The rules of Python's torch.optim.lr_scheduler, in the recursive form that Python uses, with the same operations in
-// the same order, so that the rates have the same bits. Python's classes keep counters; here everything follows from
-// the step number t, so a schedule has no state:
+// the same order, so that the rates have the same bits. Python's classes keep counters; these classes compute the rates
+// from the step number t, so a schedule has no state:
 //   - first() is Python's get_lr() in the constructor;
 //   - restart() is step(0), with which SequentialLR starts a scheduler: the closed form at 0, or get_lr() without one;
 //   - next() is get_lr() at last_epoch = t.

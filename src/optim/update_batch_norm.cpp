@@ -34,7 +34,7 @@ struct TrackingLayer {
   void restore_statistics() const { detail::copy_together(statistics, old_statistics); }
 };
 
-/// Adds the layer if it is of that class, tracks statistics and is not known.
+/// Adds the layer if it is of that class, tracks statistics and is not in the list yet.
 template <class Layer>
 void add_if_tracking(torch::nn::Module& module, std::vector<TrackingLayer>& layers) {
   auto* layer = dynamic_cast<Layer*>(&module);

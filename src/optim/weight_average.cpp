@@ -27,8 +27,8 @@
 //
 // AverageState has a slot for each distinct tensor of the model: the weight and its average. An entry is a name in
 // state_dict(); tied weights are two entries with one slot. Slots of one device and dtype are one Batch, so that an
-// update is a few calls for lists of tensors. What cannot be averaged (integers, and buffers without use_buffers) is
-// copied.
+// update is a few calls for lists of tensors. Tensors that are not averaged (integers, and buffers without use_buffers)
+// are copied.
 //
 // update() mixes the weights into the averages: ema() with a constant fraction, swa() with 1 / (updates + 1), where the
 // number of updates is a tensor on the device, so that a captured step can contain the update. The first update copies.
@@ -72,7 +72,7 @@ bool is_narrow_weight(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
-/// Returns copies with this dtype, or with their own.
+/// Returns copies with this dtype; without one, each copy has the dtype of its tensor.
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors, std::optional<at::ScalarType> dtype = {}) {
   std::vector<at::Tensor> copies;
   for (const auto& tensor : tensors)

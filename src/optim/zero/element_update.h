@@ -38,7 +38,7 @@ class ElementUpdate {
   /// multiple of kSavedElements. Does not change the parameter's version.
   void apply(int64_t begin, int64_t count, const void* gradient) const;
 
-  /// Takes back the count of the step, or the state if this step has created it.
+  /// Undoes the count of the step, or removes the state if this step has created it.
   void undo_step_count() const;
 
  private:

@@ -15,14 +15,14 @@
 namespace lockstep::detail {
 namespace {
 
-// Of the norm or the sum. Rounding makes averages and clipped gradients of different processors differ by less: a
-// bfloat16 by at most 0.8 %. Gradients of different batches differ by far more.
+// Relative difference of the norm or the sum. Rounding makes averages and clipped gradients of different processors
+// differ by less: a bfloat16 by at most 0.8 %. Gradients of different batches differ by far more.
 constexpr double kTolerance = 1e-3, kToleranceOfHalf = 2e-2;
 
 // Elements that are converted to float64 at once: a copy of a whole parameter might not fit into memory.
 constexpr int64_t kSummaryPiece = 1 << 20;
 
-/// What ranks compare of a tensor. The sum depends on the signs of the elements, the norm does not.
+/// The properties of a tensor that ranks compare. The sum depends on the signs of the elements, the norm does not.
 struct Summary {
   double sum, norm;
   bool is_finite() const { return std::isfinite(sum) && std::isfinite(norm); }
@@ -62,9 +62,9 @@ bool check_alike_on_all_ranks(const ShardedParameters& parameters) {
     add_summary(parameters.tensor(i), group.device(), numbers);
     add_summary(parameters.tensor(i).grad(), group.device(), numbers);
   }
-  const auto mine = at::cat(numbers);
-  auto all = at::empty({group.size() * mine.numel()}, mine.options());
-  group.all_gather(all, mine, kInStep);
+  const auto own = at::cat(numbers);
+  auto all = at::empty({group.size() * own.numel()}, own.options());
+  group.all_gather(all, own, kInStep);
   all = all.cpu();
   const auto count = static_cast<int64_t>(numbers.size());
   const auto summary = [&](int rank, int64_t i) {
@@ -75,16 +75,16 @@ bool check_alike_on_all_ranks(const ShardedParameters& parameters) {
   bool is_finite = true;
   for (int64_t i = 0; i < count; ++i)
     for (int rank = 0; rank < group.size(); ++rank) {
-      const auto first = summary(0, i), theirs = summary(rank, i);
+      const auto first = summary(0, i), other = summary(rank, i);
       const auto parameter = static_cast<size_t>(i / 2);
       const bool is_gradient = i % 2 != 0;
-      is_finite = is_finite && (!is_gradient || theirs.is_finite());
+      is_finite = is_finite && (!is_gradient || other.is_finite());
       const bool is_half = parameters.tensor(parameter).element_size() == 2;
-      if (!differ(first, theirs, is_half ? kToleranceOfHalf : kTolerance)) continue;
+      if (!differ(first, other, is_half ? kToleranceOfHalf : kTolerance)) continue;
       throw MismatchError(group.rank(),
                           text("step of ZeroRedundancyOptimizer: ", is_gradient ? "the gradient of " : "",
                                parameters.name_of(parameter), " has norm ", first.norm, " and sum ", first.sum,
-                               " on rank 0, norm ", theirs.norm, " and sum ", theirs.sum, " on rank ", rank,
+                               " on rank 0, norm ", other.norm, " and sum ", other.sum, " on rank ", rank,
                                ", but each rank updates a part of it for all ranks; wrap the model in "
                                "DistributedDataParallel, ",
                                is_gradient ? "which averages gradients" : "which copies rank 0's parameters",

@@ -38,7 +38,7 @@ void OverlappedUpdate::check_optimizer_exists() const {
 void OverlappedUpdate::begin_step_in_backward() {
   shard().restore_parameters();
   parameters().note_values();
-  shard().take_options();
+  shard().copy_options();
   shard().mark_incomplete();
 }
 

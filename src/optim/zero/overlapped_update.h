@@ -30,10 +30,10 @@ class OverlappedUpdate : public UpdateStrategy, public BucketUpdate {
   void check_optimizer_exists() const;
   /// Call it with the first bucket of a step whose parameters are updated in backward.
   void begin_step_in_backward();
-  /// Notes that the averaged gradient of this parameter is there, or will be. Throws UsageError for a second backward
-  /// before step().
+  /// Notes that the averaged gradient of this parameter is available, or will be. Throws UsageError for a second
+  /// backward before step().
   void note_gradient(const at::Tensor& parameter);
-  /// The same for a parameter that is updated now. Tells autograd, and ShardedParameters::written().
+  /// The same for a parameter that is updated now. Changes its version for autograd and ShardedParameters::written().
   void note_update(const at::Tensor& parameter);
   bool has_arrived(size_t parameter) const { return arrived_[parameter] != 0; }
   /// Ends a step that backward has made. Throws UsageError if `skip`, which comes too late, is defined.
@@ -46,7 +46,7 @@ class OverlappedUpdate : public UpdateStrategy, public BucketUpdate {
   virtual bool waits_for_step() const = 0;
   /// Throws UsageError if an update of the last backward has not finished.
   virtual void check_finished() const {}
-  /// Drops what the strategy knows of the running step.
+  /// Drops the strategy's data of the running step.
   virtual void forget_step() = 0;
 
   const std::shared_ptr<Shard> shard_;

@@ -53,7 +53,7 @@ const torch::optim::OptimizerOptions& Shard::options_of(const ShardedParameters:
   return inner_->param_groups()[parameters_.group_of(piece.overall.parameter)].options();
 }
 
-void Shard::take_options() const {
+void Shard::copy_options() const {
   if (!outer_)
     throw UsageError(
         "the captured step cannot be replayed: its ZeroRedundancyOptimizer was destroyed; create a new CapturedStep");
@@ -62,11 +62,11 @@ void Shard::take_options() const {
 }
 
 void Shard::before_replay() const {
-  take_options();
+  copy_options();
   make_.before_replay(*inner_);
 }
 
-void Shard::take_writes() {
+void Shard::accept_writes() {
   const auto written = parameters_.written();
   if (parameters_.are_shared()) parameters_.agree_on_writes(written);
   note_writes();
@@ -91,8 +91,8 @@ void Shard::restore_parameters() const {
 }
 
 void Shard::prepare_step() {
-  if (is_capturing(group().device())) Recording::before_replay([shard = shared_from_this()] { shard->take_options(); });
-  take_options();
+  if (is_capturing(group().device())) Recording::before_replay([shard = shared_from_this()] { shard->copy_options(); });
+  copy_options();
 }
 
 void Shard::step(const at::Tensor& skip, size_t memories) {

@@ -20,7 +20,7 @@ struct ShardPiece {
 /// The layout of parameters of one dtype in one block of memory, of which each rank owns one range. In elements.
 struct ShardPlan {
   std::vector<int64_t> offsets;  // of each parameter
-  std::vector<int64_t> begins;   // of each rank's range, and where the last one ends
+  std::vector<int64_t> begins;   // begin of each rank's range; the last element is the end of the last range
 
   int64_t elements() const { return begins.back(); }  // that the memory holds, gaps included
   int64_t size_of(int rank) const { return begins[rank + 1] - begins[rank]; }

@@ -69,9 +69,9 @@ void check_names(const ShardedParameters& parameters, const std::vector<std::str
                             "' in the state; the state belongs to another model, or its order differs"));
 }
 
-void load_inner(Shard& shard, const OptimizerState& mine) {
+void load_inner(Shard& shard, const OptimizerState& inner_state) {
   auto& inner = shard.inner();
-  set_optimizer_state(inner, mine);
+  set_optimizer_state(inner, inner_state);
   for (size_t g = 0; g < inner.param_groups().size(); ++g)
     shard.outer().param_groups()[g].set_options(inner.param_groups()[g].options().clone());
   shard.mark_complete();
@@ -86,16 +86,16 @@ Value consolidated_state(const Shard& shard, int dst) {
   const auto& parameters = shard.parameters();
   run_and_agree(group, [&] { shard.check_complete(); });
   group.synchronize();
-  shard.take_options();
-  auto mine = get_optimizer_state(shard.inner());
+  shard.copy_options();
+  auto inner_state = get_optimizer_state(shard.inner());
   std::vector<c10::IValue> packed;
   for (size_t i = 0; i < parameters.pieces().size(); ++i)
-    if (const auto found = mine.parameters.find(static_cast<int64_t>(i)); found != mine.parameters.end())
+    if (const auto found = inner_state.parameters.find(static_cast<int64_t>(i)); found != inner_state.parameters.end())
       packed.push_back(pack(parameters.pieces()[i].overall, found->second));
   const auto all = group.gather_object(c10::ivalue::Tuple::create(std::move(packed)), dst);
   if (group.rank() != dst) return {};
 
-  OptimizerState state{.groups = complete_groups(parameters, std::move(mine.groups))};
+  OptimizerState state{.groups = complete_groups(parameters, std::move(inner_state.groups))};
   for (const auto& rank : all)
     for (const auto& item : rank.toTupleRef().elements()) {
       const auto [piece, values] = unpack(item);
@@ -119,37 +119,37 @@ void load_state(Shard& shard, const Value& value) {
   const auto state = to_optimizer_state(value);
   check_fits(shard.outer(), state);
   const auto& parameters = shard.parameters();
-  std::vector<int64_t> numbers;  // of our parameters in the state
+  std::vector<int64_t> numbers;  // the number of each of this optimizer's parameters in the state
   std::vector<std::string> names;
   for (const auto& group : state.groups) {
     numbers.insert(numbers.end(), group.parameters.begin(), group.parameters.end());
     names.insert(names.end(), group.names.begin(), group.names.end());
   }
   check_names(parameters, names);
-  OptimizerState mine;
-  for (const auto& group : state.groups) mine.groups.push_back({.options = group.options});
+  OptimizerState inner_state;
+  for (const auto& group : state.groups) inner_state.groups.push_back({.options = group.options});
   for (size_t i = 0; i < parameters.pieces().size(); ++i) {
     const auto& piece = parameters.pieces()[i].overall;
-    mine.groups[parameters.group_of(piece.parameter)].parameters.push_back(static_cast<int64_t>(i));
+    inner_state.groups[parameters.group_of(piece.parameter)].parameters.push_back(static_cast<int64_t>(i));
     const auto found = state.parameters.find(numbers[piece.parameter]);
     if (found == state.parameters.end()) continue;
     const auto& parameter = parameters.tensor(piece.parameter);
     for (const auto& [name, value] : found->second)
-      mine.parameters[static_cast<int64_t>(i)][name] =
+      inner_state.parameters[static_cast<int64_t>(i)][name] =
           parameters.is_whole(piece) || !is_cut(value, parameter.sizes())
               ? value
               : c10::IValue(range_of(laid_out_as(parameter, value.toTensor()), piece));
   }
-  load_inner(shard, mine);
+  load_inner(shard, inner_state);
 }
 
 // --- shards
 
 Value state_of_shard(const Shard& shard) {
   shard.check_complete();
-  shard.take_options();
+  shard.copy_options();
   const auto& parameters = shard.parameters();
-  const auto mine = get_optimizer_state(shard.inner());
+  const auto inner_state = get_optimizer_state(shard.inner());
   auto sizes = Value::list(), strides = Value::list(), pieces = Value::list();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& parameter = parameters.tensor(i);
@@ -157,8 +157,8 @@ Value state_of_shard(const Shard& shard) {
     strides.elements().push_back(Value::list({parameter.strides().begin(), parameter.strides().end()}));
   }
   for (size_t i = 0; i < parameters.pieces().size(); ++i) {
-    const auto found = mine.parameters.find(static_cast<int64_t>(i));
-    if (found == mine.parameters.end()) continue;
+    const auto found = inner_state.parameters.find(static_cast<int64_t>(i));
+    if (found == inner_state.parameters.end()) continue;
     const auto& piece = parameters.pieces()[i].overall;
     const auto& parameter = parameters.tensor(piece.parameter);
     auto state = Value::dict();
@@ -171,7 +171,7 @@ Value state_of_shard(const Shard& shard) {
     pieces.elements().push_back(Value::dict(
         {{"parameter", piece.parameter}, {"begin", piece.begin}, {"size", piece.size}, {"state", std::move(state)}}));
   }
-  const auto groups = to_value({.groups = complete_groups(parameters, mine.groups)}).at("param_groups");
+  const auto groups = to_value({.groups = complete_groups(parameters, inner_state.groups)}).at("param_groups");
   return Value::dict({{"param_groups", groups},
                       {"sizes", std::move(sizes)},
                       {"strides", std::move(strides)},
@@ -209,7 +209,7 @@ void check_same_parameters(const ShardedParameters& parameters, const Value& sha
   }
 }
 
-/// Whether ranges of elements in memory order are the same elements here and in the state.
+/// Whether ranges of elements in memory order are the same elements in this optimizer and in the state.
 bool has_same_layout(const ShardedParameters& parameters, const Value& shard) {
   const auto& strides = shard.at("strides").elements();
   for (size_t i = 0; i < parameters.size(); ++i)
@@ -220,7 +220,7 @@ bool has_same_layout(const ShardedParameters& parameters, const Value& shard) {
   return true;
 }
 
-/// The part of both ranges that is the same; of size 0 or less if there is none.
+/// The intersection of both ranges; of size 0 or less if it is empty.
 ShardPiece overlap(const ShardPiece& a, const Value& b) {
   if (static_cast<int64_t>(a.parameter) != b.at("parameter").as_int()) return {};
   const int64_t begin = std::max(a.begin, b.at("begin").as_int());
@@ -238,13 +238,14 @@ bool has_overlap(const ShardedParameters& parameters, const Value& shard) {
 /// Elements of a piece's tensor that were found, by piece and name.
 using Filled = std::map<std::pair<size_t, std::string>, int64_t>;
 
-void take_overlap(const ShardedParameters& parameters, const Value& shard, OptimizerState& mine, Filled& filled) {
+void copy_overlap(const ShardedParameters& parameters, const Value& shard, OptimizerState& inner_state,
+                  Filled& filled) {
   for (const auto& piece : shard.at("pieces").elements())
     for (size_t i = 0; i < parameters.pieces().size(); ++i) {
       const auto& own = parameters.pieces()[i].overall;
       const auto both = overlap(own, piece);
       if (both.size <= 0) continue;
-      auto& values = mine.parameters[static_cast<int64_t>(i)];
+      auto& values = inner_state.parameters[static_cast<int64_t>(i)];
       const auto& parameter = parameters.tensor(own.parameter);
       for (const auto& [key, value] : piece.at("state").items()) {
         const auto& name = key.as_string();
@@ -271,37 +272,37 @@ void take_overlap(const ShardedParameters& parameters, const Value& shard, Optim
 
 void load_shards(Shard& shard, size_t shards, const ReadShard& read) {
   const auto& parameters = shard.parameters();
-  OptimizerState mine;
+  OptimizerState inner_state;
   Filled filled;
   for (size_t s = 0; s < shards; ++s) {
     const auto outline = read(s, {.map_location = c10::kMeta});
     check_same_parameters(parameters, outline);
-    if (s == 0 && !has_same_layout(parameters, outline)) {  // such as channels last there and not here
+    if (s == 0 && !has_same_layout(parameters, outline)) {  // such as channels last in the state only
       std::vector<Value> all;
       for (size_t i = 0; i < shards; ++i) all.push_back(read(i, {}));
       return load_state(shard, merge_shards(all));
     }
     if (s == 0) {
-      mine.groups =
+      inner_state.groups =
           to_optimizer_state(Value::dict({{"state", Value::dict()}, {"param_groups", outline.at("param_groups")}}))
               .groups;
       const size_t expected = shard.outer().param_groups().size();
-      if (mine.groups.size() != expected)
-        throw UsageError(shard.rank(), text("load_shards: the state has ", mine.groups.size(),
+      if (inner_state.groups.size() != expected)
+        throw UsageError(shard.rank(), text("load_shards: the state has ", inner_state.groups.size(),
                                             " parameter groups, expected ", expected));
-      for (auto& group : mine.groups) group.parameters.clear(), group.names.clear();
+      for (auto& group : inner_state.groups) group.parameters.clear(), group.names.clear();
       for (size_t i = 0; i < parameters.pieces().size(); ++i)
-        mine.groups[parameters.group_of(parameters.pieces()[i].overall.parameter)].parameters.push_back(
+        inner_state.groups[parameters.group_of(parameters.pieces()[i].overall.parameter)].parameters.push_back(
             static_cast<int64_t>(i));
     }
-    if (has_overlap(parameters, outline)) take_overlap(parameters, read(s, {}), mine, filled);
+    if (has_overlap(parameters, outline)) copy_overlap(parameters, read(s, {}), inner_state, filled);
   }
   for (const auto& [place, elements] : filled)
     if (const auto& piece = parameters.pieces()[place.first].overall; elements != piece.size)
       throw CheckpointError(
           shard.rank(), text("load_shards: the shards have ", elements, " elements of '", place.second, "' of ",
                              parameters.name_of(piece.parameter), ", expected ", piece.size, ": a shard is missing"));
-  load_inner(shard, mine);
+  load_inner(shard, inner_state);
 }
 
 }  // namespace lockstep::detail

@@ -30,7 +30,7 @@ std::vector<BucketUpdate::Layout> ShardedBuckets::prepare_buckets(const Plan& pl
     if (piece.memory >= buckets_.size()) continue;  // of a parameter that was frozen when the model was wrapped
     auto& bucket = buckets_[piece.memory];
     bucket.pieces.push_back(
-        {inner[i], memory_of(piece.memory).values_in_share(piece.here, bucket.gradient), piece.overall.parameter});
+        {inner[i], memory_of(piece.memory).values_in_share(piece.in_memory, bucket.gradient), piece.overall.parameter});
   }
   return layouts;
 }

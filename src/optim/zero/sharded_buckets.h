@@ -8,8 +8,8 @@
 namespace lockstep::detail {
 
 /// Buckets of gradients that are reduce-scattered during backward (ZeRO stage 2): this rank receives its share of the
-/// average, and the memory of the bucket can be used for another one. prepare_buckets() divides the parameters again,
-/// so that each bucket has a ShardedMemory of its own, and the bucket gets the layout of that memory.
+/// average, and the memory of the bucket can be used for another bucket. prepare_buckets() divides the parameters
+/// again, so that each bucket has a ShardedMemory of its own, and the bucket gets the layout of that memory.
 class ShardedBuckets : public OverlappedUpdate {
  protected:
   struct Piece {
@@ -34,20 +34,21 @@ class ShardedBuckets : public OverlappedUpdate {
   const std::vector<ReducedBucket>& buckets() const { return buckets_; }
   const ShardedMemory& memory_of(size_t bucket) const { return parameters().memories()[bucket].memory; }
 
-  /// Call both for each bucket, before anything is done with it, and when all of it is done.
+  /// Call begin_bucket() for each bucket before its other calls, and end_bucket() after them.
   void begin_bucket(const Bucket& bucket);
   void end_bucket() { --unfinished_; }
-  /// Starts to reduce-scatter the bucket, and to average its extra elements. The other two wait for one of them.
+  /// Starts to reduce-scatter the bucket, and to average its extra elements. The next two functions wait for these
+  /// calls.
   Work start_reduction(const Bucket& bucket);
   void await_gradient(size_t bucket) { buckets_[bucket].reduced->wait(); }
   void await_extra(size_t bucket);
   /// The same on the calling thread.
   void reduce(const Bucket& bucket);
-  /// Gives the inner optimizer the gradients of these pieces.
+  /// Sets the gradients of these pieces in the inner optimizer.
   void set_gradients(const std::vector<Piece>& pieces) const;
 
  private:
-  /// What is wrong after a backward that did not finish.
+  /// Describes, for an error message, what is wrong after a backward that did not finish.
   virtual const char* describe_unfinished() const = 0;
 
   std::vector<ReducedBucket> buckets_;

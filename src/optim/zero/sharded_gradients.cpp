@@ -31,7 +31,7 @@ void ShardedGradients::note_gradients(const Bucket& bucket) {
 
 void ShardedGradients::begin_step() {
   OverlappedUpdate::begin_step();
-  shard().take_writes();
+  shard().accept_writes();
 }
 
 void ShardedGradients::step(const at::Tensor& skip) {

@@ -39,7 +39,7 @@ std::vector<ParameterRange> ranges_of(const std::vector<at::Tensor>& parameters,
 }
 
 /// The deleter is the mark by which is_shared_between_ranks() recognizes the memory: it belongs to the storage, so that
-/// all tensors of the storage have it. The context is what owns the memory.
+/// all tensors of the storage have it. The context owns the memory.
 void release_shared_memory(void* owner) {
   delete static_cast<at::Tensor*>(owner);
 }
@@ -92,7 +92,8 @@ std::vector<ShardPiece> ShardedMemory::pieces_of(int rank) const {
 void ShardedMemory::move_parameters() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     parameters_[i].set_data(parameter_views_[i]);
-    // Parameters that were views of one tensor share its version: an update of one would look like a write to all.
+    // Parameters that were views of one tensor share its version: an update of one parameter would look like a write to
+    // all of them.
     auto* impl = parameters_[i].unsafeGetTensorImpl();
     impl->set_version_counter(c10::VariableVersion(impl->version_counter().current_version()));
   }
@@ -101,9 +102,8 @@ void ShardedMemory::move_parameters() const {
 std::optional<size_t> ShardedMemory::first_difference() const {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto mine = parameters_[i].contiguous().resolve_conj().resolve_neg(),
-               first = parameter_views_[i].contiguous();
-    if (mine.nbytes() > 0 && std::memcmp(mine.data_ptr(), first.data_ptr(), mine.nbytes()) != 0) return i;
+    const auto own = parameters_[i].contiguous().resolve_conj().resolve_neg(), first = parameter_views_[i].contiguous();
+    if (own.nbytes() > 0 && std::memcmp(own.data_ptr(), first.data_ptr(), own.nbytes()) != 0) return i;
   }
   return std::nullopt;
 }

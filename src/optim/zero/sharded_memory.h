@@ -15,7 +15,7 @@ inline const CallOptions kInStep{.site = {"step of ZeroRedundancyOptimizer", 0}}
 inline const CallOptions kInConstructor{.site = {"constructor of ZeroRedundancyOptimizer", 0}};
 inline const CallOptions kInBackward{.site = {"backward of DistributedDataParallel, for ZeroRedundancyOptimizer", 0}};
 
-/// Whether the tensor lies in a ShardedMemory that all ranks share: what one rank writes there, all ranks have.
+/// Whether the tensor lies in a ShardedMemory that all ranks share: a write of one rank changes it on all ranks.
 bool is_shared_between_ranks(const at::Tensor& tensor);
 
 /// Parameters of one dtype in one contiguous buffer, divided into one share per rank. Each rank updates its share and
@@ -25,8 +25,8 @@ class ShardedMemory {
   /// Whether each rank has a buffer of its own, or all ranks share one.
   enum class Buffer { kOwn, kShared };
 
-  /// Copies the values of the parameters into the buffer: in a shared buffer, those of rank 0. All ranks must pass the
-  /// same parameters.
+  /// Copies the values of the parameters into the buffer: into a shared buffer, the values of rank 0. All ranks must
+  /// pass the same parameters.
   ShardedMemory(const ProcessGroup& group, std::vector<at::Tensor> parameters, ShardBy by, Buffer buffer);
 
   /// Makes the buffer the memory of the parameters. They keep their sizes and, if dense, their strides; pointers to the

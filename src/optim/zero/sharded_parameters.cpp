@@ -70,18 +70,18 @@ void ShardedParameters::check_alike() const {
                               tensor(i).strides(), ", ", tensor(i).scalar_type()));
   const auto all = group_.all_gather_object(c10::ivalue::Tuple::create(std::move(facts)));
   for (int rank = 0; rank < group_.size(); ++rank)
-    if (const auto& theirs = all[rank].toTupleRef().elements()[0].toStringRef(); !theirs.empty())
-      throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer: on rank ", rank, ", ", theirs));
+    if (const auto& error = all[rank].toTupleRef().elements()[0].toStringRef(); !error.empty())
+      throw UsageError(group_.rank(), text("ZeroRedundancyOptimizer: on rank ", rank, ", ", error));
   const auto& first = all[0].toTupleRef().elements();
   for (int rank = 1; rank < group_.size(); ++rank) {
-    const auto& theirs = all[rank].toTupleRef().elements();
-    for (size_t i = 0; i < std::max(first.size(), theirs.size()); ++i) {
+    const auto& other = all[rank].toTupleRef().elements();
+    for (size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
       auto fact = [&](const auto& list) {
         return i < list.size() ? list[i].toStringRef() : text("there are ", list.size() - 1, " parameters");
       };
-      if (fact(first) != fact(theirs))
+      if (fact(first) != fact(other))
         throw MismatchError(group_.rank(), text("ZeroRedundancyOptimizer: on rank 0 ", fact(first), ", on rank ", rank,
-                                                " ", fact(theirs), "; build the same model on every rank"));
+                                                " ", fact(other), "; build the same model on every rank"));
     }
   }
 }
@@ -102,15 +102,15 @@ void ShardedParameters::check_can_share() const {
 /// For shared parameters, before they use the memory, which has the values of rank 0. Collective.
 void ShardedParameters::check_equal_values() const {
   group_.barrier(kInConstructor);  // rank 0 has written its values
-  std::string mine;
+  std::string differing;
   for (const auto& [members, memory] : memories_)
-    if (const auto first = memory.first_difference(); first && mine.empty()) mine = name_of(members[*first]);
-  const auto all = group_.all_gather_object(mine, kInConstructor);
+    if (const auto first = memory.first_difference(); first && differing.empty()) differing = name_of(members[*first]);
+  const auto all = group_.all_gather_object(differing, kInConstructor);
   for (int rank = 0; rank < group_.size(); ++rank)
-    if (const auto& theirs = all[rank].toStringRef(); !theirs.empty())
+    if (const auto& parameter = all[rank].toStringRef(); !parameter.empty())
       throw MismatchError(group_.rank(), text("ZeroRedundancyOptimizer: share_parameters needs equal parameters on all "
                                               "ranks, but ",
-                                              theirs, " of rank ", rank,
+                                              parameter, " of rank ", rank,
                                               " differs from rank 0's; wrap "
                                               "the model in DistributedDataParallel first, which copies rank 0's"));
 }
@@ -208,9 +208,9 @@ void ShardedParameters::agree_on_writes(const std::vector<size_t>& written) cons
   auto max_written = at::full({1}, static_cast<int64_t>(written.size()), at::kLong);
   group_.all_reduce(max_written, ReduceOp::kMax, kInStep);
   if (max_written.item<int64_t>() == 0) return;
-  std::vector<c10::IValue> mine;
-  for (size_t parameter : written) mine.emplace_back(static_cast<int64_t>(parameter));
-  const auto all = group_.all_gather_object(c10::ivalue::Tuple::create(std::move(mine)), kInStep);
+  std::vector<c10::IValue> own;
+  for (size_t parameter : written) own.emplace_back(static_cast<int64_t>(parameter));
+  const auto all = group_.all_gather_object(c10::ivalue::Tuple::create(std::move(own)), kInStep);
   std::vector<std::set<int64_t>> writes(all.size());
   for (size_t rank = 0; rank < all.size(); ++rank)
     for (const auto& parameter : all[rank].toTupleRef().elements()) writes[rank].insert(parameter.toInt());

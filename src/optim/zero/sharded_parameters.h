@@ -29,11 +29,11 @@ class ShardedParameters {
     std::vector<size_t> members;  // indices of parameters
     ShardedMemory memory;
   };
-  /// What this rank updates of one parameter.
+  /// The part of one parameter that this rank updates.
   struct Piece {
-    size_t memory;       // index into memories()
-    ShardPiece here;     // its parameter is an index into Memory::members
-    ShardPiece overall;  // its parameter is an index of a parameter
+    size_t memory;         // index into memories()
+    ShardPiece in_memory;  // its parameter is an index into Memory::members
+    ShardPiece overall;    // its parameter is an index of a parameter
   };
 
   /// `names` has a name for each parameter, or none. Moves the parameters of each dtype into one memory; those that all
@@ -56,11 +56,11 @@ class ShardedParameters {
   /// In the order of the parameters.
   const std::vector<Piece>& pieces() const { return pieces_; }
   bool is_whole(const ShardPiece& piece) const { return piece.size == tensor(piece.parameter).numel(); }
-  at::Tensor values(const Piece& piece) const { return memories_[piece.memory].memory.values(piece.here); }
-  at::Tensor gradient(const Piece& piece) const { return memories_[piece.memory].memory.gradient(piece.here); }
+  at::Tensor values(const Piece& piece) const { return memories_[piece.memory].memory.values(piece.in_memory); }
+  at::Tensor gradient(const Piece& piece) const { return memories_[piece.memory].memory.gradient(piece.in_memory); }
 
-  /// Divides the parameters again: one memory for each list of parameters of one dtype, then others for the rest. Not
-  /// for shared parameters. Collective.
+  /// Divides the parameters again: one memory for each list of parameters of one dtype, then memories for the remaining
+  /// parameters. Not for shared parameters. Collective.
   void divide(const std::vector<std::vector<size_t>>& lists);
 
   /// All-gathers the pieces of the first `memories` memories; a barrier if the ranks share the parameters. Collective.
@@ -73,8 +73,9 @@ class ShardedParameters {
   void note_values(size_t parameter);
   /// Moves values in replaced memory back. Throws UsageError if a parameter has changed its device, dtype or sizes.
   void restore_memory() const;
-  /// For shared parameters, all of which must be written by every rank or by none: throws MismatchError on all ranks
-  /// otherwise. `written` are those of this rank. When it returns, all ranks are done with the old values. Collective.
+  /// For shared parameters, each of which must be written by every rank or by none: throws MismatchError on all ranks
+  /// otherwise. `written` are the parameters that this rank has written. When it returns, all ranks are done with the
+  /// old values. Collective.
   void agree_on_writes(const std::vector<size_t>& written) const;
 
  private:

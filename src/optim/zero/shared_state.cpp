@@ -49,8 +49,8 @@ ElementUpdate::Memory SharedState::of(const ShardPiece& piece) const {
   for (const auto& state : states_) memory.state.push_back(memory_.values(piece, state));
   if (before_.empty()) return memory;
   for (const auto& before : before_) memory.before.push_back(memory_.values(piece, before));
-  const auto& mine = pieces_[static_cast<size_t>(rank_)];
-  const auto index = static_cast<size_t>(std::find(mine.begin(), mine.end(), piece) - mine.begin());
+  const auto& own_pieces = pieces_[static_cast<size_t>(rank_)];
+  const auto index = static_cast<size_t>(std::find(own_pieces.begin(), own_pieces.end(), piece) - own_pieces.begin());
   memory.saved = saved_.data_ptr<int32_t>() + first_part_[static_cast<size_t>(rank_)][index];
   return memory;
 }

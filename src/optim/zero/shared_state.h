@@ -14,15 +14,14 @@ class SharedState {
   /// `states` is the number of tensors in the state of a parameter. `memory` must outlive this object. Collective.
   SharedState(const ProcessGroup& group, const ShardedMemory& memory, size_t states);
 
-  /// From the next step on, keeps what restore() needs. Collective.
+  /// From the next step on, keeps the copies that restore() needs. Collective.
   void keep_copies(const ProcessGroup& group);
 
   /// Where the state of a piece of this rank lies.
   ElementUpdate::Memory of(const ShardPiece& piece) const;
 
-  /// Restores what the given step has changed in the parameters and the state, in the shares of all ranks. Requires
-  /// keep_copies(). A rank that
-  /// is still in this step must call it as well. Several ranks may call it at once.
+  /// Restores the elements that the given step has changed in the parameters and the state, in the shares of all ranks.
+  /// Requires keep_copies(). A rank that is still in this step must call it as well. Several ranks may call it at once.
   void restore(int32_t step) const;
 
  private:

@@ -57,7 +57,7 @@ void UpdateInBackward::note_updates(const Bucket& bucket) {
   for (const auto& parameter : bucket.parameters) note_update(parameter);
 }
 
-/// On the only rank: steps the inner optimizer with the gradients of the bucket.
+/// In a group of one rank: steps the inner optimizer with the gradients of the bucket.
 void UpdateInBackward::update_alone(const Bucket& bucket) {
   std::vector<Piece> pieces;
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {

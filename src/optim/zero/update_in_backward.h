@@ -14,9 +14,9 @@
 // Overlap::kUpdate. While backward runs, each full bucket is reduce-scattered. The inner optimizer then steps the
 // pieces of the bucket, which are all-gathered.
 //
-// On a CPU, a bucket is updated when the next one starts: it is probably reduced by then, so that the thread of
-// backward does not wait for it. On a GPU, the update is queued at once, on a stream of its own, and runs beside
-// backward. The only rank of a group steps the pieces with the gradients in the bucket.
+// On a CPU, a bucket is updated when the next bucket starts: it is probably reduced by then, so that the thread of
+// backward does not wait for it. On a GPU, the update is queued at once, on a separate stream, and runs concurrently
+// with backward. In a group of one rank, the pieces are stepped with the gradients in the bucket.
 
 namespace lockstep::detail {
 
@@ -40,7 +40,7 @@ class UpdateInBackward final : public ShardedBuckets {
   void step_pieces(const std::vector<Piece>& pieces);
   void finish_bucket(size_t index);
 
-  std::vector<at::Tensor> alone_;              // by parameter, on the only rank: of the inner optimizer; others: empty
+  std::vector<at::Tensor> alone_;  // in a group of one rank, by parameter: the inner optimizer's parameter; else empty
   std::optional<c10::Stream> stream_;          // on a GPU: for updates
   std::optional<size_t> waiting_;              // bucket that is being reduced and is not updated yet
   std::vector<std::optional<Work>> gathered_;  // by bucket: the all-gather of its parameters in the running step

@@ -8,14 +8,14 @@
 
 namespace lockstep::detail {
 
-/// ZeRO stage 1, Overlap::kNone: backward has averaged all gradients on all ranks. step() gives the pieces of the inner
-/// optimizer their ranges of the gradients, steps it, and all-gathers the pieces. If the ranks share the parameters, a
-/// barrier takes the place of the all-gather.
+/// ZeRO stage 1, Overlap::kNone: backward has averaged all gradients on all ranks. step() sets the gradients of the
+/// inner optimizer's pieces to their ranges of the gradients, steps the inner optimizer, and all-gathers the pieces. If
+/// the ranks share the parameters, a barrier replaces the all-gather.
 class UpdateInStep final : public UpdateStrategy {
  public:
   explicit UpdateInStep(std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {}
 
-  void begin_step() override { shard_->take_writes(); }
+  void begin_step() override { shard_->accept_writes(); }
   void step(const at::Tensor& skip) override;
 
  private:

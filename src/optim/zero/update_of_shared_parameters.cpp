@@ -31,7 +31,7 @@ std::vector<BucketUpdate::Layout> UpdateOfSharedParameters::prepare_buckets(cons
 
 void UpdateOfSharedParameters::note_places() {
   places_.clear();
-  for (const auto& piece : parameters().pieces()) places_.push_back(states_[piece.memory].of(piece.here));
+  for (const auto& piece : parameters().pieces()) places_.push_back(states_[piece.memory].of(piece.in_memory));
 }
 
 void UpdateOfSharedParameters::keep_undo() {
@@ -68,7 +68,7 @@ RangeReduction UpdateOfSharedParameters::begin_update(const Bucket& bucket) {
     for (size_t index : pieces_of_[index_of(parameter)]) {
       const auto& piece = parameters().pieces()[index];
       started->emplace_back(shard().inner(), shard().options_of(piece), inner_[index], places_[index], steps_);
-      reduction.ranges.push_back({offset_of(bucket.gradients[i]) + piece.here.begin, piece.here.size});
+      reduction.ranges.push_back({offset_of(bucket.gradients[i]) + piece.in_memory.begin, piece.in_memory.size});
     }
   }
   if (bucket.extra.defined()) reduction.ranges.push_back({offset_of(bucket.extra), bucket.extra.numel()});
@@ -83,7 +83,7 @@ RangeReduction UpdateOfSharedParameters::begin_update(const Bucket& bucket) {
   return reduction;
 }
 
-// Ranks that have written to different parameters find that when they compare the first call of this step.
+// Ranks that have written to different parameters detect it when they compare the first call of this step.
 void UpdateOfSharedParameters::begin_shared_step() {
   if (const auto written = parameters().written(); !written.empty()) {
     std::vector<std::string> names;

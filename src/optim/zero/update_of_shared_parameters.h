@@ -18,8 +18,8 @@
 // state with each block while it is in the cache. All ranks see the updated parameters, so nothing is gathered.
 //
 // The state of the optimizer is in shared memory, too (SharedState), so that it outlives a rank. With undo, a block of
-// the parameters and the state is copied before it changes: after the end of a rank in backward, the others can restore
-// what the step has changed, also in the shares of ranks that have ended.
+// the parameters and the state is copied before it changes: after the end of a rank in backward, the other ranks can
+// restore the elements that the step has changed, also in the shares of ranks that have ended.
 
 namespace lockstep::detail {
 
@@ -31,11 +31,11 @@ class UpdateOfSharedParameters final : public OverlappedUpdate {
   void update_and_finish(const Bucket& bucket) override;
   void step(const at::Tensor& skip) override;
 
-  /// Keeps what undo_step() needs, from the next step on. Call it before the first step. Collective.
+  /// Keeps the copies that undo_step() needs, from the next step on. Call it before the first step. Collective.
   void keep_undo();
-  /// Restores the parameters and the state to those before a step that an error has interrupted. Returns whether there
-  /// was one. Throws UsageError without keep_undo(). Not collective: the parameters are complete once every rank that
-  /// still runs has called it.
+  /// Restores the parameters and the state to their values before a step that an error has interrupted. Returns whether
+  /// there was such a step. Throws UsageError without keep_undo(). Not collective: the parameters are complete once
+  /// every rank that still runs has called it.
   bool undo_step();
 
  private:
@@ -55,7 +55,7 @@ class UpdateOfSharedParameters final : public OverlappedUpdate {
   int32_t steps_ = 0;                           // begun so far
   bool keeps_undo_ = false;
   // Of the running step:
-  std::string note_of_writes_;  // that the program has made before it; empty: none
+  std::string note_of_writes_;  // describes the program's writes before the step; empty: none
   std::vector<Work> pending_;
   std::vector<std::shared_ptr<std::vector<ElementUpdate>>> started_;
 };

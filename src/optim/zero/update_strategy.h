@@ -7,14 +7,14 @@
 
 namespace lockstep::detail {
 
-/// How averaged gradients get to the inner optimizer, and updated parameters to all ranks. Implemented by UpdateInStep,
+/// How averaged gradients reach the inner optimizer, and updated parameters all ranks. Implemented by UpdateInStep,
 /// ShardedGradients, UpdateInBackward and UpdateOfSharedParameters. Not thread-safe.
 class UpdateStrategy {
  public:
   virtual ~UpdateStrategy() = default;
 
-  /// Prepares a step. Takes over what the program has written to the parameters. Throws UsageError if no step can be
-  /// made now. Collective.
+  /// Prepares a step. Accepts the values that the program has written to the parameters. Throws UsageError if no step
+  /// can be made now. Collective.
   virtual void begin_step() = 0;
   /// Updates the parameters, or ends a step that backward has made. Makes no step if `skip` is defined and not zero.
   /// Collective.

@@ -31,9 +31,9 @@
 // dtype into one ShardedMemory, a buffer with one share per rank, and an inner optimizer of the user's type has this
 // rank's pieces, as views of that buffer, so its state covers only the share.
 //
-// An UpdateStrategy makes the steps. There is one class for each way in which gradients and updates travel:
+// An UpdateStrategy makes the steps. There is one class for each way in which gradients and updates are exchanged:
 // UpdateInStep (Overlap::kNone), ShardedGradients (kGradients), UpdateInBackward (kUpdate) and UpdateOfSharedParameters
-// (kUpdate with share_parameters). All but the first are the BucketUpdate of the wrapper's reducer.
+// (kUpdate with share_parameters). All classes except UpdateInStep implement the BucketUpdate of the wrapper's reducer.
 //
 // shard_state.h saves and loads: it gathers all ranks' pieces of state on one rank and assembles them to the state of
 // whole parameters, or cuts this rank's pieces out of such a state. Both therefore work with any number of ranks.
@@ -63,14 +63,14 @@ void check_options(const ZeroRedundancyOptions& options, const ProcessGroup& gro
 /// Throws MismatchError on all ranks if their options differ. Collective.
 void check_same_options(const ZeroRedundancyOptions& options, ShardBy shard_by, const ProcessGroup& group) {
   constexpr std::array kOverlaps{"kNone", "kGradients", "kUpdate"};
-  const auto mine = text("overlap is ", kOverlaps.at(static_cast<size_t>(options.overlap)), ", shard_by is ",
-                         shard_by == ShardBy::kElements ? "kElements" : "kParameters", " and share_parameters is ",
-                         options.share_parameters ? "true" : "false");
-  const auto all = group.all_gather_object(mine, detail::kInConstructor);
+  const auto own_options = text("overlap is ", kOverlaps.at(static_cast<size_t>(options.overlap)), ", shard_by is ",
+                                shard_by == ShardBy::kElements ? "kElements" : "kParameters",
+                                " and share_parameters is ", options.share_parameters ? "true" : "false");
+  const auto all = group.all_gather_object(own_options, detail::kInConstructor);
   const auto& first = all[0].toStringRef();
   for (size_t rank = 1; rank < all.size(); ++rank)
-    if (const auto& theirs = all[rank].toStringRef(); theirs != first)
-      throw MismatchError(group.rank(), text("ZeroRedundancyOptimizer: ", first, " on rank 0, but ", theirs,
+    if (const auto& other_options = all[rank].toStringRef(); other_options != first)
+      throw MismatchError(group.rank(), text("ZeroRedundancyOptimizer: ", first, " on rank 0, but ", other_options,
                                              " on rank ", rank, "; pass the same options on every rank"));
 }
 
@@ -84,8 +84,8 @@ void check_reduced(const NamedTensors& not_reduced, int rank) {
                                   "it with requires_grad_(false)"));
 }
 
-/// Throws UsageError for a complex parameter that is trained. Its step would throw only on the ranks that have a part
-/// of it.
+/// Throws UsageError for a complex parameter that is trained: its step would throw only on the ranks that have a part
+/// of the parameter.
 void check_fusable(const std::vector<torch::optim::OptimizerParamGroup>& groups, const std::vector<std::string>& names,
                    int rank) {
   size_t index = 0;
@@ -234,25 +234,25 @@ void ZeroRedundancyOptimizerBase::step_shard(const at::Tensor& skip) {
   const c10::NoGradGuard no_grad;
   check_reduced(not_reduced_, shard_->rank());
   strategy_->begin_step();
-  if (join_) take_rates_of(join_->round().last_rank());
+  if (join_) copy_rates_of(join_->round().last_rank());
   if (before_step_) before_step_();
   strategy_->step(skip);
 }
 
-// A rank without inputs in a join does not run the loop that sets learning rates. It takes those of `rank`, which still
-// has inputs, and adds gradients of zero for parameters that have a gradient there but not here. Collective.
-void ZeroRedundancyOptimizerBase::take_rates_of(int rank) const {
+// A rank without inputs in a join does not run the loop that sets learning rates. It copies the rates of `rank`, which
+// still has inputs, and adds gradients of zero for parameters that have a gradient on `rank` only. Collective.
+void ZeroRedundancyOptimizerBase::copy_rates_of(int rank) const {
   const auto& group = shard_->group();
   auto& groups = shard_->outer().param_groups();
-  std::vector<double> here;
-  for (const auto& options : groups) here.push_back(options.options().get_lr());
+  std::vector<double> own;
+  for (const auto& options : groups) own.push_back(options.options().get_lr());
   for (size_t i = 0; i < shard_->parameters().size(); ++i)
-    here.push_back(shard_->parameters().tensor(i).grad().defined());
-  auto there = at::tensor(here, at::kDouble).to(group.device());
-  group.broadcast(there, rank);
+    own.push_back(shard_->parameters().tensor(i).grad().defined());
+  auto received = at::tensor(own, at::kDouble).to(group.device());
+  group.broadcast(received, rank);
   if (group.rank() == rank) return;
-  there = there.cpu();
-  const double* value = there.data_ptr<double>();
+  received = received.cpu();
+  const double* value = received.data_ptr<double>();
   for (auto& options : groups) options.options().set_lr(*value++);
   for (size_t i = 0; i < shard_->parameters().size(); ++i) {
     const auto& parameter = shard_->parameters().tensor(i);
