@@ -21,17 +21,17 @@
 // Overview.
 //
 // The first calls run the function on the stream for captures, as a normal step: optimizers allocate their state and
-// the wrapper rebuilds its buckets. So does the first call with inputs of new sizes. The next call with these sizes is
-// captured: the function runs once more, on copies of the inputs, and what it launches becomes a CUDA graph. Later
-// calls with these sizes replay the graph.
+// the wrapper rebuilds its buckets. The first call with inputs of new sizes runs the same way. The next call with these
+// sizes is captured: the function runs once more, on copies of the inputs, and the work that it launches becomes a CUDA
+// graph. Later calls with these sizes replay the graph.
 //
-// A graph has fixed addresses. Its inputs are copied before each replay, and its result stays in one place. Objects
-// that take part in the step and must tell the GPU something before each replay, such as an optimizer its learning
+// A graph has fixed addresses. Its inputs are copied before each replay, and its result stays at one address. Objects
+// that take part in the step and must copy values to the GPU before each replay, such as an optimizer its learning
 // rate, register a function while the step is captured (Recording). A replay is one call of the group (run_captured):
 // it is numbered, watched and fails like other calls.
 //
-// If more than max_graphs sizes take turns, the graph that was not replayed for the longest time is dropped. On a CPU
-// every call runs the function.
+// If more than max_graphs sizes are used, the least recently replayed graph is dropped. On a CPU every call runs the
+// function.
 
 namespace lockstep::detail {
 namespace {
@@ -100,7 +100,7 @@ class StepCapture::Impl {
 
   std::string me() const { return text("rank ", group_.rank(), ": CapturedStep: "); }
 
-  /// Returns null if there is no graph for these sizes. Otherwise makes it the most recent one.
+  /// Returns null if there is no graph for these sizes. Otherwise makes the graph the most recent one.
   Graph* find(const InputSizes& sizes) {
     const auto found =
         std::find_if(graphs_.begin(), graphs_.end(), [&](const Graph& graph) { return graph.sizes == sizes; });

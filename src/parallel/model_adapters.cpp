@@ -59,7 +59,7 @@ c10::IValue with_each_tensor(c10::IValue value, const std::function<void(at::Ten
     if (tensor.defined()) function(tensor);
     return tensor;
   }
-  // New containers: copies of an IValue share theirs.
+  // New containers: copies of an IValue share their containers.
   if (value.isTuple()) {
     std::vector<c10::IValue> items;
     for (const auto& item : value.toTupleRef().elements()) items.push_back(with_each_tensor(item, function));

@@ -33,7 +33,7 @@ std::string optimizer_of(std::string_view function) {
   return std::string(function.substr(0, end));
 }
 
-// LibTorch does not say which optimizer makes a step, but its functions are on the stack.
+// LibTorch does not report which optimizer makes a step, but its functions are on the stack.
 std::string optimizer_on_stack() {
   std::array<void*, 64> addresses{};
   const int depth = backtrace(addresses.data(), static_cast<int>(addresses.size()));

@@ -7,7 +7,7 @@
 
 namespace lockstep::detail {
 
-/// Notices the optimizers of LibTorch that make a step on this thread while it exists. They count steps and keep
+/// During its lifetime, detects LibTorch's optimizers that make a step on this thread. They count steps and keep
 /// learning rates on the host, so they cannot be part of a CUDA graph. Slow: for the capture of a step only.
 class OptimizerWatch {
  public:
@@ -16,7 +16,7 @@ class OptimizerWatch {
   OptimizerWatch(const OptimizerWatch&) = delete;
   OptimizerWatch& operator=(const OptimizerWatch&) = delete;
 
-  /// Returns the class of the first one, for example "torch::optim::Adam"; empty if there was none.
+  /// Returns the class of the first such optimizer, for example "torch::optim::Adam"; empty if there was none.
   const std::string& found() const { return found_; }
 
  private:

@@ -83,7 +83,7 @@ std::vector<c10::Device> gpus_of(const std::vector<at::Tensor>& tensors) {
   return result;
 }
 
-/// What backward needs to repeat forward.
+/// The data that backward needs to repeat forward.
 struct Recomputation : torch::CustomClassHolder {
   Segment segment;
   std::optional<RandomState> random;

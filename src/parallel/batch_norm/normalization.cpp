@@ -109,7 +109,7 @@ Normalized normalize_on_gpu(const at::Tensor& original, const NormalizingLayer& 
   const auto counts = rows.narrow(1, 2 * channels, 1).flatten();
   if (count < 2) check_total(counts.sum().item<double>(), group);  // item() blocks; skip it if the total is at least 2
   const auto running_mean = widened(layer.running_mean), running_var = widened(layer.running_var);
-  std::tie(mean, invstd) =  // the first argument only determines the dtype of the others
+  std::tie(mean, invstd) =  // the first argument only determines the dtype of the results
       at::batch_norm_gather_stats_with_counts(mean, rows.narrow(1, 0, channels), rows.narrow(1, channels, channels),
                                               running_mean, running_var, layer.momentum, layer.eps, counts);
   if (!running_mean.is_same(layer.running_mean)) {

@@ -60,9 +60,9 @@ struct Ranks {
   std::string layer;  // for errors: "SyncBatchNorm 'first.norm'"
 
   /// Returns the group for a call that is made now. During backward the group's queue has gradient buckets, for which
-  /// backward must not wait; the side group has no other calls. Forward stays on the group itself, so that ranks of
-  /// which only some normalize (train() and eval() mixed, a layer that is not converted everywhere) get a
-  /// MismatchError at their next call, instead of waiting for each other in two groups.
+  /// backward must not wait; the side group has no other calls. Forward stays on the group itself: if only some ranks
+  /// normalize (train() and eval() mixed, a layer that is not converted on all ranks), they get a MismatchError at
+  /// their next call, instead of waiting for each other in two groups.
   ProcessGroup group_now() const {
     if (!current_backward_task().id) return group;
     auto side = detail::group_of(group)->side_group();
@@ -156,8 +156,8 @@ class Conversion final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override { return gradients; }
 
-  /// Needed because a layer without running statistics uses the batch's statistics in evaluation as well. There each
-  /// rank uses its own batch.
+  /// Needed because a layer without running statistics uses the batch's statistics in evaluation as well. In evaluation
+  /// each rank uses its own batch.
   bool is_training() const {
     const auto layer = layer_.lock();
     return !layer || layer->is_training();

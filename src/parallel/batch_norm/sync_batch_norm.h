@@ -14,8 +14,7 @@ namespace lockstep {
 /// Returns nothing if there is none.
 std::optional<std::string> synced_batch_norm_in(torch::nn::Module& module);
 
-/// Returns the number of such layers in `module` whose ranks are those of this very group, not of another group of the
-/// same ranks.
+/// Returns the number of such layers in `module` that use this group itself, not another group of the same ranks.
 int64_t synced_batch_norms_over(torch::nn::Module& module, const ProcessGroup& group);
 
 }  // namespace lockstep

@@ -90,8 +90,8 @@ void DataParallelBase::check_counts(const std::vector<std::vector<at::Tensor>>& 
 at::Tensor DataParallelBase::gather(const std::vector<at::Tensor>& parts) const {
   std::vector<at::Tensor> all;
   for (const auto& part : parts) {
-    const auto there = moved(part, replicas_->output_device());
-    all.push_back(part.dim() == 0 ? there.unsqueeze(0) : there);
+    const auto moved_part = moved(part, replicas_->output_device());
+    all.push_back(part.dim() == 0 ? moved_part.unsqueeze(0) : moved_part);
   }
   return at::cat(all, parts.front().dim() == 0 ? 0 : replicas_->dim());
 }

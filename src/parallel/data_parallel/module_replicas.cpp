@@ -73,16 +73,16 @@ c10::Device with_index(c10::Device device) {
   return c10::Device(device.type(), 0);
 }
 
-std::vector<c10::Device> chosen(const std::vector<c10::Device>& asked) {
+std::vector<c10::Device> chosen(const std::vector<c10::Device>& requested) {
   std::vector<c10::Device> result;
   const auto gpus = static_cast<int>(torch::cuda::device_count());
-  for (const auto device : asked) {
+  for (const auto device : requested) {
     result.push_back(with_index(device));
     if (device.is_cuda() && result.back().index() >= gpus)
       throw UsageError(text("DataParallel: option devices has ", result.back(), ", but this process sees ", gpus,
                             gpus == 1 ? " GPU" : " GPUs", "; check CUDA_VISIBLE_DEVICES"));
   }
-  if (!asked.empty()) return result;
+  if (!requested.empty()) return result;
   for (int gpu = 0; gpu < gpus; ++gpu) result.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
   if (result.empty()) result.emplace_back(c10::kCPU);
   return result;
@@ -199,17 +199,18 @@ void ModuleReplicas::follow(size_t count) {
   if (count < 2) return;
   const auto layers = module_->modules();
   if (forms() != made_of_ || layers != made_of_layers_) replicate();
-  refuse_synced_layers();  // layers may have been converted since the last call
+  refuse_synced_layers();  // the program may have converted layers since the last call
   c10::NoGradGuard no_grad;
-  const auto take = [](const at::Tensor& replica, const at::Tensor& original) {  // variable_data(): graphs stay valid
+  const auto copy_value = [](const at::Tensor& replica,
+                             const at::Tensor& original) {  // variable_data(): graphs stay valid
     replica.variable_data().copy_(original, /*non_blocking=*/!replica.is_cpu() && !original.is_cpu());
   };
   const auto parameters = module_->parameters(), buffers = module_->buffers();
   for (size_t index = 0; index + 1 < count; ++index) {
     auto& copy = copies_[index];
     for (size_t i = 0; i < parameters.size(); ++i)
-      if (copy.parameters[i].device() != parameters[i].device()) take(copy.parameters[i], parameters[i]);
-    for (size_t i = 0; i < buffers.size(); ++i) take(copy.buffers[i], buffers[i]);
+      if (copy.parameters[i].device() != parameters[i].device()) copy_value(copy.parameters[i], parameters[i]);
+    for (size_t i = 0; i < buffers.size(); ++i) copy_value(copy.buffers[i], buffers[i]);
     for (size_t i = 0; i < layers.size(); ++i)
       if (copy.layers[i]->is_training() != layers[i]->is_training()) copy.layers[i]->train(layers[i]->is_training());
   }

@@ -11,7 +11,7 @@
 
 namespace lockstep::detail {
 
-/// A module on the first device and its copies on the others. Not thread-safe.
+/// A module on the first device and its copies on the other devices. Not thread-safe.
 class ModuleReplicas {
  public:
   ModuleReplicas(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options);
@@ -30,7 +30,7 @@ class ModuleReplicas {
  private:
   using Layers = std::vector<std::shared_ptr<torch::nn::Module>>;
 
-  /// Tensors and layers of a copy, in the order of the module's.
+  /// Tensors and layers of a copy, in the order of the module's tensors and layers.
   struct Copy {
     std::vector<at::Tensor> parameters, buffers;
     Layers layers;  // the first is the copy itself

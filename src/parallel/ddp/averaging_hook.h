@@ -10,7 +10,7 @@ namespace lockstep {
 /// one-dimensional gradients in 16-bit precision or better. The last bucket that it receives therefore ends with the
 /// reducer's marks (Bucket::extra), as one more gradient without a parameter: they need no all-reduce of their own.
 ///
-/// A Bucket recognizes it by its type inside of the CommHook. A user's hook that calls it gets no marks.
+/// A Bucket recognizes an AveragingHook by its type inside of the CommHook. A user's hook that calls one gets no marks.
 struct AveragingHook {
   CommHook hook;
 

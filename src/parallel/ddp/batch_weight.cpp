@@ -72,7 +72,7 @@ void BatchWeight::wait_for_sum() {
 at::Tensor BatchWeight::apply(const at::Tensor& gradient) {
   wait_for_sum();
   const bool reads_device = is_set_ && !round_ && group_.device().is_cuda();
-  if (reads_device && detail::is_capturing(group_.device()))  // the weight may differ at each replay
+  if (reads_device && detail::is_capturing(group_.device()))  // the weight can change before each replay
     return (gradient * on_device_.factor).masked_fill(on_device_.is_empty, 0);
   const auto [samples, sum] = round_.value_or(Share{samples_, sum_});
   if (samples == 0) return at::zeros_like(gradient);

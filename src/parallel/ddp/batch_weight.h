@@ -44,7 +44,7 @@ class BatchWeight {
  private:
   struct Share {
     double samples;
-    double sum;  // of all ranks
+    double sum;  // of all ranks' samples
   };
   /// Tensors in GPU memory. Captured steps read them, so their addresses never change.
   struct OnDevice {

@@ -172,9 +172,9 @@ void Bucket::flush_pending_copies() {
   values_.clear();
 }
 
-/// Copies as copy_together does, but writes runs of neighbours as one concatenation, which keeps the whole GPU busy.
-/// LibTorch's copy of a list gives 65536 elements to each group of threads: 8 us for 0.12 M elements on an H200,
-/// instead of 2. This takes longer on the host, so it is for captured steps.
+/// Copies like copy_together, but writes neighbouring gradients as one concatenation, which keeps the whole GPU busy.
+/// LibTorch's copy of a list assigns 65536 elements to each thread block: 8 us for 0.12 M elements on an H200, instead
+/// of 2 us. The concatenation takes longer on the host, so it is for captured steps.
 void Bucket::concatenate(const std::vector<at::Tensor>& places, const std::vector<at::Tensor>& values) {
   std::map<int64_t, at::Tensor> rows;  // by their first element in memory_
   std::vector<at::Tensor> other_places, other_values;

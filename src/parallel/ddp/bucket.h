@@ -27,8 +27,8 @@ inline bool same_memory(const at::Tensor& a, const at::Tensor& b) {
          a.is_neg() == b.is_neg();
 }
 
-/// Copies a gradient. Small ones are copied with memcpy, because the call overhead of LibTorch's copy exceeds the copy
-/// itself.
+/// Copies a gradient. Small gradients are copied with memcpy, because the call overhead of LibTorch's copy exceeds the
+/// time of the copy.
 inline void write(const at::Tensor& to, const at::Tensor& from) {
   constexpr size_t kSmallBytes = 64 << 10;
   if (to.nbytes() <= kSmallBytes && to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type() &&
@@ -46,13 +46,13 @@ struct NamedParameter {
 /// Gradients that are reduced together, in one buffer of the backend's memory. Not thread-safe.
 class Bucket {
  public:
-  /// What a BucketUpdate prescribes.
+  /// The layout and memory that a BucketUpdate prescribes.
   struct Prescribed {
     detail::BucketUpdate::Layout layout;
     at::Tensor memory;  // bytes, which other buckets use as well
   };
 
-  /// The bucket's memory has a real dtype; a complex gradient occupies two elements for each of its own. `extra`
+  /// The bucket's memory has a real dtype; a complex element occupies two elements of the bucket. `extra`
   /// elements follow the gradients. `plan` is GradientBucket::plan. `recorder` must outlive the bucket.
   Bucket(const ProcessGroup& group, size_t index, at::ScalarType dtype, const std::vector<NamedParameter>& parameters,
          int64_t extra, int64_t plan, const StepRecorder& recorder,
@@ -66,7 +66,7 @@ class Bucket {
   /// The elements after the gradients. An AveragingHook averages them with the gradients. Other comm hooks do not
   /// receive them: they have their own all-reduce.
   const at::Tensor& extra() const { return extra_; }
-  /// Whether another tensor uses the bucket's memory, or somebody else has a handle of the gradient.
+  /// Whether a tensor of other code uses the bucket's memory, or other code has a handle of the gradient.
   bool is_used_elsewhere(size_t slot) const;
   /// The memory of the gradients and the elements after them.
   const at::Tensor& memory() const { return memory_; }
@@ -87,13 +87,13 @@ class Bucket {
   /// Copies all held-back gradients into the bucket's memory.
   void flush_pending_copies();
   bool is_full() const { return missing_ == 0; }
-  /// Call it if no other bucket uses the memory until this one is reduced. Not for GPUs.
+  /// Call it if no other bucket uses the memory until this bucket is reduced. Not for GPUs.
   void open();
   /// Whether put() copies gradients at once.
   bool is_open() const { return is_open_; }
 
-  /// Starts to average the bucket, or calls the hook if one is set. With a hook, the extra elements may be left as they
-  /// are unless `averages_extra` is set. Collective.
+  /// Starts to average the bucket, or calls the hook if one is set. With a hook, the extra elements are averaged only
+  /// if `averages_extra` is set. Collective.
   void start(const CommHook& hook, bool averages_extra);
   bool is_under_way() const { return average_ || finish_hook_; }
   /// Blocks until the started reduction is complete.
@@ -106,9 +106,9 @@ class Bucket {
   const StepTimes::Bucket& times() const { return times_; }
 
  private:
-  /// Lets all tensors of the bucket use this memory.
+  /// Makes all tensors of the bucket views of this memory.
   void use(const at::Tensor& memory, const at::Tensor& extra);
-  /// Call it when only the bucket uses its tensors.
+  /// Counts the handles of the bucket itself. Call it when no other code has handles of its tensors.
   void note_users();
   bool exceeds_half_of_bucket(const at::Tensor& place) const;
   void hold_back(const at::Tensor& place, const at::Tensor& gradient);
@@ -117,7 +117,7 @@ class Bucket {
   ProcessGroup group_;
   detail::BucketUpdate::Layout layout_;
   at::Tensor memory_;   // the gradients, then the extra elements
-  at::Tensor extra_;    // has memory of its own if other buckets use memory_
+  at::Tensor extra_;    // has separate memory if other buckets use memory_
   at::Tensor padding_;  // on a GPU: zeros for the gap between two gradients
   bool is_memory_shared_ = false;
   bool is_open_ = false;

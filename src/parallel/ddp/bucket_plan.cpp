@@ -30,8 +30,8 @@ bool fits_one_bucket(const std::vector<GradientSpec>& gradients, const BucketLim
 }
 
 /// Divides the bucket that is full last, because no computation is left to hide its reduction: only the gradients that
-/// arrive last stay in it, at most `last_bytes`, or one. The others become the bucket before it, if that is worth one
-/// more reduction.
+/// arrive last stay in it, at most `last_bytes`, or one gradient. The other gradients become the bucket before it, if
+/// they are worth one more reduction.
 void split_last(BucketPlan& plan, const std::vector<GradientSpec>& gradients, int64_t last_bytes) {
   if (plan.buckets.empty()) return;
   const auto bytes_of = [&](size_t index) { return gradient_bytes(gradients[index]); };

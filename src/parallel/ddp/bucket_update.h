@@ -12,17 +12,17 @@
 
 namespace lockstep::detail {
 
-/// What an optimizer does with buckets of gradients while backward runs, in place of the plain average: see
-/// ZeroRedundancyOptions::overlap. The reducer calls it; all calls are collective.
+/// The interface of an optimizer that processes buckets of gradients while backward runs, instead of the plain average:
+/// see ZeroRedundancyOptions::overlap. The reducer calls it; all calls are collective.
 class BucketUpdate {
  public:
   struct Bucket {
     size_t index;                        // of Plan::buckets, if prepare() has returned layouts
     at::Tensor buffer;                   // flat, from ProcessGroup::allocate: this rank's gradients
-    std::vector<at::Tensor> parameters;  // those that are updated
+    std::vector<at::Tensor> parameters;  // the parameters to update
     std::vector<at::Tensor> gradients;   // of these parameters: views of the buffer, with their sizes and strides
     at::Tensor extra;                    // further elements to average, or undefined; without layouts, in the buffer
-    at::Tensor averaged_extra;           // where their average goes, on every rank: not in the buffer
+    at::Tensor averaged_extra;           // receives the average of `extra` on every rank; not in the buffer
   };
 
   struct Plan {
@@ -30,7 +30,7 @@ class BucketUpdate {
     std::vector<std::vector<size_t>> buckets;  // indices into parameters
   };
 
-  /// Where the gradients of a bucket lie in its buffer, in elements.
+  /// The positions of a bucket's gradients in its buffer, in elements.
   struct Layout {
     std::vector<int64_t> offsets;
     int64_t elements = 0;  // of the buffer, without `extra`
@@ -38,7 +38,7 @@ class BucketUpdate {
 
   struct Started {
     std::optional<Work> reduced;   // when it is done, no rank reads the buffer any more
-    std::function<void()> finish;  // blocks until all that update() has started is done
+    std::function<void()> finish;  // blocks until all work that update() has started is done
   };
 
   virtual ~BucketUpdate() = default;
@@ -51,7 +51,7 @@ class BucketUpdate {
   /// the parameters before it returns, so that autograd refuses to use the old values afterwards; not if the update
   /// waits for the optimizer's step().
   [[nodiscard]] virtual Started update(const Bucket& bucket) = 0;
-  /// The same, and finishes it. Runs on the calling thread if no earlier call is pending.
+  /// Like update(), but blocks until the update is done. Runs on the calling thread if no earlier call is pending.
   virtual void update_and_finish(const Bucket& bucket) = 0;
   /// Forgets the updates of a backward that was only captured in a CUDA graph, because the capture has failed.
   virtual void abandon() = 0;

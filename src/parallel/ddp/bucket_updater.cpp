@@ -62,7 +62,7 @@ bool BucketUpdater::reorder(BucketPlan& plan, const std::vector<size_t>& arrival
 
 void BucketUpdater::begin_backward(std::vector<Bucket>& buckets) {
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    users_[slot].reset();  // was waited for
+    users_[slot].reset();  // the caller has waited for it
     open(buckets[slot]);
   }
 }

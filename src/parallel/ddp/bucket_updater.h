@@ -13,9 +13,9 @@
 
 namespace lockstep {
 
-/// Hands the buckets of a reducer to a BucketUpdate, in place of averaging them. If the update prescribes the layouts
-/// of buckets, all buckets take turns in using a few slots of memory: while one bucket is reduced, the next one is
-/// filled. A gradient that has been copied into its slot is released, so gradients take little memory. Not thread-safe.
+/// Passes the buckets of a reducer to a BucketUpdate, instead of averaging them. If the update prescribes the layouts
+/// of buckets, the buckets share a few slots of memory in turn: while one bucket is reduced, the next bucket is filled.
+/// A gradient that has been copied into its slot is released, so gradients take little memory. Not thread-safe.
 class BucketUpdater {
  public:
   /// The buckets of the plan must not exist yet. Throws what BucketUpdate::prepare() throws. Collective.
@@ -32,12 +32,12 @@ class BucketUpdater {
 
   /// Call it when backward begins.
   void begin_backward(std::vector<Bucket>& buckets);
-  /// Waits until no other bucket uses the memory of this one. Call it before the bucket's reduction starts.
+  /// Waits until no other bucket uses the memory of this bucket. Call it before the bucket's reduction starts.
   void await_slot(const Bucket& bucket);
   /// Lets a bucket use its slot before it is full.
   void open(Bucket& bucket);
-  /// Starts to update the parameters of a bucket, except those that are `frozen`, by slot of the bucket. The last
-  /// gradient of the last bucket are marks if `has_marks` is set (see AveragingHook): they are averaged.
+  /// Starts to update the parameters of a bucket, except `frozen` parameters, by slot of the bucket. If `has_marks` is
+  /// set, the last gradient of the last bucket holds the marks (see AveragingHook), which are averaged.
   FinishReduction start(const GradientBucket& bucket, const std::vector<char>& frozen, bool has_marks);
   void abandon() { update_->abandon(); }
 

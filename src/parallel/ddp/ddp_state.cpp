@@ -40,8 +40,9 @@ class OutputHook final : public torch::autograd::FunctionPreHook {
   const std::weak_ptr<Reducer> reducer_;
 };
 
-/// Whether autograd created the node before the operation number `begin` of this thread. A model that returns such a
-/// node passes another network's tensor through: a backward of that network alone must not reduce this model.
+/// Whether autograd created the node before the operation number `begin` of this thread. A model that returns a tensor
+/// of such a node passes a tensor of another network through: a backward of that network alone must not reduce this
+/// model.
 bool is_older(const torch::autograd::Node& node, uint64_t begin) {
   return node.thread_id() == at::RecordFunction::currentThreadId() && node.sequence_nr() < begin;
 }
@@ -129,19 +130,20 @@ void DdpState::before_forward() {
   // Not under no_sync(), where ranks may have different numbers of forwards.
   const bool may_check = options_.check_replicas_every > 0 && !join_ && reducer_->is_enabled();
   if (may_check && iterations_++ % options_.check_replicas_every == 0) check_replicas();
-  take_buffers_if_due(source);
+  broadcast_buffers_if_due(source);
 }
 
 // Broadcasts the buffers once per reduction. If several forwards precede a reduction (gradient accumulation, or one
 // backward through all of them), only the first forward broadcasts: a buffer that changed between the forwards would
 // make that backward fail.
-void DdpState::take_buffers_if_due(int source) {
+void DdpState::broadcast_buffers_if_due(int source) {
   const auto now = reducer_->reductions();
-  if (options_.broadcast_buffers && std::exchange(buffers_taken_at_, now) != now) broadcast_buffers(source);
+  if (options_.broadcast_buffers && std::exchange(buffers_broadcast_at_, now) != now) broadcast_buffers(source);
 }
 
-// A captured graph contains the addresses of the parameters, the backward of those that are trained and, if
-// set_batch_weight was called before, the weighting of the gradients. None may change between capture and replay.
+// A captured graph contains the addresses of the parameters, the backward of the trained parameters and, if
+// set_batch_weight was called before, the weighting of the gradients. None of these may change between capture and
+// replay.
 void DdpState::take_part_in_capture() {
   struct Captured {
     const void* address;
@@ -169,14 +171,14 @@ void DdpState::take_part_in_capture() {
   });
   Recording::if_abandoned([this] {
     reducer_->abandon_capture();
-    buffers_taken_at_ = -1;
+    buffers_broadcast_at_ = -1;
   });
 }
 
 void DdpState::after_forward(const std::vector<at::Tensor>& outputs) {
   recorder_.end_forward();
   if (activity_->is_training_thread()) activity_->enter(Activity::Phase::kOther);
-  reducer_->check_deferred();  // now, because the device has this forward to do while the host waits
+  reducer_->check_deferred();  // now, because the device computes this forward while the host waits
   if (!c10::GradMode::is_enabled()) {
     if (!has_warned_ && reducer_->has_unsynchronized()) watch_.begin();
     return;
@@ -209,8 +211,8 @@ void DdpState::end_no_sync(bool was_enabled) {
   if (!has_warned_ && reducer_->has_unsynchronized()) watch_.begin();
 }
 
-// A step under no_sync() is found only if the backward before it is watched, too, which slows down its operators. A
-// program that makes such steps makes them before its first reduction, so later passes are not watched.
+// A step under no_sync() is detected only if the backward before it is watched as well, which slows down its operators.
+// A program that makes such steps makes them before its first reduction, so later backwards are not watched.
 void DdpState::watch_parameters_under_no_sync() {
   const auto now = reducer_->reductions();
   if (watched_since_ < 0) watched_since_ = now;
@@ -246,7 +248,7 @@ void DdpState::broadcast_buffers(int source) {
 void DdpState::broadcast_parameters_and_buffers(int source) {
   const auto parameters = tensors_of(wrapped_.parameters());
   group_.broadcast_coalesced(parameters, source);
-  // On the source as on the other ranks: an optimizer of parameters that all ranks share expects equal writes.
+  // On the source rank as well: an optimizer of parameters that all ranks share expects equal writes on all ranks.
   bump_versions(parameters);
   broadcast_buffers(source);
   watch_.forget();
@@ -287,7 +289,7 @@ void DdpState::weigh(const JoinRound& round) {
 }
 
 void DdpState::shadow(const JoinRound& round) {
-  if (round.is_training) take_buffers_if_due(round.last_rank());
+  if (round.is_training) broadcast_buffers_if_due(round.last_rank());
   if (round.is_synchronized) reducer_->shadow();
 }
 

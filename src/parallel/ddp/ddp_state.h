@@ -53,7 +53,7 @@ class DdpState {
   void take_part_in_capture();
   void warn_of_lone_step();
   void watch_parameters_under_no_sync();
-  void take_buffers_if_due(int source);
+  void broadcast_buffers_if_due(int source);
   void weigh(const JoinRound& round);
 
   const ProcessGroup group_;
@@ -64,8 +64,8 @@ class DdpState {
   BatchWeight weight_;
   StepRecorder recorder_;
   const std::shared_ptr<Activity> activity_;
-  std::shared_ptr<Reducer> reducer_;  // constant after construction; shared: autograd graphs may outlive this object
-  int64_t buffers_taken_at_ = -1;     // number of reductions at the last buffer broadcast
+  std::shared_ptr<Reducer> reducer_;   // constant after construction; shared: autograd graphs may outlive this object
+  int64_t buffers_broadcast_at_ = -1;  // number of reductions at the last buffer broadcast
   int64_t iterations_ = 0;
   uint64_t forward_begin_ = 0;  // autograd's sequence number of this thread at the last forward
   ParameterWatch watch_;        // for steps after a backward under no_sync() and before the next reduction

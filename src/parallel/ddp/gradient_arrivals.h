@@ -7,9 +7,9 @@
 
 namespace lockstep {
 
-/// Counts the gradients of each parameter in one backward, and so knows when a gradient is complete: when it has
-/// arrived once. With a static graph it may arrive several times, if checkpointed segments share the parameter: as
-/// often as in the first backward, which is recorded. Not thread-safe.
+/// Counts the gradients of each parameter in one backward to determine when a gradient is complete: when it has arrived
+/// once. With a static graph it may arrive several times, if checkpointed segments share the parameter: as often as in
+/// the first backward, which is recorded. Not thread-safe.
 class GradientArrivals {
  public:
   /// `parameters` must outlive the object. `rank` is for errors.
@@ -29,7 +29,7 @@ class GradientArrivals {
 
   /// Whether a gradient has arrived in this backward.
   bool has(size_t parameter) const { return counts_[parameter].arrived > 0; }
-  /// Whether the parameter gets no gradient in any backward, according to the recorded one.
+  /// Whether the parameter gets no gradient in any backward, according to the recorded backward.
   bool excludes(size_t parameter) const { return is_recorded() && counts_[parameter].expected == 0; }
   /// The parameters in the order in which their gradients have arrived in this backward.
   const std::vector<size_t>& order() const { return order_; }
@@ -45,7 +45,7 @@ class GradientArrivals {
   const std::vector<NamedParameter>& parameters_;
   const int rank_;
   bool is_static_graph_;
-  // Ranks differ in it: one that has no input in the first iteration of a join has its first backward later.
+  // May differ between ranks: a rank that has no input in the first iteration of a join has its first backward later.
   bool has_ended_ = false;  // a backward has ended
   std::vector<Count> counts_;
   std::vector<size_t> order_;

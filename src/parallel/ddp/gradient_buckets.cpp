@@ -135,7 +135,7 @@ bool GradientBuckets::may_be_computed_in_bucket(size_t parameter) const {
   return options_.in_place_gradients && is_view(parameter) && InPlaceGradients::is_for(view(parameter));
 }
 
-// Not where the program still has the old gradient.
+// Excludes gradients of which the program still holds the old tensor.
 void GradientBuckets::reserve_in_place(const std::vector<char>& is_in) {
   std::vector<InPlaceGradients::Place> places;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -174,7 +174,7 @@ void GradientBuckets::publish(size_t parameter) {
   auto& gradient = parameters_[parameter].tensor.mutable_grad();
   const auto& average = view(parameter);
   if (updater_) {
-    gradient.reset();  // it is this rank's own, and no longer needed
+    gradient.reset();  // this rank's own gradient is no longer needed
   } else if (is_view(parameter)) {
     if (!gradient.defined() || !same_memory(gradient, average)) gradient = average;
   } else if (gradient.defined() && gradient.layout() == c10::kStrided) {

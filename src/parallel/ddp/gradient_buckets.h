@@ -20,7 +20,7 @@
 namespace lockstep {
 
 /// The buckets of all dense gradients: where each gradient lies, and when the reduction of a bucket starts. Buckets are
-/// averaged, or handed to a comm hook or a BucketUpdate. Their reductions start in the order of the plan, on every
+/// averaged, or passed to a comm hook or a BucketUpdate. Their reductions start in the order of the plan, on every
 /// rank. The last bucket also carries the marks of ParameterUsage. Not thread-safe.
 class GradientBuckets {
  public:
@@ -31,7 +31,7 @@ class GradientBuckets {
     std::optional<at::ScalarType> reduce_dtype{};
   };
 
-  /// `sparse` tells, by parameter, whose gradients are in no bucket. `parameters`, `sparse`, `usage` and `recorder`
+  /// `sparse` marks the parameters whose gradients are in no bucket. `parameters`, `sparse`, `usage` and `recorder`
   /// must outlive the object. The first plan expects gradients in reverse order of registration.
   GradientBuckets(const std::vector<NamedParameter>& parameters, const std::vector<char>& sparse, ProcessGroup group,
                   const Options& options, const ParameterUsage& usage, const StepRecorder& recorder);
@@ -43,25 +43,26 @@ class GradientBuckets {
 
   bool has_hook() const { return hook_ != nullptr; }
   void set_hook(CommHook hook) { hook_ = std::move(hook); }
-  /// Hands buckets to `update` instead of averaging them. Throws what BucketUpdate::prepare() throws; the buckets are
-  /// then as before. Collective.
+  /// Passes buckets to `update` instead of averaging them. Rethrows the exceptions of BucketUpdate::prepare(); the
+  /// buckets are then unchanged. Collective.
   void set_update(std::shared_ptr<detail::BucketUpdate> update);
   bool has_update() const { return updater_ != nullptr; }
 
   /// The gradient's memory in its bucket.
   const at::Tensor& view(size_t parameter) const;
-  /// Whether .grad() of the parameter is that memory.
+  /// Whether .grad() of the parameter is the gradient's memory in its bucket.
   bool is_view(size_t parameter) const;
 
   // A backward.
 
   /// Call it when backward begins. Every gradient is missing now. Reductions carry marks if `has_marks` is set.
   void begin_backward(bool has_marks);
-  /// Lets this backward compute gradients in their buckets, except those that are in them, by parameter.
+  /// Lets this backward compute gradients in their buckets, except gradients that are in their buckets already:
+  /// `is_in`, by parameter.
   void reserve_in_place(const std::vector<char>& is_in);
   void withdraw_in_place() const { in_place_.withdraw(); }
-  /// Copies a complete gradient into its bucket, unless it is there. Zeros if it is undefined. `arrived` is what
-  /// autograd has just accumulated.
+  /// Copies a complete gradient into its bucket, unless it was computed there; zeros if it is undefined. `arrived` is
+  /// the gradient that autograd has just accumulated.
   void put(size_t parameter, const at::Tensor& gradient, const at::Tensor& arrived);
   /// Call it after put(). Frees the memory of .grad() while it is in the cache, so that autograd can reuse it for the
   /// next gradient.

@@ -17,26 +17,26 @@
 // Overview: how the n-th allocation is learned.
 //
 // Backward of the same model makes the same allocations in the same order, as long as the program does not change. So
-// "the parameter's gradient is the 7th allocation of 4 MiB in this backward" is a good prediction after it was so once.
+// "the parameter's gradient is the 7th allocation of 4 MiB in this backward" is a good prediction after one backward in
+// which it was true.
 //
-// 1. reserve() tells a thread, when its backward begins, the places of the gradients, and resets the counts.
-// 2. The allocator counts the allocations of that thread during backward, by size, if a gradient has this size. Where
-//    the count is the one at which a gradient was seen before, it returns the gradient's place in the bucket
+// 1. reserve() sets the places of the gradients for a thread when its backward begins, and resets the counts.
+// 2. The allocator counts the allocations of that thread during backward, by size, if a gradient has this size. If a
+//    gradient was seen at this count before, the allocator returns the gradient's place in the bucket
 //    (Reservations::count). Otherwise it allocates memory and remembers the count for the address (note).
 // 3. When autograd has accumulated a gradient, release() compares. If the gradient is in its place, the prediction was
-//    right, and nothing is copied. If it is elsewhere, the count that belongs to its address is what to expect in the
-//    next backward (note_arrival), and the bucket copies it.
+//    right, and nothing is copied. If it has another address, the count of that address is the prediction for the next
+//    backward (note_arrival), and the bucket copies the gradient.
 // 4. A tensor in the place that is not the gradient, or not only the gradient, keeps the memory: the bucket moves to
 //    new memory, and no place is reserved for this parameter any more (exclude).
 //
-// In the first backward nothing is known, so all gradients are copied. The deleter of a tensor in a place frees nothing
-// but the entry in PlacesInUse, which keeps the bucket's memory until then.
+// In the first backward there are no predictions, so all gradients are copied. The deleter of a tensor in a place only
+// removes the entry in PlacesInUse, which keeps the bucket's memory until then.
 
 namespace lockstep {
 namespace {
 
-/// The places in which tensors were allocated, of all wrappers. It is never destroyed: tensors may outlive static
-/// objects.
+/// The places of all wrappers in which tensors were allocated. Never destroyed: tensors may outlive static objects.
 class PlacesInUse {
  public:
   static PlacesInUse& instance() {
@@ -54,7 +54,7 @@ class PlacesInUse {
     return memory_.count(place) > 0;
   }
 
-  /// Returns false if no tensor was allocated there.
+  /// Returns false if no tensor was allocated in this place.
   bool remove(const void* place) {
     at::Tensor memory;  // released without the lock
     std::lock_guard lock(mutex_);
@@ -67,12 +67,13 @@ class PlacesInUse {
 
  private:
   mutable std::mutex mutex_;
-  std::unordered_map<const void*, at::Tensor> memory_;  // guarded by mutex_; by place: the memory that it is a part of
+  std::unordered_map<const void*, at::Tensor>
+      memory_;  // guarded by mutex_; by place: the memory that contains the place
 };
 
 }  // namespace
 
-/// The places of one wrapper, and what is known about the allocations in its backward. Thread-safe.
+/// The places of one wrapper, and the predicted allocations of its backward. Thread-safe.
 class InPlaceGradients::Reservations {
  public:
   void open(const std::vector<Place>& places) {
@@ -115,7 +116,7 @@ class InPlaceGradients::Reservations {
     return address;
   }
 
-  /// Call it with the memory that the allocation of the last count() got elsewhere.
+  /// Call it with the memory of the allocation of the last count(), if count() has returned null.
   void note(size_t bytes, const void* memory) {
     std::lock_guard lock(mutex_);
     const auto size = sizes_.find(bytes);
@@ -126,10 +127,10 @@ class InPlaceGradients::Reservations {
     std::lock_guard lock(mutex_);
     const auto place = places_.find(parameter);
     if (place == places_.end()) return;
-    const bool is_there = gradient.defined() && gradient.data_ptr() == place->second.view.data_ptr();
+    const bool is_in_place = gradient.defined() && gradient.data_ptr() == place->second.view.data_ptr();
     auto& size = sizes_[place->second.view.nbytes()];
     places_.erase(place);
-    if (is_there) return;
+    if (is_in_place) return;
     std::erase_if(size.gradients, [&](const auto& item) { return item.second == parameter; });
     if (!gradient.defined() || gradient.layout() != c10::kStrided) return;
     if (const auto seen = size.seen.find(gradient.data_ptr()); seen != size.seen.end())
@@ -145,8 +146,9 @@ class InPlaceGradients::Reservations {
  private:
   /// Allocations of one size.
   struct Size {
-    int64_t allocations = 0;                          // in this backward
-    std::unordered_map<const void*, int64_t> seen{};  // in this backward: the last one that got this memory
+    int64_t allocations = 0;  // in this backward
+    std::unordered_map<const void*, int64_t>
+        seen{};  // in this backward: the number of the last allocation that got this memory
     std::unordered_map<int64_t, size_t> gradients{};  // by number of the allocation: the parameter
   };
 
@@ -255,8 +257,8 @@ void InPlaceGradients::withdraw() const {
 
 namespace {
 
-/// Whether only `gradient`, which is also .grad(), uses its memory, and `arrived`, which autograd drops when the hook
-/// returns. The latter may be a view, which keeps its base.
+/// Whether no tensors use the memory except `gradient`, which is also .grad(), and `arrived`, which autograd drops when
+/// the hook returns. `arrived` may be a view, which keeps its base.
 bool is_memory_its_own(const at::Tensor& gradient, const at::Tensor& arrived) {
   constexpr size_t kHandles = 2;  // .grad(), and the caller's
   if (gradient.use_count() > kHandles) return false;
@@ -279,8 +281,8 @@ void InPlaceGradients::release(size_t parameter, Bucket& bucket, size_t slot, co
   const auto& place = bucket.gradient(slot);
   reservations_->note_arrival(parameter, gradient);
   if (!is_taken(place)) return;
-  const bool is_there = gradient.defined() && same_memory(gradient, place);
-  if (is_there && is_memory_its_own(gradient, arrived)) return;
+  const bool is_in_place = gradient.defined() && same_memory(gradient, place);
+  if (is_in_place && is_memory_its_own(gradient, arrived)) return;
   reservations_->exclude(parameter);
   withdraw();  // the other places are in the old memory, and the new memory must not be allocated in a place
   bucket.move();

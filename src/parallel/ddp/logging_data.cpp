@@ -51,7 +51,7 @@ Moment StepRecorder::now() const {
   return {Clock::now()};
 }
 
-// A stream of its own waits for the call. The current stream continues to compute.
+// A separate stream waits for the call. The current stream continues to compute.
 Moment StepRecorder::end_of(const Work& work) const {
   if (!device_.is_cuda()) return {work.done_at()};
   if (!detail::kMeasuresEvents || !is_measuring()) return now();

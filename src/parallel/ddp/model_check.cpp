@@ -47,10 +47,11 @@ uint64_t hash_bits(const at::Tensor& tensor) {
 
 void check_equal(const std::vector<NamedParameter>& tensors, const ProcessGroup& group) {
   const auto count = static_cast<int64_t>(tensors.size());
-  auto mine = at::empty({count}, at::kLong);
-  for (int64_t i = 0; i < count; ++i) mine.data_ptr<int64_t>()[i] = static_cast<int64_t>(hash_bits(tensors[i].tensor));
+  auto own_hashes = at::empty({count}, at::kLong);
+  for (int64_t i = 0; i < count; ++i)
+    own_hashes.data_ptr<int64_t>()[i] = static_cast<int64_t>(hash_bits(tensors[i].tensor));
   auto all = at::empty({group.size() * count}, at::TensorOptions().dtype(at::kLong).device(group.device()));
-  group.all_gather(all, mine.to(group.device()));
+  group.all_gather(all, own_hashes.to(group.device()));
   all = all.cpu();
   const auto* hash = all.data_ptr<int64_t>();
   for (int64_t i = 0; i < count; ++i) {
@@ -144,21 +145,21 @@ std::string why_not_trainable(const WrappedModule& model, const DistributedDataP
 
 }  // namespace
 
-std::string first_difference(const std::vector<ModelFact>& mine, const std::vector<ModelFact>& theirs, int their_rank) {
+std::string first_difference(const std::vector<ModelFact>& own, const std::vector<ModelFact>& other, int other_rank) {
   constexpr const char* kRemedy = "; build the same model, with the same options, on every rank";
-  size_t common = std::min(mine.size(), theirs.size());
+  size_t common = std::min(own.size(), other.size());
   for (size_t i = 0; i < common; ++i) {
-    if (mine[i] == theirs[i]) continue;
-    if (mine[i].name == theirs[i].name)
-      return text(mine[i].name, " is ", mine[i].description, ", rank ", their_rank, " has ", theirs[i].description,
+    if (own[i] == other[i]) continue;
+    if (own[i].name == other[i].name)
+      return text(own[i].name, " is ", own[i].description, ", rank ", other_rank, " has ", other[i].description,
                   kRemedy);
-    return text("the model differs from rank ", their_rank, "'s at ", mine[i].name, ", where rank ", their_rank,
-                " has ", theirs[i].name, kRemedy);
+    return text("the model differs from rank ", other_rank, "'s at ", own[i].name, ", where rank ", other_rank, " has ",
+                other[i].name, kRemedy);
   }
-  if (mine.size() > common)
-    return text("the model has ", mine[common].name, ", but rank ", their_rank, "'s does not", kRemedy);
-  if (theirs.size() > common)
-    return text("the model lacks ", theirs[common].name, ", but rank ", their_rank, "'s has it", kRemedy);
+  if (own.size() > common)
+    return text("the model has ", own[common].name, ", but rank ", other_rank, "'s does not", kRemedy);
+  if (other.size() > common)
+    return text("the model lacks ", other[common].name, ", but rank ", other_rank, "'s has it", kRemedy);
   return {};
 }
 
@@ -172,13 +173,13 @@ void check_trainable(const WrappedModule& model, const DistributedDataParallelOp
 void check_same_model(const WrappedModule& model, const DistributedDataParallelOptions& options,
                       const ProcessGroup& group) {
   constexpr int kReference = 0;
-  auto mine = facts_of(options);
-  mine.push_back({"the list of parameters with sparse gradients", enumerate(model.sparse_parameters(options))});
-  mine.push_back({"the number of SyncBatchNorm layers", text(synced_batch_norms_over(model.module(), group))});
-  for (const auto& [name, tensor] : model.parameters()) mine.push_back(fact_of("parameter", name, tensor));
-  for (const auto& [name, tensor] : model.buffers()) mine.push_back(fact_of("buffer", name, tensor));
-  auto reference = read_facts(broadcast_string(group, write_facts(mine), kReference));
-  const auto differences = all_gather_strings(group, first_difference(mine, reference, kReference));
+  auto own = facts_of(options);
+  own.push_back({"the list of parameters with sparse gradients", enumerate(model.sparse_parameters(options))});
+  own.push_back({"the number of SyncBatchNorm layers", text(synced_batch_norms_over(model.module(), group))});
+  for (const auto& [name, tensor] : model.parameters()) own.push_back(fact_of("parameter", name, tensor));
+  for (const auto& [name, tensor] : model.buffers()) own.push_back(fact_of("buffer", name, tensor));
+  auto reference = read_facts(broadcast_string(group, write_facts(own), kReference));
+  const auto differences = all_gather_strings(group, first_difference(own, reference, kReference));
   for (size_t rank = 0; rank < differences.size(); ++rank)
     if (!differences[rank].empty()) throw MismatchError(static_cast<int>(rank), differences[rank]);
 }

@@ -25,7 +25,7 @@ struct ModelFact {
 };
 
 /// Describes the first difference between two ranks' models for an error message; empty if there is none.
-std::string first_difference(const std::vector<ModelFact>& mine, const std::vector<ModelFact>& theirs, int their_rank);
+std::string first_difference(const std::vector<ModelFact>& own, const std::vector<ModelFact>& other, int other_rank);
 
 /// Throws UsageError if some rank's model cannot be trained by this group with these options, or if `device` is set and
 /// is not the group's device. Collective; throws on all ranks or on none.

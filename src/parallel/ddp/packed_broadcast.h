@@ -25,7 +25,7 @@ class PackedBroadcast {
 
   const ProcessGroup group_;
   const std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> seen_;     // at the last lay_out(): a tensor's memory or size may have changed since
+  std::vector<at::Tensor> seen_;     // the tensors at the last lay_out(): their memory or size may have changed since
   at::Tensor memory_;                // packing buffer; undefined if the tensors are not packed
   std::vector<at::Tensor> outside_;  // the non-empty tensors, viewed as bytes where contiguous
   std::vector<at::Tensor> inside_;   // their places in memory_

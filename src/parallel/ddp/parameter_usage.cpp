@@ -107,7 +107,7 @@ void ParameterUsage::check_deferred(bool needs_all) {
     if (detail::group_of(group_)->failure()) continue;
     check_frozen_alike();
     if (!needs_all) continue;
-    const auto unused = describe_unused(std::vector<char>(used_.size(), 1));  // this rank used all
+    const auto unused = describe_unused(std::vector<char>(used_.size(), 1));  // this rank used all parameters
     if (!unused.empty()) throw UsageError(group_.rank(), unused);
   }
 }
@@ -119,7 +119,7 @@ void ParameterUsage::abandon() {
 
 // --- errors
 
-// The marks may be those of a deferred reduction, so the message does not tell which of the two this rank did.
+// The marks may be those of a deferred reduction, so the message does not say whether this rank froze the parameter.
 void ParameterUsage::check_frozen_alike() const {
   for (size_t i = 0; i < parameters_.size(); ++i)
     if (marks_.frozen_differs(i))
@@ -128,20 +128,22 @@ void ParameterUsage::check_frozen_alike() const {
                                               "call requires_grad_() for the same parameters on all ranks"));
 }
 
-/// Returns an error message, empty if every parameter was used on every rank. `used` tells which this rank has used.
+/// Returns an error message, empty if every parameter was used on every rank. `used`: by parameter, whether this rank
+/// has used it.
 std::string ParameterUsage::describe_unused(const std::vector<char>& used) const {
-  std::vector<std::string> here;
-  std::vector<std::string> elsewhere;
+  std::vector<std::string> unused_here;
+  std::vector<std::string> unused_elsewhere;
   for (size_t i = 0; i < parameters_.size(); ++i)
-    if (marks_.unused_somewhere(i)) (used[i] ? elsewhere : here).push_back(text('\'', parameters_[i].name, '\''));
-  if (here.empty() && elsewhere.empty()) return {};
-  if (here.size() == parameters_.size())
+    if (marks_.unused_somewhere(i))
+      (used[i] ? unused_elsewhere : unused_here).push_back(text('\'', parameters_[i].name, '\''));
+  if (unused_here.empty() && unused_elsewhere.empty()) return {};
+  if (unused_here.size() == parameters_.size())
     return "backward gave no gradient to any parameter of the wrapped model, so the loss does not depend on them; "
            "compute the loss from the wrapper's output, without detach() or NoGradGuard";
   auto sentence = [](const std::vector<std::string>& names, const char* where) {
     return names.empty() ? std::string() : text("no gradient ", where, " for ", enumerate(names), "; ");
   };
-  return text("backward gave ", sentence(here, "on this rank"), sentence(elsewhere, "on another rank"),
+  return text("backward gave ", sentence(unused_here, "on this rank"), sentence(unused_elsewhere, "on another rank"),
               "use every parameter in the loss, or wrap with {.find_unused_parameters = true}");
 }
 

@@ -64,13 +64,13 @@ class ParameterUsage {
   bool is_not_finite_somewhere() const { return marks_.is_not_finite_somewhere(); }
   bool static_graph_differs() const { return marks_.static_graph_differs(); }
 
-  /// Compares the prediction of end_forward() with what happened: `got_gradient` in this backward, by parameter.
+  /// Compares the prediction of end_forward() with this backward: `got_gradient`, by parameter.
   void compare_with_prediction(const std::vector<char>& got_gradient) { reachable_.compare(got_gradient); }
 
   /// Ends a reduction and begins the next one. Throws MismatchError if a parameter was frozen on some ranks only, and
   /// UsageError if `needs_all` is set and a parameter was unused on some rank.
   void end_reduction(bool needs_all);
-  /// The same on a rank without a backward. Blames the other ranks for unused parameters.
+  /// The same on a rank without a backward. Errors about unused parameters name the other ranks.
   void end_shadow(bool needs_all);
   /// Throws the same for reductions whose marks were deferred.
   void check_deferred(bool needs_all);
@@ -88,7 +88,7 @@ class ParameterUsage {
   const bool defers_marks_;
   // By parameter:
   std::vector<char> used_;
-  std::vector<char> trained_in_forward_;  // was not frozen in one of the forwards
+  std::vector<char> trained_in_forward_;  // was trained in at least one of the forwards
   std::vector<char> frozen_;              // takes no part in this backward
   bool in_forward_ = false;               // there was a forward
   UnusedParameterBitmap marks_;

@@ -12,15 +12,15 @@ namespace {
 
 using Target = ParameterWatch::Target;
 
-/// Operators that end in "_" but make no step: copies, and those that change only what a tensor is.
+/// Operators that end in "_" but make no step: copies, and operators that change a tensor's properties only.
 constexpr std::array<std::string_view, 15> kNoSteps{
     "aten::copy_",      "aten::_foreach_copy_", "aten::detach_",   "aten::requires_grad_", "aten::set_",
     "aten::resize_",    "aten::resize_as_",     "aten::rename_",   "aten::as_strided_",    "aten::t_",
     "aten::transpose_", "aten::swapaxes_",      "aten::swapdims_", "aten::squeeze_",       "aten::unsqueeze_"};
 
-/// LibTorch calls before_operator() as long as there is one.
+/// LibTorch calls before_operator() as long as the thread has a target.
 thread_local std::vector<std::shared_ptr<Target>> targets_of_thread;
-thread_local int collectives_of_thread = 0;  // that this thread is in
+thread_local int collectives_of_thread = 0;  // collectives that this thread is executing
 
 bool is_parameter(const Target& target, const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() &&
@@ -59,8 +59,8 @@ void after_operator(const at::RecordFunction& call, at::ObserverContext* /*conte
   if (collectives_of_thread > 0 && is_collective(call)) --collectives_of_thread;
 }
 
-/// The callback of this thread, or 0. Autograd restores a thread's callbacks after each node of a graph, also those
-/// that were removed inside of it, so only LibTorch knows whether there is one.
+/// The callback of this thread, or 0. Autograd restores a thread's callbacks after each node of a graph, also callbacks
+/// that were removed inside of the node, so only LibTorch knows whether there is a callback.
 at::CallbackHandle installed_callback() {
   for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_)
     if (entry.callback_.start() == &before_operator) return entry.handle_;

@@ -10,12 +10,12 @@ namespace lockstep::detail {
 
 /// Notices a step of an optimizer, by the operators that one thread calls. LibTorch passes each operator with its
 /// inputs to the watch. A step is an operator that changes memory of a parameter in place. Neither versions nor values
-/// of the parameters would do: LibTorch's SGD writes through data(), which leaves the version as it is, a collective
-/// changes the version without a step, and a step may leave all values as they are. lockstep's fused optimizers report
-/// a step on a CPU as one operator whose first input is the list of parameters.
+/// of the parameters show a step: LibTorch's SGD writes through data(), which does not change the version, a collective
+/// changes the version without a step, and a step may leave all values unchanged. lockstep's fused optimizers report a
+/// step on a CPU as one operator whose first input is the list of parameters.
 ///
-/// Not steps: operators inside of lockstep's collectives, copies into parameters, and operators that change only what a
-/// tensor is (requires_grad_, set_).
+/// Not steps: operators inside of lockstep's collectives, copies into parameters, and operators that change a tensor's
+/// properties only (requires_grad_, set_).
 ///
 /// A watched operator takes about 2 us longer, so watch a thread only while few operators run. Not thread-safe, but
 /// begin() and end() may be called on different threads.
@@ -34,7 +34,7 @@ class ParameterWatch {
   bool has_found_step() const;
   void forget();
 
-  /// What a thread that is watched looks for.
+  /// The parameters that a watched thread looks for.
   struct Target {
     explicit Target(std::shared_ptr<const std::vector<at::Tensor>> tensors) : parameters(std::move(tensors)) {}
     const std::shared_ptr<const std::vector<at::Tensor>> parameters;
@@ -45,7 +45,7 @@ class ParameterWatch {
  private:
   const std::shared_ptr<const std::vector<at::Tensor>> parameters_;
   std::shared_ptr<Target> target_;  // of the last begin(); null before
-  bool has_found_ = false;          // by an earlier target
+  bool has_found_ = false;          // an earlier target has found a step
 };
 
 }  // namespace lockstep::detail

@@ -25,8 +25,8 @@
 // computed in the meantime; if it is not, backward blocks until it is.
 //
 // An overflow must not reach the state, which would keep it forever. An infinite or NaN gradient of one rank makes the
-// averaged p infinite or NaN, and averages are equal on all ranks. So all ranks see every overflow without a call of
-// its own: decide() looks at the averages of all buckets before the first one changes its state. A norm that float32
+// averaged p infinite or NaN, and averages are equal on all ranks. So all ranks see every overflow without a further
+// call: decide() checks the averages of all buckets before the first bucket changes its state. A norm that float32
 // cannot hold counts as an overflow, because the next product might exceed float32.
 
 namespace lockstep::detail {
@@ -58,7 +58,7 @@ at::Tensor has_finite_norm(const at::Tensor& contiguous) {
   return at::isfinite(at::dot(elements, elements));
 }
 
-// On a GPU nothing waits for a condition.
+// The next two functions change a tensor if the condition holds. On a GPU the host does not wait for the condition.
 
 void fill_if(const at::Tensor& condition, const at::Tensor& tensor, double value) {
   if (!condition.is_cpu())
@@ -78,7 +78,7 @@ void copy_if(const at::Tensor& condition, at::Tensor& to, const at::Tensor& from
 
 FinishReduction PowerSgd::start(const GradientBucket& bucket, const ProcessGroup& group) {
   c10::NoGradGuard no_grad;
-  if (bucket.index == 0) {  // what is left is from a backward that failed
+  if (bucket.index == 0) {  // entries that are left are from a backward that failed
     in_first_round_ = nullptr;
     undecided_.clear();
   }
@@ -127,7 +127,7 @@ void PowerSgd::plan(Approximation& state, const GradientBucket& bucket, const Pr
   if (bucket.names.size() != state.parameters)
     throw UsageError(group.rank(), text("power_sgd: the bucket has ", bucket.names.size(), " names of ",
                                         state.parameters, " parameters; pass the bucket that the hook got"));
-  int64_t p_elements = 0, q_elements = 0, whole_elements = 0;
+  int64_t p_elements = 0, q_elements = 0, uncompressed_elements = 0;
   for (size_t slot = 0; slot < bucket.gradients.size(); ++slot) {
     const auto gradient = as_real(bucket.gradients[slot]);
     const bool is_matrix = slot < state.parameters && gradient.dim() > 1 && gradient.is_contiguous();
@@ -135,8 +135,8 @@ void PowerSgd::plan(Approximation& state, const GradientBucket& bucket, const Pr
     const auto rank = std::min({options_.rank, n, m});
     if (!is_matrix ||
         static_cast<double>(rank * (n + m)) * options_.min_compression_rate > static_cast<double>(gradient.numel())) {
-      state.whole_slots.push_back(slot);
-      whole_elements += gradient.numel();
+      state.uncompressed_slots.push_back(slot);
+      uncompressed_elements += gradient.numel();
       continue;
     }
     state.matrices.push_back({slot, bucket.names[slot], n, m, rank, nullptr, {}, {}, {}});
@@ -144,7 +144,7 @@ void PowerSgd::plan(Approximation& state, const GradientBucket& bucket, const Pr
     q_elements += m * rank;
   }
   state.qs = group.allocate({q_elements}, factor_dtype(bucket.buffer.scalar_type()));
-  allocate_first_round(state, bucket.buffer.scalar_type(), p_elements, whole_elements, group);
+  allocate_first_round(state, bucket.buffer.scalar_type(), p_elements, uncompressed_elements, group);
   int64_t p_at = 0, q_at = 0;
   for (auto& matrix : state.matrices) {
     matrix.p = state.ps.narrow(0, p_at, matrix.n * matrix.rank).view({matrix.n, matrix.rank});
@@ -158,25 +158,26 @@ void PowerSgd::plan(Approximation& state, const GradientBucket& bucket, const Pr
 }
 
 void PowerSgd::allocate_first_round(Approximation& state, at::ScalarType dtype, int64_t p_elements,
-                                    int64_t whole_elements, const ProcessGroup& group) {
+                                    int64_t uncompressed_elements, const ProcessGroup& group) {
   if (factor_dtype(dtype) == dtype) {
-    state.first_round = {group.allocate({p_elements + whole_elements}, dtype)};
+    state.first_round = {group.allocate({p_elements + uncompressed_elements}, dtype)};
     state.ps = state.first_round[0].narrow(0, 0, p_elements);
-    state.wholes = state.first_round[0].narrow(0, p_elements, whole_elements);
+    state.uncompressed = state.first_round[0].narrow(0, p_elements, uncompressed_elements);
     return;
   }
   state.ps = group.allocate({p_elements}, factor_dtype(dtype));
-  state.wholes = group.allocate({whole_elements}, dtype);
+  state.uncompressed = group.allocate({uncompressed_elements}, dtype);
   if (p_elements > 0) state.first_round.push_back(state.ps);
-  if (whole_elements > 0) state.first_round.push_back(state.wholes);
+  if (uncompressed_elements > 0) state.first_round.push_back(state.uncompressed);
 }
 
-/// Takes the bucket's gradients, adds the errors, and sets everything that the first product needs. The bucket may have
-/// moved since the last reduction.
+/// Sets the views of the bucket's gradients, adds the errors, and prepares the first product. The bucket may have moved
+/// since the last reduction.
 void PowerSgd::enter(Approximation& state, const GradientBucket& bucket) {
-  state.wholes_in_bucket.clear();
-  for (size_t slot : state.whole_slots) state.wholes_in_bucket.push_back(flat(as_real(bucket.gradients[slot])));
-  if (!state.wholes_in_bucket.empty()) at::cat_out(state.wholes, state.wholes_in_bucket);
+  state.uncompressed_in_bucket.clear();
+  for (size_t slot : state.uncompressed_slots)
+    state.uncompressed_in_bucket.push_back(flat(as_real(bucket.gradients[slot])));
+  if (!state.uncompressed_in_bucket.empty()) at::cat_out(state.uncompressed, state.uncompressed_in_bucket);
   for (auto& matrix : state.matrices) {
     matrix.gradient = as_real(bucket.gradients[matrix.slot]).view({matrix.n, matrix.m});
     if (matrix.memory->error.defined()) matrix.gradient.add_(matrix.memory->error);
@@ -200,7 +201,7 @@ void PowerSgd::start_second_round(const ProcessGroup& group) {
   auto* state = std::exchange(in_first_round_, nullptr);
   if (!state) return;
   for (const auto& work : std::exchange(state->works, {})) work.wait();
-  state->is_finite = has_finite_norm(state->ps).logical_and_(at::isfinite(state->wholes).all());
+  state->is_finite = has_finite_norm(state->ps).logical_and_(at::isfinite(state->uncompressed).all());
   if (state->matrices.empty()) return;
   for (const auto& matrix : state->matrices) {
     orthonormalize(matrix.p);
@@ -237,12 +238,12 @@ void PowerSgd::finish(Approximation& state) const {
     fill_if(has_overflow, gradient, std::numeric_limits<double>::quiet_NaN());
   }
   int64_t at = 0;
-  const auto wholes = std::exchange(state.wholes_in_bucket, {});
-  for (size_t i = 0; i < wholes.size(); ++i) {
-    wholes[i].copy_(state.wholes.narrow(0, at, wholes[i].numel()));
-    if (state.whole_slots[i] < state.parameters)
-      fill_if(has_overflow, wholes[i], std::numeric_limits<double>::quiet_NaN());
-    at += wholes[i].numel();
+  const auto views = std::exchange(state.uncompressed_in_bucket, {});
+  for (size_t i = 0; i < views.size(); ++i) {
+    views[i].copy_(state.uncompressed.narrow(0, at, views[i].numel()));
+    if (state.uncompressed_slots[i] < state.parameters)
+      fill_if(has_overflow, views[i], std::numeric_limits<double>::quiet_NaN());
+    at += views[i].numel();
   }
 }
 

@@ -30,7 +30,7 @@ class PowerSgd {
   void load(const std::vector<Value>& states, const ProcessGroup& group);
 
  private:
-  /// What a compressed gradient keeps from one step to the next.
+  /// The state of a compressed gradient between two steps.
   struct Memory {
     at::Tensor error{};   // n x m: the gradient of the last step minus its approximation; undefined before it
     at::Tensor factor{};  // m x rank: q of the last step; undefined before it, and without warm start
@@ -51,22 +51,22 @@ class PowerSgd {
   /// follow the factors p if they have the same dtype, so each round needs only one all-reduce.
   struct Approximation {
     int64_t reductions = 0;
-    bool is_planned = false;  // it is not before compression begins
+    bool is_planned = false;  // false before compression begins
     size_t parameters = 0;    // slots from this one on are marks
     std::vector<Matrix> matrices{};
-    std::vector<size_t> whole_slots{};           // uncompressed gradients; the marks of an AveragingHook are the last
-    std::vector<at::Tensor> wholes_in_bucket{};  // the same, flat; only during a reduction
-    at::Tensor ps{}, qs{}, wholes{};             // allocated by the group
-    std::vector<at::Tensor> first_round{};       // ps and wholes, in one tensor or in two
-    at::Tensor is_finite{};                      // whether the averages are
-    std::vector<Work> works{};                   // of the round that has started last
+    std::vector<size_t> uncompressed_slots{};  // uncompressed gradients; the marks of an AveragingHook are the last
+    std::vector<at::Tensor> uncompressed_in_bucket{};  // the same, flat; only during a reduction
+    at::Tensor ps{}, qs{}, uncompressed{};             // allocated by the group
+    std::vector<at::Tensor> first_round{};             // ps and uncompressed, in one tensor or in two
+    at::Tensor is_finite{};                            // whether the averages are finite
+    std::vector<Work> works{};                         // of the round that has started last
   };
 
   Approximation& state_of(const GradientBucket& bucket);
   int64_t reductions() const;
   void plan(Approximation& state, const GradientBucket& bucket, const ProcessGroup& group);
   static void allocate_first_round(Approximation& state, at::ScalarType dtype, int64_t p_elements,
-                                   int64_t whole_elements, const ProcessGroup& group);
+                                   int64_t uncompressed_elements, const ProcessGroup& group);
   Memory& find_memory(const Matrix& matrix, const at::Tensor& buffer, const ProcessGroup& group);
   void check_all_loaded_used(const ProcessGroup& group);
   void enter(Approximation& state, const GradientBucket& bucket);

@@ -83,8 +83,8 @@ void PowerSgd::load(const std::vector<Value>& states, const ProcessGroup& group)
   }
 }
 
-/// Returns the memory of a matrix; a loaded one is moved to the bucket's device. All ranks have loaded the same names
-/// and sizes, so they throw together.
+/// Returns the memory of a matrix; loaded memory is moved to the bucket's device. All ranks have loaded the same names
+/// and sizes, so all ranks throw or none does.
 PowerSgd::Memory& PowerSgd::find_memory(const Matrix& matrix, const at::Tensor& buffer, const ProcessGroup& group) {
   const auto& name = matrix.name;
   if (checks_names_ && !memories_.count(name))

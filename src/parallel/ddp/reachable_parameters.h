@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// Predicts which parameters get no gradient in the next backward: those on which no output of forward depends. Their
-/// buckets then need not wait for the end of backward.
+/// Predicts which parameters get no gradient in the next backward: the parameters on which no output of forward
+/// depends. Their buckets then need not wait for the end of backward.
 ///
 /// A loss may also depend on tensors that forward did not return, and recomputed segments are not in the graph of the
 /// outputs. The first backward therefore only compares: if a gradient arrives that was not predicted, nothing is

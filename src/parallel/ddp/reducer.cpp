@@ -33,7 +33,7 @@
 // reduce_sparse_gradients() gathers their rows after the last bucket.
 //
 // If backward throws, in_backward_ stays true and the next forward or backward throws UsageError: this rank has missed
-// collectives and is out of step with the others.
+// collectives that the other ranks have made.
 
 namespace lockstep {
 namespace {
@@ -166,9 +166,9 @@ BucketPlan Reducer::plan() const {
   return buckets_.plan();
 }
 
-// With a static graph, marks are sent in the first reduction and for check_finite only. The first one is that of all
-// ranks, although a rank that has no input in the first iteration of a join records its graph later: ranks must agree
-// on whether marks are sent.
+// With a static graph, marks are sent in the first reduction and for check_finite only. The first reduction is
+// the first of the group, although a rank that has no input in the first iteration of a join records its graph later:
+// ranks must agree on whether marks are sent.
 bool Reducer::needs_marks() const {
   return !arrivals_.is_static_graph() || reductions_ == 0 || options_.check_finite;
 }
@@ -302,7 +302,7 @@ void Reducer::begin() {
   buckets_.reserve_in_place(is_handed_over_);
 }
 
-// `arrived` is what autograd has just accumulated.
+// `arrived` is the gradient that autograd has just accumulated.
 void Reducer::hand_over(size_t parameter, const at::Tensor& arrived) {
   c10::NoGradGuard no_grad;
   const auto& [name, tensor] = parameters_[parameter];
@@ -365,8 +365,8 @@ void Reducer::finish() {
   end_reduction();
 }
 
-// In the first reduction the marks are read at once: afterwards, ranks that disagree on static_graph would disagree on
-// whether marks are sent.
+// In the first reduction the marks are read at once: in later reductions, ranks that disagree on static_graph would
+// disagree on whether marks are sent.
 void Reducer::read_marks() {
   if (!needs_marks()) return;
   const bool is_first = reductions_ == 0 && !detail::is_capturing(group_.device());

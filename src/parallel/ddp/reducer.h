@@ -30,8 +30,8 @@ struct ReducerOptions {
   bool check_finite = false;
   std::vector<std::string> sparse_parameters{};  // names of parameters whose gradients are sparse
   bool densify_sparse_gradients = false;
-  /// Does not wait on the host for what other ranks report about a reduction, where this rank does not need it: see
-  /// check_deferred(). For GPUs.
+  /// The host does not wait for the marks of the other ranks if this rank does not need them: see check_deferred(). For
+  /// GPUs.
   bool defers_marks = false;
 };
 
@@ -62,10 +62,10 @@ class Reducer {
   bool is_static_graph() const;
   /// Throws UsageError if a hook is set already.
   void set_hook(CommHook hook);
-  /// Hands buckets to `update` instead of averaging them: see Overlap. Throws UsageError if the options or a hook rule
-  /// it out, and what BucketUpdate::prepare() throws. Collective.
+  /// Passes buckets to `update` instead of averaging them: see Overlap. Throws UsageError if the options or a hook rule
+  /// it out, and the exceptions of BucketUpdate::prepare(). Collective.
   void set_update(std::shared_ptr<detail::BucketUpdate> update);
-  /// Throws what set_update() would throw on this rank. Not collective.
+  /// Throws the UsageError that set_update() would throw on this rank. Not collective.
   void check_can_update() const;
   bool updates_in_backward() const;
 
@@ -96,8 +96,8 @@ class Reducer {
   /// reduction.
   void check_finished() const;
 
-  /// Throws if other ranks froze other parameters than this rank, or used fewer, in a reduction that has been deferred.
-  /// finish() throws the same for other reductions.
+  /// Throws if other ranks froze different parameters than this rank, or used fewer, in a reduction whose marks were
+  /// deferred. finish() throws the same errors for other reductions.
   void check_deferred();
 
   /// Number of reductions so far; equal on all ranks.

@@ -41,8 +41,8 @@ void refuse_create_graph(int rank) {
 }
 
 // All ranks know that some gradient is not finite, but only the affected ranks know which.
-void throw_not_finite(const ProcessGroup& group, const std::string& mine, int64_t reductions) {
-  const auto names = all_gather_strings(group, mine);
+void throw_not_finite(const ProcessGroup& group, const std::string& own_parameter, int64_t reductions) {
+  const auto names = all_gather_strings(group, own_parameter);
   std::vector<std::string> findings;
   for (size_t rank = 0; rank < names.size(); ++rank)
     if (!names[rank].empty()) findings.push_back(text("of parameter '", names[rank], "' on rank ", rank));

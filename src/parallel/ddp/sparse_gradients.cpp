@@ -11,7 +11,7 @@ namespace {
 
 const CallOptions kForSparse{.site = {"backward of DistributedDataParallel, for sparse gradients", 0}};
 
-/// The rows that a gradient has: their numbers, and their values.
+/// The rows of a sparse gradient: their indices and their values.
 struct Rows {
   at::Tensor indices;  // [rows]
   at::Tensor values;   // [rows, ...]
@@ -31,19 +31,19 @@ Rows rows_of(const at::Tensor& gradient, const at::Tensor& parameter) {
   return {sparse.indices()[0].contiguous(), sparse.values().contiguous()};
 }
 
-std::vector<at::Tensor> places_for(const at::Tensor& mine, const std::vector<int64_t>& counts) {
+std::vector<at::Tensor> places_for(const at::Tensor& own, const std::vector<int64_t>& counts) {
   std::vector<at::Tensor> places;
-  auto sizes = mine.sizes().vec();
+  auto sizes = own.sizes().vec();
   for (const auto count : counts) {
     sizes[0] = count;
-    places.push_back(at::empty(sizes, mine.options()));
+    places.push_back(at::empty(sizes, own.options()));
   }
   return places;
 }
 
-at::Tensor gathered(const ProcessGroup& group, const at::Tensor& mine, const std::vector<int64_t>& counts) {
-  const auto all = places_for(mine, counts);
-  group.all_gather(all, mine, kForSparse);
+at::Tensor gathered(const ProcessGroup& group, const at::Tensor& own, const std::vector<int64_t>& counts) {
+  const auto all = places_for(own, counts);
+  group.all_gather(all, own, kForSparse);
   return at::cat(all);
 }
 
@@ -66,11 +66,11 @@ std::vector<at::Tensor> average_sparse(const ProcessGroup& group, const std::vec
                                        const std::vector<at::Tensor>& parameters) {
   const c10::NoGradGuard no_grad;
   const auto tensors = static_cast<int64_t>(parameters.size());
-  std::vector<Rows> mine;
+  std::vector<Rows> own;
   auto counts = at::empty({tensors}, at::kLong);
   for (int64_t i = 0; i < tensors; ++i) {
-    mine.push_back(rows_of(gradients[i], parameters[i]));
-    counts.data_ptr<int64_t>()[i] = mine.back().count();
+    own.push_back(rows_of(gradients[i], parameters[i]));
+    counts.data_ptr<int64_t>()[i] = own.back().count();
   }
   auto all_counts = at::empty({group.size(), tensors}, at::TensorOptions(at::kLong).device(group.device()));
   group.all_gather(all_counts, counts.to(group.device()), kForSparse);
@@ -80,8 +80,8 @@ std::vector<at::Tensor> average_sparse(const ProcessGroup& group, const std::vec
   for (int64_t i = 0; i < tensors; ++i) {
     std::vector<int64_t> rows;
     for (int rank = 0; rank < group.size(); ++rank) rows.push_back(all_counts[rank][i].item<int64_t>());
-    const auto indices = gathered(group, mine[i].indices, rows);
-    const auto values = gathered(group, mine[i].values, rows);
+    const auto indices = gathered(group, own[i].indices, rows);
+    const auto values = gathered(group, own[i].values, rows);
     auto sum = at::sparse_coo_tensor(indices.unsqueeze(0), values, parameters[i].sizes()).coalesce();
     sum.values().div_(group.size());
     averages.push_back(std::move(sum));

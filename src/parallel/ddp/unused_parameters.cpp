@@ -72,9 +72,9 @@ void UnusedParameterBitmap::write(Bucket& bucket, const std::vector<char>& used,
   mark[3 * count + 1] = is_static_graph ? 1 : 0;
   mark[3 * count + 2] = is_static_graph ? 0 : 1;
   if (is_plain(place)) return;
-  const auto there = marks.to(place.options());
-  bucket.put_extra(there);
-  if (written_.size() < kMaxPatterns) written_.emplace(pattern, there);  // kept: a captured step may read it
+  const auto converted = marks.to(place.options());
+  bucket.put_extra(converted);
+  if (written_.size() < kMaxPatterns) written_.emplace(pattern, converted);  // kept: a captured step may read it
 }
 
 void UnusedParameterBitmap::read_marks(const Bucket& bucket) {

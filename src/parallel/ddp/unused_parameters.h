@@ -26,7 +26,7 @@ class DeferredMarks {
  private:
   struct Copy {
     at::Tensor memory;                    // pinned
-    std::optional<c10::Event> arrival{};  // not set on a CPU, where the copy is there at once
+    std::optional<c10::Event> arrival{};  // not set on a CPU, where the copy is complete at once
   };
   std::deque<Copy> under_way_{};
   std::vector<Copy> free_{};  // for reuse
@@ -49,11 +49,11 @@ class UnusedParameterBitmap {
 
   /// Reads the averaged marks. Call it after the bucket was reduced. On a GPU the host waits for the marks.
   void read_marks(const Bucket& bucket);
-  /// Does the same later, without a host wait: read_deferred_marks() then reads the marks. Until then they are those of
-  /// a reduction in which all ranks were like this one. Precondition: this rank used every parameter that it had not
-  /// frozen.
+  /// Copies the marks for a later read_deferred_marks(), without a host wait. Until then the marks are those of a
+  /// reduction in which all ranks had the marks of this rank. Precondition: this rank used every parameter that it had
+  /// not frozen.
   void defer(const Bucket& bucket);
-  /// Takes the marks as those of such a reduction, and never reads them.
+  /// Assumes the marks of a reduction in which all ranks had the marks of this rank, and never reads the real marks.
   void assume_equal_marks();
   /// Reads the marks of the oldest deferred reduction. Blocks the host until they have arrived. Returns false if there
   /// is none.
@@ -75,7 +75,7 @@ class UnusedParameterBitmap {
   std::vector<char> frozen_differs_;
   bool is_not_finite_somewhere_ = false;
   bool static_graph_differs_ = false;
-  /// What marks depend on: used, frozen, is_finite, is_static_graph.
+  /// The values that determine the marks: used, frozen, is_finite, is_static_graph.
   using Pattern = std::tuple<std::vector<char>, std::vector<char>, bool, bool>;
   std::map<Pattern, at::Tensor>
       written_;  // marks that were converted or moved: the next copy need not wait for the host

@@ -64,7 +64,7 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, const st
   check_names(*module_, "ignore", ignored);
   for (const auto& [name, tensor] : parameters_) {
     as_wrapped_.emplace_back(tensor);
-    trains_.push_back(tensor.requires_grad());
+    requires_grad_.push_back(tensor.requires_grad());
   }
   list_tensors(*module_, registered_);
 }
@@ -97,7 +97,7 @@ std::vector<NamedParameter> WrappedModule::all_parameters() const {
 std::string WrappedModule::describe_change() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, tensor] = parameters_[i];
-    if (tensor.requires_grad() && !trains_[i])
+    if (tensor.requires_grad() && !requires_grad_[i])
       return text("parameter '", name,
                   "' was frozen when the model was wrapped and is trained now (to train it later, freeze it after "
                   "wrapping)");

@@ -23,14 +23,14 @@ class WrappedModule {
   const std::vector<NamedParameter>& buffers() const { return buffers_; }
   std::vector<NamedParameter> trained() const;
   /// Names of the trained parameters whose gradients are sparse: weights of embeddings with the option sparse, and
-  /// those that the options name. Empty if the options densify them. Throws UsageError for a name that the module does
-  /// not have.
+  /// parameters that the options name. Empty if the options densify them. Throws UsageError for a name that the module
+  /// does not have.
   std::vector<std::string> sparse_parameters(const DistributedDataParallelOptions& options) const;
   /// Includes the ignored parameters.
   std::vector<NamedParameter> all_parameters() const;
 
   /// Describes how the module changed since construction, for an error message: a parameter or buffer was added,
-  /// removed or replaced, a parameter was moved, or one that was frozen then is trained now. Empty if nothing changed.
+  /// removed or replaced, a parameter was moved, or a frozen parameter is trained now. Empty if nothing changed.
   /// Costs a few nanoseconds per tensor.
   std::string describe_change() const;
 
@@ -50,7 +50,7 @@ class WrappedModule {
   std::vector<NamedParameter> parameters_;          // constant after construction
   std::vector<NamedParameter> buffers_;             // constant after construction
   std::vector<Form> as_wrapped_;                    // constant after construction
-  std::vector<bool> trains_;                        // constant after construction
+  std::vector<bool> requires_grad_;                 // constant after construction
   std::vector<const c10::TensorImpl*> registered_;  // constant after construction: all registered tensors, in order
 };
 
