@@ -22,7 +22,7 @@
 //   joined get kNoticeTime to throw their own error; then the others get SIGTERM, and after the grace period SIGKILL
 //   (stop_after_failure, ask_to_end, kill_rest). A failure on another node has the same effect, through an order.
 // - A signal arrives: it is forwarded to the workers, whose grace period begins; SIGUSR1 leaves them time to finish.
-// - A worker ends with the exit code of a preemption: the others have agreed to stop, too, and get the grace period.
+// - A worker ends with the exit code of a preemption: all ranks have agreed to stop, and get the grace period.
 //
 // The Outcome lists all ends in their order. The cluster combines the outcomes of all nodes into one verdict: success,
 // failure or restart.
@@ -58,7 +58,7 @@ Verdict Attempt::run() {
   processes_->end_all();
   finish_output();
   update_live_files();
-  cluster_->tell_outcome(outcome_);
+  cluster_->report_outcome(outcome_);
   while (!cluster_->verdict()) watch();
   return *cluster_->verdict();
 }
@@ -204,14 +204,14 @@ void Attempt::on_end(int index, const Ending& ending) {
   outcome_.ends.push_back(end);
   has_ended_worker_ = true;
   if (!end.failed() || is_stopping_) return;
-  if (was_preempted(end)) {  // the others have agreed with it to stop: let them end as well
+  if (was_preempted(end)) {  // all ranks have agreed to stop: let the other workers end as well
     if (!ask_at_ && !kill_at_) ask_at_ = Clock::now() + options_.launch.grace;
     return;
   }
-  auto who = end.pid == 0 ? text("rank ", end.rank, " on ", end.host)
-                          : text("rank ", end.rank, " (pid ", end.pid, " on ", end.host, ")");
-  cluster_->tell_failure(
-      {ErrorKind::kPeer, text(who, " has failed: ", end.description), Culprit{end.rank, CulpritRole::kExited}});
+  auto subject = end.pid == 0 ? text("rank ", end.rank, " on ", end.host)
+                              : text("rank ", end.rank, " (pid ", end.pid, " on ", end.host, ")");
+  cluster_->report_failure(
+      {ErrorKind::kPeer, text(subject, " has failed: ", end.description), Culprit{end.rank, CulpritRole::kExited}});
   stop_after_failure();
 }
 
@@ -225,17 +225,17 @@ void Attempt::on_signal(int number) {
     if (!has_ended()) print_status("killing the workers");
     return kill_rest("killed: Ctrl-C was pressed twice");
   }
-  cluster_->tell_signal(number);
+  cluster_->forward_signal(number);
   if (number == SIGINT && !has_ended()) print_status("stopping; press Ctrl-C again to kill the workers");
   stop(number);
 }
 
-// Handles a signal that this launcher, or that of another node, received.
+// Handles a signal that this launcher, or the launcher of another node, received.
 void Attempt::stop(int number) {
   if (!outcome_.signal) outcome_.signal = number;
   is_stopping_ = true;
-  // Schedulers send SIGUSR1 long before they end the job: workers finish their work and exit on their own. If not all
-  // workers were started, they cannot.
+  // Schedulers send SIGUSR1 long before they end the job: workers finish their work and exit on their own. Workers
+  // cannot do that if not all of them were started.
   const bool all_started = workers_.size() == static_cast<size_t>(options_.plan.workers);
   if (number == SIGUSR1 && all_started) return processes_->signal_all(number);
   ask_to_end(number == SIGHUP ? SIGTERM : number);
@@ -267,7 +267,7 @@ void Attempt::kill_rest(const std::string& why) {
 }
 
 // Without any output, a job looks as if it hangs. After all ranks have joined, the ranks report waits themselves. A
-// single rank meets nobody.
+// single rank waits for no other rank.
 void Attempt::mention_missing_ranks() {
   constexpr size_t kMost = 8;
   if (options_.layout.world_size == 1) return;
@@ -278,8 +278,8 @@ void Attempt::mention_missing_ranks() {
   for (const auto& [rank, where] : *missing) {
     if (described.size() == kMost) break;
     const auto index = static_cast<size_t>(rank - options_.layout.first_rank);
-    const bool is_here = rank >= options_.layout.first_rank && index < workers_.size();
-    if (!is_here)
+    const bool is_local = rank >= options_.layout.first_rank && index < workers_.size();
+    if (!is_local)
       described.push_back(text("rank ", rank, where.empty() ? " (not started yet)" : text(" (", where, ")")));
     else if (workers_[index].pid == 0)
       described.push_back(text("rank ", rank, " (not started yet)"));

@@ -11,8 +11,9 @@
 namespace lockstep {
 
 /// One end of the connection between the launcher and its supervisor. Messages are lists of strings, with file
-/// descriptors attached. When one process ends for any reason, the other reads end-of-file. Never blocks on the other
-/// end, because both may send much at the same time, and either may be stopped. Not thread-safe.
+/// descriptors attached. When one process ends for any reason, the other process reads end-of-file. Never blocks on the
+/// other end, because both ends may send many bytes at the same time, and either process may be stopped. Not
+/// thread-safe.
 class Channel {
  public:
   using Fields = std::vector<std::string>;

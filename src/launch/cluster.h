@@ -39,13 +39,13 @@ class Cluster {
   /// The ranks of all nodes that have not joined yet. None on nodes that do not host the store.
   virtual std::optional<std::vector<MissingRank>> missing_ranks() = 0;
 
-  /// Reports that a worker of this node failed. Before it returns, all ranks are notified, unless they know of an
-  /// earlier failure; the wait is limited to a few seconds. Every node then stops its workers.
-  virtual void tell_failure(const Failure& cause) = 0;
+  /// Reports that a worker of this node failed. Before it returns, all ranks are notified, unless they were notified of
+  /// an earlier failure; the wait is limited to a few seconds. Every node then stops its workers.
+  virtual void report_failure(const Failure& cause) = 0;
   /// Returns whether a rank has joined, and may thus have been notified, as far as this node knows.
   virtual bool has_joined_ranks() = 0;
   /// Forwards a signal that this launcher received to the other nodes.
-  virtual void tell_signal(int number) = 0;
+  virtual void forward_signal(int number) = 0;
 
   /// Readable if next_order() or verdict() may have a result; -1 if that never happens.
   virtual int fd() const = 0;
@@ -53,7 +53,7 @@ class Cluster {
   virtual std::optional<int> next_order() = 0;
 
   /// Reports that all workers of this node have ended. verdict() returns the decision once all nodes have reported.
-  virtual void tell_outcome(const Outcome& outcome) = 0;
+  virtual void report_outcome(const Outcome& outcome) = 0;
   virtual std::optional<Verdict> verdict() = 0;
 };
 

@@ -27,8 +27,8 @@ size_t end_of_escape(std::string_view text, size_t at) {
   return std::min(end + 1, text.size());
 }
 
-/// Returns the first `columns` characters of UTF-8 text. Escape sequences take no column and stay, also those behind
-/// the cut: one of them ends a colour.
+/// Returns the first `columns` characters of UTF-8 text. Escape sequences take no column and stay, also escape
+/// sequences behind the cut: one of them ends a colour.
 std::string cut_to_width(std::string_view text, size_t columns) {
   std::string result;
   bool is_cut = false;
@@ -80,7 +80,7 @@ int Console::columns(Stream stream) const {
   return ::ioctl(static_cast<int>(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-// If both streams are terminals, they are the same one.
+// If both streams are terminals, they are the same terminal.
 void Console::put(Stream stream, const std::string& lines, const void* owner) {
   if (lines.empty()) return;
   if (!progress_ || !is_terminal(stream)) return queue(stream, lines);
@@ -114,7 +114,7 @@ void Console::queue(Stream stream, const std::string& bytes) {
 
 void Console::write_some() {
   Part& part = queue_.front();
-  // A writable pipe accepts PIPE_BUF bytes without blocking, but possibly no more.
+  // A writable pipe accepts PIPE_BUF bytes without blocking, but possibly not more.
   const size_t most = std::min<size_t>(part.bytes.size() - part.written, PIPE_BUF);
   ssize_t put = ::write(static_cast<int>(part.stream), part.bytes.data() + part.written, most);
   if (put < 0 && (errno == EINTR || errno == EAGAIN)) return;

@@ -15,10 +15,11 @@ class Console {
 
   Console();
 
-  /// Queues complete lines. On a terminal they appear above the progress bar that is shown; `owner` replaces its own.
+  /// Queues complete lines. On a terminal they appear above the progress bar that is shown; lines of the bar's `owner`
+  /// replace the bar.
   void put(Stream stream, const std::string& lines, const void* owner = nullptr);
-  /// Queues the state of the progress bar of `owner`. A terminal shows one bar, on its last line: the one that was put
-  /// last. Otherwise the state is a line.
+  /// Queues the state of the progress bar of `owner`. A terminal shows one bar, on its last line: the bar that was put
+  /// last. Other streams get the state as a line.
   void put_progress(Stream stream, const std::string& prefix, const std::string& state, const void* owner);
 
   /// The file descriptor that the next write needs, for poll(); -1 if the queue is empty.
@@ -34,7 +35,7 @@ class Console {
   /// Returns whether the stream is a terminal with colours: NO_COLOR is not set and TERM is not "dumb".
   bool has_colour(Stream stream) const { return has_colour_[static_cast<int>(stream)]; }
   bool is_terminal(Stream stream) const { return is_terminal_[static_cast<int>(stream)]; }
-  /// Returns the width of the terminal that the stream is.
+  /// Returns the width of the stream's terminal.
   int columns(Stream stream) const;
 
  private:

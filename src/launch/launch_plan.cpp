@@ -174,7 +174,7 @@ WorkerSpec worker_spec(const LaunchOptions& options, const Plan& plan, const Lay
   if (options.pass_local_rank) spec.command.push_back(text("--local_rank=", local_rank));
   spec.cores = plan.cores.at(static_cast<size_t>(local_rank));
   auto variables = worker_variables(options, plan, layout, local_rank, secret_file);
-  // Remove variables of an outer or earlier launcher, which would override ours.
+  // Remove variables of an outer or earlier launcher, which would override the variables of this launcher.
   for (const char* stale : {"LOCKSTEP_SECRET_FILE", "LOCKSTEP_INIT_METHOD", "LOCKSTEP_TERMINAL", "LOCKSTEP_RUN_NOTE",
                             "TORCHELASTIC_USE_AGENT_STORE"})
     if (!variables.contains(stale)) variables[stale];

@@ -121,7 +121,7 @@ class Launch {
     constexpr auto kErr = Console::Stream::kErr;
     live_->end(report_to_json(report));
     console_.put(kErr, options_.json ? report_to_json(report) : describe_report(report, console_.has_colour(kErr)));
-    console_.flush(signals_.fd(), signals_.stop_was_asked());
+    console_.flush(signals_.fd(), signals_.is_stop_requested());
     return report.exit;
   }
 

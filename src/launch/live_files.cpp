@@ -55,10 +55,10 @@ std::optional<OutputTail::Change> OutputTail::take_change() {
   return change;
 }
 
-/// What is written at one time.
+/// The files and changes that are written at one time.
 struct LiveFiles::Batch {
   std::string folder;
-  std::optional<LiveParticipants> participants;       // files of others are removed
+  std::optional<LiveParticipants> participants;       // files of ranks and nodes that do not take part are removed
   std::map<std::string, OutputTail::Change> changes;  // by name
 
   /// Returns the first failure; empty if there was none.
@@ -81,7 +81,7 @@ struct LiveFiles::Writer {
   bool has_failed = false;  // guarded by mutex: since the last batch
   bool has_warned = false;  // guarded by mutex
 
-  /// Blocks until the last batch is written, at most so long. Returns whether it is.
+  /// Blocks until the last batch is written, at most for `limit`. Returns whether it is written.
   bool wait(std::chrono::milliseconds limit) {
     std::unique_lock lock(mutex);
     return changed.wait_for(lock, limit, [&] { return !is_busy; });
@@ -129,7 +129,7 @@ void LiveFiles::end(const std::string& report) {
   write_last();
 }
 
-// A background thread may still write the state before.
+// A background thread may still be writing the previous state.
 void LiveFiles::write_last() {
   has_ended_ = true;
   if (folder_.empty()) return;
@@ -144,7 +144,7 @@ void LiveFiles::read_note(const std::string& note_file) {
   for (auto& [rank, output] : outputs_) output.forget_file();
 }
 
-/// Returns whether the background thread writes now.
+/// Returns whether the background thread is writing now.
 bool LiveFiles::write() {
   if (folder_.empty()) return false;
   {

@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// The last lines of a worker's output, as its file has them. Not thread-safe.
+/// The last lines of a worker's output, and which of them its file has. Not thread-safe.
 class OutputTail {
  public:
   static constexpr size_t kMaxBytes = 128 << 10;

@@ -44,7 +44,7 @@ int Machine::gpus(const Environment::Lookup& lookup) const {
     int count = 0;
     std::istringstream entries(*visible);
     for (std::string entry; std::getline(entries, entry, ',');) {
-      if (entry.empty() || entry == "-1") break;  // as CUDA reads it: what comes after does not count
+      if (entry.empty() || entry == "-1") break;  // like CUDA, ignore the entries after it
       ++count;
     }
     return count;
@@ -60,13 +60,13 @@ std::optional<int64_t> Machine::out_of_memory_kills() const {
 }
 
 std::vector<std::vector<int>> assign_cores(const std::vector<int>& cores, int workers) {
-  std::vector<std::vector<int>> dealt(static_cast<size_t>(workers));
-  const size_t count = cores.size(), hands = dealt.size();
-  if (count < hands) return dealt;
-  for (size_t hand = 0; hand < hands; ++hand)
-    for (size_t core = count * hand / hands; core < count * (hand + 1) / hands; ++core)
-      dealt[hand].push_back(cores[core]);
-  return dealt;
+  std::vector<std::vector<int>> result(static_cast<size_t>(workers));
+  const size_t count = cores.size(), sets = result.size();
+  if (count < sets) return result;
+  for (size_t worker = 0; worker < sets; ++worker)
+    for (size_t core = count * worker / sets; core < count * (worker + 1) / sets; ++core)
+      result[worker].push_back(cores[core]);
+  return result;
 }
 
 }  // namespace lockstep

@@ -30,7 +30,7 @@ void check_options(const LaunchOptions& options) {
 /// Returns the environment that mpirun or srun set for the launchers; none if neither started them.
 std::optional<Environment> find_starter(const Lookup& lookup) {
   if (lookup("RANK") && lookup("WORLD_SIZE")) return std::nullopt;  // a worker of another launcher
-  // Hide the remaining variables of a worker: they are read elsewhere, and a single node does not need them.
+  // Hide the remaining variables of a worker: other code reads them, and a single node does not need them.
   auto starters_own = [&](const std::string& variable) -> std::optional<std::string> {
     for (const char* workers : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
       if (variable == workers) return std::nullopt;

@@ -18,7 +18,7 @@ struct NodePlace {
 
 /// Determines this node's place from the options. Values that they do not set come from the environment of the program
 /// that started one launcher per node:
-///   1. mpirun or srun: the number of launchers and the index of this one. Ignored in a worker of another launcher
+///   1. mpirun or srun: the number of launchers and the index of this launcher. Ignored in a worker of another launcher
 ///      (RANK and WORLD_SIZE are set), because the variables then describe that launcher.
 ///   2. Kubernetes: JOB_COMPLETION_INDEX is the node's rank, if the options give the number of nodes.
 ///   3. MASTER_ADDR and MASTER_PORT, if there is more than one node. The default address is the first host of Slurm's

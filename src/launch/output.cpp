@@ -49,7 +49,7 @@ bool write_all(int file, std::string_view bytes) {
   return true;
 }
 
-// Red is left to failures.
+// Red is reserved for failures.
 std::string coloured(const std::string& prefix, int colour) {
   constexpr std::array kColours{36, 32, 33, 35, 34};  // cyan, green, yellow, magenta, blue
   return text("\033[", kColours[static_cast<size_t>(colour) % kColours.size()], "m",
@@ -60,8 +60,8 @@ std::string coloured(const std::string& prefix, int colour) {
 
 namespace {
 
-/// Returns what a terminal shows of a line with carriage returns: the text after the last one, or before it if no text
-/// follows.
+/// Returns the text that a terminal shows of a line with carriage returns: the text after the last carriage return, or
+/// before it if no text follows.
 std::string_view visible(std::string_view line) {
   while (line.ends_with('\r')) line.remove_suffix(1);
   const auto last = line.rfind('\r');
@@ -77,7 +77,7 @@ std::vector<std::string> LineCutter::feed(std::string_view bytes) {
     partial_.clear();
   }
   partial_ += bytes;
-  // What a complete update has overwritten is not needed any more.
+  // Text that a complete update has overwritten is not needed any more.
   if (const auto shown = partial_.find_last_not_of('\r'); shown != partial_.npos)
     if (const auto last = partial_.rfind('\r', shown); last != partial_.npos) partial_.erase(0, last);
   if (partial_.size() >= kLongest) lines.push_back(take_rest());
@@ -93,7 +93,7 @@ std::string LineCutter::take_rest() {
 }
 
 void StderrMemory::add(const std::string& line) {
-  if (line.starts_with("frame #")) return;  // of LibTorch's errors; the worker's output has them
+  if (line.starts_with("frame #")) return;  // backtraces of LibTorch's errors; the worker's output has them
   tail_.push_back(line);
   if (tail_.size() > kLines) tail_.pop_front();
   auto after = [&](std::string_view beginning) -> std::optional<std::string> {
@@ -154,7 +154,8 @@ void StreamOutput::finish() {
   if (auto rest = cutter_.take_rest(); !rest.empty()) show({rest});
 }
 
-// A terminal shows each state of a progress bar in place of the last one. A pipe or file gets one line per second.
+// A terminal shows each state of a progress bar in place of the previous state. A pipe or file gets one line per
+// second.
 void StreamOutput::show_progress() {
   constexpr auto kBetweenLines = std::chrono::seconds(1);
   auto state = cutter_.progress();

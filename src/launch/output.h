@@ -14,7 +14,7 @@
 namespace lockstep {
 
 /// Splits bytes into lines. An incomplete line is kept for the next call. A progress bar writes carriage returns, after
-/// which the terminal overwrites the line: only what a terminal would show at the end counts.
+/// which the terminal overwrites the line: a line is the text that a terminal would show at the end.
 class LineCutter {
  public:
   static constexpr size_t kLongest = 1 << 20;  // longer lines are split, so that they are shown at all
@@ -78,7 +78,7 @@ class StreamOutput {
   const std::string prefix_;  // with colour
   Console* const console_;
   LineCutter cutter_;
-  std::string progress_;  // shown last
+  std::string progress_;  // the state that was shown last
   std::chrono::steady_clock::time_point progress_shown_{};
 };
 

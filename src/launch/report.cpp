@@ -170,11 +170,12 @@ LaunchReport make_report(const std::vector<WorkerEnd>& ends, const std::optional
     return blame_order(a) < blame_order(b);
   });
   report.culprit = *culprit;
-  // A silent rank ends after the others have given up, when it resumes or its network is back: that is not the cause.
+  // A silent rank ends after the other ranks have given up, when it resumes or its network is back: its end is not the
+  // cause.
   const bool is_silent = named && named->role == CulpritRole::kSilent && named->rank == culprit->rank;
   if (is_silent)
     report.culprit->description = text("stopped answering (ended later: ", culprit->description, ")");
-  else if (culprit->was_stopped)  // it gave up, and was stopped by the launcher before it exited on its own
+  else if (culprit->was_stopped)  // the rank gave up, and the launcher stopped it before it exited on its own
     report.culprit->description = text("stopped with the others (", culprit->description, ")");
   else if (!culprit->failed())
     report.culprit->description += ", while other ranks still needed it";

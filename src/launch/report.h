@@ -42,7 +42,7 @@ std::string in_shell(const std::vector<std::string>& command);
 struct LaunchReport {
   LaunchExit exit = LaunchExit::kSuccess;
   std::optional<WorkerEnd> culprit;     // the rank that the store blames, else the first that failed
-  std::vector<WorkerEnd> same_error;    // workers that failed with the culprit's error, of their own
+  std::vector<WorkerEnd> same_error;    // workers that threw the same error as the culprit
   std::vector<WorkerEnd> consequences;  // the other failed workers
   std::vector<WorkerEnd> ended_before;  // with success, before the culprit ended
   std::optional<Failure> notice;        // the failure that the store sent to the ranks
@@ -53,8 +53,8 @@ struct LaunchReport {
 };
 
 /// Determines the culprit, if any worker failed. The culprit is the rank that `notice` names, even if it exited with
-/// success, because it may have exited too early. Otherwise it is the first failed worker of `ends` that ended before
-/// the launcher stopped the workers. `ends` must be in the order in which the workers of each node ended.
+/// success, because it may have exited too early. Otherwise the culprit is the first failed worker of `ends` that ended
+/// before the launcher stopped the workers. `ends` must be in the order in which the workers of each node ended.
 LaunchReport make_report(const std::vector<WorkerEnd>& ends, const std::optional<Failure>& notice);
 
 /// How an attempt ended on one node.
@@ -64,7 +64,7 @@ struct Outcome {
   std::string broken;           // why the launcher cannot continue; empty if it can
 };
 
-/// What all nodes do after an attempt has ended on all nodes.
+/// The decision for all nodes after an attempt has ended on all nodes.
 struct Verdict {
   bool restart = false;
   LaunchReport report;

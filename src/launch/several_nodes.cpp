@@ -34,12 +34,12 @@ using Clock = std::chrono::steady_clock;
 using Fields = StoreClient::Fields;
 
 constexpr int kLaunchers = -1;  // used as generation, so that the launchers' key differs from every key of the ranks
-constexpr auto kSilence = std::chrono::seconds(30);   // heartbeat limit of a launcher
-constexpr auto kTellLimit = std::chrono::seconds(2);  // the ranks have 1 s to acknowledge
+constexpr auto kSilence = std::chrono::seconds(30);     // heartbeat limit of a launcher
+constexpr auto kNotifyLimit = std::chrono::seconds(2);  // the ranks have 1 s to acknowledge
 constexpr auto kNodeFarewell = std::chrono::seconds(5);
-constexpr size_t kShownCommand = 300;  // bytes of a command that other nodes can print
+constexpr size_t kShownCommand = 300;  // longest command, in bytes, that is sent to other nodes for messages
 
-/// What a node joins with. The version stays the first field in all versions.
+/// The fields with which a node joins. The version stays the first field in all versions.
 enum NodeField : size_t { kVersion, kHost, kPid, kWorkers, kNodes, kJob, kCommand, kCommandHash };
 
 std::string shown(const std::string& command) {
@@ -78,19 +78,19 @@ class SeveralNodes final : public Cluster, private StoreListener {
     }
     layout_.generation = generation;
     subscribe();
-    wake();  // orders that arrived during the wait are not handled yet
+    wake();  // to handle orders that arrived during the wait
     return layout_;
   }
 
-  void tell_failure(const Failure& cause) override {
+  void report_failure(const Failure& cause) override {
     const Fields failure{key("failure"), "", pack(to_fields(cause))};
     try {
-      if (store_) return tell_ranks(cause);
+      if (store_) return notify_ranks(cause);
       Fields late;
       client_->call(Verb::kCompareSet, failure);
-      client_->call(Verb::kGet, {key("told")}, Clock::now() + kTellLimit, late);
+      client_->call(Verb::kGet, {key("told")}, Clock::now() + kNotifyLimit, late);
     } catch (const Error&) {
-      // Node 0 is gone; the client's thread reports it too.
+      // Node 0 is gone; the client's thread reports that as well.
     }
   }
 
@@ -111,7 +111,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
     return has_joined_ranks_;
   }
 
-  void tell_signal(int number) override {
+  void forward_signal(int number) override {
     client_->call(Verb::kAdd, {key("signals"), "1"},
                   [this, number, base = key("signal/")](std::optional<Fields> count) {
                     if (count)
@@ -132,7 +132,7 @@ class SeveralNodes final : public Cluster, private StoreListener {
     return order;
   }
 
-  void tell_outcome(const Outcome& outcome) override {
+  void report_outcome(const Outcome& outcome) override {
     client_->call(Verb::kSet, {key("outcome/" + me()), pack_outcome(outcome)}, ignore);
   }
 
@@ -180,12 +180,13 @@ class SeveralNodes final : public Cluster, private StoreListener {
     connect(signals, deadline, notice, print_status);
     client_->listen(this);
     const auto process = this_process();
-    const std::string mine = pack({LOCKSTEP_VERSION_STRING, process.host, std::to_string(process.pid),
-                                   std::to_string(plan_.workers), std::to_string(plan_.node.nodes), plan_.job_id,
-                                   shown(in_shell(options_.command)), secret_.hmac(pack(options_.command))});
-    const auto found = client_->call(Verb::kJoin, {node_key(plan_.node.rank), mine, me(), process.host, process.host_id,
-                                                   std::to_string(process.pid), std::to_string(to_ms(kSilence))});
-    if (found.at(0) != mine) {
+    const std::string own_fields = pack({LOCKSTEP_VERSION_STRING, process.host, std::to_string(process.pid),
+                                         std::to_string(plan_.workers), std::to_string(plan_.node.nodes), plan_.job_id,
+                                         shown(in_shell(options_.command)), secret_.hmac(pack(options_.command))});
+    const auto found =
+        client_->call(Verb::kJoin, {node_key(plan_.node.rank), own_fields, me(), process.host, process.host_id,
+                                    std::to_string(process.pid), std::to_string(to_ms(kSilence))});
+    if (found.at(0) != own_fields) {
       const auto other = unpack(found.at(0));
       is_over_ = true;  // not a member: the other nodes must not be notified
       check_version(plan_.node.rank, other);
@@ -308,8 +309,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
     warn_about_commands(values, print_status);
   }
 
-  /// Nodes may differ on purpose, so this is no error. Node 0 names the first node that differs from it, and each other
-  /// node names itself.
+  /// Nodes may run different commands on purpose, so a difference is no error. Node 0 names the first node whose
+  /// command differs; each other node names itself.
   void warn_about_commands(const Fields& values, const PrintStatus& print_status) const {
     const auto first = unpack(values.at(0));
     std::vector<int> others;
@@ -358,9 +359,9 @@ class SeveralNodes final : public Cluster, private StoreListener {
       });
     }
     when(key("told"), [this](const std::string& value) {
-      const auto told = unpack(value);
-      has_joined_ranks_ = told.at(1) != "0";
-      if (told.at(0) != me()) orders_.push_back(0);
+      const auto fields = unpack(value);
+      has_joined_ranks_ = fields.at(1) != "0";
+      if (fields.at(0) != me()) orders_.push_back(0);
     });
     when(key("verdict"), [this](const std::string& value) { verdict_ = unpack_verdict(value); });
     listen_for_signal(key("signal/"), 1);
@@ -376,8 +377,8 @@ class SeveralNodes final : public Cluster, private StoreListener {
         [this, base, count] { listen_for_signal(base, count + 1); });
   }
 
-  /// Calls `then` with mutex_ held, and `after` without, once the key has a value and if the generation has not
-  /// changed.
+  /// Once the key has a value, and if the generation has not changed, calls `then` with mutex_ held and `after`
+  /// without.
   void when(const std::string& name, std::function<void(const std::string&)> then, std::function<void()> after = {}) {
     client_->call(Verb::kGet, {name},
                   [this, then = std::move(then), after = std::move(after),
@@ -435,19 +436,19 @@ class SeveralNodes final : public Cluster, private StoreListener {
       outcomes.swap(outcomes_);
     }
     if (failure) {
-      tell_ranks(read_failure(unpack(*failure)));
+      notify_ranks(read_failure(unpack(*failure)));
       std::lock_guard lock(mutex_);
       orders_.push_back(0);
     }
-    if (outcomes) judge(*outcomes);
+    if (outcomes) publish_verdict(*outcomes);
   }
 
-  void tell_ranks(const Failure& cause) {
+  void notify_ranks(const Failure& cause) {
     store_->end_job(cause);
     client_->call(Verb::kSet, {key("told"), pack({me(), std::to_string(store_->joined().size())})}, ignore);
   }
 
-  void judge(const Fields& outcomes) {
+  void publish_verdict(const Fields& outcomes) {
     Outcome all;
     for (const auto& packed : outcomes) {
       auto outcome = unpack_outcome(packed);

@@ -39,7 +39,7 @@ std::optional<int> Signals::next() {
   signalfd_siginfo signal{};
   if (::read(file_.get(), &signal, sizeof signal) != sizeof signal) return std::nullopt;
   const int number = static_cast<int>(signal.ssi_signo);
-  if (number != SIGTSTP) stop_was_asked_ = true;
+  if (number != SIGTSTP) is_stop_requested_ = true;
   return number;
 }
 

@@ -25,13 +25,13 @@ class Signals {
   /// Returns the next signal; blocks for up to `limit`.
   std::optional<int> wait_for(std::chrono::milliseconds limit);
   /// Returns whether next() has returned a signal other than SIGTSTP.
-  bool stop_was_asked() const { return stop_was_asked_; }
+  bool is_stop_requested() const { return is_stop_requested_; }
 
  private:
   sigset_t before_;
   struct sigaction pipe_before_;
   FileDescriptor file_;
-  bool stop_was_asked_ = false;
+  bool is_stop_requested_ = false;
 };
 
 }  // namespace lockstep

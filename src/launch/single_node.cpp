@@ -21,7 +21,7 @@ class SingleNode final : public Cluster {
     return Layout{0, workers_, generation, {endpoint_.host, store_->port()}, job_id_};
   }
 
-  void tell_failure(const Failure& cause) override { store_->end_job(cause); }
+  void report_failure(const Failure& cause) override { store_->end_job(cause); }
   std::optional<std::vector<MissingRank>> missing_ranks() override {
     const auto joined = store_->joined();
     std::vector<MissingRank> missing;
@@ -31,11 +31,11 @@ class SingleNode final : public Cluster {
   }
 
   bool has_joined_ranks() override { return !store_->joined().empty(); }
-  void tell_signal(int) override {}
+  void forward_signal(int) override {}
   int fd() const override { return -1; }
   std::optional<int> next_order() override { return std::nullopt; }
 
-  void tell_outcome(const Outcome& outcome) override {
+  void report_outcome(const Outcome& outcome) override {
     verdict_ = decide(outcome, store_->first_cause(), generation_, max_restarts_);
   }
   std::optional<Verdict> verdict() override { return verdict_; }

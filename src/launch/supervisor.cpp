@@ -30,8 +30,7 @@
 // killed by SIGKILL. It rests on three mechanisms:
 //   - The channel shows the end of the launcher: the supervisor reads end-of-file, kills all its descendants and exits.
 //   - The supervisor is a child subreaper. A process whose parent ends becomes a child of the supervisor, also after
-//   setsid()
-//     or a double fork, so kill_descendants() finds every process.
+//     setsid() or a double fork, so kill_descendants() finds every process.
 //   - Each worker has PR_SET_PDEATHSIG, so it is killed if the supervisor itself is killed. The launcher is a subreaper
 //     too, and kills the remaining descendants then. If both are killed at once, descendants of workers may survive.
 //
@@ -53,7 +52,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 class Supervisor {
  public:
   explicit Supervisor(Channel channel) : channel_(std::move(channel)) {
-    ::setsid();  // so that the terminal does not signal it
+    ::setsid();  // so that the terminal does not signal the supervisor
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     sigset_t all;
     ::sigfillset(&all);
@@ -70,8 +69,8 @@ class Supervisor {
     return kill_descendants() ? 0 : 1;
   }
 
-  /// The launcher's report has it.
-  void tell_failure(const std::string& why) noexcept {
+  /// Sends the error for the launcher's report.
+  void report_failure(const std::string& why) noexcept {
     try {
       channel_.send({"failed", why});
     } catch (const std::exception&) {
@@ -82,7 +81,7 @@ class Supervisor {
  private:
   struct Worker {
     std::string index;      // assigned by the launcher
-    std::set<int> signals;  // sent to it
+    std::set<int> signals;  // that were sent to the worker
   };
 
   bool watch() {
@@ -91,12 +90,12 @@ class Supervisor {
     if (ready[1].revents != 0) reap();
     if (ready[0].revents & POLLOUT) channel_.flush();
     if ((ready[0].revents & ~POLLOUT) == 0) return true;
-    bool is_there = channel_.read_some();
-    while (auto order = channel_.next()) obey(*order);
-    return is_there;
+    bool is_connected = channel_.read_some();
+    while (auto order = channel_.next()) execute(*order);
+    return is_connected;
   }
 
-  void obey(const Channel::Fields& order) {
+  void execute(const Channel::Fields& order) {
     const auto& verb = order.at(0);
     if (verb == "secret") return keep_secret(order.at(1));
     if (verb == "folder") return make_folder();
@@ -111,7 +110,7 @@ class Supervisor {
     has_secret_ = true;
   }
 
-  /// For the workers' note only, without which the job runs as well.
+  /// Creates the folder for the workers' note only. The job runs without the note as well.
   void make_folder() {
     try {
       folder_.emplace("lockstep");
@@ -134,7 +133,7 @@ class Supervisor {
     for (const auto& core : unpack(order.at(4))) CPU_SET(parse_number<size_t>(core).value_or(0), &cores);
     int refusal[2];
     if (::pipe2(refusal, O_CLOEXEC) != 0) return refuse(order.at(1), errno);
-    FileDescriptor told(refusal[0]), tell(refusal[1]);
+    FileDescriptor error_reader(refusal[0]), error_writer(refusal[1]);
     const pid_t supervisor = ::getpid();
     const pid_t pid = ::fork();
     if (pid < 0) return refuse(order.at(1), errno);
@@ -142,13 +141,13 @@ class Supervisor {
       become(supervisor, out.get(), err.get(), cores);
       ::execvpe(argv[0], argv.data(), envp.data());
       const int error = errno;
-      [[maybe_unused]] auto written = ::write(tell.get(), &error, sizeof error);
+      [[maybe_unused]] auto written = ::write(error_writer.get(), &error, sizeof error);
       ::_exit(127);
     }
-    ::setpgid(pid, pid);  // also here: a signal may be sent before the child runs
-    tell = FileDescriptor();
+    ::setpgid(pid, pid);  // also in the parent: a signal may be sent before the child runs
+    error_writer = FileDescriptor();
     int error = 0;
-    if (::read(told.get(), &error, sizeof error) == sizeof error) {
+    if (::read(error_reader.get(), &error, sizeof error) == sizeof error) {
       ::waitpid(pid, nullptr, 0);
       return refuse(order.at(1), error);
     }
@@ -211,7 +210,7 @@ int run_supervisor(Channel channel) {
   try {
     return supervisor.run();
   } catch (const std::exception& error) {
-    supervisor.tell_failure(error.what());
+    supervisor.report_failure(error.what());
     kill_descendants();
     return static_cast<int>(LaunchExit::kInternal);
   }

@@ -13,7 +13,7 @@ namespace lockstep {
 ///
 /// Messages to the supervisor:
 ///   "secret", bytes         write the job's secret to a file in a folder that is removed with the supervisor
-///   "folder"                the same folder without a secret
+///   "folder"                create this folder without a secret
 ///   "start", index, argument list, environment list, cores list (lists encoded by pack()); attached files: stdout and
 ///                           stderr of the worker
 ///   "signal", number        send it to the process group of every worker that has not ended

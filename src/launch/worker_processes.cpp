@@ -87,12 +87,12 @@ std::optional<int> run_as_supervisor(int argc, char** argv) {
   int type = 0;
   socklen_t size = sizeof type;
   if (!end || ::getsockopt(*end, SOL_SOCKET, SO_TYPE, &type, &size) != 0) return static_cast<int>(LaunchExit::kUsage);
-  ::fcntl(*end, F_SETFD, FD_CLOEXEC);  // workers must not inherit it: the channel must close when this process ends
+  ::fcntl(*end, F_SETFD, FD_CLOEXEC);  // workers must not inherit the channel: it must close when this process ends
   try {
     return run_supervisor(Channel(FileDescriptor(*end)));
   } catch (const std::exception& error) {
     const std::string line = text("lockstep: ", error.what(), "\n");
-    [[maybe_unused]] auto told = ::write(STDERR_FILENO, line.data(), line.size());
+    [[maybe_unused]] auto written = ::write(STDERR_FILENO, line.data(), line.size());
     kill_descendants();
     return static_cast<int>(LaunchExit::kInternal);
   }
@@ -100,10 +100,10 @@ std::optional<int> run_as_supervisor(int argc, char** argv) {
 
 WorkerProcesses::WorkerProcesses(const std::string& secret)
     : files_before_(raise_file_limit()), channel_{FileDescriptor()} {
-  auto [mine, theirs] = Channel::make_ends();
-  supervisor_ = start_supervisor(theirs);
-  ::prlimit(supervisor_, RLIMIT_NOFILE, &files_before_, nullptr);  // workers inherit it
-  channel_ = Channel(std::move(mine));
+  auto [own_end, supervisor_end] = Channel::make_ends();
+  supervisor_ = start_supervisor(supervisor_end);
+  ::prlimit(supervisor_, RLIMIT_NOFILE, &files_before_, nullptr);  // workers inherit the limit
+  channel_ = Channel(std::move(own_end));
   channel_.send(secret.empty() ? Channel::Fields{"folder"} : Channel::Fields{"secret", secret});
 }
 
@@ -117,11 +117,11 @@ std::pair<FileDescriptor, FileDescriptor> WorkerProcesses::start(int worker, con
   auto [err, err_end] = make_pipe();
   std::vector<std::string> cores;
   for (int core : spec.cores) cores.push_back(std::to_string(core));
-  std::vector<FileDescriptor> theirs;
-  theirs.push_back(std::move(out_end));
-  theirs.push_back(std::move(err_end));
+  std::vector<FileDescriptor> worker_ends;
+  worker_ends.push_back(std::move(out_end));
+  worker_ends.push_back(std::move(err_end));
   channel_.send({"start", std::to_string(worker), pack(spec.command), pack(spec.environment), pack(cores)},
-                std::move(theirs));
+                std::move(worker_ends));
   return {std::move(out), std::move(err)};
 }
 
@@ -134,8 +134,8 @@ void WorkerProcesses::signal_all(int number) {
 void WorkerProcesses::end_all() {
   if (is_over_) return;
   is_over_ = true;
-  ::shutdown(channel_.fd(), SHUT_WR);  // the supervisor reads end-of-file
-  ::kill(supervisor_, SIGCONT);        // it may be stopped
+  ::shutdown(channel_.fd(), SHUT_WR);  // so that the supervisor reads end-of-file
+  ::kill(supervisor_, SIGCONT);        // the supervisor may be stopped
   reap_supervisor();
 }
 
@@ -156,9 +156,9 @@ void WorkerProcesses::reap_supervisor() {
 
 std::vector<WorkerProcesses::Event> WorkerProcesses::read_events() {
   std::vector<Event> events;
-  const bool is_there = channel_.read_some();
-  while (auto said = channel_.next()) {
-    const auto& fields = *said;
+  const bool is_connected = channel_.read_some();
+  while (auto message = channel_.next()) {
+    const auto& fields = *message;
     if (fields.at(0) == "folder") {
       folder_ = fields.at(1);
       continue;
@@ -174,7 +174,7 @@ std::vector<WorkerProcesses::Event> WorkerProcesses::read_events() {
     events.push_back(
         {kind, static_cast<int>(to_number(fields.at(1))), static_cast<int>(to_number(fields.at(2))), was_stopped});
   }
-  if (!is_there) events.push_back({.kind = Event::Kind::kSupervisorGone, .why = why_});
+  if (!is_connected) events.push_back({.kind = Event::Kind::kSupervisorGone, .why = why_});
   return events;
 }
 

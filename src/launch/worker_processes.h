@@ -27,8 +27,8 @@ class WorkerProcesses {
     enum class Kind { kStarted, kRefused, kEnded, kSupervisorGone } kind;
     int worker = 0;            // its index
     int value = 0;             // kStarted: pid; kRefused: errno; kEnded: status of waitpid
-    bool was_stopped = false;  // it was killed by a signal of signal_all()
-    std::string why{};         // kSupervisorGone: its error; empty if it was killed
+    bool was_stopped = false;  // kEnded: the worker was killed by a signal of signal_all()
+    std::string why{};         // kSupervisorGone: the supervisor's error; empty if it was killed
   };
 
   /// Starts the supervisor by executing this program again; main() must begin with run_as_supervisor(). Unless `secret`
