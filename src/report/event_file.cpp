@@ -80,8 +80,8 @@ int64_t latest_time(const std::string& folder) {
   return latest;
 }
 
-/// A path that sorts after the folder's other event files. Names begin with the second of their creation. For a second
-/// file in this second, or if another host's clock is ahead, the name says a later second.
+/// A path that sorts after the folder's other event files. Names begin with the time of their creation in seconds. For
+/// a second file at the same time, or if another host's clock is ahead, the name has a later time.
 std::string new_event_path(const std::string& folder, const std::string& suffix) {
   const auto time = std::min(std::max<int64_t>(std::time(nullptr), latest_time(folder) + 1), kMaxTime);
   auto digits = std::to_string(time);
@@ -187,7 +187,7 @@ bool EventFile::write_rest() {
   return true;
 }
 
-/// Sets the warning for the first failure. It is logged without the mutex: the log's sink may use this file, too.
+/// Sets the warning for the first failure. The caller logs it without the mutex: the log's sink may use this file, too.
 void EventFile::fail(const char* call, std::string& warning) {
   const int reason = errno;
   if (std::exchange(has_failed_, true)) return;
@@ -210,7 +210,7 @@ void EventFile::append(const ProtoMessage& message) {
       const size_t size = rest_.size();
       if (!write_rest()) {
         fail("write", warning);
-        if (rest_.size() == size) {  // nothing of it is in the file
+        if (rest_.size() == size) {  // the file has no part of the record
           rest_.clear();
           ++lost_;
         }

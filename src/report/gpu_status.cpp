@@ -24,8 +24,8 @@ namespace {
 
 constexpr int kNvmlSuccess = 0;
 
-/// The address of the GPU, by which NVML finds it: NVML numbers all GPUs of the host, CUDA only the visible ones. CUDA
-/// is already loaded if LibTorch uses a GPU. Empty if it is not found.
+/// The PCI address of the GPU, by which NVML finds it: NVML numbers all GPUs of the host, CUDA only the visible GPUs.
+/// CUDA is already loaded if LibTorch uses a GPU. Empty if CUDA is not found.
 std::string pci_bus_id(c10::Device device) {
   using GetPciBusId = int (*)(char*, int, int);
   const auto get = reinterpret_cast<GetPciBusId>(::dlsym(RTLD_DEFAULT, "cudaDeviceGetPCIBusId"));

@@ -11,7 +11,7 @@ namespace lockstep::detail {
 
 struct GpuStatus {
   std::string name{};
-  double utilization = 0;  // share of the last moments in which a kernel ran, 0 to 1
+  double utilization = 0;  // fraction of recent time in which a kernel ran, 0 to 1
   int64_t memory_used_bytes = 0;
   int64_t memory_total_bytes = 0;
 };

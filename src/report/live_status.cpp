@@ -28,7 +28,7 @@ using Phase = Activity::Phase;
 
 constexpr auto kBetweenWrites = std::chrono::seconds(1);
 constexpr auto kInterval = std::chrono::seconds(5);        // of rates and shares
-constexpr auto kBlocked = std::chrono::milliseconds(500);  // from when on a call is shown
+constexpr auto kBlocked = std::chrono::milliseconds(500);  // a call that blocks longer is shown
 constexpr auto kMaxWait = std::chrono::seconds(1);         // of a failing call, for the file
 constexpr size_t kMaxSnapshots = 600;
 constexpr size_t kShownCalls = 20;
@@ -62,7 +62,7 @@ std::string absolute_path(const std::string& path) {
   return resolved ? resolved.get() : path;
 }
 
-/// Tells the launcher of this rank the folder of the run.
+/// Writes the folder of the run to the file that the launcher of this rank reads.
 void note_folder(const std::string& run_folder) {
   const auto note = process_variable(kRunNoteVariable);
   if (!note || note->empty()) return;
@@ -71,7 +71,7 @@ void note_folder(const std::string& run_folder) {
   if (!failure.empty()) log_debug(text(failure, "; the launcher writes no live files"));
 }
 
-/// The shares of the interval. The parts that nothing has measured so far are null: they are in "other".
+/// The shares of the interval. Parts that were not measured so far are null: their time is in "other".
 LiveJson shares(const Activity::Times& from, const Activity::Times& to, double seconds) {
   LiveJson json = LiveJson::object();
   double rest = 1;
@@ -88,8 +88,8 @@ LiveJson shares(const Activity::Times& from, const Activity::Times& to, double s
   return json;
 }
 
-/// The call in which the training thread blocks. On a GPU the host only queues calls, so there it is the oldest call
-/// that the device has not finished.
+/// The call in which the training thread blocks. On a GPU, where the host only queues calls, the oldest call that the
+/// device has not finished.
 LiveJson blocking_call(const FlightRecorder& recorder, const Activity::Times& times, bool is_gpu) {
   const bool is_blocked = times.phase == Phase::kCommunication && times.in_phase >= kBlocked;
   if (!is_blocked && !is_gpu) return {};
@@ -185,13 +185,13 @@ void LiveStatus::on_group_failure() {
   if (state_ == State::kRunning && group_failure()) write_failure();
 }
 
-// A process often ends soon after its call has failed, so the call waits for the file.
+// A process often ends soon after a call has failed, so this function waits for the file.
 void LiveStatus::write_failure() {
   state_ = State::kFailed;
   std::unique_lock lock(mutex_);
-  const auto mine = ++requested_;
+  const auto request = ++requested_;
   changed_.notify_all();
-  changed_.wait_for(lock, kMaxWait, [&] { return written_ >= mine; });
+  changed_.wait_for(lock, kMaxWait, [&] { return written_ >= request; });
 }
 
 void LiveStatus::run() {
@@ -239,7 +239,7 @@ LiveStatus::Snapshot LiveStatus::take_snapshot() const {
   return {Clock::now(), position_.step, position_.samples, activity_->times()};
 }
 
-// The interval grows until it has a step.
+// The interval grows until it contains a step.
 LiveStatus::Snapshot LiveStatus::begin_of_interval(const Snapshot& now) {
   while (history_.size() > 1 && now.at - history_[1].at >= kInterval && now.step > history_[1].step)
     history_.pop_front();

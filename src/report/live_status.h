@@ -19,24 +19,24 @@
 
 namespace lockstep::detail {
 
-/// Writes live/rank-NNNNN.json of a training run: what this rank does now (docs/file_formats.md). A thread of its own
-/// writes the file about once a second and when the state changes, so the file is also written while the rank blocks in
-/// a call. If the file cannot be written, the thread logs one warning and tries again.
+/// Writes live/rank-NNNNN.json of a training run: the current state of this rank (docs/file_formats.md). A separate
+/// thread writes the file about once a second and when the state changes, so the file is also written while the rank
+/// blocks in a call. If the file cannot be written, the thread logs one warning and tries again.
 ///
 /// Create it with make_unique_owned: a forked child has no such thread. The training thread makes all calls, except for
 /// those of the failure hook.
 class LiveStatus {
  public:
   enum class State { kRunning, kFinished, kStopped, kFailed };
-  /// Where the training is. The training thread writes, the thread of this object reads.
+  /// The position of the training. The training thread writes, the thread of this object reads.
   struct Position {
     std::atomic<int64_t> step{0}, epochs{0}, batch{0}, batches{0};
     std::atomic<double> epoch{0};
     std::atomic<int64_t> samples{0};  // of this rank, in this start
   };
 
-  /// Removes files of ranks that do not take part, and tells the launcher the folder. Throws SystemError if no thread
-  /// can be started.
+  /// Removes files of ranks that do not take part, and notes the folder for the launcher. Throws SystemError if no
+  /// thread can be started.
   LiveStatus(const ProcessGroup& group, const std::string& run_folder);
   /// Writes the last state: failed if an exception is unwinding the stack, stopped if the run was not complete.
   ~LiveStatus();
@@ -84,8 +84,8 @@ class LiveStatus {
   bool has_warned_ = false;         // used by the thread
   std::mutex mutex_;
   std::condition_variable changed_;
-  int64_t requested_ = 1;     // guarded by mutex_: number of writes that were asked for
-  int64_t written_ = 0;       // guarded by mutex_: number of those that are done
+  int64_t requested_ = 1;     // guarded by mutex_: number of requested writes
+  int64_t written_ = 0;       // guarded by mutex_: number of requested writes that are done
   bool is_ending_ = false;    // guarded by mutex_
   std::exception_ptr error_;  // guarded by mutex_: of fail()
   std::thread thread_;        // last, because it uses all members above

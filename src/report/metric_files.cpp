@@ -1,9 +1,10 @@
 // Overview.
 //
-// metrics.jsonl is written first and is the source of the others. A record is one line, appended by one write. When a
-// run is resumed from a checkpoint, records that were written after that checkpoint describe steps that are repeated:
-// they are removed. metrics.csv is a table, so a metric that appears for the first time needs a new column in all
-// rows: the file is then written again from metrics.jsonl. TensorBoard has its own way to forget records.
+// metrics.jsonl is written first and is the source of the other files. A record is one line, appended by one write.
+// When a run is resumed from a checkpoint, records that were written after that checkpoint describe steps that are
+// repeated: they are removed. metrics.csv is a table, so a metric that appears for the first time needs a new column in
+// all rows: the file is then written again from metrics.jsonl. TensorBoard drops repeated records itself (see
+// tensorboard_writer.cpp).
 
 #include "report/metric_files.h"
 
@@ -79,7 +80,7 @@ std::string csv_number(double value) {
   return std::isfinite(value) ? Json(value).dump() : "";
 }
 
-/// Epochs and seconds as all files have them.
+/// Epochs and seconds, rounded for all files.
 double rounded_epoch(const MetricRecord& record) {
   return std::round(record.epoch * 1e6) / 1e6;
 }
@@ -125,11 +126,11 @@ LineFile::LineFile(std::string path, const std::string& content) : path_(std::mo
 }
 
 void LineFile::append(const std::string& line) {
-  const auto whole = line + '\n';
+  const auto bytes = line + '\n';
   ssize_t written = 0;
-  do written = ::write(file_.get(), whole.data(), whole.size());
+  do written = ::write(file_.get(), bytes.data(), bytes.size());
   while (written < 0 && errno == EINTR);
-  if (written == static_cast<ssize_t>(whole.size())) {
+  if (written == static_cast<ssize_t>(bytes.size())) {
     length_ += written;
     return;
   }

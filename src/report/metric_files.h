@@ -31,7 +31,8 @@ MetricRecord from_json(const std::string& line);
 /// again with the next line, so that a line is either complete or missing.
 class LineFile {
  public:
-  /// Opens the file, which `content` replaces. Throws SystemError, or UsageError if it is not this user's file.
+  /// Replaces the file's content by `content` and opens it. Throws SystemError, or UsageError if it is not this user's
+  /// file.
   LineFile(std::string path, const std::string& content);
   void append(const std::string& line);
 
@@ -48,9 +49,9 @@ void check_own_files(const std::string& folder);
 /// The files of a MetricLog. Used by rank 0. Not thread-safe, except tensorboard().
 class MetricFiles {
  public:
-  /// Opens the files of the folder. Keeps step records up to step `steps` and records of the first `epochs` epochs, and
-  /// removes others: the run continues there. Throws SystemError or UsageError if metrics.jsonl cannot be read or
-  /// written; without the others there is a warning.
+  /// Opens the files of the folder. Keeps step records up to step `steps` and records of the first `epochs` epochs,
+  /// after which the run continues, and removes other records. Throws SystemError or UsageError if metrics.jsonl cannot
+  /// be read or written; logs a warning if another file cannot.
   MetricFiles(std::string folder, const MetricLogOptions& options, int64_t steps, int64_t epochs);
   void write(const MetricRecord& record);
   TensorBoardWriter* tensorboard() { return tensorboard_.get(); }

@@ -1,12 +1,13 @@
 // Overview.
 //
 // log() stages the values of a step, because a step may fail and be repeated. end_step() adds them to the sums of the
-// current window: on the host, or on the GPU that they are on. When a window is complete, flush() hands it to the
+// current window: on the host, or on the GPU that they are on. When a window is complete, flush() passes it to the
 // reporter thread, which every rank has. The thread waits for the sums that are on a GPU, adds the window to the sums
-// of the epoch, and sends it to rank 0, over a group that only these threads use; so ranks need not be in step, and
-// neither the training nor the GPU waits. Rank 0's thread merges the windows and writes the record.
+// of the epoch, and sends it to rank 0, over a group that only these threads use. So ranks need not make the same step
+// at the same time, and neither the training nor the GPU waits. Rank 0's thread merges the windows and writes the
+// record.
 //
-// end_epoch() waits for the threads. It then merges the sums of the epoch of all ranks with a call of its own.
+// end_epoch() waits for the threads. It then merges the sums of the epoch of all ranks with a separate collective.
 
 #include <lockstep/metric_log.h>
 
@@ -152,9 +153,9 @@ class MetricLog::Impl {
   detail::DeviceSums window_on_device_;
   int64_t steps_ = 0, epochs_ = 0;
   int64_t steps_in_window_ = 0;
-  Windows finished_;                                  // not yet given to the reporter
+  Windows finished_;                                  // not yet passed to the reporter
   MetricSums epoch_only_;                             // of log_epoch()
-  int64_t recorded_steps_ = 0, recorded_epochs_ = 0;  // that have records when the files are opened
+  int64_t recorded_steps_ = 0, recorded_epochs_ = 0;  // steps and epochs that have records when the files are opened
   double earlier_seconds_ = 0;
   Clock::time_point began_ = Clock::now();
   detail::NonFiniteValue non_finite_;
@@ -169,9 +170,9 @@ class MetricLog::Impl {
   bool is_busy_ = false, is_ending_ = false;
   std::exception_ptr error_;
   std::map<std::string, double> latest_;
-  MetricSums epoch_;                            // of the windows that report() has taken
+  MetricSums epoch_;                            // sums of the windows that report() has processed
   std::unique_ptr<detail::MetricFiles> files_;  // on rank 0, when the first record is written
-  bool has_warned_ = false;                     // that they cannot be opened
+  bool has_warned_ = false;                     // has warned that the files cannot be opened
   std::thread thread_;                          // last: it uses the other members
 };
 
@@ -291,13 +292,13 @@ std::map<std::string, double> MetricLog::Impl::end_epoch() {
   if (steps_in_window_ > 0) finished_.push_back(take_window(static_cast<double>(epochs_ + 1)));
   flush();
   wait();
-  MetricSums mine = std::exchange(epoch_only_, {});
+  MetricSums own = std::exchange(epoch_only_, {});
   {
     const std::lock_guard lock(mutex_);
-    mine.merge(std::exchange(epoch_, {}));
+    own.merge(std::exchange(epoch_, {}));
   }
   std::vector<MetricSums> ranks;
-  for (const auto& sums : group_.all_gather_object(mine.to_ivalue())) ranks.push_back(MetricSums::from_ivalue(sums));
+  for (const auto& sums : group_.all_gather_object(own.to_ivalue())) ranks.push_back(MetricSums::from_ivalue(sums));
   ++epochs_;
   auto results = detail::merged(ranks).results();
   if (writes()) {
@@ -365,15 +366,15 @@ void MetricLog::Impl::report() {
 }
 
 void MetricLog::Impl::send(Windows& windows) {
-  std::vector<c10::IValue> mine;
+  std::vector<c10::IValue> own;
   for (auto& window : windows) {
     window.fetch();
-    mine.push_back(window.sums.to_ivalue());
+    own.push_back(window.sums.to_ivalue());
     const std::lock_guard lock(mutex_);
     epoch_.merge(window.sums.of_epochs());
   }
   if (options_.every == 0) return;
-  const auto ranks = reporters_.gather_object(c10::ivalue::Tuple::create(std::move(mine)), 0);
+  const auto ranks = reporters_.gather_object(c10::ivalue::Tuple::create(std::move(own)), 0);
   if (!writes()) return;
   for (size_t i = 0; i < windows.size(); ++i) {
     std::vector<MetricSums> of_window;
@@ -421,11 +422,11 @@ void MetricLog::Impl::load_state_dict(const Value& state) {
   epoch_only_.clear();
   files_.reset();
   const auto& ranks = state.at("sums").elements();
-  // With fewer ranks than before, rank 0 takes over the sums of those that are missing.
+  // With fewer ranks than before, rank 0 adds the sums of the removed ranks to its own.
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const bool is_mine = static_cast<int>(rank) == group_.rank();
+    const bool is_own_rank = static_cast<int>(rank) == group_.rank();
     const bool is_of_removed_rank = static_cast<int>(rank) >= group_.size() && group_.rank() == 0;
-    if (!is_mine && !is_of_removed_rank) continue;
+    if (!is_own_rank && !is_of_removed_rank) continue;
     const auto sums = detail::ivalue_of(ranks[rank]);
     const auto& parts = sums.toTupleRef().elements();
     window_.merge(MetricSums::from_ivalue(parts.at(0)), is_of_removed_rank);

@@ -69,22 +69,22 @@ void MetricSums::merge(const MetricSums& other, bool keeps_last) {
 void MetricSums::merge(const std::string& name, const MetricSum& sum, bool keeps_last) {
   const auto [found, is_new] = sums_.emplace(name, sum);
   if (is_new) return;
-  auto& mine = found->second;
-  check_reduce(name, mine.reduce, sum.reduce);
-  mine.weight += sum.weight;
+  auto& existing = found->second;
+  check_reduce(name, existing.reduce, sum.reduce);
+  existing.weight += sum.weight;
   switch (sum.reduce) {
     case MetricReduction::kMean:
     case MetricReduction::kSum:
-      mine.value += sum.value;
+      existing.value += sum.value;
       break;
     case MetricReduction::kMin:
-      mine.value = least(mine.value, sum.value);
+      existing.value = least(existing.value, sum.value);
       break;
     case MetricReduction::kMax:
-      mine.value = greatest(mine.value, sum.value);
+      existing.value = greatest(existing.value, sum.value);
       break;
     case MetricReduction::kLast:
-      if (!keeps_last) mine.value = sum.value;
+      if (!keeps_last) existing.value = sum.value;
       break;
   }
 }

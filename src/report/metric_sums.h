@@ -33,8 +33,8 @@ class MetricSums {
  public:
   /// Throws UsageError if the metric was added with another `reduce` before.
   void add(std::string_view name, double value, const MetricOptions& options);
-  /// Adds what another rank, or an earlier period, has summed up. Of two last values the one of `other` counts, unless
-  /// `keeps_last`.
+  /// Adds the sums of another rank or of an earlier period. Of two last values, keeps the value of `other`, unless
+  /// `keeps_last` is set.
   void merge(const MetricSums& other, bool keeps_last = false);
   /// Returns the sums of metrics that epoch records have.
   MetricSums of_epochs() const;
@@ -57,7 +57,7 @@ class MetricSums {
 /// Merges the sums of all ranks, in the order of ranks: the last value is that of the lowest rank which has one.
 MetricSums merged(const std::vector<MetricSums>& ranks);
 
-/// Exponentially smoothed values, without the bias of the first ones.
+/// Exponentially smoothed values, without the bias of the first values.
 class Smoothed {
  public:
   double add(double value) {
@@ -72,10 +72,10 @@ class Smoothed {
   double sum_ = 0, weight_ = 0;
 };
 
-/// Sums on a GPU, which a thread can take later without blocking the GPU or the thread that trains.
+/// Sums on a GPU, which a thread can copy to the host later without blocking the GPU or the training thread.
 class DeviceSums {
  public:
-  /// A copy to host memory that may still be under way.
+  /// A copy to host memory that may still be in progress.
   class Copy {
    public:
     /// Waits for the copy. Call it on any thread.

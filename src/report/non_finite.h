@@ -9,7 +9,7 @@
 
 #include "report/metric_sums.h"
 
-// Finds metrics that are NaN or infinite, and says which, when and on which ranks.
+// Finds metrics that are NaN or infinite, and describes them: name, steps and ranks.
 
 namespace lockstep::detail {
 
@@ -26,16 +26,16 @@ std::vector<std::string> non_finite_metrics(const MetricSums& sums);
 /// 4 ranks". `of_ranks` has the descriptions of each rank.
 std::string join_by_rank(const std::vector<std::vector<std::string>>& of_ranks);
 
-/// What the reader can do about such values: a part of a message.
+/// The remedy for such values: a part of a message.
 extern const char* const kNonFiniteRemedy;
 
 /// Remembers the first value of this rank that is NaN or infinite.
 class NonFiniteValue {
  public:
-  /// A value on the host. One that does not count, of a mean with weight 0, is ignored.
+  /// Checks a value on the host. Ignores a value of a mean with weight 0, which does not count.
   void check(std::string_view metric, double value, const MetricOptions& options, int64_t step);
   void check_of_epoch(std::string_view metric, double value, const MetricOptions& options, int64_t epoch);
-  /// The sums of the values of consecutive steps.
+  /// Checks the sums of the values of consecutive steps.
   void check(const MetricSums& sums, int64_t first_step, int64_t last_step);
 
   /// Returns the description of the value and forgets it.

@@ -9,7 +9,7 @@
 
 namespace lockstep::detail {
 
-// Not through std::cout: its buffer may be written in several pieces, between which other processes write theirs.
+// Not through std::cout: its buffer may be written in several pieces, between which other processes write their lines.
 void print_line(std::string line) {
   line += '\n';
   LiveLine::Pause pause(STDOUT_FILENO);

@@ -66,7 +66,7 @@ std::optional<ProgressTerminal> find_terminal() {
   return ProgressTerminal{LiveStyle::kReturn, *columns, may_colour};
 }
 
-/// Not by the locale of the process, which is "C" unless the program calls setlocale().
+/// Reads the environment, not the locale of the process, which is "C" unless the program calls setlocale().
 bool has_unicode_locale() {
   for (const char* variable : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     auto locale = process_variable(variable).value_or("");
@@ -92,7 +92,7 @@ class Progress::Impl {
     try {
       end({});
     } catch (...) {
-      // Without memory for the last line there is none.
+      // Out of memory: the last line is not shown.
     }
   }
   Impl(const Impl&) = delete;
@@ -142,7 +142,7 @@ class Progress::Impl {
     LiveLine::of_process().show(this, std::move(line), columns);
   }
 
-  const OwnerProcess owner_{};                // a forked child shows nothing
+  const OwnerProcess owner_{};                // a forked child shows no progress
   const std::chrono::milliseconds interval_;  // between plain lines
   const bool has_unicode_ = has_unicode_locale();
   std::optional<ProgressTerminal> terminal_;  // constant after construction; none: plain lines

@@ -22,7 +22,7 @@ constexpr const char* kDim = "\033[2m";
 constexpr const char* kCyan = "\033[36m";
 constexpr const char* kYellow = "\033[33m";
 
-/// In the order in which parts are dropped.
+/// The parts of a line, in the order in which they are dropped from a line that is too long.
 enum class Keep { kPercentage, kWaiting, kValue, kRate, kBar, kTime, kFirstValue, kTitle, kSteps };
 
 struct Part {
@@ -48,7 +48,7 @@ std::string digits_of(double value, Format... format) {
   return std::string(digits.data(), end);
 }
 
-/// Returns the value with so many significant digits, and without exponent.
+/// Returns the value with `digits` significant digits, and without exponent.
 std::string significant(double value, int digits) {
   const auto rounded = digits_of(value, std::chars_format::scientific, digits - 1);  // "9.99e+02"
   const auto sign = rounded.find('e') + 1;
@@ -94,7 +94,7 @@ std::string describe_rate(const ProgressView& view, std::string (*format)(double
   return text(format(*view.steps_per_second), " steps/s");
 }
 
-/// The time left while the bar runs, if known; the time that it took after its end, or if the total is unknown.
+/// The time left while the bar runs, if known. The elapsed time after the bar's end, or if the total is unknown.
 std::string describe_time(const ProgressView& view) {
   if (view.has_ended) return "in " + format_duration(view.elapsed);
   if (view.left) return "eta " + format_duration(*view.left);
@@ -139,7 +139,7 @@ std::string render_live(const ProgressView& view, const LineStyle& style) {
   while (parts.size() > 1 && width_of(parts, style) > style.columns) {
     auto least = parts.begin();
     for (auto part = parts.begin(); part != parts.end(); ++part)
-      if (part->keep <= least->keep) least = part;  // among values the last one
+      if (part->keep <= least->keep) least = part;  // among values, the last value
     parts.erase(least);
   }
   const size_t width = width_of(parts, style);

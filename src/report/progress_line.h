@@ -20,9 +20,9 @@ struct LineStyle {
 ///     epoch 3/20  120/469  ━━━━━━━╸──────────────────  26 %  loss 0.4321  lr 0.1  12.3k samples/s  data 3 %  eta 0:41
 ///
 /// If the line is too long, the bar shrinks first, down to 8 columns. Then parts are dropped, in this order:
-/// percentage, waiting for data, values from the last to the second, rate, bar, time left, first value, title. What is
-/// left, the number of steps, is cut off if it has to be. The line of a bar that has ended has no bar, and the time it
-/// took.
+/// percentage, waiting for data, values from the last to the second, rate, bar, time left, first value, title. The
+/// remaining number of steps is cut off if it is still too long. The line of a bar that has ended has the elapsed time
+/// instead of the bar.
 std::string render_live(const ProgressView& view, const LineStyle& style);
 
 /// Returns one line for a file, without escape sequences and of any length:

@@ -24,7 +24,7 @@ void ProgressState::begin(std::string title, int64_t total, int64_t done, Time n
   total_ = total;
   done_ = done_before_ = done;
   begin_ = now;
-  next_measurement_ = now;  // the first step is measured, so that the others can be measured without it
+  next_measurement_ = now;  // the first step is measured, so that it can be excluded later
   counts_ = measured_ = recent_ = {};
   measurements_ = 0;
   samples_ = steps_with_samples_ = 0;

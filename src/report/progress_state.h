@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// What a progress line shows. The rates are those of recent time while the bar runs, and averages after its end.
+/// The contents of a progress line. Rates are those of recent time while the bar runs, and averages after its end.
 struct ProgressView {
   struct Value {
     std::string name, text;
@@ -30,7 +30,7 @@ struct ProgressView {
 /// The counts of a bar, and the rates of recent time. It has no clock: times are passed. Not thread-safe.
 ///
 /// Rates are ratios of sums in which older measurements weigh less: by a factor of e after 20 s, or after 20 steps if
-/// those take longer. At first they are therefore plain averages, and they stay steady if steps take 0.1 ms or 100 s.
+/// 20 steps take longer. So rates begin as plain averages, and are steady whether steps take 0.1 ms or 100 s.
 ///
 ///   - The first step of a bar does not count as soon as there is a second measurement, because it includes the start
 ///     of the data loader and the warm-up of the first epoch.
@@ -45,7 +45,7 @@ class ProgressState {
   /// The least time between two measurements, and between two updates of a live line.
   static constexpr std::chrono::milliseconds kTick{100};
 
-  /// Starts a bar; values stay from the last one.
+  /// Starts a bar; keeps the values of the last bar.
   void begin(std::string title, int64_t total, int64_t done, Time now);
   /// Counts steps that end now. Returns whether it was time to measure the rates.
   bool advance(int64_t steps, Time now) {
@@ -65,9 +65,9 @@ class ProgressState {
   }
   void set(std::string_view name, double value);
 
-  /// Returns the bar as it is after the last call of advance().
+  /// Returns the state of the bar after the last call of advance().
   ProgressView view();
-  /// Returns the bar after its end, which is now.
+  /// Returns the state of the bar after its end, which is `now`.
   ProgressView final_view(Time now);
 
  private:

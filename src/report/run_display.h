@@ -14,8 +14,8 @@
 
 namespace lockstep::detail {
 
-/// What a TrainingRun shows on the terminal: one live line for each loop over batches, and a line that stays for each
-/// epoch. Not collective; other ranks than 0 show nothing. Not thread-safe.
+/// The output of a TrainingRun on the terminal: one live line for each loop over batches, and a line that stays for
+/// each epoch. Not collective; only rank 0 prints. Not thread-safe.
 class RunDisplay {
  public:
   RunDisplay(const ProcessGroup& group, const ProgressOptions& options)
@@ -23,10 +23,10 @@ class RunDisplay {
 
   /// `epoch` is counted from 1.
   void begin_epoch(int64_t epoch, int64_t epochs);
-  /// `batches` is the number in a whole loop, 0 if unknown; `done` of them were taken before.
+  /// `batches` is the number of batches in a whole loop, 0 if unknown; `done` batches were processed before.
   void begin_loop(int64_t batches, int64_t done);
   void end_step(int64_t batches);
-  /// The line of the epoch.
+  /// Prints the line of the epoch.
   void end_epoch(const std::map<std::string, double>& results);
   void end() { progress_.end(); }
 

@@ -24,10 +24,10 @@ int64_t RunExchange::propose_steps() const {
   return std::clamp(static_cast<int64_t>(std::min(fitting, 1e9)), int64_t{1}, most);
 }
 
-RunExchange::Agreed RunExchange::run(const Message& mine) {
+RunExchange::Agreed RunExchange::run(const Message& own) {
   const bool is_first = group_.rank() == 0;
-  const std::array<int64_t, 5> numbers{mine.is_signalled, is_first && mine.is_save_due, mine.samples,
-                                       is_first ? propose_steps() : 0, mine.non_finite.has_value()};
+  const std::array<int64_t, 5> numbers{own.is_signalled, is_first && own.is_save_due, own.samples,
+                                       is_first ? propose_steps() : 0, own.non_finite.has_value()};
   const auto device = group_.supports(c10::kCPU) ? c10::Device(c10::kCPU) : group_.device();
   const auto sums = at::tensor(c10::ArrayRef<int64_t>(numbers), at::kLong).to(device);
   group_.all_reduce(sums);
@@ -39,7 +39,7 @@ RunExchange::Agreed RunExchange::run(const Message& mine) {
   last_ = Clock::now();
   if (sum[4] == 0) return agreed;
   std::vector<std::vector<std::string>> descriptions;
-  for (const auto& text : group_.all_gather_object(mine.non_finite.value_or(""))) {
+  for (const auto& text : group_.all_gather_object(own.non_finite.value_or(""))) {
     descriptions.emplace_back();
     if (!text.toStringRef().empty()) descriptions.back().push_back(text.toStringRef());
   }

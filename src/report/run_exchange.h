@@ -15,7 +15,7 @@ namespace lockstep::detail {
 /// whether steps take 0.1 ms or a minute. Not thread-safe.
 class RunExchange {
  public:
-  /// What a rank tells the others.
+  /// The numbers that a rank sends to the other ranks.
   struct Message {
     bool is_signalled = false;
     bool is_save_due = false;  // of rank 0
@@ -23,7 +23,7 @@ class RunExchange {
     /// Describes a value that is NaN or infinite, if the run must stop at such values.
     std::optional<std::string> non_finite{};
   };
-  /// The same on all ranks.
+  /// The result, the same on all ranks.
   struct Agreed {
     bool stops = false;
     bool saves = false;
@@ -36,7 +36,7 @@ class RunExchange {
   /// Counts a step. Returns whether the exchange is due after it: on all ranks or on none.
   bool count_step() { return ++steps_since_ >= steps_until_; }
   /// Collective.
-  Agreed run(const Message& mine);
+  Agreed run(const Message& own);
 
  private:
   using Clock = std::chrono::steady_clock;

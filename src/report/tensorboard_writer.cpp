@@ -1,6 +1,6 @@
 // Overview.
 //
-// Each call writes one Event: wall time, step, and a Summary with one value. The numbers of fields are those of
+// Each call writes one Event: wall time, step, and a Summary with one value. The field numbers are those of
 // TensorFlow's event.proto, summary.proto, histogram.proto and tensor.proto, which never change. Scalars, histograms
 // and images have the fields that all versions of TensorBoard read; text is a tensor of strings.
 //
@@ -100,7 +100,7 @@ void check_tag(std::string_view tag) {
 // --- histograms
 
 /// The limits of Python's SummaryWriter: 1e-12, 10% more each time up to 1e20, their negatives, and 0. Element i is the
-/// upper limit of bucket i. The last bucket, which Python does not have, is for what lies above.
+/// upper limit of bucket i. The last bucket, which Python does not have, is for greater values.
 std::vector<double> make_bucket_limits() {
   std::vector<double> positive, limits;
   for (double limit = 1e-12; limit < 1e20; limit *= 1.1) positive.push_back(limit);
@@ -128,7 +128,7 @@ void check_histogram_values(const at::Tensor& values) {
                           " is complex; pass abs(), or real and imaginary part separately"));
 }
 
-/// Counts on the tensor's device, in parts: a part needs memory for several copies.
+/// Counts on the tensor's device, part by part, because counting needs memory for several copies of a part.
 Histogram histogram_of(const at::Tensor& values) {
   constexpr int64_t kPart = 4 << 20;
   static const auto limits = make_bucket_limits();
@@ -199,8 +199,8 @@ std::unique_ptr<detail::EventFile> open_event_file(const std::string& folder, co
 TensorBoardWriter::TensorBoardWriter(const std::string& folder, const TensorBoardWriterOptions& options)
     : file_(open_event_file(folder, options)) {
   file_->append(file_version_event());
-  // TensorBoard takes the first START in a folder for the beginning of the run and only others for a restart. Older
-  // files have none.
+  // TensorBoard takes the first START in a folder for the beginning of the run and only later ones for a restart. Older
+  // files have no START.
   if (options.first_step > 0)
     for (int start = 0; start < 2; ++start) file_->append(session_start_event(options.first_step));
 }

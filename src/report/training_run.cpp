@@ -1,10 +1,10 @@
 // Overview.
 //
 // A TrainingRun combines a CheckpointDirectory, a MetricLog, a Progress and a PreemptionGuard; each can be used without
-// it. What it adds is the position: the number of epochs and steps, the loop of the epoch and the batch in the loop.
+// it. TrainingRun adds the position: the number of epochs and steps, the loop of the epoch and the batch in the loop.
 //
-// In some of the steps the ranks agree on when to stop and when to save (RunExchange). Only such steps save, and the
-// ends of epochs, so that a check of all values before the exchange keeps a run with stop_on_nan from saving after NaN.
+// In some of the steps the ranks agree on when to stop and when to save (RunExchange). Only such steps and the ends of
+// epochs save, so that a check of all values before the exchange keeps a run with stop_on_nan from saving after NaN.
 
 #include <lockstep/training_run.h>
 
@@ -95,7 +95,7 @@ class TrainingRun::Impl {
   bool is_resumed_ = false;
   bool is_stopping_ = false;
   bool in_step_ = false;
-  bool has_failed_ = false;  // the last step: it may be repeated with the same batches
+  bool has_failed_ = false;  // the last step has failed: it may be repeated with the same batches
   int64_t batches_in_step_ = 0, samples_in_step_ = 0;
   std::map<std::string, double> results_{};
 
@@ -240,7 +240,7 @@ void TrainingRun::Impl::finish(int64_t epochs) {
 std::optional<int64_t> TrainingRun::Impl::begin_loop(Loop loop) {
   if (!in_epoch_)
     throw UsageError(group_.rank(), "TrainingRun: batches() is used outside of an epoch; call next_epoch() first");
-  if (is_in_loop_) end_loop();  // it was left early
+  if (is_in_loop_) end_loop();  // the program has left the loop early
   is_in_loop_ = true;
   batches_known_ = loop.batches;
   save_position_ = std::move(loop.save);
@@ -288,7 +288,8 @@ void TrainingRun::Impl::enter(detail::Activity::Phase phase) {
 }
 
 void TrainingRun::Impl::took_batch(int64_t samples, std::chrono::nanoseconds waited) {
-  if (std::exchange(has_failed_, false)) batches_in_step_ = samples_in_step_ = 0;  // its batches were given up
+  if (std::exchange(has_failed_, false))
+    batches_in_step_ = samples_in_step_ = 0;  // the batches of the failed step do not count
   ++batches_;
   ++batches_in_step_;
   samples_in_step_ += samples;
@@ -311,7 +312,7 @@ double TrainingRun::Impl::seconds_in_loops() const {
   return seconds_in_loops_ + (is_in_loop_ ? std::chrono::duration<double>(Clock::now() - loop_began_).count() : 0);
 }
 
-/// For the live file. Not in every step: end_step() and took_batch() store what changes there.
+/// For the live file. Not called in every step: end_step() and took_batch() store the values that change in a step.
 void TrainingRun::Impl::show_position() {
   if (!live_) return;
   auto& position = live_->position();
@@ -417,7 +418,7 @@ void TrainingRun::Impl::stop() {
     display_.print_line(text("Stopped after step ", metrics_.steps(), "; start the program again to continue"));
 }
 
-/// Waits until the last checkpoint is on disk. If it is not, tells the user what is lost.
+/// Waits until the last checkpoint is on disk. If saving it has failed, logs an error and returns false.
 bool TrainingRun::Impl::wait_for_checkpoint() {
   checkpoints_.wait();
   const auto& why = checkpoints_.last_error();
