@@ -284,10 +284,11 @@ TEST_F(LiveFolder, BecomesJsonForTheDashboard) {
 
 RunView sample_run(const std::string& name) {
   RunView run{.name = name};
-  run.job = judge(files_of({rank_json(0, {{"gpu", {{"utilization", 0.5}, {"memory_used_bytes", 1024}}}}),
-                            rank_json(1, {{"time", {{"communication", 0.01}}}}),
-                            rank_json(2, {{"updated", kNow - 12}, {"samples_per_second", nullptr}}), rank_json(3)}),
-                  kNow);
+  run.job =
+      make_job_view(files_of({rank_json(0, {{"gpu", {{"utilization", 0.5}, {"memory_used_bytes", 1024}}}}),
+                              rank_json(1, {{"time", {{"communication", 0.01}}}}),
+                              rank_json(2, {{"updated", kNow - 12}, {"samples_per_second", nullptr}}), rank_json(3)}),
+                    kNow);
   run.metrics = {{"loss", 0.25}, {"grad \"norm\"\\x", std::numeric_limits<double>::quiet_NaN()}, {"step", 100}};
   return run;
 }

@@ -34,7 +34,7 @@ JobView four_ranks(const std::vector<Json>& changes, const std::vector<Json>& no
   std::vector<Json> ranks;
   for (size_t i = 0; i < 4; ++i)
     ranks.push_back(rank_json(static_cast<int64_t>(i), i < changes.size() ? changes[i] : Json::object()));
-  return judge(files_of(ranks, nodes), kNow);
+  return make_job_view(files_of(ranks, nodes), kNow);
 }
 
 TEST(LiveJudge, SumsUpARunningJob) {
@@ -96,7 +96,7 @@ TEST(LiveJudge, CallsAnOldFileSilent) {
               ElementsAre(RankState::kSilent, RankState::kRunning, RankState::kSilent, RankState::kRunning));
   EXPECT_EQ(job.ranks[0].note, "no news for 12 s");
   EXPECT_EQ(job.ranks[2].note, "no news for 2 h");
-  const auto dead = judge(files_of({rank_json(0, {{"updated", kNow - 100}, {"world_size", 1}})}), kNow);
+  const auto dead = make_job_view(files_of({rank_json(0, {{"updated", kNow - 100}, {"world_size", 1}})}), kNow);
   EXPECT_FALSE(dead.is_live);
   EXPECT_EQ(dead.state, RankState::kSilent);
   EXPECT_DOUBLE_EQ(dead.elapsed, 0) << "started after the last news: clocks differ";
@@ -116,7 +116,7 @@ TEST(LiveJudge, SaysInWhichCallARankBlocks) {
 
 TEST(LiveJudge, ListsRanksWithoutAFile) {
   const auto node = node_json({worker_json(0), worker_json(1), worker_json(2, kKilled)});
-  const auto job = judge(files_of({rank_json(0)}, {node}), kNow);
+  const auto job = make_job_view(files_of({rank_json(0)}, {node}), kNow);
   EXPECT_THAT(states(job),
               ElementsAre(RankState::kRunning, RankState::kRunning, RankState::kFailed, RankState::kSilent));
   EXPECT_EQ(job.ranks[1].note, "no file yet");
@@ -130,10 +130,10 @@ TEST(LiveJudge, ListsRanksWithoutAFile) {
 TEST(LiveJudge, SaysThatAFileCannotBeRead) {
   auto files = files_of({rank_json(0), rank_json(1), rank_json(2)});
   files.unreadable_ranks[3] = "it is empty";
-  EXPECT_EQ(judge(files, kNow).ranks.at(3).note, "its live file cannot be read");
+  EXPECT_EQ(make_job_view(files, kNow).ranks.at(3).note, "its live file cannot be read");
   LiveFiles only;
   only.unreadable_ranks[0] = "it is empty";
-  const auto job = judge(only, kNow);
+  const auto job = make_job_view(only, kNow);
   ASSERT_THAT(job.ranks, SizeIs(1));
   EXPECT_EQ(job.ranks[0].state, RankState::kSilent);
   EXPECT_FALSE(job.is_live);
@@ -141,28 +141,28 @@ TEST(LiveJudge, SaysThatAFileCannotBeRead) {
 
 TEST(LiveJudge, IgnoresFilesOfEarlierStarts) {
   const Json earlier{{"job", "job-0"}, {"started", kNow - 900}, {"state", "failed"}};
-  auto job = judge(files_of({rank_json(0), rank_json(1, earlier), rank_json(7, earlier)}), kNow);
+  auto job = make_job_view(files_of({rank_json(0), rank_json(1, earlier), rank_json(7, earlier)}), kNow);
   ASSERT_THAT(job.ranks, SizeIs(4)) << "not the rank 7 of the earlier job";
   EXPECT_EQ(job.job, "job-1");
   EXPECT_EQ(job.ranks[1].note, "no file yet");
 
   const auto node = node_json({worker_json(0, kKilled), worker_json(1)}, {{"attempt", 2}, {"started", kNow - 300}});
-  job = judge(files_of({rank_json(0, {{"attempt", 3}}), rank_json(1, {{"attempt", 2}, {"state", "failed"}})}, {node}),
-              kNow);
+  job = make_job_view(
+      files_of({rank_json(0, {{"attempt", 3}}), rank_json(1, {{"attempt", 2}, {"state", "failed"}})}, {node}), kNow);
   EXPECT_EQ(job.attempt, 3);
   EXPECT_EQ(job.ranks[0].state, RankState::kRunning) << "the worker of the attempt before was killed";
   EXPECT_EQ(job.ranks[1].note, "no file yet");
   EXPECT_THAT(job.nodes, SizeIs(1)) << "the launcher is still that of the job";
 
-  job = judge(files_of({rank_json(0, {{"attempt", 2}, {"state", "failed"}}), rank_json(1, {{"attempt", 3}})}, {node}),
-              kNow);
+  job = make_job_view(
+      files_of({rank_json(0, {{"attempt", 2}, {"state", "failed"}}), rank_json(1, {{"attempt", 3}})}, {node}), kNow);
   EXPECT_EQ(job.attempt, 3) << "whatever the order of the files";
   EXPECT_EQ(job.ranks[0].note, "no file yet");
   EXPECT_EQ(job.ranks[1].state, RankState::kRunning);
 }
 
 TEST(LiveJudge, DoesNotListRanksOfAnAbsurdJob) {
-  const auto job = judge(files_of({rank_json(0, {{"world_size", 1000000000000}})}), kNow);
+  const auto job = make_job_view(files_of({rank_json(0, {{"world_size", 1000000000000}})}), kNow);
   EXPECT_THAT(job.ranks, SizeIs(1));
 }
 
@@ -218,9 +218,9 @@ TEST(LiveStraggler, IsComparedWithTheMedianOfTheOthers) {
   EXPECT_THAT(
       stragglers(four_ranks({communication(0.1), communication(0.12), communication(0.12), communication(0.9)})),
       IsEmpty());
-  const auto two = judge(files_of({rank_json(0, {{"world_size", 2}, {"time", {{"communication", 0.4}}}}),
-                                   rank_json(1, {{"world_size", 2}, {"time", {{"communication", 0.1}}}})}),
-                         kNow);
+  const auto two = make_job_view(files_of({rank_json(0, {{"world_size", 2}, {"time", {{"communication", 0.4}}}}),
+                                           rank_json(1, {{"world_size", 2}, {"time", {{"communication", 0.1}}}})}),
+                                 kNow);
   EXPECT_THAT(stragglers(two), ElementsAre(1));
 }
 
@@ -228,8 +228,9 @@ TEST(LiveStraggler, NeedsTwoRanksWithKnownShares) {
   const Json unknown{{"time", {{"communication", nullptr}}}};
   EXPECT_THAT(stragglers(four_ranks({unknown, unknown, unknown, communication(0)})), IsEmpty());
   EXPECT_THAT(stragglers(four_ranks({unknown, unknown, communication(0.5), communication(0)})), ElementsAre(3));
-  EXPECT_THAT(stragglers(judge(files_of({rank_json(0, {{"world_size", 1}, {"time", {{"communication", 0}}}})}), kNow)),
-              IsEmpty());
+  EXPECT_THAT(
+      stragglers(make_job_view(files_of({rank_json(0, {{"world_size", 1}, {"time", {{"communication", 0}}}})}), kNow)),
+      IsEmpty());
 }
 
 TEST(LiveStraggler, IsNoRankThatHasEnded) {

@@ -15,8 +15,8 @@ struct SavedParameter {
   bool operator==(const SavedParameter&) const = default;
 };
 
-/// What `lockstep bench checkpoint` saves and loads. AdamW has two more tensors of the size of each parameter, and a
-/// step count.
+/// The state that `lockstep bench checkpoint` saves and loads. AdamW has two more tensors of the size of each
+/// parameter, and a step count.
 struct CheckpointPlan {
   std::vector<SavedParameter> parameters{};
   int threads = 1;  // of each side
@@ -24,7 +24,7 @@ struct CheckpointPlan {
   bool check = true;
 
   int64_t parameter_bytes() const;
-  /// Of the parameters and of AdamW's state.
+  /// The bytes of the parameters and of AdamW's state.
   int64_t state_bytes() const { return 3 * parameter_bytes(); }
 };
 

@@ -11,7 +11,7 @@
 
 namespace lockstep::bench {
 
-/// What is measured. All sides have the same state.
+/// The operations that are measured. All sides have the same state.
 enum class CheckpointSide {
   kSave,
   kPythonSave,
@@ -34,7 +34,7 @@ struct CheckpointReport {
   int threads = 1;
   std::string folder{};
   bool has_sha_instructions = false;
-  double sha256_gbps = 0;  // of one thread, likewise CRC-32
+  double sha256_gbps = 0;  // of one thread, like crc32_gbps
   double crc32_gbps = 0;
   std::string libtorch{};
   std::string python_torch{};  // empty if Python was not measured
@@ -53,7 +53,7 @@ bool has_sha_instructions(std::string_view cpuinfo);
 /// One JSON object, without a newline.
 std::string to_json_line(const CheckpointReport& report);
 
-/// Lines that say what is measured, for the beginning of the table. Lines that are not rows start with '#'.
+/// Lines that describe the measurement, for the beginning of the table. Lines that are not rows start with '#'.
 std::string checkpoint_conditions(const CheckpointReport& report, const std::string& processor);
 
 /// The table of times, and the comparison of the sides.

@@ -139,7 +139,7 @@ int run_ranks(RunPlan& plan, const std::function<std::string()>& text, const Ran
 
   auto reader = start_without_signals([&] { read_lines(to_read.get(), on_line); });
   const int code = launch(rank_launch_options(plan.ranks, text(), options));
-  to_write.close();  // the last writer is closed, so the reader ends
+  to_write.close();  // closes the last write end, so the reader ends
   reader.join();
   return code;
 }

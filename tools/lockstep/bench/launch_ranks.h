@@ -70,7 +70,7 @@ struct Python {
 
 /// Returns the first of python3 in PATH and /usr/bin/python3, or `wanted` if it is not empty, that has torch with this
 /// library: Gloo, or NCCL and a GPU; empty for torch alone. Throws UsageError with the reason for each interpreter if
-/// none has. Takes seconds.
+/// no interpreter has it. Takes seconds.
 Python find_python(const std::string& library, const std::string& wanted);
 
 struct RankOptions {

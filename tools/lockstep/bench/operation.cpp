@@ -53,7 +53,7 @@ const char* name_of(Operation operation) {
 }
 
 Operation operation_named(const std::string& name) {
-  std::string with_dashes = name;  // all_reduce, as ProcessGroup spells it, is accepted too
+  std::string with_dashes = name;  // "all_reduce", the name in ProcessGroup, is accepted too
   std::replace(with_dashes.begin(), with_dashes.end(), '_', '-');
   for (const auto& [known, known_name] : kNames)
     if (with_dashes == known_name) return known;
@@ -95,7 +95,7 @@ double floor_traffic(Operation operation, int ranks, int64_t bytes) {
     case Operation::kReduceScatter:  // reads all inputs, writes one result
     case Operation::kAllGather:      // reads the parts of one result, writes it on every rank
       return (ranks + 1) * size;
-    case Operation::kBroadcast:  // reads the root's buffer, writes the others'
+    case Operation::kBroadcast:  // reads the root's buffer, writes the buffers of the other ranks
       return ranks * size;
     default:
       return 0;
@@ -149,13 +149,13 @@ int64_t buffer_bytes(Operation operation, int64_t count, int element_bytes, int 
 
 std::vector<int64_t> round_to_elements(Operation operation, const std::vector<int64_t>& sizes, int element_bytes,
                                        int ranks) {
-  std::vector<int64_t> whole;
+  std::vector<int64_t> result;
   for (int64_t bytes : sizes) {
     const int64_t rounded =
         buffer_bytes(operation, element_count(operation, bytes, element_bytes, ranks), element_bytes, ranks);
-    if (std::find(whole.begin(), whole.end(), rounded) == whole.end()) whole.push_back(rounded);
+    if (std::find(result.begin(), result.end(), rounded) == result.end()) result.push_back(rounded);
   }
-  return whole;
+  return result;
 }
 
 int calls_per_sample(int64_t bytes) {

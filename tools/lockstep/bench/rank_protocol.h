@@ -12,8 +12,8 @@
 
 namespace lockstep::bench {
 
-// What `lockstep bench` and its ranks, which run lockstep-bench, exchange: lockstep passes a plan as JSON on the
-// command line, and rank 0 writes messages to a file, one JSON object per line.
+// The data that `lockstep bench` and its ranks, which run lockstep-bench, exchange: lockstep passes a plan as JSON on
+// the command line, and rank 0 writes messages to a file, one JSON object per line.
 
 /// The part of a plan that is common to all operations.
 struct RunPlan {
@@ -87,7 +87,7 @@ struct RoundTripTimes {
   bool operator==(const RoundTripTimes&) const = default;
 };
 
-/// Times in which all ranks read and write memory of this size, each its own.
+/// Times in which all ranks read and write memory of this size, each rank its own memory.
 struct StreamTimes {
   int64_t bytes = 0;
   std::vector<double> times_us{};

@@ -15,11 +15,11 @@ namespace {
 constexpr int kMinRounds = 5;
 constexpr int kMaxRanks = 1024;
 
-std::string value_or(const std::string& said, const char* otherwise) {
-  return said.empty() ? otherwise : said;
+std::string value_or(const std::string& value, const char* otherwise) {
+  return value.empty() ? otherwise : value;
 }
 
-/// The expected order on one host: the others are compared with the first.
+/// The expected order on one host: the other backends are compared with the first.
 std::vector<std::string> fastest_first(std::vector<std::string> backends) {
   static constexpr const char* kOrder[] = {"shm", "nccl", "mpi", "gloo"};
   const auto place = [](const std::string& name) { return std::find(std::begin(kOrder), std::end(kOrder), name); };
@@ -80,10 +80,10 @@ std::vector<std::string> collective_options(const Request& request) {
       {"--min", !request.min_size.empty()}, {"--max", !request.max_size.empty()}, {"--factor", request.factor != 0},
       {"--sizes", !request.sizes.empty()},  {"--dtype", !request.dtype.empty()},  {"--op", !request.redop.empty()},
       {"--memory", !request.memory.empty()}};
-  std::vector<std::string> said;
-  for (const auto& [option, is_said] : kForMessages)
-    if (is_said) said.emplace_back(option);
-  return said;
+  std::vector<std::string> given;
+  for (const auto& [option, is_given] : kForMessages)
+    if (is_given) given.emplace_back(option);
+  return given;
 }
 
 /// Throws UsageError for options that would have no effect.
@@ -159,10 +159,10 @@ int64_t memory_bytes(const CollectivePlan& plan) {
 
 void reject_collective_options(const Request& request) {
   reject_checkpoint_options(request);
-  const auto said = collective_options(request);
-  if (!said.empty())
+  const auto given = collective_options(request);
+  if (!given.empty())
     throw UsageError(fmt::format("{} trains models and has no message options: remove {}", request.operation,
-                                 fmt::join(said, ", ")));
+                                 fmt::join(given, ", ")));
   check_against(request);
 }
 
@@ -212,15 +212,15 @@ GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gp
 }
 
 CheckpointPlan make_checkpoint_plan(const Request& request) {
-  auto said = collective_options(request);
-  if (!request.models.empty()) said.emplace_back("--models");
-  if (!request.backend.empty()) said.emplace_back("--backend");
-  if (!request.optimizer.empty()) said.emplace_back("--optimizer");
-  if (!request.backends.empty()) said.emplace_back("--backends");
-  if (request.ranks) said.emplace_back("-n");
-  if (!said.empty())
+  auto given = collective_options(request);
+  if (!request.models.empty()) given.emplace_back("--models");
+  if (!request.backend.empty()) given.emplace_back("--backend");
+  if (!request.optimizer.empty()) given.emplace_back("--optimizer");
+  if (!request.backends.empty()) given.emplace_back("--backends");
+  if (request.ranks) given.emplace_back("-n");
+  if (!given.empty())
     throw UsageError(fmt::format("{} saves a state in one process and has no use for {}: remove them", kCheckpoint,
-                                 fmt::join(said, ", ")));
+                                 fmt::join(given, ", ")));
   check_against(request);
   if (request.rounds == 1) throw UsageError("--rounds is 1: it must be 2 or more, or omitted");
   const auto bytes = parse_bytes("--bytes", value_or(request.bytes, kDefaultStateBytes));

@@ -106,7 +106,7 @@ class CheckpointMeasurement {
         directory_(folder.file("run")),
         report_(report) {}
 
-  /// Saves and loads, `python` included where it is not null. The sides take turns. One round is not counted.
+  /// Saves and loads with lockstep and, unless it is null, with `python`, in turn. One round is not counted.
   void measure_files(Coprocess& lockstep, Coprocess* python) {
     for (int round = -1; round < plan_.rounds; ++round) {
       const auto times = [&](CheckpointSide side) -> std::vector<double>& { return report_.times_us[side]; };

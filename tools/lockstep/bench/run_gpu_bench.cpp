@@ -35,7 +35,7 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kCheckedSteps = 20;  // from the initial weights
-constexpr int kMinSteps = 10;      // in a sample: at its start the GPU is idle, unlike in training
+constexpr int kMinSteps = 10;      // in a sample: when a sample starts, the GPU is idle, unlike in training
 constexpr int kWarmUps = 2;        // rounds that are not counted
 constexpr int kWarmUpShare = 5;    // steps / 5 untimed steps precede each sample: the process was idle before
 constexpr int kMinGpuRounds = 5, kMaxRounds = 101;
@@ -49,8 +49,8 @@ class Trainer {
 
   GpuSide side() const { return side_; }
 
-  /// Blocks until the process has the GPU; returns the version of its torch. All functions throw PeerError if the
-  /// process has ended.
+  /// Blocks until the process has initialized the GPU; returns the version of its torch. All functions throw PeerError
+  /// if the process has ended.
   std::string await_ready() { return process_.read_answer(); }
   /// Creates the model with its initial weights and resets the peak memory.
   void load_model(const std::string& model) { process_.request("model " + model); }
@@ -100,7 +100,7 @@ class GpuMeasurement {
   }
 
  private:
-  /// The sides take turns, so that all see the same state of the machine.
+  /// Measures the sides in turn, so that all sides are measured in the same state of the machine.
   void take_rounds(GpuRow& row) {
     Clock::time_point begin;
     for (int round = 0; round < kWarmUps; ++round) {

@@ -21,7 +21,7 @@ namespace {
 using Kind = Value::Kind;
 using nlohmann::ordered_json;
 
-/// An entry that is different, or that only one file has.
+/// An entry that differs between the files, or that only one file has.
 struct Finding {
   std::string path;
   std::string what;  // "only in A", "only in B", "kind", "shape", "dtype", "values", "value"

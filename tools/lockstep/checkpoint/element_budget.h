@@ -9,22 +9,22 @@
 
 namespace lockstep::checkpoint {
 
-/// What a tensor has of its storage. Equal views have equal elements.
+/// The part of a storage that a tensor uses. Equal views have equal elements.
 using View = std::tuple<const void*, at::ScalarType, int64_t, std::vector<int64_t>, std::vector<int64_t>>;
 
-/// Of a tensor of a file: those have a storage and strides.
+/// The view of a tensor of a file, which has a storage and strides.
 View view_of(const at::Tensor& tensor);
 
 /// Limits the work on the tensors of files, and the bytes that are written for them. Tensors may have far more elements
-/// than the file has bytes, through overlapping strides and many tensors on one storage. All together may have 64 times
-/// the bytes of their storages, and 16 MiB.
+/// than the file has bytes, through overlapping strides and many tensors on one storage. The sum over all tensors is
+/// limited to 64 times the bytes of their storages, and 16 MiB.
 class ElementBudget {
  public:
   /// `files` begins the error. `remedy` ends it: what the user can do.
   ElementBudget(std::string files, const std::vector<NamedTensor>& tensors, std::string remedy);
 
-  /// Takes the bytes that are to be read or written for a tensor. Throws CheckpointError, which names the tensor, if
-  /// the budget does not suffice.
+  /// Subtracts the bytes that are to be read or written for a tensor. Throws CheckpointError, which names the tensor,
+  /// if the budget does not suffice.
   void spend(const NamedTensor& named, uint64_t bytes);
 
  private:

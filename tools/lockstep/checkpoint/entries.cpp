@@ -24,7 +24,7 @@ bool is_sequence(const Value& value) {
   return value.is(Kind::kList) || value.is(Kind::kTuple) || value.is(Kind::kSet);
 }
 
-/// Calls `visit(value)` for the value and all values in it, while `path` is that of the visited one.
+/// Calls `visit(value)` for the value and all values in it, while `path` is the path of the visited value.
 template <class Visit>
 void for_each_value(const Value& value, Path& path, const Visit& visit) {
   visit(value);
@@ -34,7 +34,7 @@ void for_each_value(const Value& value, Path& path, const Visit& visit) {
   });
 }
 
-/// At most the largest number: a few bytes of a file may stand for tensors of 2^62 elements each.
+/// Adds, limited to the largest number: a few bytes of a file may stand for tensors of 2^62 elements each.
 void add_up(uint64_t& sum, uint64_t number) {
   if (__builtin_add_overflow(sum, number, &sum)) sum = std::numeric_limits<uint64_t>::max();
 }

@@ -15,7 +15,7 @@
 
 namespace lockstep::checkpoint {
 
-/// A value in a checkpoint that contains no others, such as a tensor, a number or an empty list, with its path.
+/// A value in a checkpoint that contains no other values, such as a tensor, a number or an empty list, with its path.
 struct Leaf {
   std::string path;
   const Value* value;
@@ -26,8 +26,8 @@ struct Leaves {
   std::deque<Value> classes{};  // of objects, to which leaves point
 };
 
-/// Appends keys and indices to a path while a value is visited. It is one string for all paths: a file may have many
-/// values below one long key.
+/// Appends keys and indices to a path while a value is visited. All paths use one string: a file may have many values
+/// below one long key.
 class Path {
  public:
   /// Calls `visit()` with the key at the end of the path.
@@ -79,7 +79,7 @@ struct Totals {
   void add(const at::Tensor& tensor);
 };
 
-/// What is in a value, with the values in it.
+/// The contents of a value, including the values in it.
 struct Contents {
   Totals totals;
   bool has_others = false;  // leaves that are not tensors
@@ -87,23 +87,24 @@ struct Contents {
   void add(const Contents& other);
 };
 
-/// The contents of all values in a value, by address. Computes each once, however deeply values are nested.
+/// The contents of all values in a value, by address. Computes the contents of each value once, however deeply values
+/// are nested.
 class ContentsOf {
  public:
   explicit ContentsOf(const Value& value) { compute(value); }
-  /// `value` is the one of the constructor, or in it.
+  /// `value` is the value that was passed to the constructor, or a value in it.
   Contents operator[](const Value& value) const;
 
  private:
   Contents compute(const Value& value);
 
-  std::unordered_map<const Value*, Contents> containers_;  // those that are not empty
+  std::unordered_map<const Value*, Contents> containers_;  // the containers that are not empty
 };
 
 /// Groups of tensors that overlap in memory, by name.
 std::vector<std::vector<std::string>> overlapping(const std::vector<NamedTensor>& tensors);
 
-/// Whether there are values in it.
+/// Whether the value contains other values.
 bool is_container(const Value& value);
 
 /// The key of an item as a part of a path.

@@ -33,7 +33,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-/// None if it does not exist or is not a plain file, after links are followed.
+/// None if the file does not exist or is not a plain file, after links are followed.
 std::optional<CheckpointFile> file_at(const std::string& path) {
   struct stat followed {};
   if (::stat(path.c_str(), &followed) != 0 || !S_ISREG(followed.st_mode)) return std::nullopt;
@@ -141,7 +141,8 @@ CheckpointFile newest_in(const std::string& folder) {
   std::vector<CheckpointFile> files;
   if (is_folder(checkpoints)) files = list_folder(checkpoints).files;
   if (files.empty()) files = list_folder(folder).files;
-  std::map<std::string, CheckpointFile> last_of_unit;  // files are ordered by number; those without one have unit ""
+  std::map<std::string, CheckpointFile>
+      last_of_unit;  // files are ordered by number; files without a number have unit ""
   for (const auto& file : files) {
     auto& last = last_of_unit[file.numbered ? file.numbered->unit : ""];
     if (file.numbered || file.modified >= last.modified) last = file;

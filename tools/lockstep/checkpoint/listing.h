@@ -23,7 +23,7 @@ struct Numbered {
 std::optional<Numbered> parse_name(const std::string& name);
 
 /// The name of the main file that a shard belongs to: "step-00000100.pt" for "step-00000100.shard-0-of-2-1a2b3c4d.pt";
-/// empty if `name` is not that of a shard.
+/// empty if `name` is not the name of a shard.
 std::string main_of_shard(const std::string& name);
 
 /// A file with its shards.
@@ -34,8 +34,8 @@ struct CheckpointFile {
   uint64_t bytes = 0;  // of this file alone
   std::time_t modified = 0;
   std::vector<CheckpointFile> shards{};  // in the same folder, by name; shards themselves have none
-  std::string link_target{};             // as the link has it; empty if the file is not a symbolic link
-  dev_t device = 0;                      // with `inode`: which file it is, after links are followed
+  std::string link_target{};             // as stored in the link; empty if the file is not a symbolic link
+  dev_t device = 0;                      // with `inode`: identifies the file, after links are followed
   ino_t inode = 0;
 
   uint64_t bytes_with_shards() const;
@@ -44,7 +44,7 @@ struct CheckpointFile {
 };
 
 struct Folder {
-  std::vector<CheckpointFile> files{};    // by unit and number, then others by name
+  std::vector<CheckpointFile> files{};    // by unit and number, then files without a number by name
   std::vector<CheckpointFile> orphans{};  // shards without a main file
 };
 
@@ -57,15 +57,15 @@ std::string folder_of(const std::string& path);
 /// it cannot be read.
 Folder list_folder(const std::string& path);
 
-/// The files at these paths, and all files in those that are folders. Throws UsageError for a path that does not exist.
+/// The files at these paths, and all files in paths that are folders. Throws UsageError for a path that does not exist.
 std::vector<CheckpointFile> find_files(const std::vector<std::string>& paths);
 
-/// The newest checkpoint of a run's folder, which has a folder `checkpoints`, or of a folder with checkpoint files.
-/// That is the file with the highest number of its unit; with several units, the one of them that was written last.
-/// Without numbered files it is the file that was written last. Throws UsageError if there is no checkpoint file.
+/// The newest checkpoint of a run's folder, which has a folder `checkpoints`, or of a folder with checkpoint files: the
+/// file with the highest number of its unit; with several units, the file among these that was written last. Without
+/// numbered files, the file that was written last. Throws UsageError if there is no checkpoint file.
 CheckpointFile newest_in(const std::string& folder);
 
-/// Throws UsageError unless the path is that of a file.
+/// Throws UsageError unless the path refers to a file.
 void require_file(const std::string& path);
 
 }  // namespace lockstep::checkpoint

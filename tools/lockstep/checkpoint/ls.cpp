@@ -54,7 +54,7 @@ std::string metrics_text(const Value& metrics) {
   return text.empty() ? "-" : text;
 }
 
-/// The name of an earlier file that is the same file by a hard link, as best.pt is one; empty if there is none.
+/// The name of an earlier file that is a hard link to the same file, as best.pt may be; empty if there is none.
 std::string same_file_as(const Listed& listed, const std::vector<Listed>& all) {
   for (const auto& other : all) {
     if (&other == &listed) break;

@@ -27,7 +27,8 @@ using nlohmann::ordered_json;
 
 constexpr const char* kBest = "best.pt";
 
-/// The names of the shards that best.pt lists. It must be readable: shards that it needs must not be removed.
+/// The names of the shards that best.pt lists. Throws if best.pt cannot be read: the shards that it needs must not be
+/// removed.
 std::set<std::string> shards_of_best(const Folder& folder) {
   std::set<std::string> names;
   for (const auto& file : folder.files) {
@@ -45,7 +46,7 @@ std::set<std::string> shards_of_best(const Folder& folder) {
   return names;
 }
 
-/// Files that must stay whatever their number: those that best.pt or another link is, and those with shards of best.pt.
+/// Whether the file must stay whatever its number: best.pt or another link refers to it, or best.pt needs its shards.
 bool is_protected(const CheckpointFile& file, const Folder& folder, const std::set<std::string>& best_shards) {
   const auto is_link_to_it = [&](const CheckpointFile& other) {
     return other.path != file.path && (other.is_link() || other.name == kBest) && other.is_same_file(file);
@@ -71,7 +72,7 @@ bool is_checkpoint(const CheckpointFile& file) {
 }
 
 /// Locks the folder as CheckpointDirectory does, until this program ends. A folder that no job has used needs no
-/// lock. Throws UsageError, which names the job, if one uses the folder.
+/// lock. Throws UsageError, which names the job, if a job uses the folder.
 void lock_folder(const std::string& folder) {
   const auto path = folder + "/.lock";
   const int file = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -91,7 +92,7 @@ struct Plan {
   std::vector<CheckpointFile> kept{};  // with a number
 };
 
-/// Whether a file is intact, so that others may be removed because of it. Reads all of it.
+/// Whether a file is intact, so that older files may be removed. Reads the whole file.
 bool is_intact(const CheckpointFile& file) {
   try {
     return verify_checkpoint(file.path).damage.empty();
@@ -102,7 +103,7 @@ bool is_intact(const CheckpointFile& file) {
 
 /// Decides by number, separately for each unit. Damaged files stay and do not count.
 Plan plan_prune(const Folder& folder, const std::set<std::string>& best_shards, const Arguments& arguments) {
-  std::map<std::string, int64_t> newer;  // files with a higher number that are no links, by unit
+  std::map<std::string, int64_t> newer;  // number of files, links excluded, with a higher number, by unit
   Plan plan;
   for (auto file = folder.files.rbegin(); file != folder.files.rend(); ++file) {  // the highest number first
     if (!is_checkpoint(*file)) continue;
@@ -124,7 +125,7 @@ void remove_file(const std::string& path) {
         fmt::format("{}: cannot be removed: {}; check the permissions of its folder", path, std::strerror(errno)));
 }
 
-/// The main file first: shards without it are not mistaken for a checkpoint.
+/// Removes the main file first: shards without a main file are not mistaken for a checkpoint.
 void remove_checkpoint(const CheckpointFile& file) {
   remove_file(file.path);
   for (const auto& shard : file.shards) remove_file(shard.path);

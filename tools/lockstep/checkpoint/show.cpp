@@ -35,9 +35,9 @@ Totals totals_of(const std::vector<NamedTensor>& tensors) {
 
 // --- the tree
 
-/// Prints values, one per line, and the values in them below, indented. A value that fits on a line, and one that has
-/// only tensors, which the table lists, is one line. Ends at a depth: below it, each value could be a line as long as
-/// its indentation.
+/// Prints values, one per line, and the values in them below, indented. A value that fits on a line, or that has only
+/// tensors, which the table lists, is printed on one line. The depth is limited: in a deep tree, each line would
+/// consist mostly of its indentation.
 class Tree {
  public:
   Tree(const Value& value, size_t columns) : contents_(value), columns_(columns) {}
@@ -100,7 +100,7 @@ std::string number_text(double number) {
   return fmt::format("{:.3g}", number == 0 ? 0 : number);  // no "-0"
 }
 
-/// The statistics of tensors of a file. Computes those of equal views of one storage once.
+/// The statistics of tensors of a file. Computes the statistics of equal views of one storage once.
 class StatisticsOf {
  public:
   StatisticsOf(const std::string& file, const std::vector<NamedTensor>& tensors)

@@ -55,7 +55,7 @@ void compare_element(Number a, Number b, double tolerance, Difference& differenc
   if (absolute > tolerance) ++difference.count;
 }
 
-/// Integers of 64 bits are compared as such: a double cannot tell all of them apart.
+/// Compares 64-bit integers as integers: a double cannot represent all of them.
 void compare_integers(const at::Tensor& a, const at::Tensor& b, double tolerance, Difference& difference) {
   const auto* left = a.data_ptr<int64_t>();
   const auto* right = b.data_ptr<int64_t>();
@@ -70,8 +70,8 @@ void compare_integers(const at::Tensor& a, const at::Tensor& b, double tolerance
   }
 }
 
-/// Shortens, to one element each, the dimensions in which all of these tensors of equal sizes repeat their elements
-/// (stride 0), and returns how often they do.
+/// Shortens to one element the dimensions in which all of these tensors of equal sizes repeat their elements (stride
+/// 0), and returns the number of repetitions.
 int64_t drop_repetitions(std::vector<at::Tensor>& tensors) {
   const auto is_strided = [](const at::Tensor& tensor) { return tensor.layout() == at::kStrided; };
   if (!std::all_of(tensors.begin(), tensors.end(), is_strided)) return 1;

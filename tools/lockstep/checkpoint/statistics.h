@@ -8,14 +8,14 @@
 
 namespace lockstep::checkpoint {
 
-/// Of the finite elements of a tensor, in double precision. NaN without a finite element.
+/// Statistics of the finite elements of a tensor, in double precision. NaN without a finite element.
 struct Statistics {
   double mean = 0, norm = 0, min = 0, max = 0;
   int64_t nan_count = 0, inf_count = 0;
 };
 
-/// The bytes that statistics_of() or compare() goes through: elements that all of these tensors of equal sizes repeat
-/// (stride 0) count once.
+/// The bytes that statistics_of() or compare() reads: elements that all of these tensors of equal sizes repeat (stride
+/// 0) count once.
 uint64_t bytes_without_repetitions(std::vector<at::Tensor> tensors);
 
 /// None for tensors that are not plain real numbers: complex, quantized or sparse tensors.

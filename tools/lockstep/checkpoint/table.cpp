@@ -22,7 +22,7 @@ size_t width_of(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !continues_character(c); }));
 }
 
-/// Where the character with this number begins.
+/// The position at which the character with this number begins.
 size_t position_of(const std::string& text, size_t character) {
   size_t at = 0;
   for (; at < text.size(); ++at)

@@ -41,7 +41,7 @@ class Table {
   struct Column {
     std::string title;
     bool is_right = false;  // aligned right: numbers
-    bool shrinks = false;   // is shortened if the table is too wide
+    bool shrinks = false;   // the column is shortened if the table is too wide
   };
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}

@@ -30,7 +30,7 @@ struct Verified {
   bool is_intact() const { return verification.damage.empty() && shard_damage.empty(); }
 };
 
-/// Why the shard is not the one that the main file lists; empty if it is.
+/// Why the shard is not the shard that the main file lists; empty if it is.
 std::string check_shard(const std::string& path, const ShardFile& listed) {
   if (!is_file(path)) return "is missing";
   const auto found = verify_checkpoint(path);
@@ -114,11 +114,11 @@ int run_verify(const Arguments& arguments) {
   for (const auto& file : files) path_columns = std::min<size_t>(std::max(path_columns, file.path.size()), 50);
   std::vector<Verified> results;
   for (const auto& file : files) {
-    // best.pt is a second name of another file: read it once.
-    const auto is_it = [&](const CheckpointFile& earlier) {
+    // best.pt is a second name of another file: read the file once.
+    const auto is_same_file = [&](const CheckpointFile& earlier) {
       return earlier.is_same_file(file) && folder_of(earlier.path) == folder_of(file.path);
     };
-    const auto same = std::find_if(files.begin(), files.begin() + static_cast<ptrdiff_t>(results.size()), is_it);
+    const auto same = std::find_if(files.begin(), files.begin() + static_cast<ptrdiff_t>(results.size()), is_same_file);
     const auto index = static_cast<size_t>(same - files.begin());
     auto verified = index < results.size() ? results[index] : verify(file.path);
     verified.path = file.path;

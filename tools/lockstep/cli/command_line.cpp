@@ -63,7 +63,7 @@ std::string nearest(const std::string& written, const std::vector<std::string>& 
   return best;
 }
 
-/// What other programs call our commands.
+/// Names that other programs have for lockstep's commands.
 constexpr std::pair<const char*, const char*> kSynonyms[] = {
     {"compare", "diff"},    {"list", "ls"},      {"dir", "ls"},          {"info", "show"},       {"inspect", "show"},
     {"cat", "show"},        {"check", "verify"}, {"validate", "verify"}, {"remove", "prune"},    {"rm", "prune"},
@@ -73,10 +73,11 @@ constexpr std::pair<const char*, const char*> kSynonyms[] = {
     {"draw", "plot"},       {"graph", "plot"},   {"selftest", "test"},   {"benchmark", "bench"}, {"environment", "env"},
     {"diagnose", "doctor"}, {"manual", "man"}};
 
-/// The command that others call `written`, if it is one of `known`; else the nearest one. Empty if there is none.
+/// The command of which `written` is a synonym, if it is one of `known`; else the nearest command. Empty if there is
+/// none.
 std::string synonymous_or_nearest(const std::string& written, const std::vector<std::string>& known) {
-  for (const auto& [other, ours] : kSynonyms)
-    if (written == other && std::find(known.begin(), known.end(), ours) != known.end()) return ours;
+  for (const auto& [synonym, name] : kSynonyms)
+    if (written == synonym && std::find(known.begin(), known.end(), name) != known.end()) return name;
   return nearest(written, known);
 }
 
@@ -112,7 +113,7 @@ std::pair<std::string, std::string> split_argument(const std::string& argument) 
 /// nor its value, or the first word after "--". In the remaining options, '_' in names becomes '-', as torchrun allows,
 /// and the optional value of --tee and --redirects is attached with '='. Throws CLI::ParseError for an unknown option.
 std::vector<std::string> split_off_program(const CLI::App& run, std::vector<std::string>& arguments) {
-  std::vector<std::string> ours;
+  std::vector<std::string> own_options;
   size_t at = 0;
   while (at < arguments.size() && arguments[at].size() > 1 && arguments[at][0] == '-') {
     if (arguments[at] == "--") {
@@ -128,14 +129,14 @@ std::vector<std::string> split_off_program(const CLI::App& run, std::vector<std:
     const bool has_value = option->get_items_expected_max() > 0;
     if (has_value && option->get_expected_min() == 0) {
       if (value.empty()) value = at < arguments.size() && is_streams(arguments[at]) ? arguments[at++] : "3";
-      ours.push_back("--" + option->get_lnames()[0] + (value.starts_with('=') ? "" : "=") + value);
+      own_options.push_back("--" + option->get_lnames()[0] + (value.starts_with('=') ? "" : "=") + value);
       continue;
     }
-    ours.push_back(name + value);
-    if (value.empty() && has_value && at < arguments.size()) ours.push_back(arguments[at++]);
+    own_options.push_back(name + value);
+    if (value.empty() && has_value && at < arguments.size()) own_options.push_back(arguments[at++]);
   }
   std::vector<std::string> program(arguments.begin() + static_cast<ptrdiff_t>(at), arguments.end());
-  arguments = std::move(ours);
+  arguments = std::move(own_options);
   return program;
 }
 

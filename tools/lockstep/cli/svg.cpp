@@ -21,7 +21,7 @@ std::string dark_rules(const DarkColour& colour) {
   return rules;
 }
 
-/// The length of the UTF-8 sequence at the start of `text`, or 0 if there is no valid one. Sets `code`.
+/// The length of the UTF-8 sequence at the start of `text`, or 0 if it is not valid. Sets `code`.
 size_t sequence_length(std::string_view text, uint32_t& code) {
   const auto first = static_cast<unsigned char>(text[0]);
   const size_t length = first < 0x80   ? 1

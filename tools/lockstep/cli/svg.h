@@ -22,7 +22,7 @@ inline constexpr const char* kInk = "#222222";
 inline constexpr const char* kFaint = "#666666";
 inline constexpr const char* kGrid = "#e2e2e2";
 inline constexpr const char* kPaper = "white";
-/// A palette for colour-blind readers, too (Okabe and Ito).
+/// A palette that is suitable for colour-blind readers (Okabe and Ito).
 inline constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"};
 
 /// A colour of light mode and its replacement in dark mode.
@@ -55,7 +55,7 @@ double text_width(const std::string& text, double font_size);
 
 /// The largest 1, 2 or 5 times a power of ten that does not exceed `value`, which is above 0.
 double rounded_down(double value);
-/// The smallest that is not below `value`.
+/// The smallest 1, 2 or 5 times a power of ten that is not below `value`.
 double rounded_up(double value);
 
 }  // namespace lockstep::svg

@@ -9,7 +9,7 @@
 namespace lockstep::tool {
 namespace {
 
-/// How much of a word longer than a line to put on the line: up to a slash, or all of it without a slash.
+/// The number of characters to put on a line of a word longer than the line: up to a slash, or all without a slash.
 size_t part_that_fits(const std::string& word, size_t columns) {
   if (word.size() <= columns) return word.size();
   const auto slash = word.rfind('/', columns - 1);

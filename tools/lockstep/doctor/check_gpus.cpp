@@ -109,8 +109,8 @@ Finding check_gpus(const Gpus& gpus, const Probe& probe, int ranks) {
             fmt::format("check that the driver supports CUDA {} (nvidia-smi prints the newest version it supports), "
                         "and that neither CUDA_VISIBLE_DEVICES nor MIG hides GPUs",
                         probe.cuda_version)};
-  const bool is_shown_its_own = seen == 1 && gpus.on_host >= ranks;  // as gpu_of_rank in src/comm sees it
-  if (static_cast<size_t>(ranks) > seen && !is_shown_its_own)
+  const bool sees_only_own = seen == 1 && gpus.on_host >= ranks;  // as gpu_of_rank in src/comm sees it
+  if (static_cast<size_t>(ranks) > seen && !sees_only_own)
     return {"GPUs", Status::kWarning,
             fmt::format("{}: {} for {} ranks, so the ranks train on the CPU", found, seen, ranks),
             fmt::format("start at most {} ranks here; if each rank sees only its own GPU, set .device = cuda:0", seen)};

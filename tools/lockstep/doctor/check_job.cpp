@@ -70,7 +70,7 @@ Finding check_secret(const SecretFile& secret, const Rendezvous& rendezvous, con
 
 Finding check_folder(const Folder& folder) {
   constexpr uint64_t kScarceBytes = uint64_t{256} << 20;
-  const std::string elsewhere =
+  const std::string alternative =
       fmt::format("choose another folder with {}", folder.source.empty() ? "TMPDIR" : folder.source);
   Finding finding{folder.purpose, Status::kOk,
                   fmt::format("{}, {} free", folder.path, format_bytes(folder.space.free_bytes))};
@@ -79,10 +79,10 @@ Finding check_folder(const Folder& folder) {
     finding.status = folder.purpose == kFlightRecorder ? Status::kWarning : Status::kError;
     finding.found = fmt::format("{} cannot be written: {}", folder.path, folder.failure);
     finding.remedy =
-        fmt::format("{} {}, or {}", folder.exists ? "get write permission for" : "mkdir -p", folder.path, elsewhere);
+        fmt::format("{} {}, or {}", folder.exists ? "get write permission for" : "mkdir -p", folder.path, alternative);
   } else if (folder.space.free_bytes < kScarceBytes) {
     finding.status = Status::kWarning;
-    finding.remedy = "free some space there, or " + elsewhere;
+    finding.remedy = "free some space there, or " + alternative;
   }
   return finding;
 }

@@ -25,7 +25,7 @@ std::string format_limit(const std::optional<uint64_t>& limit) {
   return limit ? fmt::to_string(*limit) : "unlimited";
 }
 
-/// At least one each.
+/// At least one core per rank.
 int cores_per_rank(const Machine& machine, int ranks) {
   return std::max(1, static_cast<int>(usable_cores(machine)) / ranks);
 }
@@ -126,10 +126,10 @@ Finding check_open_files(const Machine& machine, int world_size) {
 }
 
 Finding check_processes(const Machine& machine, int ranks) {
-  const auto mine = machine.is_root ? std::nullopt : machine.processes.soft;
+  const auto user_limit = machine.is_root ? std::nullopt : machine.processes.soft;
   const auto& cgroups = machine.cgroup.processes;
-  const bool is_cgroups = cgroups && (!mine || *cgroups < *mine);
-  const auto limit = is_cgroups ? cgroups : mine;
+  const bool is_cgroups = cgroups && (!user_limit || *cgroups < *user_limit);
+  const auto limit = is_cgroups ? cgroups : user_limit;
   const std::string found = is_cgroups ? fmt::format("{}, the cgroup's limit", *limit) : format_limit(limit);
   // LibTorch has two thread pools with one thread per core each; the rest is for lockstep and the launcher.
   const uint64_t needed = static_cast<uint64_t>(ranks) * (2 * static_cast<uint64_t>(machine.allowed_cores) + 16) + 64;

@@ -90,9 +90,9 @@ Finding check_backends(const Probe& probe) {
   std::vector<std::string> packages;
   bool joins_processes = has_backend(probe, "nccl");
   for (const auto& backend : kProcessBackends) {
-    const bool is_there = has_backend(probe, backend.name);
-    joins_processes = joins_processes || is_there;
-    if (!is_there) packages.push_back(fmt::format("{} for {}", backend.package, backend.name));
+    const bool is_available = has_backend(probe, backend.name);
+    joins_processes = joins_processes || is_available;
+    if (!is_available) packages.push_back(fmt::format("{} for {}", backend.package, backend.name));
   }
   const std::string remedy =
       packages.empty() ? "" : fmt::format("apt-get install {}, then rebuild lockstep", fmt::join(packages, ", "));

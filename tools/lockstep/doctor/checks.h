@@ -14,7 +14,7 @@
 namespace lockstep::tool {
 
 // The checks of `lockstep doctor`: each maps facts to a finding. All are pure; tests pass made-up facts.
-// `ranks` is the number of ranks on this host, `world_size` that of the job.
+// `ranks` is the number of ranks on this host, `world_size` the number of ranks of the job.
 
 // --- Job and folders
 
@@ -29,7 +29,7 @@ Finding check_folder(const Folder& folder);
 
 Finding check_host_name(const Rendezvous& rendezvous, const Network& network);
 
-// The next three need a rendezvous at an address; the last two also need a route to that address.
+// The next three checks need a rendezvous at an address; the last two also need a route to that address.
 
 /// Checks that the ranks can reach the rendezvous address.
 Finding check_rendezvous_address(const Rendezvous& rendezvous, const Network& network);
@@ -59,8 +59,8 @@ Finding check_clock(const Machine& machine, bool spans_hosts);
 
 // --- LibTorch
 
-/// Checks that the probe of LibTorch worked, and reports the LibTorch it found. The next three need a probe without
-/// failure.
+/// Checks that the probe of LibTorch worked, and reports the LibTorch that it found. The next three checks need a probe
+/// without failure.
 Finding check_torch(const Probe& probe);
 
 Finding check_blas(const Probe& probe, const Machine& machine);
@@ -72,7 +72,7 @@ Finding check_backends(const Probe& probe);
 
 // --- GPUs
 
-/// Whether this machine or this build has anything to do with GPUs. If not, the GPU checks are skipped.
+/// Whether this machine has GPUs or this build supports them. If not, the GPU checks are skipped.
 bool gpus_are_relevant(const Gpus& gpus, const Probe& probe);
 
 /// Checks that NVIDIA's driver is loaded and answers. If not, and LibTorch sees no GPU either, the other GPU checks add

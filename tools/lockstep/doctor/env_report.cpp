@@ -129,10 +129,10 @@ Variables process_variables() {
 }
 
 Variables relevant_variables(const Variables& all) {
-  Variables telling;
+  Variables result;
   for (const auto& [name, value] : all)
-    if (is_relevant(name)) telling[name] = is_secret(name) ? "(hidden)" : value;
-  return telling;
+    if (is_relevant(name)) result[name] = is_secret(name) ? "(hidden)" : value;
+  return result;
 }
 
 Variables nccl_variables(const Variables& all) {

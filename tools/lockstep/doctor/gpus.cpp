@@ -55,14 +55,14 @@ void run_smi(const std::string& program, std::chrono::milliseconds limit, Gpus& 
   const auto ran = run_program(
       {program, "--query-gpu=index,name,pci.bus_id,memory.total,driver_version,compute_mode", "--format=csv,noheader"},
       limit);
-  std::string said;  // nvidia-smi prints errors to stdout; the first line has the message
+  std::string message;  // nvidia-smi prints errors to stdout; the first line has the message
   for (const auto& line : split_trimmed(ran.output, '\n'))
     if (auto gpu = parse_row(line))
       gpus.installed.push_back(*gpu);
-    else if (said.empty())
-      said = line;
+    else if (message.empty())
+      message = line;
   gpus.smi_failure = ran.failure;
-  if (!said.empty()) gpus.smi_failure += fmt::format("{}: {}", ran.failure.empty() ? "printed" : "", said);
+  if (!message.empty()) gpus.smi_failure += fmt::format("{}: {}", ran.failure.empty() ? "printed" : "", message);
   if (gpus.installed.empty() && gpus.smi_failure.empty()) gpus.smi_failure = "lists no GPU";
 }
 

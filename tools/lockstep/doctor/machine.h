@@ -20,7 +20,7 @@ inline std::string read_text(const std::filesystem::path& path) {
   return text;
 }
 
-/// `text` as a number; none unless all of it is one.
+/// `text` as a number; none unless all of the text is a number.
 inline std::optional<uint64_t> to_integer(const std::string& text) {
   uint64_t number = 0;
   const auto result = std::from_chars(text.data(), text.data() + text.size(), number);

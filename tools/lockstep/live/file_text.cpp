@@ -15,7 +15,8 @@ namespace {
 constexpr size_t kMetricsTailBytes = size_t{64} << 10;
 constexpr size_t kOutputTailBytes = size_t{256} << 10;
 
-/// The last bytes of a file, from the beginning of a line on; empty without the file. Throws Error with the reason.
+/// The last bytes of a file, from the beginning of a line on; empty without the file. Throws Error if it cannot be
+/// read.
 std::string read_end(const RunFolder& run, const std::filesystem::path& name, size_t most) {
   const auto opened = run.open(name);
   if (!opened) return "";

@@ -11,7 +11,7 @@
 
 #include "live/run_folder.h"
 
-/// Text of files that other processes write meanwhile.
+/// Text of files that other processes are writing.
 namespace lockstep::live {
 
 /// The whole file; none if there is no such file. Throws Error with the reason if the file cannot be opened or read, or

@@ -6,14 +6,14 @@
 
 #include <fmt/format.h>
 
-// The judgement in four steps: choose the job among the files, make a view of each of its ranks, mark the stragglers,
-// and sum up the job.
+// The view is made in four steps: choose the job among the files, make a view of each of its ranks, mark the
+// stragglers, and sum up the job.
 
 namespace lockstep::live {
 namespace {
 
 constexpr double kSilentSeconds = 5;      // a rank writes its file once a second
-constexpr double kSurelyLateSeconds = 2;  // others block for so long: not only files of different ages
+constexpr double kSurelyLateSeconds = 2;  // a longer wait of the other ranks is not only due to files of different ages
 constexpr double kWaitingShare = 0.15;
 constexpr int64_t kMaxMissingRanks = 1 << 16;
 
@@ -34,7 +34,7 @@ std::string no_news(double age) {
 
 // --- the job
 
-/// A start of a run: what its files have in common.
+/// Identifies a start of a run: the values that its files have in common.
 struct StartId {
   std::string job{};
   int64_t attempt = 0;
@@ -45,7 +45,7 @@ struct StartId {
     return file.job == job && file.attempt == attempt;
   }
 
-  /// Takes the job with the latest start, and its last attempt.
+  /// Chooses the job with the latest start, and its last attempt.
   template <class File>
   void consider(const File& file) {
     if (file.job == job) attempt = std::max(attempt, file.attempt);
@@ -92,11 +92,11 @@ void set_state(RankView& rank, RankState state, std::string note) {
   rank.note = std::move(note);
 }
 
-/// The state of a rank that has written a file.
-void judge_file(RankView& rank, const KnownWorker& known) {
+/// Sets the state of a rank that has written a file.
+void set_state_from_file(RankView& rank, const KnownWorker& known) {
   const bool has_ended = known.worker != nullptr && known.worker->has_ended;
   if (has_ended && known.worker->has_failed) {
-    auto note = failure_note(rank);  // says more than "exit code 1"
+    auto note = failure_note(rank);  // more specific than "exit code 1"
     set_state(rank, RankState::kFailed, note.empty() ? end_note(*known.worker) : std::move(note));
   } else if (rank.reported == "failed") {
     set_state(rank, RankState::kFailed, failure_note(rank));
@@ -111,8 +111,8 @@ void judge_file(RankView& rank, const KnownWorker& known) {
   }
 }
 
-/// The state of a rank whose file is missing or cannot be read, from what its launcher has written.
-void judge_without_file(RankView& rank, const KnownWorker& known, const LiveFiles& files, double now) {
+/// Sets the state of a rank whose file is missing or cannot be read, from the file of its launcher.
+void set_state_from_launcher(RankView& rank, const KnownWorker& known, const LiveFiles& files, double now) {
   const auto unreadable = files.unreadable_ranks.find(rank.rank);
   const auto missing = unreadable == files.unreadable_ranks.end() ? "no file yet" : "its live file cannot be read";
   if (known.worker == nullptr) return set_state(rank, RankState::kSilent, missing);
@@ -135,15 +135,15 @@ RankView view_rank(int64_t number, const LiveFiles& files, const StartId& start,
     static_cast<RankFile&>(rank) = found->second;
     rank.has_file = true;
     rank.age = age_of(rank.updated, now);
-    judge_file(rank, known);
+    set_state_from_file(rank, known);
   } else {
     rank.rank = number;
-    judge_without_file(rank, known, files, now);
+    set_state_from_launcher(rank, known, files, now);
   }
   return rank;
 }
 
-/// Views of all ranks of the job: those that have a file or a worker, and those below world_size.
+/// Views of all ranks of the job: ranks that have a file or a worker, and ranks below world_size.
 void view_ranks(JobView& job, const LiveFiles& files, const StartId& start, double now) {
   std::map<int64_t, KnownWorker> known;
   for (const auto& [number, file] : files.ranks) {
@@ -165,7 +165,7 @@ void view_ranks(JobView& job, const LiveFiles& files, const StartId& start, doub
 
 // --- stragglers
 
-/// The value in the middle; of an even number the mean of the two in the middle. `values` is not empty.
+/// The median; of an even number of values, the mean of the two middle values. `values` is not empty.
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -297,13 +297,13 @@ std::string launcher_report(const LaunchSummary& report) {
   return words;
 }
 
-/// How likely a failure is a consequence of another one.
+/// How likely a failure is a consequence of another failure.
 int consequence_level(const RankView& rank) {
-  if (!rank.failure) return 0;  // it ended without a word
+  if (!rank.failure) return 0;  // the rank ended without reporting a failure
   return rank.failure->kind == "PeerError" || rank.failure->kind == "TimeoutError" ? 2 : 1;
 }
 
-/// Which rank failed, and why. The launcher knows more than the ranks do.
+/// Describes which rank failed, and why. The launcher's report is preferred to the files of the ranks.
 std::string report_of_job(const JobView& job, const LiveFiles& files, const StartId& start) {
   for (const auto& [number, node] : files.nodes)
     if (node.report && node.job == start.job)
@@ -335,7 +335,7 @@ const char* name_of(RankState state) {
   return "";
 }
 
-JobView judge(const LiveFiles& files, double now) {
+JobView make_job_view(const LiveFiles& files, double now) {
   JobView job;
   const auto start = choose_start(files);
   job.job = start.job;
@@ -355,7 +355,7 @@ JobView judge(const LiveFiles& files, double now) {
 }
 
 JobView read_job(const std::filesystem::path& run, double now) {
-  return judge(read_live_files(run), now);
+  return make_job_view(read_live_files(run), now);
 }
 
 }  // namespace lockstep::live

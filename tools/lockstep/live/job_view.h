@@ -11,7 +11,7 @@
 #include "live/file_text.h"
 #include "live/live_files.h"
 
-/// The state of a job, judged from the live files of its run. `lockstep top` and `lockstep ui` show it.
+/// The state of a job, derived from the live files of its run. `lockstep top` and `lockstep ui` show it.
 namespace lockstep::live {
 
 enum class RankState { kRunning, kSilent, kFinished, kStopped, kFailed };
@@ -19,7 +19,8 @@ enum class RankState { kRunning, kSilent, kFinished, kStopped, kFailed };
 /// "running", "silent", "finished", "stopped" or "failed".
 const char* name_of(RankState state);
 
-/// A rank: the values of its file, and the judgement. Without a file the values are those of its launcher, or empty.
+/// A rank: the values of its file, and its derived state. Without a file the values are those of its launcher, or
+/// empty.
 struct RankView : RankFile {
   RankState state = RankState::kRunning;
   std::string note{};  // "killed by SIGKILL", "no news for 12 s", "in all_reduce for 5 s"; may be empty
@@ -42,7 +43,7 @@ struct JobView {
   int64_t attempt = 0;
   double started = 0, updated = 0;  // the earliest start and the latest news; 0 without live files
   double elapsed = 0;               // seconds from `started` to now, or to the last news of a job that is not live
-  bool is_live = false;             // a rank is running, or a launcher is and has news
+  bool is_live = false;             // a rank is running, or a launcher is running and has written recently
   RankState state = RankState::kSilent;
   int64_t world_size = 0;
   int64_t step = 0, batch = 0, batches = 0;  // of the rank with most steps
@@ -50,23 +51,23 @@ struct JobView {
   std::optional<double> samples_per_second{};  // the sum over the running ranks
   std::vector<RankView> ranks{};               // by number; one for each rank of the job
   std::vector<NodeView> nodes{};               // by number
-  std::string report{};                        // which rank failed first, how, and what to do; may be empty
+  std::string report{};                        // which rank failed first, how, and the remedy; may be empty
   std::vector<std::string> problems{};         // files that cannot be read, and why
 };
 
-/// Judges the files. Pure.
+/// Derives the view from the files. Pure.
 ///
-/// The job is the one with the latest start, in its last attempt; files of others are ignored. A rank has failed if its
-/// file or its launcher says so. It is silent if it should run and its file is older than 5 seconds. A file from the
-/// future is fresh: clocks differ.
+/// The view shows the job with the latest start, in its last attempt; files of other jobs are ignored. A rank has
+/// failed if its file or the file of its launcher reports a failure. A rank is silent if it should run and its file is
+/// older than 5 seconds. A file from the future is fresh: clocks differ.
 ///
-/// Stragglers are judged among the running and silent ranks, if there are two or more. The first rule that applies
+/// Stragglers are found among the running and silent ranks, if there are two or more. The first rule that applies
 /// decides: (1) silent ranks, while another rank blocks in a call; (2) the only rank that is behind in steps, or does
 /// not block, while all others block in a call; (3) the rank with the lowest share of communication, if that is 0.15
-/// or more below the median of the others: the others wait for it.
-JobView judge(const LiveFiles& files, double now);
+/// or more below the median of the other ranks: the other ranks wait for it.
+JobView make_job_view(const LiveFiles& files, double now);
 
-/// judge() of read_live_files(). `now` is Unix time in seconds. Never throws because of the files.
+/// make_job_view() of read_live_files(). `now` is Unix time in seconds. Never throws because of the files.
 JobView read_job(const std::filesystem::path& run, double now);
 
 /// The view as JSON, for the dashboard and `lockstep top --json`. Values that are unknown are null.

@@ -22,7 +22,7 @@ constexpr size_t kMaxRankBytes = size_t{1} << 20;
 constexpr size_t kMaxNodeBytes = size_t{8} << 20;  // of a node with thousands of workers
 constexpr int64_t kMaxRanks = 1 << 20;
 
-// --- values: an absent one, and one of another type, is the default
+// --- values: an absent value, or a value of another type, is the default
 
 const Json* find(const Json& object, const char* key) {
   if (!object.is_object()) return nullptr;
@@ -79,7 +79,7 @@ std::vector<std::string> strings_in(const Json& object, const char* key) {
   return strings;
 }
 
-// --- what every file must have
+// --- the values that every file must have
 
 template <class Value>
 Value required(const std::optional<Value>& value, const char* key) {

@@ -9,8 +9,8 @@
 #include <vector>
 
 /// The files that the ranks of a TrainingRun and their launchers write while they run, in the folder `live` of the run.
-/// Nothing here trusts a file: a file that is damaged, too large, of a newer format or no regular file is a problem in
-/// words, never a crash.
+/// The files are not trusted: a file that is damaged, too large, of a newer format or no regular file results in a
+/// description of the problem, never in a crash.
 namespace lockstep::live {
 
 /// A call of a group in which a rank blocks.
@@ -43,7 +43,7 @@ struct RankFailure {
   std::vector<RecordedCall> calls{};                 // oldest first
 };
 
-/// What a rank has written. Times are Unix seconds of the clock of its host.
+/// The file of a rank. Times are Unix seconds of the clock of its host.
 struct RankFile {
   std::string job{}, host{}, device{};
   int64_t attempt = 0, rank = 0, world_size = 0, local_rank = 0, pid = 0;
@@ -59,7 +59,7 @@ struct RankFile {
   std::optional<RankFailure> failure{};
 };
 
-/// A worker as its launcher sees it.
+/// A worker in the file of its launcher.
 struct WorkerEntry {
   int64_t rank = 0, local_rank = 0, pid = 0;
   bool has_ended = false, has_failed = false;
@@ -78,7 +78,7 @@ struct LaunchSummary {
   std::vector<std::string> culprit_lines{};  // last lines of its standard error
 };
 
-/// What the launcher of a node has written.
+/// The file of the launcher of a node.
 struct NodeFile {
   std::string job{}, host{};
   int64_t attempt = 0, node = 0, nodes = 0, pid = 0;
@@ -98,7 +98,7 @@ struct LiveFiles {
 };
 
 /// Parse the text of a file. Throw Error with the reason if the text is not valid. Unknown keys are ignored, and values
-/// of an unexpected type are treated as absent, except for those that every file must have: format, rank or node,
+/// of an unexpected type are treated as absent, except for the values that every file must have: format, rank or node,
 /// updated and state. Pure.
 RankFile parse_rank_file(std::string_view text);
 NodeFile parse_node_file(std::string_view text);

@@ -8,7 +8,7 @@
 
 namespace lockstep::live {
 
-/// A run for OpenMetrics: its name, its job, and last_metrics() of its folder.
+/// A run for OpenMetrics: its name, its job, and the last_metrics() of its folder.
 struct RunView {
   std::string name{};
   JobView job{};
@@ -16,8 +16,8 @@ struct RunView {
 };
 
 /// The runs in the text format of OpenMetrics 1.0, which Prometheus scrapes (content type
-/// "application/openmetrics-text; version=1.0.0; charset=utf-8"). Ranks are listed while their job has news, and for an
-/// hour after. Names of runs must differ. Pure.
+/// "application/openmetrics-text; version=1.0.0; charset=utf-8"). Ranks are listed until an hour after the last update
+/// of their job. Names of runs must differ. Pure.
 ///
 ///   lockstep_rank_up, _straggler                    1 or 0; labels run, rank, host
 ///   lockstep_rank_step, _samples_per_second, _news_age_seconds, _memory_resident_bytes

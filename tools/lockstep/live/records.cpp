@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 // Lines are flat objects of numbers, and consecutive lines usually have the same keys in the same order. The scanner
-// therefore compares each key with the key at the same place in the line before, and looks it up only if they differ.
-// Short numbers are converted exactly with one multiplication or division; the others by std::from_chars. No tree of
+// therefore compares each key with the key at the same place in the previous line, and looks it up only if they differ.
+// Short numbers are converted exactly with one multiplication or division, other numbers by std::from_chars. No tree of
 // values is built and no memory is allocated for a line.
 
 namespace lockstep::live {
@@ -80,7 +80,7 @@ std::string in_message(const nlohmann::json& value) {
   return text.size() <= kMaxLetters ? text : text.substr(0, kMaxLetters) + "...\"";
 }
 
-/// Returns why a line is no valid record. A slow parser says it better than the scanner.
+/// Returns why a line is no valid record. Uses a slow parser, whose errors are better than those of the scanner.
 std::string problem_of(std::string_view line) {
   nlohmann::json record;
   try {
@@ -255,7 +255,7 @@ void Records::add_record(RecordTable& table, const double (&positions)[3]) {
   for (const auto& [metric, value] : fields_) {
     auto& column = table.columns[static_cast<size_t>(metric)];
     if (!column.rows.empty() && column.rows.back() == row) {
-      column.values.back() = value;  // the key occurs twice: the last one counts, as in other parsers
+      column.values.back() = value;  // the key occurs twice: the last value counts, as in other parsers
       continue;
     }
     column.rows.push_back(row);
@@ -289,8 +289,7 @@ size_t Records::append(std::string_view text) {
   while (at < end) {
     const auto* newline = static_cast<const char*>(std::memchr(at, '\n', static_cast<size_t>(end - at)));
     if (!newline) {
-      // A program may not write the end of its last line. The end of a number could still follow, not that of an
-      // object.
+      // A program may not write the end of its last line. A number could still continue, a complete object could not.
       if (end[-1] != '}') break;
       LineScanner line(*this, at, end);
       if (!line.read()) break;

@@ -9,7 +9,7 @@
 
 namespace lockstep::live {
 
-/// The horizontal axis: which number of a record is its position.
+/// The horizontal axis: the number of a record that is its position.
 enum class XAxis { kStep, kEpoch, kTime };
 
 /// The key of that number in a record: "step", "epoch" or "seconds".
@@ -55,7 +55,7 @@ class Records {
   size_t size() const { return steps_.size() + epochs_.size(); }
   size_t lines() const { return lines_; }
   size_t damaged_lines() const { return damaged_lines_; }
-  /// Of the first damaged line: its number, from 1, and why it is damaged, as in "it has no "type"".
+  /// The number, from 1, of the first damaged line, and why it is damaged, as in "it has no "type"".
   size_t first_damaged_line() const { return first_damaged_line_; }
   const std::string& first_problem() const { return first_problem_; }
 
@@ -76,7 +76,7 @@ class Records {
   std::unordered_map<std::string, int> numbers_;  // of metrics, by name
   std::vector<Field> fields_;                     // metrics of the line that is being read
   std::vector<std::string> layout_;               // the keys of the last line with their quotes, in order
-  std::vector<int> layout_keys_;                  // what each of them means, as LineScanner::key_of returns it
+  std::vector<int> layout_keys_;                  // the meaning of each key, as returned by LineScanner::key_of
   size_t lines_ = 0, damaged_lines_ = 0, first_damaged_line_ = 0;
   std::string first_problem_;
 };

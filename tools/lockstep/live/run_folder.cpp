@@ -30,7 +30,7 @@ struct Parent {
     }
   }
 
-  FileDescriptor opened{};  // closed if `name` has no folder: then it is in the given one
+  FileDescriptor opened{};  // closed if `name` has no folder: then the parent is the given folder
   int number;
 };
 
@@ -102,7 +102,7 @@ std::optional<OpenFile> RunFolder::open(const std::filesystem::path& name) const
     refuse_unreadable(error);
   }
   if (::fstat(opened.file.get(), &opened.status) != 0) refuse_unreadable(errno);
-  check_regular(opened.status);  // it may have been replaced
+  check_regular(opened.status);  // the file may have been replaced
   return opened;
 }
 

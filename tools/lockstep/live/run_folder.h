@@ -31,9 +31,9 @@ struct OpenFile {
 };
 
 /// The folder of a run, for reading its files. Programs and users that write into the folder must not choose which
-/// other files are shown, so `lockstep ui` and `lockstep top` open every file of a run here. No symbolic link is
-/// followed, neither at the file nor at a folder above it, and no call blocks on a pipe. Links in the path that the
-/// user names on the command line are resolved before, by std::filesystem::canonical. Hard links are files like others.
+/// other files are shown, so `lockstep ui` and `lockstep top` open every file of a run through this class. No symbolic
+/// link is followed, neither at the file nor at a folder above it, and no call blocks on a pipe. Links in the path that
+/// the user names on the command line are resolved before, by std::filesystem::canonical. Hard links are not special.
 class RunFolder {
  public:
   /// `path` must be canonical: if a component has been replaced by a link since, the folder does not exist.
@@ -53,8 +53,8 @@ class RunFolder {
 
   /// Whether the folder is a run: it has a metrics.jsonl, a summary.json or live files.
   bool is_run() const;
-  /// Whether it has a folder live with files of ranks or launchers in it, or one that cannot be read. Another run may
-  /// be called live.
+  /// Whether the folder has a folder `live` with files of ranks or launchers, or a folder `live` that cannot be read. A
+  /// folder `live` without such files may be another run.
   bool has_live_files() const;
 
  private:

@@ -9,7 +9,8 @@
 namespace lockstep::plot {
 namespace {
 
-/// Numbers beyond are placed at the border: differences of larger ones would overflow, and smaller ones are rounded.
+/// Numbers outside of these limits are placed at the limit: differences of larger numbers would overflow, and smaller
+/// numbers are rounded.
 constexpr double kMost = 1e300, kLeast = 1e-290;
 
 double magnitude(const Axis::Range& range) {
@@ -47,7 +48,7 @@ std::string scientific(double value, double step) {
   return fmt::format("{}e{}", mantissa, exponent);
 }
 
-/// Ticks of a logarithmic axis at the factors times each `stride`-th power of ten, from the first one within the
+/// Ticks of a logarithmic axis at the factors times each `stride`-th power of ten, from the first power within the
 /// bounds.
 std::vector<svg::Tick> decades(Axis::Range bounds, std::initializer_list<double> factors, int stride) {
   std::vector<svg::Tick> ticks;

@@ -14,7 +14,7 @@ class Axis {
   struct Range {
     double least, largest;
   };
-  /// Their coordinates.
+  /// The coordinates of the least and the largest value.
   struct Places {
     double least, largest;
   };
@@ -23,7 +23,7 @@ class Axis {
   static Axis vertical(Range range, Places places, int most_ticks);
   /// The same, logarithmic. The range is above 0.
   static Axis logarithmic(Range range, Places places, int most_ticks);
-  /// A horizontal axis of steps or epochs. It begins at 0 if the range begins near it, and ends shortly behind the
+  /// A horizontal axis of steps or epochs. It begins at 0 if the range begins near 0, and ends shortly behind the
   /// range. Ticks are at least `least_step` apart.
   static Axis horizontal(Range range, Places places, int most_ticks, double least_step);
   /// A horizontal axis of seconds, with ticks such as "5 min" and "2 h".

@@ -82,7 +82,7 @@ class LineBuilder {
 
   std::vector<Line> lines_;
   Line line_;                     // its finished columns
-  std::optional<Column> column_;  // the unfinished one
+  std::optional<Column> column_;  // the unfinished column
   bool is_interrupted_ = false;
 };
 
@@ -123,7 +123,7 @@ Series means(const Series& series, size_t most) {
 }
 
 bool is_noisy(const std::vector<double>& values) {
-  constexpr size_t kFewest = 10;      // an average of fewer hides more than it shows
+  constexpr size_t kFewest = 10;      // an average of fewer values hides more than it shows
   constexpr double kReversals = 0.2;  // pure noise reverses its direction at two of three points
   size_t reversals = 0, count = 0;
   double last = 0;

@@ -11,20 +11,20 @@
 namespace lockstep::plot {
 
 /// The exponential moving average of each value, with bias correction: the mean of all values so far, each with
-/// `weight` times the weight of the next one. Values that are not finite stay as they are and do not count. `weight` is
+/// `weight` times the weight of the next value. Values that are not finite are unchanged and do not count. `weight` is
 /// 0 or more and below 1. Pure.
 std::vector<double> smoothed(const std::vector<double>& values, double weight);
 
-/// At most `most` points: the means of as many consecutive points each, of those whose `y` is finite. A series with no
-/// more points stays as it is. Pure.
+/// At most `most` points: the means of groups of consecutive points of equal size, without points whose `y` is not
+/// finite. A series with at most `most` points is unchanged. Pure.
 Series means(const Series& series, size_t most);
 
-/// Whether values go up and down from one to the next, as those of a loss do. A learning rate is not noisy: it changes
+/// Whether the values often change their direction, like the values of a loss. A learning rate is not noisy: it changes
 /// its direction a few times. Fewer than ten values are not noisy. Pure.
 bool is_noisy(const std::vector<double>& values);
 
-/// Whether the metric is a setting that follows a schedule, by its name, such as "lr" or "group_0/weight_decay". It is
-/// drawn as it is, also if it alternates. Pure.
+/// Whether the metric is a setting that follows a schedule, by its name, such as "lr" or "group_0/weight_decay". Such a
+/// metric is drawn without smoothing, also if it alternates. Pure.
 bool is_schedule(std::string_view metric);
 
 /// Connected points.
@@ -36,7 +36,7 @@ using Line = std::vector<svg::Point>;
 std::vector<Line> visible_lines(const std::vector<double>& x, const std::vector<double>& y,
                                 const std::function<svg::Point(double, double)>& at);
 
-/// Points of the line for markers, at least `distance` apart horizontally. The first one is always included. Pure.
+/// Points of the line for markers, at least `distance` apart horizontally. The first point is always included. Pure.
 Line marked_points(const Line& line, double distance);
 
 }  // namespace lockstep::plot

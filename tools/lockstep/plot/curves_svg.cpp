@@ -26,7 +26,7 @@ constexpr size_t kMaxLetters = 48;  // of a name in the legend
 /// Blue and light blue are hard to tell apart in dark mode: light blue becomes lighter.
 constexpr svg::DarkColour kLightBlueInDarkMode{svg::kColours[5], "#a5dcff"};
 
-/// How many panels are side by side, and their size.
+/// The number of panels side by side, and their size.
 struct Grid {
   size_t columns;
   double width, height;  // of a plot
@@ -87,13 +87,13 @@ std::vector<LegendEntry> entries_of_runs(const std::vector<Run>& runs) {
   const auto texts = shortened_distinctly(names, kMaxLetters);
   std::vector<LegendEntry> entries;
   for (size_t i = 0; i < runs.size(); ++i) {
-    const auto look = style_of_run(i);
-    entries.push_back({texts[i], names[i], look.colour, look.dashes + kEpochLine});
+    const auto run_style = style_of_run(i);
+    entries.push_back({texts[i], names[i], run_style.colour, run_style.dashes + kEpochLine});
   }
   return entries;
 }
 
-/// The key: which kind of line is which. Empty if there is only one kind.
+/// The key, which names the kinds of lines. Empty if there is only one kind.
 std::vector<LegendEntry> entries_of_key(LineKinds kinds, double smoothing) {
   if (kinds.raw + kinds.steps + kinds.epochs < 2) return {};
   std::vector<LegendEntry> entries;

@@ -30,7 +30,7 @@ class LineReader {
     if (descriptor < 0) fail();
     file_.reset(::fdopen(descriptor, "r"));
     if (!file_ || ::fstat(descriptor, &status) != 0) fail();
-    check_regular(status);  // it may have been replaced
+    check_regular(status);  // the file may have been replaced
   }
   ~LineReader() { std::free(buffer_); }
   LineReader(const LineReader&) = delete;

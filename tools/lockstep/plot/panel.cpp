@@ -14,35 +14,35 @@ namespace lockstep::plot {
 namespace {
 
 /// A group of lines with equal attributes. The name is shown when the mouse points at them.
-std::string group(const char* kind, const std::string& name, const RunStyle& look, const char* attributes,
+std::string group(const char* kind, const std::string& name, const RunStyle& style, const char* attributes,
                   const std::string& lines) {
   if (lines.empty()) return "";
   return fmt::format(
       "<g class=\"{}\" fill=\"none\" stroke=\"{}\" stroke-linejoin=\"round\" {}>\n<title>{}</title>\n{}</g>\n", kind,
-      look.colour, attributes, svg::escaped(name), lines);
+      style.colour, attributes, svg::escaped(name), lines);
 }
 
-std::string polyline(const Line& line, const RunStyle& look) {
-  return fmt::format("<polyline {}points=\"{}\"/>\n", look.dashes, svg::joined(line));
+std::string polyline(const Line& line, const RunStyle& style) {
+  return fmt::format("<polyline {}points=\"{}\"/>\n", style.dashes, svg::joined(line));
 }
 
 /// The lines as polylines. A single point becomes a dot.
-std::string draw_lines(const std::vector<Line>& lines, const RunStyle& look) {
+std::string draw_lines(const std::vector<Line>& lines, const RunStyle& style) {
   std::string drawn;
   for (const auto& line : lines)
-    drawn += line.size() > 1 ? polyline(line, look)
+    drawn += line.size() > 1 ? polyline(line, style)
                              : fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.6\" fill=\"{}\"/>\n", line[0].x,
-                                           line[0].y, look.colour);
+                                           line[0].y, style.colour);
   return drawn;
 }
 
 /// The same with markers at the points, as far as there is room for them.
-std::string draw_marked_lines(const std::vector<Line>& lines, const RunStyle& look) {
+std::string draw_marked_lines(const std::vector<Line>& lines, const RunStyle& style) {
   constexpr double kMarkerDistance = 9;
   std::string drawn, markers;
   for (const auto& line : lines) {
-    if (line.size() > 1) drawn += polyline(line, look);
-    for (const auto& point : marked_points(line, kMarkerDistance)) markers += marker(point, look.colour);
+    if (line.size() > 1) drawn += polyline(line, style);
+    for (const auto& point : marked_points(line, kMarkerDistance)) markers += marker(point, style.colour);
   }
   return drawn + markers;
 }
@@ -164,18 +164,18 @@ std::string Panel::draw_curves(const Axis& x, const Axis& y, double columns) con
   const auto lines_of = [&](const Series& series) { return visible_lines(series.x, series.y, at); };
   std::string raw, steps, epochs;  // in this order: averages are above the values of all runs
   for (const auto& [run, values, has_average] : curves_) {
-    const auto look = style_of_run(run);
+    const auto style = style_of_run(run);
     const auto& name = runs_[run].name;
     const auto measured = drawable(values->steps);
     if (has_average) {
-      raw += group("raw", name, look, kRawLine, draw_lines(lines_of(measured), {look.colour, ""}));
+      raw += group("raw", name, style, kRawLine, draw_lines(lines_of(measured), {style.colour, ""}));
       auto average = means(measured, static_cast<size_t>(columns));
       average.y = smoothed(average.y, style_.smoothing);
-      steps += group("steps", name, look, kStepLine, draw_lines(lines_of(average), look));
+      steps += group("steps", name, style, kStepLine, draw_lines(lines_of(average), style));
     } else {
-      steps += group("steps", name, look, kStepLine, draw_lines(lines_of(measured), look));
+      steps += group("steps", name, style, kStepLine, draw_lines(lines_of(measured), style));
     }
-    epochs += group("epochs", name, look, kEpochLine, draw_marked_lines(lines_of(drawable(values->epochs)), look));
+    epochs += group("epochs", name, style, kEpochLine, draw_marked_lines(lines_of(drawable(values->epochs)), style));
   }
   return raw + steps + epochs;
 }

@@ -9,13 +9,13 @@
 
 namespace lockstep::plot {
 
-/// How the lines of a run look.
+/// The style of the lines of a run.
 struct RunStyle {
   std::string colour;
   std::string dashes;  // an attribute with a blank behind it; empty: solid
 };
 
-/// The look of the run with this index: after six colours, the same colours with other dashes.
+/// The style of the run with this index: after six colours, the same colours with other dashes.
 RunStyle style_of_run(size_t index);
 
 inline constexpr double kMetricSize = 15, kLabelSize = 13;  // of fonts
@@ -47,7 +47,7 @@ class Panel {
   LineKinds kinds() const { return kinds_; }
   /// The vertical axis of a plot from `top` to `top` + `height`.
   Axis vertical_axis(double top, double height) const;
-  /// How many values are not drawn: "3 values not finite". Empty if all are drawn.
+  /// The number of values that are not drawn: "3 values not finite". Empty if all values are drawn.
   std::string note() const;
   /// An element for the whole panel with its labels. The note is below the name of the horizontal axis.
   std::string draw(const Area& area, const Axis& x, const Names& names) const;

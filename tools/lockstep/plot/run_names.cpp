@@ -52,7 +52,7 @@ size_t common_length(const std::vector<std::string>& names) {
   return end + 1;  // 0 if there is none
 }
 
-/// The names without the text that all begin with, but for its first letters.
+/// The names without the text that all names begin with, except for its first letters.
 std::vector<std::string> without_common_middle(std::vector<std::string> names) {
   constexpr size_t kKept = 8;
   const size_t length = names.size() > 1 ? common_length(names) : 0;

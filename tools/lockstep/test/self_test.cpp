@@ -26,13 +26,13 @@ using std::chrono::milliseconds;
 
 constexpr const char* kErrorPrefix = "lockstep-selftest: ";  // precedes the error message of a rank
 
-/// Forks the launcher: it writes to our pipes, may be killed, and must not outlive this process.
+/// Forks the launcher: it writes to the pipes of this process, may be killed, and must not outlive this process.
 pid_t start_launcher(const LaunchOptions& options, int out, int err) {
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) return -errno;
   if (child > 0) {
-    ::setpgid(child, child);  // also here: it may be killed before it runs
+    ::setpgid(child, child);  // also in the parent: the child may be killed before it runs
     return child;
   }
   ::setpgid(0, 0);
@@ -44,7 +44,7 @@ pid_t start_launcher(const LaunchOptions& options, int out, int err) {
 }
 
 /// Removes the report, which is the last line, from the launcher's stderr; returns null if there is none.
-json take_report(std::string& errors) {
+json extract_report(std::string& errors) {
   while (!errors.empty() && errors.back() == '\n') errors.pop_back();
   const auto before = errors.rfind('\n');
   const auto from = before == std::string::npos ? 0 : before + 1;
@@ -56,11 +56,11 @@ json take_report(std::string& errors) {
 
 /// The error message printed by the rank; empty if it printed none.
 std::string reported_error(const json& culprit) {
-  std::string said;
+  std::string message;
   for (const auto& line : culprit.at("stderr_tail"))
     if (const auto text = line.get<std::string>(); text.starts_with(kErrorPrefix))
-      said = text.substr(std::strlen(kErrorPrefix));
-  return said.empty() ? culprit.at("uncaught").get<std::string>() : said;
+      message = text.substr(std::strlen(kErrorPrefix));
+  return message.empty() ? culprit.at("uncaught").get<std::string>() : message;
 }
 
 std::string remedy_for_signal(int number) {
@@ -107,7 +107,7 @@ BackendResult launch_result(const CapturedProcess& launcher, milliseconds limit)
     return result;
   }
   std::string errors = launcher.errors;
-  const json report = launcher.timed_out ? json() : take_report(errors);
+  const json report = launcher.timed_out ? json() : extract_report(errors);
   result.output = launcher.output + errors;
   if (launcher.timed_out) {
     result.failure = fmt::format("the ranks did not finish within {} s and were killed",

@@ -86,9 +86,9 @@ at::Tensor train(Model&& forward, const std::vector<at::Tensor>& parameters, con
   return at::cat(flat);
 }
 
-void check_equal_on_all(const ProcessGroup& world, const at::Tensor& mine) {
-  auto all = at::empty({world.size(), mine.numel()}, mine.options());
-  world.all_gather(all, mine);
+void check_equal_on_all(const ProcessGroup& world, const at::Tensor& own) {
+  auto all = at::empty({world.size(), own.numel()}, own.options());
+  world.all_gather(all, own);
   for (int rank = 1; rank < world.size(); ++rank)
     if (!at::equal(all[0], all[rank]))
       fail_check(c10::str("after ", kSteps, " steps of DistributedDataParallel the parameters of rank ", rank,

@@ -41,10 +41,11 @@ std::vector<std::string> names_of(const std::vector<TestableBackend>& backends) 
 }
 
 /// The requested backends in the requested order; all if none was requested.
-std::vector<TestableBackend> choose(const std::vector<TestableBackend>& known, const std::vector<std::string>& asked) {
-  if (asked.empty()) return known;
+std::vector<TestableBackend> choose(const std::vector<TestableBackend>& known,
+                                    const std::vector<std::string>& requested) {
+  if (requested.empty()) return known;
   std::vector<TestableBackend> chosen;
-  for (const auto& name : asked) {
+  for (const auto& name : requested) {
     const auto found = std::find_if(known.begin(), known.end(), [&](const auto& one) { return one.name == name; });
     if (found == known.end())
       throw CLI::ValidationError("--backends", fmt::format("unknown backend \"{}\"; this build has {}", name,

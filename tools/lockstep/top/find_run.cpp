@@ -18,9 +18,9 @@ namespace fs = std::filesystem;
 
 constexpr int kMaxLevels = 3;
 
-/// The time of the last live file of a run, seconds and nanoseconds. Ranks rename their files, which changes the
-/// folder.
-std::optional<std::pair<time_t, long>> last_news(const live::RunFolder& run) {
+/// The time at which a live file of a run was last written, in seconds and nanoseconds. Ranks rename their files, which
+/// changes the time of the folder.
+std::optional<std::pair<time_t, long>> last_write(const live::RunFolder& run) {
   if (!run.has_live_files()) return std::nullopt;
   const auto status = run.status("live");
   if (!status) return std::nullopt;
@@ -32,7 +32,7 @@ struct LatestRun {
   bool has_skipped_links = false;  // a run may be behind them
 };
 
-/// The run below `folder` with the last news.
+/// The run below `folder` whose live files were written last.
 LatestRun latest_run(const fs::path& folder) {
   LatestRun latest;
   std::optional<std::pair<time_t, long>> latest_time;
@@ -45,7 +45,7 @@ LatestRun latest_run(const fs::path& folder) {
     const live::RunFolder run(entries->path());
     if (run.has_link("live")) latest.has_skipped_links = true;
     if (run.is_run() || entries.depth() + 1 >= kMaxLevels) entries.disable_recursion_pending();
-    const auto time = last_news(run);
+    const auto time = last_write(run);
     if (!time || (latest_time && *time <= *latest_time)) continue;
     latest.folder = entries->path();
     latest_time = time;

@@ -24,7 +24,7 @@ class FullScreen {
   FullScreen(const FullScreen&) = delete;
   FullScreen& operator=(const FullScreen&) = delete;
 
-  /// What wait() has found.
+  /// The result of wait().
   struct Event {
     std::string keys{};       // bytes from the keyboard
     bool is_resized = false;  // or the terminal was restored after a stop

@@ -86,8 +86,8 @@ double sort_key(const RankView& rank, Sort sort) {
   return 0;
 }
 
-/// Whether the speed and the shares of the rank are news.
-bool has_figures(const RankView& rank) {
+/// Whether the speed and the time shares of the rank are current.
+bool has_current_values(const RankView& rank) {
   return rank.state == RankState::kRunning && rank.has_file;
 }
 
@@ -157,7 +157,7 @@ RankTable::RankTable(const live::JobView& job, const Style& style) : style_(styl
   const size_t widest_host = host_;
   for (size_t* column : {&gpu_memory_, &memory_, &gpu_, &host_, &share_, &speed_})
     if (width() > style_.columns) *column = 0;
-  if (share_ == 0) host_ = widest_host;  // without the shares it may fit
+  if (share_ == 0) host_ = widest_host;  // without the shares the host may fit
   if (width() > style_.columns) host_ = 0;
   if (share_ != 0 && width() + kBar + 1 <= style_.columns) bar_ = kBar;
 }
@@ -178,7 +178,7 @@ std::string RankTable::header() const {
   return line.text();
 }
 
-// A row without figures has the note in their place, which is therefore whole in a narrow terminal, too.
+// In a row without current values the note replaces them, so it is complete also in a narrow terminal.
 std::string RankTable::row(const RankView& rank, bool is_selected) const {
   const bool is_red = rank.state == RankState::kFailed;
   StyledLine line(style_, !is_selected ? paint::kPlain : is_red ? paint::kReverseRed : paint::kReverse);
@@ -193,7 +193,7 @@ std::string RankTable::row(const RankView& rank, bool is_selected) const {
   if (host_ != 0) line.left(live::printable(rank.host), host_, plain).add(" ");
   line.left(state, state_, paint_of(rank)).add(" ");
   line.right(rank.has_file ? fmt::format("{}", rank.step) : "-", step_, plain).add(" ");
-  if (has_figures(rank)) add_parts(line, rank);
+  if (has_current_values(rank)) add_parts(line, rank);
   line.add(rank.note, is_red ? paint::kRed : rank.is_straggler ? paint::kYellow : paint::kPlain);
   if (is_selected) line.fill();
   return line.text();

@@ -9,13 +9,13 @@
 
 namespace lockstep::top {
 
-/// The order of rows. All but kRank begin with the ranks that need attention.
+/// The order of rows. All orders except kRank begin with the ranks that need attention.
 enum class Sort { kRank, kState, kStep, kSpeed, kCommunication };
 
 /// "rank", "state", "step", "samples/s" or "communication".
 const char* name_of(Sort sort);
 
-/// The order after this one; the first one after the last.
+/// The order after `sort`; after the last order, the first.
 Sort next_of(Sort sort);
 
 /// The ranks in that order. Equal ranks are in the order of their numbers. Pure.

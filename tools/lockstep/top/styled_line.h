@@ -38,13 +38,13 @@ size_t columns_of(std::string_view text);
 /// ASCII become "?" if the terminal has no Unicode.
 std::string clipped(std::string_view text, size_t columns, bool has_unicode);
 
-/// A line that never takes more than the columns of the style: what does not fit is cut off.
+/// A line that never takes more than the columns of the style: further text is cut off.
 class StyledLine {
  public:
   /// `base` is added to the paint of every cell: kReverse for a selected row.
   explicit StyledLine(const Style& style, const char* base = paint::kPlain) : style_(style), base_(base) {}
 
-  /// Appends text as it is.
+  /// Appends text without padding.
   StyledLine& add(std::string_view text, const char* painted = paint::kPlain);
   /// Appends text without the base: a bar of blocks would vanish in reverse video.
   StyledLine& add_bare(std::string_view text, const char* painted);

@@ -123,7 +123,7 @@ void show_live(const FoundRun& run) {
   Choice choice;
   Shown shown{.run = run.name};
   std::string typed;
-  bool is_stale = true;  // the files are to be read
+  bool is_stale = true;  // the files must be read again
   for (auto next = Clock::now();;) {
     const auto size = screen.size(style);
     if (is_stale) shown.job = live::read_job(run.folder, unix_time());

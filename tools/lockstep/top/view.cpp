@@ -44,7 +44,7 @@ constexpr std::array kHelp{"q                quit",
 size_t sequence_bytes(std::string_view bytes) {
   if (bytes.size() < 2) return 0;
   if (bytes[1] == 'O') return bytes.size() < 3 ? 0 : 3;
-  if (bytes[1] != '[') return 1;  // the key Escape, and then another one
+  if (bytes[1] != '[') return 1;  // the key Escape, and then another key
   for (size_t i = 2; i < bytes.size(); ++i)
     if (bytes[i] >= '@' && bytes[i] <= '~') return i + 1;
   return 0;
@@ -186,7 +186,7 @@ Frame help_frame(std::vector<std::string> lines, const Style& style) {
   return {std::move(lines), 1};
 }
 
-/// How many rows the table and the detail below it have, if `room` rows are left for both.
+/// The number of rows of the table and of the detail below it, if `room` rows are left for both.
 std::pair<size_t, size_t> divide(size_t room, size_t ranks, bool shows_log) {
   if (!shows_log || room < kMinTableRows + kMinLogRows) return {std::min(room, ranks), 0};
   const size_t table = std::min(ranks, std::max(kMinTableRows, room - std::max(kMinLogRows, room / 3)));

@@ -10,7 +10,7 @@
 #include "top/rank_table.h"
 #include "top/styled_line.h"
 
-/// What `lockstep top` shows, and how keys change it. All functions are pure.
+/// The screen of `lockstep top`, and how keys change it. All functions are pure.
 namespace lockstep::top {
 
 enum class Key { kOther, kQuit, kUp, kDown, kPageUp, kPageDown, kFirst, kLast, kSort, kLog, kHelp };
@@ -18,7 +18,7 @@ enum class Key { kOther, kQuit, kUp, kDown, kPageUp, kPageDown, kFirst, kLast, k
 /// The keys in the bytes that a terminal has sent. An incomplete escape sequence at the end stays in `bytes`.
 std::vector<Key> take_keys(std::string& bytes);
 
-/// What the user has chosen.
+/// The user's choices.
 struct Choice {
   std::optional<int64_t> selected{};  // a rank; none: the first one of the order
   Sort sort = Sort::kRank;
@@ -32,7 +32,7 @@ void apply(Key key, Choice& choice, const live::JobView& job, size_t page);
 /// The number of the selected rank; none if the job has no ranks.
 std::optional<int64_t> selected_rank(const Choice& choice, const live::JobView& job);
 
-/// Everything that is shown.
+/// The data that are shown.
 struct Shown {
   std::string run{};  // its path
   live::JobView job{};

@@ -18,7 +18,7 @@ class Access {
   /// `address` is the address that the server listens on.
   Access(std::string token, std::string address, int port);
 
-  /// Whether the server may be called by this name. Names that anybody can point at this machine (DNS rebinding) are
+  /// Whether the server may be called by this name. Names that anyone can point at this machine (DNS rebinding) are
   /// refused: only IP addresses, localhost, the host's own name and `address` are accepted, with any port, because a
   /// port that ssh forwards has another number.
   bool is_own_host(std::string_view host_header) const;

@@ -112,7 +112,7 @@ void append_curve(std::string& out, const Curve& curve, bool is_smoothed) {
   fmt::format_to(std::back_inserter(out), "\"points\":{}}}", curve.points);
 }
 
-/// The average of values without noise would hide what they are.
+/// Only noisy values are smoothed: an average of other values would hide them.
 bool needs_smoothing(const RecordTable& table, int number, const std::string& metric) {
   const bool is_known = number >= 0 && static_cast<size_t>(number) < table.columns.size();
   return is_known && !plot::is_schedule(metric) && plot::is_noisy(table.columns[static_cast<size_t>(number)].values);

@@ -12,10 +12,10 @@ struct Answer {
   int status = 200;
   std::string content_type = "application/json";
   std::string body{};
-  std::string tag{};  // changes with the body; empty if the body has to be compared itself
+  std::string tag{};  // changes with the body; empty if the bodies must be compared
 };
 
-/// Parameters of a request by name; the last one counts.
+/// Parameters of a request by name; of several with one name, the last counts.
 using Parameters = std::map<std::string, std::string>;
 
 /// The runs, their settings, results and states.

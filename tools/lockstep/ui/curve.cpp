@@ -17,7 +17,7 @@ struct Average {
   double value() const { return sum / sum_of_weights; }
 };
 
-/// The average after one value after the other.
+/// Computes the average after each value.
 class Smoother {
  public:
   explicit Smoother(double weight) : weight_(weight) {}
@@ -42,7 +42,7 @@ struct Point {
   bool is_set() const { return !std::isnan(x); }
 };
 
-/// Consecutive points that are drawn at one place. std::fmin and std::floor are not used: they are calls of functions.
+/// Consecutive points that are drawn at one position. std::fmin and std::floor are not used: they are function calls.
 struct Bucket {
   double x = kNothing, low = kNothing, high = kNothing;
   Average average{};

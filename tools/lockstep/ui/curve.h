@@ -10,7 +10,7 @@ namespace lockstep::ui {
 using live::RecordTable;
 using live::XAxis;
 
-/// What a curve shows: a part of the horizontal axis, at most `buckets` points, and how strongly it is smoothed.
+/// The requested part of a curve: a part of the horizontal axis, at most `buckets` points, and the smoothing.
 struct CurveRequest {
   XAxis x = XAxis::kStep;
   double from, to;                // of the axis; not finite: the whole curve
@@ -29,7 +29,7 @@ struct Curve {
 };
 
 /// The curve of a metric, by its number, in one table of records. A smoothed value is the mean of all values of the
-/// run so far, each with `smoothing` times the weight of the next one; it does not depend on the part that is shown.
+/// run so far, each with `smoothing` times the weight of the next value; it does not depend on the part that is shown.
 /// The nearest points outside of the part are included, so that lines reach the border. Pure.
 Curve curve_of(const RecordTable& table, int metric, const CurveRequest& request);
 

@@ -44,7 +44,7 @@ class RunSearch {
   bool has_skipped_links_ = false;
 };
 
-/// Empty if the folder cannot be read; a link is one of the problems that the description of the run names.
+/// Empty if the folder cannot be read; the description of the run names links among its problems.
 std::vector<std::string> names_in(const live::RunFolder& run, const std::string& folder) {
   try {
     return run.names(folder);

@@ -6,7 +6,7 @@
 
 namespace lockstep::ui {
 
-/// How many folders below a given folder runs are looked for.
+/// Depth below a given folder up to which runs are searched.
 inline constexpr int kMaxRunDepth = 3;
 
 struct FoundRuns {
@@ -14,8 +14,8 @@ struct FoundRuns {
   bool has_skipped_links = false;                // a run may be behind them
 };
 
-/// The runs among these folders, whose paths are canonical, and below them, at most kMaxRunDepth folders deeper, each
-/// once. Runs inside of a run, hidden folders, and links are left out. Folders that cannot be read have no runs.
+/// The runs among these folders, whose paths are canonical, and up to kMaxRunDepth levels below them, each run once.
+/// Runs inside of a run, hidden folders, and links are left out. Folders that cannot be read have no runs.
 FoundRuns find_runs(const std::vector<std::filesystem::path>& folders);
 
 /// A file of a checkpoint folder.

@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kLineEnd = "\r\n";
 constexpr std::string_view kHeadEnd = "\r\n\r\n";
 
-/// What RFC 9110 calls a token: names of methods and headers.
+/// Whether the text is a token of RFC 9110: the name of a method or a header.
 bool is_token(std::string_view written) {
   static constexpr std::string_view kSigns = "!#$%&'*+-.^_`|~";
   return !written.empty() && std::all_of(written.begin(), written.end(), [](unsigned char c) {

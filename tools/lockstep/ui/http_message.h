@@ -17,8 +17,8 @@ std::string lower_case(std::string_view text);
 
 struct HttpRequest {
   std::string method{};
-  std::string path{};                               // of the target, as it was sent: not decoded
-  std::map<std::string, std::string> parameters{};  // of the target, decoded; the last one of a name counts
+  std::string path{};                               // of the target, not decoded
+  std::map<std::string, std::string> parameters{};  // of the target, decoded; the last parameter of a name counts
   std::map<std::string, std::string> headers{};     // names in lower case; the first header of a name counts
   bool has_body = false;
   bool keeps_connection = false;  // the client may send further requests on this connection
@@ -39,7 +39,7 @@ struct HttpResponse {
 size_t head_size(std::string_view bytes, size_t known);
 
 /// Parses a whole head. None if it is not a valid request of HTTP/1.0 or 1.1 with a path as target. Absolute targets,
-/// such as http://host/path, are refused: only clients of a proxy send them, and the page has none. Pure.
+/// such as http://host/path, are refused: only clients of a proxy send them, and the page has no proxy. Pure.
 std::optional<HttpRequest> parse_request(std::string_view head);
 
 /// The bytes of a response; with `is_head` without the body, but with its length. `closes` says that the connection

@@ -31,15 +31,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr size_t kWorkers = 8;                   // a file on a slow disk delays one of them
+constexpr size_t kWorkers = 8;                   // a file on a slow disk delays one worker
 constexpr size_t kSentInARow = size_t{1} << 20;  // bytes; then other events are handled
-constexpr milliseconds kTick(100);               // between two looks at the time limits
+constexpr milliseconds kTick(100);               // between two checks of the time limits
 constexpr size_t kMaxDiscarded = 256 << 10;      // bytes that a client sends after its last response
 
 constexpr uint64_t kListener = 0;
 constexpr uint64_t kWaker = 1;
 
-/// Where a connection comes from, as bytes.
+/// The remote address of a connection, as bytes.
 std::string address_of(const sockaddr_storage& from) {
   const auto bytes = [](const auto& address) {
     return std::string(reinterpret_cast<const char*>(&address), sizeof address);
@@ -55,8 +55,8 @@ HttpResponse plain_text(int status, std::string text) {
 }  // namespace
 
 /// A connection receives a request, waits for its response, and sends the response; then it receives the next request.
-/// After the last response it discards what the client still sends: to close a socket with unread bytes would reset the
-/// connection, and the client could lose the response.
+/// After the last response it discards the bytes that the client still sends: closing a socket with unread bytes would
+/// reset the connection, and the client could lose the response.
 class HttpServer::Loop {
  public:
   Loop(FileDescriptor listener, Options options)
@@ -87,7 +87,7 @@ class HttpServer::Loop {
     std::string output{};  // of which `sent` bytes are sent
     size_t sent = 0;
     size_t discarded = 0;
-    bool is_busy = false;     // its response is computed
+    bool is_busy = false;     // a worker computes its response
     bool is_closing = false;  // its response is the last one
     bool is_discarding = false;
   };
@@ -98,11 +98,11 @@ class HttpServer::Loop {
     std::string bytes{};  // empty: there is not even the memory for an error
   };
 
-  bool watch(int descriptor, uint64_t id, uint32_t events, int how = EPOLL_CTL_ADD) {
+  bool watch(int descriptor, uint64_t id, uint32_t events, int operation = EPOLL_CTL_ADD) {
     epoll_event event{};
     event.events = events;
     event.data.u64 = id;
-    return ::epoll_ctl(poller_.get(), how, descriptor, &event) == 0;
+    return ::epoll_ctl(poller_.get(), operation, descriptor, &event) == 0;
   }
 
   void wake() {
@@ -162,7 +162,7 @@ class HttpServer::Loop {
     entry->second.socket = std::move(socket);
     entry->second.active = now;
     strangers_.add(id, address_of(from), now);
-    receive(entry);  // at once: a flood of further connections cannot displace one whose request is here
+    receive(entry);  // at once: a flood of connections cannot displace a connection whose request has arrived
   }
 
   /// Returns false if there is none.
@@ -213,7 +213,7 @@ class HttpServer::Loop {
     connection.searched = 0;
   }
 
-  // Takes the next request out of the input. No response is in progress.
+  // Removes the next request from the input and starts it. No response is in progress.
   void take_request(Entry entry) {
     auto& connection = entry->second;
     skip_empty_lines(connection);
@@ -245,7 +245,7 @@ class HttpServer::Loop {
     return to_bytes(response, options);
   }
 
-  /// On a worker's thread.
+  /// Computes a response. Runs on a worker's thread.
   void respond(uint64_t id, const HttpRequest& request, const ResponseOptions& options) {
     FinishedResponse finished{.connection = id};
     try {

@@ -14,9 +14,9 @@
 
 namespace lockstep::ui {
 
-/// What clients may use. A stranger is a connection that has not sent an allowed request yet.
+/// The limits of clients. A stranger is a connection that has not sent an allowed request yet.
 struct HttpLimits {
-  size_t strangers = 64;                          // connections; a further one closes the oldest stranger
+  size_t strangers = 64;                          // connections; a further connection closes the oldest stranger
   std::chrono::milliseconds stranger_time{2000};  // from the connection to the first allowed request
   size_t head_bytes = 16 << 10;                   // of a request: browsers send the cookies of all ports of a host
   std::chrono::milliseconds idle_time{60000};     // of other connections, and for clients that do not read a response
@@ -24,8 +24,8 @@ struct HttpLimits {
 
 /// A server for GET and HEAD. One thread serves all sockets and never blocks. Worker threads compute the responses.
 ///
-/// Strangers delay nobody: see HttpLimits. Other connections are trusted. Each has at most one request in progress, so
-/// its memory is that of one response.
+/// Strangers do not delay other clients: see HttpLimits. Other connections are trusted. Each connection has at most one
+/// request in progress, so it takes the memory of one response.
 class HttpServer {
  public:
   struct Options {

@@ -45,7 +45,7 @@ void MetricsReader::append(size_t count, bool at_end) {
     is_line_skipped_ = end == rest_.npos;
     if (rest_.empty()) return;
   }
-  // Without the end of a line or of the file, the rest is no complete line.
+  // Without the end of a line or of the file, the rest is not a complete line.
   const bool may_be_complete = at_end || rest_.find('\n', rest_.size() - std::min(rest_.size(), count)) != rest_.npos;
   if (may_be_complete) rest_.erase(0, records_.append(rest_));
   if (rest_.size() <= kMaxLine) return;

@@ -14,14 +14,14 @@ namespace lockstep::ui {
 using live::Records;
 
 /// Follows a metrics.jsonl that may grow, shrink or be replaced, and keeps its records. Thread-safe: one thread reads
-/// while others look at the records that have been read so far.
+/// the file while other threads access the records that have been read so far.
 class MetricsReader {
  public:
   /// The file is in the folder of a run, whose path is canonical.
   MetricsReader(std::filesystem::path run, std::string name) : run_(std::move(run)), name_(std::move(name)) {}
 
-  /// Reads what has been appended since the last call, or all of the file if it is another one or smaller. `keep_going`
-  /// is called between pieces; the call returns early if it returns false. Returns whether the records have changed.
+  /// Reads the bytes that were appended since the last call, or the whole file if it was replaced or is smaller. Calls
+  /// `keep_going` between pieces, and returns early if that returns false. Returns whether the records have changed.
   template <class KeepGoing>
   bool read_more(const KeepGoing& keep_going) {
     bool has_changed = false;
@@ -30,14 +30,14 @@ class MetricsReader {
     return has_changed;
   }
 
-  /// Calls `look(records)` while no records are added.
-  template <class Look>
-  auto with_records(const Look& look) const {
+  /// Calls `visit(records)` while no records are added.
+  template <class Visit>
+  auto with_records(const Visit& visit) const {
     const std::lock_guard lock(mutex_);
-    return look(records_);
+    return visit(records_);
   }
 
-  /// Why the file cannot be read; empty if it can be, or does not exist.
+  /// Why the file cannot be read; empty if it can be read, or does not exist.
   std::string problem() const;
 
  private:

@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr auto kInterval = 400ms;
-constexpr int kFolderInterval = 5;    // how many intervals pass between two searches for new runs
+constexpr int kFolderInterval = 5;    // number of intervals between two searches for new runs
 constexpr double kStillWriting = 15;  // seconds without a new record after which a run counts as interrupted
 constexpr size_t kMaxReaders = 4;
 
@@ -60,7 +60,8 @@ Run::Run(int id, fs::path folder)
       settings_("settings.json"),
       summary_("summary.json") {}
 
-/// The state in a word. What the ranks say is first; without live files, the summary and the age of the records.
+/// The state in one word: from the live files of the ranks if there are any, else from the summary and the age of the
+/// records.
 std::string Run::state(const live::RunFolder& folder, double now) const {
   if (!exists_) return "removed";
   const bool has_ranks = live_.is_object() && !live_["ranks"].empty();
@@ -181,7 +182,7 @@ Json RunCatalog::descriptions() const {
   return result;
 }
 
-/// Runs have the shortest names that tell them apart, so a new run may change the names of others.
+/// Runs have the shortest names that distinguish them, so a new run may change the names of other runs.
 void RunCatalog::name_runs() {
   std::vector<std::string> paths;
   for (const auto& [folder, run] : runs_) paths.push_back(folder);
@@ -222,11 +223,11 @@ void RunCatalog::look_for_changes() {
   const double now = unix_time();
   for (const auto& run : runs) {
     if (is_stopping_) return;
-    auto look = run->read_files(now);
-    if (look.has_changed) ++version_;
-    if (look.metrics_stamp == run->metrics_stamp_ && run->is_read_) continue;
+    auto files = run->read_files(now);
+    if (files.has_changed) ++version_;
+    if (files.metrics_stamp == run->metrics_stamp_ && run->is_read_) continue;
     if (run->is_queued_.exchange(true)) continue;
-    run->metrics_stamp_ = std::move(look.metrics_stamp);
+    run->metrics_stamp_ = std::move(files.metrics_stamp);
     {
       const std::lock_guard lock(mutex_);
       queue_.push_back(run);
@@ -261,7 +262,8 @@ void RunCatalog::read_metrics() {
     }
     bool is_first_piece = true;
     const bool has_changed = run->metrics_.read_more([&] {
-      if (!std::exchange(is_first_piece, false)) publish(*run);  // the page shows what has been read of a large file
+      if (!std::exchange(is_first_piece, false))
+        publish(*run);  // the page shows the part of a large file that has been read
       return !is_stopping_;
     });
     const bool was_read = run->is_read_.exchange(true);

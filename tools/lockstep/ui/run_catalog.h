@@ -40,7 +40,7 @@ class Run {
   friend class RunCatalog;
 
   struct Look {
-    bool has_changed = false;     // anything that description() returns, records aside
+    bool has_changed = false;     // anything that description() returns, except the records
     std::string metrics_stamp{};  // of the file with the records
   };
 
@@ -53,7 +53,7 @@ class Run {
   const std::filesystem::path folder_;
   MetricsReader metrics_;
   std::atomic<uint64_t> version_ = 1;
-  std::atomic<bool> is_queued_ = false, is_read_ = false;  // is_read_: all records of the file at the first look
+  std::atomic<bool> is_queued_ = false, is_read_ = false;  // is_read_: all records of the file were read once
   std::string metrics_stamp_;                              // used by the watching thread only
 
   mutable std::mutex mutex_;
@@ -83,7 +83,7 @@ class RunCatalog {
 
   /// Increases when anything that `descriptions` returns has changed.
   uint64_t version() const { return version_; }
-  /// {"runs": [...], "reading": bool, "has_skipped_links": bool}: what the page needs to know once a second.
+  /// {"runs": [...], "reading": bool, "has_skipped_links": bool}: the data that the page requests once a second.
   nlohmann::json descriptions() const;
 
  private:

@@ -15,8 +15,8 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxFile = size_t{1} << 20;
 
-/// The scalars of an object; of nested objects their scalars. Deeper values are left out: a file of strangers must not
-/// make a deep tree.
+/// The scalars of an object, and of nested objects their scalars. Deeper values are left out: an untrusted file must
+/// not result in a deep tree.
 Json without_depth(const Json& object, int levels) {
   Json result = Json::object();
   for (const auto& [key, value] : object.items()) {

@@ -10,7 +10,7 @@
 
 namespace lockstep::ui {
 
-/// What a small file of a run says, read again when the file has changed.
+/// The content of a small JSON file of a run, read again when the file has changed.
 class JsonFile {
  public:
   explicit JsonFile(std::string name) : name_(std::move(name)) {}
@@ -20,7 +20,7 @@ class JsonFile {
 
   /// The scalars of the object, and of the objects in it one level deep; null without a valid file.
   const nlohmann::json& value() const { return value_; }
-  /// Why the file cannot be used; empty if it can be, or does not exist.
+  /// Why the file cannot be used; empty if it can be used, or does not exist.
   const std::string& problem() const { return problem_; }
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kPlainText = "text/plain; charset=utf-8";
 
-/// No part of the page comes from elsewhere, and no other site may embed or read it.
+/// All parts of the page come from this server, and no other site may embed or read it.
 std::vector<std::pair<std::string, std::string>> security_headers() {
   return {{"Content-Security-Policy",
            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -33,7 +33,7 @@ std::string tag_of(const std::string& body) {
   return fmt::format("{:x}-{:x}", std::hash<std::string>()(body), body.size());
 }
 
-/// With the tag of the answer, and without the body if the client has it.
+/// Returns the answer with its tag, and without the body if the client has it.
 HttpResponse response_to(const HttpRequest& request, Answer answer) {
   HttpResponse response{.status = answer.status, .content_type = std::move(answer.content_type)};
   if (answer.status == 200) {
@@ -106,7 +106,7 @@ class Server::Implementation {
     return response;
   }
 
-  /// By the whole path.
+  /// The routes by path.
   std::map<std::string, Route, std::less<>> make_routes() const {
     std::map<std::string, Route, std::less<>> routes;
     for (const auto& file : page_files())
@@ -135,7 +135,7 @@ class Server::Implementation {
   const Access access_;
   const RunCatalog catalog_;
   const std::map<std::string, Route, std::less<>> routes_;
-  const HttpServer server_;  // last: its threads use the others
+  const HttpServer server_;  // last: its threads use the other members
 };
 
 Server::Server(const ServerOptions& options) : implementation_(std::make_unique<Implementation>(options)) {}

@@ -22,7 +22,7 @@ class WorkerThreads {
   /// Returns at once. The function must not throw. Thread-safe.
   void add(std::function<void()> function);
 
-  /// Blocks until the functions that have been called return. The others are dropped.
+  /// Blocks until the functions that have been called return. Functions that have not been called are dropped.
   void stop();
 
  private:

@@ -14,7 +14,8 @@
 
 namespace lockstep::bench {
 
-/// A model and its AdamW, with values that depend on tensor and position. checkpoint_side.py has the same, bit for bit.
+/// A model and its AdamW, with values that depend on tensor and position. checkpoint_side.py creates the same state,
+/// bit for bit.
 class CheckpointState {
  public:
   explicit CheckpointState(const CheckpointPlan& plan);
@@ -39,7 +40,7 @@ class CheckpointState {
 ///     save FILE              the seconds of save_checkpoint
 ///     load FILE              the seconds of load_checkpoint, and the number of wrong tensors
 ///     load-unverified FILE   the same without verification
-///     stall FOLDER           the seconds that asynchronous saves block, and those of a copy in memory
+///     stall FOLDER           the seconds that asynchronous saves block, and the seconds of a copy in memory
 void serve_checkpoints(const CheckpointPlan& plan);
 
 }  // namespace lockstep::bench

@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kHugePage = 2 << 20;
 
-/// Uses two streams: one alone leaves a third of the bandwidth of some processors unused.
+/// Uses two streams: a single stream leaves a third of the bandwidth of some processors unused.
 void scale(float* __restrict first, float* __restrict second, int64_t count, float factor) {
   for (int64_t i = 0; i < count; ++i) {
     first[i] *= factor;
@@ -33,7 +33,7 @@ void scale(float* __restrict first, float* __restrict second, int64_t count, flo
 
 constexpr int kRoot = 0;
 
-/// The tensors of one call. For in-place collectives both are the same.
+/// The tensors of one call. For in-place collectives both are the same tensor.
 struct Slot {
   at::Tensor input;
   at::Tensor output;
@@ -169,7 +169,7 @@ class Barrier final : public Side {
   }
 
   int64_t count_wrong() override {
-    page_.barrier();  // all ranks start together, except for the late one
+    page_.barrier();  // all ranks start together, except for the late rank
     if (seed_ % group_.size() == group_.rank()) delay();
     page_.publish(seed_);
     group_.barrier();

@@ -41,7 +41,7 @@ class MemoryStream final : public Side {
 std::unique_ptr<Side> make_collective(const CollectivePlan& plan, const ProcessGroup& group, Memory memory,
                                       int64_t bytes);
 
-/// Whether ProcessGroup::allocate returns other memory than LibTorch's allocator.
+/// Whether ProcessGroup::allocate returns memory of the backend, not of LibTorch's allocator.
 bool has_own_memory(const ProcessGroup& group);
 
 /// Barriers of one backend. To check that they block, one rank arrives late at an extra, untimed barrier; each rank

@@ -18,7 +18,7 @@ void train(const TrainingSample& work) {
   for (int step = 0; step < work.steps; ++step) work.training.step(work.batch);
 }
 
-/// The script is beside this program.
+/// Returns the path of the script, which is in the folder of this program.
 std::string find_script() {
   char program[PATH_MAX];  // std::filesystem is avoided: the libtorch.so of some wheels exports a copy of it that
                            // crashes

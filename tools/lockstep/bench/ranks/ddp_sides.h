@@ -37,7 +37,7 @@ class TogetherSide final : public Side {
   SharedPage& page_;
 };
 
-/// Rank 0 trains, while the others sleep.
+/// Rank 0 trains, while the other ranks sleep.
 class AloneSide final : public Side {
  public:
   AloneSide(TrainingSample work, SharedPage& page) : work_(std::move(work)), page_(page) {}

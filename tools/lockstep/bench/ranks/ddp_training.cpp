@@ -218,8 +218,8 @@ int64_t count_wrong_gradients(Training& ddp, Training& local, const std::string&
 int64_t count_diverged(const std::vector<at::Tensor>& tensors, SharedPage& page) {
   int64_t wrong = 0;
   for (const auto& tensor : tensors) {
-    const int64_t mine = fingerprint(tensor);
-    if (page.broadcast(mine) != mine) ++wrong;
+    const int64_t own_fingerprint = fingerprint(tensor);
+    if (page.broadcast(own_fingerprint) != own_fingerprint) ++wrong;
   }
   return wrong;
 }

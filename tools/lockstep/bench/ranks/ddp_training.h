@@ -14,8 +14,8 @@
 
 namespace lockstep::bench {
 
-/// Creates the model of this name, one of model_names(), with the same weights on every rank. python_rank.py has the
-/// same models.
+/// Creates the model of this name, one of model_names(), with the same weights on every rank. python_rank.py creates
+/// the same models.
 torch::nn::Sequential make_model(const std::string& name);
 
 /// The shape of one sample.

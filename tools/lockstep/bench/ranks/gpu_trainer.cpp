@@ -63,7 +63,7 @@ class BlockImpl : public nn::Module {
   }
 
  private:
-  /// As in Python; torch::nn::Linear::forward adds the bias in a separate kernel.
+  /// Adds the bias in the kernel of the product, like Python; torch::nn::Linear::forward uses a separate kernel.
   static at::Tensor linear(const nn::Linear& layer, const at::Tensor& input) {
     return at::linear(input, layer->weight, layer->bias);
   }
@@ -236,7 +236,7 @@ std::vector<std::string> usable_gpus() {
 void serve_trainer(const std::string& side) {
   const int answers = ::dup(STDOUT_FILENO);
   ::dup2(STDERR_FILENO, STDOUT_FILENO);  // other output, such as that of NCCL, must not mix with the answers
-  const auto say = [answers](const std::string& answer) {
+  const auto print_answer = [answers](const std::string& answer) {
     const auto line = answer + "\n";
     if (::write(answers, line.data(), line.size()) < 0)
       throw SystemError("cannot write the answer: the parent process has ended");
@@ -246,9 +246,9 @@ void serve_trainer(const std::string& side) {
   std::optional<ProcessGroup> group;
   if (side != "plain") group = init_process_group({.backend = "nccl", .rank = 0, .world_size = 1, .device = kFirstGpu});
   std::unique_ptr<GpuTraining> training;
-  say(TORCH_VERSION);
+  print_answer(TORCH_VERSION);
   for (std::string request; std::getline(std::cin, request);)
-    say(answer_request(request, group, side == "captured", training));
+    print_answer(answer_request(request, group, side == "captured", training));
 }
 
 }  // namespace lockstep::bench

@@ -8,8 +8,8 @@
 
 namespace lockstep::bench {
 
-/// A model with its batch. Weights and batch are random, but the same in every run. gpu_trainer.py has the same, bit
-/// for bit.
+/// A model with its batch. Weights and batch are random, but the same in every run. gpu_trainer.py creates the same
+/// weights and batch, bit for bit.
 struct GpuTask {
   torch::nn::Sequential model;
   at::Tensor input, target;

@@ -65,7 +65,7 @@ void run(const std::string& option, const std::string& text) {
     prefer_fast_convolutions();
     const auto plan = ddp_plan_from(text);
     run_plan(plan, plan.backend,
-             [&](const auto& world, auto& page, const auto& say) { measure_ddp(plan, world, page, say); });
+             [&](const auto& world, auto& page, const auto& report) { measure_ddp(plan, world, page, report); });
   } else if (option == "--gpus") {
     std::cout << nlohmann::json(usable_gpus()).dump() << std::endl;
   } else if (option == "--gpu") {
@@ -75,7 +75,7 @@ void run(const std::string& option, const std::string& text) {
   } else if (option.starts_with('{')) {
     const auto plan = collective_plan_from(option);
     run_plan(plan, plan.backends.at(0),
-             [&](const auto& world, auto& page, const auto& say) { measure_collective(plan, world, page, say); });
+             [&](const auto& world, auto& page, const auto& report) { measure_collective(plan, world, page, report); });
   } else {
     throw UsageError("this program is started by lockstep bench");
   }

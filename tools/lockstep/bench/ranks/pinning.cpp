@@ -35,10 +35,10 @@ std::vector<int> allowed_cores() {
 }
 
 Pinning::Pinning(int rank, int ranks) : before_(affinity()) {
-  cpu_set_t mine;
-  CPU_ZERO(&mine);
-  for (int core : cores_of_rank(allowed_cores(), rank, ranks)) CPU_SET(core, &mine);
-  if (::sched_setaffinity(0, sizeof mine, &mine) != 0)
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (int core : cores_of_rank(allowed_cores(), rank, ranks)) CPU_SET(core, &mask);
+  if (::sched_setaffinity(0, sizeof mask, &mask) != 0)
     throw SystemError(fmt::format("cannot pin rank {} to its cores: {}", rank, std::strerror(errno)));
 }
 

@@ -14,8 +14,8 @@ std::vector<int> cores_of_rank(const std::vector<int>& cores, int rank, int rank
 std::vector<int> allowed_cores();
 
 /// Pins the constructing thread, and threads it starts, to the cores of the rank while it exists. Backend threads
-/// started earlier are not pinned: on the same core as the thread they work for, both would wait for each other. Throws
-/// SystemError on failure.
+/// started earlier are not pinned: on one core, a backend thread and the thread that waits for it would block each
+/// other. Throws SystemError on failure.
 class Pinning {
  public:
   Pinning(int rank, int ranks);

@@ -46,8 +46,8 @@ double Rounds::slowest_time(Clock::time_point begin, Clock::time_point end) {
 
 int Rounds::choose_round_count(std::chrono::duration<double> one, std::chrono::duration<double> limit) {
   if (plan_.rounds > 0) return plan_.rounds;
-  const auto mine = std::clamp(limit / one, static_cast<double>(kMinRounds), static_cast<double>(kMaxRounds));
-  return static_cast<int>(page_.broadcast(static_cast<int64_t>(mine)));
+  const auto rounds = std::clamp(limit / one, static_cast<double>(kMinRounds), static_cast<double>(kMaxRounds));
+  return static_cast<int>(page_.broadcast(static_cast<int64_t>(rounds)));
 }
 
 }  // namespace lockstep::bench

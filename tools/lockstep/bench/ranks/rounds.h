@@ -10,7 +10,7 @@
 
 namespace lockstep::bench {
 
-/// One of the things that are compared and take turns: a backend with one kind of memory, a way to train, or memory
+/// One of the variants that are compared in turn: a backend with one kind of memory, a kind of training, or memory
 /// alone.
 class Side {
  public:
@@ -46,7 +46,7 @@ struct MeasuredSide {
   int64_t wrong = 0;               // on this rank, in all samples
 };
 
-/// Runs the sides in turn, round by round, so that all see the same state of the machine.
+/// Runs the sides in turn, round by round, so that all sides are measured in the same state of the machine.
 class Rounds {
  public:
   Rounds(const RunPlan& plan, SharedPage& page) : plan_(plan), page_(page) {}

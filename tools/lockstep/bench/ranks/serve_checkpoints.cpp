@@ -55,8 +55,8 @@ double crc32_speed() {
   });
 }
 
-/// Executes requests. Memory that earlier requests have freed goes back to the system first, so that each of them gets
-/// new memory, as in a process that has just started.
+/// Executes requests. Memory that earlier requests have freed is returned to the system first, so that each request
+/// gets new memory, as in a process that has just started.
 class CheckpointServer {
  public:
   explicit CheckpointServer(const CheckpointPlan& plan) : plan_(plan), state_(plan) {}

@@ -60,7 +60,7 @@ void SharedPage::wait_until(const CacheLine& line, uint64_t value, int spins) co
   }
 }
 
-/// Returns whether this rank is the last to arrive; the last one starts the next generation.
+/// Returns whether this rank is the last to arrive; the last rank starts the next generation.
 bool SharedPage::arrive(uint64_t generation) {
   if (lines_[kArrived].value.fetch_add(1, std::memory_order_acq_rel) + 1 != static_cast<uint64_t>(ranks_)) return false;
   lines_[kArrived].value.store(0, std::memory_order_relaxed);
@@ -85,17 +85,17 @@ void SharedPage::sleeping_barrier() {
     ::syscall(SYS_futex, &line, FUTEX_WAIT, static_cast<uint32_t>(generation), nullptr, nullptr, 0);
 }
 
-double SharedPage::max(double mine) {
-  publish(std::bit_cast<int64_t>(mine));
+double SharedPage::max(double value) {
+  publish(std::bit_cast<int64_t>(value));
   barrier(kNoSpins);
-  double most = mine;
+  double most = value;
   for (int rank = 0; rank < ranks_; ++rank) most = std::max(most, std::bit_cast<double>(published(rank)));
-  barrier(kNoSpins);  // all have read
+  barrier(kNoSpins);  // all ranks have read
   return most;
 }
 
-int64_t SharedPage::sum(int64_t mine) {
-  publish(mine);
+int64_t SharedPage::sum(int64_t value) {
+  publish(value);
   barrier(kNoSpins);
   int64_t total = 0;
   for (int rank = 0; rank < ranks_; ++rank) total += published(rank);
@@ -103,8 +103,8 @@ int64_t SharedPage::sum(int64_t mine) {
   return total;
 }
 
-int64_t SharedPage::broadcast(int64_t mine) {
-  return sum(rank_ == 0 ? mine : 0);
+int64_t SharedPage::broadcast(int64_t value) {
+  return sum(rank_ == 0 ? value : 0);
 }
 
 double SharedPage::round_trip_us(int times) {

@@ -29,11 +29,11 @@ class SharedPage {
   int64_t published(int rank) const { return static_cast<int64_t>(lines_[kFirstRank + rank].value.load()); }
 
   /// The maximum over all ranks.
-  double max(double mine);
+  double max(double value);
   /// The sum over all ranks.
-  int64_t sum(int64_t mine);
+  int64_t sum(int64_t value);
   /// The value of rank 0.
-  int64_t broadcast(int64_t mine);
+  int64_t broadcast(int64_t value);
 
   /// The mean round-trip time of a flag between rank 0 and rank 1, measured on rank 0 over `times` round trips. 0 with
   /// one rank.
