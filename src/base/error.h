@@ -21,9 +21,9 @@ std::optional<ErrorKind> parse_error_kind(std::string_view name);
 std::string without_rank(std::string_view message, std::optional<int> rank = {});
 
 /// Throws `error` again with `prefix` before its message and `suffix` after it: lockstep's errors keep their kind and
-/// culprit, others become an Error that holds the original nested. `rank` is the rank that the prefix names, which
-/// the message then does not name again; without one, the error keeps its rank. If nothing would change, rethrows the
-/// original exception.
+/// culprit, other errors become an Error that holds the original nested. `rank` is the rank that the prefix names,
+/// which the message then does not name again; without one, the error keeps its rank. If nothing would change, rethrows
+/// the original exception.
 [[noreturn]] void rethrow_with_prefix(const std::exception_ptr& error, const std::string& prefix,
                                       const std::string& suffix = "", std::optional<int> rank = {});
 

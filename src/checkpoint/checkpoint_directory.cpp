@@ -1,10 +1,10 @@
 // Overview.
 //
 // save() collects the state on all ranks (Impl::collect): rank 0 gets the whole checkpoint as a Value, and each rank
-// its shard. If the save is asynchronous, the values are copied into memory of their own. Then every rank runs
-// Impl::write(), on its own thread or on a background thread: ranks write their shards, rank 0 learns from a group that
-// only these calls use whether all of them succeeded, writes its file, which publishes the checkpoint, and tells all
-// ranks the result. So every rank knows how the save ended, and an asynchronous save needs no calls of the user's
+// its shard. If the save is asynchronous, the values are copied into separate memory. Then every rank runs
+// Impl::write(), on the calling thread or on a background thread: ranks write their shards, rank 0 learns over a group
+// that only these calls use whether all ranks succeeded, writes its file, which publishes the checkpoint, and sends the
+// result to all ranks. So every rank has the result of the save, and an asynchronous save needs no calls of the user's
 // threads.
 
 #include <lockstep/checkpoint_directory.h>
@@ -175,7 +175,7 @@ bool CheckpointDirectory::Impl::save(int64_t number, const TrainingState& state,
   };
   try {
     writer_ = start_thread("saving a checkpoint", write_all);
-  } catch (const SystemError& error) {  // the other ranks wait for this one
+  } catch (const SystemError& error) {  // the other ranks wait for this rank
     log_warning(text(error.what(), "; this rank writes its part of the checkpoint at once"));
     write_all();
   }

@@ -16,7 +16,7 @@ std::string describe_ranks(const std::vector<int>& ranks) {
   return text(ranks.size() == 1 ? "rank " : "ranks ", enumerate(ranks));
 }
 
-/// Returns what is wrong with a checkpoint of which each rank has found this damage; empty if no rank has found any.
+/// Describes the damage of a checkpoint that each rank has found; empty if no rank has found any.
 std::string describe_damage(const std::vector<std::string>& damage) {
   std::vector<int> damaged, intact;
   for (size_t rank = 0; rank < damage.size(); ++rank)
@@ -142,8 +142,8 @@ std::string CheckpointLoader::compare(const std::string& path, const std::vector
               "'; let all hosts see the same folder, and let no other job write to it");
 }
 
-/// Returns, on all ranks, what is wrong with the shards; empty if nothing is. The ranks divide the files, each of which
-/// one rank verifies. Sets `own` to the shard with this rank's number, if there is one. Collective.
+/// Returns, on all ranks, the damage of the shards; empty if they are intact. The ranks divide the files: each file is
+/// verified by one rank. Sets `own` to the shard with this rank's number, if there is one. Collective.
 std::string CheckpointLoader::verify_shards(const std::vector<ShardFile>& shards, std::optional<Value>& own) const {
   if (shards.empty()) return "";
   std::string wrong;

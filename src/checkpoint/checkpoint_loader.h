@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-// How a CheckpointDirectory loads, and what saving and loading share.
+// How a CheckpointDirectory loads checkpoints, and the functions that saving and loading share.
 
 namespace lockstep::detail {
 

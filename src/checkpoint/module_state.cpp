@@ -58,7 +58,7 @@ std::string listed(const std::vector<std::string>& names) {
   return enumerate(some);
 }
 
-/// A checkpoint often holds the model's dict under a key of its own.
+/// Returns a hint about the key: a checkpoint often holds the model's dict as one of several entries.
 std::string hint_about(const Value& dict, const IncompatibleKeys& keys, size_t saved) {
   if (keys.unexpected.size() < saved) return "";
   for (const char* key : {"model", "state_dict", "model_state_dict"})

@@ -42,8 +42,8 @@ struct StorageClaim {
 /// tensors without data, on the meta device.
 using ReadStorage = std::function<at::Tensor(const StorageClaim& claim)>;
 
-/// Reads pickles of Python's torch.save (protocols 2 to 5) and of LibTorch. Never calls what the pickle names: classes
-/// that it does not know become values of kind object. Throws CheckpointError for anything else: unknown opcodes,
+/// Reads pickles of Python's torch.save (protocols 2 to 5) and of LibTorch. Never calls functions that the pickle
+/// names: unknown classes become values of kind object. Throws CheckpointError for anything else: unknown opcodes,
 /// tensors outside of their storage, values inside themselves, and values that would take more than 160 bytes for each
 /// byte of the pickle, and 1 MiB.
 class PickleReader {

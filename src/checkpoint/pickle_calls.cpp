@@ -135,7 +135,7 @@ void PickleCalls::add_items(Node target, const std::vector<Node>& items) {
   list.insert(list.end(), items.begin(), items.end());
 }
 
-/// Does what the function or class of this name would do with the arguments.
+/// Returns the result that the function or class of this name would return for the arguments.
 Node PickleCalls::call(const std::string& function, Node arguments) {
   const auto& list = tuple(arguments, 0);
   spend((list.size() + 1) * sizeof(Node));

@@ -15,7 +15,7 @@ constexpr const char* kShards = "shards";
 
 Value list_of_shards(const std::vector<ShardFile>& shards);
 
-/// Returns what is wrong with a shard's file; empty if it is intact. Reads it all.
+/// Describes the damage of a shard's file; empty if it is intact. Reads the whole file.
 std::string verify_shard(const std::string& folder, const ShardFile& shard);
 /// Throws CheckpointError if the file is missing, damaged or of another checkpoint.
 Value load_shard(const std::string& folder, const ShardFile& shard, const LoadOptions& options);

@@ -26,7 +26,8 @@ using detail::Membership;
 using detail::Operation;
 using Tensors = std::vector<at::Tensor>;
 
-constexpr int64_t kAloneBytes = 1 << 20;  // a larger tensor gets a call of its own, which costs less than copying it
+constexpr int64_t kAloneBytes =
+    1 << 20;  // a larger tensor gets a separate call, which costs less than a copy of the tensor
 constexpr int64_t kChunkBytes = 25 << 20;
 
 /// Divides the tensors into calls, by index. Depends only on sizes and dtypes, so that all ranks make the same calls:

@@ -108,7 +108,7 @@ class Writer {
     bytes_ += string;
   }
 
-  // A dense tensor keeps its strides; another one becomes contiguous.
+  // A dense tensor keeps its strides; any other tensor becomes contiguous.
   void tensor(const at::Tensor& tensor) {
     tag(Tag::kTensor);
     if (!tensor.defined()) return number(int64_t{-1});

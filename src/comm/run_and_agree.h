@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-// Errors that one rank has and that all ranks must throw, because the others would wait for it.
+// Errors of one rank that all ranks must throw, because the other ranks would wait for that rank.
 
 namespace lockstep::detail {
 

@@ -26,7 +26,7 @@ at::Tensor allocate_shared(const ProcessGroup& group, int64_t elements, at::Scal
 struct RangeReduction {
   at::Tensor tensor;  // flat, from ProcessGroup::allocate
   ReduceOp op = ReduceOp::kSum;
-  std::vector<Backend::Range> ranges{};  // those of this rank
+  std::vector<Backend::Range> ranges{};  // the ranges that this rank reduces
   Backend::Consume consume{};            // must not hold a handle of the group
   /// Must be the same on all ranks: otherwise the call is a MismatchError, which quotes it.
   std::string detail{};

@@ -69,7 +69,7 @@ std::vector<std::shared_ptr<Group>> make_groups(Group& parent, const std::vector
     result.push_back(
         make_group(parent.job(), {names[i], std::move(ranks_in_job), backend, membership.device, timeout}));
   }
-  barrier();  // no rank continues or exits while others still create their groups
+  barrier();  // no rank continues or exits while other ranks still create their groups
   return result;
 }
 

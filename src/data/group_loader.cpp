@@ -133,7 +133,7 @@ struct GroupReading::State {
     groups.throw_on_all_ranks(*agreed);
   }
 
-  // A failure here does not break the groups: the rank takes part in the step, and reports it at its end.
+  // A failure of this check does not break the groups: the rank takes part in the step, and reports it at its end.
   void check_step(uint64_t number, LocalWork& work) const {
     work.run(groups, "", [&] {
       if (number != loop) throw UsageError(kOtherLoop);
@@ -286,7 +286,7 @@ bool GroupReading::next(uint64_t loop, const Read& read, const Unpack& unpack) {
   State& state = *state_;
   const auto& groups = state.groups;
   if (state.is_over) {
-    state.require_current(loop);  // no other rank is in a step, so this one throws alone
+    state.require_current(loop);  // no other rank is in a step, so only this rank throws
     return false;
   }
   const Stopwatch stopwatch(state.waited);

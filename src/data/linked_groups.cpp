@@ -134,7 +134,7 @@ std::optional<GroupFailure> LinkedGroups::agree(const std::optional<GroupFailure
   return agreed;
 }
 
-// A rank that left earlier would abort the collective in which the others receive the failure, hence the barrier.
+// A rank that left earlier would abort the collective in which other ranks receive the failure, hence the barrier.
 void LinkedGroups::throw_on_all_ranks(const GroupFailure& failure) const {
   for (const auto& group : {broadcast(), scatter()}) {
     try {

@@ -39,7 +39,7 @@ class LinkedGroups {
   const std::optional<ProcessGroup>& scatter() const { return groups_.scatter; }
   const std::optional<ProcessGroup>& broadcast() const { return groups_.broadcast; }
   int rank() const { return rank_; }  // in the job
-  /// Whether this rank reads for itself or for others.
+  /// Whether this rank reads for itself or for other ranks.
   bool reads() const;
 
   /// Describes an exception of this rank. `doing` says what the rank was doing; it may be empty.
@@ -54,7 +54,7 @@ class LinkedGroups {
                                     const Compared& compared = {}) const;
   /// Throws a failure on which all ranks agree. Collective.
   [[noreturn]] void throw_on_all_ranks(const GroupFailure& failure) const;
-  /// agree(), then throw_together() if there is a failure.
+  /// Calls agree(), then throw_on_all_ranks() if there is a failure.
   void require_none(const std::optional<GroupFailure>& own_failure, const Compared& compared = {}) const;
 
  private:

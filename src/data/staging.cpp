@@ -252,7 +252,7 @@ class Part {
         all += text(all.empty() ? "" : "; ", "rank ", rank, ": ", error);
     if (all.empty()) return;
     try {
-      group_.barrier();  // a rank that left earlier would abort the collective in which the others receive the errors
+      group_.barrier();  // a rank that left earlier would abort the collective in which other ranks receive the errors
     } catch (const Error&) {
       // Ignored: `all` has the root cause.
     }

@@ -1,6 +1,6 @@
 // Overview.
 //
-// Each worker has a BatchQueue of its own, with one thread, because a stream can only be read in order, by one thread.
+// Each worker has its own BatchQueue with one thread, because a stream can only be read in order, by one thread.
 // The worker makes the batches of its parts in the order of next_part(). The loop chooses the part of each batch with
 // the same function among all parts of the rank, and gets the next batch from the queue of that part's worker. Worker
 // and loop agree: leaving out parts does not change the order of the remaining parts. So no thread notifies another of
@@ -160,7 +160,7 @@ struct StreamCore::State {
     is_running = true;
   }
 
-  // Drops what the workers have read, and closes the streams.
+  // Drops the batches that the workers have read, and closes the streams.
   void stop() {
     is_running = false;
     for (auto& queue : queues) queue->start(0, {});
@@ -222,7 +222,7 @@ StreamOutcome StreamCore::State::worst_outcome(StreamOutcome own_outcome, const 
   return worst;
 }
 
-// Collective. Returns when all ranks have the values: a rank that throws earlier could abort the call on others.
+// Collective. Returns when all ranks have the values: a rank that throws earlier could abort the call on other ranks.
 std::vector<c10::IValue> StreamCore::State::gather_before_throwing(const c10::IValue& own_value) const {
   auto all = group.all_gather_object(own_value);
   try {

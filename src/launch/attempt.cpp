@@ -19,7 +19,7 @@
 //
 // - All workers end with 0.
 // - A worker fails: on_end() reports it to the cluster, so the store sends the cause to all ranks. Ranks that have
-//   joined get kNoticeTime to throw their own error; then the others get SIGTERM, and after the grace period SIGKILL
+//   joined get kNoticeTime to throw their own error; then all workers get SIGTERM, and after the grace period SIGKILL
 //   (stop_after_failure, ask_to_end, kill_rest). A failure on another node has the same effect, through an order.
 // - A signal arrives: it is forwarded to the workers, whose grace period begins; SIGUSR1 leaves them time to finish.
 // - A worker ends with the exit code of a preemption: all ranks have agreed to stop, and get the grace period.
@@ -127,7 +127,7 @@ bool Attempt::is_due(const std::optional<Clock::time_point>& time) const {
   return time && !has_ended() && Clock::now() >= *time;
 }
 
-// One iteration of the event loop, while workers run here or on other nodes.
+// One iteration of the event loop, while workers run on this node or on other nodes.
 void Attempt::watch() {
   std::vector<pollfd> files{{signals_->fd(), POLLIN, 0},
                             {has_ended() ? -1 : processes_->fd(), processes_->events(), 0},

@@ -78,7 +78,7 @@ class Attempt {
   Console* const console_;
   LiveFiles* const live_;
   const Machine machine_;
-  std::deque<Worker> workers_;  // started so far; skip_rest() adds the others
+  std::deque<Worker> workers_;  // workers started so far; skip_rest() adds the remaining workers
   std::unique_ptr<WorkerProcesses> processes_;
   std::optional<Clock::time_point> ask_at_;   // after a failure: when to send SIGTERM
   std::optional<Clock::time_point> kill_at_;  // after a signal: when to send SIGKILL

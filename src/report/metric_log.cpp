@@ -257,7 +257,7 @@ MetricSums MetricLog::Impl::fetch_window() {
   return fetched;
 }
 
-/// Values on the host were checked when their step ended. Of those on a GPU only the sums are known.
+/// Values on the host were checked when their step ended. Of values on a GPU only the sums are known.
 std::optional<std::string> MetricLog::Impl::take_non_finite() {
   for (auto& window : finished_)
     non_finite_.check(window.fetch(), std::max(window.first_step, checked_steps_ + 1), window.record.step);

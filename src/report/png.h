@@ -13,8 +13,8 @@ struct Png {
   std::string bytes{};   // the file
 };
 
-/// Encodes an image, or a batch as a grid: TensorBoardWriter::image() has the shapes and dtypes. Throws UsageError for
-/// others.
+/// Encodes an image, or a batch as a grid: TensorBoardWriter::image() lists the shapes and dtypes. Throws UsageError
+/// for other shapes and dtypes.
 Png to_png(const at::Tensor& image);
 
 }  // namespace lockstep::detail

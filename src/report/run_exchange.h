@@ -28,7 +28,7 @@ class RunExchange {
     bool stops = false;
     bool saves = false;
     int64_t samples = 0;       // of all ranks
-    std::string non_finite{};  // of all ranks that have one, with the ranks; empty if there is none
+    std::string non_finite{};  // descriptions of all ranks that have one, with the ranks; empty if there is none
   };
 
   explicit RunExchange(ProcessGroup group) : group_(std::move(group)) {}

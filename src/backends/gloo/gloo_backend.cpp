@@ -126,7 +126,7 @@ class GlooLink {
   Buffer token_for(int peer) { return {peer, &token_, sizeof token_}; }
 
   Connection connection_;
-  char token_ = 0;  // what acknowledgements consist of
+  char token_ = 0;  // the content of acknowledgements
 };
 
 }  // namespace

@@ -31,7 +31,7 @@ using messages::Direction;
 /// Each message is a frame: slot, number of bytes, data. A receive takes the next frame of its peer if the slots are
 /// equal. A frame without a receive stays in the socket, and so do all frames behind it: between two ranks, start the
 /// receives of a call before waiting for anything that the peer sends later. A send is done when the system has the
-/// bytes, so a send alone does not tell whether the peer makes the same call.
+/// bytes, so a finished send does not imply that the peer makes the same call.
 ///
 /// One thread at a time may use an exchange; abort is thread-safe.
 class SocketExchange {

@@ -1,4 +1,4 @@
-// The only file that calls Gloo; transport.h says why it is a separate module.
+// The only file that calls Gloo; transport.h explains why it is a separate module.
 //
 // Gloo creates its own connections. It accepts the first incoming connection from anyone, and it ends the process when
 // it reads unexpected bytes. So Gloo must not listen where others can connect. Instead, authenticated ranks connect
@@ -6,8 +6,8 @@
 //
 // 1. A Gloo pair listens at 127.255.255.255, the broadcast address of loopback. Linux allows a socket to listen there,
 //    but no client can connect to it.
-// 2. The pair is told to connect to a socket of ours on loopback. That address is lower than the pair's own, so
-//    the pair closes its listening socket and connects.
+// 2. The pair gets the address of a socket of this module on loopback to connect to. That address is lower than the
+//    pair's own, so the pair closes its listening socket and connects.
 // 3. The descriptor of the connected socket is removed from Gloo's event loop, replaced by a duplicate of the rank's
 //    socket (dup3), and added again. From then on Gloo reads, writes and closes the descriptor as its own.
 

@@ -24,7 +24,7 @@
 //   large all-reduce   reduce-scatter, then all-gather. Each rank owns one slice of the tensor, reduces the slice over
 //                      all ranks in the order of ranks, and sends the result to all ranks
 //   reduce             the same, but results are sent only to the root
-//   large broadcast    the root sends each rank its slice, and each rank sends its slice to the others
+//   large broadcast    the root sends each rank its slice, and each rank sends its slice to the other ranks
 // Compared with a ring: the same number of bytes, fewer rounds, one rounding, and the same bits on all ranks.
 //
 // barrier takes log2(ranks) rounds of tokens. reduce_slices pipelines a slice in pieces, with up to
@@ -148,7 +148,7 @@ class MessageBackend final : public Backend {
   }
 
   // Dissemination barrier: in round k each rank receives a token from the rank 2^k before it. After all rounds each
-  // rank has heard from all others, directly or indirectly.
+  // rank has received tokens from all other ranks, directly or indirectly.
   void barrier(const CallInfo& call) override {
     auto tokens = room(2);
     guard([&] {

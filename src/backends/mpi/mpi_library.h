@@ -16,9 +16,9 @@ namespace lockstep::mpi {
 /// MPI in this process: initialized once, before the first group, and finalized at exit. Thread-safe.
 ///
 /// MPI_Finalize blocks until every process that mpirun started calls it. mpirun treats a process that exits without
-/// MPI_Finalize as failed and ends the others. So MPI_Finalize is called at exit after all groups were destroyed, but
-/// not when the program exits inside a group. After a failure MPI_Finalize gets only a few seconds, because a rank that
-/// hangs would never call it.
+/// MPI_Finalize as failed and ends the other processes. So MPI_Finalize is called at exit after all groups were
+/// destroyed, but not when the program exits inside a group. After a failure MPI_Finalize gets only a few seconds,
+/// because a rank that hangs would never call it.
 class Library {
  public:
   /// The single instance. Never destroyed, because MPI's state belongs to the process.

@@ -27,12 +27,12 @@
 //    Ranks read each other's tensors directly, and write to them in all_reduce and reduce. end_call blocks until all
 //    ranks are done with all tensors.
 // 3. Other tensors: ShmGroup::pipeline moves chunks of kChunkBytes through three slots per rank. Each rank fills its
-//    slot with its input; then reduces or copies its share from all slots; then collects the results of the others.
+//    slot with its input; then reduces or copies its share from all slots; then collects the results of other ranks.
 //    Chunks are small enough to stay in the cache. all_to_all_v always takes this path.
 //
 // In a reduction each rank reduces its share of the bytes over all ranks, in the order of ranks, so all ranks get the
-// same bits. On path 2 a late rank could write to a tensor after the call has failed here. So a failed call calls
-// give_up_call, and abort() waits for the other ranks, or detaches the tensor's memory (withdraw).
+// same bits. On path 2 a late rank could write to a tensor after the call has failed on this rank. So a failed call
+// calls give_up_call, and abort() waits for the other ranks, or detaches the tensor's memory (withdraw).
 
 namespace lockstep {
 namespace {
@@ -396,7 +396,7 @@ class ShmBackend final : public Backend {
         [](uint64_t, uint64_t) {});
   }
 
-  // Each rank reduces its share of every chunk; ranks with `gets_result` then collect the shares of the others.
+  // Each rank reduces its share of every chunk; ranks with `gets_result` then collect the shares of the other ranks.
   void reduce_in_chunks(const at::Tensor& data, ReduceOp op, const CallInfo& call, bool gets_result) {
     const int64_t bytes = size_of(data);
     auto chunk = [&](uint64_t k) { return chunk_of(bytes, kChunkBytes, k); };

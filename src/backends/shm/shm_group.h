@@ -109,8 +109,8 @@ class ShmGroup {
   std::vector<char*> freed_when_all_left_;  // used only by the thread that destroys the group
 };
 
-/// Creates the ShmGroup: each rank publishes the handle of its segment in the store and maps the segments of the
-/// others. Collective. Throws NoSharedMemory on all ranks when the ranks cannot share memory.
+/// Creates the ShmGroup: each rank publishes the handle of its segment in the store and maps the segments of the other
+/// ranks. Collective. Throws NoSharedMemory on all ranks when the ranks cannot share memory.
 std::unique_ptr<ShmGroup> exchange_handles(const BackendContext& context);
 
 }  // namespace lockstep::shm

@@ -29,7 +29,7 @@ class CallWatch final : private JobListener {
   void subscribe(Job& job) { job.subscribe(me_.name, *this); }
   void unsubscribe(Job& job) { job.unsubscribe(*this); }
 
-  /// The groups of the same ranks that break when this one breaks. They must live as long as this one is used.
+  /// Adds a group of the same ranks that breaks when this group breaks. It must live as long as this group is used.
   void add_companion(CallWatch& companion);
 
   /// Why the group is broken; null if it is not.
@@ -55,7 +55,7 @@ class CallWatch final : private JobListener {
     CallInfo info(std::chrono::milliseconds timeout) const;
     /// Call it in a catch clause around the call. Breaks the group, and throws the cause. Without the mutex.
     [[noreturn]] void fail(std::chrono::milliseconds timeout);
-    /// The outcome that the destructor records. kFailed without this call. kRunning leaves the record as it is.
+    /// The outcome that the destructor records; kFailed without this call. kRunning leaves the record unchanged.
     void end(CallRecord::State outcome) { outcome_ = outcome; }
 
    private:

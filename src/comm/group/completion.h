@@ -27,7 +27,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   virtual bool is_done() = 0;
   /// Blocks until is_done() returns true, at most until the deadline. Returns is_done().
   virtual bool wait_until(std::chrono::steady_clock::time_point deadline);
-  /// Calls the callback as Work::on_done says. Throws SystemError if it needs a thread and none can be started.
+  /// Calls the callback as described at Work::on_done. Throws SystemError if it needs a thread and none can be started.
   virtual void on_done(Callback callback);
   /// When the call was done. Valid once it is done.
   virtual std::chrono::steady_clock::time_point done_at() = 0;

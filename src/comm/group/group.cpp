@@ -13,8 +13,8 @@
 
 // Overview: how a call is executed. call_watch.cpp describes how its failure reaches all ranks.
 //
-// 1. A collective of ProcessGroup checks its arguments and makes a Call (comm/collectives.cpp): a fingerprint of what
-//    it does, and a body that calls the backend.
+// 1. A collective of ProcessGroup checks its arguments and makes a Call (comm/collectives.cpp): a fingerprint of the
+//    operation and its arguments, and a body that calls the backend.
 // 2. run() makes the call on this thread, after all earlier calls. submit() leaves it to the thread of the WorkQueue.
 // If
 //    the backend queues calls on a device, both make it on this thread, and the device runs it later (QueuedCalls).

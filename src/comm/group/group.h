@@ -32,8 +32,8 @@ namespace lockstep::detail {
 /// the CallId, and so finds ranks that make a different call or none. Thread-safe.
 class Group final : public std::enable_shared_from_this<Group> {
  public:
-  /// A call whose arguments were checked. The body may refer to the tensors of the caller, or to what `kept` owns. It
-  /// must not hold a handle of the group, because the group would then outlive its last user.
+  /// A call whose arguments were checked. The body may refer to the tensors of the caller, or to objects that `kept`
+  /// owns. It must not hold a handle of the group, because the group would then outlive its last user.
   struct Call {
     Fingerprint fingerprint;
     std::function<void(Backend&, const CallInfo&)> body;
@@ -60,11 +60,11 @@ class Group final : public std::enable_shared_from_this<Group> {
 
   /// Returns the group for tensors on that device type: the cpu_group if it is for that type, else this group.
   Group& for_device(c10::DeviceType type);
-  /// Returns the group for internal communication: the one for the CPU if there is one.
+  /// Returns the group for internal communication: the cpu_group if there is one, else this group.
   Group& for_control() { return for_device(c10::kCPU); }
   const std::shared_ptr<Group>& cpu_group() const { return cpu_group_; }
 
-  /// A group of the same ranks with an order of calls of its own, for lockstep's calls that must not wait for those of
+  /// A group of the same ranks with a separate order of calls, for lockstep's calls that must not wait for the calls of
   /// this group; null before make_side_group(). A failure of one group breaks both, and both are destroyed together.
   std::shared_ptr<Group> side_group() const;
   void set_side_group(std::shared_ptr<Group> group);

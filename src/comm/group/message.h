@@ -18,8 +18,8 @@ class Message {
   /// Begins the message. Returns null if there is nothing to send.
   using Start = std::function<std::unique_ptr<Transfer>(Backend&, uint64_t fingerprint)>;
 
-  /// Calls `start`. Throws what it throws; after a UsageError, such as a tag that the backend does not support, the
-  /// group stays usable.
+  /// Calls `start` and rethrows its exceptions; after a UsageError, such as a tag that the backend does not support,
+  /// the group stays usable.
   Message(std::shared_ptr<Group> group, const MessageRoute& route, Fingerprint call, const CallOptions& options,
           const Start& start);
   ~Message();

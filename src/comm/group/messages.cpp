@@ -22,7 +22,7 @@ bool advances(Backend& backend) {
   try {
     return backend.advance_messages();
   } catch (const std::exception&) {
-    return false;  // the group is broken, as its failure says
+    return false;  // the group is broken: its failure has the reason
   }
 }
 

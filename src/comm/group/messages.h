@@ -19,7 +19,7 @@
 
 namespace lockstep::detail {
 
-/// Numbers the messages between this rank and the others, and finds the senders for receives from any rank.
+/// Numbers the messages between this rank and the other ranks, and finds the senders for receives from any rank.
 /// Thread-safe.
 class Messages final : private JobListener {
  public:

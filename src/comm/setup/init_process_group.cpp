@@ -97,7 +97,7 @@ class Rendezvous {
     return {wait_for_all_ranks(*store, request_, timeout_), store};
   }
 
-  // The rendezvous uses the job's store from the start, so the death of a rank is noticed while others still join.
+  // The rendezvous uses the job's store from the start, so the death of a rank is noticed while other ranks still join.
   JoinedJob at_port(const RendezvousPort& place) const {
     JoinedJob joined;
     auto secret = find_secret(is_loopback(place.endpoint.host), process_variable);

@@ -84,8 +84,8 @@ std::string rank_key(int rank) {
   return text("made/", rank);
 }
 
-// Blocks until all ranks have created their backend, since this rank may be faster than others. Throws PeerError with
-// the reason when another rank could not create its backend.
+// Blocks until all ranks have created their backend, since this rank may be faster than other ranks. Throws PeerError
+// with the reason when another rank could not create its backend.
 void await_all(const BackendContext& context, const Membership& group) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < context.size; ++rank) keys.push_back(rank_key(rank));
@@ -220,7 +220,7 @@ void make_side_group(Group& group, const CallSite& site) {
   barrier();
   auto side = make_group(
       group.job(), {name, ranks_in_job(membership), membership.backend_name, membership.device, membership.timeout});
-  barrier();  // no rank continues or exits while others still create the group
+  barrier();  // no rank continues or exits while other ranks still create the group
   group.set_side_group(std::move(side));
 }
 

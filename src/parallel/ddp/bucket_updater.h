@@ -18,7 +18,7 @@ namespace lockstep {
 /// A gradient that has been copied into its slot is released, so gradients take little memory. Not thread-safe.
 class BucketUpdater {
  public:
-  /// The buckets of the plan must not exist yet. Throws what BucketUpdate::prepare() throws. Collective.
+  /// The buckets of the plan must not exist yet. Rethrows the exceptions of BucketUpdate::prepare(). Collective.
   BucketUpdater(std::shared_ptr<detail::BucketUpdate> update, const ProcessGroup& group,
                 const std::vector<NamedParameter>& parameters, const BucketPlan& plan);
 

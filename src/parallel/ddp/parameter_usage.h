@@ -90,7 +90,7 @@ class ParameterUsage {
   std::vector<char> used_;
   std::vector<char> trained_in_forward_;  // was trained in at least one of the forwards
   std::vector<char> frozen_;              // takes no part in this backward
-  bool in_forward_ = false;               // there was a forward
+  bool in_forward_ = false;               // a forward was made
   UnusedParameterBitmap marks_;
   ReachableParameters reachable_;
 };

@@ -8,7 +8,7 @@
 
 namespace lockstep::detail {
 
-/// Notices a step of an optimizer, by the operators that one thread calls. LibTorch passes each operator with its
+/// Detects a step of an optimizer by the operators that one thread calls. LibTorch passes each operator with its
 /// inputs to the watch. A step is an operator that changes memory of a parameter in place. Neither versions nor values
 /// of the parameters show a step: LibTorch's SGD writes through data(), which does not change the version, a collective
 /// changes the version without a step, and a step may leave all values unchanged. lockstep's fused optimizers report a

@@ -52,7 +52,7 @@ class PowerSgd {
   struct Approximation {
     int64_t reductions = 0;
     bool is_planned = false;  // false before compression begins
-    size_t parameters = 0;    // slots from this one on are marks
+    size_t parameters = 0;    // number of slots of parameters; further slots are marks
     std::vector<Matrix> matrices{};
     std::vector<size_t> uncompressed_slots{};  // uncompressed gradients; the marks of an AveragingHook are the last
     std::vector<at::Tensor> uncompressed_in_bucket{};  // the same, flat; only during a reduction

@@ -92,7 +92,7 @@ class Reducer {
   /// rank's .grad() becomes the average as well.
   void shadow();
 
-  /// Throws UsageError if the last backward was interrupted: this rank then left the others in the middle of a
+  /// Throws UsageError if the last backward was interrupted: this rank then left the other ranks in the middle of a
   /// reduction.
   void check_finished() const;
 

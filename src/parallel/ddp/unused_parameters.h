@@ -62,7 +62,7 @@ class UnusedParameterBitmap {
   /// According to the marks that were read last.
   bool used_somewhere(size_t parameter) const { return used_somewhere_[parameter] != 0; }
   bool unused_somewhere(size_t parameter) const { return unused_somewhere_[parameter] != 0; }
-  /// Frozen on some ranks and trained on others, in the same reduction.
+  /// Frozen on some ranks and trained on other ranks, in the same reduction.
   bool frozen_differs(size_t parameter) const { return frozen_differs_[parameter] != 0; }
   bool is_not_finite_somewhere() const { return is_not_finite_somewhere_; }
   bool static_graph_differs() const { return static_graph_differs_; }

@@ -70,7 +70,7 @@ class PeerConnector {
   std::string with_remedy(const std::string& message) const;
 
   const Options options_;
-  const Secret key_ = Secret::random();  // published for the ranks that connect to this one
+  const Secret key_ = Secret::random();  // published for the ranks that connect to this rank
   const FileDescriptor waker_;
 
   std::mutex mutex_;

@@ -19,7 +19,7 @@ struct DdpRow {
   StepTimes local{};  // all ranks train without communication
   StepTimes ddp{};
   std::optional<StepTimes> shared{};  // with shared parameters, updated in backward
-  StepTimes alone{};                  // one rank, while the others sleep
+  StepTimes alone{};                  // one rank, while the other ranks sleep
   std::optional<StepTimes> python{};  // PyTorch's DistributedDataParallel in Python
   size_t rounds = 0;
   int steps = 1;                   // in each sample

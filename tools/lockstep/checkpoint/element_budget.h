@@ -20,7 +20,7 @@ View view_of(const at::Tensor& tensor);
 /// limited to 64 times the bytes of their storages, and 16 MiB.
 class ElementBudget {
  public:
-  /// `files` begins the error. `remedy` ends it: what the user can do.
+  /// The error begins with `files` and ends with `remedy`.
   ElementBudget(std::string files, const std::vector<NamedTensor>& tensors, std::string remedy);
 
   /// Subtracts the bytes that are to be read or written for a tensor. Throws CheckpointError, which names the tensor,

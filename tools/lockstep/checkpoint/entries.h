@@ -48,7 +48,7 @@ class Path {
 /// Limits the memory of the paths of a file's entries. Many short entries may have one long key.
 class PathBudget {
  public:
-  /// `remedy` ends the error: what the user can do.
+  /// The error ends with `remedy`.
   PathBudget(std::string file, std::string remedy);
 
   /// Throws CheckpointError if the paths so far have more than 32 bytes for each byte of the file with its shards, and

@@ -94,7 +94,8 @@ std::vector<std::string> last_lines(const std::filesystem::path& run, int64_t ra
     const size_t begin = newline == bytes.npos ? 0 : newline + 1;
     auto line = std::string_view(bytes).substr(begin, end - begin);
     if (line.ends_with('\r')) line.remove_suffix(1);
-    lines.push_back(printable(line.substr(line.rfind('\r') + 1)));  // what a terminal shows of a line drawn in place
+    lines.push_back(
+        printable(line.substr(line.rfind('\r') + 1)));  // the text that a terminal shows of a line drawn in place
     if (newline == bytes.npos) break;
     end = newline;
   }

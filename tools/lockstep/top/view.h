@@ -26,7 +26,7 @@ struct Choice {
   size_t first_row = 0;  // of the table: the row at its top
 };
 
-/// Changes the choice as the key says. kQuit changes nothing. `page` is the number of rows that the table shows.
+/// Changes the choice according to the key. kQuit changes nothing. `page` is the number of rows that the table shows.
 void apply(Key key, Choice& choice, const live::JobView& job, size_t page);
 
 /// The number of the selected rank; none if the job has no ranks.

@@ -71,7 +71,7 @@ class CurveBuilder {
     bucket_.add(point);
   }
 
-  /// A point of its own, outside of the buckets.
+  /// Adds a point outside of the buckets.
   void add_alone(const Point& point) {
     finish();
     bucket_.add(point);

@@ -95,7 +95,7 @@ class HttpServer::Loop {
 
   struct FinishedResponse {
     uint64_t connection = 0;
-    std::string bytes{};  // empty: there is not even the memory for an error
+    std::string bytes{};  // empty: out of memory, even for an error
   };
 
   bool watch(int descriptor, uint64_t id, uint32_t events, int operation = EPOLL_CTL_ADD) {
@@ -165,7 +165,7 @@ class HttpServer::Loop {
     receive(entry);  // at once: a flood of connections cannot displace a connection whose request has arrived
   }
 
-  /// Returns false if there is none.
+  /// Returns false if there is no stranger.
   bool close_one_stranger() {
     if (strangers_.size() == 0) return false;
     close(connections_.find(strangers_.to_displace()));

@@ -90,7 +90,7 @@ Run::Look Run::read_files(double now) {
   const live::RunFolder folder(folder_);
   const std::lock_guard lock(mutex_);
   const bool settings_changed = settings_.read_again(folder), summary_changed = summary_.read_again(folder);
-  read_live(folder, now);  // the page asks for the ranks themselves; here only the state counts
+  read_live(folder, now);  // the page requests the ranks separately; this function needs only the state
   const double modified = std::max(changed_at(folder, "metrics.jsonl"), changed_at(folder, "live"));
   std::vector<std::string> links;
   for (const auto* name : {"live", "checkpoints"})
