@@ -70,8 +70,9 @@ class Groups {
   int64_t count_;
 };
 
-/// Returns the elements of a range, for example of a data loader, in groups of `count`. The last group has what is
-/// left. Keeps a reference to a range that is passed as an lvalue. Throws UsageError unless `count` is 1 or more.
+/// Returns the elements of a range, for example of a data loader, in groups of `count`. The last group has the
+/// remaining elements. Keeps a reference to a range that is passed as an lvalue. Throws UsageError unless `count` is 1
+/// or more.
 template <class Range>
 Groups<Range> in_groups(Range&& range, int64_t count) {
   return Groups<Range>(std::forward<Range>(range), count);
@@ -83,10 +84,10 @@ namespace detail {
 /// the model has SyncBatchNorm layers, which add up gradients of all ranks before they could be weighted.
 class LOCKSTEP_EXPORT SampleWeight {
  public:
-  /// `samples` are those of this rank. Collective.
+  /// `samples` is the number of samples of this rank. Collective.
   SampleWeight(DistributedDataParallelBase& ddp, int64_t samples);
 
-  /// Whether each micro-batch is a collective call, also if it is empty here.
+  /// Whether each micro-batch is a collective call, also if it is empty on this rank.
   bool has_sync_batch_norm() const { return has_sync_batch_norm_; }
   /// Returns the loss to call backward on. The first call, after a forward, is collective.
   at::Tensor apply(const at::Tensor& loss);

@@ -54,8 +54,8 @@ class LOCKSTEP_EXPORT BatchWriter {
     BatchTraits<T>::write(*this, item);
   }
 
-  /// The basic items, from which BatchTraits builds all others. Tensors are copied to the CPU and become contiguous;
-  /// channels_last stays. Throws UsageError for tensors that are not dense.
+  /// The basic items, from which BatchTraits builds all other items. Tensors are copied to the CPU and become
+  /// contiguous; channels_last stays. Throws UsageError for tensors that are not dense.
   void write_tensor(const at::Tensor& tensor);
   void write_string(std::string_view string);
   void write_number(const void* number, size_t bytes);

@@ -55,8 +55,8 @@ class LOCKSTEP_EXPORT StepCapture {
 
 /// A training step that runs as a CUDA graph. The first calls run the step normally. Then one call captures the whole
 /// step (forward, backward, gradient reduction and optimizer) in a CUDA graph. Each later call only launches the graph,
-/// which takes microseconds on the host. Inputs of other sizes get a graph of their own when those sizes come again, up
-/// to `max_graphs` graphs. On a CPU every call simply runs the step.
+/// which takes microseconds on the host. Inputs of other sizes get a separate graph when these sizes occur again, up to
+/// `max_graphs` graphs. On a CPU every call simply runs the step.
 ///
 ///   lockstep::FusedAdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(1e-3));
 ///   lockstep::CapturedStep step(world, [&](torch::Tensor images, torch::Tensor labels) {

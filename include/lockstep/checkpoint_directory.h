@@ -71,9 +71,10 @@ class LOCKSTEP_EXPORT CheckpointDirectory {
 
   /// Saves the state after step or epoch `number`. `metrics` are those of rank 0. Returns when the checkpoint is on
   /// disk or, if asynchronous, when the state is copied; then first waits for the previous save. Afterwards removes
-  /// checkpoints that are not to be kept: never this one, nor those with a higher number. Returns false on all ranks if
-  /// writing, or the previous asynchronous writing, failed and on_error is kWarn; earlier checkpoints stay as they are.
-  /// Writing has failed, too, if the folder cannot be synced: the new checkpoint is there, but a crash might lose it.
+  /// checkpoints that are not to be kept: never the new checkpoint, nor checkpoints with a higher number. Returns false
+  /// on all ranks if writing, or the previous asynchronous writing, failed and on_error is kWarn; earlier checkpoints
+  /// are unchanged. A folder that cannot be synced counts as failure: the new checkpoint exists, but a crash might lose
+  /// it.
   /// Throws UsageError on all ranks if a part of the state cannot be saved or has the name of another entry.
   bool save(int64_t number, const TrainingState& state, const std::map<std::string, double>& metrics = {});
 
@@ -81,7 +82,7 @@ class LOCKSTEP_EXPORT CheckpointDirectory {
   bool wait();
 
   /// Why the last save() that has ended failed; empty if it succeeded or there was none. After wait() it is the same on
-  /// all ranks: if it is empty, what was saved last is on disk. Not collective.
+  /// all ranks: if it is empty, the last saved checkpoint is on disk. Not collective.
   const std::string& last_error() const;
 
   /// Loads the newest checkpoint that is intact into the state. Returns the number to continue with: the checkpoint's

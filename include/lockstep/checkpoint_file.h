@@ -53,8 +53,8 @@ struct LoadOptions {
 /// a file that had the name is intact then, unless the error says that the new file is complete: only its folder could
 /// not be synced.
 ///
-/// Returns the SHA-256 that the file's manifest has of the file. It covers every byte, but by way of the SHA-256s of
-/// the records (docs/checkpoints.md), so that `sha256sum` prints another one.
+/// Returns the file's SHA-256 from its manifest. It covers every byte, but by way of the SHA-256s of the records
+/// (docs/checkpoints.md), so it differs from the output of `sha256sum`.
 LOCKSTEP_EXPORT std::string save_checkpoint(const std::string& path, const Value& value);
 
 /// Loads a file of save_checkpoint(), of Python's torch.save, of LibTorch's torch::save or OutputArchive, of

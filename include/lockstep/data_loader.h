@@ -41,8 +41,8 @@ struct DataLoaderOptions {
 ///       for (auto& batch : loader) train(batch.data, batch.target);
 ///     }
 ///
-/// Without a sampler, all samples of the dataset are this rank's: for ranks that each have data of their own, such as
-/// the files that lie on their disk, or the episodes that they have played.
+/// Without a sampler, this rank gets all samples of the dataset: for ranks that each have their own data, such as the
+/// files on their disk, or the episodes that they have played.
 ///
 ///     lockstep::DataLoader loader(my_episodes, {.batch_size = 64, .shuffle = true});
 ///

@@ -12,8 +12,8 @@ namespace lockstep {
 /// buckets are in milliseconds since the first gradient of backward.
 ///
 /// On the CPU every step is measured. On a GPU the times are those of the device, and the first 8 steps and every 16th
-/// step are measured, but none inside a CapturedStep. With LibTorch before 2.5 the times of a GPU step are those at
-/// which the host queued the work.
+/// step are measured, but no step inside a CapturedStep. With LibTorch before 2.5 the times of a GPU step are the times
+/// at which the host queued the work.
 struct LOCKSTEP_EXPORT DdpLoggingData {
   struct Bucket {
     size_t gradients = 0;

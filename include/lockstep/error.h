@@ -19,7 +19,7 @@ enum class CulpritRole {
   kGone,     ///< the store lost its connection
   kSilent,   ///< it sent no heartbeat: its process is stopped, or its host or network is down
   kExited,   ///< its launcher saw its process end
-  kGaveUp,   ///< it reported an error of its own
+  kGaveUp,   ///< it reported its own error
   kLeft,     ///< it left a group regularly while other ranks still used it
   kLate,     ///< it did not make a call in time
   kDiffers,  ///< its call differs from the calls of all other ranks

@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-/// Makes LibTorch use its own convolutions instead of MKL-DNN's in builds whose MKL-DNN has no optimized ones (Debian's
-/// LibTorch 1.13 on arm64). They are 2 to 4 times faster there. Does nothing in other builds. Affects the whole
+/// Makes LibTorch use its own convolutions, which are 2 to 4 times faster, instead of MKL-DNN's in builds whose MKL-DNN
+/// has no optimized convolutions (Debian's LibTorch 1.13 on arm64). Does nothing in other builds. Affects the whole
 /// process, so it is not the default: call it at the start of main.
 LOCKSTEP_EXPORT void prefer_fast_convolutions();
 

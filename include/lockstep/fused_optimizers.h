@@ -47,8 +47,8 @@ class LOCKSTEP_EXPORT FusedAdamW : public torch::optim::AdamW, public SkippableS
   void keep_master_weights();
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
-  /// Copies changed learning rates to the GPU, and takes over what was written into parameters that have master
-  /// weights. Does not block. Throws UsageError if a state was loaded after the capture.
+  /// Copies changed learning rates to the GPU, and updates master weights of parameters that the program has written.
+  /// Does not block. Throws UsageError if a state was loaded after the capture.
   void before_replay();
 
  private:

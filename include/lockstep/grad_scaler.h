@@ -27,7 +27,7 @@ struct GradScalerOptions {
 };
 
 /// Scales the loss so that small gradients do not become zero in float16, as torch.amp.GradScaler does in Python. A
-/// step whose gradients have infinities or NaNs is skipped, on all ranks alike, and the scale is reduced.
+/// step whose gradients have infinities or NaNs is skipped on all ranks, and the scale is reduced.
 ///
 ///   lockstep::GradScaler scaler;
 ///   optimizer.zero_grad();

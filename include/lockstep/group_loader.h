@@ -31,7 +31,7 @@ struct ReadingGroups {
   std::optional<ProcessGroup> broadcast{};
 };
 
-/// Reads data on a few ranks and sends the batches to the others. For file systems that cannot serve all ranks:
+/// Reads data on a few ranks and sends the batches to the other ranks. For file systems that cannot serve all ranks:
 ///
 ///     auto host = world.new_subgroups(4);   // four ranks on each host
 ///     lockstep::GroupLoader loader([] { return lockstep::LmdbDataset("/nfs/train.lmdb"); }, sampler,

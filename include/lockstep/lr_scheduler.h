@@ -47,7 +47,7 @@ class LOCKSTEP_EXPORT LRScheduler {
   const std::vector<double>& last_lr() const { return last_lr_; }
 
   /// The state, with the keys of Python's schedulers: last_epoch, _step_count, base_lrs, _last_lr. The schedule is not
-  /// part of it: construct the scheduler with the same one.
+  /// part of the state: construct the scheduler with the same schedule.
   Value state_dict() const;
   /// Loads a state of lockstep, or of Python's scheduler of the same kind. Does not change the optimizer, whose rates
   /// are part of its own state. Throws UsageError, and changes nothing, if the state has another layout or another

@@ -56,12 +56,13 @@ struct MetricLogOptions {
 ///     }
 ///
 /// Rank 0 writes metrics.jsonl, metrics.csv and an event file for TensorBoard (docs/training_run.md describes them). A
-/// step record combines the values of `every` steps, an epoch record those of an epoch. TrainingRun has a MetricLog.
+/// step record combines the values of `every` steps, an epoch record the values of an epoch. TrainingRun has a
+/// MetricLog.
 ///
-/// log() neither communicates nor blocks: a value on a GPU is added to a sum there. Records travel to rank 0 on a
-/// thread and a group of their own, when flush() or end_epoch() is called. If a file cannot be written, for example
-/// because the disk is full, rank 0 logs a warning and the training continues. If the values of a record are NaN or
-/// infinite, rank 0 logs a warning that names metric, steps and ranks, once for each metric.
+/// log() neither communicates nor blocks: a value on a GPU is added to a sum on the GPU. Records are sent to rank 0 by
+/// a separate thread over a separate group, when flush() or end_epoch() is called. If a file cannot be written, for
+/// example because the disk is full, rank 0 logs a warning and the training continues. If the values of a record are
+/// NaN or infinite, rank 0 logs a warning that names metric, steps and ranks, once for each metric.
 ///
 /// Every rank calls end_step(), flush(), end_epoch() and state_dict() equally often. Inside of join(), where ranks make
 /// different numbers of calls, these calls and the constructor throw UsageError, unless throw_on_early_termination is

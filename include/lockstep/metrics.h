@@ -26,7 +26,8 @@ namespace lockstep {
 //
 // state_dict() is a copy of this rank's sums. In a TrainingState, add a metric with add_per_rank().
 
-/// A fixed number of sums, for metrics of your own: add what is summed over samples, and combine the sums at the end.
+/// A fixed number of sums, for custom metrics: add values that are summed over samples, and combine the sums at the
+/// end.
 ///
 ///     lockstep::SumMetric counts(3, world.device());
 ///     counts.add(torch::stack({true_positives, false_positives, false_negatives}));

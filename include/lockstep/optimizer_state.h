@@ -15,7 +15,7 @@ namespace lockstep {
 ///
 ///     {"state": {0: {"step": ..., "exp_avg": ...}, 1: ...}, "param_groups": [{"lr": 0.1, ..., "params": [0, 1]}]}
 ///
-/// For the optimizers of LibTorch and lockstep, the tensors are those of the optimizer, not copies. Other optimizers
+/// For the optimizers of LibTorch and lockstep, the tensors are the optimizer's tensors, not copies. Other optimizers
 /// need a save() of LibTorch's format. Not collective.
 LOCKSTEP_EXPORT Value state_dict(const torch::optim::Optimizer& optimizer);
 

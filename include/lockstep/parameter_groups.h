@@ -61,7 +61,7 @@ struct ParameterRule {
   detail::GroupOptions options;
 };
 
-/// Divides parameters into groups for an optimizer: one for each rule, and a last one, without options of its own, for
+/// Divides parameters into groups for an optimizer: one group for each rule, and a last group, without options, for
 /// parameters that no rule matches. The last group gets the optimizer's defaults. The first rule that matches a name
 /// decides:
 ///
@@ -84,9 +84,9 @@ struct ParameterRule {
 LOCKSTEP_EXPORT std::vector<torch::optim::OptimizerParamGroup> parameter_groups(
     const detail::NamedParameters& parameters, const std::vector<ParameterRule>& rules);
 
-/// Divides parameters into two groups: those with two or more dimensions get `options`; the others, which are biases
-/// and the weights of normalization layers, get `options` without weight decay, whatever the optimizer's own options
-/// are. Otherwise as parameter_groups().
+/// Divides parameters into two groups: parameters with two or more dimensions get `options`; the other parameters,
+/// which are biases and the weights of normalization layers, get `options` without weight decay, whatever the
+/// optimizer's own options are. Otherwise like parameter_groups().
 template <std::derived_from<torch::optim::OptimizerOptions> Options>
 std::vector<torch::optim::OptimizerParamGroup> weight_decay_groups(const detail::NamedParameters& parameters,
                                                                    const Options& options) {

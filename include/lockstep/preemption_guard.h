@@ -32,9 +32,9 @@ struct PreemptionGuardOptions {
 ///       }
 ///     }
 ///
-/// The exit code tells `lockstep run` that the worker was preempted, not that it failed: with --max-restarts it starts
-/// the workers again, unless it was asked to stop itself. Then it ends with the same code, and the next start of the
-/// job resumes (docs/checkpoints.md).
+/// With this exit code, `lockstep run` treats the worker as preempted, not as failed: with --max-restarts it starts the
+/// workers again, unless the launcher itself has received a signal. Then the launcher exits with the same code, and the
+/// next start of the job resumes (docs/checkpoints.md).
 ///
 /// The constructor replaces the process's handlers of the signals, the destructor restores them. One guard at a time in
 /// a process (ranks as threads share one handler). Not thread-safe.

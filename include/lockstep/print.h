@@ -10,7 +10,7 @@
 namespace lockstep {
 
 namespace detail {
-/// Writes a line, and a line break, to standard output in one piece, after what the program has written there before.
+/// Writes a line, and a line break, to standard output in one piece, after the program's earlier output.
 LOCKSTEP_EXPORT void print_line(std::string line);
 }  // namespace detail
 

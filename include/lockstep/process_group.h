@@ -36,8 +36,8 @@ void run_captured(const ProcessGroup& group, const std::function<void()>& replay
 struct NewGroupOptions {
   /// Same values as ProcessGroupOptions::backend. Default: the parent's.
   std::optional<std::string> backend{};
-  /// Time limit of each call in the new group, and of creating it. Default: the parent's. The calls in which all ranks
-  /// of the parent meet to create the group use the longer of this time limit and the parent's.
+  /// Time limit of each call in the new group, and of creating it. Default: the parent's. The calls with which all
+  /// ranks of the parent create the group use the longer of this time limit and the parent's.
   std::optional<std::chrono::milliseconds> timeout{};
   /// Source location of the call, for error messages. Filled in automatically.
   CallSite site = CallSite::here();
@@ -89,7 +89,7 @@ using WidestNumber = std::conditional_t<std::is_floating_point_v<T>, double, int
 ///
 /// Ranks compare their calls before data moves: operation, dtype, element count, reduce operation, root, and sequence
 /// number. If the calls differ, all ranks throw MismatchError, which names both calls and their source locations.
-/// docs/failures.md says how and when each backend detects this.
+/// docs/failures.md describes how and when each backend detects this.
 ///
 /// A group belongs to the process that created it. In a forked child, every call throws UsageError.
 ///
@@ -368,7 +368,7 @@ struct ProcessGroupOptions {
 ///
 /// Rank 0's process hosts the job's store, unless the launcher does. Let that process exit last.
 ///
-/// A process may destroy its group and join again if the ranks meet at a port (env://, tcp://) and all ranks join
+/// A process may destroy its group and join again if the rendezvous is at a port (env://, tcp://) and all ranks join
 /// equally often. A file, or a store passed in `store`, can be used for one join only.
 LOCKSTEP_EXPORT ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
 

@@ -41,7 +41,7 @@ LOCKSTEP_EXPORT std::vector<at::Tensor> run_recomputed(Segment segment, const st
 /// parameters that the function uses. Its result is a tensor, or a type that contains tensors, and nothing else of the
 /// result may depend on the arguments. The function must do the same in both calls: random numbers and autocast of
 /// forward are restored for the second call, other state that it changes (running statistics) is changed twice. It must
-/// live as long as the graph, so capture what it needs by value, or by reference to what outlives backward.
+/// live as long as the graph, so capture variables by value, or by reference to objects that outlive backward.
 ///
 /// Works with DistributedDataParallel: segments that share a parameter need the option static_graph. Works in a
 /// CapturedStep without random numbers; see RecomputeOptions. Without gradients (NoGradGuard) it only calls the

@@ -30,7 +30,7 @@ namespace lockstep {
 ///       static void load(Replay& buffer, const lockstep::Value& value);
 ///     };
 ///
-/// save() is called on every rank, in the same order, so it may be collective; what it returns on rank 0 is written.
+/// save() is called on every rank, in the same order, so it may be collective; the value of rank 0 is written.
 /// load() is called on every rank with that value.
 template <class T>
 struct StateTraits;
@@ -75,7 +75,7 @@ struct StateTraits<T> {
   static void load(T& object, const Value& value) { object.load_state_dict(value); }
 };
 
-// Modules and optimizers have archives, too, but specializations of their own.
+// Modules and optimizers have archives, too, but separate specializations.
 template <class T>
 requires(detail::HasArchive<T> && !detail::HasStateDict<T> && !std::derived_from<T, torch::nn::Module> &&
          !std::derived_from<T, torch::optim::Optimizer>) struct StateTraits<T> {

@@ -69,7 +69,7 @@ std::optional<size_t> size_of_dataset(Data& data) {
 ///     lockstep::DistributedSampler sampler(kept, world, {.shuffle = false, .tail = lockstep::Tail::kExact});
 ///     lockstep::DataLoader loader(kept, sampler, {.batch_size = 64});
 ///
-/// Has those functions of the dataset that a DataLoader calls: `get` (also with a generator), `gather` and `get_batch`.
+/// Has the functions of the dataset that a DataLoader calls: `get` (also with a generator), `gather` and `get_batch`.
 /// The generator of a sample is seeded by its index in the subset. Holds a copy of the dataset; with a std::shared_ptr,
 /// subsets and workers share the object. Copies share the indices. As thread-safe as the dataset.
 ///

@@ -60,7 +60,7 @@ class LOCKSTEP_EXPORT TensorBoardWriter {
   /// Writes the distribution of all elements, with the bucket limits of Python's SummaryWriter (bins='tensorflow'):
   /// each is 10% from the next. Any real dtype, shape and device; takes no part in autograd.
   ///
-  /// Only finite elements count. The number of others, if there are any, is written as the scalar "TAG/not_finite".
+  /// Only finite elements count. The number of other elements, if any, is written as the scalar "TAG/not_finite".
   /// Without finite elements, as in an empty tensor, the histogram is empty. Throws UsageError for complex, quantized
   /// and sparse tensors.
   void histogram(std::string_view tag, const at::Tensor& values, int64_t step);

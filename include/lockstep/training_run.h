@@ -94,11 +94,11 @@ struct TrainingRunOptions {
   /// run.
   const torch::optim::Optimizer* optimizer = nullptr;
 
-  /// What distinguishes this run from others: {{"lr", 0.05}, {"batch_size", 64}, {"model", "resnet18"}}. Rank 0 writes
-  /// them to settings.json.
+  /// Settings that distinguish this run from other runs: {{"lr", 0.05}, {"batch_size", 64}, {"model", "resnet18"}}.
+  /// Rank 0 writes them to settings.json.
   std::map<std::string, RunSetting> settings{};
-  /// Write live/rank-NNNNN.json about once a second, from a thread of its own: what each rank does now. Must be the
-  /// same on all ranks.
+  /// Write live/rank-NNNNN.json, the current state of each rank, about once a second from a separate thread. Must be
+  /// the same on all ranks.
   bool live = true;
 };
 
@@ -148,10 +148,10 @@ class LOCKSTEP_EXPORT TrainingRun {
   TrainingRun(const TrainingRun&) = delete;
   TrainingRun& operator=(const TrainingRun&) = delete;
 
-  /// Ends the current epoch: combines its metrics over the ranks, records them, and saves. Then begins the next one,
-  /// or the rest of the one that was interrupted. Returns false if `epochs` are complete, after early stopping, and
-  /// after a signal; everything is on disk then. If the last checkpoint is not, rank 0 logs an error, there is no
-  /// summary.json, and exit_code() is 1.
+  /// Ends the current epoch: combines its metrics over the ranks, records them, and saves. Then begins the next epoch,
+  /// or the rest of the interrupted epoch. Returns false if `epochs` are complete, after early stopping, and after a
+  /// signal; all files are on disk then. If the last checkpoint is not, rank 0 logs an error, there is no summary.json,
+  /// and exit_code() is 1.
   bool next_epoch(int64_t epochs);
 
   /// Returns the batches of a loader, or the elements of another range, for a for loop: those that are left of the

@@ -21,7 +21,7 @@
 
 namespace lockstep {
 
-/// A value in a checkpoint: what Python's torch.save and torch.load exchange. Dictionaries keep the order of insertion.
+/// A value in a checkpoint, as written by Python's torch.save. Dictionaries keep the order of insertion.
 /// Copying a Value copies containers, but tensors share their memory, as everywhere in LibTorch. Not thread-safe.
 ///
 /// The accessors (as_int(), at(), tensor(), ...) throw UsageError, which names the actual kind, if the value has a

@@ -39,8 +39,8 @@ class LOCKSTEP_EXPORT Work {
   /// Calls `callback` once when the call is complete and its result is in place: with null, or with the error that
   /// synchronize() would throw. If the call is complete already, it runs on the calling thread. Otherwise the callback
   /// of a collective on CPU tensors runs on the group's thread: later asynchronous calls wait for it, and it throws
-  /// UsageError if it waits for a call of this group or makes a synchronous one. The callback of a message, or of a
-  /// call on CUDA tensors, runs on a thread of its own. A callback may start asynchronous calls, but the ranks must
+  /// UsageError if it waits for a call of this group or makes a synchronous call. The callback of a message, or of a
+  /// call on CUDA tensors, runs on a separate thread. A callback may start asynchronous calls, but the ranks must
   /// start them in the same order. Exceptions that it throws are logged and otherwise ignored.
   void on_done(std::function<void(std::exception_ptr error)> callback) const;
 

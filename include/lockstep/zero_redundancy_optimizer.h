@@ -102,10 +102,10 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   /// consolidated_state_dict(0), for checkpoints (see TrainingState). Collective.
   Value state_dict() const;
 
-  /// Returns this rank's part of the state. The tensors are those of the optimizer, not copies. Not collective. Throws
-  /// as consolidated_state_dict() does.
+  /// Returns this rank's part of the state. The tensors are the optimizer's tensors, not copies. Not collective. Throws
+  /// like consolidated_state_dict().
   Value shard_state_dict() const;
-  /// Loads the parts of a state that `shards` ranks had. `read` returns one of them; with the option map_location =
+  /// Loads the parts of a state that `shards` ranks had. `read` returns one part; with the option map_location =
   /// torch::kMeta, without data. Only shards that have elements of this rank's share are read. Not collective. Throws
   /// UsageError if the state belongs to other parameters or another kind of optimizer.
   void load_shards(size_t shards, const ReadShard& read);
@@ -157,7 +157,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   void copy_rates_of(int rank) const;
 
   const std::function<void()> before_step_;
-  const NamedTensors not_reduced_;  // parameters that the wrapper does not reduce, with what messages call them
+  const NamedTensors not_reduced_;  // parameters that the wrapper does not reduce, with their names in messages
   const std::shared_ptr<detail::Shard> shard_;
   std::shared_ptr<detail::UpdateStrategy> strategy_;
   std::shared_ptr<detail::JoinContext> join_;  // set while in a join
@@ -179,7 +179,7 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
 ///
 /// With a wrapper, the optimizer has the parameters of the wrapped model, except those of the wrapper's option ignore,
 /// or the groups that are passed. The constructor and step() throw UsageError for a parameter that requires a gradient
-/// and that the wrapper does not reduce: give it an optimizer of its own. With an overlap, the optimizer must have all
+/// and that the wrapper does not reduce: use a separate optimizer for it. With an overlap, the optimizer must have all
 /// parameters that the wrapper reduces, and the constructor throws UsageError if the wrapper has a comm hook, another
 /// optimizer with an overlap, sparse gradients, or one of the options find_unused_parameters, check_finite and
 /// reduce_dtype. Wrapper and optimizer must both live as long as backward runs.

@@ -34,7 +34,8 @@ inline constexpr bool kAreSendable = false;
 template <class... Items>
 inline constexpr bool kAreSendable<std::tuple<Items&...>> = (Sendable<Items> && ...);
 
-/// A struct without other members than those that its function tensors() lists: their sizes add up to its own.
+/// A struct whose function tensors() lists all its members: the sizes of the listed tensors add up to the struct's
+/// size.
 template <class T>
 concept ListsAllMembers = ListsTensors<T> && std::default_initializable<T> && std::copy_constructible<T> &&
     kAreSendable<decltype(std::declval<T&>().tensors())> && kBytesOfMembers<decltype(std::declval<T&>().tensors())>

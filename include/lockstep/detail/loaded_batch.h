@@ -30,7 +30,7 @@ class LOCKSTEP_EXPORT DeviceCopies {
   /// A GPU without an index is the current one. Copies nothing without a device.
   explicit DeviceCopies(std::optional<c10::Device> device);
 
-  /// Replaces the tensors by copies on the GPU, which nobody may use before finish(). Does nothing without a GPU.
+  /// Replaces the tensors by copies on the GPU, which must not be used before finish(). Does nothing without a GPU.
   Started start(const Tensors& tensors) const;
   /// Lets the current stream wait for the copies. Makes the copies itself if they were not started.
   void finish(const Tensors& tensors, const Started& started) const;
