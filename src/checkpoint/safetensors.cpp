@@ -52,7 +52,7 @@ at::ScalarType type_named(const std::string& name, const std::string& tensor) {
   refuse_file("tensor '", tensor, "' is of type '", name, "', which lockstep does not support");
 }
 
-std::vector<int64_t> integers(const json& entry) {
+std::vector<int64_t> integer_list(const json& entry) {
   if (entry.size() > detail::kMaxDimensions)
     throw std::invalid_argument(
         text("it has a list of ", entry.size(), " numbers, expected ", detail::kMaxDimensions, " dimensions or fewer"));
@@ -91,8 +91,8 @@ struct TensorEntry {
 TensorEntry read_entry(const std::string& name, const json& entry, size_t data_bytes) {
   try {
     const auto type = type_named(entry.at("dtype").get<std::string>(), name);
-    const auto offsets = integers(entry.at("data_offsets"));
-    TensorEntry place{name, type, integers(entry.at("shape")), static_cast<size_t>(offsets.at(0)),
+    const auto offsets = integer_list(entry.at("data_offsets"));
+    TensorEntry place{name, type, integer_list(entry.at("shape")), static_cast<size_t>(offsets.at(0)),
                       static_cast<size_t>(offsets.at(1))};
     const size_t expected = tensor_bytes(place.shape, c10::elementSize(type), data_bytes, name);
     if (offsets.size() != 2 || place.begin > place.end || place.end > data_bytes || place.end - place.begin != expected)
