@@ -56,7 +56,7 @@ live::JobView mixed_job(int64_t ranks) {
     if (rank > 3) changes["gpu"] = {{"name", "H200"}, {"utilization", 0.9}, {"memory_used_bytes", 5 << 20}};
     if (rank != 3) files.push_back(rank_json(rank, changes));
   }
-  return live::judge(files_of(files), kNow);
+  return live::make_job_view(files_of(files), kNow);
 }
 
 Shown shown_of(live::JobView job, Strings log = {}) {
@@ -92,7 +92,8 @@ TEST(TopView, FitsIntoEveryTerminal) {
 }
 
 TEST(TopView, HasTheJobInItsHeader) {
-  const auto rows = rows_of(shown_of(live::judge(files_of({rank_json(0, {{"attempt", 2}, {"world_size", 1}})}), kNow)));
+  const auto rows =
+      rows_of(shown_of(live::make_job_view(files_of({rank_json(0, {{"attempt", 2}, {"world_size", 1}})}), kNow)));
   ASSERT_THAT(rows, SizeIs(24));
   EXPECT_EQ(rows[0], "runs/mnist  running  job job-1  attempt 3  1:00");
   EXPECT_EQ(rows[1], "epoch 1.50/20  step 100  320 samples/s  ranks: 1 running  batch 50/100");
@@ -115,7 +116,7 @@ TEST(TopView, SaysInWordsHowEveryRankIs) {
 TEST(TopView, MarksTheStraggler) {
   std::vector<Json> files;
   for (int rank = 0; rank < 4; ++rank) files.push_back(rank_json(rank, live::communication(rank == 2 ? 0.0 : 0.5)));
-  const auto rows = rows_of(shown_of(live::judge(files_of(files), kNow)));
+  const auto rows = rows_of(shown_of(live::make_job_view(files_of(files), kNow)));
   EXPECT_THAT(rows, Contains(ContainsRegex("^ ! +2 straggler .* 0% .*the others wait for it")));
 }
 
@@ -138,7 +139,7 @@ TEST(TopView, IsAsciiWithoutUnicode) {
 }
 
 TEST(TopView, ShowsNoControlCharactersOfFiles) {
-  auto shown = shown_of(live::judge(
+  auto shown = shown_of(live::make_job_view(
       files_of(
           {rank_json(
                0, {{"host", "a\033[2J"}, {"job", "j\r\n"}, {"device", "\033]0;x\a"}, {"call", {{"operation", "\n"}}}}),
@@ -279,7 +280,7 @@ TEST(TopKeys, SwitchLogAndHelp) {
 }
 
 TEST(TopKeys, SortByWhatNeedsAttention) {
-  const auto job = live::judge(
+  const auto job = live::make_job_view(
       files_of({rank_json(0, {{"step", 12}, {"samples_per_second", 5}, {"time", {{"communication", 0.3}}}}),
                 rank_json(1, {{"step", 11}, {"samples_per_second", nullptr}, {"time", {{"communication", 0.2}}}}),
                 rank_json(2, {{"step", 12}, {"samples_per_second", 4}, {"time", {{"communication", 0.25}}}}),
