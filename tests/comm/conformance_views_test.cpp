@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <complex>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include "comm/conformance.h"
 

@@ -13,6 +13,7 @@
 
 #include <lockstep/error.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/spawn.h>
 #include <lockstep/version.h>
 
 #include "support/forked.h"
@@ -426,7 +427,8 @@ TEST(RunThreads, KeepsForeignExceptionsNested) {
 }
 
 TEST(RunThreads, RefusesSenselessSizes) {
-  expect_error<UsageError>([] { run_threads(0, [](ProcessGroup) {}); }, "world_size is 0");
+  expect_error<UsageError>([] { run_threads(0, [](ProcessGroup) {}); }, "run_threads: world_size is 0");
+  expect_error<UsageError>([] { spawn(0, [](ProcessGroup) {}); }, "spawn: world_size is 0");
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include <lockstep/spawn.h>
-
 #include <signal.h>
 #include <unistd.h>
 
@@ -10,9 +8,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/error.h>
-
-#include "support/messages.h"
 #include "support/rank_process.h"
 
 namespace lockstep {
@@ -130,10 +125,6 @@ TEST(Spawn, CallsAreToldApart) {
 TEST(Spawn, ARankCannotSpawn) {
   auto parent = program("nested");
   EXPECT_THAT(parent.expect_line("UsageError", 60s), HasSubstr("rank 0: spawn: this process is a rank"));
-}
-
-TEST(Spawn, RefusesSenselessSizes) {
-  expect_error<UsageError>([] { spawn(0, [](ProcessGroup) {}); }, "world_size is 0");
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 #include <functional>
 #include <thread>
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <lockstep/backend.h>
 #include <lockstep/error.h>
