@@ -2,6 +2,7 @@
 # are two Debian packages: runtime (libraries and the command) and dev (what a compiler needs).
 
 include(CMakePackageConfigHelpers)
+include(LockstepPrecompileHeaders)  # for projects that build lockstep themselves
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
 install(TARGETS lockstep EXPORT lockstepTargets
@@ -17,7 +18,7 @@ configure_package_config_file(cmake/lockstepConfig.cmake.in ${CMAKE_CURRENT_BINA
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/lockstepConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/lockstepConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/lockstepConfigVersion.cmake
-              cmake/LockstepFindTorch.cmake tested_torch_versions.txt
+              cmake/LockstepFindTorch.cmake cmake/LockstepPrecompileHeaders.cmake tested_torch_versions.txt
         DESTINATION ${package_dir} COMPONENT dev)
 
 # --- pkg-config: the flags of LibTorch are those of the LibTorch that lockstep was built with. Libraries in folders that
