@@ -133,6 +133,8 @@ class AttackedJob {
   std::vector<int> living() const { return processes_with("LOCKSTEP_TEST_ATTACK=" + mark_); }
 
  private:
+  static inline const std::vector<std::string> kRankCommand{TEST_RANKS, "attacked_rank"};
+
   bool any_rank_ended() {
     for (int r = 0; r < size(); ++r)
       if (rank(r).outcome != RankOutcome::kNone || (pid(r) > 0 && ::kill(pid(r), 0) != 0)) return true;
@@ -152,7 +154,7 @@ class AttackedJob {
     auto command = options_.around_launcher;
     for (const auto& word : run_command({"-n", std::to_string(size()), "--json"})) command.push_back(word);
     command.insert(command.end(), options_.around_rank.begin(), options_.around_rank.end());
-    command.push_back(ATTACKED_RANK);
+    command.insert(command.end(), kRankCommand.begin(), kRankCommand.end());
     processes_.push_back(std::make_unique<RankProcess>(command, variables));
   }
 
@@ -162,7 +164,7 @@ class AttackedJob {
     variables["MASTER_PORT"] = std::to_string(free_port());
     for (int r = 0; r < size(); ++r) {
       variables["RANK"] = std::to_string(r);
-      processes_.push_back(std::make_unique<RankProcess>(std::vector<std::string>{ATTACKED_RANK}, variables));
+      processes_.push_back(std::make_unique<RankProcess>(kRankCommand, variables));
     }
   }
 

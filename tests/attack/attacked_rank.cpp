@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
-#include <iostream>
 #include <stdexcept>
 #include <thread>
 
@@ -16,6 +15,7 @@
 #include <lockstep/lockstep.h>
 
 #include "attack/control.h"
+#include "ranks/test_ranks.h"
 
 namespace {
 
@@ -125,7 +125,7 @@ class Training {
 };
 
 int finish(RankProgress& mine, RankOutcome outcome, int culprit, int code, const std::string& words) {
-  std::cout << words + "\n" << std::flush;
+  print_line(words);
   mine.culprit = culprit;
   mine.outcome = outcome;
   return code;
@@ -133,7 +133,7 @@ int finish(RankProgress& mine, RankOutcome outcome, int culprit, int code, const
 
 }  // namespace
 
-int main() {
+int run_attacked_rank(const std::vector<std::string>&) {
   Control* control = map_control(std::getenv(kControlVariable));
   if (!control) return 5;
   auto& mine = control->ranks[std::atoi(std::getenv("RANK"))];

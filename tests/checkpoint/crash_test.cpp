@@ -102,7 +102,7 @@ TEST(Crash, ACompleteCheckpointExistsAtAnyMomentOfAKill) {
   for (int i = 0; i < kills; ++i) {
     int64_t saved = -1;
     {
-      RankProcess process({RESUMING_RANK, "save", folder}, {});
+      RankProcess process({TEST_RANKS, "resuming_rank", "save", folder}, {});
       saved = number_in(process.expect_line("saved "));
       // The moment of the kill is the subject of the test: anywhere in the next saves.
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
@@ -282,8 +282,8 @@ TEST(Crash, AFolderThatCannotBeSyncedKeepsShards) {
 
 /// `lockstep run` of two ranks that train for so many steps.
 std::vector<std::string> train_command(const std::string& folder, const std::string& steps) {
-  return {LOCKSTEP_TOOL,     "run", "-n",          "2",     "--max-restarts", "2",
-          "--restart-delay", "0.1", RESUMING_RANK, "train", folder,           steps};
+  return {LOCKSTEP_TOOL,   "run",   "-n",   "2",  "--max-restarts", "2", "--restart-delay", "0.1", TEST_RANKS,
+          "resuming_rank", "train", folder, steps};
 }
 
 int64_t sum_below(int64_t steps) {
@@ -298,7 +298,7 @@ int pid_of_rank(int launcher, int rank) {
     std::ifstream environment(entry.path() / "environ"), command(entry.path() / "cmdline");
     const std::string variables{std::istreambuf_iterator<char>(environment), {}};
     const std::string words{std::istreambuf_iterator<char>(command), {}};
-    if (words.starts_with(RESUMING_RANK) &&
+    if (words.starts_with(TEST_RANKS) &&
         (std::string(1, '\0') + variables).find(std::string(1, '\0') + "RANK=" + std::to_string(rank) + '\0') !=
             std::string::npos &&
         variables.find("LOCKSTEP_TEST_JOB=" + std::to_string(launcher)) != std::string::npos)

@@ -1,7 +1,7 @@
-// Programs that save checkpoints until something happens to them.
+// Ranks that save checkpoints until something happens to them. The arguments of test_ranks resuming_rank:
 //
-//   resuming_rank save FOLDER          saves without end; prints "saved NUMBER"
-//   resuming_rank train FOLDER STEPS   trains with a PreemptionGuard; prints "resumed at NUMBER" and "step NUMBER"
+//   save FOLDER          saves without end; prints "saved NUMBER"
+//   train FOLDER STEPS   trains with a PreemptionGuard; prints "resumed at NUMBER" and "step NUMBER"
 
 #include <iostream>
 #include <string>
@@ -10,11 +10,13 @@
 
 #include <lockstep/lockstep.h>
 
+#include "ranks/test_ranks.h"
+
 namespace {
 
 using namespace lockstep;
 
-int save(const ProcessGroup& world, const std::string& folder) {
+int save_without_end(const ProcessGroup& world, const std::string& folder) {
   auto tensor = torch::zeros({100000});
   int64_t count = 0;
   auto state = TrainingState{}.add("tensor", tensor).add("count", count);
@@ -28,7 +30,7 @@ int save(const ProcessGroup& world, const std::string& folder) {
   }
 }
 
-int train(const ProcessGroup& world, const std::string& folder, int64_t steps) {
+int train_and_save_at_a_signal(const ProcessGroup& world, const std::string& folder, int64_t steps) {
   auto sum = torch::zeros({1}, torch::kLong);
   auto state = TrainingState{}.add("sum", sum);
   CheckpointDirectory checkpoints(world, folder, {.asynchronous = true});
@@ -53,8 +55,8 @@ int train(const ProcessGroup& world, const std::string& folder, int64_t steps) {
 
 }  // namespace
 
-int main(int count, char** arguments) {
-  const std::vector<std::string> words(arguments + 1, arguments + count);
+int run_resuming_rank(const std::vector<std::string>& words) {
   const auto world = init_process_group();
-  return words.at(0) == "save" ? save(world, words.at(1)) : train(world, words.at(1), std::stoll(words.at(2)));
+  if (words.at(0) == "save") return save_without_end(world, words.at(1));
+  return train_and_save_at_a_signal(world, words.at(1), std::stoll(words.at(2)));
 }

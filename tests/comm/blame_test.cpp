@@ -30,7 +30,7 @@ class Blame : public testing::TestWithParam<Way> {
  protected:
   Finished launch(const std::string& ranks, const std::string& way, std::map<std::string, std::string> variables = {}) {
     variables["LOCKSTEP_FLIGHT_DIR"] = folder_.path().string();
-    return run_launcher({"-n", ranks, LEAVING_RANK, way}, variables);
+    return run_launcher({"-n", ranks, TEST_RANKS, "leaving_rank", way}, variables);
   }
 
   TemporaryFolder folder_;

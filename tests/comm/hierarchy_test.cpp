@@ -26,7 +26,7 @@ class Hierarchy : public TwoHosts {
   }
 
   void expect_right_results(const std::string& host_of_rank) {
-    start(host_of_rank, {HOSTS_RANK}, kMaster, {{"OMP_NUM_THREADS", "1"}});
+    start(host_of_rank, {TEST_RANKS, "hosts_rank"}, kMaster, {{"OMP_NUM_THREADS", "1"}});
     for (auto& rank : ranks_) EXPECT_EQ(rank->expect_line("world: "), "world: hierarchical");
     for (auto& rank : ranks_) {
       rank->expect_line("done");

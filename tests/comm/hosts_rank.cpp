@@ -1,22 +1,19 @@
-// A rank of the tests in hosts_test.cpp and two_hosts_test.cpp: hosts_rank GROUP..., each group as in 0,2. It prints
-// which backend "auto" came to for the world and for the groups that it is in, once that has reduced right: "world:
-// hierarchical", "0,2: gloo", and "done"; or what went wrong, and ends with 3.
+// A rank of the tests in hosts_test.cpp and two_hosts_test.cpp: test_ranks hosts_rank GROUP..., each group as in 0,2.
+// It prints which backend "auto" came to for the world and for the groups that it is in, once that has reduced right:
+// "world: hierarchical", "0,2: gloo", and "done"; or what went wrong, and ends with 3.
 
-#include <iostream>
 #include <sstream>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/lockstep.h>
 
+#include "ranks/test_ranks.h"
+
 namespace {
 
 using lockstep::ProcessGroup;
 using lockstep::ReduceOp;
-
-void print(const std::string& line) {
-  std::cout << line + "\n" << std::flush;
-}
 
 std::vector<int> ranks_of(const std::string& group) {
   std::vector<int> ranks;
@@ -50,22 +47,22 @@ void check_and_name(const ProcessGroup& group, const std::string& name) {
       for (auto dtype : {at::kFloat, at::kBFloat16})
         for (auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax})
           check(group, elements, dtype, op, is_allocated);
-  print(name + ": " + group.backend_name());
+  print_line(name + ": " + group.backend_name());
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run_hosts_rank(const std::vector<std::string>& groups) {
   try {
     auto world = lockstep::init_process_group({.backend = "auto", .timeout = std::chrono::minutes(1)});
     check_and_name(world, "world");
-    for (int i = 1; i < argc; ++i)
-      if (auto group = world.new_group(ranks_of(argv[i])); group.contains_me()) check_and_name(group, argv[i]);
+    for (const auto& name : groups)
+      if (auto group = world.new_group(ranks_of(name)); group.contains_me()) check_and_name(group, name);
     world.barrier();
-    print("done");
+    print_line("done");
     return 0;
   } catch (const std::exception& error) {
-    print(error.what());
+    print_line(error.what());
     return 3;
   }
 }

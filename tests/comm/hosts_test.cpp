@@ -17,7 +17,7 @@ class Hosts : public testing::Test {
  protected:
   /// A rank on each of these hosts; the groups are made in this order.
   void start(const Words& host_of_rank, const Words& groups = {}) {
-    Words command{HOSTS_RANK};
+    Words command{TEST_RANKS, "hosts_rank"};
     command.insert(command.end(), groups.begin(), groups.end());
     const auto port = std::to_string(free_port());
     for (size_t rank = 0; rank < host_of_rank.size(); ++rank)

@@ -1,20 +1,21 @@
-// A rank of blame_test.cpp: leaving_rank WAY. All make the same calls, until rank 1 leaves the others in that way. What
-// the others get for it nobody catches, unless TEST_CATCHES is set.
+// A rank of blame_test.cpp: test_ranks leaving_rank WAY. All ranks make the same calls, until rank 1 leaves the others
+// in that way. Nobody catches the error of the others, unless TEST_CATCHES is set.
 
 #include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <iostream>
 #include <string>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/lockstep.h>
 
+#include "ranks/test_ranks.h"
+
 namespace {
 
-int train(const std::string& way) {
+int call_until_leaving(const std::string& way) {
   auto world = lockstep::init_process_group({.timeout = std::chrono::seconds(30)});
   auto tensor = at::ones({8});
   for (int step = 0; step < 20; ++step) {
@@ -36,12 +37,12 @@ int train(const std::string& way) {
 
 }  // namespace
 
-int main(int, char** argv) {
-  if (!std::getenv("TEST_CATCHES")) return train(argv[1]);
+int run_leaving_rank(const std::vector<std::string>& arguments) {
+  if (!std::getenv("TEST_CATCHES")) return call_until_leaving(arguments.at(0));
   try {
-    return train(argv[1]);
+    return call_until_leaving(arguments.at(0));
   } catch (const lockstep::PeerError& error) {
-    std::cout << std::string("caught: ") + error.what() + "\n" << std::flush;
+    print_line(std::string("caught: ") + error.what());
     return 9;
   }
 }

@@ -1,8 +1,7 @@
-// A rank of the tests in mpi_test.cpp, started by mpirun: mpi_rank SCENARIO. It prints what it comes to, one line each,
-// and ends with "done" and 0, or the error it was given and 3.
+// A rank of the tests in mpi_test.cpp, started by mpirun: test_ranks mpi_rank SCENARIO. It prints what it comes to, one
+// line each, and ends with "done" and 0, or the error it was given and 3.
 
 #include <functional>
-#include <iostream>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -12,15 +11,12 @@
 #include <lockstep/lockstep.h>
 
 #include "backends/mpi/mpi.h"
+#include "ranks/test_ranks.h"
 
 namespace {
 
 using lockstep::ProcessGroup;
 using std::chrono::milliseconds;
-
-void print(const std::string& line) {
-  std::cout << line + "\n" << std::flush;
-}
 
 void require(bool condition, const char* what) {
   if (!condition) throw std::runtime_error(what);
@@ -125,7 +121,7 @@ void messages_of_other_dtypes() {
   try {
     world.rank() == 0 ? world.send(at::ones({4}), 1) : world.recv(received, 0);
   } catch (const lockstep::MismatchError& error) {
-    print(std::string("MismatchError: ") + error.what());
+    print_line(std::string("MismatchError: ") + error.what());
   }
   require(at::equal(received, at::zeros({4}, at::kInt)), "data has moved");
 }
@@ -138,12 +134,12 @@ void broadcasts_of_other_roots() {
   try {
     world.broadcast(data, world.rank());
   } catch (const lockstep::MismatchError& error) {
-    print(std::string("MismatchError: ") + error.what());
+    print_line(std::string("MismatchError: ") + error.what());
   }
   require(at::equal(data, before), "data has moved");
 }
 
-const std::map<std::string, std::function<void()>> kScenarios{
+const std::map<std::string, std::function<void()>> kMpiScenarios{
     {"began_mpi_itself", began_mpi_itself},
     {"began_mpi_without_threads", began_mpi_without_threads},
     {"ended_mpi", ended_mpi},
@@ -158,14 +154,14 @@ const std::map<std::string, std::function<void()>> kScenarios{
 
 }  // namespace
 
-int main(int, char** argv) try {
-  kScenarios.at(argv[1])();
-  print("done");
+int run_mpi_rank(const std::vector<std::string>& arguments) try {
+  kMpiScenarios.at(arguments.at(0))();
+  print_line("done");
   return 0;
 } catch (const lockstep::UsageError& error) {
-  print(std::string("UsageError: ") + error.what());
+  print_line(std::string("UsageError: ") + error.what());
   return 3;
 } catch (const std::exception& error) {
-  print(std::string("error: ") + error.what());
+  print_line(std::string("error: ") + error.what());
   return 3;
 }

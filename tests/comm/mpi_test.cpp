@@ -93,7 +93,7 @@ TEST_F(Mpi, RanksNeedNotBeInTheOrderOfMpis) {
 }
 
 TEST_F(Mpi, AProgramMayBeginMpiItselfAndIsNotDisturbed) {
-  const auto ran = run(3, {MPI_RANK, "began_mpi_itself"});
+  const auto ran = run(3, {TEST_RANKS, "mpi_rank", "began_mpi_itself"});
   EXPECT_EQ(ran.code, 0) << ran.output;
   EXPECT_EQ(count_of(ran.output, "done"), 3) << ran.output;
 }
@@ -105,17 +105,17 @@ TEST_F(Mpi, AForkedChildIsRefusedAndItsParentGoesOn) {
 }
 
 TEST_F(Mpi, AProgramThatBeganMpiWithoutThreadsIsToldHow) {
-  const auto ran = run(2, {MPI_RANK, "began_mpi_without_threads"}, kGoOn);
+  const auto ran = run(2, {TEST_RANKS, "mpi_rank", "began_mpi_without_threads"}, kGoOn);
   EXPECT_THAT(ran.output, ContainsRegex("UsageError: rank [01]: .*pass it to MPI_Init_thread"));
 }
 
 TEST_F(Mpi, AProgramThatHasEndedMpiIsToldSo) {
-  const auto ran = run(2, {MPI_RANK, "ended_mpi"}, kGoOn);
+  const auto ran = run(2, {TEST_RANKS, "mpi_rank", "ended_mpi"}, kGoOn);
   EXPECT_THAT(ran.output, ContainsRegex("UsageError: rank [01]: .*MPI_Finalize was called"));
 }
 
 TEST_F(Mpi, AGroupOfSomeBeforeAllHaveBegunMpiTimesOutWithTheReason) {
-  const auto ran = run(3, {MPI_RANK, "only_some_use_mpi"});
+  const auto ran = run(3, {TEST_RANKS, "mpi_rank", "only_some_use_mpi"});
   EXPECT_NE(ran.code, 0) << ran.output;
   EXPECT_THAT(ran.output, AllOf(HasSubstr("MPI_Init_thread did not return within 1500 ms"),
                                 HasSubstr("put all of them into a group of backend 'mpi'")));
@@ -124,26 +124,26 @@ TEST_F(Mpi, AGroupOfSomeBeforeAllHaveBegunMpiTimesOutWithTheReason) {
 // --- what is sent
 
 TEST_F(Mpi, AMessageMovesWhileItsSenderWaitsForSomethingElse) {
-  const auto ran = run(2, {MPI_RANK, "message_while_the_sender_waits_elsewhere"},
+  const auto ran = run(2, {TEST_RANKS, "mpi_rank", "message_while_the_sender_waits_elsewhere"},
                        {"--mca", "btl_vader_single_copy_mechanism", "none"});
   EXPECT_EQ(ran.code, 0) << ran.output;
   EXPECT_EQ(count_of(ran.output, "done"), 2) << ran.output;
 }
 
 TEST_F(Mpi, AReceiveThatIsDroppedDisturbsNothing) {
-  const auto ran = run(2, {MPI_RANK, "dropped_message"});
+  const auto ran = run(2, {TEST_RANKS, "mpi_rank", "dropped_message"});
   EXPECT_EQ(ran.code, 0) << ran.output;
   EXPECT_EQ(count_of(ran.output, "done"), 2) << ran.output;
 }
 
 TEST_F(Mpi, TagsThatMpiHasNoRoomForAreRefused) {
-  const auto ran = run(2, {MPI_RANK, "tag_too_large"}, kGoOn);
+  const auto ran = run(2, {TEST_RANKS, "mpi_rank", "tag_too_large"}, kGoOn);
   EXPECT_THAT(ran.output, ContainsRegex("backend 'mpi' supports tags from 0 to [0-9]+, but this tag is 65536"));
 }
 
 TEST_F(Mpi, DataDoesNotMoveBetweenRanksThatMakeDifferentCalls) {
   for (const char* scenario : {"messages_of_other_dtypes", "broadcasts_of_other_roots"}) {
-    const auto ran = run(2, {MPI_RANK, scenario});
+    const auto ran = run(2, {TEST_RANKS, "mpi_rank", scenario});
     EXPECT_EQ(count_of(ran.output, "MismatchError"), 2) << ran.output;
     EXPECT_EQ(count_of(ran.output, "done"), 2) << ran.output;
     EXPECT_EQ(ran.code, 0) << "a program that goes on after an error ends well: " << ran.output;
@@ -207,7 +207,7 @@ TEST_F(Mpi, ProgramsEndThoughARankIsFrozen) {
 TEST_F(Mpi, ProgramsThatLeaveTheirGroupsEndWell) {
   const std::vector<std::string> leaves{FAILING_RANK, "sums"};
   // OpenSSL is over before static variables are, and leaves behind what the group had of it.
-  const std::vector<std::string> leaves_last{"env", "ASAN_OPTIONS=detect_leaks=0", MPI_RANK,
+  const std::vector<std::string> leaves_last{"env", "ASAN_OPTIONS=detect_leaks=0", TEST_RANKS, "mpi_rank",
                                              "group_in_a_static_variable"};
   for (const auto& command : {leaves, leaves_last}) {
     const auto ran = run(3, command);

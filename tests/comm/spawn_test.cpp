@@ -18,7 +18,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 RankProcess program(const std::string& scenario) {
-  return {{SPAWNING, scenario}, {{"TMPDIR", testing::TempDir()}}};
+  return {{TEST_RANKS, "spawning", scenario}, {{"TMPDIR", testing::TempDir()}}};
 }
 
 std::set<int> pids_in(const std::string& output) {
@@ -58,7 +58,7 @@ TEST(Spawn, RanksAreProcessesThatReduceTogether) {
 }
 
 TEST(Spawn, WritesNoFileThatAKillCouldLeaveBehind) {
-  RankProcess parent({SPAWNING, "sums"}, {{"TMPDIR", "/nowhere"}});
+  RankProcess parent({TEST_RANKS, "spawning", "sums"}, {{"TMPDIR", "/nowhere"}});
   parent.expect_line("done", 60s);
   EXPECT_EQ(parent.wait(), 0);
 }

@@ -1,4 +1,5 @@
-// A program that spawns, for spawn_test.cpp: spawning SCENARIO. Ranks print "rank R: ...", the parent how spawn ended.
+// A program that spawns, for spawn_test.cpp: test_ranks spawning SCENARIO. Ranks print "rank R: ...", the parent how
+// spawn ended.
 
 #include <unistd.h>
 
@@ -13,17 +14,15 @@
 
 #include <lockstep/lockstep.h>
 
+#include "ranks/test_ranks.h"
+
 namespace {
 
 using lockstep::ProcessGroup;
 using std::chrono::milliseconds;
 
-void print(const std::string& line) {
-  std::cout << line + "\n" << std::flush;
-}
-
 void say(const ProcessGroup& world, const std::string& line) {
-  print("rank " + std::to_string(world.rank()) + ": " + line);
+  print_line("rank " + std::to_string(world.rank()) + ": " + line);
 }
 
 lockstep::SpawnOptions options() {
@@ -113,7 +112,7 @@ void waits_for_ever() {
 void twice() {
   lockstep::spawn(
       2, [](ProcessGroup world) { (world.barrier(), say(world, "first")); }, options());
-  if (!lockstep::is_spawned()) print("between");
+  if (!lockstep::is_spawned()) print_line("between");
   lockstep::spawn(
       3, [](ProcessGroup world) { (world.barrier(), say(world, "second")); }, options());
 }
@@ -123,7 +122,7 @@ void nested() {
       1, [](ProcessGroup) { lockstep::spawn(1, [](ProcessGroup) {}); }, options());
 }
 
-const std::map<std::string, std::function<void()>> kScenarios{
+const std::map<std::string, std::function<void()>> kSpawningScenarios{
     {"sums", sums},
     {"throws_usage", throws_usage},
     {"throws_foreign", throws_foreign},
@@ -137,19 +136,19 @@ const std::map<std::string, std::function<void()>> kScenarios{
 
 }  // namespace
 
-int main(int, char** argv) {
+int run_spawning(const std::vector<std::string>& arguments) {
   try {
-    kScenarios.at(argv[1])();
-    print("done");
+    kSpawningScenarios.at(arguments.at(0))();
+    print_line("done");
     return 0;
   } catch (const lockstep::UsageError& error) {
-    print(std::string("UsageError: ") + error.what());
+    print_line(std::string("UsageError: ") + error.what());
   } catch (const lockstep::PeerError& error) {
-    print(std::string("PeerError: ") + error.what());
+    print_line(std::string("PeerError: ") + error.what());
   } catch (const lockstep::TimeoutError& error) {
-    print(std::string("TimeoutError: ") + error.what());
+    print_line(std::string("TimeoutError: ") + error.what());
   } catch (const lockstep::Error& error) {
-    print(std::string("Error: ") + error.what());
+    print_line(std::string("Error: ") + error.what());
   }
   return 3;
 }

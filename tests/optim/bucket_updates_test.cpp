@@ -259,7 +259,7 @@ TEST(BucketUpdates, ConsumeGradients) {
 // gradients, and memory for two buckets.
 TEST(BucketUpdates, KeepOnlyTheShareOfTheGradients) {
   constexpr int kRanks = 4;
-  JobProcesses job(SHARED_RANK, kRanks, {"sharded_memory"});
+  JobProcesses job(TEST_RANKS, kRanks, {"shared_rank", "sharded_memory"});
   job.start_all();
   double bytes = 0;
   for (int rank = 0; rank < kRanks; ++rank) {

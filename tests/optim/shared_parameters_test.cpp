@@ -576,7 +576,7 @@ TEST(UndoStep, SaysWhatItNeeds) {
 // --- processes
 
 TEST(UndoStep, RestoresTheShardOfARankThatWasKilledDuringBackward) {
-  JobProcesses job(SHARED_RANK, 2, {"killed"});
+  JobProcesses job(TEST_RANKS, 2, {"shared_rank", "killed"});
   job.start_all();
   EXPECT_EQ(job[1].wait(), 128 + SIGKILL) << job[1].output();
   EXPECT_EQ(job[0].expect_line("failed: "), "failed: PeerError, parameters differ: 1");
@@ -590,7 +590,7 @@ TEST(SharedParameters, NameTheLimitThatForbidsSharedMemory) {
 #else
   const char* refused = "backend shm of group 'world'";  // no backend is left
 #endif
-  JobProcesses job(SHARED_RANK, 2, {"no_address_space"});
+  JobProcesses job(TEST_RANKS, 2, {"shared_rank", "no_address_space"});
   job.start_all();
   for (int rank : {0, 1}) {
     EXPECT_THAT(job[rank].expect_line("refused: "),
@@ -602,7 +602,7 @@ TEST(SharedParameters, NameTheLimitThatForbidsSharedMemory) {
 
 TEST(SharedParameters, AndTheirStateTakeThreeTimesTheirSizePerHost) {
   constexpr int kRanks = 3;
-  JobProcesses job(SHARED_RANK, kRanks, {"memory"});
+  JobProcesses job(TEST_RANKS, kRanks, {"shared_rank", "memory"});
   job.start_all();
   double before = 0, after = 0;  // in sizes of the parameters, on all ranks
   for (int rank = 0; rank < kRanks; ++rank) {

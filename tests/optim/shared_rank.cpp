@@ -1,12 +1,11 @@
 // A rank of the tests in shared_parameters_test.cpp and bucket_updates_test.cpp:
-//   shared_rank killed|memory|sharded_memory|no_address_space
+//   test_ranks shared_rank killed|memory|sharded_memory|no_address_space
 
 #include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -17,6 +16,7 @@
 #include <lockstep/lockstep.h>
 
 #include "optim/zero/undo.h"
+#include "ranks/test_ranks.h"
 
 namespace {
 
@@ -80,7 +80,7 @@ void train_until_killed(const ProcessGroup& world) {
 
 /// This process's part of the memory that it uses, shared pages divided by the number of their users. Without pages of
 /// files: processes of other tests use the same libraries.
-double resident_bytes() {
+double pss_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   double sum = 0;
   for (std::string word; file >> word;) {
@@ -99,12 +99,12 @@ void measure_memory(const ProcessGroup& world) {
       {{"parameter", parameter}}, [&] { return parameter.sum(); }, world);
   const double size = static_cast<double>(elements) * 4;
   world.barrier();
-  std::cout << "before: " << resident_bytes() / size << std::endl;
+  std::cout << "before: " << pss_bytes() / size << std::endl;
   world.barrier();
   ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01),
                                                 {.overlap = Overlap::kUpdate, .share_parameters = true});
   world.barrier();
-  std::cout << "after: " << resident_bytes() / size << std::endl;
+  std::cout << "after: " << pss_bytes() / size << std::endl;
   world.barrier();
 }
 
@@ -113,7 +113,7 @@ void measure_sharded_memory(const ProcessGroup& world) {
   constexpr int64_t kParameters = 8, kElements = 4 << 20;
   const double size = 4.0 * kParameters * kElements;
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);  // freed tensors do not stay in the heap
-  const double before = resident_bytes();
+  const double before = pss_bytes();
   lockstep::NamedTensors parameters;
   for (int64_t i = 0; i < kParameters; ++i)
     parameters.push_back({"parameter" + std::to_string(i), torch::full({kElements}, 1.0).requires_grad_()});
@@ -128,7 +128,7 @@ void measure_sharded_memory(const ProcessGroup& world) {
   for (int step = 0; step < 3; ++step) {
     if (step == 2)
       parameters[0].second.register_hook(
-          [&](const torch::Tensor&) { std::cout << "used: " << (resident_bytes() - before) / size << std::endl; });
+          [&](const torch::Tensor&) { std::cout << "used: " << (pss_bytes() - before) / size << std::endl; });
     ddp().backward();
     optimizer.step();
   }
@@ -155,13 +155,14 @@ void share_without_address_space() {
 
 }  // namespace
 
-int main(int, char** arguments) {
+int run_shared_rank(const std::vector<std::string>& arguments) {
+  const auto& scenario = arguments.at(0);
   at::set_num_threads(1);
-  if (std::strcmp(arguments[1], "no_address_space") == 0) return share_without_address_space(), 0;
+  if (scenario == "no_address_space") return share_without_address_space(), 0;
   const auto world = lockstep::init_process_group({.backend = "shm", .timeout = std::chrono::minutes(2)});
-  if (std::strcmp(arguments[1], "killed") == 0)
+  if (scenario == "killed")
     train_until_killed(world);
-  else if (std::strcmp(arguments[1], "sharded_memory") == 0)
+  else if (scenario == "sharded_memory")
     measure_sharded_memory(world);
   else
     measure_memory(world);

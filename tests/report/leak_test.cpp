@@ -36,7 +36,7 @@ TEST(Leaks, ManyStepsUseNoMoreMemoryDescriptorsAndKeysThanTheFirst) {
   std::ofstream(secret_file) << "a secret of the tests, 32 bytes.";
   ASSERT_EQ(::chmod(secret_file.c_str(), 0600), 0);
   const StoreHost store;
-  JobProcesses job(RUNNING_RANK, 2, {"many_steps", folder.path() / "run", is_soak ? "100000" : "4000"},
+  JobProcesses job(TEST_RANKS, 2, {"running_rank", "many_steps", folder.path() / "run", is_soak ? "100000" : "4000"},
                    {{"LOCKSTEP_STORE_HOSTED", "1"},
                     {"LOCKSTEP_SECRET_FILE", secret_file},
                     {"MASTER_ADDR", "127.0.0.1"},

@@ -77,7 +77,7 @@ class WatchedJob {
       : run_(run), ranks_(ranks) {
     std::vector<std::string> arguments{"-n", std::to_string(ranks)};
     arguments.insert(arguments.end(), options.begin(), options.end());
-    arguments.insert(arguments.end(), {RUNNING_RANK, "watched", run.string()});
+    arguments.insert(arguments.end(), {TEST_RANKS, "running_rank", "watched", run.string()});
     arguments.insert(arguments.end(), words.begin(), words.end());
     process_.emplace(run_command(arguments), clean_environment({{"LOCKSTEP_JOB_ID", "watched"}}));
   }
@@ -150,7 +150,7 @@ TEST(LiveFiles, SayWhatEachRankOfARunningJobDoes) {
   EXPECT_EQ(node["node"], 0);
   EXPECT_EQ(node["state"], "running");
   EXPECT_EQ(node["pid"], job.launcher().pid());
-  EXPECT_EQ(node["command"][0], RUNNING_RANK);
+  EXPECT_EQ(node["command"][0], TEST_RANKS);
   EXPECT_TRUE(node["report"].is_null());
   for (int i = 0; i < 4; ++i) {
     const auto& worker = node["workers"][static_cast<size_t>(i)];

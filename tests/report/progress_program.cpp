@@ -1,4 +1,5 @@
-#include "report/progress_program.h"
+// A program with a progress line, which tests start in a terminal. Each rank executes the commands in order, for
+// example: test_ranks progress_program "begin=epoch 1/2,300" run=500 "print=a line" end
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #include <lockstep/run_threads.h>
 
 #include "base/log.h"
+#include "ranks/test_ranks.h"
 
 namespace {
 
@@ -136,7 +138,8 @@ class Script {
 
 }  // namespace
 
-int run_progress_program(Words commands) {
+int run_progress_program(const Words& arguments) {
+  auto commands = arguments;
   ProgressOptions options;
   options.line_interval = milliseconds(200);
   int threads = 0;

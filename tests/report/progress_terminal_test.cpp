@@ -11,7 +11,7 @@
 #include <lockstep/progress.h>
 #include <lockstep/run_threads.h>
 
-#include "report/progress_program.h"
+#include "ranks/test_ranks.h"
 #include "support/eventually.h"
 #include "support/rank_process.h"
 #include "support/temporary_folder.h"
@@ -44,16 +44,17 @@ std::map<std::string, std::string> terminal_variables(std::map<std::string, std:
 }
 
 /// The program, forked from this process where no launcher has to start it.
-Strings program(Strings commands) {
+Strings program(const Strings& commands) {
   static const bool is_contained = [] {
-    contained_programs()[PROGRESS_PROGRAM] = [](const Strings& arguments) noexcept {  // else the test would catch
-      return run_progress_program(arguments);
+    contained_programs()[TEST_RANKS] = [](const Strings& arguments) noexcept {  // else the test would catch
+      return run_test_rank(arguments);
     };
     return true;
   }();
   EXPECT_TRUE(is_contained);
-  commands.insert(commands.begin(), PROGRESS_PROGRAM);
-  return commands;
+  Strings result{TEST_RANKS, "progress_program"};
+  result.insert(result.end(), commands.begin(), commands.end());
+  return result;
 }
 
 /// The same under `lockstep run`.
@@ -205,7 +206,8 @@ TEST(ProgressTerminal, LeavesACompleteLineHoweverTheProgramEnds) {
   EXPECT_TRUE(exits.bytes.ends_with("\n")) << exits.bytes;
 
   // Started by exec, because only an exception that nobody catches ends a program without unwinding.
-  const auto terminates = show({"env", PROGRESS_PROGRAM, "begin=epoch 1/1,5000", "run=250", "throw=no data"}, 80);
+  const auto terminates =
+      show({"env", TEST_RANKS, "progress_program", "begin=epoch 1/1,5000", "run=250", "throw=no data"}, 80);
   EXPECT_EQ(terminates.code, 128 + SIGABRT);
   ASSERT_THAT(terminates.rows, SizeIs(3)) << terminates.bytes;
   EXPECT_THAT(terminates.rows[0], AllOf(StartsWith("epoch 1/1  "), Not(HasSubstr("in 0:0"))));
@@ -257,8 +259,8 @@ TEST(ProgressTerminal, DoesNotStopTrainingWhileTheTerminalIsPaused) {
 
 TEST(ProgressTerminal, IsNotDrawnByAJobInTheBackground) {
   // The shell is the leader of the terminal's session, which cannot leave its process group.
-  const auto shown = show({"sh", "-c", "\"$@\"; exit $?", "sh", PROGRESS_PROGRAM, "background", "begin=epoch 1/1,5000",
-                           "run=350", "print=a line", "end=done"},
+  const auto shown = show({"sh", "-c", "\"$@\"; exit $?", "sh", TEST_RANKS, "progress_program", "background",
+                           "begin=epoch 1/1,5000", "run=350", "print=a line", "end=done"},
                           80);
   EXPECT_EQ(shown.code, 0);
   EXPECT_THAT(shown.rows, ElementsAre("a line", "done")) << shown.bytes;
@@ -287,9 +289,9 @@ TEST(ProgressWithoutTerminal, WritesAPlainLineAtEachIntervalAndAtTheEnd) {
 TEST(ProgressWithoutTerminal, IgnoresTheLaunchersTerminalIfOutputIsAFile) {
   TemporaryFolder folder;
   const auto path = (folder.path() / "out").string();
-  RankProcess process(
-      {"sh", "-c", "exec \"$@\" > " + path, "sh", PROGRESS_PROGRAM, "begin=epoch 1/1,5000", "run=350", "end"},
-      terminal_variables({{"LOCKSTEP_TERMINAL", "76"}}));
+  RankProcess process({"sh", "-c", "exec \"$@\" > " + path, "sh", TEST_RANKS, "progress_program",
+                       "begin=epoch 1/1,5000", "run=350", "end"},
+                      terminal_variables({{"LOCKSTEP_TERMINAL", "76"}}));
   EXPECT_EQ(process.wait(), 0) << process.output();
   std::stringstream content;
   content << std::ifstream(path).rdbuf();

@@ -1,15 +1,15 @@
 // A rank that trains a small network with a TrainingRun.
 //
-//   running_rank train FOLDER EPOCHS STEPS
+//   test_ranks running_rank train FOLDER EPOCHS STEPS
 //
 // Saves every STEPS steps, besides after each epoch. Prints "step N" after each step and, when the run is complete,
 // "weights SUM", where SUM stands for all bits of the weights. Exits with the run's exit code.
 //
-//   running_rank many_steps FOLDER STEPS
+//   test_ranks running_rank many_steps FOLDER STEPS
 //
 // Takes many small steps. Prints "used RESIDENT_BYTES DESCRIPTORS THREADS" ten times. Ends when it reads a line.
 //
-//   running_rank watched FOLDER [slow RANK | throw RANK | nan RANK | off | quick]
+//   test_ranks running_rank watched FOLDER [slow RANK | throw RANK | nan RANK | off | quick]
 //
 // Takes steps of a few milliseconds until the run is stopped by a signal, for tests of the live files. One rank may be
 // slow, or throw in step 20, or log NaN in step 20, which stops the run. "off": without live files. "quick": ends after
@@ -25,6 +25,8 @@
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>
+
+#include "ranks/test_ranks.h"
 
 namespace {
 
@@ -55,7 +57,7 @@ struct SmallNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(SmallNet);
 
-int train(const ProcessGroup& world, const std::string& folder, int64_t epochs, int64_t save_every_steps) {
+int train_as_a_run(const ProcessGroup& world, const std::string& folder, int64_t epochs, int64_t save_every_steps) {
   torch::manual_seed(1 + world.rank());
   SmallNet net;
   net->to(world.device());
@@ -176,11 +178,10 @@ int take_watched_steps(const ProcessGroup& world, const std::vector<std::string>
 
 }  // namespace
 
-int main(int count, char** arguments) {
-  const std::vector<std::string> words(arguments + 1, arguments + count);
+int run_running_rank(const std::vector<std::string>& words) {
   torch::set_num_threads(1);
   const auto world = init_process_group({.device = torch::kCPU});
   if (words.at(0) == "many_steps") return take_many_steps(world, words.at(1), std::stoll(words.at(2)));
   if (words.at(0) == "watched") return take_watched_steps(world, words);
-  return train(world, words.at(1), std::stoll(words.at(2)), std::stoll(words.at(3)));
+  return train_as_a_run(world, words.at(1), std::stoll(words.at(2)), std::stoll(words.at(3)));
 }

@@ -61,7 +61,7 @@ constexpr const char* kEpochs = "4";  // of 15 steps on 2 ranks
 
 /// Runs the program to its end.
 Outcome run_whole(const std::string& folder, int ranks) {
-  JobProcesses job(RUNNING_RANK, ranks, {"train", folder, kEpochs, "0"});
+  JobProcesses job(TEST_RANKS, ranks, {"running_rank", "train", folder, kEpochs, "0"});
   job.start_all();
   const auto weights = job[0].expect_line("weights ");
   for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(job[rank].wait(), 0) << job[rank].output();
@@ -73,7 +73,7 @@ TEST(InterruptedRun, HasTheSameBitsAfterSignals) {
   const auto expected = run_whole(whole.path(), 2);
   std::mt19937 random(3);
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) {
-    JobProcesses job(RUNNING_RANK, 2, {"train", folder.path(), kEpochs, "0"});
+    JobProcesses job(TEST_RANKS, 2, {"running_rank", "train", folder.path(), kEpochs, "0"});
     job.start_all();
     const auto line = job[0].expect_line("step ");
     const auto first = std::stoll(line.substr(5));
@@ -97,7 +97,7 @@ TEST(InterruptedRun, HasTheSameBitsAfterKills) {
   const auto expected = run_whole(whole.path(), 2);
   std::mt19937 random(4);
   for (int i = 0; i < 3; ++i) {
-    JobProcesses job(RUNNING_RANK, 2, {"train", folder.path(), kEpochs, "4"});
+    JobProcesses job(TEST_RANKS, 2, {"running_rank", "train", folder.path(), kEpochs, "4"});
     job.start_all();
     for (uint32_t step = 0; step < 5 + random() % 8; ++step) job[0].expect_line("step ");
     const int killed = static_cast<int>(random() % 2);
@@ -105,7 +105,7 @@ TEST(InterruptedRun, HasTheSameBitsAfterKills) {
     EXPECT_EQ(job[killed].wait(), 128 + SIGKILL);
     EXPECT_NE(job[1 - killed].wait(), 0) << job[1 - killed].output();
   }
-  JobProcesses job(RUNNING_RANK, 2, {"train", folder.path(), kEpochs, "4"});
+  JobProcesses job(TEST_RANKS, 2, {"running_rank", "train", folder.path(), kEpochs, "4"});
   job.start_all();
   EXPECT_THAT(job[0].expect_line("Resuming "), testing::HasSubstr("after step "));
   const auto weights = job[0].expect_line("weights ");
@@ -123,7 +123,7 @@ TEST(InterruptedRun, IsCompleteAfterItsEnd) {
 
 TEST(InterruptedRun, SaysIfItCouldNotSave) {
   const TemporaryFolder folder;
-  JobProcesses job(RUNNING_RANK, 2, {"train", folder.path(), kEpochs, "0"});
+  JobProcesses job(TEST_RANKS, 2, {"running_rank", "train", folder.path(), kEpochs, "0"});
   job.start_all();
   job[0].expect_line("step ");
   // Moved, so that nothing is removed while a rank writes.
@@ -137,8 +137,9 @@ TEST(InterruptedRun, SaysIfItCouldNotSave) {
 
 TEST(TrainingRun, OfAProgramWithClosedDescriptorsPrintsIntoNoFile) {
   const TemporaryFolder folder;
-  RankProcess shell({"sh", "-c", "exec \"$0\" \"$@\" <&- >&- 2>&-", RUNNING_RANK, "train", folder.path(), "1", "0"},
-                    {{"RANK", ""}, {"WORLD_SIZE", ""}});
+  RankProcess shell(
+      {"sh", "-c", "exec \"$0\" \"$@\" <&- >&- 2>&-", TEST_RANKS, "running_rank", "train", folder.path(), "1", "0"},
+      {{"RANK", ""}, {"WORLD_SIZE", ""}});
   EXPECT_EQ(shell.wait(), 0);
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "summary.json"));
   for (const auto& file : std::filesystem::recursive_directory_iterator(folder.path())) {

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The page of `lockstep ui` in headless Chromium: browser_test.py LOCKSTEP RUNNING_RANK [NAME...].
+"""The page of `lockstep ui` in headless Chromium: browser_test.py LOCKSTEP TEST_RANKS [NAME...].
 
 Each function test_... is a test with a fresh page. With LOCKSTEP_TEST_SCREENSHOTS=FOLDER, pictures of the page are
 written there."""
@@ -38,7 +38,7 @@ if not DRIVER:
     skip("there is no driver of Chromium (apt-get install chromium-driver)")
 
 PATIENCE = 60  # seconds; only a hang takes so long
-LOCKSTEP, RUNNING_RANK = sys.argv[1:3]
+LOCKSTEP, TEST_RANKS = sys.argv[1:3]
 PICTURES = os.environ.get("LOCKSTEP_TEST_SCREENSHOTS")
 
 
@@ -428,7 +428,7 @@ test_says_why_there_is_no_output.runs = live_job
 
 def test_watches_a_real_job(page):
     """Four ranks, of which one is slow and one is killed."""
-    command = [LOCKSTEP, "run", "-n", "4", RUNNING_RANK, "watched", f"{page.folder}/job", "slow", "2"]
+    command = [LOCKSTEP, "run", "-n", "4", TEST_RANKS, "running_rank", "watched", f"{page.folder}/job", "slow", "2"]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                            env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
