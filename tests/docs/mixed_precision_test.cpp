@@ -1,12 +1,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "mixed_precision_snippets.h"  // extracted from docs/mixed_precision.md
+#include "mixed_precision_snippets.h"  // namespace mixed_precision_page, extracted from docs/mixed_precision.md
 
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace mixed_precision_page {
 namespace {
+
+using namespace lockstep;
 
 void on_two_processes(const std::function<void(ProcessGroup)>& body) {
   on_every_rank("shm", 2, body);
@@ -70,4 +72,4 @@ TEST(MixedPrecisionPage, MasterWeightsTrain) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace mixed_precision_page

@@ -1,13 +1,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "models_snippets.h"  // extracted from docs/models.md
+#include "models_snippets.h"  // namespace models_page, extracted from docs/models.md
 
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
-namespace lockstep {
+namespace models_page {
 namespace {
+
+using namespace lockstep;
 
 void on_two(const std::function<void(ProcessGroup)>& body) {
   on_every_rank("shm", 2, body);
@@ -100,4 +102,4 @@ TEST(ModelsPage, GradientsAreReducedInFloat32) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace models_page

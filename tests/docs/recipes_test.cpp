@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "recipes_snippets.h"  // extracted from docs/recipes.md
+#include "recipes_snippets.h"  // namespace recipes_page, extracted from docs/recipes.md
 
 #include "parallel/models.h"
 #include "support/messages.h"
@@ -13,8 +13,10 @@
 
 // The oracle is one process on the concatenated batch, or on the same batches in another way.
 
-namespace lockstep {
+namespace recipes_page {
 namespace {
+
+using namespace lockstep;
 
 constexpr int kRanks = 2;
 constexpr double kTolerance = 1e-10;  // relative, in float64
@@ -525,4 +527,4 @@ TEST(Recipes, GlobalBatchesDoNotDependOnTheNumberOfRanks) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace recipes_page

@@ -8,14 +8,16 @@
 
 #include <lockstep/lr_scheduler.h>
 
-#include "schedules_snippets.h"  // extracted from docs/schedules.md
+#include "schedules_snippets.h"  // namespace schedules_page, extracted from docs/schedules.md
 
 #include "parallel/models.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
-namespace lockstep {
+namespace schedules_page {
 namespace {
+
+using namespace lockstep;
 
 constexpr int kRanks = 2;
 
@@ -111,4 +113,4 @@ TEST(SchedulesPage, AResumedTrainingHasTheSameRates) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace schedules_page

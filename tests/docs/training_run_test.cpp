@@ -4,15 +4,17 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "training_run_snippets.h"  // extracted from docs/training_run.md
+#include "training_run_snippets.h"  // namespace training_run_page, extracted from docs/training_run.md
 
 #include "report/records.h"
 #include "support/messages.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
-namespace lockstep {
+namespace training_run_page {
 namespace {
+
+using namespace lockstep;
 
 /// Samples of three classes that a linear layer can tell apart.
 struct Points {
@@ -133,4 +135,4 @@ TEST(TrainingRunPage, Rank0ShowsABarForEachEpoch) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace training_run_page

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "training_tools_snippets.h"  // extracted from docs/training_tools.md
+#include "training_tools_snippets.h"  // namespace training_tools_page, extracted from docs/training_tools.md
 
 #include "parallel/models.h"
 #include "support/messages.h"
@@ -11,8 +11,10 @@
 
 // The oracle is one process on the batches of all ranks.
 
-namespace lockstep {
+namespace training_tools_page {
 namespace {
+
+using namespace lockstep;
 
 constexpr int kRanks = 2;
 
@@ -184,4 +186,4 @@ TEST(TrainingTools, GroupsOfBatchesMakeOneStepEach) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace training_tools_page
