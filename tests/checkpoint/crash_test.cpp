@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -32,6 +31,7 @@
 #include "checkpoint/folder.h"
 #include "support/messages.h"
 #include "support/rank_process.h"
+#include "support/slowness.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -95,8 +95,7 @@ int64_t number_in(const std::string& line) {
 TEST(Crash, ACompleteCheckpointExistsAtAnyMomentOfAKill) {
   const TemporaryFolder temporary;
   const auto folder = temporary.path().string();
-  const char* soak = std::getenv("LOCKSTEP_TEST_SOAK");
-  const int kills = soak && *soak ? 200 : 8;
+  const int kills = is_long_tier() ? 200 : 8;
   std::mt19937 random(5);
   int unfinished = 0;
   for (int i = 0; i < kills; ++i) {

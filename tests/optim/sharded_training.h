@@ -11,17 +11,19 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "parallel/gradients.h"
+#include "support/slowness.h"
 
 /// A model and its training, for tests of ZeroRedundancyOptimizer with DistributedDataParallel.
 
 namespace lockstep {
 
 /// Several segments, an odd size that three ranks cannot share equally, another order in memory, and another dtype.
+/// `wide` is larger than `kernel`, which is in the same segment, so each rank's share has a part of it.
 struct MixedImpl : torch::nn::Module {
   MixedImpl() {
     table = register_parameter("table", torch::zeros({6, 50'021}));
-    kernel = register_parameter("kernel", torch::zeros({64, 32, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast));
-    wide = register_parameter("wide", torch::zeros({301, 1001}));
+    kernel = register_parameter("kernel", torch::zeros({16, 32, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast));
+    wide = register_parameter("wide", torch::zeros({101, 301}));
     scale = register_parameter("scale", torch::zeros({}));
     exact = register_parameter("exact", torch::zeros({5}, torch::kDouble));
     fill_parameters(*this, 3);
@@ -70,6 +72,20 @@ inline void expect_same_bits(const std::vector<torch::Tensor>& actual, const std
                              const std::string& about) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(torch::equal(actual[i], expected[i])) << about << ' ' << i;
+}
+
+/// How many cases of a comparison the short tier has: each number of ranks with each backend, or three ranks with one.
+/// The long tier has all.
+enum class Cases { kAll, kOne };
+
+struct RanksAndBackends {
+  std::vector<int> ranks;
+  std::vector<std::string> backends;
+};
+
+inline RanksAndBackends ranks_and_backends(Cases cases) {
+  if (cases == Cases::kAll || is_long_tier()) return {{1, 2, 3}, {"shm", "threads"}};
+  return {{3}, {"shm"}};
 }
 
 /// What each rank's own copy of the parameters becomes, with the whole state on each rank.

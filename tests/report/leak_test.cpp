@@ -1,6 +1,5 @@
 #include <sys/stat.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 
@@ -30,13 +29,13 @@ Used next_use(RankProcess& rank) {
 
 // A leak of 100 bytes in a step is 7 MB in the last 70,000 of 100,000 steps.
 TEST(Leaks, ManyStepsUseNoMoreMemoryDescriptorsAndKeysThanTheFirst) {
-  const bool is_soak = std::getenv("LOCKSTEP_TEST_SOAK") != nullptr;
+  const int steps = is_long_tier() ? 100000 : 4000;
   const TemporaryFolder folder;
   const auto secret_file = (folder.path() / "secret").string();
   std::ofstream(secret_file) << "a secret of the tests, 32 bytes.";
   ASSERT_EQ(::chmod(secret_file.c_str(), 0600), 0);
   const StoreHost store;
-  JobProcesses job(TEST_RANKS, 2, {"running_rank", "many_steps", folder.path() / "run", is_soak ? "100000" : "4000"},
+  JobProcesses job(TEST_RANKS, 2, {"running_rank", "many_steps", folder.path() / "run", std::to_string(steps)},
                    {{"LOCKSTEP_STORE_HOSTED", "1"},
                     {"LOCKSTEP_SECRET_FILE", secret_file},
                     {"MASTER_ADDR", "127.0.0.1"},
@@ -63,7 +62,7 @@ TEST(Leaks, ManyStepsUseNoMoreMemoryDescriptorsAndKeysThanTheFirst) {
   }
   EXPECT_GT(first_keys, 0);
   EXPECT_EQ(last_keys, first_keys);
-  EXPECT_EQ(records_of(folder.path() / "run", "step").size(), (is_soak ? 100000 : 4000) / 5);
+  EXPECT_EQ(records_of(folder.path() / "run", "step").size(), steps / 5);
 }
 
 }  // namespace

@@ -9,8 +9,13 @@ constexpr int kSlowness = 10;
 constexpr int kSlowness = 1;
 #endif
 
+/// Whether this is a test of the long tier, which has the full counts and all combinations.
+inline bool is_long_tier() {
+  const char* soak = std::getenv("LOCKSTEP_TEST_SOAK");
+  return soak && *soak;
+}
+
 /// The full counts are for the long tier.
 inline int soak_count(int full) {
-  const char* soak = std::getenv("LOCKSTEP_TEST_SOAK");
-  return soak && *soak ? full : full / 20;
+  return is_long_tier() ? full : full / 20;
 }
