@@ -102,6 +102,16 @@ TEST(BenchPrinter, SaysThatResultsAreWrong) {
   EXPECT_THAT(printed.out.str(), HasSubstr("SOME RESULTS ARE WRONG"));
 }
 
+TEST(BenchPrinter, SaysThatResultsAreNotChecked) {
+  Printed printed;
+  auto plan = two_backends();
+  plan.check = false;
+  CollectivePrinter printer(plan, {}, printed.out, printed.progress);
+  tell(printer, std::nullopt);
+  EXPECT_THAT(printed.out.str(), HasSubstr("# 3 rounds per size; results not checked\n"));
+  EXPECT_FALSE(printer.has_wrong());
+}
+
 TEST(BenchPrinter, RewritesOneLineWhileItGoesOn) {
   Printed printed;
   CollectivePrinter printer(two_backends(), {.json = true, .shows_progress = true}, printed.out, printed.progress);
