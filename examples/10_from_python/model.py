@@ -1,6 +1,6 @@
 """The model of from_python.cpp in Python.
 
-    python3 model.py make model.pt      writes a new model's state_dict
+    python3 model.py make model.pt      writes a new model's state_dict and prints the model's loss
     python3 model.py check model.pt     loads a state_dict and prints the model's loss
 """
 import sys
@@ -22,6 +22,7 @@ class Net(nn.Module):
 def make(file):
     torch.manual_seed(1)
     torch.save(Net().state_dict(), file)
+    check(file)
 
 
 def check(file):
