@@ -1,6 +1,6 @@
-# Installs lockstep and builds, as a user would: the examples, the README's program, and a program by pkg-config.
-# Objects are kept for the next run; what CMake found is not, so that a package we forgot to look for cannot hide in a
-# cache.
+# Installs lockstep and builds, as a user would: the first example, the README's program, and a program by pkg-config.
+# The test build_all_examples builds the other examples in the same folder. Objects are kept for the next run; what
+# CMake found is not, so that a package we forgot to look for cannot hide in a cache.
 
 # expect_output(PATTERN COMMAND...): runs it; its output must match.
 function(expect_output pattern)
@@ -20,14 +20,16 @@ foreach(file man/man1/lockstep.1 man/man1/lockstep-run.1 bash-completion/complet
 endforeach()
 
 # No build type: what is proven here is not speed, and code that is not optimized is soon built.
-function(build_project source build)
+function(build_project source build target)
   file(REMOVE ${build}/CMakeCache.txt)
   execute_process(COMMAND ${CMAKE_COMMAND} -S ${source} -B ${build} -G Ninja -D Torch_DIR=${TORCH_DIR}
     -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_CXX_FLAGS=-Wall\ -Wextra\ -Werror\ -Wno-array-bounds
     COMMAND_ERROR_IS_FATAL ANY)
-  execute_process(COMMAND ${CMAKE_COMMAND} --build ${build} COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ${CMAKE_COMMAND} --build ${build} --target ${target} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
-build_project(${SOURCE}/examples ${WORK}/examples)
+build_project(${SOURCE}/examples ${WORK}/examples hello)
+expect_output("\\[0\\] sum 6\n\\[0\\]  6\n.*\\[0\\] mean 2\n\\[0\\]  2\n"
+  ${prefix}/bin/lockstep run -n 3 ${WORK}/examples/hello)
 
 # As they stand in the README.
 file(READ ${SOURCE}/README.md readme)
@@ -40,7 +42,7 @@ foreach(block cpp:train.cpp cmake:CMakeLists.txt)
   endif()
   file(CONFIGURE OUTPUT ${WORK}/readme/${file} CONTENT "${CMAKE_MATCH_1}" @ONLY)
 endforeach()
-build_project(${WORK}/readme ${WORK}/readme/build)
+build_project(${WORK}/readme ${WORK}/readme/build train)
 expect_output("^\\[0\\] epoch 1  loss 0[.][0-9]+\n.*\n\\[0\\] epoch 5  loss 0[.]0[0-9]+\n$"
   ${prefix}/bin/lockstep run -n 2 ${WORK}/readme/build/train)
 
