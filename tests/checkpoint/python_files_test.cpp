@@ -15,6 +15,7 @@
 #include <lockstep/optimizer_state.h>
 
 #include "support/messages.h"
+#include "support/python.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -30,19 +31,17 @@ class PythonFiles : public testing::TestWithParam<const char*> {
 
   std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
 
-  void run(const std::string& arguments) const {
-    const auto command =
-        "OMP_NUM_THREADS=1 '" + python_ + "' '" LOCKSTEP_TEST_SOURCE_DIR "/checkpoint/oracle.py' " + arguments;
-    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  void run(const std::vector<std::string>& arguments) const {
+    ASSERT_EQ(run_python(python_, "checkpoint/oracle.py", arguments), 0);
   }
 
-  /// Lets Python write its files, once for all tests: starting it takes seconds.
+  /// Lets Python write its files, once for all tests.
   void make_files() {
     static std::map<std::string, std::unique_ptr<TemporaryFolder>> made;
     auto& folder = made[python_];
     if (!folder) {
       folder = std::make_unique<TemporaryFolder>();
-      run("make '" + folder->path().string() + "'");
+      run({"make", folder->path().string()});
     }
     for (const auto& file : std::filesystem::directory_iterator(folder->path()))
       std::filesystem::create_symlink(file.path(), folder_.path() / file.path().filename());
@@ -80,7 +79,7 @@ TEST_P(PythonFiles, ComeBackAsTheyWereWritten) {
       {"empty", Value::list({Value::dict(), Value::tuple(), torch::zeros({0})})},
   });
   save_checkpoint(path("ours.pt"), value);
-  run("rewrite '" + path("ours.pt") + "' '" + path("theirs.pt") + "'");
+  run({"rewrite", path("ours.pt"), path("theirs.pt")});
   const auto back = load_checkpoint(path("theirs.pt"));
   EXPECT_EQ(back, value);
   const auto& model = back.at("model");
@@ -137,7 +136,7 @@ TEST_P(PythonFiles, OfModelsAreLoadedByName) {
   load_state_dict(other, load_checkpoint(path("through_ddp.pt")));
   EXPECT_EQ(state_dict(net), state_dict(other));
   save_checkpoint(path("back.pt"), state_dict(net));
-  run("rewrite '" + path("back.pt") + "' '" + path("again.pt") + "'");
+  run({"rewrite", path("back.pt"), path("again.pt")});
   EXPECT_EQ(load_checkpoint(path("again.pt")), load_checkpoint(path("resnet18.pt")));
 
   const auto tied = load_checkpoint(path("tied.pt"));
@@ -296,7 +295,7 @@ TEST_P(PythonFiles, ContinueTrainingOnTheOtherSide) {
     save_checkpoint(path(kind + std::string(".pt")), ours[kind]->save());
     ours[kind]->train(10);
   }
-  run("train 10 '" + folder_.path().string() + "'");
+  run({"train", "10", folder_.path().string()});
   for (const auto& [kind, make] : kinds) {
     SCOPED_TRACE(kind);
     Trainer back(make);

@@ -23,6 +23,7 @@
 
 #include "data/through_archive.h"
 #include "support/messages.h"
+#include "support/python.h"
 #include "support/temporary_folder.h"
 
 namespace {
@@ -130,10 +131,9 @@ TEST(DistributedIndices, AreThoseOfPython) {
     std::ofstream in(folder / "in");
     for (const OracleCase& c : cases) in << c << '\n';
   }
-  const std::string command = "'" + std::string(python) + "' '" + LOCKSTEP_TEST_SOURCE_DIR +
-                              "/data/sampler_oracle.py' <'" + (folder / "in").string() + "' >'" +
-                              (folder / "out").string() + "'";
-  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  ASSERT_EQ(run_python(python, "data/sampler_oracle.py", {},
+                       {.in = (folder / "in").string(), .out = (folder / "out").string()}),
+            0);
 
   std::ifstream out(folder / "out");
   for (const OracleCase& c : cases) {

@@ -24,6 +24,7 @@
 
 #include "data/through_archive.h"
 #include "support/messages.h"
+#include "support/python.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -77,9 +78,7 @@ TEST(SampleOrders, AreThoseOfPython) {
     std::ofstream file(in);
     for (const auto& question : cases) file << question << '\n';
   }
-  const auto command = "'" + std::string(python) + "' '" LOCKSTEP_TEST_SOURCE_DIR "/data/sample_order_oracle.py' <'" +
-                       in + "' >'" + out + "'";
-  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  ASSERT_EQ(run_python(python, "data/sample_order_oracle.py", {}, {.in = in, .out = out}), 0);
   std::ifstream answers(out);
   for (size_t i = 0; i < cases.size(); ++i) {
     std::string line;

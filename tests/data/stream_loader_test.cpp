@@ -23,6 +23,7 @@
 #include "data/streams.h"
 #include "support/forked.h"
 #include "support/messages.h"
+#include "support/python.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -138,9 +139,7 @@ TEST_P(PythonStreams, HaveTheSameBatches) {
       }
     }
   }
-  const auto command =
-      "'" + std::string(python) + "' '" LOCKSTEP_TEST_SOURCE_DIR "/data/stream_oracle.py' <'" + in + "' >'" + out + "'";
-  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  ASSERT_EQ(run_python(python, "data/stream_oracle.py", {}, {.in = in, .out = out}), 0);
   std::ifstream answers(out);
   for (const auto& batches : ours) {
     std::string line, expected;

@@ -18,6 +18,7 @@
 #include <lockstep/error.h>
 
 #include "support/messages.h"
+#include "support/python.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -212,9 +213,7 @@ TEST(RandomSplit, IsThatOfPython) {
     std::ofstream file(in);
     for (const auto& one : cases) file << one.question << '\n';
   }
-  const auto command =
-      "'" + std::string(python) + "' '" LOCKSTEP_TEST_SOURCE_DIR "/data/subset_oracle.py' <'" + in + "' >'" + out + "'";
-  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  ASSERT_EQ(run_python(python, "data/subset_oracle.py", {}, {.in = in, .out = out}), 0);
   std::ifstream answers(out);
   for (const auto& one : cases) {
     std::string line;

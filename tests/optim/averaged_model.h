@@ -15,6 +15,7 @@
 #include <lockstep/weight_average.h>
 
 #include "parallel/models.h"
+#include "support/python.h"
 #include "support/temporary_folder.h"
 
 /// A model whose weights are averaged here and, in the same way, in toolbox_oracle.py.
@@ -99,19 +100,17 @@ class WeightAverageInPython : public testing::TestWithParam<const char*> {
     const char* python = std::getenv(GetParam());
     if (!python || !*python) GTEST_SKIP() << "needs Python's torch: set " << GetParam();
     python_ = python;
-    static std::map<std::string, std::unique_ptr<TemporaryFolder>> made;  // once: starting Python takes seconds
+    static std::map<std::string, std::unique_ptr<TemporaryFolder>> made;  // once for all tests
     auto& folder = made[python_];
     if (!folder) {
       folder = std::make_unique<TemporaryFolder>();
-      run("make '" + folder->path().string() + "'");
+      run({"make", folder->path().string()});
     }
     made_ = folder->path();
   }
 
-  void run(const std::string& arguments) const {
-    const auto command =
-        "OMP_NUM_THREADS=1 '" + python_ + "' '" LOCKSTEP_TEST_SOURCE_DIR "/optim/toolbox_oracle.py' " + arguments;
-    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  void run(const std::vector<std::string>& arguments) const {
+    ASSERT_EQ(run_python(python_, "optim/toolbox_oracle.py", arguments), 0);
   }
 
   Value made(const std::string& name) const { return load_checkpoint((made_ / (name + ".pt")).string()); }

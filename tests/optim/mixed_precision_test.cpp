@@ -1,6 +1,7 @@
 // GradScaler.
 
 #include <cmath>
+#include <fstream>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -16,8 +17,9 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "support/messages.h"
-#include "support/rank_process.h"
+#include "support/python.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -70,11 +72,13 @@ TEST(GradScaling, IsAsInPython) {
   const char* python = std::getenv("LOCKSTEP_TEST_PYTHON_2X");
   if (!python || !*python)
     GTEST_SKIP() << "needs Python's torch 2.x, whose GradScaler has CPUs: set LOCKSTEP_TEST_PYTHON_2X";
-  RankProcess process(
-      {python, std::string(LOCKSTEP_TEST_SOURCE_DIR) + "/optim/amp_oracle.py", std::to_string(kScaledSteps)}, {});
-  ASSERT_EQ(process.wait(std::chrono::minutes(1)), 0) << process.output();
-  expect_scaling_as_in<FusedAdamW>(process.output());
-  expect_scaling_as_in<torch::optim::AdamW>(process.output());
+  const TemporaryFolder folder;
+  const auto out = (folder.path() / "out").string();
+  ASSERT_EQ(run_python(python, "optim/amp_oracle.py", {std::to_string(kScaledSteps)}, {.out = out}), 0);
+  std::ostringstream lines;
+  lines << std::ifstream(out).rdbuf();
+  expect_scaling_as_in<FusedAdamW>(lines.str());
+  expect_scaling_as_in<torch::optim::AdamW>(lines.str());
 }
 
 // Without Python: by the rules of its documentation.

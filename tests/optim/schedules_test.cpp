@@ -21,6 +21,7 @@
 
 #include "optim/schedule_cases.h"
 #include "support/messages.h"
+#include "support/python.h"
 #include "support/temporary_folder.h"
 
 // The oracle is Python's PyTorch: schedules_oracle.py runs the same schedulers and returns all rates.
@@ -74,10 +75,8 @@ class Oracle {
     }
     const auto in = folder_.path() / "cases.json", out = folder_.path() / "results.json";
     std::ofstream(in) << cases;
-    const auto command = "OMP_NUM_THREADS=1 '" + python +
-                         "' '" LOCKSTEP_TEST_SOURCE_DIR "/optim/schedules_oracle.py' '" + in.string() + "' '" +
-                         out.string() + "' '" + folder_.path().string() + "'";
-    if (std::system(command.c_str()) != 0) throw std::runtime_error(command + " failed");
+    if (run_python(python, "optim/schedules_oracle.py", {in.string(), out.string(), folder_.path().string()}) != 0)
+      throw std::runtime_error("schedules_oracle.py failed");
     const auto results = json::parse(std::ifstream(out));
     for (size_t i = 0; i < names_.size(); ++i) results_[names_[i]] = results.at(i);
   }

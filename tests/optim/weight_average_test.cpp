@@ -78,7 +78,7 @@ TEST_P(WeightAverageInPython, ContinuesThere) {
     update_for(average, *model, 0, kSteps);
     const auto ours = (folder.path() / "ours.pt").string(), theirs = (folder.path() / "theirs.pt").string();
     save_checkpoint(ours, average.state_dict());
-    run("continue " + one.name + (one.use_buffers ? " 1 '" : " 0 '") + ours + "' '" + theirs + "'");
+    run({"continue", one.name, one.use_buffers ? "1" : "0", ours, theirs});
     update_for(average, *model, kSteps, kSteps + kMoreSteps);
     expect_equal_averages(average.state_dict(), load_checkpoint(theirs));
   }
