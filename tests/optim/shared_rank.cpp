@@ -7,7 +7,6 @@
 
 #include <csignal>
 #include <fstream>
-#include <functional>
 #include <iostream>
 #include <optional>
 #include <thread>
@@ -109,13 +108,15 @@ void measure_memory(const ProcessGroup& world) {
   world.barrier();
 }
 
-constexpr int64_t kParameters = 8;
-
-/// Calls `measure` in the third backward, before the last bucket is reduced.
-void train_sharded(const ProcessGroup& world, int64_t elements, const std::function<void()>& measure) {
+/// Measures in the third backward, before the last bucket is reduced.
+void measure_sharded_memory(const ProcessGroup& world) {
+  constexpr int64_t kParameters = 8, kElements = 4 << 20;
+  const double size = 4.0 * kParameters * kElements;
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);  // freed tensors do not stay in the heap
+  const double before = pss_bytes();
   lockstep::NamedTensors parameters;
   for (int64_t i = 0; i < kParameters; ++i)
-    parameters.push_back({"parameter" + std::to_string(i), torch::full({elements}, 1.0).requires_grad_()});
+    parameters.push_back({"parameter" + std::to_string(i), torch::full({kElements}, 1.0).requires_grad_()});
   const auto forward = [&] {
     auto sum = torch::zeros({});
     for (const auto& [name, parameter] : parameters) sum = sum * (parameter * 0.5).mean();  // the last one comes first
@@ -125,20 +126,12 @@ void train_sharded(const ProcessGroup& world, int64_t elements, const std::funct
                                         {.buckets = {.first_bytes = 1 << 20, .cap_bytes = 1 << 20}});
   ZeroRedundancyOptimizer<FusedAdamW> optimizer(ddp, AdamWOptions(0.01), {.overlap = Overlap::kUpdate});
   for (int step = 0; step < 3; ++step) {
-    if (step == 2) parameters[0].second.register_hook([&](const torch::Tensor&) { measure(); });
+    if (step == 2)
+      parameters[0].second.register_hook(
+          [&](const torch::Tensor&) { std::cout << "used: " << (pss_bytes() - before) / size << std::endl; });
     ddp().backward();
     optimizer.step();
   }
-}
-
-void measure_sharded_memory(const ProcessGroup& world) {
-  constexpr int64_t kElements = 2 << 20;
-  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);  // freed tensors do not stay in the heap
-  train_sharded(world, 1 << 10, [] {});  // what LibTorch allocates once is not measured
-  const double before = pss_bytes();
-  train_sharded(world, kElements, [&] {
-    std::cout << "used: " << (pss_bytes() - before) / (4.0 * kParameters * kElements) << std::endl;
-  });
 }
 
 /// Rank 1 cannot map more than 1 GiB in addition to what it has, as under `ulimit -v`.
