@@ -93,8 +93,8 @@ class LOCKSTEP_EXPORT ZeroRedundancyOptimizerBase : public torch::optim::Optimiz
   at::Tensor clip_grad_norm_(double max_norm, const ClipGradNormOptions& options = {});
 
   /// Returns, on rank `dst`, the state of all ranks combined, as an optimizer without shards would have it, on the CPU.
-  /// Returns None on the other ranks. Collective. If a rank failed during a step, the shards may be from
-  /// different steps: throws UsageError, or the group's error if the failure is detected later.
+  /// Returns None on the other ranks. Collective. If a rank failed during a step, the shards may be from different
+  /// steps: throws UsageError, or the group's error if the failure is detected later.
   Value consolidated_state_dict(int dst = 0) const;
   /// Loads a complete state, saved with any number of ranks, with or without shards. Not collective: every rank passes
   /// the complete state. Throws UsageError if the state belongs to other parameters or another kind of optimizer.

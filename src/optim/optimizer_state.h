@@ -68,9 +68,9 @@ State* add_state(Optimizer& optimizer, const at::Tensor& parameter, std::unique_
 /// not have.
 int64_t state_bytes(const torch::optim::Optimizer& optimizer);
 
-/// The tensors are those of the optimizer, unless LibTorch and lockstep do not have its class.
+/// For the optimizers of LibTorch and lockstep, the tensors are the optimizer's tensors; for other classes, copies.
 OptimizerState get_optimizer_state(const torch::optim::Optimizer& optimizer);
-/// What lockstep::load_state_dict() does.
+/// lockstep::load_state_dict() with a state that is converted already.
 void set_optimizer_state(torch::optim::Optimizer& optimizer, const OptimizerState& state);
 
 /// Throws UsageError unless the state fits the groups and parameters of this optimizer.

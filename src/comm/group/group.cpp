@@ -16,8 +16,7 @@
 // 1. A collective of ProcessGroup checks its arguments and makes a Call (comm/collectives.cpp): a fingerprint of the
 //    operation and its arguments, and a body that calls the backend.
 // 2. run() makes the call on this thread, after all earlier calls. submit() leaves it to the thread of the WorkQueue.
-// If
-//    the backend queues calls on a device, both make it on this thread, and the device runs it later (QueuedCalls).
+//    If the backend queues calls on a device, both make it on this thread, and the device runs it later (QueuedCalls).
 // 3. execute() numbers the call, notes it in the flight recorder, and runs the body while a CallWatch::Call watches it.
 //    The body gets a deadline and a hash of the fingerprint and the number. Backends compare the hashes of all ranks,
 //    so ranks that make different calls get a MismatchError instead of each other's data.

@@ -37,7 +37,7 @@ JobView four_ranks(const std::vector<Json>& changes, const std::vector<Json>& no
   return make_job_view(files_of(ranks, nodes), kNow);
 }
 
-TEST(LiveJudge, SumsUpARunningJob) {
+TEST(JobView, SumsUpARunningJob) {
   const auto job = four_ranks({{{"step", 101}, {"batch", 51}}});
   EXPECT_EQ(job.job, "job-1");
   EXPECT_TRUE(job.is_live);
@@ -56,7 +56,7 @@ TEST(LiveJudge, SumsUpARunningJob) {
   EXPECT_THAT(stragglers(job), IsEmpty());
 }
 
-TEST(LiveJudge, BelievesARankThatSaysHowItEnded) {
+TEST(JobView, BelievesARankThatSaysHowItEnded) {
   const auto job =
       four_ranks({{{"state", "finished"}},
                   {{"state", "stopped"}},
@@ -70,7 +70,7 @@ TEST(LiveJudge, BelievesARankThatSaysHowItEnded) {
   EXPECT_EQ(job.report, "rank 3: failed") << "a PeerError is a consequence";
 }
 
-TEST(LiveJudge, BelievesALauncherThatSawAWorkerEnd) {
+TEST(JobView, BelievesALauncherThatSawAWorkerEnd) {
   const auto job =
       four_ranks({}, {node_json({worker_json(0), worker_json(1, kKilled), worker_json(2, {{"state", "ended"}}),
                                  worker_json(3, {{"state", "ended"},
@@ -85,12 +85,12 @@ TEST(LiveJudge, BelievesALauncherThatSawAWorkerEnd) {
   EXPECT_TRUE(job.is_live) << "rank 0 still runs";
 }
 
-TEST(LiveJudge, KeepsThePreemptionOfARankWhoseWorkerEnded) {
+TEST(JobView, KeepsThePreemptionOfARankWhoseWorkerEnded) {
   const auto job = four_ranks({{{"state", "stopped"}}}, {node_json({worker_json(0, {{"state", "ended"}})})});
   EXPECT_EQ(job.ranks[0].state, RankState::kStopped);
 }
 
-TEST(LiveJudge, CallsAnOldFileSilent) {
+TEST(JobView, CallsAnOldFileSilent) {
   const auto job = four_ranks({{{"updated", kNow - 12}}, {{"updated", kNow - 4.9}}, {{"updated", kNow - 7200}}});
   EXPECT_THAT(states(job),
               ElementsAre(RankState::kSilent, RankState::kRunning, RankState::kSilent, RankState::kRunning));
@@ -102,19 +102,19 @@ TEST(LiveJudge, CallsAnOldFileSilent) {
   EXPECT_DOUBLE_EQ(dead.elapsed, 0) << "started after the last news: clocks differ";
 }
 
-TEST(LiveJudge, TreatsAFileFromTheFutureAsFresh) {
+TEST(JobView, TreatsAFileFromTheFutureAsFresh) {
   const auto job = four_ranks({{{"updated", kNow + 3600}, {"started", kNow + 3000}}});
   EXPECT_EQ(job.ranks[0].state, RankState::kRunning);
   EXPECT_EQ(job.ranks[0].age, 0);
   EXPECT_THAT(job.ranks, SizeIs(4));
 }
 
-TEST(LiveJudge, SaysInWhichCallARankBlocks) {
+TEST(JobView, SaysInWhichCallARankBlocks) {
   EXPECT_EQ(four_ranks({{{"call", call_json(5.2)}}}).ranks[0].note, "in all_reduce for 5 s");
   EXPECT_EQ(four_ranks({{{"call", call_json(300)}}}).ranks[0].note, "in all_reduce for 5 min");
 }
 
-TEST(LiveJudge, ListsRanksWithoutAFile) {
+TEST(JobView, ListsRanksWithoutAFile) {
   const auto node = node_json({worker_json(0), worker_json(1), worker_json(2, kKilled)});
   const auto job = make_job_view(files_of({rank_json(0)}, {node}), kNow);
   EXPECT_THAT(states(job),
@@ -127,7 +127,7 @@ TEST(LiveJudge, ListsRanksWithoutAFile) {
   EXPECT_EQ(job.ranks[3].note, "no file yet") << "of another node";
 }
 
-TEST(LiveJudge, SaysThatAFileCannotBeRead) {
+TEST(JobView, SaysThatAFileCannotBeRead) {
   auto files = files_of({rank_json(0), rank_json(1), rank_json(2)});
   files.unreadable_ranks[3] = "it is empty";
   EXPECT_EQ(make_job_view(files, kNow).ranks.at(3).note, "its live file cannot be read");
@@ -139,7 +139,7 @@ TEST(LiveJudge, SaysThatAFileCannotBeRead) {
   EXPECT_FALSE(job.is_live);
 }
 
-TEST(LiveJudge, IgnoresFilesOfEarlierStarts) {
+TEST(JobView, IgnoresFilesOfEarlierStarts) {
   const Json earlier{{"job", "job-0"}, {"started", kNow - 900}, {"state", "failed"}};
   auto job = make_job_view(files_of({rank_json(0), rank_json(1, earlier), rank_json(7, earlier)}), kNow);
   ASSERT_THAT(job.ranks, SizeIs(4)) << "not the rank 7 of the earlier job";
@@ -161,12 +161,12 @@ TEST(LiveJudge, IgnoresFilesOfEarlierStarts) {
   EXPECT_EQ(job.ranks[1].state, RankState::kRunning);
 }
 
-TEST(LiveJudge, DoesNotListRanksOfAnAbsurdJob) {
+TEST(JobView, DoesNotListRanksOfAnAbsurdJob) {
   const auto job = make_job_view(files_of({rank_json(0, {{"world_size", 1000000000000}})}), kNow);
   EXPECT_THAT(job.ranks, SizeIs(1));
 }
 
-TEST(LiveJudge, ReportsWhatTheLauncherFound) {
+TEST(JobView, ReportsWhatTheLauncherFound) {
   const Json report{{"exit_code", 4},
                     {"culprit",
                      {{"rank", 1},
@@ -185,7 +185,7 @@ TEST(LiveJudge, ReportsWhatTheLauncherFound) {
   EXPECT_EQ(success.nodes.at(0).state, RankState::kFinished);
 }
 
-TEST(LiveJudge, LooksForTheCauseBehindPeerErrors) {
+TEST(JobView, LooksForTheCauseBehindPeerErrors) {
   const Json peer{{"state", "failed"}, {"failure", {{"kind", "PeerError"}, {"message", "rank 3 is gone"}}}};
   const Json cause{{"state", "failed"}, {"failure", {{"kind", "MismatchError"}, {"message", "ranks disagree"}}}};
   EXPECT_EQ(four_ranks({peer, peer, cause, peer}).report, "rank 2: MismatchError: ranks disagree");
@@ -194,7 +194,7 @@ TEST(LiveJudge, LooksForTheCauseBehindPeerErrors) {
   EXPECT_EQ(four_ranks({peer}).report, "rank 0: PeerError: rank 3 is gone");
 }
 
-TEST(LiveJudge, RemovesControlCharactersFromNotes) {
+TEST(JobView, RemovesControlCharactersFromNotes) {
   const Json failure{{"state", "failed"}, {"failure", {{"kind", "Error"}, {"message", "a\033[31m red\a\tword"}}}};
   EXPECT_EQ(four_ranks({failure}).ranks[0].note, "Error: a red  word");
 }
