@@ -22,7 +22,7 @@ target_compile_options(lockstep_compile_options INTERFACE -Wall -Wextra)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(lockstep_compile_options INTERFACE -fpch-preprocess)  # ccache needs it with precompiled headers
   # GCC 12 warns wrongly about std::string's own copies, and with sanitizers about torch's optionals. ThreadSanitizer does
-  # not see fences; shm has one.
+  # not see fences; shm and the allocator of gradients have one.
   target_compile_options(lockstep_compile_options INTERFACE -Wno-restrict)
   if(LOCKSTEP_SANITIZE)
     target_compile_options(lockstep_compile_options INTERFACE -Wno-maybe-uninitialized -Wno-tsan)

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
@@ -218,6 +219,8 @@ const InPlaceAllocator& in_place_allocator() {
   static const auto* const installed = [] {
     stay_loaded();
     auto* const allocator = new InPlaceAllocator(*c10::GetCPUAllocator());
+    // Other threads may allocate now, and LibTorch keeps the pointer in a plain variable.
+    std::atomic_thread_fence(std::memory_order_release);
     c10::SetCPUAllocator(allocator);
     return allocator;
   }();
