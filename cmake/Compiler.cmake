@@ -21,7 +21,7 @@ target_compile_features(lockstep_compile_options INTERFACE cxx_std_20)
 target_compile_options(lockstep_compile_options INTERFACE -Wall -Wextra)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(lockstep_compile_options INTERFACE -fpch-preprocess)  # ccache needs it with precompiled headers
-  # No garbage collection below 1 GiB: LibTorch's headers alone fill more than the default. Saves 7 % of the time.
+  # No garbage collection below 1 GiB: LibTorch's headers alone fill more than the default. Saves 7 % of GCC's time.
   target_compile_options(lockstep_compile_options INTERFACE "SHELL:--param ggc-min-heapsize=1048576")
   # GCC 12 warns wrongly about std::string's own copies and, with sanitizers and -O1, about torch's optionals.
   # ThreadSanitizer does not see fences; shm and the allocator of gradients have one.

@@ -177,33 +177,32 @@ ThreadReservations::~ThreadReservations() {
 /// Frees memory that InPlaceAllocator has allocated.
 void free_memory(void* memory);
 
+/// The allocator that InPlaceAllocator replaced. Atomic, because other threads read it as soon as LibTorch has the new
+/// allocator, which it keeps in a plain variable.
+std::atomic<c10::Allocator*> previous_allocator = nullptr;
+
 /// Forwards other allocations to the previous allocator.
 class InPlaceAllocator final : public c10::Allocator {
  public:
-  explicit InPlaceAllocator(c10::Allocator& previous) : previous_(previous) {}
-
   // Not marked as override: allocate() is const in old versions of LibTorch only, and copy_data() is only in new ones.
   c10::DataPtr allocate(size_t bytes) { return allocate_in_place(bytes); }
   c10::DataPtr allocate(size_t bytes) const { return allocate_in_place(bytes); }
   void copy_data(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
-  c10::DeleterFnPtr raw_deleter() const { return previous_.raw_deleter() ? &free_memory : nullptr; }
-
-  c10::Allocator& previous() const { return previous_; }
+  c10::DeleterFnPtr raw_deleter() const { return previous_allocator.load()->raw_deleter() ? &free_memory : nullptr; }
 
  private:
-  c10::DataPtr allocate_in_place(size_t bytes) const {
+  static c10::DataPtr allocate_in_place(size_t bytes) {
     const bool may_be_gradient = is_any_reserved && bytes >= InPlaceGradients::kMinBytes;
-    if (!may_be_gradient || !current_backward_task().id) return previous_.allocate(bytes);
+    auto& previous = *previous_allocator.load();
+    if (!may_be_gradient || !current_backward_task().id) return previous.allocate(bytes);
     void* place = nullptr;
     for (const auto& reservations : reserved.list)
       if (void* const taken = reservations->count(bytes, /*may_take=*/!place)) place = taken;
     if (place) return {place, place, &free_memory, c10::Device(c10::kCPU)};
-    auto memory = previous_.allocate(bytes);
+    auto memory = previous.allocate(bytes);
     for (const auto& reservations : reserved.list) reservations->note(bytes, memory.get());
     return memory;
   }
-
-  c10::Allocator& previous_;
 };
 
 /// Keeps the code of this library in memory when a plugin that uses it is closed: the allocator stays.
@@ -213,22 +212,8 @@ void stay_loaded() {
     ::dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
-/// Returns the allocator, and installs it in the first call. If the program has set one with a higher priority, it
-/// stays in use, and gradients are copied into their buckets.
-const InPlaceAllocator& in_place_allocator() {
-  static const auto* const installed = [] {
-    stay_loaded();
-    auto* const allocator = new InPlaceAllocator(*c10::GetCPUAllocator());
-    // Other threads may allocate now, and LibTorch keeps the pointer in a plain variable.
-    std::atomic_thread_fence(std::memory_order_release);
-    c10::SetCPUAllocator(allocator);
-    return allocator;
-  }();
-  return *installed;
-}
-
 void free_memory(void* memory) {
-  if (!PlacesInUse::instance().remove(memory)) in_place_allocator().previous().raw_deleter()(memory);
+  if (!PlacesInUse::instance().remove(memory)) previous_allocator.load()->raw_deleter()(memory);
 }
 
 }  // namespace
@@ -239,8 +224,16 @@ InPlaceGradients::~InPlaceGradients() {
   reservations_->close();
 }
 
+// If the program has set an allocator with a higher priority, it stays in use, and gradients are copied into their
+// buckets.
 void InPlaceGradients::install() {
-  in_place_allocator();
+  [[maybe_unused]] static const bool is_installed = [] {
+    stay_loaded();
+    previous_allocator = c10::GetCPUAllocator();
+    std::atomic_thread_fence(std::memory_order_release);  // SetCPUAllocator has none
+    c10::SetCPUAllocator(new InPlaceAllocator);
+    return true;
+  }();
 }
 
 void InPlaceGradients::reserve(const std::vector<Place>& places) {
