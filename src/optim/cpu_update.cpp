@@ -8,6 +8,7 @@
 #include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
 
+#include "base/loop_order.h"
 #include "base/loops.h"
 
 namespace lockstep::detail {
@@ -32,14 +33,17 @@ void for_parts(std::initializer_list<const at::Tensor*> written, const at::Tenso
     if (is_dense) return loop(count, at, [](int) { return int64_t(1); });
     loop(count, at, [&](int i) { return strides[i] / static_cast<int64_t>(sizeof(T)); });
   };
-  iterator.for_each([&](char** data, const int64_t* strides, int64_t count, int64_t parts) {
+  const auto run_parts = [&](char** data, const int64_t* strides, int64_t count, int64_t parts) {
+    const ParallelLoop::Part parallel_part;
     std::array<char*, kMaxTensors> at{};
     std::copy_n(data, tensors, at.begin());
     for (int64_t i = 0; i < parts; ++i) {
       part(at.data(), strides, count);
       for (int t = 0; t < tensors; ++t) at[t] += strides[tensors + t];
     }
-  });
+  };
+  const ParallelLoop parallel_loop;
+  iterator.for_each(run_parts);
 }
 
 /// Calls loop(count, pointers, strides) once, for elements that lie one after the other.

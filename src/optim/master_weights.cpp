@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/TensorIterator.h>
 
+#include "base/loop_order.h"
 #include "base/text.h"
 #include "comm/capture.h"
 #include "comm/torch_version.h"
@@ -82,10 +83,13 @@ void MasterWeights::update(const at::Tensor& parameter, const at::Tensor& gradie
   // Not at::parallel_for, which runs on LibTorch's threads only where the caller is compiled with OpenMP.
   const auto row = as_row(exact);
   auto parts = at::TensorIteratorConfig().add_output(row).check_all_same_dtype(false).resize_outputs(false).build();
-  parts.for_each([&](char** data, const int64_t*, int64_t size, int64_t rows) {
+  const auto update_part = [&](char** data, const int64_t*, int64_t size, int64_t rows) {
+    const ParallelLoop::Part part;
     const int64_t begin = reinterpret_cast<float*>(data[0]) - exact.data_ptr<float>(), count = size * rows;
     for (int64_t done = 0; done < count; done += kPiece) update_piece(begin + done, std::min(kPiece, count - done));
-  });
+  };
+  const ParallelLoop loop;
+  parts.for_each(update_part);
   if (values.data_ptr() != parameter.data_ptr()) parameter.detach().copy_(values);
   parameter.unsafeGetTensorImpl()->bump_version();
 }

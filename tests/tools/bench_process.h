@@ -3,6 +3,7 @@
 #include <chrono>
 #include <map>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,10 @@ inline Finished run_bench(const std::string& arguments, std::map<std::string, st
 inline std::vector<nlohmann::json> objects_in(const std::string& output) {
   std::vector<nlohmann::json> objects;
   std::istringstream lines(output);
-  for (std::string line; std::getline(lines, line);) objects.push_back(nlohmann::json::parse(line));
+  for (std::string line; std::getline(lines, line);) {
+    objects.push_back(nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false));
+    if (objects.back().is_discarded()) throw std::runtime_error("expected JSON objects, got: " + output);
+  }
   return objects;
 }
 

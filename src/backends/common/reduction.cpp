@@ -15,6 +15,7 @@
 
 #include "backends/common/narrow_floats.h"
 #include "backends/common/narrow_sums.h"
+#include "base/loop_order.h"
 #include "base/loops.h"
 #include "base/text.h"
 
@@ -413,12 +414,13 @@ void in_parallel(int64_t count, int64_t grain, const Run& run) {
   if (count <= grain) return run(0, count);
   const auto numbers = at::empty({count}, at::kByte);  // never read: their addresses identify the parts
   auto parts = at::TensorIteratorConfig().add_output(numbers).check_all_same_dtype(false).resize_outputs(false).build();
-  parts.for_each(
-      [&](char** data, const int64_t*, int64_t size, int64_t rows) {
-        const int64_t begin = data[0] - static_cast<const char*>(numbers.data_ptr());
-        run(begin, begin + size * rows);
-      },
-      grain);
+  const auto run_part = [&](char** data, const int64_t*, int64_t size, int64_t rows) {
+    const detail::ParallelLoop::Part part;
+    const int64_t begin = data[0] - static_cast<const char*>(numbers.data_ptr());
+    run(begin, begin + size * rows);
+  };
+  const detail::ParallelLoop loop;
+  parts.for_each(run_part, grain);
 }
 
 }  // namespace
