@@ -15,6 +15,15 @@ function(part name found detail remedy)
   endif()
 endfunction()
 
+# The Python whose PyTorch this LibTorch is part of; nothing for a LibTorch that belongs to none.
+function(lockstep_python_of_torch result)
+  string(REGEX REPLACE "/lib/python[^/]*/[a-z]+-packages/torch/share/cmake/Torch$" "/bin/python3" python "${Torch_DIR}")
+  if(python STREQUAL Torch_DIR OR NOT EXISTS "${python}")
+    set(python "")
+  endif()
+  set(${result} "${python}" PARENT_SCOPE)
+endfunction()
+
 function(print_parts)
   get_property(table GLOBAL PROPERTY parts_table)
   get_property(missing GLOBAL PROPERTY parts_missing)

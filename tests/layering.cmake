@@ -3,7 +3,7 @@
 
 cmake_minimum_required(VERSION 3.25)
 
-set(rooms base rendezvous backends comm checkpoint parallel data optim report launch)
+set(rooms base rendezvous backends comm checkpoint parallel compiled data optim report launch)
 
 # The rooms whose files each room may include, itself aside, as "src/" and as public headers.
 set(base_may "")
@@ -11,6 +11,7 @@ set(rendezvous_may base)
 set(backends_may base rendezvous)
 set(comm_may base rendezvous backends)
 set(parallel_may base comm checkpoint)
+set(compiled_may base comm checkpoint parallel)
 set(checkpoint_may base comm)
 set(data_may base comm checkpoint)
 set(optim_may base comm checkpoint parallel)
@@ -31,6 +32,7 @@ set(comm_headers
 set(parallel_headers
   accumulate autocast captured_step comm_hook data_parallel ddp_logging_data ddp_options detail/ddp_state
   detail/placed_arguments distributed_data_parallel fast_convolutions model_adapters recompute seed sync_batch_norm)
+set(compiled_headers compiled_module)
 set(optim_headers
   detail/fused_state detail/inner_optimizer fused_optimizers grad_scaler gradient_tools lr_scheduler optimizer_state
   parameter_groups schedules weight_average zero_redundancy_optimizer)

@@ -13,6 +13,7 @@
 #include <lockstep/checkpoint_file.h>
 #include <lockstep/collate.h>
 #include <lockstep/comm_hook.h>
+#include <lockstep/compiled_module.h>
 #include <lockstep/data_loader.h>
 #include <lockstep/data_parallel.h>
 #include <lockstep/ddp_logging_data.h>

@@ -22,6 +22,10 @@ namespace detail {
 /// A module whose parameters and buffers exist already. Names may contain dots. Throws UsageError if a name occurs
 /// twice, a tensor is undefined, or a parameter is not a leaf of the autograd graph.
 class LOCKSTEP_EXPORT AdoptedTensors : public torch::nn::Module {
+ public:
+  /// Whether the model has BatchNorm layers, which convert_sync_batchnorm() cannot reach.
+  virtual bool normalizes_batches() const;
+
  protected:
   AdoptedTensors(std::string name, const NamedTensors& parameters, const NamedTensors& buffers);
 };

@@ -53,6 +53,12 @@ AdoptedTensors::AdoptedTensors(std::string name, const NamedTensors& parameters,
   }
 }
 
+bool AdoptedTensors::normalizes_batches() const {
+  for (const auto& buffer : named_buffers())
+    if (buffer.key() == "running_mean" || buffer.key().ends_with(".running_mean")) return true;
+  return false;
+}
+
 c10::IValue with_each_tensor(c10::IValue value, const std::function<void(at::Tensor&)>& function) {
   if (value.isTensor()) {
     auto tensor = std::move(value).toTensor();

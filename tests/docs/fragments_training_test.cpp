@@ -35,6 +35,20 @@ TEST(Readme, TrainsAndResumes) {
   });
 }
 
+// --- compiled models
+
+TEST(CompiledPage, NeedsAFile) {
+  on_two_ranks([](const lockstep::ProcessGroup& world) {
+    const auto train = [&] {
+      lockstep::DataLoader loader(Samples(), {.batch_size = 4});
+#include "docs/compiled/train.inc"
+      const auto [images, labels] = Samples().slice(0, 4);
+#include "docs/compiled/train_2.inc"
+    };
+    EXPECT_THROW(train(), lockstep::Error);
+  });
+}
+
 // --- data
 
 using Indices = std::vector<int64_t>;

@@ -274,6 +274,14 @@ TEST(Examples, CapturedStepIsFasterOrNeedsAGpu) {
   EXPECT_LT(times[1], times[0]) << finished.output;
 }
 
+// tests/compiled/example_test.cpp trains it.
+TEST(Examples, CompiledNamesWhatItNeeds) {
+  EXPECT_EQ(finish({program("compiled")}).code, 2);
+  const auto finished = finish({program("compiled"), "missing.pt2"});
+  EXPECT_NE(finished.code, 0);
+  EXPECT_THAT(finished.output, HasSubstr("missing.pt2"));
+}
+
 TEST(Examples, FromPythonReturnsABetterModelToPython) {
   const char* python = std::getenv("LOCKSTEP_TEST_PYTHON");
   if (!python || !*python) GTEST_SKIP() << "needs Python's torch: set LOCKSTEP_TEST_PYTHON";

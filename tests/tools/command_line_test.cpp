@@ -35,7 +35,7 @@ TEST(CommandLine, SuggestsTheCommandThatOthersCallSo) {
   EXPECT_EQ(said_to("diagnose"), "lockstep: unknown command diagnose. Did you mean doctor? See lockstep --help.\n2\n");
   EXPECT_EQ(said_to("checkpoint check"),
             "lockstep: unknown command check. Did you mean verify? See lockstep checkpoint --help.\n2\n");
-  EXPECT_EQ(said_to("compare"), "lockstep: unknown command compare. See lockstep --help.\n2\n");
+  EXPECT_EQ(said_to("validate"), "lockstep: unknown command validate. See lockstep --help.\n2\n");
 }
 
 TEST(CommandLine, PointsToTheHelpOfTheCommandThatWasGiven) {

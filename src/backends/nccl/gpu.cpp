@@ -19,6 +19,13 @@ std::string bus_id(c10::Device gpu) {
   return id.data();
 }
 
+std::string compute_capability(c10::Device gpu) {
+  int major = 0, minor = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu.index()));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu.index()));
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
 void make_current(c10::Device gpu) {
   c10::cuda::set_device(gpu.index());
 }

@@ -12,6 +12,9 @@ int visible_gpus();
 /// The PCI bus id of the GPU, unique on this host.
 std::string bus_id(c10::Device gpu);
 
+/// "9.0".
+std::string compute_capability(c10::Device gpu);
+
 /// Makes the GPU the calling thread's current device.
 void make_current(c10::Device gpu);
 

@@ -18,12 +18,18 @@ namespace {
 #ifdef LOCKSTEP_HAVE_NCCL
 using nccl::make_current;
 using nccl::visible_gpus;
+std::string capability_of(c10::Device gpu) {
+  return nccl::compute_capability(gpu);
+}
 constexpr bool kHasNccl = true;
 #else
 int visible_gpus() {
   return 0;
 }
 void make_current(c10::Device) {}
+std::string capability_of(c10::Device) {
+  return "";
+}
 constexpr bool kHasNccl = false;
 #endif
 
@@ -91,6 +97,14 @@ c10::Device choose_device(const ProcessGroupOptions& options, const BackendNames
     throw UsageError(text("init_process_group: device is ", device, ", but backend ", options.backend,
                           " does not support that device; for both devices use \"cpu:gloo,cuda:nccl\", or auto"));
   return device.is_cpu() ? device : checked_gpu(device);
+}
+
+int usable_gpus() {
+  return visible_gpus();
+}
+
+std::string compute_capability(c10::Device gpu) {
+  return capability_of(gpu);
 }
 
 }  // namespace lockstep::detail

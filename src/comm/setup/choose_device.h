@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include <lockstep/environment.h>
 #include <lockstep/process_group.h>
@@ -23,5 +24,11 @@ std::optional<int> gpu_of_rank(const GpuCount& gpus, int local_rank, int local_r
 /// GPU for each rank, else the CPU. Makes a chosen GPU the calling thread's current device. Throws UsageError when the
 /// backends do not support the device.
 c10::Device choose_device(const ProcessGroupOptions& options, const BackendNames& backends);
+
+/// The number of GPUs that this process can use: 0 in a build without nccl.
+int usable_gpus();
+
+/// The compute capability of one of them: "9.0".
+std::string compute_capability(c10::Device gpu);
 
 }  // namespace lockstep::detail

@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include <lockstep/error.h>
+#include <lockstep/model_adapters.h>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -250,6 +251,15 @@ void check_member(const ProcessGroup& group, const char* call) {
 
 int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
   check_member(group, "convert_sync_batchnorm");
+  module.apply([&](const std::string& name, torch::nn::Module& model) {
+    const auto* adopted = model.as<detail::AdoptedTensors>();
+    if (adopted && adopted->normalizes_batches())
+      throw UsageError(group.rank(),
+                       text("convert_sync_batchnorm: the BatchNorm layers of ", model.name(),
+                            name.empty() ? "" : text(" '", name, "'"),
+                            " are code from Python, and cannot be converted here; convert the model in Python ",
+                            "(GroupNorm or LayerNorm need no other ranks), or train it without conversion"));
+  });
   const auto layers = batch_norms_of(module);
   for (const auto& layer : layers) {
     const auto refuse = [&](const char* why) {

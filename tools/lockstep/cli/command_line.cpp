@@ -177,7 +177,7 @@ void check_command(const CLI::App& app, std::span<const std::string> arguments) 
     return;
   }
 #ifndef LOCKSTEP_ALL_COMMANDS
-  for (const char* command : {"doctor", "env", "bench", "test", "checkpoint", "top", "ui"})
+  for (const char* command : {"doctor", "env", "bench", "test", "checkpoint", "compile", "top", "ui"})
     if (arguments[0] == command)
       throw CLI::ParseError(fmt::format("{0} is not in this build, which contains only run and plot. To build all "
                                         "commands: cmake -DLOCKSTEP_COMMANDS=all build && cmake --build build.",
@@ -213,6 +213,7 @@ CommandLine::CommandLine() : app_("Distributed data-parallel training for C++ on
   add_bench(app_, exit_code_);
   add_test(app_, exit_code_);
   add_checkpoint(app_, exit_code_);
+  add_compile(app_, exit_code_);
   add_top(app_, exit_code_);
   add_ui(app_, exit_code_);
 #endif

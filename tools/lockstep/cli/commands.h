@@ -17,6 +17,7 @@ void add_env(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_test(CLI::App& app, int& exit_code);
 void add_checkpoint(CLI::App& app, int& exit_code);
+void add_compile(CLI::App& app, int& exit_code);
 void add_top(CLI::App& app, int& exit_code);
 void add_plot(CLI::App& app, int& exit_code);
 void add_ui(CLI::App& app, int& exit_code);
