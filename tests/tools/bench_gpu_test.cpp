@@ -72,6 +72,21 @@ TEST(BenchGpuRequest, RefusesWhatItCannotMeasure) {
   expect_gpu_refusal(asked, "--against is \"jax\"");
 }
 
+TEST(BenchGpuRequest, ComparesCompiledModelsWithTheseModesOfTorchCompile) {
+  EXPECT_THAT(make_gpu_plan(gpu_request(), {"a GPU"}).compile_modes, testing::IsEmpty());
+  auto asked = gpu_request();
+  asked.against = "python";
+  asked.compile_modes = {"default", "reduce-overhead"};
+  EXPECT_THAT(make_gpu_plan(asked, {"a GPU"}).compile_modes, ElementsAre("default", "reduce-overhead"));
+  asked.compile_modes = {"fast"};
+  expect_gpu_refusal(asked, "--compile: unknown mode 'fast'; it must be one of default, reduce-overhead, max-autotune");
+  asked.compile_modes = {"default"};
+  asked.against = "";
+  expect_gpu_refusal(asked, "--compile needs Python");
+  asked.operation = kDdp;
+  expect_error<UsageError>([&] { make_ddp_plan(asked, {"shm"}); }, "--compile applies only to gpu, not to ddp");
+}
+
 /// A step takes 10 ms, with DistributedDataParallel 11, captured 5, and in Python 12, 4, 22 and 16.5.
 GpuRow some_row() {
   GpuRow row{.model = "cnn", .gpu = "a GPU", .steps = 7};
@@ -102,6 +117,25 @@ TEST(BenchGpuRow, ComparesTheSides) {
   EXPECT_DOUBLE_EQ(object["captured_ratio_to_python_graph"], 1.25);
   EXPECT_DOUBLE_EQ(object["memory_to_python"], 1);
   EXPECT_EQ(object["wrong"], 0);
+}
+
+TEST(BenchGpuRow, ComparesTheCompiledSidesWithTheFastestOfPython) {
+  auto row = some_row();
+  row.export_seconds = 61;
+  row.samples.push_back({GpuSide::kCompiled, {4950, 5500, 6600}, 90 << 20, 2.0});
+  row.samples.push_back({GpuSide::kCompiledCaptured, {2700, 3000, 3600}, 90 << 20, 2.0});
+  row.samples.push_back({GpuSide::kPythonCompile, {5400, 6000, 7200}, 80 << 20, 2.0});
+  row.samples.push_back({GpuSide::kPythonReduceOverhead, {3600, 4000, 4800}, 120 << 20, 2.0});
+  EXPECT_EQ(row.best_compiled_in_python()->side, GpuSide::kPythonReduceOverhead);
+  const auto object = nlohmann::json::parse(to_json_line(row));
+  EXPECT_EQ(object["export_s"], 61);
+  EXPECT_EQ(object["compiled_captured_ms"], 3);
+  EXPECT_EQ(object["python_reduce_overhead_ms"], 4);
+  EXPECT_TRUE(object["python_max_autotune_ms"].is_null());
+  EXPECT_DOUBLE_EQ(object["compiled_captured_ratio_to_python"], 0.75);
+  EXPECT_DOUBLE_EQ(object["compiled_captured_memory_to_python"], 0.75);
+  EXPECT_THAT(gpu_comparison({row}), ContainsRegex("cnn +0.50x +0.50x +0.75x +- +0.75x +0.75x\n"));
+  EXPECT_THAT(gpu_comparison({some_row()}), testing::Not(HasSubstr("compiled/ddp")));
 }
 
 TEST(BenchGpuRow, ComparesRoundByRound) {

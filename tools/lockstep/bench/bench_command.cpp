@@ -31,7 +31,9 @@ update them during backward (shared).
 
 gpu measures a training step of one rank on one GPU: of the module alone (plain), with DistributedDataParallel over NCCL
 (ddp), as a CapturedStep (captured) and, with --against python, the same in Python: python plain, python graph (plain as a
-CUDA graph), python ddp, and python best (ddp with the fastest settings).
+CUDA graph), python ddp, and python best (ddp with the fastest settings). With --compile, also the models compiled with
+their loss by lockstep compile, with DistributedDataParallel (compiled, and as a CapturedStep: compiled captured), and by
+torch.compile, without, in these modes: default, reduce-overhead, max-autotune.
 
 checkpoint measures saving and loading a model with its AdamW, and the time that an asynchronous save blocks, relative to
 a copy in memory; with --against python, also torch.save and torch.load. Files are removed at the end.
@@ -43,6 +45,8 @@ Examples:
       --plot times.svg
   lockstep bench ddp -n 2 --models cnn,mlp --against python
   lockstep bench gpu --against python --json
+  lockstep bench gpu --against python --compile default,reduce-overhead \
+      --models gpt-6x384
   lockstep bench checkpoint --bytes 4G --folder /data --against python
 
 Exit codes:
@@ -166,6 +170,13 @@ void add_ddp_options(CLI::App& command, Request& request) {
       ->group(kGroup);
   command.add_option("--against", request.against, "Compare with PyTorch in Python; needs a python3 that has torch")
       ->type_name("python")
+      ->group(kGroup);
+  command
+      .add_option("--compile", request.compile_modes,
+                  "gpu: also measure compiled models, against these modes of torch.compile. max-autotune takes minutes")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("MODE,...")
       ->group(kGroup);
   command.add_option("--python", request.python, "The interpreter for --against (default: the first that has torch)")
       ->type_name("PATH")

@@ -16,9 +16,20 @@ namespace {
 using json = nlohmann::ordered_json;
 
 constexpr double kRounding = 0.01;  // relative, of a loss after steps in bfloat16 or TF32 with different kernels
-constexpr GpuSide kSides[] = {GpuSide::kPlain,       GpuSide::kDdp,       GpuSide::kCaptured,  GpuSide::kPythonPlain,
-                              GpuSide::kPythonGraph, GpuSide::kPythonDdp, GpuSide::kPythonBest};
-constexpr const char* kGpuTimes = "{} {:<10} {:<12} {:>8} {:>8} {:>8} {:>9} {:>8}\n";
+constexpr GpuSide kSides[] = {GpuSide::kPlain,
+                              GpuSide::kDdp,
+                              GpuSide::kCaptured,
+                              GpuSide::kCompiled,
+                              GpuSide::kCompiledCaptured,
+                              GpuSide::kPythonPlain,
+                              GpuSide::kPythonGraph,
+                              GpuSide::kPythonDdp,
+                              GpuSide::kPythonBest,
+                              GpuSide::kPythonCompile,
+                              GpuSide::kPythonReduceOverhead,
+                              GpuSide::kPythonMaxAutotune};
+constexpr const char* kGpuTimes = "{} {:<10} {:<22} {:>8} {:>8} {:>8} {:>9} {:>8}\n";
+constexpr const char* kCompiledComparison = "{} {:<10} {:>14} {:>18} {:>18} {:>18} {:>14} {:>10}\n";
 constexpr const char* kGpuComparison = "{} {:<10} {:>10} {:>12} {:>10} {:>13} {:>15} {:>14}\n";
 
 bool is_wrong(const GpuSample& sample, const GpuSample& plain) {
@@ -27,7 +38,7 @@ bool is_wrong(const GpuSample& sample, const GpuSample& plain) {
 
 std::string prefix_of(GpuSide side) {
   std::string prefix = name_of(side);
-  std::replace(prefix.begin(), prefix.end(), ' ', '_');
+  for (char separator : {' ', '-'}) std::replace(prefix.begin(), prefix.end(), separator, '_');
   return prefix;
 }
 
@@ -37,6 +48,19 @@ std::optional<double> memory_ratio(const GpuRow& row) {
   if (!by_default || !best) return std::nullopt;
   const auto least = std::min(by_default->peak_bytes, best->peak_bytes);
   return static_cast<double>(row.find(GpuSide::kDdp)->peak_bytes) / static_cast<double>(least);
+}
+
+/// The peak memory of compiled captured relative to Python's fastest compiled side.
+std::optional<double> compiled_memory_ratio(const GpuRow& row) {
+  const auto *captured = row.find(GpuSide::kCompiledCaptured), *best = row.best_compiled_in_python();
+  if (!captured || !best) return std::nullopt;
+  return static_cast<double>(captured->peak_bytes) / static_cast<double>(best->peak_bytes);
+}
+
+/// The time of compiled captured relative to Python's fastest compiled side.
+std::optional<double> compiled_ratio(const GpuRow& row) {
+  const auto* best = row.best_compiled_in_python();
+  return best ? row.ratio(GpuSide::kCompiledCaptured, best->side) : std::nullopt;
 }
 
 std::string or_dash(const std::optional<double>& value) {
@@ -59,8 +83,18 @@ const char* name_of(GpuSide side) {
       return "python graph";
     case GpuSide::kPythonDdp:
       return "python ddp";
-    default:
+    case GpuSide::kPythonBest:
       return "python best";
+    case GpuSide::kCompiled:
+      return "compiled";
+    case GpuSide::kCompiledCaptured:
+      return "compiled captured";
+    case GpuSide::kPythonCompile:
+      return "python compile";
+    case GpuSide::kPythonReduceOverhead:
+      return "python reduce-overhead";
+    default:
+      return "python max-autotune";
   }
 }
 
@@ -76,6 +110,15 @@ std::optional<double> GpuRow::ratio(GpuSide side, GpuSide base) const {
   std::vector<double> ratios;
   for (size_t i = 0; i < above->times_us.size(); ++i) ratios.push_back(above->times_us[i] / below->times_us[i]);
   return median(ratios);
+}
+
+const GpuSample* GpuRow::best_compiled_in_python() const {
+  const GpuSample* best = nullptr;
+  for (const auto side : kPythonCompiledSides) {
+    const auto* sample = find(side);
+    if (sample && (!best || median(sample->times_us) < median(best->times_us))) best = sample;
+  }
+  return best;
 }
 
 int64_t GpuRow::wrong() const {
@@ -100,6 +143,9 @@ std::string to_json_line(const GpuRow& row) {
   object["ratio_to_python_best"] = or_null(row.ratio(GpuSide::kPythonBest, GpuSide::kDdp));
   object["captured_ratio_to_python_graph"] = or_null(row.ratio(GpuSide::kCaptured, GpuSide::kPythonGraph));
   object["memory_to_python"] = or_null(memory_ratio(row));
+  object["export_s"] = row.export_seconds > 0 ? json(row.export_seconds) : json();
+  object["compiled_captured_ratio_to_python"] = or_null(compiled_ratio(row));
+  object["compiled_captured_memory_to_python"] = or_null(compiled_memory_ratio(row));
   object["wrong"] = row.is_checked ? json(row.wrong()) : json();
   return object.dump();
 }
@@ -130,6 +176,16 @@ std::string gpu_comparison(const std::vector<GpuRow>& rows) {
                         or_dash(row.ratio(GpuSide::kPythonBest, GpuSide::kDdp)),
                         or_dash(row.ratio(GpuSide::kPythonPlain, GpuSide::kPlain)),
                         or_dash(row.ratio(GpuSide::kCaptured, GpuSide::kPythonGraph)), or_dash(memory_ratio(row)));
+  if (rows.empty() || !rows[0].best_compiled_in_python()) return text;
+  text += "#\n" + fmt::format(kCompiledComparison, "#", "model", "compiled/ddp", "captured/default", "captured/reduce",
+                              "captured/autotune", "captured/best", "peak/best");
+  for (const auto& row : rows) {
+    const auto captured_to = [&](GpuSide side) { return or_dash(row.ratio(GpuSide::kCompiledCaptured, side)); };
+    text += fmt::format(kCompiledComparison, " ", row.model, or_dash(row.ratio(GpuSide::kCompiled, GpuSide::kDdp)),
+                        captured_to(GpuSide::kPythonCompile), captured_to(GpuSide::kPythonReduceOverhead),
+                        captured_to(GpuSide::kPythonMaxAutotune), or_dash(compiled_ratio(row)),
+                        or_dash(compiled_memory_ratio(row)));
+  }
   return text;
 }
 

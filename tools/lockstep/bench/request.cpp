@@ -86,9 +86,15 @@ std::vector<std::string> collective_options(const Request& request) {
   return given;
 }
 
+void reject_compile(const Request& request) {
+  if (!request.compile_modes.empty())
+    throw UsageError(fmt::format("--compile applies only to {}, not to {}: remove it", kGpu, request.operation));
+}
+
 /// Throws UsageError for options that would have no effect.
 void reject_unused_options(const Request& request, Operation operation) {
   reject_checkpoint_options(request);
+  reject_compile(request);
   if (!request.python.empty())
     throw UsageError(fmt::format("--python applies only with --against, not to {}: remove it", name_of(operation)));
   if (!request.models.empty() || !request.against.empty() || !request.backend.empty() || !request.optimizer.empty())
@@ -180,6 +186,7 @@ std::vector<std::string> choose_models(const std::vector<std::string>& wanted, c
 
 DdpPlan make_ddp_plan(const Request& request, const std::vector<std::string>& available) {
   reject_collective_options(request);
+  reject_compile(request);
   if (!request.backends.empty())
     throw UsageError(fmt::format("{} uses one backend: use --backend instead of --backends", kDdp));
   DdpPlan plan{make_run_plan(request)};
@@ -189,6 +196,10 @@ DdpPlan make_ddp_plan(const Request& request, const std::vector<std::string>& av
   if (!contains({"sgd", "adamw"}, plan.optimizer))
     throw UsageError(fmt::format("--optimizer is '{}': it must be sgd or adamw", plan.optimizer));
   return plan;
+}
+
+std::vector<std::string> compile_mode_names() {
+  return {"default", "reduce-overhead", "max-autotune"};
 }
 
 std::vector<std::string> gpu_model_names() {
@@ -203,7 +214,13 @@ GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gp
   if (request.ranks.value_or(1) != 1)
     throw UsageError(fmt::format("-n is {}: gpu measures one rank on one GPU: remove it", *request.ranks));
   const auto run = make_run_plan(request);
-  GpuPlan plan{choose_models(request.models, gpu_model_names()), run.rounds, run.check};
+  if (!request.compile_modes.empty() && request.against.empty())
+    throw UsageError("--compile needs Python: add --against python");
+  for (const auto& mode : request.compile_modes)
+    if (!contains(compile_mode_names(), mode))
+      throw UsageError(fmt::format("--compile: unknown mode '{}'; it must be one of {}", mode,
+                                   fmt::join(compile_mode_names(), ", ")));
+  GpuPlan plan{choose_models(request.models, gpu_model_names()), run.rounds, run.check, request.compile_modes};
   if (gpus.empty())
     throw UsageError(
         "gpu needs a GPU, and a build with nccl and LibTorch 2.4 or later: check nvidia-smi and the summary that CMake "
@@ -212,6 +229,7 @@ GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gp
 }
 
 CheckpointPlan make_checkpoint_plan(const Request& request) {
+  reject_compile(request);
   auto given = collective_options(request);
   if (!request.models.empty()) given.emplace_back("--models");
   if (!request.backend.empty()) given.emplace_back("--backend");

@@ -31,6 +31,7 @@ struct Request {
   std::string folder{};
   int rounds = 0;
   bool check = true;
+  std::vector<std::string> compile_modes{};
 };
 
 /// Defaults.
@@ -69,6 +70,7 @@ struct GpuPlan {
   std::vector<std::string> models{};
   int rounds = 0;  // 0: as many as fit into about a minute in total, at least 5
   bool check = true;
+  std::vector<std::string> compile_modes{};  // of torch.compile; empty: compiled models are not measured
 };
 
 /// Makes the plan of `gpu`. `gpus` are the GPUs that this build can use. Throws UsageError for invalid options and for
@@ -78,6 +80,9 @@ GpuPlan make_gpu_plan(const Request& request, const std::vector<std::string>& gp
 /// Makes the plan of `checkpoint`, without the number of threads. Throws UsageError for invalid options and for options
 /// that do not apply. Pure.
 CheckpointPlan make_checkpoint_plan(const Request& request);
+
+/// The modes of torch.compile that can be compared: default, reduce-overhead and max-autotune.
+std::vector<std::string> compile_mode_names();
 
 /// mlp-small, cnn, gpt-6x384 and gpt-124m; docs/bench.md describes them.
 std::vector<std::string> gpu_model_names();

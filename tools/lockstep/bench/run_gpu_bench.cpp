@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
+#include <functional>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -52,8 +55,11 @@ class Trainer {
   /// Blocks until the process has initialized the GPU; returns the version of its torch. All functions throw PeerError
   /// if the process has ended.
   std::string await_ready() { return process_.read_answer(); }
-  /// Creates the model with its initial weights and resets the peak memory.
-  void load_model(const std::string& model) { process_.request("model " + model); }
+  /// Creates the model with its initial weights and resets the peak memory. `file` is the compiled model, for the sides
+  /// that train it.
+  void load_model(const std::string& model, const std::string& file) {
+    process_.request("model " + model + " " + file);
+  }
   /// Trains and blocks until the GPU is done; returns the loss of the last step.
   double train(int steps) { return std::stod(process_.request("train " + std::to_string(steps))); }
   /// The peak memory of this model.
@@ -80,13 +86,21 @@ Seconds time_of(Trainer& trainer, int steps) {
 
 class GpuMeasurement {
  public:
-  GpuMeasurement(const GpuPlan& plan, std::string gpu, std::deque<Trainer>& trainers)
-      : plan_(plan), gpu_(std::move(gpu)), trainers_(trainers) {}
+  /// `compile` makes the file of a model, and may be empty.
+  GpuMeasurement(const GpuPlan& plan, std::string gpu, std::deque<Trainer>& trainers,
+                 std::function<std::string(const std::string& model)> compile)
+      : plan_(plan), gpu_(std::move(gpu)), trainers_(trainers), compile_(std::move(compile)) {}
 
   GpuRow measure_model(const std::string& model) {
     GpuRow row{.model = model, .gpu = gpu_, .is_checked = plan_.check};
+    std::string file;
+    if (compile_) {
+      const auto begin = Clock::now();
+      file = compile_(model);
+      row.export_seconds = Seconds(Clock::now() - begin).count();
+    }
     for (auto& trainer : trainers_) {
-      trainer.load_model(model);
+      trainer.load_model(model, file);
       row.samples.push_back({.side = trainer.side(), .loss = trainer.train(kCheckedSteps)});
     }
     row.steps = std::max(kMinSteps,
@@ -124,13 +138,64 @@ class GpuMeasurement {
   const GpuPlan& plan_;
   const std::string gpu_;
   std::deque<Trainer>& trainers_;
+  const std::function<std::string(const std::string& model)> compile_;
 };
 
-std::deque<Trainer> start_trainers(const std::string& program, const std::optional<Python>& python) {
+/// Compiles models into a temporary folder, by the script of `lockstep compile`.
+class ModelCompiler {
+ public:
+  explicit ModelCompiler(std::string python) : python_(std::move(python)) {
+    std::string name = "/tmp/lockstep-bench-XXXXXX";
+    if (!::mkdtemp(name.data()))
+      throw SystemError(fmt::format("cannot create a folder in /tmp: {}", std::strerror(errno)));
+    folder_ = name;
+  }
+  ~ModelCompiler() {
+    for (const auto& file : files_) ::unlink(file.c_str());
+    ::rmdir(folder_.c_str());
+  }
+  ModelCompiler(const ModelCompiler&) = delete;
+  ModelCompiler& operator=(const ModelCompiler&) = delete;
+
+  std::string compile(const std::string& model) {
+    const auto script = tool::find_helper_program("compile_model.py").string();
+    const auto models = tool::find_helper_program("gpu_trainer.py").string();
+    auto function = "make_" + model;
+    std::replace(function.begin(), function.end(), '-', '_');
+    const auto file = folder_ + "/" + model + ".pt2";
+    std::vector<std::string> command{"/usr/bin/env", python_, script,        models + ":" + function,
+                                     "-o",           file,    "--precision", "high"};
+    if (model.starts_with("gpt")) command.insert(command.end(), {"--autocast", "bfloat16"});
+    const auto answer = tool::run_program(command, kLongestCompilation);
+    if (!answer.failure.empty()) throw SystemError(fmt::format("lockstep compile of {} {}", model, answer.failure));
+    files_.push_back(file);
+    return file;
+  }
+
+ private:
+  static constexpr std::chrono::minutes kLongestCompilation{30};
+
+  const std::string python_;
+  std::string folder_;
+  std::vector<std::string> files_;
+};
+
+GpuSide side_of_mode(const std::string& mode) {
+  return mode == "default"           ? GpuSide::kPythonCompile
+         : mode == "reduce-overhead" ? GpuSide::kPythonReduceOverhead
+                                     : GpuSide::kPythonMaxAutotune;
+}
+
+std::deque<Trainer> start_trainers(const std::string& program, const std::optional<Python>& python,
+                                   const std::vector<std::string>& compile_modes) {
   std::deque<Trainer> trainers;
   trainers.emplace_back(GpuSide::kPlain, std::vector<std::string>{program, "--gpu", "plain"});
   trainers.emplace_back(GpuSide::kDdp, std::vector<std::string>{program, "--gpu", "ddp"});
   trainers.emplace_back(GpuSide::kCaptured, std::vector<std::string>{program, "--gpu", "captured"});
+  if (!compile_modes.empty()) {
+    trainers.emplace_back(GpuSide::kCompiled, std::vector<std::string>{program, "--gpu", "compiled"});
+    trainers.emplace_back(GpuSide::kCompiledCaptured, std::vector<std::string>{program, "--gpu", "compiled-captured"});
+  }
   if (python) {
     const auto script = tool::find_helper_program("gpu_trainer.py").string();
     if (script.empty()) throw SystemError("gpu_trainer.py is neither beside lockstep nor in ../libexec/lockstep");
@@ -141,6 +206,7 @@ std::deque<Trainer> start_trainers(const std::string& program, const std::option
     start(GpuSide::kPythonGraph, "graph");
     start(GpuSide::kPythonDdp, "ddp");
     start(GpuSide::kPythonBest, "best");
+    for (const auto& mode : compile_modes) start(side_of_mode(mode), mode.c_str());
   }
   return trainers;
 }
@@ -175,7 +241,9 @@ int run_gpu_bench(const BenchArguments& arguments) {
   ::setenv("OMP_NUM_THREADS", std::to_string(arguments.threads).c_str(), 1);
   for (int stop : {SIGINT, SIGTERM})  // the trainers end with this process
     ::signal(stop, [](int) { ::_exit(static_cast<int>(LaunchExit::kPreempted)); });
-  auto trainers = start_trainers(program, python);
+  std::optional<ModelCompiler> compiler;
+  if (!plan.compile_modes.empty()) compiler.emplace(python->program);
+  auto trainers = start_trainers(program, python, plan.compile_modes);
   std::string libtorch;
   for (auto& trainer : trainers) {
     const auto version = trainer.await_ready();
@@ -183,7 +251,9 @@ int run_gpu_bench(const BenchArguments& arguments) {
   }
   if (!arguments.json) print_conditions(gpus[0], libtorch, python);
 
-  GpuMeasurement measurement(plan, gpus[0], trainers);
+  std::function<std::string(const std::string&)> compile;
+  if (compiler) compile = [&](const std::string& model) { return compiler->compile(model); };
+  GpuMeasurement measurement(plan, gpus[0], trainers, compile);
   std::vector<GpuRow> rows;
   for (const auto& model : plan.models) {
     rows.push_back(measurement.measure_model(model));

@@ -19,6 +19,7 @@
 #include <torch/version.h>
 
 #include <lockstep/captured_step.h>
+#include <lockstep/compiled_module.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/error.h>
 #include <lockstep/fused_optimizers.h>
@@ -149,12 +150,21 @@ class Autocast {
 /// One model with its optimizer on the GPU, with DistributedDataParallel if there is a group.
 class GpuTraining {
  public:
-  GpuTraining(GpuTask task, const std::optional<ProcessGroup>& group, bool is_captured) : task_(std::move(task)) {
-    task_.model->to(kFirstGpu);
+  /// `compiled_file` is empty, or the file of the same model, which is trained instead.
+  GpuTraining(GpuTask task, const std::optional<ProcessGroup>& group, bool is_captured,
+              const std::string& compiled_file)
+      : task_(std::move(task)) {
     task_.input = task_.input.to(kFirstGpu);
     task_.target = task_.target.to(kFirstGpu);
-    if (group) ddp_.emplace(task_.model, *group);
-    parameters_ = task_.model->parameters();
+    if (compiled_file.empty()) {
+      task_.model->to(kFirstGpu);
+      if (group) ddp_.emplace(task_.model, *group);
+      parameters_ = task_.model->parameters();
+    } else {
+      task_.model = nullptr;
+      compiled_.emplace(CompiledModule(compiled_file, kFirstGpu), *group);
+      parameters_ = compiled_->parameters();
+    }
     optimizer_ = std::make_unique<FusedAdamW>(parameters_, torch::optim::AdamWOptions(kGpuLearningRate));
     if (is_captured) captured_.emplace(*group, Step{*this});
   }
@@ -183,6 +193,7 @@ class GpuTraining {
   }
 
   at::Tensor forward(const at::Tensor& input, const at::Tensor& target) {
+    if (compiled_) return (*compiled_)(input, target).toTensor();
     std::optional<Autocast> autocast;
     if (task_.in_bfloat16) autocast.emplace();
     return at::cross_entropy_loss(ddp_ ? (*ddp_)(input) : task_.model->forward(input), target);
@@ -190,6 +201,7 @@ class GpuTraining {
 
   GpuTask task_;
   std::optional<DistributedDataParallel<torch::nn::SequentialImpl>> ddp_;
+  std::optional<DistributedDataParallel<CompiledModuleImpl>> compiled_;
   std::vector<at::Tensor> parameters_;
   std::unique_ptr<FusedAdamW> optimizer_;
   std::optional<CapturedStep<Step>> captured_;
@@ -199,18 +211,20 @@ int64_t peak_bytes() {
   return allocator::getDeviceStats(0).allocated_bytes[0].peak;  // 0: aggregate over all pools
 }
 
-std::string answer_request(const std::string& request, const std::optional<ProcessGroup>& group, bool is_captured,
-                           std::unique_ptr<GpuTraining>& training) {
+std::string answer_request(const std::string& request, const std::optional<ProcessGroup>& group,
+                           const std::string& side, std::unique_ptr<GpuTraining>& training) {
   std::istringstream words(request);
-  std::string command, argument;
-  words >> command >> argument;
+  std::string command, argument, file;
+  words >> command >> argument >> file;
   if (command == "train") return std::to_string(training->train(std::stoi(argument)));
   if (command == "peak") return std::to_string(peak_bytes());
   if (command != "model" && command != "drop") throw UsageError("unknown request " + command);
   training.reset();
   allocator::emptyCache();
   allocator::resetPeakStats(0);
-  if (command == "model") training = std::make_unique<GpuTraining>(make_gpu_task(argument), group, is_captured);
+  if (command == "model")
+    training = std::make_unique<GpuTraining>(make_gpu_task(argument), group, side.ends_with("captured"),
+                                             side.starts_with("compiled") ? file : "");
   return "";
 }
 
@@ -248,7 +262,7 @@ void serve_trainer(const std::string& side) {
   std::unique_ptr<GpuTraining> training;
   print_answer(TORCH_VERSION);
   for (std::string request; std::getline(std::cin, request);)
-    print_answer(answer_request(request, group, side == "captured", training));
+    print_answer(answer_request(request, group, side, training));
 }
 
 }  // namespace lockstep::bench

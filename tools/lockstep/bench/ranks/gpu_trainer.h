@@ -22,8 +22,8 @@ GpuTask make_gpu_task(const std::string& name);
 /// The names of the GPUs that can be measured; empty if LibTorch is too old for the models.
 std::vector<std::string> usable_gpus();
 
-/// Trains on the first GPU as requested on stdin, until stdin ends. `side` is plain, ddp or captured. gpu_trainer.py
-/// does the same in Python and documents the requests.
+/// Trains on the first GPU as requested on stdin, until stdin ends. `side` is plain, ddp, captured, compiled or
+/// compiled-captured. gpu_trainer.py does the same in Python and documents the requests.
 void serve_trainer(const std::string& side);
 
 }  // namespace lockstep::bench

@@ -1,12 +1,12 @@
 """Trains on one GPU; started by `lockstep bench gpu --against python`.
 
-    gpu_trainer.py plain|graph|ddp|best
+    gpu_trainer.py plain|graph|ddp|best|default|reduce-overhead|max-autotune
 
 plain is the module alone, graph the module as a CUDA graph, ddp DistributedDataParallel over NCCL with default settings,
-best with the fastest settings. Prints the version of torch when it has the GPU, then answers each line on stdin with one
+best with the fastest settings. The others are modes of torch.compile, for the module with its loss. Prints the version of torch when it has the GPU, then answers each line on stdin with one
 line on stdout:
 
-    model NAME    creates this model with its initial weights
+    model NAME [FILE]    creates this model with its initial weights; the compiled FILE is for lockstep-bench
     train STEPS   trains it; answers the loss of the last step
     peak          answers the peak bytes of PyTorch's allocator
     drop          frees the model's memory
@@ -28,6 +28,7 @@ from python_rank import make_model
 
 SEED, DATA_SEED = 1, 2
 IMAGES, CLASSES = 64, 10
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 IMAGE_MODELS = {"mlp-small": "small", "cnn": "cnn"}
 GPTS = {
     "gpt-6x384": dict(layers=6, width=384, heads=6, context=256, vocabulary=96, batch=64),
@@ -97,6 +98,28 @@ def make_task(name):
     return model, tokens, torch.randint(size["vocabulary"], (size["batch"] * size["context"],))
 
 
+def make_for_export(name):
+    """What a function returns that `lockstep compile` calls."""
+    model, data, target = make_task(name)
+    return model.cuda(), (data.cuda(), target.cuda()), F.cross_entropy
+
+
+def make_mlp_small():
+    return make_for_export("mlp-small")
+
+
+def make_cnn():
+    return make_for_export("cnn")
+
+
+def make_gpt_6x384():
+    return make_for_export("gpt-6x384")
+
+
+def make_gpt_124m():
+    return make_for_export("gpt-124m")
+
+
 class Training:
     def __init__(self, name, side):
         model, data, target = make_task(name)
@@ -113,12 +136,14 @@ class Training:
             model = DistributedDataParallel(
                 model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
             )
-        self.model = model
+        self.loss_of = lambda data, target: F.cross_entropy(model(data), target)
+        if side in COMPILE_MODES:
+            self.loss_of = torch.compile(self.loss_of, mode=side)
 
     def step(self):
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16) if self.in_bfloat16 else nullcontext():
-            loss = F.cross_entropy(self.model(self.data), self.target)
+            loss = self.loss_of(self.data, self.target)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -148,6 +173,7 @@ class Training:
 
 
 def free_memory():
+    torch.compiler.reset()  # graphs keep memory
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -175,7 +201,7 @@ def main(side):
             training = None
             free_memory()
             if command == "model":
-                training = Training(*argument, side)
+                training = Training(argument[0], side)
         os.write(answers, f"{answer}\n".encode())
 
 
