@@ -3,7 +3,7 @@
 //   for model in mlp cnn gpt; do
 //     lockstep compile benchmarks/compiled_cost.py:make_$model -o models/$model.pt2
 //   done
-//   lockstep run -n 2 build/benchmarks/compiled_cost models PYTHON
+//   OMP_NUM_THREADS=1 lockstep run -n 2 build/benchmarks/compiled_cost models PYTHON
 //
 // Sides take turns: a module of LibTorch in eager mode; the compiled model; and in Python, with the same layers, eager
 // mode and torch.compile of the model with its loss. With several ranks each side has its DistributedDataParallel: over
