@@ -14,6 +14,7 @@
 #include <lockstep/module_state.h>
 #include <lockstep/run_threads.h>
 #include <lockstep/sync_batch_norm.h>
+#include <lockstep/training_run.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "compiled/exported.h"
@@ -173,6 +174,37 @@ TEST(CompiledTraining, ResumesWithTheSameBits) {
     EXPECT_EQ(checkpoints.resume(state), 4);
     train(resumed, resumed_optimizer, 3);
     EXPECT_TRUE(state_dict(*resumed) == state_dict(*net));
+  });
+}
+
+TEST(CompiledTraining, IsSavedAndResumedByATrainingRun) {
+  const Exported exported("mlp");
+  run_threads(1, [&](ProcessGroup world) {
+    const TemporaryFolder folder;
+    const auto train = [&](int64_t epochs) {
+      auto net = exported.load();
+      DistributedDataParallel ddp(net, world);
+      FusedAdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(0.01));
+      TrainingRun run(world, folder.path().string(), TrainingState().add("model", *net).add("optimizer", optimizer));
+      while (run.next_epoch(epochs))
+        run.step([&] {
+          optimizer.zero_grad();
+          exported.call(net).backward();
+          optimizer.step();
+        });
+      EXPECT_EQ(run.exit_code(), 0);
+      return net->parameters()[0].detach().clone();
+    };
+    train(2);
+    const auto resumed = train(4);
+    auto net = exported.load();
+    FusedAdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01));
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      exported.call(net).backward();
+      optimizer.step();
+    }
+    EXPECT_LT(difference(resumed, net->parameters()[0]), 1e-10);
   });
 }
 
