@@ -121,15 +121,15 @@ TEST(CompiledModule, HasAGraphForEachSize) {
   EXPECT_LT(difference((half + other_half) / 2, net(inputs[0], inputs[1]).toTensor()), 1e-10);
 }
 
+// Generated loops read the input's memory, unlike matrix products, which LibTorch computes.
 TEST(CompiledModule, TakesInputsThatAreNotContiguous) {
-  const Exported exported("mlp");
-  auto net = exported.load();
-  const auto inputs = exported.inputs();
-  const auto strided = inputs[0].t().contiguous().t();
+  auto net = Exported("dropout").load();
+  net->eval();  // returns the input, times ones
+  const auto input = torch::arange(16.0 * 64).reshape({16, 64}).to(torch::kFloat);
+  const auto strided = input.t().contiguous().t();
   ASSERT_FALSE(strided.is_contiguous());
-  EXPECT_TRUE(net(strided, inputs[1]).toTensor().equal(net(inputs[0], inputs[1]).toTensor()));
-  const auto negative = torch::_neg_view(-inputs[0]);
-  EXPECT_TRUE(net(negative, inputs[1]).toTensor().equal(net(inputs[0], inputs[1]).toTensor()));
+  EXPECT_TRUE(net(strided).toTensor().equal(input));
+  EXPECT_TRUE(net(torch::_neg_view(-input)).toTensor().equal(input));
 }
 
 TEST(CompiledModule, AccumulatesGradients) {

@@ -58,8 +58,8 @@ def reference(make):
 
 def is_current(path):
     sources = [__file__, models.__file__, EXAMPLE]
-    package = os.path.join(EXPORTER, "lockstep_compile")
-    sources += [os.path.join(package, name) for name in os.listdir(package) if name.endswith(".py")]
+    for folder, _, names in os.walk(os.path.join(EXPORTER, "lockstep_compile")):
+        sources += [os.path.join(folder, name) for name in names if not name.endswith(".pyc")]
     if not os.path.exists(path) or os.path.getmtime(path) < max(map(os.path.getmtime, sources)):
         return False
     return torch.load(path, weights_only=True)["torch"] == torch.__version__.partition("+")[0]
