@@ -143,7 +143,7 @@ void add_compile(CLI::App& app, int& exit_code) {
   command->add_option("--device", arguments->device, "The kind of device; default: that of the module's parameters")
       ->type_name("cpu|cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  command->add_option("--autocast", arguments->autocast, "Runs the model and its loss under autocast to this dtype")
+  command->add_option("--autocast", arguments->autocast, "Run the model and its loss under autocast to this dtype")
       ->type_name("DTYPE")
       ->check(CLI::IsMember({"bfloat16", "float16"}));
   command->add_option("--precision", arguments->precision, "The precision of products of float32 matrices; high: TF32")
@@ -151,7 +151,7 @@ void add_compile(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"highest", "high"}))
       ->capture_default_str();
   command->add_flag("--max-autotune", arguments->max_autotune,
-                    "Measures more variants of each kernel; compiling takes several times as long");
+                    "Measure more variants of each kernel; compiling takes several times as long");
   command->add_flag("--check,!--no-check", arguments->check,
                     "Compare results and gradients with the model in Python (default: on)");
   command
