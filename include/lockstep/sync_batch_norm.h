@@ -43,7 +43,8 @@ TORCH_MODULE(SyncBatchNorm);
 /// it with DistributedDataParallel: on a CPU, layers that are converted later wait for gradient buckets in backward.
 ///
 /// Each layer needs running statistics or a weight, which lockstep marks to recognize calls of the layer. If a layer
-/// has neither, throws UsageError and converts nothing.
+/// has neither, throws UsageError and converts nothing. The same for models whose BatchNorm layers are not modules of
+/// LibTorch: ScriptModule, FunctionModule and CompiledModule with running statistics.
 ///
 /// LibTorch refuses a batch with one value for each channel before lockstep can combine it with the other ranks'
 /// batches. Use SyncBatchNorm for layers that get such batches.

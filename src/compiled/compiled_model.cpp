@@ -1,7 +1,6 @@
 #include "compiled/compiled_model.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include <ATen/ATen.h>

@@ -143,7 +143,7 @@ TEST(CompiledTraining, RefusesToConvertBatchNorm) {
   run_threads(1, [&](ProcessGroup world) {
     auto net = Exported("batch_norm").load();
     expect_error<UsageError>([&] { convert_sync_batchnorm(*net, world); }, "BatchNorm layers of Sequential",
-                             "convert the model in Python");
+                             "are not modules of LibTorch", "LayerNorm");
     EXPECT_EQ(convert_sync_batchnorm(*Exported("mlp").load(), world), 0);
   });
 }

@@ -11,6 +11,7 @@
 #include <lockstep/error.h>
 #include <lockstep/module_state.h>
 #include <lockstep/run_threads.h>
+#include <lockstep/sync_batch_norm.h>
 
 #include "parallel/gradients.h"
 #include "parallel/python_oracle.h"
@@ -104,6 +105,19 @@ TEST(ScriptModules, MayUseABufferBeforeTheyAssignToIt) {
       EXPECT_TRUE(ddp.parameters()[0].grad().equal(torch::full({3}, std::pow(0.5, step)))) << "step " << step;
     }
     EXPECT_EQ(state_dict(*ddp.module()).at("scale").tensor().item<float>(), 0.125f);
+  });
+}
+
+TEST(ScriptModules, WithBatchNormAreNotConverted) {
+  run_threads(1, [&](ProcessGroup world) {
+    torch::jit::Module script("Normalizing");
+    script.register_buffer("norm_running_mean", torch::zeros({3}));
+    ScriptModule other(script);
+    EXPECT_EQ(convert_sync_batchnorm(other, world), 0);
+    script.register_buffer("running_mean", torch::zeros({3}));
+    ScriptModule module(script);
+    expect_error<UsageError>([&] { convert_sync_batchnorm(module, world); }, "BatchNorm layers of Normalizing",
+                             "are not modules of LibTorch");
   });
 }
 

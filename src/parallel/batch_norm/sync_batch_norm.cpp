@@ -257,8 +257,8 @@ int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& gr
       throw UsageError(group.rank(),
                        text("convert_sync_batchnorm: the BatchNorm layers of ", model.name(),
                             name.empty() ? "" : text(" '", name, "'"),
-                            " are code from Python, and cannot be converted here; convert the model in Python ",
-                            "(GroupNorm or LayerNorm need no other ranks), or train it without conversion"));
+                            " cannot be converted, because they are not modules of LibTorch; use GroupNorm or ",
+                            "LayerNorm in the model, or train it without conversion"));
   });
   const auto layers = batch_norms_of(module);
   for (const auto& layer : layers) {
